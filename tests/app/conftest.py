@@ -44,7 +44,6 @@ Train = Callable[..., None]
 
 
 def composed(*overrides: str) -> AppConfig:
-    """The configuration of a command line."""
     return compose_config(AppConfig, CONFIG_DIR, overrides)
 
 
@@ -113,7 +112,6 @@ def train(runtime: platform.Runtime, dataset: Path, tmp_path: Path, monkeypatch:
 
 @pytest.fixture
 def logged(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> pytest.LogCaptureFixture:
-    """What the program logs."""
     monkeypatch.setattr(logging.getLogger("clickwork"), "propagate", True)
     caplog.set_level("INFO", "clickwork")
     return caplog
@@ -134,7 +132,6 @@ def refused(runtime: platform.Runtime, tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.fixture(scope="session")
 def small(dataset: Path) -> list[str]:
-    """A small model of the small dataset."""
     return [*SMALL, f"data.path={dataset}"]
 
 

@@ -44,13 +44,11 @@ def ragged_rows(split: str, rows: int, seed: int = 0) -> list[dict[str, list[int
     """The bags of each row of a split: tags none to many, genres two, user and item one."""
     rng = np.random.default_rng([seed, len(split)])
     sizes = {"user": 1, "item": 1, "genres": 2}
-    return [
-        {
-            name: rng.integers(0, limit, sizes.get(name, int(rng.integers(0, 6)))).tolist()
-            for name, limit in RAGGED_EMBEDDINGS.items()
-        }
-        for _ in range(rows)
-    ]
+
+    def ids(name: str, limit: int) -> list[int]:
+        return rng.integers(0, limit, sizes.get(name, int(rng.integers(0, 6)))).tolist()
+
+    return [{name: ids(name, limit) for name, limit in RAGGED_EMBEDDINGS.items()} for _ in range(rows)]
 
 
 def write_ragged_dataset(root: Path, rows: dict[str, int], shard_rows: int = 70, seed: int = 0) -> Manifest:
@@ -64,12 +62,10 @@ def write_ragged_dataset(root: Path, rows: dict[str, int], shard_rows: int = 70,
             part = samples[first : first + shard_rows]
             dense = np.array([[(first + i) / count, len(row["tags"])] for i, row in enumerate(part)], np.float32)
             sparse = np.array([row["user"] + row["item"] for row in part], np.int32)
+            by_feature = [[row[feature] for row in part] for feature in RAGGED]
             bags = tuple(
-                Bags(
-                    np.array([value for row in part for value in row[feature]], np.int32),
-                    np.cumsum([0] + [len(row[feature]) for row in part]),
-                )
-                for feature in RAGGED
+                Bags(np.concatenate(ids, dtype=np.int32, casting="unsafe"), np.cumsum([0, *map(len, ids)]))
+                for ids in by_feature
             )
             arrays = ShardArrays(labels[first : first + shard_rows, None].astype(np.int32), dense, sparse, bags)
             shards.append(write_shard(root, name, f"{number:05d}", arrays))

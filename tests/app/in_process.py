@@ -45,25 +45,34 @@ def _environment() -> Iterator[None]:
 
 
 @contextmanager
+def _logging() -> Iterator[None]:
+    """The files of the log that are opened are closed at the end, as the end of a process does."""
+    handlers = list(LOG.handlers)
+    try:
+        yield
+    finally:
+        for handler in [handler for handler in LOG.handlers if handler not in handlers]:
+            LOG.removeHandler(handler)
+            handler.close()
+
+
+@contextmanager
 def _directory(config: AppConfig, rank: int) -> Iterator[RunDirectory]:
-    """A run's directory that is given free at the end, as the end of a process does."""
-    record, handlers = RunDirectory(Path(config.run.dir), rank), list(LOG.handlers)
+    """A run's directory that is given free at the end."""
+    record = RunDirectory(Path(config.run.dir), rank)
     try:
         yield record
     finally:
         record.release()
         if record._lock is not None:
             record._lock.release()
-        for handler in [handler for handler in LOG.handlers if handler not in handlers]:
-            LOG.removeHandler(handler)
-            handler.close()
 
 
 def train_here(runtime: Runtime, *overrides: str) -> str:
     """Train to the end or a stop; return the run's status, or NOTHING_TO_DO. Raises UserError as the command does."""
     config = compose_config(AppConfig, CONFIG_DIR, list(overrides))
     validate_new_run(config)
-    with _environment(), _directory(config, runtime.rank) as record:
+    with _environment(), _logging(), _directory(config, runtime.rank) as record:
         run = train._set_up(config, runtime, record, time.perf_counter())
         return NOTHING_TO_DO if run is None else run.train()
 
@@ -111,14 +120,7 @@ def command_here(runtime: Runtime, name: str, *overrides: str) -> int:
     config: Any = compose_config(load(command.schema or ""), command.config_dir, list(overrides), command.config)
     if command.check is not None:
         load(command.check)(config)
-    handlers = list(LOG.handlers)
-    try:
-        with _environment(), pytest.MonkeyPatch.context() as patched:
-            patched.setattr(process_group, "joined", joined)
-            patched.setattr(sys, "argv", [f"app.{name}", *overrides])
-            status: int = load(command.function)(config)
-    finally:
-        for handler in [handler for handler in LOG.handlers if handler not in handlers]:
-            LOG.removeHandler(handler)
-            handler.close()
-    return status
+    with _environment(), _logging(), pytest.MonkeyPatch.context() as patched:
+        patched.setattr(process_group, "joined", joined)
+        patched.setattr(sys, "argv", [f"app.{name}", *overrides])
+        return load(command.function)(config)

@@ -41,7 +41,7 @@ def step(session: Any, batch: Batch, number: int) -> float:
     loss = session.loss_of(session.forward(batch), batch)
     session.backward(loss)
     session.optimizer.step()
-    return float(loss)
+    return float(loss.item())
 
 
 def train(

@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import pytest
 from tests.app.conftest import SMALL
 from tests.app.group import train_group
 from tests.app.launched import Launcher
+from tests.app.run_files import wait_for
 from tests.once import made_once
 
 ADDRESSES = ("10.213.71.1", "10.213.71.2")
@@ -100,12 +100,8 @@ def num_checkpoints(run: Path) -> int:
 
 def wait_for_checkpoint(run: Path, launchers: list[Launcher], number: int = 1) -> None:
     """Wait until a run has written that many, while its launchers are under way."""
-    deadline = time.monotonic() + 240
-    while num_checkpoints(run) < number:
-        assert time.monotonic() < deadline
-        ended_early = [launcher.end() for launcher in launchers if launcher.process.exitcode is not None]
-        assert not ended_early, ended_early
-        time.sleep(0.02)
+    processes = [launcher.process for launcher in launchers]
+    wait_for(run / "metrics.jsonl", lambda: num_checkpoints(run) >= number, processes)
 
 
 def undisturbed(factory: pytest.TempPathFactory, dataset: Path) -> Path:

@@ -87,7 +87,6 @@ class Cluster:
     _next_at: int = 1  # number of checkpoints
 
     def run_job(self, name: str, subdomain: str, job: Document) -> None:
-        """Run an Indexed Job to its end."""
         self.result = "Complete" if self._reason_of_failure(name, subdomain, job) is None else "Failed"
 
     def _reason_of_failure(self, name: str, subdomain: str, job: Document) -> str | None:
@@ -146,9 +145,9 @@ class Cluster:
         """The pod's one container, with the mounts of data/ and runs/ as folders of the shared volume."""
         (container,) = pod["containers"]
         command = [*container.get("command", entry_point()[0]), *container["args"], *self.arguments]
-        variables = {
-            one["name"]: one["value"] if "value" in one else _field(one["valueFrom"], index) for one in container["env"]
-        }
+        of_index = {"fieldRef": {"fieldPath": COMPLETION_INDEX}}
+        assert all(one["valueFrom"] == of_index for one in container["env"] if "value" not in one)
+        variables = {one["name"]: one.get("value", str(index)) for one in container["env"]}
         variables["PET_NPROC_PER_NODE"] = "1"  # not eight, of which each has a GPU
         names = [f"{address} {name}-{number}.{subdomain}" for number, address in enumerate(ADDRESSES)]
         hosts = self.folder / f"hosts_{index}"
@@ -159,11 +158,6 @@ class Cluster:
             enter = ["ip", "netns", "exec", self.hosts[index], "unshare", "--uts", "sh", "-c", START, str(hosts)]
             words = [*enter, f"{name}-{index}", *command]
             return subprocess.Popen(words, cwd=self.folder, stdout=log, stderr=log, env=environment)
-
-
-def _field(source: Document, index: int) -> str:
-    assert source == {"fieldRef": {"fieldPath": COMPLETION_INDEX}}
-    return str(index)
 
 
 def _action(job: Document, status: int) -> str:

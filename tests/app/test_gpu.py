@@ -210,15 +210,15 @@ FIRST = 5  # losses, of batches of 64 rows; later ones drift apart
 
 def is_valid(case: Case) -> bool:
     """Leave out what the commands refuse."""
-    if case["regularisation"] == "decay" and (case["sharding"] != "null" or case["tables"] == "qr and weighted bags"):
+    model, tables, sharding = case["model"], case["tables"], case["sharding"]
+    refused = (
+        case["regularisation"] == "decay" and (sharding != "null" or tables == "qr and weighted bags"),
+        case["arithmetic"] == "layout" and (tables not in ("plain", "fp16") or sharding == "row_wise"),
+        sharding == "column_wise" and (case["optimizer"] == "rowwise_adagrad" or model == "scalar pairs"),
+    )
+    if any(refused):
         return False
-    if case["arithmetic"] == "layout" and (case["tables"] not in ("plain", "fp16") or case["sharding"] == "row_wise"):
-        return False
-    if case["sharding"] == "column_wise" and (
-        case["optimizer"] == "rowwise_adagrad" or case["model"] == "scalar pairs"
-    ):
-        return False
-    if case["model"] == "lr":
+    if model == "lr":
         plain = case["tables"] == "plain" and case["regularisation"] in ("none", "clipping", "decay")
         return plain and case["sharding"] == "null" and case["arithmetic"] not in ("compiled", "graphs", "graphs, bf16")
     return not (case["tables"] == "fp16" and case["regularisation"] == "decay")

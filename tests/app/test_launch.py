@@ -15,7 +15,7 @@ from app.launch import Job, _stopped, first_failure
 from tests.app.conftest import REPOSITORY
 from tests.app.group import train_group
 from tests.app.launched import Launcher
-from tests.app.run_files import losses, summary, wait_for
+from tests.app.run_files import losses, summary
 
 NO_NODES = "min_nodes must be > 0 and <= max_nodes, got min_nodes=0, max_nodes=0"
 
@@ -74,21 +74,6 @@ def test_a_signal_after_the_processes_have_saved_changes_no_status() -> None:
     """As when Kubernetes deletes one pod and then the other."""
     assert _stopped(signal.SIGTERM, Job("a:1", "2", statuses={75})) == 75
     assert _stopped(signal.SIGTERM, Job("a:1", "2")) == 128 + signal.SIGTERM
-
-
-@pytest.mark.slow("processes")
-def test_a_stopped_job_ends_with_75(small: list[str], tmp_path: Path) -> None:
-    overrides = [*small, "run.name=a", "train.max_steps=100000", "checkpoint.every_steps=50"]
-    launcher = launched(tmp_path, "--nproc-per-node", "2", "-m", "app.train", *overrides)
-    metrics = tmp_path / "runs/a/metrics.jsonl"
-    wait_for(metrics, lambda: '"step": 60,' in metrics.read_text(), [launcher.process])
-    os.kill(launcher.process.pid or 0, signal.SIGTERM)
-    status, err = launcher.end()
-    assert status == 75, err
-    assert "Traceback" not in err
-    result = summary(tmp_path / "runs/a")
-    assert result["status"] == "interrupted"
-    assert result["steps"] > 50
 
 
 @pytest.mark.slow("processes")

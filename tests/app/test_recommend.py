@@ -14,6 +14,7 @@ from sklearn.metrics import log_loss, roc_auc_score
 from data_prep.dataset.schema import CRITEO
 from data_prep.encoding.new_rows import Shape, read_new_rows
 from tests.app.conftest import SMALL, Command, Refusal
+from tests.app.run_files import summary
 from tests.data_prep import oracle
 from tests.data_prep.conftest import prepare
 
@@ -22,16 +23,17 @@ NAMES = [*CRITEO.dense, *CRITEO.sparse]
 
 
 @pytest.fixture
-def run(tmp_path: Path, run_app: Command) -> Path:
+def run(tmp_path: Path, run_app: Command) -> dict[str, Any]:
     """A run on rows of which the last 100 are validation and test."""
     (tmp_path / "raw.tsv").write_bytes(oracle.make_rows(ROWS, seed=4))
     prepare(f"data.raw={tmp_path}/raw.tsv", f"data.path={tmp_path}/data")
     return train(run_app, tmp_path)
 
 
-def train(run_app: Command, tmp_path: Path, *overrides: str) -> Path:
+def train(run_app: Command, tmp_path: Path, *overrides: str) -> dict[str, Any]:
+    """The figures of its evaluation."""
     run_app("train", *SMALL, "data.path=data", "run.name=r", "train.max_steps=9", "eval.split=test", *overrides)
-    return tmp_path / "runs/r"
+    return summary(tmp_path / "runs/r")["eval"]
 
 
 def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
@@ -52,7 +54,7 @@ def logits(ranked: list[dict[str, Any]]) -> dict[str, float]:
 
 
 @pytest.mark.slow("processes")
-def test_scores_are_those_of_evaluation_in_any_order_and_number(run: Path, run_app: Command, tmp_path: Path) -> None:
+def test_scores_are_those_of_evaluation_in_any_order(run: dict[str, Any], run_app: Command, tmp_path: Path) -> None:
     lines = (tmp_path / "raw.tsv").read_text().splitlines(keepends=True)
     test = lines[-(HELD_OUT // 2) :]
     (tmp_path / "test.tsv").write_text("".join(test))
@@ -61,10 +63,9 @@ def test_scores_are_those_of_evaluation_in_any_order_and_number(run: Path, run_a
     probabilities = np.array([candidate["probability"] for candidate in ranked])
     assert (np.diff(probabilities) <= 0).all()
     labels = [int(test[int(candidate["candidate"]) - 1][0]) for candidate in ranked]
-    summary = json.loads((run / "summary.json").read_bytes())["eval"]
-    assert summary["samples"] == len(test)
-    assert log_loss(labels, probabilities) == pytest.approx(summary["logloss"], rel=1e-6)
-    assert roc_auc_score(labels, probabilities) == pytest.approx(summary["auc"], abs=1e-9)
+    assert run["samples"] == len(test)
+    assert log_loss(labels, probabilities) == pytest.approx(run["logloss"], rel=1e-6)
+    assert roc_auc_score(labels, probabilities) == pytest.approx(run["auc"], abs=1e-9)
 
     order = np.random.default_rng(0).permutation(ROWS)
     (tmp_path / "all.tsv").write_text("".join(lines[i] for i in order))
@@ -76,7 +77,7 @@ def test_scores_are_those_of_evaluation_in_any_order_and_number(run: Path, run_a
 
 
 @pytest.mark.slow("processes")
-def test_every_form_of_a_file_gives_the_same(run: Path, run_app: Command, tmp_path: Path) -> None:
+def test_every_form_of_a_file_gives_the_same(run: dict[str, Any], run_app: Command, tmp_path: Path) -> None:
     rows = [line.split("\t") for line in oracle.make_rows(12, seed=5).decode().splitlines()]
     (tmp_path / "c.tsv").write_text("".join("\t".join(row) + "\n" for row in rows))
     (tmp_path / "bare.tsv").write_text("".join("\t".join(row[1:]) + "\n" for row in rows))
@@ -126,15 +127,15 @@ def test_bags_of_several_ids(run_app: Command, tmp_path: Path) -> None:
     )
     paths = [f"data.raw={tmp_path}/raw.csv", f"data.path={tmp_path}/data", f"data.schema={tmp_path}/schema.yaml"]
     prepare(*paths, "data.split.method=fraction")
-    summary = json.loads((train(run_app, tmp_path) / "summary.json").read_bytes())["eval"]
-    test = rows[-summary["samples"] :]
+    figures = train(run_app, tmp_path)
+    test = rows[-figures["samples"] :]
     lists = [{key: row[key] for key in ("age", "user", "genres")} for row in test]
     (tmp_path / "lists.jsonl").write_text("".join(json.dumps(item) + "\n" for item in lists))
     pyarrow.parquet.write_table(pa.Table.from_pylist(lists), tmp_path / "lists.parquet")
     write_csv(tmp_path / "text.csv", lists)
     ranked = ranking(run_app, tmp_path, "lists.jsonl")
     labels = [int(test[int(candidate["candidate"]) - 1]["rating"] >= 4) for candidate in ranked]
-    assert log_loss(labels, [c["probability"] for c in ranked]) == pytest.approx(summary["logloss"], rel=1e-6)
+    assert log_loss(labels, [c["probability"] for c in ranked]) == pytest.approx(figures["logloss"], rel=1e-6)
     for name in ("text.csv", "lists.parquet"):
         assert ranking(run_app, tmp_path, name) == ranked, name
 
@@ -145,15 +146,15 @@ def test_ids_are_expanded_as_they_were_in_training(run_app: Command, tmp_path: P
     (tmp_path / "raw.tsv").write_bytes(text)
     prepare(f"data.raw={tmp_path}/raw.tsv", f"data.path={tmp_path}/data")
     sizes = f"data.multi_hot.sizes={[1 + i % 3 for i in range(26)]}".replace(" ", "")
-    summary = json.loads((train(run_app, tmp_path, sizes) / "summary.json").read_bytes())["eval"]
-    lines = text.decode().splitlines(keepends=True)[-summary["samples"] :]
+    figures = train(run_app, tmp_path, sizes)
+    lines = text.decode().splitlines(keepends=True)[-figures["samples"] :]
     (tmp_path / "test.tsv").write_text("".join(lines))
     ranked = ranking(run_app, tmp_path, "test.tsv")
     labels = [int(lines[int(candidate["candidate"]) - 1][0]) for candidate in ranked]
-    assert log_loss(labels, [c["probability"] for c in ranked]) == pytest.approx(summary["logloss"], rel=1e-6)
+    assert log_loss(labels, [c["probability"] for c in ranked]) == pytest.approx(figures["logloss"], rel=1e-6)
 
 
-def test_values_out_of_vocabulary_are_told(run: Path, run_app: Command, tmp_path: Path) -> None:
+def test_values_out_of_vocabulary_are_told(run: dict[str, Any], run_app: Command, tmp_path: Path) -> None:
     fields = (tmp_path / "raw.tsv").read_text().splitlines()[0].split("\t")
     strange = [*fields]
     strange[1 + 13 + 2], strange[1 + 13 + 7] = "deadbee1", "deadbee2"
@@ -165,7 +166,7 @@ def test_values_out_of_vocabulary_are_told(run: Path, run_app: Command, tmp_path
     assert {row["candidate"]: row["out_of_vocabulary"] for row in rows} == {"1": "", "2": "cat_2 cat_7"}
 
 
-def test_bad_candidates_are_named(run: Path, refused: Refusal, tmp_path: Path) -> None:
+def test_bad_candidates_are_named(run: dict[str, Any], refused: Refusal, tmp_path: Path) -> None:
     good = (tmp_path / "raw.tsv").read_text().splitlines()[:3]
     fields = good[1].split("\t")
     fields[3] = "many"

@@ -20,30 +20,17 @@ from typing import Any
 
 import pytest
 
+from tests.app import machines
 from tests.app.conftest import REPOSITORY, SMALL
 from tests.app.group import train_group
 from tests.app.launched import Launcher
-from tests.app.machines import (
-    ADDRESSES,
-    CLONE_NEWNS,
-    CLONE_NEWUTS,
-    DISTURBED,
-    enter,
-    hosts,
-    ip,
-    kill,
-    two_machines,
-    undisturbed,
-    wait_for_checkpoint,
-)
+from tests.app.machines import ADDRESSES, DISTURBED, enter, hosts, ip, kill, two_machines, undisturbed
 from tests.app.run_files import losses, summary
 from tests.data_prep import oracle
 
 __all__ = ["hosts"]  # a fixture
 TIMEOUT_SECONDS = 12  # of an exchange: others' work on this machine must not cost so much
 LOST_AFTER = "keep_alive_interval=1,keep_alive_max_attempt=5"  # seconds, in torchrun's words
-
-
 TWO = "--nnodes 2 --nproc-per-node 1"
 DOCUMENTED = f"{TWO} --rdzv-backend c10d --rdzv-id job --rdzv-endpoint {ADDRESSES[0]}:29400".split()
 STATIC = f"{TWO} --master-addr {ADDRESSES[0]} --master-port 29500".split()
@@ -78,7 +65,7 @@ def test_the_cable_is_cut_and_mended(hosts: list[str], dataset: Path, tmp_path: 
     overrides.append(f"runtime.timeout_minutes={TIMEOUT_SECONDS / 60}")
     run, launchers = tmp_path / "runs/x", start(hosts, tmp_path / "cut", overrides, prepare=enter_impatiently)
     try:
-        wait_for_checkpoint(run, launchers)
+        machines.wait_for_checkpoint(run, launchers)
         ip("-n", hosts[1], "link", "set", hosts[1], "down")
         results = [launcher.end() for launcher in launchers]
         errors = [err for _, err in results]
@@ -108,7 +95,7 @@ def enter_by_name(host: str) -> None:
     """The first machine's own name means loopback there, as Debian installs it; the second's does not resolve."""
     enter(host)
     libc = ctypes.CDLL(None, use_errno=True)
-    assert libc.unshare(CLONE_NEWNS | CLONE_NEWUTS) == 0
+    assert libc.unshare(machines.CLONE_NEWNS | machines.CLONE_NEWUTS) == 0
     subprocess.run(["mount", "--make-rprivate", "/"], check=True)
     name = {"a": "first", "b": "nowhere"}[host[-1]]
     socket.sethostname(name)
@@ -186,7 +173,6 @@ def start_static(hosts: list[str], number: int, out: Path, dataset: Path, *optio
     ],
 )
 def test_a_lost_pod_is_named(hosts: list[str], dataset: Path, tmp_path: Path, number: int, message: str) -> None:
-    """Which never comes."""
     launcher = start_static(hosts, number, tmp_path / "out", dataset, "--rdzv-conf", "timeout=3")
     assert re.fullmatch(f"error: {ADDRESSES[0]}:29500: {message}.*", unavailable(launcher))
     assert not (tmp_path / "runs").exists()
@@ -215,7 +201,6 @@ APART = 'hostname second && mount -t tmpfs none "$0" && exec "$@"'
 @pytest.mark.slow("container")
 @pytest.mark.parametrize("missing", ["raw", "out"])
 def test_a_folder_that_a_dask_worker_lacks_is_named(hosts: list[str], tmp_path: Path, missing: str) -> None:
-    """With its machine."""
     for name in ("raw", "out"):
         (tmp_path / name).mkdir()
     (tmp_path / "raw/day_0").write_bytes(oracle.make_rows(500, 0))
@@ -249,7 +234,6 @@ def test_a_folder_that_a_dask_worker_lacks_is_named(hosts: list[str], tmp_path: 
 
 
 def on(host: str, *command: str) -> list[str]:
-    """A command on one of the machines."""
     return ["ip", "netns", "exec", host, *command]
 
 
@@ -265,7 +249,7 @@ def lose_machines(cwd: Path, dataset: Path, absences: list[tuple[int, float]]) -
         launchers = start(hosts, cwd / "first", overrides, *options, prepare=enter_impatiently)
         try:
             for order, (number, seconds) in enumerate(absences):
-                wait_for_checkpoint(cwd / "runs/mine", launchers, 1 + 2 * order)
+                machines.wait_for_checkpoint(cwd / "runs/mine", launchers, 1 + 2 * order)
                 kill(launchers[number].process.pid or 0)
                 time.sleep(seconds)
                 launchers[number] = start_one(hosts[number], cwd / f"again_{order}", overrides, *options)
@@ -291,7 +275,7 @@ def lose_for_good(cwd: Path, dataset: Path, number: int) -> tuple[int, str]:
     with two_machines() as hosts:
         launchers = start(hosts, cwd / "only", overrides, *options, prepare=enter_impatiently)
         try:
-            wait_for_checkpoint(cwd / "runs/mine", launchers)
+            machines.wait_for_checkpoint(cwd / "runs/mine", launchers)
             kill(launchers[number].process.pid or 0)
         finally:
             results = ended(launchers)

@@ -1,4 +1,4 @@
-"""Ten steps of FuxiCTR's own models, recorded in fuxictr.npz: what tests/app/training/test_fuxictr.py compares with.
+"""Ten steps of FuxiCTR's own models, recorded in fuxictr.npz: what tests/app/training/test_golden.py compares with.
 
     python tests/golden/record_fuxictr.py CHECKOUT    # of reczoo/FuxiCTR (recorded at 0245987, 2.3.10), beside torch
 

@@ -38,18 +38,13 @@ def values(nest: Any) -> list[np.ndarray]:
     return [local.values.numpy().copy() for local in local_tensors(nest)]
 
 
-def add_one(this: session.Session) -> None:
-    with torch.no_grad():
-        for local in local_tensors(tensors(this)):
-            local.values.add_(1)
-
-
 @pytest.mark.parametrize("asynchronous", [True, False])
 def test_it_holds_what_was_there_when_the_save_began(asynchronous: bool, this: session.Session, tmp_path: Path) -> None:
     saver = Saver(tmp_path, keep=2, asynchronous=asynchronous, local_world_size=1)
     before = values(tensors(this))
     save(saver, this, 3)
-    add_one(this)  # training goes on
+    for local in local_tensors(tensors(this)):
+        local.values.detach().add_(1)  # training goes on
     saver.wait()
     assert [(one.step, one.path.name) for one in saver.finished()] == [(3, "step_00000003")]
     verify(tmp_path / "step_00000003")

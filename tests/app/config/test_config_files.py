@@ -101,8 +101,7 @@ def test_it_is_above_the_recipe_and_files_are_in_order(tmp_path: Path) -> None:
 def test_a_dotted_name_in_a_mapping_is_one_name(tmp_path: Path) -> None:
     file = written(tmp_path / "my.yaml", "tiny: {train.max_steps: 3}\nenvironment.variables: {A.B: 1}")
     config = composed(f"config='{file}'", "data.scale=tiny")
-    assert config.train.max_steps == 3
-    assert config.environment.variables["A.B"] == "1"
+    assert (config.train.max_steps, config.environment.variables["A.B"]) == (3, "1")
 
 
 def test_a_recipe_in_a_file(tmp_path: Path) -> None:

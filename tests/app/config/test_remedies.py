@@ -127,16 +127,17 @@ def test_a_run_by_its_place_alone_or_by_its_name(tmp_path: Path, monkeypatch: py
     (tmp_path / "runs/a/config.yaml").write_text("run: {name: a}\n")
     with pytest.raises(UserError, match=r"runs/a: give it as run=runs/a$"):
         compose_config(EvaluateConfig, CONFIG_DIR, ["runs/a"], "evaluate")
-    with pytest.raises(UserError, match=r"^run=a: .*; did you mean runs/a\?$"):
-        read_config(Path("a"))
     assert read_config(Path("runs/a")) == {"run": {"name": "a"}}
-    with pytest.raises(UserError, match=r"^run=b: .*; give one, such as runs/quickstart$"):
-        read_config(Path("b"))
-    with pytest.raises(UserError, match=r"; python -m app.train makes it$"):
-        read_config(Path("runs/quickstart"))
-    (tmp_path / "runs/a/config.yaml").write_text("run: {")
-    with pytest.raises(UserError, match=r"; give one, such as runs/quickstart$"):
-        read_config(tmp_path / "runs/a")
+    (tmp_path / "runs/half").mkdir()
+    (tmp_path / "runs/half/config.yaml").write_text("run: {")
+    for run, message in (
+        ("a", r"^run=a: .*; did you mean runs/a\?$"),
+        ("b", r"^run=b: .*; give one, such as runs/quickstart$"),
+        ("runs/quickstart", r"; python -m app.train makes it$"),
+        ("runs/half", r"; give one, such as runs/quickstart$"),
+    ):
+        with pytest.raises(UserError, match=message):
+            read_config(Path(run))
 
 
 def test_a_choice_is_not_blamed_for_another_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,12 +44,17 @@ def test_equal_scikit_learn(case: Case, weighted: bool) -> None:
     assert figures["auc_standard_error"] is None or not weighted
 
 
+def in_two_parts(cut: int, *columns: np.ndarray) -> dict[str, Any]:
+    """Metrics of histograms that are added up from two parts of the rows."""
+    parts = [[column[part] for column in columns] for part in (slice(0, cut), slice(cut, None))]
+    counts, sums = (np.sum([add(*part) for part in parts], axis=0) for add in (score_counts, click_sums))
+    return {**histogram_metrics(counts, sums)}
+
+
 def test_histograms_of_weights_bound_the_auc() -> None:
     logits, labels = _case(0, 400, 1)
     weights = np.random.default_rng(0).choice([0, 0.3, 1, 40], 400).astype(np.float32)
-    parts = [(logits[part], labels[part], weights[part]) for part in (slice(0, 150), slice(150, 400))]
-    counts, sums = (np.sum([add(*part) for part in parts], axis=0) for add in (score_counts, click_sums))
-    binned = histogram_metrics(counts, sums)
+    binned = in_two_parts(150, logits, labels, weights)
     exact = click_metrics(logits, labels, weights=weights)
     assert abs(float(binned.pop("auc") or 0) - (exact["auc"] or 0)) <= float(binned["auc_error"] or 0) + 1e-12
     assert (binned["auc_standard_error"], binned["pr_auc"]) == (None, None)
@@ -105,10 +110,8 @@ def test_extreme_logits_stay_finite() -> None:
 @given(cases())
 def test_a_histogram_added_up_from_parts_is_within_its_bound(case: Case) -> None:
     logits, labels = case
-    logits[0], third = -0.0, len(labels) // 3
-    parts = [(logits[part], labels[part]) for part in (slice(0, third), slice(third, None))]
-    counts, sums = (np.sum([add(*part) for part in parts], axis=0) for add in (score_counts, click_sums))
-    figures: dict[str, Any] = histogram_metrics(counts, sums)
+    logits[0] = -0.0
+    figures: dict[str, Any] = in_two_parts(len(labels) // 3, logits, labels)
     expected: dict[str, Any] = click_metrics(logits, labels)
     assert figures["auc_method"] == "histogram"
     assert abs(figures["auc"] - expected["auc"]) <= figures["auc_error"] + 1e-15

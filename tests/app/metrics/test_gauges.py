@@ -1,13 +1,17 @@
-"""What every run tells of its steps: phases, FLOPs and bytes, exchanges between processes, traces on request."""
+"""What every run tells of its steps: phases, FLOPs and bytes, exchanges between processes, energy; and traces."""
 
 import gzip
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
 
 from app.config import Interaction, ModelConfig
+from app.metrics import power
+from app.metrics.power import EnergyMeter
 from app.metrics.timing import PHASES, StepTimer
 from app.model.flops import training_flops
 from tests.app.conftest import Command
@@ -69,3 +73,50 @@ def test_a_run_tells_them_and_leaves_the_traces_asked_for(run_app: Command, smal
     assert [path.name.split(".")[0] for path in traces] == ["rank0", "rank1"]
     names = {event.get("name") for event in json.loads(gzip.decompress(traces[0].read_bytes()))["traceEvents"]}
     assert "aten::addmm" in names
+
+
+CPU = torch.device("cpu")
+
+
+def zone(root: Path, name: str, kind: str, microjoules: int, most: int = 1_000_000_000) -> Path:
+    directory = root / name
+    directory.mkdir()
+    for file, value in (("name", kind), ("energy_uj", microjoules), ("max_energy_range_uj", most)):
+        (directory / file).write_text(f"{value}\n")
+    return directory
+
+
+def test_packages_are_summed_and_counters_may_begin_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = zone(tmp_path, "intel-rapl:0", "package-0", 5_000_000, most=10_000_000)
+    second = zone(tmp_path, "intel-rapl:1", "package-1", 0)
+    zone(tmp_path, "intel-rapl:0:0", "core", 7_000_000)  # part of its package
+    zone(tmp_path, "intel-rapl:2", "psys", 7_000_000)  # the whole platform, packages included
+    clock = iter([0.0, 2.0, 4.0, 4.0])
+    monkeypatch.setattr(power, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    meter = EnergyMeter(CPU, tmp_path)
+    meter.start()
+    (first / "energy_uj").write_text("9000000")
+    (second / "energy_uj").write_text("2000000")
+    assert meter.lap() == pytest.approx((4 + 2, 2))
+    (first / "energy_uj").write_text("1000000")  # beyond 10 J it began again: 2 J more
+    assert meter.lap() == pytest.approx((2, 2))
+    assert meter.lap() is None  # no time passed
+    assert "RAPL" in meter.source
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_without_a_counter_or_when_it_goes_away_there_is_no_figure(tmp_path: Path, is_there: bool) -> None:
+    package = zone(tmp_path, "intel-rapl:0", "package-0", 5_000_000) if is_there else tmp_path
+    meter = EnergyMeter(CPU, tmp_path)
+    meter.start()
+    (package / "energy_uj").unlink(missing_ok=not is_there)
+    assert meter.lap() is None
+
+
+@pytest.mark.parametrize("error", [Exception("NVML: GPU is lost"), OSError(5, "I/O")])
+def test_no_error_of_a_counter_ends_training(error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NVMLError and AmdSmiException derive from Exception alone."""
+    monkeypatch.setattr(power, "_find_counter", lambda device, rapl: ("test", Mock(side_effect=[1.0, error])))
+    meter = EnergyMeter(CPU, tmp_path)
+    meter.start()
+    assert meter.lap() is None

@@ -9,25 +9,31 @@ import pytest
 from app.record import provenance
 
 
+def git(cwd: Path, *arguments: str) -> str:
+    command = ["git", "-c", "user.name=x", "-c", "user.email=x@y", *arguments]
+    return subprocess.run(command, cwd=cwd, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def commit(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The first commit of a checkout that the program is to be in."""
+    monkeypatch.setattr(provenance, "REPOSITORY", checkout)
+    git(checkout, "init", "--quiet")
+    git(checkout, "commit", "--quiet", "--allow-empty", "--message", "first")
+    return git(checkout, "rev-parse", "HEAD")
+
+
 def test_whatever_lies_in_a_checkout_is_no_hindrance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Code that git does not know counts, by name and content, and data do not; a link to a directory, one that leads
     nowhere, another checkout, and a file that is gone by the time it is read."""
-
-    def git(*arguments: str, cwd: Path = tmp_path) -> str:
-        identity = ["-c", "user.name=x", "-c", "user.email=x@y"]
-        process = subprocess.run(["git", *identity, *arguments], cwd=cwd, check=True, capture_output=True, text=True)
-        return process.stdout.strip()
 
     def code() -> dict[str, str | None]:
         code_version = provenance.describe_run().code
         assert code_version
         return {"git_sha": code_version.git_sha or None, "dirty_diff_sha256": code_version.dirty_diff_sha256 or None}
 
-    monkeypatch.setattr(provenance, "REPOSITORY", tmp_path)
-    git("init", "--quiet")
-    git("commit", "--quiet", "--allow-empty", "--message", "first")
+    clean_commit = commit(tmp_path, monkeypatch)
     clean = code()
-    assert clean == {"git_sha": git("rev-parse", "HEAD"), "dirty_diff_sha256": None}
+    assert clean == {"git_sha": clean_commit, "dirty_diff_sha256": None}
     for name in ("ads.tsv", "ranking.json", "ratings.yaml", "notes.txt"):  # as the README's tour leaves them
         (tmp_path / name).write_text("x")
     (tmp_path / "logs").symlink_to("/usr")
@@ -43,7 +49,7 @@ def test_whatever_lies_in_a_checkout_is_no_hindrance(tmp_path: Path, monkeypatch
     (app / "data").symlink_to("/usr")
     (app / "nowhere").symlink_to("gone")
     (app / "other").mkdir()
-    git("init", "--quiet", cwd=app / "other")
+    git(app / "other", "init", "--quiet")
     names = b"app/data/usr" + b"app/nowheregone" + b"app/other/"
     assert code()["dirty_diff_sha256"] == hashlib.sha256(names).hexdigest()
     listed = provenance._git
@@ -57,17 +63,10 @@ def test_whatever_lies_in_a_checkout_is_no_hindrance(tmp_path: Path, monkeypatch
 
 @pytest.mark.parametrize("form", ["branch", "packed", "detached"])
 def test_the_commit_is_read_without_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
-    def git(*arguments: str) -> str:
-        command = ["git", "-c", "user.name=x", "-c", "user.email=x@y", *arguments]
-        return subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True).stdout.strip()
-
-    git("init", "--quiet")
-    git("commit", "--quiet", "--allow-empty", "--message", "first")
-    commit = git("rev-parse", "HEAD")
+    expected = commit(tmp_path, monkeypatch)
     if form == "packed":
-        git("pack-refs", "--all")
+        git(tmp_path, "pack-refs", "--all")
     if form == "detached":
-        git("checkout", "--quiet", "--detach")
-    monkeypatch.setattr(provenance, "REPOSITORY", tmp_path)
+        git(tmp_path, "checkout", "--quiet", "--detach")
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert provenance.code()["git_sha"] == commit
+    assert provenance.code()["git_sha"] == expected

@@ -37,8 +37,6 @@ def run(recorded: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def verified(runtime: Runtime, run: Path, capsys: pytest.CaptureFixture[str]) -> Verified:
-    """The exit status and the report."""
-
     def verify(*overrides: str) -> tuple[int, Report]:
         capsys.readouterr()
         status = command_here(runtime, "verify", f"run={run}", *overrides)

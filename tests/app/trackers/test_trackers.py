@@ -71,6 +71,5 @@ def test_tensorboard_has_every_number_of_every_event_and_begins_with_evaluations
 
 def test_hyper_parameters_are_flat_and_of_simple_types() -> None:
     flat = settings(to_plain(composed("optimizer.lr=0.5")), 2)
-    assert flat["optimizer.lr"] == 0.5
-    assert flat["world_size"] == 2
+    assert (flat["optimizer.lr"], flat["world_size"]) == (0.5, 2)
     assert all(isinstance(value, (str, int, float, bool)) for value in flat.values())

@@ -55,7 +55,12 @@ def train_case(case: str, runtime: Runtime) -> tuple[NDArray[np.float32], dict[s
 def columns_of(case: str) -> NDArray[np.int64]:
     """The reference's column of the over_arch's input for each of ours."""
     _, _, interaction, itself = CASES[case]
-    return _our_columns(27, itself) if interaction == "dot" else np.arange(108)
+    if interaction == "cat":
+        return np.arange(108)
+    # The reference goes by the lower triangle, we by the upper.
+    reference_pairs = [(i, j) for i in range(27) for j in range(i + itself)]
+    pairs = [(i, j) for i in range(27) for j in range(i if itself else i + 1, 27)]
+    return np.array([*range(4), *(4 + reference_pairs.index((j, i)) for i, j in pairs)])
 
 
 def _final_parameters(this: session.Session) -> dict[str, NDArray[np.float32]]:
@@ -64,13 +69,6 @@ def _final_parameters(this: session.Session) -> dict[str, NDArray[np.float32]]:
         whole = torch.cat([*table_blocks(weight)])
         parameters[f"emb_{name.removeprefix('t_cat_')}"] = whole.numpy()
     return parameters
-
-
-def _our_columns(num_vectors: int, itself: bool) -> NDArray[np.int64]:
-    """The reference's column of each of ours: it goes by the lower triangle, we by the upper."""
-    reference_pairs = [(i, j) for i in range(num_vectors) for j in range(i + itself)]
-    pairs = [(i, j) for i in range(num_vectors) for j in range(i if itself else i + 1, num_vectors)]
-    return np.array([*range(4), *(4 + reference_pairs.index((j, i)) for i, j in pairs)])
 
 
 def _dense_parameters(this: session.Session) -> Iterator[tuple[str, torch.nn.Parameter]]:
@@ -108,14 +106,9 @@ def batches(golden: Any) -> Iterator[Batch]:
             lengths = golden["lengths"][step].astype(np.int32)
             values = golden["values"][offset : offset + lengths.sum()]
             offset += int(lengths.sum())
-        sparse_features = KeyedJaggedTensor(
-            keys=FEATURES,
-            values=torch.from_numpy(values.astype(np.int32)),
-            lengths=torch.from_numpy(lengths.reshape(-1)),
-        )
-        dense = torch.from_numpy(np.ascontiguousarray(golden["X"][step]))
-        labels = torch.from_numpy(np.ascontiguousarray(golden["T"][step]))
-        yield Batch(dense, sparse_features, labels, BATCH)
+        ids, bag_sizes = torch.from_numpy(values.astype(np.int32)), torch.from_numpy(lengths.reshape(-1))
+        dense, labels = (torch.from_numpy(np.ascontiguousarray(golden[name][step])) for name in "XT")
+        yield Batch(dense, KeyedJaggedTensor(keys=FEATURES, values=ids, lengths=bag_sizes), labels, BATCH)
 
 
 def main() -> None:

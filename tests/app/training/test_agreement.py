@@ -80,13 +80,18 @@ def refused(outcome: Outcome, *words: str) -> None:
         assert word in errors[0]
 
 
+@pytest.fixture
+def shared(dataset: Path, tmp_path: Path) -> list[str]:
+    """Overrides of a dataset and a run directory that both see."""
+    return [f"data.path={dataset}", f"run.dir={tmp_path}/shared"]
+
+
 def contents(root: Path) -> list[str]:
     return sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.name != "log")
 
 
-def test_another_setting_is_refused_before_anything_is_written(dataset: Path, tmp_path: Path) -> None:
-    overrides = [f"data.path={dataset}", f"run.dir={tmp_path / 'shared'}"]
-    outcome = train_apart(tmp_path, [*overrides, "optimizer.lr=0.5"], [*overrides, "optimizer.lr=0.25"])
+def test_another_setting_is_refused_before_anything_is_written(shared: list[str], tmp_path: Path) -> None:
+    outcome = train_apart(tmp_path, [*shared, "optimizer.lr=0.5"], [*shared, "optimizer.lr=0.25"])
     refused(outcome, "the machines differ: optimizer.lr: 0.5 on ", ", 0.25 on ")
     assert contents(tmp_path) == ["a", "b"]
 
@@ -97,17 +102,15 @@ def test_another_setting_is_refused_before_anything_is_written(dataset: Path, tm
     [(other_code, "commit 0123456789abcdef, changes None, modules 0 on"), (other_release, "release of torchrec")],
 )
 def test_other_code_or_release_is_refused(
-    dataset: Path, tmp_path: Path, change: Callable[[], None], words: str
+    shared: list[str], tmp_path: Path, change: Callable[[], None], words: str
 ) -> None:
-    overrides = [f"data.path={dataset}", f"run.dir={tmp_path / 'shared'}"]
-    refused(train_apart(tmp_path, overrides, change=change), "the machines differ: ", words)
+    refused(train_apart(tmp_path, shared, change=change), "the machines differ: ", words)
     assert contents(tmp_path) == ["a", "b"]
 
 
 @pytest.mark.slow("examples")
-def test_other_releases_may_be_meant(dataset: Path, tmp_path: Path) -> None:
-    overrides = [f"data.path={dataset}", f"run.dir={tmp_path / 'shared'}", "runtime.different_releases=true"]
-    assert train_apart(tmp_path, overrides, change=other_release)[0] == [0, 0]
+def test_other_releases_may_be_meant(shared: list[str], tmp_path: Path) -> None:
+    assert train_apart(tmp_path, [*shared, "runtime.different_releases=true"], change=other_release)[0] == [0, 0]
     assert summary(tmp_path / "shared")["status"] == "completed"
     assert "different_releases: true" in (tmp_path / "shared/config.yaml").read_text()
 

@@ -20,6 +20,7 @@ from common.documents import convert
 from tests.app.conftest import Command, forked
 from tests.app.summaries import LEAST
 
+OF_STEPS = {"step_ms_p50": 3.2, "step_ms_p95": 4.0, "input_wait_fraction": 0.02, "steps_measured": 290}
 OF_VAL = {"split": "val", "samples": 500}
 SUMMARY: dict[str, Any] = {
     "status": "completed",
@@ -27,14 +28,7 @@ SUMMARY: dict[str, Any] = {
     "samples": 19_200,
     "world_size": 2,
     "eval": {"auc": 0.75, "ne": 0.9, "logloss": 0.4, "accuracy": 0.8, "calibration": 1.0} | OF_VAL,
-    "throughput": {
-        "samples_per_second": 2e4,
-        "samples_per_second_per_device": 1e4,
-        "step_ms_p50": 3.2,
-        "step_ms_p95": 4.0,
-        "input_wait_fraction": 0.02,
-        "steps_measured": 290,
-    },
+    "throughput": {"samples_per_second": 2e4, "samples_per_second_per_device": 1e4} | OF_STEPS,
     "phase_seconds": {"forward": 0.001, "backward": 0.0015, "optimizer": 0.0002, "communication": None},
     "memory": {"host_peak_bytes": 1 << 29, "device_peak_bytes": None},
     "power": None,

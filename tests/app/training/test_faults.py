@@ -123,7 +123,6 @@ def test_two_runs_do_not_share_a_directory(run_app: Command, small: list[str], t
 
 @pytest.mark.slow("processes")
 def test_two_processes_stop_together_and_resume(run_app: Command, small: list[str], tmp_path: Path) -> None:
-    """To the same bits."""
     overrides = [*small, "train.epochs=6000"]
     stopped = tmp_path / "runs/stopped"
     forks = forked("train", *overrides, "run.name=stopped", cwd=tmp_path, processes=2)

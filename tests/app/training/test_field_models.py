@@ -1,6 +1,7 @@
 """Steps of the field's models (batch norm, dropout, L2, clipping, shapes) against a naive program; and whole runs."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,9 +35,7 @@ SHAPES = {  # overrides; FuxiCTR's name for it
 }
 
 
-class Settings(NamedTuple):
-    """What a case adds to a shape."""
-
+class Settings(NamedTuple):  # what a case adds to a shape
     batch_norm: bool = False
     dropout: float = 0.0
     l2: float = 0.0
@@ -53,38 +52,24 @@ class Settings(NamedTuple):
         return keys
 
 
-def built_as(shape: str, settings: Settings, runtime: Runtime, dataset: Path) -> session.Session:
-    overrides = ["optimizer=adam", "optimizer.lr=0.01", f"optimizer.eps={EPS}", "model.embedding_dim=10"]
-    overrides += ["model.dense_init=xavier_normal", *SHAPES[shape], *settings.overrides()]
-    return built(runtime, dataset, *overrides, f"train.global_batch_size={BATCH}", f"train.seed={SEED}")
-
-
 def naive(shape: str, settings: Settings, this: session.Session) -> Model:
     model, values = this.config.model, {name: torch.from_numpy(np.array(array)) for name, array in this.parameters()}
     statistics = {name: values.pop(name) for name in [*values] if "running_" in name}
     tables = [table.name for table in this.model.module.sparse_arch.tables]
 
-    def stack(name: str, widths: list[int], final_relu: bool, rate: float) -> Perceptron | None:
+    def stack(name: str, widths: list[int] | None, final_relu: bool, rate: float) -> Perceptron | None:
+        if not widths:
+            return None
         num_hidden = len(widths) if name == "interaction.deep_arch" else len(widths) - 1
         return Perceptron(name, len(widths), num_hidden, settings.batch_norm, [rate] * len(widths), final_relu)
 
     decayed = [*tables, "dense_arch.weight" if "dense_arch.weight" in values else "", "over_arch.bias"]
-    return Model(
-        values,
-        statistics,
-        tables,
-        model.interaction.value,
-        stack("dense_arch", model.dense_arch, True, 0.0) if model.dense_arch else None,
-        stack("over_arch", model.over_arch, False, settings.dropout) if model.over_arch else None,
-        stack("interaction.deep_arch", model.deep_arch, True, settings.dropout) if model.deep_arch else None,
-        model.dcn_num_layers or 3,
-        SEED,
-        dict.fromkeys(decayed, settings.l2),
-        settings.max_norm,
-        0.01,
-        EPS,
-        settings.micro_batch,
-    )
+    dense = stack("dense_arch", model.dense_arch, True, 0.0)
+    over = stack("over_arch", model.over_arch, False, settings.dropout)
+    deep = stack("interaction.deep_arch", model.deep_arch, True, settings.dropout)
+    of_parts = partial(Model, values, statistics, tables, model.interaction.value, dense, over, deep)
+    decay, layers = dict.fromkeys(decayed, settings.l2), model.dcn_num_layers or 3
+    return of_parts(layers, SEED, decay, settings.max_norm, 0.01, EPS, settings.micro_batch)
 
 
 EVERYTHING = Settings(batch_norm=True, dropout=0.3, l2=0.05, max_norm=0.5)
@@ -102,7 +87,9 @@ CASES += [
 
 @pytest.mark.parametrize(("shape", "settings"), CASES)
 def test_steps_are_those_of_the_naive_program(shape: str, settings: Settings, runtime: Runtime, dataset: Path) -> None:
-    this = built_as(shape, settings, runtime, dataset)
+    keys = ["optimizer=adam", "optimizer.lr=0.01", f"optimizer.eps={EPS}", "model.embedding_dim=10"]
+    keys += ["model.dense_init=xavier_normal", f"train.global_batch_size={BATCH}", f"train.seed={SEED}"]
+    this = built(runtime, dataset, *keys, *SHAPES[shape], *settings.overrides())
     oracle = naive(shape, settings, this)
     batches = list(zip(range(STEPS), this.predictor.split("train").train_batches(BATCH, 3, 0, 0), strict=False))
     for step, batch in batches:

@@ -1,5 +1,6 @@
-"""Our training path against numbers from facebookresearch/dlrm's dlrm_s_pytorch.py."""
+"""Our training path against recorded numbers of facebookresearch/dlrm's dlrm_s_pytorch.py and of FuxiCTR's models."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,14 +9,21 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from app.config import DataConfig
 from app.data import split
+from app.data.batch import Batch, layout_of
 from app.runtime.platform import Runtime
+from app.sharding.execute import table_weights
 from data_prep.dataset.bags import Bags, join
-from data_prep.dataset.format import ShardArrays, Split, write_shard
+from data_prep.dataset.format import Manifest, ShardArrays, Split, save_manifest, write_shard
 from tests import reference
+from tests.app.conftest import built
 from tests.app.training.golden_steps import BATCH, CASES, FEATURES, GOLDEN, batches, columns_of, manifest, train_case
+from tests.golden.record_fuxictr import BATCH as SAMPLES
+from tests.golden.record_fuxictr import CATEGORIES, DIM, NUMERIC, OUT, VOCABULARY
+from tests.golden.record_fuxictr import batches as recorded_batches
 
 LOSS_TOLERANCE, PARAMETER_TOLERANCE = 1e-6, 1e-5  # relative; absolute
 # Adagrad's first updates divide a gradient by its own size: where that is almost 0, fp32 rounding decides. The
@@ -58,13 +66,10 @@ def _exact_parameters(case: str, golden: Any, order: NDArray[np.int64]) -> dict[
     layers = list(zip(dense[::2], dense[1::2], strict=True))
     update = reference.Optimizer(algorithm, tables, dense, eps=1e-10)
     for batch in batches(golden):
-        bags = [
-            list(torch.split(feature.values().long(), feature.lengths().tolist()))
-            for feature in batch.sparse_features.to_dict().values()
-        ]
-        logits = reference.dlrm_logits(
-            batch.dense_features.double(), bags, tables, layers[:2], layers[2:], interaction, itself
-        )
+        features = batch.sparse_features.to_dict().values()
+        bags = [list(torch.split(each.values().long(), each.lengths().tolist())) for each in features]
+        dense_features = batch.dense_features.double()
+        logits = reference.dlrm_logits(dense_features, bags, tables, layers[:2], layers[2:], interaction, itself)
         reference.bce(logits, batch.labels.double()).backward()
         update.step(lr)
     return {key: parameter.detach().numpy() for key, parameter in parameters.items()}
@@ -74,15 +79,12 @@ def test_multi_hot_batches_come_from_disk_as_the_reference_had_them(tmp_path: Pa
     """The bags that the twenty steps above are trained on, written as a dataset and read by the reader."""
     golden = np.load(GOLDEN / "dlrm_small_multihot_sgd.npz")
     expected = list(batches(golden))
-    bags = tuple(
-        join(
-            [
-                Bags(batch.sparse_features[name].values().numpy(), batch.sparse_features[name].offsets().long().numpy())
-                for batch in expected
-            ]
-        )
-        for name in FEATURES
-    )
+
+    def bags_of(batch: Batch, name: str) -> Bags:
+        feature = batch.sparse_features[name]
+        return Bags(feature.values().numpy(), feature.offsets().long().numpy())
+
+    bags = tuple(join([bags_of(batch, name) for batch in expected]) for name in FEATURES)
     dense = np.concatenate([batch.dense_features.numpy() for batch in expected])
     labels = np.concatenate([batch.labels.numpy() for batch in expected])[:, None].astype(np.int32)
     arrays = ShardArrays(labels, dense, np.zeros((len(labels), 0), np.int32), bags)
@@ -95,3 +97,94 @@ def test_multi_hot_batches_come_from_disk_as_the_reference_had_them(tmp_path: Pa
         assert torch.equal(actual.labels, batch.labels)
         assert torch.equal(actual.sparse_features.values(), batch.sparse_features.values())
         assert torch.equal(actual.sparse_features.lengths(), batch.sparse_features.lengths())
+
+
+OPTIMIZER = ["optimizer=adam", "optimizer.lr=0.01", "optimizer.max_grad_norm=0.7", "optimizer.clip_tables=true"]
+VECTORS = ["model.numeric=vectors", "model.dense_arch=[]"]
+DCN = ["model.interaction=dcn", "model.dcn_full_rank=true", *VECTORS, "model.over_arch=[1]"]
+STACKS = [f"model.dense_arch=[8,7,{DIM}]", "model.over_arch=[9,8,1]"]
+MODELS = {
+    "dlrm_dot": [*STACKS, "model.interaction=dot"],
+    "dlrm_dot_bn": [*STACKS, "model.interaction=dot", "model.batch_norm=true"],
+    "dlrm_cat": [*STACKS, "model.interaction=cat"],
+    "dlrm_cat_bn": [*STACKS, "model.interaction=cat", "model.batch_norm=true"],
+    "dcnv2": [*DCN, "model.deep_arch=[9,8]", "model.dcn_num_layers=2"],
+    "crossnetv2": [*DCN, "model.dcn_num_layers=3"],
+    "dnn": ["model.interaction=cat", *VECTORS, "model.over_arch=[9,8,1]"],
+    "lr": ["model.interaction=sum", *VECTORS, "model.over_arch=[]", "model.embedding_dim=1"],
+}
+L2 = {"crossnetv2": 0.01, "lr": 0.02}
+FUXICTR: dict[str, NDArray[np.float32]] = dict(np.load(OUT))
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset of the recorded columns; its rows are not used."""
+    root, splits = tmp_path_factory.mktemp("fuxictr"), {}
+    for name in ("train", "val", "test"):
+        labels, dense = np.zeros((SAMPLES, 1), np.int32), np.zeros((SAMPLES, len(NUMERIC)), np.float32)
+        shard = write_shard(root, name, "00000", ShardArrays(labels, dense, np.zeros((SAMPLES, 4), np.int32)))
+        splits[name] = Split(rows=SAMPLES, label_rate=0.0, shards=[shard])
+    schema = {"label": "label", "dense": NUMERIC, "sparse": CATEGORIES}
+    sizes = dict(zip(CATEGORIES, VOCABULARY, strict=True))
+    save_manifest(root, Manifest(schema, {"name": "test"}, sizes, splits, [], 3 * SAMPLES, 0.0, "test"))
+    return root
+
+
+def recorded(case: str, stage: str) -> dict[str, Tensor]:
+    """Recorded values by our names, with inputs of over_arch in our order: theirs has the dense vector last."""
+    prefix = f"{case}/{stage}/"
+    keys = [key for key in FUXICTR if key.startswith(prefix)]
+    values = {key.removeprefix(prefix): torch.from_numpy(FUXICTR[key]) for key in keys}
+    if numbers := [values.pop(name) for name in NUMERIC if name in values]:
+        values["dense_arch.weight"] = torch.cat(numbers, dim=1).T
+    if case.startswith("dlrm"):
+        weight = values["over_arch.0.weight"]
+        values["over_arch.0.weight"] = weight[:, torch.tensor(list(order("dot" in case)))]
+    return values
+
+
+def order(dot: bool) -> Iterator[int]:
+    """For each of our inputs of over_arch the place of theirs; vector 4 is the dense one there, 0 here."""
+    if not dot:
+        yield from range(4 * DIM, 5 * DIM)
+        yield from range(4 * DIM)
+        return
+    pairs = [(i, j) for i in range(5) for j in range(i + 1, 5)]
+    yield from range(len(pairs), len(pairs) + DIM)
+    for i, j in pairs:  # of ours, whose vector k is their k - 1
+        yield pairs.index((j - 1, 4) if i == 0 else (i - 1, j - 1))
+
+
+def is_before_norm(name: str, values: dict[str, Tensor]) -> bool:
+    """Whether a bias has no true gradient, since a batch norm follows: Adam makes steps of its rounding."""
+    stack, _, kind = name.rpartition(".")
+    parent, _, number = stack.rpartition(".")
+    return kind == "bias" and number.isdigit() and f"{parent}.{int(number) + 1}.0.running_mean" in values
+
+
+@pytest.mark.parametrize("case", MODELS)
+def test_ten_steps_are_those_of_fuxictr(case: str, runtime: Runtime, rows: Path) -> None:
+    overrides = [*OPTIMIZER, f"optimizer.sparse_weight_decay={L2.get(case, 0.05)}", *MODELS[case]]
+    overrides += [f"train.global_batch_size={SAMPLES}", *[f"model.embedding_dim={DIM}"] * (case != "lr")]
+    this = built(runtime, rows, *overrides)
+    places: dict[str, Tensor] = {name.removeprefix("t_"): weight for name, weight in table_weights(this.model)}
+    places |= {**this.dense_parameters(), **this.model.module.statistics()}
+    initial, final = recorded(case, "initial"), recorded(case, "final")
+    assert set(places) == set(initial)
+    for name, place in places.items():
+        place.data.copy_(initial[name])
+    for step, (dense, ids, labels) in enumerate(recorded_batches()):
+        layout = layout_of(CATEGORIES, [np.ones(SAMPLES, np.int64)] * 4)
+        features = layout.bags(torch.from_numpy(ids.T.reshape(-1)).int())
+        this.begin_step(step)
+        this.optimizer.zero_grad()
+        logits = this.model(torch.from_numpy(dense), features)
+        loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, torch.from_numpy(labels))
+        loss.backward()
+        this.optimizer.step()
+        assert loss.item() == pytest.approx(FUXICTR[f"{case}/losses"][step], abs=1e-6), f"step {step}"
+    for name, place in places.items():
+        if is_before_norm(name, final) or "running_mean" in name:  # of which those biases are a part
+            continue
+        np.testing.assert_allclose(place.detach().numpy(), final[name].numpy(), rtol=1e-5, atol=1e-6, err_msg=name)

@@ -18,12 +18,12 @@ from app.runtime.platform import Runtime
 from app.training.monitor import best_of, early_stop, monitored_value, score_of, watch
 from app.training.state import RunLength, RunState
 from common.errors import UserError
-from tests.app.conftest import SMALL, Command
+from tests.app.conftest import SMALL, Command, Train
 from tests.app.datasets import write_dataset
 from tests.app.in_process import NOTHING_TO_DO, command_here, train_here
 from tests.app.run_files import events, summary
 
-LAST = 60
+LAST, RUN = 60, Path("runs/x")
 STOPPING = [*SMALL, "optimizer=adagrad", "optimizer.lr=1", "schedule=plateau", "schedule.factor=0.5"]
 STOPPING += ["train.early_stop_patience=3", "train.eval_every_steps=3", f"train.max_steps={LAST}"]
 STOPPING += ["checkpoint.every_steps=6", "record.tensorboard=false", "train.epochs=100"]
@@ -145,37 +145,31 @@ def test_two_processes_decide_the_same(run_app: Command, dataset: Path, tmp_path
     assert "no gain of train.monitor=auc, learning rate 1 to 0.5" in process.stderr
 
 
-def test_keep_best_goes_by_the_monitor(runtime: Runtime, dataset: Path, tmp_path: Path) -> None:
-    overrides = [*STOPPING, f"data.path={dataset}", "run.name=x", f"run.dir={tmp_path}", "train.monitor=logloss"]
-    overrides += ["train.max_steps=20", "checkpoint.keep=1"]
-    train_here(runtime, *overrides)
-    step, loss = min(((e["step"], e["logloss"]) for e in events(tmp_path, "eval")), key=lambda one: float(one[1]))
-    best = summary(tmp_path)["best"]
+def test_keep_best_goes_by_the_monitor(train: Train) -> None:
+    train(*STOPPING, "train.monitor=logloss", "train.max_steps=20", "checkpoint.keep=1")
+    step, loss = min(((e["step"], e["logloss"]) for e in events(RUN, "eval")), key=lambda one: float(one[1]))
+    best = summary(RUN)["best"]
     assert (best["step"], best["monitor"], best["value"]) == (step, "logloss", loss)
-    assert (tmp_path / f"checkpoints/step_{step:08d}").is_dir()
+    assert (RUN / f"checkpoints/step_{step:08d}").is_dir()
 
 
 @pytest.mark.slow("processes")
-def test_a_sum_is_recorded_resumed_and_replayed(
-    runtime: Runtime, dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    overrides = [*STOPPING, f"data.path={dataset}", "run.name=x", f"run.dir={tmp_path}"]
-    overrides += ["train.monitor={auc:1,logloss:-0.5}"]
-    train_here(runtime, *overrides, "train.max_steps=7")
-    train_here(runtime, *overrides, "train.max_steps=12")
-    values = {e["step"]: e["auc"] - 0.5 * e["logloss"] for e in events(tmp_path, "eval")}
+def test_a_sum_is_resumed_and_replayed(train: Train, runtime: Runtime, capsys: pytest.CaptureFixture[str]) -> None:
+    overrides = [*STOPPING, "train.monitor={auc:1,logloss:-0.5}"]
+    for steps in (7, 12):
+        train(*overrides, f"train.max_steps={steps}")
+    values = {e["step"]: e["auc"] - 0.5 * e["logloss"] for e in events(RUN, "eval")}
     assert sorted(values) == [3, 6, 7, 9, 12]
-    best = summary(tmp_path)["best"]
+    best = summary(RUN)["best"]
     assert (best["monitor"], best["step"]) == ("{auc:1,logloss:-0.5}", max(values, key=values.__getitem__))
     assert best["value"] == values[best["step"]]
-    assert command_here(runtime, "verify", f"run={tmp_path}") == 0
+    assert command_here(runtime, "verify", f"run={RUN}") == 0
     assert json.loads(capsys.readouterr().out)["verdict"] == "identical"
     with pytest.raises(UserError, match=r"train.monitor=auc: the run at .* was started with"):
-        train_here(runtime, *overrides, "train.monitor=auc", "train.max_steps=13")
+        train(*overrides, "train.monitor=auc", "train.max_steps=13")
 
 
 def test_a_dataset_that_cannot_decide_is_refused(runtime: Runtime, dataset: Path, tmp_path: Path) -> None:
-    """Before training."""
     write_dataset(tmp_path / "data", {"train": 300, "test": 100})
     run = [*STOPPING, "run.name=x", f"run.dir={tmp_path}/run"]
     with pytest.raises(UserError, match=r"train.early_stop_patience=3: the dataset has no rows in split val; prepare"):

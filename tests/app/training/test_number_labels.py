@@ -1,4 +1,4 @@
-"""Labels that are numbers, from raw rows to a compared model; labels of one class alone."""
+"""Labels that are numbers, from raw rows to a compared model; labels of one class alone; weights of rows."""
 
 import json
 import re
@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
+from sklearn.metrics import log_loss
 
 from app.config import DataConfig
 from app.config.data import NegativesConfig
@@ -21,15 +23,19 @@ from common.extensions import absence
 from data_prep.dataset.format import load_manifest, open_shard, shard_path
 from data_prep.pipeline import preprocess
 from tests.app.conftest import Command, Refusal, composed
-from tests.app.run_files import summary
+from tests.app.in_process import command_here, train_here
+from tests.app.run_files import events, summary
 from tests.data_prep import oracle
 from tests.data_prep.conftest import config as data_config
 from tests.data_prep.conftest import prepare
 from tests.once import made_once
+from tests.oracles.click_metrics import expected_figures
 
-ROWS, TRAIN = 700, 600
-MODEL = ["loss=mse", "train.monitor=rmse", "model.embedding_dim=4", "model.dense_arch=[]", "model.interaction=cat"]
-MODEL += ["runtime.num_threads=1", "train.log_every_steps=1", "recipe=quickstart"]
+ROWS = 700
+TINY = ["recipe=quickstart", "model.embedding_dim=4", "model.dense_arch=[]", "model.interaction=cat"]
+TINY += ["runtime.num_threads=1", "train.log_every_steps=1"]
+MODEL = [*TINY, "loss=mse", "train.monitor=rmse"]
+USUAL = ["model.over_arch=[16,1]", "train.global_batch_size=100", "optimizer=adam", "optimizer.lr=0.02"]
 
 
 def make_ratings(directory: Path) -> None:
@@ -50,53 +56,62 @@ def ratings(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def train(run_app: Command, root: Path, name: str, *overrides: str, processes: int = 1) -> str:
-    usual = ["model.over_arch=[16,1]", "train.global_batch_size=100", "optimizer=adam", "optimizer.lr=0.02"]
-    keys = [*MODEL, *usual, f"data.path={root}", f"run.name={name}", *overrides]
-    process = run_app("train", *keys, processes=processes)
-    return process.stderr
+    keys = [*MODEL, *USUAL, f"data.path={root}", f"run.name={name}", *overrides]
+    return run_app("train", *keys, processes=processes).stderr
+
+
+def arrays_of(root: Path, split: str, *names: str) -> list[Any]:
+    """Arrays [rows, columns] of a split."""
+    manifest = load_manifest(root)
+    shards = [open_shard(root, split, shard, manifest) for shard in manifest.splits[split].shards]
+    return [np.concatenate([getattr(shard, name) for shard in shards]) for name in names]
 
 
 def rows_of(root: Path, split: str) -> tuple[Any, Any]:
     """Labels [rows] and ids [rows, 2]."""
-    manifest = load_manifest(root)
-    shards = [open_shard(root, split, shard, manifest) for shard in manifest.splits[split].shards]
-    labels = np.concatenate([shard.labels[:, 0] for shard in shards]).astype(np.float64)
-    return labels, np.concatenate([shard.sparse for shard in shards])
+    labels, ids = arrays_of(root, split, "labels", "sparse")
+    return labels[:, 0].astype(np.float64), ids
+
+
+class Linear:
+    """A model of user and item with model.over_arch=[1], in float64, from the values that a run begins with."""
+
+    def __init__(self, runtime: Runtime, root: Path, *overrides: str) -> None:
+        this = session.build(composed(*overrides), runtime, root, load_manifest(root))
+        values = {name: np.array(array, np.float64) for name, array in this.parameters()}
+        self.tables = [values["t_user"], values["t_item"]]
+        over_arch = [array for name, array in values.items() if name.startswith("over_arch")]
+        [self.weight], [self.bias] = ([array for array in over_arch if array.ndim == ndim] for ndim in (2, 1))
+
+    def vectors(self, ids: Any) -> Any:
+        return np.concatenate([table[ids[:, column]] for column, table in enumerate(self.tables)], axis=1)
+
+    def outputs(self, ids: Any) -> Any:
+        return self.vectors(ids) @ self.weight[0] + self.bias[0]
+
+    def step(self, ids: Any, slopes: Any, lr: float) -> None:
+        """Descend on all rows at once, so that their order does not matter; slopes: of the loss by each output."""
+        vectors, moves = self.vectors(ids), -lr * slopes[:, None] * self.weight
+        for column, table in enumerate(self.tables):
+            np.add.at(table, ids[:, column], moves[:, 4 * column : 4 * column + 4])
+        self.weight, self.bias = self.weight - lr * slopes @ vectors, self.bias - lr * slopes.sum()
 
 
 def test_steps_and_errors_are_numpys(run_app: Command, ratings: Path, runtime: Runtime, tmp_path: Path) -> None:
-    """Gradient descent on all rows at once, so that their order does not matter."""
     labels, ids = rows_of(ratings, "train")
     overrides = [*MODEL, "model.over_arch=[1]", f"train.global_batch_size={len(labels)}", "optimizer=sgd"]
     overrides += [f"data.path={ratings}", "run.name=x", "optimizer.lr=0.3", "train.epochs=6"]
-    config = composed(*overrides)
-    start = dict(session.build(config, runtime, ratings, load_manifest(ratings)).parameters())
-    parameters = {name: np.array(values, np.float64) for name, values in start.items()}
-    tables = [parameters[name] for name in ("t_user", "t_item")]
-    [weight] = [values[0] for name, values in parameters.items() if name.startswith("over_arch") and values.ndim == 2]
-    [bias] = [values for name, values in parameters.items() if name.startswith("over_arch") and values.ndim == 1]
-
-    def predict(rows: Any) -> tuple[Any, Any]:
-        vectors = np.concatenate([table[rows[:, column]] for column, table in enumerate(tables)], axis=1)
-        return vectors, vectors @ weight + bias[0]
-
-    losses = []
+    linear, losses = Linear(runtime, ratings, *overrides), []
     for _ in range(6):
-        vectors, preds = predict(ids)
-        slope = 2 * (preds - labels) / len(labels)
-        losses.append(np.square(preds - labels).mean())
-        of_vectors = slope[:, None] * weight
-        for column, table in enumerate(tables):
-            np.add.at(table, ids[:, column], -0.3 * of_vectors[:, 4 * column : 4 * column + 4])
-        weight, bias = weight - 0.3 * slope @ vectors, bias - 0.3 * slope.sum()
-
+        errors = linear.outputs(ids) - labels
+        losses.append(np.square(errors).mean())
+        linear.step(ids, 2 * errors / len(labels), 0.3)
     run_app("train", *overrides)
-    events = [json.loads(line) for line in (tmp_path / "runs/x/metrics.jsonl").read_text().splitlines()]
-    windows = [event for event in events if event["event"] == "train"]
+    windows = events(tmp_path / "runs/x", "train")
     assert [event["loss"] for event in windows] == pytest.approx(losses, rel=1e-5)
     assert {event["logloss"] for event in windows} == {event["accuracy"] for event in windows} == {None}
     truth, rows = rows_of(ratings, "val")
-    errors = predict(rows)[1] - truth
+    errors = linear.outputs(rows) - truth
     figures = summary(tmp_path / "runs/x")["eval"]
     expected = {"rmse": np.sqrt(np.square(errors).mean()), "mae": np.abs(errors).mean(), "label_deviation": truth.std()}
     assert {name: figures[name] for name in expected} == pytest.approx(expected, rel=1e-5)
@@ -207,3 +222,111 @@ def test_a_train_split_of_one_class_is_refused(tmp_path: Path) -> None:
     refuse_one_class(DataConfig(negatives=NegativesConfig(per_positive=1)), tmp_path, manifest)
     splits = manifest.splits | {"train": replace(manifest.splits["train"], label_rate=0.5)}
     refuse_one_class(DataConfig(), tmp_path, replace(manifest, splits=splits))
+
+
+CLICKS = [*TINY, "record.tensorboard=false", "baselines=false"]
+WEIGHTED = [*CLICKS, *USUAL, "train.drop_last=false", "train.epochs=2"]
+
+
+def make_clicks(directory: Path) -> None:
+    """Write clicks of 20 users on 30 items, and datasets of them: with weights, with equal weights, and without."""
+    rng = np.random.default_rng(0)
+    users, items = rng.integers(0, 20, 900), rng.integers(0, 30, 900)
+    odds = rng.normal(size=20)[users] + rng.normal(size=30)[items]
+    clicks, weights = (rng.random(900) < 1 / (1 + np.exp(-odds))).astype(int), rng.choice([0, 0.25, 1, 9], 900)
+    lines = [f"{a},{b},{c},{w},2.5" for a, b, c, w in zip(users, items, clicks, weights, strict=True)]
+    (directory / "clicks.csv").write_text("\n".join(["user,item,click,weight,equal", *lines, ""]))
+    for name, key in (("weight", "weight: weight"), ("equal", "weight: equal"), ("without", "weight: null")):
+        schema = directory / f"{name}.yaml"
+        schema.write_text(f"label: click\nsparse: [user, item]\n{key}\n")
+        keys = [f"data.raw={directory}/clicks.csv", f"data.schema={schema}", f"data.path={directory}/{name}"]
+        preprocess(data_config(*keys, "data.split.method=fraction"))
+
+
+@pytest.fixture(scope="module")
+def clicks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return made_once(tmp_path_factory, "weighted_clicks", make_clicks)
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "runs"
+
+
+def weights_of(root: Path, split: str) -> NDArray[np.float64]:
+    [weights] = arrays_of(root, split, "weights")
+    return weights[:, 0].astype(np.float64)
+
+
+def test_weighted_steps_and_figures_are_numpys(runtime: Runtime, clicks: Path, runs: Path) -> None:
+    root = clicks / "weight"
+    (labels, ids), weights = rows_of(root, "train"), weights_of(root, "train")
+    keys = [*CLICKS, f"data.path={root}", "run.name=x", "model.over_arch=[1]", f"train.global_batch_size={len(labels)}"]
+    keys += ["optimizer=sgd", "optimizer.lr=0.5", "train.epochs=5", "checkpoint.keep_best=false"]
+    linear, losses = Linear(runtime, root, *keys), []
+    for _ in range(5):
+        preds = 1 / (1 + np.exp(-linear.outputs(ids)))
+        losses.append(log_loss(labels, preds, sample_weight=weights))
+        linear.step(ids, weights * (preds - labels) / weights.sum(), 0.5)
+    assert train_here(runtime, *keys) == "completed"
+    assert [event["loss"] for event in events(runs / "x", "train")] == pytest.approx(losses, rel=1e-5)
+    truth, rows = rows_of(root, "val")
+    expected = expected_figures(truth, linear.outputs(rows), weights_of(root, "val"))
+    figures = summary(runs / "x")["eval"]
+    assert {name: figures[name] for name in expected} == pytest.approx(expected, rel=1e-5)
+
+
+def test_equal_weights_change_no_bit(runtime: Runtime, clicks: Path, runs: Path) -> None:
+    for name in ("equal", "without"):
+        train_here(runtime, *WEIGHTED, f"data.path={clicks / name}", f"run.name={name}")
+    weighted, plain = (summary(runs / name) for name in ("equal", "without"))
+    assert weighted["digest"] == plain["digest"]
+    for name in ("auc", "ne", "logloss", "accuracy", "pr_auc", "ece", "calibration", "base_rate"):
+        assert weighted["eval"][name] == pytest.approx(plain["eval"][name], rel=1e-12), name
+
+
+def test_new_rows_are_weighted(runtime: Runtime, clicks: Path, runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train_here(runtime, *WEIGHTED, f"data.path={clicks / 'weight'}", "run.name=x")
+    lines = (clicks / "clicks.csv").read_text().splitlines()
+    (runs.parent / "new.csv").write_text("\n".join([lines[0], *lines[-100:], ""]))
+    (runs.parent / "without.csv").write_text("user,item,click\n3,4,1\n")
+    command_here(runtime, "recommend", "run=runs/x", "candidates=new.csv", "top_k=100", "out=ranked.json")
+    ranking = json.loads((runs.parent / "ranked.json").read_bytes())["ranking"]
+    preds = {int(each["candidate"]): each["probability"] for each in ranking}
+    logits = np.array([np.log(preds[row] / (1 - preds[row])) for row in range(1, 101)])
+    columns = np.array([line.split(",") for line in lines[-100:]], float)
+    capsys.readouterr()
+    command_here(runtime, "evaluate", "run=runs/x", "data.raw=new.csv")
+    figures = json.loads(capsys.readouterr().out)
+    expected = expected_figures(columns[:, 2], logits, columns[:, 3])
+    assert {name: figures[name] for name in expected} == pytest.approx(expected, rel=1e-4)
+    command_here(runtime, "recommend", "run=runs/x", "candidates=without.csv")  # reads neither weights nor labels
+    with pytest.raises(UserError, match="no column weight, which holds the sample weights; add it"):
+        command_here(runtime, "evaluate", "run=runs/x", "data.raw=without.csv")
+
+
+@pytest.mark.parametrize("given", ["eval.group_by=user", "eval.keep_scores=100"])
+def test_what_would_ignore_weights_is_refused(run_app: Command, refused: Refusal, clicks: Path, given: str) -> None:
+    keys = [*WEIGHTED, f"data.path={clicks / 'weight'}", "run.name=x", "train.max_steps=1"]
+    line = refused("train", *keys, given)
+    assert line.startswith(f"error: {given}: not of rows with sample weights, which ")
+    run_app("train", *keys, given, line.rsplit("; give ", 1)[1])
+
+
+@pytest.mark.slow("processes")
+def test_processes_change_no_bit_and_a_run_is_replayed(run_app: Command, clicks: Path, tmp_path: Path) -> None:
+    layout = [*WEIGHTED, f"data.path={clicks / 'weight'}", "train.deterministic=layout", "train.micro_batch_size=25"]
+    as_usual = ["train.deterministic=false", "train.micro_batch_size=null"]
+    for name, processes, *more in (("one", 1), ("two", 2), ("usual", 1, *as_usual)):
+        run_app("train", *layout, f"run.name={name}", *more, processes=processes)
+    one, two, usual = (summary(tmp_path / f"runs/{name}") for name in ("one", "two", "usual"))
+    assert (one["digest"], one["eval"]) == (two["digest"], two["eval"])
+    assert one["eval"]["ne"] == pytest.approx(usual["eval"]["ne"], rel=1e-4)
+    bounded = [
+        json.loads(run_app("evaluate", f"run=runs/{name}", "split=val", "exact_rows=0", processes=processes).stdout)
+        for name, processes in (("one", 1), ("one", 2), ("usual", 2))
+    ]
+    assert bounded[0]["auc"] == bounded[1]["auc"] == pytest.approx(one["eval"]["auc"], abs=bounded[0]["auc_error"])
+    assert bounded[2]["logloss"] == pytest.approx(usual["eval"]["logloss"], rel=1e-6)
+    assert json.loads(run_app("verify", "run=runs/two").stdout)["verdict"] == "identical"

@@ -47,13 +47,14 @@ class Walk:
     def directory(self, name: str) -> Path:
         return Path("runs") / name
 
+    def saved(self, name: str) -> list[Path]:
+        return files.whole_checkpoints(self.directory(name) / files.CHECKPOINTS)
+
     def losses_of(self, name: str) -> np.ndarray:
-        newest = files.whole_checkpoints(self.directory(name) / files.CHECKPOINTS)[-1]
-        return files.read(newest).arrays["losses"]
+        return files.read(self.saved(name)[-1]).arrays["losses"]
 
     def saved_steps(self, name: str) -> list[int]:
-        whole = files.whole_checkpoints(self.directory(name) / files.CHECKPOINTS)
-        return [int(path.name.removeprefix("step_")) for path in whole]
+        return [int(path.name.removeprefix("step_")) for path in self.saved(name)]
 
     def evaluations(self, name: str) -> dict[int, float]:
         return {event["step"]: event["auc"] for event in events(self.directory(name), "eval")}
@@ -109,15 +110,10 @@ class Walk:
         return min(MOST_STEPS, start + self.rng.randint(0 if start and self.rng.random() < 0.2 else 1, 8))
 
     def _settings(self) -> list[str]:
-        choose = self.rng.choice
-        return [
-            f"checkpoint.keep={choose([1, 2])}",
-            f"checkpoint.every_steps={choose(['null', 2, 5])}",
-            f"train.eval_every_steps={choose([2, 3, 'null'])}",
-            f"train.log_every_steps={choose([1, 4])}",
-            f"sharding.types={choose(['table_wise', 'row_wise'])}",
-            f"checkpoint.asynchronous={choose(['true', 'false'])}",
-        ]
+        values: dict[str, list[object]] = {"checkpoint.keep": [1, 2], "checkpoint.every_steps": ["null", 2, 5]}
+        values |= {"train.eval_every_steps": [2, 3, "null"], "train.log_every_steps": [1, 4]}
+        values |= {"sharding.types": ["table_wise", "row_wise"], "checkpoint.asynchronous": ["true", "false"]}
+        return [f"{key}={self.rng.choice(of_key)}" for key, of_key in values.items()]
 
     def _known(self, name: str, kind: str, start: int, saved: list[int]) -> dict[int, float]:
         """Evaluations that count at the start: of this run's steps up to it that have checkpoints."""
@@ -127,12 +123,9 @@ class Walk:
 
     def _check_refusals(self, kind: str, name: str, status: str, before: dict[str, str]) -> None:
         """What had to be refused was, and nothing else; neither it nor what had nothing to do changed a byte."""
-        if kind == "never":
-            assert status == "refused"
-        elif kind == "shorten":
-            assert status in ("refused", NOTHING_TO_DO, "completed")
-        elif kind == "another split":
-            assert status in ("refused", "completed")
+        refusals = {"never": (), "shorten": (NOTHING_TO_DO, "completed"), "another split": ("completed",)}
+        if kind in refusals:
+            assert status in ("refused", *refusals[kind])
         else:
             assert status != "refused"
         if status in ("refused", NOTHING_TO_DO):

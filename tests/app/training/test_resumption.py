@@ -85,7 +85,6 @@ QUICK_CASES = 4
 
 
 def write_rows(kind: str, root: Path) -> None:
-    """Write the small dataset of a value of the factor "rows"."""
     if kind == "bags":
         write_ragged_dataset(root / "data", {"train": 400, "val": 101, "test": 10})
     elif kind == "negatives":
@@ -97,7 +96,6 @@ def write_rows(kind: str, root: Path) -> None:
 
 
 def overrides_of(case: Case, number: int, factory: pytest.TempPathFactory) -> list[str]:
-    """The overrides of a case, with a drawn optimizer."""
     rows = case["rows"] if case["rows"] != "expanded" else "clicks"
     root = made_once(factory, f"resumption_{rows}", functools.partial(write_rows, rows)) / "data"
     fused = ["adagrad", "rowwise_adagrad", "sgd"]  # the optimizers of fp16 tables

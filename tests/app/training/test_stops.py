@@ -2,6 +2,7 @@
 
 import signal
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -87,7 +88,6 @@ PLACE = "step 40 (epoch 1, batch 8 of 31, counted from 0): "
 )
 @pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 50])
 def test_what_is_not_finite_is_not_saved(fault: str, message: str, every: int, job: Job) -> None:
-    """The run stops."""
     assert PLACE + message in job.train(f"train.log_every_steps={every}", fault=fault, status=2).stderr
     assert (job.summary()["status"], job.last_checkpoint()) == ("failed", "step_00000036")
     if every == 1:
@@ -126,19 +126,6 @@ class _Peers:
         return [values, *self._others]
 
 
-class _Checkpointer:
-    def __init__(self, failed: bool) -> None:
-        self._failed = failed
-
-    def report_finished(self) -> None: ...
-
-    def failed(self) -> bool:
-        return self._failed
-
-    def wait(self) -> None:
-        raise UserError("a checkpoint could not be written")  # on all processes, as Saver does
-
-
 class _Request:
     """Of common.signals.StopRequest what is called, without a handler of signals."""
 
@@ -148,9 +135,10 @@ class _Request:
         self.signal = number
 
 
-def check(peers: _Peers, failed: bool = False, request: _Request | None = None, minutes: Any = None) -> StopCheck:
-    arguments: Any = (request, _Checkpointer(failed), TrainConfig(max_minutes=minutes), peers, 0.0)
-    return StopCheck(*arguments)
+def check(peers: Any, request: Any = None, minutes: float | None = None) -> StopCheck:
+    """With a checkpointer that has not failed here, whose wait raises on all processes, as Saver's does."""
+    checkpointer = Mock(**{"failed.return_value": False, "wait.side_effect": UserError("could not be written")})
+    return StopCheck(request, checkpointer, TrainConfig(max_minutes=minutes), peers, 0.0)
 
 
 NONE = (False, 0, False)
