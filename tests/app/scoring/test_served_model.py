@@ -19,10 +19,10 @@ from app.model.dlrm import DLRM
 from app.scoring import served_model
 from app.scoring.served_model import packed_rows
 from app.training import resume
-from common.errors import UserError
 from data_prep.dataset.format import Manifest, load_manifest
 from tests.app.conftest import Command
 from tests.app.datasets import RAGGED, RAGGED_EMBEDDINGS, write_ragged_dataset
+from tests.data_prep.conftest import refused
 
 CPU = torch.device("cpu")
 PACKED = [TablePrecision.fp16, TablePrecision.int8, TablePrecision.int4]
@@ -110,8 +110,7 @@ def test_logits_are_those_of_rounded_tables(ragged: Manifest, precision: TablePr
 def test_values_beyond_fp16_are_refused(precision: TablePrecision, values: list[float]) -> None:
     """65,519 is the last that is rounded to fp16's largest number, 65,504."""
     weight = torch.tensor([[1.0, 2.0, 3.0, 4.0], [*values, 0.0, 0.0]])
-    with pytest.raises(UserError, match=f"tables={precision.value}: a table has values up to .* use tables=fp32"):
-        packed_rows(weight, precision)
+    refused(f"tables={precision.value}: a table has values up to .* use tables=fp32", packed_rows, weight, precision)
     packed_rows(weight * (65_519 / 65_520), precision)
 
 

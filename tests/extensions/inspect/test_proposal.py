@@ -205,9 +205,7 @@ REFUSALS: dict[str, tuple[Any, str | None, str]] = {
 @pytest.mark.parametrize("case", REFUSALS)
 def test_refusals(tmp_path: Path, case: str) -> None:
     content, label, message = REFUSALS[case]
-    with pytest.raises(UserError, match=message) as error:
-        proposed(tmp_path, content, label)
-    assert "\n" not in str(error.value)
+    refused(message, proposed, tmp_path, content, label)
 
 
 def test_the_line_to_type_works(tmp_path: Path) -> None:

@@ -11,8 +11,9 @@ from scipy.stats import ks_2samp
 
 from app.commands import COMMANDS
 from common.command import load
-from common.compose import compose_config
+from common.compose import compose_config, plain_values
 from common.errors import UserError
+from common.help import key_table
 from data_prep.dataset.format import load_manifest
 from data_prep.verify import verify_dataset
 from extensions.locality.accesses import profile_accesses, read_text_trace
@@ -26,9 +27,11 @@ from extensions.locality.histogram import (
     load_profiles,
     save_profiles,
 )
+from extensions.locality.keys import CompareConfig, GenerateConfig, ProfileConfig, TraceConfig
 from extensions.locality.sampler import AccessGenerator, share_used_before, warn_of_length
 from extensions.locality.stack_distance import LruStack
 from tests.data_prep.conftest import load_split, prepare, refused, sums
+from tests.key_limits import DIFFICULTY, INSIDE, ONE, ZERO, check_limits
 from tests.oracles.generated import hit_rates, stack_distances
 
 
@@ -284,7 +287,19 @@ def test_a_refusal_is_one_line_and_leaves_nothing(
     if "trace=made" in keys:
         prepare("data.source=random", "data.random.tables=[9]", "data.random.rows=20", "data.path=made")
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(UserError, match=message) as error:
-        command(name, *keys)
-    assert "\n" not in str(error.value)
+    refused(message, command, name, *keys)
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_every_key_has_its_limits_and_a_meaning() -> None:
+    check_limits(ProfileConfig, {})
+    check_limits(CompareConfig, {})
+    check_limits(GenerateConfig, {"locality.accesses": ONE, "locality.seed": ZERO})
+    limits = {"rows": ONE, "eval_rows": ZERO, "seed": ZERO, "click_rate": INSIDE, "difficulty": DIFFICULTY}
+    check_limits(TraceConfig, limits)
+
+
+def test_the_page_has_the_table_of_every_key_of_the_source() -> None:
+    page = (Path(__file__).parents[3] / "docs/locality.md").read_text()
+    rows = "\n".join(key_table(TraceConfig, plain_values(TraceConfig))).replace("\n| `", "\n| `data.trace.")
+    assert rows in page, f"docs/locality.md must have this table:\n{rows}"

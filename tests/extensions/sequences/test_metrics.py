@@ -1,4 +1,6 @@
-"""Per-user AUC and the AUC of MLPerf's reference against TorchRec's."""
+"""Per-user AUC and the AUC of MLPerf's reference against TorchRec's; runs on other samples are not compared."""
+
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -6,7 +8,10 @@ import torch
 from torchrec.metrics.auc import compute_auc
 from torchrec.metrics.gauc import compute_window_auc, get_auc_states
 
+from app.report.compare import compare_auc, group
+from app.report.read import read_run
 from extensions.sequences.metrics import user_metrics
+from tests.app.report.runs import write_run
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -42,3 +47,15 @@ def test_ties_count_half_for_users_and_not_at_all_merged_for_the_reference() -> 
 def test_one_label_has_none(label: int) -> None:
     figures = user_metrics(np.arange(3, dtype=np.float32), np.full(3, label, np.float32), np.arange(3))
     assert figures == {"gauc": None, "gauc_users": 0, "auc_torchrec": None}
+
+
+@pytest.mark.parametrize(
+    ("key", "comparable"),
+    [("eval_window=3", False), ("min_history=9", False), ("window_seconds=60", False), ("history_length=9", True)],
+)
+def test_other_samples_of_the_same_events_are_not_comparable(key: str, comparable: bool, tmp_path: Path) -> None:
+    """A longer history of the same samples is another model of the same rows."""
+    runs = [read_run(write_run(tmp_path / "a")), read_run(write_run(tmp_path / "b", f"sequences.{key}"))]
+    auc = compare_auc(*group(runs))
+    assert auc is not None
+    assert (auc.difference is not None) == comparable

@@ -1,6 +1,7 @@
-"""Logs of events to datasets of events."""
+"""Logs of events to datasets of events: what they hold, killed again and again, with a changed byte."""
 
 import json
+import random
 import shutil
 from pathlib import Path
 
@@ -11,10 +12,13 @@ from common.errors import UserError
 from data_prep.dataset.manifest import load_rows_manifest
 from data_prep.parsing.table_yaml import schema_path
 from data_prep.verify import verify_dataset
+from extensions.sequences import preparation
 from extensions.sequences.event_yaml import load_event_schema
 from tests.data_prep.conftest import config, prepare, refused
 from tests.data_prep.mirror import Mirror
-from tests.data_prep.tables import paths
+from tests.data_prep.tables import paths, write
+from tests.data_prep.test_kills import Kind, kill_again_and_again
+from tests.data_prep.test_verify import change_bytes
 from tests.extensions.sequences.event_logs import opened, reference, write_reference_log
 
 
@@ -116,3 +120,22 @@ def test_commands_of_rows_refuse_events(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text(LOG)
     prepare(*paths(tmp_path, SCHEMA))
     refused("holds events, not rows", load_rows_manifest, tmp_path / "out")
+
+
+def test_one_changed_byte_of_any_file(tmp_path: Path) -> None:
+    change_bytes(write_reference_log(tmp_path), tmp_path / "out", encodes=False)
+
+
+def write_events(directory: Path) -> None:
+    draw = random.Random(1)
+    columns = {name: [draw.randint(0, size) for _ in range(3000)] for name, size in (("user", 60), ("item", 40))}
+    columns |= {"time": [draw.randint(0, 300) for _ in range(3000)], "score": [draw.randint(0, 5) for _ in range(3000)]}
+    write(directory / "log.parquet", columns, row_group_size=200)
+    actions = "actions: {liked: {score: '>= 4'}, seen: {score: '< 4'}}\nlabel: liked\n"
+    (directory / "schema.yaml").write_text(f"user: user\ntime: time\nitem: item\n{actions}")
+
+
+@pytest.mark.slow("examples")
+def test_killed_again_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mirror: Mirror) -> None:
+    kind = Kind(write_events, "data.raw={0}/log.parquet data.schema={0}/schema.yaml data.chunk_bytes=20000")
+    kill_again_and_again("events", kind, preparation.__name__, tmp_path, monkeypatch, mirror)

@@ -12,10 +12,12 @@ from pathlib import Path
 import pytest
 
 from app.metrics.documents import EvaluationEvent, TrainEvent
+from extensions.trackers.keys import TrackersConfig
 from extensions.trackers.prometheus import CONTENT_TYPE, Prometheus
 from tests.app.conftest import SMALL, Command
 from tests.app.test_secrets import SECRET, check_error
 from tests.data_prep.conftest import refused
+from tests.key_limits import Limits, check_limits
 
 
 def free_port() -> int:
@@ -102,3 +104,10 @@ def test_mlflow_goes_on_in_the_same_run(run_app: Command, dataset: Path, tmp_pat
     assert run.info.status == "FINISHED"
     history = client.get_metric_history(run.info.run_id, "train/loss")
     assert [metric.step for metric in history] == list(range(1, 41))
+
+
+PORT: Limits = ([0, 65536], [1, 65535], "at least 1 and at most 65535")
+
+
+def test_every_key_has_its_limits_and_a_meaning() -> None:
+    check_limits(TrackersConfig, {"prometheus_port": PORT})
