@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ from app.record.scores import write_scores
 from app.report.__main__ import main
 from app.report.charts import quality_charts
 from app.report.compare import (
+    AucComparison,
     RunGroup,
+    ScoreComparison,
     compare_auc,
     compare_platforms,
     compare_scores,
@@ -32,6 +35,7 @@ from app.report.page import run_page
 from app.report.read import RunFiles, read_run
 from app.report.side_by_side import Comparison, _speeds, page_name
 from app.report.side_by_side import _charts as side_charts
+from app.report.statistics import MeanDifference
 from common.compose import compose_config
 from tests.app.report.runs import DEVICE, write_run
 from tests.app.summaries import LEAST_MANIFEST
@@ -44,11 +48,36 @@ Values = NDArray[np.float32]
 @pytest.fixture(scope="module")
 def sweep(tmp_path_factory: pytest.TempPathFactory) -> list[RunFiles]:
     """Two learning rates, four seeds each; the second is better and 1.5 times faster."""
-    root = tmp_path_factory.mktemp("sweep")
+    return runs_of(tmp_path_factory.mktemp("sweep"), ((0.01, 1.0, 15.0), (0.02, 1.4, 10.0)), seeds=4)
+
+
+def difference_of(first: RunGroup, second: RunGroup) -> tuple[AucComparison, MeanDifference]:
+    """The comparison of two groups' AUCs, and the difference in it."""
+    auc = compare_auc(first, second)
+    assert auc is not None
+    assert auc.difference is not None
+    return auc, auc.difference
+
+
+def aucs_of(entry: RunGroup) -> list[float]:
+    return [run.evaluation.auc or 0 for run in entry.runs]
+
+
+def said_of(*runs: RunFiles) -> list[str]:
+    return [text for _, text in Comparison(list(runs), 0.001, 0.01).sentences()]
+
+
+def choice_of(*runs: RunFiles) -> str:
+    (sentence,) = [text for text in said_of(*runs) if text.startswith("Choice")]
+    return sentence
+
+
+def runs_of(root: Path, values: Iterable[tuple[float, float, float]], seeds: int) -> list[RunFiles]:
+    """Runs of several seeds for each rate, gain, and milliseconds a step."""
     return [
         read_run(write_run(root / f"lr{lr}-{seed}", f"optimizer.lr={lr}", seed=seed, gain=gain, step_ms=step_ms))
-        for lr, gain, step_ms in ((0.01, 1.0, 15.0), (0.02, 1.4, 10.0))
-        for seed in range(4)
+        for lr, gain, step_ms in values
+        for seed in range(seeds)
     ]
 
 
@@ -82,14 +111,12 @@ def test_speed_and_auc_of_two_groups(sweep: list[RunFiles]) -> None:
     assert speed.ratio.ratio == pytest.approx(1.5, rel=0.01)
     assert speed.ratio.low is not None
     assert 1.45 < speed.ratio.low < speed.ratio.ratio
-    auc = compare_auc(first, second)
-    assert auc is not None
-    assert auc.difference is not None
-    aucs = [[run.evaluation.auc or 0 for run in entry.runs] for entry in (first, second)]
+    auc, difference = difference_of(first, second)
+    aucs = [aucs_of(first), aucs_of(second)]
     assert auc.test == "paired t-test"
-    assert auc.difference.p == pytest.approx(stats.ttest_rel(*aucs).pvalue, rel=1e-5)
-    assert auc.difference.mean == pytest.approx(np.mean(aucs[1]) - np.mean(aucs[0]))
-    statement = " ".join(text for _, text in Comparison(sweep, 0.001, 0.01).sentences())
+    assert difference.p == pytest.approx(stats.ttest_rel(*aucs).pvalue, rel=1e-5)
+    assert difference.mean == pytest.approx(np.mean(aucs[1]) - np.mean(aucs[0]))
+    statement = " ".join(said_of(*sweep))
     assert "significant (p =" in statement
     assert "not significant" not in statement
     assert "-0." not in statement
@@ -97,12 +124,10 @@ def test_speed_and_auc_of_two_groups(sweep: list[RunFiles]) -> None:
 
 def test_other_seeds_are_not_paired(sweep: list[RunFiles]) -> None:
     first, second = group([*sweep[:2], *sweep[6:]])
-    auc = compare_auc(first, second)
-    assert auc is not None
-    assert auc.difference is not None
+    auc, difference = difference_of(first, second)
     assert auc.test == "Welch's test"
-    aucs = [[run.evaluation.auc or 0 for run in entry.runs] for entry in (first, second)]
-    assert auc.difference.p == pytest.approx(stats.ttest_ind(*aucs, equal_var=False).pvalue, rel=1e-5)
+    expected = stats.ttest_ind(aucs_of(first), aucs_of(second), equal_var=False)
+    assert difference.p == pytest.approx(expected.pvalue, rel=1e-5)
 
 
 @pytest.mark.parametrize("labels", [None, "other"])
@@ -121,33 +146,32 @@ def test_the_same_rows_in_another_encoding_are_comparable(sweep: list[RunFiles],
         read_run(write_run(tmp_path / digest, f"data.encoding={digest}", digest=digest, labels_digest="l"))
         for digest in ("hash", "torchrec")
     ]
-    auc = compare_auc(*group(runs))
-    assert auc is not None
-    assert auc.difference is not None
+    difference_of(*group(runs))
 
 
 def test_one_sign_for_minus(sweep: list[RunFiles]) -> None:
     worse_first = [*sweep[4:], *sweep[:4]]
-    (sentence,) = [text for _, text in Comparison(worse_first, 0.001, 0.01).sentences() if text.startswith("AUC")]
+    (sentence,) = [text for text in said_of(*worse_first) if text.startswith("AUC")]
     assert sentence.count("−0.") == 3
     assert "-0." not in sentence
 
 
-def test_one_seed_each_gets_an_interval_within_runs_and_no_test(sweep: list[RunFiles]) -> None:
-    sentences = [text for _, text in Comparison([sweep[0], sweep[4]], 0.001, 0.01).sentences()]
+def test_one_seed_each_gets_an_interval_within_runs_no_test_and_no_choice(sweep: list[RunFiles]) -> None:
+    sentences = said_of(sweep[0], sweep[4])
     assert "stretches within one run each" in sentences[0]
     assert "95% interval" in sentences[0]
     assert "a test over seeds takes two of either" in sentences[1]
+    choice = choice_of(sweep[0], sweep[4])
+    assert choice.startswith("Choice: none by AUC, as one seed of a configuration says nothing of its others")
+    assert "For speed take B (lr0.02-0), which is faster." in choice
 
 
 def test_a_run_repeated_at_one_seed_is_no_second_seed(tmp_path: Path, sweep: list[RunFiles]) -> None:
     repeat = read_run(write_run(tmp_path / "again", "optimizer.lr=0.01", seed=0))
     first, second = group([sweep[0], repeat, sweep[4], sweep[5]])
-    auc = compare_auc(first, second)
-    assert auc is not None
-    assert auc.difference is not None
+    auc, difference = difference_of(first, second)
     assert auc.seeds == (1, 2)
-    assert auc.difference.p is None
+    assert difference.p is None
 
 
 def test_platforms_agree_differ_or_cannot_be_compared(tmp_path: Path) -> None:
@@ -168,8 +192,7 @@ def test_platforms_agree_differ_or_cannot_be_compared(tmp_path: Path) -> None:
     for number, other in enumerate(other_settings):
         run = read_run(write_run(tmp_path / f"other{number}", platform="rocm", **other))
         assert compare_platforms([cuda, run], 0.001, 0.01) == []
-        sentences = [text for _, text in Comparison([cuda, run], 0.001, 0.01).sentences()]
-        assert any("No parity verdict for cuda and rocm" in text for text in sentences)
+        assert any("No parity verdict for cuda and rocm" in text for text in said_of(cuda, run))
 
 
 @pytest.mark.parametrize(("rmse", "verdict"), [(20.1, "agree"), (20.3, "differ")])
@@ -240,15 +263,8 @@ def test_a_window_with_an_epochs_last_batch_has_its_own_samples(tmp_path: Path) 
 
 
 def test_strong_and_weak_scaling_of_one_size_are_both_shown(tmp_path: Path) -> None:
-    shapes = {
-        "one": (1, 64, 10.0),
-        "strong": (2, 64, 6.0),
-        "weak": (2, 128, 11.0),
-        "other": (2, 96, 9.0),
-        "slower": (2, 64, 7.0),
-        "big": (1, 256, 30.0),
-        "big2": (2, 256, 16.0),
-    }
+    shapes = {"one": (1, 64, 10.0), "strong": (2, 64, 6.0), "weak": (2, 128, 11.0), "other": (2, 96, 9.0)}
+    shapes |= {"slower": (2, 64, 7.0), "big": (1, 256, 30.0), "big2": (2, 256, 16.0)}
     runs = [
         read_run(write_run(tmp_path / name, f"train.global_batch_size={batch}", step_ms=ms, world_size=size))
         for name, (size, batch, ms) in shapes.items()
@@ -275,7 +291,7 @@ def test_processes_on_as_many_threads_are_no_scaling(tmp_path: Path) -> None:
     (_, layout) = compare_sizes([one, two])
     assert layout.kind == "same devices"
     assert layout.efficiency == pytest.approx(1.0, rel=0.01)
-    text = [text for _, text in Comparison([one, two], 0.001, 0.01).sentences()]
+    text = said_of(one, two)
     assert any(line.startswith("Layout: 2 processes (two) run at 1.00 × 1 (one)") for line in text)
     assert "Equal bits: one, two end with identical parameters." in text
 
@@ -333,16 +349,17 @@ def scored(tmp_path: Path, **of_second: Any) -> tuple[RunFiles, RunFiles, Values
     return runs[0], runs[1], labels, logits
 
 
-def said_of(*runs: RunFiles) -> list[str]:
-    return [text for _, text in Comparison(list(runs), 0.001, 0.01).sentences()]
+def scores_of(*runs: RunFiles) -> ScoreComparison:
+    comparison = compare_scores(*group(list(runs)))
+    assert comparison is not None
+    return comparison
 
 
 def test_two_models_are_compared_row_by_row(tmp_path: Path) -> None:
     first, second, labels, logits = scored(tmp_path)
     for run, scores in zip((first, second), logits, strict=True):
         keep(run, scores, labels)
-    comparison = compare_scores(*group([first, second]))
-    assert comparison is not None
+    comparison = scores_of(first, second)
     assert comparison.difference is not None
     mean, error = delong_of_two(labels == 1, *logits)
     assert (comparison.split, comparison.rows, comparison.reason) == ("test", 800, "")
@@ -363,10 +380,9 @@ def test_the_pair_that_kept_scores_is_tested_and_named(tmp_path: Path, better: i
     ]
     for run, scores in zip((other_runs[0], second), logits if better else reversed(logits), strict=True):
         keep(run, scores, labels)
-    comparison = compare_scores(*group([first, *other_runs, second]))
-    assert comparison is not None
+    comparison = scores_of(first, *other_runs, second)
     assert (comparison.first.name, comparison.second.name) == ("a1", "b")
-    (choice,) = [text for text in said_of(first, *other_runs, second) if text.startswith("Choice")]
+    choice = choice_of(first, *other_runs, second)
     assert f"of the two trained models take {'b' if better else 'a1'};" in choice
 
 
@@ -378,8 +394,7 @@ def test_a_seed_without_scores_gives_way_to_one_that_has_them(tmp_path: Path) ->
     ]
     for run, scores in zip(later, logits, strict=True):
         keep(run, scores, labels)
-    comparison = compare_scores(*group([first, second, *later]))
-    assert comparison is not None
+    comparison = scores_of(first, second, *later)
     assert (comparison.first.name, comparison.second.name, comparison.reason) == ("a5", "b5", "")
 
 
@@ -403,9 +418,7 @@ def test_scores_of_other_rows_are_not_compared(tmp_path: Path, planted: str, wor
         keep(second, logits[1][:rows], of_second[:rows], 50 if planted == "another step" else 100, digest)
     for run in (first, second):
         run.manifest.dataset.rows = {"test": 800}
-    comparison = compare_scores(*group([first, second]))
-    assert comparison is not None
-    assert comparison.difference is None
+    assert scores_of(first, second).difference is None
     sentences = said_of(first, second)
     (row_by_row,) = [text for text in sentences if text.startswith("Row by row")]
     assert words in row_by_row
@@ -431,31 +444,22 @@ def test_damaged_scores_are_one_line(tmp_path: Path) -> None:
 
 
 def test_it_says_which_to_take(sweep: list[RunFiles], tmp_path: Path) -> None:
-    (sentence,) = [text for text in said_of(*sweep) if text.startswith("Choice")]
+    sentence = choice_of(*sweep)
     assert sentence.startswith("Choice: take B (lr0.02-0, ")
     assert sentence.endswith(", and is the faster, too.")
-    slower = [
-        read_run(write_run(tmp_path / f"{seed}", "optimizer.lr=0.03", seed=seed, gain=2.0, step_ms=40.0))
-        for seed in range(4)
-    ]
-    (sentence,) = [text for text in said_of(*sweep[4:], *slower) if text.startswith("Choice")]
+    sentence = choice_of(*sweep[4:], *runs_of(tmp_path, [(0.03, 2.0, 40.0)], seeds=4))
     assert sentence.startswith("Choice: take B (")
     assert "; A (lr0.02-0, lr0.02-1, lr0.02-2, lr0.02-3) is the faster one." in sentence
 
 
 def test_without_a_difference_the_faster_and_the_seeds_that_would_show_one(tmp_path: Path) -> None:
     """As many seeds as the noncentral t of SciPy takes for the differences that were measured."""
-    runs = [
-        read_run(write_run(tmp_path / f"{rate}-{seed}", f"optimizer.lr={rate}", seed=seed, gain=gain, step_ms=ms))
-        for rate, gain, ms in ((0.01, 1.0, 15.0), (0.02, 1.001, 10.0))
-        for seed in range(3)
-    ]
+    runs = runs_of(tmp_path, ((0.01, 1.0, 15.0), (0.02, 1.001, 10.0)), seeds=3)
     first, second = group(runs)
     auc = compare_auc(first, second)
     assert auc is not None
     assert not auc.is_shown
-    first_aucs, second_aucs = (np.array([run.evaluation.auc or 0 for run in entry.runs]) for entry in (first, second))
-    differences = second_aucs - first_aucs
+    differences = np.subtract(aucs_of(second), aucs_of(first))
     effect = abs(differences.mean()) / differences.std(ddof=1)
 
     def power(seeds: int) -> float:
@@ -464,23 +468,13 @@ def test_without_a_difference_the_faster_and_the_seeds_that_would_show_one(tmp_p
 
     expected = next(seeds for seeds in range(2, 10_001) if power(seeds) >= 0.8)
     assert auc.min_seeds == expected
-    (sentence,) = [text for text in said_of(*runs) if text.startswith("Choice")]
+    sentence = choice_of(*runs)
     assert "Choice: no difference in AUC is shown, so take B (" in sentence
     assert f"which is faster; {expected:,} seeds of each would show a difference of " in sentence
 
 
-def test_one_seed_each_is_no_choice(sweep: list[RunFiles]) -> None:
-    (sentence,) = [text for text in said_of(sweep[0], sweep[4]) if text.startswith("Choice")]
-    assert sentence.startswith("Choice: none by AUC, as one seed of a configuration says nothing of its others")
-    assert "For speed take B (lr0.02-0), which is faster." in sentence
-
-
 def test_each_choice_of_several_names_its_pair(tmp_path: Path) -> None:
-    runs = [
-        read_run(write_run(tmp_path / f"{rate}-{seed}", f"optimizer.lr={rate}", seed=seed, gain=gain))
-        for rate, gain in ((0.01, 1.0), (0.02, 1.3), (0.03, 0.7))
-        for seed in range(2)
-    ]
+    runs = runs_of(tmp_path, ((0.01, 1.0, 10.0), (0.02, 1.3, 10.0), (0.03, 0.7, 10.0)), seeds=2)
     choices = [text.partition(":")[0] for text in said_of(*runs) if text.startswith("Choice")]
     names = [entry.name for entry in group(runs)]
     assert choices == [f"Choice between {names[0]} and {name}" for name in names[1:]]
