@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -32,9 +33,11 @@ def send(to: MLPerf, *events: tuple[str, int]) -> None:
         to.event(window if kind == "train" else evaluation)
 
 
-def close(to: MLPerf, status: str, step: int) -> None:
-    summary = {**LEAST, "status": status, "steps": step, "samples": step * 100}
-    to.close(convert(summary, Summary))
+def launch(path: Path, from_step: int, status: str, *events: tuple[str, int], keys: Sequence[str] = ()) -> None:
+    """A process that logs these events, and ends with this status at the last one's step."""
+    log, step = tracker(path, from_step, *keys), events[-1][1]
+    send(log, *events)
+    log.close(convert({**LEAST, "status": status, "steps": step, "samples": step * 100}, Summary))
 
 
 def epochs(path: Path) -> list[tuple[str, int, int]]:
@@ -48,36 +51,25 @@ TWO_EPOCHS = [("start", 1, 0), ("stop", 1, 10), ("start", 2, 10), ("stop", 2, 20
 
 
 def test_a_stop_at_the_end_of_an_epoch_before_its_evaluation(tmp_path: Path) -> None:
-    first = tracker(tmp_path / "log", 0)
-    send(first, ("train", 5), ("train", 10))
-    close(first, "interrupted", 10)
-    second = tracker(tmp_path / "log", 10)
-    send(second, ("eval", 10), ("train", 15), ("train", 20), ("eval", 20))
-    close(second, "completed", 20)
+    launch(tmp_path / "log", 0, "interrupted", ("train", 5), ("train", 10))
+    launch(tmp_path / "log", 10, "completed", ("eval", 10), ("train", 15), ("train", 20), ("eval", 20))
     assert epochs(tmp_path / "log") == TWO_EPOCHS
 
 
 @pytest.mark.parametrize("status", ["completed", "interrupted"])
 def test_no_epoch_starts_that_is_not_trained(status: str, tmp_path: Path) -> None:
     """Though train.epochs would allow for it; a run that is trained further starts it where the last one stopped."""
-    first = tracker(tmp_path / "log", 0, "train.epochs=9", "train.max_steps=10")
-    send(first, ("train", 5), ("train", 10), ("eval", 10))
-    close(first, status, 10)
+    keys = ["train.epochs=9", "train.max_steps=10"]
+    launch(tmp_path / "log", 0, status, ("train", 5), ("train", 10), ("eval", 10), keys=keys)
     assert epochs(tmp_path / "log") == TWO_EPOCHS[:2]
-    second = tracker(tmp_path / "log", 10, "train.epochs=9")
-    send(second, ("train", 15), ("train", 20), ("eval", 20))
-    close(second, "completed", 20)
+    launch(tmp_path / "log", 10, "completed", ("train", 15), ("train", 20), ("eval", 20), keys=keys[:1])
     assert epochs(tmp_path / "log") == TWO_EPOCHS
 
 
 def test_a_run_that_ended_within_an_epoch_is_trained_further(tmp_path: Path) -> None:
-    first = tracker(tmp_path / "log", 0)
-    send(first, ("train", 5), ("eval", 5))
-    close(first, "completed", 5)
+    launch(tmp_path / "log", 0, "completed", ("train", 5), ("eval", 5))
     assert epochs(tmp_path / "log") == [("start", 1, 0), ("stop", 1, 5)]
-    second = tracker(tmp_path / "log", 5)
-    send(second, ("train", 10), ("train", 20), ("eval", 20))
-    close(second, "completed", 20)
+    launch(tmp_path / "log", 5, "completed", ("train", 10), ("train", 20), ("eval", 20))
     assert [end[:2] for end in epochs(tmp_path / "log")] == [end[:2] for end in TWO_EPOCHS]
 
 
@@ -87,9 +79,7 @@ def test_a_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
     whole = (tmp_path / "log").read_bytes()
     (tmp_path / "log").write_bytes(whole[:-30])
     first.close(None)
-    second = tracker(tmp_path / "log", 10)
-    send(second, ("train", 15), ("train", 20), ("eval", 20))
-    close(second, "completed", 20)
+    launch(tmp_path / "log", 10, "completed", ("train", 15), ("train", 20), ("eval", 20))
     assert epochs(tmp_path / "log") == TWO_EPOCHS
 
 
