@@ -16,14 +16,8 @@ KINDS += ["+model.tables.overrides.tags.kind=qr", "+model.tables.overrides.tags.
 KINDS += ["+model.tables.overrides.item.kind=mixed_dimension", "model.tables.alpha=0.6"]
 KINDS += ["+model.tables.overrides.item.storage=fp16", "+model.tables.overrides.genres.pooling=weighted"]
 KINDS += ["train.global_batch_size=32"]
-SIZES = {
-    "t_user_q": (10, 8),
-    "t_user_r": (4, 8),
-    "t_tags_q": (8, 16),
-    "t_tags_r": (4, 16),
-    "t_item": (60, 4),
-    "t_genres": (9, 16),
-}
+SIZES = {"t_user_q": (10, 8), "t_user_r": (4, 8), "t_tags_q": (8, 16), "t_tags_r": (4, 16), "t_item": (60, 4)}
+SIZES |= {"t_genres": (9, 16)}
 
 
 @pytest.fixture(scope="module")
@@ -35,14 +29,8 @@ def bags(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow("processes")
 def test_two_processes_with_three_sharding_types_train_as_one(run_app: Command, bags: Path, tmp_path: Path) -> None:
-    types = {
-        "t_user_q": "column_wise",
-        "t_user_r": "row_wise",
-        "t_tags_q": "row_wise",
-        "t_tags_r": "column_wise",
-        "t_item": "row_wise",
-        "t_genres": "column_wise",
-    }
+    types = {"t_user_q": "column_wise", "t_user_r": "row_wise", "t_tags_q": "row_wise", "t_tags_r": "column_wise"}
+    types |= {"t_item": "row_wise", "t_genres": "column_wise"}
     overrides = [*SMALL, *KINDS, f"data.path={bags}", "train.max_steps=40", "model.interaction=projection"]
     overrides += [*(f"+sharding.tables.{table}.types={kind}" for table, kind in types.items())]
     for name, processes in (("alone", 1), ("pair", 2)):

@@ -30,13 +30,8 @@ def _composed(overrides: tuple[str, ...]) -> dict[str, Any]:
     return to_plain(compose_config(AppConfig, CONFIG_DIR, ["run.name=x", *overrides]))
 
 
-PLANNED: dict[str, Any] = {
-    "type": "table_wise",
-    "kernel": "fused",
-    "shards": [],
-    "cache_load_factor": None,
-    "ranks": [],
-}
+PLANNED: dict[str, Any] = {"type": "table_wise", "kernel": "fused", "shards": [], "cache_load_factor": None}
+PLANNED |= {"ranks": []}
 
 
 def write_run(
@@ -65,36 +60,14 @@ def write_run(
     logits = (rng.standard_normal(4000) + gain * labels - 1.5).astype(np.float32)
     seconds = (step_ms / 1e3 * rng.uniform(0.95, 1.05, steps)).astype(np.float32)
     batch = config["train"]["global_batch_size"]
-    dataset = {
-        "path": "data/x",
-        "digest": digest,
-        "labels": {"val": labels_digest},
-        "rows": {"train": 10_000, "val": 4000},
-        "label_rate": 0.25,
-        "encoding": "vocabulary",
-        "sources": ["day_0.tsv"],
-        "bayes": bayes,
-    }
-    run_manifest = {
-        **copy.deepcopy(MANIFEST),
-        "dataset": dataset,
-        "seeds": {"train.seed": seed},
-        "world_size": world_size,
-        "platform": platform,
-        "num_threads": 1,
-        **(manifest or {}),
-    }
+    dataset: dict[str, Any] = {"path": "data/x", "digest": digest, "labels": {"val": labels_digest}}
+    dataset |= {"rows": {"train": 10_000, "val": 4000}, "label_rate": 0.25, "encoding": "vocabulary"}
+    dataset |= {"sources": ["day_0.tsv"], "bayes": bayes}
+    run_manifest = {**copy.deepcopy(MANIFEST), "dataset": dataset, "seeds": {"train.seed": seed}}
+    run_manifest |= {"world_size": world_size, "platform": platform, "num_threads": 1, **(manifest or {})}
     run_manifest["hardware"] = {**MANIFEST["hardware"], **run_manifest["hardware"]}
-    run_manifest["tables"] = {
-        "t_a": {
-            "features": 1,
-            "by_id": False,
-            "ids_per_sample": 1.0,
-            "num_embeddings": 1000,
-            "embedding_dim": 16,
-            "bytes": 64_000,
-        }
-    }
+    table = {"features": 1, "by_id": False, "ids_per_sample": 1.0, "num_embeddings": 1000, "embedding_dim": 16}
+    run_manifest["tables"] = {"t_a": {**table, "bytes": 64_000}}
     run_manifest["plan"] = {"t_a": {**PLANNED, "ranks": [0]}}
     losses = 0.45 + 0.25 * np.exp(-np.arange(1, steps + 1) / 30) + 0.01 * rng.standard_normal(steps)
     windows = range(every, steps + 1, every)
@@ -102,38 +75,18 @@ def write_run(
         values[: len(windows) * every].reshape(-1, every).mean(axis=1, dtype=np.float64).tolist()
         for values in (losses, seconds)
     )
-    events = [
-        {
-            "event": "train",
-            "step": step,
-            "samples": step * batch,
-            "seconds": step * step_ms / 1e3,
-            "epoch": 0,
-            "steps": every,
-            "loss": loss,
-            "logloss": loss,
-            "accuracy": 0.75,
-            "lr": 0.01,
-            "gradient_norm": 0.5 + 1 / step,
-            "samples_per_second": batch / duration,
-            "input_wait_fraction": 0.01,
-            "phase_seconds": {"forward": 0.004, "backward": 0.005},
-            "host_bytes": int(5e8),
-            "device_bytes": None,
-        }
-        for step, loss, duration in zip(windows, mean_losses, mean_seconds, strict=True)
-    ]
-    evaluation = {"split": "val", "samples": 4000, **click_metrics(logits, labels)}
-    events.append(
-        {
-            "event": "eval",
-            "step": steps,
-            "samples": steps * batch,
-            "seconds": 9.0,
-            "eval_samples": 4000,
-            **{k: v for k, v in evaluation.items() if k != "samples"},
-        }
-    )
+    same: dict[str, Any] = {"event": "train", "epoch": 0, "steps": every, "accuracy": 0.75, "lr": 0.01}
+    same |= {"input_wait_fraction": 0.01, "host_bytes": int(5e8), "device_bytes": None}
+    same |= {"phase_seconds": {"forward": 0.004, "backward": 0.005}}
+    events: list[dict[str, Any]] = []
+    for step, loss, duration in zip(windows, mean_losses, mean_seconds, strict=True):
+        event = {"step": step, "samples": step * batch, "seconds": step * step_ms / 1e3, "loss": loss, "logloss": loss}
+        rates = {"gradient_norm": 0.5 + 1 / step, "samples_per_second": batch / duration}
+        events.append({**same, **event, **rates})
+    figures = click_metrics(logits, labels)
+    evaluation = {"split": "val", "samples": 4000, **figures}
+    last = {"event": "eval", "step": steps, "samples": steps * batch, "seconds": 9.0, "eval_samples": 4000}
+    events.append({**last, "split": "val", **{k: v for k, v in figures.items() if k != "samples"}})
     directory.mkdir(parents=True)
     (directory / "config.yaml").write_text(yaml.safe_dump(config))
     (directory / "manifest.json").write_text(json.dumps(run_manifest))
@@ -141,12 +94,11 @@ def write_run(
     curves = click_curves(logits, labels, convert(evaluation, EvaluationFigures))
     (directory / "curves.json").write_text(encode(replace(curves, step=steps, split="val")))
     (directory / "step_times.json").write_text(encode(step_time_histogram(seconds)))
+    phases = {"forward": 0.3, "backward": 0.5, "optimizer": 0.1}
+    ended = {"status": status, "steps": steps, "samples": steps * batch, "world_size": world_size, "power": None}
     summary = {
         **LEAST,
-        "status": status,
-        "steps": steps,
-        "samples": steps * batch,
-        "world_size": world_size,
+        **ended,
         "parameters": {"embedding": 16_000, "dense": 100, "total": 16_100},
         "train": {"loss": 0.46, "logloss": 0.46, "skipped_steps": 0},
         "best": best and {"monitor": None, "value": None, **best},
@@ -156,12 +108,7 @@ def write_run(
         "throughput": plain_object(throughput(seconds, 0.1, batch, world_size, 0)),
         "memory": {"host_peak_bytes": int(6e8), "device_peak_bytes": None},
         "utilisation": {"flops_per_second": 4e10, "model_flops_utilisation": None},
-        "phase_seconds": {
-            "forward": 0.3 * step_ms / 1e3,
-            "backward": 0.5 * step_ms / 1e3,
-            "optimizer": 0.1 * step_ms / 1e3,
-        },
-        "power": None,
+        "phase_seconds": {name: share * step_ms / 1e3 for name, share in phases.items()},
         "tables": {"t_a": {"rows": 1000, "rows_touched": 250, "mean_norm": 0.125, "largest_norm": 0.5}},
         "seconds": {"total": 12.0, "train": 10.0, "eval": 1.0, "checkpoint": 0.5},
         "digest": {"parameters": f"{seed}{gain}{platform}", "losses": "l"},

@@ -50,14 +50,8 @@ def test_what_processes_exchange_is_counted(
 ) -> None:
     overrides = [f"train.global_batch_size={BATCH}", *(f"sharding.qcomm.{key}" for key in qcomm)]
     run = read_run(write_run(tmp_path / "a", *overrides, world_size=2))
-    table: dict[str, Any] = {
-        "features": 1,
-        "ids_per_sample": float(ids),
-        "num_embeddings": ROWS,
-        "embedding_dim": DIM,
-        "bytes": ROWS * DIM * 4,
-        "by_id": by_id,
-    }
+    table: dict[str, Any] = {"features": 1, "ids_per_sample": float(ids), "num_embeddings": ROWS, "embedding_dim": DIM}
+    table |= {"bytes": ROWS * DIM * 4, "by_id": by_id}
     bytes_read, bytes_written, exchanged = traffic(run, table, {**PLANNED, "type": kind, "shards": SHARDS[kind]})
     assert exchanged == sent(kind, ids, by_id, widths)
     assert (bytes_read, bytes_written) == (2 * BATCH * ids * DIM * 4, BATCH * ids * DIM * 4)

@@ -128,14 +128,8 @@ def test_two_plans_side_by_side(run_app: Command, tmp_path: Path) -> None:
 @pytest.mark.slow("processes")
 def test_a_run_trains_by_a_plan(run_app: Command, dataset: Path, tmp_path: Path) -> None:
     config = [*SMALL, f"data.path={dataset}", "run.name=x", "train.max_steps=20"]
-    plan = planned(
-        run_app,
-        tmp_path,
-        *config,
-        "topology=cpu",
-        "topology.devices_per_node=2",
-        "sharding.types=[row_wise,column_wise,data_parallel]",
-    )
+    machine = ["topology=cpu", "topology.devices_per_node=2"]
+    plan = planned(run_app, tmp_path, *config, *machine, "sharding.types=[row_wise,column_wise,data_parallel]")
     assert {row["name"]: row["num_embeddings"] for row in plan["tables"].values()} == {
         f"t_{name}": rows for name, rows in NUM_EMBEDDINGS.items()
     }

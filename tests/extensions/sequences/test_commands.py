@@ -4,6 +4,7 @@ import csv
 import itertools
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -107,9 +108,8 @@ def test_triton_without_a_gpu_is_refused(log: Path, tmp_path: Path) -> None:
     overrides = [*TINY, f"data.path={log}", "sequences.hstu.attention=triton"]
     process = ended(forked("train", *overrides, cwd=tmp_path, environment={"TRITON_INTERPRET": "0"}), tmp_path)
     assert process.returncode == 2, process.stderr
-    assert error_line(process.stderr).startswith(
-        "error: sequences.hstu.attention=triton: needs a GPU; use bucketed, or set"
-    )
+    message = "error: sequences.hstu.attention=triton: needs a GPU; use bucketed, or set"
+    assert error_line(process.stderr).startswith(message)
 
 
 @pytest.mark.parametrize("attention", [pytest.param("triton", marks=INTERPRETED)])
@@ -160,13 +160,9 @@ OF_FLAG = "  user_x_promoted: {of: [user, promoted], rows: 50}\n"
 def write_own_log(directory: Path, crosses: str) -> list[str]:
     """A log whose users and items have names."""
     rng, events = np.random.default_rng(3), 600
-    table = {
-        "who": [f"user {i}" for i in rng.integers(0, 9, events)],
-        "what": [f"film {i}" for i in rng.integers(0, 30, events)],
-        "at": np.arange(events) * 997,
-        "event": rng.choice(["good", "bad"], events),
-        "promoted": rng.integers(0, 2, events),
-    }
+    table: dict[str, Any] = {"who": [f"user {i}" for i in rng.integers(0, 9, events)]}
+    table |= {"what": [f"film {i}" for i in rng.integers(0, 30, events)], "at": np.arange(events) * 997}
+    table |= {"event": rng.choice(["good", "bad"], events), "promoted": rng.integers(0, 2, events)}
     with open(directory / "log.csv", "w", newline="") as file:
         writer = csv.writer(file)
         writer.writerows([list(table), *zip(*table.values(), strict=True)])

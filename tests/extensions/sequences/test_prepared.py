@@ -3,6 +3,7 @@
 import hashlib
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -17,17 +18,9 @@ from tests.data_prep.conftest import prepare
 from tests.extensions.sequences.event_logs import opened, reference, write_reference_log
 
 # The reference's columns with the dtypes that `_FlatEventStore` gives them.
-DTYPES = {
-    "uid": np.int64,
-    "item_ids": np.int64,
-    "timestamps": np.int64,
-    "event_types": np.int64,
-    "played_ratio": np.float32,
-    "is_listen_plus": np.bool_,
-    "is_like": np.bool_,
-    "is_skip": np.bool_,
-    "is_organic": np.int8,
-}
+DTYPES: dict[str, Any] = {"uid": np.int64, "item_ids": np.int64, "timestamps": np.int64, "event_types": np.int64}
+DTYPES |= {"played_ratio": np.float32, "is_listen_plus": np.bool_, "is_like": np.bool_, "is_skip": np.bool_}
+DTYPES |= {"is_organic": np.int8}
 
 
 @pytest.fixture

@@ -66,23 +66,12 @@ def test_the_log_of_dlrmv4_passes_the_compliance_checker(
     entries = require_compliant(path, "6.1.0")
     values = {entry["key"]: entry["value"] for entry in entries}
     assert (values["submission_benchmark"], values["submission_division"]) == ("dlrmv4", "closed")
-    assert (values["opt_name"], values["opt_sparse_name"], values["max_sequence_length"]) == (
-        "Adam",
-        "RowWiseAdagrad",
-        4096,
-    )
+    assert (values["opt_name"], values["opt_sparse_name"]) == ("Adam", "RowWiseAdagrad")
+    assert values["max_sequence_length"] == 4096
     after = [entry["key"] for entry in entries]
     evaluation = ["block_stop", "eval_start", "eval_accuracy", "eval_stop"]
-    assert after[after.index("run_start") + 1 :] == [
-        "block_start",
-        "train_loss",
-        "train_loss",
-        *evaluation,
-        "block_start",
-        "train_loss",
-        *evaluation,
-        "run_stop",
-    ]
+    block = ["block_start", "train_loss"]
+    assert after[after.index("run_start") + 1 :] == [*block, "train_loss", *evaluation, *block, *evaluation, "run_stop"]
     starts = [entry["metadata"]["samples_count"] for entry in entries if entry["key"] == "block_start"]
     assert starts == [0, first_samples]
     assert entries[-1]["metadata"]["samples_count"] == first_samples + 2_293_760
