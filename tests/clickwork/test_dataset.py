@@ -32,12 +32,17 @@ def dataset(trained: Trained) -> clickwork.Dataset:
     return clickwork.Dataset(trained.directory / "data")
 
 
+def prepared(directory: Path, trained: Trained, *keys: str) -> clickwork.Dataset:
+    """Another dataset of the run's rows."""
+    of_rows = [f"data.raw={trained.directory}/raw.csv", f"data.schema={trained.directory}/schema.yaml"]
+    prepare(*of_rows, f"data.path={directory}/data", *keys)
+    return clickwork.Dataset(directory / "data")
+
+
 @pytest.fixture(scope="module")
 def with_texts(tmp_path_factory: pytest.TempPathFactory, trained: Trained) -> clickwork.Dataset:
-    directory = tmp_path_factory.mktemp("texts")
-    keys = [f"data.raw={trained.directory}/raw.csv", f"data.schema={trained.directory}/schema.yaml"]
-    prepare(*keys, f"data.path={directory}", "data.split.method=fraction", "data.keep_texts=true")
-    return clickwork.Dataset(directory)
+    keys = ["data.split.method=fraction", "data.keep_texts=true"]
+    return prepared(tmp_path_factory.mktemp("texts"), trained, *keys)
 
 
 def test_schema_and_splits(trained: Trained, dataset: clickwork.Dataset) -> None:
@@ -100,9 +105,7 @@ def test_values_and_ids_are_each_others_inverse(trained: Trained, with_texts: cl
 
 
 def test_values_without_texts(tmp_path: Path, trained: Trained) -> None:
-    keys = [f"data.raw={trained.directory}/raw.csv", f"data.schema={trained.directory}/schema.yaml"]
-    prepare(*keys, f"data.path={tmp_path}/data", "data.keep_texts=false")
-    dataset = clickwork.Dataset(tmp_path / "data")
+    dataset = prepared(tmp_path, trained, "data.keep_texts=false")
     assert dataset.values("item", dataset.ids("item", [7, 12])) == ["7", "12"]
     with pytest.raises(
         clickwork.Error, match=r"the texts of user are not kept; prepare it again with data\.keep_texts"
@@ -126,9 +129,7 @@ def test_criteos_values_are_hexadecimal(tmp_path: Path) -> None:
 
 
 def test_ids_that_are_hashes_have_no_values(tmp_path: Path, trained: Trained) -> None:
-    keys = [f"data.raw={trained.directory}/raw.csv", f"data.schema={trained.directory}/schema.yaml"]
-    prepare(*keys, f"data.path={tmp_path}/data", "data.encoding=hash", "data.max_ind_range=100")
-    dataset = clickwork.Dataset(tmp_path / "data")
+    dataset = prepared(tmp_path, trained, "data.encoding=hash", "data.max_ind_range=100")
     assert dataset.ids("item", [7, 123]).tolist() == [7, 23]
     with pytest.raises(clickwork.Error, match="an id of item has no value of its own; prepare it with data"):
         dataset.values("item", [7])

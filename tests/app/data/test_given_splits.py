@@ -22,6 +22,7 @@ from data_prep.pipeline import preprocess
 from tests.app.conftest import SMALL, Command, Refusal, composed
 from tests.app.run_files import summary
 from tests.changed import changed
+from tests.data_prep.conftest import prepare as prepare_data
 from tests.once import made_once
 
 ROWS = {"train": 300, "val": 80}
@@ -46,7 +47,7 @@ def dataset_without_test(tmp_path_factory: pytest.TempPathFactory) -> Path:
     def make(directory: Path) -> None:
         write_files(directory)
         overrides = [override.replace("=", f"={directory}/") for override in [*GIVEN, "data.path=out"]]
-        preprocess(compose_config(PrepConfig, CONFIG_DIRECTORY, [*overrides, "data.workers=1"]).data)
+        prepare_data(*overrides)
 
     return made_once(tmp_path_factory, "given_splits", make) / "out"
 
@@ -72,13 +73,9 @@ def test_refused_before_a_run_begins(overrides: list[str], message: str) -> None
 
 
 def test_the_remedies_work() -> None:
-    for overrides in (
-        ["data.test=c", "eval.split=test"],
-        ["eval.split=train"],
-        ["data.val=b"],
-        ["data.test=c", "data.split.held_out=0.1"],
-    ):
-        validate(composed("data.train=a", "data.path=out", *overrides))
+    remedies = ["data.test=c eval.split=test", "eval.split=train", "data.val=b", "data.test=c data.split.held_out=0.1"]
+    for overrides in remedies:
+        validate(composed("data.train=a", "data.path=out", *overrides.split()))
 
 
 def test_files_need_a_path_and_no_source() -> None:
@@ -147,14 +144,12 @@ def test_a_run_makes_trains_and_evaluates(run_app: Command, refused: Refusal, tm
 def test_a_split_that_chance_left_empty_is_not_evaluated(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text("label,user\n" + "1,a\n0,b\n" * 3)
     (tmp_path / "schema.yaml").write_text("label: label\nsparse: [user]\n")
-    keys = [f"data.raw={tmp_path}/rows.csv", f"data.schema={tmp_path}/schema.yaml", "data.workers=1"]
+    keys = [f"data.raw={tmp_path}/rows.csv", f"data.schema={tmp_path}/schema.yaml"]
     for share in ("0.001", "0"):
         root = tmp_path / share
-        overrides = [*keys, f"data.path={root}", f"data.split.held_out={share}"]
-        manifest = preprocess(compose_config(PrepConfig, CONFIG_DIRECTORY, overrides).data)
+        manifest = prepare_data(*keys, f"data.path={root}", f"data.split.held_out={share}")
         assert manifest.splits["val"].rows == 0
     assert not find_split(root, manifest, "val").rows  # no row was to be held out
-    with pytest.raises(
-        UserError, match=r"val has no rows, as data\.split\.method=random left none of 6 .*eval\.split=train"
-    ):
+    message = r"val has no rows, as data\.split\.method=random left none of 6 .*eval\.split=train"
+    with pytest.raises(UserError, match=message):
         find_split(tmp_path / "0.001", load_manifest(tmp_path / "0.001"), "val")

@@ -15,7 +15,6 @@ SOURCE = ["data.source=synthetic", "data.synthetic.rows=3000"]
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """A small disk of its own."""
     with mounted_disk(tmp_path, "64m") as disk:
         yield disk
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from app.config import DataConfig, VerifyData
 from app.data.shards import verify_splits
 from app.data.split import SplitReader
-from common.errors import OwnError, UserError
+from common.errors import OwnError
 from data_prep.dataset.format import MANIFEST_NAME, load_manifest, save_manifest, shard_path
 from tests.app.datasets import write_dataset
 from tests.data_prep.conftest import refused
@@ -135,12 +135,10 @@ def test_an_id_beyond_its_table_is_named(tmp_path: Path) -> None:
     manifest.num_embeddings = {**manifest.num_embeddings, "cat_2": 100}
     (tmp_path / MANIFEST_NAME).unlink()
     save_manifest(tmp_path, manifest)
-    with pytest.raises(
-        UserError, match=r"train: shard 00000, row \d+, cat_2, a table of 100 rows: the id is not in it"
-    ):
-        _rows(tmp_path, "train", "train_batches", global_batch_size=10, seed=0, epoch=0, first=0)
+    arguments = {"global_batch_size": 10, "seed": 0, "epoch": 0, "first": 0}
+    message = r"train: shard 00000, row \d+, cat_2, a table of 100 rows: the id is not in it"
+    refused(message, _rows, tmp_path, "train", "train_batches", **arguments)
 
 
 def test_a_split_that_is_not_there_is_named(dataset: Path) -> None:
-    with pytest.raises(UserError, match="no split 'tst'; it has train, val, test"):
-        _rows(dataset, "tst", "eval_batches", global_batch_size=10)
+    refused("no split 'tst'; it has train, val, test", _rows, dataset, "tst", "eval_batches", global_batch_size=10)

@@ -228,14 +228,9 @@ def _leaves(node: Any) -> Iterator[Tensor]:
 
 def test_linear_layers_begin_as_facebookresearch_draws_them() -> None:
     torch.manual_seed(0)
-    config = ModelConfig(
-        Interaction.projection,
-        embedding_dim=DIM,
-        dense_arch=[400, DIM],
-        over_arch=[300, 1],
-        projection_branch1=[500, DIM],
-        dense_init=DenseInit.facebookresearch,
-    )
+    widths: dict[str, Any] = {"dense_arch": [400, DIM], "over_arch": [300, 1], "projection_branch1": [500, DIM]}
+    drawn = DenseInit.facebookresearch
+    config = ModelConfig(Interaction.projection, embedding_dim=DIM, dense_init=drawn, **widths)
     model = DLRM(config, 200, 3, make_sparse_arch(config, FEATURES))
     stacks = cast(list[nn.Sequential], [model.dense_arch, model.over_arch, model.interaction.branch1])
     for layer in (cast(nn.Linear, stack[0]) for stack in stacks):

@@ -27,7 +27,7 @@ from app.training.predictor import Evaluation, Predictor
 from common.errors import UserError
 from data_prep.dataset.format import load_manifest, open_shard
 from tests.app.in_process import command_here, train_here
-from tests.data_prep.conftest import prepare, refused
+from tests.data_prep.conftest import prepare, refused, seeds
 from tests.oracles.own_tables import (
     RAW_KINDS,
     Column,
@@ -44,7 +44,6 @@ from tests.oracles.own_tables import (
 
 FAST, ALL, ROWS = 2, 9, 60
 FORMS_AT_ONCE = 3  # in the quick tests
-SEEDS = [pytest.param(seed, marks=[pytest.mark.slow] * (seed >= FAST)) for seed in range(ALL)]
 TRAIN = ["model.embedding_dim=8", "model.dense_arch=[8]", "model.over_arch=[8,1]", "train.global_batch_size=16"]
 TRAIN += ["train.max_steps=3", "eval.split=val", "record.tensorboard=false", "runtime.num_threads=1"]
 TRAIN += ["runtime.platform=cpu"]
@@ -250,7 +249,7 @@ def drawn_model(
     return DrawnModel(raw, table, keys, model, list(range(first, first + len(expected))), expected)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", seeds(FAST, ALL))
 def test_drawn_tables(seed: int, runtime: Runtime, tmp_path: Path) -> None:
     draw = random.Random(seed)
     _, table, keys, model, rows, expected = drawn_model(draw, seed, runtime, tmp_path, chunk_bytes=[700, 10**6])

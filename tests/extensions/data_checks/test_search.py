@@ -19,8 +19,9 @@ from data_prep.dataset.bags import Bags
 from data_prep.dataset.format import Manifest, load_manifest, open_shard
 from data_prep.dataset.misleading import misleading_sentences
 from extensions.data_checks import search
+from tests.app.conftest import SMALL, Command
 from tests.app.data.test_negatives import splitmix64
-from tests.data_prep.conftest import prepare, refused, sums
+from tests.data_prep.conftest import prepare, refused, seeds, sums
 from tests.data_prep.tables import paths
 
 SCHEMA = "label: label\ndense: [price, age]\nsparse: [user, item, shop]\n"
@@ -33,13 +34,8 @@ def table(seed: int, rows: int = 6_000) -> pd.DataFrame:
     item = rng.zipf(1.4, rows) % 300
     price = rng.lognormal(size=rows).round(3)
     logits = rng.normal(size=300)[item] + 0.3 * np.log(price) - rng.uniform(0, 3)
-    columns = {
-        "price": price,
-        "age": rng.integers(18, 80, rows),
-        "user": rng.integers(0, 700, rows),
-        "item": item,
-        "shop": item % 17,
-    }
+    columns = {"price": price, "age": rng.integers(18, 80, rows), "user": rng.integers(0, 700, rows), "item": item}
+    columns |= {"shop": item % 17}
     return pd.DataFrame({"label": (rng.random(rows) < 1 / (1 + np.exp(-logits))).astype(int), **columns})
 
 
@@ -87,9 +83,7 @@ def test_a_planted_fault_is_named_alone(
     assert misleading_sentences(load_manifest(tmp_path / "out").extra) == [sentence]
 
 
-@pytest.mark.parametrize(
-    "seed", [seed if seed < 2 else pytest.param(seed, marks=pytest.mark.slow) for seed in range(20)]
-)
+@pytest.mark.parametrize("seed", seeds(2, 20))
 def test_a_sound_table_is_passed_in_silence(seed: int, tmp_path: Path) -> None:
     method = ["random", "fraction", "scikit_learn"][seed % 3]
     manifest = prepared(tmp_path, table(seed, rows=500 * 2 ** (seed % 5)), f"data.split.method={method}")
@@ -328,3 +322,16 @@ def test_ratings_have_no_label_rates_but_shared_rows(tmp_path: Path) -> None:
     figures = prepared(tmp_path, doubled(rows), schema=schema).extra["misleading"]
     assert {one["auc"] for one in figures["columns"].values()} == {None}
     assert figures["shared_rows"] > 0.1
+
+
+@pytest.mark.slow("processes")
+def test_a_leak_is_named_once_in_training_and_in_the_report(run_app: Command, tmp_path: Path) -> None:
+    """By data_prep where the run makes the dataset, by training where it was made before."""
+    leaking(table(0)).to_csv(tmp_path / "rows.csv", index=False)
+    data = paths(tmp_path, SCHEMA)
+    for name in ("first", "second"):
+        process = run_app("train", *SMALL, *data, "train.max_steps=3", f"run.name={name}")
+        manifest = json.loads((tmp_path / f"runs/{name}/manifest.json").read_text())
+        (sentence,) = manifest["dataset"]["misleading"]
+        assert process.stderr.count(sentence) == 1
+        assert f"{sentence[0].upper()}{sentence[1:]}." in (tmp_path / f"runs/{name}/report.html").read_text()

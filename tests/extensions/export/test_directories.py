@@ -29,12 +29,10 @@ from tests.app.in_process import command_here, train_here
 from tests.app.scoring.test_same_row import TRAIN, Model, drawn_model, trained
 from tests.app.scoring.test_sampling import CORRECTED
 from tests.app.training.test_number_labels import MODEL, make_ratings
-from tests.data_prep.conftest import prepare
+from tests.data_prep.conftest import prepare, seeds
 from tests.extensions.export.serving import score_files
 from tests.oracles.own_tables import objects_of, write_lines, write_raw
 
-FAST, ALL = 2, 9
-SEEDS = [pytest.param(seed, marks=[pytest.mark.slow] * (seed >= FAST)) for seed in range(ALL)]
 INTERACTIONS: list[list[str]] = [
     [],
     ["model.interaction=dcn", "model.batch_norm=true", "model.over_arch=[4,1]"],
@@ -46,7 +44,7 @@ INTERACTIONS: list[list[str]] = [
 ]
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", seeds(2, 9))
 def test_drawn_tables(seed: int, runtime: Runtime, tmp_path: Path) -> None:
     """Rows of drawn tables, in every form of file, through drawn models."""
     model_keys = INTERACTIONS[seed % len(INTERACTIONS)]

@@ -18,12 +18,10 @@ from app.training import predictor
 from data_prep.dataset.bags import Bags, offsets_of
 from data_prep.dataset.format import Manifest, load_manifest, open_shard
 from data_prep.dataset.sample import sampled_numbers
-from data_prep.pipeline import preprocess
 from extensions.importance.permutation import Columns, columns_of, permuted
 from tests.app.conftest import composed
 from tests.app.in_process import command_here, train_here
-from tests.data_prep.conftest import config as data_config
-from tests.data_prep.conftest import refused
+from tests.data_prep.conftest import prepare, refused
 from tests.once import made_once
 
 ROWS = 1_500
@@ -44,7 +42,7 @@ def make_data(directory: Path) -> None:
     schema = "label: click\nsparse: [user, {column: tags, separator: '|'}, item]\nweight: weight\n"
     (directory / "clicks.yaml").write_text(schema)
     keys = [f"data.raw={directory}/clicks.csv", f"data.schema={directory}/clicks.yaml", f"data.path={directory}/data"]
-    preprocess(data_config(*keys, "data.split.method=random", "data.split.held_out=0.4"))
+    prepare(*keys, "data.split.method=random", "data.split.held_out=0.4")
 
 
 @pytest.fixture(scope="module")

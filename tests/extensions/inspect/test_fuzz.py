@@ -13,49 +13,12 @@ from common.errors import UserError
 from data_prep.sources.discover import Source, resolve_sources
 from extensions.inspect.page import inspection_page
 from extensions.inspect.proposal import Proposal, propose_schema
-from tests.data_prep.conftest import prepare
+from tests.data_prep.conftest import prepare, seeds
 from tests.data_prep.tables import write
 
-FAST, ALL = 40, 120
-SEEDS = [pytest.param(seed, marks=[pytest.mark.slow("examples")] * (seed >= FAST)) for seed in range(ALL)]
-NAMES = [
-    "label",
-    "y",
-    "click",
-    "rating",
-    "userId",
-    "item_id",
-    "ts",
-    "date",
-    "price",
-    "a.b",
-    "x y",
-    "été",
-    "1",
-    "0",
-    "n#",
-    "- a",
-]
-NAMES += [
-    "ts_hour",
-    "{a}",
-    "a: b",
-    "'q",
-    '"',
-    "null",
-    "true",
-    "~",
-    "#c",
-    "a=b",
-    ">= 4",
-    "",
-    "x>1",
-    "label >= 4",
-    "[x",
-    "*z",
-    "&q",
-    "!t",
-]
+NAMES = ["label", "y", "click", "rating", "userId", "item_id", "ts", "date", "price", "a.b", "x y", "été", "1", "0"]
+NAMES += ["n#", "- a", "ts_hour", "{a}", "a: b", "'q", '"', "null", "true", "~", "#c", "a=b", ">= 4", "", "x>1"]
+NAMES += ["label >= 4", "[x", "*z", "&q", "!t"]
 Draw = Callable[[random.Random], Any]
 
 VALUES: dict[str, Draw] = {
@@ -119,8 +82,7 @@ def drawn_rows(draw: random.Random, form: str) -> dict[str, list[Any]]:
         content[name] = [None if draw.random() < gaps else kinds[kind](draw) for _ in range(rows)]
     draw_order = list(content)
     draw.shuffle(draw_order)
-    content = {name: content[name] for name in draw_order}
-    return content
+    return {name: content[name] for name in draw_order}
 
 
 def proposed(sources: list[Source]) -> Proposal | None:
@@ -134,7 +96,7 @@ def proposed(sources: list[Source]) -> Proposal | None:
     return None
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", seeds(40, 120))
 def test_a_proposal_prepares(tmp_path: Path, seed: int) -> None:
     draw = random.Random(seed)
     form = ("csv", "jsonl", "parquet")[seed % 3]
@@ -154,9 +116,7 @@ def test_a_proposal_prepares(tmp_path: Path, seed: int) -> None:
         assert manifest.label_rate == proposal.label.rate
 
 
-@pytest.mark.parametrize(
-    "seed", [pytest.param(seed, marks=[pytest.mark.slow("examples")] * (seed >= 20)) for seed in range(60)]
-)
+@pytest.mark.parametrize("seed", seeds(20, 60))
 def test_any_bytes_are_refused_in_one_line_or_read(tmp_path: Path, seed: int) -> None:
     draw = random.Random(seed)
     alphabet = draw.choice([bytes(range(256)), b'0123456789,.\n"a;|\t', b"label,\n01a", b'{"label":01,}\n[]a'])
