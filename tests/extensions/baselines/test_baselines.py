@@ -45,6 +45,12 @@ from tests.app.training.test_number_labels import train as train_on_ratings
 Loops = tuple[list[float], list[float]]
 
 
+def run_of(directory: Path, dataset: Path, path: Path | str) -> Path:
+    """A run that says that it was trained on a dataset, which it has at `path`."""
+    digest = load_manifest(dataset).digest
+    return write_run(directory, manifest={"dataset": {"path": str(path), "digest": digest}})
+
+
 def copy_uncached(dataset: Path, path: Path) -> Path:
     """A dataset of which no other test has left baselines."""
     return shutil.copytree(dataset, path, ignore=shutil.ignore_patterns(cache.CACHE))
@@ -211,9 +217,8 @@ def test_without_time_what_is_not_done_is_null(dataset: Path, caplog: pytest.Log
 def test_a_working_directory_with_a_package_app_is_in_nothing_s_way(
     dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    digest = load_manifest(dataset).digest
     copy_uncached(dataset, tmp_path / "data")
-    write_run(tmp_path / "run", manifest={"dataset": {"path": "data", "digest": digest}})
+    run_of(tmp_path / "run", dataset, "data")
     (tmp_path / "app").mkdir()
     (tmp_path / "app/__init__.py").write_text("raise SystemExit('another package')\n")
     monkeypatch.chdir(tmp_path)
@@ -228,9 +233,7 @@ def test_a_working_directory_with_a_package_app_is_in_nothing_s_way(
 def test_a_run_whose_time_is_up_is_named_in_the_command_that_has_no_limit(
     dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    digest = load_manifest(dataset).digest
-    data = copy_uncached(dataset, tmp_path / "data")
-    run = write_run(tmp_path / "of two words", manifest={"dataset": {"path": str(data), "digest": digest}})
+    run = run_of(tmp_path / "of two words", dataset, copy_uncached(dataset, tmp_path / "data"))
     monkeypatch.setattr(after_training, "DEFAULT_SECONDS", 0.001)
     after_training.add_baselines(composed(f"run.dir='{run}'"))
     (line,) = [record.message for record in caplog.records if record.levelname == "WARNING"]
@@ -287,8 +290,7 @@ def test_the_command_completes_a_run(run_app: Command, refused: Refusal, tmp_pat
 def test_a_summary_that_is_newer_is_not_overwritten(
     change: dict[str, Any], is_refused: bool, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    digest = load_manifest(dataset).digest
-    run = write_run(tmp_path / "run", manifest={"dataset": {"path": str(dataset), "digest": digest}})
+    run = run_of(tmp_path / "run", dataset, dataset)
     before = json.loads((run / "summary.json").read_text())
 
     def computed_while_the_run_is_resumed(*arguments: Any) -> cache.Scored:
@@ -350,26 +352,18 @@ def test_the_command_needs_no_torch(tmp_path: Path) -> None:
     assert not modules & HEAVY
 
 
-def test_what_is_no_run_is_refused(refused: Refusal, tmp_path: Path) -> None:
+def test_runs_of_no_directory_and_of_numbers_are_refused(run_app: Command, refused: Refusal, tmp_path: Path) -> None:
     assert "run=nothing: not a run's directory" in refused("baselines", "run=nothing")
-
-
-def test_baselines_of_numbers_are_refused_in_one_line(run_app: Command, refused: Refusal, tmp_path: Path) -> None:
     make_ratings(tmp_path)
     train_on_ratings(run_app, tmp_path / "data", "x", "train.max_steps=2")
     assert "baselines are of clicks" in refused("baselines", "run=runs/x")
     assert json.loads((tmp_path / "runs/x/summary.json").read_text())["baselines"] is None
 
 
-def test_baselines_are_not_of_drawn_rows() -> None:
-    config = composed("data.negatives.per_positive=3", "baselines=true")
-    with pytest.raises(
-        UserError, match=r"^baselines=true: baselines learn from rows of the split, which are positives"
-    ):
-        after_training.require_possible(config)
-
-
-def test_models_that_learn_from_other_than_rows_have_no_baselines() -> None:
+def test_models_that_learn_from_other_than_rows_of_the_split_have_no_baselines() -> None:
+    message = r"^baselines=true: baselines learn from rows of the split, which are positives"
+    with pytest.raises(UserError, match=message):
+        after_training.require_possible(composed("data.negatives.per_positive=3", "baselines=true"))
     for kind in model_kinds().values():
         config = composed(*([] if kind is DLRM else [f"model={kind.name}"]), "baselines=true")
         reason = after_training.obstacle(config) or ""

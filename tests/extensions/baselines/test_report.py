@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from app.record.documents import Summary
 from app.report.page import write_report
-from app.report.read import read_run
+from app.report.read import RunFiles, read_run
 from app.report.verdict import comparisons, sentences
 from common.documents import plain_object
 from extensions.baselines.documents import Baseline, Baselines
@@ -37,43 +38,40 @@ def figures_of(auc: float, interval: tuple[float, float] | None = None, **aucs: 
 NARROW, WIDE = (-0.001, 0.001), (-0.5, 0.5)
 
 
-@pytest.mark.parametrize(
-    ("aucs", "interval", "kind", "words"),
-    [
-        (
-            {"columns": 0.7, "lr": 0.72, "trees": 0.9},
-            NARROW,
-            "bad",
-            "not earn its keep yet: behind the best baseline, b",
-        ),
-        (
-            {"columns": 0.5, "lr": 0.6, "trees": 0.55},
-            NARROW,
-            "good",
-            "ahead of the best baseline, logistic regression, ",
-        ),
-        (
-            {"base_rate": 0.5, "columns": 0.9},
-            WIDE,
-            "plain",
-            "Behind the best baseline, the label rates of item alone, by",
-        ),
-        ({"lr": 0.6}, WIDE, "plain", "± 0.5000 AUC on 4,000 rows (95%), which cannot show whether it is real"),
-        ({"lr": 0.9}, None, "plain", "AUC behind logistic regression, not compared row by row: the run kept no scores"),
-    ],
-)
+VERDICTS: list[tuple[dict[str, float], tuple[float, float] | None, str, str]] = [
+    ({"columns": 0.7, "lr": 0.72, "trees": 0.9}, NARROW, "bad", "not earn its keep yet: behind the best baseline, b"),
+    ({"columns": 0.5, "lr": 0.6, "trees": 0.55}, NARROW, "good", "ahead of the best baseline, logistic regression, "),
+    ({"base_rate": 0.5, "columns": 0.9}, WIDE, "plain", "Behind the best baseline, the label rates of item alone, by"),
+    ({"lr": 0.6}, WIDE, "plain", "± 0.5000 AUC on 4,000 rows (95%), which cannot show whether it is real"),
+    ({"lr": 0.9}, None, "plain", "AUC behind logistic regression, not compared row by row: the run kept no scores"),
+]
+
+
+def run_and_auc(directory: Path) -> tuple[RunFiles, Summary, float]:
+    """A run, its summary and the AUC of its model."""
+    run = read_run(write_run(directory))
+    assert run.summary is not None
+    assert run.evaluation.auc is not None
+    return run, run.summary, run.evaluation.auc
+
+
+def said_of(run: RunFiles) -> tuple[str, str]:
+    """The sentence on baselines, with its kind."""
+    against = baselines_sentence(run)
+    assert against is not None
+    return against
+
+
+@pytest.mark.parametrize(("aucs", "interval", "kind", "words"), VERDICTS)
 def test_the_verdict_says_whether_the_model_earns_its_keep(
     aucs: dict[str, float], interval: tuple[float, float] | None, kind: str, words: str, tmp_path: Path
 ) -> None:
-    run = read_run(write_run(tmp_path / "run", gain=1.0))
+    run, summary, auc = run_and_auc(tmp_path / "run")
     assert baselines_sentence(run) is None
-    assert run.summary is not None
-    assert run.evaluation.auc is not None
-    figures = figures_of(run.evaluation.auc, interval, **aucs)
+    figures = figures_of(auc, interval, **aucs)
     figures.missing = {"trees": "not fitted within 30 s"}
-    run.summary.baselines = plain_object(figures)
-    against = baselines_sentence(run)
-    assert against is not None
+    summary.baselines = plain_object(figures)
+    against = said_of(run)
     assert against[0] == kind
     assert words in against[1]
     assert "trained on 200,000 of 900,000 rows; boosted trees: not fitted within 30 s" in against[1]
@@ -81,20 +79,17 @@ def test_the_verdict_says_whether_the_model_earns_its_keep(
     rows = comparisons(run)
     assert set(aucs.values()) - {0.5} <= {row.figures["auc"] for row in rows}
     assert any("on the same 4,000 rows" in row.remark for row in rows) == (interval is not None)
-    run.summary.baselines["split"] = "test"  # of other rows than the evaluation's
+    summary.baselines["split"] = "test"  # of other rows than the evaluation's
     assert baselines_sentence(run) is None
 
 
 def test_a_baseline_with_too_few_rows_of_a_label_is_not_tested(tmp_path: Path) -> None:
-    run = read_run(write_run(tmp_path / "run"))
-    assert run.summary is not None
+    run, summary, _ = run_and_auc(tmp_path / "run")
     figures = figures_of(0.7, NARROW, lr=0.6)
     assert figures.lr is not None
     figures.lr.difference_interval = None
-    run.summary.baselines = plain_object(figures)
-    against = baselines_sentence(run)
-    assert against is not None
-    assert "by 0.1000 AUC; too few rows of a label for a test" in against[1]
+    summary.baselines = plain_object(figures)
+    assert "by 0.1000 AUC; too few rows of a label for a test" in said_of(run)[1]
 
 
 def test_the_auc_of_each_column_is_shown_the_best_first(tmp_path: Path) -> None:
@@ -114,16 +109,13 @@ def test_the_auc_of_each_column_is_shown_the_best_first(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("ne", "is_said"), [(0.1, True), (2.0, False)])
 def test_worse_probabilities_than_a_baseline_s_are_said(ne: float, is_said: bool, tmp_path: Path) -> None:
-    run = read_run(write_run(tmp_path / "run", gain=1.0))
-    assert run.summary is not None
-    assert run.evaluation.auc is not None
-    figures = figures_of(run.evaluation.auc, NARROW, columns=0.5, lr=0.6)
+    run, summary, auc = run_and_auc(tmp_path / "run")
+    figures = figures_of(auc, NARROW, columns=0.5, lr=0.6)
     assert figures.lr is not None
     figures.lr.ne = ne
     assert figures.columns is not None
     figures.columns.ne = 2.0
-    run.summary.baselines = plain_object(figures)
-    against = baselines_sentence(run)
-    assert against is not None
-    assert against[0] == "good"
-    assert ("against 0.1000 of logistic regression: train.monitor=ne keeps" in against[1]) == is_said
+    summary.baselines = plain_object(figures)
+    kind, text = said_of(run)
+    assert kind == "good"
+    assert ("against 0.1000 of logistic regression: train.monitor=ne keeps" in text) == is_said

@@ -9,6 +9,9 @@ from msgspec import structs
 from app.record.provenance import describe_run
 from common.documents import decode, encode
 from extensions.export.documents import ExportedProgram
+from extensions.export.keys import ExportConfig
+from tests.common.test_keys import OF_RUNTIME
+from tests.key_limits import TOLERANCE, check_limits
 
 # In the order in which earlier releases wrote them.
 KEYS = ["code", "image", "base_image", "versions", "hardware", "environment", "argv", "run", "checkpoint", "step"]
@@ -55,3 +58,7 @@ def test_what_is_damaged_is_named(change: dict[str, Any], reason: str) -> None:
     text = json.dumps(document)
     with pytest.raises(ValueError, match="Unterminated string"):
         decode(text[: text.index("step_")], ExportedProgram)
+
+
+def test_every_key_has_its_limits_and_a_meaning() -> None:
+    check_limits(ExportConfig, {**OF_RUNTIME, "tolerance": TOLERANCE})

@@ -1,5 +1,7 @@
 """A plan as text: whatever its names and numbers, lines that fit, with everything in them."""
 
+from typing import Any
+
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -8,11 +10,20 @@ from torchrec.distributed.planner.stats import _get_sharding_type_abbr
 from app.config.sharding import SHARDING_TYPES
 from extensions.plan.documents import Forecast, ForecastFile, ForecastTable, RankCost, WhatIf
 from extensions.plan.forecast import plan_lines, what_if_lines
+from extensions.plan.keys import PlanAppConfig
+from tests.common.test_keys import OF_RUNS
+from tests.key_limits import LIST, check_limits
 
 WIDTH = 120
 NAMES = st.text("abcxyz_019", min_size=1, max_size=150)
 MS = st.floats(0, 1e4)
 TYPES = st.sampled_from(SHARDING_TYPES)
+COST = RankCost(rank=0, device_bytes=1, host_bytes=0, lookup_ms=1, communication_ms=2, total_ms=3)
+
+
+def on_eight(topology: str, batch: int, **figures: Any) -> WhatIf:
+    """On eight devices of one node."""
+    return WhatIf(topology=topology, nodes=1, devices_per_node=8, world_size=8, global_batch_size=batch, **figures)
 
 
 def tables(draw: st.DrawFn, world_size: int) -> dict[str, ForecastTable]:
@@ -47,7 +58,7 @@ def plans(draw: st.DrawFn) -> ForecastFile:
         global_batch_size=8192,
         optimizer="rowwise_adagrad",
         tables=tables(draw, world_size),
-        ranks=[RankCost(rank=0, device_bytes=1, host_bytes=0, lookup_ms=1, communication_ms=2, total_ms=3)],
+        ranks=[COST],
         forecast=Forecast(fits=True, capacity_bytes=1 << 44, step_ms=draw(MS), headroom_bytes=1 << 43, imbalance=1.0),
         notes=draw(st.lists(st.text("abc ", max_size=300), max_size=2)),
     )
@@ -70,18 +81,9 @@ def test_lines_fit_and_have_every_table_and_rank(plan: ForecastFile) -> None:
 
 @given(NAMES, st.text("abc ", max_size=300), st.lists(TYPES, max_size=6))
 def test_what_if_fits(topology: str, problem: str, types: list[str]) -> None:
-    cost = RankCost(rank=0, device_bytes=1, host_bytes=0, lookup_ms=1, communication_ms=2, total_ms=3)
     forecast = Forecast(fits=True, capacity_bytes=1 << 44, step_ms=1e4, headroom_bytes=1 << 43, imbalance=1.0)
-    without = WhatIf(
-        topology=topology,
-        nodes=1,
-        devices_per_node=8,
-        world_size=8,
-        global_batch_size=10**6,
-        forecast=None,
-        problem=problem,
-    )
-    lines = what_if_lines([replace(without, forecast=forecast, slowest=cost, types=", ".join(types)), without])
+    without = on_eight(topology, 10**6, forecast=None, problem=problem)
+    lines = what_if_lines([replace(without, forecast=forecast, slowest=COST, types=", ".join(types)), without])
     assert max(map(len, lines)) <= WIDTH
     text = "".join("".join(lines).split())
     assert "".join(problem.split()) in text
@@ -91,20 +93,15 @@ def test_what_if_fits(topology: str, problem: str, types: list[str]) -> None:
 
 def test_the_types_of_a_plan_take_one_line() -> None:
     """As in the plans of docs/plans.md, whose lines were twice as many when names stood in place of abbreviations."""
-    cost = RankCost(rank=0, device_bytes=1, host_bytes=0, lookup_ms=1, communication_ms=2, total_ms=3)
     forecast = Forecast(fits=True, capacity_bytes=175 << 30, step_ms=1.3, headroom_bytes=120 << 30, imbalance=1.0)
-    case = WhatIf(
-        topology="mi300x",
-        nodes=1,
-        devices_per_node=8,
-        world_size=8,
-        global_batch_size=65_536,
-        forecast=forecast,
-        slowest=cost,
-        types="data_parallel 10, row_wise 1, table_wise 15",
-    )
+    types = "data_parallel 10, row_wise 1, table_wise 15"
+    case = on_eight("mi300x", 65_536, forecast=forecast, slowest=COST, types=types)
     _, head, row, *notes, legend = what_if_lines([case])
     assert "  tables ms  " in head
     assert notes[0].startswith("times are of tables alone")
     assert row.endswith("  DP 10, RW 1, TW 15")
     assert legend == "DP: data_parallel, TW: table_wise, RW: row_wise"
+
+
+def test_every_key_has_its_limits_and_a_meaning() -> None:
+    check_limits(PlanAppConfig, {**OF_RUNS, **dict.fromkeys(("plan.batch_sizes", "plan.devices"), LIST)})

@@ -93,14 +93,9 @@ def test_a_dataset_that_is_not_there_is_said_once_and_leaves_nothing(run_app: Co
 
 
 def started(tmp_path: Path, *arguments: str) -> "subprocess.Popen[bytes]":
+    words = [str(fast_python()), "-m", "app.reproduce", *arguments]
     with open(tmp_path / "log", "ab") as log:
-        return subprocess.Popen(
-            [str(fast_python()), "-m", "app.reproduce", *arguments],
-            cwd=tmp_path,
-            env=app_environment(),
-            stdout=log,
-            stderr=log,
-        )
+        return subprocess.Popen(words, cwd=tmp_path, env=app_environment(), stdout=log, stderr=log)
 
 
 def reproduced(tmp_path: Path, *arguments: str, status: int = 0) -> str:

@@ -12,11 +12,14 @@ from app.record.children import figures_of_test
 from common.documents import encode
 from common.errors import UserError
 from extensions.reproduce.documents import Reproduction, read_reproduction
+from extensions.reproduce.keys import ReproduceConfig
 from extensions.reproduce.seeds import changed_keys, seeds_of, training_arguments
 from tests.app.conftest import composed
+from tests.common.test_keys import OF_RUNS
 from tests.data_prep.conftest import refused
 from tests.extensions.reproduce.runs import write_seeds, write_test
 from tests.extensions.reproduce.test_figures import document
+from tests.key_limits import ONE, check_limits
 
 
 @pytest.mark.parametrize(
@@ -130,3 +133,7 @@ def test_a_run_is_where_its_path_says_whatever_is_in_it(out: str) -> None:
     [seed] = seeds_of(Path(out), 1)
     override = next(each for each in seed.overrides if each.startswith("run.dir="))
     assert composed(override).run.dir == f"{out}/seed_1"
+
+
+def test_every_key_has_its_limits_and_a_meaning() -> None:
+    check_limits(ReproduceConfig, {**OF_RUNS, "seeds": ONE, "processes": ONE})

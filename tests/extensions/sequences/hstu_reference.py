@@ -37,15 +37,9 @@ CANDIDATE = ["item_candidate_id", "item_candidate_artist_id", "item_candidate_al
 KEYS = EventKeys(tuple(CONTEXT), tuple(HISTORY), tuple(CANDIDATE), num_actions=3)
 TABLE_DIM, LOSS_WEIGHT, MAX_NORM = 16, 0.2, 1.0
 PREPROCESSOR, TRANSDUCER = "_hstu_transducer._input_preprocessor.", "_hstu_transducer."
-LAYER = {
-    "_uvqk_weight": "projection",
-    "_uvqk_beta": "bias",
-    "_input_norm_weight": "input_norm.weight",
-    "_input_norm_bias": "input_norm.bias",
-    "_output_weight": "output",
-    "_output_norm_weight": "output_norm.weight",
-    "_output_norm_bias": "output_norm.bias",
-}
+LAYER = {"_uvqk_weight": "projection", "_uvqk_beta": "bias", "_input_norm_weight": "input_norm.weight"}
+LAYER |= {"_input_norm_bias": "input_norm.bias", "_output_weight": "output"}
+LAYER |= {"_output_norm_weight": "output_norm.weight", "_output_norm_bias": "output_norm.bias"}
 ALIKE = {
     f"{PREPROCESSOR}_batched_contextual_linear_weights": "context_weight",
     f"{PREPROCESSOR}_batched_contextual_linear_bias": "context_bias",
@@ -111,19 +105,12 @@ def config(attention: Attention) -> HSTUConfig:
 def tables() -> list[TableSpec]:
     """The reference's tables; the candidate shares the history's."""
     keys = dict(zip(HISTORY, CANDIDATE, strict=True))
-    return [
-        TableSpec(
-            name,
-            (name, *([keys[name]] if name in keys else [])),
-            len(GOLDEN[f"init.table.{name}"]),
-            TABLE_DIM,
-            TableInitRange(),
-            Storage.fp32,
-            mean=False,
-            by_id=True,
-        )
-        for name in (*HISTORY, *CONTEXT)
-    ]
+    specs = []
+    for name in (*HISTORY, *CONTEXT):
+        features, rows = (name, *([keys[name]] if name in keys else [])), len(GOLDEN[f"init.table.{name}"])
+        kind = TableInitRange(), Storage.fp32
+        specs.append(TableSpec(name, features, rows, TABLE_DIM, *kind, mean=False, by_id=True))
+    return specs
 
 
 def model(attention: Attention, num_tasks: int = 1) -> HSTU:
@@ -178,14 +165,8 @@ def batches(kind: str = "", part: slice = slice(None)) -> Iterator[GoldenBatch]:
             for name, rows in (("hist_time", events), ("hist_action", events), ("cand_time", candidate_rows))
         )
         divisor = float(len(CONTEXT) + lengths[step].max() + candidates[step].max())
-        sequences = Sequences(
-            times,
-            actions,
-            candidate_times,
-            lengths[step][indices].tolist(),
-            candidates[step][indices].tolist(),
-            divisor,
-        )
+        counts_of = [each[step][indices].tolist() for each in (lengths, candidates)]
+        sequences = Sequences(times, actions, candidate_times, *counts_of, divisor)
         yield GoldenBatch(
             sequences,
             ids,

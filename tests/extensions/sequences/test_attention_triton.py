@@ -69,14 +69,8 @@ def test_it_rounds_no_more_than_its_inputs(dtype: torch.dtype) -> None:
 def test_it_compiles_for_gpus_within_their_local_memory() -> None:
     """With heads of 128, MLPerf's; Triton carries the compilers of NVIDIA and AMD."""
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    process = subprocess.run(
-        [sys.executable, "-m", "tests.extensions.sequences.compiled_kernels"],
-        cwd=REPOSITORY,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [sys.executable, "-m", "tests.extensions.sequences.compiled_kernels"]
+    process = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False)
     assert process.returncode == 0, process.stderr
     kernels = json.loads(process.stdout)
     assert len(kernels) == len(LOCAL_MEMORY) * 2 * 3

@@ -9,10 +9,9 @@ import torch
 from app.runtime.platform import Runtime
 from app.training import session
 from data_prep.dataset.format import load_manifest
-from data_prep.pipeline import preprocess
 from tests import reference as plain
 from tests.app.conftest import SMALL, composed
-from tests.data_prep.conftest import config as prep_config
+from tests.data_prep.conftest import prepare
 from tests.extensions.sequences import event_logs
 from tests.extensions.sequences import oracle as hstu
 from tests.extensions.sequences.oracle import Event, Sample, Sizes
@@ -46,7 +45,7 @@ OPTIMIZER += ["optimizer.beta1=0.95", "optimizer.beta2=0.999", "optimizer.eps=1e
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     def make(directory: Path) -> None:
-        preprocess(prep_config(*event_logs.write_reference_log(directory), f"data.path={directory}/out"))
+        prepare(*event_logs.write_reference_log(directory), f"data.path={directory}/out")
 
     return made_once(tmp_path_factory, "reference_log", make) / "out"
 
@@ -72,14 +71,8 @@ def ids_of(sample: Sample) -> dict[str, list[int]]:
         for name in ("artist", "album")
     }
     columns = {name: [values.get(item, 0) for item in items] for name, values in attributes.items()}
-    ids = {
-        "user": event.user,
-        "item": event.item,
-        "hour": event.time // 3600 % 24,
-        "is_organic": event.organic,
-        "artist": columns["artist"][-1],
-        "album": columns["album"][-1],
-    }
+    ids = {"user": event.user, "item": event.item, "hour": event.time // 3600 % 24, "is_organic": event.organic}
+    ids |= {"artist": columns["artist"][-1], "album": columns["album"][-1]}
     crosses = {
         name: [hstu.hash_of([ids[part] for part in name.split("_x_")], rows)]
         for name, rows in zip(CONTEXT[1:], z["cross_sizes"].tolist(), strict=True)

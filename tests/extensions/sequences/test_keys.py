@@ -7,24 +7,12 @@ from common.help import key_table
 from extensions.sequences.keys import SequencesConfig, SyntheticEventsConfig
 from tests.key_limits import BELOW_1, DROPOUT, ONE, POSITIVE, ZERO, Limits, check_limits
 
+SIZES = ["dim", "num_layers", "num_heads", "attention_dim", "hidden_dim", "preprocessor_dim", "item_dim", "action_dim"]
+SIZES += ["num_positions", "num_time_buckets"]
 LIMITS: dict[str, Limits] = {
     **dict.fromkeys(("window_seconds", "eval_window", "history_length", "scan_events", "max_history"), ONE),
     "min_history": ZERO,
-    **dict.fromkeys(
-        (
-            "hstu.dim",
-            "hstu.num_layers",
-            "hstu.num_heads",
-            "hstu.attention_dim",
-            "hstu.hidden_dim",
-            "hstu.preprocessor_dim",
-            "hstu.item_dim",
-            "hstu.action_dim",
-            "hstu.num_positions",
-            "hstu.num_time_buckets",
-        ),
-        ONE,
-    ),
+    **{f"hstu.{name}": ONE for name in SIZES},
     **dict.fromkeys(("hstu.input_dropout", "hstu.linear_dropout"), DROPOUT),
     **dict.fromkeys(("hstu.position_bound", "hstu.loss_weight"), POSITIVE),
     "hstu.max_seq_len": ([1], [2], "at least 2"),

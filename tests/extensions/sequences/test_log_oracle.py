@@ -45,10 +45,8 @@ def drawn_schema(rng: np.random.Generator) -> dict[str, Any]:
         return {key: values[rng.integers(len(values))]} if rng.integers(2) else {}
 
     rules = [">= 50", "< 50", "!= 0", "== 7", "<= 2.5", "> -1"]
-    actions: dict[str, Any] = {
-        "bought": {"event": "buy"},
-        "seen": {"event": ["view", ""], "secs": rules[rng.integers(6)]},
-    }
+    seen = {"event": ["view", ""], "secs": rules[rng.integers(6)]}
+    actions: dict[str, Any] = {"bought": {"event": "buy"}, "seen": seen}
     if rng.integers(2):
         actions["long"] = {"secs": rules[rng.integers(6)]}
     names = list(actions)
@@ -178,20 +176,15 @@ def read_samples(reader: EventSplit) -> list[Any]:
     """The samples of a split, each as `sample_of` gives it."""
     samples: list[Any] = []
     for batch in reader.eval_batches(5):
-        assert batch.inputs_of_model is not None
+        inputs = batch.inputs_of_model
+        assert inputs is not None
         keyed = [jagged.to_dense() for jagged in batch.sparse_features.to_dict().values()]
-        ends = np.cumsum(batch.inputs_of_model.history_lengths)
+        ends = np.cumsum(inputs.history_lengths)
         for place in range(batch.num_valid):
-            part = slice(int(ends[place]) - batch.inputs_of_model.history_lengths[place], int(ends[place]))
-            samples.append(
-                (
-                    [each[place].tolist() for each in keyed],
-                    batch.inputs_of_model.times[part].tolist(),
-                    batch.inputs_of_model.actions[part].tolist(),
-                    int(batch.inputs_of_model.candidate_times[place]),
-                    float(batch.labels[place]),
-                )
-            )
+            part = slice(int(ends[place]) - inputs.history_lengths[place], int(ends[place]))
+            history = inputs.times[part].tolist(), inputs.actions[part].tolist()
+            candidate = int(inputs.candidate_times[place]), float(batch.labels[place])
+            samples.append(([each[place].tolist() for each in keyed], *history, *candidate))
     return samples
 
 
