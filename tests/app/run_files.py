@@ -1,13 +1,13 @@
 """What a run has written so far."""
 
+import contextlib
 import hashlib
 import json
-import os
-import time
 from pathlib import Path
 from typing import Any
 
 from app.checkpoint.files import STATE, STATE_SUM, checksum_line
+from tests.waits import wait_until
 
 
 def summary(run: Path) -> dict[str, Any]:
@@ -37,13 +37,9 @@ def rewrite_state(checkpoint: Path, state: dict[str, Any]) -> None:
 
 
 def wait_for(path: Path, condition: Any, forks: list[Any]) -> None:
-    deadline = time.monotonic() + 240
-    while time.monotonic() < deadline:
-        assert all(fork.exitcode is None for fork in forks), "ended before it was stopped"
-        try:
-            if os.path.exists(path) and condition():
-                return
-        except ValueError:  # a line half-written
-            pass
-        time.sleep(0.005)
-    raise AssertionError(f"nothing to wait for in {path}")
+    def holds() -> bool:
+        with contextlib.suppress(ValueError):  # a line half-written
+            return path.exists() and bool(condition())
+        return False
+
+    wait_until(holds, lambda: all(fork.exitcode is None for fork in forks))

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ from tests.app.conftest import REPOSITORY, SMALL, Command, app_environment
 from tests.app.run_files import summary
 from tests.fast_python import fast_python
 from tests.terminal import COLUMNS, CTRL_BACKSLASH, CTRL_C, Terminal
+from tests.waits import wait_until
 
 TORCHRUN = ["torch.distributed.run", "--standalone"]  # at a free port
 STEP = r"step [1-9]\d*/"  # the progress bar has been drawn
@@ -49,13 +50,6 @@ def processes_with(word: str, file: str) -> list[int]:
             if word.encode() in (path / file).read_bytes():
                 pids.append(int(path.name))
     return pids
-
-
-def wait_until(holds: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 120
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def assert_stopped_whole(terminal: Terminal, run: Path, name: str, status: int = 75) -> None:

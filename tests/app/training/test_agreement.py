@@ -4,7 +4,6 @@ import os
 import shutil
 import sys
 import threading
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -160,9 +159,7 @@ def test_a_checkpoint_waits_for_files_of_others(tmp_path: Path, monkeypatch: pyt
     (tmp_path / "__1_0.distcp").write_bytes(bytes(5))
     sizes = {name: FileDigest(10, "") for name in ("__0_0.distcp", "__1_0.distcp")}
     threading.Timer(0.5, lambda: (tmp_path / "__1_0.distcp").write_bytes(bytes(10))).start()
-    began = time.monotonic()
     assert saver._missing_files(tmp_path, sizes) is None
-    assert time.monotonic() - began >= 0.4
     monkeypatch.setattr(shared_files, "SHARED_SECONDS", 0.3)
     reason = saver._missing_files(tmp_path, {**sizes, "__2_0.distcp": FileDigest(1, "")})
     assert reason is not None
