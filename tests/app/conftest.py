@@ -277,7 +277,7 @@ def _entry_point(
 
 
 def launched_environment(rank: int, world_size: int, local_world_size: int, port: int) -> dict[str, str]:
-    """What torchrun tells a process of a job whose store is here."""
+    """Return the variables that torchrun gives a process of a job whose store is here."""
     environment = {
         "RANK": rank,
         "LOCAL_RANK": rank % local_world_size,

@@ -57,7 +57,7 @@ def module_path(module: str) -> Path:
 
 
 def python(*arguments: str, cwd: Path | None = None, **environment: str) -> "subprocess.CompletedProcess[str]":
-    """What a new interpreter does with these arguments, with these variables alone if there are any."""
+    """Run a new interpreter with these arguments, with these variables alone if there are any."""
     command, env = [sys.executable, *arguments], environment or None
     return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, check=False)
 

@@ -32,7 +32,7 @@ def launched(tmp_path: Path, *words: str, python: str = "") -> Launcher:
     ],
 )
 def test_status_and_words_are_those_of_the_processes(argument: str, status: int, message: str, tmp_path: Path) -> None:
-    """Of two that need no torch, while another job has torchrun's own port; app.train's bad input: test_train."""
+    """Launch two that need no torch, while another job has torchrun's own port; app.train's bad input: test_train."""
     with socket.socket() as other:
         with contextlib.suppress(OSError):  # another has it indeed
             other.bind(("", 29500))

@@ -80,7 +80,7 @@ def test_the_cable_is_cut_and_mended(hosts: list[str], dataset: Path, tmp_path: 
         assert summary(run)["status"] == "failed"
         overrides.append(f"train.max_steps={summary(run)['steps'] + 10}")
         ip("-n", hosts[1], "link", "set", hosts[1], "up")
-        launchers = start(hosts, tmp_path / "mended", overrides, prepare=enter_impatiently)
+        launchers = start(hosts, tmp_path / "repaired", overrides, prepare=enter_impatiently)
         results = [launcher.end() for launcher in launchers]
         assert [status for status, _ in results] == [0, 0], results
     finally:

@@ -22,7 +22,7 @@ Verify = Callable[..., tuple[dict[str, Any], str]]
 
 @pytest.fixture
 def verified(run_app: Command) -> Verify:
-    """What is reported of runs/run, and what is said."""
+    """Return what is reported of runs/run, and what is printed."""
 
     def verify(*overrides: str, **keywords: Any) -> tuple[dict[str, Any], str]:
         process = run_app("verify", *(overrides or ("run=runs/run",)), **keywords)

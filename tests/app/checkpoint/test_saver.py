@@ -44,7 +44,7 @@ def test_it_holds_what_was_there_when_the_save_began(asynchronous: bool, this: s
     before = values(tensors(this))
     save(saver, this, 3)
     for local in local_tensors(tensors(this)):
-        local.values.detach().add_(1)  # training goes on
+        local.values.detach().add_(1)  # training continues
     saver.wait()
     assert [(one.step, one.path.name) for one in saver.finished()] == [(3, "step_00000003")]
     verify(tmp_path / "step_00000003")

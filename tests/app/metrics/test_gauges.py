@@ -1,4 +1,4 @@
-"""What every run tells of its steps: phases, FLOPs and bytes, exchanges between processes, energy; and traces."""
+"""Figures of the steps of every run: phases, FLOPs and bytes, exchanges between processes, energy; and traces."""
 
 import gzip
 import json

@@ -101,8 +101,8 @@ def keys_of(tmp_path_factory: pytest.TempPathFactory) -> KeysOf:
 def bits(run: Path) -> dict[str, Any]:
     """Return what no layout may change."""
     names = ("step", "steps", "loss", "accuracy", "gradient_norm", "auc", "logloss", "ne", "calibration", "ece")
-    told = [{name: event.get(name) for name in names} for kind in ("train", "eval") for event in events(run, kind)]
-    return {"digest": summary(run)["digest"], "curves": json.loads((run / "curves.json").read_text()), "events": told}
+    logged = [{name: event.get(name) for name in names} for kind in ("train", "eval") for event in events(run, kind)]
+    return {"digest": summary(run)["digest"], "curves": json.loads((run / "curves.json").read_text()), "events": logged}
 
 
 @pytest.mark.slow("processes")
@@ -249,6 +249,6 @@ def test_norms_are_torch_s_and_of_any_number_of_threads() -> None:
 def test_what_cannot_be_so_is_refused(
     refused: Refusal, dataset: Path, tmp_path: Path, overrides: str, words: str
 ) -> None:
-    """Of a dataset; of a configuration alone: tests/app/config/test_config.py."""
+    """Check refusals of a dataset; those of a configuration alone: tests/app/config/test_config.py."""
     assert words in refused("train", *SMALL, f"data.path={dataset}", "run.name=x", LAYOUT, *overrides.split())
     assert not (tmp_path / "runs/x/checkpoints").exists()

@@ -44,7 +44,7 @@ def closing_lines(document: dict[str, Any], measured_before: int = 0, encoding: 
 
 
 def closing_text(**changes: Any) -> str:
-    """Of a run that differs in these parts."""
+    """Return the last lines about a run whose summary differs in these parts."""
     encoding = changes.pop("encoding", None)
     return "\n".join(closing_lines({**SUMMARY, **changes}, encoding=encoding))
 

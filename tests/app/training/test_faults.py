@@ -1,4 +1,4 @@
-"""What goes wrong: at exact moments and at random, in memory, on disk, in the user's directories; the run goes on."""
+"""Faults at exact moments and at random, in memory, on disk, in the user's directories; the run resumes from them."""
 
 import os
 import random

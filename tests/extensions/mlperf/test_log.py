@@ -85,8 +85,8 @@ def test_a_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
 
 def test_a_process_knows_when_it_began() -> None:
     """Neither when what it was forked from began, nor when it is asked."""
-    asked = "import time; first = time.time(); time.sleep(0.3); from extensions.mlperf.log import process_start"
+    script = "import time; first = time.time(); time.sleep(0.3); from extensions.mlperf.log import process_start"
     before = time.time()
-    printed = subprocess.check_output([sys.executable, "-c", f"{asked}; print(process_start(), first)"], text=True)
+    printed = subprocess.check_output([sys.executable, "-c", f"{script}; print(process_start(), first)"], text=True)
     began, first = map(float, printed.split())
     assert before - 0.1 < began < first + 0.1  # ticks of the system are 10 ms
