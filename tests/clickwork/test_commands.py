@@ -1,12 +1,10 @@
 """`clickwork.prepare` and `clickwork.train`: the commands, in processes of their own."""
 
-import contextlib
 import json
 import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ import yaml
 import clickwork
 from tests.clickwork.conftest import SCHEMA, TRAIN, Trained, make_rows, write_csv
 from tests.fast_python import fast_python
+from tests.waits import wait_until
 
 ROOT = Path(__file__).parents[2]
 
@@ -111,12 +110,8 @@ except clickwork.Error as error:
     process = subprocess.Popen(
         [sys.executable, "-c", code], cwd=here, env={"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, text=True
     )
-    metrics, until = here / "runs/ads/metrics.jsonl", time.monotonic() + 120
-    while time.monotonic() < until and process.poll() is None:
-        with contextlib.suppress(FileNotFoundError):
-            if '"train"' in metrics.read_text():
-                break
-        time.sleep(0.1)
+    metrics = here / "runs/ads/metrics.jsonl"
+    wait_until(lambda: metrics.exists() and '"train"' in metrics.read_text(), lambda: process.poll() is None)
     process.send_signal(number)
     out, _ = process.communicate(timeout=120)
     if number == signal.SIGINT:
@@ -124,7 +119,6 @@ except clickwork.Error as error:
         said = "status 75 train was interrupted, with a checkpoint; the same call resumes it"
         assert out.splitlines()[-1] == said
     summary = here / "runs/ads/summary.json"
-    while time.monotonic() < until and not summary.exists():
-        time.sleep(0.1)
+    wait_until(summary.exists)
     assert json.loads(summary.read_text())["status"] == "interrupted"
     assert list((here / "runs/ads/checkpoints").glob("step_*"))

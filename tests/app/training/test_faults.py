@@ -86,7 +86,7 @@ def test_a_start_over_keeps_the_log_of_the_run_before(train: Train, logged: pyte
 
 @pytest.mark.slow("processes")
 def test_a_damaged_checkpoint_is_passed_over(job: Job, refused: Refusal) -> None:
-    """What damage is: tests/app/checkpoint/test_damage.py."""
+    """Kinds of damage: tests/app/checkpoint/test_damage.py."""
     shutil.copytree(job.whole, job.run)
     *_, older, newest = whole_checkpoints(job.run / "checkpoints")
     (newest / "arrays.npz").write_bytes((newest / "arrays.npz").read_bytes()[:-9])
