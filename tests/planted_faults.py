@@ -3,8 +3,8 @@
 `draw` changes an operator, a bound, a constant or the order of two arguments, or removes a statement, at statements
 drawn evenly over all lines of app, data_prep, common and extensions. `trace` runs tests once, with a probe at each of
 these statements, to learn which tests execute it, in any process. `plant` runs those tests for each fault, nearest
-first, for LIMIT_SECONDS at most. With `--again FILE` the faults of an earlier result are planted into today's code,
-wherever it is now.
+first, for LIMIT_SECONDS at most. With `--again FILE ...` the faults of earlier results are planted into today's code,
+wherever it is now, and those that were caught then and are not caught now are printed at the end.
 """
 
 import argparse
@@ -74,7 +74,7 @@ class Fault:
     Attributes:
         path: of the file; line: of the statement; before, after: its source; tests: that execute it, nearest first;
             a result has their number.
-        outcome: one of OUTCOMES; caught_by: the test that failed.
+        outcome: one of OUTCOMES; caught_by: the test that failed; previous: the outcome in the earlier result, if any.
     """
 
     path: str
@@ -84,6 +84,7 @@ class Fault:
     tests: list[str] = field(default_factory=list)
     outcome: str = ""
     caught_by: str = ""
+    previous: str = ""
 
 
 class _Change(ast.NodeTransformer):
@@ -176,6 +177,14 @@ def write(path: Path, source: str) -> None:
     path.write_text(source)
     moment = next(_times)
     os.utime(path, (moment, moment))
+
+
+def write_module(root: Path, name: str, source: str) -> None:
+    """Write a module of a clone. Kernels that contain one of its kernels are cached by their own files: remove them."""
+    write(root / name, source)
+    if is_compiled(source) or name == "common/jit.py":
+        for cached in root.rglob("*.nb[ci]"):
+            cached.unlink()
 
 
 def locate(source: str, fault: Fault) -> list[ast.stmt]:
@@ -294,9 +303,8 @@ def _nearness(path: str, test: str) -> int:
 
 def plant(fault: Fault, root: Path) -> bool:
     """Plant a fault in a clone and run its tests. Returns False where the module cannot be imported then."""
-    path = root / fault.path
-    source = path.read_text()
-    write(path, replace_part(source, locate(source, fault)[0], fault.after))
+    source = (root / fault.path).read_text()
+    write_module(root, fault.path, replace_part(source, locate(source, fault)[0], fault.after))
     try:
         module = fault.path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
         imported = subprocess.run(
@@ -313,7 +321,7 @@ def plant(fault: Fault, root: Path) -> bool:
         fault.caught_by = failure[1] if failure else ""
         return True
     finally:
-        write(path, source)
+        write_module(root, fault.path, source)
 
 
 def main() -> None:
@@ -323,12 +331,16 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--faults", type=int, default=100)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--again", type=Path, help="an earlier result, whose faults are planted again")
+    parser.add_argument("--again", nargs="+", help="earlier results, whose faults are planted again")
     parser.add_argument("--tests", default="-m 'not slow' -n 4", help="arguments of pytest for the trace")
     arguments = parser.parse_args()
     if arguments.again is not None:
-        entries = json.loads(arguments.again.read_text())["results"]["faults"]
-        faults = [Fault(*(entry[name] for name in ("path", "line", "before", "after"))) for entry in entries]
+        documents = [json.loads(Path(name).read_text()) for name in arguments.again]
+        faults = [
+            Fault(entry["path"], entry["line"], entry["before"], entry["after"], previous=entry["outcome"])
+            for document in documents
+            for entry in document["results"]["faults"]
+        ]
         follow(faults)
     else:
         faults = draw(arguments.seed, arguments.faults + arguments.faults // 4)
@@ -346,6 +358,9 @@ def main() -> None:
     entries = [asdict(fault) | {"tests": len(fault.tests)} for fault in planted]
     write_result(arguments, {"counts": counts, "faults": entries})
     print(counts)
+    for fault in planted:
+        if fault.previous == "caught" and fault.outcome != "caught":
+            print(f"caught before, {fault.outcome} now: {fault.path}:{fault.line}")
 
 
 def _plant_all(faults: Sequence[Fault], root: Path) -> list[Fault]:
