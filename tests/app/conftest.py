@@ -118,7 +118,7 @@ def logged(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.fixture
-def refused(runtime: platform.Runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Refusal:
+def refused_command(runtime: platform.Runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Refusal:
     """Run an entry point that refuses its arguments, here but in tmp_path, and return the line of its error."""
 
     def run(name: str, *overrides: str) -> str:

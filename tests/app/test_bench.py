@@ -138,5 +138,5 @@ def test_products_beyond_memory_are_left_out(monkeypatch: pytest.MonkeyPatch) ->
         ("inference.batch_sizes=[0]", "inference.batch_sizes=[0]: must be a list of numbers of at least 1"),
     ],
 )
-def test_bad_choices_are_named(refused: Refusal, override: str, words: str) -> None:
-    assert words in refused("bench", *TINY, override)
+def test_bad_choices_are_named(refused_command: Refusal, override: str, words: str) -> None:
+    assert words in refused_command("bench", *TINY, override)

@@ -166,7 +166,7 @@ def test_values_out_of_vocabulary_are_told(run: dict[str, Any], run_app: Command
     assert {row["candidate"]: row["out_of_vocabulary"] for row in rows} == {"1": "", "2": "cat_2 cat_7"}
 
 
-def test_bad_candidates_are_named(run: dict[str, Any], refused: Refusal, tmp_path: Path) -> None:
+def test_bad_candidates_are_named(run: dict[str, Any], refused_command: Refusal, tmp_path: Path) -> None:
     good = (tmp_path / "raw.tsv").read_text().splitlines()[:3]
     fields = good[1].split("\t")
     fields[3] = "many"
@@ -176,5 +176,5 @@ def test_bad_candidates_are_named(run: dict[str, Any], refused: Refusal, tmp_pat
         ("candidates=bad.tsv", "out=x.png"): ("out=x.png", ".json or .csv"),
         ("candidates=bad.tsv", "top_k=0"): ("top_k=0", "at least 1"),
     }.items():
-        line = refused("recommend", "run=runs/r", *overrides)
+        line = refused_command("recommend", "run=runs/r", *overrides)
         assert all(word in line for word in words), line

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from common.documents import Json, Number, OpenDocument, convert, decode, encode, plain, read_document
-from tests.data_prep.conftest import refused
+from tests.error_lines import refused
 
 
 class Inner(OpenDocument, kw_only=True):

@@ -15,7 +15,7 @@ from common.keys import MISSING, check_keys, key, keys_of, values_that_decide_bi
 from data_prep.config.keys import PrepConfig
 from tests import key_limits as limits
 from tests.changed import changed
-from tests.data_prep.conftest import refused
+from tests.error_lines import refused
 from tests.key_limits import ONE, POSITIVE, SHARE, ZERO, Limits
 
 # key: numbers that are refused, numbers that are taken, what the message says that they must be

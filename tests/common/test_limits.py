@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from common import limits
-from tests.data_prep.conftest import refused
+from tests.error_lines import refused
 
 GIB = 1 << 30
 V2 = "0::/a/b\n"

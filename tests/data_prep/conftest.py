@@ -4,7 +4,7 @@ import hashlib
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -14,7 +14,6 @@ import pytest
 from numpy.typing import NDArray
 
 from common.compose import compose_config
-from common.errors import UserError
 from data_prep.config.compose import CONFIG_DIRECTORY
 from data_prep.config.keys import DataConfig, PrepConfig
 from data_prep.dataset.format import Manifest, load_manifest, open_shard
@@ -78,14 +77,6 @@ def write_rows(directory: Path, rows: int = 60, seed: int = 0) -> list[str]:
     """Write drawn rows in Criteo's format; the keys that name them, and a dataset `out` beside them."""
     (directory / "rows.tsv").write_bytes(oracle.make_rows(rows, seed))
     return [f"data.raw={directory}/rows.tsv", f"data.path={directory}/out"]
-
-
-def refused(message: str, call: Callable[..., object], *arguments: Any, **more: Any) -> str:
-    """The one line by which a call is refused, which has `message`, a regular expression."""
-    with pytest.raises(UserError, match=message) as error:
-        call(*arguments, **more)
-    assert "\n" not in str(error.value)
-    return str(error.value)
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -10,7 +10,8 @@ import pyarrow.parquet as pq
 
 from data_prep.verify import verify_dataset
 from tests.data_prep import oracle
-from tests.data_prep.conftest import load_rows, prepare, refused
+from tests.data_prep.conftest import load_rows, prepare
+from tests.error_lines import refused
 
 SCHEMA = "label: label\ndense: [price]\nsparse: [user, item]\n"
 HASHED = ("data.encoding=hash", "data.max_ind_range=1000", "data.dense_transform=raw")

@@ -11,8 +11,9 @@ from data_prep import pipeline
 from data_prep.dataset.format import load_manifest
 from data_prep.encoding.encoder import Encoder
 from data_prep.verify import verify_dataset
-from tests.data_prep.conftest import SPLITS, Capture, load_split, prepare, refused, sums
+from tests.data_prep.conftest import SPLITS, Capture, load_split, prepare, sums
 from tests.data_prep.tables import paths
+from tests.error_lines import refused
 from tests.oracles.preparation import transformed
 
 ROWS = 300

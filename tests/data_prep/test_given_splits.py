@@ -14,8 +14,9 @@ from sklearn.preprocessing import MinMaxScaler
 from data_prep.dataset.format import load_manifest
 from data_prep.encoding.encoder import Encoder
 from tests.data_prep import oracle
-from tests.data_prep.conftest import SPLITS, Capture, load_split, prepare, refused
+from tests.data_prep.conftest import SPLITS, Capture, load_split, prepare
 from tests.data_prep.tables import SCHEMA, write
+from tests.error_lines import refused
 
 ROWS = {"train": 120, "val": 40, "test": 50}
 

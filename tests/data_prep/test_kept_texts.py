@@ -15,8 +15,9 @@ from data_prep.encoding.texts import VocabularyTexts
 from data_prep.encoding.values import text_hash
 from data_prep.verify import main, verify_dataset
 from tests.data_prep import oracle
-from tests.data_prep.conftest import Capture, prepare, refused, sums
+from tests.data_prep.conftest import Capture, prepare, sums
 from tests.data_prep.tables import paths, write
+from tests.error_lines import refused
 
 NAMES = ["", "Été", 'a "b"', "7", "007", *(f"user-{i}" for i in range(30))]
 TAGS = ["x", "y", "東京", "7"]

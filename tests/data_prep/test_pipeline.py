@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from data_prep.verify import verify_dataset
 from tests.data_prep import oracle
-from tests.data_prep.conftest import SPLITS, Capture, load_split, prepare, refused, sums, write_rows
+from tests.data_prep.conftest import SPLITS, Capture, load_split, prepare, sums, write_rows
+from tests.error_lines import refused
 
 
 def expected_splits(text: bytes, rows: tuple[int, int, int]) -> dict[str, list[NDArray[Any]]]:

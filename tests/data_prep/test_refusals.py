@@ -17,8 +17,9 @@ from data_prep.config.compose import CONFIG_DIRECTORY
 from data_prep.config.keys import PrepConfig
 from tests.changed import changed
 from tests.data_prep import oracle
-from tests.data_prep.conftest import Capture, prepare, refused, write_rows
+from tests.data_prep.conftest import Capture, prepare, write_rows
 from tests.data_prep.mirror import make_archive
+from tests.error_lines import refused
 from tests.once import made_once
 
 SYNTHETIC = "data.source=synthetic data.synthetic.rows=300 data.synthetic.max_cardinality=50"

@@ -18,7 +18,8 @@ from data_prep.pipeline import preprocess
 from data_prep.stages import parse
 from data_prep.verify import verify_dataset
 from tests.data_prep import oracle
-from tests.data_prep.conftest import REPOSITORY, Capture, config, load_rows, refused, run, sums
+from tests.data_prep.conftest import REPOSITORY, Capture, config, load_rows, run, sums
+from tests.error_lines import refused
 from tests.forks import run_module
 
 

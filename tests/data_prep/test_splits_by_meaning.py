@@ -13,8 +13,9 @@ from data_prep.dataset.format import load_manifest
 from data_prep.encoding.encoder import Encoder
 from data_prep.encoding.texts import VocabularyTexts
 from data_prep.verify import verify_dataset
-from tests.data_prep.conftest import SPLITS, Capture, load_split, prepare, refused, sums, write_rows
+from tests.data_prep.conftest import SPLITS, Capture, load_split, prepare, sums, write_rows
 from tests.data_prep.tables import write
+from tests.error_lines import refused
 
 ROWS = 900
 SCHEMA = "label: label\ndense: [row]\nsparse: [user, item]\n"

@@ -12,9 +12,9 @@ from common.files import digest_file
 from data_prep.encoding.encoder import Encoder
 from data_prep.verify import verify_dataset
 from tests.app.datasets import write_ragged_dataset
-from tests.data_prep.conftest import REPOSITORY, prepare, refused, write_rows
+from tests.data_prep.conftest import REPOSITORY, prepare, write_rows
 from tests.data_prep.tables import make, paths, write
-from tests.error_lines import error_line
+from tests.error_lines import error_line, refused
 from tests.forks import run_module
 
 

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from tests.data_prep import oracle
-from tests.data_prep.conftest import Capture, prepare, refused
+from tests.data_prep.conftest import Capture, prepare
 from tests.data_prep.tables import ALLOW, paths
+from tests.error_lines import refused
 
 SCHEMA = "label: label\ndense: [price]\nsparse: [user, item, {column: tags, separator: '|'}]\n"
 Rows = Sequence[tuple[int | str, ...]]

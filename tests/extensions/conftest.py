@@ -3,7 +3,7 @@
 from tests.app.conftest import dataset as dataset
 from tests.app.conftest import overrides as overrides
 from tests.app.conftest import ragged as ragged
-from tests.app.conftest import refused as refused
+from tests.app.conftest import refused_command as refused_command
 from tests.app.conftest import run_app as run_app
 from tests.app.conftest import runtime as runtime
 from tests.app.conftest import uninterrupted as uninterrupted

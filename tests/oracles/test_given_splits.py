@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from data_prep.dataset.format import load_manifest
-from tests.data_prep.conftest import load_split, prepare, refused, seeds
+from tests.data_prep.conftest import load_split, prepare, seeds
+from tests.error_lines import refused
 from tests.oracles.given_splits import VALUES, Case
 
 CASES = 8

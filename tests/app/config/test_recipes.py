@@ -125,9 +125,9 @@ def test_a_header_gives_source_hardware_result_and_tolerance(recipe: str) -> Non
         assert set(yaml.safe_load(text)["published"]) >= {"recipe"}
 
 
-def test_a_set_that_is_not_written_yet_is_named_with_its_command(refused: Refusal) -> None:
+def test_a_set_that_is_not_written_yet_is_named_with_its_command(refused_command: Refusal) -> None:
     command = "python -m data_prep.published name=kgcn_lastfm fetches and writes it"
-    assert refused("train", "recipe=kgcn_lastfm").endswith(command)
+    assert refused_command("train", "recipe=kgcn_lastfm").endswith(command)
 
 
 @pytest.mark.parametrize(("name", "model", "number"), CONFIGURATIONS)

@@ -23,7 +23,7 @@ from tests.app.conftest import composed
 from tests.changed import changed
 from tests.data_prep import oracle
 from tests.data_prep.conftest import prepare as prepare_data
-from tests.data_prep.conftest import refused
+from tests.error_lines import refused
 from tests.once import made_once
 
 # Keys that decide the rows of the dataset `rows`: as it was made, and another value.

@@ -126,7 +126,7 @@ def test_a_split_without_files_is_not_evaluated(dataset_without_test: Path) -> N
 
 
 @pytest.mark.slow("processes")
-def test_a_run_makes_trains_and_evaluates(run_app: Command, refused: Refusal, tmp_path: Path) -> None:
+def test_a_run_makes_trains_and_evaluates(run_app: Command, refused_command: Refusal, tmp_path: Path) -> None:
     write_files(tmp_path)
     overrides = [*SMALL, *GIVEN, "data.path=shards", "run.name=given", "record.tensorboard=false"]
     run_app("train", *overrides, "train.max_steps=4")
@@ -137,7 +137,7 @@ def test_a_run_makes_trains_and_evaluates(run_app: Command, refused: Refusal, tm
     assert figures["base_rate"] == pytest.approx(np.mean(labels))
     recorded = yaml.safe_load((tmp_path / "runs/given/config.yaml").read_text())["data"]
     assert (recorded["train"], recorded["val"], recorded["test"]) == ("train.csv", "val.csv", None)
-    assert "made without data.test" in refused("evaluate", "run=runs/given", "checkpoint=latest")
+    assert "made without data.test" in refused_command("evaluate", "run=runs/given", "checkpoint=latest")
     run_app("evaluate", "run=runs/given", "checkpoint=latest", "split=val")
 
 

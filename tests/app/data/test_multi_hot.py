@@ -22,7 +22,8 @@ from data_prep.dataset.multi_hot import Distribution
 from tests.app.conftest import SMALL, Command
 from tests.app.datasets import NUM_EMBEDDINGS, RAGGED_EMBEDDINGS, ragged_rows, write_dataset, write_ragged_dataset
 from tests.data_prep import oracle
-from tests.data_prep.conftest import prepare, refused
+from tests.data_prep.conftest import prepare
+from tests.error_lines import refused
 from tests.reference import multi_hot_tables
 
 CONFIG = DataConfig(shuffle_block_rows=37, shuffle_window_blocks=3)

@@ -191,10 +191,12 @@ def test_keys_that_cannot_work_are_refused(overrides: list[str], fault: str) -> 
         ("item", "error: data.negatives.per_positive=3: row 1 of the train split has label 0"),
     ],
 )
-def test_columns_that_cannot_be_drawn_are_refused(refused: Refusal, tmp_path: Path, item: str, fault: str) -> None:
+def test_columns_that_cannot_be_drawn_are_refused(
+    refused_command: Refusal, tmp_path: Path, item: str, fault: str
+) -> None:
     write_ragged_dataset(tmp_path / "data", {"train": 200, "val": 60, "test": 60})
     keys = [*MODEL, "model.dense_arch=[4]", "data.path=data", f"data.negatives.item={item}", "run.name=x"]
-    assert fault in refused("train", *keys)
+    assert fault in refused_command("train", *keys)
 
 
 def test_columns_beside_user_and_item_are_named(root: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -13,8 +13,7 @@ from data_prep.config.keys import PrepConfig
 from data_prep.dataset.format import load_manifest
 from tests.app.conftest import SMALL, composed, ended, forked
 from tests.changed import changed
-from tests.data_prep.conftest import refused
-from tests.error_lines import error_line
+from tests.error_lines import error_line, refused
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from app.runtime.platform import Runtime
 from tests.app.conftest import SMALL, mounted_disk, remount
 from tests.app.in_process import command_here, train_here
-from tests.data_prep.conftest import refused
+from tests.error_lines import refused
 
 SOURCE = ["data.source=synthetic", "data.synthetic.rows=3000"]
 

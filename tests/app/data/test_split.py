@@ -17,7 +17,7 @@ from app.data.split import SplitReader
 from common.errors import OwnError
 from data_prep.dataset.format import MANIFEST_NAME, load_manifest, save_manifest, shard_path
 from tests.app.datasets import write_dataset
-from tests.data_prep.conftest import refused
+from tests.error_lines import refused
 
 CONFIG = DataConfig(shuffle_block_rows=97, shuffle_window_blocks=3)
 

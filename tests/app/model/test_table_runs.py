@@ -54,5 +54,7 @@ def test_two_processes_with_three_sharding_types_train_as_one(run_app: Command, 
         (["model.tables.kind=round"], "plain, qr, mixed_dimension"),
     ],
 )
-def test_what_cannot_be_is_said_in_one_line(overrides: list[str], message: str, refused: Refusal, bags: Path) -> None:
-    assert message in refused("train", *SMALL, f"data.path={bags}", "run.name=no", *overrides)
+def test_what_cannot_be_is_said_in_one_line(
+    overrides: list[str], message: str, refused_command: Refusal, bags: Path
+) -> None:
+    assert message in refused_command("train", *SMALL, f"data.path={bags}", "run.name=no", *overrides)

@@ -40,7 +40,7 @@ from data_prep.dataset.format import Manifest
 from tests import reference
 from tests.app import loops
 from tests.changed import changed
-from tests.data_prep.conftest import refused
+from tests.error_lines import refused
 
 FEATURES = {"a": 50, "b": 30, "c": 23, "d": 10, "e": 12}
 DIM, BATCH, NUM_DENSE = 16, 12, 5

@@ -250,6 +250,8 @@ def test_rows_of_the_batch_decay_as_documented(runtime: Runtime, dataset: Path, 
         (["optimizer.fused_weight_decay=null"], "has no effect without optimizer.fused_weight_decay"),
     ],
 )
-def test_a_decay_without_effect_is_refused(refused: Refusal, dataset: Path, overrides: list[str], message: str) -> None:
+def test_a_decay_without_effect_is_refused(
+    refused_command: Refusal, dataset: Path, overrides: list[str], message: str
+) -> None:
     fused = [*SMALL, *SETTINGS, *FUSED]
-    assert message in refused("train", *fused, f"data.path={dataset}", "run.name=x", *overrides)
+    assert message in refused_command("train", *fused, f"data.path={dataset}", "run.name=x", *overrides)

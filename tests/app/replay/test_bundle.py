@@ -40,7 +40,9 @@ def test_it_is_verified_where_there_is_nothing_else(run_app: Command, run: Path,
 
 
 @pytest.mark.slow("processes")
-def test_a_damaged_file_is_refused(run_app: Command, refused: Refusal, uninterrupted: Path, tmp_path: Path) -> None:
+def test_a_damaged_file_is_refused(
+    run_app: Command, refused_command: Refusal, uninterrupted: Path, tmp_path: Path
+) -> None:
     run_app("bundle", f"run={uninterrupted}", "out=x.bundle")
     with zipfile.ZipFile(tmp_path / "x.bundle") as archive:
         content = {name: archive.read(name) for name in archive.namelist()}
@@ -50,16 +52,16 @@ def test_a_damaged_file_is_refused(run_app: Command, refused: Refusal, uninterru
     with zipfile.ZipFile(tmp_path / "y.bundle", "w") as archive:
         for name, data in content.items():
             archive.writestr(name, data)
-    assert "y.bundle: run/metrics.jsonl is damaged" in refused("verify", "bundle=y.bundle")
+    assert "y.bundle: run/metrics.jsonl is damaged" in refused_command("verify", "bundle=y.bundle")
     assert summary(uninterrupted)["status"] == "completed"
 
 
-def test_what_is_no_bundle_is_refused(refused: Refusal, tmp_path: Path) -> None:
+def test_what_is_no_bundle_is_refused(refused_command: Refusal, tmp_path: Path) -> None:
     (tmp_path / "x.bundle").write_text("nothing")
-    assert "x.bundle: not a bundle of a run" in refused("verify", "bundle=x.bundle")
-    assert "no.bundle: not a bundle of a run" in refused("verify", "bundle=no.bundle")
-    assert "has no effect beside run=runs/x" in refused("verify", "bundle=x.bundle", "run=runs/x")
-    assert "run has no value; add run=" in refused("verify")
+    assert "x.bundle: not a bundle of a run" in refused_command("verify", "bundle=x.bundle")
+    assert "no.bundle: not a bundle of a run" in refused_command("verify", "bundle=no.bundle")
+    assert "has no effect beside run=runs/x" in refused_command("verify", "bundle=x.bundle", "run=runs/x")
+    assert "run has no value; add run=" in refused_command("verify")
     with zipfile.ZipFile(tmp_path / "evil.bundle", "w") as archive:
         archive.writestr("../evil", b"")
         files = {"../evil": "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"}

@@ -39,7 +39,7 @@ from app.report.statistics import MeanDifference
 from common.compose import compose_config
 from tests.app.report.runs import DEVICE, write_run
 from tests.app.summaries import LEAST_MANIFEST
-from tests.data_prep.conftest import refused
+from tests.error_lines import refused
 from tests.oracles.statistics import delong_of_two
 
 Values = NDArray[np.float32]

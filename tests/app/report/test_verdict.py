@@ -17,7 +17,7 @@ from app.report.read import RunFiles, read_run
 from app.report.verdict import baseline, comparisons, not_comparable, sentences
 from tests.app.conftest import composed
 from tests.app.report.runs import write_run
-from tests.data_prep.conftest import refused
+from tests.error_lines import refused
 
 PUBLISHED = ["published.source=A table", "published.auc=0.76", "published.tolerance=0.02", "published.train_rows=10000"]
 

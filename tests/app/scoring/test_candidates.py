@@ -12,7 +12,7 @@ import pytest
 from app.scoring.candidates import ignored_columns, with_user
 from common.errors import UserError
 from data_prep.encoding.new_rows import NewRows, Shape, read_new_rows
-from tests.data_prep.conftest import refused
+from tests.error_lines import refused
 
 RAW = ("label", "age", "city")
 

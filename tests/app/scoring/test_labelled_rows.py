@@ -14,7 +14,8 @@ from tests.app.conftest import SMALL, Command
 from tests.app.in_process import command_here, train_here
 from tests.clickwork.conftest import SCHEMA, Trained, make_rows, train_on_table, write_csv
 from tests.data_prep import oracle
-from tests.data_prep.conftest import prepare, refused
+from tests.data_prep.conftest import prepare
+from tests.error_lines import refused
 
 TRAIN_ROWS = 772  # of the 900
 

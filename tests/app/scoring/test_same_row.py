@@ -27,7 +27,8 @@ from app.training.predictor import Evaluation, Predictor
 from common.errors import UserError
 from data_prep.dataset.format import load_manifest, open_shard
 from tests.app.in_process import command_here, train_here
-from tests.data_prep.conftest import prepare, refused, seeds
+from tests.data_prep.conftest import prepare, seeds
+from tests.error_lines import refused
 from tests.oracles.own_tables import (
     RAW_KINDS,
     Column,

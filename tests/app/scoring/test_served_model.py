@@ -22,7 +22,7 @@ from app.training import resume
 from data_prep.dataset.format import Manifest, load_manifest
 from tests.app.conftest import Command
 from tests.app.datasets import RAGGED, RAGGED_EMBEDDINGS, write_ragged_dataset
-from tests.data_prep.conftest import refused
+from tests.error_lines import refused
 
 CPU = torch.device("cpu")
 PACKED = [TablePrecision.fp16, TablePrecision.int8, TablePrecision.int4]

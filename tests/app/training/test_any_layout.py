@@ -247,8 +247,8 @@ def test_norms_are_torch_s_and_of_any_number_of_threads() -> None:
     ],
 )
 def test_what_cannot_be_so_is_refused(
-    refused: Refusal, dataset: Path, tmp_path: Path, overrides: str, words: str
+    refused_command: Refusal, dataset: Path, tmp_path: Path, overrides: str, words: str
 ) -> None:
     """Check refusals of a dataset; those of a configuration alone: tests/app/config/test_config.py."""
-    assert words in refused("train", *SMALL, f"data.path={dataset}", "run.name=x", LAYOUT, *overrides.split())
+    assert words in refused_command("train", *SMALL, f"data.path={dataset}", "run.name=x", LAYOUT, *overrides.split())
     assert not (tmp_path / "runs/x/checkpoints").exists()

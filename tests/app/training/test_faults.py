@@ -85,12 +85,12 @@ def test_a_start_over_keeps_the_log_of_the_run_before(train: Train, logged: pyte
 
 
 @pytest.mark.slow("processes")
-def test_a_damaged_checkpoint_is_passed_over(job: Job, refused: Refusal) -> None:
+def test_a_damaged_checkpoint_is_passed_over(job: Job, refused_command: Refusal) -> None:
     """Kinds of damage: tests/app/checkpoint/test_damage.py."""
     shutil.copytree(job.whole, job.run)
     *_, older, newest = whole_checkpoints(job.run / "checkpoints")
     (newest / "arrays.npz").write_bytes((newest / "arrays.npz").read_bytes()[:-9])
-    assert newest.name in refused("evaluate", "run=runs/x", f"checkpoint={newest}")
+    assert newest.name in refused_command("evaluate", "run=runs/x", f"checkpoint={newest}")
     resumed = job.train()
     assert f"skipped runs/x/checkpoints/{newest.name}" in resumed.stderr
     assert f"{older.name}, step {int(older.name[-8:])}" in resumed.stderr
@@ -212,10 +212,10 @@ def test_training_meets_a_disk_that_a_save_fills(job: Job, small_disk: Path) -> 
     assert summary(small_disk / "run")["status"] == "failed"
 
 
-def test_a_read_only_directory_is_said(overrides: list[str], refused: Refusal, small_disk: Path) -> None:
+def test_a_read_only_directory_is_said(overrides: list[str], refused_command: Refusal, small_disk: Path) -> None:
     remount(small_disk, "ro")
     directory = f"run.dir={small_disk}/run"
-    refusal = refused("train", *overrides, directory, "run.name=x")
+    refusal = refused_command("train", *overrides, directory, "run.name=x")
     assert f"{directory}: not writable (Read-only file system)" in refusal
 
 

@@ -182,10 +182,10 @@ def test_two_processes_have_the_figures_of_one(run_app: Command, ratings: Path, 
     ],
 )
 def test_what_is_of_clicks_is_refused_with_what_to_give(
-    run_app: Command, refused: Refusal, ratings: Path, override: str, remedy: str
+    run_app: Command, refused_command: Refusal, ratings: Path, override: str, remedy: str
 ) -> None:
     usual = [f"data.path={ratings}", "run.name=x", "train.max_steps=1", *MODEL, "model.over_arch=[1]"]
-    line = refused("train", *usual, override)
+    line = refused_command("train", *usual, override)
     assert line.startswith(f"error: {override}: not of the labels of ")
     assert line.endswith(f"which are numbers (column rating); give {remedy}")
     run_app("train", *usual, override, remedy)
@@ -206,8 +206,8 @@ def test_a_number_that_is_not_finite_is_found_when_it_is_read(ratings: Path, tmp
     np.testing.assert_array_equal(rows.labels, labels[100:200, 0][::-1])
 
 
-def test_rmse_of_clicks_is_refused(refused: Refusal, dataset: Path) -> None:
-    line = refused("train", f"data.path={dataset}", "run.name=x", "train.max_steps=1", "train.monitor=rmse")
+def test_rmse_of_clicks_is_refused(refused_command: Refusal, dataset: Path) -> None:
+    line = refused_command("train", f"data.path={dataset}", "run.name=x", "train.max_steps=1", "train.monitor=rmse")
     assert line.endswith("which are clicks, 0 or 1 (column label); give train.monitor=auc")
 
 
@@ -307,9 +307,11 @@ def test_new_rows_are_weighted(runtime: Runtime, clicks: Path, runs: Path, capsy
 
 
 @pytest.mark.parametrize("given", ["eval.group_by=user", "eval.keep_scores=100"])
-def test_what_would_ignore_weights_is_refused(run_app: Command, refused: Refusal, clicks: Path, given: str) -> None:
+def test_what_would_ignore_weights_is_refused(
+    run_app: Command, refused_command: Refusal, clicks: Path, given: str
+) -> None:
     keys = [*WEIGHTED, f"data.path={clicks / 'weight'}", "run.name=x", "train.max_steps=1"]
-    line = refused("train", *keys, given)
+    line = refused_command("train", *keys, given)
     assert line.startswith(f"error: {given}: not of rows with sample weights, which ")
     run_app("train", *keys, given, line.rsplit("; give ", 1)[1])
 

@@ -63,7 +63,7 @@ MODEL = ["model.dense_arch=[8]", "model.over_arch=[8,1]", "model.embedding_dim=8
 MODEL += ["eval.global_batch_size=64", "optimizer.lr=0.1", "train.log_every_steps=1", "baselines=false"]
 
 
-def test_a_run_has_the_metrics_of_plain_loops(run_app: Command, refused: Refusal, tmp_path: Path) -> None:
+def test_a_run_has_the_metrics_of_plain_loops(run_app: Command, refused_command: Refusal, tmp_path: Path) -> None:
     """On one process and on two, whose rows come in another order; the groups of a run are not changed later."""
     manifest = write_dataset(tmp_path / "data", {"train": 1_000, "val": 501, "test": 333})
     shards = [open_shard(tmp_path / "data", "test", shard, manifest) for shard in manifest.splits["test"].shards]
@@ -81,7 +81,7 @@ def test_a_run_has_the_metrics_of_plain_loops(run_app: Command, refused: Refusal
         assert figures["gauc_users"] > 0
         assert "HR@10" in (run / "report.html").read_text()
     keys[keys.index("eval.group_by=cat_0")] = "eval.group_by=cat_1"
-    assert "eval.group_by" in refused("train", *keys, "eval.split=test", "run.name=of_1", "train.epochs=2")
+    assert "eval.group_by" in refused_command("train", *keys, "eval.split=test", "run.name=of_1", "train.epochs=2")
     evaluation = run_app("evaluate", "run=runs/of_1", "split=test")
     assert json.loads(evaluation.stdout)["hr_at_10"] == summary(tmp_path / "runs/of_1")["eval"]["hr_at_10"]
 
@@ -93,9 +93,11 @@ def test_a_run_has_the_metrics_of_plain_loops(run_app: Command, refused: Refusal
         ("usr", "eval.group_by=usr: is not a categorical column of data; give one of user, item"),
     ],
 )
-def test_another_column_is_refused(run_app: Command, refused: Refusal, tmp_path: Path, column: str, fault: str) -> None:
+def test_another_column_is_refused(
+    run_app: Command, refused_command: Refusal, tmp_path: Path, column: str, fault: str
+) -> None:
     write_ragged_dataset(tmp_path / "data", {"train": 200, "val": 100})
-    assert fault in refused("train", *MODEL, "data.path=data", f"eval.group_by={column}", "run.name=x")
+    assert fault in refused_command("train", *MODEL, "data.path=data", f"eval.group_by={column}", "run.name=x")
     run_app("train", *MODEL, "data.path=data", "eval.group_by=user", "run.name=x")
 
 

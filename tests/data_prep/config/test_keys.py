@@ -5,7 +5,8 @@ from common.help import describe
 from common.keys import declaration
 from data_prep.config.__main__ import table
 from data_prep.config.keys import DataConfig, PrepConfig, chunk_size, parse_size
-from tests.data_prep.conftest import REPOSITORY, config, refused
+from tests.data_prep.conftest import REPOSITORY, config
+from tests.error_lines import refused
 
 SIZES = {"1048576": 1 << 20, "2GiB": 2 << 30, "1.5 MiB": 3 << 19, "500MB": 5 * 10**8, "64k": 1 << 16, "7b": 7}
 SIZES |= {"2e9": 2 * 10**9, "1_000": 1000}

@@ -12,7 +12,8 @@ import pytest
 
 from data_prep.encoding.encoder import Encoder
 from tests.data_prep import oracle
-from tests.data_prep.conftest import REPOSITORY, config, load_rows, prepare, refused, write_rows
+from tests.data_prep.conftest import REPOSITORY, config, load_rows, prepare, write_rows
+from tests.error_lines import refused
 
 OWN, CUSTOM = "data.raw=own.csv data.schema=own.yaml", "data.raw=own.csv"
 DAY, DAYS = "data.raw=day_0", "data.raw=day_* data.split.method"

@@ -12,7 +12,7 @@ import pytest
 from common.files import digest_file, write_atomically
 from data_prep.dataset.format import ROW_KINDS, load_manifest, open_shard, save_manifest, shard_path, verify_shard
 from tests.app.datasets import NUM_DENSE, NUM_EMBEDDINGS, write_dataset
-from tests.data_prep.conftest import refused
+from tests.error_lines import refused
 
 F = len(NUM_EMBEDDINGS)
 

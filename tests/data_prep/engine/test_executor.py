@@ -22,7 +22,8 @@ from common.errors import UserError
 from data_prep.engine import executor
 from data_prep.verify import verify_dataset
 from tests.data_prep import oracle
-from tests.data_prep.conftest import Capture, prepare, refused, sums, write_rows
+from tests.data_prep.conftest import Capture, prepare, sums, write_rows
+from tests.error_lines import refused
 
 NEEDED = "Dask is not installed: pip install distributed"
 

@@ -17,8 +17,9 @@ from data_prep.encoding.passes import plan_passes
 from data_prep.engine import memory_budget
 from data_prep.engine.job import Job
 from data_prep.sources.discover import resolve_sources
-from tests.data_prep.conftest import config, prepare, refused, sums, write_rows
+from tests.data_prep.conftest import config, prepare, sums, write_rows
 from tests.data_prep.tables import paths
+from tests.error_lines import refused
 
 
 @pytest.mark.parametrize("encoding", ["vocabulary", "hash", "torchrec_fixed"])

@@ -7,9 +7,10 @@ import pytest
 
 from data_prep.dataset.format import load_manifest
 from data_prep.encoding.encoder import Encoder
-from tests.data_prep.conftest import prepare, refused
+from tests.data_prep.conftest import prepare
 from tests.data_prep.parsing.test_refusals import EUROPEAN, NUMBERED
 from tests.data_prep.tables import ALLOW, HASHED, SCHEMA, ids, make, paths, refused_table, table
+from tests.error_lines import refused
 
 # As written, and what it means.
 FIELDS = {'"say ""hi"""': 'say "hi"', '"a,b"': "a,b", '5" pipe': '5" pipe', '"x"y': "xy", '""': "", "": ""}

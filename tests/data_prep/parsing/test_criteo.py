@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from data_prep.parsing.criteo import MISSING_INTEGER, PADDING, empty_block, max_rows, parse_bytes, parse_lines
 from data_prep.parsing.criteo_kernels import parse_rows
 from tests.data_prep import oracle
-from tests.data_prep.conftest import REFERENCE, refused, run
-from tests.error_lines import error_line
+from tests.data_prep.conftest import REFERENCE, run
+from tests.error_lines import error_line, refused
 
 INTEGERS = st.none() | st.integers(-(2**31) + 1, 2**31 - 1) | st.integers(-20, 200)
 CATEGORIES = st.none() | st.integers(0, 2**32 - 1)

@@ -15,8 +15,8 @@ from data_prep.dataset.dialect import charset_named
 from data_prep.dataset.format import load_manifest
 from data_prep.encoding.encoder import Encoder
 from data_prep.encoding.new_rows import read_new_rows
-from tests.data_prep.conftest import refused
 from tests.data_prep.tables import HASHED, SCHEMA, ids, make, table
+from tests.error_lines import refused
 
 QUOTES = ['5" pipe', '"a', 'b"', '""', '"x"y', "", "say \\N", '\\"', "it's", "é", "\\"]
 ESCAPED = ["a\\,b", 'say \\"hi\\"', '"in \\"quotes\\""', "\\\\", "c\\\\", '"d,e"', "\\x", "", "é\\,", '"say ""so"""']

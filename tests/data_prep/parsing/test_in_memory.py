@@ -13,7 +13,7 @@ import pytest
 
 from data_prep.parsing.convert import to_list
 from data_prep.parsing.in_memory import plain_value, to_column
-from tests.data_prep.conftest import refused
+from tests.error_lines import refused
 
 NAN = float("nan")
 TIME = datetime(2025, 5, 8, 6, 45)

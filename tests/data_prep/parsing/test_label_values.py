@@ -8,8 +8,9 @@ import pytest
 from data_prep.dataset.format import load_manifest
 from data_prep.encoding.encoder import Encoder
 from data_prep.parsing import label_values
-from tests.data_prep.conftest import Capture, refused
+from tests.data_prep.conftest import Capture
 from tests.data_prep.tables import HASHED, make, refused_table
+from tests.error_lines import refused
 
 POSITIVE = 'label: {column: l, positive: ["yes", "1"]}\nsparse: [user]\n'
 PLAIN = "label: l\nsparse: [user]\n"

@@ -13,8 +13,9 @@ from data_prep.dataset.format import load_manifest
 from data_prep.encoding.encoder import Encoder
 from data_prep.encoding.new_rows import read_new_rows
 from data_prep.encoding.texts import VocabularyTexts
-from tests.data_prep.conftest import Capture, load_split, prepare, refused
+from tests.data_prep.conftest import Capture, load_split, prepare
 from tests.data_prep.tables import paths, write
+from tests.error_lines import refused
 
 PART_ROWS = 30
 SCHEMA = "label: label\ndense: [price]\nsparse: [user, dt]\n"

@@ -9,8 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.data_prep.conftest import prepare, refused
+from tests.data_prep.conftest import prepare
 from tests.data_prep.tables import HASHED, SCHEMA, Content, make, paths, refused_table, table
+from tests.error_lines import refused
 
 QUOTE = "ends inside quotes; .* remove the line break"
 RETURNS = "lines end in carriage returns alone; convert the file: tr"

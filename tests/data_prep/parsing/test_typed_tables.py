@@ -10,8 +10,8 @@ import pytest
 from data_prep.encoding.encoder import Encoder
 from data_prep.encoding.new_rows import Shape, read_new_rows
 from data_prep.encoding.texts import VocabularyTexts
-from tests.data_prep.conftest import refused
 from tests.data_prep.tables import make, table, write
+from tests.error_lines import refused
 
 
 def test_decimals_are_the_numbers_of_their_text(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ import pyarrow.parquet
 import pytest
 
 from data_prep.published import kgcn_lastfm, ncf_movielens_1m, sets, tfrs_movielens_100k
-from tests.data_prep.conftest import refused
+from tests.error_lines import refused
 
 # Of the files below by src/preprocess.py and src/data_loader.py of hwwang55/KGCN at 2363ca2, as label,user,item.
 KGCN = {

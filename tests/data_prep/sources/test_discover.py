@@ -21,7 +21,8 @@ from data_prep.parsing.formats import Chunk
 from data_prep.sources.discover import Source, missing_days, resolve_sources
 from data_prep.sources.line_blocks import ROOM_BEFORE, SourceStream
 from data_prep.stages.parse import DigestTask, ParseTask, reading_tasks
-from tests.data_prep.conftest import config, refused
+from tests.data_prep.conftest import config
+from tests.error_lines import refused
 
 
 def zipped(content: bytes) -> bytes:

@@ -14,8 +14,9 @@ from data_prep.sources import download
 from data_prep.sources.download import PartialFile, RemoteFile, download_all
 from data_prep.sources.remote import unpack_member
 from tests.data_prep import oracle
-from tests.data_prep.conftest import Capture, refused
+from tests.data_prep.conftest import Capture
 from tests.data_prep.mirror import CONTENT, OTHER, Mirror, make_archive
+from tests.error_lines import refused
 
 PATIENCE = RemoteConfig(tries=4, pause=0.01)
 SUM = hashlib.sha256(CONTENT).hexdigest()

@@ -10,7 +10,7 @@ from data_prep.io.read_ahead import BLOCK_BYTES
 from data_prep.parsing.criteo import PADDING
 from data_prep.sources.discover import resolve_sources
 from data_prep.sources.line_blocks import ROOM_BEFORE, ROOM_BEHIND, LineBlocks, count_lines_before
-from tests.data_prep.conftest import refused
+from tests.error_lines import refused
 
 
 def chunks_of(path: Path, chunk_bytes: int, block_bytes: int) -> list[bytes]:

@@ -11,8 +11,9 @@ import pyarrow as pa
 import pytest
 
 from data_prep.encoding.new_rows import Shape, read_new_rows
-from tests.data_prep.conftest import load_rows, prepare, refused
+from tests.data_prep.conftest import load_rows, prepare
 from tests.data_prep.tables import paths
+from tests.error_lines import refused
 
 LINES = [{"label": row % 2, "user": f"u{row % 7}", "price": row / 4} for row in range(3_000)]
 TEXTS = {

@@ -17,8 +17,9 @@ from data_prep.job_setup import find_sources
 from data_prep.pipeline import preprocess
 from data_prep.verify import verify_dataset
 from tests.data_prep import oracle
-from tests.data_prep.conftest import REPOSITORY, config, refused
+from tests.data_prep.conftest import REPOSITORY, config
 from tests.data_prep.mirror import Mirror, make_archive
+from tests.error_lines import refused
 from tests.forks import start_module
 
 HASHED = ("data.encoding=hash", "data.max_ind_range=100")

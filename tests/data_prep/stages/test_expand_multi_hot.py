@@ -15,7 +15,8 @@ from data_prep.dataset.format import load_manifest, open_shard
 from data_prep.dataset.multi_hot import MLPERF_SIZES, MultiHot, MultiHotTables, table_path
 from data_prep.io.arrays import MAPPED_BYTES
 from data_prep.verify import verify_dataset
-from tests.data_prep.conftest import SPLITS, load_split, prepare, refused, write_rows
+from tests.data_prep.conftest import SPLITS, load_split, prepare, write_rows
+from tests.error_lines import refused
 from tests.reference import multi_hot_tables
 
 HASHED = ("data.encoding=hash", "data.max_ind_range=50")

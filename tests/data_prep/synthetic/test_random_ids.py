@@ -9,7 +9,8 @@ from data_prep.dataset.format import load_manifest, open_shard
 from data_prep.encoding.encoder import Encoder
 from data_prep.synthetic.random_ids import draw_ids
 from data_prep.verify import verify_dataset
-from tests.data_prep.conftest import SPLITS, prepare, refused, sums
+from tests.data_prep.conftest import SPLITS, prepare, sums
+from tests.error_lines import refused
 
 SMALL = ["data.source=random", "data.random.rows=3000", "data.random.eval_rows=500"]
 SMALL += ["data.random.tables=[50,7,1,100000]"]

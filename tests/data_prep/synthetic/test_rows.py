@@ -15,7 +15,8 @@ from data_prep.synthetic import teacher as teacher_module
 from data_prep.synthetic.days import day_text, generate_days
 from data_prep.synthetic.rows import calibrated_teacher, category_value, day_rows, draw_rows
 from data_prep.synthetic.teacher import KAGGLE_CARDINALITIES, Teacher, criteo_columns, make_teacher
-from tests.data_prep.conftest import REFERENCE, SPLITS, load_split, prepare, refused, run, sums
+from tests.data_prep.conftest import REFERENCE, SPLITS, load_split, prepare, run, sums
+from tests.error_lines import refused
 
 SMALL = SyntheticConfig(rows=40_001, days=2, seed=7, max_cardinality=500)
 

@@ -244,7 +244,7 @@ def test_a_run_whose_time_is_up_is_named_in_the_command_that_has_no_limit(
 
 
 @pytest.mark.slow("processes")
-def test_the_command_completes_a_run(run_app: Command, refused: Refusal, tmp_path: Path) -> None:
+def test_the_command_completes_a_run(run_app: Command, refused_command: Refusal, tmp_path: Path) -> None:
     write_dataset(tmp_path / "data")
     run_app("train", *SMALL, "data.path=data", "train.max_steps=20", "run.name=x")
     summary = tmp_path / "runs/x/summary.json"
@@ -279,7 +279,7 @@ def test_the_command_completes_a_run(run_app: Command, refused: Refusal, tmp_pat
 
     # On another dataset they would mislead.
     write_dataset(tmp_path / "other", seed=1)
-    assert "another dataset than the run's" in refused("baselines", "run=runs/y", "data.path=other")
+    assert "another dataset than the run's" in refused_command("baselines", "run=runs/y", "data.path=other")
 
 
 @pytest.mark.slow("examples")
@@ -330,7 +330,7 @@ def test_after_training_nothing_else_of_the_run_differs(run_app: Command, tmp_pa
 
 
 @pytest.mark.slow("processes")
-def test_a_split_of_one_class_is_one_line(run_app: Command, refused: Refusal, tmp_path: Path) -> None:
+def test_a_split_of_one_class_is_one_line(run_app: Command, refused_command: Refusal, tmp_path: Path) -> None:
     write_dataset(tmp_path / "data")
     manifest = load_manifest(tmp_path / "data")
     for shard in manifest.splits["val"].shards:
@@ -340,7 +340,7 @@ def test_a_split_of_one_class_is_one_line(run_app: Command, refused: Refusal, tm
     process = run_app("train", *settings, "baselines=null")
     _, line = [line for line in process.stderr.splitlines() if "baselines" in line]
     assert "every label of val is 0" in line
-    assert "every label of val is 0" in refused("baselines", "run=runs/x")
+    assert "every label of val is 0" in refused_command("baselines", "run=runs/x")
 
 
 def test_the_command_needs_no_torch(tmp_path: Path) -> None:
@@ -352,11 +352,13 @@ def test_the_command_needs_no_torch(tmp_path: Path) -> None:
     assert not modules & HEAVY
 
 
-def test_runs_of_no_directory_and_of_numbers_are_refused(run_app: Command, refused: Refusal, tmp_path: Path) -> None:
-    assert "run=nothing: not a run's directory" in refused("baselines", "run=nothing")
+def test_runs_of_no_directory_and_of_numbers_are_refused(
+    run_app: Command, refused_command: Refusal, tmp_path: Path
+) -> None:
+    assert "run=nothing: not a run's directory" in refused_command("baselines", "run=nothing")
     make_ratings(tmp_path)
     train_on_ratings(run_app, tmp_path / "data", "x", "train.max_steps=2")
-    assert "baselines are of clicks" in refused("baselines", "run=runs/x")
+    assert "baselines are of clicks" in refused_command("baselines", "run=runs/x")
     assert json.loads((tmp_path / "runs/x/summary.json").read_text())["baselines"] is None
 
 

@@ -21,8 +21,9 @@ from data_prep.dataset.misleading import misleading_sentences
 from extensions.data_checks import search
 from tests.app.conftest import SMALL, Command
 from tests.app.data.test_negatives import splitmix64
-from tests.data_prep.conftest import prepare, refused, seeds, sums
+from tests.data_prep.conftest import prepare, seeds, sums
 from tests.data_prep.tables import paths
+from tests.error_lines import refused
 
 SCHEMA = "label: label\ndense: [price, age]\nsparse: [user, item, shop]\n"
 FRACTION = "data.split.method=fraction"

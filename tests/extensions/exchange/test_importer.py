@@ -13,7 +13,8 @@ from common.errors import UserError
 from data_prep.dataset.format import SPLITS
 from data_prep.verify import verify_dataset
 from extensions.exchange.importer import import_bin, import_npy
-from tests.data_prep.conftest import load_split, refused
+from tests.data_prep.conftest import load_split
+from tests.error_lines import refused
 
 ROWS = (40, 30)
 

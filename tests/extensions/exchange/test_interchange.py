@@ -21,9 +21,10 @@ from extensions.exchange.export import export_bin, export_multi_hot, export_npy
 from extensions.exchange.importer import import_bin, import_npy
 from extensions.exchange.keys import ExchangeConfig, InterchangeConfig
 from tests.data_prep import oracle, tables
-from tests.data_prep.conftest import load_split, prepare, refused
+from tests.data_prep.conftest import load_split, prepare
 from tests.data_prep.test_published import awkward_day, run_torchrec
 from tests.data_prep.test_refusals import files, set_up
+from tests.error_lines import refused
 from tests.once import made_once
 from tests.reference import multi_hot_tables
 

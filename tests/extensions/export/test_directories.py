@@ -471,8 +471,8 @@ def test_texts_are_left_out_and_values_still_encode(runtime: Runtime, tmp_path: 
         (["out=m.onnx"], "or have no ending, for a directory"),
     ],
 )
-def test_what_cannot_be_a_directory_is_said(overrides: list[str], words: str, refused: Refusal) -> None:
-    assert words in refused("export", "run=runs/none", *overrides)
+def test_what_cannot_be_a_directory_is_said(overrides: list[str], words: str, refused_command: Refusal) -> None:
+    assert words in refused_command("export", "run=runs/none", *overrides)
 
 
 def test_missing_packages_are_named_with_their_line(generated: Model, tmp_path: Path) -> None:

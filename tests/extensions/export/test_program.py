@@ -106,8 +106,10 @@ def compare(program: Program, manifest: Manifest, tmp_path: Path, exported: str)
         (["out=m.pt2", "tolerance=-1"], "at least 0"),
     ],
 )
-def test_what_cannot_be_exported_is_said(refused: Refusal, tmp_path: Path, overrides: list[str], words: str) -> None:
-    assert words in refused("export", "run=runs/none", *overrides)
+def test_what_cannot_be_exported_is_said(
+    refused_command: Refusal, tmp_path: Path, overrides: list[str], words: str
+) -> None:
+    assert words in refused_command("export", "run=runs/none", *overrides)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -19,7 +19,7 @@ from tests.app.config.test_recipes import FEWER, PUBLISHED
 from tests.app.conftest import composed
 from tests.app.in_process import command_here, train_here
 from tests.app.scoring.test_same_row import Model
-from tests.data_prep.conftest import refused
+from tests.error_lines import refused
 from tests.extensions.export.serving import row_keys, score_files
 
 # HSTU, of an extension, is refused in tests/extensions/together.

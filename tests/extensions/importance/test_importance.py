@@ -21,7 +21,8 @@ from data_prep.dataset.sample import sampled_numbers
 from extensions.importance.permutation import Columns, columns_of, permuted
 from tests.app.conftest import composed
 from tests.app.in_process import command_here, train_here
-from tests.data_prep.conftest import prepare, refused
+from tests.data_prep.conftest import prepare
+from tests.error_lines import refused
 from tests.once import made_once
 
 ROWS = 1_500

@@ -18,8 +18,9 @@ from extensions.inspect.columns import MAX_EXACT, DistinctValues
 from extensions.inspect.leak import auc_of_column
 from extensions.inspect.proposal import Proposal, propose_schema
 from extensions.inspect.text import order_sentences
-from tests.data_prep.conftest import prepare, refused
+from tests.data_prep.conftest import prepare
 from tests.data_prep.tables import write
+from tests.error_lines import refused
 
 ROWS = 400
 

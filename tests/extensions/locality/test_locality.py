@@ -30,7 +30,8 @@ from extensions.locality.histogram import (
 from extensions.locality.keys import CompareConfig, GenerateConfig, ProfileConfig, TraceConfig
 from extensions.locality.sampler import AccessGenerator, share_used_before, warn_of_length
 from extensions.locality.stack_distance import LruStack
-from tests.data_prep.conftest import load_split, prepare, refused, sums
+from tests.data_prep.conftest import load_split, prepare, sums
+from tests.error_lines import refused
 from tests.key_limits import DIFFICULTY, INSIDE, ONE, ZERO, check_limits
 from tests.oracles.generated import hit_rates, stack_distances
 

@@ -35,10 +35,10 @@ def check_benchmark(recipe: str, benchmark: str | None) -> None:
     assert not is_wanted(composed(f"recipe={recipe}", "mlperf.enabled=false"))
 
 
-def test_labels_that_are_numbers_have_no_log(refused: Refusal, tmp_path: Path) -> None:
+def test_labels_that_are_numbers_have_no_log(refused_command: Refusal, tmp_path: Path) -> None:
     make_ratings(tmp_path)
     keys = [*MODEL, f"data.path={tmp_path}/data", "model.over_arch=[4,1]", "run.name=x", "mlperf.enabled=true"]
-    line = refused("train", *keys)
+    line = refused_command("train", *keys)
     assert line.startswith("error: mlperf.enabled=true: not of the labels of ")
     assert line.endswith("give mlperf.enabled=false")
 

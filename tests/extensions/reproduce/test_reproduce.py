@@ -77,9 +77,9 @@ def test_other_arguments_do_not_mix_with_what_is_there(tmp_path: Path, monkeypat
     ],
 )
 def test_bad_input_is_one_line_and_leaves_nothing(
-    refused: Refusal, tmp_path: Path, arguments: list[str], words: str
+    refused_command: Refusal, tmp_path: Path, arguments: list[str], words: str
 ) -> None:
-    line = refused("reproduce", *arguments)
+    line = refused_command("reproduce", *arguments)
     assert words in line
     assert "\n" not in line
     assert not (tmp_path / "runs").exists()

@@ -16,7 +16,7 @@ from extensions.reproduce.keys import ReproduceConfig
 from extensions.reproduce.seeds import changed_keys, seeds_of, training_arguments
 from tests.app.conftest import composed
 from tests.common.test_keys import OF_RUNS
-from tests.data_prep.conftest import refused
+from tests.error_lines import refused
 from tests.extensions.reproduce.runs import write_seeds, write_test
 from tests.extensions.reproduce.test_figures import document
 from tests.key_limits import ONE, check_limits

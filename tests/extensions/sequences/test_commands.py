@@ -99,9 +99,9 @@ def test_two_processes_learn_what_one_does(sharding: str, run_app: Command, log:
     ],
 )
 def test_what_does_not_go_together_is_refused(
-    command: str, arguments: list[str], message: str, refused: Refusal, log: Path, dataset: Path
+    command: str, arguments: list[str], message: str, refused_command: Refusal, log: Path, dataset: Path
 ) -> None:
-    assert message in refused(command, *(each.format(log=log, dataset=dataset) for each in arguments))
+    assert message in refused_command(command, *(each.format(log=log, dataset=dataset) for each in arguments))
 
 
 def test_triton_without_a_gpu_is_refused(log: Path, tmp_path: Path) -> None:
@@ -140,8 +140,8 @@ def trained(log: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made_once(tmp_path_factory, "trained", train) / "runs/x"
 
 
-def test_a_command_for_dlrm_alone_says_so(refused: Refusal, trained: Path) -> None:
-    assert "is for DLRM alone so far" in refused("evaluate", f"run={trained}", "tables=int8")
+def test_a_command_for_dlrm_alone_says_so(refused_command: Refusal, trained: Path) -> None:
+    assert "is for DLRM alone so far" in refused_command("evaluate", f"run={trained}", "tables=int8")
 
 
 OWN_SCHEMA = """
@@ -240,10 +240,10 @@ def test_all_items_of_the_log_are_ranked(run_app: Command, trained: Path, tmp_pa
     ],
 )
 def test_what_cannot_be_ranked_is_refused(
-    arguments: list[str], message: str, refused: Refusal, trained: Path, tmp_path: Path
+    arguments: list[str], message: str, refused_command: Refusal, trained: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "x.csv").write_text("item\n1\n4711\n")
-    assert message in refused(
+    assert message in refused_command(
         "recommend", f"run={trained}", *([] if "candidates=x.csv" in arguments else ["candidates=all"]), *arguments
     )
 

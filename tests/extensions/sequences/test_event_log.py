@@ -17,7 +17,8 @@ from common.errors import UserError
 from data_prep.dataset.format import load_manifest
 from extensions.sequences.event_log import EventLog, EventSplit
 from extensions.sequences.keys import AnchorOrder, HistoryKind, SequencesConfig, WindowRest
-from tests.data_prep.conftest import prepare, refused
+from tests.data_prep.conftest import prepare
+from tests.error_lines import refused
 from tests.extensions.sequences.event_logs import reference, write_reference_log
 
 HISTORY, _, SCAN, WINDOW_SECONDS, MAX_SEQ_LEN = reference()["params"].tolist()

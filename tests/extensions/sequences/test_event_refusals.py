@@ -12,8 +12,9 @@ import pyarrow as pa
 import pytest
 
 from common.errors import UserError
-from tests.data_prep.conftest import prepare, refused
+from tests.data_prep.conftest import prepare
 from tests.data_prep.tables import ALLOW, Content, write
+from tests.error_lines import refused
 from tests.extensions.sequences.event_logs import opened
 
 START = 1_700_000_000

@@ -14,11 +14,12 @@ from data_prep.parsing.table_yaml import schema_path
 from data_prep.verify import verify_dataset
 from extensions.sequences import preparation
 from extensions.sequences.event_yaml import load_event_schema
-from tests.data_prep.conftest import config, prepare, refused
+from tests.data_prep.conftest import config, prepare
 from tests.data_prep.mirror import Mirror
 from tests.data_prep.tables import paths, write
 from tests.data_prep.test_kills import Kind, kill_again_and_again
 from tests.data_prep.test_verify import change_bytes
+from tests.error_lines import refused
 from tests.extensions.sequences.event_logs import opened, reference, write_reference_log
 
 

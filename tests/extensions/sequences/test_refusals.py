@@ -17,8 +17,9 @@ from extensions.sequences.labels import refuse_one_class
 from tests.app.conftest import composed
 from tests.app.data.test_existing_data import agreed
 from tests.changed import changed
-from tests.data_prep.conftest import prepare, refused
+from tests.data_prep.conftest import prepare
 from tests.data_prep.test_refusals import ANOTHER, FOREIGN, files, set_up
+from tests.error_lines import refused
 from tests.once import made_once
 
 GENERATED = "data.source=synthetic_events data.synthetic_events.users=20 data.synthetic_events.days=3"

@@ -77,11 +77,13 @@ def test_a_plan_of_dlrm_v4_fits_the_terminal(run_app: Command, tmp_path: Path) -
         (["data.path={log}"], "holds events, not rows; give model=hstu"),
     ],
 )
-def test_what_a_plan_cannot_be_of_is_refused(arguments: list[str], message: str, refused: Refusal, log: Path) -> None:
-    assert message in refused("plan", *(each.format(log=log) for each in arguments))
+def test_what_a_plan_cannot_be_of_is_refused(
+    arguments: list[str], message: str, refused_command: Refusal, log: Path
+) -> None:
+    assert message in refused_command("plan", *(each.format(log=log) for each in arguments))
 
 
-def test_an_export_is_of_dlrm_alone(refused: Refusal, trained: Path) -> None:
+def test_an_export_is_of_dlrm_alone(refused_command: Refusal, trained: Path) -> None:
     for out in ("x.pt2", "x"):
-        message = refused("export", f"run={trained}", f"out={out}")
+        message = refused_command("export", f"run={trained}", f"out={out}")
         assert "export is for DLRM alone so far; train, evaluate, recommend" in message

@@ -16,7 +16,7 @@ from extensions.trackers.keys import TrackersConfig
 from extensions.trackers.prometheus import CONTENT_TYPE, Prometheus
 from tests.app.conftest import SMALL, Command
 from tests.app.test_secrets import SECRET, check_error
-from tests.data_prep.conftest import refused
+from tests.error_lines import refused
 from tests.key_limits import Limits, check_limits
 
 

@@ -10,7 +10,7 @@ from app.config import CONFIG_DIR
 from common.compose import compose_config
 from extensions.tune.keys import TuneConfig, validate_tune
 from extensions.tune.space import Range, draw, ends, overrides_of, space_of
-from tests.data_prep.conftest import refused
+from tests.error_lines import refused
 
 
 def composed(*arguments: str) -> TuneConfig:

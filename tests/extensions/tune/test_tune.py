@@ -91,12 +91,12 @@ def test_a_trial_that_is_watched_stops_after_the_evaluation(
 
 
 def test_other_arguments_and_invalid_values_are_refused_before_a_trial(
-    refused: Refusal, arguments: list[str], tmp_path: Path
+    refused_command: Refusal, arguments: list[str], tmp_path: Path
 ) -> None:
-    line = refused("tune", *arguments, "search.model.interaction=[dot,dcnn]")
+    line = refused_command("tune", *arguments, "search.model.interaction=[dot,dcnn]")
     assert "model.interaction=dcnn" in line
-    line = refused("tune", *arguments, "search.optimizer.rate=[1e-3,1e-1]")
+    line = refused_command("tune", *arguments, "search.optimizer.rate=[1e-3,1e-1]")
     assert "optimizer.rate" in line
-    line = refused("tune", *arguments, "run.name=x")
+    line = refused_command("tune", *arguments, "run.name=x")
     assert "run.name=x: not of a search: trials are named by their numbers; out=DIR says where they are" in line
     assert not (tmp_path / "runs").exists()
