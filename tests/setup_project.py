@@ -133,7 +133,7 @@ class Project:
         return stderr
 
     def versions(self) -> dict[str, str]:
-        """What the environment's Python imports."""
+        """Return what the environment's Python imports."""
         names = ("torch", "fbgemm_gpu", "torchrec", "numpy", "extra")
         code = f"import json\nprint(json.dumps({{n: __import__(n).__version__ for n in {names}}}))"
         command: list[str | Path] = [self.environment / "bin" / "python", "-c", code]

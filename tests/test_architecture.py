@@ -32,7 +32,7 @@ LEAKS = {
 
 
 def broken_contracts(root: Path) -> list[str]:
-    """What import-linter finds in the packages under `root`: the contracts that are broken, and by which imports."""
+    """Return the findings of import-linter under `root`: the broken contracts and the imports that break them."""
     # In a process of its own: import-linter reads packages from the working directory and sys.path.
     code = "import sys; from importlinter.cli import lint_imports; sys.exit(lint_imports(no_cache=True))"
     environment = {**os.environ, "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
@@ -205,7 +205,7 @@ PAGES = [
 
 
 def is_of_missing_extension(path: str) -> bool:
-    """Whether a path leads into the folder of an extension, or of its tests, that is not here."""
+    """Return True if a path leads into the folder of an extension, or of its tests, that is not here."""
     folder = re.match(r"(?:tests/)?extensions/\w+", path)
     return folder is not None and not (ROOT / folder[0]).exists()
 

@@ -93,7 +93,7 @@ def end(pids: list[int]) -> None:
 
 
 def num_checkpoints(run: Path) -> int:
-    """How many a run has noted; its last line may be half a line."""
+    """Count the checkpoints in a run's log, whose last line may be half a line."""
     metrics = run / "metrics.jsonl"
     return metrics.read_text().count('{"event": "checkpoint"') if metrics.exists() else 0
 

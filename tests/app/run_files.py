@@ -1,4 +1,4 @@
-"""What a run has written so far."""
+"""Files of a run, as they are so far."""
 
 import contextlib
 import hashlib

@@ -1,4 +1,4 @@
-"""What the tab key answers in bash, in commands as people type them."""
+"""Completion by the tab key in bash, in commands as people type them."""
 
 import subprocess
 import time

@@ -132,7 +132,7 @@ def _hide_cpu_build_of_fbgemm() -> None:
 
 
 def _cuda_functions(torch: Any) -> dict[str, Any]:
-    """What torch.cuda is made of here, by name."""
+    """Return the parts of torch.cuda here, by name."""
     from tests.pretend_cuda import streams
 
     ops, index_of = torch.ops.pretend_cuda, streams.index_of

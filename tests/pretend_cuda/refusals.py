@@ -1,4 +1,4 @@
-"""What a GPU refuses: prints {what: error, or "" if there was none} as JSON."""
+"""Refusals of a GPU: prints {choice: error, or "" if there was none} as JSON."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What a training step sends to the device, and where the host waits for it."""
+"""Operators that a training step sends to the device, and waits of the host for them."""
 
 from pathlib import Path
 

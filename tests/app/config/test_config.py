@@ -1,4 +1,4 @@
-"""What is refused before anything is built, and how it is said."""
+"""Refusals before anything is built, and their messages."""
 
 import functools
 from pathlib import Path

@@ -11,5 +11,5 @@ class GivenVectors(nn.Module):
     """A lookup whose result is its input [B, F, D]."""
 
     def forward(self, values: Tensor) -> Callable[[], Vectors]:
-        """What SparseArch returns."""
+        """Return the vectors in the form of SparseArch."""
         return lambda: Vectors(values)

@@ -1,4 +1,4 @@
-"""What is changed inside TorchRec: in one module, by a call, with releases that it was tried with."""
+"""Changes inside TorchRec: in one module, by a call, for releases that were tried."""
 
 import ast
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What a platform cannot compute in is refused, and what it computes in slowly is said."""
+"""A platform refuses arithmetic that it lacks, and logs arithmetic that is slow on it."""
 
 import itertools
 import os

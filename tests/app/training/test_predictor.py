@@ -1,4 +1,4 @@
-"""What only scores has the model of a checkpoint, and no optimizer; metrics of groups of rows, and kept scores."""
+"""A predictor has the model of a checkpoint and no optimizer; metrics of groups of rows, and kept scores."""
 
 import ast
 import json

@@ -122,7 +122,7 @@ class Walk:
         return {step: auc for step, auc in self.evaluations(name).items() if step <= start and step in saved}
 
     def _check_refusals(self, kind: str, name: str, status: str, before: dict[str, str]) -> None:
-        """What had to be refused was, and nothing else; neither it nor what had nothing to do changed a byte."""
+        """Check that exactly the forbidden changes were refused, and that refusals and idle runs changed no byte."""
         refusals = {"never": (), "shorten": (NOTHING_TO_DO, "completed"), "another split": ("completed",)}
         if kind in refusals:
             assert status in ("refused", *refusals[kind])

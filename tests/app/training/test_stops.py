@@ -46,7 +46,7 @@ def test_an_echo_of_a_signal_is_no_second_one(job: Job) -> None:
 @pytest.mark.slow("processes")
 @pytest.mark.parametrize("number", [3, 15])
 def test_a_signal_in_an_evaluation_is_seen_inside(number: int, job: Job) -> None:
-    """Of 8 batches: in the third of the first evaluation, in the seventh of the second; steps are 20 and 40."""
+    """An evaluation has 8 batches: the signal comes in the third of step 20's or in the seventh of step 40's."""
     job.train("eval.global_batch_size=64", fault=f"signal in the evaluation:{number}", status=75)
     step = 20 if number == 3 else 40
     assert job.summary()["steps"] == step
@@ -127,7 +127,7 @@ class _Peers:
 
 
 class _Request:
-    """Of common.signals.StopRequest what is called, without a handler of signals."""
+    """The called part of common.signals.StopRequest, without a handler of signals."""
 
     signal: int | None = None
 

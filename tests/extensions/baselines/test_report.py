@@ -1,4 +1,4 @@
-"""What the report of a run says of its baselines."""
+"""Baselines in the report of a run."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""What an exported program says of itself."""
+"""The documents of an exported program."""
 
 import json
 from typing import Any

@@ -27,7 +27,7 @@ def drawn_trace(rng: np.random.Generator) -> list[int]:
 
 
 def command(name: str, *arguments: str) -> str:
-    """What a command shows."""
+    """Return the printed lines of a command."""
     result = run_module(f"extensions.locality.{name}", *(f"locality.{each}" for each in arguments), cwd=REPOSITORY)
     assert result.returncode == 0, result.stderr
     return result.stdout

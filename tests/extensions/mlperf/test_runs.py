@@ -67,7 +67,7 @@ def test_the_tiny_form_of_a_recipe_is_compliant(run_app: Command, tmp_path: Path
 def test_the_mlperf_log_passes_the_compliance_checker(
     ruleset: str, benchmark: str, optimizer: str, run_app: Command, dataset: Path, tmp_path: Path
 ) -> None:
-    """Of a run that was stopped at its target, after it had been resumed on the way."""
+    """The run is resumed once and stops at its target."""
     overrides = [*SMALL, f"data.path={dataset}", f"optimizer={optimizer}", "run.name=log", "mlperf.enabled=true"]
     overrides += [f"mlperf.benchmark={benchmark}", "train.epochs=3", *QUARTERS]
     run_app("train", *overrides, "train.max_steps=3")

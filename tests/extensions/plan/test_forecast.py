@@ -27,7 +27,7 @@ def on_eight(topology: str, batch: int, **figures: Any) -> WhatIf:
 
 
 def tables(draw: st.DrawFn, world_size: int) -> dict[str, ForecastTable]:
-    """Of up to six names, on any ranks."""
+    """Draw tables with up to six names, on any ranks."""
     return {
         name: ForecastTable(
             type=draw(TYPES),
@@ -48,7 +48,7 @@ def tables(draw: st.DrawFn, world_size: int) -> dict[str, ForecastTable]:
 
 @st.composite
 def plans(draw: st.DrawFn) -> ForecastFile:
-    """Of up to 40 processes."""
+    """Draw a plan for up to 40 processes."""
     world_size = draw(st.integers(1, 40))
     return ForecastFile(
         format=1,

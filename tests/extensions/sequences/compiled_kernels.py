@@ -29,7 +29,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def options(dtype: torch.dtype) -> dict[str, Any]:
-    """What the kernels are launched with for MLPerf's heads."""
+    """Return the launch arguments of the kernels for MLPerf's heads."""
     heads = torch.empty(8, 4, 128, dtype=dtype)
     context: Any = type("Context", (), {"layout": SequenceLayout([8], [1], 8.0), "candidates_only": False})
     return attention_triton._launch(context, heads, heads).options

@@ -101,7 +101,7 @@ def samples_of(user: list[Event], min_history: int) -> list[int]:
 
 
 def counts_of(log: Log) -> dict[str, Any]:
-    """What the manifest counts, of a log that was read in one piece."""
+    """Return the counts of the manifest for a log that was read in one piece."""
     events, raw_items = events_of(log), [row[log.schema["item"]] for row in log.rows]
     users, least = by_user(events), log.get("min_history", 1)
     latest: dict[str, int] = {}

@@ -37,7 +37,7 @@ class Sample(NamedTuple):
 
 @dataclass
 class Sizes:
-    """Of histories and of the model; `heads` of `queries` and `values` wide each."""
+    """Sizes of histories and of the model, which has `heads` heads; queries and values are of one head."""
 
     history: int
     scan: int
@@ -87,7 +87,7 @@ def windows(events: list[Event], seconds: int, sizes: Sizes) -> list[list[Sample
 
 
 def _shown(before: list[Event], sizes: Sizes) -> list[Event]:
-    """Of each of three kinds of action the last few among the last `scan` events; of all these the last `most`."""
+    """Return the last `most` of the events that are the last few of one of three kinds among the last `scan`."""
     places: set[int] = set()
     recent = before[-sizes.scan :]
     for bit in range(3):

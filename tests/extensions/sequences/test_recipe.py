@@ -55,6 +55,6 @@ def test_the_grid_of_dlrmv4_is_the_rules(batch: int, every: int, blocks: int) ->
 
 
 def length_of(train: TrainConfig) -> RunLength:
-    """Of a run over all of Yambda's samples."""
+    """Return the length of a run over all of Yambda's samples."""
     steps, (every, first) = YAMBDA["train"] // train.global_batch_size, evaluation_steps(train, YAMBDA["train"])
     return RunLength(steps, steps, train, first, every)

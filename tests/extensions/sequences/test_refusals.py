@@ -1,4 +1,4 @@
-"""What HSTU and a log of events refuse beside other choices, data and commands; a dataset of events that is there."""
+"""Choices, data and commands that HSTU and a log of events refuse; a dataset of events that is there already."""
 
 import json
 import re
@@ -45,7 +45,7 @@ def test_what_only_dlrm_can_do_is_refused(overrides: list[str], message: str) ->
 
 @pytest.fixture(scope="session")
 def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What tests/data_prep/test_refusals.py has, and the dataset `events`."""
+    """Make the files of tests/data_prep/test_refusals.py and the dataset `events`."""
 
     def make(directory: Path) -> None:
         set_up(directory)

@@ -42,7 +42,7 @@ def test_the_recipe_of_dlrmv4_is_logged_as_its_benchmark() -> None:
 def test_the_log_of_dlrmv4_passes_the_compliance_checker(
     batch: int, first_samples: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the recipe as it is, on as many samples as Yambda has, killed and resumed: the tracker knows of it."""
+    """The unchanged recipe logs as many samples as Yambda has; it is killed and resumed, which the tracker sees."""
     monkeypatch.setattr(mlperf, "process_start", time.time)  # this process may be older than a run's start may take
     keys = ["recipe=mlperf_v4", f"train.global_batch_size={batch}", f"optimizer.lr={1e-6 * batch / 8192}"]
     config = composed(*keys)

@@ -48,7 +48,7 @@ def make_rows() -> bytes:
 
 
 def make_torchrec(directory: Path) -> dict[str, Any]:
-    """What `torchrec.datasets.criteo` makes of the rows as one file and as three days."""
+    """Convert the rows by `torchrec.datasets.criteo`, as one file and as three days."""
     require("torchrec", "iopath")
     criteo = importlib.import_module("torchrec.datasets.criteo")
     utils = criteo.BinaryCriteoUtils
@@ -95,7 +95,7 @@ def make_torchrec(directory: Path) -> dict[str, Any]:
 
 
 def make_dlrm(directory: Path, checkout: Path) -> dict[str, Any]:
-    """What facebookresearch/dlrm's Kaggle path makes of the rows, and its first training batch."""
+    """Convert the rows by facebookresearch/dlrm's Kaggle path, and return them with its first training batch."""
     require("torch")
     if int(np.__version__.partition(".")[0]) >= 2:
         raise SystemExit(f"NumPy is {np.__version__}; the reference needs a Python with numpy<2")
