@@ -8,7 +8,7 @@ import pytest
 
 from app.record.documents import Device, Summary, TableSize
 from app.report.read import RunFiles, read_run
-from app.report.tables import _traffic, _train_steps, about, figures
+from app.report.tables import _traffic, _train_steps, about, figures, rank_loads
 from app.sharding.documents import PlannedTable
 from common.documents import convert, plain_object
 from tests.app.report.runs import PLANNED, write_run
@@ -55,6 +55,17 @@ def test_what_processes_exchange_is_counted(
     bytes_read, bytes_written, exchanged = traffic(run, table, {**PLANNED, "type": kind, "shards": SHARDS[kind]})
     assert exchanged == sent(kind, ids, by_id, widths)
     assert (bytes_read, bytes_written) == (2 * BATCH * ids * DIM * 4, BATCH * ids * DIM * 4)
+
+
+@pytest.mark.parametrize("kind", list(SHARDS))
+def test_weights_of_a_rank_are_those_of_its_shards(tmp_path: Path, kind: str) -> None:
+    run = read_run(write_run(tmp_path / "a", world_size=2))
+    table: dict[str, Any] = {"features": 1, "ids_per_sample": 1.0, "num_embeddings": ROWS, "embedding_dim": DIM}
+    table |= {"bytes": ROWS * DIM * 4, "by_id": False}
+    plan = {**PLANNED, "type": kind, "shards": SHARDS[kind], "ranks": [shard[0] for shard in SHARDS[kind]]}
+    run.manifest.tables, run.manifest.plan = {"t": convert(table, TableSize)}, {"t": convert(plan, PlannedTable)}
+    expected = [[height * columns * 4 for rank, *_, height, columns in SHARDS[kind] if rank == own] for own in range(2)]
+    assert [row[1:3] for row in rank_loads(run).rows] == [[str(len(each)), f"{sum(each)} B"] for each in expected]
 
 
 def test_the_training_loss_says_of_how_many_steps_it_is(tmp_path: Path) -> None:

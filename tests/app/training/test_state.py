@@ -1,4 +1,4 @@
-"""Where a run evaluates, against fractions; when an evaluation is called a collapse."""
+"""Where a run evaluates, against fractions; when an evaluation is called a collapse; how throughput varies."""
 
 import math
 from fractions import Fraction
@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from app.config import TrainConfig
@@ -13,6 +14,7 @@ from app.metrics.documents import EvaluationFigures
 from app.record.reading import read_config
 from app.runtime.platform import Runtime
 from app.training.evaluator import is_collapsed
+from app.training.recording.summary import throughput_spread
 from app.training.state import RunLength, run_length
 from tests.app.conftest import SMALL
 from tests.app.in_process import train_here
@@ -80,3 +82,13 @@ def test_by_default_an_epochs_length_decides(
 )
 def test_collapse_is_chance_and_no_knowledge(auc: float | None, ne: float | None, collapsed: bool) -> None:
     assert is_collapsed(EvaluationFigures(auc=auc, rest={"ne": ne})) == collapsed
+
+
+@pytest.mark.parametrize(
+    ("seconds", "rates"), [([1, 3, 4, 4], [0.5, 0.25]), ([1, 1, 1, 1, 9], [1, 1]), ([1, 1, 1], [])]
+)
+def test_the_spread_of_throughput_is_that_of_whole_windows(seconds: list[float], rates: list[float]) -> None:
+    """Windows of two steps; a window that is not full does not count, and one alone has no spread."""
+    state: Any = SimpleNamespace(all_step_seconds=lambda: np.array(seconds))
+    expected = pytest.approx(np.std(rates) / np.mean(rates)) if rates else None
+    assert throughput_spread(state, window=2) == expected
