@@ -1,4 +1,4 @@
-"""Choices, data and commands that HSTU and a log of events refuse; a dataset of events that is there already."""
+"""Choices, data and commands that HSTU and a log of events refuse; preparation where a dataset of events exists."""
 
 import json
 import re
