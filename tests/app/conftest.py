@@ -23,12 +23,12 @@ from app.runtime import platform
 from app.training import session
 from common import cli
 from common.compose import compose_config
-from common.errors import UserError
 from data_prep.dataset.format import load_manifest
 from tests.app import inject
 from tests.app.datasets import write_dataset, write_ragged_dataset
 from tests.app.in_process import command_here, train_here, train_until
 from tests.app.run_files import losses, summary
+from tests.error_lines import refused
 from tests.forks import keep_environment
 from tests.once import made_once
 
@@ -123,9 +123,7 @@ def refused_command(runtime: platform.Runtime, tmp_path: Path, monkeypatch: pyte
 
     def run(name: str, *overrides: str) -> str:
         monkeypatch.chdir(tmp_path)
-        with pytest.raises(UserError) as error:
-            command_here(runtime, name, *overrides)
-        return f"error: {error.value}"
+        return f"error: {refused('.', command_here, runtime, name, *overrides)}"
 
     return run
 
