@@ -315,7 +315,9 @@ def plant(fault: Fault, root: Path) -> bool:
         if not fault.tests:
             fault.outcome = "untested"
             return True
-        status, printed = run_tests(root, ["-x", "-n", "0", "-m", "not slow", *fault.tests[:MAX_TESTS]], LIMIT_SECONDS)
+        status, printed = run_tests(
+            root, ["-x", "-n", "0", "-rfE", "-m", "not slow", *fault.tests[:MAX_TESTS]], LIMIT_SECONDS
+        )
         failure = re.search(r"^(?:FAILED|ERROR) (tests/.*?)(?: - |$)", printed, re.MULTILINE)
         fault.outcome = "caught" if status in FAILED else "survived"
         fault.caught_by = failure[1] if failure else ""
