@@ -5,8 +5,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from omegaconf import OmegaConf
+
 from app.kinds.optimizers import OptimizerName
 from common.errors import UserError
+from common.keys import shown
 from data_prep.dataset.manifest import Manifest, load_manifest
 from data_prep.dataset.options import LabelKind
 
@@ -15,7 +18,7 @@ STEPS_PER_EPOCH = 100  # at least, if the rows suffice for batches of LEAST_BATC
 LEAST_BATCH, LARGEST_BATCH = 32, 4096
 DECAY, LARGEST_DECAY = 1600.0, 0.1  # optimizer.sparse_weight_decay times train's rows, and its maximum
 LINEAR = 20.0  # model.linear of all columns together
-SHAPE = ("model.interaction", "model.numeric", "model.dense_arch", "model.over_arch")  # keys that imply model=dlrm
+MODEL = {"model.interaction": "dcn", "model.numeric": "vectors", "model.dense_arch": []}  # its other keys need these
 FEW_NUMBERS = 3  # up to this number of dense columns, a small layer learns a function of each
 MANY_PER_LABEL = 4  # values for each row of the rarer label
 MANY_VALUES = 2_000_000  # from here on, moving all rows of all tables at every step would take most of the time
@@ -65,12 +68,19 @@ def implied_recipe(composed: Any, given: Sequence[str]) -> dict[str, Any]:
 
 
 def implied_keys(composed: Any, given: Sequence[str]) -> dict[str, Any]:
-    """Return the values that given keys imply: by_table lacks those keys, a shape means DLRM, steps replace epochs."""
+    """Return the values that given keys imply: by_table lacks those keys, and steps replace epochs.
+
+    Raises:
+        UserError: a key of the model that the recipe's model cannot have.
+    """
     values: dict[str, Any] = {}
     if not composed.by_table:
         return values
-    if "model" not in given and set(given) & set(SHAPE):
-        values["model"] = "dlrm"
+    for key in MODEL.keys() & set(given) if "model" not in given else ():
+        value = OmegaConf.select(composed, key)
+        if shown(value) != shown(MODEL[key]):
+            text = f"{key}={shown(value)}".replace(" ", "")
+            raise UserError(f"{text}: not with the model of recipe=own_table; give another model too: model=dlrm {text}")
     if "train.eval_every_steps" in given:
         values["train.eval_every_fraction"] = None
     left = [key for key in composed.by_table if not {key, key.partition(".")[0]} & {*given, *values}]

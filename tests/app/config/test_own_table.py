@@ -16,6 +16,7 @@ from tests.app.conftest import composed
 from tests.app.in_process import train_here
 from tests.app.run_files import summary
 from tests.data_prep.conftest import config as data_config
+from tests.error_lines import refused
 
 TABLE = {"name": "test", "table": {"label": "label"}}
 
@@ -48,7 +49,17 @@ def test_it_is_taken_for_own_tables_alone_and_where_no_recipe_is_given(own_table
     assert (typed.model.embedding_dim, typed.train.global_batch_size) == (1, 77)
     assert not [key for key in typed.by_table if key.startswith(("model.", "train."))]
     assert composed(f"data.path={own_table}", "train.eval_every_steps=5").train.eval_every_fraction is None
-    assert composed(f"data.path={own_table}", "model.interaction=cat").model.dense_arch == [512, 256, 64, 16]
+
+
+@pytest.mark.parametrize("given", ["model.interaction=cat", "model.numeric=dense_arch", "model.dense_arch=[16,8]"])
+def test_a_key_of_its_model_changes_no_other(own_table: Path, given: str) -> None:
+    path = f"data.path={own_table}"
+    assert composed(path, "model.interaction=dcn", "model.numeric=vectors") == composed(path)
+    wider = replace(composed(path), model=replace(composed(path).model, over_arch=[8, 1]))
+    assert composed(path, "model.over_arch=[8,1]") == wider
+    message = f"{given}: not with the model of recipe=own_table; give another model too: model=dlrm {given}"
+    assert refused("not with", composed, path, given) == message
+    composed(path, "model=dlrm", given)
 
 
 @pytest.mark.parametrize(
