@@ -52,7 +52,6 @@ ENVIRONMENT_PREFIXES = (
     "CLICKWORK_",
 )
 ENVIRONMENT_NAMES = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "SLURM_JOB_ID", "LD_PRELOAD")
-CODE_SUFFIXES = (".py", ".pth", ".so", ".sh", ".lock")
 REPOSITORY = Path(__file__).parents[2]
 
 
@@ -129,17 +128,12 @@ def _commit_without_git() -> str | None:
 
 
 def _differences() -> Iterator[bytes]:
-    """Yield git's diff from the commit, then names and contents of untracked files that may affect a run's result."""
+    """Yield git's diff from the commit, then names and contents of untracked files in the program's packages."""
     yield _git("diff", "HEAD") or b""
     for name in (_git("ls-files", "--others", "--exclude-standard", "-z") or b"").split(b"\0"):
-        if name and _is_code(Path(os.fsdecode(name))):
+        if name and Path(os.fsdecode(name)).parts[0] in sources.DIRECTORIES:
             yield name
             yield from _content(REPOSITORY / os.fsdecode(name))
-
-
-def _is_code(path: Path) -> bool:
-    """Return whether an untracked file is code or configuration; tables and rankings in the root are data."""
-    return path.parts[0] in sources.DIRECTORIES or path.suffix in CODE_SUFFIXES
 
 
 def _content(path: Path) -> Iterator[bytes]:
