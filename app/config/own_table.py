@@ -80,7 +80,9 @@ def implied_keys(composed: Any, given: Sequence[str]) -> dict[str, Any]:
         value = OmegaConf.select(composed, key)
         if shown(value) != shown(MODEL[key]):
             text = f"{key}={shown(value)}".replace(" ", "")
-            raise UserError(f"{text}: not with the model of recipe=own_table; give another model too: model=dlrm {text}")
+            raise UserError(
+                f"{text}: not with the model of recipe=own_table; give another model too: model=dlrm {text}"
+            )
     if "train.eval_every_steps" in given:
         values["train.eval_every_fraction"] = None
     left = [key for key in composed.by_table if not {key, key.partition(".")[0]} & {*given, *values}]
