@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from app.kinds.optimizers import Algorithm
 from app.optimizer.norm import total_norm
+from common.errors import UserError
 
 
 class RowAdam(torch.optim.Optimizer):
@@ -83,13 +84,40 @@ def with_state(optimizer: torch.optim.Optimizer, algorithm: Algorithm) -> torch.
     """Make the state of an optimizer now, as a checkpoint needs it; torch makes some only at the first step.
 
     Without it torch.distributed.checkpoint would silently leave out Adam's moments when it loads a checkpoint.
+
+    Raises:
+        UserError: torch's own state is not what the row names, or does not begin as zeros.
     """
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if algorithm.state and parameter not in optimizer.state:
-                step = torch.zeros((), dtype=torch.float32, device=parameter.device)  # `fused` wants it there
-                zeros = {name: torch.zeros_like(parameter, requires_grad=False) for name in algorithm.state}
-                optimizer.state[parameter] = {"step": step, **zeros}
+    parameters = _all_of(optimizer)
+    if parameters[0] in optimizer.state:  # made with the optimizer
+        return optimizer
+
+    def add_state(parameter: nn.Parameter) -> None:
+        step = torch.zeros((), dtype=torch.float32, device=parameter.device)  # `fused` wants it there
+        zeros = {name: torch.zeros_like(parameter, requires_grad=False) for name in algorithm.state}
+        optimizer.state[parameter] = {"step": step, **zeros} if zeros else {}
+
+    # A step of two parameters, one with state by torch and one with ours, shows whether both begin alike.
+    probes = [nn.Parameter(torch.ones(2, 2, device=parameters[0].device)) for _ in range(2)]
+    for probe in probes:
+        probe.grad = torch.ones_like(probe)
+    add_state(probes[1])
+    optimizer.add_param_group({"params": probes})
+    try:
+        optimizer.step()
+        by_torch, by_row = ({**optimizer.state.pop(probe, {}), "parameter": probe} for probe in probes)
+        differing = sorted(by_torch.keys() - {"step", "parameter"} ^ algorithm.state.keys())
+        differing = differing or [name for name in by_torch if not torch.equal(by_torch[name], by_row[name])]
+    except (KeyError, AssertionError) as error:
+        differing = [str(error)]
+    if differing:
+        raise UserError(
+            f"{algorithm.torch}: its state ({', '.join(differing)}) is not what its row of app/kinds/optimizers.py "
+            "names, or does not begin as zeros; correct the row, or choose another optimizer"
+        )
+    del optimizer.param_groups[-1]
+    for parameter in parameters:
+        add_state(parameter)
     return optimizer
 
 

@@ -20,6 +20,7 @@ from app.model.tables import table_of
 from app.optimizer.adams import with_state
 from app.optimizer.norm import clip
 from common.command import load
+from common.errors import UserError
 
 CLIPPED_DECAY = "clipped_decay"  # key of a group's decay that is added to gradients before they are clipped
 TABLE_PART, DENSE_PART = "sparse", "dense"  # names of the parts in the combined optimizer and in checkpoints
@@ -178,7 +179,11 @@ def _make(
     lr: float,
     config: OptimizerConfig,
 ) -> Optimizer:
-    """Return an optimizer of class `kind` over groups of whole tensors, with the settings of `config` that it takes."""
+    """Return an optimizer of class `kind` over groups of whole tensors, with the settings of `config` that it takes.
+
+    Raises:
+        UserError: the class needs other arguments, closures, or other gradients or parameters than there are.
+    """
     optimizer_class, settings = load(kind), dict[str, Any](arguments)
     if "eps" in algorithm.settings:
         settings["eps"] = config.eps or 0.0
@@ -186,4 +191,7 @@ def _make(
         settings["betas"] = (config.beta1 or 0.0, config.beta2 or 0.0)
     if params[0]["params"][0].device.type == "cpu" and "fused" in signature(optimizer_class).parameters:
         settings["fused"] = True  # on GPUs torch's default is foreach, and False would disable both
-    return with_state(optimizer_class(params, lr=lr, **settings), algorithm)
+    try:
+        return with_state(optimizer_class(params, lr=lr, **settings), algorithm)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise UserError(f"{kind}: cannot train this model: {str(error).splitlines()[0]}; choose another") from error

@@ -1,6 +1,7 @@
 """Steps and schedules against golden numbers, torch, and plain arithmetic; the learning rate reaches all parameters."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,11 @@ from numpy.typing import NDArray
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 
 from app.checkpoint.saver import Saver
-from app.config import OptimizerName, ScheduleConfig, ScheduleName
+from app.config import OptimizerConfig, OptimizerName, ScheduleConfig, ScheduleName
 from app.data.split import SplitReader
+from app.kinds.optimizers import Algorithm
 from app.model.tables import table_of
-from app.optimizer.build import set_learning_rate, set_step
+from app.optimizer.build import _make, set_learning_rate, set_step
 from app.optimizer.schedule import learning_rate
 from app.runtime.platform import Runtime
 from app.sharding import from_config
@@ -26,6 +28,7 @@ from common.errors import UserError
 from data_prep.dataset.format import load_manifest
 from tests import reference
 from tests.app.conftest import SMALL, Refusal, built, composed
+from tests.error_lines import refused
 
 GOLDEN = Path(__file__).parents[2] / "golden/reference/lr_policy.npz"
 ANY = ["model.embedding_dim=8", "model.dense_arch=[16,8]", "model.over_arch=[16,1]", "train.global_batch_size=128"]
@@ -62,6 +65,44 @@ def test_warmup_begins_at_0_and_holds() -> None:
     config = composed("schedule=warmup", "optimizer.lr=1e-6")
     rates = [learning_rate(config.optimizer.lr, config.schedule, step) for step in (0, 1, 8_100, 24_000, 90_000)]
     assert rates == pytest.approx([0.0, 1e-6 / 24_000, 0.3375e-6, 1e-6, 1e-6], rel=1e-12)
+
+
+STATES = {  # of torch's optimizers that train; the others are refused
+    "SGD": (),
+    "Adagrad": ("sum",),
+    "Adadelta": ("square_avg", "acc_delta"),
+    "RMSprop": ("square_avg",),
+    "Adamax": ("exp_avg", "exp_inf"),
+    **dict.fromkeys(("Adam", "AdamW", "RAdam"), ("exp_avg", "exp_avg_sq")),
+}
+
+
+@pytest.mark.parametrize("name", [name for name, kind in vars(torch.optim).items() if isinstance(kind, type)])
+def test_each_of_torchs_optimizers_trains_or_is_refused(name: str) -> None:
+    """Begun with state by its row, it makes the steps that it makes with its own state."""
+
+    def trained(make: Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]) -> list[torch.nn.Parameter]:
+        weights = [torch.nn.Parameter(torch.linspace(-1, 1, 12).view(3, 4)), torch.nn.Parameter(torch.ones(3))]
+        optimizer = make(weights)
+        for step in range(4):
+            optimizer.zero_grad()
+            (torch.ones(2, 4) * step @ weights[0].T + weights[1]).square().sum().backward()
+            optimizer.step()
+        return weights
+
+    def by_row(state: tuple[str, ...]) -> list[torch.nn.Parameter]:
+        row = Algorithm(f"torch.optim:{name}", state=dict.fromkeys(state, ""))
+        config = OptimizerConfig(OptimizerName.sgd, 0.01)
+        return trained(lambda weights: _make(row, row.torch, {}, [{"params": weights}], 0.01, config))
+
+    if name in STATES:
+        for actual, expected in zip(
+            by_row(STATES[name]), trained(lambda w: vars(torch.optim)[name](w, lr=0.01)), strict=True
+        ):
+            torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-7)
+    for state in ((), ("exp_avg", "exp_avg_sq", "mu_product"), ("prev", "step_size"), ("eta", "mu", "ax")):
+        if name not in ("SGD", "Adagrad") and state != STATES.get(name):
+            refused(f"torch.optim:{name}: ", by_row, state)
 
 
 FUSED_HERE = [OptimizerName.sgd, OptimizerName.adagrad, OptimizerName.rowwise_adagrad]
