@@ -2,6 +2,11 @@
 # Writes into .env what Compose needs to know of this machine, user and checkout, unless .env or the environment says so.
 set -eu
 
+if ! docker compose version >/dev/null 2>&1; then
+  echo "error: docker compose is missing here: install Docker's Compose plugin, 2.24 or later" >&2
+  exit 2
+fi
+
 state() {
   if ! printenv "$1" >/dev/null && ! grep -qs "^$1=" .env; then
     echo "$1=$2" >>.env

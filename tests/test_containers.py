@@ -110,6 +110,15 @@ def test_make_states_project_and_owner_where_nobody_has(tmp_path: Path, owner: i
     expected = owner if owner is not None and is_root else os.getuid()
     environment = {name: value for name, value in os.environ.items() if not name.startswith("CLICKWORK_")}
     settings = ["sh", str(ROOT / "launch/settings.sh")]
+    docker = tmp_path / "bin/docker"
+    docker.parent.mkdir()
+    environment["PATH"] = f"{docker.parent}:{environment['PATH']}"
+    for status in (1, 0):  # without Compose, which is checked first, and with it
+        docker.write_text(f"#!/bin/sh\nexit {status}\n")
+        docker.chmod(0o755)
+        result = subprocess.run(settings, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        assert (result.returncode, (tmp_path / ".env").exists()) == (2 * status, not status)
+        assert result.stderr.count("\n") == status
     for _ in range(2):  # once is enough
         subprocess.run(settings, cwd=tmp_path, env=environment, check=True, capture_output=True)
     lines = dict(line.split("=") for line in (tmp_path / ".env").read_text().splitlines())
