@@ -4,6 +4,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import IO
 
 from filelock import FileLock, Timeout
 
@@ -20,11 +21,14 @@ SECONDS_TO_LEAVE = 300  # patience with the process of a killed command
 TEST, TEST_FIGURES = "test", "test.json"  # the split, and the file of its metrics in a run's directory
 
 
-def start_module(words: Sequence[str], stdout: int | None = None) -> "subprocess.Popen[bytes]":
+def start_module(
+    words: Sequence[str], stdout: int | None = None, stderr: IO[bytes] | None = None
+) -> "subprocess.Popen[bytes]":
     """Start `python -m WORDS`, which ends with this process; a terminal's signals reach it only through this one."""
     return subprocess.Popen(
         [sys.executable, "-m", *words],
         stdout=stdout,
+        stderr=stderr,
         start_new_session=True,
         preexec_fn=signals.end_with_parent,  # noqa: PLW1509  # this process has no threads
     )

@@ -14,6 +14,7 @@ Exit status: 0 done; 1 no trial came to an end; 2 bad input or configuration; 75
 import json
 import logging
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -108,17 +109,18 @@ def open_study(out: Path, arguments: Sequence[str], space: Space) -> "Study":
 def _tune(config: TuneConfig, arguments: Sequence[str], space: Space, study: "Study") -> int:
     out, monitor, seed = Path(config.out), config.train.monitor, config.train.seed
     base = TuneRun(0, seed, [], out / "trial_0")
-    print(f"trial 0 of {config.trials}: {base.directory}, the configuration as it is", flush=True)
+    progress = Progress(config.trials + (1 + config.finalists) * config.seeds)
+    progress.begin(f"{base.directory}: the configuration as it is")
     status = train(base, arguments, monitor)
     if status:
         return status if status in (EXIT_BAD_INPUT, EXIT_STOPPED) else EXIT_FAILED
     tried = [Tried(base, "completed", base.score(monitor))]
     _write(config, Outcome(tried, [], monitor))
     for number in range(1, config.trials):
-        tried.append(_try(number, study, space, arguments, config))
+        tried.append(_try(number, study, space, arguments, config, progress))
         _write(config, Outcome(tried, [], monitor))
     best = sorted((each for each in tried[1:] if each.is_ranked), key=lambda each: -(each.score or 0.0))
-    finalists = [_finalist(each.run, arguments, config) for each in [tried[0], *best[: config.finalists]]]
+    finalists = [_finalist(each.run, arguments, config, progress) for each in [tried[0], *best[: config.finalists]]]
     outcome = Outcome(tried, finalists, monitor)
     for finalist in {0: finalists[0], outcome.taken: finalists[outcome.taken]}.values():
         finalist.tested += [test_figures(run) for run in finalist.runs]
@@ -129,7 +131,23 @@ def _tune(config: TuneConfig, arguments: Sequence[str], space: Space, study: "St
     return EXIT_DONE if best else EXIT_FAILED
 
 
-def _try(number: int, study: "Study", space: Space, arguments: Sequence[str], config: TuneConfig) -> Tried:
+class Progress:
+    """Prints a line as each run begins: its number, and the time that all others may still take."""
+
+    def __init__(self, total: int) -> None:
+        self._total, self._begun, self._start = total, 0, time.monotonic()
+
+    def begin(self, words: str) -> None:
+        """Print the line of the next run."""
+        seconds = (time.monotonic() - self._start) / max(1, self._begun) * (self._total - self._begun)
+        about = f", about {seconds:.0f} s to go" if self._begun else ""
+        self._begun += 1
+        print(f"{self._begun} of {self._total}{about}: {words}", flush=True)
+
+
+def _try(
+    number: int, study: "Study", space: Space, arguments: Sequence[str], config: TuneConfig, progress: Progress
+) -> Tried:
     """Run a trial of Optuna's, or return what became of it."""
     from optuna.samplers import TPESampler
     from optuna.trial import Trial, TrialState
@@ -143,10 +161,9 @@ def _try(number: int, study: "Study", space: Space, arguments: Sequence[str], co
     if not state.is_finished():
         draw(trial, space)
     run = TuneRun(number, config.train.seed, overrides_of(trial.params), Path(config.out) / f"trial_{number}")
+    progress.begin(f"{run.directory}: {' '.join(run.settings)}")
     if state.is_finished():
         return Tried(run, state.name.lower().replace("complete", "completed"), study.trials[number - 1].value)
-    print(f"trial {number} of {config.trials}: {' '.join(run.settings)}", flush=True)
-
     reported = study.trials[number - 1].intermediate_values  # before a kill
 
     def watch(step: int, score: float) -> bool:
@@ -163,12 +180,12 @@ def _try(number: int, study: "Study", space: Space, arguments: Sequence[str], co
     return Tried(run, state.name.lower().replace("complete", "completed"), score)
 
 
-def _finalist(run: TuneRun, arguments: Sequence[str], config: TuneConfig) -> Finalist:
+def _finalist(run: TuneRun, arguments: Sequence[str], config: TuneConfig, progress: Progress) -> Finalist:
     """Train a finalist's settings at other seeds than the one that the trials were chosen by."""
     runs = []
     for seed in range(config.train.seed + 1, config.train.seed + 1 + config.seeds):
         other = run._replace(seed=seed, directory=run.directory.with_name(f"{run.directory.name}_seed_{seed}"))
-        print(f"finalist {run.trial}, seed {seed}: {other.directory}", flush=True)
+        progress.begin(f"{other.directory}: seed {seed} of {' '.join(run.settings) or 'the configuration as it is'}")
         if status := train(other, arguments, config.train.monitor):
             raise UserError(f"{other.directory}: ended with exit status {status}; the same command goes on from there")
         runs.append(other)

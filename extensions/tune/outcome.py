@@ -87,7 +87,7 @@ class Outcome:
         ends = sorted(self.value(end) for end in (difference.low or 0.0, difference.high or 0.0))
         compared = (
             f"{self.label} of val {means[0]} instead of {means[1]} (95% interval of the difference "
-            f"{figure(ends[0], DIGITS)} to {figure(ends[1], DIGITS)}, {seeds} seeds that no trial was chosen by)"
+            f"{figure(ends[0], DIGITS)} to {figure(ends[1], DIGITS)}, on {plural(seeds, 'fresh seed')})"
         )
         if self.taken:
             sentences = [f"Take trial {best.trial}, {' '.join(best.settings)}: {compared}."]
@@ -95,7 +95,9 @@ class Outcome:
             deviations = spread([b - a for a, b in zip(base.scores, best.scores, strict=True)]).std or 0.0
             needed = seeds_needed(WANTED, deviations)
             more = (
-                f"seeds={needed} would show one of {WANTED}" if needed else f"one of {WANTED} needs over 10,000 seeds"
+                f"{needed} seeds would detect a difference of {WANTED}"
+                if needed
+                else f"a difference of {WANTED} needs over 10,000 seeds"
             )
             sentences = [f"No difference: trial {best.trial}, {' '.join(best.settings)}: {compared}; {more}."]
         tested = [[each.main_value for each in finalist.tested if each] for finalist in (best, base)]

@@ -1,6 +1,8 @@
 """Runs of a search, each a process of app.train in a directory of its own."""
 
 import subprocess
+import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -14,7 +16,7 @@ from app.report.read import read_run
 from app.training.monitor import monitored_value, score
 from common.cli import EXIT_DONE, EXIT_STOPPED
 from common.config_file import literal
-from common.errors import UserError
+from common.errors import UserError, last_line
 from common.keys import shown
 from common.signals import Interrupted
 
@@ -70,7 +72,8 @@ class TuneRun(NamedTuple):
 def train(run: TuneRun, arguments: Sequence[str], monitor: Monitor, watch: Watch = lambda step, score: False) -> int:
     """Train a run unless it is done, and return the exit status; STOPPED_BY_WATCH if `watch` stopped it.
 
-    arguments: app.train's. watch is called once for each evaluation, in order.
+    arguments: app.train's. watch is called once for each evaluation, in order. The run's log.txt has its log; here a
+    run that fails prints its last line.
 
     Raises:
         SearchStopped: a signal came, and the run has saved.
@@ -80,7 +83,16 @@ def train(run: TuneRun, arguments: Sequence[str], monitor: Monitor, watch: Watch
     if run.is_done:
         return EXIT_DONE
     wait_for_orphan(run.directory)
-    process = start_module(["app.train", *QUIET, *arguments, *run.overrides])
+    with tempfile.TemporaryFile() as log:
+        words = ["app.train", *QUIET, *arguments, *run.overrides]
+        status = _watched(start_module(words, subprocess.DEVNULL, log), run, monitor, watch)
+        if status not in (EXIT_DONE, EXIT_STOPPED, STOPPED_BY_WATCH):
+            log.seek(0)
+            print(last_line(log.read().decode(errors="replace"), ""), file=sys.stderr)
+        return status
+
+
+def _watched(process: "subprocess.Popen[bytes]", run: TuneRun, monitor: Monitor, watch: Watch) -> int:
     seen, is_stopped = 0, False
     while True:
         try:

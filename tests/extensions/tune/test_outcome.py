@@ -42,7 +42,7 @@ def test_the_verdict_names_the_difference_or_the_seeds_that_it_needs() -> None:
     )
     (sentence,) = outcome([0.75, 0.752, 0.751], [0.751, 0.750, 0.7525]).sentences()
     assert sentence.startswith("No difference: trial 1, optimizer.lr=0.01: AUC of val 0.75117 instead of 0.75100")
-    assert "seeds=31 would show one of 0.001." in sentence
+    assert "on 3 fresh seeds); 31 seeds would detect a difference of 0.001." in sentence
 
 
 def test_a_metric_that_is_better_if_smaller_is_shown_as_it_is() -> None:

@@ -1,6 +1,7 @@
 """python -m app.tune: a search that is stopped goes on to what an undisturbed one finds; refusals before trials."""
 
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -25,10 +26,10 @@ def arguments(dataset: Path) -> list[str]:
     return [*SMALL, *SEARCH, f"data.path={dataset}", *few, "train.deterministic=true"]
 
 
-def started(directory: Path, *arguments: str) -> "subprocess.Popen[bytes]":
+def started(directory: Path, *arguments: str) -> "subprocess.Popen[str]":
     """Start a search, whose trials start fast, too."""
     words = [str(fast_python()), "-m", "app.tune", *arguments]
-    return subprocess.Popen(words, cwd=directory, env=app_environment())
+    return subprocess.Popen(words, cwd=directory, env=app_environment(), stdout=subprocess.PIPE, text=True)
 
 
 def document(directory: Path) -> Any:
@@ -39,8 +40,15 @@ def document(directory: Path) -> Any:
 def test_a_stopped_search_goes_on_to_what_an_undisturbed_one_finds(
     run_app: Command, arguments: list[str], tmp_path: Path
 ) -> None:
-    assert started(tmp_path, *arguments, "trials=3").wait(600) == 0
+    search = started(tmp_path, *arguments, "trials=3")
+    lines = search.communicate(timeout=600)[0].splitlines()
+    assert search.returncode == 0
     whole = document(tmp_path)
+    assert re.fullmatch(
+        r"2 of 7, about \d+ s to go: runs/tune/trial_1: optimizer.lr=\S+ model.interaction=\S+", lines[1]
+    )
+    assert [line.partition(" of 7")[0] for line in lines[:7]] == list("1234567")
+    assert lines[7:] == [*whole["verdict"], "runs/tune/tune.html"]
     assert [trial["trial"] for trial in whole["trials"]] == [0, 1, 2]
     assert {trial["status"] for trial in whole["trials"]} <= {"completed", "pruned"}
     page = (tmp_path / "runs/tune/tune.html").read_text()
