@@ -161,7 +161,8 @@ def choices(
         raise UserError(f"sharding.types={shown(config.types)}: {reason}; give sharding.types=data_parallel")
     settings = with_default_types(config, world_size, device.type)
     if reason is not None or not has_fused(optimizer.name, device):
-        settings = replicated(settings, optimizer, reason, parts, device)
+        is_news = reason is None or world_size > 1 or config.types is not None
+        settings = replicated(settings, optimizer, reason, parts, device, is_news)
     return table_choices(settings, optimizer.name, parts, device.type)
 
 
@@ -225,7 +226,7 @@ def multi_hot_features(multi_hot: MultiHotConfig, manifest: Manifest) -> list[st
 def _whole_tables(optimizer: OptimizerConfig, tables: Sequence[TableSpec]) -> str | None:
     """Return why torch must update whole tables on any device; None if FBGEMM may fuse their update."""
     if optimizer.sparse_weight_decay:
-        return f"optimizer.sparse_weight_decay={optimizer.sparse_weight_decay} is of whole tables, which torch updates"
+        return f"optimizer.sparse_weight_decay={optimizer.sparse_weight_decay} needs whole tables, which torch updates"
     if optimizer.clip_tables:
         return "optimizer.clip_tables=true needs the tables' gradients, which a fused update never has"
     widths = [table.embedding_dim for table in tables if table.embedding_dim % FBGEMM_MULTIPLE]
@@ -240,8 +241,11 @@ def replicated(
     reason: str | None,
     tables: Sequence[TableSpec],
     device: torch.device,
+    is_news: bool,
 ) -> ShardingConfig:
     """Make all tables data-parallel, so that torch updates them: for `reason`, or as FBGEMM lacks the optimizer here.
+
+    It is logged if `is_news`: one process that no sharding was asked of holds all tables in any case.
 
     Raises:
         UserError: the tables are too big, since torch goes over whole tables at every step.
@@ -265,5 +269,6 @@ def replicated(
         description = f"FBGEMM has no {name.value} on {device.type}"
         mathematics = f", with the same mathematics over {rows_moved}"
     text = "sharding: %s: tables are data_parallel instead of %s and updated in torch%s"
-    log.info(text, description, config.types, mathematics)
+    if is_news:
+        log.info(text, description, config.types, mathematics)
     return replace(config, types="data_parallel", kernels=None, tables={})
