@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from app.checkpoint.files import CHECKPOINTS, LATEST, PART, OtherFormatError, read_state
-from app.checks.check import Check, fail, ok, warn
+from app.checks.check import Check, Verdict, fail, ok, warn
 from app.record.directory import BEFORE_MANIFEST
 from app.record.reading import LOG, MANIFEST, is_run, read_outcome
 from common.documents import format_of
@@ -54,7 +54,7 @@ def check_dataset(root: Path) -> Check:
 
 
 def check_runs(directory: Path) -> Iterator[Check]:
-    """Check each run under a directory: how it ended, and whether it can be resumed."""
+    """Check each run in a directory: how it ended, and whether it can be resumed; count those in a directory below."""
     if not directory.is_dir():
         yield ok(f"runs in {directory}", "none yet")
         return
@@ -64,7 +64,11 @@ def check_runs(directory: Path) -> Iterator[Check]:
     for run in runs:
         deeper = [] if (run / MANIFEST).exists() else sorted(run.glob(f"*/**/{MANIFEST}"))  # run.dir may lie there
         runs_within = [path.parent for path in deeper if is_run(path.parent)]
-        yield from map(check_run, runs_within or [run])
+        checks = [check_run(path) for path in runs_within or [run]]
+        if runs_within:  # of a search, or of several seeds
+            yield ok(f"runs in {run}", f"{len(checks)}; runs={run} lists them")
+            checks = [check for check in checks if check.verdict is Verdict.fail]
+        yield from checks
 
 
 def check_run(run: Path) -> Check:
