@@ -23,7 +23,7 @@ def commit(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_whatever_lies_in_a_checkout_is_no_hindrance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Untracked files of the packages count, by name and content, and others do not; a link to a directory, one that leads
+    """Untracked files of the packages count, by name and content, others do not; a link to a directory, one that leads
     nowhere, another checkout, and a file that is gone by the time it is read."""
 
     def code() -> dict[str, str | None]:
