@@ -90,7 +90,7 @@ export: environment ## A run's model for other programs: one file, or a director
 	$(if $(RUN),,$(error export needs a run: make export RUN=runs/quickstart))
 	$(python) -m app.export run=$(RUN) out=$(or $(OUT),$(RUN)/model.pt2) $(ARGS)
 
-plan: environment ## The sharding plan and its forecast for hardware you need not have: ARGS="topology=mi300x topology.devices_per_node=8"
+plan: environment ## The sharding plan and its forecast for hardware you need not have: ARGS="recipe=mlperf_v2 topology=mi300x topology.devices_per_node=8"
 	$(python) -m app.plan $(ARGS)
 
 verify: environment ## Replay a run and report whether, or where, it came out differently: RUN=runs/quickstart

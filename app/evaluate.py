@@ -89,7 +89,7 @@ def _measure(run: TrainedRun, trained: AppConfig, runtime: Runtime, config: Eval
         model = served_model.load(run.path, trained, run.manifest, config.tables, runtime.device)
         scorer = predictor.Predictor(trained, runtime, run.root, run.manifest, model)
     if rows is not None:
-        return rows.compare(scorer, split, config.correct_sampling)
+        return rows.compare(scorer, split, config.correct_sampling, run.state.step)
     evaluation, limits = scorer.evaluate(split, corrected=config.correct_sampling), trained.eval
     if limits.keep_scores and scores.is_within(limits.keep_scores, split, scorer.split(split).rows, limits.exact_rows):
         scores.keep(scorer, evaluation, Path(config.run), run.state.step)

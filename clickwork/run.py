@@ -97,7 +97,7 @@ class Run:
             scorer = row_scorer(trained, run, runtime)
         rows = LabelledRows.encode(scorer.encoder, one_piece(table, "table"))
         with arithmetic_of(trained, runtime):
-            figures = rows.compare(scorer.predictor, split, correct_sampling)
+            figures = rows.compare(scorer.predictor, split, correct_sampling, run.state.step)
         return {**run.about, **figures}
 
     def __repr__(self) -> str:

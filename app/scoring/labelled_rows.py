@@ -51,10 +51,10 @@ class LabelledRows:
         shares = encoder.unknown(block).mean(axis=0).tolist()
         return cls(arrays_of(encoder.encode(block)), dict(zip(encoder.features, shares, strict=True)))
 
-    def compare(self, scorer: Predictor, own_split: str, corrected: bool) -> Json:
+    def compare(self, scorer: Predictor, own_split: str, corrected: bool, step: int) -> Json:
         """Return the metrics of these rows and of a split of the dataset, and the differences; a collective call.
 
-        corrected: as in `Predictor.evaluate`.
+        corrected: as in `Predictor.evaluate`; step: the checkpoint's.
         """
         rows = EvaluatedRows(self.arrays, scorer)
         new, own = scorer.evaluate(NEW_ROWS, corrected=corrected, rows=rows).figures, None
@@ -65,8 +65,9 @@ class LabelledRows:
             own = scorer.evaluate(own_split, corrected=corrected).figures
         return {
             **plain_object(new),
+            "step": step,
             "unknown": self.unknown,
-            "own": own and plain_object(own),
+            "own": own and {**plain_object(own), "step": step},
             "difference": own and _differences(new, own),
         }
 

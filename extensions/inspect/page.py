@@ -227,13 +227,17 @@ def _label_charts(proposal: Proposal, values: _Values) -> list[Chart]:
 
 
 def _course(key: str, title: str, x: str, y: str, places: NDArray[np.generic], labels: NDArray[np.float64]) -> Chart:
-    """Return the mean label of stretches of equally many rows, by their places."""
+    """Return the mean label by place: of each place where there are few, otherwise of equally many rows."""
     order = np.argsort(places, kind="stable")
     order = order[np.isfinite(places[order].astype(np.float64))]
-    stretches = [part for part in np.array_split(order, min(STRETCHES, len(order))) if len(part)]
+    _, starts = np.unique(places[order], return_index=True)
+    are_few = len(starts) <= STRETCHES
+    stretches = np.array_split(order, starts[1:] if are_few else STRETCHES) if len(order) else []
     middle = [float(np.mean(places[part].astype(np.float64))) for part in stretches]
     series = Series(y, middle, [float(labels[part].mean()) for part in stretches], "points")
-    note = f"Each point is the mean of {len(stretches[0]):,} rows." if stretches else ""
+    note = (
+        f"Each point is the mean of {'one value' if are_few else f'{len(stretches[0]):,} rows'}." if stretches else ""
+    )
     return Chart(f"label_{key}", title, x, y, [series], note, steps=False, from_zero=True)
 
 

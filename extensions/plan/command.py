@@ -192,13 +192,13 @@ def _table_sizes(config: PlanAppConfig) -> tuple[Features, dict[str, float]]:
             root, manifest
         )
     if published is None:
-        raise UserError(f"plan.num_embeddings=null: {root} is not a dataset; give {_sizes_remedy(kind)}")
+        raise UserError(f"{root}: no dataset to plan for; give {_sizes_remedy(kind)}")
     return published_features(published, config.model), {}
 
 
 def _sizes_remedy(kind: ModelKind) -> str:
     """Return what a user can give for the sizes of a model's tables."""
     if kind.parts is None:
-        return "rows of each table, such as [1000,7], or mlperf_v2"
+        return "data.path=DATASET, recipe=mlperf_v2, or rows of each table, such as plan.num_embeddings=[1000,7]"
     names = [row.name for row in rows_of_extensions(PublishedTables) if row.kind is kind.learns_from]
-    return ", ".join([*names, f"or data.path of {kind.learns_from.name}"])
+    return " or ".join([f"data.path of {kind.learns_from.name}", *map("plan.num_embeddings={}".format, names)])

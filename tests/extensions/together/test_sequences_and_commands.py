@@ -71,7 +71,7 @@ def test_a_plan_of_dlrm_v4_fits_the_terminal(run_app: Command, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([*NOWHERE], "nowhere is not a dataset; give mlperf_v4, or data.path of events"),
+        ([*NOWHERE], "nowhere: no dataset to plan for; give data.path of events or plan.num_embeddings=mlperf_v4"),
         ([*NOWHERE, "plan.num_embeddings=[7]"], "rows alone are no tables of events"),
         ([*NOWHERE, "plan.num_embeddings=mlperf_v2"], "mlperf_v2: of rows, which model=hstu does not"),
         (["data.path={log}"], "holds events, not rows; give model=hstu"),
