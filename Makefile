@@ -8,29 +8,7 @@ UV ?= uv
 RELEASES ?= oldest
 ARGS ?=
 
-ifneq ($(NPROC),)
-ifeq ($(filter gpu cpu auto,$(NPROC))$(shell expr '$(NPROC)' : '[1-9][0-9]*$$'),0)
-$(error NPROC=$(NPROC): not a number of processes; write for instance NPROC=2)
-endif
-endif
-
-# `make train train.epochs=3` sets a variable of make, which no command reads.
-overrides := $(foreach name,$(.VARIABLES),$(if $(findstring command line,$(origin $(name))),$(name)))
-keys := $(filter $(foreach letter,a b c d e f g h i j k l m n o p q r s t u v w x y z,$(letter)%),$(overrides))
-ifneq ($(filter args,$(keys)),)
-$(error args=$(args): write ARGS in capitals: make $(firstword $(MAKECMDGOALS)) ARGS="$(args)")
-endif
-ifneq ($(keys),)
-$(error $(foreach key,$(keys),$(key)=$($(key))): keys go into ARGS; write make $(firstword $(MAKECMDGOALS)) \
-  ARGS="$(strip $(ARGS) $(foreach key,$(keys),$(key)=$($(key))))")
-endif
-
-variables = ARGS BUNDLE CANDIDATES FILE NPROC OUT PLATFORM PYTHON RECIPE RELEASES RUN RUNS SEEDS SHELL STACK UV VENV
-unknown := $(filter-out $(variables) $(keys) $(filter MAKE% -%,$(overrides)),$(overrides))
-ifneq ($(unknown),)
-$(error $(firstword $(unknown))=$($(firstword $(unknown))): no variable of this Makefile, which has $(variables); keys go \
-  into ARGS, as in make $(firstword $(MAKECMDGOALS)) ARGS="train.epochs=3")
-endif
+include launch/variables.mk
 
 python := $(VENV)/bin/python
 launch := $(python) -m $(if $(NPROC),app.launch --nproc-per-node $(NPROC) -m )
@@ -48,27 +26,16 @@ space := $(subst ,, )
 
 .DEFAULT_GOAL := help
 # Every target is a command: none makes a file of its name.
-.PHONY: help $(shell sed -n 's/^\([a-z-]*\):.*\#\# .*/\1/p' $(lastword $(MAKEFILE_LIST)))
+.PHONY: help $(shell sed -n 's/^\([a-z-]*\):.*\#\# .*/\1/p' $(firstword $(MAKEFILE_LIST)))
 
 help:
 	@echo 'usage: make <target> [ARGS="key=value ..."] [PYTHON=python3.12] [VENV=.venv]'
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^##@/ { print "\n" substr($$0, 5) } /^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' Makefile
 
-environment: ## Create or update the Python environment in .venv; every target does so first; STACK=cpu|cuda|rocm
-	@$(PYTHON) requirements/install.py $(VENV)$(if $(STACK), --device $(STACK))
+##@ Use
 
 train: environment ## Prepare data if there is none, train, evaluate, write the run; NPROC=n for n processes
 	$(launch)app.train $(ARGS)
-
-test: environment ## Run the tests but the slow ones; ARGS go to pytest
-	$(python) -m pytest -m 'not slow' $(ARGS)
-
-test-all: environment ## Run every test, as .ci/run does; ARGS go to pytest
-	$(python) -m pytest $(ARGS)
-
-test-matrix: ## Every test on RELEASES=oldest or newest, in .venv-RELEASES (a download of gigabytes); ARGS go to pytest
-	@$(PYTHON) requirements/install.py $(VENV)-$(RELEASES) --device $(RELEASES)
-	$(VENV)-$(RELEASES)/bin/python -m pytest $(ARGS)
 
 preprocess: environment ## Raw rows to shards: ARGS="data.raw=day_0.gz data.path=data/mine"
 	$(python) -m data_prep $(ARGS)
@@ -90,8 +57,13 @@ export: environment ## A run's model for other programs: one file, or a director
 	$(if $(RUN),,$(error export needs a run: make export RUN=runs/quickstart))
 	$(python) -m app.export run=$(RUN) out=$(or $(OUT),$(RUN)/model.pt2) $(ARGS)
 
-plan: environment ## The sharding plan and its forecast for hardware you need not have: ARGS="recipe=mlperf_v2 topology=mi300x topology.devices_per_node=8"
-	$(python) -m app.plan $(ARGS)
+importance: environment ## What a run's model loses without each feature, and its metrics by value of a column: RUN=runs/quickstart
+	$(if $(RUN),,$(error importance needs a run: make importance RUN=runs/quickstart))
+	$(python) -m app.importance run=$(RUN) $(ARGS)
+
+report: environment ## The HTML report of a run, finished or not; several runs side by side: RUN=runs/quickstart
+	$(if $(RUN),,$(error report needs a run: make report RUN=runs/quickstart))
+	$(python) -m app.report 'runs=["$(RUN)"]' $(ARGS)
 
 verify: environment ## Replay a run and report whether, or where, it came out differently: RUN=runs/quickstart
 	$(if $(RUN)$(BUNDLE),,$(error verify needs a run: make verify RUN=runs/quickstart, or BUNDLE=quickstart.bundle))
@@ -101,9 +73,7 @@ bundle: environment ## A run's record as one file, for verify on another machine
 	$(if $(RUN),,$(error bundle needs a run: make bundle RUN=runs/quickstart))
 	$(python) -m app.bundle run=$(RUN) $(if $(OUT),out=$(OUT)) $(ARGS)
 
-report: environment ## The HTML report of a run, finished or not; several runs side by side: RUN=runs/quickstart
-	$(if $(RUN),,$(error report needs a run: make report RUN=runs/quickstart))
-	$(python) -m app.report 'runs=["$(RUN)"]' $(ARGS)
+##@ Compare
 
 compare: environment ## Several runs side by side, in runs/compare-a-b.html: RUNS="runs/a runs/b"
 	$(if $(RUNS),,$(error compare needs runs: make compare RUNS="runs/a runs/b"))
@@ -119,14 +89,13 @@ reproduce: environment ## A recipe at several seeds beside its published figure:
 bench: environment ## Operators, input path and steps against this machine's measured limits: ARGS="operators=[step]"; NPROC=n
 	$(launch)app.bench $(ARGS)
 
-bench-check: environment ## The working tree against the last commit, paired: what has become slower
-	$(python) -m benchmarks.check $(ARGS)
-
-doctor: environment ## What is wrong with packages, GPUs, limits, disks, datasets and runs, and how to fix it
-	$(python) -m app.doctor $(ARGS)
+plan: environment ## The sharding plan and its forecast for hardware you need not have: ARGS="recipe=mlperf_v2 topology=mi300x topology.devices_per_node=8"
+	$(python) -m app.plan $(ARGS)
 
 tensorboard: environment ## TensorBoard over all runs: RUNS=runs, ARGS="--port 6006"
 	$(python) -m tensorboard.main --logdir $(or $(RUNS),runs) $(ARGS)
+
+##@ Containers
 
 up: ## In containers: preprocess, train on PLATFORM=cpu|cuda|rocm (default: detected), TensorBoard beside it
 	@sh launch/settings.sh
@@ -152,6 +121,27 @@ images: ## Build the images for PLATFORM=cpu|cuda|rocm
 shell: images ## A shell in the image for PLATFORM=cpu|cuda|rocm, with data/ and runs/
 	@mkdir -p data runs
 	$(digest) $(compose) run --rm --no-deps --entrypoint bash train$(suffix)
+
+##@ Develop
+
+environment: ## Create or update the Python environment in .venv; every target does so first; STACK=cpu|cuda|rocm
+	@$(PYTHON) requirements/install.py $(VENV)$(if $(STACK), --device $(STACK))
+
+doctor: environment ## What is wrong with packages, GPUs, limits, disks, datasets and runs, and how to fix it
+	$(python) -m app.doctor $(ARGS)
+
+test: environment ## Run the tests but the slow ones; ARGS go to pytest
+	$(python) -m pytest -m 'not slow' $(ARGS)
+
+test-all: environment ## Run every test, as .ci/run does; ARGS go to pytest
+	$(python) -m pytest $(ARGS)
+
+test-matrix: ## Every test on RELEASES=oldest or newest, in .venv-RELEASES (a download of gigabytes); ARGS go to pytest
+	@$(PYTHON) requirements/install.py $(VENV)-$(RELEASES) --device $(RELEASES)
+	$(VENV)-$(RELEASES)/bin/python -m pytest $(ARGS)
+
+bench-check: environment ## The working tree against the last commit, paired: what has become slower
+	$(python) -m benchmarks.check $(ARGS)
 
 lint: environment ## Ruff, its formatter, mypy, the layers, hadolint; docker-compose.yml, where compose is there to read it
 	$(python) -m ruff check

@@ -19,8 +19,8 @@ def register(core: Core) -> None:
     core.add(
         Command(
             name="importance",
-            module="extensions.importance",
-            function="extensions.importance.__main__:main",
+            module="app.importance",
+            function="extensions.importance.command:main",
             summary="what a run's model loses without each feature, and its metrics by value of a column",
             schema="extensions.importance.keys:ImportanceConfig",
             config="schema",

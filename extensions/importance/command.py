@@ -1,16 +1,9 @@
-"""clickwork importance run=runs/NAME: what a run's model loses without each feature; in the run and as JSON on stdout.
+"""python -m app.importance run=runs/NAME: what a run's model loses without each feature; in the run and as JSON on stdout.
 
 Each feature's values are permuted among rows of a split, a few times, and the loss of AUC (of RMSE, where labels are
 numbers) is given with its interval. With slices=[column] the metrics of each value's rows are given, too. They are
 written to importance.json of the run, and its report shows them.
 """
-
-if __name__ == "__main__":  # before the imports below, which may take seconds
-    from app.commands import COMMANDS
-    from common.cli import run
-
-    run(COMMANDS["importance"])
-
 
 from dataclasses import replace
 from pathlib import Path

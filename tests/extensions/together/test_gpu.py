@@ -96,7 +96,7 @@ def test_importances_are_the_cpus(directory: Path) -> None:
     figures = []
     for platform in ("cuda", "cpu"):
         keys = ["run=run", "rows=90", "repeats=2", f"runtime.platform={platform}"]
-        features = json.loads(command("extensions.importance", *keys, cwd=directory))["features"]
+        features = json.loads(command("app.importance", *keys, cwd=directory))["features"]
         figures.append({feature["name"]: feature["loss"] for feature in features})
     assert figures[0] == pytest.approx(figures[1], abs=1e-3)
 
