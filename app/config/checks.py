@@ -6,14 +6,14 @@ from common.errors import UserError
 
 
 def require_place(key: str, out: str | None) -> None:
-    """Require that a file to be written, unless null, is in an existing directory.
+    """Require that a file can be written, unless null; directories above it that are missing are made.
 
     Raises:
-        UserError: there is no such directory, or the file is a directory.
+        UserError: one of them is a file, or the file is a directory.
     """
     if out is None:
         return
-    if not Path(out).parent.is_dir():
-        raise UserError(f"{key}={out}: there is no directory {Path(out).parent}; make it, or choose another")
+    if not (above := next(each for each in Path(out).parents if each.exists())).is_dir():
+        raise UserError(f"{key}={out}: {above} is a file; choose another directory")
     if Path(out).is_dir():
         raise UserError(f"{key}={out}: is a directory; give a file in it")

@@ -60,7 +60,7 @@ def baselines_sentence(run: RunFiles) -> tuple[str, str] | None:
     lead = f"{side} the best baseline, {best}, by {abs(difference):.4f}"
     if not interval:
         return "plain", f"{lead} AUC; too few rows of a label for a test {of}."
-    lead = f"{lead} ± {(interval[1] - interval[0]) / 2:.4f} AUC on {figures.compared_rows:,} rows"
+    lead = f"{lead} ± {(interval[1] - interval[0]) / 2:.4f} AUC on {figures.compared_rows:,} rows of {figures.split}"
     if interval[0] <= 0 <= interval[1]:
         return "plain", f"{lead} (95%), which cannot show whether it is real {of}."
     if difference > 0:

@@ -42,7 +42,7 @@ VERDICTS: list[tuple[dict[str, float], tuple[float, float] | None, str, str]] = 
     ({"columns": 0.7, "lr": 0.72, "trees": 0.9}, NARROW, "bad", "not earn its keep yet: behind the best baseline, b"),
     ({"columns": 0.5, "lr": 0.6, "trees": 0.55}, NARROW, "good", "ahead of the best baseline, logistic regression, "),
     ({"base_rate": 0.5, "columns": 0.9}, WIDE, "plain", "Behind the best baseline, the label rates of item alone, by"),
-    ({"lr": 0.6}, WIDE, "plain", "± 0.5000 AUC on 4,000 rows (95%), which cannot show whether it is real"),
+    ({"lr": 0.6}, WIDE, "plain", "± 0.5000 AUC on 4,000 rows of val (95%), which cannot show whether it is real"),
     ({"lr": 0.9}, None, "plain", "AUC behind logistic regression, not compared row by row: the run kept no scores"),
 ]
 

@@ -59,7 +59,7 @@ def test_the_file_scores_without_our_code(
     if tables == "fp32":
         (tmp_path / "file").touch()
         done_in_vain = run_app("export", f"run={uninterrupted}", "out=file/m.pt2", "runtime.platform=cpu", status=2)
-        assert "out=file/m.pt2: there is no directory file; make it, or choose another" in done_in_vain.stderr
+        assert "out=file/m.pt2: file is a file; choose another directory" in done_in_vain.stderr
     trained = resume.trained_config(uninterrupted, RuntimeConfig(), None)
     manifest = load_manifest(Path(trained.data.path or ""))
     checkpoint = Path(files.find_checkpoint(uninterrupted, None))
