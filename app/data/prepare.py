@@ -130,8 +130,8 @@ def with_table_values(config: AppConfig, root: Path, manifest: Manifest) -> AppC
     words = " ".join(
         f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}" for key, value in values.items()
     )
-    reason = "is of an own table" if is_own_table(manifest) else "is not of an own table, but this recipe was given"
-    log.info("%s: %s: recipe=own_table with %s; recipe=quickstart is the other default", root, reason, words)
+    whose = "your own table" if is_own_table(manifest) else "as given"
+    log.info("%s: %s: recipe=own_table (%s)", root, whose, words)
     config = convert(AppConfig, to_plain(config), *map(nested, values.items()), {"by_table": []})
     validate(config)
     return config

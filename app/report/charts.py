@@ -225,7 +225,14 @@ def course_charts(run: RunFiles) -> list[Chart]:
     memory.series = [series for series in memory.series if series.x]
     power = Chart("power", "Power", "step", "W", [_of(run.windows, "watts", "power", 1)], from_zero=True)
     power.absent = METERS.get(str(run.manifest.platform), "")
-    over_steps = [rate, speed, _phases(run), wait, memory, power]
+    over_steps = [
+        rate,
+        speed,
+        _phases(run),
+        wait,
+        memory,
+        *([power] if power.series[0].x or run.is_of_hardware else []),
+    ]
     for chart in over_steps:
         chart.cut_outliers()
     return [*over_steps[:2], _step_times(run), *over_steps[2:]]

@@ -252,8 +252,8 @@ def _choice(auc: AucComparison, speed: SpeedComparison | None, scores: ScoreComp
                 "each at least, as by python -m app.reproduce."
             )
         return (
-            f"Choice: none by {label}, as one seed of a configuration says nothing of its others; run at least two "
-            f"seeds of each, as by python -m app.reproduce. For speed {takes}."
+            f"Choice: undecided by {label}: one seed is not enough; run at least two seeds of each, "
+            f"as by python -m app.reproduce. For speed {takes}."
         )
     if auc.min_seeds is None:
         would = "more than 10,000 seeds of each" if auc.difference.mean else "no number of seeds"

@@ -97,6 +97,6 @@ def energy(run: RunFiles) -> str:
     watts = run.summary.power.mean_watts if run.summary and run.summary.power else None
     rate = run.throughput.samples_per_second
     if not watts or rate is None:
-        reason = METERS.get(str(run.manifest.platform), "")
+        reason = METERS.get(str(run.manifest.platform), "") if run.is_of_hardware else ""
         return f"{NOT_MEASURED}, {reason}" if reason and not watts else NOT_MEASURED
     return f"{figure(rate / watts, 1)} at {watts:,.1f} W"

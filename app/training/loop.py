@@ -158,16 +158,18 @@ class TrainingLoop:
         state.monitored = watch(before, value, config.train.monitor, config.schedule)
         self.session.cuts = state.monitored.cuts
         if state.monitored.cuts > before.cuts:
-            rates = (
+            rate, lower = (
                 learning_rate(config.optimizer.lr, config.schedule, state.step, monitored.cuts)
                 for monitored in (before, state.monitored)
             )
-            log.info(
-                "schedule: step %d: no gain of train.monitor=%s, learning rate %g to %g",
-                state.step,
-                shown(config.train.monitor),
-                *rates,
-            )
+            if lower < rate:
+                log.info(
+                    "schedule: step %d: no gain of train.monitor=%s, learning rate %g to %g",
+                    state.step,
+                    shown(config.train.monitor),
+                    rate,
+                    lower,
+                )
 
     def _end(self) -> str | None:
         """Save and return the status if the state's evaluation ends the run, or nothing is left to train."""

@@ -1,4 +1,4 @@
-"""python -m app.importance run=runs/NAME: what a run's model loses without each feature; in the run and as JSON on stdout.
+"""python -m app.importance run=runs/NAME: what a run's model loses without each feature; in the run, and on stdout.
 
 Each feature's values are permuted among rows of a split, a few times, and the loss of AUC (of RMSE, where labels are
 numbers) is given with its interval. With slices=[column] the metrics of each value's rows are given, too. They are

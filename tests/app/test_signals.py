@@ -221,4 +221,6 @@ def test_a_number_of_processes_that_is_none(processes: str) -> None:
     command = ["make", "--dry-run", "train", f"NPROC={processes}"]
     process = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert process.returncode == 2
-    assert re.fullmatch(rf"launch/variables.mk:\d+: \*\*\* NPROC={processes}: not a number of processes; .*\n", process.stderr)
+    assert re.fullmatch(
+        rf"launch/variables.mk:\d+: \*\*\* NPROC={processes}: not a number of processes; .*\n", process.stderr
+    )

@@ -162,7 +162,7 @@ def test_one_seed_each_gets_an_interval_within_runs_no_test_and_no_choice(sweep:
     assert "95% interval" in sentences[0]
     assert "a test over seeds takes two of either" in sentences[1]
     choice = choice_of(sweep[0], sweep[4])
-    assert choice.startswith("Choice: none by AUC, as one seed of a configuration says nothing of its others")
+    assert choice.startswith("Choice: undecided by AUC: one seed is not enough")
     assert "For speed take B (lr0.02-0), which is faster." in choice
 
 
