@@ -1,4 +1,4 @@
-"""Views of a run in Prometheus, MLflow, and Weights & Biases (docs/trackers.md)."""
+"""Views of a run in MLflow, and in Weights & Biases (docs/trackers.md)."""
 
 from typing import TYPE_CHECKING
 
@@ -14,17 +14,9 @@ def register(core: Core) -> None:
     """Add the trackers and their keys."""
     core.add(
         KeyGroup("AppConfig", "trackers", TrackersConfig),
-        TrackerKind("prometheus", "trackers.prometheus_port", start_prometheus),
         TrackerKind("mlflow", "trackers.mlflow", start_mlflow, package="mlflow", file=".mlflow_run"),
         TrackerKind("wandb", "trackers.wandb", start_wandb, package="wandb", file=".wandb_run"),
     )
-
-
-def start_prometheus(setting: "Setting") -> "Tracker":
-    """Serve the newest figures."""
-    from extensions.trackers import prometheus
-
-    return prometheus.start(setting)
 
 
 def start_mlflow(setting: "Setting") -> "Tracker":

@@ -12,10 +12,6 @@ class TrackersConfig:
 
     decides_bits: ClassVar[bool] = False
 
-    prometheus_port: int | None = key(
-        None, "serve the newest figures as text on this port while training", at_least=1, at_most=65_535
-    )
-    prometheus_host: str = key("127.0.0.1", "the address to listen at; 0.0.0.0 in a container")
     mlflow: str | None = key(None, "tracking URI (a server's, or sqlite:///FILE); needs the mlflow package")
     mlflow_experiment: str = key("clickwork", "experiment that MLflow files the run under")
     wandb: str | None = key(None, "project of Weights & Biases; needs the wandb package")

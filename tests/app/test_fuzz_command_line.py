@@ -27,7 +27,7 @@ VALUES += ["/proc/x/y", "数据", "a\nb", "\x1b[31m", "'", '"', "[", "${oc.env:H
 VALUES += ["1_000", "0x10", "-", "x" * 300, "auto", "best", "latest", *SECRETS]
 NAMES = tuple(source.name for source in DataSource)
 # Values that would take long, or ask the network, are left out; whatever is asked for, two steps are trained.
-SLOW = {"data.path": ("null",), "data.source": NAMES, "data.default_source": NAMES, "trackers.prometheus_host": ()}
+SLOW = {"data.path": ("null",), "data.source": NAMES, "data.default_source": NAMES}
 LAST = ["train.max_steps=2", "record.tensorboard=false"]
 KINDS = {key: kind for key, _, _, kind in keys_of(AppConfig)}
 MORE_KEYS = ["environment.variables.X_TOKEN", "model.tables.overrides.cat_0", "sharding.tables.cat_0.types"]
