@@ -37,14 +37,10 @@ _GIVEN_DAYS = "data.train=[inputs/days/day_0,inputs/days/day_1] data.val=inputs/
 _GIVEN = "data.train=inputs/table.parquet data.val=inputs/more.parquet data.schema=inputs/parquet.yaml"
 _RANDOM = "data.source=random data.random.rows=900 data.random.eval_rows=150 data.random.max_rows_per_table=300"
 _MADE = f"data_prep {_DAYS} data.path=made"
-_PROFILED = [
-    f"data_prep {_RANDOM} data.path=made data.random.distribution=zipf data.random.tables=[50,400,9]",
-    "extensions.locality.profile locality.trace=made locality.profile=profile.npz",
-]
 
 
 OF_EXTENSIONS = {
-    **dict.fromkeys(("trace", "trace_text"), "locality"),
+    "trace": "locality",
     **dict.fromkeys(("export_npy", "export_multi_hot", "export_bin", "import_npy"), "exchange"),
     **dict.fromkeys(("events", "mlperf_v4"), "sequences"),
 }
@@ -130,11 +126,9 @@ DATASETS: dict[str, list[str]] = {
     "random_pareto": _dataset(
         f"{_RANDOM} data.random.distribution=pareto data.random.bag_sizes=mlperf_v2 data.random.bags_vary=true"
     ),
-    "trace": [*_PROFILED, *_dataset("data.source=trace data.trace.profile=profile.npz data.trace.eval_rows=100")],
-    "trace_text": [
-        *_PROFILED,
-        "extensions.locality.generate locality.profile=profile.npz locality.to=out locality.seed=6",
-    ],
+    "trace": _dataset(
+        "data.source=trace data.trace.directory=inputs/trace data.trace.rows=900 data.trace.eval_rows=100"
+    ),
     "events": _dataset(
         "data.source=synthetic_events data.synthetic_events.users=40 data.synthetic_events.seed=3 "
         "data.chunk_bytes=20000"

@@ -39,6 +39,9 @@ sparse: [user, {column: genres, separator: "|"}, item]
 def write_inputs(directory: Path) -> None:
     """Write every raw file and schema that the cases read, apart from those of `write_distinct_rows`."""
     (directory / "days").mkdir()
+    (directory / "trace").mkdir()
+    (directory / "trace/far.log").write_text("7, 3, 20, 4, 9\n0, 1, 2, 5\n0.2, 0.5, 0.75, 1.0\n")
+    (directory / "trace/near.log").write_text(f"{', '.join(map(str, range(400)))}\n0, 1, 3, 90\n0.1, 0.6, 0.9, 1.0\n")
     (directory / "gz").mkdir()
     rows = criteo_rows(1500, seed=0)
     (directory / "rows.tsv").write_bytes(rows)

@@ -1,10 +1,8 @@
 """Comparison of an existing dataset with the keys that the user gives."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from common.files import digest_file
 from data_prep.config.keys import parse_size
 from data_prep.config.presets import KEYS_OF_RULES, SPLIT_IS_THEIRS
 from data_prep.dataset.format import Manifest
@@ -39,7 +37,10 @@ class Difference(NamedTuple):
 def compared_keys(settings: Mapping[str, Any], manifest: Manifest) -> dict[str, Any]:
     """Return the given keys that decide a dataset's rows; keys of generators only for the dataset's own generator."""
     groups = {key.partition(".")[0] for key in recorded_keys(manifest)} & set(GENERATORS)
-    return {key: value for key, value in settings.items() if key in IN_ENCODING or key.partition(".")[0] in groups}
+    decisive = {key: value for key, value in settings.items() if key in IN_ENCODING or key.partition(".")[0] in groups}
+    return {
+        key: value for key, value in decisive.items() if key not in FILES
+    }  # a manifest has their sum, not their place
 
 
 def first_difference(settings: Mapping[str, Any], manifest: Manifest) -> Difference | None:
@@ -65,8 +66,6 @@ def _comparable(key: str, value: Any, manifest: Manifest) -> Any:
     if key == "multi_hot.sizes":
         sizes = list(MLPERF_SIZES if value == MLPERF_V2 else value)
         return sizes if max(sizes) > 1 else None  # bags of one id are no bags
-    if key in FILES:
-        return digest_file(Path(value)).sha256 if Path(value).is_file() else None
     return value
 
 

@@ -1,4 +1,4 @@
-"""Generated days and traces as docs/synthetic.md describes them, in plain lines: best scores, stack distances."""
+"""Generated days as docs/synthetic.md describes them, in plain lines: best scores."""
 
 from typing import Any
 
@@ -45,21 +45,3 @@ def row_of(line: str, ids: int) -> tuple[Any, ...]:
     label, *fields = line.rstrip("\n").split("\t")
     numbers = [int(field or 0) for field in fields[:13]]
     return int(label), numbers, [int(field or "0", 16) % ids for field in fields[13:]]
-
-
-def stack_distances(ids: list[int]) -> list[int | None]:
-    """Of each access the different ids used since the last use of its id, by a list; None at its first use."""
-    stack: list[int] = []
-    distances: list[int | None] = []
-    for identity in ids:
-        distances.append(stack.index(identity) if identity in stack else None)
-        if identity in stack:
-            stack.remove(identity)
-        stack.insert(0, identity)
-    return distances
-
-
-def hit_rates(distances: list[int | None], sizes: int) -> Floats:
-    """Share of the accesses that an LRU cache of 1, 2, … `sizes` rows hits."""
-    counts = np.bincount([d for d in distances if d is not None], minlength=sizes)[:sizes]
-    return np.asarray(np.cumsum(counts) / len(distances))

@@ -34,7 +34,7 @@ SOURCE_EXCEPTIONS = {
     "app/bench.py": "published table sizes of that name",
     "app/config/published.py": "published table sizes of that name",
     "data_prep/synthetic/random_ids.py": "its own name in the manifest",
-    "extensions/locality/rows.py": "its own name in the manifest",
+    "extensions/locality/trace.py": "its own name in the manifest",
 }
 # Files that may have a source or a method of splits itself, and why.
 MEMBER_EXCEPTIONS = {"app/config/data.py": "the default", "data_prep/config/presets.py": "what encodings have"}

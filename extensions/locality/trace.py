@@ -1,0 +1,171 @@
+"""`data.source=trace`: ids by the stack distances of a trace, with labels from a ground-truth model.
+
+The stack distance of an access is the place of its id among all ids by their last use, from 1 for the last one; 0
+stands for an id that was not used yet (Mattson et al. 1970). A cache of the C most recently used rows hits the accesses
+with a distance of 1 to C, so the distribution of distances gives the hit rate of every such cache.
+
+A file has three lines of numbers between commas, as facebookresearch/dlrm's data_utils write them
+(`--data-trace-file`): the trace's different ids in the order of their first use, its distances in ascending order, and
+their cumulative probabilities. Its generator is repeated here, but for the random numbers.
+"""
+
+import hashlib
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.documents import Json
+from common.errors import UserError
+from common.files import digest_file
+from common.jit import Int, jit
+from data_prep.config.keys import SyntheticConfig
+from data_prep.dataset.format import SPLITS, ShardArrays
+from data_prep.dataset.schema import CRITEO, Schema
+from data_prep.encoding.dense import encode_dense
+from data_prep.synthetic.bayes_scores import PROBABILITY_STEPS, bayes_scores
+from data_prep.synthetic.rows import (
+    CALIBRATION_BLOCK,
+    CALIBRATION_ROWS,
+    Rows,
+    calibrate,
+    draw_integers,
+    draw_rows,
+    label_steps,
+    logits_of,
+    seeded,
+)
+from data_prep.synthetic.teacher import Columns, make_teacher
+from extensions.locality.keys import TraceConfig
+
+SUFFIX = ".log"
+FORM = "three lines of numbers between commas: ids, ascending stack distances, their cumulative probabilities"
+
+
+class Trace:
+    """Accesses to one table, whose ids are 0 to n - 1 in the order of their first use in the file.
+
+    Attributes:
+        num_embeddings: n.
+    """
+
+    def __init__(self, path: Path, key: list[int], enable_padding: bool) -> None:
+        """Raise UserError for a file of another form."""
+        try:
+            ids, distances, shares = (
+                np.array([float(word) for word in line.split(",")]) for line in path.read_text("ascii").splitlines()
+            )
+        except (OSError, ValueError) as error:
+            raise UserError(f"{path}: no stack-distance file ({error}); it needs {FORM}") from error
+        self.num_embeddings = len(ids)
+        is_ascending = bool((np.diff(distances) > 0).all() and (np.diff(shares) >= 0).all())
+        if (
+            len(distances) != len(shares)
+            or not is_ascending
+            or not (shares[0] > 0 and 1 - 1e-6 < shares[-1] < 1 + 1e-6)
+        ):
+            raise UserError(f"{path}: its distances and cumulative probabilities do not fit; it needs {FORM}")
+        if distances[0] or distances[-1] > len(ids) or len(np.unique(ids)) < len(ids) or (distances % 1).any():
+            raise UserError(
+                f"{path}: distances must be whole, from 0 to at most {len(ids):,}, of as many different ids"
+            )
+        shares[-1] = 1.0
+        self._distances, self._shares, self._enable_padding = distances.astype(np.int64), shares, enable_padding
+        self._rng = seeded(key)
+        # A ring: its oldest id is taken in one step, and a distance moves only the ids above it.
+        self._ring, self._state = np.arange(len(ids), dtype=np.int32), np.zeros(2, np.int64)
+
+    def draw(self, count: int) -> NDArray[np.int32]:
+        """Return the ids of the next accesses."""
+        ids, uniform = np.empty(count, np.int32), self._rng.random(count)
+        draw_ids(uniform, self._distances, self._shares, self._enable_padding, self._ring, self._state, ids)
+        return ids
+
+
+@jit
+def draw_ids(
+    uniform: NDArray[np.float64],
+    distances: NDArray[np.int64],
+    shares: NDArray[np.float64],
+    enable_padding: bool,
+    ring: NDArray[np.int32],
+    state: NDArray[np.int64],
+    ids: NDArray[np.int32],
+) -> None:
+    """Draw ids by uniform numbers; state: the place of the oldest id in the ring, and the number of new ids so far."""
+    size: Int = len(ring)
+    for index in range(len(ids)):
+        share = uniform[index]
+        if state[1] < distances[-1]:  # no distance beyond the ids used so far
+            share *= shares[np.searchsorted(distances, state[1], side="right") - 1]
+        elif enable_padding:
+            share = shares[0] + (1.0 - shares[0]) * share
+        distance = distances[np.searchsorted(shares, share)]
+        oldest = state[0]
+        if distance == 0:
+            identity = ring[oldest]  # which becomes the newest where the ring turns by one
+            state[0] = (oldest + 1) % size
+            state[1] += 1
+        else:
+            place = (oldest + size - distance) % size
+            identity = ring[place]
+            for _ in range(distance - 1):
+                following = (place + 1) % size
+                ring[place] = ring[following]
+                place = following
+            ring[place] = identity
+        ids[index] = identity
+
+
+class TraceRows:
+    """A data_prep.stages.write_generated.Generator. Each table's accesses continue from train through val to test."""
+
+    def __init__(self, config: TraceConfig, threads: int) -> None:
+        """Raise UserError for a directory without stack-distance files."""
+        paths = sorted(Path(config.directory).glob(f"*{SUFFIX}")) if config.directory else []
+        if not paths:
+            raise UserError(
+                f"data.trace.directory={config.directory}: no file NAME{SUFFIX} there; give a directory of "
+                "facebookresearch/dlrm's stack-distance files"
+            )
+        self._config, self._threads = config, threads
+        keys = ([config.seed, 0, number] for number in range(len(paths)))
+        self._traces = [Trace(path, key, config.enable_padding) for path, key in zip(paths, keys, strict=True)]
+        names = [path.name.removesuffix(SUFFIX) for path in paths]
+        self.schema = Schema(CRITEO.label, CRITEO.dense, tuple(names))
+        self.num_embeddings = {name: each.num_embeddings for name, each in zip(names, self._traces, strict=True)}
+        files = "\n".join(f"{path.name} {digest_file(path).sha256}" for path in paths)
+        settings = asdict(config) | {"directory": hashlib.sha256(files.encode()).hexdigest()}
+        self.encoding: Json = {"name": "trace", "trace": settings}
+        self.rows = dict(zip(SPLITS, (config.rows, config.eval_rows, config.eval_rows), strict=True))
+        self.row_bytes = 4.0 * (1 + len(CRITEO.dense) + len(paths))
+        self._counts = {split: np.zeros((2, PROBABILITY_STEPS), np.int64) for split in SPLITS}
+        # Single effects alone, calibrated on rows with uniform ids: in the long run all ids are equally likely.
+        synthetic = SyntheticConfig(seed=config.seed, click_rate=config.click_rate, difficulty=config.difficulty)
+        zero = np.zeros(len(paths))
+        columns = Columns(np.array(list(self.num_embeddings.values()), np.int64), zero, zero.astype(np.float32), ())
+        teacher = make_teacher(synthetic, columns, 0)
+        sample = draw_rows(teacher, config.seed, 0, CALIBRATION_BLOCK, CALIBRATION_ROWS)
+        self._teacher = calibrate(teacher, synthetic, sample)
+
+    def shard(self, split: str, start: int, rows: int) -> ShardArrays:
+        """Return the next rows of a split."""
+        key = [self._config.seed, 1 + SPLITS.index(split), start]
+        with ThreadPoolExecutor(self._threads) as executor:
+            sparse = np.stack(list(executor.map(lambda trace: trace.draw(rows), self._traces)), axis=1)
+        integers, present = draw_integers(self._teacher, seeded(key), rows)
+        filled = np.ones(sparse.shape, np.bool_)
+        logits = logits_of(self._teacher, Rows(integers, present, sparse, filled, np.zeros(0)))
+        steps, labels = label_steps(logits, key)
+        for label in (0, 1):
+            self._counts[split][label] += np.bincount(steps[labels == label], minlength=PROBABILITY_STEPS)
+        dense = encode_dense(np.where(present, integers, np.int32(0)))
+        return ShardArrays(labels[:, None], dense, sparse)
+
+    def extra(self) -> Json:
+        """Return the best possible scores, as data.source=synthetic does."""
+        total = np.sum(list(self._counts.values()), axis=0)
+        splits = {s: asdict(bayes_scores(c.sum(axis=0), c[1])) for s, c in self._counts.items() if c.any()}
+        return {"bayes": {**asdict(bayes_scores(total.sum(axis=0), total[1])), "splits": splits}}
