@@ -11,21 +11,62 @@ if __name__ == "__main__":  # before the imports below, which may take seconds
     run(COMMANDS["doctor"])
 
 
+import importlib.metadata
 import json
+import os
+import re
+import resource
+import shutil
+import signal
+import subprocess
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from enum import Enum
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from app.checks import devices, files, stack, system
-from app.checks.check import Check, Verdict
 from app.config.checks import require_place
 from app.config.commands import DoctorConfig
+from app.record.reading import MANIFEST, is_run, read_outcome
+from common import fbgemm
 from common.cli import EXIT_DONE
+from common.documents import format_of
+from common.errors import UserError, last_line
 from common.files import write_atomically
+from common.limits import affinity, cpu_quota, memory_limit, memory_of_machine, usable_cpus
 from common.terminal import coloured
+from data_prep.dataset.format import MANIFEST_NAME, load_manifest, shard_path
+from data_prep.dataset.manifest import FORMAT_NAME
 
 EXIT_FAILED = 1
-COLOURS = {Verdict.ok: "green", Verdict.warn: "yellow", Verdict.fail: "red"}
+NEEDED = ("torch", "torchrec", "numpy", "hydra-core", "omegaconf", "numba", "tqdm", "isal", "pyarrow")
+TORCH_MINOR_OVER_FBGEMM = 5  # fbgemm 1.X is built against torch 2.(X + 5)
+NEWEST_FBGEMM_MINOR = 9  # newest release so far; torch 2.15 has none
+REMAKE = "make environment (make clean first, if it was made by make)"
+PROBE_SECONDS = 180
+NVIDIA_DEVICE, AMD_DEVICE = Path("/dev/nvidiactl"), Path("/dev/kfd")
+RENDER_NODES = Path("/dev/dri")
+NVIDIA_DRIVER, AMD_DRIVER = Path("/proc/driver/nvidia/version"), Path("/sys/module/amdgpu/version")
+MIN_DRIVERS = {"12": 525, "13": 580}  # NVIDIA's CUDA compatibility: first driver branch for each CUDA major release
+GIB = 1 << 30
+
+
+class Verdict(Enum):
+    """Verdicts and their colours. warn: it works, but more slowly or with something missing."""
+
+    ok = "green"
+    warn = "yellow"
+    fail = "red"
+
+
+class Check(NamedTuple):
+    """Result of one check: its name, the verdict, the finding, and the remedy unless the verdict is ok."""
+
+    name: str
+    verdict: Verdict
+    found: str
+    remedy: str | None = None
 
 
 def main(config: DoctorConfig) -> int:
@@ -35,14 +76,14 @@ def main(config: DoctorConfig) -> int:
     for check in run_checks(config):
         checks.append(check)
         if not config.json:
-            print(describe(check), flush=True)
-    counts = {verdict.value: sum(check.verdict is verdict for check in checks) for verdict in Verdict}
-    document = {"checks": [{**check._asdict(), "verdict": check.verdict.value} for check in checks], **counts}
+            verdict = coloured(f"{check.verdict.name:<4}", check.verdict.value, sys.stdout)
+            print(f"{verdict}  {check.name}: {check.found}", flush=True)
+            if check.remedy is not None:
+                print(f"      -> {check.remedy}", flush=True)
+    counts = {verdict.name: sum(check.verdict is verdict for check in checks) for verdict in Verdict}
+    document = {"checks": [{**check._asdict(), "verdict": check.verdict.name} for check in checks], **counts}
     text = json.dumps(document, indent=1) + "\n"
-    if config.json:
-        print(text, end="")
-    else:
-        print(", ".join(f"{count} {verdict}" for verdict, count in counts.items()))
+    print(text if config.json else ", ".join(f"{count} {verdict}" for verdict, count in counts.items()), flush=True)
     if config.out is not None:
         write_atomically(Path(config.out), text.encode())
     return EXIT_FAILED if counts["fail"] else EXIT_DONE
@@ -50,32 +91,229 @@ def main(config: DoctorConfig) -> int:
 
 def run_checks(config: DoctorConfig) -> Iterator[Check]:
     """Run all checks; those that explain failures of others come first."""
-    yield stack.check_python()
-    yield from stack.check_packages(stack.installed_versions())
-    verdict, probe = stack.probe_stack()
+    yield from check_packages(installed_versions())
+    verdict, probe = probe_stack()
     yield verdict
     if probe is not None:
-        yield from devices.check_devices(probe)
-    yield from devices.check_clocks()
-    yield from devices.check_groups()
-    yield system.check_processors()
-    yield system.check_memory()
-    yield from system.check_nodes()
-    yield system.check_shared_memory()
-    yield from system.check_limits(has_gpu=bool(probe and probe.devices))
-    yield system.check_host_name()
+        yield from check_devices(probe)
+    if AMD_DEVICE.exists():
+        yield from check_groups([AMD_DEVICE, *sorted(RENDER_NODES.glob("renderD*"))])
+    yield check_processors()
+    yield check_memory()
+    yield check_shared_memory()
+    yield check_open_files()
     root = Path(config.data.path or config.datasets)
-    yield system.check_disk("disk for data", root)
-    yield system.check_disk("disk for runs", Path(config.runs))
-    if config.data.path is not None:
-        yield files.check_dataset(root)
-    else:
-        yield from files.check_datasets(root)
-    yield from files.check_runs(Path(config.runs))
+    yield check_disk("disk for data", root)
+    yield check_disk("disk for runs", Path(config.runs))
+    yield from [check_dataset(root)] if config.data.path is not None else check_datasets(root)
+    yield check_runs(Path(config.runs))
 
 
-def describe(check: Check) -> str:
-    """Return a line for a terminal, with a second line if something has to be done."""
-    verdict = coloured(f"{check.verdict.value:<4}", COLOURS[check.verdict], sys.stdout)
-    line = f"{verdict}  {check.name}: {check.found}"
-    return line if check.remedy is None else f"{line}\n      -> {check.remedy}"
+def installed_versions() -> dict[str, str]:
+    """Return the versions of the packages that matter, by normalised name; leave out those not installed."""
+    versions = {}
+    for name in (*NEEDED, *fbgemm.NAMES):
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def check_packages(versions: Mapping[str, str]) -> Iterator[Check]:
+    """Check whether all packages are installed, and whether torch, FBGEMM and TorchRec belong together."""
+    for name in NEEDED:
+        if name not in versions:
+            yield Check(name, Verdict.fail, "not installed", REMAKE)
+    builds = [name for name in fbgemm.NAMES if name in versions]
+    if not builds:
+        yield Check("fbgemm", Verdict.fail, "not installed", REMAKE)
+    elif len(builds) > 1:
+        remedy = f"both write the module fbgemm_gpu: uninstall them all, then {REMAKE}"
+        yield Check("fbgemm", Verdict.fail, f"{' and '.join(builds)} are both installed", remedy)
+    elif {"torch", "torchrec"} <= versions.keys():
+        yield _check_pairing(versions["torch"], builds[0], versions[builds[0]], versions["torchrec"])
+
+
+def _check_pairing(torch: str, build: str, release: str, torchrec: str) -> Check:
+    releases = f"torch {torch}, {build} {release}, torchrec {torchrec}"
+    if fbgemm.DATED.match(release):
+        source = f"built from source beside this torch on the date that is its version, {fbgemm.installed_commit()}"
+        return Check("pairing", Verdict.ok, f"{releases}, {source}")
+    minors = [re.match(r"(\d+)\.(\d+)(?!.*dev)", version) for version in (torch, release, torchrec)]
+    torch_minor, fbgemm_minor, torchrec_minor = (int(minor[2]) if minor else -1 for minor in minors)
+    if None in minors:
+        remedy = "not releases, so it is not known whether they belong together; see import below"
+        return Check("pairing", Verdict.warn, releases, remedy)
+    if torch_minor != fbgemm_minor + TORCH_MINOR_OVER_FBGEMM:
+        partner = torch_minor - TORCH_MINOR_OVER_FBGEMM
+        if partner > NEWEST_FBGEMM_MINOR:
+            partner = NEWEST_FBGEMM_MINOR
+            releases += f"; no FBGEMM is built against torch 2.{torch_minor} yet"
+        newest = f"'torch==2.{partner + TORCH_MINOR_OVER_FBGEMM}.*' '{build}==1.{partner}.*'"
+        remedy = f"fbgemm 1.X is built against torch 2.(X+5): pip install --no-deps {newest} 'torchrec==1.{partner}.*'"
+        return Check("pairing", Verdict.fail, releases, remedy)
+    if not fbgemm_minor - 1 <= torchrec_minor <= fbgemm_minor:
+        return Check("pairing", Verdict.warn, releases, f"pip install --no-deps 'torchrec==1.{fbgemm_minor}.*'")
+    return Check("pairing", Verdict.ok, releases)
+
+
+def probe_stack() -> tuple[Check, Any]:
+    """Import the stack and look up a few rows in a process of its own; return the findings, None if it crashed."""
+    try:
+        command = [sys.executable, "-m", "app.runtime.stack_probe"]
+        process = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        remedy = "look for a hanging driver or file system"
+        return Check("import", Verdict.fail, f"not done after {PROBE_SECONDS} s", remedy), None
+    if process.returncode:
+        end = last_line(process.stderr, f"exit status {process.returncode}")
+        if process.returncode < 0:
+            end = f"ended by {signal.Signals(-process.returncode).name}"
+        return Check("import", Verdict.fail, end, f"torch, fbgemm_gpu or torchrec is broken: {REMAKE}"), None
+    probe = json.loads(process.stdout.splitlines()[-1])
+    if probe["cpu_fault"]:
+        return Check("import", Verdict.fail, f"a lookup on the CPU fails: {probe['cpu_fault']}", REMAKE), probe
+    return Check("import", Verdict.ok, "torch, fbgemm_gpu and torchrec load; a lookup on the CPU is right"), probe
+
+
+def check_devices(probe: Mapping[str, Any]) -> Iterator[Check]:
+    """Check the GPUs that the probe of the stack found, and their driver; probe: as app/runtime/stack_probe.py writes it."""
+    cuda, hip, devices = probe["cuda"], probe["hip"], probe["devices"]
+    built_for = f"CUDA {cuda}" if cuda else f"ROCm {hip}" if hip else None
+    present = "NVIDIA" if NVIDIA_DEVICE.exists() else "AMD" if AMD_DEVICE.exists() else None
+    for index, device in enumerate(devices):
+        name, architecture = f"gpu {index}", device["architecture"]
+        description = f"{device['name']}, {architecture}, {device['memory'] / GIB:.0f} GiB, {built_for}"
+        if device["fault"]:
+            remedy = "install an fbgemm_gpu built for this GPU and this torch"
+            yield Check(name, Verdict.fail, f"{description}; FBGEMM's lookup fails: {device['fault']}", remedy)
+        else:
+            yield Check(name, Verdict.ok, description)
+    if not devices and present and built_for is None:
+        remedy = f"install torch, fbgemm_gpu and torchrec for {present} GPUs, or start its container"
+        yield Check("gpu", Verdict.warn, f"an {present} GPU is there, but torch is the CPU build", remedy)
+    elif not devices and present:
+        remedy = "check the driver, CUDA_VISIBLE_DEVICES or HIP_VISIBLE_DEVICES, and the groups below"
+        yield Check("gpu", Verdict.fail, f"torch is built for {built_for}, and sees no GPU of {present} here", remedy)
+    elif not devices and built_for:
+        remedy = "give the container its devices (docker compose --profile cuda or rocm), or use runtime.platform=cpu"
+        yield Check("gpu", Verdict.warn, f"torch is built for {built_for}, but this machine shows no GPU", remedy)
+    elif not devices:
+        yield Check("gpu", Verdict.ok, "none, and torch is the CPU build")
+    for path in (NVIDIA_DRIVER, AMD_DRIVER):
+        if path.exists():
+            yield _check_driver(path, cuda)
+
+
+def _check_driver(path: Path, cuda: str | None) -> Check:
+    driver = path.read_text().splitlines()[0].strip()
+    version, least = re.search(r"\b(\d{3,})\.\d+", driver), MIN_DRIVERS.get((cuda or "").split(".")[0], 0)
+    if path == NVIDIA_DRIVER and version and int(version[1]) < least:
+        remedy = f"install the driver's release {least} or later, or packages built for an older CUDA"
+        return Check("driver", Verdict.fail, f"{driver}: too old for CUDA {cuda}", remedy)
+    return Check("driver", Verdict.ok, driver)
+
+
+def check_groups(paths: Iterable[Path]) -> Iterator[Check]:
+    """Check whether this user may open AMD's devices."""
+    for path in paths:
+        if not os.access(path, os.R_OK | os.W_OK):
+            group = path.stat().st_gid
+            remedy = f"add the user to its group (sudo usermod -aG {group} $USER; docker: --group-add {group})"
+            yield Check(str(path), Verdict.fail, f"no permission; it belongs to group {group}", remedy)
+
+
+def check_processors() -> Check:
+    """Check the processors that this process may use, and the threads that the environment asks for."""
+    usable, quota = usable_cpus(), cpu_quota()
+    processors = f"{affinity()} of {os.cpu_count()} usable"
+    if quota is not None:
+        processors = f"{quota:g} of {os.cpu_count()} usable (cgroup's limit), {usable} thread{'s' * (usable > 1)}"
+    threads = os.environ.get("OMP_NUM_THREADS", "")
+    if threads.isdigit() and int(threads) > usable:
+        remedy = "unset it, or set runtime.num_threads"
+        return Check("processors", Verdict.warn, f"{processors}, OMP_NUM_THREADS={threads}", remedy)
+    return Check("processors", Verdict.ok, processors)
+
+
+def check_memory(minimum: int = 4 * GIB) -> Check:
+    """Check the memory of the machine, or of its cgroup (a container, a Slurm job)."""
+    total, limit = memory_of_machine(), memory_limit()
+    usable = min(total, limit or total)
+    memory = f"{usable / GIB:.1f} GiB" + (f" (cgroup's limit; the machine has {total / GIB:.1f})" if limit else "")
+    if usable < minimum:
+        remedy = "use a smaller data.memory_budget and data.max_ind_range, or allow more memory"
+        return Check("memory", Verdict.warn, memory, remedy)
+    return Check("memory", Verdict.ok, memory)
+
+
+def check_shared_memory(path: Path = Path("/dev/shm"), minimum: int = GIB) -> Check:
+    """Check the shared memory, by which processes of one machine exchange tensors."""
+    try:
+        total, _, free = shutil.disk_usage(path)
+    except OSError as error:
+        remedy = "mount a tmpfs there: several processes need it"
+        return Check("shared memory", Verdict.warn, f"{path}: {error.strerror}", remedy)
+    space = f"{path}: {free / GIB:.1f} of {total / GIB:.1f} GiB free"
+    if free < minimum:
+        remedy = "docker: --shm-size=8g, or --ipc=host; compose: shm_size; else: mount -o remount,size=8g /dev/shm"
+        return Check("shared memory", Verdict.warn, space, remedy)
+    return Check("shared memory", Verdict.ok, space)
+
+
+def check_open_files(minimum: int = 4096) -> Check:
+    """Check how many files this process may open, as processes, shards and connections are many."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files != resource.RLIM_INFINITY and files < minimum:
+        remedy = f"ulimit -n {minimum} (docker: --ulimit nofile={minimum})"
+        return Check("open files", Verdict.warn, f"at most {files}", remedy)
+    return Check("open files", Verdict.ok, "no limit" if files == resource.RLIM_INFINITY else f"at most {files}")
+
+
+def check_disk(name: str, path: Path) -> Check:
+    """Check the free space at `path` or its nearest existing parent, and the permission to write there."""
+    parent = next(each for each in (path.absolute(), *path.absolute().parents) if each.exists())
+    if not os.access(parent, os.W_OK | os.X_OK):
+        remedy = f"make it yours: sudo chown $USER {parent}"
+        return Check(name, Verdict.fail, f"{parent}: no permission to write", remedy)
+    if not parent.is_dir():
+        return Check(name, Verdict.fail, f"{parent}: not a directory", "move it away, or give another path")
+    free = shutil.disk_usage(parent).free
+    space = f"{parent}: {free / GIB:.1f} GiB free"
+    if free < GIB:
+        return Check(name, Verdict.fail, space, "free some, or give another path")
+    if free < 10 * GIB:
+        return Check(name, Verdict.warn, space, "enough for small datasets only")
+    return Check(name, Verdict.ok, space)
+
+
+def check_datasets(directory: Path) -> Iterator[Check]:
+    """Check every finished dataset under a directory, at any depth; skip other programs' files."""
+    paths = sorted(directory.rglob(MANIFEST_NAME))
+    yield from (check_dataset(path.parent) for path in paths if format_of(path) in (None, FORMAT_NAME))
+
+
+def check_dataset(root: Path) -> Check:
+    """Check that all files in a dataset's manifest exist, with the recorded sizes."""
+    name, remedy = f"dataset {root}", "preprocess again with data.overwrite=true"
+    try:
+        manifest = load_manifest(root)
+    except UserError as error:
+        return Check(name, Verdict.fail, str(error), remedy)
+    for split, entry in manifest.splits.items():
+        for shard in entry.shards:
+            for kind, digest in shard.files.items():
+                path = shard_path(root, split, shard.name, kind)
+                if not path.exists() or path.stat().st_size != digest.bytes:
+                    return Check(name, Verdict.fail, f"{path}: missing, or not of {digest.bytes:,} bytes", remedy)
+    rows = ", ".join(f"{split} {entry.rows:,}" for split, entry in manifest.splits.items())
+    return Check(name, Verdict.ok, f"{rows} rows (digests: python -m data_prep.verify data.path={root})")
+
+
+def check_runs(directory: Path) -> Check:
+    """Count the runs below a directory by how they ended."""
+    outcomes = [read_outcome(path.parent) for path in directory.glob(f"**/{MANIFEST}") if is_run(path.parent)]
+    counts = Counter("not ended" if outcome is None else outcome.status for outcome in outcomes)
+    words = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
+    return Check(f"runs in {directory}", Verdict.ok, words or "none yet")

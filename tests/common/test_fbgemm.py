@@ -1,4 +1,4 @@
-"""FBGEMM's commit: of pip's record or of an image's own Dockerfile, never of a date; and what follows from it."""
+"""FBGEMM's commit: of pip's record or of an image's own Dockerfile, never of a date."""
 
 import json
 from pathlib import Path
@@ -56,18 +56,3 @@ def test_no_record_is_no_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
             (tmp_path / "Dockerfile").write_text(text)
         for name in ("fbgemm-gpu-of-a-test", "absent-package"):
             assert fbgemm.installed_commit([name], tmp_path / "Dockerfile") is None
-
-
-MISSING: list[tuple[str, str | None, int | None]]
-MISSING = [("2026.10.8", COMMIT, 12), ("2026.10.8", COMMIT[:8], 12), ("2026.10.8", "0" * 40, None)]
-MISSING += [("2026.10.8", None, None), ("1.8.0+rocm7.2", None, 12), ("1.9.0+rocm7.2", None, None)]
-
-
-@pytest.mark.parametrize(("version", "commit", "missing"), MISSING)
-def test_missing_repairs(version: str, commit: str | None, missing: int | None) -> None:
-    repairs = fbgemm.missing_repairs(version, commit)
-    assert (None if repairs is None else len(repairs)) == missing
-
-
-def test_repairs_are_in_the_order_of_their_dates() -> None:
-    assert [*fbgemm.REPAIRS] == sorted(fbgemm.REPAIRS, key=lambda repair: repair.date)

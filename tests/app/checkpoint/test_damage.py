@@ -12,8 +12,6 @@ import pytest
 from app.checkpoint import files
 from app.checkpoint.files import checkpoint_name, find_checkpoint, point_to_best, whole_checkpoints
 from app.checkpoint.saver import Saver
-from app.checks.check import Verdict
-from app.checks.files import check_run
 from app.config import CheckpointConfig, RuntimeConfig
 from app.runtime.platform import Runtime
 from app.training import resume
@@ -91,20 +89,13 @@ def test_a_checkpoint_of_another_version_is_refused_and_kept(newest: Path) -> No
     with pytest.raises(UserError, match="format 2, and this version reads 3; use the version that wrote it"):
         files.choose(CheckpointConfig(), newest.parent)
     assert newest.exists()
-    (newest.parent.parent / "manifest.json").write_text('{"format": "clickwork-run"}')
-    check = check_run(newest.parent.parent)
-    assert check.verdict is Verdict.fail
-    assert "use the version that wrote it" in str(check.remedy)
 
 
 def test_another_value_is_damage_though_it_reads_well(newest: Path, tmp_path: Path) -> None:
     state = (newest / "state.json").read_text()
-    (tmp_path / "manifest.json").write_text('{"format": "clickwork-run"}')
-    assert check_run(tmp_path).verdict is not Verdict.fail
     (newest / "state.json").write_text(state.replace('"step_in_epoch": 0', '"step_in_epoch": 1'))
     with pytest.raises(UserError, match=r"state.json: damaged \(it does not fit its checksum"):
         files.verify(newest)
-    assert check_run(tmp_path).verdict is Verdict.fail
     (newest / "state.json.sha256").unlink()
     with pytest.raises(UserError, match=r"state.json: damaged \(state.json.sha256 is missing"):
         files.verify(newest)

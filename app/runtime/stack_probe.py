@@ -1,4 +1,4 @@
-"""Describes torch, FBGEMM and TorchRec, and tests a lookup; writes JSON of app.checks.devices.Probe to stdout.
+"""Describes torch, FBGEMM and TorchRec, and tests a lookup; writes JSON to stdout.
 
 This runs in a process of its own, since a broken package may crash it.
 """
@@ -7,7 +7,6 @@ import json
 import sys
 
 import torch
-import torch.distributed as dist
 import torchrec  # noqa: F401
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import ComputeDevice, EmbeddingLocation
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import SplitTableBatchedEmbeddingBagsCodegen as Tables
@@ -53,10 +52,7 @@ if __name__ == "__main__":
     figures = {
         "cuda": torch.version.cuda,
         "hip": torch.version.hip,
-        "kernels": torch.cuda.get_arch_list(),
         "cpu_fault": fault_of("cpu"),
         "devices": devices,
-        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if dist.is_nccl_available() and devices else None,
-        "gloo": dist.is_gloo_available(),
     }
     json.dump(figures, sys.stdout)

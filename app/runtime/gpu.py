@@ -1,4 +1,4 @@
-"""python -m app.checks.gpu PLATFORM: end with status 2 and one line unless there is a GPU for it.
+"""python -m app.runtime.gpu PLATFORM: end with status 2 and one line unless there is a GPU for it.
 
 Containers run it before they prepare data (docker-compose.yml).
 """

@@ -1,0 +1,187 @@
+"""`make doctor`: packages, GPUs as probes of other machines saw them, limits, disks, datasets and runs."""
+
+import json
+import os
+import re
+import resource
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app import doctor
+from app.doctor import Verdict
+from common import limits
+from tests.app.conftest import REPOSITORY, Command
+from tests.app.datasets import write_dataset
+
+FEW = {"train": 40, "val": 5, "test": 5}
+H200 = {"name": "NVIDIA H200", "architecture": "sm_90", "memory": 150 << 30, "fault": None}
+CUDA: dict[str, Any] = {"cpu_fault": None, "cuda": "13.0", "hip": None}
+NO_KERNEL = {**H200, "fault": "RuntimeError: no kernel image is available"}
+
+
+@pytest.mark.parametrize(
+    ("torch", "fbgemm", "torchrec", "verdict", "remedy"),
+    [
+        ("2.13.0+cpu", "1.8.0", "1.8.0", "ok", ""),
+        ("2.10.0", "1.5.0", "1.4.0", "ok", ""),  # rocm/primus v26.1
+        ("2.14.0+rocm10.1", "2026.10.8", "1.9.0", "ok", ""),  # v26.8: built from source, on that date
+        ("2.13.0", "1.7.0", "1.7.0", "fail", "'torch==2.13.*' 'fbgemm-gpu-cpu==1.8.*' 'torchrec==1.8.*'"),
+        ("2.15.0", "1.9.0", "1.9.2", "fail", "'torch==2.14.*' 'fbgemm-gpu-cpu==1.9.*' 'torchrec==1.9.*'"),
+        ("2.13.0", "1.8.0", "1.5.0", "warn", "pip install --no-deps 'torchrec==1.8.*'"),
+        ("2.10.0a0+git123.dev4", "1.5.0", "1.4.0", "warn", "not releases"),
+    ],
+)
+def test_releases_that_belong_together(torch: str, fbgemm: str, torchrec: str, verdict: str, remedy: str) -> None:
+    whole = dict.fromkeys(doctor.NEEDED, "1") | {"torch": torch, "fbgemm-gpu-cpu": fbgemm, "torchrec": torchrec}
+    (check,) = doctor.check_packages(whole)
+    assert (check.name, check.verdict.name) == ("pairing", verdict)
+    assert remedy in (check.remedy or "")
+    (missing,) = doctor.check_packages({name: version for name, version in whole.items() if name != "torchrec"})
+    assert (missing.name, missing.verdict) == ("torchrec", Verdict.fail)
+    (doubled,) = doctor.check_packages({**whole, "fbgemm-gpu": "1.8.0"})
+    assert (doubled.name, doubled.verdict) == ("fbgemm", Verdict.fail)
+
+
+@pytest.mark.parametrize(("value", "fault"), [("0.5", ""), ("0.25", "RuntimeError: bags of 1 and 2 rows of 0.5")])
+def test_a_wrong_lookup_is_found(value: str, fault: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """PYTHONOPTIMIZE drops assertions."""
+    source = (REPOSITORY / "app/runtime/stack_probe.py").read_text().replace("fill_(0.5)", f"fill_({value})")
+    exec(compile(source, "probe", "exec", optimize=2), {"__name__": "__main__"})
+    cpu_fault = json.loads(capsys.readouterr().out)["cpu_fault"]
+    assert cpu_fault.startswith(fault) if fault else cpu_fault is None
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [("raise ImportError('no libcudart')", "ImportError: no libcudart"), ("os.abort()", "ended by SIGABRT")],
+)
+def test_a_broken_stack_fails(code: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "torch.py").write_text(f"import os\n{code}\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
+    check, probe = doctor.probe_stack()
+    assert (check.verdict, check.found, probe) == (Verdict.fail, message, None)
+
+
+@pytest.mark.parametrize(
+    ("present", "probe", "verdict", "words"),
+    [
+        ("", {"cuda": None, "devices": []}, "ok", "CPU build"),
+        ("NVIDIA_DEVICE", {"cuda": None, "devices": []}, "warn", "torch is the CPU build"),
+        ("AMD_DEVICE", {"cuda": None, "hip": "7.1", "devices": []}, "fail", "sees no GPU of AMD here"),
+        ("", {"devices": []}, "warn", "shows no GPU"),
+        ("NVIDIA_DEVICE", {"devices": [H200]}, "ok", "NVIDIA H200, sm_90, 150 GiB, CUDA 13.0"),
+        ("NVIDIA_DEVICE", {"devices": [NO_KERNEL]}, "fail", "no kernel image is available"),
+    ],
+)
+def test_gpus(
+    present: str, probe: dict[str, Any], verdict: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("NVIDIA_DEVICE", "AMD_DEVICE"):
+        monkeypatch.setattr(doctor, name, tmp_path if name == present else tmp_path / "absent")
+    (check,) = doctor.check_devices({**CUDA, **probe})
+    assert (check.verdict.name, words in check.found) == (verdict, True)
+
+
+@pytest.mark.parametrize(
+    ("version", "cuda", "verdict"),
+    [
+        ("580.65.06", "13.0", Verdict.ok),
+        ("575.57.08", "13.0", Verdict.fail),
+        ("470.256.02", "12.8", Verdict.fail),
+        ("575.57.08", None, Verdict.ok),  # torch for the CPU
+    ],
+)
+def test_a_driver_older_than_cuda_needs(
+    version: str, cuda: str | None, verdict: Verdict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FBGEMM's wheel for CUDA 13 wants libcudart 13, which wants driver 580; torch then sees no GPU at all."""
+    driver = tmp_path / "version"
+    driver.write_text(f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {version}  Sun Jul 27 07:19:38 UTC 2025\n")
+    monkeypatch.setattr(doctor, "NVIDIA_DRIVER", driver)
+    *_, check = doctor.check_devices({**CUDA, "cuda": cuda, "devices": []})
+    assert check.verdict is verdict
+    assert verdict is Verdict.ok or re.search(r"(580|525) or later", check.remedy or "")
+
+
+def test_a_device_that_may_not_be_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)  # root may open everything
+    (check,) = doctor.check_groups([tmp_path, Path("/")])
+    assert f"--group-add {tmp_path.stat().st_gid}" in (check.remedy or "")
+
+
+def test_what_is_too_small_or_not_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert doctor.check_memory(minimum=1).verdict is Verdict.ok
+    assert doctor.check_memory(minimum=1 << 60).verdict is Verdict.warn
+    assert doctor.check_shared_memory(minimum=1).verdict is Verdict.ok
+    assert "--shm-size" in (doctor.check_shared_memory(minimum=1 << 60).remedy or "")
+    assert doctor.check_shared_memory(Path("/absent")).verdict is Verdict.warn
+    assert doctor.check_open_files(minimum=1).verdict is Verdict.ok
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, before[1]))
+    try:
+        assert doctor.check_open_files().verdict is Verdict.warn
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    monkeypatch.setenv("OMP_NUM_THREADS", "100000")
+    assert doctor.check_processors().verdict is Verdict.warn
+    assert doctor.check_disk("disk", tmp_path / "not" / "yet").verdict in (Verdict.ok, Verdict.warn)
+    (tmp_path / "file").touch()
+    assert doctor.check_disk("disk", tmp_path / "file" / "below").verdict is Verdict.fail
+
+
+def test_a_container_s_limit_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "CGROUP", tmp_path)
+    monkeypatch.setattr(limits, "OWN_GROUPS", tmp_path / "groups")
+    for name, text in (("memory.max", 1 << 30), ("memory.current", 0), ("cpu.max", "50000 100000")):
+        (tmp_path / name).write_text(f"{text}\n")
+    check = doctor.check_memory()
+    assert check.verdict is Verdict.warn
+    assert check.found.startswith("1.0 GiB (cgroup's limit")
+    assert re.match(r"0\.5 of \d+ usable \(cgroup's limit\), 1 thread\b", doctor.check_processors().found)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root, to become a user who may not write")
+def test_a_directory_of_another_user(tmp_path: Path) -> None:
+    code = "import os, pathlib; from app import doctor; os.setuid(65534)"
+    code += f"\nprint(doctor.check_disk('disk', pathlib.Path({str(tmp_path)!r})).verdict.name)"
+    for directory in (tmp_path, *tmp_path.parents):
+        if not directory.stat().st_mode & stat.S_IXOTH:
+            directory.chmod(0o755)  # pytest keeps others out of its own
+    assert subprocess.check_output([sys.executable, "-c", code], cwd=REPOSITORY, text=True) == "fail\n"
+
+
+def test_datasets_and_runs(tmp_path: Path) -> None:
+    for name in ("one", "tiny/two"):
+        write_dataset(tmp_path / "data" / name, rows=FEW)
+    (tmp_path / "data/tiny/two/val/00000.dense.npy").unlink()
+    (tmp_path / "data/theirs").mkdir()
+    (tmp_path / "data/theirs/manifest.json").write_text('{"format": "webpack"}')
+    one, two = doctor.check_datasets(tmp_path / "data")
+    assert (one.verdict, "train 40, val 5, test 5" in one.found) == (Verdict.ok, True)
+    assert (two.verdict, "val/00000.dense.npy: missing" in two.found) == (Verdict.fail, True)
+    (tmp_path / "data/one/manifest.json").write_text('{"format": "clickwork-dataset"}')
+    assert doctor.check_dataset(tmp_path / "data/one").verdict is Verdict.fail
+    assert doctor.check_runs(tmp_path / "runs").found == "none yet"
+    for name, status in (("a", "completed"), ("tune/trial_1", "completed"), ("b", "interrupted"), ("c", None)):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "manifest.json").write_text('{"format": "clickwork-run"}')
+        if status is not None:
+            (tmp_path / "runs" / name / "summary.json").write_text(json.dumps({"status": status, "steps": 3}))
+    assert doctor.check_runs(tmp_path / "runs").found == "2 completed, 1 interrupted, 1 not ended"
+
+
+@pytest.mark.slow("processes")
+def test_a_broken_dataset_fails_the_doctor_and_json_says_so(tmp_path: Path, run_app: Command) -> None:
+    write_dataset(tmp_path / "data", rows=FEW)
+    (tmp_path / "data" / "val" / "00000.dense.npy").write_bytes(b"")
+    process = run_app("doctor", "data.path=data", "json=true", "out=doctor.json", status=1)
+    document = json.loads(process.stdout)
+    assert document == json.loads((tmp_path / "doctor.json").read_bytes())
+    (bad,) = [check for check in document["checks"] if check["verdict"] == "fail"]
+    assert (document["fail"], "00000.dense.npy: missing, or not of" in bad["found"]) == (1, True)
+    assert {"name", "verdict", "found", "remedy"} == set(bad)
