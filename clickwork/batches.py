@@ -31,7 +31,9 @@ class TorchBatches(IterableDataset[Item]):
         self, path: Path, manifest: Manifest, split: str, config: AppConfig, rank: int, world_size: int
     ) -> None:
         self._path, self._manifest, self._split, self._config = path, manifest, split, config
-        self._rank, self._world_size, self._epoch = rank, world_size, 0
+        self._rank, self._world_size = rank, world_size
+        # Shared, because persistent workers of a DataLoader keep the dataset that they were started with.
+        self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
         self._batches_of_epoch = self._reader().num_batches(config.train.global_batch_size)
 
     @classmethod
@@ -69,7 +71,7 @@ class TorchBatches(IterableDataset[Item]):
         return cls(path, manifest, split, replace(config, train=train, data=data), rank, world_size)
 
     def __repr__(self) -> str:
-        size, epoch = self._config.train.global_batch_size, self._epoch
+        size, epoch = self._config.train.global_batch_size, int(self._epoch)
         share = f", rank {self._rank} of {self._world_size}" if self._world_size > 1 else ""
         return (
             f"TorchBatches({str(self._path)!r}: {self._split}, {len(self):,} batches of {size:,}, epoch {epoch}{share})"
@@ -77,14 +79,14 @@ class TorchBatches(IterableDataset[Item]):
 
     def set_epoch(self, epoch: int) -> None:
         """Select the epoch of the next iteration, from 0."""
-        self._epoch = epoch
+        self._epoch.fill_(epoch)
 
     def __len__(self) -> int:
         return self._batches_of_epoch
 
     def __iter__(self) -> Iterator[Item]:
         train, worker = self._config.train, get_worker_info()
-        batches = self._reader().train_batches(train.global_batch_size, train.seed, self._epoch, 0)
+        batches = self._reader().train_batches(train.global_batch_size, train.seed, int(self._epoch), 0)
         if worker is not None:
             batches = islice(batches, worker.id, None, worker.num_workers)
         for batch in batches:

@@ -245,7 +245,7 @@ def test_torchs_batches_are_those_that_training_reads(read: tuple[Trained, list[
     trained, batches = read
     rows = clickwork.Dataset(trained.directory / "data").torch(run=trained.run)
     assert len(batches) == 2 * len(rows) == 2 * 13
-    loader = DataLoader(rows, batch_size=None, num_workers=workers)
+    loader = DataLoader(rows, batch_size=None, num_workers=workers, persistent_workers=workers > 0)
     for epoch in range(2):
         rows.set_epoch(epoch)
         items = list(loader)
