@@ -139,7 +139,7 @@ def _set_up(config: AppConfig, runtime: platform.Runtime, record: RunDirectory, 
     require_rows_to_evaluate(config, root, manifest)
     splits = list(dict.fromkeys(filter(None, [TRAIN, config.eval.split, scores.kept_split(config.eval, manifest)])))
     agreement.on_each_machine(runtime, is_shared, lambda: verify_splits(root, manifest, splits, config.data))
-    prepare.warn(root, manifest, is_new)
+    prepare.warn(root, manifest, is_new, config.loss.class_weights)
 
     # Model, optimizer and loss.
     trained = session.build(_in_force(config, runtime, root, manifest), runtime, root, manifest)

@@ -130,7 +130,7 @@ def load(
             last.
         data: the dataset's directory, if it has moved.
         platform: "cpu", "cuda", "rocm", or "auto", which takes a GPU if there is one.
-        correct_sampling: correct probabilities for the sampling of rows, as with `correct_sampling=true`.
+        correct_sampling: correct probabilities for sampling and class weights, as with `correct_sampling=true`.
 
     Raises:
         Error: there is no such run, checkpoint or dataset, or the model does not score rows.

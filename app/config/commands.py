@@ -29,7 +29,7 @@ class TablePrecision(Enum):
 
 CHECKPOINT = "best, last, a step, or a path; null: the best where the run keeps one, else the last"
 CORRECT_SAMPLING = (
-    "probabilities of all rows, p / (p + (1 - p) / kept share), of a model of data.sampling.negative_drop_rate"
+    "probabilities that are rates of all rows, of a model of data.sampling.negative_drop_rate or loss.class_weights"
 )
 BITS = {
     TablePrecision.fp32: 32,

@@ -396,7 +396,9 @@ class LossConfig:
     """The training loss; evaluation's metrics do not depend on it. Formulas: docs/models.md."""
 
     name: LossName = key(MISSING, "set by loss=NAME")
-    class_weights: list[float] | None = key(None, "weighted_bce: weights of label 0 and of label 1, such as [1,3]")
+    class_weights: list[float] | None = key(
+        None, "weighted_bce: weights of label 0 and of label 1, such as [1,3]; they shift probabilities"
+    )
     threshold: float = key(
         0.0,
         "clamp the predictions in the loss to [threshold, 1 - threshold], without a gradient beyond",

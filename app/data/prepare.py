@@ -7,6 +7,7 @@ import pickle
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from app.config import AppConfig, DataConfig, validate
@@ -137,10 +138,13 @@ def with_table_values(config: AppConfig, root: Path, manifest: Manifest) -> AppC
     return config
 
 
-def warn(root: Path, manifest: Manifest, is_new: bool) -> None:
-    """Log what may mislead about the dataset. is_new: data_prep has just made it, and printed its own warnings."""
+def warn(root: Path, manifest: Manifest, is_new: bool, class_weights: Sequence[float] | None) -> None:
+    """Log what may mislead about the dataset and the rates learned from it.
+
+    is_new: data_prep has just made it, and printed its own warnings. class_weights: of the loss.
+    """
     printed = [] if is_new else [unseen_values(manifest), *misleading_sentences(manifest.extra)]
-    for line in filter(None, [sampling_sentence(manifest), *printed]):
+    for line in filter(None, [sampling_sentence(manifest, class_weights), *printed]):
         log.warning("%s: %s", root, line)
 
 

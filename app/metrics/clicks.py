@@ -1,6 +1,6 @@
 """Quality of predicted click probabilities over a whole split. Logloss and entropies are in nats."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -140,20 +140,30 @@ def click_sums(
     return np.array([weight.sum(), weight[labels > 0.5].sum(), loss, right, preds_sum, *gaps, *of_means])
 
 
-def all_rows_sums(logits: NDArray[np.float32], labels: NDArray[np.float32], kept: float) -> NDArray[np.float64]:
+def all_rows_sums(
+    logits: NDArray[np.float32],
+    labels: NDArray[np.float32],
+    weights: NDArray[np.float32] | None = None,
+    *,
+    kept: float,
+    class_weights: Sequence[float] | None = None,
+) -> NDArray[np.float64]:
     """Return `click_sums` of corrected logits over all rows, given the positives and a share of the negatives.
 
-    kept: that share. Each negative counts for 1 / kept rows.
+    kept: that share. Each negative counts for 1 / kept rows. class_weights: of the training loss.
     """
-    corrected, is_positive = logits + np.float32(correction(kept)), labels > 0.5
-    positives, negatives = (click_sums(corrected[part], labels[part]) for part in (is_positive, ~is_positive))
+    corrected, is_positive = logits + np.float32(correction(kept, class_weights)), labels > 0.5
+    positives, negatives = (
+        click_sums(corrected[part], labels[part], None if weights is None else weights[part])
+        for part in (is_positive, ~is_positive)
+    )
     return positives + negatives / kept
 
 
 def of_all_rows(
     figures: Mapping[str, float | str | None], sums: NDArray[np.float64], corrected: bool
 ) -> dict[str, float | str | None]:
-    """Return the metrics of sampled rows with their calibration over all rows, from `all_rows_sums`.
+    """Return metrics of shifted probabilities with the calibration over all rows, from `all_rows_sums`.
 
     corrected: take all metrics of probabilities from corrected probabilities over all rows. Ranks are the same.
     """

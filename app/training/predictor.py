@@ -205,7 +205,8 @@ class Predictor:
 
         rows: rows to evaluate under that name in place of a split of the dataset; sampling left none of
             them out.
-        corrected: for sampled rows, take metrics of corrected probabilities over all rows; logits stay as they are.
+        corrected: take metrics of probabilities that are corrected for sampling and loss.class_weights, over all
+            rows; logits stay as they are.
 
         Raises as `score`, and UserError for logits that are not finite.
 
@@ -220,12 +221,12 @@ class Predictor:
             preds, truth, *of_rows = self._for_sums(pooled, logits, labels, weights)
             figures = number_metrics(preds, truth, self._total, *of_rows)
             return Evaluation(_figures(name, split.rows, figures), logits[:0], labels[:0])
-        kept, sums_of_all = kept_share(self.manifest), np.empty(0)
+        kept, class_weights, sums_of_all = kept_share(self.manifest), self.config.loss.class_weights, np.empty(0)
         if rows is not None:  # sampling left none of them out
-            logits, kept = logits + np.float32(correction(kept) if corrected else 0), 1.0
-        if 0 < kept < 1:
-            kept_logits, kept_labels = self._for_sums(pooled, logits, labels)
-            sums_of_all = self._total(all_rows_sums(kept_logits, kept_labels, kept))
+            logits, kept = logits + np.float32(correction(kept, class_weights) if corrected else 0), 1.0
+        elif kept and (kept != 1 or class_weights):
+            summed = self._for_sums(pooled, logits, labels, weights)
+            sums_of_all = self._total(all_rows_sums(*summed, kept=kept, class_weights=class_weights))
         if split.rows > self.config.eval.exact_rows:
             summed = self._for_sums(pooled, logits, labels, weights)
             sums = self._total(click_sums(*summed))

@@ -42,7 +42,7 @@ from common.documents import Json, plain_object
 from common.errors import UserError
 from common.keys import shown, values_that_decide_bits
 from data_prep.dataset.format import MANIFEST_NAME, Manifest, load_manifest
-from data_prep.dataset.sampling import correction, kept_share, sampling_sentence
+from data_prep.dataset.sampling import correction, kept_share, odds_factor, sampling_sentence
 
 log = logging.getLogger("clickwork")
 
@@ -248,7 +248,8 @@ def _first_difference(saved: SavedState, now: Json) -> tuple[str, object, object
 class TrainedRun(NamedTuple):
     """A checkpoint, its state (see `checkpoint_state`), and the dataset that its run was trained on.
 
-    best: whether its run keeps it as the best. newest: the run's newest checkpoint, if it has any.
+    best: whether its run keeps it as the best. newest: the run's newest checkpoint, if it has any. class_weights: of
+    the loss that it was trained by.
     """
 
     path: Path
@@ -257,6 +258,7 @@ class TrainedRun(NamedTuple):
     manifest: Manifest
     best: bool
     newest: Path | None
+    class_weights: list[float] | None
 
     @property
     def last(self) -> bool:
@@ -269,26 +271,31 @@ class TrainedRun(NamedTuple):
         return {"checkpoint": self.path.name, "step": self.state.step, "best": self.best, "last": self.last}
 
     def correction(self, corrected: bool) -> float:
-        """Return the offset of logits that corrects for the sampling of rows, and log it; 0 without correction.
+        """Return the logit offset that corrects for sampling and class weights, and log it; 0 without correction.
 
         Raises:
             UserError: there is nothing to correct, or no negatives to correct by.
         """
-        kept, sentence = kept_share(self.manifest), sampling_sentence(self.manifest)
+        kept, sentence = kept_share(self.manifest), sampling_sentence(self.manifest, self.class_weights)
         if not corrected:
             if sentence is not None:
                 log.warning("%s: %s", self.root, sentence)
             return 0.0
-        if not 0 < kept < 1:
+        if kept == 0 or sentence is None:
             rows = "no row" if kept == 0 else "every row"
-            raise UserError(f"correct_sampling=true: {self.root} kept {rows} with label 0; leave it out")
-        log.info("correct_sampling: probabilities p are p / (p + (1 - p) / %g), those of all rows", kept)
-        return correction(kept)
+            unweighted = "" if self.class_weights or kept == 0 else ", and the run has no loss.class_weights"
+            raise UserError(f"correct_sampling=true: {self.root} kept {rows} with label 0{unweighted}; leave it out")
+        factor = odds_factor(kept, self.class_weights)
+        log.info("correct_sampling: probabilities p are p / (p + (1 - p) / %g), those of all rows", factor)
+        return correction(kept, self.class_weights)
 
     def about_sampling(self, corrected: bool) -> Json:
-        """Return entries on the sampling of rows for a command's JSON; empty if all rows were kept."""
+        """Return entries for a command's JSON on what shifts probabilities; empty if nothing does."""
         kept = kept_share(self.manifest)
-        return {} if kept == 1 else {"kept_share": kept, "correct_sampling": corrected}
+        reasons: Json = {} if kept == 1 else {"kept_share": kept}
+        if self.class_weights:
+            reasons["class_weights"] = self.class_weights
+        return {**reasons, "correct_sampling": corrected} if reasons else {}
 
     def log_choice(self) -> None:
         """Log which checkpoint was taken. Call after validation, so that an error stays one line."""
@@ -305,8 +312,8 @@ def open_checkpoint(run: Path, choice: str | None, dataset: str | None, runtime:
         UserError: the run has no such checkpoint, it is another run's, or the dataset is not the one it was trained on.
     """
     path = Path(runtime.on_rank_0(lambda: find_checkpoint(run, choice)))
-    state = read(path).state
-    if (difference := _first_difference(state, fingerprint(from_plain(read_config(run))))) is not None:
+    state, config = read(path).state, from_plain(read_config(run))
+    if (difference := _first_difference(state, fingerprint(config))) is not None:
         key, now, recorded = difference
         raise UserError(
             f"checkpoint={path}: was trained with {key}={recorded}, and run={run} with {now}; give its own run=, or a "
@@ -315,7 +322,8 @@ def open_checkpoint(run: Path, choice: str | None, dataset: str | None, runtime:
     best, whole = pointed_to(run / CHECKPOINTS, BEST), whole_checkpoints(run / CHECKPOINTS)
     is_best = best is not None and path.resolve() == best.resolve()
     root, manifest = open_dataset(dataset, path, state.dataset, state.dataset_digest)
-    return TrainedRun(path, state, root, manifest, is_best, whole[-1] if whole else None)
+    newest = whole[-1] if whole else None
+    return TrainedRun(path, state, root, manifest, is_best, newest, config.loss.class_weights)
 
 
 def open_dataset(path: str | None, trained: Path, path_then: str, digest_then: str) -> tuple[Path, Manifest]:

@@ -6,11 +6,14 @@ from sklearn.metrics import average_precision_score, log_loss, roc_auc_score
 
 
 def metrics_of_all_rows(
-    logits: NDArray[np.float32], labels: NDArray[np.float32] | NDArray[np.bool_], kept: float
+    logits: NDArray[np.float32], labels: NDArray[np.float32] | NDArray[np.bool_], kept: float, weight: float = 1.0
 ) -> dict[str, float]:
-    """Metrics by scikit-learn of corrected probabilities over rows whose negatives stand 1 / kept times."""
+    """Metrics by scikit-learn of corrected probabilities over rows whose negatives stand 1 / kept times.
+
+    weight: that of label 1 over that of label 0 in the loss.
+    """
     p = 1 / (1 + np.exp(-logits.astype(np.float64)))
-    q = p / (p + (1 - p) / kept)
+    q = p / (p + (1 - p) * weight / kept)
     counts = np.where(labels == 1, 1, round(1 / kept))
     every, truth = np.repeat(q, counts), np.repeat(labels, counts).astype(int)
     rate = truth.mean()

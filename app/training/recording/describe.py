@@ -30,7 +30,7 @@ def describe_dataset(session: Session) -> Dataset:
         bayes=manifest.extra.get("bayes"),
         unseen=unseen_values(manifest),
         misleading=misleading_sentences(manifest.extra),
-        sampling=sampling_sentence(manifest) or None,
+        sampling=sampling_sentence(manifest, session.config.loss.class_weights),
     )
 
 

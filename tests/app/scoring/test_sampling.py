@@ -20,7 +20,7 @@ from tests.data_prep.conftest import load_split, prepare
 from tests.oracles.sampling import metrics_of_all_rows
 
 ROWS, KEPT, CLICKS = 4000, 0.25, 0.04
-CORRECTED = "correct_sampling=true"
+CORRECTED, RUN = "correct_sampling=true", "run=runs/x"
 
 
 def raw_rows() -> list[str]:
@@ -56,7 +56,7 @@ def here(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def evaluated(runtime: Runtime, capsys: pytest.CaptureFixture[str], *overrides: str) -> dict[str, Any]:
     capsys.readouterr()
-    assert command_here(runtime, "evaluate", "run=runs/x", *overrides) == 0
+    assert command_here(runtime, "evaluate", *overrides) == 0
     result: dict[str, Any] = json.loads(capsys.readouterr().out)
     return result
 
@@ -66,7 +66,7 @@ def test_metrics_of_all_rows_are_scikit_learns() -> None:
     labels = (rng.random(3000) < 0.2).astype(np.float32)
     logits = (rng.normal(size=3000) + labels - 1).astype(np.float32)
     figures = click_metrics(logits, labels, 1 / KEPT)
-    actual = of_all_rows(figures, all_rows_sums(logits, labels, KEPT), corrected=True)
+    actual = of_all_rows(figures, all_rows_sums(logits, labels, kept=KEPT), corrected=True)
     for name, value in metrics_of_all_rows(logits, labels, KEPT).items():
         assert actual[name] == pytest.approx(value, rel=1e-5), name
 
@@ -84,11 +84,11 @@ def test_every_split_is_sampled(place: Path) -> None:
 
 @pytest.mark.parametrize("further", [[], ["exact_rows=10"], ["tables=fp32"]])
 def test_evaluate_measures_all_rows(further: list[str], runtime: Runtime, capsys: pytest.CaptureFixture[str]) -> None:
-    evaluated(runtime, capsys, "split=test", "keep_scores=100000")
+    evaluated(runtime, capsys, RUN, "split=test", "keep_scores=100000")
     scores = read_scores(Path("runs/x"), "test")
     expected = metrics_of_all_rows(scores.logits, scores.labels, KEPT)
-    plain = evaluated(runtime, capsys, "split=test", *further)
-    corrected = evaluated(runtime, capsys, "split=test", CORRECTED, *further)
+    plain = evaluated(runtime, capsys, RUN, "split=test", *further)
+    corrected = evaluated(runtime, capsys, RUN, "split=test", CORRECTED, *further)
     assert (plain["kept_share"], plain["correct_sampling"], corrected["correct_sampling"]) == (KEPT, False, True)
     assert plain["calibration"] == pytest.approx(expected["calibration_of_kept_rows"], rel=1e-5)
     assert plain["calibration_of_all_rows"] == pytest.approx(expected["calibration_of_all_rows"], rel=1e-5)
@@ -139,11 +139,44 @@ def test_log_and_report_say_so(runtime: Runtime, tmp_path: Path, caplog: pytest.
     assert figures["calibration_of_all_rows"] is not None
 
 
+def test_weights_of_classes_are_corrected_in_the_same_way(
+    runtime: Runtime, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    """Beside the sampling: the odds of a click are 5 times too high by the loss, and 4 times by the rows left out."""
+    run = [*SMALL, "data.path=data", "run.name=w", f"run.dir={tmp_path}/w", "train.epochs=2", "optimizer.lr=0.02"]
+    weights = ["loss=weighted_bce", "loss.class_weights=[2,10]", "eval.split=test", "record.tensorboard=false"]
+    assert train_here(runtime, *run, *weights) == "completed"
+    sentence = (
+        "he loss weighs label 0 by 2 and label 1 by 10 (loss.class_weights), so predicted probabilities are too high"
+    )
+    assert any(sentence in record.message for record in caplog.records)
+    assert sentence in run_page(read_run(tmp_path / "w"))
+    here = [f"run={tmp_path}/w", "split=test"]
+    plain = evaluated(runtime, capsys, *here, "keep_scores=100000")
+    corrected = evaluated(runtime, capsys, *here, CORRECTED)
+    assert corrected["class_weights"] == [2, 10]
+    scores = read_scores(tmp_path / "w", "test")
+    expected = metrics_of_all_rows(scores.logits, scores.labels, KEPT, weight=5)
+    assert plain["calibration"] == pytest.approx(expected["calibration_of_kept_rows"], rel=1e-5)
+    for name, value in expected.items():
+        assert corrected[name] == pytest.approx(value, rel=1e-5), name
+    text = "".join(f"{row.split(chr(9), 1)[1]}\n" for row in raw_rows()[:100])
+    (tmp_path / "c.tsv").write_text(text)
+    shown = []
+    for overrides in ([], [CORRECTED]):
+        out = [f"candidates={tmp_path}/c.tsv", "top_k=null", f"out={tmp_path}/r.json"]
+        assert command_here(runtime, "recommend", f"run={tmp_path}/w", *out, *overrides) == 0
+        shown.append([each["logit"] for each in json.loads((tmp_path / "r.json").read_text())["ranking"]])
+    np.testing.assert_allclose(shown[1], np.array(shown[0]) - np.log(5 / KEPT), rtol=0, atol=1e-12)
+
+
 def test_what_needs_no_correction_is_refused(runtime: Runtime, dataset: Path, tmp_path: Path) -> None:
     run = [*SMALL, f"data.path={dataset}", "run.name=z", f"run.dir={tmp_path}/z", "train.max_steps=2"]
     assert train_here(runtime, *run, "record.tensorboard=false") == "completed"
     assert "calibration_of_all_rows" not in (tmp_path / "z/summary.json").read_text()
     for command in (["evaluate"], ["recommend", "candidates=c.tsv"]):
-        with pytest.raises(UserError, match=r"correct_sampling=true: .* kept every row with label 0; leave it out"):
+        with pytest.raises(
+            UserError, match=r"correct_sampling=true: .* kept every row with label 0, and the run has no loss"
+        ):
             command_here(runtime, command[0], f"run={tmp_path}/z", CORRECTED, *command[1:])
     assert load_manifest(dataset).encoding == {"name": "test"}

@@ -77,9 +77,10 @@ def write_criteo(path: Path, rows: int = 400) -> None:
 
 @pytest.fixture(scope="module")
 def criteo(runtime: Runtime, tmp_path_factory: pytest.TempPathFactory) -> Model:
-    """A model of half of the negatives, in int8 and corrected as `served`."""
+    """A model of half of the negatives and of weighted labels, in int8 and corrected as `served`."""
+    weights = ["loss=weighted_bce", "loss.class_weights=[1,5]"]
     directory = tmp_path_factory.mktemp("criteo")
-    return criteo_model(runtime, directory, "data.sampling.negative_drop_rate=0.5")
+    return criteo_model(runtime, directory, "data.sampling.negative_drop_rate=0.5", run_keys=weights)
 
 
 def criteo_model(runtime: Runtime, directory: Path, *keys: str, run_keys: Sequence[str] = ()) -> Model:

@@ -83,7 +83,9 @@ def test_corrected_logits_are_those_of_the_ranking(
 def test_a_correction_of_data_that_need_none_is_refused(runtime: Runtime, dataset: Path, tmp_path: Path) -> None:
     run = [*SMALL, f"data.path={dataset}", "run.name=z", f"run.dir={tmp_path}/z", "train.max_steps=2"]
     assert train_here(runtime, *run, "record.tensorboard=false") == "completed"
-    with pytest.raises(UserError, match=r"correct_sampling=true: .* kept every row with label 0; leave it out"):
+    with pytest.raises(
+        UserError, match=r"correct_sampling=true: .* kept every row with label 0, and the run has no loss"
+    ):
         command_here(runtime, "export", f"run={tmp_path}/z", f"out={tmp_path}/z.pt2", CORRECTED)
     assert not (tmp_path / "z.pt2").exists()
 
