@@ -22,9 +22,9 @@ def main() -> None:
         for directory in {file.parent for file in files if file.name == "METADATA"}:
             shutil.rmtree(directory)
     version_file = next(Path(sys.prefix).glob("lib/python*/site-packages/torch/version.py"))
-    text = version_file.read_text()
+    text = version_file.read_text(encoding="utf-8")
     text = re.sub(r"(__version__ = )'([^'+]*)[^']*'", r"\1'\2+rocm7.1'", text)
-    version_file.write_text(re.sub(r"(?m)^hip\b.*= None$", "hip = '7.1.0'", text))
+    version_file.write_text(re.sub(r"(?m)^hip\b.*= None$", "hip = '7.1.0'", text), encoding="utf-8")
     # All else came with its bytecode; nobody shall have a reason to write here.
     py_compile.compile(str(version_file), doraise=True)
 
@@ -35,8 +35,8 @@ def set_version(name: str, version: str) -> None:
     old = next(Path(file.locate()).parent for file in distribution.files or [] if file.name == "METADATA")
     new = old.with_name(f"{old.name.split('-')[0]}-{version}.dist-info")
     for file in ("METADATA", "RECORD"):
-        text = (old / file).read_text().replace(old.name, new.name)
-        (old / file).write_text(re.sub(r"(?m)^Version: .*$", f"Version: {version}", text, count=1))
+        text = (old / file).read_text(encoding="utf-8").replace(old.name, new.name)
+        (old / file).write_text(re.sub(r"(?m)^Version: .*$", f"Version: {version}", text, count=1), encoding="utf-8")
     shutil.move(old, new)
 
 

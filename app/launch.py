@@ -328,9 +328,9 @@ def _children() -> dict[int, tuple[str, int]]:
     """Return the state (R, S, Z …) and exit code (as from wait()) of each of this process's children (on Linux)."""
     children = {}
     for path in Path("/proc/self/task").glob("*/children"):
-        for pid in path.read_text().split():
+        for pid in path.read_text(encoding="utf-8").split():
             try:
-                fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+                fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
             except OSError:
                 continue
             children[int(pid)] = fields[0], int(fields[-1])

@@ -227,7 +227,7 @@ def _as_planned(config: AppConfig, recorded: RunManifest, joined: runtime.Runtim
     plan = PlanFile(
         format=FORMAT, world_size=joined.world_size, local_world_size=joined.local_world_size, tables=tables
     )
-    joined.on_rank_0(lambda: str(path.write_text(encode(plan))))
+    joined.on_rank_0(lambda: str(path.write_text(encode(plan), encoding="utf-8")))
     return replace(config, sharding=ShardingConfig(plan=str(path), qcomm=config.sharding.qcomm))
 
 

@@ -141,13 +141,15 @@ def run(case: Case, kind: str, threads: int, steps: int, scratch: Path) -> list[
     settings += OFF if kind == "off" else []
     settings += [f"runtime.num_threads={threads}"] if case.processes == 1 else []
     train(case, scratch, *settings)
-    lines = (scratch / "runs" / case.name / "metrics.jsonl").read_text().splitlines()
+    lines = (scratch / "runs" / case.name / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     return [json.loads(line) for line in lines]
 
 
 def names_drop(directory: Path) -> bool:
     """Whether a run's summary names a lasting drop of throughput."""
-    return json.loads((directory / "summary.json").read_text())["throughput"].get("slowdown") is not None
+    return (
+        json.loads((directory / "summary.json").read_text(encoding="utf-8"))["throughput"].get("slowdown") is not None
+    )
 
 
 def train(case: Case, scratch: Path, *settings: str) -> None:

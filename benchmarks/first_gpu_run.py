@@ -93,7 +93,7 @@ class FirstRun:
         self._out, self._work, self._pretend = out, out / "work", pretend
         self._until = time.monotonic() + seconds  # of the stage, while one runs
         self._work.mkdir(parents=True, exist_ok=True)
-        self._log = open(out / "log.txt", "a")  # noqa: SIM115 -- as long as the process
+        self._log = open(out / "log.txt", "a", encoding="utf-8")  # noqa: SIM115 -- as long as the process
         self._environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")])),
@@ -173,7 +173,7 @@ class FirstRun:
 
     def _summary(self, name: str) -> Any:
         """Return the summary.json of a run."""
-        return json.loads((self._work / f"runs/{name}/summary.json").read_text())
+        return json.loads((self._work / f"runs/{name}/summary.json").read_text(encoding="utf-8"))
 
     def _doctor(self, figures: dict[str, Any]) -> None:
         report = json.loads(self._python("app.doctor", "json=true", statuses=(0, 1)))
@@ -181,7 +181,7 @@ class FirstRun:
 
     def _losses(self, name: str) -> list[float]:
         """Return the losses in a run's log."""
-        lines = (self._work / f"runs/{name}/metrics.jsonl").read_text().splitlines()
+        lines = (self._work / f"runs/{name}/metrics.jsonl").read_text(encoding="utf-8").splitlines()
         return [event["loss"] for event in map(json.loads, lines) if event["event"] == "train"]
 
     def _quickstart(self, figures: dict[str, Any]) -> None:
@@ -277,7 +277,7 @@ class FirstRun:
         out = self._work / "node.json"
         shape = ["operators=[collective,step]", "seconds=0.3", "shape.batch_size=8192", f"out={out}"]
         self._python("torch.distributed.run", *launcher, "app.bench", *shape)
-        figures |= _cases(json.loads(out.read_text()))
+        figures |= _cases(json.loads(out.read_text(encoding="utf-8")))
         self._python("torch.distributed.run", *launcher, "app.train", "run.name=node", *self._quickstart_settings)
         summary = self._summary("node")
         figures["auc"], figures["throughput"] = summary["eval"]["auc"], summary["throughput"]
@@ -308,7 +308,7 @@ class FirstRun:
             *overrides,
             f"out={out}",
         )
-        return _cases(json.loads(out.read_text()))
+        return _cases(json.loads(out.read_text(encoding="utf-8")))
 
     def _trace(self, figures: dict[str, Any]) -> None:
         """Kernels of a step, and calls in which the host waits for the device; none but those of the log are meant."""

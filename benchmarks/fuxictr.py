@@ -140,7 +140,7 @@ def our_curve(work: Path, seed: int, threads: int) -> dict[str, Any]:
     files = ["data.train=train.csv", "data.val=valid.csv", "data.test=test.csv", "data.path=shards"]
     settings = [f"train.seed={seed}", f"runtime.num_threads={threads}", *QUIET]
     execute([sys.executable, "-m", "app.train", "recipe=bars_frappe_x1", *files, *settings], work)
-    lines = [json.loads(line) for line in (work / "runs/run/metrics.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (work / "runs/run/metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     best = json.loads(execute([sys.executable, "-m", "app.evaluate", "run=runs/run", "split=test"], work))
     return {"val": [line["auc"] for line in lines if line["event"] == "eval"], "test": best["auc"]}
 
@@ -182,7 +182,7 @@ def our_step(work: Path, name: str, arguments: argparse.Namespace) -> float:
     ]
     recipe = [f"recipe={SHAPES[name].recipe}", f"runtime.num_threads={arguments.threads}"]
     execute([sys.executable, "-m", "app.train", *recipe, *no_files, *bounds, *QUIET], work)
-    return float(json.loads((work / "runs/run/summary.json").read_text())["throughput"]["step_ms_p50"])
+    return float(json.loads((work / "runs/run/summary.json").read_text(encoding="utf-8"))["throughput"]["step_ms_p50"])
 
 
 def write_rows(root: Path, shape: Shape, rows: int) -> None:
@@ -262,7 +262,7 @@ def peer_model(arguments: argparse.Namespace, work: str) -> Any:
 
     torch.manual_seed(seed)
     torch.set_num_threads(arguments.threads)
-    sizes = json.loads((arguments.peer / "manifest.json").read_text())["num_embeddings"].values()
+    sizes = json.loads((arguments.peer / "manifest.json").read_text(encoding="utf-8"))["num_embeddings"].values()
     numeric = {f"I{i}": {"source": "", "type": "numeric"} for i in range(shape.num_dense)}
     categorical = {
         f"C{i}": {"source": "", "type": "categorical", "vocab_size": size, "padding_idx": None}

@@ -71,7 +71,7 @@ def rate(case: Case, threads: int, steps: int, keys: list[str], scratch: Path) -
     """Make one run; return its samples/s."""
     settings = [f"train.max_steps={steps}", "checkpoint.resume=never", "checkpoint.overwrite=true", *OFF, *keys]
     train(case, scratch, *settings, f"runtime.num_threads={threads}", "train.log_every_steps=10")
-    lines = (scratch / "runs" / case.name / "metrics.jsonl").read_text().splitlines()
+    lines = (scratch / "runs" / case.name / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     quiet, _ = window_rates([json.loads(line) for line in lines], steps // 4)
     value = median(quiet)
     assert value is not None, "the run has no window of steps"

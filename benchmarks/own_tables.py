@@ -69,12 +69,12 @@ def make_files(directory: Path, rows: int) -> None:
         columns[name] = pa.array(rng.integers(0, values, rows).astype(str))
     columns |= {"price": pa.array(rng.normal(20, 30, rows).round(2)), "count": pa.array(rng.integers(0, 1000, rows))}
     pq.write_table(pa.table(columns), directory / "rows.parquet")
-    with open(directory / "rows.csv", "w") as file:
+    with open(directory / "rows.csv", "w", encoding="utf-8") as file:
         file.write(",".join(columns) + "\n")
         for start in range(0, rows, 1 << 16):
             texts = [column[start : start + (1 << 16)].cast(pa.string()).to_pylist() for column in columns.values()]
             file.writelines(",".join(fields) + "\n" for fields in zip(*texts, strict=True))
-    (directory / "schema.yaml").write_text(SCHEMA)
+    (directory / "schema.yaml").write_text(SCHEMA, encoding="utf-8")
 
 
 def measure(arguments: argparse.Namespace, raw: Path, out: Path) -> list[dict[str, Any]]:

@@ -123,7 +123,7 @@ def train(root: Path, directory: Path, overrides: list[str], more: list[str]) ->
         *overrides,
         *more,
     )
-    evaluation = json.loads((directory / "summary.json").read_text())["eval"]
+    evaluation = json.loads((directory / "summary.json").read_text(encoding="utf-8"))["eval"]
     return evaluation["auc"], evaluation["logloss"]
 
 

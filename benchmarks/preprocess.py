@@ -237,7 +237,7 @@ def torchrec_steps(directory: Path, raw: Path) -> float:
     utils, days = criteo.BinaryCriteoUtils, range(2)
     files = [[str(out / "npy" / f"day_{day}_{kind}.npy") for kind in ("dense", "sparse", "labels")] for day in days]
     begin = time.perf_counter()
-    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+    with open(os.devnull, "w", encoding="utf-8") as nowhere, contextlib.redirect_stdout(nowhere):
         for day in days:
             utils.tsv_to_npys(str(raw / f"day_{day}.tsv"), *files[day])
         utils.sparse_to_contiguous(

@@ -101,7 +101,7 @@ def test_auc(overrides: Sequence[str], seed: int, threads: int, directory: Path)
     ]
     execute(["-m", "app.train", *overrides, *files, *settings], directory)
     evaluated = json.loads(execute(["-m", "app.evaluate", "run=runs/run", "split=test"], directory))
-    summary = json.loads((directory / "runs/run/summary.json").read_text())
+    summary = json.loads((directory / "runs/run/summary.json").read_text(encoding="utf-8"))
     return {
         "seed": seed,
         "auc": evaluated["auc"],
@@ -133,7 +133,7 @@ def write_splits(arguments: argparse.Namespace, target: Path) -> None:
     cut = len(rows) * 9 // 10
     splits = {"train": [rows[i] for i in order[:cut]], "valid": [rows[i] for i in order[cut:]], "test": held_out}
     for name, lines in splits.items():
-        (target / f"{name}.csv").write_text("\n".join([f"label,{COLUMNS}", *lines]) + "\n")
+        (target / f"{name}.csv").write_text("\n".join([f"label,{COLUMNS}", *lines]) + "\n", encoding="utf-8")
 
 
 def drawn(count: int) -> Iterator[str]:
@@ -149,7 +149,7 @@ def drawn(count: int) -> Iterator[str]:
 
 def read(path: Path) -> Iterator[str]:
     """Rows of a libfm file, `1 451:1 4149:1 …`, as CSV."""
-    for line in path.read_text().splitlines():
+    for line in path.read_text(encoding="utf-8").splitlines():
         label, *features = line.split()
         yield ",".join(["1" if float(label) > 0 else "0", *(feature.partition(":")[0] for feature in features)])
 

@@ -16,4 +16,4 @@ def write_result(arguments: argparse.Namespace, results: Any) -> None:
     parameters = {key: value for key, value in vars(arguments).items() if key != "out" and not isinstance(value, Path)}
     run = {key: value for key, value in plain_object(provenance.describe_run()).items() if key != "argv"}
     document = {"arguments": parameters, "made by": run, "results": results}
-    arguments.out.write_text(json.dumps(document, indent=1) + "\n")
+    arguments.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")

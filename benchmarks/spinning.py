@@ -89,7 +89,7 @@ def train(directory: Path, processes: int, count: int, steps: int, batch: int) -
     )
     if process.returncode:
         raise SystemExit(process.stderr)
-    lines = (directory / "runs/spinning/metrics.jsonl").read_text().splitlines()
+    lines = (directory / "runs/spinning/metrics.jsonl").read_text(encoding="utf-8").splitlines()
     events = [event for event in map(json.loads, lines) if event["event"] == "train"]
     return float(np.median([event["samples_per_second"] for event in events[1:] or events]))
 
@@ -128,13 +128,13 @@ def _quota(microseconds: int) -> Iterator[None]:
     group.mkdir()
     try:
         if is_second:
-            (group / "cpu.max").write_text(f"{microseconds} {PERIOD_US}")
+            (group / "cpu.max").write_text(f"{microseconds} {PERIOD_US}", encoding="utf-8")
         else:
-            (group / "cpu.cfs_quota_us").write_text(str(microseconds))
-        (group / "cgroup.procs").write_text(str(os.getpid()))
+            (group / "cpu.cfs_quota_us").write_text(str(microseconds), encoding="utf-8")
+        (group / "cgroup.procs").write_text(str(os.getpid()), encoding="utf-8")
         yield
     finally:
-        (parent / "cgroup.procs").write_text(str(os.getpid()))
+        (parent / "cgroup.procs").write_text(str(os.getpid()), encoding="utf-8")
         group.rmdir()
 
 

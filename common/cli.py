@@ -7,6 +7,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from io import TextIOWrapper
 from typing import Any, NoReturn
 
 from common import signals
@@ -57,6 +58,8 @@ def run_command(command: Command) -> int:
 
     The configuration is checked before the command's module is imported, which may take seconds.
     """
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a locale's codec may lack characters of help and file names
     if command.schema is None:
         return _run_plain(command, sys.argv[1:])
     schema = command.schema
@@ -136,6 +139,11 @@ def _status(run: Callable[[], int | None]) -> int:
     except BrokenPipeError:
         sys.stdout = None  # the reader, such as `head`, has ended
         return EXIT_DONE
+    except UnicodeEncodeError as error:  # of a path: what is written names its encoding, or replaces characters
+        _print_error(
+            f"{error.object}: charset {error.encoding} of the locale cannot name this file; set LC_ALL=C.UTF-8"
+        )
+        return EXIT_BAD_INPUT
     except OSError as error:
         if error.filename is None and error.errno not in DISK_FULL:
             raise

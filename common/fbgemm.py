@@ -27,6 +27,6 @@ def installed_commit(names: Iterable[str] = NAMES, image_manifest: Path = IMAGE_
         if commit := origin.get("vcs_info", {}).get("commit_id"):
             return str(commit)
         if DATED.match(package.version) and image_manifest.is_file():
-            stated = IMAGE_COMMIT.search(image_manifest.read_text(errors="replace"))
+            stated = IMAGE_COMMIT.search(image_manifest.read_text(encoding="utf-8", errors="replace"))
             return stated and stated[1]
     return None

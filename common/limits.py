@@ -63,7 +63,7 @@ def memory_of_machine() -> int:
 
 def host_bytes_available() -> int:
     """Return host memory available without swapping: the kernel's figure, or less by the control groups' limits."""
-    lines = Path("/proc/meminfo").read_text().splitlines()
+    lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
     available = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
     return min([available, *(limit - usage for limit, usage in _memory_limits())])
 
@@ -95,6 +95,6 @@ def _groups(controller: str) -> Iterator[Path]:
 def _read(path: Path) -> str:
     """Return a file's stripped text; empty if the file is missing."""
     try:
-        return path.read_text().strip()
+        return path.read_text(encoding="utf-8").strip()
     except OSError:
         return ""

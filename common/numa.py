@@ -21,7 +21,7 @@ def memory_nodes(directory: Path = NODES) -> list[Node]:
     nodes = []
     for path in directory.glob("node[0-9]*"):
         try:
-            text = (path / "meminfo").read_text()
+            text = (path / "meminfo").read_text(encoding="utf-8")
         except OSError:
             continue
         sizes = {name: int(kib) << 10 for name, kib in re.findall(r"Node \d+ ([\w()]+):\s+(\d+) kB", text)}
@@ -34,7 +34,7 @@ def memory_nodes(directory: Path = NODES) -> list[Node]:
 def node_of_gpu(address: str, directory: Path = PCI_DEVICES) -> int | None:
     """Return the node that a PCI device such as 0000:c1:00.0 is attached to; None if the system does not say."""
     try:
-        number = int((directory / address.lower() / "numa_node").read_text())
+        number = int((directory / address.lower() / "numa_node").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     return number if number >= 0 else None

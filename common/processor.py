@@ -17,7 +17,7 @@ def announces_missing_tiles(cpuinfo: Path = CPUINFO) -> bool:
     (https://github.com/uxlfoundation/oneDNN/issues/5689). False if it cannot be determined.
     """
     try:
-        with cpuinfo.open() as lines:
+        with cpuinfo.open(encoding="utf-8") as lines:
             flags = next((line for line in lines if line.startswith("flags")), "")
         return "amx_tile" in flags.split() and platform.machine() == "x86_64" and not _bytes_of_tiles()
     except OSError:  # another system, or one that does not run generated code

@@ -59,7 +59,7 @@ def kind_to_make(data: DataConfig) -> DatasetKind:
     if data.source_kind.makes is not None or data.schema in (None, AUTO_SCHEMA):
         return data.source_kind.makes or ROWS
     try:
-        return described_kind(yaml.safe_load(schema_path(data.schema).read_text()))
+        return described_kind(yaml.safe_load(schema_path(data.schema).read_text(encoding="utf-8")))
     except (OSError, ValueError, yaml.YAMLError):
         return ROWS  # the reader of rows reports the error
 

@@ -26,10 +26,10 @@ def main(arguments: Sequence[str]) -> int:
         print(json.dumps(found))
         return 0
     if arguments[0] == "record":
-        Path(arguments[1]).write_text(json.dumps(found, indent=1) + "\n")
+        Path(arguments[1]).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
         print(f"base: {in_words(found)}")
         return 0
-    recorded = json.loads(Path(arguments[1]).read_text())
+    recorded = json.loads(Path(arguments[1]).read_text(encoding="utf-8"))
     seen = json.loads(subprocess.run([arguments[2], __file__], capture_output=True, text=True, check=True).stdout)
     problems = differences(recorded, found, "the base's Python")
     # Packages that the base lacks may be the environment's own; all others must be the base's.

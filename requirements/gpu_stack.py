@@ -105,7 +105,7 @@ def write_overlay(environment: Path, stack: dict[str, Any], python_version: str)
     """
     library = f"python{'.'.join(python_version.split('.')[:2])}"
     lines = [f"import site; site.addsitedir({directory!r})\n" for directory in stack["directories"]]
-    (environment / "lib" / library / "site-packages" / "gpu_stack.pth").write_text("".join(lines))
+    (environment / "lib" / library / "site-packages" / "gpu_stack.pth").write_text("".join(lines), encoding="utf-8")
 
 
 def constraints(stack: dict[str, Any]) -> str:

@@ -105,7 +105,7 @@ def describe(stack: stacks.Stack) -> dict[str, Any]:
 def read_state(environment: Path) -> dict[str, Any] | None:
     """Read the environment's state file; None if there is no readable one."""
     try:
-        state = json.loads((environment / STATE_NAME).read_text())
+        state = json.loads((environment / STATE_NAME).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     return state if isinstance(state, dict) and {"whole", "base", "made_from"} <= state.keys() else None
@@ -115,7 +115,7 @@ def write_state(environment: Path, made_from: dict[str, Any], whole: bool) -> No
     """Write the state file atomically."""
     state = {"whole": whole, "base": sys.executable, "made_from": made_from}
     temporary = environment / f"{STATE_NAME}.tmp"
-    temporary.write_text(json.dumps(state, indent=1) + "\n")
+    temporary.write_text(json.dumps(state, indent=1) + "\n", encoding="utf-8")
     temporary.replace(environment / STATE_NAME)
 
 
@@ -178,7 +178,7 @@ def write_command(path: Path, python: Path) -> None:
     A shell starts it, as an interpreter's path may hold spaces.
     """
     program = f"import sys\nsys.path[0] = {str(HERE.parent)!r}\nfrom app.__main__ import main\nmain()\n"
-    path.write_text(f"#!/bin/sh\n'''exec' \"{python}\" \"$0\" \"$@\"\n' '''\n{program}")
+    path.write_text(f"#!/bin/sh\n'''exec' \"{python}\" \"$0\" \"$@\"\n' '''\n{program}", encoding="utf-8")
     path.chmod(0o755)
 
 
@@ -256,7 +256,7 @@ def install_missing(
     if missing := gpu_stack.missing_requirements(stack.wanted(), gpu):
         log(f"installing missing packages: {', '.join(missing)}")
         constraints = environment / "constraints.txt"
-        constraints.write_text(gpu_stack.constraints(gpu))
+        constraints.write_text(gpu_stack.constraints(gpu), encoding="utf-8")
         failure = f"pip found no versions that leave the packages of {sys.executable} unchanged"
         run([*pip, "-c", constraints, *missing], failure, environment)
     return str(gpu["torch"])

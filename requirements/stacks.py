@@ -62,7 +62,7 @@ class Stack:
 def read_requirements(path: Path) -> list[str]:
     """Return the requirements of a file and of those that it includes with -r, without comments."""
     found: list[str] = []
-    for line in path.read_text().splitlines():
+    for line in path.read_text(encoding="utf-8").splitlines():
         requirement = line.split("#")[0].strip()
         if included := re.fullmatch(r"-r\s+(\S+)", requirement):
             found += read_requirements(path.with_name(included[1]))

@@ -26,7 +26,7 @@ NOT_COMPARED = re.compile(r"\$ |\.venv/bin/|set-up: |compiling |baselines: |step
 
 def is_here(page: Path) -> bool:
     """Whether the page is of the core, or of an extension that is here."""
-    match = OF_EXTENSION.search(page.read_text())
+    match = OF_EXTENSION.search(page.read_text(encoding="utf-8"))
     return match is None or (ROOT / "extensions" / match[1]).is_dir()
 
 

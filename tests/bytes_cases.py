@@ -242,7 +242,11 @@ def machine() -> dict[str, str]:
     """What decides the bits of training besides the code: the kind of CPU and the version of torch."""
     cpu = platform.processor() or platform.machine()
     if os.path.exists("/proc/cpuinfo"):
-        lines = [line.partition(":") for line in Path("/proc/cpuinfo").read_text().splitlines() if ":" in line]
+        lines = [
+            line.partition(":")
+            for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+            if ":" in line
+        ]
         facts = {key.strip(): value.strip() for key, _, value in reversed(lines)}
         widest = next((flag for flag in ("avx512f", "avx2") if flag in facts.get("flags", "").split()), "")
         cpu = f"{facts.get('model name', cpu)} {facts.get('cpu family')}/{facts.get('model')} {widest}".strip()

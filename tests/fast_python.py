@@ -97,7 +97,7 @@ def libraries() -> list[str]:
     """The modules of other projects that modules of this one import at their top."""
 
     def imported(path: Path) -> Iterator[str]:
-        for node in ast.parse(path.read_text()).body:
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.Import):
                 yield from (name.name for name in node.names)
             elif isinstance(node, ast.ImportFrom) and node.module:
@@ -149,7 +149,7 @@ def become(
     libc = ctypes.CDLL(None, use_errno=True)
     for name in NAMESPACES:
         if os.readlink(f"/proc/{pid}/ns/{name}") != os.readlink(f"/proc/self/ns/{name}"):
-            with open(f"/proc/{pid}/ns/{name}") as namespace:
+            with open(f"/proc/{pid}/ns/{name}", encoding="utf-8") as namespace:
                 assert libc.setns(namespace.fileno(), 0) == 0, os.strerror(ctypes.get_errno())
     client.close()
     os.chdir(cwd)

@@ -18,7 +18,7 @@ def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path],
     if "PYTEST_XDIST_WORKER" in os.environ:
         root = root.parent
     directory, marker = root / name, root / f"{name}.done"
-    with open(root / f"{name}.lock", "w") as lock:
+    with open(root / f"{name}.lock", "w", encoding="utf-8") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not marker.exists():
             shutil.rmtree(directory, ignore_errors=True)

@@ -174,7 +174,7 @@ def clone(directory: str) -> Path:
 
 def write(path: Path, source: str) -> None:
     """Write a module with a time that no other version of it has."""
-    path.write_text(source)
+    path.write_text(source, encoding="utf-8")
     moment = next(_times)
     os.utime(path, (moment, moment))
 
@@ -268,7 +268,7 @@ def trace(faults: Sequence[Fault], tests: Sequence[str]) -> None:
         for path in map(str, sorted(Path(hits).iterdir())):
             fault = faults[int(Path(path).name.partition("-")[0])]
             # A case that is named by a path has another name in another clone.
-            fault.tests.append(re.sub(r"\[[^]]*/.*\]$", "", Path(path).read_text()))
+            fault.tests.append(re.sub(r"\[[^]]*/.*\]$", "", Path(path).read_text(encoding="utf-8")))
     for fault in faults:
         folder = f"tests/{Path(fault.path).parent}"
         if is_compiled((REPOSITORY / fault.path).read_text()) and (REPOSITORY / folder).is_dir():
@@ -337,7 +337,7 @@ def main() -> None:
     parser.add_argument("--tests", default="-m 'not slow' -n 4", help="arguments of pytest for the trace")
     arguments = parser.parse_args()
     if arguments.again is not None:
-        documents = [json.loads(Path(name).read_text()) for name in arguments.again]
+        documents = [json.loads(Path(name).read_text(encoding="utf-8")) for name in arguments.again]
         faults = [
             Fault(entry["path"], entry["line"], entry["before"], entry["after"], previous=entry["outcome"])
             for document in documents

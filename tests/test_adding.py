@@ -70,7 +70,7 @@ def size_problems(changes: list[Change]) -> list[str]:
 
 @pytest.mark.parametrize("path", PATCHES, ids=lambda path: path.stem)
 def test_a_patch_is_a_file_and_a_row(path: Path) -> None:
-    assert not size_problems(changes_of(path.read_text()))
+    assert not size_problems(changes_of(path.read_text(encoding="utf-8")))
 
 
 @pytest.mark.slow("tool")

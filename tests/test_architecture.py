@@ -106,7 +106,7 @@ def test_planted_imports_are_caught(tmp_path: Path) -> None:
     for package in PACKAGES:
         shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
     for file, code, _ in PLANTED:
-        with open(tmp_path / file, "a") as planted:
+        with open(tmp_path / file, "a", encoding="utf-8") as planted:
             planted.write(f"\n{code}\n")
     result = "\n".join(broken_contracts(tmp_path))
     assert [problem for *_, problem in PLANTED if problem not in result] == []

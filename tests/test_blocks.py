@@ -87,7 +87,7 @@ def test_what_is_shown_is_compared(page_text: str, printed: str, agrees: bool) -
 @pytest.mark.slow("processes")
 @pytest.mark.parametrize("page", pages_with_commands(), ids=lambda page: page.stem)
 def test_commands_of_a_page(page: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    text = page.read_text()
+    text = page.read_text(encoding="utf-8")
     blocks = blocks_of(text)
     copy_checkout(tmp_path / "clickwork", blocks)
     printed = ""

@@ -8,7 +8,7 @@ ROOT = Path(__file__).parents[1]
 
 def linked(path: Path) -> set[str]:
     """Targets of a page's links to Markdown files, as they are written."""
-    return set(re.findall(r"\]\(([\w/.-]+\.md)", path.read_text()))
+    return set(re.findall(r"\]\(([\w/.-]+\.md)", path.read_text(encoding="utf-8")))
 
 
 def test_the_index_names_every_page() -> None:

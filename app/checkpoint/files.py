@@ -67,7 +67,7 @@ def prune(directory: Path, keep: int) -> None:
 def pointed_to(directory: Path, pointer: str) -> Path | None:
     """Return the checkpoint that `latest` or `best` names, if it exists and is complete."""
     try:
-        path = directory / (directory / pointer).read_text().strip()
+        path = directory / (directory / pointer).read_text(encoding="utf-8").strip()
     except (FileNotFoundError, UnicodeDecodeError):
         return None
     return path if path in whole_checkpoints(directory) else None

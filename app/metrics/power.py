@@ -94,7 +94,7 @@ def _rapl(root: Path) -> Counter | None:
     packages = []
     for zone in sorted(root.glob("*rapl:*")):
         try:
-            if zone.name.count(":") == 1 and (zone / "name").read_text().startswith("package"):
+            if zone.name.count(":") == 1 and (zone / "name").read_text(encoding="utf-8").startswith("package"):
                 packages.append(_Package(zone))
         except (OSError, ValueError):
             continue
@@ -106,11 +106,11 @@ class _Package:
 
     def __init__(self, zone: Path) -> None:
         self._file = zone / "energy_uj"
-        self._range = int((zone / "max_energy_range_uj").read_text())
-        self._last, self._wraps = int(self._file.read_text()), 0
+        self._range = int((zone / "max_energy_range_uj").read_text(encoding="utf-8"))
+        self._last, self._wraps = int(self._file.read_text(encoding="utf-8")), 0
 
     def joules(self) -> float:
-        now = int(self._file.read_text())
+        now = int(self._file.read_text(encoding="utf-8"))
         self._wraps += now < self._last
         self._last = now
         return (self._wraps * self._range + now) / 1e6

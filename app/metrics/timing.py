@@ -117,7 +117,7 @@ class StepTimer:
 def memory_in_use(device: torch.device) -> tuple[int | None, int | None]:
     """Return this process's resident memory and its tensors' memory on its GPU, in bytes; None if unknown."""
     try:
-        host = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        host = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
         host = None
     return host, torch.cuda.memory_allocated(device) if device.type == "cuda" else None

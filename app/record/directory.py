@@ -178,7 +178,7 @@ class RunDirectory:
         if path.exists():
             lines = path.read_bytes().splitlines(keepends=True)
             write_atomically(path, b"".join(line for line in lines if _is_past(line, step, evaluated)))
-        handler = _LogFile(self.path / LOG)
+        handler = _LogFile(self.path / LOG, encoding="utf-8")
         handler.setFormatter(RedactingFormatter("%(asctime)s %(levelname)s %(message)s", is_terminal=False))
         log.addHandler(handler)
         if aside:

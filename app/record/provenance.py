@@ -115,13 +115,13 @@ def _commit_without_git() -> str | None:
     """Return the commit of a checkout in a container that lacks git; the sources' digest covers differences from it."""
     directory = REPOSITORY / ".git"
     try:
-        head = (directory / "HEAD").read_text().strip()
+        head = (directory / "HEAD").read_text(encoding="utf-8").strip()
         name = head.removeprefix("ref: ")
         if name == head:  # a detached head
             return head
         if (directory / name).exists():
-            return (directory / name).read_text().strip()
-        lines = (directory / "packed-refs").read_text().splitlines()
+            return (directory / name).read_text(encoding="utf-8").strip()
+        lines = (directory / "packed-refs").read_text(encoding="utf-8").splitlines()
     except OSError:
         return None
     return next((line.split()[0] for line in lines if line.endswith(f" {name}")), None)
@@ -197,7 +197,7 @@ def _hardware() -> Hardware:
 
 def _cpu_name() -> str:
     try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):
                 return line.split(":", 1)[1].strip()
     except OSError:
@@ -208,7 +208,7 @@ def _cpu_name() -> str:
 def _gpu_driver() -> str | None:
     for path in ("/proc/driver/nvidia/version", "/sys/module/amdgpu/version"):
         try:
-            return Path(path).read_text().splitlines()[0].strip()
+            return Path(path).read_text(encoding="utf-8").splitlines()[0].strip()
         except OSError:
             continue
     return None

@@ -69,7 +69,7 @@ def render(template: Path, directory: Path, charts: list[Chart], **content: Any)
         loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters["breakable"] = breakable
-    environment.globals["asset"] = lambda name: Markup((ASSETS / name).read_text())  # our own files
+    environment.globals["asset"] = lambda name: Markup((ASSETS / name).read_text(encoding="utf-8"))  # our own files
     return environment.get_template(template.name).render(
         directory=str(directory),
         written=datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),

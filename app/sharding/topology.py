@@ -56,7 +56,7 @@ def load_all() -> dict[str, TopologyConfig]:
 def read(path: Path) -> TopologyConfig:
     """Read a topology from its YAML file. Raises UserError for another file."""
     try:
-        content = yaml.safe_load(path.read_text())
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
         return convert(TopologyConfig, content)
     except OSError as error:
         raise UserError(f"topology.file={path}: not readable ({error.strerror})") from error

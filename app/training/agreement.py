@@ -107,7 +107,7 @@ def require_shared(directory: Path, runtime: Runtime, timeout_minutes: float) ->
 
     def is_there() -> bool:
         try:
-            return path.read_text() == token
+            return path.read_text(encoding="utf-8") == token
         except OSError:
             return False
 

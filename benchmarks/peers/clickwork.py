@@ -52,7 +52,7 @@ def _run(task: Task, *more: str) -> list[Point]:
     if process.returncode:
         raise SystemExit(process.stderr)
     seconds, points = 0.0, []
-    for line in (directory / "metrics.jsonl").read_text().splitlines():
+    for line in (directory / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
         event = json.loads(line)
         if event["event"] == "train":
             seconds += event["steps"] * task.batch / event["samples_per_second"]

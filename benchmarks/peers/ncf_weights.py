@@ -23,8 +23,12 @@ FILES = {"gmf": "ml-1m_GMF_8_1501651698.h5", "mlp": "ml-1m_MLP_[64,32,16,8]_1501
 
 def read_candidates(raw: Path) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Users [6040], and items [6040, 100] of which the first is the positive."""
-    positives = np.array([line.split("\t")[:2] for line in (raw / "ml-1m.test.rating").open()], np.int64)
-    negatives = np.array([line.split("\t")[1:] for line in (raw / "ml-1m.test.negative").open()], np.int64)
+    positives = np.array(
+        [line.split("\t")[:2] for line in (raw / "ml-1m.test.rating").open(encoding="utf-8")], np.int64
+    )
+    negatives = np.array(
+        [line.split("\t")[1:] for line in (raw / "ml-1m.test.negative").open(encoding="utf-8")], np.int64
+    )
     return positives[:, 0], np.concatenate([positives[:, 1:], negatives], axis=1)
 
 
@@ -63,7 +67,7 @@ def main() -> None:
         is_above = (logits >= logits[:, :1]) & (items != items[:, :1])
         counts[model] = np.bincount(is_above.sum(axis=1), minlength=items.shape[1]).tolist()
     if arguments.out is not None:
-        arguments.out.write_text(json.dumps(counts) + "\n")
+        arguments.out.write_text(json.dumps(counts) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

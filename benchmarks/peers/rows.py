@@ -65,7 +65,7 @@ def make_rows(work: Path, rows: int, max_cardinality: int) -> float:
     tables = list(manifest.num_embeddings.values())
     splits = {"train": _read(source, "train", rows), "test": _read(source, "val", None)}
     (work / "rows").mkdir()
-    (work / "rows/about.json").write_text(json.dumps({"tables": tables}))
+    (work / "rows/about.json").write_text(json.dumps({"tables": tables}), encoding="utf-8")
     for split, arrays in splits.items():
         for kind, array in arrays._asdict().items():
             np.save(work / "rows" / f"{split}_{kind}.npy", array)

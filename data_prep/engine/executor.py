@@ -343,7 +343,9 @@ def start_fork_server(has_schema: bool = False) -> None:
 def peak_memory(pid: int | None = None) -> int:
     """Return the peak resident memory of a process in bytes, by default this one; 0 if it cannot be read."""
     try:
-        with open(f"/proc/{pid or 'self'}/status") as file:  # ru_maxrss would include the parent before exec
+        with open(
+            f"/proc/{pid or 'self'}/status", encoding="utf-8"
+        ) as file:  # ru_maxrss would include the parent before exec
             for line in file:
                 if line.startswith("VmHWM:"):
                     return int(line.split()[1]) * 1024

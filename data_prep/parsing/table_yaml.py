@@ -231,7 +231,7 @@ def _separator(path: Path, source: Source, table: Table, name: str, kinds: dict[
 
 def _read_yaml(path: Path, text: str | None) -> dict[str, Any]:
     try:
-        document = yaml.safe_load(path.read_text() if text is None else text)
+        document = yaml.safe_load(path.read_text(encoding="utf-8") if text is None else text)
     except FileNotFoundError as error:
         raise UserError(f"{path}: no such file; check data.schema") from error
     except IsADirectoryError as error:

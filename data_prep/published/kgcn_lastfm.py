@@ -22,9 +22,11 @@ def split_rows(listened: Path, artists: Path) -> Mapping[str, Rows]:
         listened: lines `user artist weight` with a header, tab-separated.
         artists: lines `artist entity`; the line number is the item's number.
     """
-    items = {line.split("\t")[0]: number for number, line in enumerate(artists.read_text().splitlines())}
+    items = {
+        line.split("\t")[0]: number for number, line in enumerate(artists.read_text(encoding="utf-8").splitlines())
+    }
     positives: dict[int, set[int]] = {}
-    for line in listened.read_text().splitlines()[1:]:
+    for line in listened.read_text(encoding="utf-8").splitlines()[1:]:
         user, artist, _ = line.split("\t")
         if artist in items:
             positives.setdefault(int(user), set()).add(items[artist])

@@ -28,7 +28,7 @@ def split_rows(ratings: Path, test_rating: Path, test_negative: Path) -> Mapping
     """
     users, items = _pairs(ratings)
     test = np.loadtxt(test_rating, np.int64, delimiter="\t", usecols=(0, 1))
-    negatives = [line.split("\t")[1:] for line in test_negative.read_text().splitlines()]
+    negatives = [line.split("\t")[1:] for line in test_negative.read_text(encoding="utf-8").splitlines()]
     num_items = int(items.max()) + 1
     is_test = np.isin(users * num_items + items, test[:, 0] * num_items + test[:, 1])
     pairs = zip(users[~is_test].tolist(), items[~is_test].tolist(), strict=True)

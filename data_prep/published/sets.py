@@ -114,7 +114,7 @@ def write_splits(published: PublishedSet, raw: Path, out: Path) -> list[Path]:
     targets = {split: temporary_path(out / f"{split}.csv") for split in published.splits}
     try:
         for split, rows in load(published.function)(*paths).items():
-            targets[split].write_text("".join(f"{','.join(map(str, row))}\n" for row in rows))
+            targets[split].write_text("".join(f"{','.join(map(str, row))}\n" for row in rows), encoding="utf-8")
         for split, path in targets.items():
             if digest_file(path).sha256 != published.splits[split]:
                 raise UserError(

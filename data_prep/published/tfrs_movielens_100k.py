@@ -32,12 +32,12 @@ def split_rows(ratings: Path, users: Path) -> Mapping[str, Rows]:
         users: lines `user age gender occupation zip_code` with a header, tab-separated.
     """
     of_user = {}
-    for line in users.read_text().splitlines()[1:]:
+    for line in users.read_text(encoding="utf-8").splitlines()[1:]:
         user, age, gender, occupation, zip_code = line.split("\t")
         bucket = AGES[int(np.searchsorted(AGES, int(age), "right")) - 1]
         of_user[user] = gender, zip_code, occupation, bucket
     rows = []
-    for line in ratings.read_text().splitlines()[1:]:
+    for line in ratings.read_text(encoding="utf-8").splitlines()[1:]:
         user, movie, rating, _ = line.split("\t")
         rows.append((rating, movie, user, *of_user[user]))
     order = np.random.RandomState(SEED).permutation(len(rows)).tolist()

@@ -41,7 +41,11 @@ def published_sums(sums: Any) -> dict[str, str]:
     """
     if isinstance(sums, str):
         try:
-            lines = [line.split(maxsplit=1) for line in own_path(sums).read_text().splitlines() if line.strip()]
+            lines = [
+                line.split(maxsplit=1)
+                for line in own_path(sums).read_text(encoding="utf-8").splitlines()
+                if line.strip()
+            ]
             sums = {name.strip().removeprefix("*").removeprefix("./"): sha256 for sha256, name in lines}
         except (OSError, ValueError) as error:
             raise UserError(f"{PUBLISHED}={sums}: not a file as sha256sum writes it ({error})") from error

@@ -77,7 +77,7 @@ def export_directory(
         write_encoder(root / ENCODER, run.root, manifest, trained, config.export.texts)
         shutil.copyfile(Path(__file__).with_name(SCORE), root / SCORE)
         if is_repository:
-            (root / CONFIG).write_text(triton_config(name, graph.inputs, graph.outputs))
+            (root / CONFIG).write_text(triton_config(name, graph.inputs, graph.outputs), encoding="utf-8")
         exported = ExportedDirectory(
             **about,
             imports=PACKAGES,

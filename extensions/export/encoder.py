@@ -60,8 +60,10 @@ def write_encoder(directory: Path, root: Path, manifest: Manifest, config: AppCo
     """
     directory.mkdir()
     for name in MODULES:
-        source = Path(str(import_module(name).__file__)).read_text()
-        (directory / f"{name.rpartition('.')[2]}.py").write_text(_IMPORT.sub(r"\1from .\2 import ", source))
+        source = Path(str(import_module(name).__file__)).read_text(encoding="utf-8")
+        (directory / f"{name.rpartition('.')[2]}.py").write_text(
+            _IMPORT.sub(r"\1from .\2 import ", source), encoding="utf-8"
+        )
     encoding, features = manifest.encoding, list(manifest.num_embeddings)
     is_raw = encoding.get("raw_schema") is not None
     expanded = _expansion(root, manifest, config)

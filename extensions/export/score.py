@@ -68,7 +68,7 @@ class Scorer:
         """
         self._manifest = _read_manifest(directory)
         _require_sizes(directory, self._manifest["files"])
-        self._rules = json.loads((directory / "encoder" / "rules.json").read_text())
+        self._rules = json.loads((directory / "encoder" / "rules.json").read_text(encoding="utf-8"))
         self.columns: list[str] = self._rules["columns"]
         self._single = [name for name in self._rules["sparse"] if name not in self._rules["bags"]]
         self._vocabularies = {name: _vocabulary(directory, name) for name in self._rules["vocabularies"]}
@@ -262,7 +262,7 @@ def score(table: Any) -> Any:
 
 def _read_manifest(directory: Path) -> Any:
     try:
-        return json.loads((directory / "manifest.json").read_text())
+        return json.loads((directory / "manifest.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"{directory}: no whole export, which has a manifest.json ({error}); export again") from None
 
@@ -488,7 +488,7 @@ def main() -> int:
         if arguments.out is None:
             sys.stdout.write(text)
         else:
-            arguments.out.write_text(text)
+            arguments.out.write_text(text, encoding="utf-8")
     except UserError as error:
         print(f"score: error: {error}", file=sys.stderr)
         return 2

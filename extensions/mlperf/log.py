@@ -45,7 +45,7 @@ _IMPORTED_AT = time.time()
 def process_start() -> float:
     """Return the start of this process in seconds since 1970, or else when this module was imported."""
     try:
-        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        ticks = int(Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19])
         age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
     except (OSError, AttributeError):
         return _IMPORTED_AT
@@ -75,7 +75,7 @@ class MLPerf:
         self._epoch, self._in_epoch = ends.count(constants.EPOCH_STOP), ends[-1:] == [constants.EPOCH_START]
         self._part_from = (from_step, int(time.time() * 1000))  # where a block or an epoch would start
         write_atomically(path, "".join(past).encode())
-        self._handler = logging.FileHandler(path)
+        self._handler = logging.FileHandler(path, encoding="utf-8")
         self._handler.setFormatter(RedactingFormatter("%(message)s", is_terminal=False))
         logger = logging.Logger("mllog")  # a separate logger, so that lines neither leave nor enter it
         logger.addHandler(self._handler)
@@ -212,7 +212,7 @@ def _until(path: Path, step: int, epoch_steps: int) -> tuple[list[str], list[_En
     if not path.exists():
         return [], []
     lines, entries = [], []
-    for line in path.read_text(errors="replace").splitlines(keepends=True):
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True):
         try:
             entry = decode(line.partition(PREFIX)[2], _Entry)
         except ValueError:

@@ -38,7 +38,7 @@ def main() -> int:
     parser.add_argument("--check", action="store_true")
     arguments = parser.parse_args()
     try:
-        text = PAGE.read_text()
+        text = PAGE.read_text(encoding="utf-8")
         new_text = with_table(text, table(read_registry(REGISTRY)))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -47,7 +47,7 @@ def main() -> int:
         print(f"{PAGE.relative_to(ROOT)}: its table is out of date; run python -m extensions.reproduce.registry")
         return 1
     if not arguments.check:
-        PAGE.write_text(new_text)
+        PAGE.write_text(new_text, encoding="utf-8")
     return 0
 
 

@@ -19,7 +19,7 @@ def load_event_schema(path: Path) -> EventSchema:
         UserError: names the invalid key.
     """
     try:
-        document: Any = yaml.safe_load(path.read_text())
+        document: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise UserError(f"{path}: not readable as YAML ({' '.join(str(error).split())})") from error
     if not isinstance(document, dict):

@@ -73,7 +73,7 @@ def require_sums(source: Path, sums: Path) -> None:
     Raises:
         UserError: a file is missing or differs, or the list is no such list.
     """
-    for number, line in enumerate(sums.read_text().splitlines(), 1):
+    for number, line in enumerate(sums.read_text(encoding="utf-8").splitlines(), 1):
         expected, _, name = line.partition(" ")
         name = name.strip().removeprefix("*").removeprefix("./")
         if len(expected) != 32 or not name:

@@ -25,7 +25,7 @@ class MLflow:
         """`id_file`: the file that remembers the remote run's id."""
         self._client: Any = importlib.import_module("mlflow").MlflowClient(uri)
         self._entities: Any = importlib.import_module("mlflow.entities")
-        self._id, self._last_step = (id_file.read_text().strip(), -1) if id_file.exists() else ("", -1)
+        self._id, self._last_step = (id_file.read_text(encoding="utf-8").strip(), -1) if id_file.exists() else ("", -1)
         if self._id:
             history = self._client.get_metric_history(self._id, "train/loss")
             self._last_step = max((metric.step for metric in history), default=-1)
@@ -36,7 +36,7 @@ class MLflow:
         self._id = self._client.create_run(number, run_name=run).info.run_id
         params = [self._entities.Param(key, str(value)) for key, value in settings.items()]
         self._client.log_batch(self._id, params=params)
-        id_file.write_text(self._id)
+        id_file.write_text(self._id, encoding="utf-8")
 
     def event(self, event: AnyEvent) -> None:
         """Those that were sent before an interruption are not sent again."""
@@ -58,11 +58,11 @@ class WeightsAndBiases:
     def __init__(self, project: str, run: str, settings: Settings, id_file: Path) -> None:
         """`id_file`: the file that remembers the run's id; W&B's own files lie beside it."""
         wandb: Any = importlib.import_module("wandb")
-        number = id_file.read_text().strip() if id_file.exists() else uuid.uuid4().hex
+        number = id_file.read_text(encoding="utf-8").strip() if id_file.exists() else uuid.uuid4().hex
         self._run = wandb.init(
             project=project, name=run, id=number, resume="allow", config=dict(settings), dir=str(id_file.parent)
         )
-        id_file.write_text(number)
+        id_file.write_text(number, encoding="utf-8")
 
     def event(self, event: AnyEvent) -> None:
         """W&B takes steps in order only: earlier ones are left out."""

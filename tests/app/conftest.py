@@ -268,7 +268,7 @@ def _entry_point(
     os.environ.update({**app_environment(), **extra})
     for descriptor, stream in ((1, ".stdout"), (2, stderr)):
         os.dup2(os.open(stream, os.O_WRONLY | os.O_CREAT | os.O_APPEND), descriptor)
-    Path(f".pid.{os.environ.get('RANK', '0')}").write_text(str(os.getpid()))
+    Path(f".pid.{os.environ.get('RANK', '0')}").write_text(str(os.getpid()), encoding="utf-8")
     inject.install(fault)
     sys.argv = [f"app.{name}", *overrides]
     cli.run(COMMANDS[name])

@@ -50,7 +50,7 @@ def _results(
 ) -> list[Any]:
     log, arguments = out.with_suffix(".log"), ([list(case) for case in cases], str(out))
     assert start_group(target, arguments, world_size, local_world_size, log) == [0] * world_size, log.read_text()
-    return json.loads(out.read_text())
+    return json.loads(out.read_text(encoding="utf-8"))
 
 
 def train_group(overrides: Sequence[str], world_size: int, cwd: Path) -> list[int | None]:
@@ -92,7 +92,7 @@ def _cases(cases: list[list[str]], out: str) -> None:
     runtime = platform.start(config.runtime, seed=0, deterministic=True)
     results = [_trained(case, runtime) for case in cases]
     if runtime.rank == 0:
-        Path(out).write_text(json.dumps(results))
+        Path(out).write_text(json.dumps(results), encoding="utf-8")
     dist.barrier()
     leave(0)
 
@@ -110,7 +110,7 @@ def train_runs(cases: Sequence[Sequence[str]], out: str) -> None:
         summaries.append(read_summary(record.path) if runtime.rank == 0 else None)
         record.release()
     if runtime.rank == 0:
-        Path(out).write_text(json.dumps(plain(summaries)))
+        Path(out).write_text(json.dumps(plain(summaries)), encoding="utf-8")
     dist.barrier()
     leave(0)
 

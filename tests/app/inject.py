@@ -116,7 +116,7 @@ def limit_memory(step: int) -> None:
     """From that step on, no memory: an allocation of 64 GiB is tried, and more than there is now is forbidden."""
 
     def act(*_: Any, **__: Any) -> None:
-        num_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        num_bytes = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (num_bytes + (1 << 30), num_bytes + (1 << 30)))
         torch.empty(1 << 34)
 
@@ -200,7 +200,7 @@ def count_threads() -> None:
 
     def counted(self: session.Session, step: int) -> float:
         number = len(os.listdir("/proc/self/task")) - threading.active_count()
-        with open(".threads", "a") as file:
+        with open(".threads", "a", encoding="utf-8") as file:
             file.write(f"{step} {number}\n")
         return begin_step(self, step)
 

@@ -63,7 +63,7 @@ def hosts() -> Iterator[list[str]]:
 
 def enter(host: str) -> None:
     """Let this process, and those that it starts, see that host's network."""
-    with open(f"/run/netns/{host}") as network:
+    with open(f"/run/netns/{host}", encoding="utf-8") as network:
         if ctypes.CDLL(None, use_errno=True).setns(network.fileno(), CLONE_NEWNET):
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), network.name)
 

@@ -60,7 +60,7 @@ def write_results(path: Path, *, batch_size: int = 16, **cases: float) -> str:
         "ceilings": {"bytes_per_second": 2e10, "flops_per_second": 1e11, "dtype": "float32"},
         "results": [{"name": name, "median_ms": ms, **figures} for name, ms in cases.items()],
     }
-    path.write_text(json.dumps(document))
+    path.write_text(json.dumps(document), encoding="utf-8")
     return str(path)
 
 

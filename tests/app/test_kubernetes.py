@@ -39,7 +39,7 @@ def job_of(file: str) -> Document:
 @pytest.mark.parametrize("path", sorted(pods.MANIFESTS.glob("*.yaml")), ids=lambda path: path.name)
 def test_each_document_has_the_fields_of_its_kind(path: Path) -> None:
     """Kubernetes' own kinds and the pods' templates by its schemas; others by the models of Kubeflow Trainer."""
-    for document in yaml.safe_load_all(path.read_text()):
+    for document in yaml.safe_load_all(path.read_text(encoding="utf-8")):
         if document["kind"] in MODELS:
             model = MODELS[document["kind"]].from_dict(document)
             assert model is not None

@@ -38,7 +38,7 @@ def train(run_app: Command, tmp_path: Path, *overrides: str) -> dict[str, Any]:
 
 def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
     """Lists in them are joined by |."""
-    with open(path, "w", newline="") as file:
+    with open(path, "w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()
         writer.writerows({key: "|".join(it) if isinstance(it, list) else it for key, it in row.items()} for row in rows)

@@ -207,7 +207,7 @@ def test_a_key_while_modules_are_imported(module: str, tmp_path: Path) -> None:
     pid, hang_up = terminal.process.pid, 1 << (signal.SIGHUP - 1)
 
     def handles_signals() -> bool:
-        (caught,) = re.findall(r"SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())
+        (caught,) = re.findall(r"SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text(encoding="utf-8"))
         return bool(int(caught, 16) & hang_up)
 
     wait_until(handles_signals)

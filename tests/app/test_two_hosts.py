@@ -100,7 +100,7 @@ def enter_by_name(host: str) -> None:
     subprocess.run(["mount", "--make-rprivate", "/"], check=True)
     name = {"a": "first", "b": "nowhere"}[host[-1]]
     socket.sethostname(name)
-    with tempfile.NamedTemporaryFile("w", suffix=".hosts", delete=False) as file:
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8", suffix=".hosts", delete=False) as file:
         file.write(f"127.0.0.1 localhost\n{'127.0.1.1' if name == 'first' else ADDRESSES[0]} first\n")
     subprocess.run(["mount", "--bind", file.name, "/etc/hosts"], check=True)
 

@@ -1,5 +1,7 @@
 """The command line: what is asked for, what is misspelt, what help tells."""
 
+import json
+import os
 import re
 import subprocess
 import sys
@@ -126,3 +128,36 @@ def test_a_path_outside_the_folders_is_told(monkeypatch: pytest.MonkeyPatch, cap
     monkeypatch.setenv("CLICKWORK_BASE_DIGEST", "sha256:1" if in_image else "")
     cli._print_error("/srv/rows.tsv: No such file or directory")
     assert ("sees those in its data and runs folders alone" in capsys.readouterr().err) == in_image
+
+
+@pytest.mark.slow("processes")
+@pytest.mark.parametrize(("language", "charset"), [("zh_CN", "GBK"), ("de_DE", "ISO-8859-1")])
+def test_a_locale_of_another_charset(language: str, charset: str, tmp_path: Path) -> None:
+    """Files are UTF-8 there, too; characters that the charset lacks are replaced on a terminal."""
+    locale = f"{language}.{charset}"
+    subprocess.run(["localedef", "-i", language, "-f", charset, tmp_path / locale], capture_output=True, check=False)
+    if not (tmp_path / locale).is_dir():
+        pytest.skip("no localedef here, or not the sources of this locale")
+    rows = "".join(f"{row % 2},Zoë ❄ {row % 7},{row}\n" for row in range(200))
+    (tmp_path / "rows.csv").write_text(f"klick ❄,ort,preis\n{rows}", encoding="utf-8")
+    (tmp_path / "schema.yaml").write_text("label: klick ❄\ndense: [preis]\nsparse: [ort]\n", encoding="utf-8")
+    raw, data = f"data.raw={tmp_path}/rows.csv", f"data.path={tmp_path}/data"
+    keys = [raw, f"data.schema={tmp_path}/schema.yaml", data, "run.name=x", f"run.dir={tmp_path}/run"]
+    keys += ["train.max_steps=2", "baselines=false", "runtime.num_threads=1"]
+
+    def run(*words: str) -> "subprocess.CompletedProcess[bytes]":
+        environment = {**os.environ, "LOCPATH": str(tmp_path), "LC_ALL": locale, "PYTHONUTF8": "0"}
+        command = [sys.executable, "-m", *words]
+        return subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, check=False)
+
+    for words in (["app.train", *keys], ["data_prep.verify", data], ["data_prep", "--help"]):
+        done = run(*words)
+        assert done.returncode == 0, done.stderr.decode(charset)
+    assert "data.workers=N]" in done.stdout.decode(charset)
+    schema = json.loads((tmp_path / "data/manifest.json").read_text(encoding="utf-8"))["schema"]
+    assert schema["label"] == "klick ❄"
+    (tmp_path / "rows.csv").write_text(f"preis,klick ❄,ort\n{rows}", encoding="utf-8")
+    (tmp_path / "other.yaml").write_text("label: preis\nsparse: [klick ❄]\n", encoding="utf-8")
+    refusal = run("data_prep", raw, f"data.schema={tmp_path}/other.yaml", f"data.path={tmp_path}/other")
+    assert refusal.returncode == 2
+    assert "cannot name this file; set LC_ALL=C.UTF-8" in refusal.stderr.decode(charset)

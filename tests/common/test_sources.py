@@ -16,7 +16,7 @@ def image(tmp_path: Path) -> Path:
 
 
 def edit(root: Path) -> None:
-    with open(root / "common/errors.py", "a") as file:
+    with open(root / "common/errors.py", "a", encoding="utf-8") as file:
         file.write("\n")
 
 

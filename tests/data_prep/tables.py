@@ -24,15 +24,17 @@ def write(path: Path, content: Content, row_group_size: int | None = None) -> Pa
     if isinstance(content, bytes):
         path.write_bytes(content)
     elif isinstance(content, str):
-        path.write_text(content, newline="")
+        path.write_text(content, encoding="utf-8", newline="")
     elif path.suffix == ".parquet":
         pq.write_table(pa.table(content), path, row_group_size=row_group_size)
     else:
         rows = list(zip(*content.values(), strict=True))
         if path.suffix == ".jsonl":
-            path.write_text("".join(json.dumps(dict(zip(content, row, strict=True))) + "\n" for row in rows))
+            path.write_text(
+                "".join(json.dumps(dict(zip(content, row, strict=True))) + "\n" for row in rows), encoding="utf-8"
+            )
         else:
-            with path.open("w", newline="") as file:
+            with path.open("w", encoding="utf-8", newline="") as file:
                 delimiter = "\t" if path.suffix == ".tsv" else ","
                 csv.writer(file, delimiter=delimiter, lineterminator="\n").writerows([list(content), *rows])
     return path

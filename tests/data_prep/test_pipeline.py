@@ -83,7 +83,7 @@ def test_raw_files_in_a_directory_of_the_dataset_s(tmp_path: Path) -> None:
 
 def test_another_job_at_work_is_respected(tmp_path: Path) -> None:
     (tmp_path / "out/.work").mkdir(parents=True)
-    with open(tmp_path / "out/.work/lock", "w") as lock:
+    with open(tmp_path / "out/.work/lock", "w", encoding="utf-8") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         refused("another job is writing here", prepare, *write_rows(tmp_path))
 

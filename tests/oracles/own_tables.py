@@ -206,7 +206,7 @@ def objects_of(rows: list[int], columns: list[Column], as_text: bool = False) ->
 
 
 def write_lines(path: Path, objects: list[dict[str, Any]]) -> None:
-    path.write_text("".join(json.dumps(item, ensure_ascii=False) + "\n" for item in objects))
+    path.write_text("".join(json.dumps(item, ensure_ascii=False) + "\n" for item in objects), encoding="utf-8")
 
 
 def write_parquet(path: Path, rows: list[int], columns: list[Column], as_text: bool = False, raw: bool = False) -> None:

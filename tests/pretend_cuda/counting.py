@@ -30,7 +30,7 @@ def count_steps(path: str) -> None:
         now = {"sent": Counter(dict(ops.sent())), "waits": Counter(dict(ops.waits()))}
         line = {kind: dict(now[kind] - before[kind]) for kind in now}
         before.update(now)
-        with Path(f"{path}.{os.environ.get('RANK', '0')}").open("a") as file:
+        with Path(f"{path}.{os.environ.get('RANK', '0')}").open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
     CombinedOptimizer.step = counted
@@ -38,4 +38,4 @@ def count_steps(path: str) -> None:
 
 def read_steps(path: Path) -> list[dict[str, dict[str, int]]]:
     """The lines of one process's file."""
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]

@@ -63,7 +63,7 @@ def _fork(request: dict[str, Any], environment: dict[str, str]) -> int:
 def _run(request: dict[str, Any], environment: dict[str, str]) -> NoReturn:
     os.chdir(request["cwd"])
     os.environ.update({**environment, **request["environment"]})
-    Path(f".pid.{os.environ.get('RANK', '0')}").write_text(str(os.getpid()))  # for tests.app.inject
+    Path(f".pid.{os.environ.get('RANK', '0')}").write_text(str(os.getpid()), encoding="utf-8")  # for tests.app.inject
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for descriptor, name in ((1, ".stdout"), (2, ".stderr")):
         os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND), descriptor)

@@ -7,4 +7,4 @@ from pathlib import Path
 from tests.app.group import train_runs
 
 if __name__ == "__main__":
-    train_runs(json.loads(Path(sys.argv[1]).read_text()), sys.argv[2])
+    train_runs(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")), sys.argv[2])

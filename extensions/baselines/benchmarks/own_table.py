@@ -77,7 +77,7 @@ def measure(shape: TableShape, seed: int, keys: list[str]) -> dict[str, Any]:
         scored = json.loads(_run("app.evaluate", f"run={run}", "split=test"))
         baselines = computed(root, load_rows_manifest(root), "test", run, BaselinesConfig(run=str(run))).figures
         trees = tuned_trees(root)
-        summary = json.loads((run / "summary.json").read_text())
+        summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
     return {
         "rows": shape.rows,
         "model": scored["auc"],

@@ -42,7 +42,7 @@ def write_table(shape: TableShape, seed: int, directory: Path) -> list[str]:
     inputs = [name for name in columns if name not in shape.schema.values()]
     sparse = [name for name in inputs if name not in shape.dense]
     schema = {"label": "click", "dense": [*shape.dense], "sparse": sparse, **shape.schema}
-    (directory / "schema.yaml").write_text(yaml.safe_dump(schema))
+    (directory / "schema.yaml").write_text(yaml.safe_dump(schema), encoding="utf-8")
     return [f"data.raw={directory}/rows.parquet", f"data.schema={directory}/schema.yaml", *shape.keys]
 
 
@@ -171,7 +171,11 @@ ADULT_NUMBERS = ("age", "fnlwgt", "education_num", "capital_gain", "capital_loss
 
 def adult(directory: Path) -> TableShape:
     """Return UCI's table Adult from its two files, in an order by the seed, which decides the split."""
-    lines = [line for name in ("adult.data", "adult.test") for line in (directory / name).read_text().splitlines()]
+    lines = [
+        line
+        for name in ("adult.data", "adult.test")
+        for line in (directory / name).read_text(encoding="utf-8").splitlines()
+    ]
     fields = [line.split(", ") for line in lines]
     rows = [each for each in fields if len(each) == len(ADULT)]  # the files have empty lines and one of other words
 

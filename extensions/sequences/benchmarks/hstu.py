@@ -104,14 +104,14 @@ def _measure(shape: Shape, steps: dict[str, Callable[[Any], float]], batches: li
 def _growth(work: Callable[[], object]) -> int:
     """MiB that the process grows by, at its highest, over what it holds before."""
     ctypes.CDLL(None).malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5")  # the highest so far is what it has now
+    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # the highest so far is what it has now
     before = _status_mib("VmRSS")
     work()
     return _status_mib("VmHWM") - before
 
 
 def _status_mib(name: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     return next(int(line.split()[1]) >> 10 for line in lines if line.startswith(f"{name}:"))
 
 

@@ -144,7 +144,7 @@ def prepare(arguments: argparse.Namespace, work: Path) -> EventLog:
         source = ["data.source=synthetic_events", f"data.synthetic_events.users={arguments.users}"]
     else:
         write_genres(arguments.movielens / "ml-100k.item", work / "genres.tsv")
-        (work / "log.yaml").write_text(MOVIELENS)
+        (work / "log.yaml").write_text(MOVIELENS, encoding="utf-8")
         source = [f"data.raw={arguments.movielens / 'ml-100k.inter'}", f"data.schema={work}/log.yaml"]
     root = work / "log"
     run("data_prep", *source, f"data.path={root}")
@@ -159,10 +159,10 @@ def prepare(arguments: argparse.Namespace, work: Path) -> EventLog:
 def write_genres(items: Path, out: Path) -> None:
     """The first three genres of each film of `ml-100k.item` (item, title, year, genres); `none` if there are fewer."""
     lines = ["item\tgenre\tgenre_2\tgenre_3"]
-    for line in items.read_text().splitlines()[1:]:
+    for line in items.read_text(encoding="utf-8").splitlines()[1:]:
         item, _, _, genres = line.split("\t")
         lines.append("\t".join([item, *[*genres.split(), "none", "none"][:3]]))
-    out.write_text("\n".join(lines) + "\n")
+    out.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def write_rows(log: EventLog, work: Path) -> None:
@@ -185,7 +185,7 @@ def write_rows(log: EventLog, work: Path) -> None:
         columns["hour"] = times // 3600 % 24
         pq.write_table(pa.table(columns), work / f"{name}.parquet")
     sparse = ", ".join(name for name in columns if name not in ("label", "minutes"))
-    (work / "rows.yaml").write_text(f"label: label\ndense: [minutes]\nsparse: [{sparse}]\n")
+    (work / "rows.yaml").write_text(f"label: label\ndense: [minutes]\nsparse: [{sparse}]\n", encoding="utf-8")
 
 
 def measured(model: str, seed: int, log: EventLog, work: Path, settings: list[str]) -> float:

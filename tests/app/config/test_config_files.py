@@ -44,7 +44,7 @@ train.seed: 5
 
 
 def written(path: Path, text: str) -> Path:
-    path.write_text(text)
+    path.write_text(text, encoding="utf-8")
     return path
 
 

@@ -32,7 +32,7 @@ GIVEN = ["data.train=train.csv", "data.val=val.csv", "data.schema=schema.yaml"]
 def write_files(directory: Path) -> None:
     draw = random.Random(0)
     for split, count in ROWS.items():
-        with open(directory / f"{split}.csv", "w", newline="") as file:
+        with open(directory / f"{split}.csv", "w", encoding="utf-8", newline="") as file:
             writer = csv.writer(file)  # whose lines end in CRLF
             writer.writerow(["label", "price", "user"])
             for _ in range(count):
@@ -131,7 +131,7 @@ def test_a_run_makes_trains_and_evaluates(run_app: Command, refused_command: Ref
     overrides = [*SMALL, *GIVEN, "data.path=shards", "run.name=given", "record.tensorboard=false"]
     run_app("train", *overrides, "train.max_steps=4")
     figures = summary(tmp_path / "runs/given")["eval"]
-    with open(tmp_path / "val.csv", newline="") as file:
+    with open(tmp_path / "val.csv", encoding="utf-8", newline="") as file:
         labels = [int(row["label"]) for row in csv.DictReader(file)]
     assert figures["samples"] == len(labels)
     assert figures["base_rate"] == pytest.approx(np.mean(labels))

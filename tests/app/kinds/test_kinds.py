@@ -47,7 +47,7 @@ ROW_EXCEPTIONS = {
 
 @functools.cache
 def parsed(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
+    return ast.parse(path.read_text(encoding="utf-8"))
 
 
 @functools.cache

@@ -77,7 +77,7 @@ def _of_this_process(out: str) -> None:
         outputs, gradient = trained(batch_norm, padded, torch.ones(24, CHANNELS) * (rank + 1))
         results.append([outputs[:num_valid].tolist(), gradient[:num_valid].tolist()])
     state = [batch_norm.running_mean.tolist(), batch_norm.running_var.tolist(), batch_norm.weight.grad.tolist()]  # type: ignore[union-attr]
-    Path(f"{out}.{rank}").write_text(json.dumps([results, state]))
+    Path(f"{out}.{rank}").write_text(json.dumps([results, state]), encoding="utf-8")
     dist.barrier()
     leave(0)
 
@@ -86,7 +86,7 @@ def test_several_processes_have_the_statistics_of_all_samples(tmp_path: Path) ->
     out = tmp_path / "rank"
     log = tmp_path / "log"
     assert start_group(_of_this_process, (str(out),), 2, 2, log) == [0, 0], log.read_text()
-    ranks = [json.loads(Path(f"{out}.{rank}").read_text()) for rank in (0, 1)]
+    ranks = [json.loads(Path(f"{out}.{rank}").read_text(encoding="utf-8")) for rank in (0, 1)]
     _, reference = both()
     for number, inputs in enumerate(batches()):
         size = 10 if number < 2 else 24

@@ -60,9 +60,9 @@ def test_every_figure_is_repeated(run: Path, verified: Verified) -> None:
 
 def rewritten(path: Path, change: Callable[[Any], Any]) -> None:
     """Change the content of a JSON file, or of each line of one."""
-    text = path.read_text()
+    text = path.read_text(encoding="utf-8")
     lines = map(json.loads, [text] if path.suffix == ".json" else text.splitlines())
-    path.write_text("".join(json.dumps(change(line)) + "\n" for line in lines))
+    path.write_text("".join(json.dumps(change(line)) + "\n" for line in lines), encoding="utf-8")
 
 
 def in_summary(part: str | None, key: str, value: Any) -> Callable[[Path], None]:

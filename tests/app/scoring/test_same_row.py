@@ -144,7 +144,7 @@ def forms_of(table: OwnTable, rows: list[int], draw: random.Random) -> list[Form
 
 
 def write_json(path: Path, document: Any) -> None:
-    path.write_text(json.dumps(document))
+    path.write_text(json.dumps(document), encoding="utf-8")
 
 
 def text_forms(table: OwnTable, rows: list[int], draw: random.Random) -> list[Form]:

@@ -103,7 +103,7 @@ def test_another_file_or_split_is_refused(small: sets.PublishedSet, raw: Path, t
     message = r"train.csv: other rows than those of the published split"
     refused(message, sets.write_splits, other, raw, tmp_path / "out")
     assert not list((tmp_path / "out").iterdir())
-    with open(raw / "user_artists.dat", "a") as file:
+    with open(raw / "user_artists.dat", "a", encoding="utf-8") as file:
         file.write("2\t100\t1\n")
     message = r"user_artists.dat: sha256 .* where the published file has .*; delete it"
     refused(message, sets.write_splits, small, raw, tmp_path / "other")

@@ -72,7 +72,7 @@ def write_criteo(path: Path, rows: int = 400) -> None:
         integers = [draw.choice(["", "-3", "0", "7", "123456", str(draw.randint(0, 2000))]) for _ in range(13)]
         categories = [draw.choice(["", f"{draw.randint(0, 12):08x}", f"{draw.randint(0, 3):x}"]) for _ in range(26)]
         lines.append("\t".join([str(int(draw.random() < 0.3) if row > 1 else row), *integers, *categories]))
-    path.write_text("\n".join([*lines, ""]))
+    path.write_text("\n".join([*lines, ""]), encoding="utf-8")
 
 
 @pytest.fixture(scope="module")

@@ -89,4 +89,4 @@ def write_rows(model: Model, path: Path) -> None:
     """Rows of the val split as JSON lines."""
     columns = rows_of_ids(model)
     rows = zip(*columns.values(), strict=True)
-    path.write_text("".join(json.dumps(dict(zip(columns, row, strict=True))) + "\n" for row in rows))
+    path.write_text("".join(json.dumps(dict(zip(columns, row, strict=True))) + "\n" for row in rows), encoding="utf-8")

@@ -42,7 +42,7 @@ def launch(path: Path, from_step: int, status: str, *events: tuple[str, int], ke
 
 def epochs(path: Path) -> list[tuple[str, int, int]]:
     """Starts and stops of epochs, with the epoch and the step."""
-    entries = [json.loads(line.partition(":::MLLOG ")[2]) for line in path.read_text().splitlines()]
+    entries = [json.loads(line.partition(":::MLLOG ")[2]) for line in path.read_text(encoding="utf-8").splitlines()]
     ends = [entry for entry in entries if entry["key"].startswith("epoch_")]
     return [(entry["key"][6:], entry["metadata"]["epoch_num"], entry["metadata"]["step"]) for entry in ends]
 

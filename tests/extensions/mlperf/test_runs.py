@@ -90,4 +90,4 @@ def require_compliant(log: Path, ruleset: str) -> list[dict[str, Any]]:
     command += ["--log_output", str(log.with_suffix(".checked")), str(log)]
     process = subprocess.run(command, capture_output=True, text=True, check=False)
     assert process.returncode == 0, process.stdout + process.stderr
-    return [json.loads(line.removeprefix(":::MLLOG ")) for line in log.read_text().splitlines()]
+    return [json.loads(line.removeprefix(":::MLLOG ")) for line in log.read_text(encoding="utf-8").splitlines()]

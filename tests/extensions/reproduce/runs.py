@@ -33,5 +33,5 @@ def write_test(directory: Path, auc: float) -> None:
 def edit(path: Path, **values: Any) -> None:
     """Set keys of a JSON document, as before its test split was evaluated."""
     test = path.with_name("test.json").read_text()
-    path.write_text(json.dumps({**json.loads(path.read_bytes()), **values}))
+    path.write_text(json.dumps({**json.loads(path.read_bytes()), **values}), encoding="utf-8")
     path.with_name("test.json").write_text(test)

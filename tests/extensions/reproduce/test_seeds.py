@@ -101,7 +101,7 @@ def test_figures_of_an_earlier_run_do_not_count(tmp_path: Path) -> None:
 
 
 def _written(reproduction: Reproduction, path: Path, **changes: object) -> Path:
-    path.write_text(json.dumps({**json.loads(encode(reproduction)), **changes}))
+    path.write_text(json.dumps({**json.loads(encode(reproduction)), **changes}), encoding="utf-8")
     return path
 
 

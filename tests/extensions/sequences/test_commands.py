@@ -163,7 +163,7 @@ def write_own_log(directory: Path, crosses: str) -> list[str]:
     table: dict[str, Any] = {"who": [f"user {i}" for i in rng.integers(0, 9, events)]}
     table |= {"what": [f"film {i}" for i in rng.integers(0, 30, events)], "at": np.arange(events) * 997}
     table |= {"event": rng.choice(["good", "bad"], events), "promoted": rng.integers(0, 2, events)}
-    with open(directory / "log.csv", "w", newline="") as file:
+    with open(directory / "log.csv", "w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerows([list(table), *zip(*table.values(), strict=True)])
     (directory / "schema.yaml").write_text(OWN_SCHEMA + crosses)

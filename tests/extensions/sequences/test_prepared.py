@@ -45,7 +45,7 @@ def run(cache: Path, out: Path, md5: Path | None = None) -> int:
 def write_sums(cache: Path, sums: Path) -> None:
     files = sorted(path for path in cache.iterdir() if path.name != "_READY")
     lines = [f"{hashlib.md5(path.read_bytes()).hexdigest()}  {path.name}\n" for path in files]
-    sums.write_text("".join(lines))
+    sums.write_text("".join(lines), encoding="utf-8")
 
 
 def test_the_dataset_is_that_of_the_published_log(cache: Path, tmp_path: Path) -> None:

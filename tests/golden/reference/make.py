@@ -137,7 +137,7 @@ def make_statistics(path: Path) -> dict[str, Any]:
     Of each integer: the share present and its distribution at up to 64 values. Of each category: the share present, and
     the chance that two rows share a value.
     """
-    fields = [line.rstrip("\n").split("\t") for line in path.read_text().splitlines()]
+    fields = [line.rstrip("\n").split("\t") for line in path.read_text(encoding="utf-8").splitlines()]
     integers, categories = [], []
     for column in range(1, 14):
         values = np.array([int(row[column]) for row in fields if row[column]])
