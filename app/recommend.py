@@ -22,7 +22,7 @@ from app.runtime.platform import Runtime
 from app.scoring import ranking
 from app.scoring.candidates import with_user
 from app.scoring.new_rows import RowScorer, log_unknown, parse, require_finite, unknown_counts
-from app.scoring.ranking import ALL, Scored
+from app.scoring.ranking import ALL, NONE_SCORED, Scored
 from app.training import predictor, resume
 from app.training.labels import task_of
 from app.training.resume import TrainedRun
@@ -76,6 +76,8 @@ def score_rows(config: RecommendConfig, trained: AppConfig, run: TrainedRun, run
         raise UserError(f"candidates={ALL}: is of datasets of events, and {run.root} holds rows; name a file of rows")
     encoder = Encoder.load(run.root)
     candidates = _read(config, encoder)
+    if not candidates.numbers:
+        return NONE_SCORED
     block = parse(encoder, candidates, config.id_column)
     scorer = RowScorer(encoder, predictor.load(run.path, trained, runtime, run.root, run.manifest))
     return scorer.scored(candidates, block, config.id_column)

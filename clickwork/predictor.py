@@ -61,14 +61,14 @@ class Predictor:
             logits: return logits instead of probabilities.
 
         Raises:
-            Error: a column is missing, a value is invalid, or there are no rows.
+            Error: a column is missing, or a value is invalid.
         """
         import numpy as np
 
         from app.scoring.new_rows import log_unknown, parse, unknown_counts
         from app.scoring.ranking import probabilities
 
-        encoder, parts, unknown = self._scorer.encoder, [], Counter[str]()
+        encoder, parts, unknown = self._scorer.encoder, [np.empty(0, np.float32)], Counter[str]()
         for rows in pieces_of(table):
             block = parse(encoder, rows)
             unknown.update(unknown_counts(encoder.features, encoder.unknown(block)))
@@ -105,6 +105,8 @@ class Predictor:
         from app.scoring.new_rows import parse
 
         rows = one_piece(candidates, "candidates")
+        if not rows.numbers:
+            return []
         if user is not None:
             rows = with_user(rows, one_piece(user, "user"))
         block = parse(self._scorer.encoder, rows, id_column)

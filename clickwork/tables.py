@@ -34,28 +34,27 @@ def pieces_of(table: TableLike, name: str = "table", size: int = PIECE_ROWS) -> 
         size: rows of a piece.
 
     Raises:
-        UserError: not a table, two columns of one name, or no rows.
+        UserError: not a table, or two columns of one name.
     """
     first = 1
     for piece in _pieces(table, name, size):
         rows = _rows_of(piece, name, first)
         first += len(rows.numbers)
         yield rows
-    if first == 1:
-        raise UserError(f"{name}: no rows; give at least one row")
 
 
 def one_piece(table: TableLike, name: str) -> "NewRows":
     """Return all rows of a table that fits in memory. Raises UserError as `pieces_of`, or for several tables."""
+    from data_prep.encoding.new_rows import NewRows
     import pyarrow as pa
 
     if hasattr(table, "__arrow_c_stream__"):
         with _readable(name):
             table = pa.table(table).combine_chunks()
-    rows, *others = pieces_of(table, name, sys.maxsize)
-    if others:
+    pieces = [*pieces_of(table, name, sys.maxsize)] or [NewRows(name, {}, ())]
+    if len(pieces) > 1:
         raise UserError(f"{name}: several tables; give one")
-    return rows
+    return pieces[0]
 
 
 def _pieces(table: Any, name: str, size: int) -> Iterator[Any]:
@@ -92,7 +91,7 @@ def _readable(name: str) -> Iterator[None]:
 
     try:
         yield
-    except (pa.ArrowException, ValueError) as error:  # ValueError: pandas', of two columns of one name
+    except (pa.ArrowException, TypeError, ValueError) as error:  # pandas', of sparse columns, and two of one name
         raise UserError(f"{name}: not readable through Arrow's interface ({str(error).splitlines()[0]})") from error
 
 

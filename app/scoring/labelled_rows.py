@@ -39,8 +39,10 @@ class LabelledRows:
         """Encode rows; the dataset's rule makes their labels.
 
         Raises:
-            UserError: a column is missing, or a value is invalid (row, column, remedy).
+            UserError: no rows, a column is missing, or a value is invalid (row, column, remedy).
         """
+        if not rows.numbers:
+            raise UserError(f"{rows.name}: no rows; give at least one")
         ignored_columns(rows, encoder.input_columns, spare=())
         for column, content in zip(encoder.target_columns, ("labels", "sample weights"), strict=False):
             if column not in rows.columns:

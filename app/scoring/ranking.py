@@ -23,6 +23,9 @@ class Scored(NamedTuple):
     about: dict[str, Any]
 
 
+NONE_SCORED = Scored((), np.empty(0, np.float32), np.empty(0, np.int64), np.zeros((0, 0), np.bool_), (), {})
+
+
 class Ranked(NamedTuple):
     """One candidate: its rank from 1, name and click probability, and the features whose values are unknown."""
 

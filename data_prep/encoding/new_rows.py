@@ -76,25 +76,21 @@ def read_new_rows(path: Path, shape: Shape) -> NewRows:
     [{...}, ...]}, whose user columns are added to each candidate. Each may be compressed (NAME.csv.gz).
 
     Raises:
-        UserError: unreadable file, unknown format, or no rows (file, row, remedy).
+        UserError: unreadable file, or unknown format (file, row, remedy).
     """
     suffix = suffix_of(path.name)
     if suffix not in SUFFIXES:
         raise UserError(f"{path}: unknown kind of file; give one whose name ends in {', '.join(SUFFIXES)}")
     try:
         if suffix in DELIMITERS:
-            rows = _read_text(path, _read_content(path).replace(b"\r\n", b"\n"), DELIMITERS[suffix], shape)
-        elif suffix == ".parquet":
-            rows = _read_parquet(path, shape.required_columns)
-        else:
-            content = _read_content(path)
-            objects = _read_json(path, content) if suffix == ".json" else read_objects(content, str(path))
-            rows = rows_of_objects(str(path), objects)
+            return _read_text(path, _read_content(path).replace(b"\r\n", b"\n"), DELIMITERS[suffix], shape)
+        if suffix == ".parquet":
+            return _read_parquet(path, shape.required_columns)
+        content = _read_content(path)
+        objects = _read_json(path, content) if suffix == ".json" else read_objects(content, str(path))
+        return rows_of_objects(str(path), objects)
     except OSError as error:
         raise UserError(f"{path}: {error.strerror or error}; check the path") from error
-    if not rows.numbers:
-        raise UserError(f"{path}: no rows; give at least one")
-    return rows
 
 
 def _read_content(path: Path) -> bytes:

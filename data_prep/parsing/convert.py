@@ -8,7 +8,7 @@ An exported encoder (extensions/export) runs a copy of this module, so that it n
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -89,6 +89,8 @@ def plain(values: Any) -> Any:
     """Cast an Arrow column to the types that the rules know: no dictionaries, views, large types or null type."""
     if isinstance(values, list):
         return values
+    if isinstance(values.type, pa.BaseExtensionType):  # pandas' periods and intervals: each rule refuses the type
+        return [values.type] * len(values)
     try:
         return values.cast(_plain_type(values.type))
     except pa.ArrowNotImplementedError:  # raised for dictionaries of views, as polars has them
@@ -147,7 +149,7 @@ def distinct(values: Any) -> Distinct:
             encoded = values.dictionary_encode(null_encoding="encode")
             return Distinct(encoded.indices.to_numpy().astype(np.int64), encoded.dictionary.to_pylist())
         values = values.to_pylist()
-    keys = [(type(value), repr(value) if isinstance(value, list | dict) else value) for value in values]
+    keys = [(type(value), value if isinstance(value, Hashable) else repr(value)) for value in values]
     value_of = dict(zip(keys, values, strict=True))
     code_of = {key: code for code, key in enumerate(value_of)}
     return Distinct(np.array([code_of[key] for key in keys], np.int64), list(value_of.values()))

@@ -20,7 +20,7 @@ import hashlib
 import io
 import json
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence, Sized
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -90,6 +90,8 @@ class Scorer:
         Raises:
             UserError: a column is missing, or a value is invalid (row, column).
         """
+        if isinstance(table, Sized) and not len(table):
+            return np.zeros(0, np.float32)
         columns = self._columns(table, name)
         rows = len(next(iter(columns.values())))
         numbers = range(1, rows + 1) if numbers is None else numbers
@@ -325,7 +327,7 @@ def _columns_of(table: Any, name: str, read: Sequence[str]) -> Mapping[str, Any]
         raise UserError(f"{name}: {type(table).__name__} is not a table; {remedy}")
     try:
         table = pa.table(table)
-    except (pa.ArrowException, ValueError) as error:  # ValueError: pandas', of two columns of one name
+    except (pa.ArrowException, TypeError, ValueError) as error:  # pandas', of sparse columns, and two of one name
         raise UserError(f"{name}: not readable through Arrow's interface ({str(error).splitlines()[0]})") from error
     if twice := [each for each in read if table.column_names.count(each) > 1]:
         raise UserError(f"{name}: a column is named twice, {twice[0]}; rename one")
@@ -482,8 +484,6 @@ def main() -> int:
         for columns, numbers in read_rows(arguments.rows, scorer):
             scores = scorer.score(columns, str(arguments.rows), numbers)
             lines += [np.format_float_positional(each, unique=True, trim="0") for each in scores]
-        if len(lines) == 1:
-            raise UserError(f"{arguments.rows}: no rows; give at least one")
         text = "\n".join([*lines, ""])
         if arguments.out is None:
             sys.stdout.write(text)

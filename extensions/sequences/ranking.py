@@ -10,7 +10,7 @@ from app.config import AppConfig
 from app.config.commands import RecommendConfig
 from app.runtime.platform import Runtime
 from app.scoring.candidates import ignored_columns
-from app.scoring.ranking import ALL, Scored
+from app.scoring.ranking import ALL, NONE_SCORED, Scored
 from app.training import predictor
 from app.training.resume import TrainedRun
 from common.errors import UserError
@@ -38,6 +38,8 @@ def score_items(config: RecommendConfig, trained: AppConfig, run: TrainedRun, ru
         candidates = NewRows(ALL, {schema.item: [str(key) for key in keys.tolist()]}, range(1, len(keys) + 1))
     else:
         candidates = _read_items(config, schema)
+        if not candidates.numbers:
+            return NONE_SCORED
     names = candidates.texts(schema.item)
     item_keys = np.array([text_key(text) for text in names], np.int64)
     places = np.minimum(np.searchsorted(keys, item_keys), len(keys) - 1)

@@ -166,6 +166,13 @@ def test_values_out_of_vocabulary_are_told(run: dict[str, Any], run_app: Command
     assert {row["candidate"]: row["out_of_vocabulary"] for row in rows} == {"1": "", "2": "cat_2 cat_7"}
 
 
+@pytest.mark.parametrize("name", ["c.tsv", "c.jsonl"])
+def test_no_candidates_have_an_empty_ranking(run: dict[str, Any], run_app: Command, tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("")
+    assert len(run_app("recommend", "run=runs/r", f"candidates={name}", "out=out.csv").stdout.splitlines()) == 1
+    assert len((tmp_path / "out.csv").read_text().splitlines()) == 1
+
+
 def test_bad_candidates_are_named(run: dict[str, Any], refused_command: Refusal, tmp_path: Path) -> None:
     good = (tmp_path / "raw.tsv").read_text().splitlines()[:3]
     fields = good[1].split("\t")

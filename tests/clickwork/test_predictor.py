@@ -285,9 +285,6 @@ ROW = make_rows(1, 0)[0]
 @pytest.mark.parametrize(
     ("table", "message"),
     [
-        ([], "table: no rows; give at least one row"),
-        (pd.DataFrame(), "table: no rows; give at least one row"),
-        (iter([]), "table: no rows; give at least one row"),
         (
             pa.Table.from_pylist([ROW]).drop_columns(["item"]),
             "table: no column item; the model reads age, price, user, item, genres",
@@ -306,6 +303,9 @@ ROW = make_rows(1, 0)[0]
         ),
         ([{**ROW, "price": b"1"}], "table: row 1, column price: "),
         ([{**ROW, "item": {"id": 3}}], "table: row 1, column item: "),
+        ([{**ROW, "genres": {"g1"}}], "table: row 1, column genres: {'g1'} is not a category"),
+        (pd.DataFrame([ROW]).assign(item=pd.PeriodIndex(["2024-01"], freq="M")), "table: row 1, column item: extension<"),
+        (pd.DataFrame([ROW]).assign(age=pd.arrays.SparseArray([1])), "table: not readable through Arrow's interface ("),
     ],
 )
 def test_tables_that_cannot_be_scored(predictor: clickwork.Predictor, table: Any, message: str) -> None:
@@ -314,6 +314,13 @@ def test_tables_that_cannot_be_scored(predictor: clickwork.Predictor, table: Any
     assert str(error.value).startswith(message)
     assert "\n" not in str(error.value)
     assert error.value.status == 2
+
+
+@pytest.mark.parametrize("table", [[], pd.DataFrame(), iter([]), pd.DataFrame([ROW]).iloc[:0], pa.table({"age": []})])
+def test_no_rows_have_no_scores(predictor: clickwork.Predictor, table: Any) -> None:
+    assert predictor.rank(ROW, table) == []
+    scores = predictor.predict(table)
+    assert (scores.shape, scores.dtype) == ((0,), np.float32)
 
 
 def test_users_and_candidates_that_cannot_be_ranked(predictor: clickwork.Predictor) -> None:

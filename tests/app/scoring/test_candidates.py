@@ -28,8 +28,6 @@ def texts(rows: NewRows, *columns: str) -> list[list[str]]:
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [
-        ("a.csv", "", "no rows"),
-        ("a.csv", "age,city\n", "no rows"),
         ("a.csv", "age,city\n1,x\n2\n", "row 3: 1 columns"),
         ("a.tsv", "1\t2\tx\n1\t2\tx\ty\n", "row 2: 4 columns"),
         ("a.csv", "age,age,city\n1,2,x\n", "row 1: a column is named twice"),
@@ -44,7 +42,6 @@ def texts(rows: NewRows, *columns: str) -> list[list[str]]:
         ("a.csv", "age,city\n\n\n1,x\n2\n", "row 5: 1 columns"),
         ("a.csv", "PK\x03\x04...", "zip, which is not read; convert it: unzip"),
         ("a.csv.bz2", "BZh91AY&SY...", "damaged, or cut off"),
-        ("a.jsonl.gz", "", "no rows"),
     ],
 )
 def test_what_cannot_be_read_is_named(tmp_path: Path, name: str, text: str, words: str) -> None:

@@ -243,7 +243,7 @@ assert np.abs(score(pa.table(one)) - scores).max() == 0
 assert np.abs(score({**one, "int_0": np.array([0.5, 1.0])}) - scores).max() == 0
 rows = scorer.score(many)
 assert rows.shape == (10000,) and np.abs(rows[8:].reshape(-1, 2) - scores).max() < 1e-6 and rows[7] != rows[9]
-assert len(score({name: [] for name in one})) == 0
+assert len(score({name: [] for name in one})) == len(score([])) == len(score(pa.table({}))) == 0
 try:
     score({**one, "cat_1": [1]})
 except Exception as error:
@@ -312,6 +312,9 @@ refused = {
     "twice": table.append_column("town", table["town"]),
     "mixed": frame.astype(object).assign(town=[1, "a", 2.5]),
     "member": [{**rows[0], "tags": ["a", nan]}],
+    "set": [{**rows[0], "tags": {"a"}}],
+    "sparse": frame.assign(size=pd.arrays.SparseArray([1, 2, 3])),
+    "period": frame.assign(when=pd.PeriodIndex(["2025-05-08"] * 3, freq="D")),
 }
 result = {name: scorer.score(form).tolist() for name, form in forms.items()}
 errors = {}
@@ -351,7 +354,10 @@ def test_every_form_of_rows_in_memory_is_scored_as_predict_scores_it(runtime: Ru
     for form, values in scores.items():
         np.testing.assert_allclose(values, expected, rtol=0, atol=1e-6, err_msg=form)
     remedy = "give lists or arrays by column, a list of dicts, or a table of pandas, polars or pyarrow"
-    assert errors.pop("mixed").startswith("rows: not readable through Arrow's interface (")
+    for form in ("mixed", "sparse"):
+        assert errors.pop(form).startswith("rows: not readable through Arrow's interface (")
+    assert errors.pop("set").startswith("rows: row 1, column tags: {'a'} is not a category")
+    assert errors.pop("period").startswith("rows: row 1, column when: 'extension<pandas.period<")
     assert errors.pop("member").startswith("rows: row 1, column tags: nan ")
     assert errors == {
         "none": f"rows: NoneType is not a table; {remedy}",
