@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from app.kinds.metrics import AUC, METRICS, Metric
+from app.record.documents import DONE
 from app.record.scores import Scores, kept_splits, read_scores
 from app.report.read import RunFiles
 from app.report.statistics import MeanDifference, Ratio, batch_means, delong, paired, seeds_needed, speed_ratio, welch
@@ -46,6 +47,11 @@ class RunGroup:
 
     label: str
     runs: list[RunFiles]
+
+    @property
+    def finished(self) -> list[RunFiles]:
+        """The runs with final figures, which alone count in tests of quality."""
+        return [run for run in self.runs if run.status in DONE]
 
     @property
     def name(self) -> str:
@@ -251,13 +257,13 @@ def compare_auc(first: RunGroup, second: RunGroup) -> AucComparison | None:
     There is no difference if the groups were evaluated on different rows, or if runs of a seed contradict each other.
     """
     # One AUC or RMSE per seed, since an identical run of the same seed is no new evidence.
-    groups = (first.runs, second.runs)
+    groups = (first.finished, second.finished)
     values = [{run.seed: auc for run in runs if (auc := run.evaluation.main_value) is not None} for runs in groups]
     if not all(values):
         return None
     seeds = len(values[0]), len(values[1])
-    if not same_rows(first.runs[0], second.runs[0]):
-        return AucComparison(first, second, None, seeds, "", reason=_other_rows(first.runs[0], second.runs[0]))
+    if not same_rows(groups[0][0], groups[1][0]):
+        return AucComparison(first, second, None, seeds, "", reason=_other_rows(groups[0][0], groups[1][0]))
     if reasons := [*contradictions(first), *contradictions(second)]:
         return AucComparison(first, second, None, seeds, "", reason="; ".join(reasons))
     shared = sorted(values[0].keys() & values[1].keys())
@@ -279,9 +285,11 @@ def compare_scores(first: RunGroup, second: RunGroup) -> ScoreComparison | None:
     Raises:
         UserError: the scores of a run are damaged.
     """
-    seeds = [{run.seed: run for run in reversed(group.runs)} for group in (first, second)]
+    if not (first.finished and second.finished):
+        return None
+    seeds = [{run.seed: run for run in reversed(group.finished)} for group in (first, second)]
     shared = sorted(seeds[0].keys() & seeds[1].keys())
-    pairs = [(seeds[0][seed], seeds[1][seed]) for seed in shared] or [(first.runs[0], second.runs[0])]
+    pairs = [(seeds[0][seed], seeds[1][seed]) for seed in shared] or [(first.finished[0], second.finished[0])]
     one, other = next((pair for pair in pairs if _have_scores_of_one_split(pair)), pairs[0])
     splits = [kept_splits(run.directory) for run in (one, other)]
     if not any(splits):
@@ -349,7 +357,7 @@ def _other_rows(first: RunFiles, second: RunFiles) -> str:
 def contradictions(group: RunGroup) -> list[str]:
     """Describe seeds with several figures, with their runs; nothing says which figure is the configuration's."""
     reasons = []
-    for seed, members in groupby(group.runs, key=lambda run: run.seed):
+    for seed, members in groupby(group.finished, key=lambda run: run.seed):
         figures = [(value, run.name) for run in members if (value := run.evaluation.main_value) is not None]
         if len({value for value, _ in figures}) > 1:
             label = METRICS[group.runs[0].evaluation.main].label

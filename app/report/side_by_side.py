@@ -60,7 +60,7 @@ class Comparison:
     def sentences(self) -> list[tuple[str, str]]:
         """Return the verdict; each sentence has a kind: good, bad or plain."""
         sentences = [
-            ("bad", f"{run.name} is {run.status}: its figures are not final.")
+            ("bad", f"{run.name} is {run.status}: its figures are not final, and no test or choice counts them.")
             for run in self.runs
             if run.status not in DONE
         ]
@@ -152,7 +152,7 @@ class Comparison:
 
 def _spread(group: RunGroup) -> str:
     """Return the lowest and highest main metric and rate of one configuration's runs."""
-    values = [value for run in group.runs if (value := run.evaluation.main_value) is not None]
+    values = [value for run in group.finished if (value := run.evaluation.main_value) is not None]
     rates = [run.throughput.samples_per_second for run in group.runs if run.throughput.samples_per_second]
     label = METRICS[group.runs[0].evaluation.main].label
     text = f", {label} from {min(values):.4f} to {max(values):.4f}" if values else ""

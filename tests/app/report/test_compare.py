@@ -122,6 +122,18 @@ def test_speed_and_auc_of_two_groups(sweep: list[RunFiles]) -> None:
     assert "-0." not in statement
 
 
+@pytest.mark.parametrize("status", ["interrupted", "failed"])
+def test_unfinished_runs_count_in_no_test(sweep: list[RunFiles], tmp_path: Path, status: str) -> None:
+    unfinished = read_run(write_run(tmp_path / "cut", "optimizer.lr=0.02", seed=0, gain=0.1, status=status))
+    runs = [*sweep[:4], unfinished, *sweep[5:]]
+    first, second = group(runs)
+    assert unfinished in second.runs
+    auc, difference = difference_of(first, second)
+    assert auc.seeds == (3, 3)
+    assert difference.p == pytest.approx(stats.ttest_rel(aucs_of(first)[1:], aucs_of(group(sweep)[1])[1:]).pvalue)
+    assert any(f"cut is {status}: its figures are not final, and no test" in said for said in said_of(*runs))
+
+
 def test_other_seeds_are_not_paired(sweep: list[RunFiles]) -> None:
     first, second = group([*sweep[:2], *sweep[6:]])
     auc, difference = difference_of(first, second)
