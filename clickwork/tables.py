@@ -45,8 +45,9 @@ def pieces_of(table: TableLike, name: str = "table", size: int = PIECE_ROWS) -> 
 
 def one_piece(table: TableLike, name: str) -> "NewRows":
     """Return all rows of a table that fits in memory. Raises UserError as `pieces_of`, or for several tables."""
-    from data_prep.encoding.new_rows import NewRows
     import pyarrow as pa
+
+    from data_prep.encoding.new_rows import NewRows
 
     if hasattr(table, "__arrow_c_stream__"):
         with _readable(name):

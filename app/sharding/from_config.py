@@ -7,7 +7,15 @@ from pathlib import Path
 
 import torch
 
-from app.config import AppConfig, MultiHotConfig, OptimizerConfig, ShardingConfig, TopologyConfig, TrainConfig
+from app.config import (
+    AppConfig,
+    MultiHotConfig,
+    OptimizerConfig,
+    OptimizerName,
+    ShardingConfig,
+    TopologyConfig,
+    TrainConfig,
+)
 from app.config.sharding import AUTO_SHARDING, refuse_columns, with_default_types
 from app.config.tables import Storage
 from app.model.embeddings import TableArch
@@ -248,8 +256,16 @@ def replicated(
     It is logged if `is_news`: one process that no sharding was asked of holds all tables in any case.
 
     Raises:
-        UserError: the tables are too big, since torch goes over whole tables at every step.
+        UserError: a table is looked up id by id, or the tables are too big, since torch goes over whole tables at every
+            step.
     """
+    by_id = next((table.name for table in tables if table.by_id), None)
+    if by_id is not None:
+        cause, remedy = f"{reason}, and", "leave that key out"
+        if reason is None:
+            cause = f"optimizer={optimizer.name.value}: FBGEMM lacks it on {device.type}, and"
+            remedy = f"use optimizer={' or '.join(name.value for name in OptimizerName if has_fused(name, device))}"
+        raise UserError(f"{cause} torch updates no table that is looked up id by id, such as {by_id}; {remedy}")
     name, parameters = optimizer.name, sum(table.num_embeddings * table.embedding_dim for table in tables)
     if parameters > MAX_REPLICATED:
         of_gpus = name.algorithm.fbgemm is not None

@@ -98,10 +98,13 @@ def restore(path: Path, session: Session) -> Resumed:
     require_dataset(path, values.dataset, values.dataset_digest, session.root, session.manifest)
     if (difference := _first_difference(values, fingerprint(session.config))) is not None:
         key, now, recorded = difference
-        raise UserError(
-            f"{key}={shown(now)}: the run at {path} was started with {shown(recorded)}; "
-            "give another run.name, or checkpoint.resume=never checkpoint.overwrite=true to start over"
-        )
+        remedy = "give another run.name, or checkpoint.resume=never checkpoint.overwrite=true to start over"
+        if session.config.checkpoint.resume != "auto":
+            remedy = (
+                f"give {key}={shown(recorded)} to continue it, with its own run.name to add to its record, or leave "
+                "checkpoint.resume out to train anew: a run cannot start from another's parameters alone"
+            )
+        raise UserError(f"{key}={shown(now)}: the run at {path} was started with {shown(recorded)}; {remedy}")
     load_tensors(path, session.model, session.optimizer)
     state = RunState(
         step=values.step,

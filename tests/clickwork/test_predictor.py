@@ -304,7 +304,10 @@ ROW = make_rows(1, 0)[0]
         ([{**ROW, "price": b"1"}], "table: row 1, column price: "),
         ([{**ROW, "item": {"id": 3}}], "table: row 1, column item: "),
         ([{**ROW, "genres": {"g1"}}], "table: row 1, column genres: {'g1'} is not a category"),
-        (pd.DataFrame([ROW]).assign(item=pd.PeriodIndex(["2024-01"], freq="M")), "table: row 1, column item: extension<"),
+        (
+            pd.DataFrame([ROW]).assign(item=pd.PeriodIndex(["2024-01"], freq="M")),
+            "table: row 1, column item: extension<",
+        ),
         (pd.DataFrame([ROW]).assign(age=pd.arrays.SparseArray([1])), "table: not readable through Arrow's interface ("),
     ],
 )

@@ -47,6 +47,11 @@ def test_two_processes_with_three_sharding_types_train_as_one(run_app: Command, 
     ("overrides", "message"),
     [
         (["+model.tables.overrides.tags.kind=qr", "sharding=data_parallel"], "t_tags_q is looked up id by id"),
+        (
+            ["+model.tables.overrides.tags.kind=qr", "optimizer=adam"],
+            "optimizer=adam: FBGEMM lacks it on cpu, and torch updates no table that is looked up id by id, such as "
+            "t_tags_q; use optimizer=sgd or adagrad or rowwise_adagrad",
+        ),
         (["model.tables.storage=fp16", "sharding=data_parallel"], "t_user is not stored as fp32"),
         (["model.tables.storage=bf16"], "FBGEMM trains no bf16 tables"),
         (["+model.tables.overrides.color.kind=qr"], "no sparse feature color; it has " + ", ".join(RAGGED_EMBEDDINGS)),

@@ -31,6 +31,7 @@ ANOTHERS = r"^checkpoint=runs/z/.*: was trained with optimizer\.lr=0\.2, and run
 QUICK = {
     "train run.name=x train.max_steps=3": "step_00000005 is at step 5 already.*give train.max_steps=5",
     "train run.name=x optimizer.lr=0.77": "^optimizer.lr=0.77: .* with 0.1; give another run.name, or",
+    "train run.name=new checkpoint.resume=runs/x optimizer.lr=0.77": "give optimizer.lr=0.1 to continue it, with its",
     "train run.name=x checkpoint.resume=runs/y": f"would remove step_00000003, step_00000005 {KEPT}",
     f"train run.name=new {MANY}": NO_SPACE,
     f"train run.name=x {MANY} checkpoint.overwrite=true {BACK}": NO_SPACE,
