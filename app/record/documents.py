@@ -220,7 +220,7 @@ class Summary(OpenDocument, kw_only=True):
     parameters: Parameters
     train: TrainFigures
     best: Best | None
-    early_stop: EarlyStop | None = None
+    early_stop: EarlyStop | None
     eval: EvaluationFigures
     last: EvaluationFigures
     baselines: Json | None = None

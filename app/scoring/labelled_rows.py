@@ -39,7 +39,7 @@ class LabelledRows:
         """Encode rows; the dataset's rule makes their labels.
 
         Raises:
-            UserError: no rows, a column is missing, or a value is invalid (row, column, remedy).
+            UserError: no rows, all weights are 0, a column is missing, or a value is invalid (row, column, remedy).
         """
         if not rows.numbers:
             raise UserError(f"{rows.name}: no rows; give at least one")
@@ -51,7 +51,11 @@ class LabelledRows:
                 )
         block = encoder.parse_columns(rows.columns, rows.name, rows.numbers, labelled=True)
         shares = encoder.unknown(block).mean(axis=0).tolist()
-        return cls(arrays_of(encoder.encode(block)), dict(zip(encoder.features, shares, strict=True)))
+        arrays = arrays_of(encoder.encode(block))
+        if arrays.weights is not None and not arrays.weights.any():
+            weight = encoder.target_columns[-1]
+            raise UserError(f"{rows.name}: column {weight}: all weights are 0; give a row with a weight above 0")
+        return cls(arrays, dict(zip(encoder.features, shares, strict=True)))
 
     def compare(self, scorer: Predictor, own_split: str, corrected: bool, step: int) -> Json:
         """Return the metrics of these rows and of a split of the dataset, and the differences; a collective call.

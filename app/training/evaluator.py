@@ -6,6 +6,8 @@ from pathlib import Path
 
 from msgspec import structs
 
+from app.config import AppConfig
+from app.config.train import keys_by_evaluations
 from app.kinds.metrics import ACCURACY, AUC, BASE_RATE, LOGLOSS, METRICS, NE
 from app.metrics.curves import click_curves
 from app.metrics.documents import EvaluationFigures
@@ -13,6 +15,7 @@ from app.metrics.timing import StepTimer
 from app.optimizer.build import set_step
 from app.training.after_training import steps_after_training
 from app.training.labels import task_of
+from app.training.monitor import monitored_value
 from app.training.recording.recorder import Recorder
 from app.training.session import Session
 from app.training.state import RunState
@@ -61,7 +64,7 @@ class Evaluator:
         self._recorder.curves(curves)
         self._recorder.evaluation("eval", step, result, self._timer.seconds["eval"] - seconds_before)
         if self._session.runtime.rank == 0:
-            _log(step, result)
+            _log(step, result, self._session.config)
         if self._config.train_split:
             self._compare_with_train(step, result)
         return structs.replace(result, step=step)
@@ -88,7 +91,7 @@ def is_collapsed(evaluation: EvaluationFigures) -> bool:
     return auc is not None and ne is not None and abs(auc - 0.5) < COLLAPSED_AUC and ne > COLLAPSED_NE
 
 
-def _log(step: int, result: EvaluationFigures) -> None:
+def _log(step: int, result: EvaluationFigures, config: AppConfig) -> None:
     """Log an evaluation on one line, with warnings if it is undefined or collapsed."""
     values = [(key, result.figure(key)) for key, metric in METRICS.items() if metric.logged]
     figures = " ".join(f"{key} {value:.5f}" for key, value in values if value is not None)
@@ -97,7 +100,10 @@ def _log(step: int, result: EvaluationFigures) -> None:
     log.info("eval: step %d %s (%s samples) %s", step, result.split, f"{result.samples:,}", figures)
     if result.figure(result.main) is None:
         reason = "has only one class" if result.samples else "has no rows"
-        log.warning("eval: split %s %s; AUC is undefined", result.split, reason)
+        deciding = keys_by_evaluations(config.train, config.schedule.name.schedule.by_metric)
+        idle = deciding if monitored_value(result, config.train.monitor) is None else []
+        effect = f", so {' and '.join(idle)} cannot act" if idle else ""
+        log.warning("eval: split %s %s; AUC is undefined%s", result.split, reason, effect)
     if is_collapsed(result):
         text = f"AUC {result.auc:.4f}, NE {result.figure(NE):.4f}"
         log.warning("eval: close to a constant predictor (%s): check optimizer.lr and the data", text)

@@ -210,7 +210,9 @@ class TrainingRun:
         num_nodes = self.runtime.world_size // self.runtime.local_world_size
         self._directory.results(self.config, figures, num_nodes, spread)
         keeps_best, encoding = self.config.checkpoint.keep_best, self.session.manifest.encoding.get("name")
-        log.info("\n".join(summary.closing_lines(figures, self._measured_before, keeps_best, encoding)))
+        has_rates = self.state.epoch > 0 and not self.config.loss.class_weights
+        lines = summary.closing_lines(figures, self._measured_before, keeps_best, encoding, has_rates)
+        log.info("\n".join(lines))
 
     def _served(self) -> EvaluationFigures | None:
         """Return on rank 0 the recorded evaluation of the checkpoint that `best` names; None if there is none."""

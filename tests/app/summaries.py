@@ -14,6 +14,7 @@ LEAST: dict[str, Any] = {
     "parameters": {"embedding": 0, "dense": 0, "total": 0},
     "train": {"loss": None, "logloss": None, "skipped_steps": 0},
     "best": None,
+    "early_stop": None,
     "eval": {"auc": None},
     "last": {"auc": None},
     "throughput": {},

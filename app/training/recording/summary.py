@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from app.config import TrainConfig
-from app.kinds.metrics import AUC, LOGLOSS, METRICS, OF_ROWS
+from app.kinds.metrics import AUC, LOGLOSS, METRICS, NE, OF_ROWS
 from app.metrics import clicks
 from app.metrics.documents import Best, EvaluationFigures, Power
 from app.metrics.slowdown import slowdown_sentence
@@ -118,6 +118,7 @@ def _figures(
         parameters=convert(parameters, Parameters),
         train=TrainFigures(loss=loss, logloss=loss if is_logloss else None, skipped_steps=state.skipped),
         best=state.best,
+        early_stop=None,  # the run decides it at its end
         eval=newest,
         last=newest,
         baselines=None,  # the extension computes them once the run is complete
@@ -161,18 +162,29 @@ def throughput_spread(state: RunState, window: int) -> float | None:
 
 
 def closing_lines(
-    summary: Summary, measured_before: int, keeps_best: bool = True, encoding: str | None = None
+    summary: Summary,
+    measured_before: int,
+    keeps_best: bool = True,
+    encoding: str | None = None,
+    must_beat_rate: bool = False,
 ) -> list[str]:
     """Return a summary as lines of text.
 
     Args:
         measured_before: steps that were measured before the run was resumed.
         keeps_best, encoding: as `clicks.shortcomings` takes them.
+        must_beat_rate: whether the model has seen an epoch, and its probabilities are rates.
     """
     seconds = summary.seconds.get("total", 0.0)
     head = f"{summary.status}: {summary.steps:,} steps, {summary.samples:,} samples in {seconds:.1f} s"
     evaluations = summary.events.get("eval", 0)
     remarks = clicks.shortcomings(summary.last, summary.best, evaluations, keeps_best, encoding)
+    ne = summary.eval.figure(NE)
+    if must_beat_rate and not remarks and ne is not None and ne >= 1:
+        remarks = [
+            f"After an epoch no better than the base rate, the same probability for each row: NE {ne:.5f} is not below "
+            "1; train for more steps (train.epochs), or with another optimizer.lr or optimizer.sparse_lr"
+        ]
     rows = [*_closing_rows(summary, measured_before, remarks)]
     width = max(len(name) for name, _ in rows)
     return [

@@ -141,7 +141,7 @@ def test_a_summary_of_another_version_is_refused(version: int, runtime: Runtime,
         command_here(runtime, "verify", f"run={run}")
 
 
-@pytest.mark.parametrize("key", ["version", "last"])
+@pytest.mark.parametrize("key", ["version", "last", "early_stop"])
 def test_a_summary_that_lacks_a_key_is_refused(key: str, runtime: Runtime, run: Path) -> None:
     rewritten(run / "summary.json", lambda old: {name: value for name, value in old.items() if name != key})
     with pytest.raises(UserError, match=rf"summary\.json: damaged \(key '{key}' is missing\); remove it, and the run"):

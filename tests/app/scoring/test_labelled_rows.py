@@ -123,6 +123,14 @@ def test_new_rows_are_all_rows_beside_a_sampled_dataset(runtime: Runtime, tmp_pa
         assert "calibration_of_all_rows" not in figures
 
 
+def test_weights_that_are_all_0_are_refused(runtime: Runtime, tmp_path: Path) -> None:
+    schema = SCHEMA.replace("dense: [age, price]", "dense: [age]\nweight: price")
+    trained = train_on_table(runtime, tmp_path, schema=schema)
+    write_csv(tmp_path / "new.csv", [{**row, "price": 0} for row in make_rows(5, seed=1)])
+    message = r"new\.csv: column price: all weights are 0; give a row with a weight above 0"
+    refused(message, evaluated, runtime, trained.run, f"data.raw={tmp_path}/new.csv")
+
+
 @pytest.mark.parametrize(
     ("change", "keys", "message"),
     [

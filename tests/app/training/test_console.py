@@ -88,6 +88,14 @@ def test_a_run_that_overfits_or_learns_nothing_is_told() -> None:
     assert "Labels are drawn by chance (data.source=random), so no model can do better than an AUC of 0.5" in lines
 
 
+@pytest.mark.parametrize(("ne", "has_rates", "said"), [(1.0, True, True), (0.999, True, False), (1.2, False, False)])
+def test_a_model_no_better_than_the_base_rate_is_told(ne: float, has_rates: bool, said: bool) -> None:
+    evaluation = {**SUMMARY["eval"], "ne": ne}
+    whole = convert({**LEAST, **SUMMARY, "eval": evaluation, "last": evaluation}, Summary)
+    lines = "\n".join(summary.closing_lines(whole, 0, must_beat_rate=has_rates))
+    assert (f"no better than the base rate, the same probability for each row: NE {ne:.5f}" in lines) == said
+
+
 @pytest.mark.slow("processes")
 def test_a_warm_up_longer_than_the_run_is_told(small: list[str], run_app: Command) -> None:
     short = [*small, "train.max_steps=20", "schedule=warmup_poly"]

@@ -15,10 +15,11 @@ from app.optimizer.schedule import learning_rate
 from app.report.read import read_run
 from app.report.verdict import sentences
 from app.runtime.platform import Runtime
+from app.training import evaluator
 from app.training.monitor import best_of, early_stop, monitored_value, score_of, watch
 from app.training.state import RunLength, RunState
 from common.errors import UserError
-from tests.app.conftest import SMALL, Command, Train
+from tests.app.conftest import SMALL, Command, Train, composed
 from tests.app.datasets import write_dataset
 from tests.app.in_process import NOTHING_TO_DO, command_here, train_here
 from tests.app.run_files import events, summary
@@ -88,6 +89,14 @@ def test_a_sum_is_weighted_and_undefined_with_any_of_its_parts() -> None:
     assert monitored_value(evaluation, {"auc": 1, "ne": -1}) is None
     before = Monitored(best=1.0, misses=1, since_cut=1, cuts=2)
     assert watch(before, None, "ne", ScheduleConfig(ScheduleName.plateau)) == before
+
+
+def test_a_split_of_one_class_says_that_the_monitor_cannot_act(caplog: pytest.LogCaptureFixture) -> None:
+    for monitor, effect in ("auc", ", so train.early_stop_patience=3 and schedule=plateau cannot act"), ("logloss", ""):
+        config = composed(*STOPPING, f"train.monitor={monitor}", "data.path=none", "run.name=x")
+        result = EvaluationFigures(auc=None, split="val", samples=5, rest={"logloss": 0.3})
+        evaluator._log(3, result, config)
+        assert caplog.records[-1].getMessage() == f"eval: split val has only one class; AUC is undefined{effect}"
 
 
 def test_the_best_is_ranked_by_the_monitor() -> None:
