@@ -82,12 +82,15 @@ def _history(config: RecommendConfig, history: EventLog, candidates: NewRows) ->
     """Return the user's index, the number of the event that its history ends before, and the candidates' time.
 
     Raises:
-        UserError: no user, a user outside the log, or one with too few events.
+        UserError: no user or several, a user outside the log, or one with too few events.
     """
     arrays, column = history.events, history.schema.user
-    users = {config.user} if config.user is not None else set()
-    if config.user is None and column in candidates.columns:
-        users = set(candidates.texts(column))
+    of_rows = candidates.texts(column) if column in candidates.columns else []
+    for number, text in zip(candidates.numbers, of_rows, strict=False):
+        if config.user is not None and text not in ("", config.user):
+            place = f"{candidates.name}: row {number}, column {column}"
+            raise UserError(f"user={config.user}: {place} has {text}; leave the column or user=ID out")
+    users = {config.user} if config.user is not None else set(of_rows)
     if len(users) != 1:
         raise UserError(f"user: {len(users)} users are given in column {column}; give one, as in the log: user=ID")
     [user] = users

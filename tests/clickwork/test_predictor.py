@@ -323,7 +323,8 @@ def test_tables_that_cannot_be_scored(predictor: clickwork.Predictor, table: Any
 def test_no_rows_have_no_scores(predictor: clickwork.Predictor, table: Any) -> None:
     assert predictor.rank(ROW, table) == []
     scores = predictor.predict(table)
-    assert (scores.shape, scores.dtype) == ((0,), np.float32)
+    assert scores.shape == (0,)
+    assert scores.dtype == np.float32
 
 
 def test_users_and_candidates_that_cannot_be_ranked(predictor: clickwork.Predictor) -> None:

@@ -237,15 +237,16 @@ def test_all_items_of_the_log_are_ranked(run_app: Command, trained: Path, tmp_pa
         (["user=7", "time=5"], "user=7: 0 events before time=5, and samples of the run have at least 20"),
         ([], "user: 0 users are given in column user; give one, as in the log: user=ID"),
         (["user=7", "candidates=x.csv"], "x.csv: row 3: item 4711 is not in the log of"),
+        (["user=7", "candidates=y.csv"], "user=7: y.csv: row 3, column user has 8; leave the column or user=ID out"),
     ],
 )
 def test_what_cannot_be_ranked_is_refused(
     arguments: list[str], message: str, refused_command: Refusal, trained: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "x.csv").write_text("item\n1\n4711\n")
-    assert message in refused_command(
-        "recommend", f"run={trained}", *([] if "candidates=x.csv" in arguments else ["candidates=all"]), *arguments
-    )
+    (tmp_path / "y.csv").write_text("user,item\n7,1\n8,1\n")
+    candidates = [] if any("candidates=" in argument for argument in arguments) else ["candidates=all"]
+    assert message in refused_command("recommend", f"run={trained}", *candidates, *arguments)
 
 
 @pytest.mark.slow("processes")
