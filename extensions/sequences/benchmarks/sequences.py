@@ -54,8 +54,9 @@ SETTINGS = {
         "model.over_arch=[128,64,1]",
         "model.dropout=0.2",
         "optimizer=rowwise_adagrad_adam",
+        "optimizer.sparse_lr=0.02",
     ],
-    "hstu": ["model=hstu"],
+    "hstu": ["model=hstu", "optimizer.sparse_lr=0.02"],
 }
 HSTU_ON_MOVIELENS = [
     "sequences.tasks=[loved,fair,bad]",
