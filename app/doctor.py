@@ -162,7 +162,9 @@ def probe_stack() -> tuple[Check, Any]:
     """Import the stack and look up a few rows in a process of its own; return the findings, None if it crashed."""
     try:
         command = [sys.executable, "-m", "app.runtime.stack_probe"]
-        process = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_SECONDS, check=False)
+        process = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=PROBE_SECONDS, check=False
+        )
     except subprocess.TimeoutExpired:
         remedy = "look for a hanging driver or file system"
         return Check("import", Verdict.fail, f"not done after {PROBE_SECONDS} s", remedy), None
@@ -178,7 +180,7 @@ def probe_stack() -> tuple[Check, Any]:
 
 
 def check_devices(probe: Mapping[str, Any]) -> Iterator[Check]:
-    """Check the GPUs that the probe of the stack found, and their driver; probe: as app/runtime/stack_probe.py writes it."""
+    """Check the GPUs that the probe of the stack found, and their driver; app/runtime/stack_probe.py writes `probe`."""
     cuda, hip, devices = probe["cuda"], probe["hip"], probe["devices"]
     built_for = f"CUDA {cuda}" if cuda else f"ROCm {hip}" if hip else None
     present = "NVIDIA" if NVIDIA_DEVICE.exists() else "AMD" if AMD_DEVICE.exists() else None
@@ -207,7 +209,7 @@ def check_devices(probe: Mapping[str, Any]) -> Iterator[Check]:
 
 
 def _check_driver(path: Path, cuda: str | None) -> Check:
-    driver = path.read_text().splitlines()[0].strip()
+    driver = path.read_text(encoding="utf-8", errors="replace").splitlines()[0].strip()
     version, least = re.search(r"\b(\d{3,})\.\d+", driver), MIN_DRIVERS.get((cuda or "").split(".")[0], 0)
     if path == NVIDIA_DRIVER and version and int(version[1]) < least:
         remedy = f"install the driver's release {least} or later, or packages built for an older CUDA"

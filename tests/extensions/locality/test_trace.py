@@ -20,7 +20,7 @@ from tests.key_limits import DIFFICULTY, INSIDE, ONE, ZERO, check_limits
 def write_trace(path: Path, ids: int, distances: list[int], shares: list[float]) -> Path:
     lines = (range(ids), distances, shares)
     path.parent.mkdir(exist_ok=True)
-    path.write_text("".join(f"{', '.join(map(str, line))}\n" for line in lines))
+    path.write_text("".join(f"{', '.join(map(str, line))}\n" for line in lines), encoding="utf-8")
     return path
 
 
