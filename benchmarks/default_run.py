@@ -13,7 +13,7 @@ The figure is the median of samples/s over windows of `train.log_every_steps` af
 during which a checkpoint is being written are kept apart (`writing`); where the default waits for its checkpoints, as
 it does for those of a best evaluation, there are none. Ratios are of one round; the table has their medians and
 extremes. Ends with 1 if a median of `on / off` is below 0.97, or one of `writing / off` below 0.85, of at
-least five rounds. `drops` is in how many of the runs with a log the program itself names a lasting drop of throughput.
+least five rounds.
 
 Two threads are the default on two cores, one is `runtime.num_threads=1`; two processes have one thread each.
 """
@@ -107,7 +107,6 @@ def measure(case: Case, threads: int, rounds: int, steps: int | None, scratch: P
     limit = steps or case.steps
     make_dataset(case, scratch)
     figures: list[dict[str, float | None]] = []
-    drops: list[bool] = []
     for number in range(rounds):
         rates: dict[str, float | None] = {}
         for kind in KINDS[number % len(KINDS) :] + KINDS[: number % len(KINDS)]:
@@ -117,11 +116,10 @@ def measure(case: Case, threads: int, rounds: int, steps: int | None, scratch: P
             else:
                 quiet, writing = window_rates(run(case, kind, threads, limit, scratch), first)
                 rates |= {kind: median(quiet)} | ({"writing": median(writing)} if kind == "on" else {})
-                drops.append(names_drop(scratch / "runs" / case.name))
         figures.append(rates)
         print(f"{case.name}, {threads} thread(s): round {number + 1} of {rounds} done", file=sys.stderr, flush=True)
     settings = {"case": case.name, "threads": threads, "processes": case.processes, "steps": limit}
-    return {**settings, "drops": f"{sum(drops)} of {len(drops)}", "rounds": figures}
+    return {**settings, "rounds": figures}
 
 
 def make_dataset(case: Case, scratch: Path) -> None:
@@ -143,13 +141,6 @@ def run(case: Case, kind: str, threads: int, steps: int, scratch: Path) -> list[
     train(case, scratch, *settings)
     lines = (scratch / "runs" / case.name / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     return [json.loads(line) for line in lines]
-
-
-def names_drop(directory: Path) -> bool:
-    """Whether a run's summary names a lasting drop of throughput."""
-    return (
-        json.loads((directory / "summary.json").read_text(encoding="utf-8"))["throughput"].get("slowdown") is not None
-    )
 
 
 def train(case: Case, scratch: Path, *settings: str) -> None:
@@ -249,7 +240,7 @@ def is_slow(result: dict[str, Any]) -> bool:
 
 def print_table(results: Sequence[dict[str, Any]]) -> None:
     """A line a case."""
-    columns = ("case", "processes", "threads", "on, samples/s", "on / off", "on / bare", "writing / off", "drops")
+    columns = ("case", "processes", "threads", "on, samples/s", "on / off", "on / bare", "writing / off")
     print(f"| {' | '.join(columns)} |\n" + "|---" * len(columns) + "|")
     for result in results:
         speed = median([one["on"] for one in result["rounds"] if one["on"]])
@@ -258,7 +249,7 @@ def print_table(results: Sequence[dict[str, Any]]) -> None:
             values = ratios(result, above, below)
             spread = f"{np.median(values):.3f} ({values.min():.3f} to {values.max():.3f})" if len(values) else "none"
             cells.append(spread)
-        print(f"| {' | '.join([*cells, result['drops']])} |", flush=True)
+        print(f"| {' | '.join(cells)} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -107,14 +107,6 @@ class EvaluationFigures(OpenDocument, kw_only=True):
         return COMPARED_NUMBERS if self.main in COMPARED_NUMBERS else COMPARED
 
 
-class Slowdown(Struct, kw_only=True):
-    """A lasting drop of throughput: the last step before it, by which share the median rate fell, and what was done."""
-
-    after_step: int
-    fraction: Number
-    when: str | None
-
-
 class Throughput(OpenDocument, kw_only=True):
     """Rates over the measured steps; None if there were none."""
 
@@ -126,7 +118,6 @@ class Throughput(OpenDocument, kw_only=True):
     input_wait_fraction: Number | None = None
     warmup_steps_excluded: int | None = None
     steps_measured: int | None = None
-    slowdown: Slowdown | None = None
     rest: Json = rest()
 
 

@@ -8,7 +8,6 @@ from msgspec import Struct
 
 from app.kinds.metrics import ACCURACY, AUC, BASE_RATE, COMPARED, LABEL_DEVIATION, LOGLOSS, METRICS, NE, PUBLISHED, RMSE
 from app.metrics.clicks import shortcomings
-from app.metrics.slowdown import find_slowdown, slowdown_sentence
 from app.report.additions import additions
 from app.report.read import UNFINISHED, RunFiles
 from app.report.words import NOT_MEASURED, count, figure, plural, signed
@@ -124,7 +123,7 @@ def _published_remark(published: dict[str, Any]) -> str:
 
 def sentences(run: RunFiles) -> list[tuple[str, str]]:
     """Return the verdict; each sentence has a kind: good, bad or plain."""
-    return [_status(run), *_quality(run), *_speed(run), *_promises(run)]
+    return [_status(run), *_quality(run), *_promises(run)]
 
 
 def _status(run: RunFiles) -> tuple[str, str]:
@@ -188,11 +187,6 @@ def _faults_of_data(run: RunFiles) -> list[tuple[str, str]]:
     dataset = run.manifest.dataset
     lines = [*(line for line in (dataset.unseen, dataset.sampling) if line), *dataset.misleading]
     return [("bad", f"{line[0].upper()}{line[1:]}.") for line in lines]
-
-
-def _speed(run: RunFiles) -> list[tuple[str, str]]:
-    slowdown = find_slowdown(run.events)
-    return [("bad", f"{slowdown_sentence(slowdown)}.")] if slowdown else []
 
 
 def _promises(run: RunFiles) -> list[tuple[str, str]]:

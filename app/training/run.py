@@ -13,7 +13,6 @@ from app.config import AppConfig
 from app.kinds.trackers import TENSORBOARD
 from app.metrics.documents import EvaluationFigures, Monitored, OtherEvent
 from app.metrics.profiling import StepProfiler
-from app.metrics.slowdown import find_slowdown
 from app.metrics.timing import StepTimer, step_time_histogram
 from app.metrics.totals import Measured
 from app.optimizer.build import set_step
@@ -200,9 +199,8 @@ class TrainingRun:
             status,
             summary.Clocks(self.recorder.seconds(), self.recorder.energy.source, profiler.communication_seconds),
         )
-        events = read_events(self._directory.path) if self.runtime.rank == 0 else []
-        figures.throughput.slowdown = find_slowdown(events)
         figures.early_stop = early_stop(self.state, self.length)
+        events = read_events(self._directory.path) if self.runtime.rank == 0 else []
         figures.events = dict(Counter(event.event for event in events))
         self._directory.summary(figures)
         self.recorder.trackers.close(figures)

@@ -183,17 +183,6 @@ def shuffle_histories(seed: int) -> None:
     setattr(event_log, "gather_histories", shuffled)  # noqa: B010  # as it is imported there
 
 
-def slow_down(first: int) -> None:
-    """Steps from number `first` on (the first is 0) take 40 ms longer."""
-    begin_step = session.Session.begin_step
-
-    def slowed(self: session.Session, step: int) -> float:
-        time.sleep(0.04 if step >= first else 0)
-        return begin_step(self, step)
-
-    session.Session.begin_step = slowed  # type: ignore[method-assign]
-
-
 def count_threads() -> None:
     """Append to .threads, before each step, its number and how many threads the process has besides Python's."""
     begin_step = session.Session.begin_step
@@ -244,7 +233,6 @@ FAULTS: dict[str, Callable[[int], None]] = {
     "losses not finite": lambda n: spoil_losses(n, 20),
     "table not finite": spoil_table,
     "histories shuffled": shuffle_histories,
-    "steps slowed": slow_down,
     "threads counted": lambda _: count_threads(),
 }
 

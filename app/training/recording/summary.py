@@ -13,7 +13,6 @@ from app.config import TrainConfig
 from app.kinds.metrics import AUC, LOGLOSS, METRICS, NE, OF_ROWS
 from app.metrics import clicks
 from app.metrics.documents import Best, EvaluationFigures, Power
-from app.metrics.slowdown import slowdown_sentence
 from app.metrics.timing import PHASES, throughput
 from app.metrics.utilisation import utilisation, work_of_sample
 from app.record import provenance
@@ -202,8 +201,6 @@ def _closing_rows(summary: Summary, measured_before: int, remarks: Sequence[str]
         yield "early stop", summary.early_stop.reason
     for sentence in remarks:
         yield "attention", coloured(sentence, "yellow", sys.stderr)
-    if summary.throughput.slowdown:
-        yield "attention", coloured(slowdown_sentence(summary.throughput.slowdown), "yellow", sys.stderr)
     yield from _speed_rows(summary, measured_before)
     kinds = (("train", "training"), ("eval", "evaluation"), ("checkpoint", "checkpoints"))
     rest = max(0.0, seconds.get("total", 0.0) - sum(seconds[key] for key, _ in kinds))

@@ -2,7 +2,6 @@
 
 import fcntl
 import io
-import json
 import os
 import pty
 import re
@@ -128,15 +127,3 @@ def test_on_a_terminal(small: list[str], tmp_path: Path, no_colour: bool) -> Non
     log = (tmp_path / "runs/a/log.txt").read_text()
     assert "completed" in log
     assert "\x1b" not in log
-
-
-@pytest.mark.slow("processes")
-def test_a_planted_slowdown_is_named(run_app: Command, small: list[str], tmp_path: Path) -> None:
-    settings = [*small, "train.max_steps=56", "train.log_every_steps=2", "run.name=slowed"]
-    settings += ["checkpoint.every_steps=28", "train.eval_every_steps=null"]
-    process = run_app("train", *settings, fault="steps slowed:28")
-    slowdown = json.loads((tmp_path / "runs/slowed/summary.json").read_text())["throughput"]["slowdown"]
-    assert (slowdown["after_step"], slowdown["when"]) == (28, "the first checkpoint was saved")
-    sentence = f"Throughput fell by {slowdown['fraction']:.0%} after step 28, when the first checkpoint was saved"
-    assert sentence in process.stderr
-    assert sentence in (tmp_path / "runs/slowed/report.html").read_text()
