@@ -61,6 +61,7 @@ def fit_of(values: NDArray[np.float64], name: str) -> list[float]:
 
 
 @given(COLUMNS, COLUMNS)
+@example(np.array([1, 5e-324, -5e-324]), np.array([0.0]))
 @pytest.mark.parametrize("name", FITS)
 def test_every_fitted_transform_is_finite_and_keeps_the_order(name: str, fitted: Any, others: Any) -> None:
     fit, ordered = fit_of(fitted, name), np.sort(np.concatenate((fitted, others)))
@@ -82,6 +83,15 @@ def test_quantiles_of_a_normal_column_are_uniform() -> None:
     ranks = transform_column(values, "quantile", fit_of(values, "quantile"))
     expected = np.argsort(np.argsort(values)) / (len(values) - 1)
     assert np.abs(ranks - expected).max() < 1 / 256
+
+
+def test_quantiles_of_tiny_numbers_are_those_in_another_unit() -> None:
+    tiny = np.random.default_rng(3).normal(0, 1e-310, 5000)
+    scaled = tiny * 2.0**100  # exact
+    places = np.arange(257) / 256
+    fit, scaled_fit = (np.quantile(values, places, method="lower") for values in (tiny, scaled))
+    expected = np.interp(scaled, scaled_fit, places)
+    assert np.abs(transform_column(tiny, "quantile", fit.tolist()) - expected).max() < 1e-7
 
 
 def test_a_frequent_value_has_the_mean_rank_of_its_rows() -> None:
