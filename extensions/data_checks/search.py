@@ -60,7 +60,7 @@ class _Rows:
         self.labels = np.concatenate(labels) if labels else np.zeros(0, np.float32)
         self.halves = [np.zeros(self.count, np.uint64) for _ in range(2)]
         self._number = 0  # columns in the hashes
-        self._factors = mix(np.arange(len(job.schema.columns), dtype=np.uint64)) | np.uint64(1)
+        self._salts = mix(np.arange(len(job.schema.columns), dtype=np.uint64))
 
     def _blocks(self, kind: str) -> Iterator[NDArray[Any]]:
         """Yield the rows [rows, width] of one kind of file in blocks."""
@@ -101,12 +101,11 @@ class _Rows:
         return hashes_of_rows(bags, rows_of_blocks(blocks))
 
     def _hash(self, values: NDArray[np.unsignedinteger], begin: int) -> None:
-        """Add values [rows, columns] to the hashes of their columns' halves: sums of products with odd constants."""
-        values, factors = values.astype(np.uint64), self._factors[self._number :]
+        """Add values [rows, columns], each mixed with its column's number, to the hashes of their columns' halves."""
+        mixed = mix(values ^ self._salts[self._number : self._number + values.shape[1]])
         for half in range(2):
             columns = slice((half - self._number) % 2, values.shape[1], 2)
-            products = np.einsum("rc,c->r", values[:, columns], factors[columns])
-            self.halves[half][begin : begin + len(values)] += products
+            self.halves[half][begin : begin + len(values)] += mixed[:, columns].sum(axis=1, dtype=np.uint64)
 
 
 def hashes_of_rows(bags: Bags, rows: NDArray[np.int64]) -> NDArray[np.uint64]:

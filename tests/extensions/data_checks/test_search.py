@@ -92,6 +92,19 @@ def test_a_sound_table_is_passed_in_silence(seed: int, tmp_path: Path) -> None:
     assert manifest.extra["misleading"]["shared_rows"] == 0
 
 
+@pytest.mark.parametrize("seed", seeds(2, 20))
+def test_shared_rows_of_drawn_tables_are_those_that_pandas_finds(seed: int, tmp_path: Path) -> None:
+    rng = np.random.default_rng(seed)
+    sizes = rng.integers(2, 300, 2 + seed % 3)
+    rows = pd.DataFrame(rng.integers(0, sizes, (1_000, len(sizes)))).add_prefix("c")
+    rows["label"] = rng.integers(0, 2, len(rows))
+    sparse = ", ".join(rows.columns[:-1])
+    manifest = prepared(tmp_path, rows, FRACTION, schema=f"label: label\nsparse: [{sparse}]\n")
+    train = rows[: manifest.splits["train"].rows]
+    found = rows[len(train) :].merge(train.drop_duplicates(), how="left", indicator=True)["_merge"] == "both"
+    assert manifest.extra["misleading"]["shared_rows"] == pytest.approx(found.mean())
+
+
 def of_users_and_cities(rng: np.random.Generator) -> pd.DataFrame:
     """The most various column, the user, decides the next, the city; what was bought is free of both."""
     user = rng.integers(0, 900, 6_000)
