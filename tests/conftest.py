@@ -6,7 +6,9 @@ import sys
 import tempfile
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
+from hypothesis.internal.constants_ast import Constants
 
 from data_prep.stages.parse import compile_kernels
 from tests.blocks import PAGES, not_run
@@ -19,8 +21,12 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # A test that fails must fail again when it is run again, and a slow machine is not a bug.
-settings.register_profile("clickwork", derandomize=True, deadline=None)
+slow_machine = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("clickwork", slow_machine, derandomize=True, database=None)
+settings.register_profile("drawn", slow_machine, derandomize=False, database=None)
 settings.load_profile("clickwork")
+# Hypothesis also draws constants of all modules that are imported so far, which differ with the tests that ran before.
+setattr(providers, "_get_local_constants", Constants)  # noqa: B010
 
 # Skips that are right on any machine without what they name.
 OPTIONAL = ("no GPU", "MLflow's client is not installed", "Triton is not interpreted", "Slurm is tried alone")
