@@ -135,7 +135,7 @@ def _rule(place: str, figures: ColumnFigures) -> tuple[str | None, str]:
         numbers = sorted({number_of(value, NUMBERS) for value in values})
         if set(numbers) <= {0.0, 1.0}:
             return None, "of two words, true and yes are 1" if figures.truths else "holds 0 and 1"
-    if values is not None and len(values) <= 2:
+    if values is not None and (len(values) <= 2 or (figures.are_numbers and len(numbers) == 2)):
         return _rule_of_two(place, figures, values)
     if figures.are_numbers and not figures.truths:
         if values is not None and len(numbers) <= MAX_GRADES:
@@ -152,7 +152,9 @@ def _rule_of_two(place: str, figures: ColumnFigures, values: list[str]) -> tuple
     """Return the rule of a column with at most two values, one of which is known to be positive or negative."""
     if any(value.strip() in NULL_MARKS for value in values):
         raise UserError(f"{place}: {_shown(figures)}, of which one stands for a missing value; remove these rows")
-    words = [value.strip().lower() for value in values]
+    # Of two grades, such as 1 and 5, only a person knows which one is positive.
+    is_known = not figures.are_numbers or {number_of(value, NUMBERS) for value in values} == {-1.0, 1.0}
+    words = [value.strip().lower() if is_known else "" for value in values]
     positive = [value for value, word in zip(values, words, strict=True) if word in POSITIVE]
     negative = [value for value, word in zip(values, words, strict=True) if word in NEGATIVE]
     if len(positive) == 1 or (len(negative) == 1 and len(values) == 2):

@@ -184,6 +184,14 @@ REFUSALS: dict[str, tuple[Any, str | None, str]] = {
         None,
         r"column label: has the values <=50K \(40\), >50K \(20\), and neither is known .*: data\.label='label == >50K'",
     ),
+    **{
+        f"two numbers, {numbers}": (
+            {"rating": numbers * 30, **FEW},
+            None,
+            rf"column rating: has the values .*, and neither is known .*: data\.label='rating == {max(numbers):g}'",
+        )
+        for numbers in ([1, 5], [1, 10], [0.5, 1], [1, 2], [-1, 2])
+    },
     "texts": (
         {"label": list("abc") * 20, "user": list("abc") * 20},
         None,
