@@ -25,5 +25,8 @@ def unseen_values(manifest: Manifest) -> str | None:
     elif manifest.encoding.get("split") in [method.value for method in SplitMethod if method.algorithm.is_random]:
         remedy = "most of them occur once, so no split helps; leave such a column out of data.schema"
     else:
-        remedy = "the score is of new values; with data.split.method=random train has values of all rows"
+        remedy = (
+            "the score is of new values; data.split.method=random divides the rows of values that occur often; leave a "
+            "column whose values occur once out of data.schema"
+        )
     return f"of the values of val and test these shares are not in train: {column_list}{more}; {remedy}"

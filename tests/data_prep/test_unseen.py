@@ -56,6 +56,8 @@ def test_a_column_whose_values_occur_once_is_named_whatever_the_split(tmp_path: 
     assert sentence is not None
     assert "userId (100%)" in sentence
     assert "no split helps" in sentence
+    manifest, _ = ratings(tmp_path, FRACTION, "data.overwrite=true", users=400, each=1)
+    assert "leave a column whose values occur once out of data.schema" in str(unseen_values(manifest))
 
 
 def test_rare_values_do_not_count_as_unseen(tmp_path: Path) -> None:
