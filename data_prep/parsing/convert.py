@@ -259,7 +259,7 @@ def numbers_of(
     array = np.array([empty if value in EMPTY else number_of(value, form) for value in column.values])
     dates = [isinstance(value, str) and DATE.match(value) is not None for value in column.values]
     if any(dates):
-        remedy = "write {column: NAME, part: hour}, or another part, for a date or time"
+        remedy = "write {column: NAME, part: weekday}, or another part, for a date or time"
         column.refuse(~np.isfinite(array) & dates, locator, "is not a number", remedy)
     column.refuse(~np.isfinite(array), locator, "is not a number")
     fault = f"is beyond {max_number:.3g}, the largest number of its transform; set {wider}"

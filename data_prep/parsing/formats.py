@@ -15,7 +15,7 @@ from common.errors import UserError
 from data_prep.dataset.dialect import STANDARD, Dialect
 from data_prep.dataset.table_spec import FORMATS, Table
 from data_prep.parsing.raw_rows import RawRows
-from data_prep.sources.discover import Source, without_packing
+from data_prep.sources.discover import Source, copy_by, without_packing
 from data_prep.sources.line_blocks import LineBlocks, count_lines_before
 
 NUMBER_LIST = "list of numbers"
@@ -190,7 +190,10 @@ def format_named(name: str) -> Format:
 
 
 def format_of(source: Source) -> Format:
-    """Return the first format that accepts a file."""
+    """Return the first format that accepts a file. Raise UserError if its name does not tell the form of JSON."""
+    if suffix_of(source.name) == ".json":
+        command = copy_by("jq -c '.[]'", source.path)
+        raise UserError(f"{source.path}: name JSON lines .jsonl, and write an array one object a line: {command}.jsonl")
     return next(form for form in map(format_named, FORMATS) if form.is_of(source))
 
 

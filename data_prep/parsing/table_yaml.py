@@ -21,7 +21,7 @@ from data_prep.dataset.options import LabelKind
 from data_prep.dataset.spelling import TRUTHS
 from data_prep.dataset.table_spec import Table, TimeColumn, Vector
 from data_prep.parsing.dates import EPOCH, fault_of_format
-from data_prep.parsing.formats import NUMBER_LIST, Column, Format, format_of, suffix_of
+from data_prep.parsing.formats import NUMBER_LIST, Column, Format, format_of
 from data_prep.parsing.numbers import number_of
 from data_prep.parsing.table_features import Names, features_of, name_of
 from data_prep.sources.discover import Source, copy_by
@@ -148,8 +148,6 @@ def _hint(form: Format, source: Source, columns: Sequence[Column], header: bool)
     """Suggest another reason why a file lacks a column."""
     if form.merges_columns:
         return ", or put a row that has it among the first of a file"
-    if suffix_of(source.name) == ".json":
-        return ", or name JSON lines .jsonl"
     names = [column.name for column in columns]
     delimiters = [delimiter for delimiter in DELIMITERS if len(names) == 1 and delimiter in names[0]]
     if form.has_layout and delimiters:
@@ -211,7 +209,7 @@ def _remedy(name: str, kinds: dict[str, str]) -> str:
     """Suggest what to do about a typed column whose type is not supported."""
     if kinds[name] in ("list", NUMBER_LIST):
         return f"write {{column: {name}, vector: 64}} in dense, with the length of the lists, or convert the column"
-    return f"use a part of it: {{column: {name}, part: hour}}" if kinds[name] == "time" else "convert the column"
+    return f"use a part of it: {{column: {name}, part: weekday}}" if kinds[name] == "time" else "convert the column"
 
 
 def _separator(path: Path, source: Source, table: Table, name: str, kinds: dict[str, str]) -> str | None:

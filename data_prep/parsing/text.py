@@ -62,8 +62,11 @@ class Text(LineFormat):
         for fields, number in zip(rows, numbers, strict=True):
             if len(fields) != width:
                 column = layout.names[min(len(fields), width - 1)]
-                fault = f"{len(fields)} columns, but a row has {width} (see column {column})"
-                raise UserError(f"{name}: row {number}: {fault}; {CORRECT}")
+                fault, remedy = f"{len(fields)} columns, but a row has {width} (see column {column})", CORRECT
+                if len(fields) == width + 1 and not fields[-1]:
+                    fault = "ends in a delimiter, unlike row 1"
+                    remedy = f"if every row does, end row 1 in one, too, else {CORRECT}"
+                raise UserError(f"{name}: row {number}: {fault}; {remedy}")
         arrays = (pa.array([fields[place] for fields in rows], pa.string()) for place in places)
         return dict(zip(columns, arrays, strict=True)), numbers
 

@@ -33,7 +33,7 @@ LABEL = "label: l %s\nsparse: [user]\n"
 FIVES = "l,user\n" + "5,a\n4,b\n5,c\n" * 10
 POSITIVE = "label: {column: l, positive: %s}\nsparse: [user]\n"
 CP1252 = "charset: cp1252\n"
-MOMENT, AS_A_PART = "2026-01-02 03:04:05", "write {column: NAME, part: hour}"
+MOMENT, AS_A_PART = "2026-01-02 03:04:05", "write {column: NAME, part: weekday}"
 ESCAPE = SCHEMA + 'escape: "%s"\n'
 SCALED = "label: label\ndense: [{column: price, transform: %s}]\nsparse: [user]\n"
 BEYOND = r"row 3, column price: '1e39' is beyond 3.4e\+38, .*; set transform: signed_log1p for it in data\.schema;"
@@ -89,6 +89,11 @@ TEXTS: list[tuple[str | bytes, str, str]] = [
     # Rows and numbers.
     (table(r9="1,2,u\n"), SCHEMA, "row 9: 3 columns, but a row has 4"),
     (table(r9="1,2,u,i,x\n"), SCHEMA, "row 9: 5 columns, but a row has 4"),
+    (
+        table().replace("\n", ",\n").replace(",\n", "\n", 1),
+        SCHEMA,
+        "row 2: ends in a delimiter, unlike row 1; if every",
+    ),
     (table(r9=",2,u,i\n"), SCHEMA, "row 9, column label: no value"),
     *(
         (table(r9=f'1,"{text}",u,i\n'), SCHEMA, "row 9, column price: .* is not a number")
@@ -213,7 +218,7 @@ COLUMNS: dict[str, Any] = {
     "joined": ["a, b"] * COUNT,
 }
 STAMPS = {"user": pa.array([0] * COUNT, pa.timestamp("us"))}
-USE_A_PART = r"column user: time.*; use a part of it: \{column: user, part: hour\}"
+USE_A_PART = r"column user: time.*; use a part of it: \{column: user, part: weekday\}"
 
 
 def at(name: str, place: int, value: Any) -> dict[str, Any]:
@@ -243,6 +248,7 @@ TYPED: list[tuple[str, dict[str, Any], str, str]] = [
     ("parquet", {}, sparse("9"), "column 9: the file has 6 columns"),
     ("parquet", {}, CRITEO, "row group 0, row 3 of it, column price: .* is not a label"),
     ("parquet", STAMPS, sparse("user"), USE_A_PART),
+    ("parquet", {"user": pa.array([0] * COUNT, pa.date32())}, sparse("user"), USE_A_PART),
     ("parquet", STAMPS, "label: label\ndense: [user]\nsparse: [item]\n", USE_A_PART),
     ("parquet", {name: pa.array([], pa.int8()) for name in COLUMNS}, SCHEMA, "no rows in it; get it again"),
     ("parquet", {"user": [98 * 10**10] * COUNT}, PART % ", format: epoch", WRITE_MS[2:]),
@@ -310,8 +316,9 @@ def test_the_row_is_the_opening_one_in_a_compressed_file(tmp_path: Path) -> None
 
 
 def test_json_lines_by_another_name(tmp_path: Path) -> None:
-    content, message = '{"label": 1, "user": "x"}\n' * 9, r"or name JSON lines \.jsonl"
-    refused_table(tmp_path, content, sparse("user"), message, name="rows.json")
+    content, message = '{"label": 1, "user": "x"}\n' * 9, r"rows\.json: name JSON lines \.jsonl, and write an array"
+    for text in (content, f"[{content[:-1]}]".replace("\n", ",")):
+        refused_table(tmp_path, text, sparse("user"), message, name="rows.json")
 
 
 OWN_KEYS = [
