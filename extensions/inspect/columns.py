@@ -38,7 +38,7 @@ PATTERNS = (
     "%a %b %d %H:%M:%S %Y",
 )
 ISO = None
-INTEGER = r"^-?(0|[1-9][0-9]{0,17})$"
+INTEGER = r"^-?[0-9]+(\.0)?$"  # 12.0 as pandas writes columns with gaps, 00042 as postcodes are written
 TRUTH_WORDS = [word for each in TRUTHS for word in (each, each.upper(), each.title())]
 MIN_EPOCH, MAX_EPOCH = 631_152_000, 4_102_444_800  # 1990 to 2100, in seconds: earlier numbers are rarely times
 
@@ -249,7 +249,7 @@ class ColumnFigures:
 
     @property
     def are_whole(self) -> bool:
-        """Return whether every value is a whole number in its plainest spelling."""
+        """Return whether every value is a whole number, without a sign + or an exponent."""
         return 0 < self.filled == self.integers and not self.lists
 
 

@@ -70,9 +70,12 @@ def _text_layout(source: Source) -> tuple[str, bool]:
         widths[delimiter] = (len(set(counts)) == 1, max(counts, default=0))
     order = [",", *(each for each in DELIMITERS if each != ",")]
     delimiter = max(order, key=lambda each: (widths[each][1] > 1, *widths[each]))
-    [first] = csv.reader(lines[:1], delimiter=delimiter)
-    has_names = all(first) and not any(map(_is_number, first))
-    return delimiter, has_names
+    first, *rows = csv.reader(lines, delimiter=delimiter)
+    # Two columns may lack a name: the index that pandas writes, and an empty one if a delimiter ends each line.
+    is_index = not first[0] and all(row[0] for row in rows)
+    is_end = not first[-1] and not any(row[-1] for row in rows)
+    named = first[is_index : len(first) - is_end]
+    return delimiter, named != [] and all(named) and not any(map(_is_number, named))
 
 
 def _is_number(text: str) -> bool:

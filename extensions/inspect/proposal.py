@@ -162,6 +162,7 @@ def _use(profile: TableProfile, figures: ColumnFigures) -> Use:
     can_be_category = not figures.has_fractions and _can_name_table(figures.name)
     is_unique = figures.rows >= MIN_ROWS and len(figures.distinct) >= UNIQUE_SHARE * figures.rows
     is_number = figures.are_numbers or (figures.marked_numbers and profile.files.has_text)
+    is_number = is_number and figures.kind != "text"  # data_prep takes text of a typed file for categories alone
     empty = figures.missing + (figures.marks.total() if is_number else 0)
     missing = f", {empty / figures.rows:.1%} missing" if empty else ""
     is_id = is_id_name(figures.name)
@@ -209,6 +210,8 @@ def _unusable(figures: ColumnFigures) -> str | None:
     """Return why a column cannot be used; None if it can."""
     if not figures.filled:
         return "constant: empty in every row"
+    if not figures.name:
+        return "no name, as of an index that pandas writes; name it in row 1 to use it"
     if figures.others:
         return f"{figures.kind if figures.kind not in ('any', 'list') else 'objects'}: neither text nor numbers"
     if figures.lists and (figures.kind != "list" or not _can_name_table(figures.name)):
@@ -327,7 +330,8 @@ def _require_category(proposal: Proposal) -> None:
     columns = proposal.profile.columns
 
     def allowed(name: str) -> bool:
-        return proposal.uses[name].place == "dense" and _can_name_table(name) and not columns[name].has_fractions
+        is_whole = columns[name].numbers == columns[name].integers
+        return proposal.uses[name].place == "dense" and _can_name_table(name) and is_whole
 
     names = sorted(filter(allowed, proposal.uses), key=lambda name: (len(columns[name].distinct), name))
     if not names:

@@ -1,6 +1,7 @@
 """Proposed schemas: the use of each column, the label and its rule, the order of rows; and what is refused."""
 
 import datetime
+import io
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,11 @@ from extensions.inspect.leak import auc_of_column
 from extensions.inspect.proposal import Proposal, propose_schema
 from extensions.inspect.text import order_sentences
 from tests.data_prep.conftest import prepare
-from tests.data_prep.tables import write
+from tests.data_prep.tables import paths, write
 from tests.error_lines import refused
 
 ROWS = 400
+BITS = np.random.default_rng(7).integers(0, 2, ROWS).tolist()
 
 
 def ratings(rows: int = ROWS) -> dict[str, list[Any]]:
@@ -137,6 +139,42 @@ def test_rows_sorted_by_label_and_rare_labels(tmp_path: Path) -> None:
     assert "Rows are sorted" not in " ".join(order_sentences(proposed(tmp_path, content)))
 
 
+def test_spellings_of_whole_numbers_are_categories(tmp_path: Path) -> None:
+    rows = pd.DataFrame({"label": BITS, "n": range(400), "user_id": 17 * 10**17, "zip": 0})
+    rows = rows.assign(user_id=rows.user_id + rows.n % 97 * 10**9, item_id=(rows.n % 80).where(rows.n % 90 > 0))
+    rows = rows.assign(zip=(rows.n % 80).map("{:05d}".format))
+    document = yaml.safe_load(proposed(tmp_path, rows.to_csv(index=False)).text)
+    assert document["sparse"] == ["user_id", "zip", "item_id"]
+
+
+@pytest.mark.parametrize("name", ["rows.parquet", "rows.jsonl"])
+def test_numbers_as_text_of_typed_files_prepare(tmp_path: Path, name: str) -> None:
+    codes = [f"{row % 80:05d}" for row in range(ROWS)]
+    content = {"label": BITS, "zip": codes, "plan": codes, "cat": list("abca") * 100}
+    proposal = proposed(tmp_path, content, name=name)
+    assert places(proposal)["zip"] == "sparse"
+    (tmp_path / "schema.yaml").write_text(proposal.text)
+    assert prepare(f"data.raw={tmp_path}/{name}", *paths(tmp_path, proposal.text)[1:]).rows == ROWS
+
+
+def test_columns_without_a_name_are_left_out(tmp_path: Path) -> None:
+    rows = pd.DataFrame(
+        {"cat": list("abca") * 100, "price": np.arange(400) % 7 / 8, "label": ["xy"[bit] for bit in BITS]}
+    )
+    text = rows.to_csv()
+    texts = [text, text.replace("\n", ",\n"), rows.to_csv(index=False).replace("\n", ",\n")]
+    texts += [rows.set_index(np.array([f"u{row}" for row in range(400)])).to_csv()]
+    expected = pd.read_csv(io.StringIO(text), index_col=0)
+    for text in texts:
+        proposal = proposed(tmp_path, text, "label == x")
+        assert proposal.profile.rows == len(expected)
+        used = {name: place for name, place in places(proposal).items() if name}
+        assert used == {"cat": "sparse", "price": "dense", "label": "label"}
+        manifest = prepare(*paths(tmp_path, proposal.text), "data.overwrite=true")
+        assert (manifest.rows, manifest.label_rate) == (len(expected), (expected.label == "x").mean())
+    assert "'': no name, as of an index that pandas writes" in proposal.text
+
+
 LABELS: dict[str, tuple[list[Any], str | None, Any]] = {
     "numbers": ([0, 1], None, "click"),
     "fractions": (["0.0", "1.0"], None, "click"),
@@ -192,6 +230,11 @@ REFUSALS: dict[str, tuple[Any, str | None, str]] = {
         )
         for numbers in ([1, 5], [1, 10], [0.5, 1], [1, 2], [-1, 2])
     },
+    "decimals alone": (
+        {"label": [0, 1] * 30, "a": [row / 7 for row in range(60)], "b": [row / 9 for row in range(60)]},
+        None,
+        "no column can be a category, of which a model needs one",
+    ),
     "texts": (
         {"label": list("abc") * 20, "user": list("abc") * 20},
         None,
