@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from common.errors import UserError
 from data_prep.dataset.label_rule import COMPARISONS, LabelRule, parse_rule
 from data_prep.dataset.options import LabelKind
-from data_prep.dataset.spelling import TRUTHS, Form, text_of
+from data_prep.dataset.spelling import EXACT_INTEGERS, TRUTHS, Form, text_of
 from data_prep.dataset.table_spec import Table
 from data_prep.parsing.convert import (
     EMPTY,
@@ -24,7 +24,7 @@ from data_prep.parsing.convert import (
     refuse_row,
     without_marks,
 )
-from data_prep.parsing.numbers import number_of
+from data_prep.parsing.numbers import NumberForm, exact_number_of, number_of
 from data_prep.parsing.raw_rows import Locator, RawRows
 from data_prep.parsing.table_block import TableBlock
 
@@ -64,7 +64,7 @@ def convert_rows(
 def _labels(values: Any, table: Table, locator: Locator) -> NDArray[Any]:
     """Convert a column to labels [rows], by the table's rule if it has one."""
     rule = None if table.rule is None else parse_rule(table.rule)
-    if rule is not None and _is_by_value(rule, table):
+    if rule is not None and is_by_value(rule, table):
         return _equality_labels(values, table, rule, locator)
     try:
         numbers = numbers_of(values, table, locator, np.nan, np.inf)
@@ -73,7 +73,12 @@ def _labels(values: Any, table: Table, locator: Locator) -> NDArray[Any]:
             _refuse_texts(values, table, locator)
         raise
     if rule is not None:
-        met: NDArray[np.bool_] = COMPARISONS[rule.operator](numbers, number_of(rule.value, table))
+        compare, value = COMPARISONS[rule.operator], exact_number_of(rule.value, table)
+        met: NDArray[np.bool_] = compare(numbers, float(value))
+        if abs(value) >= EXACT_INTEGERS:  # The file may have integers that are equal as float64 alone.
+            column = distinct(values)
+            exact = [compare(exact_number_of(each, table), value) for each in column.values]
+            met = np.array(exact, np.bool_)[column.codes]
         return met.astype(np.int32)
     if table.label_kind is LabelKind.click:
         is_bad = (numbers != 0) & (numbers != 1)
@@ -97,10 +102,10 @@ def _weights(values: Any, table: Table, locator: Locator) -> NDArray[np.float32]
     return weights
 
 
-def _is_by_value(rule: LabelRule, table: Table) -> bool:
+def is_by_value(rule: LabelRule, form: NumberForm) -> bool:
     """Return whether a rule compares texts or truth values, so that fields may be any text."""
     is_truth = rule.value.lower() in TRUTHS
-    return rule.is_equality and (rule.is_quoted or is_truth or math.isnan(number_of(rule.value, table)))
+    return rule.is_equality and (rule.is_quoted or is_truth or math.isnan(number_of(rule.value, form)))
 
 
 def _equality_labels(values: Any, table: Table, rule: LabelRule, locator: Locator) -> NDArray[np.int32]:
@@ -142,7 +147,7 @@ def _is_value(value: Any, rule: LabelRule, table: Table) -> bool:
     """Return whether a field equals a rule's value: as text if both are text, else as a number or truth value."""
     if isinstance(value, str) and (rule.is_quoted or rule.value.lower() not in TRUTHS):
         return value == rule.value if rule.is_quoted else value.strip() == rule.value
-    return number_of(value, table) == number_of(rule.value, table)
+    return exact_number_of(value, table) == exact_number_of(rule.value, table)
 
 
 def is_missing(value: Any) -> bool:

@@ -6,7 +6,7 @@ import re
 from decimal import Decimal
 from typing import Any, NamedTuple, Protocol
 
-from data_prep.dataset.spelling import TRUTHS
+from data_prep.dataset.spelling import EXACT_INTEGERS, TRUTHS
 
 
 class NumberForm(Protocol):
@@ -41,6 +41,17 @@ def number_of(value: Any, form: NumberForm) -> float:
     if _number_pattern(form.decimal, form.thousands).fullmatch(value):
         return float(value.replace(form.thousands, "").replace(form.decimal, "."))
     return TRUTHS.get(value.strip().lower(), math.nan)
+
+
+def exact_number_of(value: Any, form: NumberForm) -> int | float | Decimal:
+    """Return the number as `number_of` does, but exactly where a float64 does not tell it from its neighbours."""
+    number = number_of(value, form)
+    if not abs(number) >= EXACT_INTEGERS:
+        return number
+    if isinstance(value, str):
+        return Decimal(value.replace(form.thousands, "").replace(form.decimal, "."))
+    exact: int | float | Decimal = value
+    return exact
 
 
 @functools.cache

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from data_prep.dataset.format import load_manifest
+from data_prep.dataset.label_rule import COMPARISONS
 from data_prep.encoding.encoder import Encoder
 from data_prep.parsing import label_values
 from tests.data_prep.conftest import Capture
@@ -35,6 +36,20 @@ def test_positive_values_are_1_others_0(tmp_path: Path, name: str, labels: list[
     assert load_manifest(tmp_path / "out").encoding["table"]["positive"] == ["yes", "1"]
     block = Encoder.load(tmp_path / "out").parse_columns(columns(labels), "new", labelled=True)
     assert block.labels.tolist() == expected[: len(labels)]
+
+
+BIG = 2**53
+
+
+@pytest.mark.parametrize("name", ["rows.csv", "rows.parquet", "rows.jsonl"])
+def test_integers_beyond_float64_are_compared_exactly(tmp_path: Path, name: str) -> None:
+    values, more = [BIG + 1, BIG, 5, BIG + 2, 10**18 + 1] * 4, (*HASHED, "data.overwrite=true")
+    schemas = {f'{{column: l, positive: ["{BIG + 1}"]}}': [value == BIG + 1 for value in values]}
+    for name_of, compare in COMPARISONS.items():
+        schemas[f"l {name_of} {BIG + 1}"] = [compare(value, BIG + 1) for value in values]
+    for label, expected in schemas.items():
+        schema = f"label: {label}\nsparse: [user]\n"
+        assert make(tmp_path, columns(values), schema, *more, name=name)[0].tolist() == expected, label
 
 
 def test_a_positive_value_may_be_a_mark_of_missing_ones(tmp_path: Path) -> None:
