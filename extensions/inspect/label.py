@@ -10,8 +10,8 @@ from data_prep.dataset.label_rule import COLUMN_AND_RULE, COMPARISONS, parse_rul
 from data_prep.dataset.options import LabelKind
 from data_prep.dataset.spelling import TRUTHS
 from data_prep.parsing.label_values import WORD_PAIRS
-from data_prep.parsing.labels import NULL_MARKS
-from data_prep.parsing.numbers import NUMBERS, number_of
+from data_prep.parsing.labels import is_by_value
+from data_prep.parsing.numbers import NUMBERS, exact_number_of, number_of
 from extensions.inspect.columns import ColumnFigures
 from extensions.inspect.profile import TableProfile
 
@@ -54,15 +54,13 @@ class Label:
     def positives(self, texts: list[str]) -> list[bool]:
         """Return which of some fields are positive."""
         rule = parse_rule(self.rule or "== 1")
-        by_number = rule.operator not in ("==", "!=") or (
-            not rule.is_quoted and not np.isnan(number_of(rule.value, NUMBERS))
-        )
+        compare, number = COMPARISONS[rule.operator], exact_number_of(rule.value, NUMBERS)
         met = {}
         for text in set(texts):
-            if by_number:
-                met[text] = bool(COMPARISONS[rule.operator](number_of(text, NUMBERS), number_of(rule.value, NUMBERS)))
+            if not is_by_value(rule, NUMBERS) or (not rule.is_quoted and rule.value.lower() in TRUTHS):
+                met[text] = bool(compare(exact_number_of(text, NUMBERS), number))
             else:
-                met[text] = bool(COMPARISONS[rule.operator](text if rule.is_quoted else text.strip(), rule.value))
+                met[text] = bool(compare(text if rule.is_quoted else text.strip(), rule.value))
         return [met[text] for text in texts]
 
 
@@ -84,6 +82,17 @@ def find_label(profile: TableProfile, label_key: str | None) -> Label:
         raise UserError(
             f"{place}: {figures.missing:,} of {figures.rows:,} rows have no label, the first of them is row "
             f"{(figures.first_empty or 0) + 1} of the table; remove these rows, or name another column in data.label"
+        )
+    named = None if rule is None else parse_rule(rule)
+    if marks := set(figures.marks) - ({named.value} if named else set()):
+        rows = sum(figures.marks[mark] for mark in marks)
+        raise UserError(
+            f"{place}: {rows:,} of {figures.rows:,} rows have {', '.join(sorted(marks))}, which stands for a missing "
+            "value; remove these rows, or name another column in data.label"
+        )
+    if named and not is_by_value(named, NUMBERS) and not figures.are_numbers:
+        raise UserError(
+            f"{place}: {_shown(figures)}, of which some are no numbers, as {rule} needs; correct or remove these rows"
         )
     if rule is None:
         rule, reason = _rule(place, figures)
@@ -150,8 +159,6 @@ def _rule(place: str, figures: ColumnFigures) -> tuple[str | None, str]:
 
 def _rule_of_two(place: str, figures: ColumnFigures, values: list[str]) -> tuple[str, str]:
     """Return the rule of a column with at most two values, one of which is known to be positive or negative."""
-    if any(value.strip() in NULL_MARKS for value in values):
-        raise UserError(f"{place}: {_shown(figures)}, of which one stands for a missing value; remove these rows")
     # Of two grades, such as 1 and 5, only a person knows which one is positive.
     is_known = not figures.are_numbers or {number_of(value, NUMBERS) for value in values} == {-1.0, 1.0}
     words = [value.strip().lower() if is_known else "" for value in values]

@@ -184,6 +184,7 @@ LABELS: dict[str, tuple[list[Any], str | None, Any]] = {
     "given": ([">50K", "<=50K"], "click == >50K", "click == >50K"),
     "blank": ([" Yes", " No"], None, "click == ' Yes'"),
     "threshold": ([1, 2, 3], "click >= 3", "click >= 3"),
+    "beyond float64": ([2**53 + 1, 2**53, 5], f"click >= {2**53 + 1}", f"click >= {2**53 + 1}"),
     "grades": ([1, 2, 3, 4], None, "click >= 3"),
 }
 
@@ -230,6 +231,12 @@ REFUSALS: dict[str, tuple[Any, str | None, str]] = {
         )
         for numbers in ([1, 5], [1, 10], [0.5, 1], [1, 2], [-1, 2])
     },
+    "marks beside a rule": (
+        {"label": [1, 0, "NA"] * 20, **FEW},
+        "label == 1",
+        "column label: 20 of 60 rows have NA, which stands for a missing value; remove these rows",
+    ),
+    "texts beside a rule": ({"label": [1, 0, "x"] * 20, **FEW}, "label >= 1", "some are no numbers, as >= 1 needs"),
     "decimals alone": (
         {"label": [0, 1] * 30, "a": [row / 7 for row in range(60)], "b": [row / 9 for row in range(60)]},
         None,
