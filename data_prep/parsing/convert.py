@@ -167,12 +167,34 @@ def distinct_texts(values: Any, locator: Locator) -> Distinct:
     Raises:
         UserError: a value that is neither text nor a number.
     """
-    column = distinct(plain(values))
+    values = plain(values)
+    refuse_rounded(values, locator)
+    column = distinct(values)
     is_other = [not isinstance(value, str | bytes | int | float | Decimal | None) for value in column.values]
     column.refuse(is_other, locator, "is neither text nor a number")
     return Distinct(
         column.codes, [value.decode() if isinstance(value, bytes) else text_of(value) for value in column.values]
     )
+
+
+def refuse_rounded(values: Any, locator: Locator) -> None:
+    """Raise UserError for a floating-point number that is too large for its type to tell whole numbers apart."""
+    kind = pa.float64() if isinstance(values, list) else values.type
+    if not pa.types.is_floating(kind):
+        return
+    bits = whole_bits(kind)
+    if isinstance(values, list):
+        numbers = np.array([value if isinstance(value, float) else 0.0 for value in values])
+    else:
+        numbers = values.to_numpy(zero_copy_only=False).astype(np.float64)
+    is_bad = np.isfinite(numbers) & (np.abs(numbers) >= 2.0**bits)
+    fault = f"is rounded, as a float{kind.bit_width} from 2^{bits} on"
+    refuse_row(is_bad, locator, lambda row: f"{numbers[row]:g} {fault}", "write the column as int64 or text")
+
+
+def whole_bits(kind: Any) -> int:
+    """Return the power of 2 from which on an Arrow type of floating-point numbers lacks whole numbers."""
+    return {16: 11, 32: 24, 64: 53}[kind.bit_width]
 
 
 def is_text(values: Any) -> bool:
@@ -321,6 +343,8 @@ def times_of(
         UserError: a value that is not a time of the format.
     """
     values = without_nan(values)
+    if not isinstance(values, list) and values.type != pa.float64():  # A float64 is exact enough for microseconds.
+        refuse_rounded(values, locator)
     if not isinstance(values, list) and (pa.types.is_timestamp(values.type) or pa.types.is_date(values.type)):
         times: NDArray[np.datetime64] = values.to_numpy(zero_copy_only=False).astype("M8[us]")
         return times
@@ -412,6 +436,7 @@ def _text_column(values: Any, locator: Locator, dataset_form: Form | None) -> Te
 
 def _read_typed(values: Any, locator: Locator, dataset_form: Form | None) -> tuple[Any, Form]:
     """Convert values that are not all text, by their distinct values; return the encoded texts and their spellings."""
+    refuse_rounded(values, locator)
     column = distinct(values)
     spelling = Form.PLAIN if dataset_form is None else dataset_form
     form, texts = Form(0), []

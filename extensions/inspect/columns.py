@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from data_prep.dataset.spelling import NUMBER, TRUTHS, text_of, whole_number
 from data_prep.encoding.values import text_values
-from data_prep.parsing.convert import distinct, is_list_type, is_text, plain, to_list, without_nan
+from data_prep.parsing.convert import distinct, is_list_type, is_text, plain, to_list, whole_bits, without_nan
 from data_prep.parsing.dates import EPOCHS, is_plausible, read_time
 from data_prep.parsing.labels import NULL_MARKS
 
@@ -121,6 +121,8 @@ class ColumnFigures:
         """Count a batch of rows, and return their texts, or lists of texts."""
         self.has_nan = self.has_nan or _has_nan(values)
         values = plain(without_nan(values))
+        if _is_narrow(values):
+            self.has_fractions, self.formats = True, []  # data_prep refuses them as ids and times
         if _has_lists(values):
             return self._add_lists(to_list(values))
         column = _distinct_texts(values)
@@ -315,6 +317,13 @@ def _has_nan(values: Any) -> bool:
     if isinstance(values, list):
         return any(isinstance(value, float) and value != value for value in values)
     return pa.types.is_floating(values.type) and bool(pc.any(pc.is_nan(values)).as_py())
+
+
+def _is_narrow(values: Any) -> bool:
+    """Return whether a float16 or float32 of a column is too large to be a certain whole number."""
+    if isinstance(values, list) or values.type not in (pa.float16(), pa.float32()):
+        return False
+    return bool(pc.any(pc.greater_equal(pc.abs(values.cast(pa.float64())), 2.0 ** whole_bits(values.type))).as_py())
 
 
 def _has_lists(values: Any) -> bool:

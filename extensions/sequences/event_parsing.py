@@ -5,6 +5,7 @@ data_prep/parsing/convert.py converts the values, as for tables.
 
 import time
 from collections.abc import Iterator
+from decimal import Decimal
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +14,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from common.errors import UserError
-from data_prep.dataset.spelling import EXACT_INTEGERS, compared_text
+from data_prep.dataset.spelling import compared_text, whole_number
 from data_prep.dataset.table_spec import meets
 from data_prep.encoding.values import text_key
 from data_prep.parsing.convert import (
@@ -25,9 +26,11 @@ from data_prep.parsing.convert import (
     is_text,
     numbers_of,
     plain,
+    refuse_rounded,
     refuse_row,
     times_of,
     truths_of,
+    whole_bits,
     without_nan,
 )
 from data_prep.parsing.dates import SECOND
@@ -130,7 +133,10 @@ def keys_of(batch: RawRows, column: str, is_any: bool = True) -> NDArray[np.int6
     values, locator = batch.columns[column], batch.locator_of(column)
     _refuse_empty(values, locator, "no value")
     if (keys := _whole_keys(values)) is None:
-        _refuse_rounded(values, locator)
+        refuse_rounded(values, locator)
+        column = distinct(values)
+        is_fraction = [isinstance(each, float | Decimal) and whole_number(each) is None for each in column.values]
+        column.refuse(is_fraction, locator, "is not an id: text or an integer")
         codes, texts = distinct_texts(values, locator)
         keys = np.array([text_key(text) for text in texts], np.int64)[codes]
     if not is_any:
@@ -153,16 +159,8 @@ def _whole_keys(values: Any) -> NDArray[np.int64] | None:
         keys: NDArray[np.int64] = values.cast(pa.int64()).to_numpy()
     except pa.ArrowInvalid:  # fractions, or numbers beyond 63 bits
         return None
-    limit = EXACT_INTEGERS if pa.types.is_floating(values.type) else None
+    limit = 1 << whole_bits(values.type) if pa.types.is_floating(values.type) else None
     return None if (keys < 0).any() or (limit is not None and (keys >= limit).any()) else keys
-
-
-def _refuse_rounded(values: Any, locator: Locator) -> None:
-    """Raise UserError for a floating-point number that is too large to tell ids apart."""
-    if isinstance(values, list) or pa.types.is_floating(values.type):
-        column = distinct(values)
-        is_bad = [isinstance(value, float) and abs(value) >= EXACT_INTEGERS for value in column.values]
-        column.refuse(is_bad, locator, "is rounded, as a float64 from 2^53 on", "write ids as integers or text")
 
 
 def _times(batch: RawRows, schema: EventSchema) -> NDArray[np.int64]:

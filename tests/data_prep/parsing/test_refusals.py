@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.data_prep.conftest import prepare
-from tests.data_prep.tables import HASHED, SCHEMA, Content, make, paths, refused_table, table
+from tests.data_prep.tables import HASHED, SCHEMA, Content, make, paths, refused_table, table, write
 from tests.error_lines import refused
 
 QUOTE = "ends inside quotes; .* remove the line break"
@@ -231,6 +231,18 @@ TYPED: list[tuple[str, dict[str, Any], str, str]] = [
     ("parquet", at("price", 14, float("inf")), SCHEMA, "row group 1, row 3 of it, column price: inf is not a number"),
     ("parquet", {"price": ["cheap"] * COUNT}, SCHEMA, "column price: text, not numbers"),
     ("parquet", {"item": [3.0] * 29 + [0.5] * 11}, SCHEMA, "row group 2, row 6 of it, column item: 0.5 is not a categ"),
+    (
+        "parquet",
+        {"item": pa.array([2.0**24] * COUNT, pa.float32())},
+        SCHEMA,
+        r"item: 1.67772e\+07 is rounded, as a float32",
+    ),
+    (
+        "parquet",
+        {"item": pa.array(np.full(COUNT, 2048, np.float16))},
+        SCHEMA,
+        r"item: 2048 is rounded, as a float16 from",
+    ),
     ("parquet", {"item": [[0.5]] * COUNT}, SCHEMA, "item: list of numbers; .*write {column: item, vector: 64} in"),
     ("parquet", at("label", 6, float("nan")), NUMBER.replace("price", "label"), "row 7 of it, column label: nan"),
     ("parquet", at("price", 6, None), NUMBER, "row group 0, row 7 of it, column price: no value"),
@@ -271,6 +283,17 @@ def test_a_typed_table(tmp_path: Path, form: str, changes: dict[str, Any], schem
         content = sink.getvalue().to_pybytes()
     message = rf"rows\.{form}.*{message}|schema\.yaml.*{message}"
     assert str(tmp_path) in refused_table(tmp_path, content, schema, message, name=f"rows.{form}")
+
+
+@pytest.mark.parametrize("method", ["group", "time"])
+def test_a_rounded_column_decides_no_split(tmp_path: Path, method: str) -> None:
+    start = 1_600_000_000 + 10 * np.arange(COUNT)
+    write(tmp_path / "rows.parquet", {**COLUMNS, "at": pa.array(start.astype(np.float32))})
+    keys = [f"data.split.method={method}", "data.split.column=at"]
+    message = (
+        r"row 1 of it, column at: 1.6e\+09 is rounded, as a float32 from 2\^24 on; write the column as int64 or text"
+    )
+    refused(message, prepare, *paths(tmp_path, SCHEMA, "rows.parquet"), *keys)
 
 
 USER = sparse("user")

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 import yaml
 
@@ -153,8 +154,15 @@ def test_numbers_as_text_of_typed_files_prepare(tmp_path: Path, name: str) -> No
     content = {"label": BITS, "zip": codes, "plan": codes, "cat": list("abca") * 100}
     proposal = proposed(tmp_path, content, name=name)
     assert places(proposal)["zip"] == "sparse"
-    (tmp_path / "schema.yaml").write_text(proposal.text)
-    assert prepare(f"data.raw={tmp_path}/{name}", *paths(tmp_path, proposal.text)[1:]).rows == ROWS
+    assert prepare(*paths(tmp_path, proposal.text, name)).rows == ROWS
+
+
+def test_rounded_ids_and_times_of_float32_prepare_as_quantities(tmp_path: Path) -> None:
+    numbers = {"user_id": 2**24 + np.arange(ROWS) % 90, "time": 16 * 10**8 + 600 * (37 * np.arange(ROWS) % ROWS)}
+    columns = {name: pa.array(values.astype(np.float32)) for name, values in numbers.items()}
+    proposal = proposed(tmp_path, {"label": BITS, "cat": list("abca") * 100, **columns}, name="rows.parquet")
+    assert (places(proposal)["user_id"], places(proposal)["time"], proposal.time) == ("dense", "dense", None)
+    assert prepare(*paths(tmp_path, proposal.text, "rows.parquet")).rows == ROWS
 
 
 def test_columns_without_a_name_are_left_out(tmp_path: Path) -> None:

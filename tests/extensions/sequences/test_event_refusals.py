@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -71,14 +72,20 @@ TIMES: list[tuple[str, str, Any, str]] = [
     ("csv", timed("epoch_s"), START, "key time, format epoch_s: is not known; give epoch, epoch_ms"),
     ("parquet", timed("epoch_ms"), pa.scalar(START, pa.timestamp("s")), "time: time, .* has format epoch_ms for"),
 ]
-ROUNDED = r"is rounded, as a float64 from 2\^53 on; write ids as integers or text"
+ROUNDED = r"is rounded, as a float%d from 2\^%d on; write the column as int64 or text"
+FRACTION = r"7\.5 is not an id: text or an integer"
+TIMES += [("parquet", SCHEMA, pa.scalar(float(START), pa.float32()), ROUNDED % (32, 24))]
 # Of a log of two events: the form of its file, the ids of users or items, what the line says.
 IDS: list[tuple[str, Any, str]] = [
     ("parquet", [1.0, float("nan")], "no value"),
     ("parquet", pa.array([1.0, None]), "no value"),
     ("jsonl", ["a", None], "no value"),
     ("csv", ["a", ""], "no value"),
-    ("parquet", [1.0, 2.0**53], ROUNDED),
+    ("parquet", [1.0, 2.0**53], ROUNDED % (64, 53)),
+    ("parquet", pa.array([1.0, 2.0**24], pa.float32()), ROUNDED % (32, 24)),
+    ("parquet", pa.array(np.array([1.0, 2.0**11], np.float16)), ROUNDED % (16, 11)),
+    ("parquet", [1.0, 7.5], FRACTION),
+    ("jsonl", ["a", 7.5], FRACTION),
     ("jsonl", ["a", 1e17], r"1e\+17 is rounded"),
 ]
 # The third row of a log of text, what the line says.
