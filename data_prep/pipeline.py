@@ -28,7 +28,7 @@ from data_prep.config.checks import refuse_keys_of_raw_rows, validate
 from data_prep.config.keys import DataConfig, may_use_processes, parse_size
 from data_prep.config.presets import largest_id, num_embeddings, report_differences, resolve_rules
 from data_prep.dataset.format import SPLITS, Manifest, build_manifest
-from data_prep.dataset.misleading import data_checks, misleading_sentences
+from data_prep.dataset.misleading import SHARED_IDS, data_checks, misleading_sentences
 from data_prep.dataset.multi_hot import TABLES_DIRECTORY, MultiHotTables
 from data_prep.dataset.options import DenseTransform
 from data_prep.dataset.schema import CRITEO
@@ -102,7 +102,7 @@ from data_prep.stages.split import (
     refuse_empty_splits,
     whole_chunk,
 )
-from data_prep.stages.unseen import unseen_shares
+from data_prep.stages.unseen import shared_ids, unseen_shares
 from data_prep.stages.vocabulary import VocabularyRecord, count_chunks, fit_vocabularies, plan_counting
 from data_prep.stages.write_generated import write_generated
 
@@ -192,6 +192,7 @@ def _make(data: DataConfig, root: Path, job: Job, parameters: dict[str, Any]) ->
         **({SOURCE_MD5: result.md5s} if result.md5s else {}),
         "out_of_vocabulary": _count_unknown(job, result),
         UNSEEN: unseen_shares(job, result.built, result.features),
+        SHARED_IDS: shared_ids(job, result.built, result.records, result.features),
         **checks,
     }
     manifest = _describe(job, result, parameters, extra)

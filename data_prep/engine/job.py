@@ -148,6 +148,7 @@ class ChunkRecord:
         forms: spellings (`Form`) of each sparse column of a user's own table.
         longest: length of the longest bag of each multi-hot feature of a user's own table.
         positive_rows: rows with each positive label that a user's own table names.
+        values_per_row: mean number of values that share an id, of each hashed feature of a user's own table.
     """
 
     source: int
@@ -167,6 +168,7 @@ class ChunkRecord:
     forms: list[int] = field(default_factory=list)
     longest: list[int] = field(default_factory=list)
     positive_rows: list[int] = field(default_factory=list)
+    values_per_row: list[float] = field(default_factory=list)
 
     @property
     def encoded_bytes(self) -> int:

@@ -199,6 +199,7 @@ class TableCategories:
         bags: list[NDArray[np.int32]] = []
         for feature, categories in self._finished(record, are_keys=False):
             ids = remainders(categories.values, modulus)
+            record.values_per_row.append(len(ids) / max(1, len(np.unique(ids))))
             if feature in self._lengths:
                 bags.append(ids[categories.codes])
             else:

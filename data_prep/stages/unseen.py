@@ -1,4 +1,4 @@
-"""Shares of held-out values that do not occur in train, by feature."""
+"""Shares of held-out values that do not occur in train, and of values that share an id, by feature."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_prep.dataset.bags import unpack
-from data_prep.engine.job import Job
+from data_prep.dataset.misleading import UNKNOWN_SHARE, VALUES_PER_ROW
+from data_prep.engine.job import ChunkRecord, Job
 from data_prep.io.arrays import open_array
 from data_prep.stages.split import BuiltShard
 
@@ -33,6 +34,23 @@ def unseen_shares(job: Job, built: Sequence[BuiltShard], features: Sequence[str]
     else:
         return None
     return dict(zip(features, shares.tolist(), strict=True))
+
+
+def shared_ids(
+    job: Job, built: Sequence[BuiltShard], records: Sequence[ChunkRecord], features: Sequence[str]
+) -> dict[str, dict[str, float]]:
+    """Return what `data.max_ind_range` merges, by feature: values per row, or the share of train's unknown values.
+
+    The values of a hashed own table are counted by chunk, and the largest number per row is returned.
+    """
+    rules = job.rules
+    if rules.max_ind_range is None or rules.shares_unknown_id or job.bags is not None:
+        return {}
+    if rules.order is None:
+        per_row = zip(*(record.values_per_row for record in records if record.rows), strict=True)
+        return {VALUES_PER_ROW: dict(zip(features, map(max, per_row), strict=False))}
+    train = [shard for shard in built if shard.split == "train"]
+    return {UNKNOWN_SHARE: dict(zip(features, _unknown_share(job, train, features).tolist(), strict=True))}
 
 
 def _columns(job: Job, shard: BuiltShard, features: Sequence[str]) -> list[NDArray[np.int32]]:

@@ -3,11 +3,13 @@
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from numpy.typing import NDArray
 
 from data_prep.config.presets import resolve_rules
 from data_prep.dataset.format import Manifest
+from data_prep.dataset.misleading import misleading_sentences
 from data_prep.dataset.options import DenseTransform, SplitMethod
 from data_prep.dataset.unseen import unseen_values
 from data_prep.encoding.dense import transform_dense
@@ -58,6 +60,26 @@ def test_a_column_whose_values_occur_once_is_named_whatever_the_split(tmp_path: 
     assert "no split helps" in sentence
     manifest, _ = ratings(tmp_path, FRACTION, "data.overwrite=true", users=400, each=1)
     assert "leave a column whose values occur once out of data.schema" in str(unseen_values(manifest))
+
+
+def test_values_that_share_an_id_are_named(tmp_path: Path, capsys: Capture) -> None:
+    manifest, rows = ratings(tmp_path, FRACTION, "data.max_ind_range=20")
+    frame = pd.DataFrame(rows, columns=["userId", "movieId", "rating"])
+    counts = frame[: manifest.splits["train"].rows].userId.value_counts()
+    expected = 1 - counts[:19].sum() / counts.sum()
+    shares = manifest.extra["shared_ids"]["unknown_share"]
+    assert shares == {"userId": pytest.approx(expected), "movieId": 0.0}
+    (sentence,) = misleading_sentences(manifest.extra)
+    assert sentence.startswith(
+        f"of train's values these shares have the id of unknown values: userId ({shares['userId']:.0%})"
+    )
+    assert f"{tmp_path}/out: warning: {sentence}\n" in capsys.readouterr().err
+    manifest, _ = ratings(tmp_path, "data.encoding=hash", "data.max_ind_range=20", "data.overwrite=true")
+    per_row = {name: frame[name].nunique() / (frame[name] % 20).nunique() for name in ("userId", "movieId")}
+    assert manifest.extra["shared_ids"]["values_per_row"] == pytest.approx(per_row)
+    assert misleading_sentences(manifest.extra) == [
+        "values share the rows of their table, on average userId (3.0); raise data.max_ind_range"
+    ]
 
 
 def test_rare_values_do_not_count_as_unseen(tmp_path: Path) -> None:
