@@ -73,10 +73,10 @@ def _labels(values: Any, table: Table, locator: Locator) -> NDArray[Any]:
             _refuse_texts(values, table, locator)
         raise
     if rule is not None:
-        compare, value = COMPARISONS[rule.operator], exact_number_of(rule.value, table)
-        met: NDArray[np.bool_] = compare(numbers, float(value))
-        if abs(value) >= EXACT_INTEGERS:  # The file may have integers that are equal as float64 alone.
-            column = distinct(values)
+        compare, number = COMPARISONS[rule.operator], number_of(rule.value, table)
+        met: NDArray[np.bool_] = compare(numbers, number)
+        if abs(number) >= EXACT_INTEGERS:  # The file may have integers that are equal as float64 alone.
+            column, value = distinct(values), exact_number_of(rule.value, table)
             exact = [compare(exact_number_of(each, table), value) for each in column.values]
             met = np.array(exact, np.bool_)[column.codes]
         return met.astype(np.int32)

@@ -38,6 +38,7 @@ PATTERNS = (
     "%a %b %d %H:%M:%S %Y",
 )
 ISO = None
+DAY = "%Y%m%d"  # of numbers such as 20240131
 INTEGER = r"^-?[0-9]+(\.0)?$"  # 12.0 as pandas writes columns with gaps, 00042 as postcodes are written
 TRUTH_WORDS = [word for each in TRUTHS for word in (each, each.upper(), each.title())]
 MIN_EPOCH, MAX_EPOCH = 631_152_000, 4_102_444_800  # 1990 to 2100, in seconds: earlier numbers are rarely times
@@ -202,7 +203,7 @@ class ColumnFigures:
             return None
         are_numbers = bool(np.isfinite(numbers[filled]).all())
         if self.formats is None:
-            self.formats = list(EPOCHS) if are_numbers else [ISO, *PATTERNS]
+            self.formats = [*EPOCHS, DAY] if are_numbers else [ISO, *PATTERNS]
         moments_of: dict[str | None, NDArray[np.float64]] = {}
         for form in self.formats:
             moments = _epochs(numbers[filled], form) if form in EPOCHS else _moments([texts[i] for i in filled], form)
@@ -264,6 +265,8 @@ def _epochs(numbers: NDArray[np.float64], form: str) -> NDArray[np.float64] | No
 
 def _moments(texts: Sequence[str], form: str | None) -> NDArray[np.float64] | None:
     """Return the microseconds of texts in a format; None if one is no time."""
+    if form == DAY and not all(re.fullmatch(r"(199|20\d)\d{5}", text) for text in texts):
+        return None
     moments = np.empty(len(texts))
     for index, text in enumerate(texts):
         moment = read_time(text.strip(), form)

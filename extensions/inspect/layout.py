@@ -88,7 +88,8 @@ def _first_lines(source: Source) -> list[str]:
         for block in blocks.until(FIRST_BYTES):
             content = bytes(block.buffer[block.start : block.end])[:FIRST_BYTES]
             whole = content[: content.rfind(b"\n") + 1] or content
-            lines = [line for line in decode(whole, source.path, 1).splitlines() if line.strip()][: LINES + 1]
+            lines = re.split(r"\r\n?|\n", decode(whole, source.path, 1))  # splitlines() would also cut at U+2028
+            lines = [line for line in lines if line.strip()][: LINES + 1]
             if lines:
                 return lines
     raise UserError(f"{source.path}: no rows in it; get it again, or leave it out of {source.key}")

@@ -11,6 +11,7 @@ import numpy as np
 
 from common.errors import UserError
 from data_prep.dataset.options import LabelKind
+from data_prep.dataset.transforms import largest_input
 from data_prep.parsing.dates import EPOCHS, PARTS, read_time
 from data_prep.parsing.labels import NULL_MARKS
 from data_prep.parsing.numbers import NUMBERS, number_of
@@ -188,7 +189,9 @@ def _use_of_number(profile: TableProfile, figures: ColumnFigures, missing: str) 
     low, high = (f"{value:g}" for value in (figures.low, figures.high))
     if _has_tail(profile, figures):
         return Use("dense", (figures.name,), f"{low} to {high}, with a long tail, so as its logarithm{missing}")
-    return Use("dense", ({"column": figures.name, "transform": "standard"},), f"{low} to {high}{missing}")
+    is_wide = max(-figures.low, figures.high) > largest_input("standard")
+    entry = {"column": figures.name, "transform": "signed_log1p" if is_wide else "standard"}
+    return Use("dense", (entry,), f"{low} to {high}{missing}")
 
 
 def _has_tail(profile: TableProfile, figures: ColumnFigures) -> bool:

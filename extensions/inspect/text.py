@@ -52,7 +52,10 @@ def schema_text(proposal: Proposal) -> str:
 
 def flow(value: Any) -> str:
     """Return a value in YAML's flow style, in one line."""
-    text: str = yaml.safe_dump([value], default_flow_style=True, width=float("inf"), allow_unicode=True)
+    for allow_unicode in (True, False):  # Without it characters that would end or blank the line are escaped.
+        text: str = yaml.safe_dump([value], default_flow_style=True, width=float("inf"), allow_unicode=allow_unicode)
+        if text.strip().isprintable():
+            break
     return text.strip()[1:-1]
 
 

@@ -134,9 +134,9 @@ def keys_of(batch: RawRows, column: str, is_any: bool = True) -> NDArray[np.int6
     _refuse_empty(values, locator, "no value")
     if (keys := _whole_keys(values)) is None:
         refuse_rounded(values, locator)
-        column = distinct(values)
-        is_fraction = [isinstance(each, float | Decimal) and whole_number(each) is None for each in column.values]
-        column.refuse(is_fraction, locator, "is not an id: text or an integer")
+        ids = distinct(values)
+        is_fraction = [isinstance(each, float | Decimal) and whole_number(each) is None for each in ids.values]
+        ids.refuse(is_fraction, locator, "is not an id: text or an integer")
         codes, texts = distinct_texts(values, locator)
         keys = np.array([text_key(text) for text in texts], np.int64)[codes]
     if not is_any:

@@ -2,6 +2,7 @@
 
 import datetime
 import io
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +164,29 @@ def test_rounded_ids_and_times_of_float32_prepare_as_quantities(tmp_path: Path) 
     proposal = proposed(tmp_path, {"label": BITS, "cat": list("abca") * 100, **columns}, name="rows.parquet")
     assert (places(proposal)["user_id"], places(proposal)["time"], proposal.time) == ("dense", "dense", None)
     assert prepare(*paths(tmp_path, proposal.text, "rows.parquet")).rows == ROWS
+
+
+@pytest.mark.parametrize("mark", ["\u0085", "\u2028", "\u00a0", "\t"])
+def test_blanks_in_numbers_and_wide_numbers_prepare(tmp_path: Path, mark: str) -> None:
+    price = [mark if row % 9 == 0 else row % 13 / 8 for row in range(ROWS)]
+    wide = [(-1) ** (row % 3) * 1e308 / (1 + row % 5) for row in range(ROWS)]
+    proposal = proposed(tmp_path, {"label": BITS, "cat": list("abca") * 100, "price": price, "wide": wide})
+    document = yaml.safe_load(proposal.text)
+    assert document["missing"] == [mark]
+    assert document["dense"][-1] == {"column": "wide", "transform": "signed_log1p"}
+    assert prepare(*paths(tmp_path, proposal.text)).rows == ROWS
+
+
+@pytest.mark.parametrize("name", ["rows.csv", "rows.parquet"])
+def test_days_as_numbers_are_times(tmp_path: Path, name: str) -> None:
+    days = pd.date_range("2019-01-01", periods=ROWS, freq="3D")
+    content = {"label": BITS, "cat": list("abca") * 100, "x": [int(f"{day:%Y%m%d}") for day in days]}
+    proposal = proposed(tmp_path, content, name=name)
+    assert proposal.time == ("x", "%Y%m%d")
+    manifest = prepare(*paths(tmp_path, proposal.text, name))
+    assert manifest.encoding["split"] == "time"
+    weekdays = Counter(day.weekday() for day in days[: manifest.splits["train"].rows])
+    assert manifest.num_embeddings["x_weekday"] == 1 + len(weekdays)
 
 
 def test_columns_without_a_name_are_left_out(tmp_path: Path) -> None:
