@@ -22,7 +22,7 @@ from extensions.inspect.label import Label, find_label
 from extensions.inspect.layout import read_layout
 from extensions.inspect.leak import auc_of_column
 from extensions.inspect.profile import TableProfile, read_profile
-from extensions.inspect.text import schema_text
+from extensions.inspect.text import flow, schema_text
 
 ID_WORDS = frozenset(
     [
@@ -177,9 +177,13 @@ def _use(profile: TableProfile, figures: ColumnFigures) -> Use:
         return Use("out", (), "its name has . / or \\, which a category's cannot; rename it")
     if separator := _separator(profile, figures):
         return Use("sparse", ({"column": figures.name, "separator": separator},), f"several values a field{missing}")
+    words = ""
+    if _separator(profile, figures, (" ",)):
+        entry = flow({"column": figures.name, "separator": " "})
+        words = f"; of words: {entry} in sparse takes each as a value"
     if is_unique:
-        return Use("out", (), f"unique: {_number_of_values(figures)} values in {figures.rows:,} rows")
-    return Use("sparse", (figures.name,), f"{_number_of_values(figures)} values{missing}")
+        return Use("out", (), f"unique: {_number_of_values(figures)} values in {figures.rows:,} rows{words}")
+    return Use("sparse", (figures.name,), f"{_number_of_values(figures)} values{missing}{words}")
 
 
 def _use_of_number(profile: TableProfile, figures: ColumnFigures, missing: str) -> Use:
@@ -263,13 +267,13 @@ def _use_of_time(profile: TableProfile, figures: ColumnFigures, form: str | None
     return Use("sparse" if parts else "out", tuple(parts), shown if parts else f"{shown}: no part differs between rows")
 
 
-def _separator(profile: TableProfile, figures: ColumnFigures) -> str | None:
+def _separator(profile: TableProfile, figures: ColumnFigures, separators: Sequence[str] = SEPARATORS) -> str | None:
     """Return the separator of several values in a field; None if fields hold one value each."""
     if figures.kind not in ("any", "text") or figures.numbers == figures.filled:
         return None
     texts = [text for text in profile.sample.columns[figures.name] if text]
     whole = set(texts)
-    for separator in SEPARATORS:
+    for separator in separators:
         divided = sum(separator in text for text in texts)
         members = {member for text in whole for member in text.split(separator) if member}
         if divided > DIVIDED_SHARE * len(texts) and 1 < len(members) <= len(whole):

@@ -2,6 +2,7 @@
 
 import datetime
 import io
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pyarrow as pa
 import pytest
 import yaml
 
+import clickwork
 from common.errors import UserError
 from data_prep.dataset.format import load_manifest
 from data_prep.sources.discover import resolve_sources
@@ -129,6 +131,19 @@ def test_advertisements(tmp_path: Path) -> None:
     assert all(f"#   {name}: {reason}" in proposal.text for name, reason in reasons.items())
     assert "Rows are in order of shown_at." in proposal.text
     assert "fraction tests on the last rows of the files, which are the newest" in proposal.text
+
+
+def test_the_way_to_divide_a_text_into_words_is_named_and_works(tmp_path: Path) -> None:
+    rng = np.random.default_rng(2)
+    words = ["red", "shoe", "blue", "bag", "cheap", "phone"]
+    table = {
+        "query": [" ".join(rng.permutation(words)[:4]) for _ in range(ROWS)],
+        "label": rng.integers(0, 2, ROWS).tolist(),
+    }
+    reason = proposed(tmp_path, table).uses["query"].reason
+    (entry,) = re.findall(r"; of words: (\{.*\}) in sparse takes each as a value", reason)
+    prepare(*paths(tmp_path, f"label: label\nsparse: [{entry}]\n"))
+    assert set(clickwork.Dataset(tmp_path / "out").values("query")) >= set(words)
 
 
 def test_rows_sorted_by_label_and_rare_labels(tmp_path: Path) -> None:
