@@ -5,8 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-
 from app.kinds.optimizers import OptimizerName
 from common.errors import UserError
 from common.keys import shown
@@ -76,8 +74,8 @@ def implied_keys(composed: Any, given: Sequence[str]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     if not composed.by_table:
         return values
-    for key in MODEL.keys() & set(given) if "model" not in given else ():
-        value = OmegaConf.select(composed, key)
+    for key in [] if "model" in given else [key for key in MODEL if key in given]:
+        value = getattr(composed.model, key.partition(".")[2])
         if shown(value) != shown(MODEL[key]):
             text = f"{key}={shown(value)}".replace(" ", "")
             raise UserError(

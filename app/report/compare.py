@@ -324,7 +324,10 @@ def _why_not_paired(runs: tuple[RunFiles, RunFiles], scores: Sequence[Scores]) -
     one, other = scores
     if one.about.dataset != other.about.dataset and not same_rows(*runs):
         digests = f"{one.about.dataset[:12]} and {other.about.dataset[:12]}"
-        return f"the datasets are not the same (digests {digests})", runs
+        of_others = [
+            run for run, kept in zip(runs, scores, strict=True) if kept.about.dataset != run.manifest.dataset.digest
+        ]
+        return f"the datasets are not the same (digests {digests})", of_others
     if not np.array_equal(one.labels, other.labels):
         rows = f"{len(one.labels):,} and {len(other.labels):,} rows"
         return f"the labels are not the same ({rows}, or another order)", runs
@@ -336,10 +339,14 @@ def same_rows(first: RunFiles, second: RunFiles) -> bool:
     one, other = first.manifest.dataset, second.manifest.dataset
     splits = [run.evaluation.split for run in (first, second)]
     labels = [dataset.labels.get(str(split)) for dataset, split in zip((one, other), splits, strict=True)]
-    selections = [
+    selections: list[list[Any]] = [
         [run.config.get(group.name, {}).get(key) for group in rows_of_extensions(KeyGroup) for key in group.sample_keys]
         for run in (first, second)
     ]
+    if splits[0] == "train":  # which has drawn negatives, too
+        selections = [
+            [*keys, run.config["data"]["negatives"]] for keys, run in zip(selections, (first, second), strict=True)
+        ]
     same = splits[0] == splits[1] and selections[0] == selections[1]
     return same and (one.digest == other.digest or labels[0] == labels[1] is not None)
 

@@ -43,11 +43,6 @@ class Split:
     label_rate: float | None
     shards: list[Shard]
 
-    @property
-    def labels_digest(self) -> str:
-        """Return a digest of the labels, which is equal for equal rows and shard sizes under any encoding."""
-        return hashlib.sha256("".join(shard.files["labels"].sha256 for shard in self.shards).encode()).hexdigest()
-
 
 @dataclass
 class Manifest:

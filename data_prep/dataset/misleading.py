@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
-from common.documents import Json, convert
 from common.extensions import rows_of_extensions
 
 if TYPE_CHECKING:
+    from common.documents import Json
     from data_prep.engine.job import Job
     from data_prep.stages.split import BuiltShard
 
@@ -45,6 +45,8 @@ def misleading_sentences(extra: Json) -> list[str]:
 
 def _shared_values(extra: Json) -> list[str]:
     """Return sentences on columns of which NAMED_SHARE of the values share an id because of the tables' sizes."""
+    from common.documents import convert
+
     shared = convert(extra.get(SHARED_IDS, {}), dict[str, dict[str, float]], f"extra.{SHARED_IDS}")
     crowded = [f"{name} ({mean:.1f})" for name, mean in shared.get(VALUES_PER_ROW, {}).items() if mean > CROWDED]
     unknown = [f"{name} ({share:.0%})" for name, share in shared.get(UNKNOWN_SHARE, {}).items() if share > NAMED_SHARE]

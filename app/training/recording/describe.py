@@ -1,5 +1,6 @@
 """Description of a session for its run's manifest: dataset, files of initial values, tables."""
 
+import hashlib
 from pathlib import Path
 
 from app.record.documents import Dataset, TableSize
@@ -7,17 +8,22 @@ from app.sharding import from_config
 from app.sharding.execute import table_weights
 from app.training.session import Session
 from common.files import digest_file
+from data_prep.dataset.manifest import Manifest
 from data_prep.dataset.misleading import misleading_sentences
 from data_prep.dataset.sampling import sampling_sentence
 from data_prep.dataset.unseen import unseen_values
 
+CHOOSE_ROWS = (  # keys of a manifest's `encoding`
+    *("split", "held_out", "split_seed", "split_column", "train_seed", "test_first"),
+    *("negative_drop_rate", "sampling_seed"),
+)
 MAX_SOURCES = 30  # names of raw files in a manifest
 
 
 def describe_dataset(session: Session) -> Dataset:
     """Describe the dataset for a run's manifest; `bayes` has the figures of a ground-truth model, if there is one."""
     manifest = session.manifest
-    labels = {name: split.labels_digest for name, split in manifest.splits.items() if not manifest.kind.windows}
+    labels = {name: _rows_digest(manifest, name) for name in manifest.splits if not manifest.kind.windows}
     return Dataset(
         path=str(session.root),
         digest=manifest.digest,
@@ -32,6 +38,20 @@ def describe_dataset(session: Session) -> Dataset:
         misleading=misleading_sentences(manifest.extra),
         sampling=sampling_sentence(manifest, session.config.loss.class_weights),
     )
+
+
+def _rows_digest(manifest: Manifest, split: str) -> str:
+    """Return a digest of a split's rows under any encoding: labels, weights, raw files, and what chose the rows.
+
+    Labels alone do not tell rows apart: two files may have the same labels in the same order.
+    """
+    shards = manifest.splits[split].shards
+    parts = [shard.files[kind].sha256 for kind in ("labels", "weights") for shard in shards if kind in shard.files]
+    parts += [str(each.get("sha256")) for each in manifest.sources if each.get("split", split) == split]
+    parts += [
+        f"{key}={manifest.encoding[key]}" for key in CHOOSE_ROWS if manifest.sources and manifest.encoding.get(key)
+    ]
+    return hashlib.sha256("".join(parts).encode()).hexdigest()
 
 
 def describe_files(session: Session) -> dict[str, str]:

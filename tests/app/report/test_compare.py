@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from app.report.compare import (
     differences,
     facts,
     group,
+    same_rows,
     window_times,
 )
 from app.report.page import run_page
@@ -36,9 +37,11 @@ from app.report.read import RunFiles, read_run
 from app.report.side_by_side import Comparison, _speeds, page_name
 from app.report.side_by_side import _charts as side_charts
 from app.report.statistics import MeanDifference
+from app.training.recording.describe import _rows_digest
 from common.compose import compose_config
 from tests.app.report.runs import DEVICE, write_run
 from tests.app.summaries import LEAST_MANIFEST
+from tests.data_prep.conftest import prepare
 from tests.error_lines import refused
 from tests.oracles.statistics import delong_of_two
 
@@ -159,6 +162,42 @@ def test_the_same_rows_in_another_encoding_are_comparable(sweep: list[RunFiles],
         for digest in ("hash", "torchrec")
     ]
     difference_of(*group(runs))
+
+
+def test_rows_are_told_apart_by_more_than_their_labels(tmp_path: Path) -> None:
+    """Files with the same labels in the same order, other weights, other rows of a file that is sorted by label."""
+
+    def digest(name: str, rows: Sequence[str], schema: str, *keys: str) -> str:
+        root = tmp_path / str(len([*tmp_path.iterdir()]))
+        root.mkdir()
+        (root / name).write_text("\n".join(["y,user,weight", *rows, ""]), encoding="utf-8")
+        (root / "s.yaml").write_text(schema, encoding="utf-8")
+        files = [f"data.raw={root}/{name}", f"data.schema={root}/s.yaml", f"data.path={root}/data"]
+        return _rows_digest(prepare(*files, *keys), "test")
+
+    rows = [f"{int(i >= 200)},u{i % 40},{1 + i % 3}" for i in range(400)]
+    others = [row.replace("u1", "v1") for row in rows]
+    schema, stratified = "label: y\nsparse: [user]\n", ["data.split.method=stratified"]
+    own = digest("rows.csv", rows, schema, *stratified)
+    assert digest("rows.csv", rows, schema, *stratified, "data.frequency_threshold=9") == own
+    different = {
+        digest("rows.csv", others, schema, *stratified),
+        digest("rows.csv", rows, f"{schema}weight: weight\n", *stratified),
+        digest("rows.csv", rows, schema, *stratified, "data.split.seed=1"),
+    }
+    assert len(different - {own}) == 3
+
+
+def test_drawn_negatives_are_rows_of_train(tmp_path: Path) -> None:
+    keys = ("data.negatives.user=user", "data.negatives.item=item")
+    first, second = (
+        read_run(write_run(tmp_path / str(count), f"data.negatives.per_positive={count}", *keys)) for count in (1, 4)
+    )
+    assert same_rows(first, second)
+    for run in (first, second):
+        assert run.summary is not None
+        run.summary.eval.split = "train"
+    assert not same_rows(first, second)
 
 
 def test_one_sign_for_minus(sweep: list[RunFiles]) -> None:
@@ -438,7 +477,8 @@ def test_scores_of_other_rows_are_not_compared(tmp_path: Path, planted: str, wor
         f"python -m app.evaluate run={run.directory} split=test keep_scores=800"
         for run in ([second] if planted in ("another step", "none") else [first, second])
     ]
-    assert row_by_row.endswith(f"; keep the scores by {' and '.join(remedies)}.")
+    remedy = f"; keep the scores by {' and '.join(remedies)}"
+    assert row_by_row.endswith("eeeeeeeeeeee)." if planted == "another dataset" else f"{remedy}.")
     assert any(text.startswith("Choice") for text in sentences) == (planted != "another dataset")
 
 

@@ -45,7 +45,13 @@ from tests.oracles.own_tables import (
 
 FAST, ALL, ROWS = 2, 9, 60
 FORMS_AT_ONCE = 3  # in the quick tests
-TRAIN = ["model.embedding_dim=8", "model.dense_arch=[8]", "model.over_arch=[8,1]", "train.global_batch_size=16"]
+TRAIN = [
+    "model=dlrm",
+    "model.embedding_dim=8",
+    "model.dense_arch=[8]",
+    "model.over_arch=[8,1]",
+    "train.global_batch_size=16",
+]
 TRAIN += ["train.max_steps=3", "eval.split=val", "record.tensorboard=false", "runtime.num_threads=1"]
 TRAIN += ["runtime.platform=cpu"]
 

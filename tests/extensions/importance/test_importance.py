@@ -26,7 +26,7 @@ from tests.error_lines import refused
 from tests.once import made_once
 
 ROWS = 1_500
-KEYS = ["model.embedding_dim=4", "model.dense_arch=[]", "model.interaction=cat", "model.over_arch=[1]"]
+KEYS = ["model=dlrm", "model.embedding_dim=4", "model.dense_arch=[]", "model.interaction=cat", "model.over_arch=[1]"]
 KEYS += ["runtime.num_threads=1", "train.global_batch_size=100", "optimizer=adam", "optimizer.lr=0.05", "run.name=x"]
 KEYS += ["train.epochs=3", "record.tensorboard=false", "baselines=false", "checkpoint.keep_best=false"]
 

@@ -64,7 +64,7 @@ def test_a_run_is_scored_again_as_it_was(run_app: Command, log: Path, tmp_path: 
     assert "sequences.history_length=9: the run at" in other.stderr
 
 
-@pytest.mark.slow("a minute")
+@pytest.mark.slow("processes")
 def test_a_small_log_is_learned_by_the_defaults(run_app: Command, tmp_path: Path) -> None:
     """A user clicks on items of one class in four with probability 0.9, else 0.1: the best AUC is about 0.86."""
     draw, lines = random.Random(3), ["uid,item,ts,click"]
