@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from app.config.own_table import RECIPE
 from app.kinds.metrics import STANDARD_ERROR
 from app.metrics.documents import (
     AnyEvent,
@@ -82,7 +81,7 @@ class RunFiles:
     @property
     def is_of_hardware(self) -> bool:
         """Whether machines may be compared by it, which a table of one's own is not trained for."""
-        return bool(self.config["published"]["recipe"] != RECIPE)
+        return bool(self.config["published"]["recipe"] != "own_table")
 
     @property
     def best(self) -> Best | None:

@@ -89,7 +89,7 @@ def criteo_model(runtime: Runtime, directory: Path, *keys: str, run_keys: Sequen
     lines = (directory / "rows.tsv").read_text().splitlines()[:50]
     (directory / "new.tsv").write_text("".join(line.partition("\t")[2] + "\n" for line in lines))
     prepare(f"data.raw={directory}/rows.tsv", f"data.path={directory}/data", *keys)
-    run = [*TRAIN[:4], "train.max_steps=3", "record.tensorboard=false", "runtime.platform=cpu", "eval.split=test"]
+    run = [*TRAIN[:5], "train.max_steps=3", "record.tensorboard=false", "runtime.platform=cpu", "eval.split=test"]
     run += [f"data.path={directory}/data", f"run.dir={directory}/run", *run_keys]
     assert train_here(runtime, *run) == "completed"
     return Model(runtime, directory)
@@ -203,7 +203,7 @@ def generated(runtime: Runtime, tmp_path_factory: pytest.TempPathFactory) -> Mod
     root = tmp_path_factory.mktemp("generated")
     keys = ["data.source=random", "data.random.rows=600", "data.random.tables=[9,5]", "data.random.num_dense=2"]
     keys += ["data.random.eval_rows=40", "data.random.bag_sizes=[3,1]"]
-    run = [*TRAIN[:4], "train.max_steps=2", "record.tensorboard=false", "runtime.platform=cpu", *keys]
+    run = [*TRAIN[:5], "train.max_steps=2", "record.tensorboard=false", "runtime.platform=cpu", *keys]
     paths = [f"data.path={root}/data", f"run.dir={root}/run", "eval.split=val"]
     assert train_here(runtime, *run, *paths) == "completed"
     command_here(runtime, "export", f"run={root}/run", f"out={root}/served")
