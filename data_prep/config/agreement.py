@@ -38,9 +38,8 @@ def compared_keys(settings: Mapping[str, Any], manifest: Manifest) -> dict[str, 
     """Return the given keys that decide a dataset's rows; keys of generators only for the dataset's own generator."""
     groups = {key.partition(".")[0] for key in recorded_keys(manifest)} & set(GENERATORS)
     decisive = {key: value for key, value in settings.items() if key in IN_ENCODING or key.partition(".")[0] in groups}
-    return {
-        key: value for key, value in decisive.items() if key not in FILES
-    }  # a manifest has their sum, not their place
+    # A manifest has the sum of such files, not their place.
+    return {key: value for key, value in decisive.items() if key not in FILES}
 
 
 def first_difference(settings: Mapping[str, Any], manifest: Manifest) -> Difference | None:
