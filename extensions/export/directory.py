@@ -5,11 +5,9 @@
     DIR/encoder/        what makes the model's inputs of raw rows
     DIR/score.py        the program that scores rows
 
-With export.layout=triton all of this is in DIR/NAME, in a model repository DIR, with the model as version 1. Everything
-is written under a temporary name, so that a directory with its own name is whole.
+Everything is written under a temporary name, so that a directory with its own name is whole.
 """
 
-import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -34,9 +32,8 @@ from data_prep.dataset.bags import offsets_of
 from extensions.export.documents import ExportedDirectory
 from extensions.export.encoder import ENCODER, write_encoder
 from extensions.export.graph import DENSE, IDS, LOGITS, PREDICTIONS, PROBABILITIES, ModelGraph, bag_input
-from extensions.export.keys import ExportConfig, Layout
+from extensions.export.keys import ExportConfig
 from extensions.export.program import COMPARED_SAMPLES, BagsProgram, Program, program_of, random_inputs
-from extensions.export.triton import CONFIG, VERSION, triton_config
 
 MANIFEST, MODEL, SCORE = "manifest.json", "model.onnx", "score.py"
 PACKAGES = ["numpy", "onnxruntime", "pyarrow"]  # that score.py imports
@@ -64,26 +61,20 @@ def export_directory(
     num_dense, num_embeddings = len(manifest.schema["dense"]), manifest.num_embeddings
     has_clicks = task_of(manifest).has_clicks
     graph = ModelGraph(model, num_dense, num_embeddings, multi_hot, config.tables, correction, has_clicks)
-    is_repository = config.export.layout is Layout.triton
-    with _new_directory(Path(config.out)) as part:
-        name = re.sub(r"[^\w.-]", "_", trained.run.name)
-        root = part / name if is_repository else part
-        path = root / VERSION / MODEL if is_repository else root / MODEL
-        path.parent.mkdir(parents=True, exist_ok=True)
+    with _new_directory(Path(config.out)) as root:
+        path = root / MODEL
         graph.save(path)
         served = served_model.in_precision(model, config.tables, torch.device("cpu"))
         program = program_of(served, num_embeddings, multi_hot, correction)
         difference = largest_difference(program, path, num_dense, num_embeddings, config.tolerance)
         write_encoder(root / ENCODER, run.root, manifest, trained, config.export.texts)
         shutil.copyfile(Path(__file__).with_name(SCORE), root / SCORE)
-        if is_repository:
-            (root / CONFIG).write_text(triton_config(name, graph.inputs, graph.outputs), encoding="utf-8")
         exported = ExportedDirectory(
             **about,
             imports=PACKAGES,
             inputs={name: MEANINGS.get(name, BAG) for name in graph.inputs},
             outputs={name: MEANINGS[name] for name in graph.outputs},
-            model=str(path.relative_to(root)),
+            model=MODEL,
             files={str(file.relative_to(root)): digest_file(file) for file in _files(root)},
             rest={**run.about_sampling(config.correct_sampling), "largest_difference": difference},
         )

@@ -1,7 +1,6 @@
 """Keys of `python -m app.export`."""
 
 from dataclasses import dataclass, field
-from enum import Enum
 from pathlib import Path
 
 from app.config.checks import require_place
@@ -13,19 +12,11 @@ from common.keys import MISSING, key
 EXPORT_SUFFIX = ".pt2"
 
 
-class Layout(Enum):
-    """Layouts of a directory: plain; triton: a model repository of NVIDIA Triton Inference Server."""
-
-    plain = "plain"
-    triton = "triton"
-
-
 @dataclass(frozen=True)
 class DirectoryConfig:
     """Settings of an export as a directory."""
 
     texts: bool = key(True, "false: without the texts of values, which ids do not need (data.keep_texts)")
-    layout: Layout = key(Layout.plain, "triton: a model repository for tritonserver, with config.pbtxt")
 
 
 @dataclass(frozen=True)
