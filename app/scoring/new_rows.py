@@ -29,7 +29,11 @@ def parse(encoder: Encoder, rows: NewRows, id_column: str = "") -> ParsedRows:
     """
     columns = encoder.input_columns
     if ignored := ignored_columns(rows, columns, spare=(id_column, encoder.schema.label)):
-        log.info("%s: the model does not read %s", rows.name, ", ".join(ignored))
+        log.info(
+            "%s: the model does not read %s",
+            rows.name,
+            ", ".join(name or "a column without a name" for name in ignored),
+        )
     return encoder.parse_columns(rows.columns, rows.name, rows.numbers)
 
 

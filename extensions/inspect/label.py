@@ -122,7 +122,7 @@ def _column(profile: TableProfile, label_key: str | None) -> tuple[str, str | No
             named = f"{', '.join(NAMES[:-1])} or {NAMES[-1]}"
             raise UserError(
                 f"{profile.files.sources[0].path}: no column is named {named}, so the label is not known; give "
-                f"data.label=COLUMN, one of {', '.join(names)[:LONGEST]}"
+                f"data.label=COLUMN, one of {', '.join(filter(None, names))[:LONGEST]}"
             )
         return known, None
     if label_key in names:
