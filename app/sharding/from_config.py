@@ -234,7 +234,8 @@ def multi_hot_features(multi_hot: MultiHotConfig, manifest: Manifest) -> list[st
 def _whole_tables(optimizer: OptimizerConfig, tables: Sequence[TableSpec]) -> str | None:
     """Return why torch must update whole tables on any device; None if FBGEMM may fuse their update."""
     if optimizer.sparse_weight_decay:
-        return f"optimizer.sparse_weight_decay={optimizer.sparse_weight_decay} needs whole tables, which torch updates"
+        decay = f"optimizer.sparse_weight_decay={optimizer.sparse_weight_decay}"
+        return f"{decay} needs whole tables, so each process holds all of them"
     if optimizer.clip_tables:
         return "optimizer.clip_tables=true needs the tables' gradients, which a fused update never has"
     widths = [table.embedding_dim for table in tables if table.embedding_dim % FBGEMM_MULTIPLE]
