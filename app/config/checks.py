@@ -13,7 +13,7 @@ def require_place(key: str, out: str | None) -> None:
     """
     if out is None:
         return
-    if not (above := next(each for each in Path(out).parents if each.exists())).is_dir():
-        raise UserError(f"{key}={out}: {above} is a file; choose another directory")
     if Path(out).is_dir():
         raise UserError(f"{key}={out}: is a directory; give a file in it")
+    if not (above := next(each for each in Path(out).parents if each.exists())).is_dir():
+        raise UserError(f"{key}={out}: {above} is a file; choose another directory")

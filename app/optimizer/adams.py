@@ -110,6 +110,8 @@ def with_state(optimizer: torch.optim.Optimizer, algorithm: Algorithm) -> torch.
         differing = differing or [name for name in by_torch if not torch.equal(by_torch[name], by_row[name])]
     except (KeyError, AssertionError) as error:
         differing = [str(error)]
+    except (TypeError, RuntimeError) as error:  # of these probes alone: a lack of memory is reported elsewhere
+        raise UserError(f"{algorithm.torch}: cannot make a step: {error}; choose another optimizer") from error
     if differing:
         raise UserError(
             f"{algorithm.torch}: its state ({', '.join(differing)}) is not what its row of app/kinds/optimizers.py "

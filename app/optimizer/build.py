@@ -192,6 +192,7 @@ def _make(
     if params[0]["params"][0].device.type == "cpu" and "fused" in signature(optimizer_class).parameters:
         settings["fused"] = True  # on GPUs torch's default is foreach, and False would disable both
     try:
-        return with_state(optimizer_class(params, lr=lr, **settings), algorithm)
-    except (TypeError, ValueError, RuntimeError) as error:
+        optimizer = optimizer_class(params, lr=lr, **settings)
+    except (TypeError, ValueError) as error:
         raise UserError(f"{kind}: cannot train this model: {str(error).splitlines()[0]}; choose another") from error
+    return with_state(optimizer, algorithm)

@@ -131,7 +131,7 @@ def _differences() -> Iterator[bytes]:
     """Yield git's diff from the commit, then names and contents of untracked files in the program's packages."""
     yield _git("diff", "HEAD") or b""
     for name in (_git("ls-files", "--others", "--exclude-standard", "-z") or b"").split(b"\0"):
-        if name and Path(os.fsdecode(name)).parts[0] in sources.DIRECTORIES:
+        if name and Path(os.fsdecode(name)).parts[0] in (*sources.DIRECTORIES, "clickwork"):
             yield name
             yield from _content(REPOSITORY / os.fsdecode(name))
 
