@@ -39,6 +39,10 @@ def test_whatever_lies_in_a_checkout_is_no_hindrance(tmp_path: Path, monkeypatch
         (tmp_path / name).write_text("x")
     (tmp_path / "logs").symlink_to("/usr")
     assert code() == clean
+    (tmp_path / "clickwork").mkdir()
+    (tmp_path / "clickwork/new.py").write_bytes(b"x")
+    assert code()["dirty_diff_sha256"] == hashlib.sha256(b"clickwork/new.pyx").hexdigest()
+    (tmp_path / "clickwork/new.py").unlink()
     app = tmp_path / "app"
     app.mkdir()
     (app / "new.txt").write_bytes(b"x" * 3_000_000)
