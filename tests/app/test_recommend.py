@@ -127,7 +127,7 @@ def test_bags_of_several_ids(run_app: Command, tmp_path: Path) -> None:
     )
     paths = [f"data.raw={tmp_path}/raw.csv", f"data.path={tmp_path}/data", f"data.schema={tmp_path}/schema.yaml"]
     prepare(*paths, "data.split.method=fraction")
-    figures = train(run_app, tmp_path)
+    figures = train(run_app, tmp_path, "model=dlrm")
     test = rows[-figures["samples"] :]
     lists = [{key: row[key] for key in ("age", "user", "genres")} for row in test]
     (tmp_path / "lists.jsonl").write_text("".join(json.dumps(item) + "\n" for item in lists))

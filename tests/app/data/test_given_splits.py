@@ -128,7 +128,7 @@ def test_a_split_without_files_is_not_evaluated(dataset_without_test: Path) -> N
 @pytest.mark.slow("processes")
 def test_a_run_makes_trains_and_evaluates(run_app: Command, refused_command: Refusal, tmp_path: Path) -> None:
     write_files(tmp_path)
-    overrides = [*SMALL, *GIVEN, "data.path=shards", "run.name=given", "record.tensorboard=false"]
+    overrides = ["model=dlrm", *SMALL, *GIVEN, "data.path=shards", "run.name=given", "record.tensorboard=false"]
     run_app("train", *overrides, "train.max_steps=4")
     figures = summary(tmp_path / "runs/given")["eval"]
     with open(tmp_path / "val.csv", encoding="utf-8", newline="") as file:

@@ -202,7 +202,7 @@ def test_a_table_of_one_s_own_trains(run_app: Command, tmp_path: Path) -> None:
     pq.write_table(table, tmp_path / "ratings.parquet", row_group_size=400)
     (tmp_path / "ratings.yaml").write_text("label: rating >= 4\nsparse: [userId, movieId, genres]\n")
     data_keys = ["data.raw=ratings.parquet", "data.schema=ratings.yaml", "data.path=ratings"]
-    run_app("train", *SMALL, *data_keys, "run.name=ratings", "train.epochs=12", "optimizer.lr=0.1")
+    run_app("train", "model=dlrm", *SMALL, *data_keys, "run.name=ratings", "train.epochs=12", "optimizer.lr=0.1")
     figures = json.loads((tmp_path / "runs/ratings/summary.json").read_bytes())
     assert figures["eval"]["auc"] > 0.75
     assert load_manifest(tmp_path / "ratings").ragged == ["genres"]

@@ -60,7 +60,6 @@ SLOW = {
     "evaluate run=runs/x data.path=other out=x.json": OTHER_DATA,
     "evaluate run=runs/x split=tomorrow out=x.json": "^data: no split 'tomorrow'; it has train",
     "recommend run=runs/x candidates=none.csv out=x.json": "^data: imported or generated",
-    "recommend run=runs/x candidates=rows.csv out=no/such/place.json": "^out=.*no directory no/such",
 }
 
 

@@ -344,7 +344,7 @@ def test_a_leak_is_named_once_in_training_and_in_the_report(run_app: Command, tm
     leaking(table(0)).to_csv(tmp_path / "rows.csv", index=False)
     data = paths(tmp_path, SCHEMA)
     for name in ("first", "second"):
-        process = run_app("train", *SMALL, *data, "train.max_steps=3", f"run.name={name}")
+        process = run_app("train", "model=dlrm", *SMALL, *data, "train.max_steps=3", f"run.name={name}")
         manifest = json.loads((tmp_path / f"runs/{name}/manifest.json").read_text())
         (sentence,) = manifest["dataset"]["misleading"]
         assert process.stderr.count(sentence) == 1
