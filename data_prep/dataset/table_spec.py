@@ -7,9 +7,7 @@ import re
 from typing import Annotated, Literal
 
 import msgspec
-import numpy as np
 from msgspec import Meta, Struct
-from numpy.typing import NDArray
 
 from common.documents import Json
 from data_prep.dataset.dialect import UTF_8, Dialect
@@ -158,11 +156,3 @@ class Table(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
     def from_manifest(cls, entry: Json) -> "Table":
         """Build from the form of `to_manifest`."""
         return msgspec.convert(entry, cls)
-
-
-def meets(numbers: NDArray[np.float64], rule: str) -> NDArray[np.bool_]:
-    """Return a mask of the numbers that meet a RULE."""
-    match = RULE.fullmatch(rule)
-    assert match is not None
-    met: NDArray[np.bool_] = COMPARISONS[match[1]](numbers, float(match[2]))
-    return met

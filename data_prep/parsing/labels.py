@@ -73,13 +73,7 @@ def _labels(values: Any, table: Table, locator: Locator) -> NDArray[Any]:
             _refuse_texts(values, table, locator)
         raise
     if rule is not None:
-        compare, number = COMPARISONS[rule.operator], number_of(rule.value, table)
-        met: NDArray[np.bool_] = compare(numbers, number)
-        if abs(number) >= EXACT_INTEGERS:  # The file may have integers that are equal as float64 alone.
-            column, value = distinct(values), exact_number_of(rule.value, table)
-            exact = [compare(exact_number_of(each, table), value) for each in column.values]
-            met = np.array(exact, np.bool_)[column.codes]
-        return met.astype(np.int32)
+        return meets(values, numbers, rule, table).astype(np.int32)
     if table.label_kind is LabelKind.click:
         is_bad = (numbers != 0) & (numbers != 1)
         fault, remedy = "is not a label (0 or 1)", "correct the row, or give a rule or kind: number in the schema"
@@ -89,6 +83,17 @@ def _labels(values: Any, table: Table, locator: Locator) -> NDArray[Any]:
         fault, remedy = "is beyond 3.4e38, the largest float32", "correct the row"
     refuse_row(is_bad, locator, lambda row: f"{numbers[row]:g} {fault}", remedy)
     return numbers.astype(table.label_kind.dtype)
+
+
+def meets(values: Any, numbers: NDArray[np.float64], rule: LabelRule, form: NumberForm) -> NDArray[np.bool_]:
+    """Return a mask of the values of a column that meet a rule; `numbers` are the values as float64."""
+    compare, number = COMPARISONS[rule.operator], number_of(rule.value, form)
+    if not abs(number) >= EXACT_INTEGERS:
+        met: NDArray[np.bool_] = compare(numbers, number)
+        return met
+    # The file may have integers that are equal as float64 alone.
+    column, value = distinct(values), exact_number_of(rule.value, form)
+    return np.array([compare(exact_number_of(each, form), value) for each in column.values], np.bool_)[column.codes]
 
 
 def _weights(values: Any, table: Table, locator: Locator) -> NDArray[np.float32]:

@@ -14,8 +14,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from common.errors import UserError
+from data_prep.dataset.label_rule import parse_rule
 from data_prep.dataset.spelling import compared_text, whole_number
-from data_prep.dataset.table_spec import meets
 from data_prep.encoding.values import text_key
 from data_prep.parsing.convert import (
     EMPTY,
@@ -35,6 +35,7 @@ from data_prep.parsing.convert import (
 )
 from data_prep.parsing.dates import SECOND
 from data_prep.parsing.formats import Chunk, Column, FileLayout, Size, format_of
+from data_prep.parsing.labels import meets
 from data_prep.parsing.numbers import NUMBERS
 from data_prep.parsing.raw_rows import CORRECT, Locator, RawRows
 from data_prep.sources.discover import Source
@@ -226,7 +227,8 @@ def _meets(
         if isinstance(value, str):
             if column not in numbers:
                 numbers[column] = _numbers(batch, column)
-            met &= meets(numbers[column], value) & ~np.isnan(numbers[column])
+            rule = parse_rule(value)
+            met &= meets(batch.columns[column], numbers[column], rule, NUMBERS) & ~np.isnan(numbers[column])
         else:
             codes, values = texts[column]
             expected = set(map(compared_text, value))

@@ -63,6 +63,17 @@ def test_a_time_may_be_a_mapping_of_its_column_alone(tmp_path: Path) -> None:
     assert schemas[0] == schemas[1]
 
 
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+def test_conditions_tell_integers_beyond_float64_apart(tmp_path: Path, form: str) -> None:
+    """2^53 and 2^53 + 1 are one float64."""
+    scores = [(1 << 53) + more for more in range(3)]
+    columns = {"user": ["a"] * 3, "time": [1, 2, 3], "item": ["x"] * 3, "score": scores}
+    schema = f"user: user\ntime: time\nitem: item\nactions: {{high: {{score: '>= {scores[1]}'}}}}\nlabel: high\n"
+    write(tmp_path / f"rows.{form}", columns)
+    prepare(*paths(tmp_path, schema, f"rows.{form}"))
+    assert (opened(tmp_path / "out")[1].flags & 1).tolist() == [0, 1, 1]
+
+
 def test_what_is_odd_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Its counts are those of tests/extensions/sequences/test_log_oracle.py."""
     (tmp_path / "rows.csv").write_text(LOG + "ann,100,pen,buy,5\nann,20,cup,view,\ncy,95,pen,buy,\ndan,1,pen,buy,\n")
