@@ -192,7 +192,7 @@ def _make(data: DataConfig, root: Path, job: Job, parameters: dict[str, Any]) ->
         **({SOURCE_MD5: result.md5s} if result.md5s else {}),
         "out_of_vocabulary": _count_unknown(job, result),
         UNSEEN: unseen_shares(job, result.built, result.features),
-        SHARED_IDS: shared_ids(job, result.built, result.records, result.features),
+        SHARED_IDS: shared_ids(job, result.built, result.records, result.features, result.num_values),
         **checks,
     }
     manifest = _describe(job, result, parameters, extra)

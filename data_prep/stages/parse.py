@@ -303,6 +303,7 @@ class ChunkWriter:
             self._split_keys = self._array(SPLIT_KEYS, np.int64, 1)
         self._categories: TableCategories | None = None
         self._values: ValueBuffer | None = None
+        self._values_per_row: list[float] = []
         if job.table is not None:
             self._categories = TableCategories(job, source, chunk)
         elif job.rules.order is not None:
@@ -354,6 +355,10 @@ class ChunkWriter:
             modulus = rules.max_ind_range
             assert modulus is not None
             self._sparse.extend(rows, lambda ids: encode_hash(block.sparse, modulus, ids))
+            # Values that share an id are counted in the first block alone: for all rows it would take a vocabulary.
+            if (self._source, self._chunk, self._values_per_row) == (0, 0, []):
+                columns = [np.unique(column) for column in block.sparse.T]
+                self._values_per_row = [len(values) / len(np.unique(values % modulus)) for values in columns if rows]
 
     def append_split_keys(self, batch: RawRows) -> None:
         """Write the values that decide the split of a batch's rows, unless their file is of one split."""
@@ -381,6 +386,7 @@ class ChunkWriter:
             record.dense_low, record.dense_high = dense_range.low.tolist(), dense_range.high.tolist()
             record.negatives = self._negatives.tolist()
         if job.rules.order is None:
+            record.values_per_row = record.values_per_row or self._values_per_row
             record.unknown = [0] * len(job.schema.sparse)
         for suffix, file in self._files.items():
             record.files[suffix] = file.close()

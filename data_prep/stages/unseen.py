@@ -1,6 +1,6 @@
 """Shares of held-out values that do not occur in train, and of values that share an id, by feature."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,17 +37,28 @@ def unseen_shares(job: Job, built: Sequence[BuiltShard], features: Sequence[str]
 
 
 def shared_ids(
-    job: Job, built: Sequence[BuiltShard], records: Sequence[ChunkRecord], features: Sequence[str]
+    job: Job,
+    built: Sequence[BuiltShard],
+    records: Sequence[ChunkRecord],
+    features: Sequence[str],
+    num_values: Callable[[str], int | None],
 ) -> dict[str, dict[str, float]]:
     """Return what `data.max_ind_range` merges, by feature: values per row, or the share of train's unknown values.
 
-    The values of a hashed own table are counted by chunk, and the largest number per row is returned.
+    Hashed values are counted by chunk, Criteo's in the first rows alone, and the largest number per row is returned.
+
+    num_values: the number of values in a feature's vocabulary.
     """
     rules = job.rules
-    if rules.max_ind_range is None or rules.shares_unknown_id or job.bags is not None:
+    if rules.max_ind_range is None:
+        return {}
+    if rules.order is not None and rules.wraps:
+        values = {name: num_values(name) or 0 for name in features}
+        return {VALUES_PER_ROW: {name: max(1, count / rules.max_ind_range) for name, count in values.items()}}
+    if rules.shares_unknown_id or (job.bags is not None and rules.order is not None):
         return {}
     if rules.order is None:
-        per_row = zip(*(record.values_per_row for record in records if record.rows), strict=True)
+        per_row = zip(*(record.values_per_row for record in records if record.values_per_row), strict=True)
         return {VALUES_PER_ROW: dict(zip(features, map(max, per_row), strict=False))}
     train = [shard for shard in built if shard.split == "train"]
     return {UNKNOWN_SHARE: dict(zip(features, _unknown_share(job, train, features).tolist(), strict=True))}

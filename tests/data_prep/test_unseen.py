@@ -82,6 +82,17 @@ def test_values_that_share_an_id_are_named(tmp_path: Path, capsys: Capture) -> N
     ]
 
 
+@pytest.mark.parametrize("encoding", ["hash", "torchrec"])
+def test_values_of_criteo_that_share_an_id_are_counted(tmp_path: Path, encoding: str) -> None:
+    (tmp_path / "rows.tsv").write_bytes(oracle.make_rows(500, seed=1, values=60))
+    keys = [f"data.raw={tmp_path}/rows.tsv", f"data.path={tmp_path}/out", "data.split.method=fraction"]
+    manifest = prepare(*keys, f"data.encoding={encoding}", "data.max_ind_range=20", "data.frequency_threshold=1")
+    frame = pd.read_csv(tmp_path / "rows.tsv", sep="\t", header=None, dtype=str, keep_default_na=False).iloc[:, 14:]
+    for (_, column), mean in zip(frame.items(), manifest.extra["shared_ids"]["values_per_row"].values(), strict=True):
+        values = np.unique([int(text or "0", 16) for text in column])
+        assert mean == len(values) / (len(np.unique(values % 20)) if encoding == "hash" else 20)
+
+
 def test_rare_values_do_not_count_as_unseen(tmp_path: Path) -> None:
     """With a threshold above every user's rows they have no id in train either; movies are common."""
     manifest, _ = ratings(tmp_path, "data.frequency_threshold=12")
