@@ -53,9 +53,9 @@ recommend: environment ## Rank candidates by a run's model: RUN=runs/quickstart 
 	$(if $(CANDIDATES),,$(error recommend needs candidates: make recommend RUN=$(RUN) CANDIDATES=ads.csv))
 	$(python) -m app.recommend run=$(RUN) candidates=$(CANDIDATES) $(ARGS)
 
-export: environment ## A run's model for other programs: one file, or a directory that scores raw rows with OUT=DIR: RUN=runs/quickstart
+export: environment ## A run's model as a directory that scores raw rows, exports/NAME or OUT=DIR: RUN=runs/quickstart
 	$(if $(RUN),,$(error export needs a run: make export RUN=runs/quickstart))
-	$(python) -m app.export run=$(RUN) out=$(or $(OUT),$(RUN)/model.pt2) $(ARGS)
+	$(python) -m app.export run=$(RUN) out=$(or $(OUT),exports/$(notdir $(RUN))) $(ARGS)
 
 importance: environment ## What a run's model loses without each feature, and its metrics by value of a column: RUN=runs/quickstart
 	$(if $(RUN),,$(error importance needs a run: make importance RUN=runs/quickstart))

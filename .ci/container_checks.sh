@@ -122,7 +122,7 @@ print(json.dumps({"user": user, "candidates": candidates}))
 PYTHON
   expect 0 clickwork recommend run=runs/quickstart candidates=data/candidates.json
   expect 0 clickwork report 'runs=[runs/quickstart]'
-  expect 0 clickwork export run=runs/up out=runs/up/model.pt2
+  expect 0 clickwork export run=runs/up out=runs/up/served
   expect 0 clickwork baselines run=runs/up
   ! grep 'pip install' "$state/run-clickwork.log" || fail "a package is missing in the image"
   say "verify: in a container, and on the host"

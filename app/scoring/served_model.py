@@ -5,12 +5,15 @@ Shapes: B bags per feature, L ids, n rows of a table, d its width.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import fbgemm_gpu  # noqa: F401  (torch.ops.fbgemm)
 import torch
 from fbgemm_gpu.split_embedding_configs import SparseType
-from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation, PoolingMode
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import (
+    BoundsCheckMode,
+    EmbeddingLocation,
+    PoolingMode,
+)
 from fbgemm_gpu.split_table_batched_embeddings_ops_inference import IntNBitTableBatchedEmbeddingBagsCodegen
 from torch import Tensor, nn
 from torchrec import EmbeddingBagCollection, EmbeddingCollection, JaggedTensor, KeyedJaggedTensor, KeyedTensor
@@ -64,13 +67,7 @@ def _require_fp16(fp16_values: Tensor, weight: Tensor, precision: TablePrecision
 
 
 class _Lookup(nn.Module):
-    """Tables with one kind of pooling, or with none.
-
-    The operator is called directly, since FBGEMM's module around it keeps a scripted counter, which torch.export
-    refuses. The module lays out the tables, so that each device has FBGEMM's own layout.
-    """
-
-    weights: Tensor
+    """Tables with one kind of pooling, or with none."""
 
     def __init__(
         self, sources: Sequence[Source], precision: TablePrecision, pooling: PoolingMode, device: torch.device
@@ -79,52 +76,24 @@ class _Lookup(nn.Module):
         self.keys = [key for table, _ in sources for key in table.keys]
         owners = [number for number, (table, _) in enumerate(sources) for _ in table.keys]
         self.dims = [sources[owner][0].embedding_dim for owner in owners]
-        self._pooling = pooling
         location = EmbeddingLocation.HOST if device.type == "cpu" else EmbeddingLocation.DEVICE
-        layout = IntNBitTableBatchedEmbeddingBagsCodegen(
+        self.tables = IntNBitTableBatchedEmbeddingBagsCodegen(
             [("", *weight.shape, _TYPES[precision], location) for _, weight in sources],
             feature_table_map=owners,
             pooling_mode=pooling,
             device=device,
+            bounds_check_mode=BoundsCheckMode.NONE,  # batches are checked when they are read
             output_dtype=SparseType.FP32,
         )
-        layout.initialize_weights()
-        for (_, weight), targets in zip(sources, layout.split_embedding_weights(), strict=True):
+        self.tables.initialize_weights()
+        for (_, weight), targets in zip(sources, self.tables.split_embedding_weights(), strict=True):
             for target, values in zip(targets, packed_rows(weight, precision), strict=True):
                 if target is not None and values is not None:
                     target.copy_(values)
-        self.register_buffer("weights", layout.weights_host if device.type == "cpu" else layout.weights_dev)
-        for name in ("weights_uvm", "weights_placements", "weights_offsets", "weights_tys", "D_offsets"):
-            self.register_buffer(name, getattr(layout, name))
-        self._sizes: dict[str, Any] = {
-            name: getattr(layout, name)
-            for name in (
-                "total_D",
-                "max_int2_D",
-                "max_int4_D",
-                "max_int8_D",
-                "max_float16_D",
-                "max_float32_D",
-                "output_dtype",
-                "row_alignment",
-            )
-        }
 
     def forward(self, features: KeyedJaggedTensor) -> Tensor:
         """Look up bags under these keys, in this order: [B, sum of d] float32, or [L, d] without pooling."""
-        return torch.ops.fbgemm.int_nbit_split_embedding_codegen_lookup_function(
-            dev_weights=self.weights,
-            uvm_weights=self.weights_uvm,
-            weights_placements=self.weights_placements,
-            weights_offsets=self.weights_offsets,
-            weights_tys=self.weights_tys,
-            D_offsets=self.D_offsets,
-            indices=features.values().int(),
-            offsets=features.offsets().int(),
-            pooling_mode=self._pooling.value,
-            indice_weights=None,
-            **self._sizes,
-        )
+        return self.tables(features.values().int(), features.offsets().int())
 
 
 class PackedBags(nn.Module):

@@ -1,4 +1,4 @@
-"""Export of a run's model as one file, or a directory that scores raw rows: `python -m app.export` (docs/export.md)."""
+"""Export of a run's model as a directory that scores raw rows: `python -m app.export` (docs/export.md)."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ def register(core: Core) -> None:
             name="export",
             module="app.export",
             function="extensions.export.command:main",
-            summary="a run's model for other programs: one file, or a directory that scores raw rows",
+            summary="a run's model as a directory that scores raw rows, for other programs",
             schema="extensions.export.keys:ExportConfig",
             config="schema",
             config_dir=Path(__file__).parent,

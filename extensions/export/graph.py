@@ -69,7 +69,10 @@ class ModelGraph:
         correction: float = 0.0,
         has_clicks: bool = True,
     ) -> None:
-        """model: with tables in fp32. precision: fp32, fp16 or int8. Other arguments are as for `program_of`.
+        """Build the graph of a model with tables in fp32.
+
+        num_embeddings: rows of each feature's table, in the model's order. multi_hot: features whose bags may have any
+        number of ids. precision: fp32, fp16 or int8. correction: added to the logits.
 
         Raises:
             UserError: a value is beyond fp16.

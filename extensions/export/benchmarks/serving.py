@@ -6,7 +6,6 @@
 DLRM of model=dlrm (13 dense features, 26 tables of --rows rows, D 16, dot), random weights, encoded inputs in memory:
 
   onnx_fp32, onnx_int8    model.onnx of out=DIR, in ONNX Runtime
-  pt2_fp32, pt2_int8      the program of out=NAME.pt2
   torchrec_int8           TorchRec's DLRM with quantize_embeddings, as TorchScript
   fuxictr                 the forward of FuxiCTR's model of these layers, as its `predict` calls it, by --peer-python
                           (benchmarks/peers/README.md), in a process of its own
@@ -38,12 +37,10 @@ from app.config import ModelConfig
 from app.config.commands import TablePrecision
 from app.model.dlrm import DLRM
 from app.model.embeddings import make_sparse_arch
-from app.scoring import served_model
 from benchmarks.peers.rows import DENSE_ARCH, DIM, NUM_DENSE, NUM_SPARSE, OVER_ARCH
 from benchmarks.result_file import write_result
 from extensions.export.benchmarks.timing import FEATURES, encoded, timed, use_one_core
 from extensions.export.graph import ModelGraph
-from extensions.export.program import export_program, program_of
 
 CPU = torch.device("cpu")
 Model = Callable[[torch.Tensor, torch.Tensor], object]
@@ -98,7 +95,7 @@ def fuxictr(python: Path, rows: int, seconds: float, batches: list[int]) -> dict
 
 
 def exported_models(rows: int) -> dict[str, Model]:
-    """model.onnx and the program in both precisions."""
+    """model.onnx in both precisions."""
     config = ModelConfig(embedding_dim=DIM, dense_arch=[*DENSE_ARCH], over_arch=[*OVER_ARCH])
     num_embeddings = dict.fromkeys(FEATURES, rows)
     runs: dict[str, Model] = {}
@@ -112,8 +109,6 @@ def exported_models(rows: int) -> dict[str, Model]:
             torch.nn.init.normal_(parameter.data, std=0.1)
         graph = ModelGraph(model.eval(), NUM_DENSE, num_embeddings, [], precision)
         runs[f"onnx_{precision.value}"] = _onnx(graph)
-        program = program_of(served_model.in_precision(model, precision, CPU), num_embeddings, [])
-        runs[f"pt2_{precision.value}"] = _without_gradients(export_program(program, NUM_DENSE, num_embeddings).module())
     return runs
 
 

@@ -16,9 +16,8 @@ from app.config.model import Numeric
 from app.config.tables import Pooling, QROperation, TableKind, TablesConfig
 from app.scoring import served_model
 from data_prep.dataset.format import Manifest
-from extensions.export.directory import feeds_of, largest_difference
+from extensions.export.directory import feeds_of, largest_difference, random_batch
 from extensions.export.graph import INLINE_BYTES, ModelGraph
-from extensions.export.program import program_of, random_inputs
 from tests.app.datasets import RAGGED
 from tests.app.scoring.test_served_model import ragged as ragged
 
@@ -66,12 +65,11 @@ def require_equal(
         graph = ModelGraph(model, 2, manifest.num_embeddings, multi_hot, precision, correction=0.5)
         graph.save(path, inline_bytes)
         served = served_model.in_precision(model, precision, CPU)
-        program = program_of(served, manifest.num_embeddings, multi_hot, 0.5)
-        assert largest_difference(program, path, 2, manifest.num_embeddings, 1e-5) <= 1e-5
-        session = InferenceSession(path)
-        inputs = random_inputs(program, 2, manifest.num_embeddings, 9)
-        logits, probabilities = session.run(None, feeds_of(program, inputs, list(manifest.num_embeddings)))
-        np.testing.assert_allclose(logits, program(*inputs).numpy(), rtol=0, atol=1e-5)
+        dense, bags = random_batch(manifest.num_embeddings, multi_hot, 2, 9)
+        assert largest_difference(served, 0.5, path, [(dense, bags)], multi_hot) <= 1e-5
+        assert largest_difference(served, 0.6, path, [(dense, bags)], multi_hot) == pytest.approx(0.1, abs=1e-5)
+        logits, probabilities = InferenceSession(path).run(None, feeds_of(dense, bags, multi_hot))
+        np.testing.assert_allclose(logits, served(dense, bags).numpy() + 0.5, rtol=0, atol=1e-5)
         np.testing.assert_allclose(probabilities, 1 / (1 + np.exp(-logits)), rtol=0, atol=1e-6)
         if precision is not TablePrecision.fp32:
             break  # the tables are packed now
@@ -112,10 +110,8 @@ def test_a_table_of_more_than_two_gigabytes(tmp_path: Path, ragged: Manifest) ->
     assert graph.num_bytes > 1 << 31
     files = graph.save(tmp_path / "m.onnx")
     assert [file.name for file in files] == ["m.onnx", "m.onnx.data"]
-    program = program_of(served_model.in_precision(model, TablePrecision.fp32, CPU), rows, ())
-    dense, ids = random_inputs(program, 2, rows, 3)
-    ids[:, 0] = torch.tensor([0, rows[first] - 1, rows[first] - 2])
-    [logits] = InferenceSession(tmp_path / "m.onnx").run(
-        ["logits"], {"dense_features": dense.numpy(), "ids": ids.numpy()}
-    )
-    np.testing.assert_allclose(logits, program(dense, ids).numpy(), rtol=0, atol=1e-5)
+    dense, bags = random_batch(rows, (), 2, 3)
+    bags.values()[:3] = torch.tensor([0, rows[first] - 1, rows[first] - 2])
+    [logits] = InferenceSession(tmp_path / "m.onnx").run(["logits"], feeds_of(dense, bags, ()))
+    served = served_model.in_precision(model, TablePrecision.fp32, CPU)
+    np.testing.assert_allclose(logits, served(dense, bags).numpy(), rtol=0, atol=1e-5)

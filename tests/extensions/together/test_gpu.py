@@ -76,13 +76,6 @@ def test_a_ranking_is_the_cpus(directory: Path) -> None:
     assert rankings[0] == pytest.approx(rankings[1], abs=1e-5)
 
 
-@pytest.mark.parametrize("tables", ["fp32", "int8"])
-def test_an_exported_program_gives_the_gpus_scores(tables: str, directory: Path) -> None:
-    """app.export itself compares the program with the model that it loads, here on the GPU."""
-    command("app.export", "run=run", f"out={tables}.pt2", f"tables={tables}", cwd=directory)
-    assert (directory / f"{tables}.pt2").stat().st_size > 0
-
-
 def test_an_exported_directory_gives_the_gpus_scores(directory: Path) -> None:
     command("app.export", "run=run", "out=exported", cwd=directory)
     (directory / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in NEW_ROWS))

@@ -84,6 +84,5 @@ def test_what_a_plan_cannot_be_of_is_refused(
 
 
 def test_an_export_is_of_dlrm_alone(refused_command: Refusal, trained: Path) -> None:
-    for out in ("x.pt2", "x"):
-        message = refused_command("export", f"run={trained}", f"out={out}")
-        assert "export is for DLRM alone so far; train, evaluate, recommend" in message
+    message = refused_command("export", f"run={trained}", "out=x")
+    assert "export is for DLRM alone so far; train, evaluate, recommend" in message
