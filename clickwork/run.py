@@ -125,7 +125,7 @@ class Comparison:
     """Several runs side by side. A notebook shows the page of `python -m app.report runs=[…]`.
 
     Attributes:
-        sentences: the verdict: speed, the test of the AUCs, platforms, scaling, and which configuration to take.
+        sentences: the verdict: speed, and the tests of the AUCs over seeds and row by row.
     """
 
     def __init__(self, comparison: "ReportComparison", directory: Path) -> None:
@@ -149,14 +149,11 @@ class Comparison:
 
 
 @reported()
-def compare(
-    runs: Sequence[Run | str | Path], *, auc_tolerance: float = 0.001, loss_tolerance: float = 0.01
-) -> Comparison:
+def compare(runs: Sequence[Run | str | Path]) -> Comparison:
     """Compare runs as `python -m app.report runs=[…]` does.
 
     Args:
         runs: two or more runs, or their directories; configurations are compared with that of the first.
-        auc_tolerance, loss_tolerance: largest differences between platforms at one seed.
 
     Raises:
         Error: one is not a run's directory, or is named twice.
@@ -170,4 +167,4 @@ def compare(
         raise UserError(f"runs={names}: " + ("give two runs or more" if len(paths) < 2 else "names a run twice"))
     files = [read_run(path) for path in paths]
     with refusing_other_versions(names):
-        return Comparison(ReportComparison(files, auc_tolerance, loss_tolerance), paths[0].parent)
+        return Comparison(ReportComparison(files), paths[0].parent)

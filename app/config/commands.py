@@ -267,11 +267,7 @@ def validate_verify(config: VerifyConfig) -> None:
 
 @dataclass(frozen=True)
 class ReportConfig:
-    """The configuration of `python -m app.report`; the tolerances are for two platforms at one seed."""
+    """The configuration of `python -m app.report`."""
 
     runs: list[str] = key(MISSING, "directories; one gives its report, several a comparison", example="[runs/a,runs/b]")
     out: str | None = key(None, "the HTML file; null: report.html in the run, or compare-NAMES.html beside the first")
-    auc_tolerance: float = key(0.001, "largest difference in AUC between platforms", above=0)
-    loss_tolerance: float = key(
-        0.01, "largest mean relative difference of the windows' losses, and of RMSE, between platforms", above=0
-    )

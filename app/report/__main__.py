@@ -1,8 +1,8 @@
 """python -m app.report runs=[runs/NAME]: the HTML report of a run; of several, side by side.
 
 One run: <run>/report.html, from whatever its directory holds, finished or not. Several: compare-NAMES.html beside
-the first, with the differences in configuration and versions, a speed ratio with its interval, a test of the AUCs over
-seeds, a verdict on platforms at one seed and configuration, and scaling over processes.
+the first, with the differences in configuration and versions, a speed ratio with its interval, and tests of the AUCs
+over seeds and row by row.
 """
 
 if __name__ == "__main__":  # before the imports below, which may take seconds
@@ -39,7 +39,7 @@ def main(config: ReportConfig) -> int:
     runs = [read_run(path) for path in directories]
     path = Path(config.out) if config.out else directories[0].parent / page_name(directories)
     with refusing_other_versions(f"[{','.join(config.runs)}]"):
-        comparison = Comparison(runs, config.auc_tolerance, config.loss_tolerance)
+        comparison = Comparison(runs)
         sentences, page = comparison.sentences(), comparison.page(path.parent)
     for _, sentence in sentences:
         print(sentence)

@@ -1,19 +1,18 @@
-"""Comparisons of several runs: configurations, speed, AUC over seeds, platforms, scaling."""
+"""Comparisons of several runs: configurations, speed, AUC over seeds and row by row."""
 
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import combinations, groupby
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 
-from app.kinds.metrics import AUC, METRICS, Metric
+from app.kinds.metrics import METRICS, Metric
 from app.record.documents import DONE
 from app.record.scores import Scores, kept_splits, read_scores
 from app.report.read import RunFiles
-from app.report.statistics import MeanDifference, Ratio, batch_means, delong, paired, seeds_needed, speed_ratio, welch
+from app.report.statistics import MeanDifference, Ratio, batch_means, delong, paired, speed_ratio, welch
 from app.report.words import count
 from common.documents import plain_object
 from common.extensions import KeyGroup, rows_of_extensions
@@ -32,13 +31,10 @@ BESIDE = (
     "environment.SLURM_JOB_ID",
 )
 MEASURED = ("checkpoint.keep_best",)  # keys of BESIDE that decide which model is evaluated
-# Keys of the manifest that describe how the run was made; `platform` and `world_size` select the comparison.
+# Keys of the manifest that describe how the run was made.
 MADE_BY = ("code", "image", "versions", "hardware", "environment")
 SIGNIFICANT = 0.05
 SHORTEST_DIGEST = 12  # characters of a digest in a sentence
-# Facts that may differ between two runs of the same computation on two platforms.
-PER_PLATFORM = ("platform", "runtime.", "threads", *(f"{part}." for part in MADE_BY), "image")
-PER_SIZE = ("world size", "train.global_batch_size", "threads", "runtime.num_threads", "environment.")
 
 
 @dataclass
@@ -96,11 +92,9 @@ def differences(runs: list[RunFiles]) -> tuple[dict[str, list[str]], dict[str, s
     return differing, {key: row[0] for key, row in values.items() if key not in differing}
 
 
-def identity(run: RunFiles, *without: str) -> str:
-    """Return the facts in which runs of one configuration agree, as text; leaves out keys with `without` prefixes."""
-    agreed = {
-        key: value for key, value in facts(run).items() if key in MEASURED or not key.startswith((*BESIDE, *without))
-    }
+def identity(run: RunFiles) -> str:
+    """Return the facts in which runs of one configuration agree, as text."""
+    agreed = {key: value for key, value in facts(run).items() if key in MEASURED or not key.startswith(BESIDE)}
     return json.dumps(agreed, sort_keys=True)
 
 
@@ -147,7 +141,6 @@ class AucComparison:
     difference: MeanDifference | None  # None: see `reason`
     seeds: tuple[int, int]
     test: str  # the test of the difference
-    min_seeds: int | None = None  # seeds of each group that would show this difference; None: too many or unknown
     reason: str = ""  # why there is no difference
 
     @property
@@ -155,17 +148,6 @@ class AucComparison:
         """The compared metric: that of the first run with an evaluation."""
         evaluations = [run.evaluation for group in (self.first, self.second) for run in group.runs]
         return METRICS[next((each.main for each in evaluations if each.main_value is not None), evaluations[0].main)]
-
-    @property
-    def better(self) -> RunGroup:
-        """The group with the better mean."""
-        assert self.difference is not None
-        return self.second if (self.difference.mean > 0) is self.metric.larger_is_better else self.first
-
-    @property
-    def is_shown(self) -> bool:
-        """Whether the difference is significant."""
-        return self.difference is not None and self.difference.p is not None and self.difference.p < SIGNIFICANT
 
 
 @dataclass
@@ -179,34 +161,6 @@ class ScoreComparison:
     difference: MeanDifference | None  # None: other rows, or models that the runs do not serve
     reason: str = ""  # why there is no difference
     at_fault: Sequence[RunFiles] = ()  # runs whose scores must be kept again, or for the first time
-
-
-@dataclass
-class Parity:
-    """Two platforms at one seed and configuration."""
-
-    first: RunFiles
-    second: RunFiles
-    auc: float | None  # second minus first
-    loss: float | None  # mean relative difference of the windows
-    verdict: str  # identical, agree, differ, or why there is no verdict
-    agrees: bool | None
-
-
-@dataclass
-class Scaling:
-    """One run's speed against that of a run on the fewest processes."""
-
-    run: RunFiles
-    base: RunFiles
-    speedup: float
-    growth: float  # growth in devices; for CPUs, in threads
-    kind: str  # strong (one global batch), weak (one batch per device), same devices, or neither
-
-    @property
-    def efficiency(self) -> float:
-        """Speed-up over growth; 1 is perfect."""
-        return self.speedup / self.growth
 
 
 def window_times(run: RunFiles) -> np.ndarray[Any, np.dtype[np.float64]]:
@@ -269,14 +223,9 @@ def compare_auc(first: RunGroup, second: RunGroup) -> AucComparison | None:
     shared = sorted(values[0].keys() & values[1].keys())
     if len(shared) > 1:
         one, other = (np.array([entry[seed] for seed in shared]) for entry in values)
-        difference, count = paired(one, other), len(shared)
-        min_seeds = seeds_needed(difference.mean, float((other - one).std(ddof=1)))
-        return AucComparison(first, second, difference, (count, count), "paired t-test", min_seeds)
-    samples = [np.array(list(entry.values())) for entry in values]
-    difference = welch(*samples)
-    deviations = [float(sample.std(ddof=1)) for sample in samples if len(sample) > 1]
-    min_seeds = seeds_needed(difference.mean, *deviations) if len(deviations) == 2 else None
-    return AucComparison(first, second, difference, seeds, "Welch's test", min_seeds)
+        return AucComparison(first, second, paired(one, other), (len(shared), len(shared)), "paired t-test")
+    difference = welch(*(np.array(list(entry.values())) for entry in values))
+    return AucComparison(first, second, difference, seeds, "Welch's test")
 
 
 def compare_scores(first: RunGroup, second: RunGroup) -> ScoreComparison | None:
@@ -373,104 +322,3 @@ def contradictions(group: RunGroup) -> list[str]:
                 f"runs of one configuration and seed {seed} have different figures, {label} {values}; name one of them"
             )
     return reasons
-
-
-def compare_platforms(runs: Sequence[RunFiles], auc_tolerance: float, loss_tolerance: float) -> list[Parity]:
-    """Compare every two runs of one seed and configuration on different platforms, in the platforms' order."""
-    by_platform = sorted(runs, key=lambda run: (str(run.manifest.platform), run.seed, str(run.directory)))
-    return [
-        _parity(first, second, auc_tolerance, loss_tolerance)
-        for first, second in combinations(by_platform, 2)
-        if first.manifest.platform != second.manifest.platform
-        and first.seed == second.seed
-        and identity(first, *PER_PLATFORM) == identity(second, *PER_PLATFORM)
-        and _precision(first) == _precision(second)
-    ]
-
-
-def _precision(run: RunFiles) -> str:
-    return str(run.config["runtime"].get("precision") or "fp32")
-
-
-def _parity(first: RunFiles, second: RunFiles, auc_tolerance: float, loss_tolerance: float) -> Parity:
-    losses = [{event.step: event.figure("loss") for event in run.windows} for run in (first, second)]
-    a, b = ({step: loss for step, loss in of_run.items() if loss is not None} for of_run in losses)
-    # Those windows were skipped whole.
-    skipped = [of_run.keys() - by_step.keys() for of_run, by_step in zip(losses, (a, b), strict=True)]
-    common = sorted((a.keys() & b.keys()) - skipped[0] - skipped[1])
-    if first.steps != second.steps or skipped[0] != skipped[1] or not common:
-        return Parity(first, second, None, None, "no verdict: they did not train the same steps", None)
-    loss = float(np.mean([abs(a[step] - b[step]) / abs(a[step]) for step in common]))
-    main = METRICS[first.evaluation.main]
-    aucs = [run.evaluation.figure(main.name) for run in (first, second)]
-    if aucs[0] is None or aucs[1] is None:
-        return Parity(first, second, None, loss, f"no verdict: {main.label} is missing", None)
-    auc = aucs[1] - aucs[0]
-    summaries = [run.summary for run in (first, second)]
-    digests = [one.digest.parameters if one and one.digest else None for one in summaries]
-    if digests[0] is not None and digests[0] == digests[1]:
-        return Parity(first, second, auc, loss, "identical", True)
-    allowed = auc_tolerance if main.name == AUC else loss_tolerance * aucs[0]  # an error is in the labels' unit
-    agrees = abs(auc) <= allowed and loss <= loss_tolerance
-    return Parity(first, second, auc, loss, "agree" if agrees else "differ", agrees)
-
-
-def compare_sizes(runs: Sequence[RunFiles]) -> list[Scaling]:
-    """Return the scaling efficiency within each configuration that was run on several numbers of processes.
-
-    Efficiency is the speed-up over the growth in devices (for CPUs, in threads); 1 is perfect. Of several runs with one
-    size and global batch the fastest counts, since it is least disturbed. It is compared with a run on the fewest
-    processes: with the same global batch (strong scaling), else the same batch per process (weak), else the smallest
-        batch.
-    """
-    families: dict[str, dict[tuple[int, int], RunFiles]] = {}
-    for run in runs:
-        if rate := run.throughput.samples_per_second:
-            family = families.setdefault(identity(run, *PER_SIZE), {})
-            size = run.world_size, run.global_batch_size
-            other = family.get(size)
-            if other is None or rate > (other.throughput.samples_per_second or 0.0):
-                family[size] = run
-    return [
-        _scaling(_base_of(run, family), run)
-        for family in families.values()
-        for _, run in sorted(family.items())
-        if len({world_size for world_size, _ in family}) > 1
-    ]
-
-
-def _base_of(run: RunFiles, family: dict[tuple[int, int], RunFiles]) -> RunFiles:
-    fewest = min(world_size for world_size, _ in family)
-    batch = run.global_batch_size
-    smallest = min(size for world_size, size in family if world_size == fewest)
-    for size in (batch, batch * fewest // run.world_size):
-        if (fewest, size) in family:
-            return family[fewest, size]
-    return family[fewest, smallest]
-
-
-def _scaling(base: RunFiles, run: RunFiles) -> Scaling:
-    speedup = (run.throughput.samples_per_second or 0.0) / (base.throughput.samples_per_second or math.inf)
-    growth = _devices(run) / _devices(base)
-    batches = run.global_batch_size / base.global_batch_size
-    kind = "strong" if batches == 1 else "weak" if batches == run.world_size / base.world_size else "batch differs"
-    if run is base:
-        kind = "base"
-    elif growth == 1:
-        kind = "same devices"
-    return Scaling(run, base, speedup, growth, kind)
-
-
-def _devices(run: RunFiles) -> int:
-    """Return the number of GPUs or CPU threads: two processes of one thread use as much as one of two threads."""
-    threads = (run.manifest.num_threads or 1) if run.manifest.platform == "cpu" else 1
-    return run.world_size * threads
-
-
-def equal_bits(runs: Sequence[RunFiles]) -> list[list[RunFiles]]:
-    """Return runs whose last parameters are equal to the last bit, in lists of two or more."""
-    by_digest: dict[str, list[RunFiles]] = {}
-    for run in runs:
-        if run.summary and run.summary.digest and run.summary.digest.parameters:
-            by_digest.setdefault(run.summary.digest.parameters, []).append(run)
-    return [same for same in by_digest.values() if len(same) > 1]

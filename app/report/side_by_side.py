@@ -8,14 +8,12 @@ from pathlib import Path
 
 from app.kinds.metrics import AUC, LOGLOSS, MAE, METRICS, NE, RMSE
 from app.record.documents import DONE
-from app.report import charts, compare, tables
+from app.report import charts, compare
 from app.report.charts import Chart, Series
 from app.report.compare import (
     SIGNIFICANT,
     AucComparison,
-    Parity,
     RunGroup,
-    Scaling,
     ScoreComparison,
     SpeedComparison,
 )
@@ -24,7 +22,7 @@ from app.report.read import RunFiles
 from app.report.speed import COLORS, energy, share_of_limit, step_parts
 from app.report.statistics import MeanDifference, Ratio
 from app.report.tables import ReportTable
-from app.report.words import NOT_MEASURED, count, devices, figure, percent, precision, signed, size
+from app.report.words import NOT_MEASURED, count, devices, figure, precision, signed, size
 
 NONE = "–"
 MAX_NAME = 80  # characters in a page's name
@@ -46,21 +44,18 @@ def page_name(directories: Sequence[Path]) -> str:
 class Comparison:
     """A comparison of several runs, as sentences and as a page."""
 
-    def __init__(self, runs: list[RunFiles], auc_tolerance: float, loss_tolerance: float) -> None:
+    def __init__(self, runs: list[RunFiles]) -> None:
         self.runs, self.groups = runs, compare.group(runs)
         base, others = self.groups[0], self.groups[1:]
         self.base = base
         self.speeds = [speed for other in others if (speed := compare.compare_speed(base, other))]
         self.aucs = [auc for other in others if (auc := compare.compare_auc(base, other))]
         self.scores = [scores for other in others if (scores := compare.compare_scores(base, other))]
-        self.parities = compare.compare_platforms(runs, auc_tolerance, loss_tolerance)
-        self.scalings = compare.compare_sizes(runs)
-        self.tolerances = auc_tolerance, loss_tolerance
 
     def sentences(self) -> list[tuple[str, str]]:
         """Return the verdict; each sentence has a kind: good, bad or plain."""
         sentences = [
-            ("bad", f"{run.name} is {run.status}: its figures are not final, and no test or choice counts them.")
+            ("bad", f"{run.name} is {run.status}: its figures are not final, and no test counts them.")
             for run in self.runs
             if run.status not in DONE
         ]
@@ -69,39 +64,7 @@ class Comparison:
             sentences += [("bad", f"Not reproduced: {reason}.") for reason in compare.contradictions(self.base)]
         sentences += [("plain", _describe_speed(speed)) for speed in self.speeds]
         sentences += [("bad" if auc.difference is None else "plain", _describe_auc(auc)) for auc in self.aucs]
-        sentences += [_describe_scores(scores) for scores in self.scores]
-        sentences += self._choices()
-        sentences += [_describe_parity(parity, self.tolerances) for parity in self.parities]
-        sentences += [
-            ("good", f"Equal bits: {', '.join(run.name for run in same)} end with identical parameters.")
-            for same in compare.equal_bits(self.runs)
-        ]
-        platforms = {str(run.manifest.platform) for run in self.runs}
-        if len(platforms) > 1 and not self.parities:
-            names = " and ".join(sorted(platforms))
-            sentences.append(
-                (
-                    "bad",
-                    f"No parity verdict for {names}: no two runs of them have "
-                    "one seed, configuration, data and number of processes.",
-                )
-            )
-        sentences += [("plain", _describe_scaling(scaling)) for scaling in self.scalings if scaling.kind != "base"]
-        return sentences
-
-    def _choices(self) -> list[tuple[str, str]]:
-        """Return which configuration to take, or what would show it; nothing if the rows differ."""
-        speeds = {id(speed.second): speed for speed in self.speeds}
-        scored = {id(run): scores for scores in self.scores for run in (scores.second,)}
-        tested = [auc for auc in self.aucs if auc.difference is not None]
-        choices = []
-        for auc in tested:
-            scores = next((scored[id(run)] for run in auc.second.runs if id(run) in scored), None)
-            choice = _choice(auc, speeds.get(id(auc.second)), scores)
-            if len(tested) > 1:
-                choice = choice.replace("Choice:", f"Choice between {auc.first.name} and {auc.second.name}:", 1)
-            choices.append(("plain", choice))
-        return choices
+        return [*sentences, *(_describe_scores(scores) for scores in self.scores)]
 
     @property
     def _names(self) -> list[str]:
@@ -117,10 +80,6 @@ class Comparison:
         """Return the page as HTML."""
         differing, same = compare.differences(self.runs)
         charts_ = _charts(self.runs)
-        efficiency = {
-            id(scaling.run): f"{scaling.efficiency:.2f} of {scaling.base.world_size}-process speed"
-            for scaling in self.scalings
-        }
         names = self._names
         return render(
             ASSETS / "compare.html.j2",
@@ -133,20 +92,10 @@ class Comparison:
             base=self.base.name,
             tests=_tests(self.speeds, self.aucs),
             row_by_row=_row_by_row(self.scores),
-            parity=_parities(self.parities, self.tolerances),
-            scaling=_scalings(self.scalings),
             differing=ReportTable(["Key", *names], [[key, *map(short, row)] for key, row in differing.items()], set()),
             same=ReportTable(["Key", "All runs"], [[key, value] for key, value in same.items()], set()),
             side=charts_,
             thinned=next(filter(None, map(charts.thinned, self.runs)), ""),
-            deepspark=ReportTable(
-                ["Run", *tables.DEEPSPARK_COLUMNS],
-                [
-                    [name, *tables.deepspark(run, efficiency.get(id(run), "one world size"))]
-                    for name, run in zip(names, self.runs, strict=True)
-                ],
-                set(),
-            ),
         )
 
 
@@ -227,79 +176,9 @@ def _describe_scores(scores: ScoreComparison) -> tuple[str, str]:
     )
 
 
-def _choice(auc: AucComparison, speed: SpeedComparison | None, scores: ScoreComparison | None) -> str:
-    """Return which of two configurations to take; if the seeds show no difference, how many would."""
-    assert auc.difference is not None
-    first, second = auc.first.name, auc.second.name
-    better = auc.better.name
-    other = first if better == second else second
-    label = auc.metric.label
-    faster = _faster(speed)
-    if auc.is_shown:
-        costs = ""
-        if speed is not None and faster is not None:
-            costs = ", and is the faster, too" if faster == better else f"; {other} is the faster one"
-        apart = "higher" if auc.metric.larger_is_better else "lower"
-        return f"Choice: take {better}, whose {label} is {apart} by {figure(abs(auc.difference.mean), 5)}{costs}."
-    takes = f"take {faster}, which is faster" if faster else "take either, as neither is shown to be faster"
-    if auc.difference.p is None:
-        of_models = scores.difference if scores is not None else None
-        is_shown = of_models is not None and of_models.p is not None and of_models.p < SIGNIFICANT
-        if scores is not None and of_models is not None and is_shown:
-            model = scores.second.name if of_models.mean > 0 else scores.first.name
-            return (
-                f"Choice: of the two trained models take {model}; which configuration is the better takes two seeds of "
-                "each at least, as by python -m app.reproduce."
-            )
-        return (
-            f"Choice: undecided by {label}: one seed is not enough; run at least two seeds of each, "
-            f"as by python -m app.reproduce. For speed {takes}."
-        )
-    if auc.min_seeds is None:
-        would = "more than 10,000 seeds of each" if auc.difference.mean else "no number of seeds"
-    else:
-        would = f"{auc.min_seeds:,} seeds of each"
-    return (
-        f"Choice: no difference in {label} is shown, so {takes}; {would} would show a difference of "
-        f"{figure(abs(auc.difference.mean), 5)} with a probability of 0.8 at 5%."
-    )
-
-
-def _faster(speed: SpeedComparison | None) -> str | None:
-    """Return the name of the configuration that is faster beyond the interval; None if neither is."""
-    if speed is None or speed.ratio.low is None or speed.ratio.high is None or speed.ratio.low <= 1 <= speed.ratio.high:
-        return None
-    return speed.second.name if speed.ratio.low > 1 else speed.first.name
-
-
 def _seeds(auc: AucComparison) -> str:
     first, second = auc.seeds
     return f"the {first} seeds of both" if auc.test.startswith("paired") else f"{first} and {second} seeds"
-
-
-def _describe_parity(parity: Parity, tolerances: tuple[float, float]) -> tuple[str, str]:
-    pair = (
-        f"{parity.first.manifest.platform} ({parity.first.name}) and {parity.second.manifest.platform} "
-        f"({parity.second.name})"
-    )
-    if parity.agrees is None:
-        return "bad", f"Parity of {pair}: {parity.verdict}."
-    label = METRICS[parity.first.evaluation.main].label
-    return (
-        "good" if parity.agrees else "bad",
-        f"Parity of {pair}: {parity.verdict}; {label} {signed(parity.auc, 5)} (tolerance {tolerances[0]}), losses "
-        f"{percent(parity.loss, 3)} apart on average (tolerance {percent(tolerances[1], 1)}).",
-    )
-
-
-def _describe_scaling(scaling: Scaling) -> str:
-    ratio = (
-        f"{scaling.run.world_size} processes ({scaling.run.name}) run at {scaling.speedup:.2f} × "
-        f"{scaling.base.world_size} ({scaling.base.name})"
-    )
-    if scaling.growth == 1:
-        return f"Layout: {ratio}, on as many threads."
-    return f"Scaling: {ratio}: efficiency {scaling.efficiency:.2f} ({scaling.kind})."
 
 
 def _overview(runs: list[RunFiles], names: list[str]) -> ReportTable:
@@ -399,41 +278,6 @@ def _row_by_row(scores: list[ScoreComparison]) -> ReportTable:
     columns = ["Run", "Against", "Split", "Rows", "AUC difference", "95% interval", "p", "Why not"]
     note = "DeLong's paired test of two trained models by the scores that both kept (eval.keep_scores); two-sided."
     return ReportTable(columns, rows, {3, 4, 5, 6}, note)
-
-
-def _parities(parities: list[Parity], tolerances: tuple[float, float]) -> ReportTable:
-    rows = [
-        [
-            f"{p.first.name} ({p.first.manifest.platform})",
-            f"{p.second.name} ({p.second.manifest.platform})",
-            signed(p.auc, 5),
-            percent(p.loss, 3),
-            p.verdict,
-        ]
-        for p in parities
-    ]
-    note = f"Tolerances: AUC {tolerances[0]}, losses {tolerances[1]:.1%} (mean relative difference of the windows), "
-    note += "RMSE as the losses."
-    return ReportTable(["One", "The other", "AUC or RMSE apart", "Losses apart", "Verdict"], rows, {2, 3}, note)
-
-
-def _scalings(scalings: list[Scaling]) -> ReportTable:
-    rows = [
-        [
-            s.run.name,
-            str(s.run.world_size),
-            count(s.run.global_batch_size),
-            count(s.run.throughput.samples_per_second),
-            f"{s.speedup:.2f}",
-            f"{s.efficiency:.2f}",
-            s.kind,
-        ]
-        for s in scalings
-    ]
-    columns = ["Run", "Processes", "Global batch", "Samples/s, global", "Speed-up", "Efficiency", "Scaling"]
-    note = "Efficiency: speed-up over growth in GPUs, of CPUs in threads. "
-    note += "Strong: one global batch; weak: one batch a process."
-    return ReportTable(columns, rows, {1, 2, 3, 4, 5}, note)
 
 
 def _charts(runs: list[RunFiles]) -> list[Chart]:

@@ -37,7 +37,7 @@ DEEPSPARK_COLUMNS = [
 ]
 
 
-def deepspark(run: RunFiles, scalability: str | None = None) -> list[str]:
+def deepspark(run: RunFiles) -> list[str]:
     """Return one run in the columns that DeepSpark's README reports."""
     config, summary = run.config, run.summary
     published = config.get("published") or {}
@@ -65,7 +65,7 @@ def deepspark(run: RunFiles, scalability: str | None = None) -> list[str]:
         else f"{rate:,.0f} samples/s global ({rates.samples_per_second_per_device:,.0f} per device)",
         f"{main.label} {run.evaluation.main_value:.4f}" if run.evaluation.is_measured else NOT_MEASURED,
         NOT_MEASURED if watts is None else f"{watts:,.0f} W",
-        scalability or "one world size; see compare",
+        "one world size",
         NOT_MEASURED if peak is None else f"{size(peak)} × {run.world_size} ({memory_kind} peak)",
         f"{run.status} in {launches} launch{'' if launches == 1 else 'es'}",
     ]

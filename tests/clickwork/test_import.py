@@ -86,7 +86,7 @@ def test_names_and_parameters_are_as_recorded() -> None:
         "Run.curves": "",
         "Run.evaluate": "(table, checkpoint=None, *, split='test', data=None, platform='auto', correct_sampling=False)",
         "Run._repr_html_": "()",
-        "compare": "(runs, *, auc_tolerance=0.001, loss_tolerance=0.01)",
+        "compare": "(runs)",
         "load": "(run, checkpoint=None, *, data=None, platform='auto', correct_sampling=False)",
         "prepare": "(overrides=(), **data)",
         "train": "(overrides=())",

@@ -85,7 +85,7 @@ OF_COMMANDS: dict[type, dict[str, Limits]] = {
     RecommendConfig: {"top_k": ONE},
     VerifyConfig: {"tolerance": limits.TOLERANCE},
     DoctorConfig: {},
-    ReportConfig: {"auc_tolerance": POSITIVE, "loss_tolerance": POSITIVE},
+    ReportConfig: {},
     tables.TableOverride: {"qr_collisions": ([1], [2], "at least 2"), "init_std": POSITIVE},
     sharding.TableShardingConfig: {"min_partition": ([3], [4], "at least 4"), "cache_load_factor": limits.INSIDE},
     PrepConfig: OF_PREPARATION,

@@ -56,11 +56,8 @@ def test_no_order_of_the_runs_changes_the_test(best_and_last: list[RunFiles]) ->
         sign = -1 if order[0].name.startswith("best") else 1
         assert auc.difference.mean == pytest.approx(sign * (np.mean(best) - np.mean(last)))
         assert auc.difference.p == pytest.approx(expected.pvalue, rel=1e-6)
-        assert auc.better.runs[0].name == "best0"
         assert speed is not None
         speeds.add((sign, speed.ratio))
-        sentences = Comparison(order, 0.001, 0.01).sentences()
-        assert any("Choice: take" in text and "(best0, best1, best2)" in text for _, text in sentences)
     assert len(speeds) == 2, "the speed ratio depends on the order within a configuration"
 
 
@@ -80,12 +77,12 @@ def test_figures_of_one_seed_that_contradict_each_other_are_refused(tmp_path: Pa
     runs = [run_of(tmp_path / name, seed=0, gain=1.0 + 0.1 * (name == "other")) for name in ("a", "again", "other")]
     runs.append(run_of(tmp_path / "b", "optimizer.lr=0.5", seed=0, gain=1.2))
     for order in itertools.permutations(runs):
-        sentences = [text for kind, text in Comparison(list(order), 0.001, 0.01).sentences() if kind == "bad"]
+        sentences = [text for kind, text in Comparison(list(order)).sentences() if kind == "bad"]
         (sentence,) = [text for text in sentences if text.startswith("AUC")]
         assert "not comparable" in sentence
         figures = " and ".join(f"{auc_of(run):.7g} ({run.name})" for run in runs[:3])
         assert f"seed 0 have different figures, AUC {figures}; name one of them" in sentence
-    alone = [text for kind, text in Comparison(runs[:3], 0.001, 0.01).sentences() if kind == "bad"]
+    alone = [text for kind, text in Comparison(runs[:3]).sentences() if kind == "bad"]
     assert any("Not reproduced: runs of one configuration and seed 0" in text for text in alone)
 
 

@@ -307,7 +307,7 @@ def every_page(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     pages = [write_report(run) for run in (usual, brief, failed)]
     for name, runs in (("two", [usual, many[0]]), ("twelve", [usual, failed, *many])):
         pages.append(root / f"{name}.html")
-        pages[-1].write_text(Comparison([read_run(run) for run in runs], 0.001, 0.01).page(root))
+        pages[-1].write_text(Comparison([read_run(run) for run in runs]).page(root))
     return pages
 
 
@@ -331,7 +331,7 @@ def wide_pages(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     one = write_run(root / LONG, *published, steps=300, best={"step": 100, "auc": 0.99}, manifest=hardware)
     other = write_run(root / "other", f"data.raw={LONG}", digest="e" * 64, step_ms=0.001, gain=0.1)
     comparison = root / "compare.html"
-    comparison.write_text(Comparison([read_run(one), read_run(other)], 0.001, 0.01).page(root))
+    comparison.write_text(Comparison([read_run(one), read_run(other)]).page(root))
     return [write_report(one), comparison]
 
 
@@ -361,7 +361,7 @@ def test_200_000_steps_are_drawn_and_read(driver: webdriver.Chrome, long_report:
 def test_several_side_by_side(driver: webdriver.Chrome, tmp_path: Path) -> None:
     runs = [read_run(write_run(tmp_path / f"r{lr}", f"optimizer.lr={lr}", seed=n)) for n, lr in enumerate((0.01, 0.02))]
     page = tmp_path / "compare.html"
-    page.write_text(Comparison(runs, 0.001, 0.01).page(tmp_path))
+    page.write_text(Comparison(runs).page(tmp_path))
     load(driver, page)
     assert requests(driver) == [page.resolve().as_uri()]
     assert driver.get_log("browser") == []

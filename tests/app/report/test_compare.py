@@ -16,15 +16,12 @@ from app.config import CONFIG_DIR, ReportConfig
 from app.metrics.documents import TrainEvent
 from app.record.scores import write_scores
 from app.report.__main__ import main
-from app.report.charts import quality_charts
 from app.report.compare import (
     AucComparison,
     RunGroup,
     ScoreComparison,
     compare_auc,
-    compare_platforms,
     compare_scores,
-    compare_sizes,
     compare_speed,
     differences,
     facts,
@@ -39,7 +36,7 @@ from app.report.side_by_side import _charts as side_charts
 from app.report.statistics import MeanDifference
 from app.training.recording.describe import _rows_digest
 from common.compose import compose_config
-from tests.app.report.runs import DEVICE, write_run
+from tests.app.report.runs import write_run
 from tests.app.summaries import LEAST_MANIFEST
 from tests.data_prep.conftest import prepare
 from tests.error_lines import refused
@@ -67,12 +64,7 @@ def aucs_of(entry: RunGroup) -> list[float]:
 
 
 def said_of(*runs: RunFiles) -> list[str]:
-    return [text for _, text in Comparison(list(runs), 0.001, 0.01).sentences()]
-
-
-def choice_of(*runs: RunFiles) -> str:
-    (sentence,) = [text for text in said_of(*runs) if text.startswith("Choice")]
-    return sentence
+    return [text for _, text in Comparison(list(runs)).sentences()]
 
 
 def runs_of(root: Path, values: Iterable[tuple[float, float, float]], seeds: int) -> list[RunFiles]:
@@ -134,7 +126,9 @@ def test_unfinished_runs_count_in_no_test(sweep: list[RunFiles], tmp_path: Path,
     auc, difference = difference_of(first, second)
     assert auc.seeds == (3, 3)
     assert difference.p == pytest.approx(stats.ttest_rel(aucs_of(first)[1:], aucs_of(group(sweep)[1])[1:]).pvalue)
-    assert any(f"cut is {status}: its figures are not final, and no test" in said for said in said_of(*runs))
+    assert any(
+        f"cut is {status}: its figures are not final, and no test counts them" in said for said in said_of(*runs)
+    )
 
 
 def test_other_seeds_are_not_paired(sweep: list[RunFiles]) -> None:
@@ -148,10 +142,10 @@ def test_other_seeds_are_not_paired(sweep: list[RunFiles]) -> None:
 @pytest.mark.parametrize("labels", [None, "other"])
 def test_other_validation_rows_are_not_comparable(labels: str | None, sweep: list[RunFiles], tmp_path: Path) -> None:
     other = read_run(write_run(tmp_path / "o", "optimizer.lr=0.02", digest="e" * 64, labels_digest=labels, gain=0.2))
-    comparison = Comparison([sweep[0], other], 0.001, 0.01)
+    comparison = Comparison([sweep[0], other])
     ((kind, sentence),) = [entry for entry in comparison.sentences() if "AUC" in entry[1]]
     assert (kind, "not comparable" in sentence) == ("bad", True)
-    assert "4,000 rows of val of data/x" in sentence
+    assert "different data (digests dddddddddddd and eeeeeeeeeeee), 4,000 rows of val of data/x" in sentence
     row = comparison.page(tmp_path).split("AUC difference</th>")[1].split("</table>")[0]
     assert "not comparable" in row
 
@@ -207,14 +201,11 @@ def test_one_sign_for_minus(sweep: list[RunFiles]) -> None:
     assert "-0." not in sentence
 
 
-def test_one_seed_each_gets_an_interval_within_runs_no_test_and_no_choice(sweep: list[RunFiles]) -> None:
+def test_one_seed_each_gets_an_interval_within_runs_and_no_test(sweep: list[RunFiles]) -> None:
     sentences = said_of(sweep[0], sweep[4])
     assert "stretches within one run each" in sentences[0]
     assert "95% interval" in sentences[0]
     assert "a test over seeds takes two of either" in sentences[1]
-    choice = choice_of(sweep[0], sweep[4])
-    assert choice.startswith("Choice: undecided by AUC: one seed is not enough")
-    assert "For speed take B (lr0.02-0), which is faster." in choice
 
 
 def test_a_run_repeated_at_one_seed_is_no_second_seed(tmp_path: Path, sweep: list[RunFiles]) -> None:
@@ -225,59 +216,9 @@ def test_a_run_repeated_at_one_seed_is_no_second_seed(tmp_path: Path, sweep: lis
     assert difference.p is None
 
 
-def test_platforms_agree_differ_or_cannot_be_compared(tmp_path: Path) -> None:
-    hardware = {"hardware": {"devices": [{"name": "X", **DEVICE}]}, "versions": {"torch": "2.13+rocm"}}
-    cuda = read_run(write_run(tmp_path / "cuda", "runtime.platform=cuda", platform="cuda"))
-    rocm = read_run(write_run(tmp_path / "rocm", "runtime.platform=rocm", platform="rocm", manifest=hardware))
-    (parity,) = compare_platforms([cuda, rocm], 0.001, 0.01)
-    assert (parity.verdict, parity.agrees, parity.auc, parity.loss) == ("agree", True, 0.0, 0.0)
-    off = read_run(write_run(tmp_path / "off", platform="rocm", gain=1.05, manifest=hardware))
-    (parity,) = compare_platforms([cuda, off], 0.001, 0.01)
-    assert (parity.verdict, parity.agrees) == ("differ", False)
-    expected = np.mean([abs(a - b) / a for a, b in zip(_losses(cuda), _losses(off), strict=True)])
-    assert parity.loss == pytest.approx(expected)
-    shorter = read_run(write_run(tmp_path / "shorter", platform="rocm", steps=50))
-    (parity,) = compare_platforms([cuda, shorter], 0.001, 0.01)
-    assert parity.agrees is None
-    other_settings: tuple[dict[str, Any], ...] = ({"seed": 1}, {"world_size": 2})
-    for number, other in enumerate(other_settings):
-        run = read_run(write_run(tmp_path / f"other{number}", platform="rocm", **other))
-        assert compare_platforms([cuda, run], 0.001, 0.01) == []
-        assert any("No parity verdict for cuda and rocm" in text for text in said_of(cuda, run))
-
-
-@pytest.mark.parametrize(("rmse", "verdict"), [(20.1, "agree"), (20.3, "differ")])
-def test_errors_of_numbers_agree_by_their_own_size(tmp_path: Path, rmse: float, verdict: str) -> None:
-    runs = []
-    for platform, error in (("cuda", 20.0), ("rocm", rmse)):
-        run = read_run(write_run(tmp_path / platform, platform=platform))
-        assert run.summary is not None
-        figures = structs.replace(run.summary.eval, auc=None, rest={"rmse": error})
-        runs.append(dataclasses.replace(run, summary=structs.replace(run.summary, eval=figures)))
-    (parity,) = compare_platforms(runs, 0.001, 0.01)  # 0.01 of 20 is 0.2
-    assert parity.verdict == verdict
-
-
-def _losses(run: RunFiles) -> list[float]:
-    return [event.loss for event in run.windows if event.loss]
-
-
 def set_events(run: RunFiles, events: list[TrainEvent]) -> RunFiles:
     """The run with other events of training."""
     return dataclasses.replace(run, events=[*events, *run.evaluations])
-
-
-def test_windows_of_skipped_steps_alone_have_no_loss_to_compare(tmp_path: Path) -> None:
-    cuda, rocm = (read_run(write_run(tmp_path / name, platform=name)) for name in ("cuda", "rocm"))
-    train = cuda.windows
-    skipped = [structs.replace(event, loss=None, logloss=None) if event.step == 50 else event for event in train]
-    both = set_events(cuda, skipped), set_events(rocm, skipped)
-    (parity,) = compare_platforms(both, 0.001, 0.01)
-    assert (parity.verdict, parity.loss) == ("agree", 0.0)
-    (parity,) = compare_platforms([both[0], rocm], 0.001, 0.01)
-    assert (parity.verdict, parity.agrees) == ("no verdict: they did not train the same steps", None)
-    (logloss,) = [chart for chart in quality_charts(both[0]) if chart.key in ("loss", "logloss")]
-    assert logloss.key == "logloss"
 
 
 def test_a_window_that_a_resumption_began_in_is_of_its_warm_up(tmp_path: Path) -> None:
@@ -313,40 +254,6 @@ def test_a_window_with_an_epochs_last_batch_has_its_own_samples(tmp_path: Path) 
     np.testing.assert_allclose(seconds, samples / [event.samples_per_second for event in train])
 
 
-def test_strong_and_weak_scaling_of_one_size_are_both_shown(tmp_path: Path) -> None:
-    shapes = {"one": (1, 64, 10.0), "strong": (2, 64, 6.0), "weak": (2, 128, 11.0), "other": (2, 96, 9.0)}
-    shapes |= {"slower": (2, 64, 7.0), "big": (1, 256, 30.0), "big2": (2, 256, 16.0)}
-    runs = [
-        read_run(write_run(tmp_path / name, f"train.global_batch_size={batch}", step_ms=ms, world_size=size))
-        for name, (size, batch, ms) in shapes.items()
-    ]
-    scalings = {scaling.run.name: (scaling.kind, scaling.base.name) for scaling in compare_sizes(runs)}
-    assert scalings == {
-        "one": ("base", "one"),
-        "big": ("base", "big"),
-        "strong": ("strong", "one"),
-        "weak": ("weak", "one"),
-        "other": ("batch differs", "one"),
-        "big2": ("strong", "big"),
-    }
-    efficiency = {scaling.run.name: scaling.efficiency for scaling in compare_sizes(runs)}
-    assert efficiency["weak"] == pytest.approx(10 / 11, rel=0.01)
-    assert efficiency["big2"] == pytest.approx(30 / 16 / 2, rel=0.01)
-
-
-def test_processes_on_as_many_threads_are_no_scaling(tmp_path: Path) -> None:
-    """Two processes of one thread compute on what one process of two threads does."""
-    one = read_run(write_run(tmp_path / "one", step_ms=10))
-    one.manifest.num_threads = 2
-    two = read_run(write_run(tmp_path / "two", step_ms=10, world_size=2))
-    (_, layout) = compare_sizes([one, two])
-    assert layout.kind == "same devices"
-    assert layout.efficiency == pytest.approx(1.0, rel=0.01)
-    text = said_of(one, two)
-    assert any(line.startswith("Layout: 2 processes (two) run at 1.00 × 1 (one)") for line in text)
-    assert "Equal bits: one, two end with identical parameters." in text
-
-
 def test_runs_that_were_built_without_data_are_shown(tmp_path: Path) -> None:
     for name in ("a", "b"):
         directory = write_run(tmp_path / name)
@@ -357,11 +264,11 @@ def test_runs_that_were_built_without_data_are_shown(tmp_path: Path) -> None:
         assert "built from the table sizes of mlperf_v2, without data" in run_page(read_run(directory))
     runs = [read_run(tmp_path / name) for name in ("a", "b")]
     assert facts(runs[0])["dataset digest"] == "mlperf_v2"
-    Comparison(runs, 0.001, 0.01).page(tmp_path)
+    Comparison(runs).page(tmp_path)
 
 
 def test_the_page_highlights_what_differs(sweep: list[RunFiles], tmp_path: Path) -> None:
-    page = Comparison(sweep, 0.001, 0.01).page(tmp_path)
+    page = Comparison(sweep).page(tmp_path)
     differing = page.split('<div class="differing">')[1].split("</table>")[0]
     assert "optimizer.lr" in differing
     assert "model.embedding_dim" not in differing
@@ -419,12 +326,11 @@ def test_two_models_are_compared_row_by_row(tmp_path: Path) -> None:
     statement = " ".join(said_of(first, second))
     assert "Row by row: b against a on the same 800 rows of test: +0.0" in statement
     assert "DeLong's paired test" in statement
-    assert "Choice: of the two trained models take b; which configuration is the better takes two seeds" in statement
 
 
 @pytest.mark.parametrize("better", [0, 1])
 def test_the_pair_that_kept_scores_is_tested_and_named(tmp_path: Path, better: int) -> None:
-    """Of seeds that both have, the first with scores on either side; the choice is of those two."""
+    """Of seeds that both have, the first with scores on either side."""
     first, second, labels, logits = scored(tmp_path, seed=1)
     other_runs = [
         read_run(write_run(tmp_path / f"{first.name}{seed}", "optimizer.lr=0.01", seed=seed)) for seed in (1, 2)
@@ -433,8 +339,8 @@ def test_the_pair_that_kept_scores_is_tested_and_named(tmp_path: Path, better: i
         keep(run, scores, labels)
     comparison = scores_of(first, *other_runs, second)
     assert (comparison.first.name, comparison.second.name) == ("a1", "b")
-    choice = choice_of(first, *other_runs, second)
-    assert f"of the two trained models take {'b' if better else 'a1'};" in choice
+    (row_by_row,) = [text for text in said_of(first, *other_runs, second) if text.startswith("Row by row")]
+    assert f"b against a1 on the same 800 rows of test: {'+' if better else '−'}0.0" in row_by_row
 
 
 def test_a_seed_without_scores_gives_way_to_one_that_has_them(tmp_path: Path) -> None:
@@ -470,8 +376,7 @@ def test_scores_of_other_rows_are_not_compared(tmp_path: Path, planted: str, wor
     for run in (first, second):
         run.manifest.dataset.rows = {"test": 800}
     assert scores_of(first, second).difference is None
-    sentences = said_of(first, second)
-    (row_by_row,) = [text for text in sentences if text.startswith("Row by row")]
+    (row_by_row,) = [text for text in said_of(first, second) if text.startswith("Row by row")]
     assert words in row_by_row
     remedies = [
         f"python -m app.evaluate run={run.directory} split=test keep_scores=800"
@@ -479,7 +384,6 @@ def test_scores_of_other_rows_are_not_compared(tmp_path: Path, planted: str, wor
     ]
     remedy = f"; keep the scores by {' and '.join(remedies)}"
     assert row_by_row.endswith("eeeeeeeeeeee)." if planted == "another dataset" else f"{remedy}.")
-    assert any(text.startswith("Choice") for text in sentences) == (planted != "another dataset")
 
 
 def test_runs_without_scores_say_nothing_of_rows(sweep: list[RunFiles]) -> None:
@@ -492,53 +396,7 @@ def test_damaged_scores_are_one_line(tmp_path: Path) -> None:
     keep(first, logits[0], labels)
     keep(second, logits[1], labels)
     (first.directory / "scores/test.logits.npy").write_bytes(b"")
-    refused(r"test\.logits\.npy: damaged", Comparison, [first, second], 0.001, 0.01)
-
-
-def test_it_says_which_to_take(sweep: list[RunFiles], tmp_path: Path) -> None:
-    sentence = choice_of(*sweep)
-    assert sentence.startswith("Choice: take B (lr0.02-0, ")
-    assert sentence.endswith(", and is the faster, too.")
-    sentence = choice_of(*sweep[4:], *runs_of(tmp_path, [(0.03, 2.0, 40.0)], seeds=4))
-    assert sentence.startswith("Choice: take B (")
-    assert "; A (lr0.02-0, lr0.02-1, lr0.02-2, lr0.02-3) is the faster one." in sentence
-
-
-def test_without_a_difference_the_faster_and_the_seeds_that_would_show_one(tmp_path: Path) -> None:
-    """As many seeds as the noncentral t of SciPy takes for the differences that were measured."""
-    runs = runs_of(tmp_path, ((0.01, 1.0, 15.0), (0.02, 1.001, 10.0)), seeds=3)
-    first, second = group(runs)
-    auc = compare_auc(first, second)
-    assert auc is not None
-    assert not auc.is_shown
-    differences = np.subtract(aucs_of(second), aucs_of(first))
-    effect = abs(differences.mean()) / differences.std(ddof=1)
-
-    def power(seeds: int) -> float:
-        limit = stats.t.ppf(0.975, seeds - 1)
-        return float(stats.nct.sf(limit, seeds - 1, effect * np.sqrt(seeds)))
-
-    expected = next(seeds for seeds in range(2, 10_001) if power(seeds) >= 0.8)
-    assert auc.min_seeds == expected
-    sentence = choice_of(*runs)
-    assert "Choice: no difference in AUC is shown, so take B (" in sentence
-    assert f"which is faster; {expected:,} seeds of each would show a difference of " in sentence
-
-
-def test_each_choice_of_several_names_its_pair(tmp_path: Path) -> None:
-    runs = runs_of(tmp_path, ((0.01, 1.0, 10.0), (0.02, 1.3, 10.0), (0.03, 0.7, 10.0)), seeds=2)
-    choices = [text.partition(":")[0] for text in said_of(*runs) if text.startswith("Choice")]
-    names = [entry.name for entry in group(runs)]
-    assert choices == [f"Choice between {names[0]} and {name}" for name in names[1:]]
-
-
-def test_other_rows_differ_by_their_digests_and_get_no_choice(sweep: list[RunFiles], tmp_path: Path) -> None:
-    other = read_run(write_run(tmp_path / "o", "optimizer.lr=0.02", digest="e" * 64, gain=0.2))
-    sentences = said_of(sweep[0], other)
-    assert any(
-        "different data (digests dddddddddddd and eeeeeeeeeeee), 4,000 rows of val" in text for text in sentences
-    )
-    assert not [text for text in sentences if text.startswith("Choice")]
+    refused(r"test\.logits\.npy: damaged", Comparison, [first, second])
 
 
 def test_keeping_scores_is_no_other_configuration(tmp_path: Path) -> None:
@@ -549,8 +407,7 @@ def test_keeping_scores_is_no_other_configuration(tmp_path: Path) -> None:
 def test_speed_is_in_words_where_the_aucs_are_equal(tmp_path: Path) -> None:
     runs = [read_run(write_run(tmp_path / f"{ms}", step_ms=ms)) for ms in (10.0, 20.0)]
     rates = sorted(run.throughput.samples_per_second or 0 for run in runs)
-    one_configuration, equal_bits = said_of(*runs)
-    assert equal_bits.startswith("Equal bits")
+    (one_configuration,) = said_of(*runs)
     assert (
         f"global samples/s from {rates[0]:,.0f} to {rates[1]:,.0f} ({rates[1] / rates[0]:.2f} ×)" in one_configuration
     )
@@ -577,9 +434,9 @@ def test_machine_and_speed_have_a_row_each(tmp_path: Path) -> None:
 
 def test_not_comparable_is_said_only_of_runs_that_are_not(sweep: list[RunFiles], tmp_path: Path) -> None:
     words = "Not comparable: evaluated on different rows"
-    assert words not in Comparison(sweep, 0.001, 0.01).page(tmp_path)
+    assert words not in Comparison(sweep).page(tmp_path)
     other = read_run(write_run(tmp_path / "o", "optimizer.lr=0.05", digest="e" * 64))
-    assert words in Comparison([*sweep, other], 0.001, 0.01).page(tmp_path)
+    assert words in Comparison([*sweep, other]).page(tmp_path)
 
 
 def test_one_outlier_flattens_no_chart_of_a_comparison(tmp_path: Path) -> None:
