@@ -1,1 +1,1 @@
-"""Measurements: click metrics and curves, step times, memory, power, profiles, utilisation."""
+"""Measurements: click metrics and curves, step times, memory, power, profiles, ceilings."""

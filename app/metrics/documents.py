@@ -13,8 +13,6 @@ from app.kinds.tasks import TASKS
 from app.metrics.totals import Measured
 from common.documents import Json, Number, OpenDocument, convert, decode
 
-MIN_TRAIN_SECONDS = 20.0  # shorter runs are not worth measuring the machine's ceilings
-
 
 def rest() -> Json:
     """Return the field of keys that a document does not name."""

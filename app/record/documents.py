@@ -229,7 +229,6 @@ class Summary(OpenDocument, kw_only=True):
     covers: dict[str, Covered]
     events: dict[str, int] = field(default_factory=dict)
     memory: Memory | None = None
-    utilisation: dict[str, Number | None] | None = None
     phase_seconds: dict[str, Number | None] | None = None
     rest: Json = rest()
     power: Power | None = None

@@ -47,7 +47,6 @@ NOT_COMPARED: Mapping[str, tuple[str, ...]] = {
         "throughput",
         "covers",
         "memory",
-        "utilisation",
         "phase_seconds",
         "power",
         "seconds",

@@ -44,7 +44,7 @@ def run_page(run: RunFiles) -> str:
         about=tables.about(run),
         tiles=_tiles(run),
         step=speed.step_parts(run),
-        limits=speed.limits(run),
+        energy=speed.energy(run),
         sentences=verdict.sentences(run),
         against=_against(run),
         folded=[table for addition in additions(run) for table in addition.tables],

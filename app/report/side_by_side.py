@@ -19,7 +19,7 @@ from app.report.compare import (
 )
 from app.report.page import ASSETS, render
 from app.report.read import RunFiles
-from app.report.speed import COLORS, energy, share_of_limit, step_parts
+from app.report.speed import COLORS, energy, step_parts
 from app.report.statistics import MeanDifference, Ratio
 from app.report.tables import ReportTable
 from app.report.words import NOT_MEASURED, count, devices, figure, precision, signed, size
@@ -213,8 +213,6 @@ def _speed_of(run: RunFiles) -> dict[str, str]:
         **{f"Mean step, {name}": parts.get(name, NONE) for name in COLORS},
         "Peak memory, host": size(memory.host_peak_bytes),
         "Peak memory, device": NONE if memory.device_peak_bytes is None else size(memory.device_peak_bytes),
-        "Of the matrix products' ceiling": share_of_limit(run, "model_flops_utilisation"),
-        "Of the memory bandwidth's ceiling": share_of_limit(run, "memory_bandwidth_utilisation"),
         "Samples a second and watt": energy(run).partition(",")[0],
     }
 

@@ -16,7 +16,7 @@ from tests.app.summaries import BY_AUC
 from tests.error_lines import error_line
 
 SUMMARY_KEYS = {"status", "version", "steps", "samples", "world_size", "parameters", "train", "eval", "last", "events"}
-SUMMARY_KEYS |= {"throughput", "memory", "power", "seconds", "digest", "best", "utilisation", "phase_seconds", "covers"}
+SUMMARY_KEYS |= {"throughput", "memory", "power", "seconds", "digest", "best", "phase_seconds", "covers"}
 SUMMARY_KEYS |= {"baselines", "no_baselines", "tables", "early_stop", "error"}
 
 

@@ -14,10 +14,8 @@ from app.kinds.metrics import AUC, LOGLOSS, METRICS, NE, OF_ROWS
 from app.metrics import clicks
 from app.metrics.documents import Best, EvaluationFigures, Power
 from app.metrics.timing import PHASES, throughput
-from app.metrics.utilisation import utilisation, work_of_sample
 from app.record import provenance
 from app.record.documents import SUMMARY_VERSION, Covered, Digests, Memory, Parameters, Summary, TrainFigures
-from app.sharding.from_config import bag_sizes_of
 from app.training.recording.table_figures import TableMeter
 from app.training.session import Session
 from app.training.state import RunState
@@ -52,24 +50,20 @@ def summarise(
     device_peak = torch.cuda.max_memory_allocated() if runtime.device.type == "cuda" else None
     summary = _figures_of(session, state)
     summary.eval = served or summary.eval
-    tables, rate = session.model.module.sparse_arch.tables, summary.throughput.samples_per_second_per_device
     summary.status = status
     summary.memory = Memory(
         host_peak_bytes=int(runtime.highest(provenance.host_peak_bytes())),
         device_peak_bytes=None if device_peak is None else int(runtime.highest(device_peak)),
     )
-    config = session.config
-    bag_sizes = bag_sizes_of(config, session.root, session.manifest)
-    work = work_of_sample(config.model, config.optimizer, session.manifest, tables, bag_sizes)
-    summary.utilisation = utilisation(config.runtime.precision, runtime, work, rate, clocks.seconds["train"])
     exchanged = runtime.highest(clocks.communication_seconds or 0.0) or None
     summary.phase_seconds = {**measured.phase_means(PHASES), "communication": exchanged}
     summary.power = Power.of(measured, clocks.meter)
     summary.seconds = clocks.seconds
     digest = sha256(state.all_losses().tobytes()).hexdigest()
     # Where rows change only when a step looks them up, those that differ from the initial values have been looked up.
+    config = session.config
     counts_touched = not config.optimizer.sparse_weight_decay and config.checkpoint.resume in ("auto", "never")
-    meter_of_tables = TableMeter(tables, config.train.seed, counts_touched)
+    meter_of_tables = TableMeter(session.model.module.sparse_arch.tables, config.train.seed, counts_touched)
     summary.digest = Digests(parameters=session.parameters_digest(meter_of_tables), losses=digest)
     summary.tables = meter_of_tables.figures()
     return summary
@@ -126,7 +120,6 @@ def _figures(
         covers={
             "train": Covered(steps=len(last)),
             "throughput": Covered(steps=len(seconds)),
-            "utilisation": Covered(steps=len(seconds)),
             "phase_seconds": Covered(steps=measured.phase_steps),
             "power": Covered(seconds=measured.energy_seconds),
             "memory": Covered(launches="last"),

@@ -107,7 +107,6 @@ def write_run(
         "covers": {"train": {"steps": min(steps, int(config["train"]["log_every_steps"]))}},
         "throughput": plain_object(throughput(seconds, 0.1, batch, world_size, 0)),
         "memory": {"host_peak_bytes": int(6e8), "device_peak_bytes": None},
-        "utilisation": {"flops_per_second": 4e10, "model_flops_utilisation": None},
         "phase_seconds": {name: share * step_ms / 1e3 for name, share in phases.items()},
         "tables": {"t_a": {"rows": 1000, "rows_touched": 250, "mean_norm": 0.125, "largest_norm": 0.5}},
         "seconds": {"total": 12.0, "train": 10.0, "eval": 1.0, "checkpoint": 0.5},

@@ -10,7 +10,7 @@ from scipy import stats
 
 from app.report.charts import Chart, Series, course_charts, thin_line, wilson
 from app.report.read import read_run
-from app.report.speed import limits, step_parts
+from app.report.speed import step_parts
 from tests.app.report.runs import write_run
 
 
@@ -104,4 +104,3 @@ def test_what_was_not_measured_says_why(tmp_path: Path) -> None:
     (power,) = [chart for chart in course_charts(run) if chart.key == "power"]
     assert not power.measured()
     assert "RAPL" in power.absent
-    assert "it takes 20 s of training, and this run has 10.0" in limits(run).note
