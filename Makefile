@@ -53,7 +53,7 @@ recommend: environment ## Rank candidates by a run's model: RUN=runs/quickstart 
 	$(if $(CANDIDATES),,$(error recommend needs candidates: make recommend RUN=$(RUN) CANDIDATES=ads.csv))
 	$(python) -m app.recommend run=$(RUN) candidates=$(CANDIDATES) $(ARGS)
 
-export: environment ## A run's model as a directory that scores raw rows, exports/NAME or OUT=DIR: RUN=runs/quickstart
+export: environment ## A run's model as a directory that scores raw rows, OUT or exports/NAME: RUN=runs/quickstart
 	$(if $(RUN),,$(error export needs a run: make export RUN=runs/quickstart))
 	$(python) -m app.export run=$(RUN) out=$(or $(OUT),exports/$(notdir $(RUN))) $(ARGS)
 

@@ -1,10 +1,9 @@
 """python -m app.bench [operators=[embedding_bag,step]]: how fast the parts are, and how near this machine's limits.
 
-Measured at the sizes of the recipe, or of shape.*, on random long-tailed ids: lookups, interactions, perceptrons,
-optimizer steps, exchanges between processes (NPROC=n), the input path, whole steps, scoring from one sample to many.
-Each with its median, 10th and 90th percentile, the minimum bytes and FLOPs that it needs, and their share of the
-memory bandwidth and matrix rate measured in the same run. out=FILE.json keeps the figures; with
-'compare=[here.json,there.json]' nothing is measured, and those of several machines stand side by side.
+Measured at the sizes of the recipe, or of shape.*, on random long-tailed ids: lookups, matrix products, exchanges
+between processes (NPROC=n) and whole steps. Each with its median, 10th and 90th percentile, the minimum bytes and FLOPs
+that it needs, and their share of the memory bandwidth and matrix rate measured in the same run. out=FILE.json keeps the
+figures; with 'compare=[here.json,there.json]' nothing is measured, and those of several machines stand side by side.
 """
 
 if __name__ == "__main__":  # before the imports below, which may take seconds
@@ -14,38 +13,95 @@ if __name__ == "__main__":  # before the imports below, which may take seconds
     run(COMMANDS["bench"])
 
 
-import json
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import cycle
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+import torch.distributed as dist
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation, PoolingMode
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import ComputeDevice, SplitTableBatchedEmbeddingBagsCodegen
+from msgspec import Struct, structs
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
-from app.benchmark import input_path, operators, steps
-from app.benchmark.case import Case, result, results_table
-from app.benchmark.compare import comparison
-from app.benchmark.shape import Shape
-from app.config import Precision
+from app.config import ModelConfig, OptimizerName, Precision
 from app.config.commands import BenchConfig, chosen_operators
 from app.config.published import published_tables
 from app.config.runtime import require_graphs
 from app.config.train import with_batch_of_all
-from app.metrics.ceilings import Ceilings, higher, measure_ceilings, time_work
-from app.record import provenance
+from app.data.batch import Batch, layout_of
+from app.kinds.optimizers import Algorithm
+from app.metrics.ceilings import Ceilings, WorkTiming, higher, measure_ceilings, time_work
+from app.metrics.documents import rest
+from app.model.dlrm import DLRM
+from app.record.documents import Provenance
+from app.record.provenance import describe_run
 from app.runtime import process_group
 from app.runtime.platform import Runtime
 from app.training import session
 from common.cli import EXIT_DONE
-from common.documents import plain_object
+from common.documents import Json, Number, encode, read_document
 from common.errors import UserError
 from common.files import write_atomically
+from data_prep.dataset.format import Manifest
 
 log = logging.getLogger("clickwork")
 
-NUM_DENSE = 13
-DEFAULT_TABLES = "criteo_kaggle"
+NUM_DENSE, DEFAULT_TABLES = 13, "criteo_kaggle"
+FLOAT_BYTES = ID_BYTES = 4
+BATCHES = 8  # that whole steps take in turn
+COLUMNS = ("", "median ms", "p10", "p90", "samples/s", "GB/s", "of bandwidth", "GFLOP/s", "of matrix rate")
+REMEDY = "give files that python -m app.bench out=FILE.json has written"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of one process's part: samples (B), dense features (N), rows of each table (F), D, ids per bag."""
+
+    batch_size: int
+    num_dense: int
+    num_embeddings: tuple[int, ...]
+    embedding_dim: int
+    bag_sizes: tuple[int, ...]
+
+    @property
+    def features(self) -> list[str]:
+        return [f"cat_{i}" for i in range(len(self.num_embeddings))]
+
+    @property
+    def ids(self) -> int:
+        return self.batch_size * sum(self.bag_sizes)
+
+    @property
+    def pooled(self) -> int:
+        """Number of elements in the pooled vectors of a batch: B * F * D."""
+        return self.batch_size * len(self.num_embeddings) * self.embedding_dim
+
+    def __str__(self) -> str:
+        tables = f"{len(self.num_embeddings)} tables of {sum(self.num_embeddings):,} rows"
+        return f"B={self.batch_size}, {tables}, D={self.embedding_dim}, {sum(self.bag_sizes)} ids a sample"
+
+
+class Case(NamedTuple):
+    """Work to be timed, and the minimum that one run of it must do.
+
+    name: family/variant. samples: those of a run over all processes; 0 if that is meaningless. bytes: those that move
+    between memory and the device's cores if no cache helps: each operand is read once, each result written once, and
+    rows of tables once per lookup. flops: of matrix products; a multiplication and an addition count as two.
+    """
+
+    name: str
+    work: Callable[[], Any]
+    samples: int
+    bytes: int
+    flops: int
 
 
 def main(config: BenchConfig) -> int:
@@ -55,43 +111,63 @@ def main(config: BenchConfig) -> int:
         return EXIT_DONE
     with process_group.joined(config, process_group.READING) as runtime:
         require_graphs(config.runtime, runtime.device.type)
-        shape = shape_of(config, runtime.world_size)
-        log.info(
-            "bench: %s, %d process(es) on %s, %d threads each",
-            shape,
-            runtime.world_size,
-            runtime.platform.value,
-            runtime.num_threads,
-        )
-        dtype = torch.bfloat16 if config.runtime.precision is Precision.bf16 else torch.float32
-        ceilings = measure_ceilings(runtime.device, dtype, config.seconds, runtime.highest)
-        if ceilings is None:
-            raise UserError("runtime: too little free memory on the GPU to measure its limits; end what else uses it")
-        timed = []
-        for case in _cases(config, shape, runtime, dtype):
-            min_runs = config.inference.least_runs if case.is_latency else None
-            try:
-                timing = time_work(case.work, runtime.device, config.seconds, runtime.highest, min_runs)
-            except torch.OutOfMemoryError:
-                if runtime.world_size > 1:
-                    # The other processes wait in this case's collectives.
-                    raise
-                log.warning("bench: %s skipped: out of memory; give a smaller shape.batch_size", case.name)
-                continue
-            timed.append((case, timing))
-            log.info("bench: %s %.3f ms", case.name, timed[-1][1].median * 1e3)
-        ceilings = higher(ceilings, measure_ceilings(runtime.device, dtype, config.seconds, runtime.highest))
-        if runtime.rank == 0:
-            _report(config, shape, runtime, ceilings, [result(case, timing, ceilings) for case, timing in timed])
+        shape, processes = shape_of(config, runtime.world_size), f"{runtime.world_size} process(es)"
+        threads = f"{runtime.num_threads} threads each"
+        log.info("bench: %s, %s on %s, %s", shape, processes, runtime.platform.value, threads)
+        _measure(config, shape, runtime)
     return EXIT_DONE
 
 
-def shape_of(config: BenchConfig, world_size: int) -> Shape:
-    """Return the sizes at which to measure.
+def _measure(config: BenchConfig, shape: Shape, runtime: Runtime) -> None:
+    """Time the chosen cases between two measurements of the ceilings; print the table, and write the JSON if asked."""
+    dtype = torch.bfloat16 if config.runtime.precision is Precision.bf16 else torch.float32
+    ceilings = measure_ceilings(runtime.device, dtype, config.seconds, runtime.highest)
+    if ceilings is None:
+        raise UserError("runtime: too little free memory on the GPU to measure its limits; end what else uses it")
+    timed: list[tuple[Case, WorkTiming]] = []
+    selected = tuple(chosen_operators(config.operators))
+    device, model = runtime.device, config.model
+    families: dict[tuple[str, ...], Callable[[], Iterator[Case]]] = {
+        ("embedding_bag",): lambda: lookup_cases(shape, device),
+        ("interaction", "mlp"): lambda: product_cases(shape, model, device, dtype),
+        ("collective",): lambda: collective_cases(shape, model, device),
+        ("step",): lambda: step_cases(shape, config, runtime),
+    }
+    # One family after the other, so that memory holds the tables of one.
+    for names, make in families.items():
+        try:
+            for case in make() if any(name.startswith(names) for name in selected) else ():
+                if case.name.startswith(selected):
+                    timed.append((case, time_work(case.work, device, config.seconds, runtime.highest)))
+                    log.info("bench: %s %.3f ms", case.name, timed[-1][1].median * 1e3)
+        except torch.OutOfMemoryError:
+            if runtime.world_size > 1:
+                raise  # the other processes wait in this case's collectives
+            log.warning("bench: %s ends early: out of memory; give a smaller shape.batch_size", "/".join(names))
+    ceilings = higher(ceilings, measure_ceilings(runtime.device, dtype, config.seconds, runtime.highest))
+    if runtime.rank > 0:
+        return
+    results = [result(case, timing, ceilings) for case, timing in timed]
+    print(results_table(results, ceilings))
+    if config.out is None:
+        log.info("bench: out=FILE.json keeps these figures, 'compare=[FILE.json,OTHER.json]' compares machines")
+        return
+    document = Document(
+        **structs.asdict(describe_run()),
+        shape=vars(shape),
+        model={"interaction": model.interaction.value, "dense_arch": model.dense_arch, "over_arch": model.over_arch},
+        world_size=runtime.world_size,
+        platform=runtime.platform.value,
+        num_threads=runtime.num_threads,
+        ceilings=ceilings,
+        results=results,
+    )
+    write_atomically(Path(config.out), (encode(document, indent=1) + "\n").encode())
+    log.info("bench: %s", config.out)
 
-    Raises:
-        UserError: lists have different lengths, or the processes cannot share a batch equally.
-    """
+
+def shape_of(config: BenchConfig, world_size: int) -> Shape:
+    """Return the sizes at which to measure. Refuse lists of different lengths, and a batch that cannot be shared."""
     shape, train = config.shape, with_batch_of_all(config.train, world_size)
     if shape.batch_size is None and train.global_batch_size % world_size:
         raise UserError(
@@ -99,78 +175,260 @@ def shape_of(config: BenchConfig, world_size: int) -> Shape:
         )
     published = published_tables(config.data.published_tables or DEFAULT_TABLES).rows.values()
     rows = shape.num_embeddings or [min(count, shape.most_rows) for count in published]
-    bags = shape.bag_sizes
-    if bags is None:
-        expanded = config.data.multi_hot.bags()
-        bags = list(expanded.sizes) if expanded is not None else [1] * len(rows)
+    expanded = config.data.multi_hot.bags()
+    bags = shape.bag_sizes or (list(expanded.sizes) if expanded is not None else [1] * len(rows))
     if len(bags) != len(rows):
         raise UserError(f"shape.bag_sizes: {len(bags)} of them for {len(rows)} tables; give one a table")
-    return Shape(
-        batch_size=shape.batch_size or train.global_batch_size // world_size,
-        num_dense=shape.num_dense or NUM_DENSE,
-        num_embeddings=tuple(rows),
-        embedding_dim=config.model.embedding_dim,
-        bag_sizes=tuple(bags),
-    )
+    batch_size = shape.batch_size or train.global_batch_size // world_size
+    return Shape(batch_size, shape.num_dense or NUM_DENSE, tuple(rows), config.model.embedding_dim, tuple(bags))
 
 
-def _cases(config: BenchConfig, shape: Shape, runtime: Runtime, dtype: torch.dtype) -> Iterator[Case]:
-    """Yield the chosen cases one by one, so that only one family's memory is allocated at a time."""
-    selected = chosen_operators(config.operators)
-    if config.operators is None:
-        log.info("bench: inference is not among these; give 'operators=[inference]'")
-
-    def is_selected(name: str) -> bool:
-        return any(name.startswith(beginning) for beginning in selected)
-
-    with ExitStack() as stack:
-        root, manifest = stack.enter_context(input_path.dataset(shape))
-        families: dict[str, Callable[[], Iterator[Case]]] = {
-            "embedding_bag": lambda: operators.lookup_cases(shape, runtime.device),
-            "interaction": lambda: operators.dense_cases(shape, config.model, runtime.device, dtype),
-            "mlp": lambda: operators.dense_cases(shape, config.model, runtime.device, dtype),
-            "optimizer_step": lambda: operators.optimizer_case(shape, config.model, runtime.device),
-            "collective": lambda: operators.collective_cases(
-                shape, operators.dense_parameters(shape, config.model), runtime.device
-            ),
-            "input": lambda: input_path.input_cases(shape, root, manifest, config.data, runtime.device),
-            "step": lambda: steps.step_cases(shape, session.build(config, runtime, root, manifest)),
-            "inference": lambda: steps.inference_cases(shape, config, runtime, root, manifest, is_selected),
-        }
-        for family, make in families.items():
-            if not any(name.split("/")[0] == family for name in selected):
-                continue
-            if family == "collective" and runtime.world_size == 1:
-                log.info("bench: collective: nothing to exchange in one process; give NPROC=2")
-            try:
-                yield from (case for case in make() if case.family == family and is_selected(case.name))
-            except torch.OutOfMemoryError:
-                if runtime.world_size > 1:
-                    raise
-                log.warning("bench: %s ends early: out of memory; give a smaller shape.batch_size", family)
+def random_batch(shape: Shape, seed: int, device: torch.device) -> Batch:
+    """Return a batch of random samples, a quarter of them clicked; ids have a long tail: rows * u^4 with u uniform."""
+    rng = np.random.default_rng(seed)
+    size = shape.batch_size
+    ids = [
+        (rng.random(size * bag) ** 4 * rows).astype(np.int32)
+        for rows, bag in zip(shape.num_embeddings, shape.bag_sizes, strict=True)
+    ]
+    layout = layout_of(shape.features, [np.full(size, bag) for bag in shape.bag_sizes])
+    sparse = layout.bags(torch.from_numpy(np.concatenate(ids))).to(device)
+    dense = rng.standard_normal((size, shape.num_dense), dtype=np.float32)
+    labels = (rng.random(size) < 0.25).astype(np.float32)
+    on_device = (torch.from_numpy(values).to(device) for values in (dense, labels))
+    return Batch(next(on_device), sparse, next(on_device), size, num_global=size)
 
 
-def _report(
-    config: BenchConfig, shape: Shape, runtime: Runtime, ceilings: Ceilings, results: list[dict[str, Any]]
-) -> None:
-    """Print the table; write the JSON, if requested."""
-    document = {
-        **plain_object(provenance.describe_run()),
-        "shape": vars(shape),
-        "model": {
-            "interaction": config.model.interaction.value,
-            "dense_arch": list(config.model.dense_arch),
-            "over_arch": list(config.model.over_arch),
-        },
-        "world_size": runtime.world_size,
-        "platform": runtime.platform.value,
-        "num_threads": runtime.num_threads,
-        "ceilings": ceilings._asdict(),
-        "results": results,
+def lookup_bytes(shape: Shape) -> int:
+    """Return the bytes of one lookup of a batch: ids and rows are read, pooled vectors written."""
+    return ID_BYTES * shape.ids + FLOAT_BYTES * (shape.ids * shape.embedding_dim + shape.pooled)
+
+
+def update_bytes(shape: Shape, algorithm: Algorithm) -> int:
+    """Return the bytes of one fused update: gradients are read, rows and state read and written once per id."""
+    row = shape.embedding_dim + algorithm.state_elements(shape.embedding_dim)
+    return FLOAT_BYTES * (shape.pooled + 2 * shape.ids * row) + ID_BYTES * shape.ids
+
+
+def lookup_cases(shape: Shape, device: torch.device) -> Iterator[Case]:
+    """Yield a lookup in FBGEMM's tables, then forward and backward with the update of each optimizer."""
+    bags = random_batch(shape, 0, device).sparse_features
+    values, offsets = bags.values().long(), bags.offsets().long()
+    grad = torch.ones(shape.batch_size, len(shape.num_embeddings) * shape.embedding_dim, device=device)
+    on_gpu, on_cpu = (EmbeddingLocation.DEVICE, ComputeDevice.CUDA), (EmbeddingLocation.HOST, ComputeDevice.CPU)
+    place = on_gpu if device.type == "cuda" else on_cpu
+    for name in (name for name in OptimizerName if name.algorithm.fused_on_cpu):
+        tables = SplitTableBatchedEmbeddingBagsCodegen(
+            [(rows, shape.embedding_dim, *place) for rows in shape.num_embeddings],
+            optimizer=EmbOptimType[str(name.algorithm.fbgemm)],
+            learning_rate=0.01,
+            pooling_mode=PoolingMode.SUM,
+            device=device,
+        )
+
+        label, moved = f"embedding_bag/tbe_{name.value}_sum", lookup_bytes(shape)
+        if name is OptimizerName.sgd:
+            forward = torch.no_grad()(partial(tables, values, offsets))
+            yield Case(f"{label}_forward", forward, shape.batch_size, moved, 0)
+        moved += update_bytes(shape, name.algorithm)
+        train = partial(lambda tables: tables(values, offsets).backward(grad), tables)
+        yield Case(f"{label}_train", train, shape.batch_size, moved, 0)
+        del tables, train  # before the next optimizer's tables are allocated
+
+
+def flops_of(work: Callable[[], Any]) -> int:
+    """Return the floating-point operations of the matrix products that `work` runs, as torch counts them."""
+    with FlopCounterMode(display=False) as counter:
+        work()
+    return int(counter.get_total_flops())
+
+
+def dense_layers(shape: Shape, model: ModelConfig) -> DLRM:
+    """Return the model without tables."""
+    return DLRM(model, shape.num_dense, len(shape.num_embeddings), nn.Identity())
+
+
+def product_cases(shape: Shape, model: ModelConfig, device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
+    """Yield forward and backward of the model's interaction, dense_arch and over_arch."""
+    layers, size = dense_layers(shape, model).to(device), shape.batch_size
+    dense = torch.randn(size, shape.embedding_dim, device=device)
+    sparse = torch.randn(size, len(shape.num_embeddings), shape.embedding_dim, device=device)
+    numbers = torch.randn(size, shape.num_dense or 1, device=device)
+    crossed = torch.randn(size, layers.interaction.num_outputs, device=device)
+
+    def train(module: nn.Module, inputs: Sequence[Tensor]) -> None:
+        for tensor in (*inputs, *module.parameters()):
+            tensor.requires_grad_().grad = None
+        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=dtype is torch.bfloat16):
+            outputs = module(*inputs)
+        outputs.backward(torch.ones_like(outputs))
+
+    parts: dict[str, tuple[nn.Module, tuple[Tensor, ...]]] = {
+        f"interaction/{model.interaction.value}": (layers.interaction, (dense, sparse)),
+        "mlp/dense_arch": (layers.dense_arch, (numbers,)),
+        "mlp/over_arch": (layers.over_arch, (crossed,)),
     }
-    print(results_table(results, ceilings))
-    if config.out is not None:
-        write_atomically(Path(config.out), (json.dumps(document, indent=1) + "\n").encode())
-        log.info("bench: %s", config.out)
-    else:
-        log.info("bench: out=FILE.json keeps these figures, 'compare=[FILE.json,OTHER.json]' compares machines")
+    for name, (module, inputs) in parts.items():
+        work = partial(train, module, inputs)
+        moved = FLOAT_BYTES * sum(tensor.numel() for tensor in (*inputs, *module.parameters(), module(*inputs)))
+        # The backward reads gradients of outputs, writes those of inputs and weights, and reads both again.
+        yield Case(f"{name}_train", work, size, 3 * moved, flops_of(work))
+
+
+def collective_cases(shape: Shape, model: ModelConfig, device: torch.device) -> Iterator[Case]:
+    """Yield all-reduce of the dense gradients and all-to-all of the pooled vectors; nothing for a single process.
+
+    Bytes are those that a process sends and receives: 2 (W - 1) / W of the array for an all-reduce, (W - 1) / W of it
+    each way for an all-to-all.
+    """
+    world_size = dist.get_world_size()
+    if world_size == 1:
+        return
+    count = sum(parameter.numel() for parameter in dense_layers(shape, model).parameters())
+    gradients = torch.ones(count, device=device)
+    moved = 2 * (2 * FLOAT_BYTES * count * (world_size - 1) // world_size)
+    yield Case("collective/all_reduce", lambda: dist.all_reduce(gradients), 0, moved, 0)
+    elements = -(-shape.pooled // world_size) * world_size
+    sent, received = torch.ones(elements, device=device), torch.empty(elements, device=device)
+    moved = 2 * (FLOAT_BYTES * elements * (world_size - 1) // world_size)
+    yield Case("collective/all_to_all", lambda: dist.all_to_all_single(received, sent), 0, moved, 0)
+
+
+def step_cases(shape: Shape, config: BenchConfig, runtime: Runtime) -> Iterator[Case]:
+    """Yield one forward and one training step, through DistributedModelParallel."""
+    schema = {"label": "label", "dense": ["int"] * shape.num_dense, "sparse": shape.features}
+    rows = dict(zip(shape.features, shape.num_embeddings, strict=True))
+    manifest = Manifest(schema, {"name": "random"}, rows, {}, [], 0, 0.25, "benchmark")
+    run = session.build(config, runtime, Path(), manifest)
+    batches = cycle([random_batch(shape, seed, runtime.device) for seed in range(BATCHES)])
+
+    def train() -> None:
+        batch = next(batches)
+        run.optimizer.zero_grad()
+        run.backward(run.loss_of(run.forward(batch), batch))
+        run.optimizer.step()
+
+    def inference() -> None:
+        with torch.no_grad():
+            run.forward(next(batches))
+
+    dense = FLOAT_BYTES * run.parameter_counts()["dense"]
+    samples, moved = shape.batch_size * runtime.world_size, lookup_bytes(shape) + dense
+    yield Case("step/inference", inference, samples, moved, flops_of(inference))
+    flops = flops_of(train)  # counted before compiling, since a program's products are not seen
+    run.compile(shape.batch_size)
+    # Dense parameters are read in forward and backward; their gradients are written, then read and applied.
+    moved = lookup_bytes(shape) + update_bytes(shape, config.optimizer.name.algorithm) + 5 * dense
+    yield Case("step/train", train, samples, moved, flops)
+
+
+class Measured(Struct):
+    """Figures of a case; shares of the measured ceilings exceed 1 if caches serve the counted bytes."""
+
+    name: str
+    median_ms: Number
+    p10_ms: Number
+    p90_ms: Number
+    samples_per_second: Number | None
+    bytes: int
+    flops: int
+    share_of_bandwidth: Number
+    share_of_matrix_rate: Number | None
+
+
+class Document(Provenance, kw_only=True):
+    """Document that bench writes."""
+
+    shape: Json
+    model: Json
+    world_size: int
+    platform: str
+    num_threads: int
+    ceilings: Ceilings
+    results: list[Measured]
+    rest: Json = rest()
+
+
+def result(case: Case, timing: WorkTiming, ceilings: Ceilings) -> Measured:
+    """Return a case's figures."""
+    seconds = timing.median
+    median, p10, p90 = (one * 1e3 for one in (seconds, timing.p10, timing.p90))
+    rate, share = case.samples / seconds or None, case.bytes / seconds / ceilings.bytes_per_second
+    of_matrices = case.flops / seconds / ceilings.flops_per_second or None
+    return Measured(case.name, median, p10, p90, rate, case.bytes, case.flops, share, of_matrices)
+
+
+def results_table(results: Sequence[Measured], ceilings: Ceilings) -> str:
+    """Return one line per result; the ceilings, which shares refer to, stand above."""
+    about = (
+        f"Ceilings measured here: {ceilings.bytes_per_second / 1e9:.1f} GB/s (triad), "
+        f"{ceilings.flops_per_second / 1e9:.1f} GFLOP/s ({ceilings.dtype} product). "
+        "Above 100% of bandwidth, caches served the counted bytes."
+    )
+    rows: list[tuple[str, ...]] = [COLUMNS]
+    for each in results:
+        times = (f"{value:.3f}" for value in (each.median_ms, each.p10_ms, each.p90_ms))
+        rate = f"{each.samples_per_second:,.0f}" if each.samples_per_second else ""
+        moved, flops = (amount / each.median_ms / 1e6 for amount in (each.bytes, each.flops))
+        products = (f"{flops:.1f}", f"{each.share_of_matrix_rate:.0%}") if each.share_of_matrix_rate else ("", "")
+        rows.append((each.name, *times, rate, f"{moved:.2f}", f"{each.share_of_bandwidth:.0%}", *products))
+    return "\n".join([about, "", *_markdown(rows)])
+
+
+def _markdown(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return rows as a Markdown table; the first row has the names."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    padded = [[row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])] for row in rows]
+    lines = [f"| {' | '.join(row)} |" for row in padded]
+    rule = "|".join(["-" * (widths[0] + 2), *("-" * (width + 1) + ":" for width in widths[1:])])
+    return [lines[0], f"|{rule}|", *lines[1:]]
+
+
+def comparison(paths: Sequence[str]) -> str:
+    """Return a table of the cases that all documents have; ratios are the first machine's times over the others'."""
+    documents = [_read(Path(path)) for path in paths]
+    first = documents[0]
+    for path, document in zip(paths, documents, strict=True):
+        for part, expected, other in (("shape", first.shape, document.shape), ("model", first.model, document.model)):
+            for name in expected:
+                if expected[name] != other.get(name):
+                    raise UserError(
+                        f"{path}: {part}.{name} is {other.get(name)}, that of {paths[0]} is {expected[name]}: times of "
+                        "different work; measure both with the same recipe and shape"
+                    )
+    figures = [{measured.name: measured for measured in document.results} for document in documents]
+    common = [name for name in figures[0] if all(name in measured for measured in figures)]
+    if not common:
+        raise UserError(f"{', '.join(paths)}: no case is in all of them; give the same operators on each machine")
+    numbers = range(1, len(paths) + 1)
+    columns = [f"{number}: {figure}" for figure in ("ms", "of limit") for number in numbers]
+    rows: list[tuple[str, ...]] = [("", *columns, *(f"1 / {number}" for number in numbers[1:]))]
+    for name in common:
+        cases = [measured[name] for measured in figures]
+        shares = [max(case.share_of_bandwidth, case.share_of_matrix_rate or 0) for case in cases]
+        ratios = [f"{cases[0].median_ms / case.median_ms:.2f}" for case in cases[1:]]
+        times = [f"{case.median_ms:.3f}" for case in cases]
+        rows.append((name, *times, *(f"{share:.0%}" for share in shares), *ratios))
+    lines = [f"{number}: {path}: {_about(each)}" for number, path, each in zip(numbers, paths, documents, strict=True)]
+    legend = "Medians. Of limit: the larger share of the machine's own memory bandwidth and matrix rate."
+    left_out = sorted({name for measured in figures for name in measured} - {*common})
+    note = [f"Not in all files: {', '.join(left_out)}"] if left_out else []
+    return "\n".join([*lines, "", legend, "", *_markdown(rows), *note])
+
+
+def _read(path: Path) -> Document:
+    try:
+        return read_document(path, Document, REMEDY)
+    except FileNotFoundError as error:
+        raise UserError(f"{path}: no such file; {REMEDY}") from error
+
+
+def _about(document: Document) -> str:
+    """Describe a measurement: device, processes, precision of the matrix limit, release and commit."""
+    limits, versions = document.ceilings, document.versions
+    return (
+        f"{document.platform}, {document.device(document.platform)}, {document.world_size} process(es) of "
+        f"{document.num_threads} threads, torch {versions.get('torch')}, commit "
+        f"{(document.commit or 'unknown')[:7]}; limits {limits.bytes_per_second / 1e9:.1f} GB/s, "
+        f"{limits.flops_per_second / 1e9:.1f} GFLOP/s ({limits.dtype})"
+    )

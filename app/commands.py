@@ -64,7 +64,7 @@ COMMANDS = {
         ),
         _row(
             "bench",
-            "operators, input path and steps against this machine's measured limits",
+            "lookups, products, exchanges and steps against this machine's measured limits",
             f"{_CONFIG}:BenchConfig",
             f"{_CONFIG}:validate_bench",
             has_groups=True,

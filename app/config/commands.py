@@ -12,8 +12,7 @@ from app.config.train import EvalConfig
 from common.errors import UserError
 from common.keys import MISSING, key, shown
 
-STEP_FAMILIES = ("embedding_bag", "interaction", "mlp", "optimizer_step", "collective", "input", "step")
-FAMILIES = (*STEP_FAMILIES, "inference")
+FAMILIES = ("embedding_bag", "interaction", "mlp", "collective", "step")
 RANKING_SUFFIXES = (".json", ".csv")
 
 
@@ -41,12 +40,6 @@ BITS = {
 SCALE_AND_BIAS_BYTES = 4  # bytes of an integer row besides its values
 
 
-def row_bytes(precision: TablePrecision, dim: int) -> int:
-    """Return the bytes of a row of `dim` values."""
-    integer = precision in (TablePrecision.int8, TablePrecision.int4)
-    return dim * BITS[precision] // 8 + (SCALE_AND_BIAS_BYTES if integer else 0)
-
-
 @dataclass(frozen=True)
 class ShapeConfig:
     """Sizes that replace the recipe's; null: the recipe's own."""
@@ -65,25 +58,12 @@ class ShapeConfig:
 
 
 @dataclass(frozen=True)
-class InferenceConfig:
-    """The latency and throughput of scoring."""
-
-    batch_sizes: list[int] = key([4**power for power in range(9)], "samples of each process", at_least=1)
-    least_runs: int = key(
-        100, "runs to time one by one at each size, however long they take; fewer give no 99th percentile", at_least=1
-    )
-
-
-@dataclass(frozen=True)
 class BenchConfig(AppConfig):
     """Operators to measure, sizes, and duration."""
 
-    operators: Any = key(
-        None, "families or family/variant prefixes, a list; null: all but inference, which takes minutes"
-    )
+    operators: Any = key(None, "families or family/variant prefixes, a list; null: all")
     seconds: float = key(0.5, "seconds spent on each operator", above=0)
     shape: ShapeConfig = field(default_factory=ShapeConfig)
-    inference: InferenceConfig = field(default_factory=InferenceConfig)
     out: str | None = key(None, "also write the JSON to this file")
     compare: list[str] = key([], "files that out=FILE.json wrote, at least two: a table of them; nothing is measured")
 
@@ -94,7 +74,7 @@ def chosen_operators(operators: Any) -> list[str]:
     Raises:
         UserError: a family is not known.
     """
-    names = list(STEP_FAMILIES) if operators is None else operators if isinstance(operators, list) else [operators]
+    names = list(FAMILIES) if operators is None else operators if isinstance(operators, list) else [operators]
     for name in names:
         if not isinstance(name, str) or name.split("/")[0] not in FAMILIES:
             raise UserError(f"operators={name}: must begin with one of {', '.join(FAMILIES)}")

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from msgspec import Struct
 
 WARM_UP_RUNS = 3
 MIN_SAMPLES, MAX_SAMPLES = 5, 10_000
@@ -17,18 +18,13 @@ MATRIX_ROWS = {"cpu": 1536, "cuda": 8192}
 
 
 class WorkTiming(NamedTuple):
-    """Seconds of one run: percentiles over `samples` samples of `runs_per_sample` runs each.
-
-    The 95th and 99th exist only if runs were timed one by one: a mean over several runs has no tail.
-    """
+    """Seconds of one run: percentiles over `samples` samples of `runs_per_sample` runs each."""
 
     median: float
     p10: float
     p90: float
     samples: int
     runs_per_sample: int
-    p95: float | None = None
-    p99: float | None = None
 
 
 def time_work(
@@ -36,22 +32,19 @@ def time_work(
     device: torch.device,
     seconds: float,
     agree: Callable[[float], float] = lambda number: number,
-    one_by_one: int | None = None,
 ) -> WorkTiming:
     """Run `work` for about `seconds` and time it; on a GPU by CUDA events, so that no run waits for the host.
 
     agree: maps this process's number to the one that all processes take, since they must run `work` equally often.
-    one_by_one: minimum number of runs, each timed by itself.
     """
     for _ in range(WARM_UP_RUNS):
         work()
     once = max(agree(_seconds_of(work, device, 1)), 1e-9)
-    together = max(1, math.ceil(BLOCK_SECONDS[device.type] / once)) if one_by_one is None else 1
-    count = max(min(math.ceil(seconds / (together * once)), MAX_SAMPLES), one_by_one or MIN_SAMPLES)
+    together = max(1, math.ceil(BLOCK_SECONDS[device.type] / once))
+    count = max(min(math.ceil(seconds / (together * once)), MAX_SAMPLES), MIN_SAMPLES)
     samples = [_seconds_of(work, device, together) / together for _ in range(count)]
-    median, p10, p90, p95, p99 = (float(np.percentile(samples, q)) for q in (50, 10, 90, 95, 99))
-    timing = WorkTiming(median, p10, p90, len(samples), together)
-    return timing if one_by_one is None else timing._replace(p95=p95, p99=p99)
+    median, p10, p90 = (float(np.percentile(samples, q)) for q in (50, 10, 90))
+    return WorkTiming(median, p10, p90, len(samples), together)
 
 
 def _seconds_of(work: Callable[[], Any], device: torch.device, runs: int) -> float:
@@ -70,7 +63,7 @@ def _seconds_of(work: Callable[[], Any], device: torch.device, runs: int) -> flo
     return float(first.elapsed_time(last)) / 1e3
 
 
-class Ceilings(NamedTuple):
+class Ceilings(Struct):
     """Bytes per second of a = b + s * c over arrays beyond the caches (STREAM's triad); FLOP/s of a square product."""
 
     bytes_per_second: float

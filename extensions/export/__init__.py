@@ -13,7 +13,7 @@ def register(core: Core) -> None:
             name="export",
             module="app.export",
             function="extensions.export.command:main",
-            summary="a run's model as a directory that scores raw rows, for other programs",
+            summary="a run's model as a directory that scores raw rows",
             schema="extensions.export.keys:ExportConfig",
             config="schema",
             config_dir=Path(__file__).parent,

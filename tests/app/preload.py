@@ -11,7 +11,6 @@ import torch.utils.serialization  # noqa: F401
 
 from app.commands import COMMANDS
 from app.config import CONFIG_DIR, AppConfig
-from app.model import flops  # noqa: F401
 from app.trackers import tensorboard  # noqa: F401
 from common.command import load
 from common.compose import compose_config, compose_partly

@@ -1,17 +1,23 @@
-"""`python -m app.bench` as a user runs it."""
+"""`python -m app.bench` as a user runs it; bytes and FLOPs against counts by hand, timing against a known wait."""
 
 import json
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from msgspec import structs
 
-from app.bench import shape_of
-from app.benchmark import operators
-from app.benchmark.compare import comparison
-from app.benchmark.shape import Shape
-from app.config import CONFIG_DIR, ModelConfig
-from app.config.commands import FAMILIES, BenchConfig
+from app import bench
+from app.bench import comparison, shape_of
+from app.config import CONFIG_DIR, Interaction, ModelConfig, OptimizerName
+from app.config.commands import BenchConfig
+from app.metrics import ceilings
+from app.metrics.ceilings import WorkTiming, time_work
 from app.record.provenance import describe_run
 from common.compose import compose_config
 from common.documents import plain_object
@@ -19,37 +25,40 @@ from common.errors import UserError
 from tests.app.conftest import Command, Refusal
 
 TINY = ["seconds=0.001", "runtime.num_threads=1", "shape.batch_size=16", "shape.num_embeddings=[50,7]"]
-TINY += ["model.dense_arch=[8,4]", "model.embedding_dim=4", "model.over_arch=[8,1]", "inference.batch_sizes=[1,4]"]
-TINY += ["inference.least_runs=20"]
+TINY += ["model.dense_arch=[8,4]", "model.embedding_dim=4", "model.over_arch=[8,1]"]
+CPU = torch.device("cpu")
+SHAPE = bench.Shape(batch_size=8, num_dense=5, num_embeddings=(50, 7, 300), embedding_dim=4, bag_sizes=(1, 3, 2))
+MODEL = ModelConfig(
+    embedding_dim=4,
+    dense_arch=[16, 4],
+    over_arch=[16, 1],
+    dcn_num_layers=2,
+    dcn_low_rank_dim=3,
+    projection_branch1=[8],
+    projection_branch2=[12],
+)
 
 
 @pytest.mark.slow("processes")
 def test_everything_is_measured_with_its_counts(run_app: Command, tmp_path: Path) -> None:
-    process = run_app("bench", *TINY, "shape.bag_sizes=[2,1]", f"operators=[{','.join(FAMILIES)}]", "out=bench.json")
+    process = run_app("bench", *TINY, "shape.bag_sizes=[2,1]", "out=bench.json")
     document = json.loads((tmp_path / "bench.json").read_bytes())
     families = {result["name"].split("/")[0] for result in document["results"]}
-    assert families == {"embedding_bag", "interaction", "mlp", "optimizer_step", "input", "step", "inference"}
-    assert "nothing to exchange in one process" in process.stderr
+    assert families == {"embedding_bag", "interaction", "mlp", "step"}
     for result in document["results"]:
         assert 0 < result["p10_ms"] <= result["median_ms"] <= result["p90_ms"], result
         assert min(result["bytes"], result["share_of_bandwidth"]) > 0
     train = next(result for result in document["results"] if result["name"] == "step/train")
     assert min(train["flops"], document["ceilings"]["bytes_per_second"]) > 0
     assert document["shape"]["bag_sizes"] == [2, 1]
-    latencies = [result for result in document["results"] if result["p99_ms"] is not None]
-    names = [f"inference/{form}_b{size}" for form in ("sharded", "fp32", "fp16", "int8", "int4") for size in (1, 4)]
-    assert sorted(result["name"] for result in latencies) == sorted(names)
-    for result in latencies:
-        assert result["median_ms"] <= result["p95_ms"] <= result["p99_ms"], result
-        assert result["runs_per_timed_sample"] == 1
-        assert result["timed_samples"] >= 20
     lines = [line for line in process.stdout.splitlines() if line.startswith("|")]
-    assert len(lines) == len(document["results"]) + len(latencies) + 4
+    assert len(lines) == len(document["results"]) + 2
 
 
 def write_results(path: Path, *, batch_size: int = 16, **cases: float) -> str:
     """A document of bench with the medians, in ms, of these cases."""
-    figures = {"share_of_bandwidth": 0.5, "share_of_matrix_rate": None}
+    figures: dict[str, Any] = {"p10_ms": 1.0, "p90_ms": 1.0, "samples_per_second": None, "bytes": 1, "flops": 0}
+    figures |= {"share_of_bandwidth": 0.5, "share_of_matrix_rate": None}
     document = {
         **plain_object(describe_run()),
         "shape": {"batch_size": batch_size},
@@ -94,38 +103,26 @@ def test_what_is_not_comparable(tmp_path: Path) -> None:
 
 @pytest.mark.slow("processes")
 def test_a_choice_of_operators(run_app: Command, tmp_path: Path) -> None:
-    run_app("bench", *TINY, "operators=[mlp/over_arch,optimizer_step/sgd]", "out=bench.json")
+    run_app("bench", *TINY, "operators=[mlp/over_arch,embedding_bag/tbe_sgd]", "out=bench.json")
     names = [result["name"] for result in json.loads((tmp_path / "bench.json").read_bytes())["results"]]
-    assert names == ["mlp/over_arch_forward", "mlp/over_arch_train", "optimizer_step/sgd"]
+    assert names == ["embedding_bag/tbe_sgd_sum_forward", "embedding_bag/tbe_sgd_sum_train", "mlp/over_arch_train"]
     compared = run_app("bench", "compare=[bench.json,bench.json]").stdout
-    assert [line.split()[-2] for line in compared.splitlines() if line.startswith("| mlp")] == ["1.00", "1.00"]
+    assert [line.split()[-2] for line in compared.splitlines() if line.startswith("| mlp")] == ["1.00"]
 
 
 @pytest.mark.slow("processes")
 def test_a_case_without_memory_costs_no_other(run_app: Command, tmp_path: Path) -> None:
-    """The second of them: the results of those before and after it are kept."""
-    keys = [*TINY, "operators=[mlp/over_arch,optimizer_step/sgd]", "out=bench.json"]
-    process = run_app("bench", *keys, fault="no memory for a measurement:2")
-    assert "mlp/over_arch_train skipped: out of memory; give a smaller shape.batch_size" in process.stderr
+    """The first of its family: the results of other families are kept."""
+    keys = [*TINY, "operators=[mlp/over_arch,step/inference]", "out=bench.json"]
+    process = run_app("bench", *keys, fault="no memory for a measurement:1")
+    assert "interaction/mlp ends early: out of memory; give a smaller shape.batch_size" in process.stderr
     names = [result["name"] for result in json.loads((tmp_path / "bench.json").read_bytes())["results"]]
-    assert names == ["mlp/over_arch_forward", "optimizer_step/sgd"]
+    assert names == ["step/inference"]
 
 
 def test_a_recipe_may_give_the_batch_of_each_process() -> None:
     config = compose_config(BenchConfig, CONFIG_DIR, ["recipe=amd_2026"], "bench")
     assert shape_of(config, 8).batch_size == shape_of(config, 1).batch_size == 32768
-
-
-def test_products_beyond_memory_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    shape, model = Shape(4, 3, (5, 6), 4, (1, 1)), ModelConfig(embedding_dim=4, dense_arch=[4], over_arch=[1])
-
-    def kinds() -> set[str]:
-        cases = operators.dense_cases(shape, model, torch.device("cpu"), torch.float32)
-        return {case.name.split("/")[1] for case in cases if case.family == "interaction"}
-
-    everything = kinds()
-    monkeypatch.setattr(operators, "MAX_PRODUCTS_BYTES", 1)
-    assert everything - kinds() == {"scalar_pairs_forward", "scalar_pairs_train"}
 
 
 @pytest.mark.parametrize(
@@ -135,8 +132,93 @@ def test_products_beyond_memory_are_left_out(monkeypatch: pytest.MonkeyPatch) ->
         ("shape.bag_sizes=[1]", "1 of them for 2 tables"),
         ("shape.num_embeddings=[]", "at least 1"),
         ("seconds=0", "above 0"),
-        ("inference.batch_sizes=[0]", "inference.batch_sizes=[0]: must be a list of numbers of at least 1"),
     ],
 )
 def test_bad_choices_are_named(refused_command: Refusal, override: str, words: str) -> None:
     assert words in refused_command("bench", *TINY, override)
+
+
+def by_name(cases: Iterator[bench.Case]) -> dict[str, bench.Case]:
+    return {case.name: case for case in cases}
+
+
+def test_bytes_of_lookups_and_updates() -> None:
+    ids, rows, pooled = 8 * 6, 8 * 6 * 4, 8 * 3 * 4
+    assert bench.lookup_bytes(SHAPE) == 4 * (ids + rows + pooled)
+    for optimizer, state in (("sgd", 0), ("adagrad", rows), ("rowwise_adagrad", ids), ("adam", 2 * rows)):
+        moved = bench.update_bytes(SHAPE, OptimizerName[optimizer].algorithm)
+        assert moved == 4 * (ids + pooled + 2 * (rows + state)), optimizer
+
+
+def test_flops_are_those_of_the_formulas() -> None:
+    vectors, dim, batch = 4, 4, 8
+    width, layers = vectors * dim, {"dot": vectors * vectors * 2 * dim}  # as executed: the whole symmetric product
+    layers |= {"cat": 0, "dcn": 2 * (2 * 2 * width * 3)}
+    for interaction, forward in layers.items():
+        model = replace(MODEL, interaction=Interaction[interaction])
+        cases = by_name(bench.product_cases(SHAPE, model, CPU, torch.float32))
+        assert cases[f"interaction/{interaction}_train"].flops == 3 * batch * forward
+    cases = by_name(bench.product_cases(SHAPE, MODEL, CPU, torch.float32))
+    assert cases["mlp/dense_arch_train"].flops == 3 * batch * 2 * (5 * 16 + 16 * 4)
+    over = dim + vectors * (vectors - 1) // 2
+    assert cases["mlp/over_arch_train"].flops == 3 * batch * 2 * (over * 16 + 16)
+    weights = 5 * 16 + 16 + 16 * 4 + 4
+    assert cases["mlp/dense_arch_train"].bytes == 3 * 4 * (weights + batch * (5 + 4))
+
+
+def test_all_lookups_run_and_tell_their_samples() -> None:
+    cases = by_name(bench.lookup_cases(SHAPE, CPU))
+    assert {f"embedding_bag/tbe_{name}" for name in ("sgd_sum_forward", "rowwise_adagrad_sum_train")} <= set(cases)
+    for case in bench.lookup_cases(SHAPE, CPU):
+        case.work()
+        case.work()
+        assert case.samples == 8
+
+
+def test_random_input_is_of_the_shape_and_seeded() -> None:
+    batch = bench.random_batch(SHAPE, 1, CPU)
+    lengths = batch.sparse_features.lengths().view(3, 8)
+    assert [row.unique().tolist() for row in lengths] == [[1], [3], [2]]
+    for feature, rows in zip(SHAPE.features, SHAPE.num_embeddings, strict=True):
+        ids = batch.sparse_features[feature].values()
+        assert 0 <= ids.min() <= ids.max() < rows
+    repeat = bench.random_batch(SHAPE, 1, CPU)
+    assert torch.equal(batch.dense_features, repeat.dense_features)
+    assert torch.equal(batch.sparse_features.values(), repeat.sparse_features.values())
+
+
+def test_timing_of_a_known_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seconds of a clock that the work itself moves on."""
+    now = [0.0]
+    monkeypatch.setattr(ceilings, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+
+    def take(seconds: float) -> None:
+        now[0] += seconds
+
+    timing = time_work(lambda: take(2**-7), CPU, seconds=0.1)
+    assert timing == (2**-7, 2**-7, 2**-7, 13, 1)
+    assert time_work(lambda: take(2**-20), CPU, seconds=0.01) == (2**-20, 2**-20, 2**-20, 5, 2098)  # 2 ms at a time
+
+
+@pytest.mark.slow("examples")
+def test_ceilings_and_shares() -> None:
+    measurement = ceilings.measure_ceilings(CPU, torch.float32, seconds=0.01)
+    assert measurement is not None
+    assert min(measurement.bytes_per_second, measurement.flops_per_second) > 1e8
+    better = ceilings.higher(measurement, structs.replace(measurement, bytes_per_second=1e15))
+    assert (better.bytes_per_second, better.flops_per_second) == (1e15, measurement.flops_per_second)
+    limits = ceilings.Ceilings(1e9, 2e9, "float32")
+    case = bench.Case("mlp/x", lambda: None, 10, 500, 4000)
+    figures = bench.result(case, WorkTiming(1e-6, 1e-6, 2e-6, 5, 1), limits)
+    assert figures.samples_per_second == pytest.approx(1e7)
+    assert figures.share_of_bandwidth == pytest.approx(0.5)
+    assert figures.share_of_matrix_rate == pytest.approx(2.0)
+    lines = bench.results_table([figures], limits).splitlines()
+    assert len({len(line) for line in lines[2:]}) == 1
+    assert "200%" in lines[-1]
+
+
+def test_ids_are_long_tailed() -> None:
+    shape = bench.Shape(4000, 1, (1000,), 4, (1,))
+    ids = bench.random_batch(shape, 0, CPU).sparse_features.values().numpy()
+    assert np.mean(ids < 100) == pytest.approx(0.1**0.25, abs=0.03)

@@ -77,8 +77,8 @@ OF_COMMANDS: dict[type, dict[str, Limits]] = {
     AppConfig: OF_RUNS,
     BenchConfig: {
         **OF_RUNS,
-        **dict.fromkeys(("shape.batch_size", "shape.num_dense", "shape.most_rows", "inference.least_runs"), ONE),
-        **dict.fromkeys(("shape.num_embeddings", "shape.bag_sizes", "inference.batch_sizes"), limits.NOT_EMPTY),
+        **dict.fromkeys(("shape.batch_size", "shape.num_dense", "shape.most_rows"), ONE),
+        **dict.fromkeys(("shape.num_embeddings", "shape.bag_sizes"), limits.NOT_EMPTY),
         "seconds": POSITIVE,
     },
     EvaluateConfig: {"global_batch_size": ONE, "exact_rows": ZERO, "keep_scores": ZERO},

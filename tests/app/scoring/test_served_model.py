@@ -12,7 +12,7 @@ from torchrec import KeyedJaggedTensor
 
 from app.checkpoint import files
 from app.config import AppConfig, ModelConfig, RuntimeConfig
-from app.config.commands import TablePrecision, row_bytes
+from app.config.commands import BITS, TablePrecision
 from app.config.tables import Pooling, QROperation, Storage, TableKind, TablesConfig
 from app.data.split import SplitReader
 from app.model.dlrm import DLRM
@@ -117,7 +117,9 @@ def test_values_beyond_fp16_are_refused(precision: TablePrecision, values: list[
 @pytest.mark.parametrize("precision", PACKED)
 def test_packed_rows_have_the_bytes_that_are_counted(precision: TablePrecision) -> None:
     values, scales = packed_rows(torch.randn(5, 12), precision)
-    assert values.shape[1] + (0 if scales is None else scales.shape[1]) == row_bytes(precision, 12)
+    assert values.shape[1] + (0 if scales is None else scales.shape[1]) == 12 * BITS[precision] // 8 + 4 * (
+        precision in (TablePrecision.int8, TablePrecision.int4)
+    )
 
 
 @pytest.mark.slow("processes")

@@ -1,1 +1,0 @@
-"""Measurements of `app.bench`: single operators, the input path, whole steps."""
