@@ -127,7 +127,7 @@ shell: images ## A shell in the image for PLATFORM=cpu|cuda|rocm, with data/ and
 environment: ## Create or update the Python environment in .venv; every target does so first; STACK=cpu|cuda|rocm
 	@$(PYTHON) requirements/install.py $(VENV)$(if $(STACK), --device $(STACK))
 
-doctor: environment ## What is wrong with packages, GPUs, limits, disks, datasets and runs, and how to fix it
+doctor: environment ## What is wrong with packages, GPUs, memory, disks and datasets, and how to fix it
 	$(python) -m app.doctor $(ARGS)
 
 test: environment ## Run the tests but the slow ones; ARGS go to pytest

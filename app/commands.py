@@ -90,7 +90,7 @@ COMMANDS = {
         ),
         _row(
             "doctor",
-            "what is wrong with packages, GPUs, limits, disks, datasets and runs, and how to fix it",
+            "what is wrong with packages, GPUs, memory, disks and datasets, and how to fix it",
             f"{_CONFIG}:DoctorConfig",
             leave="sys:exit",
         ),

@@ -1,4 +1,4 @@
-"""python -m app.doctor: what is wrong with this machine, its packages, datasets and runs, and how to fix it.
+"""python -m app.doctor: what is wrong with this machine, its packages and datasets, and how to fix it.
 
 Each line is ok, warn (works, but slower or with something missing) or fail, with the remedy. Exit status: 0 if
 nothing fails, else 1.
@@ -15,12 +15,10 @@ import importlib.metadata
 import json
 import os
 import re
-import resource
 import shutil
 import signal
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 from pathlib import Path
@@ -28,26 +26,21 @@ from typing import Any, NamedTuple
 
 from app.config.checks import require_place
 from app.config.commands import DoctorConfig
-from app.record.reading import MANIFEST, is_run, read_outcome
 from common import fbgemm
-from common.cli import EXIT_DONE
 from common.documents import format_of
 from common.errors import UserError, last_line
 from common.files import write_atomically
-from common.limits import affinity, cpu_quota, memory_limit, memory_of_machine, usable_cpus
+from common.limits import memory_limit, memory_of_machine
 from common.terminal import coloured
 from data_prep.dataset.format import MANIFEST_NAME, load_manifest, shard_path
 from data_prep.dataset.manifest import FORMAT_NAME
 
-EXIT_FAILED = 1
 NEEDED = ("torch", "torchrec", "numpy", "hydra-core", "omegaconf", "numba", "tqdm", "isal", "pyarrow")
 TORCH_MINOR_OVER_FBGEMM = 5  # fbgemm 1.X is built against torch 2.(X + 5)
 NEWEST_FBGEMM_MINOR = 9  # newest release so far; torch 2.15 has none
 REMAKE = "make environment (make clean first, if it was made by make)"
 PROBE_SECONDS = 180
-NVIDIA_DEVICE, AMD_DEVICE = Path("/dev/nvidiactl"), Path("/dev/kfd")
-RENDER_NODES = Path("/dev/dri")
-NVIDIA_DRIVER, AMD_DRIVER = Path("/proc/driver/nvidia/version"), Path("/sys/module/amdgpu/version")
+NVIDIA_DRIVER, NVIDIA_DEVICE, AMD_DEVICE = map(Path, ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/kfd"))
 MIN_DRIVERS = {"12": 525, "13": 580}  # NVIDIA's CUDA compatibility: first driver branch for each CUDA major release
 GIB = 1 << 30
 
@@ -77,47 +70,35 @@ def main(config: DoctorConfig) -> int:
         checks.append(check)
         if not config.json:
             verdict = coloured(f"{check.verdict.name:<4}", check.verdict.value, sys.stdout)
-            print(f"{verdict}  {check.name}: {check.found}", flush=True)
-            if check.remedy is not None:
-                print(f"      -> {check.remedy}", flush=True)
+            remedy = "" if check.remedy is None else f"\n      -> {check.remedy}"
+            print(f"{verdict}  {check.name}: {check.found}{remedy}", flush=True)
     counts = {verdict.name: sum(check.verdict is verdict for check in checks) for verdict in Verdict}
     document = {"checks": [{**check._asdict(), "verdict": check.verdict.name} for check in checks], **counts}
     text = json.dumps(document, indent=1) + "\n"
     print(text if config.json else ", ".join(f"{count} {verdict}" for verdict, count in counts.items()), flush=True)
     if config.out is not None:
         write_atomically(Path(config.out), text.encode())
-    return EXIT_FAILED if counts["fail"] else EXIT_DONE
+    return int(counts["fail"] > 0)
 
 
 def run_checks(config: DoctorConfig) -> Iterator[Check]:
     """Run all checks; those that explain failures of others come first."""
-    yield from check_packages(installed_versions())
+    versions = {str(each.name).lower().replace("_", "-"): each.version for each in importlib.metadata.distributions()}
+    yield from check_packages(versions)
     verdict, probe = probe_stack()
     yield verdict
     if probe is not None:
         yield from check_devices(probe)
     if AMD_DEVICE.exists():
-        yield from check_groups([AMD_DEVICE, *sorted(RENDER_NODES.glob("renderD*"))])
-    yield check_processors()
+        yield from check_groups([AMD_DEVICE, *sorted(Path("/dev/dri").glob("renderD*"))])
     yield check_memory()
     yield check_shared_memory()
-    yield check_open_files()
     root = Path(config.data.path or config.datasets)
     yield check_disk("disk for data", root)
     yield check_disk("disk for runs", Path(config.runs))
-    yield from [check_dataset(root)] if config.data.path is not None else check_datasets(root)
-    yield check_runs(Path(config.runs))
-
-
-def installed_versions() -> dict[str, str]:
-    """Return the versions of the packages that matter, by normalised name; leave out those not installed."""
-    versions = {}
-    for name in (*NEEDED, *fbgemm.NAMES):
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return versions
+    # Every finished dataset at any depth, without other programs' files.
+    found = [path.parent for path in sorted(root.rglob(MANIFEST_NAME)) if format_of(path) in (None, FORMAT_NAME)]
+    yield from map(check_dataset, found if config.data.path is None else [root])
 
 
 def check_packages(versions: Mapping[str, str]) -> Iterator[Check]:
@@ -146,10 +127,7 @@ def _check_pairing(torch: str, build: str, release: str, torchrec: str) -> Check
         remedy = "not releases, so it is not known whether they belong together; see import below"
         return Check("pairing", Verdict.warn, releases, remedy)
     if torch_minor != fbgemm_minor + TORCH_MINOR_OVER_FBGEMM:
-        partner = torch_minor - TORCH_MINOR_OVER_FBGEMM
-        if partner > NEWEST_FBGEMM_MINOR:
-            partner = NEWEST_FBGEMM_MINOR
-            releases += f"; no FBGEMM is built against torch 2.{torch_minor} yet"
+        partner = min(torch_minor - TORCH_MINOR_OVER_FBGEMM, NEWEST_FBGEMM_MINOR)
         newest = f"'torch==2.{partner + TORCH_MINOR_OVER_FBGEMM}.*' '{build}==1.{partner}.*'"
         remedy = f"fbgemm 1.X is built against torch 2.(X+5): pip install --no-deps {newest} 'torchrec==1.{partner}.*'"
         return Check("pairing", Verdict.fail, releases, remedy)
@@ -187,11 +165,9 @@ def check_devices(probe: Mapping[str, Any]) -> Iterator[Check]:
     for index, device in enumerate(devices):
         name, architecture = f"gpu {index}", device["architecture"]
         description = f"{device['name']}, {architecture}, {device['memory'] / GIB:.0f} GiB, {built_for}"
-        if device["fault"]:
-            remedy = "install an fbgemm_gpu built for this GPU and this torch"
-            yield Check(name, Verdict.fail, f"{description}; FBGEMM's lookup fails: {device['fault']}", remedy)
-        else:
-            yield Check(name, Verdict.ok, description)
+        remedy = device["fault"] and "install an fbgemm_gpu built for this GPU and this torch"
+        fault = f"; FBGEMM's lookup fails: {device['fault']}" if device["fault"] else ""
+        yield Check(name, Verdict.fail if fault else Verdict.ok, f"{description}{fault}", remedy)
     if not devices and present and built_for is None:
         remedy = f"install torch, fbgemm_gpu and torchrec for {present} GPUs, or start its container"
         yield Check("gpu", Verdict.warn, f"an {present} GPU is there, but torch is the CPU build", remedy)
@@ -203,15 +179,14 @@ def check_devices(probe: Mapping[str, Any]) -> Iterator[Check]:
         yield Check("gpu", Verdict.warn, f"torch is built for {built_for}, but this machine shows no GPU", remedy)
     elif not devices:
         yield Check("gpu", Verdict.ok, "none, and torch is the CPU build")
-    for path in (NVIDIA_DRIVER, AMD_DRIVER):
-        if path.exists():
-            yield _check_driver(path, cuda)
+    if NVIDIA_DRIVER.exists():
+        yield _check_driver(cuda)
 
 
-def _check_driver(path: Path, cuda: str | None) -> Check:
-    driver = path.read_text(encoding="utf-8", errors="replace").splitlines()[0].strip()
+def _check_driver(cuda: str | None) -> Check:
+    driver = NVIDIA_DRIVER.read_text(encoding="utf-8", errors="replace").splitlines()[0].strip()
     version, least = re.search(r"\b(\d{3,})\.\d+", driver), MIN_DRIVERS.get((cuda or "").split(".")[0], 0)
-    if path == NVIDIA_DRIVER and version and int(version[1]) < least:
+    if version and int(version[1]) < least:
         remedy = f"install the driver's release {least} or later, or packages built for an older CUDA"
         return Check("driver", Verdict.fail, f"{driver}: too old for CUDA {cuda}", remedy)
     return Check("driver", Verdict.ok, driver)
@@ -226,17 +201,9 @@ def check_groups(paths: Iterable[Path]) -> Iterator[Check]:
             yield Check(str(path), Verdict.fail, f"no permission; it belongs to group {group}", remedy)
 
 
-def check_processors() -> Check:
-    """Check the processors that this process may use, and the threads that the environment asks for."""
-    usable, quota = usable_cpus(), cpu_quota()
-    processors = f"{affinity()} of {os.cpu_count()} usable"
-    if quota is not None:
-        processors = f"{quota:g} of {os.cpu_count()} usable (cgroup's limit), {usable} thread{'s' * (usable > 1)}"
-    threads = os.environ.get("OMP_NUM_THREADS", "")
-    if threads.isdigit() and int(threads) > usable:
-        remedy = "unset it, or set runtime.num_threads"
-        return Check("processors", Verdict.warn, f"{processors}, OMP_NUM_THREADS={threads}", remedy)
-    return Check("processors", Verdict.ok, processors)
+def _warned(name: str, found: str, remedy: str | None) -> Check:
+    """Return a warning with its remedy, or that all is well if there is none."""
+    return Check(name, Verdict.ok if remedy is None else Verdict.warn, found, remedy)
 
 
 def check_memory(minimum: int = 4 * GIB) -> Check:
@@ -244,56 +211,31 @@ def check_memory(minimum: int = 4 * GIB) -> Check:
     total, limit = memory_of_machine(), memory_limit()
     usable = min(total, limit or total)
     memory = f"{usable / GIB:.1f} GiB" + (f" (cgroup's limit; the machine has {total / GIB:.1f})" if limit else "")
-    if usable < minimum:
-        remedy = "use a smaller data.memory_budget and data.max_ind_range, or allow more memory"
-        return Check("memory", Verdict.warn, memory, remedy)
-    return Check("memory", Verdict.ok, memory)
+    remedy = "use a smaller data.memory_budget and data.max_ind_range, or allow more memory"
+    return _warned("memory", memory, remedy if usable < minimum else None)
 
 
 def check_shared_memory(path: Path = Path("/dev/shm"), minimum: int = GIB) -> Check:
     """Check the shared memory, by which processes of one machine exchange tensors."""
-    try:
-        total, _, free = shutil.disk_usage(path)
-    except OSError as error:
-        remedy = "mount a tmpfs there: several processes need it"
-        return Check("shared memory", Verdict.warn, f"{path}: {error.strerror}", remedy)
+    if not path.exists():
+        return _warned("shared memory", f"{path}: missing", "mount a tmpfs there: several processes need it")
+    total, _, free = shutil.disk_usage(path)
     space = f"{path}: {free / GIB:.1f} of {total / GIB:.1f} GiB free"
-    if free < minimum:
-        remedy = "docker: --shm-size=8g, or --ipc=host; compose: shm_size; else: mount -o remount,size=8g /dev/shm"
-        return Check("shared memory", Verdict.warn, space, remedy)
-    return Check("shared memory", Verdict.ok, space)
-
-
-def check_open_files(minimum: int = 4096) -> Check:
-    """Check how many files this process may open, as processes, shards and connections are many."""
-    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if files != resource.RLIM_INFINITY and files < minimum:
-        remedy = f"ulimit -n {minimum} (docker: --ulimit nofile={minimum})"
-        return Check("open files", Verdict.warn, f"at most {files}", remedy)
-    return Check("open files", Verdict.ok, "no limit" if files == resource.RLIM_INFINITY else f"at most {files}")
+    remedy = "docker: --shm-size=8g, or --ipc=host; compose: shm_size; else: mount -o remount,size=8g /dev/shm"
+    return _warned("shared memory", space, remedy if free < minimum else None)
 
 
 def check_disk(name: str, path: Path) -> Check:
     """Check the free space at `path` or its nearest existing parent, and the permission to write there."""
     parent = next(each for each in (path.absolute(), *path.absolute().parents) if each.exists())
-    if not os.access(parent, os.W_OK | os.X_OK):
-        remedy = f"make it yours: sudo chown $USER {parent}"
-        return Check(name, Verdict.fail, f"{parent}: no permission to write", remedy)
-    if not parent.is_dir():
-        return Check(name, Verdict.fail, f"{parent}: not a directory", "move it away, or give another path")
+    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
+        remedy = f"make it a directory of yours: sudo chown $USER {parent}"
+        return Check(name, Verdict.fail, f"{parent}: no directory, or no permission to write", remedy)
     free = shutil.disk_usage(parent).free
     space = f"{parent}: {free / GIB:.1f} GiB free"
     if free < GIB:
         return Check(name, Verdict.fail, space, "free some, or give another path")
-    if free < 10 * GIB:
-        return Check(name, Verdict.warn, space, "enough for small datasets only")
-    return Check(name, Verdict.ok, space)
-
-
-def check_datasets(directory: Path) -> Iterator[Check]:
-    """Check every finished dataset under a directory, at any depth; skip other programs' files."""
-    paths = sorted(directory.rglob(MANIFEST_NAME))
-    yield from (check_dataset(path.parent) for path in paths if format_of(path) in (None, FORMAT_NAME))
+    return _warned(name, space, "enough for small datasets only" if free < 10 * GIB else None)
 
 
 def check_dataset(root: Path) -> Check:
@@ -303,19 +245,14 @@ def check_dataset(root: Path) -> Check:
         manifest = load_manifest(root)
     except UserError as error:
         return Check(name, Verdict.fail, str(error), remedy)
-    for split, entry in manifest.splits.items():
-        for shard in entry.shards:
-            for kind, digest in shard.files.items():
-                path = shard_path(root, split, shard.name, kind)
-                if not path.exists() or path.stat().st_size != digest.bytes:
-                    return Check(name, Verdict.fail, f"{path}: missing, or not of {digest.bytes:,} bytes", remedy)
+    files = (
+        (shard_path(root, split, shard.name, kind), digest.bytes)
+        for split, entry in manifest.splits.items()
+        for shard in entry.shards
+        for kind, digest in shard.files.items()
+    )
+    for path, size in files:
+        if not path.exists() or path.stat().st_size != size:
+            return Check(name, Verdict.fail, f"{path}: missing, or not of {size:,} bytes", remedy)
     rows = ", ".join(f"{split} {entry.rows:,}" for split, entry in manifest.splits.items())
     return Check(name, Verdict.ok, f"{rows} rows (digests: python -m data_prep.verify data.path={root})")
-
-
-def check_runs(directory: Path) -> Check:
-    """Count the runs below a directory by how they ended."""
-    outcomes = [read_outcome(path.parent) for path in directory.glob(f"**/{MANIFEST}") if is_run(path.parent)]
-    counts = Counter("not ended" if outcome is None else outcome.status for outcome in outcomes)
-    words = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
-    return Check(f"runs in {directory}", Verdict.ok, words or "none yet")
