@@ -41,7 +41,7 @@ _MADE = f"data_prep {_DAYS} data.path=made"
 
 OF_EXTENSIONS = {
     "trace": "locality",
-    **dict.fromkeys(("export_npy", "export_multi_hot", "export_bin", "import_npy"), "exchange"),
+    **dict.fromkeys(("export_npy", "export_bin", "import_npy"), "exchange"),
     **dict.fromkeys(("events", "mlperf_v4"), "sequences"),
 }
 Case = TypeVar("Case")
@@ -136,10 +136,6 @@ DATASETS: dict[str, list[str]] = {
     "export_npy": [
         f"{_MADE} data.encoding=torchrec",
         "extensions.exchange data.path=made exchange.to=out exchange.format=npy",
-    ],
-    "export_multi_hot": [
-        f"{_MADE} data.encoding=hash data.max_ind_range=100",
-        "extensions.exchange data.path=made exchange.to=out exchange.format=multi_hot exchange.seed=1",
     ],
     "export_bin": [
         f"{_MADE} data.dense_transform=integers",

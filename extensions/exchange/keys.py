@@ -4,7 +4,6 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from common.keys import MISSING, key
-from data_prep.dataset.multi_hot import Distribution
 from data_prep.dataset.options import DenseTransform
 
 
@@ -12,7 +11,6 @@ class ExchangeFormat(Enum):
     """Formats of other programs: see extensions/exchange/__main__.py."""
 
     npy = "npy"
-    multi_hot = "multi_hot"
     bin = "bin"
 
 
@@ -31,9 +29,6 @@ class ExchangeConfig:
     to: str | None = key(None, "directory to export to")
     source: str | None = key(None, "directory to import from")
     format: ExchangeFormat = key(ExchangeFormat.npy, "format of the other program's files")
-    multi_hot_sizes: list[int] | None = key(None, "ids per bag of each exported feature; null: MLPerf v2's")
-    distribution: Distribution | None = key(None, "distribution of a bag's further ids; null: uniform")
-    seed: int | None = key(None, "seed of their draws; null: 0", at_least=0)
 
 
 @dataclass(frozen=True)

@@ -140,3 +140,15 @@ def test_bags_are_the_rows_of_their_table(data: st.DataObject) -> None:
     for beyond in (-1, rows, 2**31 - 1):
         with pytest.raises(IndexError, match="an id is not in its multi-hot table"):
             tables.expand(1, np.array([*ids, beyond], np.int32))
+
+
+def test_multi_hot_tables_do_not_depend_on_the_block_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from data_prep.dataset import multi_hot
+
+    rows, bags = [50, 7, 400], MultiHot((3, 1, 5), seed=7)
+    whole = MultiHotTables.open(tmp_path / "a", rows, bags)
+    monkeypatch.setattr(multi_hot, "BLOCK_VALUES", 64)
+    parts = MultiHotTables.open(tmp_path / "b", rows, bags)
+    for one, other in zip(whole.tables, parts.tables, strict=True):
+        np.testing.assert_array_equal(one, other)
+    refused("2 given for 3 features", MultiHotTables.open, tmp_path / "c", rows, MultiHot((1, 2)))

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from common.errors import UserError
 from data_prep.dataset.format import SPLITS
 from data_prep.verify import verify_dataset
 from extensions.exchange.importer import import_bin, import_npy
@@ -114,16 +113,6 @@ def test_order_and_size_of_numbers_do_not_matter(tmp_path: Path) -> None:
     for actual, kind in zip(load_split(tmp_path / "back", "train"), ("labels", "dense", "sparse"), strict=True):
         expected = np.load(tmp_path / "days" / f"day_0_{kind}.npy")
         np.testing.assert_array_equal(actual.reshape(expected.shape), expected)
-
-
-def test_a_bag_with_an_id_that_cannot_be(tmp_path: Path) -> None:
-    write_days(tmp_path / "days")
-    for day, rows in enumerate(ROWS):
-        bags: dict[str, Any] = {str(feature): np.ones((rows, 1 + feature % 3), np.int32) for feature in range(26)}
-        bags["2"][17 * day, 1] -= 2 * day
-        np.savez(tmp_path / "days" / f"day_{day}_sparse_multi_hot.npz", **bags)
-    with pytest.raises(UserError, match=r"day_1_sparse_multi_hot\.npz: row 18, column cat_2: -1: an id is negative"):
-        import_npy(tmp_path / "days", tmp_path / "back", is_multi_hot=True)
 
 
 @pytest.mark.parametrize(

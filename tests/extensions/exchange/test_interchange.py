@@ -11,22 +11,20 @@ from numpy.typing import NDArray
 from common.compose import compose_config
 from common.errors import UserError
 from data_prep.config.compose import CONFIG_DIRECTORY
-from data_prep.dataset.format import load_manifest, open_shard, shard_path
-from data_prep.dataset.multi_hot import MLPERF_SIZES, Distribution, MultiHot, MultiHotTables
+from data_prep.dataset.format import load_manifest, shard_path
 from data_prep.encoding.encoder import Encoder
 from data_prep.engine.workspace import locked
 from data_prep.verify import verify_dataset
 from extensions.exchange.__main__ import main
-from extensions.exchange.export import export_bin, export_multi_hot, export_npy
+from extensions.exchange.export import export_bin, export_npy
 from extensions.exchange.importer import import_bin, import_npy
-from extensions.exchange.keys import ExchangeConfig, InterchangeConfig
+from extensions.exchange.keys import InterchangeConfig
 from tests.data_prep import oracle, tables
 from tests.data_prep.conftest import load_split, prepare
 from tests.data_prep.test_published import awkward_day, run_torchrec
 from tests.data_prep.test_refusals import files, set_up
 from tests.error_lines import refused
 from tests.once import made_once
-from tests.reference import multi_hot_tables
 
 SPLITS = ("train", "val", "test")
 
@@ -121,71 +119,6 @@ def test_bin_both_ways(tmp_path: Path, encoding: str) -> None:
         export_bin(tmp_path / "back", load_manifest(tmp_path / "back"), tmp_path / "bin")
 
 
-@pytest.mark.slow("examples")
-@pytest.mark.parametrize("distribution", list(Distribution))
-def test_multi_hot_files_equal_the_bags_made_while_reading(tmp_path: Path, distribution: Distribution) -> None:
-    root = make(tmp_path, "data.max_ind_range=30")
-    arguments = ["exchange.format=multi_hot", f"exchange.distribution={distribution.value}"]
-    exchange(f"data.path={root}", f"exchange.to={tmp_path}/days", *arguments)
-    manifest = load_manifest(root)
-    rows = list(manifest.num_embeddings.values())
-    reference = multi_hot_tables(rows, MLPERF_SIZES, distribution.value)
-    tables = MultiHotTables.open(tmp_path / "tables", rows, MultiHot(MLPERF_SIZES, distribution))
-    assert tables.sizes == list(MLPERF_SIZES)
-    sparse: Any = load_split(root, "train")[2]
-    sparse = [sparse[:150], sparse[150:], np.concatenate([load_split(root, s)[2] for s in ("val", "test")])]
-    for day, ids in enumerate(sparse):
-        with np.load(tmp_path / "days" / f"day_{day}_sparse_multi_hot.npz") as bags:
-            assert bags.files == [str(feature) for feature in range(26)]
-            for feature in range(26):
-                on_disk = bags[str(feature)]
-                assert on_disk.dtype == np.int32
-                np.testing.assert_array_equal(on_disk, reference[feature][ids[:, feature]])
-                np.testing.assert_array_equal(on_disk, tables.expand(feature, ids[:, feature]))
-    exchange(f"data.path={tmp_path}/back", f"exchange.source={tmp_path}/days", "exchange.format=multi_hot")
-    back = verify_dataset(tmp_path / "back")
-    assert [split.rows for split in back.splits.values()] == [split.rows for split in manifest.splits.values()]
-    (tmp_path / "again").mkdir()
-    export_multi_hot(tmp_path / "back", back, tmp_path / "again", ExchangeConfig())
-    for day in range(3):
-        for name in (f"day_{day}_labels.npy", f"day_{day}_dense.npy"):
-            assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "days" / name).read_bytes()
-        archives = [np.load(tmp_path / folder / f"day_{day}_sparse_multi_hot.npz") for folder in ("days", "again")]
-        for feature in range(26):
-            np.testing.assert_array_equal(archives[0][str(feature)], archives[1][str(feature)])
-
-
-def test_archives_may_be_compressed_but_not_damaged(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    (tmp_path / "days").mkdir()
-    bags: dict[str, Any] = {
-        str(f): rng.integers(0, 9, (50, size)).astype(np.int32) for f, size in enumerate(MLPERF_SIZES)
-    }
-    for day in range(2):
-        np.save(tmp_path / "days" / f"day_{day}_labels.npy", rng.integers(0, 2, (50, 1)).astype(np.int32))
-        np.save(tmp_path / "days" / f"day_{day}_dense.npy", rng.random((50, 13)).astype(np.float32))
-        np.savez_compressed(tmp_path / "days" / f"day_{day}_sparse_multi_hot.npz", **bags)
-    manifest = import_npy(tmp_path / "days", tmp_path / "back", is_multi_hot=True)
-    (shard,) = manifest.splits["train"].shards
-    arrays = open_shard(tmp_path / "back", "train", shard, manifest)
-    for name, actual in zip(manifest.ragged, arrays.bags, strict=True):
-        np.testing.assert_array_equal(actual.ids.reshape(50, -1), bags[name.removeprefix("cat_")])
-    refused(r"multi-hot columns .*, which these files cannot hold", export_npy, tmp_path / "back", manifest, tmp_path)
-    path = tmp_path / "days" / "day_1_sparse_multi_hot.npz"
-    for damage, message in [
-        (lambda: np.savez(path, **bags, **{"25x": bags["0"]}), None),
-        (lambda: np.savez(path, **{**bags, "3": bags["3"][:49]}), "array 3 is"),
-        (lambda: np.savez(path, **{**bags, "4": bags["4"][:, :5]}), None),
-        (lambda: np.savez(path, **{**bags, "2": bags["0"]}), "bags of other sizes than the files before it"),
-        (lambda: np.savez(path, **{k: v for k, v in bags.items() if k != "7"}), "not readable as multi-hot bags"),
-        (lambda: path.write_bytes(path.read_bytes()[:900]), "not readable as multi-hot bags"),
-    ]:
-        damage()
-        if message:
-            refused(message, import_npy, tmp_path / "days", tmp_path / "other", is_multi_hot=True)
-            assert not (tmp_path / "other").exists()
-
-
 def test_an_import_waits_for_no_other_job(tmp_path: Path) -> None:
     root = make(tmp_path)
     (tmp_path / "days").mkdir()
@@ -206,18 +139,6 @@ def test_a_file_cut_off_by_an_error_is_not_there(tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
     refused("split val has an integer of 2\\^24 or more", export_bin, root, manifest, tmp_path / "bin")
     assert not [path for path in (tmp_path / "bin").iterdir() if "val" in path.name]
-
-
-def test_multi_hot_tables_do_not_depend_on_the_block_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from data_prep.dataset import multi_hot
-
-    rows, bags = [50, 7, 400], MultiHot((3, 1, 5), seed=7)
-    whole = MultiHotTables.open(tmp_path / "a", rows, bags)
-    monkeypatch.setattr(multi_hot, "BLOCK_VALUES", 64)
-    parts = MultiHotTables.open(tmp_path / "b", rows, bags)
-    for one, other in zip(whole.tables, parts.tables, strict=True):
-        np.testing.assert_array_equal(one, other)
-    refused("2 given for 3 features", MultiHotTables.open, tmp_path / "c", rows, MultiHot((1, 2)))
 
 
 def test_bin_files_cut_short(tmp_path: Path) -> None:
@@ -251,12 +172,12 @@ def test_rows_with_sample_weights_are_refused(tmp_path: Path) -> None:
     lines = "".join(f"{row % 2},u{row},{row}\n" for row in range(40))
     schema = "label: label\nsparse: [user]\nweight: weight\n"
     tables.make(tmp_path, "label,user,weight\n" + lines, schema, *tables.HASHED)
-    with pytest.raises(UserError, match=r"its rows have sample weights \(weight\), and these files have no place"):
+    with pytest.raises(UserError, match=r"its rows have sample weights \(weight\), which these files cannot hold"):
         exchange(f"data.path={tmp_path}/out", f"exchange.to={tmp_path}/new")
     assert not (tmp_path / "new").exists()
 
 
-@pytest.mark.parametrize("form", ["bin", "npy", "multi_hot"])
+@pytest.mark.parametrize("form", ["bin", "npy"])
 def test_an_export_that_fails_midway_leaves_the_older_one(tmp_path: Path, state: Path, form: str) -> None:
     keys = ["data.dense_transform=integers", "data.max_ind_range=9", f"data.path={tmp_path}/out"]
     prepare(f"data.raw={state}/days", *keys)
