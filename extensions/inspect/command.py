@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from common.cli import EXIT_DONE
+from common.errors import UserError
 from common.limits import require_memory
 from data_prep.parsing.table_yaml import without_empty_parts
 from data_prep.sources.discover import Source, resolve_sources, without_packing
@@ -25,9 +26,15 @@ def main(config: InspectConfig) -> int:
     require_memory("inspecting")
     sources = without_empty_parts(resolve_sources(config.data.raw))
     proposal = propose_schema(sources, config.data.label)
-    from extensions.inspect.page import write_inspection
+    from app.report.page import write_page
+    from extensions.inspect.page import inspection_page
 
-    path = write_inspection(proposal, Path(config.out), _page_name(config.data.raw, sources))
+    page = inspection_page(proposal, Path(sources[0].path).parent)
+    path = Path(config.out) / f"{_page_name(config.data.raw, sources)}.html"
+    try:
+        write_page(path, page)
+    except OSError as error:
+        raise UserError(f"out={config.out}: not a directory ({error.strerror}); give another") from error
     print(proposal.text, end="")
     for sentence in [*order_sentences(proposal), *proposal.notes]:
         print(sentence, file=sys.stderr)

@@ -14,7 +14,7 @@ from selenium import webdriver
 
 from data_prep.sources.discover import resolve_sources
 from extensions.inspect.command import _page_name
-from extensions.inspect.page import _course, inspection_page
+from extensions.inspect.page import inspection_page
 from extensions.inspect.proposal import propose_schema
 from tests.browser import browser, missing
 from tests.data_prep.tables import write
@@ -67,15 +67,6 @@ def test_figures_of_the_page_are_pandas_s(tmp_path: Path) -> None:
     [price] = charts["distribution_price"]["series"]
     assert sum(price["y"]) == len(frame)
     assert sum(charts["distribution_age"]["series"][0]["y"]) == (frame.age != "NA").sum()
-
-
-def test_a_column_of_few_numbers_has_a_point_for_each() -> None:
-    rng = np.random.default_rng(0)
-    places, labels = rng.integers(0, 20, 1000) / 4, rng.random(1000)
-    chart = _course("x", "x", "x", "rate", places, labels)
-    means = pd.Series(labels).groupby(places).mean()
-    assert chart.series[0].x == means.index.tolist()
-    assert chart.series[0].y == pytest.approx(means.tolist())
 
 
 @pytest.fixture(scope="module")
