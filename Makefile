@@ -86,7 +86,7 @@ reproduce: environment ## A recipe at several seeds beside its published figure:
 	$(python) -m app.reproduce $(if $(RECIPE),recipe=$(RECIPE)) $(if $(SEEDS),seeds=$(SEEDS)) \
 	  $(if $(NPROC),processes=$(NPROC)) $(ARGS)
 
-bench: environment ## Operators, input path and steps against this machine's measured limits: ARGS="operators=[step]"; NPROC=n
+bench: environment ## Lookups, products, exchanges and steps against this machine's measured limits: ARGS="operators=[step]"; NPROC=n
 	$(launch)app.bench $(ARGS)
 
 plan: environment ## The sharding plan and its forecast for hardware you need not have: ARGS="recipe=mlperf_v2 topology=mi300x topology.devices_per_node=8"
