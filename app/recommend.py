@@ -65,11 +65,7 @@ def main(config: RecommendConfig) -> int:
 
 
 def score_rows(config: RecommendConfig, trained: AppConfig, run: TrainedRun, runtime: Runtime) -> Scored:
-    """Score new rows, encoded like the dataset.
-
-    Raises:
-        UserError: a time or `candidates=all` is given, or the rows lack a column or have an invalid value.
-    """
+    """Score new rows, encoded like the dataset."""
     if config.time is not None:
         raise UserError(f"time={config.time}: is of datasets of events, and {run.root} holds rows; leave it out")
     if config.candidates == ALL:

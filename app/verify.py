@@ -160,16 +160,11 @@ def _runtime_of(launch: RunManifest, overrides: RuntimeConfig, trained: RuntimeC
 
 
 def _keeps(config: AppConfig, rows: int) -> bool:
-    """Return whether a split is small enough for its scores to be kept."""
     return rows <= min(config.eval.keep_scores, config.eval.exact_rows)
 
 
 def _steps(record: Record, checkpoints: dict[int, Path]) -> int:
-    """Return the step up to which to replay: the newest for which the record has results.
-
-    Raises:
-        UserError: there are no results.
-    """
+    """Return the step up to which to replay: the newest for which the record has results."""
     summary = record.summary
     is_known = summary is not None and not (checkpoints and summary.status == "failed")
     steps = max([*checkpoints, summary.steps if summary is not None and is_known else 0])
@@ -232,11 +227,7 @@ def _as_planned(config: AppConfig, recorded: RunManifest, joined: runtime.Runtim
 
 
 def _compare(record: Record, replay: Replay, report: dict[str, Any]) -> dict[str, Any]:
-    """Return the report on checkpoints with the comparison of the run's and the replay's records added.
-
-    Raises:
-        UserError: as `compare_records` does.
-    """
+    """Return the report on checkpoints with the comparison of the run's and the replay's records added."""
     comparison = compare_records(record, replay)
     windows = [one for one in comparison.differences if one.where.startswith(METRICS) and one.figure == "loss"]
     if report["losses"] is None and windows:

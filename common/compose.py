@@ -70,10 +70,6 @@ def compose_config(
     A schema may have `implied`: functions of the composed values and the dotted keys that were given, on the command
     line or in a file. Each returns further values by dotted key, or a group's choice; they apply in turn, below what
     was given. Texts are taken as they are typed.
-
-    Raises:
-        UserError: an unknown key or option, a value of the wrong type or beyond its key's limits, or an override that
-            does not parse.
     """
     composed = compose_partly(schema, config_dir, overrides, name)
     try:
@@ -206,7 +202,6 @@ def _composed_groups(
 
 
 def _compose_groups(schema: type, config_dir: Path, name: str, overrides: Sequence[str]) -> Any:
-    """Compose by Hydra alone."""
     _stored(schema)
     GlobalHydra.instance().clear()
     directories = directories_of_values(config_dir)
@@ -233,11 +228,7 @@ def _unknown_choice(schema: type, config_dir: Path, overrides: Sequence[str], is
 
 
 def with_files(schema: type, config_dir: Path, overrides: Sequence[str], name: str = "config") -> list[str]:
-    """Return overrides that begin with the keys of each config=FILE, except groups that the command line names too.
-
-    Raises:
-        UserError: a file cannot be read, or has a key or value that does not fit; names the file.
-    """
+    """Return overrides that begin with the keys of each config=FILE, except groups that the command line names too."""
     options = [override for override in overrides if override.startswith(FILE_OPTION)]
     command_line = [override for override in overrides if not override.startswith(FILE_OPTION)]
     groups = groups_of(config_dir)
@@ -302,11 +293,7 @@ def _whole(schema: type) -> frozenset[str]:
 
 
 def _with_recipe_file(schema: type, config_dir: Path, overrides: Sequence[str], name: str) -> list[str]:
-    """Register the file of recipe=FILE.yaml as a recipe that Hydra finds; return overrides with that recipe's name.
-
-    Raises:
-        UserError: the file is not readable, or has a key or value that does not fit.
-    """
+    """Register the file of recipe=FILE.yaml as a recipe that Hydra finds; return overrides with that recipe's name."""
     options = [override for override in overrides if RECIPE_FILE.fullmatch(override)]
     if not options or "recipe" not in groups_of(config_dir):
         return list(overrides)
@@ -341,11 +328,7 @@ def _with_recipe_file(schema: type, config_dir: Path, overrides: Sequence[str], 
 
 
 def _by_own_names(schema: type, overrides: Sequence[str]) -> list[str]:
-    """Return overrides in Hydra's form: with + before keys that a user may add, lists and texts as such.
-
-    Raises:
-        UserError: a truth value for a key of numbers.
-    """
+    """Return overrides in Hydra's form: with + before keys that a user may add, lists and texts as such."""
     mappings, kinds = _mappings(schema), _kinds(schema)
     opened = tuple(f"{key}." for key in mappings)
     canonical = []
@@ -476,7 +459,6 @@ def _twin(schema: type) -> type:
 
 
 def _instance(schema: type[ConfigT], twin: Any) -> ConfigT:
-    """Return the instance of a schema with the values of an instance of its twin."""
     kinds = typing.get_type_hints(schema)
     values: dict[str, Any] = {}
     for each in dataclasses.fields(typing.cast(Any, schema)):

@@ -25,9 +25,6 @@ def read_overrides(option: str, path: Path, mappings: Collection[str] = (), whol
         option: the user's name of the file, for errors.
         mappings: keys whose value is a mapping in which a dotted name is one name.
         whole: keys whose value may be a mapping; the mapping is one value.
-
-    Raises:
-        UserError: unreadable file, invalid YAML, not a mapping of keys, or a repeated key.
     """
     try:
         root = yaml.compose(path.read_text(encoding="utf-8"))

@@ -23,11 +23,7 @@ class Need:
 
 
 def require_room(needs: Sequence[Need], remedy: str = "free some, or choose another place") -> None:
-    """Raise UserError for needs that do not fit; needs on one file system are added up.
-
-    Raises:
-        UserError: names the required and free space, and the remedy.
-    """
+    """Raise UserError for needs that do not fit; needs on one file system are added up."""
     by_device: dict[int, list[Need]] = {}
     for need in needs:
         by_device.setdefault(_existing(need.path).stat().st_dev, []).append(need)

@@ -128,9 +128,6 @@ def check_keys(config: Any, prefix: str = "") -> None:
     Args:
         config: an instance of a dataclass of keys.
         prefix: prefix of its keys, such as "train.".
-
-    Raises:
-        UserError: names the first such key, its value and what is allowed.
     """
     for field in dataclasses.fields(config):
         value, name = getattr(config, field.name), f"{prefix}{field.name}"

@@ -37,11 +37,7 @@ MIN_OWN_CHUNK_BYTES, MAX_OWN_CHUNK_BYTES = 1 << 20, 8 << 20
 
 
 def refuse_early(data: DataConfig, root: Path) -> None:
-    """Refuse incompatible settings before anything is downloaded or generated.
-
-    Raises:
-        UserError: incompatible settings, or a container with too little memory.
-    """
+    """Refuse incompatible settings before anything is downloaded or generated."""
     require_memory("preprocessing")
     refuse_unused_choices(data)
     refuse_criteo_only_choices(data)
@@ -68,9 +64,6 @@ def describe_table(data: DataConfig, root: Path, sources: tuple[Source, ...]) ->
     """Return the description of the user's own table by data.schema; None for Criteo's rows.
 
     With data.schema=auto it is the one that an existing dataset was made with, or else a proposal.
-
-    Raises:
-        UserError: an invalid schema, or rows for which none can be proposed.
     """
     if data.schema is None:
         return None
@@ -100,11 +93,7 @@ def describe_table(data: DataConfig, root: Path, sources: tuple[Source, ...]) ->
 
 
 def find_sources(data: DataConfig, root: Path, work: Path) -> list[Source]:
-    """Return the sources to read; make or download them if needed, after checking that `root` is free for them.
-
-    Raises:
-        UserError: no source, an unreadable one, or files at `root` that belong to no dataset.
-    """
+    """Return the sources to read; make or download them if needed, after checking that `root` is free for them."""
     source = data.source_kind
     if source.find:
         refuse_foreign_files(root, work, [load(source.directory)(data, root) / "raw"])
@@ -143,11 +132,7 @@ def require_droppable(data: DataConfig, schema: Schema) -> None:
 
 
 def chosen_bags(data: DataConfig, rules: Rules, schema: Schema) -> MultiHot | None:
-    """Return the bags that ids are expanded to, or None.
-
-    Raises:
-        UserError: the bags do not fit the columns.
-    """
+    """Return the bags that ids are expanded to, or None."""
     bags = data.multi_hot.bags()
     if bags is None or max(bags.sizes) == 1:
         return None

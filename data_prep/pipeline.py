@@ -108,11 +108,7 @@ from data_prep.stages.write_generated import write_generated
 
 
 def preprocess(data: DataConfig) -> Manifest:
-    """Make the dataset that `data` describes, resume an unfinished job, or return the finished dataset.
-
-    Raises:
-        UserError: bad configuration or input. There is then no manifest at data.path, except an older dataset's.
-    """
+    """Make the dataset that `data` describes, resume an unfinished job, or return the finished dataset."""
     root = data.root
     validate(data)
     if data.scheduler is not None:
@@ -295,7 +291,6 @@ def _compare_md5s(data: DataConfig, job: Job, executor: Executor) -> list[str]:
 
 
 def _parse(job: Job, executor: Executor, whole: bool) -> Result:
-    """Parse raw rows to chunks."""
     result = Result([], [], job.schema.sparse, executor.workers)
     with executor.stage("parse", sum(source.work_bytes for source in job.sources)):
         _read(executor, reading_tasks(job, whole), result)
@@ -360,7 +355,6 @@ def _fit(data: DataConfig, job: Job, result: Result, executor: Executor, limit: 
 
 
 def _chunks_to_encode(job: Job, result: Result, passes: tuple[tuple[Slice, ...], ...]) -> list[EncodeTask]:
-    """Return encoding tasks for all chunks."""
     ranges, of_columns = _ranges_by_source(job, result), tuple(column_transforms(job.table, result.fits))
     digests = tuple(result.vocabularies[name].digest.sha256 for name in result.features if result.vocabularies)
     return [
@@ -416,7 +410,6 @@ def _row_layout(job: Job, result: Result) -> RowLayout:
 
 
 def _cut(job: Job, result: Result, chunks: list[EncodeTask], executor: Executor) -> None:
-    """Make shards of consecutive chunks."""
     tasks = plan_cut(chunks, result.rows, _row_layout(job, result))
     cut = [task for task in tasks if not is_whole_chunk(task)]
     with executor.stage("cut", sum(task.size[0] for task in cut)):
@@ -426,7 +419,6 @@ def _cut(job: Job, result: Result, chunks: list[EncodeTask], executor: Executor)
 
 
 def _shuffle(job: Job, result: Result, chunks: list[EncodeTask], executor: Executor) -> None:
-    """Move rows to the shards of their positions."""
     layout = _row_layout(job, result)
     scatter, kept_chunks = plan_scatter(job, chunks, layout)
     with executor.stage("scatter", sum(task.size[0] for task in scatter)):
@@ -438,7 +430,6 @@ def _shuffle(job: Job, result: Result, chunks: list[EncodeTask], executor: Execu
 
 
 def _expand(job: Job, result: Result, executor: Executor) -> None:
-    """Expand ids to bags in the finished shards."""
     assert job.bags is not None
     sizes = tuple(num_embeddings(job.rules, result.num_values(feature)) for feature in result.features)
     tasks = [ExpandTask(job, built, sizes) for built in result.built]
@@ -462,7 +453,6 @@ def _count_unknown(job: Job, result: Result) -> dict[str, dict[str, int]] | None
 
 
 def _describe(job: Job, result: Result, parameters: dict[str, Any], extra: dict[str, Any]) -> Manifest:
-    """Build the manifest."""
     schema = replace(job.schema, sparse=result.features)
     if job.bags is not None:
         multi_hot = (name for name, size in zip(result.features, job.bags.sizes, strict=True) if size > 1)

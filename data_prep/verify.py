@@ -46,11 +46,7 @@ SHOWN_VALUES, SHOWN_CHARACTERS = 5, 40
 
 
 def verify_dataset(root: Path) -> Manifest:
-    """Check everything, and return the manifest.
-
-    Raises:
-        UserError: names the first bad file, row and column.
-    """
+    """Check everything, and return the manifest."""
     manifest = load_manifest(root)
     vocabulary = manifest.encoding.get("vocabulary", {})
     _refuse_strangers(root, manifest, vocabulary)
@@ -65,11 +61,7 @@ def verify_dataset(root: Path) -> Manifest:
 
 
 def verify_rows(root: Path, manifest: Manifest) -> None:
-    """Check the shards of all splits, and the label rates.
-
-    Raises:
-        UserError: names the first bad file, row and column.
-    """
+    """Check the shards of all splits, and the label rates."""
     positives, has_rate = 0, manifest.label_kind is LabelKind.click
     for name, split in manifest.splits.items():
         split_positives = sum(_verify_shard(root, name, shard, manifest) for shard in split.shards)
@@ -167,11 +159,7 @@ def describe_values(root: Path, manifest: Manifest) -> Iterator[str]:
 
 
 def _refuse_unused(config: PrepConfig) -> None:
-    """Refuse keys that this command does not read; accept data.source in place of data.path, with its values.
-
-    Raises:
-        UserError: names the first unused key.
-    """
+    """Refuse keys that this command does not read; accept data.source in place of data.path, with its values."""
     read = {"data.path"}
     if config.data.source is not None:
         read |= {"data.source", "data.days", "data.schema", "data.remote"}

@@ -133,11 +133,7 @@ def verify(checkpoint: Path) -> None:
 
 
 def read(checkpoint: Path) -> CheckpointState:
-    """Read a checkpoint's contents besides tensors.
-
-    Raises:
-        UserError: there is no checkpoint here, or it is damaged.
-    """
+    """Read a checkpoint's contents besides tensors."""
     try:
         with np.load(checkpoint / ARRAYS, allow_pickle=False) as arrays:
             return CheckpointState(read_state(checkpoint), dict(arrays))
@@ -207,9 +203,6 @@ def choose(config: CheckpointConfig, checkpoints: Path) -> str | None:
     """Return the path of the checkpoint to start from, if any; skip damaged ones with a warning.
 
     If torchrun restarted the job after a loss, start from the run's newest, whatever checkpoint.resume says.
-
-    Raises:
-        UserError: the requested checkpoint does not exist or is damaged, or checkpoints would be removed unasked.
     """
     choice = config.resume
     restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") not in ("", "0")
@@ -268,9 +261,6 @@ def find_checkpoint(run: Path, choice: str | None) -> str:
     """Return the path of a run's checkpoint: `best`, `last` (or `latest`), a step's number, or any path.
 
     None means the best if the run keeps one, else the last. The last is the newest that is not damaged.
-
-    Raises:
-        UserError: there is no such checkpoint, or it is damaged.
     """
     checkpoints, choice = run / CHECKPOINTS, choice or None
     if choice is None and (best := pointed_to(checkpoints, BEST)) is not None:

@@ -129,9 +129,6 @@ def load_tensors(checkpoint: Path, model: DistributedModelParallel, optimizer: C
     """Load tables, dense parameters and, if given, the optimizer's state in place; a collective call.
 
     The sharding plan may differ from the one at saving. Nothing in the checkpoint is executed.
-
-    Raises:
-        UserError: the checkpoint does not fit this model and optimizer, or holds more than tensors.
     """
     tensors = tensors_of(model, optimizer)
     read_tensors(checkpoint, tensors)

@@ -58,11 +58,7 @@ class SafeReader(FileSystemReader):
         self._metadata_path = checkpoint / METADATA
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """Return the checkpoint's metadata.
-
-        Raises:
-            UserError: the metadata names other classes, has entries other than tensors, or is damaged.
-        """
+        """Return the checkpoint's metadata."""
         try:
             with open(self._metadata_path, "rb") as file:
                 metadata = _Unpickler(file).load()

@@ -81,10 +81,6 @@ class Saver:
         """Begin to write `directory`/step_<step> after waiting for the one before. A collective call.
 
         best: let `best` name this checkpoint once it is complete.
-
-        Raises:
-            UserError: the checkpoint before could not be written (because of a full disk, say), or this one, if it is
-                not written in the background. Earlier checkpoints stay as they were.
         """
         self.wait()
         tensors = model_state.tensors_of(model, optimizer)

@@ -61,11 +61,7 @@ CONFIG_DIR = Path(__file__).parents[1] / "conf"
 
 
 def tiny_values(composed: Any, _given: Sequence[str]) -> dict[str, Any]:
-    """Return the recipe's tiny values, if data.scale=tiny: common.compose lets the user's own override them.
-
-    Raises:
-        UserError: the recipe has none.
-    """
+    """Return the recipe's tiny values, if data.scale=tiny: common.compose lets the user's own override them."""
     if composed.data.scale is not DataScale.tiny:
         return {}
     if not composed.tiny:
@@ -120,11 +116,7 @@ def from_plain(content: dict[str, Any]) -> AppConfig:
 
 
 def validate_new_run(config: AppConfig) -> None:
-    """Validate the configuration of a new run. Also reject settings that only existing runs may have.
-
-    Raises:
-        UserError: names the key, its value and what is allowed; or the limit on this container's memory.
-    """
+    """Validate the configuration of a new run. Also reject settings that only existing runs may have."""
     require_memory("training")
     validate(config)
     if config.baselines and (reason := absence("baselines")) is not None:
@@ -134,11 +126,7 @@ def validate_new_run(config: AppConfig) -> None:
 
 
 def validate(config: AppConfig) -> None:
-    """Refuse values that cannot work, before anything is built.
-
-    Raises:
-        UserError: names the key, its value and what is allowed.
-    """
+    """Refuse values that cannot work, before anything is built."""
     check_keys(config)
     validate_train(config.train)
     validate_checkpoint(config.checkpoint)

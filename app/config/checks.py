@@ -6,11 +6,7 @@ from common.errors import UserError
 
 
 def require_place(key: str, out: str | None) -> None:
-    """Require that a file can be written, unless null; directories above it that are missing are made.
-
-    Raises:
-        UserError: one of them is a file, or the file is a directory.
-    """
+    """Require that a file can be written, unless null; directories above it that are missing are made."""
     if out is None:
         return
     if Path(out).is_dir():

@@ -69,11 +69,7 @@ class BenchConfig(AppConfig):
 
 
 def chosen_operators(operators: Any) -> list[str]:
-    """Return the names, or beginnings of names, of operators to measure.
-
-    Raises:
-        UserError: a family is not known.
-    """
+    """Return the names, or beginnings of names, of operators to measure."""
     names = list(FAMILIES) if operators is None else operators if isinstance(operators, list) else [operators]
     for name in names:
         if not isinstance(name, str) or name.split("/")[0] not in FAMILIES:

@@ -66,11 +66,7 @@ def implied_recipe(composed: Any, given: Sequence[str]) -> dict[str, Any]:
 
 
 def implied_keys(composed: Any, given: Sequence[str]) -> dict[str, Any]:
-    """Return the values that given keys imply: by_table lacks those keys, and steps replace epochs.
-
-    Raises:
-        UserError: a key of the model that the recipe's model cannot have.
-    """
+    """Return the values that given keys imply: by_table lacks those keys, and steps replace epochs."""
     values: dict[str, Any] = {}
     if not composed.by_table:
         return values

@@ -111,11 +111,7 @@ class PublishedConfig:
 
 
 def published_tables(name: str) -> PublishedTables:
-    """Return table sizes by name.
-
-    Raises:
-        UserError: there are none of this name.
-    """
+    """Return table sizes by name."""
     added = {row.name: row for row in rows_of_extensions(PublishedTables)}
     if name in PUBLISHED_TABLES:
         return PublishedTables(name, PUBLISHED_TABLES[name], 0 if name in WITHOUT_DENSE else NUM_DENSE)

@@ -95,11 +95,7 @@ def with_default_types(config: ShardingConfig, world_size: int, device_type: str
 
 
 def types_allowed(types: Any, optimizer: OptimizerName, key: str = "sharding.types") -> list[str]:
-    """Return the sharding types that a configured value allows, in the order of SHARDING_TYPES.
-
-    Raises:
-        UserError: a type is unknown, or is column-wise although it would change the optimizer's algorithm.
-    """
+    """Return the sharding types that a configured value allows, in the order of SHARDING_TYPES."""
     names = [types] if isinstance(types, str) else types
     rule = f"{key}={types}: must be one of {', '.join(SHARDING_TYPES)}, a list of them, or {AUTO_SHARDING}"
     if not isinstance(names, list) or not names:
@@ -153,11 +149,7 @@ def kernels_of(kind: str, kernels: list[str]) -> list[str]:
 
 
 def of_table(config: ShardingConfig, name: str, features: list[str]) -> tuple[str, TableShardingConfig]:
-    """Return one table's configuration and its key, which names the table or one of its features.
-
-    Raises:
-        UserError: the table is given twice.
-    """
+    """Return one table's configuration and its key, which names the table or one of its features."""
     matches = [(f"sharding.tables.{key}", own_part(config, key)) for key in (name, *features) if key in config.tables]
     if len(matches) > 1:
         raise UserError(f"{matches[0][0]} and {matches[1][0]}: are one table; give one of them")
@@ -169,11 +161,7 @@ def of_table(config: ShardingConfig, name: str, features: list[str]) -> tuple[st
 
 
 def own_part(config: ShardingConfig, name: str) -> TableShardingConfig:
-    """Return the settings under `sharding.tables.<name>`.
-
-    Raises:
-        UserError: a key is unknown, or a value has the wrong type.
-    """
+    """Return the settings under `sharding.tables.<name>`."""
     try:
         return convert(TableShardingConfig, config.tables[name])
     except ConversionError as error:

@@ -114,11 +114,7 @@ _HAS_USE: dict[str, tuple[str, Callable[[TableConfig], bool]]] = {
 
 
 def override_of(tables: TablesConfig, name: str) -> TableOverride:
-    """Return the settings under `model.tables.overrides.<name>`; all null if there are none.
-
-    Raises:
-        UserError: a key is unknown, or a value has the wrong type.
-    """
+    """Return the settings under `model.tables.overrides.<name>`; all null if there are none."""
     override = tables.overrides.get(name, {})
     if isinstance(override, TableOverride):
         return override

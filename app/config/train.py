@@ -280,9 +280,6 @@ def validate_monitor(train: TrainConfig, checkpoint: CheckpointConfig, cuts_rate
     """Refuse keys that evaluations cannot decide.
 
     cuts_rate: whether the schedule uses evaluations. over: the unit of samples that metrics can be over; empty: none.
-
-    Raises:
-        UserError: names the key and the remedy.
     """
     shown_monitor = f"train.monitor={shown(train.monitor)}"
     weights = {train.monitor: 1.0} if isinstance(train.monitor, str) else train.monitor

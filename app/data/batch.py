@@ -55,11 +55,7 @@ class Layout:
 
 
 def layout_of(keys: list[str], lengths: Sequence[NDArray[np.integer]]) -> Layout:
-    """Return the layout of bags; `lengths`: per key, the number of ids in each of its B bags.
-
-    Raises:
-        UserError: there are more ids than int32 can count.
-    """
+    """Return the layout of bags; `lengths`: per key, the number of ids in each of its B bags."""
     stride, offsets = len(lengths[0]), offsets_of(np.concatenate(lengths))
     if offsets[-1] > np.iinfo(np.int32).max:
         raise UserError(f"a batch of {stride} rows has {offsets[-1]:,} ids; use a smaller batch")
@@ -243,11 +239,7 @@ class BatchBuilder:
         self._full = None if ragged else layout_of(features, [np.full(local_batch_size, size) for size in self._sizes])
 
     def batch(self, rows: RowArrays) -> Batch:
-        """Return a batch of the rows, padded to the batch size with zeros and, for multi-hot features, empty bags.
-
-        Raises:
-            UserError: there are more ids than int32 can count, or an expanded bag has an id beyond its table.
-        """
+        """Return a batch of the rows, padded to the batch size with zeros and, for multi-hot features, empty bags."""
         num_valid = len(rows.labels)
         rows = _padded(rows, self._stride)
         is_full = self._is_one_hot or num_valid == self._stride

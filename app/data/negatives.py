@@ -27,11 +27,7 @@ class DrawnNegatives:
     """The rows of a split with their negatives; the numbers of row r begin at r * (1 + per_positive)."""
 
     def __init__(self, shards: SplitShards, manifest: Manifest, config: NegativesConfig) -> None:
-        """Collect each user's items; takes 8 bytes per positive.
-
-        Raises:
-            UserError: the split has rows of label 0, or a user who has all items.
-        """
+        """Collect each user's items; takes 8 bytes per positive."""
         assert config.user is not None  # validate_data requires it beside per_positive
         assert config.item is not None
         one_hot = [name for name in manifest.num_embeddings if name not in manifest.ragged]

@@ -93,11 +93,7 @@ def _require_written(config: DataConfig) -> None:
 
 
 def require_agreement(config: DataConfig, manifest: Manifest) -> None:
-    """Require that the dataset was made with the settings that the user or the recipe gives.
-
-    Raises:
-        UserError: names the key that differs, or that has no effect on a dataset that exists.
-    """
+    """Require that the dataset was made with the settings that the user or the recipe gives."""
     values = {key: value for key, value in given_values(preprocessing(config)).items() if key not in NOT_OF_ROWS}
     if (difference := first_difference(values, manifest)) is not None:
         key = f"data.{difference.key}"
@@ -149,7 +145,6 @@ def warn(root: Path, manifest: Manifest, is_new: bool, class_weights: Sequence[f
 
 
 def _is_there(config: DataConfig) -> bool:
-    """Return whether the configuration names nothing to make the dataset from."""
     return config.source is None and own_files(config) is None
 
 

@@ -33,11 +33,7 @@ class SplitShards:
     """The shards of one split."""
 
     def __init__(self, root: Path, manifest: Manifest, name: str) -> None:
-        """Open each shard once, so that a missing file is reported now, not during an epoch.
-
-        Raises:
-            UserError: there is no such split, or a file differs from the manifest.
-        """
+        """Open each shard once, so that a missing file is reported now, not during an epoch."""
         split = find_split(root, manifest, name)
         self.rows = split.rows
         self._root, self._name, self._shards, self._manifest = root, name, split.shards, manifest
@@ -57,11 +53,7 @@ class SplitShards:
             self._open(index)
 
     def read(self, ranges: list[tuple[int, int]], order: NDArray[np.int64]) -> RowArrays:
-        """Return the rows with the numbers `order`, counted over ranges of rows; read no others. Ids are checked.
-
-        Raises:
-            OwnError: a value is not one that data_prep writes, or a file has changed since it was opened.
-        """
+        """Return the rows with the numbers `order`, counted over ranges of rows; read no others. Ids are checked."""
         # Reading beyond the end of a file that was cut short would kill the process.
         self._require_unchanged(ranges)
         count = len(order)
@@ -114,11 +106,7 @@ class SplitShards:
         first: int,
         ranges: list[tuple[int, int]],
     ) -> Bags:
-        """Return one feature's bags for the rows order[places] of a piece, whose first row has the number `first`.
-
-        Raises:
-            OwnError: the bags' offsets are not in order.
-        """
+        """Return one feature's bags for the rows order[places] of a piece, whose first row has the number `first`."""
         rows = order[places] - first
         starts, stops = bags.offsets[rows], bags.offsets[rows + 1]
         good = (starts >= 0) & (starts <= stops) & (stops <= len(bags.values))
@@ -211,12 +199,7 @@ def gather_rows(
 
 
 def find_split(root: Path, manifest: Manifest, name: str) -> SplitEntry:
-    """Return the manifest's entry of a split.
-
-    Raises:
-        UserError: there is none, or it has no rows although it should: no files were given for it, or a method that
-            holds out a share of the rows left none for it.
-    """
+    """Return the manifest's entry of a split."""
     if name not in manifest.splits:
         raise UserError(f"{root}: no split {name!r}; it has {', '.join(manifest.splits)}")
     if manifest.has_given_splits and not manifest.splits[name].rows:
@@ -263,11 +246,7 @@ def file_stamp(path: Path) -> tuple[int, int, int] | None:
 
 
 def verify_splits(root: Path, manifest: Manifest, names: list[str], config: DataConfig) -> None:
-    """Compare the files of some splits, and the bags that replace ids, with their digests.
-
-    Raises:
-        UserError: names the first file that differs.
-    """
+    """Compare the files of some splits, and the bags that replace ids, with their digests."""
     policy = config.verify
     if manifest.kind.windows:
         for name in names:

@@ -153,9 +153,6 @@ class SplitReader:
 
         drop_last: as train.drop_last. micro_batch: rows of a micro-batch, where each process takes whole ones; None:
             each process takes an equal part of the rows.
-
-        Raises:
-            UserError: there is no such split, a file differs from the manifest, or negatives cannot be drawn.
         """
         self._shards = SplitShards(root, manifest, name)
         self._negatives = None

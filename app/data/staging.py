@@ -29,9 +29,6 @@ def checked_room(
         processes: number on this machine, which its nodes share equally.
         mapped_bytes: size of the shards; they are read through the page cache, so it is logged and refuses nothing.
         nodes, pci: directories below /sys.
-
-    Raises:
-        UserError: the batches do not fit into the memory of the GPU's node, or of the freest one if that is not known.
     """
     first, memory = next(batches, None), memory_nodes(nodes)
     if first is None or not memory:

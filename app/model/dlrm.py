@@ -29,11 +29,7 @@ class DLRM(nn.Module):
     """dense_arch over dense features, sparse_arch over ids, their interaction, and over_arch, which gives one logit."""
 
     def __init__(self, config: ModelConfig, num_dense: int, num_sparse: int, sparse_arch: nn.Module) -> None:
-        """sparse_arch: SparseArch, or a lookup like it. Without dense features dense_arch receives a constant.
-
-        Raises:
-            UserError: there are dense features but nothing takes them.
-        """
+        """sparse_arch: SparseArch, or a lookup like it. Without dense features dense_arch receives a constant."""
         super().__init__()
         self.sparse_arch = sparse_arch
         self.dense_arch = _make_dense_arch(config, num_dense)
@@ -115,11 +111,7 @@ class DLRM(nn.Module):
         return logits + self.linear * weights.sum(1)
 
     def compile_dense_layers(self) -> None:
-        """Let torch.compile make one program of the dense layers when training begins; evaluation keeps its bits.
-
-        Raises:
-            UserError: torch.compile does not work on this machine.
-        """
+        """Let torch.compile make one program of the dense layers when training begins; evaluation keeps its bits."""
         # Compile in this process: signals and launchers would also reach worker processes.
         torch._inductor.config.compile_threads = 1
         try:

@@ -64,11 +64,7 @@ class SparseArch(TableArch):
     """
 
     def __init__(self, embeddings: Sequence[Embedding], feature_names: Sequence[str], embedding_dim: int) -> None:
-        """feature_names: the keys of batches, in order.
-
-        Raises:
-            UserError: a file of row weights is invalid.
-        """
+        """feature_names: the keys of batches, in order."""
         super().__init__()
         self.feature_names, self.embeddings = list(feature_names), list(embeddings)
         self.tables = [table for embedding in embeddings for table in embedding.tables]
@@ -115,7 +111,6 @@ class SparseArch(TableArch):
 
     @property
     def _is_as_pooled(self) -> bool:
-        """Return whether the pooled bags are the vectors already."""
         return self.divide is None and not (len(self.rows) or len(self.projections) or len(self.row_weights))
 
     def _assemble(
@@ -170,9 +165,6 @@ def make_sparse_arch(
 
     multi_hot: features whose bags may have more or fewer ids than one; None: all.
     initial: read initial row weights from their files; False if a checkpoint's are loaded.
-
-    Raises:
-        UserError: settings do not fit the features, or FBGEMM does not train a storage.
     """
     embeddings = make_embeddings(config, num_embeddings, multi_hot)
     for embedding in embeddings:
@@ -223,11 +215,7 @@ def _projection(width: int, embedding_dim: int) -> nn.Linear:
 
 
 def _initial_row_weights(embedding: Embedding) -> Tensor:
-    """Return row weights [rows, 1] float32: those of the embedding's file, else ones.
-
-    Raises:
-        UserError: the file is not an array of one finite number per row.
-    """
+    """Return row weights [rows, 1] float32: those of the embedding's file, else ones."""
     if embedding.row_weights_path is None:
         return torch.ones(embedding.rows, 1)
     path = Path(embedding.row_weights_path)

@@ -9,11 +9,7 @@ from app.model.tables import Features
 
 
 def make_tables(config: AppConfig, features: Features, initial: bool = True) -> TableArch:
-    """Return the model's tables, on the meta device. initial: read initial row weights from their files.
-
-    Raises:
-        UserError: as `make_sparse_arch` does.
-    """
+    """Return the model's tables, on the meta device. initial: read initial row weights from their files."""
     if (parts := config.model.parts) is not None:
         return parts.tables(config, features)
     return make_sparse_arch(config.model, features.num_embeddings, features.multi_hot, initial)

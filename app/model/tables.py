@@ -123,9 +123,6 @@ def make_embeddings(
 
     A shared table has as many rows as its largest feature needs. `multi_hot`: features whose bags may have more or
     fewer ids than one (None: all). The lookup pools a bag of one id, since pooling changes nothing there.
-
-    Raises:
-        UserError: the settings name features that the dataset lacks, or contradict each other.
     """
     tables, owners = config.tables, _owners(config.tables, num_embeddings)
     names = list(dict.fromkeys(owners.values()))

@@ -84,9 +84,6 @@ def with_state(optimizer: torch.optim.Optimizer, algorithm: Algorithm) -> torch.
     """Make the state of an optimizer now, as a checkpoint needs it; torch makes some only at the first step.
 
     Without it torch.distributed.checkpoint would silently leave out Adam's moments when it loads a checkpoint.
-
-    Raises:
-        UserError: torch's own state is not what the row names, or does not begin as zeros.
     """
     parameters = _all_of(optimizer)
     if parameters[0] in optimizer.state:  # made with the optimizer
@@ -124,7 +121,6 @@ def with_state(optimizer: torch.optim.Optimizer, algorithm: Algorithm) -> torch.
 
 
 def _all_of(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
-    """Return the parameters of all groups."""
     return [each for group in optimizer.param_groups for each in group["params"]]
 
 

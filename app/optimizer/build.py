@@ -179,11 +179,7 @@ def _make(
     lr: float,
     config: OptimizerConfig,
 ) -> Optimizer:
-    """Return an optimizer of class `kind` over groups of whole tensors, with the settings of `config` that it takes.
-
-    Raises:
-        UserError: the class needs other arguments, closures, or other gradients or parameters than there are.
-    """
+    """Return an optimizer of class `kind` over groups of whole tensors, with the settings of `config` that it takes."""
     optimizer_class, settings = load(kind), dict[str, Any](arguments)
     if "eps" in algorithm.settings:
         settings["eps"] = config.eps or 0.0

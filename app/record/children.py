@@ -35,11 +35,7 @@ def start_module(
 
 
 def wait_for_orphan(directory: Path) -> None:
-    """Wait until the process of a killed command, which is still saving, has left the run.
-
-    Raises:
-        UserError: it has not left after SECONDS_TO_LEAVE.
-    """
+    """Wait until the process of a killed command, which is still saving, has left the run."""
     if directory.is_dir():
         try:
             with FileLock(directory / LOCK, timeout=SECONDS_TO_LEAVE):

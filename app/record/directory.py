@@ -108,11 +108,7 @@ class RunDirectory:
         self._new_directories: list[Path] = []  # directories that `open` has made
 
     def open(self) -> None:
-        """Claim the directory for this process, on rank 0.
-
-        Raises:
-            UserError: the directory holds something else, another process trains in it, or it cannot be written.
-        """
+        """Claim the directory for this process, on rank 0."""
         try:
             above = [path for path in (self.path, *self.path.parents) if not path.exists()]
             self.path.mkdir(parents=True, exist_ok=True)

@@ -31,11 +31,7 @@ class Outcome(msgspec.Struct):
 
 
 def read_config(directory: Path) -> dict[str, Any]:
-    """Return the resolved configuration of a run.
-
-    Raises:
-        UserError: the directory is not a run's.
-    """
+    """Return the resolved configuration of a run."""
     try:
         content = yaml.load((directory / CONFIG).read_bytes(), Loader=SAFE_LOADER)
     except (OSError, yaml.YAMLError) as error:
@@ -58,22 +54,14 @@ def is_run(directory: Path) -> bool:
 
 
 def read_manifest(directory: Path) -> RunManifest:
-    """Return the manifest of a run.
-
-    Raises:
-        UserError: the directory is not a run's, or a key is invalid.
-    """
+    """Return the manifest of a run."""
     if not is_run(directory):
         raise UserError(f"run={directory}: not a run's directory (no readable {MANIFEST})")
     return read_document(directory / MANIFEST, RunManifest, OTHER_VERSION)
 
 
 def read_events(directory: Path) -> list[AnyEvent]:
-    """Return a run's events; leaves out a last line that a kill cut off.
-
-    Raises:
-        UserError: a line is not an event; names the line and the key.
-    """
+    """Return a run's events; leaves out a last line that a kill cut off."""
     path = directory / METRICS
     try:
         lines = path.read_bytes().splitlines()
@@ -97,11 +85,7 @@ def read_evaluations(directory: Path, kind: str = "eval") -> list[EvaluationEven
 
 
 def read_summary(directory: Path) -> Summary | None:
-    """Return the summary of a run; None if it has none yet.
-
-    Raises:
-        UserError: the summary is damaged; names the key.
-    """
+    """Return the summary of a run; None if it has none yet."""
     return _optional(directory / SUMMARY, Summary, "remove it, and the run counts as not finished")
 
 

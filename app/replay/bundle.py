@@ -43,11 +43,7 @@ class Contents(Struct, kw_only=True):
 
 
 def write_bundle(run: Path, out: Path) -> int:
-    """Write the record of a run into a file; return the file's size in bytes.
-
-    Raises:
-        UserError: the directory is no run's, its dataset is gone or has changed, or the file cannot be written.
-    """
+    """Write the record of a run into a file; return the file's size in bytes."""
     about = read_manifest(run).dataset
     root, digest = Path(about.path or ""), about.digest or ""
     if load_manifest(root).digest != digest:
@@ -72,11 +68,7 @@ def write_bundle(run: Path, out: Path) -> int:
 
 @contextlib.contextmanager
 def record_directory(run: str | None, bundle: str | None) -> Iterator[Path]:
-    """Yield a run's directory, or a temporary one with the record from a bundle.
-
-    Raises:
-        UserError: the file is not a bundle, of another version, or damaged.
-    """
+    """Yield a run's directory, or a temporary one with the record from a bundle."""
     if bundle is None:
         yield Path(run or "")
         return
@@ -104,11 +96,7 @@ def record_directory(run: str | None, bundle: str | None) -> Iterator[Path]:
 
 
 def require_dataset(data: DataConfig, recorded: RunManifest, bundle: str) -> str:
-    """Return the directory of the dataset that a bundle's run was trained on; make the dataset if it is missing.
-
-    Raises:
-        UserError: the dataset cannot be made here, or its keys make another one.
-    """
+    """Return the directory of the dataset that a bundle's run was trained on; make the dataset if it is missing."""
     digest, root = recorded.dataset.digest or "", data.root
     if (root / MANIFEST_NAME).exists() and load_manifest(root).digest == digest:
         return str(root)

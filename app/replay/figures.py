@@ -67,11 +67,7 @@ class Pair(NamedTuple):
 
 
 def compare_records(record: Record, replay: Replay) -> RecordComparison:
-    """Compare what a run recorded of its first `replay.steps` steps with what its replay recorded.
-
-    Raises:
-        UserError: the record has nothing to compare, or is of an unknown version.
-    """
+    """Compare what a run recorded of its first `replay.steps` steps with what its replay recorded."""
     differences: list[Difference] = []
     compared = 0
     for pair in _pairs(record, replay):

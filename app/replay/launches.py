@@ -96,7 +96,6 @@ def _changes(recorded: RunManifest, now: RunManifest, any_layout: bool) -> list[
 
 
 def _facts(part: Struct | Json) -> Json:
-    """Return a part of a manifest by key."""
     return plain_object(part) if isinstance(part, Struct) else part
 
 

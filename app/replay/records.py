@@ -127,11 +127,7 @@ class Replay(NamedTuple):
 
 
 def read_record(directory: Path) -> Record:
-    """Read everything of a run that is compared.
-
-    Raises:
-        UserError: the directory is not a trained run's, or a file is damaged or of another version.
-    """
+    """Read everything of a run that is compared."""
     manifest, summary, checkpoints = read_manifest(directory), read_summary(directory), directory / CHECKPOINTS
     if any(launch.schedule is None for launch in manifest.launches):
         raise UserError(

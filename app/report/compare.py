@@ -229,11 +229,7 @@ def compare_auc(first: RunGroup, second: RunGroup) -> AucComparison | None:
 
 
 def compare_scores(first: RunGroup, second: RunGroup) -> ScoreComparison | None:
-    """Test two runs by DeLong on rows whose scores both kept, of the same seed if possible; None without scores.
-
-    Raises:
-        UserError: the scores of a run are damaged.
-    """
+    """Test two runs by DeLong on rows whose scores both kept, of the same seed if possible; None without scores."""
     if not (first.finished and second.finished):
         return None
     seeds = [{run.seed: run for run in reversed(group.finished)} for group in (first, second)]

@@ -85,11 +85,7 @@ def breakable(text: object) -> Markup:
 
 
 def write_report(directory: Path, out: Path | None = None) -> Path:
-    """Write a run's report from its directory's files, to `out` or else its report.html; return the path.
-
-    Raises:
-        UserError: the directory is not a run's.
-    """
+    """Write a run's report from its directory's files, to `out` or else its report.html; return the path."""
     run = read_run(directory)
     with refusing_other_versions(str(directory)):
         page = run_page(run)

@@ -127,11 +127,7 @@ class RunFiles:
 
 @contextmanager
 def refusing_other_versions(runs: str) -> Iterator[None]:
-    """Context that reports in one line what a run's files lack, or have in another form.
-
-    Raises:
-        UserError: names the runs and the first fault.
-    """
+    """Context that reports in one line what a run's files lack, or have in another form."""
     try:
         yield
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
@@ -139,11 +135,7 @@ def refusing_other_versions(runs: str) -> Iterator[None]:
 
 
 def read_run(directory: Path) -> RunFiles:
-    """Read a run's files.
-
-    Raises:
-        UserError: the directory is not a run's.
-    """
+    """Read a run's files."""
     config = read_config(directory)
     if not is_run(directory):
         raise UserError(f"runs={directory}: not a run's directory (no readable {MANIFEST})")

@@ -279,7 +279,6 @@ def _row_by_row(scores: list[ScoreComparison]) -> ReportTable:
 
 
 def _charts(runs: list[RunFiles]) -> list[Chart]:
-    """Return charts with one line per run."""
     every = [{chart.key: chart for chart in charts.run_charts(run)} for run in runs]
     lines = {
         LOGLOSS: ("train", "Train logloss (BCE)"),

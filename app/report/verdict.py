@@ -183,7 +183,6 @@ def _quality_of_numbers(run: RunFiles, rmse: float, deviation: float) -> list[tu
 
 
 def _faults_of_data(run: RunFiles) -> list[tuple[str, str]]:
-    """Return sentences about what misleads in the dataset."""
     dataset = run.manifest.dataset
     lines = [*(line for line in (dataset.unseen, dataset.sampling) if line), *dataset.misleading]
     return [("bad", f"{line[0].upper()}{line[1:]}.") for line in lines]

@@ -30,11 +30,7 @@ _permutation_of_received_ids = dist_data._get_recat
 
 
 def apply() -> None:
-    """Apply the changes that concern every model of this process; a second call changes nothing.
-
-    Raises:
-        UserError: the changes were not tried with this release of torch or TorchRec.
-    """
+    """Apply the changes that concern every model of this process; a second call changes nothing."""
     for name in TRIED:
         require_tried(name, str(sys.modules[name].__version__))
     dist_data._get_recat = _permutation_if_used

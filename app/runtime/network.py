@@ -32,9 +32,6 @@ def way_to(host: str) -> Way:
     """Return the route to a host; if its name means loopback here, the address by which others reach this machine.
 
     No packet is sent: a connected UDP socket has the address of its route.
-
-    Raises:
-        UserError: the name does not resolve, or there is no route.
     """
     endpoint = _resolved(host)
     address = _own_address(endpoint)

@@ -171,12 +171,7 @@ class Runtime:
 
 
 def start(config: RuntimeConfig, seed: int, deterministic: bool | str) -> Runtime:
-    """Join the process group that torchrun describes, or make one of a single process; seed all generators.
-
-    Raises:
-        UserError: the platform is unavailable or lacks the precision, launcher variables are incomplete, or this
-            release of torch or TorchRec is not supported.
-    """
+    """Join the process group that torchrun describes, or make one of a single process; seed all generators."""
     launched = _launched()
     os.environ.setdefault("LOCAL_WORLD_SIZE", "1")  # TorchRec reads it too
     local_world_size = int(os.environ["LOCAL_WORLD_SIZE"])
@@ -198,11 +193,7 @@ def start(config: RuntimeConfig, seed: int, deterministic: bool | str) -> Runtim
 
 
 def start_within(config: RuntimeConfig, seed: int, deterministic: bool | str) -> Runtime:
-    """Do what `start` does in a process that is not a command's; use and keep a process group that exists.
-
-    Raises:
-        UserError: as `start`, or the process is one of several.
-    """
+    """Do what `start` does in a process that is not a command's; use and keep a process group that exists."""
     if _launched() or (dist.is_initialized() and dist.get_world_size() > 1):
         raise UserError("this process is one of several of a job; score in a process of its own, or by app.recommend")
     if not dist.is_initialized():
@@ -247,11 +238,7 @@ def set_arithmetic(config: RuntimeConfig, platform: Platform, num_threads: int, 
 
 
 def layout_threads(given: int | None, num_threads: int) -> int:
-    """Return and set the threads for train.deterministic=layout: one where products depend on it, unless given.
-
-    Raises:
-        UserError: products depend on the number of threads that is given, or MKL is not strict.
-    """
+    """Return and set the threads for train.deterministic=layout: one where products depend on it, unless given."""
     if given is None and num_threads > 1 and not are_equal_on_threads(num_threads):
         log.info("runtime.num_threads: 1 instead of %d, as this processor's products depend on it", num_threads)
         num_threads = 1
@@ -303,11 +290,7 @@ def _products(num_threads: int) -> list[Tensor]:
 
 
 def check_precision(precision: Precision | None, platform: Platform) -> None:
-    """Warn of a precision that is slower than fp32 on this processor.
-
-    Raises:
-        UserError: the platform does not support it.
-    """
+    """Warn of a precision that is slower than fp32 on this processor."""
     if platform is not Platform.cpu:
         return
     if precision is Precision.tf32:
@@ -330,7 +313,6 @@ def stop(failed: bool = False) -> None:
 
 
 def _launched() -> bool:
-    """Return whether torchrun started this process."""
     variables = [name for name in LAUNCHER_VARIABLES if os.environ.get(name)]
     if variables and len(variables) < len(LAUNCHER_VARIABLES):
         missing = ", ".join(name for name in LAUNCHER_VARIABLES if name not in variables)
@@ -387,11 +369,7 @@ def _default_threads(launched: bool, local_world_size: int) -> int:
 
 
 def available_platform(platform: Platform) -> Platform:
-    """Return the platform that `auto` means here, or the given one.
-
-    Raises:
-        UserError: this machine, or the installed releases, lack the platform.
-    """
+    """Return the platform that `auto` means here, or the given one."""
     if platform is Platform.cpu:
         return platform
     has_gpu = torch.cuda.is_available()

@@ -9,11 +9,7 @@ from data_prep.encoding.new_rows import NewRows
 
 
 def with_user(candidates: NewRows, user: NewRows) -> NewRows:
-    """Return the candidates with the values that they lack, column by column, from one user's row.
-
-    Raises:
-        UserError: `user` is not one row.
-    """
+    """Return the candidates with the values that they lack, column by column, from one user's row."""
     if len(user.numbers) != 1:
         raise UserError(f"{user.name}: {len(user.numbers)} rows; the user is one row")
     rows = len(candidates.numbers)
@@ -30,11 +26,7 @@ def with_user(candidates: NewRows, user: NewRows) -> NewRows:
 
 
 def ignored_columns(candidates: NewRows, columns: Sequence[str], spare: Sequence[str]) -> list[str]:
-    """Return the columns that nobody reads, after a check that all wanted columns exist.
-
-    Raises:
-        UserError: names the first wanted column that does not exist.
-    """
+    """Return the columns that nobody reads, after a check that all wanted columns exist."""
     for name in columns:
         if name not in candidates.columns:
             raise UserError(f"{candidates.name}: no column {name}; the model reads {', '.join(columns)}")

@@ -36,11 +36,7 @@ class LabelledRows:
 
     @classmethod
     def encode(cls, encoder: Encoder, rows: NewRows) -> "LabelledRows":
-        """Encode rows; the dataset's rule makes their labels.
-
-        Raises:
-            UserError: no rows, all weights are 0, a column is missing, or a value is invalid (row, column, remedy).
-        """
+        """Encode rows; the dataset's rule makes their labels."""
         if not rows.numbers:
             raise UserError(f"{rows.name}: no rows; give at least one")
         ignored_columns(rows, encoder.input_columns, spare=())

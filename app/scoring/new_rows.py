@@ -22,11 +22,7 @@ PIECE_ROWS = 256  # fixed, with padding: matrix products of one shape add up eac
 
 
 def parse(encoder: Encoder, rows: NewRows, id_column: str = "") -> ParsedRows:
-    """Parse the columns that the model reads; log the columns it ignores, except ids and labels.
-
-    Raises:
-        UserError: a column is missing, or a value is invalid (row, column, remedy).
-    """
+    """Parse the columns that the model reads; log the columns it ignores, except ids and labels."""
     columns = encoder.input_columns
     if ignored := ignored_columns(rows, columns, spare=(id_column, encoder.schema.label)):
         log.info(
@@ -51,11 +47,7 @@ class RowScorer:
         return Scored(row_names(rows, id_column), self.logits(block, order), order, unknown, encoder.features, {})
 
     def logits(self, block: ParsedRows, order: NDArray[np.int64] | None = None) -> NDArray[np.float32]:
-        """Return logits [n] of parsed rows in their own order; `order` [n]: the order in which to compute them.
-
-        Raises:
-            UserError: a logit is not finite.
-        """
+        """Return logits [n] of parsed rows in their own order; `order` [n]: the order in which to compute them."""
         rows, scorer = arrays_of(self.encoder.encode(block)), self.predictor
         order = np.arange(len(rows.labels)) if order is None else order
         make = BatchMaker(scorer.root, scorer.manifest, scorer.config.data).of_size(PIECE_ROWS)

@@ -42,9 +42,6 @@ def packed_rows(weight: Tensor, precision: TablePrecision) -> tuple[Tensor, Tens
 
     For a row x and b bits, FBGEMM keeps bias = fp16(min x), scale = fp16((max x - bias) / (2^b - 1)), or 1 if that is
     0, and the integers round((x - bias) / scale) within [0, 2^b - 1].
-
-    Raises:
-        UserError: a value, or a row's minimum or range, is beyond what fp16 holds.
     """
     weight = weight.detach().float().contiguous()
     if precision is TablePrecision.fp16:
@@ -142,11 +139,7 @@ def _under(features: KeyedJaggedTensor, keys: list[str]) -> KeyedJaggedTensor:
 
 
 def unsharded(config: AppConfig, manifest: Manifest) -> DLRM:
-    """Return the model that the configuration names, whole and on the CPU; its tables' values are not set.
-
-    Raises:
-        UserError: the dataset does not fit the configuration.
-    """
+    """Return the model that the configuration names, whole and on the CPU; its tables' values are not set."""
     multi_hot = from_config.multi_hot_features(config.data.multi_hot, manifest)
     sparse_arch = make_sparse_arch(config.model, manifest.num_embeddings, multi_hot, initial=False)
     model = DLRM(config.model, len(manifest.schema["dense"]), len(manifest.num_embeddings), sparse_arch)

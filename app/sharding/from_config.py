@@ -37,11 +37,7 @@ MAX_REPLICATED = 1 << 26  # parameters in tables that torch updates; 1 GiB with 
 
 
 def plan_for(config: AppConfig, runtime: Runtime, tables: TableArch, bag_sizes: Mapping[str, float]) -> Plan:
-    """Return the plan that all processes use; a collective call. `bag_sizes`: mean ids per bag of each feature.
-
-    Raises:
-        UserError: the configuration does not fit the tables, the processes or the device.
-    """
+    """Return the plan that all processes use; a collective call. `bag_sizes`: mean ids per bag of each feature."""
 
     def decided() -> str:
         hardware = config.topology
@@ -64,11 +60,7 @@ def plan_for(config: AppConfig, runtime: Runtime, tables: TableArch, bag_sizes: 
 
 
 def decide(config: AppConfig, device: torch.device, tables: TableArch, bag_sizes: Mapping[str, float]) -> Plan:
-    """Return the plan for `topology.nodes` machines of `topology.devices_per_node` devices; needs none of them.
-
-    Raises:
-        UserError: as `plan_for` does.
-    """
+    """Return the plan for `topology.nodes` machines of `topology.devices_per_node` devices; needs none of them."""
     plan = _decide(config, device, tables, bag_sizes)
     if config.optimizer.fused_weight_decay is not None:
         _refuse_ignored_decay(config.optimizer, plan, tables_in_order(tables), device)
@@ -216,11 +208,7 @@ def bag_sizes_of_rows(
 
 
 def bag_sizes_of(config: AppConfig, root: Path, manifest: Manifest) -> dict[str, float]:
-    """Return mean ids per bag of each feature of a dataset; for models other than DLRM, by key of their ids.
-
-    Raises:
-        UserError: a file of multi-hot features is missing or damaged.
-    """
+    """Return mean ids per bag of each feature of a dataset; for models other than DLRM, by key of their ids."""
     features = Features(manifest.num_embeddings, schema=manifest.encoding.get("raw_schema"))
     return bag_sizes(config, features, mean_bag_sizes(root, manifest))
 
@@ -255,10 +243,6 @@ def replicated(
     """Make all tables data-parallel, so that torch updates them: for `reason`, or as FBGEMM lacks the optimizer here.
 
     It is logged if `is_news`: one process that no sharding was asked of holds all tables in any case.
-
-    Raises:
-        UserError: a table is looked up id by id, or the tables are too big, since torch goes over whole tables at every
-            step.
     """
     by_id = next((table.name for table in tables if table.by_id), None)
     if by_id is not None:

@@ -119,11 +119,7 @@ class Plan:
 
 
 def shardable(key: str, kinds: Sequence[str], table: TableSpec) -> list[str]:
-    """Return those of the sharding types that the table can have.
-
-    Raises:
-        UserError: it can have none of them.
-    """
+    """Return those of the sharding types that the table can have."""
     possible, reason = list(kinds), ""
     if table.by_id:
         possible = [kind for kind in possible if kind in BY_ID_TYPES]
@@ -151,11 +147,7 @@ def blocks(kind: str, table: TableSpec, world_size: int, local_world_size: int, 
 
 
 def load_plan(key: str, path: Path, kind: type[FileT]) -> tuple[Plan, FileT]:
-    """Return a plan from its file, which the configuration's `key` names, and the file's content.
-
-    Raises:
-        UserError: the file is not readable, or not a plan.
-    """
+    """Return a plan from its file, which the configuration's `key` names, and the file's content."""
     try:
         content = path.read_bytes()
         # Check the format before the keys, since another format has other keys.
@@ -170,11 +162,7 @@ def load_plan(key: str, path: Path, kind: type[FileT]) -> tuple[Plan, FileT]:
 
 
 def read_plan(path: Path, tables: Sequence[TableSpec], world_size: int, local_world_size: int) -> Plan:
-    """Return a plan from its file, checked against tables and processes.
-
-    Raises:
-        UserError: the file is not a plan, or its plan is for other tables or other numbers of processes.
-    """
+    """Return a plan from its file, checked against tables and processes."""
     plan, _ = load_plan("sharding.plan", path, PlanFile)
     for unit, planned, actual in (
         ("processes", plan.world_size, world_size),

@@ -56,11 +56,7 @@ class Choice:
 def table_choices(
     config: ShardingConfig, optimizer: OptimizerName, tables: Sequence[TableSpec], device_type: str
 ) -> dict[str, Choice]:
-    """Return each table's choice.
-
-    Raises:
-        UserError: a table does not exist, no option is left, or the device lacks a kernel.
-    """
+    """Return each table's choice."""
     names = {name for table in tables for name in (table.name, *table.keys)}
     for name in config.tables:
         if name not in names:
@@ -107,11 +103,7 @@ class _Loads:
 def place_tables(
     tables: Sequence[TableSpec], choices: Mapping[str, Choice], world_size: int, local_world_size: int
 ) -> Plan:
-    """Return the plan of tables whose choices are all forced; places the largest first.
-
-    Raises:
-        UserError: machines have different numbers of processes.
-    """
+    """Return the plan of tables whose choices are all forced; places the largest first."""
     require_equal_machines(world_size, local_world_size)
     loads = _Loads(world_size, local_world_size)
     placed: dict[str, TablePlan] = {}
@@ -186,11 +178,7 @@ class Workload:
 
 
 def search(model: TableArch, choices: Mapping[str, Choice], workload: Workload) -> Plan:
-    """Return the best plan that TorchRec's planner finds within the choices; needs no process group.
-
-    Raises:
-        UserError: the planner finds none, for lack of memory.
-    """
+    """Return the best plan that TorchRec's planner finds within the choices; needs no process group."""
     constraints = _constraints(choices, workload)
     best = _BestPlan()
     planner = EmbeddingShardingPlanner(
@@ -242,7 +230,6 @@ def _constraints(choices: Mapping[str, Choice], workload: Workload) -> dict[str,
 
 @contextmanager
 def _silenced() -> Iterator[None]:
-    """Silence a warning of TorchRec."""
     root, silence = logging.getLogger(), _Silence()
     root.addHandler(silence)  # keeps logging from adding a handler of its own to the root
     root.addFilter(silence.filter)

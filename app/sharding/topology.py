@@ -90,11 +90,7 @@ def resolve(config: TopologyConfig, find: Callable[[], Device], devices_per_node
 
 
 def identify(device: Device, among: Mapping[str, TopologyConfig]) -> TopologyConfig:
-    """Return the known topology of a device, identified by architecture and measured memory.
-
-    Raises:
-        UserError: no topology fits; the message shows how to describe the device.
-    """
+    """Return the known topology of a device, identified by architecture and measured memory."""
     fit = [
         entry
         for entry in among.values()

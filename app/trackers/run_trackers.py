@@ -53,9 +53,6 @@ class Trackers:
         """Open the trackers that the configuration asks for, on rank 0; other ranks track nothing.
 
         directory: the run's. plain: the configuration as dicts. rows: number per split of the dataset.
-
-        Raises:
-            UserError: an address is not available to listen on, or a client cannot begin.
         """
         settings = base.settings(plain, world_size)
         for kind in configured_trackers(config):

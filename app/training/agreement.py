@@ -26,11 +26,7 @@ MOST_NAMED = 3  # differences or machines named in one message
 
 
 def require_same_program(config: AppConfig, runtime: Runtime) -> None:
-    """Refuse a job whose processes differ in settings, code or releases; a collective call.
-
-    Raises:
-        UserError: raised on all processes; names what differs and on which machines.
-    """
+    """Refuse a job whose processes differ in settings, code or releases; a collective call."""
     if runtime.world_size == 1:
         return
     code = provenance.code()
@@ -56,9 +52,6 @@ def load_same_manifest(root: Path, runtime: Runtime, is_new: bool) -> tuple[Mani
         root: the dataset's directory on this machine.
         runtime: this process of the job.
         is_new: whether rank 0 has just made the dataset; other machines may see it only after a while.
-
-    Raises:
-        UserError: raised on all processes; names the machine that has no dataset or another one.
     """
     path, fault, manifest = root / MANIFEST_NAME, None, None
     if is_new and runtime.rank > 0:
@@ -90,9 +83,6 @@ def require_shared(directory: Path, runtime: Runtime, timeout_minutes: float) ->
     """Refuse a run directory that not all machines see; it exists on rank 0's machine. A collective call.
 
     timeout_minutes: how long a process waits for another.
-
-    Raises:
-        UserError: raised on all processes; names the machines that do not see the directory.
     """
     if runtime.world_size == runtime.local_world_size:
         return
@@ -124,11 +114,7 @@ def require_shared(directory: Path, runtime: Runtime, timeout_minutes: float) ->
 
 
 def on_each_machine(runtime: Runtime, shared: bool, action: Callable[[], None]) -> None:
-    """Run `action` on rank 0 or, if files are not shared, on one process of each machine; a collective call.
-
-    Raises:
-        UserError: raised on all processes; what the action raised, with the machine's name.
-    """
+    """Run `action` on rank 0 or, if files are not shared, on one process of each machine; a collective call."""
     if shared:
         runtime.on_rank_0(action)
         return
@@ -180,7 +166,6 @@ def _some(names: list[str]) -> str:
 
 
 def _flat(nested: Mapping[str, object], prefix: str = "") -> Json:
-    """Return the nested values by dotted key."""
     flat: Json = {}
     for key, value in nested.items():
         flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) and value else {f"{prefix}{key}": value}

@@ -37,9 +37,6 @@ def sharded_model(
 
     fused_params: FBGEMM's parameters of the optimizer that updates tables in their backward. initial: whether to fill
     tables and row weights with initial values; otherwise a checkpoint must fill them.
-
-    Raises:
-        UserError: the dataset does not fit the configuration.
     """
     require_dataset(config.model.kind, root, manifest)
     if not manifest.num_embeddings:

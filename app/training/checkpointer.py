@@ -33,11 +33,7 @@ class Checkpointer:
         self._saved_at = time.perf_counter()
 
     def require_space(self, step: int, length: RunLength) -> None:
-        """Refuse a run that continues from `step` if its checkpoints do not fit on the disk; a collective call.
-
-        Raises:
-            UserError: names the directory, the bytes needed and free, and the remedy.
-        """
+        """Refuse a run that continues from `step` if its checkpoints do not fit on the disk; a collective call."""
         size = model_state.stored_bytes(model_state.tensors_of(self._session.model, self._session.optimizer))
         old_files = [path for checkpoint in files.whole_checkpoints(self._directory) for path in checkpoint.iterdir()]
         remaining, whole = length.total_steps - step, max(1, length.total_steps)

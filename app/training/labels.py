@@ -14,11 +14,7 @@ from data_prep.dataset.format import Manifest
 
 
 def require_column(key: str, column: str, config: DataConfig, root: Path, manifest: Manifest) -> None:
-    """Refuse a key's value that is not the name of a column with one id per row.
-
-    Raises:
-        UserError: names the key, and the columns that can be given.
-    """
+    """Refuse a key's value that is not the name of a column with one id per row."""
     bags, features = config.multi_hot.bags(), list(manifest.num_embeddings)
     sizes = bags.sizes if bags is not None else (1,) * len(features)
     single = [name for name, size in zip(features, sizes, strict=False) if size == 1 and name not in manifest.ragged]
@@ -34,11 +30,7 @@ def task_of(manifest: Manifest) -> Task:
 
 
 def refuse_one_class(config: DataConfig, root: Path, manifest: Manifest) -> None:
-    """Refuse a train split whose labels are all the same, unless negatives are drawn for it.
-
-    Raises:
-        UserError: names the dataset and the key that allows it.
-    """
+    """Refuse a train split whose labels are all the same, unless negatives are drawn for it."""
     train = manifest.splits.get(TRAIN)
     if train is None or config.allow_degenerate or config.negatives.per_positive is not None:
         return
@@ -50,11 +42,7 @@ def refuse_one_class(config: DataConfig, root: Path, manifest: Manifest) -> None
 
 
 def _refuse_unweighted(negatives: NegativesConfig, evaluation: EvalConfig, root: Path, manifest: Manifest) -> None:
-    """Refuse keys that would leave the sample weights out of account.
-
-    Raises:
-        UserError: names all such keys and what to give instead.
-    """
+    """Refuse keys that would leave the sample weights out of account."""
     if not manifest.weight:
         return
     given = {f"data.negatives.{name}": value for name, value in vars(negatives).items()}
@@ -69,11 +57,7 @@ def _refuse_unweighted(negatives: NegativesConfig, evaluation: EvalConfig, root:
 
 
 def require_task(config: AppConfig, root: Path, manifest: Manifest) -> None:
-    """Refuse keys that do not apply to the dataset's kind of labels, or to its sample weights.
-
-    Raises:
-        UserError: names all such keys and what to give instead; or a key whose column does not have one id per row.
-    """
+    """Refuse keys that do not apply to the dataset's kind of labels, or to its sample weights."""
     for key, column in (
         ("eval.group_by", config.eval.group_by),
         ("data.negatives.user", config.data.negatives.user),

@@ -49,11 +49,7 @@ def _has_own_files(data: DataConfig) -> bool:
 
 
 def meta_model(config: AppConfig) -> nn.Module:
-    """Return the configured model with published table sizes, on the meta device.
-
-    Raises:
-        UserError: as `published_arch` does.
-    """
+    """Return the configured model with published table sizes, on the meta device."""
     tables, _, features = published_arch(config)
     return make_model(config, tables, features).to("meta")
 
@@ -123,11 +119,7 @@ def write(config: AppConfig, runtime: Runtime, record: RunDirectory, began: floa
 
 
 def published_arch(config: AppConfig) -> tuple[TableArch, dict[str, float], Features]:
-    """Return tables of published sizes, the mean ids per bag of each feature, and the features of the model.
-
-    Raises:
-        UserError: the configuration names no published sizes, or the model learns from the other kind of data.
-    """
+    """Return tables of published sizes, the mean ids per bag of each feature, and the features of the model."""
     name = config.data.published_tables
     if name is None:
         raise UserError("data.published_tables=null: without data, table sizes must come from it; name one")
@@ -136,11 +128,7 @@ def published_arch(config: AppConfig) -> tuple[TableArch, dict[str, float], Feat
 
 
 def published_features(name: str, model: ModelConfig) -> Features:
-    """Return the features of the published table sizes `name`.
-
-    Raises:
-        UserError: no such name, or the model learns from another kind of data.
-    """
+    """Return the features of the published table sizes `name`."""
     tables, kind = published_tables(name), model.kind
     if tables.kind is not kind.learns_from:
         raise UserError(

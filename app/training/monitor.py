@@ -14,11 +14,7 @@ from data_prep.dataset.format import Manifest
 
 
 def require_rows_to_evaluate(config: AppConfig, root: Path, manifest: Manifest) -> None:
-    """Refuse eval.split as `require_validation` does, unless it is of events, whose rows the manifest does not have.
-
-    Raises:
-        UserError: says why the split has no rows, or names the key that needs some.
-    """
+    """Refuse eval.split as `require_validation` does, unless it is of events, whose rows the manifest does not have."""
     if manifest.kind.windows:
         return
     rows = find_split(root, manifest, config.eval.split).rows if config.eval.split in manifest.splits else 0
@@ -27,11 +23,7 @@ def require_rows_to_evaluate(config: AppConfig, root: Path, manifest: Manifest) 
 
 
 def require_validation(train: TrainConfig, schedule: ScheduleConfig, evaluation: EvalConfig, rows: int) -> None:
-    """Refuse a run whose evaluation split cannot decide what its keys ask for; rows: number in eval.split.
-
-    Raises:
-        UserError: the split has no rows, or too many for a metric of train.monitor.
-    """
+    """Refuse a run whose evaluation split cannot decide what its keys ask for; rows: number in eval.split."""
     keys = keys_by_evaluations(train, schedule.name.schedule.by_metric)
     if keys and not rows:
         raise UserError(

@@ -78,7 +78,6 @@ class EvaluationInterrupted(Exception):
 
 
 def _figures(split: str, samples: int, metrics: Mapping[str, object]) -> EvaluationFigures:
-    """Return the figures of a split with these metrics."""
     return convert({"split": split, "samples": samples, **metrics}, EvaluationFigures)
 
 

@@ -88,11 +88,7 @@ def checkpoint_state(session: Session, state: RunState, seconds: dict[str, float
 
 
 def restore(path: Path, session: Session) -> Resumed:
-    """Load a checkpoint into a session; a collective call.
-
-    Raises:
-        UserError: the checkpoint belongs to a run of another configuration, or is damaged.
-    """
+    """Load a checkpoint into a session; a collective call."""
     saved = read(path)
     values, arrays = saved.state, saved.arrays
     require_dataset(path, values.dataset, values.dataset_digest, session.root, session.manifest)
@@ -154,9 +150,6 @@ def adopt_evaluations(
 
     The record may know more than the checkpoint, which is saved before its step is evaluated. If the best is to be
     kept, only evaluations whose checkpoint is still there qualify.
-
-    Raises:
-        UserError: the run evaluates another split.
     """
     recorded = [event for event in read_events(directory.path) if isinstance(event, EvaluationEvent)]
     summary = read_summary(directory.path)
@@ -274,11 +267,7 @@ class TrainedRun(NamedTuple):
         return {"checkpoint": self.path.name, "step": self.state.step, "best": self.best, "last": self.last}
 
     def correction(self, corrected: bool) -> float:
-        """Return the logit offset that corrects for sampling and class weights, and log it; 0 without correction.
-
-        Raises:
-            UserError: there is nothing to correct, or no negatives to correct by.
-        """
+        """Return the logit offset that corrects for sampling and class weights, and log it; 0 without correction."""
         kept, sentence = kept_share(self.manifest), sampling_sentence(self.manifest, self.class_weights)
         if not corrected:
             if sentence is not None:
@@ -309,11 +298,7 @@ class TrainedRun(NamedTuple):
 
 
 def open_checkpoint(run: Path, choice: str | None, dataset: str | None, runtime: Runtime) -> TrainedRun:
-    """Return the checkpoint that `find_checkpoint` selects, with its dataset, which is at `dataset`.
-
-    Raises:
-        UserError: the run has no such checkpoint, it is another run's, or the dataset is not the one it was trained on.
-    """
+    """Return the checkpoint that `find_checkpoint` selects, with its dataset, which is at `dataset`."""
     path = Path(runtime.on_rank_0(lambda: find_checkpoint(run, choice)))
     state, config = read(path).state, from_plain(read_config(run))
     if (difference := _first_difference(state, fingerprint(config))) is not None:
@@ -330,11 +315,7 @@ def open_checkpoint(run: Path, choice: str | None, dataset: str | None, runtime:
 
 
 def open_dataset(path: str | None, trained: Path, path_then: str, digest_then: str) -> tuple[Path, Manifest]:
-    """Return the directory and manifest of the dataset at data.path.
-
-    Raises:
-        UserError: there is no dataset, or not the one that the run or checkpoint `trained` was trained on.
-    """
+    """Return the directory and manifest of the dataset at data.path."""
     root = Path(path or "")
     if not (root / MANIFEST_NAME).exists():
         raise UserError(
@@ -351,9 +332,6 @@ def trained_config(run: Path, overrides: RuntimeConfig, data_path: str | None) -
 
     data_path: of the dataset; None: where the run had it. A relative one counts from the directory where the run was
         started, which holds the run's own directory, so a run is usable from any directory.
-
-    Raises:
-        UserError: the directory is not a run's, or its configuration is of another version.
     """
     try:
         config = from_plain(read_config(run))

@@ -52,9 +52,6 @@ class TrainingRun:
 
         began: time.perf_counter() when the command began. length: a replay's, in place of the configured one.
         make_checkpointer: a replay gives a class that compares instead of saving.
-
-        Raises:
-            UserError: the batch does not fit the rows or the processes; there is no compiler, or no GPU.
         """
         self.session, self.config, self.runtime = session, session.config, session.runtime
         self.state = RunState()
@@ -72,11 +69,7 @@ class TrainingRun:
         self._measured_before = 0  # steps that were timed before a resumption
 
     def restore(self, path: Path) -> None:
-        """Resume from this run's checkpoint, or start from another run's; a collective call.
-
-        Raises:
-            UserError: as `resume.restore` and `resume.adopt_evaluations` do.
-        """
+        """Resume from this run's checkpoint, or start from another run's; a collective call."""
         self.state, self.recorder.seconds_before, self._resumed = resume.restore(path, self.session)
         set_step(self.session.optimizer, self.state.updates)
         self.continues = path.parent.resolve() == self._directory.checkpoints.resolve()

@@ -100,9 +100,6 @@ class Session:
         """Compile or record what runtime.compile asks for, to train from step 0 with batch_size samples a process.
 
         A collective call.
-
-        Raises:
-            UserError: there is no compiler, or no GPU.
         """
         compiled = self.config.runtime.compile
         if self.config.model.batch_norm and self.runtime.world_size > 1 and compiled in (Compile.dense, Compile.step):
@@ -194,11 +191,7 @@ class Session:
 
 
 def build(config: AppConfig, runtime: Runtime, root: Path, manifest: Manifest) -> Session:
-    """Declare, shard and initialise the model and its optimizer; a collective call.
-
-    Raises:
-        UserError: the dataset does not fit the configuration.
-    """
+    """Declare, shard and initialise the model and its optimizer; a collective call."""
     model, plan = sharded_model(config, runtime, root, manifest, fused_params(config.optimizer))
     optimizer = make_optimizer(model, config.optimizer)
     mean_weight = manifest.encoding.get("mean_weight", 1.0)

@@ -159,11 +159,7 @@ def require_rates(length: RunLength, schedule: ScheduleConfig, step: int) -> Non
 
 
 def run_length(train: TrainConfig, split: Split, world_size: int) -> RunLength:
-    """Return the length of a run over a training split.
-
-    Raises:
-        UserError: the batch does not fit the rows or the processes.
-    """
+    """Return the length of a run over a training split."""
     batch = train.global_batch_size
     if train.micro_batch is not None and train.micro_batches < world_size:
         raise UserError(

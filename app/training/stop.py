@@ -45,11 +45,7 @@ class StopCheck:
         self._max_seconds = None if train.max_minutes is None else train.max_minutes * 60
 
     def requested(self, step: int) -> bool:
-        """Return whether to stop after this step or evaluation batch; several processes agree at every tenth.
-
-        Raises:
-            UserError: a checkpoint could not be written in the background; on all processes at once.
-        """
+        """Return whether to stop after this step or evaluation batch; several processes agree at every tenth."""
         self._checkpointer.report_finished()
         over = self._max_seconds is not None and time.perf_counter() - self._began >= self._max_seconds
         came = self._request.signal if self._request is not None else None

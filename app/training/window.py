@@ -110,11 +110,7 @@ class StepWindow:
             raise UserError(f"step {state.step + 1}: {len(self._skipped)} steps in a row were skipped, {ADVICE}")
 
     def synchronise(self) -> None:
-        """Bring losses and times to the host: the one place where the loop waits for the device.
-
-        Raises:
-            UserError: a loss or a dense gradient of a step is not finite.
-        """
+        """Bring losses and times to the host: the one place where the loop waits for the device."""
         state = self._state
         seconds, wait, phase_steps, phases = self._timer.take()
         values = self._runtime.mean(torch.stack(self._values).cpu().numpy())

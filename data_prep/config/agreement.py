@@ -55,7 +55,6 @@ def first_difference(settings: Mapping[str, Any], manifest: Manifest) -> Differe
 
 
 def _comparable(key: str, value: Any, manifest: Manifest) -> Any:
-    """Convert a given value to the form of manifests."""
     if key == "chunk_bytes":
         return parse_size(str(value), f"data.{key}")
     if key == "split.method" and "split" in manifest.encoding:

@@ -23,11 +23,7 @@ OF_WHOLE_DAYS = (Encoding.torchrec, Encoding.torchrec_fixed)
 
 
 def validate(data: DataConfig) -> None:
-    """Refuse values out of range, and incompatible keys.
-
-    Raises:
-        UserError: names the key, its value and the limit.
-    """
+    """Refuse values out of range, and incompatible keys."""
     check_keys(data, "data.")
     if data.workers is not None and data.scheduler is not None:
         raise UserError("data.workers: has no effect with data.scheduler; the cluster decides their number")

@@ -342,11 +342,7 @@ def given_values(data: DataConfig) -> dict[str, Any]:
 
 
 def parse_size(text: str, key: str) -> int:
-    """Parse a size such as 2GiB, 500MB or 1048576 to bytes; a suffix without "iB" or "B" is binary.
-
-    Raises:
-        UserError: not a size.
-    """
+    """Parse a size such as 2GiB, 500MB or 1048576 to bytes; a suffix without "iB" or "B" is binary."""
     match = re.fullmatch(r"\s*(\d[\d_]*(?:\.\d+)?(?:e\+?\d+)?)\s*([a-z]*)\s*", text.lower())
     size = float(match[1]) * UNIT_FACTORS.get(match[2], math.nan) if match else math.nan
     if not size < 2**63:

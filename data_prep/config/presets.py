@@ -164,9 +164,6 @@ def resolve_rules(data: DataConfig, num_sources: int, table: Table | None = None
 
     Args:
         table: description of the user's own table.
-
-    Raises:
-        UserError: a setting that the encoding does not allow, or that does not fit the sources.
     """
     encoding, split, is_own = data.encoding or Encoding.vocabulary, data.split, data.schema is not None
     rules = replace(RULES[encoding], dense=OWN_TRANSFORM) if is_own else RULES[encoding]

@@ -83,11 +83,7 @@ def write_shard(
 
 
 def open_shard(root: Path, split: str, shard: Shard, manifest: Manifest) -> ShardArrays:
-    """Memory-map one shard and check its files' sizes, shapes and dtypes (not their checksums: `verify_shard`).
-
-    Raises:
-        UserError: a file is missing or is not what the manifest says.
-    """
+    """Memory-map one shard and check its files' sizes, shapes and dtypes (not their checksums: `verify_shard`)."""
 
     def open_array(kind: str, shape: tuple[int, ...]) -> NDArray[Any]:
         return _open_array(root, split, shard, kind, (shape, dtypes.get(kind, np.dtype(ARRAY_DTYPES[kind]))))
@@ -106,11 +102,7 @@ def open_shard(root: Path, split: str, shard: Shard, manifest: Manifest) -> Shar
 
 
 def mean_bag_sizes(root: Path, manifest: Manifest, split: str = "train") -> dict[str, float]:
-    """Return the mean number of ids per bag of each multi-hot feature; empty if the split has no rows.
-
-    Raises:
-        UserError: a file is missing or is not what the manifest says.
-    """
+    """Return the mean number of ids per bag of each multi-hot feature; empty if the split has no rows."""
     ids, rows = np.zeros(len(manifest.ragged)), 0
     shards = manifest.splits[split].shards if manifest.ragged and split in manifest.splits else []
     for shard in (shard for shard in shards if shard.rows):
@@ -142,21 +134,13 @@ def _open_array(
 
 
 def verify_shard(root: Path, split: str, shard: Shard) -> None:
-    """Compare one shard's files with the manifest's checksums. The error names the first file that differs.
-
-    Raises:
-        UserError: a file is missing or differs.
-    """
+    """Compare one shard's files with the manifest's checksums. The error names the first file that differs."""
     for kind, expected in shard.files.items():
         verify_file(shard_path(root, split, shard.name, kind), expected)
 
 
 def verify_file(path: Path, expected: FileDigest) -> None:
-    """Compare one file of a dataset with its checksum in the manifest.
-
-    Raises:
-        UserError: the file is missing or differs.
-    """
+    """Compare one file of a dataset with its checksum in the manifest."""
     try:
         digest = digest_file(path)
     except OSError as error:

@@ -162,11 +162,7 @@ def save_manifest(root: Path, manifest: Manifest) -> None:
 
 
 def load_rows_manifest(root: Path) -> Manifest:
-    """Read the manifest of a dataset of rows.
-
-    Raises:
-        UserError: the dataset is of another kind, or `load_manifest` raises it.
-    """
+    """Read the manifest of a dataset of rows."""
     manifest = load_manifest(root)
     manifest.require_kind(root, ROWS)
     return manifest

@@ -63,9 +63,6 @@ class MultiHot:
 
         Args:
             sizes: ids per bag of each feature, or the name mlperf_v2.
-
-        Raises:
-            UserError: invalid sizes, or other keys without sizes.
         """
         if sizes is None:
             for name, value in (("distribution", distribution), ("seed", seed)):
@@ -132,9 +129,6 @@ class MultiHotTables:
         Args:
             key: configuration key of `parent`, named in errors.
             count: called with the bytes drawn since its last call; None: a large draw prints a line on stderr.
-
-        Raises:
-            UserError: not one size per feature, a directory that is not writable, or too little disk space.
         """
         bags.check(len(num_embeddings))
         directory, content = _place_of(parent, num_embeddings, bags)
@@ -208,11 +202,7 @@ def verify_tables(parent: Path, num_embeddings: Sequence[int], bags: MultiHot) -
 
 
 def verify_sums(path: Path) -> None:
-    """Compare the tables beside a file of checksums with the file.
-
-    Raises:
-        UserError: the file is damaged, or a table that it names is missing or differs.
-    """
+    """Compare the tables beside a file of checksums with the file."""
     try:
         sums = decode(path.read_bytes(), dict[str, FileDigest])
         mismatches = [name for name, expected in sums.items() if digest_file(path.with_name(name)) != expected]

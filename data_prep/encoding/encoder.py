@@ -106,9 +106,6 @@ class Encoder:
             data: whole rows.
             name: name of the rows in errors.
             labelled: False for rows without the label column, which get label 0.
-
-        Raises:
-            UserError: no rows, or an invalid row (file, row, column, remedy).
         """
         if self._table is None:
             return parse_bytes(data, name, self.schema, labelled, missing=np.int32(0))
@@ -167,9 +164,6 @@ class Encoder:
                 values, of equal lengths.
             name: name of the rows in errors; numbers: the rows' numbers, by default from 1.
             labelled: whether to read labels; otherwise they are 0.
-
-        Raises:
-            UserError: an invalid value (row, column, remedy).
         """
         rows = len(next(iter(columns.values())))
         numbers = range(1, rows + 1) if numbers is None else numbers
@@ -233,9 +227,6 @@ class Encoder:
         Args:
             values: an Arrow array or a list of Python values, as raw rows have them: of a feature that is a part of a
                 date, the date; of a multi-hot one, one of a list's values.
-
-        Raises:
-            UserError: an invalid value (row, remedy).
         """
         name = f"values of {feature}"
         if self._table is None:

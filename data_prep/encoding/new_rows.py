@@ -74,9 +74,6 @@ def read_new_rows(path: Path, shape: Shape) -> NewRows:
     .tsv, .txt and .csv have a first row of names, or else the columns in a raw file's order, with or without the
     label. .jsonl has one object a line. .json has a list of objects, or an object {"user": {...}, "candidates":
     [{...}, ...]}, whose user columns are added to each candidate. Each may be compressed (NAME.csv.gz).
-
-    Raises:
-        UserError: unreadable file, or unknown format (file, row, remedy).
     """
     suffix = suffix_of(path.name)
     if suffix not in SUFFIXES:

@@ -44,9 +44,6 @@ def plan_passes(
     Args:
         values: number of values of each feature.
         bytes_for: returns the memory of a table of that many values; overhead: factor of it while one is built.
-
-    Raises:
-        UserError: the allowance would need too many parts.
     """
     max_bytes = int(allowance / overhead)
     passes: list[list[Slice]] = []

@@ -57,11 +57,7 @@ class SplitColumn:
     example: Any = None
 
     def keys(self, batch: RawRows, table: Table) -> NDArray[np.int64]:
-        """Return the 64-bit number of each row of a batch [rows].
-
-        Raises:
-            UserError: a field that is empty, of another type than the first one, or not a time (row, remedy).
-        """
+        """Return the 64-bit number of each row of a batch [rows]."""
         locator = batch.locator_of(self.column)
         values = without_marks(plain(without_nan(batch.columns[self.column])), table.missing)
         if self.example is not None:
@@ -94,11 +90,7 @@ class SplitColumn:
 
 
 def find_split_column(name: str, is_time: bool, table: Table, sources: Sequence[Source]) -> SplitColumn:
-    """Look the column up in the files that it divides, with the format that the schema gives it.
-
-    Raises:
-        UserError: a file lacks it, or it is of a type that decides no split.
-    """
+    """Look the column up in the files that it divides, with the format that the schema gives it."""
     divided = [source for source in sources if source.split in (None, "train")]
     kinds: dict[str, str] = {}  # the kind of the column, and a file that has it
     for source in divided:

@@ -33,11 +33,7 @@ class VocabularyTexts:
     """Texts of a feature's values, memory-mapped."""
 
     def __init__(self, root: Path, feature: str, first_id: int = 1) -> None:
-        """Open the files of the dataset at `root`; its first value has the id `first_id`.
-
-        Raises:
-            UserError: missing or damaged files.
-        """
+        """Open the files of the dataset at `root`; its first value has the id `first_id`."""
         paths = [text_path(root, feature, kind) for kind in TEXT_KINDS]
         try:
             self._content, self._offsets = (open_array(path) for path in paths)
@@ -88,11 +84,7 @@ def text_buffers(texts: Any) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
 
 
 def verify_texts(root: Path, manifest: Manifest) -> None:
-    """Compare the texts with their checksums, and with the values that they belong to.
-
-    Raises:
-        UserError: a file differs; the message names the first one.
-    """
+    """Compare the texts with their checksums, and with the values that they belong to."""
     for feature, entry in (manifest.encoding.get("vocabulary") or {}).items():
         for kind, digest in (entry.get("texts") or {}).items():
             verify_file(text_path(root, feature, kind), FileDigest(digest["bytes"], digest["sha256"]))

@@ -161,11 +161,7 @@ class Executor:
         self.seconds[name] = round(time.monotonic() - begin, 3)
 
     def map(self, tasks: Iterable[WorkerTask[ResultT]]) -> Iterator[ResultT]:
-        """Yield the results of all tasks in order. The first failure in this order is raised.
-
-        Raises:
-            UserError: a task raises it, or a worker died.
-        """
+        """Yield the results of all tasks in order. The first failure in this order is raised."""
         if self._runs_here:
             for task in tasks:
                 yield task.run(self._here)
@@ -321,11 +317,7 @@ class ClusterExecutor(Executor):
 
 
 def open_executor(scheduler: str | None, workers: int) -> Executor:
-    """Return an executor on this machine, or on the cluster whose scheduler has that address.
-
-    Raises:
-        UserError: there is no such cluster, or Dask is not installed.
-    """
+    """Return an executor on this machine, or on the cluster whose scheduler has that address."""
     return Executor(workers) if scheduler is None else ClusterExecutor(scheduler)
 
 
@@ -380,11 +372,7 @@ def _run_in_worker(task: WorkerTask[ResultT]) -> tuple[ResultT, str, int]:
 
 
 def _run_on_cluster(task: WorkerTask[ResultT]) -> tuple[tuple[ResultT, str, int], int, int]:
-    """Run a task as `_run_in_worker` does; also return the bytes and rows it counted.
-
-    Raises:
-        UserError, OSError: from the task; the message names this machine, since only its folders may be missing.
-    """
+    """Run a task as `_run_in_worker` does; also return the bytes and rows it counted."""
     counters, host = Tally(), socket.gethostname()
     try:
         result = task.run(Worker(counters, _worker.cache))

@@ -106,9 +106,6 @@ def plan_encoding(
     """Return the processes for encoding, each with its own lookup tables, and the passes it takes.
 
     Without passes all tables fit at once.
-
-    Raises:
-        UserError: the budget is too small for any number of passes.
     """
     is_own = job.table is not None
     bytes_for = SortedTable.bytes_for if is_own else LookupTable.bytes_for
@@ -158,11 +155,7 @@ def within_budget(data: DataConfig, workers: int, need: int, parent_bytes: int =
 
 
 def check_disk(path: Path, job: Job) -> None:
-    """Refuse to start if the output and intermediate files will not fit on the disk.
-
-    Raises:
-        UserError: names the required and the free space.
-    """
+    """Refuse to start if the output and intermediate files will not fit on the disk."""
     rows = sum(_estimate_rows(job, source) for source in job.sources)
     tables = _multi_hot_bytes(job.schema, job.rules, job.bags)
     # Files written before the job was stopped.

@@ -98,11 +98,7 @@ def keep_or_discard_work(work: Path, parameters: dict[str, Any], sources: Sequen
 
 
 def refuse_foreign_files(root: Path, work: Path, raw_files: Sequence[Path]) -> None:
-    """Refuse to write over files other than an older dataset's and raw files in their own directory.
-
-    Raises:
-        UserError: a raw file would be overwritten, or there are files that belong to no dataset.
-    """
+    """Refuse to write over files other than an older dataset's and raw files in their own directory."""
     dataset_paths = [root / name for name in (*split_directories(), VOCABULARY_DIRECTORY)]
     for path in raw_files:
         if any(path.resolve().is_relative_to(directory.resolve()) for directory in dataset_paths):
@@ -134,9 +130,6 @@ def find_finished(
     Args:
         parameters: further entries that the manifest's `encoding` must have.
         schema: required `raw_schema`.
-
-    Raises:
-        UserError: there is another dataset.
     """
     if not (root / MANIFEST_NAME).exists():
         return None

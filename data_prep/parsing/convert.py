@@ -162,11 +162,7 @@ def to_texts(values: Any, locator: Locator) -> list[str]:
 
 
 def distinct_texts(values: Any, locator: Locator) -> Distinct:
-    """Return the distinct texts of a column of ids, or of rows outside a user's own table; "" for an empty field.
-
-    Raises:
-        UserError: a value that is neither text nor a number.
-    """
+    """Return the distinct texts of a column of ids, or of rows outside a user's own table; "" for an empty field."""
     values = plain(values)
     refuse_rounded(values, locator)
     column = distinct(values)
@@ -338,9 +334,6 @@ def times_of(
         form: format of text and numbers; None: text is ISO 8601.
         entry: returns the schema's entry for a format.
         takes_numbers: whether numbers without a format are seconds.
-
-    Raises:
-        UserError: a value that is not a time of the format.
     """
     values = without_nan(values)
     if not isinstance(values, list) and values.type != pa.float64():  # A float64 is exact enough for microseconds.

@@ -100,9 +100,6 @@ def parse_bytes(
         labelled: False for rows without the label column, which get label 0.
         first_row: number of the first row in errors.
         missing: value of an empty integer.
-
-    Raises:
-        UserError: no rows, or an invalid row (file, row, column, remedy).
     """
     if not data:
         raise UserError(f"{name}: empty file; give at least one row")

@@ -98,11 +98,7 @@ class Format(ABC):
     def columns(
         self, source: Source, delimiter: str = ",", header: bool = True, dialect: Dialect = STANDARD
     ) -> list[Column]:
-        """Return the columns of a file, in order.
-
-        Raises:
-            UserError: unreadable file.
-        """
+        """Return the columns of a file, in order."""
 
     @abstractmethod
     def chunks(self, source: Source, size: Size, chunk_bytes: int) -> list[Chunk]:
@@ -112,11 +108,7 @@ class Format(ABC):
     def batches(
         self, source: Source, chunk: Chunk, columns: Sequence[str], layout: FileLayout
     ) -> Iterator[tuple[RawRows, int]]:
-        """Yield some columns of a chunk, with the number of the file's bytes that each batch covers.
-
-        Raises:
-            UserError: a damaged file, or an invalid row (file, row, remedy).
-        """
+        """Yield some columns of a chunk, with the number of the file's bytes that each batch covers."""
 
     def num_rows(self, source: Source) -> int | None:
         """Return the rows of a file if its metadata holds them, otherwise None."""

@@ -20,9 +20,6 @@ def to_column(values: Any, name: str) -> Any:
     """Return values as an Arrow array or a list of Python values; null or None for a missing one.
 
     name: of the values in errors.
-
-    Raises:
-        UserError: one value, a table or a set in place of a list or an array.
     """
     if isinstance(values, pa.ChunkedArray):
         values = values.combine_chunks()

@@ -54,11 +54,7 @@ class JsonLines(LineFormat):
 
 
 def read_objects(text: bytes, name: str, first: int = 1) -> dict[int, dict[str, Any]]:
-    """Return the objects of whole lines by line number, without blank lines. Only a line feed ends a line.
-
-    Raises:
-        UserError: a line that is not an object (file, row, remedy).
-    """
+    """Return the objects of whole lines by line number, without blank lines. Only a line feed ends a line."""
     objects = {}
     for row, line in enumerate(text.removeprefix(BYTE_ORDER_MARK).split(b"\n"), start=first):
         if not line.strip(BLANK):

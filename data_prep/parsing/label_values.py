@@ -55,9 +55,6 @@ def with_known_pair(path: Path, sources: Sequence[Source], table: Table) -> Tabl
 
     Args:
         path: the schema, for errors.
-
-    Raises:
-        UserError: the column has exactly two values, which are not a known pair.
     """
     if table.label_kind is LabelKind.number or table.rule is not None or table.positive:
         return table

@@ -41,11 +41,7 @@ def convert_rows(
     limits: Sequence[float] | None = None,
     forms: Mapping[str, Form] | None = None,
 ) -> TableBlock:
-    """Convert a batch of rows as `convert` does, with their labels and weights if `labelled`.
-
-    Raises:
-        UserError: an invalid value (file, row, column, remedy).
-    """
+    """Convert a batch of rows as `convert` does, with their labels and weights if `labelled`."""
     if not labelled:
         return convert(batch, table, limits, forms)
     column = without_marks(plain(batch.columns[table.label]), table.missing)

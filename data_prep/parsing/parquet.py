@@ -190,7 +190,6 @@ def _list_values(group: Any, lists: Collection[str]) -> int:
 
 
 def _has_dictionary_lists(file: Any, columns: Sequence[str]) -> bool:
-    """Return whether one of the columns holds lists of dictionary entries."""
     data_types = [file.schema_arrow.field(name).type for name in columns]
     return any(is_list_type(each) and pa.types.is_dictionary(each.value_type) for each in data_types)
 

@@ -46,9 +46,6 @@ def load_table(path: Path, sources: tuple[Source, ...], text: str | None = None)
 
     Args:
         text: the YAML, of which `path` is only a name in errors; None: read the file.
-
-    Raises:
-        UserError: an invalid YAML file, or a column that a file lacks.
     """
     document = _read_yaml(path, text)
     forms = {form.name: form for form in map(format_of, sources)}
@@ -129,7 +126,6 @@ def _refuse_row_of_values(path: Path, source: Source, table: Table) -> None:
 
 
 def _union_by_split(sources: Sequence[Source], columns: Sequence[Sequence[Column]]) -> list[list[Column]]:
-    """Return for each file the columns of all files of its split."""
     splits = [source.split for source in sources]
     pairs = list(zip(splits, columns, strict=True))
     columns_of = {split: _union([each for other, each in pairs if other == split]) for split in dict.fromkeys(splits)}
@@ -145,7 +141,6 @@ def _union(columns: Sequence[Sequence[Column]]) -> list[Column]:
 
 
 def _hint(form: Format, source: Source, columns: Sequence[Column], header: bool) -> str:
-    """Suggest another reason why a file lacks a column."""
     if form.merges_columns:
         return ", or put a row that has it among the first of a file"
     names = [column.name for column in columns]
@@ -252,7 +247,6 @@ def _read_yaml(path: Path, text: str | None) -> dict[str, Any]:
 
 
 def _text_keys(path: Path, document: dict[str, Any]) -> tuple[str, bool]:
-    """Return the delimiter and header of text files."""
     header, delimiter = document.get("header", True), document.get("delimiter", ",")
     if not isinstance(header, bool) or not isinstance(delimiter, str) or len(delimiter) != 1:
         raise UserError(f"{path}: keys header and delimiter: give true or false, and one character")

@@ -110,10 +110,6 @@ def read_exact(
 
     Args:
         block: whole lines; name: name of the source in errors; row: number of the first line.
-
-    Raises:
-        UserError: not of the charset, a line that ends inside quotes or in an escape, a quote escaped by a backslash
-            that is no escape, or a carriage return within a line.
     """
     lines = decode(block, name, row, dialect).removesuffix("\n").split("\n")
     reader = dialect.reader((f"{line}\n" for line in lines), delimiter)
@@ -147,7 +143,6 @@ def read_exact(
 
 
 def _goes_on_after_quote(line: str, delimiter: str) -> bool:
-    """Return whether a field of a line has text after its closing quote."""
     try:
         return not list(csv.reader([line], delimiter=delimiter, strict=True))
     except csv.Error:
@@ -236,6 +231,5 @@ def _has_blank_lines(rows: pa.RecordBatch, lines: bytes) -> bool:
 
 
 def _has_long_fields(rows: pa.RecordBatch, lines: bytes) -> bool:
-    """Return whether a field may be longer than csv accepts."""
     limit = csv.field_size_limit()
     return len(lines) > limit and any(pc.max(pc.binary_length(column)).as_py() > limit for column in rows.columns)

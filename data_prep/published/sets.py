@@ -92,11 +92,7 @@ def published_set(name: str) -> PublishedSet:
 
 
 def write_splits(published: PublishedSet, raw: Path, out: Path) -> list[Path]:
-    """Download the files that `raw` lacks, and write out/SPLIT.csv for each split.
-
-    Raises:
-        UserError: a file or a split differs from the published one; no split is written then.
-    """
+    """Download the files that `raw` lacks, and write out/SPLIT.csv for each split."""
     remote = [
         RemoteFile(
             Path(path).name,

@@ -34,11 +34,7 @@ class KnownSum:
 
 
 def published_sums(sums: Any) -> dict[str, str]:
-    """Return checksums by file name, from a mapping or from a file in sha256sum's format.
-
-    Raises:
-        UserError: the value is neither of these, or a checksum is not a SHA-256.
-    """
+    """Return checksums by file name, from a mapping or from a file in sha256sum's format."""
     if isinstance(sums, str):
         try:
             lines = [
@@ -86,11 +82,7 @@ def _remedy(expected: KnownSum) -> str:
 
 
 def given_md5s(checksums: Any, sources: Sequence[Source]) -> list[str | None]:
-    """Return the MD5 that data.checksums, a mapping of names or paths, gives each file; None if it gives none.
-
-    Raises:
-        UserError: the value is not a mapping, a checksum is not an MD5, or a name does not match exactly one file.
-    """
+    """Return the MD5 that data.checksums, a mapping of names or paths, gives each file; None if it gives none."""
     if not isinstance(checksums or {}, Mapping):
         raise UserError(f"data.checksums={checksums}: give {{NAME: MD5}}")
     sums: list[str | None] = [None] * len(sources)

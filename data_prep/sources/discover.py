@@ -113,9 +113,6 @@ def resolve_splits(files: Mapping[str, Any]) -> list[Source]:
 
     Args:
         files: maps each split to its files, or to None if it has none.
-
-    Raises:
-        UserError: as `resolve_sources`, or two splits share a file.
     """
     sources = [each for split, raw in files.items() if raw is not None for each in resolve_sources(raw, split)]
     names: dict[str, Source] = {}
@@ -184,11 +181,7 @@ def _files(paths: Iterable[Path]) -> list[Path]:
 
 
 def _refuse_leftovers(files: Sequence[Path], key: str) -> list[Path]:
-    """Return the files of a directory or a pattern, without the parts of downloads that have ended.
-
-    Raises:
-        UserError: a file would be left out silently, or count as another day besides the file that it copies.
-    """
+    """Return the files of a directory or a pattern, without the parts of downloads that have ended."""
     remedy = f"or name the files to read in {key}"
     names = {file.name for file in files}
     for file in files:
@@ -273,11 +266,7 @@ PACKED_BYTES = 16
 
 
 def packing_of(path: Path) -> Packing | None:
-    """Return the form of a packed file by its first bytes; None for other files.
-
-    Raises:
-        UserError: the form is known but cannot be read.
-    """
+    """Return the form of a packed file by its first bytes; None for other files."""
     with open(path, "rb") as file:
         start = file.read(PACKED_BYTES)
     packing = next((each for each in PACKINGS if each.magic.match(start)), None)

@@ -111,11 +111,7 @@ def _note_path(path: Path) -> Path:
 
 
 class PartialFile:
-    """The incomplete file `path`, locked for the duration of a `with` body.
-
-    Raises:
-        UserError: another process downloads the file, or it cannot be written.
-    """
+    """The incomplete file `path`, locked for the duration of a `with` body."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -192,9 +188,6 @@ def download_all(
     Args:
         remote: tries, pauses and time limit for each mirror.
         needs: returns further needs of disk space, given the size of all files together.
-
-    Raises:
-        UserError: no mirror gives a file whole, the disk has too little space, or another job downloads the same.
     """
     directory.mkdir(parents=True, exist_ok=True)
     remote = remote or RemoteConfig()

@@ -60,11 +60,7 @@ def other_dataset(root: Path, difference: str) -> UserError:
 
 
 def sources_of_generated(data: DataConfig, root: Path, manifest: Manifest, settings: Json) -> list[Source]:
-    """Return the sources of generated rows at `root`.
-
-    Raises:
-        UserError: the rows were made with other settings of their group than `settings`.
-    """
+    """Return the sources of generated rows at `root`."""
     group = data.source_kind.group
     recorded = manifest.extra.get(group) or {}
     for key, value in settings.items():

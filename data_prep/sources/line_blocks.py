@@ -75,11 +75,7 @@ class SourceStream:
             raise UserError(f"{self._source.path}: damaged {self._packing} file ({error}); get it again") from error
 
     def next_block(self) -> tuple[mmap.mmap, int]:
-        """Return the next block as PlainReader does; do not call this after the end.
-
-        Raises:
-            UserError: a compressed file is truncated or damaged.
-        """
+        """Return the next block as PlainReader does; do not call this after the end."""
         return self._content.next_block()
 
     def at_end(self) -> bool:
@@ -182,9 +178,6 @@ class LineBlocks:
         """Yield blocks of the lines that start before the offset `stop` and were not yet yielded.
 
         A block is valid only until the next one is requested.
-
-        Raises:
-            UserError: the file is damaged, or a line is longer than a block.
         """
         while self._offset < stop:
             self._fill()

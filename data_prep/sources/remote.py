@@ -40,11 +40,7 @@ from data_prep.sources.finished import finished_manifest, other_dataset, recorde
 
 
 def remote_files(data: DataConfig, directory: Path) -> list[RemoteFile]:
-    """Return the files to download, in the order of the days, with their checksums if known.
-
-    Raises:
-        UserError: the configuration names no files, or days of a dataset without days, or a checksum of no such file.
-    """
+    """Return the files to download, in the order of the days, with their checksums if known."""
     remote = data.remote
     if not remote.name:
         raise UserError("data.remote.name: not given; choose data.source=criteo_1tb or data.source=criteo_kaggle")
@@ -93,9 +89,6 @@ def find_remote(data: DataConfig, root: Path, dataset_bytes: Callable[[float], i
 
     Args:
         dataset_bytes: returns the disk space for this number of rows until the dataset is made.
-
-    Raises:
-        UserError: a download failed, or a file has another checksum or size than the known one.
     """
     remote = data.remote
     directory = raw_directory(data, root)
@@ -218,9 +211,6 @@ def unpack_member(archive: Path, name: str, directory: Path, expected: KnownSum 
 
     Returns:
         size and checksum of the archive.
-
-    Raises:
-        UserError: the archive is damaged, has another checksum or no such file, or the disk has too little space.
     """
     directory.mkdir(parents=True, exist_ok=True)
     with PartialFile(directory / name) as part:
@@ -236,11 +226,7 @@ def unpack_member(archive: Path, name: str, directory: Path, expected: KnownSum 
 
 
 def member_sha256(archive: Path, name: str) -> str:
-    """Return the SHA-256 of a plain file in a tar archive; write nothing.
-
-    Raises:
-        UserError: the archive is damaged, or has no such file.
-    """
+    """Return the SHA-256 of a plain file in a tar archive; write nothing."""
     sha256 = hashlib.sha256()
     _copy_member(archive, name, sha256.update)
     return sha256.hexdigest()
@@ -258,9 +244,6 @@ def _copy_member(
     Args:
         target: the file to which `take` writes, for which the disk must have room.
         expected: the checksum that the archive must have.
-
-    Raises:
-        UserError: the archive is damaged, has another checksum, no such file or two, or the disk has too little space.
     """
     is_there = False
     tally = Tally(0)

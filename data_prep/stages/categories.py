@@ -76,9 +76,6 @@ class CategoryBuffer:
 
         Args:
             are_keys: whether values identify texts, so that no two texts may share one.
-
-        Raises:
-            UserError: two texts share a value, with `are_keys`.
         """
         import pyarrow as pa
 
@@ -165,7 +162,6 @@ class TableCategories:
             yield feature, categories
 
     def _finish_coded(self, record: ChunkRecord) -> None:
-        """Write codes and dictionaries."""
         job, chunk = self._job, self._chunk
         columns: list[NDArray[np.unsignedinteger]] = []
         bags: list[NDArray[np.unsignedinteger]] = []
@@ -192,7 +188,6 @@ class TableCategories:
         record.files["columns"] = write_blocks(job, chunk, columns, np.zeros(0, np.uint32))
 
     def _finish_hashed(self, record: ChunkRecord) -> None:
-        """Write ids."""
         modulus = self._job.rules.max_ind_range
         assert modulus is not None
         columns: list[tuple[NDArray[Any], NDArray[np.int32]]] = []

@@ -26,9 +26,6 @@ def refuse_absent_labels(job: Job, records: Sequence[ChunkRecord]) -> None:
 
     Args:
         records: chunks that may be in train.
-
-    Raises:
-        UserError: names the label column, the value, those that occur with their counts, and the remedy.
     """
     from data_prep.parsing.label_values import describe_label_values  # imports pyarrow, as below
 
@@ -54,9 +51,6 @@ def refuse_one_class(job: Job, records: Sequence[ChunkRecord]) -> None:
 
     Args:
         records: chunks that may be in train.
-
-    Raises:
-        UserError: names the label column, its values with their counts, and the remedy.
     """
     rows, positives = sum(each.rows for each in records), sum(each.positives for each in records)
     if job.table is None or job.schema.label_kind is LabelKind.number or positives not in (0, rows):
@@ -152,11 +146,7 @@ def undivided_columns(job: Job, records: Sequence[ChunkRecord]) -> Iterator[str]
 
 
 def rare_columns(job: Job, vocabularies: Mapping[str, VocabularyRecord], is_allowed: bool) -> Iterator[str]:
-    """Warn about columns in which no value is frequent enough for an id.
-
-    Raises:
-        UserError: no column has such a value, unless `is_allowed`.
-    """
+    """Warn about columns in which no value is frequent enough for an id."""
     threshold = job.rules.frequency_threshold
     columns = [name for name, entry in vocabularies.items() if not entry.values] if threshold > 1 else []
     key = f"data.frequency_threshold={threshold}"

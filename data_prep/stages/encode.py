@@ -145,7 +145,6 @@ class EncodeTask(LoggedTask[ChunkRecord]):
         return ArrayWriter(path, dtype, width, rows, self.job.checksum(suffix))
 
     def _encode_sparse(self, worker: Worker, unknown: NDArray[np.int64]) -> FileDigest:
-        """Write the ids of features with single values."""
         writer = self._writer("sparse.npy", len(self.single), self.record.rows)
         blocks = self._merged_rows(unknown) if self.passes else _sparse_rows(self, worker, unknown, 0, self.record.rows)
         for _, ids in blocks:
@@ -154,7 +153,6 @@ class EncodeTask(LoggedTask[ChunkRecord]):
         return writer.close()
 
     def _encode_bags(self, worker: Worker, unknown: NDArray[np.int64]) -> FileDigest:
-        """Write the ids of multi-hot features."""
         columns = chunk_bags(self.job, self.record.source, self.record.chunk)
         writer = self._writer("values.npy", None, sum(len(bags.ids) for bags in columns))
         tables = [] if self.passes else self.tables(worker)
@@ -281,7 +279,6 @@ def count_unknown(job: Job, ids: NDArray[np.int32]) -> NDArray[np.int64]:
 
 
 def _reserves_id(rules: Rules) -> bool:
-    """Return whether an id is reserved for unknown values."""
     is_reserved = rules.order is not None and rules.first_id > rules.unknown_id
     return is_reserved and not (rules.wraps and rules.max_ind_range is not None)
 

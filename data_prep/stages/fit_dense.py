@@ -123,7 +123,6 @@ def fit_dense(job: Job, records: Sequence[ChunkRecord], limit: int, executor: Ex
 
 
 def _fitted(job: Job) -> list[tuple[int, str]]:
-    """Return the index and the transform of each column to fit."""
     assert job.table is not None
     return [(index, name) for index, name in job.table.indexed_transforms if name in FITS]
 
@@ -172,11 +171,9 @@ def _quantiles(columns: Sequence[NDArray[np.float64]], low: float, high: float) 
 
 
 def _to_key(numbers: NDArray[np.float64]) -> Any:
-    """Return unsigned integers in the order of the numbers."""
     bits = numbers.view(np.uint64)
     return np.where(bits >> np.uint64(63), ~bits, bits | np.uint64(1 << 63))
 
 
 def _from_key(keys: NDArray[np.uint64]) -> NDArray[np.float64]:
-    """Return the numbers of keys."""
     return np.where(keys >> np.uint64(63), keys & np.uint64((1 << 63) - 1), ~keys).view(np.float64)

@@ -134,7 +134,6 @@ class GatherTask(LoggedTask[GatheredShard]):
         shard.unknown = unknown_of_all(job, unknown, bags)
 
     def _gather_bags(self, slices: list[slice]) -> tuple[Bags, ...]:
-        """Return the bags of each multi-hot column in the order of positions."""
         parts: list[tuple[Bags, ...]] = []
         positions = []
         for (source, chunk), part in zip(self.chunks, slices, strict=True):

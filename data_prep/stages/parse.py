@@ -203,7 +203,6 @@ def _parse_stream(task: ParseTask, lines: LineBlocks, worker: Worker) -> list[Ch
 
 
 def _finish(files: "ChunkWriter") -> ChunkRecord:
-    """Write the files of a parsed chunk."""
     with files:
         return files.finish()
 

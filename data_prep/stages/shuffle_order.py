@@ -198,7 +198,6 @@ class _Stream:
 
 
 def _swap_halves(part: Positions, sizes: dict[str, int]) -> Positions:
-    """Swap the halves of the held-out rows."""
     first, held_out = sizes["train"], sizes["val"] + sizes["test"]
     is_second = part >= first
     part[is_second] = first + (part[is_second] - first + sizes["val"]) % max(1, held_out)

@@ -89,11 +89,7 @@ Choose: TypeAlias = Callable[[OpenRows], Callable[[], Iterator[Choices]]]
 
 
 def split_numbers(job: Job, records: list[ChunkRecord]) -> Callable[[], Iterator[Choices]]:
-    """Return a function that yields each chunk's split numbers, as in SPLITS, or LEFT_OUT.
-
-    Raises:
-        UserError: the method cannot divide these rows.
-    """
+    """Return a function that yields each chunk's split numbers, as in SPLITS, or LEFT_OUT."""
     assert job.rules.split is not None
     rows = OpenRows(job, records)
     choose: Choose = load(job.rules.split.algorithm.chooses)

@@ -43,11 +43,7 @@ class Generator(Protocol):
 
 
 def write_generated(data: DataConfig, root: Path, generator: Generator) -> Manifest:
-    """Write the dataset, or return it if it is already done.
-
-    Raises:
-        UserError: another dataset is there, or the disk is too small.
-    """
+    """Write the dataset, or return it if it is already done."""
     with claimed(root) as work:
         finished = find_finished(root, generator.encoding, None, (), data)
         if finished is not None:

@@ -44,9 +44,6 @@ def synthetic_sources(data: DataConfig, root: Path, work: Path) -> list[Source]:
     """Return the days of `data.synthetic`: raw files, written unless they exist, or their descriptions.
 
     If `root` holds a finished dataset, nothing outside `work` is written.
-
-    Raises:
-        UserError: the dataset at `root` has other rows, or the days cannot be written to `data.raw`.
     """
     config, directory = data.synthetic, raw_directory(data, root)
     existing = finished_manifest(data, root)
@@ -58,11 +55,7 @@ def synthetic_sources(data: DataConfig, root: Path, work: Path) -> list[Source]:
 
 
 def raw_directory(data: DataConfig, root: Path) -> Path:
-    """Return the directory of the days or of their descriptions.
-
-    Raises:
-        UserError: `data.raw` is not a directory, or has no effect.
-    """
+    """Return the directory of the days or of their descriptions."""
     if data.synthetic.direct:
         if data.raw is not None:
             raise UserError(f"data.raw={data.raw}: has no effect with data.synthetic.direct; no raw files are written")
@@ -165,7 +158,6 @@ def _days(config: SyntheticConfig, directory: Path) -> list[Path]:
 
 
 def _are_there(config: SyntheticConfig, directory: Path) -> bool:
-    """Return whether the complete days of this configuration are in the directory."""
     record = directory / RECORD_NAME
     if not record.exists():
         return False

@@ -142,11 +142,7 @@ def _zipf_ids(rng: np.random.Generator, exponent: float, table_rows: int, count:
 
 
 def bag_sizes(config: RandomConfig, num_features: int) -> list[int]:
-    """Return the ids per bag of each feature; the maximum if bags vary.
-
-    Raises:
-        UserError: there is not one size per feature.
-    """
+    """Return the ids per bag of each feature; the maximum if bags vary."""
     sizes = MLPERF_SIZES if config.bag_sizes == MLPERF_V2 else config.bag_sizes
     sizes = [sizes] * num_features if isinstance(sizes, int) else sizes
     if isinstance(sizes, str) or not all(isinstance(size, int) and size >= 1 for size in sizes):

@@ -227,7 +227,6 @@ def _triple_effects(
 
 @jit
 def _interactions(teacher: Teacher, ranks: NDArray[np.int32], present: NDArray[np.bool_]) -> float:
-    """Return the sum of all interactions of pairs and triples in one row."""
     total = 0.0
     columns = teacher.interacting
     for i in range(len(columns)):

@@ -65,9 +65,6 @@ def refuse_collisions(column: str, texts: Any, is_new: NDArray[np.bool_]) -> Non
     Args:
         texts: in the order of their values.
         is_new: whether each value differs from the one before.
-
-    Raises:
-        UserError: names the column and both texts.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -94,9 +91,6 @@ def merge_dictionaries(
         part_bytes: memory for merging and ranking a part.
         begins: number of the row at which each dictionary's `first` begins to count.
         threshold: values with a lower total count, or none, are left out.
-
-    Raises:
-        UserError: two texts have the same value.
     """
     total = sum(each.entries for each in dictionaries)
     num_bytes = BYTES_PER_ENTRY * total + COPIES_OF_TEXT * sum(each.text_bytes for each in dictionaries)
@@ -113,7 +107,6 @@ def merge_dictionaries(
 
 
 def _merge(column: str, parts: Sequence[Entries], threshold: int) -> Entries:
-    """Merge the entries of several dictionaries."""
     import pyarrow as pa
 
     values, counts, first = (np.concatenate(arrays) for arrays in list(zip(*parts, strict=True))[:3])
@@ -274,7 +267,6 @@ def _stream(path: Path, schema: Any) -> Any:
 
 
 def _read_stream(path: Path) -> Any:
-    """Read a whole stream into memory."""
     import pyarrow as pa
 
     with pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as stream:

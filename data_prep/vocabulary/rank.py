@@ -77,7 +77,6 @@ def reserve(file: int, size: int) -> None:
 
 
 def _batches(parts: Sequence[AnyRun], order: VocabularyOrder) -> Iterator[NDArray[np.uint32]]:
-    """Yield the values by ascending value or by first appearance."""
     if order is VocabularyOrder.value:
         for part in parts:
             yield part.values

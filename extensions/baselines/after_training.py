@@ -31,11 +31,7 @@ OF_LAUNCHERS = ("LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 
 
 def require_possible(config: AppConfig) -> None:
-    """Refuse baselines=true before training if they cannot be computed.
-
-    Raises:
-        UserError: names the obstacle and the remedy.
-    """
+    """Refuse baselines=true before training if they cannot be computed."""
     if config.baselines and (reason := obstacle(config)) is not None:
         raise UserError(f"baselines=true: {reason}, or leave it out")
 

@@ -59,11 +59,7 @@ def numbers_of(manifest: Manifest, split: str, rows: int | None) -> NDArray[np.i
 
 
 def computed(root: Path, manifest: Manifest, split: str, directory: Path, config: BaselinesConfig) -> Scored:
-    """Return the baselines of a dataset, scored on a split, from the cache or newly computed.
-
-    Raises:
-        UserError: `load_rows` raises it, or scikit-learn is not installed.
-    """
+    """Return the baselines of a dataset, scored on a split, from the cache or newly computed."""
     versions = [f"{name} {version}" for name in LIBRARIES if (version := _version(name)) is not None]
     if not versions or not versions[0].startswith(LIBRARIES[0]):
         raise UserError(f"baselines: scikit-learn is not installed; {INSTALL}")

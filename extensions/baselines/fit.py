@@ -143,7 +143,6 @@ def _best_column(rates: list[Rates], train: Rows, others: Rows, names: Sequence[
 
 
 def _trees(train: Rows, others: Rows, rates: list[Rates]) -> Preds:
-    """Fit boosted trees on numbers and on out-of-fold rates of ids."""
     columns, scored = tree_inputs(train, others, rates)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="joblib")  # of a machine without lscpu

@@ -34,12 +34,7 @@ class Rows:
 
 
 def load_rows(root: Path, manifest: Manifest, name: str, limit: int | None) -> Rows:
-    """Load the rows of a split, or a sample of at most `limit`, in blocks chosen by a hash of their number.
-
-    Raises:
-        UserError: missing split, no rows, labels of one class (of rows with a weight above 0), or a file that differs
-            from the manifest.
-    """
+    """Load the rows of a split, or a sample of at most `limit`, in blocks chosen by a hash of their number."""
     split = manifest.splits.get(name)
     if split is None or not split.rows:
         raise UserError(f"{root}: split {name!r} has no rows, so there are no baselines; train with another eval.split")

@@ -125,11 +125,7 @@ def bag_hashes(bags: Bags) -> NDArray[np.uint64]:
 
 
 def find_misleading(job: Job, built: Sequence[BuiltShard], features: Sequence[str], budget: int) -> Misleading:
-    """Compute the figures of a job's finished shards in its work's directory; budget: bytes of memory.
-
-    Raises:
-        UserError: a column of an own table tells the label of each row.
-    """
+    """Compute the figures of a job's finished shards in its work's directory; budget: bytes of memory."""
     shards = [[shard for shard in built if (shard.split == "train") == of_train] for of_train in (True, False)]
     rows, other_rows = (sum(shard.shard.rows for shard in each) for each in shards)
     limit = min(MAX_ROWS, MAX_VALUES // len(job.schema.columns), budget // 2 // ROW_BYTES)
@@ -241,7 +237,6 @@ Codes = tuple[NDArray[np.integer], int]  # codes of the rows, and their upper bo
 
 
 def _quantiles(values: NDArray[Any]) -> Codes:
-    """Return the quantile of each number."""
     some = np.sort(values[:: len(values) // QUANTILE_ROWS + 1])
     edges = np.unique(some[np.arange(1, DENSE_BINS) * len(some) // DENSE_BINS])
     return np.searchsorted(edges, values), len(edges) + 1

@@ -52,11 +52,7 @@ BAG = "[B, M] int64, bags of any number of ids, filled with -1"
 def export_directory(
     config: ExportConfig, trained: AppConfig, run: TrainedRun, correction: float, about: dict[str, Any]
 ) -> ExportedDirectory:
-    """Write the directory; about: its provenance. Return its manifest.
-
-    Raises:
-        UserError: the model in ONNX Runtime differs from the model, or a file cannot be read or written.
-    """
+    """Write the directory; about: its provenance. Return its manifest."""
     manifest = run.manifest
     multi_hot = from_config.multi_hot_features(trained.data.multi_hot, manifest)
     model = served_model.load(run.path, trained, manifest, TablePrecision.fp32, torch.device("cpu"))
@@ -90,11 +86,7 @@ def export_directory(
 
 @contextmanager
 def _new_directory(path: Path) -> Iterator[Path]:
-    """Give a temporary directory, which gets the name `path` at the end and is removed after an error.
-
-    Raises:
-        UserError: it cannot be written.
-    """
+    """Give a temporary directory, which gets the name `path` at the end and is removed after an error."""
     part = path.with_name(f".{path.name}.part")
     try:
         shutil.rmtree(part, ignore_errors=True)  # of an export that was interrupted

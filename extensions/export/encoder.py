@@ -54,9 +54,6 @@ def write_encoder(directory: Path, root: Path, manifest: Manifest, config: AppCo
     """Write the encoder of the dataset at `root`, as a run of this configuration reads it.
 
     with_texts: write the texts of values, if the dataset has kept them. Ids do not need them.
-
-    Raises:
-        UserError: a missing or changed vocabulary.
     """
     directory.mkdir()
     for name in MODULES:
@@ -145,7 +142,6 @@ def _expansion(root: Path, manifest: Manifest, config: AppConfig) -> MultiHotTab
 
 
 def _write_vocabulary(path: Path, root: Path, name: str, manifest: Manifest, with_texts: bool) -> None:
-    """Write a vocabulary in ascending order of its values."""
     entry = manifest.encoding["vocabulary"][name]
     source = vocabulary_path(root, name)
     verify_file(source, FileDigest(entry["bytes"], entry["sha256"]))

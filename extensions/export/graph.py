@@ -73,9 +73,6 @@ class ModelGraph:
 
         num_embeddings: rows of each feature's table, in the model's order. multi_hot: features whose bags may have any
         number of ids. precision: fp32, fp16 or int8. correction: added to the logits.
-
-        Raises:
-            UserError: a value is beyond fp16.
         """
         self.tensors: dict[str, NDArray[Any]] = {}
         self._nodes: list[Any] = []
@@ -352,7 +349,6 @@ class ModelGraph:
 
 
 def _width(branch: nn.Sequential) -> int:
-    """Return the width of the last layer."""
     return [layer for layer in branch.modules() if isinstance(layer, nn.Linear)][-1].out_features
 
 

@@ -75,11 +75,7 @@ class ScoredRows:
     """A sample of a split's rows, and the metrics of a model on them as they are or changed; collective calls."""
 
     def __init__(self, scorer: Predictor, split: str, limit: int) -> None:
-        """Read at most `limit` rows.
-
-        Raises:
-            UserError: the metric by which the model is judged is undefined for these rows.
-        """
+        """Read at most `limit` rows."""
         manifest = scorer.manifest
         shards, self._scorer, self.split = SplitShards(scorer.root, manifest, split), scorer, split
         numbers = sampled_numbers([shard.rows for shard in manifest.splits[split].shards], limit)

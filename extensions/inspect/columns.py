@@ -306,7 +306,6 @@ def _text(value: Any) -> str:
 
 
 def _merged(texts: list[str], codes: NDArray[np.int64], others: NDArray[np.bool_], fractions: bool = False) -> _Texts:
-    """Give equal texts one code."""
     code_of = {text: code for code, text in enumerate(dict.fromkeys(texts))}
     if len(code_of) == len(texts):
         return _Texts(texts, codes, others, fractions)

@@ -69,9 +69,6 @@ def find_label(profile: TableProfile, label_key: str | None) -> Label:
 
     Args:
         label_key: column, or rule such as "rating >= 4"; None: a column named as one of NAMES.
-
-    Raises:
-        UserError: no such column, an empty field, values of one class, or two values of which neither is known.
     """
     column, rule = _column(profile, label_key)
     figures = profile.columns[column]
@@ -200,7 +197,6 @@ def _rate(profile: TableProfile, label: Label) -> float:
 
 
 def _shown(figures: ColumnFigures) -> str:
-    """Return the most frequent values with their counts."""
     if figures.counts is None:
         return f"{len(figures.distinct):,} different values"
     shown = ", ".join(f"{text[:40]} ({rows:,})" for text, rows in figures.counts.most_common(SHOWN))

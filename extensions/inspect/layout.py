@@ -33,11 +33,7 @@ class Files(NamedTuple):
 
 
 def read_layout(sources: Sequence[Source]) -> Files:
-    """Return the layout that all files share.
-
-    Raises:
-        UserError: files of two forms or with different columns, or two columns of one name.
-    """
+    """Return the layout that all files share."""
     forms = {form.name: form for form in map(format_of, sources)}
     if len(forms) > 1:
         raise UserError(f"data.raw: {' and '.join(sorted(forms))} files together; give files of one kind")

@@ -77,11 +77,7 @@ class TableProfile:
 
 
 def read_profile(files: Files) -> TableProfile:
-    """Read all rows of the files once.
-
-    Raises:
-        UserError: a damaged file or an invalid row (file, row, remedy), or no rows.
-    """
+    """Read all rows of the files once."""
     names = [column.name for column in files.columns]
     figures = {column.name: ColumnFigures(column.name, column.kind) for column in files.columns}
     sample = Sample(min(SAMPLE_ROWS, max(1000, SAMPLE_VALUES // len(names))))

@@ -130,11 +130,7 @@ class Proposal:
 
 
 def propose_schema(sources: Sequence[Source], label: str | None = None) -> Proposal:
-    """Read all rows of some files, and propose a schema that data_prep accepts.
-
-    Raises:
-        UserError: a damaged file, an invalid row, a label that is not known, or no column that can be a category.
-    """
+    """Read all rows of some files, and propose a schema that data_prep accepts."""
     profile = read_profile(read_layout(sources))
     proposal = Proposal(profile, find_label(profile, label), {})
     for name, figures in profile.columns.items():

@@ -137,11 +137,7 @@ def _cases(config: PlanAppConfig, resolved: TopologyConfig) -> list[tuple[Topolo
 
 
 def _topology(name: str) -> TopologyConfig:
-    """Return a topology of conf/topology, or of a YAML file if the name has its suffix.
-
-    Raises:
-        UserError: there is no such topology.
-    """
+    """Return a topology of conf/topology, or of a YAML file if the name has its suffix."""
     if name.endswith((".yaml", ".yml")):
         return topology.read(Path(name))
     topologies = topology.load_all()
@@ -159,11 +155,7 @@ def _resolved(topology_config: TopologyConfig) -> TopologyConfig:
 
 
 def _tables(config: PlanAppConfig) -> tuple[TableArch, dict[str, float]]:
-    """Return the tables and each feature's mean ids per bag: as configured, else the dataset's, else as published.
-
-    Raises:
-        UserError: there are neither, or the numbers do not match.
-    """
+    """Return the tables and each feature's mean ids per bag: as configured, else the dataset's, else as published."""
     features, means = _table_sizes(config)
     sizes = from_config.bag_sizes(config, features, means)
     if (bag_sizes := config.plan.bag_sizes) is not None:

@@ -82,7 +82,6 @@ def capacity(workload: Workload) -> int:
 
 
 def _by_type(options: Sequence[ShardingOption], world_size: int) -> dict[str, Estimate]:
-    """Return the fastest option of each sharding type."""
     best: dict[str, Estimate] = {}
     for option in options:
         cost = _busiest([estimate_shard(shard, 0, world_size) for shard in option.shards])
@@ -243,7 +242,6 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _row_lines(row: Sequence[str], widths: Sequence[int]) -> Iterator[str]:
-    """Yield the lines of a row."""
     indent = sum(widths[: len(row) - 1]) + 2 * (len(row) - 1)
     last = textwrap.wrap(row[-1], WIDTH - indent, break_on_hyphens=False) or [""]
     first = row[0] if len(row[0]) <= widths[0] else f"{row[0][: widths[0] - 1]}…"

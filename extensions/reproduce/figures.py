@@ -239,7 +239,6 @@ def _is_of_config(key: str, run: RunFiles) -> bool:
 
 
 def _equality(runs: Sequence[Finished]) -> list[tuple[str, str]]:
-    """Return a sentence on differences between the runs besides their seeds."""
     keys = _differing(runs)
     return [("bad", f"The runs were not made alike; they differ in {', '.join(keys)}.")] if keys else []
 

@@ -77,11 +77,7 @@ def seeds_of(out: Path, count: int) -> list[Seed]:
 
 
 def training_arguments(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments for app.train, with each config=FILE replaced by its keys, as the file may change.
-
-    Raises:
-        UserError: an argument that each run sets itself, or, in a file, one that is not app.train's.
-    """
+    """Return the arguments for app.train, with each config=FILE replaced by its keys, as the file may change."""
     train_arguments = []
     for argument in arguments:
         key = _key(argument)

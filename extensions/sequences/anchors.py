@@ -26,11 +26,7 @@ class Anchors:
     """
 
     def __init__(self, events: EventArrays, min_history: int, window_seconds: int) -> None:
-        """Count the anchors in one pass over times and flags, 5 bytes per event.
-
-        Raises:
-            UserError: there are no anchors.
-        """
+        """Count the anchors in one pass over times and flags, 5 bytes per event."""
         self._events, self._min_history, self._seconds = events, min_history, window_seconds
         first, last, self.users = _span(events.offsets, events.times, events.flags, min_history)
         if not self.users:

@@ -187,7 +187,6 @@ class _Bucketed(torch.autograd.Function):
 
 
 def _product(left: Tensor, right: Tensor, factor: float) -> Tensor:
-    """Return factor * left @ right for each pair of matrices."""
     return torch.baddbmm(left.new_empty(()), left, right, beta=0, alpha=factor)
 
 

@@ -151,7 +151,6 @@ def _of_keys(
     value_columns: constexpr,
     precision: constexpr,
 ):
-    """Compute the gradients of a block of keys and its values."""
     first_key, past_keys, first_query, past_queries, history, offset = _bounds(
         key_starts, query_starts, histories, candidates_only
     )

@@ -41,21 +41,13 @@ class EventArrays(NamedTuple):
 
 
 def event_schema(root: Path, manifest: Manifest) -> EventSchema:
-    """Return the schema of a dataset of events.
-
-    Raises:
-        UserError: the dataset is of another kind.
-    """
+    """Return the schema of a dataset of events."""
     manifest.require_kind(root, kind_of(EVENTS))
     return EventSchema.from_manifest(manifest.encoding["raw_schema"])
 
 
 def open_events(root: Path, manifest: Manifest) -> EventArrays:
-    """Map the arrays, and check their shapes and what readers rely on (not their checksums).
-
-    Raises:
-        UserError: a file is missing or does not match the manifest.
-    """
+    """Map the arrays, and check their shapes and what readers rely on (not their checksums)."""
     schema = event_schema(root, manifest)
     [shard] = manifest.splits[EVENTS].shards
     opened = {
@@ -104,11 +96,7 @@ def _open(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
 
 
 def verify_events(root: Path, manifest: Manifest) -> None:
-    """Compare the arrays with their checksums, and check the values that readers rely on.
-
-    Raises:
-        UserError: names the first bad file or event.
-    """
+    """Compare the arrays with their checksums, and check the values that readers rely on."""
     [shard] = manifest.splits[EVENTS].shards
     verify_shard(root, EVENTS, shard)
     arrays, limit, block = open_events(root, manifest), manifest.num_embeddings["item"], 1 << 22

@@ -76,11 +76,7 @@ class EventLog:
     """
 
     def __init__(self, root: Path, manifest: Manifest, config: SequencesConfig) -> None:
-        """Open the arrays and count the anchors.
-
-        Raises:
-            UserError: a file differs from the manifest, or there is nothing to train or evaluate on.
-        """
+        """Open the arrays and count the anchors."""
         self._manifest, self.schema = manifest, event_schema(root, manifest)
         schema = self.schema
         self.events, self.config, self._sizes = open_events(root, manifest), config, manifest.num_embeddings
@@ -121,11 +117,7 @@ class EventLog:
         self._label_bits = [1 << list(schema.actions).index(name) for name in (schema.label, *tasks)]
 
     def split(self, name: str, rank: int, world_size: int) -> "EventSplit":
-        """Return a split as process `rank` of `world_size` reads it.
-
-        Raises:
-            UserError: there is no such split.
-        """
+        """Return a split as process `rank` of `world_size` reads it."""
         require_window(self._manifest, name)
         end = self.eval_window
         if name == TRAIN:

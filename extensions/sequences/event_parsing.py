@@ -80,11 +80,7 @@ def check_columns(source: Source, columns: tuple[str, ...], delimiter: str, name
 
 
 def check_log(sources: list[Source], schema: EventSchema, named_by: str) -> None:
-    """Refuse log files that lack a column, and a format of times if all times are timestamps.
-
-    Raises:
-        UserError: names the file and the column.
-    """
+    """Refuse log files that lack a column, and a format of times if all times are timestamps."""
     columns = [column for each in sources for column in check_columns(each, schema.columns, schema.delimiter, named_by)]
     if schema.time_format is not None and all(each.kind == "time" for each in columns if each.name == schema.time):
         raise UserError(
@@ -96,11 +92,7 @@ def check_log(sources: list[Source], schema: EventSchema, named_by: str) -> None
 def event_batches(
     source: Source, chunk: Chunk, columns: tuple[str, ...], delimiter: str
 ) -> Iterator[tuple[RawRows, int]]:
-    """Yield the batches of a chunk, with null for NaN, and the bytes of the file that each covers.
-
-    Raises:
-        UserError: a damaged file.
-    """
+    """Yield the batches of a chunk, with null for NaN, and the bytes of the file that each covers."""
     form = format_of(source)
     layout = FileLayout(tuple(column.name for column in form.columns(source, delimiter)), delimiter)
     for batch, num_bytes in form.batches(source, chunk, columns, layout):
@@ -111,11 +103,7 @@ def event_batches(
 
 
 def parse_events(batch: RawRows, schema: EventSchema) -> EventBlock:
-    """Parse a batch of `event_batches`.
-
-    Raises:
-        UserError: an invalid value (file, row, column, remedy).
-    """
+    """Parse a batch of `event_batches`."""
     users, items = (keys_of(batch, column, schema.renumber) for column in (schema.user, schema.item))
     times = _times(batch, schema)
     texts = {name: _action_texts(batch, name, allowed_texts) for name, allowed_texts in schema.known_values.items()}
@@ -204,7 +192,6 @@ def _numbers(batch: RawRows, column: str) -> NDArray[np.float64]:
 
 
 def _is_empty(values: Any) -> NDArray[np.bool_]:
-    """Return a mask of the empty fields."""
     if isinstance(values, list):
         return np.array([value in EMPTY for value in values], np.bool_)
     is_empty = pc.is_null(values)

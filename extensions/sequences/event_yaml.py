@@ -13,11 +13,7 @@ from extensions.sequences.event_schema import EventSchema
 
 
 def load_event_schema(path: Path) -> EventSchema:
-    """Read a schema from its YAML file.
-
-    Raises:
-        UserError: names the invalid key.
-    """
+    """Read a schema from its YAML file."""
     try:
         document: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:

@@ -52,9 +52,6 @@ def gather_histories(
 
     Args:
         users: [B] index of each anchor's user.
-
-    Raises:
-        OwnError: an item outside its table.
     """
     count, most = len(anchors), min(rule.max_history, rule.quota * len(rule.masks), rule.scan_events)
     before = (anchors - events.offsets[users]).sum() if count else 0

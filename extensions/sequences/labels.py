@@ -17,11 +17,7 @@ def tasks(config: AppConfig) -> list[str]:
 
 
 def refuse_one_class(config: AppConfig, root: Path, split: Split) -> None:
-    """Refuse to train on events if the samples' label, or a task's, has one class.
-
-    Raises:
-        UserError: names the action, with the samples of each action.
-    """
+    """Refuse to train on events if the samples' label, or a task's, has one class."""
     assert isinstance(split, EventSplit)
     if config.data.allow_degenerate:
         return

@@ -94,11 +94,7 @@ class EventJob:
 
 
 def prepare_events(data: DataConfig, root: Path) -> Manifest:
-    """Make the dataset, resume an unfinished job, or return the finished dataset.
-
-    Raises:
-        UserError: bad configuration or input.
-    """
+    """Make the dataset, resume an unfinished job, or return the finished dataset."""
     refuse_keys_without_events(data)
     path = schema_path(str(data.schema))
     schema = load_event_schema(path)
@@ -239,11 +235,7 @@ def _fit_ids(job: EventJob, records: list[SortRecord], runs: tuple[str, ...]) ->
 def _attribute(
     job: EventJob, name: str, items: NDArray[np.int64] | None, num_items: int
 ) -> tuple[NDArray[np.int32], NDArray[np.bool_], int]:
-    """Return an attribute of each item id, a mask of the items that have it, and the rows of its table.
-
-    Raises:
-        UserError: two rows give an item of the log different values.
-    """
+    """Return an attribute of each item id, a mask of the items that have it, and the rows of its table."""
     schema, attribute = job.schema, job.schema.attributes[name]
     columns = (attribute.item, attribute.column)
     values: NDArray[Any] = np.zeros(num_items, np.int32 if items is None else np.int64)
@@ -316,11 +308,7 @@ def _merge_tasks(
 
 
 def _refuse_useless(job: EventJob, records: list[MergeRecord], allows_one_class: bool) -> None:
-    """Refuse a log from which nothing can be learned.
-
-    Raises:
-        UserError: no events, none that can be a sample, or samples that all have one label.
-    """
+    """Refuse a log from which nothing can be learned."""
     events, path, schema = sum(record.rows for record in records), job.sources[0].path, job.schema
     if not events:
         limits = {key: getattr(schema, key) for key in ("keep_seconds", "drop_last_seconds")}
@@ -405,7 +393,6 @@ def _describe(
     tasks: list[SortTask],
     digests: list[FileDigest | None],
 ) -> Manifest:
-    """Build the manifest."""
     rate = job.counts["positives"] / job.counts["candidates"]
     rows = [0] * len(job.sources)
     for task, record in zip(tasks, records, strict=True):
@@ -429,7 +416,6 @@ def _describe(
 
 
 def _summary_lines(manifest: Manifest) -> Iterator[str]:
-    """Yield what a user should know about the events."""
     figures, history = manifest.extra, manifest.encoding["raw_schema"].get("min_history", 1)
     yield (
         f"{manifest.rows:,} events of {figures['users']:,} users, {figures['anchors']:,} samples "

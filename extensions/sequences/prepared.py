@@ -68,11 +68,7 @@ def main(config: ImportConfig) -> int:
 
 
 def require_sums(source: Path, sums: Path) -> None:
-    """Compare files with their MD5 in a list as md5sum prints it.
-
-    Raises:
-        UserError: a file is missing or differs, or the list is no such list.
-    """
+    """Compare files with their MD5 in a list as md5sum prints it."""
     for number, line in enumerate(sums.read_text(encoding="utf-8").splitlines(), 1):
         expected, _, name = line.partition(" ")
         name = name.strip().removeprefix("*").removeprefix("./")
@@ -87,7 +83,6 @@ def require_sums(source: Path, sums: Path) -> None:
 
 
 def _array(path: Path) -> NDArray[Any]:
-    """Map an array."""
     try:
         array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError) as error:

@@ -24,11 +24,7 @@ log = logging.getLogger("clickwork")
 
 
 def score_items(config: RecommendConfig, trained: AppConfig, run: TrainedRun, runtime: Runtime) -> Scored:
-    """Score items after the events of one user in a dataset of events.
-
-    Raises:
-        UserError: items or a user outside the log, or no user.
-    """
+    """Score items after the events of one user in a dataset of events."""
     history = open_log(run.root, run.manifest, trained)
     schema, arrays = history.schema, history.events
     keys, ids = known_items(run.root, run.manifest, arrays)
@@ -79,11 +75,7 @@ def _read_items(config: RecommendConfig, schema: EventSchema) -> NewRows:
 
 
 def _history(config: RecommendConfig, history: EventLog, candidates: NewRows) -> tuple[int, int, int]:
-    """Return the user's index, the number of the event that its history ends before, and the candidates' time.
-
-    Raises:
-        UserError: no user or several, a user outside the log, or one with too few events.
-    """
+    """Return the user's index, the number of the event that its history ends before, and the candidates' time."""
     arrays, column = history.events, history.schema.user
     of_rows = candidates.texts(column) if column in candidates.columns else []
     for number, text in zip(candidates.numbers, of_rows, strict=False):

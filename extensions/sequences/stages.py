@@ -72,11 +72,7 @@ class SortTask(LoggedTask[SortRecord]):
         return self.chunk.bytes_of(self.file), 0
 
     def do(self, worker: Worker) -> SortRecord:
-        """Write the runs.
-
-        Raises:
-            UserError: an event that does not fit the schema, or a damaged file.
-        """
+        """Write the runs."""
         record = SortRecord(0, 0, 0, -1, 0, 0)
         run_blocks: list[EventBlock] = []
         for batch, num_bytes in event_batches(self.file, self.chunk, self.schema.columns, self.schema.delimiter):
@@ -100,7 +96,6 @@ class SortTask(LoggedTask[SortRecord]):
         return record
 
     def _write(self, blocks: list[EventBlock], record: SortRecord) -> None:
-        """Write a run."""
         columns = EventBlock(*(np.concatenate(column) for column in zip(*blocks, strict=True)))
         order = np.lexsort((columns.times, columns.users))
         users, starts, numbers = np.unique(columns.users[order], return_index=True, return_inverse=True)
@@ -133,11 +128,7 @@ class UserCounts(NamedTuple):
 
 
 def count_users(runs: Iterable[str], limit: int) -> UserCounts:
-    """Count the users of all runs.
-
-    Raises:
-        UserError: more users than `limit`.
-    """
+    """Count the users of all runs."""
     total = UserCounts(np.zeros(0, np.int64), np.zeros(0, np.int64))
     for run in runs:
         users, counts = np.load(f"{run}.users.npy"), np.diff(np.load(f"{run}.starts.npy"))
@@ -288,11 +279,7 @@ class MergeTask(LoggedTask[MergeRecord]):
 
 
 def plan_merge(users: UserCounts, events: int) -> list[tuple[int, int, int]]:
-    """Return first key, last key and events of each task: consecutive users, at most `events` if there are several.
-
-    Raises:
-        UserError: a user has more events than that, and more than fit the smallest memory budget.
-    """
+    """Return first key, last key and events of each task: consecutive users, at most `events` if there are several."""
     if len(users.users) and (most := int(users.counts.max())) > max(events, MIN_EVENTS):
         key = int(users.users[users.counts.argmax()])
         raise UserError(

@@ -109,9 +109,6 @@ def find_log(data: DataConfig, root: Path, work: Path) -> list[Source]:
     """Return the log and its items' table, written below `root` unless they exist.
 
     If `root` holds a finished dataset, nothing outside `work` is written.
-
-    Raises:
-        UserError: the dataset at `root` has other events.
     """
     config = keys_of_extension(data, SyntheticEventsConfig)
     existing = finished_manifest(data, root)

@@ -65,11 +65,7 @@ def main(config: TuneConfig) -> int:
 
 
 def training_arguments(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments for app.train, with each config=FILE replaced by its keys.
-
-    Raises:
-        UserError: an argument that each trial sets itself.
-    """
+    """Return the arguments for app.train, with each config=FILE replaced by its keys."""
     names = [argument.lstrip("+~").partition("=")[0] for argument in arguments]
     for name, argument in zip(names, arguments, strict=True):
         if name in REFUSED:
@@ -79,11 +75,7 @@ def training_arguments(arguments: Sequence[str]) -> list[str]:
 
 
 def open_study(out: Path, arguments: Sequence[str], space: Space) -> "Study":
-    """Open or create the search's database.
-
-    Raises:
-        UserError: Optuna is not installed, or the directory has a search with other arguments.
-    """
+    """Open or create the search's database."""
     try:
         import optuna
     except ModuleNotFoundError as error:
@@ -193,7 +185,6 @@ def _finalist(run: TuneRun, arguments: Sequence[str], config: TuneConfig, progre
 
 
 def _write(config: TuneConfig, outcome: Outcome) -> None:
-    """Write document and page."""
     out = Path(config.out)
     write_atomically(out / DOCUMENT, (json.dumps(outcome.document(), indent=1) + "\n").encode())
     write_page(out / PAGE, tune_page(outcome, redact_arguments(sys.argv[1:]), out))

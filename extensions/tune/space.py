@@ -31,11 +31,7 @@ Space: TypeAlias = dict[str, Range | tuple[str, ...]]  # by dotted key: a range,
 
 
 def space_of(search: dict[str, Any]) -> Space:
-    """Return the settings to search from the nested values of `search`.
-
-    Raises:
-        UserError: a key has no list of at least two different values, or a range whose end is not above its start.
-    """
+    """Return the settings to search from the nested values of `search`."""
     return {name: _values_of(name, values) for name, values in _leaves("", search)}
 
 
