@@ -4,7 +4,7 @@ import os
 import sys
 
 from common import signals
-from common.processor import announces_missing_tiles
+from common.machine import announces_missing_tiles
 
 # `python -m app.x` imports torch, which takes seconds; common.cli takes over afterwards.
 if sys.argv[0] == "-m":

@@ -31,19 +31,17 @@ from msgspec import Struct, structs
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from app.config import ModelConfig, OptimizerName, Precision
 from app.config.commands import BenchConfig, chosen_operators
-from app.config.published import published_tables
-from app.config.runtime import require_graphs
-from app.config.train import with_batch_of_all
+from app.config.kinds import Algorithm, OptimizerName
+from app.config.model import ModelConfig, published_tables
+from app.config.train import Precision, require_graphs, with_batch_of_all
 from app.data.batch import Batch, layout_of
-from app.kinds.optimizers import Algorithm
 from app.metrics.ceilings import Ceilings, WorkTiming, higher, measure_ceilings, time_work
 from app.metrics.documents import rest
 from app.model.dlrm import DLRM
 from app.record.documents import Provenance
 from app.record.provenance import describe_run
-from app.runtime import process_group
+from app.runtime import platform as process_group
 from app.runtime.platform import Runtime
 from app.training import session
 from common.cli import EXIT_DONE

@@ -13,7 +13,7 @@ if __name__ == "__main__":
 import logging
 from pathlib import Path
 
-from app.config import BundleConfig
+from app.config.commands import BundleConfig
 from app.replay.bundle import write_bundle
 from common.cli import EXIT_DONE
 

@@ -21,7 +21,7 @@ def _row(
     config: str = "",
     function: str = "",
     has_groups: bool = False,
-    leave: str = "app.runtime.leave:leave",
+    leave: str = "app.runtime.environment:leave",
 ) -> Command:
     """Return the row of `python -m app.NAME`; conf/NAME.yaml names its groups of values, if it has any."""
     return Command(

@@ -16,8 +16,7 @@ from collections.abc import Iterator
 from app.commands import COMMANDS
 from common.cli import EXIT_DONE
 from common.command import Command, load
-from common.help import groups_of
-from common.keys import choices, keys_of
+from common.keys import choices, groups_of, keys_of
 
 # COMP_WORDBREAKS may split words at "=". So the script takes the word from the line, and cuts its beginning off
 # answers.

@@ -24,16 +24,15 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from app.config.checks import require_place
 from app.config.commands import DoctorConfig
-from common import fbgemm
+from app.config.train import require_place
+from common import machine
+from common.cli import coloured
 from common.documents import format_of
 from common.errors import UserError, last_line
 from common.files import write_atomically
-from common.limits import memory_limit, memory_of_machine
-from common.terminal import coloured
-from data_prep.dataset.format import MANIFEST_NAME, load_manifest, shard_path
-from data_prep.dataset.manifest import FORMAT_NAME
+from common.machine import memory_limit, memory_of_machine
+from data_prep.dataset.format import FORMAT_NAME, MANIFEST_NAME, load_manifest, shard_path
 
 NEEDED = ("torch", "torchrec", "numpy", "hydra-core", "omegaconf", "numba", "tqdm", "isal", "pyarrow")
 TORCH_MINOR_OVER_FBGEMM = 5  # fbgemm 1.X is built against torch 2.(X + 5)
@@ -106,7 +105,7 @@ def check_packages(versions: Mapping[str, str]) -> Iterator[Check]:
     for name in NEEDED:
         if name not in versions:
             yield Check(name, Verdict.fail, "not installed", REMAKE)
-    builds = [name for name in fbgemm.NAMES if name in versions]
+    builds = [name for name in machine.NAMES if name in versions]
     if not builds:
         yield Check("fbgemm", Verdict.fail, "not installed", REMAKE)
     elif len(builds) > 1:
@@ -118,8 +117,8 @@ def check_packages(versions: Mapping[str, str]) -> Iterator[Check]:
 
 def _check_pairing(torch: str, build: str, release: str, torchrec: str) -> Check:
     releases = f"torch {torch}, {build} {release}, torchrec {torchrec}"
-    if fbgemm.DATED.match(release):
-        source = f"built from source beside this torch on the date that is its version, {fbgemm.installed_commit()}"
+    if machine.DATED.match(release):
+        source = f"built from source beside this torch on the date that is its version, {machine.installed_commit()}"
         return Check("pairing", Verdict.ok, f"{releases}, {source}")
     minors = [re.match(r"(\d+)\.(\d+)(?!.*dev)", version) for version in (torch, release, torchrec)]
     torch_minor, fbgemm_minor, torchrec_minor = (int(minor[2]) if minor else -1 for minor in minors)

@@ -17,17 +17,18 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from app.config import AppConfig, EvaluateConfig, Precision, validate
+from app.config.app_config import AppConfig, validate
+from app.config.commands import EvaluateConfig
 from app.config.model import require_dlrm
-from app.data.shards import verify_splits
-from app.runtime import process_group
+from app.config.train import Precision
+from app.data.split import verify_splits
+from app.runtime import platform
 from app.runtime.platform import Runtime
 from app.scoring import served_model
-from app.scoring.labelled_rows import LabelledRows
-from app.training import predictor, resume
-from app.training.labels import require_task, task_of
-from app.training.recording import scores
-from app.training.resume import TrainedRun
+from app.scoring.new_rows import LabelledRows
+from app.training import checkpointer, evaluator, predictor
+from app.training.checkpointer import TrainedRun
+from app.training.predictor import require_task, task_of
 from common.documents import Json, plain_object
 from common.errors import UserError
 from common.files import write_atomically
@@ -36,7 +37,7 @@ from common.files import write_atomically
 def main(config: EvaluateConfig) -> int:
     """Evaluate as configured; return the exit status."""
     directory = Path(config.run)
-    trained = resume.trained_config(directory, config.runtime, config.data.path)
+    trained = checkpointer.trained_config(directory, config.runtime, config.data.path)
     batch_size = config.global_batch_size or trained.eval.global_batch_size
     limit = config.keep_scores or 0  # not the run's setting, which is about the scores of the model that it serves
     evaluation = replace(trained.eval, global_batch_size=batch_size, exact_rows=config.exact_rows, keep_scores=limit)
@@ -48,8 +49,8 @@ def main(config: EvaluateConfig) -> int:
         trained = replace(trained, runtime=exact)
     validate(trained)
     split = config.split or trained.model.kind.eval_split
-    with process_group.joined(trained, process_group.READING) as runtime:
-        run = resume.open_checkpoint(directory, config.checkpoint, trained.data.path, runtime)
+    with platform.joined(trained, platform.READING) as runtime:
+        run = checkpointer.open_checkpoint(directory, config.checkpoint, trained.data.path, runtime)
         if limit and not task_of(run.manifest).has_clicks:
             raise UserError(
                 f"keep_scores={limit}: scores are kept of clicks, and these labels are numbers; leave it out"
@@ -91,6 +92,8 @@ def _measure(run: TrainedRun, trained: AppConfig, runtime: Runtime, config: Eval
     if rows is not None:
         return rows.compare(scorer, split, config.correct_sampling, run.state.step)
     evaluation, limits = scorer.evaluate(split, corrected=config.correct_sampling), trained.eval
-    if limits.keep_scores and scores.is_within(limits.keep_scores, split, scorer.split(split).rows, limits.exact_rows):
-        scores.keep(scorer, evaluation, Path(config.run), run.state.step)
+    if limits.keep_scores and evaluator.is_within(
+        limits.keep_scores, split, scorer.split(split).rows, limits.exact_rows
+    ):
+        evaluator.keep(scorer, evaluation, Path(config.run), run.state.step)
     return plain_object(evaluation.figures)

@@ -35,7 +35,7 @@ from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousTime
 from torch.distributed.elastic.rendezvous import utils as rendezvous_utils
 from torch.distributed.launcher import api as torch_launcher
 
-from app.runtime import network
+from app.runtime import environment
 from app.runtime.environment import INTERFACES, SET_BY_LAUNCHER
 from common import signals
 from common.cli import EXIT_BAD_INPUT, EXIT_LOST, EXIT_STOPPED
@@ -224,7 +224,7 @@ def _choose_addresses(options: Any) -> None:
         # (pytorch/pytorch#135712).
         os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     host = _meeting_point(options)[0]
-    way = network.way_to(host)
+    way = environment.way_to(host)
     options.local_addr = options.local_addr or way.address
     is_host = _is_host(host, way)
     if is_host is not None and options.rdzv_backend == "c10d" and "is_host" not in options.rdzv_conf:
@@ -236,7 +236,7 @@ def _choose_addresses(options: Any) -> None:
     print(f"launch: {options.local_addr} on {interface}, meeting at {_endpoint(options)}", file=sys.stderr)
 
 
-def _is_host(host: str, way: network.Way) -> bool | None:
+def _is_host(host: str, way: environment.Way) -> bool | None:
     """Return whether the machines meet here; None if torch, which compares only names, finds that by itself.
 
     If the names are equal, torch lets a second launcher of this machine in, and that must stay so.

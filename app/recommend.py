@@ -14,40 +14,47 @@ if __name__ == "__main__":  # before the imports below, which may take seconds
 
 from pathlib import Path
 
-from app.config import AppConfig, validate
+from app.config.app_config import AppConfig, validate
 from app.config.commands import RecommendConfig
 from app.config.model import require_own_scores
-from app.runtime import process_group
+from app.runtime import platform
 from app.runtime.platform import Runtime
-from app.scoring import ranking
-from app.scoring.candidates import with_user
-from app.scoring.new_rows import RowScorer, log_unknown, parse, require_finite, unknown_counts
-from app.scoring.ranking import ALL, NONE_SCORED, Scored
-from app.training import predictor, resume
-from app.training.labels import task_of
-from app.training.resume import TrainedRun
+from app.scoring import new_rows
+from app.scoring.new_rows import (
+    ALL,
+    NONE_SCORED,
+    RowScorer,
+    Scored,
+    log_unknown,
+    parse,
+    require_finite,
+    unknown_counts,
+    with_user,
+)
+from app.training import checkpointer, predictor
+from app.training.checkpointer import TrainedRun
+from app.training.predictor import task_of
 from common.cli import EXIT_DONE
 from common.errors import UserError
 from common.files import write_atomically
-from data_prep.encoding.encoder import Encoder
-from data_prep.encoding.new_rows import NewRows, read_new_rows
+from data_prep.encoding.encoder import Encoder, NewRows, read_new_rows
 
 
 def main(config: RecommendConfig) -> int:
     """Rank as configured; return the exit status."""
     directory = Path(config.run)
-    trained = resume.trained_config(directory, config.runtime, config.data.path)
+    trained = checkpointer.trained_config(directory, config.runtime, config.data.path)
     validate(trained)
     require_own_scores(trained.model, "recommend")
     parts = trained.model.parts
     score = score_rows if parts is None else parts.rank
-    with process_group.joined(trained, process_group.READING) as runtime:
-        run = resume.open_checkpoint(directory, config.checkpoint, trained.data.path, runtime)
+    with platform.joined(trained, platform.READING) as runtime:
+        run = checkpointer.open_checkpoint(directory, config.checkpoint, trained.data.path, runtime)
         correction = run.correction(config.correct_sampling)
         scored = score(config, trained, run, runtime)
         require_finite(scored.logits)
         has_clicks = task_of(run.manifest).has_clicks
-        ranked = ranking.rank(*scored[:-1], has_clicks, correction)
+        ranked = new_rows.rank(*scored[:-1], has_clicks, correction)
         run.log_choice()
         if runtime.rank == 0:
             unknown = unknown_counts(scored.features, scored.unknown)
@@ -89,10 +96,10 @@ def _read(config: RecommendConfig, encoder: Encoder) -> NewRows:
     return candidates
 
 
-def _report(config: RecommendConfig, ranked: ranking.Ranking, about: dict[str, object]) -> None:
+def _report(config: RecommendConfig, ranked: new_rows.Ranking, about: dict[str, object]) -> None:
     """Print the table; write the file, if requested."""
-    print(ranking.to_table(ranked), end="")
+    print(new_rows.to_table(ranked), end="")
     if config.out is not None:
         path = Path(config.out)
-        text = ranking.to_json(ranked, about) if path.suffix == ".json" else ranking.to_csv(ranked)
+        text = new_rows.to_json(ranked, about) if path.suffix == ".json" else new_rows.to_csv(ranked)
         write_atomically(path, text.encode())

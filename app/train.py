@@ -19,22 +19,20 @@ from dataclasses import replace
 from pathlib import Path
 
 from app.checkpoint import files
-from app.config import AppConfig
-from app.config.runtime import require_graphs
-from app.config.train import with_batch_of_all, with_evaluation_distance
+from app.config.app_config import AppConfig
+from app.config.kinds import steps_after_training
+from app.config.train import require_graphs, with_batch_of_all, with_evaluation_distance
 from app.data import prepare
-from app.data.shards import TRAIN, verify_splits
+from app.data.split import TRAIN, verify_splits
 from app.record.directory import RunDirectory
 from app.report.page import REPORT, write_report
-from app.runtime import platform, process_group
-from app.trackers.run_trackers import require_clients
-from app.training import agreement, meta_build, session
-from app.training.after_training import steps_after_training
-from app.training.labels import refuse_one_class, require_task
-from app.training.monitor import require_rows_to_evaluate, require_validation
-from app.training.recording import scores
-from app.training.run import TrainingRun
-from app.training.state import require_rates, require_steps_left
+from app.runtime import platform
+from app.runtime import platform as process_group
+from app.trackers import require_clients
+from app.training import agreement, evaluator, meta_build, session
+from app.training.loop import TrainingRun
+from app.training.predictor import refuse_one_class, require_task
+from app.training.state import require_rates, require_rows_to_evaluate, require_steps_left, require_validation
 from common import signals
 from common.cli import EXIT_DONE, EXIT_STOPPED
 from common.signals import Interrupted, StopRequest
@@ -95,13 +93,13 @@ def _train(config: AppConfig, runtime: platform.Runtime, record: RunDirectory, b
     if run is None:
         return EXIT_DONE
 
-    # The loop, with its evaluations and checkpoints: app/training/loop.py, put together in app/training/run.py.
+    # The loop, with its evaluations and checkpoints: app/training/loop.py, put together in app/training/loop.py.
     status = None
     stop = StopRequest(ANSWERS[runtime.world_size > 1], lambda: files.resumption(record.checkpoints)[1])
     try:
         status = EXIT_STOPPED if run.train(stop) == "interrupted" else EXIT_DONE
         if status == EXIT_DONE:
-            scores.keep_served(run.session, record.path, run.state.step)
+            evaluator.keep_served(run.session, record.path, run.state.step)
         stop.answer = "training has ended, the report is being written"
     finally:
         # A stopped or failed run has a report, too.
@@ -137,7 +135,7 @@ def _set_up(config: AppConfig, runtime: platform.Runtime, record: RunDirectory, 
     require_task(config, root, manifest)
     refuse_one_class(config.data, root, manifest)
     require_rows_to_evaluate(config, root, manifest)
-    splits = list(dict.fromkeys(filter(None, [TRAIN, config.eval.split, scores.kept_split(config.eval, manifest)])))
+    splits = list(dict.fromkeys(filter(None, [TRAIN, config.eval.split, evaluator.kept_split(config.eval, manifest)])))
     agreement.on_each_machine(runtime, is_shared, lambda: verify_splits(root, manifest, splits, config.data))
     prepare.warn(root, manifest, is_new, config.loss.class_weights)
 

@@ -4,7 +4,7 @@ The dataset must be the one that the run read. The replay trains from the first 
 run's own environment, and evaluates and reports after the steps that the run was configured to. Compared are each
 step's loss; every figure of every window of steps and every evaluation; the summary, the manifest, curves, kept scores,
 the line of results.csv and the pointers to checkpoints; and at each of the run's checkpoints each parameter and the
-optimizer's state. What is not compared (app.replay.records.NOT_COMPARED) is printed. With the same number of processes
+optimizer's state. What is not compared (app.replay.compare.NOT_COMPARED) is printed. With the same number of processes
 and threads and the same kind of CPU the bits are equal; otherwise a tolerance decides. Differences in code, versions,
 hardware and layout are listed for each launch of the run, with the step up to which bits can be equal.
 
@@ -34,33 +34,36 @@ from numpy.typing import NDArray
 
 from app.checkpoint import files
 from app.checkpoint.files import read
-from app.config import (
-    AppConfig,
-    Compile,
-    RuntimeConfig,
-    ShardingConfig,
-    VerifyConfig,
-    validate,
-)
-from app.data.shards import verify_splits
-from app.kinds.metrics import AUC, LOGLOSS, RMSE
+from app.config.app_config import AppConfig, validate
+from app.config.commands import VerifyConfig
+from app.config.kinds import AUC, LOGLOSS, RMSE
+from app.config.sharding import ShardingConfig
+from app.config.train import Compile, RuntimeConfig
+from app.data.split import verify_splits
 from app.metrics.documents import TrainEvent
-from app.record.documents import RunManifest
-from app.record.reading import METRICS, SUMMARY
+from app.record.documents import METRICS, SUMMARY, RunManifest
 from app.replay.bundle import record_directory, require_dataset
-from app.replay.compare import BitwiseDifference, ReplayComparison, ReplayDirectory, bitwise_difference
-from app.replay.figures import compare_records, expected_of
-from app.replay.launches import ExpectedEvents, Launch, changes
-from app.replay.records import NOT_COMPARED, Record, Replay, read_record
+from app.replay.compare import (
+    NOT_COMPARED,
+    BitwiseDifference,
+    ExpectedEvents,
+    Launch,
+    Record,
+    Replay,
+    ReplayComparison,
+    ReplayDirectory,
+    bitwise_difference,
+    changes,
+    compare_records,
+    expected_of,
+    read_record,
+)
+from app.runtime import platform
 from app.runtime import platform as runtime
-from app.runtime import process_group
 from app.sharding.documents import FORMAT, PlanFile
-from app.training import resume, session
-from app.training.loop import target_reached
-from app.training.monitor import early_stop
-from app.training.recording import scores
-from app.training.run import TrainingRun
-from app.training.state import RunLength, RunState, run_length
+from app.training import checkpointer, evaluator, session
+from app.training.loop import TrainingRun, target_reached
+from app.training.state import RunLength, RunState, early_stop, run_length
 from common.cli import EXIT_DONE
 from common.documents import decode, encode
 from common.errors import UserError
@@ -82,14 +85,14 @@ def main(config: VerifyConfig) -> int:
 
 
 def _verify(config: VerifyConfig, directory: Path, began: float) -> int:
-    trained = resume.trained_config(directory, config.runtime, config.data.path)
+    trained = checkpointer.trained_config(directory, config.runtime, config.data.path)
     validate(trained)
     record = read_record(directory)
     launches = record.launches
     first = next(launch.manifest for launch in launches if launch.manifest is not None)
     any_layout = trained.train.micro_batch is not None
     trained = replace(trained, runtime=_runtime_of(first, config.runtime, trained.runtime))
-    with process_group.joined(trained, process_group.READING) as joined:
+    with platform.joined(trained, platform.READING) as joined:
         if not any_layout:
             _log_layout(directory, launches, joined)
         paths = decode(joined.on_rank_0(lambda: encode([str(path) for path in files.undamaged(directory)])), list[str])
@@ -118,7 +121,7 @@ def _verify(config: VerifyConfig, directory: Path, began: float) -> int:
                 return EXIT_DONE
             losses = _loss_difference(checkpoints, run.state.all_losses())
             report = {"run": str(config.bundle or directory), "steps": steps, "compared_at": sorted(checkpoints)}
-            keeps = scores.kept_split(trained.eval, manifest)
+            keeps = evaluator.kept_split(trained.eval, manifest)
             result = Replay(
                 record=read_record(scratch),
                 steps=steps,
@@ -149,7 +152,7 @@ def _open_dataset(
     if config.bundle is not None and config.data.path is None:
         made = joined.on_rank_0(partial(require_dataset, trained.data, first, config.bundle))
         trained = replace(trained, data=replace(trained.data, path=made))
-    return resume.open_dataset(trained.data.path, directory, first.dataset.path or "", first.dataset.digest or "")
+    return checkpointer.open_dataset(trained.data.path, directory, first.dataset.path or "", first.dataset.digest or "")
 
 
 def _runtime_of(launch: RunManifest, overrides: RuntimeConfig, trained: RuntimeConfig) -> RuntimeConfig:

@@ -26,12 +26,13 @@ from typing import Any
 
 import numpy as np
 
-from app.checkpoint.model_state import num_bytes
-from app.checkpoint.saver import Saver
-from app.config import CONFIG_DIR, AppConfig, RuntimeConfig
+from app.checkpoint.saver import Saver, num_bytes
+from app.config.app_config import CONFIG_DIR, AppConfig
+from app.config.train import RuntimeConfig
 from app.data.batch import Batch
 from app.runtime import platform
-from app.training import resume, session
+from app.training import checkpointer as resume
+from app.training import session
 from app.training.state import RunState
 from benchmarks import training_loop
 from benchmarks.result_file import write_result

@@ -188,7 +188,8 @@ def bare_rates(case: Case, threads: int, steps: int, scratch: Path) -> list[floa
 
 def run_bare(threads: str, overrides: list[str]) -> None:
     """Train in a plain loop; print samples/s of each step, means over windows."""
-    from app.config import CONFIG_DIR, AppConfig, RuntimeConfig
+    from app.config.app_config import CONFIG_DIR, AppConfig
+    from app.config.train import RuntimeConfig
     from app.runtime import platform
     from app.training import session
     from common.compose import compose_config

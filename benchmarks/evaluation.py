@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from app.metrics.clicks import click_metrics, click_sums, histogram_metrics, score_counts
+from app.metrics.quality import click_metrics, click_sums, histogram_metrics, score_counts
 from benchmarks.result_file import write_result
 
 MLPERF_ROWS = 89_137_319

@@ -15,8 +15,7 @@ import time
 from collections.abc import Callable
 
 from data_prep.config.keys import SyntheticConfig
-from data_prep.synthetic.rows import BLOCK_ROWS, LabelledRows, as_block, as_text, calibrated_teacher, label_rows
-from data_prep.synthetic.teacher import Teacher
+from data_prep.synthetic import BLOCK_ROWS, LabelledRows, Teacher, as_block, as_text, calibrated_teacher, label_rows
 
 WAYS: dict[str, Callable[[Teacher, LabelledRows], object]] = {
     "drawn": lambda teacher, rows: rows,

@@ -27,11 +27,10 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 from torch import Tensor, nn
 from torchrec.models.dlrm import InteractionArch
 
-from app.config import RuntimeConfig
-from app.model.interaction import DotInteraction
-from app.model.mlp import mlp
+from app.config.train import RuntimeConfig
+from app.model.layers import DotInteraction, mlp
 from app.runtime import platform
-from app.training.window import FiniteChecks
+from app.training.session import FiniteChecks
 from benchmarks.result_file import write_result
 from benchmarks.training_loop import KAGGLE_TABLES
 
@@ -166,7 +165,7 @@ GROUPS: dict[str, Callable[[int], Variants]] = {
 MEMORY = """
 import sys, time
 import torch
-from common.memory import keep_freed_memory
+from common.machine import keep_freed_memory
 from benchmarks.ideas import LARGE_BATCH, over_arch_of
 torch.set_num_threads(int(sys.argv[2]))
 assert sys.argv[1] != "kept" or keep_freed_memory()

@@ -22,11 +22,11 @@ from pathlib import Path
 
 import numpy as np
 
-from app.config import DataConfig
+from app.config.data import DataConfig
 from app.data.batch import BatchBuilder, RowArrays
 from app.data.split import SplitReader
 from benchmarks.result_file import write_result
-from common.memory import keep_freed_memory
+from common.machine import keep_freed_memory
 from data_prep.dataset.format import Manifest, ShardArrays, Split, load_manifest, save_manifest, write_shard
 from data_prep.dataset.multi_hot import MLPERF_SIZES, MultiHotTables
 

@@ -43,7 +43,8 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 )
 from torch import nn
 
-from app.config import CONFIG_DIR, AppConfig, Precision, RuntimeConfig
+from app.config.app_config import CONFIG_DIR, AppConfig
+from app.config.train import Precision, RuntimeConfig
 from app.data.batch import Batch
 from app.metrics.documents import EvaluationFigures
 from app.metrics.timing import StepTimer

@@ -10,11 +10,10 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 from torchrec import KeyedJaggedTensor
 
-from app.config import AppConfig, from_plain
+from app.config.app_config import AppConfig, from_plain
 from app.data.batch import Batch
-from app.data.shards import TRAIN
-from app.data.split import SplitReader
-from app.record.reading import read_config
+from app.data.split import TRAIN, SplitReader
+from app.record.documents import read_config
 from common.errors import UserError
 from data_prep.dataset.format import Manifest
 

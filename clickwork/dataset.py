@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from clickwork.batches import TorchBatches
-    from data_prep.dataset.bags import Bags
     from data_prep.dataset.format import ShardArrays
+    from data_prep.dataset.spelling import Bags
 
 BATCH_ROWS = 1 << 16
 
@@ -56,7 +56,7 @@ class Dataset:
     def __init__(self, path: str | Path) -> None:
         """Open a dataset. Raises Error if there is none, or it holds events."""
         from data_prep.dataset.format import load_rows_manifest
-        from data_prep.dataset.schema import Schema
+        from data_prep.dataset.options import Schema
 
         self.path = Path(path)
         self._manifest = load_rows_manifest(self.path)
@@ -81,7 +81,7 @@ class Dataset:
             Error: there is no such column, or a value is invalid.
         """
         from data_prep.encoding.encoder import Encoder
-        from data_prep.parsing.in_memory import to_column
+        from data_prep.parsing.convert import to_column
 
         self._require_column(column)
         return Encoder.load(self.path).ids_of(column, to_column(values, f"values of {column}"))
@@ -96,7 +96,7 @@ class Dataset:
             Error: an id is not a whole number, ids of this encoding do not tell values, or the dataset does not keep
                 the values' texts.
         """
-        from data_prep.encoding.vocabulary import vocabulary_values
+        from data_prep.encoding.lookup import vocabulary_values
 
         self._require_column(column)
         try:
@@ -172,7 +172,7 @@ class Dataset:
     def _joined(self, parts: "list[ShardArrays]") -> Rows:
         import numpy as np
 
-        from data_prep.dataset.bags import join
+        from data_prep.dataset.spelling import join
 
         labels, dense, sparse = (np.concatenate([part[place] for part in parts]) for place in range(3))
         bags = (join(of_column).copy() for of_column in zip(*(part.bags for part in parts), strict=True))

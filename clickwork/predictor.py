@@ -1,25 +1,129 @@
-"""A run's model that scores new rows."""
+"""A run's model that scores tables of any library."""
 
+import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from clickwork.errors import reported
-from clickwork.tables import TableLike, one_piece, pieces_of
 from common.errors import UserError
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from app.config import AppConfig
+    from app.config.app_config import AppConfig
     from app.runtime.platform import Runtime
-    from app.scoring.new_rows import RowScorer
-    from app.scoring.ranking import Ranking
-    from app.training.resume import TrainedRun
+    from app.scoring.new_rows import Ranking, RowScorer
+    from app.training.checkpointer import TrainedRun
+    from data_prep.encoding.encoder import NewRows
+
+PIECE_ROWS = 1 << 16  # parsed at once
+REMEDY = "give a pandas, polars or Arrow table, record batches, or dicts"
+
+
+class ArrowStream(Protocol):
+    """A table of any library with Arrow's C interface: pandas (2.2 or newer), polars, pyarrow, and others."""
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object: ...
+
+
+# One dict is one row; an iterable has dicts, or tables such as record batches.
+TableLike: TypeAlias = ArrowStream | Mapping[str, Any] | Iterable[Any]
+
+
+def pieces_of(table: TableLike, name: str = "table", size: int = PIECE_ROWS) -> "Iterator[NewRows]":
+    """Yield the rows of a table in pieces of at most `size`; an iterable is asked for each table when it is needed.
+
+    Args:
+        table: see `TableLike`.
+        name: of the table in errors, in which its rows are numbered from 1.
+        size: rows of a piece.
+
+    Raises:
+        UserError: not a table, or two columns of one name.
+    """
+    first = 1
+    for piece in _pieces(table, name, size):
+        rows = _rows_of(piece, name, first)
+        first += len(rows.numbers)
+        yield rows
+
+
+def one_piece(table: TableLike, name: str) -> "NewRows":
+    """Return all rows of a table that fits in memory. Raises UserError as `pieces_of`, or for several tables."""
+    import pyarrow as pa
+
+    from data_prep.encoding.encoder import NewRows
+
+    if hasattr(table, "__arrow_c_stream__"):
+        with _readable(name):
+            table = pa.table(table).combine_chunks()
+    pieces = [*pieces_of(table, name, sys.maxsize)] or [NewRows(name, {}, ())]
+    if len(pieces) > 1:
+        raise UserError(f"{name}: several tables; give one")
+    return pieces[0]
+
+
+def _pieces(table: Any, name: str, size: int) -> Iterator[Any]:
+    """Yield lists of dicts, or Arrow's record batches."""
+    if hasattr(table, "__arrow_c_stream__"):
+        for batch in _batches(table, name):
+            yield from (batch.slice(start, size) for start in range(0, batch.num_rows, size))
+    elif isinstance(table, Mapping):
+        yield [table]
+    elif isinstance(table, Iterable) and not isinstance(table, str | bytes):
+        items = iter(table)
+        for item in items:
+            if isinstance(item, Mapping):
+                yield [item, *islice(items, size - 1)]
+            elif hasattr(item, "__arrow_c_stream__"):
+                yield from _pieces(item, name, size)
+            else:
+                raise UserError(f"{name}: {type(item).__name__} in it is not a row; {REMEDY}")
+    else:
+        raise UserError(f"{name}: {type(table).__name__} is not a table; {REMEDY}")
+
+
+def _batches(table: ArrowStream, name: str) -> Iterator[Any]:
+    import pyarrow as pa
+
+    with _readable(name):
+        yield from pa.RecordBatchReader.from_stream(table)
+
+
+@contextmanager
+def _readable(name: str) -> Iterator[None]:
+    """Context in which a library's failure to give its table to Arrow is a UserError."""
+    import pyarrow as pa
+
+    try:
+        yield
+    except (pa.ArrowException, TypeError, ValueError) as error:  # pandas', of sparse columns, and two of one name
+        raise UserError(f"{name}: not readable through Arrow's interface ({str(error).splitlines()[0]})") from error
+
+
+def _rows_of(piece: Any, name: str, first: int) -> "NewRows":
+    """Return a list of dicts, or a record batch, whose first row has the number `first`."""
+    from data_prep.encoding.encoder import NewRows, require_distinct, rows_of_objects
+    from data_prep.parsing.convert import plain_value, without_nan
+
+    if not isinstance(piece, list):
+        require_distinct(name, piece.schema.names, None)
+        columns = dict(zip(piece.schema.names, map(without_nan, piece.columns), strict=True))
+        return NewRows(name, columns, range(first, first + piece.num_rows))
+    for number, row in enumerate(piece, first):
+        if not isinstance(row, Mapping):
+            raise UserError(f"{name}: row {number}: {type(row).__name__}, not a dict; {REMEDY}")
+    objects = {
+        number: {str(key): plain_value(value) for key, value in row.items()} for number, row in enumerate(piece, first)
+    }
+    return rows_of_objects(name, objects)
+
 
 # TorchRec's modules keep state between calls, and torch's settings are of the whole process.
 _TORCH = threading.RLock()
@@ -36,7 +140,7 @@ class Predictor:
     _name = ""  # the run and its step, for `repr`; `load` sets it
 
     def __init__(self, scorer: "RowScorer", trained: "AppConfig", runtime: "Runtime", correction: float) -> None:
-        from app.training.labels import task_of
+        from app.training.predictor import task_of
 
         self._scorer, self._trained, self._runtime, self._correction = scorer, trained, runtime, correction
         self._has_clicks = task_of(scorer.predictor.manifest).has_clicks
@@ -65,8 +169,7 @@ class Predictor:
         """
         import numpy as np
 
-        from app.scoring.new_rows import log_unknown, parse, unknown_counts
-        from app.scoring.ranking import probabilities
+        from app.scoring.new_rows import log_unknown, parse, probabilities, unknown_counts
 
         encoder, parts, unknown = self._scorer.encoder, [np.empty(0, np.float32)], Counter[str]()
         for rows in pieces_of(table):
@@ -100,9 +203,8 @@ class Predictor:
         Raises:
             Error: as `predict`, or the user is not one row.
         """
-        from app.scoring import ranking
-        from app.scoring.candidates import with_user
-        from app.scoring.new_rows import parse
+        from app.scoring import new_rows
+        from app.scoring.new_rows import parse, with_user
 
         rows = one_piece(candidates, "candidates")
         if not rows.numbers:
@@ -112,7 +214,7 @@ class Predictor:
         block = parse(self._scorer.encoder, rows, id_column)
         with arithmetic_of(self._trained, self._runtime):
             scored = self._scorer.scored(rows, block, id_column)
-        return ranking.rank(*scored[:-1], self._has_clicks, self._correction)[:top_k]
+        return new_rows.rank(*scored[:-1], self._has_clicks, self._correction)[:top_k]
 
 
 @reported()
@@ -147,15 +249,16 @@ def load(
 
 def trained_config(run: str | Path, data: str | Path | None, platform: str) -> "AppConfig":
     """Return a run's configuration for scoring rows. Raises UserError if its model does not score single rows."""
-    from app.config import Platform, RuntimeConfig, validate
+    from app.config.app_config import validate
     from app.config.model import require_own_scores
-    from app.training import resume
+    from app.config.train import Platform, RuntimeConfig
+    from app.training import checkpointer
 
     names = [each.value for each in Platform]
     if platform not in names:
         raise UserError(f"platform={platform}: must be one of {', '.join(names)}")
     runtime = RuntimeConfig(platform=Platform(platform))
-    trained = resume.trained_config(Path(run), runtime, None if data is None else str(data))
+    trained = checkpointer.trained_config(Path(run), runtime, None if data is None else str(data))
     if trained.model.parts is not None:
         raise UserError(
             f"run={run}: a model of {trained.model.kind.name.upper()}, which scores no single rows; use "
@@ -178,13 +281,13 @@ def opened(
     import torch
 
     from app.runtime import environment, platform
-    from app.training import resume
+    from app.training import checkpointer
 
     choice = None if checkpoint is None else str(checkpoint)
     with _TORCH, _restored_settings(), torch.random.fork_rng(devices=[]):
         environment.apply(trained.environment, with_networks=False)
         runtime = platform.start_within(trained.runtime, trained.train.seed, trained.train.deterministic)
-        yield resume.open_checkpoint(Path(run), choice, trained.data.path, runtime), runtime
+        yield checkpointer.open_checkpoint(Path(run), choice, trained.data.path, runtime), runtime
 
 
 def row_scorer(trained: "AppConfig", run: "TrainedRun", runtime: "Runtime") -> "RowScorer":

@@ -6,15 +6,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clickwork.errors import reported
-from clickwork.predictor import arithmetic_of, opened, row_scorer, trained_config
-from clickwork.tables import TableLike, one_piece
+from clickwork.predictor import TableLike, arithmetic_of, one_piece, opened, row_scorer, trained_config
 from common.errors import UserError
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from app.report.compare import Comparison as ReportComparison
     from app.report.read import RunFiles
-    from app.report.side_by_side import Comparison as ReportComparison
 
 FRAME = '<iframe srcdoc="{}" style="width: 100%; height: 40em; border: 0" title="{}"></iframe>'
 
@@ -89,7 +88,7 @@ class Run:
         Raises:
             Error: as `load` and `Predictor.predict`, or there are no labels.
         """
-        from app.scoring.labelled_rows import LabelledRows
+        from app.scoring.new_rows import LabelledRows
 
         trained = trained_config(self.path, data, platform)
         with opened(self.path, trained, checkpoint) as (run, runtime):
@@ -158,8 +157,8 @@ def compare(runs: Sequence[Run | str | Path]) -> Comparison:
     Raises:
         Error: one is not a run's directory, or is named twice.
     """
+    from app.report.compare import Comparison as ReportComparison
     from app.report.read import read_run, refusing_other_versions
-    from app.report.side_by_side import Comparison as ReportComparison
 
     paths = [run.path if isinstance(run, Run) else Path(run) for run in runs]
     names = f"[{','.join(map(str, paths))}]"

@@ -1,5 +1,7 @@
 """Entry points of commands: compose the configuration, run the command, return its exit status."""
 
+import functools
+import hashlib
 import os
 import re
 import signal
@@ -8,15 +10,43 @@ import tempfile
 import time
 from collections.abc import Callable
 from io import TextIOWrapper
-from typing import Any, NoReturn
+from pathlib import Path
+from typing import IO, Any, NoReturn
 
 from common import signals
-from common.command import Command, end_without_package, load
+from common.command import Command, end_without_package, load, redact, redact_message
 from common.errors import DISK_FULL, LostPeerError, OwnError, UserError
 from common.extensions import rows_of_extensions
-from common.help import describe, groups_of
-from common.redact import redact, redact_message
-from common.sources import outdated_sentence
+from common.keys import describe, groups_of
+
+DIRECTORIES = ("app", "common", "data_prep", "extensions")
+ROOT = Path(__file__).parents[1]  # installed, in a checkout, or in an image
+CHECKOUT = ROOT / "checkout"  # mounted into containers by docker-compose.yml
+
+
+@functools.cache
+def sources_digest(root: Path = ROOT) -> str:
+    """Return the SHA-256 over paths and contents of the modules below `root`; equal in checkout, image and wheel."""
+    sha256 = hashlib.sha256()
+    for directory in DIRECTORIES:
+        for path in sorted((root / directory).rglob("*.py")):
+            sha256.update(f"{path.relative_to(root).as_posix()}\0{path.stat().st_size}\0".encode())
+            sha256.update(path.read_bytes())
+    return sha256.hexdigest()
+
+
+def outdated_sentence(root: Path = ROOT, checkout: Path = CHECKOUT) -> str | None:
+    """Return the warning of an image with other modules than the checkout mounted into it; otherwise None."""
+    try:
+        if not any((checkout / "app").glob("*.py")) or sources_digest(checkout) == sources_digest(root):
+            return None
+    except OSError:  # this user may not read the checkout
+        return None
+    return (
+        "this image holds other code than the checkout, which has changed since: `docker compose up --build`, "
+        "`docker compose build` or `make up` takes the checkout's"
+    )
+
 
 try:
     from common.compose import compose_config, compose_partly, plain_values
@@ -168,3 +198,13 @@ def _print_help(command: Command, schema: type, overrides: list[str]) -> None:
     recipe = "; recipe=FILE.yaml is a recipe" if "recipe" in groups else ""
     print(f"config=FILE.yaml takes keys from a file; typed keys override them{recipe}.\n")
     print("\n".join(describe(schema, redact(plain_values(config)), groups, whole)))
+
+
+CODES = {"green": 32, "yellow": 33, "red": 31, "bold": 1, "dim": 2}
+
+
+def coloured(text: str, colour: str, stream: IO[str]) -> str:
+    """Return the text in a colour of CODES if `stream` is a terminal and NO_COLOR (no-color.org) is not set."""
+    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" or not stream.isatty():
+        return text
+    return f"\x1b[{CODES[colour]}m{text}\x1b[0m"

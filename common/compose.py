@@ -24,8 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 from common.config_file import as_override, given_keys, parsed_override, quoted, read_overrides
 from common.errors import UserError
 from common.extensions import directories_of_values
-from common.help import groups_of
-from common.keys import check_keys, choices, declaration, group_of, keys_of
+from common.keys import check_keys, choices, declaration, group_of, groups_of, keys_of
 
 # Keys by the names that other programs have for them.
 ELSEWHERE = {

@@ -1,4 +1,4 @@
-"""Reading and writing of JSON documents with types; errors say in one line what is wrong with one.
+"""JSON documents that this program writes, and their versions.
 
 A document is a msgspec Struct. One that later versions may extend is an `OpenDocument`: further keys are kept.
 """
@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import is_dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
@@ -180,3 +181,17 @@ def _locate(document: object, kind: type[T], message: str) -> tuple[list[str], o
         names.append(name or f"[{index}]")
         value = value[name] if name else value[int(index)]
     return names, value
+
+
+PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
+
+
+def _find_version() -> str:
+    if PYPROJECT.is_file():
+        match = re.search(r'^version = "([^"]+)"', PYPROJECT.read_text(encoding="utf-8"), re.MULTILINE)
+        assert match is not None
+        return match[1]
+    return metadata.version("clickwork")
+
+
+VERSION = _find_version()

@@ -108,3 +108,15 @@ def with_key_groups(configuration: type[Keys]) -> type[Keys]:
 def keys_of_extension(config: Any, keys: type[Keys]) -> Keys:
     """Return the group of this type from a configuration."""
     return next(value for value in vars(config).values() if isinstance(value, keys))
+
+
+def row_with(attribute: str) -> Callable[..., Any]:
+    """Return `__new__` for members NAME = "name", contents: `value` is the name, `attribute` the contents."""
+
+    def make(cls: type, name: str, contents: object) -> Any:
+        row: Any = object.__new__(cls)
+        row._value_ = name
+        setattr(row, attribute, contents)
+        return row
+
+    return make

@@ -1,4 +1,4 @@
-"""Signals in all commands: the first ends a command in order, the second at once, each with a line that names it.
+"""Signals of a process and its children; standard streams of native code.
 
 During imports (`end_at_once`) there is nothing to clean up. After them (`raise_interrupted`) the first signal raises
 Interrupted. A command with something to save handles it as a `StopRequest`.
@@ -10,6 +10,7 @@ import logging
 import os
 import select
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -216,3 +217,24 @@ def _forget_closed_terminal() -> None:
             nowhere = os.open(os.devnull, os.O_RDWR)
             os.dup2(nowhere, descriptor)
             os.close(nowhere)
+
+
+@contextlib.contextmanager
+def without_native_stdout() -> Iterator[None]:
+    """Discard what C and C++ code writes to standard output within the context.
+
+    gloo of torch up to 2.10 logs its connections there, and a command's JSON goes to standard output.
+    """
+    sys.stdout.flush()
+    flush_native = getattr(ctypes.CDLL(None), "fflush", lambda _: None)
+    flush_native(None)
+    stdout_copy, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 1)
+        yield
+    finally:
+        # Flush, or C's buffer would be printed later.
+        flush_native(None)
+        os.dup2(stdout_copy, 1)
+        os.close(stdout_copy)
+        os.close(nowhere)

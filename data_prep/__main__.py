@@ -12,8 +12,7 @@ import sys
 from common import signals
 from common.cli import EXIT_DONE, EXIT_STOPPED, exit_status, run
 from data_prep.commands import COMMANDS
-from data_prep.config.compose import PICKLED
-from data_prep.config.keys import PrepConfig, may_use_processes
+from data_prep.config.keys import PICKLED, PrepConfig, may_use_processes
 from data_prep.dataset.format import MANIFEST_NAME
 from data_prep.engine.executor import start_fork_server
 
@@ -26,7 +25,7 @@ def main(config: PrepConfig) -> int:
         if may_use_processes(config.data) and not config.data.source_kind.generator and not is_made:
             start_fork_server(config.data.schema is not None)  # imports most of the following in the background
         if config.data.schema is not None:
-            from data_prep.parsing import preload  # noqa: F401
+            from data_prep.parsing import readers  # noqa: F401
         from data_prep.pipeline import preprocess
 
         preprocess(config.data)

@@ -26,7 +26,7 @@ COMMANDS = by_name(
         module="data_prep.published",
         function="data_prep.published.__main__:main",
         summary="the splits of a small public dataset, as a paper drew them",
-        schema="data_prep.config.published:PublishedDataConfig",
+        schema="data_prep.config.keys:PublishedDataConfig",
         config="schema",
         config_dir=CONFIG_DIR,
     ),

@@ -12,25 +12,21 @@ import yaml
 from common.command import load
 from common.errors import UserError
 from common.extensions import absence, rows_of_extensions
-from common.limits import require_memory
-from data_prep.config.checks import refuse_criteo_only_choices, refuse_unused_choices
+from common.machine import require_memory
 from data_prep.config.keys import AUTO_SCHEMA, DataConfig, chunk_size
-from data_prep.config.presets import Rules, resolve_rules
+from data_prep.config.presets import Rules, refuse_criteo_only_choices, refuse_unused_choices, resolve_rules
+from data_prep.dataset.format import SPLITS
 from data_prep.dataset.kinds import ROWS, DatasetKind, SchemaProposer, described_kind
-from data_prep.dataset.manifest import SPLITS
 from data_prep.dataset.multi_hot import MultiHot
-from data_prep.dataset.options import LabelKind
-from data_prep.dataset.schema import CRITEO, Schema
+from data_prep.dataset.options import CRITEO, LabelKind, Schema
 from data_prep.dataset.table_spec import Table
-from data_prep.engine.memory_budget import dataset_bytes
-from data_prep.engine.workspace import refuse_foreign_files
+from data_prep.engine.job import dataset_bytes, refuse_foreign_files
 from data_prep.parsing.table_yaml import load_table, schema_path, without_empty_parts
 from data_prep.sources.discover import Source, own_path, resolve_sources, resolve_splits
-from data_prep.sources.finished import finished_manifest, other_dataset
-from data_prep.sources.remote import find_remote
+from data_prep.sources.download import find_remote, finished_manifest, other_dataset
 
 if TYPE_CHECKING:
-    from data_prep.encoding.split_column import SplitColumn
+    from data_prep.encoding.encoder import SplitColumn
 
 # Chunks of a user's own table are small, since all workers hold the distinct texts of a chunk in memory.
 MIN_OWN_CHUNK_BYTES, MAX_OWN_CHUNK_BYTES = 1 << 20, 8 << 20
@@ -148,7 +144,7 @@ def split_column(rules: Rules, table: Table | None, sources: Sequence[Source]) -
     """Return the column that decides the split of each row, or None. Raise UserError if it cannot."""
     if rules.split_column is None:
         return None
-    from data_prep.encoding.split_column import find_split_column  # imports pyarrow, which Criteo's rows do not need
+    from data_prep.encoding.encoder import find_split_column  # imports pyarrow, which Criteo's rows do not need
 
     assert rules.split is not None
     assert table is not None

@@ -22,31 +22,38 @@ from common.command import load
 from common.errors import UserError
 from common.files import FileDigest
 from common.jit import compile_notice
-from common.limits import usable_cpus
-from common.memory import keep_freed_memory
-from data_prep.config.checks import refuse_keys_of_raw_rows, validate
+from common.machine import keep_freed_memory, usable_cpus
 from data_prep.config.keys import DataConfig, may_use_processes, parse_size
-from data_prep.config.presets import largest_id, num_embeddings, report_differences, resolve_rules
-from data_prep.dataset.format import SPLITS, Manifest, build_manifest
-from data_prep.dataset.misleading import SHARED_IDS, data_checks, misleading_sentences
+from data_prep.config.presets import (
+    largest_id,
+    num_embeddings,
+    refuse_keys_of_raw_rows,
+    report_differences,
+    resolve_rules,
+    validate,
+)
+from data_prep.dataset.format import SPLITS, UNSEEN, Manifest, build_manifest, unseen_values
+from data_prep.dataset.kinds import SHARED_IDS, data_checks, misleading_sentences
 from data_prep.dataset.multi_hot import TABLES_DIRECTORY, MultiHotTables
-from data_prep.dataset.options import DenseTransform
-from data_prep.dataset.schema import CRITEO
+from data_prep.dataset.options import CRITEO, DenseTransform
 from data_prep.dataset.spelling import Form, to_text
-from data_prep.dataset.unseen import UNSEEN, unseen_values
-from data_prep.encoding.dense import DenseRange, column_transforms, join_ranges
-from data_prep.encoding.passes import Slice
+from data_prep.encoding.lookup import DenseRange, Slice, column_transforms, join_ranges
 from data_prep.engine.executor import Executor, open_executor, peak_memory, start_fork_server
-from data_prep.engine.job import ChunkRecord, Job
-from data_prep.engine.memory_budget import (
+from data_prep.engine.job import (
+    ChunkRecord,
+    Job,
     check_disk,
+    claimed,
     counts_bytes,
+    find_finished,
+    keep_or_discard_work,
     num_workers,
     plan_encoding,
+    publish,
     reads_whole,
+    refuse_foreign_files,
     window_rows,
 )
-from data_prep.engine.workspace import claimed, find_finished, keep_or_discard_work, publish, refuse_foreign_files
 from data_prep.job_setup import (
     chosen_bags,
     describe_table,
@@ -58,11 +65,9 @@ from data_prep.job_setup import (
     require_droppable,
     split_column,
 )
-from data_prep.sources.checksums import given_md5s, refuse_other_md5
-from data_prep.sources.discover import described_sources, missing_days
-from data_prep.sources.finished import SOURCE_MD5, note_times
-from data_prep.sources.remote import known_sums, note_read
-from data_prep.stages.data_checks import (
+from data_prep.sources.discover import described_sources, given_md5s, missing_days, refuse_other_md5
+from data_prep.sources.download import SOURCE_MD5, known_sums, note_read, note_times
+from data_prep.stages.checks import (
     constant_columns,
     cut_columns,
     mean_weight,
@@ -70,13 +75,13 @@ from data_prep.stages.data_checks import (
     rare_columns,
     refuse_absent_labels,
     refuse_one_class,
+    shared_ids,
     undivided_columns,
+    unseen_shares,
     warnings,
 )
-from data_prep.stages.encode import EncodeTask, PassTask
-from data_prep.stages.expand_multi_hot import ExpandTask
-from data_prep.stages.fit_dense import fit_dense
-from data_prep.stages.gather import gather_tasks, rows_per_shard
+from data_prep.stages.fit import VocabularyRecord, count_chunks, fit_dense, fit_vocabularies, plan_counting
+from data_prep.stages.generate import write_generated
 from data_prep.stages.parse import (
     DigestTask,
     Md5Task,
@@ -90,21 +95,24 @@ from data_prep.stages.parse import (
     refuse_same_rows,
     refuse_wrong_sums,
 )
-from data_prep.stages.scatter import RowLayout, plan_scatter
-from data_prep.stages.shuffle_order import ordering, rows_by_source, split_sizes
-from data_prep.stages.split import (
+from data_prep.stages.place import ordering, rows_by_source, split_sizes
+from data_prep.stages.write import (
     BuiltShard,
+    EncodeTask,
+    ExpandTask,
+    PassTask,
+    RowLayout,
     built_shard,
     fitted_records,
+    gather_tasks,
     is_whole_chunk,
     moves_to_dataset,
     plan_cut,
+    plan_scatter,
     refuse_empty_splits,
+    rows_per_shard,
     whole_chunk,
 )
-from data_prep.stages.unseen import shared_ids, unseen_shares
-from data_prep.stages.vocabulary import VocabularyRecord, count_chunks, fit_vocabularies, plan_counting
-from data_prep.stages.write_generated import write_generated
 
 
 def preprocess(data: DataConfig) -> Manifest:
@@ -382,7 +390,7 @@ def _ranges_by_source(job: Job, result: Result) -> list[DenseRange]:
 
 
 def _needs_encode_stage(job: Job, passes: tuple[tuple[Slice, ...], ...]) -> bool:
-    """Return whether a separate stage writes encoded chunks: see data_prep/stages/encode.py."""
+    """Return whether a separate stage writes encoded chunks: see data_prep/stages/write.py."""
     if job.rules.order is None and not job.needs_statistics:
         return False
     return not job.rules.is_arranged or bool(passes) or bool(job.schema.ragged)

@@ -22,7 +22,6 @@ from common.errors import UserError
 from common.files import FileDigest
 from common.keys import flat_values
 from data_prep.config.keys import PrepConfig
-from data_prep.dataset.bags import Bags
 from data_prep.dataset.format import (
     MANIFEST_NAME,
     REMEDY,
@@ -37,8 +36,8 @@ from data_prep.dataset.format import (
 from data_prep.dataset.kinds import split_directories
 from data_prep.dataset.multi_hot import SUMS_NAME, TABLES_DIRECTORY, verify_sums
 from data_prep.dataset.options import LabelKind
-from data_prep.encoding.lookup import VOCABULARY_DIRECTORY, vocabulary_path
-from data_prep.encoding.texts import VocabularyTexts, text_path, verify_texts
+from data_prep.dataset.spelling import Bags
+from data_prep.encoding.lookup import VOCABULARY_DIRECTORY, VocabularyTexts, text_path, verify_texts, vocabulary_path
 
 CHECKED_ROWS = 1 << 18
 RATE_TOLERANCE = 1e-12

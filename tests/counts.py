@@ -1,26 +1,23 @@
-"""Counts of the code's size and paths: `python -m tests.counts [DIRECTORY]`, of another checkout, too."""
+"""Counts of the code beside its budgets: `python -m tests.counts [DIRECTORY]`, of another checkout, too."""
 
 import argparse
 import ast
 import io
-import re
 import tokenize
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-CORE = ("app", "data_prep", "common")
-LOOP = "app/training/loop.py"
-KEY = "frequency_threshold"  # a key of data, followed to its use
-ENCODING = "data_prep/encoding/", "data_prep/vocabulary/", "data_prep/stages/"  # where it is used
-REFERENCE = re.compile(r"[a-z_]+(\.\w+)+:\w+(\.\w+)?")
-VALUES = {"dataclass": "dataclasses", "NamedTuple": "NamedTuples", "Struct": "Structs"}
+BUDGETS = {"common": 1_800, "data_prep": 11_500, "app": 15_500, "clickwork": 750, "extensions": 8_500, "tests": 26_000}
+PRODUCT = [name for name in BUDGETS if name != "tests"]
+LOOP = "app.training.loop"
+ROW = ("data_prep.pipeline", "app.data.split")  # from a raw file to shards, and from shards to a batch
 
 
-def modules(root: Path, *packages: str) -> dict[str, Path]:
-    """The modules of packages by their dotted names."""
-    paths = [path for package in packages for path in sorted((root / package).rglob("*.py"))]
+def modules(root: Path) -> dict[str, Path]:
+    """The modules of the product by their dotted names."""
+    paths = [path for package in PRODUCT for path in sorted((root / package).rglob("*.py"))]
     names = (".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__") for path in paths)
     return dict(zip(names, paths, strict=True))
 
@@ -39,95 +36,58 @@ def imported(tree: ast.Module, known: dict[str, Path]) -> Iterator[str]:
             yield from (prefix for end in range(1, len(parts) + 1) if (prefix := ".".join(parts[:end])) in known)
 
 
-def closure(start: str, known: dict[str, Path]) -> set[str]:
-    """The modules that are imported with one."""
-    reached, waiting = {start}, [start]
+def closure(starts: tuple[str, ...], imports: dict[str, set[str]]) -> set[str]:
+    """The modules that are imported with some."""
+    reached, waiting = set(starts), [*starts]
     while waiting:
-        for name in imported(ast.parse(known[waiting.pop()].read_text()), known):
-            if name not in reached:
-                reached.add(name)
-                waiting.append(name)
+        for name in imports[waiting.pop()] - reached:
+            reached.add(name)
+            waiting.append(name)
     return reached
 
 
-def lines(paths: Iterator[Path] | list[Path]) -> int:
+def lines(paths: list[Path]) -> int:
     """Lines of files."""
-    return sum(len(path.read_text().splitlines()) for path in paths)
+    return sum(len(path.read_text(encoding="utf-8").splitlines()) for path in paths)
+
+
+def comment_share(paths: list[Path]) -> float:
+    """The share of lines that are a comment alone among all that are not empty."""
+    comments = total = 0
+    for path in paths:
+        text = path.read_text(encoding="utf-8")
+        total += sum(bool(line.strip()) for line in text.splitlines())
+        for token in tokenize.generate_tokens(io.StringIO(text).readline):
+            comments += token.type == tokenize.COMMENT and not token.line[: token.start[1]].strip()
+    return comments / total
 
 
 def counts(root: Path) -> dict[str, str]:
     """What is counted, by its name."""
-    core, extensions = modules(root, *CORE), modules(root, "extensions")
-    known = core | extensions
-    trees = {name: ast.parse(path.read_text()) for name, path in known.items()}
-    nodes = [node for tree in trees.values() for node in ast.walk(tree)]
-    loop = closure(LOOP.removesuffix(".py").replace("/", "."), known)
-    functions = [node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    known = modules(root)
+    trees = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in known.items()}
+    imports = {name: set(imported(tree, known)) - {name} for name, tree in trees.items()}
+    importers = Counter(target for targets in imports.values() for target in targets)
+    functions = [
+        node
+        for tree in trees.values()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
     lengths = sorted((node.end_lineno or node.lineno) - node.body[0].lineno + 1 for node in functions)
-    private = Counter(
-        node.id if isinstance(node, ast.Name) else node.attr
-        for node in nodes
-        if isinstance(node, ast.Name | ast.Attribute)
-    )
-    once = [each for each in functions if each.name.startswith("_") and private[each.name] == 1]
-    texts = [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
-    comments, code = comment_lines(list(known.values()))
-    of_set_up = [each for name in loop for each in functions_of(trees[name]) if takes_config(each)]
-    configured = [path for path in core.values() if KEY in path.read_text()]
-    before_use = [path for path in configured if not str(path.relative_to(root)).startswith(ENCODING)]
+    by_package = {name: lines([*(root / name).rglob("*.py")]) for name in BUDGETS}
+    product = sum(by_package[name] for name in PRODUCT)
     return {
-        "lines of the core": f"{lines(list(core.values())):,} in {len(core)} files",
-        "lines of extensions": f"{lines(list(extensions.values())):,} in {len(extensions)} files",
-        "lines of tests": f"{lines(list((root / 'tests').rglob('*.py'))):,}",
-        f"imported with {LOOP}": f"{len(loop)} files, {lines([known[name] for name in loop]):,} lines",
-        "functions there that take the whole configuration": str(len(of_set_up)),
-        f"files that mention {KEY} before its use": str(len(before_use)),
-        'references as text, "module:object"': str(sum(bool(REFERENCE.fullmatch(text)) for text in texts)),
-        "classes that hold values": ", ".join(
-            f"{sum(is_of_values(node, kind) for node in nodes)} {name}" for kind, name in VALUES.items()
-        ),
-        "fields that older documents lack (UnsetType)": str(
-            sum(isinstance(node, ast.AnnAssign) and "UnsetType" in ast.unparse(node.annotation) for node in nodes)
-        ),
-        "private functions with one mention": f"{len(once)}, {sum(map(length_of, once)):,} lines",
+        **{f"lines of {name}": f"{count:,} (budget {BUDGETS[name]:,})" for name, count in by_package.items()},
+        "lines of the product": f"{product:,} (budget 38,000)",
+        "modules of the product": f"{len(known)} (budget 170)",
         "median lines of a function": str(lengths[len(lengths) // 2]),
-        "comment lines of their own": f"{100 * comments / code:.1f} % of lines",
+        "functions of at most two lines": f"{sum(length <= 2 for length in lengths)} of {len(lengths)}",
+        "modules with one importer": str(sum(count == 1 for count in importers.values())),
+        f"modules imported with {LOOP}": str(len(closure((LOOP,), imports))),
+        "modules that a row passes": str(len(closure(ROW, imports))),
+        "lines that are a comment": f"{comment_share(list(known.values())):.1%}",
     }
-
-
-def functions_of(tree: ast.Module) -> list[ast.FunctionDef]:
-    """The functions of a module, methods too."""
-    return [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
-
-
-def length_of(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    """Lines of a function, with its head."""
-    return (function.end_lineno or function.lineno) - function.lineno + 1
-
-
-def takes_config(function: ast.FunctionDef) -> bool:
-    """Whether a parameter is the whole configuration of a run."""
-    arguments = (*function.args.args, *function.args.kwonlyargs)
-    return any(each.annotation is not None and ast.unparse(each.annotation) == "AppConfig" for each in arguments)
-
-
-def is_of_values(node: ast.AST, kind: str) -> bool:
-    """Whether a class is a dataclass, or has a base of that name."""
-    if not isinstance(node, ast.ClassDef):
-        return False
-    marks = [*map(ast.unparse, node.decorator_list), *map(ast.unparse, node.bases)]
-    return any(mark.split("(")[0].split(".")[-1] == kind for mark in marks)
-
-
-def comment_lines(paths: list[Path]) -> tuple[int, int]:
-    """Lines that are a comment alone, and all that are not empty."""
-    comments = total = 0
-    for path in paths:
-        text = path.read_text()
-        total += sum(bool(line.strip()) for line in text.splitlines())
-        for token in tokenize.generate_tokens(io.StringIO(text).readline):
-            comments += token.type == tokenize.COMMENT and not token.line[: token.start[1]].strip()
-    return comments, total
 
 
 def main() -> None:
@@ -135,7 +95,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("directory", nargs="?", type=Path, default=ROOT)
     for name, count in counts(parser.parse_args().directory).items():
-        print(f"{name:<52} {count}")
+        print(f"{name:<45} {count}")
 
 
 if __name__ == "__main__":

@@ -161,7 +161,7 @@ def copy_checkout(to: Path, blocks: list[Block]) -> None:
         return [name for name in names if Path(directory) == ROOT and name in ABSENT_FROM_COPY]
 
     shutil.copytree(ROOT, to, ignore=absent, symlinks=True)
-    baselines = to / "extensions/baselines/after_training.py"
+    baselines = to / "extensions/baselines/command.py"
     if baselines.exists():  # the figures are not compared, but take half a minute of 200,000 rows
         text = baselines.read_text()
         assert "200_000" in text

@@ -1,4 +1,4 @@
-"""Checkpoints as files: which exist, which to start from, their names, digests and removal.
+"""Checkpoints as files: which exist, which to start from, their names, digests, state.json and removal.
 
 A checkpoint is written under a temporary name and renamed when all of it is on disk, with the sizes and digests of its
 files: state.json holds those of all others, and a file beside it its own. A checkpoint is never overwritten in place:
@@ -12,17 +12,66 @@ import shutil
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Literal
 
+import msgspec
 import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from app.checkpoint.documents import FORMAT, SavedState, WithFormat
-from app.config import CheckpointConfig
-from common.documents import decode, encode
+from app.config.train import CheckpointConfig
+from app.metrics.documents import Best, EvaluationFigures, Measured, Monitored
+from common.documents import Json, Number, OpenDocument, decode, encode
 from common.errors import UserError
 from common.files import FileDigest, digest_file, sync, write_atomically
+
+FORMAT: Final = 3
+
+
+class Layout(OpenDocument, kw_only=True):
+    """Settings that may differ after a resumption, at the price of different rounding."""
+
+    processes: int
+    threads: int
+    platform: str
+    sharding: str
+    compile: str
+    rest: Json = msgspec.field(default_factory=dict)
+
+
+class WithFormat(msgspec.Struct):
+    """Part of a state that every version writes."""
+
+    format: int
+
+
+class SavedState(OpenDocument, kw_only=True):
+    """A run's state after `step`.
+
+    seconds: time spent, by kind. dataset: its directory. fingerprint: the settings that a resumption must not change,
+    by key. files: size and digest of every file except state.json and its checksum.
+    """
+
+    format: Literal[3]
+    step: int
+    samples: int
+    epoch: int
+    step_in_epoch: int
+    measured: Measured
+    unreported: Measured
+    skipped: int
+    evaluation: EvaluationFigures | None
+    best: Best | None
+    monitored: Monitored
+    seconds: dict[str, Number]
+    world_size: int
+    layout: Layout
+    dataset: str
+    dataset_digest: str
+    fingerprint: Json
+    rest: Json = msgspec.field(default_factory=dict)
+    files: dict[str, FileDigest]
+
 
 log = logging.getLogger("clickwork")
 

@@ -1,32 +1,267 @@
-"""Writing of checkpoints, one at a time, by default in a thread while training continues."""
+"""Tensors of checkpoints: their copies in host memory, writing in a thread beside training, and safe loading.
 
+The metadata is a pickle, and torch would also unpickle an entry that the metadata calls bytes. Here the metadata may
+name only the classes that it normally consists of, and every entry must be a tensor; torch reads tensors with
+weights_only.
+
+The copy lets training change its own tensors while a checkpoint is written.
+"""
+
+import copy
 import logging
+import pickle
 import resource
 import shutil
 import time
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint import FileSystemWriter
+from torch import Tensor
+from torch.distributed._shard.sharded_tensor import Shard, ShardedTensor
+from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.metadata import StorageMeta
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 from torchrec.distributed import DistributedModelParallel
 from torchrec.optim.keyed import CombinedOptimizer
 
-from app.checkpoint import files, model_state
+from app.checkpoint import files
 from app.checkpoint.files import OLD, PART, CheckpointState
-from app.runtime import shared_files
-from app.runtime.background import background_thread
+from app.runtime import environment
+from app.runtime.platform import background_thread
 from common.errors import UserError, last_line
-from common.files import FileDigest, digest_file
-from common.limits import host_bytes_available
-from common.sizes import in_words
-from common.streams import without_native_stdout
+from common.files import FileDigest, digest_file, in_words
+from common.machine import host_bytes_available
+from common.signals import without_native_stdout
+
+METADATA = ".metadata"
+ALLOWED_MODULES = ("torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem")
+ALLOWED_NAMES = {
+    ("pathlib", "PosixPath"),
+    ("pathlib", "PurePosixPath"),
+    ("collections", "OrderedDict"),
+    ("torch", "Size"),
+    ("torch", "float32"),
+    ("torch", "float16"),
+    ("torch", "bfloat16"),
+    ("torch", "int64"),
+    ("torch", "int32"),
+    ("torch.serialization", "_get_layout"),
+}
+ALLOWED_KINDS = {
+    "Metadata",
+    "TensorStorageMetadata",
+    "BytesStorageMetadata",
+    "ChunkStorageMetadata",
+    "TensorProperties",
+    "MetadataIndex",
+    "StorageMeta",
+    "_MEM_FORMAT_ENCODING",
+    "_StorageInfo",
+    "_StoragePrefix",
+}
+
+
+def _enum_member(kind: Any, name: str) -> Any:
+    """Return an enum's member, the only allowed getattr: early Python 3.11 (Debian 12's too) pickles members so."""
+    if isinstance(kind, type) and issubclass(kind, Enum) and name in kind.__members__:
+        return kind[name]
+    raise pickle.UnpicklingError(f"it contains {name} of {kind}, which no checkpoint of Clickwork contains")
+
+
+class SafeReader(FileSystemReader):
+    """A FileSystemReader for checkpoints of tensors alone."""
+
+    def __init__(self, checkpoint: Path) -> None:
+        super().__init__(checkpoint)
+        self._metadata_path = checkpoint / METADATA
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """Return the checkpoint's metadata."""
+        try:
+            with open(self._metadata_path, "rb") as file:
+                metadata = _Unpickler(file).load()
+        except (pickle.UnpicklingError, EOFError, AttributeError, ValueError, TypeError) as error:
+            raise UserError(f"{self._metadata_path}: not loaded: {error}") from error
+        if not isinstance(metadata, Metadata):
+            raise UserError(f"{self._metadata_path}: not a checkpoint's metadata")
+        for key, entry in metadata.state_dict_metadata.items():
+            if not isinstance(entry, TensorStorageMetadata):
+                raise UserError(f"{self._metadata_path}: not loaded: {key} is not a tensor")
+        metadata.storage_meta = metadata.storage_meta or StorageMeta()
+        metadata.storage_meta.load_id = self.load_id
+        return metadata
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("builtins", "getattr"):
+            return _enum_member
+        if (module, name) in ALLOWED_NAMES or (module in ALLOWED_MODULES and name in ALLOWED_KINDS):
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"it contains {module}.{name}, which no checkpoint of Clickwork contains")
+
+
+COPY_BYTES = 1 << 26  # size of a page-locked buffer; larger tensors come from the device block by block
+
+
+def stage(tensors: Any) -> Any:
+    """Copy nested dicts and lists of tensors to host memory; of a sharded tensor, this process's shards.
+
+    torch's own stager fails on ShardedTensors.
+    """
+    if isinstance(tensors, dict):
+        return {key: stage(value) for key, value in tensors.items()}
+    if isinstance(tensors, (list, tuple)):
+        return type(tensors)(stage(value) for value in tensors)
+    if isinstance(tensors, ShardedTensor):
+        return _staged_shards(tensors)
+    if isinstance(tensors, Tensor):
+        return _on_host(tensors)
+    return copy.deepcopy(tensors)
+
+
+class LocalTensor(NamedTuple):
+    """A tensor or a shard: its path in the nested dicts, its offsets in the whole tensor, its values."""
+
+    path: str
+    offsets: tuple[int, ...]
+    values: Tensor
+
+
+def local_tensors(tensors: Any, path: str = "") -> Iterator[LocalTensor]:
+    """Yield the tensors and shards on this process."""
+    if isinstance(tensors, dict):
+        for key, value in tensors.items():
+            yield from local_tensors(value, f"{path}.{key}" if path else str(key))
+    elif isinstance(tensors, (list, tuple)):
+        for number, value in enumerate(tensors):
+            yield from local_tensors(value, f"{path}[{number}]")
+    elif isinstance(tensors, ShardedTensor):
+        for shard in tensors.local_shards():
+            yield LocalTensor(path, tuple(shard.metadata.shard_offsets), shard.tensor)
+    elif isinstance(tensors, Tensor):
+        yield LocalTensor(path, (0,) * tensors.dim(), tensors)
+
+
+def num_bytes(tensors: Any) -> int:
+    """Return the bytes that a staged copy takes on this process."""
+    return sum(local.values.numel() * local.values.element_size() for local in local_tensors(tensors))
+
+
+def stored_bytes(tensors: Any) -> int:
+    """Return the bytes of these tensors in a checkpoint, which holds each of all processes' tensors once."""
+    if isinstance(tensors, dict):
+        return sum(stored_bytes(value) for value in tensors.values())
+    if isinstance(tensors, (list, tuple)):
+        return sum(stored_bytes(value) for value in tensors)
+    return int(tensors.size().numel()) * tensors.dtype.itemsize if isinstance(tensors, Tensor) else 0
+
+
+def first_not_finite(tensors: Any) -> str | None:
+    """Return the path of the first tensor on this process with a NaN or an infinity; None without one."""
+    for path, _, tensor in local_tensors(tensors):
+        # A sum is NaN or infinite if one of its terms is. Only then (or if the sum overflowed) check each term.
+        suspect = tensor.is_floating_point() and not bool(torch.isfinite(tensor.sum()))
+        if suspect and not bool(torch.isfinite(tensor).all()):
+            return path
+    return None
+
+
+def _on_host(tensor: Tensor) -> Tensor:
+    tensor = tensor.detach()
+    if tensor.device.type == "cpu":
+        return tensor.clone()
+    return tensor.cpu() if tensor.nbytes <= COPY_BYTES else _copied_in_blocks(tensor.contiguous())
+
+
+def _copied_in_blocks(tensor: Tensor) -> Tensor:
+    """Copy a device's tensor to pageable host memory by two page-locked buffers: one is filled, the other emptied."""
+    copy = torch.empty(tensor.shape, dtype=tensor.dtype)
+    size = COPY_BYTES // tensor.itemsize
+    buffers = [torch.empty(size, dtype=tensor.dtype, pin_memory=True) for _ in range(2)]
+    arrived = [torch.cuda.Event() for _ in buffers]
+    sources, targets = tensor.view(-1).split(size), copy.view(-1).split(size)
+    for block in range(len(sources) + 1):
+        if block < len(sources):
+            buffers[block % 2][: len(sources[block])].copy_(sources[block], non_blocking=True)
+            arrived[block % 2].record()
+        if block > 0:
+            last = targets[block - 1]
+            arrived[(block - 1) % 2].synchronize()
+            last.copy_(buffers[(block - 1) % 2][: len(last)])
+    return copy
+
+
+def _staged_shards(tensor: ShardedTensor) -> ShardedTensor:
+    shards = [Shard(_on_host(shard.tensor), _placed_on_host(shard.metadata)) for shard in tensor.local_shards()]
+    whole = copy.deepcopy(tensor.metadata())
+    whole.shards_metadata = [_placed_on_host(shard) for shard in whole.shards_metadata]
+    return ShardedTensor._init_from_local_shards_and_global_metadata(
+        shards, sharded_tensor_metadata=whole, process_group=tensor._process_group
+    )
+
+
+def _placed_on_host(metadata: Any) -> Any:
+    metadata = copy.deepcopy(metadata)
+    metadata.placement._device = torch.device("cpu")
+    return metadata
+
+
+def load_tensors(checkpoint: Path, model: DistributedModelParallel, optimizer: CombinedOptimizer | None) -> None:
+    """Load tables, dense parameters and, if given, the optimizer's state in place; a collective call.
+
+    The sharding plan may differ from the one at saving. Nothing in the checkpoint is executed.
+    """
+    tensors = tensors_of(model, optimizer)
+    read_tensors(checkpoint, tensors)
+    model.load_state_dict(tensors["model"])
+    if optimizer is not None:
+        optimizer.load_state_dict(_filled(optimizer.state_dict(), tensors.get("optimizer", {})))
+
+
+def read_tensors(checkpoint: Path, tensors: dict[str, Any]) -> None:
+    """Overwrite tensors as from `tensors_of` with a checkpoint's; a collective call. Raises as `load_tensors`."""
+    reader = SafeReader(checkpoint)
+    reader.read_metadata()  # raises its own one-line error here; torch would wrap that in tracebacks
+    try:
+        dcp.load(tensors, storage_reader=reader)
+    except (CheckpointException, OSError, ValueError, RuntimeError) as error:
+        raise UserError(
+            f"{checkpoint}: does not load into this model: {last_line(str(error), type(error).__name__)}"
+        ) from error
+
+
+def tensors_of(model: DistributedModelParallel, optimizer: CombinedOptimizer | None) -> dict[str, Any]:
+    """Return a checkpoint's tensors in place: the model's and, if given, the optimizer's."""
+    tensors: dict[str, Any] = {"model": model.state_dict()}
+    if optimizer is not None:
+        tensors["optimizer"] = optimizer.state_dict()
+    return _without_empty(tensors)
+
+
+def _without_empty(nest: dict[str, Any]) -> dict[str, Any]:
+    """Leave out empty dicts (SGD has no state).
+
+    torch saves only rank 0's, and misses those of the others when it loads.
+    """
+    children = {key: _without_empty(value) if isinstance(value, dict) else value for key, value in nest.items()}
+    return {key: value for key, value in children.items() if not isinstance(value, dict) or value}
+
+
+def _filled(nest: dict[str, Any], loaded: dict[str, Any]) -> dict[str, Any]:
+    """Return nested dicts as before `_without_empty`, with the loaded values."""
+    return {
+        key: _filled(value, loaded.get(key, {})) if isinstance(value, dict) else loaded[key]
+        for key, value in nest.items()
+    }
+
 
 log = logging.getLogger("clickwork")
 
@@ -83,15 +318,15 @@ class Saver:
         best: let `best` name this checkpoint once it is complete.
         """
         self.wait()
-        tensors = model_state.tensors_of(model, optimizer)
-        if not self._asynchronous or not self._fits_in_memory(model_state.num_bytes(tensors)):
+        tensors = tensors_of(model, optimizer)
+        if not self._asynchronous or not self._fits_in_memory(num_bytes(tensors)):
             self._checkpoints.append(self._write(step, tensors, saved, best))
             return
         if self._thread is None:
             on_gpu = torch.cuda.is_initialized()
             device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else None
             self._thread = background_thread("checkpoint", device)
-        self._pending = self._thread.submit(self._write, step, model_state.stage(tensors), saved, best)
+        self._pending = self._thread.submit(self._write, step, stage(tensors), saved, best)
 
     def wait(self) -> None:
         """Wait until nothing is being written. Raises UserError if writing failed."""
@@ -157,7 +392,7 @@ class Saver:
         return WrittenCheckpoint(final, step, time.perf_counter() - began)
 
     def _write_part(self, step: int, part: Path, tensors: dict[str, Any]) -> None:
-        if bad := model_state.first_not_finite(tensors):
+        if bad := first_not_finite(tensors):
             bad = (
                 f"step {step}: {bad} is not finite; lower optimizer.lr (optimizer.sparse_lr, if it is set); not "
                 "saved, earlier checkpoints stay as they were"
@@ -221,11 +456,11 @@ def _missing_files(part: Path, digests: dict[str, FileDigest]) -> str | None:
         sizes = {path.name: path.stat().st_size for path in part.iterdir()}
         return [name for name, digest in digests.items() if sizes.get(name) != digest.bytes]
 
-    if shared_files.wait_until(lambda: not missing()):
+    if environment.wait_until(lambda: not missing()):
         return None
     return (
         f"{part}: the checkpoint was not written: {', '.join(missing()[:1])}, which another process has written, is "
-        f"not whole on this machine after {shared_files.SHARED_SECONDS:.0f} s; give run.dir on a file system that all "
+        f"not whole on this machine after {environment.SHARED_SECONDS:.0f} s; give run.dir on a file system that all "
         "machines share"
     )
 

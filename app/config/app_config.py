@@ -1,61 +1,137 @@
 """The whole configuration of a run: its groups, their joint validation, and its plain form."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from app.config.data import (
-    DataConfig,
-    DataScale,
-    implied_data,
-    require_eval_split,
-    require_source,
-    validate_data,
-)
-from app.config.model import ModelConfig, require_dlrm, require_own_scores, validate_model
-from app.config.optimizer import (
-    OptimizerConfig,
-    ScheduleConfig,
-    validate_optimizer,
-    validate_schedule,
-)
-from app.config.own_table import implied_keys, implied_recipe
-from app.config.published import PublishedConfig
-from app.config.record import RecordConfig
-from app.config.runtime import (
-    Compile,
-    EnvironmentConfig,
-    Precision,
-    RuntimeConfig,
-    validate_environment,
-    validate_runtime,
-    validate_threads,
-)
-from app.config.sharding import (
-    ShardingConfig,
-    TopologyConfig,
-    validate_sharding,
-)
+from app.config.data import DataConfig, DataScale, implied_data, require_eval_split, require_source, validate_data
+from app.config.kinds import GROUPS, OptimizerName
+from app.config.model import ModelConfig, PublishedConfig, require_dlrm, require_own_scores, validate_model
+from app.config.sharding import ShardingConfig, TopologyConfig, validate_sharding
 from app.config.train import (
     LAYOUT,
     CheckpointConfig,
+    Compile,
+    EnvironmentConfig,
     EvalConfig,
     LossConfig,
+    OptimizerConfig,
+    Precision,
+    RecordConfig,
     RunConfig,
+    RuntimeConfig,
+    ScheduleConfig,
     TrainConfig,
     validate_checkpoint,
+    validate_environment,
     validate_loss,
     validate_monitor,
     validate_new_name,
+    validate_optimizer,
+    validate_runtime,
+    validate_schedule,
+    validate_threads,
     validate_train,
 )
-from app.kinds.metrics import GROUPS
 from common.compose import convert
 from common.errors import UserError
 from common.extensions import absence, key_groups, with_key_groups
 from common.keys import check_keys, key, shown
-from common.limits import require_memory
+from common.machine import require_memory
+from data_prep.dataset.format import Manifest, load_manifest
+from data_prep.dataset.options import LabelKind
+
+RECIPE = "own_table"
+STEPS_PER_EPOCH = 100  # at least, if the rows suffice for batches of LEAST_BATCH
+LEAST_BATCH, LARGEST_BATCH = 32, 4096
+DECAY, LARGEST_DECAY = 1600.0, 0.1  # optimizer.sparse_weight_decay times train's rows, and its maximum
+LINEAR = 20.0  # model.linear of all columns together
+MODEL = {"model.interaction": "dcn", "model.numeric": "vectors", "model.dense_arch": []}  # its other keys need these
+FEW_NUMBERS = 3  # up to this number of dense columns, a small layer learns a function of each
+MANY_PER_LABEL = 4  # values for each row of the rarer label
+MANY_VALUES = 2_000_000  # from here on, moving all rows of all tables at every step would take most of the time
+
+
+def table_values(manifest: Manifest) -> dict[str, Any]:
+    """Return the values of the keys that depend on the table, by dotted key.
+
+    The batch is a power of 2 that leaves STEPS_PER_EPOCH. Numbers need two hidden layers, as one learns few functions
+    of them; a small layer does for FEW_NUMBERS, and where values are many beside the rows of the rarer label. L2 falls
+    with the rows, as that of a prior does. Where numbers are more than categories, their functions are the model, and
+    less restrained. Columns share LINEAR, so that a logit moves as far a step however many there are. Tables of
+    MANY_VALUES are updated where a batch has their rows, without L2.
+    """
+    train = manifest.splits["train"]
+    batch = 2 ** int(math.log2(max(1, min(max(LEAST_BATCH, train.rows / STEPS_PER_EPOCH), train.rows, LARGEST_BATCH))))
+    num_values = sum(manifest.num_embeddings.values())
+    rate = (train.label_rate or 0.0) if manifest.label_kind is LabelKind.click else 0.0
+    rarer = train.rows * min(rate, 1 - rate)
+    num_dense, num_sparse = len(manifest.schema["dense"]), len(manifest.num_embeddings)
+    deep, dropout = ([128, 128], 0.5) if num_dense else ([64], 0.3)
+    decay = min(LARGEST_DECAY, DECAY / max(1, train.rows))
+    if num_dense > num_sparse:
+        dropout, decay = 0.2, 0.01
+    if 0 < num_dense <= FEW_NUMBERS or 0 < MANY_PER_LABEL * rarer <= num_values:
+        deep, dropout = [16], 0.5
+    values: dict[str, Any] = {
+        "train.global_batch_size": batch,
+        "model.deep_arch": deep,
+        "model.dropout": [dropout],
+        "model.linear": LINEAR / max(1, num_sparse),
+        "optimizer.sparse_weight_decay": decay,
+    }
+    if rarer:
+        values["model.initial_logit"] = math.log(rate / (1 - rate))
+    if num_values >= MANY_VALUES:
+        values |= {"optimizer.name": OptimizerName.adagrad.value, "optimizer.dense": OptimizerName.adam.value}
+        values |= {"optimizer.sparse_lr": 0.01, "optimizer.sparse_weight_decay": 0.0}
+    return values
+
+
+def implied_recipe(composed: Any, given: Sequence[str]) -> dict[str, Any]:
+    """Return recipe=own_table for a dataset of a user's own table, or its files, if no recipe is given."""
+    if "recipe" in given or "published.recipe" in given or composed.published.recipe != "quickstart":
+        return {}
+    return {"recipe": RECIPE} if _is_of_own_table(composed) else {}
+
+
+def implied_keys(composed: Any, given: Sequence[str]) -> dict[str, Any]:
+    """Return the values that given keys imply: by_table lacks those keys, and steps replace epochs."""
+    values: dict[str, Any] = {}
+    if not composed.by_table:
+        return values
+    for name in [] if "model" in given else [name for name in MODEL if name in given]:
+        value = getattr(composed.model, name.partition(".")[2])
+        if shown(value) != shown(MODEL[name]):
+            text = f"{name}={shown(value)}".replace(" ", "")
+            raise UserError(
+                f"{text}: not with the model of recipe=own_table; give another model too: model=dlrm {text}"
+            )
+    if "train.eval_every_steps" in given:
+        values["train.eval_every_fraction"] = None
+    left = [name for name in composed.by_table if not {name, name.partition(".")[0]} & {*given, *values}]
+    return values if left == list(composed.by_table) else {**values, "by_table": left}
+
+
+def _is_of_own_table(composed: Any) -> bool:
+    data, root = composed.data, composed.data.path
+    if composed.model.name != "dlrm" or root is None:
+        return False
+    if any(getattr(data, name) is not None for name in ("raw", "train")):
+        return data.schema is not None
+    try:
+        manifest = load_manifest(Path(root))
+    except UserError:  # a run says so later
+        return False
+    return is_own_table(manifest)
+
+
+def is_own_table(manifest: Manifest) -> bool:
+    """Return whether a dataset was made from a user's own table, by a schema."""
+    return manifest.kind.name == "rows" and manifest.encoding.get("table") is not None
+
 
 CONFIG_DIR = Path(__file__).parents[1] / "conf"
 

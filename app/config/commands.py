@@ -5,10 +5,8 @@ from enum import Enum
 from typing import Any
 
 from app.config.app_config import AppConfig, validate
-from app.config.checks import require_place
 from app.config.model import Numeric, require_dlrm
-from app.config.runtime import Precision, RuntimeConfig
-from app.config.train import EvalConfig
+from app.config.train import EvalConfig, Precision, RuntimeConfig, require_place
 from common.errors import UserError
 from common.keys import MISSING, key, shown
 

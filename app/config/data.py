@@ -5,14 +5,14 @@ from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any, ClassVar
 
-from app.config.published import published_tables
-from app.kinds.models import ModelKind, model_for
+from app.config.kinds import ModelKind, model_for
+from app.config.model import published_tables
 from common.errors import UserError
 from common.keys import key, shown
 from data_prep.config import keys
-from data_prep.config.checks import refuse_given_splits, refuse_unused_groups
-from data_prep.config.compose import ready_made
-from data_prep.dataset.manifest import SPLITS
+from data_prep.config.keys import ready_made
+from data_prep.config.presets import refuse_given_splits, refuse_unused_groups
+from data_prep.dataset.format import SPLITS
 from data_prep.dataset.options import DataSource
 
 FILES = ("raw", "train", "val", "test", "checksums")  # data_prep's keys for files of the user's own

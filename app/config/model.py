@@ -1,12 +1,185 @@
-"""`model`: the architecture."""
+"""`model`: the architecture and its tables (docs/models.md); `published`: figures that a recipe promises."""
 
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
+from typing import Any, ClassVar
 
-from app.config.tables import TablesConfig, validate_tables
-from app.kinds.models import ModelKind, ModelParts, model_kinds
+from app.config.kinds import ModelKind, ModelParts, PublishedTables, model_kinds
+from common.compose import ConversionError, convert
 from common.errors import UserError
-from common.keys import MISSING, key, shown
+from common.extensions import rows_of_extensions
+from common.keys import MISSING, check_keys, key, shown
+
+
+class TableKind(Enum):
+    """One row per category; quotient–remainder (Shi et al. 2019); mixed-dimension (Ginart et al. 2019)."""
+
+    plain = "plain"
+    qr = "qr"
+    mixed_dimension = "mixed_dimension"
+
+
+class QROperation(Enum):
+    """Combinations of a quotient's and a remainder's row; pooled_mult multiplies after pooling, the others before."""
+
+    mult = "mult"
+    add = "add"
+    concat = "concat"
+    pooled_mult = "pooled_mult"
+
+
+class Pooling(Enum):
+    """Combinations of a bag's rows."""
+
+    sum = "sum"
+    mean = "mean"
+    weighted = "weighted"
+
+
+class RowWeights(Enum):
+    """Weights of weighted pooling: one per category, trained or not."""
+
+    learned = "learned"
+    fixed = "fixed"
+
+
+class TableInit(Enum):
+    """Initial values: uniform as in TorchRec or facebookresearch/dlrm, or normal."""
+
+    torchrec = "torchrec"
+    facebookresearch = "facebookresearch"
+    normal = "normal"
+
+
+class Storage(Enum):
+    """Storage type of a table's values; arithmetic is fp32."""
+
+    fp32 = "fp32"
+    fp16 = "fp16"
+    bf16 = "bf16"
+
+
+@dataclass(frozen=True)
+class TableConfig:
+    """Settings of a table. Null: in an override, model.tables' value; in model.tables, the default given here."""
+
+    kind: TableKind | None = key(None, "kind of the table; null: plain")
+    qr_operation: QROperation | None = key(None, "qr: combination of both rows; null: mult")
+    qr_collisions: int | None = key(None, "qr: rows of the remainder table; null: 4", at_least=2)
+    dim: int | None = key(None, "mixed_dimension: width of the table; null: by the alpha rule")
+    pooling: Pooling | None = key(None, "combination of a bag's rows; null: sum")
+    row_weights: RowWeights | None = key(None, "weighted: whether weights are trained; null: learned")
+    init: TableInit | None = key(None, "initial values; null: torchrec")
+    init_std: float | None = key(None, "normal: its standard deviation; null: 0.01", above=0)
+    storage: Storage | None = key(None, "storage type of values; null: fp32")
+
+
+@dataclass(frozen=True)
+class TableOverride(TableConfig):
+    """Settings of one table, beside model.tables' own."""
+
+    row_weights_path: str | None = key(
+        None, "weighted: a .npy file of its weights, [rows] float; learned ones start there"
+    )
+
+
+@dataclass(frozen=True)
+class TablesConfig(TableConfig):
+    """Settings of all tables, and which are exceptions."""
+
+    min_rows: int | None = key(None, "tables with at most this number of rows are plain; null: 200", at_least=0)
+    alpha: float | None = key(
+        None, "mixed_dimension: how fast widths fall with the number of rows; null: 0.3", at_least=0
+    )
+    power_of_2: bool | None = key(None, "mixed_dimension: round widths to powers of 2; null: true")
+    shared: dict[str, list[str]] = key({}, "features of each shared table, by the table's name")
+    overrides: dict[str, Any] = key({}, "keys of TableOverride by feature or shared table")
+
+
+DEFAULTS = TableConfig(
+    TableKind.plain, QROperation.mult, 4, None, Pooling.sum, RowWeights.learned, TableInit.torchrec, 0.01, Storage.fp32
+)
+DEFAULT_MIN_ROWS = 200
+SETTINGS = [item.name for item in fields(TableConfig)]
+
+_HAS_USE: dict[str, tuple[str, Callable[[TableConfig], bool]]] = {
+    "qr_operation": ("kind=qr", lambda table: table.kind is TableKind.qr),
+    "qr_collisions": ("kind=qr", lambda table: table.kind is TableKind.qr),
+    "dim": ("kind=mixed_dimension", lambda table: table.kind is TableKind.mixed_dimension),
+    "alpha": ("kind=mixed_dimension", lambda table: table.kind is TableKind.mixed_dimension and table.dim is None),
+    "power_of_2": ("kind=mixed_dimension", lambda table: table.kind is TableKind.mixed_dimension and table.dim is None),
+    "row_weights": ("pooling=weighted", lambda table: table.pooling is Pooling.weighted),
+    "row_weights_path": ("pooling=weighted", lambda table: table.pooling is Pooling.weighted),
+    "init_std": ("init=normal", lambda table: table.init is TableInit.normal),
+}
+
+
+def override_of(tables: TablesConfig, name: str) -> TableOverride:
+    """Return the settings under `model.tables.overrides.<name>`; all null if there are none."""
+    override = tables.overrides.get(name, {})
+    if isinstance(override, TableOverride):
+        return override
+    if not override:
+        return TableOverride()  # avoids OmegaConf, which would take 4 ms per table
+    try:
+        return convert(TableOverride, override)
+    except ConversionError as error:
+        raise UserError(
+            f"model.tables.overrides.{name}={override}: {error}; its keys are "
+            f"{', '.join(item.name for item in fields(TableOverride))}"
+        ) from error
+
+
+def settings_of(tables: TablesConfig, name: str | None = None) -> TableOverride:
+    """Return the settings in force for a table with an override, or for tables without one."""
+    override = TableOverride() if name is None else override_of(tables, name)
+    levels = [override, tables, DEFAULTS]
+    values = (next((v for level in levels if (v := getattr(level, key)) is not None), None) for key in SETTINGS)
+    return replace(TableOverride(*values), row_weights_path=override.row_weights_path)
+
+
+def validate_tables(tables: TablesConfig, embedding_dim: int) -> None:
+    """Raise UserError for values that cannot work or would do nothing."""
+    every = settings_of(tables)
+    overrides = {name: override_of(tables, name) for name in tables.overrides}
+    by_table = {name: settings_of(tables, name) for name in overrides}
+    _require_use("model.tables", tables, [every, *by_table.values()])
+    for name, settings in by_table.items():
+        _require_use(f"model.tables.overrides.{name}", overrides[name], [settings])
+    if tables.min_rows is not None and every.kind is TableKind.plain:
+        raise UserError(f"model.tables.min_rows={tables.min_rows}: has no effect with model.tables.kind=plain")
+    levels: dict[str, TableConfig] = {"model.tables": tables}
+    levels |= {f"model.tables.overrides.{name}": override for name, override in overrides.items()}
+    for path, level in levels.items():
+        check_keys(level, f"{path}.")
+        if level.dim is not None and (level.dim < 4 or level.dim % 4 or level.dim > embedding_dim):
+            raise UserError(
+                f"{path}.dim={level.dim}: must be a multiple of 4 (FBGEMM), at most model.embedding_dim={embedding_dim}"
+            )
+    for path, table in zip(levels, [every, *by_table.values()], strict=True):
+        pooled_first = table.kind is TableKind.qr and table.qr_operation is QROperation.pooled_mult
+        if pooled_first and table.pooling is Pooling.weighted:
+            raise UserError(
+                f"{path}.qr_operation=pooled_mult: pools before it multiplies, so pooling=weighted cannot "
+                "weight products; use qr_operation=mult"
+            )
+    concat = [t for t in (every, *by_table.values()) if t.kind is TableKind.qr and t.qr_operation is QROperation.concat]
+    if concat and embedding_dim % 8:
+        raise UserError(
+            f"model.tables.qr_operation=concat: model.embedding_dim={embedding_dim} does not divide into two halves "
+            "that are multiples of 4 (FBGEMM)"
+        )
+
+
+def _require_use(path: str, config: TableConfig, tables: Iterable[TableConfig]) -> None:
+    """Require that each setting of `config` matters to one of the tables."""
+    for name, (owner, has_use) in _HAS_USE.items():
+        value = getattr(config, name, None)
+        if value is not None and not any(has_use(table) for table in tables):
+            plain_value = value.value if isinstance(value, Enum) else value
+            raise UserError(f"{path}.{name}={plain_value}: has no effect without {owner}")
+
 
 MAX_WIDTH = 1_000_000
 
@@ -239,3 +412,115 @@ def _validate_branches(model: ModelConfig) -> None:
 def _require_widths(key: str, widths: list[int]) -> None:
     if not widths or not 1 <= min(widths) <= max(widths) <= MAX_WIDTH:
         raise UserError(f"{key}={widths}: must be a list of widths from 1 to {MAX_WIDTH}, such as [512,256,16]")
+
+
+_CRITEO = [f"cat_{i}" for i in range(26)]
+
+
+def _even(columns: list[str], values: int) -> dict[str, int]:
+    """Return tables of these columns, whose numbers of values are known only in total; each has a row for unknown ones.
+
+    How the values are divided among the columns does not change the number of parameters.
+    """
+    each, remainder = divmod(values, len(columns))
+    return {column: each + 1 + (number < remainder) for number, column in enumerate(columns)}
+
+
+PUBLISHED_TABLES: dict[str, dict[str, int]] = {
+    # AMD's blog of 2024, which prints its model: the columns of dac_sample with at most 10,000 values.
+    "dac_sample": {
+        "cat_0": 541, "cat_1": 497, "cat_4": 145, "cat_5": 12, "cat_6": 7623, "cat_7": 257, "cat_8": 3,
+        "cat_10": 3799, "cat_12": 2796, "cat_13": 26, "cat_14": 5238, "cat_16": 10, "cat_17": 2548, "cat_18": 1303,
+        "cat_19": 4, "cat_21": 11, "cat_22": 14, "cat_24": 51, "cat_25": 9527,
+    },
+    # Criteo's Display Advertising Challenge: the values of its 45,840,617 training rows.
+    "criteo_kaggle": dict(zip(_CRITEO, (
+        1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194, 27, 14992, 5461306, 10,
+        5652, 2173, 4, 7046547, 18, 15, 286181, 105, 142572,
+    ), strict=True)),
+    # Deep-Spark/DeepSparkHub, dlrm/config/official_config.json: a tenth of days 0 and 1.
+    "deepspark_3day": dict(zip(_CRITEO, (
+        932209, 18814, 13624, 6862, 18488, 3, 6242, 1229, 49, 654428, 96850, 69004, 10, 2134, 7345, 60, 4, 918, 14,
+        984280, 320932, 838408, 76380, 8906, 74, 33,
+    ), strict=True)),
+    # Criteo 1TB with hashes modulo 40,000,000 and then counted (MLPerf 0.7 to 2.1).
+    "mlperf_v1": dict(zip(_CRITEO, (
+        39884406, 39043, 17289, 7420, 20263, 3, 7120, 1543, 63, 38532951, 2953546, 403346, 10, 2208, 11938, 155, 4,
+        976, 14, 39979771, 25641295, 39664984, 585935, 12972, 108, 36,
+    ), strict=True)),
+    # Criteo 1TB counted and then capped at 40,000,000 (MLPerf 3.0 to 6.0; AMD's benchmark).
+    "mlperf_v2": dict(zip(_CRITEO, (
+        40000000, 39060, 17295, 7424, 20265, 3, 7122, 1543, 63, 40000000, 3067956, 405282, 10, 2209, 11938, 155, 4,
+        976, 14, 40000000, 40000000, 40000000, 590152, 12973, 108, 36,
+    ), strict=True)),
+    # reczoo/Datasets: the values of the training split, according to the parameters that reczoo/BARS logs.
+    "criteo_x1": _even([f"C{i}" for i in range(1, 27)], 2_086_277),
+    "avazu_x1": _even([f"feat_{i}" for i in range(1, 23)], 1_298_577),
+    "movielenslatest_x1": _even(["user_id", "item_id", "tag_id"], 90_236),
+    "kgcn_lastfm": {"user": 1_871, "item": 3_811},  # values of its training split and a row for unknown ones
+    "ncf_movielens_1m": {"user": 6_041, "item": 3_705},  # likewise
+    "tfrs_movielens_100k": {  # likewise
+        "movie_id": 1_652, "user_id": 944, "user_gender": 3, "user_zip_code": 796, "user_occupation_text": 22,
+        "bucketized_user_age": 8,
+    },
+    "frappe_x1": _even(["user", "item", "daytime", "weekday", "isweekend", "homework", "cost", "weather", "country",
+                        "city"], 5_379),
+}  # fmt: skip
+
+
+NUM_DENSE = 13  # number of dense features in Criteo's rows …
+WITHOUT_DENSE = (  # … and datasets without any
+    "avazu_x1",
+    "movielenslatest_x1",
+    "frappe_x1",
+    "kgcn_lastfm",
+    "ncf_movielens_1m",
+    "tfrs_movielens_100k",
+)
+
+
+@dataclass(frozen=True)
+class PublishedConfig:
+    """Figures to compare a run with; null if there are none. They do not affect training.
+
+    A run on other data is not measured by them: the report compares only if `train_rows` and `md5` agree.
+    """
+
+    decides_bits: ClassVar[bool] = False
+
+    recipe: str | None = key(None, "the recipe's name")
+    source: str | None = key(None, "author, place and date of the publication, and its line or table")
+    data: str | None = key(None, "the data it was measured on")
+    train_rows: int | None = key(
+        None, "rows of its training split; null: comparable with a run on any data", at_least=1
+    )
+    model: str | None = key(
+        None, "the measured model if it is another; its figures are then compared, but not required"
+    )
+    hardware: str | None = key(None, "hardware and precision it was measured with")
+    auc: float | None = key(None, "AUC of the evaluated split", within="[0, 1]")
+    logloss: float | None = key(None, "logloss of the evaluated split, in nats", above=0)
+    test_auc: float | None = key(None, "AUC of the test split, if training evaluates another", within="[0, 1]")
+    test_logloss: float | None = key(None, "logloss of the test split, in nats", above=0)
+    rmse: float | None = key(None, "RMSE of the evaluated split, if labels are numbers", above=0)
+    hr_at_10: float | None = key(None, "HR@10 of the evaluated split over groups of eval.group_by", within="[0, 1]")
+    ndcg_at_10: float | None = key(None, "NDCG@10 of the evaluated split over these groups", within="[0, 1]")
+    md5: list[str] = key([], "MD5 of the files that it was measured on, of train, val and test; []: any files")
+    accuracy: float | None = key(None, "accuracy at a threshold of 0.5", within="[0, 1]")
+    samples_per_second: float | None = key(None, "throughput over all devices", above=0)
+    num_devices: int | None = key(None, "number of devices with that throughput", at_least=1)
+    parameters: int | None = key(None, "number of parameters of the whole model", at_least=1)
+    tolerance: float | None = key(
+        None, "largest absolute difference of these figures that counts as reproduced", within="[0, 1]"
+    )
+    least_auc: float | None = key(None, "minimum AUC that the recipe promises on any machine", within="[0, 1]")
+
+
+def published_tables(name: str) -> PublishedTables:
+    """Return table sizes by name."""
+    added = {row.name: row for row in rows_of_extensions(PublishedTables)}
+    if name in PUBLISHED_TABLES:
+        return PublishedTables(name, PUBLISHED_TABLES[name], 0 if name in WITHOUT_DENSE else NUM_DENSE)
+    if name not in added:
+        raise UserError(f"data.published_tables={name}: must be one of {', '.join((*PUBLISHED_TABLES, *added))}")
+    return added[name]

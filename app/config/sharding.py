@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from typing import Any, ClassVar
 
-from app.kinds.optimizers import OptimizerName
+from app.config.kinds import OptimizerName
 from common.compose import ConversionError, convert
 from common.errors import UserError
 from common.keys import check_keys, key

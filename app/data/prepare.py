@@ -10,23 +10,19 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from app.config import AppConfig, DataConfig, validate
-from app.config.data import FILES, own_files, preprocessing
-from app.config.own_table import is_own_table, table_values
+from app.config.app_config import AppConfig, is_own_table, table_values, validate
+from app.config.data import FILES, DataConfig, own_files, preprocessing
 from common.cli import EXIT_BAD_INPUT, EXIT_STOPPED
 from common.compose import convert
 from common.errors import UserError
 from common.keys import nested, to_plain
 from common.signals import Interrupted
 from data_prep.config import keys
-from data_prep.config.agreement import compared_keys, first_difference, keys_in_force
-from data_prep.config.compose import PICKLED
-from data_prep.config.keys import given_values
-from data_prep.dataset.format import MANIFEST_NAME, Manifest, load_manifest
-from data_prep.dataset.misleading import misleading_sentences
+from data_prep.config.keys import PICKLED, given_values
+from data_prep.config.presets import compared_keys, first_difference, keys_in_force
+from data_prep.dataset.format import MANIFEST_NAME, Manifest, load_manifest, sampling_sentence, unseen_values
+from data_prep.dataset.kinds import misleading_sentences
 from data_prep.dataset.options import GENERATORS
-from data_prep.dataset.sampling import sampling_sentence
-from data_prep.dataset.unseen import unseen_values
 from data_prep.published.sets import SETS
 
 log = logging.getLogger("clickwork")

@@ -1,8 +1,9 @@
-"""Step times on the device's own clock, throughput, memory in use. Only training after the warm-up counts."""
+"""Step times on the device's own clock, throughput, memory, energy, and traces of the profiler."""
 
+import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -11,8 +12,176 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.profiler import ProfilerActivity, profile, tensorboard_trace_handler
 
 from app.metrics.documents import StepTimeHistogram, Throughput
+
+log = logging.getLogger("clickwork")
+
+RAPL = Path("/sys/class/powercap")
+Counter = Callable[[], float]  # returns joules since an arbitrary time
+
+
+class EnergyMeter:
+    """Joules of this process's device, or of the whole machine's processors."""
+
+    def __init__(self, device: torch.device, rapl: Path = RAPL) -> None:
+        self.source, self._counter = _find_counter(device, rapl)
+        self._last: tuple[float, float] | None = None
+
+    def start(self) -> None:
+        """Start counting."""
+        self._last = self._read()
+
+    def lap(self) -> tuple[float, float] | None:
+        """Return the joules since the last call or the start, and the seconds since then; None if not measured."""
+        before, self._last = self._last, self._read()
+        if before is None or self._last is None or self._last[0] <= before[0]:
+            return None
+        return self._last[1] - before[1], self._last[0] - before[0]
+
+    def _read(self) -> tuple[float, float] | None:
+        if self._counter is None:
+            return None
+        try:
+            return time.perf_counter(), self._counter()
+        except Exception as error:  # noqa: BLE001  # NVML's and AMD SMI's errors derive only from Exception
+            log.warning("power: %s can no longer be read (%s)", self.source, error)
+            self._counter = None
+            return None
+
+
+def _find_counter(device: torch.device, rapl: Path) -> tuple[str, Counter | None]:
+    if device.type != "cuda":
+        counter = _rapl(rapl)
+        return "RAPL: processor packages of all machines", counter
+    if torch.version.hip:
+        return "AMD SMI: the GPUs of all processes", _amd(device)
+    return "NVML: the GPUs of all processes", _nvml(device)
+
+
+def _nvml(device: torch.device) -> Counter | None:
+    """Return NVML's energy counter by nvidia-ml-py, if installed; finds the GPU by UUID, as CUDA's indices differ."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        uuid = str(torch.cuda.get_device_properties(device).uuid)
+        handle = pynvml.nvmlDeviceGetHandleByUUID((uuid if uuid.startswith("GPU-") else f"GPU-{uuid}").encode())
+        pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)
+    except Exception as error:  # noqa: BLE001  # not installed, no driver, no such counter: each its own exception
+        log.info("power: not measured (NVML: %s)", error)
+        return None
+    return lambda: float(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)) / 1e3  # millijoules
+
+
+def _amd(device: torch.device) -> Counter | None:
+    """Return AMD SMI's energy accumulator, by the amdsmi package of ROCm."""
+    try:
+        import amdsmi
+
+        amdsmi.amdsmi_init()
+        properties: Any = torch.cuda.get_device_properties(device)
+        bus = properties.pci_bus_id
+        handles = amdsmi.amdsmi_get_processor_handles()
+        handle = next(h for h in handles if int(amdsmi.amdsmi_get_gpu_device_bdf(h).split(":")[1], 16) == bus)
+        amdsmi.amdsmi_get_energy_count(handle)
+    except Exception as error:  # noqa: BLE001  # as above
+        log.info("power: not measured (AMD SMI: %s)", error)
+        return None
+
+    def joules() -> float:
+        energy = amdsmi.amdsmi_get_energy_count(handle)
+        return float(energy["energy_accumulator"]) * float(energy["counter_resolution"]) / 1e6  # microjoules
+
+    return joules
+
+
+def _rapl(root: Path) -> Counter | None:
+    """Return the sum of the packages' counters in sysfs, which only root can read; None if there are none."""
+    packages = []
+    for zone in sorted(root.glob("*rapl:*")):
+        try:
+            if zone.name.count(":") == 1 and (zone / "name").read_text(encoding="utf-8").startswith("package"):
+                packages.append(_Package(zone))
+        except (OSError, ValueError):
+            continue
+    return (lambda: sum(package.joules() for package in packages)) if packages else None
+
+
+class _Package:
+    """One counter of microjoules, which goes on counting where it wraps around at max_energy_range_uj."""
+
+    def __init__(self, zone: Path) -> None:
+        self._file = zone / "energy_uj"
+        self._range = int((zone / "max_energy_range_uj").read_text(encoding="utf-8"))
+        self._last, self._wraps = int(self._file.read_text(encoding="utf-8")), 0
+
+    def joules(self) -> float:
+        now = int(self._file.read_text(encoding="utf-8"))
+        self._wraps += now < self._last
+        self._last = now
+        return (self._wraps * self._range + now) / 1e6
+
+
+class StepProfiler:
+    """Starts and stops torch.profiler at the configured steps.
+
+    steps: first and last step of a trace, counted from 1, or None. sampled: the step whose collectives are timed, or
+    None.
+    """
+
+    def __init__(
+        self, device: torch.device, directory: Path, rank: int, steps: list[int] | None, sampled: int | None
+    ) -> None:
+        self._activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device.type == "cuda" else [])
+        self._directory, self._rank, self._device = directory, rank, device
+        self._steps, self._sampled = steps, sampled
+        self._running: Any = None
+        self._last = 0
+        self.communication_seconds: float | None = None  # seconds of the sampled step's collectives
+
+    def step_begins(self, step: int) -> None:
+        """Begin or end a profile, as step number `step`, counted from 1, is about to begin."""
+        if self._running is not None and step > self._last:
+            self._stop()
+        if self._running is None and self._steps is not None and self._steps[0] <= step <= self._steps[1]:
+            self._start(self._steps[1], trace=True)
+        elif self._running is None and step == self._sampled:
+            self._start(step, trace=False)
+
+    def close(self) -> None:
+        """Stop a trace that is still running."""
+        if self._running is not None:
+            self._stop()
+
+    def _start(self, last: int, trace: bool) -> None:
+        handler = tensorboard_trace_handler(str(self._directory), f"rank{self._rank}", use_gzip=True) if trace else None
+        self._running, self._last = profile(activities=self._activities, on_trace_ready=handler, acc_events=True), last
+        self._running.start()
+
+    def _stop(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        self._running.stop()
+        if self._last == self._sampled and self._running.on_trace_ready is None:
+            self.communication_seconds = _exchanged(self._running)
+        elif self._rank == 0:
+            log.info("profile: traces for TensorBoard and ui.perfetto.dev are in %s", self._directory)
+        self._running = None
+
+
+def _exchanged(profiler: Any) -> float:
+    """Return the seconds of collectives: gloo's as the host sees them, NCCL's and RCCL's by their kernels."""
+    return (
+        sum(
+            event.device_time_total if event.key.startswith("nccl") else event.cpu_time_total
+            for event in profiler.key_averages()
+            if event.key.startswith(("gloo:", "ncclDevKernel", "ncclKernel"))
+        )
+        / 1e6
+    )
+
 
 PHASES = ("forward", "backward", "optimizer")
 SAMPLED_EVERY = {"cpu": 1, "cuda": 16}  # phase marks cost nothing compared with a step on a CPU, and a little on a GPU

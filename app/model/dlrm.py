@@ -1,4 +1,4 @@
-"""DLRM (Naumov et al. 2019, arXiv:1906.00091), with any interaction.
+"""DLRM (Naumov et al. 2019, arXiv:1906.00091), with any interaction; its losses; models by name.
 
 Shapes: B samples, N dense features, F sparse features, D embedding_dim.
 """
@@ -6,19 +6,56 @@ Shapes: B samples, N dense features, F sparse features, D embedding_dim.
 import math
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torchrec import KeyedJaggedTensor
 
-from app.config import ModelConfig
-from app.config.model import DenseInit, Numeric
-from app.model.batch_norm import BatchNorm
-from app.model.dropout import Dropout
-from app.model.interaction import Order, make_interaction
-from app.model.mlp import HiddenLayers, mlp
+from app.config.app_config import AppConfig
+from app.config.kinds import CLICK, Task
+from app.config.model import DenseInit, ModelConfig, Numeric
+from app.config.train import LossConfig, LossName
+from app.model.embeddings import Features, TableArch, make_sparse_arch
+from app.model.layers import BatchNorm, Dropout, HiddenLayers, Order, make_interaction, mlp
 from common.errors import UserError
+
+
+class Loss(Protocol):
+    """The loss of logits and labels (0 or 1), float32 of one shape, a scalar; weights: of each sample, if any."""
+
+    def __call__(self, logits: Tensor, labels: Tensor, weights: Tensor | None = None, /) -> Tensor: ...
+
+
+def make_loss(config: LossConfig, factor: float = 1.0, task: Task = CLICK, mean_weight: float = 1.0) -> Loss:
+    """Return a function from logits, labels and sample weights to factor times the mean loss.
+
+    If labels are numbers, the function maps predicted numbers and labels to factor times their mean squared error.
+
+    With weights, a sample's loss is multiplied by its weight over `mean_weight`, that of all training samples. The mean
+    over an epoch is then sum(weight * loss) / sum(weight). The weights of a batch do not divide its loss: its samples
+    would count for more in a batch of small weights, and the split of a batch over processes would matter.
+
+    A clamped prediction gives no gradient, as in facebookresearch/dlrm. This clamps the logits instead, which is the
+    same since sigmoid is monotonic; clamping predictions would lose the precision of small ones.
+    """
+    name, (negative, positive) = config.name, config.class_weights or (1.0, 1.0)
+    bound = math.log((1 - config.threshold) / config.threshold) if config.threshold else math.inf
+
+    def loss(logits: Tensor, labels: Tensor, weights: Tensor | None = None, /) -> Tensor:
+        logits = logits if bound == math.inf else logits.clamp(-bound, bound)
+        weight = None if weights is None else weights / mean_weight
+        if name is LossName.mse:
+            preds = torch.sigmoid(logits) if task.has_clicks else logits
+            return F.mse_loss(preds, labels) if weight is None else (weight * (preds - labels).square()).mean()
+        if name is LossName.weighted_bce:
+            of_class = torch.where(labels > 0.5, positive, negative)
+            weight = of_class if weight is None else of_class * weight
+        return F.binary_cross_entropy_with_logits(logits, labels, weight)
+
+    return loss if factor == 1 else lambda logits, labels, *weights: factor * loss(logits, labels, *weights)
+
 
 Programs = tuple[Callable[..., Tensor], Callable[..., Tensor]]
 Autocast = Callable[[], AbstractContextManager[object]]
@@ -269,3 +306,17 @@ _INITIALISE = {
     DenseInit.facebookresearch: _initialise_as_facebookresearch,
     DenseInit.xavier_normal: _initialise_by_xavier,
 }
+
+
+def make_tables(config: AppConfig, features: Features, initial: bool = True) -> TableArch:
+    """Return the model's tables, on the meta device. initial: read initial row weights from their files."""
+    if (parts := config.model.parts) is not None:
+        return parts.tables(config, features)
+    return make_sparse_arch(config.model, features.num_embeddings, features.multi_hot, initial)
+
+
+def make_model(config: AppConfig, tables: TableArch, features: Features) -> nn.Module:
+    """Return the model around its tables."""
+    if (parts := config.model.parts) is not None:
+        return parts.model(config, tables, features)
+    return DLRM(config.model, features.num_dense, len(features.num_embeddings), tables)

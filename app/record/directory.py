@@ -1,29 +1,42 @@
-"""A run's directory: what made the run, what happened in it, and its results. Only rank 0 writes."""
+"""A run's directory: what made the run, what happened in it, its results and scores. Only rank 0 writes.
+
+<run>/scores/SPLIT.logits.npy is [rows] float32 and SPLIT.labels.npy [rows] bool, both in the order of the split's rows.
+SPLIT.json is written last and has the checksums of both.
+"""
 
 import contextlib
 import csv
 import datetime
+import hashlib
 import io
 import itertools
 import logging
+import os
 import shutil
+import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, NamedTuple
 
+import numpy as np
 import yaml
 from filelock import FileLock, Timeout
 from msgspec import Struct
 from msgspec.structs import replace
+from numpy.typing import NDArray
+from tqdm import tqdm
 
 from app.checkpoint.files import CHECKPOINTS
-from app.config import AppConfig
-from app.metrics.documents import AnyEvent, Curves, StepTimeHistogram
-from app.record.documents import FORMAT_NAME, RunManifest, Summary
-from app.record.reading import (
+from app.config.app_config import AppConfig
+from app.config.kinds import ACCURACY
+from app.config.kinds import METRICS as METRIC_ROWS
+from app.metrics.documents import AnyEvent, Curves, EvaluationFigures, StepTimeHistogram, TrainEvent, rest
+from app.record.documents import (
     CONFIG,
     CURVES,
+    FORMAT_NAME,
     LOCK,
     LOG,
     MANIFEST,
@@ -31,17 +44,95 @@ from app.record.reading import (
     RESULTS,
     STEP_TIMES,
     SUMMARY,
+    RunManifest,
+    Summary,
     is_run,
+    read_config,
     read_curves,
     read_events,
     read_manifest,
 )
-from app.record.scores import SCORES
-from common.documents import decode, encode, plain_object
+from common import signals
+from common.cli import EXIT_DONE, EXIT_STOPPED
+from common.command import RedactingFormatter, redact
+from common.config_file import literal
+from common.documents import Json, OpenDocument, decode, encode, plain_object, read_document
 from common.errors import UserError
 from common.extensions import FilesBesideRun, rows_of_extensions
 from common.files import write_atomically
-from common.redact import RedactingFormatter, redact
+from common.signals import Interrupted
+
+SCORES = "scores"
+TEST = "test"  # the split that is compared if there are several
+
+
+class ScoresFile(OpenDocument, kw_only=True):
+    """SPLIT.json. step: the checkpoint's that scored; dataset: digest of its manifest; SHA-256 of both arrays."""
+
+    split: str
+    rows: int
+    step: int
+    dataset: str
+    logits_sha256: str
+    labels_sha256: str
+    rest: Json = rest()
+
+
+class Scores(NamedTuple):
+    """Scores of a split: logits [rows] float32, labels [rows] bool, and the file about them."""
+
+    about: ScoresFile
+    logits: NDArray[np.float32]
+    labels: NDArray[np.bool_]
+
+
+def write_scores(
+    directory: Path, split: str, step: int, dataset: str, logits: NDArray[np.float32], labels: NDArray[np.float32]
+) -> Path:
+    """Write a run's scores of a split, [rows] in the order of its rows; return the path of the file about them."""
+    folder = directory / SCORES
+    sums = {}
+    for name, values in (("logits", logits.astype(np.float32)), ("labels", labels > 0.5)):
+        buffer = io.BytesIO()
+        np.save(buffer, values)
+        write_atomically(folder / f"{split}.{name}.npy", buffer.getvalue())
+        sums[name] = hashlib.sha256(buffer.getvalue()).hexdigest()
+    about = ScoresFile(
+        split=split,
+        rows=len(labels),
+        step=step,
+        dataset=dataset,
+        logits_sha256=sums["logits"],
+        labels_sha256=sums["labels"],
+    )
+    write_atomically(folder / f"{split}.json", (encode(about, indent=1) + "\n").encode())
+    return folder / f"{split}.json"
+
+
+def kept_splits(directory: Path) -> list[str]:
+    """Return the splits for which a run has scores, the test split first."""
+    return sorted((path.stem for path in (directory / SCORES).glob("*.json")), key=lambda name: (name != TEST, name))
+
+
+def read_scores(directory: Path, split: str) -> Scores:
+    """Return a run's scores of a split.
+
+    Raises:
+        FileNotFoundError: there are none.
+        UserError: the scores are damaged.
+    """
+    path = directory / SCORES / f"{split}.json"
+    about = read_document(path, ScoresFile, f"remove it, and keep the scores of {split} again")
+    remedy = f"write them again by python -m app.evaluate run={directory} split={split} keep_scores={about.rows}"
+    arrays = []
+    for name, checksum in (("logits", about.logits_sha256), ("labels", about.labels_sha256)):
+        array = path.with_name(f"{split}.{name}.npy")
+        content = array.read_bytes() if array.is_file() else b""
+        if hashlib.sha256(content).hexdigest() != checksum:
+            raise UserError(f"{array}: damaged (not the one that {path.name} names); {remedy}")
+        arrays.append(np.load(io.BytesIO(content), allow_pickle=False))
+    return Scores(about, *arrays)
+
 
 log = logging.getLogger("clickwork")
 
@@ -96,7 +187,7 @@ class _LogFile(logging.FileHandler):
 
 
 class RunDirectory:
-    """The directory of one run; only rank 0 writes. Nothing secret is written (common.redact)."""
+    """The directory of one run; only rank 0 writes. Nothing secret is written (common.command)."""
 
     is_tracked = True  # whether trackers show the run
 
@@ -307,3 +398,150 @@ def _is_past(line: bytes, step: int, evaluated: bool) -> bool:
     except ValueError:
         return False
     return evaluated if event.step == step and event.event in ("eval", "eval_train") else event.step <= step
+
+
+FIRST_SECONDS, QUIET_SECONDS = 5.0, 20.0  # before the first line, and between lines, without a terminal
+BAR = "{desc}{percentage:3.0f}%|{bar}| step {n_fmt}/{total_fmt} [{elapsed}<{remaining}]{postfix}"
+
+
+def _columns_but_those_of_a_key(stream: Any) -> tuple[int, int]:
+    """Return a terminal's columns and lines; fewer columns, as its own ^C would break a bar of full width."""
+    try:
+        columns, lines = os.get_terminal_size(stream.fileno())
+    except OSError:  # the terminal was closed
+        columns, lines = shutil.get_terminal_size()
+    return columns - len("^C") - 1, lines
+
+
+class ProgressDisplay:
+    """Shows steps done, loss, global samples/s and the time left."""
+
+    def __init__(self, total_steps: int, visible: bool, all_windows: bool = False, may_end_early: bool = False) -> None:
+        """all_windows: print a line for each window of steps (train.print_windows).
+
+        may_end_early: whether the run may end before its last step; the display then says "at most".
+        """
+        self._all_windows, self._at_most = all_windows, "at most " * may_end_early
+        self._bar: Any = None
+        self._next_line = self._began = time.monotonic()
+        self._visible, self._total, self._first = visible, total_steps, 0
+
+    def start(self, step: int) -> None:
+        """Start to show progress; `step` steps were done before."""
+        self._began, self._first = time.monotonic(), step
+        self._next_line = self._began + FIRST_SECONDS
+        if self._visible and sys.stderr.isatty():
+            self._bar = tqdm(
+                total=self._total, initial=step, dynamic_ncols=True, mininterval=0.2, bar_format=self._bar_format()
+            )
+            self._bar.dynamic_ncols = _columns_but_those_of_a_key
+
+    def update(self, event: TrainEvent, evaluation: EvaluationFigures | None) -> None:
+        """Show the state after a window's event: loss and accuracy, global rate, share of time waiting for input.
+
+        evaluation: the last one.
+        """
+        if not self._visible:
+            return
+        loss, accuracy = event.figure("loss"), event.figure(ACCURACY)
+        rate, wait = event.figure("samples_per_second") or 0.0, event.figure("input_wait_fraction") or 0.0
+        right = "" if accuracy is None else f" accuracy {accuracy:.2%}"
+        text = "all skipped" if loss is None else f"loss {loss:.4f}{right}"
+        text = f"epoch {event.epoch} {text} {rate:,.0f} samples/s, input wait {wait:.0%}"
+        if evaluation is not None and (value := evaluation.figure(evaluation.main)) is not None:
+            text += f", last {METRIC_ROWS[evaluation.main].label} {value:.4f}"
+        if self._bar is not None:
+            self._bar.set_postfix_str(text, refresh=False)
+            self._bar.update(event.step - self._bar.n)
+        now = time.monotonic()
+        if self._all_windows or (self._bar is None and now >= self._next_line):
+            self._next_line = now + QUIET_SECONDS
+            eta = (now - self._began) / max(1, event.step - self._first) * (self._total - event.step)
+            log.info(
+                "step %d/%d %s, %s%s to go", event.step, self._total, text, self._at_most, tqdm.format_interval(eta)
+            )
+
+    def _bar_format(self) -> str:
+        """Return the bar's format, without the share of all steps if the run may end early."""
+        if not self._at_most:
+            return BAR
+        return BAR.replace("{percentage:3.0f}%", "").replace("/{total_fmt}", " of at most {total_fmt}")
+
+    def close(self) -> None:
+        """Leave the bar as it stands."""
+        if self._bar is not None:
+            self._bar.close()
+
+
+SECONDS_TO_LEAVE = 300  # patience with the process of a killed command
+TEST_SPLIT, TEST_FIGURES = "test", "test.json"  # the split, and the file of its metrics in a run's directory
+
+
+def start_module(
+    words: Sequence[str], stdout: int | None = None, stderr: IO[bytes] | None = None
+) -> "subprocess.Popen[bytes]":
+    """Start `python -m WORDS`, which ends with this process; a terminal's signals reach it only through this one."""
+    return subprocess.Popen(
+        [sys.executable, "-m", *words],
+        stdout=stdout,
+        stderr=stderr,
+        start_new_session=True,
+        preexec_fn=signals.end_with_parent,  # noqa: PLW1509  # this process has no threads
+    )
+
+
+def wait_for_orphan(directory: Path) -> None:
+    """Wait until the process of a killed command, which is still saving, has left the run."""
+    if directory.is_dir():
+        try:
+            with FileLock(directory / LOCK, timeout=SECONDS_TO_LEAVE):
+                pass
+        except Timeout as error:
+            raise UserError(f"{directory}: another process is training there; wait for its end") from error
+
+
+def run_module(words: Sequence[str], stdout: int | None = None) -> int:
+    """Run `python -m WORDS`, pass on a signal to stop, and return the exit status.
+
+    A process killed by a signal has a shell's status. Raise Interrupted for a signal after which nothing was saved.
+    """
+    process = start_module(words, stdout)
+    try:
+        status = process.wait()
+    except Interrupted as error:
+        process.send_signal(error.signal)
+        if process.wait() == EXIT_STOPPED:
+            return EXIT_STOPPED
+        raise
+    return status if status >= 0 else 128 - status
+
+
+def evaluation_of_test(directory: Path) -> list[str]:
+    """Return the words after `python -m` that write test.json of a finished run."""
+    out = literal(str(directory / TEST_FIGURES))
+    return ["app.evaluate", f"run={literal(str(directory))}", f"split={TEST_SPLIT}", f"out={out}"]
+
+
+def score_test_split(directory: Path, launcher: Sequence[str] = ()) -> int:
+    """Write test.json of a finished run that was evaluated on another split; return the exit status."""
+    config, rows = read_config(directory), read_manifest(directory).dataset.rows
+    is_built = config["train"].get("max_steps") == 0  # and not trained
+    if (
+        is_built
+        or not rows.get(TEST_SPLIT)
+        or config["eval"]["split"] == TEST_SPLIT
+        or figures_of_test(directory) is not None
+    ):
+        return EXIT_DONE
+    return run_module([*launcher, *evaluation_of_test(directory)], stdout=subprocess.DEVNULL)
+
+
+def figures_of_test(directory: Path) -> EvaluationFigures | None:
+    """Return the figures of a run's test split, if measured after its summary was written."""
+    path = directory / TEST_FIGURES
+    try:
+        if path.stat().st_mtime_ns < (directory / SUMMARY).stat().st_mtime_ns:
+            return None
+        return read_document(path, EvaluationFigures, "remove it, and it is measured again")
+    except FileNotFoundError:
+        return None

@@ -16,10 +16,10 @@ import torch
 from numpy.typing import NDArray
 
 from app.record.documents import Code, Device, Hardware, Provenance
-from common import fbgemm, sources
+from common import cli, machine
+from common.command import redact, redact_arguments
 from common.documents import convert
-from common.limits import affinity, cpu_quota, memory_limit, memory_of_machine
-from common.redact import redact, redact_arguments
+from common.machine import affinity, cpu_quota, memory_limit, memory_of_machine
 
 PACKAGES = (
     "torch",
@@ -97,7 +97,7 @@ def parameters_digest(parameters: Iterable[NDArray[np.float32]]) -> str:
 
 def code() -> Mapping[str, str | None]:
     """Return the sources' digest, the checkout's commit and, where git is installed, a hash of the differences."""
-    digest = {"sources_sha256": sources.sources_digest()}
+    digest = {"sources_sha256": cli.sources_digest()}
     commit = _git("rev-parse", "HEAD")
     # Without its own repository, the code may be installed somewhere inside another one.
     if commit is None or _git("rev-parse", "--show-prefix") != b"\n":
@@ -131,7 +131,7 @@ def _differences() -> Iterator[bytes]:
     """Yield git's diff from the commit, then names and contents of untracked files in the program's packages."""
     yield _git("diff", "HEAD") or b""
     for name in (_git("ls-files", "--others", "--exclude-standard", "-z") or b"").split(b"\0"):
-        if name and Path(os.fsdecode(name)).parts[0] in (*sources.DIRECTORIES, "clickwork"):
+        if name and Path(os.fsdecode(name)).parts[0] in (*cli.DIRECTORIES, "clickwork"):
             yield name
             yield from _content(REPOSITORY / os.fsdecode(name))
 
@@ -170,7 +170,7 @@ def versions() -> dict[str, str | None]:
             releases[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             releases[package] = None
-    releases[FBGEMM_COMMIT] = fbgemm.installed_commit()
+    releases[FBGEMM_COMMIT] = machine.installed_commit()
     return releases
 
 

@@ -16,11 +16,10 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from app.config import DataConfig
+from app.config.data import DataConfig
 from app.data import prepare
-from app.record.documents import RunManifest
-from app.record.reading import CONFIG, CURVES, MANIFEST, METRICS, RESULTS, SUMMARY, read_manifest
-from app.record.scores import SCORES
+from app.record.directory import SCORES
+from app.record.documents import CONFIG, CURVES, MANIFEST, METRICS, RESULTS, SUMMARY, RunManifest, read_manifest
 from common.documents import decode, encode
 from common.errors import UserError
 from common.files import write_atomically

@@ -15,11 +15,11 @@ if __name__ == "__main__":  # before the imports below, which may take seconds
 import logging
 from pathlib import Path
 
-from app.config import ReportConfig
-from app.config.checks import require_place
+from app.config.commands import ReportConfig
+from app.config.train import require_place
+from app.report.compare import Comparison, page_name
 from app.report.page import write_page, write_report
 from app.report.read import read_run, refusing_other_versions
-from app.report.side_by_side import Comparison, page_name
 from common.cli import EXIT_DONE
 from common.errors import UserError
 

@@ -1,8 +1,10 @@
-"""Reports as HTML: each is one self-contained file, written whole or not at all."""
+"""Reports as HTML: each is one self-contained file, written whole or not at all; their tables."""
 
 import datetime
 import json
 import re
+import shlex
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +12,359 @@ import jinja2
 import yaml
 from markupsafe import Markup
 
-from app.kinds.metrics import ACCURACY, BASE_RATE, LABEL_DEVIATION, LOGLOSS, MAE, METRICS, NE, RMSE
-from app.metrics.documents import EvaluationFigures
-from app.report import charts, speed, tables, verdict
-from app.report.additions import additions
+from app.config.kinds import ACCURACY, BASE_RATE, LABEL_DEVIATION, LOGLOSS, MAE, METRICS, NE, RMSE, additions
+from app.metrics.documents import EvaluationFigures, Power
+from app.record.documents import TableSize
+from app.report import charts
+from app.report import charts as verdict
 from app.report.charts import Chart
-from app.report.read import RunFiles, read_run, refusing_other_versions
-from app.report.tables import ReportTable
-from app.report.words import NOT_MEASURED, count, figure, percent
+from app.report.read import (
+    METERS,
+    NOT_MEASURED,
+    RunFiles,
+    count,
+    devices,
+    duration,
+    figure,
+    percent,
+    plural,
+    precision,
+    read_run,
+    refusing_other_versions,
+    size,
+)
+from app.sharding.documents import PlannedTable
 from common.documents import plain_object
 from common.files import write_atomically
+
+WIRE_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}  # bytes of a value under sharding.qcomm
+
+
+@dataclass
+class ReportTable:
+    """Rows of text; `numeric` columns are aligned to the right."""
+
+    columns: list[str]
+    rows: list[list[str]]
+    numeric: set[int]
+    note: str = ""
+
+
+DEEPSPARK_COLUMNS = [
+    "GPUs",
+    "Criteria",
+    "Configuration",
+    "Performance",
+    "Accuracy",
+    "Power",
+    "Scalability",
+    "Memory",
+    "Stability",
+]
+
+
+def deepspark(run: RunFiles) -> list[str]:
+    """Return one run in the columns that DeepSpark's README reports."""
+    config, summary = run.config, run.summary
+    published = config.get("published") or {}
+    main = METRICS[run.evaluation.main]
+    goal = config["train"].get("target_auc") or published.get(main.name) or published.get("least_auc")
+    rates, memory, power = run.throughput, run.memory, summary.power if summary else None
+    optimizer = config["optimizer"]
+    peak = memory.device_peak_bytes or memory.host_peak_bytes
+    memory_kind = "device" if memory.device_peak_bytes else "host"
+    watts = power.mean_watts if power else None
+    rate = rates.samples_per_second
+    launches = len(run.manifest.launches)
+    sharding = ", ".join(sorted({entry.type for entry in run.manifest.plan.values()})) or "no tables"
+    return [
+        devices(run.manifest),
+        NOT_MEASURED
+        if goal is None and not run.is_evaluated
+        else "none set"
+        if goal is None
+        else f"{main.label} {goal}",
+        f"global batch {run.global_batch_size:,}, {precision(config)}, {optimizer['name']} "
+        f"lr {optimizer['lr']}, {sharding}",
+        NOT_MEASURED
+        if rate is None
+        else f"{rate:,.0f} samples/s global ({rates.samples_per_second_per_device:,.0f} per device)",
+        f"{main.label} {run.evaluation.main_value:.4f}" if run.evaluation.is_measured else NOT_MEASURED,
+        NOT_MEASURED if watts is None else f"{watts:,.0f} W",
+        "one world size",
+        NOT_MEASURED if peak is None else f"{size(peak)} × {run.world_size} ({memory_kind} peak)",
+        f"{run.status} in {launches} launch{'' if launches == 1 else 'es'}",
+    ]
+
+
+def embedding_tables(run: RunFiles) -> ReportTable:
+    """Return each table's size, sharding and computed traffic per step."""
+    plan, tables, rows = run.manifest.plan, run.manifest.tables, []
+    whole = sum(table.bytes for table in tables.values())
+    for name, table in sorted(tables.items(), key=lambda item: -item[1].bytes):
+        entry = plan.get(name)
+        traffic = _traffic(run, table, entry)
+        ranks = entry.ranks if entry else []
+        rows.append(
+            [
+                name,
+                count(table.num_embeddings),
+                count(table.embedding_dim),
+                size(table.bytes),
+                percent(table.bytes / whole),
+                entry.type if entry else "?",
+                entry.kernel if entry else "?",
+                ", ".join(map(str, ranks)) or "all",
+                *map(size, traffic),
+            ]
+        )
+    columns = [
+        "Table",
+        "Rows",
+        "Dim",
+        "Weights",
+        "Share",
+        "Sharding",
+        "Kernel",
+        "Ranks",
+        "Read a step",
+        "Written a step",
+        "Exchanged a step",
+    ]
+    note = (
+        f"{plural(len(tables), 'table')}, {size(whole)} of weights. Traffic is computed from shapes, not measured: rows"
+        " looked up forward and, in the backward pass, read again and written, over all processes; exchanged between "
+        "them are pooled vectors, or rows where they are looked up id by id, and their gradients, as wide as "
+        "sharding.qcomm has them, and of data_parallel tables whole gradients. Repeated ids, caches and the ids' own "
+        "exchange are left out of account."
+    )
+    return ReportTable(columns, rows, {1, 2, 3, 4, 8, 9, 10}, note)
+
+
+def trained_tables(run: RunFiles) -> ReportTable:
+    """Return figures of each trained table, the smallest touched share first; no rows for older runs."""
+    trained = run.summary.tables if run.summary else {}
+    rows = [
+        [
+            name,
+            count(table.rows),
+            count(table.rows_touched),
+            NOT_MEASURED if table.rows_touched is None else percent(table.rows_touched / table.rows),
+            f"{table.mean_norm:.3g}",
+            f"{table.largest_norm:.3g}",
+        ]
+        for name, table in sorted(trained.items(), key=lambda item: (item[1].rows_touched or 0) / item[1].rows)
+    ]
+    note = (
+        "A table has the name of its feature, or of those that share it. Rows touched differ from their initial values "
+        "after training; of a table of more than 524,288 rows a sample of blocks of rows is looked at. Norms are "
+        "2-norms of rows."
+    )
+    columns = ["Table", "Rows looked at", "Rows touched", "Share", "Mean norm", "Largest norm"]
+    return ReportTable(columns, rows, {1, 2, 3, 4, 5}, note)
+
+
+def _traffic(run: RunFiles, table: TableSize, entry: PlannedTable | None) -> tuple[float, float, float]:
+    """Return bytes per step over all processes: weights read, weights written, vectors or gradients exchanged."""
+    samples, row = run.global_batch_size, table.bytes / table.num_embeddings
+    ids = samples * table.ids_per_sample
+    vectors = ids if table.by_id else samples * table.features
+    return 2 * ids * row, ids * row, _exchanged(run, table, entry, vectors, table.by_id)
+
+
+def _exchanged(run: RunFiles, table: TableSize, entry: PlannedTable | None, vectors: float, by_id: bool) -> float:
+    """Return the bytes that processes send each other per step for `vectors` vectors, forward and backward.
+
+    A row is on one process; each shard adds a part to a bag's vector.
+    """
+    world_size, dim = run.world_size, table.embedding_dim
+    if entry is not None and entry.type == "data_parallel":
+        return float(2 * (world_size - 1) * table.bytes)  # all-reduce in a ring
+    shards = entry.shards if entry else []
+    columns = dim if by_id else sum(shard[4] for shard in shards) or dim
+    qcomm = run.config["sharding"].get("qcomm") or {}
+    width = sum(WIRE_BYTES[qcomm.get(way, "fp32")] for way in ("forward", "backward"))
+    return float(vectors * columns * width * (world_size - 1) / world_size)
+
+
+def rank_loads(run: RunFiles) -> ReportTable:
+    """Return the bytes of weights on each rank."""
+    plan, tables = run.manifest.plan, run.manifest.tables
+    load, counts = [0.0] * run.world_size, [0] * run.world_size
+    for name, table in tables.items():
+        entry = plan.get(name)
+        ranks = (entry.ranks if entry else None) or range(run.world_size)
+        is_copied = entry is not None and entry.type == "data_parallel"
+        for rank in ranks:
+            counts[rank] += 1
+            load[rank] += table.bytes if is_copied else table.bytes / len(ranks)
+    mean = sum(load) / len(load) or 1.0
+    rows = [[str(rank), str(counts[rank]), size(load[rank]), f"{load[rank] / mean:.2f}"] for rank in range(len(load))]
+    return ReportTable(["Rank", "Tables", "Weights", "Of the mean"], rows, {0, 1, 2, 3})
+
+
+def about(run: RunFiles) -> list[tuple[str, str]]:
+    """Return a run's date, machine, precision, batch, dataset and model."""
+    manifest, dataset, model = run.manifest, run.manifest.dataset, run.config["model"]
+    hardware = manifest.hardware
+    began = manifest.launches[0].began
+    cores = f", {plural(hardware.cores, 'core')}" if hardware.cores else ""
+    if hardware.cpu_quota:
+        cores += f", of which the container may use {hardware.cpu_quota:g}"
+    rows = dataset.rows.get("train")
+    data = dataset.path or f"none, table sizes of {dataset.published_tables}"
+    parameters = run.summary.parameters if run.summary else None
+    name = model.get("name", "dlrm")
+    kind = f"DLRM, interaction {model.get('interaction')}" if name == "dlrm" else str(name).upper()
+    size_of = f", {count(parameters.total)} parameters" if parameters is not None else ""
+    return [
+        ("Date", began.replace("T", " ").replace("+00:00", " UTC")),
+        ("Machine", devices(manifest) + cores),
+        ("Precision", precision(run.config)),
+        ("Global batch", f"{run.global_batch_size:,} samples"),
+        ("Dataset", data + (f", {count(rows)} rows of train" if rows is not None else "")),
+        ("Model", f"{kind}, embedding_dim {model.get('embedding_dim')}{size_of}"),
+    ]
+
+
+def figures(run: RunFiles) -> ReportTable:
+    """Return the other figures of summary.json, with labels."""
+    summary, rates, evaluation, memory = run.summary, run.throughput, run.evaluation, run.memory
+    seconds, parameters, power, logloss = {}, None, None, None
+    if summary is not None:
+        seconds, parameters, power, logloss = summary.seconds, summary.parameters, summary.power, summary.train.logloss
+    total, in_tables = (count(getattr(parameters, key, None)) for key in ("total", "embedding"))
+    best, last, main = run.best, run.last_evaluation, METRICS[evaluation.main].label
+    rows = [
+        ["Samples trained on", count(summary.samples if summary else None)],
+        ["Parameters", f"{total} ({in_tables} in tables)"],
+        ["Global samples/s", count(rates.samples_per_second)],
+        ["Samples/s per device", count(rates.samples_per_second_per_device)],
+        ["Step, p50 / p95", f"{figure(rates.step_ms_p50, 2)} / {figure(rates.step_ms_p95, 2)} ms"],
+        ["Waiting for input", percent(rates.input_wait_fraction)],
+        ["Warm-up steps left out of rates", count(rates.figure("warmup_steps_excluded"))],
+        *[
+            [metric.in_report, figure(evaluation.figure(metric.name))]
+            for metric in METRICS.values()
+            if metric.in_report and (metric.task == METRICS[evaluation.main].task)
+            if metric.name in evaluation.rest or not (metric.over or metric.mean_of)
+        ],
+        [f"Train logloss, last {_train_steps(run)} steps", figure(logloss)],
+        ["Peak memory of a process, host", size(memory.host_peak_bytes)],
+        *([["Peak memory of a process, device", size(memory.device_peak_bytes)]] if memory.device_peak_bytes else []),
+        ["Step of the model that is served", count(evaluation.figure("step"))],
+        [f"Last {main}, and its step", f"{figure(last.main_value)}, {count(last.figure('step'))}"],
+        [
+            f"Best {best.label if best else main}, and its step",
+            f"{figure(best.of_monitor if best else None)}, {count(best.step if best else None)}",
+        ],
+        *[[f"Time, {kind}", duration(seconds.get(kind))] for kind in ("total", "train", "eval", "checkpoint")],
+        *[[f"{key.replace('_', ' ').capitalize()}", str(value)] for key, value in _further(power) if value is not None],
+    ]
+    return ReportTable(["Figure", "Value"], rows, {1})
+
+
+def _train_steps(run: RunFiles) -> int:
+    """Return the number of steps that the summary's training loss is averaged over."""
+    return (run.summary.covers["train"].steps or 0) if run.summary else 0
+
+
+def halves(table: ReportTable) -> list[ReportTable]:
+    """Split a long table into two that stand side by side if there is space."""
+    middle = -(-len(table.rows) // 2)
+    return [replace(table, rows=table.rows[:middle]), replace(table, rows=table.rows[middle:])]
+
+
+def _further(power: Power | None) -> list[tuple[str, object]]:
+    entries = plain_object(power) if power else {}
+    return [(f"power_{key}", value) for key, value in entries.items() if key != "mean_watts"]
+
+
+def replay(run: RunFiles) -> list[str]:
+    """Return commands that repeat the run."""
+    commit = run.manifest.commit
+    arguments = " ".join(shlex.quote(argument) for argument in run.manifest.argv[1:])
+    processes = f"NPROC={run.world_size} " if run.world_size > 1 else ""
+    lines = [f"git checkout {commit}"] if commit else []
+    quoted = arguments.replace("$", "$$")
+    lines.append(f"make train {processes}" + (f"ARGS={shlex.quote(quoted)}" if arguments else ""))
+    lines.append(f"make verify {processes}RUN={shlex.quote(str(run.directory))}")
+    return lines
+
+
+def replay_caveats(run: RunFiles) -> list[str]:
+    """Return the conditions of a replay."""
+    manifest, caveats = run.manifest, []
+    if not manifest.commit:
+        caveats.append(
+            "The code's commit is not recorded: the run was not made in a git checkout; verify compares the "
+            "digest of its modules."
+        )
+    if manifest.code and manifest.code.dirty_diff_sha256:
+        caveats.append("The checkout had uncommitted changes (their hash is in the manifest) beside the commit.")
+    dataset = manifest.dataset
+    if dataset.digest is None:
+        caveats.append(f"The run was built from the table sizes of {dataset.published_tables}, without data.")
+        return caveats
+    caveats.append(
+        f"The dataset must be the one with digest {dataset.digest[:12]}… ({dataset.path}); bits are equal on "
+        "the same kind of CPU with the same number of processes and threads, elsewhere results agree within a "
+        "tolerance."
+    )
+    return caveats
+
+
+EXCHANGE = "communication"  # key in summary.json's phase_seconds
+COLORS = {"input wait": 5, "forward": 0, "backward": 1, "optimizer": 2, "exchange": 4, "host": 3}
+
+
+@dataclass
+class StepPart:
+    """A part of a mean step, with its place in the palette of report.css."""
+
+    name: str
+    milliseconds: float
+    share: float
+    color: int
+
+
+def step_parts(run: RunFiles) -> list[StepPart]:
+    """Return the parts of a mean step in their order, which add up to it; none if they were not measured.
+
+    Exchanges happen within forward and backward, so they are subtracted from both in proportion.
+    """
+    rates, phases = run.throughput, dict(run.summary.phase_seconds or {}) if run.summary else {}
+    steps, wait = rates.steps_per_second, rates.input_wait_fraction
+    forward, backward, optimizer = (phases.get(name) or 0.0 for name in ("forward", "backward", "optimizer"))
+    if not steps or wait is None or not forward + backward:
+        return []
+    exchange = min(phases.get(EXCHANGE) or 0.0, forward + backward)
+    computed = 1 - exchange / (forward + backward)
+    seconds = {
+        "input wait": wait / steps,
+        "forward": forward * computed,
+        "backward": backward * computed,
+        "exchange": exchange,
+        "optimizer": optimizer,
+    }
+    seconds["host"] = max(0.0, 1 / steps - sum(seconds.values()))
+    whole = sum(seconds.values())
+    return [
+        StepPart(name, 1e3 * duration, duration / whole, COLORS[name])
+        for name, duration in seconds.items()
+        if duration or name != "exchange"
+    ]
+
+
+def energy(run: RunFiles) -> str:
+    """Return samples per second and watt, with the mean power; or why it was not measured."""
+    watts = run.summary.power.mean_watts if run.summary and run.summary.power else None
+    rate = run.throughput.samples_per_second
+    if not watts or rate is None:
+        reason = METERS.get(str(run.manifest.platform), "") if run.is_of_hardware else ""
+        return f"{NOT_MEASURED}, {reason}" if reason and not watts else NOT_MEASURED
+    return f"{figure(rate / watts, 1)} at {watts:,.1f} W"
+
 
 ASSETS = Path(__file__).parent / "assets"
 REPORT = "report.html"
@@ -41,21 +386,21 @@ def run_page(run: RunFiles) -> str:
         [chart for group in groups.values() for chart in group],
         title=run.name,
         run=run,
-        about=tables.about(run),
+        about=about(run),
         tiles=_tiles(run),
-        step=speed.step_parts(run),
-        energy=speed.energy(run),
+        step=step_parts(run),
+        energy=energy(run),
         sentences=verdict.sentences(run),
         against=_against(run),
         folded=[table for addition in additions(run) for table in addition.tables],
         thinned=charts.thinned(run),
-        figures=tables.halves(tables.figures(run)),
-        deepspark=ReportTable(tables.DEEPSPARK_COLUMNS, [tables.deepspark(run)], set()),
-        tables=tables.embedding_tables(run),
-        trained=tables.trained_tables(run),
-        ranks=tables.rank_loads(run),
-        replay=tables.replay(run),
-        caveats=tables.replay_caveats(run),
+        figures=halves(figures(run)),
+        deepspark=ReportTable(DEEPSPARK_COLUMNS, [deepspark(run)], set()),
+        tables=embedding_tables(run),
+        trained=trained_tables(run),
+        ranks=rank_loads(run),
+        replay=replay(run),
+        caveats=replay_caveats(run),
         manifest=json.dumps(plain_object(run.manifest), indent=1, ensure_ascii=False),
         config=yaml.safe_dump(run.config, sort_keys=False),
         **groups,

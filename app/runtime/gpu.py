@@ -5,7 +5,7 @@ Containers run it before they prepare data (docker-compose.yml).
 
 import sys
 
-from app.config import Platform
+from app.config.train import Platform
 from app.runtime.platform import available_platform
 from common.cli import exit_status
 

@@ -1,19 +1,24 @@
-"""Platform, threads, process group and seeds of a process, and values on which all processes agree."""
+"""A process and its device: threads, seeds, process group, agreement of values, logging, and its end."""
 
 import atexit
+import contextlib
 import ctypes
 import datetime
 import importlib.metadata
 import itertools
 import logging
 import os
+import random
+import re
+import sys
 import time
 import uuid
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 import torch
@@ -22,17 +27,18 @@ from msgspec import UNSET, Struct, UnsetType
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
+from tqdm import tqdm
 
-from app.config import Platform, Precision, RuntimeConfig
-from app.config.train import LAYOUT
-from app.runtime.leave import HAS_MET, LAUNCHER_VARIABLES, REFUSAL_SECONDS
+from app.config.app_config import AppConfig
+from app.config.train import LAYOUT, Platform, Precision, RuntimeConfig
+from app.runtime import environment
+from app.runtime.environment import HAS_MET, LAUNCHER_VARIABLES, REFUSAL_SECONDS
 from common.cli import EXIT_BAD_INPUT
+from common.command import RedactingFormatter
 from common.documents import decode, encode
-from common.errors import UserError
-from common.limits import usable_cpus
-from common.memory import keep_freed_memory
-from common.signals import Interrupted
-from common.streams import without_native_stdout
+from common.errors import LostPeerError, OwnError, UserError
+from common.machine import keep_freed_memory, usable_cpus
+from common.signals import Interrupted, erased, is_launched, without_native_stdout
 
 log = logging.getLogger("clickwork")
 
@@ -414,3 +420,156 @@ def quieten_third_parties() -> None:
     warnings.filterwarnings("ignore", module="torch.distributed.checkpoint")  # about its own deprecated storage calls
     # This program reports failures in one line.
     logging.getLogger("torch.distributed.checkpoint").setLevel(logging.CRITICAL)
+
+
+def background_thread(name: str, device: torch.device | None = None) -> ThreadPoolExecutor:
+    """Return a pool of one thread in which torch computes without OpenMP threads of its own.
+
+    A second team of OpenMP threads would slow training down for good: libgomp would manage more threads than there are
+    processors and let each spin for less long, so that every parallel region of a step would end in a sleep and a
+    wake-up.
+
+    Args:
+        name: the thread's name in a debugger or profiler.
+        device: GPU that becomes the thread's current one; a new thread would start with GPU 0.
+    """
+    torch.get_num_threads()  # a thread that has not computed yet would take over the number set by the new one
+    return ThreadPoolExecutor(1, name, initializer=_begin, initargs=(device,))
+
+
+def _begin(device: torch.device | None) -> None:
+    torch.set_num_threads(1)  # for this thread alone; others that have computed keep their number
+    if device is not None and device.type == "cuda":
+        torch.cuda.set_device(device)
+
+
+def capture(device: torch.device) -> dict[str, NDArray[np.uint8]]:
+    """Return each generator's state as bytes [n]; n is the same on every process."""
+    _, words, gauss = random.getstate()
+    # The global generator is the one that libraries use.
+    _, keys, position, has_gauss, cached = np.random.get_state()  # noqa: NPY002
+    states = {
+        "rng_torch": torch.get_rng_state().numpy(),
+        "rng_python": _bytes(np.array(words, np.uint32), np.array([np.nan if gauss is None else gauss])),
+        "rng_numpy": _bytes(np.array([*keys, position, has_gauss], np.uint32), np.array([cached])),
+    }
+    if device.type == "cuda":
+        states["rng_device"] = torch.cuda.get_rng_state(device).numpy()
+    return states
+
+
+def restore(states: dict[str, NDArray[np.uint8]], device: torch.device) -> None:
+    """Set each generator to a captured state; keep the device's if the captured device was of another kind."""
+    torch.set_rng_state(torch.from_numpy(states["rng_torch"]))
+    words, (gauss,) = _words(states["rng_python"])
+    random.setstate((3, tuple(map(int, words)), None if np.isnan(gauss) else float(gauss)))
+    words, (cached,) = _words(states["rng_numpy"])
+    state = ("MT19937", words[:-2], int(words[-2]), int(words[-1]), float(cached))
+    np.random.set_state(state)  # noqa: NPY002
+    if device.type == "cuda" and "rng_device" in states:
+        torch.cuda.set_rng_state(torch.from_numpy(states["rng_device"]), device)
+
+
+def _bytes(words: NDArray[np.uint32], floats: NDArray[np.float64]) -> NDArray[np.uint8]:
+    return np.frombuffer(words.tobytes() + floats.tobytes(), np.uint8)
+
+
+def _words(content: NDArray[np.uint8]) -> tuple[NDArray[np.uint32], NDArray[np.float64]]:
+    return content[:-8].copy().view(np.uint32), content[-8:].copy().view(np.float64)
+
+
+# Phrases by which gloo, NCCL, RCCL and torch's store report that a peer is gone.
+_LOST = re.compile(
+    r"connection closed by peer|connection reset by peer|connection (?:was )?(?:likely )?closed|broken pipe|"
+    r"socket closed|timed out waiting|application timeout|wait timeout|remote process exited|socket timeout|"
+    r"no route to host|network is unreachable|failed to recv|nccl (?:remote|system) error|ncclremoteerror|"
+    r"software caused connection abort|connection timed out|connection refused",
+    re.IGNORECASE,
+)
+
+
+class FailureAdvice(NamedTuple):
+    """Advice for a command that runs out of memory, and for one that loses a process.
+
+    resumption: returns whether a checkpoint exists to resume from, and, to end a line, what the same command would do.
+    """
+
+    less_memory: str
+    resumption: Callable[[], tuple[bool, str]]
+
+
+READING = FailureAdvice(
+    "use more processes, and a smaller batch where the command has one", lambda: (False, "start the same command again")
+)
+
+NO_MEMORY = ("not enough memory", "Cannot allocate memory", "can't allocate memory", "std::bad_alloc")
+
+
+@contextlib.contextmanager
+def reporting_failures(rank: int, timeout_minutes: float, advice: FailureAdvice) -> Iterator[None]:
+    """Report failures from outside this program in one line: lack of memory, or the loss of another process.
+
+    Raises:
+        OwnError: there was not enough memory.
+        LostPeerError: a collective operation failed because of another process or the way to it.
+    """
+    try:
+        yield
+    except (MemoryError, OSError, RuntimeError) as error:
+        text = str(error)
+        if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(sign in text for sign in NO_MEMORY):
+            reason, (_, remedy) = (text or "Python").splitlines()[0][:200], advice.resumption()
+            message = f"out of memory ({reason}, process {rank}): {advice.less_memory}; {remedy}"
+            raise OwnError(message) from error
+        match = _LOST.search(text) if isinstance(error, RuntimeError) else None
+        if not match:
+            raise
+        resumable, remedy = advice.resumption()
+        raise LostPeerError(
+            f"process {rank}: another process is lost or unreachable ({match.group().lower()}; "
+            f"runtime.timeout_minutes={timeout_minutes:g}), perhaps killed for lack of memory; {remedy}",
+            resumable,
+        ) from error
+
+
+@contextlib.contextmanager
+def joined(config: AppConfig, advice: FailureAdvice) -> Iterator[Runtime]:
+    """Context with a process group: rank 0 logs, and a lost peer is reported in one line.
+
+    The configuration's environment is applied first: a run's commands compute as its training did.
+
+    Raises:
+        UserError: as `app.runtime.platform.start`, or there is not enough memory.
+        LostPeerError: another process is gone.
+    """
+    settings = environment.apply(config.environment, with_networks=advice is not READING or is_launched())
+    runtime = start(config.runtime, config.train.seed, config.train.deterministic)
+    log_to_terminal(runtime.rank)
+    for line in settings:
+        log.info("%s", line)
+    try:
+        with reporting_failures(runtime.rank, config.runtime.timeout_minutes, advice):
+            yield runtime
+    except KeyboardInterrupt:
+        raise  # the process ends: the others may be inside a collective operation
+    except BaseException:
+        stop(failed=True)
+        raise
+    stop()
+
+
+class _BesideBar(logging.StreamHandler):  # type: ignore[type-arg]  # Python 3.10 cannot subscript it
+    """Writes log lines above the progress bar, without breaking it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with contextlib.suppress(OSError):  # the terminal may be gone
+            tqdm.write(erased(2) + self.format(record), file=sys.stderr)
+
+
+def log_to_terminal(rank: int) -> None:
+    """Log to stderr: everything on rank 0, warnings on the others."""
+    handler = _BesideBar()
+    handler.setFormatter(RedactingFormatter("%(message)s", is_terminal=True))
+    log.handlers[:] = [handler]
+    log.setLevel(logging.INFO if rank == 0 else logging.WARNING)
+    log.propagate = False

@@ -1,20 +1,164 @@
-"""New rows, encoded like the rows of a run's dataset, and their logits by its model."""
+"""Scores of new rows: candidates, their encoding, rankings, and metrics of labelled rows."""
 
+import csv
+import io
+import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
-from app.data.batch import RowArrays
-from app.data.split import BatchMaker
-from app.scoring.candidates import ignored_columns, row_names
-from app.scoring.ranking import Scored
+from app.config.kinds import METRICS
+from app.data.batch import Batch, RowArrays
+from app.data.split import BatchMaker, verify_splits
+from app.metrics.documents import EvaluationFigures
 from app.training.predictor import Predictor
+from common.documents import Json, plain_object
 from common.errors import UserError
-from data_prep.encoding.encoder import EncodedBlock, Encoder, ParsedRows
-from data_prep.encoding.new_rows import NewRows
+from data_prep.encoding.encoder import EncodedBlock, Encoder, NewRows, ParsedRows, read_new_rows
+
+
+def with_user(candidates: NewRows, user: NewRows) -> NewRows:
+    """Return the candidates with the values that they lack, column by column, from one user's row."""
+    if len(user.numbers) != 1:
+        raise UserError(f"{user.name}: {len(user.numbers)} rows; the user is one row")
+    rows = len(candidates.numbers)
+    columns = {
+        name: values * rows if isinstance(values, list) else values.take(pa.array([0] * rows, pa.int64()))
+        for name, values in user.columns.items()
+    } | candidates.columns
+    for name, absent in candidates.absent.items():
+        if name in user.columns:
+            [default] = user.values(name)
+            lacking = set(absent)
+            columns[name] = [default if row in lacking else value for row, value in enumerate(candidates.values(name))]
+    return candidates._replace(columns=columns)
+
+
+def ignored_columns(candidates: NewRows, columns: Sequence[str], spare: Sequence[str]) -> list[str]:
+    """Return the columns that nobody reads, after a check that all wanted columns exist."""
+    for name in columns:
+        if name not in candidates.columns:
+            raise UserError(f"{candidates.name}: no column {name}; the model reads {', '.join(columns)}")
+    return [name for name in candidates.columns if name not in columns and name not in spare]
+
+
+def row_names(candidates: NewRows, id_column: str) -> list[str]:
+    """Return the candidates' names: their ids, or their numbers from 1."""
+    if id_column in candidates.columns:
+        return candidates.texts(id_column)
+    return [str(row) for row in range(1, len(candidates.numbers) + 1)]
+
+
+ALL = "all"  # candidates=all: every item in a log of events
+
+
+class Scored(NamedTuple):
+    """Candidates by name, their logits [n] and canonical order [n], and which feature values are unknown [n, F]."""
+
+    names: Sequence[str]
+    logits: NDArray[np.float32]
+    order: NDArray[np.int64]
+    unknown: NDArray[np.bool_]
+    features: Sequence[str]
+    about: dict[str, Any]
+
+
+NONE_SCORED = Scored((), np.empty(0, np.float32), np.empty(0, np.int64), np.zeros((0, 0), np.bool_), (), {})
+
+
+class Ranked(NamedTuple):
+    """One candidate: its rank from 1, name and click probability, and the features whose values are unknown."""
+
+    rank: int
+    candidate: str
+    probability: float
+    logit: float
+    out_of_vocabulary: list[str]
+
+
+class RankedNumber(NamedTuple):
+    """One candidate, ranked by a predicted number."""
+
+    rank: int
+    candidate: str
+    prediction: float
+    out_of_vocabulary: list[str]
+
+
+Ranking = Sequence[Ranked] | Sequence[RankedNumber]
+
+
+def rank(
+    names: Sequence[str],
+    logits: NDArray[np.float32],
+    order: NDArray[np.int64],
+    unknown: NDArray[np.bool_],
+    features: Sequence[str],
+    has_clicks: bool = True,
+    correction: float = 0.0,
+) -> Ranking:
+    """Return the candidates from the best to the worst; equal scores come in the candidates' canonical order.
+
+    Args:
+        names: of the candidates.
+        logits: [n]; order: [n], candidates in their canonical order; unknown: [n, F], per feature of `features`.
+        has_clicks: whether these are logits of clicks; otherwise they are predicted numbers.
+        correction: offset of logits of clicks; it changes no order.
+    """
+    best = order[np.argsort(-logits[order], kind="stable")].tolist()
+    unknown_names = [[name for name, is_unknown in zip(features, row, strict=True) if is_unknown] for row in unknown]
+    if not has_clicks:
+        return [
+            RankedNumber(number, names[i], float(logits[i]), unknown_names[i]) for number, i in enumerate(best, start=1)
+        ]
+    shown = logits.astype(np.float64) + correction
+    clicks = probabilities(shown)
+    return [
+        Ranked(number, names[i], float(clicks[i]), float(shown[i]), unknown_names[i])
+        for number, i in enumerate(best, start=1)
+    ]
+
+
+def probabilities(logits: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the probabilities of clicks [n] for these logits."""
+    with np.errstate(over="ignore"):  # exp is infinite for logits below -709; their probability is 0
+        clicks: NDArray[np.float64] = 1 / (1 + np.exp(-logits))
+    return clicks
+
+
+def to_table(ranking: Ranking) -> str:
+    """Return aligned columns for a terminal."""
+    rows = [("rank", "candidate", _columns(ranking)[2], "out of vocabulary")]
+    rows += [(str(entry[0]), entry[1], f"{entry[2]:.6f}", " ".join(entry.out_of_vocabulary)) for entry in ranking]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def _columns(ranking: Ranking) -> tuple[str, ...]:
+    return ranking[0]._fields if ranking else Ranked._fields
+
+
+def to_json(ranking: Ranking, about: dict[str, Any]) -> str:
+    """Return the ranking with a description of it, as JSON."""
+    return json.dumps({**about, "ranking": [candidate._asdict() for candidate in ranking]}, indent=1) + "\n"
+
+
+def to_csv(ranking: Ranking) -> str:
+    """Return one line per candidate; spaces join the unknown features."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(_columns(ranking))
+    for candidate in ranking:
+        writer.writerow([*candidate[:-1], " ".join(candidate.out_of_vocabulary)])
+    return text.getvalue()
+
 
 log = logging.getLogger("clickwork")
 
@@ -91,3 +235,82 @@ def log_unknown(counts: dict[str, int], rows: int) -> None:
     if counts:
         shown = ", ".join(f"{feature} {count}" for feature, count in counts.items())
         log.warning("out of vocabulary, of %d rows: %s", rows, shown)
+
+
+NEW_ROWS = "new rows"  # stands in place of a split's name
+
+
+@dataclass(frozen=True)
+class LabelledRows:
+    """Encoded rows, and per feature the share of rows with a value that the dataset does not contain."""
+
+    arrays: RowArrays
+    unknown: dict[str, float]
+
+    @classmethod
+    def read(cls, root: Path, path: Path) -> "LabelledRows":
+        """Read a file of raw rows for the dataset at `root`. Raises UserError as `encode`, or for the file."""
+        encoder = Encoder.load(root)
+        columns = (*encoder.input_columns, *encoder.target_columns)
+        return cls.encode(encoder, read_new_rows(path, encoder.shape(columns)))
+
+    @classmethod
+    def encode(cls, encoder: Encoder, rows: NewRows) -> "LabelledRows":
+        """Encode rows; the dataset's rule makes their labels."""
+        if not rows.numbers:
+            raise UserError(f"{rows.name}: no rows; give at least one")
+        ignored_columns(rows, encoder.input_columns, spare=())
+        for column, content in zip(encoder.target_columns, ("labels", "sample weights"), strict=False):
+            if column not in rows.columns:
+                raise UserError(
+                    f"{rows.name}: no column {column}, which holds the {content}; add it, or use app.recommend"
+                )
+        block = encoder.parse_columns(rows.columns, rows.name, rows.numbers, labelled=True)
+        shares = encoder.unknown(block).mean(axis=0).tolist()
+        arrays = arrays_of(encoder.encode(block))
+        if arrays.weights is not None and not arrays.weights.any():
+            weight = encoder.target_columns[-1]
+            raise UserError(f"{rows.name}: column {weight}: all weights are 0; give a row with a weight above 0")
+        return cls(arrays, dict(zip(encoder.features, shares, strict=True)))
+
+    def compare(self, scorer: Predictor, own_split: str, corrected: bool, step: int) -> Json:
+        """Return the metrics of these rows and of a split of the dataset, and the differences; a collective call.
+
+        corrected: as in `Predictor.evaluate`; step: the checkpoint's.
+        """
+        rows = EvaluatedRows(self.arrays, scorer)
+        new, own = scorer.evaluate(NEW_ROWS, corrected=corrected, rows=rows).figures, None
+        if own_split not in scorer.manifest.splits or scorer.manifest.splits[own_split].rows:
+            scorer.runtime.on_rank_0(
+                lambda: verify_splits(scorer.root, scorer.manifest, [own_split], scorer.config.data)
+            )
+            own = scorer.evaluate(own_split, corrected=corrected).figures
+        return {
+            **plain_object(new),
+            "step": step,
+            "unknown": self.unknown,
+            "own": own and {**plain_object(own), "step": step},
+            "difference": own and _differences(new, own),
+        }
+
+
+class EvaluatedRows:
+    """Rows in memory, in the form of a split that can be evaluated."""
+
+    def __init__(self, arrays: RowArrays, scorer: Predictor) -> None:
+        self.rows = len(arrays.labels)
+        self._arrays, self._runtime = arrays, scorer.runtime
+        self._maker = BatchMaker(scorer.root, scorer.manifest, scorer.config.data)
+
+    def eval_batches(self, global_batch_size: int) -> Iterator[Batch]:
+        """Yield this process's parts of global batches, padded to equal size."""
+        local_size = global_batch_size // self._runtime.world_size
+        builder, offset = self._maker.of_size(local_size), self._runtime.rank * local_size
+        for start in range(offset, self.rows + offset, global_batch_size):
+            yield builder.batch(self._arrays.part(min(start, self.rows), min(start + local_size, self.rows)))
+
+
+def _differences(new: EvaluationFigures, own: EvaluationFigures) -> dict[str, float]:
+    """Return new minus own for each metric that both have."""
+    pairs = ((name, new.figure(name), own.figure(name)) for name in METRICS)
+    return {name: one - other for name, one, other in pairs if one is not None and other is not None}

@@ -18,13 +18,12 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_inference import IntNBitTable
 from torch import Tensor, nn
 from torchrec import EmbeddingBagCollection, EmbeddingCollection, JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
-from app.checkpoint.model_state import read_tensors
-from app.config import AppConfig
+from app.checkpoint.saver import read_tensors
+from app.config.app_config import AppConfig
 from app.config.commands import BITS, SCALE_AND_BIAS_BYTES, TablePrecision
 from app.model.dlrm import DLRM
-from app.model.embeddings import SparseArch, make_sparse_arch
-from app.model.tables import TableSpec
-from app.sharding import from_config
+from app.model.embeddings import SparseArch, TableSpec, make_sparse_arch
+from app.sharding import planner
 from common.errors import UserError
 from data_prep.dataset.format import Manifest
 
@@ -140,7 +139,7 @@ def _under(features: KeyedJaggedTensor, keys: list[str]) -> KeyedJaggedTensor:
 
 def unsharded(config: AppConfig, manifest: Manifest) -> DLRM:
     """Return the model that the configuration names, whole and on the CPU; its tables' values are not set."""
-    multi_hot = from_config.multi_hot_features(config.data.multi_hot, manifest)
+    multi_hot = planner.multi_hot_features(config.data.multi_hot, manifest)
     sparse_arch = make_sparse_arch(config.model, manifest.num_embeddings, multi_hot, initial=False)
     model = DLRM(config.model, len(manifest.schema["dense"]), len(manifest.num_embeddings), sparse_arch)
     for collection in sparse_arch.collections:

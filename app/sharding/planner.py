@@ -1,11 +1,15 @@
-"""Ways to make a plan: the choices that the configuration leaves open, placement by size, and TorchRec's planner."""
+"""Ways to make a plan: the configuration, placement by size, and TorchRec's planner with its topologies."""
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+import torch
+import yaml
 from torch import nn
 from torchrec import DataType
 from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints
@@ -14,21 +18,182 @@ from torchrec.distributed.planner.storage_reservations import FixedPercentageSto
 from torchrec.distributed.planner.types import PlannerError, ShardingOption, Storage, Topology
 from torchrec.distributed.types import CacheParams, ModuleSharder
 
-from app.config import OptimizerName, QCommConfig, ShardingConfig
+from app.config.app_config import CONFIG_DIR, AppConfig
+from app.config.data import MultiHotConfig
+from app.config.kinds import OptimizerName
+from app.config.model import Storage as StorageType
 from app.config.sharding import (
     AUTO_SHARDING,
+    AUTO_TOPOLOGY,
+    HARDWARE,
     SHARDING_TYPES,
     UVM_KERNELS,
+    QCommConfig,
+    ShardingConfig,
+    TopologyConfig,
     kernels_allowed,
     kernels_of,
     of_table,
+    refuse_columns,
     types_allowed,
+    with_default_types,
 )
-from app.model.embeddings import TableArch
-from app.model.tables import TableSpec
-from app.sharding.execute import codecs, make_sharders
-from app.sharding.plan import Plan, TableBlock, TablePlan, blocks, shardable, tables_in_order
+from app.config.train import OptimizerConfig, TrainConfig
+from app.model.embeddings import FBGEMM_MULTIPLE, Features, TableArch, TableSpec
+from app.optimizer import has_fused
+from app.runtime.platform import Runtime
+from app.sharding.documents import PlanFile
+from app.sharding.plan import (
+    Plan,
+    TableBlock,
+    TablePlan,
+    blocks,
+    codecs,
+    make_sharders,
+    read_plan,
+    shardable,
+    tables_in_order,
+)
+from common.compose import ConversionError, convert
+from common.documents import decode, encode
 from common.errors import UserError
+from common.keys import check_keys, shown
+from data_prep.dataset.format import Manifest, mean_bag_sizes
+
+log = logging.getLogger("clickwork")
+
+GIB, GB_PER_S = 2**30, 1e6  # bytes; bytes per millisecond, TorchRec's unit
+LINK_EFFICIENCY, RESERVE = 0.8, 0.15  # defaults
+SAME_MEMORY = 0.06  # drivers report this much less or more than data sheets
+
+
+@dataclass(frozen=True)
+class Device:
+    """A device as it was probed."""
+
+    name: str
+    architecture: str
+    memory_gib: float
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.architecture}, {self.memory_gib:.1f} GiB)"
+
+
+def probe(device_type: str) -> Device:
+    """Return this process's device, `cuda` (also for ROCm) or `cpu`; memory is the total, used or not."""
+    if device_type == "cpu":
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return Device("CPU", "cpu", memory / GIB)
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    hip = getattr(properties, "gcnArchName", "") if torch.version.hip else ""
+    architecture = hip.split(":")[0] or f"sm_{properties.major}{properties.minor}"
+    return Device(properties.name, architecture, properties.total_memory / GIB)
+
+
+def load_all() -> dict[str, TopologyConfig]:
+    """Return the topologies of conf/topology by name."""
+    files = sorted((CONFIG_DIR / "topology").glob("*.yaml"))
+    return {path.stem: read(path) for path in files if path.stem != AUTO_TOPOLOGY}
+
+
+def read(path: Path) -> TopologyConfig:
+    """Read a topology from its YAML file. Raises UserError for another file."""
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        return convert(TopologyConfig, content)
+    except OSError as error:
+        raise UserError(f"topology.file={path}: not readable ({error.strerror})") from error
+    except (yaml.YAMLError, ConversionError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"topology.file={path}: not a topology ({reason})") from error
+
+
+def resolve(config: TopologyConfig, find: Callable[[], Device], devices_per_node: int) -> TopologyConfig:
+    """Return the configuration with every figure filled in: from its file, from the known device, or as given.
+
+    `find` probes the device; it is not called if the configuration is complete.
+
+    Raises:
+        UserError: the device is not known, or a figure is missing.
+    """
+    if config.file is not None:
+        config = _over(read(Path(config.file)), config)
+    elif config.name == AUTO_TOPOLOGY and any(getattr(config, key) is None for key in HARDWARE):
+        entry = identify(find(), load_all())
+        config = replace(_over(entry, config), name=entry.name)
+    if config.architecture == "cpu":
+        memory = config.memory_gib or probe("cpu").memory_gib / devices_per_node
+        config = replace(config, memory_gib=memory, host_memory_gib=config.host_memory_gib or memory)
+    for key in HARDWARE:
+        if getattr(config, key) is None:
+            raise UserError(f"topology.{key}=null: topology {config.name} needs it; {_example(find())}")
+    config = _over(TopologyConfig(link_efficiency=LINK_EFFICIENCY, reserve=RESERVE), config)
+    check_keys(config, "topology.")  # also checks figures from a file
+    return config
+
+
+def identify(device: Device, among: Mapping[str, TopologyConfig]) -> TopologyConfig:
+    """Return the known topology of a device, identified by architecture and measured memory."""
+    fit = [
+        entry
+        for entry in among.values()
+        if entry.architecture == device.architecture
+        and (entry.memory_gib is None or abs(device.memory_gib / entry.memory_gib - 1) <= SAME_MEMORY)
+    ]
+    if not fit:
+        raise UserError(f"topology=auto: {device} is not known; {_example(device)}")
+    spelled = device.name.lower().replace(" ", "")
+    # Gb300 also contains b300: the longest name wins.
+    best = max(fit, key=lambda entry: len(entry.name) * (entry.name in spelled))
+    log.info("topology: %s identified as %s", device, best.name)
+    if "pcie" in spelled:
+        log.warning(
+            "topology: %s is the form with NVLink; give topology.memory_gb_per_s and .intra_host_gb_per_s of "
+            "the PCIe card",
+            best.name,
+        )
+    return best
+
+
+def to_torchrec(topology: TopologyConfig, world_size: int, local_world_size: int) -> Topology:
+    """Return a resolved topology in TorchRec's form.
+
+    TorchRec's own factory is newer than the oldest supported TorchRec, and ignores bandwidths by default; the
+    constructor takes the same figures. TorchRec calls ROCm's devices "cuda", too.
+    """
+    cpu = topology.architecture == "cpu"
+    figures: dict[str, Any] = {key: getattr(topology, key) for key in HARDWARE[1:]}
+    assert topology.link_efficiency is not None
+    assert topology.reserve is not None
+    links = GB_PER_S * topology.link_efficiency
+    host_part = 1 - topology.reserve if cpu else 1.0  # the planner itself reserves only device memory
+    return Topology(
+        world_size=world_size,
+        local_world_size=local_world_size,
+        compute_device="cpu" if cpu else "cuda",
+        hbm_cap=0 if cpu else int(figures["memory_gib"] * GIB),
+        ddr_cap=int(figures["host_memory_gib"] * GIB * host_part),
+        hbm_mem_bw=figures["memory_gb_per_s"] * GB_PER_S,
+        ddr_mem_bw=figures["host_memory_gb_per_s"] * GB_PER_S,
+        hbm_to_ddr_mem_bw=figures["host_link_gb_per_s"] * GB_PER_S,
+        intra_host_bw=figures["intra_host_gb_per_s"] * links,
+        inter_host_bw=figures["inter_host_gb_per_s"] * links,
+    )
+
+
+def _over(base: TopologyConfig, config: TopologyConfig) -> TopologyConfig:
+    """Return `base` with the values that `config` sets itself."""
+    plain = TopologyConfig()
+    overrides = {key: value for key, value in vars(config).items() if value != getattr(plain, key)}
+    return replace(base, **overrides)
+
+
+def _example(device: Device) -> str:
+    """Return the overrides that describe this device, on one line."""
+    overrides = {"name": "mine", "architecture": device.architecture, "memory_gib": round(device.memory_gib)}
+    text = ", ".join(f"{key}: {value}" for key, value in {**overrides, **dict.fromkeys(HARDWARE[2:], "...")}.items())
+    return f"describe it in mine.yaml, in GiB and GB/s one way: {{{text}}}; then give topology.file=mine.yaml"
+
 
 FP32_BYTES = 4
 
@@ -320,3 +485,245 @@ class _BestPlan:
 
     def log(self, *arguments: Any, best_plan: Sequence[ShardingOption], **keywords: Any) -> None:
         self.options = best_plan
+
+
+MAX_REPLICATED = 1 << 26  # parameters in tables that torch updates; 1 GiB with gradient and moments
+
+
+def plan_for(config: AppConfig, runtime: Runtime, tables: TableArch, bag_sizes: Mapping[str, float]) -> Plan:
+    """Return the plan that all processes use; a collective call. `bag_sizes`: mean ids per bag of each feature."""
+
+    def decided() -> str:
+        hardware = config.topology
+        numbers = {
+            "nodes": runtime.world_size // runtime.local_world_size,
+            "devices_per_node": runtime.local_world_size,
+        }
+        for key, number in numbers.items():
+            if getattr(hardware, key) not in (None, number):
+                raise UserError(f"topology.{key}={getattr(hardware, key)}: the run has {number}; leave it out")
+        run_config = replace(
+            config, topology=replace(hardware, nodes=numbers["nodes"], devices_per_node=numbers["devices_per_node"])
+        )
+        return encode(decide(run_config, runtime.device, tables, bag_sizes).to_document())
+
+    plan = Plan.from_document(decode(runtime.on_rank_0(decided), PlanFile))
+    if runtime.world_size == 1 and config.sharding.qcomm != type(config.sharding.qcomm)():
+        log.warning("sharding.qcomm: has no effect with one process: nothing travels")
+    return plan
+
+
+def decide(config: AppConfig, device: torch.device, tables: TableArch, bag_sizes: Mapping[str, float]) -> Plan:
+    """Return the plan for `topology.nodes` machines of `topology.devices_per_node` devices; needs none of them."""
+    plan = _decide(config, device, tables, bag_sizes)
+    if config.optimizer.fused_weight_decay is not None:
+        _refuse_ignored_decay(config.optimizer, plan, tables_in_order(tables), device)
+    if device.type != "cpu":
+        _refuse_several_narrow_widths(plan, tables_in_order(tables))
+    return plan
+
+
+def _refuse_several_narrow_widths(plan: Plan, tables: Sequence[TableSpec]) -> None:
+    """Raise UserError for data-parallel tables that neither FBGEMM's kernel for GPUs nor pool_rows can read."""
+    widths = {table.embedding_dim for table in tables if plan.tables[table.name].type == "data_parallel"}
+    if len(widths) > 1 and any(width % FBGEMM_MULTIPLE for width in widths):
+        raise UserError(
+            f"model.embedding_dim: data_parallel tables have widths of {', '.join(map(str, sorted(widths)))}, which a "
+            f"GPU can look up if all are equal or multiples of {FBGEMM_MULTIPLE}; give a multiple of {FBGEMM_MULTIPLE}"
+        )
+
+
+def _refuse_ignored_decay(
+    optimizer: OptimizerConfig, plan: Plan, tables: Sequence[TableSpec], device: torch.device
+) -> None:
+    """Raise UserError for a table to which FBGEMM would silently not apply its weight decay.
+
+    FBGEMM's CPU kernel has a fast path for fp32 tables of one feature with pooled bags, and passes a decay of 0 to it:
+    codegen/training/backward/embedding_backward_split_cpu_template.cpp of 1.8.0.
+    """
+    prefix, name = f"optimizer.fused_weight_decay={optimizer.fused_weight_decay}: ", optimizer.name
+    instead = ", or optimizer.sparse_weight_decay" if name.algorithm.has_weight_decay else ""
+    if not has_fused(name, device):
+        raise UserError(
+            f"{prefix}FBGEMM has no {name.value} on {device.type}; use optimizer=rowwise_adagrad{instead}, or leave it "
+            "out"
+        )
+    for table in tables:
+        if plan.tables[table.name].type == "data_parallel":
+            raise UserError(
+                f"{prefix}table {table.name} is data_parallel, so that torch updates it; use another sharding.types"
+                f"{instead}"
+            )
+        if device.type == "cpu" and table.storage is StorageType.fp32 and len(table.keys) == 1 and not table.by_id:
+            raise UserError(
+                f"{prefix}on CPU FBGEMM ignores it for fp32 tables of one feature, such as {table.name}; use "
+                f"model.tables.storage=fp16{instead}"
+            )
+
+
+def _decide(config: AppConfig, device: torch.device, tables: TableArch, bag_sizes: Mapping[str, float]) -> Plan:
+    hardware, optimizer, name = config.topology, config.optimizer, config.optimizer.name
+    local_world_size = hardware.devices_per_node or 1
+    world_size = (hardware.nodes or 1) * local_world_size
+    parts = tables_in_order(tables)
+    if config.sharding.plan is not None:
+        plan = read_plan(Path(config.sharding.plan), parts, world_size, local_world_size)
+        for table in plan.tables.values():
+            refuse_columns("sharding.plan", table.type, name)
+            if table.type != "data_parallel" and not has_fused(name, device):
+                raise UserError(
+                    f"sharding.plan={config.sharding.plan}: has {table.type} tables, and FBGEMM has no {name.value} on "
+                    f"{device.type}; use sharding.types=data_parallel"
+                )
+            if table.type != "data_parallel" and (reason := _whole_tables(optimizer, parts)) is not None:
+                raise UserError(
+                    f"sharding.plan={config.sharding.plan}: has {table.type} tables, and {reason}; use "
+                    "sharding.types=data_parallel instead of the plan"
+                )
+        return plan
+    # The planner's choice depends on the number of processes, which train.deterministic=layout excludes.
+    of_tables = choices(
+        config.sharding, optimizer, parts, device, world_size if config.train.micro_batch is None else 1
+    )
+    if not all(choice.is_forced for choice in of_tables.values()):
+        try:
+            resolved = resolve(hardware, lambda: probe(device.type), local_world_size)
+        except UserError as error:
+            if config.sharding.types is not None:
+                raise
+            log.warning("sharding: %s; tables are table_wise until then, balanced by their size alone", error)
+            of_tables = choices(replace(config.sharding, types="table_wise"), optimizer, parts, device, world_size)
+        else:
+            return search(
+                tables, of_tables, workload(config.train, optimizer, config.sharding, resolved, tables, bag_sizes)
+            )
+    return place_tables(parts, of_tables, world_size, local_world_size)
+
+
+def choices(
+    config: ShardingConfig,
+    optimizer: OptimizerConfig,
+    parts: Sequence[TableSpec],
+    device: torch.device,
+    world_size: int,
+) -> dict[str, Choice]:
+    """Return each table's open choices on `world_size` such devices. Raises UserError as `decide` does."""
+    reason = _whole_tables(optimizer, parts)
+    if reason is not None and (config.types not in (None, AUTO_SHARDING, "data_parallel") or config.tables):
+        if config.tables:
+            raise UserError(f"sharding.tables: {reason}; leave it out, as all tables are data_parallel")
+        raise UserError(f"sharding.types={shown(config.types)}: {reason}; give sharding.types=data_parallel")
+    settings = with_default_types(config, world_size, device.type)
+    if reason is not None or not has_fused(optimizer.name, device):
+        is_news = reason is None or world_size > 1 or config.types is not None
+        settings = replicated(settings, optimizer, reason, parts, device, is_news)
+    return table_choices(settings, optimizer.name, parts, device.type)
+
+
+def workload(
+    train: TrainConfig,
+    optimizer: OptimizerConfig,
+    sharding: ShardingConfig,
+    resolved: TopologyConfig,
+    tables: TableArch,
+    bag_sizes: Mapping[str, float],
+) -> Workload:
+    """Return the planner's input; `resolved`: a topology with all figures and numbers of devices."""
+    local_world_size = resolved.devices_per_node or 1
+    world_size = (resolved.nodes or 1) * local_world_size
+    assert resolved.reserve is not None
+    return Workload(
+        topology=to_torchrec(resolved, world_size, local_world_size),
+        reserve=resolved.reserve,
+        local_batch_size=max(1, train.local_rows(world_size)),
+        pooling_factors={
+            table.name: [bag_sizes.get(tables.feature_of[key], 1.0) for key in table.keys] for table in tables.tables
+        },
+        optimizer=optimizer.name,
+        qcomm=sharding.qcomm,
+    )
+
+
+def bag_sizes(config: AppConfig, features: Features, means: Mapping[str, float]) -> dict[str, float]:
+    """Return mean ids per bag, by key of the model's ids; `means`: of multi-hot features, from the shards."""
+    if (parts := config.model.parts) is not None:
+        return parts.bag_sizes(config, features)
+    return bag_sizes_of_rows(config.data.multi_hot, list(features.num_embeddings), means)
+
+
+def bag_sizes_of_rows(
+    multi_hot: MultiHotConfig, features: Sequence[str], means: Mapping[str, float]
+) -> dict[str, float]:
+    """Return ids per bag of each feature: the expanded size, or the mean in the shards; otherwise 1."""
+    bags = multi_hot.bags()
+    if bags is not None:
+        return {feature: float(size) for feature, size in zip(features, bags.sizes, strict=True)}
+    return {feature: means.get(feature, 1.0) for feature in features}
+
+
+def bag_sizes_of(config: AppConfig, root: Path, manifest: Manifest) -> dict[str, float]:
+    """Return mean ids per bag of each feature of a dataset; for models other than DLRM, by key of their ids."""
+    features = Features(manifest.num_embeddings, schema=manifest.encoding.get("raw_schema"))
+    return bag_sizes(config, features, mean_bag_sizes(root, manifest))
+
+
+def multi_hot_features(multi_hot: MultiHotConfig, manifest: Manifest) -> list[str]:
+    """Return the features of a dataset whose bags may have more or fewer ids than one."""
+    sizes = bag_sizes_of_rows(multi_hot, list(manifest.num_embeddings), {})
+    return [feature for feature, size in sizes.items() if size != 1 or feature in manifest.ragged]
+
+
+def _whole_tables(optimizer: OptimizerConfig, tables: Sequence[TableSpec]) -> str | None:
+    """Return why torch must update whole tables on any device; None if FBGEMM may fuse their update."""
+    if optimizer.sparse_weight_decay:
+        decay = f"optimizer.sparse_weight_decay={optimizer.sparse_weight_decay}"
+        return f"{decay} needs whole tables, so each process holds all of them"
+    if optimizer.clip_tables:
+        return "optimizer.clip_tables=true needs the tables' gradients, which a fused update never has"
+    widths = [table.embedding_dim for table in tables if table.embedding_dim % FBGEMM_MULTIPLE]
+    if widths:
+        return f"FBGEMM updates tables whose width is a multiple of {FBGEMM_MULTIPLE}, and there is one of {widths[0]}"
+    return None
+
+
+def replicated(
+    config: ShardingConfig,
+    optimizer: OptimizerConfig,
+    reason: str | None,
+    tables: Sequence[TableSpec],
+    device: torch.device,
+    is_news: bool,
+) -> ShardingConfig:
+    """Make all tables data-parallel, so that torch updates them: for `reason`, or as FBGEMM lacks the optimizer here.
+
+    It is logged if `is_news`: one process that no sharding was asked of holds all tables in any case.
+    """
+    by_id = next((table.name for table in tables if table.by_id), None)
+    if by_id is not None:
+        cause, remedy = f"{reason}, and", "leave that key out"
+        if reason is None:
+            cause = f"optimizer={optimizer.name.value}: FBGEMM lacks it on {device.type}, and"
+            remedy = f"use optimizer={' or '.join(name.value for name in OptimizerName if has_fused(name, device))}"
+        raise UserError(f"{cause} torch updates no table that is looked up id by id, such as {by_id}; {remedy}")
+    name, parameters = optimizer.name, sum(table.num_embeddings * table.embedding_dim for table in tables)
+    if parameters > MAX_REPLICATED:
+        of_gpus = name.algorithm.fbgemm is not None
+        limitation, or_a_gpu = ("FBGEMM has it on GPUs only", ", or a GPU") if of_gpus else ("FBGEMM lacks it", "")
+        cause, remedy = f"optimizer={name.value}: {limitation}, and torch's", "use optimizer=rowwise_adagrad, "
+        if reason is not None:
+            cause, remedy, or_a_gpu = f"{reason}; that", "use ", ""
+        raise UserError(
+            f"{cause} goes over whole tables at every step: {parameters:,} parameters in tables are more than "
+            f"{MAX_REPLICATED:,}; {remedy}smaller tables (data.max_ind_range){or_a_gpu}"
+        )
+    if config.types == "data_parallel" and not config.tables:
+        return config
+    description, mathematics = reason, ""
+    if reason is None:
+        rows_moved = "all rows at every step" if name.algorithm.moves_all_rows else "the rows of each batch"
+        description = f"FBGEMM has no {name.value} on {device.type}"
+        mathematics = f", with the same mathematics over {rows_moved}"
+    text = "sharding: %s: tables are data_parallel instead of %s and updated in torch%s"
+    if is_news:
+        log.info(text, description, config.types, mathematics)
+    return replace(config, types="data_parallel", kernels=None, tables={})

@@ -7,15 +7,15 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from app.config import AppConfig
+from app.config.app_config import AppConfig
 from app.record import provenance
-from app.runtime import shared_files
+from app.runtime import environment
 from app.runtime.platform import Runtime
+from common.command import redact
 from common.documents import Json
 from common.errors import UserError
 from common.files import write_atomically
 from common.keys import to_plain
-from common.redact import redact
 from data_prep.dataset.format import MANIFEST_NAME, Manifest, load_manifest
 
 log = logging.getLogger("clickwork")
@@ -55,7 +55,7 @@ def load_same_manifest(root: Path, runtime: Runtime, is_new: bool) -> tuple[Mani
     """
     path, fault, manifest = root / MANIFEST_NAME, None, None
     if is_new and runtime.rank > 0:
-        shared_files.wait_until(path.is_file)
+        environment.wait_until(path.is_file)
     try:
         manifest = load_manifest(root)
     except UserError as error:
@@ -101,8 +101,8 @@ def require_shared(directory: Path, runtime: Runtime, timeout_minutes: float) ->
         except OSError:
             return False
 
-    seconds = shared_files.patience(timeout_minutes)
-    by_host = _by_host({"seen": shared_files.wait_until(is_there, seconds)}, runtime)
+    seconds = environment.patience(timeout_minutes)
+    by_host = _by_host({"seen": environment.wait_until(is_there, seconds)}, runtime)
     if runtime.rank == 0:
         path.unlink(missing_ok=True)
     apart = [host for host, facts in by_host.items() if not facts["seen"]]

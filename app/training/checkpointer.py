@@ -1,18 +1,372 @@
-"""Saving of a run's state during training, at the steps that the configuration asks for."""
+"""Saving, stopping and resuming of a run."""
 
+import logging
+import signal
 import time
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from app.checkpoint import files, model_state
-from app.checkpoint.saver import Saver
-from app.metrics.documents import OtherEvent
+import numpy as np
+from msgspec import Struct
+from numpy.typing import NDArray
+
+from app.checkpoint import files, saver
+from app.checkpoint.files import (
+    BEST,
+    CHECKPOINTS,
+    FORMAT,
+    LAST,
+    CheckpointState,
+    Layout,
+    SavedState,
+    checkpoint_name,
+    find_checkpoint,
+    pointed_to,
+    read,
+    whole_checkpoints,
+)
+from app.checkpoint.saver import Saver, load_tensors
+from app.config.app_config import AppConfig, from_plain
+from app.config.kinds import METRICS
+from app.config.train import Compile, RuntimeConfig, TrainConfig, metrics_of
+from app.metrics.documents import Best, EvaluationEvent, EvaluationFigures, Measured, OtherEvent
 from app.metrics.timing import StepTimer
-from app.training import resume
-from app.training.recording.recorder import Recorder
+from app.record.directory import RunDirectory
+from app.record.documents import CONFIG, Summary, read_config, read_events, read_summary
+from app.runtime import platform
+from app.runtime.platform import Runtime
+from app.training.recorder import Recorder
 from app.training.session import Session
-from app.training.state import AGREE_EVERY_STEPS, RunLength, RunState
-from common.disk_space import Need, require_room
-from common.documents import Json
-from common.sizes import in_words
+from app.training.state import AGREE_EVERY_STEPS, RunLength, RunState, best_of, score_of
+from common.compose import ConversionError
+from common.documents import Json, plain_object
+from common.errors import UserError
+from common.files import Need, in_words, require_room
+from common.keys import shown, values_that_decide_bits
+from common.signals import StopRequest
+from data_prep.dataset.format import (
+    MANIFEST_NAME,
+    Manifest,
+    correction,
+    kept_share,
+    load_manifest,
+    odds_factor,
+    sampling_sentence,
+)
+
+log = logging.getLogger("clickwork")
+
+
+class Resumed(NamedTuple):
+    """The point at which a session resumes: its state, the seconds already spent, and a line for the log."""
+
+    state: RunState
+    seconds: dict[str, float]
+    line: str
+
+
+def checkpoint_state(session: Session, state: RunState, seconds: dict[str, float]) -> CheckpointState:
+    """Return a checkpoint's contents besides tensors; a collective call."""
+    runtime = session.runtime
+    values = SavedState(
+        format=FORMAT,
+        step=state.step,
+        samples=session.predictor.samples(state.step),
+        epoch=state.epoch,
+        step_in_epoch=state.step_in_epoch,
+        measured=deepcopy(state.measured),
+        unreported=deepcopy(state.unreported),
+        skipped=state.skipped,
+        evaluation=state.evaluation,
+        best=state.best,
+        monitored=state.monitored,
+        seconds=seconds,
+        world_size=runtime.world_size,
+        layout=_layout(session),
+        dataset=str(session.root),
+        dataset_digest=session.manifest.digest,
+        fingerprint=fingerprint(session.config),
+        files={},  # filled in when the files are written
+    )
+    arrays: dict[str, NDArray[Any]] = {
+        "losses": state.all_losses(),
+        "step_seconds": state.all_step_seconds(),
+        "accuracies": state.accuracies,
+        **{name: np.stack(runtime.gather(one)) for name, one in platform.capture(runtime.device).items()},
+    }
+    return CheckpointState(values, arrays)
+
+
+def restore(path: Path, session: Session) -> Resumed:
+    """Load a checkpoint into a session; a collective call."""
+    saved = read(path)
+    values, arrays = saved.state, saved.arrays
+    require_dataset(path, values.dataset, values.dataset_digest, session.root, session.manifest)
+    if (difference := _first_difference(values, fingerprint(session.config))) is not None:
+        key, now, recorded = difference
+        remedy = "give another run.name, or checkpoint.resume=never checkpoint.overwrite=true to start over"
+        if session.config.checkpoint.resume != "auto":
+            remedy = (
+                f"give {key}={shown(recorded)} to continue it, with its own run.name to add to its record, or leave "
+                "checkpoint.resume out to train anew: a run cannot start from another's parameters alone"
+            )
+        raise UserError(f"{key}={shown(now)}: the run at {path} was started with {shown(recorded)}; {remedy}")
+    load_tensors(path, session.model, session.optimizer)
+    state = RunState(
+        step=values.step,
+        epoch=values.epoch,
+        step_in_epoch=values.step_in_epoch,
+        losses=[arrays["losses"]],
+        step_seconds=[arrays["step_seconds"]],
+        measured=values.measured,
+        unreported=values.unreported,
+        accuracies=arrays["accuracies"],
+        skipped=values.skipped,
+        evaluation=values.evaluation,
+        best=values.best,
+        monitored=values.monitored,
+    )
+    line = f"resume: from {path}, step {state.step}"
+    if values.world_size == session.runtime.world_size:
+        rng_states = {name: states[session.runtime.rank] for name, states in arrays.items() if name.startswith("rng_")}
+        platform.restore(rng_states, session.runtime.device)
+    before, layout = plain_object(values.layout), plain_object(_layout(session))
+    if changes := [f"{key} {before[key]} then, {layout[key]} now" for key in layout if before[key] != layout[key]]:
+        has_same_bits = session.predictor.micro_batches is not None and before["platform"] == layout["platform"]
+        effect = "results agree with an uninterrupted run within rounding only, losses to 1e-5"
+        line += f" ({'; '.join(changes)}: {'the same bits' if has_same_bits else effect})"
+    return Resumed(state, values.seconds, line)
+
+
+class Adopted(Struct):
+    """Additions of a run's record to its checkpoint: the last and the best evaluation, as in `RunState`, and time.
+
+    after_saving: the checkpoint's step was evaluated after the checkpoint was saved.
+    joules, energy_seconds: of that evaluation. seconds: time spent, including that evaluation.
+    """
+
+    evaluation: EvaluationFigures | None
+    best: Best | None
+    after_saving: bool
+    joules: float
+    energy_seconds: float
+    seconds: dict[str, float]
+
+
+def adopt_evaluations(
+    state: RunState, directory: RunDirectory, config: AppConfig, seconds: dict[str, float]
+) -> Adopted:
+    """Return a resumed run's evaluations and its `seconds` spent by its record; call on rank 0.
+
+    The record may know more than the checkpoint, which is saved before its step is evaluated. If the best is to be
+    kept, only evaluations whose checkpoint is still there qualify.
+    """
+    recorded = [event for event in read_events(directory.path) if isinstance(event, EvaluationEvent)]
+    summary = read_summary(directory.path)
+    evaluations = _recorded_evaluations(state, recorded, summary, config.eval.train_split)
+    last = max(evaluations, key=lambda one: one.step or 0, default=None)
+    if last is not None and (last.split or config.eval.split) != config.eval.split:
+        raise UserError(
+            f"eval.split={config.eval.split}: {directory.path} evaluates {last.split}, by which it keeps its best; "
+            f"give eval.split={last.split} or another run.name, and for figures of another split "
+            f"python -m app.evaluate run={directory.path} split={config.eval.split}"
+        )
+    checkpoint_names = {path.name for path in whole_checkpoints(directory.checkpoints)}
+    candidates = [one for one in evaluations if last is not None and one.split == last.split]
+    monitor = config.train.monitor
+    ranked = [best for one in candidates if (best := best_of(one, monitor)) is not None]
+    ranked += [state.best] if state.best is not None else []
+    if config.checkpoint.keep_best:
+        ranked = [one for one in ranked if checkpoint_name(one.step) in checkpoint_names]
+    best = max(sorted(ranked, key=lambda one: one.step), key=lambda one: score_of(one, monitor), default=None)
+    after_saving = last is not None and last.step == state.step and state.evaluated_at != state.step
+    events = [event for event in recorded if after_saving and event.step == state.step]
+    eval_time = sum(event.eval_seconds or 0.0 for event in events)
+    seconds = {**seconds, "eval": seconds.get("eval", 0.0) + eval_time, "total": seconds.get("total", 0.0) + eval_time}
+    if summary is not None and summary.steps == state.step and summary.status != "failed":  # the run ended at this step
+        seconds = summary.seconds or seconds
+    energy = _energy_after_saving(state, [event.measured for event in events if event.measured])
+    return Adopted(last, best, after_saving, *energy, seconds)
+
+
+def _energy_after_saving(state: RunState, measured: list[Measured]) -> tuple[float, float]:
+    """Return the joules, and their seconds, that events add after a checkpoint's saving; older events have none."""
+    if not measured:
+        return 0.0, 0.0
+    joules, metered = sum(one.joules for one in measured), sum(one.energy_seconds for one in measured)
+    return joules - state.unreported.joules, metered - state.unreported.energy_seconds
+
+
+def _recorded_evaluations(
+    state: RunState, recorded: Sequence[EvaluationEvent], summary: Summary | None, train_split: bool
+) -> list[EvaluationFigures]:
+    """Return the evaluations up to the state's step: of the checkpoint, of metrics.jsonl (`recorded`), of summary.json.
+
+    train_split: each evaluation includes the training split; one that lacks it will be repeated.
+    """
+    of_train = {event.step for event in recorded if event.event == "eval_train"}
+    is_whole = state.step in of_train or not train_split
+    evaluations = [state.evaluation] if state.evaluation is not None else []
+    evaluations += [
+        event.figures()
+        for event in recorded
+        if event.event == "eval" and (event.step < state.step or (event.step == state.step and is_whole))
+    ]
+    return evaluations + ([summary.last] if summary is not None and summary.last.step == state.step else [])
+
+
+def require_dataset(trained: Path, path_then: str, digest_then: str, root: Path, manifest: Manifest) -> None:
+    """Raise UserError if a dataset is not the one that the run or checkpoint `trained` was trained on."""
+    if manifest.digest != digest_then:
+        elsewhere = f"{path_then} as it was when the run started" if str(root) == path_then else path_then
+        raise UserError(
+            f"{root}: not the dataset that {trained} was trained on, {elsewhere}; give that, or another run; "
+            "app.evaluate measures new rows with data.raw=FILE"
+        )
+
+
+def _layout(session: Session) -> Layout:
+    """Return the settings that may differ after a resumption, at the price of different rounding."""
+    return Layout(
+        processes=session.runtime.world_size,
+        threads=session.runtime.num_threads,
+        platform=session.runtime.platform.value,
+        sharding=session.plan.summary(),
+        compile=(session.config.runtime.compile or Compile.none).value,
+    )
+
+
+def fingerprint(config: AppConfig) -> Json:
+    """Return the keys that a resumption must not change, with their values."""
+    keys: Json = values_that_decide_bits(config)
+    if not any(METRICS[name].over for name in metrics_of(config.train.monitor)):
+        del keys["eval.group_by"]  # no evaluation ranks by it
+    return keys
+
+
+def _first_difference(saved: SavedState, now: Json) -> tuple[str, object, object] | None:
+    """Return the first key of the fingerprint `now` that a checkpoint's differs in, with both values; None if equal."""
+    recorded = saved.fingerprint
+    keys = (*now, *(key for key in recorded if key not in now))
+    return next(((key, now.get(key), recorded.get(key)) for key in keys if now.get(key) != recorded.get(key)), None)
+
+
+class TrainedRun(NamedTuple):
+    """A checkpoint, its state (see `checkpoint_state`), and the dataset that its run was trained on.
+
+    best: whether its run keeps it as the best. newest: the run's newest checkpoint, if it has any. class_weights: of
+    the loss that it was trained by.
+    """
+
+    path: Path
+    state: SavedState
+    root: Path
+    manifest: Manifest
+    best: bool
+    newest: Path | None
+    class_weights: list[float] | None
+
+    @property
+    def last(self) -> bool:
+        """Whether it is its run's newest checkpoint."""
+        return self.newest is not None and self.path.resolve() == self.newest.resolve()
+
+    @property
+    def about(self) -> Json:
+        """Entries that describe it in a command's JSON."""
+        return {"checkpoint": self.path.name, "step": self.state.step, "best": self.best, "last": self.last}
+
+    def correction(self, corrected: bool) -> float:
+        """Return the logit offset that corrects for sampling and class weights, and log it; 0 without correction."""
+        kept, sentence = kept_share(self.manifest), sampling_sentence(self.manifest, self.class_weights)
+        if not corrected:
+            if sentence is not None:
+                log.warning("%s: %s", self.root, sentence)
+            return 0.0
+        if kept == 0 or sentence is None:
+            rows = "no row" if kept == 0 else "every row"
+            unweighted = "" if self.class_weights or kept == 0 else ", and the run has no loss.class_weights"
+            raise UserError(f"correct_sampling=true: {self.root} kept {rows} with label 0{unweighted}; leave it out")
+        factor = odds_factor(kept, self.class_weights)
+        log.info("correct_sampling: probabilities p are p / (p + (1 - p) / %g), those of all rows", factor)
+        return correction(kept, self.class_weights)
+
+    def about_sampling(self, corrected: bool) -> Json:
+        """Return entries for a command's JSON on what shifts probabilities; empty if nothing does."""
+        kept = kept_share(self.manifest)
+        reasons: Json = {} if kept == 1 else {"kept_share": kept}
+        if self.class_weights:
+            reasons["class_weights"] = self.class_weights
+        return {**reasons, "correct_sampling": corrected} if reasons else {}
+
+    def log_choice(self) -> None:
+        """Log which checkpoint was taken. Call after validation, so that an error stays one line."""
+        kinds = [kind for kind, holds in (("the best", self.best), ("the last", self.last)) if holds]
+        role = f", {' and '.join(kinds)} of the run" if kinds else ""
+        others = f"; the last is {self.newest.name} (checkpoint={LAST})" if self.newest and not self.last else ""
+        log.info("checkpoint: %s, step %d%s%s", self.path, self.state.step, role, others)
+
+
+def open_checkpoint(run: Path, choice: str | None, dataset: str | None, runtime: Runtime) -> TrainedRun:
+    """Return the checkpoint that `find_checkpoint` selects, with its dataset, which is at `dataset`."""
+    path = Path(runtime.on_rank_0(lambda: find_checkpoint(run, choice)))
+    state, config = read(path).state, from_plain(read_config(run))
+    if (difference := _first_difference(state, fingerprint(config))) is not None:
+        key, now, recorded = difference
+        raise UserError(
+            f"checkpoint={path}: was trained with {key}={recorded}, and run={run} with {now}; give its own run=, or a "
+            f"checkpoint in {run / CHECKPOINTS}"
+        )
+    best, whole = pointed_to(run / CHECKPOINTS, BEST), whole_checkpoints(run / CHECKPOINTS)
+    is_best = best is not None and path.resolve() == best.resolve()
+    root, manifest = open_dataset(dataset, path, state.dataset, state.dataset_digest)
+    newest = whole[-1] if whole else None
+    return TrainedRun(path, state, root, manifest, is_best, newest, config.loss.class_weights)
+
+
+def open_dataset(path: str | None, trained: Path, path_then: str, digest_then: str) -> tuple[Path, Manifest]:
+    """Return the directory and manifest of the dataset at data.path."""
+    root = Path(path or "")
+    if not (root / MANIFEST_NAME).exists():
+        raise UserError(
+            f"{root}: no dataset here, and {trained} was trained on it; give data.path=DATASET (in Python "
+            "data=DATASET), or make it again by the run's own command"
+        )
+    manifest = load_manifest(root)
+    require_dataset(trained, path_then, digest_then, root, manifest)
+    return root, manifest
+
+
+def trained_config(run: Path, overrides: RuntimeConfig, data_path: str | None) -> AppConfig:
+    """Return a run's own configuration, with the requested runtime and the dataset's present path.
+
+    data_path: of the dataset; None: where the run had it. A relative one counts from the directory where the run was
+        started, which holds the run's own directory, so a run is usable from any directory.
+    """
+    try:
+        config = from_plain(read_config(run))
+    except ConversionError as error:
+        raise UserError(f"run={run}: {CONFIG} is of another version ({error}); use that one, or train again") from error
+    runtime = replace(
+        overrides,
+        precision=overrides.precision or config.runtime.precision,
+        compile=overrides.compile or config.runtime.compile,
+        num_threads=overrides.num_threads or config.runtime.num_threads,
+    )
+    path = data_path or _present_path(run, config.data.path)
+    return replace(config, runtime=runtime, data=replace(config.data, path=path))
+
+
+def _present_path(run: Path, recorded: str | None) -> str | None:
+    """Return where the dataset of a run is now; the recorded path if it is nowhere."""
+    if recorded is None:
+        return None
+    places = [Path(recorded), *(parent / recorded for parent in run.absolute().parents)]
+    return str(next((place for place in places if (place / MANIFEST_NAME).exists()), recorded))
+
 
 NO_SPACE = "free some, or give run.dir on another disk, checkpoint.keep=1 or checkpoint.keep_best=false"
 
@@ -34,7 +388,7 @@ class Checkpointer:
 
     def require_space(self, step: int, length: RunLength) -> None:
         """Refuse a run that continues from `step` if its checkpoints do not fit on the disk; a collective call."""
-        size = model_state.stored_bytes(model_state.tensors_of(self._session.model, self._session.optimizer))
+        size = saver.stored_bytes(saver.tensors_of(self._session.model, self._session.optimizer))
         old_files = [path for checkpoint in files.whole_checkpoints(self._directory) for path in checkpoint.iterdir()]
         remaining, whole = length.total_steps - step, max(1, length.total_steps)
         evaluations = int(remaining // (length.distance or whole)) if self.config.keep_best else 0
@@ -61,7 +415,7 @@ class Checkpointer:
         with self._timer.apart("checkpoint"):
             began = time.perf_counter()
             self._recorder.measure_energy()
-            content = resume.checkpoint_state(self._session, state, self._recorder.seconds())
+            content = checkpoint_state(self._session, state, self._recorder.seconds())
             self._saver.save(state.step, self._session.model, self._session.optimizer, content, best)
             self._stalls[state.step] = time.perf_counter() - began
         self.saved_step, self._saved_at = state.step, time.perf_counter()
@@ -98,3 +452,49 @@ class Checkpointer:
     def close(self) -> None:
         """Wait for the checkpoint that is being written; log, and do not raise, its failure."""
         self._saver.close()
+
+
+class StopReasons(NamedTuple):
+    """Reasons for a process to stop; after `agreed`, those of any process."""
+
+    failed: bool  # a checkpoint could not be written
+    signal: int  # its number, the highest of several; 0: there was none
+    over: bool  # the time limit is reached
+
+    def agreed(self, runtime: Runtime) -> "StopReasons":
+        """Return the reasons of all processes together; a collective call."""
+        failed, number, over = np.max(runtime.gather(np.array(self, np.int64)), axis=0).tolist()
+        return StopReasons(bool(failed), number, bool(over))
+
+
+class StopCheck:
+    """Decision to stop, the same on all processes."""
+
+    def __init__(
+        self,
+        request: StopRequest | None,
+        checkpointer: Checkpointer,
+        train: TrainConfig,
+        runtime: Runtime,
+        began: float,
+    ) -> None:
+        """request: None if signals end the command. began: time.perf_counter() when the command began."""
+        self._request, self._checkpointer, self._runtime, self._began = request, checkpointer, runtime, began
+        self._max_seconds = None if train.max_minutes is None else train.max_minutes * 60
+
+    def requested(self, step: int) -> bool:
+        """Return whether to stop after this step or evaluation batch; several processes agree at every tenth."""
+        self._checkpointer.report_finished()
+        over = self._max_seconds is not None and time.perf_counter() - self._began >= self._max_seconds
+        came = self._request.signal if self._request is not None else None
+        reasons = StopReasons(self._checkpointer.failed(), int(came or 0), over)
+        if self._runtime.world_size > 1:
+            if step % AGREE_EVERY_STEPS:
+                return False
+            reasons = reasons.agreed(self._runtime)
+        if reasons.failed:
+            self._checkpointer.wait()
+        if reasons.signal and came is None and self._request is not None:
+            self._request.note(reasons.signal)
+            log.warning("%s: another process was asked to stop", signal.Signals(reasons.signal).name)
+        return any(reasons)

@@ -1,4 +1,4 @@
-"""Evaluation during training: metrics and curves of a split, recorded and logged."""
+"""Evaluations during training, and the scores that a run keeps."""
 
 import logging
 from collections.abc import Callable
@@ -6,22 +6,76 @@ from pathlib import Path
 
 from msgspec import structs
 
-from app.config import AppConfig
-from app.config.train import keys_by_evaluations
-from app.kinds.metrics import ACCURACY, AUC, BASE_RATE, LOGLOSS, METRICS, NE
-from app.metrics.curves import click_curves
+from app.checkpoint import files
+from app.checkpoint.saver import load_tensors
+from app.config.app_config import AppConfig
+from app.config.kinds import ACCURACY, AUC, BASE_RATE, LOGLOSS, METRICS, NE, steps_after_training
+from app.config.train import EvalConfig, keys_by_evaluations
 from app.metrics.documents import EvaluationFigures
+from app.metrics.quality import click_curves
 from app.metrics.timing import StepTimer
-from app.optimizer.build import set_step
-from app.training.after_training import steps_after_training
-from app.training.labels import task_of
-from app.training.monitor import monitored_value
-from app.training.recording.recorder import Recorder
+from app.optimizer import set_step
+from app.record.directory import TEST, write_scores
+from app.training.checkpointer import StopCheck
+from app.training.predictor import Evaluation, Predictor, task_of
+from app.training.recorder import Recorder
 from app.training.session import Session
-from app.training.state import RunState
-from app.training.stop import StopCheck
+from app.training.state import RunState, monitored_value
+from data_prep.dataset.format import Manifest
 
 log = logging.getLogger("clickwork")
+
+
+def keep_served(session: Session, directory: Path, step: int) -> None:
+    """Score the split of `kept_split` with the model that the run serves, and write the scores; a collective call.
+
+    step: of the session's parameters. If the run keeps a best checkpoint, the parameters are that one's afterwards.
+    """
+    config = session.config
+    split = kept_split(config.eval, session.manifest)
+    if split is None:
+        return
+    if not is_within(config.eval.keep_scores, split, session.predictor.split(split).rows, config.eval.exact_rows):
+        return
+    best = session.runtime.on_rank_0(lambda: str(files.pointed_to(directory / files.CHECKPOINTS, files.BEST) or ""))
+    if best and Path(best).name != files.checkpoint_name(step):
+        load_tensors(Path(best), session.model, optimizer=None)
+        step = files.read_state(Path(best)).step
+    keep(session.predictor, session.predictor.evaluate(split), directory, step)
+
+
+def kept_split(config: EvalConfig, manifest: Manifest) -> str | None:
+    """Return the split whose scores a run keeps, if any: test, or the evaluated split if the dataset has no test."""
+    if not config.keep_scores:
+        return None
+    has_test = TEST in manifest.splits and manifest.splits[TEST].rows > 0
+    return TEST if has_test else config.split
+
+
+def is_within(limit: int, split: str, rows: int, exact_rows: int) -> bool:
+    """Return whether a split has few enough scores to keep; log a warning if not."""
+    if rows > limit:
+        log.warning(
+            "keep_scores=%d: %s has %s rows, so no scores are kept; give keep_scores=%d",
+            limit,
+            split,
+            f"{rows:,}",
+            rows,
+        )
+    elif rows > exact_rows:
+        log.warning("keep_scores: %s has more rows than exact_rows=%d, so no scores are kept", split, exact_rows)
+    return rows <= min(limit, exact_rows)
+
+
+def keep(predictor: Predictor, evaluation: Evaluation, directory: Path, step: int) -> None:
+    """Write the scores of a whole split's evaluation into a run's directory, on rank 0; a collective call."""
+    split, digest = str(evaluation.figures.split), predictor.manifest.digest
+
+    def write() -> str:
+        return str(write_scores(directory, split, step, digest, evaluation.logits, evaluation.labels))
+
+    log.info("scores: %s", predictor.runtime.on_rank_0(write))
+
 
 COLLAPSED_AUC, COLLAPSED_NE = 0.005, 0.9999  # largest distance of AUC from 0.5; NE above which it counts as 1
 

@@ -1,30 +1,37 @@
-"""The one training loop: the same on CPU, CUDA and ROCm, with one process or many.
+"""The training loop, and the parts of a run that are put together around it.
 
 Read `run` for the course of a run, `_step` for what happens to a batch, `_after_step` for what follows a step.
 """
 
+import contextlib
 import logging
 import time
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
 
-from app.config import OnNan
+from app.checkpoint import files
+from app.config.app_config import AppConfig
+from app.config.kinds import ACCURACY, TENSORBOARD
+from app.config.train import OnNan
 from app.data.batch import Batch
-from app.kinds.metrics import ACCURACY
-from app.metrics.profiling import StepProfiler
-from app.metrics.timing import StepTimer
-from app.optimizer.build import set_step
-from app.optimizer.schedule import learning_rate
-from app.training.checkpointer import Checkpointer
-from app.training.data_loader import DataLoader
+from app.metrics.documents import EvaluationFigures, Measured, Monitored, OtherEvent
+from app.metrics.timing import StepProfiler, StepTimer, step_time_histogram
+from app.optimizer import learning_rate, set_step
+from app.record.directory import RunDirectory, ignoring_full_disk
+from app.record.documents import DONE, read_evaluations, read_events, read_summary
+from app.training import checkpointer, recorder
+from app.training.checkpointer import Checkpointer, StopCheck
 from app.training.evaluator import Evaluator
-from app.training.monitor import best_of, early_stop, monitored_value, score_of, watch
 from app.training.predictor import EvaluationInterrupted
-from app.training.recording.recorder import Recorder
-from app.training.session import Session
-from app.training.state import RunLength, RunState
-from app.training.stop import StopCheck
-from app.training.window import StepWindow
+from app.training.recorder import Recorder
+from app.training.session import DataLoader, Session, StepWindow
+from app.training.state import RunLength, RunState, best_of, early_stop, monitored_value, run_length, score_of, watch
+from common.documents import decode, encode
+from common.errors import UserError
 from common.keys import shown
+from common.signals import StopRequest
 
 log = logging.getLogger("clickwork")
 
@@ -197,3 +204,201 @@ def target_reached(state: RunState, length: RunLength) -> bool:
         return False
     targets = ((result.auc, train.target_auc), (result.figure(ACCURACY), train.target_accuracy))
     return any(target is not None and value is not None and value >= target for value, target in targets)
+
+
+class TrainingRun:
+    """A session that trains, with its state, its directory and its clock."""
+
+    def __init__(
+        self,
+        session: Session,
+        directory: RunDirectory,
+        began: float,
+        length: RunLength | None = None,
+        make_checkpointer: Callable[[Session, Recorder, StepTimer], Checkpointer] = Checkpointer,
+    ) -> None:
+        """Prepare a run of the session.
+
+        began: time.perf_counter() when the command began. length: a replay's, in place of the configured one.
+        make_checkpointer: a replay gives a class that compares instead of saving.
+        """
+        self.session, self.config, self.runtime = session, session.config, session.runtime
+        self.state = RunState()
+        _require_rows_for_batch_norm(self.config, session.predictor.split("train").rows)
+        self.length = length or run_length(self.config.train, session.predictor.split("train"), self.runtime.world_size)
+        # Compile before any thread of ours copies to the GPU: recording a graph forbids such copies.
+        session.compile(self.config.train.local_rows(self.runtime.world_size))
+        self.timer = StepTimer(self.runtime.device)
+        self.recorder = Recorder(session, directory, self.timer, self.length, began)
+        self.checkpointer = make_checkpointer(session, self.recorder, self.timer)
+        self.data = DataLoader(session, self.length)
+        self._directory, self._began = directory, began
+        self._resumed = ""  # the log line that describes the resumption; empty without one
+        self.continues = False  # whether it resumes from a checkpoint of its own
+        self._measured_before = 0  # steps that were timed before a resumption
+
+    def restore(self, path: Path) -> None:
+        """Resume from this run's checkpoint, or start from another run's; a collective call."""
+        self.state, self.recorder.seconds_before, self._resumed = checkpointer.restore(path, self.session)
+        set_step(self.session.optimizer, self.state.updates)
+        self.continues = path.parent.resolve() == self._directory.checkpoints.resolve()
+        if self.continues:
+            state, directory, seconds = self.state, self._directory, self.recorder.seconds_before
+            text = self.runtime.on_rank_0(
+                lambda: encode(checkpointer.adopt_evaluations(state, directory, self.config, seconds))
+            )
+            adopted = decode(text, checkpointer.Adopted)
+            if adopted.after_saving and adopted.evaluation is not None:
+                value = monitored_value(adopted.evaluation, self.config.train.monitor)
+                state.monitored = watch(state.monitored, value, self.config.train.monitor, self.config.schedule)
+                state.count(Measured(joules=adopted.joules, energy_seconds=adopted.energy_seconds))
+                state.take_unreported()  # the evaluation's event has reported it already
+            self.state = replace(state, evaluation=adopted.evaluation, best=adopted.best)
+            self.recorder.seconds_before = adopted.seconds
+            if directory.was_killed():
+                self._resumed += " (the part before was killed, as by a lack of memory, or the machine went down)"
+            self.checkpointer.saved_step = self.state.step
+        else:  # another run's evaluations have no checkpoints in this directory
+            self.state.evaluation = self.state.best = None
+            self.state.monitored = Monitored(cuts=self.state.monitored.cuts)
+        self._measured_before = len(self.state.all_step_seconds())
+
+    def status_if_done(self) -> str | None:
+        """Return the status in the run's summary if it had reached the end that is configured now; else None."""
+        before, state = read_summary(self._directory.path) if self.continues else None, self.state
+        if before is None or before.status not in DONE or not before.steps == state.step == state.evaluated_at:
+            return None
+        ends = target_reached(state, self.length) or early_stop(state, self.length) is not None
+        return before.status if ends or state.step >= self.length.total_steps else None
+
+    def train(self, stop: StopRequest | None = None) -> str:
+        """Train from the state to the end, or to a stop, and write the run's directory; return the status."""
+        self.recorder.begin(self.state, self.continues, self.data.pipeline.value)
+        self._log_beginning()
+        self.recorder.start(self.state.step)
+        profiler = self._profiler()
+        check = StopCheck(stop, self.checkpointer, self.config.train, self.runtime, self._began)
+        steps_per_epoch = self.length.steps_per_epoch
+        evaluator = Evaluator(self.session, self.recorder, self.timer, check, steps_per_epoch, self.state)
+        loop = TrainingLoop(
+            self.session,
+            self.data,
+            evaluator,
+            self.checkpointer,
+            self.recorder,
+            profiler,
+            self.timer,
+            check,
+            self.length,
+            self.state,
+        )
+        with self._reporting_failure():
+            status = loop.run()
+            self.data.close()
+            self.checkpointer.wait()
+            profiler.close()
+        self._finish(status, profiler)
+        if stop is not None and stop.signal is not None:
+            log.info("stopped %.1f s after %s", time.monotonic() - stop.came_at, stop.signal.name)
+        return status
+
+    def _log_beginning(self) -> None:
+        counts = self.session.parameter_counts()
+        at_most = "" if self.config.train.early_stop_patience is None else "at most "
+        log.info(
+            "run: %s, %s%d steps of %d samples, %s parameters (%s in tables), %d process(es) on %s",
+            self._directory.path,
+            at_most,
+            self.length.total_steps,
+            self.config.train.global_batch_size,
+            f"{counts['total']:,}",
+            f"{counts['embedding']:,}",
+            self.runtime.world_size,
+            self.runtime.platform.value,
+        )
+        log.info("sharding: %s; pipeline: %s", self.session.plan.summary(), self.data.pipeline.value)
+        warmup, steps = self.config.schedule.warmup_steps, self.length.total_steps
+        if warmup > steps:
+            log.warning(
+                "schedule.warmup_steps=%d: longer than the run's %d steps, so the learning rate stays small; "
+                "set schedule.warmup_steps=%d, or schedule=constant",
+                warmup,
+                steps,
+                steps // 10,
+            )
+        if self._resumed:
+            log.info("%s", self._resumed)
+            self.recorder.event(OtherEvent(event="resume", step=self.state.step, rest={"line": self._resumed}))
+
+    @contextlib.contextmanager
+    def _reporting_failure(self) -> Iterator[None]:
+        """Write the summary of a run that fails; close what is open in any case."""
+        try:
+            yield
+        except Exception as error:
+            # Closing removes a checkpoint that fills the disk, which makes room for the summary.
+            self.checkpointer.close()
+            served = None
+            with contextlib.suppress(UserError, OSError):  # the original failure is the one to report
+                served = self._served()
+            figures = recorder.summarise_failure(self.session, self.state, served, error, self.recorder.seconds())
+            with ignoring_full_disk():
+                self._directory.summary(figures)
+                self.recorder.trackers.close(figures)
+            raise
+        finally:
+            self.recorder.close()
+            self.checkpointer.close()
+            with ignoring_full_disk():
+                self._directory.step_times(step_time_histogram(self.state.all_step_seconds()))
+
+    def _finish(self, status: str, profiler: StepProfiler) -> None:
+        """Write the summary and results, and log the figures."""
+        figures = recorder.summarise(
+            self.session,
+            self.state,
+            self._served(),
+            status,
+            recorder.Clocks(self.recorder.seconds(), self.recorder.energy.source, profiler.communication_seconds),
+        )
+        figures.early_stop = early_stop(self.state, self.length)
+        events = read_events(self._directory.path) if self.runtime.rank == 0 else []
+        figures.events = dict(Counter(event.event for event in events))
+        self._directory.summary(figures)
+        self.recorder.trackers.close(figures)
+        spread = recorder.throughput_spread(self.state, self.config.train.log_every_steps)
+        num_nodes = self.runtime.world_size // self.runtime.local_world_size
+        self._directory.results(self.config, figures, num_nodes, spread)
+        keeps_best, encoding = self.config.checkpoint.keep_best, self.session.manifest.encoding.get("name")
+        has_rates = self.state.epoch > 0 and not self.config.loss.class_weights
+        lines = recorder.closing_lines(figures, self._measured_before, keeps_best, encoding, has_rates)
+        log.info("\n".join(lines))
+
+    def _served(self) -> EvaluationFigures | None:
+        """Return on rank 0 the recorded evaluation of the checkpoint that `best` names; None if there is none."""
+        best = files.pointed_to(self._directory.checkpoints, files.BEST) if self.runtime.rank == 0 else None
+        if best is None:
+            return None
+        evaluations = {files.checkpoint_name(one.step): one for one in read_evaluations(self._directory.path)}
+        return evaluations[best.name].figures() if best.name in evaluations else None
+
+    def _profiler(self) -> StepProfiler:
+        """Return the configured profiler; with several processes it also measures the exchanges of a warm-up step."""
+        warm_up = self.config.train.warmup_steps_excluded
+        sampled = self.state.step + warm_up - 1 if self.runtime.world_size > 1 and warm_up > 1 else None
+        directory, steps = self._directory.path / TENSORBOARD, self.config.runtime.profile_steps
+        return StepProfiler(self.runtime.device, directory, self.runtime.rank, steps, sampled)
+
+
+def _require_rows_for_batch_norm(config: AppConfig, rows: int) -> None:
+    """Raise UserError if an epoch ends with a batch of one row, which has no variance for batch norm."""
+    if not config.model.batch_norm or config.train.drop_last:
+        return
+    batch, micro_batch = config.train.global_batch_size, config.train.micro_batch
+    last = rows % batch
+    if last == 1 or (micro_batch is not None and last % micro_batch == 1):
+        part = "has one" if last == 1 else f"ends with a micro-batch of one ({micro_batch} each)"
+        raise UserError(
+            f"train.drop_last=false: of {rows:,} rows the last batch of {batch} {part}, and model.batch_norm=true "
+            f"needs at least two; use train.global_batch_size={batch + 1}, or train.drop_last=true"
+        )

@@ -12,19 +12,19 @@ from msgspec import structs
 from torch import nn
 
 from app.checkpoint.files import whole_checkpoints
-from app.config import AppConfig, Compile, DataConfig, ModelConfig
-from app.config.data import own_files
-from app.config.published import published_tables
-from app.model.embeddings import TableArch
-from app.model.make import make_model, make_tables
-from app.model.tables import Features
+from app.config.app_config import AppConfig
+from app.config.data import DataConfig, own_files
+from app.config.model import ModelConfig, published_tables
+from app.config.train import Compile
+from app.model.dlrm import make_model, make_tables
+from app.model.embeddings import Features, TableArch
 from app.record import provenance
 from app.record.directory import RunDirectory
 from app.record.documents import Dataset, RunManifest, TableSize
 from app.runtime.platform import Runtime
-from app.sharding import from_config
+from app.sharding import planner
 from app.sharding.plan import tables_in_order
-from app.training.recording import summary
+from app.training import recorder
 from common.cli import EXIT_DONE
 from common.errors import UserError
 from common.keys import to_plain
@@ -75,7 +75,7 @@ def write(config: AppConfig, runtime: Runtime, record: RunDirectory, began: floa
         raise UserError(f"run.dir={record.path}: contains a trained run; give another run.name")
     counts = parameter_counts(meta_model(config))
     sparse_arch, bag_sizes, _ = published_arch(config)
-    plan = from_config.plan_for(config, runtime, sparse_arch, bag_sizes)
+    plan = planner.plan_for(config, runtime, sparse_arch, bag_sizes)
     sizes = {
         table.name: TableSize(
             features=len(table.keys),
@@ -107,7 +107,7 @@ def write(config: AppConfig, runtime: Runtime, record: RunDirectory, began: floa
     )
     plain = to_plain(config)
     runtime.on_rank_0(lambda: record.begin(plain, manifest, 0, evaluated=False, afresh=True))
-    record.summary(summary.summarise_untrained(config.train, runtime.world_size, counts, time.perf_counter() - began))
+    record.summary(recorder.summarise_untrained(config.train, runtime.world_size, counts, time.perf_counter() - began))
     log.info(
         "run: %s, built from the table sizes of %s and not trained: %s parameters (%s in tables)",
         Path(record.path),
@@ -124,7 +124,7 @@ def published_arch(config: AppConfig) -> tuple[TableArch, dict[str, float], Feat
     if name is None:
         raise UserError("data.published_tables=null: without data, table sizes must come from it; name one")
     features = published_features(name, config.model)
-    return make_tables(config, features), from_config.bag_sizes(config, features, {}), features
+    return make_tables(config, features), planner.bag_sizes(config, features, {}), features
 
 
 def published_features(name: str, model: ModelConfig) -> Features:

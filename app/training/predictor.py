@@ -1,43 +1,432 @@
-"""A model that scores rows: whole splits with their metrics, or a caller's batches."""
+"""A model, declared, sharded, initialised, and its evaluation; micro-batches of any layout.
+
+A sum of floats depends on its order, and a product of matrices on their shapes. Here both are fixed. The rows of the
+global batch form micro-batches of train.micro_batch_size rows; forward and backward of the dense layers run on one
+micro-batch at a time, whichever process has it, and gradients of the micro-batches are added by a binary tree over
+their numbers. Batch norm computes its statistics per micro-batch, and the running statistics move towards their mean.
+Tables need no micro-batches: FBGEMM adds the gradients of a row in the order of the global batch.
+
+Shapes: B samples of this process, M of a micro-batch, F sparse features, D embedding_dim.
+"""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
+import torch.distributed as dist
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
+from torchrec import KeyedJaggedTensor
 from torchrec.distributed import DistributedModelParallel
+from torchrec.distributed.batched_embedding_kernel import BatchedDenseEmbeddingBag
+from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
+from torchrec.modules.embedding_configs import PoolingType
 
-from app.checkpoint.model_state import load_tensors
-from app.config import AppConfig, Precision
-from app.config.train import part_size, samples_of
+from app.checkpoint.saver import load_tensors
+from app.config.app_config import AppConfig
+from app.config.data import DataConfig, NegativesConfig
+from app.config.kinds import METRICS, TASKS, Task, require_dataset
+from app.config.train import LAYOUT, EvalConfig, Precision, part_size, samples_of
 from app.data.batch import Batch, copied_ahead
-from app.data.split import EvaluatedSplit, RowSplits, Split, Splits
-from app.metrics.clicks import (
+from app.data.split import TRAIN, EvaluatedSplit, RowSplits, Split, Splits
+from app.metrics.documents import EvaluationFigures
+from app.metrics.quality import (
+    MAX_SAMPLES,
     all_rows_sums,
     click_metrics,
     click_sums,
+    group_metrics,
     histogram_metrics,
+    number_metrics,
     of_all_rows,
     score_counts,
 )
-from app.metrics.curves import MAX_SAMPLES
-from app.metrics.documents import EvaluationFigures
-from app.metrics.numbers import number_metrics
-from app.metrics.users import group_metrics
+from app.model.dlrm import DLRM, Loss, make_model, make_tables
+from app.model.embeddings import Features, TableArch, initial_rows, table_of
+from app.model.layers import BatchNorm
 from app.runtime.platform import Runtime, ScalarT
-from app.training.build import WITHOUT_STATE, sharded_model
-from app.training.labels import task_of
-from app.training.micro_batches import Draw, MicroBatches
+from app.sharding import planner
+from app.sharding.plan import Plan, distribute, fill_tables
+from app.trackers import configured_trackers
 from common.documents import convert, decode, encode
 from common.errors import UserError
-from data_prep.dataset.format import Manifest
-from data_prep.dataset.sampling import correction, kept_share
+from common.keys import shown
+from data_prep.dataset.format import Manifest, correction, kept_share
+
+# Optimizer of tables that are not updated: FBGEMM's lookup on CPUs needs one, and this one keeps no state.
+WITHOUT_STATE = {"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": 0.0, "stochastic_rounding": False}
+
+
+def sharded_model(
+    config: AppConfig,
+    runtime: Runtime,
+    root: Path,
+    manifest: Manifest,
+    fused_params: dict[str, Any],
+    initial: bool = True,
+) -> tuple[DistributedModelParallel, Plan]:
+    """Return the sharded model and its plan; a collective call.
+
+    fused_params: FBGEMM's parameters of the optimizer that updates tables in their backward. initial: whether to fill
+    tables and row weights with initial values; otherwise a checkpoint must fill them.
+    """
+    require_dataset(config.model.kind, root, manifest)
+    if not manifest.num_embeddings:
+        raise UserError(f"{root}: DLRM needs at least one sparse feature")
+    torch.manual_seed(config.train.seed)  # dense layers draw their values from it in the order of their declaration
+    features = Features(
+        manifest.num_embeddings,
+        len(manifest.schema.get("dense", [])),
+        planner.multi_hot_features(config.data.multi_hot, manifest),
+        manifest.encoding.get("raw_schema"),
+    )
+    sparse_arch = make_tables(config, features, initial)
+    plan = planner.plan_for(config, runtime, sparse_arch, planner.bag_sizes_of(config, root, manifest))
+    if config.train.micro_batch is not None:
+        _require_layout(sparse_arch, plan, features.multi_hot)
+    model = distribute(
+        make_model(config, sparse_arch, features),
+        plan,
+        fused_params,
+        config.sharding.qcomm,
+        runtime.device,
+        averages=config.train.micro_batch is None,
+    )
+    if initial:
+        tables = {table.name: table for table in sparse_arch.tables}
+        fill_tables(model, lambda table, start, stop: initial_rows(config.train.seed, tables[table], start, stop))
+    return model, plan
+
+
+def _require_layout(sparse_arch: TableArch, plan: Plan, multi_hot: Collection[str] | None) -> None:
+    """Raise UserError for tables whose bits would depend on the number of processes or threads."""
+    setting = f"train.deterministic={LAYOUT}"
+    parts = {
+        "model.tables.kind=mixed_dimension": ("projections", "plain or qr"),
+        "model.tables.pooling=weighted": ("row_weights", "sum or mean"),
+        "model.tables.qr_operation=mult": ("rows", "add or concat"),
+    }
+    for key, (part, instead) in parts.items():
+        if len(getattr(sparse_arch, part)):
+            name = key.partition("=")[0]
+            raise UserError(
+                f"{key}: not with {setting}: dense parameters follow its lookup; give {name}={instead.split()[0]} "
+                f"(or {instead.split()[-1]}), or train.deterministic=true"
+            )
+    kinds = {table.type for table in plan.tables.values()}
+    if "data_parallel" in kinds and len(kinds) > 1:
+        raise UserError(
+            f"sharding: some tables are data_parallel: not with {setting}, as torch updates those and FBGEMM the "
+            "others, and another number of processes leads to another division; give sharding.types=table_wise"
+        )
+    by_rows = sorted(kind for kind in kinds if kind not in ("table_wise", "column_wise", "data_parallel"))
+    if by_rows and multi_hot:
+        raise UserError(
+            f"sharding.types={by_rows[0]}: not with {setting} for bags of several ids, whose sum is then one of "
+            "processes' sums; give sharding.types=table_wise or column_wise"
+        )
+
+
+def require_column(key: str, column: str, config: DataConfig, root: Path, manifest: Manifest) -> None:
+    """Refuse a key's value that is not the name of a column with one id per row."""
+    bags, features = config.multi_hot.bags(), list(manifest.num_embeddings)
+    sizes = bags.sizes if bags is not None else (1,) * len(features)
+    single = [name for name, size in zip(features, sizes, strict=False) if size == 1 and name not in manifest.ragged]
+    if column not in single:
+        fault = "has bags of ids" if column in features else f"is not a categorical column of {root}"
+        remedy = f"give one of {', '.join(single)}" if single else "give another dataset"
+        raise UserError(f"{key}={column}: {fault}; {remedy}")
+
+
+def task_of(manifest: Manifest) -> Task:
+    """Return the task of a dataset's labels."""
+    return TASKS[manifest.label_kind.value]
+
+
+def refuse_one_class(config: DataConfig, root: Path, manifest: Manifest) -> None:
+    """Refuse a train split whose labels are all the same, unless negatives are drawn for it."""
+    train = manifest.splits.get(TRAIN)
+    if train is None or config.allow_degenerate or config.negatives.per_positive is not None:
+        return
+    if train.label_rate in (0.0, 1.0):
+        raise UserError(
+            f"{root}: every label of train is {train.label_rate:.0f}, so no model can learn from it; correct the "
+            "column or the rule of the labels and make it again, or give data.allow_degenerate=true"
+        )
+
+
+def _refuse_unweighted(negatives: NegativesConfig, evaluation: EvalConfig, root: Path, manifest: Manifest) -> None:
+    """Refuse keys that would leave the sample weights out of account."""
+    if not manifest.weight:
+        return
+    given = {f"data.negatives.{name}": value for name, value in vars(negatives).items()}
+    given |= {"eval.group_by": evaluation.group_by, "eval.keep_scores": evaluation.keep_scores or None}
+    given = {key: value for key, value in given.items() if value is not None}
+    if given:
+        remedies = (f"{key}={0 if key == 'eval.keep_scores' else 'null'}" for key in given)
+        raise UserError(
+            f"{', '.join(f'{key}={value}' for key, value in given.items())}: not of rows with sample weights, which "
+            f"{root} has (column {manifest.weight}); give {' '.join(remedies)}"
+        )
+
+
+def require_task(config: AppConfig, root: Path, manifest: Manifest) -> None:
+    """Refuse keys that do not apply to the dataset's kind of labels, or to its sample weights."""
+    for key, column in (
+        ("eval.group_by", config.eval.group_by),
+        ("data.negatives.user", config.data.negatives.user),
+        ("data.negatives.item", config.data.negatives.item),
+    ):
+        if column is not None:
+            require_column(key, column, config.data, root, manifest)
+    _refuse_unweighted(config.data.negatives, config.eval, root, manifest)
+    task = task_of(manifest)
+    monitor = config.train.monitor
+    remedies = {}
+    if config.loss.name.value not in task.losses:
+        remedies[f"loss={config.loss.name.value}"] = f"loss={task.losses[0]}"
+    if any(METRICS[name].task != task.labels for name in ([monitor] if isinstance(monitor, str) else monitor)):
+        remedies[f"train.monitor={shown(monitor)}"] = f"train.monitor={task.main}"
+    if not task.has_clicks:
+        of_clicks = {
+            "loss.threshold": (config.loss.threshold, 0.0),
+            "train.target_auc": (config.train.target_auc, None),
+            "train.target_accuracy": (config.train.target_accuracy, None),
+            **{kind.key: (True, False) for kind in configured_trackers(config) if kind.of_clicks},
+            "baselines": (config.baselines is True, False),
+            **{f"data.negatives.{name}": (value, None) for name, value in vars(config.data.negatives).items()},
+        }
+        for key, (value, usual) in of_clicks.items():
+            if value != usual:
+                remedies[f"{key}={shown(value)}"] = f"{key}={shown(usual)}"
+        if config.eval.keep_scores:
+            remedies[f"eval.keep_scores={config.eval.keep_scores}"] = "eval.keep_scores=0"
+        if config.eval.group_by is not None:
+            remedies[f"eval.group_by={config.eval.group_by}"] = "eval.group_by=null"
+    if remedies:
+        label = manifest.schema["label"]
+        kind = "clicks, 0 or 1" if task.has_clicks else "numbers"
+        raise UserError(
+            f"{', '.join(remedies)}: not of the labels of {root}, which are {kind} (column {label}); give "
+            f"{' '.join(remedies.values())}"
+        )
+
+
+# Begins a micro-batch: takes its first row in the global batch and its number of valid rows.
+Draw = Callable[[int, int], None]
+
+
+class Node(NamedTuple):
+    """The sum of micro-batches [number * 2**level, (number + 1) * 2**level), with a tensor for each parameter."""
+
+    level: int
+    number: int
+    tensors: list[Tensor]
+
+
+class TreeSum:
+    """Adds tensors of consecutive micro-batches by a binary tree over their numbers.
+
+    The bits of the sum do not depend on which process adds which part of the tree.
+    """
+
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+
+    def add(self, node: Node) -> None:
+        """Add the next node; nodes come in the order of their micro-batches."""
+        while self.nodes and self.nodes[-1].level == node.level and node.number % 2:
+            left = self.nodes.pop()
+            if node.tensors:
+                torch._foreach_add_(left.tensors, node.tensors)
+            node = Node(node.level + 1, node.number // 2, left.tensors)
+        self.nodes.append(node)
+
+    def total(self) -> list[Tensor]:
+        """Return the sum; micro-batches missing on the right of the tree add nothing."""
+        tensors = self.nodes.pop().tensors
+        while self.nodes:
+            left = self.nodes.pop().tensors
+            torch._foreach_add_(left, tensors)
+            tensors = left
+        return tensors
+
+
+def nodes_of(first: int, stop: int) -> list[tuple[int, int]]:
+    """Return level and number of each node of a tree sum of micro-batches [first, stop)."""
+    tree = TreeSum()
+    for number in range(first, stop):
+        tree.add(Node(0, number, []))
+    return [(node.level, node.number) for node in tree.nodes]
+
+
+class MicroBatch(NamedTuple):
+    """The graph of a micro-batch: logits [M], the vectors that they are computed from, and its number of valid rows.
+
+    statistics: [2, C] of each batch norm.
+    """
+
+    logits: Tensor
+    vectors: Tensor
+    num_valid: int
+    statistics: list[Tensor]
+
+
+class MicroBatches:
+    """Training steps of a DLRM on this process's micro-batches of each global batch."""
+
+    def __init__(self, model: nn.Module, size: int, runtime: Runtime) -> None:
+        """model: sharded, its dense layers on each process; size: M."""
+        self._dlrm = cast(DLRM, model.module)
+        self._size, self._runtime = size, runtime
+        dense = sorted((name, each) for name, each in model.named_parameters() if not table_of(name))
+        self.parameters = [parameter for _, parameter in dense]
+        self._norms = [module for module in model.modules() if isinstance(module, BatchNorm)]
+        for norm in self._norms:
+            norm.of_micro_batch = True
+        self._replicated = [
+            ReplicatedLookup(kernel, runtime)
+            for collection in model.modules()
+            if isinstance(collection, ShardedEmbeddingBagCollection)
+            for lookup in collection._lookups  # modules() leaves them out
+            for kernel in lookup._emb_modules
+            if isinstance(kernel, BatchedDenseEmbeddingBag)
+        ]
+        self._graphs: list[MicroBatch] = []
+        self._losses: list[Tensor | None] = []
+        self._count = 0  # number of micro-batches in the global batch
+        self._vectors: Tensor | None = None
+        self.losses = torch.empty(0)
+
+    def forward(self, batch: Batch, draw: Draw) -> Tensor:
+        """Return the logits [B], detached; the graph stays in this object. `draw` begins each micro-batch."""
+        vectors, order = self._dlrm.sparse_arch(batch.sparse_features)()
+        first, self._graphs, self._vectors = self._runtime.rank * len(batch.labels), [], vectors
+        logits = []
+        for start in range(0, len(batch.labels), self._size):
+            rows = slice(start, start + self._size)
+            num_valid = min(max(batch.num_valid - start, 0), self._size)
+            draw(first + start, num_valid)
+            # A leaf cuts the graph: the dense layers' backward runs per micro-batch, the tables' once for them all.
+            leaf = vectors[rows].detach().requires_grad_(torch.is_grad_enabled())
+            scores = self._dlrm.score(batch.dense_features[rows], leaf, order)
+            self._graphs.append(MicroBatch(scores, leaf, num_valid, [norm.statistics for norm in self._norms]))
+            logits.append(scores.detach())
+        return torch.cat(logits)
+
+    def loss(self, loss: Loss, batch: Batch) -> Tensor:
+        """Return this process's part of the global batch's mean loss; `losses` holds each micro-batch's part."""
+        parts: list[Tensor | None] = []
+        for number, graph in enumerate(self._graphs):
+            rows = slice(number * self._size, number * self._size + graph.num_valid)
+            share = graph.num_valid / batch.num_global
+            logits = graph.logits[: graph.num_valid]
+            parts.append(loss(logits, *batch.targets(rows)) * share if graph.num_valid else None)
+            if graph.statistics:
+                torch._foreach_mul_(graph.statistics, share)
+        zero = torch.zeros((), device=batch.labels.device)
+        self._losses, self._count = parts, -(-batch.num_global // self._size)
+        self.losses = torch.stack([zero if part is None else part.detach() for part in parts])
+        return self.losses.sum()
+
+    def backward(self) -> None:
+        """Set the gradients of dense parameters and replicated tables to the global batch's; update sharded tables."""
+        tree, first = TreeSum(), self._runtime.rank * len(self._graphs)
+        of_vectors = []
+        for offset, (graph, part) in enumerate(zip(self._graphs, self._losses, strict=True)):
+            if part is None:
+                of_vectors.append(torch.zeros_like(graph.vectors))
+                continue
+            of_leaf, *gradients = torch.autograd.grad(
+                part, [graph.vectors, *self.parameters], allow_unused=True, materialize_grads=True
+            )
+            of_vectors.append(of_leaf)
+            tree.add(Node(0, first + offset, [*gradients, *graph.statistics]))
+        vectors, self._graphs, self._vectors = self._vectors, [], None
+        assert vectors is not None, "forward comes first"
+        vectors.backward(torch.cat(of_vectors))
+        total = self._exchanged(tree)
+        for parameter, gradient in zip(self.parameters, total, strict=False):
+            parameter.grad = gradient
+        for norm, statistics in zip(self._norms, total[len(self.parameters) :], strict=True):
+            norm.update(statistics)
+        for lookup in self._replicated:
+            lookup.set_gradients()
+
+    def _exchanged(self, tree: TreeSum) -> list[Tensor]:
+        """Return the sum over all processes; each adds everybody's nodes in the order of their micro-batches."""
+        if self._runtime.world_size == 1:
+            return tree.total()
+        of_each = len(self._losses)
+        cuts = [min(rank * of_each, self._count) for rank in range(self._runtime.world_size + 1)]
+        of_ranks = [nodes_of(first, stop) for first, stop in pairwise(cuts)]
+        shapes = [parameter.shape for parameter in self.parameters] + [(2, len(norm.bias)) for norm in self._norms]
+        sizes = [math.prod(shape) for shape in shapes]
+        most = max(map(len, of_ranks))
+        rows = [torch.cat([each.flatten() for each in node.tensors]) for node in tree.nodes]
+        local = torch.zeros(most, sum(sizes), device=self._runtime.device)
+        if rows:
+            local[: len(rows)] = torch.stack(rows)
+        gathered = [torch.empty_like(local) for _ in of_ranks]
+        dist.all_gather(gathered, local)
+        whole = TreeSum()
+        for nodes, values in zip(of_ranks, gathered, strict=True):
+            for (level, number), row in zip(nodes, values, strict=False):
+                whole.add(Node(level, number, [row]))
+        (total,) = whole.total()
+        return [part.view(shape) for part, shape in zip(total.split(sizes), shapes, strict=True)]
+
+
+class ReplicatedLookup:
+    """Data-parallel tables, whose gradients are added in the order of the global batch.
+
+    Each process receives everybody's ids and the gradients of their vectors. torch's own backward of embeddings adds
+    them up per row, in an order that does not depend on threads.
+    """
+
+    def __init__(self, kernel: BatchedDenseEmbeddingBag, runtime: Runtime) -> None:
+        self._kernel, self._runtime = kernel, runtime
+        self._features: KeyedJaggedTensor | None = None
+        self._gradient = torch.empty(0)
+        kernel.register_forward_hook(self._note)
+
+    def _note(self, kernel: nn.Module, inputs: tuple[KeyedJaggedTensor], vectors: Tensor) -> None:
+        if vectors.requires_grad:
+            self._features = inputs[0]
+            vectors.register_hook(self._keep)
+
+    def _keep(self, gradient: Tensor) -> None:
+        self._gradient = gradient
+
+    def set_gradients(self) -> None:
+        """Replace the tables' gradients by those of the global batch; a collective call after the backward."""
+        assert self._features is not None, "forward comes first"
+        config, column, of_tables = self._kernel.config, 0, []
+        for table in config.embedding_tables:
+            ids, rows = [], []
+            for name in table.feature_names:
+                gradient = self._gradient[:, column : column + table.local_cols]
+                column += table.local_cols
+                feature = self._features[name]
+                lengths = feature.lengths()
+                if config.pooling is PoolingType.MEAN:
+                    gradient = gradient / lengths.clamp(min=1).unsqueeze(1)
+                ids.append(self._runtime.join(feature.values()))
+                rows.append(self._runtime.join(gradient.repeat_interleave(lengths, dim=0)))
+            summed = torch.ops.aten.embedding_dense_backward(
+                torch.cat(rows), torch.cat(ids), table.local_rows, padding_idx=-1, scale_grad_by_freq=False
+            )
+            of_tables.append(summed.flatten())
+        self._kernel.emb_module.weights.grad = torch.cat(of_tables)
+
 
 log = logging.getLogger("clickwork")
 

@@ -1,35 +1,95 @@
-"""The parts that train on this process: the sharded model, its optimizer and loss, and the rates of a step."""
+"""What a step of training needs: model, optimizer and loss, batches on the device, and the window of losses."""
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torchrec import KeyedJaggedTensor
+from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 from torchrec.optim.keyed import CombinedOptimizer
+from torchrec.streamable import Pipelineable
 
-from app.config import AppConfig, Compile
-from app.config.runtime import require_graphs
-from app.data.batch import Batch, layout_of
-from app.model.losses import Loss, make_loss
-from app.model.tables import table_of
-from app.optimizer.build import fused_params, make_optimizer, set_learning_rate, set_step
-from app.optimizer.norm import total_norm
-from app.optimizer.schedule import learning_rate
+from app.config.app_config import AppConfig
+from app.config.model import Storage
+from app.config.train import Compile, OnNan, Pipeline, require_graphs
+from app.data.batch import Batch, checked_room, gpu_address, layout_of, pinned_ahead
+from app.metrics.documents import Measured, of_steps
+from app.metrics.timing import PHASES, StepTimer
+from app.model.dlrm import Loss, make_loss
+from app.model.embeddings import INIT_BLOCK_ROWS, TableSpec, initial_rows, table_of
+from app.optimizer import fused_params, learning_rate, make_optimizer, set_learning_rate, set_step, total_norm
 from app.record import provenance
+from app.record.documents import TableFigures
 from app.runtime.platform import Runtime
-from app.sharding.execute import table_blocks, table_weights
-from app.sharding.plan import Plan
-from app.training.build import sharded_model
-from app.training.labels import task_of
-from app.training.predictor import Predictor
-from app.training.recording.table_figures import TableMeter
+from app.sharding.plan import Plan, table_blocks, table_weights
+from app.training.predictor import Predictor, sharded_model, task_of
+from app.training.state import RunLength, RunState
 from common.errors import UserError
 from data_prep.dataset.format import Manifest
+
+MAX_BLOCKS = 8  # blocks of INIT_BLOCK_ROWS rows; a larger table is sampled by this many, evenly spaced
+
+
+class TableMeter:
+    """Counts and norms of table rows, measured while their blocks pass by for another purpose."""
+
+    def __init__(self, tables: Sequence[TableSpec], seed: int, counts_touched: bool) -> None:
+        """seed: of the initial values. counts_touched: whether a row's values change only if it is looked up."""
+        self._tables, self._seed, self._counts_touched = {table.name: table for table in tables}, seed, counts_touched
+        self._rows_seen = dict.fromkeys(self._tables, 0)
+        self._norms: dict[str, list[NDArray[np.float32]]] = {name: [] for name in self._tables}
+        self._touched = dict.fromkeys(self._tables, 0)
+
+    def watch(self, parameters: Iterable[tuple[str, NDArray[np.float32]]]) -> Iterator[NDArray[np.float32]]:
+        """Yield the arrays of parameters as they come; a table comes in consecutive blocks of rows [rows, d]."""
+        for name, values in parameters:
+            if name in self._tables:
+                self._measure(self._tables[name], values)
+            yield values
+
+    def figures(self) -> dict[str, TableFigures]:
+        """Return the figures of each table that passed by."""
+        return {
+            name: TableFigures(
+                rows=len(norms := np.concatenate(parts)),
+                rows_touched=self._touched[name] if self._counts_touched else None,
+                mean_norm=float(norms.mean(dtype=np.float64)),
+                largest_norm=float(norms.max()),
+            )
+            for name, parts in self._norms.items()
+            if parts
+        }
+
+    def _measure(self, table: TableSpec, values: NDArray[np.float32]) -> None:
+        start = self._rows_seen[table.name]
+        stop = self._rows_seen[table.name] = start + len(values)
+        for block in sampled_blocks(table.num_embeddings):
+            first, last = max(start, block * INIT_BLOCK_ROWS), min(stop, (block + 1) * INIT_BLOCK_ROWS)
+            if first >= last:
+                continue
+            rows = values[first - start : last - start]
+            self._norms[table.name].append(np.sqrt(np.einsum("rd,rd->r", rows, rows)))
+            if self._counts_touched:
+                initial = initial_rows(self._seed, table, first, last)
+                if table.storage is Storage.fp16:
+                    initial = initial.astype(np.float16).astype(np.float32)
+                self._touched[table.name] += int((rows != initial).any(axis=1).sum())
+
+
+def sampled_blocks(num_rows: int) -> list[int]:
+    """Return the numbers of the blocks of INIT_BLOCK_ROWS rows that a table's figures cover: all, or MAX_BLOCKS."""
+    blocks = -(-num_rows // INIT_BLOCK_ROWS)
+    if blocks <= MAX_BLOCKS:
+        return list(range(blocks))
+    return [int((place + 0.5) * blocks / MAX_BLOCKS) for place in range(MAX_BLOCKS)]
 
 
 @dataclass
@@ -198,3 +258,311 @@ def build(config: AppConfig, runtime: Runtime, root: Path, manifest: Manifest) -
     factor = 1.0 if config.model.parts is None else config.model.parts.loss_factor(config)
     loss = make_loss(config.loss, factor, task_of(manifest), mean_weight)
     return Session(Predictor(config, runtime, root, manifest, model), plan, optimizer, loss, factor)
+
+
+log = logging.getLogger("clickwork")
+
+LOSS = "loss"
+MAX_SKIPPED = 10  # consecutive steps; more of them mean a lost model, not a bad batch
+ADVICE = "training cannot continue: lower optimizer.lr; the checkpoints are from before this step"
+
+
+class FiniteChecks:
+    """Sums that stop being finite where a step goes wrong: the loss, and one over each dense gradient.
+
+    A sum is NaN or infinite if one of its terms is. (Finite terms can also add up beyond float32, 3e38; such a model is
+    lost as well.) Table vectors need no check of their own: one that is not finite makes the logits non-finite or,
+    where a ReLU hides it, the gradient of the layer that it enters (0 times infinity is NaN). Gradients of tables never
+    exist as tensors: FBGEMM's backward updates rows directly.
+    """
+
+    def __init__(self, parameters: dict[str, nn.Parameter]) -> None:
+        self._parameters = list(parameters.values())
+        self.names = (LOSS, *(f"gradient of {name}" for name in parameters))
+
+    def __call__(self, loss: Tensor) -> Tensor:
+        """Return the sums [K], float32 on the device, in the order of `names`; a gradient not computed counts as 0."""
+        zero = torch.zeros((), device=loss.device)
+        computed = [p.grad for p in self._parameters if p.grad is not None]
+        if loss.is_cuda and computed:
+            sums = iter(torch._foreach_norm(computed, 1))  # one kernel for all; on CPUs slower than sums
+        else:
+            sums = (gradient.sum(dtype=torch.float32) for gradient in computed)
+        gradients = [zero if p.grad is None else next(sums) for p in self._parameters]
+        return torch.stack([loss.detach().float(), *gradients])
+
+
+class StepFigures(NamedTuple):
+    """Figures of consecutive steps, [steps] each."""
+
+    lr: float  # rate of the last step
+    losses: NDArray[np.float32]  # mean over the global batch
+    accuracies: NDArray[np.float32]  # share of the global batch on the right side of probability 0.5
+    seconds: NDArray[np.float32]  # on this process; shorter if some steps ran before a resumption
+    input_wait: float  # sum over these steps, on this process
+    phases: dict[str, float]  # mean over the sampled steps, on the slowest process
+    gradient_norm: float | None  # 2-norm of the last step's dense gradients; None if it was skipped
+
+
+class StepWindow:
+    """The steps since the host last waited for the device, and those since the last report."""
+
+    def __init__(self, session: Session, timer: StepTimer, length: RunLength, state: RunState) -> None:
+        self.lr = 0.0
+        self.gradient_norm: Tensor | None = None  # norm at the last reported step
+        self.first_counted_step = state.step + length.train.warmup_steps_excluded
+        self._checks, self._runtime = FiniteChecks(session.dense_parameters()), session.runtime
+        self._timer, self._length, self._state, self._micro_batches = (
+            timer,
+            length,
+            state,
+            session.predictor.micro_batches,
+        )
+        self._values: list[Tensor] = []  # per step: its finite checks and its accuracy
+        self._of_micro_batches: list[Tensor] = []  # per step: losses and hits of this process, [2, micro-batches]
+        self._rows: list[int] = []  # per step: rows of its global batch
+        self._losses = [state.all_losses()[state.step - len(state.accuracies) :]]  # losses of the unreported steps
+        self._seconds: list[NDArray[np.float32]] = []
+        self._input_wait = 0.0
+        self._phases = Measured()  # phases of all steps since the last report, counted or not
+        self._skipped: list[int] = []  # the latest consecutive steps that were skipped
+
+    def add(self, loss: Tensor, logits: Tensor, batch: Batch) -> None:
+        """Note a step's results, without waiting for them."""
+        labels = batch.labels
+        if labels.ndim > 1:  # accuracy is that of the dataset's label, which comes first
+            logits, labels = logits[:, 0], labels[:, 0]
+        hits = ((logits.detach() > 0) == (labels > 0.5)).float()
+        if self._micro_batches is not None:
+            hits[batch.num_valid :] = 0
+            losses = self._micro_batches.losses
+            self._of_micro_batches.append(torch.stack([losses, hits.view(len(losses), -1).sum(dim=1)]))
+            self._rows.append(batch.num_global)
+        if batch.share == 1:
+            accuracy = hits.mean()
+        else:
+            accuracy = batch.share * hits[: batch.num_valid].sum() / max(batch.num_valid, 1)
+        self._values.append(torch.cat([self._checks(loss), accuracy.unsqueeze(0)]))
+
+    def skip(self) -> None:
+        """Note that this step makes no update. Raises UserError after too many in a row."""
+        state = self._state
+        self._skipped = [*self._skipped, state.step] if state.step - 1 in self._skipped[-1:] else [state.step]
+        state.skipped += 1
+        log.warning("%s: the loss is not finite: skipped, no parameter is updated", self._describe(state.step + 1))
+        if len(self._skipped) > MAX_SKIPPED:
+            raise UserError(f"step {state.step + 1}: {len(self._skipped)} steps in a row were skipped, {ADVICE}")
+
+    def synchronise(self) -> None:
+        """Bring losses and times to the host: the one place where the loop waits for the device."""
+        state = self._state
+        seconds, wait, phase_steps, phases = self._timer.take()
+        values = self._runtime.mean(torch.stack(self._values).cpu().numpy())
+        self._values.clear()
+        checks, accuracies = values[:, :-1], values[:, -1]
+        self._require_finite(checks)
+        losses = np.ascontiguousarray(checks[:, 0])
+        if self._of_micro_batches:
+            losses, accuracies = self._sums_of_micro_batches()
+        timed = self._on_slowest(phase_steps, phases)
+        self._phases.add(timed)
+        state.losses.append(losses)
+        # The loop also synchronises at first_counted_step, so one call's steps are all warm-up or all counted.
+        if state.step - len(losses) >= self.first_counted_step:
+            state.step_seconds.append(seconds)
+            state.count(of_steps(seconds, self._runtime.world_size, wait))
+            state.count(timed)
+        state.accuracies = np.concatenate([state.accuracies, accuracies])
+        self._losses.append(losses)
+        self._seconds.append(seconds)
+        self._input_wait += wait
+
+    def _sums_of_micro_batches(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Return the steps' losses and accuracies, added in the order of the micro-batches; a collective call."""
+        most = max(values.shape[1] for values in self._of_micro_batches)  # the last step of an epoch may have fewer
+        parts = [torch.nn.functional.pad(values, (0, most - values.shape[1])) for values in self._of_micro_batches]
+        total = np.zeros((len(parts), 2))
+        for of_rank in self._runtime.gather(torch.stack(parts).cpu().numpy()):
+            for number in range(most):
+                total += of_rank[:, :, number]
+        rows = np.array(self._rows)
+        self._of_micro_batches, self._rows = [], []
+        return total[:, 0].astype(np.float32), (total[:, 1] / rows).astype(np.float32)
+
+    def take(self) -> StepFigures:
+        """Return the figures of the steps since the last call."""
+        figures = StepFigures(
+            self.lr,
+            np.concatenate(self._losses),
+            self._state.accuracies,
+            np.concatenate(self._seconds),
+            self._input_wait,
+            {name: seconds / self._phases.phase_steps for name, seconds in self._phases.phases.items()},
+            None if self.gradient_norm is None else float(self.gradient_norm),
+        )
+        self.gradient_norm = None
+        self._state.accuracies = np.empty(0, np.float32)
+        self._losses, self._seconds, self._input_wait, self._phases = [], [], 0.0, Measured()
+        return figures
+
+    def _on_slowest(self, steps: int, phases: dict[str, float]) -> Measured:
+        """Return the seconds of sampled steps by phase, each as long as on its slowest process; a collective call."""
+        seconds = np.array([phases.get(name, 0.0) for name in PHASES])
+        most = np.max(self._runtime.gather(seconds), axis=0).tolist()
+        return Measured(phase_steps=steps, phases=dict(zip(PHASES, most, strict=True)) if steps else {})
+
+    def _require_finite(self, checks: NDArray[np.float32]) -> None:
+        """Raise UserError at the first non-finite value of `checks` [steps, K]; a skipped step's loss may be one."""
+        bad = ~np.isfinite(checks)
+        if self._length.train.on_nan is OnNan.skip:
+            bad[:, 0] = False
+        if bad.any():
+            row, column = divmod(int(bad.argmax()), bad.shape[1])
+            place = self._describe(self._state.step - len(checks) + row + 1)
+            name = self._checks.names[column]
+            raise UserError(f"{place}: first non-finite value: {name} ({checks[row, column]}); {ADVICE}")
+
+    def _describe(self, step: int) -> str:
+        epoch, batch = divmod(step - 1, self._length.steps_per_epoch)
+        return f"step {step} (epoch {epoch}, batch {batch} of {self._length.steps_per_epoch}, counted from 0)"
+
+
+Ids = Callable[[KeyedJaggedTensor], KeyedJaggedTensor]
+
+
+class DataLoader:
+    """Provides a session's training batches in order; the bits are the same with and without the pipeline."""
+
+    def __init__(self, session: Session, length: RunLength) -> None:
+        self._session, self._length = session, length
+        self._pipeline: SparseDistPipeline | None = None
+        self.pipeline, self._is_checked = Pipeline.none, False
+        device, world_size = session.runtime.device, session.runtime.world_size
+        if uses_pipeline(length.train.pipeline, device, world_size):
+            arch, self.pipeline = session.model.module.sparse_arch, Pipeline.sparse_dist
+            self._pipeline = SparseDistPipeline(arch.collections, arch.table_ids, session.optimizer, device)
+
+    def batches(self, epoch: int, first: int) -> Iterator[Batch]:
+        """Return the rest of an epoch's batches, from its step `first` on."""
+        train, split = self._length.train, self._session.predictor.split("train")
+        source = split.train_batches(train.global_batch_size, train.seed, epoch, first)
+        device = self._session.runtime.device
+        if device.type != "cpu" and not self._is_checked:
+            self._is_checked = True
+            splits = self._session.manifest.splits.values()
+            files = [file for split in splits for shard in split.shards for file in shard.files.values()]
+            processes = self._session.runtime.local_world_size
+            source = checked_room(source, gpu_address(device), processes, sum(file.bytes for file in files))
+        if self._pipeline is None:
+            return self._session.predictor.on_device(source)
+        source = source if device.type == "cpu" else pinned_ahead(source, device)
+        return self._pipeline.run(source, self._steps_to_evaluations(epoch * self._length.steps_per_epoch + first))
+
+    def forward_done(self) -> None:
+        """Tell the pipeline that the model has computed the logits of the last batch."""
+        if self._pipeline is not None:
+            self._pipeline.forward_done()
+
+    def close(self) -> None:
+        """Stop the pipeline; a collective call. Take no more batches afterwards."""
+        if self._pipeline is not None:
+            self._pipeline.close()
+
+    def _steps_to_evaluations(self, step: int) -> Iterator[int]:
+        """Yield the number of steps up to each evaluation.
+
+        The pipeline must be empty there, because its batches would meet the evaluation's in the same model.
+        """
+        while step < self._length.total_steps:
+            step, before = self._length.next_evaluation(step), step
+            yield step - before
+
+
+def uses_pipeline(setting: Pipeline, device: torch.device, world_size: int) -> bool:
+    """Return whether to use the pipeline: `auto` uses it where several processes have a GPU each."""
+    if setting is Pipeline.auto:
+        return device.type != "cpu" and world_size > 1
+    return setting is Pipeline.sparse_dist
+
+
+@dataclass
+class _Staged(Pipelineable):
+    """A batch in the pipeline, and the ids that index its tables once it is on the device."""
+
+    batch: Batch
+    ids_of: Ids
+    ids: KeyedJaggedTensor | None = None
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> "_Staged":
+        batch = self.batch.to(device, non_blocking)
+        return _Staged(batch, self.ids_of, self.ids_of(batch.sparse_features))
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        self.batch.record_stream(stream)
+        if self.ids is not None:
+            self.ids.record_stream(stream)
+
+
+class _Lookups(nn.Module):
+    """The part of a model that TorchRec has to trace: its lookups, which all take a batch's ids."""
+
+    def __init__(self, lookups: Iterable[nn.Module]) -> None:
+        super().__init__()
+        self.lookups = nn.ModuleList(lookups)
+
+    def forward(self, staged: _Staged) -> list[object]:
+        return [lookup(staged.ids) for lookup in self.lookups]
+
+
+class SparseDistPipeline(TrainPipelineSparseDist[_Staged, None]):
+    """TorchRec's sparse-dist pipeline: while a batch is computed, the next one's ids travel to the ranks of their rows.
+
+    The pipeline holds three batches: one is computed, the ids of the second are exchanged, the third is copied to the
+    device; on a GPU each has its own stream. The stages are TorchRec's (torchrec.distributed.train_pipeline).
+    TorchRec's `progress` makes a whole step of them; here a loop makes the step, and takes batches as if there were no
+    pipeline.
+    """
+
+    def __init__(
+        self, lookups: Iterable[nn.Module], ids_of: Ids, optimizer: torch.optim.Optimizer, device: torch.device
+    ) -> None:
+        """lookups: the model's sharded table collections; ids_of: turns a batch's features into the ids they take."""
+        super().__init__(_Lookups(lookups), optimizer, device, execute_all_batches=True)
+        self._ids_of = ids_of
+
+    def run(self, source: Iterator[Batch], pieces: Iterable[int | None]) -> Iterator[Batch]:
+        """Yield the batches of `source` on the device; call `forward_done` before asking for the next.
+
+        pieces: numbers of batches (None: all). The pipeline runs empty after each piece, and the model is then free for
+        other use.
+        """
+        for size in pieces:
+            piece = (_Staged(batch, self._ids_of) for batch in islice(source, size))
+            self.attach()
+            self.fill_pipeline(piece)
+            if not self.batches:
+                return
+            assert len(self._pipelined_modules) == len(self._model.lookups), "TorchRec left a lookup out"
+            while self.batches:
+                self._wait_for_batch()
+                if len(self.batches) > 1:
+                    self.start_sparse_data_dist(self.batches[1], self.contexts[1])
+                self.enqueue_batch(piece)
+                yield self.batches[0].batch
+
+    def forward_done(self) -> None:
+        """Send the next batch's ids, before this one's backward."""
+        if len(self.batches) > 1:
+            self.wait_sparse_data_dist(self.contexts[1])
+        self.dequeue_batch()
+        if not self.batches:
+            self.detach()
+
+    def close(self) -> None:
+        """Wait for the exchanges of batches that will not be computed; a collective call."""
+        for context in list(self.contexts)[:1]:
+            for request in context.input_dist_tensors_requests.values():
+                request.wait()
+        if self.batches:
+            self.detach()
+        self.reset()

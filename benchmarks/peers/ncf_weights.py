@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from app.metrics.users import group_metrics
+from app.metrics.quality import group_metrics
 
 FILES = {"gmf": "ml-1m_GMF_8_1501651698.h5", "mlp": "ml-1m_MLP_[64,32,16,8]_1501652038.h5"}
 

@@ -5,7 +5,7 @@ python -m data_prep.config
 
 from common.compose import plain_values
 from common.extensions import KeyGroup, rows_of_extensions
-from common.help import key_table
+from common.keys import key_table
 from data_prep.config.keys import PrepConfig
 from data_prep.dataset.kinds import NamedSource
 

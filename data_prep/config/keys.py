@@ -1,19 +1,21 @@
-"""All keys of `python -m data_prep` and its other commands: type, default, meaning and unit.
+"""Keys of preparation, and their composition.
 
 `--help` and the table in docs/data.md are generated from these declarations.
 """
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any, ClassVar
 
+import yaml
+
 from common.errors import UserError
-from common.extensions import with_key_groups
-from common.keys import flat_values, key
-from data_prep.config.compose import ready_made
+from common.extensions import directories_of_values, with_key_groups
+from common.keys import MISSING, flat_values, key
 from data_prep.dataset.kinds import SourceKind
 from data_prep.dataset.multi_hot import Distribution, MultiHot
 from data_prep.dataset.options import (
@@ -25,6 +27,26 @@ from data_prep.dataset.options import (
     SplitMethod,
     VocabularyOrder,
 )
+
+# `python -m data_prep` with only this argument reads a pickled PrepConfig from standard input.
+PICKLED = "--pickled"
+CONFIG_DIRECTORY = Path(__file__).parents[1] / "conf"
+
+
+def ready_made(data: Any, source: DataSource | None, given: Sequence[str]) -> dict[str, Any]:
+    """Return the values that a source implies, and which keys of generators are given, by dotted key.
+
+    Args:
+        data: the composed values of `data`; given: dotted keys from the command line and from files.
+    """
+    keys = [key.removeprefix("data.") for key in given if key.startswith(tuple(f"data.{name}." for name in GENERATORS))]
+    values = {"generator_settings": list(dict.fromkeys(keys))} if keys else {}
+    if source is not None:
+        paths = [path / "sources" / f"{source.value}.yaml" for path in directories_of_values(CONFIG_DIRECTORY)]
+        ready = yaml.safe_load(next(path for path in paths if path.exists()).read_text(encoding="utf-8"))
+        values |= {key: value for key, value in ready.items() if key == "remote" or data[key] is None}
+    return {f"data.{key}": value for key, value in values.items()}
+
 
 MEBIBYTE = 1 << 20
 UNIT_FACTORS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
@@ -135,7 +157,7 @@ class MultiHotConfig:
 
 @dataclass(frozen=True)
 class SyntheticConfig:
-    """Criteo-like rows whose labels come from a known model (see data_prep/synthetic/teacher.py)."""
+    """Criteo-like rows whose labels come from a known model (see data_prep/synthetic.py)."""
 
     rows: int = key(200_000, "rows over all days", at_least=1)
     days: int = key(1, "files to write, day_0.tsv and so on, with equal shares of the rows", at_least=1)
@@ -367,3 +389,12 @@ def chunk_size(data: DataConfig, is_arranged: bool = False, is_ragged: bool = Fa
     budget = parse_size(data.memory_budget, "data.memory_budget")
     chunk = min(MAX_CHUNK_BYTES, budget // CHUNKS_PER_BUDGET)
     return max(1, chunk // (RAGGED_FRACTION if is_ragged else ARRANGED_FRACTION if is_arranged else 1))
+
+
+@dataclass(frozen=True)
+class PublishedDataConfig:
+    """The published set, and its directories."""
+
+    name: str = key(MISSING, "name of the dataset: kgcn_lastfm, ncf_movielens_1m, tfrs_movielens_100k")
+    out: str | None = key(None, "directory of the splits, train.csv and so on; null: data/NAME")
+    raw: str | None = key(None, "directory that holds its files, or to which they are downloaded; null: OUT/raw")

@@ -1,34 +1,506 @@
-"""The on-disk contract of a dataset: a manifest and shards of plain NumPy files.
+"""The contract on disk: manifest, shards, samples of rows, rows unseen in train, and sampled negatives.
 
     <root>/manifest.json
     <root>/<split>/<shard>.{labels,dense,sparse}.npy
-    <root>/<split>/<shard>.{values,offsets}.npy         if features are multi-hot: see data_prep/dataset/bags.py
+    <root>/<split>/<shard>.{values,offsets}.npy         if features are multi-hot: see data_prep/dataset/spelling.py
     <root>/<split>/<shard>.weights.npy                  if the rows have sample weights
     <root>/vocab/
 
-The manifest (data_prep/dataset/manifest.py) is written last and atomically: a directory without one is not a dataset.
+The manifest (data_prep/dataset/format.py) is written last and atomically: a directory without one is not a dataset.
 """
 
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from math import isfinite
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
+import msgspec
 import numpy as np
+from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec.structs import replace
 from numpy.typing import DTypeLike, NDArray
 
+from common.documents import UNKNOWN, VERSION, Json, convert, decode
 from common.errors import UserError
-from common.files import FileDigest, digest_file
-from data_prep.dataset.bags import Bags, pack, unpack
-from data_prep.dataset.manifest import MANIFEST_NAME as MANIFEST_NAME
-from data_prep.dataset.manifest import SPLITS as SPLITS
-from data_prep.dataset.manifest import WEIGHTS as WEIGHTS
-from data_prep.dataset.manifest import Manifest as Manifest
-from data_prep.dataset.manifest import Shard as Shard
-from data_prep.dataset.manifest import Split as Split
-from data_prep.dataset.manifest import build_manifest as build_manifest
-from data_prep.dataset.manifest import load_manifest as load_manifest
-from data_prep.dataset.manifest import load_rows_manifest as load_rows_manifest
-from data_prep.dataset.manifest import save_manifest as save_manifest
+from common.files import FileDigest, digest_file, write_atomically
+from data_prep.dataset.kinds import ROWS, DatasetKind, kind_of, misleading_sentences
+from data_prep.dataset.multi_hot import Distribution
+from data_prep.dataset.options import (
+    CRITEO,
+    GENERATORS,
+    DenseTransform,
+    Encoding,
+    Feature,
+    LabelKind,
+    Schema,
+    SplitMethod,
+    TableRows,
+    VocabularyOrder,
+)
+from data_prep.dataset.spelling import BAG_KINDS, FITS, Bags, charset_named, from_text, pack, unpack
+from data_prep.dataset.table_spec import FORMATS, Table
 from data_prep.io.arrays import open_array, will_need, write_array
+
+SHARD_KINDS = ("labels", "dense", "sparse")
+OF_ALL_ROWS = (DenseTransform.torchrec, DenseTransform.minmax)  # transforms that need a range
+
+Count = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+Sha256 = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
+FileName = Annotated[str, Meta(pattern=r"\A(?!\.{1,2}\Z)[^/\\\0]+\Z")]
+
+
+class JsonObject(Struct, forbid_unknown_fields=True):
+    """A JSON object with these keys and no others."""
+
+
+class _Digest(JsonObject):
+    bytes: Count
+    sha256: Sha256
+
+
+class _Source(_Digest):
+    name: str
+    rows: Count
+    split: Literal["train", "val", "test"] | UnsetType = UNSET
+
+
+class VocabularyFiles(_Digest):
+    """A feature's vocabulary: its file, its number of values, and the files of their texts."""
+
+    values: Count
+    texts: dict[Literal["texts", "offsets"], _Digest] | UnsetType = UNSET
+
+
+class _Shard(JsonObject):
+    name: FileName
+    rows: Count
+    files: dict[str, _Digest]
+
+
+class _Split(JsonObject):
+    rows: Count
+    label_rate: Share | None
+    shards: list[_Shard]
+
+
+class _Range(JsonObject):
+    low: list[float]
+    high: list[float]
+
+
+class _MultiHot(JsonObject):
+    sizes: list[TableRows]
+    distribution: Distribution
+    seed: Count
+
+
+class _RawEncoding(JsonObject):
+    """Encoding of rows from raw files: `data_prep.config.presets.Rules`, and what `data_prep.pipeline` adds."""
+
+    name: Encoding
+    dense_transform: DenseTransform
+    order: VocabularyOrder | None
+    first_id: Count
+    unknown_id: Count
+    fitted_on_train: bool
+    frequency_threshold: Count
+    max_ind_range: TableRows | None
+    wraps: bool
+    max_categories: Count | None
+    rounds_ids: bool
+    split: SplitMethod | None  # None: each source names its split
+    held_out: Share
+    split_seed: Count
+    train_seed: Count | None
+    test_first: bool
+    negative_drop_rate: Share
+    sampling_seed: Count
+    chunk_bytes: Count
+    table: Table | None
+    raw_schema: Schema
+    dense_range: list[_Range]
+    multi_hot: _MultiHot | UnsetType = UNSET
+    vocabulary: dict[Feature, VocabularyFiles] | UnsetType = UNSET
+    spellings: dict[Feature, str] | UnsetType = UNSET
+    keep_texts: bool | UnsetType = UNSET
+    dense_fits: dict[str, list[float]] | UnsetType = UNSET
+    split_column: str | UnsetType = UNSET
+    mean_weight: Annotated[float, Meta(gt=0)] | UnsetType = UNSET
+
+
+class _OtherEncoding(JsonObject):
+    """Encoding of rows imported or generated, without the settings of a generator."""
+
+    name: str
+    raw_schema: Json | UnsetType | None = UNSET
+    dense_transform: DenseTransform | UnsetType | None = UNSET
+
+
+class _Extra(Struct):
+    """Figures that no reader needs; further keys are allowed."""
+
+    bayes: Json | UnsetType = UNSET
+
+
+class Document(JsonObject):
+    """A manifest without `format` and `format_version`; `encoding` is checked as _RawEncoding or _OtherEncoding."""
+
+    schema: Schema
+    encoding: Json
+    num_embeddings: dict[Feature, TableRows]
+    splits: dict[FileName, _Split]
+    sources: list[_Source]
+    rows: Count
+    label_rate: Share | None
+    tool_version: str
+    extra: _Extra | UnsetType = UNSET
+
+
+def manifest_fault(document: Json) -> str | None:
+    """Return the first error in a manifest without `format` and `format_version`, with its key; None if none."""
+    try:
+        checked = convert(document, Document)
+        # This raises ValueError for damaged figures.
+        misleading_sentences(convert(document.get("extra", {}), Json))
+        encoding, names = checked.encoding, [choice.value for choice in Encoding]
+        kind = kind_of(str(encoding.get("name")))
+        if kind.parts is not None:
+            return kind.parts().fault(checked) or _contradiction(checked, kind.arrays)
+        if encoding.get("raw_schema") is None and encoding.get("name") not in names:
+            settings = encoding.keys() & set(GENERATORS)
+            for group in sorted(settings):
+                convert(encoding[group], dict[str, object], f"encoding.{group}")
+            others = {key: value for key, value in encoding.items() if key not in settings}
+            convert(others, _OtherEncoding, "encoding")
+            return _contradiction(checked)
+        rules = convert(encoding, _RawEncoding, "encoding")
+    except ValueError as error:
+        return str(error)
+    return (
+        _contradiction(checked)
+        or _encoding_contradiction(rules, checked.schema)
+        or _source_contradiction(checked, rules)
+    )
+
+
+def _contradiction(document: Document, arrays: Sequence[str] = ()) -> str | None:
+    """Return which keys contradict each other; None if none do. arrays: names in a shard; empty: those of rows."""
+    schema = document.schema
+    if tuple(document.num_embeddings) != schema.sparse:
+        return "keys 'num_embeddings' and 'schema.sparse' name different sparse features"
+    if schema.ragged != tuple(name for name in schema.sparse if name in schema.ragged):
+        return "key 'schema.ragged' is not of sparse features, in their order"
+    weights = ["weights"] if schema.weight else []
+    kinds = arrays or [*SHARD_KINDS, *weights, *(BAG_KINDS if schema.ragged else ())]
+    for name, split in document.splits.items():
+        if sum(shard.rows for shard in split.shards) != split.rows:
+            return f"key 'splits.{name}.rows': split {name!r} has {split.rows} rows, but its shards have others"
+        if len({shard.name for shard in split.shards}) != len(split.shards):
+            return f"key 'splits.{name}.shards': two of the shards have one name"
+        for number, shard in enumerate(split.shards):
+            if set(shard.files) != set(kinds):
+                return (
+                    f"key 'splits.{name}.shards[{number}].files' names {', '.join(shard.files)}, "
+                    f"but by 'schema' it is {', '.join(kinds)}"
+                )
+    if (document.label_rate is None) != (schema.label_kind is LabelKind.number):
+        return f"key 'label_rate' is {document.label_rate}, but labels are {schema.label_kind.value}s by 'schema'"
+    in_splits = sum(split.rows for split in document.splits.values())
+    if document.rows != in_splits:
+        return f"key 'rows' is {document.rows}, but the splits have {in_splits}"
+    return None
+
+
+def _encoding_contradiction(encoding: _RawEncoding, schema: Schema) -> str | None:
+    """Return which keys of an encoding of raw rows contradict each other or the schema; None if none do."""
+    raw = encoding.raw_schema
+    if encoding.order is None and encoding.max_ind_range is None:
+        return "key 'encoding.max_ind_range' is null, but ids without 'encoding.order' are taken modulo it"
+    vocabulary = encoding.vocabulary or {}
+    if encoding.order is not None and tuple(vocabulary) != schema.sparse:
+        return "key 'encoding.vocabulary' is not of the features of 'schema.sparse'"
+    for name, entry in vocabulary.items():
+        if set(entry.texts or {}) != ({"texts", "offsets"} if encoding.keep_texts is True else set()):
+            return f"keys 'encoding.keep_texts' and 'encoding.vocabulary.{name}' do not agree on 'texts'"
+    sparse = tuple(name for name in raw.sparse if name in schema.sparse)
+    if replace(raw, sparse=sparse, ragged=()) != replace(schema, ragged=()):
+        return "keys 'encoding.raw_schema' and 'schema' name different columns"
+    if encoding.multi_hot is UNSET and raw.ragged != schema.ragged:
+        return "keys 'encoding.raw_schema' and 'schema' name different multi-hot features"
+    if encoding.multi_hot is not UNSET and len(encoding.multi_hot.sizes) != len(raw.sparse):
+        return "key 'encoding.multi_hot.sizes' is not of the features of 'encoding.raw_schema'"
+    if encoding.dense_transform in OF_ALL_ROWS and not encoding.dense_range:
+        return f"key 'encoding.dense_range' is empty, but {encoding.dense_transform.value} needs it"
+    for number, bounds in enumerate(encoding.dense_range):
+        if not len(bounds.low) == len(bounds.high) == len(schema.dense):
+            return f"key 'encoding.dense_range[{number}]' is not of as many columns as 'schema.dense'"
+        if any(low > high for low, high in zip(bounds.low, bounds.high, strict=True)):
+            return f"key 'encoding.dense_range[{number}]': a lowest value is above the highest"
+    return (
+        _table_contradiction(encoding.table, raw) or _fit_contradiction(encoding) or _spelling_contradiction(encoding)
+    )
+
+
+def _source_contradiction(document: Document, encoding: _RawEncoding) -> str | None:
+    """Return how the numbers of rows read and written contradict each other; negatives may have been dropped."""
+    if encoding.split is None and any(source.split is UNSET for source in document.sources):
+        return "key 'encoding.split' is null, but not each of 'sources' has a 'split'"
+    if (encoding.split is not None and encoding.split.algorithm.has_column) != (encoding.split_column is not UNSET):
+        return "key 'encoding.split_column' does not agree with 'encoding.split'"
+    source_rows, dataset_rows = sum(source.rows for source in document.sources), document.rows
+    if source_rows < dataset_rows or (source_rows > dataset_rows and not encoding.negative_drop_rate):
+        return f"key 'sources' is of {source_rows} rows, but 'rows' of {dataset_rows}"
+    return None
+
+
+def _fit_contradiction(encoding: _RawEncoding) -> str | None:
+    """Return an error if fits are not those of the columns whose own transforms need one, or are malformed.
+
+    The mean weight is a fit, too.
+    """
+    if bool(encoding.raw_schema.weight) != (encoding.mean_weight is not UNSET):
+        return "keys 'encoding.mean_weight' and 'encoding.raw_schema.weight' belong together"
+    fits, fitted = encoding.dense_fits or {}, {}
+    if encoding.table is not None:
+        fitted = {feature: name for feature, name in encoding.table.transforms if name in FITS}
+    if set(fits) != set(fitted):
+        return "keys 'encoding.dense_fits' and 'encoding.table.transforms' name different columns"
+    for feature, name in fitted.items():
+        fit = fits[feature]
+        is_possible = fit[-1:] >= [0.0] if name == "standard" else fit == sorted(fit)
+        if len(fit) != FITS[name] or not is_possible or not all(map(isfinite, fit)):
+            return f"key 'encoding.dense_fits.{feature}' is no fit of {name}"
+    return None
+
+
+def _spelling_contradiction(encoding: _RawEncoding) -> str | None:
+    """Return an error if spellings are not those of the table's sparse columns, or have an unknown name."""
+    if (encoding.spellings is UNSET) != (encoding.table is None):
+        return "key 'encoding.spellings' belongs to 'encoding.table'"
+    if encoding.spellings is UNSET or encoding.table is None:
+        return None
+    if set(encoding.spellings) != set(encoding.table.sparse):
+        return "keys 'encoding.spellings' and 'encoding.table.sparse' name different columns"
+    for name, spellings in encoding.spellings.items():
+        try:
+            from_text(spellings)
+        except KeyError:
+            return f"key 'encoding.spellings.{name}' {UNKNOWN}"
+    return None
+
+
+def _table_contradiction(table: Table | None, raw: Schema) -> str | None:
+    """Return an error if the table and the schema of raw rows contradict each other."""
+    if table is None:
+        is_criteo = raw == CRITEO
+        return None if is_criteo else "key 'encoding.table' is null, but 'encoding.raw_schema' is not of Criteo's rows"
+    for key in ("label", "label_kind", "dense", "sparse", "weight"):
+        if getattr(table, key) != getattr(raw, key):
+            return f"keys 'encoding.table.{key}' and 'encoding.raw_schema.{key}' name different columns"
+    if not set(table.named) <= set(table.names):
+        return "key 'encoding.table.names' lacks columns of 'encoding.table'"
+    features = {feature for vector in table.vectors for feature in vector.features}
+    if not features | {feature for feature, _ in table.transforms} <= set(table.dense):
+        return "keys 'encoding.table.vectors' and '.transforms' name columns that 'encoding.table.dense' lacks"
+    if table.positive and (table.rule is not None or table.label_kind is LabelKind.number):
+        return "key 'encoding.table.positive' is given beside a rule or labels that are numbers"
+    if table.negative and not table.positive:
+        return "key 'encoding.table.negative' is given without 'encoding.table.positive'"
+    if charset_named(table.charset) != table.charset:
+        return f"key 'encoding.table.charset' {UNKNOWN}"
+    if table.format not in FORMATS:
+        return f"key 'encoding.table.format' {UNKNOWN}"
+    if {name for name, _ in table.separators} != set(raw.ragged):
+        return "keys 'encoding.table.separators' and 'encoding.raw_schema.ragged' name different columns"
+    return None
+
+
+SPLITS = ("train", "val", "test")  # in the order of a dataset's rows
+FORMAT_NAME = "clickwork-dataset"
+FORMAT_VERSION = 5
+MANIFEST_NAME = "manifest.json"
+WEIGHTS = "weights"  # kind of the array of sample weights
+
+
+@dataclass
+class Shard:
+    """Consecutive rows of one split; `files` has a key for each kind of array (data_prep/dataset/format.py)."""
+
+    name: str
+    rows: int
+    files: dict[str, FileDigest]
+
+
+@dataclass
+class Split:
+    """A split's shards in row order; label_rate is None for an empty split and for labels that are numbers."""
+
+    rows: int
+    label_rate: float | None
+    shards: list[Shard]
+
+
+@dataclass
+class Manifest:
+    """Contents and origin of a dataset.
+
+    Attributes:
+        schema: {"label": name, "dense": [N names], "sparse": [F names]}, in column order. "ragged" lists the
+            multi-hot features in the order of `sparse`, if there are any; "label_kind" is "number" for such labels;
+            "weight" is the column of sample weights, if there is one.
+        encoding: name of the encoding and every parameter that decides the shards' bytes; "mean_weight" is the mean of
+            train's sample weights.
+        num_embeddings: table rows of each sparse feature; ids are in [0, num_embeddings).
+        splits: train, val and test; a dataset of events has a single split with another name.
+        sources: the raw files: {"name", "bytes", "sha256", "rows"}, and "split" if the user gave files per split.
+        rows: rows over all splits.
+        label_rate: share of positive labels over all splits; None for labels that are numbers.
+        extra: figures that no reader needs (peak memory, the Bayes AUC of the ground-truth model, …).
+    """
+
+    schema: dict[str, Any]
+    encoding: dict[str, Any]
+    num_embeddings: dict[str, int]
+    splits: dict[str, Split]
+    sources: list[dict[str, Any]]
+    rows: int
+    label_rate: float | None
+    tool_version: str
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def ragged(self) -> list[str]:
+        """Return the names of the multi-hot features."""
+        return list(self.schema.get("ragged", []))
+
+    @property
+    def label_kind(self) -> LabelKind:
+        """Return the kind of the labels."""
+        return LabelKind(self.schema.get("label_kind", LabelKind.click.value))
+
+    @property
+    def weight(self) -> str:
+        """Return the name of the column of sample weights; empty if there is none."""
+        return str(self.schema.get("weight", ""))
+
+    @property
+    def kind(self) -> DatasetKind:
+        """Return the kind of the dataset."""
+        return kind_of(self.encoding.get("name"))
+
+    def require_kind(self, root: Path, kind: DatasetKind, remedy: str = "") -> None:
+        """Raise UserError if the dataset at `root` is of another kind. `remedy` replaces the kind's own."""
+        if self.kind is not kind:
+            raise UserError(f"{root}: holds {self.kind.name}, not {kind.name}; {remedy or kind.remedy}")
+
+    @property
+    def has_given_splits(self) -> bool:
+        """Return whether the user gave files for each split, so that no method divides the rows."""
+        return self.encoding.get("split", "") is None
+
+    @property
+    def dense_dtype(self) -> np.dtype[Any]:
+        """Return the dtype of the shards' dense arrays."""
+        is_exact = self.encoding.get("dense_transform") == DenseTransform.integers.value
+        return (DenseTransform.integers if is_exact else DenseTransform.raw).dtype
+
+    @property
+    def digest(self) -> str:
+        """Return the SHA-256 of everything that decides the data: all but `extra` and `tool_version`."""
+        content = {k: v for k, v in asdict(self).items() if k not in ("extra", "tool_version")}
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def build_manifest(
+    schema: Schema,
+    encoding: dict[str, Any],
+    num_embeddings: dict[str, int],
+    shards: Sequence[tuple[str, Shard, int]],
+    sources: Iterable[tuple[str, FileDigest, int]] = (),
+    extra: dict[str, Any] | None = None,
+) -> Manifest:
+    """Build the manifest of a dataset made by this version of the tool.
+
+    Args:
+        schema, encoding, num_embeddings, extra: see `Manifest`.
+        shards: split, shard and number of positive labels, in row order within a split; at least one row in total.
+        sources: name, digest and number of rows of each raw file.
+    """
+    splits, has_rate = {}, schema.label_kind is LabelKind.click
+    for name in SPLITS:
+        rows = sum(shard.rows for split, shard, _ in shards if split == name)
+        positives = sum(count for split, _, count in shards if split == name)
+        of_split = [shard for split, shard, _ in shards if split == name]
+        splits[name] = Split(rows, positives / rows if rows and has_rate else None, of_split)
+    total = sum(split.rows for split in splits.values())
+    return Manifest(
+        schema=schema.to_manifest(),
+        encoding=encoding,
+        num_embeddings=num_embeddings,
+        splits=splits,
+        sources=[{"name": name, **asdict(digest), "rows": rows} for name, digest, rows in sources],
+        rows=total,
+        label_rate=sum(positives for _, _, positives in shards) / total if has_rate else None,
+        tool_version=f"clickwork {VERSION}",
+        extra=extra or {},
+    )
+
+
+def save_manifest(root: Path, manifest: Manifest) -> None:
+    """Write `root`/manifest.json atomically. Call it after all files that the manifest names are on disk."""
+    document = {
+        "format": FORMAT_NAME,
+        "format_version": FORMAT_VERSION,
+        "kind": manifest.kind.name,
+        **asdict(manifest),
+    }
+    write_atomically(root / MANIFEST_NAME, (json.dumps(document, indent=1) + "\n").encode())
+
+
+def load_rows_manifest(root: Path) -> Manifest:
+    """Read the manifest of a dataset of rows."""
+    manifest = load_manifest(root)
+    manifest.require_kind(root, ROWS)
+    return manifest
+
+
+def load_manifest(root: Path) -> Manifest:
+    """Read a dataset's manifest.
+
+    Raises:
+        UserError: missing file, another format or version, or an invalid key.
+    """
+    path = root / MANIFEST_NAME
+    try:
+        content = decode(path.read_bytes(), object)
+    except FileNotFoundError as error:
+        raise UserError(
+            f"{root}: no dataset here (no {MANIFEST_NAME}); make one with `make preprocess`, or give data.raw"
+        ) from error
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: not readable as a manifest ({error}); preprocess again") from error
+    document: dict[str, Any] = content if isinstance(content, dict) else {}
+    if document.pop("format", None) != FORMAT_NAME:
+        raise UserError(f"{path}: key 'format' is not {FORMAT_NAME!r}; not a dataset of this tool")
+    version = document.pop("format_version", None)
+    if version != FORMAT_VERSION:
+        raise UserError(
+            f"{path}: format_version {version}, but this version reads {FORMAT_VERSION}; preprocess again, by the "
+            "command that made it with data.overwrite=true"
+        )
+    kind = document.pop("kind", None)
+    if fault := manifest_fault(document):
+        remedy = "use that version, or preprocess again" if fault.endswith(UNKNOWN) else "preprocess again"
+        raise UserError(f"{path}: {fault}; {remedy}")
+    if kind != kind_of(document["encoding"].get("name")).name:
+        raise UserError(f"{path}: key 'kind' is {kind!r}, but 'encoding.name' is of another kind; preprocess again")
+    return Manifest(**{**document, "splits": msgspec.convert(document["splits"], dict[str, Split])})
+
 
 REMEDY = "preprocess again with data.overwrite=true"
 ARRAY_DTYPES: dict[str, DTypeLike] = {
@@ -155,3 +627,126 @@ def verify_file(path: Path, expected: FileDigest) -> None:
 def shard_path(root: Path, split: str, name: str, kind: str) -> Path:
     """Return the path of a shard's array `kind`: labels, dense, sparse, weights, values or offsets."""
     return root / split / f"{name}.{kind}.npy"
+
+
+UNSEEN = "unseen_in_train"  # key of a manifest's `extra`: share of held-out values by feature; None: not counted
+NAMED_SHARE = 0.2  # a larger share is reported
+SHOWN_COLUMNS = 4
+
+
+def unseen_values(manifest: Manifest) -> str | None:
+    """Return a sentence on columns with many held-out values that are not in train, with a remedy; None if none."""
+    shares = manifest.extra.get(UNSEEN) or {}
+    large = {name: share for name, share in shares.items() if share > NAMED_SHARE}
+    if not large:
+        return None
+    ordered = sorted(large, key=lambda name: -large[name])
+    column_list = ", ".join(f"{name} ({large[name]:.0%})" for name in ordered[:SHOWN_COLUMNS])
+    more = f" and {len(large) - SHOWN_COLUMNS} more columns" if len(large) > SHOWN_COLUMNS else ""
+    if manifest.encoding.get("split") in [each.value for each in SplitMethod if each.algorithm.reads == "values"]:
+        column = manifest.encoding["split_column"]
+        remedy = f"the score is of new values, as data.split puts all rows of a value of {column} into one split"
+    elif any("split" in source for source in manifest.sources):
+        remedy = "the score is of new values, as the files of the splits are given"
+    elif manifest.encoding.get("split") in [method.value for method in SplitMethod if method.algorithm.is_random]:
+        remedy = "most of them occur once, so no split helps; leave such a column out of data.schema"
+    else:
+        remedy = (
+            "the score is of new values; data.split.method=random divides the rows of values that occur often; leave a "
+            "column whose values occur once out of data.schema"
+        )
+    return f"of the values of val and test these shares are not in train: {column_list}{more}; {remedy}"
+
+
+def kept_share(manifest: Manifest) -> float:
+    """Return the share of rows with label 0 that the dataset kept; 1 without sampling."""
+    return 1 - float(manifest.encoding.get("negative_drop_rate") or 0)
+
+
+def odds_factor(kept: float, class_weights: Sequence[float] | None) -> float:
+    """Return the factor f that turns a probability p into p / (p + (1 - p) / f), the rate over all rows.
+
+    Keeping a share of the negatives multiplies the odds of a click by 1 / kept; weights of label 0 and 1 multiply them
+    by their ratio.
+    """
+    negative, positive = class_weights or (1.0, 1.0)
+    return kept * negative / positive
+
+
+def correction(kept: float, class_weights: Sequence[float] | None = None) -> float:
+    """Return the logit offset of `odds_factor`.
+
+    Raises:
+        ValueError: no row with label 0 was kept.
+    """
+    return math.log(odds_factor(kept, class_weights))
+
+
+def sampling_sentence(manifest: Manifest, class_weights: Sequence[float] | None = None) -> str | None:
+    """Return a sentence about probabilities that are not the rates of all rows; None if they are."""
+    kept = kept_share(manifest)
+    factor = odds_factor(kept, class_weights)
+    if factor == 1:
+        return None
+    reasons = []
+    if kept != 1:
+        reasons.append(
+            f"{1 - kept:.4g} of the rows with label 0 were left out of all splits (data.sampling.negative_drop_rate)"
+        )
+    if class_weights:
+        negative, positive = class_weights
+        reasons.append(f"the loss weighs label 0 by {negative:g} and label 1 by {positive:g} (loss.class_weights)")
+    return (
+        f"{' and '.join(reasons)}, so predicted probabilities are too {'high' if factor < 1 else 'low'} for the rates "
+        "of all rows; evaluate, recommend and export give those rates with correct_sampling=true"
+    )
+
+
+BLOCK_ROWS = 256  # rows read together
+INCREMENT = np.uint64(0x9E3779B97F4A7C15)
+
+
+def mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Apply Sebastiano Vigna's splitmix64, a bijection of 64 bits, to each value."""
+    mixed = values + INCREMENT
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return mixed ^ (mixed >> np.uint64(31))
+
+
+def sampled_blocks(rows: int, share: float, number: int, block_rows: int) -> list[tuple[int, int]]:
+    """Return the bounds of the sampled blocks of a shard; a hash of shard and block numbers chooses them."""
+    starts = np.arange(0, rows, block_rows)
+    if share < 1:
+        hashes = mix(np.arange(len(starts)).astype(np.uint64) + (np.uint64(number) << np.uint64(32)))
+        starts = starts[hashes < np.uint64(int(share * 2**64))]
+    return [(start, min(start + block_rows, rows)) for start in starts.tolist()]
+
+
+def rows_of_blocks(blocks: Sequence[tuple[int, int]]) -> NDArray[np.int64]:
+    """Return the row numbers in the blocks, in order."""
+    return np.concatenate([np.zeros(0, np.int64), *(np.arange(start, stop) for start, stop in blocks)])
+
+
+def sampled_rows(rows: int, share: float, number: int) -> NDArray[np.int64]:
+    """Return the sampled row numbers of a shard, in blocks of BLOCK_ROWS."""
+    return rows_of_blocks(sampled_blocks(rows, share, number, BLOCK_ROWS))
+
+
+def sampled_split(shard_rows: Sequence[int], limit: int | None) -> list[NDArray[np.int64]]:
+    """Return the sampled row numbers within each shard of a split: all rows, or at most `limit`."""
+    total = sum(shard_rows)
+    share = 1.0 if limit is None or limit >= total else limit / total
+    parts, rows_left = [], total if limit is None else limit
+    for number, rows in enumerate(shard_rows):
+        part = sampled_rows(rows, share, number)[:rows_left]
+        rows_left -= len(part)
+        parts.append(part)
+    return parts
+
+
+def sampled_numbers(shard_rows: Sequence[int], limit: int | None) -> NDArray[np.int64]:
+    """Return the rows of `sampled_split` by their numbers within the split, in order."""
+    starts = np.cumsum([0, *shard_rows])
+    parts = sampled_split(shard_rows, limit)
+    return np.concatenate([np.zeros(0, np.int64), *(start + part for start, part in zip(starts, parts, strict=False))])

@@ -22,11 +22,10 @@ from numpy.typing import NDArray
 
 from common.documents import Json, decode
 from common.errors import UserError
-from common.files import FileDigest, digest_file, sync, write_atomically
+from common.files import FileDigest, digest_file, in_words, sync, write_atomically
 from common.jit import copy_16, jit, prefetch
-from common.sizes import in_words
-from data_prep.dataset.bags import Bags
-from data_prep.dataset.schema import to_json
+from data_prep.dataset.options import to_json
+from data_prep.dataset.spelling import Bags
 from data_prep.io.arrays import HEADER_BYTES, ArrayWriter
 
 MLPERF_V2 = "mlperf_v2"

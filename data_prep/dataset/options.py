@@ -1,16 +1,18 @@
-"""Enumerations of the configuration and the manifest. Each source and each split method is a row of a table."""
+"""Sources, splits, encodings and transforms by name; the columns of rows."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from math import ceil
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+import msgspec
 import numpy as np
+from msgspec import Meta, Struct
 
+from common.documents import Json, decode
 from common.errors import UserError
-from common.extensions import rows_of_extensions
-from common.table_rows import row_with
+from common.extensions import row_with, rows_of_extensions
 from data_prep.dataset.kinds import ROWS, NamedSource, SourceKind
 
 OWN_FILES = SourceKind()
@@ -28,15 +30,15 @@ class DataSource(Enum):
         "synthetic",
         SourceKind(
             ROWS,
-            "data_prep.synthetic.days:synthetic_sources",
-            "data_prep.synthetic.days:raw_directory",
+            "data_prep.synthetic:synthetic_sources",
+            "data_prep.synthetic:raw_directory",
             group="synthetic",
-            figures="data_prep.stages.bayes:figures",
+            figures="data_prep.stages.generate:figures",
         ),
     )
     criteo_kaggle = "criteo_kaggle", _CRITEO
     criteo_1tb = "criteo_1tb", _CRITEO
-    random = "random", SourceKind(ROWS, group="random", generator="data_prep.synthetic.random_ids:RandomRows")
+    random = "random", SourceKind(ROWS, group="random", generator="data_prep.synthetic:RandomRows")
     _ignore_ = "added"
     for added in rows_of_extensions(NamedSource):
         vars()[added.name] = (added.name, added.kind)
@@ -125,7 +127,7 @@ class SplitAlgorithm:
     Attributes:
         held_out: returns the number of held-out rows from the rows of each source and the share; None: chance decides
             it.
-        chooses: function of data_prep/stages/split_choices.py that chooses the split of each row; "": the last rows,
+        chooses: function of data_prep/stages/place.py that chooses the split of each row; "": the last rows,
             in order or after a permutation, are held out.
         reads: what decides beside chance: times or values in data.split.column, labels, or nothing.
         is_random: whether rows are drawn or permuted, so that data.split.seed matters.
@@ -159,7 +161,7 @@ def _rounded_down(by_source: Sequence[int], share: float) -> int:
     return max(rows, 2) if share and sum(by_source) > 2 else rows
 
 
-_CHOICES = "data_prep.stages.split_choices"
+_CHOICES = "data_prep.stages.place"
 
 
 class SplitMethod(Enum):
@@ -207,3 +209,58 @@ class SplitMethod(Enum):
         if self.algorithm.needs_several and num_sources < 2:
             raise UserError(f"data.split.method={self.value}: needs at least two raw files; use fraction, or add a day")
         return self
+
+
+CRITEO_NUM_DENSE = 13
+CRITEO_NUM_SPARSE = 26
+MAX_NUM_EMBEDDINGS = 1 << 31  # ids are int32
+
+Feature = Annotated[str, Meta(pattern=r"\A[^./\\\0]+\Z")]  # names files and tables
+TableRows = Annotated[int, Meta(ge=1, le=MAX_NUM_EMBEDDINGS)]
+
+
+class Schema(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Column names in file order: the label, then N dense, then F sparse.
+
+    `ragged` lists the multi-hot columns, in the order of `sparse`. `label_kind` is the kind of the labels. `weight` is
+    the column of sample weights, which is no feature; "": none.
+    """
+
+    label: str
+    dense: tuple[str, ...]
+    sparse: tuple[Feature, ...]
+    ragged: tuple[Feature, ...] = ()
+    label_kind: LabelKind = LabelKind.click
+    weight: str = ""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Return all names in file order."""
+        return (self.label, *self.dense, *self.sparse)
+
+    @property
+    def single(self) -> tuple[str, ...]:
+        """Return the sparse columns with one value per row."""
+        return tuple(name for name in self.sparse if name not in self.ragged)
+
+    def to_manifest(self) -> Json:
+        """Convert to the form of `Manifest.schema`."""
+        return to_json(self)
+
+    @classmethod
+    def from_manifest(cls, entry: Json) -> "Schema":
+        """Build from the form of `to_manifest`."""
+        return msgspec.convert(entry, cls)
+
+
+def to_json(entry: object) -> Json:
+    """Convert to plain dicts, lists and values, as JSON returns them, without fields that have their defaults."""
+    # Decode first: before Python 3.11 an empty tuple may not be the default object, and would be written.
+    return decode(msgspec.json.encode(decode(msgspec.json.encode(entry), type(entry))), Json)
+
+
+CRITEO = Schema(
+    label="label",
+    dense=tuple(f"int_{i}" for i in range(CRITEO_NUM_DENSE)),
+    sparse=tuple(f"cat_{i}" for i in range(CRITEO_NUM_SPARSE)),
+)

@@ -1,16 +1,231 @@
-"""Spellings of categorical values. A text is a category as it stands; a typed value has one spelling per column.
+"""Values as texts, numbers and bags: charsets, spellings, transforms. Needs NumPy and pyarrow alone.
+
+A shard with R multi-hot features and n rows has two arrays. `values` [L] int32 holds the ids of the first feature's
+bags row by row, then those of the next. `offsets` [R * n + 1] int64 divides them: the bag of row r of feature f is
+values[offsets[f * n + r] : offsets[f * n + r + 1]]. A batch holds bags in the same order (feature-major, as TorchRec's
+KeyedJaggedTensor).
+
+An exported encoder (extensions/export) runs a copy of this module.
+
+The fit of a transform is a list of numbers, made from train's rows alone (data_prep/stages/fit.py):
+
+    standard    mean, standard deviation
+    minmax      lowest, highest
+    quantile    values at 257 evenly spaced ranks, ascending
+
+The others, raw, log1p and signed_log1p, need none. An exported encoder (extensions/export) runs a copy of this module.
 
 A boolean or a number of a Parquet or JSON file takes the text that such values have in the dataset's rows. If those
 rows are text, this is their only spelling ("True" or "1", "3" or "3.0"); if they are typed, "1" and "3".
+
+Criteo's categories are 32-bit numbers already: see data_prep/parsing/criteo.py.
 """
 
+import codecs
+import csv
+import hashlib
 import math
 import re
+from collections.abc import Iterable, Iterator, Sequence
 from decimal import Decimal
 from enum import IntFlag
 from functools import reduce
 from operator import or_
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+BAG_KINDS = ("values", "offsets")
+
+
+class Bags(NamedTuple):
+    """The bags of one feature in n rows: row r has values[offsets[r] : offsets[r + 1]].
+
+    offsets [n + 1] int64 need not begin at 0, so that slices are views.
+    """
+
+    values: NDArray[Any]
+    offsets: NDArray[np.int64]
+
+    @property
+    def ids(self) -> NDArray[Any]:
+        """Return the ids of all bags, one bag after the other."""
+        return self.values[self.offsets[0] : self.offsets[-1]]
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """Return the number of ids in each bag, [n]."""
+        return np.diff(self.offsets)
+
+    def part(self, start: int, stop: int) -> "Bags":
+        """Return the bags of rows [start, stop) as views."""
+        return Bags(self.values, self.offsets[start : stop + 1])
+
+    def copy(self) -> "Bags":
+        """Copy the ids and offsets of these bags alone."""
+        return Bags(np.array(self.ids), self.offsets - self.offsets[0])
+
+    def take(self, rows: NDArray[np.integer]) -> "Bags":
+        """Return copies of the bags of the numbered rows, in the order of `rows`."""
+        starts = self.offsets[rows]
+        lengths = self.offsets[rows + 1] - starts
+        size = int(lengths[0]) if len(lengths) else 0
+        first = starts[0] % size if size else 0
+        # Bags of one size are rows of a matrix, which NumPy takes faster.
+        if size and (lengths == size).all() and (starts % size == first).all():
+            matrix = self.values[first : first + (len(self.values) - first) // size * size].reshape(-1, size)
+            ids = np.take(matrix, starts // size, axis=0)
+            return Bags(ids.reshape(-1), np.arange(len(rows) + 1, dtype=np.int64) * size)
+        offsets = offsets_of(lengths)
+        indices = np.repeat(starts - offsets[:-1], lengths)
+        indices += np.arange(offsets[-1])
+        return Bags(self.values[indices], offsets)
+
+
+def offsets_of(lengths: NDArray[np.integer]) -> NDArray[np.int64]:
+    """Return where each bag of these lengths [n] begins, and where the last one ends: [n + 1] int64."""
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets
+
+
+def join(parts: Sequence[Bags]) -> Bags:
+    """Concatenate bags of one feature, in the order of `parts`."""
+    if len(parts) == 1:
+        return parts[0]
+    values = np.concatenate([part.ids for part in parts])
+    return Bags(values, offsets_of(np.concatenate([part.lengths for part in parts])))
+
+
+def pack(features: Sequence[Bags]) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Return a shard's `values` and `offsets` from the bags of its features."""
+    values = np.concatenate([bags.ids for bags in features])
+    return values, offsets_of(np.concatenate([bags.lengths for bags in features]))
+
+
+def unpack(values: NDArray[Any], offsets: NDArray[np.int64], num_features: int) -> tuple[Bags, ...]:
+    """Return each feature's bags, as views of a shard's arrays."""
+    rows = (len(offsets) - 1) // num_features if num_features else 0
+    return tuple(Bags(values, offsets[f * rows : (f + 1) * rows + 1]) for f in range(num_features))
+
+
+UTF_8 = "utf-8"
+# Python's escapes, all of ASCII, and what UTF-7, HZ, ISO 2022 and IDNA read otherwise.
+ASCII_SAMPLES = (rb"\u0041", bytes(range(128)), b"+AGE-~{", b"\x1b$B", b"xn--bcher-kva")
+
+
+class Dialect(NamedTuple):
+    """Form of fields in text files.
+
+    quoting: csv (a field may be in quotes) or none (quotes are ordinary characters). escape: character that takes the
+    next one literally; "": none. charset: name of a codec of Python's.
+    """
+
+    quoting: str = "csv"
+    escape: str = ""
+    charset: str = UTF_8
+
+    def reader(self, lines: Iterable[str], delimiter: str, strict: bool = False) -> Any:
+        """Return a csv.reader of lines with their ends."""
+        lines, escape = self._with_null_marks(lines, delimiter) if self.escape else lines, self.escape or None
+        if self.quoting == "none":
+            return csv.reader(lines, delimiter=delimiter, quoting=csv.QUOTE_NONE, escapechar=escape, strict=strict)
+        return csv.reader(lines, delimiter=delimiter, escapechar=escape, strict=strict)
+
+    def _with_null_marks(self, lines: Iterable[str], delimiter: str) -> Iterator[str]:
+        r"""Yield lines whose fields \N, by which MySQL marks a missing value, are read as \N, not as the letter N."""
+        escape, end = re.escape(self.escape), re.escape(delimiter)
+        pattern = re.compile(rf"(^|{end}){escape}N(?={end}|\r?\n?\Z)|{escape}.", re.DOTALL)
+        mark = f"{self.escape}N"
+        for line in lines:
+            yield pattern.sub(self._double_escape, line) if mark in line else line
+
+    def _double_escape(self, match: re.Match[str]) -> str:
+        return match[0] if match[1] is None else f"{match[1]}{self.escape}{self.escape}N"
+
+    @property
+    def encoding(self) -> str:
+        """Return the codec of a file's beginning, which may have a byte-order mark."""
+        return "utf-8-sig" if self.charset == UTF_8 else self.charset
+
+
+STANDARD = Dialect()
+
+
+def charset_named(name: str) -> str | None:
+    """Return Python's name of a charset; None if it is unknown or does not write ASCII characters as ASCII bytes."""
+    try:
+        charset = codecs.lookup(name).name
+        is_ascii = all(sample.decode(charset) == sample.decode("ascii") for sample in ASCII_SAMPLES)
+    except (LookupError, ValueError):  # LookupError also for codecs that do not decode to text
+        return None
+    # A manifest leaves out a default by its identity.
+    return (UTF_8 if charset in (UTF_8, "utf-8-sig") else charset) if is_ascii else None
+
+
+FITS = {"standard": 2, "minmax": 2, "quantile": 257}  # the numbers of each fit
+LARGEST, LARGEST_FLOAT32 = float(np.finfo(np.float64).max), float(np.finfo(np.float32).max)
+
+
+class ColumnTransform(NamedTuple):
+    """Transform of one dense column, given by its number; the fit is empty for transforms that need none."""
+
+    column: int
+    name: str
+    fit: Sequence[float] = ()
+
+
+def largest_input(name: str) -> float:
+    """Return the largest absolute value that a transform takes."""
+    if name == "raw":
+        return LARGEST_FLOAT32
+    return LARGEST / 2 if name in FITS else LARGEST  # differences of two values must be finite, too
+
+
+def transform_columns(dense: NDArray[Any], transforms: Sequence[ColumnTransform], result: NDArray[np.float32]) -> None:
+    """Overwrite the transformed columns of `result` [rows, N] by those of `dense` [rows, N] float64."""
+    for column, name, fit in transforms:
+        result[:, column] = transform_column(dense[:, column], name, fit)
+
+
+def transform_column(numbers: NDArray[np.float64], name: str, fit: Sequence[float] = ()) -> NDArray[np.float32]:
+    """Transform numbers [rows]; a result beyond float32 becomes its largest number, as of val's and new rows."""
+    with np.errstate(over="ignore"):
+        result = _transformed(numbers, name, fit)
+    return np.clip(result, -LARGEST_FLOAT32, LARGEST_FLOAT32).astype(np.float32)
+
+
+def _transformed(numbers: NDArray[np.float64], name: str, fit: Sequence[float]) -> NDArray[np.float64]:
+    if name == "raw":
+        return numbers
+    if name == "log1p":
+        return np.log1p(np.maximum(numbers, 0))
+    if name == "signed_log1p":
+        return np.copysign(np.log1p(np.abs(numbers)), numbers)
+    if name == "standard":
+        mean, deviation = fit
+        return (numbers - mean) / (deviation or 1.0)
+    if name == "minmax":
+        low, high = fit
+        return (numbers - low) / ((high - low) or 1.0)
+    return _quantile_ranks(numbers, np.array(fit))
+
+
+def _quantile_ranks(numbers: NDArray[np.float64], quantiles: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return each number's rank among train's, from 0 to 1, interpolated between quantiles.
+
+    A number that is several quantiles has their mean rank.
+    """
+    values, first, counts = np.unique(quantiles, return_index=True, return_counts=True)
+    ranks = (first + (counts - 1) / 2) / (len(quantiles) - 1)
+    numbers = np.clip(numbers, values[0], values[-1])
+    place = np.searchsorted(values, numbers, "right") - 1
+    # A share of the gap, unlike the slope of np.interp, is finite for two values that differ by less than 1e-310.
+    share = (numbers - values[place]) / np.diff(values, append=np.inf)[place]
+    result: NDArray[np.float64] = ranks[place] + share * np.diff(ranks, append=1)[place]
+    return result
+
 
 EXACT_INTEGERS = 1 << 53  # whole float64 values below this are exact
 NUMBER = r"[ \t]*[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?[ \t]*"
@@ -156,3 +371,51 @@ def from_text(text: str) -> Form:
     for name in text.split("+") if text else ():
         forms |= Form[name.upper()]
     return forms
+
+
+HASHED = np.uint64(1 << 63)  # set in values of texts that are no whole numbers
+HASHED_AT_ONCE = 1 << 14
+MAX_DIGITS = 19  # every whole number below 2^63 has at most as many
+
+
+def text_values(texts: Any) -> NDArray[np.uint64]:
+    """Return `text_key` of each text of an Arrow array, [n] uint64."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    is_decimal = pc.and_(are_digits(texts), pc.less_equal(pc.binary_length(texts), MAX_DIGITS))
+    is_number = np.array(is_decimal.to_numpy(zero_copy_only=False))
+    numbers = texts.filter(is_decimal).cast(pa.uint64()).to_numpy()
+    values = np.empty(len(texts), np.uint64)
+    values[is_number] = numbers
+    is_number[is_number] = numbers < HASHED
+    values[~is_number] = _hashes(texts.filter(pa.array(~is_number)).cast(pa.binary()))
+    return values
+
+
+def _hashes(texts: Any) -> NDArray[np.uint64]:
+    """Return the hash of each text; in parts, since Python objects take much memory."""
+    hashes = np.empty(len(texts), np.uint64)
+    for start in range(0, len(texts), HASHED_AT_ONCE):
+        part = texts.slice(start, HASHED_AT_ONCE).to_pylist()
+        hashes[start : start + len(part)] = np.frombuffer(b"".join(map(text_hash, part)), "<u8")
+    return hashes | HASHED
+
+
+def remainders(values: NDArray[Any], modulus: int) -> NDArray[np.int32]:
+    """Return value modulo `modulus`: the exact ids of `hash`."""
+    return (values % values.dtype.type(modulus)).astype(np.int32)
+
+
+def text_key(text: str) -> int:
+    """Return the key of a user or item: a whole number below 2^63 itself, or a negative hash of any other text."""
+    if text.isascii() and text.isdecimal() and (text == "0" or text[0] != "0") and len(text) < 20:
+        number = int(text)
+        if number < 1 << 63:
+            return number
+    return int.from_bytes(text_hash(text.encode()), "little") - (1 << 64) | -(1 << 63)
+
+
+def text_hash(text: bytes) -> bytes:
+    """Return eight bytes of BLAKE2b, which identify a user, item or category that is not a whole number."""
+    return hashlib.blake2b(text, digest_size=8).digest()

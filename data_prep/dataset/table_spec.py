@@ -1,26 +1,74 @@
-"""Description of a user's own table: which columns are used, and as what.
+"""A user's table: its label and rule, features, files, and what is known of its columns.
 
-A category is any text; its 64-bit value identifies it, see data_prep/encoding/values.py.
+A category is any text; its 64-bit value identifies it, see data_prep/dataset/spelling.py.
 """
 
+import operator
 import re
-from typing import Annotated, Literal
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta, Struct
 
 from common.documents import Json
-from data_prep.dataset.dialect import UTF_8, Dialect
-from data_prep.dataset.label_rule import COMPARISONS, NUMBER, RULE_PATTERN
-from data_prep.dataset.options import LabelKind
-from data_prep.dataset.schema import Feature, Schema, to_json
+from data_prep.dataset.options import Feature, LabelKind, Schema, to_json
+from data_prep.dataset.spelling import UTF_8, Dialect
+
+# The order matters: `>=` is tried before `>`.
+COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
+    ">=": operator.ge,
+    "<=": operator.le,
+    "==": operator.eq,
+    "!=": operator.ne,
+    ">": operator.gt,
+    "<": operator.lt,
+}
+_OPERATOR = "|".join(COMPARISONS)
+RULE_PATTERN = rf"\s*({_OPERATOR})\s*(\S(?:.*\S)?)\s*"
+COLUMN_AND_RULE = re.compile(rf"(.*?[^\s=<>!])\s*((?:{_OPERATOR})\s*\S.*)")
+QUOTES = "\"'"
+NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"  # a number as Python writes it
+
+
+class LabelRule(NamedTuple):
+    """A parsed rule: operator, value without quotes, and whether the value was quoted."""
+
+    operator: str
+    value: str
+    is_quoted: bool
+
+    @property
+    def is_equality(self) -> bool:
+        """Return whether the operator may compare texts."""
+        return self.operator in ("==", "!=")
+
+
+def parse_rule(rule: str) -> LabelRule:
+    """Parse an operator and a value.
+
+    Raises:
+        ValueError: invalid rule; the message says what to write.
+    """
+    match = re.fullmatch(RULE_PATTERN, rule)
+    if match is None:
+        raise ValueError(f"{rule}: not a rule; write one of {', '.join(COMPARISONS)} and a value")
+    name, value = match[1], match[2]
+    if value[0] in QUOTES:
+        if len(value) < 2 or value[-1] != value[0]:
+            raise ValueError(f"{rule}: the quote is not closed")
+        return LabelRule(name, value[1:-1], True)
+    if value[0] == "=":
+        raise ValueError(f"{rule}: write {name} {value.lstrip('= ')}, or the text in quotes: {name} '{value}'")
+    return LabelRule(name, value, False)
+
 
 RULE = re.compile(rf"\s*({'|'.join(COMPARISONS)})\s*({NUMBER})\s*")  # rule for events of a log, see `meets`
 
 FORMATS = {  # module and class of each file format, by name; a file has the first format that accepts it
-    "parquet": ("data_prep.parsing.parquet", "Parquet"),
-    "json_lines": ("data_prep.parsing.json_lines", "JsonLines"),
-    "text": ("data_prep.parsing.text", "Text"),
+    "parquet": ("data_prep.parsing.readers", "Parquet"),
+    "json_lines": ("data_prep.parsing.readers", "JsonLines"),
+    "text": ("data_prep.parsing.readers", "Text"),
 }
 
 Transform = Literal["raw", "log1p", "signed_log1p", "standard", "minmax", "quantile"]
@@ -78,7 +126,7 @@ class Table(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
         negative: with `positive`, the only other values; (): any.
         quoting, escape, charset: dialect of text files.
         vectors: columns of several of the `dense` features each.
-        transforms: dense features with a transform of their own; see data_prep/dataset/transforms.py.
+        transforms: dense features with a transform of their own; see data_prep/dataset/spelling.py.
         time: column with the time of each row; no feature unless `parts` name it.
         weight: column with the sample weight of each row; no feature.
     """

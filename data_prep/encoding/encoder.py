@@ -1,35 +1,343 @@
-"""Encoding of parsed rows for a model: dense float32 and ids int32, for a dataset's rows and for new ones."""
+"""New rows to the arrays of a dataset, by its manifest; the column that decides a split.
 
+Each field becomes a 64-bit number: microseconds since 1970, or the value of its text (data_prep/dataset/spelling.py).
+"""
+
+import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
+import msgspec
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 from msgspec import structs
 from numpy.typing import NDArray
 
 from common.errors import UserError
 from common.files import FileDigest
-from data_prep.dataset.bags import Bags, offsets_of
 from data_prep.dataset.format import Manifest, load_rows_manifest, verify_file
 from data_prep.dataset.multi_hot import TABLES_DIRECTORY, MultiHot, MultiHotTables
-from data_prep.dataset.options import DenseTransform
-from data_prep.dataset.schema import Schema
-from data_prep.dataset.spelling import LIST_SEPARATOR, Form, from_text
+from data_prep.dataset.options import DenseTransform, Schema
+from data_prep.dataset.spelling import (
+    LIST_SEPARATOR,
+    NUMBER,
+    STANDARD,
+    UTF_8,
+    Bags,
+    Dialect,
+    Form,
+    from_text,
+    offsets_of,
+    remainders,
+    text_values,
+)
 from data_prep.dataset.table_spec import Table
-from data_prep.encoding.dense import DenseRange, column_transforms, dense_limits, transform_rows
-from data_prep.encoding.ids import torchrec_ids
-from data_prep.encoding.lookup import NO_ID, ValueTable, load_tables, vocabulary_path
-from data_prep.encoding.new_rows import Shape
-from data_prep.encoding.values import remainders, text_values
-from data_prep.parsing.convert import convert, distinct, plain, to_texts
+from data_prep.encoding.lookup import (
+    NO_ID,
+    DenseRange,
+    ValueTable,
+    column_transforms,
+    dense_limits,
+    load_tables,
+    torchrec_ids,
+    transform_rows,
+    vocabulary_path,
+)
+from data_prep.parsing.convert import (
+    EMPTY,
+    Distinct,
+    convert,
+    distinct,
+    distinct_texts,
+    excerpt,
+    plain,
+    refuse_row,
+    times_of,
+    to_list,
+    to_texts,
+    truths_of,
+    without_marks,
+    without_nan,
+)
 from data_prep.parsing.criteo import Block, parse_bytes
-from data_prep.parsing.formats import FileLayout, LineFormat, format_named, table_layout
+from data_prep.parsing.formats import (
+    BYTE_ORDER_MARK,
+    Chunk,
+    FileLayout,
+    LineFormat,
+    format_named,
+    format_of,
+    suffix_of,
+    table_layout,
+    table_size,
+)
 from data_prep.parsing.labels import convert_rows
-from data_prep.parsing.raw_rows import Locator, RawRows, numbered_rows
-from data_prep.parsing.table_block import TableBlock
-from data_prep.parsing.text import Text, read_names
+from data_prep.parsing.raw_rows import Locator, RawRows, TableBlock, numbered_rows
+from data_prep.parsing.readers import Text, column_of, read_names, read_objects, refuse_constants
+from data_prep.sources.discover import DAMAGE, Source, packing_of, resolve_sources
+
+DELIMITERS = {".csv": ",", ".tsv": "\t", ".txt": "\t"}
+OTHER_DELIMITERS = (",", "\t", ";", "|")  # tried if the suffix's own gives no known column
+SUFFIXES = (*DELIMITERS, ".parquet", ".jsonl", ".ndjson", ".json")
+
+
+class NewRows(NamedTuple):
+    """Rows by column; each column is an Arrow array or a list of Python values.
+
+    `name` is the file's name in errors, `numbers` the rows' numbers in the file. JSON rows may lack columns: `absent`
+    holds the indices of such rows, whose value is None.
+    """
+
+    name: str
+    columns: dict[str, Any]
+    numbers: Sequence[int]
+    absent: Mapping[str, Sequence[int]] = {}
+
+    def values(self, column: str) -> list[Any]:
+        """Return a column as a list of Python values."""
+        return to_list(self.columns[column])
+
+    def texts(self, column: str) -> list[str]:
+        """Return a column as text. Raise UserError for a value that is neither text nor a number."""
+        return to_texts(self.columns[column], self._locator_of(column))
+
+    def truths(self, column: str) -> NDArray[np.bool_]:
+        """Return a column of 0 and 1 as booleans; an empty field is False. Raise UserError for another value."""
+        return truths_of(plain(self.columns[column]), self._locator_of(column), 0.0)
+
+    def _locator_of(self, column: str) -> Locator:
+        batch = RawRows(self.columns, len(self.numbers), numbered_rows(self.name, self.numbers))
+        return batch.locator_of(column)
+
+
+class Shape(NamedTuple):
+    """Expected form of new rows.
+
+    names: all columns of a raw file, in order; delimiter: of its text; label: name of that column; required_columns:
+    columns whose values are read and must be valid; None: all. dialect: of text.
+    """
+
+    names: tuple[str, ...]
+    delimiter: str
+    label: str
+    required_columns: Collection[str] | None = None
+    dialect: Dialect = STANDARD
+
+
+def read_new_rows(path: Path, shape: Shape) -> NewRows:
+    """Read a file by its suffix.
+
+    .tsv, .txt and .csv have a first row of names, or else the columns in a raw file's order, with or without the
+    label. .jsonl has one object a line. .json has a list of objects, or an object {"user": {...}, "candidates":
+    [{...}, ...]}, whose user columns are added to each candidate. Each may be compressed (NAME.csv.gz).
+    """
+    suffix = suffix_of(path.name)
+    if suffix not in SUFFIXES:
+        raise UserError(f"{path}: unknown kind of file; give one whose name ends in {', '.join(SUFFIXES)}")
+    try:
+        if suffix in DELIMITERS:
+            return _read_text(path, _read_content(path).replace(b"\r\n", b"\n"), DELIMITERS[suffix], shape)
+        if suffix == ".parquet":
+            return _read_parquet(path, shape.required_columns)
+        content = _read_content(path)
+        objects = _read_json(path, content) if suffix == ".json" else read_objects(content, str(path))
+        return rows_of_objects(str(path), objects)
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror or error}; check the path") from error
+
+
+def _read_content(path: Path) -> bytes:
+    """Read a file, decompressed if needed."""
+    packing = packing_of(path)
+    with open(path, "rb") if packing is None else packing.open(path) as file:
+        try:
+            return bytes(file.read())
+        except (EOFError, *DAMAGE) as error:
+            raise UserError(f"{path}: damaged, or cut off ({error}); get it again") from error
+
+
+def _read_text(path: Path, content: bytes, suffix_delimiter: str, shape: Shape) -> NewRows:
+    """Read text columns, by the names in the first row or, if no name is known, by position."""
+    mark = BYTE_ORDER_MARK if shape.dialect.charset == UTF_8 else b""  # decoding refuses it in another charset
+    text = content.removeprefix(mark).lstrip(b"\n")
+    row, first = 1 + content.count(b"\n") - text.count(b"\n"), text.partition(b"\n")[0]
+    heads: dict[str, tuple[str, ...]] = {}
+    for delimiter in dict.fromkeys((shape.delimiter, suffix_delimiter, *OTHER_DELIMITERS)):
+        with suppress(UserError):  # raised for instance for a quote that another delimiter closes
+            heads[delimiter] = read_names(first, delimiter, str(path), shape.dialect)
+    delimiter = next((each for each, head in heads.items() if not set(shape.names).isdisjoint(head)), "")
+    if delimiter:
+        names, text, row = heads[delimiter], text.partition(b"\n")[2], row + 1
+        require_distinct(f"{path}: row 1", names, shape.required_columns)
+    else:
+        by_width = {len(names): names for names in (tuple(n for n in shape.names if n != shape.label), shape.names)}
+        fitting = (each for each, head in heads.items() if len(head) in by_width)
+        delimiter = next(fitting, suffix_delimiter) if shape.delimiter in heads else shape.delimiter
+        names = by_width.get(len(heads.get(delimiter, ())), shape.names)
+    layout = FileLayout(names, delimiter, header=False, dialect=shape.dialect)
+    columns, numbers = Text().fields(text, names, layout, str(path), row)
+    return NewRows(str(path), columns, numbers)
+
+
+def require_distinct(location: str, names: Sequence[str], required_columns: Collection[str] | None) -> None:
+    """Raise UserError for a name that two columns have; None: of any column, else of a required one."""
+    for name in names:
+        if names.count(name) > 1 and (required_columns is None or name in required_columns):
+            raise UserError(f"{location}: a column is named twice, {name}; rename one")
+
+
+def _read_parquet(path: Path, required_columns: Collection[str] | None) -> NewRows:
+    try:
+        tables = []
+        for part, partitions in _parts(path):
+            with pq.ParquetFile(part) as file:  # unlike read_table, accepts two columns of one name
+                table = file.read()
+            for name, value in partitions:
+                table = table.append_column(name, pa.repeat(pa.scalar(value, pa.string()), len(table)))
+            tables.append(table)
+        table = tables[0] if len(tables) == 1 else pa.concat_tables(tables, promote_options="permissive")
+    except (pa.ArrowException, ValueError) as error:
+        raise UserError(f"{path}: not readable as Parquet ({error})") from error
+    require_distinct(str(path), table.column_names, required_columns)
+    chunks = (column.combine_chunks() for column in table.columns)
+    columns = dict(zip(table.column_names, map(without_nan, chunks), strict=True))
+    return NewRows(str(path), columns, range(1, table.num_rows + 1))
+
+
+def _parts(path: Path) -> list[tuple[Path, tuple[tuple[str, str | None], ...]]]:
+    """Return the files of a path (a file or directory), each with its partitions NAME=VALUE."""
+    if not path.is_dir():
+        return [(path, ())]
+    try:
+        return [(Path(source.path), source.partitions) for source in resolve_sources(path)]
+    except UserError as error:
+        raise UserError(
+            f"{path}: no directory of Parquet files; give a file, or a directory as Spark writes it"
+        ) from error
+
+
+def _read_json(path: Path, content: bytes) -> dict[int, Any]:
+    """Return the objects of a document by their number from 1."""
+    try:
+        document = msgspec.json.decode(content.removeprefix(BYTE_ORDER_MARK))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        refuse_constants(content, f"{path}: ")
+        raise UserError(f"{path}: not JSON ({error}); JSON lines want the ending .jsonl") from error
+    if isinstance(document, dict) and document.keys() == {"user", "candidates"}:
+        user, candidates = document["user"], document["candidates"]
+        if isinstance(user, dict) and isinstance(candidates, list) and all(isinstance(c, dict) for c in candidates):
+            document = [user | candidate for candidate in candidates]
+    if not isinstance(document, list):
+        raise UserError(f'{path}: give a list of objects, or {{"user": {{...}}, "candidates": [{{...}}, ...]}}')
+    for row, item in enumerate(document, start=1):
+        if not isinstance(item, dict):
+            raise UserError(f"{path}: row {row}: not an object of columns")
+    return dict(enumerate(document, start=1))
+
+
+def rows_of_objects(name: str, objects: Mapping[int, Mapping[str, Any]]) -> NewRows:
+    """Return objects by the numbers of their rows; an object may lack columns."""
+    names = list(dict.fromkeys(column for item in objects.values() for column in item))
+    absent = {column: [index for index, item in enumerate(objects.values()) if column not in item] for column in names}
+    columns = {column: column_of(objects, column) for column in names}
+    return NewRows(name, columns, list(objects), {column: rows for column, rows in absent.items() if rows})
+
+
+FIRST_BYTES = 1 << 20  # beginning of a text file, with its first row
+FILL = "it decides the row's split, so fill it in, or remove the row"
+LONGEST = 200  # most characters of column names in an error
+KINDS = ("text", "any", "integer", "number", "null")  # kinds of columns with one value a row
+
+
+@dataclass(frozen=True)
+class SplitColumn:
+    """The column, with the form of its fields.
+
+    Attributes:
+        column: its name.
+        is_time: whether it holds times, not values of a group.
+        format: format of the times; None: ISO 8601, or numbers that count seconds since 1970.
+        example: value of the first row; all others are of its type, text or number. None: the files tell the type.
+    """
+
+    column: str
+    is_time: bool
+    format: str | None = None
+    example: Any = None
+
+    def keys(self, batch: RawRows, table: Table) -> NDArray[np.int64]:
+        """Return the 64-bit number of each row of a batch [rows]."""
+        locator = batch.locator_of(self.column)
+        values = without_marks(plain(without_nan(batch.columns[self.column])), table.missing)
+        if self.example is not None:
+            self._refuse_other_types(distinct(values), locator)
+        if self.is_time:
+            times = times_of(values, self.format, locator, self._entry, takes_numbers=True)
+            refuse_row(np.isnat(times), locator, lambda _: "no value", FILL)
+            return times.astype(np.int64)
+        texts = distinct_texts(values, locator)
+        texts.refuse([text == "" for text in texts.values], locator, "", FILL)
+        return text_values(pa.array(texts.values, pa.string())).view(np.int64)[texts.codes]
+
+    def _refuse_other_types(self, column: Distinct, locator: Locator) -> None:
+        """Raise UserError for the first row whose value is a number if the example is text, or the other way round."""
+        is_number = self._is_number(self.example)
+        is_other = [value not in EMPTY and self._is_number(value) != is_number for value in column.values]
+        names = ("text", "a number") if is_number else ("a number", "text")
+        fault = f"is {names[0]}, but the first row has {names[1]} ({excerpt(self.example)})"
+        column.refuse(is_other, locator, fault, "write all values of the column alike")
+
+    def _is_number(self, value: Any) -> bool:
+        """Return whether a value is a number: by its type or, of a time in text, by its characters."""
+        if isinstance(value, str):
+            return self.is_time and re.fullmatch(NUMBER, value) is not None
+        return isinstance(value, int | float | Decimal)
+
+    def _entry(self, form: str) -> str:
+        """Return the schema's line that gives the column a format."""
+        return f"time: {{column: {self.column}, format: {form}}}"
+
+
+def find_split_column(name: str, is_time: bool, table: Table, sources: Sequence[Source]) -> SplitColumn:
+    """Look the column up in the files that it divides, with the format that the schema gives it."""
+    divided = [source for source in sources if source.split in (None, "train")]
+    kinds: dict[str, str] = {}  # the kind of the column, and a file that has it
+    for source in divided:
+        form = format_of(source)
+        columns = {each.name: each.kind for each in form.columns(source, table.delimiter, table.header)}
+        if name in columns:
+            kinds.setdefault(columns[name], source.path)
+        elif not form.merges_columns or (source is divided[-1] and not kinds):
+            known = ", ".join(columns)
+            raise UserError(f"{source.path}: no column {name}, which data.split.column names; it has {known[:LONGEST]}")
+    for kind, path in kinds.items():
+        if kind not in (*KINDS, *(("time",) if is_time else ())):
+            remedy = "name a column of times or numbers" if is_time else "name a column of text or integers"
+            raise UserError(f"{path}, column {name}: {kind}, which data.split.column cannot be; {remedy}")
+        if kind not in ("null", (first := next(iter(kinds)))):
+            fault = f"{kind}, but {first} in {kinds[first]}"
+            raise UserError(f"{path}, column {name}: {fault}; write both files with one type")
+    formats = [each.format for each in (table.time, *table.parts) if each is not None and each.column == name]
+    form_of_times = formats[0] if formats and is_time else None
+    is_typed = form_of_times is not None or "time" in kinds
+    return SplitColumn(name, is_time, form_of_times, None if is_typed else _first_value(name, table, divided[0]))
+
+
+def _first_value(name: str, table: Table, source: Source) -> Any:
+    """Return a column's value in the first row; None for an empty field."""
+    form = format_of(source)
+    is_text = isinstance(form, LineFormat)
+    chunk = Chunk(0, FIRST_BYTES) if is_text else form.chunks(source, table_size(table), FIRST_BYTES)[0]
+    for batch, _ in form.batches(source, chunk, [name], table_layout(table)[1]):
+        [value] = to_list(plain(without_nan(batch.columns[name]))[:1])
+        return None if value in (*EMPTY, *table.missing) else value
+    return None
+
 
 ParsedRows: TypeAlias = Block | TableBlock  # rows of Criteo's format, or of a user's own table
 

@@ -1,14 +1,36 @@
-"""Vocabularies on disk, and lookup tables from values to ids."""
+"""Values to ids, by vocabularies or hashing, in passes if memory is short; integers to floats.
 
+data_prep/stages/write.py makes all ids of a dataset, and data_prep/encoding/encoder.py those of new rows; both call
+the functions of this package.
+
+A slice is a feature's vocabulary or a part of it: 32-bit values whose second hash has one number, or a range of ids of
+64-bit values.
+
+    <root>/vocab/<feature>.texts.npy      [B] uint8           UTF-8 bytes of all texts
+    <root>/vocab/<feature>.offsets.npy    [values + 1] int64  where each text begins, and the last one ends
+
+They exist for a user's own table with a vocabulary that was prepared with data.keep_texts.
+"""
+
+import hashlib
 import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from common.errors import UserError
+from common.files import FileDigest
 from common.jit import Int, jit
+from data_prep.dataset.format import REMEDY, Manifest, verify_file
+from data_prep.dataset.options import DenseTransform
+from data_prep.dataset.spelling import HASHED, ColumnTransform, largest_input, text_values, transform_columns
+from data_prep.dataset.table_spec import Table
+from data_prep.io.arrays import open_array
 
 VOCABULARY_DIRECTORY = "vocab"
 OUT_OF_VOCABULARY = 0
@@ -189,3 +211,366 @@ def load_tables(root: Path, features: tuple[str, ...], first_id: int, unknown_id
     """Load the features' lookup tables from `root`/vocab."""
     vocabularies = (np.load(vocabulary_path(root, feature)) for feature in features)
     return [table_of(vocabulary, first_id, unknown_id) for vocabulary in vocabularies]
+
+
+@jit
+def hash_block(sparse: NDArray[np.uint32], modulus: np.uint32, ids: NDArray[np.int32]) -> None:
+    """Write sparse[r, f] modulo `modulus` to ids[r, f]; both arrays are contiguous.
+
+    Floating-point quotients are off by one at most and, unlike integer division, are vectorised.
+    """
+    values, results = sparse.reshape(-1), ids.reshape(-1)
+    divisor = np.int64(modulus)
+    inverse = 1.0 / divisor
+    for i in range(len(values)):
+        value = np.int64(values[i])
+        remainder = value - np.int64(np.float64(value) * inverse) * divisor
+        remainder += divisor if remainder < 0 else 0
+        remainder -= divisor if remainder >= divisor else 0
+        results[i] = np.int32(remainder)
+
+
+def encode_hash(
+    sparse: NDArray[np.uint32], max_ind_range: int, ids: NDArray[np.int32] | None = None
+) -> NDArray[np.int32]:
+    """Return value modulo max_ind_range as int32, in `ids` if given."""
+    ids = np.empty(sparse.shape, np.int32) if ids is None else ids
+    hash_block(sparse, np.uint32(max_ind_range), ids)
+    return ids
+
+
+def torchrec_ids(ids: NDArray[np.int32], rounds: bool, modulus: int | None) -> None:
+    """Repeat TorchRec's changes to contiguous ids, in place.
+
+    Args:
+        rounds: round to float32, as TorchRec's shuffle of the train split does.
+        modulus: wrap ids at this number of rows, as TorchRec's reader does; None: do not.
+    """
+    if rounds:
+        ids[:] = ids.astype(np.float32)
+    if modulus is not None:
+        ids %= np.int32(modulus)
+
+
+NOT_FOUND = -1
+BUILD_OVERHEAD = 2  # values and numbers lie beside a table that is built
+SORTED_OVERHEAD = 3  # 64-bit values need their order, too
+SLICE_MARGIN = 1.2  # parts of a vocabulary differ a little
+MAX_BITS = 12
+READ_VALUES = 1 << 20  # read at once from a vocabulary
+PART_MULTIPLIER = np.uint32(0x85EBCA6B)
+
+
+@dataclass(frozen=True)
+class Slice:
+    """The values of a feature whose part number has `bits` bits and is `part`; without bits, all values."""
+
+    feature: str
+    part: int
+    bits: int
+
+
+def plan_passes(
+    values: Mapping[str, int],
+    allowance: int,
+    bytes_for: Callable[[int], int] = LookupTable.bytes_for,
+    overhead: int = BUILD_OVERHEAD,
+) -> list[tuple[Slice, ...]]:
+    """Divide vocabularies into passes whose tables need at most `allowance` bytes.
+
+    Args:
+        values: number of values of each feature.
+        bytes_for: returns the memory of a table of that many values; overhead: factor of it while one is built.
+    """
+    max_bytes = int(allowance / overhead)
+    passes: list[list[Slice]] = []
+    free_bytes = 0
+    for feature, count in values.items():
+        bits = 0
+        while _slice_bytes(count, bits, bytes_for) > max_bytes:
+            bits += 1
+            if bits > MAX_BITS:
+                raise UserError(
+                    f"data.memory_budget: too small for the {count:,} values of column {feature}; raise it, "
+                    "or set data.frequency_threshold or data.max_ind_range"
+                )
+        size = _slice_bytes(count, bits, bytes_for)
+        for part in range(1 << bits):
+            if size > free_bytes:
+                passes.append([])
+                free_bytes = max_bytes
+            passes[-1].append(Slice(feature, part, bits))
+            free_bytes -= size
+    return [tuple(slices) for slices in passes]
+
+
+def _slice_bytes(count: int, bits: int, bytes_for: Callable[[int], int]) -> int:
+    return bytes_for(count if bits == 0 else int(count / (1 << bits) * SLICE_MARGIN) + 1)
+
+
+def part_numbers(values: NDArray[np.uint32], bits: int) -> NDArray[np.uint32]:
+    """Return the part of each value. Its hash differs from the tables', whose slots would otherwise collide."""
+    if bits == 0:
+        return np.zeros(len(values), np.uint32)
+    mixed = (values ^ (values >> np.uint32(16))) * PART_MULTIPLIER
+    return (mixed ^ (mixed >> np.uint32(13))) & np.uint32((1 << bits) - 1)
+
+
+def pass_name(number: int, slices: tuple[Slice, ...]) -> str:
+    """Return a pass's name for files; it differs for other slices, as of another budget or number of workers."""
+    return f"pass-{number}-{hashlib.sha256(repr(slices).encode()).hexdigest()[:8]}"
+
+
+def load_slice(root: Path, part: Slice, first_id: int) -> ValueTable:
+    """Build the lookup table of one slice; values outside it become NOT_FOUND."""
+    vocabulary = np.load(vocabulary_path(root, part.feature), mmap_mode="r")
+    if vocabulary.dtype == np.uint64:
+        start, stop = (len(vocabulary) * (part.part + i) >> part.bits for i in range(2))
+        return SortedTable.build(np.array(vocabulary[start:stop]), first_id, NOT_FOUND, start)
+    values, numbers = [], []
+    for start in range(0, max(1, len(vocabulary)), READ_VALUES):
+        block = np.array(vocabulary[start : start + READ_VALUES])
+        rows = np.flatnonzero(part_numbers(block, part.bits) == part.part)
+        values.append(block[rows])
+        numbers.append((rows + start).astype(np.uint32))
+    return LookupTable.build(np.concatenate(values), first_id, NOT_FOUND, np.concatenate(numbers))
+
+
+LOG1P_TABLE_SIZE = 1 << 16
+FOLDED_ROWS = 32
+
+
+class DenseRange(NamedTuple):
+    """Smallest and largest value of each column [N]; a missing value counts as 0."""
+
+    low: NDArray[np.int64]
+    high: NDArray[np.int64]
+
+
+@jit
+def log1p_block(dense: NDArray[np.int32], table: NDArray[np.float32], result: NDArray[np.float32]) -> None:
+    """Write float32(log(1 + max(x, 0))) to `result`. The table covers small x; other values are computed in float64."""
+    for row in range(dense.shape[0]):
+        for column in range(dense.shape[1]):
+            value = max(dense[row, column], np.int32(0))
+            if value < LOG1P_TABLE_SIZE:
+                result[row, column] = table[value]
+            else:
+                result[row, column] = np.float32(math.log1p(np.float64(value)))
+
+
+@cache
+def log1p_table() -> NDArray[np.float32]:
+    """Return float32(log(1 + x)) for x = 0, 1, …, LOG1P_TABLE_SIZE - 1."""
+    return np.log1p(np.arange(LOG1P_TABLE_SIZE, dtype=np.float64)).astype(np.float32)
+
+
+def encode_dense(dense: NDArray[np.int32], result: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
+    """Return log(1 + max(x, 0)) as float32, in `result` if given."""
+    result = np.empty(dense.shape, np.float32) if result is None else result
+    log1p_block(dense, log1p_table(), result)
+    return result
+
+
+def range_of(dense: NDArray[Any]) -> DenseRange:
+    """Return the range of each column of a block with at least one row."""
+    dtype = np.int64 if dense.dtype.kind == "i" else np.float64
+    return DenseRange(_over_rows(np.minimum, dense).astype(dtype), _over_rows(np.maximum, dense).astype(dtype))
+
+
+def _over_rows(of_two: np.ufunc, dense: NDArray[Any]) -> NDArray[Any]:
+    """Reduce over the rows. Folds FOLDED_ROWS rows into one, because NumPy is slow on short rows."""
+    folded = len(dense) // FOLDED_ROWS * FOLDED_ROWS
+    if folded:
+        wide = of_two.reduce(dense[:folded].reshape(len(dense) // FOLDED_ROWS, -1))
+        dense = np.concatenate((wide.reshape(FOLDED_ROWS, -1), dense[folded:]))
+    reduced: NDArray[Any] = of_two.reduce(dense)
+    return reduced
+
+
+def join_ranges(ranges: list[DenseRange]) -> DenseRange:
+    """Return the range over all blocks."""
+    lows, highs = np.stack([part.low for part in ranges]), np.stack([part.high for part in ranges])
+    return DenseRange(lows.min(axis=0), highs.max(axis=0))
+
+
+def max_input(transform: DenseTransform) -> float:
+    """Return the largest absolute value whose transform is finite."""
+    largest = float(np.finfo(np.float64).max)
+    # minmax: the span must be finite, too.
+    limits = {DenseTransform.raw: float(np.finfo(np.float32).max), DenseTransform.minmax: largest / 2}
+    return limits.get(transform, largest)
+
+
+def dense_limits(transform: DenseTransform, table: Table) -> list[float]:
+    """Return the largest absolute value of each dense feature of a user's own table."""
+    own, usual = dict(table.transforms), max_input(transform)
+    return [largest_input(own[feature]) if feature in own else usual for feature in table.dense]
+
+
+def column_transforms(table: Table | None, fits: Mapping[str, Sequence[float]]) -> list[ColumnTransform]:
+    """Return the transforms that a user's own table gives single dense features; fits: by feature."""
+    if table is None:
+        return []
+    pairs = table.indexed_transforms
+    return [ColumnTransform(index, name, tuple(fits.get(table.dense[index], ()))) for index, name in pairs]
+
+
+def transform_into(
+    dense: NDArray[Any], transform: DenseTransform, of_columns: Sequence[ColumnTransform], result: NDArray[Any]
+) -> None:
+    """Apply transforms that need no range or fit, as `transform_rows`; result [rows, N] is contiguous."""
+    if transform is DenseTransform.log1p and dense.dtype == np.int32:
+        encode_dense(dense, result)
+    else:
+        result[:] = transform_rows(dense, transform, of_columns)
+
+
+def transform_rows(
+    dense: NDArray[Any],
+    transform: DenseTransform,
+    of_columns: Sequence[ColumnTransform],
+    dense_range: DenseRange | None = None,
+    wraps: bool = False,
+) -> NDArray[Any]:
+    """Apply a transform to all columns but those of `of_columns`, which have their own. Arguments as below."""
+    if not of_columns:
+        return transform_dense(dense, transform, dense_range, wraps)
+    with np.errstate(all="ignore"):  # numbers of the columns that follow may be too large
+        result = transform_dense(dense, transform, dense_range, wraps)
+    transform_columns(dense, of_columns, result)
+    return result
+
+
+def transform_dense(
+    dense: NDArray[Any], transform: DenseTransform, dense_range: DenseRange | None = None, wraps: bool = False
+) -> NDArray[Any]:
+    """Apply a transform; the result has the transform's dtype.
+
+    Args:
+        dense: [rows, N] int32, or float64 for a user's table; 0 if missing.
+        dense_range: range of the rows' source for `torchrec`, of all rows for `minmax`.
+        wraps: with `torchrec`, differences beyond int32 wrap around as in TorchRec.
+    """
+    if transform is DenseTransform.log1p:
+        return encode_dense(dense) if dense.dtype == np.int32 else np.log1p(np.maximum(dense, 0)).astype(np.float32)
+    if transform is DenseTransform.signed_log1p:
+        return np.copysign(np.log1p(np.abs(dense.astype(np.float64))), dense).astype(np.float32)
+    if transform is DenseTransform.log_float32:
+        return np.log(np.maximum(dense, 0).astype(np.float32) + np.float32(1))
+    if transform in (DenseTransform.raw, DenseTransform.integers):
+        return dense.astype(transform.dtype)
+    assert dense_range is not None
+    if transform is DenseTransform.torchrec:
+        shifted = dense.astype(np.int64) - (dense_range.low.min() - 2)
+        if wraps:
+            shifted = shifted.astype(np.int32)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return np.log(shifted.astype(np.float32))
+    # These are the operations of scikit-learn's MinMaxScaler, in the same order.
+    span = (dense_range.high - dense_range.low).astype(np.float64)
+    scale = 1.0 / np.where(span < np.finfo(np.float64).tiny, 1.0, span)  # 1 / a smaller span would be infinite
+    return (dense * scale + (0.0 - dense_range.low * scale)).astype(np.float32)
+
+
+TEXT_KINDS = ("texts", "offsets")
+CHECKED_VALUES = 1 << 18
+
+
+def text_path(root: Path, feature: str, kind: str) -> Path:
+    """Return the path of a feature's file of one of TEXT_KINDS."""
+    return vocabulary_path(root, feature).with_name(f"{feature}.{kind}.npy")
+
+
+class VocabularyTexts:
+    """Texts of a feature's values, memory-mapped."""
+
+    def __init__(self, root: Path, feature: str, first_id: int = 1) -> None:
+        """Open the files of the dataset at `root`; its first value has the id `first_id`."""
+        paths = [text_path(root, feature, kind) for kind in TEXT_KINDS]
+        try:
+            self._content, self._offsets = (open_array(path) for path in paths)
+        except (OSError, ValueError) as error:
+            raise UserError(f"{paths[0]}: the values' texts are not readable ({error}); {REMEDY}") from error
+        are_typed = self._content.dtype == np.uint8 and self._offsets.dtype == np.int64
+        if not are_typed or not len(self._offsets) or self._offsets[-1] != len(self._content):
+            raise UserError(f"{paths[1]}: does not fit {paths[0].name}; {REMEDY}")
+        self._first_id = first_id
+
+    def __len__(self) -> int:
+        return len(self._offsets) - 1
+
+    def __getitem__(self, number: int) -> str:
+        """Return the text of an id. Raise IndexError for an id that no value has."""
+        place = number - self._first_id
+        if not 0 <= place < len(self):
+            raise IndexError(number)
+        return bytes(self._content[self._offsets[place] : self._offsets[place + 1]]).decode()
+
+    def blocks(self, size: int) -> Iterator[Any]:
+        """Yield the texts in order of their ids as Arrow arrays of at most `size`."""
+        for start in range(0, len(self), size):
+            offsets: NDArray[np.int64] = np.array(self._offsets[start : start + size + 1])
+            content = np.array(self._content[offsets[0] : offsets[-1]])
+            yield texts_of(offsets - offsets[0], content)
+
+
+def texts_of(offsets: NDArray[np.int64], content: NDArray[np.uint8]) -> Any:
+    """Return an Arrow array of texts; text i is content[offsets[i] : offsets[i + 1]]."""
+    import pyarrow as pa
+
+    buffers = [pa.py_buffer(offsets), pa.py_buffer(content)]
+    return pa.LargeStringArray.from_buffers(len(offsets) - 1, *buffers)
+
+
+def text_buffers(texts: Any) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
+    """Return the offsets [n + 1] and bytes of an Arrow array of texts: the arguments of `texts_of`."""
+    import pyarrow as pa
+
+    texts = texts.cast(pa.large_string())
+    if not len(texts):
+        return np.zeros(1, np.int64), np.zeros(0, np.uint8)
+    _, places, data = texts.buffers()
+    offsets = np.frombuffer(places, np.int64)[texts.offset : texts.offset + len(texts) + 1]
+    content = np.frombuffer(b"" if data is None else data, np.uint8)[offsets[0] : offsets[-1]]
+    return offsets - offsets[0], content
+
+
+def verify_texts(root: Path, manifest: Manifest) -> None:
+    """Compare the texts with their checksums, and with the values that they belong to."""
+    for feature, entry in (manifest.encoding.get("vocabulary") or {}).items():
+        for kind, digest in (entry.get("texts") or {}).items():
+            verify_file(text_path(root, feature, kind), FileDigest(digest["bytes"], digest["sha256"]))
+        if entry.get("texts"):
+            values, start = open_array(vocabulary_path(root, feature)), 0
+            for texts in VocabularyTexts(root, feature).blocks(CHECKED_VALUES):
+                keys = text_values(texts)
+                if not np.array_equal(keys, values[start : start + len(keys)]):
+                    path = text_path(root, feature, TEXT_KINDS[0])
+                    raise UserError(f"{path}: are not the texts of the values in {feature}.npy; {REMEDY}")
+                start += len(keys)
+
+
+def vocabulary_values(root: Path, manifest: Manifest, feature: str, ids: Sequence[int]) -> list[str | None]:
+    """Return the values of ids as text; None for an id that no value has.
+
+    Criteo's values are eight hexadecimal digits. A user's own whole numbers are their text; other texts need the file
+    that data.keep_texts leaves.
+
+    Raises:
+        UserError: several values share an id, or a text is not kept.
+    """
+    encoding = manifest.encoding
+    if encoding.get("raw_schema") is None or encoding.get("order") is None or encoding["wraps"]:
+        raise UserError(f"{root}: an id of {feature} has no value of its own; prepare it with data.encoding=vocabulary")
+    first = encoding["first_id"]
+    if encoding["vocabulary"][feature].get("texts"):
+        texts = VocabularyTexts(root, feature, first)
+        return [texts[number] if 0 <= number - first < len(texts) else None for number in ids]
+    values = open_array(vocabulary_path(root, feature))
+    integers = [int(values[number - first]) if 0 <= number - first < len(values) else None for number in ids]
+    if values.dtype == np.uint32:
+        return [None if value is None else f"{value:08x}" for value in integers]
+    if any(value is not None and value >= int(HASHED) for value in integers):
+        raise UserError(f"{root}: the texts of {feature} are not kept; prepare it again with data.keep_texts=true")
+    return [None if value is None else str(value) for value in integers]

@@ -23,16 +23,16 @@ from typing import Any, Protocol, TypeVar
 
 from common import signals
 from common.errors import DISK_FULL, UserError
-from common.memory import give_back_freed_memory
+from common.machine import give_back_freed_memory
 from data_prep.io.progress import Progress, Tally
 
 ResultT = TypeVar("ResultT")
 ResultT_co = TypeVar("ResultT_co", covariant=True)
 TASKS_AHEAD = 4  # per worker: enough that no worker waits, few enough that an error ends the job soon
 START_METHOD = "forkserver"  # Imports and kernels are loaded once, and no thread is ever forked.
-PRELOADED = "data_prep.stages.preload"  # The fork server imports it, since it takes most of a worker's start.
-READERS = "data_prep.parsing.preload"  # the same, with pyarrow
-ON_CLUSTER = "from data_prep.stages import expand_multi_hot, parse"  # the first and the last import all that tasks need
+PRELOADED = "data_prep.stages.parse"  # The fork server imports it, since it takes most of a worker's start.
+READERS = "data_prep.parsing.readers"  # the same, with pyarrow
+ON_CLUSTER = "from data_prep.stages import parse"  # the first and the last import all that tasks need
 LOCK_SECONDS = 1.0  # A process killed while it counts keeps the lock; a count is not worth a longer wait.
 RETRIES = 3  # repetitions of a task whose worker in a cluster was lost
 CONNECT_SECONDS = 15
@@ -388,5 +388,5 @@ def _run_on_cluster(task: WorkerTask[ResultT]) -> tuple[tuple[ResultT, str, int]
 def clear_cache() -> None:
     """Release what the tasks of this cluster worker loaded and opened."""
     _worker.cache.clear()
-    if (parquet := sys.modules.get("data_prep.parsing.parquet")) is not None:  # not imported only for this
+    if (parquet := sys.modules.get("data_prep.parsing.readers")) is not None:  # not imported only for this
         parquet.close_reader()

@@ -1,4 +1,4 @@
-"""A job, its chunks, and its task log.
+"""A job: its description and log, its directory of work, and its budget of memory.
 
 A chunk is consecutive rows of one source. Its files lie in <dataset>/.work/chunks/:
     00000-00012.{labels,dense,sparse}.npy   as in a shard
@@ -6,41 +6,84 @@ A chunk is consecutive rows of one source. Its files lie in <dataset>/.work/chun
     00000-00012.columns                     vocabulary: values (see data_prep/stages/columns.py)
     00000-00012.{values,offsets}.npy        as in a shard, if a user's table has multi-hot columns
     00000-00012.bags.npy                    vocabulary: the codes of those columns' values, [L] uint32 feature-major
-    00000-00012.{dictionaries,texts}        vocabulary of a user's table: see data_prep/stages/categories.py
+    00000-00012.{dictionaries,texts}        vocabulary of a user's table: see data_prep/stages/columns.py
     00000-00012.integers.npy                integers before their transform, if it needs statistics
     00000-00012.split.npy                   the split column's times or values, int64 [rows, 1], if a column decides
-    00000-00012.counts                      distinct values of each feature (see data_prep/stages/vocabulary.py)
-    00000-00012.{positions,moved,moved-*}.npy  rows on their way to other shards (see data_prep/stages/scatter.py)
+    00000-00012.counts                      distinct values of each feature (see data_prep/stages/fit.py)
+    00000-00012.{positions,moved,moved-*}.npy  rows on their way to other shards (see data_prep/stages/write.py)
     00000-00012.parsed.json and others      the task log: one record per task
 
 The task log makes jobs resumable. A task writes its record after its files are on disk. It does not run again while the
 files match the record.
 """
 
+import errno
 import hashlib
+import json
+import os
+import shutil
+import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 import msgspec
 import numpy as np
+from filelock import FileLock, Timeout
 
 from common.documents import decode
-from common.files import Crc32, FileDigest, is_unchanged, temporary_path
-from data_prep.config.presets import Rules
-from data_prep.dataset.format import ARRAY_DTYPES, ROW_KINDS, WEIGHTS
-from data_prep.dataset.multi_hot import MultiHot
-from data_prep.dataset.schema import Schema
+from common.errors import UserError
+from common.files import (
+    Crc32,
+    FileDigest,
+    Need,
+    digest_file,
+    in_words,
+    is_unchanged,
+    require_room,
+    sync,
+    temporary_path,
+    write_atomically,
+)
+from common.machine import memory_limit, usable_cpus
+from data_prep.config.keys import DataConfig, given_values, parse_size
+from data_prep.config.presets import Rules, first_difference, num_embeddings
+from data_prep.dataset.format import (
+    ARRAY_DTYPES,
+    MANIFEST_NAME,
+    ROW_KINDS,
+    WEIGHTS,
+    Manifest,
+    load_manifest,
+    save_manifest,
+)
+from data_prep.dataset.kinds import split_directories
+from data_prep.dataset.multi_hot import TABLES_DIRECTORY, MultiHot
+from data_prep.dataset.options import Schema
+from data_prep.dataset.spelling import FITS
 from data_prep.dataset.table_spec import Table
-from data_prep.dataset.transforms import FITS
+from data_prep.encoding.lookup import (
+    BUILD_OVERHEAD,
+    SORTED_OVERHEAD,
+    VOCABULARY_DIRECTORY,
+    LookupTable,
+    Slice,
+    SortedTable,
+    plan_passes,
+)
 from data_prep.engine.executor import Worker
-from data_prep.sources.checksums import KnownSum
-from data_prep.sources.discover import Source
+from data_prep.io.arrays import MAX_HELD_BYTES
+from data_prep.parsing.formats import format_named
+from data_prep.sources.discover import GZIP_RATIO, RAW_DIRECTORY, KnownSum, Source
+from data_prep.sources.download import other_dataset, recorded_times
+from data_prep.sources.line_blocks import LineBlocks
+from data_prep.vocabulary import PART_BYTES
 
-if TYPE_CHECKING:  # imports pyarrow, which Criteo's rows do not need
-    from data_prep.encoding.split_column import SplitColumn
+if TYPE_CHECKING:
+    from data_prep.encoding.encoder import SplitColumn
 
 WORK_DIRECTORY = ".work"
 CHUNKS_DIRECTORY = "chunks"
@@ -241,3 +284,381 @@ class LoggedTask(ABC, Generic[RecordT]):
         record = self.do(worker)
         save_record(self.stem, self.stage, record)
         return record
+
+
+LOCK_NAME = "lock"
+PLAN_NAME = "finish.json"
+JOB_NAME = "job.json"
+CLEARING_NAME = "clearing"  # marks that an older dataset is being removed, so that its remaining files are ours
+
+
+@contextmanager
+def locked(root: Path) -> Iterator[Path]:
+    """Hold <root>/.work for this process; remove it afterwards if nothing in it is worth keeping.
+
+    A finished dataset in a read-only directory needs no lock: it is only read or refused.
+
+    Raises:
+        UserError: another process holds the lock.
+        OSError: the directory is not writable, and there is no dataset.
+    """
+    existed = root.exists()
+    work = root / WORK_DIRECTORY
+    try:
+        work.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        if error.errno not in (errno.EROFS, errno.EACCES) or not (root / MANIFEST_NAME).exists():
+            raise
+        yield work
+        return
+    lock = FileLock(work / LOCK_NAME, blocking=False)
+    try:
+        lock.acquire()
+        if not (work / LOCK_NAME).exists():
+            raise Timeout(lock.lock_file)  # its holder has just removed it with its directory
+    except Timeout as error:
+        raise UserError(f"{root}: another job is writing here; wait for it, or choose another data.path") from error
+    try:
+        yield work
+    finally:
+        if not any(work.glob(f"{CHUNKS_DIRECTORY}/*.json")) and not (work / PLAN_NAME).exists():
+            shutil.rmtree(work, ignore_errors=True)
+        lock.release()
+        if not existed and root.exists() and not any(root.iterdir()):
+            root.rmdir()
+
+
+@contextmanager
+def claimed(root: Path) -> Iterator[Path]:
+    """Hold the lock as `locked` does, after completing the moves of a killed job."""
+    with locked(root) as work:
+        if (work / PLAN_NAME).exists():
+            _finish(work, root)
+    with locked(root) as work:  # again, since completing removed the directory with its lock
+        yield work
+
+
+def keep_or_discard_work(work: Path, parameters: dict[str, Any], sources: Sequence[Source]) -> None:
+    """Keep the work of a killed job with the same parameters and sources; discard any other."""
+    description = {"format": WORK_FORMAT, "parameters": parameters, "sources": [asdict(source) for source in sources]}
+    content = json.dumps(description).encode()
+    path = work / JOB_NAME
+    if path.exists() and path.read_bytes() == content:
+        print(f"{work.parent}: resuming where the last job stopped", file=sys.stderr)
+    else:
+        if path.exists():
+            print(f"{work.parent}: discarding the unfinished work of another job", file=sys.stderr)
+        for entry in work.iterdir():
+            if entry.is_dir():
+                shutil.rmtree(entry)
+            elif entry.name != LOCK_NAME:
+                entry.unlink()
+        write_atomically(path, content)
+    (work / CHUNKS_DIRECTORY).mkdir(exist_ok=True)
+
+
+def refuse_foreign_files(root: Path, work: Path, raw_files: Sequence[Path]) -> None:
+    """Refuse to write over files other than an older dataset's and raw files in their own directory."""
+    dataset_paths = [root / name for name in (*split_directories(), VOCABULARY_DIRECTORY)]
+    for path in raw_files:
+        if any(path.resolve().is_relative_to(directory.resolve()) for directory in dataset_paths):
+            raise UserError(f"{path}: lies where data.path={root} will be written; choose another data.path")
+    if (root / MANIFEST_NAME).exists() or (work / CLEARING_NAME).exists() or not root.exists():
+        return
+    for directory in dataset_paths:
+        if directory.exists() and any(directory.iterdir()):
+            raise UserError(f"{directory}: holds files that are not a dataset's; choose another data.path")
+    raw = [path.resolve() for path in raw_files]
+    raw = [path.relative_to(root.resolve()) for path in raw if path.is_relative_to(root.resolve())]
+    allowed = {*(path.name for path in dataset_paths), TABLES_DIRECTORY, RAW_DIRECTORY, "lost+found"}
+    allowed |= {path.parts[0] for path in raw if len(path.parts) > 1}
+    strangers = sorted(path.name for path in root.iterdir() if path.name not in allowed and path.name[0] != ".")
+    if strangers:
+        raise UserError(
+            f"{root}: holds files that are not a dataset's ({strangers[0]}{', …' if len(strangers) > 1 else ''}); "
+            "give a new directory in data.path"
+        )
+
+
+def find_finished(
+    root: Path, parameters: dict[str, Any], schema: dict[str, Any] | None, sources: Sequence[Source], data: DataConfig
+) -> Manifest | None:
+    """Return the dataset at `root` if it is the requested one, and log this; None if there is none or it is replaced.
+
+    Compares only those keys that the user gave.
+
+    Args:
+        parameters: further entries that the manifest's `encoding` must have.
+        schema: required `raw_schema`.
+    """
+    if not (root / MANIFEST_NAME).exists():
+        return None
+    try:
+        manifest = load_manifest(root)
+        difference = _difference(manifest, parameters, schema, sources, data)
+    except UserError:
+        if data.overwrite:
+            return None
+        raise
+    if data.overwrite:  # also an equal one, since its files may be damaged
+        return None
+    if difference is None:
+        print(f"{root}: already done ({manifest.rows:,} {manifest.kind.name})", file=sys.stderr)
+        return manifest
+    raise other_dataset(root, difference)
+
+
+def _difference(
+    manifest: Manifest,
+    parameters: dict[str, Any],
+    schema: dict[str, Any] | None,
+    sources: Sequence[Source],
+    data: DataConfig,
+) -> str | None:
+    if manifest.encoding.get("raw_schema") != schema:
+        return "other columns"
+    if (difference := first_difference(given_values(data), manifest)) is not None:
+        return f"{difference.key} is {difference.recorded} there, {difference.setting} here"
+    for key, value in parameters.items():
+        if manifest.encoding.get(key) != value:
+            return f"{key} is {manifest.encoding.get(key)} there, {value} here"
+    return None if _same_sources(manifest, sources) else "made from other raw files, or for other splits"
+
+
+def _same_sources(manifest: Manifest, sources: Sequence[Source]) -> bool:
+    """Return whether the raw files are the manifest's, by name, size and times, or else by checksum."""
+    of_manifest = [(each["name"], each["bytes"], each.get("split")) for each in manifest.sources]
+    if of_manifest != [(source.name, source.bytes, source.split) for source in sources]:
+        return False
+    return all(
+        (source.mtime_ns == mtime and ctime in (0, source.ctime_ns))
+        or digest_file(Path(source.path)).sha256 == entry["sha256"]
+        for source, entry, (mtime, ctime) in zip(sources, manifest.sources, recorded_times(manifest), strict=True)
+    )
+
+
+def publish(work: Path, root: Path, manifest: Manifest, moves: list[tuple[str, str]]) -> Manifest:
+    """Replace the dataset at `root` by the files of `work`. After a kill, the next job there completes this.
+
+    Args:
+        moves: each file's path below `work`, and its path below `root`.
+    """
+    (work / CLEARING_NAME).touch()
+    (root / MANIFEST_NAME).unlink(missing_ok=True)  # first, since a dataset without a manifest is no dataset
+    for name in (*split_directories(), VOCABULARY_DIRECTORY, TABLES_DIRECTORY):
+        shutil.rmtree(root / name, ignore_errors=True)
+    save_manifest(work / "final", manifest)
+    write_atomically(work / PLAN_NAME, json.dumps(moves).encode())
+    return _finish(work, root)
+
+
+def _finish(work: Path, root: Path) -> Manifest:
+    """Move all files into the dataset and sync them, then add the manifest."""
+    moves = decode((work / PLAN_NAME).read_bytes(), list[tuple[str, str]])
+    directories = {root}
+    for source, target in moves:
+        path = root / target
+        path.parent.mkdir(parents=True, exist_ok=True)
+        directories.add(path.parent)
+        if (work / source).exists():
+            os.replace(work / source, path)
+        sync(path)
+    for directory in directories:
+        sync(directory)
+    if (work / "final" / MANIFEST_NAME).exists():
+        os.replace(work / "final" / MANIFEST_NAME, root / MANIFEST_NAME)
+    sync(root)
+    for entry in work.iterdir():  # The plan goes last, so that a later job clears what a killed one left.
+        if entry.is_dir():
+            shutil.rmtree(entry)
+        elif entry.name != PLAN_NAME:
+            entry.unlink()
+    shutil.rmtree(work)
+    return load_manifest(root)
+
+
+MEBIBYTE = 1 << 20
+PARENT_BYTES = 190 * MEBIBYTE  # interpreter, NumPy, Numba and its compiler
+WORKER_BYTES = 190 * MEBIBYTE
+SERVER_BYTES = 110 * MEBIBYTE  # memory of the fork server that workers do not share
+BLOCK_BYTES_IN_WORK = 40 * MEBIBYTE
+CHUNK_BYTES = 2 * MAX_HELD_BYTES + 16 * MEBIBYTE  # unwritten files of a chunk: two long ones, and the labels
+CHUNK_BYTES_PER_CHUNK_BYTE = 4  # the shortest rows are 41 bytes of text and 160 in memory
+COUNT_BYTES_PER_CHUNK_BYTE = 0.65  # one column of the most rows in a chunk, being sorted and counted
+CODE_BYTES_PER_CHUNK_BYTE = 2  # all columns as codes or values before writing: a field of one byte takes two
+ARROW_BYTES = 40 * MEBIBYTE  # libraries that parse a user's own table
+ROWS_BYTES = 120 * MEBIBYTE  # a block's rows as lists of Python texts, and in Arrow
+TEXT_BYTES_PER_CHUNK_BYTE = 8  # short rows that are all different, being coded
+COUNTS_PER_BUDGET = 16  # a feature's value counts take two, and so does merging them
+WINDOWS_PER_BUDGET = 32  # two windows are in memory while rows are ordered
+SHUFFLE_BYTES_PER_ROW = 232  # a shard, whole or as two windows, with its input or with chunks as packed rows
+SAMPLE_BYTES = MEBIBYTE
+MIN_PASS_BYTES = 128 * MEBIBYTE
+DISK_MARGIN = 1.05
+MAX_UNEVEN = 1.1  # load of the busiest worker over an even share; beyond this, reading twice costs less
+
+
+def counts_bytes(data: DataConfig) -> int:
+    """Return the memory for a feature's value counts; merging and ranking them takes as much again."""
+    return min(PART_BYTES, parse_size(data.memory_budget, "data.memory_budget") // COUNTS_PER_BUDGET)
+
+
+def window_rows(data: DataConfig) -> int:
+    """Return the number of positions held in memory at once while rows are shuffled."""
+    return parse_size(data.memory_budget, "data.memory_budget") // WINDOWS_PER_BUDGET // np.dtype(np.uint32).itemsize
+
+
+def num_workers(data: DataConfig, job: Job, num_tasks: int) -> int:
+    """Return the number of processes for parsing: data.workers or one per CPU, limited by tasks and memory budget."""
+    workers = min(data.workers or usable_cpus(), num_tasks)
+    if data.scheduler is not None:
+        workers = 1  # each worker of a cluster has the whole budget
+    is_streamed = any(source.compressed for source in job.sources)
+    to_fit = WORKER_BYTES + 2 * counts_bytes(data) + (ARROW_BYTES if job.table is not None else 0)
+    need = max(_bytes_to_parse(job, is_streamed), to_fit if job.rules.order else 0)
+    return within_budget(data, workers, need, parent_bytes=_bytes_beside(data, job))
+
+
+def reads_whole(data: DataConfig, job: Job, workers: int) -> bool:
+    """Return whether one worker reads each text source once, instead of in chunks and again for its checksum.
+
+    True if this keeps all workers busy about equally long within the memory budget. A cluster cannot stop a task that
+    has begun, so its tasks must be shorter than a file.
+    """
+    need, parent_bytes = _bytes_to_parse(job, is_streamed=True), _bytes_beside(data, job)
+    if data.scheduler is not None or _fitting(data, need, parent_bytes) < workers:
+        return False
+    loads = [0] * workers
+    for size in sorted((source.bytes for source in job.sources), reverse=True):
+        loads[loads.index(min(loads))] += size
+    return max(loads) * workers <= MAX_UNEVEN * sum(loads)
+
+
+def _bytes_to_parse(job: Job, is_streamed: bool) -> int:
+    """Return the memory of a worker that parses. In a stream it writes one chunk while it parses the next."""
+    chunks = 2 if is_streamed else 1
+    if job.table is not None:
+        return WORKER_BYTES + ARROW_BYTES + ROWS_BYTES + chunks * TEXT_BYTES_PER_CHUNK_BYTE * job.chunk_bytes
+    need = WORKER_BYTES + BLOCK_BYTES_IN_WORK + chunks * _chunk_bytes(job)
+    if job.rules.order is not None:
+        need += int(job.chunk_bytes * (COUNT_BYTES_PER_CHUNK_BYTE + CODE_BYTES_PER_CHUNK_BYTE))
+    return need
+
+
+def _bytes_beside(data: DataConfig, job: Job) -> int:
+    """Return the parent's memory to order rows while workers fit vocabularies, and Arrow's in the fork server."""
+    to_order = 2 * np.dtype(np.uint32).itemsize * window_rows(data) if job.rules.is_arranged else 0
+    return to_order + (ARROW_BYTES if job.table is not None else 0)
+
+
+def _chunk_bytes(job: Job) -> int:
+    """Return the memory of a chunk's files until they are written."""
+    return min(CHUNK_BYTES, job.chunk_bytes * CHUNK_BYTES_PER_CHUNK_BYTE)
+
+
+def plan_encoding(
+    data: DataConfig, job: Job, workers: int, table_values: dict[str, int]
+) -> tuple[int, tuple[tuple[Slice, ...], ...]]:
+    """Return the processes for encoding, each with its own lookup tables, and the passes it takes.
+
+    Without passes all tables fit at once.
+    """
+    is_own = job.table is not None
+    bytes_for = SortedTable.bytes_for if is_own else LookupTable.bytes_for
+    tables = sum(bytes_for(values) for values in table_values.values())
+    if is_own and table_values:  # values and their order lie beside a table that is built
+        tables += bytes_for(max(table_values.values()))
+    budget = _budget_here(data)
+    in_work = BLOCK_BYTES_IN_WORK + _chunk_bytes(job) + (ARROW_BYTES if is_own else 0)
+    in_work += job.shard_rows * SHUFFLE_BYTES_PER_ROW if job.rules.is_arranged else 0
+    base = WORKER_BYTES + in_work
+    if PARENT_BYTES + in_work + tables <= budget:
+        return within_budget(data, workers, base + tables), ()
+    workers = within_budget(data, workers, base + MIN_PASS_BYTES)
+    # A single worker is this process itself.
+    shared = PARENT_BYTES + (SERVER_BYTES if workers > 1 else 0)
+    allowance = (budget - shared) // workers - (base if workers > 1 else in_work)
+    passes = plan_passes(
+        table_values, max(allowance, MIN_PASS_BYTES), bytes_for, SORTED_OVERHEAD if is_own else BUILD_OVERHEAD
+    )
+    print(
+        f"data.memory_budget={data.memory_budget}: the vocabulary's lookup tables need {tables / 2**30:.2f} GiB; "
+        f"encoding in {len(passes)} passes",
+        file=sys.stderr,
+    )
+    return workers, tuple(passes)
+
+
+def _budget_here(data: DataConfig) -> int:
+    """Return the budget or the container's lower limit. It decides the processes and passes, never the bytes."""
+    return min(parse_size(data.memory_budget, "data.memory_budget"), memory_limit() or sys.maxsize)
+
+
+def _fitting(data: DataConfig, need: int, parent_bytes: int = 0) -> int:
+    """Return the number of processes that fit into the budget beside the parent; 0 if none does."""
+    return max(0, (_budget_here(data) - PARENT_BYTES - SERVER_BYTES - parent_bytes) // need)
+
+
+def within_budget(data: DataConfig, workers: int, need: int, parent_bytes: int = 0) -> int:
+    """Return `workers`, or the smaller number that the budget allows; log a smaller one."""
+    allowed = max(1, _fitting(data, need, parent_bytes))
+    if allowed < workers:
+        budget = parse_size(data.memory_budget, "data.memory_budget")
+        limit = _budget_here(data)
+        bound = f"memory limit of {limit >> 20} MiB" if limit < budget else f"data.memory_budget={data.memory_budget}"
+        print(f"{bound}: {allowed} of {workers} workers, each may need {need / 2**20:.0f} MiB", file=sys.stderr)
+    return min(allowed, workers)
+
+
+def check_disk(path: Path, job: Job) -> None:
+    """Refuse to start if the output and intermediate files will not fit on the disk."""
+    rows = sum(_estimate_rows(job, source) for source in job.sources)
+    tables = _multi_hot_bytes(job.schema, job.rules, job.bags)
+    # Files written before the job was stopped.
+    existing_bytes = sum(file.stat().st_size for file in job.work.rglob("*") if file.is_file())
+    required_bytes = dataset_bytes(rows, job.schema, job.rules, job.bags) - existing_bytes
+    if job.table is not None and job.rules.order is not None:  # all texts once more, at most
+        required_bytes += int(sum(source.bytes * (GZIP_RATIO if source.compressed else 1) for source in job.sources))
+    if job.table is not None and job.needs_statistics:  # numbers before their transform, and those sorted for quantiles
+        num_sorted = sum(name == "quantile" for _, name in job.table.transforms)
+        required_bytes += int(rows * job.raw_dense_dtype.itemsize * (len(job.schema.dense) + num_sorted))
+    share = f", {in_words(tables)} of it for multi-hot tables" if tables else ""
+    require_room(
+        [Need(path, required_bytes, f"for the dataset{share}", about=True)], "free some, or choose another data.path"
+    )
+
+
+def dataset_bytes(rows: float, schema: Schema, rules: Rules, bags: MultiHot | None) -> int:
+    """Return the maximum disk space needed to make a dataset with that many rows."""
+    columns = len(schema.columns)
+    if rules.order is not None:
+        columns += 2 * len(schema.sparse)
+    if rules.is_arranged:
+        columns += 2 * len(schema.columns) + 6
+    if rules.split_column is not None:
+        columns += 2
+    if bags is not None:
+        columns += sum(bags.sizes) + 2 * len(bags.sizes)
+    return int(rows * 4 * columns * DISK_MARGIN) + _multi_hot_bytes(schema, rules, bags)
+
+
+def _multi_hot_bytes(schema: Schema, rules: Rules, bags: MultiHot | None) -> int:
+    """Return the bytes of all bags if table sizes are known before the rows; else 0, and they are checked later."""
+    if bags is None or rules.order is not None:
+        return 0
+    return bags.table_bytes([num_embeddings(rules, None)] * len(schema.sparse))
+
+
+def _estimate_rows(job: Job, source: Source) -> float:
+    """Return the rows of a source, from its metadata or estimated from the length of its first lines."""
+    if source.generator is not None:
+        return float(source.generator.rows)
+    if job.table is not None and (rows := format_named(job.table.format).num_rows(source)) is not None:
+        return float(rows)
+    with LineBlocks(source, block_bytes=SAMPLE_BYTES) as lines:
+        for block in lines.until(SAMPLE_BYTES):
+            length = block.end - block.start
+            rows = int((block.buffer[block.start : block.end] == ord("\n")).sum())
+            size = source.bytes * (GZIP_RATIO if source.compressed else 1)
+            return float(rows) if block.is_last else size * rows / length
+    return 0.0

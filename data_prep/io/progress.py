@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from tqdm import tqdm
 
-from common.sizes import in_words
+from common.files import in_words
 
 REFRESH_SECONDS = 0.25
 LINE_SECONDS = 10.0

@@ -1,14 +1,17 @@
-"""Conversion of a user's columns, from any format, to numbers and categories; data_prep/parsing/labels.py adds labels.
+"""Columns of a user's files, or in memory, to values.
 
 A column is an Arrow array of one type or a list of Python values. Numbers are cast all at once where possible; all
 other rules run on a column's distinct values.
+An exported encoder (extensions/export) runs a copy of this module, so that it needs NumPy and pyarrow alone.
+
+NaN, None, and NA and NaT of pandas mean a missing value.
 An exported encoder (extensions/export) runs a copy of this module, so that it needs NumPy and pyarrow alone.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,7 +21,6 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from common.errors import UserError
-from data_prep.dataset.bags import offsets_of
 from data_prep.dataset.spelling import (
     LIST_SEPARATOR,
     Form,
@@ -27,6 +29,7 @@ from data_prep.dataset.spelling import (
     forms_of_texts,
     has_plain_integers,
     is_other_spelling,
+    offsets_of,
     spell,
     text_of,
 )
@@ -34,17 +37,18 @@ from data_prep.parsing.dates import (
     EPOCH,
     EPOCHS,
     NO_TIME,
+    NUMBERS,
+    NumberForm,
     count_microseconds,
     is_plausible,
+    number_of,
     part_of,
     read_time,
     time_fault,
 )
-from data_prep.parsing.numbers import NUMBERS, NumberForm, number_of
-from data_prep.parsing.raw_rows import CORRECT, Locator, RawRows
-from data_prep.parsing.table_block import TableBlock, TextColumn
+from data_prep.parsing.raw_rows import CORRECT, Locator, RawRows, TableBlock, TextColumn
 
-if TYPE_CHECKING:  # msgspec, which exported encoders do without
+if TYPE_CHECKING:
     from data_prep.dataset.table_spec import DatePart, Table, Vector
 
 EMPTY = (None, "")  # missing values
@@ -484,3 +488,36 @@ def _members_of(value: Any, separator: str, keeps_empty: bool) -> list[Any]:
         return [part for part in (value.split(separator) if separator else [value]) if part]
     members = value if isinstance(value, list) else [value]
     return [member for member in members if member is not None and (keeps_empty or member != "")]
+
+
+MISSING = ("NAType", "NaTType")  # types of pandas' missing values, which need not be there
+
+
+def to_column(values: Any, name: str) -> Any:
+    """Return values as an Arrow array or a list of Python values; null or None for a missing one.
+
+    name: of the values in errors.
+    """
+    if isinstance(values, pa.ChunkedArray):
+        values = values.combine_chunks()
+    if isinstance(values, pa.Array):
+        return without_nan(values)
+    is_other = isinstance(values, Mapping | Set) or hasattr(values, "columns")
+    is_one = isinstance(values, str | bytes) or not isinstance(values, Iterable) or getattr(values, "ndim", 1) == 0
+    if is_other or is_one:
+        remedy = "give a list" if is_other else f"give [{values!r:.40}] for one value"
+        raise UserError(f"{name}: {type(values).__name__}, not a list or an array; {remedy}")
+    if isinstance(values, np.ndarray) and values.ndim == 1 and values.dtype.kind in "biuf":
+        numbers = values.astype(np.float64) if values.dtype.kind == "f" else values
+        return pa.array(numbers.astype(numbers.dtype.newbyteorder("="), copy=False), from_pandas=True)
+    series = values.to_list() if hasattr(values, "to_list") else values  # polars' yields its lists as series
+    return [plain_value(value) for value in series]
+
+
+def plain_value(value: Any) -> Any:
+    """Return a value of NumPy or pandas as Python's; None for a missing one."""
+    if hasattr(value, "tolist"):
+        is_time = isinstance(value, np.generic | np.ndarray) and value.dtype.kind == "M"
+        value = (value.astype("datetime64[us]") if is_time else value).tolist()
+    is_missing = type(value).__name__ in MISSING or (isinstance(value, float) and value != value)
+    return None if is_missing else value

@@ -1,5 +1,12 @@
 r"""Parser of Criteo's TSV, compiled since every byte passes through it, and the errors of invalid rows.
 
+A row is a label, N integers and F hexadecimal categories, separated by tabs, with \n or \r\n at the end: see
+`parse_row`.
+
+A batch holds about as many rows as the nearest cache. The kernel first finds its separators, 64 bytes at a time. It
+then loads each field as a word of eight characters; no load waits for the one before. Checks and arithmetic follow over
+all words alike. A batch with anything unusual is parsed row by row instead.
+
 Rows are parsed in batches; a batch with anything unusual is parsed row by row, up to the first invalid row.
 `diagnose_row` describes that row.
 """
@@ -10,18 +17,381 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import UserError
-from common.jit import Int, jit
-from data_prep.dataset.schema import CRITEO, Schema
-from data_prep.parsing.criteo_kernels import BATCH_BYTES, NEWLINE, SCAN_BYTES, batch_buffers, parse_batch, parse_rows
+from common.jit import Int, count_ones, count_trailing_zeros, jit, load_u64, match_64
+from data_prep.dataset.options import CRITEO, Schema
 from data_prep.sources.discover import copy_by
 from data_prep.sources.line_blocks import bare_returns
+
+HIGH_BITS = np.uint64(0x8080808080808080)
+CASE_BITS = np.uint64(0x2020202020202020)
+NIBBLES = np.uint64(0x0F0F0F0F0F0F0F0F)
+ONES = np.uint64(0x0101010101010101)
+FROM_0, PAST_9 = np.uint64(0x5050505050505050), np.uint64(0x4646464646464646)  # 0x80 - '0', 0x80 - ('9' + 1)
+FROM_A, PAST_F = np.uint64(0x1F1F1F1F1F1F1F1F), np.uint64(0x1919191919191919)  # 0x80 - 'a', 0x80 - ('f' + 1)
+EVEN_BYTES, EVEN_PAIRS = np.uint64(0x000F000F000F000F), np.uint64(0x000000FF000000FF)
+TENS = np.uint64(1 + (10 << 8))
+HUNDREDS = np.uint64(1 + (100 << 16))
+MYRIADS = np.uint64(1 + (10000 << 32))
+BYTE_PAIRS, QUADS = np.uint64(0x00FF00FF00FF00FF), np.uint64(0x0000FFFF0000FFFF)
+LOW_HALF = np.uint64(0xFFFF)
+U0, U2, U3, U4, U6, U8, U9 = (np.uint64(n) for n in (0, 2, 3, 4, 6, 8, 9))
+U16, U32, U64 = np.uint64(16), np.uint64(32), np.uint64(64)
+
+
+@jit
+def digit_mask(word: np.uint64) -> np.uint64:
+    """Return the high bit of every byte that is not '0'..'9'."""
+    ascii_only = word & ~HIGH_BITS
+    digits = (ascii_only + FROM_0) & ~(ascii_only + PAST_9) & ~word
+    return ~digits & HIGH_BITS
+
+
+@jit
+def hex_mask(word: np.uint64) -> np.uint64:
+    """Return the high bit of every byte that is not a hexadecimal digit."""
+    ascii_only = word & ~HIGH_BITS
+    lower = ascii_only | CASE_BITS
+    digits = (ascii_only + FROM_0) & ~(ascii_only + PAST_9)
+    letters = (lower + FROM_A) & ~(lower + PAST_F)
+    return ~((digits | letters) & ~word) & HIGH_BITS
+
+
+@jit
+def hex_value(word: np.uint64) -> np.uint64:
+    """Return the value of eight hexadecimal digits, with the first in the lowest byte."""
+    nibbles = (word & NIBBLES) + U9 * ((word >> U6) & ONES)
+    pairs = ((nibbles & EVEN_BYTES) << U4) | ((nibbles >> U8) & EVEN_BYTES)
+    quads = ((pairs & EVEN_PAIRS) << U8) | ((pairs >> U16) & EVEN_PAIRS)
+    return ((quads & LOW_HALF) << U16) | ((quads >> U32) & LOW_HALF)
+
+
+@jit
+def decimal_value(word: np.uint64) -> np.uint64:
+    """Return the value of eight decimal digits (zero bytes count as '0'), with the first in the lowest byte."""
+    pairs = (((word & NIBBLES) * TENS) >> U8) & BYTE_PAIRS
+    quads = ((pairs * HUNDREDS) >> U16) & QUADS
+    return (quads * MYRIADS) >> U32
+
+
+TAB, NEWLINE, RETURN, MINUS, ZERO = 9, 10, 13, 45, 48
+
+
+@jit
+def parse_integer(buffer: NDArray[np.uint8], position: Int) -> tuple[Int, Int]:
+    """Return (value, position after it) of an integer that fits int32, or a position of -1."""
+    negative = buffer[position] == MINUS
+    if negative:
+        position += 1
+    word = load_u64(buffer, position)
+    length = count_trailing_zeros(digit_mask(word)) >> U3
+    if length == U0:
+        return np.int64(0), -1
+    value = np.int64(decimal_value(word << (U64 - (length << U3))))
+    position += np.int64(length)
+    if length == U8:
+        while 0 <= np.int64(buffer[position]) - ZERO <= 9:
+            value = value * 10 + np.int64(buffer[position]) - ZERO
+            position += 1
+            if value > 2147483648:
+                return np.int64(0), -1
+    if negative:
+        value = -value
+    elif value > 2147483647:
+        return np.int64(0), -1
+    return value, position
+
+
+@jit
+def parse_row(
+    buffer: NDArray[np.uint8],
+    position: Int,
+    row: Int,
+    labelled: bool,
+    missing: np.int32,
+    labels: NDArray[np.int32],
+    dense: NDArray[np.int32],
+    sparse: NDArray[np.uint32],
+) -> Int:
+    """Parse the row at `position` into index `row` of the arrays; return the next row's start, -1 if it is invalid."""
+    if labelled:
+        label = np.int64(buffer[position]) - ZERO
+        if label < 0 or label > 1 or buffer[position + 1] != TAB:
+            return -1
+        labels[row] = label
+        position += 2
+    for column in range(dense.shape[1]):
+        if buffer[position] == TAB:
+            dense[row, column] = missing
+            position += 1
+            continue
+        value, position = parse_integer(buffer, position)
+        if position < 0 or buffer[position] != TAB:
+            return -1
+        dense[row, column] = value
+        position += 1
+    last = sparse.shape[1] - 1
+    for column in range(last + 1):
+        word = load_u64(buffer, position)
+        invalid = hex_mask(word)
+        if invalid == U0:
+            sparse[row, column] = hex_value(word)
+            position += 8
+        else:
+            length = count_trailing_zeros(invalid) >> U3
+            if length == U0:
+                sparse[row, column] = 0
+            else:
+                sparse[row, column] = hex_value(word) >> ((U8 - length) << U2)
+                position += np.int64(length)
+        if column < last:
+            if buffer[position] != TAB:
+                return -1
+            position += 1
+    if buffer[position] == RETURN:
+        position += 1
+    return position + 1 if buffer[position] == NEWLINE else -1
+
+
+@jit
+def parse_rows(
+    buffer: NDArray[np.uint8],
+    start: Int,
+    stop: Int,
+    end: Int,
+    labelled: bool,
+    missing: np.int32,
+    row: Int,
+    labels: NDArray[np.int32],
+    dense: NDArray[np.int32],
+    sparse: NDArray[np.uint32],
+) -> tuple[Int, Int]:
+    r"""Parse the rows that begin in buffer[start:stop] into the arrays, from index `row` on.
+
+    Returns:
+        (rows parsed, position after them); stops at the first row that is invalid or goes beyond `end`.
+    """
+    position = start
+    rows = 0
+    while position < stop:
+        if not labelled:
+            labels[row + rows] = 0
+        after = parse_row(buffer, position, row + rows, labelled, missing, labels, dense, sparse)
+        if after < 0 or after > end:
+            break
+        position = after
+        rows += 1
+    return rows, position
+
+
+BATCH_BYTES = 1 << 15
+SCAN_BYTES = 64  # bytes scanned at once; as many must be readable after the last row
+MAX_DIGITS = 8
+U1, U63 = np.uint64(1), np.uint64(63)
+ZEROS = np.uint64(0x3030303030303030)
+HALF = np.uint64(32)
+NEGATIVE = np.uint64(8)  # bit of a shift that marks a negative number
+NO_DIGITS = np.uint64(32)
+
+
+@jit
+def batch_buffers() -> tuple[NDArray[np.int64], NDArray[np.uint64], NDArray[np.uint64], NDArray[np.int64]]:
+    """Allocate (separators, words, shifts, long) for the most fields that a batch can have."""
+    return (
+        np.empty(BATCH_BYTES + SCAN_BYTES, np.int64),
+        np.empty(BATCH_BYTES, np.uint64),
+        np.empty(BATCH_BYTES, np.uint64),
+        np.empty(BATCH_BYTES, np.int64),
+    )
+
+
+@jit
+def find_separators(buffer: NDArray[np.uint8], start: Int, end: Int, separators: NDArray[np.int64]) -> tuple[Int, Int]:
+    """Write the positions of all tabs and newlines in buffer[start:end]; return their number and that of newlines."""
+    count = newlines = np.int64(0)
+    for position in range(start, end, SCAN_BYTES):
+        breaks = match_64(buffer, position, NEWLINE)
+        marks = breaks | match_64(buffer, position, TAB)
+        if end - position < SCAN_BYTES:
+            inside = (U1 << np.uint64(end - position)) - U1
+            breaks &= inside
+            marks &= inside
+        newlines += np.int64(count_ones(breaks))
+        after = count + np.int64(count_ones(marks))
+        while count < after:
+            for ahead in range(8):  # always eight: later positions overwrite the excess
+                separators[count + ahead] = position + np.int64(count_trailing_zeros(marks))
+                marks &= marks - U1
+            count += 8
+        count = after
+    return count, newlines
+
+
+@jit
+def _shift_of(length: int) -> np.uint64:
+    """Return half the bits that shift all but a field's `length` characters out of a word."""
+    return np.uint64(32 - 4 * length) & U63
+
+
+@jit
+def load_fields(
+    buffer: NDArray[np.uint8],
+    start: Int,
+    rows: Int,
+    labelled: bool,
+    separators: NDArray[np.int64],
+    row: Int,
+    labels: NDArray[np.int32],
+    shape: tuple[int, int],
+    words: NDArray[np.uint64],
+    shifts: NDArray[np.uint64],
+    long: NDArray[np.int64],
+) -> int:
+    """Load every field of a batch.
+
+    Args:
+        separators: positions in the batch; row: index of its first row in `labels`; shape: (N, F).
+        words, shifts: outputs [rows * (N + F)], all integers first.
+        long: output: index and value of each integer with more than eight digits.
+
+    Returns:
+        Number of values written to `long`; -1 if anything is unusual.
+    """
+    num_dense, num_sparse = shape
+    unusual, num_long = np.int64(0), 0
+    index, category = 0, rows * num_dense
+    separator, begin = 0, start
+    for r in range(rows):
+        if labelled:
+            label = np.int64(buffer[begin]) - ZERO
+            unusual |= np.int64((label & ~1) != 0) | (separators[separator] - begin - 1)
+            labels[row + r] = label
+            begin = separators[separator] + 1
+            separator += 1
+        else:
+            labels[row + r] = 0
+        for _ in range(num_dense):
+            end = separators[separator]
+            separator += 1
+            negative = np.int64(buffer[begin] == MINUS)
+            length = end - begin - negative
+            words[index] = load_u64(buffer, begin + negative)
+            shifts[index] = _shift_of(length) | (np.uint64(negative) << NEGATIVE)
+            unusual |= negative & np.int64(length == 0)
+            if length > MAX_DIGITS:
+                value, after = parse_integer(buffer, begin)
+                unusual |= after - end
+                long[num_long], long[num_long + 1] = index, value
+                num_long += 2
+                shifts[index] = NO_DIGITS
+            index += 1
+            begin = end + 1
+        for _ in range(num_sparse):
+            end = separators[separator]
+            separator += 1
+            length = end - begin
+            words[category] = load_u64(buffer, begin)
+            shifts[category] = _shift_of(length)
+            unusual |= np.int64(length > MAX_DIGITS)
+            category += 1
+            begin = end + 1
+        if buffer[begin - 1] != NEWLINE:
+            return -1
+        if buffer[begin - 2] == RETURN:
+            length = begin - 2 - (separators[separator - 2] + 1)
+            shifts[category - 1] = _shift_of(length)
+            unusual |= np.int64(length > MAX_DIGITS)
+    return -1 if unusual else num_long
+
+
+@jit
+def convert_integers(
+    words: NDArray[np.uint64],
+    shifts: NDArray[np.uint64],
+    missing: np.int32,
+    results: NDArray[np.int32],
+    first: Int,
+    count: int,
+) -> np.uint64:
+    """Write the integer in words[i] to results[first + i]; return nonzero if a character is not a digit."""
+    invalid = U0
+    for i in range(count):
+        shift = shifts[i] & U63
+        word = (words[i] << shift) << shift
+        invalid |= digit_mask(word | ((ZEROS >> (HALF - shift)) >> (HALF - shift)))
+        value = np.int64(decimal_value(word))
+        value = -value if shifts[i] > U63 else value
+        results[first + i] = np.int32(missing) if shift == NO_DIGITS else np.int32(value)
+    return invalid
+
+
+@jit
+def convert_categories(
+    words: NDArray[np.uint64],
+    shifts: NDArray[np.uint64],
+    offset: Int,
+    results: NDArray[np.uint32],
+    first: Int,
+    count: int,
+) -> np.uint64:
+    """Write the category in words[offset + i] to results[first + i]; return nonzero for a non-hexadecimal digit."""
+    invalid = U0
+    for i in range(count):
+        shift = shifts[offset + i]
+        word = (words[offset + i] << shift) << shift
+        invalid |= hex_mask(word | ((ZEROS >> (HALF - shift)) >> (HALF - shift)))
+        results[first + i] = np.uint32(hex_value(word))
+    return invalid
+
+
+@jit
+def parse_batch(
+    buffer: NDArray[np.uint8],
+    start: Int,
+    end: Int,
+    labelled: bool,
+    missing: np.int32,
+    row: Int,
+    labels: NDArray[np.int32],
+    dense: NDArray[np.int32],
+    sparse: NDArray[np.uint32],
+    buffers: tuple[NDArray[np.int64], NDArray[np.uint64], NDArray[np.uint64], NDArray[np.int64]],
+) -> tuple[Int, Int]:
+    """Parse the whole rows in buffer[start:end] into the arrays, from index `row` on.
+
+    Args:
+        labelled, missing, labels, dense, sparse: as in `parse_lines`.
+        buffers: result of `batch_buffers`.
+
+    Returns:
+        (rows parsed, position after them); no rows if anything is unusual.
+    """
+    separators, words, shifts, long = buffers
+    num_dense, num_sparse = dense.shape[1], sparse.shape[1]
+    columns = num_dense + num_sparse + np.int64(labelled)
+    count, rows = find_separators(buffer, start, end, separators)
+    if rows == 0 or rows * columns > count or columns < 2:
+        return 0, start
+    shape = (num_dense, num_sparse)
+    num_long = load_fields(buffer, start, rows, labelled, separators, row, labels, shape, words, shifts, long)
+    if num_long < 0:
+        return 0, start
+    integers, categories = dense.reshape(-1), sparse.reshape(-1)
+    num_integers = rows * num_dense
+    invalid = convert_integers(words, shifts, missing, integers, row * num_dense, num_integers)
+    invalid |= convert_categories(words, shifts, num_integers, categories, row * num_sparse, rows * num_sparse)
+    if invalid != U0:
+        return 0, start
+    for i in range(0, num_long, 2):
+        integers[row * num_dense + long[i]] = long[i + 1]
+    return rows, separators[rows * columns - 1] + 1
+
 
 PADDING = SCAN_BYTES  # readable bytes after the last row
 MISSING_INTEGER = np.int32(-(2**31))
 
 
 class Block(NamedTuple):
-    """Parsed Criteo rows; data_prep/parsing/table_block.py has those of a user's own table.
+    """Parsed Criteo rows; data_prep/parsing/raw_rows.py has those of a user's own table.
 
     labels [rows] int32; dense [rows, N] int32, MISSING_INTEGER for an empty field; sparse [rows, F] uint32, 0 for an
     empty field (TorchRec also treats it as a value).

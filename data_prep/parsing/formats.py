@@ -1,7 +1,7 @@
 """Formats of files with a user's rows; each format is a module and one row of FORMATS.
 
 A format yields `RawRows`: columns by name, and the places of their rows. data_prep/parsing/convert.py and
-extensions/sequences/event_parsing.py convert these columns without knowing the format.
+extensions/sequences/events.py convert these columns without knowing the format.
 """
 
 from abc import ABC, abstractmethod
@@ -12,7 +12,7 @@ from pathlib import PurePath
 from typing import Any, NamedTuple
 
 from common.errors import UserError
-from data_prep.dataset.dialect import STANDARD, Dialect
+from data_prep.dataset.spelling import STANDARD, Dialect
 from data_prep.dataset.table_spec import FORMATS, Table
 from data_prep.parsing.raw_rows import RawRows
 from data_prep.sources.discover import Source, copy_by, without_packing
@@ -58,7 +58,7 @@ class Chunk(NamedTuple):
 
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-MIN_ROW_BYTES = 41  # shortest row of text; data_prep/engine/memory_budget.py relies on it
+MIN_ROW_BYTES = 41  # shortest row of text; data_prep/engine/job.py relies on it
 
 
 def table_layout(table: Table) -> tuple[list[str], FileLayout]:

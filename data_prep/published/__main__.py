@@ -15,7 +15,7 @@ if __name__ == "__main__":  # before the imports below, which may take seconds
 from pathlib import Path
 
 from common.cli import EXIT_DONE
-from data_prep.config.published import PublishedDataConfig
+from data_prep.config.keys import PublishedDataConfig
 from data_prep.published.sets import published_set, write_splits
 
 

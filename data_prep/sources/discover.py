@@ -1,23 +1,34 @@
-"""Raw files: an ordered list from `data.raw`, or from `data.train`, `data.val` and `data.test`."""
+"""Files of a job: where they are, how they are inflated, and their checksums.
 
+sums.json, beside the files, holds {name: {"bytes": …, "sha256": …}}. Files that the user gives for each split also have
+MD5s, as published files of splits do.
+"""
+
+import bz2
 import contextlib
 import glob
 import gzip
+import io
+import json
+import lzma
 import os
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import unquote
 
 import numpy as np
+from filelock import FileLock
 from isal import igzip, isal_zlib
 from numpy.typing import NDArray
 
 from common.command import load
+from common.documents import decode
 from common.errors import UserError
+from common.files import FileDigest, write_atomically
 
 
 class DamageError(Exception):
@@ -247,15 +258,15 @@ class Packing(NamedTuple):
 
 PACKINGS = (
     Packing(re.compile(GZIP_MAGIC), "gzip", "gzip -dc {}", ".gz", "data_prep.sources.discover:open_gzip"),
-    Packing(re.compile(rb"\x28\xb5\x2f\xfd"), "zstd", "zstd -dc {}", ".zst", "data_prep.sources.packed:open_zstd"),
+    Packing(re.compile(rb"\x28\xb5\x2f\xfd"), "zstd", "zstd -dc {}", ".zst", "data_prep.sources.discover:open_zstd"),
     Packing(
         re.compile(rb"BZh[1-9](1AY&SY|\x17rE8P\x90)"),
         "bzip2",
         "bunzip2 -c {}",
         ".bz2",
-        "data_prep.sources.packed:open_bzip2",
+        "data_prep.sources.discover:open_bzip2",
     ),
-    Packing(re.compile(rb"\xfd7zXZ\0"), "xz", "xz -dc {}", ".xz", "data_prep.sources.packed:open_xz"),
+    Packing(re.compile(rb"\xfd7zXZ\0"), "xz", "xz -dc {}", ".xz", "data_prep.sources.discover:open_xz"),
     Packing(re.compile(rb"PK(\x03\x04|\x05\x06)"), "zip", "unzip {}"),
     Packing(re.compile(rb"7z\xbc\xaf\x27\x1c"), "7-Zip", "7z x {}"),
     Packing(re.compile(rb"\x04\x22\x4d\x18"), "lz4", "lz4 -d {}"),
@@ -316,3 +327,206 @@ def _inspect(path: Path, key: str) -> Source:
     return Source(
         str(path), path.name, status.st_size, status.st_mtime_ns, packing is not None, ctime_ns=status.st_ctime_ns
     )
+
+
+READ_BYTES = 1 << 18
+
+
+def open_bzip2(file: Any) -> io.RawIOBase:
+    """Open the content of a file, given by path or open; reading it raises EOFError or DamageError."""
+    return Streams(file, bz2.BZ2Decompressor)
+
+
+def open_xz(file: Any) -> io.RawIOBase:
+    """Open the content as `open_bzip2` does."""
+    return Streams(file, lzma.LZMADecompressor)
+
+
+def open_zstd(file: Any) -> io.RawIOBase:
+    """Open the content as `open_bzip2` does."""
+    return ArrowStream(file, "zstd")
+
+
+class Streams(io.RawIOBase):
+    """One or more compressed streams; unlike bz2.open and lzma.open, this refuses other bytes after one."""
+
+    def __init__(self, file: Any, make: Callable[[], Any]) -> None:
+        super().__init__()
+        self._file = open(file, "rb") if isinstance(file, str | Path) else file  # noqa: SIM115 -- close() closes it
+        self._make, self._stream = make, make()
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill a buffer with what follows: at least one byte, except at the end.
+
+        Raises:
+            EOFError: the file ends within a stream.
+            DamageError: the following bytes are not a stream.
+        """
+        while True:
+            packed = b""
+            if self._stream.eof:
+                packed = self._stream.unused_data or self._file.read(READ_BYTES)
+                if not packed:
+                    return 0
+                self._stream = self._make()
+            elif self._stream.needs_input:
+                packed = self._file.read(READ_BYTES)
+                if not packed:
+                    raise EOFError
+            try:
+                content = self._stream.decompress(packed, len(buffer))
+            except (OSError, lzma.LZMAError) as error:
+                raise DamageError(str(error)) from error
+            if content:
+                buffer[: len(content)] = content
+                return len(content)
+
+    def close(self) -> None:
+        """Close the file as well."""
+        self._file.close()
+        super().close()
+
+
+class ArrowStream(io.RawIOBase):
+    """A stream decompressed by one of pyarrow's codecs."""
+
+    def __init__(self, file: Any, codec: str) -> None:
+        super().__init__()
+        import pyarrow as pa  # only these files need it
+
+        packed = pa.OSFile(str(file)) if isinstance(file, str | Path) else pa.PythonFile(file, "r")
+        self._content = pa.CompressedInputStream(packed, codec)
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill a buffer with what follows; raises EOFError and DamageError as `Streams` does."""
+        try:
+            return int(self._content.readinto(buffer))
+        except OSError as error:
+            if error.errno is not None:
+                raise
+            if "Truncated" in str(error):
+                raise EOFError from error
+            raise DamageError(str(error)) from error
+
+
+SHA256 = re.compile(r"[0-9a-fA-F]{64}")
+MD5 = re.compile(r"[0-9a-fA-F]{32}")
+SUMS_NAME = "sums.json"
+PUBLISHED = "data.remote.sha256"
+
+
+@dataclass(frozen=True)
+class KnownSum:
+    """The SHA-256 that a file must have, the key or file that gives it, and the file's size if known."""
+
+    sha256: str
+    given_by: str
+    bytes: int | None = None
+
+
+def published_sums(sums: Any) -> dict[str, str]:
+    """Return checksums by file name, from a mapping or from a file in sha256sum's format."""
+    if isinstance(sums, str):
+        try:
+            lines = [
+                line.split(maxsplit=1)
+                for line in own_path(sums).read_text(encoding="utf-8").splitlines()
+                if line.strip()
+            ]
+            sums = {name.strip().removeprefix("*").removeprefix("./"): sha256 for sha256, name in lines}
+        except (OSError, ValueError) as error:
+            raise UserError(f"{PUBLISHED}={sums}: not a file as sha256sum writes it ({error})") from error
+    if not isinstance(sums or {}, Mapping):
+        raise UserError(f"{PUBLISHED}={sums}: give {{NAME: SUM}}, or a file as sha256sum writes it")
+    for name, sha256 in (sums or {}).items():
+        if not SHA256.fullmatch(str(sha256)):
+            raise UserError(f"{PUBLISHED}: {name}: {sha256} is not a SHA-256 of 64 hexadecimal digits")
+    return {str(name): str(sha256).lower() for name, sha256 in (sums or {}).items()}
+
+
+def known_sum(directory: Path, name: str, published: Any) -> KnownSum | None:
+    """Return the checksum of a file in `directory`, as published or else as recorded; None without one."""
+    sums = published_sums(published)
+    if name in sums:
+        return KnownSum(sums[name], PUBLISHED)
+    digest = _read_digests(directory).get(name)
+    return None if digest is None else KnownSum(digest.sha256, str(directory / SUMS_NAME), digest.bytes)
+
+
+def refuse_other(path: Path, expected: KnownSum | None, digest: FileDigest) -> None:
+    """Raise UserError for a file with another checksum."""
+    if expected is not None and digest.sha256 != expected.sha256:
+        raise UserError(
+            f"{path}: sha256 {digest.sha256} where {expected.given_by} has {expected.sha256}; {_remedy(expected)}"
+        )
+
+
+def refuse_other_size(path: Path, expected: KnownSum | None) -> None:
+    """Raise UserError for a file of another size, before it is read."""
+    if expected is not None and expected.bytes is not None and path.stat().st_size != expected.bytes:
+        size = f"{path.stat().st_size:,} bytes where {expected.given_by} has {expected.bytes:,}"
+        raise UserError(f"{path}: {size}; {_remedy(expected)}")
+
+
+def _remedy(expected: KnownSum) -> str:
+    return f"delete it to have it fetched again, or, if it is right, take its name out of {expected.given_by}"
+
+
+def given_md5s(checksums: Any, sources: Sequence[Source]) -> list[str | None]:
+    """Return the MD5 that data.checksums, a mapping of names or paths, gives each file; None if it gives none."""
+    if not isinstance(checksums or {}, Mapping):
+        raise UserError(f"data.checksums={checksums}: give {{NAME: MD5}}")
+    sums: list[str | None] = [None] * len(sources)
+    for name, md5 in (checksums or {}).items():
+        if not MD5.fullmatch(str(md5)):
+            raise UserError(f"data.checksums: {name}: {md5} is not an MD5 of 32 hexadecimal digits")
+        path = own_path(str(name)).resolve()
+        places = [place for place, source in enumerate(sources) if Path(source.path).resolve() == path]
+        places = places or [place for place, source in enumerate(sources) if source.name == str(name)]
+        if len(places) != 1:
+            count = f"{len(places)} files" if places else "no file"
+            raise UserError(
+                f"data.checksums: {name}: {count} of data.train, data.val and data.test have that name; "
+                f"{'give the path of each' if places else 'correct it, or leave it out'}"
+            )
+        sums[places[0]] = str(md5).lower()
+    return sums
+
+
+def refuse_other_md5(sources: Sequence[Source], expected_md5s: Sequence[str | None], md5s: Sequence[str]) -> None:
+    """Raise UserError for a file with another MD5 than expected."""
+    for source, other, md5 in zip(sources, expected_md5s, md5s, strict=True):
+        if other not in (None, md5):
+            raise UserError(
+                f"{source.path}: MD5 {md5} where data.checksums has {other}; get the right file, or, if it is right, "
+                "correct data.checksums"
+            )
+
+
+def note_sums(directory: Path, digests: Mapping[str, FileDigest]) -> None:
+    """Record the checksums of files that have been read whole and compared with the known ones."""
+    if not digests:
+        return
+    with FileLock(directory / f".{SUMS_NAME}.lock"):  # a separate file, since some versions of filelock empty theirs
+        recorded_digests = _read_digests(directory)
+        if recorded_digests != (all_digests := {**recorded_digests, **digests}):
+            entries = {name: asdict(digest) for name, digest in all_digests.items()}
+            write_atomically(directory / SUMS_NAME, (json.dumps(entries, indent=1, sort_keys=True) + "\n").encode())
+
+
+def _read_digests(directory: Path) -> dict[str, FileDigest]:
+    path = directory / SUMS_NAME
+    try:
+        return decode(path.read_bytes() or "{}", dict[str, FileDigest])
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise UserError(f"{path}: not as it was written ({error}); correct or delete it") from error

@@ -1,5 +1,6 @@
 """Parsing of raw files into chunks, with counts of their values for vocabularies."""
 
+import gc
 import hashlib
 from collections.abc import Hashable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,34 +13,31 @@ from numpy.typing import DTypeLike, NDArray
 
 from common.errors import UserError
 from common.files import FileDigest, digest_file
+from common.machine import keep_freed_memory
 from data_prep.dataset.format import WEIGHTS
 from data_prep.dataset.spelling import Form
 from data_prep.dataset.table_spec import Table
-from data_prep.encoding.dense import (
+from data_prep.encoding.lookup import (
     DenseRange,
     column_transforms,
     dense_limits,
     encode_dense,
+    encode_hash,
     join_ranges,
     range_of,
     transform_into,
 )
-from data_prep.encoding.ids import encode_hash
 from data_prep.engine.executor import Worker
 from data_prep.engine.job import SPLIT_KEYS, ChunkRecord, Job, load_record, save_record
-from data_prep.io.arrays import ArrayWriter
-from data_prep.io.read_ahead import BLOCK_BYTES
+from data_prep.io.arrays import BLOCK_BYTES, ArrayWriter
 from data_prep.parsing.criteo import Block, diagnose_row, empty_block, max_rows, parse_bytes, parse_lines
 from data_prep.parsing.formats import Chunk, FileLayout, LineFormat, format_named, table_layout, table_size
-from data_prep.parsing.raw_rows import RawRows
-from data_prep.parsing.table_block import TableBlock
-from data_prep.sources.checksums import refuse_other
-from data_prep.sources.discover import GENERATED_ROW_BYTES, TEXT_ROW_BYTES, RowGenerator, Source
+from data_prep.parsing.raw_rows import RawRows, TableBlock
+from data_prep.sources.discover import GENERATED_ROW_BYTES, TEXT_ROW_BYTES, RowGenerator, Source, refuse_other
 from data_prep.sources.line_blocks import LineBlock, LineBlocks, SourceStream, count_lines_before
-from data_prep.stages.categories import TableCategories
-from data_prep.stages.columns import ValueBuffer, write_columns
-from data_prep.stages.vocabulary import PARSED_COUNTS, write_counts
-from data_prep.vocabulary.count import Coding
+from data_prep.stages.columns import TableCategories, ValueBuffer, write_columns
+from data_prep.stages.fit import PARSED_COUNTS, write_counts
+from data_prep.vocabulary import Coding
 
 PARSED = "parsed"
 MANY_ROWS = 50  # files with as many rows are not alike by chance
@@ -452,3 +450,12 @@ def compile_kernels() -> None:
     block = parse_bytes(b"0" + b"\t" * 39 + b"\n", "warm-up")
     encode_dense(block.dense)
     encode_hash(block.sparse, 2)
+
+
+gc.disable()  # While modules are loaded it would only search ever more objects.
+
+
+keep_freed_memory()
+compile_kernels()
+gc.freeze()  # A worker's garbage collection would write to all objects and so copy their pages.
+gc.enable()

@@ -10,13 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from app.report.additions import Additions, ReportAddition
-from app.training.after_training import AfterTraining
+from app.config.kinds import Additions, AfterTraining, ReportAddition
 from common.command import Command
 from common.extensions import Core, FilesBesideRun
 
 if TYPE_CHECKING:
-    from app.config import AppConfig
+    from app.config.app_config import AppConfig
     from app.report.read import RunFiles
     from app.training.predictor import Evaluation, Predictor
 
@@ -29,7 +28,7 @@ def register(core: Core) -> None:
             module="app.baselines",
             function="extensions.baselines.command:main",
             summary="what simpler models score on a run's data, and whether its model earns its keep",
-            schema="extensions.baselines.keys:BaselinesConfig",
+            schema="extensions.baselines.rows:BaselinesConfig",
             config="schema",
             config_dir=Path(__file__).parent,
         ),
@@ -41,7 +40,7 @@ def register(core: Core) -> None:
 
 def require(config: AppConfig) -> None:
     """Refuse baselines=true if they cannot be computed."""
-    from extensions.baselines.after_training import require_possible
+    from extensions.baselines.command import require_possible
 
     require_possible(config)
 
@@ -56,13 +55,13 @@ def keep(predictor: Predictor, evaluation: Evaluation) -> Callable[[Path, int], 
 
 def finish(config: AppConfig) -> None:
     """Compute the baselines of a completed run."""
-    from extensions.baselines.after_training import add_baselines
+    from extensions.baselines.command import add_baselines
 
     add_baselines(config)
 
 
 def of_run(run: RunFiles) -> Additions:
     """Return the comparison of the run's model with its baselines."""
-    from extensions.baselines.report import additions
+    from extensions.baselines.command import additions
 
     return additions(run)

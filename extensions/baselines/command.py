@@ -1,4 +1,4 @@
-"""python -m app.baselines run=runs/NAME: baselines on a run's splits, in its summary and report, and as JSON on stdout.
+"""Baselines after training, or of a run by `clickwork baselines`; their part of the report.
 
 The base rate; each column's label rate by value alone; a logistic regression on one-hot ids and numbers; boosted trees
 on out-of-fold rates and numbers. All are trained on the run's train split and scored on the split that it was evaluated
@@ -6,22 +6,378 @@ on. The run's model is compared with each on the same rows. They need scikit-lea
 the trees are LightGBM's where that is installed.
 """
 
+import base64
+import importlib.metadata
+import importlib.util
 import json
 import logging
+import os
+import shlex
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
-from app.record.directory import save_summary
-from app.record.reading import SUMMARY, read_config, read_manifest, read_summary
-from app.report.page import write_report
+import numpy as np
+from msgspec import Struct
+from numpy.typing import NDArray
+
+from app.config.app_config import AppConfig
+from app.config.kinds import AUC, BASE_RATE, COMPARED, NE, Additions, FoldedTable
+from app.record.directory import Scores, ignoring_full_disk, read_scores, save_summary
+from app.record.documents import DONE, SUMMARY, read_config, read_manifest, read_summary
+from app.report.charts import ComparisonRow
+from app.report.page import ReportTable, halves, write_report
+from app.report.read import RunFiles, figure, read_run, signed
+from app.report.statistics import delong
 from common.cli import EXIT_DONE
-from common.documents import plain_object
+from common.config_file import literal
+from common.documents import convert, encode, plain_object, read_document
 from common.errors import UserError
-from data_prep.dataset.format import load_rows_manifest
+from common.files import write_atomically
+from data_prep.dataset.format import Manifest, load_rows_manifest, sampled_numbers
+from data_prep.dataset.kinds import ROWS
 from data_prep.dataset.options import LabelKind
-from extensions.baselines.after_training import POSITIVES_ALONE
-from extensions.baselines.cache import computed
-from extensions.baselines.keys import BaselinesConfig
-from extensions.baselines.paired import compare
+from extensions.baselines.rows import FOLDER, SAMPLE_ROWS, Baseline, Baselines, BaselinesConfig, load_rows
+
+BASELINE_NAMES = {
+    BASE_RATE: "the base rate",
+    "columns": "single columns",
+    "lr": "logistic regression",
+    "trees": "boosted trees",
+}
+
+
+def additions(run: RunFiles) -> Additions:
+    """Return the tables and the sentence for a run's baselines, or the reason for their absence."""
+    figures, sentence = figures_of(run), baselines_sentence(run)
+    return Additions(
+        [] if figures is None else _comparisons(run, figures),
+        [] if sentence is None else [sentence],
+        [] if figures is None or not (figures.columns and figures.columns.rest) else [_single_columns(figures.columns)],
+    )
+
+
+def figures_of(run: RunFiles) -> Baselines | None:
+    """Return the baselines in a run's summary."""
+    recorded = run.summary.baselines if run.summary else None
+    return None if recorded is None else convert(recorded, Baselines, "baselines")
+
+
+def baselines_sentence(run: RunFiles) -> tuple[str, str] | None:
+    """Return a sentence on whether the model earns its keep, with its kind: good, bad or plain.
+
+    None if baselines were left out or are of another split.
+    """
+    if run.summary is not None and run.summary.no_baselines:
+        return "plain", f"Compared with no baselines: {run.summary.no_baselines}."
+    auc, figures = run.evaluation.auc, figures_of(run)
+    if auc is None or figures is None:
+        return None
+    baselines = _by_name(run, figures)
+    aucs = {name: one.auc for name, one in baselines.items() if one.auc is not None}
+    if not aucs:
+        return None
+    best = max(aucs, key=lambda name: aucs[name])
+    difference, interval = baselines[best].difference, baselines[best].difference_interval
+    others = ", ".join(f"{name} {value:.4f}" for name, value in aucs.items())
+    missing = "".join(f"; {BASELINE_NAMES[name]}: {reason}" for name, reason in figures.missing.items())
+    of = f"(AUC {auc:.4f} against {others}{_sample_of(figures)}{missing}){_worse_probabilities(run, baselines)}"
+    if difference is None:
+        gain, side = auc - aucs[best], "behind" if auc < aucs[best] else "ahead of"
+        reason = figures.not_compared or f"python -m app.baselines run={run.directory} compares them"
+        return "plain", f"{abs(gain):.4f} AUC {side} {best}, not compared row by row: {reason} {of}."
+    side = "Behind" if difference < 0 else "Ahead of"
+    lead = f"{side} the best baseline, {best}, by {abs(difference):.4f}"
+    if not interval:
+        return "plain", f"{lead} AUC; too few rows of a label for a test {of}."
+    lead = f"{lead} ± {(interval[1] - interval[0]) / 2:.4f} AUC on {figures.compared_rows:,} rows of {figures.split}"
+    if interval[0] <= 0 <= interval[1]:
+        return "plain", f"{lead} (95%), which cannot show whether it is real {of}."
+    if difference > 0:
+        return "good", f"The model earns its keep: {lead[0].lower()}{lead[1:]} (95%) {of}."
+    return "bad", f"The model does not earn its keep yet: {lead[0].lower()}{lead[1:]} (95%) {of}."
+
+
+def _worse_probabilities(run: RunFiles, baselines: dict[str, Baseline]) -> str:
+    """Return a clause if a baseline has the lower NE, empty otherwise: AUC judges the order of rows alone."""
+    ne = run.evaluation.figure(NE)
+    by_ne = {name: one.ne for name, one in baselines.items() if one.ne is not None}
+    best = min(by_ne, key=lambda name: by_ne[name], default=None)
+    if ne is None or best is None or by_ne[best] >= ne:
+        return ""
+    return (
+        f"; its probabilities are worse, NE {ne:.4f} against {by_ne[best]:.4f} of {best}: train.monitor=ne keeps the "
+        "checkpoint by them"
+    )
+
+
+def _by_name(run: RunFiles, figures: Baselines) -> dict[str, Baseline]:
+    """Return the baselines on the evaluation's split, except the base rate, by their names in words."""
+    if figures.split != run.evaluation.split:
+        return {}
+    column = figures.columns.rest.get("column") if figures.columns else None
+    by_name = {
+        f"the label rates of {column} alone": figures.columns,
+        BASELINE_NAMES["lr"]: figures.lr,
+        BASELINE_NAMES["trees"]: figures.trees,
+    }
+    return {name: one for name, one in by_name.items() if one is not None}
+
+
+def _comparisons(run: RunFiles, figures: Baselines) -> list[ComparisonRow]:
+    """Return a row per baseline, with a remark on its AUC difference to the run on the same rows."""
+    rows = []
+    for name, one in _by_name(run, figures).items():
+        remark = f"a simpler model on the same splits{_sample_of(figures)}"
+        if one.difference is not None and one.difference_interval:
+            reach = (one.difference_interval[1] - one.difference_interval[0]) / 2
+            remark += (
+                f"; this run {signed(one.difference, 4)} ± {reach:.4f} AUC on the same {figures.compared_rows:,} rows "
+                "(95%)"
+            )
+        values = {**dict.fromkeys(COMPARED), AUC: one.auc, NE: one.ne}
+        rows.append(ComparisonRow(f"{name[0].upper()}{name[1:]}", values, None, remark))
+    return rows
+
+
+def _sample_of(figures: Baselines) -> str:
+    """Return which rows baselines learned from and were scored on, unless all."""
+    parts = [("trained on", figures.rows, figures.of_rows), ("scored on", figures.eval_rows, figures.of_eval_rows)]
+    phrases = [f"{purpose} {rows:,} of {of:,} rows" for purpose, rows, of in parts if rows < of]
+    return f"; baselines {' and '.join(phrases)}" if phrases else ""
+
+
+def _single_columns(columns: Baseline) -> FoldedTable:
+    """Return the AUC of each column's label rates alone, best first."""
+    aucs = convert(columns.rest.get("auc_of_each") or {}, dict[str, float], "baselines.columns.auc_of_each")
+    rows = [[name, figure(auc)] for name, auc in sorted(aucs.items(), key=lambda item: -item[1])]
+    return FoldedTable(
+        "AUC of each column alone, by its label rates in train (0.5 is chance)",
+        "AUC of each column alone",
+        halves(ReportTable(["Column", "AUC"], rows, {1})),
+    )
+
+
+log = logging.getLogger("clickwork")
+
+POSITIVES_ALONE = "baselines learn from rows of the split, which are positives alone"  # with data.negatives
+DEFAULT_ROWS, DEFAULT_SECONDS = 200_000, 30
+GRACE_SECONDS = 30  # for a process with limited time to start, read the rows and write the report
+REPOSITORY = Path(__file__).parents[2]
+OF_LAUNCHERS = ("LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+
+
+def require_possible(config: AppConfig) -> None:
+    """Refuse baselines=true before training if they cannot be computed."""
+    if config.baselines and (reason := obstacle(config)) is not None:
+        raise UserError(f"baselines=true: {reason}, or leave it out")
+
+
+def obstacle(config: AppConfig) -> str | None:
+    """Return why a run of this configuration can have no baselines; None if it can."""
+    learns_from = config.model.kind.learns_from
+    if learns_from is not ROWS:
+        return f"baselines are of rows, and this model learns from {learns_from.name}; give baselines=false"
+    if config.data.negatives.per_positive is not None:
+        return f"{POSITIVES_ALONE}; give baselines=false"
+    if importlib.util.find_spec("sklearn") is None:
+        return "scikit-learn is not installed; pip install scikit-learn"
+    return None
+
+
+def add_baselines(config: AppConfig) -> None:
+    """Compute the baselines of a completed run that has none; log any obstacle in one line."""
+    directory = Path(config.run.dir)
+    summary = read_summary(directory)
+    is_completed = summary is not None and summary.status in DONE
+    if config.baselines is False or summary is None or not is_completed or summary.baselines or not summary.steps:
+        return
+    level, reason = logging.INFO, obstacle(config)
+    if reason is None and summary.eval.main != AUC:
+        reason = "they are of clicks, and the labels are numbers"
+    if reason is None:
+        level, reason = logging.WARNING, _compute(config, directory)
+    newest = read_summary(directory)
+    if reason is None or newest is None:
+        return
+    log.log(level, "baselines: not computed: %s", reason)
+    if newest.no_baselines != reason:
+        newest.no_baselines = reason
+        with ignoring_full_disk():
+            save_summary(directory, newest)
+            write_report(directory)
+
+
+def _compute(config: AppConfig, directory: Path) -> str | None:
+    """Compute baselines in a separate process and log the result; return why there are none, or None."""
+    path = read_manifest(directory).dataset.path
+    command = [sys.executable, "-m", "app.baselines", f"run={literal(str(directory.absolute()))}"]
+    if path is not None:
+        command.append(f"data.path={literal(str(Path(path).absolute()))}")
+    later = shlex.join(["python", "-m", "app.baselines", f"run={directory}"])
+    limit = None
+    if config.baselines is None:
+        command += [f"rows={DEFAULT_ROWS}", f"seconds={DEFAULT_SECONDS}"]
+        limit = DEFAULT_SECONDS + GRACE_SECONDS
+        log.info("baselines: fitting them, for %d s at most; baselines=false leaves them out", DEFAULT_SECONDS)
+    environment = {name: value for name, value in os.environ.items() if name not in OF_LAUNCHERS}
+    environment["RANK"] = "0"  # Like a launcher's process, it then ends with this one.
+    others = [os.path.abspath(path) for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
+    environment["PYTHONPATH"] = os.pathsep.join([str(REPOSITORY), *others])
+    settings: dict[str, Any] = {"env": environment, "cwd": REPOSITORY, "capture_output": True, "text": True}
+    try:
+        # Start in the repository: the working directory may have its own package `app`.
+        process = subprocess.run(command, timeout=limit, check=False, **settings)
+    except subprocess.TimeoutExpired:
+        return f"not done within {limit} s; {later} has no limit"
+    if process.returncode:
+        last = process.stderr.strip().splitlines()[-1:] or [f"exit status {process.returncode}"]
+        return last[0].removeprefix("error: ")
+    if any(line.startswith("baselines: stopped") for line in process.stderr.splitlines()):
+        log.warning("baselines: stopped after %g s; %s has no limit", DEFAULT_SECONDS, later)
+    if (sentence := baselines_sentence(read_run(directory))) is not None:
+        log.info("baselines: %s", sentence[1])
+    return None
+
+
+CACHE = ".baselines.json"
+VERSION = 2  # increase it with each change of the figures that extensions/baselines computes
+LIBRARIES = ("scikit-learn", "lightgbm")
+INSTALL = "pip install scikit-learn"
+
+
+class Scored(Struct):
+    """Baselines, and how each of them ranks the rows of `numbers_of`.
+
+    ranks: by name, the ranks [n] int32 of the predictions, as base64. AUC and its test need no more.
+    """
+
+    figures: Baselines
+    ranks: dict[str, str]
+
+    def ranks_of(self, name: str) -> NDArray[np.int32]:
+        """Return the ranks [n] of a baseline's predictions; equal ranks are ties."""
+        return np.frombuffer(base64.b64decode(self.ranks[name]), "<i4")
+
+
+class _Cache(Struct):
+    """Baselines of one dataset by the settings that decide them."""
+
+    dataset: str
+    baselines: dict[str, Scored]
+
+
+def numbers_of(manifest: Manifest, split: str, rows: int | None) -> NDArray[np.int64]:
+    """Return the numbers of the rows on which baselines and a run's model are compared.
+
+    These rows are in the sample of SAMPLE_ROWS whose scores a run keeps, and in the sample of `rows` for baselines.
+    """
+    shard_rows = [shard.rows for shard in manifest.splits[split].shards]
+    kept = sampled_numbers(shard_rows, SAMPLE_ROWS)
+    return kept if rows == SAMPLE_ROWS else np.intersect1d(kept, sampled_numbers(shard_rows, rows), assume_unique=True)
+
+
+def computed(root: Path, manifest: Manifest, split: str, directory: Path, config: BaselinesConfig) -> Scored:
+    """Return the baselines of a dataset, scored on a split, from the cache or newly computed."""
+    versions = [f"{name} {version}" for name in LIBRARIES if (version := _version(name)) is not None]
+    if not versions or not versions[0].startswith(LIBRARIES[0]):
+        raise UserError(f"baselines: scikit-learn is not installed; {INSTALL}")
+    largest = max(manifest.splits[name].rows for name in {"train", split} & set(manifest.splits))
+    rows = None if config.rows is None or config.rows >= largest else config.rows
+    key = " ".join([split, f"rows={rows}", f"version={VERSION}", *versions])
+    places = [root / CACHE, directory / CACHE]
+    previous_cache = next((cache for place in places if (cache := _read(place, manifest.digest)) is not None), None)
+    if previous_cache is not None and key in previous_cache.baselines:
+        return previous_cache.baselines[key]
+
+    from extensions.baselines.fit import fit_baselines  # imports scikit-learn, which takes seconds
+
+    train, others = (load_rows(root, manifest, name, rows) for name in ("train", split))
+    names = [*manifest.schema["dense"], *manifest.schema["sparse"]]
+    baselines, preds = fit_baselines(train, others, names, config.seconds)
+    baselines.split = split
+    shard_rows = [shard.rows for shard in manifest.splits[split].shards]
+    is_compared = np.isin(sampled_numbers(shard_rows, rows), numbers_of(manifest, split, rows), assume_unique=True)
+    scored = Scored(baselines, {name: _ranks(values[is_compared]) for name, values in preds.items()})
+    if baselines.is_whole:  # otherwise another attempt may have enough time
+        other_baselines = {} if previous_cache is None else previous_cache.baselines
+        cache = _Cache(manifest.digest, {**other_baselines, key: scored})
+        write_atomically(places[0] if os.access(root, os.W_OK) else places[1], encode(cache).encode())
+    return scored
+
+
+def _ranks(preds: NDArray[np.float64]) -> str:
+    return base64.b64encode(np.unique(preds, return_inverse=True)[1].astype("<i4").tobytes()).decode()
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _read(path: Path, digest: str) -> _Cache | None:
+    """Read the cache if it belongs to this dataset; a damaged one is written again."""
+    try:
+        cache = read_document(path, _Cache, "remove it")
+    except (FileNotFoundError, UserError):
+        return None
+    return cache if cache.dataset == digest else None
+
+
+def compare(scored: Scored, manifest: Manifest, directory: Path, step: int | None, rows: int | None) -> None:
+    """Set the difference of each baseline to the run's model, or why there is none.
+
+    The model's scores are those that training kept, or else those of the whole split (keep_scores of evaluate).
+
+    Args:
+        step: step of the model that the run serves.
+        rows: maximum rows of the split that baselines were scored on; None: all.
+    """
+    figures = scored.figures
+    split = figures.split
+    numbers = numbers_of(manifest, split, rows)
+    try:
+        if manifest.weight:
+            raise UserError(f"the rows have sample weights ({manifest.weight}), which DeLong's test does not take")
+        places, kept = _scores_of(directory, manifest, split, step, numbers)
+        labels, logits = kept.labels[places], kept.logits[places]
+        if labels.all() or not labels.any():
+            raise UserError(f"the {len(labels):,} rows that both scored have one label")
+    except UserError as error:
+        figures.not_compared = str(error)
+        return
+    figures.compared_rows = len(labels)
+    for name in scored.ranks:
+        difference = delong(labels, scored.ranks_of(name).astype(np.float64), logits)
+        baseline = getattr(figures, name)
+        baseline.difference = difference.mean
+        ends = (difference.low, difference.high)
+        baseline.difference_interval = None if None in ends else [end for end in ends if end is not None]
+
+
+def _scores_of(
+    directory: Path, manifest: Manifest, split: str, step: int | None, numbers: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], Scores]:
+    """Return the kept scores of the served model, and the places in them of the rows with these numbers.
+
+    Raises:
+        UserError: there are none; the remedy makes them.
+    """
+    shard_rows = [shard.rows for shard in manifest.splits[split].shards]
+    for place, limit in ((directory / FOLDER, SAMPLE_ROWS), (directory, None)):
+        try:
+            kept = read_scores(place, split)
+        except (FileNotFoundError, UserError):  # damaged scores count as missing
+            continue
+        if (kept.about.dataset, kept.about.step) == (manifest.digest, step):
+            return np.searchsorted(sampled_numbers(shard_rows, limit), numbers), kept
+    raise UserError(
+        f"the run kept no scores of {split} by its model of step {step}; python -m app.evaluate run={directory} "
+        f"split={split} keep_scores={sum(shard_rows)} keeps them, and python -m app.baselines run={directory} compares"
+    )
 
 
 def main(config: BaselinesConfig) -> int:

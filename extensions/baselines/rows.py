@@ -1,16 +1,77 @@
-"""Rows of a split, in memory, that baselines learn from or are scored on."""
+"""Rows and keys of baselines, and their document."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec import field as document_field
 from numpy.typing import NDArray
 
+from app.config.commands import DatasetConfig
+from app.metrics.documents import rest
+from common.documents import Json, Number, OpenDocument
 from common.errors import UserError
-from data_prep.dataset.bags import Bags, join, offsets_of
-from data_prep.dataset.format import Manifest, open_shard
-from data_prep.dataset.sample import sampled_split
+from common.keys import MISSING, key
+from data_prep.dataset.format import Manifest, open_shard, sampled_split
+from data_prep.dataset.spelling import Bags, join, offsets_of
+
+
+@dataclass(frozen=True)
+class BaselinesConfig:
+    """Configuration of `python -m app.baselines`."""
+
+    run: str = key(MISSING, "the run's directory", example="runs/quickstart")
+    data: DatasetConfig = field(default_factory=DatasetConfig)
+    rows: int | None = key(
+        None, "maximum rows of each split, in blocks chosen by a hash of their number; null: all", at_least=10_000
+    )
+    seconds: float | None = key(None, "time for all baselines; an unfinished baseline is null; null: no limit", above=0)
+
+
+class Baseline(OpenDocument, kw_only=True):
+    """A simple model's figures on the evaluated split; seconds: to fit and score it; rows: that it learned from.
+
+    difference: the AUC of the run's model minus this one's on the rows that both scored; difference_interval: its ends
+    at 95% by DeLong's test, None with fewer than two rows of a label.
+    """
+
+    auc: Number | None
+    ne: Number | None
+    seconds: Number | None
+    rows: int | None
+    difference: Number | None = None
+    difference_interval: list[Number] | None = None
+    rest: Json = rest()
+
+
+class Baselines(OpenDocument, kw_only=True):
+    """Scores of the baselines of a run; a baseline that was not computed is None.
+
+    rows: training rows of the baselines, out of `of_rows`. eval_rows: scored rows of the split, out of
+    `of_eval_rows`. compared_rows: rows of the differences; not_compared: reason if there are none. missing: reasons
+    for missing baselines, by name.
+    """
+
+    split: str = ""
+    rows: int
+    of_rows: int
+    eval_rows: int
+    of_eval_rows: int
+    compared_rows: int | None = None
+    not_compared: str | None = None
+    missing: dict[str, str] = document_field(default_factory=dict)
+    base_rate: Baseline | None = None
+    columns: Baseline | None = None
+    lr: Baseline | None = None
+    trees: Baseline | None = None
+    rest: Json = rest()
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether each was computed."""
+        return None not in (self.base_rate, self.columns, self.lr, self.trees)
+
 
 FOLDER = ".baselines"  # folder of a run, for the scores of its model
 SAMPLE_ROWS = 200_000  # rows of a split on which a model and its baselines are compared

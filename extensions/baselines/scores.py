@@ -6,11 +6,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from app.record.scores import write_scores
-from app.training.labels import task_of
-from app.training.predictor import Evaluation, Predictor
-from data_prep.dataset.sample import sampled_numbers
-from extensions.baselines.after_training import obstacle
+from app.record.directory import write_scores
+from app.training.predictor import Evaluation, Predictor, task_of
+from data_prep.dataset.format import sampled_numbers
+from extensions.baselines.command import obstacle
 from extensions.baselines.rows import FOLDER, SAMPLE_ROWS
 
 

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from common.extensions import Core
-from data_prep.dataset.misleading import DataCheck
+from data_prep.dataset.kinds import DataCheck
 
 if TYPE_CHECKING:
     from common.documents import Json
     from data_prep.engine.job import Job
-    from data_prep.stages.split import BuiltShard
+    from data_prep.stages.write import BuiltShard
 
 
 def register(core: Core) -> None:
@@ -32,6 +32,6 @@ def figures(job: Job, built: Sequence[BuiltShard], features: Sequence[str], budg
 
 def sentences(recorded: object) -> list[str]:
     """Return the warnings for the figures."""
-    from extensions.data_checks.figures import misleading_sentences
+    from extensions.data_checks.search import misleading_sentences
 
     return misleading_sentences(recorded)

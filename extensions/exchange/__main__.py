@@ -20,9 +20,7 @@ from pathlib import Path
 from common.cli import EXIT_DONE
 from common.errors import UserError
 from data_prep.dataset.format import load_rows_manifest
-from extensions.exchange.export import export_bin, export_npy
-from extensions.exchange.importer import import_bin, import_npy
-from extensions.exchange.keys import ExchangeFormat, InterchangeConfig
+from extensions.exchange.files import ExchangeFormat, InterchangeConfig, export_bin, export_npy, import_bin, import_npy
 
 
 def main(config: InterchangeConfig) -> int:

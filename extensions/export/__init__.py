@@ -14,10 +14,10 @@ def register(core: Core) -> None:
             module="app.export",
             function="extensions.export.command:main",
             summary="a run's model as a directory that scores raw rows",
-            schema="extensions.export.keys:ExportConfig",
+            schema="extensions.export.documents:ExportConfig",
             config="schema",
             config_dir=Path(__file__).parent,
-            check="extensions.export.keys:validate_export",
-            leave="app.runtime.leave:leave",
+            check="extensions.export.documents:validate_export",
+            leave="app.runtime.environment:leave",
         )
     )

@@ -13,15 +13,15 @@ from typing import Any
 
 from msgspec import structs
 
-from app.config import AppConfig, validate
+from app.config.app_config import AppConfig, validate
 from app.config.model import require_dlrm, require_own_scores
 from app.record import provenance
-from app.runtime import process_group
+from app.runtime import platform
 from app.runtime.platform import Runtime
-from app.training import resume
+from app.training import checkpointer
 from common.cli import EXIT_DONE
 from common.errors import UserError
-from extensions.export.keys import ExportConfig
+from extensions.export.documents import ExportConfig
 
 log = logging.getLogger("clickwork")
 
@@ -30,12 +30,12 @@ ONNX_PACKAGES = ("onnx", "onnxruntime")
 
 def main(config: ExportConfig) -> int:
     """Export as configured, and return the exit status."""
-    trained = resume.trained_config(Path(config.run), config.runtime, config.data.path)
+    trained = checkpointer.trained_config(Path(config.run), config.runtime, config.data.path)
     validate(trained)
     require_dlrm(trained.model, "export")
     require_own_scores(trained.model, "export")
     _require_packages(config)
-    with process_group.joined(trained, process_group.READING) as runtime:
+    with platform.joined(trained, platform.READING) as runtime:
         if runtime.world_size > 1:
             raise UserError(f"export: one process makes the directory, not {runtime.world_size}; leave NPROC out")
         _export(config, trained, runtime)
@@ -53,7 +53,7 @@ def _require_packages(config: ExportConfig) -> None:
 
 def _export(config: ExportConfig, trained: AppConfig, runtime: Runtime) -> None:
     """Load the model, write the directory, and print and log what it holds."""
-    run = resume.open_checkpoint(Path(config.run), config.checkpoint, trained.data.path, runtime)
+    run = checkpointer.open_checkpoint(Path(config.run), config.checkpoint, trained.data.path, runtime)
     correction = run.correction(config.correct_sampling)
     about: dict[str, Any] = {
         **structs.asdict(provenance.describe_run()),

@@ -1,9 +1,53 @@
 """Description of an export: manifest.json of its directory. Needs no torch."""
 
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from app.config.commands import CHECKPOINT, CORRECT_SAMPLING, DatasetConfig, TablePrecision
+from app.config.train import RuntimeConfig, require_place
 from app.metrics.documents import rest
 from app.record.documents import Provenance
 from common.documents import Json, Number
+from common.errors import UserError
 from common.files import FileDigest
+from common.keys import MISSING, key
+
+
+@dataclass(frozen=True)
+class DirectoryConfig:
+    """Settings of the directory."""
+
+    texts: bool = key(True, "false: without the texts of values, which ids do not need (data.keep_texts)")
+
+
+@dataclass(frozen=True)
+class ExportConfig:
+    """The run to export and the directory to write."""
+
+    run: str = key(MISSING, "the run's directory", example="runs/quickstart")
+    out: str = key(
+        MISSING,
+        "a new directory with model.onnx, the encoder and score.py, which scores raw rows (needs onnx and onnxruntime)",
+        example="exports/quickstart",
+    )
+    tables: TablePrecision = key(TablePrecision.fp32, "fp32, fp16 or int8")
+    checkpoint: str | None = key(None, CHECKPOINT, example="last")
+    export: DirectoryConfig = field(default_factory=DirectoryConfig)
+    data: DatasetConfig = field(default_factory=DatasetConfig)
+    correct_sampling: bool = key(False, CORRECT_SAMPLING)
+    tolerance: float = key(1e-5, "largest difference in a logit between the export and its model", at_least=0)
+    runtime: RuntimeConfig = field(default_factory=RuntimeConfig)  # threads: the run's unless given
+
+
+def validate_export(config: ExportConfig) -> None:
+    """Raise UserError for invalid values."""
+    if Path(config.out).exists():
+        raise UserError(f"out={config.out}: exists; choose another name, or remove it (rm -r {config.out})")
+    require_place("out", config.out)
+    if config.tables in (TablePrecision.bf16, TablePrecision.int4):
+        raise UserError(
+            f"tables={config.tables.value}: ONNX Runtime looks up in no such tables; use fp32, fp16 or int8"
+        )
 
 
 class ExportedDirectory(Provenance, kw_only=True):

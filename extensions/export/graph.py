@@ -17,22 +17,22 @@ from torch import Tensor, nn
 from torchrec.modules.crossnet import LowRankCrossNet
 
 from app.config.commands import TablePrecision
-from app.config.tables import Pooling, QROperation
-from app.model.batch_norm import EPSILON, BatchNorm
+from app.config.model import Pooling, QROperation
 from app.model.dlrm import DLRM, Bias, NoVectors, NumericVectors
-from app.model.dropout import Dropout
-from app.model.embeddings import SparseArch
-from app.model.interaction import (
+from app.model.embeddings import Embedding, SparseArch, TableSpec, table_of
+from app.model.layers import (
+    EPSILON,
+    BatchNorm,
     CatInteraction,
     CrossNet,
     DCNInteraction,
     DotInteraction,
+    Dropout,
+    Layer,
     ProjectionInteraction,
     ScalarPairsInteraction,
     SumInteraction,
 )
-from app.model.mlp import Layer
-from app.model.tables import Embedding, TableSpec, table_of
 from app.scoring.served_model import packed_rows
 from common.files import sync
 

@@ -30,16 +30,11 @@ import numpy as np
 import onnxruntime
 import pyarrow as pa
 import pyarrow.parquet as pq
-from encoder.bags import Bags
-from encoder.convert import convert, distinct_texts, excerpt, numbers_of, to_list
-from encoder.dialect import UTF_8, Dialect
+from encoder.convert import convert, distinct_texts, excerpt, numbers_of, to_column, to_list
+from encoder.dates import NUMBERS
 from encoder.errors import UserError
-from encoder.in_memory import to_column
-from encoder.numbers import NUMBERS
 from encoder.raw_rows import RawRows, numbered_rows
-from encoder.spelling import from_text
-from encoder.transforms import transform_columns
-from encoder.values import text_values
+from encoder.spelling import UTF_8, Bags, Dialect, from_text, text_values, transform_columns
 
 HERE = Path(__file__).resolve().parent
 DELIMITERS = {".csv": ",", ".tsv": "\t", ".txt": "\t"}

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from app.report.additions import Additions, ReportAddition
+from app.config.kinds import Additions, ReportAddition
 from common.command import Command
 from common.extensions import Core, FilesBesideRun
 
@@ -22,10 +22,10 @@ def register(core: Core) -> None:
             module="app.importance",
             function="extensions.importance.command:main",
             summary="what a run's model loses without each feature, and its metrics by value of a column",
-            schema="extensions.importance.keys:ImportanceConfig",
+            schema="extensions.importance.command:ImportanceConfig",
             config="schema",
             config_dir=Path(__file__).parent,
-            leave="app.runtime.leave:leave",
+            leave="app.runtime.environment:leave",
         ),
         ReportAddition(of_run),
         FilesBesideRun(re.compile(r"importance\.json"), is_of_run=True),

@@ -1,44 +1,199 @@
-"""python -m app.importance run=runs/NAME: what a run's model loses without each feature; in the run, and on stdout.
+"""Permutation importance (Breiman 2001): what a metric loses when a feature's values are permuted among rows.
 
 Each feature's values are permuted among rows of a split, a few times, and the loss of AUC (of RMSE, where labels are
 numbers) is given with its interval. With slices=[column] the metrics of each value's rows are given, too. They are
 written to importance.json of the run, and its report shows them.
 """
 
-from dataclasses import replace
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
-from app.config import AppConfig, validate
+import numpy as np
+from numpy.typing import NDArray
+
+from app.config.app_config import AppConfig, validate
+from app.config.commands import CHECKPOINT, DatasetConfig
+from app.config.kinds import METRICS
 from app.config.model import require_dlrm, require_own_scores
-from app.data.shards import verify_splits
-from app.record.reading import read_summary
+from app.config.train import RuntimeConfig
+from app.data.batch import RowArrays
+from app.data.split import SplitShards, verify_splits
+from app.metrics.documents import EvaluationFigures
+from app.record.documents import read_summary
 from app.report.page import write_report
-from app.runtime import process_group
+from app.report.statistics import spread
+from app.runtime import platform
 from app.runtime.platform import Runtime
-from app.training import predictor, resume
-from app.training.labels import require_column
-from app.training.predictor import Predictor
-from app.training.resume import TrainedRun
+from app.scoring.new_rows import EvaluatedRows
+from app.training import checkpointer, predictor
+from app.training.checkpointer import TrainedRun
+from app.training.predictor import Predictor, require_column
 from common.cli import EXIT_DONE
-from common.documents import encode
+from common.documents import Json, encode, plain_object
+from common.errors import UserError
 from common.files import write_atomically
-from data_prep.dataset.format import Manifest, mean_bag_sizes
-from extensions.importance.documents import IMPORTANCE, Importance
-from extensions.importance.keys import ImportanceConfig
-from extensions.importance.permutation import ScoredRows, importances, slices_of
+from common.keys import MISSING, key
+from data_prep.dataset.format import Manifest, mean_bag_sizes, sampled_numbers
+from data_prep.dataset.table_spec import Table
+from data_prep.encoding.lookup import vocabulary_values
+from extensions.importance.report import IMPORTANCE, Feature, Importance
+
+
+@dataclass(frozen=True)
+class ImportanceConfig:
+    """Configuration of `clickwork importance`."""
+
+    run: str = key(MISSING, "the run's directory", example="runs/quickstart")
+    split: str | None = key(None, "split whose rows are scored; null: the run's eval.split", example="test")
+    rows: int = key(20_000, "maximum rows, in blocks chosen by a hash of their number", at_least=1)
+    repeats: int = key(5, "permutations of each feature", at_least=2)
+    seed: int = key(1, "seed of the permutations", at_least=0)
+    seconds: float | None = key(300.0, "time after which no further feature is begun; null: no limit", above=0)
+    slices: list[str] = key([], "categorical columns; metrics by value of each", example="[user]")
+    checkpoint: str | None = key(None, CHECKPOINT, example="last")
+    data: DatasetConfig = field(default_factory=DatasetConfig)
+    runtime: RuntimeConfig = field(default_factory=RuntimeConfig)  # threads, precision: the run's unless given
+
+
+MOST_VALUES = 20  # values of a column with metrics of their own
+OTHERS = "all other values"
+
+
+class Columns(NamedTuple):
+    """Places of a feature in rows: columns of `dense`, or one of `sparse`, or one of `bags`."""
+
+    name: str
+    dense: tuple[int, ...] = ()
+    sparse: tuple[int, ...] = ()
+    bags: tuple[int, ...] = ()
+
+
+def columns_of(manifest: Manifest) -> list[Columns]:
+    """Return the features of a dataset in the order of its schema; a vector is one feature."""
+    dense, entry = list(manifest.schema["dense"]), manifest.encoding.get("table")
+    vectors = () if entry is None else Table.from_manifest(entry).vectors
+    vector_of = {feature: vector.column for vector in vectors for feature in vector.features}
+    places: dict[str, list[int]] = {}
+    for place, name in enumerate(dense):
+        places.setdefault(vector_of.get(name, name), []).append(place)
+    single = single_of(manifest)
+    return [
+        *(Columns(name, dense=tuple(columns)) for name, columns in places.items()),
+        *(
+            Columns(name, bags=(manifest.ragged.index(name),))
+            if name in manifest.ragged
+            else Columns(name, sparse=(single.index(name),))
+            for name in manifest.num_embeddings
+        ),
+    ]
+
+
+def single_of(manifest: Manifest) -> list[str]:
+    """Return the features in the columns of `RowArrays.sparse`."""
+    return [name for name in manifest.num_embeddings if name not in manifest.ragged]
+
+
+def permuted(rows: RowArrays, feature: Columns, order: NDArray[np.int64]) -> RowArrays:
+    """Return the rows, of which row i has the feature's value of row order[i]."""
+    dense, sparse = rows.dense.copy(), rows.sparse.copy()
+    for array, of_rows, places in ((dense, rows.dense, feature.dense), (sparse, rows.sparse, feature.sparse)):
+        for place in places:
+            array[:, place] = of_rows[order, place]
+    bags = (bags.take(order) if place in feature.bags else bags for place, bags in enumerate(rows.bags))
+    return rows._replace(dense=dense, sparse=sparse, bags=tuple(bags))
+
+
+class ScoredRows:
+    """A sample of a split's rows, and the metrics of a model on them as they are or changed; collective calls."""
+
+    def __init__(self, scorer: Predictor, split: str, limit: int) -> None:
+        """Read at most `limit` rows."""
+        manifest = scorer.manifest
+        shards, self._scorer, self.split = SplitShards(scorer.root, manifest, split), scorer, split
+        numbers = sampled_numbers([shard.rows for shard in manifest.splits[split].shards], limit)
+        self.rows, self.of_rows = shards.read([(0, shards.rows)], numbers), shards.rows
+        self.figures = self.of(self.rows)
+        if self.figures.main_value is None:
+            raise UserError(
+                f"split={split}: the {len(numbers):,} of its {shards.rows:,} rows that rows={limit} takes are none, or "
+                "of one label, so no metric is defined for them; give another split or more rows"
+            )
+
+    def of(self, rows: RowArrays) -> EvaluationFigures:
+        """Return the metrics of rows."""
+        return self._scorer.evaluate(self.split, rows=EvaluatedRows(rows, self._scorer)).figures
+
+    def losses(self, feature: Columns, orders: Sequence[NDArray[np.int64]]) -> list[float]:
+        """Return by how much the main metric worsens with each permutation of a feature."""
+        metric = METRICS[self.figures.main]
+        sign = 1 if metric.larger_is_better else -1
+        values = (self.of(permuted(self.rows, feature, order)).figure(metric.name) for order in orders)
+        return [sign * (self.figures.main_value or 0.0) - sign * (value or 0.0) for value in values]
+
+
+def importances(
+    scored: ScoredRows, scorer: Predictor, config: ImportanceConfig, unknown: dict[str, float], norms: dict[str, float]
+) -> tuple[list[Feature], list[str]]:
+    """Return the importance of each feature, the largest first, and the features that time did not suffice for.
+
+    unknown, norms: see `Feature`, by name.
+    """
+    until = time.monotonic() + (config.seconds or float("inf"))
+    size = len(scored.rows.labels)
+    orders = [np.random.default_rng([config.seed, number]).permutation(size) for number in range(config.repeats)]
+    features, missing = [], []
+    for feature in columns_of(scorer.manifest):
+        if scorer.runtime.highest(float(time.monotonic() > until)):  # one decision of all processes
+            missing.append(feature.name)
+            continue
+        loss = spread(scored.losses(feature, orders))
+        entry = Feature(
+            name=feature.name,
+            loss=loss.mean,
+            low=loss.low,
+            high=loss.high,
+            unknown=unknown.get(feature.name),
+            norm=norms.get(feature.name),
+        )
+        features.append(entry)
+    return sorted(features, key=lambda feature: -feature.loss), missing
+
+
+def slices_of(scored: ScoredRows, scorer: Predictor, column: str) -> Iterator[Json]:
+    """Yield the metrics of the rows of each value of a column, the most frequent first, and of all others together."""
+    ids = scored.rows.sparse[:, single_of(scorer.manifest).index(column)]
+    counts = np.bincount(ids)
+    most = [int(number) for number in np.argsort(-counts, kind="stable")[:MOST_VALUES] if counts[number]]
+    rows_of = {name: ids == number for name, number in zip(_names(scorer, column, most), most, strict=True)}
+    others = ~np.isin(ids, most)
+    for name, is_of in {**rows_of, **({OTHERS: others} if others.any() else {})}.items():
+        figures = plain_object(scored.of(scored.rows.take(np.flatnonzero(is_of))))
+        yield {"value": name, **{key: value for key, value in figures.items() if key not in ("step", "split")}}
+
+
+def _names(scorer: Predictor, column: str, ids: list[int]) -> list[str]:
+    """Return the values of ids, or the ids themselves where they have no value of their own."""
+    try:
+        texts = vocabulary_values(scorer.root, scorer.manifest, column, ids)
+    except UserError:
+        texts = [None] * len(ids)
+    return [f"id {number}" if text is None else text for number, text in zip(ids, texts, strict=True)]
 
 
 def main(config: ImportanceConfig) -> int:
     """Compute importances and slices, write them to the run, and return the exit status."""
     directory = Path(config.run)
-    trained = resume.trained_config(directory, config.runtime, config.data.path)
+    trained = checkpointer.trained_config(directory, config.runtime, config.data.path)
     require_dlrm(trained.model, "importance")
     require_own_scores(trained.model, "importance")
     evaluation = replace(trained.eval, group_by=None, exact_rows=max(trained.eval.exact_rows, config.rows))
     trained = replace(trained, eval=evaluation)
     validate(trained)
-    with process_group.joined(trained, process_group.READING) as runtime:
-        run = resume.open_checkpoint(directory, config.checkpoint, trained.data.path, runtime)
+    with platform.joined(trained, platform.READING) as runtime:
+        run = checkpointer.open_checkpoint(directory, config.checkpoint, trained.data.path, runtime)
         for column in config.slices:
             require_column("slices", column, trained.data, run.root, run.manifest)
         measured = _measure(config, trained, run, runtime)

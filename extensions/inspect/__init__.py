@@ -23,7 +23,7 @@ def register(core: Core) -> None:
             module="data_prep.inspect",
             function="extensions.inspect.command:main",
             summary="propose the schema of your own table, and show its columns on a page",
-            schema="extensions.inspect.keys:InspectConfig",
+            schema="extensions.inspect.command:InspectConfig",
             config="schema",
             config_dir=Path(__file__).parent,
         ),

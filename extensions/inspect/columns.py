@@ -1,23 +1,30 @@
-"""Figures of one column, counted batch by batch in bounded memory; all are of all rows unless they say otherwise."""
+"""Figures of a table's columns in one pass: all are of all rows unless they say otherwise."""
 
+import csv
 import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime
 from decimal import Decimal
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from data_prep.dataset.spelling import NUMBER, TRUTHS, text_of, whole_number
-from data_prep.encoding.values import text_values
+from common.errors import UserError
+from data_prep.dataset.format import mix
+from data_prep.dataset.spelling import NUMBER, TRUTHS, text_of, text_values, whole_number
 from data_prep.parsing.convert import distinct, is_list_type, is_text, plain, to_list, whole_bits, without_nan
 from data_prep.parsing.dates import EPOCHS, is_plausible, read_time
+from data_prep.parsing.formats import Chunk, Column, FileLayout, Format, Size, format_of
 from data_prep.parsing.labels import NULL_MARKS
+from data_prep.parsing.readers import decode
+from data_prep.parsing.table_yaml import DELIMITERS
+from data_prep.sources.discover import Source
+from data_prep.sources.line_blocks import LineBlocks
 
 MAX_EXACT = 1 << 16  # different values up to this are counted; more are estimated
 MAX_COUNTED = 1 << 12  # different texts whose rows are counted
@@ -72,7 +79,7 @@ class DistinctValues:
 
 
 def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    from data_prep.dataset.sample import mix
+    from data_prep.dataset.format import mix
 
     return mix(values)
 
@@ -337,3 +344,166 @@ def _has_lists(values: Any) -> bool:
 def words_of(name: str) -> list[str]:
     """Return the words of a column's name in lower case: userId and user_id have user and id."""
     return [word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|[0-9]+", name)]
+
+
+LINES = 50  # lines that show the delimiter
+FIRST_BYTES = 1 << 20
+
+
+class Files(NamedTuple):
+    """The files of a table: their form, layout and columns."""
+
+    sources: tuple[Source, ...]
+    form: Format
+    layout: FileLayout
+    columns: tuple[Column, ...]
+
+    @property
+    def has_text(self) -> bool:
+        """Return whether they are delimited text."""
+        return self.form.has_layout
+
+
+def read_layout(sources: Sequence[Source]) -> Files:
+    """Return the layout that all files share."""
+    forms = {form.name: form for form in map(format_of, sources)}
+    if len(forms) > 1:
+        raise UserError(f"data.raw: {' and '.join(sorted(forms))} files together; give files of one kind")
+    [form] = forms.values()
+    delimiter, header = _text_layout(sources[0]) if form.has_layout else (",", True)
+    columns = form.columns(sources[0], delimiter, header)
+    for source in sources[1:]:
+        others = form.columns(source, delimiter, header)
+        if form.merges_columns:
+            names = [column.name for column in columns]
+            columns += [column for column in others if column.name not in names]
+        elif others != columns:
+            raise UserError(f"{source.path}: other columns than in {sources[0].path}; give like files")
+    names = [column.name for column in columns]
+    if twice := next((name for name, count in Counter(names).items() if count > 1), None):
+        raise UserError(f"{sources[0].path}: row 1: two columns {twice}; rename one of them")
+    if len(names) < 2:
+        columns_read = f"one column alone ({names[0]})" if names else "no column"
+        raise UserError(f"{sources[0].path}: {columns_read}; a table has a label and another column")
+    lists = tuple(column.name for column in columns if column.kind == "list")
+    return Files(tuple(sources), form, FileLayout(tuple(names), delimiter, header, lists), tuple(columns))
+
+
+def _text_layout(source: Source) -> tuple[str, bool]:
+    """Return the delimiter that divides the first lines into most columns, all alike, and whether row 1 has names."""
+    lines = _first_lines(source)
+    widths = {}
+    for delimiter in DELIMITERS:
+        counts = [len(row) for row in csv.reader(lines, delimiter=delimiter)]
+        widths[delimiter] = (len(set(counts)) == 1, max(counts, default=0))
+    order = [",", *(each for each in DELIMITERS if each != ",")]
+    delimiter = max(order, key=lambda each: (widths[each][1] > 1, *widths[each]))
+    first, *rows = csv.reader(lines, delimiter=delimiter)
+    # Two columns may lack a name: the index that pandas writes, and an empty one if a delimiter ends each line.
+    is_index = not first[0] and all(row[0] for row in rows)
+    is_end = not first[-1] and not any(row[-1] for row in rows)
+    named = first[is_index : len(first) - is_end]
+    return delimiter, named != [] and all(named) and not any(map(_is_number, named))
+
+
+def _is_number(text: str) -> bool:
+    return re.fullmatch(NUMBER, text) is not None
+
+
+def _first_lines(source: Source) -> list[str]:
+    """Return the first lines of a file that are not blank. Raise UserError if there are none."""
+    with LineBlocks(source) as blocks:
+        for block in blocks.until(FIRST_BYTES):
+            content = bytes(block.buffer[block.start : block.end])[:FIRST_BYTES]
+            whole = content[: content.rfind(b"\n") + 1] or content
+            lines = re.split(r"\r\n?|\n", decode(whole, source.path, 1))  # splitlines() would also cut at U+2028
+            lines = [line for line in lines if line.strip()][: LINES + 1]
+            if lines:
+                return lines
+    raise UserError(f"{source.path}: no rows in it; get it again, or leave it out of {source.key}")
+
+
+CHUNK_BYTES = 8 << 20
+SAMPLE_ROWS, SAMPLE_VALUES = 50_000, 2_000_000  # most rows and fields of the sample
+ROW_BYTES = 41
+
+
+@dataclass
+class Sample:
+    """Some of the rows, chosen by a hash of their number: all rows of a small table, in their order.
+
+    numbers: row numbers from 0. columns: the texts of each column, or lists of texts.
+    """
+
+    limit: int
+    share: float = 1.0
+    numbers: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    columns: dict[str, list[Any]] = field(default_factory=dict)
+
+    def add(self, begin: int, columns: dict[str, list[Any]], rows: int) -> None:
+        """Add a batch of rows, the first of which has the number `begin`; halve the sample until it is small enough."""
+        numbers = np.arange(begin, begin + rows)
+        self.columns = self.columns or {name: [] for name in columns}
+        is_kept = self._is_kept(numbers)
+        self.numbers = np.concatenate([self.numbers, numbers[is_kept]])
+        for name, values in columns.items():
+            self.columns[name] += [values[index] for index in np.flatnonzero(is_kept).tolist()]
+        while len(self.numbers) > self.limit:
+            self.share /= 2
+            kept = np.flatnonzero(self._is_kept(self.numbers)).tolist()
+            self.numbers = self.numbers[kept]
+            self.columns = {name: [values[index] for index in kept] for name, values in self.columns.items()}
+
+    def _is_kept(self, numbers: NDArray[np.int64]) -> NDArray[np.bool_]:
+        if self.share == 1:
+            return np.ones(len(numbers), np.bool_)
+        return mix(numbers.astype(np.uint64)) < np.uint64(int(self.share * 2**64))
+
+
+@dataclass
+class TableProfile:
+    """Figures of a table.
+
+    rows: number of rows. columns: figures of each column, by name, in file order.
+    """
+
+    files: Files
+    rows: int
+    columns: dict[str, ColumnFigures]
+    sample: Sample
+
+    @property
+    def is_sampled(self) -> bool:
+        """Return whether the sample lacks rows."""
+        return len(self.sample.numbers) < self.rows
+
+    def scope(self) -> str:
+        """Return which rows the figures are of."""
+        if not self.is_sampled:
+            return f"all {self.rows:,} rows"
+        return (
+            f"all {self.rows:,} rows; rates and distributions of {len(self.sample.numbers):,} of them, drawn by a hash"
+        )
+
+
+def read_profile(files: Files) -> TableProfile:
+    """Read all rows of the files once."""
+    names = [column.name for column in files.columns]
+    figures = {column.name: ColumnFigures(column.name, column.kind) for column in files.columns}
+    sample = Sample(min(SAMPLE_ROWS, max(1000, SAMPLE_VALUES // len(names))))
+    rows = 0
+    for source in files.sources:
+        size = Size(max(ROW_BYTES, 8 * len(names)), files.layout.lists)
+        for chunk in _chunks(files, source, size):
+            for batch, _ in files.form.batches(source, chunk, names, files.layout):
+                texts: dict[str, list[Any]] = {name: list(figures[name].add(batch.columns[name])) for name in names}
+                sample.add(rows, texts, batch.rows)
+                rows += batch.rows
+    if not rows:
+        path = files.sources[0].path
+        raise UserError(f"{path}: no rows in it; get it again, or leave it out of {files.sources[0].key}")
+    return TableProfile(files, rows, figures, sample)
+
+
+def _chunks(files: Files, source: Any, size: Size) -> Sequence[Chunk]:
+    return files.form.chunks(source, size, CHUNK_BYTES)

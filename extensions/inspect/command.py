@@ -7,18 +7,152 @@ The schema goes to stdout, as YAML with comments; notes, and where the page lies
 
 import re
 import sys
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from app.report.charts import Chart, Series
+from app.report.page import ReportTable, render
+from app.report.read import count, percent, plural
 from common.cli import EXIT_DONE
 from common.errors import UserError
-from common.limits import require_memory
+from common.keys import MISSING, key
+from common.machine import require_memory
+from data_prep.dataset.options import LabelKind
+from data_prep.parsing.dates import NUMBERS, number_of
 from data_prep.parsing.table_yaml import without_empty_parts
 from data_prep.sources.discover import Source, resolve_sources, without_packing
-from extensions.inspect.keys import InspectConfig
-from extensions.inspect.proposal import propose_schema
-from extensions.inspect.text import order_sentences
+from extensions.inspect.proposal import LEAK_AUC, Proposal, digits, order_sentences, propose_schema
+
+
+@dataclass(frozen=True)
+class InspectedData:
+    """The table to inspect."""
+
+    raw: Any = key(MISSING, "path, glob or directory of files of your own table, or a list of these", example="ads.csv")
+    label: str | None = key(
+        None,
+        "column of the labels, or a rule such as rating >= 4; null: the column named label, click, clicked, target, y "
+        "or rating",
+    )
+
+
+@dataclass(frozen=True)
+class InspectConfig:
+    """Configuration of `python -m data_prep.inspect`."""
+
+    data: InspectedData = field(default_factory=InspectedData)
+    out: str = key("inspect", "directory of the page, NAME.html")
+
+
+BINS, STRETCHES = 40, 50  # of a distribution; of the rows, whose label rate is drawn
+VALUES, MAX_COLUMNS, SHOWN = 8, 40, 40  # frequent values shown; columns of wide tables; characters of a value
+USES = {"dense": "number", "sparse": "category", "label": "label", "out": "left out"}
+
+
+def inspection_page(proposal: Proposal, directory: Path) -> str:
+    """Return the HTML of a proposal for files in a directory."""
+    profile, sample, label = proposal.profile, proposal.profile.sample, proposal.label
+    is_click, texts = label.kind is LabelKind.click, sample.columns[label.column]
+    labels = np.array(label.positives(texts) if is_click else [number_of(text, NUMBERS) for text in texts], np.float64)
+    name = "label rate" if is_click else "mean label"
+    parts = np.array_split(np.argsort(sample.numbers, kind="stable"), STRETCHES)
+    means = [(float(sample.numbers[part].mean()), float(labels[part].mean())) for part in parts if len(part)]
+    points = [Series(name, [at for at, _ in means], [mean for _, mean in means], "points")]
+    course = Chart("label_rows", f"{name.capitalize()} by row", "row", name, points, steps=False, from_zero=True)
+    columns, uses = profile.columns, proposal.uses.items()
+    numeric = [each for each, use in uses if use.place == "dense" and not columns[each].lists][:MAX_COLUMNS]
+    values = {each: [number_of(text, NUMBERS) for text in sample.columns[each]] for each in numeric}
+    distributions = [_distribution(each, np.array(numbers)) for each, numbers in values.items()]
+    frequent = [each for each, use in uses if use.place == "sparse" and not columns[each].is_time][:MAX_COLUMNS]
+    sentences = [("", text) for text in (*order_sentences(proposal), *proposal.notes)]
+    if leaks := [each for each, use in uses if use.auc is not None and use.auc > LEAK_AUC]:
+        words = "which alone predicts the label; add it if it is known before the label."
+        sentences.insert(0, ("bad", f"Left out: {', '.join(leaks[:4])}, {words}"))
+    files = profile.files.sources
+    return render(
+        Path(__file__).with_name("inspect.html.j2"),
+        directory,
+        [course, *distributions],
+        title=files[0].name + (f" and {plural(len(files) - 1, 'more file')}" if len(files) > 1 else ""),
+        about=[("Figures of", profile.scope()), ("Format", profile.files.form.name.replace("_", " "))],
+        tiles=_tiles(proposal),
+        sentences=sentences,
+        schema=proposal.text,
+        columns=_columns(proposal),
+        label=[course],
+        rates=[(each, _frequent(proposal, each, labels, is_click)) for each in frequent],
+        distributions=distributions,
+    )
+
+
+def _tiles(proposal: Proposal) -> list[tuple[str, str, str]]:
+    profile, column, rate = proposal.profile, proposal.label.column, proposal.label.rate
+    missing = sum(_missing(proposal, name) for name in profile.columns)
+    fields, figures = profile.rows * len(profile.columns), profile.columns[column]
+    label = f"{digits(figures.low)} to {digits(figures.high)}" if rate is None else percent(rate, 2)
+    return [
+        ("Rows", count(profile.rows), plural(len(profile.files.sources), "file")),
+        ("Label" if rate is None else "Label rate", label, f"of {column}"),
+        ("Missing fields", percent(missing / fields), f"{missing:,} of {fields:,}"),
+    ]
+
+
+def _missing(proposal: Proposal, name: str) -> int:
+    """Return the rows of a column that are empty, or whose text means no value."""
+    figures = proposal.profile.columns[name]
+    return figures.missing + sum(figures.marks[mark] for mark in proposal.missing)
+
+
+def _columns(proposal: Proposal) -> ReportTable:
+    rows = []
+    for name, use in proposal.uses.items():
+        figures = proposal.profile.columns[name]
+        is_time = proposal.time is not None and proposal.time[0] == name
+        different = f"{'' if figures.distinct.is_exact else 'about '}{len(figures.distinct):,}"
+        missing = percent(_missing(proposal, name) / max(1, figures.rows))
+        examples = ", ".join(repr(text[:SHOWN])[1:-1] for text in dict.fromkeys(figures.examples)) or "–"
+        auc = "–" if use.auc is None else f"{use.auc:.3f}"
+        rows.append([name, "time" if is_time else USES[use.place], different, missing, auc, examples, use.reason])
+    note = "AUC: of the column's label rates alone, for each half of the sample by the rates of the other half."
+    names = ["Column", "Use", "Different values", "Missing", "AUC", "Examples", "Why"]
+    return ReportTable(names, rows, {2, 3, 4}, note)
+
+
+def _frequent(proposal: Proposal, name: str, labels: NDArray[np.float64], is_click: bool) -> ReportTable:
+    """Return the most frequent values of a category, with their rows and label rate in the sample."""
+    entries = [each for each in proposal.uses[name].entries if isinstance(each, dict)]
+    separator = next((str(each["separator"]) for each in entries if "separator" in each), "")
+    rows, sums = Counter[str](), Counter[str]()
+    for value, label in zip(proposal.profile.sample.columns[name], labels.tolist(), strict=True):
+        members = value if isinstance(value, list) else value.split(separator) if separator else [value]
+        for member in dict.fromkeys(members):
+            rows[member] += 1
+            sums[member] += label
+    shown = []
+    for value, number in rows.most_common(VALUES):
+        rate = percent(sums[value] / number) if is_click else f"{sums[value] / number:,.4g}"
+        text = repr(value[:SHOWN])[1:-1] or "(empty)"
+        shown.append([text, count(number), percent(number / max(1, len(labels))), rate])
+    more = f"{len(rows) - VALUES:,} more values in these rows." if len(rows) > VALUES else ""
+    return ReportTable(["Value", "Rows", "Share", "Label rate" if is_click else "Mean label"], shown, {1, 2, 3}, more)
+
+
+def _distribution(name: str, numbers: NDArray[np.float64]) -> Chart:
+    """Return a histogram of a column; values beyond the outer percentiles are in the outer bars."""
+    finite = numbers[np.isfinite(numbers)]
+    chart = Chart(f"distribution_{name}", name, name, "rows", steps=False, from_zero=True, absent="as it has no value")
+    if len(finite):
+        low, high = np.quantile(finite, [0.005, 0.995])
+        counts, edges = np.histogram(np.clip(finite, low, high), BINS, (low, high))
+        chart.series = [Series("rows", ((edges[1:] + edges[:-1]) / 2).tolist(), counts.tolist(), "bars")]
+        chart.note = f"From {digits(finite.min())} to {digits(finite.max())}; outer bars hold the values beyond."
+    return chart
 
 
 def main(config: InspectConfig) -> int:
@@ -27,7 +161,6 @@ def main(config: InspectConfig) -> int:
     sources = without_empty_parts(resolve_sources(config.data.raw))
     proposal = propose_schema(sources, config.data.label)
     from app.report.page import write_page
-    from extensions.inspect.page import inspection_page
 
     page = inspection_page(proposal, Path(sources[0].path).parent)
     path = Path(config.out) / f"{_page_name(config.data.raw, sources)}.html"

@@ -1,5 +1,8 @@
-"""The proposed schema of a table: the use of each column, and why."""
+"""The proposed schema of a table: label, use of each column, and why; as YAML with comments."""
 
+from __future__ import annotations
+
+import json
 import math
 import re
 from collections.abc import Sequence
@@ -8,21 +11,373 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
+from numpy.typing import NDArray
 
 from common.errors import UserError
+from data_prep.dataset.format import mix
 from data_prep.dataset.options import LabelKind
-from data_prep.dataset.transforms import largest_input
-from data_prep.parsing.dates import EPOCHS, PARTS, read_time
-from data_prep.parsing.labels import NULL_MARKS
-from data_prep.parsing.numbers import NUMBERS, number_of
+from data_prep.dataset.spelling import TRUTHS, largest_input
+from data_prep.dataset.table_spec import COLUMN_AND_RULE, COMPARISONS, parse_rule
+from data_prep.parsing.dates import EPOCHS, NUMBERS, PARTS, exact_number_of, number_of, read_time
+from data_prep.parsing.labels import NULL_MARKS, WORD_PAIRS, is_by_value
 from data_prep.parsing.table_yaml import load_table
 from data_prep.sources.discover import Source
-from extensions.inspect.columns import ColumnFigures, words_of
-from extensions.inspect.label import Label, find_label
-from extensions.inspect.layout import read_layout
-from extensions.inspect.leak import auc_of_column
-from extensions.inspect.profile import TableProfile, read_profile
-from extensions.inspect.text import flow, schema_text
+from extensions.inspect.columns import ColumnFigures, TableProfile, read_layout, read_profile, words_of
+
+MIN_LABELS = 50  # per class, for a meaningful AUC
+PRIOR_ROWS = 10.0  # rows at the base rate that smooth each rate
+BINS = 32  # quantiles of a number
+
+
+def auc_of_column(texts: Sequence[str], numbers: NDArray[np.float64] | None, labels: NDArray[np.bool_]) -> float | None:
+    """Return the AUC of a column's label rates, of each half of the rows by those of the other; None for few labels.
+
+    Args:
+        texts: the column's fields [rows]; numbers: the same as numbers, which are compared by quantiles.
+    """
+    if min(labels.sum(), (~labels).sum()) < MIN_LABELS:
+        return None
+    if numbers is not None:
+        bounds = np.unique(np.quantile(numbers, np.arange(1, BINS) / BINS))
+        codes = np.searchsorted(bounds, numbers, side="left")
+    else:
+        code_of = {text: code for code, text in enumerate(dict.fromkeys(texts))}
+        codes = np.array([code_of[text] for text in texts], np.int64)
+    in_first = mix(np.arange(len(labels), dtype=np.uint64)) & np.uint64(1) == 1
+    size = int(codes.max()) + 1
+    aucs = []
+    for fitted in (in_first, ~in_first):
+        rate = labels[fitted].mean()
+        positives = np.bincount(codes[fitted], labels[fitted], size)
+        rates = (positives + PRIOR_ROWS * rate) / (np.bincount(codes[fitted], minlength=size) + PRIOR_ROWS)
+        aucs.append(_auc(rates[codes[~fitted]], labels[~fitted]))
+    return float(np.mean(aucs))
+
+
+def _auc(scores: NDArray[np.float64], labels: NDArray[np.bool_]) -> float:
+    """Return the area under the ROC curve; equal scores count half."""
+    values, codes = np.unique(scores, return_inverse=True)
+    positives = np.bincount(codes, labels, len(values))
+    negatives = np.bincount(codes, ~labels, len(values))
+    below = np.cumsum(negatives) - negatives
+    total = positives.sum() * negatives.sum()
+    return float((positives * (below + negatives / 2)).sum() / total) if total else 0.5
+
+
+NAMES = ("label", "click", "clicked", "target", "y", "rating")  # of columns that hold the label unless one is given
+# One word suffices here, since a person reads the proposal.
+POSITIVE = {positive for positive, _ in WORD_PAIRS} | {
+    *("1", "+1", "yes", "true", "like", "liked", "buy", "bought", "purchase", "purchased", "converted", "conversion"),
+    *("accepted", "approved", "success", "win", "won", "good"),
+}
+NEGATIVE = {negative for _, negative in WORD_PAIRS} | {
+    *("0", "-1", "no", "false", "dislike", "disliked", "rejected", "declined", "failure", "lost", "loss", "bad"),
+}
+MAX_GRADES = 20  # numbers of more different values are no grades, but a number to predict
+SHOWN = 5
+LONGEST = 200  # most characters of column names in an error
+
+
+@dataclass(frozen=True)
+class Label:
+    """The label's column, and how it becomes a number.
+
+    Attributes:
+        rule: condition of a positive row; None: the column holds 0 and 1, or is a number to predict.
+        rate: share of positive rows; None: the labels are numbers.
+        reason: why, for a comment.
+    """
+
+    column: str
+    rule: str | None
+    kind: LabelKind
+    rate: float | None
+    reason: str
+
+    def entry(self) -> Any:
+        """Return the value of the schema's key label."""
+        if self.kind is LabelKind.number:
+            return {"column": self.column, "kind": self.kind.value}
+        return self.column if self.rule is None else {"column": self.column, "rule": self.rule}
+
+    def positives(self, texts: list[str]) -> list[bool]:
+        """Return which of some fields are positive."""
+        rule = parse_rule(self.rule or "== 1")
+        compare, number = COMPARISONS[rule.operator], exact_number_of(rule.value, NUMBERS)
+        met = {}
+        for text in set(texts):
+            if not is_by_value(rule, NUMBERS) or (not rule.is_quoted and rule.value.lower() in TRUTHS):
+                met[text] = bool(compare(exact_number_of(text, NUMBERS), number))
+            else:
+                met[text] = bool(compare(text if rule.is_quoted else text.strip(), rule.value))
+        return [met[text] for text in texts]
+
+
+def find_label(profile: TableProfile, label_key: str | None) -> Label:
+    """Return the label.
+
+    Args:
+        label_key: column, or rule such as "rating >= 4"; None: a column named as one of NAMES.
+    """
+    column, rule = _column(profile, label_key)
+    figures = profile.columns[column]
+    place = f"{profile.files.sources[0].path}, column {column}"
+    if figures.lists or figures.others or not figures.filled:
+        raise UserError(f"{place}: no values that a label can have; name another column in data.label")
+    if figures.missing:
+        raise UserError(
+            f"{place}: {figures.missing:,} of {figures.rows:,} rows have no label, the first of them is row "
+            f"{(figures.first_empty or 0) + 1} of the table; remove these rows, or name another column in data.label"
+        )
+    named = None if rule is None else parse_rule(rule)
+    if marks := set(figures.marks) - ({named.value} if named else set()):
+        rows = sum(figures.marks[mark] for mark in marks)
+        raise UserError(
+            f"{place}: {rows:,} of {figures.rows:,} rows have {', '.join(sorted(marks))}, which stands for a missing "
+            "value; remove these rows, or name another column in data.label"
+        )
+    if named and not is_by_value(named, NUMBERS) and not figures.are_numbers:
+        raise UserError(
+            f"{place}: {_shown(figures)}, of which some are no numbers, as {rule} needs; correct or remove these rows"
+        )
+    if rule is None:
+        rule, reason = _rule(place, figures)
+    else:
+        reason = "as data.label says"
+    if rule == LabelKind.number.value:
+        if figures.low == figures.high:
+            raise UserError(f"{place}: the same number in every row; name another column in data.label")
+        return Label(column, None, LabelKind.number, None, reason)
+    label = Label(column, rule, LabelKind.click, None, reason)
+    rate = _rate(profile, label)
+    if rate in (0.0, 1.0):
+        raise UserError(
+            f"{place}: every label is {rate:.0f}, so no model can learn from them; values are {_shown(figures)}; name "
+            "another column or rule in data.label"
+        )
+    return Label(column, rule, LabelKind.click, rate, reason)
+
+
+def _column(profile: TableProfile, label_key: str | None) -> tuple[str, str | None]:
+    """Return the label's column and its rule, if it is given with one."""
+    names = list(profile.columns)
+    if label_key is None:
+        by_lower = {name.lower(): name for name in reversed(names)}
+        known = next((by_lower[name] for name in NAMES if name in by_lower), None)
+        if known is None:
+            named = f"{', '.join(NAMES[:-1])} or {NAMES[-1]}"
+            raise UserError(
+                f"{profile.files.sources[0].path}: no column is named {named}, so the label is not known; give "
+                f"data.label=COLUMN, one of {', '.join(filter(None, names))[:LONGEST]}"
+            )
+        return known, None
+    if label_key in names:
+        return label_key, None
+    if (match := COLUMN_AND_RULE.fullmatch(label_key.strip())) and match[1] in names:
+        try:
+            parse_rule(match[2])
+        except ValueError as error:
+            raise UserError(f"data.label={label_key}: {error}") from error
+        return match[1], match[2]
+    raise UserError(f"data.label={label_key}: no such column; the table has {', '.join(names)[:LONGEST]}")
+
+
+def _rule(place: str, figures: ColumnFigures) -> tuple[str | None, str]:
+    """Return the rule by the column's values, LabelKind.number for numbers to predict, or None; and why."""
+    counts = figures.counts
+    values = None if counts is None else sorted(counts)
+    if values is not None and figures.are_numbers:
+        numbers = sorted({number_of(value, NUMBERS) for value in values})
+        if set(numbers) <= {0.0, 1.0}:
+            return None, "of two words, true and yes are 1" if figures.truths else "holds 0 and 1"
+    if values is not None and (len(values) <= 2 or (figures.are_numbers and len(numbers) == 2)):
+        return _rule_of_two(place, figures, values)
+    if figures.are_numbers and not figures.truths:
+        if values is not None and len(numbers) <= MAX_GRADES:
+            grade = _middle_grade(figures, numbers)
+            return f">= {grade:g}", f"grades; {grade:g} is where about half of the rows are positive"
+        return LabelKind.number.value, "a number of many values, which a model predicts as it is"
+    raise UserError(
+        f"{place}: {_shown(figures)}; say which of them is positive, e.g. data.label='{figures.name} == "
+        f"{figures.examples[0]}'"
+    )
+
+
+def _rule_of_two(place: str, figures: ColumnFigures, values: list[str]) -> tuple[str, str]:
+    """Return the rule of a column with at most two values, one of which is known to be positive or negative."""
+    # Of two grades, such as 1 and 5, only a person knows which one is positive.
+    is_known = not figures.are_numbers or {number_of(value, NUMBERS) for value in values} == {-1.0, 1.0}
+    words = [value.strip().lower() if is_known else "" for value in values]
+    positive = [value for value, word in zip(values, words, strict=True) if word in POSITIVE]
+    negative = [value for value, word in zip(values, words, strict=True) if word in NEGATIVE]
+    if len(positive) == 1 or (len(negative) == 1 and len(values) == 2):
+        value = positive[0] if len(positive) == 1 else next(each for each in values if each != negative[0])
+        return f"== {_quoted(value)}", f"of two values, {value} is the positive one"
+    raise UserError(
+        f"{place}: has the values {_shown(figures)}, and neither is known to be positive; say which one is: "
+        f"data.label='{figures.name} == {_quoted(values[-1])}'"
+    )
+
+
+def _quoted(value: str) -> str:
+    """Return a value as a rule writes it: in quotes if it would mean something else without them."""
+    is_plain = value == value.strip() and value[0] not in "=\"'" and value.lower() not in TRUTHS
+    return value if is_plain else f'"{value}"' if '"' not in value else f"'{value}'"
+
+
+def _middle_grade(figures: ColumnFigures, numbers: list[float]) -> float:
+    """Return the grade from which on the share of rows is nearest to a half."""
+    assert figures.counts is not None
+    rows = dict.fromkeys(numbers, 0)
+    for text, count in figures.counts.items():
+        rows[number_of(text, NUMBERS)] += count
+    shares = {grade: sum(rows[each] for each in numbers if each >= grade) / figures.rows for grade in numbers[1:]}
+    return min(shares, key=lambda grade: (abs(shares[grade] - 0.5), grade))
+
+
+def _rate(profile: TableProfile, label: Label) -> float:
+    """Return the share of positive rows: of all if each text is counted, else of the sample."""
+    counts = profile.columns[label.column].counts
+    if counts is None:
+        return float(np.mean(label.positives(profile.sample.columns[label.column])))
+    texts = list(counts)
+    positives = sum(counts[text] for text, met in zip(texts, label.positives(texts), strict=True) if met)
+    return positives / counts.total()
+
+
+def _shown(figures: ColumnFigures) -> str:
+    if figures.counts is None:
+        return f"{len(figures.distinct):,} different values"
+    shown = ", ".join(f"{text[:40]} ({rows:,})" for text, rows in figures.counts.most_common(SHOWN))
+    more = f" and {len(figures.counts) - SHOWN:,} more" if len(figures.counts) > SHOWN else ""
+    return f"{shown}{more}"
+
+
+COMMENT_COLUMN = 44
+SHOWN_COLUMNS = 4
+
+
+def schema_text(proposal: Proposal) -> str:
+    """Return the YAML; comments say why each column is used as it is."""
+    profile, label = proposal.profile, proposal.label
+    files = profile.files
+    name = files.sources[0].name if len(files.sources) == 1 else f"{len(files.sources)} files"
+    lines = [f"# Schema of {name}, proposed by python -m data_prep.inspect. Figures are of {profile.scope()}."]
+    lines += [f"# {sentence}" for sentence in order_sentences(proposal)]
+    if files.has_text and files.layout.delimiter != ",":
+        lines.append(f"delimiter: {json.dumps(files.layout.delimiter)}")
+    if files.has_text and not files.layout.header:
+        lines.append("header: false")
+    if proposal.missing:
+        lines.append(_commented(f"missing: {flow(proposal.missing)}", "no value, in every column"))
+    lines.append(_commented(f"label: {_label(proposal)}", _label_comment(proposal)))
+    if proposal.time is not None:
+        column, form = proposal.time
+        reference = _reference(proposal, column)
+        entry = reference if form is None else {"column": reference, "format": form}
+        lines.append(_commented(f"time: {flow(entry)}", "rows are split by it: the newest are held out"))
+    for place in ("dense", "sparse"):
+        uses = {column: use for column, use in proposal.uses.items() if use.place == place}
+        lines += [f"{place}:"] if uses else []
+        for column, use in uses.items():
+            reasons = [use.reason, *([""] * (len(use.entries) - 1))]
+            for entry, reason in zip(use.entries, reasons, strict=True):
+                lines.append(_commented(f"  - {_entry(proposal, column, entry)}", reason))
+    left_out = {column: use for column, use in proposal.uses.items() if use.place == "out"}
+    lines += ["# Left out:"] if left_out else []
+    lines += [f"#   {flow(column)}: {use.reason}" for column, use in left_out.items()]
+    if label.kind is LabelKind.number:
+        lines.append("# Train on these labels with loss=mse train.monitor=rmse.")
+    return "".join(f"{_printable(line)}\n" for line in lines)
+
+
+def flow(value: Any) -> str:
+    """Return a value in YAML's flow style, in one line."""
+    for allow_unicode in (True, False):  # Without it characters that would end or blank the line are escaped.
+        text: str = yaml.safe_dump([value], default_flow_style=True, width=float("inf"), allow_unicode=allow_unicode)
+        if text.strip().isprintable():
+            break
+    return text.strip()[1:-1]
+
+
+def _printable(line: str) -> str:
+    """Return a line without characters that would end it."""
+    return "".join(letter if letter.isprintable() else "?" for letter in line)
+
+
+def _commented(line: str, comment: str) -> str:
+    return f"{line:<{COMMENT_COLUMN - 2}}  # {comment}" if comment else line
+
+
+def _reference(proposal: Proposal, column: str) -> str | int:
+    """Return a column's name, or its position in files without names."""
+    files = proposal.profile.files
+    return column if files.layout.header or not files.has_text else files.layout.names.index(column)
+
+
+def _entry(proposal: Proposal, column: str, entry: Any) -> str:
+    reference = _reference(proposal, column)
+    return flow({**entry, "column": reference} if isinstance(entry, dict) else reference)
+
+
+def _label(proposal: Proposal) -> str:
+    label = proposal.label
+    entry, reference = label.entry(), _reference(proposal, label.column)
+    if label.rule is not None and isinstance(reference, str) and reference.isidentifier():
+        return flow(f"{reference} {label.rule}")
+    return flow({**entry, "column": reference} if isinstance(entry, dict) else reference)
+
+
+def _label_comment(proposal: Proposal) -> str:
+    label = proposal.label
+    return label.reason if label.rate is None else f"{label.rate:.2%} of the rows are positive; {label.reason}"
+
+
+def order_sentences(proposal: Proposal) -> list[str]:
+    """Return how the rows are sorted, and what that means for each way to split them."""
+    orders, time = _orders(proposal), proposal.time
+    sentences = [f"Rows are {' and '.join(orders)}." if orders else "Rows are in no order that a column shows."]
+    if time is not None:
+        sentences.append(
+            f"data.split.method=time (the default here) trains on older rows and tests on newer ones by {time[0]}."
+        )
+    else:
+        sentences.append("data.split.method=random (the default here) draws each row, so val and test are as train is.")
+    consequence = "tests on the last rows of the files"
+    if any(order.startswith("sorted by label") for order in orders):
+        consequence += ", which have other labels than train: do not use it"
+    elif any(order.startswith("in order of") for order in orders):
+        consequence += ", which are the newest"
+    elif any(order.startswith("grouped") for order in orders):
+        consequence += ", of groups that train does not have"
+    sentences.append(f"data.split.method=fraction {consequence}.")
+    sentences += [
+        f"data.split.method=group data.split.column={name} keeps all rows of a value of {name} in one split, to test "
+        "on new values; random and time test on those that train has."
+        for name in proposal.groups[:SHOWN_COLUMNS]
+    ]
+    if proposal.label.rate is not None and proposal.label.rate < 0.02:
+        sentences.append("data.split.method=stratified gives each split the same share of the rare positive rows.")
+    return sentences
+
+
+def _orders(proposal: Proposal) -> list[str]:
+    """Return the ways in which the rows are sorted."""
+    orders = []
+    columns, label = proposal.profile.columns, proposal.label
+    if label.kind is LabelKind.click and (columns[label.column].runs == len(columns[label.column].distinct)):
+        orders.append(f"sorted by label ({label.column})")
+    for name, figures in columns.items():
+        if figures.is_time and not figures.missing and not figures.descents and len(figures.distinct) > 2:
+            orders.append(f"in order of {name}")
+    orders += [
+        f"grouped by {name} (all rows of a value follow each other)"
+        for name in proposal.groups
+        if columns[name].distinct.is_exact and columns[name].runs == len(columns[name].distinct)
+    ]
+    return orders
+
 
 ID_WORDS = frozenset(
     [

@@ -23,21 +23,23 @@ from common.files import digest_file
 from common.jit import Int, jit
 from data_prep.config.keys import SyntheticConfig
 from data_prep.dataset.format import SPLITS, ShardArrays
-from data_prep.dataset.schema import CRITEO, Schema
-from data_prep.encoding.dense import encode_dense
-from data_prep.synthetic.bayes_scores import PROBABILITY_STEPS, bayes_scores
-from data_prep.synthetic.rows import (
+from data_prep.dataset.options import CRITEO, Schema
+from data_prep.encoding.lookup import encode_dense
+from data_prep.synthetic import (
     CALIBRATION_BLOCK,
     CALIBRATION_ROWS,
+    PROBABILITY_STEPS,
+    Columns,
     Rows,
+    bayes_scores,
     calibrate,
     draw_integers,
     draw_rows,
     label_steps,
     logits_of,
+    make_teacher,
     seeded,
 )
-from data_prep.synthetic.teacher import Columns, make_teacher
 from extensions.locality.keys import TraceConfig
 
 SUFFIX = ".log"
@@ -120,7 +122,7 @@ def draw_ids(
 
 
 class TraceRows:
-    """A data_prep.stages.write_generated.Generator. Each table's accesses continue from train through val to test."""
+    """A data_prep.stages.generate.Generator. Each table's accesses continue from train through val to test."""
 
     def __init__(self, config: TraceConfig, threads: int) -> None:
         """Raise UserError for a directory without stack-distance files."""

@@ -2,12 +2,12 @@
 
 from typing import TYPE_CHECKING
 
-from app.kinds.trackers import TrackerKind
+from app.config.kinds import TrackerKind
 from common.extensions import Core, KeyGroup
 from extensions.mlperf.keys import MLPerfConfig, is_wanted
 
 if TYPE_CHECKING:
-    from app.trackers.base import Setting
+    from app.trackers import Setting
     from extensions.mlperf.log import MLPerf
 
 MLPERF_LOG = "mllog.txt"

@@ -8,7 +8,7 @@ from common.extensions import keys_of_extension
 from common.keys import key
 
 if TYPE_CHECKING:
-    from app.config import AppConfig
+    from app.config.app_config import AppConfig
 
 # Benchmarks of MLPerf's own recipes, by published.recipe.
 BENCHMARKS = {"mlperf_v1": "dlrm", "mlperf_v2": "dlrm_dcnv2", "mlperf_v4": "dlrmv4"}

@@ -4,37 +4,470 @@ No GPU, no process group: `python -m app.plan recipe=mlperf_v2 topology=mi300x t
 plan.out=plan.json` on any machine; `python -m app.train sharding.plan=plan.json` trains by it.
 """
 
+import re
 import sys
-from collections.abc import Mapping
-from dataclasses import asdict, replace
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from operator import attrgetter
 from pathlib import Path
+from typing import Any, NamedTuple
 
+import msgspec
 import torch
 from msgspec import structs
+from torch import nn
+from torchrec.distributed.planner.types import ShardingOption
 
-from app.config import TopologyConfig
-from app.config.sharding import AUTO_SHARDING
-from app.config.train import with_batch_of_all
-from app.kinds.models import ModelKind, require_dataset
-from app.kinds.published import PublishedTables
-from app.model.embeddings import TableArch
-from app.model.make import make_tables
-from app.model.tables import Features
-from app.runtime import platform, process_group
-from app.sharding import from_config, topology
-from app.sharding.plan import load_plan, tables_in_order
-from app.sharding.planner import table_choices
+from app.config.app_config import AppConfig, validate
+from app.config.kinds import ModelKind, PublishedTables, require_dataset
+from app.config.model import published_tables
+from app.config.sharding import AUTO_SHARDING, TopologyConfig
+from app.config.train import require_place, with_batch_of_all
+from app.model.dlrm import make_tables
+from app.model.embeddings import Features, TableArch
+from app.runtime import platform
+from app.runtime import platform as process_group
+from app.sharding import planner
+from app.sharding.documents import PlanFile, PlannedTable
+from app.sharding.plan import Plan, TablePlan, load_plan, tables_in_order
+from app.sharding.planner import Choice, Workload, sharding_options, table_choices
 from app.training.meta_build import published_features
 from common.cli import EXIT_DONE
-from common.documents import encode
+from common.documents import Json, Number, OpenDocument, convert, encode, plain_object
 from common.errors import UserError
 from common.extensions import rows_of_extensions
 from common.files import write_atomically
+from common.keys import WIDTH, key
 from data_prep.dataset.format import MANIFEST_NAME, load_manifest, mean_bag_sizes
-from extensions.plan import hstu
-from extensions.plan.documents import ForecastFile, WhatIf
-from extensions.plan.forecast import diff_lines, forecast_plan, plan_lines, what_if_lines
-from extensions.plan.keys import PlanAppConfig
+
+
+@dataclass(frozen=True)
+class PlanConfig:
+    """Keys of the plan, besides the tables and hardware of other groups."""
+
+    num_embeddings: Any = key(
+        None, "rows by feature, a list, or a name such as mlperf_v2; null: the dataset's or recipe's"
+    )
+    bag_sizes: Any = key(None, "list of the mean ids per bag of each feature; null: the dataset's or the recipe's")
+    out: str | None = key(
+        None, 'file for the plan and its forecast as JSON; `sharding.plan=FILE` trains with it; "-": stdout'
+    )
+    reasons: bool = key(False, "print the reasons for each table's placement; plan.out always holds them")
+    against: str | None = key(None, "another plan's JSON to compare with")
+    topologies: list[str] = key([], "what if: compare these topologies, names or YAML files")
+    batch_sizes: list[int] = key([], "what if: compare these global batches", at_least=1)
+    devices: list[int] = key([], "what if: compare these numbers of devices per machine", at_least=1)
+
+
+@dataclass(frozen=True)
+class PlanAppConfig(AppConfig):
+    """Configuration of `python -m app.plan`: a run's, and the keys `plan`."""
+
+    plan: PlanConfig = field(default_factory=PlanConfig)
+
+
+def validate_plan(config: PlanAppConfig) -> None:
+    """Raise UserError for invalid values."""
+    validate(config)
+    plan = config.plan
+    require_place("plan.out", None if plan.out == "-" else plan.out)
+    rows = plan.num_embeddings.values() if isinstance(plan.num_embeddings, dict) else plan.num_embeddings
+    if isinstance(rows, str):
+        published_tables(rows)
+    elif rows is not None and (isinstance(rows, (int, float)) or not all(isinstance(n, int) and n > 0 for n in rows)):
+        raise UserError(f"plan.num_embeddings={plan.num_embeddings}: must be numbers of rows, a list or by feature")
+    bags = plan.bag_sizes
+    if bags is not None and (
+        not isinstance(bags, list) or not all(isinstance(n, (int, float)) and n >= 0 for n in bags)
+    ):
+        raise UserError(f"plan.bag_sizes={bags}: must be a list, one number for each feature")
+
+
+class ForecastTable(PlannedTable, kw_only=True):
+    """A table of a plan, with its size, its cost and the reason for its sharding."""
+
+    name: str | None = None
+    num_embeddings: int | None = None
+    embedding_dim: int | None = None
+    bytes: Number | None = None
+    lookup_ms: Number | None = None
+    communication_ms: Number | None = None
+    reason: str | None = None
+
+
+class RankCost(OpenDocument, kw_only=True):
+    """Memory of one process for its tables, in bytes, and its time per step, in milliseconds."""
+
+    rank: int
+    device_bytes: int
+    host_bytes: int
+    lookup_ms: Number
+    communication_ms: Number
+    total_ms: Number
+    rest: Json = msgspec.field(default_factory=dict)
+
+
+class Forecast(OpenDocument, kw_only=True):
+    """Forecast for a whole plan.
+
+    capacity_bytes: memory for tables on a device (on the host, for a CPU), without the reserve. headroom_bytes: the
+    rest of it on the fullest process, negative if the plan does not fit. step_ms: time of the slowest process.
+    imbalance: step_ms divided by the mean over processes.
+    """
+
+    fits: bool
+    capacity_bytes: int
+    step_ms: Number
+    headroom_bytes: int
+    imbalance: Number
+    rest: Json = msgspec.field(default_factory=dict)
+
+
+class WhatIf(OpenDocument, kw_only=True):
+    """The forecast for other hardware or another batch, and the slowest process; without one the problem."""
+
+    topology: str
+    nodes: int | None
+    devices_per_node: int | None
+    world_size: int
+    global_batch_size: int
+    forecast: Forecast | None
+    problem: str | None = None
+    slowest: RankCost | None = None
+    types: str | None = None
+    rest: Json = msgspec.field(default_factory=dict)
+
+
+class ForecastFile(PlanFile, kw_only=True):
+    """A plan, what it is a plan for, and its forecast; another plan than the command's has the plan alone."""
+
+    tables: Mapping[str, ForecastTable]
+    nodes: int | None = None
+    topology: Json | None = None
+    global_batch_size: int | None = None
+    optimizer: str | None = None
+    types: str | None = None
+    ranks: list[RankCost] | None = None
+    forecast: Forecast | None = None
+    notes: list[str] | None = None
+    what_if: list[WhatIf] | None = None
+
+
+class Estimate(NamedTuple):
+    """Cost of a table's part on its process: bytes, and milliseconds per step for forward and backward."""
+
+    rank: int
+    device_bytes: int = 0
+    host_bytes: int = 0
+    lookup_ms: float = 0.0
+    communication_ms: float = 0.0
+
+    @property
+    def total_bytes(self) -> int:
+        """Return the bytes in device and host memory: weights, optimizer state and buffers."""
+        return self.device_bytes + self.host_bytes
+
+    @property
+    def total_ms(self) -> float:
+        """Return the time of lookup and communication in sequence."""
+        return self.lookup_ms + self.communication_ms
+
+    def plus(self, other: "Estimate") -> "Estimate":
+        """Return the cost of both parts on this process."""
+        return Estimate(
+            self.rank,
+            self.device_bytes + other.device_bytes,
+            self.host_bytes + other.host_bytes,
+            self.lookup_ms + other.lookup_ms,
+            self.communication_ms + other.communication_ms,
+        )
+
+
+def estimates(model: nn.Module, plan: Plan, workload: Workload) -> dict[str, list[Estimate]]:
+    """Return TorchRec's estimates for the shards of each table, by table. Accept plans from any source."""
+    as_planned = {
+        name: Choice(
+            name,
+            ((table.type, table.kernel),),
+            min(shard.columns for shard in table.shards),
+            table.cache_load_factor,
+        )
+        for name, table in plan.tables.items()
+    }
+    result = {}
+    for name, (option,) in sharding_options(model, as_planned, workload).items():
+        result[name] = [
+            estimate_shard(shard, planned.rank, plan.world_size)
+            for shard, planned in zip(option.shards, plan.tables[name].shards, strict=True)
+        ]
+    return result
+
+
+def estimate_shard(shard: Any, rank: int, world_size: int) -> Estimate:
+    """Return TorchRec's estimate of a shard; leave out communication that it counts even for a single process."""
+    perf, storage = shard.perf, shard.storage
+    lookup = perf.fwd_compute + perf.bwd_compute + perf.prefetch_compute
+    communication = perf.fwd_comms + perf.bwd_comms if world_size > 1 else 0.0
+    return Estimate(rank, storage.hbm, storage.ddr, lookup, communication)
+
+
+# Sharding types as in the output of TorchRec's planner.
+OF_TABLES = (
+    "times are of tables alone (lookups, updates, exchange), estimated from data sheets; a whole step also has dense "
+    "layers and input, so these are not two GPUs' speeds: make bench measures those"
+)
+ABBREVIATIONS = {
+    "data_parallel": "DP",
+    "table_wise": "TW",
+    "row_wise": "RW",
+    "column_wise": "CW",
+    "table_row_wise": "TWRW",
+    "table_column_wise": "TWCW",
+    "grid_shard": "GS",
+}
+_RIGHT = set("0123456789-.")
+# Least characters for the first column, whose cells are cut, and for the last, whose cells are wrapped.
+_LEAST_OF_FIRST, _LEAST_OF_LAST = 8, 24
+
+
+def forecast_plan(
+    model: TableArch,
+    plan: Plan,
+    workload: Workload,
+    choices: Mapping[str, Choice],
+    possible: Mapping[str, Choice],
+) -> ForecastFile:
+    """Return the plan's file with the cost of a plan made within `choices`. Reasons consider all of `possible`."""
+    parts = estimates(model, plan, workload)
+    every = sharding_options(model, possible, workload)
+    ways = {name: _by_type(options, plan.world_size) for name, options in every.items()}
+    ranks = [Estimate(rank) for rank in range(plan.world_size)]
+    document = convert(plain_object(plan.to_document()), ForecastFile)
+    for table in tables_in_order(model):
+        shards = parts[table.name]
+        for shard in shards:
+            ranks[shard.rank] = ranks[shard.rank].plus(shard)
+        busiest, choice = _busiest(shards), choices.get(table.name)
+        forced = "as the plan's file says" if choice is None else f"as {choice.key}.types says"
+        is_forced = choice is None or choice.is_forced
+        entry = document.tables[table.name]
+        entry.name, entry.num_embeddings, entry.embedding_dim = table.name, table.num_embeddings, table.embedding_dim
+        entry.bytes = sum(shard.total_bytes for shard in shards)
+        entry.lookup_ms, entry.communication_ms = busiest.lookup_ms, busiest.communication_ms
+        entry.reason = forced if is_forced else _reason(plan.tables[table.name], busiest, ways[table.name])
+    on_host = all(rank.device_bytes == 0 for rank in ranks)
+    room = capacity(workload)
+    headroom = room - max(rank.host_bytes if on_host else rank.device_bytes for rank in ranks)
+    step_ms, mean = max(rank.total_ms for rank in ranks), sum(rank.total_ms for rank in ranks) / len(ranks)
+    document.ranks = [RankCost(**rank._asdict(), total_ms=rank.total_ms) for rank in ranks]
+    document.forecast = Forecast(
+        fits=headroom >= 0,
+        capacity_bytes=room,
+        step_ms=step_ms,
+        headroom_bytes=headroom,
+        imbalance=step_ms / mean if mean else 1.0,
+    )
+    return document
+
+
+def capacity(workload: Workload) -> int:
+    """Return the bytes for tables on each device; for a CPU, of host memory."""
+    storage = workload.topology.devices[0].storage
+    if workload.topology.compute_device == "cpu":
+        return int(storage.ddr)
+    return int(storage.hbm * (1 - workload.reserve))
+
+
+def _by_type(options: Sequence[ShardingOption], world_size: int) -> dict[str, Estimate]:
+    best: dict[str, Estimate] = {}
+    for option in options:
+        cost = _busiest([estimate_shard(shard, 0, world_size) for shard in option.shards])
+        if option.sharding_type not in best or cost.total_ms < best[option.sharding_type].total_ms:
+            best[option.sharding_type] = cost
+    return best
+
+
+def _busiest(shards: Sequence[Estimate]) -> Estimate:
+    """Return the slowest part; of equally slow ones, the one with the most bytes."""
+    return max(shards, key=lambda shard: (shard.total_ms, shard.total_bytes))
+
+
+def _reason(planned: TablePlan, estimate: Estimate, ways: Mapping[str, Estimate]) -> str:
+    """Return the reason for the planner's choice, with the figures that it compared."""
+    ms, size = estimate.total_ms, _size(estimate.total_bytes)
+    whole, copied = ways.get("table_wise"), ways.get("data_parallel")
+    if planned.type == "data_parallel":
+        text = f"small enough to copy ({size} a rank): its gradient takes {ms:.3f} ms"
+        text += f", exchanging its vectors {whole.total_ms:.3f} (table_wise)" if whole else ""
+    elif planned.type == "table_wise":
+        text = f"whole on one rank, {ms:.3f} ms"
+        if copied:
+            text += f"; a copy on each: {copied.total_ms:.3f} ms, {_size(copied.total_bytes)} a rank"
+    else:
+        text = f"over {len(planned.ranks)} rank(s), {ms:.3f} ms and {size} on each"
+        text += f"; whole on one: {whole.total_ms:.3f} ms, {_size(whole.total_bytes)}" if whole else ""
+    others = {kind: way.total_ms for kind, way in ways.items() if kind != planned.type and way.total_ms < ms * 0.999}
+    if others:
+        kind = min(others, key=lambda kind: others[kind])
+        text += f"; {kind} alone {others[kind]:.3f} ms, but the slowest rank counts"
+    if planned.kernel != "fused" and planned.type != "data_parallel":
+        text += f"; {planned.kernel}: device memory is short"
+    return text
+
+
+def _size(size: float) -> str:
+    """Format bytes, such as 1.5 GiB."""
+    for unit in ("B", "KiB", "MiB"):
+        if abs(size) < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} GiB"
+
+
+def plan_lines(plan: ForecastFile, topology: str, reasons: bool = False) -> list[str]:
+    """Return the plan as text: a line per table with its reason if wanted, a line per process, and the forecast."""
+    lines = [
+        f"plan: {plan.world_size} devices ({plan.nodes} x {plan.local_world_size} {topology}), "
+        f"global batch {plan.global_batch_size:,}, {plan.optimizer}",
+        "",
+    ]
+    rows = [["table", "rows", "dim", "type", "kernel", "size", "lookup ms", "comm. ms", "ranks"]]
+    for name, table in plan.tables.items():
+        size = [f"{table.num_embeddings:,}", str(table.embedding_dim)]
+        how = [table.type, table.kernel, _size(table.bytes or 0)]
+        cost = [f"{table.lookup_ms:.3f}", f"{table.communication_ms:.3f}"]
+        rows.append([name, *size, *how, *cost, _ranks(table.ranks, plan.world_size)])
+    lines += _aligned(rows)
+    if reasons:
+        lines += ["", *_aligned([[name, table.reason or ""] for name, table in plan.tables.items()])]
+    rows = [["rank", "device", "host", "lookup ms", "comm. ms", "total ms"]]
+    for rank in plan.ranks or []:
+        cost = [f"{ms:.3f}" for ms in (rank.lookup_ms, rank.communication_ms, rank.total_ms)]
+        rows.append([str(rank.rank), _size(rank.device_bytes), _size(rank.host_bytes), *cost])
+    lines += ["", *_aligned(rows), ""]
+    if forecast := plan.forecast:
+        verdict = "fits" if forecast.fits else "DOES NOT FIT"
+        lines += _wrapped(
+            f"forecast: {verdict}, headroom {_size(forecast.headroom_bytes)} of {_size(forecast.capacity_bytes)} a "
+            f"device for tables; slowest rank {forecast.step_ms:.3f} ms a step for tables alone, imbalance "
+            f"{forecast.imbalance:.2f}"
+        )
+    return [*lines, *(line for note in plan.notes or [] for line in _wrapped(f"note: {note}"))]
+
+
+def what_if_lines(cases: Sequence[WhatIf]) -> list[str]:
+    """Return a table of other hardware and batches; the last lines explain its times and abbreviated types."""
+    rows = [
+        [
+            "topology",
+            "devices",
+            "global batch",
+            "fullest",
+            "headroom",
+            "lookup ms",
+            "comm. ms",
+            "tables ms",
+            "imbalance",
+            "types",
+        ]
+    ]
+    for case in cases:
+        start = [case.topology, str(case.world_size), f"{case.global_batch_size:,}"]
+        forecast, slowest = case.forecast, case.slowest
+        if forecast is None or not slowest:
+            rows.append([*start, case.problem or ""])
+            continue
+        room = [_size(forecast.capacity_bytes - forecast.headroom_bytes), _size(forecast.headroom_bytes)]
+        cost = [f"{ms:.3f}" for ms in (slowest.lookup_ms, slowest.communication_ms, forecast.step_ms)]
+        short = re.sub(r"[a-z_]+", lambda name: ABBREVIATIONS[name[0]], case.types or "")
+        rows.append([*start, *room, *cost, f"{forecast.imbalance:.2f}", short])
+    types = set(re.findall(r"[a-z_]+", " ".join(case.types or "" for case in cases)))
+    legend = ", ".join(f"{short}: {name}" for name, short in ABBREVIATIONS.items() if name in types)
+    return ["what if:", *_aligned(rows), *_wrapped(OF_TABLES), *_wrapped(legend)]
+
+
+def diff_lines(before: ForecastFile, after: ForecastFile, name: str) -> list[str]:
+    """Return the differences between two plans' files."""
+    lines = []
+    for table in dict.fromkeys([*before.tables, *after.tables]):
+        one, two = (_summary_of(plan.tables.get(table), plan.world_size) for plan in (before, after))
+        if one != two:
+            lines += _wrapped(f"  {table}: {one} -> {two}")
+    for name in ("world_size", "local_world_size", "global_batch_size", "optimizer"):
+        values = [getattr(plan, name) or None for plan in (before, after)]
+        if values[0] != values[1]:
+            lines.append(f"  {name}: {values[0]} -> {values[1]}")
+    figures = (("step_ms", "{:.3f} ms".format), ("imbalance", "{:.2f}".format), ("headroom_bytes", _size))
+    for name, format_figure in figures:
+        forecasts = [plan.forecast.figure(name) if plan.forecast else None for plan in (before, after)]
+        if forecasts[0] != forecasts[1]:
+            before_it, after_it = ("none" if figure is None else format_figure(figure) for figure in forecasts)
+            lines.append(f"  {name.removesuffix('_bytes')}: {before_it} -> {after_it}")
+    return [f"against {name}:", *(lines or ["  the same"])]
+
+
+def _summary_of(table: ForecastTable | None, world_size: int) -> str:
+    if table is None:
+        return "none"
+    return f"{table.type}/{table.kernel} on {_ranks(table.holders, world_size)}"
+
+
+def _ranks(ranks: Sequence[int], world_size: int) -> str:
+    if len(ranks) == world_size and world_size > 1:
+        return "all"
+    if len(ranks) > 2 and list(ranks) == list(range(ranks[0], ranks[-1] + 1)):
+        return f"{ranks[0]}-{ranks[-1]}"
+    return ", ".join(map(str, ranks))
+
+
+def _wrapped(text: str, indent: int = 4) -> list[str]:
+    """Wrap text to WIDTH, with all lines but the first indented; break a word only if it is longer than a line."""
+    return textwrap.wrap(text, WIDTH, subsequent_indent=" " * indent, break_on_hyphens=False)
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Align columns in lines of at most WIDTH; cells that begin with a digit go to the right.
+
+    Wraps the last cell of a row, and of a short row, over several lines; cuts long names in the first column.
+    """
+    columns = max(map(len, rows))
+    widths = [max((len(row[i]) for row in rows if len(row) == columns), default=0) for i in range(columns)]
+    others = sum(widths[1:-1]) + 2 * (columns - 1) + min(widths[-1], _LEAST_OF_LAST)
+    widths[0] = min(widths[0], max(_LEAST_OF_FIRST, WIDTH - others))
+    widths[-1] = min(widths[-1], WIDTH - sum(widths[:-1]) - 2 * (columns - 1))
+    return [line for row in rows for line in _row_lines(row, widths)]
+
+
+def _row_lines(row: Sequence[str], widths: Sequence[int]) -> Iterator[str]:
+    indent = sum(widths[: len(row) - 1]) + 2 * (len(row) - 1)
+    last = textwrap.wrap(row[-1], WIDTH - indent, break_on_hyphens=False) or [""]
+    first = row[0] if len(row[0]) <= widths[0] else f"{row[0][: widths[0] - 1]}…"
+    cells = [first, *row[1:-1], last[0]]
+    runs_over = len(row) < len(widths) or len(last) > 1
+    fitted = [
+        cell.rjust(width) if cell and cell[0] in _RIGHT else cell.ljust(width)
+        for cell, width in zip(cells[: -1 if runs_over else None], widths, strict=False)
+    ]
+    fitted += cells[-1:] * runs_over
+    yield "  ".join(fitted).rstrip()
+    yield from (f"{'':{indent}}{words}" for words in last[1:])
+
+
+def notes(config: AppConfig, tables: TableArch, sizes: Mapping[str, float], local_batch_size: int) -> list[str]:
+    """State what the forecast assumes and leaves out. sizes: ids a bag by key."""
+    shared = next(table for table in tables.tables if len(table.keys) > 1)  # the items', of histories and candidates
+    around = sum(sizes[key] for table in tables.tables if len(table.keys) == 1 for key in table.keys)
+    positions = around + sum(sizes[key] for key in shared.keys)
+    gib = local_batch_size * positions * attrgetter("sequences.hstu.dim")(config) * 4 / 2**30
+    return [
+        f"every history is taken to have {sizes[shared.keys[0]]:,.0f} events; give their mean as "
+        "sequences.history_length for mean times",
+        "every id is a row that is looked up and sent, also one that a batch has already",
+        f"attention, the dense layers and their memory are not estimated: {local_batch_size:,} samples of "
+        f"{positions:,.0f} positions a device, {gib:.1f} GiB for each fp32 vector of sequences.hstu.dim that a "
+        "layer keeps",
+    ]
 
 
 def main(config: PlanAppConfig) -> int:
@@ -73,12 +506,12 @@ def _planned(
     """Build the plan's file: the plan, its conditions, and its forecast."""
     config = replace(config, topology=resolved)
     device = torch.device("cpu" if resolved.architecture == "cpu" else "cuda")
-    plan = from_config.decide(config, device, tables, bag_sizes)
-    work = from_config.workload(config.train, config.optimizer, config.sharding, resolved, tables, bag_sizes)
+    plan = planner.decide(config, device, tables, bag_sizes)
+    work = planner.workload(config.train, config.optimizer, config.sharding, resolved, tables, bag_sizes)
     parts, name, is_hstu = tables_in_order(tables), config.optimizer.name, config.model.name == "hstu"
     choices = {}
     if config.sharding.plan is None:
-        choices = from_config.choices(config.sharding, config.optimizer, parts, device, plan.world_size)
+        choices = planner.choices(config.sharding, config.optimizer, parts, device, plan.world_size)
     everything = replace(config.sharding, types=AUTO_SHARDING, tables={}, min_partition=None)
     possible = table_choices(everything, name, parts, device.type)
     return structs.replace(
@@ -88,7 +521,7 @@ def _planned(
         global_batch_size=config.train.global_batch_size,
         optimizer=name.value,
         types=plan.summary(),
-        notes=hstu.notes(config, tables, bag_sizes, work.local_batch_size) if is_hstu else [],
+        notes=notes(config, tables, bag_sizes, work.local_batch_size) if is_hstu else [],
     )
 
 
@@ -139,8 +572,8 @@ def _cases(config: PlanAppConfig, resolved: TopologyConfig) -> list[tuple[Topolo
 def _topology(name: str) -> TopologyConfig:
     """Return a topology of conf/topology, or of a YAML file if the name has its suffix."""
     if name.endswith((".yaml", ".yml")):
-        return topology.read(Path(name))
-    topologies = topology.load_all()
+        return planner.read(Path(name))
+    topologies = planner.load_all()
     if name not in topologies:
         raise UserError(f"topology={name}: not known; there are {', '.join(topologies)}, or give a YAML file")
     return topologies[name]
@@ -150,14 +583,14 @@ def _resolved(topology_config: TopologyConfig) -> TopologyConfig:
     """Return the topology with all figures, and with its numbers of nodes and devices."""
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     count = topology_config.devices_per_node or gpus or 1
-    resolved = topology.resolve(topology_config, lambda: topology.probe("cuda" if gpus else "cpu"), count)
+    resolved = planner.resolve(topology_config, lambda: planner.probe("cuda" if gpus else "cpu"), count)
     return replace(resolved, nodes=topology_config.nodes or 1, devices_per_node=count)
 
 
 def _tables(config: PlanAppConfig) -> tuple[TableArch, dict[str, float]]:
     """Return the tables and each feature's mean ids per bag: as configured, else the dataset's, else as published."""
     features, means = _table_sizes(config)
-    sizes = from_config.bag_sizes(config, features, means)
+    sizes = planner.bag_sizes(config, features, means)
     if (bag_sizes := config.plan.bag_sizes) is not None:
         if len(bag_sizes) != len(sizes):
             raise UserError(f"plan.bag_sizes: {len(bag_sizes)} given for {len(sizes)} features; give one for each")

@@ -18,10 +18,10 @@ def register(core: Core) -> None:
             module="app.reproduce",
             function="extensions.reproduce.command:main",
             summary="a recipe at several seeds beside its published figure",
-            schema="extensions.reproduce.keys:ReproduceConfig",
+            schema="extensions.reproduce.command:ReproduceConfig",
             config="reproduce",
             config_dir=conf.parents[2] / "app/conf",
             has_groups=True,
-            check="extensions.reproduce.keys:validate_reproduce",
+            check="extensions.reproduce.command:validate_reproduce",
         ),
     )

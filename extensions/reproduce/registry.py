@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from common.errors import UserError
-from extensions.reproduce.documents import SHORTEST, VERDICTS, Reproduction, SeedFigure, read_reproduction
+from extensions.reproduce.command import SHORTEST, VERDICTS, Reproduction, SeedFigure, read_reproduction
 
 ROOT = Path(__file__).parents[2]
 REGISTRY, PAGE = ROOT / "benchmarks/reproduced", ROOT / "docs/reproduce.md"

@@ -1,15 +1,65 @@
 """Logs of events, and HSTU, which learns from a user's history, as in MLPerf's DLRMv4 (docs/sequences.md)."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from app.kinds.models import ModelKind, ModelParts
-from app.kinds.published import PublishedTables
+from app.config.kinds import ModelKind, ModelParts, PublishedTables
 from common.command import Command
 from common.extensions import Core, KeyGroup, ReadyMadeValues
-from extensions.sequences.keys import SequencesConfig, SyntheticEventsConfig
-from extensions.sequences.kinds import EVENT_LOG, SOURCES
-from extensions.sequences.validate import refuse_without_model
+from data_prep.dataset.kinds import DatasetKind, KindParts, NamedSource, SourceKind
+from extensions.sequences.keys import SequencesConfig, SyntheticEventsConfig, refuse_without_model
+
+if TYPE_CHECKING:
+    from data_prep.config.keys import DataConfig
+    from data_prep.sources.discover import Source
+
+
+def parts() -> KindParts:
+    """Return the functions for datasets of events; imports their modules only now."""
+    from extensions.sequences import events, preparation
+
+    return KindParts(preparation.prepare_events, events.verify_events, events.fault)
+
+
+EVENT_LOG = DatasetKind(
+    "events",
+    "give a dataset of events in data.path (docs/sequences.md)",
+    parts,
+    arrays=("users", "offsets", "items", "times", "flags"),
+    splits=("events",),
+    windows=("train", "val"),
+    described_by=frozenset({"user", "item"}),
+)
+
+
+def fetch_log(data: "DataConfig", root: Path, work: Path) -> "list[Source]":
+    """Download Yambda's log from mirrors, with the tables of its items' attributes."""
+    from extensions.sequences.preparation import fetch_log
+
+    return fetch_log(data, root, work)
+
+
+def generate_log(data: "DataConfig", root: Path, work: Path) -> "list[Source]":
+    """Generate a log and its items' table."""
+    from extensions.sequences.synthetic import find_log
+
+    return find_log(data, root, work)
+
+
+def generated_figures(data: "DataConfig", root: Path) -> dict[str, Any]:
+    """Return the settings of a generated log's events, and the best scores."""
+    from extensions.sequences.synthetic import figures
+
+    return figures(data, root)
+
+
+YAMBDA = SourceKind(EVENT_LOG, fetch_log, group="remote")
+SOURCES = (
+    NamedSource(
+        "synthetic_events", SourceKind(EVENT_LOG, generate_log, group="synthetic_events", figures=generated_figures)
+    ),
+    *(NamedSource(name, YAMBDA) for name in ("yambda_50m", "yambda_500m", "yambda_5b")),
+)
 
 # MLPerf 6.1: Yambda 5b with extensions/sequences/conf_data/events/yambda.yaml.
 YAMBDA_5B = {
@@ -68,7 +118,10 @@ def register(core: Core) -> None:
 
 def model_parts() -> ModelParts:
     """Import the model's modules, which need torch, and return their functions."""
-    from extensions.sequences import event_log, hstu, labels, metrics, ranking, validate
+    from extensions.sequences import event_log, hstu, keys
+    from extensions.sequences import event_log as labels
+    from extensions.sequences import event_log as metrics
+    from extensions.sequences import event_log as ranking
 
     return ModelParts(
         tables=hstu.tables_of_events,
@@ -77,7 +130,7 @@ def model_parts() -> ModelParts:
         bag_sizes=hstu.bag_sizes,
         tasks=labels.tasks,
         loss_factor=hstu.loss_factor,
-        require_device=validate.require_device,
+        require_device=keys.require_device,
         require_labels=labels.refuse_one_class,
         group_metrics=metrics.user_metrics,
         rank=ranking.score_items,
@@ -87,6 +140,6 @@ def model_parts() -> ModelParts:
 def schema_of_yambda() -> dict[str, Any]:
     """Return the schema of Yambda's events in a manifest's form."""
     from data_prep.parsing.table_yaml import schema_path
-    from extensions.sequences.event_yaml import load_event_schema
+    from extensions.sequences.events import load_event_schema
 
     return load_event_schema(schema_path("yambda")).to_manifest()

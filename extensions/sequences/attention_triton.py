@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import constexpr
 
-from extensions.sequences.sequence_layout import SequenceLayout
+from extensions.sequences.event_log import SequenceLayout
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # on the CPU, as in `triton.jit`
 LEAST_DOT = 16  # smallest rows and columns for `tl.dot`

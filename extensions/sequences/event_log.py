@@ -1,4 +1,13 @@
-"""Batches from a dataset of events: training reads windows of time in order, evaluation one later window.
+"""Anchors, histories and batches of a log of events; rankings of items for a user.
+
+An anchor is an event with ANCHOR_BIT and at least `min_history` earlier events of its user. Window w holds the anchors
+of `window_seconds` seconds from `origin` + w * window_seconds on; `origin` is the time of the first anchor. Anchors of
+a window are ordered by user, then time, as on disk. All this is a pure function of the dataset, min_history and
+window_seconds; nothing is stored.
+
+An anchor's history is made of the `scan_events` previous events of its user: the last `quota` of each kind, merged by
+time, and cut to the last `max_history`. A kind is a mask of action bits. If the next anchor is a later event of the
+same user, the history is extended instead of gathered again.
 
 Global batch k has samples [k * G, (k + 1) * G) of the consecutive windows, for any number of processes; process r takes
 its r-th equal part. So a place in the order is one integer. A batch's `sparse_features` have the keys of
@@ -7,34 +16,49 @@ and B bags of one id for each candidate table. A padded sample has ids 0 and an 
 """
 
 import logging
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
+from torchrec.metrics.auc import compute_auc
+from torchrec.streamable import Pipelineable
 
-from app.config import AppConfig
+from app.config.app_config import AppConfig
+from app.config.commands import RecommendConfig
 from app.data.batch import Batch, layout_of
-from app.data.shards import TRAIN, file_stamp, require_unchanged, require_window
-from app.runtime.background import background_thread
-from common.errors import UserError
+from app.data.split import TRAIN, Split, file_stamp, require_unchanged, require_window
+from app.metrics.quality import grouped_auc
+from app.runtime.platform import Runtime, background_thread
+from app.scoring.new_rows import ALL, NONE_SCORED, Scored, ignored_columns
+from app.training import predictor
+from app.training.checkpointer import TrainedRun
+from common.errors import OwnError, UserError
 from common.extensions import keys_of_extension
-from data_prep.dataset.bags import offsets_of
+from common.jit import Int, jit
+from common.keys import shown
 from data_prep.dataset.format import Manifest, shard_path
-from extensions.sequences.anchors import Anchors
-from extensions.sequences.event_arrays import event_schema, open_events
-from extensions.sequences.event_schema import CANDIDATE, EVENTS, FLAG_BIT, HOUR, ITEM, USER
-from extensions.sequences.histories import (
-    Histories,
-    HistoryRule,
-    gather_histories,
-    hash_rows,
-    longest_history,
-    wrong_item,
+from data_prep.dataset.spelling import offsets_of, text_key
+from data_prep.encoding.encoder import NewRows, Shape, read_new_rows
+from extensions.sequences.events import (
+    ANCHOR_BIT,
+    CANDIDATE,
+    EVENTS,
+    FLAG_BIT,
+    HOUR,
+    ITEM,
+    MAX_ACTIONS,
+    USER,
+    EventArrays,
+    EventSchema,
+    event_schema,
+    known_items,
+    open_events,
 )
 from extensions.sequences.keys import (
     AnchorOrder,
@@ -44,7 +68,449 @@ from extensions.sequences.keys import (
     SequencesConfig,
     WindowRest,
 )
-from extensions.sequences.sequences import Sequences
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class SequenceLayout:
+    """Places of sequences among T positions, and the number of candidates at the end of each.
+
+    lengths, num_candidates: per sequence, on the host; a length includes the candidates.
+    divisor: N of the attention.
+    """
+
+    lengths: Sequence[int]
+    num_candidates: Sequence[int]
+    divisor: float
+    _products: dict[Any, Any] = field(default_factory=dict)
+
+    def once(self, key: Any, make: Callable[[], T]) -> T:
+        """Return what a strategy derives from the layout, computed once for all layers."""
+        if key not in self._products:
+            self._products[key] = make()
+        product: T = self._products[key]
+        return product
+
+
+@dataclass
+class Sequences(Pipelineable):
+    """Contents of a batch of B histories besides ids: E events of all histories, M candidates of all samples.
+
+    Attributes:
+        times: [E] int64 seconds of the histories' events, sample by sample, oldest first.
+        actions: [E] uint8, a bit for each action of the dataset's schema.
+        candidate_times: [M] int64 seconds, of the history's last event or of the candidate itself
+            (sequences.candidate_time).
+        history_lengths, num_candidates: [B] on the host.
+        divisor: N of the attention (extensions.sequences.keys.AttentionScale), on the host.
+    """
+
+    times: Tensor
+    actions: Tensor
+    candidate_times: Tensor
+    history_lengths: list[int]
+    num_candidates: list[int]
+    divisor: float
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> "Sequences":
+        """Copy to a device."""
+        return self._with(lambda part: part.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> "Sequences":
+        """Copy to page-locked memory."""
+        return self._with(Tensor.pin_memory)
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        """Tell the allocator that `stream` uses these tensors."""
+        for part in (self.times, self.actions, self.candidate_times):
+            part.record_stream(stream)
+
+    def _with(self, change: Callable[[Tensor], Tensor]) -> "Sequences":
+        times, actions, candidate_times = map(change, (self.times, self.actions, self.candidate_times))
+        return replace(self, times=times, actions=actions, candidate_times=candidate_times)
+
+
+class Anchors:
+    """Anchors by window.
+
+    Attributes:
+        origin: time of the first anchor, in the dataset's seconds.
+        counts: [windows] int64 anchors; the last window has some, others may have none.
+        positives: [windows, MAX_ACTIONS] int64 anchors with each action's bit.
+        users: number of users with an anchor.
+    """
+
+    def __init__(self, events: EventArrays, min_history: int, window_seconds: int) -> None:
+        """Count the anchors in one pass over times and flags, 5 bytes per event."""
+        self._events, self._min_history, self._seconds = events, min_history, window_seconds
+        first, last, self.users = _span(events.offsets, events.times, events.flags, min_history)
+        if not self.users:
+            longest = int(np.diff(events.offsets).max(initial=0))
+            raise UserError(
+                f"sequences.min_history={min_history}: no sample has that many events of its user before it; "
+                f"no user has more than {longest}; set sequences.min_history={min(longest // 2, min_history - 1)}"
+            )
+        self.origin = int(first)
+        self.counts = np.zeros((int(last) - self.origin) // window_seconds + 1, np.int64)
+        self.positives = np.zeros((len(self.counts), MAX_ACTIONS), np.int64)
+        _count(
+            events.offsets,
+            events.times,
+            events.flags,
+            min_history,
+            self.origin,
+            window_seconds,
+            self.counts,
+            self.positives,
+        )
+
+    def window(self, number: int) -> NDArray[np.int64]:
+        """Return the positions [counts[number]] of a window's anchors among all events, by user, then time."""
+        positions = np.empty(int(self.counts[number]), np.int64)
+        begin = self.origin + number * self._seconds
+        events = self._events
+        count = _collect(
+            events.offsets, events.times, events.flags, self._min_history, begin, begin + self._seconds, positions
+        )
+        assert count == len(positions)
+        return positions
+
+    def users_of(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the index of each event's user."""
+        return np.searchsorted(self._events.offsets, positions, "right") - 1
+
+
+@jit
+def _span(
+    offsets: NDArray[np.int64], times: NDArray[np.uint32], flags: NDArray[np.uint8], min_history: int
+) -> tuple[Int, Int, Int]:
+    """Return the times of the first and last anchor, and the number of users with one."""
+    first, last, users = np.int64(1) << 62, np.int64(-1), 0
+    for user in range(len(offsets) - 1):
+        is_open = False
+        for event in range(offsets[user] + min_history, offsets[user + 1]):
+            if flags[event] & ANCHOR_BIT:
+                first = min(first, np.int64(times[event])) if not is_open else first
+                last = max(last, np.int64(times[event]))
+                is_open = True
+        users += is_open
+    return first, last, users
+
+
+@jit
+def _count(
+    offsets: NDArray[np.int64],
+    times: NDArray[np.uint32],
+    flags: NDArray[np.uint8],
+    min_history: int,
+    origin: int,
+    seconds: int,
+    counts: NDArray[np.int64],
+    positives: NDArray[np.int64],
+) -> None:
+    for user in range(len(offsets) - 1):
+        for event in range(offsets[user] + min_history, offsets[user + 1]):
+            if flags[event] & ANCHOR_BIT:
+                window = (np.int64(times[event]) - origin) // seconds
+                counts[window] += 1
+                for bit in range(positives.shape[1]):
+                    positives[window, bit] += flags[event] >> bit & 1
+
+
+@jit
+def _collect(
+    offsets: NDArray[np.int64],
+    times: NDArray[np.uint32],
+    flags: NDArray[np.uint8],
+    min_history: int,
+    begin: int,
+    end: int,
+    positions: NDArray[np.int64],
+) -> Int:
+    """Write the positions of the anchors with begin <= time < end, and return their number."""
+    count = 0
+    for user in range(len(offsets) - 1):
+        low, high = offsets[user] + min_history, offsets[user + 1]
+        stop = high
+        while low < stop:  # binary search for the first event at `begin` or later
+            middle = (low + stop) >> 1
+            if np.int64(times[middle]) < begin:
+                low = middle + 1
+            else:
+                stop = middle
+        while low < high and np.int64(times[low]) < end:
+            if flags[low] & ANCHOR_BIT:
+                positions[count] = low
+                count += 1
+            low += 1
+    return count
+
+
+XXH_1, XXH_2, XXH_3, XXH_4, XXH_5 = (
+    np.uint64(each)
+    for each in (0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0x85EBCA77C2B2AE63, 0x27D4EB2F165667C5)
+)
+
+
+class Histories(NamedTuple):
+    """Histories of B anchors with L events in total, sample by sample, oldest event first.
+
+    lengths [B] int32; ids [1 + A, L] int32 of item and attributes; times [L] int64; actions [L] uint8: bits of the
+    events' actions.
+    """
+
+    lengths: NDArray[np.int32]
+    ids: NDArray[np.int32]
+    times: NDArray[np.int64]
+    actions: NDArray[np.uint8]
+
+
+class HistoryRule(NamedTuple):
+    """Selection of a history's events: the last `quota` of each kind, a mask of `masks` [kinds] uint8.
+
+    scan_events: number of last events to search. max_history: maximum over all kinds.
+    """
+
+    masks: NDArray[np.uint8]
+    quota: int
+    scan_events: int
+    max_history: int
+
+
+def gather_histories(
+    events: EventArrays, anchors: NDArray[np.int64], users: NDArray[np.int64], rule: HistoryRule
+) -> Histories:
+    """Return the histories of anchors [B]; fastest if the anchors of a user follow each other in time.
+
+    Args:
+        users: [B] index of each anchor's user.
+    """
+    count, most = len(anchors), min(rule.max_history, rule.quota * len(rule.masks), rule.scan_events)
+    before = (anchors - events.offsets[users]).sum() if count else 0
+    room = int(min(count * most, before))
+    histories = Histories(
+        np.zeros(count, np.int32),
+        np.empty((1 + len(events.attributes), room), np.int32),
+        np.empty(room, np.int64),
+        np.empty(room, np.uint8),
+    )
+    total = _gather(
+        anchors,
+        users,
+        events.offsets,
+        events.items,
+        events.times,
+        events.flags,
+        events.attributes,
+        *rule,
+        np.bitwise_or.reduce(rule.masks),
+        *histories,
+    )
+    if total < 0:
+        raise wrong_item(int(-1 - total))
+    return Histories(histories.lengths, histories.ids[:, :total], histories.times[:total], histories.actions[:total])
+
+
+def wrong_item(event: int) -> OwnError:
+    """Return the error for an event whose item is outside its table."""
+    return OwnError(f"events/00000.items.npy: event {event}: the item is not in its table; preprocess again")
+
+
+@jit
+def _gather(
+    anchors: NDArray[np.int64],
+    users: NDArray[np.int64],
+    offsets: NDArray[np.int64],
+    items: NDArray[np.int32],
+    times: NDArray[np.uint32],
+    flags: NDArray[np.uint8],
+    attributes: NDArray[np.int32],
+    masks: NDArray[np.uint8],
+    quota: int,
+    scan: int,
+    max_history: int,
+    any_mask: int,
+    lengths: NDArray[np.int32],
+    ids: NDArray[np.int32],
+    out_times: NDArray[np.int64],
+    actions: NDArray[np.uint8],
+) -> Int:
+    """Write the histories; return the number of their events, or -1 - e for an event e with an unknown item.
+
+    `history` holds the current anchor's events, oldest first; kind k has those from `lows[k]` on, `counts[k]` in total.
+    """
+    kinds, widths = len(masks), len(attributes)
+    total: Int = 0
+    room = quota * kinds + 1
+    history, history_ids = np.empty(2 * room, np.int64), np.empty((1 + widths, 2 * room), np.int32)
+    counts, lows = np.zeros(kinds, np.int64), np.zeros(kinds, np.int64)
+    size: Int = 0
+    user: Int = np.int64(-1)
+    after: Int = np.int64(-1)  # the current history ends before this event
+    for sample in range(len(anchors)):
+        anchor = anchors[sample]
+        bound = max(offsets[users[sample]], anchor - scan)
+        if users[sample] != user or anchor < after or bound >= after:
+            user = users[sample]
+            size = _reach_back(anchor, bound, flags, masks, quota, any_mask, history, counts, lows)
+            for i in range(size):
+                if not _look_up(items[history[i]], attributes, history_ids[:, i]):
+                    return -1 - history[i]
+            after = anchor
+        for event in range(after, anchor):
+            bits = flags[event] & any_mask
+            if bits:
+                if size == len(history):
+                    size = _compact(history, history_ids, size, bound, flags, masks, quota, counts, lows)
+                if not _look_up(items[event], attributes, history_ids[:, size]):
+                    return -1 - event
+                history[size] = event
+                size += 1
+                for k in range(kinds):
+                    counts[k] += (bits & masks[k]) != 0
+        after = anchor
+        size = _compact(history, history_ids, size, bound, flags, masks, quota, counts, lows)
+        first = max(0, size - max_history)
+        length = size - first
+        for a in range(1 + widths):
+            ids[a, total : total + length] = history_ids[a, first:size]
+        for i in range(length):
+            event = history[first + i]
+            out_times[total + i] = times[event]
+            actions[total + i] = flags[event] & any_mask
+        lengths[sample] = length
+        total += length
+    return total
+
+
+@jit
+def longest_history(
+    anchors: NDArray[np.int64],
+    users: NDArray[np.int64],
+    offsets: NDArray[np.int64],
+    flags: NDArray[np.uint8],
+    masks: NDArray[np.uint8],
+    quota: int,
+    scan: int,
+    max_history: int,
+    any_mask: int,
+) -> Int:
+    """Return the number of events in the longest history; skip anchors that cannot have a longer one."""
+    kinds = len(masks)
+    history = np.empty(2 * (quota * kinds + 1), np.int64)
+    counts, lows = np.zeros(kinds, np.int64), np.zeros(kinds, np.int64)
+    longest: Int = 0
+    for sample in range(len(anchors)):
+        anchor = anchors[sample]
+        bound = max(offsets[users[sample]], anchor - scan)
+        if min(anchor - bound, quota * kinds, max_history) > longest:
+            size = _reach_back(anchor, bound, flags, masks, quota, any_mask, history, counts, lows)
+            longest = max(longest, min(size, max_history))
+    return longest
+
+
+@jit
+def _look_up(item: int, attributes: NDArray[np.int32], ids: NDArray[np.int32]) -> bool:
+    """Write an item and its attributes to `ids`; return whether the item is in its table."""
+    if not 0 <= item < attributes.shape[1]:
+        return False
+    ids[0] = item
+    for a in range(len(attributes)):
+        ids[1 + a] = attributes[a, item]
+    return True
+
+
+@jit
+def _reach_back(
+    anchor: Int,
+    bound: Int,
+    flags: NDArray[np.uint8],
+    masks: NDArray[np.uint8],
+    quota: int,
+    any_mask: int,
+    history: NDArray[np.int64],
+    counts: NDArray[np.int64],
+    lows: NDArray[np.int64],
+) -> Int:
+    """Write an anchor's events to `history`, `counts` and `lows`, newest first; return the number of events."""
+    counts[:], lows[:] = 0, bound
+    open_kinds, first, event = len(masks), len(history), anchor
+    while event > bound and open_kinds:
+        event -= 1
+        bits = flags[event] & any_mask
+        if bits:
+            is_taken = False
+            for k in range(len(masks)):
+                if bits & masks[k] and counts[k] < quota:
+                    is_taken = True
+                    counts[k] += 1
+                    if counts[k] == quota:
+                        lows[k] = event
+                        open_kinds -= 1
+            if is_taken:
+                first -= 1
+                history[first] = event
+    for i in range(first, len(history)):
+        history[i - first] = history[i]
+    return len(history) - first
+
+
+@jit
+def _compact(
+    history: NDArray[np.int64],
+    history_ids: NDArray[np.int32],
+    size: Int,
+    bound: Int,
+    flags: NDArray[np.uint8],
+    masks: NDArray[np.uint8],
+    quota: int,
+    counts: NDArray[np.int64],
+    lows: NDArray[np.int64],
+) -> Int:
+    """Drop events beyond a kind's quota, oldest first, and those before the bound; return the number left."""
+    is_full = size > 0 and history[0] < bound
+    for k in range(len(masks)):
+        is_full |= counts[k] > quota
+    if not is_full:
+        return size
+    new_size = 0
+    for i in range(size):
+        event = history[i]
+        stays = False
+        for k in range(len(masks)):
+            if flags[event] & masks[k] and event >= lows[k]:
+                if event < bound or counts[k] > quota:
+                    counts[k] -= 1
+                    lows[k] = event + 1
+                else:
+                    stays = True
+        if stays:
+            if new_size < i:
+                history[new_size] = event
+                for a in range(len(history_ids)):
+                    history_ids[a, new_size] = history_ids[a, i]
+            new_size += 1
+    return new_size
+
+
+@jit
+def hash_rows(columns: NDArray[np.int64], rows: int, out: NDArray[np.int32]) -> None:
+    """Write out[i] = xxh64 (seed 0) of column i of [n, B], as n little-endian int64s, modulo rows; n is below 4."""
+    for i in range(columns.shape[1]):
+        total = XXH_5 + np.uint64(8 * len(columns))
+        for k in range(len(columns)):
+            word = np.uint64(columns[k, i]) * XXH_2
+            word = (word << np.uint64(31) | word >> np.uint64(33)) * XXH_1
+            total ^= word
+            total = (total << np.uint64(27) | total >> np.uint64(37)) * XXH_1 + XXH_4
+        total ^= total >> np.uint64(33)
+        total *= XXH_2
+        total ^= total >> np.uint64(29)
+        total *= XXH_3
+        total ^= total >> np.uint64(32)
+        out[i] = total % np.uint64(rows)
+
 
 log = logging.getLogger("clickwork")
 OPEN_WINDOWS = 2  # with anchors in memory, since a batch may have samples of several windows
@@ -70,7 +536,7 @@ class EventLog:
     Attributes:
         config: settings of samples and histories.
         features: table of each key of `sparse_features`, in the order of the keys.
-        anchors: see extensions/sequences/anchors.py. eval_window: number of the evaluated window.
+        anchors: see extensions/sequences/event_log.py. eval_window: number of the evaluated window.
         min_history: minimum events of a user before a sample.
         events: the arrays on disk.
     """
@@ -348,3 +814,127 @@ def _ahead(make: Callable[[int], Batch], numbers: range) -> Iterator[Batch]:
 def open_log(root: Path, manifest: Manifest, config: AppConfig) -> EventLog:
     """Open a dataset of events as a run reads it. Raise UserError as `EventLog` does."""
     return EventLog(root, manifest, keys_of_extension(config, SequencesConfig))
+
+
+def tasks(config: AppConfig) -> list[str]:
+    """Return the actions to learn besides the log's label."""
+    return keys_of_extension(config, SequencesConfig).tasks
+
+
+def refuse_one_class(config: AppConfig, root: Path, split: Split) -> None:
+    """Refuse to train on events if the samples' label, or a task's, has one class."""
+    assert isinstance(split, EventSplit)
+    if config.data.allow_degenerate:
+        return
+    names = tasks(config)
+    label, rows, positives = split.log.schema.label, split.rows, split.positives
+    for action in (label, *names):
+        if positives[action] in (0, rows):
+            key = f"data.path={root}" if action == label else f"sequences.tasks={shown(names)}"
+            share = "none" if not positives[action] else "each"
+            counts = ", ".join(f"{name} ({count:,})" for name, count in positives.items())
+            remedy = (
+                "correct the log's schema, or sequences.min_history and .eval_window"
+                if action == label
+                else f"leave {action} out, or correct `anchors` in the log's schema"
+            )
+            raise UserError(
+                f"{key}: {share} of the {rows:,} samples to train on is {action}, so nothing can be learned of it; "
+                f"samples of each action: {counts}; {remedy}, or set data.allow_degenerate=true"
+            )
+
+
+def user_metrics(
+    logits: NDArray[np.float32], labels: NDArray[np.float32], users: NDArray[np.integer]
+) -> dict[str, float | int | None]:
+    """Compute metrics of logits [n] and labels [n] of 0 and 1 for samples of the users [n]; None if undefined.
+
+    gauc, gauc_users: from `grouped_auc`.
+    auc_torchrec: AUC of probabilities that counts ties in the order that the sort leaves.
+    """
+    metrics = {**grouped_auc(logits, labels, users), "auc_torchrec": None}
+    is_positive = labels > 0.5
+    if is_positive.any() and not is_positive.all():
+        preds, truth = (torch.from_numpy(each)[None].double() for each in (logits, labels))
+        metrics["auc_torchrec"] = float(compute_auc(1, [preds.sigmoid()], [truth], [torch.ones_like(truth)]))
+    return metrics
+
+
+def score_items(config: RecommendConfig, trained: AppConfig, run: TrainedRun, runtime: Runtime) -> Scored:
+    """Score items after the events of one user in a dataset of events."""
+    history = open_log(run.root, run.manifest, trained)
+    schema, arrays = history.schema, history.events
+    keys, ids = known_items(run.root, run.manifest, arrays)
+    if config.candidates == ALL:
+        if (keys < 0).any():
+            raise UserError(f"candidates={ALL}: {run.root} keeps no names of its items, which are texts; give a file")
+        candidates = NewRows(ALL, {schema.item: [str(key) for key in keys.tolist()]}, range(1, len(keys) + 1))
+    else:
+        candidates = _read_items(config, schema)
+        if not candidates.numbers:
+            return NONE_SCORED
+    names = candidates.texts(schema.item)
+    item_keys = np.array([text_key(text) for text in names], np.int64)
+    places = np.minimum(np.searchsorted(keys, item_keys), len(keys) - 1)
+    if (unknown := keys[places] != item_keys).any():
+        row = int(unknown.argmax())
+        place = f"{candidates.name}: row {candidates.numbers[row]}"
+        raise UserError(f"{place}: {schema.item} {names[row]} is not in the log of {run.root}; leave it out")
+    items = ids[places].astype(np.int32)
+    user, end, time = _history(config, history, candidates)
+    flagged = _flagged(schema, candidates)
+    candidate_set = Candidates(items, np.full(len(items), time), np.where(flagged, FLAG_BIT, 0).astype(np.uint8))
+    order = np.lexsort((flagged, items))
+    logits = np.empty(len(items), np.float32)
+    scorer = predictor.load(run.path, trained, runtime, run.root, run.manifest)
+    logits[order] = scorer.score(history.candidates(user, end, candidate_set.take(order))).logits
+    if config.id_column in candidates.columns:
+        names = candidates.texts(config.id_column)
+    about = {"user": config.user, "time": time, "history": end - int(arrays.offsets[user])}
+    return Scored(names, logits, order, np.zeros((len(items), 0), np.bool_), (), about)
+
+
+def _flagged(schema: EventSchema, candidates: NewRows) -> NDArray[np.bool_]:
+    """Return a mask of candidates with the log's flag, read like the log's events; all False without such a column."""
+    if schema.flag not in candidates.columns:
+        return np.zeros(len(candidates.numbers), np.bool_)
+    return candidates.truths(schema.flag)
+
+
+def _read_items(config: RecommendConfig, schema: EventSchema) -> NewRows:
+    """Read the items of a file: a column of that name, or a single column without names."""
+    spare = (config.id_column, schema.flag or "", schema.user)
+    shape = Shape((schema.item,), schema.delimiter, label="", required_columns=(schema.item, *spare))
+    candidates = read_new_rows(Path(config.candidates), shape)
+    if ignored := ignored_columns(candidates, [schema.item], spare):
+        log.info("candidates: the model does not read %s", ", ".join(ignored))
+    return candidates
+
+
+def _history(config: RecommendConfig, history: EventLog, candidates: NewRows) -> tuple[int, int, int]:
+    """Return the user's index, the number of the event that its history ends before, and the candidates' time."""
+    arrays, column = history.events, history.schema.user
+    of_rows = candidates.texts(column) if column in candidates.columns else []
+    for number, text in zip(candidates.numbers, of_rows, strict=False):
+        if config.user is not None and text not in ("", config.user):
+            place = f"{candidates.name}: row {number}, column {column}"
+            raise UserError(f"user={config.user}: {place} has {text}; leave the column or user=ID out")
+    users = {config.user} if config.user is not None else set(of_rows)
+    if len(users) != 1:
+        raise UserError(f"user: {len(users)} users are given in column {column}; give one, as in the log: user=ID")
+    [user] = users
+    assert user is not None
+    places = np.flatnonzero(arrays.users == text_key(user))
+    if not len(places):
+        raise UserError(f"user={user}: not in the log; give one of its users, as in its column {column}")
+    index = int(places[0])
+    start, stop = arrays.offsets[index : index + 2].tolist()
+    last = arrays.offsets[1:][np.diff(arrays.offsets) > 0] - 1
+    time = int(arrays.times[last].max()) if config.time is None else config.time
+    end = stop if config.time is None else start + int(np.searchsorted(arrays.times[start:stop], time, "left"))
+    if end - start < history.min_history:
+        raise UserError(
+            f"user={user}: {end - start} events before time={time}, and samples of the run have at least "
+            f"{history.min_history} (sequences.min_history); give a user with more"
+        )
+    return index, end, time

@@ -27,8 +27,8 @@ from common.files import write_atomically
 from common.jit import Int, jit
 from data_prep.config.keys import DataConfig
 from data_prep.sources.discover import RAW_DIRECTORY, Source, resolve_sources
-from data_prep.sources.finished import finished_manifest, sources_of_generated
-from data_prep.synthetic.bayes_scores import PROBABILITY_STEPS, bayes_scores
+from data_prep.sources.download import finished_manifest, sources_of_generated
+from data_prep.synthetic import PROBABILITY_STEPS, bayes_scores
 from extensions.sequences.keys import SyntheticEventsConfig
 
 VERSION = 2  # changes when the events of a configuration change

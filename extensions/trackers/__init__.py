@@ -2,12 +2,12 @@
 
 from typing import TYPE_CHECKING
 
-from app.kinds.trackers import TrackerKind
+from app.config.kinds import TrackerKind
 from common.extensions import Core, KeyGroup
 from extensions.trackers.keys import TrackersConfig
 
 if TYPE_CHECKING:
-    from app.trackers.base import Setting, Tracker
+    from app.trackers import Setting, Tracker
 
 
 def register(core: Core) -> None:

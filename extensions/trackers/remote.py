@@ -10,7 +10,7 @@ from typing import Any
 
 from app.metrics.documents import AnyEvent, Curves
 from app.record.documents import Summary
-from app.trackers.base import Setting, figures
+from app.trackers import Setting, figures
 from common.errors import UserError
 from common.extensions import keys_of_extension
 from extensions.trackers.keys import TrackersConfig

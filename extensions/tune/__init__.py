@@ -16,10 +16,10 @@ def register(core: Core) -> None:
             module="app.tune",
             function="extensions.tune.command:main",
             summary="search settings on val, and say which to take",
-            schema="extensions.tune.keys:TuneConfig",
+            schema="extensions.tune.command:TuneConfig",
             config="tune",
             config_dir=conf.parents[2] / "app/conf",
             has_groups=True,
-            check="extensions.tune.keys:validate_tune",
+            check="extensions.tune.command:validate_tune",
         ),
     )

@@ -11,31 +11,433 @@ search that was stopped or killed, and more trials can be asked for later.
 Exit status: 0 done; 1 no trial came to an end; 2 bad input or configuration; 75 stopped: the same command continues.
 """
 
+from __future__ import annotations
+
 import json
 import logging
+import re
+import shlex
+import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from filelock import FileLock, Timeout
 
-from app.config import CONFIG_DIR, AppConfig, validate_new_run
-from app.report.page import write_page
+from app.config.app_config import CONFIG_DIR, AppConfig, validate_new_run
+from app.config.kinds import METRICS as METRIC_ROWS
+from app.config.train import Monitor
+from app.metrics.documents import EvaluationFigures
+from app.record.directory import evaluation_of_test, figures_of_test, score_test_split, start_module, wait_for_orphan
+from app.record.documents import DONE, METRICS, read_evaluations, read_outcome
+from app.report.page import ReportTable, render, write_page
+from app.report.read import figure, plural, read_run
+from app.report.statistics import MeanDifference, paired, seeds_needed, spread
+from app.training.state import monitored_value, score
 from common.cli import EXIT_BAD_INPUT, EXIT_DONE, EXIT_STOPPED
+from common.command import redact_arguments
 from common.compose import compose_config, with_files
-from common.errors import UserError
+from common.config_file import as_override, literal
+from common.errors import UserError, last_line
 from common.files import write_atomically
-from common.redact import redact_arguments
-from extensions.tune.keys import TuneConfig
-from extensions.tune.outcome import Finalist, Outcome, Tried
-from extensions.tune.page import tune_page
-from extensions.tune.runs import STOPPED_BY_WATCH, SearchStopped, TuneRun, test_figures, train
-from extensions.tune.space import Space, draw, ends, overrides_of, space_of
+from common.keys import key, shown
+from common.signals import Interrupted
 
 if TYPE_CHECKING:
     from optuna.study import Study
+    from optuna.trial import Trial
+
+PLAIN = re.compile(r"[\w.-]+")  # words that need no quotes
+LOG_RATIO = 10  # high over low, from which on a range is drawn on a logarithmic scale
+
+
+class Range(NamedTuple):
+    """All numbers from low to high."""
+
+    low: float
+    high: float
+
+    @property
+    def is_log(self) -> bool:
+        """Whether every factor, in place of every difference, is equally likely."""
+        return self.low > 0 and self.high / self.low >= LOG_RATIO
+
+
+Space: TypeAlias = dict[str, Range | tuple[str, ...]]  # by dotted key: a range, or values as they are typed
+
+
+def space_of(search: dict[str, Any]) -> Space:
+    """Return the settings to search from the nested values of `search`."""
+    return {name: _values_of(name, values) for name, values in _leaves("", search)}
+
+
+def _leaves(prefix: str, values: dict[str, Any]) -> list[tuple[str, Any]]:
+    leaves = []
+    for name, value in values.items():
+        dotted = f"{prefix}{name}"
+        leaves += _leaves(f"{dotted}.", value) if isinstance(value, dict) else [(dotted, value)]
+    return leaves
+
+
+def _values_of(name: str, values: Any) -> Range | tuple[str, ...]:
+    texts = tuple(dict.fromkeys(map(_text, values))) if isinstance(values, list) else ()
+    if len(texts) < 2:
+        raise UserError(f"search.{name}={as_override(values)}: must be a list of two or more different values")
+    numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
+    if len(values) == len(numbers) == 2 and any(isinstance(value, float) for value in values):
+        if numbers[0] >= numbers[1]:
+            raise UserError(f"search.{name}={as_override(values)}: a range is [low,high]; write the lower number first")
+        return Range(float(numbers[0]), float(numbers[1]))
+    return texts
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) and PLAIN.fullmatch(value) else as_override(value)
+
+
+def ends(space: Space) -> list[list[str]]:
+    """Return overrides for each choice, and for the ends of each range, to be checked before a trial."""
+    return [
+        [f"{name}={value}"]
+        for name, values in space.items()
+        for value in ((repr(values.low), repr(values.high)) if isinstance(values, Range) else values)
+    ]
+
+
+def draw(trial: Trial, space: Space) -> None:
+    """Let a trial draw a value of each setting."""
+    for name, values in space.items():
+        if isinstance(values, Range):
+            trial.suggest_float(name, values.low, values.high, log=values.is_log)
+        else:
+            trial.suggest_categorical(name, values)
+
+
+def overrides_of(parameters: dict[str, Any]) -> list[str]:
+    """Return drawn values as `key=value`, numbers of a range with four digits."""
+    return [
+        f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}" for name, value in parameters.items()
+    ]
+
+
+# Keys that may not be searched, with the reason.
+NOT_SEARCHED = {
+    "data.": "all trials read one dataset; prepare others, and tune on each",
+    "run.": "each trial has its own directory",
+    "checkpoint.": "it does not change what is learned",
+    "record.": "it does not change what is learned",
+    "eval.": "trials must be measured alike",
+    "train.seed": "finalists are compared over seeds=N",
+    "train.monitor": "trials must be measured alike",
+}
+
+
+@dataclass(frozen=True)
+class TuneConfig(AppConfig):
+    """Configuration of `python -m app.tune`: a run's, with the settings to search."""
+
+    search: dict[str, Any] = key(
+        {}, "values to try of each dotted key: a list, or [low,high] with a fraction or an exponent for all between"
+    )
+    trials: int = key(20, "settings to try; the first is the configuration as it is", at_least=1)
+    finalists: int = key(2, "the best settings, which are trained at every seed beside the first", at_least=1)
+    seeds: int = key(3, "seeds of each finalist, from train.seed on", at_least=2)
+    out: str = key("runs/tune", "directory of the trials, tune.db, tune.json and tune.html", is_name=True)
+
+
+def validate_tune(config: TuneConfig) -> None:
+    """Raise UserError for invalid values."""
+    validate_new_run(config)
+    if not config.search:
+        raise UserError("search: no key is searched; give for instance search.optimizer.lr=[1e-3,1e-1]")
+    for name in space_of(config.search):
+        for prefix, reason in NOT_SEARCHED.items():
+            if name.startswith(prefix):
+                raise UserError(f"search.{name}: is not searched: {reason}")
+    if config.eval.split == "test":
+        raise UserError("eval.split=test: trials are judged on val, and test is scored once; leave eval.split out")
+
+
+SECONDS_BETWEEN_LOOKS = 0.5  # at the evaluations of a running trial
+QUIET = ["baselines=false", "record.tensorboard=false"]  # unless the command line has them
+
+STOPPED_BY_WATCH = -1  # in place of an exit status
+
+Watch = Callable[[int, float], bool]  # takes a step and the score there; returns whether to stop
+
+
+class SearchStopped(Exception):
+    """The search was asked to stop, and its run has saved."""
+
+
+class TuneRun(NamedTuple):
+    """A run: the number of its trial, its seed, the drawn settings as overrides, and its directory."""
+
+    trial: int
+    seed: int
+    settings: list[str]
+    directory: Path
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it has ended and need not be trained again."""
+        outcome = read_outcome(self.directory)
+        return outcome is not None and outcome.status in DONE
+
+    @property
+    def overrides(self) -> list[str]:
+        """Return the overrides that make the search's configuration this run."""
+        name = f"{self.directory.resolve().parent.name}_{self.directory.name}"
+        return [
+            *self.settings,
+            f"train.seed={self.seed}",
+            f"run.name={name}",
+            f"run.dir={literal(str(self.directory))}",
+        ]
+
+    def figures(self) -> EvaluationFigures:
+        """Return the evaluation of the model that it serves."""
+        return read_run(self.directory).evaluation
+
+    def score(self, monitor: Monitor) -> float:
+        """Return the served model's score on val. Raise UserError if train.monitor is undefined there."""
+        value = monitored_value(self.figures(), monitor)
+        if value is None:
+            raise UserError(f"{self.directory}: {shown(monitor)} of val is undefined; val needs rows of both labels")
+        return score(value, monitor)
+
+
+def train(run: TuneRun, arguments: Sequence[str], monitor: Monitor, watch: Watch = lambda step, score: False) -> int:
+    """Train a run unless it is done, and return the exit status; STOPPED_BY_WATCH if `watch` stopped it.
+
+    arguments: app.train's. watch is called once for each evaluation, in order. The run's log.txt has its log; here a
+    run that fails prints its last line.
+
+    Raises:
+        SearchStopped: a signal came, and the run has saved.
+        Interrupted: a signal came, and the run has not saved.
+        UserError: another process trains the run.
+    """
+    if run.is_done:
+        return EXIT_DONE
+    wait_for_orphan(run.directory)
+    with tempfile.TemporaryFile() as log:
+        words = ["app.train", *QUIET, *arguments, *run.overrides]
+        status = _watched(start_module(words, subprocess.DEVNULL, log), run, monitor, watch)
+        if status not in (EXIT_DONE, EXIT_STOPPED, STOPPED_BY_WATCH):
+            log.seek(0)
+            print(last_line(log.read().decode(errors="replace"), ""), file=sys.stderr)
+        return status
+
+
+def _watched(process: subprocess.Popen[bytes], run: TuneRun, monitor: Monitor, watch: Watch) -> int:
+    seen, is_stopped = 0, False
+    while True:
+        try:
+            status = process.wait(SECONDS_BETWEEN_LOOKS)
+        except subprocess.TimeoutExpired:
+            pass
+        except Interrupted as error:
+            process.send_signal(error.signal)
+            if process.wait() == EXIT_STOPPED:
+                raise SearchStopped from error
+            raise
+        else:
+            return STOPPED_BY_WATCH if is_stopped else status
+        evaluations = read_evaluations(run.directory) if (run.directory / METRICS).exists() else []
+        for evaluation in evaluations[seen:]:
+            value = monitored_value(evaluation.figures(), monitor)
+            if not is_stopped and value is not None and watch(evaluation.step or 0, score(value, monitor)):
+                is_stopped = True
+                process.terminate()
+        seen = len(evaluations)
+
+
+def test_figures(run: TuneRun) -> EvaluationFigures | None:
+    """Return the served model's figures of test, which are measured once; None if the dataset has no such rows."""
+    if score_test_split(run.directory):
+        words = " ".join(evaluation_of_test(run.directory))
+        raise UserError(f"{run.directory}: its test split was not scored; python -m {words}")
+    return figures_of_test(run.directory)
+
+
+LEVEL = 0.05  # of the paired test, divided by the number of finalists (Bonferroni)
+WANTED = 0.001  # the difference whose number of seeds is named
+DIGITS = 5
+
+
+@dataclass
+class Tried:
+    """A trial: its run, how it ended (completed, pruned or fail), and its score on val, higher for better models."""
+
+    run: TuneRun
+    status: str
+    score: float | None
+
+    @property
+    def is_ranked(self) -> bool:
+        """Whether it may become a finalist."""
+        return self.status == "completed" and self.score is not None
+
+
+@dataclass
+class Finalist:
+    """Settings at several seeds; scores on val by seed, and figures of test where it was scored."""
+
+    trial: int
+    settings: list[str]
+    runs: list[TuneRun]
+    scores: list[float]
+    tested: list[EvaluationFigures | None] = field(default_factory=list)
+
+
+@dataclass
+class Outcome:
+    """All trials, and the finalists, of which the first is the configuration as it is."""
+
+    tried: list[Tried]
+    finalists: list[Finalist]
+    monitor: Monitor
+
+    @property
+    def differences(self) -> list[MeanDifference]:
+        """Return each finalist's mean score less that of the configuration as it is, paired by seed."""
+        return [paired(self.finalists[0].scores, other.scores) for other in self.finalists[1:]]
+
+    @property
+    def taken(self) -> int:
+        """Return the place of the finalist to take; 0 if none is better by more than chance."""
+        better = [
+            (difference.mean, place)
+            for place, difference in enumerate(self.differences, start=1)
+            if difference.mean > 0 and difference.p is not None and difference.p < LEVEL / len(self.differences)
+        ]
+        return max(better)[1] if better else 0
+
+    @property
+    def label(self) -> str:
+        """Return the name of what trials are judged by."""
+        return METRIC_ROWS[self.monitor].label if isinstance(self.monitor, str) else shown(self.monitor)
+
+    def value(self, score: float) -> float:
+        """Return the metric of a score, which is negated where smaller is better."""
+        return (
+            -score if isinstance(self.monitor, str) and METRIC_ROWS[self.monitor].larger_is_better is False else score
+        )
+
+    def sentences(self) -> list[str]:
+        """Return the verdict."""
+        if not self.finalists:
+            return [f"{plural(len(self.tried), 'trial')} so far."]
+        if len(self.finalists) == 1:
+            return ["No trial came to an end, so there is nothing to compare with the configuration as it is."]
+        seeds = len(self.finalists[0].scores)
+        base = self.finalists[0]
+        place = self.taken or max(range(1, len(self.finalists)), key=lambda place: self.differences[place - 1].mean)
+        best, difference = self.finalists[place], self.differences[place - 1]
+        means = [figure(self.value(spread(each.scores).mean), DIGITS) for each in (best, base)]
+        ends = sorted(self.value(end) for end in (difference.low or 0.0, difference.high or 0.0))
+        compared = (
+            f"{self.label} of val {means[0]} instead of {means[1]} (95% interval of the difference "
+            f"{figure(ends[0], DIGITS)} to {figure(ends[1], DIGITS)}, on {plural(seeds, 'fresh seed')})"
+        )
+        if self.taken:
+            sentences = [f"Take trial {best.trial}, {' '.join(best.settings)}: {compared}."]
+        else:
+            deviations = spread([b - a for a, b in zip(base.scores, best.scores, strict=True)]).std or 0.0
+            needed = seeds_needed(WANTED, deviations)
+            more = (
+                f"{needed} seeds would detect a difference of {WANTED}"
+                if needed
+                else f"a difference of {WANTED} needs over 10,000 seeds"
+            )
+            sentences = [f"No difference: trial {best.trial}, {' '.join(best.settings)}: {compared}; {more}."]
+        tested = [[each.main_value for each in finalist.tested if each] for finalist in (best, base)]
+        if all(values and None not in values for values in tested):
+            main = METRIC_ROWS[next(each.main for each in base.tested if each)].label
+            shown_means = [figure(spread([value or 0.0 for value in values]).mean, DIGITS) for values in tested]
+            sentences.append(f"{main} of test, scored once: {shown_means[0]} instead of {shown_means[1]}.")
+        return sentences
+
+    def document(self) -> dict[str, Any]:
+        """Return everything as plain values."""
+        return {
+            "judged by": shown(self.monitor),
+            "verdict": self.sentences(),
+            "take": self.finalists[self.taken].settings if self.finalists else None,
+            "trials": [
+                {
+                    "trial": each.run.trial,
+                    "settings": each.run.settings,
+                    "status": each.status,
+                    "value": None if each.score is None else self.value(each.score),
+                }
+                for each in self.tried
+            ],
+            "finalists": [
+                {
+                    "trial": each.trial,
+                    "settings": each.settings,
+                    "values": {
+                        str(run.seed): self.value(score) for run, score in zip(each.runs, each.scores, strict=True)
+                    },
+                    "test": [figures and figures.main_value for figures in each.tested] or None,
+                }
+                for each in self.finalists
+            ],
+        }
+
+
+NONE = "–"
+AS_IT_IS = "the configuration as it is"
+
+
+def tune_page(outcome: Outcome, arguments: Sequence[str], directory: Path) -> str:
+    """Return the HTML of a search with its trials in `directory`; arguments: those of the command."""
+    return render(
+        Path(__file__).with_name("tune.html.j2"),
+        directory,
+        [],
+        title=f"Search of {plural(len(outcome.tried), 'trial')}",
+        sentences=[("good" if outcome.taken else "plain", sentence) for sentence in outcome.sentences()],
+        trials=_trials(outcome),
+        finalists=_finalists(outcome),
+        command=shlex.join(["python", "-m", "app.tune", *arguments]),
+    )
+
+
+def _trials(outcome: Outcome) -> ReportTable:
+    ranked = sorted(outcome.tried, key=lambda each: (each.score is None, -(each.score or 0.0), each.run.trial))
+    rows = [
+        [
+            str(each.run.trial),
+            NONE if each.score is None else figure(outcome.value(each.score), DIGITS),
+            {"fail": "failed", "pruned": "stopped early"}.get(each.status, each.status),
+            " ".join(each.run.settings) or AS_IT_IS,
+        ]
+        for each in ranked
+    ]
+    note = "The best first. Stopped early: worse than the median of earlier trials after as many steps."
+    return ReportTable(["Trial", f"{outcome.label} of val", "Ended", "Settings"], rows, {1}, note)
+
+
+def _finalists(outcome: Outcome) -> ReportTable:
+    seeds = [run.seed for run in outcome.finalists[0].runs] if outcome.finalists else []
+    rows = [
+        [
+            str(each.trial),
+            " ".join(each.settings) or AS_IT_IS,
+            *(figure(outcome.value(score), DIGITS) for score in each.scores),
+        ]
+        for each in outcome.finalists
+    ]
+    columns = ["Trial", "Settings", *(f"Seed {seed}" for seed in seeds)]
+    return ReportTable(columns, rows, set(range(2, len(columns))), f"{outcome.label} of val by seed.")
+
 
 EXIT_FAILED = 1
 DATABASE, DOCUMENT, PAGE, LOCK = "tune.db", "tune.json", "tune.html", ".tune.lock"
@@ -74,7 +476,7 @@ def training_arguments(arguments: Sequence[str]) -> list[str]:
     return with_files(AppConfig, CONFIG_DIR, own)
 
 
-def open_study(out: Path, arguments: Sequence[str], space: Space) -> "Study":
+def open_study(out: Path, arguments: Sequence[str], space: Space) -> Study:
     """Open or create the search's database."""
     try:
         import optuna
@@ -98,7 +500,7 @@ def open_study(out: Path, arguments: Sequence[str], space: Space) -> "Study":
     return study
 
 
-def _tune(config: TuneConfig, arguments: Sequence[str], space: Space, study: "Study") -> int:
+def _tune(config: TuneConfig, arguments: Sequence[str], space: Space, study: Study) -> int:
     out, monitor, seed = Path(config.out), config.train.monitor, config.train.seed
     base = TuneRun(0, seed, [], out / "trial_0")
     progress = Progress(config.trials + (1 + config.finalists) * config.seeds)
@@ -138,7 +540,7 @@ class Progress:
 
 
 def _try(
-    number: int, study: "Study", space: Space, arguments: Sequence[str], config: TuneConfig, progress: Progress
+    number: int, study: Study, space: Space, arguments: Sequence[str], config: TuneConfig, progress: Progress
 ) -> Tried:
     """Run a trial of Optuna's, or return what became of it."""
     from optuna.samplers import TPESampler

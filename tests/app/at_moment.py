@@ -14,7 +14,7 @@ from typing import Any
 from app import train
 from app.checkpoint import files
 from app.commands import COMMANDS
-from app.data import shards
+from app.data import split
 from app.training import predictor, session
 from common import cli
 from tests.app import inject
@@ -30,7 +30,7 @@ def pause(*_: Any, **__: Any) -> None:
 
 
 MOMENTS: dict[str, Callable[[int], None]] = {
-    "in the digests": lambda n: inject.at_call(shards, "verify_shard", n, pause),
+    "in the digests": lambda n: inject.at_call(split, "verify_shard", n, pause),
     "in the step": lambda n: inject.at_call(session.Session, "begin_step", n, pause),
     "in the evaluation": lambda n: inject.at_call(predictor.Predictor, "forward", n, pause, inject.in_evaluation),
     "in the save": lambda n: inject.at_call(files, "publish", n, pause),

@@ -18,7 +18,8 @@ import torch
 
 from app.checkpoint.files import whole_checkpoints
 from app.commands import COMMANDS
-from app.config import CONFIG_DIR, AppConfig, RuntimeConfig
+from app.config.app_config import CONFIG_DIR, AppConfig
+from app.config.train import RuntimeConfig
 from app.runtime import platform
 from app.training import session
 from common import cli

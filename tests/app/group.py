@@ -13,15 +13,15 @@ import torch
 import torch.distributed as dist
 
 from app.commands import COMMANDS
-from app.config import CONFIG_DIR, AppConfig, validate
-from app.optimizer.build import set_learning_rate
+from app.config.app_config import CONFIG_DIR, AppConfig, validate
+from app.optimizer import set_learning_rate
 from app.record.directory import RunDirectory
-from app.record.reading import read_summary
+from app.record.documents import read_summary
 from app.runtime import platform
-from app.runtime.leave import leave
-from app.sharding import execute
+from app.runtime.environment import leave
+from app.sharding import plan
 from app.training import session
-from app.training.run import TrainingRun
+from app.training.loop import TrainingRun
 from common.cli import run
 from common.compose import compose_config
 from common.documents import plain, plain_object
@@ -120,7 +120,7 @@ def _trained(overrides: list[str], runtime: platform.Runtime) -> dict[str, Any]:
     validate(config)
     root = Path(config.data.path or "")
     this = session.build(config, runtime, root, load_manifest(root))
-    execute.BLOCK_BYTES = 1 << 10  # so that these small tables travel in several blocks
+    plan.BLOCK_BYTES = 1 << 10  # so that these small tables travel in several blocks
     initial_digest = this.parameters_digest()
     losses: list[float] = []
     epoch = 0

@@ -16,12 +16,12 @@ import torch.distributed.checkpoint as dcp
 from app import train
 from app.checkpoint import files
 from app.commands import COMMANDS
-from app.config import CONFIG_DIR, AppConfig, validate_new_run
+from app.config.app_config import CONFIG_DIR, AppConfig, validate_new_run
 from app.record import provenance
 from app.record.directory import RunDirectory
-from app.runtime import process_group
+from app.runtime import platform
 from app.runtime.platform import Runtime
-from app.training import session, stop
+from app.training import checkpointer, session
 from common.command import load
 from common.compose import compose_config
 from common.errors import UserError
@@ -90,7 +90,7 @@ def train_until(runtime: Runtime, fault: str, *overrides: str) -> str:
         (os, "rename"),
         (os, "replace"),
         (shutil, "rmtree"),
-        (stop.StopCheck, "requested"),
+        (checkpointer.StopCheck, "requested"),
     )
 
     def killed(*_: Any, **__: Any) -> None:
@@ -121,6 +121,6 @@ def command_here(runtime: Runtime, name: str, *overrides: str) -> int:
     if command.check is not None:
         load(command.check)(config)
     with _environment(), _logging(), pytest.MonkeyPatch.context() as patched:
-        patched.setattr(process_group, "joined", joined)
+        patched.setattr(platform, "joined", joined)
         patched.setattr(sys, "argv", [f"app.{name}", *overrides])
         return load(command.function)(config)

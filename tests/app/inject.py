@@ -20,9 +20,9 @@ import torch.distributed.checkpoint as dcp
 
 from app import bench
 from app.checkpoint import files
-from app.data import shards
+from app.data import split
 from app.record import directory
-from app.training import loop, predictor, session, stop
+from app.training import checkpointer, loop, predictor, session
 from common import signals
 
 
@@ -77,7 +77,7 @@ def terminate_like_timeout(*_: Any, **__: Any) -> None:
 
 def stop_at(step: int) -> None:
     """As if a signal had come during that step."""
-    vars(stop)["StopCheck"].requested = lambda _, now: now == step
+    vars(checkpointer)["StopCheck"].requested = lambda _, now: now == step
 
 
 def limit_file_size(size: int) -> None:
@@ -170,7 +170,8 @@ def spoil_table(step: int) -> None:
 
 def shuffle_histories(seed: int) -> None:
     """Ids and actions of each history in a random order, between times as they are."""
-    from extensions.sequences import event_log, histories  # where the extension is
+    from extensions.sequences import event_log
+    from extensions.sequences import event_log as histories  # where the extension is
 
     rng = np.random.default_rng(seed)
 
@@ -221,7 +222,7 @@ FAULTS: dict[str, Callable[[int], None]] = {
     "signal in the evaluation": lambda n: at_call(predictor.Predictor, "forward", n, terminate, in_evaluation),
     "process 1 has no memory": lambda n: at_call(predictor.Predictor, "forward", n, refuse_memory, in_process_1),
     "process 1 is lost": lambda n: at_call(predictor.Predictor, "forward", n, kill, in_process_1),
-    "signal in the sums": lambda n: at_call(shards, "verify_shard", n, terminate),
+    "signal in the sums": lambda n: at_call(split, "verify_shard", n, terminate),
     "disk full": limit_file_size,
     "disk taken": lambda n: at_call(dcp, "save", n, take_disk),
     "disk filled": fill_disk,

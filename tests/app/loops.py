@@ -5,13 +5,13 @@ from typing import Any
 
 import torch
 
-from app.config import TrainConfig
+from app.config.train import TrainConfig
 from app.data.batch import Batch
 from app.metrics.documents import EvaluationFigures
 from app.metrics.timing import StepTimer
 from app.training.loop import TrainingLoop
+from app.training.session import StepFigures
 from app.training.state import RunLength, RunState
-from app.training.window import StepFigures
 
 
 class Nothing:

@@ -9,9 +9,9 @@ import tempfile
 
 import torch.utils.serialization  # noqa: F401
 
+from app import trackers  # noqa: F401
 from app.commands import COMMANDS
-from app.config import CONFIG_DIR, AppConfig
-from app.trackers import tensorboard  # noqa: F401
+from app.config.app_config import CONFIG_DIR, AppConfig
 from common.command import load
 from common.compose import compose_config, compose_partly
 from tests.app import conftest  # noqa: F401

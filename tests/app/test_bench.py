@@ -14,8 +14,10 @@ from msgspec import structs
 
 from app import bench
 from app.bench import comparison, shape_of
-from app.config import CONFIG_DIR, Interaction, ModelConfig, OptimizerName
+from app.config.app_config import CONFIG_DIR
 from app.config.commands import BenchConfig
+from app.config.kinds import OptimizerName
+from app.config.model import Interaction, ModelConfig
 from app.metrics import ceilings
 from app.metrics.ceilings import WorkTiming, time_work
 from app.record.provenance import describe_run

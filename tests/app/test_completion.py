@@ -6,9 +6,8 @@ import time
 import pytest
 
 from app import completion
-from app.config import CONFIG_DIR, AppConfig
-from common.help import groups_of
-from common.keys import keys_of
+from app.config.app_config import CONFIG_DIR, AppConfig
+from common.keys import groups_of, keys_of
 
 SCRIPT = completion.script()
 ASK = """

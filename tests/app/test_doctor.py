@@ -14,7 +14,7 @@ import pytest
 from app import doctor
 from app.config.commands import DoctorConfig
 from app.doctor import Verdict
-from common import limits
+from common import machine
 from tests.app.conftest import REPOSITORY, Command
 from tests.app.datasets import write_dataset
 
@@ -126,8 +126,8 @@ def test_what_is_too_small_or_not_allowed(tmp_path: Path) -> None:
 
 
 def test_a_container_s_limit_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "CGROUP", tmp_path)
-    monkeypatch.setattr(limits, "OWN_GROUPS", tmp_path / "groups")
+    monkeypatch.setattr(machine, "CGROUP", tmp_path)
+    monkeypatch.setattr(machine, "OWN_GROUPS", tmp_path / "groups")
     for name, text in (("memory.max", 1 << 30), ("memory.current", 0)):
         (tmp_path / name).write_text(f"{text}\n")
     check = doctor.check_memory()

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from app import recommend
-from app.config import AppConfig, RuntimeConfig
+from app.config.app_config import AppConfig
 from app.config.commands import EvaluateConfig, RecommendConfig, TablePrecision, validate_evaluate
-from app.config.runtime import Precision
+from app.config.train import Precision, RuntimeConfig
 from app.data.split import SplitReader
 from app.runtime.platform import Runtime
 from app.scoring import served_model

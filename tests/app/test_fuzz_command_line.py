@@ -9,11 +9,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from app.commands import COMMANDS
-from app.config import CONFIG_DIR, AppConfig
+from app.config.app_config import CONFIG_DIR, AppConfig
 from common.cli import EXIT_BAD_INPUT, EXIT_DONE, EXIT_STOPPED
 from common.command import load
-from common.help import groups_of
-from common.keys import choices, keys_of
+from common.keys import choices, groups_of, keys_of
 from data_prep.dataset.options import DataSource
 from tests.forks import run_module
 

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 import clickwork
 from app.data.batch import Batch
 from app.runtime.platform import Runtime
-from app.training import data_loader
+from app.training import session
 from tests.app.datasets import RAGGED, write_ragged_dataset
 from tests.clickwork.conftest import ROWS, Trained, train_on_table, write_csv
 from tests.data_prep import oracle
@@ -226,16 +226,16 @@ def equal(item: Any, batch: Batch) -> bool:
 def read(runtime: Runtime, tmp_path_factory: pytest.TempPathFactory) -> tuple[Trained, list[Batch]]:
     """A run of two epochs, and the batches that its loop has read."""
     read: list[Batch] = []
-    batches = data_loader.DataLoader.batches
+    batches = session.DataLoader.batches
 
-    def recorded(self: data_loader.DataLoader, epoch: int, first: int) -> Iterator[Batch]:
+    def recorded(self: session.DataLoader, epoch: int, first: int) -> Iterator[Batch]:
         for batch in batches(self, epoch, first):
             read.append(batch)
             yield batch
 
     keys = ["train.max_steps=null", "train.epochs=2", "train.seed=7", "data.shuffle_lanes=2", "train.drop_last=false"]
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(data_loader.DataLoader, "batches", recorded)
+        patched.setattr(session.DataLoader, "batches", recorded)
         trained = train_on_table(runtime, tmp_path_factory.mktemp("read"), *keys)
     return trained, read
 

@@ -17,9 +17,9 @@ import torch
 from torch import distributed as dist
 
 import clickwork
-from app.record.scores import read_scores
+from app.record.directory import read_scores
 from app.runtime.platform import Runtime
-from data_prep.dataset.schema import CRITEO
+from data_prep.dataset.options import CRITEO
 from tests.app.conftest import SMALL
 from tests.app.in_process import command_here, train_here
 from tests.clickwork.conftest import ROWS, SCHEMA, Trained, make_rows, train_on_table

@@ -15,8 +15,7 @@ import pytest
 
 from common import cli
 from common.compose import compose_config
-from common.help import describe, groups_of
-from common.keys import MISSING, key, keys_of
+from common.keys import MISSING, describe, groups_of, key, keys_of
 from tests.data_prep.conftest import REPOSITORY, Capture
 from tests.error_lines import refused
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from common import fbgemm
+from common import machine
 
 PRIMUS = """FROM base
 # Latest known working commit on the `main` branch. Committed on 2026-06-17.
@@ -45,7 +45,7 @@ def test_the_commit_is_pips_or_the_images(
 ) -> None:
     install(tmp_path / "site", "fbgemm-gpu-of-a-test", version, json.dumps(origin) if origin else None)
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
-    assert fbgemm.installed_commit(["absent-package", "fbgemm-gpu-of-a-test"], manifest) == commit
+    assert machine.installed_commit(["absent-package", "fbgemm-gpu-of-a-test"], manifest) == commit
 
 
 def test_no_record_is_no_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,4 +55,4 @@ def test_no_record_is_no_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         if text is not None:
             (tmp_path / "Dockerfile").write_text(text)
         for name in ("fbgemm-gpu-of-a-test", "absent-package"):
-            assert fbgemm.installed_commit([name], tmp_path / "Dockerfile") is None
+            assert machine.installed_commit([name], tmp_path / "Dockerfile") is None

@@ -9,8 +9,9 @@ from typing import ClassVar
 
 import pytest
 
-from app.config import AppConfig, EvaluateConfig, ReportConfig, VerifyConfig, sharding, tables
-from app.config.commands import BenchConfig, DoctorConfig, RecommendConfig
+from app.config import model, sharding
+from app.config.app_config import AppConfig
+from app.config.commands import BenchConfig, DoctorConfig, EvaluateConfig, RecommendConfig, ReportConfig, VerifyConfig
 from common.keys import MISSING, check_keys, key, keys_of, values_that_decide_bits
 from data_prep.config.keys import PrepConfig
 from tests import key_limits as limits
@@ -86,7 +87,7 @@ OF_COMMANDS: dict[type, dict[str, Limits]] = {
     VerifyConfig: {"tolerance": limits.TOLERANCE},
     DoctorConfig: {},
     ReportConfig: {},
-    tables.TableOverride: {"qr_collisions": ([1], [2], "at least 2"), "init_std": POSITIVE},
+    model.TableOverride: {"qr_collisions": ([1], [2], "at least 2"), "init_std": POSITIVE},
     sharding.TableShardingConfig: {"min_partition": ([3], [4], "at least 4"), "cache_load_factor": limits.INSIDE},
     PrepConfig: OF_PREPARATION,
 }  # fmt: skip

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from common import limits
+from common import machine
 from tests.error_lines import refused
 
 GIB = 1 << 30
@@ -15,9 +15,9 @@ V1 = "5:memory:/a/b\n4:cpu,cpuacct:/a/b\n1:name=systemd:/x\n0::/x\n"
 @pytest.fixture(autouse=True)
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Look for the groups in a directory of the test's own, on a machine of 8 processors."""
-    monkeypatch.setattr(limits, "CGROUP", tmp_path)
-    monkeypatch.setattr(limits, "OWN_GROUPS", tmp_path / "groups")
-    monkeypatch.setattr(limits, "affinity", lambda: 8)
+    monkeypatch.setattr(machine, "CGROUP", tmp_path)
+    monkeypatch.setattr(machine, "OWN_GROUPS", tmp_path / "groups")
+    monkeypatch.setattr(machine, "affinity", lambda: 8)
 
 
 def write(root: Path, groups: str, files: dict[str, str]) -> None:
@@ -63,20 +63,20 @@ def test_limits_are_those_of_the_groups(
     groups: str, files: dict[str, str], quota: float | None, limit: int | None, tmp_path: Path
 ) -> None:
     write(tmp_path, groups, files)
-    assert (limits.cpu_quota(), limits.memory_limit()) == (quota, limit)
-    assert limits.usable_cpus() == (8 if quota is None else max(1, int(quota)))
+    assert (machine.cpu_quota(), machine.memory_limit()) == (quota, limit)
+    assert machine.usable_cpus() == (8 if quota is None else max(1, int(quota)))
 
 
 @pytest.mark.parametrize(("groups", "files"), [(V2, memory(10**6, 400_000)), (V1, memory_v1("a/b", 10**6, 400_000))])
 def test_memory_is_available_below_the_limit(groups: str, files: dict[str, str], tmp_path: Path) -> None:
-    assert 1 << 20 < limits.host_bytes_available() <= limits.memory_of_machine()
+    assert 1 << 20 < machine.host_bytes_available() <= machine.memory_of_machine()
     write(tmp_path, groups, files)
-    assert limits.host_bytes_available() == 600_000
+    assert machine.host_bytes_available() == 600_000
 
 
 def test_a_container_too_small_for_the_libraries_is_refused(tmp_path: Path) -> None:
     for limit in (512 << 20, 1 << 62):
         write(tmp_path, "0::/\n", memory(limit))
-        limits.require_memory("training")
+        machine.require_memory("training")
     write(tmp_path, "0::/\n", memory(250 << 20))
-    refused("may use 250 MiB of memory", limits.require_memory, "training")
+    refused("may use 250 MiB of memory", machine.require_memory, "training")

@@ -12,7 +12,7 @@ import sys
 
 import numpy as np
 
-from common.memory import keep_freed_memory
+from common.machine import keep_freed_memory
 
 
 def blocks():

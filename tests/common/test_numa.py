@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from common.numa import Node, memory_nodes, node_of_gpu
+from common.machine import Node, memory_nodes, node_of_gpu
 
 MEMINFO = """Node {number} MemTotal:       {total} kB
 Node {number} MemFree:        {free} kB

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from common.processor import _bytes_of_tiles, announces_missing_tiles
+from common.machine import _bytes_of_tiles, announces_missing_tiles
 
 CPUID = """
 #include <cpuid.h>
@@ -16,7 +16,7 @@ int main() { unsigned a, b, c, d; __cpuid_count(0x1d, 1, a, b, c, d); printf("%u
 PRODUCTS = """
 import app, torch
 from app.config.train import LARGE_BATCH
-from app.model.mlp import mlp
+from app.model.layers import mlp
 for precision in (torch.float32, torch.bfloat16):
     for rows, inputs, outputs in ((64, 16, 32), (LARGE_BATCH, 5, 48), (LARGE_BATCH, 512, 256)):
         with torch.autocast("cpu", torch.bfloat16, enabled=precision is torch.bfloat16):

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.config import AppConfig
+from app.config.app_config import AppConfig
+from common.command import RedactingFormatter, is_secret, redact, redact_arguments, redact_message, split_login
 from common.keys import keys_of
-from common.redact import RedactingFormatter, is_secret, redact, redact_arguments, redact_message, split_login
 from data_prep.config.keys import DataConfig
 
 SECRETS = ["TORCH_TOKEN", "CUDA_PASSWORD", "CLICKWORK_SECRET", "NCCL_DEBUG_TOKEN", "AWS_SECRET_ACCESS_KEY", "apiKey"]

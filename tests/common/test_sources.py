@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from common.sources import DIRECTORIES, ROOT, outdated_sentence, sources_digest
+from common.cli import DIRECTORIES, ROOT, outdated_sentence, sources_digest
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 SCRIPT = """
 import ctypes, sys
-from common.streams import without_native_stdout
+from common.signals import without_native_stdout
 
 c = ctypes.CDLL(None)
 c.puts(b"native before")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from common.terminal import coloured
+from common.cli import coloured
 
 
 @pytest.mark.parametrize("colour", [True, False])

@@ -6,7 +6,7 @@ from pathlib import Path
 import data_prep
 from common.compose import compose_config
 from data_prep.config.keys import PrepConfig
-from data_prep.stages import preload  # noqa: F401
+from data_prep.stages import parse  # noqa: F401
 from tests import forks  # noqa: F401
 
 compose_config(PrepConfig, Path(data_prep.__file__).parent / "conf", ["data.raw=/a-b/c_0", "data.path=x"])

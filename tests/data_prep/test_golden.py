@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from app.config import DataConfig
+from app.config.data import DataConfig
 from app.data.split import SplitReader
 from data_prep.dataset.format import load_manifest
 from data_prep.encoding.encoder import Encoder
 from data_prep.parsing.criteo import parse_bytes
-from data_prep.stages.permutation import inverse_permutation
+from data_prep.stages.place import inverse_permutation
 from data_prep.verify import verify_dataset
 from tests.data_prep.conftest import REFERENCE, SPLITS, load_rows, load_split, prepare
 

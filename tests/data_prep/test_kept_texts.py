@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from data_prep.config.keys import DataConfig, PrepConfig
+from data_prep.dataset import spelling
 from data_prep.dataset.format import load_manifest
-from data_prep.encoding import values
-from data_prep.encoding.texts import VocabularyTexts
-from data_prep.encoding.values import text_hash
+from data_prep.dataset.spelling import text_hash
+from data_prep.encoding.lookup import VocabularyTexts
 from data_prep.verify import main, verify_dataset
 from tests.data_prep import oracle
 from tests.data_prep.conftest import Capture, prepare, sums
@@ -95,7 +95,7 @@ def test_two_texts_of_one_value_end_the_job(
     tmp_path: Path, table: list[list[str]], monkeypatch: pytest.MonkeyPatch, chunk_bytes: int
 ) -> None:
     hashed = text_hash
-    monkeypatch.setattr(values, "text_hash", lambda text: hashed(text)[:1] * 8)  # 8 bits
+    monkeypatch.setattr(spelling, "text_hash", lambda text: hashed(text)[:1] * 8)  # 8 bits
     rows = "".join(f"{i % 2},name {i},\n" for i in range(300))
     (tmp_path / "rows.csv").write_text(f"clicked,user,tags\n{rows}")
     message = r"column user: 'name \d+' and 'name \d+' have the same value"

@@ -18,7 +18,7 @@ import pytest
 
 from data_prep import pipeline
 from data_prep.dataset.format import load_manifest
-from data_prep.encoding.passes import plan_passes
+from data_prep.encoding.lookup import plan_passes
 from data_prep.engine.executor import Executor
 from data_prep.pipeline import preprocess
 from data_prep.verify import verify_dataset

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 from data_prep import job_setup, pipeline
-from data_prep.encoding.lookup import SortedTable
-from data_prep.encoding.passes import plan_passes
+from data_prep.encoding.lookup import SortedTable, plan_passes
 from data_prep.engine import job as job_module
-from data_prep.engine import memory_budget
-from data_prep.stages import gather
+from data_prep.engine import job as memory_budget
+from data_prep.stages import write as gather
 from data_prep.verify import verify_dataset
 from tests.data_prep import oracle
 from tests.data_prep.conftest import Capture, prepare, sums

@@ -13,8 +13,7 @@ import pytest
 from common.compose import compose_config
 from common.keys import keys_of
 from data_prep import verify
-from data_prep.config.compose import CONFIG_DIRECTORY
-from data_prep.config.keys import PrepConfig
+from data_prep.config.keys import CONFIG_DIRECTORY, PrepConfig
 from tests.changed import changed
 from tests.data_prep import oracle
 from tests.data_prep.conftest import Capture, prepare, write_rows
@@ -209,7 +208,7 @@ def test_a_full_disk_leaves_another_job_s_work(tmp_path: Path, monkeypatch: pyte
     (work / "job.json").write_text("another job's")
     (work / "chunks/00000-00000.parsed.json").write_text("{}")
     before = files(tmp_path)
-    monkeypatch.setattr("common.disk_space.shutil.disk_usage", lambda path: SimpleNamespace(free=1000))
+    monkeypatch.setattr("common.files.shutil.disk_usage", lambda path: SimpleNamespace(free=1000))
     for name in ("new", "none"):
         refused(r"about \d.* .B needed for the dataset, 1\.0 kB free", prepare, raw, f"data.path={tmp_path / name}")
     assert {name for name in files(tmp_path) if not name.endswith("lock")} == set(before)

@@ -11,7 +11,7 @@ import pytest
 from data_prep import job_setup
 from data_prep.dataset.format import load_manifest
 from data_prep.encoding.encoder import Encoder
-from data_prep.encoding.texts import VocabularyTexts
+from data_prep.encoding.lookup import VocabularyTexts
 from data_prep.verify import verify_dataset
 from tests.data_prep.conftest import SPLITS, Capture, load_split, prepare, sums, write_rows
 from tests.data_prep.tables import write

@@ -8,11 +8,10 @@ import pytest
 from numpy.typing import NDArray
 
 from data_prep.config.presets import resolve_rules
-from data_prep.dataset.format import Manifest
-from data_prep.dataset.misleading import misleading_sentences
+from data_prep.dataset.format import Manifest, unseen_values
+from data_prep.dataset.kinds import misleading_sentences
 from data_prep.dataset.options import DenseTransform, SplitMethod
-from data_prep.dataset.unseen import unseen_values
-from data_prep.encoding.dense import transform_dense
+from data_prep.encoding.lookup import transform_dense
 from tests.data_prep import oracle
 from tests.data_prep.conftest import Capture, config, load_split, prepare
 

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from app.report.compare import compare_auc, compare_scores, compare_speed, group
+from app.report.compare import Comparison, compare_auc, compare_scores, compare_speed, group
 from app.report.read import RunFiles, read_run
-from app.report.side_by_side import Comparison
 from tests.app.report.runs import write_run
 
 SEEDS = (0, 1, 2)

@@ -16,9 +16,8 @@ import yaml
 from data_prep import job_setup
 from data_prep.dataset.format import open_shard
 from data_prep.dataset.options import LabelKind
-from data_prep.encoding.encoder import Encoder
-from data_prep.encoding.new_rows import read_new_rows
-from data_prep.encoding.texts import VocabularyTexts
+from data_prep.encoding.encoder import Encoder, read_new_rows
+from data_prep.encoding.lookup import VocabularyTexts
 from data_prep.verify import verify_dataset
 from tests.data_prep.conftest import prepare, seeds
 from tests.data_prep.tables import ALLOW, paths

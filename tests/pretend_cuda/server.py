@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 PRELOAD = (
-    "app.trackers.tensorboard",
+    "app.trackers",
     "tests.app.inject",
     "tests.app.group",
     "tests.data_prep.preload",

@@ -6,7 +6,7 @@ import sys
 import torch
 import torch.distributed.checkpoint as dcp
 
-from app.checkpoint import model_state
+from app.checkpoint import saver
 
 save = dcp.save
 
@@ -18,6 +18,6 @@ def reporting(*arguments: object, **keywords: object) -> object:
 
 
 if __name__ == "__main__":
-    model_state.COPY_BYTES = 64
+    saver.COPY_BYTES = 64
     vars(dcp)["save"] = reporting
     runpy.run_module("app.train", run_name="__main__", alter_sys=True)

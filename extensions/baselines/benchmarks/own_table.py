@@ -38,10 +38,9 @@ from extensions.baselines.benchmarks.tables import (
     adult,
     write_table,
 )
-from extensions.baselines.cache import computed
+from extensions.baselines.command import computed
 from extensions.baselines.fit import all_rates, tree_inputs
-from extensions.baselines.keys import BaselinesConfig
-from extensions.baselines.rows import load_rows
+from extensions.baselines.rows import BaselinesConfig, load_rows
 
 LEAVES = (4, 8, 16, 31)
 QUIET = ["baselines=false", "record.tensorboard=false"]

@@ -27,8 +27,8 @@ import numpy as np
 import onnxruntime
 import torch
 
-from app.config import ModelConfig
 from app.config.commands import TablePrecision
+from app.config.model import ModelConfig
 from app.model.dlrm import DLRM
 from app.model.embeddings import make_sparse_arch
 from benchmarks.peers.rows import DENSE_ARCH, DIM, NUM_DENSE, NUM_SPARSE, OVER_ARCH

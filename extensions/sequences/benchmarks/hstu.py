@@ -33,12 +33,12 @@ from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.sharding_plan import construct_module_sharding_plan, table_wise
 from torchrec.distributed.types import ShardingPlan
 
-from app.config.tables import Storage
-from app.model.tables import TableInitRange, TableSpec
+from app.config.model import Storage
+from app.model.embeddings import TableInitRange, TableSpec
 from benchmarks.result_file import write_result
+from extensions.sequences.event_log import Sequences
 from extensions.sequences.hstu import HSTU, EventArch, EventKeys
 from extensions.sequences.keys import Attention, HSTUConfig
-from extensions.sequences.sequences import Sequences
 
 CONTEXT = [f"context_{number}" for number in range(8)]
 HISTORY = ["item", "artist", "album"]

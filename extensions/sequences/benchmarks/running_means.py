@@ -6,8 +6,7 @@ An earlier event is one before it in the order of time, then of users, then of p
 import numpy as np
 from numpy.typing import NDArray
 
-from extensions.sequences.event_arrays import EventArrays
-from extensions.sequences.event_schema import EventSchema
+from extensions.sequences.events import EventArrays, EventSchema
 
 LAST = (5, 20)  # events of a user whose means are taken apart
 

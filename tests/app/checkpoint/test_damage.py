@@ -12,9 +12,9 @@ import pytest
 from app.checkpoint import files
 from app.checkpoint.files import checkpoint_name, find_checkpoint, point_to_best, whole_checkpoints
 from app.checkpoint.saver import Saver
-from app.config import CheckpointConfig, RuntimeConfig
+from app.config.train import CheckpointConfig, RuntimeConfig
 from app.runtime.platform import Runtime
-from app.training import resume
+from app.training import checkpointer
 from app.training.state import RunState
 from common.errors import UserError
 from tests.app.conftest import Command, built
@@ -27,7 +27,9 @@ def checkpoints(runtime: Runtime, dataset: Path, tmp_path_factory: pytest.TempPa
     this, root = built(runtime, dataset), tmp_path_factory.mktemp("checkpoints")
     saver = Saver(root, keep=2, asynchronous=False, local_world_size=1)
     for step in (10, 20):
-        saver.save(step, this.model, this.optimizer, resume.checkpoint_state(this, RunState(step=step), {}), best=False)
+        saver.save(
+            step, this.model, this.optimizer, checkpointer.checkpoint_state(this, RunState(step=step), {}), best=False
+        )
     saver.close()
     return root
 
@@ -162,8 +164,8 @@ def test_a_step_without_one_is_refused_with_those_there_are(run: Path, choice: s
 
 
 def test_the_choice_is_logged(run: Path, runtime: Runtime, logged: pytest.LogCaptureFixture) -> None:
-    config = resume.trained_config(run, RuntimeConfig(), None)
-    checkpoint = resume.open_checkpoint(run, None, config.data.path, runtime)
+    config = checkpointer.trained_config(run, RuntimeConfig(), None)
+    checkpoint = checkpointer.open_checkpoint(run, None, config.data.path, runtime)
     checkpoint.log_choice()
     assert checkpoint.about == {"checkpoint": checkpoint_name(48), "step": 48, "best": True, "last": False}
     assert "step_00000048, step 48, the best of the run; the last is step_00000060 (checkpoint=last)" in logged.text

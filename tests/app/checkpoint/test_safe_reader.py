@@ -14,7 +14,7 @@ import torch
 from torch.distributed.checkpoint import metadata as dcp
 
 from app.checkpoint.files import whole_checkpoints
-from app.checkpoint.safe_reader import METADATA, SafeReader
+from app.checkpoint.saver import METADATA, SafeReader
 from common.files import digest_file
 from tests.app.conftest import Command
 from tests.app.run_files import rewrite_state

@@ -8,14 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from app.checkpoint import model_state
+from app.checkpoint import saver as model_state
 from app.checkpoint.files import BEST, pointed_to, verify, whole_checkpoints
-from app.checkpoint.model_state import local_tensors, stage, tensors_of
-from app.checkpoint.safe_reader import METADATA
-from app.checkpoint.saver import Saver
-from app.runtime import rng
+from app.checkpoint.saver import METADATA, Saver, local_tensors, stage, tensors_of
+from app.runtime import platform
 from app.runtime.platform import Runtime
-from app.training import resume, session
+from app.training import checkpointer, session
 from app.training.state import RunState
 from common.errors import UserError
 from tests.app.conftest import built
@@ -27,7 +25,7 @@ def this(runtime: Runtime, dataset: Path) -> session.Session:
 
 
 def save(saver: Saver, this: session.Session, step: int, best: bool = False) -> None:
-    saver.save(step, this.model, this.optimizer, resume.checkpoint_state(this, RunState(step=step), {}), best)
+    saver.save(step, this.model, this.optimizer, checkpointer.checkpoint_state(this, RunState(step=step), {}), best)
 
 
 def tensors(this: session.Session) -> dict[str, Any]:
@@ -131,7 +129,7 @@ def test_generators_go_on_where_they_were() -> None:
         return [random.random(), random.gauss(0, 1), *np.random.normal(size=3), *torch.randn(3).tolist()]  # noqa: NPY002
 
     draw()  # leaves a second Gaussian waiting in Python's and in NumPy's
-    states = rng.capture(torch.device("cpu"))
+    states = platform.capture(torch.device("cpu"))
     expected = draw()
-    rng.restore(states, torch.device("cpu"))
+    platform.restore(states, torch.device("cpu"))
     assert draw() == expected

@@ -2,7 +2,7 @@
 
 import pytest
 
-from app.config.checks import require_place
+from app.config.train import require_place
 from tests.error_lines import refused
 
 

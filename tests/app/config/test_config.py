@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from app.config import CONFIG_DIR, AppConfig, EvaluateConfig, Interaction, from_plain, validate, validate_new_run
-from app.config.commands import BenchConfig, RecommendConfig, VerifyConfig, validate_bench
+from app.config.app_config import CONFIG_DIR, AppConfig, from_plain, validate, validate_new_run
+from app.config.commands import BenchConfig, EvaluateConfig, RecommendConfig, VerifyConfig, validate_bench
+from app.config.model import Interaction
 from app.training import meta_build
 from common.compose import ConversionError, compose_config
 from common.errors import UserError
-from common.help import describe
-from common.keys import MISSING, declaration, keys_of, to_plain
+from common.keys import MISSING, declaration, describe, keys_of, to_plain
 from tests.app.conftest import REPOSITORY, composed
 from tests.forks import run_module
 

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from app.config import CONFIG_DIR, OptimizerName
+from app.config.app_config import CONFIG_DIR
 from app.config.commands import BenchConfig
+from app.config.kinds import OptimizerName
 from common.compose import compose_config
 from common.errors import UserError
 from common.keys import to_plain

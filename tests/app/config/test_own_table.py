@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from app.config.own_table import table_values
-from app.record.reading import read_config
+from app.config.app_config import table_values
+from app.record.documents import read_config
 from app.runtime.platform import Runtime
-from data_prep.dataset.manifest import Manifest, Split
+from data_prep.dataset.format import Manifest, Split
 from data_prep.pipeline import preprocess
 from tests.app.conftest import composed
 from tests.app.in_process import train_here

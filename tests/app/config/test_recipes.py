@@ -9,10 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from app.config import CONFIG_DIR, validate
-from app.config.model import DenseInit
-from app.config.published import PUBLISHED_TABLES
-from app.config.tables import TableInit
+from app.config.app_config import CONFIG_DIR, validate
+from app.config.model import PUBLISHED_TABLES, DenseInit, TableInit
 from app.training import meta_build
 from common.errors import UserError
 from data_prep.dataset.options import DataSource
@@ -104,7 +102,7 @@ def test_a_recipe_composes_and_has_its_parameters(recipe: str) -> None:
     tables = config.data.published_tables
     assert tables in PUBLISHED_TABLES, (
         f"app/conf/recipe/{recipe}.yaml: data.published_tables={tables} is no row of PUBLISHED_TABLES in "
-        "app/config/published.py; add the sizes of its tables there"
+        "app/config/model.py; add the sizes of its tables there"
     )
     assert config.run.name == config.published.recipe == recipe
     assert meta_build.parameter_counts(meta_build.meta_model(config))["total"] == PARAMETERS[recipe]

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from app.config import CONFIG_DIR, AppConfig, EvaluateConfig, VerifyConfig, validate_new_run
-from app.config.commands import DoctorConfig, RecommendConfig
+from app.config.app_config import CONFIG_DIR, AppConfig, validate_new_run
+from app.config.commands import DoctorConfig, EvaluateConfig, RecommendConfig, VerifyConfig
 from app.data import prepare
-from app.record.reading import read_config
+from app.record.documents import read_config
 from common.compose import compose_config
 from common.errors import UserError
 from data_prep.config.keys import SplitConfig

@@ -3,8 +3,8 @@
 import numpy as np
 
 from app.data.batch import BatchBuilder, RowArrays
-from data_prep.dataset.bags import Bags
 from data_prep.dataset.multi_hot import MultiHotTables
+from data_prep.dataset.spelling import Bags
 
 SIZE = 4
 

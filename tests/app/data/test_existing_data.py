@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from app.config import MultiHotConfig
-from app.config.data import DataConfig, validate_data
+from app.config.data import DataConfig, MultiHotConfig, validate_data
 from app.data import prepare
 from app.data.split import BatchMaker
 from common.compose import convert

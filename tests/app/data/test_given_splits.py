@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 import yaml
 
-from app.config import validate
+from app.config.app_config import validate
 from app.config.data import validate_data
 from app.data import prepare
-from app.data.shards import find_split
+from app.data.split import find_split
 from common.compose import compose_config
 from common.errors import UserError
-from data_prep.config.compose import CONFIG_DIRECTORY
-from data_prep.config.keys import PrepConfig, SplitConfig
+from data_prep.config.keys import CONFIG_DIRECTORY, PrepConfig, SplitConfig
 from data_prep.dataset.format import load_manifest
 from data_prep.pipeline import preprocess
 from tests.app.conftest import SMALL, Command, Refusal, composed

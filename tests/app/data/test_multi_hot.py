@@ -11,14 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from app.config import DataConfig, MultiHotConfig, VerifyData
+from app.config.data import DataConfig, MultiHotConfig, VerifyData
 from app.data.batch import Batch
-from app.data.shards import verify_splits
-from app.data.split import SplitReader
+from app.data.split import SplitReader, verify_splits
 from common.errors import UserError
-from data_prep.dataset.bags import Bags, join, pack, unpack
 from data_prep.dataset.format import MANIFEST_NAME, load_manifest, save_manifest, shard_path
 from data_prep.dataset.multi_hot import Distribution
+from data_prep.dataset.spelling import Bags, join, pack, unpack
 from tests.app.conftest import SMALL, Command
 from tests.app.datasets import NUM_EMBEDDINGS, RAGGED_EMBEDDINGS, ragged_rows, write_dataset, write_ragged_dataset
 from tests.data_prep import oracle

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from app.config import DataConfig, validate_new_run
-from app.config.data import NegativesConfig
+from app.config.app_config import validate_new_run
+from app.config.data import DataConfig, NegativesConfig
 from app.data.split import SplitReader
 from common.errors import UserError
 from data_prep.dataset.format import Manifest, ShardArrays, Split, load_manifest, save_manifest, write_shard

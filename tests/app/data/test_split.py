@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.config import DataConfig, VerifyData
-from app.data.shards import verify_splits
-from app.data.split import SplitReader
+from app.config.data import DataConfig, VerifyData
+from app.data.split import SplitReader, verify_splits
 from common.errors import OwnError
 from data_prep.dataset.format import MANIFEST_NAME, load_manifest, save_manifest, shard_path
 from tests.app.datasets import write_dataset

@@ -8,8 +8,7 @@ import pytest
 import torch
 from torchrec import KeyedJaggedTensor
 
-from app.data.batch import Batch
-from app.data.staging import checked_room
+from app.data.batch import Batch, checked_room
 from common.errors import UserError
 from tests.common.test_numa import write_gpu, write_nodes
 

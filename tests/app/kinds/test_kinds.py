@@ -6,40 +6,38 @@ from pathlib import Path
 
 import pytest
 
-from app.config import LossName
-from app.kinds.metrics import METRICS
-from app.kinds.models import model_kinds
-from app.kinds.optimizers import OptimizerName
-from app.kinds.schedules import ScheduleName
-from app.kinds.tasks import TASKS
+from app.config import kinds
+from app.config.kinds import METRICS, TASKS, OptimizerName, ScheduleName, model_kinds
+from app.config.train import LossName
 from common.command import load
+from data_prep.dataset import kinds as dataset
 from data_prep.dataset.kinds import dataset_kinds
 from data_prep.dataset.options import DataSource, LabelKind, SplitMethod
 
 ROOT = Path(__file__).parents[3]
 PACKAGES = ("app", "common", "data_prep")
-TABLES = ("app/kinds/", "data_prep/dataset/options.py")
+TABLES = ("app/config/kinds.py", "data_prep/dataset/options.py")
+KINDS = (kinds.ModelKind, dataset.DatasetKind)
 SPLITS = {row.value for row in SplitMethod} - {"auto", "random", "time", "group"}  # which are other things' names, too
 # Files that may have a kind's name, and why.
 METRIC_EXCEPTIONS = {
-    "app/metrics/clicks.py": "computes them",
-    "app/metrics/users.py": "computes them",
+    "app/metrics/quality.py": "computes them",
     "app/training/predictor.py": "the AUC of a task has the task's name in its key",
     "app/report/charts.py": "key of the chart of calibration",
-    "app/report/side_by_side.py": "key of that chart",
+    "app/report/compare.py": "key of that chart",
 }
 SOURCE_EXCEPTIONS = {
-    "app/metrics/clicks.py": "the encoding's name of labels that are drawn by chance",
+    "app/metrics/quality.py": "the encoding's name of labels that are drawn by chance",
     "app/bench.py": "published table sizes of that name, and the encoding's name of random ids",
-    "app/config/published.py": "published table sizes of that name",
-    "data_prep/synthetic/random_ids.py": "its own name in the manifest",
+    "app/config/model.py": "published table sizes of that name",
+    "data_prep/synthetic.py": "its own name in the manifest",
     "extensions/locality/trace.py": "its own name in the manifest",
 }
 # Files that may have a source or a method of splits itself, and why.
 MEMBER_EXCEPTIONS = {"app/config/data.py": "the default", "data_prep/config/presets.py": "what encodings have"}
 # Files of the core that may ask for a kind of model or dataset itself, and why.
 ROW_EXCEPTIONS = {
-    "data_prep/dataset/manifest.py": "the formats of manifests",
+    "data_prep/dataset/format.py": "the formats of manifests",
     "data_prep/job_setup.py": "Criteo's rows have no schema",
 }
 
@@ -61,8 +59,9 @@ def literals(path: Path) -> set[str]:
 def rows_imported(path: Path) -> set[str]:
     """Rows of the tables of models and datasets that a module imports by name."""
     imports = [node for node in ast.walk(parsed(path)) if isinstance(node, ast.ImportFrom)]
-    of_tables = [node for node in imports if node.module in ("app.kinds.models", "data_prep.dataset.kinds")]
-    return {alias.name for node in of_tables for alias in node.names if alias.name.isupper()}
+    of_tables = [node for node in imports if node.module in ("app.config.kinds", "data_prep.dataset.kinds")]
+    names = {alias.name for node in of_tables for alias in node.names}
+    return {name for name in names if isinstance(getattr(kinds, name, getattr(dataset, name, None)), KINDS)}
 
 
 def members(path: Path) -> set[str]:

@@ -9,10 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchmetrics.functional.classification import binary_calibration_error
 
-from app.metrics import clicks
-from app.metrics.clicks import CALIBRATION_BINS, click_metrics, click_sums, histogram_metrics, score_counts
-from app.metrics.curves import click_curves
+from app.metrics import quality
 from app.metrics.documents import EvaluationFigures
+from app.metrics.quality import (
+    CALIBRATION_BINS,
+    click_curves,
+    click_metrics,
+    click_sums,
+    histogram_metrics,
+    score_counts,
+)
 from common.documents import convert
 from tests.oracles.click_metrics import expected_figures
 from tests.oracles.statistics import delong_by_pairs, delong_by_ranks
@@ -145,7 +151,7 @@ def test_blocks_of_rows_give_the_bits_of_the_whole(monkeypatch: pytest.MonkeyPat
     logits, labels = _case(1, 3_000, None)
     whole = click_metrics(logits, labels)
     counts = score_counts(logits, labels)
-    monkeypatch.setattr(clicks, "BLOCK_ROWS", 700)
+    monkeypatch.setattr(quality, "BLOCK_ROWS", 700)
     parts = click_metrics(logits, labels)
     assert {key for key in whole if parts[key] != whole[key]} <= {"ece"}
     assert parts["ece"] == pytest.approx(whole["ece"], rel=1e-12)

@@ -7,10 +7,10 @@ import pytest
 from sklearn.calibration import calibration_curve
 from sklearn.metrics import auc, precision_recall_curve, roc_auc_score, roc_curve
 
-from app.metrics import curves
-from app.metrics.clicks import click_metrics
-from app.metrics.curves import click_curves as curves_of
+from app.metrics import quality
 from app.metrics.documents import EvaluationFigures
+from app.metrics.quality import click_curves as curves_of
+from app.metrics.quality import click_metrics
 from common.documents import convert, plain_object
 
 
@@ -78,7 +78,7 @@ def test_one_label_alone_has_no_thresholds(labels: list[int]) -> None:
 
 
 def test_a_large_split_is_thinned_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(curves, "MAX_SAMPLES", 1000)
+    monkeypatch.setattr(quality, "MAX_SAMPLES", 1000)
     figures = click_curves(*scores(2500))
     assert (figures["samples"], figures["of"]) == (834, 2500)
     assert figures["auc_standard_error"] == click_metrics(*scores(2500))["auc_standard_error"]

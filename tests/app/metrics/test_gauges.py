@@ -9,9 +9,8 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from app.metrics import power
-from app.metrics.power import EnergyMeter
-from app.metrics.timing import PHASES, StepTimer
+from app.metrics import timing as power
+from app.metrics.timing import PHASES, EnergyMeter, StepTimer
 from tests.app.conftest import Command
 
 

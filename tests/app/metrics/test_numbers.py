@@ -7,8 +7,8 @@ import pytest
 from numpy.typing import NDArray
 from sklearn.metrics import mean_absolute_error, mean_squared_error
 
-from app.kinds.metrics import OF_ROWS
-from app.metrics.numbers import number_metrics
+from app.config.kinds import OF_ROWS
+from app.metrics.quality import number_metrics
 
 
 def expected_figures(preds: Any, labels: Any, weights: Any = None) -> dict[str, float]:

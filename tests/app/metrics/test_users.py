@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from app.metrics.users import group_metrics, grouped_auc
+from app.metrics.quality import group_metrics, grouped_auc
 from tests.oracles.ranks import ranked
 
 GOLDEN = Path(__file__).parents[2] / "golden"

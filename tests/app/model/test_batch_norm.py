@@ -8,10 +8,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from app.config import RuntimeConfig
-from app.model.batch_norm import BatchNorm
+from app.config.train import RuntimeConfig
+from app.model.layers import BatchNorm
 from app.runtime import platform
-from app.runtime.leave import leave
+from app.runtime.environment import leave
 from tests.app.group import start_group
 
 CHANNELS, ROWS = 5, 24

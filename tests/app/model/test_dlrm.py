@@ -11,11 +11,10 @@ from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTens
 from torchrec.models import dlrm
 from torchrec.modules.crossnet import LowRankCrossNet
 
-from app.config import Interaction, ModelConfig
-from app.config.model import DenseInit
+from app.config.model import DenseInit, Interaction, ModelConfig
 from app.model.dlrm import DLRM
 from app.model.embeddings import Vectors, make_sparse_arch
-from app.model.interaction import (
+from app.model.layers import (
     CatInteraction,
     DCNInteraction,
     DotInteraction,

@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy import stats
 
-from app.model.dropout import Dropout
+from app.model.layers import Dropout
 from tests.oracles import field_models
 
 ROWS, WIDTH = 2048, 200

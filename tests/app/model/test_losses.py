@@ -8,9 +8,9 @@ import pytest
 import torch
 from sklearn.metrics import mean_squared_error
 
-from app.config import LossConfig, LossName
-from app.kinds.tasks import TASKS
-from app.model.losses import make_loss
+from app.config.kinds import TASKS
+from app.config.train import LossConfig, LossName
+from app.model.dlrm import make_loss
 from tests import reference
 from tests.app.conftest import SMALL, Command
 

@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from app.config.train import LARGE_BATCH
 from app.model.dlrm import DLRM
-from app.model.mlp import Layer, mlp
+from app.model.layers import Layer, mlp
 from tests.app.conftest import composed
 from tests.app.model.given_vectors import GivenVectors
 

@@ -8,17 +8,10 @@ import torch
 from torch import Tensor
 from torchrec import KeyedJaggedTensor
 
-from app.config import (
-    AppConfig,
+from app.config.app_config import AppConfig
+from app.config.kinds import OptimizerName, ScheduleName
+from app.config.model import (
     ModelConfig,
-    OptimizerConfig,
-    OptimizerName,
-    RunConfig,
-    ScheduleConfig,
-    ScheduleName,
-    TrainConfig,
-)
-from app.config.tables import (
     Pooling,
     QROperation,
     RowWeights,
@@ -29,11 +22,19 @@ from app.config.tables import (
     TablesConfig,
     validate_tables,
 )
+from app.config.train import OptimizerConfig, RunConfig, ScheduleConfig, TrainConfig
 from app.data.batch import Batch
-from app.model.embeddings import SparseArch, make_sparse_arch
-from app.model.tables import alpha_rule, as_stored, initial_rows, make_embeddings, table_of
+from app.model.embeddings import (
+    SparseArch,
+    alpha_rule,
+    as_stored,
+    initial_rows,
+    make_embeddings,
+    make_sparse_arch,
+    table_of,
+)
 from app.runtime.platform import Runtime
-from app.sharding.execute import local_shards, table_weights
+from app.sharding.plan import local_shards, table_weights
 from app.training import session
 from common.errors import UserError
 from data_prep.dataset.format import Manifest

@@ -12,16 +12,15 @@ from numpy.typing import NDArray
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 
 from app.checkpoint.saver import Saver
-from app.config import OptimizerConfig, OptimizerName, ScheduleConfig, ScheduleName
+from app.config.kinds import Algorithm, OptimizerName, ScheduleName
+from app.config.train import OptimizerConfig, ScheduleConfig
 from app.data.split import SplitReader
-from app.kinds.optimizers import Algorithm
-from app.model.tables import table_of
-from app.optimizer.build import _make, set_learning_rate, set_step
-from app.optimizer.schedule import learning_rate
+from app.model.embeddings import table_of
+from app.optimizer import _make, learning_rate, set_learning_rate, set_step
 from app.runtime.platform import Runtime
-from app.sharding import from_config
-from app.sharding.execute import table_blocks, table_weights
-from app.training import resume
+from app.sharding import planner
+from app.sharding.plan import table_blocks, table_weights
+from app.training import checkpointer
 from app.training.session import Session
 from app.training.state import RunState
 from common.errors import UserError
@@ -153,9 +152,9 @@ def test_a_checkpoint_holds_all_of_it(algorithm: str, runtime: Runtime, dataset:
     assert {entry.type for entry in whole.plan.describe_tables().values()} == {expected}
     _train(whole, 0, 4)
     saver = Saver(tmp_path, keep=1, asynchronous=True, local_world_size=1)
-    saver.save(4, whole.model, whole.optimizer, resume.checkpoint_state(whole, RunState(step=4), {}), best=False)
+    saver.save(4, whole.model, whole.optimizer, checkpointer.checkpoint_state(whole, RunState(step=4), {}), best=False)
     saver.wait()
-    resume.restore(tmp_path / "step_00000004", resumed)
+    checkpointer.restore(tmp_path / "step_00000004", resumed)
     set_step(resumed.optimizer, 4)
     for this in (whole, resumed):
         _train(this, 4, 9)
@@ -180,7 +179,7 @@ def test_what_fbgemm_lacks_on_cpu_is_said_or_refused(
     assert "sharding" not in logged.text  # one process has whole tables in any case
     built(runtime, dataset, *ANY, "optimizer=adam", "optimizer.sparse_weight_decay=0.1", "sharding.types=auto")
     assert "sharding: optimizer.sparse_weight_decay=0.1 needs whole tables, so each process holds" in logged.text
-    monkeypatch.setattr(from_config, "MAX_REPLICATED", 361 * 8 - 1)
+    monkeypatch.setattr(planner, "MAX_REPLICATED", 361 * 8 - 1)
     with pytest.raises(UserError, match="2,888 parameters in tables are more than 2,887; use optimizer=rowwise_adagr"):
         built(runtime, dataset, *ANY, "optimizer=adam")
 

@@ -5,7 +5,7 @@ import io
 import pytest
 
 from app.metrics.documents import TrainEvent
-from app.record.progress import ProgressDisplay
+from app.record.directory import ProgressDisplay
 
 WINDOW = TrainEvent(
     event="train", step=10, epoch=0, loss=0.5, accuracy=0.8, samples_per_second=1e3, input_wait_fraction=0.0

@@ -11,11 +11,18 @@ from typing import Any
 import pytest
 
 from app import verify
-from app.record.reading import read_config
-from app.replay import records
-from app.replay.figures import compare_records
-from app.replay.launches import BY_LAUNCHER, changes
-from app.replay.records import NOT_COMPARED, OTHER_FILES, Replay, is_compared, read_record
+from app.record.documents import read_config
+from app.replay import compare
+from app.replay.compare import (
+    BY_LAUNCHER,
+    NOT_COMPARED,
+    OTHER_FILES,
+    Replay,
+    changes,
+    compare_records,
+    is_compared,
+    read_record,
+)
 from app.runtime.platform import Runtime
 from common.errors import UserError
 from tests.app.conftest import REPOSITORY, SMALL
@@ -59,7 +66,7 @@ def replayed(
         assert command_here(runtime, "verify", f"run={run}") == 0
     with pytest.MonkeyPatch.context() as patched:
         config = read_config(run)
-        patched.setattr(records, "read_config", lambda _: config)
+        patched.setattr(compare, "read_config", lambda _: config)
         yield run, replays[0]
 
 

@@ -13,11 +13,10 @@ import yaml
 from app.checkpoint.saver import Saver
 from app.record.directory import RunDirectory
 from app.record.documents import RunManifest
-from app.replay import launches
-from app.replay.compare import ReplayComparison
-from app.replay.launches import Launch, changes
+from app.replay import compare
+from app.replay.compare import Launch, ReplayComparison, changes
 from app.runtime.platform import Runtime
-from app.training.run import TrainingRun
+from app.training.loop import TrainingRun
 from common.documents import convert
 from common.errors import UserError
 from tests.app.conftest import built
@@ -160,10 +159,10 @@ def test_a_manifest_without_the_schedule_is_refused(runtime: Runtime, run: Path)
 
 def test_conditions_are_compared_launch_by_launch() -> None:
     def launches_of(document: dict[str, Any]) -> list[Launch]:
-        return launches.launches_of(convert(document, RunManifest))
+        return compare.launches_of(convert(document, RunManifest))
 
     def changes(parts: list[Launch], document: dict[str, Any]) -> tuple[list[str], int | None]:
-        return launches.changes(parts, convert(document, RunManifest))
+        return compare.changes(parts, convert(document, RunManifest))
 
     now = {**LEAST_MANIFEST, "world_size": 1}
     two, one = {**now, "world_size": 2, "from_step": 0}, {**now, "from_step": 40}

@@ -1,4 +1,4 @@
-"""Runs' directories with known figures, as app.training.run leaves them."""
+"""Runs' directories with known figures, as app.training.loop leaves them."""
 
 import copy
 import functools
@@ -10,10 +10,9 @@ import numpy as np
 import yaml
 from msgspec.structs import replace
 
-from app.config import CONFIG_DIR, AppConfig
-from app.metrics.clicks import click_metrics
-from app.metrics.curves import click_curves
+from app.config.app_config import CONFIG_DIR, AppConfig
 from app.metrics.documents import EvaluationFigures
+from app.metrics.quality import click_curves, click_metrics
 from app.metrics.timing import step_time_histogram, throughput
 from app.record.provenance import describe_run
 from common.compose import compose_config

@@ -17,9 +17,9 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import WebDriverWait
 
+from app.report.compare import Comparison
 from app.report.page import write_report
 from app.report.read import read_run
-from app.report.side_by_side import Comparison
 from tests.app.report.conftest import LongReport
 from tests.app.report.runs import DEVICE, write_run
 from tests.browser import browser, emulate, missing

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from app.report.charts import Chart, Series, course_charts, thin_line, wilson
+from app.report.page import step_parts
 from app.report.read import read_run
-from app.report.speed import step_parts
 from tests.app.report.runs import write_run
 
 

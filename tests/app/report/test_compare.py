@@ -12,29 +12,32 @@ from msgspec import structs
 from numpy.typing import NDArray
 from scipy import stats
 
-from app.config import CONFIG_DIR, ReportConfig
+from app.config.app_config import CONFIG_DIR
+from app.config.commands import ReportConfig
 from app.metrics.documents import TrainEvent
-from app.record.scores import write_scores
+from app.record.directory import write_scores
 from app.report.__main__ import main
 from app.report.compare import (
     AucComparison,
+    Comparison,
     RunGroup,
     ScoreComparison,
+    _speeds,
     compare_auc,
     compare_scores,
     compare_speed,
     differences,
     facts,
     group,
+    page_name,
     same_rows,
     window_times,
 )
+from app.report.compare import _charts as side_charts
 from app.report.page import run_page
 from app.report.read import RunFiles, read_run
-from app.report.side_by_side import Comparison, _speeds, page_name
-from app.report.side_by_side import _charts as side_charts
 from app.report.statistics import MeanDifference
-from app.training.recording.describe import _rows_digest
+from app.training.recorder import _rows_digest
 from common.compose import compose_config
 from tests.app.report.runs import write_run
 from tests.app.summaries import LEAST_MANIFEST

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from app.record.documents import Device, Summary, TableSize
+from app.report.page import _traffic, _train_steps, about, figures, rank_loads
 from app.report.read import RunFiles, read_run
-from app.report.tables import _traffic, _train_steps, about, figures, rank_loads
 from app.sharding.documents import PlannedTable
 from common.documents import convert, plain_object
 from tests.app.report.runs import PLANNED, write_run

@@ -12,9 +12,9 @@ from sklearn.dummy import DummyClassifier
 from sklearn.metrics import accuracy_score, log_loss, roc_auc_score
 
 from app.metrics.documents import EvaluationFigures
+from app.report.charts import baseline, comparisons, not_comparable, sentences
 from app.report.page import write_report
 from app.report.read import RunFiles, read_run
-from app.report.verdict import baseline, comparisons, not_comparable, sentences
 from tests.app.conftest import composed
 from tests.app.report.runs import write_run
 from tests.error_lines import refused

@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from app.runtime.background import background_thread
+from app.runtime.platform import background_thread
 from tests.app.conftest import REPOSITORY, Command
 
 STARTERS = ("Thread", "Timer", "ThreadPool", "ThreadPoolExecutor", "start_new_thread")
 MAY_START_THREADS = {
-    "app/runtime/background.py": "the place for threads that compute",
+    "app/runtime/platform.py": "the place for threads that compute",
     "app/launch.py": "the launcher's process, which computes nothing",
 }
 
 ALONE = """
 import os, torch
-from app.runtime.background import background_thread
+from app.runtime.platform import background_thread
 torch.set_num_threads(2)
 values, threads = torch.empty(10_000_000), [len(os.listdir("/proc/self/task"))]
 with background_thread("test") as pool:

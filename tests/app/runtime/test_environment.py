@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from app.config import CONFIG_DIR, EnvironmentConfig
-from app.runtime import environment, leave, platform, process_group
+from app.config.app_config import CONFIG_DIR
+from app.config.train import EnvironmentConfig
+from app.runtime import environment, platform
+from app.runtime import environment as leave
+from app.runtime import platform as process_group
 from tests.app.conftest import Command, composed
 
 PROFILES = sorted(path.stem for path in (CONFIG_DIR / "environment").glob("*.yaml"))

@@ -10,7 +10,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import DenseTableBat
 from torch import nn
 from torchrec.distributed import dist_data
 
-from app.config import RuntimeConfig
+from app.config.train import RuntimeConfig
 from app.runtime import library_patches, platform
 from common.errors import UserError
 from tests.app.conftest import REPOSITORY
@@ -20,7 +20,7 @@ CHANGES = {  # assignments to attributes of what is imported, by file
     "app/launch.py": ["torch_launcher.LocalElasticAgent"],  # torchrun's own agent, in the launcher's process
     "app/model/dlrm.py": ["torch._inductor.config.compile_threads"],  # a setting
     "app/__main__.py": ["sys.argv"],
-    "app/trackers/tensorboard.py": ["threading.excepthook"],  # the hook that Python has for it
+    "app/trackers.py": ["threading.excepthook"],  # the hook that Python has for it
 }
 
 

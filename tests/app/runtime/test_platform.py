@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from app.config import Platform, Precision
+from app.config.train import Platform, Precision
 from app.runtime import platform as runtime
 from app.runtime.platform import check_precision, require_strict_products
 from common.errors import UserError

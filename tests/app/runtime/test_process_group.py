@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from app.runtime import network
-from app.runtime.process_group import READING, reporting_failures
+from app.runtime import environment
+from app.runtime.platform import READING, reporting_failures
 from common.cli import EXIT_LOST
 from common.errors import LostPeerError, UserError
 from tests.app.conftest import REPOSITORY, ended, forked
@@ -52,7 +52,7 @@ def test_other_faults_stay_what_they_are() -> None:
 
 WAYS = """
 import json, sys
-from app.runtime import network
+from app.runtime import environment as network
 from common.errors import UserError
 for host in sys.argv[1:]:
     try:
@@ -85,6 +85,6 @@ def test_the_route_decides_among_interfaces() -> None:
 
 
 def test_a_name_that_does_not_resolve(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(network, "RESOLVE_SECONDS", 0.0)
+    monkeypatch.setattr(environment, "RESOLVE_SECONDS", 0.0)
     with pytest.raises(UserError, match=r"nowhere.invalid: the name does not resolve on this machine \(.*/etc/hosts"):
-        network.way_to("nowhere.invalid")
+        environment.way_to("nowhere.invalid")

@@ -9,9 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from app.scoring.candidates import ignored_columns, with_user
+from app.scoring.new_rows import ignored_columns, with_user
 from common.errors import UserError
-from data_prep.encoding.new_rows import NewRows, Shape, read_new_rows
+from data_prep.encoding.encoder import NewRows, Shape, read_new_rows
 from tests.error_lines import refused
 
 RAW = ("label", "age", "city")

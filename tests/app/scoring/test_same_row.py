@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from torchrec import KeyedJaggedTensor
 
 from app.checkpoint import files
-from app.config import RuntimeConfig
 from app.config.commands import TablePrecision
+from app.config.train import RuntimeConfig
 from app.runtime.platform import Runtime
 from app.scoring import served_model
-from app.training import resume
+from app.training import checkpointer
 from app.training.predictor import Evaluation, Predictor
 from common.errors import UserError
 from data_prep.dataset.format import load_manifest, open_shard
@@ -180,7 +180,7 @@ def cut_users_columns(objects: list[dict[str, Any]]) -> tuple[dict[str, Any], li
 
 def served(model: Model, table: OwnTable, rows: list[int], keys: dict[str, Any]) -> NDArray[np.float32]:
     """Logits of these rows, encoded by the independent encoder, by the unsharded model."""
-    trained = resume.trained_config(model.directory / "run", RuntimeConfig(), None)
+    trained = checkpointer.trained_config(model.directory / "run", RuntimeConfig(), None)
     manifest = load_manifest(model.directory / "data")
     checkpoint = Path(files.find_checkpoint(model.directory / "run", None))
     dlrm = served_model.load(checkpoint, trained, manifest, TablePrecision.fp32, torch.device("cpu"))

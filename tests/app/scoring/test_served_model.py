@@ -11,14 +11,15 @@ from sklearn.metrics import log_loss, roc_auc_score
 from torchrec import KeyedJaggedTensor
 
 from app.checkpoint import files
-from app.config import AppConfig, ModelConfig, RuntimeConfig
+from app.config.app_config import AppConfig
 from app.config.commands import BITS, TablePrecision
-from app.config.tables import Pooling, QROperation, Storage, TableKind, TablesConfig
+from app.config.model import ModelConfig, Pooling, QROperation, Storage, TableKind, TablesConfig
+from app.config.train import RuntimeConfig
 from app.data.split import SplitReader
 from app.model.dlrm import DLRM
 from app.scoring import served_model
 from app.scoring.served_model import packed_rows
-from app.training import resume
+from app.training import checkpointer
 from data_prep.dataset.format import Manifest, load_manifest
 from tests.app.conftest import Command
 from tests.app.datasets import RAGGED, RAGGED_EMBEDDINGS, write_ragged_dataset
@@ -138,7 +139,7 @@ def test_evaluation_is_that_of_the_rounded_tables(uninterrupted: Path, run_app: 
 
 def scored(run: Path, precision: TablePrecision) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Logits and labels of the run's test split by torch's own lookup in tables that the oracle rounded."""
-    trained = resume.trained_config(run, RuntimeConfig(), None)
+    trained = checkpointer.trained_config(run, RuntimeConfig(), None)
     root = Path(trained.data.path or "")
     manifest = load_manifest(root)
     checkpoint = Path(files.find_checkpoint(run, None))

@@ -12,16 +12,17 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocati
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import ComputeDevice, SplitTableBatchedEmbeddingBagsCodegen
 from torchrec.distributed.planner.types import Storage as PlannedStorage
 
-from app.config import AppConfig, OptimizerName, TopologyConfig
-from app.config.published import published_tables
-from app.config.tables import Storage
+from app.config.app_config import AppConfig
+from app.config.kinds import OptimizerName
+from app.config.model import Storage, published_tables
+from app.config.sharding import TopologyConfig
 from app.model.embeddings import TableArch, make_sparse_arch
 from app.runtime.platform import Runtime
-from app.sharding import from_config, topology
+from app.sharding import planner
 from app.sharding.plan import Plan
 from app.sharding.planner import Choice, sharding_options
 from app.training import session
-from app.training.recording.describe import describe_tables
+from app.training.recorder import describe_tables
 from common.errors import UserError
 from data_prep.dataset.format import load_manifest, shard_path
 from tests.app.conftest import built, composed
@@ -38,15 +39,15 @@ def tensor_bytes(tensors: Any) -> int:
 
 
 def resolved(name: str, devices: int) -> TopologyConfig:
-    topology_config = replace(topology.load_all()[name], nodes=1, devices_per_node=devices)
-    return topology.resolve(topology_config, lambda: topology.probe("cpu"), devices)
+    topology_config = replace(planner.load_all()[name], nodes=1, devices_per_node=devices)
+    return planner.resolve(topology_config, lambda: planner.probe("cpu"), devices)
 
 
 def planned_storage(
     config: AppConfig, hardware: TopologyConfig, arch: TableArch, plan: Plan, bag_sizes: dict[str, float]
 ) -> dict[str, list[PlannedStorage]]:
     """The memory on device and host that the planner counts for each table's shards."""
-    workload = from_config.workload(config.train, config.optimizer, config.sharding, hardware, arch, bag_sizes)
+    workload = planner.workload(config.train, config.optimizer, config.sharding, hardware, arch, bag_sizes)
     choices = {
         name: Choice(name, ((table.type, table.kernel),), min(shard.columns for shard in table.shards), None)
         for name, table in plan.tables.items()
@@ -93,8 +94,8 @@ def test_a_plan_counts_what_a_live_model_takes(
     overrides += [] if optimizer.algorithm.fused_on_cpu else ["sharding=data_parallel"]
     this = built(runtime, dataset, *overrides)
     config, manifest = this.config, load_manifest(dataset)
-    bag_sizes = from_config.bag_sizes_of(config, dataset, manifest)
-    multi_hot = from_config.multi_hot_features(config.data.multi_hot, manifest)
+    bag_sizes = planner.bag_sizes_of(config, dataset, manifest)
+    multi_hot = planner.multi_hot_features(config.data.multi_hot, manifest)
     arch = make_sparse_arch(config.model, manifest.num_embeddings, multi_hot)
     planned = planned_storage(config, resolved("cpu", 1), arch, this.plan, bag_sizes)
     assert sum(part.hbm + part.ddr for parts in planned.values() for part in parts) == live_bytes(this)
@@ -130,7 +131,7 @@ def test_a_gpus_plan_counts_what_fbgemm_allocates(name: OptimizerName, storage: 
     keys += [f"model.tables.storage={storage.value}", f"train.global_batch_size={ROWS}", "sharding.types=table_wise"]
     config = replace(composed(*keys, f"sharding.kernels=[{kernel}]"), topology=resolved("h100", 1))
     arch, bag_sizes = make_sparse_arch(config.model, {"cat_0": rows}, ["cat_0"]), {"cat_0": float(ids)}
-    plan = from_config.decide(config, torch.device("cuda"), arch, bag_sizes)
+    plan = planner.decide(config, torch.device("cuda"), arch, bag_sizes)
     (part,) = planned_storage(config, config.topology, arch, plan, bag_sizes)["t_cat_0"]
     assert part.hbm == device + ROWS * (ids * 8 + dim * 4)
     assert part.ddr == host
@@ -143,7 +144,7 @@ def test_tables_that_do_not_fit_are_counted_as_stored() -> None:
     rows = published_tables("mlperf_v2").rows
     arch = make_sparse_arch(config.model, rows, [])
     with pytest.raises(UserError, match=r"26 tables of 48\.7 GiB and 97\.4 GiB of adagrad's state on 2 devices of 80"):
-        from_config.decide(config, torch.device("cuda"), arch, dict.fromkeys(rows, 1.0))
+        planner.decide(config, torch.device("cuda"), arch, dict.fromkeys(rows, 1.0))
 
 
 def test_a_gpu_refuses_narrow_tables_of_several_widths() -> None:
@@ -153,10 +154,10 @@ def test_a_gpu_refuses_narrow_tables_of_several_widths() -> None:
     rows = {"cat_0": 60, "cat_1": 9}
     arch = make_sparse_arch(config.model, rows, [])
     assert [table.embedding_dim for table in arch.tables] == [4, 10]
-    plan = from_config.decide(config, torch.device("cpu"), arch, dict.fromkeys(rows, 1.0))
+    plan = planner.decide(config, torch.device("cpu"), arch, dict.fromkeys(rows, 1.0))
     assert {table.type for table in plan.tables.values()} == {"data_parallel"}
     with pytest.raises(UserError, match="have widths of 4, 10, which a GPU can look up if all are equal or multiples"):
-        from_config.decide(config, torch.device("cuda"), arch, dict.fromkeys(rows, 1.0))
+        planner.decide(config, torch.device("cuda"), arch, dict.fromkeys(rows, 1.0))
 
 
 def test_ids_a_bag_are_the_means_of_the_shards(runtime: Runtime, ragged: Path) -> None:
@@ -168,10 +169,10 @@ def test_ids_a_bag_are_the_means_of_the_shards(runtime: Runtime, ragged: Path) -
     config, manifest = this.config, load_manifest(ragged)
     described = {name: table.ids_per_sample for name, table in describe_tables(this).items()}
     assert described == pytest.approx({f"t_{name}": mean for name, mean in means.items()})
-    planned = from_config.bag_sizes_of(config, ragged, manifest)
+    planned = planner.bag_sizes_of(config, ragged, manifest)
     assert planned == pytest.approx(means)
     # A mean of one id a bag would be all that is known without them.
-    multi_hot = from_config.multi_hot_features(config.data.multi_hot, manifest)
+    multi_hot = planner.multi_hot_features(config.data.multi_hot, manifest)
     arch = make_sparse_arch(config.model, manifest.num_embeddings, multi_hot)
     storage = planned_storage(config, resolved("cpu", 1), arch, this.plan, planned)
     batch = config.train.global_batch_size
@@ -187,5 +188,5 @@ def test_empty_bags_alone_can_be_planned(tmp_path: Path, runtime: Runtime) -> No
     path = shard_path(tmp_path, "train", "00000", "offsets")
     np.save(path, np.where(np.arange(21) > 9, np.load(path) - np.load(path)[10], 0))
     this = built(runtime, tmp_path, "topology=cpu", "sharding.types=[table_wise,row_wise]")
-    assert from_config.bag_sizes_of(this.config, tmp_path, manifest)["tags"] == 0
+    assert planner.bag_sizes_of(this.config, tmp_path, manifest)["tags"] == 0
     assert set(this.plan.tables) == {f"t_{key}" for key in RAGGED_EMBEDDINGS}

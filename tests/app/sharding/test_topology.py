@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from app.config import CONFIG_DIR, TopologyConfig
-from app.config.sharding import HARDWARE
-from app.sharding import topology
-from app.sharding.topology import Device
+from app.config.app_config import CONFIG_DIR
+from app.config.sharding import HARDWARE, TopologyConfig
+from app.sharding import planner
+from app.sharding.planner import Device
 from common.errors import UserError
 from tests.app.conftest import composed
 
@@ -25,23 +25,23 @@ REPORTED = {
     "b200": Device("NVIDIA B200", "sm_100", 178.35),
     "b300": Device("NVIDIA B300 SXM6 AC", "sm_103", 268.59),
     "gb300": Device("NVIDIA GB300", "sm_103", 278.0),
-    "cpu": topology.probe("cpu"),
+    "cpu": planner.probe("cpu"),
 }
 # Of a file that is new, what its own figures say.
 DEVICES = {
     name: REPORTED.get(name) or Device(name, str(entry.architecture), entry.memory_gib or 0.0)
-    for name, entry in topology.load_all().items()
+    for name, entry in planner.load_all().items()
 }
 
 
 @pytest.mark.parametrize("name", DEVICES)
 def test_a_device_is_known_by_architecture_and_memory(name: str) -> None:
-    assert topology.identify(DEVICES[name], topology.load_all()).name == name
+    assert planner.identify(DEVICES[name], planner.load_all()).name == name
 
 
 def test_every_figure_has_a_source() -> None:
-    assert set(topology.load_all()) >= set(REPORTED)
-    for name, entry in topology.load_all().items():
+    assert set(planner.load_all()) >= set(REPORTED)
+    for name, entry in planner.load_all().items():
         assert set(entry.sources) == set(HARDWARE[1:]), name
         assert entry.name == name
 
@@ -49,12 +49,12 @@ def test_every_figure_has_a_source() -> None:
 def test_an_unknown_device_is_described_as_the_error_says(tmp_path: Path) -> None:
     strange = Device("AMD Instinct MI300A", "gfx942", 127.5)
     with pytest.raises(UserError, match=r"AMD Instinct MI300A \(gfx942, 127.5 GiB\) is not known") as caught:
-        topology.resolve(TopologyConfig(), lambda: strange, 4)
+        planner.resolve(TopologyConfig(), lambda: strange, 4)
     assert "\n" not in str(caught.value)
     example = str(caught.value).split("one way: ")[1].split("; then")[0]
     path = tmp_path / "mine.yaml"
     path.write_text(example.replace("...", "100"))
-    hardware = topology.resolve(TopologyConfig(file=str(path)), lambda: strange, 4)
+    hardware = planner.resolve(TopologyConfig(file=str(path)), lambda: strange, 4)
     assert (hardware.name, hardware.memory_gib, hardware.inter_host_gb_per_s) == ("mine", 128, 100)
     for text, message in (
         (example.replace("...", "fast"), r"mine\.yaml: not a topology"),
@@ -62,11 +62,11 @@ def test_an_unknown_device_is_described_as_the_error_says(tmp_path: Path) -> Non
     ):
         path.write_text(text)
         with pytest.raises(UserError, match=message):
-            topology.resolve(TopologyConfig(file=str(path)), lambda: strange, 4)
+            planner.resolve(TopologyConfig(file=str(path)), lambda: strange, 4)
 
 
 def test_what_is_given_comes_before_what_is_known() -> None:
-    hardware = topology.resolve(TopologyConfig(intra_host_gb_per_s=25), lambda: DEVICES["a100_40"], 8)
+    hardware = planner.resolve(TopologyConfig(intra_host_gb_per_s=25), lambda: DEVICES["a100_40"], 8)
     assert (hardware.name, hardware.intra_host_gb_per_s, hardware.memory_gb_per_s) == ("a100_40", 25, 1555)
 
 
@@ -76,20 +76,20 @@ def test_what_is_given_comes_before_the_file_also_where_it_is_the_default(key: s
     path.write_text((CONFIG_DIR / "topology/h100.yaml").read_text() + "reserve: 0.5\nlink_efficiency: 0.4\n")
     override = {"reserve": 0.15, "link_efficiency": 0.8, "memory_gib": 80}[key]
     config = composed(f"topology.file={path}", f"topology.{key}={override}", "run.name=x").topology
-    hardware = topology.resolve(config, lambda: DEVICES["cpu"], 8)
+    hardware = planner.resolve(config, lambda: DEVICES["cpu"], 8)
     expected = {"reserve": 0.5, "link_efficiency": 0.4, "memory_gib": 80, key: override}
     assert {name: getattr(hardware, name) for name in expected} == expected
-    plain = topology.resolve(topology.load_all()["h100"], lambda: DEVICES["cpu"], 8)
+    plain = planner.resolve(planner.load_all()["h100"], lambda: DEVICES["cpu"], 8)
     assert (plain.reserve, plain.link_efficiency) == (0.15, 0.8)
     path.write_text(path.read_text().replace("0.5", "1.5"))
     with pytest.raises(UserError, match=r"topology\.reserve="):
-        topology.resolve(TopologyConfig(file=str(path)), lambda: DEVICES["cpu"], 8)
+        planner.resolve(TopologyConfig(file=str(path)), lambda: DEVICES["cpu"], 8)
 
 
 def test_units_are_those_of_torchrec() -> None:
     """Bytes a millisecond."""
-    h100 = topology.resolve(topology.load_all()["h100"], lambda: DEVICES["h100"], 8)
-    theirs = topology.to_torchrec(h100, 16, 8)
+    h100 = planner.resolve(planner.load_all()["h100"], lambda: DEVICES["h100"], 8)
+    theirs = planner.to_torchrec(h100, 16, 8)
     assert (theirs.hbm_mem_bw, theirs.devices[15].storage.hbm) == (3350e9 / 1000, 80 * 2**30)
     assert theirs.intra_host_bw == pytest.approx(0.8 * 450e9 / 1000)
     assert theirs.inter_host_bw == pytest.approx(0.8 * 50e9 / 1000)
@@ -97,7 +97,7 @@ def test_units_are_those_of_torchrec() -> None:
 
 
 def test_a_cpus_memory_is_shared_by_its_processes() -> None:
-    resolved = topology.resolve(TopologyConfig(), lambda: DEVICES["cpu"], 4)
-    theirs = topology.to_torchrec(resolved, 4, 4)
+    resolved = planner.resolve(TopologyConfig(), lambda: DEVICES["cpu"], 4)
+    theirs = planner.to_torchrec(resolved, 4, 4)
     assert theirs.compute_device == "cpu"
     assert theirs.devices[0].storage.ddr == pytest.approx(DEVICES["cpu"].memory_gib * 2**30 / 4 * 0.85, rel=1e-3)

@@ -7,8 +7,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from app.metrics.documents import decode_event
-from app.trackers.base import settings
-from app.trackers.tensorboard import TensorBoard
+from app.trackers import TensorBoard, flat_settings
 from common.keys import to_plain
 from tests.app.conftest import Command, composed
 from tests.app.run_files import events
@@ -70,6 +69,6 @@ def test_tensorboard_has_every_number_of_every_event_and_begins_with_evaluations
 
 
 def test_hyper_parameters_are_flat_and_of_simple_types() -> None:
-    flat = settings(to_plain(composed("optimizer.lr=0.5")), 2)
+    flat = flat_settings(to_plain(composed("optimizer.lr=0.5")), 2)
     assert (flat["optimizer.lr"], flat["world_size"]) == (0.5, 2)
     assert all(isinstance(value, (str, int, float, bool)) for value in flat.values())

@@ -13,12 +13,11 @@ import torch
 from numpy.typing import NDArray
 from torchrec import KeyedJaggedTensor
 
-from app.config import RuntimeConfig
-from app.config.runtime import Platform
+from app.config.train import Platform, RuntimeConfig
 from app.data.batch import Batch
 from app.runtime import platform
 from app.runtime.platform import Runtime
-from app.sharding.execute import fill_tables, table_blocks, table_weights
+from app.sharding.plan import fill_tables, table_blocks, table_weights
 from app.training import session
 from data_prep.dataset.format import Manifest
 from tests.app import loops

@@ -12,7 +12,7 @@ import pytest
 from app.checkpoint import saver
 from app.commands import COMMANDS
 from app.record import provenance
-from app.runtime import shared_files
+from app.runtime import environment
 from common.cli import run
 from common.files import FileDigest
 from tests.app.conftest import SMALL
@@ -51,7 +51,7 @@ def _train_apart(root: str, overrides: Sequence[Sequence[str]], changes: Sequenc
     """One machine a process: `root`/a and `root`/b are their disks."""
     rank = int(os.environ["RANK"])
     os.chdir(Path(root) / "ab"[rank])
-    shared_files.SHARED_SECONDS = 4.0
+    environment.SHARED_SECONDS = 4.0
     changes[rank]()
     sys.argv = ["app.train", *overrides[rank]]
     run(COMMANDS["train"])
@@ -160,7 +160,7 @@ def test_a_checkpoint_waits_for_files_of_others(tmp_path: Path, monkeypatch: pyt
     sizes = {name: FileDigest(10, "") for name in ("__0_0.distcp", "__1_0.distcp")}
     threading.Timer(0.5, lambda: (tmp_path / "__1_0.distcp").write_bytes(bytes(10))).start()
     assert saver._missing_files(tmp_path, sizes) is None
-    monkeypatch.setattr(shared_files, "SHARED_SECONDS", 0.3)
+    monkeypatch.setattr(environment, "SHARED_SECONDS", 0.3)
     reason = saver._missing_files(tmp_path, {**sizes, "__2_0.distcp": FileDigest(1, "")})
     assert reason is not None
     assert "__2_0.distcp, which another process has written, is not whole on this machine" in reason

@@ -11,12 +11,12 @@ import pytest
 import torch
 import yaml
 
-from app.config import DataConfig
+from app.config.data import DataConfig
 from app.config.train import MICRO_BATCH
 from app.data.split import SplitReader
-from app.optimizer.norm import clip, total_norm
+from app.optimizer import clip, total_norm
 from app.runtime.platform import are_equal_on_threads
-from app.training.micro_batches import Node, TreeSum
+from app.training.predictor import Node, TreeSum
 from benchmarks import training_loop
 from data_prep.dataset.format import load_manifest, save_manifest
 from tests.app.conftest import SMALL, Command, Refusal

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from app.record.documents import Summary
-from app.training.recording import summary
+from app.training import recorder
 from common.documents import convert
 from tests.app.conftest import Command, forked
 from tests.app.summaries import LEAST
@@ -39,7 +39,7 @@ BY_AUC = {"monitor": None, "value": None}
 
 def closing_lines(document: dict[str, Any], measured_before: int = 0, encoding: str | None = None) -> list[str]:
     whole = convert({**LEAST, "last": document["eval"], **document}, Summary)
-    return summary.closing_lines(whole, measured_before, encoding=encoding)
+    return recorder.closing_lines(whole, measured_before, encoding=encoding)
 
 
 def closing_text(**changes: Any) -> str:
@@ -91,7 +91,7 @@ def test_a_run_that_overfits_or_learns_nothing_is_told() -> None:
 def test_a_model_no_better_than_the_base_rate_is_told(ne: float, has_rates: bool, said: bool) -> None:
     evaluation = {**SUMMARY["eval"], "ne": ne}
     whole = convert({**LEAST, **SUMMARY, "eval": evaluation, "last": evaluation}, Summary)
-    lines = "\n".join(summary.closing_lines(whole, 0, must_beat_rate=has_rates))
+    lines = "\n".join(recorder.closing_lines(whole, 0, must_beat_rate=has_rates))
     assert (f"no better than the base rate, the same probability for each row: NE {ne:.5f}" in lines) == said
 
 

@@ -8,9 +8,9 @@ import pytest
 from msgspec import structs
 
 from app.checkpoint.files import BEST, pointed_to, whole_checkpoints
-from app.config import Precision, RuntimeConfig
+from app.config.train import Precision, RuntimeConfig
 from app.runtime.platform import Runtime
-from app.training import resume
+from app.training import checkpointer
 from app.training.checkpointer import Checkpointer
 from app.training.evaluator import Evaluator
 from app.training.predictor import Evaluation, Predictor
@@ -168,10 +168,10 @@ def test_a_checkpoint_of_another_run_is_not_taken_for_the_runs_own(train: Train,
     for name, lr in (("x", "0.1"), ("y", "0.2")):
         train(f"run.name={name}", f"optimizer.lr={lr}", "train.max_steps=2")
     checkpoint, other = (str(Path(f"runs/{name}/checkpoints/step_00000002")) for name in "xy")
-    config = resume.trained_config(RUN, RuntimeConfig(precision=Precision.bf16), None)
-    assert resume.open_checkpoint(RUN, checkpoint, config.data.path, runtime).state.step == 2
+    config = checkpointer.trained_config(RUN, RuntimeConfig(precision=Precision.bf16), None)
+    assert checkpointer.open_checkpoint(RUN, checkpoint, config.data.path, runtime).state.step == 2
     with pytest.raises(UserError, match=r"runs/y/.*: was trained with optimizer.lr=0.2, and run=runs/x with 0.1; give"):
-        resume.open_checkpoint(RUN, other, config.data.path, runtime)
+        checkpointer.open_checkpoint(RUN, other, config.data.path, runtime)
 
 
 COSINE = ["schedule=cosine", "schedule.warmup_steps=2", "schedule.decay_start_step=3", "schedule.decay_steps=4"]

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from app.checkpoint.files import whole_checkpoints
-from app.config import DataConfig
+from app.config.data import DataConfig
 from app.data.split import SplitReader
 from common.errors import UserError
 from data_prep.dataset.format import load_manifest, shard_path

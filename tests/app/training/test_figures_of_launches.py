@@ -17,13 +17,13 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from app.metrics import power
+from app.metrics import timing
 from app.runtime import platform
-from app.runtime.leave import leave
+from app.runtime.environment import leave
 from app.runtime.platform import Runtime
+from app.training.checkpointer import StopCheck
 from app.training.predictor import Predictor
 from app.training.session import Session
-from app.training.stop import StopCheck
 from tests.app import group
 from tests.app.conftest import SMALL, composed
 from tests.app.in_process import train_here
@@ -61,7 +61,7 @@ def faked(world_size: int, stop_at: int | None) -> Iterator[None]:
     begin, score = Session.begin_step, Session.forward
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(time, "perf_counter", lambda: now[0])
-        patched.setattr(power, "_find_counter", lambda device, rapl: ("a test's", lambda: WATTS * now[0]))
+        patched.setattr(timing, "_find_counter", lambda device, rapl: ("a test's", lambda: WATTS * now[0]))
         patched.setattr(Session, "begin_step", begun)
         patched.setattr(Session, "forward", forward)
         patched.setattr(Predictor, "evaluate", passing(EVAL_SECONDS, Predictor.evaluate))

@@ -11,13 +11,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from app.config import DataConfig
+from app.config.data import DataConfig
 from app.data import split
 from app.data.batch import Batch, layout_of
 from app.runtime.platform import Runtime
-from app.sharding.execute import table_weights
-from data_prep.dataset.bags import Bags, join
+from app.sharding.plan import table_weights
 from data_prep.dataset.format import Manifest, ShardArrays, Split, save_manifest, write_shard
+from data_prep.dataset.spelling import Bags, join
 from tests import reference
 from tests.app.conftest import built
 from tests.app.training.golden_steps import BATCH, CASES, FEATURES, GOLDEN, batches, columns_of, manifest, train_case

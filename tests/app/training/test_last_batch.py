@@ -9,8 +9,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from app.config import DataConfig, TrainConfig
-from app.config.train import samples_of, steps_within
+from app.config.data import DataConfig
+from app.config.train import TrainConfig, samples_of, steps_within
 from app.data.split import SplitReader
 from app.runtime.platform import Runtime
 from app.training.state import run_length

@@ -8,17 +8,15 @@ import pytest
 import torch
 from torch import nn
 
-from app.config import Interaction, ModelConfig, TrainConfig
-from app.config.tables import Storage
+from app.config.model import Interaction, ModelConfig, Storage
+from app.config.train import TrainConfig
 from app.data.batch import Batch
-from app.model import tables
+from app.model import embeddings
 from app.model.dlrm import DLRM
-from app.model.tables import TableInitRange, TableSpec, initial_rows
+from app.model.embeddings import TableInitRange, TableSpec, initial_rows
 from app.runtime.platform import Runtime
-from app.training.recording import table_figures
-from app.training.recording.table_figures import MAX_BLOCKS, TableMeter
-from app.training.session import Session
-from app.training.window import FiniteChecks
+from app.training import session as table_figures
+from app.training.session import MAX_BLOCKS, FiniteChecks, Session, TableMeter
 from tests.app import loops
 from tests.app.conftest import Train
 from tests.app.model.given_vectors import GivenVectors
@@ -119,7 +117,7 @@ def test_figures_are_those_of_the_whole_table(storage: Storage, counts: bool) ->
 
 
 def test_of_a_large_table_blocks_all_over_it_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (tables, table_figures):
+    for module in (embeddings, table_figures):
         monkeypatch.setattr(module, "INIT_BLOCK_ROWS", 10)
     spec = table(4003)
     values = initial_rows(1, spec, 0, 4003)

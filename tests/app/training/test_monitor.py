@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from app.config import ScheduleConfig, ScheduleName, TrainConfig
+from app.config.kinds import ScheduleName
+from app.config.train import ScheduleConfig, TrainConfig
 from app.metrics.documents import Best, EvaluationFigures, Monitored
-from app.optimizer.schedule import learning_rate
+from app.optimizer import learning_rate
+from app.report.charts import sentences
 from app.report.read import read_run
-from app.report.verdict import sentences
 from app.runtime.platform import Runtime
 from app.training import evaluator
-from app.training.monitor import best_of, early_stop, monitored_value, score_of, watch
-from app.training.state import RunLength, RunState
+from app.training.state import RunLength, RunState, best_of, early_stop, monitored_value, score_of, watch
 from common.errors import UserError
 from tests.app.conftest import SMALL, Command, Train, composed
 from tests.app.datasets import write_dataset

@@ -12,12 +12,11 @@ import pytest
 from numpy.typing import NDArray
 from sklearn.metrics import log_loss
 
-from app.config import DataConfig
-from app.config.data import NegativesConfig
-from app.data.shards import SplitShards
+from app.config.data import DataConfig, NegativesConfig
+from app.data.split import SplitShards
 from app.runtime.platform import Runtime
 from app.training import session
-from app.training.labels import refuse_one_class
+from app.training.predictor import refuse_one_class
 from common.errors import OwnError, UserError
 from common.extensions import absence
 from data_prep.dataset.format import load_manifest, open_shard, shard_path

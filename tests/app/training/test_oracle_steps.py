@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from app.config import Interaction, OptimizerName, ScheduleConfig, ScheduleName
-from app.config.tables import Pooling, QROperation, TableKind
-from app.model.tables import Embedding
-from app.optimizer.schedule import learning_rate
+from app.config.kinds import OptimizerName, ScheduleName
+from app.config.model import Interaction, Pooling, QROperation, TableKind
+from app.config.train import ScheduleConfig
+from app.model.embeddings import Embedding
+from app.optimizer import learning_rate
 from app.runtime.platform import Runtime
 from tests.app import loops
 from tests.app.conftest import built

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from app.config import Pipeline
-from app.training.data_loader import uses_pipeline
+from app.config.train import Pipeline
+from app.training.session import uses_pipeline
 from tests.app.conftest import SMALL, Command
 from tests.app.group import run_whole
 from tests.app.run_files import losses, summary

@@ -11,12 +11,12 @@ import torch
 from sklearn.metrics import roc_auc_score
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from app import optimizer as optimizer_build
 from app.checkpoint.files import whole_checkpoints
 from app.checkpoint.saver import Saver
-from app.optimizer import build as optimizer_build
-from app.record.scores import read_scores
+from app.record.directory import read_scores
 from app.runtime.platform import Runtime
-from app.training import predictor, resume
+from app.training import checkpointer, predictor
 from app.training.predictor import places_of_rows
 from app.training.state import RunState
 from data_prep.dataset.format import load_manifest, open_shard
@@ -37,7 +37,7 @@ def test_a_predictor_scores_as_its_session_and_has_no_optimizer(
         binary_cross_entropy_with_logits(this.forward(batch), batch.labels).backward()
         this.optimizer.step()
     saver = Saver(tmp_path, keep=1, asynchronous=False, local_world_size=1)
-    saver.save(1, this.model, this.optimizer, resume.checkpoint_state(this, RunState(step=1), {}), best=False)
+    saver.save(1, this.model, this.optimizer, checkpointer.checkpoint_state(this, RunState(step=1), {}), best=False)
     expected = this.predictor.score(this.predictor.split("val").eval_batches(64)).logits
     assert this.model.fused_optimizer.state_dict()["state"]
 

@@ -15,7 +15,7 @@ import pytest
 from torch import Tensor
 
 from app.checkpoint.files import checkpoint_name
-from app.kinds.optimizers import OptimizerName
+from app.config.kinds import OptimizerName
 from app.runtime.platform import Runtime
 from app.training import session
 from app.training.session import Session

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.config import TrainConfig
+from app.config.train import TrainConfig
 from app.metrics.documents import EvaluationFigures
-from app.record.reading import read_config
+from app.record.documents import read_config
 from app.runtime.platform import Runtime
 from app.training.evaluator import is_collapsed
-from app.training.recording.summary import throughput_spread
+from app.training.recorder import throughput_spread
 from app.training.state import RunLength, run_length
 from tests.app.conftest import SMALL
 from tests.app.in_process import train_here

@@ -7,8 +7,8 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from app.config import TrainConfig
-from app.training.stop import StopCheck, StopReasons
+from app.config.train import TrainConfig
+from app.training.checkpointer import StopCheck, StopReasons
 from common.errors import UserError
 from tests.app.conftest import Job
 from tests.app.run_files import events

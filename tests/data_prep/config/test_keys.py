@@ -1,8 +1,7 @@
 import pytest
 
 from common.compose import plain_values
-from common.help import describe
-from common.keys import declaration
+from common.keys import declaration, describe
 from data_prep.config.__main__ import table
 from data_prep.config.keys import DataConfig, PrepConfig, chunk_size, parse_size
 from tests.data_prep.conftest import REPOSITORY, config

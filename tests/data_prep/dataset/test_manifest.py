@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.data.shards import SplitShards
+from app.data.split import SplitShards
 from common.errors import UserError
 from data_prep.dataset.format import load_manifest
 from data_prep.encoding.encoder import Encoder

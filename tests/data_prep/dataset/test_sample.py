@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from data_prep.dataset.sample import sampled_numbers, sampled_rows
+from data_prep.dataset.format import sampled_numbers, sampled_rows
 
 
 def test_the_sample_is_a_function_of_a_row_s_number() -> None:

@@ -9,10 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep.encoding.dense import encode_dense, range_of
-from data_prep.encoding.ids import encode_hash
-from data_prep.encoding.texts import text_buffers, texts_of
-from data_prep.encoding.values import remainders, text_key, text_values
+from data_prep.dataset.spelling import remainders, text_key, text_values
+from data_prep.encoding.lookup import encode_dense, encode_hash, range_of, text_buffers, texts_of
 from data_prep.parsing.criteo import MISSING_INTEGER
 from tests.data_prep import oracle
 

@@ -11,10 +11,9 @@ import pytest
 
 from data_prep.config.keys import chunk_size
 from data_prep.config.presets import resolve_rules
-from data_prep.dataset.schema import CRITEO
-from data_prep.encoding.lookup import LookupTable
-from data_prep.encoding.passes import plan_passes
-from data_prep.engine import memory_budget
+from data_prep.dataset.options import CRITEO
+from data_prep.encoding.lookup import LookupTable, plan_passes
+from data_prep.engine import job as memory_budget
 from data_prep.engine.job import Job
 from data_prep.sources.discover import resolve_sources
 from tests.data_prep.conftest import config, prepare, sums, write_rows

@@ -6,8 +6,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep.parsing.criteo import MISSING_INTEGER, PADDING, empty_block, max_rows, parse_bytes, parse_lines
-from data_prep.parsing.criteo_kernels import parse_rows
+from data_prep.parsing.criteo import (
+    MISSING_INTEGER,
+    PADDING,
+    empty_block,
+    max_rows,
+    parse_bytes,
+    parse_lines,
+    parse_rows,
+)
 from tests.data_prep import oracle
 from tests.data_prep.conftest import REFERENCE, run
 from tests.error_lines import error_line, refused

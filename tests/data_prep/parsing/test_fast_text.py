@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from common.errors import UserError
-from data_prep.parsing.text import read_exact, read_fast
+from data_prep.parsing.readers import read_exact, read_fast
 from tests.data_prep.conftest import seeds
 
 PLAIN_DELIMITERS = (",", ";", "|", "\t", " ", ":", "'", "\\", "#", "e", "0", "\x01")

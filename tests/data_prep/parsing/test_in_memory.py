@@ -11,8 +11,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from data_prep.parsing.convert import to_list
-from data_prep.parsing.in_memory import plain_value, to_column
+from data_prep.parsing.convert import plain_value, to_column, to_list
 from tests.error_lines import refused
 
 NAN = float("nan")

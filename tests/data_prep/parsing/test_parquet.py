@@ -10,9 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from data_prep.dataset.table_spec import Table
-from data_prep.parsing import parquet
+from data_prep.parsing import readers
 from data_prep.parsing.formats import Chunk, FileLayout, Size, table_size
-from data_prep.parsing.parquet import Parquet
+from data_prep.parsing.readers import Parquet
 from data_prep.sources.discover import Source, resolve_sources
 from tests.data_prep.tables import write
 
@@ -29,7 +29,7 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Source:
     with pq.ParquetWriter(tmp_path / "rows.parquet", table.schema) as writer:
         for start, stop in ((0, 1500), (1500, 1550), (1550, ROWS)):
             writer.write_table(table.slice(start, stop - start), row_group_size=1500)
-    monkeypatch.setattr(parquet, "BATCH_ROWS", 128)
+    monkeypatch.setattr(readers, "BATCH_ROWS", 128)
     [source] = resolve_sources(str(tmp_path / "rows.parquet"))
     return source
 
@@ -66,17 +66,17 @@ def test_a_group_is_read_once_for_its_chunks(source: Source, monkeypatch: pytest
     chunks = Parquet().chunks(source, Size(41, ["tags"]), 15_000)
     opened: list[Chunk] = []
 
-    class Counted(parquet._GroupReader):
+    class Counted(readers._GroupReader):
         def __init__(self, *arguments: object) -> None:
             opened.append(chunk)
             super().__init__(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(parquet, "_GroupReader", Counted)
+    monkeypatch.setattr(readers, "_GroupReader", Counted)
     for chunk in chunks:
         read(source, chunk)
     assert len(chunks) > 3
     assert opened == [chunks[0], chunks[-1]]
-    assert not parquet._unfinished
+    assert not readers._unfinished
 
 
 def test_a_chunk_of_rows_that_take_no_room_in_the_file_is_not_larger_in_memory(tmp_path: Path) -> None:

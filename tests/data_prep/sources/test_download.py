@@ -11,8 +11,7 @@ import pytest
 
 from data_prep.config.keys import RemoteConfig
 from data_prep.sources import download
-from data_prep.sources.download import PartialFile, RemoteFile, download_all
-from data_prep.sources.remote import unpack_member
+from data_prep.sources.download import PartialFile, RemoteFile, download_all, unpack_member
 from tests.data_prep import oracle
 from tests.data_prep.conftest import Capture
 from tests.data_prep.mirror import CONTENT, OTHER, Mirror, make_archive

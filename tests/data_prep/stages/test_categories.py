@@ -12,9 +12,17 @@ from numpy.typing import NDArray
 from common.files import Crc32
 from data_prep.dataset.spelling import Form
 from data_prep.engine.job import ChunkRecord
-from data_prep.parsing.table_block import TableBlock, TextColumn
-from data_prep.stages.categories import CategoryBuffer, StoredDictionary, TableCategories, write_code_counts
-from data_prep.stages.columns import DICTIONARIES, chunk_bags, read_codes, read_dictionary
+from data_prep.parsing.raw_rows import TableBlock, TextColumn
+from data_prep.stages.columns import (
+    DICTIONARIES,
+    CategoryBuffer,
+    StoredDictionary,
+    TableCategories,
+    chunk_bags,
+    read_codes,
+    read_dictionary,
+    write_code_counts,
+)
 from tests.data_prep import oracle
 
 

@@ -10,7 +10,7 @@ import pytest
 from common.files import Crc32
 from data_prep.engine.job import ChunkRecord
 from data_prep.stages.columns import ValueBuffer, column_blocks, read_column, read_dictionary, write_columns
-from data_prep.vocabulary.count import count_values
+from data_prep.vocabulary import count_values
 
 ROWS = 9000
 DISTINCT = (1, 256, 257, 2000, 10**9)  # of a column: codes of one byte up to 256, of two, no codes

@@ -11,9 +11,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from data_prep.dataset.transforms import FITS, transform_column
-from data_prep.stages import fit_dense
-from data_prep.stages.fit_dense import UNIT_EXPONENT, exact_sums
+from data_prep.dataset.spelling import FITS, transform_column
+from data_prep.stages import fit as fit_dense
+from data_prep.stages.fit import UNIT_EXPONENT, exact_sums
 
 LIMIT = float(np.finfo(np.float64).max) / 2
 NUMBERS = st.one_of(

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from data_prep.stages import permutation
-from data_prep.stages.permutation import inverse_permutation
+from data_prep.stages import place as permutation
+from data_prep.stages.place import inverse_permutation
 
 
 @pytest.mark.slow("examples")

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from data_prep.stages.scatter import RowLayout
+from data_prep.stages.write import RowLayout
 
 
 @pytest.mark.parametrize("num_dense", [0, 3])

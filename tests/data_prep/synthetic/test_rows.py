@@ -7,14 +7,23 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from data_prep import synthetic as rows_module
+from data_prep import synthetic as teacher_module
 from data_prep.config.keys import SyntheticConfig
-from data_prep.encoding.dense import encode_dense
+from data_prep.encoding.lookup import encode_dense
 from data_prep.parsing.criteo import MISSING_INTEGER, parse_bytes
-from data_prep.synthetic import rows as rows_module
-from data_prep.synthetic import teacher as teacher_module
-from data_prep.synthetic.days import day_text, generate_days
-from data_prep.synthetic.rows import calibrated_teacher, category_value, day_rows, draw_rows
-from data_prep.synthetic.teacher import KAGGLE_CARDINALITIES, Teacher, criteo_columns, make_teacher
+from data_prep.synthetic import (
+    KAGGLE_CARDINALITIES,
+    Teacher,
+    calibrated_teacher,
+    category_value,
+    criteo_columns,
+    day_rows,
+    day_text,
+    draw_rows,
+    generate_days,
+    make_teacher,
+)
 from tests.data_prep.conftest import REFERENCE, SPLITS, load_split, prepare, run, sums
 from tests.error_lines import refused
 

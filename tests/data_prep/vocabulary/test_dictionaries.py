@@ -12,9 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_prep.dataset.options import VocabularyOrder
-from data_prep.vocabulary.dictionaries import Entries, NumberedValues, merge_dictionaries, write_ranked
-from data_prep.vocabulary.merge import spill_parts
-from data_prep.vocabulary.rank import most_frequent, rank_values
+from data_prep.vocabulary import (
+    Entries,
+    NumberedValues,
+    merge_dictionaries,
+    most_frequent,
+    rank_values,
+    spill_parts,
+    write_ranked,
+)
 from tests.error_lines import refused
 
 VALUE_OF = {"": 2**64 - 1, "a": 0, "b": 2**63, "Été": 2**63 - 1, "c": 5} | {f"v{i}": i * 2**58 + 9 for i in range(40)}

@@ -8,9 +8,15 @@ from hypothesis import strategies as st
 
 from data_prep.dataset.options import VocabularyOrder
 from data_prep.encoding.lookup import LookupTable, SortedTable
-from data_prep.vocabulary.count import _count_repeated, count_in_order, count_values
-from data_prep.vocabulary.merge import merge_in_parts, spill_parts
-from data_prep.vocabulary.rank import most_frequent, rank_values
+from data_prep.vocabulary import (
+    _count_repeated,
+    count_in_order,
+    count_values,
+    merge_in_parts,
+    most_frequent,
+    rank_values,
+    spill_parts,
+)
 from tests.data_prep import oracle
 
 VALUES = st.lists(st.integers(0, 40) | st.integers(0, 2**32 - 1), max_size=120)

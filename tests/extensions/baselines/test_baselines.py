@@ -19,21 +19,20 @@ from sklearn.metrics import log_loss, roc_auc_score
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from app.commands import COMMANDS
-from app.kinds.models import DLRM, model_kinds
+from app.config.kinds import DLRM, model_kinds
+from app.report.charts import sentences
 from app.report.read import read_run
-from app.report.verdict import sentences
 from common.compose import compose_config
 from common.errors import UserError
-from data_prep.dataset.bags import Bags
 from data_prep.dataset.format import load_manifest, open_shard
 from data_prep.dataset.kinds import ROWS
-from extensions.baselines import after_training, cache, command
-from extensions.baselines.documents import Baseline
-from extensions.baselines.fit import fit_baselines
-from extensions.baselines.keys import BaselinesConfig
-from extensions.baselines.rates import label_rates
-from extensions.baselines.report import baselines_sentence
-from extensions.baselines.rows import Rows, load_rows
+from data_prep.dataset.spelling import Bags
+from extensions.baselines import command
+from extensions.baselines import command as after_training
+from extensions.baselines import command as cache
+from extensions.baselines.command import baselines_sentence
+from extensions.baselines.fit import fit_baselines, label_rates
+from extensions.baselines.rows import Baseline, BaselinesConfig, Rows, load_rows
 from tests.app.conftest import SMALL, Command, Refusal, composed
 from tests.app.data.test_negatives import splitmix64
 from tests.app.datasets import write_dataset, write_ragged_dataset
@@ -348,7 +347,6 @@ def test_the_command_needs_no_torch(tmp_path: Path) -> None:
     status, modules = modules_of(["app.baselines", "run=nothing"], tmp_path)
     assert status == 2
     assert "extensions.baselines.fit" not in modules  # nor scikit-learn, before there is something to fit
-    assert "extensions.baselines.paired" in modules  # which the command imports
     assert not modules & HEAVY
 
 

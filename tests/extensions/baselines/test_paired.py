@@ -9,12 +9,10 @@ import pytest
 from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score
 
-from app.record.scores import write_scores
-from data_prep.dataset.format import Manifest, load_manifest
-from data_prep.dataset.sample import sampled_numbers
-from extensions.baselines import cache, paired
-from extensions.baselines.documents import Baseline, Baselines
-from extensions.baselines.rows import FOLDER
+from app.record.directory import write_scores
+from data_prep.dataset.format import Manifest, load_manifest, sampled_numbers
+from extensions.baselines import command
+from extensions.baselines.rows import FOLDER, Baseline, Baselines
 from tests.app.datasets import write_dataset
 from tests.once import made_once
 
@@ -47,10 +45,10 @@ def as_ranks(preds: Floats) -> str:
     return base64.b64encode(np.array([places[one] for one in preds.tolist()], "<i4").tobytes()).decode()
 
 
-def scored_of(preds: Floats, split: str = "val") -> cache.Scored:
+def scored_of(preds: Floats, split: str = "val") -> command.Scored:
     figures = Baselines(split=split, rows=1, of_rows=1, eval_rows=1, of_eval_rows=1)
     figures.lr = Baseline(auc=None, ne=None, seconds=None, rows=None)
-    return cache.Scored(figures, {"lr": as_ranks(preds)})
+    return command.Scored(figures, {"lr": as_ranks(preds)})
 
 
 def drawn(seed: int) -> tuple[NDArray[np.bool_], NDArray[np.float32], Floats]:
@@ -73,7 +71,7 @@ def test_the_difference_is_that_of_the_rows_that_both_scored(
     by_training: bool,
 ) -> None:
     """The model's scores are of a sample that training kept, or of the whole split, which evaluate keeps."""
-    for module in (cache, paired):
+    for module in (command, command):
         monkeypatch.setattr(module, "SAMPLE_ROWS", kept_rows)
     labels, logits, preds = drawn(kept_rows)
     shard_rows = [shard.rows for shard in several_shards.splits["val"].shards]
@@ -84,7 +82,7 @@ def test_the_difference_is_that_of_the_rows_that_both_scored(
     place = tmp_path / FOLDER if by_training else tmp_path
     write_scores(place, "val", STEP, several_shards.digest, scores[0], scores[1].astype(np.float32))
     scored = scored_of(preds[both])
-    paired.compare(scored, several_shards, tmp_path, STEP, scored_rows)
+    command.compare(scored, several_shards, tmp_path, STEP, scored_rows)
     mean, variance = delong_by_loops(labels[both], [preds[both], logits[both].astype(np.float64)])
     assert scored.figures.compared_rows == len(both)
     assert scored.figures.not_compared is None
@@ -98,7 +96,7 @@ def test_the_interval_is_about_that_of_a_bootstrap_of_the_rows(several_shards: M
     labels, logits, preds = drawn(1)
     write_scores(tmp_path, "val", STEP, several_shards.digest, logits, labels.astype(np.float32))
     scored = scored_of(preds)
-    paired.compare(scored, several_shards, tmp_path, STEP, None)
+    command.compare(scored, several_shards, tmp_path, STEP, None)
     assert scored.figures.lr is not None
     assert scored.figures.lr.difference_interval
     low, high = scored.figures.lr.difference_interval
@@ -131,7 +129,7 @@ def test_what_cannot_be_compared_says_why(
     if settings.get("damaged"):
         path.write_text("{")
     scored = scored_of(preds)
-    paired.compare(scored, several_shards, tmp_path, STEP, None)
+    command.compare(scored, several_shards, tmp_path, STEP, None)
     assert scored.figures.lr is not None
     assert (scored.figures.lr.difference is None) == bool(words)
     assert words in (scored.figures.not_compared or "")

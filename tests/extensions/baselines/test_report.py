@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from app.record.documents import Summary
+from app.report.charts import comparisons, sentences
 from app.report.page import write_report
 from app.report.read import RunFiles, read_run
-from app.report.verdict import comparisons, sentences
 from common.documents import plain_object
-from extensions.baselines.documents import Baseline, Baselines
-from extensions.baselines.report import baselines_sentence
+from extensions.baselines.command import baselines_sentence
+from extensions.baselines.rows import Baseline, Baselines
 from tests.app.report.runs import write_run
 from tests.app.report.test_page import Page
 

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score
 
 from common.errors import UserError
-from data_prep.dataset import sample
-from data_prep.dataset.bags import Bags
+from data_prep.dataset import format as dataset_format
 from data_prep.dataset.format import Manifest, load_manifest, open_shard
-from data_prep.dataset.misleading import misleading_sentences
+from data_prep.dataset.kinds import misleading_sentences
+from data_prep.dataset.spelling import Bags
 from extensions.data_checks import search
 from tests.app.conftest import SMALL, Command
 from tests.app.data.test_negatives import splitmix64
@@ -158,7 +158,7 @@ def sampled_arrays(root: Path, splits: tuple[str, ...], share: float) -> list[ND
     shards = [(split, shard) for split in splits for shard in manifest.splits[split].shards]
     for number, (split, shard) in enumerate(shards):
         arrays = open_shard(root, split, shard, manifest)
-        blocks = sample.sampled_blocks(shard.rows, share, number, search.BLOCK_ROWS)
+        blocks = dataset_format.sampled_blocks(shard.rows, share, number, search.BLOCK_ROWS)
         rows = [row for start, stop in blocks for row in range(start, stop)]
         parts.append((arrays.labels[rows, 0], arrays.dense[rows], arrays.sparse[rows]))
     return [np.concatenate(arrays) for arrays in zip(*parts, strict=True)]

@@ -10,15 +10,13 @@ from numpy.typing import NDArray
 
 from common.compose import compose_config
 from common.errors import UserError
-from data_prep.config.compose import CONFIG_DIRECTORY
+from data_prep.config.keys import CONFIG_DIRECTORY
 from data_prep.dataset.format import load_manifest, shard_path
 from data_prep.encoding.encoder import Encoder
-from data_prep.engine.workspace import locked
+from data_prep.engine.job import locked
 from data_prep.verify import verify_dataset
 from extensions.exchange.__main__ import main
-from extensions.exchange.export import export_bin, export_npy
-from extensions.exchange.importer import import_bin, import_npy
-from extensions.exchange.keys import InterchangeConfig
+from extensions.exchange.files import InterchangeConfig, export_bin, export_npy, import_bin, import_npy
 from tests.data_prep import oracle, tables
 from tests.data_prep.conftest import load_split, prepare
 from tests.data_prep.test_published import awkward_day, run_torchrec

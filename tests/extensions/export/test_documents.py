@@ -8,8 +8,7 @@ from msgspec import structs
 
 from app.record.provenance import describe_run
 from common.documents import decode, encode
-from extensions.export.documents import ExportedDirectory
-from extensions.export.keys import ExportConfig
+from extensions.export.documents import ExportConfig, ExportedDirectory
 from tests.common.test_keys import OF_RUNTIME
 from tests.key_limits import TOLERANCE, check_limits
 

@@ -10,10 +10,9 @@ import pytest
 import torch
 from onnxruntime import InferenceSession
 
-from app.config import AppConfig, Interaction, ModelConfig
+from app.config.app_config import AppConfig
 from app.config.commands import TablePrecision
-from app.config.model import Numeric
-from app.config.tables import Pooling, QROperation, TableKind, TablesConfig
+from app.config.model import Interaction, ModelConfig, Numeric, Pooling, QROperation, TableKind, TablesConfig
 from app.scoring import served_model
 from data_prep.dataset.format import Manifest
 from extensions.export.directory import feeds_of, largest_difference, random_batch

@@ -14,7 +14,7 @@ from app.runtime.platform import Runtime
 from common.errors import UserError
 from data_prep.dataset.format import load_manifest
 from data_prep.dataset.options import DataSource
-from data_prep.synthetic.days import raw_directory
+from data_prep.synthetic import raw_directory
 from tests.app.config.test_recipes import FEWER, PUBLISHED
 from tests.app.conftest import composed
 from tests.app.in_process import command_here, train_here

@@ -13,12 +13,11 @@ from sklearn.metrics import log_loss, roc_auc_score
 from app.checkpoint.files import find_checkpoint
 from app.data.batch import RowArrays
 from app.runtime.platform import Runtime
-from app.sharding.execute import table_blocks, table_weights
+from app.sharding.plan import table_blocks, table_weights
 from app.training import predictor
-from data_prep.dataset.bags import Bags, offsets_of
-from data_prep.dataset.format import Manifest, load_manifest, open_shard
-from data_prep.dataset.sample import sampled_numbers
-from extensions.importance.permutation import Columns, columns_of, permuted
+from data_prep.dataset.format import Manifest, load_manifest, open_shard, sampled_numbers
+from data_prep.dataset.spelling import Bags, offsets_of
+from extensions.importance.command import Columns, columns_of, permuted
 from tests.app.conftest import composed
 from tests.app.in_process import command_here, train_here
 from tests.data_prep.conftest import prepare

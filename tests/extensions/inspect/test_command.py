@@ -13,8 +13,7 @@ import yaml
 from selenium import webdriver
 
 from data_prep.sources.discover import resolve_sources
-from extensions.inspect.command import _page_name
-from extensions.inspect.page import inspection_page
+from extensions.inspect.command import _page_name, inspection_page
 from extensions.inspect.proposal import propose_schema
 from tests.browser import browser, missing
 from tests.data_prep.tables import write

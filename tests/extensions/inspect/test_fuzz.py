@@ -11,7 +11,7 @@ import pytest
 
 from common.errors import UserError
 from data_prep.sources.discover import Source, resolve_sources
-from extensions.inspect.page import inspection_page
+from extensions.inspect.command import inspection_page
 from extensions.inspect.proposal import Proposal, propose_schema
 from tests.data_prep.conftest import prepare, seeds
 from tests.data_prep.tables import write

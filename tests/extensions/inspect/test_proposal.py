@@ -18,11 +18,9 @@ from common.errors import UserError
 from data_prep.dataset.format import load_manifest
 from data_prep.sources.discover import resolve_sources
 from data_prep.verify import verify_dataset
-from extensions.inspect import profile as profile_module
+from extensions.inspect import columns as profile_module
 from extensions.inspect.columns import MAX_EXACT, DistinctValues
-from extensions.inspect.leak import auc_of_column
-from extensions.inspect.proposal import Proposal, propose_schema
-from extensions.inspect.text import order_sentences
+from extensions.inspect.proposal import Proposal, auc_of_column, order_sentences, propose_schema
 from tests.data_prep.conftest import prepare
 from tests.data_prep.tables import paths, write
 from tests.error_lines import refused

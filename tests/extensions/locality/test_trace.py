@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from common.compose import plain_values
-from common.help import key_table
+from common.keys import key_table
 from data_prep.dataset.format import load_manifest
-from data_prep.synthetic.rows import seeded
+from data_prep.synthetic import seeded
 from data_prep.verify import verify_dataset
 from extensions.locality.keys import TraceConfig
 from extensions.locality.trace import Trace

@@ -8,9 +8,16 @@ from msgspec.structs import replace
 from torchrec.distributed.planner.stats import _get_sharding_type_abbr
 
 from app.config.sharding import SHARDING_TYPES
-from extensions.plan.documents import Forecast, ForecastFile, ForecastTable, RankCost, WhatIf
-from extensions.plan.forecast import plan_lines, what_if_lines
-from extensions.plan.keys import PlanAppConfig
+from extensions.plan.command import (
+    Forecast,
+    ForecastFile,
+    ForecastTable,
+    PlanAppConfig,
+    RankCost,
+    WhatIf,
+    plan_lines,
+    what_if_lines,
+)
 from tests.common.test_keys import OF_RUNS
 from tests.key_limits import LIST, check_limits
 

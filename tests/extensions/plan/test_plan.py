@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.config.published import PUBLISHED_TABLES
+from app.config.model import PUBLISHED_TABLES
 from common.keys import keys_of
-from extensions.plan.keys import PlanAppConfig
+from extensions.plan.command import PlanAppConfig
 from tests.app.conftest import SMALL, Command
 from tests.app.datasets import NUM_EMBEDDINGS
 from tests.app.group import run_group

@@ -4,10 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from app.config import CONFIG_DIR
+from app.config.app_config import CONFIG_DIR
 from common.compose import compose_config
-from extensions.reproduce.keys import ReproduceConfig
-from extensions.reproduce.seeds import Seed, seeds_of
+from extensions.reproduce.command import ReproduceConfig, Seed, seeds_of
 from tests.app.report.runs import write_run
 
 

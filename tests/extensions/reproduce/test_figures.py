@@ -10,10 +10,15 @@ from scipy import stats
 
 from app.report.read import read_run
 from app.report.statistics import Spread
-from extensions.reproduce.documents import Reproduction
-from extensions.reproduce.figures import finished_runs, is_inside, summarise
-from extensions.reproduce.page import reproduction_page
-from extensions.reproduce.seeds import Seed, training_arguments
+from extensions.reproduce.command import (
+    Reproduction,
+    Seed,
+    finished_runs,
+    is_inside,
+    reproduction_page,
+    summarise,
+    training_arguments,
+)
 from tests.extensions.reproduce.runs import composed, edit, write_seeds
 
 PUBLISHED = ["published.source=A", "published.data=B", "published.tolerance=0.001"]

@@ -10,8 +10,7 @@ import pytest
 from app.record.documents import DONE
 from common.documents import encode
 from extensions.reproduce import registry
-from extensions.reproduce.documents import read_reproduction
-from extensions.reproduce.seeds import changed_keys
+from extensions.reproduce.command import changed_keys, read_reproduction
 from tests.extensions.reproduce.runs import write_seeds
 from tests.extensions.reproduce.test_figures import document
 

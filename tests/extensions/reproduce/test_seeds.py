@@ -8,12 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from app.record.children import figures_of_test
+from app.record.directory import figures_of_test
 from common.documents import encode
 from common.errors import UserError
-from extensions.reproduce.documents import Reproduction, read_reproduction
-from extensions.reproduce.keys import ReproduceConfig
-from extensions.reproduce.seeds import changed_keys, seeds_of, training_arguments
+from extensions.reproduce.command import (
+    ReproduceConfig,
+    Reproduction,
+    changed_keys,
+    read_reproduction,
+    seeds_of,
+    training_arguments,
+)
 from tests.app.conftest import composed
 from tests.common.test_keys import OF_RUNS
 from tests.error_lines import refused

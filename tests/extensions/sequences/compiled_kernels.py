@@ -13,7 +13,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from extensions.sequences import attention_triton
-from extensions.sequences.sequence_layout import SequenceLayout
+from extensions.sequences.event_log import SequenceLayout
 
 TARGETS = {
     "sm_90": GPUTarget("cuda", 90, 32),

@@ -9,8 +9,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from data_prep.dataset.format import load_manifest
-from extensions.sequences.event_arrays import EventArrays, event_schema, open_events
-from extensions.sequences.event_schema import EventSchema
+from extensions.sequences.events import EventArrays, EventSchema, event_schema, open_events
 
 REFERENCE = Path(__file__).parents[2] / "golden/reference/yambda_tiny.npz"
 EVENT_TYPES = np.array(["listen", "like", "dislike", "unlike", "undislike"])

@@ -14,11 +14,11 @@ from torchrec import EmbeddingCollection, KeyedJaggedTensor
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
-from app.config.tables import Storage
-from app.model.tables import TableInitRange, TableSpec
+from app.config.model import Storage
+from app.model.embeddings import TableInitRange, TableSpec
+from extensions.sequences.event_log import Sequences
 from extensions.sequences.hstu import HSTU, EventArch, EventKeys
 from extensions.sequences.keys import Attention, HSTUConfig
-from extensions.sequences.sequences import Sequences
 
 # Set for all of the process: Triton reads it when it is imported. Its kernels on a GPU: tests/app/test_gpu.py.
 ASKED = os.environ.get("TRITON_INTERPRET") == "1"

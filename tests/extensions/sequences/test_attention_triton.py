@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from extensions.sequences.attention import attend
+from extensions.sequences.event_log import SequenceLayout
+from extensions.sequences.hstu import attend
 from extensions.sequences.keys import Attention
-from extensions.sequences.sequence_layout import SequenceLayout
 from tests.app.conftest import REPOSITORY
 from tests.extensions.sequences.hstu_reference import INTERPRETED
 

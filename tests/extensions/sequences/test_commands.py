@@ -12,16 +12,16 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 
-from app.checkpoint.model_state import load_tensors
-from app.config import RuntimeConfig
+from app.checkpoint.saver import load_tensors
+from app.config.train import RuntimeConfig
 from app.runtime.platform import Runtime
-from app.training import resume, session
+from app.training import checkpointer, session
 from common.errors import UserError
-from data_prep.encoding.new_rows import NewRows
-from data_prep.encoding.values import text_key
-from extensions.sequences import ranking
+from data_prep.dataset.spelling import text_key
+from data_prep.encoding.encoder import NewRows
+from extensions.sequences import event_log
 from extensions.sequences.event_log import EventSplit
-from extensions.sequences.event_yaml import load_event_schema
+from extensions.sequences.events import load_event_schema
 from tests.app.conftest import Command, Refusal, ended, forked
 from tests.app.run_files import losses, summary
 from tests.data_prep.conftest import prepare
@@ -213,8 +213,8 @@ def test_items_are_ranked_as_evaluation_scores_each_alone(
         data_keys = write_own_log(tmp_path, OF_FLAG if kind == "flag" else "")
         run_app("train", *TINY, *data_keys, "train.max_steps=3", "run.name=own")
         directory = tmp_path / "runs/own"
-    config = resume.trained_config(directory, RuntimeConfig(), None)
-    run = resume.open_checkpoint(directory, None, config.data.path, runtime)
+    config = checkpointer.trained_config(directory, RuntimeConfig(), None)
+    run = checkpointer.open_checkpoint(directory, None, config.data.path, runtime)
     this = session.build(config, runtime, run.root, run.manifest)
     load_tensors(run.path, this.model, optimizer=None)
     reader = this.predictor.split("val")
@@ -290,8 +290,8 @@ def test_several_tasks_are_learned(run_app: Command, log: Path, tmp_path: Path, 
         run_app("train", *overrides, f"run.name={processes}", processes=processes)
     one, two = (tmp_path / "runs/1", tmp_path / "runs/2")
     np.testing.assert_allclose(losses(two), losses(one), rtol=0, atol=2e-6)
-    config = resume.trained_config(one, RuntimeConfig(), None)
-    run = resume.open_checkpoint(one, None, config.data.path, runtime)
+    config = checkpointer.trained_config(one, RuntimeConfig(), None)
+    run = checkpointer.open_checkpoint(one, None, config.data.path, runtime)
     this = session.build(config, runtime, run.root, run.manifest)
     reader = this.predictor.split("train")
     assert isinstance(reader, EventSplit)
@@ -339,8 +339,8 @@ def test_flags_of_candidates_are_read_as_those_of_events(tmp_path: Path) -> None
     schema = load_event_schema(tmp_path / "schema.yaml")
     texts = ["1", "1.0", "true", "Yes", "0", "0.0", "no", "FALSE", ""]
     new_rows = NewRows("c.csv", {"what": ["x"] * len(texts), "promoted": texts}, range(1, len(texts) + 1))
-    assert ranking._flagged(schema, new_rows).tolist() == [True] * 4 + [False] * 5
-    assert not ranking._flagged(schema, new_rows._replace(columns={"what": new_rows.columns["what"]})).any()
+    assert event_log._flagged(schema, new_rows).tolist() == [True] * 4 + [False] * 5
+    assert not event_log._flagged(schema, new_rows._replace(columns={"what": new_rows.columns["what"]})).any()
     other = NewRows("c.csv", {"what": ["x"] * 3, "promoted": ["1", "0", "maybe"]}, range(1, 4))
     with pytest.raises(UserError, match=r"c\.csv: row 3, column promoted: 'maybe' is not 0 or 1"):
-        ranking._flagged(schema, other)
+        event_log._flagged(schema, other)

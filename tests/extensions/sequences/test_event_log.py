@@ -10,7 +10,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from app.config import TrainConfig
+from app.config.train import TrainConfig
 from app.data.batch import Batch
 from app.training.state import run_length
 from common.errors import UserError

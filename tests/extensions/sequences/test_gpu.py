@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from extensions.sequences.attention import attend
+from extensions.sequences.event_log import SequenceLayout
+from extensions.sequences.hstu import attend
 from extensions.sequences.keys import Attention
-from extensions.sequences.sequence_layout import SequenceLayout
 from tests.app.test_gpu import PRETENDED
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]

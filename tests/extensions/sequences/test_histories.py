@@ -4,9 +4,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from extensions.sequences.anchors import Anchors
-from extensions.sequences.event_arrays import EventArrays
-from extensions.sequences.histories import HistoryRule, gather_histories, hash_rows
+from extensions.sequences.event_log import Anchors, HistoryRule, gather_histories, hash_rows
+from extensions.sequences.events import EventArrays
 
 
 def random_events(rng: np.random.Generator, users: int, length: int, kinds: int) -> EventArrays:

@@ -10,10 +10,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from extensions.sequences.attention import attend
-from extensions.sequences.hstu import HSTU
+from extensions.sequences.event_log import SequenceLayout
+from extensions.sequences.hstu import HSTU, attend
 from extensions.sequences.keys import Attention, HSTUConfig
-from extensions.sequences.sequence_layout import SequenceLayout
 from tests.extensions.sequences import hstu_reference as reference
 from tests.extensions.sequences.hstu_reference import ATTENTIONS, GOLDEN, INTERPRETED
 
@@ -159,7 +158,7 @@ def test_chunks_and_buckets_change_nothing(monkeypatch: pytest.MonkeyPatch) -> N
     q, k, v = (torch.randn(sum(layout.lengths), 2, 8, requires_grad=True) for _ in range(3))
     expected = attend(Attention.padded, q, k, v, layout)
     expected_grads = torch.autograd.grad(expected.square().sum(), (q, k, v))
-    monkeypatch.setattr("extensions.sequences.attention.CHUNK_BYTES", 1 << 14)
+    monkeypatch.setattr("extensions.sequences.hstu.CHUNK_BYTES", 1 << 14)
     out = attend(Attention.bucketed, q, k, v, layout)
     torch.testing.assert_close(out, expected, atol=1e-6, rtol=1e-5)
     for grad, expected_grad in zip(torch.autograd.grad(out.square().sum(), (q, k, v)), expected_grads, strict=True):

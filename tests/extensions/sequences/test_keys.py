@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from common.compose import plain_values
-from common.help import key_table
+from common.keys import key_table
 from extensions.sequences.keys import SequencesConfig, SyntheticEventsConfig
 from tests.key_limits import BELOW_1, DROPOUT, ONE, POSITIVE, ZERO, Limits, check_limits
 

@@ -13,11 +13,10 @@ import yaml
 
 from common.errors import UserError
 from data_prep.dataset.format import load_manifest
-from data_prep.encoding.values import text_key
+from data_prep.dataset.spelling import text_key
 from data_prep.verify import verify_dataset
-from extensions.sequences.event_arrays import known_items
 from extensions.sequences.event_log import EventLog, EventSplit
-from extensions.sequences.event_schema import ANCHOR_BIT, FLAG_BIT
+from extensions.sequences.events import ANCHOR_BIT, FLAG_BIT, known_items
 from extensions.sequences.keys import CandidateTime, HistoryKind, SequencesConfig
 from tests.data_prep.conftest import prepare, run
 from tests.extensions.sequences.event_logs import opened

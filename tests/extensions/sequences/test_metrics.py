@@ -10,7 +10,7 @@ from torchrec.metrics.gauc import compute_window_auc, get_auc_states
 
 from app.report.compare import compare_auc, group
 from app.report.read import read_run
-from extensions.sequences.metrics import user_metrics
+from extensions.sequences.event_log import user_metrics
 from tests.app.report.runs import write_run
 
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from common.errors import UserError
-from data_prep.dataset.manifest import load_rows_manifest
+from data_prep.dataset.format import load_rows_manifest
 from data_prep.parsing.table_yaml import schema_path
 from data_prep.verify import verify_dataset
 from extensions.sequences import preparation
-from extensions.sequences.event_yaml import load_event_schema
+from extensions.sequences.events import load_event_schema
 from tests.data_prep.conftest import config, prepare
 from tests.data_prep.mirror import Mirror
 from tests.data_prep.tables import paths, write

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from app.config import TrainConfig, validate
-from app.config.published import published_tables
-from app.config.train import evaluation_steps
+from app.config.app_config import validate
+from app.config.model import published_tables
+from app.config.train import TrainConfig, evaluation_steps
 from app.training import meta_build
 from app.training.state import RunLength
 from tests.app.conftest import Command, composed

@@ -7,13 +7,12 @@ from pathlib import Path
 import pytest
 
 import clickwork
-from app.config import AppConfig, validate_new_run
+from app.config.app_config import AppConfig, validate_new_run
 from app.config.data import validate_data
 from common.keys import to_plain
 from data_prep.dataset.format import load_manifest
 from data_prep.dataset.options import DataSource
-from extensions.sequences.event_log import EventSplit, open_log
-from extensions.sequences.labels import refuse_one_class
+from extensions.sequences.event_log import EventSplit, open_log, refuse_one_class
 from tests.app.conftest import composed
 from tests.app.data.test_existing_data import agreed
 from tests.changed import changed

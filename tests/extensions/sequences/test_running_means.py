@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from extensions.sequences.benchmarks.running_means import recent_means, running_means
-from extensions.sequences.event_arrays import EventArrays
-from extensions.sequences.event_schema import EventSchema
+from extensions.sequences.events import EventArrays, EventSchema
 
 
 @pytest.mark.parametrize("seed", range(3))

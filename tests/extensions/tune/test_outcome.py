@@ -7,8 +7,7 @@ import pytest
 from scipy import stats
 
 from app.metrics.documents import EvaluationFigures
-from extensions.tune.outcome import Finalist, Outcome, Tried
-from extensions.tune.runs import TuneRun
+from extensions.tune.command import Finalist, Outcome, Tried, TuneRun
 
 
 def finalist(trial: int, scores: list[float]) -> Finalist:

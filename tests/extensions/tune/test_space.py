@@ -6,10 +6,9 @@ from typing import Any
 import optuna
 import pytest
 
-from app.config import CONFIG_DIR
+from app.config.app_config import CONFIG_DIR
 from common.compose import compose_config
-from extensions.tune.keys import TuneConfig, validate_tune
-from extensions.tune.space import Range, draw, ends, overrides_of, space_of
+from extensions.tune.command import Range, TuneConfig, draw, ends, overrides_of, space_of, validate_tune
 from tests.error_lines import refused
 
 

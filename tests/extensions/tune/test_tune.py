@@ -11,7 +11,7 @@ from typing import Any
 import optuna
 import pytest
 
-from extensions.tune.runs import STOPPED_BY_WATCH, TuneRun, train
+from extensions.tune.command import STOPPED_BY_WATCH, TuneRun, train
 from tests.app.conftest import SMALL, Command, Refusal, app_environment
 from tests.app.run_files import summary
 from tests.fast_python import fast_python

@@ -1,1 +1,0 @@
-"""Kinds by name, one row each: models, optimizers, schedules, metrics, tasks; library types are named as text."""

@@ -1,0 +1,400 @@
+"""One optimizer over all parameters, fused into FBGEMM's backward for tables; norms, clipping, learning rates."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from inspect import signature
+from typing import Any
+
+import torch
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import WeightDecayMode
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torchrec.distributed import DistributedModelParallel
+from torchrec.distributed.batched_embedding_kernel import EmbeddingFusedOptimizer
+from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer, KeyedOptimizerWrapper
+from torchrec.optim.optimizers import in_backward_optimizer_filter
+
+from app.config.kinds import Algorithm, OptimizerName
+from app.config.train import OptimizerConfig, ScheduleConfig
+from app.model.embeddings import table_of
+from common.command import load
+from common.errors import UserError
+
+BLOCK = 4096  # torch adds up this many values on one thread
+
+
+def total_norm(tensors: Iterable[Tensor]) -> Tensor:
+    """Return the 2-norm of all values of the tensors, a scalar float32; 0 if there are none."""
+    squares = [_sum(tensor.float().square()) for tensor in tensors]
+    return torch.stack(squares).sum().sqrt() if squares else torch.zeros(())
+
+
+def _sum(values: Tensor) -> Tensor:
+    """Return the sum, added block by block: torch divides a longer sum by the number of threads."""
+    values = values.flatten()
+    while len(values) > BLOCK:
+        values = torch.nn.functional.pad(values, (0, -len(values) % BLOCK)).view(-1, BLOCK).sum(dim=1)
+    return values.sum()
+
+
+def clip(gradients: list[Tensor], max_norm: float) -> None:
+    """Scale gradients in place so that their common 2-norm is at most max_norm, as torch's clip_grad_norm_ does."""
+    factor = (max_norm / (total_norm(gradients) + 1e-6)).clamp(max=1.0)
+    torch._foreach_mul_(gradients, factor)
+
+
+class RowAdam(torch.optim.Optimizer):
+    """Adam (Kingma and Ba 2015) or LAMB (You et al. 2020) over the rows of tables [E, D].
+
+    Like FBGEMM's fused kernels, it moves only rows that have a gradient, and their moments; the number of all steps
+    corrects the bias. `rowwise` keeps one second moment per row, the mean over the row. `trust` scales each row's
+    update by the ratio of the row's norm to the update's (1 if either is 0).
+    """
+
+    def __init__(
+        self,
+        params: list[dict[str, Any]],
+        lr: float,
+        betas: tuple[float, float],
+        eps: float,
+        rowwise: bool,
+        trust: bool,
+    ) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "rowwise": rowwise, "trust": trust})
+        for table in _all_of(self):
+            second = torch.zeros_like(table[:, 0] if rowwise else table, requires_grad=False)
+            self.state[table] = _new_state(table, second)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        """Update rows from .grad; a closure is not called."""
+        for group in self.param_groups:
+            for table in group["params"]:
+                if table.grad is not None:
+                    self._update(table, table.grad, group)
+
+    def _update(self, table: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
+        state = self.state[table]
+        state["step"] += 1
+        rows = (grad != 0).any(dim=1).nonzero().squeeze(1)
+        grad, (beta1, beta2) = grad[rows], group["betas"]
+        square = grad.square().mean(dim=1) if group["rowwise"] else grad.square()
+        first = state["exp_avg"][rows].lerp_(grad, 1 - beta1)
+        second = state["exp_avg_sq"][rows].mul_(beta2).add_(square, alpha=1 - beta2)
+        state["exp_avg"][rows], state["exp_avg_sq"][rows] = first, second
+        update = _corrected(first, second.unsqueeze(1) if group["rowwise"] else second, state["step"], group)
+        if group["trust"]:
+            update *= _trust_ratio(table[rows].norm(dim=1, keepdim=True), update.norm(dim=1, keepdim=True))
+        table.index_add_(0, rows, update, alpha=-group["lr"])
+
+
+class Lamb(torch.optim.Optimizer):
+    """LAMB (You et al. 2020, arXiv:1904.00962) for dense parameters: one trust ratio per tensor, no weight decay."""
+
+    def __init__(self, params: list[dict[str, Any]], lr: float, betas: tuple[float, float], eps: float) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps})
+        for parameter in _all_of(self):
+            self.state[parameter] = _new_state(parameter, torch.zeros_like(parameter, requires_grad=False))
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        """Update from .grad; a closure is not called."""
+        for group in self.param_groups:
+            beta1, beta2 = group["betas"]
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                state = self.state[parameter]
+                state["step"] += 1
+                state["exp_avg"].lerp_(parameter.grad, 1 - beta1)
+                state["exp_avg_sq"].mul_(beta2).addcmul_(parameter.grad, parameter.grad, value=1 - beta2)
+                update = _corrected(state["exp_avg"], state["exp_avg_sq"], state["step"], group)
+                parameter.sub_(update * _trust_ratio(total_norm([parameter]), total_norm([update])) * group["lr"])
+
+
+def with_state(optimizer: torch.optim.Optimizer, algorithm: Algorithm) -> torch.optim.Optimizer:
+    """Make the state of an optimizer now, as a checkpoint needs it; torch makes some only at the first step.
+
+    Without it torch.distributed.checkpoint would silently leave out Adam's moments when it loads a checkpoint.
+    """
+    parameters = _all_of(optimizer)
+    if parameters[0] in optimizer.state:  # made with the optimizer
+        return optimizer
+
+    def add_state(parameter: nn.Parameter) -> None:
+        step = torch.zeros((), dtype=torch.float32, device=parameter.device)  # `fused` wants it there
+        zeros = {name: torch.zeros_like(parameter, requires_grad=False) for name in algorithm.state}
+        optimizer.state[parameter] = {"step": step, **zeros} if zeros else {}
+
+    # A step of two parameters, one with state by torch and one with ours, shows whether both begin alike.
+    probes = [nn.Parameter(torch.ones(2, 2, device=parameters[0].device)) for _ in range(2)]
+    for probe in probes:
+        probe.grad = torch.ones_like(probe)
+    add_state(probes[1])
+    optimizer.add_param_group({"params": probes})
+    try:
+        optimizer.step()
+        by_torch, by_row = ({**optimizer.state.pop(probe, {}), "parameter": probe} for probe in probes)
+        differing = sorted(by_torch.keys() - {"step", "parameter"} ^ algorithm.state.keys())
+        differing = differing or [name for name in by_torch if not torch.equal(by_torch[name], by_row[name])]
+    except (KeyError, AssertionError) as error:
+        differing = [str(error)]
+    except (TypeError, RuntimeError) as error:  # of these probes alone: a lack of memory is reported elsewhere
+        raise UserError(f"{algorithm.torch}: cannot make a step: {error}; choose another optimizer") from error
+    if differing:
+        raise UserError(
+            f"{algorithm.torch}: its state ({', '.join(differing)}) is not what its row of app/config/kinds.py "
+            "names, or does not begin as zeros; correct the row, or choose another optimizer"
+        )
+    del optimizer.param_groups[-1]
+    for parameter in parameters:
+        add_state(parameter)
+    return optimizer
+
+
+def _all_of(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
+    return [each for group in optimizer.param_groups for each in group["params"]]
+
+
+def _new_state(parameter: Tensor, second: Tensor) -> dict[str, Tensor]:
+    """Return a state under the names of torch's Adam; `step` is on the CPU, so reading it does not wait for a GPU."""
+    first = torch.zeros_like(parameter, requires_grad=False)
+    return {"step": torch.zeros((), dtype=torch.float32), "exp_avg": first, "exp_avg_sq": second}
+
+
+def _corrected(first: Tensor, second: Tensor, step: Tensor, group: dict[str, Any]) -> Tensor:
+    """Return the update without its rate, from moments that start at 0."""
+    (beta1, beta2), count = group["betas"], step.item()
+    return (first / (1 - beta1**count)) / ((second / (1 - beta2**count)).sqrt() + group["eps"])
+
+
+def _trust_ratio(weight_norm: Tensor, update_norm: Tensor) -> Tensor:
+    usable = (weight_norm > 0) & (update_norm > 0)
+    return torch.where(usable, weight_norm / update_norm, torch.ones_like(weight_norm))
+
+
+def learning_rate(base: float, config: ScheduleConfig, step: int, cuts: int = 0) -> float:
+    """Return the learning rate of a step (the first is 0); cuts: how often evaluations have cut it so far."""
+    rate = load(config.name.schedule.rate)(base, config, step, cuts)
+    assert isinstance(rate, float)
+    return rate
+
+
+def constant(base: float, config: ScheduleConfig, step: int, cuts: int) -> float:
+    """Return the base rate."""
+    return base
+
+
+def warmup(base: float, config: ScheduleConfig, step: int, cuts: int) -> float:
+    """Return base * min(1, step / warmup_steps), which is 0 in the first step."""
+    return base * min(1.0, step / config.warmup_steps)
+
+
+def warmup_poly(base: float, config: ScheduleConfig, step: int, cuts: int) -> float:
+    """Return the rate of facebookresearch/dlrm's LRPolicyScheduler to the bit, quirks included: its count starts at 1.
+
+    Between warm-up and decay it holds the last rate of the warm-up, base * (warmup_steps - 1) / warmup_steps. From
+    decay_start_step on it falls as base * ((decay_steps - steps in decay) / decay_steps)^2, not below 1e-7, and stays
+    where it ended. Without decay_steps it holds the base rate after the warm-up.
+    """
+    count = step + 1
+    if count < config.warmup_steps:
+        return base * (1.0 - (config.warmup_steps - count) / config.warmup_steps)
+    if not config.decay_steps:
+        return base
+    if count < config.decay_start_step:
+        return base * (1.0 - 1.0 / config.warmup_steps) if config.warmup_steps > 1 else base
+    in_decay = min(count - config.decay_start_step, config.decay_steps - 1)
+    return float(max(1e-7, base * ((config.decay_steps - in_decay) / config.decay_steps) ** 2))
+
+
+def cosine(base: float, config: ScheduleConfig, step: int, cuts: int) -> float:
+    """Return a rate that rises linearly to the base rate at step warmup_steps - 1, and decays along half a cosine.
+
+    From decay_start_step on it is base * (end_factor + (1 - end_factor) * (1 + cos(pi * share of the decay)) / 2).
+    """
+    if step < config.warmup_steps:
+        return base * (step + 1) / config.warmup_steps
+    share = min(max(step - config.decay_start_step, 0) / config.decay_steps, 1.0)
+    return base * (config.end_factor + (1 - config.end_factor) * (1 + math.cos(math.pi * share)) / 2)
+
+
+def plateau(base: float, config: ScheduleConfig, step: int, cuts: int) -> float:
+    """Return the rate of torch's ReduceLROnPlateau: each cut multiplies it by `factor`, but not below min_lr."""
+    rate = base
+    for _ in range(cuts):
+        rate = min(rate, max(rate * config.factor, config.min_lr))
+    return rate
+
+
+CLIPPED_DECAY = "clipped_decay"  # key of a group's decay that is added to gradients before they are clipped
+TABLE_PART, DENSE_PART = "sparse", "dense"  # names of the parts in the combined optimizer and in checkpoints
+
+
+def make_optimizer(model: DistributedModelParallel, config: OptimizerConfig) -> CombinedOptimizer:
+    """Return one optimizer over fused tables, data-parallel tables and dense parameters.
+
+    A row-wise algorithm keeps one second moment per row of a table (the mean over the row) and is the plain algorithm
+    for dense parameters, as in facebookresearch/dlrm. If configured, gradients of dense parameters are clipped by their
+    common norm, which is the same on all processes; with clip_tables, the gradients of all parameters.
+    """
+    unfused = dict(in_backward_optimizer_filter(model.named_parameters()))
+    tables = {key: weight for key, weight in unfused.items() if table_of(key)}
+    others = {key: parameter for key, parameter in unfused.items() if key not in tables}
+    parts: list[tuple[str, KeyedOptimizer]] = [(TABLE_PART, model.fused_optimizer)]
+    if tables:
+        parts.append((TABLE_PART, ReplicatedTables(tables, config)))
+
+    weights = {id(weight) for weight in model.module.feature_weights()}  # their decay is the tables'
+
+    def make(params: list[nn.Parameter]) -> Optimizer:
+        layers, vectors = ([each for each in params if (id(each) in weights) is member] for member in (False, True))
+        groups = _decayed(layers, config.weight_decay, config) + _decayed(vectors, config.sparse_weight_decay, config)
+        return optimizer_of_layers(groups, config)
+
+    dense: KeyedOptimizer = KeyedOptimizerWrapper(others, make)
+    parts.append((DENSE_PART, dense))
+    if config.max_grad_norm is None:
+        return CombinedOptimizer(parts)
+    return Clipped(parts, config.max_grad_norm, config.clip_tables)
+
+
+def _decayed(params: list[nn.Parameter], decay: float, config: OptimizerConfig) -> list[dict[str, Any]]:
+    """Return a group of parameters with their L2, which the optimizer applies, or `Clipped` before clipping."""
+    options = {"weight_decay": 0.0, CLIPPED_DECAY: decay} if config.clip_tables else {"weight_decay": decay}
+    return [{"params": params, **(options if decay else {})}] if params else []
+
+
+class Clipped(CombinedOptimizer):
+    """Clips gradients by their common 2-norm before each step; with tables, the norm includes the decay."""
+
+    def __init__(self, parts: list[tuple[str, KeyedOptimizer]], max_norm: float, with_tables: bool) -> None:
+        super().__init__(parts)
+        self._max_norm, self._with_tables = max_norm, with_tables
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        """Add decay to the gradients, clip them and update; does not call a closure."""
+        gradients = []
+        for part, keyed in self.optimizers:
+            if part != DENSE_PART and not self._with_tables:
+                continue
+            for group in keyed.param_groups:
+                params = [each for each in group["params"] if each.grad is not None]
+                gradients += [each.grad for each in params]
+                if params and (decay := group.get(CLIPPED_DECAY)):
+                    torch._foreach_add_([each.grad for each in params], params, alpha=decay)
+        clip(gradients, self._max_norm)
+        super().step(closure)
+
+
+def set_learning_rate(optimizer: CombinedOptimizer, lr: float, sparse_lr: float | None = None) -> None:
+    """Set a step's rate, and the tables' if it differs; call before zero_grad, which passes it to fused optimizers."""
+    for part, keyed in optimizer.optimizers:
+        for group in keyed.param_groups:
+            group["lr"] = sparse_lr if part == TABLE_PART and sparse_lr is not None else lr
+
+
+def fused_params(config: OptimizerConfig) -> dict[str, Any]:
+    """Return the arguments that select the tables' optimizer in FBGEMM's table-batched embedding."""
+    # Rounding concerns fp16 tables; stochastic rounding could not be replayed.
+    params: dict[str, Any] = {"learning_rate": config.table_lr, "stochastic_rounding": False}
+    if config.name.algorithm.fbgemm is not None:
+        params["optimizer"] = EmbOptimType[config.name.algorithm.fbgemm]
+    for key in ("eps", "beta1", "beta2"):
+        value = getattr(config, key)
+        if value is not None:
+            params[key] = value
+    if config.fused_weight_decay is not None and config.fused_weight_decay_mode is not None:
+        params["weight_decay"] = config.fused_weight_decay
+        params["weight_decay_mode"] = WeightDecayMode[config.fused_weight_decay_mode.value.upper()]
+    return params
+
+
+def has_fused(name: OptimizerName, device: torch.device) -> bool:
+    """Return whether FBGEMM has the algorithm for tables on this kind of device."""
+    return name.algorithm.fbgemm is not None and (device.type != "cpu" or name.algorithm.fused_on_cpu)
+
+
+def set_step(optimizer: CombinedOptimizer, step: int) -> None:
+    """Set the number of updates in the tables' optimizers; Adam and LAMB correct their moments' bias by it.
+
+    FBGEMM counts each forward, also those of skipped steps and evaluations, and starts at 0 again in a new process.
+    """
+    for _, keyed in optimizer.optimizers:
+        if isinstance(keyed, CombinedOptimizer):
+            set_step(keyed, step)
+        elif isinstance(keyed, EmbeddingFusedOptimizer):
+            keyed._emb_module.iter.fill_(step)  # its own set_optimizer_step misses the counter in use
+            keyed._emb_module.iter_cpu.fill_(step)
+        elif isinstance(keyed, ReplicatedTables):
+            keyed.set_optimizer_step(step)
+
+
+class ReplicatedTables(KeyedOptimizerWrapper):
+    """Data-parallel tables: FBGEMM does not fuse their update, so torch makes the same one.
+
+    One thing differs: torch's Adam moves every row at every step, FBGEMM's only the rows of the batch. The state has
+    the names and shapes that FBGEMM gives it, so that a checkpoint loads however a table is sharded.
+    """
+
+    def __init__(self, tables: dict[str, nn.Parameter], config: OptimizerConfig) -> None:
+        algorithm = config.name.algorithm
+        names = {**algorithm.state, **algorithm.row_state}  # torch's to FBGEMM's; steps are not kept, see `set_step`
+        rate, arguments = config.table_lr, algorithm.arguments
+
+        def make(params: list[nn.Parameter]) -> Optimizer:
+            groups = _decayed(params, config.sparse_weight_decay, config)
+            return _make(algorithm, algorithm.torch, arguments, groups, rate, config)
+
+        super().__init__(tables, make)
+        self.state = {
+            weight: {
+                f"{table_of(key)}.{names[name]}": _as_fused(value)
+                for name, value in self._optimizer.state[weight].items()
+                if name in names
+            }
+            for key, weight in tables.items()
+            if weight in self._optimizer.state
+        }
+
+    def set_optimizer_step(self, step: int) -> None:
+        for state in self._optimizer.state.values():
+            if "step" in state:
+                state["step"].fill_(step)
+
+
+def _as_fused(state: torch.Tensor) -> torch.Tensor:
+    """View RowWiseAdagrad's sums [E, 1] as FBGEMM has them, [E]; the memory is shared."""
+    return state.view(-1) if state.dim() == 2 and state.shape[1] == 1 else state
+
+
+def optimizer_of_layers(params: list[dict[str, Any]], config: OptimizerConfig) -> Optimizer:
+    """Return torch's optimizer over groups of dense parameters, as configured."""
+    algorithm = config.dense_name.algorithm
+    kind, arguments = (algorithm.torch, algorithm.arguments) if algorithm.layers is None else (algorithm.layers, {})
+    return _make(algorithm, kind, arguments, params, config.lr, config)
+
+
+def _make(
+    algorithm: Algorithm,
+    kind: str,
+    arguments: Mapping[str, bool],
+    params: list[dict[str, Any]],
+    lr: float,
+    config: OptimizerConfig,
+) -> Optimizer:
+    """Return an optimizer of class `kind` over groups of whole tensors, with the settings of `config` that it takes."""
+    optimizer_class, settings = load(kind), dict[str, Any](arguments)
+    if "eps" in algorithm.settings:
+        settings["eps"] = config.eps or 0.0
+    if "beta1" in algorithm.settings:
+        settings["betas"] = (config.beta1 or 0.0, config.beta2 or 0.0)
+    if params[0]["params"][0].device.type == "cpu" and "fused" in signature(optimizer_class).parameters:
+        settings["fused"] = True  # on GPUs torch's default is foreach, and False would disable both
+    try:
+        optimizer = optimizer_class(params, lr=lr, **settings)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{kind}: cannot train this model: {str(error).splitlines()[0]}; choose another") from error
+    return with_state(optimizer, algorithm)

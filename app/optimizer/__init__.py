@@ -1,1 +1,0 @@
-"""Optimizers: fused into FBGEMM's backward for tables, the same mathematics for dense parameters; schedules."""

@@ -1,0 +1,263 @@
+"""Views of a run for other tools: TensorBoard, and the trackers that extensions add."""
+
+import functools
+import importlib.util
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from app.config.app_config import AppConfig
+from app.config.kinds import TENSORBOARD, TrackerKind
+from app.metrics.documents import AnyEvent, Curves
+from app.record.documents import Summary
+from common.documents import plain_object
+from common.errors import UserError
+from common.extensions import rows_of_extensions
+from common.keys import shown
+
+# Keys of an event that are not figures of the run.
+NO_FIGURES = ("event", "step", "samples", "seconds", "epoch", "steps")
+
+
+class Tracker(Protocol):
+    """A view of a run for another tool; only rank 0 has trackers."""
+
+    def event(self, event: AnyEvent) -> None:
+        """Show one event of metrics.jsonl."""
+
+    def curves(self, curves: Curves) -> None:
+        """Show an evaluation's curves."""
+
+    def close(self, summary: Summary | None) -> None:
+        """Show the summary, if there is one, and close the view."""
+
+
+class Setting(NamedTuple):
+    """Inputs of a new tracker: the run's directory, its configuration, whole and flat, and the step it starts from.
+
+    file: the tracker's own file in the directory. rows: number per split of the dataset.
+    """
+
+    directory: Path
+    file: Path
+    config: AppConfig
+    settings: Mapping[str, str | int | float | bool]
+    rows: Mapping[str, int]
+    world_size: int
+    from_step: int
+
+
+def figures(event: AnyEvent) -> dict[str, float]:
+    """Return the numbers of an event by tag, `<kind>/<key>`, or `<kind>/<key>/<key>` for nested ones.
+
+    Figures that were not measured are left out.
+    """
+    plain = {key: value for key, value in plain_object(event).items() if key not in NO_FIGURES}
+    return dict(_numbers(event.event, plain))
+
+
+def _numbers(tag: str, value: object) -> Iterator[tuple[str, float]]:
+    if isinstance(value, Mapping):
+        for key, part in value.items():
+            yield from _numbers(f"{tag}/{key}", part)
+    elif isinstance(value, (int, float)) and not isinstance(value, bool):
+        yield tag, float(value)
+
+
+def flat_settings(config: Mapping[str, Mapping[str, object]], world_size: int) -> dict[str, str | int | float | bool]:
+    """Return a run's settings, flat: the groups that affect learning and speed."""
+    groups = ("model", "loss", "optimizer", "schedule", "sharding", "train", "runtime")
+    flat: dict[str, str | int | float | bool] = {"world_size": world_size}
+    for group in groups:
+        for key, value in config[group].items():
+            if value is not None:
+                flat[f"{group}.{key}"] = value if isinstance(value, (str, int, float, bool)) else str(value)
+    return flat
+
+
+log = logging.getLogger("clickwork")
+
+
+def start_tensorboard(setting: Setting) -> Tracker | None:
+    """Import torch's TensorBoard writer, which takes seconds, and open it."""
+    return start(setting)
+
+
+# The core's tracker, then those of extensions; a run opens them in this order.
+TRACKERS = (
+    TrackerKind("tensorboard", "record.tensorboard", start_tensorboard, file=TENSORBOARD, is_cut_back=True),
+    *rows_of_extensions(TrackerKind),
+)
+# Names in a run's directory; a run that starts afresh removes them.
+FILES = tuple(kind.file for kind in TRACKERS if kind.file)
+
+
+class Trackers:
+    """The configured trackers; one that fails is logged and dropped, and the run continues."""
+
+    def __init__(self) -> None:
+        self._open: list[tuple[TrackerKind, Tracker]] = []
+
+    def start(
+        self,
+        directory: Path,
+        config: AppConfig,
+        plain: Mapping[str, Mapping[str, object]],
+        rows: Mapping[str, int],
+        world_size: int,
+        from_step: int,
+    ) -> None:
+        """Open the trackers that the configuration asks for, on rank 0; other ranks track nothing.
+
+        directory: the run's. plain: the configuration as dicts. rows: number per split of the dataset.
+        """
+        settings = flat_settings(plain, world_size)
+        for kind in configured_trackers(config):
+            file = directory / kind.file
+            tracker = kind.start(Setting(directory, file, config, settings, rows, world_size, from_step))
+            self._open += [] if tracker is None else [(kind, tracker)]
+
+    def event(self, event: AnyEvent) -> None:
+        """Show one event of metrics.jsonl."""
+        self._each(lambda tracker: tracker.event(event))
+
+    def show_again(self, events: Sequence[AnyEvent], curves: Curves | None) -> None:
+        """Show the last step's events again in trackers whose files were cut back; the others still have them."""
+        for board in [tracker for kind, tracker in self._open if kind.is_cut_back]:
+            for event in events:
+                board.event(event)
+            if curves is not None and any(event.event == "eval" for event in events):
+                board.curves(curves)
+
+    def curves(self, curves: Curves | None) -> None:
+        """Show an evaluation's curves; None on ranks that have none."""
+        if curves is not None:
+            self._each(lambda tracker: tracker.curves(curves))
+
+    def close(self, summary: Summary | None) -> None:
+        """Close all trackers, with the run's summary if it has one."""
+        self._each(lambda tracker: tracker.close(summary))
+        self._open.clear()
+
+    def _each(self, action: Callable[[Tracker], None]) -> None:
+        for entry in list(self._open):
+            kind, tracker = entry
+            try:
+                action(tracker)
+            except Exception as error:  # noqa: BLE001  # a server that is down must not end the training
+                log.warning("%s: no more is sent (%s: %s)", kind.name, type(error).__name__, error)
+                self._open.remove(entry)
+
+
+def configured_trackers(config: AppConfig) -> list[TrackerKind]:
+    """Return the trackers that a configuration enables."""
+
+    def is_wanted(kind: TrackerKind) -> bool:
+        if kind.is_wanted is not None:
+            return kind.is_wanted(config)
+        value = attrgetter(kind.key)(config)
+        return value is not None and value is not False
+
+    return [kind for kind in TRACKERS if is_wanted(kind)]
+
+
+def require_clients(config: AppConfig) -> None:
+    """Raise UserError if the client of a configured tracker is not installed."""
+    for kind in configured_trackers(config):
+        if kind.package and importlib.util.find_spec(kind.package) is None:
+            value = shown(attrgetter(kind.key)(config) or True)
+            raise UserError(
+                f"{kind.key}={value}: the {kind.package} package is not installed; install it, or leave this out"
+            )
+
+
+try:
+    from torch.utils.tensorboard import SummaryWriter
+    from torch.utils.tensorboard.summary import hparams
+
+    AVAILABLE = True
+except ImportError:  # the tensorboard package is not installed
+    AVAILABLE = False
+
+WRITERS = "tensorboard.summary.writer"
+LAST_GROUP = "various"
+SUMMARY_TAGS = ("eval/auc", "eval/ne", "eval/logloss", "train/samples_per_second")
+
+
+class TensorBoard:
+    """Writes an events file; TensorBoard's queue does so in its own thread."""
+
+    def __init__(self, directory: Path, settings: Mapping[str, str | int | float | bool], from_step: int) -> None:
+        """Continue at `from_step`: TensorBoard hides earlier events of that step and later ones."""
+        _report_errors_once()
+        self._writer = SummaryWriter(str(directory), purge_step=from_step or None)
+        for summary in hparams(dict(settings), dict.fromkeys(SUMMARY_TAGS, 0.0))[:2]:
+            self._add(summary)
+
+    def event(self, event: AnyEvent) -> None:
+        for tag, value in figures(event).items():
+            self._writer.add_scalar(_grouped(tag), value, event.step)
+
+    def curves(self, curves: Curves) -> None:
+        edges = np.asarray(curves.scores.edges, np.float64)
+        centres = (edges[:-1] + edges[1:]) / 2
+        for samples, name in ((curves.scores.positive, "clicks"), (curves.scores.negative, "no clicks")):
+            counts = np.asarray(samples, np.float64)
+            self._writer.add_histogram_raw(
+                f"eval/probabilities of {name}",
+                min=edges[0],
+                max=edges[-1],
+                num=int(counts.sum()),
+                sum=float(counts @ centres),
+                sum_squares=float(counts @ centres**2),
+                bucket_limits=edges[1:].tolist(),
+                bucket_counts=counts.tolist(),
+                global_step=curves.step,
+            )
+
+    def close(self, summary: Summary | None) -> None:
+        if summary is not None and summary.status != "failed":
+            self._add(hparams({}, {})[2])  # the session ended well
+        self._writer.close()
+
+    def _add(self, summary: Any) -> None:
+        writer: Any = self._writer.file_writer
+        writer.add_summary(summary)
+
+
+@functools.cache
+def _report_errors_once() -> None:
+    """Suppress tracebacks of TensorBoard's own thread: the next call raises its error, which is reported there."""
+    report = threading.excepthook
+
+    def report_others(error: threading.ExceptHookArgs) -> None:
+        if not type(error.thread).__module__.startswith(WRITERS):
+            report(error)
+
+    threading.excepthook = report_others
+
+
+def _grouped(tag: str) -> str:
+    """Return a tag with a heading for TensorBoard, which sorts headings alphabetically.
+
+    Evaluations come first, then training; checkpoints, and sums from which other figures are made, come last.
+    """
+    kind, _, figure = tag.partition("/")
+    is_quality = kind.startswith(("eval", "train")) and not figure.startswith("measured/")
+    return tag if is_quality else f"{LAST_GROUP}/{tag}"
+
+
+def start(setting: Setting) -> TensorBoard | None:
+    """Open a writer of events; None, with a warning, if the package is not installed."""
+    if AVAILABLE:
+        return TensorBoard(setting.file, setting.settings, setting.from_step)
+    log.warning(
+        "tensorboard: the package is not installed, so no events are written; pip install tensorboard, or "
+        "record.tensorboard=false"
+    )
+    return None

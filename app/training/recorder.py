@@ -1,0 +1,496 @@
+"""The record of a run: its description, its events, and its summary."""
+
+import hashlib
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timezone
+from hashlib import sha256
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from msgspec import structs
+from numpy.typing import NDArray
+
+from app.config.kinds import AUC, LOGLOSS, METRICS, NE, OF_ROWS
+from app.config.train import Compile, TrainConfig
+from app.metrics import quality
+from app.metrics.documents import (
+    AnyEvent,
+    Best,
+    Curves,
+    EvaluationEvent,
+    EvaluationFigures,
+    Measured,
+    Power,
+    TrainEvent,
+)
+from app.metrics.timing import PHASES, EnergyMeter, StepTimer, memory_in_use, throughput
+from app.record import provenance
+from app.record.directory import ProgressDisplay, RunDirectory
+from app.record.documents import (
+    SUMMARY_VERSION,
+    Covered,
+    Dataset,
+    Digests,
+    Memory,
+    Parameters,
+    RunManifest,
+    Summary,
+    TableSize,
+    TrainFigures,
+)
+from app.sharding import planner
+from app.sharding.plan import table_weights
+from app.trackers import FILES, Trackers
+from app.training.predictor import task_of
+from app.training.session import Session, StepFigures, TableMeter
+from app.training.state import RunLength, RunState
+from common.cli import coloured
+from common.command import redact
+from common.documents import Json, convert
+from common.extensions import absence
+from common.files import digest_file
+from common.keys import to_plain
+from data_prep.dataset.format import Manifest, sampling_sentence, unseen_values
+from data_prep.dataset.kinds import misleading_sentences
+
+CHOOSE_ROWS = (  # keys of a manifest's `encoding`
+    *("split", "held_out", "split_seed", "split_column", "train_seed", "test_first"),
+    *("negative_drop_rate", "sampling_seed"),
+)
+MAX_SOURCES = 30  # names of raw files in a manifest
+
+
+def describe_dataset(session: Session) -> Dataset:
+    """Describe the dataset for a run's manifest; `bayes` has the figures of a ground-truth model, if there is one."""
+    manifest = session.manifest
+    labels = {name: _rows_digest(manifest, name) for name in manifest.splits if not manifest.kind.windows}
+    return Dataset(
+        path=str(session.root),
+        digest=manifest.digest,
+        rows=session.predictor.split_rows(),
+        labels={**labels},
+        label_rate=manifest.label_rate,
+        encoding=manifest.encoding.get("name"),
+        sources=[source.get("name") for source in manifest.sources[:MAX_SOURCES]],
+        source_md5=manifest.extra.get("source_md5"),
+        bayes=manifest.extra.get("bayes"),
+        unseen=unseen_values(manifest),
+        misleading=misleading_sentences(manifest.extra),
+        sampling=sampling_sentence(manifest, session.config.loss.class_weights),
+    )
+
+
+def _rows_digest(manifest: Manifest, split: str) -> str:
+    """Return a digest of a split's rows under any encoding: labels, weights, raw files, and what chose the rows.
+
+    Labels alone do not tell rows apart: two files may have the same labels in the same order.
+    """
+    shards = manifest.splits[split].shards
+    parts = [shard.files[kind].sha256 for kind in ("labels", "weights") for shard in shards if kind in shard.files]
+    parts += [str(each.get("sha256")) for each in manifest.sources if each.get("split", split) == split]
+    parts += [
+        f"{key}={manifest.encoding[key]}" for key in CHOOSE_ROWS if manifest.sources and manifest.encoding.get(key)
+    ]
+    return hashlib.sha256("".join(parts).encode()).hexdigest()
+
+
+def describe_files(session: Session) -> dict[str, str]:
+    """Return the SHA-256, by path, of the files that initial values came from (row_weights_path)."""
+    embeddings = getattr(session.model.module.sparse_arch, "embeddings", [])
+    paths = [embedding.row_weights_path for embedding in embeddings if embedding.row_weights_path is not None]
+    return {path: digest_file(Path(path)).sha256 for path in paths}
+
+
+def describe_tables(session: Session) -> dict[str, TableSize]:
+    """Return the size of each whole table and the ids looked up in it; bytes are of its weights alone."""
+    arch = session.model.module.sparse_arch
+    bag_sizes = planner.bag_sizes_of(session.config, session.root, session.manifest)
+    features = {table.name: [arch.feature_of[key] for key in table.keys] for table in arch.tables}
+    by_id = {table.name: table.by_id for table in arch.tables}  # rows travel, not sums of them
+    # Each attribute of a sharded tensor takes a millisecond.
+    sizes = {name: (*weight.size(), weight.dtype.itemsize) for name, weight in table_weights(session.model)}
+    return {
+        name: TableSize(
+            features=len(features[name]),
+            by_id=by_id[name],
+            ids_per_sample=sum(bag_sizes[feature] for feature in features[name]),
+            num_embeddings=num_embeddings,
+            embedding_dim=embedding_dim,
+            bytes=num_embeddings * embedding_dim * itemsize,
+        )
+        for name, (num_embeddings, embedding_dim, itemsize) in sizes.items()
+    }
+
+
+COLOURS = {"completed": "green", "target_reached": "green", "interrupted": "yellow", "failed": "red"}
+INTERRUPTED = "saved; the same command resumes from here"
+
+
+class Clocks(NamedTuple):
+    """Measurements that a run's state lacks: seconds by phase, and what measured the energy (meter).
+
+    communication_seconds: of a step's exchanges on this process; None if they were not measured.
+    """
+
+    seconds: dict[str, float]
+    meter: str
+    communication_seconds: float | None
+
+
+def summarise(
+    session: Session,
+    state: RunState,
+    served: EvaluationFigures | None,
+    status: str,
+    clocks: Clocks,
+) -> Summary:
+    """Return the content of summary.json; a collective call. served: the served model's evaluation, on rank 0."""
+    runtime, measured = session.runtime, state.measured
+    device_peak = torch.cuda.max_memory_allocated() if runtime.device.type == "cuda" else None
+    summary = _figures_of(session, state)
+    summary.eval = served or summary.eval
+    summary.status = status
+    summary.memory = Memory(
+        host_peak_bytes=int(runtime.highest(provenance.host_peak_bytes())),
+        device_peak_bytes=None if device_peak is None else int(runtime.highest(device_peak)),
+    )
+    exchanged = runtime.highest(clocks.communication_seconds or 0.0) or None
+    summary.phase_seconds = {**measured.phase_means(PHASES), "communication": exchanged}
+    summary.power = Power.of(measured, clocks.meter)
+    summary.seconds = clocks.seconds
+    digest = sha256(state.all_losses().tobytes()).hexdigest()
+    # Where rows change only when a step looks them up, those that differ from the initial values have been looked up.
+    config = session.config
+    counts_touched = not config.optimizer.sparse_weight_decay and config.checkpoint.resume in ("auto", "never")
+    meter_of_tables = TableMeter(session.model.module.sparse_arch.tables, config.train.seed, counts_touched)
+    summary.digest = Digests(parameters=session.parameters_digest(meter_of_tables), losses=digest)
+    summary.tables = meter_of_tables.figures()
+    return summary
+
+
+def summarise_failure(
+    session: Session, state: RunState, served: EvaluationFigures | None, error: Exception, seconds: dict[str, float]
+) -> Summary:
+    """Return the summary of a failed run, made by one process without the others."""
+    summary = _of_one_process(_figures_of(session, state), seconds)
+    summary.eval = served or summary.eval
+    summary.status, summary.error = "failed", f"{type(error).__name__}: {error}"
+    return summary
+
+
+def summarise_untrained(train: TrainConfig, world_size: int, parameters: dict[str, int], seconds: float) -> Summary:
+    """Return the summary of a run that was built and not trained."""
+    seconds_by_kind = {"total": seconds, "train": 0.0, "eval": 0.0, "checkpoint": 0.0}
+    return _of_one_process(_figures(train, RunState(), 0, parameters, world_size, is_logloss=True), seconds_by_kind)
+
+
+def _figures_of(session: Session, state: RunState) -> Summary:
+    """Return the figures that one process of a session knows without the others."""
+    world_size, samples = session.runtime.world_size, session.predictor.samples(state.step)
+    figures = _figures(session.config.train, state, samples, session.parameter_counts(), world_size, session.is_logloss)
+    figures.no_baselines = None if session.config.baselines is False else absence("baselines")
+    return figures
+
+
+def _figures(
+    train: TrainConfig, state: RunState, samples: int, parameters: dict[str, int], world_size: int, is_logloss: bool
+) -> Summary:
+    """Return the figures that one process knows without the others; samples: of all steps."""
+    losses, seconds = state.all_losses(), state.all_step_seconds()
+    batch_size = samples / max(state.step, 1)
+    last = losses[-train.log_every_steps :]
+    loss, measured = mean_loss(last), state.measured
+    newest = state.evaluation or undefined_evaluation()
+    return Summary(
+        status="completed",
+        version=SUMMARY_VERSION,
+        steps=state.step,
+        samples=samples,
+        world_size=world_size,
+        parameters=convert(parameters, Parameters),
+        train=TrainFigures(loss=loss, logloss=loss if is_logloss else None, skipped_steps=state.skipped),
+        best=state.best,
+        early_stop=None,  # the run decides it at its end
+        eval=newest,
+        last=newest,
+        baselines=None,  # the extension computes them once the run is complete
+        no_baselines=None,
+        throughput=throughput(seconds, measured.input_wait, batch_size, measured.devices(), len(losses) - len(seconds)),
+        covers={
+            "train": Covered(steps=len(last)),
+            "throughput": Covered(steps=len(seconds)),
+            "phase_seconds": Covered(steps=measured.phase_steps),
+            "power": Covered(seconds=measured.energy_seconds),
+            "memory": Covered(launches="last"),
+        },
+    )
+
+
+def undefined_evaluation() -> EvaluationFigures:
+    """Return an evaluation whose figures are all None."""
+    undefined: Json = {name: None for name in OF_ROWS if name != AUC}
+    return EvaluationFigures(auc=None, rest=undefined)
+
+
+def _of_one_process(summary: Summary, seconds: dict[str, float]) -> Summary:
+    """Add the last figures of a summary that one process makes without the others; return it."""
+    summary.memory = Memory(host_peak_bytes=provenance.host_peak_bytes())
+    summary.power, summary.seconds, summary.digest = None, seconds, Digests()
+    return summary
+
+
+def mean_loss(losses: NDArray[np.float32]) -> float | None:
+    """Return the mean of the finite losses (steps may have been skipped); None if there is none."""
+    finite = losses[np.isfinite(losses)]
+    return float(finite.mean(dtype=np.float64)) if len(finite) else None
+
+
+def throughput_spread(state: RunState, window: int) -> float | None:
+    """Return the standard deviation over the mean of windows' throughput; None with fewer than two windows."""
+    seconds = state.all_step_seconds()
+    rates = [1 / seconds[i : i + window].mean() for i in range(0, len(seconds) - window + 1, window)]
+    return float(np.std(rates) / np.mean(rates)) if len(rates) > 1 else None
+
+
+def closing_lines(
+    summary: Summary,
+    measured_before: int,
+    keeps_best: bool = True,
+    encoding: str | None = None,
+    must_beat_rate: bool = False,
+) -> list[str]:
+    """Return a summary as lines of text.
+
+    Args:
+        measured_before: steps that were measured before the run was resumed.
+        keeps_best, encoding: as `clicks.shortcomings` takes them.
+        must_beat_rate: whether the model has seen an epoch, and its probabilities are rates.
+    """
+    seconds = summary.seconds.get("total", 0.0)
+    head = f"{summary.status}: {summary.steps:,} steps, {summary.samples:,} samples in {seconds:.1f} s"
+    evaluations = summary.events.get("eval", 0)
+    remarks = quality.shortcomings(summary.last, summary.best, evaluations, keeps_best, encoding)
+    ne = summary.eval.figure(NE)
+    if must_beat_rate and not remarks and ne is not None and ne >= 1:
+        remarks = [
+            f"After an epoch no better than the base rate, the same probability for each row: NE {ne:.5f} is not below "
+            "1; train for more steps (train.epochs), or with another optimizer.lr or optimizer.sparse_lr"
+        ]
+    rows = [*_closing_rows(summary, measured_before, remarks)]
+    width = max(len(name) for name, _ in rows)
+    return [
+        coloured(head, COLOURS.get(summary.status, "bold"), sys.stderr),
+        *(f"  {coloured(name.ljust(width), 'dim', sys.stderr)}  {text}" for name, text in rows),
+    ]
+
+
+def _closing_rows(summary: Summary, measured_before: int, remarks: Sequence[str]) -> Iterator[tuple[str, str]]:
+    best, seconds = summary.best, summary.seconds
+    if summary.status == "interrupted":
+        yield "to resume", INTERRUPTED
+    yield from _quality_rows(summary, best)
+    if summary.early_stop:
+        yield "early stop", summary.early_stop.reason
+    for sentence in remarks:
+        yield "attention", coloured(sentence, "yellow", sys.stderr)
+    yield from _speed_rows(summary, measured_before)
+    kinds = (("train", "training"), ("eval", "evaluation"), ("checkpoint", "checkpoints"))
+    rest = max(0.0, seconds.get("total", 0.0) - sum(seconds[key] for key, _ in kinds))
+    times = [f"{label} {seconds[key]:.1f} s" for key, label in kinds]
+    yield "time", ", ".join([*times, f"start (imports, data, model) and end {rest:.1f} s"])
+    memory = summary.memory or Memory()
+    peaks = (("host", memory.host_peak_bytes), ("device", memory.device_peak_bytes))
+    if peak_texts := [f"{label} {peak / 2**20:,.0f} MiB" for label, peak in peaks if peak]:
+        yield "peak memory", ", ".join(peak_texts)
+    if summary.power and summary.power.mean_watts is not None:
+        yield "power", f"{summary.power.mean_watts:,.1f} W ({summary.power.source or 'mean'})"
+
+
+def _quality_rows(summary: Summary, best: Best | None) -> Iterator[tuple[str, str]]:
+    """Yield the evaluation of the served model, if there was one; the last and the best too, if they differ from it."""
+    evaluation, last = summary.eval, summary.last
+    if evaluation.figure(evaluation.main) is None and evaluation.figure(LOGLOSS) is None:
+        return
+    metrics = [metric for metric in METRICS.values() if metric.in_summary]
+    values = [(metric.label, evaluation.figure(metric.name)) for metric in metrics]
+    figures = [f"{label} {value:.5f}" for label, value in values if value is not None]
+    is_last = evaluation.step == last.step
+    of = "" if is_last else f", of the best checkpoint, step {evaluation.step:,}"
+    yield "evaluation", f"{', '.join(figures)} ({evaluation.split}, {evaluation.samples:,} samples{of})"
+    if not is_last and (value := last.figure(last.main)) is not None:
+        yield f"last {METRICS[last.main].label}", f"{value:.5f} at step {last.step:,} (checkpoint=last)"
+    if best is not None and best.of_monitor is not None and evaluation.step not in (None, best.step):
+        yield f"best {best.label}", f"{best.of_monitor:.5f} at step {best.step:,}"
+
+
+def _speed_rows(summary: Summary, measured_before: int) -> Iterator[tuple[str, str]]:
+    """Yield throughput and step times, if any step was measured."""
+    rates = summary.throughput
+    if rates.samples_per_second is None:
+        return
+    before = f", {measured_before:,} of them before the resumption" if measured_before else ""
+    steps = f"(over {rates.steps_measured:,} steps{before})"
+    each = rates.samples_per_second_per_device
+    yield "throughput", f"{rates.samples_per_second:,.0f} samples/s global, {each:,.0f} per device {steps}"
+    times = f"p50 {rates.step_ms_p50:.2f} ms, p95 {rates.step_ms_p95:.2f} ms"
+    yield "step", f"{times}; waiting for input {rates.input_wait_fraction:.1%}{_phase_times(summary)}"
+
+
+def _phase_times(summary: Summary) -> str:
+    """Return the mean milliseconds of a step's phases, for those that were measured."""
+    phases = summary.phase_seconds or {}
+    phase_texts = [f"{name} {seconds * 1e3:.2f} ms" for name, seconds in phases.items() if seconds]
+    return f"; {', '.join(phase_texts)}" if phase_texts else ""
+
+
+class Recorder:
+    """Reports a session's run to its directory, to other tools and to the terminal."""
+
+    def __init__(
+        self, session: Session, directory: RunDirectory, timer: StepTimer, length: RunLength, began: float
+    ) -> None:
+        """began: time.perf_counter() when the command began."""
+        self.directory, self.trackers = directory, Trackers()
+        self.energy = EnergyMeter(session.runtime.device)
+        self.seconds_before: dict[str, float] = {}  # seconds before a resumption, by kind
+        self._session, self._timer, self._began, self._state = session, timer, began, RunState()
+        train = session.config.train
+        self._is_logloss, self._length = session.is_logloss, length
+        self._progress = ProgressDisplay(
+            length.total_steps,
+            session.runtime.rank == 0,
+            train.print_windows,
+            may_end_early=train.early_stop_patience is not None,
+        )
+
+    def begin(self, state: RunState, continues: bool, pipeline: str) -> None:
+        """Write the run's configuration and manifest, and open its trackers; a collective call.
+
+        continues: whether the state is from this run's own checkpoint; the record up to there then stays.
+        """
+        session, directory, self._state = self._session, self.directory, state
+        plain, manifest = redact(to_plain(session.config)), self._manifest(pipeline)
+        evaluated = state.evaluation is not None and state.evaluation.step == state.step
+        rows = {
+            **session.predictor.split_rows(),
+            "train": session.predictor.split("train").rows,
+        }  # this includes drawn negatives
+
+        def open_trackers() -> None:
+            world_size = session.runtime.world_size
+            self.trackers.start(directory.path, session.config, plain, rows, world_size, state.step)
+            self.trackers.show_again(directory.events_at(state.step), directory.curves_at(state.step))
+
+        session.runtime.on_rank_0(lambda: directory.begin(plain, manifest, state.step, evaluated, not continues, FILES))
+        if directory.is_tracked:
+            session.runtime.on_rank_0(open_trackers)
+
+    def measure_energy(self) -> None:
+        """Count the energy that all processes' devices used since the last call; a collective call.
+
+        On CPUs one process of each machine counts for all, because the meter covers the whole machine.
+        """
+        lap, runtime = self.energy.lap(), self._session.runtime
+        counts = runtime.device.type != "cpu" or runtime.rank % runtime.local_world_size == 0
+        energy = np.array([lap[0] if counts else 0.0, lap[1]] if lap is not None else [np.nan, np.nan])
+        energies = np.stack(runtime.gather(energy))
+        if np.isfinite(energies).all():
+            self._state.count(Measured(joules=float(energies[:, 0].sum()), energy_seconds=float(energies[:, 1].max())))
+
+    def start(self, step: int) -> None:
+        """Start the progress display and the energy meter; `step` steps were done before."""
+        self._progress.start(step)
+        self.energy.start()
+
+    def seconds(self) -> dict[str, float]:
+        """Return the seconds spent so far, including those before a resumption."""
+        seconds_by_kind = {"total": time.perf_counter() - self._began, **self._timer.seconds}
+        return {kind: value + self.seconds_before.get(kind, 0.0) for kind, value in seconds_by_kind.items()}
+
+    def event(self, event: AnyEvent) -> None:
+        """Append an event, with samples and seconds so far, to metrics.jsonl and show it in the trackers."""
+        event.samples, event.seconds = self._session.predictor.samples(event.step), self.seconds()["total"]
+        self.directory.event(event)
+        self.trackers.event(event)
+
+    def steps(self, state: RunState, figures: StepFigures) -> None:
+        """Report a window of steps; the state's step is the last of them."""
+        loss, accuracy = mean_loss(figures.losses), None
+        if task_of(self._session.manifest).has_clicks:
+            accuracy = float(figures.accuracies.mean(dtype=np.float64))
+        total = float(figures.seconds.sum(dtype=np.float64))
+        samples = self._session.predictor.samples
+        rate = (samples(state.step) - samples(state.step - len(figures.seconds))) / total
+        wait = figures.input_wait / total
+        self.measure_energy()
+        measured = state.take_unreported()
+        host_bytes, device_bytes = memory_in_use(self._session.runtime.device)
+        event = TrainEvent(
+            event="train",
+            step=state.step,
+            epoch=state.epoch,
+            steps=len(figures.losses),
+            loss=loss,
+            accuracy=accuracy,
+            logloss=loss if self._is_logloss else None,
+            lr=figures.lr,
+            gradient_norm=figures.gradient_norm,
+            samples_per_second=rate,
+            input_wait_fraction=wait,
+            phase_seconds={**figures.phases},
+            watts=measured.joules / measured.energy_seconds if measured.energy_seconds else None,
+            measured=measured,
+            host_bytes=host_bytes,
+            device_bytes=device_bytes,
+        )
+        self.event(event)
+        self._progress.update(event, state.evaluation)
+
+    def evaluation(self, kind: str, step: int, result: EvaluationFigures, seconds: float | None = None) -> None:
+        """Report the metrics of a split, and the seconds that they took; a collective call."""
+        self.measure_energy()
+        event = EvaluationEvent(
+            event=kind,
+            step=step,
+            eval_samples=result.samples,
+            split=result.split,
+            auc=result.auc,
+            rest=result.rest,
+            eval_seconds=seconds,
+            measured=self._state.take_unreported(),
+        )
+        self.event(event)
+
+    def curves(self, curves: Curves | None) -> None:
+        """Show an evaluation's curves in the trackers; None on ranks that have none."""
+        self.trackers.curves(curves)
+
+    def close(self) -> None:
+        """Leave the progress display as it stands."""
+        self._progress.close()
+
+    def _manifest(self, pipeline: str) -> RunManifest:
+        """Return the run's provenance, data, plan and tables, for manifest.json."""
+        session = self._session
+        return RunManifest(
+            **structs.asdict(provenance.describe_run(session.config.environment.variables)),
+            dataset=describe_dataset(session),
+            files=describe_files(session) if session.runtime.rank == 0 else {},
+            seeds={"train.seed": session.config.train.seed},
+            world_size=session.runtime.world_size,
+            platform=session.runtime.platform.value,
+            num_threads=session.runtime.num_threads,
+            compile=(session.config.runtime.compile or Compile.none).value,
+            local_world_size=session.runtime.local_world_size,
+            plan=session.plan.describe_tables(),
+            began=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            pipeline=pipeline,
+            tables=describe_tables(session),
+            schedule=self._length.schedule(session.config.eval.train_split),
+            from_step=0,
+            results_before=0,  # both are set when the directory is opened
+        )

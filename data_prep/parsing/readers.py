@@ -1,0 +1,547 @@
+"""Readers of text, JSON lines and Parquet, a row of `FORMATS` each.
+
+pyarrow accepts blocks that csv refuses or reads otherwise: with an open quote in the last row, a carriage return inside
+a line, a byte-order mark, or a blank line. So pyarrow reads a block only if it has none of these, and only if each line
+becomes one row.
+
+A chunk is several row groups, or a part of one if the group exceeds the size of a chunk.
+"""
+
+import csv
+import itertools
+import json
+import sys
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from importlib.abc import MetaPathFinder
+from typing import Any, NamedTuple
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyarrow import csv as arrow_csv
+
+from common.errors import UserError
+from data_prep.dataset.spelling import STANDARD, UTF_8, Dialect
+from data_prep.io.arrays import BLOCK_BYTES
+from data_prep.parsing.convert import is_list_type
+from data_prep.parsing.formats import (
+    BYTE_ORDER_MARK,
+    NUMBER_LIST,
+    Chunk,
+    Column,
+    FileLayout,
+    Format,
+    LineFormat,
+    Size,
+    suffix_of,
+)
+from data_prep.parsing.raw_rows import CORRECT, RawRows
+from data_prep.sources.discover import Source
+from data_prep.sources.line_blocks import LineBlocks, bare_returns
+
+csv.field_size_limit(BLOCK_BYTES)  # limits a line, too
+MARK = "leave the charset out of the schema, or convert the file to it"
+SENTINEL = "end"  # value of all fields in a line that is appended to a block
+
+
+class Text(LineFormat):
+    """Format of delimited text."""
+
+    name = "text"
+    has_layout = True
+
+    def is_of(self, source: Source) -> bool:
+        """Return True: any file may be text."""
+        return True
+
+    def columns(
+        self, source: Source, delimiter: str = ",", header: bool = True, dialect: Dialect = STANDARD
+    ) -> list[Column]:
+        """Return the names in the first line, or column_0 and so on."""
+        with LineBlocks(source) as lines:
+            for block in lines.until(1):
+                names = read_names(bytes(block.buffer[block.start : block.end]), delimiter, source.path, dialect)
+                return [Column(name if header else f"column_{place}", "any") for place, name in enumerate(names)]
+        raise UserError(f"{source.path}: empty file; get it again, or leave it out of {source.key}")
+
+    def fields(
+        self, text: bytes, columns: Sequence[str], layout: FileLayout, name: str, row: int
+    ) -> tuple[dict[str, Any], Sequence[int]]:
+        """Parse lines as `LineFormat.fields` describes."""
+        if layout.header and row == 1:
+            row, text = 2, text.partition(b"\n")[2]
+        places, width = [layout.names.index(column) for column in columns], len(layout.names)
+        dialect = layout.dialect
+        block = text if dialect.charset == UTF_8 else decode(text, name, row, dialect).encode()
+        fast = None if dialect.escape else read_fast(block, layout.delimiter, places, width, dialect.quoting)
+        if fast is not None:
+            return dict(zip(columns, fast.columns, strict=True)), range(row, row + fast.num_rows)
+        rows, numbers = read_exact(text, layout.delimiter, name, row, dialect)
+        for fields, number in zip(rows, numbers, strict=True):
+            if len(fields) != width:
+                column = layout.names[min(len(fields), width - 1)]
+                fault, remedy = f"{len(fields)} columns, but a row has {width} (see column {column})", CORRECT
+                if len(fields) == width + 1 and not fields[-1]:
+                    fault = "ends in a delimiter, unlike row 1"
+                    remedy = f"if every row does, end row 1 in one, too, else {CORRECT}"
+                raise UserError(f"{name}: row {number}: {fault}; {remedy}")
+        arrays = (pa.array([fields[place] for fields in rows], pa.string()) for place in places)
+        return dict(zip(columns, arrays, strict=True)), numbers
+
+    def lines_before(self, source: Source, layout: FileLayout, offset: int) -> int:
+        """Count lines as `LineFormat.lines_before` describes. Raise UserError for an open quote before the offset."""
+        row = 1
+        with LineBlocks(source) as before:
+            for block in before.until(offset):
+                text = bytes(block.buffer[block.start : block.end])
+                read_exact(text, layout.delimiter, source.path, row, layout.dialect)
+                row += text.count(b"\n")
+        return row - 1
+
+
+def read_names(header: bytes, delimiter: str, name: str, dialect: Dialect = STANDARD) -> tuple[str, ...]:
+    """Return the fields in a file's first line. Raise UserError for an invalid line."""
+    rows, _ = read_exact(header, delimiter, name, 1, dialect)
+    return tuple(rows[0]) if rows else ()
+
+
+def decode(text: bytes, name: str, row: int, dialect: Dialect = STANDARD) -> str:
+    """Decode text by its charset; `row` is the number of the first line. Raise UserError for invalid text."""
+    if row == 1 and dialect.charset != UTF_8 and text.startswith(BYTE_ORDER_MARK):
+        raise UserError(
+            f"{name}: row 1: begins with the byte-order mark of UTF-8, not of charset {dialect.charset}; {MARK}"
+        )
+    try:
+        return text.decode(dialect.encoding if row == 1 else dialect.charset)
+    except UnicodeDecodeError as error:
+        row += text.count(b"\n", 0, error.start)
+        fault = "not UTF-8 text; convert the file, name its charset in the schema of a table (charset: windows-1252)"
+        if dialect.charset != UTF_8:
+            fault = f"not text in the charset {dialect.charset}; name another one in the schema, convert the file"
+        raise UserError(f"{name}: row {row}: {fault}, or remove the row") from error
+
+
+def read_exact(
+    block: bytes, delimiter: str, name: str, row: int, dialect: Dialect = STANDARD
+) -> tuple[list[list[str]], Sequence[int]]:
+    """Parse whole lines with csv: the fields of each row and the number of its line. Blank lines are no rows.
+
+    Args:
+        block: whole lines; name: name of the source in errors; row: number of the first line.
+    """
+    lines = decode(block, name, row, dialect).removesuffix("\n").split("\n")
+    reader = dialect.reader((f"{line}\n" for line in lines), delimiter)
+    has_plain_backslash = dialect.quoting == "csv" and "\\" not in (delimiter, dialect.escape)
+    rows: list[list[str]] = []
+    numbers: list[int] = []
+    before = 0
+    fault = None
+    try:
+        for fields in reader:
+            if reader.line_num > before + 1 or (fields and fields[-1].endswith("\n")):
+                break
+            if has_plain_backslash and '\\"' in lines[before] and _goes_on_after_quote(lines[before], delimiter):
+                fault = (
+                    r'\" in quotes, where a backslash escapes nothing; write a quote inside a field as "", or '
+                    r'escape: "\\" in the schema'
+                )
+                break
+            before += 1
+            if fields:
+                rows.append(fields)
+                numbers.append(row + before - 1)
+        else:
+            return rows, numbers
+    except csv.Error as error:
+        if reader.line_num <= before + 1:
+            fault = f"{bare_returns(name)}" if "new-line" in str(error) else f"{error}; correct or remove this row"
+    place = "after an escape" if lines[before].removesuffix("\r").endswith(dialect.escape or "\n") else "inside quotes"
+    fault = fault or f"ends {place}; a row is one line: close the quotes, or remove the line break"
+    raise UserError(f"{name}: row {row + before}: {fault}")
+
+
+def _goes_on_after_quote(line: str, delimiter: str) -> bool:
+    try:
+        return not list(csv.reader([line], delimiter=delimiter, strict=True))
+    except csv.Error:
+        return True
+
+
+def read_fast(
+    block: bytes, delimiter: str, places: Sequence[int], width: int, quoting: str = STANDARD.quoting
+) -> pa.RecordBatch | None:
+    """Parse whole lines with pyarrow; None if `read_exact` must parse the block.
+
+    The columns are named by position ("0", "1", …) and have the same fields as `read_exact` gives. A missing field is
+    "".
+
+    Args:
+        block: whole lines in UTF-8; the last may lack its line end.
+        places: positions of the columns to return; width: number of columns in a row.
+        quoting: see `Dialect`.
+    """
+    has_quotes = quoting == STANDARD.quoting
+    if not _is_plain(block, delimiter, has_quotes):
+        return None
+    lines = block if block.endswith(b"\n") else block + b"\n"
+    sentinel = delimiter.join([f'"{SENTINEL}"' if has_quotes else SENTINEL] * width) + "\n"
+    batch = _read(lines + sentinel.encode(), delimiter, width, places, has_quotes)
+    if batch is None or batch.num_rows != lines.count(b"\n") + 1:
+        return None
+    if any(column[-1].as_py() != SENTINEL for column in batch.columns):
+        return None
+    rows = batch.slice(0, batch.num_rows - 1)
+    return None if _has_blank_lines(rows, lines) or _has_long_fields(rows, lines) else rows
+
+
+def _is_plain(block: bytes, delimiter: str, has_quotes: bool) -> bool:
+    r"""Return whether a block begins with a row, has \r only before \n, and has a delimiter of one byte."""
+    return (
+        block != b""
+        and len(delimiter.encode()) == 1
+        and delimiter not in '"\r\n\0'
+        and not block.startswith((b"\n", b"\r\n", BYTE_ORDER_MARK))
+        and b"\0" not in block  # Python 3.10's csv refuses it
+        and (b"\r" not in block or block.count(b"\r") == block.count(b"\r\n"))
+        and (delimiter == "\\" or not has_quotes or b'\\"' not in block)  # read_exact refuses it as an escape
+        and (block.isascii() or _is_utf8(block))
+    )
+
+
+def _is_utf8(block: bytes) -> bool:
+    try:
+        block.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _read(lines: bytes, delimiter: str, width: int, places: Sequence[int], has_quotes: bool) -> pa.RecordBatch | None:
+    """Parse some columns as text in one batch; None if pyarrow refuses the lines."""
+    names = [str(position) for position in range(width)]
+    try:
+        table = arrow_csv.read_csv(
+            pa.BufferReader(lines),
+            arrow_csv.ReadOptions(column_names=names, use_threads=False, block_size=len(lines) + 1),
+            arrow_csv.ParseOptions(
+                delimiter=delimiter,
+                quote_char='"' if has_quotes else False,
+                newlines_in_values=False,
+                ignore_empty_lines=False,
+            ),
+            arrow_csv.ConvertOptions(
+                column_types=dict.fromkeys(names, pa.string()),
+                strings_can_be_null=False,
+                include_columns=[names[place] for place in places],
+                check_utf8=False,  # `_is_plain` has checked the block
+            ),
+        )
+    except pa.ArrowInvalid:
+        return None
+    [batch] = table.to_batches()
+    return batch
+
+
+def _has_blank_lines(rows: pa.RecordBatch, lines: bytes) -> bool:
+    """Return whether a line may be blank: csv skips it, but pyarrow makes a row of empty fields."""
+    has_empty = pc.min(pc.binary_length(rows.column(0))).as_py() == 0
+    return has_empty and (b"\n\n" in lines or b"\n\r\n" in lines)
+
+
+def _has_long_fields(rows: pa.RecordBatch, lines: bytes) -> bool:
+    limit = csv.field_size_limit()
+    return len(lines) > limit and any(pc.max(pc.binary_length(column)).as_py() > limit for column in rows.columns)
+
+
+SUFFIXES = (".jsonl", ".ndjson")
+BLANK = b" \t\r"
+ARROW_TYPES = {str: pa.string(), float: pa.float64(), int: pa.int64(), bool: pa.bool_()}
+_decode = msgspec.json.Decoder().decode
+
+
+class JsonLines(LineFormat):
+    """Format of JSON lines."""
+
+    name = "json_lines"
+    merges_columns = True
+    batch_bytes = 2 << 20  # Python objects take many times as much memory
+
+    def is_of(self, source: Source) -> bool:
+        """Return whether the file's name has a suffix of JSON lines."""
+        return suffix_of(source.name) in SUFFIXES
+
+    def columns(
+        self, source: Source, delimiter: str = ",", header: bool = True, dialect: Dialect = STANDARD
+    ) -> list[Column]:
+        """Return the members of the first objects, of kind any or list."""
+        kinds: dict[str, str] = {}
+        with LineBlocks(source) as lines:
+            for block in lines.until(1 << 20):
+                for item in read_objects(bytes(block.buffer[block.start : block.end]), source.path).values():
+                    for name, value in item.items():
+                        kinds[name] = "list" if isinstance(value, list) else kinds.get(name, "any")
+        if not kinds:
+            raise UserError(f"{source.path}: no rows in it; get it again, or leave it out of {source.key}")
+        return [Column(name, kind) for name, kind in kinds.items()]
+
+    def fields(
+        self, text: bytes, columns: Sequence[str], layout: FileLayout, name: str, row: int
+    ) -> tuple[dict[str, Any], list[int]]:
+        """Parse lines as `LineFormat.fields` describes."""
+        objects = read_objects(text, name, row)
+        return {column: column_of(objects, column) for column in columns}, list(objects)
+
+
+def read_objects(text: bytes, name: str, first: int = 1) -> dict[int, dict[str, Any]]:
+    """Return the objects of whole lines by line number, without blank lines. Only a line feed ends a line."""
+    objects = {}
+    for row, line in enumerate(text.removeprefix(BYTE_ORDER_MARK).split(b"\n"), start=first):
+        if not line.strip(BLANK):
+            continue
+        try:
+            item = _decode(line)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            refuse_constants(line, f"{name}: row {row}, ")
+            raise UserError(f"{name}: row {row}: not JSON ({error}); give one object a line") from error
+        if not isinstance(item, dict):
+            raise UserError(f"{name}: row {row}: not an object of columns; give one object a line")
+        objects[row] = item
+    return objects
+
+
+class Constant(str):
+    """Name of a number that JSON lacks."""
+
+
+def refuse_constants(text: bytes, location: str) -> None:
+    """Raise UserError for a NaN or infinity, as Python's json writes them; `location` precedes the column."""
+    with suppress(ValueError, RecursionError):
+        members: list[tuple[str, Any]] = []
+        json.loads(text, parse_constant=Constant, object_pairs_hook=members.extend)
+        fields = ((name, each) for name, value in members for each in (value if isinstance(value, list) else [value]))
+        for name, value in fields:
+            if isinstance(value, Constant):
+                raise UserError(f"{location}column {name}: {value}, which JSON does not have; write null")
+
+
+def column_of(objects: Mapping[int, Mapping[str, Any]], column: str) -> Any:
+    """Return a column's values: an Arrow array if all have one type, otherwise a list of Python values."""
+    values = [item.get(column) for item in objects.values()]
+    kinds = {type(value) for value in values} - {type(None)}
+    if len(kinds) == 1 and (kind := ARROW_TYPES.get(kinds.pop())):
+        with suppress(OverflowError):  # integers beyond 64 bits stay Python objects
+            return pa.array(values, kind)
+    return values
+
+
+MAGIC = b"PAR1"
+BATCH_ROWS = 1 << 16  # at most, since repeated texts are larger in memory than in the file
+BATCH_BYTES = 16 << 20  # size of a batch in pyarrow's memory, and of its read-ahead over all columns
+BUFFER_BYTES, MIN_BUFFER_BYTES = 1 << 20, 1 << 14
+FIELD_BYTES, LIST_VALUE_BYTES = 8, 16  # memory of a field, and of a value in a list, during reading
+VALUE_TEXT_BYTES = 2  # text of a value in a list; the chunk size of data_prep/config/keys.py assumes it
+
+
+class RowRange(NamedTuple):
+    """Rows first..first + rows within the row groups groups[0]..groups[1].
+
+    `row` is the number of the groups' first row in the file, from 0.
+    """
+
+    groups: tuple[int, int]
+    first: int
+    rows: int
+    row: int
+
+
+class Parquet(Format):
+    """Format of Parquet files."""
+
+    name = "parquet"
+
+    def is_of(self, source: Source) -> bool:
+        """Return whether the file begins with Parquet's magic bytes."""
+        with open(source.path, "rb") as file:
+            return file.read(len(MAGIC)) == MAGIC
+
+    def columns(
+        self, source: Source, delimiter: str = ",", header: bool = True, dialect: Dialect = STANDARD
+    ) -> list[Column]:
+        """Return the columns of the file's schema, and its partition columns, which are text."""
+        own = [Column(field.name, _kind(field.type)) for field in _open(source).schema_arrow]
+        return own + [Column(name, "any") for name, _ in source.partitions]
+
+    def num_rows(self, source: Source) -> int:
+        """Return the number of rows in the file's metadata."""
+        return int(_open(source).metadata.num_rows)
+
+    def chunks(self, source: Source, size: Size, chunk_bytes: int) -> list[Chunk]:
+        """Divide by uncompressed size, at least `size.row_bytes` a row: rows may take hardly any space in the file."""
+        metadata = _open(source).metadata
+        groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+        sizes = [
+            max(
+                group.total_byte_size,
+                size.row_bytes * group.num_rows + VALUE_TEXT_BYTES * _list_values(group, size.lists),
+            )
+            for group in groups
+        ]
+        ranges = cut_groups([group.num_rows for group in groups], sizes, chunk_bytes)
+        ends = [source.bytes * (each.row + each.first + each.rows) // max(1, metadata.num_rows) for each in ranges]
+        return [Chunk(start, stop, rows) for start, stop, rows in zip([0, *ends], ends, ranges, strict=False)]
+
+    def batches(
+        self, source: Source, chunk: Chunk, columns: Sequence[str], layout: FileLayout
+    ) -> Iterator[tuple[RawRows, int]]:
+        """Yield batches of as many rows as pyarrow holds in about BATCH_BYTES."""
+        partitions = {name: value for name, value in source.partitions if name in columns}
+        own = [name for name in columns if name not in partitions]
+        rows, key = chunk.rows, (source, chunk.rows.groups, *own)
+        reader = _unfinished.pop(key, None)
+        _unfinished.clear()
+        if reader is None or reader.position > rows.first:
+            reader = _GroupReader(source, rows, own, layout.lists)
+        row_bytes = source.bytes / max(1, reader.metadata.num_rows)
+        try:
+            for first, part in reader.read(rows.first, rows.first + rows.rows):
+                locator = partial(_locate, source.path, reader.metadata, rows.row + first)
+                fields = {name: part.column(name) for name in own}
+                for name, value in partitions.items():
+                    fields[name] = pa.repeat(pa.scalar(value, pa.string()), len(part))
+                yield RawRows(fields, len(part), locator), int(row_bytes * len(part))
+        except OSError as error:
+            raise UserError(
+                f"{source.path}: row groups {rows.groups[0]} to {rows.groups[1] - 1}: damaged "
+                f"({' '.join(str(error).split())}); get it again"
+            ) from error
+        if reader.position < reader.rows:
+            _unfinished[key] = reader
+
+
+class _GroupReader:
+    """Reader of some row groups for one chunk after another, since pyarrow cannot begin inside a group.
+
+    Attributes:
+        rows: rows of the groups; position: rows read so far.
+    """
+
+    def __init__(self, source: Source, chunk: RowRange, columns: Sequence[str], lists: Collection[str]) -> None:
+        file, groups = _open(source, max(1, len(columns))), range(*chunk.groups)
+        self.metadata = file.metadata
+        of_groups = [self.metadata.row_group(i) for i in groups]
+        self.rows, self.position = sum(group.num_rows for group in of_groups), 0
+        values = sum(_list_values(group, lists) for group in of_groups) / max(1, self.rows)
+        row_bytes = FIELD_BYTES * max(1, len(columns)) + LIST_VALUE_BYTES * values
+        most = max(1, min(BATCH_ROWS, int(BATCH_BYTES / row_bytes)))
+        size = -(-chunk.rows // -(-chunk.rows // most))  # batches end where these groups' chunks end
+        # pyarrow reads lists of dictionary entries only group by group.
+        at_once = [[group] for group in groups] if _has_dictionary_lists(file, columns) else [groups]
+        self._batches = itertools.chain.from_iterable(
+            file.iter_batches(size, row_groups=each, columns=list(columns), use_threads=False) for each in at_once
+        )
+        self._rest: Any = None  # unread rows of the last batch
+
+    def read(self, start: int, stop: int) -> Iterator[tuple[int, Any]]:
+        """Yield batches of the rows start..stop, each with the number of its first row; skip the rows before."""
+        while self.position < stop:
+            batch = next(self._batches, None) if self._rest is None else self._rest
+            if batch is None:
+                raise OSError("fewer rows than its end says")
+            first, end = max(start - self.position, 0), min(stop - self.position, len(batch))
+            self._rest = batch.slice(end) if end < len(batch) else None
+            begin, self.position = self.position + first, self.position + end
+            if first < end:
+                yield begin, batch.slice(first, end - first)
+
+
+_unfinished: dict[Any, _GroupReader] = {}  # the last reader, until a thread takes it for the next chunk
+
+
+def close_reader() -> None:
+    """Close the file that this process has not read to its end."""
+    _unfinished.clear()
+
+
+def _locate(path: str, metadata: Any, first: int, index: int) -> str:
+    """Locate a row of a batch that begins with the file's row `first`, from 0."""
+    row, group = first + index, 0
+    for group in range(metadata.num_row_groups):
+        if row < metadata.row_group(group).num_rows:
+            break
+        row -= metadata.row_group(group).num_rows
+    return f"{path}: row group {group}, row {row + 1} of it"
+
+
+def cut_groups(rows: list[int], sizes: list[int], chunk_bytes: int) -> list[RowRange]:
+    """Divide row groups, given their rows and sizes, into ranges of at most `chunk_bytes`."""
+    chunks: list[RowRange] = []
+    begin = group = 0
+    while group < len(sizes):
+        stop, size = group + 1, sizes[group]
+        while stop < len(sizes) and size + sizes[stop] <= chunk_bytes:
+            size += sizes[stop]
+            stop += 1
+        total = sum(rows[group:stop])
+        step = max(1, -(-total // max(1, -(-size // chunk_bytes))))
+        chunks += [RowRange((group, stop), first, min(step, total - first), begin) for first in range(0, total, step)]
+        begin += total
+        group = stop
+    return chunks
+
+
+def _open(source: Source, num_columns: int = 1) -> Any:
+    """Open the file with a buffer for each of `num_columns` columns. Raise UserError if it is not readable."""
+    buffer = max(MIN_BUFFER_BYTES, min(BUFFER_BYTES, BATCH_BYTES // num_columns))
+    try:
+        return pq.ParquetFile(source.path, buffer_size=buffer, pre_buffer=False)
+    except (OSError, pa.ArrowInvalid) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"{source.path}: not readable as Parquet ({reason}); get it again") from error
+
+
+def _list_values(group: Any, lists: Collection[str]) -> int:
+    """Count the values in a row group's list columns."""
+    columns = (group.column(i) for i in range(group.num_columns))
+    return sum(column.num_values for column in columns if column.path_in_schema.partition(".")[0] in lists)
+
+
+def _has_dictionary_lists(file: Any, columns: Sequence[str]) -> bool:
+    data_types = [file.schema_arrow.field(name).type for name in columns]
+    return any(is_list_type(each) and pa.types.is_dictionary(each.value_type) for each in data_types)
+
+
+def _kind(data_type: Any) -> str:
+    """Return the kind of a column for `Column`."""
+    types = pa.types
+    if types.is_dictionary(data_type):
+        data_type = data_type.value_type
+    if types.is_string(data_type) or types.is_large_string(data_type) or types.is_string_view(data_type):
+        return "text"
+    if types.is_integer(data_type) or types.is_boolean(data_type):
+        return "integer"
+    if types.is_floating(data_type) or types.is_decimal(data_type):
+        return "number"
+    if types.is_timestamp(data_type) or types.is_date(data_type):
+        return "time"
+    member = _kind(data_type.value_type) if is_list_type(data_type) else ""
+    return {"text": "list", "integer": "list", "null": "list", "number": NUMBER_LIST}.get(member, str(data_type))
+
+
+class _WithoutPandas(MetaPathFinder):
+    """Import hook that refuses pandas."""
+
+    def find_spec(self, fullname: str, path: object, target: object = None) -> None:
+        """Raise ImportError for pandas."""
+        if fullname == "pandas":
+            raise ImportError("pandas is left out")
+
+
+_finder = _WithoutPandas()
+sys.meta_path.insert(0, _finder)
+try:
+    pa.array([])  # would import pandas, which takes longer than reading a file of 10 MB
+finally:
+    sys.meta_path.remove(_finder)

@@ -1,0 +1,271 @@
+"""Figures of a finished dataset: values unseen in train, labels, misleading rows."""
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.errors import UserError
+from data_prep.dataset.format import WEIGHTS, Manifest
+from data_prep.dataset.kinds import UNKNOWN_SHARE, VALUES_PER_ROW
+from data_prep.dataset.options import DenseTransform, LabelKind, SplitMethod
+from data_prep.dataset.spelling import unpack
+from data_prep.engine.job import ChunkRecord, Job
+from data_prep.io.arrays import open_array
+from data_prep.sources.discover import Source
+from data_prep.stages.fit import VocabularyRecord
+from data_prep.stages.write import BuiltShard
+
+MAX_ROWS = 1 << 20  # Ids of larger train splits are not compared.
+
+
+def unseen_shares(job: Job, built: Sequence[BuiltShard], features: Sequence[str]) -> dict[str, float] | None:
+    """Return the share of val's and test's values that are not in train, by feature.
+
+    With a vocabulary fitted on train, such values have no id. Rare and capped values have none either, so the share of
+    values without an id in train is subtracted.
+
+    Returns:
+        None if the shares are unknown: no held-out rows, bags in place of ids, or too many rows to compare.
+    """
+    train, held_out = ([shard for shard in built if (shard.split == "train") == of_train] for of_train in (True, False))
+    if job.bags is not None or not held_out:
+        return None
+    if job.rules.fitted_on_train and job.rules.order is not None:
+        train_share, held_out_share = (_unknown_share(job, shards, features) for shards in (train, held_out))
+        shares = np.maximum(held_out_share - train_share, 0)
+    elif sum(shard.shard.rows for shard in train) <= MAX_ROWS:
+        shares = _new_ids(job, train, held_out, features)
+    else:
+        return None
+    return dict(zip(features, shares.tolist(), strict=True))
+
+
+def shared_ids(
+    job: Job,
+    built: Sequence[BuiltShard],
+    records: Sequence[ChunkRecord],
+    features: Sequence[str],
+    num_values: Callable[[str], int | None],
+) -> dict[str, dict[str, float]]:
+    """Return what `data.max_ind_range` merges, by feature: values per row, or the share of train's unknown values.
+
+    Hashed values are counted by chunk, Criteo's in the first rows alone, and the largest number per row is returned.
+
+    num_values: the number of values in a feature's vocabulary.
+    """
+    rules = job.rules
+    if rules.max_ind_range is None:
+        return {}
+    if rules.order is not None and rules.wraps:
+        values = {name: num_values(name) or 0 for name in features}
+        return {VALUES_PER_ROW: {name: max(1, count / rules.max_ind_range) for name, count in values.items()}}
+    if rules.shares_unknown_id or (job.bags is not None and rules.order is not None):
+        return {}
+    if rules.order is None:
+        per_row = zip(*(record.values_per_row for record in records if record.values_per_row), strict=True)
+        return {VALUES_PER_ROW: dict(zip(features, map(max, per_row), strict=False))}
+    train = [shard for shard in built if shard.split == "train"]
+    return {UNKNOWN_SHARE: dict(zip(features, _unknown_share(job, train, features).tolist(), strict=True))}
+
+
+def _columns(job: Job, shard: BuiltShard, features: Sequence[str]) -> list[NDArray[np.int32]]:
+    """Map the ids of each feature in a shard that is still in the directory of the job's work."""
+    arrays = {target.rsplit(".", 2)[-2]: open_array(job.work / source) for source, target in shard.moves}
+    ragged = job.schema.ragged
+    bags = iter(unpack(arrays["values"], arrays["offsets"], len(ragged)) if ragged else ())
+    single = iter(arrays["sparse"].T)
+    return [next(bags).ids if name in ragged else next(single) for name in features]
+
+
+def _unknown_share(job: Job, shards: Sequence[BuiltShard], features: Sequence[str]) -> NDArray[np.float64]:
+    unknown = np.sum([shard.unknown for shard in shards], axis=0)
+    values = np.sum([[len(ids) for ids in _columns(job, shard, features)] for shard in shards], axis=0)
+    return np.asarray(unknown / np.maximum(values, 1), np.float64)
+
+
+def _new_ids(
+    job: Job, train: Sequence[BuiltShard], held_out: Sequence[BuiltShard], features: Sequence[str]
+) -> NDArray[np.float64]:
+    """Return the share of held-out ids that no row of train has."""
+    trained: list[NDArray[np.int32]] = [np.zeros(0, np.int32)] * len(features)
+    for shard in train:
+        trained = [np.union1d(ids, more) for ids, more in zip(trained, _columns(job, shard, features), strict=True)]
+    new, total = np.zeros(len(features)), np.zeros(len(features))
+    for shard in held_out:
+        for number, ids in enumerate(_columns(job, shard, features)):
+            new[number] += np.count_nonzero(~np.isin(ids, trained[number]))
+            total[number] += len(ids)
+    return np.asarray(new / np.maximum(total, 1), np.float64)
+
+
+SORTED_DIFFERENCE = 0.5  # between the label rates of two splits
+MIN_ROWS = 100  # a smaller split's label rate says nothing
+SHOWN_COLUMNS = 8
+ONE_CLASS = (0.0, 1.0)  # label rates
+
+
+def refuse_absent_labels(job: Job, records: Sequence[ChunkRecord]) -> None:
+    """Refuse a positive label of a user's own table that no row has.
+
+    Args:
+        records: chunks that may be in train.
+    """
+    from data_prep.parsing.labels import describe_label_values  # imports pyarrow, as below
+
+    if job.table is None or not job.table.positive:
+        return
+    rows = np.sum([each.positive_rows for each in records if each.rows], axis=0).tolist()
+    absent = [value for value, count in zip(job.table.positive, rows, strict=True) if not count]
+    if absent:
+        sources = _train_sources(job)
+        raise UserError(
+            f"{sources[0].path}, column {job.table.label}: no row has the label {json.dumps(absent[0])} of positive; "
+            f"{describe_label_values(job.table, sources)}; correct positive in data.schema, or leave the value out"
+        )
+
+
+def _train_sources(job: Job) -> list[Source]:
+    """Return the sources that may hold rows of train."""
+    return [source for source in job.sources if source.split in (None, "train")]
+
+
+def refuse_one_class(job: Job, records: Sequence[ChunkRecord]) -> None:
+    """Refuse rows of a user's own table that all have the same label.
+
+    Args:
+        records: chunks that may be in train.
+    """
+    rows, positives = sum(each.rows for each in records), sum(each.positives for each in records)
+    if job.table is None or job.schema.label_kind is LabelKind.number or positives not in (0, rows):
+        return
+    from data_prep.parsing.labels import describe_label_values  # imports pyarrow, which Criteo's rows do not need
+
+    rule = "" if job.table.rule is None else f" by the rule {job.table.rule}"
+    sources = _train_sources(job)
+    raise UserError(
+        f"{sources[0].path}, column {job.table.label}: every label is {int(positives > 0)}{rule}, so no model can "
+        f"learn from them; {describe_label_values(job.table, sources)}; correct the column or its rule in data.schema, "
+        "or give data.allow_degenerate=true"
+    )
+
+
+def mean_weight(job: Job, built: Sequence[BuiltShard]) -> float:
+    """Return the mean of train's sample weights. Raise UserError if all weights of a split are 0."""
+    sums: dict[str, list[float]] = {}
+    for shard in built:
+        [path] = (job.work / path for path, target in shard.moves if target.endswith(f".{WEIGHTS}.npy"))
+        sums.setdefault(shard.split, []).append(float(open_array(path).sum(dtype=np.float64)))
+    for split, of_shards in sums.items():
+        if not math.fsum(of_shards):
+            raise UserError(
+                f"{job.sources[0].path}, column {job.schema.weight}: every weight of {split} is 0, so its rows count "
+                "for nothing; correct the column, or leave weight out of data.schema"
+            )
+    return math.fsum(sums["train"]) / sum(shard.shard.rows for shard in built if shard.split == "train")
+
+
+def warnings(manifest: Manifest, constant: Sequence[str]) -> Iterator[str]:
+    """Yield warnings about empty or one-class splits, rows sorted by label, and columns with one value."""
+    splits = manifest.splits
+    has_files = manifest.has_given_splits
+    if has_files and not splits["val"].rows and not splits["test"].rows:
+        yield "there is nothing to evaluate on; give data.val or data.test"
+    elif not has_files and not splits["test"].rows:
+        yield "test has no rows, so there is nothing to evaluate on; give more rows, or a larger data.split.held_out"
+    one_class = [name for name, split in splits.items() if split.label_rate in ONE_CLASS]
+    rates = [split.label_rate for split in splits.values() if split.label_rate is not None and split.rows >= MIN_ROWS]
+    if manifest.label_rate in ONE_CLASS:
+        yield f"every label is {manifest.label_rate:.0f}: there is nothing to learn; check the label's column and rule"
+    elif one_class or (rates and max(rates) - min(rates) > SORTED_DIFFERENCE):
+        rate_list = ", ".join(f"{name} {split.label_rate:.4f}" for name, split in splits.items() if split.rows)
+        about = f"only one class in {' and '.join(one_class)}, so AUC is undefined there; " if one_class else ""
+        remedy = "check that the files are of the same rule of labels"
+        remedy = remedy if has_files else "if the rows are sorted by label, set data.split.method=random"
+        yield f"label rates differ ({rate_list}): {about}{remedy}"
+    if constant:
+        yield f"the same value, or none, in every row of {_listed(constant)}: nothing can be learned from such a column"
+
+
+def random_split_of_times(job: Job, method: SplitMethod | None) -> Iterator[str]:
+    """Warn if rows with times are split at random although the configuration does not ask for it."""
+    times = [] if job.table is None else list(dict.fromkeys(part.column for part in job.table.parts))
+    split = job.rules.split
+    if times and split is not None and split is not method and split.algorithm.is_random:
+        by_time = next(each.value for each in SplitMethod if each.algorithm.reads == "times")
+        yield (
+            f"rows are split at random although {_listed(times)} is a time, so the score is not of later rows; give "
+            f"data.split.method={by_time} data.split.column={times[0]} data.overwrite=true, or say by "
+            f"data.split.method={split.value} that this is wanted"
+        )
+
+
+def cut_columns(job: Job, records: Sequence[ChunkRecord]) -> Iterator[str]:
+    """Warn about negative numbers of a user's own table that log1p turns into 0."""
+    if job.table is None or not job.schema.dense:
+        return
+    own = dict(job.table.transforms)
+    counts = np.sum([record.negatives for record in records if record.rows], axis=0).tolist()
+    cut = {
+        name: count
+        for name, count in zip(job.schema.dense, counts, strict=True)
+        if count and own.get(name, job.rules.dense.value) == DenseTransform.log1p.value
+    }
+    for is_own, setting in ((False, "data.dense_transform=signed_log1p"), (True, "transform: signed_log1p for them")):
+        if columns := [f"{count:,} of {name}" for name, count in cut.items() if (name in own) is is_own]:
+            yield f"negative numbers are 0 by log1p: {_listed(columns)}; {setting} keeps them"
+
+
+def undivided_columns(job: Job, records: Sequence[ChunkRecord]) -> Iterator[str]:
+    """Warn about columns whose separator divides no field, so that each field is one value."""
+    separators = {} if job.table is None else dict(job.table.separators)
+    longest = zip(*(record.longest for record in records if record.rows), strict=True)
+    columns = [
+        f"{name} ({separators[name]!r})"
+        for name, lengths in zip(job.schema.ragged, longest, strict=False)
+        if separators.get(name) and max(lengths) == 1
+    ]
+    if columns:
+        yield f"the separator occurs in no field of {_listed(columns)}: check it in data.schema"
+
+
+def rare_columns(job: Job, vocabularies: Mapping[str, VocabularyRecord], is_allowed: bool) -> Iterator[str]:
+    """Warn about columns in which no value is frequent enough for an id."""
+    threshold = job.rules.frequency_threshold
+    columns = [name for name, entry in vocabularies.items() if not entry.values] if threshold > 1 else []
+    key = f"data.frequency_threshold={threshold}"
+    if columns and len(columns) == len(vocabularies) and not is_allowed:
+        raise UserError(
+            f"{key}: no value of any column occurs {threshold} times in train, so all tables would be empty; lower it, "
+            "or give data.allow_degenerate=true"
+        )
+    if columns:
+        yield f"{key}: no value of {_listed(columns)} occurs {threshold} times in train, so all of them are unknown"
+
+
+def _listed(columns: Sequence[str]) -> str:
+    """Return the first columns of a list, for a warning."""
+    return ", ".join(columns[:SHOWN_COLUMNS]) + (", …" if len(columns) > SHOWN_COLUMNS else "")
+
+
+def constant_columns(
+    job: Job, records: Sequence[ChunkRecord], vocabularies: Mapping[str, VocabularyRecord]
+) -> Iterator[str]:
+    """Yield columns with one value, found by the ranges of parsing or else by the vocabularies."""
+    filled = [record for record in records if record.rows]
+    ranged: list[str] = []
+    for names, low, high in (
+        (job.schema.dense, [record.dense_low for record in filled], [record.dense_high for record in filled]),
+        (job.schema.single, [record.sparse_low for record in filled], [record.sparse_high for record in filled]),
+    ):
+        if all(low):
+            ranged += names
+            # NumPy would compare integers beyond 2^63 as float64.
+            columns = zip(names, zip(*low, strict=True), zip(*high, strict=True), strict=True)
+            yield from (name for name, lows, highs in columns if min(lows) == max(highs))
+    if job.rules.frequency_threshold <= 1:
+        for name, vocabulary in vocabularies.items():
+            if name not in ranged and vocabulary.values <= (name in job.schema.single):
+                yield name

@@ -1,0 +1,445 @@
+"""Counts of values to vocabularies, and ranges of numbers to transforms.
+
+A chunk's file `counts` has a run (see data_prep/vocabulary.py) of each feature, uint32: values, counts, first
+rows in the chunk. For a user's own table, parsing counts the dictionaries' values (data_prep/stages/columns.py); if
+only some of the rows count, `counts` has the counts and first rows of these values.
+
+Sums are exact integers and quantiles are values of rows, so a fit depends on train's rows alone, not on their order,
+chunks or workers. Each chunk's values of a column with quantiles are sorted on disk; the quantiles are found by
+bisection over all chunks, so memory does not grow with the rows.
+"""
+
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from itertools import accumulate
+from math import isqrt
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.documents import Json
+from common.files import FileDigest, digest_file
+from data_prep.dataset.options import VocabularyOrder
+from data_prep.dataset.spelling import FITS
+from data_prep.encoding.lookup import TEXT_KINDS, vocabulary_path
+from data_prep.engine.executor import Executor, Worker
+from data_prep.engine.job import VALUE_BYTES, ChunkRecord, Job, LoggedTask
+from data_prep.io.arrays import FileRange, FileWriter, open_array, read_ranges, write_array
+from data_prep.stages.columns import DICTIONARIES, StoredDictionary, read_column, write_code_counts
+from data_prep.stages.place import rows_below
+from data_prep.vocabulary import (
+    Coding,
+    NumberedValues,
+    Run,
+    count_in_order,
+    count_values,
+    merge_dictionaries,
+    merge_in_parts,
+    most_frequent,
+    rank_values,
+    spill_parts,
+    write_ranked,
+)
+
+PARSED_COUNTS, FITTED_COUNTS = "counts", "fitted-counts"  # counts of all rows; counts of the rows to fit on
+ENTRY_BYTES = 12  # Criteo's rows: value, count and first row, all uint32
+
+
+@dataclass(frozen=True)
+class ChunkCounts:
+    """Value counts of a chunk: the suffix of their file, and the chunk's first row in the dataset."""
+
+    record: ChunkRecord
+    suffix: str
+    begin: int
+
+    def range(self, job: Job, feature: int) -> FileRange:
+        """Return the range of the file that holds a feature's counts."""
+        path = job.chunk_path(self.record.source, self.record.chunk, self.suffix)
+        entries = self.record.distinct
+        return FileRange(path, ENTRY_BYTES * sum(entries[:feature]), ENTRY_BYTES * entries[feature])
+
+
+def write_counts(
+    job: Job,
+    chunk: tuple[int, int],
+    suffix: str,
+    read_column: Callable[[int], NDArray[np.uint32]],
+    rows: NDArray[np.int64],
+) -> tuple[list[int], FileDigest, list[Coding | None]]:
+    """Count the values of a Criteo chunk, feature by feature; first rows count from 0 in the chunk.
+
+    Args:
+        chunk: source index and chunk number.
+        read_column: returns a feature's values by its number; they are overwritten.
+        rows: rows of the chunk to count, ascending.
+
+    Returns:
+        Each feature's number of distinct values, the file's size and checksum, and each feature's coding or None.
+    """
+    in_order = job.rules.order is VocabularyOrder.first_appearance
+    distinct: list[int] = []
+    codings: list[Coding | None] = []
+    file = FileWriter(job.chunk_path(*chunk, suffix), job.checksum(suffix))
+    for feature in range(len(job.schema.sparse)):
+        column = read_column(feature)
+        column = column if len(rows) == len(column) else column[rows]
+        value_counts = count_in_order(column, rows) if in_order else count_values(column)
+        codings.append(value_counts.coding)
+        for array in value_counts.run:
+            file.append(array.astype(np.uint32, copy=False))
+        distinct.append(len(value_counts.run.values))
+    return distinct, file.close(), codings
+
+
+class StoredRun:
+    """A run on disk, read in parts, so that memory and open files do not grow with the number of runs."""
+
+    def __init__(self, file_range: FileRange) -> None:
+        self._range = file_range
+        self.entries = file_range.num_bytes // ENTRY_BYTES
+
+    @property
+    def values(self) -> NDArray[np.uint32]:
+        """Read all values."""
+        return np.fromfile(self._range.path, np.uint32, self.entries, offset=self._range.offset)
+
+    def part(self, start: int, stop: int) -> Run:
+        """Read the entries start..stop."""
+        columns: list[NDArray[Any]] = []
+        with open(self._range.path, "rb", buffering=0) as file:
+            for column in range(len(Run._fields)):
+                file.seek(self._range.offset + VALUE_BYTES * (column * self.entries + start))
+                columns.append(np.fromfile(file, np.uint32, stop - start))
+        return Run(*columns)
+
+
+def load_runs(ranges: Sequence[FileRange], max_bytes: int) -> Sequence[Run | StoredRun]:
+    """Read runs of uint32 if they fit into `max_bytes`; otherwise return runs that are read in parts."""
+    if sum(each.page_bytes for each in ranges) > max_bytes:
+        return [StoredRun(each) for each in ranges]
+    return [Run(*content.view(np.uint32).reshape(len(Run._fields), -1)) for content in read_ranges(ranges)]
+
+
+@dataclass(frozen=True)
+class CountTask(LoggedTask[ChunkRecord]):
+    """Counts the values of a chunk's rows at positions below `limit`; the chunk begins with row `begin`.
+
+    The record holds the number of these rows and of the distinct values.
+    """
+
+    stage: ClassVar[str] = "counted"
+    record_type: ClassVar[type[ChunkRecord]] = ChunkRecord
+
+    job: Job
+    record: ChunkRecord
+    begin: int
+    limit: int
+
+    @property
+    def is_done(self) -> bool:
+        """Return whether parsing counted the values, and all rows count."""
+        return self.job.rules.counts_while_parsing and self.begin + self.record.rows <= self.limit
+
+    @property
+    def stem(self) -> Path:
+        return self.job.chunk_stem(self.record.source, self.record.chunk)
+
+    @property
+    def size(self) -> tuple[int, int]:
+        return self.record.value_bytes, self.record.rows
+
+    def do(self, worker: Worker) -> ChunkRecord:
+        rows = rows_below(self.job, self.record, self.begin, self.limit)
+        count_record = ChunkRecord(self.record.source, self.record.chunk, len(rows), 0, {})
+        if self.job.table is not None:
+            count_record.distinct, count_record.text_bytes = self.record.distinct, self.record.text_bytes
+            count_record.files[FITTED_COUNTS] = write_code_counts(self.job, self.record, FITTED_COUNTS, rows)
+        else:
+            chunk, read_feature = (self.record.source, self.record.chunk), partial(read_column, self.job, self.record)
+            count_record.distinct, count_record.files[FITTED_COUNTS], _ = write_counts(
+                self.job, chunk, FITTED_COUNTS, read_feature, rows
+            )
+        worker.count(*self.size)
+        return count_record
+
+
+def plan_counting(job: Job, records: list[ChunkRecord], limit: int) -> list[CountTask]:
+    """Return counting tasks for the chunks with rows that may count.
+
+    Args:
+        records: all chunks, in row order.
+        limit: rows at positions below it count.
+    """
+    begins = [0, *accumulate(record.rows for record in records)]
+    tasks = (CountTask(job, record, begin, limit) for record, begin in zip(records, begins, strict=False))
+    return [task for task in tasks if task.is_done or job.rules.is_arranged or task.begin < limit]
+
+
+def count_chunks(tasks: list[CountTask], executor: Executor) -> tuple[ChunkCounts, ...]:
+    """Return the value counts of all chunks with rows that count."""
+    parsed = [task for task in tasks if task.is_done]
+    counts = [ChunkCounts(t.record, PARSED_COUNTS if t.job.table is None else DICTIONARIES, t.begin) for t in parsed]
+    to_do = [task for task in tasks if not task.is_done]
+    count_records = executor.map(to_do)
+    counts += [
+        ChunkCounts(record, FITTED_COUNTS, task.begin) for task, record in zip(to_do, count_records, strict=True)
+    ]
+    return tuple(each for each in counts if each.record.rows)
+
+
+@dataclass
+class VocabularyRecord:
+    """A feature's vocabulary: `values` have their own id; `files` by their suffix in vocab/<feature>.<suffix>."""
+
+    values: int
+    files: dict[str, FileDigest]
+
+    @property
+    def digest(self) -> FileDigest:
+        """Return the digest of vocab/<feature>.npy."""
+        return self.files["npy"]
+
+    def to_manifest(self) -> Json:
+        """Convert to the manifest's form."""
+        texts = {kind: asdict(self.files[f"{kind}.npy"]) for kind in TEXT_KINDS if f"{kind}.npy" in self.files}
+        return {"values": self.values, **asdict(self.digest), **({"texts": texts} if texts else {})}
+
+
+@dataclass(frozen=True)
+class FitTask(LoggedTask[VocabularyRecord]):
+    """Merges and ranks one feature's values.
+
+    max_bytes: memory for the value counts, and as much again for merging and ranking.
+    """
+
+    stage: ClassVar[str] = "fitted"
+    record_type: ClassVar[type[VocabularyRecord]] = VocabularyRecord
+
+    job: Job
+    feature: int
+    counts: tuple[ChunkCounts, ...]
+    max_bytes: int
+
+    @property
+    def stem(self) -> Path:
+        return vocabulary_path(self.job.work, self.job.schema.sparse[self.feature]).with_suffix("")
+
+    @property
+    def size(self) -> tuple[int, int]:
+        return ENTRY_BYTES * sum(each.record.distinct[self.feature] for each in self.counts), 0
+
+    def do(self, worker: Worker) -> VocabularyRecord:
+        scratch = self.job.work / "fit" / self.stem.name
+        path = self._path("npy")
+        if self.job.table is None:
+            runs = load_runs([each.range(self.job, self.feature) for each in self.counts], self.max_bytes)
+            threshold = self.job.rules.frequency_threshold
+            values = self._rank(merge_in_parts(runs, self.max_bytes, self._begins, threshold), path, scratch)
+            files = {"npy": digest_file(path)}
+        else:
+            values, files = self._fit_own(scratch)
+        shutil.rmtree(scratch, ignore_errors=True)  # exists if there were several parts
+        worker.count(*self.size)
+        return VocabularyRecord(values, files)
+
+    def _path(self, suffix: str) -> Path:
+        return self.stem.with_name(f"{self.stem.name}.{suffix}")
+
+    @property
+    def _begins(self) -> list[int]:
+        return [each.begin for each in self.counts]
+
+    def _fit_own(self, scratch: Path) -> tuple[int, dict[str, FileDigest]]:
+        """Fit a feature of a user's own table; return the number of values with an id, and the files."""
+        job, name = self.job, self.job.schema.sparse[self.feature]
+        dictionaries = [StoredDictionary(job, each.record, self.feature, each.suffix) for each in self.counts]
+        threshold = job.rules.frequency_threshold
+        entry_parts = merge_dictionaries(name, dictionaries, self.max_bytes, self._begins, threshold)
+        numbered = NumberedValues(scratch / "numbered", job.keeps_texts)
+        values = self._rank(numbered.runs(entry_parts), scratch / "order.npy", scratch)
+        suffixes = ["npy", *(f"{kind}.npy" for kind in TEXT_KINDS if job.keeps_texts)]
+        self._path("npy").parent.mkdir(parents=True, exist_ok=True)
+        paths = [self._path(suffix) for suffix in suffixes]
+        digests = write_ranked(numbered, scratch / "order.npy", paths, scratch, self.max_bytes)
+        return values, dict(zip(suffixes, digests, strict=True))
+
+    def _rank(self, runs: Iterator[Run], path: Path, scratch: Path) -> int:
+        """Write the values of merged runs in the order of their ids; return the number of values with an id."""
+        rules = self.job.rules
+        parts = spill_parts(runs, scratch / "all")
+        # If ids wrap, all values have one. Otherwise the cap leaves room for the ids before the first.
+        cap = None if rules.wraps or rules.max_ind_range is None else max(0, rules.max_ind_range - rules.first_id)
+        if cap is not None and sum(len(part.values) for part in parts) > cap:
+            parts = spill_parts(most_frequent(parts, cap), scratch / "kept")
+        assert rules.order is not None
+        return rank_values(parts, path, rules.order)
+
+
+def fit_vocabularies(
+    job: Job, counts: tuple[ChunkCounts, ...], max_bytes: int, executor: Executor
+) -> dict[str, VocabularyRecord]:
+    """Write `job.work`/vocab/<feature>.npy for all features from the chunks' value counts."""
+    tasks = [FitTask(job, feature, counts, max_bytes) for feature in range(len(job.schema.sparse))]
+    return dict(zip(job.schema.sparse, executor.map(tasks), strict=True))
+
+
+NUM_QUANTILES = FITS["quantile"]
+SORTED = "sorted.npy"  # suffix of a chunk's file: sorted values of each column with quantiles, [columns, rows] float64
+UNIT_EXPONENT = 1126  # every float64 is a multiple of 2^-1126 as `_mantissas` divides it
+MANTISSA_BITS = 53
+SUMMED_ROWS = 1 << 14  # so that sums of products of 36 bits are exact in float64
+LIMB = 18  # bits of a third of a mantissa
+
+
+@dataclass
+class DenseRecord:
+    """Statistics of a chunk's train rows, by fitted column; sums and squares are exact integers as hexadecimal text.
+
+    sums are in units of 2^-UNIT_EXPONENT, squares in units of its square.
+    """
+
+    rows: int
+    files: dict[str, FileDigest] = field(default_factory=dict)
+    low: list[float] = field(default_factory=list)
+    high: list[float] = field(default_factory=list)
+    sums: list[str] = field(default_factory=list)
+    squares: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class DenseTask(LoggedTask[DenseRecord]):
+    """Computes the statistics of a chunk's rows at positions below `limit`; the chunk begins with row `begin`."""
+
+    stage: ClassVar[str] = "dense"
+    record_type: ClassVar[type[DenseRecord]] = DenseRecord
+
+    job: Job
+    record: ChunkRecord
+    begin: int
+    limit: int
+
+    @property
+    def stem(self) -> Path:
+        return self.job.chunk_stem(self.record.source, self.record.chunk)
+
+    @property
+    def size(self) -> tuple[int, int]:
+        return self.record.files["integers.npy"].bytes, self.record.rows
+
+    @property
+    def path(self) -> Path:
+        """Return the path of the sorted values."""
+        return self.job.chunk_path(self.record.source, self.record.chunk, SORTED)
+
+    def do(self, worker: Worker) -> DenseRecord:
+        path = self.job.chunk_path(self.record.source, self.record.chunk, "integers.npy")
+        dense = open_array(path)[rows_below(self.job, self.record, self.begin, self.limit)]
+        result, sorted_columns = DenseRecord(len(dense)), []
+        for index, name in _fitted(self.job):
+            values = dense[:, index] + 0.0  # a copy, in which -0 is 0
+            result.low.append(float(values.min(initial=np.inf)))
+            result.high.append(float(values.max(initial=-np.inf)))
+            if name == "standard":
+                total, square = exact_sums(values)
+                result.sums.append(hex(total))
+                result.squares.append(hex(square))
+            elif name == "quantile":
+                sorted_columns.append(np.sort(values))
+        if sorted_columns:
+            result.files[SORTED] = write_array(self.path, np.stack(sorted_columns), self.job.checksum(SORTED))
+        worker.count(*self.size)
+        return result
+
+
+def fit_dense(job: Job, records: Sequence[ChunkRecord], limit: int, executor: Executor) -> dict[str, list[float]]:
+    """Return the fit of each dense column whose transform has one, from the rows at positions below `limit`."""
+    fitted = _fitted(job)
+    if not fitted:
+        return {}
+    begins = [0, *accumulate(record.rows for record in records)]
+    pairs = zip(records, begins, strict=False)
+    tasks = [
+        DenseTask(job, record, begin, limit)
+        for record, begin in pairs
+        if record.rows and (job.rules.is_arranged or begin < limit)
+    ]
+    with executor.stage("fit numbers", sum(task.size[0] for task in tasks)):
+        results = list(executor.map(tasks))
+    filled = [(task, result) for task, result in zip(tasks, results, strict=True) if result.rows]
+    fits: dict[str, list[float]] = {}
+    num_standard = num_quantile = 0
+    for place, (index, name) in enumerate(fitted):
+        low, high = min(result.low[place] for _, result in filled), max(result.high[place] for _, result in filled)
+        if name == "minmax":
+            fit = [low, high]
+        elif name == "standard":
+            sums = [(result.rows, result.sums[num_standard], result.squares[num_standard]) for _, result in filled]
+            fit = _mean_and_deviation([(rows, int(total, 16), int(square, 16)) for rows, total, square in sums])
+            num_standard += 1
+        else:
+            fit = _quantiles([open_array(task.path)[num_quantile] for task, _ in filled], low, high)
+            num_quantile += 1
+        fits[job.schema.dense[index]] = fit
+    return fits
+
+
+def _fitted(job: Job) -> list[tuple[int, str]]:
+    assert job.table is not None
+    return [(index, name) for index, name in job.table.indexed_transforms if name in FITS]
+
+
+def exact_sums(values: NDArray[np.float64]) -> tuple[int, int]:
+    """Return the sum in units of 2^-UNIT_EXPONENT and the sum of squares in units of its square."""
+    total = square = 0
+    for start in range(0, len(values), SUMMED_ROWS):
+        fractions, exponents = np.frexp(values[start : start + SUMMED_ROWS])
+        mantissas = np.ldexp(fractions, MANTISSA_BITS).astype(np.int64)
+        distinct, codes = np.unique(exponents, return_inverse=True)
+        shifts = (distinct.astype(np.int64) - MANTISSA_BITS + UNIT_EXPONENT).tolist()
+        total += _shifted(mantissas >> LIMB, codes, shifts, LIMB) + _shifted(mantissas % (1 << LIMB), codes, shifts, 0)
+        magnitudes = np.abs(mantissas)
+        low, middle, high = (magnitudes >> bits & (1 << LIMB) - 1 for bits in (0, LIMB, 2 * LIMB))
+        products = (low * low, 2 * low * middle, 2 * low * high + middle * middle, 2 * middle * high, high * high)
+        doubled = [2 * shift for shift in shifts]
+        square += sum(_shifted(product, codes, doubled, LIMB * place) for place, product in enumerate(products))
+    return total, square
+
+
+def _shifted(numbers: NDArray[np.int64], codes: NDArray[np.intp], shifts: list[int], more: int) -> int:
+    """Return the sum of numbers, each shifted by the shift of its code and by `more` bits."""
+    sums = np.bincount(codes, weights=numbers, minlength=len(shifts))
+    return sum(int(each) << shift + more for each, shift in zip(sums.tolist(), shifts, strict=True))
+
+
+def _mean_and_deviation(sums: Sequence[tuple[int, int, int]]) -> list[float]:
+    """Return mean and standard deviation (of the population) from rows, sums and sums of squares, rounded once."""
+    rows, total, square = map(sum, zip(*sums, strict=True))
+    variance = rows * square - total * total  # times rows^2
+    return [total / (rows << UNIT_EXPONENT), isqrt(variance << 128) / (rows << UNIT_EXPONENT + 64)]
+
+
+def _quantiles(columns: Sequence[NDArray[np.float64]], low: float, high: float) -> list[float]:
+    """Return the values at NUM_QUANTILES evenly spaced ranks of sorted columns, by bisection of the numbers' bits."""
+    rows = sum(map(len, columns))
+    ranks = np.arange(NUM_QUANTILES) * (rows - 1) // (NUM_QUANTILES - 1)
+    lowest, highest = (np.full(NUM_QUANTILES, _to_key(np.array(bound)), np.uint64) for bound in (low, high))
+    while (lowest < highest).any():
+        middle = lowest + (highest - lowest) // np.uint64(2)
+        counts = sum(np.searchsorted(column, _from_key(middle), "right") for column in columns)
+        is_above = counts > ranks
+        lowest, highest = np.where(is_above, lowest, middle + np.uint64(1)), np.where(is_above, middle, highest)
+    return (_from_key(lowest) + 0.0).tolist()
+
+
+def _to_key(numbers: NDArray[np.float64]) -> Any:
+    bits = numbers.view(np.uint64)
+    return np.where(bits >> np.uint64(63), ~bits, bits | np.uint64(1 << 63))
+
+
+def _from_key(keys: NDArray[np.uint64]) -> NDArray[np.float64]:
+    return np.where(keys >> np.uint64(63), keys & np.uint64((1 << 63) - 1), ~keys).view(np.float64)

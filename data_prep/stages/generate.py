@@ -1,0 +1,137 @@
+"""Shards of generated rows, and the Bayes-optimal scores of synthetic ones."""
+
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.documents import Json
+from common.files import Need, require_room
+from data_prep.config.keys import DataConfig
+from data_prep.dataset.format import SPLITS, Manifest, ShardArrays, build_manifest, shard_path, write_shard
+from data_prep.dataset.options import Schema
+from data_prep.engine.job import ChunkRecord, Job, claimed, find_finished, publish, refuse_foreign_files
+from data_prep.io.arrays import open_array
+from data_prep.stages.parse import TRUTH_SUFFIX
+from data_prep.stages.place import chunk_positions
+from data_prep.synthetic import PROBABILITY_STEPS, bayes_scores, described, truth_path
+
+SHARD_ROWS = 1 << 18
+DISK_MARGIN = 1.05
+
+
+class Generator(Protocol):
+    """Generator of rows; `encoding` has everything that decides them."""
+
+    schema: Schema
+    num_embeddings: dict[str, int]
+    encoding: Json
+    row_bytes: float
+    rows: dict[str, int]
+
+    def shard(self, split: str, start: int, rows: int) -> ShardArrays:
+        """Return rows start to start + rows of a split. Calls come in order: train, val, then test."""
+        ...
+
+    def extra(self) -> Json:
+        """Return figures for the manifest, after all rows are made."""
+        ...
+
+
+def write_generated(data: DataConfig, root: Path, generator: Generator) -> Manifest:
+    """Write the dataset, or return it if it is already done."""
+    with claimed(root) as work:
+        finished = find_finished(root, generator.encoding, None, (), data)
+        if finished is not None:
+            return finished
+        refuse_foreign_files(root, work, ())
+        required_bytes = int(sum(generator.rows.values()) * generator.row_bytes * DISK_MARGIN)
+        require_room(
+            [Need(root, required_bytes, "for the dataset", about=True)], "free some, or choose another data.path"
+        )
+        begin = time.monotonic()
+        manifest, moves = _write(work, generator)
+        manifest.extra["seconds"] = round(time.monotonic() - begin, 3)
+        manifest = publish(work, root, manifest, moves)
+    rate = manifest.rows / max(manifest.extra["seconds"], 1e-9)
+    print(f"{root}: {manifest.rows:,} rows generated, {rate:,.0f} rows/s", file=sys.stderr)
+    return manifest
+
+
+def _write(work: Path, generator: Generator) -> tuple[Manifest, list[tuple[str, str]]]:
+    """Write all shards below `work`; return the manifest, and the moves of files to the dataset."""
+    scratch = work / "shards"
+    shutil.rmtree(scratch, ignore_errors=True)  # leftovers of a killed job
+    shards, moves = [], []
+    for split in SPLITS:
+        for number, start in enumerate(range(0, generator.rows[split], SHARD_ROWS)):
+            arrays = generator.shard(split, start, min(SHARD_ROWS, generator.rows[split] - start))
+            shard = write_shard(scratch, split, f"{number:05d}", arrays)
+            shards.append((split, shard, int(arrays.labels.sum())))
+            for kind in shard.files:
+                target = str(shard_path(Path(), split, shard.name, kind))
+                moves.append((f"{scratch.name}/{target}", target))
+    encoding = {**generator.encoding, "raw_schema": None, "dense_transform": None}
+    manifest = build_manifest(generator.schema, encoding, generator.num_embeddings, shards, extra=generator.extra())
+    return manifest, moves
+
+
+def figures(data: DataConfig, job: Job, records: list[ChunkRecord], rows: dict[str, int]) -> Json:
+    """Return the manifest's `extra` for generated rows: their settings, and scores overall and by split.
+
+    Args:
+        records: all chunks in row order; their labels and truth must still be on disk.
+        rows: number of rows of each split.
+    """
+    histograms = {split: np.zeros((2, PROBABILITY_STEPS), np.int64) for split in SPLITS if rows[split]}
+    bounds = np.cumsum([rows[split] for split in SPLITS])
+    for positions, probability, labels in _chunks(job, records):
+        steps = _steps(probability, job.rules.negative_drop_rate)
+        split_of = np.searchsorted(bounds, positions, side="right")
+        for number, split in enumerate(SPLITS):
+            in_split = (split_of == number) & (positions >= 0)
+            if in_split.any():
+                for label in (0, 1):
+                    of_label = steps[in_split & (labels == label)]
+                    histograms[split][label] += np.bincount(of_label, minlength=PROBABILITY_STEPS)
+    total = np.sum(list(histograms.values()), axis=0)
+    splits = {split: asdict(bayes_scores(counts.sum(axis=0), counts[1])) for split, counts in histograms.items()}
+    bayes = {**asdict(bayes_scores(total.sum(axis=0), total[1])), "splits": splits}
+    return {"bayes": bayes, data.source_kind.group: described(data.synthetic)}
+
+
+def _steps(probability: NDArray[np.float32], negative_drop_rate: float) -> NDArray[np.int64]:
+    """Return probabilities in steps, corrected for the share of negatives that was left out."""
+    p = probability.astype(np.float64)
+    p = p / (p + (1 - p) * (1 - negative_drop_rate))
+    return np.clip(np.rint(p * PROBABILITY_STEPS), 1, PROBABILITY_STEPS - 1).astype(np.int64)
+
+
+def _chunks(
+    job: Job, records: list[ChunkRecord]
+) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.int32]]]:
+    """Yield each chunk's positions in the dataset (-1: left out), probabilities and labels."""
+    begin = begin_in_source = 0
+    source = -1
+    for record in records:
+        if record.source != source:
+            source, begin_in_source = record.source, 0
+        labels = open_array(job.chunk_path(record.source, record.chunk, "labels.npy"))[:, 0]
+        if job.sources[record.source].generator is not None:
+            probability = open_array(job.chunk_path(record.source, record.chunk, TRUTH_SUFFIX))[:, 0]
+        else:
+            day = open_array(truth_path(Path(job.sources[record.source].path)))
+            probability = day[begin_in_source : begin_in_source + record.rows, 0]
+        if job.rules.is_arranged:
+            positions = chunk_positions(job, begin, record.rows)
+        else:
+            positions = np.arange(begin, begin + record.rows)
+        yield positions, probability, labels
+        begin += record.rows
+        begin_in_source += record.rows

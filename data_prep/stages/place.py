@@ -1,0 +1,665 @@
+"""The split and position of each row: a permutation that is a pure function of the seed.
+
+A Fisher-Yates shuffle goes through the places from last to first and swaps each with a random place up to it. Here the
+places are divided into windows, which are processed from last to first. A swap within a window is done at once. A swap
+with an earlier window is written to a file for that window, with the value it moves. All swaps sent to a window were
+drawn before the window's own swaps, and lie in the order of their draws, so applying them first gives the same result.
+With one window this is the usual shuffle.
+
+A method takes `OpenRows` and returns a function that yields, chunk by chunk, the place of each row's split: 0 for
+train, 1 and 2 for the held-out splits. It yields the same at each call and for any size of chunks. Memory holds one
+chunk's rows.
+
+The positions are an array on disk, int32, or int64 for many rows. position[i] is the place of row i in the dataset,
+where train's rows come first, then val's, then test's; -1 marks a row that is left out.
+"""
+
+import shutil
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.command import load
+from common.errors import UserError
+from common.jit import jit
+from data_prep.dataset.format import SPLITS, mix
+from data_prep.engine.executor import Stopped
+from data_prep.engine.job import SPLIT_KEYS, ChunkRecord, Job
+from data_prep.io.arrays import open_array
+
+DRAWS = 1 << 18  # draws made, and swaps sent, at once at most
+WIDE = 1 << 32  # from here on NumPy draws places as 64-bit numbers
+Places: TypeAlias = NDArray[Any]  # unsigned integers
+
+
+def inverse_permutation(
+    rows: int, seed: int, directory: Path, window_rows: int, check: Callable[[], None] = lambda: None
+) -> Iterator[Places]:
+    """Yield the inverse of np.random.RandomState(seed).permutation(rows): for v, the k with permutation[k] = v.
+
+    np.random.shuffle moves the rows of a two-dimensional array to the same places, since both draw the same swaps.
+
+    Args:
+        directory: for temporary files of up to 20 bytes a row (40 beyond 2^32 rows); empty at the end.
+        window_rows: rows held in memory, twice.
+        check: called now and then; an exception from it ends the work.
+
+    Returns:
+        Consecutive parts of window_rows each (the last may be shorter), uint32, or uint64 beyond 2^32 rows.
+    """
+    dtype = np.dtype(np.uint32 if rows <= WIDE else np.uint64)
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True)
+    shuffle = _Shuffle(seed, directory, dtype, window_rows, check)
+    windows = [(low, min(low + window_rows, rows)) for low in range(0, rows, window_rows)]
+    if len(windows) == 1:
+        yield shuffle.all(rows)
+    else:
+        for low, stop in reversed(windows):
+            shuffle.go_through(low, stop)
+        for low, stop in windows:
+            yield shuffle.places(low, stop)
+
+
+class _Shuffle:
+    """State of a shuffle between windows: swaps sent from one to another, and final values of places."""
+
+    def __init__(
+        self, seed: int, directory: Path, dtype: np.dtype[Any], window_rows: int, check: Callable[[], None]
+    ) -> None:
+        self._check = check
+        self._swaps = _WindowQueue(directory / "swaps", 3, dtype, window_rows)
+        self._places = _WindowQueue(directory / "places", 2, dtype, window_rows)
+        self._draws = _Draws(seed)
+        self._swap_buffer: NDArray[Any] = np.empty((3, DRAWS), dtype)
+
+    def all(self, rows: int) -> Places:
+        """Return the positions of rows that fit into one window."""
+        permutation = np.arange(rows, dtype=self._swap_buffer.dtype)
+        for _ in self._swap(permutation, 0):
+            pass
+        place = np.empty(rows, permutation.dtype)
+        for start in range(0, rows, DRAWS):
+            part = permutation[start : start + DRAWS]
+            place[part] = np.arange(start, start + len(part), dtype=place.dtype)
+        return place
+
+    def go_through(self, low: int, stop: int) -> None:
+        """Apply the swaps sent to places low..stop, make their own swaps, and send on those for earlier windows."""
+        window = np.arange(low, stop, dtype=self._swap_buffer.dtype)
+        for place, number, value in self._swaps.take(low):
+            self._check()
+            exchange(window, low, place, value)
+            self._places.send(value, number)
+        for start, stop, swaps in self._swap(window, low):
+            self._swaps.send(*swaps)
+            stays = np.ones(stop - start, bool)
+            stays[swaps[1] - swaps.dtype.type(start)] = False
+            number = np.arange(start, stop, dtype=window.dtype)
+            self._places.send(window[start - low : stop - low][stays], number[stays])
+        if low == 0:  # The first place is swapped with no earlier one.
+            self._places.send(window[:1], np.zeros(1, window.dtype))
+
+    def places(self, low: int, stop: int) -> Places:
+        """Return the positions of rows low..stop, after all windows are done."""
+        place = np.empty(stop - low, self._swap_buffer.dtype)
+        for value, number in self._places.take(low):
+            self._check()
+            place[value - place.dtype.type(low)] = number
+        return place
+
+    def _swap(self, window: Places, low: int) -> Iterator[tuple[int, int, NDArray[Any]]]:
+        """Swap a window's places from last to first; yield the range done so far, and the swaps to send."""
+        last, bottom = low + len(window) - 1, max(low, 1)
+        while last >= bottom:
+            self._check()
+            draws, before = self._draws.coming(last), last
+            stop = max(bottom, WIDE) if last >= WIDE else bottom
+            last, num_draws, num_swaps = swap_rows(window, low, last, stop, draws, self._swap_buffer)
+            self._draws.use(num_draws)
+            yield last + 1, before + 1, self._swap_buffer[:, :num_swaps]
+
+
+class _Draws:
+    """Random integers of np.random.RandomState(seed)."""
+
+    def __init__(self, seed: int) -> None:
+        self._generator = np.random.MT19937()  # generator of the published orders
+        self._generator.state = np.random.RandomState(seed).get_state(legacy=False)  # type: ignore[assignment]
+        self._raw = np.zeros(0, np.uint64)
+        self._width = 1
+
+    def coming(self, last: int) -> NDArray[np.uint64]:
+        """Return the next integers, as NumPy draws them for a place up to `last`."""
+        self._width = 2 if last >= WIDE else 1
+        if len(self._raw) < self._width:
+            self._raw = np.concatenate((self._raw, self._generator.random_raw(DRAWS - len(self._raw))))
+        if self._width == 1:
+            return self._raw
+        pairs = self._raw[: len(self._raw) // 2 * 2].reshape(-1, 2)
+        return (pairs[:, 0] << np.uint64(32)) | pairs[:, 1]
+
+    def use(self, count: int) -> None:
+        """Drop the first `count` integers."""
+        self._raw = self._raw[count * self._width :]
+
+
+class _WindowQueue:
+    """Rows of numbers in files, one per window; a row's first number decides its window."""
+
+    def __init__(self, stem: Path, width: int, dtype: np.dtype[Any], window_rows: int) -> None:
+        self._stem, self._width, self._dtype, self._window_rows = stem, width, dtype, window_rows
+
+    def send(self, *columns: Places) -> None:
+        """Append rows, given by columns."""
+        window = (columns[0] // self._dtype.type(self._window_rows)).astype(np.uint16)
+        order = np.argsort(window, kind="stable")  # NumPy sorts 16-bit numbers by radix, which is faster
+        rows = np.stack([column[order] for column in columns], axis=1)
+        ends = np.cumsum(np.bincount(window)).tolist() if len(window) else []
+        for number, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
+            if start < end:
+                with open(self._path(number), "ab") as file:
+                    rows[start:end].tofile(file)
+
+    def take(self, low: int) -> Iterator[NDArray[Any]]:
+        """Yield the rows sent to the window that begins with `low`, in parts, as columns [width, n]."""
+        path = self._path(low // self._window_rows)
+        if path.exists():
+            with open(path, "rb") as file:
+                while len(rows := np.fromfile(file, self._dtype, DRAWS * self._width)):
+                    yield np.ascontiguousarray(rows.reshape(-1, self._width).T)
+            path.unlink()
+
+    def _path(self, window: int) -> Path:
+        return self._stem.with_name(f"{self._stem.name}-{window}")
+
+
+@jit
+def swap_rows(
+    window: NDArray[np.uint32], low: int, last: int, stop: int, draws: NDArray[np.uint64], swaps: NDArray[np.uint32]
+) -> tuple[int, int, int]:
+    """Continue a shuffle at place `last`, down to `stop` or until no draws are left.
+
+    Args:
+        window: values of the places from `low` on.
+        swaps: output: places before the window, the place that each is swapped with, and the value there.
+
+    Returns:
+        (the last place that is not done, draws used, number of swaps written).
+    """
+    num_swaps = num_draws = 0
+    mask = 1
+    while mask < last:
+        mask = 2 * mask + 1
+    for draw in draws:
+        if last < stop:
+            break
+        num_draws += 1
+        place = np.int64(draw) & mask
+        if place > last:
+            continue
+        value = window[last - low]
+        if place >= low:
+            window[last - low] = window[place - low]
+            window[place - low] = value
+        else:
+            swaps[0, num_swaps] = place
+            swaps[1, num_swaps] = last
+            swaps[2, num_swaps] = value
+            num_swaps += 1
+        last -= 1
+        if last == mask >> 1:
+            mask >>= 1
+    return last, num_draws, num_swaps
+
+
+@jit
+def exchange(window: NDArray[np.uint32], low: int, places: NDArray[np.uint32], values: NDArray[np.uint32]) -> None:
+    """Exchange the values at places, one after another; `values` receives the previous ones."""
+    for i in range(len(places)):
+        place = np.int64(places[i]) - low
+        before = window[place]
+        window[place] = values[i]
+        values[i] = before
+
+
+LEFT_OUT = -1
+BINS = 1 << 16  # bins of a histogram of times
+Choices: TypeAlias = NDArray[np.signedinteger]
+
+
+def kept_rows(job: Job, records: list[ChunkRecord]) -> Iterator[NDArray[np.bool_]]:
+    """Yield each chunk's mask of rows that are not dropped; equal at each call."""
+    rules = job.rules
+    rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence([rules.sampling_seed, 0xD809])))
+    for record in records:
+        if rules.negative_drop_rate:
+            labels = _labels(job, record)
+            yield (labels == 1) | (rng.random(record.rows) >= rules.negative_drop_rate)
+        else:
+            yield np.ones(record.rows, np.bool_)
+
+
+def _labels(job: Job, record: ChunkRecord) -> NDArray[np.int32]:
+    return np.array(open_array(job.chunk_path(record.source, record.chunk, "labels.npy"))[:, 0])
+
+
+def held_out_splits(job: Job) -> tuple[str, ...]:
+    """Return the splits that the method fills: val and test, but for those that have files of their own."""
+    given = {source.split for source in job.sources}
+    return tuple(split for split in SPLITS[1:] if split not in given)
+
+
+@dataclass(frozen=True)
+class OpenRows:
+    """The rows that the method divides: those that are not dropped, of files that are not val's or test's."""
+
+    job: Job
+    records: list[ChunkRecord]
+
+    @property
+    def num_held_out(self) -> int:
+        """Return the number of held-out splits."""
+        return len(held_out_splits(self.job))
+
+    def masks(self) -> Iterator[NDArray[np.bool_]]:
+        """Yield each chunk's mask of these rows."""
+        for record, is_kept in zip(self.records, kept_rows(self.job, self.records), strict=True):
+            is_open = self.job.sources[record.source].split in (None, "train")
+            yield is_kept if is_open else np.zeros(record.rows, np.bool_)
+
+    def arrays(self, suffix: str) -> Iterator[NDArray[np.int64]]:
+        """Yield one of each chunk's arrays with one number a row; zeros for a chunk without such rows."""
+        for record in self.records:
+            path = self.job.chunk_path(record.source, record.chunk, suffix)
+            yield np.array(open_array(path)[:, 0]) if path.exists() else np.zeros(record.rows, np.int64)
+
+    def bounds(self) -> list[float]:
+        """Return the number in [0, 1) from which on a row with that draw is in each held-out split."""
+        share, parts = self.job.rules.held_out, self.num_held_out
+        return [1 - share * (parts - part) / parts for part in range(parts)]
+
+    def held_out(self, rows: int) -> list[int]:
+        """Return how many of some rows each held-out split gets; the first gets the larger half."""
+        algorithm = self.job.rules.split and self.job.rules.split.algorithm
+        assert algorithm is not None
+        assert algorithm.held_out is not None
+        total, parts = algorithm.held_out([rows], self.job.rules.held_out), self.num_held_out
+        return [total // parts + (part < total % parts) for part in range(parts)]
+
+
+Choose: TypeAlias = Callable[[OpenRows], Callable[[], Iterator[Choices]]]
+
+
+def split_numbers(job: Job, records: list[ChunkRecord]) -> Callable[[], Iterator[Choices]]:
+    """Return a function that yields each chunk's split numbers, as in SPLITS, or LEFT_OUT."""
+    assert job.rules.split is not None
+    rows = OpenRows(job, records)
+    choose: Choose = load(job.rules.split.algorithm.chooses)
+    places = choose(rows)
+    numbers = np.array([SPLITS.index(split) for split in (SPLITS[0], *held_out_splits(job))])
+
+    def chunks() -> Iterator[Choices]:
+        for record, is_kept, place in zip(records, kept_rows(job, records), places(), strict=True):
+            own = job.sources[record.source].split
+            choice = numbers[place] if own in (None, "train") else np.full(record.rows, SPLITS.index(own))
+            yield np.where(is_kept, choice, LEFT_OUT)
+
+    return chunks
+
+
+def by_chance(rows: OpenRows) -> Callable[[], Iterator[Choices]]:
+    """Choose by a draw for each row."""
+
+    def chunks() -> Iterator[Choices]:
+        rng = _generator(rows)
+        for record in rows.records:
+            yield np.searchsorted(rows.bounds(), rng.random(record.rows), side="right")
+
+    return chunks
+
+
+def _generator(rows: OpenRows) -> np.random.Generator:
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence([rows.job.rules.split_seed, 0x5B117])))
+
+
+def by_group(rows: OpenRows) -> Callable[[], Iterator[Choices]]:
+    """Choose by a hash of each row's value and the seed, so that all rows of a value are in one split."""
+    seed = mix(np.array([rows.job.rules.split_seed], np.uint64))
+
+    def chunks() -> Iterator[Choices]:
+        for keys in rows.arrays(SPLIT_KEYS):
+            draws = (mix(keys.view(np.uint64) ^ seed) >> np.uint64(11)) * 2.0**-53
+            yield np.searchsorted(rows.bounds(), draws, side="right")
+
+    return chunks
+
+
+# ---- labels
+
+
+@jit
+def draw_without_replacement(
+    labels: NDArray[Any], draws: NDArray[np.float64], left: NDArray[np.int64], places: NDArray[np.int64]
+) -> None:
+    """Draw the place of each row from those that are left for its label, and count them down.
+
+    Args:
+        labels: 0 or 1 [rows]; draws: in [0, 1) [rows]; left: rows of each label and place [2, places].
+    """
+    for row in range(len(labels)):
+        of_label = left[labels[row]]
+        rest = draws[row] * of_label.sum()
+        place = 0
+        while place < len(of_label) - 1 and rest >= of_label[place]:
+            rest -= of_label[place]
+            place += 1
+        of_label[place] -= 1
+        places[row] = place
+
+
+def by_label(rows: OpenRows) -> Callable[[], Iterator[Choices]]:
+    """Choose by chance, with the same share of the rows of each label in each split."""
+    counts = np.zeros(2, np.int64)
+    for labels, mask in zip(rows.arrays("labels.npy"), rows.masks(), strict=True):
+        counts += np.bincount(labels[mask], minlength=2)
+    sizes = [rows.held_out(count) for count in counts.tolist()]
+    totals = [[count - sum(each), *each] for count, each in zip(counts.tolist(), sizes, strict=True)]
+
+    def chunks() -> Iterator[Choices]:
+        rng, left = _generator(rows), np.array(totals)
+        for labels, mask in zip(rows.arrays("labels.npy"), rows.masks(), strict=True):
+            places = np.zeros(len(labels), np.int64)
+            drawn = np.zeros(int(mask.sum()), np.int64)
+            draw_without_replacement(labels[mask], rng.random(len(labels))[mask], left, drawn)
+            places[mask] = drawn
+            yield places
+
+    return chunks
+
+
+# ---- times
+
+
+def by_time(rows: OpenRows) -> Callable[[], Iterator[Choices]]:
+    """Choose by each row's time: a split begins with the first row of a time, and ends with all rows of another."""
+    starts = _first_times(rows)
+    return lambda: (np.searchsorted(starts, times, side="right") for times in rows.arrays(SPLIT_KEYS))
+
+
+class _Times:
+    """Times of the open rows, read chunk by chunk at each question."""
+
+    def __init__(self, rows: OpenRows) -> None:
+        self._rows = rows
+        sizes = [(len(part), int(part.min()), int(part.max())) for part in self.parts() if len(part)]
+        self.count = sum(rows for rows, _, _ in sizes)
+        self.first = min((first for _, first, _ in sizes), default=0)
+        self.last = max((last for _, _, last in sizes), default=0)
+
+    def parts(self) -> Iterator[NDArray[np.int64]]:
+        """Yield the times of each chunk."""
+        for times, mask in zip(self._rows.arrays(SPLIT_KEYS), self._rows.masks(), strict=True):
+            yield times[mask]
+
+    def at(self, place: int) -> int:
+        """Return the time at a place among the sorted ones, by histograms of ever smaller ranges."""
+        low, high = self.first, self.last
+        while low < high:
+            width = (high - low) // BINS + 1
+            counts = np.zeros(BINS, np.int64)
+            for part in self.parts():
+                counts += np.bincount((part[(part >= low) & (part <= high)] - low) // width, minlength=BINS)
+            before = np.concatenate([[0], np.cumsum(counts)])
+            number = int(np.searchsorted(before, place, side="right")) - 1
+            place -= int(before[number])
+            low, high = low + number * width, min(high, low + (number + 1) * width - 1)
+        return low
+
+    def before(self, time: int) -> int:
+        """Return the number of rows before a time."""
+        return sum(int((part < time).sum()) for part in self.parts())
+
+    def next(self, time: int) -> int:
+        """Return the first time after another one; `last` + 1 if there is none."""
+        return min((int(part[part > time].min(initial=self.last + 1)) for part in self.parts()), default=0)
+
+    def previous(self, time: int) -> int:
+        """Return the last time before another one; `first` - 1 if there is none."""
+        return max((int(part[part < time].max(initial=self.first - 1)) for part in self.parts()), default=0)
+
+
+def _first_times(rows: OpenRows) -> list[int]:
+    """Return the first time of each held-out split: the change of time that is nearest to its share of the rows.
+
+    Each split gets at least one time.
+    """
+    if not rows.job.rules.held_out:
+        return []
+    times = _Times(rows)
+    sizes = rows.held_out(times.count)
+    latest = [times.last]
+    for _ in sizes[1:]:
+        latest.insert(0, times.previous(latest[0]))
+    starts: list[int] = []
+    for part, limit in enumerate(latest):
+        place = times.count - sum(sizes[part:])
+        time = times.at(place)
+        following = times.next(time)
+        if place - times.before(time) > times.before(following) - place:
+            time = following
+        earliest = times.next(starts[-1] if starts else times.first)
+        starts.append(min(max(time, earliest), limit))
+        if starts[-1] < earliest:
+            _refuse_few_times(rows)
+    return starts
+
+
+def _refuse_few_times(rows: OpenRows) -> None:
+    rules = rows.job.rules
+    assert rules.split is not None
+    raise UserError(
+        f"data.split.method={rules.split.value}: column {rules.split_column} has fewer than {rows.num_held_out + 1} "
+        "different times, one for each split; name a column with more in data.split.column, or use another method"
+    )
+
+
+POSITION_DTYPES: dict[str, np.dtype[Any]] = {
+    "positions.i32": np.dtype(np.int32),
+    "positions.i64": np.dtype(np.int64),
+}
+PERMUTATION = "permutation"
+Positions: TypeAlias = NDArray[np.signedinteger]
+
+
+def rows_by_source(job: Job, records: list[ChunkRecord], counts: Iterable[int] | None = None) -> list[int]:
+    """Return the number of rows of each source; `counts` holds the rows of each chunk, by default all."""
+    rows = [0] * len(job.sources)
+    counts = (record.rows for record in records) if counts is None else counts
+    for record, count in zip(records, counts, strict=True):
+        rows[record.source] += count
+    return rows
+
+
+def split_sizes(job: Job, by_source: Sequence[int]) -> dict[str, int]:
+    """Return the rows of each split if rows keep their order or are shuffled within train.
+
+    Args:
+        by_source: rows of each source.
+    """
+    rules, total = job.rules, sum(by_source)
+    if rules.split is None:
+        pairs = list(zip(job.sources, by_source, strict=True))
+        return {split: sum(rows for source, rows in pairs if source.split == split) for split in SPLITS}
+    algorithm = rules.split.algorithm
+    assert algorithm.held_out is not None
+    held_out = algorithm.held_out(by_source, rules.held_out)
+    val = (held_out + (not rules.test_first)) // 2 if algorithm.has_val else 0
+    return {"train": total - held_out, "val": val, "test": held_out - val}
+
+
+@contextmanager
+def ordering(job: Job, records: list[ChunkRecord], window_rows: int) -> Iterator[Future[dict[str, int]] | None]:
+    """Run `order_rows` in a background thread; cancel it if the `with` body raises. None if rows keep their order."""
+    if not job.rules.is_arranged:
+        yield None
+        return
+    failed = threading.Event()
+
+    def check() -> None:
+        if failed.is_set():
+            raise Stopped
+
+    with ThreadPoolExecutor(1) as background:
+        try:
+            yield background.submit(order_rows, job, records, window_rows, check)
+        except BaseException:
+            failed.set()
+            raise
+
+
+def order_rows(job: Job, records: list[ChunkRecord], window_rows: int, check: Callable[[], None]) -> dict[str, int]:
+    """Write the positions of all rows to one of POSITION_DTYPES in <work>, and return the rows of each split.
+
+    Args:
+        records: all chunks, in row order.
+        window_rows: rows of a shuffle held in memory at once.
+        check: called now and then; an exception from it ends the work.
+    """
+    rules = job.rules
+    algorithm = None if rules.split is None else rules.split.algorithm
+    if algorithm is not None and algorithm.chooses:
+        rows, choices = np.zeros(len(SPLITS), np.int64), split_numbers(job, records)
+        for choice in choices():
+            rows += np.bincount(choice[choice >= 0], minlength=len(SPLITS))
+        sizes = dict(zip(SPLITS, rows.tolist(), strict=True))
+        following = np.cumsum([0, *rows[:-1]])
+        numbers: Iterator[Positions] = (_follow(choice, following) for choice in choices())
+    else:
+        kept = (int(part.sum()) for part in kept_rows(job, records)) if rules.negative_drop_rate else None
+        source_rows = rows_by_source(job, records, kept)
+        sizes = split_sizes(job, source_rows)
+        numbers = _number(job, records)
+        if algorithm is not None and algorithm.is_random:
+            # The test rows, which come last here, are taken from the front of the permutation.
+            places = inverse_permutation(sum(source_rows), rules.split_seed, job.work / PERMUTATION, window_rows, check)
+            numbers = _permute(numbers, places, sum(source_rows), sizes["train"])
+        elif rules.train_seed is not None:
+            places = inverse_permutation(sizes["train"], rules.train_seed, job.work / PERMUTATION, window_rows, check)
+            numbers = _permute(numbers, places, sizes["train"], shift=0)
+        if rules.test_first:
+            numbers = (_swap_halves(part, sizes) for part in numbers)
+    _write_positions(job, sum(record.rows for record in records), numbers, check)
+    return sizes
+
+
+def chunk_positions(job: Job, begin: int, rows: int) -> Positions:
+    """Return the positions of a chunk's rows; the chunk begins with row `begin` of the dataset."""
+    path, dtype = _find_positions(job)
+    return np.fromfile(path, dtype, rows, offset=dtype.itemsize * begin)
+
+
+def rows_below(job: Job, record: ChunkRecord, begin: int, limit: int) -> NDArray[np.int64]:
+    """Return the rows of a chunk, from 0, at positions below the limit; the chunk begins with row `begin`."""
+    if not job.rules.is_arranged:
+        return np.arange(min(record.rows, limit - begin))
+    positions = chunk_positions(job, begin, record.rows)
+    return np.flatnonzero((positions >= 0) & (positions < limit))
+
+
+def _find_positions(job: Job) -> tuple[Path, np.dtype[Any]]:
+    """Return the file of the positions, and its dtype."""
+    return next((job.work / name, dtype) for name, dtype in POSITION_DTYPES.items() if (job.work / name).exists())
+
+
+def kept_position(job: Job, begin: int, rows: int) -> int | None:
+    """Return the position of a chunk's first row if the other rows follow it in order; else None."""
+    if not rows:
+        return None
+    path, dtype = _find_positions(job)
+    positions = np.memmap(path, dtype, "r", dtype.itemsize * begin, (rows,))
+    first, last = int(positions[0]), int(positions[-1])  # differ by too much in most reordered chunks
+    return first if first >= 0 and last - first == rows - 1 and bool((np.diff(positions) == 1).all()) else None
+
+
+def _number(job: Job, records: list[ChunkRecord]) -> Iterator[Positions]:
+    """Yield consecutive numbers for the rows that are not dropped, and LEFT_OUT for the others."""
+    following = np.zeros(1, np.int64)
+    if job.rules.negative_drop_rate:
+        for is_kept in kept_rows(job, records):
+            yield _follow(np.where(is_kept, 0, LEFT_OUT), following)
+    else:
+        for record in records:
+            yield np.arange(following[0], following[0] + record.rows)
+            following += record.rows
+
+
+def _follow(choice: NDArray[np.signedinteger], following: NDArray[np.int64]) -> Positions:
+    """Give each row the next number of its choice, counted in `following`, or LEFT_OUT if it has none."""
+    numbers = np.full(len(choice), LEFT_OUT, np.int64)
+    for number in range(len(following)):
+        in_window = choice == number
+        count = int(in_window.sum())
+        numbers[in_window] = np.arange(following[number], following[number] + count)
+        following[number] += count
+    return numbers
+
+
+def _permute(
+    numbers: Iterator[Positions], places: Iterator[NDArray[Any]], rows: int, shift: int
+) -> Iterator[Positions]:
+    """Replace ascending numbers below `rows` by their permuted ones, shifted by `shift` modulo `rows`."""
+    stream = _Stream(places)
+    for part in numbers:
+        in_part = (part >= 0) & (part < rows)
+        moved = stream.take(int(np.count_nonzero(in_part)))
+        moved = (moved + shift) % rows if shift else moved
+        if len(moved) < len(part):
+            part[in_part] = moved
+            yield part
+        else:
+            yield moved
+
+
+class _Stream:
+    """Consecutive parts of an array, taken in pieces of any size."""
+
+    def __init__(self, parts: Iterator[NDArray[Any]]) -> None:
+        self._parts, self._part = parts, np.zeros(0, np.int64)
+
+    def take(self, count: int) -> NDArray[np.int64]:
+        """Return the next values."""
+        next_values = np.empty(count, np.int64)
+        position = 0
+        while position < count:
+            if not len(self._part):
+                self._part = next(self._parts)
+            size = min(len(self._part), count - position)
+            next_values[position : position + size] = self._part[:size]
+            self._part = self._part[size:]
+            position += size
+        return next_values
+
+
+def _swap_halves(part: Positions, sizes: dict[str, int]) -> Positions:
+    first, held_out = sizes["train"], sizes["val"] + sizes["test"]
+    is_second = part >= first
+    part[is_second] = first + (part[is_second] - first + sizes["val"]) % max(1, held_out)
+    return part
+
+
+def _write_positions(job: Job, rows: int, parts: Iterator[Positions], check: Callable[[], None]) -> None:
+    for name in POSITION_DTYPES:
+        (job.work / name).unlink(missing_ok=True)
+    name, dtype = next((name, dtype) for name, dtype in POSITION_DTYPES.items() if rows <= np.iinfo(dtype).max)
+    with open(job.work / name, "wb") as file:
+        for part in parts:
+            check()
+            part.astype(dtype).tofile(file)

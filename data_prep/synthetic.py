@@ -1,0 +1,895 @@
+"""Synthetic rows with labels of a known model (docs/synthetic.md), and random ids.
+
+Probabilities are multiples of 2^-20, so their histogram is exact, and all scores follow from it.
+
+Cardinalities are those of Criteo Kaggle's 45,840,617 rows. Other properties of columns were fitted to its first 1,999
+rows: shares of missing values; for a categorical column the exponent of the bounded Zipf law under which two rows share
+a value equally often; for an integer column the lognormal law, rounded down, that is nearest to its quantiles.
+
+A row's logit is an intercept, plus an effect of each category, plus an effect of each integer (linear in
+log(1 + max(x, 0)) within bounds), plus interactions of low rank. The categories of some columns have vectors. Each pair
+of these columns has its own bilinear form, which gives the pair's effect from two vectors (a factorisation machine,
+Rendle 2010, with a form per pair of fields, Sun et al. 2021). Each triple has a trilinear form likewise. Effects and
+vectors turn from day to day: those of days d apart correlate by cos(drift * d).
+"""
+
+import json
+import math
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from enum import Enum
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from msgspec import Struct
+from numpy.typing import NDArray
+
+from common.documents import Json, decode
+from common.errors import UserError
+from common.files import write_atomically
+from common.jit import compile_notice, jit
+from common.machine import usable_cpus
+from data_prep.config.keys import MAX_TABLE_ROWS, DataConfig, IdDistribution, RandomConfig, SyntheticConfig
+from data_prep.dataset.format import SPLITS, ShardArrays
+from data_prep.dataset.multi_hot import MLPERF_SIZES, MLPERF_V2
+from data_prep.dataset.options import CRITEO_NUM_DENSE, CRITEO_NUM_SPARSE, Schema
+from data_prep.dataset.spelling import Bags, offsets_of
+from data_prep.io.arrays import ArrayWriter
+from data_prep.parsing.criteo import Block
+from data_prep.sources.discover import RAW_DIRECTORY, Source, resolve_sources
+from data_prep.sources.download import finished_manifest, sources_of_generated
+
+PROBABILITY_BITS = 20
+PROBABILITY_STEPS = 1 << PROBABILITY_BITS
+
+
+@dataclass(frozen=True)
+class BayesScores:
+    """Scores of the model that knows each click's probability.
+
+    auc, logloss, ne: expected against labels drawn from the probabilities. logloss is in nats per sample; ne is logloss
+    over the entropy of base_rate, the mean probability. sampled_auc, sampled_logloss: against the labels that were
+    drawn; None if these are all equal.
+    """
+
+    auc: float
+    logloss: float
+    ne: float
+    base_rate: float
+    rows: int
+    sampled_auc: float | None = None
+    sampled_logloss: float | None = None
+
+
+def bayes_scores(histogram: NDArray[np.int64], positives: NDArray[np.int64] | None = None) -> BayesScores:
+    """Compute the scores from counts of rows.
+
+    Args:
+        histogram: [PROBABILITY_STEPS], number of rows with click probability i / PROBABILITY_STEPS.
+        positives: number of these rows with label 1, if labels were drawn.
+    """
+    steps = np.flatnonzero(histogram)
+    rows = histogram[steps].astype(np.float64)
+    probability = steps / PROBABILITY_STEPS
+    expected = rows * probability
+    logloss = _logloss(rows, expected, probability)
+    base_rate = float(expected.sum() / rows.sum())
+    base_entropy = -(base_rate * np.log(base_rate) + (1 - base_rate) * np.log1p(-base_rate))
+    scores = BayesScores(_auc(rows, expected), logloss, float(logloss / base_entropy), base_rate, int(rows.sum()))
+    if positives is None or not 0 < positives.sum() < rows.sum():
+        return scores
+    clicks = positives[steps].astype(np.float64)
+    sampled = {"sampled_auc": _auc(rows, clicks), "sampled_logloss": _logloss(rows, clicks, probability)}
+    return BayesScores(**(asdict(scores) | sampled))
+
+
+def _auc(rows: NDArray[np.float64], positives: NDArray[np.float64]) -> float:
+    """Return the AUC of ascending scores with `rows` rows and `positives` positives each."""
+    negatives = rows - positives
+    below = np.cumsum(negatives) - negatives
+    return float(np.sum(positives * (below + negatives / 2)) / (positives.sum() * negatives.sum()))
+
+
+def _logloss(rows: NDArray[np.float64], positives: NDArray[np.float64], probability: NDArray[np.float64]) -> float:
+    entropy = -(positives * np.log(probability) + (rows - positives) * np.log1p(-probability))
+    return float(entropy.sum() / rows.sum())
+
+
+def truth_path(day: Path) -> Path:
+    """Return the path of a generated day's click probabilities, [rows] float32."""
+    return day.with_name(f"truth_{day.stem.removeprefix('day_')}.npy")
+
+
+KAGGLE_CARDINALITIES = (
+    1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194, 27, 14992, 5461306, 10,
+    5652, 2173, 4, 7046547, 18, 15, 286181, 105, 142572,
+)  # fmt: skip
+ZIPF_EXPONENTS = (
+    2.03, 1.05, 1.06, 1.12, 2.61, 2.12, 0.76, 2.3, 4.25, 1.36, 0.79, 1.06, 0.79, 1.87, 0.87, 1.06, 1.45,
+    0.95, 2.08, 1.28, 1.06, 2.32, 1.8, 1.18, 1.62, 1.07,
+)  # fmt: skip
+CATEGORY_MISSING = (
+    0, 0, 0.034, 0.034, 0, 0.12, 0, 0, 0, 0, 0, 0.034, 0, 0, 0, 0.034, 0, 0, 0.44, 0.44, 0.034, 0.76, 0,
+    0.034, 0.44, 0.44,
+)  # fmt: skip
+INTEGER_MISSING = (0.45, 0, 0.21, 0.22, 0.026, 0.22, 0.043, 0.0005, 0.043, 0.45, 0.043, 0.76, 0.22)
+INTEGER_LOG_MEAN = (0.1, 1.8, 2.0, 1.6, 7.3, 3.6, 1.2, 2.0, 3.6, 0.0, 0.5, -1.2, 1.7)
+INTEGER_LOG_DEVIATION = (1.7, 2.7, 1.5, 1.1, 2.8, 1.8, 1.9, 1.3, 1.8, 0.5, 0.9, 1.8, 1.3)
+INTEGER_SHIFT = (0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)  # the second column has negatives, as in Criteo
+
+# Columns whose categories interact: small ones with few missing values, so that few rows suffice to learn them.
+INTERACTING = (0, 1, 4, 5, 7, 13, 16, 22)
+
+
+class Columns(NamedTuple):
+    """Categorical columns: number of values, exponent of the Zipf law, share missing, and which columns interact."""
+
+    cardinality: NDArray[np.int64]
+    exponent: NDArray[np.float64]
+    missing: NDArray[np.float32]
+    interacting: tuple[int, ...]
+
+
+def criteo_columns(max_cardinality: int) -> Columns:
+    """Return Criteo Kaggle's columns, shrunk so that the largest has `max_cardinality` values.
+
+    Columns shrink with the square root of their size, and none grows: 10,131,227 gives Kaggle's own.
+    """
+    kaggle = np.array(KAGGLE_CARDINALITIES, np.float64)
+    cardinality = np.minimum(kaggle, np.ceil(max_cardinality * np.sqrt(kaggle / kaggle.max()))).astype(np.int64)
+    missing = np.array(CATEGORY_MISSING, np.float32)
+    return Columns(cardinality, np.array(ZIPF_EXPONENTS), missing, INTERACTING)
+
+
+FACTORS = 2
+# Frequent values have larger effects, since few rows would not suffice to learn effects of rare ones.
+CATEGORY_DECAY = FACTOR_DECAY = 0.4
+INTEGER_SHARE = 2 / 3  # deviation of an integer's effect over that of a category's most frequent value
+# Deviations of the logits over the rows if `difficulty` and `interaction` are 1.
+SINGLE_DEVIATION = 0.8
+PAIR_DEVIATION = 1.0
+TRIPLE_DEVIATION = 0.5
+MAX_STANDARD_SCORE = 2.5
+SHAPE_SEED, START_SEED, END_SEED = range(0x7EAC4E5, 0x7EAC4E8)
+
+
+class Teacher(NamedTuple):
+    """Arrays of one day for the kernels. F columns; the values of a column follow those of the previous one.
+
+    first [F] int64: index of a column's first value; cardinality [F] int64; exponent [F] float64 of the
+    Zipf law; salt [F] uint32; category_missing [F], integer_missing [N] float32; main [V] float32; interacting [K]
+    int64; first_factor [K] int64: index of a column's first vector; factors [W, FACTORS] float32; pair_forms [K, K,
+    FACTORS, FACTORS] float32, used for pairs (i, j > i); triple_forms [K, K, K, FACTORS, FACTORS,
+    FACTORS] float32, likewise; log_mean, log_deviation, slope [N] float64; shift [N] int64; intercept [1] float64.
+    """
+
+    first: NDArray[np.int64]
+    cardinality: NDArray[np.int64]
+    exponent: NDArray[np.float64]
+    salt: NDArray[np.uint32]
+    category_missing: NDArray[np.float32]
+    integer_missing: NDArray[np.float32]
+    main: NDArray[np.float32]
+    interacting: NDArray[np.int64]
+    first_factor: NDArray[np.int64]
+    factors: NDArray[np.float32]
+    pair_forms: NDArray[np.float32]
+    triple_forms: NDArray[np.float32]
+    log_mean: NDArray[np.float64]
+    log_deviation: NDArray[np.float64]
+    slope: NDArray[np.float64]
+    shift: NDArray[np.int64]
+    intercept: NDArray[np.float64]
+
+
+class _Effects(NamedTuple):
+    """Standard normal numbers that main, factors and slope are computed from."""
+
+    main: NDArray[np.float32]
+    factors: NDArray[np.float32]
+    slope: NDArray[np.float32]
+
+
+def make_teacher(config: SyntheticConfig, columns: Columns, day: int) -> Teacher:
+    """Draw a day's teacher with effects in proportion, but not yet to scale (see synthetic.calibrated_teacher)."""
+    cardinality = columns.cardinality
+    interacting = np.array(columns.interacting, np.int64)
+    first = np.concatenate(([0], np.cumsum(cardinality)))
+    first_factor = np.concatenate(([0], np.cumsum(cardinality[interacting]))).astype(np.int64)
+    effects = _effects_of_day(config, int(first[-1]), int(first_factor[-1]), day)
+    decay = np.concatenate([_falling(size, CATEGORY_DECAY) for size in cardinality])
+    factor_decay = np.concatenate([np.zeros(0), *(_falling(size, FACTOR_DECAY) for size in cardinality[interacting])])
+    rng = _generator(config.seed, SHAPE_SEED)
+    salt = rng.integers(0, 2**32, len(cardinality), dtype=np.uint32)
+    pair_forms, triple_forms = (
+        rng.standard_normal((len(interacting),) * order + (FACTORS,) * order, np.float32) for order in (2, 3)
+    )
+    return Teacher(
+        first=first[:-1],
+        cardinality=cardinality,
+        exponent=columns.exponent,
+        salt=salt,
+        category_missing=columns.missing,
+        integer_missing=np.array(INTEGER_MISSING, np.float32),
+        main=(effects.main * decay).astype(np.float32),
+        interacting=interacting,
+        first_factor=first_factor[:-1],
+        factors=(effects.factors * factor_decay[:, None]).astype(np.float32),
+        pair_forms=pair_forms,
+        triple_forms=triple_forms,
+        log_mean=np.array(INTEGER_LOG_MEAN),
+        log_deviation=np.array(INTEGER_LOG_DEVIATION),
+        slope=effects.slope.astype(np.float64) * INTEGER_SHARE,
+        shift=np.array(INTEGER_SHIFT, np.int64),
+        intercept=np.zeros(1),
+    )
+
+
+def _effects_of_day(config: SyntheticConfig, num_values: int, num_vectors: int, day: int) -> _Effects:
+    """Return effects that turn, by an angle of `drift` a day, from one set of random numbers to another."""
+    start = _draw_effects(_generator(config.seed, START_SEED), num_values, num_vectors)
+    angle = config.drift * day
+    if angle == 0:
+        return start
+    end = _draw_effects(_generator(config.seed, END_SEED), num_values, num_vectors)
+    cosine, sine = np.float32(math.cos(angle)), np.float32(math.sin(angle))
+    return _Effects(*(cosine * a + sine * b for a, b in zip(start, end, strict=True)))
+
+
+def _draw_effects(rng: np.random.Generator, num_values: int, num_vectors: int) -> _Effects:
+    slope = rng.standard_normal(len(INTEGER_MISSING), np.float32)
+    factors = rng.standard_normal((num_vectors, FACTORS), np.float32)
+    return _Effects(rng.standard_normal(num_values, np.float32), factors, slope)
+
+
+def _generator(seed: int, purpose: int) -> np.random.Generator:
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, purpose])))
+
+
+def _falling(size: int, decay: float) -> NDArray[np.float32]:
+    """Return (1 + rank) ** -decay for ranks 0 to size - 1, in float64: NumPy's float32 power depends on the CPU."""
+    return (np.arange(1, size + 1, dtype=np.float64) ** -np.float64(np.float32(decay))).astype(np.float32)
+
+
+@jit
+def category_ranks(
+    uniform: NDArray[np.float32],
+    cardinality: NDArray[np.int64],
+    exponent: NDArray[np.float64],
+    ranks: NDArray[np.int32],
+) -> None:
+    """Write ranks [rows, F] for uniform numbers [rows, F], by the inverse distribution of a bounded Zipf law."""
+    for column in range(uniform.shape[1]):
+        last = np.float64(cardinality[column] + 1)
+        power = 1.0 - exponent[column]
+        span = last**power - 1.0
+        for row in range(uniform.shape[0]):
+            number = (span * np.float64(uniform[row, column]) + 1.0) ** (1.0 / power)
+            ranks[row, column] = min(np.int32(number) - 1, np.int32(cardinality[column] - 1))
+
+
+@jit
+def integers_from_normal(
+    normal: NDArray[np.float32],
+    log_mean: NDArray[np.float64],
+    log_deviation: NDArray[np.float64],
+    shift: NDArray[np.int64],
+    integers: NDArray[np.int32],
+) -> None:
+    """Write heavy-tailed integers [rows, N]: floor(exp(mean + deviation * normal)) - shift."""
+    for row in range(normal.shape[0]):
+        for column in range(normal.shape[1]):
+            value = np.exp(log_mean[column] + log_deviation[column] * np.float64(normal[row, column]))
+            integers[row, column] = np.int32(min(value, 1e9)) - shift[column]
+
+
+@jit
+def _triple_effects(
+    teacher: Teacher,
+    i: int,
+    j: int,
+    a: int,
+    b: int,
+    product: float,
+    ranks: NDArray[np.int32],
+    present: NDArray[np.bool_],
+) -> float:
+    """Return the interactions of columns i and j with each later column, from the product of their factors a and b."""
+    total = 0.0
+    for k in range(j + 1, len(teacher.interacting)):
+        column = teacher.interacting[k]
+        if present[column]:
+            third = teacher.first_factor[k] + ranks[column]
+            for c in range(FACTORS):
+                total += teacher.triple_forms[i, j, k, a, b, c] * teacher.factors[third, c]
+    return total * product
+
+
+@jit
+def _interactions(teacher: Teacher, ranks: NDArray[np.int32], present: NDArray[np.bool_]) -> float:
+    total = 0.0
+    columns = teacher.interacting
+    for i in range(len(columns)):
+        if not present[columns[i]]:
+            continue
+        left = teacher.first_factor[i] + ranks[columns[i]]
+        for j in range(i + 1, len(columns)):
+            if not present[columns[j]]:
+                continue
+            right = teacher.first_factor[j] + ranks[columns[j]]
+            for a in range(FACTORS):
+                for b in range(FACTORS):
+                    product = np.float64(teacher.factors[left, a]) * teacher.factors[right, b]
+                    total += teacher.pair_forms[i, j, a, b] * product
+                    total += _triple_effects(teacher, i, j, a, b, product, ranks, present)
+    return total
+
+
+@jit
+def teacher_logits(
+    teacher: Teacher,
+    integers: NDArray[np.int32],
+    integer_present: NDArray[np.bool_],
+    ranks: NDArray[np.int32],
+    category_present: NDArray[np.bool_],
+    logits: NDArray[np.float64],
+) -> None:
+    """Write each row's logit. A missing category has no effect; a missing integer counts as 0."""
+    for row in range(len(logits)):
+        logit = teacher.intercept[0]
+        for column in range(integers.shape[1]):
+            log = np.log1p(np.float64(max(integers[row, column], 0))) if integer_present[row, column] else 0.0
+            score = (log - teacher.log_mean[column]) / teacher.log_deviation[column]
+            logit += teacher.slope[column] * min(max(score, -MAX_STANDARD_SCORE), MAX_STANDARD_SCORE)
+        for column in range(ranks.shape[1]):
+            if category_present[row, column]:
+                logit += teacher.main[teacher.first[column] + ranks[row, column]]
+        logits[row] = logit + _interactions(teacher, ranks[row], category_present[row])
+
+
+BLOCK_ROWS = 1 << 14
+CALIBRATION_ROWS = 1 << 16
+CALIBRATION_BLOCK = 2**31 - 1  # no real block has these random numbers
+MAX_ROW_BYTES = 2 + CRITEO_NUM_DENSE * 12 + CRITEO_NUM_SPARSE * 9
+GENERATOR_VERSION = 4
+FEW_VALUES = 128  # version 4 cut the intercept off up to this cardinality
+HEX_DIGITS = np.frombuffer(b"0123456789abcdef", np.uint8)
+MAX_INTERCEPT = 30.0  # initial bound
+MAX_LOGIT = 700.0  # the exponential of larger ones is infinite
+TINY = 1e-9  # below this standard deviation all logits are the same
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows without labels; `..._present` masks fields that are not missing."""
+
+    integers: NDArray[np.int32]
+    integer_present: NDArray[np.bool_]
+    ranks: NDArray[np.int32]
+    category_present: NDArray[np.bool_]
+    logits: NDArray[np.float64]
+
+
+class LabelledRows(NamedTuple):
+    """Rows with labels [rows], 0 or 1, drawn from their click probabilities [rows]."""
+
+    features: Rows
+    labels: NDArray[np.int32]
+    probability: NDArray[np.float32]
+
+
+def generator_version(config: SyntheticConfig) -> int:
+    """Return the version of a configuration's rows; rows with many values are those of version 4."""
+    return GENERATOR_VERSION + (config.max_cardinality <= FEW_VALUES)
+
+
+def calibrated_teacher(config: SyntheticConfig, day: int) -> Teacher:
+    """Return a day's teacher, calibrated on a sample: effects to their deviations, intercept to the click rate."""
+    teacher = make_teacher(config, criteo_columns(config.max_cardinality), day)
+    return calibrate(teacher, config, draw_rows(teacher, config.seed, day, CALIBRATION_BLOCK, CALIBRATION_ROWS))
+
+
+def calibrate(teacher: Teacher, config: SyntheticConfig, sample: Rows) -> Teacher:
+    """Scale a drawn teacher by its logits on a sample of rows."""
+    without_triples = teacher._replace(triple_forms=np.zeros_like(teacher.triple_forms))
+    single = logits_of(without_triples._replace(pair_forms=np.zeros_like(teacher.pair_forms)), sample)
+    pairs = logits_of(without_triples, sample) - single
+    triples = logits_of(teacher, sample) - pairs - single
+    for_single = _factor(SINGLE_DEVIATION, single) / config.difficulty
+    for_pairs = _factor(PAIR_DEVIATION, pairs) / config.difficulty * config.interaction
+    for_triples = _factor(TRIPLE_DEVIATION, triples) / config.difficulty * config.interaction
+    total = single * for_single + pairs * for_pairs + triples * for_triples
+    high = MAX_INTERCEPT
+    while not _mean_probability(total - high) < config.click_rate < _mean_probability(total + high):
+        high *= 2  # With few values the mean of the effects is far from 0.
+    low = -high
+    for _ in range(60):
+        middle = (low + high) / 2
+        if _mean_probability(total + middle) < config.click_rate:
+            low = middle
+        else:
+            high = middle
+    return teacher._replace(
+        main=teacher.main * np.float32(for_single),
+        slope=teacher.slope * for_single,
+        pair_forms=teacher.pair_forms * np.float32(for_pairs),
+        triple_forms=teacher.triple_forms * np.float32(for_triples),
+        intercept=np.array([low]),
+    )
+
+
+def _factor(deviation: float, logits: NDArray[np.float64]) -> float:
+    """Return the factor that scales logits to a standard deviation; 0 if they are all the same."""
+    return float(deviation / logits.std()) if logits.std() > TINY else 0.0
+
+
+def _mean_probability(logits: NDArray[np.float64]) -> float:
+    return float(np.mean(1 / (1 + np.exp(-np.clip(logits, -MAX_LOGIT, MAX_LOGIT)))))
+
+
+def day_rows(config: SyntheticConfig, day: int) -> int:
+    """Return the rows of a day: equal shares, with the remainder in the first days."""
+    return config.rows // config.days + (day < config.rows % config.days)
+
+
+def block_sizes(rows: int) -> list[int]:
+    """Return the rows of each block of a day."""
+    return [min(BLOCK_ROWS, rows - start) for start in range(0, rows, BLOCK_ROWS)]
+
+
+def draw_rows(teacher: Teacher, seed: int, day: int, block: int, rows: int) -> Rows:
+    """Draw rows and their logits, which depend on the teacher and (seed, day, block) alone."""
+    rng = seeded([seed, day, block])
+    integers, integer_present = draw_integers(teacher, rng, rows)
+    ranks = np.empty((rows, len(teacher.cardinality)), np.int32)
+    logits = np.empty(rows)
+    category_ranks(rng.random(ranks.shape, np.float32), teacher.cardinality, teacher.exponent, ranks)
+    category_present = rng.random(ranks.shape, np.float32) >= teacher.category_missing
+    teacher_logits(teacher, integers, integer_present, ranks, category_present, logits)
+    return Rows(integers, integer_present, ranks, category_present, logits)
+
+
+def logits_of(teacher: Teacher, rows: Rows) -> NDArray[np.float64]:
+    """Return a teacher's logits for rows."""
+    logits = np.empty(len(rows.ranks))
+    teacher_logits(teacher, rows.integers, rows.integer_present, rows.ranks, rows.category_present, logits)
+    return logits
+
+
+def draw_integers(teacher: Teacher, rng: np.random.Generator, rows: int) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
+    """Draw integers [rows, N], and a mask of those that are not missing."""
+    integers = np.empty((rows, CRITEO_NUM_DENSE), np.int32)
+    normal = rng.standard_normal(integers.shape, np.float32)
+    integers_from_normal(normal, teacher.log_mean, teacher.log_deviation, teacher.shift, integers)
+    return integers, rng.random(integers.shape, np.float32) >= teacher.integer_missing
+
+
+def label_steps(logits: NDArray[np.float64], key: list[int]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+    """Return click probabilities in steps of 1 / PROBABILITY_STEPS, and labels drawn from them."""
+    steps = np.rint(PROBABILITY_STEPS / (1 + np.exp(-logits))).astype(np.int64)
+    steps = np.clip(steps, 1, PROBABILITY_STEPS - 1)
+    uniform = seeded([*key, PROBABILITY_BITS]).integers(0, PROBABILITY_STEPS, len(logits))
+    return steps, (uniform < steps).astype(np.int32)
+
+
+def seeded(key: list[int]) -> np.random.Generator:
+    """Return a generator of random numbers that depend on `key` alone."""
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(key)))
+
+
+def label_rows(teacher: Teacher, seed: int, day: int, block: int, rows: int) -> LabelledRows:
+    """Return one block of a day: rows, and labels drawn from their probabilities."""
+    features = draw_rows(teacher, seed, day, block, rows)
+    steps, labels = label_steps(features.logits, [seed, day, block])
+    return LabelledRows(features, labels, (steps / PROBABILITY_STEPS).astype(np.float32))
+
+
+def as_text(teacher: Teacher, rows: LabelledRows) -> bytes:
+    """Format the rows as Criteo's TSV."""
+    features = rows.features
+    text = np.empty(len(rows.labels) * MAX_ROW_BYTES, np.uint8)
+    length = write_rows(
+        rows.labels,
+        features.integers,
+        features.integer_present,
+        features.ranks,
+        features.category_present,
+        teacher.salt,
+        HEX_DIGITS,
+        text,
+    )
+    return text[:length].tobytes()
+
+
+def as_block(teacher: Teacher, rows: LabelledRows) -> Block:
+    """Return the rows as parsed from their text: missing fields are 0."""
+    features = rows.features
+    dense = np.where(features.integer_present, features.integers, np.int32(0))
+    sparse = np.empty(features.ranks.shape, np.uint32)
+    category_values(features.ranks, features.category_present, teacher.salt, sparse)
+    return Block(rows.labels, dense, sparse)
+
+
+@jit
+def category_value(rank: np.int32, salt: np.uint32) -> np.uint32:
+    """Return a 32-bit value, distinct for each rank (MurmurHash3's finaliser, a bijection)."""
+    value = np.uint32(rank) ^ salt
+    value = np.uint32((value ^ (value >> np.uint32(16))) * np.uint32(0x85EBCA6B))
+    value = np.uint32((value ^ (value >> np.uint32(13))) * np.uint32(0xC2B2AE35))
+    return value ^ (value >> np.uint32(16))
+
+
+@jit
+def category_values(
+    ranks: NDArray[np.int32], present: NDArray[np.bool_], salt: NDArray[np.uint32], values: NDArray[np.uint32]
+) -> None:
+    """Write the value of each rank [rows, F], 0 for a missing one."""
+    for row in range(ranks.shape[0]):
+        for column in range(ranks.shape[1]):
+            value = category_value(ranks[row, column], salt[column])
+            values[row, column] = value if present[row, column] else np.uint32(0)
+
+
+@jit
+def _write_integer(value: np.int32, text: NDArray[np.uint8], position: int) -> int:
+    """Write a decimal integer; return the position after it."""
+    number = np.int64(value)
+    if number < 0:
+        text[position] = 45  # minus
+        position += 1
+        number = -number
+    length = 1
+    rest = number // 10
+    while rest > 0:
+        length += 1
+        rest //= 10
+    for digit in range(position + length - 1, position - 1, -1):
+        text[digit] = 48 + number % 10
+        number //= 10
+    return position + length
+
+
+@jit
+def write_rows(
+    labels: NDArray[np.int32],
+    integers: NDArray[np.int32],
+    integer_present: NDArray[np.bool_],
+    ranks: NDArray[np.int32],
+    category_present: NDArray[np.bool_],
+    salt: NDArray[np.uint32],
+    digits: NDArray[np.uint8],
+    text: NDArray[np.uint8],
+) -> int:
+    """Write rows as Criteo's TSV into `text`; return the number of bytes."""
+    position = 0
+    for row in range(len(labels)):
+        text[position] = 48 + labels[row]
+        position += 1
+        for column in range(integers.shape[1]):
+            text[position] = 9  # tab
+            position += 1
+            if integer_present[row, column]:
+                position = _write_integer(integers[row, column], text, position)
+        for column in range(ranks.shape[1]):
+            text[position] = 9
+            position += 1
+            if category_present[row, column]:
+                value = category_value(ranks[row, column], salt[column])
+                for digit in range(8):
+                    text[position + digit] = digits[(value >> np.uint32(28 - 4 * digit)) & np.uint32(15)]
+                position += 8
+        text[position] = 10  # newline
+        position += 1
+    return position
+
+
+RECORD_NAME = "synthetic.json"
+DESCRIPTIONS = "generated"
+
+
+def synthetic_sources(data: DataConfig, root: Path, work: Path) -> list[Source]:
+    """Return the days of `data.synthetic`: raw files, written unless they exist, or their descriptions.
+
+    If `root` holds a finished dataset, nothing outside `work` is written.
+    """
+    config, directory = data.synthetic, raw_directory(data, root)
+    existing = finished_manifest(data, root)
+    if existing is not None:
+        return sources_of_generated(data, root, existing, described(config))
+    if config.direct:
+        return _describe_days(config, directory)
+    return resolve_sources(generate_days(config, root, str(directory)))
+
+
+def raw_directory(data: DataConfig, root: Path) -> Path:
+    """Return the directory of the days or of their descriptions."""
+    if data.synthetic.direct:
+        if data.raw is not None:
+            raise UserError(f"data.raw={data.raw}: has no effect with data.synthetic.direct; no raw files are written")
+        return root / DESCRIPTIONS
+    if data.raw is not None and not isinstance(data.raw, str):
+        raise UserError(
+            f"data.raw={data.raw}: with data.source=synthetic, give the directory to write the days to, or nothing"
+        )
+    return Path(data.raw) if data.raw else root / RAW_DIRECTORY
+
+
+def described(config: SyntheticConfig) -> Json:
+    """Return the settings that decide the rows, for the manifest's `extra`."""
+    return {"version": generator_version(config), **asdict(config)}
+
+
+def _describe_days(config: SyntheticConfig, directory: Path) -> list[Source]:
+    """Write a small file for each day that determines its rows, in place of the raw file."""
+    sources = []
+    for day in range(config.days):
+        path = directory / f"day_{day}.json"
+        content = json.dumps({"version": generator_version(config), "day": day, **asdict(config)}).encode()
+        if not path.exists() or path.read_bytes() != content:
+            write_atomically(path, content)
+        [source] = resolve_sources(str(path))
+        sources.append(replace(source, generator=DescribedDay(str(path), day_rows(config, day))))
+    return sources
+
+
+class _Day(Struct):
+    """Number of a described day; its file also holds the keys of its configuration."""
+
+    day: int
+
+
+class _Record(Struct):
+    """Settings and file sizes of written days; None until all days are written."""
+
+    config: Json
+    bytes: list[int | None] | None
+
+
+@lru_cache(maxsize=1)
+def _described(content: bytes) -> tuple[SyntheticConfig, int, Teacher]:
+    """Parse a day's description. The last result is cached, since a process handles a day's chunks in turn."""
+    config, day = decode(content, SyntheticConfig), decode(content, _Day).day
+    return config, day, calibrated_teacher(config, day)
+
+
+@dataclass(frozen=True)
+class DescribedDay:
+    """A RowGenerator (see data_prep.sources.discover) for the day that the file at `path` describes."""
+
+    path: str
+    rows: int
+    block_rows: int = BLOCK_ROWS
+
+    def blocks(self, first: int, stop: int) -> Iterator[tuple[Block, NDArray[np.float32]]]:
+        """Yield the blocks first to stop - 1 as parsed, with the click probabilities of their rows."""
+        config, day, teacher = _described(Path(self.path).read_bytes())
+        sizes = block_sizes(day_rows(config, day))
+        for block in range(first, min(stop, len(sizes))):
+            rows = label_rows(teacher, config.seed, day, block, sizes[block])
+            yield as_block(teacher, rows), rows.probability
+
+
+def generate_days(config: SyntheticConfig, root: Path, raw: str | None = None) -> list[str]:
+    """Write the raw days of `config` unless they exist.
+
+    Args:
+        root: the dataset's directory; days go to its raw/ unless `raw` names a directory.
+
+    Returns:
+        The days' paths. truth_N.npy beside day_N.tsv has its click probabilities: [rows, 1] float32.
+    """
+    directory = Path(raw) if raw else root / RAW_DIRECTORY
+    if directory.exists() and not directory.is_dir():
+        raise UserError(
+            f"{directory}: not a directory; with data.source=synthetic, data.raw is where the days are written"
+        )
+    days, description, record = _days(config, directory), described(config), directory / RECORD_NAME
+    if _are_there(config, directory):
+        return [str(day) for day in days]
+    if not record.exists() and any(day.exists() for day in days):
+        raise UserError(f"{directory}: holds days that were not generated; name another directory in data.raw")
+    directory.mkdir(parents=True, exist_ok=True)
+    # A record without sizes marks days that are ours but incomplete.
+    write_atomically(record, json.dumps({"config": description, "bytes": None}).encode())
+    print(f"{directory}: generating {config.rows:,} synthetic rows", file=sys.stderr, flush=True)
+    for day, path in enumerate(days):
+        with compile_notice("the generator"):
+            teacher = calibrated_teacher(config, day)
+        _write_day(config, teacher, day, path)
+    write_atomically(record, json.dumps({"config": description, "bytes": _sizes(days)}, indent=1).encode())
+    return [str(day) for day in days]
+
+
+def _days(config: SyntheticConfig, directory: Path) -> list[Path]:
+    return [directory / f"day_{day}.tsv" for day in range(config.days)]
+
+
+def _are_there(config: SyntheticConfig, directory: Path) -> bool:
+    record = directory / RECORD_NAME
+    if not record.exists():
+        return False
+    recorded = decode(record.read_bytes(), _Record)
+    return recorded.config == described(config) and recorded.bytes == _sizes(_days(config, directory))
+
+
+def _sizes(days: list[Path]) -> list[int | None]:
+    """Return the bytes of the days and their truths; None for a missing file."""
+    paths = [*days, *map(truth_path, days)]
+    return [path.stat().st_size if path.exists() else None for path in paths]
+
+
+def _write_day(config: SyntheticConfig, teacher: Teacher, day: int, path: Path) -> None:
+    temporary = path.with_name(path.name + ".tmp")
+    for left_over in path.parent.glob(f"{truth_path(path).name}.*.part"):
+        left_over.unlink()
+    truth = ArrayWriter(truth_path(path), np.float32, 1, day_rows(config, day))
+    with open(temporary, "wb") as file:
+        for text, rows in day_text(config, teacher, day, usable_cpus()):
+            file.write(text)
+            truth.append(rows.probability)
+    truth.close()
+    temporary.replace(path)
+
+
+def day_text(config: SyntheticConfig, teacher: Teacher, day: int, threads: int) -> Iterator[tuple[bytes, LabelledRows]]:
+    """Yield a day block by block. A block's bytes depend on configuration, day and block alone."""
+    sizes = block_sizes(day_rows(config, day))
+
+    def make(block: int) -> tuple[bytes, LabelledRows]:
+        rows = label_rows(teacher, config.seed, day, block, sizes[block])
+        return as_text(teacher, rows), rows
+
+    with ThreadPoolExecutor(threads) as executor:
+        for first in range(0, len(sizes), threads):
+            yield from executor.map(make, range(first, min(first + threads, len(sizes))))
+
+
+MLPERF_V2_TABLES = (
+    40000000,
+    39060,
+    17295,
+    7424,
+    20265,
+    3,
+    7122,
+    1543,
+    63,
+    40000000,
+    3067956,
+    405282,
+    10,
+    2209,
+    11938,
+    155,
+    4,
+    976,
+    14,
+    40000000,
+    40000000,
+    40000000,
+    590152,
+    12973,
+    108,
+    36,
+)
+TABLES: dict[str, Any] = {MLPERF_V2: MLPERF_V2_TABLES, "criteo_kaggle": KAGGLE_CARDINALITIES}
+ZIPF_VERSION = 2  # version of zipf's ids; version 1 rounded a continuous law's numbers down
+DEFAULT_EXPONENTS = {IdDistribution.zipf: 1.05, IdDistribution.pareto: 0.25}
+
+
+class RandomRows:
+    """A data_prep.stages.generate.Generator; keys, split and first row determine a shard."""
+
+    def __init__(self, config: RandomConfig, threads: int) -> None:
+        """Raise UserError for invalid values."""
+        validate_random(config)
+        tables: Any = TABLES.get(config.tables) if isinstance(config.tables, str) else config.tables
+        limit = config.max_rows_per_table or MAX_TABLE_ROWS
+        self._tables = [min(rows, limit) for rows in tables]
+        self._sizes = bag_sizes(config, len(self._tables))
+        self._config = config
+        self._threads = threads
+        names = [f"cat_{i}" for i in range(len(self._tables))]
+        self._is_ragged = [config.bags_vary or size != 1 for size in self._sizes]
+        dense = tuple(f"int_{i}" for i in range(config.num_dense))
+        ragged = tuple(name for name, is_ragged in zip(names, self._is_ragged, strict=True) if is_ragged)
+        self.schema = Schema("label", dense, tuple(names), ragged)
+        self.num_embeddings = dict(zip(names, self._tables, strict=True))
+        settings = {key: value.value if isinstance(value, Enum) else value for key, value in asdict(config).items()}
+        if config.distribution is IdDistribution.zipf:
+            settings["version"] = ZIPF_VERSION
+        self.encoding: dict[str, Any] = {"name": "random", "random": settings}
+        self.rows = dict(zip(SPLITS, (config.rows, config.eval_rows, config.eval_rows), strict=True))
+        self.row_bytes = 4.0 * (1 + config.num_dense + sum(self._sizes)) + 8.0 * sum(self._is_ragged)
+
+    def shard(self, split: str, start: int, rows: int) -> ShardArrays:
+        """Return rows of a split."""
+        key = [self._config.seed, SPLITS.index(split), start]
+        rng = _new_generator([*key, 0])
+        labels = (rng.random((rows, 1)) < self._config.click_rate).astype(np.int32)
+        dense = rng.random((rows, self._config.num_dense), np.float32)
+        with ThreadPoolExecutor(self._threads) as executor:
+            columns = list(executor.map(lambda i: self._column(i, [*key, 1 + i], rows), range(len(self._tables))))
+        one_hot = [c.values for c, ragged in zip(columns, self._is_ragged, strict=True) if not ragged]
+        bags = tuple(c for c, ragged in zip(columns, self._is_ragged, strict=True) if ragged)
+        sparse = np.stack(one_hot, axis=1) if one_hot else np.empty((rows, 0), np.int32)
+        return ShardArrays(labels, dense, sparse, bags)
+
+    def _column(self, feature: int, key: list[int], rows: int) -> Bags:
+        rng = _new_generator(key)
+        lengths = np.full(rows, self._sizes[feature], np.int64)
+        if self._config.bags_vary:
+            lengths = rng.integers(1, self._sizes[feature] + 1, rows)
+        offsets = offsets_of(lengths)
+        return Bags(draw_ids(rng, self._config, self._tables[feature], int(offsets[-1])), offsets)
+
+    def extra(self) -> dict[str, Any]:
+        """Return no further figures."""
+        return {}
+
+
+def _new_generator(key: list[int]) -> np.random.Generator:
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(key)))
+
+
+def draw_ids(rng: np.random.Generator, config: RandomConfig, table_rows: int, count: int) -> NDArray[np.int32]:
+    """Draw ids [count] int32 of a table."""
+    if config.distribution is IdDistribution.uniform:
+        return rng.integers(0, table_rows, count, np.int32)
+    exponent = config.exponent or DEFAULT_EXPONENTS[config.distribution]
+    if config.distribution is IdDistribution.pareto:
+        return (np.minimum(rng.pareto(exponent, count), 2.0**62).astype(np.int64) % table_rows).astype(np.int32)
+    return _zipf_ids(rng, exponent, table_rows, count)
+
+
+def _zipf_ids(rng: np.random.Generator, exponent: float, table_rows: int, count: int) -> NDArray[np.int32]:
+    """Draw ids [count]; id k has exactly a probability in proportion to (k + 1) ** -exponent.
+
+    Rejection-inversion after Hörmann and Derflinger (1996), for tables of any size. A number x from the continuous law
+    is rounded to k. It is drawn again if it lies in the part of [k - 1/2, k + 1/2] that exceeds the probability of k.
+    """
+    power = 1.0 - exponent
+
+    def area(x: Any) -> Any:
+        return (x**power - 1.0) / power
+
+    def inverse(y: Any) -> Any:
+        return (1.0 + y * power) ** (1.0 / power)
+
+    first, last = area(1.5) - 1.0, area(table_rows + 0.5)
+    acceptance_bound = 2.0 - inverse(area(2.5) - 2.0**-exponent)  # x this close below k or closer is always accepted
+    ids, remaining = np.empty(count, np.int32), np.arange(count)
+    while len(remaining):
+        under = last + rng.random(len(remaining)) * (first - last)
+        x = inverse(under)
+        k = np.clip(np.rint(x), 1, table_rows)
+        is_accepted = (k - x <= acceptance_bound) | (under >= area(k + 0.5) - k**-exponent)
+        ids[remaining[is_accepted]] = k[is_accepted].astype(np.int64) - 1
+        remaining = remaining[~is_accepted]
+    return ids
+
+
+def bag_sizes(config: RandomConfig, num_features: int) -> list[int]:
+    """Return the ids per bag of each feature; the maximum if bags vary."""
+    sizes = MLPERF_SIZES if config.bag_sizes == MLPERF_V2 else config.bag_sizes
+    sizes = [sizes] * num_features if isinstance(sizes, int) else sizes
+    if isinstance(sizes, str) or not all(isinstance(size, int) and size >= 1 for size in sizes):
+        raise UserError(
+            f"data.random.bag_sizes={sizes}: give ids per bag, one number or one per feature, or {MLPERF_V2}"
+        )
+    if len(sizes) != num_features:
+        raise UserError(f"data.random.bag_sizes: {len(sizes)} given for {num_features} features; give one per feature")
+    return list(sizes)
+
+
+def validate_random(config: RandomConfig) -> None:
+    """Raise UserError for values that are invalid or without effect."""
+    tables = TABLES.get(config.tables) if isinstance(config.tables, str) else config.tables
+    if not tables or not all(isinstance(rows, int) and 1 <= rows <= MAX_TABLE_ROWS for rows in tables):
+        raise UserError(f"data.random.tables={config.tables}: give the rows of every table, or {' or '.join(TABLES)}")
+    if config.distribution is IdDistribution.zipf and config.exponent == 1:
+        raise UserError("data.random.exponent=1: zipf cannot have 1 itself; give one beside it, such as 1.05")

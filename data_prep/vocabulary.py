@@ -1,0 +1,751 @@
+"""Values counted, merged and ranked to a vocabulary, whose texts are kept for a user's table.
+
+A run holds a column's distinct values in ascending order with their counts. Each chunk leaves one run per column on
+disk; data_prep/vocabulary.py merges them. A coding represents a column with repeated values by small numbers.
+
+Merging numbers the values in ascending order: `NumberedValues`. The 32-bit numbers are then counted, capped and ranked
+(data_prep/vocabulary.py and rank.py), which gives the number of each id. `write_ranked` brings values and texts
+into that order. Memory does not grow with the number of values.
+"""
+
+import mmap
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.errors import UserError
+from common.files import FileDigest
+from common.jit import Int, jit
+from common.machine import share_allocator_with_arrow
+from data_prep.dataset.options import VocabularyOrder
+from data_prep.encoding.lookup import EMPTY_SLOT, HASH_MULTIPLIER, insert, text_buffers
+from data_prep.io.arrays import ArrayWriter, npy_header, open_array, unload
+
+FEW_CODES, MAX_CODES = 1 << 8, 1 << 16  # codes that fit one byte and two bytes
+FIRST_BITS = 12
+ROWS_PER_VALUE = 4  # on average; if values repeat less often, sorting is faster
+FREE_VALUES = 4096  # values seen before this is judged
+
+
+class Run(NamedTuple):
+    """Distinct values [n] uint32 in ascending order, the count of each [n] int64, and its first row [n] int64.
+
+    Rows count from 0 over the whole dataset; `first` is all 0 if the order of appearance does not matter.
+    """
+
+    values: NDArray[np.uint32]
+    counts: NDArray[np.int64]
+    first: NDArray[np.int64]
+
+    @property
+    def entries(self) -> int:
+        """Return n."""
+        return len(self.values)
+
+    def part(self, start: int, stop: int) -> "Run":
+        """Return the entries start..stop as views."""
+        return Run(self.values[start:stop], self.counts[start:stop], self.first[start:stop])
+
+
+class Coding(NamedTuple):
+    """A column as numbers: row i has the value dictionary[codes[i]]; uint32 [values], and uint8 or uint16 [rows]."""
+
+    dictionary: NDArray[np.uint32]
+    codes: NDArray[np.unsignedinteger]
+
+
+class Counted(NamedTuple):
+    """A column's run, and its coding if counting produced one."""
+
+    run: Run
+    coding: Coding | None
+
+
+def count_values(values: NDArray[np.uint32]) -> Counted:
+    """Count a column without the order of appearance; `values` may be sorted in place."""
+    repeated = _count_repeated(values)
+    if repeated is not None:
+        return repeated._replace(run=repeated.run._replace(first=np.zeros(len(repeated.run.first), np.int64)))
+    values.sort()
+    starts = _starts(values)
+    return Counted(Run(values[starts], np.diff(starts, append=len(values)), np.zeros(len(starts), np.int64)), None)
+
+
+def count_in_order(values: NDArray[np.uint32], rows: NDArray[np.int64]) -> Counted:
+    """Count a column whose value i belongs to row rows[i]; rows ascend and stay less than 2^32 beyond rows[0]."""
+    if not len(values):
+        return count_values(values)
+    repeated = _count_repeated(values)
+    if repeated is not None:
+        return repeated._replace(run=repeated.run._replace(first=rows[repeated.run.first]))
+    keys = (values.astype(np.uint64) << np.uint64(32)) | (rows - rows[0]).astype(np.uint64)
+    keys.sort()
+    sorted_values = (keys >> np.uint64(32)).astype(np.uint32)
+    starts = _starts(sorted_values)
+    first = (keys[starts] & np.uint64(0xFFFFFFFF)).astype(np.int64) + rows[0]
+    return Counted(Run(sorted_values[starts], np.diff(starts, append=len(values)), first), None)
+
+
+def _count_repeated(values: NDArray[np.uint32]) -> Counted | None:
+    """Return the run, with `first` from 0, and the coding of values that mostly repeat; None for other values."""
+    max_values = len(values) // ROWS_PER_VALUE + FREE_VALUES + 1
+    repeated, codes = np.empty(max_values, np.uint32), np.empty(len(values), np.uint16)
+    counts, first = np.empty(max_values, np.int64), np.empty(max_values, np.int64)
+    number = count_repeated(values, repeated, counts, first, codes)
+    if number < 0:
+        return None
+    order = _sorting_order(repeated[:number])
+    run = Run(repeated[order], counts[order], first[order])
+    if number > MAX_CODES:
+        return Counted(run, None)
+    return Counted(run, Coding(repeated[:number].copy(), codes if number > FEW_CODES else codes.astype(np.uint8)))
+
+
+def _sorting_order(values: NDArray[np.uint32]) -> NDArray[np.int64]:
+    """Return the stable argsort; sorts 64-bit numbers, which NumPy does several times faster."""
+    keys = (values.astype(np.uint64) << np.uint64(32)) | np.arange(len(values), dtype=np.uint64)
+    keys.sort()
+    return (keys & np.uint64(0xFFFFFFFF)).astype(np.int64)
+
+
+def _starts(values: NDArray[np.uint32]) -> NDArray[np.int64]:
+    """Return the index at which each distinct value of a sorted array begins."""
+    if not len(values):
+        return np.zeros(0, np.int64)
+    return np.flatnonzero(np.concatenate(([True], values[1:] != values[:-1])))
+
+
+@jit
+def count_repeated(
+    values: NDArray[np.uint32],
+    distinct_values: NDArray[np.uint32],
+    counts: NDArray[np.int64],
+    first: NDArray[np.int64],
+    codes: NDArray[np.uint16],
+) -> int:
+    """Count the distinct values of a column in order of appearance.
+
+    Args:
+        values: [rows] uint32.
+        distinct_values, counts, first, codes: outputs. The first three hold each distinct value, its count and its
+            first index; `codes` holds each row's index in `distinct_values`, modulo 2^16.
+
+    Returns:
+        The number of distinct values, or -1 if values repeat too rarely.
+    """
+    bits = FIRST_BITS
+    slots, mask, shift = np.zeros(1 << bits, np.uint64), np.uint32((1 << bits) - 1), np.uint32(32 - bits)
+    number = 0
+    for i in range(len(values)):
+        value = values[i]
+        slot = np.uint32(value * HASH_MULTIPLIER) >> shift
+        entry = slots[slot]
+        while entry != EMPTY_SLOT and np.uint32(entry >> np.uint64(32)) != value:
+            slot = (slot + np.uint32(1)) & mask
+            entry = slots[slot]
+        if entry != EMPTY_SLOT:
+            code = (entry & np.uint64(0xFFFFFFFF)) - np.uint64(1)
+            counts[code] += 1
+            codes[i] = np.uint16(code)
+            continue
+        if number >= FREE_VALUES + i // ROWS_PER_VALUE:
+            return -1
+        distinct_values[number], counts[number], first[number], codes[i] = value, 1, i, np.uint16(number)
+        number += 1
+        slots[slot] = (np.uint64(value) << np.uint64(32)) | np.uint64(number)
+        if 2 * number > len(slots):
+            bits += 2
+            slots, mask, shift = np.zeros(1 << bits, np.uint64), np.uint32((1 << bits) - 1), np.uint32(32 - bits)
+            insert(slots, shift, distinct_values[:number], np.arange(number, dtype=np.uint32))
+    return number
+
+
+PART_BYTES = 128 << 20
+PART_BYTES_PER_ENTRY = 96  # a merged entry, its copies, and the memory to rank it
+STEP_ENTRIES = 1 << 17  # merged at once, in the processor's cache
+STEP_ENTRIES_PER_RUN = 1 << 12  # calls would dominate if there were fewer
+SAMPLES_PER_RUN = 64
+
+
+class Mergeable(Protocol):
+    """A run in memory or on disk."""
+
+    @property
+    def entries(self) -> int:
+        """Return the number of distinct values."""
+
+    @property
+    def values(self) -> NDArray[np.uint32]:
+        """Return all values."""
+
+    def part(self, start: int, stop: int) -> Run:
+        """Return the entries start..stop."""
+
+
+def merge_in_parts(
+    runs: Sequence[Mergeable],
+    part_bytes: int = PART_BYTES,
+    begins: Sequence[int] | None = None,
+    threshold: int = 1,
+) -> Iterator[Run]:
+    """Merge any number of runs into one, and yield it in consecutive ranges of values.
+
+    Args:
+        part_bytes: memory for merging and ranking a part.
+        begins: number of the row at which each run's `first` begins to count; by default 0.
+        threshold: values with a lower total count are left out.
+    """
+    max_entries = part_bytes // PART_BYTES_PER_ENTRY
+    step_entries = max(1, min(max_entries, max(STEP_ENTRIES, STEP_ENTRIES_PER_RUN * len(runs))))
+    num_steps = -(-sum(run.entries for run in runs) // step_entries)
+    cuts = value_cuts(runs, num_steps)
+    bounds = np.array([[0, *np.searchsorted(run.values, cuts), run.entries] for run in runs], np.int64)
+    sizes = np.diff(bounds).sum(axis=0).tolist()
+    buffers = _MergeBuffers(max(sizes))
+    part, number = _empty_run(max(max_entries, *sizes)), 0
+    for starts, ends, size in zip(bounds.T[:-1].tolist(), bounds.T[1:].tolist(), sizes, strict=True):
+        if number + size > len(part.values):
+            yield part.part(0, number)
+            part, number = _empty_run(len(part.values)), 0
+        rest = part.part(number, len(part.values))
+        number += buffers.merge(runs, starts, ends, begins or [0] * len(runs), threshold, rest)
+    if number:
+        yield part.part(0, number)
+
+
+def _empty_run(entries: int) -> Run:
+    """Allocate a run; the system assigns memory only to the part that is written."""
+    return Run(np.empty(entries, np.uint32), np.empty(entries, np.int64), np.empty(entries, np.int64))
+
+
+class _MergeBuffers:
+    """Reusable memory to merge up to `entries` entries: allocating it each time would cost more than merging."""
+
+    def __init__(self, entries: int) -> None:
+        self._keys = np.empty(entries, "<u8")
+        self._numbers = np.arange(entries, dtype=np.uint32)
+        self._counts, self._first = np.empty(entries, np.int64), np.empty(entries, np.int64)
+
+    def merge(
+        self,
+        runs: Sequence[Mergeable],
+        starts: list[int],
+        ends: list[int],
+        begins: Sequence[int],
+        threshold: int,
+        out: Run,
+    ) -> int:
+        """Merge the entries starts[i]..ends[i] of each run into the first ones of `out`; return their number.
+
+        `begins` and `threshold` are as in `merge_in_parts`.
+        """
+        halves = self._keys.view("<u4").reshape(-1, 2)
+        end = 0
+        for run, start, stop, begin in zip(runs, starts, ends, begins, strict=True):
+            if start == stop:
+                continue
+            target = slice(end, end + stop - start)
+            end = target.stop
+            values, counts, first = run.part(start, stop)
+            halves[target, 1] = values
+            self._counts[target] = counts
+            np.add(first, begin, out=self._first[target], dtype=np.int64)
+        halves[:end, 0] = self._numbers[:end]
+        keys = self._keys[:end]
+        keys.sort()  # Sorting 64-bit numbers is several times faster than merging by comparisons.
+        return int(sum_equal(keys, self._counts, self._first, threshold, *out))
+
+
+@jit
+def sum_equal(
+    keys: NDArray[np.uint64],
+    counts: NDArray[np.int64],
+    first: NDArray[np.int64],
+    threshold: int,
+    out_values: NDArray[np.uint32],
+    out_counts: NDArray[np.int64],
+    out_first: NDArray[np.int64],
+) -> Int:
+    """Sum the counts and take the earliest row of each value, without branches.
+
+    Args:
+        keys: [n] uint64, ascending: value << 32 | entry.
+        counts, first: [n] int64, one per entry.
+        threshold: values with a lower total count are left out.
+        out_values, out_counts, out_first: outputs.
+
+    Returns:
+        The number of values in the outputs.
+    """
+    number, total, earliest, last = np.int64(0), np.int64(0), np.int64(0), np.uint32(0)
+    for i in range(len(keys)):
+        value = np.uint32(keys[i] >> np.uint64(32))
+        entry = np.int64(keys[i] & np.uint64(0xFFFFFFFF))
+        is_same = (value == last) & (i > 0)
+        number += np.int64((not is_same) & (i > 0) & (total >= threshold))  # otherwise overwrite the last value
+        total = counts[entry] + (total if is_same else 0)
+        earliest = min(first[entry], earliest) if is_same else first[entry]
+        out_values[number], out_counts[number], out_first[number] = value, total, earliest
+        last = value
+    return number + np.int64(len(keys) > 0 and total >= threshold)
+
+
+class Valued(Protocol):
+    """Distinct values in ascending order."""
+
+    @property
+    def entries(self) -> int:
+        """Return the number of values."""
+
+    @property
+    def values(self) -> NDArray[Any]:
+        """Return all values."""
+
+
+def value_cuts(runs: Sequence[Valued], num_parts: int) -> NDArray[Any]:
+    """Return values that divide the union of the runs into about equal parts."""
+    if num_parts <= 1:
+        return np.zeros(0, np.uint32)
+    samples, weights = [], []
+    for run in runs:
+        sample = np.array(run.values[:: max(1, run.entries // SAMPLES_PER_RUN)])
+        samples.append(sample)
+        weights.append(np.full(len(sample), run.entries / max(1, len(sample))))
+    values, weight = np.concatenate(samples), np.concatenate(weights)
+    order = np.argsort(values, kind="stable")
+    cumulative = np.cumsum(weight[order])
+    positions = np.searchsorted(cumulative, cumulative[-1] * np.arange(1, num_parts) / num_parts)
+    return np.unique(values[order][positions])
+
+
+class SpilledRun:
+    """A run on disk; each access to an array reads it."""
+
+    def __init__(self, run: Run, stem: Path) -> None:
+        self._stem = stem
+        stem.parent.mkdir(parents=True, exist_ok=True)
+        for name, array in run._asdict().items():
+            array.tofile(self._path(name))
+
+    def _path(self, name: str) -> Path:
+        return self._stem.with_name(f"{self._stem.name}.{name}")
+
+    @property
+    def values(self) -> NDArray[np.uint32]:
+        return np.fromfile(self._path("values"), np.uint32)
+
+    @property
+    def counts(self) -> NDArray[np.int64]:
+        return np.fromfile(self._path("counts"), np.int64)
+
+    @property
+    def first(self) -> NDArray[np.int64]:
+        return np.fromfile(self._path("first"), np.int64)
+
+
+AnyRun: TypeAlias = Run | SpilledRun
+
+
+def spill_parts(runs: Iterator[Run], directory: Path) -> Sequence[AnyRun]:
+    """Return all parts: a single one in memory, several on disk."""
+    first = next(runs, None)
+    if first is None:
+        return []
+    second = next(runs, None)
+    if second is None:
+        return [first]
+    spilled = [SpilledRun(first, directory / "0"), SpilledRun(second, directory / "1")]
+    del first, second
+    spilled += [SpilledRun(part, directory / str(i)) for i, part in enumerate(runs, 2)]
+    return spilled
+
+
+ROWS_PER_KEY = 1 << 32  # rows that a 64-bit key can hold beside a value
+
+
+class CountClasses(NamedTuple):
+    """Number of values (sizes) with each count (counts, ascending)."""
+
+    counts: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+
+
+def most_frequent(parts: Sequence[AnyRun], limit: int) -> Iterator[Run]:
+    """Yield from each part the values among the `limit` most frequent overall; ties go to smaller values."""
+    counts, sizes = count_classes(parts)
+    no_rarer = np.cumsum(sizes[::-1])[::-1]  # number of values with at least this count
+    whole = int(np.searchsorted(-no_rarer, -limit))  # all values of this class and the following ones are in
+    min_count = counts[whole] if whole < len(counts) else counts[-1] + 1
+    remaining = limit - int(no_rarer[whole]) if whole < len(counts) else limit
+    for part in parts:
+        occurs = part.counts
+        is_frequent = occurs >= min_count
+        if whole and remaining:
+            equal = np.flatnonzero(occurs == counts[whole - 1])[:remaining]
+            is_frequent[equal] = True
+            remaining -= len(equal)
+        if is_frequent.any():
+            yield Run(part.values[is_frequent], occurs[is_frequent], part.first[is_frequent])
+
+
+def rank_values(parts: Sequence[AnyRun], path: Path, order: VocabularyOrder) -> int:
+    """Write a column's vocabulary: its values in the order of their ids.
+
+    Args:
+        parts: the merged run in consecutive ranges of values.
+        path: .npy file to write, [n] uint32.
+
+    Returns:
+        n, the number of values with an id of their own.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    size = sum(len(part.values) for part in parts)
+    with open(path, "wb+") as file:
+        file.write(npy_header(np.dtype(np.uint32), size, None))
+        if size and order is VocabularyOrder.frequency:
+            file.flush()
+            reserve(file.fileno(), file.tell() + size * np.dtype(np.uint32).itemsize)
+            _rank_by_frequency(parts, mmap.mmap(file.fileno(), 0), file.tell())
+        elif size:
+            for values in _batches(parts, order):
+                values.tofile(file)
+    return size
+
+
+def reserve(file: int, size: int) -> None:
+    """Set a file's size, and reserve the space if possible: writing to a mapped hole on a full disk would be fatal."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(file, 0, size)
+    else:
+        os.ftruncate(file, size)
+
+
+def _batches(parts: Sequence[AnyRun], order: VocabularyOrder) -> Iterator[NDArray[np.uint32]]:
+    if order is VocabularyOrder.value:
+        for part in parts:
+            yield part.values
+    else:
+        for low, high in _row_ranges(parts):
+            yield _first_seen_between(parts, low, high)
+
+
+def _row_ranges(parts: Sequence[AnyRun]) -> list[tuple[int, int]]:
+    """Return ranges of first rows, each within a key, that hold about as many values as one part."""
+    firsts = (part.first for part in parts)
+    sample = np.sort(np.concatenate([first[:: max(1, len(first) // SAMPLES_PER_RUN)].copy() for first in firsts]))
+    even = sample[np.arange(1, len(parts)) * len(sample) // len(parts)]
+    end = max(int(part.first.max()) for part in parts) + 1
+    cuts = np.unique(np.concatenate((even, np.arange(0, end, ROWS_PER_KEY), [end]))).tolist()
+    return list(pairwise(cuts))
+
+
+def _first_seen_between(parts: Sequence[AnyRun], low: int, high: int) -> NDArray[np.uint32]:
+    """Return the values first seen in rows low..high, in that order."""
+    keys = []
+    for part in parts:
+        first = part.first
+        is_in_range = (first >= low) & (first < high)
+        first_seen = (first[is_in_range] - low).view(np.uint64)
+        first_seen <<= np.uint64(32)
+        first_seen |= part.values[is_in_range]
+        keys.append(first_seen)
+    joined = np.concatenate(keys)
+    joined.sort()
+    return joined.astype(np.uint32)
+
+
+def _rank_by_frequency(parts: Sequence[AnyRun], mapped: mmap.mmap, offset: int) -> None:
+    """Write values by descending count, ties by ascending value, to a file from an offset on, by a counting sort."""
+    counts, sizes = count_classes(parts)
+    larger = np.cumsum(sizes[::-1])[::-1] - sizes
+    vocabulary = np.frombuffer(mapped, np.uint32, offset=offset)
+    for part in parts:
+        place_by_rank(part.values, part.counts, counts, larger, vocabulary)
+        unload(mapped)
+
+
+def count_classes(parts: Sequence[AnyRun]) -> CountClasses:
+    """Count the values with each count over all parts, of which there is at least one."""
+    pairs = [np.unique(part.counts, return_counts=True) for part in parts]
+    counts, inverse = np.unique(np.concatenate([pair[0] for pair in pairs]), return_inverse=True)
+    sizes = np.zeros(len(counts), np.int64)
+    np.add.at(sizes, inverse, np.concatenate([pair[1] for pair in pairs]))
+    return CountClasses(counts, sizes)
+
+
+@jit
+def place_by_rank(
+    values: NDArray[np.uint32],
+    counts: NDArray[np.int64],
+    classes: NDArray[np.int64],
+    next_rank: NDArray[np.int64],
+    vocabulary: NDArray[np.uint32],
+) -> None:
+    """Put each value at the next rank of its count's class.
+
+    Args:
+        values, counts: a part of a run.
+        classes: the counts that occur, ascending.
+        next_rank: next rank of each class; advanced here.
+        vocabulary: output, values by rank.
+    """
+    for i in range(len(values)):
+        index = np.searchsorted(classes, counts[i])
+        rank = next_rank[index]
+        next_rank[index] = rank + 1
+        vocabulary[rank] = values[i]
+
+
+BYTES_PER_ENTRY = 160  # an entry without its text: merging, copies, ranking
+COPIES_OF_TEXT = 4
+MAX_BUCKETS = 256  # files open at once
+ORDER_VALUES = 1 << 20  # ids read at once
+SHOWN_CHARACTERS = 40
+
+
+class Entries(NamedTuple):
+    """Entries of a dictionary: values [n] uint64, counts and first rows [n] int64, and texts, an Arrow array [n]."""
+
+    values: NDArray[np.uint64]
+    counts: NDArray[np.int64]
+    first: NDArray[np.int64]
+    texts: Any
+
+
+class Dictionary(Protocol):
+    """Distinct values in ascending order, in memory or on disk."""
+
+    @property
+    def entries(self) -> int:
+        """Return the number of distinct values."""
+
+    @property
+    def text_bytes(self) -> int:
+        """Return the bytes of all texts."""
+
+    @property
+    def values(self) -> NDArray[np.uint64]:
+        """Return all values."""
+
+    def part(self, start: int, stop: int) -> Entries:
+        """Return the entries start..stop."""
+
+
+def refuse_collisions(column: str, texts: Any, is_new: NDArray[np.bool_]) -> None:
+    """Refuse two texts with the same value.
+
+    Args:
+        texts: in the order of their values.
+        is_new: whether each value differs from the one before.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    repeat_indices = np.flatnonzero(~is_new)
+    before, after = texts.take(pa.array(repeat_indices - 1)), texts.take(pa.array(repeat_indices))
+    differ = pc.not_equal(before, after).to_numpy(zero_copy_only=False)
+    if differ.any():
+        place = int(differ.argmax())
+        first, second = (each[place].as_py()[:SHOWN_CHARACTERS] for each in (before, after))
+        raise UserError(
+            f"data.raw: column {column}: {first!a} and {second!a} have the same value of 64 bits, so they would share "
+            "an id; write one of them differently in the raw files"
+        )
+
+
+def merge_dictionaries(
+    column: str, dictionaries: Sequence[Dictionary], part_bytes: int, begins: Sequence[int], threshold: int
+) -> Iterator[Entries]:
+    """Merge any number of dictionaries into one, and yield it in consecutive ranges of values.
+
+    Args:
+        column: the column's name in errors.
+        part_bytes: memory for merging and ranking a part.
+        begins: number of the row at which each dictionary's `first` begins to count.
+        threshold: values with a lower total count, or none, are left out.
+    """
+    total = sum(each.entries for each in dictionaries)
+    num_bytes = BYTES_PER_ENTRY * total + COPIES_OF_TEXT * sum(each.text_bytes for each in dictionaries)
+    cuts = value_cuts(dictionaries, -(-num_bytes // part_bytes))
+    bounds = np.array([[0, *np.searchsorted(each.values, cuts), each.entries] for each in dictionaries], np.int64)
+    for starts, stops in zip(bounds.T[:-1].tolist(), bounds.T[1:].tolist(), strict=True):
+        parts = []
+        for dictionary, start, stop, begin in zip(dictionaries, starts, stops, begins, strict=True):
+            if start < stop:
+                part = dictionary.part(start, stop)
+                parts.append(part._replace(first=part.first + begin))
+        if parts:
+            yield _merge(column, parts, max(1, threshold))
+
+
+def _merge(column: str, parts: Sequence[Entries], threshold: int) -> Entries:
+    import pyarrow as pa
+
+    values, counts, first = (np.concatenate(arrays) for arrays in list(zip(*parts, strict=True))[:3])
+    texts = pa.concat_arrays([part.texts for part in parts])
+    occurs = np.flatnonzero(counts)
+    order = occurs[np.argsort(values[occurs])]
+    values = values[order]
+    is_new = np.concatenate(([True], values[1:] != values[:-1]))[: len(values)]
+    starts = np.flatnonzero(is_new)
+    if not len(starts):
+        return Entries(values, counts[:0], first[:0], texts[:0])
+    if len(starts) < len(values):
+        refuse_collisions(column, texts.take(pa.array(order)), is_new)
+    totals = np.add.reduceat(counts[order], starts)
+    is_frequent = totals >= threshold
+    earliest = np.minimum.reduceat(first[order], starts)
+    return Entries(
+        values[starts][is_frequent],
+        totals[is_frequent],
+        earliest[is_frequent],
+        texts.take(pa.array(order[starts][is_frequent])),
+    )
+
+
+class NumberedValues:
+    """Merged values in a directory, numbered in ascending order, with their texts if these are kept."""
+
+    def __init__(self, directory: Path, with_texts: bool) -> None:
+        share_allocator_with_arrow()
+        self._directory, self._with_texts = directory, with_texts
+        self.sizes: list[int] = []  # rows of each part
+        self.num_bytes = 0
+        directory.mkdir(parents=True, exist_ok=True)
+
+    def runs(self, parts: Iterator[Entries]) -> Iterator[Run]:
+        """Store parts; yield each with numbers in place of the values."""
+        number = 0
+        for part in parts:
+            if not len(part.values):
+                continue
+            self._store(part)
+            numbers = np.arange(number, number + len(part.values), dtype=np.uint32)
+            number += len(numbers)
+            yield Run(numbers, part.counts, part.first)
+
+    def _store(self, part: Entries) -> None:
+        import pyarrow as pa
+
+        columns = {"value": part.values, **({"text": part.texts} if self._with_texts else {})}
+        batch = pa.record_batch({name: pa.array(column) for name, column in columns.items()})
+        with _stream(self._directory / f"{len(self.sizes)}.arrow", batch.schema) as writer:
+            writer.write_batch(batch)
+        self.sizes.append(len(batch))
+        self.num_bytes += batch.nbytes
+
+    def parts(self) -> Iterator[Any]:
+        """Yield each part as a table with the columns `value` and, if texts are kept, `text`."""
+        for index in range(len(self.sizes)):
+            yield _read_stream(self._directory / f"{index}.arrow")
+
+    @property
+    def size(self) -> int:
+        """Return the number of values."""
+        return sum(self.sizes)
+
+
+def write_ranked(
+    numbered: NumberedValues, order: Path, paths: Sequence[Path], directory: Path, part_bytes: int
+) -> list[FileDigest]:
+    """Write the values, and texts, in the order of their ids.
+
+    Args:
+        order: file with the number of each id's value, from `rank_values`.
+        paths: files to write: values and, if texts are kept, texts and their offsets.
+        directory: directory for temporary files.
+        part_bytes: memory to use.
+
+    Returns:
+        The digests of `paths`.
+    """
+    numbers = open_array(order)
+    buckets, text_bytes = _distribute(numbered, numbers, directory, part_bytes)
+    values = ArrayWriter(paths[0], np.uint64, None, len(numbers))
+    texts = []
+    if len(paths) > 1:
+        texts = [
+            ArrayWriter(paths[1], np.uint8, None, text_bytes),
+            ArrayWriter(paths[2], np.int64, None, 1 + len(numbers)),
+        ]
+        texts[1].append(np.zeros(1, np.int64))
+    try:
+        for bucket in buckets:
+            table = _read_stream(bucket).sort_by("id")
+            values.append(table.column("value").to_numpy())
+            if texts:
+                offsets, content = text_buffers(table.column("text").combine_chunks())
+                texts[1].append(offsets[1:] + texts[0].rows)
+                texts[0].append(content)
+        return [writer.close() for writer in (values, *texts)]
+    finally:
+        for writer in (values, *texts):
+            writer.abandon()
+
+
+def _distribute(
+    numbered: NumberedValues, order: NDArray[np.uint32], directory: Path, part_bytes: int
+) -> tuple[list[Path], int]:
+    """Write files of consecutive ids, small enough to sort in memory; return their paths and the bytes of all texts."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    num_buckets = min(MAX_BUCKETS, 1 + COPIES_OF_TEXT * numbered.num_bytes // part_bytes)
+    ids_each = max(1, -(-len(order) // num_buckets))
+    paths = [directory / f"ids-{i}.arrow" for i in range(-(-len(order) // ids_each))]
+    text_bytes = 0
+    with ExitStack() as stack:
+        writers: list[Any] = []
+        for ids, table in zip(_ids_by_part(numbered, order, directory / "ids"), numbered.parts(), strict=True):
+            if not writers:
+                schema = table.schema.append(pa.field("id", pa.uint32()))
+                writers = [stack.enter_context(_stream(path, schema)) for path in paths]
+            id_positions = np.flatnonzero(ids)
+            bucket = (ids[id_positions] - 1) // ids_each
+            by_bucket = np.argsort(bucket, kind="stable")
+            entries = id_positions[by_bucket]
+            rows = table.take(pa.array(entries)).append_column("id", pa.array(ids[entries] - 1))
+            if "text" in rows.column_names:
+                text_bytes += pc.sum(pc.binary_length(rows.column("text"))).as_py() or 0
+            cuts = np.searchsorted(bucket[by_bucket], np.arange(len(paths) + 1)).tolist()
+            for writer, (start, stop) in zip(writers, pairwise(cuts), strict=True):
+                if start < stop:
+                    writer.write_table(rows.slice(start, stop - start))
+    return paths, text_bytes
+
+
+def _ids_by_part(numbered: NumberedValues, order: NDArray[np.uint32], path: Path) -> Iterator[NDArray[np.uint32]]:
+    """Yield for each part the id plus one of each value, or 0 for a value without an id."""
+    if not numbered.size:
+        return
+    with open(path, "wb+") as file:
+        reserve(file.fileno(), numbered.size * order.itemsize)
+        mapped = mmap.mmap(file.fileno(), 0)
+    ids = np.frombuffer(mapped, np.uint32)
+    for start in range(0, len(order), ORDER_VALUES):
+        numbers = np.array(order[start : start + ORDER_VALUES])
+        ids[numbers] = np.arange(start + 1, start + 1 + len(numbers), dtype=np.uint32)
+        unload(mapped)
+    begin = 0
+    for size in numbered.sizes:
+        yield np.array(ids[begin : begin + size])
+        begin += size
+
+
+def _stream(path: Path, schema: Any) -> Any:
+    import pyarrow as pa
+
+    return pa.ipc.new_stream(str(path), schema)
+
+
+def _read_stream(path: Path) -> Any:
+    import pyarrow as pa
+
+    with pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as stream:
+        return stream.read_all()

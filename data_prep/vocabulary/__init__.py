@@ -1,1 +1,0 @@
-"""Counting, merging and ranking of a column's distinct values in bounded memory."""

@@ -1,0 +1,537 @@
+"""Logs of events: their schema, its file, the arrays on disk (manifest kind `events`), and parsing.
+
+An event is stored as item (int32), time (seconds, uint32) and flags (uint8): a bit per action of the schema in order,
+ANCHOR_BIT for an event that can be a sample, and FLAG_BIT for the value of the `flag` column.
+
+    <root>/events/00000.users.npy    [U] int64    key of each user: a number, or a hash of a text (see `text_key`)
+    <root>/events/00000.offsets.npy  [U + 1] int64 user u has events offsets[u] to offsets[u + 1]
+    <root>/events/00000.items.npy    [E] int32    ids
+    <root>/events/00000.times.npy    [E] uint32   seconds, rounded down
+    <root>/events/00000.flags.npy    [E] uint8    see extensions/sequences/events.py
+    <root>/vocab/<attribute>.npy     [items] int32 the attribute's id of each item
+    <root>/vocab/item.npy            [items - 1] int64 key of item i + 1, if items are renumbered
+
+A user's events are ordered by time in microseconds, which these files do not keep. Events at one time are in the order
+of the input.
+
+data_prep/parsing/convert.py converts the values, as for tables.
+"""
+
+import time
+from collections.abc import Iterator
+from decimal import Decimal
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import yaml
+from msgspec import Meta, Struct
+from numpy.typing import NDArray
+
+from common.documents import Json, convert
+from common.errors import UserError
+from data_prep.dataset.format import (
+    REMEDY,
+    Count,
+    Document,
+    JsonObject,
+    Manifest,
+    VocabularyFiles,
+    shard_path,
+    verify_shard,
+)
+from data_prep.dataset.kinds import kind_of
+from data_prep.dataset.options import MAX_NUM_EMBEDDINGS, Feature, TableRows, to_json
+from data_prep.dataset.spelling import compared_text, text_key, whole_number
+from data_prep.dataset.table_spec import RULE, parse_rule
+from data_prep.io.arrays import open_array
+from data_prep.parsing.convert import (
+    EMPTY,
+    Distinct,
+    distinct,
+    distinct_texts,
+    excerpt,
+    is_text,
+    numbers_of,
+    plain,
+    refuse_rounded,
+    refuse_row,
+    times_of,
+    truths_of,
+    whole_bits,
+    without_nan,
+)
+from data_prep.parsing.dates import NUMBERS, SECOND, fault_of_format
+from data_prep.parsing.formats import Chunk, Column, FileLayout, Size, format_of
+from data_prep.parsing.labels import meets
+from data_prep.parsing.raw_rows import CORRECT, Locator, RawRows
+from data_prep.sources.discover import Source
+
+EVENTS = "events"  # the encoding's name, and the only split on disk
+MAX_ACTIONS = 6
+ANCHOR_BIT, FLAG_BIT = 1 << 6, 1 << 7
+USER, ITEM, HOUR = "user", "item", "hour"
+CANDIDATE = "candidate_"  # prefix of a candidate's features
+
+Values = tuple[str, ...]  # for a column with text or codes; a condition on a number is a rule such as ">= 50"
+Condition = dict[str, Values | str]  # by column; an event must meet all
+
+
+class Attribute(Struct, frozen=True, forbid_unknown_fields=True):
+    """An id that a second table gives to items: its file, and the file's columns of items and of the attribute."""
+
+    file: str
+    item: str
+    column: str
+
+
+class Cross(Struct, frozen=True, forbid_unknown_fields=True):
+    """A table with `rows` rows, indexed by the xxh64 of some ids: user, item, attributes, hour, or the flag."""
+
+    of: tuple[str, ...]
+    rows: TableRows
+
+
+class EventSchema(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Description of a log of events; docs/sequences.md explains its YAML.
+
+    Attributes:
+        user, item, time: columns. time_format: as for `datetime.strptime`, or a name of EPOCHS in
+            data_prep/parsing/dates.py; None: numbers are seconds, text is ISO 8601.
+        actions: at most MAX_ACTIONS, each with its condition, in the order of their bits.
+        label: action that a model predicts. anchors: condition for events that can be samples; {}: all.
+        others: further values allowed in a column of `actions`; any other value is refused.
+        flag: column of 0 and 1, or None.
+        attributes: attributes of items, by name. crosses: by name. rows: sizes of tables of ids that are not counted.
+        renumber: whether users, items and attributes get ids from 1 on; otherwise their numbers are their ids.
+        min_history: minimum events of a user before an anchor. window_seconds: length of a window.
+        drop_last_seconds, keep_seconds: period of the events to keep, counted back from the last event.
+        delimiter: delimiter of text files.
+    """
+
+    user: str
+    item: str
+    time: str
+    actions: Annotated[dict[Feature, Condition], Meta(min_length=1, max_length=MAX_ACTIONS)]
+    label: str
+    time_format: str | None = None
+    anchors: Condition = {}
+    others: dict[str, Values] = {}
+    flag: str | None = None
+    attributes: dict[Feature, Attribute] = {}
+    crosses: dict[Feature, Cross] = {}
+    rows: dict[str, TableRows] = {}
+    renumber: bool = True
+    min_history: Annotated[int, Meta(ge=0)] = 1
+    window_seconds: Annotated[int, Meta(ge=1)] = 86_400
+    drop_last_seconds: Annotated[int, Meta(ge=0)] = 0
+    keep_seconds: Annotated[int, Meta(ge=1)] | None = None
+    delimiter: Annotated[str, Meta(min_length=1, max_length=1)] = ","
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Return the columns to read, each once."""
+        conditions = (*self.actions.values(), self.anchors)
+        tested = [column for condition in conditions for column in condition]
+        return tuple(dict.fromkeys([self.user, self.item, self.time, *tested, *([self.flag] if self.flag else [])]))
+
+    @property
+    def known_values(self) -> dict[str, set[str]]:
+        """Return the values that each column of text may hold."""
+        values_of = {column: set(values) for column, values in self.others.items()}
+        for condition in (*self.actions.values(), self.anchors):
+            for column, values in condition.items():
+                if not isinstance(values, str):
+                    values_of.setdefault(column, set()).update(values)
+        return values_of
+
+    @property
+    def label_bit(self) -> int:
+        """Return the label's bit in flags."""
+        return 1 << list(self.actions).index(self.label)
+
+    @property
+    def sequence_tables(self) -> tuple[str, ...]:
+        """Return the tables with an id for each event of a history: its item and the item's attributes."""
+        return (ITEM, *self.attributes)
+
+    @property
+    def context_tables(self) -> tuple[str, ...]:
+        """Return the tables with one id per sample: its user and the crosses."""
+        return (USER, *self.crosses)
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """Return all tables."""
+        return (*self.context_tables, *self.sequence_tables)
+
+    def fault(self) -> str | None:
+        """Return the first contradiction, as `key: what is wrong`; None if there is none."""
+        if self.label not in self.actions:
+            return f"label: {self.label} is none of the actions ({', '.join(self.actions)})"
+        names = [*self.tables, HOUR, *([self.flag] if self.flag else [])]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            return f"attributes, crosses, flag: the name {twice} is used twice; user, item and hour are taken"
+        for name, cross in self.crosses.items():
+            allowed = (USER, ITEM, *self.attributes, HOUR, *([self.flag] if self.flag else []))
+            if not cross.of or (unknown := set(cross.of) - set(allowed)):
+                return f"crosses: {name}: of {sorted(unknown) if cross.of else 'nothing'}; known are {list(allowed)}"
+        if unknown := set(self.rows) - {USER, *self.sequence_tables}:
+            return f"rows: {sorted(unknown)} are not tables of ids ({', '.join((USER, *self.sequence_tables))})"
+        if self.renumber and self.rows:
+            return "rows: has no effect with renumber: true, which counts them; leave one of them out"
+        if unknown := set(self.others) - {column for each in self.actions.values() for column in each}:
+            return f"others: {sorted(unknown)} are not columns of actions"
+        return None
+
+    def to_manifest(self) -> Json:
+        """Convert to plain values as JSON returns them."""
+        plain: Json = to_json(self)
+        return plain
+
+    @classmethod
+    def from_manifest(cls, entry: Json) -> "EventSchema":
+        """Build from the form of `to_manifest`."""
+        return msgspec.convert(entry, cls)
+
+
+MAX_ID = MAX_NUM_EMBEDDINGS - 2  # an id is an int32, and its table has one row more
+
+
+def load_event_schema(path: Path) -> EventSchema:
+    """Read a schema from its YAML file."""
+    try:
+        document: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise UserError(f"{path}: not readable as YAML ({' '.join(str(error).split())})") from error
+    if not isinstance(document, dict):
+        raise UserError(f"{path}: no keys in it; docs/sequences.md explains them")
+    if isinstance(document.get("time"), dict):
+        time = document["time"]
+        if not {"column"} <= set(time) <= {"column", "format"}:
+            raise UserError(f"{path}: key time: give a column, or {{column: NAME, format: epoch_ms}}")
+        form = time.get("format")
+        if isinstance(form, str) and (fault := fault_of_format(form)) is not None:
+            raise UserError(f"{path}: key time, format {form}: {fault}")
+        document |= {"time": time["column"], "time_format": form}
+    for key in ("actions", "anchors", "others"):
+        value = document.get(key)
+        if isinstance(value, dict):
+            of = value.items() if key == "actions" else [("", value)]
+            plain = {name: _condition(path, f"{key}.{name}".rstrip("."), each, key) for name, each in of}
+            document[key] = plain if key == "actions" else plain[""]
+    try:
+        schema: EventSchema = convert(document, EventSchema)
+    except ValueError as error:
+        raise UserError(f"{path}: {error}; docs/sequences.md explains the keys") from error
+    if fault := schema.fault():
+        raise UserError(f"{path}: key {fault}")
+    return schema
+
+
+def _condition(path: Path, key: str, condition: Any, kind: str) -> dict[str, Any]:
+    """Convert a condition to the form of `EventSchema`: lists of texts, or rules."""
+    if not isinstance(condition, dict):
+        raise UserError(f'{path}: key {key}: give columns and what they hold, e.g. {{event: like, rating: ">= 4"}}')
+    plain: dict[str, Any] = {}
+    for column, value in condition.items():
+        if kind != "others" and isinstance(value, str) and RULE.fullmatch(value):
+            plain[str(column)] = value.strip()
+        else:
+            plain[str(column)] = [str(each) for each in (value if isinstance(value, list) else [value])]
+    return plain
+
+
+EVENT_DTYPES = {"users": np.int64, "offsets": np.int64, "items": np.int32, "times": np.uint32, "flags": np.uint8}
+SHARD_NAME = "00000"
+VOCABULARY = "vocab"
+
+
+class EventArrays(NamedTuple):
+    """Arrays of a dataset of events, memory-mapped except for users, offsets and attributes [A, items] int32."""
+
+    users: NDArray[np.int64]
+    offsets: NDArray[np.int64]
+    items: NDArray[np.int32]
+    times: NDArray[np.uint32]
+    flags: NDArray[np.uint8]
+    attributes: NDArray[np.int32]
+
+
+def event_schema(root: Path, manifest: Manifest) -> EventSchema:
+    """Return the schema of a dataset of events."""
+    manifest.require_kind(root, kind_of(EVENTS))
+    return EventSchema.from_manifest(manifest.encoding["raw_schema"])
+
+
+def open_events(root: Path, manifest: Manifest) -> EventArrays:
+    """Map the arrays, and check their shapes and what readers rely on (not their checksums)."""
+    schema = event_schema(root, manifest)
+    [shard] = manifest.splits[EVENTS].shards
+    opened = {
+        kind: _open(shard_path(root, EVENTS, shard.name, kind), np.dtype(EVENT_DTYPES[kind])) for kind in EVENT_DTYPES
+    }
+    users, offsets = np.array(opened["users"]), np.array(opened["offsets"])
+    rises = len(offsets) == len(users) + 1 and (np.diff(offsets) >= 0).all()
+    lengths = {len(opened[kind]) for kind in ("items", "times", "flags")}
+    if not rises or offsets[0] != 0 or lengths != {shard.rows} or offsets[-1] != shard.rows:
+        raise UserError(f"{root / EVENTS}: its arrays do not fit each other; {REMEDY}")
+    items = manifest.num_embeddings["item"]
+    attributes = np.zeros((len(schema.attributes), items), np.int32)
+    for row, name in zip(attributes, schema.attributes, strict=True):
+        table = _open(attribute_path(root, name), np.dtype(np.int32))
+        if len(table) != items:
+            raise UserError(f"{attribute_path(root, name)}: {len(table)} items of {items}; {REMEDY}")
+        row[:] = table
+    return EventArrays(users, offsets, opened["items"], opened["times"], opened["flags"], attributes)
+
+
+def known_items(root: Path, manifest: Manifest, events: EventArrays) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the keys (see `text_key`) of the log's items, ascending, and their ids; may read all events."""
+    if event_schema(root, manifest).renumber:
+        keys = np.array(_open(attribute_path(root, ITEM), np.dtype(np.int64)))
+        return keys, np.arange(1, len(keys) + 1)
+    is_known, block = np.zeros(manifest.num_embeddings[ITEM], np.bool_), 1 << 24
+    for start in range(0, len(events.items), block):
+        is_known[events.items[start : start + block]] = True
+    ids = np.flatnonzero(is_known)
+    return ids, ids
+
+
+def attribute_path(root: Path, name: str) -> Path:
+    """Return the path of an attribute's ids or, for `item`, of the items' keys."""
+    return root / VOCABULARY / f"{name}.npy"
+
+
+def _open(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
+    try:
+        array = open_array(path)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: file not readable ({error}); {REMEDY}") from error
+    if array.dtype != dtype or array.ndim != 1:
+        raise UserError(f"{path}: {array.dtype} {array.shape}, but it is {dtype} of one dimension; {REMEDY}")
+    return array
+
+
+def verify_events(root: Path, manifest: Manifest) -> None:
+    """Compare the arrays with their checksums, and check the values that readers rely on."""
+    [shard] = manifest.splits[EVENTS].shards
+    verify_shard(root, EVENTS, shard)
+    arrays, limit, block = open_events(root, manifest), manifest.num_embeddings["item"], 1 << 22
+    for start in range(0, shard.rows, block):
+        items = np.asarray(arrays.items[start : start + block])
+        times = np.asarray(arrays.times[start : start + block + 1]).astype(np.int64)
+        first = np.searchsorted(arrays.offsets, np.arange(start + 1, start + len(times)))
+        begins = arrays.offsets[first] == np.arange(start + 1, start + len(times))
+        for kind, bad in (("items", (items < 0) | (items >= limit)), ("times", (np.diff(times) < 0) & ~begins)):
+            if bad.any():
+                path, event = shard_path(root, EVENTS, shard.name, kind), start + int(bad.argmax())
+                raise UserError(f"{path}: event {event}: out of order or range; preprocess again")
+
+
+class EventEncoding(JsonObject):
+    """Encoding of events; its parameters are of `extensions.sequences.preparation`."""
+
+    name: Literal["events"]
+    raw_schema: EventSchema
+    chunk_bytes: Count
+    order: str
+    bits: list[str]
+    vocabulary: dict[Feature, VocabularyFiles]
+
+
+def fault(document: Document) -> str | None:
+    """Return the first contradiction in a manifest, or None. Raise ValueError for a value of a wrong type."""
+    schema = convert(document.encoding, EventEncoding, "encoding").raw_schema
+    if contradiction := schema.fault():
+        return f"key 'encoding.raw_schema': {contradiction}"
+    if tuple(document.num_embeddings) != schema.tables:
+        return "keys 'num_embeddings' and 'encoding.raw_schema' name different tables"
+    if list(document.splits) != [EVENTS] or len(document.splits[EVENTS].shards) != 1:
+        return f"key 'splits' is not of one split, {EVENTS!r}, with one shard"
+    return None
+
+
+WHOLE = r"^(0|[1-9][0-9]{0,17})$"  # texts whose number `text_key` keeps
+TIME_LIMIT = 1 << 32  # seconds; times are stored as uint32, until 2106
+DAY = 86_400
+EVENT_BYTES = 48  # share of a chunk's budget per event
+
+
+class EventBlock(NamedTuple):
+    """Parsed events, [events] each: keys of users and items int64, times int64 in microseconds, flags uint8."""
+
+    users: NDArray[np.int64]
+    items: NDArray[np.int64]
+    times: NDArray[np.int64]
+    flags: NDArray[np.uint8]
+
+    def take(self, rows: Any) -> "EventBlock":
+        """Select events by a slice, a mask or their numbers."""
+        return EventBlock(self.users[rows], self.items[rows], self.times[rows], self.flags[rows])
+
+
+def plan_event_chunks(source: Source, chunk_bytes: int) -> list[Chunk]:
+    """Return the chunks of a source in row order; a compressed text is one chunk."""
+    return format_of(source).chunks(source, Size(EVENT_BYTES), chunk_bytes)
+
+
+def check_columns(source: Source, columns: tuple[str, ...], delimiter: str, named_by: str) -> list[Column]:
+    """Return the columns of a source. Raise UserError if it lacks one of `columns` or has it twice."""
+    source_columns = format_of(source).columns(source, delimiter)
+    names = [column.name for column in source_columns]
+    for column in columns:
+        if names.count(column) != 1:
+            number = "no" if column not in names else "two"
+            raise UserError(
+                f"{source.path}: row 1: {number} column {column}, which {named_by} names; it has {', '.join(names)}; "
+                "correct one of them, or the schema's delimiter"
+            )
+    return source_columns
+
+
+def check_log(sources: list[Source], schema: EventSchema, named_by: str) -> None:
+    """Refuse log files that lack a column, and a format of times if all times are timestamps."""
+    columns = [column for each in sources for column in check_columns(each, schema.columns, schema.delimiter, named_by)]
+    if schema.time_format is not None and all(each.kind == "time" for each in columns if each.name == schema.time):
+        raise UserError(
+            f"{sources[0].path}, column {schema.time}: time, but {named_by} has format {schema.time_format} for it; "
+            "leave it out"
+        )
+
+
+def event_batches(
+    source: Source, chunk: Chunk, columns: tuple[str, ...], delimiter: str
+) -> Iterator[tuple[RawRows, int]]:
+    """Yield the batches of a chunk, with null for NaN, and the bytes of the file that each covers."""
+    form = format_of(source)
+    layout = FileLayout(tuple(column.name for column in form.columns(source, delimiter)), delimiter)
+    for batch, num_bytes in form.batches(source, chunk, columns, layout):
+        yield (
+            batch._replace(columns={name: without_nan(plain(values)) for name, values in batch.columns.items()}),
+            num_bytes,
+        )
+
+
+def parse_events(batch: RawRows, schema: EventSchema) -> EventBlock:
+    """Parse a batch of `event_batches`."""
+    users, items = (keys_of(batch, column, schema.renumber) for column in (schema.user, schema.item))
+    times = _times(batch, schema)
+    texts = {name: _action_texts(batch, name, allowed_texts) for name, allowed_texts in schema.known_values.items()}
+    numbers: dict[str, NDArray[np.float64]] = {}
+    flags = np.zeros(len(users), np.uint8)
+    for bit, condition in enumerate([*schema.actions.values(), schema.anchors]):
+        mask = np.uint8(1 << bit if bit < len(schema.actions) else ANCHOR_BIT)
+        flags[_meets(condition, batch, texts, numbers)] |= mask
+    if schema.flag is not None:
+        flags[truths_of(batch.columns[schema.flag], batch.locator_of(schema.flag), np.nan)] |= np.uint8(FLAG_BIT)
+    return EventBlock(users, items, times, flags)
+
+
+def keys_of(batch: RawRows, column: str, is_any: bool = True) -> NDArray[np.int64]:
+    """Return keys of users, items or attributes (see `text_key`); unless `is_any` they are numbers up to MAX_ID."""
+    values, locator = batch.columns[column], batch.locator_of(column)
+    _refuse_empty(values, locator, "no value")
+    if (keys := _whole_keys(values)) is None:
+        refuse_rounded(values, locator)
+        ids = distinct(values)
+        is_fraction = [isinstance(each, float | Decimal) and whole_number(each) is None for each in ids.values]
+        ids.refuse(is_fraction, locator, "is not an id: text or an integer")
+        codes, texts = distinct_texts(values, locator)
+        keys = np.array([text_key(text) for text in texts], np.int64)[codes]
+    if not is_any:
+        remedy = "set `renumber: true` in the schema, or correct this row"
+        is_bad = (keys < 0) | (keys > MAX_ID)
+        refuse_row(is_bad, locator, lambda index: f"{values[index]} is not an id from 0 to {MAX_ID}", remedy)
+    return keys
+
+
+def _whole_keys(values: Any) -> NDArray[np.int64] | None:
+    """Return a column without empty fields as keys, if all its values are keys themselves; otherwise None."""
+    if isinstance(values, list):
+        return None
+    if is_text(values):
+        if not pc.all(pc.match_substring_regex(values, WHOLE), min_count=0).as_py():
+            return None
+    elif not (pa.types.is_integer(values.type) or pa.types.is_floating(values.type)):
+        return None
+    try:
+        keys: NDArray[np.int64] = values.cast(pa.int64()).to_numpy()
+    except pa.ArrowInvalid:  # fractions, or numbers beyond 63 bits
+        return None
+    limit = 1 << whole_bits(values.type) if pa.types.is_floating(values.type) else None
+    return None if (keys < 0).any() or (limit is not None and (keys >= limit).any()) else keys
+
+
+def _times(batch: RawRows, schema: EventSchema) -> NDArray[np.int64]:
+    """Return microseconds since 1970, rounded down."""
+    column, locator = schema.time, batch.locator_of(schema.time)
+    _refuse_empty(batch.columns[column], locator, "no time")
+
+    def entry(form: str) -> str:
+        return f"time: {{column: {column}, format: {form}}}"
+
+    times = times_of(batch.columns[column], schema.time_format, locator, entry, takes_numbers=True).astype(np.int64)
+    now = int(min(time.time() + DAY, TIME_LIMIT - 1))
+    if (is_bad := (times < 0) | (times // SECOND > now)).any():
+        seconds = int(times[is_bad.argmax()]) // SECOND
+        fault = f"{seconds} seconds lie {'before 1970' if seconds < 0 else 'in the future'}"
+        refuse_row(is_bad, locator, lambda _: fault, f"{CORRECT}, or give another format in the schema")
+    return times
+
+
+def _action_texts(batch: RawRows, column: str, allowed_texts: set[str]) -> Distinct:
+    """Return a column of actions as `compared_text`. Raise UserError for a text that the schema does not name."""
+    locator = batch.locator_of(column)
+    texts = distinct_texts(batch.columns[column], locator)
+    allowed = set(map(compared_text, allowed_texts))
+    is_unknown = np.array([compared_text(text) not in allowed for text in texts.values], np.bool_)[texts.codes]
+    refuse_row(
+        is_unknown,
+        locator,
+        lambda index: f"unknown action {excerpt(texts.values[texts.codes[index]])}; known are {sorted(allowed_texts)}",
+        f"name it in `actions`, or in `others: {{{column}: […]}}`, which no history shows, in the schema",
+    )
+    return texts._replace(values=list(map(compared_text, texts.values)))
+
+
+def _numbers(batch: RawRows, column: str) -> NDArray[np.float64]:
+    """Return numbers, NaN for an empty field."""
+    values = batch.columns[column]
+    numbers = numbers_of(values, NUMBERS, batch.locator_of(column), 0.0, np.inf)
+    return np.where(_is_empty(values), np.nan, numbers)
+
+
+def _is_empty(values: Any) -> NDArray[np.bool_]:
+    if isinstance(values, list):
+        return np.array([value in EMPTY for value in values], np.bool_)
+    is_empty = pc.is_null(values)
+    if is_text(values):
+        is_empty = pc.or_(is_empty, pc.equal(values, "").fill_null(True))
+    mask: NDArray[np.bool_] = is_empty.to_numpy(zero_copy_only=False)
+    return mask
+
+
+def _refuse_empty(values: Any, locator: Locator, fault: str) -> None:
+    refuse_row(_is_empty(values), locator, lambda _: fault)
+
+
+def _meets(
+    condition: Condition, batch: RawRows, texts: dict[str, Distinct], numbers: dict[str, NDArray[np.float64]]
+) -> NDArray[np.bool_]:
+    """Return a mask of the events that meet a condition; all events meet {}."""
+    met = np.ones(batch.rows, np.bool_)
+    for column, value in condition.items():
+        if isinstance(value, str):
+            if column not in numbers:
+                numbers[column] = _numbers(batch, column)
+            rule = parse_rule(value)
+            met &= meets(batch.columns[column], numbers[column], rule, NUMBERS) & ~np.isnan(numbers[column])
+        else:
+            codes, values = texts[column]
+            expected = set(map(compared_text, value))
+            met &= np.isin(codes, [code for code, text in enumerate(values) if text in expected])
+    return met
