@@ -124,8 +124,12 @@ shell: images ## A shell in the image for PLATFORM=cpu|cuda|rocm, with data/ and
 
 ##@ Develop
 
+# What targets need beyond training: groups of pyproject.toml, added to the environment in place.
+groups = $(if $(filter test test-all bench-check lint golden,$(MAKECMDGOALS)),dev) \
+  $(if $(filter tune,$(MAKECMDGOALS)),tune) $(if $(filter export,$(MAKECMDGOALS)),onnx)
+
 environment: ## Create or update the Python environment in .venv; every target does so first; STACK=cpu|cuda|rocm
-	@$(PYTHON) requirements/install.py $(VENV)$(if $(STACK), --device $(STACK))
+	@$(PYTHON) requirements/install.py $(VENV) train $(groups)$(if $(STACK), --device $(STACK))
 
 doctor: environment ## What is wrong with packages, GPUs, memory, disks and datasets, and how to fix it
 	$(python) -m app.doctor $(ARGS)
@@ -137,7 +141,7 @@ test-all: environment ## Run every test, as .ci/run does; ARGS go to pytest
 	$(python) -m pytest $(ARGS)
 
 test-matrix: ## Every test on RELEASES=oldest or newest, in .venv-RELEASES (a download of gigabytes); ARGS go to pytest
-	@$(PYTHON) requirements/install.py $(VENV)-$(RELEASES) --device $(RELEASES)
+	@$(PYTHON) requirements/install.py $(VENV)-$(RELEASES) train dev --device $(RELEASES)
 	$(VENV)-$(RELEASES)/bin/python -m pytest $(ARGS)
 
 bench-check: environment ## The working tree against the last commit, paired: what has become slower
@@ -153,13 +157,13 @@ lint: environment ## Ruff, its formatter, mypy, the layers, hadolint; docker-com
 	  for profile in cpu cuda rocm; do docker compose --env-file .env.example --profile $$profile config --quiet || exit; done; \
 	else echo 'SKIPPED: NO docker compose HERE, SO docker-compose.yml WAS NOT VALIDATED'; fi
 
-lock: ## Resolve requirements/*.in into their locks (needs uv); ARGS=--upgrade for newer versions
-	for name in environment train data_prep; do \
-	  $(UV) pip compile requirements/$$name.in --override requirements/excluded.in --universal \
-	    --python-version 3.10 --generate-hashes --custom-compile-command 'make lock' --quiet \
-	    $$(test $$name = environment || echo --constraint requirements/environment.lock) \
-	    --output-file requirements/$$name.lock $(ARGS) || exit; \
-	done
+lock: ## Resolve pyproject.toml's groups into requirements/*.lock (needs uv); ARGS=--upgrade for newer versions
+	@compile() { group=$$1; shift; $(UV) pip compile --group $$group --override requirements/excluded.in --universal \
+	    --python-version 3.10 --generate-hashes --no-annotate --custom-compile-command 'make lock' --quiet \
+	    --output-file requirements/$$group.lock $(ARGS) "$$@"; }; \
+	  compile installer && compile train && compile data_prep --constraint requirements/train.lock && \
+	  compile dev --constraint requirements/train.lock \
+	    $$(sed -n 's/^\([a-z0-9-]*\)==.*/--no-emit-package \1/p' requirements/train.lock | sort -u)
 
 golden: environment ## Train tests/golden again, the run that the tests replay: only where bits are meant to change
 	$(python) -m tests.golden.make

@@ -124,7 +124,7 @@ download_wheels() {
   [ ! -d "$wheels" ] || return 0
   rm -rf "$wheels.part"
   local download=(python3 -m pip --disable-pip-version-check download --quiet --no-deps --dest "$wheels.part")
-  "${download[@]}" --require-hashes -r requirements/environment.lock
+  "${download[@]}" --require-hashes -r requirements/train.lock -r requirements/installer.lock
   # setuptools and wheel: a package that comes as source is built with them.
   "${download[@]}" -r requirements/torch.in wheel
   mv "$wheels.part" "$wheels"

@@ -3,16 +3,29 @@
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pip
+import pytest
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = "torchrec==1.8.0\nfbgemm_gpu-cpu==1.8.0\nhydra-core==1.3.8\nnumpy\nextra  # not in any container\n"
+GROUPS = """[dependency-groups]
+data_prep = ["numpy"]  # and no more
+train = [
+    {include-group = "data_prep"}, "torchrec==1.8.0", "fbgemm_gpu-cpu==1.8.0", "hydra-core==1.3.8",
+    "extra",  # not in any container
+]
+installer = ["uv"]
+onnx = []
+tune = ["searcher"]
+dev = [{include-group = "train"}, {include-group = "tune"}, "checker"]
+"""
 CPU_TORCH = {"torch/version.py": "__version__ = '2.13.0+cpu'\ncuda = None\nhip = None\n"}
 GPU_TORCH = {"torch/version.py": "__version__ = '2.10.0+rocm7.1'\ncuda = None\nhip = '7.1'\n"}
 TORCH_INIT = {"torch/__init__.py": "from torch.version import __version__\n"}
@@ -51,14 +64,23 @@ class Project:
         self.wheels.mkdir()
         for source in (ROOT / "requirements").glob("*.py"):
             (self.requirements / source.name).write_bytes(source.read_bytes())
-        (self.requirements / "environment.in").write_text(PACKAGES)
+        (directory / "pyproject.toml").write_text(GROUPS)
+        (self.requirements / "installer.lock").write_text("uv==0.0.0 --hash=sha256:" + "0" * 64)
         (self.requirements / "torch.in").write_text("torch==2.13.0\n")
         self._make_base()
+        self.write_lock("data_prep", write_wheel(self.wheels, "numpy", "2.4.6", module("numpy", "2.4.6")))
         self.write_lock(
+            "train",
             write_wheel(self.wheels, "torchrec", "1.8.0", module("torchrec", "1.8.0"), ["fbgemm-gpu"]),
             write_wheel(self.wheels, "fbgemm_gpu_cpu", "1.8.0", module("fbgemm_gpu", "1.8.0")),
             write_wheel(self.wheels, "numpy", "2.4.6", module("numpy", "2.4.6")),
             write_wheel(self.wheels, "extra", "1.0", module("extra", "1.0"), ["numpy"]),
+        )
+        self.write_lock(
+            "dev",
+            write_wheel(self.wheels, "searcher", "1.0", module("searcher", "1.0"), ["extra", "helper"]),
+            write_wheel(self.wheels, "helper", "1.0", module("helper", "1.0")),
+            write_wheel(self.wheels, "checker", "1.0", module("checker", "1.0")),
         )
         write_wheel(self.wheels, "torch", "2.13.0", TORCH_INIT | CPU_TORCH)
         # What an unguarded pip would fetch: a later numpy, and the CUDA build that torchrec names.
@@ -77,13 +99,13 @@ class Project:
     def packages_of(environment: Path) -> Path:
         return environment / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
 
-    def write_lock(self, *wheels: Path) -> None:
+    def write_lock(self, group: str, *wheels: Path) -> None:
         lines = []
         for wheel in wheels:
             name, version = wheel.name.split("-")[:2]
             sha256 = hashlib.sha256(wheel.read_bytes()).hexdigest()
             lines.append(f"{name}=={version} --hash=sha256:{sha256}\n")
-        (self.requirements / "environment.lock").write_text("".join(lines))
+        (self.requirements / f"{group}.lock").write_text("".join(lines))
 
     def add_to_base(self, name: str, version: str, files: dict[str, str]) -> None:
         wheel = write_wheel(self.wheels.parent, name, version, files)
@@ -104,16 +126,32 @@ class Project:
         self.add_to_base("python_debian", "0.1.43ubuntu1", {})
 
     def start(
-        self, python: Path | None = None, options: Sequence[str] = (), links: str = ""
+        self,
+        python: Path | None = None,
+        options: Sequence[str] = (),
+        links: str = "",
+        config: str = "",
+        uv: bool = False,
     ) -> "subprocess.Popen[str]":
+        """Start it; with `config` its lines are pip's only settings, without `uv` there is none to be had."""
         settings = {
-            "PIP_NO_INDEX": "1",
-            "PIP_FIND_LINKS": f"{self.wheels} {links}",
-            "PIP_CONFIG_FILE": os.devnull,
+            "PATH": "/usr/bin:/bin",
             "NO_PROXY": "127.0.0.1",
+            "UV_CACHE_DIR": str(self.wheels.parent / "uv-cache"),
         }
+        if uv:
+            found = shutil.which("uv") or shutil.which("uv", path=f"{sys.prefix}/uv/bin")
+            if found is None:
+                pytest.skip("uv is neither on the PATH nor in this environment")
+            settings["PATH"] = f"{Path(found).parent}:{settings['PATH']}"
+        if config:
+            settings |= {"HOME": str(self.wheels.parent), "XDG_CONFIG_HOME": "", "XDG_CONFIG_DIRS": "/nonexistent"}
+            (self.wheels.parent / ".pip").mkdir(exist_ok=True)
+            (self.wheels.parent / ".pip" / "pip.conf").write_text(f"[global]\n{config}\n", encoding="utf-8")
+        else:
+            settings |= {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": f"{self.wheels} {links}", "PIP_CONFIG_FILE": os.devnull}
         # Of our own Python's settings none may leak into the stand-ins.
-        prefixes = ("PIP_", "PYTHON", "VIRTUAL_ENV")
+        prefixes = ("PIP_", "PYTHON", "VIRTUAL_ENV", "UV_")
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(prefixes)}
         return subprocess.Popen(
             [python or self.python, self.requirements / "install.py", self.environment, *options],
@@ -123,9 +161,9 @@ class Project:
             text=True,
         )
 
-    def set_up(self, python: Path | None = None, status: int = 0, options: Sequence[str] = ()) -> str:
+    def set_up(self, python: Path | None = None, status: int = 0, **arguments: Any) -> str:
         """Run it, check its exit status and that stdout stays empty, and return what it says."""
-        process = self.start(python, options)
+        process = self.start(python, **arguments)
         stdout, stderr = process.communicate(timeout=600)
         assert process.returncode == status, stderr
         assert stdout == ""

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.setup_project import ROOT, TORCH_INIT, Project, module, write_wheel
+from tests.setup_project import GROUPS, ROOT, TORCH_INIT, Project, module, write_wheel
 
 DOCKERFILES = {"cuda": (ROOT / "Dockerfile.cuda").read_text(), "rocm": (ROOT / "Dockerfile.rocm").read_text()}
 COMPOSE_FILE = (ROOT / "docker-compose.yml").read_text()
@@ -29,11 +29,7 @@ ROCM_TORCH = {"torch/version.py": "__version__ = '2.10.0+rocm7.1'\ncuda = None\n
 @pytest.fixture
 def project(tmp_path: Path) -> Project:
     project = Project(tmp_path / "project")
-    (project.requirements / "train.in").write_text("-r data_prep.in\ntorchrec==1.8.0\nfbgemm_gpu-cpu==1.8.0\n")
-    (project.requirements / "data_prep.in").write_text("numpy  # and no more\n")
-    lock = (project.requirements / "environment.lock").read_text().splitlines()
-    (project.requirements / "train.lock").write_text("\n".join(lock[:3]))
-    (project.requirements / "data_prep.lock").write_text(lock[2])
+    (tmp_path / "project" / "pyproject.toml").write_text(GROUPS.replace(' "hydra-core==1.3.8",', ""))
     return project
 
 
@@ -140,12 +136,13 @@ def test_images_get_no_more_than_they_need() -> None:
     assert allowed == copied == {*packages, "requirements", "pyproject.toml"}
 
 
-def test_locks_of_the_images_are_parts_of_the_developers() -> None:
+def test_the_locks_are_parts_of_each_other() -> None:
     pins = {}
-    for name in ("environment", "train", "data_prep"):
+    for name in ("dev", "train", "data_prep"):
         text = (ROOT / "requirements" / f"{name}.lock").read_text()
         pins[name] = set(re.findall(r"(?m)^([\w.-]+==[\w.]+)", text))
-    assert pins["data_prep"] < pins["train"] < pins["environment"]
+    assert pins["data_prep"] < pins["train"]
+    assert not {pin.split("==")[0] for pin in pins["train"]} & {pin.split("==")[0] for pin in pins["dev"]}
     assert not {pin for pin in pins["train"] if pin.startswith(("pytest", "mypy==", "ruff"))}
     assert not {pin for pin in pins["data_prep"] if pin.startswith(("torchrec", "fbgemm", "tensordict"))}
 
@@ -165,7 +162,7 @@ def test_a_base_without_what_belongs_to_its_torch_gets_it_and_nothing_is_replace
         write_wheel(project.wheels, "torchrec", release, module("torchrec", release), ["torch>=99"])
     record = project.requirements / "base.json"
     assert "torchrec none" in base_tool(project, "record", record).stdout
-    output = project.set_up(options=["--device", "cuda", "--packages", "train"])
+    output = project.set_up(options=["--device", "cuda"])
     assert "installing the releases made for this torch: fbgemm-gpu==1.7.*, torchrec==1.7.*" in output
     # A machine that builds images has no GPU driver: said, not failed.
     assert "were not imported: no GPU driver here" in output
@@ -194,7 +191,7 @@ def test_a_base_as_primus_v26_8_is_used_as_it_is(project: Project) -> None:
         project.add_to_base(name, version, module(name, version))
     record = project.requirements / "base.json"
     base_tool(project, "record", record)
-    output = project.set_up(options=["--device", "rocm", "--packages", "train"])
+    output = project.set_up(options=["--device", "rocm"])
     assert "installing the releases made for this torch" not in output
     checked = base_tool(project, "check", record, project.environment / "bin" / "python")
     assert checked.returncode == 0, checked.stderr
@@ -208,7 +205,7 @@ def test_a_base_as_pytorch_2_14_gets_the_fbgemm_and_torchrec_of_it(project: Proj
     for release in ("1.8.0", "1.9.0"):
         for name in ("fbgemm_gpu", "torchrec"):
             write_wheel(project.wheels, name, release, module(name, release))
-    output = project.set_up(options=["--device", "cuda", "--packages", "train"])
+    output = project.set_up(options=["--device", "cuda"])
     assert "installing the releases made for this torch: fbgemm-gpu==1.9.*, torchrec==1.9.*" in output
     assert "fbgemm_gpu 1.9.0, torchrec 1.9.0" in output
 
@@ -231,16 +228,16 @@ def test_a_base_that_does_not_fit_is_refused_in_a_sentence(
         project.add_to_base("torch", version, TORCH_INIT | torch)
     if fbgemm:
         project.add_to_base("fbgemm_gpu", fbgemm, module("fbgemm_gpu", fbgemm))
-    assert sentence in project.set_up(status=2, options=["--device", device, "--packages", "train"])
+    assert sentence in project.set_up(status=2, options=["--device", device])
 
 
 def test_preprocessing_gets_no_torch(project: Project) -> None:
-    output = project.set_up(options=["--packages", "data_prep"])
+    output = project.set_up(options=["data_prep"])
     assert "ready after" in output
     packages = {path.split("/")[0] for path in project.snapshot(project.environment)}
     assert packages == {"numpy", "numpy-2.4.6.dist-info", "clickwork.pth"}
     state = json.loads((project.environment / "clickwork.json").read_text())
-    assert state["made_from"]["stack"] == ["auto", "data_prep"]
+    assert state["groups"] == ["data_prep"]
 
 
 @pytest.mark.slow("container")

@@ -26,25 +26,58 @@ def project(tmp_path: Path) -> Project:
     return Project(tmp_path / "project")
 
 
-def test_first_use_installs_the_locked_stack_and_the_second_does_nothing(project: Project) -> None:
-    output = project.set_up()
-    assert "requirements/environment.lock" in output
+@pytest.mark.parametrize("uv", [True, False])
+def test_first_use_installs_training_and_the_second_does_nothing(project: Project, uv: bool) -> None:
+    output = project.set_up(uv=uv)
+    assert "requirements/train.lock" in output
+    assert ("pip installs without uv" in output) is not uv
     assert "ready after" in output
     assert project.versions() == CPU_VERSIONS
     before = cpu_seconds()
-    assert project.set_up() == ""
+    assert project.set_up(uv=uv) == ""
     assert cpu_seconds() - before < 1
 
 
-def test_a_step_that_takes_long_says_how_far_it_is(project: Project) -> None:
-    install = project.requirements / "install.py"
-    text = install.read_text()
-    assert "PROGRESS_SECONDS = 15 " in text
-    install.write_text(text.replace("PROGRESS_SECONDS = 15 ", "PROGRESS_SECONDS = 0.01 "))
-    lines = re.findall(r"set-up: (\d+) packages are installed, this step has taken \d+ s\n", project.set_up())
-    assert lines
-    assert [int(number) for number in lines] == sorted(int(number) for number in lines)
+@pytest.mark.parametrize("uv", [True, False])
+def test_a_group_is_added_in_place_and_stays(project: Project, uv: bool) -> None:
+    project.set_up(uv=uv)
+    kept = project.environment / "kept"
+    kept.touch()
+    assert "ready after" in project.set_up(options=["train", "tune"], uv=uv)
+    packages = project.packages_of(project.environment)
+    # By name with what it requires, from dev.lock; pip cannot check hashes so, and installs the whole lock.
+    assert [(packages / name).exists() for name in ("searcher", "helper", "checker")] == [True, True, not uv]
+    assert "ready after" in project.set_up(options=["train", "dev"], uv=uv)
+    assert (packages / "checker").exists()
+    assert project.set_up(uv=uv) == project.set_up(options=["train", "tune"], uv=uv) == ""
+    assert kept.exists()
+    (project.requirements / "torch.in").write_text("torch==2.13.0  # changed\n")
+    assert ": dev, train, tune" in project.set_up(uv=uv)
+    assert not kept.exists()
     assert project.versions() == CPU_VERSIONS
+
+
+def test_an_index_of_pips_configuration_alone_is_where_uv_looks(project: Project) -> None:
+    top = project.wheels.parent
+    for wheel in list(project.wheels.glob("*.whl")):
+        page = top / "simple" / wheel.name.split("-")[0].replace("_", "-") / "index.html"
+        page.parent.mkdir(parents=True, exist_ok=True)
+        wheel.rename(page.with_name(wheel.name))
+        names = "".join(f'<a href="{path.name}">{path.name}</a>' for path in page.parent.glob("*.whl"))
+        page.write_text(f"<!DOCTYPE html><html><body>{names}</body></html>")
+    (top / "constraints.txt").write_text("torch<=2.13.0\n")
+    config = f"index-url = {(top / 'simple').as_uri()}\nconstraint = {top}/constraints.txt"
+    project.set_up(config=config, uv=True)
+    assert project.versions() == CPU_VERSIONS
+    (project.requirements / "torch.in").write_text("torch==2.14.0\n")
+    assert "2.14.0" in project.set_up(config=config, uv=True, status=2)
+
+
+@pytest.mark.parametrize("uv", [True, False])
+def test_a_failed_step_is_one_line_with_the_remedy(project: Project, uv: bool) -> None:
+    config = "index-url = http://127.0.0.1:9/simple\nretries = 1"
+    line = project.set_up(config=config, uv=uv, status=2).splitlines()[-1]
+    assert re.match("set-up: error: train.lock: .*; without a network, name a mirror or a folder of wheels", line)
 
 
 def cpu_seconds() -> float:
@@ -95,7 +128,7 @@ def test_killed_set_up_is_not_taken_for_a_whole_one(project: Project) -> None:
             response.set()
             assert "is incomplete" in project.set_up()
             assert project.versions() == CPU_VERSIONS
-            assert "installing the packages" in process.communicate(timeout=240)[1]
+            process.communicate(timeout=240)
         finally:
             response.set()
             index.shutdown()
@@ -104,11 +137,12 @@ def test_killed_set_up_is_not_taken_for_a_whole_one(project: Project) -> None:
 @pytest.mark.slow("tool")
 def test_an_outdated_environment_of_another_owner_is_left_alone(project: Project) -> None:
     project.set_up()
-    (project.requirements / "environment.in").write_text("# changed\n")
     elsewhere = project.environment.with_name("elsewhere")
     project.environment.rename(elsewhere)
     before = sorted(elsewhere.rglob("*"))
     project.environment.symlink_to(elsewhere)
+    assert "lacks tune and is a link to another; set VENV=" in project.set_up(status=2, options=["train", "tune"])
+    (project.requirements / "torch.in").write_text("torch==2.13.0  # changed\n")
     assert project.set_up(status=2) == (
         f"set-up: error: {project.environment} was built from other requirements and is a link to another; "
         "set VENV=<other path> for one of your own\n"
@@ -127,7 +161,7 @@ def test_an_outdated_environment_of_another_owner_is_left_alone(project: Project
 def test_a_file_that_is_not_the_locked_one_is_refused_until_it_is(project: Project) -> None:
     good = (project.wheels / "extra-1.0-py3-none-any.whl").read_bytes()
     write_wheel(project.wheels, "extra", "1.0", module("extra", "tampered with"))
-    assert "pip failed on requirements/environment.lock" in project.set_up(status=2)
+    assert "set-up: error: train.lock: " in project.set_up(status=2)
     (project.wheels / "extra-1.0-py3-none-any.whl").write_bytes(good)
     project.set_up()
     assert project.versions() == CPU_VERSIONS
@@ -136,7 +170,7 @@ def test_a_file_that_is_not_the_locked_one_is_refused_until_it_is(project: Proje
 @pytest.mark.slow("tool")
 def test_changed_lock_makes_the_environment_again(project: Project) -> None:
     project.set_up()
-    lock = project.requirements / "environment.lock"
+    lock = project.requirements / "train.lock"
     lock.write_text(lock.read_text() + "# changed\n")
     # From the environment's own Python, as after `source .venv/bin/activate`.
     output = project.set_up(python=project.environment / "bin" / "python")
@@ -227,10 +261,10 @@ def test_gpu_torch_alone_is_not_enough_and_that_is_said(project: Project) -> Non
     assert project.versions() == CPU_VERSIONS
 
 
-def test_lock_leaves_out_what_would_replace_the_stack() -> None:
-    lock = (ROOT / "requirements" / "environment.lock").read_text()
-    names = {line.split("==")[0] for line in lock.splitlines() if line and line[0].isalpha()}
-    assert {"torchrec", "fbgemm-gpu-cpu", "hydra-core", "numpy"} <= names
+def test_locks_leave_out_what_would_replace_the_stack() -> None:
+    text = "".join((ROOT / f"requirements/{name}.lock").read_text() for name in ("train", "dev"))
+    names = {line.split("==")[0] for line in text.splitlines() if line and line[0].isalpha()}
+    assert {"torchrec", "fbgemm-gpu-cpu", "hydra-core", "numpy", "optuna"} <= names
     assert not names & {"torch", "fbgemm-gpu", "triton"}
     assert not {name for name in names if name.startswith("nvidia")}
 

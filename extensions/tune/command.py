@@ -481,7 +481,7 @@ def open_study(out: Path, arguments: Sequence[str], space: Space) -> Study:
     try:
         import optuna
     except ModuleNotFoundError as error:
-        raise UserError("optuna is not installed; pip install optuna") from error
+        raise UserError("optuna is not installed: run `make tune`, or pip install optuna") from error
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     out.mkdir(parents=True, exist_ok=True)
     study = optuna.create_study(

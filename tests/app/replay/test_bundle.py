@@ -47,7 +47,7 @@ def test_a_damaged_file_is_refused(
     with zipfile.ZipFile(tmp_path / "x.bundle") as archive:
         content = {name: archive.read(name) for name in archive.namelist()}
     expected = {f"run/{name}" for name in ("config.yaml", "manifest.json", "metrics.jsonl")}
-    assert expected | {"dataset/manifest.json", "locks/environment.lock", CONTENTS} <= {*content}
+    assert expected | {"dataset/manifest.json", "locks/train.lock", CONTENTS} <= {*content}
     content["run/metrics.jsonl"] += b" "
     with zipfile.ZipFile(tmp_path / "y.bundle", "w") as archive:
         for name, data in content.items():
