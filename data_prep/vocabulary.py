@@ -1,11 +1,11 @@
 """Values counted, merged and ranked to a vocabulary, whose texts are kept for a user's table.
 
 A run holds a column's distinct values in ascending order with their counts. Each chunk leaves one run per column on
-disk; data_prep/vocabulary.py merges them. A coding represents a column with repeated values by small numbers.
+disk, and the runs are merged. A coding represents a column with repeated values by small numbers.
 
-Merging numbers the values in ascending order: `NumberedValues`. The 32-bit numbers are then counted, capped and ranked
-(data_prep/vocabulary.py and rank.py), which gives the number of each id. `write_ranked` brings values and texts
-into that order. Memory does not grow with the number of values.
+Merging numbers the values in ascending order: `NumberedValues`. The 32-bit numbers are then counted, capped and ranked,
+which gives the number of each id. `write_ranked` brings values and texts into that order. Memory does not grow with the
+number of values.
 """
 
 import mmap

@@ -5,8 +5,8 @@ vocabularies are fitted; then `EncodeTask` writes the chunks that `encoded_block
 scatter and gather take rows from `encoded_blocks` instead, which saves writing and reading all of them once more.
 `finish_ids` repeats what TorchRec does to ids after its shuffle.
 
-Vocabularies larger than the memory budget are looked up in several passes (encoding/passes.py): `PassTask` writes the
-ids that a pass finds, and `EncodeTask` merges them.
+Vocabularies larger than the memory budget are looked up in several passes: `PassTask` writes the ids that a pass
+finds, and `EncodeTask` merges them.
 
 Memory is bounded for any number of rows, and any number of processes can share the work. Rows travel packed: a
 feature's ids take no more bytes than its largest id needs.
