@@ -41,8 +41,9 @@ from data_prep.dataset.options import (
     TableRows,
     VocabularyOrder,
 )
-from data_prep.dataset.spelling import BAG_KINDS, FITS, Bags, charset_named, from_text, pack, unpack
+from data_prep.dataset.spelling import BAG_KINDS, Bags, charset_named, from_text, pack, unpack
 from data_prep.dataset.table_spec import FORMATS, Table
+from data_prep.dataset.transforms import FITS
 from data_prep.io.arrays import open_array, will_need, write_array
 
 SHARD_KINDS = ("labels", "dense", "sparse")

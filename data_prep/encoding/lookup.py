@@ -28,8 +28,9 @@ from common.files import FileDigest
 from common.jit import Int, jit
 from data_prep.dataset.format import REMEDY, Manifest, verify_file
 from data_prep.dataset.options import DenseTransform
-from data_prep.dataset.spelling import HASHED, ColumnTransform, largest_input, text_values, transform_columns
+from data_prep.dataset.spelling import HASHED, text_values
 from data_prep.dataset.table_spec import Table
+from data_prep.dataset.transforms import ColumnTransform, largest_input, transform_columns
 from data_prep.io.arrays import open_array
 
 VOCABULARY_DIRECTORY = "vocab"

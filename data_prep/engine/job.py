@@ -63,8 +63,8 @@ from data_prep.dataset.format import (
 from data_prep.dataset.kinds import split_directories
 from data_prep.dataset.multi_hot import TABLES_DIRECTORY, MultiHot
 from data_prep.dataset.options import Schema
-from data_prep.dataset.spelling import FITS
 from data_prep.dataset.table_spec import Table
+from data_prep.dataset.transforms import FITS
 from data_prep.encoding.lookup import (
     BUILD_OVERHEAD,
     SORTED_OVERHEAD,

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from common.documents import Json
 from common.files import FileDigest, digest_file
 from data_prep.dataset.options import VocabularyOrder
-from data_prep.dataset.spelling import FITS
+from data_prep.dataset.transforms import FITS
 from data_prep.encoding.lookup import TEXT_KINDS, vocabulary_path
 from data_prep.engine.executor import Executor, Worker
 from data_prep.engine.job import VALUE_BYTES, ChunkRecord, Job, LoggedTask

@@ -31,7 +31,8 @@ from common.jit import jit
 from data_prep.config.presets import Rules
 from data_prep.dataset.format import ROW_KINDS, SPLITS, WEIGHTS, Manifest, Shard, shard_path
 from data_prep.dataset.multi_hot import BLOCK_VALUES, ID_BYTES, TABLES_DIRECTORY, MultiHotTables, table_files
-from data_prep.dataset.spelling import BAG_KINDS, Bags, ColumnTransform, join, pack
+from data_prep.dataset.spelling import BAG_KINDS, Bags, join, pack
+from data_prep.dataset.transforms import ColumnTransform
 from data_prep.encoding.lookup import (
     NOT_FOUND,
     DenseRange,

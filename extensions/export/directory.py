@@ -56,6 +56,7 @@ ENCODER = "encoder"
 MODULES = (
     "common.errors",
     "data_prep.dataset.spelling",
+    "data_prep.dataset.transforms",
     "data_prep.parsing.convert",
     "data_prep.parsing.dates",
     "data_prep.parsing.raw_rows",

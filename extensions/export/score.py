@@ -34,7 +34,8 @@ from encoder.convert import convert, distinct_texts, excerpt, numbers_of, to_col
 from encoder.dates import NUMBERS
 from encoder.errors import UserError
 from encoder.raw_rows import RawRows, numbered_rows
-from encoder.spelling import UTF_8, Bags, Dialect, from_text, text_values, transform_columns
+from encoder.spelling import UTF_8, Bags, Dialect, from_text, text_values
+from encoder.transforms import transform_columns
 
 HERE = Path(__file__).resolve().parent
 DELIMITERS = {".csv": ",", ".tsv": "\t", ".txt": "\t"}

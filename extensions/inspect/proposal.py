@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from common.errors import UserError
 from data_prep.dataset.format import mix
 from data_prep.dataset.options import LabelKind
-from data_prep.dataset.spelling import TRUTHS, largest_input
+from data_prep.dataset.spelling import TRUTHS
 from data_prep.dataset.table_spec import COLUMN_AND_RULE, COMPARISONS, parse_rule
+from data_prep.dataset.transforms import largest_input
 from data_prep.parsing.dates import EPOCHS, NUMBERS, PARTS, exact_number_of, number_of, read_time
 from data_prep.parsing.labels import NULL_MARKS, WORD_PAIRS, is_by_value
 from data_prep.parsing.table_yaml import load_table

@@ -1,0 +1,78 @@
+"""Transforms of single dense columns of a user's own table: `transform` of a column in its schema.
+
+The fit of a transform is a list of numbers, made from train's rows alone (data_prep/stages/fit.py):
+
+    standard    mean, standard deviation
+    minmax      lowest, highest
+    quantile    values at 257 evenly spaced ranks, ascending
+
+The others, raw, log1p and signed_log1p, need none. An exported encoder (extensions/export) runs a copy of this module.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+FITS = {"standard": 2, "minmax": 2, "quantile": 257}  # the numbers of each fit
+LARGEST, LARGEST_FLOAT32 = float(np.finfo(np.float64).max), float(np.finfo(np.float32).max)
+
+
+class ColumnTransform(NamedTuple):
+    """Transform of one dense column, given by its number; the fit is empty for transforms that need none."""
+
+    column: int
+    name: str
+    fit: Sequence[float] = ()
+
+
+def largest_input(name: str) -> float:
+    """Return the largest absolute value that a transform takes."""
+    if name == "raw":
+        return LARGEST_FLOAT32
+    return LARGEST / 2 if name in FITS else LARGEST  # differences of two values must be finite, too
+
+
+def transform_columns(dense: NDArray[Any], transforms: Sequence[ColumnTransform], result: NDArray[np.float32]) -> None:
+    """Overwrite the transformed columns of `result` [rows, N] by those of `dense` [rows, N] float64."""
+    for column, name, fit in transforms:
+        result[:, column] = transform_column(dense[:, column], name, fit)
+
+
+def transform_column(numbers: NDArray[np.float64], name: str, fit: Sequence[float] = ()) -> NDArray[np.float32]:
+    """Transform numbers [rows]; a result beyond float32 becomes its largest number, as of val's and new rows."""
+    with np.errstate(over="ignore"):
+        result = _transformed(numbers, name, fit)
+    return np.clip(result, -LARGEST_FLOAT32, LARGEST_FLOAT32).astype(np.float32)
+
+
+def _transformed(numbers: NDArray[np.float64], name: str, fit: Sequence[float]) -> NDArray[np.float64]:
+    if name == "raw":
+        return numbers
+    if name == "log1p":
+        return np.log1p(np.maximum(numbers, 0))
+    if name == "signed_log1p":
+        return np.copysign(np.log1p(np.abs(numbers)), numbers)
+    if name == "standard":
+        mean, deviation = fit
+        return (numbers - mean) / (deviation or 1.0)
+    if name == "minmax":
+        low, high = fit
+        return (numbers - low) / ((high - low) or 1.0)
+    return _quantile_ranks(numbers, np.array(fit))
+
+
+def _quantile_ranks(numbers: NDArray[np.float64], quantiles: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return each number's rank among train's, from 0 to 1, interpolated between quantiles.
+
+    A number that is several quantiles has their mean rank.
+    """
+    values, first, counts = np.unique(quantiles, return_index=True, return_counts=True)
+    ranks = (first + (counts - 1) / 2) / (len(quantiles) - 1)
+    numbers = np.clip(numbers, values[0], values[-1])
+    place = np.searchsorted(values, numbers, "right") - 1
+    # A share of the gap, unlike the slope of np.interp, is finite for two values that differ by less than 1e-310.
+    share = (numbers - values[place]) / np.diff(values, append=np.inf)[place]
+    result: NDArray[np.float64] = ranks[place] + share * np.diff(ranks, append=1)[place]
+    return result
