@@ -153,6 +153,7 @@ def distinct(values: Any) -> Distinct:
             encoded = values.dictionary_encode(null_encoding="encode")
             return Distinct(encoded.indices.to_numpy().astype(np.int64), encoded.dictionary.to_pylist())
         values = values.to_pylist()
+    # The type belongs to the key, since True, 1 and 1.0 are equal and would become one value.
     keys = [(type(value), value if isinstance(value, Hashable) else repr(value)) for value in values]
     value_of = dict(zip(keys, values, strict=True))
     code_of = {key: code for code, key in enumerate(value_of)}
@@ -182,6 +183,7 @@ def refuse_rounded(values: Any, locator: Locator) -> None:
     kind = pa.float64() if isinstance(values, list) else values.type
     if not pa.types.is_floating(kind):
         return
+    # Beyond this power of 2, neighbours are more than 1 apart, so two ids of a file may have become one.
     bits = whole_bits(kind)
     if isinstance(values, list):
         numbers = np.array([value if isinstance(value, float) else 0.0 for value in values])
@@ -274,11 +276,13 @@ def numbers_of(
 
     wider: what to set for larger numbers, for the error.
     """
+    # Almost all columns are cast at once; the rules run only if a value fails, and on distinct values.
     numbers = _cast(values, form, empty)
     if numbers is not None and (np.abs(numbers) <= max_number).all() and np.isfinite(numbers).all():
         return numbers
     column = distinct(values)
     array = np.array([empty if value in EMPTY else number_of(value, form) for value in column.values])
+    # Dates among numbers are a common mistake, and their remedy is another one.
     dates = [isinstance(value, str) and DATE.match(value) is not None for value in column.values]
     if any(dates):
         remedy = "write {column: NAME, part: weekday}, or another part, for a date or time"
@@ -294,8 +298,10 @@ def _cast(values: Any, form: NumberForm, empty: float) -> NDArray[np.float64] | 
     if isinstance(values, list):
         return None
     if is_text(values):
+        # Arrow's cast knows neither a decimal comma nor separated thousands.
         if form.decimal != "." or form.thousands:
             return None
+        # Arrow refuses to cast an empty text.
         values = pc.if_else(pc.equal(values, ""), None, values)
     elif not (
         pa.types.is_integer(values.type) or pa.types.is_floating(values.type) or pa.types.is_boolean(values.type)
@@ -351,6 +357,7 @@ def times_of(
             row = int(is_bad.argmax())
             raise UserError(f"{locator(row)}: {time_fault(text_of_row(row), form, takes_numbers, entry)}")
 
+    # Arithmetic on a whole column is much faster than reading each text as a time.
     if (form in EPOCHS or (form is None and takes_numbers)) and (whole := _whole_numbers(values)) is not None:
         numbers, is_missing = whole.fill_null(0).to_numpy(), whole.is_null().to_numpy(zero_copy_only=False)
         is_time = is_plausible(numbers.astype(np.float64), form or EPOCH, form is None)
@@ -371,6 +378,7 @@ def _whole_numbers(values: Any) -> Any:
         return None
     if is_text(values):
         values = pc.if_else(pc.equal(values, ""), None, values)
+        # Eighteen digits fit int64 for certain, and Arrow's cast also takes other forms, such as 0x1F.
         if pc.all(pc.match_substring_regex(values, "^-?[0-9]{1,18}$")).as_py() is False:
             return None
     elif not (pa.types.is_integer(values.type) or pa.types.is_floating(values.type)):
@@ -472,6 +480,7 @@ def _members(values: Any, separator: str, keeps_empty: bool) -> tuple[Any, NDArr
         return [value for bag in bags for value in bag], offsets_of(np.array([len(bag) for bag in bags], np.int64))
     if is_divided:
         values, keeps_empty = pc.split_pattern(values, separator), False
+    # Offsets are counted anew, since nulls and empty texts leave gaps in Arrow's own.
     lengths = pc.list_value_length(values).fill_null(0).to_numpy()
     members = values.flatten()  # skips values below null lists
     is_kept = members.is_valid()
@@ -509,6 +518,7 @@ def to_column(values: Any, name: str) -> Any:
         raise UserError(f"{name}: {type(values).__name__}, not a list or an array; {remedy}")
     if isinstance(values, np.ndarray) and values.ndim == 1 and values.dtype.kind in "biuf":
         numbers = values.astype(np.float64) if values.dtype.kind == "f" else values
+        # Arrow takes numbers in the machine's byte order alone.
         return pa.array(numbers.astype(numbers.dtype.newbyteorder("="), copy=False), from_pandas=True)
     series = values.to_list() if hasattr(values, "to_list") else values  # polars' yields its lists as series
     return [plain_value(value) for value in series]

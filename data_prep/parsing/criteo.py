@@ -41,6 +41,7 @@ U16, U32, U64 = np.uint64(16), np.uint64(32), np.uint64(64)
 @jit
 def digit_mask(word: np.uint64) -> np.uint64:
     """Return the high bit of every byte that is not '0'..'9'."""
+    # With the high bits cleared, no addition carries into the next byte, so one word tests eight characters.
     ascii_only = word & ~HIGH_BITS
     digits = (ascii_only + FROM_0) & ~(ascii_only + PAST_9) & ~word
     return ~digits & HIGH_BITS
@@ -59,6 +60,7 @@ def hex_mask(word: np.uint64) -> np.uint64:
 @jit
 def hex_value(word: np.uint64) -> np.uint64:
     """Return the value of eight hexadecimal digits, with the first in the lowest byte."""
+    # Bit 6 is set in letters and clear in digits, so a multiplication adds 9 to letters without a branch.
     nibbles = (word & NIBBLES) + U9 * ((word >> U6) & ONES)
     pairs = ((nibbles & EVEN_BYTES) << U4) | ((nibbles >> U8) & EVEN_BYTES)
     quads = ((pairs & EVEN_PAIRS) << U8) | ((pairs >> U16) & EVEN_PAIRS)
@@ -68,6 +70,7 @@ def hex_value(word: np.uint64) -> np.uint64:
 @jit
 def decimal_value(word: np.uint64) -> np.uint64:
     """Return the value of eight decimal digits (zero bytes count as '0'), with the first in the lowest byte."""
+    # Three multiplications join digits, then pairs, then quads; a loop over digits would wait for each product.
     pairs = (((word & NIBBLES) * TENS) >> U8) & BYTE_PAIRS
     quads = ((pairs * HUNDREDS) >> U16) & QUADS
     return (quads * MYRIADS) >> U32
@@ -82,6 +85,7 @@ def parse_integer(buffer: NDArray[np.uint8], position: Int) -> tuple[Int, Int]:
     negative = buffer[position] == MINUS
     if negative:
         position += 1
+    # One word holds any integer of up to eight digits; the loop below only serves longer ones.
     word = load_u64(buffer, position)
     length = count_trailing_zeros(digit_mask(word)) >> U3
     if length == U0:
@@ -92,6 +96,7 @@ def parse_integer(buffer: NDArray[np.uint8], position: Int) -> tuple[Int, Int]:
         while 0 <= np.int64(buffer[position]) - ZERO <= 9:
             value = value * 10 + np.int64(buffer[position]) - ZERO
             position += 1
+            # An endless row of digits ends here, before it overflows int64. The lowest int32 has a magnitude of 2^31.
             if value > 2147483648:
                 return np.int64(0), -1
     if negative:
@@ -211,6 +216,7 @@ def find_separators(buffer: NDArray[np.uint8], start: Int, end: Int, separators:
     for position in range(start, end, SCAN_BYTES):
         breaks = match_64(buffer, position, NEWLINE)
         marks = breaks | match_64(buffer, position, TAB)
+        # The last load reaches past the batch, into other rows or padding, whose marks do not count.
         if end - position < SCAN_BYTES:
             inside = (U1 << np.uint64(end - position)) - U1
             breaks &= inside
@@ -218,6 +224,7 @@ def find_separators(buffer: NDArray[np.uint8], start: Int, end: Int, separators:
         newlines += np.int64(count_ones(breaks))
         after = count + np.int64(count_ones(marks))
         while count < after:
+            # A loop of fixed length has no branch that depends on the data, which processors often predict wrongly.
             for ahead in range(8):  # always eight: later positions overwrite the excess
                 separators[count + ahead] = position + np.int64(count_trailing_zeros(marks))
                 marks &= marks - U1
@@ -229,6 +236,7 @@ def find_separators(buffer: NDArray[np.uint8], start: Int, end: Int, separators:
 @jit
 def _shift_of(length: int) -> np.uint64:
     """Return half the bits that shift all but a field's `length` characters out of a word."""
+    # An empty field shifts by 64 bits, which one shift of a 64-bit word cannot do but two shifts by 32 can.
     return np.uint64(32 - 4 * length) & U63
 
 
@@ -257,6 +265,7 @@ def load_fields(
         Number of values written to `long`; -1 if anything is unusual.
     """
     num_dense, num_sparse = shape
+    # Faults are collected, and tested once at the end: a branch for each field would hold up the loads.
     unusual, num_long = np.int64(0), 0
     index, category = 0, rows * num_dense
     separator, begin = 0, start
@@ -294,8 +303,10 @@ def load_fields(
             unusual |= np.int64(length > MAX_DIGITS)
             category += 1
             begin = end + 1
+        # Tabs and newlines are equal separators above, so a row with too many or too few fields shows only here.
         if buffer[begin - 1] != NEWLINE:
             return -1
+        # The field ends before the carriage return, not at the separator after it.
         if buffer[begin - 2] == RETURN:
             length = begin - 2 - (separators[separator - 2] + 1)
             shifts[category - 1] = _shift_of(length)
@@ -316,6 +327,7 @@ def convert_integers(
     invalid = U0
     for i in range(count):
         shift = shifts[i] & U63
+        # Shifting leaves zero bytes where a short field has no digits; the test fills them with '0', which it accepts.
         word = (words[i] << shift) << shift
         invalid |= digit_mask(word | ((ZEROS >> (HALF - shift)) >> (HALF - shift)))
         value = np.int64(decimal_value(word))
@@ -381,6 +393,7 @@ def parse_batch(
     invalid |= convert_categories(words, shifts, num_integers, categories, row * num_sparse, rows * num_sparse)
     if invalid != U0:
         return 0, start
+    # Integers of more than eight digits do not fit a word, so the kernel above left them missing.
     for i in range(0, num_long, 2):
         integers[row * num_dense + long[i]] = long[i + 1]
     return rows, separators[rows * columns - 1] + 1
@@ -424,12 +437,14 @@ def parse_lines(
     Returns:
         (rows parsed, position of the first row not parsed); the position is `end` if all rows are valid.
     """
+    # All batches share these buffers, which therefore stay in the cache.
     buffers = batch_buffers()
     position = start
     row: Int = 0
     while position < end:
         batch_end = min(position + BATCH_BYTES, end)
         rows, after = parse_batch(buffer, position, batch_end, labelled, missing, row, labels, dense, sparse, buffers)
+        # A batch without a whole row, or with an unusual one, is parsed row by row, which finds the first invalid row.
         if rows == 0:
             rows, after = parse_rows(buffer, position, batch_end, end, labelled, missing, row, labels, dense, sparse)
         if rows == 0:
@@ -473,6 +488,7 @@ def parse_bytes(
     """
     if not data:
         raise UserError(f"{name}: empty file; give at least one row")
+    # The kernel loads whole words, also past the last row.
     buffer = np.zeros(len(data) + 1 + PADDING, np.uint8)
     buffer[: len(data)] = np.frombuffer(data, np.uint8)
     end = len(data)
@@ -513,6 +529,7 @@ def diagnose_row(line: bytes, name: str, row: int, schema: Schema, labelled: boo
     fields = line.split(b"\t")
     if len(fields) != len(columns) and not _is_text(line):
         return f"{location}: not text; give tab-separated rows, plain or gzip-compressed, or a table with data.schema"
+    # Another format shows in the first row already, and its remedy converts the whole file, not a row.
     if row == 1 and (form := _other_form(fields, name, len(columns), len(schema.dense))):
         return f"{location}: {form}"
     if len(fields) != len(columns):

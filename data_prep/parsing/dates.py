@@ -126,6 +126,8 @@ def is_plausible(numbers: Any, form: str, is_implied: bool = False) -> Any:
     Args:
         is_implied: whether the schema gives no format; then eight digits, which may be a date, are not a time.
     """
+    # Milliseconds read as seconds lie in the future and seconds read as milliseconds in January 1970, so a number that
+    # is certain in another unit is refused.
     seconds = numbers / 10.0 ** EPOCHS[form].digits
     is_elsewhere = np.zeros(np.shape(numbers), np.bool_)
     for name in EPOCHS:
@@ -143,6 +145,7 @@ def _is_certain(numbers: Any, form: str) -> Any:
 def count_microseconds(numbers: NDArray[np.int64], form: str) -> NDArray[np.int64]:
     """Convert plausible whole numbers in an epoch's format to microseconds, rounded down."""
     digits = EPOCHS[form].digits
+    # Integers stay exact, where float64 would round nanoseconds.
     return numbers * 10 ** (6 - digits) if digits <= 6 else numbers // 10 ** (digits - 6)
 
 
@@ -157,9 +160,11 @@ def read_time(text: str, form: str | None, takes_numbers: bool = False) -> int |
         epoch = form or EPOCH
         if not re.fullmatch(NUMBER, text) or not is_plausible(float(text), epoch, form is None):
             return None
+        # Decimal keeps each digit; a float64 of seconds would round the last microseconds.
         return math.floor(Decimal(text.strip()).scaleb(6 - EPOCHS[epoch].digits))
     try:
         time = datetime.fromisoformat(_plain_iso(text)) if form is None else datetime.strptime(text, form)
+        # Times without a zone count as UTC, so those with one are converted to it.
         if time.tzinfo is not None:
             time = time.astimezone(timezone.utc).replace(tzinfo=None)
     except (ValueError, OverflowError):

@@ -123,6 +123,7 @@ class LineFormat(Format):
     def chunks(self, source: Source, size: Size, chunk_bytes: int) -> list[Chunk]:
         """Divide the file at fixed bytes; a compressed file is one chunk."""
         if source.compressed:
+            # The length of its text is known only once it is inflated.
             return [Chunk(0, 1 << 62)]
         return [Chunk(start, start + chunk_bytes) for start in range(0, source.bytes, chunk_bytes)]
 
@@ -140,6 +141,7 @@ class LineFormat(Format):
         parts: list[bytes] = []
         begin = 0
         for block in lines.until(stop):
+            # A block is valid until the next one is read, so its bytes are copied.
             begin = begin if parts else block.offset
             parts.append(bytes(block.buffer[block.start : block.end]))
             if sum(map(len, parts)) >= self.batch_bytes:
@@ -150,6 +152,7 @@ class LineFormat(Format):
 
     def _parse(self, text: bytes, columns: Sequence[str], layout: FileLayout, source: Source, offset: int) -> RawRows:
         """Parse whole lines, which begin at the byte `offset` of a source's text."""
+        # All lines but the first are parsed alike, so one other number serves until an error needs the right one.
         count_before, first = partial(self.lines_before, source, layout, offset), 2 if offset else 1
         try:
             fields, numbers = self.fields(text, columns, layout, source.path, first)

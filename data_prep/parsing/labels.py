@@ -89,6 +89,7 @@ def _labels(values: Any, table: Table, locator: Locator) -> NDArray[Any]:
 def meets(values: Any, numbers: NDArray[np.float64], rule: LabelRule, form: NumberForm) -> NDArray[np.bool_]:
     """Return a mask of the values of a column that meet a rule; `numbers` are the values as float64."""
     compare, number = COMPARISONS[rule.operator], number_of(rule.value, form)
+    # A rule's number below 2^53 is told from its neighbours by float64, so the whole column is compared at once.
     if not abs(number) >= EXACT_INTEGERS:
         met: NDArray[np.bool_] = compare(numbers, number)
         return met
@@ -137,6 +138,7 @@ def _positive_codes(values: Any, table: Table, locator: Locator) -> NDArray[np.i
 
 def _place_of(value: Any, texts: Sequence[str], table: Table) -> int:
     """Return the place of the text that a field is, or else of the first that it equals by value; -1 for none."""
+    # An exact text comes first, as two of the values may mean the same number.
     if (text := text_of(value)) in texts:
         return texts.index(text)
     is_equal = (_is_value(value, LabelRule("==", text, True), table) for text in texts)
@@ -216,6 +218,7 @@ def with_known_pair(path: Path, sources: Sequence[Source], table: Table) -> Tabl
     train = [source for source in sources if source.split in (None, "train")]
     values: dict[Hashable, Any] = {}
     for counts in _counts_by_batch(table, train):
+        # Two values suffice to find a pair, so most files are read only at their beginning.
         values |= {_meaning(value, table): value for value in counts if not is_missing(value)}
         if len(values) > 1:
             break
@@ -235,6 +238,7 @@ def _refuse_pair(path: Path, sources: Sequence[Source], table: Table) -> None:
     counts = {value: rows for value, rows in _count(table, sources).items() if not is_missing(value)}
     if len({_meaning(value, table) for value in counts}) != 2:
         return
+    # A click is mostly the rarer value, so the line to type names that one.
     by_rows = sorted(counts, key=lambda value: (counts[value], text_of(value)))
     shown = " and ".join(f"{_shown(value)} ({counts[value]:,} rows)" for value in by_rows)
     entry = json.dumps(text_of(by_rows[0]), ensure_ascii=False)

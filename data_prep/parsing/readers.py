@@ -134,6 +134,7 @@ def read_exact(
     """
     lines = decode(block, name, row, dialect).removesuffix("\n").split("\n")
     reader = dialect.reader((f"{line}\n" for line in lines), delimiter)
+    # Python's csv takes a backslash literally, so a quote escaped by one ends the field in the middle of it.
     has_plain_backslash = dialect.quoting == "csv" and "\\" not in (delimiter, dialect.escape)
     rows: list[list[str]] = []
     numbers: list[int] = []
@@ -141,6 +142,7 @@ def read_exact(
     fault = None
     try:
         for fields in reader:
+            # Chunks begin at offsets, where nothing tells an open quote, so no row may take more than one line.
             if reader.line_num > before + 1 or (fields and fields[-1].endswith("\n")):
                 break
             if has_plain_backslash and '\\"' in lines[before] and _goes_on_after_quote(lines[before], delimiter):
@@ -187,8 +189,10 @@ def read_fast(
     if not _is_plain(block, delimiter, has_quotes):
         return None
     lines = block if block.endswith(b"\n") else block + b"\n"
+    # A further line of known fields is swallowed by a quote that the last row leaves open, and so reveals it.
     sentinel = delimiter.join([f'"{SENTINEL}"' if has_quotes else SENTINEL] * width) + "\n"
     batch = _read(lines + sentinel.encode(), delimiter, width, places, has_quotes)
+    # As many rows as lines prove that no quoted field has swallowed a line end.
     if batch is None or batch.num_rows != lines.count(b"\n") + 1:
         return None
     if any(column[-1].as_py() != SENTINEL for column in batch.columns):
@@ -225,6 +229,7 @@ def _read(lines: bytes, delimiter: str, width: int, places: Sequence[int], has_q
     try:
         table = arrow_csv.read_csv(
             pa.BufferReader(lines),
+            # Processes are the parallelism, and one block keeps all rows in one batch.
             arrow_csv.ReadOptions(column_names=names, use_threads=False, block_size=len(lines) + 1),
             arrow_csv.ParseOptions(
                 delimiter=delimiter,
@@ -259,6 +264,7 @@ def _has_long_fields(rows: pa.RecordBatch, lines: bytes) -> bool:
 SUFFIXES = (".jsonl", ".ndjson")
 BLANK = b" \t\r"
 ARROW_TYPES = {str: pa.string(), float: pa.float64(), int: pa.int64(), bool: pa.bool_()}
+# A decoder that is made once saves making one for each line.
 _decode = msgspec.json.Decoder().decode
 
 
@@ -298,6 +304,7 @@ class JsonLines(LineFormat):
 def read_objects(text: bytes, name: str, first: int = 1) -> dict[int, dict[str, Any]]:
     """Return the objects of whole lines by line number, without blank lines. Only a line feed ends a line."""
     objects = {}
+    # Python would also split lines at separators that JSON allows within texts.
     for row, line in enumerate(text.removeprefix(BYTE_ORDER_MARK).split(b"\n"), start=first):
         if not line.strip(BLANK):
             continue
@@ -318,6 +325,7 @@ class Constant(str):
 
 def refuse_constants(text: bytes, location: str) -> None:
     """Raise UserError for a NaN or infinity, as Python's json writes them; `location` precedes the column."""
+    # Python's json finds the column of the constant, for which the faster decoder has no hook.
     with suppress(ValueError, RecursionError):
         members: list[tuple[str, Any]] = []
         json.loads(text, parse_constant=Constant, object_pairs_hook=members.extend)
@@ -332,6 +340,7 @@ def column_of(objects: Mapping[int, Mapping[str, Any]], column: str) -> Any:
     values = [item.get(column) for item in objects.values()]
     kinds = {type(value) for value in values} - {type(None)}
     if len(kinds) == 1 and (kind := ARROW_TYPES.get(kinds.pop())):
+        # Arrow holds integers of 64 bits only.
         with suppress(OverflowError):  # integers beyond 64 bits stay Python objects
             return pa.array(values, kind)
     return values
@@ -380,6 +389,7 @@ class Parquet(Format):
 
     def chunks(self, source: Source, size: Size, chunk_bytes: int) -> list[Chunk]:
         """Divide by uncompressed size, at least `size.row_bytes` a row: rows may take hardly any space in the file."""
+        # Sizes come from the metadata, so that no data are read to plan the chunks.
         metadata = _open(source).metadata
         groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
         sizes = [
@@ -402,6 +412,7 @@ class Parquet(Format):
         rows, key = chunk.rows, (source, chunk.rows.groups, *own)
         reader = _unfinished.pop(key, None)
         _unfinished.clear()
+        # A reader cannot begin inside a row group, so the one of the previous part continues for the next.
         if reader is None or reader.position > rows.first:
             reader = _GroupReader(source, rows, own, layout.lists)
         row_bytes = source.bytes / max(1, reader.metadata.num_rows)
@@ -496,6 +507,7 @@ def _open(source: Source, num_columns: int = 1) -> Any:
     """Open the file with a buffer for each of `num_columns` columns. Raise UserError if it is not readable."""
     buffer = max(MIN_BUFFER_BYTES, min(BUFFER_BYTES, BATCH_BYTES // num_columns))
     try:
+        # Without its own prefetch, which holds whole column chunks, pyarrow's memory stays within the buffers.
         return pq.ParquetFile(source.path, buffer_size=buffer, pre_buffer=False)
     except (OSError, pa.ArrowInvalid) as error:
         reason = " ".join(str(error).split())
@@ -539,6 +551,7 @@ class _WithoutPandas(MetaPathFinder):
             raise ImportError("pandas is left out")
 
 
+# The first conversion of a list makes pyarrow look for pandas.
 _finder = _WithoutPandas()
 sys.meta_path.insert(0, _finder)
 try:
