@@ -92,6 +92,7 @@ def find_sources(data: DataConfig, root: Path, work: Path) -> list[Source]:
     """Return the sources to read; make or download them if needed, after checking that `root` is free for them."""
     source = data.source_kind
     if source.find:
+        # Checked before anything is generated or downloaded, since a command that refuses changes no file.
         refuse_foreign_files(root, work, [load(source.directory)(data, root) / "raw"])
         sources: list[Source] = load(source.find)(data, root, work)
     elif data.train is not None:
@@ -100,6 +101,7 @@ def find_sources(data: DataConfig, root: Path, work: Path) -> list[Source]:
         sources = resolve_sources(data.raw)
     if data.schema is not None and not source.find:
         sources = without_empty_parts(sources)
+    # A cluster's workers may have other working directories.
     if data.scheduler is not None:
         return [replace(source, path=str(Path(source.path).absolute())) for source in sources]
     return sources
@@ -159,6 +161,7 @@ def divide_shard(shard_bytes: int, is_own: bool) -> tuple[int, int]:
     """
     chunk = max(MIN_OWN_CHUNK_BYTES, min(shard_bytes // 4, MAX_OWN_CHUNK_BYTES)) if is_own else shard_bytes
     count = -(-shard_bytes // chunk)
+    # Chunks of equal size leave no small rest at the end of a shard.
     return -(-shard_bytes // count), count
 
 

@@ -325,6 +325,7 @@ def _order_and_fit(data: DataConfig, job: Job, result: Result, executor: Executo
     """Decide the split and order of rows, and fit vocabularies; both at the same time if all rows count."""
     fits_all = job.rules.counts_while_parsing and not job.rules.fitted_on_train
     with ordering(job, result.records, window_rows(data)) as ordered:
+        # Ordering takes one thread of this process, so the workers fit vocabularies meanwhile.
         if fits_all:
             _fit(data, job, result, executor, sum(record.rows for record in result.records))
         if ordered is None:
@@ -412,6 +413,7 @@ def _encode(
 def _row_layout(job: Job, result: Result) -> RowLayout:
     """Return the layout of rows that are packed on their way to another shard."""
     single = [feature for feature in result.features if feature not in job.schema.ragged]
+    # The largest possible id decides how many bytes an id takes in a packed row.
     largest = tuple(largest_id(job.rules, result.num_values(feature)) for feature in single)
     dtypes = job.dtypes
     return RowLayout(len(job.schema.dense), largest, dtypes["dense"], dtypes["labels"], bool(job.schema.weight))
@@ -442,6 +444,7 @@ def _expand(job: Job, result: Result, executor: Executor) -> None:
     sizes = tuple(num_embeddings(job.rules, result.num_values(feature)) for feature in result.features)
     tasks = [ExpandTask(job, built, sizes) for built in result.built]
     with executor.stage("multi-hot tables", job.bags.table_bytes(sizes)):
+        # The draws of all tables are one stream, so this process makes them, and the workers map the files.
         count = executor.counters.add
         MultiHotTables.open(job.work / TABLES_DIRECTORY, sizes, job.bags, count=lambda num_bytes: count(num_bytes, 0))
     with executor.stage("multi-hot", sum(task.size[0] for task in tasks)):

@@ -91,6 +91,7 @@ def _refuse_strangers(root: Path, manifest: Manifest, vocabulary: dict[str, Any]
 
 def _verify_shard(root: Path, split: str, shard: Shard, manifest: Manifest) -> int:
     """Check one shard, and return the number of its positive labels."""
+    # Checksums come first, so that a changed file is named as such, not by some value in it.
     verify_shard(root, split, shard)
     features = [name for name in manifest.schema["sparse"] if name not in manifest.ragged]
     arrays = open_shard(root, split, shard, manifest)

@@ -84,6 +84,7 @@ def count_in_order(values: NDArray[np.uint32], rows: NDArray[np.int64]) -> Count
     repeated = _count_repeated(values)
     if repeated is not None:
         return repeated._replace(run=repeated.run._replace(first=rows[repeated.run.first]))
+    # NumPy sorts 64-bit keys by vector instructions. The row in the lower half puts a first row first.
     keys = (values.astype(np.uint64) << np.uint64(32)) | (rows - rows[0]).astype(np.uint64)
     keys.sort()
     sorted_values = (keys >> np.uint64(32)).astype(np.uint32)
@@ -94,6 +95,7 @@ def count_in_order(values: NDArray[np.uint32], rows: NDArray[np.int64]) -> Count
 
 def _count_repeated(values: NDArray[np.uint32]) -> Counted | None:
     """Return the run, with `first` from 0, and the coding of values that mostly repeat; None for other values."""
+    # The kernel gives up at this number of values, so its outputs need no more room.
     max_values = len(values) // ROWS_PER_VALUE + FREE_VALUES + 1
     repeated, codes = np.empty(max_values, np.uint32), np.empty(len(values), np.uint16)
     counts, first = np.empty(max_values, np.int64), np.empty(max_values, np.int64)
@@ -102,6 +104,7 @@ def _count_repeated(values: NDArray[np.uint32]) -> Counted | None:
         return None
     order = _sorting_order(repeated[:number])
     run = Run(repeated[order], counts[order], first[order])
+    # A code of more than two bytes would save little over the value itself.
     if number > MAX_CODES:
         return Counted(run, None)
     return Counted(run, Coding(repeated[:number].copy(), codes if number > FEW_CODES else codes.astype(np.uint8)))
@@ -139,6 +142,7 @@ def count_repeated(
     Returns:
         The number of distinct values, or -1 if values repeat too rarely.
     """
+    # A small table fits the nearest cache; it grows only if the values need it.
     bits = FIRST_BITS
     slots, mask, shift = np.zeros(1 << bits, np.uint64), np.uint32((1 << bits) - 1), np.uint32(32 - bits)
     number = 0
@@ -154,11 +158,13 @@ def count_repeated(
             counts[code] += 1
             codes[i] = np.uint16(code)
             continue
+        # Sorting counts rare repetitions faster. The share is judged on the way, so that little work is lost.
         if number >= FREE_VALUES + i // ROWS_PER_VALUE:
             return -1
         distinct_values[number], counts[number], first[number], codes[i] = value, 1, i, np.uint16(number)
         number += 1
         slots[slot] = (np.uint64(value) << np.uint64(32)) | np.uint64(number)
+        # At most half of the slots are in use, so that probes stay short. Growth by four makes moves rare.
         if 2 * number > len(slots):
             bits += 2
             slots, mask, shift = np.zeros(1 << bits, np.uint64), np.uint32((1 << bits) - 1), np.uint32(32 - bits)
@@ -204,12 +210,14 @@ def merge_in_parts(
     max_entries = part_bytes // PART_BYTES_PER_ENTRY
     step_entries = max(1, min(max_entries, max(STEP_ENTRIES, STEP_ENTRIES_PER_RUN * len(runs))))
     num_steps = -(-sum(run.entries for run in runs) // step_entries)
+    # Runs are cut at the same values, so each step merges whole values and its result only has to be appended.
     cuts = value_cuts(runs, num_steps)
     bounds = np.array([[0, *np.searchsorted(run.values, cuts), run.entries] for run in runs], np.int64)
     sizes = np.diff(bounds).sum(axis=0).tolist()
     buffers = _MergeBuffers(max(sizes))
     part, number = _empty_run(max(max_entries, *sizes)), 0
     for starts, ends, size in zip(bounds.T[:-1].tolist(), bounds.T[1:].tolist(), sizes, strict=True):
+        # The size counts entries of all runs, so it is an upper bound of the values that the step adds.
         if number + size > len(part.values):
             yield part.part(0, number)
             part, number = _empty_run(len(part.values)), 0
@@ -245,6 +253,7 @@ class _MergeBuffers:
 
         `begins` and `threshold` are as in `merge_in_parts`.
         """
+        # The value is the upper half of a little-endian key, so keys sort by value; the lower half finds the entry.
         halves = self._keys.view("<u4").reshape(-1, 2)
         end = 0
         for run, start, stop, begin in zip(runs, starts, ends, begins, strict=True):
@@ -312,6 +321,7 @@ def value_cuts(runs: Sequence[Valued], num_parts: int) -> NDArray[Any]:
     """Return values that divide the union of the runs into about equal parts."""
     if num_parts <= 1:
         return np.zeros(0, np.uint32)
+    # Parts need only be about equal, so evenly spaced samples of each run, weighted by its entries, are enough.
     samples, weights = [], []
     for run in runs:
         sample = np.array(run.values[:: max(1, run.entries // SAMPLES_PER_RUN)])
@@ -354,6 +364,7 @@ AnyRun: TypeAlias = Run | SpilledRun
 
 def spill_parts(runs: Iterator[Run], directory: Path) -> Sequence[AnyRun]:
     """Return all parts: a single one in memory, several on disk."""
+    # A single part needs no disk, and only asking for the next one tells whether there are several.
     first = next(runs, None)
     if first is None:
         return []
@@ -386,6 +397,7 @@ def most_frequent(parts: Sequence[AnyRun], limit: int) -> Iterator[Run]:
     for part in parts:
         occurs = part.counts
         is_frequent = occurs >= min_count
+        # Parts ascend by value, so the first values of the class that is cut are the smallest.
         if whole and remaining:
             equal = np.flatnonzero(occurs == counts[whole - 1])[:remaining]
             is_frequent[equal] = True
@@ -408,6 +420,7 @@ def rank_values(parts: Sequence[AnyRun], path: Path, order: VocabularyOrder) -> 
     size = sum(len(part.values) for part in parts)
     with open(path, "wb+") as file:
         file.write(npy_header(np.dtype(np.uint32), size, None))
+        # By frequency, values go to places all over the file, so it is mapped; other orders write from front to back.
         if size and order is VocabularyOrder.frequency:
             file.flush()
             reserve(file.fileno(), file.tell() + size * np.dtype(np.uint32).itemsize)
@@ -441,6 +454,7 @@ def _row_ranges(parts: Sequence[AnyRun]) -> list[tuple[int, int]]:
     sample = np.sort(np.concatenate([first[:: max(1, len(first) // SAMPLES_PER_RUN)].copy() for first in firsts]))
     even = sample[np.arange(1, len(parts)) * len(sample) // len(parts)]
     end = max(int(part.first.max()) for part in parts) + 1
+    # A key has 32 bits for the row, so no range may cross a multiple of 2^32 rows.
     cuts = np.unique(np.concatenate((even, np.arange(0, end, ROWS_PER_KEY), [end]))).tolist()
     return list(pairwise(cuts))
 
@@ -451,6 +465,7 @@ def _first_seen_between(parts: Sequence[AnyRun], low: int, high: int) -> NDArray
     for part in parts:
         first = part.first
         is_in_range = (first >= low) & (first < high)
+        # The row is the upper half of the key, so sorting orders by row, and values first seen in one row by value.
         first_seen = (first[is_in_range] - low).view(np.uint64)
         first_seen <<= np.uint64(32)
         first_seen |= part.values[is_in_range]
@@ -462,11 +477,13 @@ def _first_seen_between(parts: Sequence[AnyRun], low: int, high: int) -> NDArray
 
 def _rank_by_frequency(parts: Sequence[AnyRun], mapped: mmap.mmap, offset: int) -> None:
     """Write values by descending count, ties by ascending value, to a file from an offset on, by a counting sort."""
+    # The number of values with larger counts is the first rank of a class. Parts ascend by value, and so do ties.
     counts, sizes = count_classes(parts)
     larger = np.cumsum(sizes[::-1])[::-1] - sizes
     vocabulary = np.frombuffer(mapped, np.uint32, offset=offset)
     for part in parts:
         place_by_rank(part.values, part.counts, counts, larger, vocabulary)
+        # Ranks are scattered over the file; its mapped pages would soon count as resident memory.
         unload(mapped)
 
 
@@ -589,6 +606,7 @@ def _merge(column: str, parts: Sequence[Entries], threshold: int) -> Entries:
 
     values, counts, first = (np.concatenate(arrays) for arrays in list(zip(*parts, strict=True))[:3])
     texts = pa.concat_arrays([part.texts for part in parts])
+    # A chunk's dictionary also holds values of rows that do not count, and such a value must not get an id.
     occurs = np.flatnonzero(counts)
     order = occurs[np.argsort(values[occurs])]
     values = values[order]
@@ -596,6 +614,7 @@ def _merge(column: str, parts: Sequence[Entries], threshold: int) -> Entries:
     starts = np.flatnonzero(is_new)
     if not len(starts):
         return Entries(values, counts[:0], first[:0], texts[:0])
+    # Two texts can only collide where a value repeats.
     if len(starts) < len(values):
         refuse_collisions(column, texts.take(pa.array(order)), is_new)
     totals = np.add.reduceat(counts[order], starts)
@@ -621,6 +640,7 @@ class NumberedValues:
 
     def runs(self, parts: Iterator[Entries]) -> Iterator[Run]:
         """Store parts; yield each with numbers in place of the values."""
+        # Numbers keep the order of values, so ties break alike, and ranking needs no second form for 64 bits.
         number = 0
         for part in parts:
             if not len(part.values):
@@ -696,6 +716,7 @@ def _distribute(
     import pyarrow as pa
     import pyarrow.compute as pc
 
+    # Ids scatter over all parts, and all texts may exceed memory, so files of consecutive ids are sorted singly.
     num_buckets = min(MAX_BUCKETS, 1 + COPIES_OF_TEXT * numbered.num_bytes // part_bytes)
     ids_each = max(1, -(-len(order) // num_buckets))
     paths = [directory / f"ids-{i}.arrow" for i in range(-(-len(order) // ids_each))]
@@ -728,6 +749,7 @@ def _ids_by_part(numbered: NumberedValues, order: NDArray[np.uint32], path: Path
         reserve(file.fileno(), numbered.size * order.itemsize)
         mapped = mmap.mmap(file.fileno(), 0)
     ids = np.frombuffer(mapped, np.uint32)
+    # The places of ids are random, so the mapped file is touched everywhere and released block by block.
     for start in range(0, len(order), ORDER_VALUES):
         numbers = np.array(order[start : start + ORDER_VALUES])
         ids[numbers] = np.arange(start + 1, start + 1 + len(numbers), dtype=np.uint32)

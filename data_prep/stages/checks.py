@@ -96,6 +96,7 @@ def _new_ids(
     new, total = np.zeros(len(features)), np.zeros(len(features))
     for shard in held_out:
         for number, ids in enumerate(_columns(job, shard, features)):
+            # Ids of val and test that train lacks have rows in tables that no step of training reaches.
             new[number] += np.count_nonzero(~np.isin(ids, trained[number]))
             total[number] += len(ids)
     return np.asarray(new / np.maximum(total, 1), np.float64)

@@ -33,6 +33,7 @@ from data_prep.io.arrays import ArrayWriter, FileRange, FileWriter, open_array, 
 from data_prep.parsing.raw_rows import TableBlock
 from data_prep.vocabulary import FEW_CODES, MAX_CODES, Coding, Entries, refuse_collisions
 
+# Aligned columns can be viewed as codes of any width without a copy.
 ALIGNMENT = 8
 DICTIONARIES = "dictionaries"  # suffix of a chunk's file, for a user's own table
 ENTRY_BYTES = 16  # an entry of that file: value, count, first row
@@ -206,6 +207,7 @@ def read_dictionary(job: Job, record: ChunkRecord, feature: str) -> NDArray[Any]
 
 def read_codes(job: Job, record: ChunkRecord, feature: int) -> NDArray[Any]:
     """Return the codes [rows] of a feature, or its values [rows] if it has no dictionary."""
+    # One feature is a small piece of each block, so only its bytes are read, not the whole blocks.
     layout = ColumnLayout.of(job, record)
     column: NDArray[np.unsignedinteger] = np.empty(record.rows, layout.dtype(feature))
     with open(job.chunk_path(record.source, record.chunk, "columns"), "rb", buffering=0) as file:
@@ -270,6 +272,7 @@ class CategoryBuffer:
         """
         import pyarrow as pa
 
+        # Each block has codes of its own dictionary. Its texts find their places in a dictionary of all blocks first.
         texts, places = self._unify()
         values = text_values(texts)
         order = np.argsort(values)
@@ -277,14 +280,17 @@ class CategoryBuffer:
         is_new = np.concatenate(([True], values[1:] != values[:-1]))[: len(values)]
         if not is_new.all() and are_keys:
             refuse_collisions(self._feature, texts.take(pa.array(order)), is_new)
+        # Without keys, texts may share a value; they then share a rank, too.
         rank = np.empty(len(order), np.uint32)
         rank[order] = np.cumsum(is_new, dtype=np.uint32) - np.uint32(1)
         values, texts = values[is_new], texts.take(pa.array(order[is_new]))
         del order
+        # The minimum below needs a start above every row.
         counts, first = np.zeros(len(values), np.uint32), np.full(len(values), np.iinfo(np.uint32).max, np.uint32)
         codes = np.empty(sum(len(block) for block, _, _ in self._blocks), code_dtype(len(values)))
         begin = entry = 0
         for block, block_counts, block_first in self._blocks:
+            # A block's entries are ranked once, and its rows take their ranks by code.
             numbers = rank[places[entry : entry + len(block_counts)]]
             np.add.at(counts, numbers, block_counts)
             np.minimum.at(first, numbers, block_first)
@@ -296,6 +302,7 @@ class CategoryBuffer:
         """Return the distinct texts of all blocks, and the place among them of each block's entries."""
         import pyarrow as pa
 
+        # The texts of a single block are distinct already.
         if len(self._texts) == 1:
             return (texts := self._texts.pop()), np.arange(len(texts), dtype=np.int32)
         encoded = pa.chunked_array(self._texts, pa.string()).dictionary_encode()
@@ -383,6 +390,7 @@ class TableCategories:
         assert modulus is not None
         columns: list[tuple[NDArray[Any], NDArray[np.int32]]] = []
         bags: list[NDArray[np.int32]] = []
+        # Ids come from values alone, so two texts with one value need not be refused.
         for feature, categories in self._finished(record, are_keys=False):
             ids = remainders(categories.values, modulus)
             record.values_per_row.append(len(ids) / max(1, len(np.unique(ids))))
@@ -419,6 +427,8 @@ def count_codes(
         codes: codes[i] belongs to row rows[i]; rows ascend.
     """
     counts, first = np.zeros(num_values, np.uint32), np.zeros(num_values, np.uint32)
+    # From the last part to the first, and backwards within each: a code's first row is written last, so it stays. Parts
+    # bound the int64 copies that bincount makes.
     for stop in range(len(codes), 0, -COUNT_ROWS):
         part = slice(max(0, stop - COUNT_ROWS), stop)
         counts += np.bincount(codes[part], minlength=num_values).astype(np.uint32)

@@ -112,6 +112,7 @@ class StoredRun:
         """Read the entries start..stop."""
         columns: list[NDArray[Any]] = []
         with open(self._range.path, "rb", buffering=0) as file:
+            # Three arrays of one run stand one after another, so a part of the run is three ranges of the file.
             for column in range(len(Run._fields)):
                 file.seek(self._range.offset + VALUE_BYTES * (column * self.entries + start))
                 columns.append(np.fromfile(file, np.uint32, stop - start))
@@ -177,6 +178,7 @@ def plan_counting(job: Job, records: list[ChunkRecord], limit: int) -> list[Coun
     """
     begins = [0, *accumulate(record.rows for record in records)]
     tasks = (CountTask(job, record, begin, limit) for record, begin in zip(records, begins, strict=False))
+    # Positions tell which rows count where rows are reordered, so no chunk can be left out beforehand there.
     return [task for task in tasks if task.is_done or job.rules.is_arranged or task.begin < limit]
 
 
@@ -240,6 +242,7 @@ class FitTask(LoggedTask[VocabularyRecord]):
             runs = load_runs([each.range(self.job, self.feature) for each in self.counts], self.max_bytes)
             threshold = self.job.rules.frequency_threshold
             values = self._rank(merge_in_parts(runs, self.max_bytes, self._begins, threshold), path, scratch)
+            # Ranking writes out of order, so the checksum takes a pass of its own.
             files = {"npy": digest_file(path)}
         else:
             values, files = self._fit_own(scratch)
@@ -397,6 +400,8 @@ def exact_sums(values: NDArray[np.float64]) -> tuple[int, int]:
     """Return the sum in units of 2^-UNIT_EXPONENT and the sum of squares in units of its square."""
     total = square = 0
     for start in range(0, len(values), SUMMED_ROWS):
+        # A float64 is a mantissa of 53 bits times a power of 2. Numbers with one exponent are added as float64, which
+        # is exact since limbs of 18 bits and few rows keep all sums below 2^53.
         fractions, exponents = np.frexp(values[start : start + SUMMED_ROWS])
         mantissas = np.ldexp(fractions, MANTISSA_BITS).astype(np.int64)
         distinct, codes = np.unique(exponents, return_inverse=True)
@@ -419,6 +424,7 @@ def _shifted(numbers: NDArray[np.int64], codes: NDArray[np.intp], shifts: list[i
 def _mean_and_deviation(sums: Sequence[tuple[int, int, int]]) -> list[float]:
     """Return mean and standard deviation (of the population) from rows, sums and sums of squares, rounded once."""
     rows, total, square = map(sum, zip(*sums, strict=True))
+    # Integers of any size divide exactly and are rounded once. The root keeps 64 further bits for this.
     variance = rows * square - total * total  # times rows^2
     return [total / (rows << UNIT_EXPONENT), isqrt(variance << 128) / (rows << UNIT_EXPONENT + 64)]
 
@@ -427,6 +433,7 @@ def _quantiles(columns: Sequence[NDArray[np.float64]], low: float, high: float) 
     """Return the values at NUM_QUANTILES evenly spaced ranks of sorted columns, by bisection of the numbers' bits."""
     rows = sum(map(len, columns))
     ranks = np.arange(NUM_QUANTILES) * (rows - 1) // (NUM_QUANTILES - 1)
+    # Every step halves the range of 64-bit keys, so at most 64 passes find the exact values.
     lowest, highest = (np.full(NUM_QUANTILES, _to_key(np.array(bound)), np.uint64) for bound in (low, high))
     while (lowest < highest).any():
         middle = lowest + (highest - lowest) // np.uint64(2)
@@ -438,6 +445,7 @@ def _quantiles(columns: Sequence[NDArray[np.float64]], low: float, high: float) 
 
 def _to_key(numbers: NDArray[np.float64]) -> Any:
     bits = numbers.view(np.uint64)
+    # Negative numbers have all bits inverted, and others their sign bit, so keys ascend as numbers do.
     return np.where(bits >> np.uint64(63), ~bits, bits | np.uint64(1 << 63))
 
 

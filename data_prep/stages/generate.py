@@ -108,8 +108,10 @@ def figures(data: DataConfig, job: Job, records: list[ChunkRecord], rows: dict[s
 
 def _steps(probability: NDArray[np.float32], negative_drop_rate: float) -> NDArray[np.int64]:
     """Return probabilities in steps, corrected for the share of negatives that was left out."""
+    # Dropping a share of the negatives multiplies the odds of a click by 1 / (1 - share).
     p = probability.astype(np.float64)
     p = p / (p + (1 - p) * (1 - negative_drop_rate))
+    # A probability of 0 or 1 would make the logloss infinite.
     return np.clip(np.rint(p * PROBABILITY_STEPS), 1, PROBABILITY_STEPS - 1).astype(np.int64)
 
 

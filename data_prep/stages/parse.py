@@ -117,6 +117,7 @@ def parse_tasks(job: Job, whole: bool = False) -> list[ParseTask]:
     has_lines = job.table is None or isinstance(format_named(job.table.format), LineFormat)
     for index, source in enumerate(job.sources):
         is_text = source.generator is None and has_lines
+        # A compressed file can only be read from its start, so it is one task.
         if source.compressed or (whole and is_text):
             tasks.append(ParseTask(job, index, None))
             continue
@@ -143,6 +144,7 @@ def reading_tasks(job: Job, whole: bool, forms: tuple[Form, ...] | None = None) 
         source = job.sources[task.source]
         if (source.split in HELD_OUT_SPLITS) == (forms is None):
             continue
+        # A source in chunks is never read whole by one task, so its checksum is a task of its own.
         if task.chunk == 0:
             tasks.append(DigestTask(source))
         tasks.append(replace(task, forms=forms))
@@ -192,6 +194,7 @@ def _parse_stream(task: ParseTask, lines: LineBlocks, worker: Worker) -> list[Ch
                     parsed.abandon()
                 raise
             unfinished = [] if parsed is None else [finisher.submit(_finish, parsed)]
+            # The lines of a finished chunk are read again, as the next chunk begins where they end.
             if record is not None:
                 for _ in lines.until((chunk + 1) * job.chunk_bytes):
                     worker.count(lines.advance())
@@ -261,6 +264,7 @@ def _parse_block(job: Job, source: Source, lines: LineBlock, buffer: Block) -> B
     if position != lines.end:
         line = bytes(lines.buffer[position : lines.end]).split(b"\n", 1)[0]
         is_last = lines.is_last and position + len(line) + 1 >= lines.end
+        # Lines before the block are counted only for this error, as a task begins in the middle of a file.
         row = count_lines_before(source, lines.offset + position - lines.start) + 1
         raise UserError(diagnose_row(line, source.path, row, job.schema, True, is_last))
     return Block(buffer.labels[:rows], buffer.dense[:rows], buffer.sparse[:rows])
@@ -336,6 +340,7 @@ class ChunkWriter:
         if self._is_raw:
             self._dense.append(block.dense)
         else:
+            # The transform writes to the memory of the file, which saves a copy of all rows.
             self._dense.extend(rows, lambda dense: transform_into(block.dense, rules.dense, self._of_columns, dense))
         if rows and (self._is_raw or self._job.table is not None):
             self._ranges.append(range_of(block.dense))
@@ -373,6 +378,7 @@ class ChunkWriter:
             self._categories.finish(record)
         elif self._values is not None:
             codings: Sequence[Coding | None] = [None] * len(job.schema.single)
+            # Counting also finds the codes of columns that repeat, so it comes before columns are written.
             if job.rules.counts_while_parsing:
                 rows = np.arange(record.rows)
                 record.distinct, digest, codings = write_counts(job, chunk, PARSED_COUNTS, self._values.column, rows)
@@ -385,6 +391,7 @@ class ChunkWriter:
         if job.rules.order is None:
             record.values_per_row = record.values_per_row or self._values_per_row
             record.unknown = [0] * len(job.schema.sparse)
+        # The record vouches for the files, so they are on disk before it.
         for suffix, file in self._files.items():
             record.files[suffix] = file.close()
         save_record(job.chunk_stem(*chunk), PARSED, record)
@@ -395,6 +402,7 @@ def refuse_changed(sources: Sequence[Source]) -> None:
     """Refuse files that changed while they were read."""
     for source in sources:
         now = Path(source.path).stat()
+        # A program may set a file's time of writing, but not the time of its last change.
         if (now.st_size, now.st_mtime_ns, now.st_ctime_ns) != (source.bytes, source.mtime_ns, source.ctime_ns):
             raise UserError(f"{source.path}: changed while it was read; run the same command again")
 

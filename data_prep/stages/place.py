@@ -62,6 +62,7 @@ def inverse_permutation(
     if len(windows) == 1:
         yield shuffle.all(rows)
     else:
+        # NumPy shuffles from the last place to the first, so a window receives swaps only from windows that are done.
         for low, stop in reversed(windows):
             shuffle.go_through(low, stop)
         for low, stop in windows:
@@ -86,6 +87,7 @@ class _Shuffle:
         for _ in self._swap(permutation, 0):
             pass
         place = np.empty(rows, permutation.dtype)
+        # An index of all rows would take as much memory as the permutation, so the inverse is made in parts.
         for start in range(0, rows, DRAWS):
             part = permutation[start : start + DRAWS]
             place[part] = np.arange(start, start + len(part), dtype=place.dtype)
@@ -100,6 +102,7 @@ class _Shuffle:
             self._places.send(value, number)
         for start, stop, swaps in self._swap(window, low):
             self._swaps.send(*swaps)
+            # A place that is swapped with an earlier window gets its final value when that window makes the exchange.
             stays = np.ones(stop - start, bool)
             stays[swaps[1] - swaps.dtype.type(start)] = False
             number = np.arange(start, stop, dtype=window.dtype)
@@ -131,6 +134,7 @@ class _Draws:
     """Random integers of np.random.RandomState(seed)."""
 
     def __init__(self, seed: int) -> None:
+        # RandomState alone has the legacy seeding; the generator under it returns raw integers in large blocks.
         self._generator = np.random.MT19937()  # generator of the published orders
         self._generator.state = np.random.RandomState(seed).get_state(legacy=False)  # type: ignore[assignment]
         self._raw = np.zeros(0, np.uint64)
@@ -143,6 +147,7 @@ class _Draws:
             self._raw = np.concatenate((self._raw, self._generator.random_raw(DRAWS - len(self._raw))))
         if self._width == 1:
             return self._raw
+        # NumPy joins two draws for a place beyond 2^32, the upper half first.
         pairs = self._raw[: len(self._raw) // 2 * 2].reshape(-1, 2)
         return (pairs[:, 0] << np.uint64(32)) | pairs[:, 1]
 
@@ -195,6 +200,7 @@ def swap_rows(
         (the last place that is not done, draws used, number of swaps written).
     """
     num_swaps = num_draws = 0
+    # As in NumPy, a draw is masked to the bits of the last place, and a larger one is lost.
     mask = 1
     while mask < last:
         mask = 2 * mask + 1
@@ -238,6 +244,7 @@ Choices: TypeAlias = NDArray[np.signedinteger]
 def kept_rows(job: Job, records: list[ChunkRecord]) -> Iterator[NDArray[np.bool_]]:
     """Yield each chunk's mask of rows that are not dropped; equal at each call."""
     rules = job.rules
+    # The constant keeps these draws apart from the split's, whose seed may be the same.
     rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence([rules.sampling_seed, 0xD809])))
     for record in records:
         if rules.negative_drop_rate:
@@ -319,6 +326,7 @@ def by_chance(rows: OpenRows) -> Callable[[], Iterator[Choices]]:
     """Choose by a draw for each row."""
 
     def chunks() -> Iterator[Choices]:
+        # One stream of draws in the order of the rows does not depend on the chunks.
         rng = _generator(rows)
         for record in rows.records:
             yield np.searchsorted(rows.bounds(), rng.random(record.rows), side="right")
@@ -336,6 +344,7 @@ def by_group(rows: OpenRows) -> Callable[[], Iterator[Choices]]:
 
     def chunks() -> Iterator[Choices]:
         for keys in rows.arrays(SPLIT_KEYS):
+            # A float64 in [0, 1) holds 53 bits exactly.
             draws = (mix(keys.view(np.uint64) ^ seed) >> np.uint64(11)) * 2.0**-53
             yield np.searchsorted(rows.bounds(), draws, side="right")
 
@@ -354,6 +363,7 @@ def draw_without_replacement(
     Args:
         labels: 0 or 1 [rows]; draws: in [0, 1) [rows]; left: rows of each label and place [2, places].
     """
+    # Drawing from what is left hits the planned sizes exactly; independent draws would only come near them.
     for row in range(len(labels)):
         of_label = left[labels[row]]
         rest = draws[row] * of_label.sum()
@@ -411,6 +421,7 @@ class _Times:
 
     def at(self, place: int) -> int:
         """Return the time at a place among the sorted ones, by histograms of ever smaller ranges."""
+        # Each pass narrows the range 65,536 times, so any 64-bit times take at most four passes, and none is sorted.
         low, high = self.first, self.last
         while low < high:
             width = (high - low) // BINS + 1
@@ -445,6 +456,7 @@ def _first_times(rows: OpenRows) -> list[int]:
         return []
     times = _Times(rows)
     sizes = rows.held_out(times.count)
+    # The last times stay free, so that each later split gets at least one.
     latest = [times.last]
     for _ in sizes[1:]:
         latest.insert(0, times.previous(latest[0]))
@@ -453,6 +465,7 @@ def _first_times(rows: OpenRows) -> list[int]:
         place = times.count - sum(sizes[part:])
         time = times.at(place)
         following = times.next(time)
+        # Of two equally near changes of time, the earlier one counts.
         if place - times.before(time) > times.before(following) - place:
             time = following
         earliest = times.next(starts[-1] if starts else times.first)
@@ -518,6 +531,7 @@ def ordering(job: Job, records: list[ChunkRecord], window_rows: int) -> Iterator
             raise Stopped
 
     with ThreadPoolExecutor(1) as background:
+        # Leaving the pool waits for its thread, so a failure has to tell the thread to end.
         try:
             yield background.submit(order_rows, job, records, window_rows, check)
         except BaseException:
@@ -536,6 +550,7 @@ def order_rows(job: Job, records: list[ChunkRecord], window_rows: int, check: Ca
     rules = job.rules
     algorithm = None if rules.split is None else rules.split.algorithm
     if algorithm is not None and algorithm.chooses:
+        # Choices are read twice: val and test begin at places that only the counts of the splits tell.
         rows, choices = np.zeros(len(SPLITS), np.int64), split_numbers(job, records)
         for choice in choices():
             rows += np.bincount(choice[choice >= 0], minlength=len(SPLITS))
@@ -656,6 +671,7 @@ def _swap_halves(part: Positions, sizes: dict[str, int]) -> Positions:
 
 
 def _write_positions(job: Job, rows: int, parts: Iterator[Positions], check: Callable[[], None]) -> None:
+    # A stopped job may have left positions of the other type, and readers take the first file that exists.
     for name in POSITION_DTYPES:
         (job.work / name).unlink(missing_ok=True)
     name, dtype = next((name, dtype) for name, dtype in POSITION_DTYPES.items() if rows <= np.iinfo(dtype).max)

@@ -100,6 +100,7 @@ class PassTask(LoggedTask[ChunkRecord]):
 
     def do(self, worker: Worker) -> ChunkRecord:
         job, record = self.job, self.record
+        # The digests belong to the key: a cluster's worker may outlive a job and meet another one at the same path.
         tables = worker.cache.get(
             (job.work, self.slices, self.digests),
             lambda: [load_slice(job.work, part, job.rules.first_id) for part in self.slices],
@@ -229,6 +230,7 @@ class EncodeTask(LoggedTask[ChunkRecord]):
                     suffix = f"{pass_name(number, slices)}.{i}.npy"
                     path = self.job.chunk_path(self.record.source, self.record.chunk, suffix)
                     part = np.fromfile(path, np.int32, count, offset=HEADER_BYTES + VALUE_BYTES * start)
+                    # A value is in one slice at most, and NOT_FOUND is below every id, so the maximum joins the slices.
                     np.maximum(ids, part, out=ids)
         missing = ids == NOT_FOUND
         ids[missing] = self.job.rules.unknown_id
@@ -285,9 +287,11 @@ def _sparse_rows(
     numbers = [chunk.features.index(feature) for feature in chunk.single]
     columns = [chunk.job.schema.single.index(feature) for feature in chunk.single]
     dictionaries = [read_dictionary(chunk.job, chunk.record, feature) for feature in chunk.single]
+    # Each distinct value of the chunk is looked up once; rows then take ids by their codes.
     to_ids = [table_of_codes(tables[i], dictionary) for i, dictionary in zip(numbers, dictionaries, strict=True)]
     begin = start
     for rows, values in column_blocks(chunk.job, chunk.record, start, stop):
+        # One feature is looked up at a time, so its ids are contiguous; the view that is yielded has rows first.
         ids = np.empty((len(numbers), rows), np.int32)
         for row, (i, column) in enumerate(zip(numbers, columns, strict=True)):
             unknown[i] += to_ids[row].look_up(values[column], ids[row])
@@ -297,6 +301,7 @@ def _sparse_rows(
 
 def finish_ids(rules: Rules, split: str, ids: NDArray[np.int32]) -> None:
     """Apply, in place, the changes that TorchRec makes to a split's ids after ordering its rows."""
+    # TorchRec rounds ids only while it shuffles train, and wraps them only when it reads them.
     modulus = rules.max_ind_range if rules.wraps and rules.order is not None else None
     torchrec_ids(ids, rounds=rules.rounds_ids and split == "train", modulus=modulus)
 
@@ -336,6 +341,7 @@ MOVED_SUFFIX = "moved.npy"
 ENCODED_BAGS = "values.npy", "offsets.npy"  # files of multi-hot columns
 MOVED_BAGS = "moved-values.npy", "moved-offsets.npy"
 POSITIONS_SUFFIX = "positions.npy"
+# The order from large to small types aligns each field without padding between them.
 ID_TYPES: tuple[np.dtype[Any], ...] = (np.dtype(np.int32), np.dtype(np.uint16), np.dtype(np.uint8))
 ALIGNMENT = 4
 FLOAT32, INT32 = np.dtype(np.float32), np.dtype(np.int32)
@@ -360,6 +366,7 @@ def pack_rows(
     """
     out_labels, out_dense, out_large, out_medium, out_small = fields
     large, medium, small = columns
+    # A row's place is random, so its fields are written at once: column by column, each would miss the caches again.
     for i in range(len(indices)):
         index = indices[i]
         if index < 0:
@@ -487,6 +494,7 @@ class ScatterTask(LoggedTask[ChunkRecord]):
 
     def do(self, worker: Worker) -> ChunkRecord:
         job, record = self.chunk.job, self.chunk.record
+        # Rows in the order of their positions lie together for each shard, which then reads one range of the file.
         positions = chunk_positions(job, self.begin, record.rows)
         order = np.argsort(positions)
         order = order[np.count_nonzero(positions == LEFT_OUT) :]  # Rows that are left out come first.
@@ -530,6 +538,7 @@ def plan_scatter(job: Job, chunks: list[EncodeTask], layout: RowLayout) -> tuple
     scatter, kept_chunks = [], []
     begin = 0
     for chunk in chunks:
+        # A chunk that keeps its order needs no packed copy on disk, since the gather encodes it into the shard.
         position = None if job.schema.ragged else kept_position(job, begin, chunk.record.rows)
         if position is None:
             scatter.append(ScatterTask(chunk, begin, layout))
@@ -539,6 +548,7 @@ def plan_scatter(job: Job, chunks: list[EncodeTask], layout: RowLayout) -> tuple
     return scatter, kept_chunks
 
 
+# Windows of 65,536 and of 32,768 rows were slower.
 WINDOW_ROWS = 1 << 18  # rows of a shard assembled at once
 PART_ROWS = 1 << 9  # least average number of rows of a chunk read at once
 
@@ -607,6 +617,7 @@ class GatherTask(LoggedTask[GatheredShard]):
             if part.start < part.stop:
                 positions = open_array(job.chunk_path(*chunk, POSITIONS_SUFFIX))[part]
                 moved.append(MovedChunk(job.chunk_path(*chunk, MOVED_SUFFIX), part.start, positions - self.start))
+        # With many chunks a window grows, so that what it reads of each chunk stays long enough.
         bounds = [*range(0, rows, max(WINDOW_ROWS, PART_ROWS * len(moved))), rows]
         moved_rows = MovedRows(self.layout, moved, bounds)
         kept_rows = KeptRows(self.kept_chunks, self.start, self.stop, worker)
@@ -616,6 +627,7 @@ class GatherTask(LoggedTask[GatheredShard]):
             for kind in job.row_kinds
         }
         max_rows = max(stop - start for start, stop in pairwise(bounds))
+        # All windows share these arrays, as fresh ones would consist of fresh pages, which the system first clears.
         buffers = {kind: np.empty((max_rows, self.layout.width(kind)), job.dtypes[kind]) for kind in job.row_kinds}
         try:
             for number, (start, stop) in enumerate(pairwise(bounds)):
@@ -731,6 +743,7 @@ class KeptRows:
         while self._block is not None and self._block[0] < stop:
             index, block = self._block
             rows = len(block["labels"])
+            # A block may end beyond the window, and its rest belongs to the next one.
             count = min(stop - index, rows)
             for kind in block:
                 window[kind][index - start : index - start + count] = block[kind][:count]
@@ -780,6 +793,7 @@ def plan_cut(chunks: list[EncodeTask], rows: dict[str, int], layout: RowLayout) 
     bounds = np.cumsum([0, *(rows[split] for split in SPLITS)]).tolist()
     counts = dict.fromkeys(SPLITS, 0)
     begin = 0
+    # Chunks of a user's own table are small, so several make a shard.
     for _, group in groupby(chunks, lambda each: (each.record.source, each.record.chunk // each.job.chunks_per_shard)):
         kept_chunks = []
         end = begin
@@ -910,6 +924,7 @@ def _expand(ids: NDArray[np.int32], tables: MultiHotTables, paths: dict[str, Pat
     rows = len(ids)
     single = [feature for feature, size in enumerate(tables.sizes) if size == 1]
     sparse = ArrayWriter(paths["sparse"], np.int32, len(single), rows)
+    # Mapped ids and tables count as resident memory until they are released, so this is done block by block.
     step = BLOCK_VALUES // ids.shape[1]
     for start in range(0, rows, step):
         sparse.append(ids[start : start + step][:, single])
@@ -919,6 +934,7 @@ def _expand(ids: NDArray[np.int32], tables: MultiHotTables, paths: dict[str, Pat
     offsets = ArrayWriter(paths["offsets"], np.int64, None, rows * len(multi_hot) + 1)
     offsets.append(np.zeros(1, np.int64))
     last = 0
+    # Bags are stored feature by feature, since a batch needs them so; rows first would be transposed in every batch.
     for feature, table in multi_hot:
         size = table.shape[1]
         step = max(1, BLOCK_VALUES // size)
