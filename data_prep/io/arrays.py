@@ -80,6 +80,7 @@ class FileWriter:
     def extend(self, shape: tuple[int, ...], dtype: DTypeLike, fill: Callable[[NDArray[Any]], object]) -> None:
         """Append an array that `fill` writes to the memory it receives, if possible the file's own."""
         num_bytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        # An array that crosses the end of a piece has no contiguous memory there, so it is made elsewhere and copied.
         out = self._out()[:num_bytes]
         if len(out) < num_bytes:
             array = np.empty(shape, dtype)
@@ -150,6 +151,7 @@ class FileWriter:
         self._pieces, self._begin = [], self.bytes
         while pieces:
             content = pieces.pop(0)[: self.bytes - begin].data
+            # A piece is checksummed while the previous one is written; few may wait, so that memory stays bounded.
             self._wait(MAX_WRITES - 1)
             self._writes.append(self._threads.submit(write_past_cache, self._file, content, begin))
             if not self._is_spilled:
@@ -164,6 +166,7 @@ class FileWriter:
 
 def write_past_cache(file: int, content: memoryview, offset: int) -> None:
     """Write whole pages at an offset without the page cache if possible, and the rest through it."""
+    # Direct I/O takes whole pages, so the end of a file goes through the cache.
     whole = len(content) // PAGE_BYTES * PAGE_BYTES
     if offset % PAGE_BYTES == 0 and set_direct(file, True):
         try:
@@ -228,6 +231,7 @@ def _read_range(part: FileRange, out: NDArray[np.uint8]) -> NDArray[np.uint8]:
     file = os.open(part.path, os.O_RDONLY)
     try:
         is_direct = set_direct(file, True)
+        # A file system may accept the flag and refuse the read.
         try:
             _read(file, part.path, out, first, count)
         except OSError as error:
@@ -264,6 +268,7 @@ class ReadAhead(io.RawIOBase):
     def __init__(self, fill: Callable[[memoryview], int], before: int = 0, after: int = 0) -> None:
         super().__init__()
         self._fill, self._before = fill, before
+        # Blocks travel in a circle between two queues, so memory is fixed and none is allocated while reading.
         self._free: SimpleQueue[mmap.mmap | None] = SimpleQueue()
         self._filled: SimpleQueue[tuple[mmap.mmap, int] | Exception] = SimpleQueue()
         for _ in range(BLOCKS):
@@ -399,6 +404,7 @@ def npy_header(dtype: np.dtype[Any], rows: int, width: int | None) -> bytes:
     """Return the first HEADER_BYTES of a .npy file [rows, width], or [rows] without a width."""
     stream = io.BytesIO()
     shape = (rows,) if width is None else (rows, width)
+    # A header of fixed length gives each row a known offset, and can be filled in once the rows are counted.
     np.lib.format.write_array_header_1_0(stream, {"descr": dtype.str, "fortran_order": False, "shape": shape})
     header = stream.getvalue()
     if len(header) != HEADER_BYTES:
@@ -413,6 +419,7 @@ def open_array(path: Path) -> NDArray[Any]:
         OSError: missing or unreadable file.
         ValueError: not a complete .npy file of plain values; .npz files and Python objects are refused, too.
     """
+    # Unlike np.load, this opens neither archives nor pickled objects, which could run code.
     try:
         array: NDArray[Any] = np.lib.format.open_memmap(path, mode="r")
     except HEADER_ERRORS as error:
@@ -435,6 +442,7 @@ def read_rows(blocks: Sequence[tuple[Path, int, int]], width: int, dtype: DTypeL
 
 def take_mapped(rows: NDArray[Any], numbers: NDArray[np.integer]) -> NDArray[Any]:
     """Return rows[numbers] of a mapped .npy file [R, width]; about MAPPED_BYTES are resident at most, none after."""
+    # A small table stays within the bound, so its rows need no sorting.
     if rows.nbytes <= MAPPED_BYTES:
         rows_read = np.take(rows, numbers, axis=0)
         let_go(rows)

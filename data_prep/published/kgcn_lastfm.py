@@ -28,6 +28,7 @@ def split_rows(listened: Path, artists: Path) -> Mapping[str, Rows]:
     positives: dict[int, set[int]] = {}
     for line in listened.read_text(encoding="utf-8").splitlines()[1:]:
         user, artist, _ = line.split("\t")
+        # KGCN leaves out artists that its graph of knowledge lacks.
         if artist in items:
             positives.setdefault(int(user), set()).add(items[artist])
     rows = np.array(_with_negatives(positives, set(items.values())))

@@ -30,6 +30,7 @@ def split_rows(ratings: Path, test_rating: Path, test_negative: Path) -> Mapping
     test = np.loadtxt(test_rating, np.int64, delimiter="\t", usecols=(0, 1))
     negatives = [line.split("\t")[1:] for line in test_negative.read_text(encoding="utf-8").splitlines()]
     num_items = int(items.max()) + 1
+    # One number for a pair turns the search for pairs into a search for numbers.
     is_test = np.isin(users * num_items + items, test[:, 0] * num_items + test[:, 1])
     pairs = zip(users[~is_test].tolist(), items[~is_test].tolist(), strict=True)
     return {
@@ -42,6 +43,7 @@ def _pairs(ratings: Path) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the numbers of users and items of all pairs, in order."""
     table = pyarrow.parquet.read_table(ratings, columns=["userID", "movieID"])
     users, films = (column.to_numpy().astype(np.int64) for column in table.columns)
+    # The published test pairs number films by their first appearance.
     _, first, place = np.unique(films, return_index=True, return_inverse=True)
     return users - 1, first.argsort().argsort()[place]
 

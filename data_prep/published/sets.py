@@ -103,6 +103,7 @@ def write_splits(published: PublishedSet, raw: Path, out: Path) -> list[Path]:
         for path, sha256 in published.files.items()
     ]
     paths = download_all(remote, raw)
+    # A file that was there already may be another one, as downloads keep it.
     for path, expected in zip(paths, published.files.values(), strict=True):
         if (sha256 := digest_file(path).sha256) != expected:
             raise UserError(f"{path}: sha256 {sha256} where the published file has {expected}; delete it")
@@ -111,6 +112,7 @@ def write_splits(published: PublishedSet, raw: Path, out: Path) -> list[Path]:
     try:
         for split, rows in load(published.function)(*paths).items():
             targets[split].write_text("".join(f"{','.join(map(str, row))}\n" for row in rows), encoding="utf-8")
+        # Python and NumPy may change their draws between releases, so the result is compared, not the releases.
         for split, path in targets.items():
             if digest_file(path).sha256 != published.splits[split]:
                 raise UserError(

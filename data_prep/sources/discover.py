@@ -131,6 +131,7 @@ def resolve_splits(files: Mapping[str, Any]) -> list[Source]:
     for source in sources:
         status = Path(source.path).stat()
         twin = names.setdefault(_rows_of(Path(source.path)), source)
+        # A hard link has a path of its own, and only its inode shows that the file is the same.
         twin = inodes.setdefault((status.st_dev, status.st_ino), source) if twin is source else twin
         if twin is not source:
             raise UserError(
@@ -169,6 +170,7 @@ def natural_key(path: Path) -> list[Any]:
 def _expand(entry: str, key: str) -> list[Path]:
     path = own_path(entry)
     if path.is_dir():
+        # Spark's own notes beside its files are no rows.
         entries = [each for each in path.iterdir() if not each.name.startswith(NOTES)]
         files = _files(entries)
         days = [file for file in files if file.name.startswith("day_")] or files
@@ -198,6 +200,7 @@ def _refuse_leftovers(files: Sequence[Path], key: str) -> list[Path]:
     for file in files:
         if not file.exists():
             raise UserError(f"{file}: a link to {os.readlink(file)}, which is not there; restore it, {remedy}")
+        # A part whose whole file stands beside it is a leftover, and only skipped.
         whole = file.name.removesuffix(".part")
         other_names = names - {file.name}
         if file.suffix == ".part" and not any(name == whole or name.startswith(f"{whole}.") for name in other_names):
@@ -260,6 +263,7 @@ PACKINGS = (
     Packing(re.compile(GZIP_MAGIC), "gzip", "gzip -dc {}", ".gz", "data_prep.sources.discover:open_gzip"),
     Packing(re.compile(rb"\x28\xb5\x2f\xfd"), "zstd", "zstd -dc {}", ".zst", "data_prep.sources.discover:open_zstd"),
     Packing(
+        # A text may begin with BZh, so the mark of a block or of the end has to follow.
         re.compile(rb"BZh[1-9](1AY&SY|\x17rE8P\x90)"),
         "bzip2",
         "bunzip2 -c {}",
@@ -307,6 +311,7 @@ def copy_by(program: str, path: str) -> str:
 def _inspect(path: Path, key: str) -> Source:
     try:
         status = path.stat()
+        # The content decides the packing, as names of downloads are often wrong.
         packing = packing_of(path)
     except FileNotFoundError as error:
         raise UserError(f"{path}: no such file; check {key}") from error
@@ -369,6 +374,7 @@ class Streams(io.RawIOBase):
         while True:
             packed = b""
             if self._stream.eof:
+                # A file may consist of several streams, as parallel compressors write them.
                 packed = self._stream.unused_data or self._file.read(READ_BYTES)
                 if not packed:
                     return 0
@@ -399,6 +405,7 @@ class ArrowStream(io.RawIOBase):
         import pyarrow as pa  # only these files need it
 
         packed = pa.OSFile(str(file)) if isinstance(file, str | Path) else pa.PythonFile(file, "r")
+        # Python has no zstd before 3.14, and pyarrow is required anyway.
         self._content = pa.CompressedInputStream(packed, codec)
 
     def readable(self) -> bool:
@@ -516,6 +523,7 @@ def note_sums(directory: Path, digests: Mapping[str, FileDigest]) -> None:
     if not digests:
         return
     with FileLock(directory / f".{SUMS_NAME}.lock"):  # a separate file, since some versions of filelock empty theirs
+        # Jobs that share a directory of downloads add to its sums, so the file is read again under the lock.
         recorded_digests = _read_digests(directory)
         if recorded_digests != (all_digests := {**recorded_digests, **digests}):
             entries = {name: asdict(digest) for name, digest in all_digests.items()}

@@ -271,6 +271,7 @@ def download_all(
     """
     directory.mkdir(parents=True, exist_ok=True)
     remote = remote or RemoteConfig()
+    # An existing file is kept as it is: it may be the user's own, under the expected name.
     paths = [directory / file.name for file in files]
     missing = [file for file, path in zip(files, paths, strict=True) if not path.exists()]
     if not missing:
@@ -337,6 +338,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
         moved = super().redirect_request(req, *reply)
         if moved is not None:
             moved.method = req.get_method()
+            # A mirror may redirect to a host of somebody else, which must not learn the login.
             if (moved.type, moved.host) == (req.type, req.host):
                 moved.unredirected_hdrs.update(req.unredirected_hdrs)
         return moved
@@ -346,6 +348,7 @@ def open_url(url: str, timeout: float, headers: Mapping[str, str] = {}, method: 
     """Return the reply to a request after redirects; a login in the URL is sent only to its host."""
     bare, login = split_login(url)
     request = urllib.request.Request(bare, headers={**HEADERS, **headers}, method=method)
+    # Ordinary headers would go to the redirected request, too, wherever it leads.
     if login is not None:
         request.add_unredirected_header("Authorization", login)
     return urllib.request.build_opener(_Redirects).open(request, timeout=timeout)
@@ -376,6 +379,7 @@ class _Download:
             fault = self._try_mirror(url)
             if fault is None:
                 return
+            # Messages of libraries may repeat the URL with its login.
             faults.append(f"{redact(url)}: {redact(fault)}")
         text = "; ".join(faults) or "none is configured in data.remote.mirrors"
         remedy = f"try again later, or {self._file.otherwise}"
@@ -411,6 +415,7 @@ class _Download:
             except (OSError, http.client.HTTPException, EOFError) as error:
                 reason = error.reason if isinstance(error, urllib.error.URLError) else error
                 fault = str(reason) or type(reason).__name__
+            # A large file over a weak connection breaks off often; as long as it grows, it deserves more tries.
             tries = 1 if self._part.size > furthest else tries + 1
             furthest = max(furthest, self._part.size)
             if tries >= self._remote.tries:
@@ -435,6 +440,7 @@ class _Download:
         if origin is not None and origin.total == self._part.size:
             return True  # a job was killed after all bytes had come
         have, headers = 0, {}
+        # Only a mark of these exact bytes lets the server tell that its file is the one that was begun.
         if origin is not None and origin.url == public_url and origin.validator is not None:
             have = self._part.size
             headers = {"Range": f"bytes={have}-", "If-Range": origin.validator}
@@ -442,6 +448,7 @@ class _Download:
         try:
             response = open_url(url, self._remote.timeout, headers)
         except urllib.error.HTTPError as error:
+            # The server has fewer bytes than the partial file, so that is of another file.
             if error.code != 416 or not have:
                 raise
             error.close()
@@ -455,6 +462,7 @@ class _Download:
         part, origin = self._part, self._part.origin
         length = response.headers.get("Content-Length", "")
         total = int(length) if length.isdigit() else None
+        # The Content-Length of a partial reply is the rest's; its Content-Range has the size of the whole file.
         if response.status == 206:
             start, total = _content_range(response.headers)
             if start != have:
@@ -484,6 +492,7 @@ class _Download:
         head = response.read(len(GZIP_MAGIC))
         if origin.total == 0:
             raise WrongFile("an empty file")
+        # A mirror may send a page of HTML, with status 200, for a login or an error.
         if head and self._file.name.endswith(".gz") and not GZIP_MAGIC.startswith(head):
             raise WrongFile("not gzip, though its name says so")
         self._discard()
@@ -497,6 +506,7 @@ class _Download:
             WrongFile: the bytes are not the file's.
         """
         file = self._file
+        # Without a known checksum, the confirmed length is the only sign that the file is whole.
         if file.sha256 is not None:
             self._say("comparing its checksum")
             sha256 = digest_file(self._part.partial).sha256
@@ -666,6 +676,7 @@ def note_read(data: DataConfig, root: Path, sources: Sequence[Source], digests: 
     """Record the checksums of files that were read whole without fault and are in the directory of downloads."""
     directory = raw_directory(data, root).absolute()
     pairs = zip(sources, digests, strict=True)
+    # Nobody publishes checksums of these files, so those of the first faultless reading are kept.
     note_sums(
         directory, {each.name: digest for each, digest in pairs if Path(each.path).absolute().parent == directory}
     )
@@ -742,6 +753,7 @@ def _copy_member(
                         take(block)
                         tally.bytes = summed.position
                     is_there = True
+            # The checksum of gzip stands at the end, beyond the member.
             while content.read(BLOCK_BYTES):
                 tally.bytes = summed.position
             digest = summed.digest()

@@ -180,6 +180,7 @@ class LineBlocks:
         A block is valid only until the next one is requested.
         """
         while self._offset < stop:
+            # A block may hold no line end.
             self._fill()
             if self._start == self._end:
                 return
@@ -190,6 +191,7 @@ class LineBlocks:
                 place = f"a line at byte {self._offset} is longer than {self._longest} bytes"
                 raise UserError(f"{self._source.path}: {place}; {fault}")
             end = self._bytes.rfind(b"\n", self._start, self._end) + 1
+            # A line belongs to the range in which it starts, so the last one may end beyond the range.
             if self._offset + (end - self._start) > stop:
                 end = self._bytes.find(b"\n", self._start + (stop - 1 - self._offset)) + 1
             start, offset = self._start, self._offset
@@ -203,13 +205,16 @@ class LineBlocks:
         """Make sure that the block has at least one whole line, or everything that is left."""
         while not self._at_end and self._bytes.find(b"\n", self._start, self._end) < 0:
             rest = self._bytes[self._start : self._end]
+            # A longer line than this is refused by the caller; reading on would take ever more memory.
             if len(rest) >= self._longest:
                 return
             block, count = self._reader.next_block()
             self._bytes, self._start, self._end = block, ROOM_BEFORE - len(rest), ROOM_BEFORE + count
+            # The beginning of a line moves in front of the next block, so that each line is contiguous.
             block[self._start : ROOM_BEFORE] = rest
             if count == 0:
                 self._at_end = True
+                # The last line of a file may lack its end.
                 if rest:
                     block[self._end] = ord("\n")
                     self._end += 1
