@@ -367,6 +367,7 @@ def parse_size(text: str, key: str) -> int:
     """Parse a size such as 2GiB, 500MB or 1048576 to bytes; a suffix without "iB" or "B" is binary."""
     match = re.fullmatch(r"\s*(\d[\d_]*(?:\.\d+)?(?:e\+?\d+)?)\s*([a-z]*)\s*", text.lower())
     size = float(match[1]) * UNIT_FACTORS.get(match[2], math.nan) if match else math.nan
+    # Written so, the comparison refuses NaN, too.
     if not size < 2**63:
         raise UserError(f"{key}={text}: not a size; give bytes or e.g. 512MiB, 2GiB")
     return int(size)

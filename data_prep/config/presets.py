@@ -247,6 +247,7 @@ class Rules:
     @property
     def counts_while_parsing(self) -> bool:
         """Return whether values can be counted before the rows' positions are known."""
+        # While parsing, train's rows are known only if rows keep their order, and dropped rows are never known.
         is_assignment_fixed = not self.is_arranged if self.fitted_on_train else not self.negative_drop_rate
         return self.order is not None and is_assignment_fixed
 
@@ -430,6 +431,7 @@ def largest_id(rules: Rules, num_values: int | None) -> int:
 def num_embeddings(rules: Rules, num_values: int | None) -> int:
     """Return the rows of a feature's table: one more than the largest possible id. Arguments as for `largest_id`."""
     largest = largest_id(rules, num_values)
+    # Rounding to float32 may raise the largest id, and the table needs that row, too.
     if rules.rounds_ids:
         largest = max(largest, int(np.float32(largest)))
     rows = largest + 1
@@ -483,6 +485,7 @@ def first_difference(settings: Mapping[str, Any], manifest: Manifest) -> Differe
 
 def _comparable(key: str, value: Any, manifest: Manifest) -> Any:
     if key == "chunk_bytes":
+        # A size may be written in several ways.
         return parse_size(str(value), f"data.{key}")
     if key == "split.method" and "split" in manifest.encoding:
         table = manifest.encoding.get("table")

@@ -68,6 +68,7 @@ class Counters:
         Raises:
             Stopped: the job was asked to stop.
         """
+        # Each count is a chance to stop, so tasks need no other check.
         lock = self._totals.get_lock()
         if lock.acquire(timeout=LOCK_SECONDS):
             try:
@@ -103,6 +104,7 @@ class Cache:
     def get(self, key: Hashable, load: Callable[[], ResultT]) -> ResultT:
         """Return the value loaded under a key; the previous one is released first."""
         with self._lock:
+            # Two values at once may exceed the budget, so the old one goes before the new one is loaded.
             if self._key != key:
                 self.clear()
                 self._value = load()
@@ -162,6 +164,7 @@ class Executor:
 
     def map(self, tasks: Iterable[WorkerTask[ResultT]]) -> Iterator[ResultT]:
         """Yield the results of all tasks in order. The first failure in this order is raised."""
+        # A single worker needs no process of its own, whose start and memory this saves.
         if self._runs_here:
             for task in tasks:
                 yield task.run(self._here)
@@ -183,10 +186,12 @@ class Executor:
 
     def release(self, workers: int | None = None) -> None:
         """Return the memory of tasks to the system; `workers` sets the number of processes for the next tasks."""
+        # The peaks are added up first, since an ended process can no longer be measured.
         self._peak = self.peak_bytes
         self._shut_down()
         self._peaks.clear()
         self._here.cache.clear()
+        # Memory that this process has freed would count beside that of the next stage.
         give_back_freed_memory()
         self.workers = workers or self.workers
 
@@ -194,6 +199,7 @@ class Executor:
     def peak_bytes(self) -> int:
         """Return an upper bound of the memory of all processes at any time: the sum of their peaks."""
         self._peaks[str(os.getpid())] = peak_memory()
+        # The fork server's memory counts too, and multiprocessing has no public name for its process.
         server = getattr(forkserver._forkserver, "_forkserver_pid", None)
         if server is not None:
             self._peaks[str(server)] = peak_memory(server)
@@ -246,10 +252,12 @@ class ClusterExecutor(Executor):
         except (OSError, TimeoutError, ValueError) as error:
             raise UserError(f"data.scheduler={address}: no Dask scheduler answers there ({error})") from error
         self._address = address
+        # Some releases of distributed report only a few workers without the argument.
         workers = self._client.scheduler_info(n_workers=-1)["workers"]
         if not workers:
             self._client.close()
             raise UserError(f"data.scheduler={address}: it has no workers; start some with `dask worker {address}`")
+        # An import on the scheduler and each worker shows a missing package at once, not in the middle of a job.
         try:
             for run in (self._client.run_on_scheduler, self._client.run):
                 run(exec, ON_CLUSTER)
@@ -279,6 +287,7 @@ class ClusterExecutor(Executor):
         return False
 
     def _start(self) -> FuturesExecutor:
+        # Tasks leave files, so equal calls must not share one remembered result.
         return self._client.get_executor(pure=False, retries=RETRIES)
 
     def _submit(self, task: WorkerTask[Any]) -> "Future[Any]":
@@ -286,6 +295,7 @@ class ClusterExecutor(Executor):
         return self._executor.submit(_run_on_cluster, task)
 
     def _collect(self, future: "Future[Any]") -> Any:
+        # A cluster's workers share no memory with this process, so each result brings its own counts.
         measured, num_bytes, num_rows = future.result()
         self.counters.add(num_bytes, num_rows)
         local_future: Future[Any] = Future()
@@ -293,6 +303,7 @@ class ClusterExecutor(Executor):
         return super()._collect(local_future)
 
     def _shut_down(self) -> None:
+        # A cluster cannot stop a task that has begun, so nothing waits for it.
         if self._executor is not None:
             self._executor.shutdown(wait=False)
             self._executor = None
@@ -328,6 +339,7 @@ def start_fork_server(has_schema: bool = False) -> None:
         has_schema: whether workers read files of a user's own, which takes pyarrow.
     """
     multiprocessing.set_forkserver_preload([PRELOADED, *([READERS] if has_schema else [])])
+    # A terminal signals its whole group, but only this process decides when the server ends.
     with signals.kept_from_children():
         forkserver.ensure_running()
 
@@ -363,6 +375,7 @@ def _end_with_parent() -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None
     wait([parent.sentinel])
+    # In a thread, sys.exit would end the thread alone.
     os._exit(1)
 
 

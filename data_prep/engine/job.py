@@ -165,6 +165,7 @@ class Job:
 
     def checksum(self, suffix: str) -> Callable[[], Any]:
         """Return the checksum for one of a chunk's files: SHA-256 for files that end in the dataset, else CRC-32."""
+        # Other files need protection from damage alone, which CRC-32 gives several times faster.
         return hashlib.sha256 if suffix in SHARD_SUFFIXES and not self.rules.is_arranged else Crc32
 
 
@@ -321,6 +322,8 @@ def locked(root: Path) -> Iterator[Path]:
     try:
         yield work
     finally:
+        # Finished chunks and a plan of moves are what a later job resumes from. The directory goes while the lock is
+        # held, so that no other job begins in it meanwhile.
         if not any(work.glob(f"{CHUNKS_DIRECTORY}/*.json")) and not (work / PLAN_NAME).exists():
             shutil.rmtree(work, ignore_errors=True)
         lock.release()
@@ -340,6 +343,7 @@ def claimed(root: Path) -> Iterator[Path]:
 
 def keep_or_discard_work(work: Path, parameters: dict[str, Any], sources: Sequence[Source]) -> None:
     """Keep the work of a killed job with the same parameters and sources; discard any other."""
+    # Sources count with their sizes and times, since a changed file makes other chunks.
     description = {"format": WORK_FORMAT, "parameters": parameters, "sources": [asdict(source) for source in sources]}
     content = json.dumps(description).encode()
     path = work / JOB_NAME
@@ -363,6 +367,7 @@ def refuse_foreign_files(root: Path, work: Path, raw_files: Sequence[Path]) -> N
     for path in raw_files:
         if any(path.resolve().is_relative_to(directory.resolve()) for directory in dataset_paths):
             raise UserError(f"{path}: lies where data.path={root} will be written; choose another data.path")
+    # A dataset that is being replaced has no manifest, but the mark tells that the files are its own.
     if (root / MANIFEST_NAME).exists() or (work / CLEARING_NAME).exists() or not root.exists():
         return
     for directory in dataset_paths:
@@ -430,6 +435,7 @@ def _same_sources(manifest: Manifest, sources: Sequence[Source]) -> bool:
     of_manifest = [(each["name"], each["bytes"], each.get("split")) for each in manifest.sources]
     if of_manifest != [(source.name, source.bytes, source.split) for source in sources]:
         return False
+    # A copied file has other times, so the checksum decides then.
     return all(
         (source.mtime_ns == mtime and ctime in (0, source.ctime_ns))
         or digest_file(Path(source.path)).sha256 == entry["sha256"]
@@ -448,6 +454,7 @@ def publish(work: Path, root: Path, manifest: Manifest, moves: list[tuple[str, s
     for name in (*split_directories(), VOCABULARY_DIRECTORY, TABLES_DIRECTORY):
         shutil.rmtree(root / name, ignore_errors=True)
     save_manifest(work / "final", manifest)
+    # The plan names every move, so a later job can complete them after a kill from here on.
     write_atomically(work / PLAN_NAME, json.dumps(moves).encode())
     return _finish(work, root)
 
@@ -460,9 +467,11 @@ def _finish(work: Path, root: Path) -> Manifest:
         path = root / target
         path.parent.mkdir(parents=True, exist_ok=True)
         directories.add(path.parent)
+        # A move that a killed job made is not repeated.
         if (work / source).exists():
             os.replace(work / source, path)
         sync(path)
+    # After a power cut the manifest must not stand without the files that it names, so it comes after them.
     for directory in directories:
         sync(directory)
     if (work / "final" / MANIFEST_NAME).exists():
@@ -515,6 +524,7 @@ def num_workers(data: DataConfig, job: Job, num_tasks: int) -> int:
         workers = 1  # each worker of a cluster has the whole budget
     is_streamed = any(source.compressed for source in job.sources)
     to_fit = WORKER_BYTES + 2 * counts_bytes(data) + (ARROW_BYTES if job.table is not None else 0)
+    # The same processes parse and fit, so the larger of both needs decides.
     need = max(_bytes_to_parse(job, is_streamed), to_fit if job.rules.order else 0)
     return within_budget(data, workers, need, parent_bytes=_bytes_beside(data, job))
 
@@ -528,6 +538,7 @@ def reads_whole(data: DataConfig, job: Job, workers: int) -> bool:
     need, parent_bytes = _bytes_to_parse(job, is_streamed=True), _bytes_beside(data, job)
     if data.scheduler is not None or _fitting(data, need, parent_bytes) < workers:
         return False
+    # Giving the largest files first to the least busy worker comes close to the best division.
     loads = [0] * workers
     for size in sorted((source.bytes for source in job.sources), reverse=True):
         loads[loads.index(min(loads))] += size
