@@ -78,6 +78,7 @@ def bayes_scores(histogram: NDArray[np.int64], positives: NDArray[np.int64] | No
     expected = rows * probability
     logloss = _logloss(rows, expected, probability)
     base_rate = float(expected.sum() / rows.sum())
+    # NE divides by the entropy of the mean rate, which a constant prediction reaches.
     base_entropy = -(base_rate * np.log(base_rate) + (1 - base_rate) * np.log1p(-base_rate))
     scores = BayesScores(_auc(rows, expected), logloss, float(logloss / base_entropy), base_rate, int(rows.sum()))
     if positives is None or not 0 < positives.sum() < rows.sum():
@@ -90,6 +91,7 @@ def bayes_scores(histogram: NDArray[np.int64], positives: NDArray[np.int64] | No
 def _auc(rows: NDArray[np.float64], positives: NDArray[np.float64]) -> float:
     """Return the AUC of ascending scores with `rows` rows and `positives` positives each."""
     negatives = rows - positives
+    # Equal scores count half.
     below = np.cumsum(negatives) - negatives
     return float(np.sum(positives * (below + negatives / 2)) / (positives.sum() * negatives.sum()))
 
@@ -204,6 +206,7 @@ def make_teacher(config: SyntheticConfig, columns: Columns, day: int) -> Teacher
     decay = np.concatenate([_falling(size, CATEGORY_DECAY) for size in cardinality])
     factor_decay = np.concatenate([np.zeros(0), *(_falling(size, FACTOR_DECAY) for size in cardinality[interacting])])
     rng = _generator(config.seed, SHAPE_SEED)
+    # Without salts, equal ranks of all columns would have the same value.
     salt = rng.integers(0, 2**32, len(cardinality), dtype=np.uint32)
     pair_forms, triple_forms = (
         rng.standard_normal((len(interacting),) * order + (FACTORS,) * order, np.float32) for order in (2, 3)
@@ -235,6 +238,7 @@ def _effects_of_day(config: SyntheticConfig, num_values: int, num_vectors: int, 
     angle = config.drift * day
     if angle == 0:
         return start
+    # A rotation keeps the size of the effects, so days differ without becoming harder.
     end = _draw_effects(_generator(config.seed, END_SEED), num_values, num_vectors)
     cosine, sine = np.float32(math.cos(angle)), np.float32(math.sin(angle))
     return _Effects(*(cosine * a + sine * b for a, b in zip(start, end, strict=True)))
@@ -264,6 +268,7 @@ def category_ranks(
 ) -> None:
     """Write ranks [rows, F] for uniform numbers [rows, F], by the inverse distribution of a bounded Zipf law."""
     for column in range(uniform.shape[1]):
+        # The law is a continuous one, rounded down, whose inverse has a closed form.
         last = np.float64(cardinality[column] + 1)
         power = 1.0 - exponent[column]
         span = last**power - 1.0
@@ -284,6 +289,7 @@ def integers_from_normal(
     for row in range(normal.shape[0]):
         for column in range(normal.shape[1]):
             value = np.exp(log_mean[column] + log_deviation[column] * np.float64(normal[row, column]))
+            # The tail of a lognormal law exceeds int32, so it is cut.
             integers[row, column] = np.int32(min(value, 1e9)) - shift[column]
 
 
@@ -344,6 +350,7 @@ def teacher_logits(
         for column in range(integers.shape[1]):
             log = np.log1p(np.float64(max(integers[row, column], 0))) if integer_present[row, column] else 0.0
             score = (log - teacher.log_mean[column]) / teacher.log_deviation[column]
+            # Bounds keep the heaviest numbers from deciding a label alone.
             logit += teacher.slope[column] * min(max(score, -MAX_STANDARD_SCORE), MAX_STANDARD_SCORE)
         for column in range(ranks.shape[1]):
             if category_present[row, column]:
@@ -395,6 +402,7 @@ def calibrated_teacher(config: SyntheticConfig, day: int) -> Teacher:
 
 def calibrate(teacher: Teacher, config: SyntheticConfig, sample: Rows) -> Teacher:
     """Scale a drawn teacher by its logits on a sample of rows."""
+    # Each kind of effect is scaled to its own deviation over the rows, so that models rank as they do in practice.
     without_triples = teacher._replace(triple_forms=np.zeros_like(teacher.triple_forms))
     single = logits_of(without_triples._replace(pair_forms=np.zeros_like(teacher.pair_forms)), sample)
     pairs = logits_of(without_triples, sample) - single
@@ -407,6 +415,7 @@ def calibrate(teacher: Teacher, config: SyntheticConfig, sample: Rows) -> Teache
     while not _mean_probability(total - high) < config.click_rate < _mean_probability(total + high):
         high *= 2  # With few values the mean of the effects is far from 0.
     low = -high
+    # Sixty steps of bisection reach the precision of a float64.
     for _ in range(60):
         middle = (low + high) / 2
         if _mean_probability(total + middle) < config.click_rate:
@@ -470,8 +479,10 @@ def draw_integers(teacher: Teacher, rng: np.random.Generator, rows: int) -> tupl
 
 def label_steps(logits: NDArray[np.float64], key: list[int]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
     """Return click probabilities in steps of 1 / PROBABILITY_STEPS, and labels drawn from them."""
+    # Probabilities of a fixed number of steps make histograms, and so the best possible scores, exact.
     steps = np.rint(PROBABILITY_STEPS / (1 + np.exp(-logits))).astype(np.int64)
     steps = np.clip(steps, 1, PROBABILITY_STEPS - 1)
+    # A generator of its own draws the labels, so other draws of columns do not change them.
     uniform = seeded([*key, PROBABILITY_BITS]).integers(0, PROBABILITY_STEPS, len(logits))
     return steps, (uniform < steps).astype(np.int32)
 
@@ -743,6 +754,7 @@ def day_text(config: SyntheticConfig, teacher: Teacher, day: int, threads: int) 
         rows = label_rows(teacher, config.seed, day, block, sizes[block])
         return as_text(teacher, rows), rows
 
+    # Blocks depend on nothing but their number, so threads may make them in any order; they are written in order.
     with ThreadPoolExecutor(threads) as executor:
         for first in range(0, len(sizes), threads):
             yield from executor.map(make, range(first, min(first + threads, len(sizes))))
@@ -808,6 +820,7 @@ class RandomRows:
 
     def shard(self, split: str, start: int, rows: int) -> ShardArrays:
         """Return rows of a split."""
+        # The first row belongs to the key, so a shard does not depend on the shards before it.
         key = [self._config.seed, SPLITS.index(split), start]
         rng = _new_generator([*key, 0])
         labels = (rng.random((rows, 1)) < self._config.click_rate).astype(np.int32)
@@ -842,6 +855,7 @@ def draw_ids(rng: np.random.Generator, config: RandomConfig, table_rows: int, co
         return rng.integers(0, table_rows, count, np.int32)
     exponent = config.exponent or DEFAULT_EXPONENTS[config.distribution]
     if config.distribution is IdDistribution.pareto:
+        # The tail of a Pareto law exceeds int64, whose conversion is undefined.
         return (np.minimum(rng.pareto(exponent, count), 2.0**62).astype(np.int64) % table_rows).astype(np.int32)
     return _zipf_ids(rng, exponent, table_rows, count)
 

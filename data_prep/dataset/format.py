@@ -531,6 +531,7 @@ class ShardArrays(NamedTuple):
 
     def part(self, start: int, stop: int) -> "ShardArrays":
         """Return rows [start, stop) of a whole shard as views, and let the system read them ahead."""
+        # At each access the system would read few pages; it reads the whole range if it is told in advance.
         for array in self[:3]:
             will_need(array, start, stop)
         rows = slice(start, stop)
@@ -580,6 +581,7 @@ def mean_bag_sizes(root: Path, manifest: Manifest, split: str = "train") -> dict
     shards = manifest.splits[split].shards if manifest.ragged and split in manifest.splits else []
     for shard in (shard for shard in shards if shard.rows):
         kind = ((len(manifest.ragged) * shard.rows + 1,), np.dtype(ARRAY_DTYPES["offsets"]))
+        # Each rows-th offset is where a feature ends, so a few pages of the file tell the sizes.
         ids += np.diff(_open_array(root, split, shard, "offsets", kind)[:: shard.rows])
         rows += shard.rows
     return dict(zip(manifest.ragged, (ids / rows).tolist(), strict=True)) if rows else {}
@@ -591,6 +593,7 @@ def _open_array(
     path = shard_path(root, split, shard.name, kind)
     try:
         size = path.stat().st_size
+        # Reading a mapping beyond the end of a truncated file would end the process by a signal.
         if size != shard.files[kind].bytes:
             raise UserError(f"{path}: {size} bytes, but the manifest says {shard.files[kind].bytes}; {REMEDY}")
         array = open_array(path)
@@ -709,6 +712,7 @@ INCREMENT = np.uint64(0x9E3779B97F4A7C15)
 
 def mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Apply Sebastiano Vigna's splitmix64, a bijection of 64 bits, to each value."""
+    # Neighbouring numbers get unrelated hashes, so the hashes of any numbers are a fair sample.
     mixed = values + INCREMENT
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -719,6 +723,7 @@ def sampled_blocks(rows: int, share: float, number: int, block_rows: int) -> lis
     """Return the bounds of the sampled blocks of a shard; a hash of shard and block numbers chooses them."""
     starts = np.arange(0, rows, block_rows)
     if share < 1:
+        # The shard's number belongs to the hash, or all shards would have the same blocks.
         hashes = mix(np.arange(len(starts)).astype(np.uint64) + (np.uint64(number) << np.uint64(32)))
         starts = starts[hashes < np.uint64(int(share * 2**64))]
     return [(start, min(start + block_rows, rows)) for start in starts.tolist()]
@@ -740,6 +745,7 @@ def sampled_split(shard_rows: Sequence[int], limit: int | None) -> list[NDArray[
     share = 1.0 if limit is None or limit >= total else limit / total
     parts, rows_left = [], total if limit is None else limit
     for number, rows in enumerate(shard_rows):
+        # Chance may choose a few rows too many.
         part = sampled_rows(rows, share, number)[:rows_left]
         rows_left -= len(part)
         parts.append(part)

@@ -140,6 +140,7 @@ class MultiHotTables:
             try:
                 directory.mkdir(parents=True, exist_ok=True)
                 with FileLock(directory / LOCK_NAME):
+                    # Whoever waited for the lock may find the tables drawn, so they are looked for a second time.
                     if not _are_complete(path, content, files):
                         path.unlink(missing_ok=True)
                         _clear(directory, bags.table_bytes(num_embeddings), key)
@@ -215,6 +216,7 @@ def verify_sums(path: Path) -> None:
 
 def _place_of(parent: Path, num_embeddings: Sequence[int], bags: MultiHot) -> tuple[Path, bytes]:
     """Return the tables' directory, whose name is a hash of the settings, and the content of its record."""
+    # A hash of the settings lets tables of several settings lie in one directory.
     record = {"num_embeddings": list(num_embeddings), **bags.to_plain()}
     content = (json.dumps(record) + "\n").encode()
     return parent / hashlib.sha256(content).hexdigest()[:12], content
@@ -229,6 +231,7 @@ def _copy_bags(table: NDArray[np.int32], size: int, ids: NDArray[np.int32], out:
     whole = -(-size // LANES) * LANES
     at = 0
     for row in range(len(ids)):
+        # Bags lie at random places of a table beyond the caches, so a later row's lines are fetched ahead.
         if row + PREFETCHED_ROWS < len(ids):
             ahead = np.int64(ids[row + PREFETCHED_ROWS]) * size
             for value in range(0, size, LANES):
@@ -288,6 +291,7 @@ def _draw_tables(
     for feature, (rows, size) in enumerate(zip(num_embeddings, bags.sizes, strict=True)):
         if size == 1:
             continue
+        # Bags of all ids may take 24 GB, so they are drawn and written in blocks; the stream of draws is the same.
         writer = ArrayWriter(table_path(directory, feature), np.int32, size, rows)
         step = max(1, BLOCK_VALUES // size)
         for start in range(0, rows, step):

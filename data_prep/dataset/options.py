@@ -157,6 +157,7 @@ class SplitAlgorithm:
 
 def _rounded_down(by_source: Sequence[int], share: float) -> int:
     """Return a share of the rows; at least one row each for val and test, unless there are too few rows."""
+    # In float64, a product that should be a whole number may lie slightly below it.
     rows = int(sum(by_source) * share + 1e-9)
     return max(rows, 2) if share and sum(by_source) > 2 else rows
 
@@ -182,6 +183,7 @@ class SplitMethod(Enum):
     last_day = "last_day", SplitAlgorithm(lambda by_source, _: by_source[-1], has_share=False, needs_several=True)
     fraction = "fraction", SplitAlgorithm(_rounded_down)
     random = "random", SplitAlgorithm(chooses=f"{_CHOICES}:by_chance", is_random=True)
+    # Like scikit-learn's function, this rounds up.
     scikit_learn = (
         "scikit_learn",
         SplitAlgorithm(lambda by_source, share: ceil(sum(by_source) * share), is_random=True, has_val=False),

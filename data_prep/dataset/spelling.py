@@ -144,6 +144,7 @@ def charset_named(name: str) -> str | None:
     """Return Python's name of a charset; None if it is unknown or does not write ASCII characters as ASCII bytes."""
     try:
         charset = codecs.lookup(name).name
+        # The parser finds delimiters and line ends as ASCII bytes, so a charset must write them so.
         is_ascii = all(sample.decode(charset) == sample.decode("ascii") for sample in ASCII_SAMPLES)
     except (LookupError, ValueError):  # LookupError also for codecs that do not decode to text
         return None
@@ -238,6 +239,7 @@ def whole_number(value: Any) -> int | None:
         return int(value)
     if isinstance(value, Decimal):
         return int(value) if value.is_finite() and value == value.to_integral_value() else None
+    # From 2^53 on, a float64 may stand for another whole number that was rounded.
     if isinstance(value, float) and abs(value) < EXACT_INTEGERS and value.is_integer():
         return int(value)
     return None
@@ -307,6 +309,7 @@ def text_values(texts: Any) -> NDArray[np.uint64]:
     import pyarrow as pa
     import pyarrow.compute as pc
 
+    # Whole numbers represent themselves, so that ids stay readable without the texts; the highest bit marks hashes.
     is_decimal = pc.and_(are_digits(texts), pc.less_equal(pc.binary_length(texts), MAX_DIGITS))
     is_number = np.array(is_decimal.to_numpy(zero_copy_only=False))
     numbers = texts.filter(is_decimal).cast(pa.uint64()).to_numpy()

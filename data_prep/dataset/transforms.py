@@ -56,6 +56,7 @@ def _transformed(numbers: NDArray[np.float64], name: str, fit: Sequence[float]) 
         return np.copysign(np.log1p(np.abs(numbers)), numbers)
     if name == "standard":
         mean, deviation = fit
+        # A column of one value has no deviation; it becomes 0 instead of NaN.
         return (numbers - mean) / (deviation or 1.0)
     if name == "minmax":
         low, high = fit
@@ -70,6 +71,7 @@ def _quantile_ranks(numbers: NDArray[np.float64], quantiles: NDArray[np.float64]
     """
     values, first, counts = np.unique(quantiles, return_index=True, return_counts=True)
     ranks = (first + (counts - 1) / 2) / (len(quantiles) - 1)
+    # Train has no ranks beyond its ends.
     numbers = np.clip(numbers, values[0], values[-1])
     place = np.searchsorted(values, numbers, "right") - 1
     # A share of the gap, unlike the slope of np.interp, is finite for two values that differ by less than 1e-310.

@@ -200,6 +200,7 @@ def _read_parquet(path: Path, required_columns: Collection[str] | None) -> NewRo
             for name, value in partitions:
                 table = table.append_column(name, pa.repeat(pa.scalar(value, pa.string()), len(table)))
             tables.append(table)
+        # Missing values may change a column's type from file to file, such as int64 to float64.
         table = tables[0] if len(tables) == 1 else pa.concat_tables(tables, promote_options="permissive")
     except (pa.ArrowException, ValueError) as error:
         raise UserError(f"{path}: not readable as Parquet ({error})") from error
@@ -305,6 +306,7 @@ class SplitColumn:
 
 def find_split_column(name: str, is_time: bool, table: Table, sources: Sequence[Source]) -> SplitColumn:
     """Look the column up in the files that it divides, with the format that the schema gives it."""
+    # Files of val and test are not divided, so they need not have the column.
     divided = [source for source in sources if source.split in (None, "train")]
     kinds: dict[str, str] = {}  # the kind of the column, and a file that has it
     for source in divided:
@@ -424,6 +426,7 @@ class Encoder:
         layout, table = self.layout, self._table
         columns = list(dict.fromkeys((*table.targets, *table.inputs) if labelled else table.inputs))
         if isinstance(form, Text):
+            # Rows without a header have no names, so only their width tells whether the label is among them.
             fields = read_names(data.partition(b"\n")[0] + b"\n", layout.delimiter, name, layout.dialect)
             layout = layout._replace(names=fields if layout.header else self._names_of(len(fields), labelled))
             for column in columns if layout.header else ():
@@ -484,6 +487,7 @@ class Encoder:
             for number, text in zip(numbers, values, strict=True):
                 if any(character in text for character in "\t\r\n"):
                     raise UserError(f"{name}: row {number}, column {column}: a tab or a line break in it; remove it")
+        # One parser reads all of Criteo's rows, so values in memory take the form of its text.
         lines = "".join("\t".join(fields) + "\n" for fields in zip(*texts, strict=True))
         return parse_bytes(lines.encode(), name, self.schema, labelled, numbers[0], np.int32(0))
 
@@ -524,6 +528,7 @@ class Encoder:
             assert self._max_ind_range is not None
             return remainders(values, self._max_ind_range), np.zeros(len(values), np.bool_)
         ids = np.empty(len(values), np.int32)
+        # The table's own id for unknown values may be an id that known values have, too.
         replace(self._tables[feature], unknown_id=NO_ID).look_up(values, ids)
         missing = ids == NO_ID
         ids[missing] = self._tables[feature].unknown_id if unknown_id is None else unknown_id

@@ -94,6 +94,7 @@ class SortedTable:
         first_number: int = 0,
     ) -> "SortedTable":
         """Give values[i] the id first_id + first_number + i, and other values unknown_id."""
+        # A chunk looks up its distinct values alone, so bisection is fast enough, and takes less memory than hashing.
         order = np.argsort(values)
         numbers = order.astype(np.uint32)
         numbers += np.uint32(first_number)
@@ -105,6 +106,7 @@ class SortedTable:
             ids[:] = self.unknown_id
             return len(ids)
         places = np.searchsorted(self.values, values)
+        # A value beyond the last has no place; the comparison with the first one then finds it missing.
         places[places == len(self.values)] = 0
         missing = self.values[places] != values
         ids[:] = self.numbers[places].astype(np.int64) + self.first_id
@@ -169,6 +171,7 @@ def insert(
     """Insert distinct values with their numbers; at least half of the slots must stay empty."""
     mask = np.uint32(len(slots) - 1)
     for i in range(len(values)):
+        # The upper bits of the product depend on all bits of the value, its lower bits only on the lower ones.
         slot = np.uint32(values[i] * HASH_MULTIPLIER) >> shift
         while slots[slot] != EMPTY_SLOT:
             slot = (slot + np.uint32(1)) & mask
@@ -329,6 +332,7 @@ def load_slice(root: Path, part: Slice, first_id: int) -> ValueTable:
         start, stop = (len(vocabulary) * (part.part + i) >> part.bits for i in range(2))
         return SortedTable.build(np.array(vocabulary[start:stop]), first_id, NOT_FOUND, start)
     values, numbers = [], []
+    # All of a vocabulary may exceed a pass's memory, so only the slice's values of a block are kept.
     for start in range(0, max(1, len(vocabulary)), READ_VALUES):
         block = np.array(vocabulary[start : start + READ_VALUES])
         rows = np.flatnonzero(part_numbers(block, part.bits) == part.part)
@@ -354,6 +358,7 @@ def log1p_block(dense: NDArray[np.int32], table: NDArray[np.float32], result: ND
     for row in range(dense.shape[0]):
         for column in range(dense.shape[1]):
             value = max(dense[row, column], np.int32(0))
+            # Most integers are small, and a table is much faster than a logarithm.
             if value < LOG1P_TABLE_SIZE:
                 result[row, column] = table[value]
             else:
@@ -464,6 +469,7 @@ def transform_dense(
     assert dense_range is not None
     if transform is DenseTransform.torchrec:
         shifted = dense.astype(np.int64) - (dense_range.low.min() - 2)
+        # TorchRec subtracts in int32, whose overflow then gives NaN.
         if wraps:
             shifted = shifted.astype(np.int32)
         with np.errstate(invalid="ignore", divide="ignore"):
@@ -520,6 +526,7 @@ def texts_of(offsets: NDArray[np.int64], content: NDArray[np.uint8]) -> Any:
     """Return an Arrow array of texts; text i is content[offsets[i] : offsets[i + 1]]."""
     import pyarrow as pa
 
+    # Arrow's usual text has 32-bit offsets, which end at 2 GiB; a vocabulary's texts may be longer.
     buffers = [pa.py_buffer(offsets), pa.py_buffer(content)]
     return pa.LargeStringArray.from_buffers(len(offsets) - 1, *buffers)
 
