@@ -30,6 +30,7 @@ def sources_digest(root: Path = ROOT) -> str:
     sha256 = hashlib.sha256()
     for directory in DIRECTORIES:
         for path in sorted((root / directory).rglob("*.py")):
+            # The size separates a file from the next one, so no other division into files has this digest.
             sha256.update(f"{path.relative_to(root).as_posix()}\0{path.stat().st_size}\0".encode())
             sha256.update(path.read_bytes())
     return sha256.hexdigest()
@@ -185,6 +186,7 @@ def _print_error(message: str) -> None:
     """Print an error in one line, without secrets and control characters."""
     if "no such file" in message.lower() and os.environ.get("CLICKWORK_BASE_DIGEST"):  # an image's variable
         message += "; of the host's files this container sees those in its data and runs folders alone"
+    # A file's name may contain line ends and codes that control a terminal.
     line = re.sub(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+", " ", redact_message(message, sys.argv[1:]))
     sys.stderr.write(f"error: {line}\n")  # one write, since several processes share a terminal
 

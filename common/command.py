@@ -18,6 +18,7 @@ from common.errors import UserError
 
 MASK = "***"
 
+# A bare key, a number of tokens and a tokenizer are no secrets, so short words count only beside others.
 _SECRET_NAME = re.compile(
     r"passw|passphrase|secret|credential|token(?!iz)|api_?key|"
     r"(?:^|[_.-])(?:pwd|pw|auth|authorization|cookie|sig|signature)(?:$|[_.-])|[^_.-][_.-]keys?(?:$|[_.-])",
@@ -39,6 +40,7 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 def is_secret(name: str) -> bool:
     """Return whether a variable's or key's name marks its value as secret; a dotted key counts by its last part."""
     last = name.rpartition(".")[2]
+    # The names accessKey and access_key are the same.
     return _SECRET_NAME.search(re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", last)) is not None
 
 
@@ -65,6 +67,7 @@ def redact_message(message: str, arguments: Sequence[str]) -> str:
     for argument in arguments:
         name, _, value = argument.partition("=")
         if value and is_secret(name):
+            # The message may show the value with its quotes or without them.
             message = message.replace(value, MASK).replace(value.strip("\"'"), MASK)
     return _redact_text(message)
 
@@ -76,6 +79,7 @@ def split_login(url: str) -> tuple[str, str | None]:
     if not is_there:
         return url, None
     user, _, password = login.partition(":")
+    # A login's reserved characters are escaped in a URL, but not in the header.
     basic = base64.b64encode(f"{unquote(user)}:{unquote(password)}".encode()).decode()
     return parts._replace(netloc=host).geturl(), f"Basic {basic}"
 

@@ -137,9 +137,11 @@ def compose_partly(schema: type, config_dir: Path, overrides: Sequence[str], nam
     name = name if any((each / f"{name}.yaml").is_file() for each in directories_of_values(config_dir)) else SCHEMA
     try:
         composed, defaults = _compose_values(schema, config_dir, name, overrides), list[str]()
+        # Each function sees the values that those before it have implied.
         for implied in getattr(schema, "implied", ()):
             values = implied(composed, list(given_keys(overrides)))
             groups = groups_of(config_dir)
+            # A group's choice takes no sign in Hydra's grammar, and ++ also sets a name that a mapping lacks.
             defaults += [f"{'' if key in groups else '++'}{key}={as_override(value)}" for key, value in values.items()]
             composed = _compose_values(schema, config_dir, name, [*defaults, *overrides]) if values else composed
         if any(override.startswith("+") for override in overrides):  # it may have added an unknown key
@@ -157,8 +159,10 @@ def _compose_values(schema: type, config_dir: Path, name: str, overrides: Sequen
     choices_of_groups = [line for line, each in zip(overrides, parsed, strict=True) if each.key_or_group in groups]
     values = [each for each in parsed if each.key_or_group not in groups]
     recipe = ""
+    # The name stays the same for every file, so the content has to be part of the cache's key.
     if f"recipe={RECIPE_OF_FILE}" in overrides:
         recipe = OmegaConf.to_yaml(ConfigStore.instance().load(f"recipe/{RECIPE_OF_FILE}.yaml").node)
+    # Adding and removing keys follow rules of Hydra's own.
     if not any(each.is_add() or each.is_delete() for each in values):
         composed = _composed_groups(schema, config_dir, name, tuple(choices_of_groups), recipe)()
         try:
@@ -202,6 +206,7 @@ def _composed_groups(
 
 def _compose_groups(schema: type, config_dir: Path, name: str, overrides: Sequence[str]) -> Any:
     _stored(schema)
+    # Hydra keeps its state in a singleton, which the previous composition has left behind.
     GlobalHydra.instance().clear()
     directories = directories_of_values(config_dir)
     # Hydra reads the command's own file before it knows the search path.
@@ -299,6 +304,7 @@ def _with_recipe_file(schema: type, config_dir: Path, overrides: Sequence[str], 
     path = Path(options[-1].removeprefix("recipe=").strip("\"'"))
     option, recipe = f"recipe={path}", f"recipe={RECIPE_OF_FILE}"
     keys = read_overrides(option, path, _mappings(schema), _whole(schema))
+    # A recipe's list of defaults is Hydra's own, not a key, and is added below.
     keys = [key for key in keys if not key.startswith("defaults=")]
     content = OmegaConf.create({})
     with _naming(option):
@@ -314,6 +320,7 @@ def _with_recipe_file(schema: type, config_dir: Path, overrides: Sequence[str], 
         raise UserError(
             f"{option}: {getattr(error, 'full_key', '')}: {str(error).splitlines()[0]}{suggestion}"
         ) from error
+    # The keys of a recipe are those of the whole configuration, not of a group named recipe.
     ConfigStore.instance().store(group="recipe", name=RECIPE_OF_FILE, node=content, package="_global_")
     with _naming(option):
         try:

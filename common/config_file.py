@@ -27,6 +27,7 @@ def read_overrides(option: str, path: Path, mappings: Collection[str] = (), whol
         whole: keys whose value may be a mapping; the mapping is one value.
     """
     try:
+        # Nodes keep the line and the characters of each value; loading would turn 007 into 7.
         root = yaml.compose(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"{option}: {error.strerror}; give a YAML file of keys") from error
@@ -105,6 +106,7 @@ def quoted(value: str) -> str:
 
 def literal(text: str) -> str:
     """Quote a text for Hydra's grammar, with its spaces and quotes."""
+    # Hydra takes a backslash literally unless a quote follows, so only those before a quote are doubled.
     return '"' + re.sub(r'(\\*)("|$)', lambda match: match[1] * 2 + ('\\"' if match[2] else ""), text) + '"'
 
 
@@ -133,6 +135,7 @@ def _text(node: yaml.Node) -> str:
     if isinstance(node, yaml.MappingNode):
         return "{" + ",".join(f"{key.value}:{_text(value)}" for key, value in node.value) + "}"
     text = str(node.value)
+    # A value in quotes is a text, whatever Hydra would read in it.
     if node.style is not None:
         return literal(text)
     return "null" if text in PLAIN_NULLS else text if _is_one_value(text) else literal(text)

@@ -76,6 +76,7 @@ def decode(content: bytes | str, kind: type[T]) -> T:
     Raises:
         ValueError: not JSON, or a key that is missing, unknown or of a wrong value; names the key.
     """
+    # The parser of msgspec refuses NaN and infinities, which figures may be.
     try:
         document = json.loads(content)
     except RecursionError as error:

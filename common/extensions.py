@@ -69,6 +69,7 @@ class Core:
 def _core() -> Core:
     """Import every extension and collect its rows. `register` may import neither torch nor Hydra."""
     core = Core()
+    # File systems list directories in different orders.
     for path in sorted(DIRECTORY.glob("*/__init__.py")):
         importlib.import_module(f"extensions.{path.parent.name}").register(core)
     return core

@@ -57,6 +57,7 @@ def is_unchanged(path: Path, digest: FileDigest) -> bool:
     """Return whether a file exists with that size and checksum, whichever kind the checksum has."""
     start = Crc32 if digest.sha256.startswith(Crc32.PREFIX) else hashlib.sha256
     try:
+        # The size is compared first, as it needs no reading.
         return path.stat().st_size == digest.bytes and digest_file(path, start) == digest
     except FileNotFoundError:
         return False
@@ -64,6 +65,7 @@ def is_unchanged(path: Path, digest: FileDigest) -> bool:
 
 def temporary_path(path: Path) -> Path:
     """Return a temporary name beside `path`, unique to this thread, process and machine."""
+    # Machines of a cluster may share the directory, and their processes may have equal numbers.
     return path.with_name(f"{path.name}.{socket.gethostname()}-{os.getpid()}-{threading.get_ident()}.part")
 
 
@@ -73,9 +75,11 @@ def write_atomically(path: Path, content: bytes) -> None:
     temporary = path.with_name(path.name + ".tmp")
     with open(temporary, "wb") as file:
         file.write(content)
+        # Unless the content is on the disk, the renaming may get there before it.
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)
+    # The name is an entry of the directory, which has to reach the disk, too.
     sync(path.parent)
 
 
@@ -125,6 +129,7 @@ class SummedFile(io.RawIOBase):
 def in_words(num_bytes: float) -> str:
     """Format bytes in the largest decimal unit that fits, such as 15.3 GB."""
     for unit in ("B", "kB", "MB", "GB"):
+        # From 999.95 on, a single decimal would show 1000.0.
         if num_bytes < (1000 if unit == "B" else 999.95):
             return f"{num_bytes:.0f} B" if unit == "B" else f"{num_bytes:.1f} {unit}"
         num_bytes /= 1000

@@ -17,6 +17,7 @@ Int = int | np.int64  # either type in a kernel
 
 def jit(function: FunctionT) -> FunctionT:
     """Compile a kernel at its first call, without the GIL, and cache it on disk if possible."""
+    # Without the GIL, threads run kernels side by side; without the cache, each start would take seconds to compile.
     try:
         return njit(function, cache=True, nogil=True)
     except RuntimeError:  # no writable directory for the cache, as in a read-only image without a home
@@ -54,6 +55,7 @@ def load_u64(typing_context: Any, buffer: types.Array, position: types.Integer) 
         offset = context.cast(builder, arguments[1], signature.args[1], types.int64)
         address = builder.gep(array.data, [offset])
         word = builder.load(builder.bitcast(address, ir.IntType(64).as_pointer()))
+        # Fields begin at any byte, so the load must not assume the alignment of its type.
         word.align = 1
         return word
 
@@ -65,6 +67,7 @@ def count_trailing_zeros(typing_context: Any, word: types.Integer) -> Any:
     """Return the number of zero bits below the lowest set bit of a uint64; 64 for 0."""
 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        # The constant 0 defines the result for a word without bits; otherwise LLVM leaves it undefined.
         return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 0))
 
     return types.uint64(types.uint64), codegen
@@ -87,6 +90,7 @@ def match_64(typing_context: Any, buffer: types.Array, position: types.Integer, 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
         array = context.make_array(signature.args[0])(context, builder, arguments[0])
         offset = context.cast(builder, arguments[1], signature.args[1], types.int64)
+        # LLVM makes one instruction of 64 comparisons where the processor has it, and several elsewhere.
         vector = ir.VectorType(ir.IntType(8), 64)
         block = builder.load(builder.bitcast(builder.gep(array.data, [offset]), vector.as_pointer()))
         block.align = 1
@@ -111,6 +115,7 @@ def copy_16(typing_context: Any, target: types.Array, at: Any, source: types.Arr
             vector = ir.VectorType(ir.IntType(32), 16).as_pointer()
             addresses.append(builder.bitcast(builder.gep(data, [offset]), vector))
         block = builder.load(addresses[1])
+        # Bags begin at any number of a table, so nothing but the size of a number is known of their alignment.
         block.align = builder.store(block, addresses[0]).align = 4
         return context.get_dummy_value()
 

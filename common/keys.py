@@ -138,12 +138,14 @@ def check_keys(config: Any, prefix: str = "") -> None:
             check_keys(value, f"{name}.")
             continue
         declared: Key = field.metadata.get(DECLARATION, Key())
+        # A default may lie outside the limits of what can be given.
         if value is None or value == declared.default:
             continue
         if declared.rule and not declared.allows(value):
             numbers = "a list of numbers " if isinstance(value, list) else ""
             numbers += "of " if numbers and not declared.rule.startswith("in ") else ""
             raise UserError(f"{name}={value}: must be {numbers}{declared.rule}")
+        # Larger integers would fail later, inside NumPy or torch, with a traceback.
         if isinstance(value, int) and abs(value) > MAX_INT64:
             raise UserError(f"{name}={value}: must be below 2^63")
         if declared.is_name and (not value.strip() or "\0" in value):

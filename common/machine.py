@@ -33,6 +33,7 @@ def cpu_quota() -> float | None:
     """Return the CPUs that the control groups grant, such as 0.5; None if they grant the whole affinity."""
     quotas = []
     for directory in _groups("cpu"):
+        # Version 2 of control groups has one file for the quota, version 1 two.
         texts = _read(directory / "cpu.max").split() or [
             _read(directory / "cpu.cfs_quota_us"),
             _read(directory / "cpu.cfs_period_us"),
@@ -86,14 +87,17 @@ def _memory_limits() -> Iterator[tuple[int, int]]:
 
 def _groups(controller: str) -> Iterator[Path]:
     """Yield a controller's directories: of this process's control group, its parents, and the container's."""
+    # A container may see its own group as the root of the hierarchy.
     yield CGROUP
     yield CGROUP / controller
     for line in _read(OWN_GROUPS).splitlines():
         _, controllers, path = line.split(":", 2)
+        # A line of version 2 names no controllers, as its one hierarchy has them all.
         if controllers and controller not in controllers.split(","):
             continue
         root = CGROUP / controller if controllers else CGROUP
         directory = root / path.strip("/")
+        # A group outside the process's namespace is shown by "..", and cannot be read.
         while directory != root and root in directory.parents and ".." not in directory.parts:
             yield directory
             directory = directory.parent
@@ -118,6 +122,7 @@ def keep_freed_memory() -> bool:
     from this one inherit the setting.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    # Large blocks lie in the heap if mmap is not used, and the heap's free end must then be kept, too.
     return mallopt is not None and bool(mallopt(M_MMAP_MAX, 0)) and bool(mallopt(M_TRIM_THRESHOLD, -1))
 
 
@@ -156,6 +161,7 @@ def announces_missing_tiles(cpuinfo: Path = CPUINFO) -> bool:
 
 def _bytes_of_tiles() -> int:
     """Return the bytes of all tiles of AMX's first palette, from CPUID's leaf 0x1D; 0 if there is none."""
+    # No function of C or file of Linux gives this leaf of CPUID, so six instructions are written to a page and called.
     with mmap.mmap(-1, len(_SIZE_OF_TILES), prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC) as page:
         page.write(_SIZE_OF_TILES)
         start = ctypes.c_char.from_buffer(page)

@@ -51,6 +51,7 @@ def end_at_once() -> None:
 
     def leave(number: int, frame: FrameType | None) -> None:
         say(f"{signal.Signals(number).name}: stopped before it began")
+        # An import leaves nothing to clean up, and its library may catch an exception that is raised inside.
         os._exit(128 + number)
 
     _handle(leave)
@@ -76,6 +77,7 @@ def take_over(first: Callable[[int], None], second: Callable[[int], None]) -> No
     def handle(number: int, frame: FrameType | None) -> None:
         came_at.append(time.monotonic())
         if len(came_at) == 1:
+            # The signal may say that the terminal is closed, and both functions write to it.
             _forget_closed_terminal()
             first(number)
         elif not _is_echo(number, came_at[0]):
@@ -128,6 +130,7 @@ class StopRequest:
 def wake_up() -> Iterator[int]:
     """Yield signals in a thread, since the main thread's handlers wait for calls in C to return."""
     reader, writer = os.pipe()
+    # A full pipe must not block the process in the middle of a signal's handler.
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     return _signals_from(reader)
@@ -151,6 +154,7 @@ def _signals_from(reader: int) -> Iterator[int]:
 @contextlib.contextmanager
 def kept_from_children() -> Iterator[None]:
     """Block signals in processes started within the context: a terminal signals all of them, but one decides."""
+    # SIGTERM still ends such a process, as it is sent to one process, not to all of a terminal.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, set(STOP_SIGNALS) - {signal.SIGTERM})
     try:
         yield
@@ -165,6 +169,7 @@ def finish(status: int) -> None:
 
 def _is_echo(number: int, first_at: float) -> bool:
     """Return whether a signal repeats the first (time.monotonic()), as a closed terminal's shell repeats HUP."""
+    # The kernel gives a process whose launcher has died another parent.
     is_orphan = bool(_parents) and os.getppid() != _parents[-1]
     seconds = ORPHAN_ECHO_SECONDS if is_orphan else ECHO_SECONDS
     return number == signal.SIGHUP or time.monotonic() - first_at < seconds
@@ -200,6 +205,7 @@ def _log_once_a_machine(message: str, *values: object) -> None:
 
 
 def _handle(handler: Callable[[int, FrameType | None], None]) -> None:
+    # Python sets handlers in the main thread alone.
     if threading.current_thread() is not threading.main_thread():
         return
     for number in STOP_SIGNALS:
@@ -225,6 +231,7 @@ def without_native_stdout() -> Iterator[None]:
 
     gloo of torch up to 2.10 logs its connections there, and a command's JSON goes to standard output.
     """
+    # Buffers of Python and of C may hold output from before, which must not be discarded.
     sys.stdout.flush()
     flush_native = getattr(ctypes.CDLL(None), "fflush", lambda _: None)
     flush_native(None)
