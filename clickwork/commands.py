@@ -102,6 +102,7 @@ def _lines(process: "subprocess.Popen[str]") -> Iterator[str]:
         try:
             line = process.stdout.readline()
         except KeyboardInterrupt:
+            # The command saves a checkpoint before it ends, and the lines until then are shown, too.
             process.send_signal(signal.SIGINT)
             continue
         if not line:

@@ -156,6 +156,7 @@ class Dataset:
 
         parts: list[ShardArrays] = []
         missing = batch_size
+        # The decorator of `batches` ends before the first batch is made.
         with reported():
             for shard in self._manifest.splits[split].shards:
                 arrays, start = open_shard(self.path, split, shard, self._manifest), 0
@@ -175,6 +176,7 @@ class Dataset:
         from data_prep.dataset.spelling import join
 
         labels, dense, sparse = (np.concatenate([part[place] for part in parts]) for place in range(3))
+        # A single part is a view of mapped files, and the caller may keep it for longer.
         bags = (join(of_column).copy() for of_column in zip(*(part.bags for part in parts), strict=True))
         return Rows(
             labels[:, 0],

@@ -175,12 +175,14 @@ class Predictor:
         for rows in pieces_of(table):
             block = parse(encoder, rows)
             unknown.update(unknown_counts(encoder.features, encoder.unknown(block)))
+            # The lock covers torch alone, so other threads can parse their rows meanwhile.
             with arithmetic_of(self._trained, self._runtime):
                 parts.append(self._scorer.logits(block))
         scores = np.concatenate(parts)
         log_unknown(unknown, len(scores))
         if not self._has_clicks:
             return scores
+        # The sum is computed in float64, so that it is rounded once.
         shown = scores.astype(np.float64) + self._correction
         return (shown if logits else probabilities(shown)).astype(np.float32)
 
@@ -284,6 +286,7 @@ def opened(
     from app.training import checkpointer
 
     choice = None if checkpoint is None else str(checkpoint)
+    # Starting a runtime seeds torch and changes its settings, which belong to the caller.
     with _TORCH, _restored_settings(), torch.random.fork_rng(devices=[]):
         environment.apply(trained.environment, with_networks=False)
         runtime = platform.start_within(trained.runtime, trained.train.seed, trained.train.deterministic)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from app.report.compare import Comparison as ReportComparison
     from app.report.read import RunFiles
 
+# A frame keeps the page's styles and scripts apart from those of the notebook.
 FRAME = '<iframe srcdoc="{}" style="width: 100%; height: 40em; border: 0" title="{}"></iframe>'
 
 
