@@ -45,6 +45,7 @@ def _bounds(key_starts, query_starts, histories, candidates_only: constexpr):
 def _places(rows, stop, heads: constexpr, width: constexpr, columns: constexpr):
     """Return the offsets of one head's values in these rows, and a mask of the existing ones."""
     column = tl.arange(0, columns)
+    # Many positions with wide heads exceed 32-bit offsets.
     offsets = (rows.to(tl.int64)[:, None] * heads + tl.program_id(1)) * width + column[None, :]
     return offsets, (rows < stop)[:, None] & (column < width)[None, :]
 
@@ -99,6 +100,7 @@ def _of_queries(
         key_starts, query_starts, histories, candidates_only
     )
     start = tl.program_id(2) * block
+    # The grid covers the longest sequence, so programs of shorter ones may have nothing to do.
     if first_query + start >= past_queries:
         return
     query = start + tl.arange(0, block)
@@ -111,6 +113,7 @@ def _of_queries(
         total = tl.zeros([block, columns], dtype=tl.float32)
     else:
         total = tl.zeros([block, value_columns], dtype=tl.float32)
+    # No query of the block sees a key after the block's last query.
     for begin in range(0, tl.minimum(offset + start + block, past_keys - first_key), block):
         key = begin + tl.arange(0, block)
         key_places, key_mask = _places(first_key + key, past_keys, heads, width, columns)
@@ -183,6 +186,7 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, layout: SequenceLayout, candidates_only: bool) -> Tensor:
+        # The kernels compute addresses from rows, heads and widths alone, without strides.
         q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
         out = torch.empty(len(q), *v.shape[1:], dtype=v.dtype, device=v.device)
         ctx.layout, ctx.candidates_only = layout, candidates_only

@@ -274,6 +274,7 @@ def open_events(root: Path, manifest: Manifest) -> EventArrays:
     opened = {
         kind: _open(shard_path(root, EVENTS, shard.name, kind), np.dtype(EVENT_DTYPES[kind])) for kind in EVENT_DTYPES
     }
+    # These are needed for every batch and are small, unlike the arrays of events.
     users, offsets = np.array(opened["users"]), np.array(opened["offsets"])
     rises = len(offsets) == len(users) + 1 and (np.diff(offsets) >= 0).all()
     lengths = {len(opened[kind]) for kind in ("items", "times", "flags")}
@@ -324,6 +325,7 @@ def verify_events(root: Path, manifest: Manifest) -> None:
     for start in range(0, shard.rows, block):
         items = np.asarray(arrays.items[start : start + block])
         times = np.asarray(arrays.times[start : start + block + 1]).astype(np.int64)
+        # Times may only fall where the events of the next user begin.
         first = np.searchsorted(arrays.offsets, np.arange(start + 1, start + len(times)))
         begins = arrays.offsets[first] == np.arange(start + 1, start + len(times))
         for kind, bad in (("items", (items < 0) | (items >= limit)), ("times", (np.diff(times) < 0) & ~begins)):
@@ -435,6 +437,7 @@ def keys_of(batch: RawRows, column: str, is_any: bool = True) -> NDArray[np.int6
     """Return keys of users, items or attributes (see `text_key`); unless `is_any` they are numbers up to MAX_ID."""
     values, locator = batch.columns[column], batch.locator_of(column)
     _refuse_empty(values, locator, "no value")
+    # Most ids are whole numbers, which need no text.
     if (keys := _whole_keys(values)) is None:
         refuse_rounded(values, locator)
         ids = distinct(values)

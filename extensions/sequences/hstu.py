@@ -106,6 +106,7 @@ class _Bucket:
         if self.one_candidate:  # the last position, which sees all earlier ones
             return query.unsqueeze(2) >= key
         histories = self.histories.unsqueeze(2)
+        # Each candidate counts as the position right after the history, so candidates do not see each other.
         earlier = torch.minimum(query.unsqueeze(2), histories) > torch.minimum(key, histories)
         return earlier | (query.unsqueeze(2) == key)
 
@@ -165,6 +166,7 @@ class _Bucketed(torch.autograd.Function):
             result = values.new_empty(*queries.shape[:2], values.shape[2])
             for start, stop, num_keys in _chunks(bucket, q.shape[1]):
                 scores = _product(queries[:, start:stop], keys[:, :num_keys].mT, 1 / math.sqrt(q.shape[2]))
+                # The backward computes scores again, so these may be overwritten.
                 weights = torch.nn.functional.silu(scores, inplace=True)
                 _hide(weights, bucket, start, stop, num_keys)
                 result[:, start:stop] = _product(weights, values[:, :num_keys], 1 / layout.divisor)
@@ -179,6 +181,7 @@ class _Bucketed(torch.autograd.Function):
         for bucket in ctx.buckets:
             queries, keys, values = _padded_by_head(bucket, q, k, v)
             grad = _gathered(grad_outputs[0], bucket.query_rows, bucket.query_slots)
+            # Keys and values collect gradients from all chunks of queries; a query belongs to one chunk.
             grad_q, grad_k, grad_v = torch.empty_like(queries), torch.zeros_like(keys), torch.zeros_like(values)
             for start, stop, num_keys in _chunks(bucket, q.shape[1]):
                 part, seen_keys = slice(start, stop), slice(num_keys)
@@ -199,6 +202,7 @@ class _Bucketed(torch.autograd.Function):
 
 
 def _product(left: Tensor, right: Tensor, factor: float) -> Tensor:
+    # The product applies the factor, which saves a pass over the scores.
     return torch.baddbmm(left.new_empty(()), left, right, beta=0, alpha=factor)
 
 
@@ -229,6 +233,7 @@ def _chunks(bucket: _Bucket, heads: int) -> Iterator[tuple[int, int, int]]:
 
 def _hide(values: Tensor, bucket: _Bucket, start: int, stop: int, num_keys: int) -> None:
     """Set the values of keys that queries do not see to 0, in place."""
+    # With one candidate at the end, a query sees exactly the keys up to its own place.
     if bucket.one_candidate and bucket.query_rows.shape[1] == bucket.positions.shape[1]:
         values[..., start:].tril_()
     else:
@@ -383,6 +388,7 @@ class HSTULayer(nn.Module):
         if candidates is None:
             u, v, q, k = torch.addmm(self.bias, normed, self.projection).split(self._widths, dim=1)
         else:
+            # The last layer's output is used at candidates alone, but their attention needs all keys and values.
             (u_weight, v_weight, q_weight, k_weight), biases = (
                 part.split(self._widths, dim=-1) for part in (self.projection, self.bias)
             )
@@ -445,6 +451,7 @@ class HSTU(nn.Module):
     def begin_step(self, seed: int, step: int, rank: int, rows: int, num_valid: int | None = None) -> None:
         """Seed the dropout of a step with its own numbers, whatever the process's rows."""
         if self._config.input_dropout or self._config.linear_dropout:
+            # Each process draws for its own rows, so its rank belongs to the key.
             key = np.random.SeedSequence([seed, step, rank])
             torch.manual_seed(int(key.generate_state(1, np.uint64)[0] >> np.uint64(1)))
 
@@ -534,6 +541,7 @@ def _places(num_context: int, histories: Tensor, candidates: Tensor) -> tuple[Te
     """
     samples, lengths = len(histories), histories + candidates + num_context
     starts = lengths.cumsum(0) - lengths
+    # Lengths are on the host, so indices are computed there and a GPU need not be waited for.
     sample = torch.arange(samples).repeat_interleave(lengths)
     place = torch.arange(int(lengths.sum())) - starts[sample]
     history = histories[sample]

@@ -161,6 +161,7 @@ class SortTask(LoggedTask[SortRecord]):
 
     def _write(self, blocks: list[EventBlock], record: SortRecord) -> None:
         columns = EventBlock(*(np.concatenate(column) for column in zip(*blocks, strict=True)))
+        # The sort is stable, so events of one user and time keep the order of the input.
         order = np.lexsort((columns.times, columns.users))
         users, starts, numbers = np.unique(columns.users[order], return_index=True, return_inverse=True)
         places = (numbers * len(order) + order)[::-1]  # the latest event of each user comes first
@@ -201,6 +202,7 @@ def count_users(runs: Iterable[str], limit: int) -> UserCounts:
         sums[np.searchsorted(all_users, total.users)] += total.counts
         sums[np.searchsorted(all_users, users)] += counts
         total = UserCounts(all_users, sums)
+        # The keys of all users stay in memory, so too many end the job before memory is short.
         refuse_too_many(len(all_users), limit, "users")
     return total
 
@@ -285,10 +287,13 @@ class MergeTask(LoggedTask[MergeRecord]):
         dropped = len(is_in_period) - int(is_in_period.sum())
         if dropped:
             columns = columns.take(is_in_period)
+        # Runs lie in the order of the input, and the sort is stable, so ties keep that order.
         order = np.lexsort((columns.times, columns.users))
         users, items, times, flags = columns.take(order)
+        # Otherwise memory would hold the events of the task twice.
         del columns, order, is_in_period
         if self.items is not None:
+            # Id 0 means an unknown item.
             items = np.searchsorted(np.load(self.items), items) + 1
         outside = items >= self.table_rows
         ids = np.where(outside, 0, items).astype(np.int32)
@@ -299,6 +304,7 @@ class MergeTask(LoggedTask[MergeRecord]):
         is_candidate = flags & ANCHOR_BIT != 0
         anchors = is_candidate & (ranks >= self.schema.min_history)
         repeated = int(_count_repeated(users, ids, times, flags))
+        # Microseconds decided the order; windows, ages and hours are counted in seconds.
         arrays = {"users": keys[alive], "offsets": offsets, "items": ids, "times": times // SECOND, "flags": flags}
         record = MergeRecord(
             len(users),
@@ -329,6 +335,7 @@ class MergeTask(LoggedTask[MergeRecord]):
                 spans.append((run, np.array(users[low:high]), starts))
                 key_parts.append(spans[-1][1])
         keys = np.unique(np.concatenate(key_parts))
+        # The plan tells the number of events, so each column is allocated once.
         size = self.events
         columns = EventBlock(
             np.empty(size, np.int64), np.empty(size, np.int64), np.empty(size, np.int64), np.empty(size, np.uint8)
@@ -354,6 +361,7 @@ def plan_merge(users: UserCounts, events: int) -> list[tuple[int, int, int]]:
     ends, start = np.cumsum(users.counts), 0
     while start < len(users.users):
         before = int(ends[start - 1]) if start else 0
+        # A user is never divided between tasks, as a history needs all of the user's events.
         stop = max(start + 1, int(np.searchsorted(ends, before + events, "right")))
         bounds.append((int(users.users[start]), int(users.users[stop - 1]), int(ends[stop - 1]) - before))
         start = stop
@@ -561,6 +569,7 @@ def _attribute(
         keys, block_values = (keys_of(batch, column, schema.renumber) for column in columns)
         ids, is_in_table = keys, keys < num_items
         if items is not None:
+            # The table may have items that the log lacks.
             places = np.searchsorted(items, keys)
             is_in_table = (places < len(items)) & (items[np.minimum(places, len(items) - 1)] == keys)
             ids = places + 1

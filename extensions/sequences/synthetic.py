@@ -170,6 +170,7 @@ def user_events(
         labels,
     )
     liked = np.flatnonzero(labels & (draws[:, 4] < LIKES))
+    # A like follows its listen at once, at the same time.
     place = np.argsort(np.concatenate([np.arange(listens) * 2, liked * 2 + 1]), kind="stable")
     played = np.where(labels, 50 + (draws[:, 4] * 51).astype(np.int64), (draws[:, 4] * 50).astype(np.int64))
     columns = {
@@ -207,9 +208,11 @@ def _simulate(
         focus: Int = 0
         for i in range(offsets[user], offsets[user + 1]):
             if i == offsets[user] or draws[i, 0] < CHANGE:
+                # One number decides whether the artist changes and, by its further digits, to which one.
                 focus = int(draws[i, 0] / CHANGE * 1e6) % ARTISTS
             artist = focus if draws[i, 1] < stay else int((draws[i, 1] - stay) / (1 - stay) * ARTISTS)
             width = starts[artist + 1] - starts[artist]
+            # The square makes the first items of an artist the popular ones.
             items[i] = by_artist[starts[artist] + int(draws[i, 2] * draws[i, 2] * width)]
             probability[i] = click_probability(satiety[artist], quality[items[i]], peak[artist], times[i])
             labels[i] = draws[i, 3] < probability[i]

@@ -97,6 +97,7 @@ def read(root: Path, history: int, order: AnchorOrder, rounds: int) -> dict[str,
     total, rates, mean = reader.num_batches(BATCH), [], 0.0
     for turn in range(rounds + 1):  # the first compiles
         batches = islice(reader.train_batches(BATCH, 0, 0, total * turn // (rounds + 2)), BATCHES + 1)
+        # The first batch opens its windows of anchors, which the others share.
         next(batches)
         began = time.perf_counter()
         lengths = [batch.inputs_of_model.history_lengths for batch in batches if batch.inputs_of_model is not None]

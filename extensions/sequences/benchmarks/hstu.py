@@ -69,6 +69,7 @@ def main() -> None:
     parser.add_argument("--histories", type=int, nargs="+", default=[50, 200, 1000])
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
+    # One thread compares the arithmetic of both programs, not how they divide it.
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     results = []
@@ -103,6 +104,7 @@ def _measure(shape: Shape, steps: dict[str, Callable[[Any], float]], batches: li
 
 def _growth(work: Callable[[], object]) -> int:
     """MiB that the process grows by, at its highest, over what it holds before."""
+    # Memory that earlier steps have freed would hide what this one needs.
     ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # the highest so far is what it has now
     before = _status_mib("VmRSS")
@@ -119,6 +121,7 @@ def _batch(shape: Shape, batch: int, seed: int) -> dict[str, Any]:
     """Made-up ids; histories of half the longest to the longest."""
     rng = np.random.default_rng(seed)
     lengths = rng.integers(shape.history // 2, shape.history + 1, batch)
+    # The longest history decides how far the reference pads, so each batch has one.
     lengths[0] = shape.history
     total = int(lengths.sum())
 
@@ -279,6 +282,7 @@ def _reference(directory: Path, shape: Shape) -> Callable[[Any], float]:
         for name, both in keys.items()
     }
     model = DlrmHSTU(hstu_configs=configs, embedding_tables=tables, is_inference=False, bf16_training=False)
+    # On the meta device, the unsharded tables take no memory; sharding allocates their own.
     collection = EmbeddingCollection(tables=list(tables.values()), device=torch.device("meta"))
     model._embedding_collection = _sharded(collection)
     model.recursive_setattr("_hammer_kernel", HammerKernel.PYTORCH)

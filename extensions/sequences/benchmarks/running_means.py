@@ -49,6 +49,7 @@ def _earlier(keys: NDArray[np.int64], bits: NDArray[np.float64], order: NDArray[
     values = np.column_stack([bits, np.ones(len(bits))])[grouped]
     begins = np.diff(keys[grouped], prepend=-1) != 0
     starts = np.maximum.accumulate(np.where(begins, np.arange(len(keys)), 0))
+    # A running sum within the group counts earlier events alone, so no event sees its own label.
     before = np.cumsum(values, axis=0) - values
     sums = np.empty_like(before)
     sums[grouped] = before - before[starts]
