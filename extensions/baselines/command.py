@@ -221,6 +221,7 @@ def _compute(config: AppConfig, directory: Path) -> str | None:
         command += [f"rows={DEFAULT_ROWS}", f"seconds={DEFAULT_SECONDS}"]
         limit = DEFAULT_SECONDS + GRACE_SECONDS
         log.info("baselines: fitting them, for %d s at most; baselines=false leaves them out", DEFAULT_SECONDS)
+    # A launcher's variables would make the process wait for others of its group.
     environment = {name: value for name, value in os.environ.items() if name not in OF_LAUNCHERS}
     environment["RANK"] = "0"  # Like a launcher's process, it then ends with this one.
     others = [os.path.abspath(path) for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
@@ -284,6 +285,7 @@ def computed(root: Path, manifest: Manifest, split: str, directory: Path, config
     if not versions or not versions[0].startswith(LIBRARIES[0]):
         raise UserError(f"baselines: scikit-learn is not installed; {INSTALL}")
     largest = max(manifest.splits[name].rows for name in {"train", split} & set(manifest.splits))
+    # A limit above all rows is none, so both find the same entry of the cache.
     rows = None if config.rows is None or config.rows >= largest else config.rows
     key = " ".join([split, f"rows={rows}", f"version={VERSION}", *versions])
     places = [root / CACHE, directory / CACHE]

@@ -54,6 +54,7 @@ def label_rates(
         np.bincount(cells, np.repeat(each, train.lengths), num_ids * FOLDS).reshape(shape)
         for each in (counts, counts * labels)
     )
+    # The rate of a row leaves out the row's own fold, since its label would reveal itself, above all for rare ids.
     other_rows, other_positives = (each.sum(axis=1, keepdims=True) - each for each in (rows, positives))
     out_of_fold = (other_positives + PRIOR_ROWS * base) / (other_rows + PRIOR_ROWS)
     whole = (positives.sum(axis=1) + PRIOR_ROWS * base) / (rows.sum(axis=1) + PRIOR_ROWS)
@@ -130,6 +131,7 @@ def _within(seconds: float, train: Rows, others: Rows, names: Sequence[str]) -> 
     process = context.Process(target=_send, args=(writer, train, others, names), daemon=True)
     until = time.monotonic() + seconds
     process.start()
+    # With this end open, the reader would not notice that the process has ended.
     writer.close()
     try:
         while reader.poll(max(0.0, until - time.monotonic())):
@@ -146,6 +148,7 @@ def _within(seconds: float, train: Rows, others: Rows, names: Sequence[str]) -> 
 
 
 def _send(writer: Any, train: Rows, others: Rows, names: Sequence[str]) -> None:
+    # A killed parent would leave a process behind that goes on fitting.
     signals.end_with_parent()
     for fitted in _fitted(train, others, names):
         writer.send(fitted)
@@ -194,6 +197,7 @@ def all_rates(train: Rows, others: Rows) -> list[Rates]:
 
 def _best_column(rates: list[Rates], train: Rows, others: Rows, names: Sequence[str], began: float) -> Fitted:
     """Score the column with the best out-of-fold rates in train, and add the AUC of each column on the other rows."""
+    # Rates of other folds choose the column; rates of a row's own fold would favour columns of rare ids.
     best = int(np.argmax([roc_auc_score(train.labels, one.train, sample_weight=train.weights) for one in rates]))
     figures = score(rates[best].others, others, len(train.labels), began)
     each = {
@@ -214,6 +218,7 @@ def _trees(train: Rows, others: Rows, rates: list[Rates]) -> Preds:
 
 def tree_inputs(train: Rows, others: Rows, rates: list[Rates]) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return the columns of trees, [rows, features] of train and of the other rows: numbers, then rates of ids."""
+    # Ids have no order that a tree could split, so trees get their rates.
     num_dense = train.dense.shape[1]
     columns = np.column_stack([train.dense, *(one.train for one in rates[num_dense:])])
     return columns, np.column_stack([others.dense, *(one.others for one in rates[num_dense:])])
@@ -258,6 +263,7 @@ def _one_hot(train: Rows, rows: Rows, dense: NDArray[np.floating[Any]]) -> Any:
 
     parts = [sparse.csr_array(dense)]
     for train_bags, bags in zip(train.bags, rows.bags, strict=True):
+        # Only ids of train have a weight.
         values = np.unique(train_bags.ids)
         places = np.minimum(np.searchsorted(values, bags.ids), max(len(values) - 1, 0))
         is_known = values[places] == bags.ids if len(values) else np.zeros(len(bags.ids), bool)

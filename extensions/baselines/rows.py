@@ -115,6 +115,7 @@ def load_rows(root: Path, manifest: Manifest, name: str, limit: int | None) -> R
     if weights:
         joined.weights = np.concatenate(weights)
         counted = counted[joined.weights > 0]
+        # Only ratios of weights matter, and the prior of the rates counts rows of weight 1.
         joined.weights /= joined.weights.mean() or 1.0
     if counted.all() or not counted.any():
         label = int(counted[0]) if len(counted) else "missing"

@@ -116,6 +116,7 @@ class _Rows:
         self.labels = np.concatenate(labels) if labels else np.zeros(0, np.float32)
         self.halves = [np.zeros(self.count, np.uint64) for _ in range(2)]
         self._number = 0  # columns in the hashes
+        # Salts keep equal values of two columns apart.
         self._salts = mix(np.arange(len(job.schema.columns), dtype=np.uint64))
 
     def _blocks(self, kind: str) -> Iterator[NDArray[Any]]:
@@ -175,6 +176,7 @@ def bag_hashes(bags: Bags) -> NDArray[np.uint64]:
     """Return a hash of each bag, [n] uint64, from the ids and their places in it."""
     places = np.arange(len(bags.ids)) - np.repeat(bags.offsets[:-1] - bags.offsets[0], bags.lengths)
     mixed = mix(mix(places.astype(np.uint64)) ^ bags.ids.astype(np.uint64))
+    # Unsigned sums wrap around, so differences of running sums are exact.
     sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(mixed, dtype=np.uint64)])
     bounds = bags.offsets - bags.offsets[0]
     return sums[bounds[1:]] - sums[bounds[:-1]]
@@ -195,6 +197,7 @@ def find_misleading(job: Job, built: Sequence[BuiltShard], features: Sequence[st
         for name, values, is_dense in _columns(job, train, features)
     }
     copies = [name for name, one in columns.items() if one.auc == 1]
+    # Only a user's own schema can leave the column out.
     if copies and job.table is not None:
         raise UserError(
             f"data.schema: {', '.join(copies)} tells the label of each of {train.count:,} rows by itself, so it is the "
@@ -250,6 +253,7 @@ def _shared_rows(train: _Rows, held_out: _Rows) -> tuple[float | None, float | N
     if not train.count or not held_out.count:
         return None, None
     hashes, other_hashes = (rows.halves[0] + rows.halves[1] for rows in (train, held_out))
+    # Adding 0 turns -0 into 0, whose bits differ.
     labels, other_labels = (
         mix((rows.labels + rows.labels.dtype.type(0)).view(np.uint32).astype(np.uint64)) for rows in (train, held_out)
     )
@@ -260,6 +264,7 @@ def _shared_rows(train: _Rows, held_out: _Rows) -> tuple[float | None, float | N
 
 def _share_in(values: NDArray[np.uint64], ordered: NDArray[np.uint64]) -> float:
     """Return the share of the values that occur in `ordered`, which ascends; faster than np.isin."""
+    # Searching sorted values goes through memory in order.
     values = np.sort(values)
     places = np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)
     return float((ordered[places] == values).mean())

@@ -148,6 +148,7 @@ def _together(target: Path) -> Iterator[tuple[Path, list[Path]]]:
     """Provide a directory to write to, and a list for the files' names; all move to `target` at the end."""
     target.mkdir(parents=True, exist_ok=True)
     files: list[Path] = []
+    # On the same file system, finished files move by renaming.
     with tempfile.TemporaryDirectory(dir=target) as scratch:
         yield Path(scratch), files
         for path in files:

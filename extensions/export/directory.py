@@ -70,6 +70,7 @@ def write_encoder(directory: Path, root: Path, manifest: Manifest, config: AppCo
     with_texts: write the texts of values, if the dataset has kept them. Ids do not need them.
     """
     directory.mkdir()
+    # Copies of the modules that read the dataset's rows read new rows alike, without the rest of this program.
     for name in MODULES:
         source = Path(str(import_module(name).__file__)).read_text(encoding="utf-8")
         (directory / f"{name.rpartition('.')[2]}.py").write_text(
@@ -160,6 +161,7 @@ def _write_vocabulary(path: Path, root: Path, name: str, manifest: Manifest, wit
     source = vocabulary_path(root, name)
     verify_file(source, FileDigest(entry["bytes"], entry["sha256"]))
     values = np.array(open_array(source))
+    # The exported score.py finds a value by bisection.
     order = np.argsort(values)
     columns = {"value": values[order], "id": (order + manifest.encoding["first_id"]).astype(np.int32)}
     if with_texts and entry.get("texts"):
@@ -208,6 +210,7 @@ def export_directory(
         served = served_model.in_precision(model, config.tables, torch.device("cpu"))
         batches = [random_batch(num_embeddings, multi_hot, num_dense, samples) for samples in COMPARED_SAMPLES]
         difference = largest_difference(served, correction, path, batches, multi_hot)
+        # Written so, the comparison refuses NaN, too.
         if not difference <= config.tolerance:
             raise UserError(
                 f"tolerance={config.tolerance}: a logit of {MODEL} differs from the model's by {difference}"
@@ -235,6 +238,7 @@ def _new_directory(path: Path) -> Iterator[Path]:
         shutil.rmtree(part, ignore_errors=True)  # of an export that was interrupted
         part.mkdir(parents=True)
         yield part
+        # The name promises a whole directory, so its files reach the disk first.
         for each in (*_files(part), part):
             sync(each)
         part.rename(path)

@@ -128,6 +128,7 @@ class ModelGraph:
             graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION, producer_name="clickwork"
         )
         path.write_bytes(model.SerializeToString())
+        # Given a path, the checker also reads models beyond protobuf's 2 GiB.
         onnx.checker.check_model(str(path))
         files = [path, *([data] if is_external else [])]
         for file in files:
@@ -166,6 +167,7 @@ class ModelGraph:
             return self._op("Mul", column, self._constant(arch.weight.detach()))
         if DENSE in self.inputs:
             return self._apply(arch, DENSE)
+        # Without dense features, the number of samples comes from another input.
         shape = self._op("Shape", next(iter(self.inputs)), start=0, end=1)
         shape = self._op("Concat", shape, self._integers(1), axis=0)
         return self._apply(arch, self._op("Expand", self._constant(np.ones((1, 1), np.float32)), shape))
@@ -188,6 +190,7 @@ class ModelGraph:
             return self._op("Add", inputs, self._constant(module.bias.detach()))
         if isinstance(module, nn.ReLU):
             return self._op("Relu", inputs)
+        # Dropout does nothing once a model is trained.
         assert isinstance(module, Dropout), type(module)
         return inputs
 
@@ -211,6 +214,7 @@ class ModelGraph:
             else:
                 name, rows = bag_input(feature), self._scalar(num_embeddings[feature], np.int64)
                 checked = self._checked(name, rows, self._op("Less", name, self._scalar(-1, np.int64)))
+                # A bag's end is filled with -1; row 0 is read in its place, and the mask removes it.
                 ids = self._op("Max", checked, self._scalar(0, np.int64))
                 is_id = self._op("GreaterOrEqual", name, self._scalar(0, np.int64))
                 mask = self._op("Cast", is_id, to=TensorProto.FLOAT)
@@ -223,6 +227,7 @@ class ModelGraph:
 
     def _checked(self, ids: str, rows: str, is_low: str) -> str:
         """Ids, with OUTSIDE in place of those that are too low or not below `rows`."""
+        # Gather counts negative ids from the end of a table, so it would read a row for them.
         is_wrong = self._op("Or", is_low, self._op("GreaterOrEqual", ids, rows))
         return self._op("Where", is_wrong, self._scalar(OUTSIDE, np.int64), ids)
 
@@ -258,6 +263,7 @@ class ModelGraph:
         sums = self._op("ReduceSum", masked, axes)
         if embedding.pooling is not Pooling.mean:
             return sums
+        # An empty bag has the mean 0.
         count = self._op("Max", self._op("ReduceSum", mask, axes), self._scalar(1))
         return self._op("Div", sums, self._op("Unsqueeze", count, self._integers(2)))
 
@@ -388,5 +394,6 @@ def _write_external(tensors: Mapping[str, NDArray[Any]], path: Path) -> list[Ten
             for key, value in {"location": path.name, "offset": file.tell(), "length": tensor.nbytes}.items():
                 entry.external_data.add(key=key, value=str(value))
             entries.append(entry)
+            # A table is written from its own memory, as a copy might not fit.
             file.write(tensor.reshape(-1).view(np.uint8).data)
     return entries

@@ -65,6 +65,7 @@ class DistinctValues:
             hashes = hashes[hashes <= np.uint64(self._limit)]
         merged = np.union1d(self._values, hashes)
         if len(merged) > MAX_EXACT:
+            # The smallest hashes are a fair sample: their density tells the number of all values.
             merged = merged[: MAX_EXACT // 2]
             self._limit = int(merged[-1])
         self._values = merged
@@ -396,6 +397,7 @@ def _text_layout(source: Source) -> tuple[str, bool]:
     for delimiter in DELIMITERS:
         counts = [len(row) for row in csv.reader(lines, delimiter=delimiter)]
         widths[delimiter] = (len(set(counts)) == 1, max(counts, default=0))
+    # Of equally good delimiters the first counts, which is the comma.
     order = [",", *(each for each in DELIMITERS if each != ",")]
     delimiter = max(order, key=lambda each: (widths[each][1] > 1, *widths[each]))
     first, *rows = csv.reader(lines, delimiter=delimiter)
@@ -448,6 +450,7 @@ class Sample:
         self.numbers = np.concatenate([self.numbers, numbers[is_kept]])
         for name, values in columns.items():
             self.columns[name] += [values[index] for index in np.flatnonzero(is_kept).tolist()]
+        # Halving by the hash of a row's number gives the same sample for any batches.
         while len(self.numbers) > self.limit:
             self.share /= 2
             kept = np.flatnonzero(self._is_kept(self.numbers)).tolist()

@@ -48,6 +48,7 @@ def auc_of_column(texts: Sequence[str], numbers: NDArray[np.float64] | None, lab
     in_first = mix(np.arange(len(labels), dtype=np.uint64)) & np.uint64(1) == 1
     size = int(codes.max()) + 1
     aucs = []
+    # Rates of the same half would reveal each row's own label.
     for fitted in (in_first, ~in_first):
         rate = labels[fitted].mean()
         positives = np.bincount(codes[fitted], labels[fitted], size)
@@ -628,6 +629,7 @@ def _separator(profile: TableProfile, figures: ColumnFigures, separators: Sequen
     for separator in separators:
         divided = sum(separator in text for text in texts)
         members = {member for text in whole for member in text.split(separator) if member}
+        # A separator that makes more different values than there were only cuts free text.
         if divided > DIVIDED_SHARE * len(texts) and 1 < len(members) <= len(whole):
             return separator
     return None

@@ -155,6 +155,7 @@ class TraceRows:
     def shard(self, split: str, start: int, rows: int) -> ShardArrays:
         """Return the next rows of a split."""
         key = [self._config.seed, 1 + SPLITS.index(split), start]
+        # Each table has a generator of its own, so the number of threads does not change its draws.
         with ThreadPoolExecutor(self._threads) as executor:
             sparse = np.stack(list(executor.map(lambda trace: trace.draw(rows), self._traces)), axis=1)
         integers, present = draw_integers(self._teacher, seeded(key), rows)

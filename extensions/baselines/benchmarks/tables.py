@@ -56,6 +56,7 @@ def centred(logits: NDArray[np.float64], rate: float, spread: float = 1.5) -> ND
     """Scale logits to a standard deviation, and shift them so that about `rate` of the rows are clicks."""
     scaled = spread * (logits - logits.mean()) / logits.std()
     shifts = np.linspace(-12, 12, 4801)
+    # Some rows suffice to find the shift, which would be a search over all of them.
     sample = scaled[:: max(1, len(scaled) // 2000)]
     rates = (1 / (1 + np.exp(-(sample[:, None] + shifts)))).mean(0)
     return scaled + shifts[np.argmin(np.abs(rates - rate))]
@@ -184,6 +185,7 @@ def adult(directory: Path) -> TableShape:
         values = dict(zip(ADULT, np.array(rows).T[:, order], strict=True))
         earns = np.char.startswith(values.pop("income"), ">50K")
         numbers = {name: values[name].astype(np.float64) for name in ADULT_NUMBERS}
+        # Logits of plus and minus infinity make the drawn labels the table's own.
         return {**values, **numbers}, np.where(earns, np.inf, -np.inf)
 
     return TableShape(len(rows), draw, ADULT_NUMBERS)
