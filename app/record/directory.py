@@ -7,7 +7,6 @@ SPLIT.json is written last and has the checksums of both.
 import contextlib
 import csv
 import datetime
-import hashlib
 import io
 import itertools
 import logging
@@ -18,21 +17,19 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
-import numpy as np
 import yaml
 from filelock import FileLock, Timeout
 from msgspec import Struct
 from msgspec.structs import replace
-from numpy.typing import NDArray
 from tqdm import tqdm
 
 from app.checkpoint.files import CHECKPOINTS
 from app.config.app_config import AppConfig
 from app.config.kinds import ACCURACY
 from app.config.kinds import METRICS as METRIC_ROWS
-from app.metrics.documents import AnyEvent, Curves, EvaluationFigures, StepTimeHistogram, TrainEvent, rest
+from app.metrics.documents import AnyEvent, Curves, EvaluationFigures, StepTimeHistogram, TrainEvent
 from app.record.documents import (
     CONFIG,
     CURVES,
@@ -42,6 +39,7 @@ from app.record.documents import (
     MANIFEST,
     METRICS,
     RESULTS,
+    SCORES,
     STEP_TIMES,
     SUMMARY,
     RunManifest,
@@ -56,83 +54,11 @@ from common import signals
 from common.cli import EXIT_DONE, EXIT_STOPPED
 from common.command import RedactingFormatter, redact
 from common.config_file import literal
-from common.documents import Json, OpenDocument, decode, encode, plain_object, read_document
+from common.documents import decode, encode, plain_object, read_document
 from common.errors import UserError
 from common.extensions import FilesBesideRun, rows_of_extensions
 from common.files import write_atomically
 from common.signals import Interrupted
-
-SCORES = "scores"
-TEST = "test"  # the split that is compared if there are several
-
-
-class ScoresFile(OpenDocument, kw_only=True):
-    """SPLIT.json. step: the checkpoint's that scored; dataset: digest of its manifest; SHA-256 of both arrays."""
-
-    split: str
-    rows: int
-    step: int
-    dataset: str
-    logits_sha256: str
-    labels_sha256: str
-    rest: Json = rest()
-
-
-class Scores(NamedTuple):
-    """Scores of a split: logits [rows] float32, labels [rows] bool, and the file about them."""
-
-    about: ScoresFile
-    logits: NDArray[np.float32]
-    labels: NDArray[np.bool_]
-
-
-def write_scores(
-    directory: Path, split: str, step: int, dataset: str, logits: NDArray[np.float32], labels: NDArray[np.float32]
-) -> Path:
-    """Write a run's scores of a split, [rows] in the order of its rows; return the path of the file about them."""
-    folder = directory / SCORES
-    sums = {}
-    for name, values in (("logits", logits.astype(np.float32)), ("labels", labels > 0.5)):
-        buffer = io.BytesIO()
-        np.save(buffer, values)
-        write_atomically(folder / f"{split}.{name}.npy", buffer.getvalue())
-        sums[name] = hashlib.sha256(buffer.getvalue()).hexdigest()
-    about = ScoresFile(
-        split=split,
-        rows=len(labels),
-        step=step,
-        dataset=dataset,
-        logits_sha256=sums["logits"],
-        labels_sha256=sums["labels"],
-    )
-    write_atomically(folder / f"{split}.json", (encode(about, indent=1) + "\n").encode())
-    return folder / f"{split}.json"
-
-
-def kept_splits(directory: Path) -> list[str]:
-    """Return the splits for which a run has scores, the test split first."""
-    return sorted((path.stem for path in (directory / SCORES).glob("*.json")), key=lambda name: (name != TEST, name))
-
-
-def read_scores(directory: Path, split: str) -> Scores:
-    """Return a run's scores of a split.
-
-    Raises:
-        FileNotFoundError: there are none.
-        UserError: the scores are damaged.
-    """
-    path = directory / SCORES / f"{split}.json"
-    about = read_document(path, ScoresFile, f"remove it, and keep the scores of {split} again")
-    remedy = f"write them again by python -m app.evaluate run={directory} split={split} keep_scores={about.rows}"
-    arrays = []
-    for name, checksum in (("logits", about.logits_sha256), ("labels", about.labels_sha256)):
-        array = path.with_name(f"{split}.{name}.npy")
-        content = array.read_bytes() if array.is_file() else b""
-        if hashlib.sha256(content).hexdigest() != checksum:
-            raise UserError(f"{array}: damaged (not the one that {path.name} names); {remedy}")
-        arrays.append(np.load(io.BytesIO(content), allow_pickle=False))
-    return Scores(about, *arrays)
-
 
 log = logging.getLogger("clickwork")
 

@@ -18,8 +18,7 @@ from msgspec import Struct
 
 from app.config.data import DataConfig
 from app.data import prepare
-from app.record.directory import SCORES
-from app.record.documents import CONFIG, CURVES, MANIFEST, METRICS, RESULTS, SUMMARY, RunManifest, read_manifest
+from app.record.documents import CONFIG, CURVES, MANIFEST, METRICS, RESULTS, SCORES, SUMMARY, RunManifest, read_manifest
 from common.documents import decode, encode
 from common.errors import UserError
 from common.files import write_atomically

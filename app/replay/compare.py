@@ -21,22 +21,26 @@ from app.config.kinds import ALL_ROWS, AUC, BASE_RATE, CALIBRATION, LABEL_DEVIAT
 from app.metrics.documents import AnyEvent, Best, Curves, EarlyStop, EvaluationEvent, EvaluationFigures, TrainEvent
 from app.metrics.timing import StepTimer
 from app.optimizer import set_step
-from app.record.directory import RESULTS_COLUMNS, SCORES, RunDirectory, Scores, kept_splits, read_scores
+from app.record.directory import RESULTS_COLUMNS, RunDirectory
 from app.record.documents import (
     CURVES,
     DONE,
     MANIFEST,
     METRICS,
     RESULTS,
+    SCORES,
     SUMMARY,
     SUMMARY_VERSION,
     RunManifest,
     RunSchedule,
+    Scores,
     Summary,
+    kept_splits,
     read_config,
     read_curves,
     read_events,
     read_manifest,
+    read_scores,
     read_summary,
 )
 from app.runtime.environment import INTERFACES, SET_BY_LAUNCHER

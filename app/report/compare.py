@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from app.config.kinds import AUC, LOGLOSS, MAE, METRICS, NE, RMSE, Metric
-from app.record.directory import Scores, kept_splits, read_scores
-from app.record.documents import DONE
+from app.record.documents import DONE, Scores, kept_splits, read_scores
 from app.report import charts
 from app.report.charts import Chart, Series
 from app.report.page import ASSETS, COLORS, ReportTable, energy, render, step_parts

@@ -15,7 +15,7 @@ from app.metrics.documents import EvaluationFigures
 from app.metrics.quality import click_curves
 from app.metrics.timing import StepTimer
 from app.optimizer import set_step
-from app.record.directory import TEST, write_scores
+from app.record.documents import TEST, write_scores
 from app.training.checkpointer import StopCheck
 from app.training.predictor import Evaluation, Predictor, task_of
 from app.training.recorder import Recorder

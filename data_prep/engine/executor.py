@@ -252,7 +252,6 @@ class ClusterExecutor(Executor):
         except (OSError, TimeoutError, ValueError) as error:
             raise UserError(f"data.scheduler={address}: no Dask scheduler answers there ({error})") from error
         self._address = address
-        # Some releases of distributed report only a few workers without the argument.
         workers = self._client.scheduler_info(n_workers=-1)["workers"]
         if not workers:
             self._client.close()

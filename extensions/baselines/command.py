@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 
 from app.config.app_config import AppConfig
 from app.config.kinds import AUC, BASE_RATE, COMPARED, NE, Additions, FoldedTable
-from app.record.directory import Scores, ignoring_full_disk, read_scores, save_summary
-from app.record.documents import DONE, SUMMARY, read_config, read_manifest, read_summary
+from app.record.directory import ignoring_full_disk, save_summary
+from app.record.documents import DONE, SUMMARY, Scores, read_config, read_manifest, read_scores, read_summary
 from app.report.charts import ComparisonRow
 from app.report.page import ReportTable, halves, write_report
 from app.report.read import RunFiles, figure, read_run, signed

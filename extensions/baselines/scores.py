@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from app.record.directory import write_scores
+from app.record.documents import write_scores
 from app.training.predictor import Evaluation, Predictor, task_of
 from data_prep.dataset.format import sampled_numbers
 from extensions.baselines.command import obstacle

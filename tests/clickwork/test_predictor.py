@@ -17,7 +17,7 @@ import torch
 from torch import distributed as dist
 
 import clickwork
-from app.record.directory import read_scores
+from app.record.documents import read_scores
 from app.runtime.platform import Runtime
 from data_prep.dataset.options import CRITEO
 from tests.app.conftest import SMALL

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from app.record.directory import kept_splits, read_scores, write_scores
+from app.record.documents import kept_splits, read_scores, write_scores
 from common.errors import UserError
 
 LOGITS = np.array([0.5, -1.0, 2.0], np.float32)

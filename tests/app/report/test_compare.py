@@ -15,7 +15,7 @@ from scipy import stats
 from app.config.app_config import CONFIG_DIR
 from app.config.commands import ReportConfig
 from app.metrics.documents import TrainEvent
-from app.record.directory import write_scores
+from app.record.documents import write_scores
 from app.report.__main__ import main
 from app.report.compare import (
     AucComparison,

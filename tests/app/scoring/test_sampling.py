@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from app.metrics.quality import all_rows_sums, click_metrics, of_all_rows
-from app.record.directory import read_scores
+from app.record.documents import read_scores
 from app.report.page import run_page
 from app.report.read import read_run
 from app.runtime.platform import Runtime

@@ -14,7 +14,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from app import optimizer as optimizer_build
 from app.checkpoint.files import whole_checkpoints
 from app.checkpoint.saver import Saver
-from app.record.directory import read_scores
+from app.record.documents import read_scores
 from app.runtime.platform import Runtime
 from app.training import checkpointer, predictor
 from app.training.predictor import places_of_rows

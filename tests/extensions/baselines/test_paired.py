@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score
 
-from app.record.directory import write_scores
+from app.record.documents import write_scores
 from data_prep.dataset.format import Manifest, load_manifest, sampled_numbers
 from extensions.baselines import command
 from extensions.baselines.rows import FOLDER, Baseline, Baselines
