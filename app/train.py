@@ -75,6 +75,7 @@ def main(config: AppConfig) -> int:
 def _join_and_train(config: AppConfig, advice: process_group.FailureAdvice, began: float) -> int:
     """Join the processes of the job, or be its only one, and train; return the exit status."""
     only_built = meta_build.is_wanted(config)
+    # A run that is only built computes nothing, so this machine need not have its precision.
     arithmetic = replace(config.runtime, precision=None) if only_built else config.runtime
     with process_group.joined(replace(config, runtime=arithmetic), advice) as runtime:
         agreement.require_same_program(config, runtime)
@@ -96,6 +97,7 @@ def _train(config: AppConfig, runtime: platform.Runtime, record: RunDirectory, b
     # The loop, with its evaluations and checkpoints: app/training/loop.py, put together in app/training/loop.py.
     status = None
     stop = StopRequest(ANSWERS[runtime.world_size > 1], lambda: files.resumption(record.checkpoints)[1])
+    # A signal asks for a stop with a checkpoint from here on. Before, there is nothing to save.
     try:
         status = EXIT_STOPPED if run.train(stop) == "interrupted" else EXIT_DONE
         if status == EXIT_DONE:

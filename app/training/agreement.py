@@ -30,11 +30,13 @@ def require_same_program(config: AppConfig, runtime: Runtime) -> None:
     if runtime.world_size == 1:
         return
     code = provenance.code()
+    # An image or a wheel may have no commit, so the digest of the modules is compared as well.
     facts = {
         **{key: value for key, value in _flat(redact(to_plain(config))).items() if key not in OF_A_MACHINE},
         "code": f"commit {code['git_sha']}, changes {code['dirty_diff_sha256']}, "
         f"modules {str(code['sources_sha256'])[:12]}",
     }
+    # Bits depend on these libraries, so a job of different releases must be asked for.
     if not config.runtime.different_releases:
         facts |= {f"release of {name}": provenance.versions()[name] for name in COMPARED_RELEASES}
     differences = _differences(_by_host(facts, runtime))
@@ -61,7 +63,9 @@ def load_same_manifest(root: Path, runtime: Runtime, is_new: bool) -> tuple[Mani
     except UserError as error:
         if runtime.world_size == 1:
             raise
+        # A process that raises here would leave the others waiting in the exchange below.
         fault = str(error)
+    # One inode, size and time mean that the machines share a file system, where one process can check files for all.
     status = path.stat() if manifest else None
     identity = (status.st_ino, status.st_size, status.st_mtime_ns) if status else None
     digest = manifest.digest if manifest else None
@@ -89,6 +93,7 @@ def require_shared(directory: Path, runtime: Runtime, timeout_minutes: float) ->
     path = directory / ".shared"
 
     def write() -> str:
+        # A random token, since a file of this name may be there from an earlier run.
         token = uuid.uuid4().hex
         write_atomically(path, token.encode())
         return token
@@ -103,6 +108,7 @@ def require_shared(directory: Path, runtime: Runtime, timeout_minutes: float) ->
 
     seconds = environment.patience(timeout_minutes)
     by_host = _by_host({"seen": environment.wait_until(is_there, seconds)}, runtime)
+    # The exchange above is over, so no process looks for the file any more.
     if runtime.rank == 0:
         path.unlink(missing_ok=True)
     apart = [host for host, facts in by_host.items() if not facts["seen"]]

@@ -91,6 +91,7 @@ def checkpoint_state(session: Session, state: RunState, seconds: dict[str, float
         fingerprint=fingerprint(session.config),
         files={},  # filled in when the files are written
     )
+    # Each process has random states of its own, so the checkpoint keeps those of all processes.
     arrays: dict[str, NDArray[Any]] = {
         "losses": state.all_losses(),
         "step_seconds": state.all_step_seconds(),
@@ -104,6 +105,7 @@ def restore(path: Path, session: Session) -> Resumed:
     """Load a checkpoint into a session; a collective call."""
     saved = read(path)
     values, arrays = saved.state, saved.arrays
+    # Dataset and settings are compared before anything is loaded, since loading overwrites the model in place.
     require_dataset(path, values.dataset, values.dataset_digest, session.root, session.manifest)
     if (difference := _first_difference(values, fingerprint(session.config))) is not None:
         key, now, recorded = difference
@@ -130,11 +132,13 @@ def restore(path: Path, session: Session) -> Resumed:
         monitored=values.monitored,
     )
     line = f"resume: from {path}, step {state.step}"
+    # Random states belong to ranks: with another number of processes none of them fits.
     if values.world_size == session.runtime.world_size:
         rng_states = {name: states[session.runtime.rank] for name, states in arrays.items() if name.startswith("rng_")}
         platform.restore(rng_states, session.runtime.device)
     before, layout = plain_object(values.layout), plain_object(_layout(session))
     if changes := [f"{key} {before[key]} then, {layout[key]} now" for key in layout if before[key] != layout[key]]:
+        # Micro-batches fix the order of all sums, so another layout keeps the bits. Another platform has other kernels.
         has_same_bits = session.predictor.micro_batches is not None and before["platform"] == layout["platform"]
         effect = "results agree with an uninterrupted run within rounding only, losses to 1e-5"
         line += f" ({'; '.join(changes)}: {'the same bits' if has_same_bits else effect})"
@@ -175,12 +179,14 @@ def adopt_evaluations(
             f"python -m app.evaluate run={directory.path} split={config.eval.split}"
         )
     checkpoint_names = {path.name for path in whole_checkpoints(directory.checkpoints)}
+    # Figures of different splits cannot be ranked beside each other.
     candidates = [one for one in evaluations if last is not None and one.split == last.split]
     monitor = config.train.monitor
     ranked = [best for one in candidates if (best := best_of(one, monitor)) is not None]
     ranked += [state.best] if state.best is not None else []
     if config.checkpoint.keep_best:
         ranked = [one for one in ranked if checkpoint_name(one.step) in checkpoint_names]
+    # The earliest of equal scores wins, as in an uninterrupted run: max takes the first of them.
     best = max(sorted(ranked, key=lambda one: one.step), key=lambda one: score_of(one, monitor), default=None)
     after_saving = last is not None and last.step == state.step and state.evaluated_at != state.step
     events = [event for event in recorded if after_saving and event.step == state.step]
@@ -196,6 +202,7 @@ def _energy_after_saving(state: RunState, measured: list[Measured]) -> tuple[flo
     """Return the joules, and their seconds, that events add after a checkpoint's saving; older events have none."""
     if not measured:
         return 0.0, 0.0
+    # The event's sums include the energy that the checkpoint had already counted, but not yet reported.
     joules, metered = sum(one.joules for one in measured), sum(one.energy_seconds for one in measured)
     return joules - state.unreported.joules, metered - state.unreported.energy_seconds
 
@@ -350,6 +357,7 @@ def trained_config(run: Path, overrides: RuntimeConfig, data_path: str | None) -
         config = from_plain(read_config(run))
     except ConversionError as error:
         raise UserError(f"run={run}: {CONFIG} is of another version ({error}); use that one, or train again") from error
+    # The run's own arithmetic is the default, so that figures agree with those of its training.
     runtime = replace(
         overrides,
         precision=overrides.precision or config.runtime.precision,
@@ -393,8 +401,10 @@ class Checkpointer:
         remaining, whole = length.total_steps - step, max(1, length.total_steps)
         evaluations = int(remaining // (length.distance or whole)) if self.config.keep_best else 0
         number = self.config.keep + 1 + (evaluations > 1)  # an old one is removed when the new one is complete
+        # Without an interval in minutes the number of saves is known, and may be below the limit of keep.
         if self.config.every_minutes is None:
             number = min(number, 1 + (remaining - 1) // (self.config.every_steps or whole) + evaluations)
+        # The bytes of old checkpoints count as free, since they are removed one by one. A whole new one must fit first.
         num_bytes = max(size, number * size - sum(path.stat().st_size for path in old_files))
         need = Need(self._directory, num_bytes, f"for checkpoints of {in_words(size)}, up to {number} at a time")
         self._session.runtime.on_rank_0(lambda: require_room([need], NO_SPACE))
@@ -403,6 +413,7 @@ class Checkpointer:
         """Return whether to save at this step; the same on all processes."""
         if self.config.every_steps is not None and step % self.config.every_steps == 0:
             return True
+        # Clocks differ between processes, so they agree on the longest wait, and only now and then: it is an exchange.
         if self.config.every_minutes is None or step % AGREE_EVERY_STEPS:
             return False
         waited = self._session.runtime.highest(time.perf_counter() - self._saved_at)
@@ -414,6 +425,7 @@ class Checkpointer:
             return
         with self._timer.apart("checkpoint"):
             began = time.perf_counter()
+            # The checkpoint's sums include the energy so far, so that a resumed run counts it exactly once.
             self._recorder.measure_energy()
             content = checkpoint_state(self._session, state, self._recorder.seconds())
             self._saver.save(state.step, self._session.model, self._session.optimizer, content, best)
@@ -488,6 +500,7 @@ class StopCheck:
         over = self._max_seconds is not None and time.perf_counter() - self._began >= self._max_seconds
         came = self._request.signal if self._request is not None else None
         reasons = StopReasons(self._checkpointer.failed(), int(came or 0), over)
+        # Processes must stop at the same step. Agreement takes an exchange, which would slow down every step.
         if self._runtime.world_size > 1:
             if step % AGREE_EVERY_STEPS:
                 return False

@@ -38,6 +38,7 @@ def keep_served(session: Session, directory: Path, step: int) -> None:
     if not is_within(config.eval.keep_scores, split, session.predictor.split(split).rows, config.eval.exact_rows):
         return
     best = session.runtime.on_rank_0(lambda: str(files.pointed_to(directory / files.CHECKPOINTS, files.BEST) or ""))
+    # The run serves its best checkpoint, while the session still has the parameters of the last step.
     if best and Path(best).name != files.checkpoint_name(step):
         load_tensors(Path(best), session.model, optimizer=None)
         step = files.read_state(Path(best)).step
@@ -108,6 +109,7 @@ class Evaluator:
             evaluation = self._session.predictor.evaluate(self._config.split, self._stop.requested)
             result, logits, labels = evaluation
             self._writers = [step.keep(self._session.predictor, evaluation) for step in steps_after_training()]
+            # Curves count rows, so they would contradict the metrics of weighted rows.
             curves = None
             if task_of(self._session.manifest).has_clicks and not self._session.manifest.weight:
                 curves = self._recorder.directory.curves(
@@ -133,6 +135,7 @@ class Evaluator:
         """Evaluate the training split too; log both as AMD's blog does, with the majority class for comparison."""
         with self._timer.apart("eval"):
             on_train = self._session.predictor.evaluate("train", self._stop.requested).figures
+            # FBGEMM's optimizers counted these forwards, too.
             set_step(self._session.optimizer, self._state.updates)
         self._recorder.evaluation("eval_train", step, on_train)
         for line in _beside_train(on_train, result, step / max(self._steps_per_epoch, 1)):

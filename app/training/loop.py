@@ -66,6 +66,7 @@ class TrainingLoop:
     def run(self) -> str:
         """Train to the end; return the run's status: completed, target_reached or interrupted."""
         state = self.state
+        # A resumed run goes on at the rate to which earlier evaluations have cut it.
         self.session.cuts = state.monitored.cuts
         # A run that starts from another run's last step has no checkpoint in its directory yet.
         if 0 < state.step == self.length.total_steps:
@@ -75,6 +76,7 @@ class TrainingLoop:
             status = self._evaluate()
             if status is not None:
                 return status
+        # A run that was killed after its last evaluation, but before its end was recorded, ends here.
         if target_reached(state, self.length):
             return "target_reached"
         if early_stop(state, self.length) is not None:
@@ -99,9 +101,11 @@ class TrainingLoop:
         session, state = self.session, self.state
         self.profiler.step_begins(state.step + 1)
         self.timer.step_begins()
+        # The rates come first, since zero_grad passes them on to FBGEMM's optimizers.
         window.lr = session.begin_step(state.step)
         session.optimizer.zero_grad()
         logits = session.forward(batch)
+        # The next batch's ids may travel while this batch's backward runs.
         self.data.forward_done()
         loss = session.loss_of(logits, batch)
         self.timer.phase_done("forward")
@@ -113,6 +117,7 @@ class TrainingLoop:
         else:
             session.backward(loss)
             self.timer.phase_done("backward")
+            # The norm is that before clipping. It reads every gradient, so only reported steps compute it.
             if self.length.reported(state.step + 1):
                 window.gradient_norm = session.gradient_norm()
             session.optimizer.step()
@@ -129,8 +134,11 @@ class TrainingLoop:
         evaluate = self._evaluation_due()
         save = is_last or stop or self.checkpointer.due(state.step)
         logged = self.length.reported(state.step)
+        # Losses are checked before a save or an evaluation, so that a step with a NaN is never saved. The stop at the
+        # first counted step keeps warm-up steps out of the figures.
         if evaluate or save or logged or state.step == window.first_counted_step:
             window.synchronise()
+        # The window is written before the checkpoint: a run that resumes from there will not write it again.
         if logged:
             self.recorder.steps(state, window.take())
         if save:
@@ -146,6 +154,7 @@ class TrainingLoop:
         try:
             state.evaluation = self.evaluator.evaluate(state.step)
         except EvaluationInterrupted:
+            # The evaluation left no result, so the resumed run evaluates this step again.
             self.checkpointer.save(state)
             return "interrupted"
         monitor = self.length.train.monitor
@@ -169,6 +178,7 @@ class TrainingLoop:
                 learning_rate(config.optimizer.lr, config.schedule, state.step, monitored.cuts)
                 for monitored in (before, state.monitored)
             )
+            # At the schedule's lowest rate a cut changes nothing.
             if lower < rate:
                 log.info(
                     "schedule: step %d: no gain of train.monitor=%s, learning rate %g to %g",
@@ -181,6 +191,7 @@ class TrainingLoop:
     def _end(self) -> str | None:
         """Save and return the status if the state's evaluation ends the run, or nothing is left to train."""
         state = self.state
+        # The step of an evaluation need not be one that checkpoint.every_steps saves.
         if target_reached(state, self.length):
             self.checkpointer.save(state)
             return "target_reached"
@@ -243,11 +254,13 @@ class TrainingRun:
         set_step(self.session.optimizer, self.state.updates)
         self.continues = path.parent.resolve() == self._directory.checkpoints.resolve()
         if self.continues:
+            # Rank 0 alone reads the record, so that all processes adopt the same evaluations.
             state, directory, seconds = self.state, self._directory, self.recorder.seconds_before
             text = self.runtime.on_rank_0(
                 lambda: encode(checkpointer.adopt_evaluations(state, directory, self.config, seconds))
             )
             adopted = decode(text, checkpointer.Adopted)
+            # The checkpoint was saved before this evaluation, so its monitor has not seen the value.
             if adopted.after_saving and adopted.evaluation is not None:
                 value = monitored_value(adopted.evaluation, self.config.train.monitor)
                 state.monitored = watch(state.monitored, value, self.config.train.monitor, self.config.schedule)
@@ -260,6 +273,7 @@ class TrainingRun:
             self.checkpointer.saved_step = self.state.step
         else:  # another run's evaluations have no checkpoints in this directory
             self.state.evaluation = self.state.best = None
+            # Cuts of the rate belong to the parameters that are taken over, hits and misses to the other run.
             self.state.monitored = Monitored(cuts=self.state.monitored.cuts)
         self._measured_before = len(self.state.all_step_seconds())
 
@@ -294,6 +308,7 @@ class TrainingRun:
         )
         with self._reporting_failure():
             status = loop.run()
+            # A run is complete only when its exchanges have ended and its last checkpoint is on the disk.
             self.data.close()
             self.checkpointer.wait()
             profiler.close()
@@ -370,6 +385,7 @@ class TrainingRun:
         num_nodes = self.runtime.world_size // self.runtime.local_world_size
         self._directory.results(self.config, figures, num_nodes, spread)
         keeps_best, encoding = self.config.checkpoint.keep_best, self.session.manifest.encoding.get("name")
+        # Before the end of an epoch, or with class weights, an NE above 1 is no sign of a fault.
         has_rates = self.state.epoch > 0 and not self.config.loss.class_weights
         lines = recorder.closing_lines(figures, self._measured_before, keeps_best, encoding, has_rates)
         log.info("\n".join(lines))
@@ -379,11 +395,13 @@ class TrainingRun:
         best = files.pointed_to(self._directory.checkpoints, files.BEST) if self.runtime.rank == 0 else None
         if best is None:
             return None
+        # The best may be of an earlier launch, so its figures come from the record.
         evaluations = {files.checkpoint_name(one.step): one for one in read_evaluations(self._directory.path)}
         return evaluations[best.name].figures() if best.name in evaluations else None
 
     def _profiler(self) -> StepProfiler:
         """Return the configured profiler; with several processes it also measures the exchanges of a warm-up step."""
+        # The exchanges are measured in the last warm-up step, since tracing slows the step that it measures.
         warm_up = self.config.train.warmup_steps_excluded
         sampled = self.state.step + warm_up - 1 if self.runtime.world_size > 1 and warm_up > 1 else None
         directory, steps = self._directory.path / TENSORBOARD, self.config.runtime.profile_steps

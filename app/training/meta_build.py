@@ -37,6 +37,7 @@ def is_wanted(config: AppConfig) -> bool:
     """Return whether to build the run from published sizes: nothing is to be trained and there is no data."""
     if config.train.max_steps != 0 or config.data.published_tables is None or _has_own_files(config.data):
         return False
+    # Published sizes stand in for a dataset, so one that exists goes first.
     return not (config.data.root / MANIFEST_NAME).exists()
 
 

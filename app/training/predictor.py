@@ -92,6 +92,7 @@ def sharded_model(
     plan = planner.plan_for(config, runtime, sparse_arch, planner.bag_sizes_of(config, root, manifest))
     if config.train.micro_batch is not None:
         _require_layout(sparse_arch, plan, features.multi_hot)
+    # Micro-batches weigh their rows by the global batch, so nothing may divide gradients by the number of processes.
     model = distribute(
         make_model(config, sparse_arch, features),
         plan,
@@ -100,6 +101,7 @@ def sharded_model(
         runtime.device,
         averages=config.train.micro_batch is None,
     )
+    # Tables are filled after sharding: each process draws its own rows, and none needs memory for a whole table.
     if initial:
         tables = {table.name: table for table in sparse_arch.tables}
         fill_tables(model, lambda table, start, stop: initial_rows(config.train.seed, tables[table], start, stop))
@@ -243,6 +245,7 @@ class TreeSum:
 
     def add(self, node: Node) -> None:
         """Add the next node; nodes come in the order of their micro-batches."""
+        # Pairs are added as soon as they are complete, so that at most one node of each level takes memory.
         while self.nodes and self.nodes[-1].level == node.level and node.number % 2:
             left = self.nodes.pop()
             if node.tensors:
@@ -329,6 +332,7 @@ class MicroBatches:
             rows = slice(number * self._size, number * self._size + graph.num_valid)
             share = graph.num_valid / batch.num_global
             logits = graph.logits[: graph.num_valid]
+            # A micro-batch of padding has no loss, since the mean over no rows is NaN.
             parts.append(loss(logits, *batch.targets(rows)) * share if graph.num_valid else None)
             if graph.statistics:
                 torch._foreach_mul_(graph.statistics, share)
@@ -343,6 +347,7 @@ class MicroBatches:
         of_vectors = []
         for offset, (graph, part) in enumerate(zip(self._graphs, self._losses, strict=True)):
             if part is None:
+                # The backward of the lookup needs a gradient for every row, also for padding.
                 of_vectors.append(torch.zeros_like(graph.vectors))
                 continue
             of_leaf, *gradients = torch.autograd.grad(
@@ -352,6 +357,7 @@ class MicroBatches:
             tree.add(Node(0, first + offset, [*gradients, *graph.statistics]))
         vectors, self._graphs, self._vectors = self._vectors, [], None
         assert vectors is not None, "forward comes first"
+        # One backward serves all micro-batches: FBGEMM then adds a row's gradients in the order of the global batch.
         vectors.backward(torch.cat(of_vectors))
         total = self._exchanged(tree)
         for parameter, gradient in zip(self.parameters, total, strict=False):
@@ -368,14 +374,17 @@ class MicroBatches:
         of_each = len(self._losses)
         cuts = [min(rank * of_each, self._count) for rank in range(self._runtime.world_size + 1)]
         of_ranks = [nodes_of(first, stop) for first, stop in pairwise(cuts)]
+        # The shapes come from the parameters, as a process with nothing but padding has no nodes.
         shapes = [parameter.shape for parameter in self.parameters] + [(2, len(norm.bias)) for norm in self._norms]
         sizes = [math.prod(shape) for shape in shapes]
         most = max(map(len, of_ranks))
         rows = [torch.cat([each.flatten() for each in node.tensors]) for node in tree.nodes]
+        # All processes must send equal shapes: those with fewer nodes add rows of zeros, which nobody reads.
         local = torch.zeros(most, sum(sizes), device=self._runtime.device)
         if rows:
             local[: len(rows)] = torch.stack(rows)
         gathered = [torch.empty_like(local) for _ in of_ranks]
+        # The nodes are exchanged, not reduced: the order of an all_reduce depends on the number of processes.
         dist.all_gather(gathered, local)
         whole = TreeSum()
         for nodes, values in zip(of_ranks, gathered, strict=True):
@@ -417,10 +426,12 @@ class ReplicatedLookup:
                 column += table.local_cols
                 feature = self._features[name]
                 lengths = feature.lengths()
+                # The gradient is that of the bag's mean, of which each id has an equal part.
                 if config.pooling is PoolingType.MEAN:
                     gradient = gradient / lengths.clamp(min=1).unsqueeze(1)
                 ids.append(self._runtime.join(feature.values()))
                 rows.append(self._runtime.join(gradient.repeat_interleave(lengths, dim=0)))
+            # A padding_idx of -1 means none, since row 0 is a row like any other.
             summed = torch.ops.aten.embedding_dense_backward(
                 torch.cat(rows), torch.cat(ids), table.local_rows, padding_idx=-1, scale_grad_by_freq=False
             )
@@ -550,6 +561,7 @@ class Predictor:
         """
         was_training = self.model.training
         self.model.eval()
+        # A split may have no rows, so each list begins with an empty part.
         logits, labels, groups = [torch.empty(0)], [torch.empty(0)], [torch.empty(0, dtype=torch.int32)]
         rows, weights = [np.empty(0, np.int64)], [torch.empty(0)]
         column = self.config.model.kind.group_feature or self.config.eval.group_by
@@ -558,6 +570,7 @@ class Predictor:
                 for number, batch in enumerate(self.on_device(batches)):
                     if interrupted(number):
                         raise EvaluationInterrupted
+                    # Scores leave the device batch by batch, so that its memory does not grow with the split.
                     logits.append(self.forward(batch)[: batch.num_valid].cpu())
                     labels.append(batch.labels[: batch.num_valid].cpu())
                     if batch.weights is not None:
@@ -578,6 +591,7 @@ class Predictor:
 
     def eval_batch_size(self, rows: int) -> int:
         """Return the samples of an evaluation step over all processes, for a split with this many rows."""
+        # A batch larger than the split would compute on padding alone.
         samples = min(self.config.eval.global_batch_size, rows)
         processes = self.runtime.world_size
         return part_size(max(1, samples), processes, self.config.train.micro_batch) * processes
@@ -603,8 +617,10 @@ class Predictor:
         split, runtime = rows or self.split(name), self.runtime
         batches = split.eval_batches(self.eval_batch_size(split.rows))
         logits, labels, groups, row_keys, tasks, weights = self.score(batches, interrupted)
+        # NaN must be found before the metrics, since sorting would silently put it at one end of the ranking.
         self._require_finite([logits, *(scores for scores, _ in tasks)], split.rows, name)
         pooled = partial(self._in_order, rows=split.rows)
+        # Errors of predicted numbers are sums, so no process needs the scores of all rows.
         if not task_of(self.manifest).has_clicks:
             preds, truth, *of_rows = self._for_sums(pooled, logits, labels, weights)
             figures = number_metrics(preds, truth, self._total, *of_rows)
@@ -623,8 +639,10 @@ class Predictor:
             else:
                 binned = histogram_metrics(self._total(score_counts(*summed)), sums)
             binned = of_all_rows(binned, sums_of_all, corrected) if len(sums_of_all) else binned
+            # Curves and histograms need only a sample of this many rows, evenly spaced.
             stride = -(-split.rows // MAX_SAMPLES)
             logits, labels = summed[0][::stride], summed[1][::stride]
+            # With train.deterministic=layout rank 0 has the scores of all processes already.
             if self.micro_batches is None:
                 logits, labels = runtime.to_rank_0(logits), runtime.to_rank_0(labels)
             return Evaluation(_figures(name, split.rows, binned), logits, labels)
@@ -652,6 +670,7 @@ class Predictor:
         joined = self.runtime.to_rank_0(values)
         if not len(joined) or self.runtime.world_size == 1 or self.manifest.kind.windows:
             return joined
+        # Metrics are sums of floats, whose bits depend on the order: rows return to the order on disk.
         return joined[places_of_rows(rows, self.eval_batch_size(rows), self.runtime.world_size)]
 
     def _for_sums(
@@ -664,6 +683,7 @@ class Predictor:
     def _total(self, sums: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the sum of the processes' sums, on all of them."""
         of_ranks = self.runtime.gather(sums)
+        # With train.deterministic=layout rank 0 has added all rows, in their order, and the others none.
         return of_ranks[0] if self.micro_batches is not None else np.sum(of_ranks, axis=0)
 
     def _require_finite(self, scores: list[NDArray[np.float32]], rows: int, name: str) -> None:

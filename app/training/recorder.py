@@ -201,6 +201,7 @@ def _figures(
 ) -> Summary:
     """Return the figures that one process knows without the others; samples: of all steps."""
     losses, seconds = state.all_losses(), state.all_step_seconds()
+    # The last batch of an epoch may be smaller than the others, so this is the mean over all steps.
     batch_size = samples / max(state.step, 1)
     last = losses[-train.log_every_steps :]
     loss, measured = mean_loss(last), state.measured
@@ -373,6 +374,7 @@ class Recorder:
         continues: whether the state is from this run's own checkpoint; the record up to there then stays.
         """
         session, directory, self._state = self._session, self.directory, state
+        # People share the files of a run, so passwords in URLs must not reach them.
         plain, manifest = redact(to_plain(session.config)), self._manifest(pipeline)
         evaluated = state.evaluation is not None and state.evaluation.step == state.step
         rows = {
@@ -385,6 +387,7 @@ class Recorder:
             self.trackers.start(directory.path, session.config, plain, rows, world_size, state.step)
             self.trackers.show_again(directory.events_at(state.step), directory.curves_at(state.step))
 
+        # The directory comes first: it cuts the record back to the checkpoint, and trackers show what is left.
         session.runtime.on_rank_0(lambda: directory.begin(plain, manifest, state.step, evaluated, not continues, FILES))
         if directory.is_tracked:
             session.runtime.on_rank_0(open_trackers)
@@ -398,6 +401,7 @@ class Recorder:
         counts = runtime.device.type != "cpu" or runtime.rank % runtime.local_world_size == 0
         energy = np.array([lap[0] if counts else 0.0, lap[1]] if lap is not None else [np.nan, np.nan])
         energies = np.stack(runtime.gather(energy))
+        # A sum without one of the meters would be too low. Seconds are not added, since all meters run at once.
         if np.isfinite(energies).all():
             self._state.count(Measured(joules=float(energies[:, 0].sum()), energy_seconds=float(energies[:, 1].max())))
 
@@ -426,6 +430,7 @@ class Recorder:
         samples = self._session.predictor.samples
         rate = (samples(state.step) - samples(state.step - len(figures.seconds))) / total
         wait = figures.input_wait / total
+        # Energy is counted before the event is made, so that it belongs to this window.
         self.measure_energy()
         measured = state.take_unreported()
         host_bytes, device_bytes = memory_in_use(self._session.runtime.device)

@@ -79,6 +79,7 @@ class TableMeter:
             self._norms[table.name].append(np.sqrt(np.einsum("rd,rd->r", rows, rows)))
             if self._counts_touched:
                 initial = initial_rows(self._seed, table, first, last)
+                # A row in fp16 can only equal its initial values as they were rounded for storage.
                 if table.storage is Storage.fp16:
                     initial = initial.astype(np.float16).astype(np.float32)
                 self._touched[table.name] += int((rows != initial).any(axis=1).sum())
@@ -89,6 +90,7 @@ def sampled_blocks(num_rows: int) -> list[int]:
     blocks = -(-num_rows // INIT_BLOCK_ROWS)
     if blocks <= MAX_BLOCKS:
         return list(range(blocks))
+    # A vocabulary's ids fall in frequency, so the first blocks alone would show its most used rows only.
     return [int((place + 0.5) * blocks / MAX_BLOCKS) for place in range(MAX_BLOCKS)]
 
 
@@ -173,8 +175,10 @@ class Session:
             device, features = self.runtime.device, list(self.manifest.num_embeddings)
             require_graphs(self.config.runtime, device.type)
             dense_features = torch.zeros(batch_size, len(self.manifest.schema.get("dense", [])), device=device)
+            # Pooled vectors have one size, whatever the bags, so an example of one id per bag stands for all batches.
             one_id_each = layout_of(features, [np.ones(batch_size, np.int64)] * len(features))
             ids = torch.zeros(len(features) * batch_size, dtype=torch.int32, device=device)
+            # A replayed graph would go on with the weights that autocast cast and cached while it was recorded.
             autocast = partial(self.predictor.autocast, cached=False)
             self.model.module.capture_dense_layers(dense_features, one_id_each.bags(ids), autocast)
             set_step(self.optimizer, 0)  # FBGEMM's Adam counted the example as a step
@@ -194,6 +198,7 @@ class Session:
         """
         if self.model.training and self.predictor.micro_batches is None:
             rows, seed = len(batch.labels), self.config.train.seed
+            # None says that no row is padding, so that one process can take torch's own batch norm, with its bits.
             num_valid = None if batch.num_valid == rows else batch.num_valid
             self.model.module.begin_step(seed, self._step, self.runtime.rank, rows, num_valid)
         return self.predictor.forward(batch, self._draw)
@@ -210,6 +215,7 @@ class Session:
 
     def is_finite(self, loss: Tensor) -> bool:
         """Return whether the loss is finite on all processes; waits for the device."""
+        # A NaN of one process would reach all others with its gradients, so they decide alike.
         return self.runtime.highest(float(not torch.isfinite(loss))) == 0
 
     def gradient_norm(self) -> Tensor:
@@ -224,6 +230,7 @@ class Session:
 
     def dense_parameters(self) -> dict[str, nn.Parameter]:
         """Return all parameters except tables by name, in the order of the names."""
+        # The digest goes by names, which do not depend on the order in which wrappers list parameters.
         parameters = sorted(self.model.named_parameters(), key=lambda item: item[0])
         return {name: parameter for name, parameter in parameters if not table_of(name)}
 
@@ -233,6 +240,7 @@ class Session:
         A collective call: every process must exhaust the iterator; only rank 0's yields.
         """
         for name, weight in table_weights(self.model):
+            # A table comes in blocks, so that rank 0 needs memory for one block of it only.
             for block in table_blocks(weight):
                 yield name, block.numpy()
         for name, parameter in [*self.dense_parameters().items(), *sorted(self.model.module.statistics().items())]:
@@ -245,6 +253,7 @@ class Session:
         meter: measures the tables while they pass.
         """
         parameters = self.parameters()
+        # The tables pass only once, for the digest and their figures together.
         return provenance.parameters_digest(
             (values for _, values in parameters) if meter is None else meter.watch(parameters)
         )
@@ -287,6 +296,7 @@ class FiniteChecks:
         if loss.is_cuda and computed:
             sums = iter(torch._foreach_norm(computed, 1))  # one kernel for all; on CPUs slower than sums
         else:
+            # A sum shows a NaN or an infinity as well as the largest magnitude does, in a fraction of its time.
             sums = (gradient.sum(dtype=torch.float32) for gradient in computed)
         gradients = [zero if p.grad is None else next(sums) for p in self._parameters]
         return torch.stack([loss.detach().float(), *gradients])
@@ -321,6 +331,7 @@ class StepWindow:
         self._values: list[Tensor] = []  # per step: its finite checks and its accuracy
         self._of_micro_batches: list[Tensor] = []  # per step: losses and hits of this process, [2, micro-batches]
         self._rows: list[int] = []  # per step: rows of its global batch
+        # A resumed run may begin within a window, whose first steps were trained before.
         self._losses = [state.all_losses()[state.step - len(state.accuracies) :]]  # losses of the unreported steps
         self._seconds: list[NDArray[np.float32]] = []
         self._input_wait = 0.0
@@ -338,6 +349,7 @@ class StepWindow:
             losses = self._micro_batches.losses
             self._of_micro_batches.append(torch.stack([losses, hits.view(len(losses), -1).sum(dim=1)]))
             self._rows.append(batch.num_global)
+        # Accuracies are averaged over ranks like losses, so each is weighted by its rank's share of the rows.
         if batch.share == 1:
             accuracy = hits.mean()
         else:
@@ -357,11 +369,14 @@ class StepWindow:
         """Bring losses and times to the host: the one place where the loop waits for the device."""
         state = self._state
         seconds, wait, phase_steps, phases = self._timer.take()
+        # One copy from the device and one exchange bring the figures of all steps of the window.
         values = self._runtime.mean(torch.stack(self._values).cpu().numpy())
         self._values.clear()
         checks, accuracies = values[:, :-1], values[:, -1]
+        # A value that is not finite ends the run here, before it reaches the record.
         self._require_finite(checks)
         losses = np.ascontiguousarray(checks[:, 0])
+        # The mean above is rounded by the number of processes, so with layout micro-batches are added instead.
         if self._of_micro_batches:
             losses, accuracies = self._sums_of_micro_batches()
         timed = self._on_slowest(phase_steps, phases)
@@ -381,6 +396,7 @@ class StepWindow:
         """Return the steps' losses and accuracies, added in the order of the micro-batches; a collective call."""
         most = max(values.shape[1] for values in self._of_micro_batches)  # the last step of an epoch may have fewer
         parts = [torch.nn.functional.pad(values, (0, most - values.shape[1])) for values in self._of_micro_batches]
+        # Micro-batches come rank by rank in the order of the global batch, so the sum is the same on any layout.
         total = np.zeros((len(parts), 2))
         for of_rank in self._runtime.gather(torch.stack(parts).cpu().numpy()):
             for number in range(most):
@@ -417,6 +433,7 @@ class StepWindow:
         if self._length.train.on_nan is OnNan.skip:
             bad[:, 0] = False
         if bad.any():
+            # The first bad value belongs to the earliest step and, within it, to the loss rather than to a gradient.
             row, column = divmod(int(bad.argmax()), bad.shape[1])
             place = self._describe(self._state.step - len(checks) + row + 1)
             name = self._checks.names[column]
@@ -447,6 +464,7 @@ class DataLoader:
         train, split = self._length.train, self._session.predictor.split("train")
         source = split.train_batches(train.global_batch_size, train.seed, epoch, first)
         device = self._session.runtime.device
+        # The first batch is needed for this check, as it shows how many bytes a batch takes.
         if device.type != "cpu" and not self._is_checked:
             self._is_checked = True
             splits = self._session.manifest.splits.values()
@@ -455,6 +473,7 @@ class DataLoader:
             source = checked_room(source, gpu_address(device), processes, sum(file.bytes for file in files))
         if self._pipeline is None:
             return self._session.predictor.on_device(source)
+        # The pipeline copies to the device by itself, so batches only have to be in page-locked memory.
         source = source if device.type == "cpu" else pinned_ahead(source, device)
         return self._pipeline.run(source, self._steps_to_evaluations(epoch * self._length.steps_per_epoch + first))
 
@@ -480,6 +499,7 @@ class DataLoader:
 
 def uses_pipeline(setting: Pipeline, device: torch.device, world_size: int) -> bool:
     """Return whether to use the pipeline: `auto` uses it where several processes have a GPU each."""
+    # On CPUs the pipeline shows no gain: a step takes from 0.76 to 1.38 times as long with it.
     if setting is Pipeline.auto:
         return device.type != "cpu" and world_size > 1
     return setting is Pipeline.sparse_dist
@@ -538,6 +558,7 @@ class SparseDistPipeline(TrainPipelineSparseDist[_Staged, None]):
         """
         for size in pieces:
             piece = (_Staged(batch, self._ids_of) for batch in islice(source, size))
+            # The end of the piece before has detached the pipeline, so that the model could evaluate.
             self.attach()
             self.fill_pipeline(piece)
             if not self.batches:
@@ -545,6 +566,7 @@ class SparseDistPipeline(TrainPipelineSparseDist[_Staged, None]):
             assert len(self._pipelined_modules) == len(self._model.lookups), "TorchRec left a lookup out"
             while self.batches:
                 self._wait_for_batch()
+                # The ids of the next batch are exchanged while the caller computes this one.
                 if len(self.batches) > 1:
                     self.start_sparse_data_dist(self.batches[1], self.contexts[1])
                 self.enqueue_batch(piece)

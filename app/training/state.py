@@ -117,6 +117,7 @@ class RunLength(NamedTuple):
         if self.evaluations is not None:
             return min((one for one in self.evaluations if one > step), default=self.total_steps)
         distance = self.distance or self.train.eval_every_steps or self.total_steps or 1
+        # A quotient of floats may be one too small or too large, so the multiple after `step` is searched from here on.
         number = int(step / distance)
         while int(number * distance + ROUNDING) <= step:
             number += 1
@@ -154,6 +155,7 @@ def require_rates(length: RunLength, schedule: ScheduleConfig, step: int) -> Non
     total = length.total_steps
     if step >= total or "decay_steps" not in schedule.name.schedule.keys or learning_rate(1.0, schedule, total - 1):
         return
+    # The rate does not rise again after its decay, so bisection finds the first step of rate 0.
     end = bisect_left(range(total), True, key=lambda each: not learning_rate(1.0, schedule, each))
     longer = f"schedule.decay_steps={total - schedule.decay_start_step}"
     name = f"schedule={schedule.name.value}"
