@@ -22,6 +22,7 @@ from data_prep.dataset.format import mix
 from data_prep.dataset.multi_hot import MultiHotTables
 from data_prep.dataset.spelling import Bags, join, offsets_of
 
+# One batch waits for its copy to the device while the thread builds the next.
 BATCHES_AHEAD = 2
 
 
@@ -63,6 +64,7 @@ def layout_of(keys: list[str], lengths: Sequence[NDArray[np.integer]]) -> Layout
     if offsets[-1] > np.iinfo(np.int32).max:
         raise UserError(f"a batch of {stride} rows has {offsets[-1]:,} ids; use a smaller batch")
     lengths_32 = torch.from_numpy(np.diff(offsets).astype(np.int32))
+    # Offsets are int32, like ids: half the bytes to copy, exchange and keep.
     return Layout(keys, lengths_32, torch.from_numpy(offsets.astype(np.int32)), offsets[::stride].tolist())
 
 
@@ -114,6 +116,7 @@ class Batch(Pipelineable):
         """Return a number per sample [B], equal for samples with equal features whatever the order in their bags."""
         features = self.sparse_features
         ids, offsets = (part.cpu().numpy() for part in (features.values(), features.offsets()))
+        # A sum of hashes ignores the order in a bag, and sums that wrap around still have exact differences.
         sums = np.append(np.uint64(0), np.cumsum(mix(ids.astype(np.uint64)), dtype=np.uint64))
         keys = np.zeros(features.stride(), np.uint64)
         for bags in np.diff(sums[offsets]).reshape(-1, len(keys)):
@@ -182,6 +185,7 @@ def copied_ahead(batches: Iterator[Batch], device: torch.device) -> Iterator[Bat
             with torch.cuda.stream(copying):
                 copied = batch.to(device, non_blocking=True), copying.record_event()
         if previous is not None:
+            # The allocator must not give the memory away while the computing stream still reads it.
             computing = torch.cuda.current_stream(device)
             computing.wait_event(previous[1])
             previous[0].record_stream(computing)
@@ -239,6 +243,7 @@ class BatchBuilder:
         self._columns = [(name in ragged, (ragged if name in ragged else others).index(name)) for name in features]
         self._sizes = [1] * len(features) if tables is None else tables.sizes
         self._is_one_hot = not ragged and max(self._sizes) == 1
+        # Whole batches have bags of equal lengths, so they share one layout, whose copy stays on the device.
         self._full = None if ragged else layout_of(features, [np.full(local_batch_size, size) for size in self._sizes])
 
     def batch(self, rows: RowArrays) -> Batch:
@@ -279,6 +284,7 @@ class BatchBuilder:
             if is_ragged:
                 yield rows.bags[column].lengths
             else:
+                # A padded feature of one id keeps id 0, so the layout is that of a whole batch. Longer bags are empty.
                 yield np.where((np.arange(self._stride) < num_valid) | (size == 1), size, 0)
 
 
@@ -319,6 +325,7 @@ def checked_room(
     if first is None or not memory:
         return chain([first] if first else [], batches)
     own, freest = node_of_gpu(gpu, pci), max(memory, key=lambda node: node.free_bytes)
+    # If the GPU's node is unknown, the freest one counts, so that no run is refused by mistake.
     node = next((node for node in memory if node.number == own), freest)
     processes = -(-processes // len(memory))
     pinned = PINNED_BATCHES * ROUNDING * first.num_bytes * processes

@@ -55,6 +55,7 @@ def prepare(config: DataConfig) -> bool:
 
         preprocess(job.data)
         return False
+    # The child has to find this checkout from any working directory.
     process = subprocess.Popen(
         [sys.executable, "-m", "data_prep", PICKLED],
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])},
@@ -125,6 +126,7 @@ def with_table_values(config: AppConfig, root: Path, manifest: Manifest) -> AppC
     )
     whose = "your own table" if is_own_table(manifest) else "as given"
     log.info("%s: %s: recipe=own_table (%s)", root, whose, words)
+    # From here on these are ordinary values, so that a replay need not derive them again.
     config = convert(AppConfig, to_plain(config), *map(nested, values.items()), {"by_table": []})
     validate(config)
     return config

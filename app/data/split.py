@@ -63,6 +63,7 @@ class SplitShards:
         self._label_limit = 1 if manifest.label_kind is LabelKind.click else ANY
         self._limits = np.array([self._features[feature] for feature in self._one_hot], dtype=np.int64)
         self._starts = np.cumsum([0] + [shard.rows for shard in split.shards])
+        # Stamps are cheap enough for every read. Checksums are compared only once, at the start.
         self._stamps = [
             {path: file_stamp(path) for path in (shard_path(root, name, shard.name, kind) for kind in shard.files)}
             for shard in split.shards
@@ -76,9 +77,11 @@ class SplitShards:
         # Reading beyond the end of a file that was cut short would kill the process.
         self._require_unchanged(ranges)
         count = len(order)
+        # Labels are copied as bits, so that one kernel serves clicks and numbers.
         bits, dense = np.empty(count, np.int32), np.empty((count, len(self._dense)), np.float32)
         sparse = np.empty((count, len(self._one_hot)), np.int32)
         weights = np.empty(count, np.float32) if self._weight else None
+        # A read of no rows has no pieces, so each list begins with empty bags.
         bags: list[list[Bags]] = [[NO_BAGS] for _ in self._ragged]
         places, first, valid = [np.empty(0, np.int64)], 0, True
         # gather_rows only tells whether any value is bad. The checks that find the value run only then.
@@ -92,6 +95,7 @@ class SplitShards:
             if weights is not None and piece.weights is not None:
                 weights[places[-1]] = piece.weights[order[places[-1]] - first, 0]
             first += len(piece.labels)
+        # The files may have changed while they were read, so the stamps are compared once more.
         self._require_unchanged(ranges)
         labels: NDArray[Any] = bits.view(self._manifest.label_kind.dtype)
         if self._label_limit == ANY:
@@ -128,6 +132,7 @@ class SplitShards:
         """Return one feature's bags for the rows order[places] of a piece, whose first row has the number `first`."""
         rows = order[places] - first
         starts, stops = bags.offsets[rows], bags.offsets[rows + 1]
+        # A wrong offset would read the ids of another bag, or memory beyond the file.
         good = (starts >= 0) & (starts <= stops) & (stops <= len(bags.values))
         self._check(good[:, None], [self._ragged[index]], "its bag's offsets are not in order", ranges, order[places])
         return bags.take(rows)
@@ -195,6 +200,7 @@ def gather_rows(
     flat_labels, flat_dense, flat_sparse = piece_labels.reshape(-1), piece_dense.reshape(-1), piece_sparse.reshape(-1)
     invalid: Int = 0
     for place in range(len(order)):
+        # Shuffled rows miss the processor's cache, and prefetching hides the wait for memory.
         ahead = order[min(place + PREFETCHED_ROWS, len(order) - 1)] - first
         if 0 <= ahead < rows:
             prefetch(flat_labels, ahead)
@@ -311,10 +317,12 @@ class DrawnNegatives:
         self._shards, self._user, self._item = shards, one_hot.index(config.user), one_hot.index(config.item)
         self._per_row, self.rows = config.rows_per_positive, shards.rows * config.rows_per_positive
         num_users, self._num_items = (manifest.num_embeddings[name] for name in (config.user, config.item))
+        # A pair is one number, so that a single sort gives each user's items in order.
         pairs = np.unique(np.concatenate([np.empty(0, np.int64), *self._pairs()]))  # user * items + item
         users, items = pairs // self._num_items, pairs % self._num_items
         self._counts = np.bincount(users, minlength=num_users)
         self._starts = np.cumsum(self._counts) - self._counts
+        # With these keys `_draw` counts a user's items below a place by one binary search.
         below = items - (np.arange(len(pairs)) - self._starts[users])  # how many lower items the user does not have
         self._keys = users * (self._num_items + 1) + below
         if (full := np.flatnonzero(self._counts == self._num_items)).size:
@@ -350,6 +358,7 @@ class DrawnNegatives:
         Raises as `SplitShards.read`.
         """
         numbers = np.concatenate([np.arange(*each) for each in ranges])[order]
+        # A range may begin or end among the negatives of a row, so the rows to read are rounded outwards.
         on_disk = [(start // self._per_row, -(-stop // self._per_row)) for start, stop in ranges]
         sizes = [stop - start for start, stop in on_disk]
         firsts = np.cumsum(sizes) - sizes  # number of each range's first row among the rows read
@@ -453,6 +462,7 @@ class Order:
         """Yield the windows of the lane that gives these rows of each global batch."""
         starts = np.arange(0, self.rows, self.block_rows)
         if self.shuffle:
+            # The stream of blocks ends with 0, those of windows with 1 and more, so that no two are equal.
             np.random.default_rng([self.seed, self.epoch, 0]).shuffle(starts)
         stops = np.minimum(starts + self.block_rows, self.rows)
         ends = np.cumsum(stops - starts)  # end of each block, in this order
@@ -474,6 +484,7 @@ class Order:
     def permutation(self, window: Window) -> NDArray[np.int64]:
         """Return the order of a window's rows, counted over its ranges."""
         order = np.arange(window.size)
+        # Each window has a stream of its own, so a process that leaves windows out draws the others unchanged.
         if self.shuffle:
             np.random.default_rng([self.seed, self.epoch, window.seed]).shuffle(order)
         return order
@@ -567,6 +578,7 @@ class SplitReader:
         with background_thread("read") as pool:
             parts = []
             for lane, share in enumerate(map(range, cuts, cuts[1:])):
+                # A process reads and permutes only the lanes in which its rows lie.
                 if local_share := range(max(share.start, local_rows.start), min(share.stop, local_rows.stop)):
                     windows = order.windows(lane, share, self.rows // global_batch_size)
                     rows = self._read(pool, order, windows, share, local_share, batches)
@@ -605,6 +617,7 @@ class SplitReader:
 
     def _cut(self, windows: Iterator[RowArrays], size: int, count: int) -> Iterator[list[RowArrays]]:
         """Cut rows into `count` pieces of `size` rows, fewer at the end."""
+        # A read of no rows gives arrays of the right columns and types.
         rows, offset = self._shards.read([], np.empty(0, np.int64)), 0
         for _ in range(count):
             parts = [rows.part(offset, offset + size)]
