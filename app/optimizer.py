@@ -62,6 +62,7 @@ class RowAdam(torch.optim.Optimizer):
         trust: bool,
     ) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "rowwise": rowwise, "trust": trust})
+        # The state exists from the start, since a checkpoint is loaded into it before the first step.
         for table in _all_of(self):
             second = torch.zeros_like(table[:, 0] if rowwise else table, requires_grad=False)
             self.state[table] = _new_state(table, second)
@@ -82,6 +83,7 @@ class RowAdam(torch.optim.Optimizer):
         square = grad.square().mean(dim=1) if group["rowwise"] else grad.square()
         first = state["exp_avg"][rows].lerp_(grad, 1 - beta1)
         second = state["exp_avg_sq"][rows].mul_(beta2).add_(square, alpha=1 - beta2)
+        # Indexing by rows copies them, so the moments have to be written back.
         state["exp_avg"][rows], state["exp_avg_sq"][rows] = first, second
         update = _corrected(first, second.unsqueeze(1) if group["rowwise"] else second, state["step"], group)
         if group["trust"]:
@@ -110,6 +112,7 @@ class Lamb(torch.optim.Optimizer):
                 state["exp_avg"].lerp_(parameter.grad, 1 - beta1)
                 state["exp_avg_sq"].mul_(beta2).addcmul_(parameter.grad, parameter.grad, value=1 - beta2)
                 update = _corrected(state["exp_avg"], state["exp_avg_sq"], state["step"], group)
+                # The norms are those of blocks, since torch's own sums depend on the number of threads.
                 parameter.sub_(update * _trust_ratio(total_norm([parameter]), total_norm([update])) * group["lr"])
 
 
@@ -224,6 +227,7 @@ def plateau(base: float, config: ScheduleConfig, step: int, cuts: int) -> float:
     """Return the rate of torch's ReduceLROnPlateau: each cut multiplies it by `factor`, but not below min_lr."""
     rate = base
     for _ in range(cuts):
+        # A base rate that is below min_lr already stays as it is.
         rate = min(rate, max(rate * config.factor, config.min_lr))
     return rate
 
@@ -262,6 +266,7 @@ def make_optimizer(model: DistributedModelParallel, config: OptimizerConfig) -> 
 
 def _decayed(params: list[nn.Parameter], decay: float, config: OptimizerConfig) -> list[dict[str, Any]]:
     """Return a group of parameters with their L2, which the optimizer applies, or `Clipped` before clipping."""
+    # The clipped norm includes the decay, so the decay must be in the gradients before the optimizer sees them.
     options = {"weight_decay": 0.0, CLIPPED_DECAY: decay} if config.clip_tables else {"weight_decay": decay}
     return [{"params": params, **(options if decay else {})}] if params else []
 
@@ -300,6 +305,7 @@ def fused_params(config: OptimizerConfig) -> dict[str, Any]:
     """Return the arguments that select the tables' optimizer in FBGEMM's table-batched embedding."""
     # Rounding concerns fp16 tables; stochastic rounding could not be replayed.
     params: dict[str, Any] = {"learning_rate": config.table_lr, "stochastic_rounding": False}
+    # Where FBGEMM lacks the algorithm, all tables are data-parallel and torch updates them.
     if config.name.algorithm.fbgemm is not None:
         params["optimizer"] = EmbOptimType[config.name.algorithm.fbgemm]
     for key in ("eps", "beta1", "beta2"):

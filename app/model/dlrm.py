@@ -52,6 +52,7 @@ def make_loss(config: LossConfig, factor: float = 1.0, task: Task = CLICK, mean_
         if name is LossName.weighted_bce:
             of_class = torch.where(labels > 0.5, positive, negative)
             weight = of_class if weight is None else of_class * weight
+        # The loss is that of logits: from a rounded prediction, a hopeless sample's gradient would vanish.
         return F.binary_cross_entropy_with_logits(logits, labels, weight)
 
     return loss if factor == 1 else lambda logits, labels, *weights: factor * loss(logits, labels, *weights)
@@ -78,6 +79,7 @@ class DLRM(nn.Module):
         if initialise is not None:
             for part in (self.dense_arch, self.interaction, self.over_arch):
                 part.apply(initialise)
+        # A bias at the log-odds of the label rate spares the first steps from learning that rate.
         if config.initial_logit is not None:
             biases = [value for name, value in self.over_arch.named_parameters() if name.endswith("bias")]
             nn.init.constant_(biases[-1], config.initial_logit)
@@ -121,6 +123,7 @@ class DLRM(nn.Module):
 
     def forward(self, dense_features: Tensor, sparse_features: KeyedJaggedTensor) -> Tensor:
         """Map dense_features [B, N] float32 and F bags per sample to logits [B] float32."""
+        # Evaluation takes the plain layers, so that its bits do not depend on runtime.compile.
         dense_arch, top = self._compiled if self._compiled and torch.is_grad_enabled() else (self.dense_arch, self._top)
         lookup = self.sparse_arch(sparse_features)
         # The lookup has begun an exchange: dense_arch runs while other processes' vectors are on their way.
@@ -135,10 +138,12 @@ class DLRM(nn.Module):
         """Return the dense features [B, N]; if N is 0 and there is a dense_arch, ones [B, 1]."""
         if dense_features.shape[1] or isinstance(self.dense_arch, NoVectors):
             return dense_features
+        # From a constant, the layers learn one vector for all samples.
         return dense_features.new_ones(dense_features.shape[0], 1)
 
     def _top(self, dense: Tensor, sparse: Tensor, order: Order) -> Tensor:
         """Map dense_arch's output [B, D] and the features' vectors [B, F, D], which come in `order`, to logits [B]."""
+        # Autocast may have computed in bf16, which is too coarse for a loss.
         logits: Tensor = self.over_arch(self.interaction(dense, sparse, order)).squeeze(1).float()
         if self.linear is None:
             return logits
@@ -151,6 +156,7 @@ class DLRM(nn.Module):
         """Let torch.compile make one program of the dense layers when training begins; evaluation keeps its bits."""
         # Compile in this process: signals and launchers would also reach worker processes.
         torch._inductor.config.compile_threads = 1
+        # A trial reports a missing compiler here in one line, since torch.compile itself waits for the first step.
         try:
             torch.compile(torch.neg)(torch.ones(2, device=next(self.over_arch.parameters()).device))
         except Exception as error:
@@ -159,6 +165,7 @@ class DLRM(nn.Module):
                 f"runtime.compile=dense: torch.compile does not work on this machine ({reason}); install "
                 "a C++ compiler (g++), or give runtime.compile=none"
             ) from error
+        # Training batches have one shape. With fullgraph a part that cannot be compiled is an error, not a slow step.
         self._compiled = (
             torch.compile(self.dense_arch, dynamic=False, fullgraph=True),
             torch.compile(self._top, dynamic=False, fullgraph=True),
@@ -236,6 +243,7 @@ class NumericVectors(nn.Module):
 
     def __init__(self, num_dense: int, embedding_dim: int) -> None:
         super().__init__()
+        # For a layer of one input torch draws the weights uniformly from -1 to 1.
         self.weight = nn.Parameter(torch.empty(num_dense, embedding_dim).uniform_(-1, 1))
 
     def forward(self, dense_features: Tensor) -> Tensor:
@@ -299,6 +307,7 @@ def _initialise_by_xavier(module: nn.Module) -> None:
         nn.init.xavier_normal_(module.weight)
         nn.init.zeros_(module.bias)
     elif isinstance(module, NumericVectors):
+        # A feature's vector is a layer from 1 to D values, and this is Xavier's deviation for it.
         nn.init.normal_(module.weight, std=math.sqrt(2 / (1 + module.weight.shape[1])))
 
 

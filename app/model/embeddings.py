@@ -47,7 +47,9 @@ from common.errors import UserError
 
 DEFAULT_ALPHA = 0.3
 REMAINDER = "_r"  # suffix of a feature's remainder, and of the table that the remainder indexes
+# FBGEMM holds rows whose width is a multiple of this.
 FBGEMM_MULTIPLE = 4
+# The rows that one stream draws. All initial values depend on it, so another number would change every run.
 INIT_BLOCK_ROWS = 65_536
 VALUE_BYTES = {Storage.fp32: 4, Storage.fp16: 2, Storage.bf16: 2}
 
@@ -152,6 +154,7 @@ def make_embeddings(
         settings = settings_of(tables, name)
         override = override_of(tables, name)
         min_rows = DEFAULT_MIN_ROWS if tables.min_rows is None else tables.min_rows
+        # The bound is facebookresearch/dlrm's. An override that names a kind applies at any size.
         if override.kind is None and rows[name] <= min_rows:
             settings = replace(settings, kind=TableKind.plain)
         width = config.embedding_dim
@@ -189,6 +192,7 @@ def _make_embedding(
             f"model.tables.overrides.{name}.row_weights_path=null: fixed weights come from a file; without one they "
             "are all 1, which is pooling=sum"
         )
+    # The vector of a single id can be weighted or multiplied after pooling, which is faster than id by id.
     by_id = multi_hot and (weighted or operation is QROperation.mult)
     collisions = settings.qr_collisions or 1
     shapes = {f"t_{name}": (rows, width)}
@@ -283,6 +287,7 @@ def initial_rows(seed: int, table: TableSpec, start: int, stop: int) -> NDArray[
 
     Each block of rows has its own counter-based stream, so values do not depend on the layout or number of processes.
     """
+    # The key depends on the table's name, so further tables leave its values as they are.
     key = np.frombuffer(hashlib.sha256(f"{seed}/{table.name}".encode()).digest()[:16], dtype=np.uint64)
     rows = np.empty((stop - start, table.embedding_dim), dtype=np.float32)
     for block in range(start // INIT_BLOCK_ROWS, -(-stop // INIT_BLOCK_ROWS)):
@@ -290,6 +295,7 @@ def initial_rows(seed: int, table: TableSpec, start: int, stop: int) -> NDArray[
         last = min(first + INIT_BLOCK_ROWS, table.num_embeddings)
         stream = np.random.Generator(np.random.Philox(key=key, counter=[0, 0, 0, block]))
         draw = stream.random if table.init.std is None else stream.standard_normal
+        # A block is always drawn whole: normal draws take varying numbers of random words, so none can be left out.
         values = draw((last - first, table.embedding_dim), dtype=np.float32)
         low, high = max(start, first), min(stop, last)
         rows[low - start : high - start] = values[low - first : high - first]
@@ -354,6 +360,7 @@ class SparseArch(TableArch):
         }
         pooled = [table for table in self.tables if not table.by_id]
         self.bags: nn.Module | None = bag_collection(pooled) if pooled else None
+        # TorchRec's collection of single rows takes tables of one width only.
         widths = sorted({table.embedding_dim for table in self.tables if table.by_id})
         self.rows = nn.ModuleDict(
             {f"dim_{d}": row_collection([t for t in self.tables if t.by_id and t.embedding_dim == d]) for d in widths}
@@ -376,6 +383,7 @@ class SparseArch(TableArch):
         """Look up F bags per sample; call the result once: it waits for other processes' vectors."""
         features = self.table_ids(sparse_features)
         pooled = None if self.bags is None else self.bags(features)
+        # Without further parts no vector is copied into the features' order: interactions take the order along.
         if pooled is not None and self._is_as_pooled:
             return lambda: self._as_pooled(pooled)
         rows = {key: ids for collection in self.rows.values() for key, ids in collection(features).items()}
@@ -422,11 +430,13 @@ class SparseArch(TableArch):
         if embedding.row_weights is not None:
             values = values * self.row_weights[embedding.key](sparse_features[feature].values())
         sums = torch.segment_reduce(values, "sum", lengths=lengths, axis=0, unsafe=True)
+        # The mean of an empty bag is 0, not NaN.
         return sums / lengths.clamp(min=1).unsqueeze(1) if embedding.pooling is Pooling.mean else sums
 
     def _as_pooled(self, pooled: KeyedTensor) -> Vectors:
         """Return pooled vectors with their order: a sharded collection groups features by the rank that has them."""
         values = pooled.values().view(-1, len(self.feature_names), pooled.length_per_key()[0])
+        # The names of a sharded collection never change, and comparing them in each step would take the host's time.
         if not self._order_known:
             keys = list(pooled.keys())
             if keys != self.feature_names:
@@ -454,6 +464,7 @@ def make_sparse_arch(
             raise UserError(
                 f"model.tables.storage=bf16: FBGEMM trains no bf16 tables ({embedding.name}); use fp16 or fp32"
             )
+    # The checkpoint holds the weights, so their file may be gone.
     if not initial:
         embeddings = [replace(embedding, row_weights_path=None) for embedding in embeddings]
     return SparseArch(embeddings, list(num_embeddings), config.embedding_dim)
@@ -501,6 +512,7 @@ def _initial_row_weights(embedding: Embedding) -> Tensor:
         return torch.ones(embedding.rows, 1)
     path = Path(embedding.row_weights_path)
     try:
+        # A pickle could run code.
         weights = np.load(path, allow_pickle=False)
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: not a readable .npy file ({error})") from error
@@ -563,6 +575,7 @@ class QuotientsAndRemainders(nn.Module):
         ids, lengths, stride = features.values(), features.lengths(), features.stride()
         counts, starts = features.length_per_key(), features.offset_per_key()
         per_key = lengths.view(-1, stride).sum(dim=1)
+        # Given the output's size, the host need not wait for the device to add up the lengths.
         divisors = self.collisions.to(ids.dtype).repeat_interleave(per_key, output_size=ids.numel())
         quotients = torch.div(ids, divisors, rounding_mode="floor")
         remainders = ids - quotients * divisors

@@ -56,6 +56,7 @@ class Dropout(nn.Module):
 
     def draw(self, seed: int, step: int, layer: int, first_row: int) -> None:
         """Draw the masks of a step for rows of the global batch from `first_row` on."""
+        # SeedSequence mixes seed, step and layer, so that neighbouring steps have unlike masks.
         words = np.random.SeedSequence([seed, step, layer]).generate_state(2).view(np.int32)
         keys = torch.from_numpy(np.append(words, np.int32(first_row)))
         keys = keys.pin_memory() if self.keys.is_cuda else keys  # otherwise the copy would wait for the device
@@ -65,6 +66,7 @@ class Dropout(nn.Module):
         """Return which values are kept, [rows, W] bool."""
         first, second, first_row = self.keys.unbind()
         numbers = torch.arange(rows, dtype=torch.int32, device=self.keys.device) + first_row
+        # A second word, since with the first alone two steps could have the same masks, moved by some rows.
         row_keys = hashed(hashed(numbers + first) ^ second)
         lowest_kept = round(self.rate * (1 << 32)) - (1 << 31)  # the numbers are uniform in [-2^31, 2^31)
         return hashed(row_keys.unsqueeze(1) + self.columns) >= lowest_kept
@@ -108,6 +110,7 @@ class BatchNorm(nn.Module):
         """Normalise inputs [B, C]; the outputs are float32."""
         inputs = inputs.float()  # autocast may have made them bf16
         mean, var, weight, bias = self.running_mean, self.running_var, self.weight, self.bias
+        # Where one process has all rows, torch's own kernel gives torch's bits.
         is_plain = self._num_valid is None and not self.of_micro_batch
         if not self.training or (is_plain and num_processes() == 1):
             return nn.functional.batch_norm(inputs, mean, var, weight, bias, self.training, MOMENTUM, EPSILON)
@@ -158,7 +161,9 @@ class _GlobalBatchNorm(torch.autograd.Function):
         ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor, num_valid: int, joins: bool
     ) -> tuple[Tensor, Tensor]:
         valid = inputs[:num_valid]
+        # A process may have padding alone, whose mean would be NaN.
         local_mean = valid.mean(0) if num_valid else torch.zeros_like(weight)
+        # Squares are taken around the mean: squares of the values minus the mean's square would lose digits.
         squares = (valid - local_mean).square().sum(0)
         statistics = torch.cat([weight.new_full((1,), num_valid), local_mean, squares])
         every = _gathered(statistics) if joins else statistics.unsqueeze(0)
@@ -170,7 +175,9 @@ class _GlobalBatchNorm(torch.autograd.Function):
         normed = (inputs - mean) * inverse
         ctx.save_for_backward(normed, weight, inverse, count)
         ctx.num_valid, ctx.joins = num_valid, joins
+        # As in torch, the running variance is the unbiased one, and normalising takes the biased one.
         statistics = torch.stack([mean, total / (count - 1)])
+        # As in torch, no gradient goes through the running statistics.
         ctx.mark_non_differentiable(statistics)
         return normed * weight + bias, statistics
 
@@ -184,6 +191,7 @@ class _GlobalBatchNorm(torch.autograd.Function):
         if ctx.joins and num_processes() > 1:
             dist.all_reduce(sums)
         of_inputs = weight * inverse * (grad - (sums[0] + normed * sums[1]) / count)
+        # Padding does not count in the statistics, so it must not get a gradient through them.
         of_inputs[ctx.num_valid :] = 0
         return of_inputs, of_weight, of_bias, None, None
 
@@ -197,6 +205,7 @@ def _gathered(statistics: Tensor) -> Tensor:
     return torch.stack(parts)
 
 
+# A build of torch may lack oneDNN's operators.
 HAS_ONEDNN = hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
@@ -263,6 +272,8 @@ class Layer(nn.Linear):
 
 
 def _calls_onednn(inputs: Tensor) -> bool:
+    # Evaluation keeps torch's products, so that its bits do not depend on the batch size. Below LARGE_BATCH the fixed
+    # cost of each call to oneDNN outweighs its speed.
     return (
         torch.is_grad_enabled()
         and not torch.compiler.is_exporting()  # an exported program takes any batch size
@@ -316,6 +327,7 @@ class _OneDNN(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, Tensor, Tensor, None]:
         inputs, weight, outputs = ctx.saved_tensors
         grad = grad_outputs[0].contiguous()
+        # The output of a ReLU tells where its input was positive, so the input need not be kept.
         if outputs is not None:
             grad = torch.ops.aten.threshold_backward(grad, outputs, 0)
         of_inputs = torch.ops.clickwork.linear(grad, weight.t(), None, False) if ctx.needs_input_grad[0] else None
@@ -378,6 +390,7 @@ class _PairProducts(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, vectors: Tensor, pairs: Tensor, pair_of: Tensor) -> Tensor:
         ctx.save_for_backward(vectors, pair_of)
+        # With the backward below, one flat index is faster than TorchRec's two, of rows and of columns.
         return torch.bmm(vectors, vectors.transpose(1, 2)).flatten(1).index_select(1, pairs)
 
     @staticmethod
