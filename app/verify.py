@@ -105,6 +105,7 @@ def _verify(config: VerifyConfig, directory: Path, began: float) -> int:
             expected = expected_of(record, steps)
             replayed = _as_planned(_replay_config(trained, record, expected, steps), first, joined, scratch)
             replay_session = session.build(replayed, joined, root, manifest)
+            # The end of the run is judged by its own length, since the replay's has no targets and no patience.
             whole, replay = (
                 run_length(one.train, replay_session.predictor.split("train"), joined.world_size)
                 for one in (trained, replayed)
@@ -178,8 +179,10 @@ def _steps(record: Record, checkpoints: dict[int, Path]) -> int:
 
 def _replay_config(trained: AppConfig, record: Record, expected: ExpectedEvents, steps: int) -> AppConfig:
     """Return the run's configuration up to that step, without checkpoints and early stops."""
+    # The record tells how far the run went, so nothing else may end the replay.
     unlimited = replace(trained.train, epochs=None, max_samples=None, max_minutes=None)
     train = replace(unlimited, max_steps=steps, target_auc=None, target_accuracy=None, early_stop_patience=None)
+    # Comparing takes the place of saving, at the run's own checkpoints.
     never = replace(trained.checkpoint, every_steps=None, every_minutes=None, resume="never")
     of_train = any(event.event == "eval_train" for event in record.events) or expected.steps("eval_train")
     evaluation = replace(trained.eval, train_split=bool(of_train))
@@ -209,6 +212,7 @@ def _loss_difference(checkpoints: dict[int, Path], losses: NDArray[np.float32]) 
     if not checkpoints:
         return None
     recorded = read(checkpoints[max(checkpoints)]).arrays["losses"]
+    # The replay may go further than the newest checkpoint.
     return bitwise_difference(recorded, losses[: len(recorded)], floor=0.0)
 
 
@@ -233,6 +237,7 @@ def _compare(record: Record, replay: Replay, report: dict[str, Any]) -> dict[str
     """Return the report on checkpoints with the comparison of the run's and the replay's records added."""
     comparison = compare_records(record, replay)
     windows = [one for one in comparison.differences if one.where.startswith(METRICS) and one.figure == "loss"]
+    # Without checkpoints the losses of single steps are not known, so those of the log's windows stand for them.
     if report["losses"] is None and windows:
         first = min(windows, key=lambda one: int(one.where.rsplit(" ", 1)[1]))
         largest = max(one.size for one in windows)

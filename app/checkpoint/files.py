@@ -102,6 +102,7 @@ def checkpoint_name(step: int) -> str:
 
 def whole_checkpoints(directory: Path) -> list[Path]:
     """Return the complete checkpoints in a run's checkpoint directory, oldest first."""
+    # A name with a suffix is that of a checkpoint being written or removed. A whole one has got its state.json last.
     return sorted(path for path in directory.glob("step_*") if not path.suffix and (path / STATE).is_file())
 
 
@@ -133,6 +134,7 @@ def point_to_best(directory: Path, name: str | None) -> None:
 def remove(checkpoint: Path) -> None:
     """Remove a checkpoint; if killed meanwhile, leave nothing that looks like one."""
     old = checkpoint.with_suffix(OLD)
+    # After the rename no command takes it for a checkpoint, however far the removal comes.
     os.rename(checkpoint, old)
     shutil.rmtree(old)
 
@@ -156,6 +158,7 @@ def newest_undamaged(directory: Path) -> tuple[Path | None, list[str]]:
     for checkpoint in reversed(whole_checkpoints(directory)):
         try:
             verify(checkpoint)
+        # An OtherFormatError is a UserError, too, but says nothing about damage.
         except OtherFormatError:
             raise
         except UserError as error:
@@ -184,6 +187,7 @@ def verify(checkpoint: Path) -> None:
 def read(checkpoint: Path) -> CheckpointState:
     """Read a checkpoint's contents besides tensors."""
     try:
+        # A pickle could run code, and a checkpoint may come from somebody else.
         with np.load(checkpoint / ARRAYS, allow_pickle=False) as arrays:
             return CheckpointState(read_state(checkpoint), dict(arrays))
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
@@ -196,13 +200,16 @@ def publish(part: Path, final: Path, saved: CheckpointState, digests: dict[str, 
     digests: size and digest of the tensors' files by name; the others are added here.
     """
     np.savez(part / ARRAYS, allow_pickle=False, **saved.arrays)
+    # The tensors' files are synced and hashed by the processes that wrote them.
     for path in sorted(part.iterdir()):
         if path.name not in digests:
             sync(path)
             digests[path.name] = digest_file(path)
     state = encode(replace(saved.state, files=digests), indent=1).encode()
+    # The file state.json comes last, since it makes the directory count as a checkpoint.
     write_atomically(part / STATE_SUM, checksum_line(state))
     write_atomically(part / STATE, state)
+    # A rename cannot replace a directory with files, such as this step's checkpoint of an earlier start.
     if final.exists():
         remove(final)
     os.rename(part, final)
@@ -231,6 +238,7 @@ def read_state(checkpoint: Path) -> SavedState:
     try:
         if (checkpoint / STATE_SUM).read_bytes() != checksum_line(content):
             raise _damaged(path, f"it does not fit its checksum in {STATE_SUM}")
+        # The format is checked before all other keys, since another format may have other keys.
         written = decode(content, WithFormat).format
         if written != FORMAT:
             raise OtherFormatError(
@@ -255,6 +263,7 @@ def choose(config: CheckpointConfig, checkpoints: Path) -> str | None:
     """
     choice = config.resume
     restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") not in ("", "0")
+    # A launcher's restart repeats the user's own words, which would remove the checkpoints that the job has just saved.
     if restarted and choice != "auto" and whole_checkpoints(checkpoints):
         log.info("resume: torchrun restarted the job, so checkpoint.resume=auto instead of %s", choice)
         choice = "auto"
@@ -317,6 +326,7 @@ def find_checkpoint(run: Path, choice: str | None) -> str:
             verify(best)
             return str(best)
         except UserError as error:
+            # Nobody has asked for the best, so a damaged one gives way to the last.
             log.warning("checkpoint: skipped the best: %s", error)
     if choice in (None, LAST, LATEST):
         return str(_last(run))
@@ -354,6 +364,7 @@ def remove_later(checkpoints: Path, start: Path, best_step: int | None) -> None:
 
     best_step: step of the best evaluation up to `start`; `best` then names its checkpoint, if that exists.
     """
+    # These steps are trained again, and their old checkpoints would pass for the newest.
     for path in _not_before(checkpoints, start):
         log.info("resume: removing %s, which is later than %s", path, start)
         remove(path)

@@ -41,6 +41,7 @@ from common.machine import host_bytes_available
 from common.signals import without_native_stdout
 
 METADATA = ".metadata"
+# Unpickling can call anything that can be imported, so all names are refused but those of a usual checkpoint.
 ALLOWED_MODULES = ("torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem")
 ALLOWED_NAMES = {
     ("pathlib", "PosixPath"),
@@ -94,6 +95,7 @@ class SafeReader(FileSystemReader):
         for key, entry in metadata.state_dict_metadata.items():
             if not isinstance(entry, TensorStorageMetadata):
                 raise UserError(f"{self._metadata_path}: not loaded: {key} is not a tensor")
+        # The method that this one replaces sets both, too.
         metadata.storage_meta = metadata.storage_meta or StorageMeta()
         metadata.storage_meta.load_id = self.load_id
         return metadata
@@ -177,6 +179,7 @@ def first_not_finite(tensors: Any) -> str | None:
 def _on_host(tensor: Tensor) -> Tensor:
     tensor = tensor.detach()
     if tensor.device.type == "cpu":
+        # A copy, even on the CPU: training changes the tensors in place while the thread writes.
         return tensor.clone()
     return tensor.cpu() if tensor.nbytes <= COPY_BYTES else _copied_in_blocks(tensor.contiguous())
 
@@ -185,6 +188,7 @@ def _copied_in_blocks(tensor: Tensor) -> Tensor:
     """Copy a device's tensor to pageable host memory by two page-locked buffers: one is filled, the other emptied."""
     copy = torch.empty(tensor.shape, dtype=tensor.dtype)
     size = COPY_BYTES // tensor.itemsize
+    # Page-locked memory cannot be swapped, so two buffers of it serve tensors of any size.
     buffers = [torch.empty(size, dtype=tensor.dtype, pin_memory=True) for _ in range(2)]
     arrived = [torch.cuda.Event() for _ in buffers]
     sources, targets = tensor.view(-1).split(size), copy.view(-1).split(size)
@@ -203,6 +207,7 @@ def _staged_shards(tensor: ShardedTensor) -> ShardedTensor:
     shards = [Shard(_on_host(shard.tensor), _placed_on_host(shard.metadata)) for shard in tensor.local_shards()]
     whole = copy.deepcopy(tensor.metadata())
     whole.shards_metadata = [_placed_on_host(shard) for shard in whole.shards_metadata]
+    # This constructor takes the local shards as they are, without an exchange between the processes.
     return ShardedTensor._init_from_local_shards_and_global_metadata(
         shards, sharded_tensor_metadata=whole, process_group=tensor._process_group
     )
@@ -298,6 +303,7 @@ class Saver:
         """keep: number of newest checkpoints to keep, besides the best. A collective call."""
         self._directory, self._keep, self._asynchronous = directory, keep, asynchronous
         self._local_world_size = local_world_size
+        # Collectives of two threads in one group would mix, so the saving threads have a group of their own.
         with without_native_stdout():
             self._group = dist.new_group(backend="gloo")
         self._thread: ThreadPoolExecutor | None = None
@@ -317,12 +323,14 @@ class Saver:
 
         best: let `best` name this checkpoint once it is complete.
         """
+        # Two saves never overlap, as their collectives share a group and their copies would double the memory.
         self.wait()
         tensors = tensors_of(model, optimizer)
         if not self._asynchronous or not self._fits_in_memory(num_bytes(tensors)):
             self._checkpoints.append(self._write(step, tensors, saved, best))
             return
         if self._thread is None:
+            # A new thread starts with GPU 0, and must copy from this process's own.
             on_gpu = torch.cuda.is_initialized()
             device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else None
             self._thread = background_thread("checkpoint", device)
@@ -355,6 +363,7 @@ class Saver:
             self._thread.shutdown()
 
     def _fits_in_memory(self, size: int) -> bool:
+        # All processes of a machine make their copies at the same time.
         enough = size * self._local_world_size < host_bytes_available()
         if not enough and not self._warned_of_memory:
             self._warned_of_memory = True
@@ -383,6 +392,7 @@ class Saver:
         try:
             self._write_part(step, part, tensors)
             failure, digests = self._digest_files_of_rank(part)
+            # Each process hashes the files that it wrote, so that the hashing is divided, too.
             digests = {name: digest for of_rank in self._agree(failure, digests) for name, digest in of_rank.items()}
             self._agree(self._complete(part, final, saved, digests, best))
         except UserError:
@@ -397,6 +407,7 @@ class Saver:
                 f"step {step}: {bad} is not finite; lower optimizer.lr (optimizer.sparse_lr, if it is set); not "
                 "saved, earlier checkpoints stay as they were"
             )
+        # All processes agree before the first byte is written, so that no file of a refused step is left.
         self._agree(bad or self._begin(part))
         try:
             writer = _PathlessWriter(part)
@@ -407,6 +418,7 @@ class Saver:
     def _digest_files_of_rank(self, part: Path) -> tuple[str | None, dict[str, FileDigest]]:
         """Return an error message, if any, and size and digest of each file that this process wrote, by name."""
         try:
+            # The names of torch's files begin with the rank that writes them.
             files_of_rank = sorted(part.glob(f"__{dist.get_rank()}_*"))
             return None, {path.name: digest_file(path) for path in files_of_rank}
         except OSError as error:
@@ -416,6 +428,7 @@ class Saver:
         """Make an empty directory, on rank 0. Return an error message, if any."""
         if dist.get_rank() == 0:
             try:
+                # What an earlier, killed save has left takes space, and its name would be in the way.
                 for leftover in (*self._directory.glob("*" + PART), *self._directory.glob("*" + OLD)):
                     shutil.rmtree(leftover)
                 part.mkdir(parents=True)
@@ -429,11 +442,13 @@ class Saver:
         """Publish the checkpoint and prune old ones, on rank 0. Return an error message, if any."""
         if dist.get_rank() == 0:
             try:
+                # Network file systems may show files late, and all must be whole before the directory gets its name.
                 if fault := _missing_files(part, digests):
                     return fault
                 files.publish(part, final, saved, digests)
                 if best:
                     files.point_to_best(self._directory, final.name)
+                # The new checkpoint has its name before old ones are removed, so that one is whole at any time.
                 files.prune(self._directory, self._keep)
             except OSError as error:
                 return str(_unwritable(part, error))

@@ -127,9 +127,11 @@ class RunDirectory:
     def open(self) -> None:
         """Claim the directory for this process, on rank 0."""
         try:
+            # Only the directories that are made here may be removed again if the run never begins.
             above = [path for path in (self.path, *self.path.parents) if not path.exists()]
             self.path.mkdir(parents=True, exist_ok=True)
             self._new_directories = above
+            # Files of an earlier start may be there before any manifest, and are not somebody else's.
             names = [path.name for path in self.path.iterdir() if path.name not in BEFORE_MANIFEST]
             of_extensions = [row.names for row in rows_of_extensions(FilesBesideRun)]
             others = [name for name in names if not any(each.fullmatch(name) for each in of_extensions)]
@@ -137,6 +139,7 @@ class RunDirectory:
                 raise UserError(
                     f"run.dir={self.path}: contains {others[0]} and is not a run's directory; choose another"
                 )
+            # A lock of the kernel ends with its process, however that ends, so no lock is left to be removed by hand.
             lock = FileLock(self.path / LOCK, blocking=False, thread_local=False)
             lock.acquire()
             self._lock = lock  # held until the process ends
@@ -165,6 +168,7 @@ class RunDirectory:
         """
         aside = self._put_aside() if afresh else ""
         if afresh:
+            # Files of extensions describe the earlier run as well, so they go with it.
             of_extensions = [
                 path.name
                 for row in rows_of_extensions(FilesBesideRun)
@@ -174,6 +178,7 @@ class RunDirectory:
             ]
             for name in (CHECKPOINTS, CURVES, STEP_TIMES, SCORES, *views, *of_extensions):
                 _remove(self.path / name)
+        # A summary means that the run has ended. Without it, a run that is killed from here on counts as killed.
         (self.path / SUMMARY).unlink(missing_ok=True)
         # The manifest marks a run's directory, so it exists at all times.
         before = None if afresh or not is_run(self.path) else read_manifest(self.path)
@@ -187,6 +192,7 @@ class RunDirectory:
         )
         write_atomically(self.path / MANIFEST, _json(document))
         write_atomically(self.path / CONFIG, yaml.safe_dump(redact(config), sort_keys=False).encode())
+        # Later events will be written again, so the file is cut back to the checkpoint's step.
         path = self.path / METRICS
         if path.exists():
             lines = path.read_bytes().splitlines(keepends=True)
@@ -223,6 +229,7 @@ class RunDirectory:
     def event(self, event: AnyEvent) -> None:
         """Append one line to metrics.jsonl."""
         if self._writes:
+            # A line is written with one call, so that a kill leaves whole lines but for the last.
             with open(self.path / METRICS, "ab") as file:
                 file.write(encode(redact(plain_object(event))).encode() + b"\n")
 
@@ -266,6 +273,7 @@ class RunDirectory:
         run, global_batch_size = config.run.name, config.train.global_batch_size
         text = io.StringIO()
         writer = csv.writer(text)
+        # Lines after this number are of this run's earlier launches, whose figures the new line includes.
         lines = path.read_bytes().splitlines(keepends=True)[:before] if path.exists() else []
         if not lines:
             writer.writerow(RESULTS_COLUMNS)
@@ -382,6 +390,7 @@ class ProgressDisplay:
         now = time.monotonic()
         if self._all_windows or (self._bar is None and now >= self._next_line):
             self._next_line = now + QUIET_SECONDS
+            # Steps of earlier launches took none of the time since this one began, so they do not count.
             eta = (now - self._began) / max(1, event.step - self._first) * (self._total - event.step)
             log.info(
                 "step %d/%d %s, %s%s to go", event.step, self._total, text, self._at_most, tqdm.format_interval(eta)
@@ -419,6 +428,7 @@ def start_module(
 def wait_for_orphan(directory: Path) -> None:
     """Wait until the process of a killed command, which is still saving, has left the run."""
     if directory.is_dir():
+        # A run holds this lock until its process ends, so it is enough to get it once.
         try:
             with FileLock(directory / LOCK, timeout=SECONDS_TO_LEAVE):
                 pass
@@ -466,6 +476,7 @@ def figures_of_test(directory: Path) -> EvaluationFigures | None:
     """Return the figures of a run's test split, if measured after its summary was written."""
     path = directory / TEST_FIGURES
     try:
+        # The run may have been trained on since its test split was scored.
         if path.stat().st_mtime_ns < (directory / SUMMARY).stat().st_mtime_ns:
             return None
         return read_document(path, EvaluationFigures, "remove it, and it is measured again")

@@ -321,6 +321,7 @@ def read_events(directory: Path) -> list[AnyEvent]:
         try:
             events.append(decode_event(line))
         except ValueError as error:
+            # Lines are appended, so a kill can cut off the last one only. Damage elsewhere must not pass unseen.
             if number == len(lines):
                 break
             raise UserError(f"{path}: line {number} is not an event ({error}); delete the line") from error
@@ -408,6 +409,7 @@ def write_scores(
         logits_sha256=sums["logits"],
         labels_sha256=sums["labels"],
     )
+    # This file comes last, since it makes the arrays count as scores.
     write_atomically(folder / f"{split}.json", (encode(about, indent=1) + "\n").encode())
     return folder / f"{split}.json"
 

@@ -60,6 +60,7 @@ def describe_run(variables: Collection[str] = ()) -> Provenance:
 
     variables: environment variables that matter besides the libraries', such as those that a profile sets.
     """
+    # Only libraries' variables are recorded: others decide no result, and may be private.
     environment = {
         name: value
         for name, value in sorted(os.environ.items())
@@ -77,6 +78,7 @@ def describe_run(variables: Collection[str] = ()) -> Provenance:
             "hip": torch.version.hip,
         },
         hardware=_hardware(),
+        # Passwords in addresses must not reach the files of a run.
         environment=redact(environment),
         argv=[Path(sys.argv[0]).name, *redact_arguments(sys.argv[1:])],
     )
@@ -91,6 +93,7 @@ def parameters_digest(parameters: Iterable[NDArray[np.float32]]) -> str:
     """Return the SHA-256 over the bytes of arrays, in their order."""
     sha256 = hashlib.sha256()
     for values in parameters:
+        # The blocks of a table have its bytes in a row, so the digest does not depend on the blocks.
         sha256.update(np.ascontiguousarray(values).data)
     return sha256.hexdigest()
 
@@ -104,6 +107,7 @@ def code() -> Mapping[str, str | None]:
         without_git = _commit_without_git() if shutil.which("git") is None else None
         git_sha = os.environ.get("CLICKWORK_GIT_SHA") or without_git
         return {"git_sha": git_sha, "dirty_diff_sha256": None, **digest}
+    # Untracked files are part of the program, too, so they are part of the hash.
     sha256, differs = hashlib.sha256(), False
     for part in _differences():
         sha256.update(part)
@@ -151,6 +155,7 @@ def _content(path: Path) -> Iterator[bytes]:
 
 def _git(*arguments: str) -> bytes | None:
     try:
+        # In a container the checkout may belong to another user, for whom git refuses to work without this setting.
         git = subprocess.run(
             ["git", "-c", "safe.directory=*", "-C", str(REPOSITORY), *arguments],
             capture_output=True,
@@ -178,6 +183,7 @@ def _hardware() -> Hardware:
     devices = []
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
+        # AMD names a GPU by its architecture, NVIDIA by its compute capability.
         architecture = properties.gcnArchName if torch.version.hip else f"sm_{properties.major}{properties.minor}"
         devices.append(Device(name=properties.name, memory_bytes=properties.total_memory, architecture=architecture))
     quota, limit = cpu_quota(), memory_limit()

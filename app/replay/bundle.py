@@ -44,6 +44,7 @@ def write_bundle(run: Path, out: Path) -> int:
     """Write the record of a run into a file; return the file's size in bytes."""
     about = read_manifest(run).dataset
     root, digest = Path(about.path or ""), about.digest or ""
+    # Without the manifest of its time, the dataset could not be made again elsewhere.
     if load_manifest(root).digest != digest:
         raise UserError(f"run={run}: its dataset at {root} has changed since; a bundle has the manifest of that time")
     paths = {f"run/{name}": run / name for name in RECORD if (run / name).exists()}
@@ -56,6 +57,7 @@ def write_bundle(run: Path, out: Path) -> int:
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as archive:
         for name, data in content.items():
+            # A ZipInfo has a fixed date, so the same record gives the same bytes.
             archive.writestr(zipfile.ZipInfo(name), data, zipfile.ZIP_DEFLATED)
     try:
         write_atomically(out, packed.getvalue())
@@ -83,6 +85,7 @@ def record_directory(run: str | None, bundle: str | None) -> Iterator[Path]:
                     data = archive.read(name)
                     if hashlib.sha256(data).hexdigest() != expected:
                         raise UserError(f"bundle={bundle}: {name} is damaged; copy the file again")
+                    # A name such as ../x would lead out of the temporary directory.
                     path = Path(scratch, name).resolve()
                     if not path.is_relative_to(Path(scratch).resolve()):
                         raise UserError(f"bundle={bundle}: {name} is no name of a file in a bundle")
@@ -98,6 +101,7 @@ def require_dataset(data: DataConfig, recorded: RunManifest, bundle: str) -> str
     digest, root = recorded.dataset.digest or "", data.root
     if (root / MANIFEST_NAME).exists() and load_manifest(root).digest == digest:
         return str(root)
+    # The digest in the name keeps datasets of different runs apart.
     made = Path("data") / f"bundle-{digest[:12]}"
     try:
         prepare.prepare(replace(data, path=str(made)))

@@ -53,6 +53,7 @@ from app.training.state import RunLength, RunState, best_of, length_of
 from common.documents import Json, plain_object
 from common.errors import UserError
 
+# Values near 0 may change by many times their size without meaning.
 NEAR_ZERO = 1.0  # differences of parameters are relative to their size, but at least to this
 TABLES = ".embedding_bags."  # part of the names of tables' tensors
 
@@ -73,10 +74,12 @@ def bitwise_difference(
     """
     if recorded.shape != replayed.shape:
         return BitwiseDifference((0,) * recorded.ndim, float("inf"))
+    # Bits are compared as integers: as floats, NaN differs from itself and -0 equals 0.
     width = f"u{recorded.dtype.itemsize}"
     bits = np.flatnonzero(np.ascontiguousarray(recorded).view(width) != np.ascontiguousarray(replayed).view(width))
     if not len(bits):
         return None
+    # Differences are computed in float64, so that they are not rounded by the type that they measure.
     before, now = recorded.ravel()[bits].astype(np.float64), replayed.ravel()[bits].astype(np.float64)
     with np.errstate(invalid="ignore"):
         relative = np.abs(before - now) / np.maximum(floor, np.abs(before))
@@ -145,6 +148,7 @@ class ReplayComparison(Checkpointer):
     def _compare(self, path: Path) -> dict[str, BitwiseDifference]:
         """Return the tensors that differ from a checkpoint's, tables first; a collective call."""
         live = stage(tensors_of(self._session.model, self._session.optimizer))
+        # Loading overwrites tensors in place, so it gets a copy of its own.
         recorded = stage(live)
         read_tensors(path, recorded)
         differences: dict[str, BitwiseDifference] = {}
@@ -234,6 +238,7 @@ def launches_of(manifest: RunManifest) -> list[Launch]:
     starts = [part.from_step for part in parts]
     launches = []
     for number, part in enumerate(parts):
+        # A launch that resumed before this one's last step has trained these steps again and recorded them.
         end = min(starts[number + 1 :], default=None)
         if end is None or end > starts[number]:
             launches.append(Launch(starts[number], end, part))
@@ -274,6 +279,7 @@ def _changes(recorded: RunManifest, now: RunManifest, any_layout: bool) -> list[
         if (before or None) != (after or None)
     ]
     plans = recorded.plan, now.plan
+    # Another layout implies another plan, so the plan is named only where the layout is the same.
     if not lines and not any_layout and _places(plans[0]) != _places(plans[1]):
         lines = [f"sharding: {_types(plans[0])} then, {_types(plans[1])} now"]
     for part in ("code", "versions", "hardware", "environment", "files"):
@@ -346,7 +352,9 @@ def expected_events(launches: list[Launch], steps: int, has_ended: bool) -> Expe
             required.add(("train", schedule.total_steps))
         kinds = {"eval", "eval_train"} if schedule.evaluates_train else {"eval"}
         required |= {(kind, step) for step in _evaluations(length, start, end) if step < end for kind in kinds}
+        # A stop may come before or after the evaluation of its step, so the record may have it or not.
         allowed |= {(kind, step) for step in (start, end) for kind in ("eval", "eval_train")}
+        # The last launch evaluates its last step unless it was stopped.
         if following is None:
             is_due = has_ended
         else:
@@ -589,6 +597,7 @@ def compare_records(record: Record, replay: Replay) -> RecordComparison:
     if not any(isinstance(event, TrainEvent) and event.step <= replay.steps for event in record.events):
         raise UserError(f"run={record.directory}: {METRICS} has no losses to compare")
     has_curves = replay.curves is not None
+    # Rounding moves the thresholds of curves, so they are compared only where all figures are equal.
     is_same_size = record.manifest.world_size == replay.record.manifest.world_size
     is_repeated = (is_same_size or replay.any_layout) and not differences
     curves = _first_of_curves(record, replay) if has_curves and is_repeated else []
@@ -636,6 +645,7 @@ def _of_events(record: Record, replay: Replay) -> Iterator[Pair]:
         figures = plain_object(before)
         yield Pair(where, METRICS, figures, plain_object(now), is_whole, _samples({**plain_object(now), **figures}))
     starts = [launch.from_step for launch in record.manifest.launches]
+    # Where a later launch began further back, the record has lost this launch's event.
     resumed = [start for number, start in enumerate(starts) if start and start <= min(starts[number:])]
     steps, launched = [event.step for event in record.events if event.event == "resume"], iter(resumed)
     if all(step in launched for step in steps):
@@ -672,6 +682,7 @@ def _of_manifests(record: Record, replay: Replay) -> Iterator[Pair]:
         has_line = record.summary is not None and record.summary.status != "failed"
         before = (lines - 1 if lines > 2 else 0) if has_line else record.manifest.results_before
         yield Pair(where, "", own, {"from_step": launch.from_step, "results_before": before})
+    # The configuration of the directory is that of the newest launch, so only this one is compared with it.
     newest, runtime = record.manifest, record.config.get("runtime") or {}
     recorded: Json = {"num_threads": newest.num_threads, "compile": newest.compile}
     threads, compiled = runtime.get("num_threads"), runtime.get("compile") or "none"
@@ -729,6 +740,7 @@ def _of_summary(record: Record, recorded: Summary, replay: Replay) -> Iterator[P
     status = "interrupted" if is_stopped else replay.status
     yield Pair(SUMMARY, "", figures, {"steps": replay.steps, "samples": repeated.samples, "status": status})
     yield Pair(SUMMARY, "", {"world_size": recorded.world_size}, {"world_size": record.manifest.world_size})
+    # Figures of a run that went further than the replay describe other steps.
     if recorded.steps != replay.steps:
         return
     for part in ("parameters", "train"):
@@ -797,6 +809,7 @@ def _first_of_curves(record: Record, replay: Replay) -> list[Difference]:
     assert replay.curves is not None
     recorded = {} if record.curves is None else _leaves(plain_object(record.curves))
     repeated = _leaves(plain_object(replay.curves))
+    # The first difference is enough, since one changed score shifts all points after it.
     for name in [*repeated, *(name for name in recorded if name not in repeated)]:
         values = recorded.get(name, MISSING), repeated.get(name, NOT_REPLAYED)
         size = _difference("", *values, math.inf)
@@ -860,6 +873,7 @@ def _difference(name: str, recorded: object, replayed: object, samples: float) -
     if math.isclose(recorded, replayed, rel_tol=ROUNDING, abs_tol=0.0):
         return None
     size = abs(recorded - replayed) / (abs(recorded) or 1.0) if name in RELATIVE else abs(recorded - replayed)
+    # A sample on the other side of a threshold changes such a figure by a step, however small its own change is.
     if name not in SMOOTH:
         size = max(0.0, size - CHANGED_PLACES / samples)
     return math.inf if math.isnan(size) else size
