@@ -145,6 +145,7 @@ def main(arguments: list[str]) -> int:
     threading.Thread(target=_leave_if_stuck, daemon=True).start()
     threading.Thread(target=_forward_if_blocked, args=(signals.wake_up(),), daemon=True).start()
     job = Job(_endpoint(options), str(options.nnodes), options.rdzv_backend == "static" and options.node_rank == 0)
+    # The launcher has no option for its agent, so the class is replaced in its module.
     torch_launcher.LocalElasticAgent = functools.partial(Agent, job)  # type: ignore[misc,assignment]
     meetings = 1 + (options.max_restarts if _has_several_machines(options) else 0)
     while True:
@@ -230,6 +231,7 @@ def _choose_addresses(options: Any) -> None:
     if is_host is not None and options.rdzv_backend == "c10d" and "is_host" not in options.rdzv_conf:
         options.rdzv_conf = ",".join(filter(None, [options.rdzv_conf, f"is_host={int(is_host)}"]))
     if way.interface is not None:
+        # These values are only guessed here, so their names are kept for a profile, which may replace them.
         names = [name for name in INTERFACES if name not in os.environ]
         os.environ.update({**dict.fromkeys(names, way.interface), SET_BY_LAUNCHER: " ".join(names)})
     interface = os.environ.get("GLOO_SOCKET_IFNAME", "any interface")
@@ -276,6 +278,7 @@ def _end_children(number: int) -> None:
         os.kill(pid, number)
     while time.monotonic() < until and any(state != "Z" for state, _ in _children().values()):
         time.sleep(0.05)
+    # Each process of torchrun's leads a session of its own, so its children end with its group.
     for pid in _children():
         os.killpg(pid, signal.SIGKILL)
     if not children:
@@ -352,6 +355,7 @@ def first_failure(failures: Mapping[int, tuple[int, int]]) -> tuple[int, int]:
     Of those that torchrun found at the same time, prefer one that neither lost its peers nor was asked to end.
     """
     first = min(timestamp for timestamp, _ in failures.values())
+    # Times are whole seconds, so failures of one cause may be a second apart.
     at_once = {rank: status for rank, (timestamp, status) in failures.items() if timestamp <= first + 1}
     return min(at_once.items(), key=lambda item: item[1] in CONSEQUENCES)
 

@@ -36,6 +36,7 @@ def leave(status: int) -> NoReturn:
         announce_refusal()
     if not is_launched():
         atexit._run_exitfuncs()
+    # The call of os._exit flushes nothing, so log and standard output are flushed here.
     logging.shutdown()
     try:
         if sys.stdout is not None:  # the reader may have ended
@@ -54,6 +55,7 @@ def announce_refusal() -> None:
     if not all(os.environ.get(name) for name in LAUNCHER_VARIABLES):
         return
     world_size, local_world_size = (int(os.environ.get(name) or 1) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+    # On a single machine the launcher itself ends the other processes.
     if world_size <= local_world_size:
         return
     # Imported lazily, since it takes seconds: only a job of several machines needs it.
@@ -66,6 +68,7 @@ def announce_refusal() -> None:
         meeting.compare_set("refused", "", socket.gethostname())  # the first one gives the reason
         meeting.set(f"refusal heard/{rank}", "")
         others = [f"refusal heard/{other}" for other in range(0, world_size, local_world_size)]
+        # The store may end with this process, so it stays until every machine has heard.
         while not meeting.check(others) and time.monotonic() < until:
             time.sleep(0.02)
 
@@ -137,6 +140,7 @@ def interfaces() -> dict[str, str]:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             with contextlib.suppress(OSError):  # the interface has no address
+                # The kernel's names of interfaces have at most 15 bytes.
                 answer = fcntl.ioctl(probe, SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
                 names[socket.inet_ntoa(answer[20:24])] = name
     return dict(sorted(names.items(), key=lambda item: is_loopback(item[0])))

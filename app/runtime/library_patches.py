@@ -109,6 +109,7 @@ def pool_rows(
     ids_per_feature = offsets[:: (len(offsets) - 1) // num_features].diff()
     first_rows = tables.hash_size_cumsum[:num_features]
     rows = indices + first_rows.repeat_interleave(ids_per_feature, output_size=len(indices))  # a size: no wait
+    # The operator takes the beginnings of bags alone, in the type of the ids.
     vectors = functional.embedding_bag(
         rows,
         tables.weights.view(-1, width),

@@ -85,6 +85,7 @@ class Runtime:
         """Return every process's array, in order of rank; all have one shape and dtype."""
         if self.world_size == 1:
             return [values]
+        # The tensor shares the array's memory, and torch warns of memory that must not be written.
         local_tensor = torch.from_numpy(np.require(values, requirements=["C", "W"]))
         tensors = [torch.empty_like(local_tensor) for _ in range(self.world_size)]
         dist.all_gather(tensors, local_tensor)
@@ -108,6 +109,7 @@ class Runtime:
         if self.world_size == 1:
             return values
         counts = [int(count[0]) for count in self.gather(np.array([len(values)]))]
+        # The collective all_gather takes equal shapes only.
         padded = values.new_zeros(max(counts), *values.shape[1:])
         padded[: len(values)] = values
         gathered = [torch.empty_like(padded) for _ in counts]
@@ -122,6 +124,7 @@ class Runtime:
         joined = np.empty(sum(counts) if self.rank == 0 else 0, values.dtype)
         if self.rank == 0:
             joined[: counts[0]] = values
+        # Each part is received into its place, which takes neither padding nor a second copy.
         for peer, count in enumerate(counts[1:], 1):
             if count and self.rank == 0:
                 start = sum(counts[:peer])
@@ -137,6 +140,7 @@ class Runtime:
             UserError, SystemExit, Interrupted: on rank 0, what the action raised.
             SystemExit: on the other ranks in that case, without a message.
         """
+        # Calls are numbered alike in all processes, so a number identifies one exchange.
         key = f"on_rank_0/{next(self.calls)}"
         if self.rank == 0:
             try:
@@ -148,6 +152,7 @@ class Runtime:
                 raise
             self.store.set(key, encode(_Outcome(value=value)))
             return value
+        # The pauses grow, so that short waits end at once and long ones hardly load the store.
         pause = 0.01
         # Poll, since no signal would end the store's wait().
         while not self.store.check([key]):
@@ -161,6 +166,7 @@ class Runtime:
 
     def wait_for_all(self) -> None:
         """Return once all processes have called this, however long that takes."""
+        # The store waits for as long as it takes, while a barrier would end at the time-out of the process group.
         key = f"all/{next(self.calls)}"
         self.store.add(key, 1)
         pause = 0.01
@@ -181,6 +187,7 @@ def start(config: RuntimeConfig, seed: int, deterministic: bool | str) -> Runtim
     launched = _launched()
     os.environ.setdefault("LOCAL_WORLD_SIZE", "1")  # TorchRec reads it too
     local_world_size = int(os.environ["LOCAL_WORLD_SIZE"])
+    # Bad settings end this process before it meets the others, which are then told of its refusal.
     platform, device, num_threads = _set_up(config, seed, deterministic, launched, local_world_size)
     if deterministic == LAYOUT and platform is Platform.cpu:
         num_threads = layout_threads(config.num_threads, num_threads)
@@ -189,6 +196,7 @@ def start(config: RuntimeConfig, seed: int, deterministic: bool | str) -> Runtim
     store, rank, world_size = next(rendezvous("env://", timeout=timeout)) if launched else (dist.HashStore(), 0, 1)
     if launched:
         store = _this_generation(store, rank, world_size, timeout)
+    # Values on the host travel by gloo, also beside GPUs. The backend nccl stands for RCCL, too.
     backend = "gloo" if platform is Platform.cpu else "cpu:gloo,cuda:nccl"
     with without_native_stdout():
         dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
@@ -229,6 +237,7 @@ def _set_up(
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
     else:
+        # Fresh memory must be cleared page by page, and glibc would return large blocks to the system in every step.
         keep_freed_memory()
     num_threads = config.num_threads or _default_threads(launched, local_world_size)
     set_arithmetic(config, platform, num_threads, deterministic)
@@ -259,6 +268,7 @@ def require_strict_products(num_threads: int) -> None:
     `app` sets MKL_CBWR, which MKL reads at its first product. That is too late if torchrec was imported before.
     """
     setting = f"train.deterministic={LAYOUT}"
+    # The variable tells what was asked of MKL, and MKL itself what is in force: it reads the variable once, early.
     try:
         mode = ctypes.CDLL(str(Path(torch.__file__).parent / "lib/libtorch_cpu.so")).mkl_serv_cbwr_get(ALL_MODES)
     except (OSError, AttributeError):  # torch uses another library for products
@@ -284,6 +294,7 @@ def _products(num_threads: int) -> list[Tensor]:
     """Return outputs and gradients of layers of several widths, which MKL divides among threads if it may."""
     torch.set_num_threads(num_threads)
     results = []
+    # The inputs are computed, not drawn, so that this trial leaves the run's generators as they are.
     for num_in, num_out in itertools.product(*PROBED_WIDTHS):
         inputs, weight = (
             torch.linspace(-1, 1, rows * num_in).sin().view(rows, num_in).requires_grad_()
@@ -347,6 +358,7 @@ def _this_generation(store: dist.Store, rank: int, world_size: int, timeout: dat
         meeting.set(f"heard/{answer}/{rank}", "")
         return dist.PrefixStore(answer, store)
     while others:
+        # A request may be left from before the restart, so requests are answered until each process has confirmed.
         for other in others:
             if meeting.check([f"ask/{other}"]):
                 meeting.set(f"answer/{meeting.get(f'ask/{other}').decode()}", name)
@@ -448,6 +460,7 @@ def capture(device: torch.device) -> dict[str, NDArray[np.uint8]]:
     _, words, gauss = random.getstate()
     # The global generator is the one that libraries use.
     _, keys, position, has_gauss, cached = np.random.get_state()  # noqa: NPY002
+    # NaN stands for a missing second normal number, as an array cannot hold None.
     states = {
         "rng_torch": torch.get_rng_state().numpy(),
         "rng_python": _bytes(np.array(words, np.uint32), np.array([np.nan if gauss is None else gauss])),

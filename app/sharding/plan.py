@@ -94,6 +94,7 @@ class Plan:
                 for shard in table.shards
             ]
             cache = None if table.cache_load_factor is None else CacheParams(load_factor=table.cache_load_factor)
+            # TorchRec takes no shards for a replicated table.
             plan[name] = ParameterSharding(
                 sharding_type=table.type,
                 compute_kernel=table.kernel,
@@ -159,6 +160,7 @@ def shardable(key: str, kinds: Sequence[str], table: TableSpec) -> list[str]:
 
 def blocks(kind: str, table: TableSpec, world_size: int, local_world_size: int, columns: int) -> list[TableBlock]:
     """Return the parts into which TorchRec's kernels cut a table; their ranks are still 0."""
+    # A tensor on the meta device has a shape and takes no memory.
     shape = torch.empty(table.num_embeddings, table.embedding_dim, device="meta")
     sizes, offsets = calculate_shard_sizes_and_offsets(
         shape, world_size, local_world_size, kind, col_wise_shard_dim=columns if kind in COLUMN_TYPES else None
@@ -206,6 +208,7 @@ def _require_same(path: Path, table: TableSpec, plan: Plan) -> None:
     """Require the shards that TorchRec cuts from a table of this size for this number of processes."""
     planned = plan.tables[table.name]
     shardable(f"sharding.plan={path}", [planned.type], table)
+    # The width of shards is the plan's own choice, so the expected cut takes it from the plan.
     width = min((shard.columns for shard in planned.shards), default=0)
     try:
         expected = blocks(planned.type, table, plan.world_size, plan.local_world_size, width)
@@ -272,6 +275,7 @@ def distribute(
 
     averages: whether TorchRec and DistributedDataParallel average the processes' gradients.
     """
+    # TorchRec keeps this setting for the whole process, so each model sets it anew.
     set_gradient_division(averages)
     tables = plan.to_torchrec(device.type)
     parts = {
@@ -347,6 +351,7 @@ def fill_tables(model: DistributedModelParallel, rows: Callable[[str, int, int],
         for table, weight in table_weights(model):
             for shard in local_shards(weight):
                 height, width = shard.values.shape
+                # Whole rows are drawn even for a shard of columns, so values do not depend on the sharding.
                 values = torch.from_numpy(rows(table, shard.row, shard.row + height))
                 shard.values.copy_(values[:, shard.column : shard.column + width])
 
@@ -389,6 +394,7 @@ def _rows_on_rank_0(weight: Tensor, start: int, stop: int) -> Tensor | None:
         return weight.detach()[start:stop].cpu().float() if rank == 0 else None
     block = torch.empty((stop - start, weight.size(1)), dtype=weight.dtype) if rank == 0 else None
     local = {(shard.row, shard.column): shard.values for shard in local_shards(weight)}
+    # All processes go through the shards in one order, so that each send meets its receive.
     for shard in weight.metadata().shards_metadata:
         row, column = shard.shard_offsets
         first, last = max(start, row), min(stop, row + shard.shard_sizes[0])

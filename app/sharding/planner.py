@@ -121,6 +121,7 @@ def resolve(config: TopologyConfig, find: Callable[[], Device], devices_per_node
     elif config.name == AUTO_TOPOLOGY and any(getattr(config, key) is None for key in HARDWARE):
         entry = identify(find(), load_all())
         config = replace(_over(entry, config), name=entry.name)
+    # Processes on a CPU share the memory of the machine.
     if config.architecture == "cpu":
         memory = config.memory_gib or probe("cpu").memory_gib / devices_per_node
         config = replace(config, memory_gib=memory, host_memory_gib=config.host_memory_gib or memory)
@@ -165,6 +166,7 @@ def to_torchrec(topology: TopologyConfig, world_size: int, local_world_size: int
     figures: dict[str, Any] = {key: getattr(topology, key) for key in HARDWARE[1:]}
     assert topology.link_efficiency is not None
     assert topology.reserve is not None
+    # Data sheets give peaks that collectives do not reach.
     links = GB_PER_S * topology.link_efficiency
     host_part = 1 - topology.reserve if cpu else 1.0  # the planner itself reserves only device memory
     return Topology(
@@ -251,6 +253,7 @@ class _Loads:
 
     def lightest(self, ranks: Sequence[int], count: int) -> list[int]:
         """Return the `count` processes among these with the fewest elements, in order of rank."""
+        # Sorting is stable, so equal loads give the lowest ranks, and every process gets the same plan.
         return sorted(sorted(ranks, key=lambda rank: self.of_rank[rank])[:count])
 
     def lightest_machines(self, count: int) -> list[range]:
@@ -272,6 +275,7 @@ def place_tables(
     require_equal_machines(world_size, local_world_size)
     loads = _Loads(world_size, local_world_size)
     placed: dict[str, TablePlan] = {}
+    # The largest come first, so that small tables can even out the loads.
     for table in sorted(tables, key=lambda table: -table.num_embeddings * table.embedding_dim):
         choice = choices[table.name]
         ((kind, kernel),) = choice.options
@@ -493,6 +497,7 @@ MAX_REPLICATED = 1 << 26  # parameters in tables that torch updates; 1 GiB with 
 def plan_for(config: AppConfig, runtime: Runtime, tables: TableArch, bag_sizes: Mapping[str, float]) -> Plan:
     """Return the plan that all processes use; a collective call. `bag_sizes`: mean ids per bag of each feature."""
 
+    # Rank 0 decides for all, since TorchRec takes its options from sets of strings, whose order differs by process.
     def decided() -> str:
         hardware = config.topology
         numbers = {
@@ -585,10 +590,12 @@ def _decide(config: AppConfig, device: torch.device, tables: TableArch, bag_size
     of_tables = choices(
         config.sharding, optimizer, parts, device, world_size if config.train.micro_batch is None else 1
     )
+    # Without a choice no figures of the hardware are needed, so an unknown device is no obstacle.
     if not all(choice.is_forced for choice in of_tables.values()):
         try:
             resolved = resolve(hardware, lambda: probe(device.type), local_world_size)
         except UserError as error:
+            # Only the default may fall back: a user who asks for the planner has to hear why there is no plan.
             if config.sharding.types is not None:
                 raise
             log.warning("sharding: %s; tables are table_wise until then, balanced by their size alone", error)
