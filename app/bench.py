@@ -119,6 +119,7 @@ def main(config: BenchConfig) -> int:
 def _measure(config: BenchConfig, shape: Shape, runtime: Runtime) -> None:
     """Time the chosen cases between two measurements of the ceilings; print the table, and write the JSON if asked."""
     dtype = torch.bfloat16 if config.runtime.precision is Precision.bf16 else torch.float32
+    # The limits are measured before and after the cases, since other work may disturb one of the two.
     ceilings = measure_ceilings(runtime.device, dtype, config.seconds, runtime.highest)
     if ceilings is None:
         raise UserError("runtime: too little free memory on the GPU to measure its limits; end what else uses it")
@@ -225,6 +226,7 @@ def lookup_cases(shape: Shape, device: torch.device) -> Iterator[Case]:
         )
 
         label, moved = f"embedding_bag/tbe_{name.value}_sum", lookup_bytes(shape)
+        # The forward is the same with every optimizer, so one of them is enough.
         if name is OptimizerName.sgd:
             forward = torch.no_grad()(partial(tables, values, offsets))
             yield Case(f"{label}_forward", forward, shape.batch_size, moved, 0)
@@ -298,6 +300,7 @@ def step_cases(shape: Shape, config: BenchConfig, runtime: Runtime) -> Iterator[
     rows = dict(zip(shape.features, shape.num_embeddings, strict=True))
     manifest = Manifest(schema, {"name": "random"}, rows, {}, [], 0, 0.25, "benchmark")
     run = session.build(config, runtime, Path(), manifest)
+    # A single batch would stay in the processor's cache, unlike the batches of a run.
     batches = cycle([random_batch(shape, seed, runtime.device) for seed in range(BATCHES)])
 
     def train() -> None:

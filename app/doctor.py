@@ -117,6 +117,7 @@ def check_packages(versions: Mapping[str, str]) -> Iterator[Check]:
 
 def _check_pairing(torch: str, build: str, release: str, torchrec: str) -> Check:
     releases = f"torch {torch}, {build} {release}, torchrec {torchrec}"
+    # AMD's own builds have a date for a version, which does not tell the release.
     if machine.DATED.match(release):
         source = f"built from source beside this torch on the date that is its version, {machine.installed_commit()}"
         return Check("pairing", Verdict.ok, f"{releases}, {source}")
@@ -150,6 +151,7 @@ def probe_stack() -> tuple[Check, Any]:
         if process.returncode < 0:
             end = f"ended by {signal.Signals(-process.returncode).name}"
         return Check("import", Verdict.fail, end, f"torch, fbgemm_gpu or torchrec is broken: {REMAKE}"), None
+    # Libraries may print before the JSON, so only the last line counts.
     probe = json.loads(process.stdout.splitlines()[-1])
     if probe["cpu_fault"]:
         return Check("import", Verdict.fail, f"a lookup on the CPU fails: {probe['cpu_fault']}", REMAKE), probe

@@ -205,6 +205,7 @@ class TensorBoard:
 
     def curves(self, curves: Curves) -> None:
         edges = np.asarray(curves.scores.edges, np.float64)
+        # Only counts of scores are kept, so the sums are those of the middles of bins.
         centres = (edges[:-1] + edges[1:]) / 2
         for samples, name in ((curves.scores.positive, "clicks"), (curves.scores.negative, "no clicks")):
             counts = np.asarray(samples, np.float64)

@@ -37,6 +37,7 @@ def time_work(
 
     agree: maps this process's number to the one that all processes take, since they must run `work` equally often.
     """
+    # The first runs load kernels and allocate memory.
     for _ in range(WARM_UP_RUNS):
         work()
     once = max(agree(_seconds_of(work, device, 1)), 1e-9)

@@ -70,6 +70,7 @@ def grouped_auc(
     metrics: dict[str, float | int | None] = {"gauc": None, "gauc_users": 0}
     if not len(labels):
         return metrics
+    # One sort serves all groups, however many there are.
     order = np.lexsort((logits, groups))
     logits, is_positive, groups = logits[order], labels[order] > 0.5, groups[order]
     is_first = _differs(groups)
@@ -80,6 +81,7 @@ def grouped_auc(
     ranks = np.repeat(ties + (sizes + 1) / 2, sizes) - np.repeat(starts, counts)  # ranks within a group count from 1
     positives = np.add.reduceat(is_positive, starts, dtype=np.int64)
     pairs = positives * (counts - positives)
+    # The ranks of the positives tell how many pairs are in the right order (Mann and Whitney 1947).
     areas = np.add.reduceat(ranks * is_positive, starts) - positives * (positives + 1) / 2
     is_counted = (pairs > 0) & (logits[starts] < logits[starts + counts - 1])
     if is_counted.any():
@@ -114,6 +116,7 @@ def click_curves(logits: NDArray[np.float32], labels: NDArray[np.float32], evalu
     """
     stride = max(1, -(-len(labels) // MAX_SAMPLES))
     z, y = logits[::stride], labels[::stride] > 0.5
+    # The exponential overflows beyond 709, where a probability is 0 or 1 anyway.
     preds = 1 / (1 + np.exp(-np.clip(z.astype(np.float64), -700, 700)))
     positives, negatives = np.sort(z[y]), np.sort(z[~y])
     thresholds = _thresholds(positives, negatives) if len(positives) and len(negatives) else (None, None)
@@ -129,6 +132,7 @@ def click_curves(logits: NDArray[np.float32], labels: NDArray[np.float32], evalu
 
 
 def _thresholds(positives: NDArray[np.float32], negatives: NDArray[np.float32]) -> tuple[Roc, PrecisionRecall]:
+    # Quantiles of either label put thresholds where the curves move, however few positives there are.
     steps = np.linspace(0, 1, THRESHOLDS)
     quantiles = [scores[((len(scores) - 1) * steps).astype(np.int64)] for scores in (positives, negatives)]
     thresholds = np.unique(np.concatenate(quantiles))[::-1]  # descending: from (0, 0) to (1, 1)
@@ -143,6 +147,7 @@ def _thresholds(positives: NDArray[np.float32], negatives: NDArray[np.float32]) 
 
 def _reliability(preds: Values, positive: NDArray[np.bool_]) -> list[ReliabilityBin]:
     order = np.argsort(preds, kind="stable")
+    # Where clicks are few, most probabilities are small, and most bins of equal width would be almost empty.
     parts = np.array_split(order, min(EQUAL_MASS_BINS, len(order)) or 1)
     return [
         ReliabilityBin(float(f"{preds[part].mean():.6g}"), float(f"{positive[part].mean():.6g}"), len(part))
@@ -192,6 +197,7 @@ def number_metrics(
     ).tolist()
     if not samples:
         return metrics
+    # Deviations need a second pass: squares minus the mean's square would lose digits.
     [deviations] = total(np.array([(weight * np.square(truth - label_sum / samples)).sum()])).tolist()
     metrics[RMSE], metrics[MAE] = math.sqrt(squares / samples), absolute / samples
     metrics[LABEL_DEVIATION] = math.sqrt(deviations / samples)
@@ -199,6 +205,7 @@ def number_metrics(
 
 
 CALIBRATION_BINS = 15
+# Sign, exponent and 13 bits of the fraction: scores that share a bin differ by 1/8,192 of their value at most.
 HISTOGRAM_BITS = 22
 OF_RANKS = (AUC, STANDARD_ERROR, "pr_auc")  # metrics that need a ranking, not only sums over samples
 BLOCK_ROWS = 1 << 20  # rows whose intermediate values are in memory at a time
@@ -245,6 +252,7 @@ def click_metrics(
         twice_area, precision = _areas(positives, negatives, negative_weight)
         auc, pr_auc = twice_area / 2 / (len(positives) * len(negatives)), precision / len(positives)
         error = _standard_error(*_squares(positives, negatives, auc), len(positives), len(negatives))
+    # The sorted copies are as large as the scores, so they go before the sums need memory.
     del positives, negatives
     return {**_from_sums(click_sums(logits, labels)), "auc": auc, "auc_standard_error": error, "pr_auc": pr_auc}
 
@@ -261,6 +269,7 @@ def histogram_metrics(
     auc = error = standard_error = None
     if num_negative and num_positive:
         negatives, positives = counts.astype(np.float64)
+        # Pairs that share a bin count half, like ties, so the error is at most half of their share.
         pairs, area = num_positive * num_negative, np.cumsum(negatives) - negatives / 2
         auc, error = float(positives @ area / pairs), float(positives @ negatives / 2 / pairs)
         above, below = area / num_negative, 1 - (np.cumsum(positives) - positives / 2) / num_positive
@@ -304,6 +313,7 @@ def click_sums(
     In order: samples, positives, loss, right guesses and predictions; predictions - labels in each bin of predictions;
     the values of each of `MEANS`.
     """
+    # One array serves one sum after the other, since a split may have hundreds of millions of rows.
     values, gaps, right = np.empty(len(labels)), np.zeros(CALIBRATION_BINS), 0.0
     weight = np.broadcast_to(np.float64(1), len(labels)) if weights is None else weights.astype(np.float64)
     starts = range(0, len(labels), BLOCK_ROWS)
@@ -315,6 +325,7 @@ def click_sums(
     loss = values.sum()  # sum all at once: numpy adds in pairs, so that rounding does not grow
     for block in blocks:
         preds = 1 / (1 + np.exp(-np.clip(logits[block].astype(np.float64), -700, 700)))
+        # A probability of 1 belongs to the last bin.
         bins = np.minimum((preds * CALIBRATION_BINS).astype(np.int64), CALIBRATION_BINS - 1)
         gaps += np.bincount(bins, (preds - labels[block]) * weight[block], CALIBRATION_BINS)
         values[block] = preds * weight[block]
@@ -405,7 +416,9 @@ def _weighted_areas(
 def _areas(positives: NDArray[np.float32], negatives: NDArray[np.float32], negative_weight: float) -> tuple[int, float]:
     """Return twice the number of pairs in the right order (ties: half) and the sum of precisions; scores ascend."""
     p, n = len(positives), len(negatives)
+    # Each pair counts twice, so that ties, which count half, leave an exact integer.
     twice_area, total, compensation = 0, 0.0, 0.0
+    # Both arrays are sorted, so merging them from the top needs neither a sort of all scores nor a copy.
     while p > 0 or n > 0:
         from_positives = n == 0 or (p > 0 and positives[p - 1] >= negatives[n - 1])
         score = positives[p - 1] if from_positives else negatives[n - 1]

@@ -68,6 +68,7 @@ def _nvml(device: torch.device) -> Counter | None:
         pynvml.nvmlInit()
         uuid = str(torch.cuda.get_device_properties(device).uuid)
         handle = pynvml.nvmlDeviceGetHandleByUUID((uuid if uuid.startswith("GPU-") else f"GPU-{uuid}").encode())
+        # The first call fails on a GPU without such a counter, so this is known before training.
         pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)
     except Exception as error:  # noqa: BLE001  # not installed, no driver, no such counter: each its own exception
         log.info("power: not measured (NVML: %s)", error)
@@ -83,6 +84,7 @@ def _amd(device: torch.device) -> Counter | None:
         amdsmi.amdsmi_init()
         properties: Any = torch.cuda.get_device_properties(device)
         bus = properties.pci_bus_id
+        # The numbers of GPUs may differ between torch and amdsmi, so the bus identifies this one.
         handles = amdsmi.amdsmi_get_processor_handles()
         handle = next(h for h in handles if int(amdsmi.amdsmi_get_gpu_device_bdf(h).split(":")[1], 16) == bus)
         amdsmi.amdsmi_get_energy_count(handle)
@@ -102,6 +104,7 @@ def _rapl(root: Path) -> Counter | None:
     packages = []
     for zone in sorted(root.glob("*rapl:*")):
         try:
+            # Zones below a package count a part of its energy once more.
             if zone.name.count(":") == 1 and (zone / "name").read_text(encoding="utf-8").startswith("package"):
                 packages.append(_Package(zone))
         except (OSError, ValueError):
@@ -161,6 +164,7 @@ class StepProfiler:
         self._running.start()
 
     def _stop(self) -> None:
+        # Kernels of the last step may still be running.
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         self._running.stop()
@@ -230,6 +234,7 @@ class StepTimer:
 
     def start(self) -> None:
         """Begin (again) to time steps from now on."""
+        # Kernels of an evaluation or a save must not count as part of the next step.
         self._synchronise()
         self._began = time.perf_counter()
         self._marks = [self._mark()]
@@ -240,6 +245,7 @@ class StepTimer:
         self._synchronise()
         seconds = np.array([self._between(a, b) for a, b in pairwise(self._marks)], dtype=np.float32)
         wait, self._input_wait = self._input_wait, 0.0
+        # The end of the last step is the beginning of the next.
         self._marks = self._marks[-1:]
         now = time.perf_counter()
         self.seconds["train"] += now - self._began
@@ -250,6 +256,7 @@ class StepTimer:
     def apart(self, kind: str) -> Iterator[None]:
         """Count the time inside as `kind` (eval or checkpoint), not as training; call after `take`."""
         began = time.perf_counter()
+        # Before the first step no time is that of training.
         if self._marks:
             self.seconds["train"] += began - self._began
         try:
@@ -297,6 +304,7 @@ def step_time_histogram(step_seconds: NDArray[np.float32]) -> StepTimeHistogram:
     if not len(step_seconds):
         return StepTimeHistogram([], [])
     low, high = float(step_seconds.min()) * 1e3, float(step_seconds.max()) * 1e3
+    # The outer edges lie a little outside, so that rounding leaves no step out.
     edges = np.geomspace(low * 0.999, high * 1.001, STEP_TIME_BINS + 1)
     counts, _ = np.histogram(step_seconds.astype(np.float64) * 1e3, edges)
     return StepTimeHistogram([float(f"{edge:.5g}") for edge in edges], counts.tolist())

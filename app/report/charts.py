@@ -85,6 +85,7 @@ def truth(run: RunFiles) -> Truth | None:
     if not run.manifest.dataset.bayes:
         return None
     bayes = convert(run.manifest.dataset.bayes, _Bayes, "dataset.bayes")
+    # Scores on the labels that were drawn share their chance with the run's; an expectation does not.
     scores = (bayes.splits or {}).get(str(run.evaluation.split))
     entropy = baseline(run.evaluation.figure(BASE_RATE))[LOGLOSS]
     if scores is None or scores.sampled_auc is None or scores.sampled_logloss is None or entropy is None:
@@ -226,6 +227,7 @@ def _promises(run: RunFiles) -> list[tuple[str, str]]:
         elif abs(value - reference) <= tolerance:
             sentences.append(("good", f"Reproduces {recipe}: {difference}, within ± {tolerance}."))
         else:
+            # A better figure is no failure, but no reproduction either.
             better = (value > reference) is METRICS[key].larger_is_better
             verdict = ("plain", "Better than") if better else ("bad", "Does not reproduce")
             sentences.append((verdict[0], f"{verdict[1]} {recipe}: {difference}, tolerance ± {tolerance}."))
@@ -239,6 +241,7 @@ def not_comparable(run: RunFiles, published: dict[str, Any]) -> str | None:
         return f"The published figures are of another model ({published['model']}), so this run is not held to them."
     if rows is None or all(published.get(key) is None for key in (*COMPARED, *TESTED, *PUBLISHED)):
         return None
+    # Other files may have as many rows, so checksums decide where they are known.
     if files and sorted(run.manifest.dataset.source_md5 or ()) != sorted(files):
         return (
             f"The published figures are for other files ({published.get('data')}, by their MD5), so this run is not "
@@ -275,6 +278,7 @@ def thin_line(
     if len(finite_points) <= max_points:
         return xs[finite_points].tolist(), ys[finite_points].tolist()
     keep = {int(finite_points[0]), int(finite_points[-1])}
+    # Each stretch gives two points, and the ends of the line are two more.
     for stretch in np.array_split(finite_points, max_points // 2 - 1):
         keep |= {int(stretch[ys[stretch].argmin()]), int(stretch[ys[stretch].argmax()])}
     indices = sorted(keep)
@@ -355,6 +359,7 @@ class Chart:
     def plain(self) -> Json:
         """Return the form that report.js reads, rounded to six digits."""
         content = asdict(self)
+        # Steps need more digits than figures: nine digits tell a billion of them apart.
         for series in content["series"]:
             series["x"] = [float(f"{value:.9g}") for value in series["x"]]
             series["y"] = [None if value is None else float(f"{value:.6g}") for value in series["y"]]
@@ -530,6 +535,7 @@ def _step_times(run: RunFiles) -> Chart:
         note="Steps that count: without warm-up, evaluation and checkpoints.",
     )
     if content.counts:
+        # The axis is logarithmic, so the middle of a bin is the geometric mean of its edges.
         centres = np.sqrt(edges[:-1] * edges[1:]).tolist()
         chart.series = [Series("steps", centres, list(content.counts), "bars", 0)]
         top = max(content.counts)
@@ -599,6 +605,7 @@ def _scores(curves: Curves | None, caption: str) -> Chart:
         edges = np.array(content.edges)
         centres = ((edges[:-1] + edges[1:]) / 2).tolist()
         for samples, name, color in ((content.negative, "no click", 0), (content.positive, "click", 1)):
+            # Clicks are few, so their counts would lie flat below those of the other label.
             counts = np.array(samples, np.float64)
             density = counts / max(counts.sum(), 1) / np.diff(edges)
             chart.series.append(Series(name, centres, density.tolist(), "area", color))
@@ -627,6 +634,7 @@ def _pr(run: RunFiles, curves: Curves | None, caption: str) -> Chart:
 
 def wilson(share: float, samples: int, z: float = 1.96) -> tuple[float, float]:
     """Return Wilson's 95% interval of a share (Wilson 1927)."""
+    # Unlike the normal interval, Wilson's stays within 0 and 1 where clicks are few.
     centre = (share + z * z / (2 * samples)) / (1 + z * z / samples)
     reach = z / (1 + z * z / samples) * np.sqrt(share * (1 - share) / samples + z * z / (4 * samples * samples))
     return float(centre - reach), float(centre + reach)

@@ -175,6 +175,7 @@ def window_times(run: RunFiles) -> np.ndarray[Any, np.dtype[np.float64]]:
     for event in run.windows:
         rate, steps, last = event.samples_per_second, event.steps, event.step
         if rate and steps and not any(last - steps < start + excluded and start < last for start in starts):
+            # The last batch of an epoch may be smaller than the others, so events tell the samples where they can.
             before, after = samples_at.get(last - steps), event.samples
             is_known = before is not None and after is not None
             samples = after - before if is_known else steps * run.global_batch_size  # type: ignore[operator]
@@ -187,6 +188,7 @@ def compare_speed(first: RunGroup, second: RunGroup) -> SpeedComparison | None:
     rates = [[run.throughput.samples_per_second for run in group.runs] for group in (first, second)]
     valid_rates = [[rate for rate in group if rate] for group in rates]
     if min(map(len, valid_rates)) >= 2:
+        # Means are of seconds per sample, since times add up and rates do not.
         measured = speed_ratio([1 / rate for rate in valid_rates[0]], [1 / rate for rate in valid_rates[1]])
         return SpeedComparison(first, second, measured, f"{len(valid_rates[0])} and {len(valid_rates[1])} runs")
     if not all(valid_rates):
@@ -224,6 +226,7 @@ def compare_auc(first: RunGroup, second: RunGroup) -> AucComparison | None:
         return AucComparison(first, second, None, seeds, "", reason=_other_rows(groups[0][0], groups[1][0]))
     if reasons := [*contradictions(first), *contradictions(second)]:
         return AucComparison(first, second, None, seeds, "", reason="; ".join(reasons))
+    # Two runs of one seed share initial values and the order of rows, so their difference varies less.
     shared = sorted(values[0].keys() & values[1].keys())
     if len(shared) > 1:
         one, other = (np.array([entry[seed] for seed in shared]) for entry in values)
@@ -271,6 +274,7 @@ def _why_not_paired(runs: tuple[RunFiles, RunFiles], scores: Sequence[Scores]) -
         if served and served != of_run.about.step:
             return f"the scores of {run.name} are of step {of_run.about.step}, and step {served} is served", [run]
     one, other = scores
+    # Another encoding of the same rows has another digest.
     if one.about.dataset != other.about.dataset and not same_rows(*runs):
         digests = f"{one.about.dataset[:12]} and {other.about.dataset[:12]}"
         of_others = [
@@ -334,6 +338,7 @@ def page_name(directories: Sequence[Path]) -> str:
     """Return the file name of a comparison: the runs' names, with a digest if they are not unambiguous."""
     names = [path.resolve().name for path in directories]
     whole = "-".join(["compare", *(re.sub(r"[^\w.-]", "_", name) for name in names)])
+    # Names with a hyphen in them could make one page's name out of different runs.
     is_plain = all(re.fullmatch(r"[\w.]+", name) for name in names)
     if is_plain and len(whole) <= MAX_NAME and len({path.resolve().parent for path in directories}) == 1:
         return f"{whole}.html"

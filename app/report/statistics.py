@@ -81,6 +81,7 @@ def seeds_needed(mean: float, *deviations: float) -> int | None:
         df, noncentrality = growth * (seeds - 1), abs(mean) / math.sqrt(variance / seeds)
         return float(1 - nctdtr(df, noncentrality, stdtrit(df, UPPER)))  # the other tail is never the larger one
 
+    # More seeds always give more power, so doubling and then bisection find the smallest number.
     low, high = 1, 2
     while power(high) < POWER:
         low, high = high, 2 * high
@@ -115,6 +116,7 @@ def delong(labels: NDArray[np.bool_], first: NDArray[np.floating], second: NDArr
     error = math.sqrt(sum(float(part.var(ddof=1)) / len(part) for part in (of_positives, of_negatives)))
     if error == 0:
         return MeanDifference(mean, mean, mean, 1.0 if mean == 0 else 0.0)
+    # Rows are many, unlike seeds, so the normal distribution serves in the place of Student's t.
     reach = float(ndtri(UPPER)) * error
     return MeanDifference(mean, mean - reach, mean + reach, float(2 * ndtr(-abs(mean / error))))
 
@@ -143,6 +145,7 @@ def speed_ratio(first: Values, second: Values) -> Ratio:
     parts = tuple(float(values.var(ddof=1) / len(values) / values.mean() ** 2) for values in (a, b))
     if sum(parts) == 0:
         return Ratio(ratio, ratio, ratio)
+    # The interval is that of the logarithm, so that its lower end stays above 0.
     reach = float(stdtrit(_degrees(parts, (len(a), len(b))), UPPER)) * math.sqrt(sum(parts))
     return Ratio(ratio, ratio * math.exp(-reach), ratio * math.exp(reach))
 
