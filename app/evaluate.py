@@ -55,6 +55,7 @@ def main(config: EvaluateConfig) -> int:
             raise UserError(
                 f"keep_scores={limit}: scores are kept of clicks, and these labels are numbers; leave it out"
             )
+        # The call is for its refusal and its line in the log, before any work is done.
         run.correction(config.correct_sampling)
         require_task(trained, run.root, run.manifest)
         figures = {**_measure(run, trained, runtime, config, split), "step": run.state.step}

@@ -82,6 +82,7 @@ def table_values(manifest: Manifest) -> dict[str, Any]:
         "model.linear": LINEAR / max(1, num_sparse),
         "optimizer.sparse_weight_decay": decay,
     }
+    # With rows of one label only, the log-odds would not be finite.
     if rarer:
         values["model.initial_logit"] = math.log(rate / (1 - rate))
     if num_values >= MANY_VALUES:
@@ -92,6 +93,7 @@ def table_values(manifest: Manifest) -> dict[str, Any]:
 
 def implied_recipe(composed: Any, given: Sequence[str]) -> dict[str, Any]:
     """Return recipe=own_table for a dataset of a user's own table, or its files, if no recipe is given."""
+    # The default recipe is quickstart, so any other one has been asked for.
     if "recipe" in given or "published.recipe" in given or composed.published.recipe != "quickstart":
         return {}
     return {"recipe": RECIPE} if _is_of_own_table(composed) else {}
@@ -109,6 +111,7 @@ def implied_keys(composed: Any, given: Sequence[str]) -> dict[str, Any]:
             raise UserError(
                 f"{text}: not with the model of recipe=own_table; give another model too: model=dlrm {text}"
             )
+    # The recipe gives the share of an epoch, and both keys together are refused.
     if "train.eval_every_steps" in given:
         values["train.eval_every_fraction"] = None
     left = [name for name in composed.by_table if not {name, name.partition(".")[0]} & {*given, *values}]
@@ -198,11 +201,13 @@ def validate_new_run(config: AppConfig) -> None:
     if config.baselines and (reason := absence("baselines")) is not None:
         raise UserError(f"baselines=true: {reason}; restore it (`git checkout extensions`), or leave baselines out")
     validate_new_name(config.run.name)
+    # A recorded run may come from a larger machine, so this holds for new runs only.
     validate_threads(config.runtime)
 
 
 def validate(config: AppConfig) -> None:
     """Refuse values that cannot work, before anything is built."""
+    # Limits of single keys come first, so that the later checks can rely on them.
     check_keys(config)
     validate_train(config.train)
     validate_checkpoint(config.checkpoint)

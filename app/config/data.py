@@ -116,6 +116,7 @@ def implied_data(composed: Any, given: Sequence[str]) -> dict[str, Any]:
     """
     data = composed.data
     has_files = own_files(data) is not None
+    # The default source counts only where nothing says which dataset is meant.
     is_default = data.source is None and data.path is None and not has_files
     source = data.default_source if is_default else data.source
     values = ready_made(data, source, given)

@@ -239,6 +239,7 @@ def model_for(data: DatasetKind) -> str:
 
 EPS = {"eps": "1e-8"}  # keys of `optimizer` that an algorithm needs, with usual values
 EPS_AND_BETAS = {**EPS, "beta1": "0.9", "beta2": "0.999"}
+# FBGEMM calls the first state of every optimizer momentum1.
 FIRST, SECOND = {"exp_avg": "momentum1"}, {"exp_avg_sq": "exp_avg_sq"}
 SUM = {"sum": "momentum1"}
 

@@ -100,6 +100,7 @@ class TablesConfig(TableConfig):
 DEFAULTS = TableConfig(
     TableKind.plain, QROperation.mult, 4, None, Pooling.sum, RowWeights.learned, TableInit.torchrec, 0.01, Storage.fp32
 )
+# This is the threshold of facebookresearch/dlrm.
 DEFAULT_MIN_ROWS = 200
 SETTINGS = [item.name for item in fields(TableConfig)]
 
@@ -144,6 +145,7 @@ def validate_tables(tables: TablesConfig, embedding_dim: int) -> None:
     every = settings_of(tables)
     overrides = {name: override_of(tables, name) for name in tables.overrides}
     by_table = {name: settings_of(tables, name) for name in overrides}
+    # A setting for all tables has a use if only one table, with its override, uses it.
     _require_use("model.tables", tables, [every, *by_table.values()])
     for name, settings in by_table.items():
         _require_use(f"model.tables.overrides.{name}", overrides[name], [settings])

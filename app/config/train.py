@@ -14,6 +14,7 @@ from common.keys import MISSING, key, shown
 from common.machine import usable_cpus
 
 NOT_IN_NAMES = frozenset("/\\$;&|<>*?\"'`!(){}[]#~")
+# File systems take names of at most 255 bytes, and other names are made from this one.
 MAX_NAME_BYTES = 200
 # MLPerf Training 6.1 rules for dlrmv4: three times the samples before the first evaluation; a minimum, and per batch.
 DLRMV4_FIRST_EVAL, DLRMV4_FIRST_EVAL_PER_BATCH = 135_331_840, 4480
@@ -347,6 +348,7 @@ def samples_of(train: TrainConfig, rows: int, steps: int) -> int:
     """Return the samples of a run's first steps; rows: number in the training split."""
     if train.drop_last:
         return steps * train.global_batch_size
+    # The last batch of an epoch may be smaller, so whole epochs are counted by their rows.
     epochs, others = divmod(steps, steps_per_epoch(train, rows))
     return epochs * rows + others * train.global_batch_size
 
@@ -514,6 +516,7 @@ def validate_optimizer(optimizer: OptimizerConfig) -> None:
         raise UserError(
             f"optimizer.dense={optimizer.dense.value}: only tables have rows; use {optimizer.dense.plain.value}"
         )
+    # One key serves the algorithms of tables and of layers, so it is needed if either needs it.
     optimizers = {optimizer.name, optimizer.dense_name}
     names = " and ".join(sorted(name.value for name in optimizers))
     usual_values = {name: usual for each in optimizers for name, usual in each.algorithm.settings.items()}

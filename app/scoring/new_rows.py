@@ -186,6 +186,7 @@ class RowScorer:
 
     def scored(self, rows: NewRows, block: ParsedRows, id_column: str) -> Scored:
         """Return everything that a ranking of parsed rows needs."""
+        # Equal scores are ranked in an order that does not depend on the order in the file.
         encoder, order = self.encoder, _canonical_order(rows, self.encoder)
         unknown = encoder.unknown(block)
         return Scored(row_names(rows, id_column), self.logits(block, order), order, unknown, encoder.features, {})
@@ -280,6 +281,7 @@ class LabelledRows:
         """
         rows = EvaluatedRows(self.arrays, scorer)
         new, own = scorer.evaluate(NEW_ROWS, corrected=corrected, rows=rows).figures, None
+        # An unknown split is an error, but an empty one merely has nothing to compare with.
         if own_split not in scorer.manifest.splits or scorer.manifest.splits[own_split].rows:
             scorer.runtime.on_rank_0(
                 lambda: verify_splits(scorer.root, scorer.manifest, [own_split], scorer.config.data)
@@ -306,6 +308,7 @@ class EvaluatedRows:
         """Yield this process's parts of global batches, padded to equal size."""
         local_size = global_batch_size // self._runtime.world_size
         builder, offset = self._maker.of_size(local_size), self._runtime.rank * local_size
+        # All processes yield equally many batches, even empty ones, since to score them is a collective call.
         for start in range(offset, self.rows + offset, global_batch_size):
             yield builder.batch(self._arrays.part(min(start, self.rows), min(start + local_size, self.rows)))
 

@@ -48,6 +48,7 @@ def packed_rows(weight: Tensor, precision: TablePrecision) -> tuple[Tensor, Tens
         return weight.half().view(torch.uint8), None
     low, high = weight.amin(dim=1), weight.amax(dim=1)
     bias = low.half()
+    # FBGEMM keeps scale and bias in fp16, where a value that is too large would become infinite.
     _require_fp16(torch.cat([bias, ((high - bias) / (2 ** BITS[precision] - 1)).half()]), weight, precision)
     fused = torch.ops.fbgemm.FloatOrHalfToFusedNBitRowwiseQuantizedSBHalf(weight, BITS[precision])
     return fused[:, :-SCALE_AND_BIAS_BYTES], fused[:, -SCALE_AND_BIAS_BYTES:]
@@ -89,6 +90,7 @@ class _Lookup(nn.Module):
 
     def forward(self, features: KeyedJaggedTensor) -> Tensor:
         """Look up bags under these keys, in this order: [B, sum of d] float32, or [L, d] without pooling."""
+        # FBGEMM's operator for inference takes ids and offsets in int32.
         return self.tables(features.values().int(), features.offsets().int())
 
 
@@ -98,6 +100,7 @@ class PackedBags(nn.Module):
     def __init__(self, sources: Sequence[Source], precision: TablePrecision, device: torch.device) -> None:
         super().__init__()
         lookups = []
+        # One of FBGEMM's operators has one kind of pooling for all its tables.
         for mean, pooling in ((False, PoolingMode.SUM), (True, PoolingMode.MEAN)):
             group = [source for source in sources if source[0].mean is mean]
             if group:
@@ -142,6 +145,7 @@ def unsharded(config: AppConfig, manifest: Manifest) -> DLRM:
     multi_hot = planner.multi_hot_features(config.data.multi_hot, manifest)
     sparse_arch = make_sparse_arch(config.model, manifest.num_embeddings, multi_hot, initial=False)
     model = DLRM(config.model, len(manifest.schema["dense"]), len(manifest.num_embeddings), sparse_arch)
+    # Tables are declared without memory, which a whole model needs here.
     for collection in sparse_arch.collections:
         collection.to_empty(device=torch.device("cpu"))
     return model
