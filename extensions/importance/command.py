@@ -143,6 +143,7 @@ def importances(
     """
     until = time.monotonic() + (config.seconds or float("inf"))
     size = len(scored.rows.labels)
+    # Permutations depend on seed and rows alone, so figures repeat and all features have the same permutations.
     orders = [np.random.default_rng([config.seed, number]).permutation(size) for number in range(config.repeats)]
     features, missing = [], []
     for feature in columns_of(scorer.manifest):
@@ -189,6 +190,7 @@ def main(config: ImportanceConfig) -> int:
     trained = checkpointer.trained_config(directory, config.runtime, config.data.path)
     require_dlrm(trained.model, "importance")
     require_own_scores(trained.model, "importance")
+    # The error of a histogram could hide a small loss, so metrics of these rows are exact.
     evaluation = replace(trained.eval, group_by=None, exact_rows=max(trained.eval.exact_rows, config.rows))
     trained = replace(trained, eval=evaluation)
     validate(trained)
@@ -234,6 +236,7 @@ def _norms(directory: Path, scorer: Predictor) -> dict[str, float]:
     """Return the mean norm of the rows of each sparse feature's (first) table, as the run's summary has it."""
     summary, arch = read_summary(directory), scorer.model.module.sparse_arch
     measured = summary.tables if summary else {}
+    # The first of a feature's two tables counts, so it comes last here and replaces the other.
     tables = {arch.feature_of[key]: table.name for table in reversed(arch.tables) for key in table.keys}
     return {feature: measured[name].mean_norm for feature, name in tables.items() if name in measured}
 

@@ -105,6 +105,7 @@ def _slices(measured: Importance, column: str, values: list[Json]) -> FoldedTabl
         of_metrics = (figures.figure(name) for name in names)
         texts = (ABSENT if each is None else figure(each) for each in of_metrics)
         rows.append([str(value["value"]), count(figures.samples), *texts])
+    # Labels decide which metrics there are, so columns without any value are left out.
     kept = [place for place in range(len(names) + 2) if place < 2 or any(row[place] != ABSENT for row in rows)]
     columns = [column, "Rows", *(METRICS[name].title for name in names)]
     table = ReportTable(

@@ -30,6 +30,7 @@ def values_of_hstu(keys: Any, config: AppConfig, world_size: int) -> Json:
     dense_name, sparse_name = optimizer.dense_name.value, optimizer.name.value
     precision = "fp32" if arithmetic is None else arithmetic.value
     qcomm = config.sharding.qcomm
+    # The rules ask for the lowest precision of any exchange.
     comm_precision = min(qcomm.forward.value, qcomm.backward.value, key=BY_PRECISION.index)
     return {
         keys.OPT_NAME: OPTIMIZERS.get(dense_name, dense_name),
@@ -82,6 +83,7 @@ _IMPORTED_AT = time.time()
 def process_start() -> float:
     """Return the start of this process in seconds since 1970, or else when this module was imported."""
     try:
+        # A process's name may have blanks and brackets in it, so fields are counted behind the last bracket.
         ticks = int(Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19])
         age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
     except (OSError, AttributeError):
@@ -104,6 +106,7 @@ class MLPerf:
         self._config, self._rows, self._world_size = config, rows, world_size
         self._steps_per_epoch = max(1, steps_per_epoch(config.train, rows["train"]))
         past, entries = _until(path, from_step, self._steps_per_epoch) if from_step else ([], [])
+        # A resumed run knows only from the lines that are left which block or epoch is open.
         steps = [entry.metadata.step for entry in entries if entry.key == constants.EVAL_ACCURACY]
         blocks = [entry.key for entry in entries if entry.key in (constants.BLOCK_START, constants.BLOCK_STOP)]
         self._evaluated = steps[-1] if steps else None
@@ -130,6 +133,7 @@ class MLPerf:
         # A run that was killed after an evaluation may evaluate again.
         if not isinstance(event, EvaluationEvent) or event.event != "eval" or step == self._evaluated:
             return
+        # The event comes after the evaluation, whose start is reckoned back from its duration.
         self._evaluated, began = step, int((time.time() - (event.eval_seconds or 0.0)) * 1000)
         self._start_part()
         if self._by_block:
@@ -138,6 +142,7 @@ class MLPerf:
         self._log.event(keys.EVAL_ACCURACY, event.auc, metadata=about)
         self._log.end(keys.EVAL_STOP, metadata=about)
         self._part_from = (step, int(time.time() * 1000))
+        # Several epochs may have ended since the last evaluation.
         while not self._by_block and step >= (self._epoch + 1) * self._steps_per_epoch:
             self._start_part()
             self._stop_epoch(step)
@@ -255,6 +260,7 @@ def _until(path: Path, step: int, epoch_steps: int) -> tuple[list[str], list[_En
         except ValueError:
             continue
         at, epochs = entry.metadata.step, entry.metadata.epoch_num
+        # A run that ends within an epoch stops that epoch in the log. If it goes on, the epoch is still open.
         partial = entry.key == "epoch_stop" and at < epochs * epoch_steps
         past = at <= step and entry.key != "run_stop" and not partial
         if past and line.endswith("\n"):

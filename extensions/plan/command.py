@@ -186,6 +186,7 @@ class Estimate(NamedTuple):
 
 def estimates(model: nn.Module, plan: Plan, workload: Workload) -> dict[str, list[Estimate]]:
     """Return TorchRec's estimates for the shards of each table, by table. Accept plans from any source."""
+    # The plan is TorchRec's only choice here, so that its estimates compare with those of other plans.
     as_planned = {
         name: Choice(
             name,
@@ -259,6 +260,7 @@ def forecast_plan(
     on_host = all(rank.device_bytes == 0 for rank in ranks)
     room = capacity(workload)
     headroom = room - max(rank.host_bytes if on_host else rank.device_bytes for rank in ranks)
+    # All processes wait for the slowest.
     step_ms, mean = max(rank.total_ms for rank in ranks), sum(rank.total_ms for rank in ranks) / len(ranks)
     document.ranks = [RankCost(**rank._asdict(), total_ms=rank.total_ms) for rank in ranks]
     document.forecast = Forecast(
@@ -274,6 +276,7 @@ def forecast_plan(
 def capacity(workload: Workload) -> int:
     """Return the bytes for tables on each device; for a CPU, of host memory."""
     storage = workload.topology.devices[0].storage
+    # The reserve is taken off a CPU's topology already.
     if workload.topology.compute_device == "cpu":
         return int(storage.ddr)
     return int(storage.hbm * (1 - workload.reserve))
@@ -307,6 +310,7 @@ def _reason(planned: TablePlan, estimate: Estimate, ways: Mapping[str, Estimate]
     else:
         text = f"over {len(planned.ranks)} rank(s), {ms:.3f} ms and {size} on each"
         text += f"; whole on one: {whole.total_ms:.3f} ms, {_size(whole.total_bytes)}" if whole else ""
+    # A difference below a thousandth is rounding of the estimates.
     others = {kind: way.total_ms for kind, way in ways.items() if kind != planned.type and way.total_ms < ms * 0.999}
     if others:
         kind = min(others, key=lambda kind: others[kind])
@@ -482,6 +486,7 @@ def main(config: PlanAppConfig) -> int:
     try:
         plan = structs.replace(_planned(config, resolved, tables, bag_sizes), what_if=what_if)
     except UserError:
+        # Where no plan fits, the alternatives may show which would.
         if what_if:
             print("\n".join(what_if_lines(what_if)))
         raise
@@ -491,6 +496,7 @@ def main(config: PlanAppConfig) -> int:
     if config.plan.against is not None:
         _, before = load_plan("plan.against", Path(config.plan.against), ForecastFile)
         lines += ["", *diff_lines(before, plan, config.plan.against)]
+    # The JSON has standard output to itself, so that a program can read it.
     print("\n".join(lines), file=sys.stderr if config.plan.out == "-" else sys.stdout)
     text = encode(plan, indent=1) + "\n"
     if config.plan.out == "-":
@@ -512,6 +518,7 @@ def _planned(
     choices = {}
     if config.sharding.plan is None:
         choices = planner.choices(config.sharding, config.optimizer, parts, device, plan.world_size)
+    # Reasons compare with every type, also with those that the configuration rules out.
     everything = replace(config.sharding, types=AUTO_SHARDING, tables={}, min_partition=None)
     possible = table_choices(everything, name, parts, device.type)
     return structs.replace(
@@ -541,6 +548,7 @@ def _what_if(
         global_batch_size=global_batch_size,
         forecast=None,
     )
+    # A plan's file is for one number of devices, so alternatives are planned anew.
     other = replace(
         config,
         train=replace(config.train, global_batch_size=global_batch_size),
@@ -549,6 +557,7 @@ def _what_if(
     try:
         plan = _planned(other, resolved, tables, bag_sizes)
     except UserError as error:
+        # The remedy behind the semicolon would stand in each line of the table.
         case.problem = str(error).split(";")[0]
         return case
     slowest = max(plan.ranks or [], key=lambda rank: rank.total_ms)

@@ -286,6 +286,7 @@ def training_arguments(arguments: Sequence[str]) -> list[str]:
 
 def changed_keys(arguments: Sequence[str]) -> list[str]:
     """Return every `key=value` in which app.train's arguments differ from the recipe alone, on the same data."""
+    # The recipe on the user's own paths, or with a model that it is published for, is still that recipe.
     choices = {_key(each): each for each in arguments if _key(each) in ("recipe", "model", *PLACES)}
     recipe, model = (choices.get(group, "").partition("=")[2] for group in ("recipe", "model"))
     if not (CONFIG_DIR / f"bars/{recipe}_{model}.yaml").is_file():  # the recipe is published with one model
@@ -304,6 +305,7 @@ def changed_keys(arguments: Sequence[str]) -> list[str]:
 
 def is_of_recipe(key: str) -> bool:
     """Return whether a key may change what a recipe learns, or what is measured and published about it."""
+    # This key decides whether the best or the last checkpoint is measured.
     return key == "checkpoint.keep_best" or not key.startswith(BESIDE_RECIPE)
 
 
@@ -325,6 +327,7 @@ def run_seeds(seeds: Sequence[Seed], arguments: Sequence[str], processes: int | 
         print(f"seed {seed.number} of {len(seeds)}: {seed.directory}", flush=True)
         status = EXIT_DONE
         if seed.status not in DONE:
+            # The process of a killed command may still be saving this run.
             wait_for_orphan(seed.directory)
             status = run_module([*launcher, "app.train", *arguments, *seed.overrides])
         if not status:
@@ -410,6 +413,7 @@ def summarise(
         commit=commits.pop() if len(commits) == 1 else None,
         dirty=any(run.run.manifest.code and run.run.manifest.code.dirty_diff_sha256 for run in runs),
         seconds=sum(seconds) if seconds else None,
+        # A sum over a part of the runs would be too low.
         joules=sum(joules) if joules and len(joules) == len(seconds) else None,
         verdict=[
             *_progress(records),
@@ -496,6 +500,7 @@ def figures_of(config: ReproduceConfig, runs: Sequence[Finished], is_judged: boo
             values = [value for value in of_seed.values() if value is not None]
             measured = spread(values) if values else None
             judged = is_inside(measured, reference, published.tolerance)
+            # Such runs end at the published figure or above it, so the interval would say nothing.
             if judged is not None and is_target(config, split, metric):
                 judged = not _count_misses(runs)
             figures.append(
@@ -801,6 +806,7 @@ def _reproduce(config: ReproduceConfig, arguments: Sequence[str], seeds: Sequenc
     # Written before the runs, so that a resuming command can compare its arguments.
     _write(config, arguments, seeds, {}, out)
     failed = run_seeds(seeds, arguments, config.processes)
+    # After a refused first run nothing is left, so that the corrected command is not refused for its other keys.
     if EXIT_BAD_INPUT in failed.values() and not have_begun(seeds):
         for name in (DOCUMENT, PAGE):
             (out / name).unlink(missing_ok=True)

@@ -27,6 +27,7 @@ class MLflow:
         self._entities: Any = importlib.import_module("mlflow.entities")
         self._id, self._last_step = (id_file.read_text(encoding="utf-8").strip(), -1) if id_file.exists() else ("", -1)
         if self._id:
+            # A run that was killed may have sent steps that it trains again.
             history = self._client.get_metric_history(self._id, "train/loss")
             self._last_step = max((metric.step for metric in history), default=-1)
             self._client.set_terminated(self._id, status="RUNNING")
@@ -58,6 +59,7 @@ class WeightsAndBiases:
     def __init__(self, project: str, run: str, settings: Settings, id_file: Path) -> None:
         """`id_file`: the file that remembers the run's id; W&B's own files lie beside it."""
         wandb: Any = importlib.import_module("wandb")
+        # W&B continues a run only under the id that it began with.
         number = id_file.read_text(encoding="utf-8").strip() if id_file.exists() else uuid.uuid4().hex
         self._run = wandb.init(
             project=project, name=run, id=number, resume="allow", config=dict(settings), dir=str(id_file.parent)

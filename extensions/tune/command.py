@@ -88,6 +88,7 @@ def _values_of(name: str, values: Any) -> Range | tuple[str, ...]:
     if len(texts) < 2:
         raise UserError(f"search.{name}={as_override(values)}: must be a list of two or more different values")
     numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
+    # Two whole numbers are two choices. A fraction or an exponent makes numbers the ends of a range.
     if len(values) == len(numbers) == 2 and any(isinstance(value, float) for value in values):
         if numbers[0] >= numbers[1]:
             raise UserError(f"search.{name}={as_override(values)}: a range is [low,high]; write the lower number first")
@@ -119,6 +120,7 @@ def draw(trial: Trial, space: Space) -> None:
 
 def overrides_of(parameters: dict[str, Any]) -> list[str]:
     """Return drawn values as `key=value`, numbers of a range with four digits."""
+    # A number is rounded before training, so that the setting that is printed is the one that was trained.
     return [
         f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}" for name, value in parameters.items()
     ]
@@ -224,7 +226,9 @@ def train(run: TuneRun, arguments: Sequence[str], monitor: Monitor, watch: Watch
     """
     if run.is_done:
         return EXIT_DONE
+    # The process of a search that was killed may still train this run.
     wait_for_orphan(run.directory)
+    # A trial's output would hide the search's own lines, so it is kept back unless the run fails.
     with tempfile.TemporaryFile() as log:
         words = ["app.train", *QUIET, *arguments, *run.overrides]
         status = _watched(start_module(words, subprocess.DEVNULL, log), run, monitor, watch)
@@ -248,6 +252,7 @@ def _watched(process: subprocess.Popen[bytes], run: TuneRun, monitor: Monitor, w
             raise
         else:
             return STOPPED_BY_WATCH if is_stopped else status
+        # A trial is a run like any other, whose own file tells its evaluations.
         evaluations = read_evaluations(run.directory) if (run.directory / METRICS).exists() else []
         for evaluation in evaluations[seen:]:
             value = monitored_value(evaluation.figures(), monitor)
@@ -311,6 +316,7 @@ class Outcome:
     @property
     def taken(self) -> int:
         """Return the place of the finalist to take; 0 if none is better by more than chance."""
+        # The best of many trials leads by chance, too, so only a significant gain is taken.
         better = [
             (difference.mean, place)
             for place, difference in enumerate(self.differences, start=1)
@@ -454,6 +460,7 @@ def main(config: TuneConfig) -> int:
     """Search, train the finalists, write the page, and return the exit status."""
     logging.basicConfig(format="%(message)s")
     arguments, space, out = training_arguments(sys.argv[1:]), space_of(config.search), Path(config.out)
+    # A setting that cannot work is refused before the first trial, not in the middle of the search.
     for overrides in ends(space):
         validate_new_run(compose_config(AppConfig, CONFIG_DIR, [*arguments, *overrides]))
     study = open_study(out, arguments, space)
@@ -484,6 +491,7 @@ def open_study(out: Path, arguments: Sequence[str], space: Space) -> Study:
         raise UserError("optuna is not installed: run `make tune`, or pip install optuna") from error
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     out.mkdir(parents=True, exist_ok=True)
+    # Scores are negated where smaller is better, so a study always maximises.
     study = optuna.create_study(
         storage=f"sqlite:///{(out / DATABASE).resolve()}",
         study_name="tune",
@@ -502,6 +510,7 @@ def open_study(out: Path, arguments: Sequence[str], space: Space) -> Study:
 
 def _tune(config: TuneConfig, arguments: Sequence[str], space: Space, study: Study) -> int:
     out, monitor, seed = Path(config.out), config.train.monitor, config.train.seed
+    # Optuna does not draw trial 0: it is what all others are compared with.
     base = TuneRun(0, seed, [], out / "trial_0")
     progress = Progress(config.trials + (1 + config.finalists) * config.seeds)
     progress.begin(f"{base.directory}: the configuration as it is")
@@ -516,6 +525,7 @@ def _tune(config: TuneConfig, arguments: Sequence[str], space: Space, study: Stu
     best = sorted((each for each in tried[1:] if each.is_ranked), key=lambda each: -(each.score or 0.0))
     finalists = [_finalist(each.run, arguments, config, progress) for each in [tried[0], *best[: config.finalists]]]
     outcome = Outcome(tried, finalists, monitor)
+    # Test is scored once, after the choice: a choice by test would make its figures too good.
     for finalist in {0: finalists[0], outcome.taken: finalists[outcome.taken]}.values():
         finalist.tested += [test_figures(run) for run in finalist.runs]
     _write(config, outcome)
@@ -561,6 +571,7 @@ def _try(
     reported = study.trials[number - 1].intermediate_values  # before a kill
 
     def watch(step: int, score: float) -> bool:
+        # Steps from before a kill are in the study already.
         if step not in reported:
             trial.report(score, step)
         return trial.should_prune()
