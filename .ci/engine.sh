@@ -125,11 +125,13 @@ download_wheels() {
   rm -rf "$wheels.part"
   local download=(python3 -m pip --disable-pip-version-check download --quiet --no-deps --dest "$wheels.part")
   "${download[@]}" --require-hashes -r requirements/train.lock -r requirements/installer.lock
+  # The group onnx of the training image: of dev.lock the packages that train.lock lacks.
+  "${download[@]}" -r <(grep -E '^(flatbuffers|ml-dtypes|onnx|onnxruntime)==' requirements/dev.lock | tr -d '\\')
   # setuptools and wheel: a package that comes as source is built with them.
   "${download[@]}" -r requirements/torch.in wheel
   mv "$wheels.part" "$wheels"
 }
-wheels=$cache/wheels-$(cat requirements/*.lock requirements/torch.in | sha256sum | cut -c1-12)
+wheels=$cache/wheels-$(cat requirements/*.lock requirements/torch.in .ci/engine.sh | sha256sum | cut -c1-12)
 
 # In name spaces of its own: no mount, bridge or firewall rule of it is seen outside, or stays; and it has no network,
 # so whatever an image asks of one fails; names too, at once instead of after the resolver's patience (--dns).
