@@ -239,8 +239,10 @@ check_limits() {
     train.max_steps=20 || fail "training as any user in a read-only container"
   step no-tmp "${run[@]}" "$cpu_image" app.train data.path=data/synthetic >"$state/shown.log" || status=$?
   [ "$status" = 2 ] && grep -h 'add --tmpfs /tmp' "$state/no-tmp.log" || fail "status $status without a writable /tmp"
-  step quota docker run --rm --cpus 0.5 --memory 3g "$cpu_image" app.doctor || true # memory: a warning
-  grep -h '0.5 of .* usable (cgroup.s limit), 1 thread' "$state/quota.log" || fail "the quota is not seen"
+  step cpus docker run --rm --cpus 0.5 --entrypoint python "$cpu_image" \
+    -c 'from common.machine import cpu_quota, usable_cpus; print(cpu_quota(), usable_cpus())'
+  grep -hx '0.5 1' "$state/cpus.log" || fail "the quota is not seen"
+  step quota docker run --rm --memory 3g "$cpu_image" app.doctor || true # memory: a warning
   grep -h '3.0 GiB (cgroup.s limit' "$state/quota.log" || fail "the memory limit is not seen"
   status=0
   step tiny docker run --rm --memory 300m "$cpu_image" app.train >"$state/shown.log" || status=$?
