@@ -1,4 +1,4 @@
-"""What this machine gives: processors, memory, NUMA nodes, limits of a container; the build of FBGEMM."""
+"""Resources of this machine: processors, memory, NUMA nodes, limits of a container; the build of FBGEMM."""
 
 import ctypes
 import importlib.metadata

@@ -92,7 +92,7 @@ def install_missing(environment: Path, wanted: Iterable[str], gpu: dict[str, Any
         log(f"installing the releases made for this torch: {', '.join(added)}")
         # --no-deps: their requirements are installed next, under the constraints.
         failure = f"pip found no {' or no '.join(added)} (docs/compatibility.md)"
-        run([*pip, "--no-user", "--no-deps", *added], failure)
+        run([*pip, "--no-deps", *added], failure)
     # By module too: FBGEMM's GPU builds go by several names, and one built from source may have none.
     has = (*gpu["distributions"], "torch", "torchrec")
     names = {requirement: normalize(re.split(r"[^\w.-]", requirement)[0]) for requirement in wanted}
@@ -104,7 +104,7 @@ def install_missing(environment: Path, wanted: Iterable[str], gpu: dict[str, Any
         readable = {n: v for n, v in gpu["distributions"].items() if CANONICAL_VERSION.fullmatch(v)}
         constraints.write_text("".join(f"{n}=={v}\n" for n, v in readable.items()), encoding="utf-8")
         failure = "pip found no versions that leave the packages of this Python unchanged"
-        run([*pip, "--no-user", "-c", constraints, *missing], failure)
+        run([*pip, "-c", constraints, *missing], failure)
 
 
 def normalize(name: str) -> str:

@@ -78,7 +78,7 @@ def read_state(environment: Path) -> dict[str, Any] | None:
 
 def write_state(environment: Path, made_from: dict[str, Any], groups: Sequence[str], whole: bool) -> None:
     """Write the state file atomically."""
-    state = {"whole": whole, "base": sys.executable, "made_from": made_from, "groups": sorted(groups)}
+    state = {"whole": whole, "base": sys.executable, "made_from": made_from, "groups": [*groups]}
     temporary = environment / "clickwork.json.tmp"
     temporary.write_text(json.dumps(state, indent=1) + "\n", encoding="utf-8")
     temporary.replace(environment / "clickwork.json")
@@ -117,7 +117,7 @@ def build(environment: Path, groups: Sequence[str], missing: list[str] | None, m
     """Build the environment from nothing, or add the missing groups to it."""
     started, python = time.monotonic(), environment / "bin" / "python"
     state = read_state(environment)
-    groups = [*groups, *(state["groups"] if state else [])]
+    groups = sorted({*groups, *(state["groups"] if state else [])})
     if missing is not None:
         refuse_others(environment, f"lacks {' and '.join(missing)}")
     else:
@@ -132,7 +132,8 @@ def build(environment: Path, groups: Sequence[str], missing: list[str] | None, m
     gpu, torch = made_from["gpu_stack"], None
     if gpu and "torch" in gpu:
         torch = gpu["torch"]
-        gpu_stack.install_missing(environment, [line for group in groups for line in read_groups()[group]], gpu)
+        requirements = read_groups()
+        gpu_stack.install_missing(environment, [line for group in groups for line in requirements[group]], gpu)
     else:
         if gpu and missing is None:
             log(f"{gpu['incomplete']}: installing the CPU stack beside it")
@@ -143,7 +144,7 @@ def build(environment: Path, groups: Sequence[str], missing: list[str] | None, m
         write_command(environment / "bin" / "clickwork", python)
         write_path(environment)
     write_state(environment, made_from, groups, whole=True)
-    log(f"ready after {time.monotonic() - started:.0f} s: {', '.join(sorted({*groups}))}")
+    log(f"ready after {time.monotonic() - started:.0f} s: {', '.join(groups)}")
 
 
 def write_command(path: Path, python: Path) -> None:

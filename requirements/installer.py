@@ -1,4 +1,4 @@
-"""What installs packages: uv, from the PATH or got by pip, with pip's settings; pip itself where uv cannot be had."""
+"""Installer of packages: uv, from the PATH or got by pip, with pip's settings; pip itself where uv cannot be had."""
 
 from __future__ import annotations
 

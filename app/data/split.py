@@ -84,7 +84,7 @@ class SplitShards:
         # A read of no rows has no pieces, so each list begins with empty bags.
         bags: list[list[Bags]] = [[NO_BAGS] for _ in self._ragged]
         places, first, valid = [np.empty(0, np.int64)], 0, True
-        # gather_rows only tells whether any value is bad. The checks that find the value run only then.
+        # gather_rows only reports whether any value is bad. The checks that find the value run only then.
         for piece in (piece for start, stop in ranges for piece in self._pieces(start, stop)):
             of_labels = piece.labels.view(np.int32), self._label_limit, bits
             valid &= gather_rows(*of_labels, piece.dense, piece.sparse, first, order, self._limits, dense, sparse)

@@ -327,7 +327,7 @@ class _OneDNN(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, Tensor, Tensor, None]:
         inputs, weight, outputs = ctx.saved_tensors
         grad = grad_outputs[0].contiguous()
-        # The output of a ReLU tells where its input was positive, so the input need not be kept.
+        # The output of a ReLU shows where its input was positive, so the input need not be kept.
         if outputs is not None:
             grad = torch.ops.aten.threshold_backward(grad, outputs, 0)
         of_inputs = torch.ops.clickwork.linear(grad, weight.t(), None, False) if ctx.needs_input_grad[0] else None

@@ -73,7 +73,7 @@ class RunFiles:
         """The newest evaluation; without split and samples if there was none."""
         if self.summary and self.summary.last.is_measured:
             return self.summary.last
-        # A run without a summary goes on or was killed: its events tell its last evaluation.
+        # A run without a summary still trains or was killed: its events have its last evaluation.
         evaluations = self.evaluations
         return evaluations[-1].figures() if evaluations else EvaluationFigures(auc=None)
 

@@ -187,7 +187,7 @@ def start(config: RuntimeConfig, seed: int, deterministic: bool | str) -> Runtim
     launched = _launched()
     os.environ.setdefault("LOCAL_WORLD_SIZE", "1")  # TorchRec reads it too
     local_world_size = int(os.environ["LOCAL_WORLD_SIZE"])
-    # Bad settings end this process before it meets the others, which are then told of its refusal.
+    # Bad settings end this process before it meets the others, which then learn of its refusal.
     platform, device, num_threads = _set_up(config, seed, deterministic, launched, local_world_size)
     if deterministic == LAYOUT and platform is Platform.cpu:
         num_threads = layout_threads(config.num_threads, num_threads)
@@ -268,7 +268,7 @@ def require_strict_products(num_threads: int) -> None:
     `app` sets MKL_CBWR, which MKL reads at its first product. That is too late if torchrec was imported before.
     """
     setting = f"train.deterministic={LAYOUT}"
-    # The variable tells what was asked of MKL, and MKL itself what is in force: it reads the variable once, early.
+    # The variable shows what was requested of MKL, and MKL itself what is in force: it reads the variable once, early.
     try:
         mode = ctypes.CDLL(str(Path(torch.__file__).parent / "lib/libtorch_cpu.so")).mkl_serv_cbwr_get(ALL_MODES)
     except (OSError, AttributeError):  # torch uses another library for products

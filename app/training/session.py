@@ -1,4 +1,4 @@
-"""What a step of training needs: model, optimizer and loss, batches on the device, and the window of losses."""
+"""Model, optimizer and loss of a training step, batches on the device, and the window of losses."""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
