@@ -26,8 +26,7 @@ from app.data import prepare
 from app.data.split import TRAIN, verify_splits
 from app.record.directory import RunDirectory
 from app.report.page import REPORT, write_report
-from app.runtime import platform
-from app.runtime import platform as process_group
+from app.runtime.platform import FailureAdvice, Runtime, joined
 from app.trackers import require_clients
 from app.training import agreement, evaluator, meta_build, session
 from app.training.loop import TrainingRun
@@ -55,7 +54,7 @@ def main(config: AppConfig) -> int:
         step.require(config)
 
     checkpoints = Path(config.run.dir) / files.CHECKPOINTS
-    advice = process_group.FailureAdvice(LESS_MEMORY, lambda: files.resumption(checkpoints))
+    advice = FailureAdvice(LESS_MEMORY, lambda: files.resumption(checkpoints))
     try:
         status = _join_and_train(config, advice, began)
     except Interrupted as error:  # raised before the first step only
@@ -72,12 +71,12 @@ def main(config: AppConfig) -> int:
     return status
 
 
-def _join_and_train(config: AppConfig, advice: process_group.FailureAdvice, began: float) -> int:
+def _join_and_train(config: AppConfig, advice: FailureAdvice, began: float) -> int:
     """Join the processes of the job, or be its only one, and train; return the exit status."""
     only_built = meta_build.is_wanted(config)
     # A run that is only built computes nothing, so this machine need not have its precision.
     arithmetic = replace(config.runtime, precision=None) if only_built else config.runtime
-    with process_group.joined(replace(config, runtime=arithmetic), advice) as runtime:
+    with joined(replace(config, runtime=arithmetic), advice) as runtime:
         agreement.require_same_program(config, runtime)
         record = RunDirectory(Path(config.run.dir), runtime.rank)
         try:
@@ -88,7 +87,7 @@ def _join_and_train(config: AppConfig, advice: process_group.FailureAdvice, bega
             record.release()
 
 
-def _train(config: AppConfig, runtime: platform.Runtime, record: RunDirectory, began: float) -> int:
+def _train(config: AppConfig, runtime: Runtime, record: RunDirectory, began: float) -> int:
     """Train from the beginning or a checkpoint to the end or a stop, and report; return the exit status."""
     run = _set_up(config, runtime, record, began)
     if run is None:
@@ -114,7 +113,7 @@ def _train(config: AppConfig, runtime: platform.Runtime, record: RunDirectory, b
     return status
 
 
-def _set_up(config: AppConfig, runtime: platform.Runtime, record: RunDirectory, began: float) -> TrainingRun | None:
+def _set_up(config: AppConfig, runtime: Runtime, record: RunDirectory, began: float) -> TrainingRun | None:
     """Do everything before the first step; return None if nothing is left to train. Raises Interrupted at a signal."""
     # Configuration: refuse what this machine cannot run, before anything is written.
     parts = config.model.parts
@@ -176,13 +175,13 @@ def _set_up(config: AppConfig, runtime: platform.Runtime, record: RunDirectory, 
     return run
 
 
-def _with_batch(config: AppConfig, runtime: platform.Runtime) -> AppConfig:
+def _with_batch(config: AppConfig, runtime: Runtime) -> AppConfig:
     """Return the configuration with the global batch of all processes, and its micro-batch."""
     train = with_batch_of_all(config.train, runtime.world_size)
     return replace(config, train=replace(train, micro_batch_size=train.micro_batch))
 
 
-def _in_force(config: AppConfig, runtime: platform.Runtime, root: Path, manifest: Manifest) -> AppConfig:
+def _in_force(config: AppConfig, runtime: Runtime, root: Path, manifest: Manifest) -> AppConfig:
     """Return the configuration completed by the number of processes, the dataset and the machine."""
     data = replace(prepare.in_force(config.data, manifest), path=str(root))
     used = replace(config.runtime, num_threads=runtime.num_threads)

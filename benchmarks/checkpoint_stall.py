@@ -31,8 +31,8 @@ from app.config.app_config import CONFIG_DIR, AppConfig
 from app.config.train import RuntimeConfig
 from app.data.batch import Batch
 from app.runtime import platform
-from app.training import checkpointer as resume
 from app.training import session
+from app.training.checkpointer import checkpoint_state
 from app.training.state import RunState
 from benchmarks import training_loop
 from benchmarks.result_file import write_result
@@ -57,7 +57,7 @@ class OneCheckpoint(training_loop.NotMeasured):
         """Save, and note how long the loop waits; not at the end of the run."""
         if self.due(state.step):
             began, train_session = time.perf_counter(), self._session
-            content = resume.checkpoint_state(train_session, state, {})
+            content = checkpoint_state(train_session, state, {})
             self._saver.save(state.step, train_session.model, train_session.optimizer, content, best=False)
             self.stall += time.perf_counter() - began
 

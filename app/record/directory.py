@@ -42,6 +42,7 @@ from app.record.documents import (
     SCORES,
     STEP_TIMES,
     SUMMARY,
+    TEST,
     RunManifest,
     Summary,
     is_run,
@@ -409,7 +410,7 @@ class ProgressDisplay:
 
 
 SECONDS_TO_LEAVE = 300  # patience with the process of a killed command
-TEST_SPLIT, TEST_FIGURES = "test", "test.json"  # the split, and the file of its metrics in a run's directory
+TEST_FIGURES = "test.json"  # metrics of the test split in a run's directory
 
 
 def start_module(
@@ -455,19 +456,14 @@ def run_module(words: Sequence[str], stdout: int | None = None) -> int:
 def evaluation_of_test(directory: Path) -> list[str]:
     """Return the words after `python -m` that write test.json of a finished run."""
     out = literal(str(directory / TEST_FIGURES))
-    return ["app.evaluate", f"run={literal(str(directory))}", f"split={TEST_SPLIT}", f"out={out}"]
+    return ["app.evaluate", f"run={literal(str(directory))}", f"split={TEST}", f"out={out}"]
 
 
 def score_test_split(directory: Path, launcher: Sequence[str] = ()) -> int:
     """Write test.json of a finished run that was evaluated on another split; return the exit status."""
     config, rows = read_config(directory), read_manifest(directory).dataset.rows
     is_built = config["train"].get("max_steps") == 0  # and not trained
-    if (
-        is_built
-        or not rows.get(TEST_SPLIT)
-        or config["eval"]["split"] == TEST_SPLIT
-        or figures_of_test(directory) is not None
-    ):
+    if is_built or not rows.get(TEST) or config["eval"]["split"] == TEST or figures_of_test(directory) is not None:
         return EXIT_DONE
     return run_module([*launcher, *evaluation_of_test(directory)], stdout=subprocess.DEVNULL)
 

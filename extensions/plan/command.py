@@ -27,7 +27,7 @@ from app.config.train import require_place, with_batch_of_all
 from app.model.dlrm import make_tables
 from app.model.embeddings import Features, TableArch
 from app.runtime import platform
-from app.runtime import platform as process_group
+from app.runtime.platform import log_to_terminal
 from app.sharding import planner
 from app.sharding.documents import PlanFile, PlannedTable
 from app.sharding.plan import Plan, TablePlan, load_plan, tables_in_order
@@ -476,7 +476,7 @@ def notes(config: AppConfig, tables: TableArch, sizes: Mapping[str, float], loca
 
 def main(config: PlanAppConfig) -> int:
     """Plan as configured, and return the exit status."""
-    process_group.log_to_terminal(rank=0)
+    log_to_terminal(rank=0)
     platform.quieten_third_parties()
     tables, bag_sizes = _tables(config)
     resolved = _resolved(config.topology)

@@ -25,8 +25,8 @@ from app.config.data import DataScale
 from app.config.kinds import ACCURACY, AUC, HR, LOGLOSS, MAE, METRICS, NDCG, NE, PUBLISHED, RMSE
 from app.config.train import validate_new_name
 from app.metrics.documents import EvaluationFigures, rest
-from app.record.directory import TEST_SPLIT, figures_of_test, run_module, score_test_split, wait_for_orphan
-from app.record.documents import DONE, MANIFEST, is_run, read_outcome
+from app.record.directory import figures_of_test, run_module, score_test_split, wait_for_orphan
+from app.record.documents import DONE, MANIFEST, TEST, is_run, read_outcome
 from app.report.charts import not_comparable
 from app.report.compare import BESIDE, MADE_BY, differences, flat_facts, short
 from app.report.page import ReportTable, render, write_page
@@ -364,7 +364,7 @@ def finished_runs(seeds: Sequence[Seed]) -> list[Finished]:
             run = read_run(seed.directory)
             splits = {str(run.evaluation.split): run.evaluation} if run.is_evaluated else {}
             if (tested := figures_of_test(seed.directory)) is not None:
-                splits[TEST_SPLIT] = tested
+                splits[TEST] = tested
             runs.append(Finished(seed.number, run, splits))
     return runs
 

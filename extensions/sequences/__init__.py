@@ -119,21 +119,18 @@ def register(core: Core) -> None:
 def model_parts() -> ModelParts:
     """Import the model's modules, which need torch, and return their functions."""
     from extensions.sequences import event_log, hstu, keys
-    from extensions.sequences import event_log as labels
-    from extensions.sequences import event_log as metrics
-    from extensions.sequences import event_log as ranking
 
     return ModelParts(
         tables=hstu.tables_of_events,
         model=hstu.hstu,
         open_splits=event_log.open_log,
         bag_sizes=hstu.bag_sizes,
-        tasks=labels.tasks,
+        tasks=event_log.tasks,
         loss_factor=hstu.loss_factor,
         require_device=keys.require_device,
-        require_labels=labels.refuse_one_class,
-        group_metrics=metrics.user_metrics,
-        rank=ranking.score_items,
+        require_labels=event_log.refuse_one_class,
+        group_metrics=event_log.user_metrics,
+        rank=event_log.score_items,
     )
 
 
