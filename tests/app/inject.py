@@ -170,18 +170,18 @@ def spoil_table(step: int) -> None:
 
 def shuffle_histories(seed: int) -> None:
     """Ids and actions of each history in a random order, between times as they are."""
-    from extensions.sequences import event_log
-    from extensions.sequences import event_log as histories  # where the extension is
+    from extensions.sequences import event_log  # where the extension is
 
     rng = np.random.default_rng(seed)
+    gather_histories = event_log.gather_histories
 
-    def shuffled(*arguments: Any) -> histories.Histories:
-        batch_histories = histories.gather_histories(*arguments)
+    def shuffled(*arguments: Any) -> event_log.Histories:
+        batch_histories = gather_histories(*arguments)
         owner = np.repeat(np.arange(len(batch_histories.lengths)), batch_histories.lengths)
         order = np.lexsort((rng.random(len(owner)), owner))
         return batch_histories._replace(ids=batch_histories.ids[:, order], actions=batch_histories.actions[order])
 
-    setattr(event_log, "gather_histories", shuffled)  # noqa: B010  # as it is imported there
+    event_log.gather_histories = shuffled  # type: ignore[assignment]
 
 
 def count_threads() -> None:

@@ -28,8 +28,6 @@ from data_prep.dataset.format import load_manifest, open_shard
 from data_prep.dataset.kinds import ROWS
 from data_prep.dataset.spelling import Bags
 from extensions.baselines import command
-from extensions.baselines import command as after_training
-from extensions.baselines import command as cache
 from extensions.baselines.command import baselines_sentence
 from extensions.baselines.fit import fit_baselines, label_rates
 from extensions.baselines.rows import Baseline, BaselinesConfig, Rows, load_rows
@@ -52,7 +50,7 @@ def run_of(directory: Path, dataset: Path, path: Path | str) -> Path:
 
 def copy_uncached(dataset: Path, path: Path) -> Path:
     """A dataset of which no other test has left baselines."""
-    return shutil.copytree(dataset, path, ignore=shutil.ignore_patterns(cache.CACHE))
+    return shutil.copytree(dataset, path, ignore=shutil.ignore_patterns(command.CACHE))
 
 
 def rates_by_loops(
@@ -222,7 +220,7 @@ def test_a_working_directory_with_a_package_app_is_in_nothing_s_way(
     (tmp_path / "app/__init__.py").write_text("raise SystemExit('another package')\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", "")
-    after_training.add_baselines(composed("run.dir=run"))
+    command.add_baselines(composed("run.dir=run"))
     assert not [record.message for record in caplog.records if record.levelname == "WARNING"]
     baselines = json.loads((tmp_path / "run/summary.json").read_text())["baselines"]
     assert baselines["base_rate"]["auc"] == 0.5
@@ -233,8 +231,8 @@ def test_a_run_whose_time_is_up_is_named_in_the_command_that_has_no_limit(
     dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = run_of(tmp_path / "of two words", dataset, copy_uncached(dataset, tmp_path / "data"))
-    monkeypatch.setattr(after_training, "DEFAULT_SECONDS", 0.001)
-    after_training.add_baselines(composed(f"run.dir='{run}'"))
+    monkeypatch.setattr(command, "DEFAULT_SECONDS", 0.001)
+    command.add_baselines(composed(f"run.dir='{run}'"))
     (line,) = [record.message for record in caplog.records if record.levelname == "WARNING"]
     arguments = shlex.split(line.removesuffix(" has no limit").split("; ")[1])
     assert arguments[:3] == ["python", "-m", "app.baselines"]
@@ -291,9 +289,10 @@ def test_a_summary_that_is_newer_is_not_overwritten(
 ) -> None:
     run = run_of(tmp_path / "run", dataset, dataset)
     before = json.loads((run / "summary.json").read_text())
+    computed = command.computed
 
-    def computed_while_the_run_is_resumed(*arguments: Any) -> cache.Scored:
-        baselines = cache.computed(*arguments)
+    def computed_while_the_run_is_resumed(*arguments: Any) -> command.Scored:
+        baselines = computed(*arguments)
         (run / "summary.json").write_text(json.dumps({**before, **change}))
         return baselines
 
@@ -363,10 +362,10 @@ def test_runs_of_no_directory_and_of_numbers_are_refused(
 def test_models_that_learn_from_other_than_rows_of_the_split_have_no_baselines() -> None:
     message = r"^baselines=true: baselines learn from rows of the split, which are positives"
     with pytest.raises(UserError, match=message):
-        after_training.require_possible(composed("data.negatives.per_positive=3", "baselines=true"))
+        command.require_possible(composed("data.negatives.per_positive=3", "baselines=true"))
     for kind in model_kinds().values():
         config = composed(*([] if kind is DLRM else [f"model={kind.name}"]), "baselines=true")
-        reason = after_training.obstacle(config) or ""
+        reason = command.obstacle(config) or ""
         assert (f"this model learns from {kind.learns_from.name}; give" in reason) == (kind.learns_from is not ROWS)
 
 
@@ -376,19 +375,19 @@ def test_without_the_library_true_is_refused_and_the_default_says_so(
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     words = "pip install scikit-learn"
     with pytest.raises(UserError, match=words):
-        after_training.require_possible(composed("baselines=true"))
+        command.require_possible(composed("baselines=true"))
     for setting in ("null", "false"):
-        after_training.require_possible(composed(f"baselines={setting}"))
+        command.require_possible(composed(f"baselines={setting}"))
     run = write_run(tmp_path / "run")
     caplog.set_level("INFO")
-    after_training.add_baselines(composed(f"run.dir={run}"))
+    command.add_baselines(composed(f"run.dir={run}"))
     (record,) = caplog.records
     assert words in record.message
     reason = json.loads((run / "summary.json").read_text())["no_baselines"]
     assert words in reason
     assert ("plain", f"Compared with no baselines: {reason}.") in sentences(read_run(run))
     assert words in (run / "report.html").read_text()
-    after_training.add_baselines(composed(f"run.dir={run}", "baselines=false"))
+    command.add_baselines(composed(f"run.dir={run}", "baselines=false"))
     assert len(caplog.records) == 1
 
 
@@ -400,13 +399,13 @@ def test_where_the_dataset_cannot_be_written_the_run_keeps_them(
     manifest = load_manifest(root)
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     config = BaselinesConfig(run=str(tmp_path))
-    first = cache.computed(root, manifest, "val", tmp_path, config)
-    assert (tmp_path / cache.CACHE).exists()
-    assert not (root / cache.CACHE).exists()
-    assert cache.computed(root, manifest, "val", tmp_path, config) == first
-    assert cache.computed(root, manifest, "test", tmp_path, config).ranks != first.ranks
-    (tmp_path / cache.CACHE).write_text("damaged")
-    second = cache.computed(root, manifest, "val", tmp_path, config)
+    first = command.computed(root, manifest, "val", tmp_path, config)
+    assert (tmp_path / command.CACHE).exists()
+    assert not (root / command.CACHE).exists()
+    assert command.computed(root, manifest, "val", tmp_path, config) == first
+    assert command.computed(root, manifest, "test", tmp_path, config).ranks != first.ranks
+    (tmp_path / command.CACHE).write_text("damaged")
+    second = command.computed(root, manifest, "val", tmp_path, config)
     assert second.ranks == first.ranks
 
 
@@ -415,7 +414,7 @@ def test_baselines_of_another_version_are_computed_again(
 ) -> None:
     root = copy_uncached(dataset, tmp_path / "data")
     manifest, config = load_manifest(root), BaselinesConfig(run="x")
-    for version in (cache.VERSION, cache.VERSION + 1, cache.VERSION):
-        monkeypatch.setattr(cache, "VERSION", version)
-        cache.computed(root, manifest, "val", tmp_path, config)
-    assert len(json.loads((root / cache.CACHE).read_text())["baselines"]) == 2
+    for version in (command.VERSION, command.VERSION + 1, command.VERSION):
+        monkeypatch.setattr(command, "VERSION", version)
+        command.computed(root, manifest, "val", tmp_path, config)
+    assert len(json.loads((root / command.CACHE).read_text())["baselines"]) == 2
