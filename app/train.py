@@ -26,7 +26,8 @@ from app.data import prepare
 from app.data.split import TRAIN, verify_splits
 from app.record.directory import RunDirectory
 from app.report.page import REPORT, write_report
-from app.runtime.platform import FailureAdvice, Runtime, joined
+from app.runtime import platform
+from app.runtime.platform import FailureAdvice, Runtime
 from app.trackers import require_clients
 from app.training import agreement, evaluator, meta_build, session
 from app.training.loop import TrainingRun
@@ -76,7 +77,7 @@ def _join_and_train(config: AppConfig, advice: FailureAdvice, began: float) -> i
     only_built = meta_build.is_wanted(config)
     # A run that is only built computes nothing, so this machine need not have its precision.
     arithmetic = replace(config.runtime, precision=None) if only_built else config.runtime
-    with joined(replace(config, runtime=arithmetic), advice) as runtime:
+    with platform.joined(replace(config, runtime=arithmetic), advice) as runtime:
         agreement.require_same_program(config, runtime)
         record = RunDirectory(Path(config.run.dir), runtime.rank)
         try:
