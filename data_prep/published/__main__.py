@@ -2,7 +2,7 @@
 
     python -m data_prep.published name=kgcn_lastfm [out=data/kgcn_lastfm] [raw=DIR]
 
-Its files are downloaded into OUT/raw or taken from DIR. docs/recipes.md has their sources and licenses.
+Its files are downloaded into OUT/raw or taken from DIR. docs/recipes.md has their licenses.
 """
 
 if __name__ == "__main__":  # before the imports below, which may take seconds
