@@ -25,9 +25,9 @@ NOT_COMPARED = re.compile(r"\$ |\.venv/bin/|set-up: |compiling |baselines: |step
 
 
 def is_here(page: Path) -> bool:
-    """Whether the page is of the core, or of an extension that is here."""
-    match = OF_EXTENSION.search(page.read_text(encoding="utf-8"))
-    return match is None or (ROOT / "extensions" / match[1]).is_dir()
+    """Whether all extensions that the page names are here."""
+    names = OF_EXTENSION.findall(page.read_text(encoding="utf-8"))
+    return all((ROOT / "extensions" / name).is_dir() for name in names)
 
 
 PAGES = [

@@ -1,4 +1,4 @@
-"""A recipe at several seeds, compared with its published figure: `python -m app.reproduce` (docs/recipes.md)."""
+"""A recipe at several seeds, compared with its published figure: `python -m app.reproduce` (docs/reproduce.md)."""
 
 import re
 from pathlib import Path

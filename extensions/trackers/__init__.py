@@ -1,4 +1,4 @@
-"""Views of a run in MLflow, and in Weights & Biases (docs/trackers.md)."""
+"""Views of a run in MLflow, and in Weights & Biases (docs/report.md)."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Search of settings on val by Optuna, and finalists at several seeds: `python -m app.tune` (docs/tune.md)."""
+"""Search of settings on val by Optuna, and finalists at several seeds: `python -m app.tune` (docs/reproduce.md)."""
 
 from pathlib import Path
 
