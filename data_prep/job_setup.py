@@ -76,7 +76,7 @@ def describe_table(data: DataConfig, root: Path, sources: tuple[Source, ...]) ->
     proposers = rows_of_extensions(SchemaProposer)
     if not proposers:
         raise UserError(
-            f"data.schema={AUTO_SCHEMA}: {absence('inspect')}; restore it, or write a schema (docs/data.md)"
+            f"data.schema={AUTO_SCHEMA}: {absence('inspect')}; restore it, or write a schema (docs/inspect.md)"
         )
     text = proposers[0].propose([source for source in sources if source.split in (None, "train")], data.label)
     table = load_table(Path(f"data.schema={AUTO_SCHEMA}"), sources, text)

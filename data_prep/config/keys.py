@@ -1,6 +1,6 @@
 """Keys of preparation, and their composition.
 
-`--help` and the table in docs/data.md are generated from these declarations.
+`--help` is generated from these declarations.
 """
 
 import math

@@ -368,7 +368,8 @@ def _read_yaml(path: Path, text: str | None) -> dict[str, Any]:
     except IsADirectoryError as error:
         raise UserError(f"{path}: a directory; name the YAML file in data.schema") from error
     except (OSError, ValueError, yaml.YAMLError) as error:
-        raise UserError(f"{path}: not readable as YAML ({' '.join(str(error).split())}); see docs/data.md") from error
+        reason = " ".join(str(error).split())
+        raise UserError(f"{path}: not readable as YAML ({reason}); see docs/inspect.md") from error
     if not isinstance(document, dict):
         raise UserError(f"{path}: not a mapping; write one `key: value` a line, of which label and sparse are needed")
     for key in map(str, document):
@@ -380,7 +381,7 @@ def _read_yaml(path: Path, text: str | None) -> dict[str, Any]:
             raise UserError(f"{path}: key {key} is not known; {remedy}")
     for key in ("label", "sparse"):
         if key not in document:
-            raise UserError(f"{path}: lacks {key}; add it, as in docs/data.md")
+            raise UserError(f"{path}: lacks {key}; add it, as in docs/inspect.md")
     return document
 
 
@@ -499,7 +500,7 @@ def _check_rule(path: Path, table: Table) -> None:
     try:
         rule = parse_rule(table.rule)
     except ValueError as error:
-        raise UserError(f"{path}: key label: {error}; see docs/data.md") from error
+        raise UserError(f"{path}: key label: {error}; see docs/inspect.md") from error
     is_number = not rule.is_quoted and not math.isnan(number_of(rule.value, table))
     if not rule.is_quoted and not is_number and re.fullmatch(NUMBER, rule.value):
         fault = f"{rule.value} is no number by decimal: {json.dumps(table.decimal)}"

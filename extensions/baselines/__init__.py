@@ -1,6 +1,6 @@
 """Simple models to compare a run's model with: base rate, single columns, logistic regression, boosted trees.
 
-See docs/baselines.md.
+See docs/truth.md.
 """
 
 from __future__ import annotations

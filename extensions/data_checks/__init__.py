@@ -1,6 +1,6 @@
 """Checks for misleading data: columns that hold the label, and rows that are both in train and in val or test.
 
-See docs/data_checks.md.
+See docs/truth.md.
 """
 
 from __future__ import annotations

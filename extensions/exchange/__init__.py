@@ -1,4 +1,4 @@
-"""Conversion of datasets to and from other programs' files: the command `interchange` (docs/exchange.md)."""
+"""Conversion of datasets to and from other programs' files: the command `interchange` (docs/data.md)."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""How much each feature matters to a run's model, and its metrics by value of a column (docs/importance.md)."""
+"""How much each feature matters to a run's model, and its metrics by value of a column (docs/truth.md)."""
 
 from __future__ import annotations
 

@@ -699,7 +699,7 @@ def _require_category(proposal: Proposal) -> None:
         reasons = "; ".join(f"{name}: {use.reason}" for name, use in proposal.uses.items() if use.place == "out")[:200]
         raise UserError(
             f"{proposal.profile.files.sources[0].path}: no column can be a category, of which a model needs one"
-            f"{f' ({reasons})' if reasons else ''}; add one, or write the schema yourself (docs/data.md)"
+            f"{f' ({reasons})' if reasons else ''}; add one, or write the schema yourself (docs/inspect.md)"
         )
     reason = f"{_number_of_values(columns[names[0]])} values; a model needs one category at least"
     proposal.uses[names[0]] = Use("sparse", (names[0],), reason, proposal.uses[names[0]].auc)

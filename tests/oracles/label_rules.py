@@ -1,4 +1,4 @@
-"""Labels by rules as docs/data.md describes them, in plain lines, and columns to try them on."""
+"""Labels by rules as docs/inspect.md describes them, in plain lines, and columns to try them on."""
 
 import json
 import operator

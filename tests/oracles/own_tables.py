@@ -1,4 +1,4 @@
-"""A user's own table as docs/data.md describes it, in plain lines: drawn rows, their files, and what a model reads.
+"""A user's own table as docs/inspect.md describes it, in plain lines: drawn rows, their files, and what a model reads.
 
 Each field is kept twice: as files of text hold it, and as files with types do. Both are the same row.
 """

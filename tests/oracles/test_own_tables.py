@@ -1,4 +1,4 @@
-"""Drawn tables of every form of file are prepared as docs/data.md says, and their rows encoded alike as new ones.
+"""Drawn tables of every form of file are prepared as docs/inspect.md says, and their rows encoded alike as new ones.
 
 They lie in one file that is divided, or in one to two for each split.
 """

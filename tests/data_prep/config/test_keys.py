@@ -2,9 +2,8 @@ import pytest
 
 from common.compose import plain_values
 from common.keys import declaration, describe
-from data_prep.config.__main__ import table
 from data_prep.config.keys import DataConfig, PrepConfig, chunk_size, parse_size
-from tests.data_prep.conftest import REPOSITORY, config
+from tests.data_prep.conftest import config
 from tests.error_lines import refused
 
 SIZES = {"1048576": 1 << 20, "2GiB": 2 << 30, "1.5 MiB": 3 << 19, "500MB": 5 * 10**8, "64k": 1 << 16, "7b": 7}
@@ -31,11 +30,6 @@ def test_the_chunk_follows_from_the_configuration_alone() -> None:
 def test_lists_of_raw_files() -> None:
     assert config("data.raw=[a.tsv,b.tsv]").raw == ["a.tsv", "b.tsv"]
     assert config("data.raw=days/day_*").raw == "days/day_*"
-
-
-def test_the_documentation_has_the_table_of_every_key() -> None:
-    text = (REPOSITORY / "docs" / "data.md").read_text()
-    assert text.endswith(f"\n\n{table()}\n"), "docs/data.md must end as `python -m data_prep.config` prints"
 
 
 def test_help_prints_the_meaning_beside_the_value() -> None:
