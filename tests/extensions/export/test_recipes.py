@@ -90,7 +90,7 @@ def test_a_recipe_s_tiny_form(recipe: str, runtime: Runtime, tmp_path: Path) -> 
 
 
 def require_parity(recipe: str, logits: Any, expected: Any) -> None:
-    """Compare logits with those of evaluate; print what docs/export.md shows."""
+    """Compare logits with those of evaluate; print the largest difference."""
     np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-5)
     largest = np.abs(np.asarray(logits) - np.asarray(expected)).max()
     print(f"| `{recipe}` | {len(expected):,} | {largest:.1e} |")
