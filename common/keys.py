@@ -9,7 +9,7 @@ import dataclasses
 import re
 import textwrap
 import typing
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
@@ -279,22 +279,6 @@ def describe(
         yield from (f"{'':{NOTE}}# {words}" for words in rest)
     if is_short:
         yield f"\n--help all lists all {len(keys)} keys."
-
-
-def key_table(schema: type, values: Mapping[str, Any], leave_out: Collection[str] = ()) -> Iterator[str]:
-    """Yield rows of a Markdown table with each key, its default and its meaning. Arguments as for `describe`.
-
-    leave_out: names of groups of keys, and of choices, to omit.
-    """
-    yield "| key | default | |"
-    yield "|---|---|---|"
-    for key, owner, field, kind in keys_of(schema):
-        if not set(key.split(".")).isdisjoint(leave_out):
-            continue
-        value = _value(values, key)
-        default = f"{value:.4g}" if isinstance(value, float) and len(repr(value)) > 8 else shown(value) or " "
-        allowed = ", ".join(f"`{choice}`" for choice in choices(kind) if choice not in leave_out)
-        yield f"| `{key}` | `{default}` | {': '.join(filter(None, (allowed, declaration(owner, field).meaning)))} |"
 
 
 def _value(values: Mapping[str, Any], key: str) -> Any:

@@ -2,10 +2,8 @@
 
 from pathlib import Path
 
-from common.compose import plain_values
-from common.keys import key_table
 from extensions.sequences.keys import SequencesConfig, SyntheticEventsConfig
-from tests.key_limits import BELOW_1, DROPOUT, ONE, POSITIVE, ZERO, Limits, check_limits
+from tests.key_limits import BELOW_1, DROPOUT, ONE, POSITIVE, ZERO, Limits, check_limits, key_table
 
 SIZES = ["dim", "num_layers", "num_heads", "attention_dim", "hidden_dim", "preprocessor_dim", "item_dim", "action_dim"]
 SIZES += ["num_positions", "num_time_buckets"]
@@ -32,13 +30,7 @@ def test_each_limit_is_where_the_table_says() -> None:
     check_limits(SyntheticEventsConfig, LIMITS_OF_GENERATOR)
 
 
-def rows_of_keys() -> list[str]:
-    """The rows of the page's table."""
-    groups = {"sequences.": SequencesConfig, "data.synthetic_events.": SyntheticEventsConfig}
-    tables = {prefix: list(key_table(keys, plain_values(keys)))[2:] for prefix, keys in groups.items()}
-    return [row.replace("| `", f"| `{prefix}", 1) for prefix, rows in tables.items() for row in rows]
-
-
 def test_the_page_has_the_table_of_every_key() -> None:
     page = (Path(__file__).parents[3] / "docs/sequences.md").read_text()
-    assert "\n".join(rows_of_keys()) in page, "docs/sequences.md must have these rows:\n" + "\n".join(rows_of_keys())
+    rows = f"{key_table(SequencesConfig, 'sequences.')}\n{key_table(SyntheticEventsConfig, 'data.synthetic_events.')}"
+    assert rows in page, f"docs/sequences.md must have these rows:\n{rows}"
