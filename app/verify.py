@@ -2,11 +2,11 @@
 
 The dataset must be the one that the run read. The replay trains from the first step in a temporary directory, under the
 run's own environment, and evaluates and reports after the steps that the run was configured to. Compared are each
-step's loss; every figure of every window of steps and every evaluation; the summary, the manifest, curves, kept scores,
-the line of results.csv and the pointers to checkpoints; and at each of the run's checkpoints each parameter and the
-optimizer's state. What is not compared (app.replay.compare.NOT_COMPARED) is printed. With the same number of processes
-and threads and the same kind of CPU the bits are equal; otherwise a tolerance decides. Differences in code, versions,
-hardware and layout are listed for each launch of the run, with the step up to which bits can be equal.
+step's loss; every figure of every window of steps and every evaluation; the summary, the manifest, curves and kept
+scores; and at each of the run's checkpoints each parameter and the optimizer's state. What is not compared
+(app.replay.compare.NOT_COMPARED) is printed. With the same number of processes and threads and the same kind of CPU the
+bits are equal; otherwise a tolerance decides. Differences in code, versions, hardware and layout are listed for each
+launch of the run, with the step up to which bits can be equal.
 
 Exit status: 0 identical, or equal within the tolerance; 1 different; 2 bad input or configuration.
 """
@@ -46,7 +46,6 @@ from app.replay.bundle import record_directory, require_dataset
 from app.replay.compare import (
     NOT_COMPARED,
     BitwiseDifference,
-    ExpectedEvents,
     Launch,
     Record,
     Replay,
@@ -55,7 +54,8 @@ from app.replay.compare import (
     bitwise_difference,
     changes,
     compare_records,
-    expected_of,
+    is_due,
+    launches_of,
     read_record,
 )
 from app.runtime import platform
@@ -88,62 +88,70 @@ def _verify(config: VerifyConfig, directory: Path, began: float) -> int:
     trained = checkpointer.trained_config(directory, config.runtime, config.data.path)
     validate(trained)
     record = read_record(directory)
-    launches = record.launches
+    launches = launches_of(record.manifest)
     first = next(launch.manifest for launch in launches if launch.manifest is not None)
-    any_layout = trained.train.micro_batch is not None
     trained = replace(trained, runtime=_runtime_of(first, config.runtime, trained.runtime))
     with platform.joined(trained, platform.READING) as joined:
-        if not any_layout:
-            _log_layout(directory, launches, joined)
-        paths = decode(joined.on_rank_0(lambda: encode([str(path) for path in files.undamaged(directory)])), list[str])
-        checkpoints = {read(Path(path)).state.step: Path(path) for path in paths}
-        steps = _steps(record, checkpoints)
-        root, manifest = _open_dataset(config, trained, directory, first, joined)
-        joined.on_rank_0(lambda: verify_splits(root, manifest, ["train", trained.eval.split], trained.data))
         scratch = Path(joined.on_rank_0(tempfile.mkdtemp))
         try:
-            expected = expected_of(record, steps)
-            replayed = _as_planned(_replay_config(trained, record, expected, steps), first, joined, scratch)
-            replay_session = session.build(replayed, joined, root, manifest)
-            # The end of the run is judged by its own length, since the replay's has no targets and no patience.
-            whole, replay = (
-                run_length(one.train, replay_session.predictor.split("train"), joined.world_size)
-                for one in (trained, replayed)
-            )
-            scored = {split: one.about.step for split, one in record.scores.items()}
-            compare = partial(ReplayComparison, checkpoints=checkpoints, scored=scored)
-            place = ReplayDirectory(scratch, joined.rank, max(record.evaluated(steps), default=None))
-            length = _recorded_length(replay, record, expected, scored.values())
-            run = TrainingRun(replay_session, place, began, length, compare)
-            comparison = run.checkpointer
-            assert isinstance(comparison, ReplayComparison)
-            run.train()
-            if joined.rank:
-                return EXIT_DONE
-            losses = _loss_difference(checkpoints, run.state.all_losses())
-            report = {"run": str(config.bundle or directory), "steps": steps, "compared_at": sorted(checkpoints)}
-            keeps = evaluator.kept_split(trained.eval, manifest)
-            result = Replay(
-                record=read_record(scratch),
-                steps=steps,
-                status=_status(run.state, whole),
-                early_stop=early_stop(run.state, whole),
-                curves=place.kept_curves,
-                monitor=trained.train.monitor,
-                schedule=whole.schedule(trained.eval.train_split),
-                any_layout=any_layout,
-                keeps_scores=keeps if keeps and _keeps(trained, replay_session.predictor.split(keeps).rows) else None,
-            )
-            report = _compare(record, result, report | comparison.report(losses))
-            return _report(
-                Path(config.bundle or directory),
-                report,
-                *changes(launches, result.record.manifest, any_layout),
-                config.tolerance,
-            )
+            return _replay(config, trained, record, launches, joined, scratch, began)
         finally:
             if joined.rank == 0:  # other ranks get here while rank 0 still writes
                 shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _replay(
+    config: VerifyConfig,
+    trained: AppConfig,
+    record: Record,
+    launches: list[Launch],
+    joined: runtime.Runtime,
+    scratch: Path,
+    began: float,
+) -> int:
+    directory, any_layout = record.directory, trained.train.micro_batch is not None
+    first = next(launch.manifest for launch in launches if launch.manifest is not None)
+    if not any_layout:
+        _log_layout(directory, launches, joined)
+    paths = decode(joined.on_rank_0(lambda: encode([str(path) for path in files.undamaged(directory)])), list[str])
+    checkpoints = {read(Path(path)).state.step: Path(path) for path in paths}
+    steps = _steps(record, checkpoints)
+    root, manifest = _open_dataset(config, trained, directory, first, joined)
+    joined.on_rank_0(lambda: verify_splits(root, manifest, ["train", trained.eval.split], trained.data))
+
+    # Train again without interruption, and report and evaluate wherever the run did or should have.
+    replayed = _as_planned(_replay_config(trained, record, steps), first, joined, scratch)
+    replay_session = session.build(replayed, joined, root, manifest)
+    # The end of the run is judged by its own length, since the replay's has no targets and no patience.
+    whole, length = (
+        run_length(one.train, replay_session.predictor.split("train"), joined.world_size) for one in (trained, replayed)
+    )
+    scored = {split: one.about.step for split, one in record.scores.items()}
+    place = ReplayDirectory(scratch, joined.rank, max(record.evaluated(steps), default=None))
+    compare = partial(ReplayComparison, checkpoints=checkpoints, scored=scored)
+    run = TrainingRun(replay_session, place, began, _recorded_length(length, record, whole, scored.values()), compare)
+    comparison = run.checkpointer
+    assert isinstance(comparison, ReplayComparison)
+    run.train()
+    if joined.rank:
+        return EXIT_DONE
+
+    keeps = evaluator.kept_split(trained.eval, manifest)
+    result = Replay(
+        record=read_record(scratch),
+        steps=steps,
+        config=trained,
+        length=whole,
+        status=_status(run.state, whole),
+        early_stop=early_stop(run.state, whole),
+        curves=place.kept_curves,
+        keeps_scores=keeps if keeps and _keeps(trained, replay_session.predictor.split(keeps).rows) else None,
+    )
+    losses = _loss_difference(checkpoints, run.state.all_losses())
+    name = Path(config.bundle or directory)
+    report = {"run": str(name), "steps": steps, "compared_at": sorted(checkpoints), **comparison.report(losses)}
+    report = _compare(record, result, report)
+    return _report(name, report, *changes(launches, result.record.manifest, any_layout), config.tolerance)
 
 
 def _open_dataset(
@@ -177,26 +185,26 @@ def _steps(record: Record, checkpoints: dict[int, Path]) -> int:
     return int(steps)
 
 
-def _replay_config(trained: AppConfig, record: Record, expected: ExpectedEvents, steps: int) -> AppConfig:
+def _replay_config(trained: AppConfig, record: Record, steps: int) -> AppConfig:
     """Return the run's configuration up to that step, without checkpoints and early stops."""
     # The record tells how far the run went, so nothing else may end the replay.
     unlimited = replace(trained.train, epochs=None, max_samples=None, max_minutes=None)
     train = replace(unlimited, max_steps=steps, target_auc=None, target_accuracy=None, early_stop_patience=None)
     # Comparing takes the place of saving, at the run's own checkpoints.
     never = replace(trained.checkpoint, every_steps=None, every_minutes=None, resume="never")
-    of_train = any(event.event == "eval_train" for event in record.events) or expected.steps("eval_train")
-    evaluation = replace(trained.eval, train_split=bool(of_train))
-    return replace(trained, train=train, eval=evaluation, checkpoint=never)
+    of_train = trained.eval.train_split or any(event.event == "eval_train" for event in record.events)
+    return replace(trained, train=train, eval=replace(trained.eval, train_split=of_train), checkpoint=never)
 
 
-def _recorded_length(length: RunLength, record: Record, expected: ExpectedEvents, scored: Iterable[int]) -> RunLength:
-    """Set the length's evaluations and windows: the configured ones, the recorded ones, and those of kept scores."""
+def _recorded_length(length: RunLength, record: Record, whole: RunLength, scored: Iterable[int]) -> RunLength:
+    """Set the length's evaluations and windows: those that the record has, and those that its newest launch was due."""
     windows = [event for event in record.events if isinstance(event, TrainEvent)]
-    reports = {event.step for event in windows} | expected.steps("train")
-    # If a launch began with another run's steps, or its schedule is unknown, the first step of a window is needed, too.
-    reports |= {event.step - (event.steps or 0) for event in (windows if expected.unknown else windows[:1])}
-    evaluations = frozenset(record.evaluated(length.total_steps)) | expected.steps("eval", "eval_train")
-    return length._replace(evaluations=evaluations | frozenset(scored), reports=frozenset(reports))
+    steps = range(record.manifest.from_step + 1, length.total_steps + 1)
+    reports, evaluations = ({step for step in steps if is_due(whole, kind, step)} for kind in ("train", "eval"))
+    # A run that began with another run's steps has a first window that begins after them.
+    reports |= {event.step for event in windows} | {event.step - (event.steps or 0) for event in windows[:1]}
+    evaluations |= {*record.evaluated(length.total_steps), *scored}
+    return length._replace(evaluations=frozenset(evaluations), reports=frozenset(reports))
 
 
 def _status(state: RunState, length: RunLength) -> str:
@@ -278,69 +286,45 @@ def _report(directory: Path, report: dict[str, Any], conditions: list[str], unti
 
     until: the step up to which bits can be equal; None: to the end.
     """
-    same_digests, same_bits = all(report["same_digests"].values()), not (report["losses"] or report["tensors"])
-    same = same_bits and same_digests and not report["figures"]
+    losses, figures = report["losses"], report["figures"]
+    same_digests, same_bits = all(report["same_digests"].values()), not (losses or report["tensors"])
+    same = same_bits and same_digests and not figures
     # If bits are equal, or should be, rounding cannot explain a digest that differs.
     wrong_digest = not same_digests and same_bits and (until is None or report["steps"] in report["compared_at"])
     within = report["largest_difference"] <= tolerance and not wrong_digest
     verdict = VERDICTS[0] if same else VERDICTS[1] if within else VERDICTS[2]
     about = {"verdict": verdict, "tolerance": tolerance, "changed_since": conditions, "bits_can_be_equal_until": until}
     print(json.dumps({**report, **about}, indent=1), flush=True)
+
+    lines = []
     if not report["compared_at"]:
-        log.info("verify: the run has no checkpoints: losses, evaluations and digests of its record were compared")
-    if report["losses"]:
-        log.info(
-            "verify: losses differ from step %d on, by %.3g relative at most",
-            report["losses"]["first_step"],
-            report["losses"]["largest"],
-        )
+        lines.append("the run has no checkpoints: losses, evaluations and digests of its record were compared")
+    if losses:
+        lines.append(f"losses differ from step {losses['first_step']} on, by {losses['largest']:.3g} relative at most")
     for name, difference in list(report["tensors"].items())[:1]:
-        log.info(
-            "verify: at step %d (of the checkpoints, %s) the first tensor that differs is %s, from element %s on, "
-            "by %.3g at most",
-            report["tensors_at_step"],
-            ", ".join(map(str, report["compared_at"])),
-            name,
-            list(difference["first_element"]),
-            difference["largest"],
+        lines.append(
+            f"at step {report['tensors_at_step']} (of the checkpoints, {', '.join(map(str, report['compared_at']))}) "
+            f"the first tensor that differs is {name}, from element {list(difference['first_element'])} on, "
+            f"by {difference['largest']:.3g} at most"
         )
-    for figure in report["figures"][:MOST_LINES]:
-        log.info(
-            "verify: %s: %s is recorded as %s, replayed as %s",
-            figure["where"],
-            figure["figure"],
-            figure["recorded"],
-            figure["replayed"],
-        )
-    if len(report["figures"]) > MOST_LINES:
-        log.info("verify: %d figures differ in all, which the JSON lists", len(report["figures"]))
-    for name in [name for name, equal in report["same_digests"].items() if not equal]:
-        log.info("verify: %s: the digest of %s differs", SUMMARY, name)
+    for one in figures[:MOST_LINES]:
+        values = f"recorded as {one['recorded']}, replayed as {one['replayed']}"
+        lines.append(f"{one['where']}: {one['figure']} is {values}")
+    if len(figures) > MOST_LINES:
+        lines.append(f"{len(figures)} figures differ in all, which the JSON lists")
+    lines += [f"{SUMMARY}: the digest of {name} differs" for name, equal in report["same_digests"].items() if not equal]
     if not same and not within:
-        log.info("verify: the largest difference is %.3g, the tolerance %.3g", report["largest_difference"], tolerance)
-    _report_changes(report, conditions, until, same)
-    log.info("verify: not compared: times, memory and places; not_compared in the JSON names them")
-    for reason in report["lacking"]:
-        log.info("verify: not compared: %s", reason)
-    log.info(
-        "verify: %s: %s (%d figures of the record, %d checkpoints)",
-        directory,
-        verdict,
-        report["figures_compared"],
-        len(report["compared_at"]),
-    )
-    return EXIT_DIFFERENT if verdict == VERDICTS[2] else EXIT_DONE
-
-
-def _report_changes(report: dict[str, Any], conditions: list[str], until: int | None, same: bool) -> None:
-    """Log what changed since the run, and whether that explains a difference."""
-    for line in conditions:
-        log.info("verify: since then: %s", line)
-    first = (report["losses"] or {}).get("first_step")
+        lines.append(f"the largest difference is {report['largest_difference']:.3g}, the tolerance {tolerance:.3g}")
+    lines += [f"since then: {line}" for line in conditions]
     if until:
-        log.info("verify: bits can be equal up to step %d, not beyond", until)
-    if not same and (until is None or (first is not None and first <= until)):
-        log.info(
-            "verify: no recorded condition has changed since%s: on a CPU the bits should have been equal",
-            "" if until is None else f" step {first} was trained",
-        )
+        lines.append(f"bits can be equal up to step {until}, not beyond")
+    if not same and (until is None or (losses and losses["first_step"] <= until)):
+        since = "" if until is None else f" step {losses['first_step']} was trained"
+        lines.append(f"no recorded condition has changed since{since}: on a CPU the bits should have been equal")
+    lines.append("not compared: times, memory and places; not_compared in the JSON names them")
+    lines += [f"not compared: {reason}" for reason in report["lacking"]]
+    counts = f"{report['figures_compared']} figures of the record, {len(report['compared_at'])} checkpoints"
+    lines.append(f"{directory}: {verdict} ({counts})")
+    for line in lines:
+        log.info("verify: %s", line)
+    return EXIT_DIFFERENT if verdict == VERDICTS[2] else EXIT_DONE

@@ -1,7 +1,5 @@
 """Comparison of a run with its replay: checkpoints bit for bit, and the record figure by figure, both ways."""
 
-import csv
-import io
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -15,28 +13,25 @@ from msgspec import UNSET, Struct
 from numpy.typing import NDArray
 from torch import Tensor
 
-from app.checkpoint.files import BEST, CHECKPOINTS, LATEST, checkpoint_name, whole_checkpoints
 from app.checkpoint.saver import local_tensors, read_tensors, stage, tensors_of
-from app.config.kinds import ALL_ROWS, AUC, BASE_RATE, CALIBRATION, LABEL_DEVIATION, LOGLOSS, MAE, NE, RMSE
-from app.metrics.documents import AnyEvent, Best, Curves, EarlyStop, EvaluationEvent, EvaluationFigures, TrainEvent
+from app.config.app_config import AppConfig
+from app.config.kinds import ALL_ROWS, BASE_RATE, CALIBRATION, LABEL_DEVIATION, LOGLOSS, MAE, NE, RMSE
+from app.metrics.documents import AnyEvent, Curves, EarlyStop, EvaluationEvent, EvaluationFigures, TrainEvent
 from app.metrics.timing import StepTimer
 from app.optimizer import set_step
-from app.record.directory import RESULTS_COLUMNS, RunDirectory
+from app.record.directory import RunDirectory
 from app.record.documents import (
     CURVES,
     DONE,
     MANIFEST,
     METRICS,
-    RESULTS,
     SCORES,
     SUMMARY,
     SUMMARY_VERSION,
     RunManifest,
-    RunSchedule,
     Scores,
     Summary,
     kept_splits,
-    read_config,
     read_curves,
     read_events,
     read_manifest,
@@ -49,7 +44,7 @@ from app.training import evaluator
 from app.training.checkpointer import Checkpointer
 from app.training.recorder import Recorder, undefined_evaluation
 from app.training.session import Session
-from app.training.state import RunLength, RunState, best_of, length_of
+from app.training.state import RunLength, RunState, best_of
 from common.documents import Json, plain_object
 from common.errors import UserError
 
@@ -309,75 +304,7 @@ def _types(plan: Mapping[str, PlannedTable]) -> str:
     return ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items())) or "none"
 
 
-class ExpectedEvents(NamedTuple):
-    """Events that the launches' schedules require and allow, as kinds and steps.
-
-    required: events that a record up to `steps` must have. allowed: further events, next to a stop or a resumption.
-    unknown: ranges of steps (start, end] of launches whose schedule is not known.
-    """
-
-    required: frozenset[tuple[str, int]]
-    allowed: frozenset[tuple[str, int]]
-    unknown: list[tuple[int, int]]
-
-    def is_expected(self, kind: str, step: int) -> bool:
-        """Return whether a schedule explains an event."""
-        place = kind, step
-        return place in self.required or place in self.allowed or any(a < step <= b for a, b in self.unknown)
-
-    def steps(self, *kinds: str) -> frozenset[int]:
-        """Return the steps of the required events of these kinds."""
-        return frozenset(step for kind, step in self.required if kind in kinds)
-
-
-def expected_events(launches: list[Launch], steps: int, has_ended: bool) -> ExpectedEvents:
-    """Return the events of a run's first `steps` steps; has_ended: the run ended there, and was evaluated.
-
-    If a launch was stopped at a step that is to be evaluated, the moment of the stop decides whether it was, unless the
-    next launch evaluates it.
-    """
-    required: set[tuple[str, int]] = set()
-    allowed: set[tuple[str, int]] = set()
-    unknown = []
-    for launch, following in zip(launches, [*launches[1:], None], strict=True):
-        start, end = launch.start, min(steps if launch.end is None else launch.end, steps)
-        schedule = launch.manifest.schedule if launch.manifest is not None else None
-        if not schedule:
-            unknown.append((start, end))
-            continue
-        length = length_of(schedule)
-        every = schedule.log_every_steps
-        required |= {("train", step) for step in range(start - start % every + every, end + 1, every)}
-        if start < schedule.total_steps <= end:
-            required.add(("train", schedule.total_steps))
-        kinds = {"eval", "eval_train"} if schedule.evaluates_train else {"eval"}
-        required |= {(kind, step) for step in _evaluations(length, start, end) if step < end for kind in kinds}
-        # A stop may come before or after the evaluation of its step, so the record may have it or not.
-        allowed |= {(kind, step) for step in (start, end) for kind in ("eval", "eval_train")}
-        # The last launch evaluates its last step unless it was stopped.
-        if following is None:
-            is_due = has_ended
-        else:
-            next_schedule = following.manifest.schedule if following.manifest is not None else None
-            is_due = bool(next_schedule) and end < steps
-            is_due = is_due and length_of(next_schedule).next_evaluation(end - 1) == end  # type: ignore[arg-type]
-            kinds -= set() if next_schedule and next_schedule.evaluates_train else {"eval_train"}
-        if is_due and end > start:
-            required |= {(kind, end) for kind in kinds}
-    return ExpectedEvents(frozenset(required), frozenset(allowed), unknown)
-
-
-def _evaluations(length: RunLength, start: int, end: int) -> list[int]:
-    """Return the steps in (start, end] after which a launch evaluates."""
-    steps, step = [], start
-    while step < min(length.total_steps, end):
-        step = length.next_evaluation(step)
-        steps.append(step)
-    return [step for step in steps if step <= end]
-
-
 OTHER_FILES = "other files"
-POINTERS = f"{CHECKPOINTS}/{LATEST}, {CHECKPOINTS}/{BEST}"
 # By file, what is not compared: clocks, memory and power at a moment, words, and what the replay takes from the record.
 # `python -m app.verify` prints this, and docs/reproducibility.md lists it.
 NOT_COMPARED: Mapping[str, tuple[str, ...]] = {
@@ -391,9 +318,8 @@ NOT_COMPARED: Mapping[str, tuple[str, ...]] = {
         "host_bytes",
         "device_bytes",
         "measured",
-        "checkpoint",  # only the number of these events is compared
-        "resume.line",
-        "resume.samples",
+        "checkpoint",  # only the number of events of these two kinds is compared
+        "resume",
     ),
     SUMMARY: (
         "throughput",
@@ -409,6 +335,7 @@ NOT_COMPARED: Mapping[str, tuple[str, ...]] = {
     MANIFEST: (
         "argv",
         "began",
+        "results_before",
         "pipeline",
         "plan",
         "dataset.path",
@@ -419,32 +346,38 @@ NOT_COMPARED: Mapping[str, tuple[str, ...]] = {
         "environment: variables of the launcher",
         "whether a key without a value is there",
     ),
-    RESULTS: ("Time Stamp", "Recommendations/s (std/mean)", "lines of earlier runs"),
-    OTHER_FILES: ("config.yaml", "log.txt", "step_times.json", "report.html", "tensorboard"),
+    OTHER_FILES: (
+        "config.yaml",
+        "log.txt",
+        "results.csv",
+        "step_times.json",
+        "report.html",
+        "tensorboard",
+        "checkpoints/latest",
+        "checkpoints/best",
+    ),
 }
+KINDS = ("train", "eval", "eval_train")  # kinds of events that a replay repeats
+RELATIVE = ("loss", LOGLOSS, "lr", "gradient_norm", RMSE, MAE, LABEL_DEVIATION, "mean_norm", "largest_norm")
+SMOOTH = (*RELATIVE, NE, CALIBRATION, ALL_ROWS, BASE_RATE)
+ROUNDING = 1e-12  # relative; another release may add float64 sums over samples in another order
+CHANGED_PLACES = 4  # samples that may change sides of a threshold, or ranks, if logits differ by rounding
+MISSING, NOT_REPLAYED = "not recorded", "not replayed"
 
 
 class Record(NamedTuple):
-    """Contents of a run's directory; None or empty for a missing file.
-
-    results: lines of results.csv. pointers: text of `latest` and `best`. checkpoints: names, oldest first.
-    """
+    """Contents of a run's directory; None or empty for a missing file."""
 
     directory: Path
-    config: dict[str, Any]
     manifest: RunManifest
-    launches: list[Launch]
     summary: Summary | None
     events: list[AnyEvent]
     curves: Curves | None
     scores: dict[str, Scores]
-    results: list[list[str]]
-    pointers: dict[str, str | None]
-    checkpoints: list[str]
 
-    @property
-    def keeps_best(self) -> bool:
-        return bool((self.config.get("checkpoint") or {}).get("keep_best"))
+    def has_ended(self, steps: int) -> bool:
+        """Return whether the run came to its end after that step."""
+        return self.summary is not None and self.summary.status in DONE and self.summary.steps == steps
 
     def evaluated(self, steps: int) -> list[int]:
         """Return the steps, up to `steps`, after which metrics.jsonl has an evaluation of the evaluated split."""
@@ -454,90 +387,35 @@ class Record(NamedTuple):
 class Replay(NamedTuple):
     """Results of a replay of `steps` steps; `record` is read from the replay's own directory.
 
-    status, early_stop: of an undisturbed run that came this far by the run's own configuration.
-    curves: of the newest recorded evaluation, if there was one. monitor: train.monitor.
+    status, early_stop: of an undisturbed run that came this far by `config`, the run's own. length: of that run.
+    curves: of the newest recorded evaluation, if there was one.
     keeps_scores: the split whose scores a run that came to its end has kept; None: none.
-    any_layout: whether bits do not depend on the numbers of processes and threads.
     """
 
     record: Record
     steps: int
+    config: AppConfig
+    length: RunLength
     status: str
     early_stop: EarlyStop | None
     curves: Curves | None
-    monitor: str | dict[str, float]
-    schedule: RunSchedule
     keeps_scores: str | None
-    any_layout: bool = False
 
-    def evaluation(self, kind: str, step: int) -> EvaluationFigures | None:
+    def evaluation(self, step: int) -> EvaluationFigures | None:
         """Return the figures of an evaluation; None if the replay has none after that step."""
         for event in self.record.events:
-            if isinstance(event, EvaluationEvent) and (event.event, event.step) == (kind, step):
+            if isinstance(event, EvaluationEvent) and (event.event, event.step) == ("eval", step):
                 return event.figures()
         return None
 
 
-def read_record(directory: Path) -> Record:
-    """Read everything of a run that is compared."""
-    manifest, summary, checkpoints = read_manifest(directory), read_summary(directory), directory / CHECKPOINTS
-    if any(launch.schedule is None for launch in manifest.launches):
-        raise UserError(
-            f"run={directory}: {MANIFEST} has no schedule, as of a run that was built and not trained; give a run "
-            "that this version trained"
-        )
-    if summary is not None and summary.version != SUMMARY_VERSION:
-        raise UserError(
-            f"run={directory}: {SUMMARY} is of version {summary.version}, and this one reads "
-            f"{SUMMARY_VERSION}; give a run that this version trained"
-        )
-    return Record(
-        directory,
-        read_config(directory),
-        manifest,
-        launches_of(manifest),
-        summary,
-        read_events(directory),
-        read_curves(directory),
-        _kept_scores(directory),
-        _results(directory / RESULTS),
-        {name: _text(checkpoints / name) for name in (LATEST, BEST)},
-        [path.name for path in whole_checkpoints(checkpoints)],
-    )
+class Pair(NamedTuple):
+    """The same part of both records; `where` begins with a file's name; the figures are computed over `samples`."""
 
-
-def _kept_scores(directory: Path) -> dict[str, Scores]:
-    arrays = {path.name.partition(".")[0] for path in (directory / SCORES).glob("*.npy")}
-    splits = kept_splits(directory)
-    if alone := sorted(arrays - {*splits}):
-        path = directory / SCORES / f"{alone[0]}.json"
-        raise UserError(f"{path}: missing beside its arrays; remove these, and keep the scores of {alone[0]} again")
-    return {split: read_scores(directory, split) for split in splits}
-
-
-def _results(path: Path) -> list[list[str]]:
-    text = _text(path)
-    return [] if text is None else list(csv.reader(io.StringIO(text)))
-
-
-def _text(path: Path) -> str | None:
-    try:
-        return path.read_bytes().decode(errors="replace").strip()
-    except FileNotFoundError:
-        return None
-
-
-def is_compared(file: str, name: str) -> bool:
-    """Return whether a key of a file is compared; its name has dots between the parts."""
-    return not any(name == one or name.startswith(f"{one}.") for one in NOT_COMPARED[file])
-
-
-KINDS = ("train", "eval", "eval_train")  # kinds of events that a replay repeats
-RELATIVE = ("loss", LOGLOSS, "lr", "gradient_norm", RMSE, MAE, LABEL_DEVIATION, "mean_norm", "largest_norm")
-SMOOTH = (*RELATIVE, NE, CALIBRATION, ALL_ROWS, BASE_RATE)
-ROUNDING = 1e-12  # relative; another release may add float64 sums over samples in another order
-CHANGED_PLACES = 4  # samples that may change sides of a threshold, or ranks, if logits differ by rounding
-MISSING, NOT_REPLAYED = "not recorded", "not replayed"
+    where: str
+    recorded: Json
+    replayed: Json
+    samples: float = math.inf
 
 
 class Difference(NamedTuple):
@@ -562,135 +440,100 @@ class RecordComparison(NamedTuple):
     lacking: list[str]
 
 
-class Pair(NamedTuple):
-    """The same part of both records. file: its list in NOT_COMPARED applies; empty: none applies.
+def read_record(directory: Path) -> Record:
+    """Read everything of a run that is compared."""
+    manifest, summary = read_manifest(directory), read_summary(directory)
+    if any(launch.schedule is None for launch in manifest.launches):
+        raise UserError(
+            f"run={directory}: {MANIFEST} has no schedule, as of a run that was built and not trained; give a run "
+            "that this version trained"
+        )
+    if summary is not None and summary.version != SUMMARY_VERSION:
+        raise UserError(
+            f"run={directory}: {SUMMARY} is of version {summary.version}, and this one reads "
+            f"{SUMMARY_VERSION}; give a run that this version trained"
+        )
+    splits = kept_splits(directory)
+    if alone := sorted({path.name.partition(".")[0] for path in (directory / SCORES).glob("*.npy")} - {*splits}):
+        path = directory / SCORES / f"{alone[0]}.json"
+        raise UserError(f"{path}: missing beside its arrays; remove these, and keep the scores of {alone[0]} again")
+    scores = {split: read_scores(directory, split) for split in splits}
+    return Record(directory, manifest, summary, read_events(directory), read_curves(directory), scores)
 
-    is_whole: both have the same keys; otherwise only common keys are compared.
-    """
 
-    where: str
-    file: str
-    recorded: Json
-    replayed: Json
-    is_whole: bool = True
-    samples: float = math.inf  # number that the figures are computed over
+def is_compared(file: str, name: str) -> bool:
+    """Return whether a key of a file is compared; its name has dots between the parts."""
+    return not any(name == one or name.startswith(f"{one}.") for one in NOT_COMPARED[file])
+
+
+def is_due(length: RunLength, kind: str, step: int) -> bool:
+    """Return whether a run of this length reports a window (kind "train"), or evaluates, after a step."""
+    return length.reported(step) if kind == "train" else length.next_evaluation(step - 1) == step
 
 
 def compare_records(record: Record, replay: Replay) -> RecordComparison:
     """Compare what a run recorded of its first `replay.steps` steps with what its replay recorded."""
     differences: list[Difference] = []
     compared = 0
-    for pair in _pairs(record, replay):
-        recorded, replayed = _leaves(pair.recorded), _leaves(pair.replayed)
+    for where, before, now, samples in _pairs(record, replay):
+        if not before or not now:
+            if before or now:
+                faults = ("recorded", NOT_REPLAYED) if before else (MISSING, "replayed")
+                differences.append(Difference(where, "all", *faults, math.inf))
+            continue
+        recorded, replayed = _leaves(before), _leaves(now)
         for name in [*recorded, *(name for name in replayed if name not in recorded)]:
-            if pair.file and not is_compared(pair.file, name):
-                continue
-            if name not in recorded or name not in replayed:
-                if pair.is_whole:
-                    values = recorded.get(name, MISSING), replayed.get(name, NOT_REPLAYED)
-                    differences.append(Difference(pair.where, name, *values, math.inf))
+            if not is_compared(where.partition(",")[0], name):
                 continue
             compared += 1
-            size = _difference(name.rpartition(".")[2], recorded[name], replayed[name], pair.samples)
-            if size is not None:
-                differences.append(Difference(pair.where, name, recorded[name], replayed[name], size))
+            values = recorded.get(name, MISSING), replayed.get(name, NOT_REPLAYED)
+            if (size := _difference(name.rpartition(".")[2], *values, samples)) is not None:
+                differences.append(Difference(where, name, *values, size))
     if not any(isinstance(event, TrainEvent) and event.step <= replay.steps for event in record.events):
         raise UserError(f"run={record.directory}: {METRICS} has no losses to compare")
-    has_curves = replay.curves is not None
-    # Rounding moves the thresholds of curves, so they are compared only where all figures are equal.
-    is_same_size = record.manifest.world_size == replay.record.manifest.world_size
-    is_repeated = (is_same_size or replay.any_layout) and not differences
-    curves = _first_of_curves(record, replay) if has_curves and is_repeated else []
-    lacking = [f"{CURVES} (other figures or processes differ)"] * (has_curves and not is_repeated)
+    lacking = []
+    if replay.curves is not None:
+        # Rounding moves the thresholds of curves, so they are compared only where all figures are equal.
+        is_same_size = record.manifest.world_size == replay.record.manifest.world_size
+        if (is_same_size or replay.config.train.micro_batch is not None) and not differences:
+            differences += _first_of_curves(record, replay.curves)
+        else:
+            lacking.append(f"{CURVES} (other figures or processes differ)")
     if record.summary is None or record.summary.status == "failed":
-        reason = "there is none" if record.summary is None else "the run failed"
-        lacking.append(f"{SUMMARY}, {RESULTS}, {POINTERS} ({reason})")
-    elif not record.checkpoints:
-        lacking.append(f"{POINTERS} (there are no checkpoints)")
-    differences += [*curves, *_scores(record, replay)]
+        lacking.append(f"{SUMMARY} ({'there is none' if record.summary is None else 'the run failed'})")
+    differences += _scores(record, replay)
     return RecordComparison(differences, compared, _same_digests(record.summary, replay), lacking)
 
 
 def _pairs(record: Record, replay: Replay) -> Iterator[Pair]:
-    yield from _of_events(record, replay)
-    yield from _of_manifests(record, replay)
-    if record.summary is None:
-        return
-    yield from _of_summary(record, record.summary, replay)
-    if record.summary.status != "failed":
-        yield from _of_results(record, record.summary)
-        if record.checkpoints:
-            best = record.summary.best if record.keeps_best and record.summary.best else None
-            expected: Json = {LATEST: record.checkpoints[-1], BEST: best and checkpoint_name(best.step)}
-            yield Pair(POINTERS, "", {**record.pointers}, expected)
-
-
-def _of_events(record: Record, replay: Replay) -> Iterator[Pair]:
-    """Yield windows and evaluations, also those that a schedule requires and the record lacks; resumptions; counts."""
-    expected, has_ended = expected_of(record, replay.steps), _has_ended(record, replay.steps)
-    recorded = {
-        (event.event, event.step): event
-        for event in record.events
-        if event.event in KINDS and (event.step <= replay.steps or has_ended)
+    manifest, summary = record.manifest, record.summary
+    recorded, repeated = (
+        {(event.event, event.step): plain_object(event) for event in events if event.step <= replay.steps}
+        for events in (record.events, replay.record.events)
+    )
+    # The newest launch was configured as the replay is, so it must have recorded what is due beyond its first step. The
+    # end is not evaluated by a run that was stopped there.
+    required = {
+        (kind, step)
+        for kind, step in repeated
+        if kind in KINDS and step > manifest.from_step and is_due(replay.length, kind, step)
+        if kind == "train" or step < replay.steps or record.has_ended(step)
+        if kind != "eval_train" or replay.config.eval.train_split
     }
-    repeated = {(event.event, event.step): event for event in replay.record.events}
-    for kind, step in sorted(recorded.keys() | expected.required, key=lambda place: (KINDS.index(place[0]), place[1])):
-        where = f"{METRICS}, {kind} of step {step}"
-        before, now = recorded.get((kind, step)), repeated.get((kind, step))
-        if before is None or now is None or not expected.is_expected(kind, step):
-            fault = MISSING if before is None else NOT_REPLAYED if now is None else "not scheduled"
-            yield Pair(where, "", {"all": fault}, {"all": "recorded and scheduled"})
-            continue
-        is_whole = not any(start < step <= end for start, end in expected.unknown)
-        figures = plain_object(before)
-        yield Pair(where, METRICS, figures, plain_object(now), is_whole, _samples({**plain_object(now), **figures}))
-    starts = [launch.from_step for launch in record.manifest.launches]
-    # Where a later launch began further back, the record has lost this launch's event.
-    resumed = [start for number, start in enumerate(starts) if start and start <= min(starts[number:])]
-    steps, launched = [event.step for event in record.events if event.event == "resume"], iter(resumed)
-    if all(step in launched for step in steps):
-        # A launch that was killed while it started has recorded no event.
-        resumed = steps
-    yield Pair(f"{METRICS}, resume", "", {"steps": steps}, {"steps": resumed})
-    if record.summary is not None and record.summary.status != "failed":
-        counts = Counter(event.event for event in record.events)
-        yield Pair(f"{SUMMARY}, events", "", {**record.summary.events}, {**counts})
-
-
-def expected_of(record: Record, steps: int) -> ExpectedEvents:
-    """Return the events that the schedules of a record's launches require up to a step."""
-    return expected_events(record.launches, steps, _has_ended(record, steps))
-
-
-def _has_ended(record: Record, steps: int) -> bool:
-    """Return whether a run came to its end after that step."""
-    summary = record.summary
-    return summary is not None and summary.status in DONE and summary.steps == steps
-
-
-def _of_manifests(record: Record, replay: Replay) -> Iterator[Pair]:
-    """Yield what all launches must share; for the newest also what its configuration and the other files say.
-
-    `launches.changes` compares the conditions: code, versions, hardware, environment, files and layout.
-    """
-    launches = record.manifest.launches
-    for number, launch in enumerate(launches, start=1):
-        where = MANIFEST if number == len(launches) else f"{MANIFEST}, launch {number}"
-        yield Pair(where, MANIFEST, _repeated(launch), _repeated(replay.record.manifest))
-        own: Json = {"from_step": launch.from_step, "results_before": launch.results_before}
-        lines = len(record.results)  # the head, lines of earlier runs and, if this run came to its end, its own
-        has_line = record.summary is not None and record.summary.status != "failed"
-        before = (lines - 1 if lines > 2 else 0) if has_line else record.manifest.results_before
-        yield Pair(where, "", own, {"from_step": launch.from_step, "results_before": before})
-    # The configuration of the directory is that of the newest launch, so only this one is compared with it.
-    newest, runtime = record.manifest, record.config.get("runtime") or {}
-    recorded: Json = {"num_threads": newest.num_threads, "compile": newest.compile}
-    threads, compiled = runtime.get("num_threads"), runtime.get("compile") or "none"
-    configured: Json = {"num_threads": threads, "compile": compiled}
-    if newest.schedule:
-        recorded["schedule"] = plain_object(newest.schedule)
-        configured["schedule"] = plain_object(replay.schedule)
-    yield Pair(MANIFEST, "", recorded, configured)
+    places = required | {place for place in recorded if place[0] in KINDS}
+    for kind, step in sorted(places, key=lambda place: (KINDS.index(place[0]), place[1])):
+        before, now = recorded.get((kind, step), {}), repeated.get((kind, step), {})
+        yield Pair(f"{METRICS}, {kind} of step {step}", before, now, _samples({**now, **before}))
+    # `changes` compares the conditions: code, versions, hardware, environment, files and layout.
+    for number, launch in enumerate(manifest.launches, start=1):
+        where = MANIFEST if number == len(manifest.launches) else f"{MANIFEST}, launch {number}"
+        yield Pair(where, _repeated(launch), _repeated(replay.record.manifest))
+    assert manifest.schedule is not None
+    configured = replay.length.schedule(replay.config.eval.train_split)
+    yield Pair(f"{MANIFEST}, schedule", plain_object(manifest.schedule), plain_object(configured))
+    if summary is not None and summary.status != "failed":
+        yield Pair(f"{SUMMARY}, events", {**summary.events}, {**Counter(event.event for event in record.events)})
+        yield from _of_summary(record, summary, replay)
 
 
 def _repeated(manifest: RunManifest) -> Json:
@@ -699,60 +542,40 @@ def _repeated(manifest: RunManifest) -> Json:
     return {key: plain[key] for key in ("format", "dataset", "seeds", "tables") if key in plain}
 
 
-def _of_results(record: Record, summary: Summary) -> Iterator[Pair]:
-    """Yield the line of results.csv, compared with the other files."""
-    manifest, rates = record.manifest, summary.throughput
-    batch = int(record.config["train"]["global_batch_size"])
-    expected: Json = {
-        "Num. Nodes": manifest.world_size // manifest.local_world_size,
-        "Batch Size": batch,
-        "Recommendations/s (mean)": rates.samples_per_second,
-        "Run": record.config["run"]["name"],
-        "World Size": manifest.world_size,
-        "Global Batch Size": batch,
-        "Global Recommendations/s (mean)": rates.samples_per_second,
-        "Batch Size per Device": batch // manifest.world_size,
-        "Recommendations/s per Device (mean)": rates.samples_per_second_per_device,
-        "Status": summary.status,
-        "Device": manifest.device(manifest.platform),
-        "Precision": record.config["runtime"]["precision"] or "fp32",
-        "Recipe": record.config["published"]["recipe"],
-        "Commit": manifest.commit,
-    }
-    texts: Json = {name: "" if value is None else str(value) for name, value in expected.items()}
-    head, line = (record.results[:1] or [[]])[0], (record.results[-1:] or [[]])[0]
-    cells: Json = dict(zip(RESULTS_COLUMNS, line, strict=False))
-    yield Pair(RESULTS, "", {"head": head}, {"head": list(RESULTS_COLUMNS)})
-    yield Pair(RESULTS, RESULTS, cells, texts)
-
-
 def _of_summary(record: Record, recorded: Summary, replay: Replay) -> Iterator[Pair]:
-    """Yield the parts of the summary; only the error of a failed run's, which one process wrote without the others."""
-    if recorded.status == "failed":
-        yield Pair(SUMMARY, "", {"error": bool(recorded.error)}, {"error": True})
-        return
     repeated = replay.record.summary
     assert repeated is not None
     evaluated = record.evaluated(replay.steps)
     # A run that is stopped in its last evaluation is interrupted, though no step is left.
     is_stopped = recorded.status == "interrupted" and replay.steps not in evaluated
-    figures: Json = {"steps": recorded.steps, "samples": recorded.samples, "status": recorded.status}
+    before: Json = {"steps": recorded.steps, "samples": recorded.samples, "status": recorded.status}
     status = "interrupted" if is_stopped else replay.status
-    yield Pair(SUMMARY, "", figures, {"steps": replay.steps, "samples": repeated.samples, "status": status})
-    yield Pair(SUMMARY, "", {"world_size": recorded.world_size}, {"world_size": record.manifest.world_size})
+    yield Pair(SUMMARY, before, {"steps": replay.steps, "samples": repeated.samples, "status": status})
+    yield Pair(SUMMARY, {"world_size": recorded.world_size}, {"world_size": record.manifest.world_size})
     # Figures of a run that went further than the replay describe other steps.
     if recorded.steps != replay.steps:
         return
     for part in ("parameters", "train"):
-        yield Pair(f"{SUMMARY}, {part}", SUMMARY, _part(recorded, part), _part(repeated, part))
+        yield Pair(f"{SUMMARY}, {part}", _part(recorded, part), _part(repeated, part))
     stop = {} if replay.early_stop is None else plain_object(replay.early_stop)
-    yield Pair(f"{SUMMARY}, early_stop", SUMMARY, _part(recorded, "early_stop"), stop)
-    yield Pair(f"{SUMMARY}, tables", SUMMARY, _part(recorded, "tables"), _tables(record, repeated))
-    newest = max(evaluated, default=None)
-    served = recorded.best.step if record.keeps_best and recorded.best else newest
-    yield _of_evaluation("eval", recorded.eval, served, replay)
-    yield _of_evaluation("last", recorded.last, newest, replay)
-    yield from _of_best(record, recorded, replay)
+    yield Pair(f"{SUMMARY}, early_stop", _part(recorded, "early_stop"), stop)
+    tables = _part(repeated, "tables")
+    if replay.config.checkpoint.resume not in ("auto", "never"):
+        # A run that began with another run's tables does not know which rows it touched.
+        tables = {name: {**dict(figures), "rows_touched": None} for name, figures in tables.items()}  # type: ignore[call-overload]
+    yield Pair(f"{SUMMARY}, tables", _part(recorded, "tables"), tables)
+    # Evaluations are compared with the replay's of the same step. A best one is due once the newest launch evaluated.
+    newest, best, monitor = max(evaluated, default=None), recorded.best, replay.config.train.monitor
+    served = best.step if replay.config.checkpoint.keep_best and best else newest
+    for part, step in (("eval", served), ("last", newest)):
+        evaluation = undefined_evaluation() if step is None else replay.evaluation(step)
+        before, now = _part(recorded, part), {} if evaluation is None else plain_object(evaluation)
+        yield Pair(f"{SUMMARY}, {part}", before, now, _samples({**now, **before}))
+    steps = [step for step in evaluated if step > record.manifest.from_step] if best is None else [best.step]
+    evaluations = [replay.evaluation(step) for step in steps]
+    due = next((one for one in evaluations if one is not None and best_of(one, monitor) is not None), None)
+    before, now = ({} if one is None else plain_object(one) for one in (best, due and best_of(due, monitor)))
+    yield Pair(f"{SUMMARY}, best", before, now, _samples({} if due is None else plain_object(due)))
 
 
 def _part(summary: Summary, name: str) -> Json:
@@ -760,39 +583,6 @@ def _part(summary: Summary, name: str) -> Json:
     if isinstance(part, Struct):
         return plain_object(part)
     return {key: plain_object(value) for key, value in part.items()} if part else {}
-
-
-def _tables(record: Record, repeated: Summary) -> Json:
-    """Return the replay's figures of tables; without the rows touched if the run began with another run's tables."""
-    tables = _part(repeated, "tables")
-    resume = str((record.config.get("checkpoint") or {}).get("resume"))
-    if resume not in ("auto", "never"):
-        tables = {name: {**dict(figures), "rows_touched": None} for name, figures in tables.items()}  # type: ignore[call-overload]
-    return tables
-
-
-def _of_evaluation(part: str, recorded: EvaluationFigures | None, step: int | None, replay: Replay) -> Pair:
-    """Return an evaluation of the summary, compared with the replay's evaluation of that step."""
-    figures = {} if recorded is None else plain_object(recorded)
-    repeated = undefined_evaluation() if step is None else replay.evaluation("eval", step)
-    now: Json = {"step": step, AUC: None} if repeated is None else plain_object(repeated)
-    return Pair(f"{SUMMARY}, {part}", SUMMARY, figures, now, samples=_samples({**now, **figures}))
-
-
-def _of_best(record: Record, recorded: Summary, replay: Replay) -> Iterator[Pair]:
-    """Yield the best evaluation beside the replay's figures; one is due once the newest launch has evaluated."""
-    where, best = f"{SUMMARY}, best", recorded.best
-    if best is not None:
-        evaluation = replay.evaluation("eval", best.step)
-        repeated: Best | None = None if evaluation is None else best_of(evaluation, replay.monitor)
-        figures = {} if repeated is None else plain_object(repeated)
-        samples = _samples({} if evaluation is None else plain_object(evaluation))
-        yield Pair(where, SUMMARY, plain_object(best), figures, samples=samples)
-    else:
-        begin = record.manifest.launches[-1].from_step
-        evaluations = [replay.evaluation("eval", step) for step in record.evaluated(replay.steps) if step > begin]
-        is_due = any(one is not None and best_of(one, replay.monitor) is not None for one in evaluations)
-        yield Pair(where, "", {"all": MISSING if is_due else "none"}, {"all": "none"})
 
 
 def _same_digests(recorded: Summary | None, replay: Replay) -> dict[str, bool]:
@@ -804,11 +594,10 @@ def _same_digests(recorded: Summary | None, replay: Replay) -> dict[str, bool]:
     return {name: before.get(name) == now[name] for name in now}
 
 
-def _first_of_curves(record: Record, replay: Replay) -> list[Difference]:
+def _first_of_curves(record: Record, curves: Curves) -> list[Difference]:
     """Return the first figure of curves.json that differs, from the newest recorded evaluation."""
-    assert replay.curves is not None
     recorded = {} if record.curves is None else _leaves(plain_object(record.curves))
-    repeated = _leaves(plain_object(replay.curves))
+    repeated = _leaves(plain_object(curves))
     # The first difference is enough, since one changed score shifts all points after it.
     for name in [*repeated, *(name for name in recorded if name not in repeated)]:
         values = recorded.get(name, MISSING), repeated.get(name, NOT_REPLAYED)
@@ -833,8 +622,7 @@ def _scores(record: Record, replay: Replay) -> Iterator[Difference]:
         if difference is not None:
             before, now = (float(scores.logits[difference.first]) for scores in (recorded, repeated))
             yield Difference(where, f"logits.{difference.first[0]}", before, now, difference.largest)
-    summary = record.summary
-    has_ended = summary is not None and summary.status in DONE
+    has_ended = record.summary is not None and record.summary.status in DONE
     if has_ended and replay.keeps_scores and replay.keeps_scores not in record.scores:
         yield Difference(SCORES, replay.keeps_scores, MISSING, "kept by eval.keep_scores", math.inf)
 

@@ -100,28 +100,9 @@ def of_lines(run: Path) -> Iterator[Alteration]:
         yield Alteration("metrics.jsonl", f"{place}", "line repeated", joined(line, line))
 
 
-def of_results(run: Path) -> Iterator[Alteration]:
-    lines = (run / "results.csv").read_text().splitlines()
-    cells = [line.split(",") for line in lines]
-    for row, column in [(number, place) for number, line in enumerate(cells) for place in range(len(line))]:
-        altered = [list(line) for line in cells]
-        altered[row][column] += "1"
-        text = "".join(f"{','.join(line)}\r\n" for line in altered)
-        yield Alteration("results.csv", cells[0][column] if row else "head", "altered", text.encode())
-    for row in range(len(lines)):
-        text = "".join(f"{line}\r\n" for number, line in enumerate(lines) if number != row)
-        yield Alteration("results.csv", f"line {row}", "line removed", text.encode())
-
-
 def of_files(run: Path) -> Iterator[Alteration]:
-    """Pointers that name another checkpoint; files that are removed; a kept score that is another."""
-    for name in ("latest", "best"):
-        path = run / "checkpoints" / name
-        names = [each.name for each in sorted((run / "checkpoints").glob("step_*")) if each.name != path.read_text()]
-        for text in (*names, "step_99999999", ""):
-            yield Alteration(f"checkpoints/{name}", "", f"names {text or 'nothing'}", text.encode())
-        yield Alteration(f"checkpoints/{name}", "", "file removed", None)
-    for file in ("curves.json", "results.csv", *(str(each.relative_to(run)) for each in (run / "scores").iterdir())):
+    """Files that are removed; a kept score that is another."""
+    for file in ("curves.json", *(str(each.relative_to(run)) for each in (run / "scores").iterdir())):
         yield Alteration(file, "", "file removed", None)
     for path in (run / "scores").glob("*.npy"):
         content = bytearray(path.read_bytes())

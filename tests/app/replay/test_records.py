@@ -201,7 +201,7 @@ def test_a_resumption_that_no_launch_began_with_is_found(run: Path, verified: Ve
     (run / "metrics.jsonl").write_text("\n".join([forged, *lines]) + "\n")
     status, report = verified()
     assert status == 1
-    assert "metrics.jsonl, resume" in {difference["where"] for difference in report["figures"]}
+    assert "summary.json, events" in {difference["where"] for difference in report["figures"]}
 
 
 A, B = "a" * 40, "b" * 40
