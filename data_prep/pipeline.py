@@ -37,7 +37,7 @@ from data_prep.dataset.kinds import SHARED_IDS, data_checks, misleading_sentence
 from data_prep.dataset.multi_hot import TABLES_DIRECTORY, MultiHotTables
 from data_prep.dataset.options import CRITEO, DenseTransform
 from data_prep.dataset.spelling import Form, to_text
-from data_prep.encoding.lookup import DenseRange, Slice, column_transforms, join_ranges
+from data_prep.encoding.lookup import DenseRange, column_transforms, join_ranges, write_tables
 from data_prep.engine.executor import Executor, open_executor, peak_memory, start_fork_server
 from data_prep.engine.job import (
     ChunkRecord,
@@ -48,11 +48,11 @@ from data_prep.engine.job import (
     find_finished,
     keep_or_discard_work,
     num_workers,
-    plan_encoding,
     publish,
     reads_whole,
     refuse_foreign_files,
     window_rows,
+    workers_to_encode,
 )
 from data_prep.job_setup import (
     chosen_bags,
@@ -100,7 +100,6 @@ from data_prep.stages.write import (
     BuiltShard,
     EncodeTask,
     ExpandTask,
-    PassTask,
     RowLayout,
     built_shard,
     fitted_records,
@@ -268,13 +267,15 @@ def run_stages(data: DataConfig, job: Job) -> Result:
         executor.release()
         _order_and_fit(data, job, result, executor)
 
-        # Values to ids. Rows that travel to another shard get theirs on the way, unless that takes passes, or bags.
+        # Values to ids. Rows that travel to another shard get theirs on the way, unless a feature has bags.
         values = {name: result.vocabularies[name].values for name in result.features if result.vocabularies}
-        encode_workers, passes = plan_encoding(data, job, workers, values)
-        executor.release(encode_workers)
-        chunks = _chunks_to_encode(job, result, passes)
-        if _needs_encode_stage(job, passes):
-            chunks = _encode(job, result, chunks, passes, executor)
+        executor.release(workers_to_encode(data, job, workers, values))
+        write_tables(job.work, tuple(values))
+        chunks = _chunks_to_encode(job, result)
+        if _needs_encode_stage(job):
+            with executor.stage("encode", sum(chunk.record.encoded_bytes for chunk in chunks)):
+                records = list(executor.map(chunks))
+            chunks = [replace_fields(chunk, record=record) for chunk, record in zip(chunks, records, strict=True)]
             result.records = [chunk.record for chunk in chunks]
 
         # Chunks to shards: rows that are reordered travel to theirs; otherwise chunks are cut where a split ends.
@@ -363,11 +364,11 @@ def _fit(data: DataConfig, job: Job, result: Result, executor: Executor, limit: 
             )
 
 
-def _chunks_to_encode(job: Job, result: Result, passes: tuple[tuple[Slice, ...], ...]) -> list[EncodeTask]:
+def _chunks_to_encode(job: Job, result: Result) -> list[EncodeTask]:
     ranges, of_columns = _ranges_by_source(job, result), tuple(column_transforms(job.table, result.fits))
     digests = tuple(result.vocabularies[name].digest.sha256 for name in result.features if result.vocabularies)
     return [
-        EncodeTask(job, record, result.features, digests, ranges[record.source] if ranges else None, passes, of_columns)
+        EncodeTask(job, record, result.features, digests, ranges[record.source] if ranges else None, of_columns)
         for record in result.records
     ]
 
@@ -390,24 +391,11 @@ def _ranges_by_source(job: Job, result: Result) -> list[DenseRange]:
     return ranges
 
 
-def _needs_encode_stage(job: Job, passes: tuple[tuple[Slice, ...], ...]) -> bool:
+def _needs_encode_stage(job: Job) -> bool:
     """Return whether a separate stage writes encoded chunks: see data_prep/stages/write.py."""
     if job.rules.order is None and not job.needs_statistics:
         return False
-    return not job.rules.is_arranged or bool(passes) or bool(job.schema.ragged)
-
-
-def _encode(
-    job: Job, result: Result, chunks: list[EncodeTask], passes: tuple[tuple[Slice, ...], ...], executor: Executor
-) -> list[EncodeTask]:
-    """Encode ids and integers of all chunks; return the encoded chunks."""
-    for number, slices in enumerate(passes):
-        value_bytes = sum(chunk.record.value_bytes for chunk in chunks)
-        with executor.stage(f"pass {number + 1} of {len(passes)}", value_bytes):
-            list(executor.map(PassTask(job, chunk.record, number, slices, chunk.digests) for chunk in chunks))
-    with executor.stage("encode", sum(chunk.record.encoded_bytes for chunk in chunks)):
-        records = list(executor.map(chunks))
-    return [replace_fields(chunk, record=record) for chunk, record in zip(chunks, records, strict=True)]
+    return not job.rules.is_arranged or bool(job.schema.ragged)
 
 
 def _row_layout(job: Job, result: Result) -> RowLayout:

@@ -168,7 +168,7 @@ def count_repeated(
         if 2 * number > len(slots):
             bits += 2
             slots, mask, shift = np.zeros(1 << bits, np.uint64), np.uint32((1 << bits) - 1), np.uint32(32 - bits)
-            insert(slots, shift, distinct_values[:number], np.arange(number, dtype=np.uint32))
+            insert(slots, shift, distinct_values[:number])
     return number
 
 

@@ -1,10 +1,9 @@
-"""Values to ids, by vocabularies or hashing, in passes if memory is short; integers to floats.
+"""Values to ids, by vocabularies or hashing; integers to floats.
 
 data_prep/stages/write.py makes all ids of a dataset, and data_prep/encoding/encoder.py those of new rows; both call
 the functions of this package.
 
-A slice is a feature's vocabulary or a part of it: 32-bit values whose second hash has one number, or a range of ids of
-64-bit values.
+A job's processes map lookup tables from files: they share their memory, and may exceed it.
 
     <root>/vocab/<feature>.texts.npy      [B] uint8           UTF-8 bytes of all texts
     <root>/vocab/<feature>.offsets.npy    [values + 1] int64  where each text begins, and the last one ends
@@ -12,13 +11,13 @@ A slice is a feature's vocabulary or a part of it: 32-bit values whose second ha
 They exist for a user's own table with a vocabulary that was prepared with data.keep_texts.
 """
 
-import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,7 +44,6 @@ class LookupTable:
     """Hash table with open addressing: a slot is value << 32 | number + 1, or 0 if empty. At most half are in use."""
 
     slots: NDArray[np.uint64]
-    shift: int
     first_id: int = 1
     unknown_id: int = OUT_OF_VOCABULARY
 
@@ -55,25 +53,21 @@ class LookupTable:
         values: NDArray[np.uint32],
         first_id: int = 1,
         unknown_id: int = OUT_OF_VOCABULARY,
-        numbers: NDArray[np.uint32] | None = None,
     ) -> "LookupTable":
-        """Give values[i] the id first_id + numbers[i] (by default i), and other values unknown_id."""
-        if numbers is None:
-            numbers = np.arange(len(values), dtype=np.uint32)
-        bits = max(4, math.ceil(math.log2(2 * len(values) + 1)))
-        table = cls(np.zeros(1 << bits, np.uint64), 32 - bits, first_id, unknown_id)
-        insert(table.slots, np.uint32(table.shift), np.ascontiguousarray(values), numbers)
+        """Give values[i] the id first_id + i, and other values unknown_id."""
+        table = cls(np.zeros(num_slots(len(values)), np.uint64), first_id, unknown_id)
+        insert(table.slots, table.shift, np.ascontiguousarray(values))
         return table
+
+    @property
+    def shift(self) -> np.uint32:
+        """Number of a hash's lower bits that its slot's number has not."""
+        return np.uint32(33 - len(self.slots).bit_length())
 
     def look_up(self, values: NDArray[np.uint32], ids: NDArray[np.int32]) -> int:
         """Write the ids of `values` [rows] and return the number of values without one."""
         last_before = np.int64(self.first_id - 1)
-        return int(lookup_column(self.slots, np.uint32(self.shift), last_before, self.unknown_id, values, ids))
-
-    @staticmethod
-    def bytes_for(num_values: int) -> int:
-        """Return the memory of a table of that many values."""
-        return 8 << max(4, math.ceil(math.log2(2 * num_values + 1)))
+        return int(lookup_column(self.slots, self.shift, last_before, self.unknown_id, values, ids))
 
 
 @dataclass(frozen=True)
@@ -91,14 +85,11 @@ class SortedTable:
         values: NDArray[np.uint64],
         first_id: int = 1,
         unknown_id: int = OUT_OF_VOCABULARY,
-        first_number: int = 0,
     ) -> "SortedTable":
-        """Give values[i] the id first_id + first_number + i, and other values unknown_id."""
+        """Give values[i] the id first_id + i, and other values unknown_id."""
         # A chunk looks up its distinct values alone, so bisection is fast enough, and takes less memory than hashing.
         order = np.argsort(values)
-        numbers = order.astype(np.uint32)
-        numbers += np.uint32(first_number)
-        return cls(values[order], numbers, first_id, unknown_id)
+        return cls(values[order], order.astype(np.uint32), first_id, unknown_id)
 
     def look_up(self, values: NDArray[np.uint64], ids: NDArray[np.int32]) -> int:
         """Write the ids of `values` [rows] and return the number of values without one."""
@@ -112,11 +103,6 @@ class SortedTable:
         ids[:] = self.numbers[places].astype(np.int64) + self.first_id
         ids[missing] = self.unknown_id
         return int(np.count_nonzero(missing))
-
-    @staticmethod
-    def bytes_for(num_values: int) -> int:
-        """Return the memory of a table of that many values."""
-        return 12 * num_values
 
 
 ValueTable: TypeAlias = LookupTable | SortedTable
@@ -164,18 +150,21 @@ def take_ids(ids_of: NDArray[np.int32], codes: NDArray[np.uint8], ids: NDArray[n
         ids[i] = ids_of[codes[i]]
 
 
+def num_slots(num_values: int) -> int:
+    """Return the slots of a hash table of that many values: a power of two, of which at most half are in use."""
+    return int(1 << max(4, math.ceil(math.log2(2 * num_values + 1))))
+
+
 @jit
-def insert(
-    slots: NDArray[np.uint64], shift: np.uint32, values: NDArray[np.uint32], numbers: NDArray[np.uint32]
-) -> None:
-    """Insert distinct values with their numbers; at least half of the slots must stay empty."""
+def insert(slots: NDArray[np.uint64], shift: np.uint32, values: NDArray[np.uint32]) -> None:
+    """Insert distinct values with their places; at least half of the slots must stay empty."""
     mask = np.uint32(len(slots) - 1)
     for i in range(len(values)):
         # The upper bits of the product depend on all bits of the value, its lower bits only on the lower ones.
         slot = np.uint32(values[i] * HASH_MULTIPLIER) >> shift
         while slots[slot] != EMPTY_SLOT:
             slot = (slot + np.uint32(1)) & mask
-        slots[slot] = (np.uint64(values[i]) << np.uint64(32)) | np.uint64(np.int64(numbers[i]) + 1)
+        slots[slot] = (np.uint64(values[i]) << np.uint64(32)) | np.uint64(i + 1)
 
 
 @jit
@@ -217,6 +206,52 @@ def load_tables(root: Path, features: tuple[str, ...], first_id: int, unknown_id
     return [table_of(vocabulary, first_id, unknown_id) for vocabulary in vocabularies]
 
 
+def write_tables(root: Path, features: tuple[str, ...]) -> None:
+    """Write the lookup tables of the vocabularies in `root`/vocab to one file, for `map_tables`."""
+    for feature, (first, numbers) in zip(features, _table_arrays(root, features, "w+"), strict=True):
+        values = np.asarray(np.load(vocabulary_path(root, feature), mmap_mode="c"))
+        if numbers is None:
+            insert(first, LookupTable(first).shift, values)
+        else:
+            table = SortedTable.build(values)
+            first[:], numbers[:] = table.values, table.numbers
+
+
+def map_tables(root: Path, features: tuple[str, ...], first_id: int, unknown_id: int) -> list[ValueTable]:
+    """Map the tables of `write_tables`: processes share their pages, which the system may drop and read again."""
+    # Mode "c" makes arrays writable, as those in memory are, so that no kernel is compiled twice.
+    return [
+        LookupTable(first, first_id, unknown_id)
+        if numbers is None
+        else SortedTable(first, numbers, first_id, unknown_id)
+        for first, numbers in _table_arrays(root, features, "c")
+    ]
+
+
+def _table_arrays(
+    root: Path, features: tuple[str, ...], mode: Literal["w+", "c"]
+) -> list[tuple[NDArray[np.uint64], NDArray[np.uint32] | None]]:
+    """Map each feature's lookup table: slots and None, or sorted values and their numbers; w+ makes a new file."""
+    sizes: list[tuple[int, int | None]] = []
+    for feature in features:
+        values = open_array(vocabulary_path(root, feature))
+        is_hashed = values.dtype == np.uint32
+        sizes.append((num_slots(len(values)), None) if is_hashed else (len(values), len(values)))
+    # One file for all, as each mapped file takes a descriptor. Arrays begin at multiples of 8 bytes.
+    path, num_bytes = root / "lookup.bin", 8 + 8 * sum(first + -(-(second or 0) // 2) for first, second in sizes)
+    if mode == "w+":
+        # A page of a mapped file that finds no room on the disk would end the process by a signal.
+        with path.open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, num_bytes)
+    content, start, tables = np.asarray(np.memmap(path, np.uint64, "c" if mode == "c" else "r+")), 0, []
+    for first, second in sizes:
+        stop = start + first
+        end = stop + -(-(second or 0) // 2)
+        tables.append((content[start:stop], None if second is None else content[stop:end].view(np.uint32)[:second]))
+        start = end
+    return tables
+
+
 @jit
 def hash_block(sparse: NDArray[np.uint32], modulus: np.uint32, ids: NDArray[np.int32]) -> None:
     """Write sparse[r, f] modulo `modulus` to ids[r, f]; both arrays are contiguous.
@@ -254,91 +289,6 @@ def torchrec_ids(ids: NDArray[np.int32], rounds: bool, modulus: int | None) -> N
         ids[:] = ids.astype(np.float32)
     if modulus is not None:
         ids %= np.int32(modulus)
-
-
-NOT_FOUND = -1
-BUILD_OVERHEAD = 2  # values and numbers lie beside a table that is built
-SORTED_OVERHEAD = 3  # 64-bit values need their order, too
-SLICE_MARGIN = 1.2  # parts of a vocabulary differ a little
-MAX_BITS = 12
-READ_VALUES = 1 << 20  # read at once from a vocabulary
-PART_MULTIPLIER = np.uint32(0x85EBCA6B)
-
-
-@dataclass(frozen=True)
-class Slice:
-    """The values of a feature whose part number has `bits` bits and is `part`; without bits, all values."""
-
-    feature: str
-    part: int
-    bits: int
-
-
-def plan_passes(
-    values: Mapping[str, int],
-    allowance: int,
-    bytes_for: Callable[[int], int] = LookupTable.bytes_for,
-    overhead: int = BUILD_OVERHEAD,
-) -> list[tuple[Slice, ...]]:
-    """Divide vocabularies into passes whose tables need at most `allowance` bytes.
-
-    Args:
-        values: number of values of each feature.
-        bytes_for: returns the memory of a table of that many values; overhead: factor of it while one is built.
-    """
-    max_bytes = int(allowance / overhead)
-    passes: list[list[Slice]] = []
-    free_bytes = 0
-    for feature, count in values.items():
-        bits = 0
-        while _slice_bytes(count, bits, bytes_for) > max_bytes:
-            bits += 1
-            if bits > MAX_BITS:
-                raise UserError(
-                    f"data.memory_budget: too small for the {count:,} values of column {feature}; raise it, "
-                    "or set data.frequency_threshold or data.max_ind_range"
-                )
-        size = _slice_bytes(count, bits, bytes_for)
-        for part in range(1 << bits):
-            if size > free_bytes:
-                passes.append([])
-                free_bytes = max_bytes
-            passes[-1].append(Slice(feature, part, bits))
-            free_bytes -= size
-    return [tuple(slices) for slices in passes]
-
-
-def _slice_bytes(count: int, bits: int, bytes_for: Callable[[int], int]) -> int:
-    return bytes_for(count if bits == 0 else int(count / (1 << bits) * SLICE_MARGIN) + 1)
-
-
-def part_numbers(values: NDArray[np.uint32], bits: int) -> NDArray[np.uint32]:
-    """Return the part of each value. Its hash differs from the tables', whose slots would otherwise collide."""
-    if bits == 0:
-        return np.zeros(len(values), np.uint32)
-    mixed = (values ^ (values >> np.uint32(16))) * PART_MULTIPLIER
-    return (mixed ^ (mixed >> np.uint32(13))) & np.uint32((1 << bits) - 1)
-
-
-def pass_name(number: int, slices: tuple[Slice, ...]) -> str:
-    """Return a pass's name for files; it differs for other slices, as of another budget or number of workers."""
-    return f"pass-{number}-{hashlib.sha256(repr(slices).encode()).hexdigest()[:8]}"
-
-
-def load_slice(root: Path, part: Slice, first_id: int) -> ValueTable:
-    """Build the lookup table of one slice; values outside it become NOT_FOUND."""
-    vocabulary = np.load(vocabulary_path(root, part.feature), mmap_mode="r")
-    if vocabulary.dtype == np.uint64:
-        start, stop = (len(vocabulary) * (part.part + i) >> part.bits for i in range(2))
-        return SortedTable.build(np.array(vocabulary[start:stop]), first_id, NOT_FOUND, start)
-    values, numbers = [], []
-    # All of a vocabulary may exceed a pass's memory, so only the slice's values of a block are kept.
-    for start in range(0, max(1, len(vocabulary)), READ_VALUES):
-        block = np.array(vocabulary[start : start + READ_VALUES])
-        rows = np.flatnonzero(part_numbers(block, part.bits) == part.part)
-        values.append(block[rows])
-        numbers.append((rows + start).astype(np.uint32))
-    return LookupTable.build(np.concatenate(values), first_id, NOT_FOUND, np.concatenate(numbers))
 
 
 LOG1P_TABLE_SIZE = 1 << 16

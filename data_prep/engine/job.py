@@ -66,13 +66,7 @@ from data_prep.dataset.options import Schema
 from data_prep.dataset.table_spec import Table
 from data_prep.dataset.transforms import FITS
 from data_prep.encoding.lookup import (
-    BUILD_OVERHEAD,
-    SORTED_OVERHEAD,
     VOCABULARY_DIRECTORY,
-    LookupTable,
-    Slice,
-    SortedTable,
-    plan_passes,
 )
 from data_prep.engine.executor import Worker
 from data_prep.io.arrays import MAX_HELD_BYTES
@@ -502,7 +496,7 @@ COUNTS_PER_BUDGET = 16  # a feature's value counts take two, and so does merging
 WINDOWS_PER_BUDGET = 32  # two windows are in memory while rows are ordered
 SHUFFLE_BYTES_PER_ROW = 232  # a shard, whole or as two windows, with its input or with chunks as packed rows
 SAMPLE_BYTES = MEBIBYTE
-MIN_PASS_BYTES = 128 * MEBIBYTE
+SORT_BYTES_PER_VALUE = 28  # while the sorted table of 64-bit values is built
 DISK_MARGIN = 1.05
 MAX_UNEVEN = 1.1  # load of the busiest worker over an even share; beyond this, reading twice costs less
 
@@ -567,41 +561,22 @@ def _chunk_bytes(job: Job) -> int:
     return min(CHUNK_BYTES, job.chunk_bytes * CHUNK_BYTES_PER_CHUNK_BYTE)
 
 
-def plan_encoding(
-    data: DataConfig, job: Job, workers: int, table_values: dict[str, int]
-) -> tuple[int, tuple[tuple[Slice, ...], ...]]:
-    """Return the processes for encoding, each with its own lookup tables, and the passes it takes.
-
-    Without passes all tables fit at once.
-    """
-    is_own = job.table is not None
-    bytes_for = SortedTable.bytes_for if is_own else LookupTable.bytes_for
-    tables = sum(bytes_for(values) for values in table_values.values())
-    if is_own and table_values:  # values and their order lie beside a table that is built
-        tables += bytes_for(max(table_values.values()))
-    budget = _budget_here(data)
-    in_work = BLOCK_BYTES_IN_WORK + _chunk_bytes(job) + (ARROW_BYTES if is_own else 0)
+def workers_to_encode(data: DataConfig, job: Job, workers: int, table_values: dict[str, int]) -> int:
+    """Return the processes for encoding, which share the lookup tables. table_values: by feature."""
+    if job.table is not None and table_values:
+        feature = max(table_values, key=lambda name: table_values[name])
+        if PARENT_BYTES + SORT_BYTES_PER_VALUE * table_values[feature] > _budget_here(data):
+            raise UserError(
+                f"data.memory_budget: too small for the {table_values[feature]:,} values of column {feature}; raise "
+                "it, or set data.frequency_threshold or data.max_ind_range"
+            )
+    in_work = BLOCK_BYTES_IN_WORK + _chunk_bytes(job) + (0 if job.table is None else ARROW_BYTES)
     in_work += job.shard_rows * SHUFFLE_BYTES_PER_ROW if job.rules.is_arranged else 0
-    base = WORKER_BYTES + in_work
-    if PARENT_BYTES + in_work + tables <= budget:
-        return within_budget(data, workers, base + tables), ()
-    workers = within_budget(data, workers, base + MIN_PASS_BYTES)
-    # A single worker is this process itself.
-    shared = PARENT_BYTES + (SERVER_BYTES if workers > 1 else 0)
-    allowance = (budget - shared) // workers - (base if workers > 1 else in_work)
-    passes = plan_passes(
-        table_values, max(allowance, MIN_PASS_BYTES), bytes_for, SORTED_OVERHEAD if is_own else BUILD_OVERHEAD
-    )
-    print(
-        f"data.memory_budget={data.memory_budget}: the vocabulary's lookup tables need {tables / 2**30:.2f} GiB; "
-        f"encoding in {len(passes)} passes",
-        file=sys.stderr,
-    )
-    return workers, tuple(passes)
+    return within_budget(data, workers, WORKER_BYTES + in_work)
 
 
 def _budget_here(data: DataConfig) -> int:
-    """Return the budget or the container's lower limit. It decides the processes and passes, never the bytes."""
+    """Return the budget or the container's lower limit. It decides the processes, never the bytes."""
     return min(parse_size(data.memory_budget, "data.memory_budget"), memory_limit() or sys.maxsize)
 
 

@@ -5,9 +5,6 @@ vocabularies are fitted; then `EncodeTask` writes the chunks that `encoded_block
 scatter and gather take rows from `encoded_blocks` instead, which saves writing and reading all of them once more.
 `finish_ids` repeats what TorchRec does to ids after its shuffle.
 
-Vocabularies larger than the memory budget are looked up in several passes: `PassTask` writes the ids that a pass
-finds, and `EncodeTask` merges them.
-
 Memory is bounded for any number of rows, and any number of processes can share the work. Rows travel packed: a
 feature's ids take no more bytes than its largest id needs.
 
@@ -34,13 +31,9 @@ from data_prep.dataset.multi_hot import BLOCK_VALUES, ID_BYTES, TABLES_DIRECTORY
 from data_prep.dataset.spelling import BAG_KINDS, Bags, join, pack
 from data_prep.dataset.transforms import ColumnTransform
 from data_prep.encoding.lookup import (
-    NOT_FOUND,
     DenseRange,
-    Slice,
     ValueTable,
-    load_slice,
-    load_tables,
-    pass_name,
+    map_tables,
     table_of_codes,
     text_path,
     torchrec_ids,
@@ -58,7 +51,6 @@ from data_prep.engine.job import (
     LoggedTask,
 )
 from data_prep.io.arrays import (
-    HEADER_BYTES,
     ArrayWriter,
     let_go,
     open_array,
@@ -68,56 +60,10 @@ from data_prep.io.arrays import (
     take_mapped,
     write_array,
 )
-from data_prep.stages.columns import chunk_bags, column_blocks, read_codes, read_dictionary, row_blocks
+from data_prep.stages.columns import chunk_bags, column_blocks, read_dictionary, row_blocks
 from data_prep.stages.place import LEFT_OUT, Positions, chunk_positions, held_out_splits, kept_position
 
-VALUES_IN_MEMORY = 1 << 20  # values of bags or passes in memory at once
-
-
-@dataclass(frozen=True)
-class PassTask(LoggedTask[ChunkRecord]):
-    """One pass over one parsed chunk: writes each slice's ids, with NOT_FOUND for values of other slices.
-
-    digests: checksums of the vocabularies' files.
-    """
-
-    stage: ClassVar[str] = "done"
-    record_type: ClassVar[type[ChunkRecord]] = ChunkRecord
-
-    job: Job
-    record: ChunkRecord
-    number: int
-    slices: tuple[Slice, ...]
-    digests: tuple[str, ...]
-
-    @property
-    def stem(self) -> Path:
-        return self.job.chunk_path(self.record.source, self.record.chunk, pass_name(self.number, self.slices))
-
-    @property
-    def size(self) -> tuple[int, int]:
-        return self.record.value_bytes, self.record.rows
-
-    def do(self, worker: Worker) -> ChunkRecord:
-        job, record = self.job, self.record
-        # The digests belong to the key: a cluster's worker may outlive a job and meet another one at the same path.
-        tables = worker.cache.get(
-            (job.work, self.slices, self.digests),
-            lambda: [load_slice(job.work, part, job.rules.first_id) for part in self.slices],
-        )
-        files = {}
-        for number, (part, table) in enumerate(zip(self.slices, tables, strict=True)):
-            if part.feature in job.schema.ragged:
-                bags = chunk_bags(job, record.source, record.chunk)[job.schema.ragged.index(part.feature)]
-                values = np.array(bags.ids)
-            else:
-                values = read_codes(job, record, job.schema.single.index(part.feature))
-            ids = np.empty(len(values), np.int32)
-            table_of_codes(table, read_dictionary(job, record, part.feature)).look_up(values, ids)
-            path = self.stem.with_name(f"{self.stem.name}.{number}.npy")
-            files[f"{number}.npy"] = write_array(path, ids, job.checksum("pass"))
-        worker.count(*self.size)
-        return ChunkRecord(record.source, record.chunk, record.rows, 0, files)
+VALUES_IN_MEMORY = 1 << 20  # values of bags in memory at once
 
 
 @dataclass(frozen=True)
@@ -125,8 +71,7 @@ class EncodeTask(LoggedTask[ChunkRecord]):
     """Completes the encoding of a parsed chunk: ids, and integers that needed statistics.
 
     features: features to keep. digests: checksums of their vocabularies in `job.work`. dense_range: range of the
-    integers, if their transform needs it. of_columns: transforms of single dense columns. passes: passes whose ids are
-    on disk, if one pass was not enough.
+    integers, if their transform needs it. of_columns: transforms of single dense columns.
     """
 
     stage: ClassVar[str] = "encoded"
@@ -137,7 +82,6 @@ class EncodeTask(LoggedTask[ChunkRecord]):
     features: tuple[str, ...]
     digests: tuple[str, ...]
     dense_range: DenseRange | None
-    passes: tuple[tuple[Slice, ...], ...] = ()
     of_columns: tuple[ColumnTransform, ...] = ()
 
     @property
@@ -173,11 +117,12 @@ class EncodeTask(LoggedTask[ChunkRecord]):
         return encoded
 
     def tables(self, worker: Worker) -> list[ValueTable]:
-        """Return the features' lookup tables, which each process loads once."""
+        """Return the features' lookup tables, which each process maps once."""
         rules = self.job.rules
+        # The digests belong to the key: a cluster's worker may outlive a job and meet another one at the same path.
         return worker.cache.get(
             (self.job.work, self.features, self.digests),
-            lambda: load_tables(self.job.work, self.features, rules.first_id, rules.unknown_id),
+            lambda: map_tables(self.job.work, self.features, rules.first_id, rules.unknown_id),
         )
 
     def _writer(self, suffix: str, width: int | None, rows: int, dtype: Any = np.int32) -> ArrayWriter:
@@ -186,8 +131,7 @@ class EncodeTask(LoggedTask[ChunkRecord]):
 
     def _encode_sparse(self, worker: Worker, unknown: NDArray[np.int64]) -> FileDigest:
         writer = self._writer("sparse.npy", len(self.single), self.record.rows)
-        blocks = self._merged_rows(unknown) if self.passes else _sparse_rows(self, worker, unknown, 0, self.record.rows)
-        for _, ids in blocks:
+        for _, ids in _sparse_rows(self, worker, unknown, 0, self.record.rows):
             writer.append(ids)
             worker.count(ids.nbytes, len(ids))
         return writer.close()
@@ -195,46 +139,17 @@ class EncodeTask(LoggedTask[ChunkRecord]):
     def _encode_bags(self, worker: Worker, unknown: NDArray[np.int64]) -> FileDigest:
         columns = chunk_bags(self.job, self.record.source, self.record.chunk)
         writer = self._writer("values.npy", None, sum(len(bags.ids) for bags in columns))
-        tables = [] if self.passes else self.tables(worker)
+        tables = self.tables(worker)
         for feature, bags in zip(self.job.schema.ragged, columns, strict=True):
             index = self.features.index(feature)
-            if not self.passes:
-                to_ids = table_of_codes(tables[index], read_dictionary(self.job, self.record, feature))
+            to_ids = table_of_codes(tables[index], read_dictionary(self.job, self.record, feature))
             for start in range(0, len(bags.ids), VALUES_IN_MEMORY):
                 values = np.array(bags.ids[start : start + VALUES_IN_MEMORY])
-                if self.passes:
-                    ids, missing = self._merge(feature, start, len(values))
-                else:
-                    ids = np.empty(len(values), np.int32)
-                    missing = to_ids.look_up(values, ids)
-                unknown[index] += missing
+                ids = np.empty(len(values), np.int32)
+                unknown[index] += to_ids.look_up(values, ids)
                 writer.append(ids)
                 worker.count(values.nbytes)
         return writer.close()
-
-    def _merged_rows(self, unknown: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int32]]]:
-        """Yield ids as `_sparse_rows` does, merged from the passes."""
-        for start, stop in row_blocks(0, self.record.rows, self.job.block_rows):
-            ids = np.empty((len(self.single), stop - start), np.int32)
-            for column, feature in enumerate(self.single):
-                ids[column], missing = self._merge(feature, start, stop - start)
-                unknown[self.features.index(feature)] += missing
-            yield start, ids.T
-
-    def _merge(self, feature: str, start: int, count: int) -> tuple[NDArray[np.int32], int]:
-        """Merge a feature's ids of `count` values from its slices; also return the number of unknown values."""
-        ids = np.full(count, NOT_FOUND, np.int32)
-        for number, slices in enumerate(self.passes):
-            for i, slice_part in enumerate(slices):
-                if slice_part.feature == feature:
-                    suffix = f"{pass_name(number, slices)}.{i}.npy"
-                    path = self.job.chunk_path(self.record.source, self.record.chunk, suffix)
-                    part = np.fromfile(path, np.int32, count, offset=HEADER_BYTES + VALUE_BYTES * start)
-                    # A value is in one slice at most, and NOT_FOUND is below every id, so the maximum joins the slices.
-                    np.maximum(ids, part, out=ids)
-        missing = ids == NOT_FOUND
-        ids[missing] = self.job.rules.unknown_id
-        return ids, int(np.count_nonzero(missing))
 
 
 def encoded_blocks(

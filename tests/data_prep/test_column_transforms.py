@@ -98,7 +98,7 @@ def test_a_stopped_job_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
     def start_and_stop() -> None:
         with monkeypatch.context() as patch:
-            patch.setattr(pipeline, "plan_encoding", stop)
+            patch.setattr(pipeline, "workers_to_encode", stop)
             with pytest.raises(KeyboardInterrupt):
                 prepared(tmp_path, "data.chunk_bytes=900")
 

@@ -18,7 +18,6 @@ import pytest
 
 from data_prep import pipeline
 from data_prep.dataset.format import load_manifest
-from data_prep.encoding.lookup import plan_passes
 from data_prep.engine.executor import Executor
 from data_prep.pipeline import preprocess
 from data_prep.verify import verify_dataset
@@ -40,7 +39,6 @@ class Kind(NamedTuple):
     keys: str
     packed: str = ""
     workers: int = 2
-    passes: bool = False
 
 
 def write_days(directory: Path) -> None:
@@ -82,7 +80,6 @@ KINDS = {
     "file by file": Kind(
         write_days, f"data.raw={{0}}/day_? data.encoding=hash data.max_ind_range=40 {MULTI_HOT} data.chunk_bytes=50000"
     ),
-    "in passes": Kind(write_days, f"{DAYS} data.max_ind_range=500", passes=True),
     "packed": Kind(write_days, DAYS, "data.raw={0}/day_?.gz"),
     "fetched": Kind(write_days, DAYS, FETCHED),
     "given splits of Criteo's rows": Kind(
@@ -106,10 +103,8 @@ def at_work(module: str, act: Callable[[], object], patch: Callable[[Any, str, A
     patch(own, "keep_or_discard_work", lambda *each: (begin(*each), act()))
 
 
-def doom(module: str, seconds: float | None, results: int, passes: bool) -> None:
+def doom(module: str, seconds: float | None, results: int) -> None:
     """Have this process killed after so much CPU time of work or so many results, whatever its workers are at then."""
-    if passes:
-        vars(pipeline)["plan_encoding"] = lambda data, job, workers, values: (1, tuple(plan_passes(values, 40_000)))
     if seconds is not None:
         signal.signal(signal.SIGPROF, signal.SIG_DFL)
         at_work(module, functools.partial(signal.setitimer, signal.ITIMER_PROF, seconds))
@@ -152,7 +147,7 @@ def kill_again_and_again(
     num_kills = 0
     for _ in range(6 if kind.workers == 1 else 3):
         share = draw.uniform(0, 0.2) * seconds
-        prepare = functools.partial(doom, module, share if kind.workers == 1 else None, draw.randint(2, 6), kind.passes)
+        prepare = functools.partial(doom, module, share if kind.workers == 1 else None, draw.randint(2, 6))
         killed = run_module("data_prep", *keys, cwd=REPOSITORY, prepare=prepare)
         assert killed.returncode in (-signal.SIGKILL, -signal.SIGPROF, 0), killed.stderr
         num_kills += killed.returncode != 0

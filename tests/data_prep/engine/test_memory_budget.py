@@ -12,7 +12,7 @@ import pytest
 from data_prep.config.keys import chunk_size
 from data_prep.config.presets import resolve_rules
 from data_prep.dataset.options import CRITEO
-from data_prep.encoding.lookup import LookupTable, plan_passes
+from data_prep.dataset.table_spec import Table
 from data_prep.engine import job as memory_budget
 from data_prep.engine.job import Job
 from data_prep.sources.discover import resolve_sources
@@ -39,24 +39,18 @@ def test_processes_fit_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     workers = memory_budget.num_workers(data, job, num_tasks=100)
     to_fit = memory_budget.WORKER_BYTES + 2 * memory_budget.counts_bytes(data) if encoding != "hash" else 0
     assert workers == 1 or workers * max(memory_budget._bytes_to_parse(job, False), to_fit) <= room
-    values = {f"cat_{i}": 10**6 * (i + 1) for i in range(26)}
-    workers, passes = memory_budget.plan_encoding(data, job, workers, values)
-    tables = [sum(LookupTable.bytes_for(values[each.feature] >> each.bits) for each in slices) for slices in passes]
-    tables = tables or [sum(map(LookupTable.bytes_for, values.values()))]
-    assert workers == 1 or workers * (memory_budget.WORKER_BYTES + max(tables)) <= room
-    assert max(tables) <= max(room, memory_budget.MIN_PASS_BYTES)
-    assert (len(passes) > 1) == (budget < 16384)
+    workers = memory_budget.workers_to_encode(data, job, workers, {})
+    assert workers == 1 or workers * memory_budget.WORKER_BYTES <= room
     assert is_limit or 2 * 4 * memory_budget.window_rows(data) <= (budget << 20) // 16
 
 
-def test_passes_cover_the_values() -> None:
-    values = {f"cat_{i}": 10**6 * (i + 1) for i in range(26)}
-    every = [each for slices in plan_passes(values, 200 << 20) for each in slices]
-    for feature in values:
-        slices = [each for each in every if each.feature == feature]
-        assert sorted(each.part for each in slices) == list(range(1 << slices[0].bits))
-    message = "too small for the 26,000,000 values of column big"
-    refused(message, plan_passes, {"big": 26_000_000}, 1000)
+def test_a_column_of_texts_that_cannot_be_sorted_in_the_budget_is_refused(tmp_path: Path) -> None:
+    write_rows(tmp_path, 10)
+    data = config(f"data.path={tmp_path}", "data.memory_budget=512MiB")
+    table = Table(",", True, "y", (), ("big", "small"), None, ("y", "big", "small"))
+    job = Job(tmp_path, (), table.schema, resolve_rules(data, 1), chunk_size(data), table)
+    message = "data.memory_budget: too small for the 26,000,000 values of column big; raise it"
+    refused(message, memory_budget.workers_to_encode, data, job, 1, {"big": 26_000_000, "small": 2})
 
 
 @contextmanager

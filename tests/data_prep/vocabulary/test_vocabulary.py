@@ -106,5 +106,3 @@ def test_lookup(is_wide: bool, data: st.DataObject, ids_from: tuple[int, int]) -
     position = {value: i + first_id for i, value in enumerate(keys)}
     assert ids.tolist() == [position.get(value, unknown_id) for value in values.tolist()]
     assert unknown == sum(value not in position for value in queries)
-    arrays = (table.values, table.numbers) if is_wide else (table.slots,)
-    assert sum(array.nbytes for array in arrays) == table_type.bytes_for(len(keys))
