@@ -16,6 +16,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from app.config.kinds import AUC, COMPARED, COMPARED_NUMBERS, METRICS, TASKS
+from app.config.train import Monitor
 from common.documents import Json, Number, OpenDocument, convert, decode
 
 
@@ -307,3 +308,18 @@ def decode_event(line: bytes) -> AnyEvent:
     if kind == "train":
         return convert(document, TrainEvent)
     return convert(document, EvaluationEvent) if kind in ("eval", "eval_train") else convert(document, OtherEvent)
+
+
+def monitored_value(evaluation: EvaluationFigures, monitor: Monitor) -> float | None:
+    """Return the metric that train.monitor names, or its weighted sum of metrics; None if one of them is undefined."""
+    if isinstance(monitor, str):
+        return evaluation.figure(monitor)
+    values = [(weight, evaluation.figure(name)) for name, weight in monitor.items()]
+    if any(value is None for _, value in values):
+        return None
+    return float(sum(weight * (value or 0.0) for weight, value in values))
+
+
+def score(value: float, monitor: Monitor) -> float:
+    """Return the value of train.monitor, negated if smaller is better: the best evaluation has the highest score."""
+    return -value if isinstance(monitor, str) and METRICS[monitor].larger_is_better is False else value

@@ -11,7 +11,7 @@ from app.checkpoint.saver import load_tensors
 from app.config.app_config import AppConfig
 from app.config.kinds import ACCURACY, AUC, BASE_RATE, LOGLOSS, METRICS, NE, steps_after_training
 from app.config.train import EvalConfig, keys_by_evaluations
-from app.metrics.documents import EvaluationFigures
+from app.metrics.documents import EvaluationFigures, monitored_value
 from app.metrics.quality import click_curves
 from app.metrics.timing import StepTimer
 from app.optimizer import set_step
@@ -20,7 +20,7 @@ from app.training.checkpointer import StopCheck
 from app.training.predictor import Evaluation, Predictor, task_of
 from app.training.recorder import Recorder
 from app.training.session import Session
-from app.training.state import RunState, monitored_value
+from app.training.state import RunState
 from data_prep.dataset.format import Manifest
 
 log = logging.getLogger("clickwork")

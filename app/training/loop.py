@@ -16,7 +16,7 @@ from app.config.app_config import AppConfig
 from app.config.kinds import ACCURACY, TENSORBOARD
 from app.config.train import OnNan
 from app.data.batch import Batch
-from app.metrics.documents import EvaluationFigures, Measured, Monitored, OtherEvent
+from app.metrics.documents import EvaluationFigures, Measured, Monitored, OtherEvent, monitored_value
 from app.metrics.timing import StepProfiler, StepTimer, step_time_histogram
 from app.optimizer import learning_rate, set_step
 from app.record.directory import RunDirectory, ignoring_full_disk
@@ -27,7 +27,7 @@ from app.training.evaluator import Evaluator
 from app.training.predictor import EvaluationInterrupted
 from app.training.recorder import Recorder
 from app.training.session import DataLoader, Session, StepWindow
-from app.training.state import RunLength, RunState, best_of, early_stop, monitored_value, run_length, score_of, watch
+from app.training.state import RunLength, RunState, best_of, early_stop, run_length, score_of, watch
 from common.documents import decode, encode
 from common.errors import UserError
 from common.keys import shown

@@ -22,7 +22,7 @@ from app.config.train import (
     steps_within,
 )
 from app.data.split import TRAIN, Split, find_split
-from app.metrics.documents import Best, EarlyStop, EvaluationFigures, Measured, Monitored
+from app.metrics.documents import Best, EarlyStop, EvaluationFigures, Measured, Monitored, monitored_value, score
 from app.optimizer import learning_rate
 from app.record.documents import RunSchedule
 from common.errors import UserError
@@ -225,21 +225,6 @@ def require_validation(train: TrainConfig, schedule: ScheduleConfig, evaluation:
             f"{evaluation.split}, more than eval.exact_rows={evaluation.exact_rows}; use auc, or "
             f"eval.exact_rows={rows}"
         )
-
-
-def monitored_value(evaluation: EvaluationFigures, monitor: Monitor) -> float | None:
-    """Return the metric that train.monitor names, or its weighted sum of metrics; None if one of them is undefined."""
-    if isinstance(monitor, str):
-        return evaluation.figure(monitor)
-    values = [(weight, evaluation.figure(name)) for name, weight in monitor.items()]
-    if any(value is None for _, value in values):
-        return None
-    return float(sum(weight * (value or 0.0) for weight, value in values))
-
-
-def score(value: float, monitor: Monitor) -> float:
-    """Return the value of train.monitor, negated if smaller is better: the best evaluation has the highest score."""
-    return -value if isinstance(monitor, str) and METRICS[monitor].larger_is_better is False else value
 
 
 def best_of(evaluation: EvaluationFigures, monitor: Monitor) -> Best | None:

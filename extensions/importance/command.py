@@ -7,7 +7,7 @@ written to importance.json of the run, and its report shows them.
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,10 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.config.app_config import AppConfig, validate
-from app.config.commands import CHECKPOINT, DatasetConfig
 from app.config.kinds import METRICS
 from app.config.model import require_dlrm, require_own_scores
-from app.config.train import RuntimeConfig
 from app.data.batch import RowArrays
 from app.data.split import SplitShards, verify_splits
 from app.metrics.documents import EvaluationFigures
@@ -35,28 +33,11 @@ from common.cli import EXIT_DONE
 from common.documents import Json, encode, plain_object
 from common.errors import UserError
 from common.files import write_atomically
-from common.keys import MISSING, key
 from data_prep.dataset.format import Manifest, mean_bag_sizes, sampled_numbers
 from data_prep.dataset.table_spec import Table
 from data_prep.encoding.lookup import vocabulary_values
+from extensions.importance.keys import ImportanceConfig
 from extensions.importance.report import IMPORTANCE, Feature, Importance
-
-
-@dataclass(frozen=True)
-class ImportanceConfig:
-    """Configuration of `clickwork importance`."""
-
-    run: str = key(MISSING, "the run's directory", example="runs/quickstart")
-    split: str | None = key(None, "split whose rows are scored; null: the run's eval.split", example="test")
-    rows: int = key(20_000, "maximum rows, in blocks chosen by a hash of their number", at_least=1)
-    repeats: int = key(5, "permutations of each feature", at_least=2)
-    seed: int = key(1, "seed of the permutations", at_least=0)
-    seconds: float | None = key(300.0, "time after which no further feature is begun; null: no limit", above=0)
-    slices: list[str] = key([], "categorical columns; metrics by value of each", example="[user]")
-    checkpoint: str | None = key(None, CHECKPOINT, example="last")
-    data: DatasetConfig = field(default_factory=DatasetConfig)
-    runtime: RuntimeConfig = field(default_factory=RuntimeConfig)  # threads, precision: the run's unless given
-
 
 MOST_VALUES = 20  # values of a column with metrics of their own
 OTHERS = "all other values"

@@ -16,11 +16,11 @@ def register(core: Core) -> None:
             module="app.plan",
             function="extensions.plan.command:main",
             summary="the sharding plan and its forecast for hardware you need not have",
-            schema="extensions.plan.command:PlanAppConfig",
+            schema="extensions.plan.keys:PlanAppConfig",
             config="plan",
             config_dir=conf.parents[2] / "app/conf",
             has_groups=True,
-            check="extensions.plan.command:validate_plan",
+            check="extensions.plan.keys:validate_plan",
             leave="app.runtime.environment:leave",
         ),
     )

@@ -8,7 +8,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,11 +19,10 @@ from msgspec import structs
 from torch import nn
 from torchrec.distributed.planner.types import ShardingOption
 
-from app.config.app_config import AppConfig, validate
+from app.config.app_config import AppConfig
 from app.config.kinds import ModelKind, PublishedTables, require_dataset
-from app.config.model import published_tables
 from app.config.sharding import AUTO_SHARDING, TopologyConfig
-from app.config.train import require_place, with_batch_of_all
+from app.config.train import with_batch_of_all
 from app.model.dlrm import make_tables
 from app.model.embeddings import Features, TableArch
 from app.runtime import platform
@@ -38,50 +37,9 @@ from common.documents import Json, Number, OpenDocument, convert, encode, plain_
 from common.errors import UserError
 from common.extensions import rows_of_extensions
 from common.files import write_atomically
-from common.keys import WIDTH, key
+from common.keys import WIDTH
 from data_prep.dataset.format import MANIFEST_NAME, load_manifest, mean_bag_sizes
-
-
-@dataclass(frozen=True)
-class PlanConfig:
-    """Keys of the plan, besides the tables and hardware of other groups."""
-
-    num_embeddings: Any = key(
-        None, "rows by feature, a list, or a name such as mlperf_v2; null: the dataset's or recipe's"
-    )
-    bag_sizes: Any = key(None, "list of the mean ids per bag of each feature; null: the dataset's or the recipe's")
-    out: str | None = key(
-        None, 'file for the plan and its forecast as JSON; `sharding.plan=FILE` trains with it; "-": stdout'
-    )
-    reasons: bool = key(False, "print the reasons for each table's placement; plan.out always holds them")
-    against: str | None = key(None, "another plan's JSON to compare with")
-    topologies: list[str] = key([], "what if: compare these topologies, names or YAML files")
-    batch_sizes: list[int] = key([], "what if: compare these global batches", at_least=1)
-    devices: list[int] = key([], "what if: compare these numbers of devices per machine", at_least=1)
-
-
-@dataclass(frozen=True)
-class PlanAppConfig(AppConfig):
-    """Configuration of `python -m app.plan`: a run's, and the keys `plan`."""
-
-    plan: PlanConfig = field(default_factory=PlanConfig)
-
-
-def validate_plan(config: PlanAppConfig) -> None:
-    """Raise UserError for invalid values."""
-    validate(config)
-    plan = config.plan
-    require_place("plan.out", None if plan.out == "-" else plan.out)
-    rows = plan.num_embeddings.values() if isinstance(plan.num_embeddings, dict) else plan.num_embeddings
-    if isinstance(rows, str):
-        published_tables(rows)
-    elif rows is not None and (isinstance(rows, (int, float)) or not all(isinstance(n, int) and n > 0 for n in rows)):
-        raise UserError(f"plan.num_embeddings={plan.num_embeddings}: must be numbers of rows, a list or by feature")
-    bags = plan.bag_sizes
-    if bags is not None and (
-        not isinstance(bags, list) or not all(isinstance(n, (int, float)) and n >= 0 for n in bags)
-    ):
-        raise UserError(f"plan.bag_sizes={bags}: must be a list, one number for each feature")
+from extensions.plan.keys import PlanAppConfig
 
 
 class ForecastTable(PlannedTable, kw_only=True):

@@ -31,13 +31,12 @@ from filelock import FileLock, Timeout
 from app.config.app_config import CONFIG_DIR, AppConfig, validate_new_run
 from app.config.kinds import METRICS as METRIC_ROWS
 from app.config.train import Monitor
-from app.metrics.documents import EvaluationFigures
+from app.metrics.documents import EvaluationFigures, monitored_value, score
 from app.record.directory import evaluation_of_test, figures_of_test, score_test_split, start_module, wait_for_orphan
 from app.record.documents import DONE, METRICS, read_evaluations, read_outcome
 from app.report.page import ReportTable, render, write_page
 from app.report.read import figure, plural, read_run
 from app.report.statistics import MeanDifference, paired, seeds_needed, spread
-from app.training.state import monitored_value, score
 from common.cli import EXIT_BAD_INPUT, EXIT_DONE, EXIT_STOPPED
 from common.command import redact_arguments
 from common.compose import compose_config, with_files

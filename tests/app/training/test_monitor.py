@@ -11,13 +11,13 @@ import torch
 
 from app.config.kinds import ScheduleName
 from app.config.train import ScheduleConfig, TrainConfig
-from app.metrics.documents import Best, EvaluationFigures, Monitored
+from app.metrics.documents import Best, EvaluationFigures, Monitored, monitored_value
 from app.optimizer import learning_rate
 from app.report.charts import sentences
 from app.report.read import read_run
 from app.runtime.platform import Runtime
 from app.training import evaluator
-from app.training.state import RunLength, RunState, best_of, early_stop, monitored_value, score_of, watch
+from app.training.state import RunLength, RunState, best_of, early_stop, score_of, watch
 from common.errors import UserError
 from tests.app.conftest import SMALL, Command, Train, composed
 from tests.app.datasets import write_dataset

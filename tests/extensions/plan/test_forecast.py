@@ -12,12 +12,12 @@ from extensions.plan.command import (
     Forecast,
     ForecastFile,
     ForecastTable,
-    PlanAppConfig,
     RankCost,
     WhatIf,
     plan_lines,
     what_if_lines,
 )
+from extensions.plan.keys import PlanAppConfig
 from tests.common.test_keys import OF_RUNS
 from tests.key_limits import LIST, check_limits
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from app.config.model import PUBLISHED_TABLES
 from common.keys import keys_of
-from extensions.plan.command import PlanAppConfig
+from extensions.plan.keys import PlanAppConfig
 from tests.app.conftest import SMALL, Command
 from tests.app.datasets import NUM_EMBEDDINGS
 from tests.app.group import run_group
