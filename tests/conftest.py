@@ -91,6 +91,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     xdist gives every worker an equal part of the list, and who has nothing left takes from another's end. The longest
     slow tests are the last that are collected (pages of the documentation, the pretended device), so they begin.
     """
+    for item in items:
+        if any(not mark.args or mark.args[0] in ("examples", "tool") for mark in item.iter_markers("slow")):
+            item.add_marker("release")
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     slow = [item for item in reversed(items) if item.get_closest_marker("slow")]
     others = [item for item in items if not item.get_closest_marker("slow")]
