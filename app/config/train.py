@@ -262,7 +262,7 @@ def validate_train(train: TrainConfig) -> None:
             f"train.eval_every_steps={train.eval_every_steps}: has no effect with "
             f"train.eval_every_fraction={train.eval_every_fraction}; set one of them to null"
         )
-    if train.max_samples is not None and train.max_steps is None and train.max_samples < train.global_batch_size:
+    if train.max_samples is not None and train.max_steps != 0 and train.max_samples < train.global_batch_size:
         raise UserError(
             f"train.max_samples={train.max_samples}: not one batch of train.global_batch_size={train.global_batch_size}"
         )

@@ -80,6 +80,7 @@ ADD_EVALUATIONS = "has no effect without evaluations while training; add train.e
         ("optimizer.max_grad_norm=0", "optimizer.max_grad_norm=0.0: must be a finite number above 0"),
         ("train.local_batch_size=8", "train.global_batch_size=512: has no effect with train.local_batch_size=8"),
         ("train.eval_every_steps=9 train.eval_every_fraction=0.1", "set one of them to null"),
+        ("train.max_samples=9 train.max_steps=5", "train.max_samples=9: not one batch of train.global_batch_size=512"),
         ("train.target_accuracy=79", r"train.target_accuracy=79.0: must be in \(0, 1\]"),
         ("data.published_tables=mine", "must be one of dac_sample, criteo_kaggle"),
         ("model.mixes_samples=true", "with model.interaction=dot; leave it out, or use model.interaction=scalar_pairs"),
