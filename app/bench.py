@@ -41,7 +41,8 @@ from app.metrics.documents import rest
 from app.model.dlrm import DLRM
 from app.record.documents import Provenance
 from app.record.provenance import describe_run
-from app.runtime.platform import READING, Runtime, joined
+from app.runtime import platform
+from app.runtime.platform import READING, Runtime
 from app.training import session
 from common.cli import EXIT_DONE
 from common.documents import Json, Number, encode, read_document
@@ -106,7 +107,7 @@ def main(config: BenchConfig) -> int:
     if config.compare:
         print(comparison(config.compare))
         return EXIT_DONE
-    with joined(config, READING) as runtime:
+    with platform.joined(config, READING) as runtime:
         require_graphs(config.runtime, runtime.device.type)
         shape, processes = shape_of(config, runtime.world_size), f"{runtime.world_size} process(es)"
         threads = f"{runtime.num_threads} threads each"
