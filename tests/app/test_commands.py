@@ -22,7 +22,7 @@ from tests.app.conftest import REPOSITORY
 from tests.error_lines import error_line
 
 HEAVY = {"torch", "torchrec", "fbgemm_gpu", "tensordict"}
-SLOW = pytest.mark.slow
+SLOW = pytest.mark.slow("processes")
 WITH_KEYS = [name for name, command in COMMANDS.items() if command.schema is not None]
 
 
