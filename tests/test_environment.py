@@ -75,7 +75,7 @@ def test_an_index_of_pips_configuration_alone_is_where_uv_looks(project: Project
 
 @pytest.mark.parametrize("uv", [True, False])
 def test_a_failed_step_is_one_line_with_the_remedy(project: Project, uv: bool) -> None:
-    config = "index-url = http://127.0.0.1:9/simple\nretries = 1"
+    config = "index-url = http://127.0.0.1:9\nretries = 1"
     line = project.set_up(config=config, uv=uv, status=2).splitlines()[-1]
     assert re.match("set-up: error: train.lock: .*; without a network, name a mirror or a folder of wheels", line)
 

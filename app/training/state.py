@@ -124,12 +124,6 @@ class RunLength(NamedTuple):
         return min(max(self.first_evaluation, int(number * distance + ROUNDING)), self.total_steps)
 
 
-def length_of(schedule: RunSchedule) -> RunLength:
-    """Return a launch's length from its manifest's schedule, which does not tell the steps of an epoch."""
-    train = TrainConfig(log_every_steps=schedule.log_every_steps, eval_every_steps=None)
-    return RunLength(0, schedule.total_steps, train, schedule.first_evaluation, schedule.evaluation_distance)
-
-
 def require_steps_left(length: RunLength, step: int, start: Path) -> None:
     """Raise UserError if a run that starts from checkpoint `start` of this step would end before it."""
     if step <= length.total_steps:

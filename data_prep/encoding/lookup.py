@@ -208,7 +208,7 @@ def load_tables(root: Path, features: tuple[str, ...], first_id: int, unknown_id
 
 def write_tables(root: Path, features: tuple[str, ...]) -> None:
     """Write the lookup tables of the vocabularies in `root`/vocab to one file, for `map_tables`."""
-    for feature, (first, numbers) in zip(features, _table_arrays(root, features, "w+"), strict=True):
+    for feature, (first, numbers) in zip(features, _table_arrays(root, features, "r+"), strict=True):
         values = np.asarray(np.load(vocabulary_path(root, feature), mmap_mode="c"))
         if numbers is None:
             insert(first, LookupTable(first).shift, values)
@@ -229,9 +229,9 @@ def map_tables(root: Path, features: tuple[str, ...], first_id: int, unknown_id:
 
 
 def _table_arrays(
-    root: Path, features: tuple[str, ...], mode: Literal["w+", "c"]
+    root: Path, features: tuple[str, ...], mode: Literal["r+", "c"]
 ) -> list[tuple[NDArray[np.uint64], NDArray[np.uint32] | None]]:
-    """Map each feature's lookup table: slots and None, or sorted values and their numbers; w+ makes a new file."""
+    """Map each feature's lookup table: slots and None, or sorted values and their numbers; r+ makes a new file."""
     sizes: list[tuple[int, int | None]] = []
     for feature in features:
         values = open_array(vocabulary_path(root, feature))
@@ -239,11 +239,11 @@ def _table_arrays(
         sizes.append((num_slots(len(values)), None) if is_hashed else (len(values), len(values)))
     # One file for all, as each mapped file takes a descriptor. Arrays begin at multiples of 8 bytes.
     path, num_bytes = root / "lookup.bin", 8 + 8 * sum(first + -(-(second or 0) // 2) for first, second in sizes)
-    if mode == "w+":
+    if mode == "r+":
         # A page of a mapped file that finds no room on the disk would end the process by a signal.
         with path.open("wb") as file:
             os.posix_fallocate(file.fileno(), 0, num_bytes)
-    content, start, tables = np.asarray(np.memmap(path, np.uint64, "c" if mode == "c" else "r+")), 0, []
+    content, start, tables = np.asarray(np.memmap(path, np.uint64, mode)), 0, []
     for first, second in sizes:
         stop = start + first
         end = stop + -(-(second or 0) // 2)

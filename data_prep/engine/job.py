@@ -564,7 +564,7 @@ def _chunk_bytes(job: Job) -> int:
 def workers_to_encode(data: DataConfig, job: Job, workers: int, table_values: dict[str, int]) -> int:
     """Return the processes for encoding, which share the lookup tables. table_values: by feature."""
     if job.table is not None and table_values:
-        feature = max(table_values, key=lambda name: table_values[name])
+        feature = max(table_values, key=table_values.__getitem__)
         if PARENT_BYTES + SORT_BYTES_PER_VALUE * table_values[feature] > _budget_here(data):
             raise UserError(
                 f"data.memory_budget: too small for the {table_values[feature]:,} values of column {feature}; raise "
