@@ -5,7 +5,7 @@ A command is a row of this table and its module, which begins as app/train.py do
 
 from pathlib import Path
 
-from common.command import Command, by_name
+from common.command import Command, index_by_name
 from common.extensions import rows_of_extensions
 from data_prep.commands import COMMANDS as DATA_PREP_COMMANDS
 
@@ -41,7 +41,7 @@ def _row(
 _CONFIG = "app.config.commands"
 
 COMMANDS = {
-    **by_name(
+    **index_by_name(
         _row(
             "train",
             "prepare data if there is none, train, evaluate, write the run",
@@ -98,5 +98,5 @@ COMMANDS = {
         _row("completion", 'completion for bash: eval "$(clickwork completion)"', None, leave="sys:exit"),
     ),
     **DATA_PREP_COMMANDS,
-    **by_name(*rows_of_extensions(Command)),
+    **index_by_name(*rows_of_extensions(Command)),
 }

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from app.commands import COMMANDS
 from common.cli import EXIT_DONE
 from common.command import Command, load
-from common.keys import choices, groups_of, keys_of
+from common.keys import choices, keys_of, ready_made_groups
 
 # COMP_WORDBREAKS may split words at "=". So the script takes the word from the line, and cuts its beginning off
 # answers.
@@ -47,7 +47,9 @@ def words_of(command: Command) -> Iterator[str]:
         yield from (f"{key}={choice}" for choice in (["true", "false"] if kind is bool else choices(kind) or [""]))
     yield "config="
     if command.has_groups:
-        yield from (f"{group}={name}" for group, names in groups_of(command.config_dir).items() for name in names)
+        yield from (
+            f"{group}={name}" for group, names in ready_made_groups(command.config_dir).items() for name in names
+        )
 
 
 def script() -> str:

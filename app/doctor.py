@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 from app.config.commands import DoctorConfig
 from app.config.train import require_place
 from common import machine
-from common.cli import coloured
+from common.cli import colour_text
 from common.documents import format_of
 from common.errors import UserError, last_line
 from common.files import write_atomically
@@ -68,7 +68,7 @@ def main(config: DoctorConfig) -> int:
     for check in run_checks(config):
         checks.append(check)
         if not config.json:
-            verdict = coloured(f"{check.verdict.name:<4}", check.verdict.value, sys.stdout)
+            verdict = colour_text(f"{check.verdict.name:<4}", check.verdict.value, sys.stdout)
             remedy = "" if check.remedy is None else f"\n      -> {check.remedy}"
             print(f"{verdict}  {check.name}: {check.found}{remedy}", flush=True)
     counts = {verdict.name: sum(check.verdict is verdict for check in checks) for verdict in Verdict}

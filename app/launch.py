@@ -141,9 +141,9 @@ def main(arguments: list[str]) -> int:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_LOST
-    signals.take_over(_raise_stopped, _end_children)
+    signals.handle_signals(_raise_stopped, _end_children)
     threading.Thread(target=_leave_if_stuck, daemon=True).start()
-    threading.Thread(target=_forward_if_blocked, args=(signals.wake_up(),), daemon=True).start()
+    threading.Thread(target=_forward_if_blocked, args=(signals.watch_signals(),), daemon=True).start()
     job = Job(_endpoint(options), str(options.nnodes), options.rdzv_backend == "static" and options.node_rank == 0)
     # The launcher has no option for its agent, so the class is replaced in its module.
     torch_launcher.LocalElasticAgent = functools.partial(Agent, job)  # type: ignore[misc,assignment]

@@ -15,12 +15,20 @@ import time
 from collections.abc import Callable
 
 from data_prep.config.keys import SyntheticConfig
-from data_prep.synthetic import BLOCK_ROWS, LabelledRows, Teacher, as_block, as_text, calibrated_teacher, label_rows
+from data_prep.synthetic import (
+    BLOCK_ROWS,
+    LabelledRows,
+    Teacher,
+    calibrated_teacher,
+    label_rows,
+    rows_to_block,
+    rows_to_text,
+)
 
 WAYS: dict[str, Callable[[Teacher, LabelledRows], object]] = {
     "drawn": lambda teacher, rows: rows,
-    "text": as_text,
-    "parsed": as_block,
+    "text": rows_to_text,
+    "parsed": rows_to_block,
 }
 
 

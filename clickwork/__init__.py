@@ -5,7 +5,7 @@ To import it takes neither torch nor NumPy: what needs them imports them when it
 
 from clickwork import own_packages
 
-own_packages.require()
+own_packages.require_own_packages()
 
 # After the check, which imports nothing of them.
 from clickwork.commands import prepare, train  # noqa: E402

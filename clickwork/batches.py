@@ -36,7 +36,7 @@ class TorchBatches(IterableDataset[Item]):
         self._batches_of_epoch = self._reader().num_batches(config.train.global_batch_size)
 
     @classmethod
-    def of(
+    def from_keywords(
         cls,
         path: Path,
         manifest: Manifest,
@@ -46,7 +46,12 @@ class TorchBatches(IterableDataset[Item]):
         rank: int,
         world_size: int,
     ) -> "TorchBatches":
-        """See `Dataset.torch`; `given` has its keywords seed, shuffle, drop_last and batch_size."""
+        """Make the batches of `Dataset.torch`, whose arguments these are.
+
+        Args:
+            path, manifest: of the dataset.
+            given: the keywords seed, shuffle, drop_last and batch_size.
+        """
         if run is None and given["batch_size"] is None:
             raise UserError("batch_size: give it, or run=RUN, whose batches are then read")
         config = AppConfig() if run is None else from_plain(read_config(Path(run)))
@@ -89,7 +94,7 @@ class TorchBatches(IterableDataset[Item]):
         if worker is not None:
             batches = islice(batches, worker.id, None, worker.num_workers)
         for batch in batches:
-            yield _without_padding(batch)
+            yield _drop_padding(batch)
 
     def _reader(self) -> SplitReader:
         """Open the split: in each process and iteration anew, as open files cannot be sent to another process."""
@@ -106,7 +111,7 @@ class TorchBatches(IterableDataset[Item]):
         )
 
 
-def _without_padding(batch: Batch) -> Item:
+def _drop_padding(batch: Batch) -> Item:
     """Return a batch without its padding, which training masks but a model of one's own would learn."""
     features, rows = batch.sparse_features, batch.num_valid
     if rows < features.stride():

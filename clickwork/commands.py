@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from clickwork.dataset import Dataset
-from clickwork.errors import BAD_INPUT, Error, reported
+from clickwork.errors import BAD_INPUT, Error, convert_errors
 from clickwork.own_packages import ROOT
 from clickwork.run import Run
 from common.errors import UserError, last_line
@@ -36,10 +36,10 @@ def prepare(overrides: Sequence[str] = (), **data: Any) -> Dataset:
     Raises:
         Error: with the error line of the command and status 2, or its last line and another status.
     """
-    from common.config_file import as_override
+    from common.config_file import format_override
 
     values = {key: str(value) if isinstance(value, Path) else value for key, value in data.items()}
-    typed = [f"data.{key}={as_override(value)}" for key, value in values.items()]
+    typed = [f"data.{key}={format_override(value)}" for key, value in values.items()]
     return Dataset(_run("preprocess", [*overrides, *typed]).data.root)
 
 
@@ -58,7 +58,7 @@ def train(overrides: Sequence[str] = ()) -> Run:
     return Run(_run("train", overrides).run.dir)
 
 
-@reported()
+@convert_errors()
 def _run(name: str, overrides: Sequence[str]) -> Any:
     """Run a command to its end with its output passed on, and return its configuration."""
     from app.commands import COMMANDS
@@ -80,7 +80,7 @@ def _run(name: str, overrides: Sequence[str]) -> Any:
         start_new_session=True,  # so that an interrupt reaches it once, through this process
     )
     shown = []
-    for line in _lines(process):
+    for line in _pass_on_lines(process):
         sys.stdout.write(line)
         sys.stdout.flush()
         shown.append(line)
@@ -95,7 +95,7 @@ def _run(name: str, overrides: Sequence[str]) -> Any:
     return config
 
 
-def _lines(process: "subprocess.Popen[str]") -> Iterator[str]:
+def _pass_on_lines(process: "subprocess.Popen[str]") -> Iterator[str]:
     """Yield a process's lines to its end; an interrupt of this process is passed on to it."""
     assert process.stdout is not None
     while True:

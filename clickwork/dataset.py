@@ -5,7 +5,7 @@ from operator import index
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from clickwork.errors import reported
+from clickwork.errors import convert_errors
 from common.errors import UserError
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Dataset:
         num_embeddings: rows of each sparse column's table; ids are below it.
     """
 
-    @reported()
+    @convert_errors()
     def __init__(self, path: str | Path) -> None:
         """Open a dataset. Raises Error if there is none, or it holds events."""
         from data_prep.dataset.format import load_rows_manifest
@@ -68,7 +68,7 @@ class Dataset:
         sizes = ", ".join(f"{name} {split.rows:,}" for name, split in self.splits.items())
         return f"Dataset({str(self.path)!r}: {sizes} rows)"
 
-    @reported()
+    @convert_errors()
     def ids(self, column: str, values: Iterable[Any]) -> "NDArray[np.int32]":
         """Return the ids [n] of values of a sparse column, as raw rows have them; -1 for an unknown value.
 
@@ -86,7 +86,7 @@ class Dataset:
         self._require_column(column)
         return Encoder.load(self.path).ids_of(column, to_column(values, f"values of {column}"))
 
-    @reported()
+    @convert_errors()
     def values(self, column: str, ids: "Sequence[int] | NDArray[np.integer] | None" = None) -> list[str | None]:
         """Return the values of ids of a sparse column as text; None for an id without a value of its own.
 
@@ -105,7 +105,7 @@ class Dataset:
             raise UserError(f"ids of {column}: not whole numbers; give a list or an array of them") from None
         return vocabulary_values(self.path, self._manifest, column, numbers)
 
-    @reported()
+    @convert_errors()
     def batches(self, split: str, batch_size: int = BATCH_ROWS) -> Iterator[Rows]:
         """Yield a split's rows in their order on disk, `batch_size` at once and the rest at the end."""
         self._require_split(split)
@@ -113,7 +113,7 @@ class Dataset:
             raise UserError(f"batch_size={batch_size}: must be at least 1")
         return self._batches(split, batch_size)
 
-    @reported()
+    @convert_errors()
     def torch(
         self,
         split: str = "train",
@@ -149,15 +149,16 @@ class Dataset:
 
         self._require_split(split)
         given = {"seed": seed, "shuffle": shuffle, "drop_last": drop_last, "batch_size": batch_size}
-        return TorchBatches.of(self.path, self._manifest, split, run, given, rank, world_size)
+        return TorchBatches.from_keywords(self.path, self._manifest, split, run, given, rank, world_size)
 
     def _batches(self, split: str, batch_size: int) -> Iterator[Rows]:
+        """Yield the rows of a split in batches; see `batches`, which checks its arguments first."""
         from data_prep.dataset.format import open_shard
 
         parts: list[ShardArrays] = []
         missing = batch_size
         # The decorator of `batches` ends before the first batch is made.
-        with reported():
+        with convert_errors():
             for shard in self._manifest.splits[split].shards:
                 arrays, start = open_shard(self.path, split, shard, self._manifest), 0
                 while start < shard.rows:
@@ -165,19 +166,20 @@ class Dataset:
                     parts.append(arrays.part(start, stop))
                     missing, start = missing - (stop - start), stop
                     if not missing:
-                        yield self._joined(parts)
+                        yield self._join_parts(parts)
                         parts, missing = [], batch_size
             if parts:
-                yield self._joined(parts)
+                yield self._join_parts(parts)
 
-    def _joined(self, parts: "list[ShardArrays]") -> Rows:
+    def _join_parts(self, parts: "list[ShardArrays]") -> Rows:
+        """Concatenate parts of shards to rows in memory."""
         import numpy as np
 
         from data_prep.dataset.spelling import join
 
         labels, dense, sparse = (np.concatenate([part[place] for part in parts]) for place in range(3))
         # A single part is a view of mapped files, and the caller may keep it for longer.
-        bags = (join(of_column).copy() for of_column in zip(*(part.bags for part in parts), strict=True))
+        bags = (join(column_parts).copy() for column_parts in zip(*(part.bags for part in parts), strict=True))
         return Rows(
             labels[:, 0],
             dense.astype(np.float32, copy=False),
@@ -189,10 +191,12 @@ class Dataset:
         )
 
     def _require_split(self, split: str) -> None:
+        """Raise UserError if there is no such split."""
         if split not in self.splits:
             raise UserError(f"{self.path}: no split {split!r}; it has {', '.join(self.splits)}")
 
     def _require_column(self, column: str) -> None:
+        """Raise UserError if there is no such sparse column."""
         if column not in self.num_embeddings:
             names = ", ".join(self.num_embeddings)
             raise UserError(f"{self.path}: no sparse column {column!r}; it has {names}")

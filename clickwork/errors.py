@@ -23,7 +23,7 @@ class Error(Exception):
 
 
 @contextmanager
-def reported() -> Iterator[None]:
+def convert_errors() -> Iterator[None]:
     """Context, or decorator, in which a UserError becomes an `Error`."""
     try:
         yield

@@ -7,7 +7,7 @@ ROOT = Path(__file__).resolve().parents[1]
 BESIDE = ("app", "common", "data_prep", "extensions")
 
 
-def require() -> None:
+def require_own_packages() -> None:
     """Raise ImportError if Python imports one of them, or has imported it, from elsewhere."""
     for own in (ROOT / name for name in BESIDE if (ROOT / name).is_dir()):
         spec = importlib.util.find_spec(own.name)

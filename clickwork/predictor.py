@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from clickwork.errors import reported
+from clickwork.errors import convert_errors
 from common.errors import UserError
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class ArrowStream(Protocol):
 TableLike: TypeAlias = ArrowStream | Mapping[str, Any] | Iterable[Any]
 
 
-def pieces_of(table: TableLike, name: str = "table", size: int = PIECE_ROWS) -> "Iterator[NewRows]":
+def split_table(table: TableLike, name: str = "table", size: int = PIECE_ROWS) -> "Iterator[NewRows]":
     """Yield the rows of a table in pieces of at most `size`; an iterable is asked for each table when it is needed.
 
     Args:
@@ -48,29 +48,29 @@ def pieces_of(table: TableLike, name: str = "table", size: int = PIECE_ROWS) -> 
         UserError: not a table, or two columns of one name.
     """
     first = 1
-    for piece in _pieces(table, name, size):
-        rows = _rows_of(piece, name, first)
+    for piece in _split_pieces(table, name, size):
+        rows = _convert_piece(piece, name, first)
         first += len(rows.numbers)
         yield rows
 
 
-def one_piece(table: TableLike, name: str) -> "NewRows":
-    """Return all rows of a table that fits in memory. Raises UserError as `pieces_of`, or for several tables."""
+def whole_table(table: TableLike, name: str) -> "NewRows":
+    """Return all rows of a table that fits in memory. Raises UserError as `split_table`, or for several tables."""
     import pyarrow as pa
 
     from data_prep.encoding.encoder import NewRows
 
     if hasattr(table, "__arrow_c_stream__"):
-        with _readable(name):
+        with _convert_arrow_errors(name):
             table = pa.table(table).combine_chunks()
-    pieces = [*pieces_of(table, name, sys.maxsize)] or [NewRows(name, {}, ())]
+    pieces = [*split_table(table, name, sys.maxsize)] or [NewRows(name, {}, ())]
     if len(pieces) > 1:
         raise UserError(f"{name}: several tables; give one")
     return pieces[0]
 
 
-def _pieces(table: Any, name: str, size: int) -> Iterator[Any]:
-    """Yield lists of dicts, or Arrow's record batches."""
+def _split_pieces(table: Any, name: str, size: int) -> Iterator[Any]:
+    """Yield a table in pieces of at most `size` rows: lists of dicts, or Arrow's record batches."""
     if hasattr(table, "__arrow_c_stream__"):
         for batch in _batches(table, name):
             yield from (batch.slice(start, size) for start in range(0, batch.num_rows, size))
@@ -82,7 +82,7 @@ def _pieces(table: Any, name: str, size: int) -> Iterator[Any]:
             if isinstance(item, Mapping):
                 yield [item, *islice(items, size - 1)]
             elif hasattr(item, "__arrow_c_stream__"):
-                yield from _pieces(item, name, size)
+                yield from _split_pieces(item, name, size)
             else:
                 raise UserError(f"{name}: {type(item).__name__} in it is not a row; {REMEDY}")
     else:
@@ -90,14 +90,15 @@ def _pieces(table: Any, name: str, size: int) -> Iterator[Any]:
 
 
 def _batches(table: ArrowStream, name: str) -> Iterator[Any]:
+    """Yield a table's record batches, in which its library hands it over."""
     import pyarrow as pa
 
-    with _readable(name):
+    with _convert_arrow_errors(name):
         yield from pa.RecordBatchReader.from_stream(table)
 
 
 @contextmanager
-def _readable(name: str) -> Iterator[None]:
+def _convert_arrow_errors(name: str) -> Iterator[None]:
     """Context in which a library's failure to give its table to Arrow is a UserError."""
     import pyarrow as pa
 
@@ -107,8 +108,8 @@ def _readable(name: str) -> Iterator[None]:
         raise UserError(f"{name}: not readable through Arrow's interface ({str(error).splitlines()[0]})") from error
 
 
-def _rows_of(piece: Any, name: str, first: int) -> "NewRows":
-    """Return a list of dicts, or a record batch, whose first row has the number `first`."""
+def _convert_piece(piece: Any, name: str, first: int) -> "NewRows":
+    """Convert a list of dicts, or a record batch; its first row has the number `first` in errors."""
     from data_prep.encoding.encoder import NewRows, require_distinct, rows_of_objects
     from data_prep.parsing.convert import plain_value, without_nan
 
@@ -154,7 +155,7 @@ class Predictor:
         """The columns that a table must have."""
         return self._scorer.encoder.input_columns
 
-    @reported()
+    @convert_errors()
     def predict(self, table: TableLike, logits: bool = False) -> "NDArray[np.float32]":
         """Score rows; return float32 [rows]: probabilities of clicks, or numbers if the labels are numbers.
 
@@ -172,11 +173,11 @@ class Predictor:
         from app.scoring.new_rows import log_unknown, parse, probabilities, unknown_counts
 
         encoder, parts, unknown = self._scorer.encoder, [np.empty(0, np.float32)], Counter[str]()
-        for rows in pieces_of(table):
+        for rows in split_table(table):
             block = parse(encoder, rows)
             unknown.update(unknown_counts(encoder.features, encoder.unknown(block)))
             # The lock covers torch alone, so other threads can parse their rows meanwhile.
-            with arithmetic_of(self._trained, self._runtime):
+            with run_arithmetic(self._trained, self._runtime):
                 parts.append(self._scorer.logits(block))
         scores = np.concatenate(parts)
         log_unknown(unknown, len(scores))
@@ -186,7 +187,7 @@ class Predictor:
         shown = scores.astype(np.float64) + self._correction
         return (shown if logits else probabilities(shown)).astype(np.float32)
 
-    @reported()
+    @convert_errors()
     def rank(
         self, user: TableLike | None, candidates: TableLike, top_k: int | None = 10, id_column: str = "id"
     ) -> "Ranking":
@@ -208,18 +209,18 @@ class Predictor:
         from app.scoring import new_rows
         from app.scoring.new_rows import parse, with_user
 
-        rows = one_piece(candidates, "candidates")
+        rows = whole_table(candidates, "candidates")
         if not rows.numbers:
             return []
         if user is not None:
-            rows = with_user(rows, one_piece(user, "user"))
+            rows = with_user(rows, whole_table(user, "user"))
         block = parse(self._scorer.encoder, rows, id_column)
-        with arithmetic_of(self._trained, self._runtime):
+        with run_arithmetic(self._trained, self._runtime):
             scored = self._scorer.scored(rows, block, id_column)
         return new_rows.rank(*scored[:-1], self._has_clicks, self._correction)[:top_k]
 
 
-@reported()
+@convert_errors()
 def load(
     run: str | Path,
     checkpoint: str | int | Path | None = None,
@@ -242,7 +243,7 @@ def load(
         Error: there is no such run, checkpoint or dataset, or the model does not score rows.
     """
     trained = trained_config(run, data, platform)
-    with opened(run, trained, checkpoint) as (found, runtime):
+    with open_run(run, trained, checkpoint) as (found, runtime):
         scorer, correction = row_scorer(trained, found, runtime), found.correction(correct_sampling)
         predictor = Predictor(scorer, trained, runtime, correction)
         predictor._name = f"{str(run)!r}, step {found.state.step:,}"
@@ -272,10 +273,12 @@ def trained_config(run: str | Path, data: str | Path | None, platform: str) -> "
 
 
 @contextmanager
-def opened(
+def open_run(
     run: str | Path, trained: "AppConfig", checkpoint: str | int | Path | None
 ) -> "Iterator[tuple[TrainedRun, Runtime]]":
-    """Context with a run's checkpoint and this process as its runtime, in the arithmetic of the run.
+    """Context with a run's checkpoint, and this process as its runtime in the arithmetic of the run.
+
+    checkpoint: as for `load`.
 
     Raises:
         UserError: there is no such checkpoint, its dataset is not there, or the process is one of several.
@@ -287,7 +290,7 @@ def opened(
 
     choice = None if checkpoint is None else str(checkpoint)
     # Starting a runtime seeds torch and changes its settings, which belong to the caller.
-    with _TORCH, _restored_settings(), torch.random.fork_rng(devices=[]):
+    with _TORCH, _restore_settings(), torch.random.fork_rng(devices=[]):
         environment.apply(trained.environment, with_networks=False)
         runtime = platform.start_within(trained.runtime, trained.train.seed, trained.train.deterministic)
         yield checkpointer.open_checkpoint(Path(run), choice, trained.data.path, runtime), runtime
@@ -304,17 +307,17 @@ def row_scorer(trained: "AppConfig", run: "TrainedRun", runtime: "Runtime") -> "
 
 
 @contextmanager
-def arithmetic_of(trained: "AppConfig", runtime: "Runtime") -> Iterator[None]:
+def run_arithmetic(trained: "AppConfig", runtime: "Runtime") -> Iterator[None]:
     """Context in which this thread alone uses torch, with the settings by which the run's commands compute."""
     from app.runtime.platform import set_arithmetic
 
-    with _TORCH, _restored_settings():
+    with _TORCH, _restore_settings():
         set_arithmetic(trained.runtime, runtime.platform, runtime.num_threads, trained.train.deterministic)
         yield
 
 
 @contextmanager
-def _restored_settings() -> Iterator[None]:
+def _restore_settings() -> Iterator[None]:
     """Context after which torch's settings are those of the caller."""
     import torch
 

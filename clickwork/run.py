@@ -5,8 +5,8 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clickwork.errors import reported
-from clickwork.predictor import TableLike, arithmetic_of, one_piece, opened, row_scorer, trained_config
+from clickwork.errors import convert_errors
+from clickwork.predictor import TableLike, open_run, row_scorer, run_arithmetic, trained_config, whole_table
 from common.errors import UserError
 
 if TYPE_CHECKING:
@@ -26,20 +26,20 @@ class Run:
         path: its directory.
     """
 
-    @reported()
+    @convert_errors()
     def __init__(self, path: str | Path) -> None:
         """Open a run. Raises Error if the directory is not a run's."""
         self.path = Path(path)
         self._files()
 
     @property
-    @reported()
+    @convert_errors()
     def config(self) -> dict[str, Any]:
         """The resolved configuration, nested."""
         return self._files().config
 
     @property
-    @reported()
+    @convert_errors()
     def summary(self) -> dict[str, Any] | None:
         """The content of summary.json; None before the run's end."""
         from common.documents import plain_object
@@ -48,7 +48,7 @@ class Run:
         return None if summary is None else plain_object(summary)
 
     @property
-    @reported()
+    @convert_errors()
     def metrics(self) -> "pa.Table":
         """The events of metrics.jsonl as an Arrow table: a row an event, null where an event lacks a column."""
         import pyarrow as pa
@@ -60,7 +60,7 @@ class Run:
         return pa.table({name: pa.array([event.get(name) for event in events]) for name in names})
 
     @property
-    @reported()
+    @convert_errors()
     def curves(self) -> dict[str, Any] | None:
         """The curves of the last evaluation: ROC, precision and recall, calibration; None if there are none."""
         from common.documents import plain_object
@@ -68,7 +68,7 @@ class Run:
         curves = self._files().curves
         return None if curves is None else plain_object(curves)
 
-    @reported()
+    @convert_errors()
     def evaluate(
         self,
         table: TableLike,
@@ -92,11 +92,11 @@ class Run:
         from app.scoring.new_rows import LabelledRows
 
         trained = trained_config(self.path, data, platform)
-        with opened(self.path, trained, checkpoint) as (run, runtime):
+        with open_run(self.path, trained, checkpoint) as (run, runtime):
             run.correction(correct_sampling)
             scorer = row_scorer(trained, run, runtime)
-        rows = LabelledRows.encode(scorer.encoder, one_piece(table, "table"))
-        with arithmetic_of(trained, runtime):
+        rows = LabelledRows.encode(scorer.encoder, whole_table(table, "table"))
+        with run_arithmetic(trained, runtime):
             figures = rows.compare(scorer.predictor, split, correct_sampling, run.state.step)
         return {**run.about, **figures}
 
@@ -106,7 +106,7 @@ class Run:
         figure = "" if value is None else f", {evaluation.split} {evaluation.main} {value:.5f}"
         return f"Run({name!r}: {run.status}, step {run.steps:,}{figure})"
 
-    @reported()
+    @convert_errors()
     def _repr_html_(self) -> str:
         from app.report.page import run_page
         from app.report.read import refusing_other_versions
@@ -116,6 +116,7 @@ class Run:
             return f"<code>{escape(repr(self))}</code>" + FRAME.format(escape(run_page(run)), escape(run.name))
 
     def _files(self) -> "RunFiles":
+        """Read what is in the run's directory now."""
         from app.report.read import read_run
 
         return read_run(self.path)
@@ -148,7 +149,7 @@ class Comparison:
         return f"<ul>{items}</ul>" + FRAME.format(escape(self._comparison.page(self._directory)), "runs side by side")
 
 
-@reported()
+@convert_errors()
 def compare(runs: Sequence[Run | str | Path]) -> Comparison:
     """Compare runs as `python -m app.report runs=[…]` does.
 

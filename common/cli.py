@@ -17,7 +17,7 @@ from common import signals
 from common.command import Command, end_without_package, load, redact, redact_message
 from common.errors import DISK_FULL, LostPeerError, OwnError, UserError
 from common.extensions import rows_of_extensions
-from common.keys import describe, groups_of
+from common.keys import describe, ready_made_groups
 
 DIRECTORIES = ("app", "common", "data_prep", "extensions")
 ROOT = Path(__file__).parents[1]  # installed, in a checkout, or in an image
@@ -98,6 +98,7 @@ def run_command(command: Command) -> int:
 
 
 def _run_configured(command: Command, schema: type, arguments: list[str]) -> int | None:
+    """Print help if the arguments ask for it; otherwise compose the configuration, and call the command's function."""
     if any(argument in ("-h", "--help") for argument in arguments):
         _print_help(command, schema, [argument for argument in arguments if not argument.startswith("-")])
         return EXIT_DONE
@@ -135,15 +136,15 @@ def _require_temporary_directory() -> None:
         ) from error
 
 
-def exit_status(run: Callable[[], int | None]) -> int:
-    """Call `run` and return its exit status, which later signals do not change. Print errors as one line.
+def exit_status(work: Callable[[], int | None]) -> int:
+    """Call `work` and return its exit status, which later signals do not change. Print errors as one line.
 
     Under torchrun all processes of a machine raise the same UserError, so only local rank 0 prints it, except an
     OwnError.
     """
     signals.raise_interrupted()
     try:
-        status = _status(run)
+        status = _run_to_status(work)
     except signals.Interrupted as error:
         signals.say(str(error))
         status = error.status
@@ -151,9 +152,10 @@ def exit_status(run: Callable[[], int | None]) -> int:
     return status
 
 
-def _status(run: Callable[[], int | None]) -> int:
+def _run_to_status(work: Callable[[], int | None]) -> int:
+    """Return the exit status of `work`, 0 for None; print the errors that end a command in one line."""
     try:
-        return run() or EXIT_DONE
+        return work() or EXIT_DONE
     except UserError as error:
         if os.environ.get("LOCAL_RANK", "0") == "0" or isinstance(error, OwnError):
             _print_error(str(error))
@@ -192,11 +194,12 @@ def _print_error(message: str) -> None:
 
 
 def _print_help(command: Command, schema: type, overrides: list[str]) -> None:
+    """Print the command's description, its groups and its keys; all keys if `overrides` contain "all"."""
     whole = "all" in overrides
     config_overrides = [override for override in overrides if override != "all"]
     config = compose_partly(schema, command.config_dir, config_overrides, command.config)
     print(command.description(), end="\n\n")
-    groups = groups_of(command.config_dir) if command.has_groups else {}
+    groups = ready_made_groups(command.config_dir) if command.has_groups else {}
     recipe = "; recipe=FILE.yaml is a recipe" if "recipe" in groups else ""
     print(f"config=FILE.yaml takes keys from a file; typed keys override them{recipe}.\n")
     print("\n".join(describe(schema, redact(plain_values(config)), groups, whole)))
@@ -205,7 +208,7 @@ def _print_help(command: Command, schema: type, overrides: list[str]) -> None:
 CODES = {"green": 32, "yellow": 33, "red": 31, "bold": 1, "dim": 2}
 
 
-def coloured(text: str, colour: str, stream: IO[str]) -> str:
+def colour_text(text: str, colour: str, stream: IO[str]) -> str:
     """Return the text in a colour of CODES if `stream` is a terminal and NO_COLOR (no-color.org) is not set."""
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" or not stream.isatty():
         return text

@@ -57,7 +57,7 @@ def redact(content: Any) -> Any:
 
 
 def redact_arguments(arguments: Sequence[str]) -> list[str]:
-    """Mask the secrets in key=value arguments of a command line."""
+    """Mask the secrets in a command line's arguments key=value."""
     pairs = [(argument, *argument.partition("=")) for argument in arguments]
     return [f"{name}={MASK}" if value and is_secret(name) else redact(whole) for whole, name, _, value in pairs]
 
@@ -97,12 +97,14 @@ class RedactingFormatter(logging.Formatter):
 
 
 def _redact_text(text: str) -> str:
-    def masked(match: re.Match[str]) -> str:
+    """Mask the logins of URLs, and the values of names that mark secrets, in a text."""
+
+    def mask_value(match: re.Match[str]) -> str:
         return f"{match['name']}{match['is']}{MASK}" if is_secret(match["name"]) else match[0]
 
     text = _LOGIN.sub(f"{MASK}@", text)
     for pair in _PAIRS:
-        text = pair.sub(masked, text)
+        text = pair.sub(mask_value, text)
     return text
 
 
@@ -154,8 +156,8 @@ class Command(NamedTuple):
         return inspect.cleandoc(ast.get_docstring(ast.parse(self.path().read_text(encoding="utf-8"))) or "")
 
 
-def by_name(*commands: Command) -> dict[str, Command]:
-    """Return a registry: the rows by name."""
+def index_by_name(*commands: Command) -> dict[str, Command]:
+    """Return commands by their names."""
     return {command.name: command for command in commands}
 
 

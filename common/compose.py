@@ -21,10 +21,10 @@ from hydra.errors import HydraException, MissingConfigException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from common.config_file import as_override, given_keys, parsed_override, quoted, read_overrides
+from common.config_file import format_override, given_keys, parse_override, quote, read_overrides
 from common.errors import UserError
 from common.extensions import directories_of_values
-from common.keys import check_keys, choices, declaration, group_of, groups_of, keys_of
+from common.keys import check_keys, choices, declaration, group_class, keys_of, ready_made_groups
 
 # Keys by the names that other programs have for them.
 ELSEWHERE = {
@@ -75,9 +75,9 @@ def compose_config(
         missing = sorted(map(str, OmegaConf.missing_keys(composed)))
         if missing:
             raise UserError(f"configuration: {missing[0]} has no value; add {missing[0]}=...")
-        config = _instance(schema, OmegaConf.to_object(composed))
+        config = _make_instance(schema, OmegaConf.to_object(composed))
     except REFUSED as error:  # an interpolation, as in ${run.name}, whose value is of the wrong type
-        raise UserError(_one_line(error)) from error
+        raise UserError(_join_lines(error)) from error
     check_keys(config)
     return config
 
@@ -96,14 +96,16 @@ def convert(schema: type[ConfigT], *levels: Any) -> ConfigT:
         ConversionError: an unknown key or a value of the wrong type.
     """
     try:
-        return _instance(schema, OmegaConf.to_object(OmegaConf.merge(_node(typing.cast(Any, schema)), *levels)))
+        return _make_instance(
+            schema, OmegaConf.to_object(OmegaConf.merge(_schema_node(typing.cast(Any, schema)), *levels))
+        )
     except (OmegaConfBaseException, ValueError, TypeError) as error:
         raise ConversionError(error) from error
 
 
 def plain_values(config: Any) -> dict[str, Any]:
     """Convert a partly composed configuration, or a dataclass of keys, to nested plain values."""
-    node = _node(config) if isinstance(config, type) else config
+    node = _schema_node(config) if isinstance(config, type) else config
     values = OmegaConf.to_container(node, resolve=True, throw_on_missing=False, enum_to_str=True)
     assert isinstance(values, dict)
     return values  # type: ignore[return-value]
@@ -114,15 +116,15 @@ def compose_partly(schema: type, config_dir: Path, overrides: Sequence[str], nam
 
     config=FILE stands for the keys in a YAML file, below those of the command line; recipe=FILE.yaml for a recipe.
     """
-    overrides = with_files(schema, config_dir, overrides, name)
-    overrides = _with_recipe_file(schema, config_dir, overrides, name)
+    overrides = add_file_keys(schema, config_dir, overrides, name)
+    overrides = _register_recipe_file(schema, config_dir, overrides, name)
     for override, next_word in itertools.zip_longest(overrides, overrides[1:], fillvalue=""):
         if override.startswith("-"):
             bare = override.lstrip("-")
             if "=" not in bare:
                 bare += "=..." if "=" in next_word or not next_word else f"={next_word}"
             line = bare if bare.endswith("=...") else shlex.quote(bare)
-            remedy = _suggestion(schema, config_dir, [bare]) or f"; write {line}"
+            remedy = _suggest_key(schema, config_dir, [bare]) or f"; write {line}"
             raise UserError(f"configuration: {override}: keys have no dashes{remedy}")
         if override.lstrip("+~").startswith("hydra"):
             raise UserError(
@@ -133,29 +135,31 @@ def compose_partly(schema: type, config_dir: Path, overrides: Sequence[str], nam
     for override in overrides:
         _refuse_unquoted(schema, override)
         _refuse_value_of_group(schema, config_dir, override)
-    command_line, overrides = overrides, _by_own_names(schema, overrides)
+    command_line, overrides = overrides, _to_hydra_form(schema, overrides)
     name = name if any((each / f"{name}.yaml").is_file() for each in directories_of_values(config_dir)) else SCHEMA
     try:
         composed, defaults = _compose_values(schema, config_dir, name, overrides), list[str]()
         # Each function sees the values that those before it have implied.
         for implied in getattr(schema, "implied", ()):
             values = implied(composed, list(given_keys(overrides)))
-            groups = groups_of(config_dir)
+            groups = ready_made_groups(config_dir)
             # A group's choice takes no sign in Hydra's grammar, and ++ also sets a name that a mapping lacks.
-            defaults += [f"{'' if key in groups else '++'}{key}={as_override(value)}" for key, value in values.items()]
+            defaults += [
+                f"{'' if key in groups else '++'}{key}={format_override(value)}" for key, value in values.items()
+            ]
             composed = _compose_values(schema, config_dir, name, [*defaults, *overrides]) if values else composed
         if any(override.startswith("+") for override in overrides):  # it may have added an unknown key
-            composed = OmegaConf.merge(_stored(schema), OmegaConf.to_container(composed, resolve=True))
+            composed = OmegaConf.merge(_register_schema(schema), OmegaConf.to_container(composed, resolve=True))
         OmegaConf.to_container(composed, resolve=True, throw_on_missing=False)
         return composed
     except REFUSED as error:
         fault = _unknown_choice(schema, config_dir, command_line, isinstance(error, MissingConfigException))
-        raise UserError(fault or _one_line(error) + _suggestion(schema, config_dir, command_line)) from error
+        raise UserError(fault or _join_lines(error) + _suggest_key(schema, config_dir, command_line)) from error
 
 
 def _compose_values(schema: type, config_dir: Path, name: str, overrides: Sequence[str]) -> Any:
     """Compose by Hydra: the choices of groups once per process, as that takes most of the time, then the values."""
-    parsed, groups = [*map(parsed_override, overrides)], groups_of(config_dir)
+    parsed, groups = [*map(parse_override, overrides)], ready_made_groups(config_dir)
     choices_of_groups = [line for line, each in zip(overrides, parsed, strict=True) if each.key_or_group in groups]
     values = [each for each in parsed if each.key_or_group not in groups]
     recipe = ""
@@ -164,7 +168,7 @@ def _compose_values(schema: type, config_dir: Path, name: str, overrides: Sequen
         recipe = OmegaConf.to_yaml(ConfigStore.instance().load(f"recipe/{RECIPE_OF_FILE}.yaml").node)
     # Adding and removing keys follow rules of Hydra's own.
     if not any(each.is_add() or each.is_delete() for each in values):
-        composed = _composed_groups(schema, config_dir, name, tuple(choices_of_groups), recipe)()
+        composed = _cache_groups(schema, config_dir, name, tuple(choices_of_groups), recipe)()
         try:
             for each in values:
                 key, value = each.key_or_group, each.value()
@@ -179,13 +183,14 @@ def _compose_values(schema: type, config_dir: Path, name: str, overrides: Sequen
 
 
 @functools.lru_cache(maxsize=64)
-def _composed_groups(
+def _cache_groups(
     schema: type, config_dir: Path, name: str, overrides: tuple[str, ...], recipe: str
 ) -> Callable[[], Any]:
-    """Compose once and return a function that returns a copy; `recipe` is the content of the recipe of a file.
+    """Compose once, and return a function that returns a copy. Unpickling takes 1 ms, copy.deepcopy 30 ms.
 
-    Unpickling takes 1 ms, copy.deepcopy 30 ms. Classes are kept apart, as OmegaConf's have no module to be found in.
+    recipe: content of the recipe of a file, which has the same name for every file.
     """
+    # Classes are kept apart, as OmegaConf's have no module in which pickle would find them.
     classes: list[type] = []
 
     class Pickler(pickle.Pickler):
@@ -205,13 +210,14 @@ def _composed_groups(
 
 
 def _compose_groups(schema: type, config_dir: Path, name: str, overrides: Sequence[str]) -> Any:
-    _stored(schema)
+    """Compose by Hydra from the start."""
+    _register_schema(schema)
     # Hydra keeps its state in a singleton, which the previous composition has left behind.
     GlobalHydra.instance().clear()
     directories = directories_of_values(config_dir)
     # Hydra reads the command's own file before it knows the search path.
     first = next((each for each in directories if (each / f"{name}.yaml").is_file()), config_dir)
-    others = ",".join(quoted(f"file://{each}") for each in directories if each != first)
+    others = ",".join(quote(f"file://{each}") for each in directories if each != first)
     search_path = f"hydra.searchpath=[{others}]"
     with initialize_config_dir(str(first), version_base="1.3"):
         return compose(name, overrides=[*overrides, search_path])
@@ -219,7 +225,7 @@ def _compose_groups(schema: type, config_dir: Path, name: str, overrides: Sequen
 
 def _unknown_choice(schema: type, config_dir: Path, overrides: Sequence[str], is_group: bool) -> str:
     """Describe the first GROUP=NAME or KEY=NAME with an unknown name; "" if there is none."""
-    known = groups_of(config_dir) if is_group else {key: choices(kind) for key, *_, kind in keys_of(schema)}
+    known = ready_made_groups(config_dir) if is_group else {key: choices(kind) for key, *_, kind in keys_of(schema)}
     for override in overrides:
         group, _, name = override.lstrip("+").partition("=")
         name = name.strip("\"'")
@@ -231,26 +237,29 @@ def _unknown_choice(schema: type, config_dir: Path, overrides: Sequence[str], is
     return ""
 
 
-def with_files(schema: type, config_dir: Path, overrides: Sequence[str], name: str = "config") -> list[str]:
-    """Return overrides that begin with the keys of each config=FILE, except groups that the command line names too."""
+def add_file_keys(schema: type, config_dir: Path, overrides: Sequence[str], name: str = "config") -> list[str]:
+    """Return the overrides of the command line, and before them the keys of each config=FILE.
+
+    Of a file, groups that the command line names too are left out, and keys that follow from keys given there.
+    """
     options = [override for override in overrides if override.startswith(FILE_OPTION)]
     command_line = [override for override in overrides if not override.startswith(FILE_OPTION)]
-    groups = groups_of(config_dir)
+    groups = ready_made_groups(config_dir)
     group_overrides = [override for override in command_line if override.partition("=")[0] in groups]
     group_names = {override.partition("=")[0] for override in group_overrides}
     keys: list[str] = []
     for option in options:
         path = Path(option.removeprefix(FILE_OPTION).strip("\"'"))
-        file_keys = read_overrides(option, path, _mappings(schema), _whole(schema))
-        follows = _following(schema, file_keys, {override.partition("=")[0] for override in command_line})
+        file_keys = read_overrides(option, path, _mapping_keys(schema), _whole_value_keys(schema))
+        follows = _find_following_keys(schema, file_keys, {override.partition("=")[0] for override in command_line})
         keys += [override for override in file_keys if override.partition("=")[0] not in group_names | follows]
-        with _naming(option):
-            _check(schema, compose_partly(schema, config_dir, [*keys, *group_overrides], name))
+        with _name_option(option):
+            _check_limits(schema, compose_partly(schema, config_dir, [*keys, *group_overrides], name))
     return [*keys, *command_line]
 
 
-def _following(schema: type, overrides: Sequence[str], names: Set[str]) -> set[str]:
-    """Return keys of a file that follow from keys in `names`: their value is their default's interpolation of others.
+def _find_following_keys(schema: type, overrides: Sequence[str], names: Set[str]) -> set[str]:
+    """Return the keys of a file that follow from keys in `names`: they have their default's interpolation of others.
 
     In a recorded run, run.dir follows from run.name, so that a new name on the command line gives a new directory.
     """
@@ -266,66 +275,68 @@ def _following(schema: type, overrides: Sequence[str], names: Set[str]) -> set[s
 
 
 @contextmanager
-def _naming(option: str) -> Iterator[None]:
-    """Context in which errors of a configuration name the option whose file has the fault."""
+def _name_option(option: str) -> Iterator[None]:
+    """Context in which an error of a configuration gets the option before it whose file has the fault."""
     try:
         yield
     except UserError as error:
         raise UserError(f"{option}: {str(error).removeprefix('configuration: ')}") from error
 
 
-def _check(schema: type, composed: Any) -> None:
-    """Check the limits of keys, unless one lacks a value yet. Raise UserError for the first that exceeds its own."""
+def _check_limits(schema: type, composed: Any) -> None:
+    """Raise UserError for the first key whose value exceeds its limits, unless a key still lacks its value."""
     if not OmegaConf.missing_keys(composed):
-        check_keys(_instance(schema, OmegaConf.to_object(composed)))
+        check_keys(_make_instance(schema, OmegaConf.to_object(composed)))
 
 
 @functools.cache
-def _kinds(schema: type) -> dict[str, Any]:
+def _key_types(schema: type) -> dict[str, Any]:
     """Return the type of each key's value, by dotted key."""
     return {key: kind for key, _, _, kind in keys_of(schema)}
 
 
-def _mappings(schema: type) -> frozenset[str]:
+def _mapping_keys(schema: type) -> frozenset[str]:
     """Return the keys whose values are mappings of any names."""
-    return frozenset(key for key, kind in _kinds(schema).items() if typing.get_origin(kind) is dict)
+    return frozenset(key for key, kind in _key_types(schema).items() if typing.get_origin(kind) is dict)
 
 
-def _whole(schema: type) -> frozenset[str]:
+def _whole_value_keys(schema: type) -> frozenset[str]:
     """Return the keys whose values may be mappings: those of any type, and groups that may be null."""
-    return frozenset(key for key, kind in _kinds(schema).items() if kind is Any or group_of(kind) is not None)
+    return frozenset(key for key, kind in _key_types(schema).items() if kind is Any or group_class(kind) is not None)
 
 
-def _with_recipe_file(schema: type, config_dir: Path, overrides: Sequence[str], name: str) -> list[str]:
+def _register_recipe_file(schema: type, config_dir: Path, overrides: Sequence[str], name: str) -> list[str]:
     """Register the file of recipe=FILE.yaml as a recipe that Hydra finds; return overrides with that recipe's name."""
     options = [override for override in overrides if RECIPE_FILE.fullmatch(override)]
-    if not options or "recipe" not in groups_of(config_dir):
+    if not options or "recipe" not in ready_made_groups(config_dir):
         return list(overrides)
     path = Path(options[-1].removeprefix("recipe=").strip("\"'"))
     option, recipe = f"recipe={path}", f"recipe={RECIPE_OF_FILE}"
-    keys = read_overrides(option, path, _mappings(schema), _whole(schema))
+    keys = read_overrides(option, path, _mapping_keys(schema), _whole_value_keys(schema))
     # A recipe's list of defaults is Hydra's own, not a key, and is added below.
     keys = [key for key in keys if not key.startswith("defaults=")]
     content = OmegaConf.create({})
-    with _naming(option):
-        keys = _by_own_names(schema, keys)
+    with _name_option(option):
+        keys = _to_hydra_form(schema, keys)
     try:
         for key in keys:
-            parsed = parsed_override(key)
+            parsed = parse_override(key)
             OmegaConf.update(content, parsed.key_or_group, parsed.value(), merge=True)
-        OmegaConf.merge(_stored(schema), content)
+        OmegaConf.merge(_register_schema(schema), content)
         OmegaConf.update(content, "defaults", OmegaConf.select(OmegaConf.load(path), "defaults") or [])
     except REFUSED as error:
-        suggestion = _suggestion(schema, config_dir, keys)
+        suggestion = _suggest_key(schema, config_dir, keys)
         raise UserError(
             f"{option}: {getattr(error, 'full_key', '')}: {str(error).splitlines()[0]}{suggestion}"
         ) from error
     # The keys of a recipe are those of the whole configuration, not of a group named recipe.
     ConfigStore.instance().store(group="recipe", name=RECIPE_OF_FILE, node=content, package="_global_")
-    with _naming(option):
+    with _name_option(option):
         try:
             run_name = [override for override in overrides if override.startswith("run.name=")]
-            _check(schema, compose_partly(schema, config_dir, [recipe, *run_name], name))  # its list of defaults, too
+            _check_limits(
+                schema, compose_partly(schema, config_dir, [recipe, *run_name], name)
+            )  # its list of defaults, too
         except UserError as error:
             if (lacking := re.search(r"Missing mandatory value: (\S+)", str(error))) is None:
                 raise
@@ -333,9 +344,9 @@ def _with_recipe_file(schema: type, config_dir: Path, overrides: Sequence[str], 
     return [recipe if RECIPE_FILE.fullmatch(override) else override for override in overrides]
 
 
-def _by_own_names(schema: type, overrides: Sequence[str]) -> list[str]:
-    """Return overrides in Hydra's form: with + before keys that a user may add, lists and texts as such."""
-    mappings, kinds = _mappings(schema), _kinds(schema)
+def _to_hydra_form(schema: type, overrides: Sequence[str]) -> list[str]:
+    """Return overrides in Hydra's form: + before keys that a user may add; lists and texts written as such."""
+    mappings, kinds = _mapping_keys(schema), _key_types(schema)
     opened = tuple(f"{key}." for key in mappings)
     canonical = []
     for override in overrides:
@@ -344,9 +355,9 @@ def _by_own_names(schema: type, overrides: Sequence[str]) -> list[str]:
         sign, key, rest = map(str, matched.groups())
         is_open = key.startswith(opened) or (key in mappings and rest.startswith("={"))
         sign = "++" if is_open and sign != "~" else sign
-        rest = _as_typed(rest) if _is_text(schema, key) else rest
+        rest = _quote_as_typed(rest) if _is_text(schema, key) else rest
         if _is_list(kinds.get(key)):
-            rest = _as_list(rest)
+            rest = _to_list_form(rest)
             if rest.lower() in ("=[true]", "=[false]"):
                 owner, field = next((owner, field) for each, owner, field, _ in keys_of(schema) if each == key)
                 meaning = declaration(owner, field).meaning
@@ -357,7 +368,7 @@ def _by_own_names(schema: type, overrides: Sequence[str]) -> list[str]:
 
 def _is_text(schema: type, key: str) -> bool:
     """Return whether the values of a key are texts, or lists of them."""
-    kinds = _kinds(schema)
+    kinds = _key_types(schema)
     group = kinds.get(key.rpartition(".")[0])
     kind = kinds.get(key, typing.get_args(group)[1] if typing.get_origin(group) is dict else None)
     return kind in (str, str | None, list[str], list[str] | None)
@@ -368,30 +379,30 @@ def _is_list(kind: Any) -> bool:
     return any(typing.get_origin(each) is list for each in (kind, *typing.get_args(kind)))
 
 
-def _as_list(rest: str) -> str:
-    """Return `=VALUE` of a key of lists, with a single value as a list of one."""
+def _to_list_form(rest: str) -> str:
+    """Return `=VALUE` of a key of lists, in which a single value becomes a list of one."""
     if not rest.startswith("="):
         return rest
-    parsed = parsed_override(f"key{rest}").value()
+    parsed = parse_override(f"key{rest}").value()
     return rest if parsed is None or isinstance(parsed, (list, dict)) else f"=[{rest[1:]}]"
 
 
-def _as_typed(rest: str) -> str:
+def _quote_as_typed(rest: str) -> str:
     """Return `=VALUE` of a key of texts, quoted if Hydra would read a number or truth value: 2026_11_24, 1e3, 007."""
     if not rest:
         return rest
     value = rest[1:]
-    parsed = parsed_override(f"key{rest}").value()
+    parsed = parse_override(f"key{rest}").value()
     if isinstance(parsed, (bool, int, float)):
-        return f"={quoted(value)}"
+        return f"={quote(value)}"
     if isinstance(parsed, list) and any(isinstance(each, (bool, int, float)) for each in parsed):
-        return f"=[{','.join(quoted(item) for item in value.strip()[1:-1].split(','))}]"
+        return f"=[{','.join(quote(item) for item in value.strip()[1:-1].split(','))}]"
     return rest
 
 
 def _refuse_removed_group(override: str, config_dir: Path) -> None:
     """Raise UserError for ~GROUP, since each group needs one of its values."""
-    group, groups = override.lstrip("~").partition("=")[0], groups_of(config_dir)
+    group, groups = override.lstrip("~").partition("=")[0], ready_made_groups(config_dir)
     if group in groups:
         raise UserError(
             f"configuration: {override}: {group} is always one of {', '.join(groups[group])}; leave {override} out "
@@ -402,8 +413,8 @@ def _refuse_removed_group(override: str, config_dir: Path) -> None:
 def _refuse_value_of_group(schema: type, config_dir: Path, override: str) -> None:
     """Raise UserError for GROUP=VALUE of a group of keys that has no ready-made values, such as data=NAME."""
     group, _, value = override.lstrip("+").partition("=")
-    kinds = {key: kind for key, kind in _kinds(schema).items() if key.startswith(f"{group}.")}
-    if not kinds or group in groups_of(config_dir) or value.startswith("{"):
+    kinds = {key: kind for key, kind in _key_types(schema).items() if key.startswith(f"{group}.")}
+    if not kinds or group in ready_made_groups(config_dir) or value.startswith("{"):
         return
     keys = {choice: key for key in reversed(kinds) for choice in choices(kinds[key])}
     close = difflib.get_close_matches(value, keys, n=1, cutoff=0.7)
@@ -415,9 +426,9 @@ def _refuse_unquoted(schema: type, override: str) -> None:
     """Raise UserError for a value that Hydra's grammar refuses or reads as several, with the form to type."""
     key, is_given, value = override.partition("=")
     try:
-        if not parsed_override(override).is_sweep_override():
+        if not parse_override(override).is_sweep_override():
             return
-        kinds = _kinds(schema)
+        kinds = _key_types(schema)
         if kinds.get(key) in NUMBERS or choices(kinds.get(key)):
             values = value.replace(",", " ")
             loop = f": for value in {values}; do python -m app.train {key}=$value run.name=value_$value; done"
@@ -429,53 +440,54 @@ def _refuse_unquoted(schema: type, override: str) -> None:
             form = f"{keys[0]}={override}" if keys else "key=value"
             raise UserError(f"configuration: {override}: give it as {form}") from error
     if value.startswith("[") and value.endswith("]"):
-        quoted_override = f"{key}=[{','.join(quoted(item) for item in value[1:-1].split(','))}]"
+        quoted_override = f"{key}=[{','.join(quote(item) for item in value[1:-1].split(','))}]"
     else:
-        quoted_override = f"{key}={quoted(value)}"
+        quoted_override = f"{key}={quote(value)}"
     raise UserError(f"configuration: {override}: not readable without quotes; write {shlex.quote(quoted_override)}")
 
 
 @functools.lru_cache(maxsize=1)
-def _stored(schema: type) -> Any:
+def _register_schema(schema: type) -> Any:
     """Register the schema where Hydra looks for it, and return it as OmegaConf's representation."""
-    node = _node(schema)
+    node = _schema_node(schema)
     ConfigStore.instance().store(name=SCHEMA, node=node)
     return node
 
 
 @functools.cache
-def _node(schema: type) -> Any:
+def _schema_node(schema: type) -> Any:
     """Return OmegaConf's representation of a schema; callers copy it before they change it."""
-    return OmegaConf.structured(_twin(schema))
+    return OmegaConf.structured(_unfrozen_twin(schema))
 
 
 @functools.cache
-def _twin(schema: type) -> type:
-    """Return a dataclass of the same fields that is not frozen, since OmegaConf sets no value in a frozen one."""
+def _unfrozen_twin(schema: type) -> type:
+    """Return a dataclass with the fields of `schema` that is not frozen: OmegaConf sets no value in a frozen one."""
     kinds = typing.get_type_hints(schema)
     members: list[Any] = []
     for each in dataclasses.fields(schema):
         kind: Any = kinds[each.name]
         default, factory = each.default, each.default_factory
-        if (group := group_of(kind)) is not None:
-            twin: Any = _twin(group)
+        if (group := group_class(kind)) is not None:
+            twin: Any = _unfrozen_twin(group)
             kind, factory = (twin, twin) if kind is group else (twin | None, factory)
         members.append((each.name, kind, dataclasses.field(default=default, default_factory=factory)))
     return dataclasses.make_dataclass(schema.__name__, members)
 
 
-def _instance(schema: type[ConfigT], twin: Any) -> ConfigT:
+def _make_instance(schema: type[ConfigT], twin: Any) -> ConfigT:
+    """Make an instance of the schema from an instance of its twin, and so on for its groups."""
     kinds = typing.get_type_hints(schema)
     values: dict[str, Any] = {}
     for each in dataclasses.fields(typing.cast(Any, schema)):
-        value, group = getattr(twin, each.name), group_of(kinds[each.name])
-        values[each.name] = value if group is None or value is None else _instance(group, value)
+        value, group = getattr(twin, each.name), group_class(kinds[each.name])
+        values[each.name] = value if group is None or value is None else _make_instance(group, value)
     return schema(**values)
 
 
-def _suggestion(schema: type, config_dir: Path, overrides: Sequence[str]) -> str:
-    """Return the nearest known key for the first unknown one, as the end of a sentence."""
-    kinds, groups = _kinds(schema), groups_of(config_dir)
+def _suggest_key(schema: type, config_dir: Path, overrides: Sequence[str]) -> str:
+    """Return the nearest known key for the first unknown one, as the end of a sentence; "" without one."""
+    kinds, groups = _key_types(schema), ready_made_groups(config_dir)
     for override in overrides:
         group, _, name = override.partition("=")[0].rpartition(".")[0].rpartition(".")
         if name in groups.get(group, ()) and f"{group}={name}" not in overrides:
@@ -509,7 +521,7 @@ _NOISE = (
 )
 
 
-def _one_line(error: Exception) -> str:
+def _join_lines(error: Exception) -> str:
     """Join the many lines of a Hydra or OmegaConf error and its causes into one, outermost first."""
     parts: list[str] = []
     cause: BaseException | None = error

@@ -39,11 +39,11 @@ def read_overrides(option: str, path: Path, mappings: Collection[str] = (), whol
         raise UserError(f"{option}: not a mapping; write one `key: value` a line")
     overrides: dict[str, str] = {}
     try:
-        for key, node in _leaves("", root, mappings, whole):
+        for key, node in _iterate_leaves("", root, mappings, whole):
             if key in overrides:
                 line = node.start_mark.line + 1
                 raise UserError(f"{option}: line {line}: {key} is given twice; leave one of them out")
-            overrides[key] = f"{key}={_text(node)}"
+            overrides[key] = f"{key}={_format_node(node)}"
     except _NoKeyError as error:
         raise UserError(f"{option}: {error}") from error
     except RecursionError as error:
@@ -53,12 +53,12 @@ def read_overrides(option: str, path: Path, mappings: Collection[str] = (), whol
 
 def given_keys(overrides: Sequence[str]) -> Iterator[str]:
     """Yield the dotted keys of overrides; for a mapping, the keys inside it."""
-    for override in map(parsed_override, overrides):
+    for override in map(parse_override, overrides):
         yield from _keys_within(override.key_or_group, override.value())
 
 
 @functools.lru_cache(maxsize=1024)
-def parsed_override(text: str) -> Override:
+def parse_override(text: str) -> Override:
     """Parse KEY=VALUE by Hydra's grammar. Cached, because a configuration is composed in several rounds.
 
     Raises:
@@ -68,6 +68,7 @@ def parsed_override(text: str) -> Override:
 
 
 def _keys_within(key: str, value: object) -> Iterator[str]:
+    """Yield the dotted keys of a value: of a mapping those inside it."""
     if isinstance(value, dict) and value:
         for name, inner in value.items():
             yield from _keys_within(f"{key}.{name}", inner)
@@ -75,12 +76,12 @@ def _keys_within(key: str, value: object) -> Iterator[str]:
         yield key
 
 
-def as_override(value: object) -> str:
+def format_override(value: object) -> str:
     """Format a plain value in Hydra's grammar, which allows no quotes around names in a mapping."""
     if isinstance(value, Mapping):
-        return "{" + ",".join(f"{name}:{as_override(inner)}" for name, inner in value.items()) + "}"
+        return "{" + ",".join(f"{name}:{format_override(inner)}" for name, inner in value.items()) + "}"
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return f"[{','.join(map(as_override, value))}]"
+        return f"[{','.join(map(format_override, value))}]"
     return json.dumps(value)
 
 
@@ -88,7 +89,7 @@ class _NoKeyError(ValueError):
     """Raised for an invalid key."""
 
 
-def _name(key: yaml.Node) -> str:
+def _key_name(key: yaml.Node) -> str:
     """Return a key's name. Raise _NoKeyError for a list, a mapping, or an invalid name."""
     if not isinstance(key, yaml.ScalarNode) or not KEY.fullmatch(key.value):
         text = repr(key.value) if isinstance(key, yaml.ScalarNode) else "a list or a mapping"
@@ -96,25 +97,29 @@ def _name(key: yaml.Node) -> str:
     return str(key.value)
 
 
-def quoted(value: str) -> str:
-    """Quote a typed value, which may have quotes already, so that Hydra takes it literally."""
+def quote(value: str) -> str:
+    """Return a typed value in quotes, which it may have already, so that Hydra takes it literally."""
     bare = value.strip()
     if len(bare) > 1 and bare[0] == bare[-1] and bare[0] in "\"'":
         bare = bare[1:-1]
-    return literal(bare)
+    return quote_literally(bare)
 
 
-def literal(text: str) -> str:
-    """Quote a text for Hydra's grammar, with its spaces and quotes."""
+def quote_literally(text: str) -> str:
+    """Return a text in quotes of Hydra's grammar, with its own spaces and quotes."""
     # Hydra takes a backslash literally unless a quote follows, so only those before a quote are doubled.
     return '"' + re.sub(r'(\\*)("|$)', lambda match: match[1] * 2 + ('\\"' if match[2] else ""), text) + '"'
 
 
-def _leaves(
+def _iterate_leaves(
     prefix: str, mapping: yaml.MappingNode, mappings: Collection[str], whole: Collection[str]
 ) -> Iterator[tuple[str, yaml.Node]]:
+    """Yield the dotted key and the node of each value below a mapping.
+
+    prefix: dotted key of the mapping, with a dot at its end. mappings, whole: as for `read_overrides`.
+    """
     for key, node in mapping.value:
-        name = f"{prefix}{_name(key)}"
+        name = f"{prefix}{_key_name(key)}"
         if name == FILE_KEY:
             raise _NoKeyError(f"line {key.start_mark.line + 1}: a file takes no other file; type both")
         is_whole = name in whole or (
@@ -123,22 +128,22 @@ def _leaves(
             and any("." in str(inner.value) for inner, _ in node.value)
         )
         if isinstance(node, yaml.MappingNode) and node.value and not is_whole:
-            yield from _leaves(f"{name}.", node, mappings, whole)
+            yield from _iterate_leaves(f"{name}.", node, mappings, whole)
         else:
             yield name, node
 
 
-def _text(node: yaml.Node) -> str:
-    """Format a value in Hydra's grammar."""
+def _format_node(node: yaml.Node) -> str:
+    """Format a node's value in Hydra's grammar."""
     if isinstance(node, yaml.SequenceNode):
-        return f"[{','.join(map(_text, node.value))}]"
+        return f"[{','.join(map(_format_node, node.value))}]"
     if isinstance(node, yaml.MappingNode):
-        return "{" + ",".join(f"{key.value}:{_text(value)}" for key, value in node.value) + "}"
+        return "{" + ",".join(f"{key.value}:{_format_node(value)}" for key, value in node.value) + "}"
     text = str(node.value)
     # A value in quotes is a text, whatever Hydra would read in it.
     if node.style is not None:
-        return literal(text)
-    return "null" if text in PLAIN_NULLS else text if _is_one_value(text) else literal(text)
+        return quote_literally(text)
+    return "null" if text in PLAIN_NULLS else text if _is_one_value(text) else quote_literally(text)
 
 
 def _is_one_value(text: str) -> bool:
@@ -146,7 +151,7 @@ def _is_one_value(text: str) -> bool:
     if set(text) & set(",[]{}"):
         return False
     try:
-        parsed_override(f"key=[{text}]")
+        parse_override(f"key=[{text}]")
     except HydraException:
         return False
     return True

@@ -38,7 +38,7 @@ class OpenDocument(Struct, kw_only=True):
         value = getattr(self, REST).get(name) if value is UNSET else value
         if value is None or (isinstance(value, (int, float)) and not isinstance(value, bool)):
             return value
-        raise ValueError(f"key {name!r} is {_shown(value)}: not a number")
+        raise ValueError(f"key {name!r} is {_excerpt(value)}: not a number")
 
 
 class _Format(Struct):
@@ -106,6 +106,7 @@ def plain_object(document: Struct) -> Json:
 
 
 def _entries(document: Struct) -> Iterator[tuple[str, object]]:
+    """Yield the keys and plain values of a document; the keys of `rest` stand in its place."""
     for name in document.__struct_fields__:
         value = getattr(document, name)
         if name == REST:
@@ -116,6 +117,8 @@ def _entries(document: Struct) -> Iterator[tuple[str, object]]:
 
 def convert(value: object, kind: type[T], prefix: str = "") -> T:
     """Convert plain values to a document by msgspec, with errors that name the whole key, also below mappings.
+
+    prefix: dotted key of the value in errors.
 
     Raises:
         ValueError: names the first key that is missing, unknown or of a wrong value.
@@ -132,11 +135,12 @@ def convert(value: object, kind: type[T], prefix: str = "") -> T:
     key = ".".join(filter(None, (prefix, *names, field and field[2]))).replace(".[", "[")
     if field:
         raise ValueError(f"key {key!r} {'is missing' if field[1] == 'missing required' else UNKNOWN}")
-    place = f"key {key!r} is {_shown(part)}" if key else "the document"
+    place = f"key {key!r} is {_excerpt(part)}" if key else "the document"
     raise ValueError(f"{place}: {message[0].lower()}{message[1:]}")
 
 
-def _shown(value: object) -> str:
+def _excerpt(value: object) -> str:
+    """Return a value as JSON for an error, cut after SHOWN_CHARACTERS."""
     text = json.dumps(value, default=str)
     return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}…"
 
@@ -188,6 +192,7 @@ PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
 
 
 def _find_version() -> str:
+    """Return the version of the checkout, by its pyproject.toml, or of the installed package."""
     if PYPROJECT.is_file():
         match = re.search(r'^version = "([^"]+)"', PYPROJECT.read_text(encoding="utf-8"), re.MULTILINE)
         assert match is not None

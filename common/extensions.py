@@ -59,14 +59,16 @@ class Core:
         self._rows: list[object] = []
 
     def add(self, *rows: object) -> None:
+        """Add rows of any types."""
         self._rows += rows
 
     def rows(self, kind: type[Row]) -> list[Row]:
+        """Return the rows of one type, in the order in which they were added."""
         return [row for row in self._rows if isinstance(row, kind)]
 
 
 @functools.cache
-def _core() -> Core:
+def _load_extensions() -> Core:
     """Import every extension and collect its rows. `register` may import neither torch nor Hydra."""
     core = Core()
     # File systems list directories in different orders.
@@ -83,11 +85,11 @@ def absence(name: str) -> str | None:
 
 def rows_of_extensions(kind: type[Row]) -> list[Row]:
     """Return the rows of one type, such as `Command`, sorted by the names of their extensions."""
-    return _core().rows(kind)
+    return _load_extensions().rows(kind)
 
 
 def directories_of_values(config_dir: Path) -> list[Path]:
-    """Return the package's directory of ready-made values, then the extensions' directories for that package."""
+    """Return `config_dir`, a package's ready-made values, then the extensions' directories for that package."""
     added = [row.directory for row in rows_of_extensions(ReadyMadeValues) if row.package == config_dir.parent.name]
     return [config_dir, *added]
 
@@ -98,8 +100,8 @@ def key_groups(configuration: type) -> list[KeyGroup]:
     return [row for row in rows_of_extensions(KeyGroup) if row.configuration in names]
 
 
-def with_key_groups(configuration: type[Keys]) -> type[Keys]:
-    """Return the dataclass with one more field for each group of keys that an extension adds."""
+def add_key_groups(configuration: type[Keys]) -> type[Keys]:
+    """Return the dataclass with one more field for each group of keys that an extension adds to it."""
     fields = [(row.name, row.keys, dataclasses.field(default_factory=row.keys)) for row in key_groups(configuration)]
     whole: type = dataclasses.make_dataclass(configuration.__name__, fields, bases=(configuration,), frozen=True)
     whole.__module__, whole.__doc__ = configuration.__module__, configuration.__doc__
@@ -111,13 +113,13 @@ def keys_of_extension(config: Any, keys: type[Keys]) -> Keys:
     return next(value for value in vars(config).values() if isinstance(value, keys))
 
 
-def row_with(attribute: str) -> Callable[..., Any]:
+def row_constructor(attribute: str) -> Callable[..., Any]:
     """Return `__new__` for members NAME = "name", contents: `value` is the name, `attribute` the contents."""
 
-    def make(cls: type, name: str, contents: object) -> Any:
+    def make_member(cls: type, name: str, contents: object) -> Any:
         row: Any = object.__new__(cls)
         row._value_ = name
         setattr(row, attribute, contents)
         return row
 
-    return make
+    return make_member

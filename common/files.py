@@ -126,8 +126,8 @@ class SummedFile(io.RawIOBase):
         super().close()
 
 
-def in_words(num_bytes: float) -> str:
-    """Format bytes in the largest decimal unit that fits, such as 15.3 GB."""
+def format_bytes(num_bytes: float) -> str:
+    """Return bytes in the largest decimal unit that fits, such as 15.3 GB."""
     for unit in ("B", "kB", "MB", "GB"):
         # From 999.95 on, a single decimal would show 1000.0.
         if num_bytes < (1000 if unit == "B" else 999.95):
@@ -146,26 +146,29 @@ class Need:
     about: bool = False
 
     def __str__(self) -> str:
-        return f"{'about ' if self.about else ''}{in_words(self.bytes)}"
+        return f"{'about ' if self.about else ''}{format_bytes(self.bytes)}"
 
 
 def require_room(needs: Sequence[Need], remedy: str = "free some, or choose another place") -> None:
-    """Raise UserError for needs that do not fit; needs on one file system are added up."""
+    """Raise UserError for needs that do not fit; needs on one file system are added up.
+
+    remedy: end of the message.
+    """
     by_device: dict[int, list[Need]] = {}
     for need in needs:
-        by_device.setdefault(_existing(need.path).stat().st_dev, []).append(need)
-    for together in by_device.values():
-        path, num_bytes = together[0].path, sum(need.bytes for need in together)
-        free = shutil.disk_usage(_existing(path)).free
+        by_device.setdefault(_nearest_existing(need.path).stat().st_dev, []).append(need)
+    for device_needs in by_device.values():
+        path, num_bytes = device_needs[0].path, sum(need.bytes for need in device_needs)
+        free = shutil.disk_usage(_nearest_existing(path)).free
         if num_bytes > free:
-            if len(together) == 1:
-                text = f"{together[0]} needed {together[0].what}"
+            if len(device_needs) == 1:
+                text = f"{device_needs[0]} needed {device_needs[0].what}"
             else:
-                total = Need(path, num_bytes, "", any(need.about for need in together))
-                text = f"{total} needed ({', '.join(f'{need} {need.what}' for need in together)})"
-            raise UserError(f"{path}: {text}, {in_words(free)} free; {remedy}")
+                total = Need(path, num_bytes, "", any(need.about for need in device_needs))
+                text = f"{total} needed ({', '.join(f'{need} {need.what}' for need in device_needs)})"
+            raise UserError(f"{path}: {text}, {format_bytes(free)} free; {remedy}")
 
 
-def _existing(path: Path) -> Path:
-    """Return the path, or its nearest existing parent."""
+def _nearest_existing(path: Path) -> Path:
+    """Return the path, or its nearest parent that exists."""
     return next(each for each in (path.absolute(), *path.absolute().parents) if each.exists())

@@ -111,14 +111,14 @@ def keys_of(schema: type, prefix: str = "") -> Iterator[tuple[str, type, str, An
             yield f"{prefix}{field.name}", schema, field.name, kind
 
 
-def group_of(kind: Any) -> type | None:
+def group_class(kind: Any) -> type | None:
     """Return the dataclass that a field's type is or contains, as an optional group does; None for a key's type."""
     groups = (each for each in (kind, *typing.get_args(kind)) if isinstance(each, type))
     return next((each for each in groups if dataclasses.is_dataclass(each)), None)
 
 
 def choices(kind: Any) -> list[str]:
-    """Return the names of an enumeration, also of an optional one."""
+    """Return the names of an enumeration, also of an optional one; none for another type."""
     for candidate in (kind, *typing.get_args(kind)):
         if isinstance(candidate, type) and issubclass(candidate, Enum):
             return [member.name for member in candidate]
@@ -151,10 +151,10 @@ def check_keys(config: Any, prefix: str = "") -> None:
         if declared.is_name and (not value.strip() or "\0" in value):
             raise UserError(f"{name}={value.strip()}: must be a name, not empty and without null characters")
         if declared.only_with and value:
-            _refuse_without(config, prefix, f"{name}={shown(value)}", *declared.only_with)
+            _refuse_without_other(config, prefix, f"{name}={shown(value)}", *declared.only_with)
 
 
-def _refuse_without(config: Any, prefix: str, setting: str, other: str, *values: Enum) -> None:
+def _refuse_without_other(config: Any, prefix: str, setting: str, other: str, *values: Enum) -> None:
     """Refuse `setting`, a key with its value, unless the key `other` of its group has one of these values, or any."""
     present = getattr(config, other)
     if not values and not present:
@@ -209,8 +209,8 @@ def flat_values(config: Any, prefix: str = "") -> dict[str, Any]:
     return values
 
 
-def nested(item: tuple[str, Any]) -> dict[str, Any]:
-    """Return the value of a dotted key as nested dictionaries."""
+def nest(item: tuple[str, Any]) -> dict[str, Any]:
+    """Return nested dictionaries with the value of a dotted key; item: the key and its value."""
     key, value = item
     for name in reversed(key.split(".")):
         value = {name: value}
@@ -232,13 +232,13 @@ WIDTH, NOTE = 120, 48  # characters of a line; column at which its note begins
 MANY_KEYS = 30  # above this, help lists only the common keys
 
 
-def groups_of(config_dir: Path) -> dict[str, list[str]]:
-    """Return the groups of ready-made values as Hydra finds them: group -> the names that group=NAME takes."""
-    directories = [each for path in directories_of_values(config_dir) for each in path.iterdir() if each.is_dir()]
-    names: dict[str, list[str]] = {group: [] for group in sorted(each.name for each in directories)}
+def ready_made_groups(config_dir: Path) -> dict[str, list[str]]:
+    """Return the groups of ready-made values, as Hydra finds them, with the names that GROUP=NAME takes."""
+    directories = [entry for path in directories_of_values(config_dir) for entry in path.iterdir() if entry.is_dir()]
+    names: dict[str, list[str]] = {group: [] for group in sorted(directory.name for directory in directories)}
     for directory in directories:
         names[directory.name] += [path.stem for path in directory.glob("*.yaml")]
-    return {group: sorted(each) for group, each in names.items()}
+    return {group: sorted(group_names) for group, group_names in names.items()}
 
 
 def describe(
@@ -247,12 +247,12 @@ def describe(
     """Yield lines of help, at most WIDTH wide except for longer values.
 
     Args:
-        schema: dataclass of the whole configuration; values: the configuration as nested plain values.
-        groups: groups that the configuration uses.
+        schema: dataclass of the whole configuration. values: the configuration as nested plain values.
+        groups: groups of ready-made values, and their names.
         whole: list every key; otherwise, if there are many, only the required and the common ones.
     """
     keys = [(key, declaration(owner, field), kind) for key, owner, field, kind in keys_of(schema)]
-    required = {key for key, *_ in keys if _value(values, key) == MISSING}
+    required = {key for key, *_ in keys if _nested_value(values, key) == MISSING}
     keys.sort(key=lambda row: row[0] not in required)
     is_short = not whole and len(keys) > MANY_KEYS
     common = [row for row in keys if row[1].is_common or row[0] in required] if is_short else keys
@@ -270,7 +270,7 @@ def describe(
         if group != last:
             yield ""
         last = group
-        value = _value(values, key)
+        value = _nested_value(values, key)
         line = f"  {key}={shown(value)}"
         example = f"e.g. {key}={declared.example}" if declared.example and value in (None, MISSING) else ""
         note = "; ".join(filter(None, [" | ".join(choices(kind)), declared.meaning, example]))
@@ -281,7 +281,8 @@ def describe(
         yield f"\n--help all lists all {len(keys)} keys."
 
 
-def _value(values: Mapping[str, Any], key: str) -> Any:
+def _nested_value(values: Mapping[str, Any], key: str) -> Any:
+    """Return the value of a dotted key in nested dictionaries."""
     value: Any = values
     for part in key.split("."):
         value = value[part]

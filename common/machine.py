@@ -20,7 +20,7 @@ MEMORY_FILES = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "mem
 
 
 def usable_cpus() -> int:
-    """Return the whole CPUs that this process may keep busy: its affinity, or fewer by its container's quota."""
+    """Return how many whole CPUs this process may keep busy: its affinity, or fewer by its container's quota."""
     return max(1, min(affinity(), int(cpu_quota() or affinity())))
 
 
@@ -32,11 +32,11 @@ def affinity() -> int:
 def cpu_quota() -> float | None:
     """Return the CPUs that the control groups grant, such as 0.5; None if they grant the whole affinity."""
     quotas = []
-    for directory in _groups("cpu"):
+    for directory in _cgroup_directories("cpu"):
         # Version 2 of control groups has one file for the quota, version 1 two.
-        texts = _read(directory / "cpu.max").split() or [
-            _read(directory / "cpu.cfs_quota_us"),
-            _read(directory / "cpu.cfs_period_us"),
+        texts = _read_text(directory / "cpu.max").split() or [
+            _read_text(directory / "cpu.cfs_quota_us"),
+            _read_text(directory / "cpu.cfs_period_us"),
         ]
         if texts[0].isdigit() and texts[1].isdigit():  # neither "max" nor -1
             quotas.append(int(texts[0]) / int(texts[1]))
@@ -78,19 +78,19 @@ def host_bytes_available() -> int:
 
 def _memory_limits() -> Iterator[tuple[int, int]]:
     """Yield the limit and usage in bytes of each control group that has a limit."""
-    for directory in _groups("memory"):
+    for directory in _cgroup_directories("memory"):
         for limit_file, usage_file in MEMORY_FILES:
-            limit, usage = _read(directory / limit_file), _read(directory / usage_file)
+            limit, usage = _read_text(directory / limit_file), _read_text(directory / usage_file)
             if limit.isdigit() and usage.isdigit():
                 yield int(limit), int(usage)
 
 
-def _groups(controller: str) -> Iterator[Path]:
+def _cgroup_directories(controller: str) -> Iterator[Path]:
     """Yield a controller's directories: of this process's control group, its parents, and the container's."""
     # A container may see its own group as the root of the hierarchy.
     yield CGROUP
     yield CGROUP / controller
-    for line in _read(OWN_GROUPS).splitlines():
+    for line in _read_text(OWN_GROUPS).splitlines():
         _, controllers, path = line.split(":", 2)
         # A line of version 2 names no controllers, as its one hierarchy has them all.
         if controllers and controller not in controllers.split(","):
@@ -103,7 +103,7 @@ def _groups(controller: str) -> Iterator[Path]:
             directory = directory.parent
 
 
-def _read(path: Path) -> str:
+def _read_text(path: Path) -> str:
     """Return a file's stripped text; empty if the file is missing."""
     try:
         return path.read_text(encoding="utf-8").strip()

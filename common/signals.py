@@ -54,7 +54,7 @@ def end_at_once() -> None:
         # An import leaves nothing to clean up, and its library may catch an exception that is raised inside.
         os._exit(128 + number)
 
-    _handle(leave)
+    _set_handlers(leave)
 
 
 def raise_interrupted() -> None:
@@ -67,11 +67,11 @@ def raise_interrupted() -> None:
         say(f"{signal.Signals(number).name}: stopped immediately")
         os._exit(128 + number)
 
-    take_over(interrupt, leave)
+    handle_signals(interrupt, leave)
 
 
-def take_over(first: Callable[[int], None], second: Callable[[int], None]) -> None:
-    """Call `first` for the first signal and `second` for later ones, in the main thread."""
+def handle_signals(first: Callable[[int], None], second: Callable[[int], None]) -> None:
+    """Call `first` for the first signal and `second` for later ones that are no echo, in the main thread."""
     came_at: list[float] = []
 
     def handle(number: int, frame: FrameType | None) -> None:
@@ -83,7 +83,7 @@ def take_over(first: Callable[[int], None], second: Callable[[int], None]) -> No
         elif not _is_echo(number, came_at[0]):
             second(number)
 
-    _handle(handle)
+    _set_handlers(handle)
 
 
 class StopRequest:
@@ -98,8 +98,8 @@ class StopRequest:
         self.signal: signal.Signals | None = None
         self.came_at = 0.0  # time.monotonic()
         self._cost = cost
-        arrivals = wake_up()
-        _handle(lambda number, frame: self.note(number))
+        arrivals = watch_signals()
+        _set_handlers(lambda number, frame: self.note(number))
         threading.Thread(target=self._watch, args=(arrivals,), daemon=True).start()
 
     def __bool__(self) -> bool:
@@ -111,6 +111,7 @@ class StopRequest:
             self.signal, self.came_at = signal.Signals(number), time.monotonic()
 
     def _watch(self, arrivals: Iterator[int]) -> None:
+        """Log the first signal, and end the process at the second that is no echo; runs in a thread."""
         answered = False
         for number in arrivals:
             self.note(number)
@@ -123,20 +124,20 @@ class StopRequest:
                 # A terminal that accepts no output may block the log.
                 threading.Timer(LAST_WORDS_SECONDS, os._exit, (128 + number,)).start()
                 _log_once_a_machine("%s: stopped immediately: %s", name, self._cost())
-                os.write(2, erased(2).encode())  # the progress bar, drawn again
+                os.write(2, erase_sequence(2).encode())  # the progress bar, drawn again
                 os._exit(128 + number)
 
 
-def wake_up() -> Iterator[int]:
+def watch_signals() -> Iterator[int]:
     """Yield signals in a thread, since the main thread's handlers wait for calls in C to return."""
     reader, writer = os.pipe()
     # A full pipe must not block the process in the middle of a signal's handler.
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    return _signals_from(reader)
+    return _read_signals(reader)
 
 
-def _signals_from(reader: int) -> Iterator[int]:
+def _read_signals(reader: int) -> Iterator[int]:
     """Yield the signals of set_wakeup_fd, and a hang-up that make, as leader of the session, does not pass on."""
     events = select.poll()
     events.register(reader, select.POLLIN)
@@ -152,7 +153,7 @@ def _signals_from(reader: int) -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def kept_from_children() -> Iterator[None]:
+def block_in_children() -> Iterator[None]:
     """Block signals in processes started within the context: a terminal signals all of them, but one decides."""
     # SIGTERM still ends such a process, as it is sent to one process, not to all of a terminal.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, set(STOP_SIGNALS) - {signal.SIGTERM})
@@ -163,8 +164,8 @@ def kept_from_children() -> Iterator[None]:
 
 
 def finish(status: int) -> None:
-    """Ignore signals after the work is done: a launcher sends one when another process ends."""
-    _handle(lambda number, frame: os._exit(status))
+    """Let later signals end the process with `status`: a launcher sends one when another process ends."""
+    _set_handlers(lambda number, frame: os._exit(status))
 
 
 def _is_echo(number: int, first_at: float) -> bool:
@@ -191,20 +192,22 @@ def say(line: str) -> None:
     """Write a line to stderr, on one process of a machine; bypass streams, which may be in the middle of a line."""
     if os.environ.get("LOCAL_RANK", "0") == "0":
         with contextlib.suppress(OSError):  # the terminal may be gone
-            os.write(2, f"{erased(2)}{line}\n".encode())
+            os.write(2, f"{erase_sequence(2)}{line}\n".encode())
 
 
-def erased(descriptor: int) -> str:
+def erase_sequence(descriptor: int) -> str:
     """Return the sequence that erases a terminal's line with a progress bar and ^C; "" without a terminal."""
     return "\r\x1b[K" if os.isatty(descriptor) and os.environ.get("TERM") != "dumb" else ""
 
 
 def _log_once_a_machine(message: str, *values: object) -> None:
+    """Log a warning on one process of a machine."""
     if os.environ.get("LOCAL_RANK", "0") == "0":
         log.warning(message, *values)
 
 
-def _handle(handler: Callable[[int, FrameType | None], None]) -> None:
+def _set_handlers(handler: Callable[[int, FrameType | None], None]) -> None:
+    """Handle all STOP_SIGNALS by a function; no effect outside the main thread."""
     # Python sets handlers in the main thread alone.
     if threading.current_thread() is not threading.main_thread():
         return
@@ -226,7 +229,7 @@ def _forget_closed_terminal() -> None:
 
 
 @contextlib.contextmanager
-def without_native_stdout() -> Iterator[None]:
+def discard_native_stdout() -> Iterator[None]:
     """Discard what C and C++ code writes to standard output within the context.
 
     gloo of torch up to 2.10 logs its connections there, and a command's JSON goes to standard output.

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from common.command import Command, by_name
+from common.command import Command, index_by_name
 
 CONFIG_DIR = Path(__file__).parent / "conf"
 
@@ -18,7 +18,7 @@ def _row(name: str, module: str, summary: str, function: str = "") -> Command:
     )
 
 
-COMMANDS = by_name(
+COMMANDS = index_by_name(
     _row("preprocess", "data_prep", "raw rows to shards", "data_prep.__main__:main"),
     _row("verify-data", "data_prep.verify", "check a dataset against its manifest"),
     Command(

@@ -16,14 +16,14 @@ from common.machine import require_memory
 from data_prep.config.keys import AUTO_SCHEMA, DataConfig, chunk_size
 from data_prep.config.presets import Rules, refuse_criteo_only_choices, refuse_unused_choices, resolve_rules
 from data_prep.dataset.format import SPLITS
-from data_prep.dataset.kinds import ROWS, DatasetKind, SchemaProposer, described_kind
+from data_prep.dataset.kinds import ROWS, DatasetKind, SchemaProposer, kind_of_schema
 from data_prep.dataset.multi_hot import MultiHot
 from data_prep.dataset.options import CRITEO, LabelKind, Schema
 from data_prep.dataset.table_spec import Table
 from data_prep.engine.job import dataset_bytes, refuse_foreign_files
-from data_prep.parsing.table_yaml import load_table, schema_path, without_empty_parts
+from data_prep.parsing.table_yaml import drop_empty_files, load_table, schema_path
 from data_prep.sources.discover import Source, own_path, resolve_sources, resolve_splits
-from data_prep.sources.download import find_remote, finished_manifest, other_dataset
+from data_prep.sources.download import find_or_download, finished_manifest, other_dataset_error
 
 if TYPE_CHECKING:
     from data_prep.encoding.encoder import SplitColumn
@@ -38,7 +38,7 @@ def refuse_early(data: DataConfig, root: Path) -> None:
     refuse_unused_choices(data)
     refuse_criteo_only_choices(data)
     if data.source_kind.makes is not None:  # otherwise a schema may have to be read first
-        chosen_bags(data, resolve_rules(data, max(data.synthetic.days, len(data.days or []))), CRITEO)
+        choose_bags(data, resolve_rules(data, max(data.synthetic.days, len(data.days or []))), CRITEO)
     for key in ("raw", *SPLITS):
         value = getattr(data, key)
         entries = value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
@@ -47,11 +47,11 @@ def refuse_early(data: DataConfig, root: Path) -> None:
 
 
 def kind_to_make(data: DataConfig) -> DatasetKind:
-    """Return the kind of dataset to make, which the source or the schema decides."""
+    """Return the kind of dataset to make, which the source or else the schema decides."""
     if data.source_kind.makes is not None or data.schema in (None, AUTO_SCHEMA):
         return data.source_kind.makes or ROWS
     try:
-        return described_kind(yaml.safe_load(schema_path(data.schema).read_text(encoding="utf-8")))
+        return kind_of_schema(yaml.safe_load(schema_path(data.schema).read_text(encoding="utf-8")))
     except (OSError, ValueError, yaml.YAMLError):
         return ROWS  # the reader of rows reports the error
 
@@ -71,7 +71,7 @@ def describe_table(data: DataConfig, root: Path, sources: tuple[Source, ...]) ->
         table = Table.from_manifest(entry)
         if data.label not in (None, table.label, f"{table.label} {table.rule}"):
             recorded = table.label if table.rule is None else f"{table.label} {table.rule}"
-            raise other_dataset(root, f"the label is {recorded} there, {data.label} here")
+            raise other_dataset_error(root, f"the label is {recorded} there, {data.label} here")
         return table
     proposers = rows_of_extensions(SchemaProposer)
     if not proposers:
@@ -100,7 +100,7 @@ def find_sources(data: DataConfig, root: Path, work: Path) -> list[Source]:
     else:
         sources = resolve_sources(data.raw)
     if data.schema is not None and not source.find:
-        sources = without_empty_parts(sources)
+        sources = drop_empty_files(sources)
     # A cluster's workers may have other working directories.
     if data.scheduler is not None:
         return [replace(source, path=str(Path(source.path).absolute())) for source in sources]
@@ -108,10 +108,10 @@ def find_sources(data: DataConfig, root: Path, work: Path) -> list[Source]:
 
 
 def fetch_days(data: DataConfig, root: Path, work: Path) -> list[Source]:
-    """Download Criteo's rows from mirrors."""
+    """Return Criteo's raw files where they are, or download them from mirrors."""
     rules = resolve_rules(data, len(data.days or [0]))
-    required_bytes = partial(dataset_bytes, schema=CRITEO, rules=rules, bags=chosen_bags(data, rules, CRITEO))
-    return find_remote(data, root, required_bytes)
+    required_bytes = partial(dataset_bytes, schema=CRITEO, rules=rules, bags=choose_bags(data, rules, CRITEO))
+    return find_or_download(data, root, required_bytes)
 
 
 def require_droppable(data: DataConfig, schema: Schema) -> None:
@@ -129,8 +129,8 @@ def require_droppable(data: DataConfig, schema: Schema) -> None:
         )
 
 
-def chosen_bags(data: DataConfig, rules: Rules, schema: Schema) -> MultiHot | None:
-    """Return the bags that ids are expanded to, or None."""
+def choose_bags(data: DataConfig, rules: Rules, schema: Schema) -> MultiHot | None:
+    """Return the bags that ids are expanded to, None if each is its id. Raise UserError if they do not fit."""
     bags = data.multi_hot.bags()
     if bags is None or max(bags.sizes) == 1:
         return None

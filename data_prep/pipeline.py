@@ -1,8 +1,8 @@
 """Preparation of a dataset of rows from raw files, in one function per step.
 
 `prepare_rows` finds the sources and settles the job. `run_stages` parses them to chunks, fits vocabularies, encodes,
-and makes shards. `_describe` builds the manifest. Every task is logged in <dataset>/.work, so the same command resumes
-a killed job. The result depends only on the sources and the parameters, not on the workers or any kills.
+and makes shards. `_describe_dataset` builds the manifest. Every task is logged in <dataset>/.work, so the same command
+resumes a killed job. The result depends only on the sources and the parameters, not on the workers or any kills.
 """
 
 import sys
@@ -32,7 +32,7 @@ from data_prep.config.presets import (
     resolve_rules,
     validate,
 )
-from data_prep.dataset.format import SPLITS, UNSEEN, Manifest, build_manifest, unseen_values
+from data_prep.dataset.format import SPLITS, UNSEEN, Manifest, build_manifest, unseen_sentence
 from data_prep.dataset.kinds import SHARED_IDS, data_checks, misleading_sentences
 from data_prep.dataset.multi_hot import TABLES_DIRECTORY, MultiHotTables
 from data_prep.dataset.options import CRITEO, DenseTransform
@@ -43,7 +43,7 @@ from data_prep.engine.job import (
     ChunkRecord,
     Job,
     check_disk,
-    claimed,
+    claim_work,
     counts_bytes,
     find_finished,
     keep_or_discard_work,
@@ -55,7 +55,7 @@ from data_prep.engine.job import (
     workers_to_encode,
 )
 from data_prep.job_setup import (
-    chosen_bags,
+    choose_bags,
     describe_table,
     divide_shard,
     encoding_parameters,
@@ -65,8 +65,8 @@ from data_prep.job_setup import (
     require_droppable,
     split_column,
 )
-from data_prep.sources.discover import described_sources, given_md5s, missing_days, refuse_other_md5
-from data_prep.sources.download import SOURCE_MD5, known_sums, note_read, note_times
+from data_prep.sources.discover import describe_sources, given_md5s, missing_days, refuse_other_md5
+from data_prep.sources.download import SOURCE_MD5, note_read_sums, note_times, source_sums
 from data_prep.stages.checks import (
     constant_columns,
     cut_columns,
@@ -95,7 +95,7 @@ from data_prep.stages.parse import (
     refuse_same_rows,
     refuse_wrong_sums,
 )
-from data_prep.stages.place import ordering, rows_by_source, split_sizes
+from data_prep.stages.place import order_in_background, rows_by_source, split_sizes
 from data_prep.stages.write import (
     BuiltShard,
     EncodeTask,
@@ -110,7 +110,7 @@ from data_prep.stages.write import (
     plan_scatter,
     refuse_empty_splits,
     rows_per_shard,
-    whole_chunk,
+    shard_of_whole_chunk,
 )
 
 
@@ -136,14 +136,14 @@ def preprocess(data: DataConfig) -> Manifest:
 def prepare_rows(data: DataConfig, root: Path) -> Manifest:
     """Make a dataset of rows from raw files. Raise UserError as `preprocess` does."""
     refuse_early(data, root)
-    with claimed(root) as work:
+    with claim_work(root) as work:
         # The sources, their columns, and the parameters that with the rows decide the shards' bytes.
         sources = tuple(find_sources(data, root, work))
         table = describe_table(data, root, sources)
         rules = resolve_rules(data, len(sources), table)
         schema = CRITEO if table is None else table.schema
         require_droppable(data, schema)
-        bags = chosen_bags(data, rules, schema)
+        bags = choose_bags(data, rules, schema)
         parameters = encoding_parameters(data, rules, table, bags)
 
         # A finished dataset of the same files and parameters is returned as it is; any other is refused.
@@ -157,20 +157,20 @@ def prepare_rows(data: DataConfig, root: Path) -> Manifest:
 
         # Before a job starts or resumes: the directory must be free for it, and the disk large enough.
         refuse_foreign_files(root, work, [Path(source.path) for source in sources])
-        expected_sums = known_sums(data, root, sources) if data.remote.name else ()
+        expected_sums = source_sums(data, root, sources) if data.remote.name else ()
         chunk_bytes, per_shard = divide_shard(parameters["chunk_bytes"], table is not None)
         keeps_texts = data.keep_texts is not False
         column = split_column(rules, table, sources)
         job = Job(work, sources, schema, rules, chunk_bytes, table, bags, expected_sums, keeps_texts, per_shard, column)
         check_disk(root, job)
         keep_or_discard_work(work, parameters, sources)
-        manifest = _make(data, root, job, parameters)
-    print(f"{root}: {_summary(manifest)}", file=sys.stderr)
+        manifest = _make_dataset(data, root, job, parameters)
+    print(f"{root}: {_summarize(manifest)}", file=sys.stderr)
     return manifest
 
 
-def _make(data: DataConfig, root: Path, job: Job, parameters: dict[str, Any]) -> Manifest:
-    """Run all stages, add figures and warnings, and publish the dataset."""
+def _make_dataset(data: DataConfig, root: Path, job: Job, parameters: dict[str, Any]) -> Manifest:
+    """Run all stages, add figures and warnings, and publish the dataset. `parameters`: for the manifest's encoding."""
     if may_use_processes(data):
         start_fork_server(job.table is not None)  # in the background, beside this process's own start
     keep_freed_memory()
@@ -179,7 +179,7 @@ def _make(data: DataConfig, root: Path, job: Job, parameters: dict[str, Any]) ->
     begin = time.monotonic()
     result = run_stages(data, job)
     if data.remote.name:
-        note_read(data, root, job.sources, result.digests)
+        note_read_sums(data, root, job.sources, result.digests)
 
     # Figures that the manifest keeps beside its shards: of the source, of extensions' checks, and of the job.
     figures = data.source_kind.figures
@@ -198,14 +198,14 @@ def _make(data: DataConfig, root: Path, job: Job, parameters: dict[str, Any]) ->
         SHARED_IDS: shared_ids(job, result.built, result.records, result.features, result.num_values),
         **checks,
     }
-    manifest = _describe(job, result, parameters, extra)
+    manifest = _describe_dataset(job, result, parameters, extra)
 
     # Warnings come last, so that they stand together below the progress of the stages.
     if len(job.sources) > 1:
-        print(f"{root}: {described_sources(job.sources)}", file=sys.stderr)
+        print(f"{root}: {describe_sources(job.sources)}", file=sys.stderr)
     missing = ", ".join(missing_days(job.sources)) if data.source_kind.makes is None else ""
     lines = [f"among the raw files there is no {missing}"] if missing else []
-    unseen = unseen_values(manifest)
+    unseen = unseen_sentence(manifest)
     lines += [*result.warnings, *([] if unseen is None else [unseen])]
     lines += [*random_split_of_times(job, data.split.method), *misleading_sentences(manifest.extra)]
     for line in (*lines, *warnings(manifest, result.constant)):
@@ -257,7 +257,7 @@ def run_stages(data: DataConfig, job: Job) -> Result:
     with open_executor(data.scheduler, workers) as executor:
         # Raw files to chunks of columns; equal files and labels of one class are refused as soon as they are known.
         md5s = _compare_md5s(data, job, executor) if data.train is not None else []
-        result = _parse(job, executor, reads_whole(data, job, workers))
+        result = _parse_sources(job, executor, reads_whole(data, job, workers))
         refuse_absent_labels(job, fitted_records(job, result.records))
         if not data.allow_degenerate:
             refuse_one_class(job, fitted_records(job, result.records))
@@ -280,12 +280,12 @@ def run_stages(data: DataConfig, job: Job) -> Result:
 
         # Chunks to shards: rows that are reordered travel to theirs; otherwise chunks are cut where a split ends.
         if job.rules.is_arranged:
-            _shuffle(job, result, chunks, executor)
+            _shuffle_to_shards(job, result, chunks, executor)
         else:
-            _cut(job, result, chunks, executor)
+            _cut_shards(job, result, chunks, executor)
         if job.bags is not None:
             executor.release()
-            _expand(job, result, executor)
+            _expand_bags(job, result, executor)
         result.peak_bytes, result.seconds = executor.peak_bytes, executor.seconds
     return result
 
@@ -299,23 +299,27 @@ def _compare_md5s(data: DataConfig, job: Job, executor: Executor) -> list[str]:
     return md5s
 
 
-def _parse(job: Job, executor: Executor, whole: bool) -> Result:
+def _parse_sources(job: Job, executor: Executor, whole: bool) -> Result:
+    """Parse all sources to chunks; refuse files that changed, are empty, are alike, or have other checksums than known.
+
+    whole: read each text file once, as one task, for rows and checksum.
+    """
     result = Result([], [], job.schema.sparse, executor.workers)
     with executor.stage("parse", sum(source.work_bytes for source in job.sources)):
-        _read(executor, reading_tasks(job, whole), result)
+        _read_sources(executor, reading_tasks(job, whole), result)
         forms = zip(*(record.forms for record in result.records), strict=True)
         result.forms = [Form(reduce(or_, column)) for column in forms]
         # The spellings of val's and test's files follow train's, so train is read first.
-        _read(executor, reading_tasks(job, whole, tuple(result.forms)), result)
+        _read_sources(executor, reading_tasks(job, whole, tuple(result.forms)), result)
         refuse_empty(job, result.records)
         refuse_changed(job.sources)
         refuse_wrong_sums(job, result.digests)
         refuse_same(job.sources, [digest.sha256 for digest in result.digests])
-        refuse_same_rows(job.sources, ((each.source, each.rows, each.files) for each in result.records))
+        refuse_same_rows(job.sources, ((record.source, record.rows, record.files) for record in result.records))
     return result
 
 
-def _read(executor: Executor, tasks: Sequence[ParseTask | DigestTask], result: Result) -> None:
+def _read_sources(executor: Executor, tasks: Sequence[ParseTask | DigestTask], result: Result) -> None:
     """Read some sources, and add their chunks and digests to a result."""
     for reading in executor.map(tasks):
         result.records.extend(reading.records)
@@ -325,10 +329,10 @@ def _read(executor: Executor, tasks: Sequence[ParseTask | DigestTask], result: R
 def _order_and_fit(data: DataConfig, job: Job, result: Result, executor: Executor) -> None:
     """Decide the split and order of rows, and fit vocabularies; both at the same time if all rows count."""
     fits_all = job.rules.counts_while_parsing and not job.rules.fitted_on_train
-    with ordering(job, result.records, window_rows(data)) as ordered:
+    with order_in_background(job, result.records, window_rows(data)) as ordered:
         # Ordering takes one thread of this process, so the workers fit vocabularies meanwhile.
         if fits_all:
-            _fit(data, job, result, executor, sum(record.rows for record in result.records))
+            _fit_features(data, job, result, executor, sum(record.rows for record in result.records))
         if ordered is None:
             result.rows = split_sizes(job, rows_by_source(job, result.records))
         else:
@@ -337,19 +341,19 @@ def _order_and_fit(data: DataConfig, job: Job, result: Result, executor: Executo
     refuse_empty_splits(job, result.rows, data.allow_degenerate)
     if job.rules.order is not None and not fits_all:
         limit = result.rows["train"] if job.rules.fitted_on_train else sum(result.rows.values())
-        _fit(data, job, result, executor, limit)
+        _fit_features(data, job, result, executor, limit)
     if job.table is not None:
         result.fits = fit_dense(job, result.records, result.rows["train"], executor)
     result.constant = list(constant_columns(job, fitted_records(job, result.records), result.vocabularies))
     result.warnings += [*cut_columns(job, result.records), *undivided_columns(job, fitted_records(job, result.records))]
 
 
-def _fit(data: DataConfig, job: Job, result: Result, executor: Executor, limit: int) -> None:
+def _fit_features(data: DataConfig, job: Job, result: Result, executor: Executor, limit: int) -> None:
     """Fit vocabularies on the rows at positions below the limit, and decide which features to keep."""
     count_tasks = plan_counting(job, result.records, limit)
     with executor.stage("count", sum(task.record.value_bytes for task in count_tasks if not task.is_done)):
         counts = count_chunks(count_tasks, executor)
-    num_bytes = sum(each.record.files[each.suffix].bytes for each in counts)
+    num_bytes = sum(chunk.record.files[chunk.suffix].bytes for chunk in counts)
     with executor.stage("vocabulary", num_bytes):
         result.vocabularies = fit_vocabularies(job, counts, counts_bytes(data), executor)
     result.warnings += rare_columns(job, result.vocabularies, data.allow_degenerate)
@@ -365,16 +369,17 @@ def _fit(data: DataConfig, job: Job, result: Result, executor: Executor, limit: 
 
 
 def _chunks_to_encode(job: Job, result: Result) -> list[EncodeTask]:
-    ranges, of_columns = _ranges_by_source(job, result), tuple(column_transforms(job.table, result.fits))
+    """Return each chunk with what its encoding takes: features, vocabularies, range and transforms."""
+    ranges, transforms = _ranges_by_source(job, result), tuple(column_transforms(job.table, result.fits))
     digests = tuple(result.vocabularies[name].digest.sha256 for name in result.features if result.vocabularies)
     return [
-        EncodeTask(job, record, result.features, digests, ranges[record.source] if ranges else None, of_columns)
+        EncodeTask(job, record, result.features, digests, ranges[record.source] if ranges else None, transforms)
         for record in result.records
     ]
 
 
 def _ranges_by_source(job: Job, result: Result) -> list[DenseRange]:
-    """Return the range that transforms each source's integers; empty if the transform needs none."""
+    """Return the range that transforms each source's integers, and note it; empty if the transform needs none."""
     if not job.rules.needs_statistics:
         return []
     by_source: list[list[DenseRange]] = [[] for _ in job.sources]
@@ -382,7 +387,7 @@ def _ranges_by_source(job: Job, result: Result) -> list[DenseRange]:
         if record.rows:
             low, high = np.array(record.dense_low), np.array(record.dense_high)
             by_source[record.source].append(DenseRange(low, high))
-    ranges = [join_ranges(each) for each in by_source]
+    ranges = [join_ranges(source_ranges) for source_ranges in by_source]
     if job.rules.dense is DenseTransform.minmax:
         sources = {record.source for record in fitted_records(job, result.records)}
         result.ranges = [join_ranges([ranges[source] for source in sorted(sources)])]
@@ -407,16 +412,18 @@ def _row_layout(job: Job, result: Result) -> RowLayout:
     return RowLayout(len(job.schema.dense), largest, dtypes["dense"], dtypes["labels"], bool(job.schema.weight))
 
 
-def _cut(job: Job, result: Result, chunks: list[EncodeTask], executor: Executor) -> None:
+def _cut_shards(job: Job, result: Result, chunks: list[EncodeTask], executor: Executor) -> None:
+    """Make shards of consecutive rows: whole chunks as they are, others cut where a split or shard ends."""
     tasks = plan_cut(chunks, result.rows, _row_layout(job, result))
     cut = [task for task in tasks if not is_whole_chunk(task)]
     with executor.stage("cut", sum(task.size[0] for task in cut)):
         gathered = iter(list(executor.map(cut)))
     for task in tasks:
-        result.built.append(whole_chunk(task) if is_whole_chunk(task) else built_shard(task, next(gathered)))
+        result.built.append(shard_of_whole_chunk(task) if is_whole_chunk(task) else built_shard(task, next(gathered)))
 
 
-def _shuffle(job: Job, result: Result, chunks: list[EncodeTask], executor: Executor) -> None:
+def _shuffle_to_shards(job: Job, result: Result, chunks: list[EncodeTask], executor: Executor) -> None:
+    """Make shards of rows that are reordered: scatter chunks by position, then gather each shard's rows."""
     layout = _row_layout(job, result)
     scatter, kept_chunks = plan_scatter(job, chunks, layout)
     with executor.stage("scatter", sum(task.size[0] for task in scatter)):
@@ -427,7 +434,8 @@ def _shuffle(job: Job, result: Result, chunks: list[EncodeTask], executor: Execu
         result.built = [built_shard(task, shard) for task, shard in zip(tasks, gathered, strict=True)]
 
 
-def _expand(job: Job, result: Result, executor: Executor) -> None:
+def _expand_bags(job: Job, result: Result, executor: Executor) -> None:
+    """Replace the ids of the built shards by bags, taken from tables that are drawn first."""
     assert job.bags is not None
     sizes = tuple(num_embeddings(job.rules, result.num_values(feature)) for feature in result.features)
     tasks = [ExpandTask(job, built, sizes) for built in result.built]
@@ -451,7 +459,12 @@ def _count_unknown(job: Job, result: Result) -> dict[str, dict[str, int]] | None
     return totals
 
 
-def _describe(job: Job, result: Result, parameters: dict[str, Any], extra: dict[str, Any]) -> Manifest:
+def _describe_dataset(job: Job, result: Result, parameters: dict[str, Any], extra: dict[str, Any]) -> Manifest:
+    """Build the manifest.
+
+    Args:
+        parameters: entries of `encoding` that were settled before the rows were read. extra: see `Manifest`.
+    """
     schema = replace(job.schema, sparse=result.features)
     if job.bags is not None:
         multi_hot = (name for name, size in zip(result.features, job.bags.sizes, strict=True) if size > 1)
@@ -481,7 +494,8 @@ def _describe(job: Job, result: Result, parameters: dict[str, Any], extra: dict[
     return manifest
 
 
-def _summary(manifest: Manifest) -> str:
+def _summarize(manifest: Manifest) -> str:
+    """Return a line on a finished dataset for the log."""
     splits = ", ".join(f"{name} {split.rows:,}" for name, split in manifest.splits.items())
     rate = "" if manifest.label_rate is None else f"label rate {manifest.label_rate:.4f}, "
     return (

@@ -97,6 +97,7 @@ def _auc(rows: NDArray[np.float64], positives: NDArray[np.float64]) -> float:
 
 
 def _logloss(rows: NDArray[np.float64], positives: NDArray[np.float64], probability: NDArray[np.float64]) -> float:
+    """Return the logloss, in nats per row, of predictions [n] for `rows` rows each, of which `positives` clicked."""
     entropy = -(positives * np.log(probability) + (rows - positives) * np.log1p(-probability))
     return float(entropy.sum() / rows.sum())
 
@@ -203,9 +204,11 @@ def make_teacher(config: SyntheticConfig, columns: Columns, day: int) -> Teacher
     first = np.concatenate(([0], np.cumsum(cardinality)))
     first_factor = np.concatenate(([0], np.cumsum(cardinality[interacting]))).astype(np.int64)
     effects = _effects_of_day(config, int(first[-1]), int(first_factor[-1]), day)
-    decay = np.concatenate([_falling(size, CATEGORY_DECAY) for size in cardinality])
-    factor_decay = np.concatenate([np.zeros(0), *(_falling(size, FACTOR_DECAY) for size in cardinality[interacting])])
-    rng = _generator(config.seed, SHAPE_SEED)
+    decay = np.concatenate([_rank_decay(size, CATEGORY_DECAY) for size in cardinality])
+    factor_decay = np.concatenate(
+        [np.zeros(0), *(_rank_decay(size, FACTOR_DECAY) for size in cardinality[interacting])]
+    )
+    rng = seeded_generator([config.seed, SHAPE_SEED])
     # Without salts, equal ranks of all columns would have the same value.
     salt = rng.integers(0, 2**32, len(cardinality), dtype=np.uint32)
     pair_forms, triple_forms = (
@@ -234,27 +237,29 @@ def make_teacher(config: SyntheticConfig, columns: Columns, day: int) -> Teacher
 
 def _effects_of_day(config: SyntheticConfig, num_values: int, num_vectors: int, day: int) -> _Effects:
     """Return effects that turn, by an angle of `drift` a day, from one set of random numbers to another."""
-    start = _draw_effects(_generator(config.seed, START_SEED), num_values, num_vectors)
+    start = _draw_effects(seeded_generator([config.seed, START_SEED]), num_values, num_vectors)
     angle = config.drift * day
     if angle == 0:
         return start
     # A rotation keeps the size of the effects, so days differ without becoming harder.
-    end = _draw_effects(_generator(config.seed, END_SEED), num_values, num_vectors)
+    end = _draw_effects(seeded_generator([config.seed, END_SEED]), num_values, num_vectors)
     cosine, sine = np.float32(math.cos(angle)), np.float32(math.sin(angle))
     return _Effects(*(cosine * a + sine * b for a, b in zip(start, end, strict=True)))
 
 
 def _draw_effects(rng: np.random.Generator, num_values: int, num_vectors: int) -> _Effects:
+    """Draw the effects of all values, factor vectors of the interacting columns' values, and the integers' slopes."""
     slope = rng.standard_normal(len(INTEGER_MISSING), np.float32)
     factors = rng.standard_normal((num_vectors, FACTORS), np.float32)
     return _Effects(rng.standard_normal(num_values, np.float32), factors, slope)
 
 
-def _generator(seed: int, purpose: int) -> np.random.Generator:
-    return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, purpose])))
+def seeded_generator(key: list[int]) -> np.random.Generator:
+    """Return a generator of random numbers that depend on `key` alone."""
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(key)))
 
 
-def _falling(size: int, decay: float) -> NDArray[np.float32]:
+def _rank_decay(size: int, decay: float) -> NDArray[np.float32]:
     """Return (1 + rank) ** -decay for ranks 0 to size - 1, in float64: NumPy's float32 power depends on the CPU."""
     return (np.arange(1, size + 1, dtype=np.float64) ** -np.float64(np.float32(decay))).astype(np.float32)
 
@@ -317,6 +322,7 @@ def _triple_effects(
 
 @jit
 def _interactions(teacher: Teacher, ranks: NDArray[np.int32], present: NDArray[np.bool_]) -> float:
+    """Return the effects of all pairs and triples of a row's interacting columns; ranks, present: [F]."""
     total = 0.0
     columns = teacher.interacting
     for i in range(len(columns)):
@@ -344,7 +350,12 @@ def teacher_logits(
     category_present: NDArray[np.bool_],
     logits: NDArray[np.float64],
 ) -> None:
-    """Write each row's logit. A missing category has no effect; a missing integer counts as 0."""
+    """Write each row's logit [rows]. A missing category has no effect; a missing integer counts as 0.
+
+    Args:
+        integers, integer_present: [rows, N], and whether each is there.
+        ranks, category_present: ranks [rows, F] of categories by frequency, from 0, and whether each is there.
+    """
     for row in range(len(logits)):
         logit = teacher.intercept[0]
         for column in range(integers.shape[1]):
@@ -372,7 +383,10 @@ TINY = 1e-9  # below this standard deviation all logits are the same
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows without labels; `..._present` masks fields that are not missing."""
+    """Rows without labels: integers [rows, N], ranks [rows, F] of categories by frequency from 0, and logits [rows].
+
+    `..._present` masks fields that are not missing.
+    """
 
     integers: NDArray[np.int32]
     integer_present: NDArray[np.bool_]
@@ -407,10 +421,10 @@ def calibrate(teacher: Teacher, config: SyntheticConfig, sample: Rows) -> Teache
     single = logits_of(without_triples._replace(pair_forms=np.zeros_like(teacher.pair_forms)), sample)
     pairs = logits_of(without_triples, sample) - single
     triples = logits_of(teacher, sample) - pairs - single
-    for_single = _factor(SINGLE_DEVIATION, single) / config.difficulty
-    for_pairs = _factor(PAIR_DEVIATION, pairs) / config.difficulty * config.interaction
-    for_triples = _factor(TRIPLE_DEVIATION, triples) / config.difficulty * config.interaction
-    total = single * for_single + pairs * for_pairs + triples * for_triples
+    single_scale = _scale_to_deviation(SINGLE_DEVIATION, single) / config.difficulty
+    pair_scale = _scale_to_deviation(PAIR_DEVIATION, pairs) / config.difficulty * config.interaction
+    triple_scale = _scale_to_deviation(TRIPLE_DEVIATION, triples) / config.difficulty * config.interaction
+    total = single * single_scale + pairs * pair_scale + triples * triple_scale
     high = MAX_INTERCEPT
     while not _mean_probability(total - high) < config.click_rate < _mean_probability(total + high):
         high *= 2  # With few values the mean of the effects is far from 0.
@@ -423,36 +437,37 @@ def calibrate(teacher: Teacher, config: SyntheticConfig, sample: Rows) -> Teache
         else:
             high = middle
     return teacher._replace(
-        main=teacher.main * np.float32(for_single),
-        slope=teacher.slope * for_single,
-        pair_forms=teacher.pair_forms * np.float32(for_pairs),
-        triple_forms=teacher.triple_forms * np.float32(for_triples),
+        main=teacher.main * np.float32(single_scale),
+        slope=teacher.slope * single_scale,
+        pair_forms=teacher.pair_forms * np.float32(pair_scale),
+        triple_forms=teacher.triple_forms * np.float32(triple_scale),
         intercept=np.array([low]),
     )
 
 
-def _factor(deviation: float, logits: NDArray[np.float64]) -> float:
+def _scale_to_deviation(deviation: float, logits: NDArray[np.float64]) -> float:
     """Return the factor that scales logits to a standard deviation; 0 if they are all the same."""
     return float(deviation / logits.std()) if logits.std() > TINY else 0.0
 
 
 def _mean_probability(logits: NDArray[np.float64]) -> float:
+    """Return the mean click probability of rows with these logits."""
     return float(np.mean(1 / (1 + np.exp(-np.clip(logits, -MAX_LOGIT, MAX_LOGIT)))))
 
 
 def day_rows(config: SyntheticConfig, day: int) -> int:
-    """Return the rows of a day: equal shares, with the remainder in the first days."""
+    """Return the number of rows of a day: equal shares, with the remainder in the first days."""
     return config.rows // config.days + (day < config.rows % config.days)
 
 
 def block_sizes(rows: int) -> list[int]:
-    """Return the rows of each block of a day."""
+    """Return the number of rows of each block of a day with that many rows."""
     return [min(BLOCK_ROWS, rows - start) for start in range(0, rows, BLOCK_ROWS)]
 
 
 def draw_rows(teacher: Teacher, seed: int, day: int, block: int, rows: int) -> Rows:
     """Draw rows and their logits, which depend on the teacher and (seed, day, block) alone."""
-    rng = seeded([seed, day, block])
+    rng = seeded_generator([seed, day, block])
     integers, integer_present = draw_integers(teacher, rng, rows)
     ranks = np.empty((rows, len(teacher.cardinality)), np.int32)
     logits = np.empty(rows)
@@ -477,29 +492,27 @@ def draw_integers(teacher: Teacher, rng: np.random.Generator, rows: int) -> tupl
     return integers, rng.random(integers.shape, np.float32) >= teacher.integer_missing
 
 
-def label_steps(logits: NDArray[np.float64], key: list[int]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    """Return click probabilities in steps of 1 / PROBABILITY_STEPS, and labels drawn from them."""
+def draw_labels(logits: NDArray[np.float64], key: list[int]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+    """Return click probabilities [rows] in steps of 1 / PROBABILITY_STEPS, and labels [rows], 0 or 1, drawn from them.
+
+    key: numbers that the draw depends on, beside the probabilities.
+    """
     # Probabilities of a fixed number of steps make histograms, and so the best possible scores, exact.
     steps = np.rint(PROBABILITY_STEPS / (1 + np.exp(-logits))).astype(np.int64)
     steps = np.clip(steps, 1, PROBABILITY_STEPS - 1)
     # A generator of its own draws the labels, so other draws of columns do not change them.
-    uniform = seeded([*key, PROBABILITY_BITS]).integers(0, PROBABILITY_STEPS, len(logits))
+    uniform = seeded_generator([*key, PROBABILITY_BITS]).integers(0, PROBABILITY_STEPS, len(logits))
     return steps, (uniform < steps).astype(np.int32)
-
-
-def seeded(key: list[int]) -> np.random.Generator:
-    """Return a generator of random numbers that depend on `key` alone."""
-    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(key)))
 
 
 def label_rows(teacher: Teacher, seed: int, day: int, block: int, rows: int) -> LabelledRows:
     """Return one block of a day: rows, and labels drawn from their probabilities."""
     features = draw_rows(teacher, seed, day, block, rows)
-    steps, labels = label_steps(features.logits, [seed, day, block])
+    steps, labels = draw_labels(features.logits, [seed, day, block])
     return LabelledRows(features, labels, (steps / PROBABILITY_STEPS).astype(np.float32))
 
 
-def as_text(teacher: Teacher, rows: LabelledRows) -> bytes:
+def rows_to_text(teacher: Teacher, rows: LabelledRows) -> bytes:
     """Format the rows as Criteo's TSV."""
     features = rows.features
     text = np.empty(len(rows.labels) * MAX_ROW_BYTES, np.uint8)
@@ -516,7 +529,7 @@ def as_text(teacher: Teacher, rows: LabelledRows) -> bytes:
     return text[:length].tobytes()
 
 
-def as_block(teacher: Teacher, rows: LabelledRows) -> Block:
+def rows_to_block(teacher: Teacher, rows: LabelledRows) -> Block:
     """Return the rows as parsed from their text: missing fields are 0."""
     features = rows.features
     dense = np.where(features.integer_present, features.integers, np.int32(0))
@@ -527,7 +540,7 @@ def as_block(teacher: Teacher, rows: LabelledRows) -> Block:
 
 @jit
 def category_value(rank: np.int32, salt: np.uint32) -> np.uint32:
-    """Return a 32-bit value, distinct for each rank (MurmurHash3's finaliser, a bijection)."""
+    """Return the 32-bit value of a category's rank in a column, distinct for each (MurmurHash3's finaliser)."""
     value = np.uint32(rank) ^ salt
     value = np.uint32((value ^ (value >> np.uint32(16))) * np.uint32(0x85EBCA6B))
     value = np.uint32((value ^ (value >> np.uint32(13))) * np.uint32(0xC2B2AE35))
@@ -538,7 +551,7 @@ def category_value(rank: np.int32, salt: np.uint32) -> np.uint32:
 def category_values(
     ranks: NDArray[np.int32], present: NDArray[np.bool_], salt: NDArray[np.uint32], values: NDArray[np.uint32]
 ) -> None:
-    """Write the value of each rank [rows, F], 0 for a missing one."""
+    """Write each category's value in the raw files [rows, F], 0 for a missing one; ranks, present: [rows, F]."""
     for row in range(ranks.shape[0]):
         for column in range(ranks.shape[1]):
             value = category_value(ranks[row, column], salt[column])
@@ -575,7 +588,13 @@ def write_rows(
     digits: NDArray[np.uint8],
     text: NDArray[np.uint8],
 ) -> int:
-    """Write rows as Criteo's TSV into `text`; return the number of bytes."""
+    """Write rows as Criteo's TSV into `text`, which has room for MAX_ROW_BYTES a row; return the number of bytes.
+
+    Args:
+        labels: [rows]; the next four arrays are those of `Rows`.
+        salt: [F], as in `Teacher`.
+        digits: the bytes of the 16 hexadecimal digits.
+    """
     position = 0
     for row in range(len(labels)):
         text[position] = 48 + labels[row]
@@ -607,17 +626,17 @@ def synthetic_sources(data: DataConfig, root: Path, work: Path) -> list[Source]:
 
     If `root` holds a finished dataset, nothing outside `work` is written.
     """
-    config, directory = data.synthetic, raw_directory(data, root)
-    existing = finished_manifest(data, root)
-    if existing is not None:
-        return sources_of_generated(data, root, existing, described(config))
+    config, directory = data.synthetic, days_directory(data, root)
+    manifest = finished_manifest(data, root)
+    if manifest is not None:
+        return sources_of_generated(data, root, manifest, row_settings(config))
     if config.direct:
         return _describe_days(config, directory)
     return resolve_sources(generate_days(config, root, str(directory)))
 
 
-def raw_directory(data: DataConfig, root: Path) -> Path:
-    """Return the directory of the days or of their descriptions."""
+def days_directory(data: DataConfig, root: Path) -> Path:
+    """Return the directory of the days or of their descriptions; refuse a data.raw that names no directory."""
     if data.synthetic.direct:
         if data.raw is not None:
             raise UserError(f"data.raw={data.raw}: has no effect with data.synthetic.direct; no raw files are written")
@@ -629,7 +648,7 @@ def raw_directory(data: DataConfig, root: Path) -> Path:
     return Path(data.raw) if data.raw else root / RAW_DIRECTORY
 
 
-def described(config: SyntheticConfig) -> Json:
+def row_settings(config: SyntheticConfig) -> Json:
     """Return the settings that decide the rows, for the manifest's `extra`."""
     return {"version": generator_version(config), **asdict(config)}
 
@@ -648,7 +667,7 @@ def _describe_days(config: SyntheticConfig, directory: Path) -> list[Source]:
 
 
 class _Day(Struct):
-    """Number of a described day; its file also holds the keys of its configuration."""
+    """Number of a row_settings day; its file also holds the keys of its configuration."""
 
     day: int
 
@@ -661,7 +680,7 @@ class _Record(Struct):
 
 
 @lru_cache(maxsize=1)
-def _described(content: bytes) -> tuple[SyntheticConfig, int, Teacher]:
+def _parse_description(content: bytes) -> tuple[SyntheticConfig, int, Teacher]:
     """Parse a day's description. The last result is cached, since a process handles a day's chunks in turn."""
     config, day = decode(content, SyntheticConfig), decode(content, _Day).day
     return config, day, calibrated_teacher(config, day)
@@ -676,12 +695,12 @@ class DescribedDay:
     block_rows: int = BLOCK_ROWS
 
     def blocks(self, first: int, stop: int) -> Iterator[tuple[Block, NDArray[np.float32]]]:
-        """Yield the blocks first to stop - 1 as parsed, with the click probabilities of their rows."""
-        config, day, teacher = _described(Path(self.path).read_bytes())
+        """Yield blocks `first` to `stop` - 1: parsed rows, and their click probabilities [rows] float32."""
+        config, day, teacher = _parse_description(Path(self.path).read_bytes())
         sizes = block_sizes(day_rows(config, day))
         for block in range(first, min(stop, len(sizes))):
             rows = label_rows(teacher, config.seed, day, block, sizes[block])
-            yield as_block(teacher, rows), rows.probability
+            yield rows_to_block(teacher, rows), rows.probability
 
 
 def generate_days(config: SyntheticConfig, root: Path, raw: str | None = None) -> list[str]:
@@ -698,8 +717,9 @@ def generate_days(config: SyntheticConfig, root: Path, raw: str | None = None) -
         raise UserError(
             f"{directory}: not a directory; with data.source=synthetic, data.raw is where the days are written"
         )
-    days, description, record = _days(config, directory), described(config), directory / RECORD_NAME
-    if _are_there(config, directory):
+    days = [directory / f"day_{day}.tsv" for day in range(config.days)]
+    description, record = row_settings(config), directory / RECORD_NAME
+    if _days_exist(config, days, record):
         return [str(day) for day in days]
     if not record.exists() and any(day.exists() for day in days):
         raise UserError(f"{directory}: holds days that were not generated; name another directory in data.raw")
@@ -711,29 +731,26 @@ def generate_days(config: SyntheticConfig, root: Path, raw: str | None = None) -
         with compile_notice("the generator"):
             teacher = calibrated_teacher(config, day)
         _write_day(config, teacher, day, path)
-    write_atomically(record, json.dumps({"config": description, "bytes": _sizes(days)}, indent=1).encode())
+    write_atomically(record, json.dumps({"config": description, "bytes": _file_sizes(days)}, indent=1).encode())
     return [str(day) for day in days]
 
 
-def _days(config: SyntheticConfig, directory: Path) -> list[Path]:
-    return [directory / f"day_{day}.tsv" for day in range(config.days)]
-
-
-def _are_there(config: SyntheticConfig, directory: Path) -> bool:
-    record = directory / RECORD_NAME
+def _days_exist(config: SyntheticConfig, days: list[Path], record: Path) -> bool:
+    """Return whether the record says that these days were written by this configuration, and they have their sizes."""
     if not record.exists():
         return False
     recorded = decode(record.read_bytes(), _Record)
-    return recorded.config == described(config) and recorded.bytes == _sizes(_days(config, directory))
+    return recorded.config == row_settings(config) and recorded.bytes == _file_sizes(days)
 
 
-def _sizes(days: list[Path]) -> list[int | None]:
+def _file_sizes(days: list[Path]) -> list[int | None]:
     """Return the bytes of the days and their truths; None for a missing file."""
     paths = [*days, *map(truth_path, days)]
     return [path.stat().st_size if path.exists() else None for path in paths]
 
 
 def _write_day(config: SyntheticConfig, teacher: Teacher, day: int, path: Path) -> None:
+    """Write a day's rows to `path`, which appears when it is whole, and their click probabilities to `truth_path`."""
     temporary = path.with_name(path.name + ".tmp")
     for left_over in path.parent.glob(f"{truth_path(path).name}.*.part"):
         left_over.unlink()
@@ -747,47 +764,23 @@ def _write_day(config: SyntheticConfig, teacher: Teacher, day: int, path: Path) 
 
 
 def day_text(config: SyntheticConfig, teacher: Teacher, day: int, threads: int) -> Iterator[tuple[bytes, LabelledRows]]:
-    """Yield a day block by block. A block's bytes depend on configuration, day and block alone."""
+    """Yield a day block by block, as Criteo's TSV and as rows; configuration, day and block alone decide the bytes."""
     sizes = block_sizes(day_rows(config, day))
 
-    def make(block: int) -> tuple[bytes, LabelledRows]:
+    def make_block(block: int) -> tuple[bytes, LabelledRows]:
         rows = label_rows(teacher, config.seed, day, block, sizes[block])
-        return as_text(teacher, rows), rows
+        return rows_to_text(teacher, rows), rows
 
     # Blocks depend on nothing but their number, so threads may make them in any order; they are written in order.
     with ThreadPoolExecutor(threads) as executor:
         for first in range(0, len(sizes), threads):
-            yield from executor.map(make, range(first, min(first + threads, len(sizes))))
+            yield from executor.map(make_block, range(first, min(first + threads, len(sizes))))
 
 
 MLPERF_V2_TABLES = (
-    40000000,
-    39060,
-    17295,
-    7424,
-    20265,
-    3,
-    7122,
-    1543,
-    63,
-    40000000,
-    3067956,
-    405282,
-    10,
-    2209,
-    11938,
-    155,
-    4,
-    976,
-    14,
-    40000000,
-    40000000,
-    40000000,
-    590152,
-    12973,
-    108,
-    36,
-)
+    40000000, 39060, 17295, 7424, 20265, 3, 7122, 1543, 63, 40000000, 3067956, 405282, 10, 2209,
+    11938, 155, 4, 976, 14, 40000000, 40000000, 40000000, 590152, 12973, 108, 36,
+)  # fmt: skip
 TABLES: dict[str, Any] = {MLPERF_V2: MLPERF_V2_TABLES, "criteo_kaggle": KAGGLE_CARDINALITIES}
 ZIPF_VERSION = 2  # version of zipf's ids; version 1 rounded a continuous law's numbers down
 DEFAULT_EXPONENTS = {IdDistribution.zipf: 1.05, IdDistribution.pareto: 0.25}
@@ -802,11 +795,11 @@ class RandomRows:
         tables: Any = TABLES.get(config.tables) if isinstance(config.tables, str) else config.tables
         limit = config.max_rows_per_table or MAX_TABLE_ROWS
         self._tables = [min(rows, limit) for rows in tables]
-        self._sizes = bag_sizes(config, len(self._tables))
+        self._bag_sizes = bag_sizes(config, len(self._tables))
         self._config = config
         self._threads = threads
         names = [f"cat_{i}" for i in range(len(self._tables))]
-        self._is_ragged = [config.bags_vary or size != 1 for size in self._sizes]
+        self._is_ragged = [config.bags_vary or size != 1 for size in self._bag_sizes]
         dense = tuple(f"int_{i}" for i in range(config.num_dense))
         ragged = tuple(name for name, is_ragged in zip(names, self._is_ragged, strict=True) if is_ragged)
         self.schema = Schema("label", dense, tuple(names), ragged)
@@ -816,27 +809,28 @@ class RandomRows:
             settings["version"] = ZIPF_VERSION
         self.encoding: dict[str, Any] = {"name": "random", "random": settings}
         self.rows = dict(zip(SPLITS, (config.rows, config.eval_rows, config.eval_rows), strict=True))
-        self.row_bytes = 4.0 * (1 + config.num_dense + sum(self._sizes)) + 8.0 * sum(self._is_ragged)
+        self.row_bytes = 4.0 * (1 + config.num_dense + sum(self._bag_sizes)) + 8.0 * sum(self._is_ragged)
 
     def shard(self, split: str, start: int, rows: int) -> ShardArrays:
-        """Return rows of a split."""
+        """Return `rows` rows of a split from row `start` on: sparse [rows, one-hot features], and the others' bags."""
         # The first row belongs to the key, so a shard does not depend on the shards before it.
         key = [self._config.seed, SPLITS.index(split), start]
-        rng = _new_generator([*key, 0])
+        rng = seeded_generator([*key, 0])
         labels = (rng.random((rows, 1)) < self._config.click_rate).astype(np.int32)
         dense = rng.random((rows, self._config.num_dense), np.float32)
         with ThreadPoolExecutor(self._threads) as executor:
-            columns = list(executor.map(lambda i: self._column(i, [*key, 1 + i], rows), range(len(self._tables))))
+            columns = list(executor.map(lambda i: self._draw_bags(i, [*key, 1 + i], rows), range(len(self._tables))))
         one_hot = [c.values for c, ragged in zip(columns, self._is_ragged, strict=True) if not ragged]
         bags = tuple(c for c, ragged in zip(columns, self._is_ragged, strict=True) if ragged)
         sparse = np.stack(one_hot, axis=1) if one_hot else np.empty((rows, 0), np.int32)
         return ShardArrays(labels, dense, sparse, bags)
 
-    def _column(self, feature: int, key: list[int], rows: int) -> Bags:
-        rng = _new_generator(key)
-        lengths = np.full(rows, self._sizes[feature], np.int64)
+    def _draw_bags(self, feature: int, key: list[int], rows: int) -> Bags:
+        """Draw a feature's ids for rows; a feature with single values has bags of one id."""
+        rng = seeded_generator(key)
+        lengths = np.full(rows, self._bag_sizes[feature], np.int64)
         if self._config.bags_vary:
-            lengths = rng.integers(1, self._sizes[feature] + 1, rows)
+            lengths = rng.integers(1, self._bag_sizes[feature] + 1, rows)
         offsets = offsets_of(lengths)
         return Bags(draw_ids(rng, self._config, self._tables[feature], int(offsets[-1])), offsets)
 
@@ -845,12 +839,8 @@ class RandomRows:
         return {}
 
 
-def _new_generator(key: list[int]) -> np.random.Generator:
-    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(key)))
-
-
 def draw_ids(rng: np.random.Generator, config: RandomConfig, table_rows: int, count: int) -> NDArray[np.int32]:
-    """Draw ids [count] int32 of a table."""
+    """Draw `count` ids from 0 to table_rows - 1, [count] int32, by the configured distribution."""
     if config.distribution is IdDistribution.uniform:
         return rng.integers(0, table_rows, count, np.int32)
     exponent = config.exponent or DEFAULT_EXPONENTS[config.distribution]
@@ -869,17 +859,20 @@ def _zipf_ids(rng: np.random.Generator, exponent: float, table_rows: int, count:
     power = 1.0 - exponent
 
     def area(x: Any) -> Any:
+        """Return the integral of t ** -exponent from 1 to x."""
         return (x**power - 1.0) / power
 
-    def inverse(y: Any) -> Any:
+    def inverse_area(y: Any) -> Any:
         return (1.0 + y * power) ** (1.0 / power)
 
     first, last = area(1.5) - 1.0, area(table_rows + 0.5)
-    acceptance_bound = 2.0 - inverse(area(2.5) - 2.0**-exponent)  # x this close below k or closer is always accepted
+    acceptance_bound = 2.0 - inverse_area(
+        area(2.5) - 2.0**-exponent
+    )  # x this close below k or closer is always accepted
     ids, remaining = np.empty(count, np.int32), np.arange(count)
     while len(remaining):
         under = last + rng.random(len(remaining)) * (first - last)
-        x = inverse(under)
+        x = inverse_area(under)
         k = np.clip(np.rint(x), 1, table_rows)
         is_accepted = (k - x <= acceptance_bound) | (under >= area(k + 0.5) - k**-exponent)
         ids[remaining[is_accepted]] = k[is_accepted].astype(np.int64) - 1
@@ -888,7 +881,7 @@ def _zipf_ids(rng: np.random.Generator, exponent: float, table_rows: int, count:
 
 
 def bag_sizes(config: RandomConfig, num_features: int) -> list[int]:
-    """Return the ids per bag of each feature; the maximum if bags vary."""
+    """Return the ids per bag of each feature; the maximum if bags vary. Raise UserError for invalid sizes."""
     sizes = MLPERF_SIZES if config.bag_sizes == MLPERF_V2 else config.bag_sizes
     sizes = [sizes] * num_features if isinstance(sizes, int) else sizes
     if isinstance(sizes, str) or not all(isinstance(size, int) and size >= 1 for size in sizes):
@@ -901,7 +894,7 @@ def bag_sizes(config: RandomConfig, num_features: int) -> list[int]:
 
 
 def validate_random(config: RandomConfig) -> None:
-    """Raise UserError for values that are invalid or without effect."""
+    """Raise UserError for invalid tables, and for an exponent that zipf cannot have."""
     tables = TABLES.get(config.tables) if isinstance(config.tables, str) else config.tables
     if not tables or not all(isinstance(rows, int) and 1 <= rows <= MAX_TABLE_ROWS for rows in tables):
         raise UserError(f"data.random.tables={config.tables}: give the rows of every table, or {' or '.join(TABLES)}")

@@ -25,6 +25,7 @@ from data_prep.config.keys import PrepConfig
 from data_prep.dataset.format import (
     MANIFEST_NAME,
     REMEDY,
+    WEIGHTS,
     Manifest,
     Shard,
     load_manifest,
@@ -45,10 +46,10 @@ SHOWN_VALUES, SHOWN_CHARACTERS = 5, 40
 
 
 def verify_dataset(root: Path) -> Manifest:
-    """Check everything, and return the manifest."""
+    """Check all files of a dataset, and return its manifest."""
     manifest = load_manifest(root)
     vocabulary = manifest.encoding.get("vocabulary", {})
-    _refuse_strangers(root, manifest, vocabulary)
+    _refuse_unnamed_files(root, manifest, vocabulary)
     parts = manifest.kind.parts
     (verify_rows if parts is None else parts().verify)(root, manifest)
     for feature, entry in vocabulary.items():
@@ -63,13 +64,13 @@ def verify_rows(root: Path, manifest: Manifest) -> None:
     """Check the shards of all splits, and the label rates."""
     positives, has_rate = 0, manifest.label_kind is LabelKind.click
     for name, split in manifest.splits.items():
-        split_positives = sum(_verify_shard(root, name, shard, manifest) for shard in split.shards)
+        split_positives = sum(_check_shard(root, name, shard, manifest) for shard in split.shards)
         _check_rate(root, f"splits.{name}.label_rate", split.label_rate, split_positives, split.rows if has_rate else 0)
         positives += split_positives
     _check_rate(root, "label_rate", manifest.label_rate, positives, manifest.rows if has_rate else 0)
 
 
-def _refuse_strangers(root: Path, manifest: Manifest, vocabulary: dict[str, Any]) -> None:
+def _refuse_unnamed_files(root: Path, manifest: Manifest, vocabulary: dict[str, Any]) -> None:
     """Refuse the first file in the dataset's directories that the manifest does not name."""
     dataset_files = {vocabulary_path(root, feature) for feature in vocabulary}
     dataset_files |= {
@@ -89,7 +90,7 @@ def _refuse_strangers(root: Path, manifest: Manifest, vocabulary: dict[str, Any]
                 raise UserError(f"{path}: does not belong to the dataset, whose manifest does not name it; remove it")
 
 
-def _verify_shard(root: Path, split: str, shard: Shard, manifest: Manifest) -> int:
+def _check_shard(root: Path, split: str, shard: Shard, manifest: Manifest) -> int:
     """Check one shard, and return the number of its positive labels."""
     # Checksums come first, so that a changed file is named as such, not by some value in it.
     verify_shard(root, split, shard)
@@ -105,14 +106,20 @@ def _verify_shard(root: Path, split: str, shard: Shard, manifest: Manifest) -> i
         sparse = arrays.sparse[start : start + CHECKED_ROWS]
         is_number = manifest.label_kind is LabelKind.number
         bad = ~np.isfinite(labels) if is_number else ~np.isin(labels, (0, 1))
-        _refuse(shard_path(root, split, shard.name, "labels"), start, bad[:, None], [manifest.schema["label"]])
+        _refuse_bad_values(
+            shard_path(root, split, shard.name, "labels"), start, bad[:, None], [manifest.schema["label"]]
+        )
         if manifest.encoding["name"] != "torchrec":  # its integers may overflow, as in TorchRec
-            _refuse(shard_path(root, split, shard.name, "dense"), start, ~np.isfinite(dense), manifest.schema["dense"])
-        _refuse(shard_path(root, split, shard.name, "sparse"), start, (sparse < 0) | (sparse >= limits), features)
+            _refuse_bad_values(
+                shard_path(root, split, shard.name, "dense"), start, ~np.isfinite(dense), manifest.schema["dense"]
+            )
+        _refuse_bad_values(
+            shard_path(root, split, shard.name, "sparse"), start, (sparse < 0) | (sparse >= limits), features
+        )
         if arrays.weights is not None:
             weights = arrays.weights[start : start + CHECKED_ROWS]
             bad = ~(np.isfinite(weights) & (weights >= 0))
-            _refuse(shard_path(root, split, shard.name, "weights"), start, bad, [manifest.weight])
+            _refuse_bad_values(shard_path(root, split, shard.name, WEIGHTS), start, bad, [manifest.weight])
         positives += int(np.count_nonzero(labels == 1))
     return positives
 
@@ -122,14 +129,15 @@ def _verify_bags(root: Path, split: str, shard: Shard, feature: str, bags: Bags,
     for start in range(0, shard.rows, CHECKED_ROWS):
         part = bags.part(start, min(start + CHECKED_ROWS, shard.rows))
         bad = (part.lengths < 0) | (part.offsets[:-1] < 0) | (part.offsets[1:] > len(part.values))
-        _refuse(shard_path(root, split, shard.name, "offsets"), start, bad[:, None], [feature])
-        wrong = np.flatnonzero((part.ids < 0) | (part.ids >= limit))
-        bad = np.isin(np.arange(1, len(part.offsets)), np.searchsorted(part.offsets, wrong + part.offsets[0], "right"))
-        _refuse(shard_path(root, split, shard.name, "values"), start, bad[:, None], [feature])
+        _refuse_bad_values(shard_path(root, split, shard.name, "offsets"), start, bad[:, None], [feature])
+        # The bag of a bad id is the one whose offsets enclose the id's place.
+        places = np.flatnonzero((part.ids < 0) | (part.ids >= limit)) + part.offsets[0]
+        bad = np.isin(np.arange(1, len(part.offsets)), np.searchsorted(part.offsets, places, "right"))
+        _refuse_bad_values(shard_path(root, split, shard.name, "values"), start, bad[:, None], [feature])
 
 
-def _refuse(path: Path, start: int, bad: NDArray[Any], columns: list[str]) -> None:
-    """Raise UserError for the first bad value of a block that begins with row `start`."""
+def _refuse_bad_values(path: Path, start: int, bad: NDArray[Any], columns: list[str]) -> None:
+    """Raise UserError for the first value that `bad` [rows, columns] marks, in a block from row `start` on."""
     if bad.any():
         row, column = np.argwhere(bad)[0]
         raise UserError(
@@ -138,6 +146,7 @@ def _refuse(path: Path, start: int, bad: NDArray[Any], columns: list[str]) -> No
 
 
 def _check_rate(root: Path, key: str, rate: float | None, positives: int, rows: int) -> None:
+    """Raise UserError if a label rate in the manifest is not positives / rows; without rows it has to be None."""
     actual = positives / rows if rows else None
     same = actual is None if rate is None else actual is not None and abs(actual - rate) <= RATE_TOLERANCE
     if not same:
@@ -158,21 +167,22 @@ def describe_values(root: Path, manifest: Manifest) -> Iterator[str]:
             yield f"{feature}: {len(texts):,} values by {order}: {', '.join(examples)}{more}"
 
 
-def _refuse_unused(config: PrepConfig) -> None:
-    """Refuse keys that this command does not read; accept data.source in place of data.path, with its values."""
+def _refuse_unread_keys(config: PrepConfig) -> None:
+    """Refuse given keys other than data.path, and data.source, whose ready-made values include data.path."""
     read = {"data.path"}
+    # The source's YAML file sets these, so they may differ from their defaults.
     if config.data.source is not None:
         read |= {"data.source", "data.days", "data.schema", "data.remote"}
-    usual = flat_values(PrepConfig())
+    defaults = flat_values(PrepConfig())
     for key, value in flat_values(config).items():
-        is_read = any(key == each or key.startswith(f"{each}.") for each in read)
-        if not is_read and value is not None and value != usual[key]:
+        is_read = any(key == name or key.startswith(f"{name}.") for name in read)
+        if not is_read and value is not None and value != defaults[key]:
             raise UserError(f"{key}: has no effect on this command; leave it out")
 
 
 def main(config: PrepConfig) -> int:
     """Verify the dataset at data.path, print what its columns hold, and return an exit status."""
-    _refuse_unused(config)
+    _refuse_unread_keys(config)
     root = config.data.root
     manifest = verify_dataset(root)
     shards = sum(len(split.shards) for split in manifest.splits.values())

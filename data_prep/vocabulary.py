@@ -61,19 +61,19 @@ class Coding(NamedTuple):
 
 
 class Counted(NamedTuple):
-    """A column's run, and its coding if counting produced one."""
+    """A column's run; and its coding, or None if values repeat too rarely or are too many."""
 
     run: Run
     coding: Coding | None
 
 
 def count_values(values: NDArray[np.uint32]) -> Counted:
-    """Count a column without the order of appearance; `values` may be sorted in place."""
+    """Count a column; its run has `first` all 0. `values` may be sorted in place."""
     repeated = _count_repeated(values)
     if repeated is not None:
         return repeated._replace(run=repeated.run._replace(first=np.zeros(len(repeated.run.first), np.int64)))
     values.sort()
-    starts = _starts(values)
+    starts = _group_starts(values)
     return Counted(Run(values[starts], np.diff(starts, append=len(values)), np.zeros(len(starts), np.int64)), None)
 
 
@@ -88,7 +88,7 @@ def count_in_order(values: NDArray[np.uint32], rows: NDArray[np.int64]) -> Count
     keys = (values.astype(np.uint64) << np.uint64(32)) | (rows - rows[0]).astype(np.uint64)
     keys.sort()
     sorted_values = (keys >> np.uint64(32)).astype(np.uint32)
-    starts = _starts(sorted_values)
+    starts = _group_starts(sorted_values)
     first = (keys[starts] & np.uint64(0xFFFFFFFF)).astype(np.int64) + rows[0]
     return Counted(Run(sorted_values[starts], np.diff(starts, append=len(values)), first), None)
 
@@ -102,7 +102,7 @@ def _count_repeated(values: NDArray[np.uint32]) -> Counted | None:
     number = count_repeated(values, repeated, counts, first, codes)
     if number < 0:
         return None
-    order = _sorting_order(repeated[:number])
+    order = _argsort(repeated[:number])
     run = Run(repeated[order], counts[order], first[order])
     # A code of more than two bytes would save little over the value itself.
     if number > MAX_CODES:
@@ -110,15 +110,16 @@ def _count_repeated(values: NDArray[np.uint32]) -> Counted | None:
     return Counted(run, Coding(repeated[:number].copy(), codes if number > FEW_CODES else codes.astype(np.uint8)))
 
 
-def _sorting_order(values: NDArray[np.uint32]) -> NDArray[np.int64]:
-    """Return the stable argsort; sorts 64-bit numbers, which NumPy does several times faster."""
+def _argsort(values: NDArray[np.uint32]) -> NDArray[np.int64]:
+    """Return the stable argsort [n] int64 of values [n]."""
+    # NumPy sorts 64-bit numbers several times faster than it sorts indices by values.
     keys = (values.astype(np.uint64) << np.uint64(32)) | np.arange(len(values), dtype=np.uint64)
     keys.sort()
     return (keys & np.uint64(0xFFFFFFFF)).astype(np.int64)
 
 
-def _starts(values: NDArray[np.uint32]) -> NDArray[np.int64]:
-    """Return the index at which each distinct value of a sorted array begins."""
+def _group_starts(values: NDArray[np.uint32]) -> NDArray[np.int64]:
+    """Return the index of the first of each group of equal values in a sorted array."""
     if not len(values):
         return np.zeros(0, np.int64)
     return np.flatnonzero(np.concatenate(([True], values[1:] != values[:-1])))
@@ -249,7 +250,7 @@ class _MergeBuffers:
         threshold: int,
         out: Run,
     ) -> int:
-        """Merge the entries starts[i]..ends[i] of each run into the first ones of `out`; return their number.
+        """Merge the entries starts[i]..ends[i] of each run into the first entries of `out`; return their number.
 
         `begins` and `threshold` are as in `merge_in_parts`.
         """
@@ -305,7 +306,7 @@ def sum_equal(
     return number + np.int64(len(keys) > 0 and total >= threshold)
 
 
-class Valued(Protocol):
+class SortedValues(Protocol):
     """Distinct values in ascending order."""
 
     @property
@@ -317,8 +318,8 @@ class Valued(Protocol):
         """Return all values."""
 
 
-def value_cuts(runs: Sequence[Valued], num_parts: int) -> NDArray[Any]:
-    """Return values that divide the union of the runs into about equal parts."""
+def value_cuts(runs: Sequence[SortedValues], num_parts: int) -> NDArray[Any]:
+    """Return values that divide the union of the runs into `num_parts` about equal parts: fewer than `num_parts`."""
     if num_parts <= 1:
         return np.zeros(0, np.uint32)
     # Parts need only be about equal, so evenly spaced samples of each run, weighted by its entries, are enough.
@@ -344,6 +345,7 @@ class SpilledRun:
             array.tofile(self._path(name))
 
     def _path(self, name: str) -> Path:
+        """Return the path of one of the arrays `values`, `counts` and `first`."""
         return self._stem.with_name(f"{self._stem.name}.{name}")
 
     @property
@@ -363,7 +365,7 @@ AnyRun: TypeAlias = Run | SpilledRun
 
 
 def spill_parts(runs: Iterator[Run], directory: Path) -> Sequence[AnyRun]:
-    """Return all parts: a single one in memory, several on disk."""
+    """Return all parts: a single one in memory, several on disk in `directory`."""
     # A single part needs no disk, and only asking for the next one tells whether there are several.
     first = next(runs, None)
     if first is None:
@@ -390,20 +392,21 @@ class CountClasses(NamedTuple):
 def most_frequent(parts: Sequence[AnyRun], limit: int) -> Iterator[Run]:
     """Yield from each part the values among the `limit` most frequent overall; ties go to smaller values."""
     counts, sizes = count_classes(parts)
+    # Classes of values with equal counts are taken whole from the most frequent one on; the limit cuts the next class.
     no_rarer = np.cumsum(sizes[::-1])[::-1]  # number of values with at least this count
-    whole = int(np.searchsorted(-no_rarer, -limit))  # all values of this class and the following ones are in
-    min_count = counts[whole] if whole < len(counts) else counts[-1] + 1
-    remaining = limit - int(no_rarer[whole]) if whole < len(counts) else limit
+    last_whole = int(np.searchsorted(-no_rarer, -limit))  # the rarest class that is taken whole
+    min_count = counts[last_whole] if last_whole < len(counts) else counts[-1] + 1
+    remaining = limit - int(no_rarer[last_whole]) if last_whole < len(counts) else limit
     for part in parts:
-        occurs = part.counts
-        is_frequent = occurs >= min_count
+        part_counts = part.counts
+        is_frequent = part_counts >= min_count
         # Parts ascend by value, so the first values of the class that is cut are the smallest.
-        if whole and remaining:
-            equal = np.flatnonzero(occurs == counts[whole - 1])[:remaining]
-            is_frequent[equal] = True
-            remaining -= len(equal)
+        if last_whole and remaining:
+            smallest = np.flatnonzero(part_counts == counts[last_whole - 1])[:remaining]
+            is_frequent[smallest] = True
+            remaining -= len(smallest)
         if is_frequent.any():
-            yield Run(part.values[is_frequent], occurs[is_frequent], part.first[is_frequent])
+            yield Run(part.values[is_frequent], part_counts[is_frequent], part.first[is_frequent])
 
 
 def rank_values(parts: Sequence[AnyRun], path: Path, order: VocabularyOrder) -> int:
@@ -426,7 +429,7 @@ def rank_values(parts: Sequence[AnyRun], path: Path, order: VocabularyOrder) -> 
             reserve(file.fileno(), file.tell() + size * np.dtype(np.uint32).itemsize)
             _rank_by_frequency(parts, mmap.mmap(file.fileno(), 0), file.tell())
         elif size:
-            for values in _batches(parts, order):
+            for values in _values_by_id(parts, order):
                 values.tofile(file)
     return size
 
@@ -439,7 +442,8 @@ def reserve(file: int, size: int) -> None:
         os.ftruncate(file, size)
 
 
-def _batches(parts: Sequence[AnyRun], order: VocabularyOrder) -> Iterator[NDArray[np.uint32]]:
+def _values_by_id(parts: Sequence[AnyRun], order: VocabularyOrder) -> Iterator[NDArray[np.uint32]]:
+    """Yield the values of all parts in the order of their ids: by value, or by first row and then value."""
     if order is VocabularyOrder.value:
         for part in parts:
             yield part.values
@@ -449,18 +453,18 @@ def _batches(parts: Sequence[AnyRun], order: VocabularyOrder) -> Iterator[NDArra
 
 
 def _row_ranges(parts: Sequence[AnyRun]) -> list[tuple[int, int]]:
-    """Return ranges of first rows, each within a key, that hold about as many values as one part."""
+    """Return ranges [low, high) of first rows, each of at most 2^32 rows and with about as many values as one part."""
     firsts = (part.first for part in parts)
     sample = np.sort(np.concatenate([first[:: max(1, len(first) // SAMPLES_PER_RUN)].copy() for first in firsts]))
-    even = sample[np.arange(1, len(parts)) * len(sample) // len(parts)]
+    quantiles = sample[np.arange(1, len(parts)) * len(sample) // len(parts)]
     end = max(int(part.first.max()) for part in parts) + 1
     # A key has 32 bits for the row, so no range may cross a multiple of 2^32 rows.
-    cuts = np.unique(np.concatenate((even, np.arange(0, end, ROWS_PER_KEY), [end]))).tolist()
+    cuts = np.unique(np.concatenate((quantiles, np.arange(0, end, ROWS_PER_KEY), [end]))).tolist()
     return list(pairwise(cuts))
 
 
 def _first_seen_between(parts: Sequence[AnyRun], low: int, high: int) -> NDArray[np.uint32]:
-    """Return the values first seen in rows low..high, in that order."""
+    """Return the values first seen in rows [low, high), in that order; values of the same row ascend."""
     keys = []
     for part in parts:
         first = part.first
@@ -476,7 +480,11 @@ def _first_seen_between(parts: Sequence[AnyRun], low: int, high: int) -> NDArray
 
 
 def _rank_by_frequency(parts: Sequence[AnyRun], mapped: mmap.mmap, offset: int) -> None:
-    """Write values by descending count, ties by ascending value, to a file from an offset on, by a counting sort."""
+    """Write values by descending count, ties by ascending value, by a counting sort.
+
+    Args:
+        mapped: the file, with room for all values from byte `offset` on.
+    """
     # The number of values with larger counts is the first rank of a class. Parts ascend by value, and so do ties.
     counts, sizes = count_classes(parts)
     larger = np.cumsum(sizes[::-1])[::-1] - sizes
@@ -527,7 +535,7 @@ SHOWN_CHARACTERS = 40
 
 
 class Entries(NamedTuple):
-    """Entries of a dictionary: values [n] uint64, counts and first rows [n] int64, and texts, an Arrow array [n]."""
+    """Entries of a dictionary: values [n] uint64, ascending, counts and first rows [n] int64, texts [n] of Arrow."""
 
     values: NDArray[np.uint64]
     counts: NDArray[np.int64]
@@ -569,7 +577,7 @@ def refuse_collisions(column: str, texts: Any, is_new: NDArray[np.bool_]) -> Non
     differ = pc.not_equal(before, after).to_numpy(zero_copy_only=False)
     if differ.any():
         place = int(differ.argmax())
-        first, second = (each[place].as_py()[:SHOWN_CHARACTERS] for each in (before, after))
+        first, second = (pair_texts[place].as_py()[:SHOWN_CHARACTERS] for pair_texts in (before, after))
         raise UserError(
             f"data.raw: column {column}: {first!a} and {second!a} have the same value of 64 bits, so they would share "
             "an id; write one of them differently in the raw files"
@@ -587,8 +595,7 @@ def merge_dictionaries(
         begins: number of the row at which each dictionary's `first` begins to count.
         threshold: values with a lower total count, or none, are left out.
     """
-    total = sum(each.entries for each in dictionaries)
-    num_bytes = BYTES_PER_ENTRY * total + COPIES_OF_TEXT * sum(each.text_bytes for each in dictionaries)
+    num_bytes = sum(BYTES_PER_ENTRY * each.entries + COPIES_OF_TEXT * each.text_bytes for each in dictionaries)
     cuts = value_cuts(dictionaries, -(-num_bytes // part_bytes))
     bounds = np.array([[0, *np.searchsorted(each.values, cuts), each.entries] for each in dictionaries], np.int64)
     for starts, stops in zip(bounds.T[:-1].tolist(), bounds.T[1:].tolist(), strict=True):
@@ -598,10 +605,11 @@ def merge_dictionaries(
                 part = dictionary.part(start, stop)
                 parts.append(part._replace(first=part.first + begin))
         if parts:
-            yield _merge(column, parts, max(1, threshold))
+            yield _merge_entries(column, parts, max(1, threshold))
 
 
-def _merge(column: str, parts: Sequence[Entries], threshold: int) -> Entries:
+def _merge_entries(column: str, parts: Sequence[Entries], threshold: int) -> Entries:
+    """Merge entries of one range of values, one part per dictionary; leave out values counted less than `threshold`."""
     import pyarrow as pa
 
     values, counts, first = (np.concatenate(arrays) for arrays in list(zip(*parts, strict=True))[:3])
@@ -651,11 +659,13 @@ class NumberedValues:
             yield Run(numbers, part.counts, part.first)
 
     def _store(self, part: Entries) -> None:
+        """Write a part to the directory as an Arrow stream, and note its size."""
         import pyarrow as pa
 
         columns = {"value": part.values, **({"text": part.texts} if self._with_texts else {})}
         batch = pa.record_batch({name: pa.array(column) for name, column in columns.items()})
-        with _stream(self._directory / f"{len(self.sizes)}.arrow", batch.schema) as writer:
+        path = self._directory / f"{len(self.sizes)}.arrow"
+        with pa.ipc.new_stream(str(path), batch.schema) as writer:
             writer.write_batch(batch)
         self.sizes.append(len(batch))
         self.num_bytes += batch.nbytes
@@ -686,7 +696,7 @@ def write_ranked(
         The digests of `paths`.
     """
     numbers = open_array(order)
-    buckets, text_bytes = _distribute(numbered, numbers, directory, part_bytes)
+    buckets, text_bytes = _sort_into_buckets(numbered, numbers, directory, part_bytes)
     values = ArrayWriter(paths[0], np.uint64, None, len(numbers))
     texts = []
     if len(paths) > 1:
@@ -709,26 +719,34 @@ def write_ranked(
             writer.abandon()
 
 
-def _distribute(
+def _sort_into_buckets(
     numbered: NumberedValues, order: NDArray[np.uint32], directory: Path, part_bytes: int
 ) -> tuple[list[Path], int]:
-    """Write files of consecutive ids, small enough to sort in memory; return their paths and the bytes of all texts."""
+    """Sort the values into files by consecutive ids, small enough to sort in memory.
+
+    Args:
+        order: number of each id's value, [ids].
+        part_bytes: memory to sort a file.
+
+    Returns:
+        The files' paths, with columns `value`, `text` if texts are kept, and `id`; and the bytes of all texts.
+    """
     import pyarrow as pa
     import pyarrow.compute as pc
 
     # Ids scatter over all parts, and all texts may exceed memory, so files of consecutive ids are sorted singly.
     num_buckets = min(MAX_BUCKETS, 1 + COPIES_OF_TEXT * numbered.num_bytes // part_bytes)
-    ids_each = max(1, -(-len(order) // num_buckets))
-    paths = [directory / f"ids-{i}.arrow" for i in range(-(-len(order) // ids_each))]
+    ids_per_bucket = max(1, -(-len(order) // num_buckets))
+    paths = [directory / f"ids-{i}.arrow" for i in range(-(-len(order) // ids_per_bucket))]
     text_bytes = 0
     with ExitStack() as stack:
         writers: list[Any] = []
         for ids, table in zip(_ids_by_part(numbered, order, directory / "ids"), numbered.parts(), strict=True):
             if not writers:
                 schema = table.schema.append(pa.field("id", pa.uint32()))
-                writers = [stack.enter_context(_stream(path, schema)) for path in paths]
+                writers = [stack.enter_context(pa.ipc.new_stream(str(path), schema)) for path in paths]
             id_positions = np.flatnonzero(ids)
-            bucket = (ids[id_positions] - 1) // ids_each
+            bucket = (ids[id_positions] - 1) // ids_per_bucket
             by_bucket = np.argsort(bucket, kind="stable")
             entries = id_positions[by_bucket]
             rows = table.take(pa.array(entries)).append_column("id", pa.array(ids[entries] - 1))
@@ -742,7 +760,10 @@ def _distribute(
 
 
 def _ids_by_part(numbered: NumberedValues, order: NDArray[np.uint32], path: Path) -> Iterator[NDArray[np.uint32]]:
-    """Yield for each part the id plus one of each value, or 0 for a value without an id."""
+    """Yield for each part of `numbered` the id plus one of each value, or 0 for a value without an id: [n] uint32.
+
+    path: temporary file of all ids.
+    """
     if not numbered.size:
         return
     with open(path, "wb+") as file:
@@ -760,13 +781,8 @@ def _ids_by_part(numbered: NumberedValues, order: NDArray[np.uint32], path: Path
         begin += size
 
 
-def _stream(path: Path, schema: Any) -> Any:
-    import pyarrow as pa
-
-    return pa.ipc.new_stream(str(path), schema)
-
-
 def _read_stream(path: Path) -> Any:
+    """Read the table of a file in Arrow's stream format."""
     import pyarrow as pa
 
     with pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as stream:

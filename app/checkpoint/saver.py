@@ -36,9 +36,9 @@ from app.checkpoint.files import OLD, PART, CheckpointState
 from app.runtime import environment
 from app.runtime.platform import background_thread
 from common.errors import UserError, last_line
-from common.files import FileDigest, digest_file, in_words
+from common.files import FileDigest, digest_file, format_bytes
 from common.machine import host_bytes_available
-from common.signals import without_native_stdout
+from common.signals import discard_native_stdout
 
 METADATA = ".metadata"
 # Unpickling can call anything that can be imported, so all names are refused but those of a usual checkpoint.
@@ -304,7 +304,7 @@ class Saver:
         self._directory, self._keep, self._asynchronous = directory, keep, asynchronous
         self._local_world_size = local_world_size
         # Collectives of two threads in one group would mix, so the saving threads have a group of their own.
-        with without_native_stdout():
+        with discard_native_stdout():
             self._group = dist.new_group(backend="gloo")
         self._thread: ThreadPoolExecutor | None = None
         self._pending: Future[WrittenCheckpoint] | None = None
@@ -491,5 +491,5 @@ def _reason(part: Path, error: BaseException) -> str:
         return line
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     if limit != resource.RLIM_INFINITY:
-        return f"a file may have {in_words(limit)} at most here; raise that limit (ulimit -f)"
-    return f"no space left on device ({in_words(shutil.disk_usage(part.parent).free)} free)"
+        return f"a file may have {format_bytes(limit)} at most here; raise that limit (ulimit -f)"
+    return f"no space left on device ({format_bytes(shutil.disk_usage(part.parent).free)} free)"

@@ -37,7 +37,7 @@ from app.config.train import (
 )
 from common.compose import convert
 from common.errors import UserError
-from common.extensions import absence, key_groups, with_key_groups
+from common.extensions import absence, add_key_groups, key_groups
 from common.keys import check_keys, key, shown
 from common.machine import require_memory
 from data_prep.dataset.format import Manifest, load_manifest
@@ -148,7 +148,7 @@ def tiny_values(composed: Any, _given: Sequence[str]) -> dict[str, Any]:
     return {"run.name": f"{composed.run.name}_tiny", "data.published_tables": None, **composed.tiny}
 
 
-@with_key_groups
+@add_key_groups
 @dataclass(frozen=True)
 class AppConfig:
     """The whole configuration of `python -m app.train`."""

@@ -10,7 +10,7 @@ from app.config.model import published_tables
 from common.errors import UserError
 from common.keys import key, shown
 from data_prep.config import keys
-from data_prep.config.keys import ready_made
+from data_prep.config.keys import implied_values
 from data_prep.config.presets import refuse_given_splits, refuse_unused_groups
 from data_prep.dataset.format import SPLITS
 from data_prep.dataset.options import DataSource
@@ -119,7 +119,7 @@ def implied_data(composed: Any, given: Sequence[str]) -> dict[str, Any]:
     # The default source counts only where nothing says which dataset is meant.
     is_default = data.source is None and data.path is None and not has_files
     source = data.default_source if is_default else data.source
-    values = ready_made(data, source, given)
+    values = implied_values(data, source, given)
     if is_default and source is not None:
         values["data.source"] = source.name
     if data.path is None and data.default_path is not None and (source is not None or not has_files):

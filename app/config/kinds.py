@@ -11,7 +11,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from common.extensions import row_with, rows_of_extensions
+from common.extensions import row_constructor, rows_of_extensions
 from data_prep.dataset.kinds import ROWS, DatasetKind
 
 if TYPE_CHECKING:
@@ -381,7 +381,7 @@ class OptimizerName(Enum):
 
     _value_: str
     algorithm: Algorithm
-    __new__ = row_with("algorithm")
+    __new__ = row_constructor("algorithm")
 
     @property
     def plain(self) -> OptimizerName:
@@ -438,7 +438,7 @@ class ScheduleName(Enum):
 
     _value_: str
     schedule: Schedule
-    __new__ = row_with("schedule")
+    __new__ = row_constructor("schedule")
 
 
 def with_key(key: str) -> tuple[ScheduleName, ...]:

@@ -18,7 +18,7 @@ from torchrec.streamable import Pipelineable
 from app.runtime.platform import background_thread
 from common.errors import UserError
 from common.machine import NODES, PCI_DEVICES, memory_nodes, node_of_gpu
-from data_prep.dataset.format import mix
+from data_prep.dataset.format import splitmix64
 from data_prep.dataset.multi_hot import MultiHotTables
 from data_prep.dataset.spelling import Bags, join, offsets_of
 
@@ -117,12 +117,12 @@ class Batch(Pipelineable):
         features = self.sparse_features
         ids, offsets = (part.cpu().numpy() for part in (features.values(), features.offsets()))
         # A sum of hashes ignores the order in a bag, and sums that wrap around still have exact differences.
-        sums = np.append(np.uint64(0), np.cumsum(mix(ids.astype(np.uint64)), dtype=np.uint64))
+        sums = np.append(np.uint64(0), np.cumsum(splitmix64(ids.astype(np.uint64)), dtype=np.uint64))
         keys = np.zeros(features.stride(), np.uint64)
         for bags in np.diff(sums[offsets]).reshape(-1, len(keys)):
-            keys = mix(keys + bags)
+            keys = splitmix64(keys + bags)
         for column in self.dense_features.cpu().numpy().view(np.uint32).T:
-            keys = mix(keys + column)
+            keys = splitmix64(keys + column)
         return keys.view(np.int64)
 
     def to(self, device: torch.device, non_blocking: bool = False) -> "Batch":

@@ -15,12 +15,12 @@ from app.config.data import FILES, DataConfig, own_files, preprocessing
 from common.cli import EXIT_BAD_INPUT, EXIT_STOPPED
 from common.compose import convert
 from common.errors import UserError
-from common.keys import nested, to_plain
+from common.keys import nest, to_plain
 from common.signals import Interrupted
 from data_prep.config import keys
 from data_prep.config.keys import PICKLED, given_values
 from data_prep.config.presets import compared_keys, first_difference, keys_in_force
-from data_prep.dataset.format import MANIFEST_NAME, Manifest, load_manifest, sampling_sentence, unseen_values
+from data_prep.dataset.format import MANIFEST_NAME, Manifest, load_manifest, sampling_sentence, unseen_sentence
 from data_prep.dataset.kinds import misleading_sentences
 from data_prep.dataset.options import GENERATORS
 from data_prep.published.sets import SETS
@@ -113,7 +113,7 @@ def in_force(config: DataConfig, manifest: Manifest) -> DataConfig:
     """Return the configuration with all settings that the dataset was made with, resolved ones too."""
     recorded = {key: value for key, value in keys_in_force(manifest).items() if not key.startswith("multi_hot.")}
     of_generators = [key for key in recorded if key.partition(".")[0] in GENERATORS]
-    return convert(DataConfig, to_plain(config), *map(nested, recorded.items()), {"generator_settings": of_generators})
+    return convert(DataConfig, to_plain(config), *map(nest, recorded.items()), {"generator_settings": of_generators})
 
 
 def with_table_values(config: AppConfig, root: Path, manifest: Manifest) -> AppConfig:
@@ -127,7 +127,7 @@ def with_table_values(config: AppConfig, root: Path, manifest: Manifest) -> AppC
     whose = "your own table" if is_own_table(manifest) else "as given"
     log.info("%s: %s: recipe=own_table (%s)", root, whose, words)
     # From here on these are ordinary values, so that a replay need not derive them again.
-    config = convert(AppConfig, to_plain(config), *map(nested, values.items()), {"by_table": []})
+    config = convert(AppConfig, to_plain(config), *map(nest, values.items()), {"by_table": []})
     validate(config)
     return config
 
@@ -137,7 +137,7 @@ def warn(root: Path, manifest: Manifest, is_new: bool, class_weights: Sequence[f
 
     is_new: data_prep has just made it, and printed its own warnings. class_weights: of the loss.
     """
-    printed = [] if is_new else [unseen_values(manifest), *misleading_sentences(manifest.extra)]
+    printed = [] if is_new else [unseen_sentence(manifest), *misleading_sentences(manifest.extra)]
     for line in filter(None, [sampling_sentence(manifest, class_weights), *printed]):
         log.warning("%s: %s", root, line)
 

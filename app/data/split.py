@@ -32,7 +32,7 @@ from app.data.batch import Batch, BatchBuilder, RowArrays, join_rows
 from app.runtime.platform import background_thread
 from common.errors import OwnError, UserError
 from common.jit import Int, jit, prefetch
-from data_prep.dataset.format import INCREMENT, Manifest, ShardArrays, mix, open_shard, shard_path, verify_shard
+from data_prep.dataset.format import INCREMENT, Manifest, ShardArrays, open_shard, shard_path, splitmix64, verify_shard
 from data_prep.dataset.format import Split as SplitEntry
 from data_prep.dataset.multi_hot import TABLES_DIRECTORY, MultiHotTables, verify_tables
 from data_prep.dataset.options import LabelKind
@@ -380,7 +380,7 @@ class DrawnNegatives:
         """
         [state] = np.random.SeedSequence([seed, epoch, DRAWS]).generate_state(1, np.uint64)
         free = self._num_items - self._counts[users]
-        place = (mix(state + numbers.astype(np.uint64) * INCREMENT) % free.astype(np.uint64)).astype(np.int64)
+        place = (splitmix64(state + numbers.astype(np.uint64) * INCREMENT) % free.astype(np.uint64)).astype(np.int64)
         key = users.astype(np.int64) * (self._num_items + 1) + place
         return place + np.searchsorted(self._keys, key, side="right") - self._starts[users]
 

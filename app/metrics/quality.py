@@ -22,7 +22,7 @@ from app.config.kinds import (
 from app.metrics.documents import Best, Curves, EvaluationFigures, PrecisionRecall, ReliabilityBin, Roc, ScoreCounts
 from common.command import load
 from common.jit import jit
-from data_prep.dataset.format import correction
+from data_prep.dataset.format import logit_correction
 
 TOP = 10  # HR and NDCG count this many places of a group's ranking
 
@@ -349,7 +349,7 @@ def all_rows_sums(
 
     kept: that share. Each negative counts for 1 / kept rows. class_weights: of the training loss.
     """
-    corrected, is_positive = logits + np.float32(correction(kept, class_weights)), labels > 0.5
+    corrected, is_positive = logits + np.float32(logit_correction(kept, class_weights)), labels > 0.5
     positives, negatives = (
         click_sums(corrected[part], labels[part], None if weights is None else weights[part])
         for part in (is_positive, ~is_positive)

@@ -54,7 +54,7 @@ from app.record.documents import (
 from common import signals
 from common.cli import EXIT_DONE, EXIT_STOPPED
 from common.command import RedactingFormatter, redact
-from common.config_file import literal
+from common.config_file import quote_literally
 from common.documents import decode, encode, plain_object, read_document
 from common.errors import UserError
 from common.extensions import FilesBesideRun, rows_of_extensions
@@ -455,8 +455,8 @@ def run_module(words: Sequence[str], stdout: int | None = None) -> int:
 
 def evaluation_of_test(directory: Path) -> list[str]:
     """Return the words after `python -m` that write test.json of a finished run."""
-    out = literal(str(directory / TEST_FIGURES))
-    return ["app.evaluate", f"run={literal(str(directory))}", f"split={TEST}", f"out={out}"]
+    out = quote_literally(str(directory / TEST_FIGURES))
+    return ["app.evaluate", f"run={quote_literally(str(directory))}", f"split={TEST}", f"out={out}"]
 
 
 def score_test_split(directory: Path, launcher: Sequence[str] = ()) -> int:

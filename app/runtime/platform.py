@@ -38,7 +38,7 @@ from common.command import RedactingFormatter
 from common.documents import decode, encode
 from common.errors import LostPeerError, OwnError, UserError
 from common.machine import keep_freed_memory, usable_cpus
-from common.signals import Interrupted, erased, is_launched, without_native_stdout
+from common.signals import Interrupted, discard_native_stdout, erase_sequence, is_launched
 
 log = logging.getLogger("clickwork")
 
@@ -198,7 +198,7 @@ def start(config: RuntimeConfig, seed: int, deterministic: bool | str) -> Runtim
         store = _this_generation(store, rank, world_size, timeout)
     # Values on the host travel by gloo, also beside GPUs. The backend nccl stands for RCCL, too.
     backend = "gloo" if platform is Platform.cpu else "cpu:gloo,cuda:nccl"
-    with without_native_stdout():
+    with discard_native_stdout():
         dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
     HAS_MET.set()
     return Runtime(
@@ -576,7 +576,7 @@ class _BesideBar(logging.StreamHandler):  # type: ignore[type-arg]  # Python 3.1
 
     def emit(self, record: logging.LogRecord) -> None:
         with contextlib.suppress(OSError):  # the terminal may be gone
-            tqdm.write(erased(2) + self.format(record), file=sys.stderr)
+            tqdm.write(erase_sequence(2) + self.format(record), file=sys.stderr)
 
 
 def log_to_terminal(rank: int) -> None:

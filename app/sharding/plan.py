@@ -39,7 +39,7 @@ from app.runtime.library_patches import count_empty_shards, replace_narrow_looku
 from app.sharding.documents import FORMAT, PlanFile, PlanFormat, PlannedTable
 from common.documents import decode
 from common.errors import UserError
-from common.signals import without_native_stdout
+from common.signals import discard_native_stdout
 
 # TorchRec's types for an EmbeddingCollection without data_parallel, for which FBGEMM reads wrong rows of several
 # tables on CPU.
@@ -282,7 +282,7 @@ def distribute(
         path: EmbeddingModuleShardingPlan({name: tables[name] for name in names})
         for path, names in table_collections(model).items()
     }
-    with without_native_stdout():  # some sharding types make process groups
+    with discard_native_stdout():  # some sharding types make process groups
         sharded = DistributedModelParallel(
             model,
             device=device,

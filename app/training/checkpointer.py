@@ -44,15 +44,15 @@ from app.training.state import AGREE_EVERY_STEPS, RunLength, RunState, best_of, 
 from common.compose import ConversionError
 from common.documents import Json, plain_object
 from common.errors import UserError
-from common.files import Need, in_words, require_room
+from common.files import Need, format_bytes, require_room
 from common.keys import shown, values_that_decide_bits
 from common.signals import StopRequest
 from data_prep.dataset.format import (
     MANIFEST_NAME,
     Manifest,
-    correction,
     kept_share,
     load_manifest,
+    logit_correction,
     odds_factor,
     sampling_sentence,
 )
@@ -299,7 +299,7 @@ class TrainedRun(NamedTuple):
             raise UserError(f"correct_sampling=true: {self.root} kept {rows} with label 0{unweighted}; leave it out")
         factor = odds_factor(kept, self.class_weights)
         log.info("correct_sampling: probabilities p are p / (p + (1 - p) / %g), those of all rows", factor)
-        return correction(kept, self.class_weights)
+        return logit_correction(kept, self.class_weights)
 
     def about_sampling(self, corrected: bool) -> Json:
         """Return entries for a command's JSON on what shifts probabilities; empty if nothing does."""
@@ -406,7 +406,7 @@ class Checkpointer:
             number = min(number, 1 + (remaining - 1) // (self.config.every_steps or whole) + evaluations)
         # The bytes of old checkpoints count as free, since they are removed one by one. A whole new one must fit first.
         num_bytes = max(size, number * size - sum(path.stat().st_size for path in old_files))
-        need = Need(self._directory, num_bytes, f"for checkpoints of {in_words(size)}, up to {number} at a time")
+        need = Need(self._directory, num_bytes, f"for checkpoints of {format_bytes(size)}, up to {number} at a time")
         self._session.runtime.on_rank_0(lambda: require_room([need], NO_SPACE))
 
     def due(self, step: int) -> bool:

@@ -59,7 +59,7 @@ from app.trackers import configured_trackers
 from common.documents import convert, decode, encode
 from common.errors import UserError
 from common.keys import shown
-from data_prep.dataset.format import Manifest, correction, kept_share
+from data_prep.dataset.format import Manifest, kept_share, logit_correction
 
 # Optimizer of tables that are not updated: FBGEMM's lookup on CPUs needs one, and this one keeps no state.
 WITHOUT_STATE = {"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": 0.0, "stochastic_rounding": False}
@@ -627,7 +627,7 @@ class Predictor:
             return Evaluation(_figures(name, split.rows, figures), logits[:0], labels[:0])
         kept, class_weights, sums_of_all = kept_share(self.manifest), self.config.loss.class_weights, np.empty(0)
         if rows is not None:  # sampling left none of them out
-            logits, kept = logits + np.float32(correction(kept, class_weights) if corrected else 0), 1.0
+            logits, kept = logits + np.float32(logit_correction(kept, class_weights) if corrected else 0), 1.0
         elif kept and (kept != 1 or class_weights):
             summed = self._for_sums(pooled, logits, labels, weights)
             sums_of_all = self._total(all_rows_sums(*summed, kept=kept, class_weights=class_weights))

@@ -48,13 +48,13 @@ from app.trackers import FILES, Trackers
 from app.training.predictor import task_of
 from app.training.session import Session, StepFigures, TableMeter
 from app.training.state import RunLength, RunState
-from common.cli import coloured
+from common.cli import colour_text
 from common.command import redact
 from common.documents import Json, convert
 from common.extensions import absence
 from common.files import digest_file
 from common.keys import to_plain
-from data_prep.dataset.format import Manifest, sampling_sentence, unseen_values
+from data_prep.dataset.format import Manifest, sampling_sentence, unseen_sentence
 from data_prep.dataset.kinds import misleading_sentences
 
 CHOOSE_ROWS = (  # keys of a manifest's `encoding`
@@ -78,7 +78,7 @@ def describe_dataset(session: Session) -> Dataset:
         sources=[source.get("name") for source in manifest.sources[:MAX_SOURCES]],
         source_md5=manifest.extra.get("source_md5"),
         bayes=manifest.extra.get("bayes"),
-        unseen=unseen_values(manifest),
+        unseen=unseen_sentence(manifest),
         misleading=misleading_sentences(manifest.extra),
         sampling=sampling_sentence(manifest, session.config.loss.class_weights),
     )
@@ -284,8 +284,8 @@ def closing_lines(
     rows = [*_closing_rows(summary, measured_before, remarks)]
     width = max(len(name) for name, _ in rows)
     return [
-        coloured(head, COLOURS.get(summary.status, "bold"), sys.stderr),
-        *(f"  {coloured(name.ljust(width), 'dim', sys.stderr)}  {text}" for name, text in rows),
+        colour_text(head, COLOURS.get(summary.status, "bold"), sys.stderr),
+        *(f"  {colour_text(name.ljust(width), 'dim', sys.stderr)}  {text}" for name, text in rows),
     ]
 
 
@@ -297,7 +297,7 @@ def _closing_rows(summary: Summary, measured_before: int, remarks: Sequence[str]
     if summary.early_stop:
         yield "early stop", summary.early_stop.reason
     for sentence in remarks:
-        yield "attention", coloured(sentence, "yellow", sys.stderr)
+        yield "attention", colour_text(sentence, "yellow", sys.stderr)
     yield from _speed_rows(summary, measured_before)
     kinds = (("train", "training"), ("eval", "evaluation"), ("checkpoint", "checkpoints"))
     rest = max(0.0, seconds.get("total", 0.0) - sum(seconds[key] for key, _ in kinds))

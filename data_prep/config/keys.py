@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import yaml
 
 from common.errors import UserError
-from common.extensions import directories_of_values, with_key_groups
+from common.extensions import add_key_groups, directories_of_values
 from common.keys import MISSING, flat_values, key
 from data_prep.dataset.kinds import SourceKind
 from data_prep.dataset.multi_hot import Distribution, MultiHot
@@ -33,11 +33,11 @@ PICKLED = "--pickled"
 CONFIG_DIRECTORY = Path(__file__).parents[1] / "conf"
 
 
-def ready_made(data: Any, source: DataSource | None, given: Sequence[str]) -> dict[str, Any]:
-    """Return the values that a source implies, and which keys of generators are given, by dotted key.
+def implied_values(data: Any, source: DataSource | None, given: Sequence[str]) -> dict[str, Any]:
+    """Return, by dotted key, the values that a source implies, and `data.generator_settings`: given keys of generators.
 
     Args:
-        data: the composed values of `data`; given: dotted keys from the command line and from files.
+        data: the composed values of `data`. given: dotted keys from the command line and from files.
     """
     keys = [key.removeprefix("data.") for key in given if key.startswith(tuple(f"data.{name}." for name in GENERATORS))]
     values = {"generator_settings": list(dict.fromkeys(keys))} if keys else {}
@@ -152,7 +152,7 @@ class MultiHotConfig:
 
     def bags(self) -> MultiHot | None:
         """Return the bags that ids are expanded to, or None. Raise UserError for invalid values."""
-        return MultiHot.of("data.multi_hot", self.sizes, self.distribution, self.seed)
+        return MultiHot.from_settings("data.multi_hot", self.sizes, self.distribution, self.seed)
 
 
 @dataclass(frozen=True)
@@ -206,7 +206,7 @@ class RandomConfig:
     seed: int = key(0, "decides every byte", at_least=0)
 
 
-@with_key_groups
+@add_key_groups
 @dataclass(frozen=True)
 class DataConfig:
     """Input, encoding and output of preprocessing, and the resources it may use.
@@ -347,16 +347,16 @@ class PrepConfig:
     data: DataConfig = field(default_factory=DataConfig)
 
     implied: ClassVar[tuple[Any, ...]] = (
-        lambda composed, given: ready_made(composed.data, composed.data.source, given),
+        lambda composed, given: implied_values(composed.data, composed.data.source, given),
     )
 
 
 def given_values(data: DataConfig) -> dict[str, Any]:
     """Return the keys that the user or a recipe gave: given keys of generators, others that are not at the default."""
-    usual, values = flat_values(DataConfig()), flat_values(data)
+    defaults, values = flat_values(DataConfig()), flat_values(data)
     return {
         name: values[name]
-        for name, default in usual.items()
+        for name, default in defaults.items()
         if name != "generator_settings"
         and values[name] is not None
         and (name in data.generator_settings if name.partition(".")[0] in GENERATORS else values[name] != default)

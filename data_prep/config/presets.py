@@ -43,11 +43,11 @@ from data_prep.dataset.options import (
 from data_prep.dataset.table_spec import Table
 
 USED_BY_GENERATORS = {"source", "path", "overwrite", "workers", "generator_settings", *GROUPS}
-OF_WHOLE_DAYS = (Encoding.torchrec, Encoding.torchrec_fixed)
+WHOLE_DAY_ENCODINGS = (Encoding.torchrec, Encoding.torchrec_fixed)
 
 
 def validate(data: DataConfig) -> None:
-    """Refuse values out of range, and incompatible keys."""
+    """Refuse values out of range, and keys that contradict each other."""
     check_keys(data, "data.")
     if data.workers is not None and data.scheduler is not None:
         raise UserError("data.workers: has no effect with data.scheduler; the cluster decides their number")
@@ -68,6 +68,7 @@ def validate(data: DataConfig) -> None:
 
 
 def _validate_memory(data: DataConfig) -> None:
+    """Refuse a memory budget that is too small, and chunks that are too large for it."""
     budget = parse_size(data.memory_budget, "data.memory_budget")
     for key, value, limit in (("memory_budget", budget, MIN_MEMORY_BUDGET), ("chunk_bytes", chunk_size(data), 1)):
         if value < limit:
@@ -104,7 +105,7 @@ def refuse_given_splits(data: DataConfig) -> None:
                 f"data.split.{key}={shown(value)}: has no effect with {', '.join(f'data.{each}' for each in splits)}; "
                 f"{remedy}"
             )
-    if data.encoding in OF_WHOLE_DAYS:
+    if data.encoding in WHOLE_DAY_ENCODINGS:
         raise UserError(
             f"data.encoding={data.encoding.value}: TorchRec's layout of days, which knows no given splits; use "
             "vocabulary or hash, or name the days in data.raw"
@@ -123,11 +124,14 @@ def refuse_keys_of_raw_rows(data: DataConfig) -> None:
 
 
 def refuse_other_keys(data: DataConfig, effective_keys: set[str], reason: str) -> None:
-    """Raise UserError for a key of another source, or a key outside `effective_keys`."""
+    """Raise UserError for a key of another source, or a key outside `effective_keys`.
+
+    reason: end of the message, as in "has no effect REASON".
+    """
     refuse_unused_groups(data)
-    usual = DataConfig()
-    for key in vars(usual):
-        if key not in effective_keys and getattr(data, key) != getattr(usual, key):
+    defaults = DataConfig()
+    for key in vars(defaults):
+        if key not in effective_keys and getattr(data, key) != getattr(defaults, key):
             raise UserError(f"data.{key}: has no effect {reason}")
 
 
@@ -311,8 +315,8 @@ KEYS_OF_RULES = {
     "sampling.seed": "sampling_seed",
 }
 OWN_TRANSFORM = DenseTransform.signed_log1p  # default of a user's own table, which may hold any numbers
-SPLIT_IS_THEIRS = (Encoding.dlrm_kaggle, Encoding.amd_blog)  # encodings with a fixed split
-REPEATED = {
+FIXED_SPLIT_ENCODINGS = (Encoding.dlrm_kaggle, Encoding.amd_blog)  # encodings with a fixed split
+REPEATED_PROGRAMS = {
     Encoding.torchrec: "TorchRec's",
     Encoding.torchrec_fixed: "TorchRec's",
     Encoding.dlrm_kaggle: "facebookresearch/dlrm's",
@@ -321,10 +325,11 @@ REPEATED = {
 
 
 def resolve_rules(data: DataConfig, num_sources: int, table: Table | None = None) -> Rules:
-    """Return the rules of an encoding with the user's settings.
+    """Return the rules of an encoding with the user's settings, which are refused where they have no effect.
 
     Args:
-        table: description of the user's own table.
+        num_sources: number of raw files.
+        table: description of the user's own table; None: Criteo's rows.
     """
     encoding, split, is_own = data.encoding or Encoding.vocabulary, data.split, data.schema is not None
     rules = replace(RULES[encoding], dense=OWN_TRANSFORM) if is_own else RULES[encoding]
@@ -335,7 +340,7 @@ def resolve_rules(data: DataConfig, num_sources: int, table: Table | None = None
     for key, owner in (("max_categories", Encoding.amd_blog), ("vocabulary_order", Encoding.vocabulary)):
         if getattr(data, key) is not None and encoding is not owner:
             raise UserError(f"data.{key}: has no effect with data.encoding={encoding.value}")
-    if encoding in SPLIT_IS_THEIRS:
+    if encoding in FIXED_SPLIT_ENCODINGS:
         for key, value, neutral in (
             ("max_ind_range", data.max_ind_range, None),
             ("frequency_threshold", data.frequency_threshold, 1),
@@ -346,14 +351,14 @@ def resolve_rules(data: DataConfig, num_sources: int, table: Table | None = None
         ):
             if value not in (None, neutral):
                 raise UserError(f"data.{key}: data.encoding={encoding.value} does not leave it open")
-        return rules if data.train is None else _of_given_splits(rules)
+        return rules if data.train is None else _adapt_to_given_splits(rules)
     if data.train is not None:
-        rules = _of_given_splits(rules)
+        rules = _adapt_to_given_splits(rules)
         if split == SplitConfig():
             return rules
     has_time = table is not None and table.time is not None
     # The last rows of data.train's files are no days of their own, so chance is the default for Criteo's rows, too.
-    method = (split.method or SplitMethod.auto).resolved(num_sources, is_own or data.train is not None, has_time)
+    method = (split.method or SplitMethod.auto).resolve(num_sources, is_own or data.train is not None, has_time)
     refuse_unused_split_keys(split, method)
     if data.train is not None and not method.algorithm.chooses:
         methods = ", ".join(each.value for each in SplitMethod if each.algorithm.chooses)
@@ -388,7 +393,7 @@ def _split_column(data: DataConfig, method: SplitMethod, table: Table | None) ->
     raise UserError(f"data.split.method={method.value}: {remedy}")
 
 
-def _of_given_splits(rules: Rules) -> Rules:
+def _adapt_to_given_splits(rules: Rules) -> Rules:
     """Return the rules for given splits: only train's rows decide ids, and 0 is the id of unknown values."""
     return replace(
         rules, split=None, held_out=0.0, split_seed=0, test_first=False, fitted_on_train=True, first_id=1, unknown_id=0
@@ -397,22 +402,22 @@ def _of_given_splits(rules: Rules) -> Rules:
 
 def report_differences(rules: Rules) -> None:
     """Print the settings that make rows differ from those of the repeated program, if any, on stderr."""
-    if rules.encoding not in REPEATED:
+    if rules.encoding not in REPEATED_PROGRAMS:
         return
-    usual = RULES[rules.encoding]
+    published_rules = RULES[rules.encoding]
     choices = {
-        "data.dense_transform": (rules.dense.value, usual.dense.value),
-        "data.split.method": (rules.split and rules.split.value, usual.split and usual.split.value),
-        "data.max_ind_range": (rules.max_ind_range, usual.max_ind_range),
-        "data.max_categories": (rules.max_categories, usual.max_categories),
-        "data.sampling.negative_drop_rate": (rules.negative_drop_rate, usual.negative_drop_rate),
+        "data.dense_transform": (rules.dense.value, published_rules.dense.value),
+        "data.split.method": (rules.split and rules.split.value, published_rules.split and published_rules.split.value),
+        "data.max_ind_range": (rules.max_ind_range, published_rules.max_ind_range),
+        "data.max_categories": (rules.max_categories, published_rules.max_categories),
+        "data.sampling.negative_drop_rate": (rules.negative_drop_rate, published_rules.negative_drop_rate),
     }
     if rules.split is None:
         del choices["data.split.method"]
     deviations = [f"{key}={value}" for key, (value, published) in choices.items() if value != published]
     deviations += ["data.train"] if rules.split is None else []
     if deviations:
-        message = f"output will differ from {REPEATED[rules.encoding]} because of {', '.join(deviations)}"
+        message = f"output will differ from {REPEATED_PROGRAMS[rules.encoding]} because of {', '.join(deviations)}"
         print(f"data.encoding={rules.encoding.value}: {message}", file=sys.stderr)
 
 
@@ -439,7 +444,7 @@ def num_embeddings(rules: Rules, num_values: int | None) -> int:
 
 
 # Keys that decide a dataset's rows, and their names in a manifest's `encoding`.
-IN_ENCODING = {
+ENCODING_NAMES = {
     "encoding": "name",
     **KEYS_OF_RULES,
     "dense_transform": "dense_transform",
@@ -466,7 +471,9 @@ class Difference(NamedTuple):
 def compared_keys(settings: Mapping[str, Any], manifest: Manifest) -> dict[str, Any]:
     """Return the given keys that decide a dataset's rows; keys of generators only for the dataset's own generator."""
     groups = {key.partition(".")[0] for key in recorded_keys(manifest)} & set(GENERATORS)
-    decisive = {key: value for key, value in settings.items() if key in IN_ENCODING or key.partition(".")[0] in groups}
+    decisive = {
+        key: value for key, value in settings.items() if key in ENCODING_NAMES or key.partition(".")[0] in groups
+    }
     # A manifest has the sum of such files, not their place.
     return {key: value for key, value in decisive.items() if key not in FILES}
 
@@ -478,19 +485,20 @@ def first_difference(settings: Mapping[str, Any], manifest: Manifest) -> Differe
         recorded_value = recorded.get(key)
         if recorded_value is None and manifest.has_given_splits and key.startswith("split."):
             recorded_value = "files given for each split"
-        if _comparable(key, value, manifest) != recorded_value:
+        if _recorded_form(key, value, manifest) != recorded_value:
             return Difference(key, value, recorded_value)
     return None
 
 
-def _comparable(key: str, value: Any, manifest: Manifest) -> Any:
+def _recorded_form(key: str, value: Any, manifest: Manifest) -> Any:
+    """Return a key's value in the form that a manifest records; None: it has no entry."""
     if key == "chunk_bytes":
         # A size may be written in several ways.
         return parse_size(str(value), f"data.{key}")
     if key == "split.method" and "split" in manifest.encoding:
         table = manifest.encoding.get("table")
         is_own = table is not None or any("split" in source for source in manifest.sources)
-        return SplitMethod[value].resolved(len(manifest.sources), is_own, "time" in (table or {})).value
+        return SplitMethod[value].resolve(len(manifest.sources), is_own, "time" in (table or {})).value
     if key == "multi_hot.sizes":
         sizes = list(MLPERF_SIZES if value == MLPERF_V2 else value)
         return sizes if max(sizes) > 1 else None  # bags of one id are no bags
@@ -501,7 +509,7 @@ def recorded_keys(manifest: Manifest) -> dict[str, Any]:
     """Return the keys that decided a dataset's rows, with the values in force, including resolved ones."""
     encoding = manifest.encoding
     flat = dict(encoding) | {f"multi_hot.{key}": value for key, value in (encoding.get("multi_hot") or {}).items()}
-    recorded = {key: flat[name] for key, name in IN_ENCODING.items() if flat.get(name) is not None}
+    recorded = {key: flat[name] for key, name in ENCODING_NAMES.items() if flat.get(name) is not None}
     if manifest.has_given_splits:
         recorded = {key: value for key, value in recorded.items() if not key.startswith("split.")}
     for group in GENERATORS:
@@ -518,6 +526,6 @@ def keys_in_force(manifest: Manifest) -> dict[str, Any]:
         recorded.pop("encoding", None)
     if name != Encoding.vocabulary.value:
         recorded.pop("vocabulary_order", None)
-    if name in [encoding.value for encoding in SPLIT_IS_THEIRS]:
+    if name in [encoding.value for encoding in FIXED_SPLIT_ENCODINGS]:
         recorded = {key: value for key, value in recorded.items() if not key.startswith("split.")}
     return {key: value for key, value in recorded.items() if key not in FILES}

@@ -44,10 +44,10 @@ from data_prep.dataset.options import (
 from data_prep.dataset.spelling import BAG_KINDS, Bags, charset_named, from_text, pack, unpack
 from data_prep.dataset.table_spec import FORMATS, Table
 from data_prep.dataset.transforms import FITS
-from data_prep.io.arrays import open_array, will_need, write_array
+from data_prep.io.arrays import open_array, prefetch, write_array
 
-SHARD_KINDS = ("labels", "dense", "sparse")
-OF_ALL_ROWS = (DenseTransform.torchrec, DenseTransform.minmax)  # transforms that need a range
+ROW_KINDS = ("labels", "dense", "sparse")  # arrays with one row per sample, which all datasets have
+RANGE_TRANSFORMS = (DenseTransform.torchrec, DenseTransform.minmax)  # transforms that need a range
 
 Count = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 Share = Annotated[float, Meta(ge=0, le=1)]
@@ -190,14 +190,17 @@ def manifest_fault(document: Json) -> str | None:
 
 
 def _contradiction(document: Document, arrays: Sequence[str] = ()) -> str | None:
-    """Return which keys contradict each other; None if none do. arrays: names in a shard; empty: those of rows."""
+    """Return which keys contradict each other; None if none do.
+
+    arrays: names of a shard's arrays; empty: those of a dataset of rows.
+    """
     schema = document.schema
     if tuple(document.num_embeddings) != schema.sparse:
         return "keys 'num_embeddings' and 'schema.sparse' name different sparse features"
     if schema.ragged != tuple(name for name in schema.sparse if name in schema.ragged):
         return "key 'schema.ragged' is not of sparse features, in their order"
-    weights = ["weights"] if schema.weight else []
-    kinds = arrays or [*SHARD_KINDS, *weights, *(BAG_KINDS if schema.ragged else ())]
+    weights = [WEIGHTS] if schema.weight else []
+    kinds = arrays or [*ROW_KINDS, *weights, *(BAG_KINDS if schema.ragged else ())]
     for name, split in document.splits.items():
         if sum(shard.rows for shard in split.shards) != split.rows:
             return f"key 'splits.{name}.rows': split {name!r} has {split.rows} rows, but its shards have others"
@@ -235,7 +238,7 @@ def _encoding_contradiction(encoding: _RawEncoding, schema: Schema) -> str | Non
         return "keys 'encoding.raw_schema' and 'schema' name different multi-hot features"
     if encoding.multi_hot is not UNSET and len(encoding.multi_hot.sizes) != len(raw.sparse):
         return "key 'encoding.multi_hot.sizes' is not of the features of 'encoding.raw_schema'"
-    if encoding.dense_transform in OF_ALL_ROWS and not encoding.dense_range:
+    if encoding.dense_transform in RANGE_TRANSFORMS and not encoding.dense_range:
         return f"key 'encoding.dense_range' is empty, but {encoding.dense_transform.value} needs it"
     for number, bounds in enumerate(encoding.dense_range):
         if not len(bounds.low) == len(bounds.high) == len(schema.dense):
@@ -248,7 +251,7 @@ def _encoding_contradiction(encoding: _RawEncoding, schema: Schema) -> str | Non
 
 
 def _source_contradiction(document: Document, encoding: _RawEncoding) -> str | None:
-    """Return how the numbers of rows read and written contradict each other; negatives may have been dropped."""
+    """Return how the sources contradict the splits or the rows, of which negatives may be dropped; None if not."""
     if encoding.split is None and any(source.split is UNSET for source in document.sources):
         return "key 'encoding.split' is null, but not each of 'sources' has a 'split'"
     if (encoding.split is not None and encoding.split.algorithm.has_column) != (encoding.split_column is not UNSET):
@@ -260,27 +263,28 @@ def _source_contradiction(document: Document, encoding: _RawEncoding) -> str | N
 
 
 def _fit_contradiction(encoding: _RawEncoding) -> str | None:
-    """Return an error if fits are not those of the columns whose own transforms need one, or are malformed.
+    """Return how the fits contradict the transforms, or None.
 
-    The mean weight is a fit, too.
+    Each column with a transform in FITS needs one of as many numbers, and a weighted dataset needs `mean_weight`.
     """
     if bool(encoding.raw_schema.weight) != (encoding.mean_weight is not UNSET):
         return "keys 'encoding.mean_weight' and 'encoding.raw_schema.weight' belong together"
-    fits, fitted = encoding.dense_fits or {}, {}
+    fits, transform_of = encoding.dense_fits or {}, {}
     if encoding.table is not None:
-        fitted = {feature: name for feature, name in encoding.table.transforms if name in FITS}
-    if set(fits) != set(fitted):
+        transform_of = {feature: transform for feature, transform in encoding.table.transforms if transform in FITS}
+    if set(fits) != set(transform_of):
         return "keys 'encoding.dense_fits' and 'encoding.table.transforms' name different columns"
-    for feature, name in fitted.items():
+    for feature, transform in transform_of.items():
         fit = fits[feature]
-        is_possible = fit[-1:] >= [0.0] if name == "standard" else fit == sorted(fit)
-        if len(fit) != FITS[name] or not is_possible or not all(map(isfinite, fit)):
-            return f"key 'encoding.dense_fits.{feature}' is no fit of {name}"
+        # standard: mean and deviation; minmax and quantile: ascending values.
+        is_possible = fit[-1:] >= [0.0] if transform == "standard" else fit == sorted(fit)
+        if len(fit) != FITS[transform] or not is_possible or not all(map(isfinite, fit)):
+            return f"key 'encoding.dense_fits.{feature}' is no fit of {transform}"
     return None
 
 
 def _spelling_contradiction(encoding: _RawEncoding) -> str | None:
-    """Return an error if spellings are not those of the table's sparse columns, or have an unknown name."""
+    """Return an error if spellings are not of the table's sparse columns, or one has an unknown name; None if none."""
     if (encoding.spellings is UNSET) != (encoding.table is None):
         return "key 'encoding.spellings' belongs to 'encoding.table'"
     if encoding.spellings is UNSET or encoding.table is None:
@@ -296,14 +300,14 @@ def _spelling_contradiction(encoding: _RawEncoding) -> str | None:
 
 
 def _table_contradiction(table: Table | None, raw: Schema) -> str | None:
-    """Return an error if the table and the schema of raw rows contradict each other."""
+    """Return an error if the table and the schema of raw rows contradict each other; None if none."""
     if table is None:
         is_criteo = raw == CRITEO
         return None if is_criteo else "key 'encoding.table' is null, but 'encoding.raw_schema' is not of Criteo's rows"
     for key in ("label", "label_kind", "dense", "sparse", "weight"):
         if getattr(table, key) != getattr(raw, key):
             return f"keys 'encoding.table.{key}' and 'encoding.raw_schema.{key}' name different columns"
-    if not set(table.named) <= set(table.names):
+    if not set(table.named_columns) <= set(table.names):
         return "key 'encoding.table.names' lacks columns of 'encoding.table'"
     features = {feature for vector in table.vectors for feature in vector.features}
     if not features | {feature for feature, _ in table.transforms} <= set(table.dense):
@@ -436,8 +440,8 @@ def build_manifest(
     for name in SPLITS:
         rows = sum(shard.rows for split, shard, _ in shards if split == name)
         positives = sum(count for split, _, count in shards if split == name)
-        of_split = [shard for split, shard, _ in shards if split == name]
-        splits[name] = Split(rows, positives / rows if rows and has_rate else None, of_split)
+        split_shards = [shard for split, shard, _ in shards if split == name]
+        splits[name] = Split(rows, positives / rows if rows and has_rate else None, split_shards)
     total = sum(split.rows for split in splits.values())
     return Manifest(
         schema=schema.to_manifest(),
@@ -512,7 +516,6 @@ ARRAY_DTYPES: dict[str, DTypeLike] = {
     "offsets": np.int64,
     WEIGHTS: np.float32,
 }
-ROW_KINDS = ("labels", "dense", "sparse")  # arrays with one row per sample, which all datasets have
 
 
 class ShardArrays(NamedTuple):
@@ -533,7 +536,7 @@ class ShardArrays(NamedTuple):
         """Return rows [start, stop) of a whole shard as views, and let the system read them ahead."""
         # At each access the system would read few pages; it reads the whole range if it is told in advance.
         for array in self[:3]:
-            will_need(array, start, stop)
+            prefetch(array, start, stop)
         rows = slice(start, stop)
         bags = tuple(bags.part(start, stop) for bags in self.bags)
         weights = None if self.weights is None else self.weights[rows]
@@ -559,19 +562,19 @@ def write_shard(
 def open_shard(root: Path, split: str, shard: Shard, manifest: Manifest) -> ShardArrays:
     """Memory-map one shard and check its files' sizes, shapes and dtypes (not their checksums: `verify_shard`)."""
 
-    def open_array(kind: str, shape: tuple[int, ...]) -> NDArray[Any]:
-        return _open_array(root, split, shard, kind, (shape, dtypes.get(kind, np.dtype(ARRAY_DTYPES[kind]))))
+    def open_kind(kind: str, shape: tuple[int, ...]) -> NDArray[Any]:
+        return _open_checked(root, split, shard, kind, (shape, dtypes.get(kind, np.dtype(ARRAY_DTYPES[kind]))))
 
     dtypes = {"labels": manifest.label_kind.dtype, "dense": manifest.dense_dtype}
     num_ragged = len(manifest.ragged)
-    labels = open_array("labels", (shard.rows, 1))
-    dense = open_array("dense", (shard.rows, len(manifest.schema["dense"])))
-    sparse = open_array("sparse", (shard.rows, len(manifest.schema["sparse"]) - num_ragged))
-    weights = open_array(WEIGHTS, (shard.rows, 1)) if manifest.weight else None
+    labels = open_kind("labels", (shard.rows, 1))
+    dense = open_kind("dense", (shard.rows, len(manifest.schema["dense"])))
+    sparse = open_kind("sparse", (shard.rows, len(manifest.schema["sparse"]) - num_ragged))
+    weights = open_kind(WEIGHTS, (shard.rows, 1)) if manifest.weight else None
     if not num_ragged:
         return ShardArrays(labels, dense, sparse, weights=weights)
-    offsets = open_array("offsets", (num_ragged * shard.rows + 1,))
-    values = open_array("values", (int(offsets[-1]),))
+    offsets = open_kind("offsets", (num_ragged * shard.rows + 1,))
+    values = open_kind("values", (int(offsets[-1]),))
     return ShardArrays(labels, dense, sparse, unpack(values, offsets, num_ragged), weights)
 
 
@@ -580,16 +583,17 @@ def mean_bag_sizes(root: Path, manifest: Manifest, split: str = "train") -> dict
     ids, rows = np.zeros(len(manifest.ragged)), 0
     shards = manifest.splits[split].shards if manifest.ragged and split in manifest.splits else []
     for shard in (shard for shard in shards if shard.rows):
-        kind = ((len(manifest.ragged) * shard.rows + 1,), np.dtype(ARRAY_DTYPES["offsets"]))
+        expected = ((len(manifest.ragged) * shard.rows + 1,), np.dtype(ARRAY_DTYPES["offsets"]))
         # Each rows-th offset is where a feature ends, so a few pages of the file tell the sizes.
-        ids += np.diff(_open_array(root, split, shard, "offsets", kind)[:: shard.rows])
+        ids += np.diff(_open_checked(root, split, shard, "offsets", expected)[:: shard.rows])
         rows += shard.rows
     return dict(zip(manifest.ragged, (ids / rows).tolist(), strict=True)) if rows else {}
 
 
-def _open_array(
+def _open_checked(
     root: Path, split: str, shard: Shard, kind: str, expected: tuple[tuple[int, ...], np.dtype[Any]]
 ) -> NDArray[Any]:
+    """Memory-map one array of a shard; refuse other bytes than the manifest's, and a shape and dtype not `expected`."""
     path = shard_path(root, split, shard.name, kind)
     try:
         size = path.stat().st_size
@@ -610,7 +614,7 @@ def _open_array(
 
 
 def verify_shard(root: Path, split: str, shard: Shard) -> None:
-    """Compare one shard's files with the manifest's checksums. The error names the first file that differs."""
+    """Compare one shard's files with the manifest's checksums; the error names the first file that differs."""
     for kind, expected in shard.files.items():
         verify_file(shard_path(root, split, shard.name, kind), expected)
 
@@ -638,8 +642,11 @@ NAMED_SHARE = 0.2  # a larger share is reported
 SHOWN_COLUMNS = 4
 
 
-def unseen_values(manifest: Manifest) -> str | None:
-    """Return a sentence on columns with many held-out values that are not in train, with a remedy; None if none."""
+def unseen_sentence(manifest: Manifest) -> str | None:
+    """Return a sentence on columns with a share above NAMED_SHARE of held-out values not in train; None without one.
+
+    It names SHOWN_COLUMNS of them, and a remedy.
+    """
     shares = manifest.extra.get(UNSEEN) or {}
     large = {name: share for name, share in shares.items() if share > NAMED_SHARE}
     if not large:
@@ -647,7 +654,7 @@ def unseen_values(manifest: Manifest) -> str | None:
     ordered = sorted(large, key=lambda name: -large[name])
     column_list = ", ".join(f"{name} ({large[name]:.0%})" for name in ordered[:SHOWN_COLUMNS])
     more = f" and {len(large) - SHOWN_COLUMNS} more columns" if len(large) > SHOWN_COLUMNS else ""
-    if manifest.encoding.get("split") in [each.value for each in SplitMethod if each.algorithm.reads == "values"]:
+    if manifest.encoding.get("split") in [method.value for method in SplitMethod if method.algorithm.reads == "values"]:
         column = manifest.encoding["split_column"]
         remedy = f"the score is of new values, as data.split puts all rows of a value of {column} into one split"
     elif any("split" in source for source in manifest.sources):
@@ -668,17 +675,17 @@ def kept_share(manifest: Manifest) -> float:
 
 
 def odds_factor(kept: float, class_weights: Sequence[float] | None) -> float:
-    """Return the factor f that turns a probability p into p / (p + (1 - p) / f), the rate over all rows.
+    """Return the factor f that turns a predicted probability p into p / (p + (1 - p) / f), the rate over all rows.
 
-    Keeping a share of the negatives multiplies the odds of a click by 1 / kept; weights of label 0 and 1 multiply them
-    by their ratio.
+    Keeping the share `kept` of the negatives multiplies the odds of a click by 1 / kept. The weights of label 0 and 1
+    multiply them by their ratio; None: both 1.
     """
     negative, positive = class_weights or (1.0, 1.0)
     return kept * negative / positive
 
 
-def correction(kept: float, class_weights: Sequence[float] | None = None) -> float:
-    """Return the logit offset of `odds_factor`.
+def logit_correction(kept: float, class_weights: Sequence[float] | None = None) -> float:
+    """Return what to add to predicted logits so that they give rates over all rows: the logarithm of `odds_factor`.
 
     Raises:
         ValueError: no row with label 0 was kept.
@@ -710,8 +717,8 @@ BLOCK_ROWS = 256  # rows read together
 INCREMENT = np.uint64(0x9E3779B97F4A7C15)
 
 
-def mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Apply Sebastiano Vigna's splitmix64, a bijection of 64 bits, to each value."""
+def splitmix64(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Return 64 mixed bits of each value, by Sebastiano Vigna's generator of that name, a bijection."""
     # Neighbouring numbers get unrelated hashes, so the hashes of any numbers are a fair sample.
     mixed = values + INCREMENT
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -720,27 +727,32 @@ def mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def sampled_blocks(rows: int, share: float, number: int, block_rows: int) -> list[tuple[int, int]]:
-    """Return the bounds of the sampled blocks of a shard; a hash of shard and block numbers chooses them."""
+    """Return [start, stop) of the sampled blocks of a shard of `rows` rows.
+
+    Args:
+        share: probability of each block; a hash of shard and block numbers decides.
+        number: the shard's number in its split.
+    """
     starts = np.arange(0, rows, block_rows)
     if share < 1:
         # The shard's number belongs to the hash, or all shards would have the same blocks.
-        hashes = mix(np.arange(len(starts)).astype(np.uint64) + (np.uint64(number) << np.uint64(32)))
+        hashes = splitmix64(np.arange(len(starts)).astype(np.uint64) + (np.uint64(number) << np.uint64(32)))
         starts = starts[hashes < np.uint64(int(share * 2**64))]
     return [(start, min(start + block_rows, rows)) for start in starts.tolist()]
 
 
 def rows_of_blocks(blocks: Sequence[tuple[int, int]]) -> NDArray[np.int64]:
-    """Return the row numbers in the blocks, in order."""
+    """Return the row numbers in the blocks [start, stop), in order."""
     return np.concatenate([np.zeros(0, np.int64), *(np.arange(start, stop) for start, stop in blocks)])
 
 
 def sampled_rows(rows: int, share: float, number: int) -> NDArray[np.int64]:
-    """Return the sampled row numbers of a shard, in blocks of BLOCK_ROWS."""
+    """Return the sampled row numbers of shard `number` with `rows` rows, in blocks of BLOCK_ROWS."""
     return rows_of_blocks(sampled_blocks(rows, share, number, BLOCK_ROWS))
 
 
-def sampled_split(shard_rows: Sequence[int], limit: int | None) -> list[NDArray[np.int64]]:
-    """Return the sampled row numbers within each shard of a split: all rows, or at most `limit`."""
+def sample_split(shard_rows: Sequence[int], limit: int | None) -> list[NDArray[np.int64]]:
+    """Return the sampled row numbers within each shard of a split: at most `limit` in all; None: all rows."""
     total = sum(shard_rows)
     share = 1.0 if limit is None or limit >= total else limit / total
     parts, rows_left = [], total if limit is None else limit
@@ -752,8 +764,8 @@ def sampled_split(shard_rows: Sequence[int], limit: int | None) -> list[NDArray[
     return parts
 
 
-def sampled_numbers(shard_rows: Sequence[int], limit: int | None) -> NDArray[np.int64]:
-    """Return the rows of `sampled_split` by their numbers within the split, in order."""
+def sampled_row_numbers(shard_rows: Sequence[int], limit: int | None) -> NDArray[np.int64]:
+    """Return the rows that `sample_split` chooses by their numbers within the split, in order."""
     starts = np.cumsum([0, *shard_rows])
-    parts = sampled_split(shard_rows, limit)
+    parts = sample_split(shard_rows, limit)
     return np.concatenate([np.zeros(0, np.int64), *(start + part for start, part in zip(starts, parts, strict=False))])

@@ -105,12 +105,12 @@ def dataset_kinds() -> list[DatasetKind]:
 
 
 def kind_of(encoding: str | None) -> DatasetKind:
-    """Return the kind of a dataset by the name of its encoding."""
+    """Return the kind of a dataset by the name of its encoding; rows for a name that no other kind has."""
     return next((kind for kind in dataset_kinds() if kind.parts is not None and kind.name == encoding), ROWS)
 
 
-def described_kind(schema: Any) -> DatasetKind:
-    """Return the kind of dataset that the content of a YAML schema describes."""
+def kind_of_schema(schema: Any) -> DatasetKind:
+    """Return the kind of dataset that a YAML schema's content describes: by its keys, else rows."""
     keys = set(schema) if isinstance(schema, dict) else set()
     return next((kind for kind in dataset_kinds() if kind.described_by & keys), ROWS)
 
@@ -146,12 +146,12 @@ def data_checks() -> list[DataCheck]:
 
 def misleading_sentences(extra: Json) -> list[str]:
     """Return the warnings for a manifest's `extra`. A check without figures there gives none."""
-    of_checks = [check.sentences(extra[check.name]) for check in data_checks() if check.name in extra]
-    return [*_shared_values(extra), *chain.from_iterable(of_checks)]
+    check_sentences = [check.sentences(extra[check.name]) for check in data_checks() if check.name in extra]
+    return [*_shared_id_sentences(extra), *chain.from_iterable(check_sentences)]
 
 
-def _shared_values(extra: Json) -> list[str]:
-    """Return sentences on columns of which NAMED_SHARE of the values share an id because of the tables' sizes."""
+def _shared_id_sentences(extra: Json) -> list[str]:
+    """Return sentences on columns in which many values share an id because of the tables' sizes."""
     from common.documents import convert
 
     shared = convert(extra.get(SHARED_IDS, {}), dict[str, dict[str, float]], f"extra.{SHARED_IDS}")

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from common.documents import Json, decode
 from common.errors import UserError
-from common.files import FileDigest, digest_file, in_words, sync, write_atomically
+from common.files import FileDigest, digest_file, format_bytes, sync, write_atomically
 from common.jit import copy_16, jit, prefetch
 from data_prep.dataset.options import to_json
 from data_prep.dataset.spelling import Bags
@@ -57,11 +57,14 @@ class MultiHot:
     seed: int = 0
 
     @classmethod
-    def of(cls, key: str, sizes: Any, distribution: Distribution | None, seed: int | None) -> "MultiHot | None":
-        """Build from the settings under `key`; None if no sizes are given.
+    def from_settings(
+        cls, key: str, sizes: Any, distribution: Distribution | None, seed: int | None
+    ) -> "MultiHot | None":
+        """Build from the settings under `key`; None if no sizes are given. Raise UserError for invalid settings.
 
         Args:
             sizes: ids per bag of each feature, or the name mlperf_v2.
+            distribution: None: uniform. seed: None: 0.
         """
         if sizes is None:
             for name, value in (("distribution", distribution), ("seed", seed)):
@@ -130,7 +133,7 @@ class MultiHotTables:
             count: called with the bytes drawn since its last call; None: a large draw prints a line on stderr.
         """
         bags.check(len(num_embeddings))
-        directory, content = _place_of(parent, num_embeddings, bags)
+        directory, content = _locate_tables(parent, num_embeddings, bags)
         path = directory / RECORD_NAME
         files = [
             None if size == 1 else (table_path(directory, feature), HEADER_BYTES + ID_BYTES * rows * size)
@@ -143,7 +146,7 @@ class MultiHotTables:
                     # Whoever waited for the lock may find the tables drawn, so they are looked for a second time.
                     if not _are_complete(path, content, files):
                         path.unlink(missing_ok=True)
-                        _clear(directory, bags.table_bytes(num_embeddings), key)
+                        _remove_leftovers(directory, bags.table_bytes(num_embeddings), key)
                         _draw_tables(directory, num_embeddings, bags, count)
                         write_atomically(path, content)
             except OSError as error:
@@ -193,7 +196,7 @@ def verify_tables(parent: Path, num_embeddings: Sequence[int], bags: MultiHot) -
     Raises:
         UserError: as `verify_sums` does.
     """
-    directory, content = _place_of(parent, num_embeddings, bags)
+    directory, content = _locate_tables(parent, num_embeddings, bags)
     record, sums = directory / RECORD_NAME, directory / SUMS_NAME
     if not record.is_file() or record.read_bytes() != content or not sums.is_file():
         return False
@@ -202,7 +205,7 @@ def verify_tables(parent: Path, num_embeddings: Sequence[int], bags: MultiHot) -
 
 
 def verify_sums(path: Path) -> None:
-    """Compare the tables beside a file of checksums with the file."""
+    """Compare the tables beside a file of checksums with it. Raise UserError for the first that differs."""
     try:
         sums = decode(path.read_bytes(), dict[str, FileDigest])
         mismatches = [name for name, expected in sums.items() if digest_file(path.with_name(name)) != expected]
@@ -214,7 +217,7 @@ def verify_sums(path: Path) -> None:
         )
 
 
-def _place_of(parent: Path, num_embeddings: Sequence[int], bags: MultiHot) -> tuple[Path, bytes]:
+def _locate_tables(parent: Path, num_embeddings: Sequence[int], bags: MultiHot) -> tuple[Path, bytes]:
     """Return the tables' directory, whose name is a hash of the settings, and the content of its record."""
     # A hash of the settings lets tables of several settings lie in one directory.
     record = {"num_embeddings": list(num_embeddings), **bags.to_plain()}
@@ -224,12 +227,15 @@ def _place_of(parent: Path, num_embeddings: Sequence[int], bags: MultiHot) -> tu
 
 @jit
 def _copy_bags(table: NDArray[np.int32], size: int, ids: NDArray[np.int32], out: NDArray[np.int32]) -> bool:
-    """Copy the bag of each id from the flat table; return False if an id is outside it.
+    """Copy the bag of each id from the flat table to `out`; return False if an id is outside it.
 
     Copies whole vectors: the next bag overwrites the values copied beyond a bag's end.
+
+    Args:
+        table: [num_embeddings * size]. ids: [rows]. out: [rows * size].
     """
     whole = -(-size // LANES) * LANES
-    at = 0
+    end = 0  # values of `out` that are written
     for row in range(len(ids)):
         # Bags lie at random places of a table beyond the caches, so a later row's lines are fetched ahead.
         if row + PREFETCHED_ROWS < len(ids):
@@ -239,13 +245,13 @@ def _copy_bags(table: NDArray[np.int32], size: int, ids: NDArray[np.int32], out:
         start = np.int64(ids[row]) * size
         if start < 0 or start + size > len(table):
             return False
-        if start + whole <= len(table) and at + whole <= len(out):
+        if start + whole <= len(table) and end + whole <= len(out):
             for value in range(0, size, LANES):
-                copy_16(out, at + value, table, start + value)
+                copy_16(out, end + value, table, start + value)
         else:
             for value in range(size):
-                out[at + value] = table[start + value]
-        at += size
+                out[end + value] = table[start + value]
+        end += size
     return True
 
 
@@ -267,15 +273,15 @@ def _are_complete(record: Path, content: bytes, files: list[tuple[Path, int] | N
     return all(file[0].is_file() and file[0].stat().st_size == file[1] for file in files if file is not None)
 
 
-def _clear(directory: Path, table_bytes: int, key: str) -> None:
+def _remove_leftovers(directory: Path, table_bytes: int, key: str) -> None:
     """Remove tables without a record, which a killed process left, and check the disk space for new ones."""
     for leftover in (*directory.glob("*.npy"), *directory.glob("*.npy.*")):
         leftover.unlink()
     free = shutil.disk_usage(directory).free
     if table_bytes > free:
         raise UserError(
-            f"{directory}: the multi-hot tables need {in_words(table_bytes)}, {in_words(free)} are free; free some, "
-            f"or choose another {key}"
+            f"{directory}: the multi-hot tables need {format_bytes(table_bytes)}, {format_bytes(free)} are free; free "
+            f"some, or choose another {key}"
         )
 
 
@@ -285,7 +291,7 @@ def _draw_tables(
     """Draw the bags of all ids, table by table, in blocks."""
     table_bytes = bags.table_bytes(num_embeddings)
     if count is None and table_bytes > REPORTED_BYTES:
-        print(f"{directory}: drawing {in_words(table_bytes)} of multi-hot tables, once", file=sys.stderr)
+        print(f"{directory}: drawing {format_bytes(table_bytes)} of multi-hot tables, once", file=sys.stderr)
     sums = {}
     rng = np.random.RandomState(bags.seed)  # the reference's generator
     for feature, (rows, size) in enumerate(zip(num_embeddings, bags.sizes, strict=True)):
@@ -296,8 +302,8 @@ def _draw_tables(
         step = max(1, BLOCK_VALUES // size)
         for start in range(0, rows, step):
             stop = min(start + step, rows)
-            further = _draw(rng, bags.distribution, rows, (stop - start, size - 1))
-            writer.append(np.concatenate((np.arange(start, stop)[:, None], further), axis=1, dtype=np.int32))
+            other_ids = _draw_ids(rng, bags.distribution, rows, (stop - start, size - 1))
+            writer.append(np.concatenate((np.arange(start, stop)[:, None], other_ids), axis=1, dtype=np.int32))
             if count is not None:
                 count(ID_BYTES * (stop - start) * size)
         sums[writer.path.name] = asdict(writer.close())
@@ -305,10 +311,10 @@ def _draw_tables(
     write_atomically(directory / SUMS_NAME, (json.dumps(sums) + "\n").encode())
 
 
-def _draw(
+def _draw_ids(
     rng: np.random.RandomState, distribution: Distribution, rows: int, shape: tuple[int, int]
 ) -> NDArray[np.integer]:
-    """Draw ids below `rows`."""
+    """Draw ids from 0 to rows - 1, in the given shape, as the reference draws them."""
     if distribution is Distribution.uniform:
         return rng.randint(0, rows, size=shape)
     variates = rng.pareto(a=PARETO_SHAPE, size=shape)

@@ -12,7 +12,7 @@ from msgspec import Meta, Struct
 
 from common.documents import Json, decode
 from common.errors import UserError
-from common.extensions import row_with, rows_of_extensions
+from common.extensions import row_constructor, rows_of_extensions
 from data_prep.dataset.kinds import ROWS, NamedSource, SourceKind
 
 OWN_FILES = SourceKind()
@@ -31,7 +31,7 @@ class DataSource(Enum):
         SourceKind(
             ROWS,
             "data_prep.synthetic:synthetic_sources",
-            "data_prep.synthetic:raw_directory",
+            "data_prep.synthetic:days_directory",
             group="synthetic",
             figures="data_prep.stages.generate:figures",
         ),
@@ -45,7 +45,7 @@ class DataSource(Enum):
 
     _value_: str
     kind: SourceKind
-    __new__ = row_with("kind")
+    __new__ = row_constructor("kind")
 
 
 GROUPS = tuple(dict.fromkeys(source.kind.group for source in DataSource if source.kind.group))
@@ -155,8 +155,8 @@ class SplitAlgorithm:
         return self.is_random or bool(self.chooses)
 
 
-def _rounded_down(by_source: Sequence[int], share: float) -> int:
-    """Return a share of the rows; at least one row each for val and test, unless there are too few rows."""
+def _hold_out_share(by_source: Sequence[int], share: float) -> int:
+    """Return how many rows a share is; at least one row each for val and test, unless there are too few rows."""
     # In float64, a product that should be a whole number may lie slightly below it.
     rows = int(sum(by_source) * share + 1e-9)
     return max(rows, 2) if share and sum(by_source) > 2 else rows
@@ -181,27 +181,28 @@ class SplitMethod(Enum):
 
     auto = "auto", SplitAlgorithm()
     last_day = "last_day", SplitAlgorithm(lambda by_source, _: by_source[-1], has_share=False, needs_several=True)
-    fraction = "fraction", SplitAlgorithm(_rounded_down)
-    random = "random", SplitAlgorithm(chooses=f"{_CHOICES}:by_chance", is_random=True)
+    fraction = "fraction", SplitAlgorithm(_hold_out_share)
+    random = "random", SplitAlgorithm(chooses=f"{_CHOICES}:choose_by_chance", is_random=True)
     # Like scikit-learn's function, this rounds up.
     scikit_learn = (
         "scikit_learn",
         SplitAlgorithm(lambda by_source, share: ceil(sum(by_source) * share), is_random=True, has_val=False),
     )
 
-    time = "time", SplitAlgorithm(_rounded_down, f"{_CHOICES}:by_time", "times")
-    group = "group", SplitAlgorithm(chooses=f"{_CHOICES}:by_group", reads="values", is_random=True)
-    stratified = "stratified", SplitAlgorithm(_rounded_down, f"{_CHOICES}:by_label", "labels", is_random=True)
+    time = "time", SplitAlgorithm(_hold_out_share, f"{_CHOICES}:choose_by_time", "times")
+    group = "group", SplitAlgorithm(chooses=f"{_CHOICES}:choose_by_group", reads="values", is_random=True)
+    stratified = "stratified", SplitAlgorithm(_hold_out_share, f"{_CHOICES}:choose_by_label", "labels", is_random=True)
 
     _value_: str
     algorithm: SplitAlgorithm
-    __new__ = row_with("algorithm")
+    __new__ = row_constructor("algorithm")
 
-    def resolved(self, num_sources: int, is_own: bool, has_time: bool = False) -> "SplitMethod":
+    def resolve(self, num_sources: int, is_own: bool, has_time: bool = False) -> "SplitMethod":
         """Replace `auto` by the method it stands for. Raise UserError for too few raw files.
 
         Args:
-            is_own: whether rows are of the user's own table; has_time: whether its schema names a time column.
+            num_sources: number of raw files.
+            is_own: whether rows are of the user's own table. has_time: whether its schema names a time column.
         """
         if self is SplitMethod.auto and is_own:
             # A table may be sorted by any of its columns.
@@ -256,7 +257,7 @@ class Schema(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True
 
 
 def to_json(entry: object) -> Json:
-    """Convert to plain dicts, lists and values, as JSON returns them, without fields that have their defaults."""
+    """Convert a Struct to plain values, as JSON returns them, without fields that have their defaults."""
     # Decode first: before Python 3.11 an empty tuple may not be the default object, and would be written.
     return decode(msgspec.json.encode(decode(msgspec.json.encode(entry), type(entry))), Json)
 

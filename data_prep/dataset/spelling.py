@@ -129,6 +129,7 @@ class Dialect(NamedTuple):
             yield pattern.sub(self._double_escape, line) if mark in line else line
 
     def _double_escape(self, match: re.Match[str]) -> str:
+        """Return a field that marks a missing value with its escape doubled, and any other escape as it is."""
         return match[0] if match[1] is None else f"{match[1]}{self.escape}{self.escape}N"
 
     @property
@@ -176,18 +177,18 @@ class Form(IntFlag):
 
 
 LIST_SEPARATOR = "|"  # joins a list's values to one text
-_OF_WORDS = {
+WORD_FORMS = {
     word: form
     for form, words in zip((Form.TITLE, Form.LOWER, Form.UPPER), WORDS.values(), strict=True)
     for word in words
 }
-_WORD_FORMS = Form.TITLE | Form.LOWER | Form.UPPER
+ANY_WORD_FORM = Form.TITLE | Form.LOWER | Form.UPPER
 
 
 def form_of(text: str) -> Form:
     """Return the spelling of one text; TEXT alone if it is neither a boolean nor a number."""
-    if text in _OF_WORDS:
-        return Form.TEXT | _OF_WORDS[text]
+    if text in WORD_FORMS:
+        return Form.TEXT | WORD_FORMS[text]
     if not re.fullmatch(NUMBER, text):
         return Form.TEXT
     is_plain, value = re.fullmatch(PLAIN, text) is not None, float(text)
@@ -204,15 +205,15 @@ def forms_of_texts(texts: Any) -> Form:
     """Return the spellings in an Arrow array of distinct texts."""
     import pyarrow as pa
     import pyarrow.compute as pc
-    # Few texts are judged one by one: integers have three forms at most, and most other texts are no numbers.
 
+    # Few texts are judged one by one: integers have three forms at most, and most other texts are no numbers.
     rest, examples = texts, list(texts[:1].to_pylist())
     for is_plain in (are_digits, lambda part: pc.match_substring_regex(part, f"^({PLAIN})$")):
         mask = is_plain(rest)
         # Of three different integers, one is neither 0 nor 1.
         examples += rest.filter(mask)[:3].to_pylist()
         rest = rest.filter(pc.invert(mask))
-    words = pc.is_in(rest, value_set=pa.array(list(_OF_WORDS), pa.string()))
+    words = pc.is_in(rest, value_set=pa.array(list(WORD_FORMS), pa.string()))
     examples += rest.filter(pc.or_(words, pc.match_substring_regex(rest, f"^({NUMBER})$"))).to_pylist()
     return reduce(or_, map(form_of, examples), Form(0))
 
@@ -266,7 +267,7 @@ def compared_text(value: Any) -> str:
 def spell(value: Any, forms: Form) -> str | None:
     """Return the text of a typed value in a column with these spellings; None if it has none, or more than one."""
     if isinstance(value, bool):
-        words = forms & _WORD_FORMS
+        words = forms & ANY_WORD_FORM
         if words:
             name = (words.name or "").lower()
             return WORDS[name][value] if name in WORDS else None
@@ -281,8 +282,9 @@ def spell(value: Any, forms: Form) -> str | None:
     return None
 
 
-def is_other_spelling(text: str) -> bool:
-    """Return whether a text reads as a boolean or number that a column with typed rows spells otherwise."""
+def reads_as_untyped(text: str) -> bool:
+    """Return whether a text is a boolean or number in a form other than a plain integer, such as 3."""
+    # A column of typed values holds plain integers alone; true and false are 1 and 0 there.
     return bool(form_of(text) & ~(Form.TEXT | Form.NOT_BINARY | Form.PLAIN))
 
 
@@ -305,7 +307,10 @@ MAX_DIGITS = 19  # every whole number below 2^63 has at most as many
 
 
 def text_values(texts: Any) -> NDArray[np.uint64]:
-    """Return `text_key` of each text of an Arrow array, [n] uint64."""
+    """Return the 64-bit value of each text of an Arrow array, [n] uint64.
+
+    A whole number below 2^63 has itself, and any other text a hash with the highest bit set.
+    """
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -316,13 +321,14 @@ def text_values(texts: Any) -> NDArray[np.uint64]:
     values = np.empty(len(texts), np.uint64)
     values[is_number] = numbers
     is_number[is_number] = numbers < HASHED
-    values[~is_number] = _hashes(texts.filter(pa.array(~is_number)).cast(pa.binary()))
+    values[~is_number] = _hash_texts(texts.filter(pa.array(~is_number)).cast(pa.binary()))
     return values
 
 
-def _hashes(texts: Any) -> NDArray[np.uint64]:
-    """Return the hash of each text; in parts, since Python objects take much memory."""
+def _hash_texts(texts: Any) -> NDArray[np.uint64]:
+    """Return the hash of each text of an Arrow array, with the highest bit set: [n] uint64."""
     hashes = np.empty(len(texts), np.uint64)
+    # Python objects take much memory, so only some texts are such at a time.
     for start in range(0, len(texts), HASHED_AT_ONCE):
         part = texts.slice(start, HASHED_AT_ONCE).to_pylist()
         hashes[start : start + len(part)] = np.frombuffer(b"".join(map(text_hash, part)), "<u8")

@@ -63,7 +63,7 @@ def parse_rule(rule: str) -> LabelRule:
     return LabelRule(name, value, False)
 
 
-RULE = re.compile(rf"\s*({'|'.join(COMPARISONS)})\s*({NUMBER})\s*")  # rule for events of a log, see `meets`
+RULE = re.compile(rf"\s*({'|'.join(COMPARISONS)})\s*({NUMBER})\s*")  # rule for events of a log, see `meets_rule`
 
 FORMATS = {  # module and class of each file format, by name; a file has the first format that accepts it
     "parquet": ("data_prep.parsing.readers", "Parquet"),
@@ -191,8 +191,8 @@ class Table(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
         return [(index, names[feature]) for index, feature in enumerate(self.dense) if feature in names]
 
     @property
-    def named(self) -> tuple[str, ...]:
-        """Return all columns that the schema names."""
+    def named_columns(self) -> tuple[str, ...]:
+        """Return all columns that the schema names: label, weight, those of features, and the time."""
         time = () if self.time is None else (self.time.column,)
         return tuple(dict.fromkeys((*self.targets, *self.inputs, *time)))
 

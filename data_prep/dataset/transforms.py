@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-FITS = {"standard": 2, "minmax": 2, "quantile": 257}  # the numbers of each fit
+FITS = {"standard": 2, "minmax": 2, "quantile": 257}  # how many numbers each fit has
 LARGEST, LARGEST_FLOAT32 = float(np.finfo(np.float64).max), float(np.finfo(np.float32).max)
 
 
@@ -41,13 +41,17 @@ def transform_columns(dense: NDArray[Any], transforms: Sequence[ColumnTransform]
 
 
 def transform_column(numbers: NDArray[np.float64], name: str, fit: Sequence[float] = ()) -> NDArray[np.float32]:
-    """Transform numbers [rows]; a result beyond float32 becomes its largest number, as of val's and new rows."""
+    """Transform numbers [rows]; fit: as in the module's docstring.
+
+    A result beyond float32, which values of val and new rows may have, becomes float32's largest number.
+    """
     with np.errstate(over="ignore"):
-        result = _transformed(numbers, name, fit)
+        result = _apply_transform(numbers, name, fit)
     return np.clip(result, -LARGEST_FLOAT32, LARGEST_FLOAT32).astype(np.float32)
 
 
-def _transformed(numbers: NDArray[np.float64], name: str, fit: Sequence[float]) -> NDArray[np.float64]:
+def _apply_transform(numbers: NDArray[np.float64], name: str, fit: Sequence[float]) -> NDArray[np.float64]:
+    """Transform numbers [rows] in float64; fit: as in the module's docstring."""
     if name == "raw":
         return numbers
     if name == "log1p":

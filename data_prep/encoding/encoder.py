@@ -78,7 +78,7 @@ from data_prep.parsing.formats import (
 )
 from data_prep.parsing.labels import convert_rows
 from data_prep.parsing.raw_rows import Locator, RawRows, TableBlock, numbered_rows
-from data_prep.parsing.readers import Text, column_of, read_names, read_objects, refuse_constants
+from data_prep.parsing.readers import Text, gather_column, read_names, read_objects, refuse_constants
 from data_prep.sources.discover import DAMAGE, Source, packing_of, resolve_sources
 
 DELIMITERS = {".csv": ",", ".tsv": "\t", ".txt": "\t"}
@@ -185,16 +185,17 @@ def _read_text(path: Path, content: bytes, suffix_delimiter: str, shape: Shape) 
 
 
 def require_distinct(location: str, names: Sequence[str], required_columns: Collection[str] | None) -> None:
-    """Raise UserError for a name that two columns have; None: of any column, else of a required one."""
+    """Raise UserError for a name that two columns have, if it is required; required_columns None: for any."""
     for name in names:
         if names.count(name) > 1 and (required_columns is None or name in required_columns):
             raise UserError(f"{location}: a column is named twice, {name}; rename one")
 
 
 def _read_parquet(path: Path, required_columns: Collection[str] | None) -> NewRows:
+    """Read a Parquet file, or the files of a directory, whose partitions NAME=VALUE become columns of text."""
     try:
         tables = []
-        for part, partitions in _parts(path):
+        for part, partitions in _partition_files(path):
             with pq.ParquetFile(part) as file:  # unlike read_table, accepts two columns of one name
                 table = file.read()
             for name, value in partitions:
@@ -210,7 +211,7 @@ def _read_parquet(path: Path, required_columns: Collection[str] | None) -> NewRo
     return NewRows(str(path), columns, range(1, table.num_rows + 1))
 
 
-def _parts(path: Path) -> list[tuple[Path, tuple[tuple[str, str | None], ...]]]:
+def _partition_files(path: Path) -> list[tuple[Path, tuple[tuple[str, str | None], ...]]]:
     """Return the files of a path (a file or directory), each with its partitions NAME=VALUE."""
     if not path.is_dir():
         return [(path, ())]
@@ -245,7 +246,7 @@ def rows_of_objects(name: str, objects: Mapping[int, Mapping[str, Any]]) -> NewR
     """Return objects by the numbers of their rows; an object may lack columns."""
     names = list(dict.fromkeys(column for item in objects.values() for column in item))
     absent = {column: [index for index, item in enumerate(objects.values()) if column not in item] for column in names}
-    columns = {column: column_of(objects, column) for column in names}
+    columns = {column: gather_column(objects, column) for column in names}
     return NewRows(name, columns, list(objects), {column: rows for column, rows in absent.items() if rows})
 
 
@@ -278,7 +279,7 @@ class SplitColumn:
         if self.example is not None:
             self._refuse_other_types(distinct(values), locator)
         if self.is_time:
-            times = times_of(values, self.format, locator, self._entry, takes_numbers=True)
+            times = times_of(values, self.format, locator, self._schema_entry, takes_numbers=True)
             refuse_row(np.isnat(times), locator, lambda _: "no value", FILL)
             return times.astype(np.int64)
         texts = distinct_texts(values, locator)
@@ -299,7 +300,7 @@ class SplitColumn:
             return self.is_time and re.fullmatch(NUMBER, value) is not None
         return isinstance(value, int | float | Decimal)
 
-    def _entry(self, form: str) -> str:
+    def _schema_entry(self, form: str) -> str:
         """Return the schema's line that gives the column a format."""
         return f"time: {{column: {self.column}, format: {form}}}"
 
@@ -327,11 +328,11 @@ def find_split_column(name: str, is_time: bool, table: Table, sources: Sequence[
     formats = [each.format for each in (table.time, *table.parts) if each is not None and each.column == name]
     form_of_times = formats[0] if formats and is_time else None
     is_typed = form_of_times is not None or "time" in kinds
-    return SplitColumn(name, is_time, form_of_times, None if is_typed else _first_value(name, table, divided[0]))
+    return SplitColumn(name, is_time, form_of_times, None if is_typed else _read_first_value(name, table, divided[0]))
 
 
-def _first_value(name: str, table: Table, source: Source) -> Any:
-    """Return a column's value in the first row; None for an empty field."""
+def _read_first_value(name: str, table: Table, source: Source) -> Any:
+    """Return a column's value in the first row, by which others are judged; None for an empty field."""
     form = format_of(source)
     is_text = isinstance(form, LineFormat)
     chunk = Chunk(0, FIRST_BYTES) if is_text else form.chunks(source, table_size(table), FIRST_BYTES)[0]
@@ -379,7 +380,7 @@ class Encoder:
         self._table = None if entry is None else Table.from_manifest(entry)
         self._forms = {name: from_text(text) for name, text in manifest.encoding.get("spellings", {}).items()}
         self._transform = DenseTransform(manifest.encoding["dense_transform"])
-        self._of_columns = column_transforms(self._table, manifest.encoding.get("dense_fits", {}))
+        self._column_transforms = column_transforms(self._table, manifest.encoding.get("dense_fits", {}))
         self._wraps_integers: bool = manifest.encoding["rounds_ids"]  # integers in the shards do so, too
         self._range = None
         if manifest.encoding["dense_range"]:
@@ -428,15 +429,16 @@ class Encoder:
         if isinstance(form, Text):
             # Rows without a header have no names, so only their width tells whether the label is among them.
             fields = read_names(data.partition(b"\n")[0] + b"\n", layout.delimiter, name, layout.dialect)
-            layout = layout._replace(names=fields if layout.header else self._names_of(len(fields), labelled))
+            names = fields if layout.header else self._names_without_header(len(fields), labelled)
+            layout = layout._replace(names=names)
             for column in columns if layout.header else ():
                 if column not in fields:
                     raise UserError(f"{name}: row 1: no column {column}; the first row must name the columns")
         by_column, numbers = form.fields(data, columns, layout, name, 1)
         return self._convert(RawRows(by_column, len(numbers), numbered_rows(name, numbers)), labelled)
 
-    def _names_of(self, width: int, labelled: bool) -> tuple[str, ...]:
-        """Return names for rows without a header: all columns, or all but the label."""
+    def _names_without_header(self, width: int, labelled: bool) -> tuple[str, ...]:
+        """Return the columns of rows without a header, by their width: all columns, or all but the label."""
         assert self._table is not None
         names = self._table.names
         if not labelled and width == len(names) - 1:
@@ -451,7 +453,7 @@ class Encoder:
         return table_layout(self._table)[1]
 
     def shape(self, required_columns: Collection[str] | None = None) -> Shape:
-        """Return the shape of files with new rows. Only the `required_columns` are read; None: all."""
+        """Return the shape of files with new rows, of which only the `required_columns` are read; None: all."""
         layout = self.layout
         return Shape(layout.names, layout.delimiter, self.schema.label, required_columns, layout.dialect)
 
@@ -500,13 +502,16 @@ class Encoder:
         """Return a mask [rows, F] of fields with a value without an id of its own; all False with `hash`."""
         unknown = np.zeros((len(block.labels), len(self.features)), np.bool_)
         for index, feature in enumerate(self.features if self._tables else ()):
-            ids, _ = self._ids(block, feature, unknown_id=-1)
+            ids, _ = self._encode_feature(block, feature, unknown_id=-1)
             counts = offsets_of((ids.ids < 0).astype(np.int64))[ids.offsets]
             unknown[:, index] = np.diff(counts) > 0
         return unknown
 
-    def _ids(self, block: ParsedRows, feature: str, unknown_id: int | None = None) -> tuple[Bags, int]:
-        """Return a feature's ids as bags (of one id each if it is not multi-hot), and the number of unknown values."""
+    def _encode_feature(self, block: ParsedRows, feature: str, unknown_id: int | None = None) -> tuple[Bags, int]:
+        """Return a feature's ids as bags (of one id each if it is not multi-hot), and the number of unknown values.
+
+        unknown_id: id for unknown values; None: the dataset's.
+        """
         offsets = np.arange(len(block.labels) + 1)
         if isinstance(block, Block):
             values: NDArray[Any] = np.ascontiguousarray(block.sparse[:, self.schema.single.index(feature)])
@@ -523,7 +528,10 @@ class Encoder:
     def _look_up(
         self, feature: str, values: NDArray[Any], unknown_id: int | None
     ) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
-        """Return the ids of a feature's values, and a mask of those without an id, which get `unknown_id`."""
+        """Return the ids of a feature's values [n], and a mask of those without an id.
+
+        unknown_id: id for unknown values; None: the dataset's.
+        """
         if not self._tables:
             assert self._max_ind_range is not None
             return remainders(values, self._max_ind_range), np.zeros(len(values), np.bool_)
@@ -588,13 +596,13 @@ class Encoder:
         integers = block.dense
         if self._transform is DenseTransform.torchrec and self._range is not None:
             integers = np.maximum(integers, self._range.low.min())  # the logarithm of smaller ones is undefined
-        dense = transform_rows(integers, self._transform, self._of_columns, self._range, self._wraps_integers)
+        dense = transform_rows(integers, self._transform, self._column_transforms, self._range, self._wraps_integers)
         dense = dense.astype(np.float32, copy=False)  # the dtype that shard readers give, too
         unknown = np.zeros(len(self.features), np.int64)
         single: list[NDArray[np.int32]] = []
         bags: list[Bags] = []
         for index, feature in enumerate(self.features):
-            encoded, unknown[index] = self._ids(block, feature)
+            encoded, unknown[index] = self._encode_feature(block, feature)
             if feature in self.schema.ragged:
                 bags.append(encoded)
             else:

@@ -61,13 +61,13 @@ class LookupTable:
 
     @property
     def shift(self) -> np.uint32:
-        """Number of a hash's lower bits that its slot's number has not."""
+        """Return how many low bits of a 32-bit hash are dropped to get the number of its slot."""
         return np.uint32(33 - len(self.slots).bit_length())
 
     def look_up(self, values: NDArray[np.uint32], ids: NDArray[np.int32]) -> int:
         """Write the ids of `values` [rows] and return the number of values without one."""
-        last_before = np.int64(self.first_id - 1)
-        return int(lookup_column(self.slots, self.shift, last_before, self.unknown_id, values, ids))
+        offset = np.int64(self.first_id - 1)
+        return int(lookup_column(self.slots, self.shift, offset, self.unknown_id, values, ids))
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class SortedTable:
 ValueTable: TypeAlias = LookupTable | SortedTable
 
 
-def table_of(values: NDArray[Any], first_id: int, unknown_id: int) -> ValueTable:
+def build_table(values: NDArray[Any], first_id: int, unknown_id: int) -> ValueTable:
     """Build the lookup table of a vocabulary with values of 32 or 64 bits."""
     kind: Any = LookupTable if values.dtype == np.uint32 else SortedTable
     table: ValueTable = kind.build(values, first_id, unknown_id)
@@ -138,7 +138,7 @@ class CodeTable:
         return 0 if self.missing is None else int(np.count_nonzero(self.missing[codes]))
 
 
-def table_of_codes(table: ValueTable, dictionary: NDArray[Any] | None) -> ValueTable | CodeTable:
+def build_code_table(table: ValueTable, dictionary: NDArray[Any] | None) -> ValueTable | CodeTable:
     """Build the table for a column's codes; without a dictionary, codes are the values."""
     return table if dictionary is None else CodeTable.build(table, dictionary)
 
@@ -157,7 +157,7 @@ def num_slots(num_values: int) -> int:
 
 @jit
 def insert(slots: NDArray[np.uint64], shift: np.uint32, values: NDArray[np.uint32]) -> None:
-    """Insert distinct values with their places; at least half of the slots must stay empty."""
+    """Insert distinct values, each with its index plus one; at least half of the slots must stay empty."""
     mask = np.uint32(len(slots) - 1)
     for i in range(len(values)):
         # The upper bits of the product depend on all bits of the value, its lower bits only on the lower ones.
@@ -203,11 +203,11 @@ def vocabulary_path(root: Path, feature: str) -> Path:
 def load_tables(root: Path, features: tuple[str, ...], first_id: int, unknown_id: int) -> list[ValueTable]:
     """Load the features' lookup tables from `root`/vocab."""
     vocabularies = (np.load(vocabulary_path(root, feature)) for feature in features)
-    return [table_of(vocabulary, first_id, unknown_id) for vocabulary in vocabularies]
+    return [build_table(vocabulary, first_id, unknown_id) for vocabulary in vocabularies]
 
 
 def write_tables(root: Path, features: tuple[str, ...]) -> None:
-    """Write the lookup tables of the vocabularies in `root`/vocab to one file, for `map_tables`."""
+    """Write the lookup tables of the vocabularies in `root`/vocab to the one file that `map_tables` maps."""
     for feature, (first, numbers) in zip(features, _table_arrays(root, features, "r+"), strict=True):
         values = np.asarray(np.load(vocabulary_path(root, feature), mmap_mode="c"))
         if numbers is None:
@@ -272,7 +272,7 @@ def hash_block(sparse: NDArray[np.uint32], modulus: np.uint32, ids: NDArray[np.i
 def encode_hash(
     sparse: NDArray[np.uint32], max_ind_range: int, ids: NDArray[np.int32] | None = None
 ) -> NDArray[np.int32]:
-    """Return value modulo max_ind_range as int32, in `ids` if given."""
+    """Return the values modulo max_ind_range as int32 in the same shape; writes to `ids` if given."""
     ids = np.empty(sparse.shape, np.int32) if ids is None else ids
     hash_block(sparse, np.uint32(max_ind_range), ids)
     return ids
@@ -322,25 +322,25 @@ def log1p_table() -> NDArray[np.float32]:
 
 
 def encode_dense(dense: NDArray[np.int32], result: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
-    """Return log(1 + max(x, 0)) as float32, in `result` if given."""
+    """Return log(1 + max(x, 0)) of each value as float32; writes to `result` if given."""
     result = np.empty(dense.shape, np.float32) if result is None else result
     log1p_block(dense, log1p_table(), result)
     return result
 
 
-def range_of(dense: NDArray[Any]) -> DenseRange:
-    """Return the range of each column of a block with at least one row."""
+def column_range(dense: NDArray[Any]) -> DenseRange:
+    """Return the range of each column of a block [rows, N] with at least one row."""
     dtype = np.int64 if dense.dtype.kind == "i" else np.float64
-    return DenseRange(_over_rows(np.minimum, dense).astype(dtype), _over_rows(np.maximum, dense).astype(dtype))
+    return DenseRange(_reduce_rows(np.minimum, dense).astype(dtype), _reduce_rows(np.maximum, dense).astype(dtype))
 
 
-def _over_rows(of_two: np.ufunc, dense: NDArray[Any]) -> NDArray[Any]:
-    """Reduce over the rows. Folds FOLDED_ROWS rows into one, because NumPy is slow on short rows."""
+def _reduce_rows(reducer: np.ufunc, dense: NDArray[Any]) -> NDArray[Any]:
+    """Reduce [rows, N] to [N]. Folds FOLDED_ROWS rows into one first, since NumPy is slow on short rows."""
     folded = len(dense) // FOLDED_ROWS * FOLDED_ROWS
     if folded:
-        wide = of_two.reduce(dense[:folded].reshape(len(dense) // FOLDED_ROWS, -1))
+        wide = reducer.reduce(dense[:folded].reshape(len(dense) // FOLDED_ROWS, -1))
         dense = np.concatenate((wide.reshape(FOLDED_ROWS, -1), dense[folded:]))
-    reduced: NDArray[Any] = of_two.reduce(dense)
+    reduced: NDArray[Any] = reducer.reduce(dense)
     return reduced
 
 
@@ -360,12 +360,15 @@ def max_input(transform: DenseTransform) -> float:
 
 def dense_limits(transform: DenseTransform, table: Table) -> list[float]:
     """Return the largest absolute value of each dense feature of a user's own table."""
-    own, usual = dict(table.transforms), max_input(transform)
-    return [largest_input(own[feature]) if feature in own else usual for feature in table.dense]
+    own, default = dict(table.transforms), max_input(transform)
+    return [largest_input(own[feature]) if feature in own else default for feature in table.dense]
 
 
 def column_transforms(table: Table | None, fits: Mapping[str, Sequence[float]]) -> list[ColumnTransform]:
-    """Return the transforms that a user's own table gives single dense features; fits: by feature."""
+    """Return the transforms that a user's own table gives single dense features.
+
+    fits: the numbers that a transform of FITS takes, by feature.
+    """
     if table is None:
         return []
     pairs = table.indexed_transforms
@@ -373,28 +376,34 @@ def column_transforms(table: Table | None, fits: Mapping[str, Sequence[float]]) 
 
 
 def transform_into(
-    dense: NDArray[Any], transform: DenseTransform, of_columns: Sequence[ColumnTransform], result: NDArray[Any]
+    dense: NDArray[Any], transform: DenseTransform, column_transforms: Sequence[ColumnTransform], result: NDArray[Any]
 ) -> None:
-    """Apply transforms that need no range or fit, as `transform_rows`; result [rows, N] is contiguous."""
+    """Write transformed integers to `result` [rows, N], which is contiguous; for transforms without range or fit.
+
+    The other arguments are as for `transform_rows`.
+    """
     if transform is DenseTransform.log1p and dense.dtype == np.int32:
         encode_dense(dense, result)
     else:
-        result[:] = transform_rows(dense, transform, of_columns)
+        result[:] = transform_rows(dense, transform, column_transforms)
 
 
 def transform_rows(
     dense: NDArray[Any],
     transform: DenseTransform,
-    of_columns: Sequence[ColumnTransform],
+    column_transforms: Sequence[ColumnTransform],
     dense_range: DenseRange | None = None,
     wraps: bool = False,
 ) -> NDArray[Any]:
-    """Apply a transform to all columns but those of `of_columns`, which have their own. Arguments as below."""
-    if not of_columns:
+    """Apply a transform to all columns but those of `column_transforms`, which have their own.
+
+    The other arguments are as for `transform_dense`.
+    """
+    if not column_transforms:
         return transform_dense(dense, transform, dense_range, wraps)
     with np.errstate(all="ignore"):  # numbers of the columns that follow may be too large
         result = transform_dense(dense, transform, dense_range, wraps)
-    transform_columns(dense, of_columns, result)
+    transform_columns(dense, column_transforms, result)
     return result
 
 
@@ -469,10 +478,10 @@ class VocabularyTexts:
         for start in range(0, len(self), size):
             offsets: NDArray[np.int64] = np.array(self._offsets[start : start + size + 1])
             content = np.array(self._content[offsets[0] : offsets[-1]])
-            yield texts_of(offsets - offsets[0], content)
+            yield texts_from_buffers(offsets - offsets[0], content)
 
 
-def texts_of(offsets: NDArray[np.int64], content: NDArray[np.uint8]) -> Any:
+def texts_from_buffers(offsets: NDArray[np.int64], content: NDArray[np.uint8]) -> Any:
     """Return an Arrow array of texts; text i is content[offsets[i] : offsets[i + 1]]."""
     import pyarrow as pa
 
@@ -482,7 +491,7 @@ def texts_of(offsets: NDArray[np.int64], content: NDArray[np.uint8]) -> Any:
 
 
 def text_buffers(texts: Any) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
-    """Return the offsets [n + 1] and bytes of an Arrow array of texts: the arguments of `texts_of`."""
+    """Return the offsets [n + 1] and bytes of an Arrow array of texts: the arguments of `texts_from_buffers`."""
     import pyarrow as pa
 
     texts = texts.cast(pa.large_string())

@@ -32,7 +32,7 @@ TASKS_AHEAD = 4  # per worker: enough that no worker waits, few enough that an e
 START_METHOD = "forkserver"  # Imports and kernels are loaded once, and no thread is ever forked.
 PRELOADED = "data_prep.stages.parse"  # The fork server imports it, since it takes most of a worker's start.
 READERS = "data_prep.parsing.readers"  # the same, with pyarrow
-ON_CLUSTER = "from data_prep.stages import parse"  # the first and the last import all that tasks need
+CLUSTER_IMPORT = "from data_prep.stages import parse"  # the first and the last import all that tasks need
 LOCK_SECONDS = 1.0  # A process killed while it counts keeps the lock; a count is not worth a longer wait.
 RETRIES = 3  # repetitions of a task whose worker in a cluster was lost
 CONNECT_SECONDS = 15
@@ -141,7 +141,7 @@ class Executor:
         self.workers = workers
         self.counters = Counters()
         self.seconds: dict[str, float] = {}  # duration by stage
-        self._here = Worker(self.counters, Cache())
+        self._local_worker = Worker(self.counters, Cache())
         self._peaks: dict[str, int] = {}  # peak memory by process, while it runs
         self._peak = 0  # until the last release
         self._executor: FuturesExecutor | None = None
@@ -167,12 +167,12 @@ class Executor:
         # A single worker needs no process of its own, whose start and memory this saves.
         if self._runs_here:
             for task in tasks:
-                yield task.run(self._here)
+                yield task.run(self._local_worker)
             return
         if self._executor is None:
             self._executor = self._start()
         waiting: deque[Future[Any]] = deque()
-        with self._one_line_errors():
+        with self._convert_errors():
             try:
                 for task in tasks:
                     waiting.append(self._submit(task))
@@ -190,7 +190,7 @@ class Executor:
         self._peak = self.peak_bytes
         self._shut_down()
         self._peaks.clear()
-        self._here.cache.clear()
+        self._local_worker.cache.clear()
         # Memory that this process has freed would count beside that of the next stage.
         give_back_freed_memory()
         self.workers = workers or self.workers
@@ -207,29 +207,35 @@ class Executor:
 
     @property
     def _runs_here(self) -> bool:
+        """Return whether tasks run in this process."""
         return self.workers == 1
 
     def _start(self) -> FuturesExecutor:
+        """Start the processes of tasks."""
         start_fork_server()
         context = multiprocessing.get_context(START_METHOD)
         return ProcessPoolExecutor(self.workers, context, _start_worker, (self.counters,))
 
     def _submit(self, task: WorkerTask[Any]) -> "Future[Any]":
+        """Give a task to the processes."""
         assert self._executor is not None
         return self._executor.submit(_run_in_worker, task)
 
     def _collect(self, future: "Future[Any]") -> Any:
+        """Wait for a task's result, and note the peak memory of its process."""
         result, process, peak = future.result()
         self._peaks[process] = max(peak, self._peaks.get(process, 0))
         return result
 
     def _shut_down(self) -> None:
+        """End the processes, and wait for them."""
         if self._executor is not None:
             self._executor.shutdown(wait=True, cancel_futures=True)
             self._executor = None
 
     @contextlib.contextmanager
-    def _one_line_errors(self) -> Iterator[None]:
+    def _convert_errors(self) -> Iterator[None]:
+        """Raise a UserError if a process died."""
         try:
             yield
         except BrokenProcessPool as error:
@@ -259,7 +265,7 @@ class ClusterExecutor(Executor):
         # An import on the scheduler and each worker shows a missing package at once, not in the middle of a job.
         try:
             for run in (self._client.run_on_scheduler, self._client.run):
-                run(exec, ON_CLUSTER)
+                run(exec, CLUSTER_IMPORT)
         except ImportError as error:
             self._client.close()
             raise UserError(
@@ -308,7 +314,8 @@ class ClusterExecutor(Executor):
             self._executor = None
 
     @contextlib.contextmanager
-    def _one_line_errors(self) -> Iterator[None]:
+    def _convert_errors(self) -> Iterator[None]:
+        """Raise a UserError if the cluster's workers died or are out of reach."""
         from distributed import CancelledError as TaskCancelledError
         from distributed import KilledWorker
         from distributed.comm.core import CommClosedError
@@ -339,7 +346,7 @@ def start_fork_server(has_schema: bool = False) -> None:
     """
     multiprocessing.set_forkserver_preload([PRELOADED, *([READERS] if has_schema else [])])
     # A terminal signals its whole group, but only this process decides when the server ends.
-    with signals.kept_from_children():
+    with signals.block_in_children():
         forkserver.ensure_running()
 
 
@@ -364,6 +371,7 @@ _worker = Worker(Tally(), Cache())  # this process as a worker: only the cache o
 
 
 def _start_worker(shared: Counters) -> None:
+    """Make this process a worker, which counts in `shared` and ends with its parent."""
     _worker.counters = shared
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles interrupts
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -384,7 +392,7 @@ def _run_in_worker(task: WorkerTask[ResultT]) -> tuple[ResultT, str, int]:
 
 
 def _run_on_cluster(task: WorkerTask[ResultT]) -> tuple[tuple[ResultT, str, int], int, int]:
-    """Run a task as `_run_in_worker` does; also return the bytes and rows it counted."""
+    """Run a task on a cluster's worker, and return the result with host and process, its peak memory; bytes; rows."""
     counters, host = Tally(), socket.gethostname()
     try:
         result = task.run(Worker(counters, _worker.cache))

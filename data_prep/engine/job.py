@@ -41,7 +41,7 @@ from common.files import (
     FileDigest,
     Need,
     digest_file,
-    in_words,
+    format_bytes,
     is_unchanged,
     require_room,
     sync,
@@ -65,14 +65,12 @@ from data_prep.dataset.multi_hot import TABLES_DIRECTORY, MultiHot
 from data_prep.dataset.options import Schema
 from data_prep.dataset.table_spec import Table
 from data_prep.dataset.transforms import FITS
-from data_prep.encoding.lookup import (
-    VOCABULARY_DIRECTORY,
-)
+from data_prep.encoding.lookup import VOCABULARY_DIRECTORY
 from data_prep.engine.executor import Worker
 from data_prep.io.arrays import MAX_HELD_BYTES
 from data_prep.parsing.formats import format_named
 from data_prep.sources.discover import GZIP_RATIO, RAW_DIRECTORY, KnownSum, Source
-from data_prep.sources.download import other_dataset, recorded_times
+from data_prep.sources.download import other_dataset_error, recorded_times
 from data_prep.sources.line_blocks import LineBlocks
 from data_prep.vocabulary import PART_BYTES
 
@@ -119,8 +117,8 @@ class Job:
     @property
     def dtypes(self) -> dict[str, np.dtype[Any]]:
         """Return the dtypes of a shard's arrays with one entry per row."""
-        usual = {kind: np.dtype(ARRAY_DTYPES[kind]) for kind in self.row_kinds}
-        return usual | {"labels": self.schema.label_kind.dtype, "dense": self.rules.dense.dtype}
+        defaults = {kind: np.dtype(ARRAY_DTYPES[kind]) for kind in self.row_kinds}
+        return defaults | {"labels": self.schema.label_kind.dtype, "dense": self.rules.dense.dtype}
 
     @property
     def needs_statistics(self) -> bool:
@@ -151,7 +149,7 @@ class Job:
 
     def chunk_path(self, source: int, chunk: int, suffix: str) -> Path:
         """Return the path of one of a chunk's files."""
-        return _with_suffix(self.chunk_stem(source, chunk), suffix)
+        return _path_of(self.chunk_stem(source, chunk), suffix)
 
     def chunk_stem(self, source: int, chunk: int) -> Path:
         """Return the common prefix of the paths of a chunk's files."""
@@ -225,7 +223,7 @@ RecordT = TypeVar("RecordT", bound=Record)
 
 def save_record(stem: Path, stage: str, record: Record) -> None:
     """Log that a stage has written the files <stem>.*; a task does this last."""
-    path = _with_suffix(stem, f"{stage}.json")
+    path = _path_of(stem, f"{stage}.json")
     temporary = temporary_path(path)
     # No sync: load_record detects damage by a power cut to the record or to its files.
     temporary.write_bytes(msgspec.json.encode(record))
@@ -235,13 +233,14 @@ def save_record(stem: Path, stage: str, record: Record) -> None:
 def load_record(stem: Path, stage: str, record_type: type[RecordT]) -> RecordT | None:
     """Return the record of a stage if its files match it, else None."""
     try:
-        record = decode(_with_suffix(stem, f"{stage}.json").read_bytes(), record_type)
+        record = decode(_path_of(stem, f"{stage}.json").read_bytes(), record_type)
     except (FileNotFoundError, ValueError):
         return None
-    return record if all(is_unchanged(_with_suffix(stem, s), digest) for s, digest in record.files.items()) else None
+    return record if all(is_unchanged(_path_of(stem, s), digest) for s, digest in record.files.items()) else None
 
 
-def _with_suffix(stem: Path, suffix: str) -> Path:
+def _path_of(stem: Path, suffix: str) -> Path:
+    """Return the path of one of the files with a common stem."""
     return stem.with_name(f"{stem.name}.{suffix}")
 
 
@@ -267,7 +266,7 @@ class LoggedTask(ABC, Generic[RecordT]):
 
     @abstractmethod
     def do(self, worker: Worker) -> RecordT:
-        """Write the files."""
+        """Do the work: write the files, and return the record that `run` logs."""
 
     def run(self, worker: Worker) -> RecordT:
         """Run the task unless the log says that it is done."""
@@ -288,7 +287,7 @@ CLEARING_NAME = "clearing"  # marks that an older dataset is being removed, so t
 
 
 @contextmanager
-def locked(root: Path) -> Iterator[Path]:
+def lock_work(root: Path) -> Iterator[Path]:
     """Hold <root>/.work for this process; remove it afterwards if nothing in it is worth keeping.
 
     A finished dataset in a read-only directory needs no lock: it is only read or refused.
@@ -326,12 +325,12 @@ def locked(root: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def claimed(root: Path) -> Iterator[Path]:
-    """Hold the lock as `locked` does, after completing the moves of a killed job."""
-    with locked(root) as work:
+def claim_work(root: Path) -> Iterator[Path]:
+    """Hold the lock of `lock_work`, after completing the moves of a killed job."""
+    with lock_work(root) as work:
         if (work / PLAN_NAME).exists():
-            _finish(work, root)
-    with locked(root) as work:  # again, since completing removed the directory with its lock
+            _complete_moves(work, root)
+    with lock_work(root) as work:  # again, since completing removed the directory with its lock
         yield work
 
 
@@ -356,7 +355,10 @@ def keep_or_discard_work(work: Path, parameters: dict[str, Any], sources: Sequen
 
 
 def refuse_foreign_files(root: Path, work: Path, raw_files: Sequence[Path]) -> None:
-    """Refuse to write over files other than an older dataset's and raw files in their own directory."""
+    """Refuse to write over files other than an older dataset's and raw files in their own directory.
+
+    raw_files: the job's sources, which may lie in `root` but not where the dataset is written.
+    """
     dataset_paths = [root / name for name in (*split_directories(), VOCABULARY_DIRECTORY)]
     for path in raw_files:
         if any(path.resolve().is_relative_to(directory.resolve()) for directory in dataset_paths):
@@ -394,7 +396,7 @@ def find_finished(
         return None
     try:
         manifest = load_manifest(root)
-        difference = _difference(manifest, parameters, schema, sources, data)
+        difference = _describe_difference(manifest, parameters, schema, sources, data)
     except UserError:
         if data.overwrite:
             return None
@@ -404,16 +406,17 @@ def find_finished(
     if difference is None:
         print(f"{root}: already done ({manifest.rows:,} {manifest.kind.name})", file=sys.stderr)
         return manifest
-    raise other_dataset(root, difference)
+    raise other_dataset_error(root, difference)
 
 
-def _difference(
+def _describe_difference(
     manifest: Manifest,
     parameters: dict[str, Any],
     schema: dict[str, Any] | None,
     sources: Sequence[Source],
     data: DataConfig,
 ) -> str | None:
+    """Return how a dataset differs from the requested one, for an error; None if it does not."""
     if manifest.encoding.get("raw_schema") != schema:
         return "other columns"
     if (difference := first_difference(given_values(data), manifest)) is not None:
@@ -421,13 +424,13 @@ def _difference(
     for key, value in parameters.items():
         if manifest.encoding.get(key) != value:
             return f"{key} is {manifest.encoding.get(key)} there, {value} here"
-    return None if _same_sources(manifest, sources) else "made from other raw files, or for other splits"
+    return None if _are_same_sources(manifest, sources) else "made from other raw files, or for other splits"
 
 
-def _same_sources(manifest: Manifest, sources: Sequence[Source]) -> bool:
+def _are_same_sources(manifest: Manifest, sources: Sequence[Source]) -> bool:
     """Return whether the raw files are the manifest's, by name, size and times, or else by checksum."""
-    of_manifest = [(each["name"], each["bytes"], each.get("split")) for each in manifest.sources]
-    if of_manifest != [(source.name, source.bytes, source.split) for source in sources]:
+    recorded = [(entry["name"], entry["bytes"], entry.get("split")) for entry in manifest.sources]
+    if recorded != [(source.name, source.bytes, source.split) for source in sources]:
         return False
     # A copied file has other times, so the checksum decides then.
     return all(
@@ -450,11 +453,11 @@ def publish(work: Path, root: Path, manifest: Manifest, moves: list[tuple[str, s
     save_manifest(work / "final", manifest)
     # The plan names every move, so a later job can complete them after a kill from here on.
     write_atomically(work / PLAN_NAME, json.dumps(moves).encode())
-    return _finish(work, root)
+    return _complete_moves(work, root)
 
 
-def _finish(work: Path, root: Path) -> Manifest:
-    """Move all files into the dataset and sync them, then add the manifest."""
+def _complete_moves(work: Path, root: Path) -> Manifest:
+    """Move all planned files into the dataset, sync them, and add the manifest; moves already made are skipped."""
     moves = decode((work / PLAN_NAME).read_bytes(), list[tuple[str, str]])
     directories = {root}
     for source, target in moves:
@@ -517,10 +520,10 @@ def num_workers(data: DataConfig, job: Job, num_tasks: int) -> int:
     if data.scheduler is not None:
         workers = 1  # each worker of a cluster has the whole budget
     is_streamed = any(source.compressed for source in job.sources)
-    to_fit = WORKER_BYTES + 2 * counts_bytes(data) + (ARROW_BYTES if job.table is not None else 0)
+    bytes_to_fit = WORKER_BYTES + 2 * counts_bytes(data) + (ARROW_BYTES if job.table is not None else 0)
     # The same processes parse and fit, so the larger of both needs decides.
-    need = max(_bytes_to_parse(job, is_streamed), to_fit if job.rules.order else 0)
-    return within_budget(data, workers, need, parent_bytes=_bytes_beside(data, job))
+    need = max(_bytes_to_parse(job, is_streamed), bytes_to_fit if job.rules.order else 0)
+    return limit_workers(data, workers, need, parent_bytes=_parent_bytes(data, job))
 
 
 def reads_whole(data: DataConfig, job: Job, workers: int) -> bool:
@@ -529,8 +532,8 @@ def reads_whole(data: DataConfig, job: Job, workers: int) -> bool:
     True if this keeps all workers busy about equally long within the memory budget. A cluster cannot stop a task that
     has begun, so its tasks must be shorter than a file.
     """
-    need, parent_bytes = _bytes_to_parse(job, is_streamed=True), _bytes_beside(data, job)
-    if data.scheduler is not None or _fitting(data, need, parent_bytes) < workers:
+    need, parent_bytes = _bytes_to_parse(job, is_streamed=True), _parent_bytes(data, job)
+    if data.scheduler is not None or _count_fitting(data, need, parent_bytes) < workers:
         return False
     # Giving the largest files first to the least busy worker comes close to the best division.
     loads = [0] * workers
@@ -544,25 +547,28 @@ def _bytes_to_parse(job: Job, is_streamed: bool) -> int:
     chunks = 2 if is_streamed else 1
     if job.table is not None:
         return WORKER_BYTES + ARROW_BYTES + ROWS_BYTES + chunks * TEXT_BYTES_PER_CHUNK_BYTE * job.chunk_bytes
-    need = WORKER_BYTES + BLOCK_BYTES_IN_WORK + chunks * _chunk_bytes(job)
+    need = WORKER_BYTES + BLOCK_BYTES_IN_WORK + chunks * _unwritten_bytes(job)
     if job.rules.order is not None:
         need += int(job.chunk_bytes * (COUNT_BYTES_PER_CHUNK_BYTE + CODE_BYTES_PER_CHUNK_BYTE))
     return need
 
 
-def _bytes_beside(data: DataConfig, job: Job) -> int:
+def _parent_bytes(data: DataConfig, job: Job) -> int:
     """Return the parent's memory to order rows while workers fit vocabularies, and Arrow's in the fork server."""
     to_order = 2 * np.dtype(np.uint32).itemsize * window_rows(data) if job.rules.is_arranged else 0
     return to_order + (ARROW_BYTES if job.table is not None else 0)
 
 
-def _chunk_bytes(job: Job) -> int:
+def _unwritten_bytes(job: Job) -> int:
     """Return the memory of a chunk's files until they are written."""
     return min(CHUNK_BYTES, job.chunk_bytes * CHUNK_BYTES_PER_CHUNK_BYTE)
 
 
 def workers_to_encode(data: DataConfig, job: Job, workers: int, table_values: dict[str, int]) -> int:
-    """Return the processes for encoding, which share the lookup tables. table_values: by feature."""
+    """Return the number of processes for encoding, which share the lookup tables.
+
+    table_values: number of values of each feature's vocabulary; too many texts to sort within the budget are refused.
+    """
     if job.table is not None and table_values:
         feature = max(table_values, key=table_values.__getitem__)
         if PARENT_BYTES + SORT_BYTES_PER_VALUE * table_values[feature] > _budget_here(data):
@@ -570,9 +576,9 @@ def workers_to_encode(data: DataConfig, job: Job, workers: int, table_values: di
                 f"data.memory_budget: too small for the {table_values[feature]:,} values of column {feature}; raise "
                 "it, or set data.frequency_threshold or data.max_ind_range"
             )
-    in_work = BLOCK_BYTES_IN_WORK + _chunk_bytes(job) + (0 if job.table is None else ARROW_BYTES)
-    in_work += job.shard_rows * SHUFFLE_BYTES_PER_ROW if job.rules.is_arranged else 0
-    return within_budget(data, workers, WORKER_BYTES + in_work)
+    bytes_to_encode = BLOCK_BYTES_IN_WORK + _unwritten_bytes(job) + (0 if job.table is None else ARROW_BYTES)
+    bytes_to_encode += job.shard_rows * SHUFFLE_BYTES_PER_ROW if job.rules.is_arranged else 0
+    return limit_workers(data, workers, WORKER_BYTES + bytes_to_encode)
 
 
 def _budget_here(data: DataConfig) -> int:
@@ -580,14 +586,17 @@ def _budget_here(data: DataConfig) -> int:
     return min(parse_size(data.memory_budget, "data.memory_budget"), memory_limit() or sys.maxsize)
 
 
-def _fitting(data: DataConfig, need: int, parent_bytes: int = 0) -> int:
-    """Return the number of processes that fit into the budget beside the parent; 0 if none does."""
+def _count_fitting(data: DataConfig, need: int, parent_bytes: int = 0) -> int:
+    """Return how many processes of `need` bytes fit into the budget beside the parent's; 0 if none does."""
     return max(0, (_budget_here(data) - PARENT_BYTES - SERVER_BYTES - parent_bytes) // need)
 
 
-def within_budget(data: DataConfig, workers: int, need: int, parent_bytes: int = 0) -> int:
-    """Return `workers`, or the smaller number that the budget allows; log a smaller one."""
-    allowed = max(1, _fitting(data, need, parent_bytes))
+def limit_workers(data: DataConfig, workers: int, need: int, parent_bytes: int = 0) -> int:
+    """Return `workers`, or the smaller number that the budget allows; log a smaller one.
+
+    need: bytes of a worker. parent_bytes: bytes of this process beyond PARENT_BYTES.
+    """
+    allowed = max(1, _count_fitting(data, need, parent_bytes))
     if allowed < workers:
         budget = parse_size(data.memory_budget, "data.memory_budget")
         limit = _budget_here(data)
@@ -608,7 +617,7 @@ def check_disk(path: Path, job: Job) -> None:
     if job.table is not None and job.needs_statistics:  # numbers before their transform, and those sorted for quantiles
         num_sorted = sum(name == "quantile" for _, name in job.table.transforms)
         required_bytes += int(rows * job.raw_dense_dtype.itemsize * (len(job.schema.dense) + num_sorted))
-    share = f", {in_words(tables)} of it for multi-hot tables" if tables else ""
+    share = f", {format_bytes(tables)} of it for multi-hot tables" if tables else ""
     require_room(
         [Need(path, required_bytes, f"for the dataset{share}", about=True)], "free some, or choose another data.path"
     )
@@ -616,6 +625,7 @@ def check_disk(path: Path, job: Job) -> None:
 
 def dataset_bytes(rows: float, schema: Schema, rules: Rules, bags: MultiHot | None) -> int:
     """Return the maximum disk space needed to make a dataset with that many rows."""
+    # Counted in columns of 4 bytes a row: a shard's; values before they are encoded; packed rows and positions.
     columns = len(schema.columns)
     if rules.order is not None:
         columns += 2 * len(schema.sparse)
@@ -625,7 +635,7 @@ def dataset_bytes(rows: float, schema: Schema, rules: Rules, bags: MultiHot | No
         columns += 2
     if bags is not None:
         columns += sum(bags.sizes) + 2 * len(bags.sizes)
-    return int(rows * 4 * columns * DISK_MARGIN) + _multi_hot_bytes(schema, rules, bags)
+    return int(rows * VALUE_BYTES * columns * DISK_MARGIN) + _multi_hot_bytes(schema, rules, bags)
 
 
 def _multi_hot_bytes(schema: Schema, rules: Rules, bags: MultiHot | None) -> int:
@@ -642,7 +652,7 @@ def _estimate_rows(job: Job, source: Source) -> float:
     if job.table is not None and (rows := format_named(job.table.format).num_rows(source)) is not None:
         return float(rows)
     with LineBlocks(source, block_bytes=SAMPLE_BYTES) as lines:
-        for block in lines.until(SAMPLE_BYTES):
+        for block in lines.read_until(SAMPLE_BYTES):
             length = block.end - block.start
             rows = int((block.buffer[block.start : block.end] == ord("\n")).sum())
             size = source.bytes * (GZIP_RATIO if source.compressed else 1)

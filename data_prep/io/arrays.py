@@ -72,7 +72,7 @@ class FileWriter:
         """Append the bytes of an array."""
         rest = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         while len(rest):
-            out = self._out()[: len(rest)]
+            out = self._free_part()[: len(rest)]
             out[:] = rest[: len(out)]
             self.bytes += len(out)
             rest = rest[len(out) :]
@@ -81,7 +81,7 @@ class FileWriter:
         """Append an array that `fill` writes to the memory it receives, if possible the file's own."""
         num_bytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
         # An array that crosses the end of a piece has no contiguous memory there, so it is made elsewhere and copied.
-        out = self._out()[:num_bytes]
+        out = self._free_part()[:num_bytes]
         if len(out) < num_bytes:
             array = np.empty(shape, dtype)
             fill(array)
@@ -91,10 +91,10 @@ class FileWriter:
             self.bytes += num_bytes
 
     def read_into(self, offset: int, target: NDArray[Any]) -> None:
-        """Fill an array with the bytes from an offset on; for buffered files only."""
+        """Fill an array with the bytes from an offset on; only if the writer is buffered."""
         if self._is_spilled:
             self._send_all()
-            self._wait(0)
+            self._wait_for_writes(0)
             assert self._file is not None
             os.preadv(self._file, [target.data], offset)
             return
@@ -111,7 +111,7 @@ class FileWriter:
             if header and not self._is_spilled:
                 self._pieces[0][: len(header)] = np.frombuffer(header, np.uint8)
             self._send_all()
-            self._wait(0)
+            self._wait_for_writes(0)
             if self._is_spilled:
                 assert self._file is not None
                 os.pwrite(self._file, header, 0)
@@ -132,8 +132,8 @@ class FileWriter:
             self._file = None
             self._temporary.unlink(missing_ok=True)
 
-    def _out(self) -> NDArray[np.uint8]:
-        """Return the rest of the last piece, or a new piece."""
+    def _free_part(self) -> NDArray[np.uint8]:
+        """Return the unfilled rest of the last piece, or a new piece."""
         if self.bytes == self._begin + PIECE_BYTES * len(self._pieces):
             if not self._is_buffered:
                 self._send_all()
@@ -152,13 +152,13 @@ class FileWriter:
         while pieces:
             content = pieces.pop(0)[: self.bytes - begin].data
             # A piece is checksummed while the previous one is written; few may wait, so that memory stays bounded.
-            self._wait(MAX_WRITES - 1)
+            self._wait_for_writes(MAX_WRITES - 1)
             self._writes.append(self._threads.submit(write_past_cache, self._file, content, begin))
             if not self._is_spilled:
                 self._checksum.update(content)
             begin += len(content)
 
-    def _wait(self, max_pieces: int) -> None:
+    def _wait_for_writes(self, max_pieces: int) -> None:
         """Wait until at most `max_pieces` writes are pending."""
         while len(self._writes) > max_pieces:
             self._writes.popleft().result()
@@ -170,13 +170,13 @@ def write_past_cache(file: int, content: memoryview, offset: int) -> None:
     whole = len(content) // PAGE_BYTES * PAGE_BYTES
     if offset % PAGE_BYTES == 0 and set_direct(file, True):
         try:
-            _write(file, content[:whole], offset)
+            _write_all(file, content[:whole], offset)
             offset, content = offset + whole, content[whole:]
         except OSError as error:
             if error.errno != errno.EINVAL:  # raised if the file system cannot after all
                 raise
         set_direct(file, False)
-    _write(file, content, offset)
+    _write_all(file, content, offset)
 
 
 def set_direct(file: int, is_direct: bool) -> bool:
@@ -191,7 +191,8 @@ def set_direct(file: int, is_direct: bool) -> bool:
     return DIRECT != 0
 
 
-def _write(file: int, content: memoryview, offset: int) -> None:
+def _write_all(file: int, content: memoryview, offset: int) -> None:
+    """Write all bytes at an offset."""
     while content:
         count = os.pwrite(file, content, offset)
         content, offset = content[count:], offset + count
@@ -233,18 +234,19 @@ def _read_range(part: FileRange, out: NDArray[np.uint8]) -> NDArray[np.uint8]:
         is_direct = set_direct(file, True)
         # A file system may accept the flag and refuse the read.
         try:
-            _read(file, part.path, out, first, count)
+            _read_all(file, part.path, out, first, count)
         except OSError as error:
             if not is_direct or error.errno != errno.EINVAL:
                 raise
             set_direct(file, False)
-            _read(file, part.path, out, first, count)
+            _read_all(file, part.path, out, first, count)
     finally:
         os.close(file)
     return out[part.offset - first : count]
 
 
-def _read(file: int, path: Path, out: NDArray[np.uint8], offset: int, num_bytes: int) -> None:
+def _read_all(file: int, path: Path, out: NDArray[np.uint8], offset: int, num_bytes: int) -> None:
+    """Read num_bytes at an offset into `out`; raise OSError if the file is shorter. `path`: for the error."""
     bytes_read = 0
     while bytes_read < num_bytes:
         count = os.preadv(file, [out[bytes_read:].data], offset + bytes_read)
@@ -277,10 +279,11 @@ class ReadAhead(io.RawIOBase):
         self._peeked: tuple[mmap.mmap, int] | Exception | None = None
         self._rest = memoryview(b"")
         self._ended = self._ending = False
-        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread = threading.Thread(target=self._fill_blocks, daemon=True)
         self._thread.start()
 
-    def _run(self) -> None:
+    def _fill_blocks(self) -> None:
+        """Fill free blocks until the end, an error, or `close`; runs in the background thread."""
         while (block := self._free.get()) is not None and not self._ending:
             try:
                 count = self._fill(memoryview(block)[self._before : self._before + BLOCK_BYTES])
@@ -308,7 +311,7 @@ class ReadAhead(io.RawIOBase):
         return filled
 
     def at_end(self) -> bool:
-        """Return whether the next block is the empty one; the current block stays valid."""
+        """Return whether `next_block` would return the empty block; the current block stays valid."""
         self._peeked = self._peeked or self._filled.get()
         return not isinstance(self._peeked, Exception) and not self._peeked[1]
 
@@ -390,6 +393,7 @@ class ArrayWriter:
         return self._file.close()
 
     def abandon(self) -> None:
+        """Remove an unfinished file; no effect after `close`."""
         self._file.abandon()
 
 
@@ -445,7 +449,7 @@ def take_mapped(rows: NDArray[Any], numbers: NDArray[np.integer]) -> NDArray[Any
     # A small table stays within the bound, so its rows need no sorting.
     if rows.nbytes <= MAPPED_BYTES:
         rows_read = np.take(rows, numbers, axis=0)
-        let_go(rows)
+        unload_array(rows)
         return rows_read
     distinct, inverse = np.unique(numbers, return_inverse=True)  # ascending, so that neighbours are mapped together
     rows_read = np.empty((len(distinct), rows.shape[1]), rows.dtype)
@@ -454,18 +458,18 @@ def take_mapped(rows: NDArray[Any], numbers: NDArray[np.integer]) -> NDArray[Any
     bounds = np.searchsorted(faults, np.arange(1, faults.max(initial=0) + 1, MAPPED_BYTES // FAULT_BYTES)).tolist()
     for start, stop in pairwise([*bounds, len(distinct)]):
         rows_read[start:stop] = np.take(rows, distinct[start:stop], axis=0)
-        let_go(rows)
+        unload_array(rows)
     return rows_read[inverse]
 
 
-def let_go(rows: NDArray[Any]) -> None:
+def unload_array(rows: NDArray[Any]) -> None:
     """Drop a mapped .npy file from resident memory; the page cache or the disk serves later accesses."""
     mapping = rows.base
     assert isinstance(mapping, mmap.mmap)
     unload(mapping)
 
 
-def will_need(rows: NDArray[Any], start: int, stop: int) -> None:
+def prefetch(rows: NDArray[Any], start: int, stop: int) -> None:
     """Ask the system to read rows start..stop of a mapped .npy file into the page cache, without waiting."""
     if hasattr(mmap, "MADV_WILLNEED") and isinstance(rows.base, mmap.mmap) and len(rows):
         row_bytes = rows.nbytes // len(rows)

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from tqdm import tqdm
 
-from common.files import in_words
+from common.files import format_bytes
 
 REFRESH_SECONDS = 0.25
 LINE_SECONDS = 10.0
@@ -104,6 +104,7 @@ class Progress:
             self._print_line()
 
     def _refresh(self) -> None:
+        """Redraw the bar, or print a line now and then, until the stage ends; runs in a thread."""
         next_line = self._start + LINE_SECONDS
         while not self._end.wait(REFRESH_SECONDS):
             if self._bar is not None:
@@ -114,19 +115,22 @@ class Progress:
                 self._print_line()
 
     def _bytes(self) -> int:
+        """Return the bytes done, at most the total."""
         return self.counters.bytes if self._total is None else min(self.counters.bytes, self._total)
 
     def _rate(self) -> str:
+        """Return the rows per second so far, as text."""
         return f"{self.counters.rows / max(time.monotonic() - self._start, 1e-9):,.0f}"
 
     def _print_line(self) -> None:
+        """Print what is done, how fast, and how long the rest may take."""
         seconds = max(time.monotonic() - self._start, 1e-9)
         num_bytes = self._bytes()
         speed = (num_bytes - self._first) / seconds
         fields = [f"{seconds:.1f} s"]
         if self._total != 0:  # merging in memory reads no files
-            of_all = "" if self._total is None else f" of {in_words(self._total)}"
-            fields = [f"{in_words(num_bytes)}{of_all}", f"{in_words(speed)}/s", *fields]
+            total = "" if self._total is None else f" of {format_bytes(self._total)}"
+            fields = [f"{format_bytes(num_bytes)}{total}", f"{format_bytes(speed)}/s", *fields]
         if self.counters.rows:  # some stages, such as checksums, count no rows
             fields = [f"{self.counters.rows:,} rows", f"{self._rate()} rows/s", *fields]
         if self._total is not None and speed > 0 and num_bytes < self._total and not self._end.is_set():

@@ -2,7 +2,6 @@
 
 A column is an Arrow array of one type or a list of Python values. Numbers are cast all at once where possible; all
 other rules run on a column's distinct values.
-An exported encoder (extensions/export) runs a copy of this module, so that it needs NumPy and pyarrow alone.
 
 NaN, None, and NA and NaT of pandas mean a missing value.
 An exported encoder (extensions/export) runs a copy of this module, so that it needs NumPy and pyarrow alone.
@@ -28,8 +27,8 @@ from data_prep.dataset.spelling import (
     form_of_typed,
     forms_of_texts,
     has_plain_integers,
-    is_other_spelling,
     offsets_of,
+    reads_as_untyped,
     spell,
     text_of,
 )
@@ -74,9 +73,9 @@ def convert(
     """
     columns = {name: without_marks(plain(values), table.missing) for name, values in batch.columns.items()}
     parts = {
-        part.feature: _date_part(columns[part.column], part, batch.locator_of(part.column)) for part in table.parts
+        part.feature: _read_date_part(columns[part.column], part, batch.locator_of(part.column)) for part in table.parts
     }
-    dense = _dense(batch, columns, table, {name: numbers for name, (numbers, _) in parts.items()}, limits)
+    dense = _convert_dense(batch, columns, table, {name: numbers for name, (numbers, _) in parts.items()}, limits)
     separators, categories = dict(table.separators), []
     for name in table.sparse:
         if name in parts:
@@ -85,7 +84,7 @@ def convert(
             categories.append(TextColumn(texts.dictionary_encode(), Form(0)))
         else:
             form = None if forms is None else forms[name]
-            categories.append(_categories(columns[name], separators.get(name), batch.locator_of(name), form))
+            categories.append(_convert_categories(columns[name], separators.get(name), batch.locator_of(name), form))
     return TableBlock(np.zeros(batch.rows, table.label_kind.dtype), dense, tuple(categories))
 
 
@@ -102,6 +101,7 @@ def plain(values: Any) -> Any:
 
 
 def _plain_type(kind: Any) -> Any:
+    """Return the Arrow type that `plain` casts a type to."""
     if pa.types.is_dictionary(kind):
         return _plain_type(kind.value_type)
     if is_list_type(kind):
@@ -120,7 +120,7 @@ def is_list_type(kind: Any) -> bool:
         types.is_list_view,
         types.is_large_list_view,
     )
-    return any(each(kind) for each in is_type)
+    return any(is_kind(kind) for is_kind in is_type)
 
 
 def to_list(values: Any) -> list[Any]:
@@ -184,7 +184,7 @@ def refuse_rounded(values: Any, locator: Locator) -> None:
     if not pa.types.is_floating(kind):
         return
     # Beyond this power of 2, neighbours are more than 1 apart, so two ids of a file may have become one.
-    bits = whole_bits(kind)
+    bits = significand_bits(kind)
     if isinstance(values, list):
         numbers = np.array([value if isinstance(value, float) else 0.0 for value in values])
     else:
@@ -194,8 +194,8 @@ def refuse_rounded(values: Any, locator: Locator) -> None:
     refuse_row(is_bad, locator, lambda row: f"{numbers[row]:g} {fault}", "write the column as int64 or text")
 
 
-def whole_bits(kind: Any) -> int:
-    """Return the power of 2 from which on an Arrow type of floating-point numbers lacks whole numbers."""
+def significand_bits(kind: Any) -> int:
+    """Return n of an Arrow floating-point type that holds every whole number up to 2^n, and rounds beyond."""
     return {16: 11, 32: 24, 64: 53}[kind.bit_width]
 
 
@@ -210,7 +210,7 @@ def excerpt(value: Any) -> str:
 
 
 def refuse_row(bad: NDArray[np.bool_], locator: Locator, fault: Callable[[int], str], remedy: str = CORRECT) -> None:
-    """Raise UserError for the first bad row; `fault` describes a row."""
+    """Raise UserError for the first bad row; `fault` describes a row by its index in the batch."""
     if bad.any():
         index = int(bad.argmax())
         raise UserError(f"{locator(index)}: {fault(index)}; {remedy}")
@@ -219,14 +219,20 @@ def refuse_row(bad: NDArray[np.bool_], locator: Locator, fault: Callable[[int], 
 # ---- numbers
 
 
-def _dense(
+def _convert_dense(
     batch: RawRows,
     columns: Mapping[str, Any],
     table: Table,
     parts: Mapping[str, NDArray[np.int64]],
     limits: Sequence[float] | None,
 ) -> NDArray[np.float64]:
-    """Return the dense features [rows, N]; `columns` and `limits` as for `convert`."""
+    """Return the dense features [rows, N].
+
+    Args:
+        columns: by name, without marks of missing values.
+        parts: values [rows] of the features that are parts of dates.
+        limits: largest absolute value of each feature; None: any.
+    """
     dense = np.empty((batch.rows, len(table.dense)))
     limits = [np.inf] * len(table.dense) if limits is None else limits
     in_vectors: set[int] = set()
@@ -235,7 +241,7 @@ def _dense(
         stop = start + vector.size
         in_vectors.update(range(start, stop))
         locator = batch.locator_of(vector.column)
-        dense[:, start:stop] = _vectors(columns[vector.column], vector, table, locator, limits[start])
+        dense[:, start:stop] = _read_vectors(columns[vector.column], vector, table, locator, limits[start])
     own = dict(table.transforms)
     for i, name in enumerate(table.dense):
         if name in parts:
@@ -246,9 +252,9 @@ def _dense(
     return dense
 
 
-def _vectors(values: Any, vector: Vector, form: NumberForm, locator: Locator, limit: float) -> NDArray[np.float64]:
+def _read_vectors(values: Any, vector: Vector, form: NumberForm, locator: Locator, limit: float) -> NDArray[np.float64]:
     """Convert lists, or text with a separator, to numbers [rows, size]; an empty field is all 0."""
-    members, offsets = _members(values, vector.separator or LIST_SEPARATOR, keeps_empty=True)
+    members, offsets = _divide_bags(values, vector.separator or LIST_SEPARATOR, keeps_empty=True)
     lengths = np.diff(offsets)
 
     def fault(row: int) -> str:
@@ -277,7 +283,7 @@ def numbers_of(
     wider: what to set for larger numbers, for the error.
     """
     # Almost all columns are cast at once; the rules run only if a value fails, and on distinct values.
-    numbers = _cast(values, form, empty)
+    numbers = _cast_numbers(values, form, empty)
     if numbers is not None and (np.abs(numbers) <= max_number).all() and np.isfinite(numbers).all():
         return numbers
     column = distinct(values)
@@ -293,8 +299,8 @@ def numbers_of(
     return array[column.codes]
 
 
-def _cast(values: Any, form: NumberForm, empty: float) -> NDArray[np.float64] | None:
-    """Cast all numbers at once; None if one of them needs a rule."""
+def _cast_numbers(values: Any, form: NumberForm, empty: float) -> NDArray[np.float64] | None:
+    """Cast all numbers at once, [rows]; None if one of them needs a rule. `empty` replaces missing ones."""
     if isinstance(values, list):
         return None
     if is_text(values):
@@ -326,8 +332,8 @@ def truths_of(values: Any, locator: Locator, empty: float) -> NDArray[np.bool_]:
 # ---- dates
 
 
-def _date_part(values: Any, part: DatePart, locator: Locator) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Return a part of dates and times, or of text or numbers that represent them; see `part_of`."""
+def _read_date_part(values: Any, part: DatePart, locator: Locator) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Return a part of dates and times [rows], and a mask of the rows that have one; see `part_of`."""
 
     def entry(form: str) -> str:
         return f"{{column: {part.column}, part: {part.part}, format: {form}}}"
@@ -399,10 +405,15 @@ def without_nan(values: Any) -> Any:
 # ---- categories
 
 
-def _categories(values: Any, separator: str | None, locator: Locator, dataset_form: Form | None) -> TextColumn:
-    """Convert to one category a row or, with a separator or lists, to bags; null is no value."""
+def _convert_categories(values: Any, separator: str | None, locator: Locator, dataset_form: Form | None) -> TextColumn:
+    """Convert a column to one category a row or, with a separator, to bags, in which null is no value.
+
+    Args:
+        separator: divides text; "": the column has lists; None: single values.
+        dataset_form: spellings of the column in the dataset, for new rows; None: these rows are the dataset's.
+    """
     if separator is None:
-        return _text_column(values, locator, dataset_form)
+        return _convert_texts(values, locator, dataset_form)
     has_lists = not separator
     if has_lists and dataset_form is not None:
         separator = LIST_SEPARATOR  # new rows may give text instead of lists
@@ -411,8 +422,8 @@ def _categories(values: Any, separator: str | None, locator: Locator, dataset_fo
             is_joined = [isinstance(value, str) and value != "" for value in column.values]
             fault = f"is text, but lists of the dataset hold empty values or {LIST_SEPARATOR}"
             column.refuse(is_joined, locator, fault, "give lists, in JSON or Parquet")
-    members, offsets = _members(values, separator, keeps_empty=has_lists)
-    encoded, form, _ = _text_column(
+    members, offsets = _divide_bags(values, separator, keeps_empty=has_lists)
+    encoded, form, _ = _convert_texts(
         members, lambda index: locator(int(np.searchsorted(offsets, index, "right")) - 1), dataset_form
     )
     texts = encoded.dictionary
@@ -421,8 +432,8 @@ def _categories(values: Any, separator: str | None, locator: Locator, dataset_fo
     return TextColumn(encoded, form, offsets)
 
 
-def _text_column(values: Any, locator: Locator, dataset_form: Form | None) -> TextColumn:
-    """Convert values to texts; "" for missing ones."""
+def _convert_texts(values: Any, locator: Locator, dataset_form: Form | None) -> TextColumn:
+    """Convert values to texts; "" for missing ones. `dataset_form` is as in `_convert_categories`."""
     if is_text(values):
         encoded = values.fill_null("").dictionary_encode()
         form = forms_of_texts(encoded.dictionary)
@@ -430,17 +441,20 @@ def _text_column(values: Any, locator: Locator, dataset_form: Form | None) -> Te
         encoded = values.cast(pa.string()).fill_null("").dictionary_encode()
         return TextColumn(encoded, forms_of_texts(encoded.dictionary) & ~Form.TEXT)
     else:
-        encoded, form = _read_typed(values, locator, dataset_form)
+        encoded, form = _convert_typed(values, locator, dataset_form)
     if dataset_form and not dataset_form & Form.TEXT:  # Text of another spelling would be an unknown category.
         column = Distinct(encoded.indices.to_numpy(), encoded.dictionary.to_pylist())
-        is_other = [is_other_spelling(text) for text in column.values]
+        is_other = [reads_as_untyped(text) for text in column.values]
         fault = "is spelled otherwise in the dataset, whose values are typed"
         column.refuse(is_other, locator, fault, "write integers as 3, and true and false as 1 and 0")
     return TextColumn(encoded, form)
 
 
-def _read_typed(values: Any, locator: Locator, dataset_form: Form | None) -> tuple[Any, Form]:
-    """Convert values that are not all text, by their distinct values; return the encoded texts and their spellings."""
+def _convert_typed(values: Any, locator: Locator, dataset_form: Form | None) -> tuple[Any, Form]:
+    """Convert values that are not all text, by their distinct values; return the encoded texts and their spellings.
+
+    dataset_form: as in `_convert_categories`.
+    """
     refuse_rounded(values, locator)
     column = distinct(values)
     spelling = Form.PLAIN if dataset_form is None else dataset_form
@@ -459,7 +473,7 @@ def _read_typed(values: Any, locator: Locator, dataset_form: Form | None) -> tup
 
 
 def without_marks(values: Any, marks: Sequence[str]) -> Any:
-    """Replace texts that mean an empty field by ""."""
+    """Replace texts that mean an empty field, `marks`, by ""."""
     if not marks or not (isinstance(values, list) or is_text(values)):
         return values
     if isinstance(values, list):
@@ -467,8 +481,8 @@ def without_marks(values: Any, marks: Sequence[str]) -> Any:
     return pc.if_else(pc.is_in(values, value_set=pa.array(marks, pa.string())), "", values)
 
 
-def _members(values: Any, separator: str, keeps_empty: bool) -> tuple[Any, NDArray[np.int64]]:
-    """Return the values of all bags, one bag after another, and where each begins.
+def _divide_bags(values: Any, separator: str, keeps_empty: bool) -> tuple[Any, NDArray[np.int64]]:
+    """Return the values of all bags, one bag after another, and where each begins and the last ends: [rows + 1] int64.
 
     Args:
         separator: divides text; "": text is one value.
@@ -476,7 +490,7 @@ def _members(values: Any, separator: str, keeps_empty: bool) -> tuple[Any, NDArr
     """
     is_divided = is_text(values) and separator != ""
     if isinstance(values, list) or not (is_divided or pa.types.is_list(values.type)):
-        bags = [_members_of(value, separator, keeps_empty) for value in to_list(values)]
+        bags = [_divide_value(value, separator, keeps_empty) for value in to_list(values)]
         return [value for bag in bags for value in bag], offsets_of(np.array([len(bag) for bag in bags], np.int64))
     if is_divided:
         values, keeps_empty = pc.split_pattern(values, separator), False
@@ -490,7 +504,8 @@ def _members(values: Any, separator: str, keeps_empty: bool) -> tuple[Any, NDArr
     return members.filter(is_kept), kept_before[offsets_of(lengths)]
 
 
-def _members_of(value: Any, separator: str, keeps_empty: bool) -> list[Any]:
+def _divide_value(value: Any, separator: str, keeps_empty: bool) -> list[Any]:
+    """Return the values of one bag; the arguments are as in `_divide_bags`."""
     if value is None:
         return []
     if isinstance(value, str):
@@ -505,16 +520,18 @@ MISSING = ("NAType", "NaTType")  # types of pandas' missing values, which need n
 def to_column(values: Any, name: str) -> Any:
     """Return values as an Arrow array or a list of Python values; null or None for a missing one.
 
-    name: of the values in errors.
+    Args:
+        values: a list or another iterable, or an array or series of NumPy, Arrow, pandas or polars.
+        name: the values' name in errors.
     """
     if isinstance(values, pa.ChunkedArray):
         values = values.combine_chunks()
     if isinstance(values, pa.Array):
         return without_nan(values)
-    is_other = isinstance(values, Mapping | Set) or hasattr(values, "columns")
+    is_table = isinstance(values, Mapping | Set) or hasattr(values, "columns")
     is_one = isinstance(values, str | bytes) or not isinstance(values, Iterable) or getattr(values, "ndim", 1) == 0
-    if is_other or is_one:
-        remedy = "give a list" if is_other else f"give [{values!r:.40}] for one value"
+    if is_table or is_one:
+        remedy = "give a list" if is_table else f"give [{values!r:.40}] for one value"
         raise UserError(f"{name}: {type(values).__name__}, not a list or an array; {remedy}")
     if isinstance(values, np.ndarray) and values.ndim == 1 and values.dtype.kind in "biuf":
         numbers = values.astype(np.float64) if values.dtype.kind == "f" else values

@@ -5,10 +5,8 @@ A row is a label, N integers and F hexadecimal categories, separated by tabs, wi
 
 A batch holds about as many rows as the nearest cache. The kernel first finds its separators, 64 bytes at a time. It
 then loads each field as a word of eight characters; no load waits for the one before. Checks and arithmetic follow over
-all words alike. A batch with anything unusual is parsed row by row instead.
-
-Rows are parsed in batches; a batch with anything unusual is parsed row by row, up to the first invalid row.
-`diagnose_row` describes that row.
+all words alike. A batch with anything unusual is parsed row by row instead, up to the first invalid row, which
+`diagnose_row` describes.
 """
 
 from typing import NamedTuple
@@ -19,8 +17,8 @@ from numpy.typing import NDArray
 from common.errors import UserError
 from common.jit import Int, count_ones, count_trailing_zeros, jit, load_u64, match_64
 from data_prep.dataset.options import CRITEO, Schema
-from data_prep.sources.discover import copy_by
-from data_prep.sources.line_blocks import bare_returns
+from data_prep.sources.discover import copy_command
+from data_prep.sources.line_blocks import describe_bare_returns
 
 HIGH_BITS = np.uint64(0x8080808080808080)
 CASE_BITS = np.uint64(0x2020202020202020)
@@ -117,7 +115,10 @@ def parse_row(
     dense: NDArray[np.int32],
     sparse: NDArray[np.uint32],
 ) -> Int:
-    """Parse the row at `position` into index `row` of the arrays; return the next row's start, -1 if it is invalid."""
+    """Parse the row at `position` into index `row` of the arrays; return the next row's start, -1 if it is invalid.
+
+    The other arguments are as in `parse_lines`.
+    """
     if labelled:
         label = np.int64(buffer[position]) - ZERO
         if label < 0 or label > 1 or buffer[position + 1] != TAB:
@@ -170,7 +171,9 @@ def parse_rows(
     dense: NDArray[np.int32],
     sparse: NDArray[np.uint32],
 ) -> tuple[Int, Int]:
-    r"""Parse the rows that begin in buffer[start:stop] into the arrays, from index `row` on.
+    """Parse the rows that begin in buffer[start:stop] into the arrays, from index `row` on.
+
+    The other arguments are as in `parse_lines`.
 
     Returns:
         (rows parsed, position after them); stops at the first row that is invalid or goes beyond `end`.
@@ -200,7 +203,7 @@ NO_DIGITS = np.uint64(32)
 
 @jit
 def batch_buffers() -> tuple[NDArray[np.int64], NDArray[np.uint64], NDArray[np.uint64], NDArray[np.int64]]:
-    """Allocate (separators, words, shifts, long) for the most fields that a batch can have."""
+    """Allocate (separators, words, shifts, long), as `load_fields` takes them, for the most fields of a batch."""
     return (
         np.empty(BATCH_BYTES + SCAN_BYTES, np.int64),
         np.empty(BATCH_BYTES, np.uint64),
@@ -235,7 +238,7 @@ def find_separators(buffer: NDArray[np.uint8], start: Int, end: Int, separators:
 
 @jit
 def _shift_of(length: int) -> np.uint64:
-    """Return half the bits that shift all but a field's `length` characters out of a word."""
+    """Return half the bits that shift all but a field's `length` characters out of a word of eight: 32 to 0."""
     # An empty field shifts by 64 bits, which one shift of a 64-bit word cannot do but two shifts by 32 can.
     return np.uint64(32 - 4 * length) & U63
 
@@ -257,8 +260,11 @@ def load_fields(
     """Load every field of a batch.
 
     Args:
-        separators: positions in the batch; row: index of its first row in `labels`; shape: (N, F).
-        words, shifts: outputs [rows * (N + F)], all integers first.
+        start, rows: position of the first row in `buffer`, and the number of rows.
+        separators: positions of tabs and newlines in the batch. row: index of its first row in `labels`.
+        shape: (N, F).
+        words, shifts: outputs [rows * (N + F)], all integers first: a field's first eight characters, and `_shift_of`
+            its length, with the bit NEGATIVE for a minus.
         long: output: index and value of each integer with more than eight digits.
 
     Returns:
@@ -323,7 +329,10 @@ def convert_integers(
     first: Int,
     count: int,
 ) -> np.uint64:
-    """Write the integer in words[i] to results[first + i]; return nonzero if a character is not a digit."""
+    """Write the integers of words[:count] to `results` from index `first` on.
+
+    Return nonzero if a character is no digit. words, shifts: of `load_fields`. missing: result for an empty field.
+    """
     invalid = U0
     for i in range(count):
         shift = shifts[i] & U63
@@ -345,7 +354,10 @@ def convert_categories(
     first: Int,
     count: int,
 ) -> np.uint64:
-    """Write the category in words[offset + i] to results[first + i]; return nonzero for a non-hexadecimal digit."""
+    """Write the categories of words[offset : offset + count] to `results` from index `first` on.
+
+    Return nonzero if a character is no hexadecimal digit. words, shifts: of `load_fields`.
+    """
     invalid = U0
     for i in range(count):
         shift = shifts[offset + i]
@@ -525,12 +537,12 @@ def diagnose_row(line: bytes, name: str, row: int, schema: Schema, labelled: boo
     if not line:
         return f"{location}: empty line; remove it"
     if b"\r" in line and _is_text(line):
-        return f"{location}: {bare_returns(name)}"
+        return f"{location}: {describe_bare_returns(name)}"
     fields = line.split(b"\t")
     if len(fields) != len(columns) and not _is_text(line):
         return f"{location}: not text; give tab-separated rows, plain or gzip-compressed, or a table with data.schema"
     # Another format shows in the first row already, and its remedy converts the whole file, not a row.
-    if row == 1 and (form := _other_form(fields, name, len(columns), len(schema.dense))):
+    if row == 1 and (form := _describe_other_form(fields, name, len(columns), len(schema.dense))):
         return f"{location}: {form}"
     if len(fields) != len(columns):
         column = columns[len(fields)] if len(fields) < len(columns) else columns[-1]
@@ -542,26 +554,26 @@ def diagnose_row(line: bytes, name: str, row: int, schema: Schema, labelled: boo
             remedy = f"something follows column {column}: correct or remove this row"
         return f"{location}: {len(fields)} columns, but a row has {len(columns)}; {remedy}"
     for field, column in zip(fields, columns, strict=True):
-        fault = _fault(field, column, schema)
+        fault = _describe_fault(field, column, schema)
         if fault:
-            return f"{location}, column {column}: {_excerpt(field)} {fault}; correct or remove this row"
+            return f"{location}, column {column}: {_excerpt_of_bytes(field)} {fault}; correct or remove this row"
     return f"{location}: not readable as a row; correct or remove this row"
 
 
-def _other_form(fields: list[bytes], path: str, columns: int, numbers: int) -> str:
+def _describe_other_form(fields: list[bytes], path: str, columns: int, numbers: int) -> str:
     """Describe the first row of a file in another format, with a remedy; "" if it is none.
 
-    columns, numbers: of a Criteo row.
+    columns, numbers: how many columns a Criteo row has, and how many of them are integers.
     """
     commas = fields[0].count(b",")
     if len(fields) > 1 and all(field[:1].isalpha() for field in fields[: 1 + numbers]):
         if len(fields) != columns:
             return r"names of columns; of a table of your own, name them in data.schema=FILE (delimiter: \"\t\")"
-        return f"names of columns, which raw rows do without; remove it: {copy_by('tail -n +2', path)}"
+        return f"names of columns, which raw rows do without; remove it: {copy_command('tail -n +2', path)}"
     if len(fields) > 1 or commas < 2:
         return ""
     if commas == columns - 1:
-        return f"separated by commas, not tabs; convert the file: {copy_by(TO_TABS, path)}"
+        return f"separated by commas, not tabs; convert the file: {copy_command(TO_TABS, path)}"
     return "separated by commas, not tabs; of a table of your own, name its columns in data.schema=FILE"
 
 
@@ -573,7 +585,7 @@ def _is_text(line: bytes) -> bool:
         return False
 
 
-def _fault(field: bytes, column: str, schema: Schema) -> str | None:
+def _describe_fault(field: bytes, column: str, schema: Schema) -> str | None:
     """Describe the fault of one field; None if it has none."""
     if column == schema.label:
         return None if field in (b"0", b"1") else "is not a label (0 or 1)"
@@ -592,6 +604,7 @@ def _fault(field: bytes, column: str, schema: Schema) -> str | None:
     return None
 
 
-def _excerpt(field: bytes) -> str:
+def _excerpt_of_bytes(field: bytes) -> str:
+    """Return a field in quotes for an error, cut after SHOWN_BYTES; bytes that are not ASCII appear as escapes."""
     text = field[:SHOWN_BYTES].decode("ascii", "backslashreplace")
     return ascii(text) + ("…" if len(field) > SHOWN_BYTES else "")

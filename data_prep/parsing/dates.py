@@ -49,7 +49,7 @@ def number_of(value: Any, form: NumberForm) -> float:
 
 
 def exact_number_of(value: Any, form: NumberForm) -> int | float | Decimal:
-    """Return the number as `number_of` does, but exactly where a float64 does not tell it from its neighbours."""
+    """Return the number of `number_of`, but exactly where a float64 does not tell it from its neighbours."""
     number = number_of(value, form)
     if not abs(number) >= EXACT_INTEGERS:
         return number
@@ -97,11 +97,13 @@ NO_TIME = np.datetime64("NaT", "us")
 _1970 = datetime(1970, 1, 1)
 
 
-def _days(times: NDArray[np.datetime64]) -> NDArray[np.int64]:
+def _count_days(times: NDArray[np.datetime64]) -> NDArray[np.int64]:
+    """Return whole days since 1970-01-01."""
     return times.astype("M8[D]").astype(np.int64)
 
 
-def _seconds(times: NDArray[np.datetime64]) -> NDArray[np.int64]:
+def _count_seconds(times: NDArray[np.datetime64]) -> NDArray[np.int64]:
+    """Return whole seconds since 1970."""
     return times.astype("M8[s]").astype(np.int64)
 
 
@@ -109,12 +111,12 @@ PARTS: dict[str, Callable[[NDArray[np.datetime64]], Any]] = {
     "year": lambda times: times.astype("M8[Y]").astype(np.int64) + 1970,
     "month": lambda times: times.astype("M8[M]").astype(np.int64) % 12 + 1,
     "day": lambda times: (times.astype("M8[D]") - times.astype("M8[M]").astype("M8[D]")).astype(np.int64) + 1,
-    "weekday": lambda times: (_days(times) + 3) % 7,  # 1970-01-01 was a Thursday; Monday is 0
-    "hour": lambda times: _seconds(times) // 3600 % 24,
-    "minute": lambda times: _seconds(times) // 60 % 60,
-    "second": lambda times: _seconds(times) % 60,
-    "date": _days,
-    "timestamp": _seconds,
+    "weekday": lambda times: (_count_days(times) + 3) % 7,  # 1970-01-01 was a Thursday; Monday is 0
+    "hour": lambda times: _count_seconds(times) // 3600 % 24,
+    "minute": lambda times: _count_seconds(times) // 60 % 60,
+    "second": lambda times: _count_seconds(times) % 60,
+    "date": _count_days,
+    "timestamp": _count_seconds,
 }
 
 
@@ -138,6 +140,7 @@ def is_plausible(numbers: Any, form: str, is_implied: bool = False) -> Any:
 
 
 def _is_certain(numbers: Any, form: str) -> Any:
+    """Return whether numbers in an epoch's format are times from 1973 to 2100, which no other unit can mean."""
     seconds = numbers / 10.0 ** EPOCHS[form].digits
     return (seconds >= CERTAIN) & (seconds < LATEST)
 
@@ -183,6 +186,7 @@ def time_fault(text: str, form: str | None, takes_numbers: bool, entry: Callable
     """Describe a text that `read_time` refuses, with a remedy.
 
     Args:
+        form, takes_numbers: as for `read_time`.
         entry: returns the schema's entry for a format.
     """
     remedy = "correct this row, or give another format in the schema"
@@ -212,6 +216,7 @@ def time_fault(text: str, form: str | None, takes_numbers: bool, entry: Callable
 
 
 def _is_date(digits: str, form: str) -> bool:
+    """Return whether digits are a date in a format of DATE_NUMBERS, in one of DATE_YEARS."""
     try:
         return datetime.strptime(digits, form).year in DATE_YEARS
     except ValueError:
@@ -247,6 +252,6 @@ def fault_of_format(form: str) -> str | None:
 
 
 def part_of(times: NDArray[np.datetime64], part: str) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Return a part of times [rows] (0 for a missing time), and a mask of the times that are present."""
+    """Return a part of times [rows], one of PARTS (0 for a missing time), and a mask of the times that are present."""
     present = ~np.isnat(times)
     return np.where(present, PARTS[part](np.where(present, times, np.datetime64(0, "us"))), 0), present

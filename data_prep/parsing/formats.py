@@ -15,7 +15,7 @@ from common.errors import UserError
 from data_prep.dataset.spelling import STANDARD, Dialect
 from data_prep.dataset.table_spec import FORMATS, Table
 from data_prep.parsing.raw_rows import RawRows
-from data_prep.sources.discover import Source, copy_by, without_packing
+from data_prep.sources.discover import Source, copy_command, without_packing
 from data_prep.sources.line_blocks import LineBlocks, count_lines_before
 
 NUMBER_LIST = "list of numbers"
@@ -64,15 +64,15 @@ MIN_ROW_BYTES = 41  # shortest row of text; data_prep/engine/job.py relies on it
 def table_layout(table: Table) -> tuple[list[str], FileLayout]:
     """Return the columns to read of a table, and the layout of its files."""
     columns = list(dict.fromkeys((*table.targets, *table.inputs)))
-    return columns, FileLayout(table.names, table.delimiter, table.header, _lists(table), table.dialect)
+    return columns, FileLayout(table.names, table.delimiter, table.header, _list_columns(table), table.dialect)
 
 
 def table_size(table: Table) -> Size:
-    """Return the memory of a table's rows."""
-    return Size(max(MIN_ROW_BYTES, 4 + 8 * len(table.dense) + 4 * len(table.sparse)), _lists(table))
+    """Return the least memory of a table's rows, and its columns of lists."""
+    return Size(max(MIN_ROW_BYTES, 4 + 8 * len(table.dense) + 4 * len(table.sparse)), _list_columns(table))
 
 
-def _lists(table: Table) -> tuple[str, ...]:
+def _list_columns(table: Table) -> tuple[str, ...]:
     """Return the columns that may hold lists."""
     return (*table.schema.ragged, *(vector.column for vector in table.vectors))
 
@@ -91,14 +91,17 @@ class Format(ABC):
     merges_columns = False
 
     @abstractmethod
-    def is_of(self, source: Source) -> bool:
+    def accepts(self, source: Source) -> bool:
         """Return whether a file has this format."""
 
     @abstractmethod
     def columns(
         self, source: Source, delimiter: str = ",", header: bool = True, dialect: Dialect = STANDARD
     ) -> list[Column]:
-        """Return the columns of a file, in order."""
+        """Return the columns of a file, in order.
+
+        delimiter, header, dialect: of text; header: whether the first row names the columns.
+        """
 
     @abstractmethod
     def chunks(self, source: Source, size: Size, chunk_bytes: int) -> list[Chunk]:
@@ -130,17 +133,17 @@ class LineFormat(Format):
     def batches(
         self, source: Source, chunk: Chunk, columns: Sequence[str], layout: FileLayout
     ) -> Iterator[tuple[RawRows, int]]:
-        """See `Format`."""
+        """Yield some columns of a chunk, with the number of the file's bytes that each batch covers."""
         with LineBlocks(source, chunk.start) as lines:
             yield from self.batches_of(source, lines, chunk.stop, columns, layout)
 
     def batches_of(
         self, source: Source, lines: LineBlocks, stop: int, columns: Sequence[str], layout: FileLayout
     ) -> Iterator[tuple[RawRows, int]]:
-        """Yield batches of the lines that begin before `stop`, from an open reader."""
+        """Yield batches of the lines that begin before the offset `stop`, from an open reader: see `batches`."""
         parts: list[bytes] = []
         begin = 0
-        for block in lines.until(stop):
+        for block in lines.read_until(stop):
             # A block is valid until the next one is read, so its bytes are copied.
             begin = begin if parts else block.offset
             parts.append(bytes(block.buffer[block.start : block.end]))
@@ -173,12 +176,12 @@ class LineFormat(Format):
         """
 
     def lines_before(self, source: Source, layout: FileLayout, offset: int) -> int:
-        """Count a source's lines before an offset. Raise UserError if they are not rows."""
+        """Count a source's lines before an offset of its text. Raise UserError if they are not rows."""
         return count_lines_before(source, offset)
 
 
 def format_named(name: str) -> Format:
-    """Return the format with that name in FORMATS."""
+    """Return the format of FORMATS with that name."""
     module, kind = FORMATS[name]
     form: Format = getattr(import_module(module), kind)()
     return form
@@ -187,9 +190,9 @@ def format_named(name: str) -> Format:
 def format_of(source: Source) -> Format:
     """Return the first format that accepts a file. Raise UserError if its name does not tell the form of JSON."""
     if suffix_of(source.name) == ".json":
-        command = copy_by("jq -c '.[]'", source.path)
+        command = copy_command("jq -c '.[]'", source.path)
         raise UserError(f"{source.path}: name JSON lines .jsonl, and write an array one object a line: {command}.jsonl")
-    return next(form for form in map(format_named, FORMATS) if form.is_of(source))
+    return next(form for form in map(format_named, FORMATS) if form.accepts(source))
 
 
 def suffix_of(name: str) -> str:

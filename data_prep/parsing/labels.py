@@ -37,6 +37,7 @@ from data_prep.sources.discover import Source
 NULL_MARKS = frozenset(
     ["", "NULL", "null", "NA", "N/A", "n/a", "#N/A", "#NA", "<NA>", "\\N", "NaN", "nan", "-NaN", "-nan"]
 )
+SHOWN_TEXTS = 5
 
 
 def convert_rows(
@@ -54,16 +55,16 @@ def convert_rows(
     block = convert(batch, table, limits, forms)
     if table.weight:
         values = without_marks(plain(batch.columns[table.weight]), table.missing)
-        block = block._replace(weights=_weights(values, table, batch.locator_of(table.weight)))
+        block = block._replace(weights=_read_weights(values, table, batch.locator_of(table.weight)))
     if not table.positive:
-        return block._replace(labels=_labels(column, table, locator))
+        return block._replace(labels=_read_labels(column, table, locator))
     codes = _positive_codes(column, table, locator)
     counts = np.bincount(codes + 1, minlength=1 + len(table.positive))[1:]
     return block._replace(labels=(codes >= 0).astype(np.int32), positive_rows=tuple(counts.tolist()))
 
 
-def _labels(values: Any, table: Table, locator: Locator) -> NDArray[Any]:
-    """Convert a column to labels [rows], by the table's rule if it has one."""
+def _read_labels(values: Any, table: Table, locator: Locator) -> NDArray[Any]:
+    """Convert a column to labels [rows] of the table's kind, by its rule if it has one."""
     rule = None if table.rule is None else parse_rule(table.rule)
     if rule is not None and is_by_value(rule, table):
         return _equality_labels(values, table, rule, locator)
@@ -74,7 +75,7 @@ def _labels(values: Any, table: Table, locator: Locator) -> NDArray[Any]:
             _refuse_texts(values, table, locator)
         raise
     if rule is not None:
-        return meets(values, numbers, rule, table).astype(np.int32)
+        return meets_rule(values, numbers, rule, table).astype(np.int32)
     if table.label_kind is LabelKind.click:
         is_bad = (numbers != 0) & (numbers != 1)
         fault, remedy = "is not a label (0 or 1)", "correct the row, or give a rule or kind: number in the schema"
@@ -86,8 +87,11 @@ def _labels(values: Any, table: Table, locator: Locator) -> NDArray[Any]:
     return numbers.astype(table.label_kind.dtype)
 
 
-def meets(values: Any, numbers: NDArray[np.float64], rule: LabelRule, form: NumberForm) -> NDArray[np.bool_]:
-    """Return a mask of the values of a column that meet a rule; `numbers` are the values as float64."""
+def meets_rule(values: Any, numbers: NDArray[np.float64], rule: LabelRule, form: NumberForm) -> NDArray[np.bool_]:
+    """Return a mask of a column's values that meet a rule.
+
+    numbers: the values as float64. form: how the file writes numbers.
+    """
     compare, number = COMPARISONS[rule.operator], number_of(rule.value, form)
     # A rule's number below 2^53 is told from its neighbours by float64, so the whole column is compared at once.
     if not abs(number) >= EXACT_INTEGERS:
@@ -95,11 +99,12 @@ def meets(values: Any, numbers: NDArray[np.float64], rule: LabelRule, form: Numb
         return met
     # The file may have integers that are equal as float64 alone.
     column, value = distinct(values), exact_number_of(rule.value, form)
-    return np.array([compare(exact_number_of(each, form), value) for each in column.values], np.bool_)[column.codes]
+    is_met = [compare(exact_number_of(distinct_value, form), value) for distinct_value in column.values]
+    return np.array(is_met, np.bool_)[column.codes]
 
 
-def _weights(values: Any, table: Table, locator: Locator) -> NDArray[np.float32]:
-    """Convert a column to sample weights [rows]."""
+def _read_weights(values: Any, table: Table, locator: Locator) -> NDArray[np.float32]:
+    """Convert a column to sample weights [rows]; refuse missing, negative and infinite ones."""
     numbers = numbers_of(values, table, locator, np.nan, np.inf)
     with np.errstate(over="ignore"):
         weights = numbers.astype(np.float32)
@@ -125,7 +130,10 @@ def _equality_labels(values: Any, table: Table, rule: LabelRule, locator: Locato
 
 
 def _positive_codes(values: Any, table: Table, locator: Locator) -> NDArray[np.int64]:
-    """Return for each row which of the table's positive values it has, -1 for none."""
+    """Return for each row the place of its value among the table's positive values, -1 for none: [rows].
+
+    A value that is neither positive nor negative is refused if the table names both.
+    """
     column = distinct(values)
     _refuse_missing(column, table.positive, locator)
     codes = [_place_of(value, table.positive, table) for value in column.values]
@@ -170,7 +178,7 @@ def _refuse_texts(values: Any, table: Table, locator: Locator) -> None:
         isinstance(value, str) and value != "" and math.isnan(number_of(value, table)) for value in column.values
     ]
     texts = list(itertools.compress(column.values, is_other))
-    shown_texts = ", ".join(map(excerpt, texts[:5])) + (", …" if len(texts) > 5 else "")
+    shown_texts = ", ".join(map(excerpt, texts[:SHOWN_TEXTS])) + (", …" if len(texts) > SHOWN_TEXTS else "")
     remedy = (
         f"labels that are texts need a rule in the schema, as in label: {table.label} == {texts[0] if texts else ''}"
     )
@@ -180,8 +188,7 @@ def _refuse_texts(values: Any, table: Table, locator: Locator) -> None:
 SHOWN_VALUES = 8
 COUNTED_ROWS = 1_000_000  # first rows whose label values are counted
 CHUNK_BYTES = 8 << 20
-# Pairs of words that are taken without a rule: the one that means 1, and the one that means 0. Truth words are labels
-# already.
+# Pairs of words that need no rule: the word that means 1, and the one that means 0. Truth words are labels already.
 WORD_PAIRS = (
     ("y", "n"),
     ("t", "f"),
@@ -198,13 +205,13 @@ PAIRS: dict[frozenset[Hashable], Hashable] = {frozenset(pair): pair[0] for pair 
 
 def describe_label_values(table: Table, sources: Sequence[Source]) -> str:
     """Return the most frequent values of the label column in the sources' first rows, for an error."""
-    counts = _count(table, sources)
-    shown = ", ".join(f"{_shown(value)} ({rows:,})" for value, rows in counts.most_common(SHOWN_VALUES))
+    counts = _count_values(table, sources)
+    shown = ", ".join(f"{_show_value(value)} ({rows:,})" for value, rows in counts.most_common(SHOWN_VALUES))
     more = f" and {len(counts) - SHOWN_VALUES} more" if len(counts) > SHOWN_VALUES else ""
     return f"values of {counts.total():,} rows are {shown}{more}"
 
 
-def with_known_pair(path: Path, sources: Sequence[Source], table: Table) -> Table:
+def add_known_pair(path: Path, sources: Sequence[Source], table: Table) -> Table:
     """Return the table with the positive and the negative label if its labels are a known pair of words; log this.
 
     Labels that need no pair are left alone: 0 and 1, truth words, numbers, and those with a rule or positive values.
@@ -225,7 +232,7 @@ def with_known_pair(path: Path, sources: Sequence[Source], table: Table) -> Tabl
     if len(values) != 2 or set(values) <= {0.0, 1.0}:
         return table
     if (positive := PAIRS.get(frozenset(values))) is None:
-        _refuse_pair(path, train, table)
+        _refuse_unknown_pair(path, train, table)
         return table
     [negative] = set(values) - {positive}
     one, zero = text_of(values[positive]), text_of(values[negative])
@@ -233,14 +240,17 @@ def with_known_pair(path: Path, sources: Sequence[Source], table: Table) -> Tabl
     return replace(table, positive=(one,), negative=(zero,))
 
 
-def _refuse_pair(path: Path, sources: Sequence[Source], table: Table) -> None:
-    """Raise UserError if the column has exactly two values in the sources' first rows."""
-    counts = {value: rows for value, rows in _count(table, sources).items() if not is_missing(value)}
+def _refuse_unknown_pair(path: Path, sources: Sequence[Source], table: Table) -> None:
+    """Raise UserError if the column has exactly two values in the first COUNTED_ROWS rows.
+
+    The caller stopped at the second value: a third may follow, and the error needs the counts.
+    """
+    counts = {value: rows for value, rows in _count_values(table, sources).items() if not is_missing(value)}
     if len({_meaning(value, table) for value in counts}) != 2:
         return
     # A click is mostly the rarer value, so the line to type names that one.
     by_rows = sorted(counts, key=lambda value: (counts[value], text_of(value)))
-    shown = " and ".join(f"{_shown(value)} ({counts[value]:,} rows)" for value in by_rows)
+    shown = " and ".join(f"{_show_value(value)} ({counts[value]:,} rows)" for value in by_rows)
     entry = json.dumps(text_of(by_rows[0]), ensure_ascii=False)
     raise UserError(
         f"{sources[0].path}, column {table.label}: labels are {shown}, and nothing says which is 1; write in {path} "
@@ -248,7 +258,7 @@ def _refuse_pair(path: Path, sources: Sequence[Source], table: Table) -> None:
     )
 
 
-def _count(table: Table, sources: Sequence[Source]) -> Counter[Any]:
+def _count_values(table: Table, sources: Sequence[Source]) -> Counter[Any]:
     """Count the values of the label column in the first COUNTED_ROWS rows or a little more."""
     total: Counter[Any] = Counter()
     for counts in _counts_by_batch(table, sources):
@@ -259,7 +269,7 @@ def _count(table: Table, sources: Sequence[Source]) -> Counter[Any]:
 def _counts_by_batch(table: Table, sources: Sequence[Source]) -> Iterator[Counter[Any]]:
     """Yield the counts of the label column's values in each batch of the first COUNTED_ROWS rows."""
     form, layout, size = format_named(table.format), table_layout(table)[1], table_size(table)
-    places = ((each, place) for each in sources for place in form.chunks(each, size, CHUNK_BYTES))
+    places = ((source, place) for source in sources for place in form.chunks(source, size, CHUNK_BYTES))
     batches = (batch for source, place in places for batch, _ in form.batches(source, place, [table.label], layout))
     rows = 0
     for batch in batches:
@@ -279,5 +289,6 @@ def _meaning(value: Any, table: Table) -> Hashable:
     return text_of(value).strip().lower() if np.isnan(number) else number
 
 
-def _shown(value: Any) -> str:
+def _show_value(value: Any) -> str:
+    """Return a label's value in a short form for an error."""
     return "no value" if value is None else excerpt(value)

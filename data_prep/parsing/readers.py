@@ -40,10 +40,10 @@ from data_prep.parsing.formats import (
 )
 from data_prep.parsing.raw_rows import CORRECT, RawRows
 from data_prep.sources.discover import Source
-from data_prep.sources.line_blocks import LineBlocks, bare_returns
+from data_prep.sources.line_blocks import LineBlocks, describe_bare_returns
 
 csv.field_size_limit(BLOCK_BYTES)  # limits a line, too
-MARK = "leave the charset out of the schema, or convert the file to it"
+MARK_REMEDY = "leave the charset out of the schema, or convert the file to it"
 SENTINEL = "end"  # value of all fields in a line that is appended to a block
 
 
@@ -53,7 +53,7 @@ class Text(LineFormat):
     name = "text"
     has_layout = True
 
-    def is_of(self, source: Source) -> bool:
+    def accepts(self, source: Source) -> bool:
         """Return True: any file may be text."""
         return True
 
@@ -62,7 +62,7 @@ class Text(LineFormat):
     ) -> list[Column]:
         """Return the names in the first line, or column_0 and so on."""
         with LineBlocks(source) as lines:
-            for block in lines.until(1):
+            for block in lines.read_until(1):
                 names = read_names(bytes(block.buffer[block.start : block.end]), delimiter, source.path, dialect)
                 return [Column(name if header else f"column_{place}", "any") for place, name in enumerate(names)]
         raise UserError(f"{source.path}: empty file; get it again, or leave it out of {source.key}")
@@ -75,7 +75,7 @@ class Text(LineFormat):
             row, text = 2, text.partition(b"\n")[2]
         places, width = [layout.names.index(column) for column in columns], len(layout.names)
         dialect = layout.dialect
-        block = text if dialect.charset == UTF_8 else decode(text, name, row, dialect).encode()
+        block = text if dialect.charset == UTF_8 else decode_text(text, name, row, dialect).encode()
         fast = None if dialect.escape else read_fast(block, layout.delimiter, places, width, dialect.quoting)
         if fast is not None:
             return dict(zip(columns, fast.columns, strict=True)), range(row, row + fast.num_rows)
@@ -95,7 +95,7 @@ class Text(LineFormat):
         """Count lines as `LineFormat.lines_before` describes. Raise UserError for an open quote before the offset."""
         row = 1
         with LineBlocks(source) as before:
-            for block in before.until(offset):
+            for block in before.read_until(offset):
                 text = bytes(block.buffer[block.start : block.end])
                 read_exact(text, layout.delimiter, source.path, row, layout.dialect)
                 row += text.count(b"\n")
@@ -108,11 +108,11 @@ def read_names(header: bytes, delimiter: str, name: str, dialect: Dialect = STAN
     return tuple(rows[0]) if rows else ()
 
 
-def decode(text: bytes, name: str, row: int, dialect: Dialect = STANDARD) -> str:
+def decode_text(text: bytes, name: str, row: int, dialect: Dialect = STANDARD) -> str:
     """Decode text by its charset; `row` is the number of the first line. Raise UserError for invalid text."""
     if row == 1 and dialect.charset != UTF_8 and text.startswith(BYTE_ORDER_MARK):
         raise UserError(
-            f"{name}: row 1: begins with the byte-order mark of UTF-8, not of charset {dialect.charset}; {MARK}"
+            f"{name}: row 1: begins with the byte-order mark of UTF-8, not of charset {dialect.charset}; {MARK_REMEDY}"
         )
     try:
         return text.decode(dialect.encoding if row == 1 else dialect.charset)
@@ -132,7 +132,7 @@ def read_exact(
     Args:
         block: whole lines; name: name of the source in errors; row: number of the first line.
     """
-    lines = decode(block, name, row, dialect).removesuffix("\n").split("\n")
+    lines = decode_text(block, name, row, dialect).removesuffix("\n").split("\n")
     reader = dialect.reader((f"{line}\n" for line in lines), delimiter)
     # Python's csv takes a backslash literally, so a quote escaped by one ends the field in the middle of it.
     has_plain_backslash = dialect.quoting == "csv" and "\\" not in (delimiter, dialect.escape)
@@ -159,13 +159,16 @@ def read_exact(
             return rows, numbers
     except csv.Error as error:
         if reader.line_num <= before + 1:
-            fault = f"{bare_returns(name)}" if "new-line" in str(error) else f"{error}; correct or remove this row"
+            fault = (
+                f"{describe_bare_returns(name)}" if "new-line" in str(error) else f"{error}; correct or remove this row"
+            )
     place = "after an escape" if lines[before].removesuffix("\r").endswith(dialect.escape or "\n") else "inside quotes"
     fault = fault or f"ends {place}; a row is one line: close the quotes, or remove the line break"
     raise UserError(f"{name}: row {row + before}: {fault}")
 
 
 def _goes_on_after_quote(line: str, delimiter: str) -> bool:
+    """Return whether strict csv refuses a line, as where text follows a closing quote."""
     try:
         return not list(csv.reader([line], delimiter=delimiter, strict=True))
     except csv.Error:
@@ -191,7 +194,7 @@ def read_fast(
     lines = block if block.endswith(b"\n") else block + b"\n"
     # A further line of known fields is swallowed by a quote that the last row leaves open, and so reveals it.
     sentinel = delimiter.join([f'"{SENTINEL}"' if has_quotes else SENTINEL] * width) + "\n"
-    batch = _read(lines + sentinel.encode(), delimiter, width, places, has_quotes)
+    batch = _read_csv(lines + sentinel.encode(), delimiter, width, places, has_quotes)
     # As many rows as lines prove that no quoted field has swallowed a line end.
     if batch is None or batch.num_rows != lines.count(b"\n") + 1:
         return None
@@ -223,8 +226,10 @@ def _is_utf8(block: bytes) -> bool:
     return True
 
 
-def _read(lines: bytes, delimiter: str, width: int, places: Sequence[int], has_quotes: bool) -> pa.RecordBatch | None:
-    """Parse some columns as text in one batch; None if pyarrow refuses the lines."""
+def _read_csv(
+    lines: bytes, delimiter: str, width: int, places: Sequence[int], has_quotes: bool
+) -> pa.RecordBatch | None:
+    """Parse the columns at `places` as text in one batch; None if pyarrow refuses the lines."""
     names = [str(position) for position in range(width)]
     try:
         table = arrow_csv.read_csv(
@@ -257,6 +262,7 @@ def _has_blank_lines(rows: pa.RecordBatch, lines: bytes) -> bool:
 
 
 def _has_long_fields(rows: pa.RecordBatch, lines: bytes) -> bool:
+    """Return whether a field exceeds the limit beyond which csv refuses it."""
     limit = csv.field_size_limit()
     return len(lines) > limit and any(pc.max(pc.binary_length(column)).as_py() > limit for column in rows.columns)
 
@@ -265,7 +271,7 @@ SUFFIXES = (".jsonl", ".ndjson")
 BLANK = b" \t\r"
 ARROW_TYPES = {str: pa.string(), float: pa.float64(), int: pa.int64(), bool: pa.bool_()}
 # A decoder that is made once saves making one for each line.
-_decode = msgspec.json.Decoder().decode
+_decode_json = msgspec.json.Decoder().decode
 
 
 class JsonLines(LineFormat):
@@ -275,7 +281,7 @@ class JsonLines(LineFormat):
     merges_columns = True
     batch_bytes = 2 << 20  # Python objects take many times as much memory
 
-    def is_of(self, source: Source) -> bool:
+    def accepts(self, source: Source) -> bool:
         """Return whether the file's name has a suffix of JSON lines."""
         return suffix_of(source.name) in SUFFIXES
 
@@ -285,7 +291,7 @@ class JsonLines(LineFormat):
         """Return the members of the first objects, of kind any or list."""
         kinds: dict[str, str] = {}
         with LineBlocks(source) as lines:
-            for block in lines.until(1 << 20):
+            for block in lines.read_until(1 << 20):
                 for item in read_objects(bytes(block.buffer[block.start : block.end]), source.path).values():
                     for name, value in item.items():
                         kinds[name] = "list" if isinstance(value, list) else kinds.get(name, "any")
@@ -298,7 +304,7 @@ class JsonLines(LineFormat):
     ) -> tuple[dict[str, Any], list[int]]:
         """Parse lines as `LineFormat.fields` describes."""
         objects = read_objects(text, name, row)
-        return {column: column_of(objects, column) for column in columns}, list(objects)
+        return {column: gather_column(objects, column) for column in columns}, list(objects)
 
 
 def read_objects(text: bytes, name: str, first: int = 1) -> dict[int, dict[str, Any]]:
@@ -309,7 +315,7 @@ def read_objects(text: bytes, name: str, first: int = 1) -> dict[int, dict[str, 
         if not line.strip(BLANK):
             continue
         try:
-            item = _decode(line)
+            item = _decode_json(line)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             refuse_constants(line, f"{name}: row {row}, ")
             raise UserError(f"{name}: row {row}: not JSON ({error}); give one object a line") from error
@@ -335,8 +341,11 @@ def refuse_constants(text: bytes, location: str) -> None:
                 raise UserError(f"{location}column {name}: {value}, which JSON does not have; write null")
 
 
-def column_of(objects: Mapping[int, Mapping[str, Any]], column: str) -> Any:
-    """Return a column's values: an Arrow array if all have one type, otherwise a list of Python values."""
+def gather_column(objects: Mapping[int, Mapping[str, Any]], column: str) -> Any:
+    """Return a column's values: an Arrow array if all have one type, otherwise a list of Python values.
+
+    objects: rows by their numbers; a row may lack the column, and then has None.
+    """
     values = [item.get(column) for item in objects.values()]
     kinds = {type(value) for value in values} - {type(None)}
     if len(kinds) == 1 and (kind := ARROW_TYPES.get(kinds.pop())):
@@ -371,7 +380,7 @@ class Parquet(Format):
 
     name = "parquet"
 
-    def is_of(self, source: Source) -> bool:
+    def accepts(self, source: Source) -> bool:
         """Return whether the file begins with Parquet's magic bytes."""
         with open(source.path, "rb") as file:
             return file.read(len(MAGIC)) == MAGIC
@@ -380,17 +389,17 @@ class Parquet(Format):
         self, source: Source, delimiter: str = ",", header: bool = True, dialect: Dialect = STANDARD
     ) -> list[Column]:
         """Return the columns of the file's schema, and its partition columns, which are text."""
-        own = [Column(field.name, _kind(field.type)) for field in _open(source).schema_arrow]
+        own = [Column(field.name, _column_kind(field.type)) for field in _open_parquet(source).schema_arrow]
         return own + [Column(name, "any") for name, _ in source.partitions]
 
     def num_rows(self, source: Source) -> int:
         """Return the number of rows in the file's metadata."""
-        return int(_open(source).metadata.num_rows)
+        return int(_open_parquet(source).metadata.num_rows)
 
     def chunks(self, source: Source, size: Size, chunk_bytes: int) -> list[Chunk]:
         """Divide by uncompressed size, at least `size.row_bytes` a row: rows may take hardly any space in the file."""
         # Sizes come from the metadata, so that no data are read to plan the chunks.
-        metadata = _open(source).metadata
+        metadata = _open_parquet(source).metadata
         groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
         sizes = [
             max(
@@ -440,18 +449,20 @@ class _GroupReader:
     """
 
     def __init__(self, source: Source, chunk: RowRange, columns: Sequence[str], lists: Collection[str]) -> None:
-        file, groups = _open(source, max(1, len(columns))), range(*chunk.groups)
+        file, groups = _open_parquet(source, max(1, len(columns))), range(*chunk.groups)
         self.metadata = file.metadata
-        of_groups = [self.metadata.row_group(i) for i in groups]
-        self.rows, self.position = sum(group.num_rows for group in of_groups), 0
-        values = sum(_list_values(group, lists) for group in of_groups) / max(1, self.rows)
-        row_bytes = FIELD_BYTES * max(1, len(columns)) + LIST_VALUE_BYTES * values
-        most = max(1, min(BATCH_ROWS, int(BATCH_BYTES / row_bytes)))
-        size = -(-chunk.rows // -(-chunk.rows // most))  # batches end where these groups' chunks end
+        group_metadata = [self.metadata.row_group(i) for i in groups]
+        self.rows, self.position = sum(group.num_rows for group in group_metadata), 0
+        values_per_row = sum(_list_values(group, lists) for group in group_metadata) / max(1, self.rows)
+        row_bytes = FIELD_BYTES * max(1, len(columns)) + LIST_VALUE_BYTES * values_per_row
+        max_rows = max(1, min(BATCH_ROWS, int(BATCH_BYTES / row_bytes)))
+        # Batches end where these groups' chunks end.
+        batch_rows = -(-chunk.rows // -(-chunk.rows // max_rows))
         # pyarrow reads lists of dictionary entries only group by group.
-        at_once = [[group] for group in groups] if _has_dictionary_lists(file, columns) else [groups]
+        sets = [[group] for group in groups] if _has_dictionary_lists(file, columns) else [groups]
         self._batches = itertools.chain.from_iterable(
-            file.iter_batches(size, row_groups=each, columns=list(columns), use_threads=False) for each in at_once
+            file.iter_batches(batch_rows, row_groups=row_groups, columns=list(columns), use_threads=False)
+            for row_groups in sets
         )
         self._rest: Any = None  # unread rows of the last batch
 
@@ -477,7 +488,12 @@ def close_reader() -> None:
 
 
 def _locate(path: str, metadata: Any, first: int, index: int) -> str:
-    """Locate a row of a batch that begins with the file's row `first`, from 0."""
+    """Return the place of a row for an error: file, row group and row.
+
+    Args:
+        metadata: the file's. first: number of the batch's first row in the file, from 0.
+        index: of the row in the batch.
+    """
     row, group = first + index, 0
     for group in range(metadata.num_row_groups):
         if row < metadata.row_group(group).num_rows:
@@ -487,7 +503,7 @@ def _locate(path: str, metadata: Any, first: int, index: int) -> str:
 
 
 def cut_groups(rows: list[int], sizes: list[int], chunk_bytes: int) -> list[RowRange]:
-    """Divide row groups, given their rows and sizes, into ranges of at most `chunk_bytes`."""
+    """Divide row groups, given their rows and bytes, into ranges of rows of at most `chunk_bytes`."""
     chunks: list[RowRange] = []
     begin = group = 0
     while group < len(sizes):
@@ -503,7 +519,7 @@ def cut_groups(rows: list[int], sizes: list[int], chunk_bytes: int) -> list[RowR
     return chunks
 
 
-def _open(source: Source, num_columns: int = 1) -> Any:
+def _open_parquet(source: Source, num_columns: int = 1) -> Any:
     """Open the file with a buffer for each of `num_columns` columns. Raise UserError if it is not readable."""
     buffer = max(MIN_BUFFER_BYTES, min(BUFFER_BYTES, BATCH_BYTES // num_columns))
     try:
@@ -515,17 +531,18 @@ def _open(source: Source, num_columns: int = 1) -> Any:
 
 
 def _list_values(group: Any, lists: Collection[str]) -> int:
-    """Count the values in a row group's list columns."""
+    """Count the values of those columns of a row group that are in `lists`."""
     columns = (group.column(i) for i in range(group.num_columns))
     return sum(column.num_values for column in columns if column.path_in_schema.partition(".")[0] in lists)
 
 
 def _has_dictionary_lists(file: Any, columns: Sequence[str]) -> bool:
+    """Return whether a column has lists of dictionary entries."""
     data_types = [file.schema_arrow.field(name).type for name in columns]
-    return any(is_list_type(each) and pa.types.is_dictionary(each.value_type) for each in data_types)
+    return any(is_list_type(kind) and pa.types.is_dictionary(kind.value_type) for kind in data_types)
 
 
-def _kind(data_type: Any) -> str:
+def _column_kind(data_type: Any) -> str:
     """Return the kind of a column for `Column`."""
     types = pa.types
     if types.is_dictionary(data_type):
@@ -538,7 +555,7 @@ def _kind(data_type: Any) -> str:
         return "number"
     if types.is_timestamp(data_type) or types.is_date(data_type):
         return "time"
-    member = _kind(data_type.value_type) if is_list_type(data_type) else ""
+    member = _column_kind(data_type.value_type) if is_list_type(data_type) else ""
     return {"text": "list", "integer": "list", "null": "list", "number": NUMBER_LIST}.get(member, str(data_type))
 
 

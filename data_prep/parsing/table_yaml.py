@@ -30,7 +30,7 @@ from data_prep.dataset.table_spec import (
 )
 from data_prep.parsing.dates import EPOCH, PARTS, fault_of_format, number_of
 from data_prep.parsing.formats import NUMBER_LIST, Column, Format, format_of
-from data_prep.sources.discover import Source, copy_by
+from data_prep.sources.discover import Source, copy_command
 
 # Keys of an entry of dense or sparse.
 ENTRY_KEYS = ("column", "part", "format", "separator", "transform", "vector")
@@ -45,8 +45,11 @@ class Names(NamedTuple):
     are_own: bool
 
 
-def features_of(path: Path, dense: list[Any], sparse: list[Any], names: Names) -> dict[str, Any]:
-    """Return the fields of a table that the entries of dense and sparse describe."""
+def parse_features(path: Path, dense: list[Any], sparse: list[Any], names: Names) -> dict[str, Any]:
+    """Return the fields of a table that the entries of dense and sparse describe; refuse invalid entries.
+
+    path: the YAML file, for errors, here and below.
+    """
     parts: list[DatePart] = []
     vectors: list[Vector] = []
     transforms: list[tuple[str, str]] = []
@@ -56,11 +59,11 @@ def features_of(path: Path, dense: list[Any], sparse: list[Any], names: Names) -
     sparse_names, separators = [], []
     for entry in sparse:
         if isinstance(entry, dict) and "separator" in entry:
-            column, separator = _separated(path, entry)
-            sparse_names.append(name_of(path, column, names))
+            column, separator = _parse_separated(path, entry)
+            sparse_names.append(column_name(path, column, names))
             separators.append((sparse_names[-1], separator))
         else:
-            sparse_names.append(_feature(path, "sparse", entry, names, parts))
+            sparse_names.append(_parse_feature(path, "sparse", entry, names, parts))
     for name in sparse_names:
         if set(name) & set("./\\\0") or not name:
             raise UserError(f"{path}: sparse column {name!r}: names files and tables; rename it without . / and \\")
@@ -84,21 +87,21 @@ def _dense_features(
 ) -> list[str]:
     """Return the features of an entry of dense, and add its part, vector and transform to the lists."""
     if not isinstance(entry, dict) or not {"transform", "vector"} & set(entry):
-        return [_feature(path, "dense", entry, names, parts)]
+        return [_parse_feature(path, "dense", entry, names, parts)]
     transform = entry.get("transform", "raw")  # the numbers of a vector are scaled already
     if transform not in TRANSFORMS:
         raise UserError(f"{path}: key dense, {entry}: transforms are {', '.join(TRANSFORMS)}")
     rest = {key: value for key, value in entry.items() if key != "transform"}
     if "vector" in rest:
-        vectors.append(_vector(path, rest, names))
+        vectors.append(_parse_vector(path, rest, names))
         features = list(vectors[-1].features)
     else:
-        features = [_feature(path, "dense", rest["column"] if set(rest) == {"column"} else rest, names, parts)]
+        features = [_parse_feature(path, "dense", rest["column"] if set(rest) == {"column"} else rest, names, parts)]
     transforms += [(feature, transform) for feature in features]
     return features
 
 
-def _vector(path: Path, entry: dict[str, Any], names: Names) -> Vector:
+def _parse_vector(path: Path, entry: dict[str, Any], names: Names) -> Vector:
     """Parse {column: COLUMN, vector: 64} or {column: COLUMN, vector: 64, separator: " "}."""
     size, separator = entry["vector"], entry.get("separator", "")
     if (
@@ -113,10 +116,10 @@ def _vector(path: Path, entry: dict[str, Any], names: Names) -> Vector:
             f"{path}: key dense, {entry}: give a vector as {{column: NAME, vector: 64}}, of at most {MAX_VECTOR} "
             'numbers; text also needs a separator, as in {column: NAME, vector: 64, separator: " "}'
         )
-    return Vector(name_of(path, entry["column"], names), size, separator)
+    return Vector(column_name(path, entry["column"], names), size, separator)
 
 
-def _separated(path: Path, entry: dict[str, Any]) -> tuple[Any, str]:
+def _parse_separated(path: Path, entry: dict[str, Any]) -> tuple[Any, str]:
     """Parse {column: COLUMN, separator: "|"} to column and separator."""
     separator = entry["separator"]
     if set(entry) != {"column", "separator"} or not isinstance(separator, str) or not separator:
@@ -124,10 +127,16 @@ def _separated(path: Path, entry: dict[str, Any]) -> tuple[Any, str]:
     return entry["column"], separator
 
 
-def _feature(path: Path, key: str, entry: Any, names: Names, parts: list[DatePart]) -> str:
+def _check_format(path: Path, key: str, form: str | None) -> None:
+    """Raise UserError for an invalid format of times; None: ISO 8601."""
+    if form is not None and (fault := fault_of_format(form)) is not None:
+        raise UserError(f"{path}: key {key}, format {form}: {fault}")
+
+
+def _parse_feature(path: Path, key: str, entry: Any, names: Names, parts: list[DatePart]) -> str:
     """Return the feature of COLUMN or {column: COLUMN, part: hour}; the latter is added to `parts`."""
     if not isinstance(entry, dict):
-        return name_of(path, entry, names)
+        return column_name(path, entry, names)
     words = {str(name): ENTRY_KEYS for name in entry} | {str(entry.get("part", "day")): tuple(PARTS)}
     for word, known in words.items():
         if word not in known and (close := difflib.get_close_matches(word, known, n=1)):
@@ -140,14 +149,13 @@ def _feature(path: Path, key: str, entry: Any, names: Names, parts: list[DatePar
             f"{path}: key {key}, {entry}: give a column, {others}, or "
             f'{{column: NAME, part: hour, format: "%d.%m.%Y"}}; parts are {", ".join(PARTS)}'
         )
-    column = name_of(path, entry["column"], names)
-    if form is not None and (fault := fault_of_format(form)) is not None:
-        raise UserError(f"{path}: key {key}, format {form}: {fault}")
+    column = column_name(path, entry["column"], names)
+    _check_format(path, key, form)
     parts.append(DatePart(f"{column}_{part}", column, part, form))
     return parts[-1].feature
 
 
-def name_of(path: Path, column: Any, names: Names) -> str:
+def column_name(path: Path, column: Any, names: Names) -> str:
     """Return a column's name, given by name or position."""
     if isinstance(column, int) and not isinstance(column, bool) and column >= 0:
         if column >= len(names.all):
@@ -164,9 +172,9 @@ def name_of(path: Path, column: Any, names: Names) -> str:
     raise UserError(f"{path}: {column!r} is not a column; of these files columns are {kind}")
 
 
-TEXTS = ("text", "any")  # kinds of columns that hold text; columns of text and JSON files have kind any
-OF_TEXT = ("delimiter", "header", "decimal", "thousands", "missing", "quoting", "escape", "charset")
-KEYS = {*OF_TEXT, "label", "dense", "sparse", "time", "weight"}
+TEXT_KINDS = ("text", "any")  # kinds of columns that hold text; columns of text and JSON files have kind any
+TEXT_KEYS = ("delimiter", "header", "decimal", "thousands", "missing", "quoting", "escape", "charset")
+KEYS = {*TEXT_KEYS, "label", "dense", "sparse", "time", "weight"}
 DELIMITERS = (";", "\t", "|", ",")
 ESCAPES = frozenset(string.punctuation) - {'"'}
 LONGEST = 200  # most characters of column names in an error
@@ -192,25 +200,25 @@ def load_table(path: Path, sources: tuple[Source, ...], text: str | None = None)
         keys = " and ".join(dict.fromkeys(source.key for source in sources))
         raise UserError(f"{path}: {form_names} files together in {keys}; give files of one kind")
     [form] = forms.values()
-    for key in () if form.has_layout else OF_TEXT:
+    for key in () if form.has_layout else TEXT_KEYS:
         if key in document:
             fault = f"has no effect, as {sources[0].path} is a {form.name} file"
             raise UserError(f"{path}: key {key}: {fault}; leave it out")
-    delimiter, header = _text_keys(path, document)
-    dialect = _dialect(path, document, delimiter, sources[0])
+    delimiter, header = _parse_text_keys(path, document)
+    dialect = _parse_dialect(path, document, delimiter, sources[0])
     columns = [form.columns(source, delimiter, header, dialect) for source in sources]
     if form.merges_columns:
         columns = _union_by_split(sources, columns)
     first = columns[0]
     names = tuple(column.name for column in first)
-    table = replace(_table(path, document, names, header), names=names, format=form.name, **dialect._asdict())
-    if form.has_layout and header and isinstance(_label(path, document["label"], Names(names, header))[0], int):
+    table = replace(_parse_table(path, document, names, header), names=names, format=form.name, **dialect._asdict())
+    if form.has_layout and header and isinstance(_parse_label(path, document["label"], Names(names, header))[0], int):
         _refuse_row_of_values(path, sources[0], table)
     kinds = {column.name: column.kind for column in first}
     row = "row 1: " if form.has_layout and header else ""
     for source, source_columns in zip(sources, columns, strict=True):
         _check_columns(
-            path, table, f"{source.path}: {row}", source_columns, _hint(form, source, source_columns, header)
+            path, table, f"{source.path}: {row}", source_columns, _suggest_hint(form, source, source_columns, header)
         )
         if row and source_columns != first:
             raise UserError(f"{source.path}: row 1: other columns than in {sources[0].path}; give like files")
@@ -218,17 +226,17 @@ def load_table(path: Path, sources: tuple[Source, ...], text: str | None = None)
             expected = kinds.get(column.name, column.kind)
             if (kind := _common_kind(expected, column.kind)) is not None:
                 kinds[column.name] = kind
-            elif column.name in table.named:
+            elif column.name in table.named_columns:
                 fault = f"{column.kind}, but {expected} in {sources[0].path}"
                 raise UserError(f"{source.path}, column {column.name}: {fault}; write both files with one type")
         if form.num_rows(source) == 0:
             raise UserError(f"{source.path}: no rows in it; get it again, or leave it out of {source.key}")
-    from data_prep.parsing.labels import with_known_pair  # imports pyarrow, which Criteo's rows do not need
+    from data_prep.parsing.labels import add_known_pair  # imports pyarrow, which Criteo's rows do not need
 
-    return with_known_pair(path, sources, _with_kinds(path, sources[0], table, kinds))
+    return add_known_pair(path, sources, _check_kinds(path, sources[0], table, kinds))
 
 
-def without_empty_parts(sources: list[Source]) -> list[Source]:
+def drop_empty_files(sources: list[Source]) -> list[Source]:
     """Leave out files without rows, as Spark writes some, unless all are empty."""
     filled = [source for source in sources if format_of(source).num_rows(source) != 0]
     if not filled or len(filled) == len(sources):
@@ -264,21 +272,25 @@ def _refuse_row_of_values(path: Path, source: Source, table: Table) -> None:
 
 
 def _union_by_split(sources: Sequence[Source], columns: Sequence[Sequence[Column]]) -> list[list[Column]]:
+    """Return each file's columns, joined over all files of its split: JSON rows may lack columns."""
     splits = [source.split for source in sources]
     pairs = list(zip(splits, columns, strict=True))
-    columns_of = {split: _union([each for other, each in pairs if other == split]) for split in dict.fromkeys(splits)}
+    columns_of = {
+        split: _union_columns([each for other, each in pairs if other == split]) for split in dict.fromkeys(splits)
+    }
     return [columns_of[split] for split in splits]
 
 
-def _union(columns: Sequence[Sequence[Column]]) -> list[Column]:
+def _union_columns(columns: Sequence[Sequence[Column]]) -> list[Column]:
     """Return the columns of all files; a column has kind list if one file has lists."""
     kinds: dict[str, str] = {}
-    for column in (column for each in columns for column in each):
+    for column in (column for file_columns in columns for column in file_columns):
         kinds[column.name] = column.kind if column.kind == "list" else kinds.get(column.name, column.kind)
     return [Column(name, kind) for name, kind in kinds.items()]
 
 
-def _hint(form: Format, source: Source, columns: Sequence[Column], header: bool) -> str:
+def _suggest_hint(form: Format, source: Source, columns: Sequence[Column], header: bool) -> str:
+    """Return a hint for the error that a file lacks a column, such as another delimiter; "" without one."""
     if form.merges_columns:
         return ", or put a row that has it among the first of a file"
     names = [column.name for column in columns]
@@ -293,7 +305,7 @@ def _hint(form: Format, source: Source, columns: Sequence[Column], header: bool)
 def _check_columns(path: Path, table: Table, location: str, columns: Sequence[Column], hint: str) -> None:
     """Raise UserError if a file lacks a used column, or has it twice."""
     names = [column.name for column in columns]
-    for name in table.named:
+    for name in table.named_columns:
         if name not in names:
             text = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in ", ".join(names))
             text = text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
@@ -302,16 +314,19 @@ def _check_columns(path: Path, table: Table, location: str, columns: Sequence[Co
             raise UserError(f"{location}two columns {name}; rename one of them")
 
 
-def _with_kinds(path: Path, source: Source, table: Table, kinds: dict[str, str]) -> Table:
-    """Check that each column's kind allows its use, and add a separator for columns of lists."""
+def _check_kinds(path: Path, source: Source, table: Table, kinds: dict[str, str]) -> Table:
+    """Refuse columns whose kind does not allow their use; return the table with "" as separator of columns of lists.
+
+    kinds: of all columns, by name.
+    """
     derived = {part.feature for part in table.parts}
     derived |= {feature for vector in table.vectors for feature in vector.features}
     for name in (*table.targets, *table.dense):
         allowed = ("integer", "number", "any", "null", *(["text"] if name == table.label else []))
         if name not in derived and kinds[name] not in allowed:
-            raise UserError(f"{source.path}, column {name}: {kinds[name]}, not numbers; {_remedy(name, kinds)}")
+            raise UserError(f"{source.path}, column {name}: {kinds[name]}, not numbers; {_suggest_remedy(name, kinds)}")
     for part in table.parts:
-        part_kinds = ("time", *TEXTS) if part.format is None else ("integer", "number", *TEXTS)
+        part_kinds = ("time", *TEXT_KINDS) if part.format is None else ("integer", "number", *TEXT_KINDS)
         if kinds[part.column] not in part_kinds:
             raise UserError(
                 f"{source.path}, column {part.column}: {kinds[part.column]}, but {path} has "
@@ -321,14 +336,14 @@ def _with_kinds(path: Path, source: Source, table: Table, kinds: dict[str, str])
     for vector in table.vectors:
         _check_vector(path, source, vector, kinds[vector.column])
     plain = [name for name in table.sparse if name not in derived]
-    separators = {name: _separator(path, source, table, name, kinds) for name in plain}
+    separators = {name: _find_separator(path, source, table, name, kinds) for name in plain}
     ordered = tuple((name, separator) for name, separator in separators.items() if separator is not None)
     return replace(table, separators=ordered)
 
 
 def _check_vector(path: Path, source: Source, vector: Vector, kind: str) -> None:
     """Refuse a column of vectors that holds neither lists nor text with a separator."""
-    is_text = kind in TEXTS
+    is_text = kind in TEXT_KINDS
     if kind not in ("list", NUMBER_LIST, "null") and not is_text:
         raise UserError(f"{source.path}, column {vector.column}: {kind}, not lists of numbers; convert the column")
     if is_text and not vector.separator:
@@ -338,29 +353,30 @@ def _check_vector(path: Path, source: Source, vector: Vector, kind: str) -> None
         raise UserError(f"{path}: column {vector.column}: holds lists in {source.path}; leave the separator out")
 
 
-def _remedy(name: str, kinds: dict[str, str]) -> str:
+def _suggest_remedy(name: str, kinds: dict[str, str]) -> str:
     """Suggest what to do about a typed column whose type is not supported."""
     if kinds[name] in ("list", NUMBER_LIST):
         return f"write {{column: {name}, vector: 64}} in dense, with the length of the lists, or convert the column"
     return f"use a part of it: {{column: {name}, part: weekday}}" if kinds[name] == "time" else "convert the column"
 
 
-def _separator(path: Path, source: Source, table: Table, name: str, kinds: dict[str, str]) -> str | None:
-    """Return the separator of a column's values, "" for a column of lists; None for single values."""
+def _find_separator(path: Path, source: Source, table: Table, name: str, kinds: dict[str, str]) -> str | None:
+    """Return the separator of a sparse column's values, "" for a column of lists; None for single values."""
     separator, kind = dict(table.separators).get(name), kinds[name]
     if kind == "list":
         if separator is not None:
             raise UserError(f"{path}: column {name}: holds lists in {source.path}; leave the separator out")
         return ""
-    if kind not in ("integer", "number", "null", *TEXTS):
+    if kind not in ("integer", "number", "null", *TEXT_KINDS):
         fault = f"{kind}; categories are text, integers or lists of these"
-        raise UserError(f"{source.path}, column {name}: {fault}; {_remedy(name, kinds)}")
-    if separator is not None and kind not in ("null", *TEXTS):
+        raise UserError(f"{source.path}, column {name}: {fault}; {_suggest_remedy(name, kinds)}")
+    if separator is not None and kind not in ("null", *TEXT_KINDS):
         raise UserError(f"{source.path}, column {name}: {kind}, which no separator divides")
     return separator
 
 
 def _read_yaml(path: Path, text: str | None) -> dict[str, Any]:
+    """Read a YAML file, or its `text` if given; refuse unknown and missing keys."""
     try:
         document = yaml.safe_load(path.read_text(encoding="utf-8") if text is None else text)
     except FileNotFoundError as error:
@@ -385,15 +401,19 @@ def _read_yaml(path: Path, text: str | None) -> dict[str, Any]:
     return document
 
 
-def _text_keys(path: Path, document: dict[str, Any]) -> tuple[str, bool]:
+def _parse_text_keys(path: Path, document: dict[str, Any]) -> tuple[str, bool]:
+    """Return the delimiter, and whether the first row names the columns."""
     header, delimiter = document.get("header", True), document.get("delimiter", ",")
     if not isinstance(header, bool) or not isinstance(delimiter, str) or len(delimiter) != 1:
         raise UserError(f"{path}: keys header and delimiter: give true or false, and one character")
     return delimiter, header
 
 
-def _dialect(path: Path, document: dict[str, Any], delimiter: str, source: Source) -> Dialect:
-    """Return the keys quoting, escape and charset of text files; `source` is for the command that converts a file."""
+def _parse_dialect(path: Path, document: dict[str, Any], delimiter: str, source: Source) -> Dialect:
+    """Parse the keys quoting, escape and charset of text files.
+
+    source: a file, for the command that converts it.
+    """
     quoting, escape, charset = (document.get(key, getattr(STANDARD, key)) for key in Dialect._fields)
     if quoting not in ("csv", "none"):
         raise UserError(f"{path}: key quoting: give csv, or none for quotes that are ordinary characters")
@@ -402,7 +422,7 @@ def _dialect(path: Path, document: dict[str, Any], delimiter: str, source: Sourc
             f'{path}: key escape: give one punctuation mark other than quote and delimiter, e.g. escape: "\\"'
         )
     if not isinstance(charset, str) or (known := charset_named(charset)) is None:
-        command = copy_by(f"iconv -f {charset} -t UTF-8", source.path)
+        command = copy_command(f"iconv -f {charset} -t UTF-8", source.path)
         raise UserError(
             f"{path}: key charset: {charset} is unknown to Python, or writes delimiters and line ends in other bytes "
             f"than ASCII; leave it out and convert the file: {command}"
@@ -410,37 +430,37 @@ def _dialect(path: Path, document: dict[str, Any], delimiter: str, source: Sourc
     return Dialect("none" if quoting == "none" else STANDARD.quoting, escape, known)
 
 
-def _table(path: Path, document: dict[str, Any], names: tuple[str, ...], header: bool) -> Table:
+def _parse_table(path: Path, document: dict[str, Any], names: tuple[str, ...], header: bool) -> Table:
     """Build the table that a document describes; `header`: whether `names` are the file's own."""
-    delimiter, _ = _text_keys(path, document)
+    delimiter, _ = _parse_text_keys(path, document)
     column_names = Names(names, header)
-    label, rule, kind = _label(path, document["label"], column_names)
+    label, rule, kind = _parse_label(path, document["label"], column_names)
     lists = [document.get("dense") or [], document["sparse"]]
     if not all(isinstance(columns, list) for columns in lists) or not lists[1]:
         raise UserError(f"{path}: keys dense and sparse: give lists of columns, sparse at least one")
-    features = features_of(path, lists[0], lists[1], column_names)
-    label = name_of(path, label, column_names)
-    weight = () if document.get("weight") is None else (name_of(path, document["weight"], column_names),)
+    features = parse_features(path, lists[0], lists[1], column_names)
+    label = column_name(path, label, column_names)
+    weight = () if document.get("weight") is None else (column_name(path, document["weight"], column_names),)
     table_columns = (label, *weight, *features["dense"], *features["sparse"])
     if len(set(table_columns)) != len(table_columns):
         twice = next(name for name in table_columns if table_columns.count(name) > 1)
         raise UserError(f"{path}: column {twice} is named twice; a column has one use")
-    positive = _positive(path, document["label"])
-    described = {**features, **_number_format(path, document), "label_kind": kind, "positive": positive}
+    positive = _parse_positive(path, document["label"])
+    fields = {**features, **_parse_number_format(path, document), "label_kind": kind, "positive": positive}
     if document.get("time") is not None:
-        described["time"] = _time(path, document["time"], column_names)
+        fields["time"] = _parse_time(path, document["time"], column_names)
     if weight:
-        described["weight"] = weight[0]
-    table = Table(delimiter=delimiter, header=header, label=label, rule=rule, names=(), **described)
+        fields["weight"] = weight[0]
+    table = Table(delimiter=delimiter, header=header, label=label, rule=rule, names=(), **fields)
     _check_rule(path, table)
     return table
 
 
-def _number_format(path: Path, document: dict[str, Any]) -> dict[str, Any]:
-    """Return the keys decimal, thousands and missing of text files."""
+def _parse_number_format(path: Path, document: dict[str, Any]) -> dict[str, Any]:
+    """Parse the keys decimal, thousands and missing of text files; return them as fields of the table."""
     decimal, thousands = document.get("decimal", "."), document.get("thousands", "")
     characters = [decimal, thousands or "x"]
-    if not all(isinstance(each, str) and len(each) == 1 and each not in "0123456789+-" for each in characters) or (
+    if not all(isinstance(mark, str) and len(mark) == 1 and mark not in "0123456789+-" for mark in characters) or (
         decimal == thousands
     ):
         raise UserError(f'{path}: keys decimal and thousands: give one character each, e.g. decimal: ","')
@@ -450,7 +470,7 @@ def _number_format(path: Path, document: dict[str, Any]) -> dict[str, Any]:
     return {"decimal": decimal, "thousands": thousands, "missing": tuple(missing)}
 
 
-def _label(path: Path, label: Any, names: Names) -> tuple[Any, str | None, LabelKind]:
+def _parse_label(path: Path, label: Any, names: Names) -> tuple[Any, str | None, LabelKind]:
     """Parse COLUMN, "COLUMN >= 4", {column: COLUMN, rule: ">= 4"} or {…, kind: number} to column, rule and kind.
 
     {…, positive: [VALUE, …]} is a column without a rule.
@@ -483,8 +503,8 @@ def _label(path: Path, label: Any, names: Names) -> tuple[Any, str | None, Label
     return label["column"], None if rule is None else str(rule), LabelKind(kind)
 
 
-def _positive(path: Path, label: Any) -> tuple[str, ...]:
-    """Return the values that a label's key positive names."""
+def _parse_positive(path: Path, label: Any) -> tuple[str, ...]:
+    """Return the values that a label's key positive names; none without it."""
     if not isinstance(label, dict) or "positive" not in label:
         return ()
     values = label["positive"]
@@ -510,17 +530,12 @@ def _check_rule(path: Path, table: Table) -> None:
         raise UserError(f"{path}: key label: {table.rule}: {rule.operator} needs a number; texts take == and !=")
 
 
-def _time(path: Path, entry: Any, names: Names) -> TimeColumn:
+def _parse_time(path: Path, entry: Any, names: Names) -> TimeColumn:
     """Parse COLUMN or {column: COLUMN, format: epoch}."""
     document = entry if isinstance(entry, dict) else {"column": entry}
     form = document.get("format")
     if not {"column"} <= set(document) <= {"column", "format"} or not isinstance(form, str | None):
         raise UserError(f"{path}: key time, {entry}: give a column, or {{column: NAME, format: epoch}}")
-    return TimeColumn(name_of(path, document["column"], names), _format(path, "time", form))
-
-
-def _format(path: Path, key: str, form: str | None) -> str | None:
-    """Return a format of times as it is. Raise UserError if it is invalid."""
-    if form is not None and (fault := fault_of_format(form)) is not None:
-        raise UserError(f"{path}: key {key}, format {form}: {fault}")
-    return form
+    column = column_name(path, document["column"], names)
+    _check_format(path, "time", form)
+    return TimeColumn(column, form)

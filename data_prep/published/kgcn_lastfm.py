@@ -31,12 +31,15 @@ def split_rows(listened: Path, artists: Path) -> Mapping[str, Rows]:
         # KGCN leaves out artists that its graph of knowledge lacks.
         if artist in items:
             positives.setdefault(int(user), set()).add(items[artist])
-    rows = np.array(_with_negatives(positives, set(items.values())))
-    return {split: [HEADER, *rows[order].tolist()] for split, order in _orders(len(rows)).items()}
+    rows = np.array(_draw_negatives(positives, set(items.values())))
+    return {split: [HEADER, *rows[order].tolist()] for split, order in _draw_orders(len(rows)).items()}
 
 
-def _with_negatives(positives: Mapping[int, set[int]], items: set[int]) -> list[tuple[int, int, int]]:
-    """Number users by first appearance, and draw as many negatives; the draws depend on the order of CPython's sets."""
+def _draw_negatives(positives: Mapping[int, set[int]], items: set[int]) -> list[tuple[int, int, int]]:
+    """Return rows (label, user, item): each user's positives, then as many negatives.
+
+    Users are numbered by first appearance. The draws depend on the order of CPython's sets.
+    """
     draw, rows = np.random.RandomState(SEED), []
     for user, user_items in enumerate(positives.values()):
         rows += [(1, user, item) for item in user_items]
@@ -46,8 +49,8 @@ def _with_negatives(positives: Mapping[int, set[int]], items: set[int]) -> list[
     return rows
 
 
-def _orders(count: int) -> dict[str, list[int]]:
-    """Return the row numbers of each split in KGCN's order."""
+def _draw_orders(count: int) -> dict[str, list[int]]:
+    """Draw the row numbers of each split, in KGCN's order."""
     draw, held_out = np.random.RandomState(SEED), int(count * SHARE)
     val = draw.choice(list(range(count)), size=held_out, replace=False)
     remaining = set(range(count)) - set(val.tolist())

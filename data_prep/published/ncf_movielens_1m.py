@@ -26,7 +26,7 @@ def split_rows(ratings: Path, test_rating: Path, test_negative: Path) -> Mapping
         test_negative: lines of the same users, tab-separated: `(user,item)` and the negatives. 156 negatives equal the
             user's positive; they stay.
     """
-    users, items = _pairs(ratings)
+    users, items = _read_pairs(ratings)
     test = np.loadtxt(test_rating, np.int64, delimiter="\t", usecols=(0, 1))
     negatives = [line.split("\t")[1:] for line in test_negative.read_text(encoding="utf-8").splitlines()]
     num_items = int(items.max()) + 1
@@ -39,7 +39,7 @@ def split_rows(ratings: Path, test_rating: Path, test_negative: Path) -> Mapping
     }
 
 
-def _pairs(ratings: Path) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _read_pairs(ratings: Path) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the numbers of users and items of all pairs, in order."""
     table = pyarrow.parquet.read_table(ratings, columns=["userID", "movieID"])
     users, films = (column.to_numpy().astype(np.int64) for column in table.columns)
@@ -49,6 +49,7 @@ def _pairs(ratings: Path) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 
 
 def _candidates(test: NDArray[np.int64], negatives: list[list[str]]) -> Iterator[tuple[object, ...]]:
+    """Yield rows (label, user, item): each user's positive, then the negatives to rank it among."""
     for (user, item), others in zip(test.tolist(), negatives, strict=True):
         yield 1, user, item
         yield from ((0, user, int(other)) for other in others)

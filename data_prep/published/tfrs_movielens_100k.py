@@ -31,15 +31,15 @@ def split_rows(ratings: Path, users: Path) -> Mapping[str, Rows]:
         ratings: lines `user item rating timestamp` with a header, tab-separated.
         users: lines `user age gender occupation zip_code` with a header, tab-separated.
     """
-    of_user = {}
+    user_fields = {}
     for line in users.read_text(encoding="utf-8").splitlines()[1:]:
         user, age, gender, occupation, zip_code = line.split("\t")
         bucket = AGES[int(np.searchsorted(AGES, int(age), "right")) - 1]
-        of_user[user] = gender, zip_code, occupation, bucket
+        user_fields[user] = gender, zip_code, occupation, bucket
     rows = []
     for line in ratings.read_text(encoding="utf-8").splitlines()[1:]:
         user, movie, rating, _ = line.split("\t")
-        rows.append((rating, movie, user, *of_user[user]))
+        rows.append((rating, movie, user, *user_fields[user]))
     order = np.random.RandomState(SEED).permutation(len(rows)).tolist()
     parts = {"train": order[:TRAIN_ROWS], "test": order[TRAIN_ROWS:]}
     return {split: [HEADER, *(rows[number] for number in numbers)] for split, numbers in parts.items()}

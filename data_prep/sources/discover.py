@@ -110,29 +110,33 @@ def resolve_sources(raw: Any, split: str | None = None) -> list[Source]:
         raise UserError(f"{key}={raw}: a number; if that is the name of a file, write '{key}=\"{raw}\"'")
     if not raw or not isinstance(entries, Sequence) or not all(isinstance(e, (str, Path)) for e in entries):
         raise UserError(f"{key}={raw}: give the raw file, a glob, a directory of day files, or a list of them")
-    paths = [(path, own_path(str(entry))) for entry in entries for path in _expand(str(entry), key)]
+    paths = [(path, own_path(str(entry))) for entry in entries for path in _expand_entry(str(entry), key)]
     path_of_rows: dict[str, Path] = {}
     for path, _ in paths:
-        twin = path_of_rows.setdefault(_rows_of(path), path)
+        twin = path_of_rows.setdefault(_unpacked_path(path), path)
         if twin is not path:
             raise UserError(f"{path}: its rows are in {twin} too; name each day once in {key}")
     return [replace(_inspect(path, key), split=split, partitions=_partitions(path, root)) for path, root in paths]
 
 
 def resolve_splits(files: Mapping[str, Any]) -> list[Source]:
-    """Return the files given for each split, as `resolve_sources` does, in the order of the splits.
+    """Return the files given for each split, in the order of the splits.
 
     Args:
-        files: maps each split to its files, or to None if it has none.
+        files: maps each split to its files (a path, glob, directory or list), or to None if it has none.
+
+    Raises:
+        UserError: as `resolve_sources`, or a file is given for two splits, which would then share its rows.
     """
-    sources = [each for split, raw in files.items() if raw is not None for each in resolve_sources(raw, split)]
-    names: dict[str, Source] = {}
-    inodes: dict[tuple[int, int], Source] = {}
+    sources = [source for split, raw in files.items() if raw is not None for source in resolve_sources(raw, split)]
+    by_name: dict[str, Source] = {}
+    by_inode: dict[tuple[int, int], Source] = {}
     for source in sources:
         status = Path(source.path).stat()
-        twin = names.setdefault(_rows_of(Path(source.path)), source)
+        same_name = by_name.setdefault(_unpacked_path(Path(source.path)), source)
         # A hard link has a path of its own, and only its inode shows that the file is the same.
-        twin = inodes.setdefault((status.st_dev, status.st_ino), source) if twin is source else twin
+        same_inode = by_inode.setdefault((status.st_dev, status.st_ino), source)
+        twin = same_name if same_name is not source else same_inode
         if twin is not source:
             raise UserError(
                 f"{source.path}: its rows are in {twin.path} too, so {twin.key} and {source.key} share them; name each "
@@ -141,8 +145,8 @@ def resolve_splits(files: Mapping[str, Any]) -> list[Source]:
     return sources
 
 
-def _rows_of(path: Path) -> str:
-    """Return a text that is equal for two paths of the same file, packed or not."""
+def _unpacked_path(path: Path) -> str:
+    """Return a file's path without links and its packing's suffix, which is equal for two files of the same rows."""
     return without_packing(str(path.resolve()))
 
 
@@ -163,32 +167,33 @@ def own_path(text: str) -> Path:
 
 
 def natural_key(path: Path) -> list[Any]:
-    """Return a sort key by which day_2 comes before day_10."""
+    """Return a sort key that puts day_2 before day_10."""
     return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", str(path))]
 
 
-def _expand(entry: str, key: str) -> list[Path]:
+def _expand_entry(entry: str, key: str) -> list[Path]:
+    """Return the files that one entry of data.raw means: a directory's, those of a glob, or the path itself."""
     path = own_path(entry)
     if path.is_dir():
         # Spark's own notes beside its files are no rows.
-        entries = [each for each in path.iterdir() if not each.name.startswith(NOTES)]
-        files = _files(entries)
+        entries = [entry_path for entry_path in path.iterdir() if not entry_path.name.startswith(NOTES)]
+        files = _sorted_files(entries)
         days = [file for file in files if file.name.startswith("day_")] or files
-        folders = [each for each in entries if each.is_dir() and "=" in each.name]
+        folders = sorted((folder for folder in entries if folder.is_dir() and "=" in folder.name), key=natural_key)
         if folders:
-            return days + [file for each in sorted(folders, key=natural_key) for file in _expand(str(each), key)]
+            return days + [file for folder in folders for file in _expand_entry(str(folder), key)]
         if not days:
             raise UserError(f"{path}: no files in this directory; point {key} at the raw day files")
         return _refuse_leftovers(days, key)
     if not path.exists() and GLOB_CHARACTERS & set(entry):
-        files = _files(Path(match) for match in glob.glob(str(path), recursive=True))
+        files = _sorted_files(Path(match) for match in glob.glob(str(path), recursive=True))
         if not files:
             raise UserError(f"{key}={entry}: no file matches; check the pattern")
         return _refuse_leftovers(files, key)
     return [path]
 
 
-def _files(paths: Iterable[Path]) -> list[Path]:
+def _sorted_files(paths: Iterable[Path]) -> list[Path]:
     """Return the files among paths in natural order, broken links included."""
     return sorted((path for path in paths if path.is_file() or not path.exists()), key=natural_key)
 
@@ -210,7 +215,7 @@ def _refuse_leftovers(files: Sequence[Path], key: str) -> list[Path]:
     return [file for file in files if file.suffix != ".part"]
 
 
-def described_sources(sources: Sequence[Source]) -> str:
+def describe_sources(sources: Sequence[Source]) -> str:
     """Describe the sources for the log: their number, and the names of the first and the last."""
     return f"{len(sources)} raw files, from {sources[0].name} to {sources[-1].name}"
 
@@ -277,13 +282,13 @@ PACKINGS = (
     Packing(re.compile(rb"\x1f\x9d"), "compress", "gzip -dk {}"),
     Packing(re.compile(rb"\xff\xfe|\xfe\xff"), "UTF-16", "iconv -f UTF-16 -t UTF-8 {} > NEW"),
 )
-PACKED_BYTES = 16
+MAGIC_BYTES = 16
 
 
 def packing_of(path: Path) -> Packing | None:
     """Return the form of a packed file by its first bytes; None for other files."""
     with open(path, "rb") as file:
-        start = file.read(PACKED_BYTES)
+        start = file.read(MAGIC_BYTES)
     packing = next((each for each in PACKINGS if each.magic.match(start)), None)
     if packing is not None and packing.reader is None:
         command = packing.unpack.format(shlex.quote(str(path)))
@@ -291,24 +296,25 @@ def packing_of(path: Path) -> Packing | None:
     return packing
 
 
-def packing_named(name: str) -> Packing | None:
+def packing_by_name(name: str) -> Packing | None:
     """Return the readable packing that the suffix of a file's name means; None without one."""
     return next((each for each in PACKINGS if each.reader and name.lower().endswith(each.suffix)), None)
 
 
 def without_packing(name: str) -> str:
     """Return a file's name without the suffix of a readable packing."""
-    packing = packing_named(name)
+    packing = packing_by_name(name)
     return name if packing is None else name[: -len(packing.suffix)]
 
 
-def copy_by(program: str, path: str) -> str:
-    """Return a shell command that makes NEW from a file by a program; unpacks the file first if its name says so."""
-    packing, name = packing_named(path), shlex.quote(path)
+def copy_command(program: str, path: str) -> str:
+    """Return a shell command that makes the file NEW of a file by a program; unpacks it first if its name says so."""
+    packing, name = packing_by_name(path), shlex.quote(path)
     return f"{program} < {name} > NEW" if packing is None else f"{packing.unpack.format(name)} | {program} > NEW"
 
 
 def _inspect(path: Path, key: str) -> Source:
+    """Return an existing raw file's source; refuse an empty file, an unreadable form, and a name of another form."""
     try:
         status = path.stat()
         # The content decides the packing, as names of downloads are often wrong.
@@ -319,7 +325,7 @@ def _inspect(path: Path, key: str) -> Source:
         raise UserError(f"{path}: not readable ({error.strerror}); check {key}") from error
     if status.st_size == 0:
         raise UserError(f"{path}: empty file; get it again, or leave it out of {key}")
-    if packing is None and (suffix_packing := packing_named(path.name)) is not None:
+    if packing is None and (suffix_packing := packing_by_name(path.name)) is not None:
         raise UserError(
             f"{path}: not a {suffix_packing.name} file, though named {suffix_packing.suffix}; get it again, or "
             "rename it"
@@ -343,12 +349,12 @@ def open_bzip2(file: Any) -> io.RawIOBase:
 
 
 def open_xz(file: Any) -> io.RawIOBase:
-    """Open the content as `open_bzip2` does."""
+    """Open the content of a file, given by path or open; reading it raises EOFError or DamageError."""
     return Streams(file, lzma.LZMADecompressor)
 
 
 def open_zstd(file: Any) -> io.RawIOBase:
-    """Open the content as `open_bzip2` does."""
+    """Open the content of a file, given by path or open; reading it raises EOFError or DamageError."""
     return ArrowStream(file, "zstd")
 
 
@@ -468,8 +474,8 @@ def known_sum(directory: Path, name: str, published: Any) -> KnownSum | None:
     return None if digest is None else KnownSum(digest.sha256, str(directory / SUMS_NAME), digest.bytes)
 
 
-def refuse_other(path: Path, expected: KnownSum | None, digest: FileDigest) -> None:
-    """Raise UserError for a file with another checksum."""
+def refuse_other_sum(path: Path, expected: KnownSum | None, digest: FileDigest) -> None:
+    """Raise UserError for a file whose checksum is not the expected one; None: any."""
     if expected is not None and digest.sha256 != expected.sha256:
         raise UserError(
             f"{path}: sha256 {digest.sha256} where {expected.given_by} has {expected.sha256}; {_remedy(expected)}"
@@ -477,7 +483,7 @@ def refuse_other(path: Path, expected: KnownSum | None, digest: FileDigest) -> N
 
 
 def refuse_other_size(path: Path, expected: KnownSum | None) -> None:
-    """Raise UserError for a file of another size, before it is read."""
+    """Raise UserError for a file, not read yet, whose size is not that of the expected one; None: any."""
     if expected is not None and expected.bytes is not None and path.stat().st_size != expected.bytes:
         size = f"{path.stat().st_size:,} bytes where {expected.given_by} has {expected.bytes:,}"
         raise UserError(f"{path}: {size}; {_remedy(expected)}")
@@ -509,12 +515,12 @@ def given_md5s(checksums: Any, sources: Sequence[Source]) -> list[str | None]:
 
 
 def refuse_other_md5(sources: Sequence[Source], expected_md5s: Sequence[str | None], md5s: Sequence[str]) -> None:
-    """Raise UserError for a file with another MD5 than expected."""
-    for source, other, md5 in zip(sources, expected_md5s, md5s, strict=True):
-        if other not in (None, md5):
+    """Raise UserError for a file with another MD5 than expected; None: any."""
+    for source, expected, md5 in zip(sources, expected_md5s, md5s, strict=True):
+        if expected not in (None, md5):
             raise UserError(
-                f"{source.path}: MD5 {md5} where data.checksums has {other}; get the right file, or, if it is right, "
-                "correct data.checksums"
+                f"{source.path}: MD5 {md5} where data.checksums has {expected}; get the right file, or, if it is "
+                "right, correct data.checksums"
             )
 
 
@@ -531,6 +537,7 @@ def note_sums(directory: Path, digests: Mapping[str, FileDigest]) -> None:
 
 
 def _read_digests(directory: Path) -> dict[str, FileDigest]:
+    """Return the digests that sums.json in `directory` records; none without it."""
     path = directory / SUMS_NAME
     try:
         return decode(path.read_bytes() or "{}", dict[str, FileDigest])

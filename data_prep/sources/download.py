@@ -26,7 +26,7 @@ from filelock import FileLock, Timeout
 from common.command import redact, split_login
 from common.documents import Json, decode
 from common.errors import UserError
-from common.files import FileDigest, Need, SummedFile, digest_file, in_words, require_room, sync, write_atomically
+from common.files import FileDigest, Need, SummedFile, digest_file, format_bytes, require_room, sync, write_atomically
 from data_prep.config.keys import DataConfig, RemoteConfig
 from data_prep.dataset.format import MANIFEST_NAME, Manifest, load_manifest
 from data_prep.io.progress import Progress, Tally
@@ -46,8 +46,8 @@ from data_prep.sources.discover import (
     open_gzip,
     own_path,
     published_sums,
-    refuse_other,
     refuse_other_size,
+    refuse_other_sum,
     resolve_sources,
     without_packing,
 )
@@ -61,7 +61,7 @@ def finished_manifest(data: DataConfig, root: Path) -> Manifest | None:
 
 
 def recorded_sources(directory: Path, manifest: Manifest) -> list[Source]:
-    """Return the sources that the manifest describes, as if in `directory`, whether or not their files still exist."""
+    """Return the sources that the manifest records, with paths in `directory`, whether or not they exist there."""
     return [
         Source(
             str(directory / entry["name"]),
@@ -95,7 +95,7 @@ def note_times(sources: Sequence[Source]) -> dict[str, list[int]]:
     }
 
 
-def other_dataset(root: Path, difference: str) -> UserError:
+def other_dataset_error(root: Path, difference: str) -> UserError:
     """Return the error that the dataset at `root` is not the one that the command describes."""
     return UserError(
         f"{root}: holds another dataset ({difference}); choose another data.path, or set data.overwrite=true"
@@ -103,12 +103,16 @@ def other_dataset(root: Path, difference: str) -> UserError:
 
 
 def sources_of_generated(data: DataConfig, root: Path, manifest: Manifest, settings: Json) -> list[Source]:
-    """Return the sources of generated rows at `root`."""
+    """Return the sources of generated rows that the manifest at `root` records.
+
+    Args:
+        settings: of this command; another value in the manifest is refused.
+    """
     group = data.source_kind.group
     recorded = manifest.extra.get(group) or {}
     for key, value in settings.items():
         if recorded.get(key) != value:
-            raise other_dataset(root, f"{group}.{key} is {recorded.get(key)} there, {value} here")
+            raise other_dataset_error(root, f"{group}.{key} is {recorded.get(key)} there, {value} here")
     return recorded_sources(root, manifest)
 
 
@@ -277,30 +281,31 @@ def download_all(
     if not missing:
         return paths
     stop = threading.Event()
-    sizes = _in_parallel(lambda file: _ask_size(file, directory, remote), missing, stop)
+    sizes = _map_threaded(lambda file: _ask_size(file, directory, remote), missing, stop)
     reported_sizes = [size for size in sizes if size is not None]
-    partial = [_size(directory / f"{file.name}.part") for file in missing]
+    partial = [_size_or_0(directory / f"{file.name}.part") for file in missing]
     to_fetch = sum(size - have for size, have in zip(sizes, partial, strict=True) if size is not None and size > have)
-    all_bytes = sum(reported_sizes) + sum(_size(path) for path in paths)
+    all_bytes = sum(reported_sizes) + sum(_size_or_0(path) for path in paths)
     remedy = "free some, or choose another data.path or data.remote.directory"
     require_room([Need(directory, to_fetch, "to fetch"), *needs(all_bytes)], remedy)
     total = sum(reported_sizes) if len(reported_sizes) == len(missing) else None
     with Progress("download", total, Tally(sum(partial))) as progress:
-        amount = in_words(to_fetch) if total is not None else "of a size that no mirror reports"
+        amount = format_bytes(to_fetch) if total is not None else "of a size that no mirror reports"
         progress.say(f"{directory}: fetching {len(missing)} of {len(files)} files, {amount}")
 
         def download(file: RemoteFile) -> None:
             with PartialFile(directory / file.name) as part:
                 _Download(file, part, remote, progress, stop).run()
 
-        _in_parallel(download, missing, stop)
+        _map_threaded(download, missing, stop)
     return paths
 
 
-def _in_parallel(function: Callable[[TaskT], ResultT], tasks: Sequence[TaskT], stop: threading.Event) -> list[ResultT]:
-    """Return function(task) for all tasks, a few at a time; the first failure or an interrupt stops waiting for all.
+def _map_threaded(function: Callable[[TaskT], ResultT], tasks: Sequence[TaskT], stop: threading.Event) -> list[ResultT]:
+    """Return function(task) for all tasks, a few at a time.
 
-    The threads are daemons: one that waits for a mirror's next byte does not keep the process alive.
+    The first failure or an interrupt sets `stop` and is raised, without waiting for the rest: the threads are daemons,
+    so one that waits for a mirror's next byte does not keep the process alive.
     """
     with ThreadPool(min(PARALLEL_FILES, len(tasks))) as threads:
         try:
@@ -311,14 +316,15 @@ def _in_parallel(function: Callable[[TaskT], ResultT], tasks: Sequence[TaskT], s
     return [result_of[number] for number in range(len(tasks))]
 
 
-def _size(path: Path) -> int:
+def _size_or_0(path: Path) -> int:
+    """Return a file's bytes; 0 if it does not exist."""
     return path.stat().st_size if path.exists() else 0
 
 
 def _ask_size(file: RemoteFile, directory: Path, remote: RemoteConfig) -> int | None:
     """Return a file's size by its partial download or the first mirror that reports it; None if none does."""
     origin = find_origin(directory / file.name)
-    if origin is not None and origin.total and _size(directory / f"{file.name}.part"):
+    if origin is not None and origin.total and _size_or_0(directory / f"{file.name}.part"):
         return origin.total
     for url in file.urls:
         try:
@@ -386,13 +392,16 @@ class _Download:
         raise UserError(f"{self._file.name}: download failed from every mirror ({text}); {remedy}")
 
     def _say(self, text: str) -> None:
+        """Print a line on the file, without logins."""
         self._progress.say(redact(f"{self._file.name}: {text}"))
 
     def _append(self, block: bytes) -> None:
+        """Append bytes to the partial file, and count them as progress."""
         self._part.append(block)
         self._progress.counters.add(len(block), 0)
 
     def _discard(self) -> None:
+        """Discard the partial file's bytes, and take them off the progress."""
         self._progress.counters.add(-self._part.size, 0)
         self._part.clear()
 
@@ -458,18 +467,18 @@ class _Download:
             return self._receive(public_url, response, have)
 
     def _receive(self, url: str, response: HTTPResponse, have: int) -> bool:
-        """Receive a reply; return whether the server confirmed that these are all bytes."""
+        """Receive the bytes from `have` on; return whether the server confirmed that these are all bytes."""
         part, origin = self._part, self._part.origin
         length = response.headers.get("Content-Length", "")
         total = int(length) if length.isdigit() else None
         # The Content-Length of a partial reply is the rest's; its Content-Range has the size of the whole file.
         if response.status == 206:
-            start, total = _content_range(response.headers)
+            start, total = _parse_content_range(response.headers)
             if start != have:
                 raise EOFError("the mirror resumed at another byte than asked")
         reply_origin = Origin(url, response.headers.get("ETag"), response.headers.get("Last-Modified"), total)
         if response.status != 206 or not have:
-            self._begin(reply_origin, response)
+            self._start_anew(reply_origin, response)
         elif origin is None or origin.differs(reply_origin):
             self._discard()
             raise EOFError("the file is not the one that the partial download belongs to; starting anew")
@@ -487,8 +496,14 @@ class _Download:
             raise EOFError(f"broke off at byte {part.size:,} of {total:,}")
         return True
 
-    def _begin(self, origin: Origin, response: HTTPResponse) -> None:
-        """Start anew, unless the first bytes are of another kind: a login page must not cost the bytes so far."""
+    def _start_anew(self, origin: Origin, response: HTTPResponse) -> None:
+        """Discard the bytes so far, and note the reply's origin, unless its first bytes are of another kind.
+
+        A login page must not cost the bytes so far.
+
+        Raises:
+            WrongFile: the reply is empty, or not gzip though the file's name says so.
+        """
         head = response.read(len(GZIP_MAGIC))
         if origin.total == 0:
             raise WrongFile("an empty file")
@@ -518,8 +533,8 @@ class _Download:
         self._part.finish()
 
 
-def _content_range(headers: Any) -> tuple[int | None, int | None]:
-    """Return the first byte and the total size in a Content-Range, as far as it gives them."""
+def _parse_content_range(headers: Any) -> tuple[int | None, int | None]:
+    """Return the first byte and the whole file's bytes in a header Content-Range; None for what it does not give."""
     match = re.fullmatch(r"bytes (?:(\d+)-\d+|\*)/(?:(\d+)|\*)", headers.get("Content-Range", "").strip())
     first, size = match.groups() if match else (None, None)
     return None if first is None else int(first), None if size is None else int(size)
@@ -568,7 +583,7 @@ def _refuse_unused_sums(remote: RemoteConfig) -> None:
             raise UserError(f"{PUBLISHED}: {name}: no such file is fetched; their name is {remote.name}")
 
 
-def find_remote(data: DataConfig, root: Path, dataset_bytes: Callable[[float], int]) -> list[Source]:
+def find_or_download(data: DataConfig, root: Path, dataset_bytes: Callable[[float], int]) -> list[Source]:
     """Find the raw files where the user put them, or download them.
 
     If there is a finished dataset at `root`, its manifest describes files that no longer exist, as they are not needed.
@@ -580,7 +595,7 @@ def find_remote(data: DataConfig, root: Path, dataset_bytes: Callable[[float], i
     directory = raw_directory(data, root)
     files = remote_files(data, directory)
     if data.raw is not None:
-        return _own_files(data, root, directory)
+        return _find_own_files(data, root, directory)
     names = [file.name for file in files] if remote.member is None else [remote.member]
     paths = [directory / name for name in names]
     if (manifest := finished_manifest(data, root)) is not None:
@@ -592,7 +607,7 @@ def find_remote(data: DataConfig, root: Path, dataset_bytes: Callable[[float], i
         needs = _later_needs(data, root, directory, dataset_bytes)
         fetched = download_all(files, directory, remote, needs)
         if remote.member is not None:
-            _unpack(data, fetched[0], directory)
+            _unpack_archive(data, fetched[0], directory)
     for path in paths:
         refuse_other_size(path, known_sum(directory, path.name, remote.sha256))
     return resolve_sources(list(map(str, paths)))
@@ -603,8 +618,8 @@ def raw_directory(data: DataConfig, root: Path) -> Path:
     return Path(data.remote.directory) if data.remote.directory else root / RAW_DIRECTORY
 
 
-def _own_files(data: DataConfig, root: Path, directory: Path) -> list[Source]:
-    """Return the user's own files: an archive's, or the file that the archive would hold."""
+def _find_own_files(data: DataConfig, root: Path, directory: Path) -> list[Source]:
+    """Return the files that data.raw gives: out of an archive, or instead of it. `directory`: of downloads."""
     member = data.remote.member
     if member is None:
         raise UserError(f"data.raw: these files are fetched; put your own into {directory}, or leave out data.source")
@@ -620,14 +635,14 @@ def _own_files(data: DataConfig, root: Path, directory: Path) -> list[Source]:
     # Compare the archive with the dataset, without unpacking it.
     if manifest is not None and not path.exists():
         if member_sha256(raw, member) not in [entry["sha256"] for entry in manifest.sources]:
-            raise other_dataset(root, "made from other raw files")
+            raise other_dataset_error(root, "made from other raw files")
         return recorded_sources(root, manifest)
     if not path.exists():
-        _unpack(data, raw, directory)
+        _unpack_archive(data, raw, directory)
     return resolve_sources(str(path))
 
 
-def _unpack(data: DataConfig, archive: Path, directory: Path) -> None:
+def _unpack_archive(data: DataConfig, archive: Path, directory: Path) -> None:
     """Unpack the archive's member to `directory`; record the checksum of an archive in that directory."""
     assert data.remote.member is not None
     digest = unpack_member(archive, data.remote.member, directory, _expected_sum(data, directory, archive))
@@ -660,8 +675,8 @@ def _later_needs(
     return needs
 
 
-def known_sums(data: DataConfig, root: Path, sources: Sequence[Source]) -> tuple[KnownSum | None, ...]:
-    """Return the known checksums of the files; None if none is published or recorded."""
+def source_sums(data: DataConfig, root: Path, sources: Sequence[Source]) -> tuple[KnownSum | None, ...]:
+    """Return each file's known checksum; None if none is published or recorded for it."""
     return tuple(_expected_sum(data, raw_directory(data, root), Path(source.path)) for source in sources)
 
 
@@ -672,13 +687,13 @@ def _expected_sum(data: DataConfig, directory: Path, path: Path) -> KnownSum | N
     return expected if is_kept or (expected is not None and expected.given_by == PUBLISHED) else None
 
 
-def note_read(data: DataConfig, root: Path, sources: Sequence[Source], digests: Sequence[FileDigest]) -> None:
+def note_read_sums(data: DataConfig, root: Path, sources: Sequence[Source], digests: Sequence[FileDigest]) -> None:
     """Record the checksums of files that were read whole without fault and are in the directory of downloads."""
     directory = raw_directory(data, root).absolute()
     pairs = zip(sources, digests, strict=True)
     # Nobody publishes checksums of these files, so those of the first faultless reading are kept.
     note_sums(
-        directory, {each.name: digest for each, digest in pairs if Path(each.path).absolute().parent == directory}
+        directory, {source.name: digest for source, digest in pairs if Path(source.path).absolute().parent == directory}
     )
 
 
@@ -722,17 +737,17 @@ def member_sha256(archive: Path, name: str) -> str:
 def _copy_member(
     archive: Path,
     name: str,
-    take: Callable[[bytes], None],
+    write: Callable[[bytes], None],
     target: Path | None = None,
     expected: KnownSum | None = None,
 ) -> FileDigest:
-    """Pass the content of the only plain file with that name to `take`; return the archive's digest.
+    """Pass the content of the only plain file with that name to `write`; return the archive's digest.
 
     Args:
-        target: the file to which `take` writes, for which the disk must have room.
+        target: the file that `write` appends to, for which the disk must have room.
         expected: the checksum that the archive must have.
     """
-    is_there = False
+    is_found = False
     tally = Tally(0)
     progress = Progress("unpack", archive.stat().st_size, tally)
     try:
@@ -743,24 +758,24 @@ def _copy_member(
                     # The member's own path is never used, so it cannot lead out of the directory.
                     if not member.isfile() or Path(member.name).name != name:
                         continue
-                    if is_there:
+                    if is_found:
                         raise UserError(f"{archive}: has two files {name}; unpack the right one, name it in data.raw")
                     source = members.extractfile(member)
                     assert source is not None
                     if target is not None:
                         require_room([Need(target, member.size, f"to unpack {archive.name}")])
                     while block := source.read(BLOCK_BYTES):
-                        take(block)
+                        write(block)
                         tally.bytes = summed.position
-                    is_there = True
+                    is_found = True
             # The checksum of gzip stands at the end, beyond the member.
             while content.read(BLOCK_BYTES):
                 tally.bytes = summed.position
             digest = summed.digest()
     except (tarfile.TarError, EOFError, *DAMAGE) as error:
         raise UserError(f"{archive}: not readable as a tar archive ({error}); delete it and get it again") from error
-    refuse_other(archive, expected, digest)
-    if not is_there:
+    refuse_other_sum(archive, expected, digest)
+    if not is_found:
         remedy = "get it again, or name your own in data.raw and leave out data.source"
         raise UserError(f"{archive}: has no file {name}; {remedy}")
     return digest

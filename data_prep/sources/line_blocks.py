@@ -12,16 +12,16 @@ from numpy.typing import NDArray
 from common.errors import UserError
 from common.files import FileDigest, SummedFile
 from data_prep.io.arrays import BLOCK_BYTES, ReadAhead
-from data_prep.sources.discover import DAMAGE, Source, copy_by, packing_of
+from data_prep.sources.discover import DAMAGE, Source, copy_command, packing_of
 
 ROOM_BEFORE = BLOCK_BYTES  # bytes before a block, for the beginning of a line that ends in it
 ROOM_BEHIND = 128  # bytes for a newline, and for what a kernel may read beyond the end
 TO_NEWLINES = r"tr '\r' '\n'"
 
 
-def bare_returns(path: str) -> str:
+def describe_bare_returns(path: str) -> str:
     r"""Describe the fault of a file whose lines end in \r alone, with the command that converts it."""
-    return f"lines end in carriage returns alone; convert the file: {copy_by(TO_NEWLINES, path)}"
+    return f"lines end in carriage returns alone; convert the file: {copy_command(TO_NEWLINES, path)}"
 
 
 class PlainReader:
@@ -65,6 +65,7 @@ class SourceStream:
         self._content = ReadAhead(fill, ROOM_BEFORE, ROOM_BEHIND)
 
     def _inflate(self, block: memoryview) -> int:
+        """Fill part of a block with uncompressed bytes; return their number, 0 at the end. Refuse a damaged file."""
         try:
             return int(self._inflated.readinto(block))
         except EOFError as error:
@@ -75,7 +76,7 @@ class SourceStream:
             raise UserError(f"{self._source.path}: damaged {self._packing} file ({error}); get it again") from error
 
     def next_block(self) -> tuple[mmap.mmap, int]:
-        """Return the next block as PlainReader does; do not call this after the end."""
+        """Return memory and the number of bytes after ROOM_BEFORE in it; 0 at the end, after which it is not called."""
         return self._content.next_block()
 
     def at_end(self) -> bool:
@@ -152,7 +153,7 @@ class LineBlocks:
         self._offset = max(offset - 1, 0)
         self._reader = reader or open_source(source, self._offset, block_bytes)
         self._reported = offset
-        for _ in self.until(offset):
+        for _ in self.read_until(offset):
             pass
 
     def __enter__(self) -> "LineBlocks":
@@ -174,7 +175,7 @@ class LineBlocks:
         advance, self._reported = position - self._reported, position
         return advance
 
-    def until(self, stop: int) -> Iterator[LineBlock]:
+    def read_until(self, stop: int) -> Iterator[LineBlock]:
         """Yield blocks of the lines that start before the offset `stop` and were not yet yielded.
 
         A block is valid only until the next one is requested.
@@ -187,7 +188,7 @@ class LineBlocks:
             first = self._bytes.find(b"\n", self._start, self._end)
             if first < 0 or first - self._start >= self._longest:
                 has_returns = self._bytes.find(b"\r", self._start, self._end) >= 0
-                fault = bare_returns(self._source.path) if has_returns else "not a table of one row per line"
+                fault = describe_bare_returns(self._source.path) if has_returns else "not a table of one row per line"
                 place = f"a line at byte {self._offset} is longer than {self._longest} bytes"
                 raise UserError(f"{self._source.path}: {place}; {fault}")
             end = self._bytes.rfind(b"\n", self._start, self._end) + 1

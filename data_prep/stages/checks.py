@@ -30,14 +30,15 @@ def unseen_shares(job: Job, built: Sequence[BuiltShard], features: Sequence[str]
     Returns:
         None if the shares are unknown: no held-out rows, bags in place of ids, or too many rows to compare.
     """
-    train, held_out = ([shard for shard in built if (shard.split == "train") == of_train] for of_train in (True, False))
+    train = [shard for shard in built if shard.split == "train"]
+    held_out = [shard for shard in built if shard.split != "train"]
     if job.bags is not None or not held_out:
         return None
     if job.rules.fitted_on_train and job.rules.order is not None:
         train_share, held_out_share = (_unknown_share(job, shards, features) for shards in (train, held_out))
         shares = np.maximum(held_out_share - train_share, 0)
     elif sum(shard.shard.rows for shard in train) <= MAX_ROWS:
-        shares = _new_ids(job, train, held_out, features)
+        shares = _new_id_share(job, train, held_out, features)
     else:
         return None
     return dict(zip(features, shares.tolist(), strict=True))
@@ -54,7 +55,7 @@ def shared_ids(
 
     Hashed values are counted by chunk, Criteo's in the first rows alone, and the largest number per row is returned.
 
-    num_values: the number of values in a feature's vocabulary.
+    num_values: returns the number of values in a feature's vocabulary, None without one.
     """
     rules = job.rules
     if rules.max_ind_range is None:
@@ -71,8 +72,8 @@ def shared_ids(
     return {UNKNOWN_SHARE: dict(zip(features, _unknown_share(job, train, features).tolist(), strict=True))}
 
 
-def _columns(job: Job, shard: BuiltShard, features: Sequence[str]) -> list[NDArray[np.int32]]:
-    """Map the ids of each feature in a shard that is still in the directory of the job's work."""
+def _ids_by_feature(job: Job, shard: BuiltShard, features: Sequence[str]) -> list[NDArray[np.int32]]:
+    """Map the ids of each feature in a shard that is still in the directory of the job's work: [values] each."""
     arrays = {target.rsplit(".", 2)[-2]: open_array(job.work / source) for source, target in shard.moves}
     ragged = job.schema.ragged
     bags = iter(unpack(arrays["values"], arrays["offsets"], len(ragged)) if ragged else ())
@@ -81,21 +82,24 @@ def _columns(job: Job, shard: BuiltShard, features: Sequence[str]) -> list[NDArr
 
 
 def _unknown_share(job: Job, shards: Sequence[BuiltShard], features: Sequence[str]) -> NDArray[np.float64]:
+    """Return the share of each feature's values without an id of their own, over shards: [features]."""
     unknown = np.sum([shard.unknown for shard in shards], axis=0)
-    values = np.sum([[len(ids) for ids in _columns(job, shard, features)] for shard in shards], axis=0)
+    values = np.sum([[len(ids) for ids in _ids_by_feature(job, shard, features)] for shard in shards], axis=0)
     return np.asarray(unknown / np.maximum(values, 1), np.float64)
 
 
-def _new_ids(
+def _new_id_share(
     job: Job, train: Sequence[BuiltShard], held_out: Sequence[BuiltShard], features: Sequence[str]
 ) -> NDArray[np.float64]:
-    """Return the share of held-out ids that no row of train has."""
+    """Return the share of each feature's held-out ids that no row of train has: [features]."""
     trained: list[NDArray[np.int32]] = [np.zeros(0, np.int32)] * len(features)
     for shard in train:
-        trained = [np.union1d(ids, more) for ids, more in zip(trained, _columns(job, shard, features), strict=True)]
+        trained = [
+            np.union1d(ids, more) for ids, more in zip(trained, _ids_by_feature(job, shard, features), strict=True)
+        ]
     new, total = np.zeros(len(features)), np.zeros(len(features))
     for shard in held_out:
-        for number, ids in enumerate(_columns(job, shard, features)):
+        for number, ids in enumerate(_ids_by_feature(job, shard, features)):
             # Ids of val and test that train lacks have rows in tables that no step of training reaches.
             new[number] += np.count_nonzero(~np.isin(ids, trained[number]))
             total[number] += len(ids)
@@ -118,7 +122,7 @@ def refuse_absent_labels(job: Job, records: Sequence[ChunkRecord]) -> None:
 
     if job.table is None or not job.table.positive:
         return
-    rows = np.sum([each.positive_rows for each in records if each.rows], axis=0).tolist()
+    rows = np.sum([record.positive_rows for record in records if record.rows], axis=0).tolist()
     absent = [value for value, count in zip(job.table.positive, rows, strict=True) if not count]
     if absent:
         sources = _train_sources(job)
@@ -139,7 +143,7 @@ def refuse_one_class(job: Job, records: Sequence[ChunkRecord]) -> None:
     Args:
         records: chunks that may be in train.
     """
-    rows, positives = sum(each.rows for each in records), sum(each.positives for each in records)
+    rows, positives = sum(record.rows for record in records), sum(record.positives for record in records)
     if job.table is None or job.schema.label_kind is LabelKind.number or positives not in (0, rows):
         return
     from data_prep.parsing.labels import describe_label_values  # imports pyarrow, which Criteo's rows do not need
@@ -159,8 +163,8 @@ def mean_weight(job: Job, built: Sequence[BuiltShard]) -> float:
     for shard in built:
         [path] = (job.work / path for path, target in shard.moves if target.endswith(f".{WEIGHTS}.npy"))
         sums.setdefault(shard.split, []).append(float(open_array(path).sum(dtype=np.float64)))
-    for split, of_shards in sums.items():
-        if not math.fsum(of_shards):
+    for split, shard_sums in sums.items():
+        if not math.fsum(shard_sums):
             raise UserError(
                 f"{job.sources[0].path}, column {job.schema.weight}: every weight of {split} is 0, so its rows count "
                 "for nothing; correct the column, or leave weight out of data.schema"
@@ -187,7 +191,8 @@ def warnings(manifest: Manifest, constant: Sequence[str]) -> Iterator[str]:
         remedy = remedy if has_files else "if the rows are sorted by label, set data.split.method=random"
         yield f"label rates differ ({rate_list}): {about}{remedy}"
     if constant:
-        yield f"the same value, or none, in every row of {_listed(constant)}: nothing can be learned from such a column"
+        names = _join_names(constant)
+        yield f"the same value, or none, in every row of {names}: nothing can be learned from such a column"
 
 
 def random_split_of_times(job: Job, method: SplitMethod | None) -> Iterator[str]:
@@ -195,10 +200,10 @@ def random_split_of_times(job: Job, method: SplitMethod | None) -> Iterator[str]
     times = [] if job.table is None else list(dict.fromkeys(part.column for part in job.table.parts))
     split = job.rules.split
     if times and split is not None and split is not method and split.algorithm.is_random:
-        by_time = next(each.value for each in SplitMethod if each.algorithm.reads == "times")
+        by_time = next(choice.value for choice in SplitMethod if choice.algorithm.reads == "times")
         yield (
-            f"rows are split at random although {_listed(times)} is a time, so the score is not of later rows; give "
-            f"data.split.method={by_time} data.split.column={times[0]} data.overwrite=true, or say by "
+            f"rows are split at random although {_join_names(times)} is a time, so the score is not of later rows; "
+            f"give data.split.method={by_time} data.split.column={times[0]} data.overwrite=true, or say by "
             f"data.split.method={split.value} that this is wanted"
         )
 
@@ -216,7 +221,7 @@ def cut_columns(job: Job, records: Sequence[ChunkRecord]) -> Iterator[str]:
     }
     for is_own, setting in ((False, "data.dense_transform=signed_log1p"), (True, "transform: signed_log1p for them")):
         if columns := [f"{count:,} of {name}" for name, count in cut.items() if (name in own) is is_own]:
-            yield f"negative numbers are 0 by log1p: {_listed(columns)}; {setting} keeps them"
+            yield f"negative numbers are 0 by log1p: {_join_names(columns)}; {setting} keeps them"
 
 
 def undivided_columns(job: Job, records: Sequence[ChunkRecord]) -> Iterator[str]:
@@ -229,11 +234,14 @@ def undivided_columns(job: Job, records: Sequence[ChunkRecord]) -> Iterator[str]
         if separators.get(name) and max(lengths) == 1
     ]
     if columns:
-        yield f"the separator occurs in no field of {_listed(columns)}: check it in data.schema"
+        yield f"the separator occurs in no field of {_join_names(columns)}: check it in data.schema"
 
 
 def rare_columns(job: Job, vocabularies: Mapping[str, VocabularyRecord], is_allowed: bool) -> Iterator[str]:
-    """Warn about columns in which no value is frequent enough for an id."""
+    """Warn about columns in which no value is frequent enough for an id; refuse if there is no other column.
+
+    is_allowed: whether all columns may be without ids (data.allow_degenerate).
+    """
     threshold = job.rules.frequency_threshold
     columns = [name for name, entry in vocabularies.items() if not entry.values] if threshold > 1 else []
     key = f"data.frequency_threshold={threshold}"
@@ -243,11 +251,11 @@ def rare_columns(job: Job, vocabularies: Mapping[str, VocabularyRecord], is_allo
             "or give data.allow_degenerate=true"
         )
     if columns:
-        yield f"{key}: no value of {_listed(columns)} occurs {threshold} times in train, so all of them are unknown"
+        yield f"{key}: no value of {_join_names(columns)} occurs {threshold} times in train, so all of them are unknown"
 
 
-def _listed(columns: Sequence[str]) -> str:
-    """Return the first columns of a list, for a warning."""
+def _join_names(columns: Sequence[str]) -> str:
+    """Return the first SHOWN_COLUMNS names, for a warning."""
     return ", ".join(columns[:SHOWN_COLUMNS]) + (", …" if len(columns) > SHOWN_COLUMNS else "")
 
 

@@ -2,14 +2,14 @@
 
 The file `columns` begins with the dictionaries, feature by feature, uint32 [values]. Blocks of the job's `block_rows`
 follow. A block holds each feature's codes, uint8 or uint16 [rows], or, without a dictionary, its values, uint32 [rows].
-Each feature of a block begins at a multiple of ALIGNMENT bytes. For a user's own table the dictionaries are in other
-files (data_prep/stages/columns.py); all features have one, and codes may be uint32.
+Each feature of a block begins at a multiple of ALIGNMENT bytes. For a user's own table the dictionaries are in the file
+`dictionaries`; all features have one, and codes may be uint32.
 
 A dictionary holds the feature's distinct values in ascending order, with each value's count, first row in the chunk,
 and text. For encodings with vocabularies, a chunk's file `dictionaries` holds, feature by feature, values uint64,
 counts uint32 and first rows uint32. The file `texts` holds, feature by feature, the offset of each text, int64
 [values + 1], then the texts in UTF-8, padded to a multiple of 8 bytes. The codes of features with single values are in
-`columns` (data_prep/stages/columns.py), those of multi-hot features in `bags.npy`.
+`columns`, those of multi-hot features in `bags.npy`.
 """
 
 import itertools
@@ -27,7 +27,7 @@ from common.files import FileDigest
 from common.jit import jit
 from common.machine import share_allocator_with_arrow
 from data_prep.dataset.spelling import Bags, Form, offsets_of, remainders, text_values, unpack
-from data_prep.encoding.lookup import text_buffers, texts_of
+from data_prep.encoding.lookup import text_buffers, texts_from_buffers
 from data_prep.engine.job import VALUE_BYTES, ChunkRecord, Job
 from data_prep.io.arrays import ArrayWriter, FileRange, FileWriter, open_array, read_ranges
 from data_prep.parsing.raw_rows import TableBlock
@@ -89,7 +89,7 @@ class ColumnLayout:
     entry_bytes: int = VALUE_BYTES
 
     @classmethod
-    def of(cls, job: Job, record: ChunkRecord) -> "ColumnLayout":
+    def of_chunk(cls, job: Job, record: ChunkRecord) -> "ColumnLayout":
         """Return the layout of a chunk's file."""
         return cls(record.rows, record.dictionaries, job.block_rows, VALUE_BYTES if job.table is None else 0)
 
@@ -100,11 +100,11 @@ class ColumnLayout:
     @property
     def begin(self) -> int:
         """Return the offset of the first block."""
-        return aligned(self.entry_bytes * sum(self.dictionaries))
+        return align(self.entry_bytes * sum(self.dictionaries))
 
     def feature_bytes(self, feature: int, rows: int) -> int:
         """Return the bytes of a feature in a block of that many rows."""
-        return aligned(self.dtype(feature).itemsize * rows)
+        return align(self.dtype(feature).itemsize * rows)
 
     def block_bytes(self, rows: int) -> int:
         """Return the bytes of a block of that many rows."""
@@ -128,8 +128,8 @@ def row_blocks(start: int, stop: int, block_rows: int) -> list[tuple[int, int]]:
     return list(pairwise([start, *inner, stop])) if start < stop else []
 
 
-def aligned(num_bytes: int) -> int:
-    """Return the next multiple of ALIGNMENT."""
+def align(num_bytes: int) -> int:
+    """Return the least multiple of ALIGNMENT that is not below `num_bytes`."""
     return -(-num_bytes // ALIGNMENT) * ALIGNMENT
 
 
@@ -167,7 +167,7 @@ def write_blocks(
 def append_aligned(file: FileWriter, array: NDArray[Any]) -> None:
     """Append an array, and zeros up to a multiple of ALIGNMENT."""
     file.append(array)
-    file.append(np.zeros(aligned(array.nbytes) - array.nbytes, np.uint8))
+    file.append(np.zeros(align(array.nbytes) - array.nbytes, np.uint8))
 
 
 def column_blocks(
@@ -175,7 +175,7 @@ def column_blocks(
 ) -> Iterator[tuple[int, list[NDArray[np.unsignedinteger]]]]:
     """Yield rows start..stop (by default all) of a chunk in blocks: number of rows, codes or values of each feature."""
     stop = record.rows if stop is None else stop
-    layout = ColumnLayout.of(job, record)
+    layout = ColumnLayout.of_chunk(job, record)
     path = job.chunk_path(record.source, record.chunk, "columns")
     row_ranges = row_blocks(start, stop, job.block_rows)
     blocks = [layout.block_of(first) for first, _ in row_ranges]
@@ -208,7 +208,7 @@ def read_dictionary(job: Job, record: ChunkRecord, feature: str) -> NDArray[Any]
 def read_codes(job: Job, record: ChunkRecord, feature: int) -> NDArray[Any]:
     """Return the codes [rows] of a feature, or its values [rows] if it has no dictionary."""
     # One feature is a small piece of each block, so only its bytes are read, not the whole blocks.
-    layout = ColumnLayout.of(job, record)
+    layout = ColumnLayout.of_chunk(job, record)
     column: NDArray[np.unsignedinteger] = np.empty(record.rows, layout.dtype(feature))
     with open(job.chunk_path(record.source, record.chunk, "columns"), "rb", buffering=0) as file:
         for first, _ in row_blocks(0, record.rows, job.block_rows):
@@ -252,7 +252,7 @@ class CategoryBuffer:
 
     def __init__(self, feature: str) -> None:
         self._feature = feature
-        self._texts: list[Any] = []
+        self._read_texts: list[Any] = []
         self._blocks: list[tuple[NDArray[np.unsignedinteger], NDArray[np.uint32], NDArray[np.uint32]]] = []
 
     def append(self, values: Any, rows: NDArray[np.int64]) -> None:
@@ -261,7 +261,7 @@ class CategoryBuffer:
         first = np.empty(len(texts), np.uint32)
         first[codes[::-1]] = rows[::-1]  # The first row of each code is written last, so it stays.
         counts = np.bincount(codes, minlength=len(texts)).astype(np.uint32)
-        self._texts.append(texts)
+        self._read_texts.append(texts)
         self._blocks.append((codes.astype(code_dtype(len(texts))), counts, first))
 
     def finish(self, are_keys: bool) -> Categories:
@@ -303,10 +303,10 @@ class CategoryBuffer:
         import pyarrow as pa
 
         # The texts of a single block are distinct already.
-        if len(self._texts) == 1:
-            return (texts := self._texts.pop()), np.arange(len(texts), dtype=np.int32)
-        encoded = pa.chunked_array(self._texts, pa.string()).dictionary_encode()
-        self._texts.clear()
+        if len(self._read_texts) == 1:
+            return (texts := self._read_texts.pop()), np.arange(len(texts), dtype=np.int32)
+        encoded = pa.chunked_array(self._read_texts, pa.string()).dictionary_encode()
+        self._read_texts.clear()
         texts = encoded.chunk(0).dictionary if encoded.num_chunks else pa.array([], pa.string())
         places = [chunk.indices.to_numpy() for chunk in encoded.chunks]
         return texts, np.concatenate([np.zeros(0, np.int32), *places])
@@ -328,30 +328,30 @@ class TableCategories:
         rows = np.arange(self._rows, self._rows + len(block.labels))
         self._rows += len(rows)
         for feature, column in zip(self._job.schema.sparse, block.categories, strict=True):
-            of_rows = rows
+            value_rows = rows
             if column.offsets is not None:
                 self._lengths[feature].append(np.diff(column.offsets))
-                of_rows = np.repeat(rows, self._lengths[feature][-1])
-            self._buffers[feature].append(column.values, of_rows)
+                value_rows = np.repeat(rows, self._lengths[feature][-1])
+            self._buffers[feature].append(column.values, value_rows)
             self._forms[feature] |= column.form
 
     def finish(self, record: ChunkRecord) -> None:
         """Write the files and describe them in the chunk's record."""
         record.forms = list(map(int, self._forms.values()))
         if self._job.rules.order is None:
-            self._finish_hashed(record)
+            self._write_hashed(record)
         else:
-            self._finish_coded(record)
+            self._write_coded(record)
         if self._job.schema.ragged:
             record.longest = [
-                max((int(part.max(initial=0)) for part in each), default=0) for each in self._lengths.values()
+                max((int(part.max(initial=0)) for part in parts), default=0) for parts in self._lengths.values()
             ]
             lengths = itertools.chain.from_iterable(self._lengths.values())
             offsets = offsets_of(np.concatenate([np.zeros(0, np.int64), *lengths]))
             self._write_array(record, "offsets.npy", np.int64, [offsets])
 
-    def _finished(self, record: ChunkRecord, are_keys: bool) -> Iterator[tuple[str, Categories]]:
-        """Yield each feature's values; record the range of features with single values."""
+    def _finish_features(self, record: ChunkRecord, are_keys: bool) -> Iterator[tuple[str, Categories]]:
+        """Yield each feature's values; note the range of those with single values. are_keys: see `CategoryBuffer`."""
         for feature in self._job.schema.sparse:
             categories = self._buffers.pop(feature).finish(are_keys)
             if self._rows and feature not in self._lengths:
@@ -359,7 +359,8 @@ class TableCategories:
                 record.sparse_high.append(int(categories.values[-1]))
             yield feature, categories
 
-    def _finish_coded(self, record: ChunkRecord) -> None:
+    def _write_coded(self, record: ChunkRecord) -> None:
+        """Write the dictionaries and codes of all features, from which ids are made when vocabularies are fitted."""
         job, chunk = self._job, self._chunk
         columns: list[NDArray[np.unsignedinteger]] = []
         bags: list[NDArray[np.unsignedinteger]] = []
@@ -367,7 +368,7 @@ class TableCategories:
             FileWriter(job.chunk_path(*chunk, DICTIONARIES), job.checksum(DICTIONARIES)) as dictionaries,
             FileWriter(job.chunk_path(*chunk, TEXTS), job.checksum(TEXTS)) as texts,
         ):
-            for feature, categories in self._finished(record, are_keys=True):
+            for feature, categories in self._finish_features(record, are_keys=True):
                 record.distinct.append(len(categories.values))
                 for array in (categories.values, categories.counts, categories.first):
                     dictionaries.append(array)
@@ -385,13 +386,14 @@ class TableCategories:
             self._write_array(record, "bags.npy", np.uint32, bags)
         record.files["columns"] = write_blocks(job, chunk, columns, np.zeros(0, np.uint32))
 
-    def _finish_hashed(self, record: ChunkRecord) -> None:
+    def _write_hashed(self, record: ChunkRecord) -> None:
+        """Write the ids of all features, which are hashes of their values."""
         modulus = self._job.rules.max_ind_range
         assert modulus is not None
         columns: list[tuple[NDArray[Any], NDArray[np.int32]]] = []
         bags: list[NDArray[np.int32]] = []
         # Ids come from values alone, so two texts with one value need not be refused.
-        for feature, categories in self._finished(record, are_keys=False):
+        for feature, categories in self._finish_features(record, are_keys=False):
             ids = remainders(categories.values, modulus)
             record.values_per_row.append(len(ids) / max(1, len(np.unique(ids))))
             if feature in self._lengths:
@@ -437,23 +439,27 @@ def count_codes(
 
 
 def write_code_counts(job: Job, record: ChunkRecord, suffix: str, rows: NDArray[np.int64]) -> FileDigest:
-    """Count the codes of some rows of a chunk, which ascend; write each feature's counts and first rows, uint32."""
+    """Count the codes of some rows of a chunk; write each feature's counts and first rows, uint32 [values].
+
+    Args:
+        suffix: of the file to write. rows: numbers of these rows in the chunk, ascending.
+    """
     bags = iter(chunk_bags(job, record.source, record.chunk) if job.schema.ragged else ())
     with FileWriter(job.chunk_path(record.source, record.chunk, suffix), job.checksum(suffix)) as file:
         for feature, num_values in zip(job.schema.sparse, record.distinct, strict=True):
             if feature in job.schema.ragged:
                 bags_of_rows = next(bags).take(rows)
-                codes, of_rows = bags_of_rows.ids, np.repeat(rows, bags_of_rows.lengths)
+                codes, value_rows = bags_of_rows.ids, np.repeat(rows, bags_of_rows.lengths)
             else:
-                codes, of_rows = read_codes(job, record, job.schema.single.index(feature))[rows], rows
-            for array in count_codes(codes, of_rows, num_values):
+                codes, value_rows = read_codes(job, record, job.schema.single.index(feature))[rows], rows
+            for array in count_codes(codes, value_rows, num_values):
                 file.append(array)
         return file.close()
 
 
 @dataclass(frozen=True)
 class StoredDictionary:
-    """A feature's dictionary in a chunk, read in parts; implements `vocabulary.dictionaries.Dictionary`.
+    """A feature's dictionary in a chunk, read in parts; implements `data_prep.vocabulary.Dictionary`.
 
     counts: suffix of the file with counts and first rows. It is `dictionaries` if all rows of the chunk count.
     """
@@ -491,16 +497,18 @@ class StoredDictionary:
             path, begin = self._path(self.counts), 2 * VALUE_BYTES * before
         counts = np.fromfile(path, np.uint32, count, offset=begin + VALUE_BYTES * start)
         first = np.fromfile(path, np.uint32, count, offset=begin + VALUE_BYTES * (self.entries + start))
-        return Entries(values, counts.astype(np.int64), first.astype(np.int64), self._texts(start, stop))
+        return Entries(values, counts.astype(np.int64), first.astype(np.int64), self._read_texts(start, stop))
 
     def _path(self, suffix: str) -> Any:
+        """Return the path of one of the chunk's files."""
         return self.job.chunk_path(self.record.source, self.record.chunk, suffix)
 
-    def _texts(self, start: int, stop: int) -> Any:
+    def _read_texts(self, start: int, stop: int) -> Any:
+        """Read the texts of the entries start..stop."""
         lengths, sizes = self.record.distinct[: self.number], self.record.text_bytes[: self.number]
-        begin = sum(KEY_BYTES * (length + 1) + aligned(size) for length, size in zip(lengths, sizes, strict=True))
+        begin = sum(KEY_BYTES * (length + 1) + align(size) for length, size in zip(lengths, sizes, strict=True))
         with open(self._path(TEXTS), "rb", buffering=0) as file:
             file.seek(begin + KEY_BYTES * start)
             offsets = np.fromfile(file, np.int64, stop - start + 1)
             file.seek(begin + KEY_BYTES * (self.entries + 1) + int(offsets[0]))
-            return texts_of(offsets - offsets[0], np.fromfile(file, np.uint8, int(offsets[-1] - offsets[0])))
+            return texts_from_buffers(offsets - offsets[0], np.fromfile(file, np.uint8, int(offsets[-1] - offsets[0])))

@@ -183,7 +183,7 @@ def plan_counting(job: Job, records: list[ChunkRecord], limit: int) -> list[Coun
 
 
 def count_chunks(tasks: list[CountTask], executor: Executor) -> tuple[ChunkCounts, ...]:
-    """Return the value counts of all chunks with rows that count."""
+    """Return the value counts of all chunks with rows that count, from parsing or from the tasks run here."""
     parsed = [task for task in tasks if task.is_done]
     counts = [ChunkCounts(t.record, PARSED_COUNTS if t.job.table is None else DICTIONARIES, t.begin) for t in parsed]
     to_do = [task for task in tasks if not task.is_done]
@@ -239,30 +239,32 @@ class FitTask(LoggedTask[VocabularyRecord]):
         scratch = self.job.work / "fit" / self.stem.name
         path = self._path("npy")
         if self.job.table is None:
-            runs = load_runs([each.range(self.job, self.feature) for each in self.counts], self.max_bytes)
+            runs = load_runs([chunk.range(self.job, self.feature) for chunk in self.counts], self.max_bytes)
             threshold = self.job.rules.frequency_threshold
-            values = self._rank(merge_in_parts(runs, self.max_bytes, self._begins, threshold), path, scratch)
+            values = self._rank(merge_in_parts(runs, self.max_bytes, self._first_rows, threshold), path, scratch)
             # Ranking writes out of order, so the checksum takes a pass of its own.
             files = {"npy": digest_file(path)}
         else:
-            values, files = self._fit_own(scratch)
+            values, files = self._fit_own_table(scratch)
         shutil.rmtree(scratch, ignore_errors=True)  # exists if there were several parts
         worker.count(*self.size)
         return VocabularyRecord(values, files)
 
     def _path(self, suffix: str) -> Path:
+        """Return the path of the vocabulary's file with that suffix."""
         return self.stem.with_name(f"{self.stem.name}.{suffix}")
 
     @property
-    def _begins(self) -> list[int]:
+    def _first_rows(self) -> list[int]:
+        """Return the first row of each chunk in the dataset."""
         return [each.begin for each in self.counts]
 
-    def _fit_own(self, scratch: Path) -> tuple[int, dict[str, FileDigest]]:
+    def _fit_own_table(self, scratch: Path) -> tuple[int, dict[str, FileDigest]]:
         """Fit a feature of a user's own table; return the number of values with an id, and the files."""
         job, name = self.job, self.job.schema.sparse[self.feature]
         dictionaries = [StoredDictionary(job, each.record, self.feature, each.suffix) for each in self.counts]
         threshold = job.rules.frequency_threshold
-        entry_parts = merge_dictionaries(name, dictionaries, self.max_bytes, self._begins, threshold)
+        entry_parts = merge_dictionaries(name, dictionaries, self.max_bytes, self._first_rows, threshold)
         numbered = NumberedValues(scratch / "numbered", job.keeps_texts)
         values = self._rank(numbered.runs(entry_parts), scratch / "order.npy", scratch)
         suffixes = ["npy", *(f"{kind}.npy" for kind in TEXT_KINDS if job.keeps_texts)]
@@ -293,7 +295,7 @@ def fit_vocabularies(
 
 NUM_QUANTILES = FITS["quantile"]
 SORTED = "sorted.npy"  # suffix of a chunk's file: sorted values of each column with quantiles, [columns, rows] float64
-UNIT_EXPONENT = 1126  # every float64 is a multiple of 2^-1126 as `_mantissas` divides it
+UNIT_EXPONENT = 1126  # every float64 is a multiple of 2^-1126, as `exact_sums` divides it
 MANTISSA_BITS = 53
 SUMMED_ROWS = 1 << 14  # so that sums of products of 36 bits are exact in float64
 LIMB = 18  # bits of a third of a mantissa
@@ -343,7 +345,7 @@ class DenseTask(LoggedTask[DenseRecord]):
         path = self.job.chunk_path(self.record.source, self.record.chunk, "integers.npy")
         dense = open_array(path)[rows_below(self.job, self.record, self.begin, self.limit)]
         result, sorted_columns = DenseRecord(len(dense)), []
-        for index, name in _fitted(self.job):
+        for index, name in _fitted_columns(self.job):
             values = dense[:, index] + 0.0  # a copy, in which -0 is 0
             result.low.append(float(values.min(initial=np.inf)))
             result.high.append(float(values.max(initial=-np.inf)))
@@ -361,7 +363,7 @@ class DenseTask(LoggedTask[DenseRecord]):
 
 def fit_dense(job: Job, records: Sequence[ChunkRecord], limit: int, executor: Executor) -> dict[str, list[float]]:
     """Return the fit of each dense column whose transform has one, from the rows at positions below `limit`."""
-    fitted = _fitted(job)
+    fitted = _fitted_columns(job)
     if not fitted:
         return {}
     begins = [0, *accumulate(record.rows for record in records)]
@@ -391,13 +393,14 @@ def fit_dense(job: Job, records: Sequence[ChunkRecord], limit: int, executor: Ex
     return fits
 
 
-def _fitted(job: Job) -> list[tuple[int, str]]:
+def _fitted_columns(job: Job) -> list[tuple[int, str]]:
+    """Return the place and the transform of each dense column whose own transform has a fit."""
     assert job.table is not None
     return [(index, name) for index, name in job.table.indexed_transforms if name in FITS]
 
 
 def exact_sums(values: NDArray[np.float64]) -> tuple[int, int]:
-    """Return the sum in units of 2^-UNIT_EXPONENT and the sum of squares in units of its square."""
+    """Return the sum of values [n] in units of 2^-UNIT_EXPONENT, and the sum of squares in units of its square."""
     total = square = 0
     for start in range(0, len(values), SUMMED_ROWS):
         # A float64 is a mantissa of 53 bits times a power of 2. Numbers with one exponent are added as float64, which
@@ -406,48 +409,60 @@ def exact_sums(values: NDArray[np.float64]) -> tuple[int, int]:
         mantissas = np.ldexp(fractions, MANTISSA_BITS).astype(np.int64)
         distinct, codes = np.unique(exponents, return_inverse=True)
         shifts = (distinct.astype(np.int64) - MANTISSA_BITS + UNIT_EXPONENT).tolist()
-        total += _shifted(mantissas >> LIMB, codes, shifts, LIMB) + _shifted(mantissas % (1 << LIMB), codes, shifts, 0)
+        total += _sum_shifted(mantissas >> LIMB, codes, shifts, LIMB) + _sum_shifted(
+            mantissas % (1 << LIMB), codes, shifts, 0
+        )
         magnitudes = np.abs(mantissas)
         low, middle, high = (magnitudes >> bits & (1 << LIMB) - 1 for bits in (0, LIMB, 2 * LIMB))
         products = (low * low, 2 * low * middle, 2 * low * high + middle * middle, 2 * middle * high, high * high)
         doubled = [2 * shift for shift in shifts]
-        square += sum(_shifted(product, codes, doubled, LIMB * place) for place, product in enumerate(products))
+        square += sum(_sum_shifted(product, codes, doubled, LIMB * place) for place, product in enumerate(products))
     return total, square
 
 
-def _shifted(numbers: NDArray[np.int64], codes: NDArray[np.intp], shifts: list[int], more: int) -> int:
-    """Return the sum of numbers, each shifted by the shift of its code and by `more` bits."""
+def _sum_shifted(numbers: NDArray[np.int64], codes: NDArray[np.intp], shifts: list[int], more: int) -> int:
+    """Return the sum of numbers [n], each times 2^(shifts[codes[i]] + more); sums of each code must stay below 2^53."""
     sums = np.bincount(codes, weights=numbers, minlength=len(shifts))
     return sum(int(each) << shift + more for each, shift in zip(sums.tolist(), shifts, strict=True))
 
 
 def _mean_and_deviation(sums: Sequence[tuple[int, int, int]]) -> list[float]:
-    """Return mean and standard deviation (of the population) from rows, sums and sums of squares, rounded once."""
+    """Return [mean, standard deviation of the population], rounded once.
+
+    sums: each chunk's rows, sum and sum of squares, in the units of `exact_sums`.
+    """
     rows, total, square = map(sum, zip(*sums, strict=True))
-    # Integers of any size divide exactly and are rounded once. The root keeps 64 further bits for this.
-    variance = rows * square - total * total  # times rows^2
-    return [total / (rows << UNIT_EXPONENT), isqrt(variance << 128) / (rows << UNIT_EXPONENT + 64)]
+    # Integers of any size divide exactly and are rounded once.
+    mean = total / (rows << UNIT_EXPONENT)
+    # isqrt gets 64 further bits, so that its own rounding does not show.
+    scaled_variance = rows * square - total * total  # variance * rows^2 * 2^(2 * UNIT_EXPONENT)
+    return [mean, isqrt(scaled_variance << 128) / (rows << UNIT_EXPONENT + 64)]
 
 
 def _quantiles(columns: Sequence[NDArray[np.float64]], low: float, high: float) -> list[float]:
-    """Return the values at NUM_QUANTILES evenly spaced ranks of sorted columns, by bisection of the numbers' bits."""
+    """Return the values at NUM_QUANTILES evenly spaced ranks of all columns, each sorted, by bisection of the bits.
+
+    low, high: the least and the greatest number.
+    """
     rows = sum(map(len, columns))
     ranks = np.arange(NUM_QUANTILES) * (rows - 1) // (NUM_QUANTILES - 1)
     # Every step halves the range of 64-bit keys, so at most 64 passes find the exact values.
-    lowest, highest = (np.full(NUM_QUANTILES, _to_key(np.array(bound)), np.uint64) for bound in (low, high))
+    lowest, highest = (np.full(NUM_QUANTILES, _number_to_key(np.array(bound)), np.uint64) for bound in (low, high))
     while (lowest < highest).any():
         middle = lowest + (highest - lowest) // np.uint64(2)
-        counts = sum(np.searchsorted(column, _from_key(middle), "right") for column in columns)
+        counts = sum(np.searchsorted(column, _key_to_number(middle), "right") for column in columns)
         is_above = counts > ranks
         lowest, highest = np.where(is_above, lowest, middle + np.uint64(1)), np.where(is_above, middle, highest)
-    return (_from_key(lowest) + 0.0).tolist()
+    return (_key_to_number(lowest) + 0.0).tolist()
 
 
-def _to_key(numbers: NDArray[np.float64]) -> Any:
+def _number_to_key(numbers: NDArray[np.float64]) -> Any:
+    """Return a uint64 for each number, which ascends with the numbers."""
     bits = numbers.view(np.uint64)
     # Negative numbers have all bits inverted, and others their sign bit, so keys ascend as numbers do.
     return np.where(bits >> np.uint64(63), ~bits, bits | np.uint64(1 << 63))
 
 
-def _from_key(keys: NDArray[np.uint64]) -> NDArray[np.float64]:
+def _key_to_number(keys: NDArray[np.uint64]) -> NDArray[np.float64]:
+    """Return the numbers of the keys of `_number_to_key`."""
     return np.where(keys >> np.uint64(63), keys & np.uint64((1 << 63) - 1), ~keys).view(np.float64)

@@ -16,11 +16,11 @@ from common.files import Need, require_room
 from data_prep.config.keys import DataConfig
 from data_prep.dataset.format import SPLITS, Manifest, ShardArrays, build_manifest, shard_path, write_shard
 from data_prep.dataset.options import Schema
-from data_prep.engine.job import ChunkRecord, Job, claimed, find_finished, publish, refuse_foreign_files
+from data_prep.engine.job import ChunkRecord, Job, claim_work, find_finished, publish, refuse_foreign_files
 from data_prep.io.arrays import open_array
 from data_prep.stages.parse import TRUTH_SUFFIX
 from data_prep.stages.place import chunk_positions
-from data_prep.synthetic import PROBABILITY_STEPS, bayes_scores, described, truth_path
+from data_prep.synthetic import PROBABILITY_STEPS, bayes_scores, row_settings, truth_path
 
 SHARD_ROWS = 1 << 18
 DISK_MARGIN = 1.05
@@ -45,8 +45,8 @@ class Generator(Protocol):
 
 
 def write_generated(data: DataConfig, root: Path, generator: Generator) -> Manifest:
-    """Write the dataset, or return it if it is already done."""
-    with claimed(root) as work:
+    """Write the dataset of generated rows to `root`, or return it if it is already done."""
+    with claim_work(root) as work:
         finished = find_finished(root, generator.encoding, None, (), data)
         if finished is not None:
             return finished
@@ -56,7 +56,7 @@ def write_generated(data: DataConfig, root: Path, generator: Generator) -> Manif
             [Need(root, required_bytes, "for the dataset", about=True)], "free some, or choose another data.path"
         )
         begin = time.monotonic()
-        manifest, moves = _write(work, generator)
+        manifest, moves = _write_shards(work, generator)
         manifest.extra["seconds"] = round(time.monotonic() - begin, 3)
         manifest = publish(work, root, manifest, moves)
     rate = manifest.rows / max(manifest.extra["seconds"], 1e-9)
@@ -64,7 +64,7 @@ def write_generated(data: DataConfig, root: Path, generator: Generator) -> Manif
     return manifest
 
 
-def _write(work: Path, generator: Generator) -> tuple[Manifest, list[tuple[str, str]]]:
+def _write_shards(work: Path, generator: Generator) -> tuple[Manifest, list[tuple[str, str]]]:
     """Write all shards below `work`; return the manifest, and the moves of files to the dataset."""
     scratch = work / "shards"
     shutil.rmtree(scratch, ignore_errors=True)  # leftovers of a killed job
@@ -91,34 +91,34 @@ def figures(data: DataConfig, job: Job, records: list[ChunkRecord], rows: dict[s
     """
     histograms = {split: np.zeros((2, PROBABILITY_STEPS), np.int64) for split in SPLITS if rows[split]}
     bounds = np.cumsum([rows[split] for split in SPLITS])
-    for positions, probability, labels in _chunks(job, records):
-        steps = _steps(probability, job.rules.negative_drop_rate)
+    for positions, probability, labels in _read_chunks(job, records):
+        steps = _corrected_steps(probability, job.rules.negative_drop_rate)
         split_of = np.searchsorted(bounds, positions, side="right")
         for number, split in enumerate(SPLITS):
             in_split = (split_of == number) & (positions >= 0)
             if in_split.any():
                 for label in (0, 1):
-                    of_label = steps[in_split & (labels == label)]
-                    histograms[split][label] += np.bincount(of_label, minlength=PROBABILITY_STEPS)
+                    label_steps = steps[in_split & (labels == label)]
+                    histograms[split][label] += np.bincount(label_steps, minlength=PROBABILITY_STEPS)
     total = np.sum(list(histograms.values()), axis=0)
     splits = {split: asdict(bayes_scores(counts.sum(axis=0), counts[1])) for split, counts in histograms.items()}
     bayes = {**asdict(bayes_scores(total.sum(axis=0), total[1])), "splits": splits}
-    return {"bayes": bayes, data.source_kind.group: described(data.synthetic)}
+    return {"bayes": bayes, data.source_kind.group: row_settings(data.synthetic)}
 
 
-def _steps(probability: NDArray[np.float32], negative_drop_rate: float) -> NDArray[np.int64]:
-    """Return probabilities in steps, corrected for the share of negatives that was left out."""
+def _corrected_steps(probability: NDArray[np.float32], negative_drop_rate: float) -> NDArray[np.int64]:
+    """Return click probabilities [rows] in steps of 1 / PROBABILITY_STEPS, after negatives were left out."""
     # Dropping a share of the negatives multiplies the odds of a click by 1 / (1 - share).
-    p = probability.astype(np.float64)
-    p = p / (p + (1 - p) * (1 - negative_drop_rate))
+    drawn = probability.astype(np.float64)
+    kept = drawn / (drawn + (1 - drawn) * (1 - negative_drop_rate))
     # A probability of 0 or 1 would make the logloss infinite.
-    return np.clip(np.rint(p * PROBABILITY_STEPS), 1, PROBABILITY_STEPS - 1).astype(np.int64)
+    return np.clip(np.rint(kept * PROBABILITY_STEPS), 1, PROBABILITY_STEPS - 1).astype(np.int64)
 
 
-def _chunks(
+def _read_chunks(
     job: Job, records: list[ChunkRecord]
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.int32]]]:
-    """Yield each chunk's positions in the dataset (-1: left out), probabilities and labels."""
+    """Yield each chunk's positions in the dataset (-1: left out), click probabilities and labels, [rows] each."""
     begin = begin_in_source = 0
     source = -1
     for record in records:

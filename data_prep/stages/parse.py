@@ -19,12 +19,12 @@ from data_prep.dataset.spelling import Form
 from data_prep.dataset.table_spec import Table
 from data_prep.encoding.lookup import (
     DenseRange,
+    column_range,
     column_transforms,
     dense_limits,
     encode_dense,
     encode_hash,
     join_ranges,
-    range_of,
     transform_into,
 )
 from data_prep.engine.executor import Worker
@@ -33,7 +33,7 @@ from data_prep.io.arrays import BLOCK_BYTES, ArrayWriter
 from data_prep.parsing.criteo import Block, diagnose_row, empty_block, max_rows, parse_bytes, parse_lines
 from data_prep.parsing.formats import Chunk, FileLayout, LineFormat, format_named, table_layout, table_size
 from data_prep.parsing.raw_rows import RawRows, TableBlock
-from data_prep.sources.discover import GENERATED_ROW_BYTES, TEXT_ROW_BYTES, RowGenerator, Source, refuse_other
+from data_prep.sources.discover import GENERATED_ROW_BYTES, TEXT_ROW_BYTES, RowGenerator, Source, refuse_other_sum
 from data_prep.sources.line_blocks import LineBlock, LineBlocks, SourceStream, count_lines_before
 from data_prep.stages.columns import TableCategories, ValueBuffer, write_columns
 from data_prep.stages.fit import PARSED_COUNTS, write_counts
@@ -171,10 +171,10 @@ def _parse_chunk(task: ParseTask, chunk: int, worker: Worker) -> ChunkRecord:
         worker.count(place.bytes_of(source), record.rows)
         return record
     if job.table is not None:
-        batches = format_named(job.table.format).batches(source, place, *_layout(job, job.table, source))
-        return _finish(_parse_batches(task, job.table, chunk, batches, worker))
+        batches = format_named(job.table.format).batches(source, place, *_columns_and_layout(job, job.table, source))
+        return _finish_files(_parse_batches(task, job.table, chunk, batches, worker))
     with LineBlocks(source, place.start) as lines:
-        return _finish(_parse_lines(task, chunk, lines, worker))
+        return _finish_files(_parse_lines(task, chunk, lines, worker))
 
 
 def _parse_stream(task: ParseTask, lines: LineBlocks, worker: Worker) -> list[ChunkRecord]:
@@ -188,39 +188,42 @@ def _parse_stream(task: ParseTask, lines: LineBlocks, worker: Worker) -> list[Ch
             record = load_record(job.chunk_stem(source, chunk), PARSED, ChunkRecord)
             parsed = _parse_lines(task, chunk, lines, worker) if record is None else None
             try:
-                records += [each.result() for each in unfinished]
+                records += [future.result() for future in unfinished]
             except BaseException:
                 if parsed is not None:
                     parsed.abandon()
                 raise
-            unfinished = [] if parsed is None else [finisher.submit(_finish, parsed)]
+            unfinished = [] if parsed is None else [finisher.submit(_finish_files, parsed)]
             # The lines of a finished chunk are read again, as the next chunk begins where they end.
             if record is not None:
-                for _ in lines.until((chunk + 1) * job.chunk_bytes):
+                for _ in lines.read_until((chunk + 1) * job.chunk_bytes):
                     worker.count(lines.advance())
                 worker.count(0, record.rows)
                 records.append(record)
-        return records + [each.result() for each in unfinished]
+        return records + [future.result() for future in unfinished]
 
 
-def _finish(files: "ChunkWriter") -> ChunkRecord:
+def _finish_files(files: "ChunkWriter") -> ChunkRecord:
+    """Finish a chunk's files, and close them in any case."""
     with files:
         return files.finish()
 
 
 def _parse_lines(task: ParseTask, chunk: int, lines: LineBlocks, worker: Worker) -> "ChunkWriter":
-    """Parse the lines of one chunk; the caller finishes its files."""
+    """Parse the lines of one chunk, from where `lines` stands; the caller finishes its files."""
     job, source = task.job, task.source
     stop = (chunk + 1) * job.chunk_bytes
     if job.table is not None:
         form = format_named(job.table.format)
         assert isinstance(form, LineFormat)
-        batches = form.batches_of(job.sources[source], lines, stop, *_layout(job, job.table, job.sources[source]))
+        batches = form.batches_of(
+            job.sources[source], lines, stop, *_columns_and_layout(job, job.table, job.sources[source])
+        )
         return _parse_batches(task, job.table, chunk, batches, worker)
     buffer = empty_block(max_rows(BLOCK_BYTES, job.schema) + 1, job.schema)
     files = ChunkWriter(job, source, chunk)
     try:
-        for block in lines.until(stop):
+        for block in lines.read_until(stop):
             parsed = _parse_block(job, job.sources[source], block, buffer)
             files.append(parsed)
             worker.count(lines.advance(), len(parsed.labels))
@@ -230,12 +233,12 @@ def _parse_lines(task: ParseTask, chunk: int, lines: LineBlocks, worker: Worker)
     return files
 
 
-def _layout(job: Job, table: Table, source: Source) -> tuple[list[str], FileLayout]:
+def _columns_and_layout(job: Job, table: Table, source: Source) -> tuple[list[str], FileLayout]:
     """Return the columns to read of a user's file, with the one that decides the split, and the file's layout."""
     columns, layout = table_layout(table)
-    decides = job.split_column is not None and source.split not in HELD_OUT_SPLITS
-    more = [job.split_column.column] if job.split_column is not None and decides else []
-    return list(dict.fromkeys((*columns, *more))), layout
+    if job.split_column is not None and source.split not in HELD_OUT_SPLITS:
+        columns = list(dict.fromkeys((*columns, job.split_column.column)))
+    return columns, layout
 
 
 def _parse_batches(
@@ -286,22 +289,22 @@ class ChunkWriter:
     def __init__(self, job: Job, source: int, chunk: int) -> None:
         self._job, self._source, self._chunk = job, source, chunk
         self._files: dict[str, ArrayWriter] = {}
-        self._labels = self._array("labels.npy", job.dtypes["labels"], 1)
+        self._labels = self._open_writer("labels.npy", job.dtypes["labels"], 1)
         self._is_raw = job.needs_statistics
-        self._of_columns = column_transforms(job.table, {})
+        self._column_transforms = column_transforms(job.table, {})
         suffix, dtype = ("integers.npy", job.raw_dense_dtype) if self._is_raw else ("dense.npy", job.dtypes["dense"])
-        self._dense = self._array(suffix, dtype, len(job.schema.dense))
+        self._dense = self._open_writer(suffix, dtype, len(job.schema.dense))
         self._ranges: list[DenseRange] = []
         self._negatives = np.zeros(len(job.schema.dense), np.int64)
         self._positives = 0
         self._positive_rows = np.zeros(0 if job.table is None else len(job.table.positive), np.int64)
         self._truth: ArrayWriter | None = None
         if job.sources[source].generator is not None:
-            self._truth = self._array(TRUTH_SUFFIX, np.float32, 1)
-        self._weights = self._array(f"{WEIGHTS}.npy", np.float32, 1) if job.schema.weight else None
+            self._truth = self._open_writer(TRUTH_SUFFIX, np.float32, 1)
+        self._weights = self._open_writer(f"{WEIGHTS}.npy", np.float32, 1) if job.schema.weight else None
         self._split_keys: ArrayWriter | None = None
         if job.split_column is not None and job.sources[source].split not in HELD_OUT_SPLITS:
-            self._split_keys = self._array(SPLIT_KEYS, np.int64, 1)
+            self._split_keys = self._open_writer(SPLIT_KEYS, np.int64, 1)
         self._categories: TableCategories | None = None
         self._values: ValueBuffer | None = None
         self._values_per_row: list[float] = []
@@ -310,7 +313,7 @@ class ChunkWriter:
         elif job.rules.order is not None:
             self._values = ValueBuffer(job.chunk_path(source, chunk, "values"), len(job.schema.single))
         else:
-            self._sparse = self._array("sparse.npy", np.int32, len(job.schema.single))
+            self._sparse = self._open_writer("sparse.npy", np.int32, len(job.schema.single))
 
     def __enter__(self) -> "ChunkWriter":
         return self
@@ -325,7 +328,8 @@ class ChunkWriter:
         if self._values is not None:
             self._values.abandon()
 
-    def _array(self, suffix: str, dtype: DTypeLike, width: int) -> ArrayWriter:
+    def _open_writer(self, suffix: str, dtype: DTypeLike, width: int) -> ArrayWriter:
+        """Open a writer for one of the chunk's files [rows, width], which `finish` and `abandon` close."""
         path = self._job.chunk_path(self._source, self._chunk, suffix)
         self._files[suffix] = ArrayWriter(path, dtype, width, None, self._job.checksum(suffix))
         return self._files[suffix]
@@ -341,9 +345,11 @@ class ChunkWriter:
             self._dense.append(block.dense)
         else:
             # The transform writes to the memory of the file, which saves a copy of all rows.
-            self._dense.extend(rows, lambda dense: transform_into(block.dense, rules.dense, self._of_columns, dense))
+            self._dense.extend(
+                rows, lambda dense: transform_into(block.dense, rules.dense, self._column_transforms, dense)
+            )
         if rows and (self._is_raw or self._job.table is not None):
-            self._ranges.append(range_of(block.dense))
+            self._ranges.append(column_range(block.dense))
             self._negatives += np.count_nonzero(block.dense < 0, axis=0)
         if isinstance(block, TableBlock):
             assert self._categories is not None
@@ -408,7 +414,10 @@ def refuse_changed(sources: Sequence[Source]) -> None:
 
 
 def refuse_same(sources: Sequence[Source], sums: Sequence[Hashable], content: str = "bytes") -> None:
-    """Refuse files with equal checksums: their rows would count twice, or be both trained on and held out."""
+    """Refuse files with equal checksums: their rows would count twice, or be both trained on and held out.
+
+    content: what the checksums are of, for the error.
+    """
     source_of: dict[Hashable, Source] = {}
     for source, checksum in zip(sources, sums, strict=True):
         twin = source_of.setdefault(checksum, source)
@@ -447,10 +456,10 @@ def refuse_empty(job: Job, records: list[ChunkRecord]) -> None:
 
 
 def refuse_wrong_sums(job: Job, digests: list[FileDigest]) -> None:
-    """Refuse files that differ from the published ones, whether by mistake or by damage."""
+    """Refuse fetched files that differ from the known checksums, whether by mistake or by damage."""
     if job.known_sums:
         for source, expected, digest in zip(job.sources, job.known_sums, digests, strict=True):
-            refuse_other(Path(source.path), expected, digest)
+            refuse_other_sum(Path(source.path), expected, digest)
 
 
 def compile_kernels() -> None:

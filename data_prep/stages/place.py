@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from common.command import load
 from common.errors import UserError
 from common.jit import jit
-from data_prep.dataset.format import SPLITS, mix
+from data_prep.dataset.format import SPLITS, splitmix64
 from data_prep.engine.executor import Stopped
 from data_prep.engine.job import SPLIT_KEYS, ChunkRecord, Job
 from data_prep.io.arrays import open_array
@@ -60,11 +60,11 @@ def inverse_permutation(
     shuffle = _Shuffle(seed, directory, dtype, window_rows, check)
     windows = [(low, min(low + window_rows, rows)) for low in range(0, rows, window_rows)]
     if len(windows) == 1:
-        yield shuffle.all(rows)
+        yield shuffle.run_at_once(rows)
     else:
         # NumPy shuffles from the last place to the first, so a window receives swaps only from windows that are done.
         for low, stop in reversed(windows):
-            shuffle.go_through(low, stop)
+            shuffle.process_window(low, stop)
         for low, stop in windows:
             yield shuffle.places(low, stop)
 
@@ -81,10 +81,10 @@ class _Shuffle:
         self._draws = _Draws(seed)
         self._swap_buffer: NDArray[Any] = np.empty((3, DRAWS), dtype)
 
-    def all(self, rows: int) -> Places:
+    def run_at_once(self, rows: int) -> Places:
         """Return the positions of rows that fit into one window."""
         permutation = np.arange(rows, dtype=self._swap_buffer.dtype)
-        for _ in self._swap(permutation, 0):
+        for _ in self._swap_places(permutation, 0):
             pass
         place = np.empty(rows, permutation.dtype)
         # An index of all rows would take as much memory as the permutation, so the inverse is made in parts.
@@ -93,14 +93,14 @@ class _Shuffle:
             place[part] = np.arange(start, start + len(part), dtype=place.dtype)
         return place
 
-    def go_through(self, low: int, stop: int) -> None:
+    def process_window(self, low: int, stop: int) -> None:
         """Apply the swaps sent to places low..stop, make their own swaps, and send on those for earlier windows."""
         window = np.arange(low, stop, dtype=self._swap_buffer.dtype)
         for place, number, value in self._swaps.take(low):
             self._check()
-            exchange(window, low, place, value)
+            exchange_values(window, low, place, value)
             self._places.send(value, number)
-        for start, stop, swaps in self._swap(window, low):
+        for start, stop, swaps in self._swap_places(window, low):
             self._swaps.send(*swaps)
             # A place that is swapped with an earlier window gets its final value when that window makes the exchange.
             stays = np.ones(stop - start, bool)
@@ -111,23 +111,27 @@ class _Shuffle:
             self._places.send(window[:1], np.zeros(1, window.dtype))
 
     def places(self, low: int, stop: int) -> Places:
-        """Return the positions of rows low..stop, after all windows are done."""
+        """Return the positions of rows low..stop; call this when all windows have been processed."""
         place = np.empty(stop - low, self._swap_buffer.dtype)
         for value, number in self._places.take(low):
             self._check()
             place[value - place.dtype.type(low)] = number
         return place
 
-    def _swap(self, window: Places, low: int) -> Iterator[tuple[int, int, NDArray[Any]]]:
-        """Swap a window's places from last to first; yield the range done so far, and the swaps to send."""
+    def _swap_places(self, window: Places, low: int) -> Iterator[tuple[int, int, NDArray[Any]]]:
+        """Swap a window's places from last to first.
+
+        Yield the range [start, stop) of places done in this step, and the swaps with earlier windows, [3, n]: the place
+        there, the place here, and its value.
+        """
         last, bottom = low + len(window) - 1, max(low, 1)
         while last >= bottom:
             self._check()
-            draws, before = self._draws.coming(last), last
+            draws, previous_last = self._draws.peek(last), last
             stop = max(bottom, WIDE) if last >= WIDE else bottom
             last, num_draws, num_swaps = swap_rows(window, low, last, stop, draws, self._swap_buffer)
-            self._draws.use(num_draws)
-            yield last + 1, before + 1, self._swap_buffer[:, :num_swaps]
+            self._draws.drop(num_draws)
+            yield last + 1, previous_last + 1, self._swap_buffer[:, :num_swaps]
 
 
 class _Draws:
@@ -135,23 +139,23 @@ class _Draws:
 
     def __init__(self, seed: int) -> None:
         # RandomState alone has the legacy seeding; the generator under it returns raw integers in large blocks.
-        self._generator = np.random.MT19937()  # generator of the published orders
-        self._generator.state = np.random.RandomState(seed).get_state(legacy=False)  # type: ignore[assignment]
+        self._split_generator = np.random.MT19937()  # generator of the published orders
+        self._split_generator.state = np.random.RandomState(seed).get_state(legacy=False)  # type: ignore[assignment]
         self._raw = np.zeros(0, np.uint64)
         self._width = 1
 
-    def coming(self, last: int) -> NDArray[np.uint64]:
+    def peek(self, last: int) -> NDArray[np.uint64]:
         """Return the next integers, as NumPy draws them for a place up to `last`."""
         self._width = 2 if last >= WIDE else 1
         if len(self._raw) < self._width:
-            self._raw = np.concatenate((self._raw, self._generator.random_raw(DRAWS - len(self._raw))))
+            self._raw = np.concatenate((self._raw, self._split_generator.random_raw(DRAWS - len(self._raw))))
         if self._width == 1:
             return self._raw
         # NumPy joins two draws for a place beyond 2^32, the upper half first.
         pairs = self._raw[: len(self._raw) // 2 * 2].reshape(-1, 2)
         return (pairs[:, 0] << np.uint64(32)) | pairs[:, 1]
 
-    def use(self, count: int) -> None:
+    def drop(self, count: int) -> None:
         """Drop the first `count` integers."""
         self._raw = self._raw[count * self._width :]
 
@@ -174,7 +178,7 @@ class _WindowQueue:
                     rows[start:end].tofile(file)
 
     def take(self, low: int) -> Iterator[NDArray[Any]]:
-        """Yield the rows sent to the window that begins with `low`, in parts, as columns [width, n]."""
+        """Yield and remove the rows sent to the window from place `low`, in parts, as columns [width, n]."""
         path = self._path(low // self._window_rows)
         if path.exists():
             with open(path, "rb") as file:
@@ -183,6 +187,7 @@ class _WindowQueue:
             path.unlink()
 
     def _path(self, window: int) -> Path:
+        """Return the path of a window's file by the window's number."""
         return self._stem.with_name(f"{self._stem.name}-{window}")
 
 
@@ -227,8 +232,13 @@ def swap_rows(
 
 
 @jit
-def exchange(window: NDArray[np.uint32], low: int, places: NDArray[np.uint32], values: NDArray[np.uint32]) -> None:
-    """Exchange the values at places, one after another; `values` receives the previous ones."""
+def exchange_values(
+    window: NDArray[np.uint32], low: int, places: NDArray[np.uint32], values: NDArray[np.uint32]
+) -> None:
+    """Exchange the values at places, one after another; `values` receives the previous ones.
+
+    window: values of the places from `low` on.
+    """
     for i in range(len(places)):
         place = np.int64(places[i]) - low
         before = window[place]
@@ -241,20 +251,21 @@ BINS = 1 << 16  # bins of a histogram of times
 Choices: TypeAlias = NDArray[np.signedinteger]
 
 
-def kept_rows(job: Job, records: list[ChunkRecord]) -> Iterator[NDArray[np.bool_]]:
-    """Yield each chunk's mask of rows that are not dropped; equal at each call."""
+def kept_masks(job: Job, records: list[ChunkRecord]) -> Iterator[NDArray[np.bool_]]:
+    """Yield each chunk's mask of rows that are not dropped; the masks are equal at each call."""
     rules = job.rules
     # The constant keeps these draws apart from the split's, whose seed may be the same.
     rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence([rules.sampling_seed, 0xD809])))
     for record in records:
         if rules.negative_drop_rate:
-            labels = _labels(job, record)
+            labels = _read_labels(job, record)
             yield (labels == 1) | (rng.random(record.rows) >= rules.negative_drop_rate)
         else:
             yield np.ones(record.rows, np.bool_)
 
 
-def _labels(job: Job, record: ChunkRecord) -> NDArray[np.int32]:
+def _read_labels(job: Job, record: ChunkRecord) -> NDArray[np.int32]:
+    """Return a copy of a chunk's labels [rows]."""
     return np.array(open_array(job.chunk_path(record.source, record.chunk, "labels.npy"))[:, 0])
 
 
@@ -277,8 +288,8 @@ class OpenRows:
         return len(held_out_splits(self.job))
 
     def masks(self) -> Iterator[NDArray[np.bool_]]:
-        """Yield each chunk's mask of these rows."""
-        for record, is_kept in zip(self.records, kept_rows(self.job, self.records), strict=True):
+        """Yield each chunk's mask of the rows that the method divides."""
+        for record, is_kept in zip(self.records, kept_masks(self.job, self.records), strict=True):
             is_open = self.job.sources[record.source].split in (None, "train")
             yield is_kept if is_open else np.zeros(record.rows, np.bool_)
 
@@ -289,7 +300,7 @@ class OpenRows:
             yield np.array(open_array(path)[:, 0]) if path.exists() else np.zeros(record.rows, np.int64)
 
     def bounds(self) -> list[float]:
-        """Return the number in [0, 1) from which on a row with that draw is in each held-out split."""
+        """Return the numbers in [0, 1) from which on a row with such a draw is in each held-out split."""
         share, parts = self.job.rules.held_out, self.num_held_out
         return [1 - share * (parts - part) / parts for part in range(parts)]
 
@@ -314,38 +325,42 @@ def split_numbers(job: Job, records: list[ChunkRecord]) -> Callable[[], Iterator
     numbers = np.array([SPLITS.index(split) for split in (SPLITS[0], *held_out_splits(job))])
 
     def chunks() -> Iterator[Choices]:
-        for record, is_kept, place in zip(records, kept_rows(job, records), places(), strict=True):
-            own = job.sources[record.source].split
-            choice = numbers[place] if own in (None, "train") else np.full(record.rows, SPLITS.index(own))
+        for record, is_kept, place in zip(records, kept_masks(job, records), places(), strict=True):
+            given = job.sources[record.source].split
+            choice = numbers[place] if given in (None, "train") else np.full(record.rows, SPLITS.index(given))
             yield np.where(is_kept, choice, LEFT_OUT)
 
     return chunks
 
 
-def by_chance(rows: OpenRows) -> Callable[[], Iterator[Choices]]:
-    """Choose by a draw for each row."""
+def choose_by_chance(rows: OpenRows) -> Callable[[], Iterator[Choices]]:
+    """Return a function that chooses splits by a draw for each row."""
 
     def chunks() -> Iterator[Choices]:
         # One stream of draws in the order of the rows does not depend on the chunks.
-        rng = _generator(rows)
+        rng = _split_generator(rows)
         for record in rows.records:
             yield np.searchsorted(rows.bounds(), rng.random(record.rows), side="right")
 
     return chunks
 
 
-def _generator(rows: OpenRows) -> np.random.Generator:
+def _split_generator(rows: OpenRows) -> np.random.Generator:
+    """Return the generator of random numbers that decides splits; rows dropped have another."""
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence([rows.job.rules.split_seed, 0x5B117])))
 
 
-def by_group(rows: OpenRows) -> Callable[[], Iterator[Choices]]:
-    """Choose by a hash of each row's value and the seed, so that all rows of a value are in one split."""
-    seed = mix(np.array([rows.job.rules.split_seed], np.uint64))
+def choose_by_group(rows: OpenRows) -> Callable[[], Iterator[Choices]]:
+    """Return a function that chooses splits by a hash of each row's value and the seed.
+
+    All rows of a value are in one split.
+    """
+    seed = splitmix64(np.array([rows.job.rules.split_seed], np.uint64))
 
     def chunks() -> Iterator[Choices]:
         for keys in rows.arrays(SPLIT_KEYS):
             # A float64 in [0, 1) holds 53 bits exactly.
-            draws = (mix(keys.view(np.uint64) ^ seed) >> np.uint64(11)) * 2.0**-53
+            draws = (splitmix64(keys.view(np.uint64) ^ seed) >> np.uint64(11)) * 2.0**-53
             yield np.searchsorted(rows.bounds(), draws, side="right")
 
     return chunks
@@ -358,33 +373,35 @@ def by_group(rows: OpenRows) -> Callable[[], Iterator[Choices]]:
 def draw_without_replacement(
     labels: NDArray[Any], draws: NDArray[np.float64], left: NDArray[np.int64], places: NDArray[np.int64]
 ) -> None:
-    """Draw the place of each row from those that are left for its label, and count them down.
+    """Draw the place of each row from the rows that are left for its label, and count them down.
 
     Args:
-        labels: 0 or 1 [rows]; draws: in [0, 1) [rows]; left: rows of each label and place [2, places].
+        labels: 0 or 1, [rows]. draws: random numbers in [0, 1), [rows].
+        left: number of rows of each label and place, [2, places]; changed here.
+        places: output [rows].
     """
     # Drawing from what is left hits the planned sizes exactly; independent draws would only come near them.
     for row in range(len(labels)):
-        of_label = left[labels[row]]
-        rest = draws[row] * of_label.sum()
+        rows_left = left[labels[row]]
+        rest = draws[row] * rows_left.sum()
         place = 0
-        while place < len(of_label) - 1 and rest >= of_label[place]:
-            rest -= of_label[place]
+        while place < len(rows_left) - 1 and rest >= rows_left[place]:
+            rest -= rows_left[place]
             place += 1
-        of_label[place] -= 1
+        rows_left[place] -= 1
         places[row] = place
 
 
-def by_label(rows: OpenRows) -> Callable[[], Iterator[Choices]]:
-    """Choose by chance, with the same share of the rows of each label in each split."""
+def choose_by_label(rows: OpenRows) -> Callable[[], Iterator[Choices]]:
+    """Return a function that chooses splits by chance, with the same share of the rows of each label in each split."""
     counts = np.zeros(2, np.int64)
     for labels, mask in zip(rows.arrays("labels.npy"), rows.masks(), strict=True):
         counts += np.bincount(labels[mask], minlength=2)
     sizes = [rows.held_out(count) for count in counts.tolist()]
-    totals = [[count - sum(each), *each] for count, each in zip(counts.tolist(), sizes, strict=True)]
+    totals = [[count - sum(held_out), *held_out] for count, held_out in zip(counts.tolist(), sizes, strict=True)]
 
     def chunks() -> Iterator[Choices]:
-        rng, left = _generator(rows), np.array(totals)
+        rng, left = _split_generator(rows), np.array(totals)
         for labels, mask in zip(rows.arrays("labels.npy"), rows.masks(), strict=True):
             places = np.zeros(len(labels), np.int64)
             drawn = np.zeros(int(mask.sum()), np.int64)
@@ -398,8 +415,11 @@ def by_label(rows: OpenRows) -> Callable[[], Iterator[Choices]]:
 # ---- times
 
 
-def by_time(rows: OpenRows) -> Callable[[], Iterator[Choices]]:
-    """Choose by each row's time: a split begins with the first row of a time, and ends with all rows of another."""
+def choose_by_time(rows: OpenRows) -> Callable[[], Iterator[Choices]]:
+    """Return a function that chooses splits by each row's time.
+
+    A split begins with the first row of a time, and ends with all rows of another.
+    """
     starts = _first_times(rows)
     return lambda: (np.searchsorted(starts, times, side="right") for times in rows.arrays(SPLIT_KEYS))
 
@@ -419,7 +439,7 @@ class _Times:
         for times, mask in zip(self._rows.arrays(SPLIT_KEYS), self._rows.masks(), strict=True):
             yield times[mask]
 
-    def at(self, place: int) -> int:
+    def time_at(self, place: int) -> int:
         """Return the time at a place among the sorted ones, by histograms of ever smaller ranges."""
         # Each pass narrows the range 65,536 times, so any 64-bit times take at most four passes, and none is sorted.
         low, high = self.first, self.last
@@ -434,15 +454,15 @@ class _Times:
             low, high = low + number * width, min(high, low + (number + 1) * width - 1)
         return low
 
-    def before(self, time: int) -> int:
+    def count_before(self, time: int) -> int:
         """Return the number of rows before a time."""
         return sum(int((part < time).sum()) for part in self.parts())
 
-    def next(self, time: int) -> int:
+    def next_time(self, time: int) -> int:
         """Return the first time after another one; `last` + 1 if there is none."""
         return min((int(part[part > time].min(initial=self.last + 1)) for part in self.parts()), default=0)
 
-    def previous(self, time: int) -> int:
+    def previous_time(self, time: int) -> int:
         """Return the last time before another one; `first` - 1 if there is none."""
         return max((int(part[part < time].max(initial=self.first - 1)) for part in self.parts()), default=0)
 
@@ -459,16 +479,16 @@ def _first_times(rows: OpenRows) -> list[int]:
     # The last times stay free, so that each later split gets at least one.
     latest = [times.last]
     for _ in sizes[1:]:
-        latest.insert(0, times.previous(latest[0]))
+        latest.insert(0, times.previous_time(latest[0]))
     starts: list[int] = []
     for part, limit in enumerate(latest):
         place = times.count - sum(sizes[part:])
-        time = times.at(place)
-        following = times.next(time)
+        time = times.time_at(place)
+        following = times.next_time(time)
         # Of two equally near changes of time, the earlier one counts.
-        if place - times.before(time) > times.before(following) - place:
+        if place - times.count_before(time) > times.count_before(following) - place:
             time = following
-        earliest = times.next(starts[-1] if starts else times.first)
+        earliest = times.next_time(starts[-1] if starts else times.first)
         starts.append(min(max(time, earliest), limit))
         if starts[-1] < earliest:
             _refuse_few_times(rows)
@@ -476,6 +496,7 @@ def _first_times(rows: OpenRows) -> list[int]:
 
 
 def _refuse_few_times(rows: OpenRows) -> None:
+    """Raise UserError for fewer different times than splits."""
     rules = rows.job.rules
     assert rules.split is not None
     raise UserError(
@@ -502,10 +523,9 @@ def rows_by_source(job: Job, records: list[ChunkRecord], counts: Iterable[int] |
 
 
 def split_sizes(job: Job, by_source: Sequence[int]) -> dict[str, int]:
-    """Return the rows of each split if rows keep their order or are shuffled within train.
+    """Return the number of rows of each split if rows keep their order or are shuffled within train.
 
-    Args:
-        by_source: rows of each source.
+    by_source: number of rows of each source.
     """
     rules, total = job.rules, sum(by_source)
     if rules.split is None:
@@ -519,8 +539,13 @@ def split_sizes(job: Job, by_source: Sequence[int]) -> dict[str, int]:
 
 
 @contextmanager
-def ordering(job: Job, records: list[ChunkRecord], window_rows: int) -> Iterator[Future[dict[str, int]] | None]:
-    """Run `order_rows` in a background thread; cancel it if the `with` body raises. None if rows keep their order."""
+def order_in_background(
+    job: Job, records: list[ChunkRecord], window_rows: int
+) -> Iterator[Future[dict[str, int]] | None]:
+    """Run `order_rows` in a background thread; cancel it if the `with` body raises.
+
+    Yield its future, or None if rows keep their order.
+    """
     if not job.rules.is_arranged:
         yield None
         return
@@ -556,12 +581,12 @@ def order_rows(job: Job, records: list[ChunkRecord], window_rows: int, check: Ca
             rows += np.bincount(choice[choice >= 0], minlength=len(SPLITS))
         sizes = dict(zip(SPLITS, rows.tolist(), strict=True))
         following = np.cumsum([0, *rows[:-1]])
-        numbers: Iterator[Positions] = (_follow(choice, following) for choice in choices())
+        numbers: Iterator[Positions] = (_number_by_choice(choice, following) for choice in choices())
     else:
-        kept = (int(part.sum()) for part in kept_rows(job, records)) if rules.negative_drop_rate else None
+        kept = (int(part.sum()) for part in kept_masks(job, records)) if rules.negative_drop_rate else None
         source_rows = rows_by_source(job, records, kept)
         sizes = split_sizes(job, source_rows)
-        numbers = _number(job, records)
+        numbers = _number_kept_rows(job, records)
         if algorithm is not None and algorithm.is_random:
             # The test rows, which come last here, are taken from the front of the permutation.
             places = inverse_permutation(sum(source_rows), rules.split_seed, job.work / PERMUTATION, window_rows, check)
@@ -604,25 +629,28 @@ def kept_position(job: Job, begin: int, rows: int) -> int | None:
     return first if first >= 0 and last - first == rows - 1 and bool((np.diff(positions) == 1).all()) else None
 
 
-def _number(job: Job, records: list[ChunkRecord]) -> Iterator[Positions]:
+def _number_kept_rows(job: Job, records: list[ChunkRecord]) -> Iterator[Positions]:
     """Yield consecutive numbers for the rows that are not dropped, and LEFT_OUT for the others."""
     following = np.zeros(1, np.int64)
     if job.rules.negative_drop_rate:
-        for is_kept in kept_rows(job, records):
-            yield _follow(np.where(is_kept, 0, LEFT_OUT), following)
+        for is_kept in kept_masks(job, records):
+            yield _number_by_choice(np.where(is_kept, 0, LEFT_OUT), following)
     else:
         for record in records:
             yield np.arange(following[0], following[0] + record.rows)
             following += record.rows
 
 
-def _follow(choice: NDArray[np.signedinteger], following: NDArray[np.int64]) -> Positions:
-    """Give each row the next number of its choice, counted in `following`, or LEFT_OUT if it has none."""
+def _number_by_choice(choice: NDArray[np.signedinteger], following: NDArray[np.int64]) -> Positions:
+    """Give each row the next number of its choice, or LEFT_OUT if its choice is LEFT_OUT.
+
+    following: the next number of each choice; advanced here.
+    """
     numbers = np.full(len(choice), LEFT_OUT, np.int64)
     for number in range(len(following)):
-        in_window = choice == number
-        count = int(in_window.sum())
-        numbers[in_window] = np.arange(following[number], following[number] + count)
+        is_chosen = choice == number
+        count = int(is_chosen.sum())
+        numbers[is_chosen] = np.arange(following[number], following[number] + count)
         following[number] += count
     return numbers
 
@@ -631,10 +659,10 @@ def _permute(
     numbers: Iterator[Positions], places: Iterator[NDArray[Any]], rows: int, shift: int
 ) -> Iterator[Positions]:
     """Replace ascending numbers below `rows` by their permuted ones, shifted by `shift` modulo `rows`."""
-    stream = _Stream(places)
+    pieces = _Pieces(places)
     for part in numbers:
         in_part = (part >= 0) & (part < rows)
-        moved = stream.take(int(np.count_nonzero(in_part)))
+        moved = pieces.take(int(np.count_nonzero(in_part)))
         moved = (moved + shift) % rows if shift else moved
         if len(moved) < len(part):
             part[in_part] = moved
@@ -643,14 +671,14 @@ def _permute(
             yield moved
 
 
-class _Stream:
+class _Pieces:
     """Consecutive parts of an array, taken in pieces of any size."""
 
     def __init__(self, parts: Iterator[NDArray[Any]]) -> None:
         self._parts, self._part = parts, np.zeros(0, np.int64)
 
     def take(self, count: int) -> NDArray[np.int64]:
-        """Return the next values."""
+        """Return the next `count` values."""
         next_values = np.empty(count, np.int64)
         position = 0
         while position < count:
@@ -664,6 +692,7 @@ class _Stream:
 
 
 def _swap_halves(part: Positions, sizes: dict[str, int]) -> Positions:
+    """Exchange, in place, the positions of val and of test, which follow each other; return them."""
     first, held_out = sizes["train"], sizes["val"] + sizes["test"]
     is_second = part >= first
     part[is_second] = first + (part[is_second] - first + sizes["val"]) % max(1, held_out)
@@ -671,6 +700,7 @@ def _swap_halves(part: Positions, sizes: dict[str, int]) -> Positions:
 
 
 def _write_positions(job: Job, rows: int, parts: Iterator[Positions], check: Callable[[], None]) -> None:
+    """Write the positions of all rows, given in parts, in the smallest of POSITION_DTYPES that holds `rows`."""
     # A stopped job may have left positions of the other type, and readers take the first file that exists.
     for name in POSITION_DTYPES:
         (job.work / name).unlink(missing_ok=True)

@@ -33,8 +33,8 @@ from data_prep.dataset.transforms import ColumnTransform
 from data_prep.encoding.lookup import (
     DenseRange,
     ValueTable,
+    build_code_table,
     map_tables,
-    table_of_codes,
     text_path,
     torchrec_ids,
     transform_rows,
@@ -52,12 +52,12 @@ from data_prep.engine.job import (
 )
 from data_prep.io.arrays import (
     ArrayWriter,
-    let_go,
     open_array,
     read_ranges,
     read_rows,
     rows_range,
     take_mapped,
+    unload_array,
     write_array,
 )
 from data_prep.stages.columns import chunk_bags, column_blocks, read_dictionary, row_blocks
@@ -71,7 +71,7 @@ class EncodeTask(LoggedTask[ChunkRecord]):
     """Completes the encoding of a parsed chunk: ids, and integers that needed statistics.
 
     features: features to keep. digests: checksums of their vocabularies in `job.work`. dense_range: range of the
-    integers, if their transform needs it. of_columns: transforms of single dense columns.
+    integers, if their transform needs it. column_transforms: transforms of single dense columns.
     """
 
     stage: ClassVar[str] = "encoded"
@@ -82,7 +82,7 @@ class EncodeTask(LoggedTask[ChunkRecord]):
     features: tuple[str, ...]
     digests: tuple[str, ...]
     dense_range: DenseRange | None
-    of_columns: tuple[ColumnTransform, ...] = ()
+    column_transforms: tuple[ColumnTransform, ...] = ()
 
     @property
     def single(self) -> tuple[str, ...]:
@@ -109,7 +109,7 @@ class EncodeTask(LoggedTask[ChunkRecord]):
                 encoded.files["values.npy"] = self._encode_bags(worker, unknown)
             encoded.unknown = unknown.tolist()
         if self.job.needs_statistics:
-            dense = self._writer("dense.npy", len(self.job.schema.dense), parsed.rows, np.float32)
+            dense = self._open_writer("dense.npy", len(self.job.schema.dense), parsed.rows, np.float32)
             for _, rows in _dense_rows(self, 0, parsed.rows):
                 dense.append(rows)
                 worker.count(rows.size * self.job.raw_dense_dtype.itemsize)
@@ -125,24 +125,27 @@ class EncodeTask(LoggedTask[ChunkRecord]):
             lambda: map_tables(self.job.work, self.features, rules.first_id, rules.unknown_id),
         )
 
-    def _writer(self, suffix: str, width: int | None, rows: int, dtype: Any = np.int32) -> ArrayWriter:
+    def _open_writer(self, suffix: str, width: int | None, rows: int, dtype: Any = np.int32) -> ArrayWriter:
+        """Open one of the encoded chunk's files; `width`: columns, or None for one dimension."""
         path = self.job.chunk_path(self.record.source, self.record.chunk, suffix)
         return ArrayWriter(path, dtype, width, rows, self.job.checksum(suffix))
 
     def _encode_sparse(self, worker: Worker, unknown: NDArray[np.int64]) -> FileDigest:
-        writer = self._writer("sparse.npy", len(self.single), self.record.rows)
+        """Write the ids of the features with single values; add each feature's count of unknown values to `unknown`."""
+        writer = self._open_writer("sparse.npy", len(self.single), self.record.rows)
         for _, ids in _sparse_rows(self, worker, unknown, 0, self.record.rows):
             writer.append(ids)
             worker.count(ids.nbytes, len(ids))
         return writer.close()
 
     def _encode_bags(self, worker: Worker, unknown: NDArray[np.int64]) -> FileDigest:
+        """Write the ids of the multi-hot features' bags; add each feature's count of unknown values to `unknown`."""
         columns = chunk_bags(self.job, self.record.source, self.record.chunk)
-        writer = self._writer("values.npy", None, sum(len(bags.ids) for bags in columns))
+        writer = self._open_writer("values.npy", None, sum(len(bags.ids) for bags in columns))
         tables = self.tables(worker)
         for feature, bags in zip(self.job.schema.ragged, columns, strict=True):
             index = self.features.index(feature)
-            to_ids = table_of_codes(tables[index], read_dictionary(self.job, self.record, feature))
+            to_ids = build_code_table(tables[index], read_dictionary(self.job, self.record, feature))
             for start in range(0, len(bags.ids), VALUES_IN_MEMORY):
                 values = np.array(bags.ids[start : start + VALUES_IN_MEMORY])
                 ids = np.empty(len(values), np.int32)
@@ -160,13 +163,14 @@ def encoded_blocks(
     Rows are read from disk if they are encoded there, and otherwise encoded now.
     """
     stop, kinds = chunk.record.rows if stop is None else stop, chunk.job.row_kinds
-    for blocks in zip(*(_rows_of_kind(chunk, worker, kind, start, stop) for kind in kinds), strict=True):
+    for blocks in zip(*(_blocks_of_kind(chunk, worker, kind, start, stop) for kind in kinds), strict=True):
         yield blocks[0][0], {kind: rows for kind, (_, rows) in zip(kinds, blocks, strict=True)}
 
 
-def _rows_of_kind(
+def _blocks_of_kind(
     chunk: EncodeTask, worker: Worker, kind: str, start: int, stop: int
 ) -> Iterator[tuple[int, NDArray[Any]]]:
+    """Yield a chunk's rows start..stop of one kind in blocks: the number of the first row, and [rows, width]."""
     if f"{kind}.npy" in chunk.record.files:
         widths = {"labels": 1, "dense": len(chunk.job.schema.dense), "sparse": len(chunk.single), WEIGHTS: 1}
         yield from _stored_rows(chunk, f"{kind}.npy", widths[kind], chunk.job.dtypes[kind], start, stop)
@@ -187,23 +191,26 @@ def _stored_rows(
 
 
 def _dense_rows(chunk: EncodeTask, start: int, stop: int) -> Iterator[tuple[int, NDArray[Any]]]:
-    """Yield a chunk's transformed integers as `_stored_rows` does."""
+    """Yield a chunk's transformed integers start..stop in blocks: the number of the first row, and [rows, N]."""
     job, rules = chunk.job, chunk.job.rules
     stored = _stored_rows(chunk, "integers.npy", len(job.schema.dense), job.raw_dense_dtype, start, stop)
     for begin, block in stored:
-        yield begin, transform_rows(block, rules.dense, chunk.of_columns, chunk.dense_range, rules.rounds_ids)
+        yield begin, transform_rows(block, rules.dense, chunk.column_transforms, chunk.dense_range, rules.rounds_ids)
 
 
 def _sparse_rows(
     chunk: EncodeTask, worker: Worker, unknown: NDArray[np.int64], start: int, stop: int
 ) -> Iterator[tuple[int, NDArray[np.int32]]]:
-    """Yield a chunk's ids as `_stored_rows` does; add each feature's number of unknown values to `unknown`."""
+    """Yield a chunk's ids of rows start..stop in blocks: the number of the first row, and [rows, features].
+
+    The features are those with single values; each feature's number of unknown values is added to `unknown`.
+    """
     tables = chunk.tables(worker)
     numbers = [chunk.features.index(feature) for feature in chunk.single]
     columns = [chunk.job.schema.single.index(feature) for feature in chunk.single]
     dictionaries = [read_dictionary(chunk.job, chunk.record, feature) for feature in chunk.single]
     # Each distinct value of the chunk is looked up once; rows then take ids by their codes.
-    to_ids = [table_of_codes(tables[i], dictionary) for i, dictionary in zip(numbers, dictionaries, strict=True)]
+    to_ids = [build_code_table(tables[i], dictionary) for i, dictionary in zip(numbers, dictionaries, strict=True)]
     begin = start
     for rows, values in column_blocks(chunk.job, chunk.record, start, stop):
         # One feature is looked up at a time, so its ids are contiguous; the view that is yielded has rows first.
@@ -230,23 +237,29 @@ def count_equal(rows: NDArray[np.int32], value: int, counts: NDArray[np.int64]) 
 
 
 def count_unknown(job: Job, ids: NDArray[np.int32]) -> NDArray[np.int64]:
-    """Count unknown values in ids [rows, F] of features with single values."""
+    """Count unknown values in ids [rows, F] of features with single values: [F]; all 0 if none can be told."""
     counts = np.zeros(ids.shape[1], np.int64)
-    if _reserves_id(job.rules):
+    if _reserves_unknown_id(job.rules):
         count_equal(np.asarray(ids), job.rules.unknown_id, counts)
     return counts
 
 
-def _reserves_id(rules: Rules) -> bool:
+def _reserves_unknown_id(rules: Rules) -> bool:
+    """Return whether only unknown values have the id for unknown ones, so that it counts them."""
     is_reserved = rules.order is not None and rules.first_id > rules.unknown_id
     return is_reserved and not (rules.wraps and rules.max_ind_range is not None)
 
 
-def unknown_of_all(job: Job, single: NDArray[np.int64], bags: Sequence[Bags]) -> list[int]:
-    """Return all features' numbers of unknown values, from the counts for single values and from the bags."""
+def join_unknown_counts(job: Job, single: NDArray[np.int64], bags: Sequence[Bags]) -> list[int]:
+    """Return each feature's number of unknown values, in the schema's order.
+
+    Args:
+        single: counts of the features with single values.
+        bags: ids of the multi-hot features.
+    """
     if not bags:
         return single.tolist()
-    is_reserved = _reserves_id(job.rules)
+    is_reserved = _reserves_unknown_id(job.rules)
     multi_hot = iter([int((feature.ids == job.rules.unknown_id).sum()) if is_reserved else 0 for feature in bags])
     one_hot = iter(single.tolist())
     return [next(multi_hot if name in job.schema.ragged else one_hot) for name in job.schema.sparse]
@@ -260,7 +273,7 @@ POSITIONS_SUFFIX = "positions.npy"
 ID_TYPES: tuple[np.dtype[Any], ...] = (np.dtype(np.int32), np.dtype(np.uint16), np.dtype(np.uint8))
 ALIGNMENT = 4
 FLOAT32, INT32 = np.dtype(np.float32), np.dtype(np.int32)
-FIELD_BYTES = 4  # size of a label, of a dense value and of a weight
+FIELD_BYTES = 4  # size of a label, of a dense value, of an id in a shard, and of a weight
 
 
 @jit
@@ -349,30 +362,30 @@ class RowLayout:
         return -(-(FIELD_BYTES * (1 + self.num_dense) + ids) // ALIGNMENT) * ALIGNMENT + FIELD_BYTES * self.weighted
 
     def width(self, kind: str) -> int:
-        """Return the number of columns of an array of that kind."""
+        """Return the number of columns of an array: "labels", "dense", "sparse" or "weights"."""
         return {"labels": 1, "dense": self.num_dense, "sparse": len(self.largest_ids), WEIGHTS: 1}[kind]
 
     def pack(self, rows: dict[str, NDArray[Any]], indices: NDArray[np.int64], packed: NDArray[np.uint8]) -> None:
         """Pack row i of the arrays into packed[indices[i]], [n, row_bytes]; skip rows with a negative index."""
         labels, dense, ids = (rows[kind] for kind in ROW_KINDS)
-        pack_rows(labels, dense, ids, indices, self._fields(packed), self.id_columns)
+        pack_rows(labels, dense, ids, indices, self._view_fields(packed), self.id_columns)
         if self.weighted:
             is_kept = indices >= 0
-            self._weights(packed)[indices[is_kept]] = rows[WEIGHTS][is_kept]
+            self._view_weights(packed)[indices[is_kept]] = rows[WEIGHTS][is_kept]
 
     def unpack(self, packed: NDArray[np.uint8], indices: NDArray[np.int64], rows: dict[str, NDArray[Any]]) -> None:
         """Write packed row i to row indices[i] of the arrays."""
         labels, dense, ids = (rows[kind] for kind in ROW_KINDS)
-        unpack_rows(self._fields(packed), self.id_columns, indices, labels, dense, ids)
+        unpack_rows(self._view_fields(packed), self.id_columns, indices, labels, dense, ids)
         if self.weighted:
-            rows[WEIGHTS][indices] = self._weights(packed)
+            rows[WEIGHTS][indices] = self._view_weights(packed)
 
     @staticmethod
-    def _weights(packed: NDArray[np.uint8]) -> NDArray[np.float32]:
+    def _view_weights(packed: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Return a view of packed rows' weights [n, 1], which come last."""
         return packed[:, -FIELD_BYTES:].view(np.float32)
 
-    def _fields(self, packed: NDArray[np.uint8]) -> tuple[NDArray[Any], ...]:
+    def _view_fields(self, packed: NDArray[np.uint8]) -> tuple[NDArray[Any], ...]:
         """Return views of packed rows: labels, dense values, and ids of each of ID_TYPES."""
         widths = [1, self.num_dense, *(len(columns) for columns in self.id_columns)]
         dtypes = [self.label, self.dense, *ID_TYPES]
@@ -413,27 +426,27 @@ class ScatterTask(LoggedTask[ChunkRecord]):
         positions = chunk_positions(job, self.begin, record.rows)
         order = np.argsort(positions)
         order = order[np.count_nonzero(positions == LEFT_OUT) :]  # Rows that are left out come first.
-        files = {POSITIONS_SUFFIX: self._write(POSITIONS_SUFFIX, positions[order])}
+        files = {POSITIONS_SUFFIX: self._write_array(POSITIONS_SUFFIX, positions[order])}
         if job.schema.ragged:
             bags = [feature.take(order) for feature in chunk_bags(job, record.source, record.chunk, ENCODED_BAGS)]
-            files |= {name: self._write(name, array) for name, array in zip(MOVED_BAGS, pack(bags), strict=True)}
+            files |= {name: self._write_array(name, array) for name, array in zip(MOVED_BAGS, pack(bags), strict=True)}
         if len(order):
             files[MOVED_SUFFIX] = self._write_rows(order, worker)
         worker.count(*self.size)
         return ChunkRecord(record.source, record.chunk, len(order), 0, files)
 
-    def _write(self, suffix: str, array: NDArray[Any]) -> FileDigest:
+    def _write_array(self, suffix: str, array: NDArray[Any]) -> FileDigest:
         job, record = self.chunk.job, self.chunk.record
         return write_array(job.chunk_path(record.source, record.chunk, suffix), array, job.checksum(suffix))
 
     def _write_rows(self, order: NDArray[np.int64], worker: Worker) -> FileDigest:
-        """Write the chunk's rows, packed, in the given order."""
+        """Write the chunk's rows numbered in `order`, packed, in that order."""
         indices = np.full(self.chunk.record.rows, -1)
         indices[order] = np.arange(len(order))
         packed = np.empty((len(order), self.layout.row_bytes), np.uint8)
         for begin, rows in encoded_blocks(self.chunk, worker):
             self.layout.pack(rows, indices[begin : begin + len(rows["labels"])], packed)
-        return self._write(MOVED_SUFFIX, packed)
+        return self._write_array(MOVED_SUFFIX, packed)
 
 
 @dataclass(frozen=True)
@@ -502,10 +515,10 @@ class GatherTask(LoggedTask[GatheredShard]):
     @property
     def size(self) -> tuple[int, int]:
         rows = self.stop - self.start
-        return 4 * rows * (1 + self.layout.num_dense + len(self.job.schema.sparse)), rows
+        return FIELD_BYTES * rows * (1 + self.layout.num_dense + len(self.job.schema.sparse)), rows
 
     def path(self, kind: str) -> Path:
-        """Return the path of an array before it moves to the dataset."""
+        """Return the path of an array of the shard before it moves to the dataset; kind: such as "labels"."""
         return self.stem.with_name(f"{self.stem.name}.{kind}.npy")
 
     def do(self, worker: Worker) -> GatheredShard:
@@ -522,7 +535,7 @@ class GatherTask(LoggedTask[GatheredShard]):
     def _slice(self, source: int, chunk: int) -> slice:
         """Return the slice of a scattered chunk's rows that belong to this shard."""
         positions = open_array(self.job.chunk_path(source, chunk, POSITIONS_SUFFIX))
-        return slice(*between(positions, (self.start, self.stop)).tolist())
+        return slice(*count_below(positions, (self.start, self.stop)).tolist())
 
     def _gather_rows(self, slices: list[slice], bags: tuple[Bags, ...], shard: GatheredShard, worker: Worker) -> None:
         """Write labels, dense values and ids in the order of positions, and count positives and unknown values."""
@@ -558,9 +571,10 @@ class GatherTask(LoggedTask[GatheredShard]):
         finally:
             for writer in writers.values():
                 writer.abandon()
-        shard.unknown = unknown_of_all(job, unknown, bags)
+        shard.unknown = join_unknown_counts(job, unknown, bags)
 
     def _gather_bags(self, slices: list[slice]) -> tuple[Bags, ...]:
+        """Return each multi-hot feature's bags of the shard, in the order of positions."""
         parts: list[tuple[Bags, ...]] = []
         positions = []
         for (source, chunk), part in zip(self.chunks, slices, strict=True):
@@ -581,8 +595,8 @@ class GatherTask(LoggedTask[GatheredShard]):
 def rows_per_shard(job: Job, records: list[ChunkRecord]) -> int:
     """Return the rows of a shard, fewer if they hold many values; `records` are all chunks, encoded."""
     values = sum(record.files["values.npy"].bytes for record in records if job.schema.ragged) // VALUE_BYTES
-    a_row = values / max(1, sum(record.rows for record in records))
-    return max(1, int(job.shard_bytes / (SHUFFLED_ROW_BYTES + SHUFFLED_VALUE_BYTES * a_row)))
+    values_per_row = values / max(1, sum(record.rows for record in records))
+    return max(1, int(job.shard_bytes / (SHUFFLED_ROW_BYTES + SHUFFLED_VALUE_BYTES * values_per_row)))
 
 
 def gather_tasks(
@@ -593,7 +607,11 @@ def gather_tasks(
     layout: RowLayout,
     shard_rows: int,
 ) -> list[GatherTask]:
-    """Plan the shards of all splits from scattered and kept chunks."""
+    """Plan the shards of all splits from scattered and kept chunks.
+
+    Args:
+        records: the scattered chunks. rows: each split's number of rows. shard_rows: most rows of a shard.
+    """
     chunks = tuple((record.source, record.chunk) for record in records)
     tasks = []
     first = 0
@@ -616,11 +634,11 @@ class MovedChunk:
 
 
 class MovedRows:
-    """Rows of scattered chunks for the windows of a shard between `bounds`."""
+    """Rows of scattered chunks for the windows of a shard; window i has its rows bounds[i]..bounds[i + 1]."""
 
     def __init__(self, layout: RowLayout, chunks: Sequence[MovedChunk], bounds: Sequence[int]) -> None:
         self._layout = layout
-        cuts = [between(chunk.indices, bounds).tolist() for chunk in chunks]
+        cuts = [count_below(chunk.indices, bounds).tolist() for chunk in chunks]
         self._windows = [
             [(chunk, *cut[i : i + 2]) for chunk, cut in zip(chunks, cuts, strict=True) if cut[i] < cut[i + 1]]
             for i in range(len(bounds) - 1)
@@ -641,16 +659,17 @@ class MovedRows:
             self._layout.unpack(packed, chunk.indices[first:after] - self._starts[number], window)
 
 
-def between(rising: Positions, bounds: Sequence[int]) -> NDArray[np.int64]:
-    """Count the ascending numbers below each bound."""
-    return np.searchsorted(rising, np.array(bounds, rising.dtype))  # bounds of another dtype would convert all numbers
+def count_below(ascending: Positions, bounds: Sequence[int]) -> NDArray[np.int64]:
+    """Count the ascending numbers below each bound, [bounds]."""
+    # Bounds of another dtype would convert all numbers.
+    return np.searchsorted(ascending, np.array(bounds, ascending.dtype))
 
 
 class KeptRows:
     """Encoded rows of chunks that keep their order, for a shard that begins at position `start`."""
 
     def __init__(self, chunks: Sequence[KeptChunk], start: int, stop: int, worker: Worker) -> None:
-        self._blocks = self._read(chunks, start, stop, worker)
+        self._blocks = self._read_all(chunks, start, stop, worker)
         self._block = next(self._blocks, None)  # first block that is not placed completely
 
     def fill(self, start: int, stop: int, window: Window) -> None:
@@ -668,7 +687,7 @@ class KeptRows:
                 self._block = next(self._blocks, None)
 
     @staticmethod
-    def _read(chunks: Sequence[KeptChunk], start: int, stop: int, worker: Worker) -> Iterator[tuple[int, Window]]:
+    def _read_all(chunks: Sequence[KeptChunk], start: int, stop: int, worker: Worker) -> Iterator[tuple[int, Window]]:
         """Yield all blocks, each with the shard's index of its first row."""
         for kept_chunk in sorted(chunks, key=lambda kept_chunk: kept_chunk.position):
             for begin, rows in encoded_blocks(kept_chunk.chunk, worker, *kept_chunk.rows_between(start, stop)):
@@ -679,7 +698,8 @@ def refuse_empty_splits(job: Job, rows: dict[str, int], is_allowed: bool) -> Non
     """Refuse a dataset without a row to train on, or without rows of a split that a column or the labels decide.
 
     Args:
-        is_allowed: whether the latter may be empty.
+        rows: each split's number of rows.
+        is_allowed: whether val and test may be empty (data.allow_degenerate).
     """
     if not sum(rows.values()):
         raise UserError("data.sampling.negative_drop_rate: no row is left; give a lower rate")
@@ -709,7 +729,7 @@ def plan_cut(chunks: list[EncodeTask], rows: dict[str, int], layout: RowLayout) 
     counts = dict.fromkeys(SPLITS, 0)
     begin = 0
     # Chunks of a user's own table are small, so several make a shard.
-    for _, group in groupby(chunks, lambda each: (each.record.source, each.record.chunk // each.job.chunks_per_shard)):
+    for _, group in groupby(chunks, lambda task: (task.record.source, task.record.chunk // task.job.chunks_per_shard)):
         kept_chunks = []
         end = begin
         for chunk in group:
@@ -718,7 +738,7 @@ def plan_cut(chunks: list[EncodeTask], rows: dict[str, int], layout: RowLayout) 
         for split, low, high in zip(SPLITS, bounds[:-1], bounds[1:], strict=True):
             start, stop = max(begin, low), min(end, high)
             if start < stop:
-                parts = tuple(each for each in kept_chunks if operator.lt(*each.rows_between(start, stop)))
+                parts = tuple(kept for kept in kept_chunks if operator.lt(*kept.rows_between(start, stop)))
                 job, name = parts[0].chunk.job, f"{counts[split]:05d}"
                 tasks.append(GatherTask(job, split, name, start, stop, (), parts, layout))
                 counts[split] += 1
@@ -747,24 +767,24 @@ def is_whole_chunk(task: GatherTask) -> bool:
     return len(task.kept_chunks) == 1 and task.stop - task.start == task.kept_chunks[0].chunk.record.rows
 
 
-def whole_chunk(task: GatherTask) -> BuiltShard:
+def shard_of_whole_chunk(task: GatherTask) -> BuiltShard:
     """Return the shard made of a whole chunk, ready to move to the dataset."""
     job, record = task.job, task.kept_chunks[0].chunk.record
     paths = {kind: job.chunk_path(record.source, record.chunk, f"{kind}.npy") for kind in job.kinds}
-    moves = [move_of(job.work, path, task.split, task.name, kind) for kind, path in paths.items()]
+    moves = [plan_move(job.work, path, task.split, task.name, kind) for kind, path in paths.items()]
     shard = Shard(task.name, record.rows, {kind: record.files[f"{kind}.npy"] for kind in job.kinds})
     return BuiltShard(task.split, shard, moves, record.positives, record.unknown)
 
 
-def move_of(work: Path, path: Path, split: str, name: str, kind: str) -> tuple[str, str]:
-    """Return an array's path relative to `work`, and its target relative to the dataset's directory."""
+def plan_move(work: Path, path: Path, split: str, name: str, kind: str) -> tuple[str, str]:
+    """Return the move of a shard's array: its path relative to `work`, and its target relative to the dataset."""
     return str(path.relative_to(work)), str(shard_path(Path(), split, name, kind))
 
 
 def built_shard(task: GatherTask, gathered: GatheredShard) -> BuiltShard:
     """Return a gathered shard, ready to move to the dataset."""
     kinds = task.job.kinds
-    moves = [move_of(task.job.work, task.path(kind), task.split, task.name, kind) for kind in kinds]
+    moves = [plan_move(task.job.work, task.path(kind), task.split, task.name, kind) for kind in kinds]
     shard = Shard(task.name, task.stop - task.start, {kind: gathered.files[f"{kind}.npy"] for kind in kinds})
     return BuiltShard(task.split, shard, moves, gathered.positives, gathered.unknown)
 
@@ -781,7 +801,7 @@ def moves_to_dataset(job: Job, manifest: Manifest, built: list[BuiltShard]) -> l
     return moves + [(name, name) for name in table_files(job.work)]
 
 
-KINDS = ("sparse", "values", "offsets")
+EXPANDED_KINDS = ("sparse", "values", "offsets")
 
 
 @dataclass
@@ -818,7 +838,9 @@ class ExpandTask(LoggedTask[ExpandedShard]):
         assert self.job.bags is not None
         tables = MultiHotTables.open(self.job.work / TABLES_DIRECTORY, self.num_embeddings, self.job.bags)
         source = next(source for source, target in self.built.moves if target.endswith(".sparse.npy"))
-        digests = _expand(open_array(self.job.work / source), tables, {kind: self._path(kind) for kind in KINDS})
+        digests = _write_expanded(
+            open_array(self.job.work / source), tables, {kind: self._path(kind) for kind in EXPANDED_KINDS}
+        )
         worker.count(*self.size)
         return ExpandedShard({f"{kind}.npy": digest for kind, digest in digests.items()})
 
@@ -826,16 +848,24 @@ class ExpandTask(LoggedTask[ExpandedShard]):
         """Return the shard with its new files."""
         built = self.built
         moves = [move for move in built.moves if not move[1].endswith(".sparse.npy")]
-        moves += [move_of(self.job.work, self._path(kind), built.split, built.shard.name, kind) for kind in KINDS]
-        files = {kind: expanded.files[f"{kind}.npy"] for kind in KINDS}
+        moves += [
+            plan_move(self.job.work, self._path(kind), built.split, built.shard.name, kind) for kind in EXPANDED_KINDS
+        ]
+        files = {kind: expanded.files[f"{kind}.npy"] for kind in EXPANDED_KINDS}
         return replace(built, shard=Shard(built.shard.name, built.shard.rows, built.shard.files | files), moves=moves)
 
     def _path(self, kind: str) -> Path:
+        """Return the path of one of the arrays EXPANDED_KINDS before it moves to the dataset."""
         return self.stem.with_name(f"{self.stem.name}.{kind}.npy")
 
 
-def _expand(ids: NDArray[np.int32], tables: MultiHotTables, paths: dict[str, Path]) -> dict[str, FileDigest]:
-    """Write the files of `paths` from memory-mapped ids [rows, F]."""
+def _write_expanded(ids: NDArray[np.int32], tables: MultiHotTables, paths: dict[str, Path]) -> dict[str, FileDigest]:
+    """Write each id's bag, taken from its feature's table, and the ids of features with bags of one.
+
+    Args:
+        ids: [rows, F] int32, memory-mapped.
+        paths: files to write, by their kinds EXPANDED_KINDS.
+    """
     rows = len(ids)
     single = [feature for feature, size in enumerate(tables.sizes) if size == 1]
     sparse = ArrayWriter(paths["sparse"], np.int32, len(single), rows)
@@ -843,7 +873,7 @@ def _expand(ids: NDArray[np.int32], tables: MultiHotTables, paths: dict[str, Pat
     step = BLOCK_VALUES // ids.shape[1]
     for start in range(0, rows, step):
         sparse.append(ids[start : start + step][:, single])
-        let_go(ids)
+        unload_array(ids)
     multi_hot = [(feature, table) for feature, table in enumerate(tables.tables) if table is not None]
     values = ArrayWriter(paths["values"], np.int32, None, rows * sum(table.shape[1] for _, table in multi_hot))
     offsets = ArrayWriter(paths["offsets"], np.int64, None, rows * len(multi_hot) + 1)
@@ -855,7 +885,7 @@ def _expand(ids: NDArray[np.int32], tables: MultiHotTables, paths: dict[str, Pat
         step = max(1, BLOCK_VALUES // size)
         for start in range(0, rows, step):
             bags = take_mapped(table, np.array(ids[start : start + step, feature]))
-            let_go(ids)
+            unload_array(ids)
             values.append(bags.reshape(-1))
             offsets.append(last + size * np.arange(1, len(bags) + 1, dtype=np.int64))
             last += bags.size

@@ -31,11 +31,11 @@ from app.report.page import ReportTable, halves, write_report
 from app.report.read import RunFiles, figure, read_run, signed
 from app.report.statistics import delong
 from common.cli import EXIT_DONE
-from common.config_file import literal
+from common.config_file import quote_literally
 from common.documents import convert, encode, plain_object, read_document
 from common.errors import UserError
 from common.files import write_atomically
-from data_prep.dataset.format import Manifest, load_rows_manifest, sampled_numbers
+from data_prep.dataset.format import Manifest, load_rows_manifest, sampled_row_numbers
 from data_prep.dataset.kinds import ROWS
 from data_prep.dataset.options import LabelKind
 from extensions.baselines.rows import FOLDER, SAMPLE_ROWS, Baseline, Baselines, BaselinesConfig, load_rows
@@ -212,9 +212,9 @@ def add_baselines(config: AppConfig) -> None:
 def _compute(config: AppConfig, directory: Path) -> str | None:
     """Compute baselines in a separate process and log the result; return why there are none, or None."""
     path = read_manifest(directory).dataset.path
-    command = [sys.executable, "-m", "app.baselines", f"run={literal(str(directory.absolute()))}"]
+    command = [sys.executable, "-m", "app.baselines", f"run={quote_literally(str(directory.absolute()))}"]
     if path is not None:
-        command.append(f"data.path={literal(str(Path(path).absolute()))}")
+        command.append(f"data.path={quote_literally(str(Path(path).absolute()))}")
     later = shlex.join(["python", "-m", "app.baselines", f"run={directory}"])
     limit = None
     if config.baselines is None:
@@ -275,8 +275,10 @@ def numbers_of(manifest: Manifest, split: str, rows: int | None) -> NDArray[np.i
     These rows are in the sample of SAMPLE_ROWS whose scores a run keeps, and in the sample of `rows` for baselines.
     """
     shard_rows = [shard.rows for shard in manifest.splits[split].shards]
-    kept = sampled_numbers(shard_rows, SAMPLE_ROWS)
-    return kept if rows == SAMPLE_ROWS else np.intersect1d(kept, sampled_numbers(shard_rows, rows), assume_unique=True)
+    kept = sampled_row_numbers(shard_rows, SAMPLE_ROWS)
+    return (
+        kept if rows == SAMPLE_ROWS else np.intersect1d(kept, sampled_row_numbers(shard_rows, rows), assume_unique=True)
+    )
 
 
 def computed(root: Path, manifest: Manifest, split: str, directory: Path, config: BaselinesConfig) -> Scored:
@@ -300,7 +302,7 @@ def computed(root: Path, manifest: Manifest, split: str, directory: Path, config
     baselines, preds = fit_baselines(train, others, names, config.seconds)
     baselines.split = split
     shard_rows = [shard.rows for shard in manifest.splits[split].shards]
-    is_compared = np.isin(sampled_numbers(shard_rows, rows), numbers_of(manifest, split, rows), assume_unique=True)
+    is_compared = np.isin(sampled_row_numbers(shard_rows, rows), numbers_of(manifest, split, rows), assume_unique=True)
     scored = Scored(baselines, {name: _ranks(values[is_compared]) for name, values in preds.items()})
     if baselines.is_whole:  # otherwise another attempt may have enough time
         other_baselines = {} if previous_cache is None else previous_cache.baselines
@@ -375,7 +377,7 @@ def _scores_of(
         except (FileNotFoundError, UserError):  # damaged scores count as missing
             continue
         if (kept.about.dataset, kept.about.step) == (manifest.digest, step):
-            return np.searchsorted(sampled_numbers(shard_rows, limit), numbers), kept
+            return np.searchsorted(sampled_row_numbers(shard_rows, limit), numbers), kept
     raise UserError(
         f"the run kept no scores of {split} by its model of step {step}; python -m app.evaluate run={directory} "
         f"split={split} keep_scores={sum(shard_rows)} keeps them, and python -m app.baselines run={directory} compares"

@@ -17,7 +17,7 @@ from sklearn.metrics import log_loss, roc_auc_score
 from threadpoolctl import threadpool_limits
 
 from common import signals
-from data_prep.dataset.format import mix
+from data_prep.dataset.format import splitmix64
 from data_prep.dataset.spelling import Bags
 from extensions.baselines.rows import Baseline, Baselines, Rows
 
@@ -35,7 +35,7 @@ class Rates:
 
 def folds_of(rows: int) -> NDArray[np.int64]:
     """Return the fold of each row, [rows], by a hash of its number."""
-    return (mix(np.arange(rows, dtype=np.uint64)) % np.uint64(FOLDS)).astype(np.int64)
+    return (splitmix64(np.arange(rows, dtype=np.uint64)) % np.uint64(FOLDS)).astype(np.int64)
 
 
 def label_rates(

@@ -13,7 +13,7 @@ from app.metrics.documents import rest
 from common.documents import Json, Number, OpenDocument
 from common.errors import UserError
 from common.keys import MISSING, key
-from data_prep.dataset.format import Manifest, open_shard, sampled_split
+from data_prep.dataset.format import Manifest, open_shard, sample_split
 from data_prep.dataset.spelling import Bags, join, offsets_of
 
 
@@ -100,7 +100,7 @@ def load_rows(root: Path, manifest: Manifest, name: str, limit: int | None) -> R
     if split is None or not split.rows:
         raise UserError(f"{root}: split {name!r} has no rows, so there are no baselines; train with another eval.split")
     labels, dense, parts, weights = [], [], [], []
-    samples = sampled_split([shard.rows for shard in split.shards], limit)
+    samples = sample_split([shard.rows for shard in split.shards], limit)
     for shard, rows in zip(split.shards, samples, strict=True):
         arrays = open_shard(root, name, shard, manifest)
         labels.append(arrays.labels[rows, 0] > 0)

@@ -8,13 +8,13 @@ from numpy.typing import NDArray
 
 from app.record.documents import write_scores
 from app.training.predictor import Evaluation, Predictor, task_of
-from data_prep.dataset.format import sampled_numbers
+from data_prep.dataset.format import sampled_row_numbers
 from extensions.baselines.command import obstacle
 from extensions.baselines.rows import FOLDER, SAMPLE_ROWS
 
 
 class SampledScores(NamedTuple):
-    """Logits and labels, [n] float32 each, of at most SAMPLE_ROWS rows of a split by `sampled_numbers`.
+    """Logits and labels, [n] float32 each, of at most SAMPLE_ROWS rows of a split by `sampled_row_numbers`.
 
     dataset: digest of the manifest.
     """
@@ -37,5 +37,5 @@ def sampled_scores(predictor: Predictor, evaluation: Evaluation) -> SampledScore
     rows = int(evaluation.figures.samples or 0)
     if predictor.runtime.rank or not is_wanted or rows > config.eval.exact_rows:
         return None
-    numbers = sampled_numbers([shard.rows for shard in manifest.splits[split].shards], SAMPLE_ROWS)
+    numbers = sampled_row_numbers([shard.rows for shard in manifest.splits[split].shards], SAMPLE_ROWS)
     return SampledScores(split, manifest.digest, evaluation.logits[numbers], evaluation.labels[numbers])

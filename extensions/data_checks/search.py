@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from common.documents import convert
 from common.errors import UserError
-from data_prep.dataset.format import mix, rows_of_blocks, sampled_blocks
+from data_prep.dataset.format import rows_of_blocks, sampled_blocks, splitmix64
 from data_prep.dataset.options import LabelKind
 from data_prep.dataset.spelling import Bags, unpack
 from data_prep.engine.job import Job
@@ -117,7 +117,7 @@ class _Rows:
         self.halves = [np.zeros(self.count, np.uint64) for _ in range(2)]
         self._number = 0  # columns in the hashes
         # Salts keep equal values of two columns apart.
-        self._salts = mix(np.arange(len(job.schema.columns), dtype=np.uint64))
+        self._salts = splitmix64(np.arange(len(job.schema.columns), dtype=np.uint64))
 
     def _blocks(self, kind: str) -> Iterator[NDArray[Any]]:
         """Yield the rows [rows, width] of one kind of file in blocks."""
@@ -159,7 +159,7 @@ class _Rows:
 
     def _hash(self, values: NDArray[np.unsignedinteger], begin: int) -> None:
         """Add values [rows, columns], each mixed with its column's number, to the hashes of their columns' halves."""
-        mixed = mix(values ^ self._salts[self._number : self._number + values.shape[1]])
+        mixed = splitmix64(values ^ self._salts[self._number : self._number + values.shape[1]])
         for half in range(2):
             columns = slice((half - self._number) % 2, values.shape[1], 2)
             self.halves[half][begin : begin + len(values)] += mixed[:, columns].sum(axis=1, dtype=np.uint64)
@@ -175,7 +175,7 @@ def hashes_of_rows(bags: Bags, rows: NDArray[np.int64]) -> NDArray[np.uint64]:
 def bag_hashes(bags: Bags) -> NDArray[np.uint64]:
     """Return a hash of each bag, [n] uint64, from the ids and their places in it."""
     places = np.arange(len(bags.ids)) - np.repeat(bags.offsets[:-1] - bags.offsets[0], bags.lengths)
-    mixed = mix(mix(places.astype(np.uint64)) ^ bags.ids.astype(np.uint64))
+    mixed = splitmix64(splitmix64(places.astype(np.uint64)) ^ bags.ids.astype(np.uint64))
     # Unsigned sums wrap around, so differences of running sums are exact.
     sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(mixed, dtype=np.uint64)])
     bounds = bags.offsets - bags.offsets[0]
@@ -255,7 +255,8 @@ def _shared_rows(train: _Rows, held_out: _Rows) -> tuple[float | None, float | N
     hashes, other_hashes = (rows.halves[0] + rows.halves[1] for rows in (train, held_out))
     # Adding 0 turns -0 into 0, whose bits differ.
     labels, other_labels = (
-        mix((rows.labels + rows.labels.dtype.type(0)).view(np.uint32).astype(np.uint64)) for rows in (train, held_out)
+        splitmix64((rows.labels + rows.labels.dtype.type(0)).view(np.uint32).astype(np.uint64))
+        for rows in (train, held_out)
     )
     shared = _share_in(other_hashes + other_labels, np.sort(hashes + labels))
     first, second = held_out.halves
@@ -280,7 +281,7 @@ def leak_auc(values: NDArray[Any], is_positive: NDArray[np.bool_], is_dense: boo
     if min(all_positives, all_rows - all_positives) < MIN_LABELS:
         return None
     codes, size = _quantiles(values) if is_dense else _places(values)
-    folds = (mix(np.arange(all_rows, dtype=np.uint64)) % np.uint64(FOLDS)).astype(np.int64)
+    folds = (splitmix64(np.arange(all_rows, dtype=np.uint64)) % np.uint64(FOLDS)).astype(np.int64)
     cells = codes * FOLDS + folds
     rows = np.bincount(cells, minlength=size * FOLDS).reshape(size, FOLDS)
     positives = np.bincount(cells[is_positive], minlength=size * FOLDS).reshape(size, FOLDS)

@@ -29,7 +29,7 @@ from data_prep.dataset.format import (
 )
 from data_prep.dataset.options import CRITEO, DenseTransform, Encoding, LabelKind
 from data_prep.encoding.lookup import transform_dense
-from data_prep.engine.job import claimed, publish, refuse_foreign_files
+from data_prep.engine.job import claim_work, publish, refuse_foreign_files
 from data_prep.io.arrays import ArrayWriter, open_array
 from data_prep.stages.write import FIELD_BYTES
 
@@ -264,7 +264,7 @@ class _Builder:
     """Writes shards, collects their manifest, and publishes both at the end."""
 
     def __init__(self, root: Path, work: Path, name: str, transform: DenseTransform | None = None) -> None:
-        """work: the directory from `workspace.claimed`; transform: transform of the integers, if known."""
+        """work: the directory from `workspace.claim_work`; transform: transform of the integers, if known."""
         if (root / MANIFEST_NAME).exists():
             raise UserError(f"{root}: holds a dataset already; choose another data.path")
         refuse_foreign_files(root, work, ())
@@ -305,7 +305,7 @@ class _Builder:
 def import_npy(source: Path, root: Path) -> Manifest:
     """Import day_N_{dense,sparse,labels}.npy; halve the last day into val and test as TorchRec's reader does."""
     days = _find_days(source)
-    with claimed(root) as work:
+    with claim_work(root) as work:
         builder = _Builder(root, work, "imported_npy")
         for index, day in enumerate(days):
             paths = [source / f"day_{day}_{kind}.npy" for kind in KINDS]
@@ -344,7 +344,7 @@ def import_bin(source: Path, root: Path, transform: DenseTransform | None) -> Ma
     if transform in (DenseTransform.torchrec, DenseTransform.minmax):
         alternatives = "log1p, log_float32, raw or integers"
         raise UserError(f"data.dense_transform={transform.value}: not possible while importing; use {alternatives}")
-    with claimed(root) as work:
+    with claim_work(root) as work:
         builder = _Builder(root, work, "imported_bin", transform)
         for split in SPLITS:
             path = source / f"terabyte_processed_{split}.bin"

@@ -33,7 +33,7 @@ from common.cli import EXIT_DONE
 from common.documents import Json, encode, plain_object
 from common.errors import UserError
 from common.files import write_atomically
-from data_prep.dataset.format import Manifest, mean_bag_sizes, sampled_numbers
+from data_prep.dataset.format import Manifest, mean_bag_sizes, sampled_row_numbers
 from data_prep.dataset.table_spec import Table
 from data_prep.encoding.lookup import vocabulary_values
 from extensions.importance.keys import ImportanceConfig
@@ -94,7 +94,7 @@ class ScoredRows:
         """Read at most `limit` rows."""
         manifest = scorer.manifest
         shards, self._scorer, self.split = SplitShards(scorer.root, manifest, split), scorer, split
-        numbers = sampled_numbers([shard.rows for shard in manifest.splits[split].shards], limit)
+        numbers = sampled_row_numbers([shard.rows for shard in manifest.splits[split].shards], limit)
         self.rows, self.of_rows = shards.read([(0, shards.rows)], numbers), shards.rows
         self.figures = self.of(self.rows)
         if self.figures.main_value is None:

@@ -15,13 +15,13 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from common.errors import UserError
-from data_prep.dataset.format import mix
+from data_prep.dataset.format import splitmix64
 from data_prep.dataset.spelling import NUMBER, TRUTHS, text_of, text_values, whole_number
-from data_prep.parsing.convert import distinct, is_list_type, is_text, plain, to_list, whole_bits, without_nan
+from data_prep.parsing.convert import distinct, is_list_type, is_text, plain, significand_bits, to_list, without_nan
 from data_prep.parsing.dates import EPOCHS, is_plausible, read_time
 from data_prep.parsing.formats import Chunk, Column, FileLayout, Format, Size, format_of
 from data_prep.parsing.labels import NULL_MARKS
-from data_prep.parsing.readers import decode
+from data_prep.parsing.readers import decode_text
 from data_prep.parsing.table_yaml import DELIMITERS
 from data_prep.sources.discover import Source
 from data_prep.sources.line_blocks import LineBlocks
@@ -80,9 +80,9 @@ class DistinctValues:
 
 
 def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    from data_prep.dataset.format import mix
+    from data_prep.dataset.format import splitmix64
 
-    return mix(values)
+    return splitmix64(values)
 
 
 @dataclass
@@ -333,7 +333,9 @@ def _is_narrow(values: Any) -> bool:
     """Return whether a float16 or float32 of a column is too large to be a certain whole number."""
     if isinstance(values, list) or values.type not in (pa.float16(), pa.float32()):
         return False
-    return bool(pc.any(pc.greater_equal(pc.abs(values.cast(pa.float64())), 2.0 ** whole_bits(values.type))).as_py())
+    return bool(
+        pc.any(pc.greater_equal(pc.abs(values.cast(pa.float64())), 2.0 ** significand_bits(values.type))).as_py()
+    )
 
 
 def _has_lists(values: Any) -> bool:
@@ -415,10 +417,10 @@ def _is_number(text: str) -> bool:
 def _first_lines(source: Source) -> list[str]:
     """Return the first lines of a file that are not blank. Raise UserError if there are none."""
     with LineBlocks(source) as blocks:
-        for block in blocks.until(FIRST_BYTES):
+        for block in blocks.read_until(FIRST_BYTES):
             content = bytes(block.buffer[block.start : block.end])[:FIRST_BYTES]
             whole = content[: content.rfind(b"\n") + 1] or content
-            lines = re.split(r"\r\n?|\n", decode(whole, source.path, 1))  # splitlines() would also cut at U+2028
+            lines = re.split(r"\r\n?|\n", decode_text(whole, source.path, 1))  # splitlines() would also cut at U+2028
             lines = [line for line in lines if line.strip()][: LINES + 1]
             if lines:
                 return lines
@@ -460,7 +462,7 @@ class Sample:
     def _is_kept(self, numbers: NDArray[np.int64]) -> NDArray[np.bool_]:
         if self.share == 1:
             return np.ones(len(numbers), np.bool_)
-        return mix(numbers.astype(np.uint64)) < np.uint64(int(self.share * 2**64))
+        return splitmix64(numbers.astype(np.uint64)) < np.uint64(int(self.share * 2**64))
 
 
 @dataclass

@@ -25,7 +25,7 @@ from common.keys import MISSING, key
 from common.machine import require_memory
 from data_prep.dataset.options import LabelKind
 from data_prep.parsing.dates import NUMBERS, number_of
-from data_prep.parsing.table_yaml import without_empty_parts
+from data_prep.parsing.table_yaml import drop_empty_files
 from data_prep.sources.discover import Source, resolve_sources, without_packing
 from extensions.inspect.proposal import LEAK_AUC, Proposal, digits, order_sentences, propose_schema
 
@@ -158,7 +158,7 @@ def _distribution(name: str, numbers: NDArray[np.float64]) -> Chart:
 def main(config: InspectConfig) -> int:
     """Inspect as configured, and return an exit status."""
     require_memory("inspecting")
-    sources = without_empty_parts(resolve_sources(config.data.raw))
+    sources = drop_empty_files(resolve_sources(config.data.raw))
     proposal = propose_schema(sources, config.data.label)
     from app.report.page import write_page
 

@@ -15,7 +15,7 @@ import yaml
 from numpy.typing import NDArray
 
 from common.errors import UserError
-from data_prep.dataset.format import mix
+from data_prep.dataset.format import splitmix64
 from data_prep.dataset.options import LabelKind
 from data_prep.dataset.spelling import TRUTHS
 from data_prep.dataset.table_spec import COLUMN_AND_RULE, COMPARISONS, parse_rule
@@ -45,7 +45,7 @@ def auc_of_column(texts: Sequence[str], numbers: NDArray[np.float64] | None, lab
     else:
         code_of = {text: code for code, text in enumerate(dict.fromkeys(texts))}
         codes = np.array([code_of[text] for text in texts], np.int64)
-    in_first = mix(np.arange(len(labels), dtype=np.uint64)) & np.uint64(1) == 1
+    in_first = splitmix64(np.arange(len(labels), dtype=np.uint64)) & np.uint64(1) == 1
     size = int(codes.max()) + 1
     aucs = []
     # Rates of the same half would reveal each row's own label.

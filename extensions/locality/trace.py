@@ -34,11 +34,11 @@ from data_prep.synthetic import (
     bayes_scores,
     calibrate,
     draw_integers,
+    draw_labels,
     draw_rows,
-    label_steps,
     logits_of,
     make_teacher,
-    seeded,
+    seeded_generator,
 )
 from extensions.locality.keys import TraceConfig
 
@@ -75,7 +75,7 @@ class Trace:
             )
         shares[-1] = 1.0
         self._distances, self._shares, self._enable_padding = distances.astype(np.int64), shares, enable_padding
-        self._rng = seeded(key)
+        self._rng = seeded_generator(key)
         # A ring: its oldest id is taken in one step, and a distance moves only the ids above it.
         self._ring, self._state = np.arange(len(ids), dtype=np.int32), np.zeros(2, np.int64)
 
@@ -158,10 +158,10 @@ class TraceRows:
         # Each table has a generator of its own, so the number of threads does not change its draws.
         with ThreadPoolExecutor(self._threads) as executor:
             sparse = np.stack(list(executor.map(lambda trace: trace.draw(rows), self._traces)), axis=1)
-        integers, present = draw_integers(self._teacher, seeded(key), rows)
+        integers, present = draw_integers(self._teacher, seeded_generator(key), rows)
         filled = np.ones(sparse.shape, np.bool_)
         logits = logits_of(self._teacher, Rows(integers, present, sparse, filled, np.zeros(0)))
-        steps, labels = label_steps(logits, key)
+        steps, labels = draw_labels(logits, key)
         for label in (0, 1):
             self._counts[split][label] += np.bincount(steps[labels == label], minlength=PROBABILITY_STEPS)
         dense = encode_dense(np.where(present, integers, np.int32(0)))

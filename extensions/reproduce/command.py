@@ -45,8 +45,8 @@ from app.report.read import (
 from app.report.statistics import Spread, spread
 from common.cli import EXIT_BAD_INPUT, EXIT_DONE, EXIT_STOPPED
 from common.command import redact_arguments
-from common.compose import compose_config, with_files
-from common.config_file import literal, read_overrides
+from common.compose import add_file_keys, compose_config
+from common.config_file import quote_literally, read_overrides
 from common.documents import Json, Number, OpenDocument, decode, encode, read_document
 from common.errors import UserError
 from common.files import digest_file, write_atomically
@@ -257,7 +257,7 @@ class Seed(NamedTuple):
     @property
     def overrides(self) -> list[str]:
         """Return the keys that make the recipe this run."""
-        return [f"train.seed={self.number}", f"run.name={self.name}", f"run.dir={literal(str(self.directory))}"]
+        return [f"train.seed={self.number}", f"run.name={self.name}", f"run.dir={quote_literally(str(self.directory))}"]
 
 
 def seeds_of(out: Path, count: int) -> list[Seed]:
@@ -281,7 +281,7 @@ def training_arguments(arguments: Sequence[str]) -> list[str]:
                 raise UserError(f"{argument}: has {others[0]}, which is not taken from a file: {why}")
         if key not in OWN_KEYS:
             train_arguments.append(argument)
-    return with_files(AppConfig, CONFIG_DIR, train_arguments)
+    return add_file_keys(AppConfig, CONFIG_DIR, train_arguments)
 
 
 def changed_keys(arguments: Sequence[str]) -> list[str]:

@@ -59,14 +59,14 @@ from data_prep.parsing.convert import (
     plain,
     refuse_rounded,
     refuse_row,
+    significand_bits,
     times_of,
     truths_of,
-    whole_bits,
     without_nan,
 )
 from data_prep.parsing.dates import NUMBERS, SECOND, fault_of_format
 from data_prep.parsing.formats import Chunk, Column, FileLayout, Size, format_of
-from data_prep.parsing.labels import meets
+from data_prep.parsing.labels import meets_rule
 from data_prep.parsing.raw_rows import CORRECT, Locator, RawRows
 from data_prep.sources.discover import Source
 
@@ -465,7 +465,7 @@ def _whole_keys(values: Any) -> NDArray[np.int64] | None:
         keys: NDArray[np.int64] = values.cast(pa.int64()).to_numpy()
     except pa.ArrowInvalid:  # fractions, or numbers beyond 63 bits
         return None
-    limit = 1 << whole_bits(values.type) if pa.types.is_floating(values.type) else None
+    limit = 1 << significand_bits(values.type) if pa.types.is_floating(values.type) else None
     return None if (keys < 0).any() or (limit is not None and (keys >= limit).any()) else keys
 
 
@@ -532,7 +532,7 @@ def _meets(
             if column not in numbers:
                 numbers[column] = _numbers(batch, column)
             rule = parse_rule(value)
-            met &= meets(batch.columns[column], numbers[column], rule, NUMBERS) & ~np.isnan(numbers[column])
+            met &= meets_rule(batch.columns[column], numbers[column], rule, NUMBERS) & ~np.isnan(numbers[column])
         else:
             codes, values = texts[column]
             expected = set(map(compared_text, value))

@@ -32,12 +32,12 @@ from data_prep.engine.job import (
     CHUNKS_DIRECTORY,
     WORKER_BYTES,
     LoggedTask,
-    claimed,
+    claim_work,
     find_finished,
     keep_or_discard_work,
+    limit_workers,
     publish,
     refuse_foreign_files,
-    within_budget,
 )
 from data_prep.io.arrays import ArrayWriter, open_array, write_array
 from data_prep.job_setup import find_sources
@@ -46,8 +46,8 @@ from data_prep.parsing.dates import SECOND
 from data_prep.parsing.formats import Chunk
 from data_prep.parsing.raw_rows import RawRows
 from data_prep.parsing.table_yaml import schema_path
-from data_prep.sources.discover import Source, refuse_other, resolve_sources
-from data_prep.sources.download import find_remote, known_sums, note_read, note_times, raw_directory
+from data_prep.sources.discover import Source, refuse_other_sum, resolve_sources
+from data_prep.sources.download import find_or_download, note_read_sums, note_times, raw_directory, source_sums
 from data_prep.stages.parse import DigestTask, refuse_changed, refuse_same, refuse_same_rows
 from extensions.sequences.events import (
     ANCHOR_BIT,
@@ -423,7 +423,7 @@ def prepare_events(data: DataConfig, root: Path) -> Manifest:
     refuse_keys_without_events(data)
     path = schema_path(str(data.schema))
     schema = load_event_schema(path)
-    with claimed(root) as work:
+    with claim_work(root) as work:
         sources, is_own = find_sources(data, root, work), data.source_kind.makes is None
         logs, others = (sources, []) if is_own else (sources[:1], sources[1:])
         tables = [_attribute_source(path, logs[0], others, each.file) for each in schema.attributes.values()]
@@ -454,7 +454,7 @@ def prepare_events(data: DataConfig, root: Path) -> Manifest:
 
 def fetch_log(data: DataConfig, root: Path, work: Path) -> list[Source]:
     """Download a log from mirrors, and the tables of its items' attributes."""
-    return find_remote(data, root, lambda rows: int(rows * (RUN_BYTES + 2 * PIECE_BYTES)))
+    return find_or_download(data, root, lambda rows: int(rows * (RUN_BYTES + 2 * PIECE_BYTES)))
 
 
 def _attribute_source(schema: Path, log: Source, fetched: list[Source], file: str) -> Source:
@@ -477,7 +477,7 @@ def _make(data: DataConfig, root: Path, job: EventJob, parameters: dict[str, Any
         for number, chunk in enumerate(plan_event_chunks(source, job.chunk_bytes))
     ]
     need = WORKER_BYTES + (16 << 20) + SORT_BYTES * job.run_events
-    workers = within_budget(data, min(data.workers or usable_cpus(), len(sort_tasks)), need)
+    workers = limit_workers(data, min(data.workers or usable_cpus(), len(sort_tasks)), need)
     with open_executor(data.scheduler, workers) as executor:
         with executor.stage("sort", sum(task.size[0] for task in sort_tasks)):
             records = list(executor.map(sort_tasks))
@@ -523,10 +523,10 @@ def _refuse_unreadable(
     readable = [digest for digest in digests if digest is not None]
     refuse_same(job.sources[: job.num_logs], [digest.sha256 for digest in readable[: job.num_logs]])
     if data.remote.name:
-        for source, expected, digest in zip(job.sources, known_sums(data, root, job.sources), readable, strict=True):
-            refuse_other(Path(source.path), expected, digest)
+        for source, expected, digest in zip(job.sources, source_sums(data, root, job.sources), readable, strict=True):
+            refuse_other_sum(Path(source.path), expected, digest)
         raw_directory(data, root).mkdir(parents=True, exist_ok=True)
-        note_read(data, root, job.sources, readable)
+        note_read_sums(data, root, job.sources, readable)
 
 
 def _fit_ids(job: EventJob, records: list[SortRecord], runs: tuple[str, ...]) -> list[tuple[str, str]]:

@@ -39,8 +39,8 @@ from app.report.read import figure, plural, read_run
 from app.report.statistics import MeanDifference, paired, seeds_needed, spread
 from common.cli import EXIT_BAD_INPUT, EXIT_DONE, EXIT_STOPPED
 from common.command import redact_arguments
-from common.compose import compose_config, with_files
-from common.config_file import as_override, literal
+from common.compose import add_file_keys, compose_config
+from common.config_file import format_override, quote_literally
 from common.errors import UserError, last_line
 from common.files import write_atomically
 from common.keys import key, shown
@@ -85,18 +85,20 @@ def _leaves(prefix: str, values: dict[str, Any]) -> list[tuple[str, Any]]:
 def _values_of(name: str, values: Any) -> Range | tuple[str, ...]:
     texts = tuple(dict.fromkeys(map(_text, values))) if isinstance(values, list) else ()
     if len(texts) < 2:
-        raise UserError(f"search.{name}={as_override(values)}: must be a list of two or more different values")
+        raise UserError(f"search.{name}={format_override(values)}: must be a list of two or more different values")
     numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
     # Two whole numbers are two choices. A fraction or an exponent makes numbers the ends of a range.
     if len(values) == len(numbers) == 2 and any(isinstance(value, float) for value in values):
         if numbers[0] >= numbers[1]:
-            raise UserError(f"search.{name}={as_override(values)}: a range is [low,high]; write the lower number first")
+            raise UserError(
+                f"search.{name}={format_override(values)}: a range is [low,high]; write the lower number first"
+            )
         return Range(float(numbers[0]), float(numbers[1]))
     return texts
 
 
 def _text(value: Any) -> str:
-    return value if isinstance(value, str) and PLAIN.fullmatch(value) else as_override(value)
+    return value if isinstance(value, str) and PLAIN.fullmatch(value) else format_override(value)
 
 
 def ends(space: Space) -> list[list[str]]:
@@ -197,7 +199,7 @@ class TuneRun(NamedTuple):
             *self.settings,
             f"train.seed={self.seed}",
             f"run.name={name}",
-            f"run.dir={literal(str(self.directory))}",
+            f"run.dir={quote_literally(str(self.directory))}",
         ]
 
     def figures(self) -> EvaluationFigures:
@@ -479,7 +481,7 @@ def training_arguments(arguments: Sequence[str]) -> list[str]:
         if name in REFUSED:
             raise UserError(f"{argument}: not of a search: {REFUSED[name]}")
     own = [argument for name, argument in zip(names, arguments, strict=True) if name.split(".")[0] not in OWN_KEYS]
-    return with_files(AppConfig, CONFIG_DIR, own)
+    return add_file_keys(AppConfig, CONFIG_DIR, own)
 
 
 def open_study(out: Path, arguments: Sequence[str], space: Space) -> Study:

@@ -7,7 +7,7 @@ import pytest
 
 from app import completion
 from app.config.app_config import CONFIG_DIR, AppConfig
-from common.keys import groups_of, keys_of
+from common.keys import keys_of, ready_made_groups
 
 SCRIPT = completion.script()
 ASK = """
@@ -54,6 +54,6 @@ def test_every_key_and_recipe_is_there_and_no_python_is_started() -> None:
     begin = time.process_time()
     offered = set(ask("python -m app.train recipe=", breaks=""))
     assert time.process_time() - begin < 2  # no torch
-    assert offered == {f"recipe={name}" for name in groups_of(CONFIG_DIR)["recipe"]}
+    assert offered == {f"recipe={name}" for name in ready_made_groups(CONFIG_DIR)["recipe"]}
     keys = {f"{key}=" for key, *_ in keys_of(AppConfig)}
     assert keys <= set(ask("python -m app.train ", breaks=""))

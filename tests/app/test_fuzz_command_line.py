@@ -12,7 +12,7 @@ from app.commands import COMMANDS
 from app.config.app_config import CONFIG_DIR, AppConfig
 from common.cli import EXIT_BAD_INPUT, EXIT_DONE, EXIT_STOPPED
 from common.command import load
-from common.keys import choices, groups_of, keys_of
+from common.keys import choices, keys_of, ready_made_groups
 from data_prep.dataset.options import DataSource
 from tests.forks import run_module
 
@@ -40,7 +40,7 @@ def override(draw: st.DrawFn, keys: list[str]) -> str:
     if how == 0:
         return draw(st.text("ab=.-+~{}[]'\"\\ ,:$\n数\x1b", max_size=8))
     if how == 1:
-        groups = groups_of(CONFIG_DIR)
+        groups = ready_made_groups(CONFIG_DIR)
         group = draw(st.sampled_from(sorted(groups)))
         return f"{group}={draw(st.sampled_from([*groups[group], 'x', '']))}"
     key = draw(st.sampled_from(keys))

@@ -15,7 +15,7 @@ import pytest
 
 from common import cli
 from common.compose import compose_config
-from common.keys import MISSING, describe, groups_of, key, keys_of
+from common.keys import MISSING, describe, key, keys_of, ready_made_groups
 from tests.data_prep.conftest import REPOSITORY, Capture
 from tests.error_lines import refused
 
@@ -67,7 +67,7 @@ def test_what_is_wrong_is_told_with_the_remedy(config_dir: Path, overrides: str,
 
 
 def test_help_tells_values_choices_and_meanings(config_dir: Path) -> None:
-    assert groups_of(config_dir) == {"inner": ["wide"]}
+    assert ready_made_groups(config_dir) == {"inner": ["wide"]}
     assert [key for key, *_ in keys_of(Outer)] == ["name", "inner.width", "inner.colour"]
     lines = list(describe(Outer, {"name": "???", "inner": {"width": 9, "colour": None}}, {"inner": ["wide"]}))
     result = [" ".join(line.split()) for line in lines]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from common.cli import coloured
+from common.cli import colour_text
 
 
 @pytest.mark.parametrize("colour", [True, False])
@@ -16,4 +16,4 @@ def test_colour_is_for_terminals_that_want_it(colour: bool, monkeypatch: pytest.
         monkeypatch.delenv("NO_COLOR", raising=False)
     else:
         monkeypatch.setenv("NO_COLOR", "1")
-    assert coloured("x", "red", Terminal()) == ("\x1b[31mx\x1b[0m" if colour else "x")  # type: ignore[arg-type]
+    assert colour_text("x", "red", Terminal()) == ("\x1b[31mx\x1b[0m" if colour else "x")  # type: ignore[arg-type]

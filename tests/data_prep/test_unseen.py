@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from data_prep.config.presets import resolve_rules
-from data_prep.dataset.format import Manifest, unseen_values
+from data_prep.dataset.format import Manifest, unseen_sentence
 from data_prep.dataset.kinds import misleading_sentences
 from data_prep.dataset.options import DenseTransform, SplitMethod
 from data_prep.encoding.lookup import transform_dense
@@ -40,25 +40,25 @@ def test_a_column_of_new_values_is_named(tmp_path: Path, overrides: tuple[str, .
     share = float(np.mean(~np.isin(values[train:], values[:train])))
     assert share > 0.5
     assert manifest.extra["unseen_in_train"] == {"userId": pytest.approx(share), "movieId": 0.0}
-    sentence = unseen_values(manifest)
+    sentence = unseen_sentence(manifest)
     assert sentence is not None
     assert sentence.startswith(f"of the values of val and test these shares are not in train: userId ({share:.0%});")
     assert "data.split.method=random" in sentence
     assert f"{tmp_path}/out: warning: {sentence}\n" in capsys.readouterr().err
     manifest, _ = ratings(tmp_path, *overrides[1:], "data.overwrite=true")
     assert manifest.encoding["split"] == "random"
-    assert unseen_values(manifest) is None
+    assert unseen_sentence(manifest) is None
     assert max(manifest.extra["unseen_in_train"].values()) < 0.05
 
 
 def test_a_column_whose_values_occur_once_is_named_whatever_the_split(tmp_path: Path) -> None:
     manifest, _ = ratings(tmp_path, users=400, each=1)
-    sentence = unseen_values(manifest)
+    sentence = unseen_sentence(manifest)
     assert sentence is not None
     assert "userId (100%)" in sentence
     assert "no split helps" in sentence
     manifest, _ = ratings(tmp_path, FRACTION, "data.overwrite=true", users=400, each=1)
-    assert "leave a column whose values occur once out of data.schema" in str(unseen_values(manifest))
+    assert "leave a column whose values occur once out of data.schema" in str(unseen_sentence(manifest))
 
 
 def test_values_that_share_an_id_are_named(tmp_path: Path, capsys: Capture) -> None:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from data_prep.dataset.format import sampled_numbers, sampled_rows
+from data_prep.dataset.format import sampled_row_numbers, sampled_rows
 
 
 def test_the_sample_is_a_function_of_a_row_s_number() -> None:
@@ -20,6 +20,6 @@ def test_numbers_of_a_sample_are_those_of_its_shards() -> None:
     by_shard = [sampled_rows(rows, 1_000 / sum(shard_rows), number) for number, rows in enumerate(shard_rows)]
     starts = (0, 700, 700, 2_700)
     rows = [start + row for start, part in zip(starts, by_shard, strict=True) for row in part.tolist()]
-    assert sampled_numbers(shard_rows, 1_000).tolist() == rows[:1_000]
-    assert sampled_numbers(shard_rows, None).tolist() == list(range(3_213))
-    assert sampled_numbers(shard_rows, 3_213).tolist() == list(range(3_213))
+    assert sampled_row_numbers(shard_rows, 1_000).tolist() == rows[:1_000]
+    assert sampled_row_numbers(shard_rows, None).tolist() == list(range(3_213))
+    assert sampled_row_numbers(shard_rows, 3_213).tolist() == list(range(3_213))

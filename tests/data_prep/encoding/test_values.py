@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_prep.dataset.spelling import remainders, text_key, text_values
-from data_prep.encoding.lookup import encode_dense, encode_hash, range_of, text_buffers, texts_of
+from data_prep.encoding.lookup import column_range, encode_dense, encode_hash, text_buffers, texts_from_buffers
 from data_prep.parsing.criteo import MISSING_INTEGER
 from tests.data_prep import oracle
 
@@ -43,7 +43,7 @@ def test_texts_as_bytes_and_back(texts: list[str]) -> None:
         offsets, content = text_buffers(array)
         assert bytes(content) == "".join(texts).encode()
         assert offsets.tolist() == [len("".join(texts[:i]).encode()) for i in range(len(texts) + 1)]
-        assert texts_of(offsets, content).to_pylist() == texts
+        assert texts_from_buffers(offsets, content).to_pylist() == texts
 
 
 @settings(max_examples=50, deadline=None)
@@ -66,7 +66,7 @@ def test_hash_is_the_remainder(modulus: int) -> None:
 @pytest.mark.parametrize(("rows", "width"), [(1, 13), (31, 2), (32, 13), (100, 1), (64, 0)])
 def test_the_range_of_a_block(rows: int, width: int, dtype: Any) -> None:
     block = (1000 * np.random.default_rng(rows).standard_normal((rows, width))).astype(dtype)
-    low, high = range_of(block)
+    low, high = column_range(block)
     assert low.tolist() == block.min(axis=0).tolist()
     assert high.tolist() == block.max(axis=0).tolist()
     assert low.dtype == high.dtype == (np.int64 if dtype is np.int32 else np.float64)

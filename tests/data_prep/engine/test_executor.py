@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from common.cli import _status
+from common.cli import _run_to_status
 from common.errors import UserError
 from data_prep.engine import executor
 from data_prep.verify import verify_dataset
@@ -86,7 +86,7 @@ ERRORS = [
 def test_an_error_names_the_workers_host(error: Exception, message: str, capsys: Capture) -> None:
     """As the command prints it: the folder may be missing on that machine alone."""
     run: Any = functools.partial(executor._run_on_cluster, Failing(error))
-    assert _status(run) == 2
+    assert _run_to_status(run) == 2
     assert capsys.readouterr().err == f"error: {message.replace('HOST', socket.gethostname())}\n"
 
 

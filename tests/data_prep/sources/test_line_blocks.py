@@ -31,7 +31,7 @@ def chunks_of(path: Path, chunk_bytes: int, block_bytes: int) -> list[bytes]:
 
 
 def collect(lines: LineBlocks, stop: int) -> bytes:
-    return b"".join(bytes(block.buffer[block.start : block.end]) for block in lines.until(stop))
+    return b"".join(bytes(block.buffer[block.start : block.end]) for block in lines.read_until(stop))
 
 
 LINES = st.binary(max_size=30).map(lambda b: b.replace(b"\n", b"").replace(b"\x1f", b""))
@@ -65,7 +65,7 @@ def test_offsets_and_the_last_line(tmp_path: Path) -> None:
     path.write_bytes(b"one\ntwo\nthree")
     source = resolve_sources(str(path))[0]
     with LineBlocks(source, block_bytes=10) as lines:
-        blocks = [(block.offset, block.end - block.start, block.is_last) for block in lines.until(100)]
+        blocks = [(block.offset, block.end - block.start, block.is_last) for block in lines.read_until(100)]
     assert blocks == [(0, 8, False), (8, 6, True)]
     assert count_lines_before(source, 9) == 2
 
@@ -76,7 +76,7 @@ def test_the_last_block_says_that_it_is(tmp_path: Path, text: bytes, packed: boo
     path = tmp_path / "day_0"
     path.write_bytes(gzip.compress(text) if packed else text)
     with LineBlocks(resolve_sources(str(path))[0]) as lines:
-        assert [block.is_last for block in lines.until(100)][-1]
+        assert [block.is_last for block in lines.read_until(100)][-1]
 
 
 def test_there_is_room_for_a_newline_and_for_what_kernels_read_too_far() -> None:
@@ -89,11 +89,11 @@ def test_a_long_line_is_refused_wherever_it_begins(tmp_path: Path, before: bytes
     path = tmp_path / "day_0"
     path.write_bytes(before + b"x" * (3 << 20) + b"\n")
     with LineBlocks(resolve_sources(str(path))[0]) as lines:
-        refused("longer than", list, lines.until(4 << 20))
+        refused("longer than", list, lines.read_until(4 << 20))
 
 
 def test_a_line_longer_than_a_block(tmp_path: Path) -> None:
     path = tmp_path / "day_0"
     path.write_bytes(b"x" * 100)
     with LineBlocks(resolve_sources(str(path))[0], block_bytes=64) as lines:
-        refused("a line at byte 0 is longer than 64 bytes", list, lines.until(1000))
+        refused("a line at byte 0 is longer than 64 bytes", list, lines.read_until(1000))

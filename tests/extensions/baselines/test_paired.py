@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score
 
 from app.record.documents import write_scores
-from data_prep.dataset.format import Manifest, load_manifest, sampled_numbers
+from data_prep.dataset.format import Manifest, load_manifest, sampled_row_numbers
 from extensions.baselines import command
 from extensions.baselines.rows import FOLDER, Baseline, Baselines
 from tests.app.datasets import write_dataset
@@ -76,7 +76,7 @@ def test_the_difference_is_that_of_the_rows_that_both_scored(
     labels, logits, preds = drawn(kept_rows)
     shard_rows = [shard.rows for shard in several_shards.splits["val"].shards]
     assert len(shard_rows) > 1
-    kept, seen = (sampled_numbers(shard_rows, rows) for rows in (kept_rows, scored_rows))
+    kept, seen = (sampled_row_numbers(shard_rows, rows) for rows in (kept_rows, scored_rows))
     both = np.array(sorted(set(kept.tolist()) & set(seen.tolist())))
     scores = (logits[kept], labels[kept]) if by_training else (logits, labels)
     place = tmp_path / FOLDER if by_training else tmp_path

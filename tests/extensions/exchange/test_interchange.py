@@ -13,7 +13,7 @@ from common.errors import UserError
 from data_prep.config.keys import CONFIG_DIRECTORY
 from data_prep.dataset.format import load_manifest, shard_path
 from data_prep.encoding.encoder import Encoder
-from data_prep.engine.job import locked
+from data_prep.engine.job import lock_work
 from data_prep.verify import verify_dataset
 from extensions.exchange.__main__ import main
 from extensions.exchange.files import InterchangeConfig, export_bin, export_npy, import_bin, import_npy
@@ -121,7 +121,7 @@ def test_an_import_waits_for_no_other_job(tmp_path: Path) -> None:
     root = make(tmp_path)
     (tmp_path / "days").mkdir()
     export_npy(root, load_manifest(root), tmp_path / "days")
-    with locked(tmp_path / "back"), pytest.raises(UserError, match="another job is writing here"):
+    with lock_work(tmp_path / "back"), pytest.raises(UserError, match="another job is writing here"):
         import_npy(tmp_path / "days", tmp_path / "back")
     import_npy(tmp_path / "days", tmp_path / "back")
     assert not (tmp_path / "back" / ".work").exists()

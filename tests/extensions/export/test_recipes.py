@@ -14,7 +14,7 @@ from app.runtime.platform import Runtime
 from common.errors import UserError
 from data_prep.dataset.format import load_manifest
 from data_prep.dataset.options import DataSource
-from data_prep.synthetic import raw_directory
+from data_prep.synthetic import days_directory
 from tests.app.config.test_recipes import FEWER, PUBLISHED
 from tests.app.conftest import composed
 from tests.app.in_process import command_here, train_here
@@ -80,7 +80,7 @@ def test_a_recipe_s_tiny_form(recipe: str, runtime: Runtime, tmp_path: Path) -> 
         [result] = score_files(tmp_path / "served", tmp_path / "rows.parquet")
         require_parity(recipe, result["logits"], expected)
         return
-    results = score_files(tmp_path / "served", *sorted(raw_directory(config.data, tmp_path / "data").glob("*.tsv")))
+    results = score_files(tmp_path / "served", *sorted(days_directory(config.data, tmp_path / "data").glob("*.tsv")))
     logits = {key: each for result in results for key, each in zip(result["keys"], result["logits"], strict=True)}
     single = [ids for ids in bags if ids.shape[1] == 1]
     inputs = {"ids": np.concatenate(single, axis=1).astype(np.int64), "dense_features": dense}

@@ -15,7 +15,7 @@ from app.data.batch import RowArrays
 from app.runtime.platform import Runtime
 from app.sharding.plan import table_blocks, table_weights
 from app.training import predictor
-from data_prep.dataset.format import Manifest, load_manifest, open_shard, sampled_numbers
+from data_prep.dataset.format import Manifest, load_manifest, open_shard, sampled_row_numbers
 from data_prep.dataset.spelling import Bags, offsets_of
 from extensions.importance.command import Columns, columns_of, permuted
 from tests.app.conftest import composed
@@ -156,7 +156,7 @@ def test_a_bound_of_rows_or_time_is_named(
     command_here(runtime, "importance", f"run={run}", "rows=300", "split=train", "seconds=1e-9")
     figures = json.loads(capsys.readouterr().out)
     shards = [shard.rows for shard in load_manifest(data).splits["train"].shards]
-    assert figures["rows"] == len(sampled_numbers(shards, 300)) <= 300 < figures["of_rows"]
+    assert figures["rows"] == len(sampled_row_numbers(shards, 300)) <= 300 < figures["of_rows"]
     assert (figures["features"], figures["missing"]) == ([], ["user", "tags", "item"])
     assert (run / "report.html").read_text().count("no time left") == 3
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from data_prep.dataset.format import load_manifest
-from data_prep.synthetic import seeded
+from data_prep.synthetic import seeded_generator
 from data_prep.verify import verify_dataset
 from extensions.locality.keys import TraceConfig
 from extensions.locality.trace import Trace
@@ -36,7 +36,7 @@ def drawn_trace(path: Path, seed: int) -> tuple[int, list[int], list[float]]:
 def test_ids_are_those_of_plain_lists(seed: int, tmp_path: Path) -> None:
     ids, distances, shares = drawn_trace(tmp_path / "a.log", seed)
     padding, stack, used, expected = bool(seed % 2), list(range(ids)), 0, []
-    for uniform in seeded([seed]).random(500):
+    for uniform in seeded_generator([seed]).random(500):
         share = float(uniform)
         if used < distances[-1]:
             share *= max(total for distance, total in zip(distances, shares, strict=True) if distance <= used)
