@@ -257,7 +257,7 @@ def trained_config(run: str | Path, data: str | Path | None, platform: str) -> "
     from app.config.train import Platform, RuntimeConfig
     from app.training import checkpointer
 
-    names = [each.value for each in Platform]
+    names = [choice.value for choice in Platform]
     if platform not in names:
         raise UserError(f"platform={platform}: must be one of {', '.join(names)}")
     runtime = RuntimeConfig(platform=Platform(platform))

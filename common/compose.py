@@ -136,7 +136,11 @@ def compose_partly(schema: type, config_dir: Path, overrides: Sequence[str], nam
         _refuse_unquoted(schema, override)
         _refuse_value_of_group(schema, config_dir, override)
     command_line, overrides = overrides, _to_hydra_form(schema, overrides)
-    name = name if any((each / f"{name}.yaml").is_file() for each in directories_of_values(config_dir)) else SCHEMA
+    name = (
+        name
+        if any((directory / f"{name}.yaml").is_file() for directory in directories_of_values(config_dir))
+        else SCHEMA
+    )
     try:
         composed, defaults = _compose_values(schema, config_dir, name, overrides), list[str]()
         # Each function sees the values that those before it have implied.
@@ -160,22 +164,24 @@ def compose_partly(schema: type, config_dir: Path, overrides: Sequence[str], nam
 def _compose_values(schema: type, config_dir: Path, name: str, overrides: Sequence[str]) -> Any:
     """Compose by Hydra: the choices of groups once per process, as that takes most of the time, then the values."""
     parsed, groups = [*map(parse_override, overrides)], ready_made_groups(config_dir)
-    choices_of_groups = [line for line, each in zip(overrides, parsed, strict=True) if each.key_or_group in groups]
-    values = [each for each in parsed if each.key_or_group not in groups]
+    choices_of_groups = [
+        line for line, override in zip(overrides, parsed, strict=True) if override.key_or_group in groups
+    ]
+    values = [override for override in parsed if override.key_or_group not in groups]
     recipe = ""
     # The name stays the same for every file, so the content has to be part of the cache's key.
     if f"recipe={RECIPE_OF_FILE}" in overrides:
         recipe = OmegaConf.to_yaml(ConfigStore.instance().load(f"recipe/{RECIPE_OF_FILE}.yaml").node)
     # Adding and removing keys follow rules of Hydra's own.
-    if not any(each.is_add() or each.is_delete() for each in values):
+    if not any(override.is_add() or override.is_delete() for override in values):
         composed = _cache_groups(schema, config_dir, name, tuple(choices_of_groups), recipe)()
         try:
-            for each in values:
-                key, value = each.key_or_group, each.value()
+            for override in values:
+                key, value = override.key_or_group, override.value()
                 if isinstance(value, dict) and "." in key:  # only its outer group can merge into a group that is null
                     key, _, name = key.rpartition(".")
                     value = {name: value}
-                OmegaConf.update(composed, key, value, merge=True, force_add=each.is_force_add())
+                OmegaConf.update(composed, key, value, merge=True, force_add=override.is_force_add())
             return composed
         except OmegaConfBaseException:
             pass  # Hydra's own error names the override
@@ -216,8 +222,8 @@ def _compose_groups(schema: type, config_dir: Path, name: str, overrides: Sequen
     GlobalHydra.instance().clear()
     directories = directories_of_values(config_dir)
     # Hydra reads the command's own file before it knows the search path.
-    first = next((each for each in directories if (each / f"{name}.yaml").is_file()), config_dir)
-    others = ",".join(quote(f"file://{each}") for each in directories if each != first)
+    first = next((directory for directory in directories if (directory / f"{name}.yaml").is_file()), config_dir)
+    others = ",".join(quote(f"file://{directory}") for directory in directories if directory != first)
     search_path = f"hydra.searchpath=[{others}]"
     with initialize_config_dir(str(first), version_base="1.3"):
         return compose(name, overrides=[*overrides, search_path])
@@ -376,7 +382,7 @@ def _is_text(schema: type, key: str) -> bool:
 
 def _is_list(kind: Any) -> bool:
     """Return whether a key's type is a list, or an optional one."""
-    return any(typing.get_origin(each) is list for each in (kind, *typing.get_args(kind)))
+    return any(typing.get_origin(part) is list for part in (kind, *typing.get_args(kind)))
 
 
 def _to_list_form(rest: str) -> str:
@@ -395,7 +401,7 @@ def _quote_as_typed(rest: str) -> str:
     parsed = parse_override(f"key{rest}").value()
     if isinstance(parsed, (bool, int, float)):
         return f"={quote(value)}"
-    if isinstance(parsed, list) and any(isinstance(each, (bool, int, float)) for each in parsed):
+    if isinstance(parsed, list) and any(isinstance(item, (bool, int, float)) for item in parsed):
         return f"=[{','.join(quote(item) for item in value.strip()[1:-1].split(','))}]"
     return rest
 
@@ -465,13 +471,13 @@ def _unfrozen_twin(schema: type) -> type:
     """Return a dataclass with the fields of `schema` that is not frozen: OmegaConf sets no value in a frozen one."""
     kinds = typing.get_type_hints(schema)
     members: list[Any] = []
-    for each in dataclasses.fields(schema):
-        kind: Any = kinds[each.name]
-        default, factory = each.default, each.default_factory
+    for field in dataclasses.fields(schema):
+        kind: Any = kinds[field.name]
+        default, factory = field.default, field.default_factory
         if (group := group_class(kind)) is not None:
             twin: Any = _unfrozen_twin(group)
             kind, factory = (twin, twin) if kind is group else (twin | None, factory)
-        members.append((each.name, kind, dataclasses.field(default=default, default_factory=factory)))
+        members.append((field.name, kind, dataclasses.field(default=default, default_factory=factory)))
     return dataclasses.make_dataclass(schema.__name__, members)
 
 
@@ -479,9 +485,9 @@ def _make_instance(schema: type[ConfigT], twin: Any) -> ConfigT:
     """Make an instance of the schema from an instance of its twin, and so on for its groups."""
     kinds = typing.get_type_hints(schema)
     values: dict[str, Any] = {}
-    for each in dataclasses.fields(typing.cast(Any, schema)):
-        value, group = getattr(twin, each.name), group_class(kinds[each.name])
-        values[each.name] = value if group is None or value is None else _make_instance(group, value)
+    for field in dataclasses.fields(typing.cast(Any, schema)):
+        value, group = getattr(twin, field.name), group_class(kinds[field.name])
+        values[field.name] = value if group is None or value is None else _make_instance(group, value)
     return schema(**values)
 
 
@@ -495,14 +501,14 @@ def _suggest_key(schema: type, config_dir: Path, overrides: Sequence[str]) -> st
     names = [*kinds, FILE_OPTION.rstrip("="), *groups]
     for override in overrides:
         key = override.lstrip("+~").partition("=")[0].replace("-", "_")
-        if key not in names and not any(each.startswith(f"{key}.") for each in names):
+        if key not in names and not any(known.startswith(f"{key}.") for known in names):
             head, _, tail = key.rpartition(".")
             full_key = ELSEWHERE.get(tail, tail)
             if full_key in names:
                 return f"; did you mean {full_key}?"
             tail = full_key.rpartition(".")[2]
-            ends = [each for each in names if each.rpartition(".")[2] == tail]
-            ends = [each for each in ends if each.rpartition(".")[0] == head] or ends
+            ends = [known for known in names if known.rpartition(".")[2] == tail]
+            ends = [known for known in ends if known.rpartition(".")[0] == head] or ends
             close = ends if len(ends) == 1 else difflib.get_close_matches(key, names, n=1)
             return f"; did you mean {close[0]}?" if close else "; --help all lists the keys"
     return ""

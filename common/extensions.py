@@ -96,7 +96,7 @@ def directories_of_values(config_dir: Path) -> list[Path]:
 
 def key_groups(configuration: type) -> list[KeyGroup]:
     """Return the groups that extensions add to a configuration or to one of its base classes."""
-    names = {each.__name__ for each in configuration.__mro__}
+    names = {base.__name__ for base in configuration.__mro__}
     return [row for row in rows_of_extensions(KeyGroup) if row.configuration in names]
 
 
@@ -114,7 +114,10 @@ def keys_of_extension(config: Any, keys: type[Keys]) -> Keys:
 
 
 def row_constructor(attribute: str) -> Callable[..., Any]:
-    """Return `__new__` for members NAME = "name", contents: `value` is the name, `attribute` the contents."""
+    """Return `__new__` for an Enum whose members are NAME = "name", contents.
+
+    A member's `value` is then the name, and its attribute `attribute` the contents.
+    """
 
     def make_member(cls: type, name: str, contents: object) -> Any:
         row: Any = object.__new__(cls)

@@ -171,4 +171,4 @@ def require_room(needs: Sequence[Need], remedy: str = "free some, or choose anot
 
 def _nearest_existing(path: Path) -> Path:
     """Return the path, or its nearest parent that exists."""
-    return next(each for each in (path.absolute(), *path.absolute().parents) if each.exists())
+    return next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())

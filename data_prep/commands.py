@@ -8,6 +8,7 @@ CONFIG_DIR = Path(__file__).parent / "conf"
 
 
 def _row(name: str, module: str, summary: str, function: str = "") -> Command:
+    """Return a command of this package whose configuration is PrepConfig; function: by default `main` of the module."""
     return Command(
         name=name,
         module=module,

@@ -595,9 +595,13 @@ def merge_dictionaries(
         begins: number of the row at which each dictionary's `first` begins to count.
         threshold: values with a lower total count, or none, are left out.
     """
-    num_bytes = sum(BYTES_PER_ENTRY * each.entries + COPIES_OF_TEXT * each.text_bytes for each in dictionaries)
+    num_bytes = sum(
+        BYTES_PER_ENTRY * dictionary.entries + COPIES_OF_TEXT * dictionary.text_bytes for dictionary in dictionaries
+    )
     cuts = value_cuts(dictionaries, -(-num_bytes // part_bytes))
-    bounds = np.array([[0, *np.searchsorted(each.values, cuts), each.entries] for each in dictionaries], np.int64)
+    bounds = np.array(
+        [[0, *np.searchsorted(dictionary.values, cuts), dictionary.entries] for dictionary in dictionaries], np.int64
+    )
     for starts, stops in zip(bounds.T[:-1].tolist(), bounds.T[1:].tolist(), strict=True):
         parts = []
         for dictionary, start, stop, begin in zip(dictionaries, starts, stops, begins, strict=True):

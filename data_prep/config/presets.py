@@ -102,8 +102,8 @@ def refuse_given_splits(data: DataConfig) -> None:
             if len(splits) == len(SPLITS):
                 remedy = f"each file is of one split; give data.split.{key}=null"
             raise UserError(
-                f"data.split.{key}={shown(value)}: has no effect with {', '.join(f'data.{each}' for each in splits)}; "
-                f"{remedy}"
+                f"data.split.{key}={shown(value)}: has no effect with "
+                f"{', '.join(f'data.{split}' for split in splits)}; {remedy}"
             )
     if data.encoding in WHOLE_DAY_ENCODINGS:
         raise UserError(
@@ -155,7 +155,7 @@ def refuse_unused_groups(data: DataConfig) -> None:
     for key, value in given_values(data).items():
         group = key.partition(".")[0]
         if group in GROUPS and group != data.source_kind.group:
-            sources = " or ".join(f"data.source={each.value}" for each in DataSource if each.kind.group == group)
+            sources = " or ".join(f"data.source={choice.value}" for choice in DataSource if choice.kind.group == group)
             raise UserError(f"data.{key}={shown(value)}: has no effect without {sources}; leave it out")
 
 
@@ -178,7 +178,9 @@ def refuse_unused_split_keys(split: SplitConfig, method: SplitMethod) -> None:
     if split.held_out not in (None, HELD_OUT) and not method.algorithm.has_share:
         raise UserError(f"data.split.held_out: {with_method}; use fraction, or leave it out")
     if split.column is not None and not method.algorithm.has_column:
-        methods = " or ".join(f"data.split.method={each.value}" for each in SplitMethod if each.algorithm.has_column)
+        methods = " or ".join(
+            f"data.split.method={choice.value}" for choice in SplitMethod if choice.algorithm.has_column
+        )
         raise UserError(f"data.split.column={split.column}: {with_method}; give {methods}, or leave it out")
 
 
@@ -361,7 +363,7 @@ def resolve_rules(data: DataConfig, num_sources: int, table: Table | None = None
     method = (split.method or SplitMethod.auto).resolve(num_sources, is_own or data.train is not None, has_time)
     refuse_unused_split_keys(split, method)
     if data.train is not None and not method.algorithm.chooses:
-        methods = ", ".join(each.value for each in SplitMethod if each.algorithm.chooses)
+        methods = ", ".join(choice.value for choice in SplitMethod if choice.algorithm.chooses)
         raise UserError(
             f"data.split.method={method.value}: holds no rows out of data.train; give one of {methods}, or name the "
             "files in data.raw"

@@ -49,8 +49,8 @@ class DataSource(Enum):
 
 
 GROUPS = tuple(dict.fromkeys(source.kind.group for source in DataSource if source.kind.group))
-FILES = tuple(f"{each.kind.group}.{key}" for each in DataSource for key in each.kind.files)
-GENERATORS = tuple(each.kind.group for each in DataSource if each.kind.generator or each.kind.figures)
+FILES = tuple(f"{source.kind.group}.{key}" for source in DataSource for key in source.kind.files)
+GENERATORS = tuple(source.kind.group for source in DataSource if source.kind.generator or source.kind.figures)
 
 
 class Encoding(Enum):

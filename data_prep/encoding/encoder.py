@@ -111,6 +111,7 @@ class NewRows(NamedTuple):
         return truths_of(plain(self.columns[column]), self._locator_of(column), 0.0)
 
     def _locator_of(self, column: str) -> Locator:
+        """Return the locator of a column's fields, for errors."""
         batch = RawRows(self.columns, len(self.numbers), numbered_rows(self.name, self.numbers))
         return batch.locator_of(column)
 
@@ -312,7 +313,7 @@ def find_split_column(name: str, is_time: bool, table: Table, sources: Sequence[
     kinds: dict[str, str] = {}  # the kind of the column, and a file that has it
     for source in divided:
         form = format_of(source)
-        columns = {each.name: each.kind for each in form.columns(source, table.delimiter, table.header)}
+        columns = {column.name: column.kind for column in form.columns(source, table.delimiter, table.header)}
         if name in columns:
             kinds.setdefault(columns[name], source.path)
         elif not form.merges_columns or (source is divided[-1] and not kinds):
@@ -325,7 +326,7 @@ def find_split_column(name: str, is_time: bool, table: Table, sources: Sequence[
         if kind not in ("null", (first := next(iter(kinds)))):
             fault = f"{kind}, but {first} in {kinds[first]}"
             raise UserError(f"{path}, column {name}: {fault}; write both files with one type")
-    formats = [each.format for each in (table.time, *table.parts) if each is not None and each.column == name]
+    formats = [entry.format for entry in (table.time, *table.parts) if entry is not None and entry.column == name]
     form_of_times = formats[0] if formats and is_time else None
     is_typed = form_of_times is not None or "time" in kinds
     return SplitColumn(name, is_time, form_of_times, None if is_typed else _read_first_value(name, table, divided[0]))

@@ -296,10 +296,12 @@ class ClusterExecutor(Executor):
         return self._client.get_executor(pure=False, retries=RETRIES)
 
     def _submit(self, task: WorkerTask[Any]) -> "Future[Any]":
+        """Give a task to the cluster."""
         assert self._executor is not None
         return self._executor.submit(_run_on_cluster, task)
 
     def _collect(self, future: "Future[Any]") -> Any:
+        """Wait for a task's result, and add what the cluster's worker counted."""
         # A cluster's workers share no memory with this process, so each result brings its own counts.
         measured, num_bytes, num_rows = future.result()
         self.counters.add(num_bytes, num_rows)
@@ -308,6 +310,7 @@ class ClusterExecutor(Executor):
         return super()._collect(local_future)
 
     def _shut_down(self) -> None:
+        """Let go of the cluster's workers, without waiting for them."""
         # A cluster cannot stop a task that has begun, so nothing waits for it.
         if self._executor is not None:
             self._executor.shutdown(wait=False)

@@ -197,7 +197,7 @@ def time_fault(text: str, form: str | None, takes_numbers: bool, entry: Callable
     if not re.fullmatch(NUMBER, text) or (form is not None and form not in EPOCHS):
         return f"{shown} is not {kind}; {remedy}"
     text, number, epoch = text.strip(), float(text), form or EPOCH
-    pattern = next((each for each in DATE_NUMBERS.get(len(text), ()) if _is_date(text, each)), None)
+    pattern = next((pattern for pattern in DATE_NUMBERS.get(len(text), ()) if _is_date(text, pattern)), None)
     date = None if pattern is None else entry(f'"{pattern}"')
     if form is None and takes_numbers and 10**7 <= number < 10**8:
         formats = f"`{date}`, or `{entry(EPOCH)}`," if date else f"`{entry(EPOCH)}`"

@@ -219,6 +219,7 @@ def _is_plain(block: bytes, delimiter: str, has_quotes: bool) -> bool:
 
 
 def _is_utf8(block: bytes) -> bool:
+    """Return whether bytes are UTF-8."""
     try:
         block.decode()
     except UnicodeDecodeError:
@@ -335,7 +336,9 @@ def refuse_constants(text: bytes, location: str) -> None:
     with suppress(ValueError, RecursionError):
         members: list[tuple[str, Any]] = []
         json.loads(text, parse_constant=Constant, object_pairs_hook=members.extend)
-        fields = ((name, each) for name, value in members for each in (value if isinstance(value, list) else [value]))
+        fields = (
+            (name, member) for name, value in members for member in (value if isinstance(value, list) else [value])
+        )
         for name, value in fields:
             if isinstance(value, Constant):
                 raise UserError(f"{location}column {name}: {value}, which JSON does not have; write null")
@@ -409,7 +412,7 @@ class Parquet(Format):
             for group in groups
         ]
         ranges = cut_groups([group.num_rows for group in groups], sizes, chunk_bytes)
-        ends = [source.bytes * (each.row + each.first + each.rows) // max(1, metadata.num_rows) for each in ranges]
+        ends = [source.bytes * (part.row + part.first + part.rows) // max(1, metadata.num_rows) for part in ranges]
         return [Chunk(start, stop, rows) for start, stop, rows in zip([0, *ends], ends, ranges, strict=False)]
 
     def batches(

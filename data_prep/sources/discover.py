@@ -289,7 +289,7 @@ def packing_of(path: Path) -> Packing | None:
     """Return the form of a packed file by its first bytes; None for other files."""
     with open(path, "rb") as file:
         start = file.read(MAGIC_BYTES)
-    packing = next((each for each in PACKINGS if each.magic.match(start)), None)
+    packing = next((packing for packing in PACKINGS if packing.magic.match(start)), None)
     if packing is not None and packing.reader is None:
         command = packing.unpack.format(shlex.quote(str(path)))
         raise UserError(f"{path}: {packing.name}, which is not read; convert it: {command}")
@@ -298,7 +298,7 @@ def packing_of(path: Path) -> Packing | None:
 
 def packing_by_name(name: str) -> Packing | None:
     """Return the readable packing that the suffix of a file's name means; None without one."""
-    return next((each for each in PACKINGS if each.reader and name.lower().endswith(each.suffix)), None)
+    return next((packing for packing in PACKINGS if packing.reader and name.lower().endswith(packing.suffix)), None)
 
 
 def without_packing(name: str) -> str:

@@ -341,6 +341,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
     """Follows redirects with the same method (urllib turns HEAD into GET), and keeps the login on the same host."""
 
     def redirect_request(self, req: urllib.request.Request, *reply: Any) -> urllib.request.Request | None:
+        """Return the redirected request, with the method of the first and, on the same host, its login."""
         moved = super().redirect_request(req, *reply)
         if moved is not None:
             moved.method = req.get_method()
@@ -668,6 +669,7 @@ def _later_needs(
     """Return a function from the size of the downloads to the disk space for unpacking and for the dataset."""
 
     def needs(size: int) -> list[Need]:
+        """Return the needs of disk space after downloads of `size` bytes."""
         rows = data.remote.rows or size * GZIP_RATIO / TEXT_ROW_BYTES
         unpacked = [Need(directory, int(rows * TEXT_ROW_BYTES), "to unpack", about=True)] if data.remote.member else []
         return [*unpacked, Need(root, dataset_bytes(rows), "for the dataset", about=True)]

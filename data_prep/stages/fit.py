@@ -121,8 +121,8 @@ class StoredRun:
 
 def load_runs(ranges: Sequence[FileRange], max_bytes: int) -> Sequence[Run | StoredRun]:
     """Read runs of uint32 if they fit into `max_bytes`; otherwise return runs that are read in parts."""
-    if sum(each.page_bytes for each in ranges) > max_bytes:
-        return [StoredRun(each) for each in ranges]
+    if sum(part.page_bytes for part in ranges) > max_bytes:
+        return [StoredRun(part) for part in ranges]
     return [Run(*content.view(np.uint32).reshape(len(Run._fields), -1)) for content in read_ranges(ranges)]
 
 
@@ -155,6 +155,7 @@ class CountTask(LoggedTask[ChunkRecord]):
         return self.record.value_bytes, self.record.rows
 
     def do(self, worker: Worker) -> ChunkRecord:
+        """Count the values of the rows that count, and write each feature's counts."""
         rows = rows_below(self.job, self.record, self.begin, self.limit)
         count_record = ChunkRecord(self.record.source, self.record.chunk, len(rows), 0, {})
         if self.job.table is not None:
@@ -191,7 +192,7 @@ def count_chunks(tasks: list[CountTask], executor: Executor) -> tuple[ChunkCount
     counts += [
         ChunkCounts(record, FITTED_COUNTS, task.begin) for task, record in zip(to_do, count_records, strict=True)
     ]
-    return tuple(each for each in counts if each.record.rows)
+    return tuple(chunk for chunk in counts if chunk.record.rows)
 
 
 @dataclass
@@ -233,9 +234,10 @@ class FitTask(LoggedTask[VocabularyRecord]):
 
     @property
     def size(self) -> tuple[int, int]:
-        return ENTRY_BYTES * sum(each.record.distinct[self.feature] for each in self.counts), 0
+        return ENTRY_BYTES * sum(chunk.record.distinct[self.feature] for chunk in self.counts), 0
 
     def do(self, worker: Worker) -> VocabularyRecord:
+        """Write the feature's vocabulary: its values, and texts if kept, in the order of their ids."""
         scratch = self.job.work / "fit" / self.stem.name
         path = self._path("npy")
         if self.job.table is None:
@@ -257,12 +259,12 @@ class FitTask(LoggedTask[VocabularyRecord]):
     @property
     def _first_rows(self) -> list[int]:
         """Return the first row of each chunk in the dataset."""
-        return [each.begin for each in self.counts]
+        return [chunk.begin for chunk in self.counts]
 
     def _fit_own_table(self, scratch: Path) -> tuple[int, dict[str, FileDigest]]:
         """Fit a feature of a user's own table; return the number of values with an id, and the files."""
         job, name = self.job, self.job.schema.sparse[self.feature]
-        dictionaries = [StoredDictionary(job, each.record, self.feature, each.suffix) for each in self.counts]
+        dictionaries = [StoredDictionary(job, chunk.record, self.feature, chunk.suffix) for chunk in self.counts]
         threshold = job.rules.frequency_threshold
         entry_parts = merge_dictionaries(name, dictionaries, self.max_bytes, self._first_rows, threshold)
         numbered = NumberedValues(scratch / "numbered", job.keeps_texts)
@@ -342,6 +344,7 @@ class DenseTask(LoggedTask[DenseRecord]):
         return self.job.chunk_path(self.record.source, self.record.chunk, SORTED)
 
     def do(self, worker: Worker) -> DenseRecord:
+        """Return range and exact sums of each fitted column, by its transform; write sorted values for quantiles."""
         path = self.job.chunk_path(self.record.source, self.record.chunk, "integers.npy")
         dense = open_array(path)[rows_below(self.job, self.record, self.begin, self.limit)]
         result, sorted_columns = DenseRecord(len(dense)), []

@@ -91,6 +91,7 @@ class EncodeTask(LoggedTask[ChunkRecord]):
 
     @property
     def stem(self) -> Path:
+        """Return the common prefix of the paths of the chunk's files."""
         return self.job.chunk_stem(self.record.source, self.record.chunk)
 
     @property
@@ -98,6 +99,7 @@ class EncodeTask(LoggedTask[ChunkRecord]):
         return self.record.encoded_bytes, self.record.rows
 
     def do(self, worker: Worker) -> ChunkRecord:
+        """Write ids and transformed integers; return the record of the chunk's files in a shard's form."""
         parsed = self.record
         shard_files = {suffix: digest for suffix, digest in parsed.files.items() if suffix in SHARD_SUFFIXES}
         encoded = ChunkRecord(parsed.source, parsed.chunk, parsed.rows, parsed.positives, shard_files)
@@ -421,6 +423,7 @@ class ScatterTask(LoggedTask[ChunkRecord]):
         return rows * self.layout.row_bytes, rows
 
     def do(self, worker: Worker) -> ChunkRecord:
+        """Write the chunk's positions in ascending order, and bags and packed rows in the same order."""
         job, record = self.chunk.job, self.chunk.record
         # Rows in the order of their positions lie together for each shard, which then reads one range of the file.
         positions = chunk_positions(job, self.begin, record.rows)
@@ -436,6 +439,7 @@ class ScatterTask(LoggedTask[ChunkRecord]):
         return ChunkRecord(record.source, record.chunk, len(order), 0, files)
 
     def _write_array(self, suffix: str, array: NDArray[Any]) -> FileDigest:
+        """Write one of the chunk's files."""
         job, record = self.chunk.job, self.chunk.record
         return write_array(job.chunk_path(record.source, record.chunk, suffix), array, job.checksum(suffix))
 
@@ -522,6 +526,7 @@ class GatherTask(LoggedTask[GatheredShard]):
         return self.stem.with_name(f"{self.stem.name}.{kind}.npy")
 
     def do(self, worker: Worker) -> GatheredShard:
+        """Write the shard's arrays with its rows in the order of their positions."""
         slices = [self._slice(*chunk) for chunk in self.chunks]
         shard = GatheredShard({}, 0, [])
         bags = self._gather_bags(slices) if self.job.schema.ragged else ()
@@ -835,6 +840,7 @@ class ExpandTask(LoggedTask[ExpandedShard]):
         return ID_BYTES * self.built.shard.rows * sum(self.job.bags.sizes), self.built.shard.rows
 
     def do(self, worker: Worker) -> ExpandedShard:
+        """Write the shard's bags and single ids in place of its ids."""
         assert self.job.bags is not None
         tables = MultiHotTables.open(self.job.work / TABLES_DIRECTORY, self.num_embeddings, self.job.bags)
         source = next(source for source, target in self.built.moves if target.endswith(".sparse.npy"))
