@@ -39,36 +39,37 @@ def main(config: EvaluateConfig) -> int:
     directory = Path(config.run)
     trained = checkpointer.trained_config(directory, config.runtime, config.data.path)
     batch_size = config.global_batch_size or trained.eval.global_batch_size
-    limit = config.keep_scores or 0  # not the run's setting, which is about the scores of the model that it serves
-    evaluation = replace(trained.eval, global_batch_size=batch_size, exact_rows=config.exact_rows, keep_scores=limit)
-    trained = replace(trained, eval=evaluation)
+    # The run's own setting is about the scores of the model that it serves.
+    kept_rows = config.keep_scores or 0
+    settings = {"global_batch_size": batch_size, "exact_rows": config.exact_rows, "keep_scores": kept_rows}
+    # The run's configuration, with the settings of this command.
+    effective = replace(trained, eval=replace(trained.eval, **settings))
     if config.tables is not None:
         require_dlrm(trained.model, f"tables={config.tables.value}")
         # All arithmetic is exact, except the rounding of tables.
-        exact = replace(trained.runtime, precision=Precision.fp32)
-        trained = replace(trained, runtime=exact)
-    validate(trained)
-    split = config.split or trained.model.kind.eval_split
-    with platform.joined(trained, platform.READING) as runtime:
-        run = checkpointer.open_checkpoint(directory, config.checkpoint, trained.data.path, runtime)
-        if limit and not task_of(run.manifest).has_clicks:
+        effective = replace(effective, runtime=replace(trained.runtime, precision=Precision.fp32))
+    validate(effective)
+    split = config.split or effective.model.kind.eval_split
+    with platform.joined(effective, platform.READING) as runtime:
+        run = checkpointer.open_checkpoint(directory, config.checkpoint, effective.data.path, runtime)
+        if kept_rows and not task_of(run.manifest).has_clicks:
             raise UserError(
-                f"keep_scores={limit}: scores are kept of clicks, and these labels are numbers; leave it out"
+                f"keep_scores={kept_rows}: scores are kept of clicks, and these labels are numbers; leave it out"
             )
         # The call is for its refusal and its line in the log, before any work is done.
         run.correction(config.correct_sampling)
-        require_task(trained, run.root, run.manifest)
-        figures = {**_measure(run, trained, runtime, config, split), "step": run.state.step}
+        require_task(effective, run.root, run.manifest)
+        figures = {**_measure(run, effective, runtime, config, split), "step": run.state.step}
         result = {
             "run": str(directory),
             **run.about,
             "tables": config.tables.value if config.tables else None,
-            "global_batch_size": trained.eval.global_batch_size,
+            "global_batch_size": batch_size,
             **run.about_sampling(config.correct_sampling),
             **({"raw": config.data.raw} if config.data.raw else {}),
             **figures,
         }
-        run.log_choice()
+        run.log_chosen_checkpoint()
         if runtime.rank == 0:
             text = json.dumps(result, indent=1) + "\n"
             if config.out:
@@ -77,23 +78,26 @@ def main(config: EvaluateConfig) -> int:
     return 0
 
 
-def _measure(run: TrainedRun, trained: AppConfig, runtime: Runtime, config: EvaluateConfig, split: str) -> Json:
-    """Return the metrics of a checkpoint; a collective call."""
+def _measure(run: TrainedRun, effective: AppConfig, runtime: Runtime, config: EvaluateConfig, split: str) -> Json:
+    """Return the metrics of a checkpoint; a collective call.
+
+    effective: the run's configuration, with the settings of `config`.
+    """
     rows = None
     if config.data.raw is not None:
-        require_dlrm(trained.model, f"data.raw={config.data.raw}")
+        require_dlrm(effective.model, f"data.raw={config.data.raw}")
         rows = LabelledRows.read(run.root, Path(config.data.raw))
     else:
-        runtime.on_rank_0(lambda: verify_splits(run.root, run.manifest, [split], trained.data))
+        runtime.on_rank_0(lambda: verify_splits(run.root, run.manifest, [split], effective.data))
     if config.tables is None:
-        scorer = predictor.load(run.path, trained, runtime, run.root, run.manifest)
+        scorer = predictor.load(run.path, effective, runtime, run.root, run.manifest)
     else:
-        model = served_model.load(run.path, trained, run.manifest, config.tables, runtime.device)
-        scorer = predictor.Predictor(trained, runtime, run.root, run.manifest, model)
+        model = served_model.load(run.path, effective, run.manifest, config.tables, runtime.device)
+        scorer = predictor.Predictor(effective, runtime, run.root, run.manifest, model)
     if rows is not None:
         return rows.compare(scorer, split, config.correct_sampling, run.state.step)
-    evaluation, limits = scorer.evaluate(split, corrected=config.correct_sampling), trained.eval
-    if limits.keep_scores and evaluator.is_within(
+    evaluation, limits = scorer.evaluate(split, corrected=config.correct_sampling), effective.eval
+    if limits.keep_scores and evaluator.has_few_rows(
         limits.keep_scores, split, scorer.split(split).rows, limits.exact_rows
     ):
         evaluator.keep(scorer, evaluation, Path(config.run), run.state.step)

@@ -76,6 +76,7 @@ class Agent(LocalElasticAgent):
         self._job = job
 
     def _rendezvous(self, worker_group: Any) -> None:
+        """Meet the other machines, and note their addresses meanwhile."""
         self._job.addresses.clear()
         met = threading.Event()
         threading.Thread(target=self._note_addresses, args=(worker_group.spec.rdzv_handler, met), daemon=True).start()
@@ -93,6 +94,7 @@ class Agent(LocalElasticAgent):
                 self._job.addresses[:] = names
 
     def _monitor_workers(self, worker_group: Any) -> Any:
+        """Return torchrun's look at its processes, and note the statuses of those that failed."""
         result = super()._monitor_workers(worker_group)
         statuses = {failure.exitcode for failure in result.failures.values()}
         self._job.statuses |= statuses
@@ -101,6 +103,7 @@ class Agent(LocalElasticAgent):
         return result
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, *arguments: Any, **keywords: Any) -> None:
+        """Let the processes end, and note how they ended."""
         if isinstance(self._pcontext, SubprocessContext):
             # A second signal would make the processes end without saving.
             if _forwarded:
@@ -114,6 +117,7 @@ class Agent(LocalElasticAgent):
 
     @staticmethod
     def _wait_for_processes(context: SubprocessContext, until: float) -> None:
+        """Wait for all processes to end, at most until this time.monotonic()."""
         while time.monotonic() < until and any(
             handler.proc.poll() is None for handler in context.subprocess_handlers.values()
         ):
@@ -122,7 +126,7 @@ class Agent(LocalElasticAgent):
 
 def main(arguments: list[str]) -> int:
     """Run torchrun with `arguments`; return the exit status of the first process that failed, 0 if none did."""
-    options = _with_defaults(torchrun.parse_args(arguments))
+    options = _set_defaults(torchrun.parse_args(arguments))
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # torchrun does the same, but with a banner
     # This process has read the setting, which is for it alone.
     if os.environ.get("TORCH_CPP_LOG_LEVEL") == "FATAL":
@@ -141,10 +145,10 @@ def main(arguments: list[str]) -> int:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_LOST
-    signals.handle_signals(_raise_stopped, _end_children)
+    signals.handle_signals(_raise_signal, _end_children)
     threading.Thread(target=_leave_if_stuck, daemon=True).start()
     threading.Thread(target=_forward_if_blocked, args=(signals.watch_signals(),), daemon=True).start()
-    job = Job(_endpoint(options), str(options.nnodes), options.rdzv_backend == "static" and options.node_rank == 0)
+    job = Job(_endpoint_text(options), str(options.nnodes), options.rdzv_backend == "static" and options.node_rank == 0)
     # The launcher has no option for its agent, so the class is replaced in its module.
     torch_launcher.LocalElasticAgent = functools.partial(Agent, job)  # type: ignore[misc,assignment]
     meetings = 1 + (options.max_restarts if _has_several_machines(options) else 0)
@@ -154,15 +158,15 @@ def main(arguments: list[str]) -> int:
         try:
             torchrun.run(options)
         except ChildFailedError as error:
-            return _report(
+            return _report_failure(
                 *first_failure(
                     {rank: (failure.timestamp, failure.exitcode) for rank, failure in error.failures.items()}
                 )
             )
         except SignalException as error:
-            return _stopped(error.sigval, job)
+            return _status_after_signal(error.sigval, job)
         except (RendezvousError, DistError) as error:
-            reason = _absence(job, error, time.monotonic() - began)
+            reason = _absence_text(job, error, time.monotonic() - began)
             # Give up if nothing ran here, or after too many meetings.
             if not meetings or not job.statuses & set(CONSEQUENCES):
                 print(f"error: {reason}; {RESUMES}", file=sys.stderr)
@@ -172,7 +176,7 @@ def main(arguments: list[str]) -> int:
             return 0
 
 
-def _absence(job: Job, error: Exception, seconds: float) -> str:
+def _absence_text(job: Job, error: Exception, seconds: float) -> str:
     """Return why machines did not meet: the endpoint, who came, after how long, and what to check."""
     if isinstance(error, RendezvousTimeoutError):
         came = f"{len(job.addresses)} of {job.num_machines} machines came ({', '.join(job.addresses) or 'none'})"
@@ -204,7 +208,7 @@ def _meets_in_file(options: Any) -> bool:
     return "store_type=file" in options.rdzv_conf
 
 
-def _endpoint(options: Any) -> str:
+def _endpoint_text(options: Any) -> str:
     """Return the place where the machines meet, in words."""
     if _meets_in_file(options):
         return str(options.rdzv_endpoint)
@@ -235,7 +239,7 @@ def _choose_addresses(options: Any) -> None:
         names = [name for name in INTERFACES if name not in os.environ]
         os.environ.update({**dict.fromkeys(names, way.interface), SET_BY_LAUNCHER: " ".join(names)})
     interface = os.environ.get("GLOO_SOCKET_IFNAME", "any interface")
-    print(f"launch: {options.local_addr} on {interface}, meeting at {_endpoint(options)}", file=sys.stderr)
+    print(f"launch: {options.local_addr} on {interface}, meeting at {_endpoint_text(options)}", file=sys.stderr)
 
 
 def _is_host(host: str, way: environment.Way) -> bool | None:
@@ -250,12 +254,13 @@ def _is_host(host: str, way: environment.Way) -> bool | None:
     return True if way.is_own and not matches else None
 
 
-def _raise_stopped(number: int) -> None:
+def _raise_signal(number: int) -> None:
+    """Handle the first signal: note it, and raise what ends torchrun."""
     _signal_numbers.append(number)
     raise SignalException("", signal.Signals(number))  # torchrun's agent forwards the signal
 
 
-def _stopped(number: signal.Signals, job: Job) -> int:
+def _status_after_signal(number: signal.Signals, job: Job) -> int:
     """Return the exit status after a signal, given each process's; 0 if all had done their work."""
     failed = {rank: (0, status) for rank, status in job.ended.items() if status}
     if job.ended and not failed:
@@ -268,7 +273,7 @@ def _stopped(number: signal.Signals, job: Job) -> int:
         words = "stopped before it began" if status == -number else f"process {rank} was killed; {RESUMES}"
         signals.say(f"{number.name}: {words}")
         return 128 + number
-    return _report(rank, status)
+    return _report_failure(rank, status)
 
 
 def _end_children(number: int) -> None:
@@ -322,8 +327,8 @@ def _leave_if_stuck() -> None:
                     f"with {status}; {RESUMES}",
                     file=sys.stderr,
                 )
-                for other in children:
-                    os.kill(other, signal.SIGTERM)
+                for child in children:
+                    os.kill(child, signal.SIGTERM)
                 os._exit(status)
 
 
@@ -340,8 +345,8 @@ def _children() -> dict[int, tuple[str, int]]:
     return children
 
 
-def _with_defaults(options: Any) -> Any:
-    """Leave signals to this module; on one machine, use a rendezvous that needs no host name."""
+def _set_defaults(options: Any) -> Any:
+    """Set torchrun's options, and return them: signals are left to this module, one machine needs no host name."""
     options.signals_to_handle = ""
     if not _has_several_machines(options) and not options.rdzv_endpoint and options.master_port in DEFAULT_PORTS:
         options.rdzv_backend, options.rdzv_endpoint = "c10d", f"{LOOPBACK}:0"  # port 0: any free port
@@ -360,7 +365,7 @@ def first_failure(failures: Mapping[int, tuple[int, int]]) -> tuple[int, int]:
     return min(at_once.items(), key=lambda item: item[1] in CONSEQUENCES)
 
 
-def _report(rank: int, status: int) -> int:
+def _report_failure(rank: int, status: int) -> int:
     """Report what ended a process, unless the process itself did so; return the exit status to end with."""
     if status >= 0:
         return status

@@ -55,7 +55,7 @@ def main(config: RecommendConfig) -> int:
         require_finite(scored.logits)
         has_clicks = task_of(run.manifest).has_clicks
         ranked = new_rows.rank(*scored[:-1], has_clicks, correction)
-        run.log_choice()
+        run.log_chosen_checkpoint()
         if runtime.rank == 0:
             unknown = unknown_counts(scored.features, scored.unknown)
             about = {

@@ -82,7 +82,7 @@ def _join_and_train(config: AppConfig, advice: FailureAdvice, began: float) -> i
         record = RunDirectory(Path(config.run.dir), runtime.rank)
         try:
             if only_built:
-                return meta_build.write(_with_batch(config, runtime), runtime, record, began)
+                return meta_build.write(_with_global_batch(config, runtime), runtime, record, began)
             return _train(config, runtime, record, began)
         finally:
             record.release()
@@ -94,14 +94,14 @@ def _train(config: AppConfig, runtime: Runtime, record: RunDirectory, began: flo
     if run is None:
         return EXIT_DONE
 
-    # The loop, with its evaluations and checkpoints: app/training/loop.py, put together in app/training/loop.py.
+    # The loop, with its evaluations and checkpoints, is in app/training/loop.py.
     status = None
     stop = StopRequest(ANSWERS[runtime.world_size > 1], lambda: files.resumption(record.checkpoints)[1])
     # A signal asks for a stop with a checkpoint from here on. Before, there is nothing to save.
     try:
         status = EXIT_STOPPED if run.train(stop) == "interrupted" else EXIT_DONE
         if status == EXIT_DONE:
-            evaluator.keep_served(run.session, record.path, run.state.step)
+            evaluator.keep_scores_of_served(run.session, record.path, run.state.step)
         stop.answer = "training has ended, the report is being written"
     finally:
         # A stopped or failed run has a report, too.
@@ -142,7 +142,7 @@ def _set_up(config: AppConfig, runtime: Runtime, record: RunDirectory, began: fl
     prepare.warn(root, manifest, is_new, config.loss.class_weights)
 
     # Model, optimizer and loss.
-    trained = session.build(_in_force(config, runtime, root, manifest), runtime, root, manifest)
+    trained = session.build(_complete_config(config, runtime, root, manifest), runtime, root, manifest)
 
     # Evaluation: its distance in steps may be left to the length of an epoch. This completes the configuration: the
     # run, which puts together loop, evaluations, checkpoints and record, works by it and records it.
@@ -176,17 +176,17 @@ def _set_up(config: AppConfig, runtime: Runtime, record: RunDirectory, began: fl
     return run
 
 
-def _with_batch(config: AppConfig, runtime: Runtime) -> AppConfig:
+def _with_global_batch(config: AppConfig, runtime: Runtime) -> AppConfig:
     """Return the configuration with the global batch of all processes, and its micro-batch."""
     train = with_batch_of_all(config.train, runtime.world_size)
     return replace(config, train=replace(train, micro_batch_size=train.micro_batch))
 
 
-def _in_force(config: AppConfig, runtime: Runtime, root: Path, manifest: Manifest) -> AppConfig:
+def _complete_config(config: AppConfig, runtime: Runtime, root: Path, manifest: Manifest) -> AppConfig:
     """Return the configuration completed by the number of processes, the dataset and the machine."""
     data = replace(prepare.in_force(config.data, manifest), path=str(root))
     used = replace(config.runtime, num_threads=runtime.num_threads)
-    return replace(_with_batch(config, runtime), data=data, runtime=used)
+    return replace(_with_global_batch(config, runtime), data=data, runtime=used)
 
 
 def _report(directory: Path, is_last: bool) -> None:

@@ -81,16 +81,17 @@ def main(config: VerifyConfig) -> int:
     """Replay and compare; return the exit status."""
     began = time.perf_counter()
     with record_directory(config.run, config.bundle) as directory:
-        return _verify(config, directory, began)
+        return _join_and_replay(config, directory, began)
 
 
-def _verify(config: VerifyConfig, directory: Path, began: float) -> int:
+def _join_and_replay(config: VerifyConfig, directory: Path, began: float) -> int:
+    """Join the processes, and replay the run in a temporary directory; return the exit status."""
     trained = checkpointer.trained_config(directory, config.runtime, config.data.path)
     validate(trained)
     record = read_record(directory)
     launches = launches_of(record.manifest)
     first = next(launch.manifest for launch in launches if launch.manifest is not None)
-    trained = replace(trained, runtime=_runtime_of(first, config.runtime, trained.runtime))
+    trained = replace(trained, runtime=_first_runtime(first, config.runtime, trained.runtime))
     with platform.joined(trained, platform.READING) as joined:
         scratch = Path(joined.on_rank_0(tempfile.mkdtemp))
         try:
@@ -109,27 +110,30 @@ def _replay(
     scratch: Path,
     began: float,
 ) -> int:
+    """Train the run again, compare, and report; return the exit status. trained: the run's configuration."""
     directory, any_layout = record.directory, trained.train.micro_batch is not None
     first = next(launch.manifest for launch in launches if launch.manifest is not None)
     if not any_layout:
         _log_layout(directory, launches, joined)
     paths = decode(joined.on_rank_0(lambda: encode([str(path) for path in files.undamaged(directory)])), list[str])
     checkpoints = {read(Path(path)).state.step: Path(path) for path in paths}
-    steps = _steps(record, checkpoints)
+    steps = _last_step(record, checkpoints)
     root, manifest = _open_dataset(config, trained, directory, first, joined)
     joined.on_rank_0(lambda: verify_splits(root, manifest, ["train", trained.eval.split], trained.data))
 
     # Train again without interruption, and report and evaluate wherever the run did or should have.
-    replayed = _as_planned(_replay_config(trained, record, steps), first, joined, scratch)
+    replayed = _use_recorded_plan(_replay_config(trained, record, steps), first, joined, scratch)
     replay_session = session.build(replayed, joined, root, manifest)
     # The end of the run is judged by its own length, since the replay's has no targets and no patience.
-    whole, length = (
-        run_length(one.train, replay_session.predictor.split("train"), joined.world_size) for one in (trained, replayed)
+    train_split = replay_session.predictor.split("train")
+    own_length, replay_length = (
+        run_length(configured.train, train_split, joined.world_size) for configured in (trained, replayed)
     )
-    scored = {split: one.about.step for split, one in record.scores.items()}
-    place = ReplayDirectory(scratch, joined.rank, max(record.evaluated(steps), default=None))
+    scored = {split: scores.about.step for split, scores in record.scores.items()}
+    replay_directory = ReplayDirectory(scratch, joined.rank, max(record.evaluated(steps), default=None))
     compare = partial(ReplayComparison, checkpoints=checkpoints, scored=scored)
-    run = TrainingRun(replay_session, place, began, _recorded_length(length, record, whole, scored.values()), compare)
+    length = _recorded_length(replay_length, record, own_length, scored.values())
+    run = TrainingRun(replay_session, replay_directory, began, length, compare)
     comparison = run.checkpointer
     assert isinstance(comparison, ReplayComparison)
     run.train()
@@ -141,16 +145,16 @@ def _replay(
         record=read_record(scratch),
         steps=steps,
         config=trained,
-        length=whole,
-        status=_status(run.state, whole),
-        early_stop=early_stop(run.state, whole),
-        curves=place.kept_curves,
-        keeps_scores=keeps if keeps and _keeps(trained, replay_session.predictor.split(keeps).rows) else None,
+        length=own_length,
+        status=_status(run.state, own_length),
+        early_stop=early_stop(run.state, own_length),
+        curves=replay_directory.kept_curves,
+        keeps_scores=keeps if keeps and _keeps_scores(trained, replay_session.predictor.split(keeps).rows) else None,
     )
     losses = _loss_difference(checkpoints, run.state.all_losses())
     name = Path(config.bundle or directory)
     report = {"run": str(name), "steps": steps, "compared_at": sorted(checkpoints), **comparison.report(losses)}
-    report = _compare(record, result, report)
+    report = _add_comparison(record, result, report)
     return _report(name, report, *changes(launches, result.record.manifest, any_layout), config.tolerance)
 
 
@@ -164,18 +168,19 @@ def _open_dataset(
     return checkpointer.open_dataset(trained.data.path, directory, first.dataset.path or "", first.dataset.digest or "")
 
 
-def _runtime_of(launch: RunManifest, overrides: RuntimeConfig, trained: RuntimeConfig) -> RuntimeConfig:
+def _first_runtime(launch: RunManifest, overrides: RuntimeConfig, trained: RuntimeConfig) -> RuntimeConfig:
     """Return a run's runtime as in its first launch, with the overrides."""
     threads = overrides.num_threads or launch.num_threads or trained.num_threads
     before = Compile[launch.compile] if launch.compile else trained.compile
     return replace(trained, num_threads=threads, compile=overrides.compile or before)
 
 
-def _keeps(config: AppConfig, rows: int) -> bool:
+def _keeps_scores(config: AppConfig, rows: int) -> bool:
+    """Return whether a run keeps the scores of a split with this many rows."""
     return rows <= min(config.eval.keep_scores, config.eval.exact_rows)
 
 
-def _steps(record: Record, checkpoints: dict[int, Path]) -> int:
+def _last_step(record: Record, checkpoints: dict[int, Path]) -> int:
     """Return the step up to which to replay: the newest for which the record has results."""
     summary = record.summary
     is_known = summary is not None and not (checkpoints and summary.status == "failed")
@@ -192,15 +197,18 @@ def _replay_config(trained: AppConfig, record: Record, steps: int) -> AppConfig:
     train = replace(unlimited, max_steps=steps, target_auc=None, target_accuracy=None, early_stop_patience=None)
     # Comparing takes the place of saving, at the run's own checkpoints.
     never = replace(trained.checkpoint, every_steps=None, every_minutes=None, resume="never")
-    of_train = trained.eval.train_split or any(event.event == "eval_train" for event in record.events)
-    return replace(trained, train=train, eval=replace(trained.eval, train_split=of_train), checkpoint=never)
+    evaluates_train = trained.eval.train_split or any(event.event == "eval_train" for event in record.events)
+    return replace(trained, train=train, eval=replace(trained.eval, train_split=evaluates_train), checkpoint=never)
 
 
-def _recorded_length(length: RunLength, record: Record, whole: RunLength, scored: Iterable[int]) -> RunLength:
-    """Set the length's evaluations and windows: those that the record has, and those that its newest launch was due."""
+def _recorded_length(length: RunLength, record: Record, own_length: RunLength, scored: Iterable[int]) -> RunLength:
+    """Set the replay's evaluations and windows: those that the record has, and those that its newest launch was due.
+
+    own_length: of the run as configured. scored: steps of the models whose scores the run keeps.
+    """
     windows = [event for event in record.events if isinstance(event, TrainEvent)]
     steps = range(record.manifest.from_step + 1, length.total_steps + 1)
-    reports, evaluations = ({step for step in steps if is_due(whole, kind, step)} for kind in ("train", "eval"))
+    reports, evaluations = ({step for step in steps if is_due(own_length, kind, step)} for kind in ("train", "eval"))
     # A run that began with another run's steps has a first window that begins after them.
     reports |= {event.step for event in windows} | {event.step - (event.steps or 0) for event in windows[:1]}
     evaluations |= {*record.evaluated(length.total_steps), *scored}
@@ -224,7 +232,7 @@ def _loss_difference(checkpoints: dict[int, Path], losses: NDArray[np.float32]) 
     return bitwise_difference(recorded, losses[: len(recorded)], floor=0.0)
 
 
-def _as_planned(config: AppConfig, recorded: RunManifest, joined: runtime.Runtime, scratch: Path) -> AppConfig:
+def _use_recorded_plan(config: AppConfig, recorded: RunManifest, joined: runtime.Runtime, scratch: Path) -> AppConfig:
     """Set the recorded plan if the processes are the same, since a planner may choose another one today."""
     layout = {
         "world_size": joined.world_size,
@@ -241,31 +249,33 @@ def _as_planned(config: AppConfig, recorded: RunManifest, joined: runtime.Runtim
     return replace(config, sharding=ShardingConfig(plan=str(path), qcomm=config.sharding.qcomm))
 
 
-def _compare(record: Record, replay: Replay, report: dict[str, Any]) -> dict[str, Any]:
+def _add_comparison(record: Record, replay: Replay, report: dict[str, Any]) -> dict[str, Any]:
     """Return the report on checkpoints with the comparison of the run's and the replay's records added."""
     comparison = compare_records(record, replay)
-    windows = [one for one in comparison.differences if one.where.startswith(METRICS) and one.figure == "loss"]
+    differences = comparison.differences
+    windows = [window for window in differences if window.where.startswith(METRICS) and window.figure == "loss"]
     # Without checkpoints the losses of single steps are not known, so those of the log's windows stand for them.
     if report["losses"] is None and windows:
-        first = min(windows, key=lambda one: int(one.where.rsplit(" ", 1)[1]))
-        largest = max(one.size for one in windows)
-        report["losses"] = {"first_step": int(first.where.rsplit(" ", 1)[1]), "largest": largest}
-    differing = {one.figure: one.size for one in comparison.differences if one.where == f"{SUMMARY}, eval"}
+        # `where` ends with the window's step.
+        first_step = min(int(window.where.rsplit(" ", 1)[1]) for window in windows)
+        report["losses"] = {"first_step": first_step, "largest": max(window.size for window in windows)}
+    differing = {figure.figure: figure.size for figure in differences if figure.where == f"{SUMMARY}, eval"}
     evaluation = record.summary.eval if record.summary is not None else None
     figures = [key for key in EVAL_FIGURES if evaluation is not None and evaluation.figure(key) is not None]
     return {
         **report,
-        "figures": [one._asdict() for one in comparison.differences],
+        "figures": [figure._asdict() for figure in differences],
         "figures_compared": comparison.compared,
         "not_compared": {file: list(names) for file, names in NOT_COMPARED.items()},
         "lacking": comparison.lacking,
         "evaluation": {key: differing.get(key, 0.0) for key in figures},
         "same_digests": comparison.same_digests,
-        "largest_difference": max([report["largest_difference"], *(one.size for one in comparison.differences)]),
+        "largest_difference": max([report["largest_difference"], *(figure.size for figure in differences)]),
     }
 
 
 def _log_layout(directory: Path, launches: list[Launch], joined: runtime.Runtime) -> None:
+    """Log that bits will differ if a launch of the run had another number of processes than the replay."""
     sizes = {launch.start: launch.manifest.world_size for launch in launches if launch.manifest is not None}
     others = {start: size for start, size in sizes.items() if size != joined.world_size}
     if others:
@@ -291,10 +301,10 @@ def _report(directory: Path, report: dict[str, Any], conditions: list[str], unti
     same = same_bits and same_digests and not figures
     # If bits are equal, or should be, rounding cannot explain a digest that differs.
     wrong_digest = not same_digests and same_bits and (until is None or report["steps"] in report["compared_at"])
-    within = report["largest_difference"] <= tolerance and not wrong_digest
-    verdict = VERDICTS[0] if same else VERDICTS[1] if within else VERDICTS[2]
-    about = {"verdict": verdict, "tolerance": tolerance, "changed_since": conditions, "bits_can_be_equal_until": until}
-    print(json.dumps({**report, **about}, indent=1), flush=True)
+    is_within = report["largest_difference"] <= tolerance and not wrong_digest
+    verdict = VERDICTS[0] if same else VERDICTS[1] if is_within else VERDICTS[2]
+    judged = {"verdict": verdict, "tolerance": tolerance, "changed_since": conditions, "bits_can_be_equal_until": until}
+    print(json.dumps({**report, **judged}, indent=1), flush=True)
 
     lines = []
     if not report["compared_at"]:
@@ -307,13 +317,13 @@ def _report(directory: Path, report: dict[str, Any], conditions: list[str], unti
             f"the first tensor that differs is {name}, from element {list(difference['first_element'])} on, "
             f"by {difference['largest']:.3g} at most"
         )
-    for one in figures[:MOST_LINES]:
-        values = f"recorded as {one['recorded']}, replayed as {one['replayed']}"
-        lines.append(f"{one['where']}: {one['figure']} is {values}")
+    for figure in figures[:MOST_LINES]:
+        values = f"recorded as {figure['recorded']}, replayed as {figure['replayed']}"
+        lines.append(f"{figure['where']}: {figure['figure']} is {values}")
     if len(figures) > MOST_LINES:
         lines.append(f"{len(figures)} figures differ in all, which the JSON lists")
     lines += [f"{SUMMARY}: the digest of {name} differs" for name, equal in report["same_digests"].items() if not equal]
-    if not same and not within:
+    if not same and not is_within:
         lines.append(f"the largest difference is {report['largest_difference']:.3g}, the tolerance {tolerance:.3g}")
     lines += [f"since then: {line}" for line in conditions]
     if until:

@@ -102,7 +102,10 @@ class SafeReader(FileSystemReader):
 
 
 class _Unpickler(pickle.Unpickler):
+    """Unpickles metadata made of the allowed classes alone."""
+
     def find_class(self, module: str, name: str) -> Any:
+        """Return what a pickle names. Raises UnpicklingError for a name that is not allowed."""
         if (module, name) == ("builtins", "getattr"):
             return _enum_member
         if (module, name) in ALLOWED_NAMES or (module in ALLOWED_MODULES and name in ALLOWED_KINDS):
@@ -123,9 +126,9 @@ def stage(tensors: Any) -> Any:
     if isinstance(tensors, (list, tuple)):
         return type(tensors)(stage(value) for value in tensors)
     if isinstance(tensors, ShardedTensor):
-        return _staged_shards(tensors)
+        return _stage_shards(tensors)
     if isinstance(tensors, Tensor):
-        return _on_host(tensors)
+        return _copy_to_host(tensors)
     return copy.deepcopy(tensors)
 
 
@@ -176,15 +179,16 @@ def first_not_finite(tensors: Any) -> str | None:
     return None
 
 
-def _on_host(tensor: Tensor) -> Tensor:
+def _copy_to_host(tensor: Tensor) -> Tensor:
+    """Return a copy in host memory, also of a tensor that is there."""
     tensor = tensor.detach()
     if tensor.device.type == "cpu":
         # A copy, even on the CPU: training changes the tensors in place while the thread writes.
         return tensor.clone()
-    return tensor.cpu() if tensor.nbytes <= COPY_BYTES else _copied_in_blocks(tensor.contiguous())
+    return tensor.cpu() if tensor.nbytes <= COPY_BYTES else _copy_in_blocks(tensor.contiguous())
 
 
-def _copied_in_blocks(tensor: Tensor) -> Tensor:
+def _copy_in_blocks(tensor: Tensor) -> Tensor:
     """Copy a device's tensor to pageable host memory by two page-locked buffers: one is filled, the other emptied."""
     copy = torch.empty(tensor.shape, dtype=tensor.dtype)
     size = COPY_BYTES // tensor.itemsize
@@ -197,23 +201,25 @@ def _copied_in_blocks(tensor: Tensor) -> Tensor:
             buffers[block % 2][: len(sources[block])].copy_(sources[block], non_blocking=True)
             arrived[block % 2].record()
         if block > 0:
-            last = targets[block - 1]
+            target = targets[block - 1]
             arrived[(block - 1) % 2].synchronize()
-            last.copy_(buffers[(block - 1) % 2][: len(last)])
+            target.copy_(buffers[(block - 1) % 2][: len(target)])
     return copy
 
 
-def _staged_shards(tensor: ShardedTensor) -> ShardedTensor:
-    shards = [Shard(_on_host(shard.tensor), _placed_on_host(shard.metadata)) for shard in tensor.local_shards()]
-    whole = copy.deepcopy(tensor.metadata())
-    whole.shards_metadata = [_placed_on_host(shard) for shard in whole.shards_metadata]
+def _stage_shards(tensor: ShardedTensor) -> ShardedTensor:
+    """Return a sharded tensor with copies of this process's shards in host memory."""
+    shards = [Shard(_copy_to_host(shard.tensor), _place_on_host(shard.metadata)) for shard in tensor.local_shards()]
+    metadata = copy.deepcopy(tensor.metadata())
+    metadata.shards_metadata = [_place_on_host(shard) for shard in metadata.shards_metadata]
     # This constructor takes the local shards as they are, without an exchange between the processes.
     return ShardedTensor._init_from_local_shards_and_global_metadata(
-        shards, sharded_tensor_metadata=whole, process_group=tensor._process_group
+        shards, sharded_tensor_metadata=metadata, process_group=tensor._process_group
     )
 
 
-def _placed_on_host(metadata: Any) -> Any:
+def _place_on_host(metadata: Any) -> Any:
+    """Return a copy of a shard's metadata that places it in host memory."""
     metadata = copy.deepcopy(metadata)
     metadata.placement._device = torch.device("cpu")
     return metadata
@@ -228,7 +234,7 @@ def load_tensors(checkpoint: Path, model: DistributedModelParallel, optimizer: C
     read_tensors(checkpoint, tensors)
     model.load_state_dict(tensors["model"])
     if optimizer is not None:
-        optimizer.load_state_dict(_filled(optimizer.state_dict(), tensors.get("optimizer", {})))
+        optimizer.load_state_dict(_fill_dicts(optimizer.state_dict(), tensors.get("optimizer", {})))
 
 
 def read_tensors(checkpoint: Path, tensors: dict[str, Any]) -> None:
@@ -248,22 +254,22 @@ def tensors_of(model: DistributedModelParallel, optimizer: CombinedOptimizer | N
     tensors: dict[str, Any] = {"model": model.state_dict()}
     if optimizer is not None:
         tensors["optimizer"] = optimizer.state_dict()
-    return _without_empty(tensors)
+    return _drop_empty_dicts(tensors)
 
 
-def _without_empty(nest: dict[str, Any]) -> dict[str, Any]:
+def _drop_empty_dicts(nest: dict[str, Any]) -> dict[str, Any]:
     """Leave out empty dicts (SGD has no state).
 
     torch saves only rank 0's, and misses those of the others when it loads.
     """
-    children = {key: _without_empty(value) if isinstance(value, dict) else value for key, value in nest.items()}
+    children = {key: _drop_empty_dicts(value) if isinstance(value, dict) else value for key, value in nest.items()}
     return {key: value for key, value in children.items() if not isinstance(value, dict) or value}
 
 
-def _filled(nest: dict[str, Any], loaded: dict[str, Any]) -> dict[str, Any]:
-    """Return nested dicts as before `_without_empty`, with the loaded values."""
+def _fill_dicts(nest: dict[str, Any], loaded: dict[str, Any]) -> dict[str, Any]:
+    """Return nested dicts as before `_drop_empty_dicts`, with the loaded values."""
     return {
-        key: _filled(value, loaded.get(key, {})) if isinstance(value, dict) else loaded[key]
+        key: _fill_dicts(value, loaded.get(key, {})) if isinstance(value, dict) else loaded[key]
         for key, value in nest.items()
     }
 
@@ -278,9 +284,9 @@ class _PathlessWriter(FileSystemWriter):
     """Writes metadata without a path, since releases of Python pickle paths under different names."""
 
     def storage_meta(self) -> StorageMeta | None:
-        """Return the usual ids without the checkpoint's path."""
-        usual = super().storage_meta()
-        return None if usual is None else replace(usual, checkpoint_id=None)
+        """Return torch's ids without the checkpoint's path."""
+        meta = super().storage_meta()
+        return None if meta is None else replace(meta, checkpoint_id=None)
 
 
 @dataclass
@@ -363,6 +369,7 @@ class Saver:
             self._thread.shutdown()
 
     def _fits_in_memory(self, size: int) -> bool:
+        """Return whether host memory suffices for a copy of `size` bytes; log a warning the first time it does not."""
         # All processes of a machine make their copies at the same time.
         enough = size * self._local_world_size < host_bytes_available()
         if not enough and not self._warned_of_memory:
@@ -382,7 +389,7 @@ class Saver:
                 files.point_to_best(self._directory, files.checkpoint_name(step))
                 files.prune(self._directory, self._keep)
             except OSError as error:
-                failure = str(_unwritable(self._directory / files.BEST, error))
+                failure = str(_write_error(self._directory / files.BEST, error))
         self._agree(failure)
 
     def _write(self, step: int, tensors: dict[str, Any], saved: CheckpointState, best: bool) -> WrittenCheckpoint:
@@ -393,8 +400,9 @@ class Saver:
             self._write_part(step, part, tensors)
             failure, digests = self._digest_files_of_rank(part)
             # Each process hashes the files that it wrote, so that the hashing is divided, too.
-            digests = {name: digest for of_rank in self._agree(failure, digests) for name, digest in of_rank.items()}
-            self._agree(self._complete(part, final, saved, digests, best))
+            digests_by_rank = self._agree(failure, digests)
+            all_digests = {name: digest for of_rank in digests_by_rank for name, digest in of_rank.items()}
+            self._agree(self._publish(part, final, saved, all_digests, best))
         except UserError:
             if dist.get_rank() == 0:
                 shutil.rmtree(part, ignore_errors=True)  # the files so far may fill the disk
@@ -402,18 +410,20 @@ class Saver:
         return WrittenCheckpoint(final, step, time.perf_counter() - began)
 
     def _write_part(self, step: int, part: Path, tensors: dict[str, Any]) -> None:
-        if bad := first_not_finite(tensors):
-            bad = (
-                f"step {step}: {bad} is not finite; lower optimizer.lr (optimizer.sparse_lr, if it is set); not "
+        """Write the tensors to the directory `part`. Raises UserError on all processes, also for a value not finite."""
+        fault = None
+        if path := first_not_finite(tensors):
+            fault = (
+                f"step {step}: {path} is not finite; lower optimizer.lr (optimizer.sparse_lr, if it is set); not "
                 "saved, earlier checkpoints stay as they were"
             )
         # All processes agree before the first byte is written, so that no file of a refused step is left.
-        self._agree(bad or self._begin(part))
+        self._agree(fault or self._make_part_directory(part))
         try:
             writer = _PathlessWriter(part)
             dcp.save(tensors, checkpoint_id=part, storage_writer=writer, process_group=self._group)
         except (CheckpointException, OSError) as error:  # CheckpointException is a BaseException; all processes get it
-            raise _unwritable(part, error) from error
+            raise _write_error(part, error) from error
 
     def _digest_files_of_rank(self, part: Path) -> tuple[str | None, dict[str, FileDigest]]:
         """Return an error message, if any, and size and digest of each file that this process wrote, by name."""
@@ -422,21 +432,24 @@ class Saver:
             files_of_rank = sorted(part.glob(f"__{dist.get_rank()}_*"))
             return None, {path.name: digest_file(path) for path in files_of_rank}
         except OSError as error:
-            return str(_unwritable(part, error)), {}
+            return str(_write_error(part, error)), {}
 
-    def _begin(self, part: Path) -> str | None:
-        """Make an empty directory, on rank 0. Return an error message, if any."""
+    def _make_part_directory(self, part: Path) -> str | None:
+        """Remove what killed saves left, and make the empty directory `part`, on rank 0.
+
+        Return an error message, if any.
+        """
         if dist.get_rank() == 0:
             try:
-                # What an earlier, killed save has left takes space, and its name would be in the way.
+                # The leftovers take space, and their names would be in the way.
                 for leftover in (*self._directory.glob("*" + PART), *self._directory.glob("*" + OLD)):
                     shutil.rmtree(leftover)
                 part.mkdir(parents=True)
             except OSError as error:
-                return str(_unwritable(part, error))
+                return str(_write_error(part, error))
         return None
 
-    def _complete(
+    def _publish(
         self, part: Path, final: Path, saved: CheckpointState, digests: dict[str, FileDigest], best: bool
     ) -> str | None:
         """Publish the checkpoint and prune old ones, on rank 0. Return an error message, if any."""
@@ -451,40 +464,42 @@ class Saver:
                 # The new checkpoint has its name before old ones are removed, so that one is whole at any time.
                 files.prune(self._directory, self._keep)
             except OSError as error:
-                return str(_unwritable(part, error))
+                return str(_write_error(part, error))
         return None
 
     def _agree(self, failure: str | None, value: Any = None) -> list[Any]:
         """Return every process's value. Raises UserError on all processes if one reports a failure."""
-        of_ranks: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(of_ranks, (failure, value), group=self._group)
-        for message, _ in of_ranks:
+        gathered: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(gathered, (failure, value), group=self._group)
+        for message, _ in gathered:
             if message is not None:
                 raise UserError(message)
-        return [of_rank for _, of_rank in of_ranks]
+        return [value_of_rank for _, value_of_rank in gathered]
 
 
 def _missing_files(part: Path, digests: dict[str, FileDigest]) -> str | None:
     """Return an error message if other processes' files are still not whole on this machine after a while."""
 
-    def missing() -> list[str]:
+    def unfinished_files() -> list[str]:
+        """Return the names of files that are missing here, or still too short."""
         sizes = {path.name: path.stat().st_size for path in part.iterdir()}
         return [name for name, digest in digests.items() if sizes.get(name) != digest.bytes]
 
-    if environment.wait_until(lambda: not missing()):
+    if environment.wait_until(lambda: not unfinished_files()):
         return None
     return (
-        f"{part}: the checkpoint was not written: {', '.join(missing()[:1])}, which another process has written, is "
-        f"not whole on this machine after {environment.SHARED_SECONDS:.0f} s; give run.dir on a file system that all "
-        "machines share"
+        f"{part}: the checkpoint was not written: {', '.join(unfinished_files()[:1])}, which another process has "
+        f"written, is not whole on this machine after {environment.SHARED_SECONDS:.0f} s; give run.dir on a file "
+        "system that all machines share"
     )
 
 
-def _unwritable(part: Path, error: BaseException) -> UserError:
-    return UserError(f"{part}: the checkpoint was not written: {_reason(part, error)}")
+def _write_error(part: Path, error: BaseException) -> UserError:
+    """Return the error for a checkpoint that could not be written to `part`."""
+    return UserError(f"{part}: the checkpoint was not written: {_write_error_reason(part, error)}")
 
 
-def _reason(part: Path, error: BaseException) -> str:
+def _write_error_reason(part: Path, error: BaseException) -> str:
     """Return why a file could not be written; errors of torch's archive writer tell only positions in the file."""
     line = last_line(str(error), type(error).__name__)
     if not any(sign in line for sign in SHORT_WRITE):

@@ -96,13 +96,13 @@ class Batch(Pipelineable):
 
     @property
     def inputs(self) -> tuple[Any, KeyedJaggedTensor]:
-        """Inputs of a model: dense features (or the inputs that replace them) and ids."""
+        """Return a model's inputs: dense features (or the inputs that replace them) and ids."""
         return self.dense_features if self.inputs_of_model is None else self.inputs_of_model, self.sparse_features
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all tensors."""
-        return sum(map(_bytes_of, self._parts))
+        """Return the bytes of all tensors."""
+        return sum(map(_num_bytes, self._parts))
 
     @property
     def _parts(self) -> tuple[Any, ...]:
@@ -129,14 +129,14 @@ class Batch(Pipelineable):
         """Copy to a device; to a GPU from page-locked memory, since other copies do not overlap kernels."""
         is_pageable = self.labels.device.type == "cpu" and not self.labels.is_pinned()
         source = self.pinned() if device.type != "cpu" and is_pageable else self
-        return source._with(lambda part: part.to(device, non_blocking=non_blocking))
+        return source._map_parts(lambda part: part.to(device, non_blocking=non_blocking))
 
     def pinned(self) -> "Batch":
         """Copy to page-locked memory, which torch reuses for the next batches."""
-        return self._with(lambda part: part.pin_memory())
+        return self._map_parts(lambda part: part.pin_memory())
 
-    def _with(self, change: Callable[[Any], Any]) -> "Batch":
-        """Return the batch with each part changed; of bags with a shared layout, only the values change."""
+    def _map_parts(self, change: Callable[[Any], Any]) -> "Batch":
+        """Return a copy whose tensors are changed; of bags with a shared layout, only the values change."""
         features, layout = self.sparse_features, self.layout
         return replace(
             self,
@@ -154,12 +154,12 @@ class Batch(Pipelineable):
                 part.record_stream(stream)
 
 
-def _bytes_of(part: object) -> int:
+def _num_bytes(part: object) -> int:
     """Return the bytes of a tensor, or of the tensors in a part of a batch."""
     if isinstance(part, Tensor):
         return part.nbytes
     parts = () if part is None else vars(part).values()
-    return sum(_bytes_of(value) for value in parts if isinstance(value, (Tensor, Pipelineable)))
+    return sum(_num_bytes(value) for value in parts if isinstance(value, (Tensor, Pipelineable)))
 
 
 def pinned_ahead(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
@@ -225,8 +225,8 @@ def join_rows(parts: list[RowArrays]) -> RowArrays:
         return parts[0]
     labels, dense, sparse, bags, weights = zip(*parts, strict=True)
     joined = tuple(join(feature) for feature in zip(*bags, strict=True))
-    of_rows = None if weights[0] is None else np.concatenate(weights)
-    return RowArrays(np.concatenate(labels), np.concatenate(dense), np.concatenate(sparse), joined, of_rows)
+    joined_weights = None if weights[0] is None else np.concatenate(weights)
+    return RowArrays(np.concatenate(labels), np.concatenate(dense), np.concatenate(sparse), joined, joined_weights)
 
 
 class BatchBuilder:
@@ -239,8 +239,9 @@ class BatchBuilder:
         self, features: list[str], local_batch_size: int, ragged: list[str], tables: MultiHotTables | None
     ) -> None:
         self._features, self._stride, self._tables = features, local_batch_size, tables
-        others = [name for name in features if name not in ragged]
-        self._columns = [(name in ragged, (ragged if name in ragged else others).index(name)) for name in features]
+        single = [name for name in features if name not in ragged]
+        # Of each feature: whether its bags are in the rows, and its place among those, or among the other features.
+        self._columns = [(name in ragged, (ragged if name in ragged else single).index(name)) for name in features]
         self._sizes = [1] * len(features) if tables is None else tables.sizes
         self._is_one_hot = not ragged and max(self._sizes) == 1
         # Whole batches have bags of equal lengths, so they share one layout, whose copy stays on the device.
@@ -249,7 +250,7 @@ class BatchBuilder:
     def batch(self, rows: RowArrays) -> Batch:
         """Return a batch of the rows, padded to the batch size with zeros and, for multi-hot features, empty bags."""
         num_valid = len(rows.labels)
-        rows = _padded(rows, self._stride)
+        rows = _pad_rows(rows, self._stride)
         is_full = self._is_one_hot or num_valid == self._stride
         layout = (self._full if is_full else None) or layout_of(self._features, [*self._lengths(rows, num_valid)])
         sparse_features = layout.bags(torch.from_numpy(self._values(rows, num_valid, layout.offset_per_key)))
@@ -288,7 +289,7 @@ class BatchBuilder:
                 yield np.where((np.arange(self._stride) < num_valid) | (size == 1), size, 0)
 
 
-def _padded(rows: RowArrays, count: int) -> RowArrays:
+def _pad_rows(rows: RowArrays, count: int) -> RowArrays:
     """Return the rows, padded with zeros and empty bags to `count` rows."""
     missing = count - len(rows.labels)
     if not missing:
@@ -309,7 +310,7 @@ ROUNDING = 2  # torch's allocator of page-locked memory rounds a block up to a p
 GIB = 1 << 30
 
 
-def checked_room(
+def with_room_checked(
     batches: Iterator[Batch], gpu: str, processes: int, mapped_bytes: int, nodes: Path = NODES, pci: Path = PCI_DEVICES
 ) -> Iterator[Batch]:
     """Return the batches, after checking that the memory to be pinned for them is free on a NUMA node.

@@ -86,12 +86,14 @@ class SplitShards:
         places, first, valid = [np.empty(0, np.int64)], 0, True
         # gather_rows only reports whether any value is bad. The checks that find the value run only then.
         for piece in (piece for start, stop in ranges for piece in self._pieces(start, stop)):
-            of_labels = piece.labels.view(np.int32), self._label_limit, bits
-            valid &= gather_rows(*of_labels, piece.dense, piece.sparse, first, order, self._limits, dense, sparse)
+            labels_in_and_out = piece.labels.view(np.int32), self._label_limit, bits
+            valid &= gather_rows(
+                *labels_in_and_out, piece.dense, piece.sparse, first, order, self._limits, dense, sparse
+            )
             if self._ragged or weights is not None:
                 places.append(np.flatnonzero((order >= first) & (order < first + len(piece.labels))))
-                for index, one in enumerate(piece.bags):
-                    bags[index].append(self._bags_of_rows(index, one, order, places[-1], first, ranges))
+                for index, piece_bags in enumerate(piece.bags):
+                    bags[index].append(self._bags_of_rows(index, piece_bags, order, places[-1], first, ranges))
             if weights is not None and piece.weights is not None:
                 weights[places[-1]] = piece.weights[order[places[-1]] - first, 0]
             first += len(piece.labels)
@@ -104,17 +106,19 @@ class SplitShards:
             good = np.isfinite(weights) & (weights >= 0)
             self._check(good[:, None], [self._weight], "is not a weight, finite and at least 0", ranges, order)
         if not valid:
-            names = [self._table_of(feature) for feature in self._one_hot]
+            names = [self._table_name(feature) for feature in self._one_hot]
             self._check(bits.view(np.uint32)[:, None] <= self._label_limit, ["label"], "is not 0 or 1", ranges, order)
             self._check(np.isfinite(dense), self._dense, "is not a finite number", ranges, order)
             self._check(sparse.view(np.uint32) < self._limits, names, "the id is not in it", ranges, order)
-        back = np.argsort(np.concatenate(places)) if self._ragged else order
-        joined = [join(parts).take(back) for parts in bags]
-        for feature, one in zip(self._ragged, joined, strict=True):
-            self._check_ids(feature, one, ranges, order)
+        # Bags were collected piece by piece, so they return to the places of `order`.
+        to_order = np.argsort(np.concatenate(places)) if self._ragged else order
+        joined = [join(parts).take(to_order) for parts in bags]
+        for feature, joined_bags in zip(self._ragged, joined, strict=True):
+            self._check_ids(feature, joined_bags, ranges, order)
         return RowArrays(labels.astype(np.float32, copy=False), dense, sparse, tuple(joined), weights)
 
     def _require_unchanged(self, ranges: list[tuple[int, int]]) -> None:
+        """Raise OwnError if a file with rows of these ranges changed since it was opened."""
         for start, stop in ranges:
             first, last = np.searchsorted(self._starts, [start, stop - 1], side="right") - 1
             for path, stamp in [item for stamps in self._stamps[first : last + 1] for item in stamps.items()]:
@@ -139,13 +143,13 @@ class SplitShards:
 
     def _check_ids(self, feature: str, bags: Bags, ranges: list[tuple[int, int]], order: NDArray[np.int64]) -> None:
         """Check that the ids of one feature's bags are in its table."""
-        beyond = bags.ids.view(np.uint32) >= self._features[feature]
-        if beyond.any():
-            bag = np.searchsorted(bags.offsets, np.flatnonzero(beyond), side="right") - 1
-            good = ~np.isin(np.arange(len(order)), bag)
-            self._check(good[:, None], [self._table_of(feature)], "an id of its bag is not in it", ranges, order)
+        is_outside = bags.ids.view(np.uint32) >= self._features[feature]
+        if is_outside.any():
+            bad_bags = np.searchsorted(bags.offsets, np.flatnonzero(is_outside), side="right") - 1
+            good = ~np.isin(np.arange(len(order)), bad_bags)
+            self._check(good[:, None], [self._table_name(feature)], "an id of its bag is not in it", ranges, order)
 
-    def _table_of(self, feature: str) -> str:
+    def _table_name(self, feature: str) -> str:
         return f"{feature}, a table of {self._features[feature]} rows"
 
     def _check(
@@ -228,13 +232,13 @@ def find_split(root: Path, manifest: Manifest, name: str) -> SplitEntry:
     if name not in manifest.splits:
         raise UserError(f"{root}: no split {name!r}; it has {', '.join(manifest.splits)}")
     if manifest.has_given_splits and not manifest.splits[name].rows:
-        other = next(each for each in ("test", "val", "train") if manifest.splits[each].rows)
+        other = next(split for split in ("test", "val", "train") if manifest.splits[split].rows)
         raise UserError(
             f"{root}: made without data.{name}, so there are no rows of {name} to evaluate on; give eval.split={other} "
             f"for training, split={other} for python -m app.evaluate, or make it again with data.{name}=FILES"
         )
     if manifest.encoding.get("held_out") and not manifest.splits[name].rows:
-        other = next(each for each in ("test", "val", "train") if manifest.splits[each].rows)
+        other = next(split for split in ("test", "val", "train") if manifest.splits[split].rows)
         method = f"data.split.method={manifest.encoding['split']}"
         raise UserError(
             f"{root}: {name} has no rows, as {method} left none of {manifest.rows} for it; give eval.split={other} for "
@@ -279,13 +283,13 @@ def verify_splits(root: Path, manifest: Manifest, names: list[str], config: Data
         names = [*manifest.splits]
     shards = [(name, shard) for name in names for shard in find_split(root, manifest, name).shards]
     size = sum(file.bytes for _, shard in shards for file in shard.files.values())
-    if _is_verified(root, policy, size):
+    if _must_verify(root, policy, size):
         for name, shard in shards:
             verify_shard(root, name, shard)
     bags, rows = config.multi_hot.bags(), list(manifest.num_embeddings.values())
     if bags is not None and len(bags.sizes) == len(rows):  # BatchMaker refuses other numbers of sizes
         directory = bags_directory(root, config)
-        if _is_verified(directory, policy, bags.table_bytes(rows)) and not verify_tables(directory, rows, bags):
+        if _must_verify(directory, policy, bags.table_bytes(rows)) and not verify_tables(directory, rows, bags):
             log.info("data: %s has no checksums of these bags yet", directory)
 
 
@@ -294,7 +298,7 @@ def bags_directory(root: Path, config: DataConfig) -> Path:
     return Path(config.multi_hot.directory or root / TABLES_DIRECTORY)
 
 
-def _is_verified(path: Path, policy: VerifyData, size: int) -> bool:
+def _must_verify(path: Path, policy: VerifyData, size: int) -> bool:
     """Return whether files of `size` bytes are to be compared with their digests; log it if not."""
     if policy is VerifyData.never or (policy is VerifyData.auto and size > VERIFY_AUTO_BYTES):
         log.info("data: %s not compared with its digests (data.verify=%s, %.1f GiB)", path, policy.value, size / 2**30)
@@ -318,7 +322,7 @@ class DrawnNegatives:
         self._per_row, self.rows = config.rows_per_positive, shards.rows * config.rows_per_positive
         num_users, self._num_items = (manifest.num_embeddings[name] for name in (config.user, config.item))
         # A pair is one number, so that a single sort gives each user's items in order.
-        pairs = np.unique(np.concatenate([np.empty(0, np.int64), *self._pairs()]))  # user * items + item
+        pairs = np.unique(np.concatenate([np.empty(0, np.int64), *self._read_pairs()]))  # user * items + item
         users, items = pairs // self._num_items, pairs % self._num_items
         self._counts = np.bincount(users, minlength=num_users)
         self._starts = np.cumsum(self._counts) - self._counts
@@ -331,13 +335,14 @@ class DrawnNegatives:
                 f"{self._num_items} rows of its table, so there is no negative to draw; give "
                 "data.negatives.per_positive=null data.negatives.user=null data.negatives.item=null"
             )
-        others = [
+        copied_columns = [
             name for name in (*manifest.schema["dense"], *manifest.num_embeddings) if name not in vars(config).values()
         ]
-        if others:
-            log.warning("data.negatives: drawn rows have their positive's values of %s", ", ".join(others))
+        if copied_columns:
+            log.warning("data.negatives: drawn rows have their positive's values of %s", ", ".join(copied_columns))
 
-    def _pairs(self) -> list[NDArray[np.int64]]:
+    def _read_pairs(self) -> list[NDArray[np.int64]]:
+        """Return user * items + item of all rows, in blocks. Raise UserError for a row with label 0."""
         pairs = []
         for start in range(0, self._shards.rows, READ_ROWS):
             stop = min(start + READ_ROWS, self._shards.rows)
@@ -357,7 +362,7 @@ class DrawnNegatives:
 
         Raises as `SplitShards.read`.
         """
-        numbers = np.concatenate([np.arange(*each) for each in ranges])[order]
+        numbers = np.concatenate([np.arange(start, stop) for start, stop in ranges])[order]
         # A range may begin or end among the negatives of a row, so the rows to read are rounded outwards.
         on_disk = [(start // self._per_row, -(-stop // self._per_row)) for start, stop in ranges]
         sizes = [stop - start for start, stop in on_disk]
@@ -527,11 +532,11 @@ class SplitReader:
     def train_batches(self, global_batch_size: int, seed: int, epoch: int, first: int) -> Iterator[Batch]:
         """Yield this process's parts of the epoch's global batches from number `first` on."""
         order = self._order(self._config.shuffle_lanes, seed, epoch, self._config.shuffle)
-        whole = self.rows // global_batch_size
+        num_whole = self.rows // global_batch_size
         valid = self._part(global_batch_size).valid
-        for batch in self._batches(global_batch_size, range(first, whole), order):
+        for batch in self._batches(global_batch_size, range(first, num_whole), order):
             yield replace(batch, num_valid=valid, num_global=global_batch_size)
-        if max(first, whole) < self.num_batches(global_batch_size):
+        if max(first, num_whole) < self.num_batches(global_batch_size):
             yield self._last_batch(global_batch_size, order)
 
     def eval_batches(self, global_batch_size: int) -> Iterator[Batch]:
@@ -546,17 +551,17 @@ class SplitReader:
         Parts are equally long, as sharded tables require. Copies of the batch's last row fill a part that is too short.
         They touch only table rows that the batch touches anyway, and have no share in the loss.
         """
-        whole, remainder = divmod(self.rows, global_batch_size)
+        num_whole, remainder = divmod(self.rows, global_batch_size)
         local, valid, lane = *self._part(remainder)[1:], order.lanes - 1
         share = range(lane * global_batch_size // order.lanes, global_batch_size)
         begin = self._rank * local
-        local_rows = np.minimum(np.arange(begin, begin + local), remainder - 1) + whole * len(share)
+        local_rows = np.minimum(np.arange(begin, begin + local), remainder - 1) + num_whole * len(share)
         parts = []
-        for window in order.windows(lane, share, whole):
+        for window in order.windows(lane, share, num_whole):
             rows = local_rows[(local_rows >= window.first) & (local_rows < window.first + window.size)] - window.first
             if len(rows):
                 parts.append(self._load(order, window, rows))
-        batch = self._maker.of_size(local).batch(join_rows(parts))
+        batch = self._maker.make_builder(local).batch(join_rows(parts))
         return replace(batch, num_valid=valid, share=valid * self._world_size / remainder, num_global=remainder)
 
     def _part(self, rows: int) -> "Part":
@@ -566,13 +571,14 @@ class SplitReader:
         return Part(range(min(begin, rows - 1), min(begin + local, rows)), local, min(max(rows - begin, 0), local))
 
     def _order(self, lanes: int, seed: int, epoch: int, shuffle: bool) -> Order:
+        """Return the order of an epoch's rows, in blocks and windows of the configured size."""
         config = self._config
         return Order(self.rows, config.shuffle_block_rows, config.shuffle_window_blocks, lanes, seed, epoch, shuffle)
 
     def _batches(self, global_batch_size: int, batches: range, order: Order) -> Iterator[Batch]:
         """Yield this process's parts of these global batches, padded to equal size."""
         local_rows, local, _ = self._part(global_batch_size)
-        builder = self._maker.of_size(local)
+        builder = self._maker.make_builder(local)
         copies = np.minimum(np.arange(local), len(local_rows) - 1)  # repeats the last row if there are too few
         cuts = [lane * global_batch_size // order.lanes for lane in range(order.lanes + 1)]
         with background_thread("read") as pool:
@@ -643,7 +649,7 @@ class BatchMaker:
             rows, key = list(manifest.num_embeddings.values()), "data.multi_hot.directory"
             self._tables = MultiHotTables.open(directory, rows, bags, key)
 
-    def of_size(self, local_batch_size: int) -> BatchBuilder:
+    def make_builder(self, local_batch_size: int) -> BatchBuilder:
         """Return a builder of batches of this size, padded at the end."""
         return BatchBuilder(self._features, local_batch_size, self._ragged, self._tables)
 

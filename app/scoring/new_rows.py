@@ -195,7 +195,7 @@ class RowScorer:
         """Return logits [n] of parsed rows in their own order; `order` [n]: the order in which to compute them."""
         rows, scorer = arrays_of(self.encoder.encode(block)), self.predictor
         order = np.arange(len(rows.labels)) if order is None else order
-        make = BatchMaker(scorer.root, scorer.manifest, scorer.config.data).of_size(PIECE_ROWS)
+        make = BatchMaker(scorer.root, scorer.manifest, scorer.config.data).make_builder(PIECE_ROWS)
         starts = range(0, len(order), PIECE_ROWS)
         pieces = (make.batch(rows.take(order[start : start + PIECE_ROWS])) for start in starts)
         logits = np.empty(len(order), np.float32)
@@ -307,7 +307,7 @@ class EvaluatedRows:
     def eval_batches(self, global_batch_size: int) -> Iterator[Batch]:
         """Yield this process's parts of global batches, padded to equal size."""
         local_size = global_batch_size // self._runtime.world_size
-        builder, offset = self._maker.of_size(local_size), self._runtime.rank * local_size
+        builder, offset = self._maker.make_builder(local_size), self._runtime.rank * local_size
         # All processes yield equally many batches, even empty ones, since to score them is a collective call.
         for start in range(offset, self.rows + offset, global_batch_size):
             yield builder.batch(self._arrays.part(min(start, self.rows), min(start + local_size, self.rows)))

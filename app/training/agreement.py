@@ -20,7 +20,7 @@ from data_prep.dataset.format import MANIFEST_NAME, Manifest, load_manifest
 
 log = logging.getLogger("clickwork")
 
-OF_A_MACHINE = ("data.path",)  # keys that may differ; digests tell whether the datasets do
+KEYS_OF_A_MACHINE = ("data.path",)  # keys that may differ; digests tell whether the datasets do
 COMPARED_RELEASES = ("torch", "torchrec", "fbgemm-gpu", "fbgemm_gpu-cpu", provenance.FBGEMM_COMMIT, "numpy")
 MOST_NAMED = 3  # differences or machines named in one message
 
@@ -32,14 +32,14 @@ def require_same_program(config: AppConfig, runtime: Runtime) -> None:
     code = provenance.code()
     # An image or a wheel may have no commit, so the digest of the modules is compared as well.
     facts = {
-        **{key: value for key, value in _flat(redact(to_plain(config))).items() if key not in OF_A_MACHINE},
+        **{key: value for key, value in _flatten(redact(to_plain(config))).items() if key not in KEYS_OF_A_MACHINE},
         "code": f"commit {code['git_sha']}, changes {code['dirty_diff_sha256']}, "
         f"modules {str(code['sources_sha256'])[:12]}",
     }
     # Bits depend on these libraries, so a job of different releases must be asked for.
     if not config.runtime.different_releases:
         facts |= {f"release of {name}": provenance.versions()[name] for name in COMPARED_RELEASES}
-    differences = _differences(_by_host(facts, runtime))
+    differences = _differences(_gather_by_host(facts, runtime))
     if differences:
         raise UserError(
             f"the machines differ: {'; '.join(differences[:MOST_NAMED])}; start the same command from the same code on "
@@ -69,12 +69,12 @@ def load_same_manifest(root: Path, runtime: Runtime, is_new: bool) -> tuple[Mani
     status = path.stat() if manifest else None
     identity = (status.st_ino, status.st_size, status.st_mtime_ns) if status else None
     digest = manifest.digest if manifest else None
-    hosts = _by_host({"fault": fault, "digest": digest, "identity": identity}, runtime)
+    hosts = _gather_by_host({"fault": fault, "digest": digest, "identity": identity}, runtime)
     for host, facts in hosts.items():
         if facts["fault"]:
             raise UserError(f"on {host}: {facts['fault']}")
     if len({facts["digest"] for facts in hosts.values()}) > 1:
-        values = _values({host: str(facts["digest"])[:12] for host, facts in hosts.items()})
+        values = _values_by_host({host: str(facts["digest"])[:12] for host, facts in hosts.items()})
         raise UserError(
             f"{root}: the machines have different datasets (digest {values}); copy one of them to the others, or give "
             "data.path on a file system that they share"
@@ -107,14 +107,14 @@ def require_shared(directory: Path, runtime: Runtime, timeout_minutes: float) ->
             return False
 
     seconds = environment.patience(timeout_minutes)
-    by_host = _by_host({"seen": environment.wait_until(is_there, seconds)}, runtime)
+    by_host = _gather_by_host({"seen": environment.wait_until(is_there, seconds)}, runtime)
     # The exchange above is over, so no process looks for the file any more.
     if runtime.rank == 0:
         path.unlink(missing_ok=True)
     apart = [host for host, facts in by_host.items() if not facts["seen"]]
     if apart:
         raise UserError(
-            f"run.dir={directory}: files of {next(iter(by_host))} are not there on {_some(apart)} after "
+            f"run.dir={directory}: files of {next(iter(by_host))} are not there on {_names_text(apart)} after "
             f"{seconds:.0f} s; give run.dir on a file system that all machines share"
         )
 
@@ -132,12 +132,12 @@ def on_each_machine(runtime: Runtime, shared: bool, action: Callable[[], None]) 
             fault = str(error)
     # Wait without a limit, since the action may take longer than the exchange below allows.
     runtime.wait_for_all()
-    for host, facts in _by_host({"fault": fault}, runtime).items():
+    for host, facts in _gather_by_host({"fault": fault}, runtime).items():
         if facts["fault"]:
             raise UserError(f"on {host}: {facts['fault']}")
 
 
-def _by_host(facts: Mapping[str, object], runtime: Runtime) -> dict[str, Json]:
+def _gather_by_host(facts: Mapping[str, object], runtime: Runtime) -> dict[str, Json]:
     """Return the facts of each machine's first process by the machine's name, and those of processes that differ."""
     hosts: dict[str, Json] = {}
     for rank, (host, of_rank) in enumerate(runtime.gather_objects((socket.gethostname(), dict(facts)))):
@@ -154,25 +154,28 @@ def _differences(hosts: Mapping[str, Mapping[str, object]]) -> list[str]:
     for name in names:
         values = {host: str(facts.get(name)) for host, facts in hosts.items()}
         if len(set(values.values())) > 1:
-            lines.append(f"{name}: {_values(values)}")
+            lines.append(f"{name}: {_values_by_host(values)}")
     return lines
 
 
-def _values(values: Mapping[str, str]) -> str:
+def _values_by_host(values: Mapping[str, str]) -> str:
     """Return the values with the machines that have them, such as `0.1 on a, 0.2 on b and c`."""
     hosts: dict[str, list[str]] = defaultdict(list)
     for host, value in values.items():
         hosts[value].append(host)
-    return ", ".join(f"{value} on {_some(names)}" for value, names in hosts.items())
+    return ", ".join(f"{value} on {_names_text(names)}" for value, names in hosts.items())
 
 
-def _some(names: list[str]) -> str:
+def _names_text(names: list[str]) -> str:
+    """Return at most MOST_NAMED names, and how many more there are."""
     more = len(names) - MOST_NAMED
     return " and ".join(names[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
-def _flat(nested: Mapping[str, object], prefix: str = "") -> Json:
+def _flatten(nested: Mapping[str, object], prefix: str = "") -> Json:
+    """Return nested values by dotted key; an empty mapping is a value."""
     flat: Json = {}
     for key, value in nested.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) and value else {f"{prefix}{key}": value}
+        dotted = f"{prefix}{key}"
+        flat |= _flatten(value, f"{dotted}.") if isinstance(value, Mapping) and value else {dotted: value}
     return flat

@@ -85,7 +85,7 @@ def checkpoint_state(session: Session, state: RunState, seconds: dict[str, float
         monitored=state.monitored,
         seconds=seconds,
         world_size=runtime.world_size,
-        layout=_layout(session),
+        layout=_describe_layout(session),
         dataset=str(session.root),
         dataset_digest=session.manifest.digest,
         fingerprint=fingerprint(session.config),
@@ -96,7 +96,7 @@ def checkpoint_state(session: Session, state: RunState, seconds: dict[str, float
         "losses": state.all_losses(),
         "step_seconds": state.all_step_seconds(),
         "accuracies": state.accuracies,
-        **{name: np.stack(runtime.gather(one)) for name, one in platform.capture(runtime.device).items()},
+        **{name: np.stack(runtime.gather(states)) for name, states in platform.capture(runtime.device).items()},
     }
     return CheckpointState(values, arrays)
 
@@ -136,7 +136,7 @@ def restore(path: Path, session: Session) -> Resumed:
     if values.world_size == session.runtime.world_size:
         rng_states = {name: states[session.runtime.rank] for name, states in arrays.items() if name.startswith("rng_")}
         platform.restore(rng_states, session.runtime.device)
-    before, layout = plain_object(values.layout), plain_object(_layout(session))
+    before, layout = plain_object(values.layout), plain_object(_describe_layout(session))
     if changes := [f"{key} {before[key]} then, {layout[key]} now" for key in layout if before[key] != layout[key]]:
         # Micro-batches fix the order of all sums, so another layout keeps the bits. Another platform has other kernels.
         has_same_bits = session.predictor.micro_batches is not None and before["platform"] == layout["platform"]
@@ -145,7 +145,7 @@ def restore(path: Path, session: Session) -> Resumed:
     return Resumed(state, values.seconds, line)
 
 
-class Adopted(Struct):
+class AdoptedEvaluations(Struct):
     """Additions of a run's record to its checkpoint: the last and the best evaluation, as in `RunState`, and time.
 
     after_saving: the checkpoint's step was evaluated after the checkpoint was saved.
@@ -162,7 +162,7 @@ class Adopted(Struct):
 
 def adopt_evaluations(
     state: RunState, directory: RunDirectory, config: AppConfig, seconds: dict[str, float]
-) -> Adopted:
+) -> AdoptedEvaluations:
     """Return a resumed run's evaluations and its `seconds` spent by its record; call on rank 0.
 
     The record may know more than the checkpoint, which is saved before its step is evaluated. If the best is to be
@@ -171,7 +171,7 @@ def adopt_evaluations(
     recorded = [event for event in read_events(directory.path) if isinstance(event, EvaluationEvent)]
     summary = read_summary(directory.path)
     evaluations = _recorded_evaluations(state, recorded, summary, config.eval.train_split)
-    last = max(evaluations, key=lambda one: one.step or 0, default=None)
+    last = max(evaluations, key=lambda evaluation: evaluation.step or 0, default=None)
     if last is not None and (last.split or config.eval.split) != config.eval.split:
         raise UserError(
             f"eval.split={config.eval.split}: {directory.path} evaluates {last.split}, by which it keeps its best; "
@@ -180,14 +180,15 @@ def adopt_evaluations(
         )
     checkpoint_names = {path.name for path in whole_checkpoints(directory.checkpoints)}
     # Figures of different splits cannot be ranked beside each other.
-    candidates = [one for one in evaluations if last is not None and one.split == last.split]
+    same_split = [evaluation for evaluation in evaluations if last is not None and evaluation.split == last.split]
     monitor = config.train.monitor
-    ranked = [best for one in candidates if (best := best_of(one, monitor)) is not None]
-    ranked += [state.best] if state.best is not None else []
+    candidates = [best for evaluation in same_split if (best := best_of(evaluation, monitor)) is not None]
+    candidates += [state.best] if state.best is not None else []
     if config.checkpoint.keep_best:
-        ranked = [one for one in ranked if checkpoint_name(one.step) in checkpoint_names]
+        candidates = [candidate for candidate in candidates if checkpoint_name(candidate.step) in checkpoint_names]
     # The earliest of equal scores wins, as in an uninterrupted run: max takes the first of them.
-    best = max(sorted(ranked, key=lambda one: one.step), key=lambda one: score_of(one, monitor), default=None)
+    candidates.sort(key=lambda candidate: candidate.step)
+    best = max(candidates, key=lambda candidate: score_of(candidate, monitor), default=None)
     after_saving = last is not None and last.step == state.step and state.evaluated_at != state.step
     events = [event for event in recorded if after_saving and event.step == state.step]
     eval_time = sum(event.eval_seconds or 0.0 for event in events)
@@ -195,7 +196,7 @@ def adopt_evaluations(
     if summary is not None and summary.steps == state.step and summary.status != "failed":  # the run ended at this step
         seconds = summary.seconds or seconds
     energy = _energy_after_saving(state, [event.measured for event in events if event.measured])
-    return Adopted(last, best, after_saving, *energy, seconds)
+    return AdoptedEvaluations(last, best, after_saving, *energy, seconds)
 
 
 def _energy_after_saving(state: RunState, measured: list[Measured]) -> tuple[float, float]:
@@ -203,8 +204,8 @@ def _energy_after_saving(state: RunState, measured: list[Measured]) -> tuple[flo
     if not measured:
         return 0.0, 0.0
     # The event's sums include the energy that the checkpoint had already counted, but not yet reported.
-    joules, metered = sum(one.joules for one in measured), sum(one.energy_seconds for one in measured)
-    return joules - state.unreported.joules, metered - state.unreported.energy_seconds
+    joules, seconds = sum(part.joules for part in measured), sum(part.energy_seconds for part in measured)
+    return joules - state.unreported.joules, seconds - state.unreported.energy_seconds
 
 
 def _recorded_evaluations(
@@ -214,8 +215,8 @@ def _recorded_evaluations(
 
     train_split: each evaluation includes the training split; one that lacks it will be repeated.
     """
-    of_train = {event.step for event in recorded if event.event == "eval_train"}
-    is_whole = state.step in of_train or not train_split
+    steps_with_train = {event.step for event in recorded if event.event == "eval_train"}
+    is_whole = state.step in steps_with_train or not train_split
     evaluations = [state.evaluation] if state.evaluation is not None else []
     evaluations += [
         event.figures()
@@ -235,7 +236,7 @@ def require_dataset(trained: Path, path_then: str, digest_then: str, root: Path,
         )
 
 
-def _layout(session: Session) -> Layout:
+def _describe_layout(session: Session) -> Layout:
     """Return the settings that may differ after a resumption, at the price of different rounding."""
     return Layout(
         processes=session.runtime.world_size,
@@ -278,12 +279,12 @@ class TrainedRun(NamedTuple):
 
     @property
     def last(self) -> bool:
-        """Whether it is its run's newest checkpoint."""
+        """Return whether it is its run's newest checkpoint."""
         return self.newest is not None and self.path.resolve() == self.newest.resolve()
 
     @property
     def about(self) -> Json:
-        """Entries that describe it in a command's JSON."""
+        """Return entries that describe it in a command's JSON."""
         return {"checkpoint": self.path.name, "step": self.state.step, "best": self.best, "last": self.last}
 
     def correction(self, corrected: bool) -> float:
@@ -309,7 +310,7 @@ class TrainedRun(NamedTuple):
             reasons["class_weights"] = self.class_weights
         return {**reasons, "correct_sampling": corrected} if reasons else {}
 
-    def log_choice(self) -> None:
+    def log_chosen_checkpoint(self) -> None:
         """Log which checkpoint was taken. Call after validation, so that an error stays one line."""
         kinds = [kind for kind, holds in (("the best", self.best), ("the last", self.last)) if holds]
         role = f", {' and '.join(kinds)} of the run" if kinds else ""
@@ -467,13 +468,13 @@ class Checkpointer:
 
 
 class StopReasons(NamedTuple):
-    """Reasons for a process to stop; after `agreed`, those of any process."""
+    """Reasons for a process to stop; after `agree`, those of any process."""
 
     failed: bool  # a checkpoint could not be written
     signal: int  # its number, the highest of several; 0: there was none
     over: bool  # the time limit is reached
 
-    def agreed(self, runtime: Runtime) -> "StopReasons":
+    def agree(self, runtime: Runtime) -> "StopReasons":
         """Return the reasons of all processes together; a collective call."""
         failed, number, over = np.max(runtime.gather(np.array(self, np.int64)), axis=0).tolist()
         return StopReasons(bool(failed), number, bool(over))
@@ -504,7 +505,7 @@ class StopCheck:
         if self._runtime.world_size > 1:
             if step % AGREE_EVERY_STEPS:
                 return False
-            reasons = reasons.agreed(self._runtime)
+            reasons = reasons.agree(self._runtime)
         if reasons.failed:
             self._checkpointer.wait()
         if reasons.signal and came is None and self._request is not None:

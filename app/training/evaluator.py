@@ -26,7 +26,7 @@ from data_prep.dataset.format import Manifest
 log = logging.getLogger("clickwork")
 
 
-def keep_served(session: Session, directory: Path, step: int) -> None:
+def keep_scores_of_served(session: Session, directory: Path, step: int) -> None:
     """Score the split of `kept_split` with the model that the run serves, and write the scores; a collective call.
 
     step: of the session's parameters. If the run keeps a best checkpoint, the parameters are that one's afterwards.
@@ -35,7 +35,7 @@ def keep_served(session: Session, directory: Path, step: int) -> None:
     split = kept_split(config.eval, session.manifest)
     if split is None:
         return
-    if not is_within(config.eval.keep_scores, split, session.predictor.split(split).rows, config.eval.exact_rows):
+    if not has_few_rows(config.eval.keep_scores, split, session.predictor.split(split).rows, config.eval.exact_rows):
         return
     best = session.runtime.on_rank_0(lambda: str(files.pointed_to(directory / files.CHECKPOINTS, files.BEST) or ""))
     # The run serves its best checkpoint, while the session still has the parameters of the last step.
@@ -53,7 +53,7 @@ def kept_split(config: EvalConfig, manifest: Manifest) -> str | None:
     return TEST if has_test else config.split
 
 
-def is_within(limit: int, split: str, rows: int, exact_rows: int) -> bool:
+def has_few_rows(limit: int, split: str, rows: int, exact_rows: int) -> bool:
     """Return whether a split has few enough scores to keep; log a warning if not."""
     if rows > limit:
         log.warning(
@@ -108,7 +108,9 @@ class Evaluator:
         with self._timer.apart("eval"):
             evaluation = self._session.predictor.evaluate(self._config.split, self._stop.requested)
             result, logits, labels = evaluation
-            self._writers = [step.keep(self._session.predictor, evaluation) for step in steps_after_training()]
+            self._writers = [
+                extension.keep(self._session.predictor, evaluation) for extension in steps_after_training()
+            ]
             # Curves count rows, so they would contradict the metrics of weighted rows.
             curves = None
             if task_of(self._session.manifest).has_clicks and not self._session.manifest.weight:
@@ -120,7 +122,7 @@ class Evaluator:
         self._recorder.curves(curves)
         self._recorder.evaluation("eval", step, result, self._timer.seconds["eval"] - seconds_before)
         if self._session.runtime.rank == 0:
-            _log(step, result, self._session.config)
+            _log_evaluation(step, result, self._session.config)
         if self._config.train_split:
             self._compare_with_train(step, result)
         return structs.replace(result, step=step)
@@ -138,7 +140,7 @@ class Evaluator:
             # FBGEMM's optimizers counted these forwards, too.
             set_step(self._session.optimizer, self._state.updates)
         self._recorder.evaluation("eval_train", step, on_train)
-        for line in _beside_train(on_train, result, step / max(self._steps_per_epoch, 1)):
+        for line in _lines_beside_train(on_train, result, step / max(self._steps_per_epoch, 1)):
             log.info(line)
 
 
@@ -148,7 +150,7 @@ def is_collapsed(evaluation: EvaluationFigures) -> bool:
     return auc is not None and ne is not None and abs(auc - 0.5) < COLLAPSED_AUC and ne > COLLAPSED_NE
 
 
-def _log(step: int, result: EvaluationFigures, config: AppConfig) -> None:
+def _log_evaluation(step: int, result: EvaluationFigures, config: AppConfig) -> None:
     """Log an evaluation on one line, with warnings if it is undefined or collapsed."""
     values = [(key, result.figure(key)) for key, metric in METRICS.items() if metric.logged]
     figures = " ".join(f"{key} {value:.5f}" for key, value in values if value is not None)
@@ -166,7 +168,7 @@ def _log(step: int, result: EvaluationFigures, config: AppConfig) -> None:
         log.warning("eval: close to a constant predictor (%s): check optimizer.lr and the data", text)
 
 
-def _beside_train(train: EvaluationFigures, held_out: EvaluationFigures, epochs: float) -> list[str]:
+def _lines_beside_train(train: EvaluationFigures, held_out: EvaluationFigures, epochs: float) -> list[str]:
     """Return lines with accuracy and average loss of both splits, beside a guess that needs no model."""
     lines = [f"epoch {epochs:g}"]
     for result in (train, held_out):

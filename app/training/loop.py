@@ -160,15 +160,15 @@ class TrainingLoop:
         monitor = self.length.train.monitor
         best = best_of(state.evaluation, monitor)
         if best is not None:
-            self._watch(monitored_value(state.evaluation, monitor))
+            self._update_monitor(monitored_value(state.evaluation, monitor))
         is_best = best is not None and (state.best is None or score_of(best, monitor) > score_of(state.best, monitor))
         self.evaluator.keep(state.step, is_best)
         if is_best:
             state.best = best
             self.checkpointer.keep_best(state)
-        return self._end()
+        return self._end_if_decided()
 
-    def _watch(self, value: float | None) -> None:
+    def _update_monitor(self, value: float | None) -> None:
         """Update the monitor with an evaluation's value of train.monitor, which may cut the learning rate."""
         state, config, before = self.state, self.session.config, self.state.monitored
         state.monitored = watch(before, value, config.train.monitor, config.schedule)
@@ -188,7 +188,7 @@ class TrainingLoop:
                     lower,
                 )
 
-    def _end(self) -> str | None:
+    def _end_if_decided(self) -> str | None:
         """Save and return the status if the state's evaluation ends the run, or nothing is left to train."""
         state = self.state
         # The step of an evaluation need not be one that checkpoint.every_steps saves.
@@ -259,7 +259,7 @@ class TrainingRun:
             text = self.runtime.on_rank_0(
                 lambda: encode(checkpointer.adopt_evaluations(state, directory, self.config, seconds))
             )
-            adopted = decode(text, checkpointer.Adopted)
+            adopted = decode(text, checkpointer.AdoptedEvaluations)
             # The checkpoint was saved before this evaluation, so its monitor has not seen the value.
             if adopted.after_saving and adopted.evaluation is not None:
                 value = monitored_value(adopted.evaluation, self.config.train.monitor)
@@ -288,7 +288,7 @@ class TrainingRun:
     def train(self, stop: StopRequest | None = None) -> str:
         """Train from the state to the end, or to a stop, and write the run's directory; return the status."""
         self.recorder.begin(self.state, self.continues, self.data.pipeline.value)
-        self._log_beginning()
+        self._log_start()
         self.recorder.start(self.state.step)
         profiler = self._profiler()
         check = StopCheck(stop, self.checkpointer, self.config.train, self.runtime, self._began)
@@ -306,18 +306,19 @@ class TrainingRun:
             self.length,
             self.state,
         )
-        with self._reporting_failure():
+        with self._report_failure():
             status = loop.run()
             # A run is complete only when its exchanges have ended and its last checkpoint is on the disk.
             self.data.close()
             self.checkpointer.wait()
             profiler.close()
-        self._finish(status, profiler)
+        self._write_results(status, profiler)
         if stop is not None and stop.signal is not None:
             log.info("stopped %.1f s after %s", time.monotonic() - stop.came_at, stop.signal.name)
         return status
 
-    def _log_beginning(self) -> None:
+    def _log_start(self) -> None:
+        """Log the run's size, its plan and, of a resumed run, where it goes on."""
         counts = self.session.parameter_counts()
         at_most = "" if self.config.train.early_stop_patience is None else "at most "
         log.info(
@@ -346,7 +347,7 @@ class TrainingRun:
             self.recorder.event(OtherEvent(event="resume", step=self.state.step, rest={"line": self._resumed}))
 
     @contextlib.contextmanager
-    def _reporting_failure(self) -> Iterator[None]:
+    def _report_failure(self) -> Iterator[None]:
         """Write the summary of a run that fails; close what is open in any case."""
         try:
             yield
@@ -355,7 +356,7 @@ class TrainingRun:
             self.checkpointer.close()
             served = None
             with contextlib.suppress(UserError, OSError):  # the original failure is the one to report
-                served = self._served()
+                served = self._served_evaluation()
             figures = recorder.summarise_failure(self.session, self.state, served, error, self.recorder.seconds())
             with ignoring_full_disk():
                 self._directory.summary(figures)
@@ -367,12 +368,12 @@ class TrainingRun:
             with ignoring_full_disk():
                 self._directory.step_times(step_time_histogram(self.state.all_step_seconds()))
 
-    def _finish(self, status: str, profiler: StepProfiler) -> None:
+    def _write_results(self, status: str, profiler: StepProfiler) -> None:
         """Write the summary and results, and log the figures."""
         figures = recorder.summarise(
             self.session,
             self.state,
-            self._served(),
+            self._served_evaluation(),
             status,
             recorder.Clocks(self.recorder.seconds(), self.recorder.energy.source, profiler.communication_seconds),
         )
@@ -390,14 +391,15 @@ class TrainingRun:
         lines = recorder.closing_lines(figures, self._measured_before, keeps_best, encoding, has_rates)
         log.info("\n".join(lines))
 
-    def _served(self) -> EvaluationFigures | None:
+    def _served_evaluation(self) -> EvaluationFigures | None:
         """Return on rank 0 the recorded evaluation of the checkpoint that `best` names; None if there is none."""
         best = files.pointed_to(self._directory.checkpoints, files.BEST) if self.runtime.rank == 0 else None
         if best is None:
             return None
         # The best may be of an earlier launch, so its figures come from the record.
-        evaluations = {files.checkpoint_name(one.step): one for one in read_evaluations(self._directory.path)}
-        return evaluations[best.name].figures() if best.name in evaluations else None
+        evaluations = read_evaluations(self._directory.path)
+        by_checkpoint = {files.checkpoint_name(evaluation.step): evaluation for evaluation in evaluations}
+        return by_checkpoint[best.name].figures() if best.name in by_checkpoint else None
 
     def _profiler(self) -> StepProfiler:
         """Return the configured profiler; with several processes it also measures the exchanges of a warm-up step."""

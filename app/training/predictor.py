@@ -165,17 +165,19 @@ def refuse_one_class(config: DataConfig, root: Path, manifest: Manifest) -> None
         )
 
 
-def _refuse_unweighted(negatives: NegativesConfig, evaluation: EvalConfig, root: Path, manifest: Manifest) -> None:
+def _refuse_keys_without_weights(
+    negatives: NegativesConfig, evaluation: EvalConfig, root: Path, manifest: Manifest
+) -> None:
     """Refuse keys that would leave the sample weights out of account."""
     if not manifest.weight:
         return
-    given = {f"data.negatives.{name}": value for name, value in vars(negatives).items()}
-    given |= {"eval.group_by": evaluation.group_by, "eval.keep_scores": evaluation.keep_scores or None}
-    given = {key: value for key, value in given.items() if value is not None}
-    if given:
-        remedies = (f"{key}={0 if key == 'eval.keep_scores' else 'null'}" for key in given)
+    values = {f"data.negatives.{name}": value for name, value in vars(negatives).items()}
+    values |= {"eval.group_by": evaluation.group_by, "eval.keep_scores": evaluation.keep_scores or None}
+    refused = {key: value for key, value in values.items() if value is not None}
+    if refused:
+        remedies = (f"{key}={0 if key == 'eval.keep_scores' else 'null'}" for key in refused)
         raise UserError(
-            f"{', '.join(f'{key}={value}' for key, value in given.items())}: not of rows with sample weights, which "
+            f"{', '.join(f'{key}={value}' for key, value in refused.items())}: not of rows with sample weights, which "
             f"{root} has (column {manifest.weight}); give {' '.join(remedies)}"
         )
 
@@ -189,7 +191,7 @@ def require_task(config: AppConfig, root: Path, manifest: Manifest) -> None:
     ):
         if column is not None:
             require_column(key, column, config.data, root, manifest)
-    _refuse_unweighted(config.data.negatives, config.eval, root, manifest)
+    _refuse_keys_without_weights(config.data.negatives, config.eval, root, manifest)
     task = task_of(manifest)
     monitor = config.train.monitor
     remedies = {}
@@ -198,7 +200,7 @@ def require_task(config: AppConfig, root: Path, manifest: Manifest) -> None:
     if any(METRICS[name].task != task.labels for name in ([monitor] if isinstance(monitor, str) else monitor)):
         remedies[f"train.monitor={shown(monitor)}"] = f"train.monitor={task.main}"
     if not task.has_clicks:
-        of_clicks = {
+        keys_of_clicks = {  # values, and those without effect
             "loss.threshold": (config.loss.threshold, 0.0),
             "train.target_auc": (config.train.target_auc, None),
             "train.target_accuracy": (config.train.target_accuracy, None),
@@ -206,9 +208,9 @@ def require_task(config: AppConfig, root: Path, manifest: Manifest) -> None:
             "baselines": (config.baselines is True, False),
             **{f"data.negatives.{name}": (value, None) for name, value in vars(config.data.negatives).items()},
         }
-        for key, (value, usual) in of_clicks.items():
-            if value != usual:
-                remedies[f"{key}={shown(value)}"] = f"{key}={shown(usual)}"
+        for key, (value, default) in keys_of_clicks.items():
+            if value != default:
+                remedies[f"{key}={shown(value)}"] = f"{key}={shown(default)}"
         if config.eval.keep_scores:
             remedies[f"eval.keep_scores={config.eval.keep_scores}"] = "eval.keep_scores=0"
         if config.eval.group_by is not None:
@@ -290,8 +292,8 @@ class MicroBatches:
         """model: sharded, its dense layers on each process; size: M."""
         self._dlrm = cast(DLRM, model.module)
         self._size, self._runtime = size, runtime
-        dense = sorted((name, each) for name, each in model.named_parameters() if not table_of(name))
-        self.parameters = [parameter for _, parameter in dense]
+        dense = {name: parameter for name, parameter in model.named_parameters() if not table_of(name)}
+        self.parameters = [dense[name] for name in sorted(dense)]
         self._norms = [module for module in model.modules() if isinstance(module, BatchNorm)]
         for norm in self._norms:
             norm.of_micro_batch = True
@@ -344,22 +346,22 @@ class MicroBatches:
     def backward(self) -> None:
         """Set the gradients of dense parameters and replicated tables to the global batch's; update sharded tables."""
         tree, first = TreeSum(), self._runtime.rank * len(self._graphs)
-        of_vectors = []
+        vector_gradients = []
         for offset, (graph, part) in enumerate(zip(self._graphs, self._losses, strict=True)):
             if part is None:
                 # The backward of the lookup needs a gradient for every row, also for padding.
-                of_vectors.append(torch.zeros_like(graph.vectors))
+                vector_gradients.append(torch.zeros_like(graph.vectors))
                 continue
-            of_leaf, *gradients = torch.autograd.grad(
+            leaf_gradient, *gradients = torch.autograd.grad(
                 part, [graph.vectors, *self.parameters], allow_unused=True, materialize_grads=True
             )
-            of_vectors.append(of_leaf)
+            vector_gradients.append(leaf_gradient)
             tree.add(Node(0, first + offset, [*gradients, *graph.statistics]))
         vectors, self._graphs, self._vectors = self._vectors, [], None
         assert vectors is not None, "forward comes first"
         # One backward serves all micro-batches: FBGEMM then adds a row's gradients in the order of the global batch.
-        vectors.backward(torch.cat(of_vectors))
-        total = self._exchanged(tree)
+        vectors.backward(torch.cat(vector_gradients))
+        total = self._sum_over_processes(tree)
         for parameter, gradient in zip(self.parameters, total, strict=False):
             parameter.grad = gradient
         for norm, statistics in zip(self._norms, total[len(self.parameters) :], strict=True):
@@ -367,30 +369,32 @@ class MicroBatches:
         for lookup in self._replicated:
             lookup.set_gradients()
 
-    def _exchanged(self, tree: TreeSum) -> list[Tensor]:
-        """Return the sum over all processes; each adds everybody's nodes in the order of their micro-batches."""
+    def _sum_over_processes(self, tree: TreeSum) -> list[Tensor]:
+        """Return the sum over all processes: gradients of the parameters, then statistics [2, C] of each batch norm.
+
+        tree: the sum over this process's micro-batches. Each process adds everybody's nodes in the order of the batch.
+        """
         if self._runtime.world_size == 1:
             return tree.total()
-        of_each = len(self._losses)
-        cuts = [min(rank * of_each, self._count) for rank in range(self._runtime.world_size + 1)]
-        of_ranks = [nodes_of(first, stop) for first, stop in pairwise(cuts)]
+        per_process = len(self._losses)
+        cuts = [min(rank * per_process, self._count) for rank in range(self._runtime.world_size + 1)]
+        nodes_by_rank = [nodes_of(first, stop) for first, stop in pairwise(cuts)]
         # The shapes come from the parameters, as a process with nothing but padding has no nodes.
         shapes = [parameter.shape for parameter in self.parameters] + [(2, len(norm.bias)) for norm in self._norms]
         sizes = [math.prod(shape) for shape in shapes]
-        most = max(map(len, of_ranks))
-        rows = [torch.cat([each.flatten() for each in node.tensors]) for node in tree.nodes]
+        rows = [torch.cat([tensor.flatten() for tensor in node.tensors]) for node in tree.nodes]
         # All processes must send equal shapes: those with fewer nodes add rows of zeros, which nobody reads.
-        local = torch.zeros(most, sum(sizes), device=self._runtime.device)
+        local = torch.zeros(max(map(len, nodes_by_rank)), sum(sizes), device=self._runtime.device)
         if rows:
             local[: len(rows)] = torch.stack(rows)
-        gathered = [torch.empty_like(local) for _ in of_ranks]
+        gathered = [torch.empty_like(local) for _ in nodes_by_rank]
         # The nodes are exchanged, not reduced: the order of an all_reduce depends on the number of processes.
         dist.all_gather(gathered, local)
-        whole = TreeSum()
-        for nodes, values in zip(of_ranks, gathered, strict=True):
+        global_tree = TreeSum()
+        for nodes, values in zip(nodes_by_rank, gathered, strict=True):
             for (level, number), row in zip(nodes, values, strict=False):
-                whole.add(Node(level, number, [row]))
-        (total,) = whole.total()
+                global_tree.add(Node(level, number, [row]))
+        (total,) = global_tree.total()
         return [part.view(shape) for part, shape in zip(total.split(sizes), shapes, strict=True)]
 
 
@@ -405,20 +409,21 @@ class ReplicatedLookup:
         self._kernel, self._runtime = kernel, runtime
         self._features: KeyedJaggedTensor | None = None
         self._gradient = torch.empty(0)
-        kernel.register_forward_hook(self._note)
+        kernel.register_forward_hook(self._note_lookup)
 
-    def _note(self, kernel: nn.Module, inputs: tuple[KeyedJaggedTensor], vectors: Tensor) -> None:
+    def _note_lookup(self, kernel: nn.Module, inputs: tuple[KeyedJaggedTensor], vectors: Tensor) -> None:
+        """Keep the ids of a forward in training, and later the gradient of its vectors; a forward hook of `kernel`."""
         if vectors.requires_grad:
             self._features = inputs[0]
-            vectors.register_hook(self._keep)
+            vectors.register_hook(self._keep_gradient)
 
-    def _keep(self, gradient: Tensor) -> None:
+    def _keep_gradient(self, gradient: Tensor) -> None:
         self._gradient = gradient
 
     def set_gradients(self) -> None:
         """Replace the tables' gradients by those of the global batch; a collective call after the backward."""
         assert self._features is not None, "forward comes first"
-        config, column, of_tables = self._kernel.config, 0, []
+        config, column, table_gradients = self._kernel.config, 0, []
         for table in config.embedding_tables:
             ids, rows = [], []
             for name in table.feature_names:
@@ -435,8 +440,8 @@ class ReplicatedLookup:
             summed = torch.ops.aten.embedding_dense_backward(
                 torch.cat(rows), torch.cat(ids), table.local_rows, padding_idx=-1, scale_grad_by_freq=False
             )
-            of_tables.append(summed.flatten())
-        self._kernel.emb_module.weights.grad = torch.cat(of_tables)
+            table_gradients.append(summed.flatten())
+        self._kernel.emb_module.weights.grad = torch.cat(table_gradients)
 
 
 log = logging.getLogger("clickwork")
@@ -477,7 +482,8 @@ class EvaluationInterrupted(Exception):
     """Raised when the run is asked to stop during an evaluation, which a resumed run begins again."""
 
 
-def _figures(split: str, samples: int, metrics: Mapping[str, object]) -> EvaluationFigures:
+def _make_figures(split: str, samples: int, metrics: Mapping[str, object]) -> EvaluationFigures:
+    """Return metrics by name as the document of an evaluation."""
     return convert({"split": split, "samples": samples, **metrics}, EvaluationFigures)
 
 
@@ -509,6 +515,7 @@ class Predictor:
 
     @cached_property
     def _dataset(self) -> Splits:
+        """Return the opened dataset: of the model's own kind, or of rows."""
         parts = self.config.model.parts
         if parts is not None:
             return parts.open_splits(self.root, self.manifest, self.config)
@@ -583,11 +590,10 @@ class Predictor:
             self.model.train(was_training)
         scores, truth, ids = (torch.cat(parts).numpy() for parts in (logits, labels, groups))
         if scores.ndim == 1:
-            of_rows = torch.cat(weights).numpy() if self.manifest.weight else None
-            return Scores(scores, truth, ids, np.concatenate(rows), [], of_rows)
-        return Scores(
-            scores[:, 0], truth[:, 0], ids, np.concatenate(rows), [*zip(scores.T[1:], truth.T[1:], strict=True)]
-        )
+            row_weights = torch.cat(weights).numpy() if self.manifest.weight else None
+            return Scores(scores, truth, ids, np.concatenate(rows), [], row_weights)
+        tasks = [*zip(scores.T[1:], truth.T[1:], strict=True)]
+        return Scores(scores[:, 0], truth[:, 0], ids, np.concatenate(rows), tasks)
 
     def eval_batch_size(self, rows: int) -> int:
         """Return the samples of an evaluation step over all processes, for a split with this many rows."""
@@ -619,25 +625,25 @@ class Predictor:
         logits, labels, groups, row_keys, tasks, weights = self.score(batches, interrupted)
         # NaN must be found before the metrics, since sorting would silently put it at one end of the ranking.
         self._require_finite([logits, *(scores for scores, _ in tasks)], split.rows, name)
-        pooled = partial(self._in_order, rows=split.rows)
+        join = partial(self._join_in_row_order, rows=split.rows)
         # Errors of predicted numbers are sums, so no process needs the scores of all rows.
         if not task_of(self.manifest).has_clicks:
-            preds, truth, *of_rows = self._for_sums(pooled, logits, labels, weights)
-            figures = number_metrics(preds, truth, self._total, *of_rows)
-            return Evaluation(_figures(name, split.rows, figures), logits[:0], labels[:0])
+            preds, truth, *row_weights = self._values_to_sum(join, logits, labels, weights)
+            figures = number_metrics(preds, truth, self._sum_of_sums, *row_weights)
+            return Evaluation(_make_figures(name, split.rows, figures), logits[:0], labels[:0])
         kept, class_weights, sums_of_all = kept_share(self.manifest), self.config.loss.class_weights, np.empty(0)
         if rows is not None:  # sampling left none of them out
             logits, kept = logits + np.float32(logit_correction(kept, class_weights) if corrected else 0), 1.0
         elif kept and (kept != 1 or class_weights):
-            summed = self._for_sums(pooled, logits, labels, weights)
-            sums_of_all = self._total(all_rows_sums(*summed, kept=kept, class_weights=class_weights))
+            summed = self._values_to_sum(join, logits, labels, weights)
+            sums_of_all = self._sum_of_sums(all_rows_sums(*summed, kept=kept, class_weights=class_weights))
         if split.rows > self.config.eval.exact_rows:
-            summed = self._for_sums(pooled, logits, labels, weights)
-            sums = self._total(click_sums(*summed))
+            summed = self._values_to_sum(join, logits, labels, weights)
+            sums = self._sum_of_sums(click_sums(*summed))
             if weights is None:
                 binned = histogram_metrics(runtime.total(score_counts(logits, labels)), sums)
             else:
-                binned = histogram_metrics(self._total(score_counts(*summed)), sums)
+                binned = histogram_metrics(self._sum_of_sums(score_counts(*summed)), sums)
             binned = of_all_rows(binned, sums_of_all, corrected) if len(sums_of_all) else binned
             # Curves and histograms need only a sample of this many rows, evenly spaced.
             stride = -(-split.rows // MAX_SAMPLES)
@@ -645,27 +651,28 @@ class Predictor:
             # With train.deterministic=layout rank 0 has the scores of all processes already.
             if self.micro_batches is None:
                 logits, labels = runtime.to_rank_0(logits), runtime.to_rank_0(labels)
-            return Evaluation(_figures(name, split.rows, binned), logits, labels)
-        logits, labels, groups, row_keys = pooled(logits), pooled(labels), pooled(groups), pooled(row_keys)
-        weights = None if weights is None else pooled(weights)
-        others = [(pooled(scores), pooled(truth)) for scores, truth in tasks]
+            return Evaluation(_make_figures(name, split.rows, binned), logits, labels)
+        logits, labels, groups, row_keys = join(logits), join(labels), join(groups), join(row_keys)
+        weights = None if weights is None else join(weights)
+        joined_tasks = [(join(scores), join(truth)) for scores, truth in tasks]
 
-        def measured() -> str:
+        def metrics_on_rank_0() -> str:
+            """Return the figures as JSON."""
             grouped: dict[str, float | int | None] = {}
             parts, names = self.config.model.parts, list[str]()
             if self.config.eval.group_by is not None:
                 grouped = group_metrics(logits, labels, groups, row_keys)
             elif parts is not None:
                 grouped, names = {**parts.group_metrics(logits, labels, groups)}, parts.tasks(self.config)
-            of_kept = click_metrics(logits, labels, 1 / kept if corrected else 1.0, weights)
-            figures = of_all_rows(of_kept, sums_of_all, corrected) if len(sums_of_all) else of_kept
-            aucs = {f"auc_{name}": click_metrics(*task)["auc"] for name, task in zip(names, others, strict=False)}
-            return encode(_figures(name, split.rows, {**figures, **grouped, **aucs}))
+            kept_figures = click_metrics(logits, labels, 1 / kept if corrected else 1.0, weights)
+            figures = of_all_rows(kept_figures, sums_of_all, corrected) if len(sums_of_all) else kept_figures
+            aucs = {f"auc_{name}": click_metrics(*task)["auc"] for name, task in zip(names, joined_tasks, strict=False)}
+            return encode(_make_figures(name, split.rows, {**figures, **grouped, **aucs}))
 
-        text = runtime.on_rank_0(measured)
+        text = runtime.on_rank_0(metrics_on_rank_0)
         return Evaluation(decode(text, EvaluationFigures), logits, labels)
 
-    def _in_order(self, values: NDArray[ScalarT], rows: int) -> NDArray[ScalarT]:
+    def _join_in_row_order(self, values: NDArray[ScalarT], rows: int) -> NDArray[ScalarT]:
         """Return all processes' values of a split on rank 0, in the order of its rows; empty elsewhere."""
         joined = self.runtime.to_rank_0(values)
         if not len(joined) or self.runtime.world_size == 1 or self.manifest.kind.windows:
@@ -673,23 +680,26 @@ class Predictor:
         # Metrics are sums of floats, whose bits depend on the order: rows return to the order on disk.
         return joined[places_of_rows(rows, self.eval_batch_size(rows), self.runtime.world_size)]
 
-    def _for_sums(
-        self, pooled: Callable[[NDArray[np.float32]], NDArray[np.float32]], *of_rows: NDArray[np.float32] | None
+    def _values_to_sum(
+        self, join: Callable[[NDArray[np.float32]], NDArray[np.float32]], *arrays: NDArray[np.float32] | None
     ) -> list[NDArray[np.float32]]:
-        """Return the scores that this process adds: its own; with train.deterministic=layout, rank 0 adds all."""
-        given = [values for values in of_rows if values is not None]
-        return given if self.micro_batches is None else [pooled(values) for values in given]
+        """Return the arrays, but None, of the rows that this process adds up.
 
-    def _total(self, sums: NDArray[np.float64]) -> NDArray[np.float64]:
+        These are its own rows; with train.deterministic=layout they are all rows on rank 0, and none elsewhere.
+        """
+        present = [values for values in arrays if values is not None]
+        return present if self.micro_batches is None else [join(values) for values in present]
+
+    def _sum_of_sums(self, sums: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the sum of the processes' sums, on all of them."""
-        of_ranks = self.runtime.gather(sums)
+        by_rank = self.runtime.gather(sums)
         # With train.deterministic=layout rank 0 has added all rows, in their order, and the others none.
-        return of_ranks[0] if self.micro_batches is not None else np.sum(of_ranks, axis=0)
+        return by_rank[0] if self.micro_batches is not None else np.sum(by_rank, axis=0)
 
     def _require_finite(self, scores: list[NDArray[np.float32]], rows: int, name: str) -> None:
         """Raise UserError on all processes if any of them has logits that are not finite."""
-        bad = np.logical_or.reduce([~np.isfinite(logits) for logits in scores])
-        if count := int(self.runtime.total(np.array([np.count_nonzero(bad)]))[0]):
+        is_bad = np.logical_or.reduce([~np.isfinite(logits) for logits in scores])
+        if count := int(self.runtime.total(np.array([np.count_nonzero(is_bad)]))[0]):
             raise UserError(
                 f"split {name}: {count:,} of {rows:,} logits are not finite, and no metric is defined for "
                 "them: lower optimizer.lr and train again, or choose an earlier checkpoint"

@@ -20,7 +20,7 @@ from torchrec.streamable import Pipelineable
 from app.config.app_config import AppConfig
 from app.config.model import Storage
 from app.config.train import Compile, OnNan, Pipeline, require_graphs
-from app.data.batch import Batch, checked_room, gpu_address, layout_of, pinned_ahead
+from app.data.batch import Batch, gpu_address, layout_of, pinned_ahead, with_room_checked
 from app.metrics.documents import Measured, of_steps
 from app.metrics.timing import PHASES, StepTimer
 from app.model.dlrm import Loss, make_loss
@@ -69,6 +69,7 @@ class TableMeter:
         }
 
     def _measure(self, table: TableSpec, values: NDArray[np.float32]) -> None:
+        """Add the next rows of a table, as far as its figures cover them, to its norms and counts."""
         start = self._rows_seen[table.name]
         stop = self._rows_seen[table.name] = start + len(values)
         for block in sampled_blocks(table.num_embeddings):
@@ -112,27 +113,27 @@ class Session:
 
     @property
     def config(self) -> AppConfig:
-        """The run's configuration."""
+        """Return the run's configuration."""
         return self.predictor.config
 
     @property
     def runtime(self) -> Runtime:
-        """This process of the job."""
+        """Return this process of the job."""
         return self.predictor.runtime
 
     @property
     def root(self) -> Path:
-        """The dataset's directory."""
+        """Return the dataset's directory."""
         return self.predictor.root
 
     @property
     def manifest(self) -> Manifest:
-        """The dataset's manifest."""
+        """Return the dataset's manifest."""
         return self.predictor.manifest
 
     @property
     def model(self) -> Any:
-        """The sharded model."""
+        """Return the sharded model."""
         return self.predictor.model
 
     def loss_of(self, logits: Tensor, batch: Batch) -> Tensor:
@@ -155,7 +156,7 @@ class Session:
 
     @property
     def is_logloss(self) -> bool:
-        """Whether the training loss is the logloss of the samples trained on."""
+        """Return whether the training loss is the logloss of the samples trained on."""
         return self.config.loss.is_logloss and self.loss_factor == 1
 
     def compile(self, batch_size: int) -> None:
@@ -220,7 +221,8 @@ class Session:
 
     def gradient_norm(self) -> Tensor:
         """Return the 2-norm of the dense parameters' gradients, a scalar on the device; call after a backward."""
-        return total_norm(p.grad for p in self.dense_parameters().values() if p.grad is not None)
+        gradients = (parameter.grad for parameter in self.dense_parameters().values())
+        return total_norm(gradient for gradient in gradients if gradient is not None)
 
     def parameter_counts(self) -> dict[str, int]:
         """Return the numbers of embedding and dense parameters of the whole model."""
@@ -361,7 +363,7 @@ class StepWindow:
         state = self._state
         self._skipped = [*self._skipped, state.step] if state.step - 1 in self._skipped[-1:] else [state.step]
         state.skipped += 1
-        log.warning("%s: the loss is not finite: skipped, no parameter is updated", self._describe(state.step + 1))
+        log.warning("%s: the loss is not finite: skipped, no parameter is updated", self._describe_step(state.step + 1))
         if len(self._skipped) > MAX_SKIPPED:
             raise UserError(f"step {state.step + 1}: {len(self._skipped)} steps in a row were skipped, {ADVICE}")
 
@@ -378,8 +380,8 @@ class StepWindow:
         losses = np.ascontiguousarray(checks[:, 0])
         # The mean above is rounded by the number of processes, so with layout micro-batches are added instead.
         if self._of_micro_batches:
-            losses, accuracies = self._sums_of_micro_batches()
-        timed = self._on_slowest(phase_steps, phases)
+            losses, accuracies = self._sum_micro_batches()
+        timed = self._phases_on_slowest(phase_steps, phases)
         self._phases.add(timed)
         state.losses.append(losses)
         # The loop also synchronises at first_counted_step, so one call's steps are all warm-up or all counted.
@@ -392,15 +394,16 @@ class StepWindow:
         self._seconds.append(seconds)
         self._input_wait += wait
 
-    def _sums_of_micro_batches(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    def _sum_micro_batches(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Return the steps' losses and accuracies, added in the order of the micro-batches; a collective call."""
-        most = max(values.shape[1] for values in self._of_micro_batches)  # the last step of an epoch may have fewer
-        parts = [torch.nn.functional.pad(values, (0, most - values.shape[1])) for values in self._of_micro_batches]
+        # The last step of an epoch may have fewer micro-batches than the others.
+        count = max(values.shape[1] for values in self._of_micro_batches)
+        steps = [torch.nn.functional.pad(values, (0, count - values.shape[1])) for values in self._of_micro_batches]
         # Micro-batches come rank by rank in the order of the global batch, so the sum is the same on any layout.
-        total = np.zeros((len(parts), 2))
-        for of_rank in self._runtime.gather(torch.stack(parts).cpu().numpy()):
-            for number in range(most):
-                total += of_rank[:, :, number]
+        total = np.zeros((len(steps), 2))
+        for values_of_rank in self._runtime.gather(torch.stack(steps).cpu().numpy()):
+            for number in range(count):
+                total += values_of_rank[:, :, number]
         rows = np.array(self._rows)
         self._of_micro_batches, self._rows = [], []
         return total[:, 0].astype(np.float32), (total[:, 1] / rows).astype(np.float32)
@@ -421,25 +424,26 @@ class StepWindow:
         self._losses, self._seconds, self._input_wait, self._phases = [], [], 0.0, Measured()
         return figures
 
-    def _on_slowest(self, steps: int, phases: dict[str, float]) -> Measured:
+    def _phases_on_slowest(self, steps: int, phases: dict[str, float]) -> Measured:
         """Return the seconds of sampled steps by phase, each as long as on its slowest process; a collective call."""
         seconds = np.array([phases.get(name, 0.0) for name in PHASES])
-        most = np.max(self._runtime.gather(seconds), axis=0).tolist()
-        return Measured(phase_steps=steps, phases=dict(zip(PHASES, most, strict=True)) if steps else {})
+        slowest = np.max(self._runtime.gather(seconds), axis=0).tolist()
+        return Measured(phase_steps=steps, phases=dict(zip(PHASES, slowest, strict=True)) if steps else {})
 
     def _require_finite(self, checks: NDArray[np.float32]) -> None:
         """Raise UserError at the first non-finite value of `checks` [steps, K]; a skipped step's loss may be one."""
-        bad = ~np.isfinite(checks)
+        is_bad = ~np.isfinite(checks)
         if self._length.train.on_nan is OnNan.skip:
-            bad[:, 0] = False
-        if bad.any():
+            is_bad[:, 0] = False
+        if is_bad.any():
             # The first bad value belongs to the earliest step and, within it, to the loss rather than to a gradient.
-            row, column = divmod(int(bad.argmax()), bad.shape[1])
-            place = self._describe(self._state.step - len(checks) + row + 1)
+            row, column = divmod(int(is_bad.argmax()), is_bad.shape[1])
+            place = self._describe_step(self._state.step - len(checks) + row + 1)
             name = self._checks.names[column]
             raise UserError(f"{place}: first non-finite value: {name} ({checks[row, column]}); {ADVICE}")
 
-    def _describe(self, step: int) -> str:
+    def _describe_step(self, step: int) -> str:
+        """Return the place of a step, counted from 1, for a message."""
         epoch, batch = divmod(step - 1, self._length.steps_per_epoch)
         return f"step {step} (epoch {epoch}, batch {batch} of {self._length.steps_per_epoch}, counted from 0)"
 
@@ -470,7 +474,7 @@ class DataLoader:
             splits = self._session.manifest.splits.values()
             files = [file for split in splits for shard in split.shards for file in shard.files.values()]
             processes = self._session.runtime.local_world_size
-            source = checked_room(source, gpu_address(device), processes, sum(file.bytes for file in files))
+            source = with_room_checked(source, gpu_address(device), processes, sum(file.bytes for file in files))
         if self._pipeline is None:
             return self._session.predictor.on_device(source)
         # The pipeline copies to the device by itself, so batches only have to be in page-locked memory.
@@ -506,16 +510,16 @@ def uses_pipeline(setting: Pipeline, device: torch.device, world_size: int) -> b
 
 
 @dataclass
-class _Staged(Pipelineable):
+class _StagedBatch(Pipelineable):
     """A batch in the pipeline, and the ids that index its tables once it is on the device."""
 
     batch: Batch
     ids_of: Ids
     ids: KeyedJaggedTensor | None = None
 
-    def to(self, device: torch.device, non_blocking: bool = False) -> "_Staged":
+    def to(self, device: torch.device, non_blocking: bool = False) -> "_StagedBatch":
         batch = self.batch.to(device, non_blocking)
-        return _Staged(batch, self.ids_of, self.ids_of(batch.sparse_features))
+        return _StagedBatch(batch, self.ids_of, self.ids_of(batch.sparse_features))
 
     def record_stream(self, stream: torch.Stream) -> None:
         self.batch.record_stream(stream)
@@ -530,11 +534,11 @@ class _Lookups(nn.Module):
         super().__init__()
         self.lookups = nn.ModuleList(lookups)
 
-    def forward(self, staged: _Staged) -> list[object]:
+    def forward(self, staged: _StagedBatch) -> list[object]:
         return [lookup(staged.ids) for lookup in self.lookups]
 
 
-class SparseDistPipeline(TrainPipelineSparseDist[_Staged, None]):
+class SparseDistPipeline(TrainPipelineSparseDist[_StagedBatch, None]):
     """TorchRec's sparse-dist pipeline: while a batch is computed, the next one's ids travel to the ranks of their rows.
 
     The pipeline holds three batches: one is computed, the ids of the second are exchanged, the third is copied to the
@@ -557,7 +561,7 @@ class SparseDistPipeline(TrainPipelineSparseDist[_Staged, None]):
         other use.
         """
         for size in pieces:
-            piece = (_Staged(batch, self._ids_of) for batch in islice(source, size))
+            piece = (_StagedBatch(batch, self._ids_of) for batch in islice(source, size))
             # The end of the piece before has detached the pipeline, so that the model could evaluate.
             self.attach()
             self.fill_pipeline(piece)

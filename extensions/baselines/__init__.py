@@ -32,35 +32,38 @@ def register(core: Core) -> None:
             config="schema",
             config_dir=Path(__file__).parent,
         ),
-        AfterTraining(require, keep, finish),
-        ReportAddition(of_run),
+        AfterTraining(refuse_impossible, score_writer, compute_baselines),
+        ReportAddition(report_additions),
         FilesBesideRun(re.compile(r"\.baselines"), is_of_run=True),
     )
 
 
-def require(config: AppConfig) -> None:
+def refuse_impossible(config: AppConfig) -> None:
     """Refuse baselines=true if they cannot be computed."""
     from extensions.baselines.command import require_possible
 
     require_possible(config)
 
 
-def keep(predictor: Predictor, evaluation: Evaluation) -> Callable[[Path, int], None] | None:
-    """Return a function that writes the scores of the rows that baselines will be compared on."""
+def score_writer(predictor: Predictor, evaluation: Evaluation) -> Callable[[Path, int], None] | None:
+    """Return a function of a run's directory and a step, which writes the scores of the rows to compare baselines on.
+
+    None if this process has none to write.
+    """
     from extensions.baselines.scores import sampled_scores
 
     scores = sampled_scores(predictor, evaluation)
     return scores.write if scores is not None else None
 
 
-def finish(config: AppConfig) -> None:
+def compute_baselines(config: AppConfig) -> None:
     """Compute the baselines of a completed run."""
     from extensions.baselines.command import add_baselines
 
     add_baselines(config)
 
 
-def of_run(run: RunFiles) -> Additions:
+def report_additions(run: RunFiles) -> Additions:
     """Return the comparison of the run's model with its baselines."""
     from extensions.baselines.command import additions
 

@@ -52,9 +52,9 @@ def additions(run: RunFiles) -> Additions:
     """Return the tables and the sentence for a run's baselines, or the reason for their absence."""
     figures, sentence = figures_of(run), baselines_sentence(run)
     return Additions(
-        [] if figures is None else _comparisons(run, figures),
+        [] if figures is None else _comparison_rows(run, figures),
         [] if sentence is None else [sentence],
-        [] if figures is None or not (figures.columns and figures.columns.rest) else [_single_columns(figures.columns)],
+        [] if figures is None or not (figures.columns and figures.columns.rest) else [_column_table(figures.columns)],
     )
 
 
@@ -74,81 +74,81 @@ def baselines_sentence(run: RunFiles) -> tuple[str, str] | None:
     auc, figures = run.evaluation.auc, figures_of(run)
     if auc is None or figures is None:
         return None
-    baselines = _by_name(run, figures)
-    aucs = {name: one.auc for name, one in baselines.items() if one.auc is not None}
+    baselines = _baselines_by_words(run, figures)
+    aucs = {name: baseline.auc for name, baseline in baselines.items() if baseline.auc is not None}
     if not aucs:
         return None
     best = max(aucs, key=lambda name: aucs[name])
     difference, interval = baselines[best].difference, baselines[best].difference_interval
     others = ", ".join(f"{name} {value:.4f}" for name, value in aucs.items())
     missing = "".join(f"; {BASELINE_NAMES[name]}: {reason}" for name, reason in figures.missing.items())
-    of = f"(AUC {auc:.4f} against {others}{_sample_of(figures)}{missing}){_worse_probabilities(run, baselines)}"
+    scope = f"(AUC {auc:.4f} against {others}{_sample_clause(figures)}{missing}){_worse_probabilities(run, baselines)}"
     if difference is None:
         gain, side = auc - aucs[best], "behind" if auc < aucs[best] else "ahead of"
         reason = figures.not_compared or f"python -m app.baselines run={run.directory} compares them"
-        return "plain", f"{abs(gain):.4f} AUC {side} {best}, not compared row by row: {reason} {of}."
+        return "plain", f"{abs(gain):.4f} AUC {side} {best}, not compared row by row: {reason} {scope}."
     side = "Behind" if difference < 0 else "Ahead of"
     lead = f"{side} the best baseline, {best}, by {abs(difference):.4f}"
     if not interval:
-        return "plain", f"{lead} AUC; too few rows of a label for a test {of}."
+        return "plain", f"{lead} AUC; too few rows of a label for a test {scope}."
     lead = f"{lead} ± {(interval[1] - interval[0]) / 2:.4f} AUC on {figures.compared_rows:,} rows of {figures.split}"
     if interval[0] <= 0 <= interval[1]:
-        return "plain", f"{lead} (95%), which cannot show whether it is real {of}."
+        return "plain", f"{lead} (95%), which cannot show whether it is real {scope}."
     if difference > 0:
-        return "good", f"The model earns its keep: {lead[0].lower()}{lead[1:]} (95%) {of}."
-    return "bad", f"The model does not earn its keep yet: {lead[0].lower()}{lead[1:]} (95%) {of}."
+        return "good", f"The model earns its keep: {lead[0].lower()}{lead[1:]} (95%) {scope}."
+    return "bad", f"The model does not earn its keep yet: {lead[0].lower()}{lead[1:]} (95%) {scope}."
 
 
 def _worse_probabilities(run: RunFiles, baselines: dict[str, Baseline]) -> str:
     """Return a clause if a baseline has the lower NE, empty otherwise: AUC judges the order of rows alone."""
     ne = run.evaluation.figure(NE)
-    by_ne = {name: one.ne for name, one in baselines.items() if one.ne is not None}
-    best = min(by_ne, key=lambda name: by_ne[name], default=None)
-    if ne is None or best is None or by_ne[best] >= ne:
+    nes = {name: baseline.ne for name, baseline in baselines.items() if baseline.ne is not None}
+    best = min(nes, key=lambda name: nes[name], default=None)
+    if ne is None or best is None or nes[best] >= ne:
         return ""
     return (
-        f"; its probabilities are worse, NE {ne:.4f} against {by_ne[best]:.4f} of {best}: train.monitor=ne keeps the "
+        f"; its probabilities are worse, NE {ne:.4f} against {nes[best]:.4f} of {best}: train.monitor=ne keeps the "
         "checkpoint by them"
     )
 
 
-def _by_name(run: RunFiles, figures: Baselines) -> dict[str, Baseline]:
+def _baselines_by_words(run: RunFiles, figures: Baselines) -> dict[str, Baseline]:
     """Return the baselines on the evaluation's split, except the base rate, by their names in words."""
     if figures.split != run.evaluation.split:
         return {}
     column = figures.columns.rest.get("column") if figures.columns else None
-    by_name = {
+    by_words = {
         f"the label rates of {column} alone": figures.columns,
         BASELINE_NAMES["lr"]: figures.lr,
         BASELINE_NAMES["trees"]: figures.trees,
     }
-    return {name: one for name, one in by_name.items() if one is not None}
+    return {words: baseline for words, baseline in by_words.items() if baseline is not None}
 
 
-def _comparisons(run: RunFiles, figures: Baselines) -> list[ComparisonRow]:
+def _comparison_rows(run: RunFiles, figures: Baselines) -> list[ComparisonRow]:
     """Return a row per baseline, with a remark on its AUC difference to the run on the same rows."""
     rows = []
-    for name, one in _by_name(run, figures).items():
-        remark = f"a simpler model on the same splits{_sample_of(figures)}"
-        if one.difference is not None and one.difference_interval:
-            reach = (one.difference_interval[1] - one.difference_interval[0]) / 2
+    for name, baseline in _baselines_by_words(run, figures).items():
+        remark = f"a simpler model on the same splits{_sample_clause(figures)}"
+        if baseline.difference is not None and baseline.difference_interval:
+            half = (baseline.difference_interval[1] - baseline.difference_interval[0]) / 2
             remark += (
-                f"; this run {signed(one.difference, 4)} ± {reach:.4f} AUC on the same {figures.compared_rows:,} rows "
-                "(95%)"
+                f"; this run {signed(baseline.difference, 4)} ± {half:.4f} AUC on the same "
+                f"{figures.compared_rows:,} rows (95%)"
             )
-        values = {**dict.fromkeys(COMPARED), AUC: one.auc, NE: one.ne}
+        values = {**dict.fromkeys(COMPARED), AUC: baseline.auc, NE: baseline.ne}
         rows.append(ComparisonRow(f"{name[0].upper()}{name[1:]}", values, None, remark))
     return rows
 
 
-def _sample_of(figures: Baselines) -> str:
-    """Return which rows baselines learned from and were scored on, unless all."""
+def _sample_clause(figures: Baselines) -> str:
+    """Return a clause on the rows that baselines learned from and were scored on; empty if these are all rows."""
     parts = [("trained on", figures.rows, figures.of_rows), ("scored on", figures.eval_rows, figures.of_eval_rows)]
-    phrases = [f"{purpose} {rows:,} of {of:,} rows" for purpose, rows, of in parts if rows < of]
+    phrases = [f"{purpose} {rows:,} of {all_rows:,} rows" for purpose, rows, all_rows in parts if rows < all_rows]
     return f"; baselines {' and '.join(phrases)}" if phrases else ""
 
 
-def _single_columns(columns: Baseline) -> FoldedTable:
+def _column_table(columns: Baseline) -> FoldedTable:
     """Return the AUC of each column's label rates alone, best first."""
     aucs = convert(columns.rest.get("auc_of_each") or {}, dict[str, float], "baselines.columns.auc_of_each")
     rows = [[name, figure(auc)] for name, auc in sorted(aucs.items(), key=lambda item: -item[1])]
@@ -197,7 +197,7 @@ def add_baselines(config: AppConfig) -> None:
     if reason is None and summary.eval.main != AUC:
         reason = "they are of clicks, and the labels are numbers"
     if reason is None:
-        level, reason = logging.WARNING, _compute(config, directory)
+        level, reason = logging.WARNING, _compute_in_process(config, directory)
     newest = read_summary(directory)
     if reason is None or newest is None:
         return
@@ -209,7 +209,7 @@ def add_baselines(config: AppConfig) -> None:
             write_report(directory)
 
 
-def _compute(config: AppConfig, directory: Path) -> str | None:
+def _compute_in_process(config: AppConfig, directory: Path) -> str | None:
     """Compute baselines in a separate process and log the result; return why there are none, or None."""
     path = read_manifest(directory).dataset.path
     command = [sys.executable, "-m", "app.baselines", f"run={quote_literally(str(directory.absolute()))}"]
@@ -224,8 +224,8 @@ def _compute(config: AppConfig, directory: Path) -> str | None:
     # A launcher's variables would make the process wait for others of its group.
     environment = {name: value for name, value in os.environ.items() if name not in OF_LAUNCHERS}
     environment["RANK"] = "0"  # Like a launcher's process, it then ends with this one.
-    others = [os.path.abspath(path) for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
-    environment["PYTHONPATH"] = os.pathsep.join([str(REPOSITORY), *others])
+    other_paths = [os.path.abspath(path) for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
+    environment["PYTHONPATH"] = os.pathsep.join([str(REPOSITORY), *other_paths])
     settings: dict[str, Any] = {"env": environment, "cwd": REPOSITORY, "capture_output": True, "text": True}
     try:
         # Start in the repository: the working directory may have its own package `app`.
@@ -233,8 +233,8 @@ def _compute(config: AppConfig, directory: Path) -> str | None:
     except subprocess.TimeoutExpired:
         return f"not done within {limit} s; {later} has no limit"
     if process.returncode:
-        last = process.stderr.strip().splitlines()[-1:] or [f"exit status {process.returncode}"]
-        return last[0].removeprefix("error: ")
+        last_lines = process.stderr.strip().splitlines()[-1:] or [f"exit status {process.returncode}"]
+        return last_lines[0].removeprefix("error: ")
     if any(line.startswith("baselines: stopped") for line in process.stderr.splitlines()):
         log.warning("baselines: stopped after %g s; %s has no limit", DEFAULT_SECONDS, later)
     if (sentence := baselines_sentence(read_run(directory))) is not None:
@@ -248,7 +248,7 @@ LIBRARIES = ("scikit-learn", "lightgbm")
 INSTALL = "pip install scikit-learn"
 
 
-class Scored(Struct):
+class ScoredBaselines(Struct):
     """Baselines, and how each of them ranks the rows of `numbers_of`.
 
     ranks: by name, the ranks [n] int32 of the predictions, as base64. AUC and its test need no more.
@@ -266,7 +266,7 @@ class _Cache(Struct):
     """Baselines of one dataset by the settings that decide them."""
 
     dataset: str
-    baselines: dict[str, Scored]
+    baselines: dict[str, ScoredBaselines]
 
 
 def numbers_of(manifest: Manifest, split: str, rows: int | None) -> NDArray[np.int64]:
@@ -281,17 +281,19 @@ def numbers_of(manifest: Manifest, split: str, rows: int | None) -> NDArray[np.i
     )
 
 
-def computed(root: Path, manifest: Manifest, split: str, directory: Path, config: BaselinesConfig) -> Scored:
+def find_or_fit(
+    root: Path, manifest: Manifest, split: str, directory: Path, config: BaselinesConfig
+) -> ScoredBaselines:
     """Return the baselines of a dataset, scored on a split, from the cache or newly computed."""
-    versions = [f"{name} {version}" for name in LIBRARIES if (version := _version(name)) is not None]
+    versions = [f"{name} {version}" for name in LIBRARIES if (version := _installed_version(name)) is not None]
     if not versions or not versions[0].startswith(LIBRARIES[0]):
         raise UserError(f"baselines: scikit-learn is not installed; {INSTALL}")
     largest = max(manifest.splits[name].rows for name in {"train", split} & set(manifest.splits))
     # A limit above all rows is none, so both find the same entry of the cache.
     rows = None if config.rows is None or config.rows >= largest else config.rows
     key = " ".join([split, f"rows={rows}", f"version={VERSION}", *versions])
-    places = [root / CACHE, directory / CACHE]
-    previous_cache = next((cache for place in places if (cache := _read(place, manifest.digest)) is not None), None)
+    paths = [root / CACHE, directory / CACHE]
+    previous_cache = next((cache for path in paths if (cache := _read_cache(path, manifest.digest)) is not None), None)
     if previous_cache is not None and key in previous_cache.baselines:
         return previous_cache.baselines[key]
 
@@ -303,26 +305,28 @@ def computed(root: Path, manifest: Manifest, split: str, directory: Path, config
     baselines.split = split
     shard_rows = [shard.rows for shard in manifest.splits[split].shards]
     is_compared = np.isin(sampled_row_numbers(shard_rows, rows), numbers_of(manifest, split, rows), assume_unique=True)
-    scored = Scored(baselines, {name: _ranks(values[is_compared]) for name, values in preds.items()})
+    scored = ScoredBaselines(baselines, {name: _encode_ranks(values[is_compared]) for name, values in preds.items()})
     if baselines.is_whole:  # otherwise another attempt may have enough time
         other_baselines = {} if previous_cache is None else previous_cache.baselines
         cache = _Cache(manifest.digest, {**other_baselines, key: scored})
-        write_atomically(places[0] if os.access(root, os.W_OK) else places[1], encode(cache).encode())
+        write_atomically(paths[0] if os.access(root, os.W_OK) else paths[1], encode(cache).encode())
     return scored
 
 
-def _ranks(preds: NDArray[np.float64]) -> str:
+def _encode_ranks(preds: NDArray[np.float64]) -> str:
+    """Return the ranks [n] int32 of predictions [n] as base64; equal predictions have equal ranks."""
     return base64.b64encode(np.unique(preds, return_inverse=True)[1].astype("<i4").tobytes()).decode()
 
 
-def _version(name: str) -> str | None:
+def _installed_version(name: str) -> str | None:
+    """Return the version of a package; None if it is not installed."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return None
 
 
-def _read(path: Path, digest: str) -> _Cache | None:
+def _read_cache(path: Path, digest: str) -> _Cache | None:
     """Read the cache if it belongs to this dataset; a damaged one is written again."""
     try:
         cache = read_document(path, _Cache, "remove it")
@@ -331,7 +335,7 @@ def _read(path: Path, digest: str) -> _Cache | None:
     return cache if cache.dataset == digest else None
 
 
-def compare(scored: Scored, manifest: Manifest, directory: Path, step: int | None, rows: int | None) -> None:
+def compare(scored: ScoredBaselines, manifest: Manifest, directory: Path, step: int | None, rows: int | None) -> None:
     """Set the difference of each baseline to the run's model, or why there is none.
 
     The model's scores are those that training kept, or else those of the whole split (keep_scores of evaluate).
@@ -346,7 +350,7 @@ def compare(scored: Scored, manifest: Manifest, directory: Path, step: int | Non
     try:
         if manifest.weight:
             raise UserError(f"the rows have sample weights ({manifest.weight}), which DeLong's test does not take")
-        places, kept = _scores_of(directory, manifest, split, step, numbers)
+        places, kept = _find_scores(directory, manifest, split, step, numbers)
         labels, logits = kept.labels[places], kept.logits[places]
         if labels.all() or not labels.any():
             raise UserError(f"the {len(labels):,} rows that both scored have one label")
@@ -362,7 +366,7 @@ def compare(scored: Scored, manifest: Manifest, directory: Path, step: int | Non
         baseline.difference_interval = None if None in ends else [end for end in ends if end is not None]
 
 
-def _scores_of(
+def _find_scores(
     directory: Path, manifest: Manifest, split: str, step: int | None, numbers: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], Scores]:
     """Return the kept scores of the served model, and the places in them of the rows with these numbers.
@@ -410,7 +414,7 @@ def main(config: BaselinesConfig) -> int:
     if (recorded["data"].get("negatives") or {}).get("per_positive") is not None:
         raise UserError(f"run={directory}: {POSITIVES_ALONE}")
     split = str(recorded["eval"]["split"])
-    scored = computed(Path(root), manifest, split, directory, config)
+    scored = find_or_fit(Path(root), manifest, split, directory, config)
     compare(scored, manifest, directory, summary.eval.step or None, config.rows)
 
     # Update the summary as it is now, since the run may have been resumed in the meantime.

@@ -51,14 +51,14 @@ def label_rates(
     counts = np.ones(len(labels)) if weights is None else weights
     cells, shape = (ids * FOLDS + folds, (num_ids, FOLDS))
     rows, positives = (
-        np.bincount(cells, np.repeat(each, train.lengths), num_ids * FOLDS).reshape(shape)
-        for each in (counts, counts * labels)
+        np.bincount(cells, np.repeat(counted, train.lengths), num_ids * FOLDS).reshape(shape)
+        for counted in (counts, counts * labels)
     )
     # The rate of a row leaves out the row's own fold, since its label would reveal itself, above all for rare ids.
-    other_rows, other_positives = (each.sum(axis=1, keepdims=True) - each for each in (rows, positives))
+    other_rows, other_positives = (sums.sum(axis=1, keepdims=True) - sums for sums in (rows, positives))
     out_of_fold = (other_positives + PRIOR_ROWS * base) / (other_rows + PRIOR_ROWS)
     whole = (positives.sum(axis=1) + PRIOR_ROWS * base) / (rows.sum(axis=1) + PRIOR_ROWS)
-    return Rates(_means(out_of_fold[ids, folds], train, base), _means(whole[others.ids], others, base))
+    return Rates(_bag_means(out_of_fold[ids, folds], train, base), _bag_means(whole[others.ids], others, base))
 
 
 def dense_rates(
@@ -67,14 +67,14 @@ def dense_rates(
     others: NDArray[np.float32],
     weights: NDArray[np.float64] | None = None,
 ) -> Rates:
-    """Return rates by quantile of a number."""
+    """Return rates by quantile of a number: [train] and [others]; weights: as for `label_rates`."""
     edges = np.unique(np.quantile(train, np.arange(1, DENSE_BINS) / DENSE_BINS, method="lower"))
-    bags = [Bags(np.searchsorted(edges, each), np.arange(len(each) + 1)) for each in (train, others)]
+    bags = [Bags(np.searchsorted(edges, numbers), np.arange(len(numbers) + 1)) for numbers in (train, others)]
     return label_rates(bags[0], labels, bags[1], weights)
 
 
-def _means(values: NDArray[np.float64], bags: Bags, empty: float) -> NDArray[np.float64]:
-    """Return the mean of the values of each bag's ids, [n]."""
+def _bag_means(values: NDArray[np.float64], bags: Bags, empty: float) -> NDArray[np.float64]:
+    """Return the mean of each bag, [n], of values [ids]; `empty` for an empty bag."""
     lengths = bags.lengths
     if (lengths == 1).all():
         return values
@@ -89,7 +89,7 @@ Preds = NDArray[np.float64]
 STRENGTHS = [0.01, 0.1, 1.0]  # values for logistic regression's C, the inverse weight of L2
 
 
-NAMES = ("base_rate", "columns", "trees", "lr")  # in order of cost
+BASELINES_BY_COST = ("base_rate", "columns", "trees", "lr")
 
 
 class Fitted(NamedTuple):
@@ -114,21 +114,23 @@ def fit_baselines(
     )
     preds = {}
     rows = (train, others, names)
-    for fitted in _fitted(*rows) if seconds is None else _within(seconds, *rows):
+    for fitted in _fit_each(*rows) if seconds is None else _fit_in_time(seconds, *rows):
         setattr(baselines, fitted.name, fitted.figures)
         preds[fitted.name] = fitted.preds
     reasons = {
-        name: f"not fitted within {seconds:g} s" if names else "no columns" for name in NAMES if name not in preds
+        name: f"not fitted within {seconds:g} s" if names else "no columns"
+        for name in BASELINES_BY_COST
+        if name not in preds
     }
     baselines.missing = reasons
     return baselines, preds
 
 
-def _within(seconds: float, train: Rows, others: Rows, names: Sequence[str]) -> Iterator[Fitted]:
+def _fit_in_time(seconds: float, train: Rows, others: Rows, names: Sequence[str]) -> Iterator[Fitted]:
     """Yield what a separate process fits in the given time, since libraries cannot be interrupted safely."""
     context = multiprocessing.get_context("spawn")  # a fork would lack the libraries' threads
     reader, writer = context.Pipe(duplex=False)
-    process = context.Process(target=_send, args=(writer, train, others, names), daemon=True)
+    process = context.Process(target=_fit_and_send, args=(writer, train, others, names), daemon=True)
     until = time.monotonic() + seconds
     process.start()
     # With this end open, the reader would not notice that the process has ended.
@@ -147,22 +149,23 @@ def _within(seconds: float, train: Rows, others: Rows, names: Sequence[str]) -> 
         process.join()
 
 
-def _send(writer: Any, train: Rows, others: Rows, names: Sequence[str]) -> None:
+def _fit_and_send(writer: Any, train: Rows, others: Rows, names: Sequence[str]) -> None:
+    """Send each baseline through a pipe once it is fitted; ends with the parent process."""
     # A killed parent would leave a process behind that goes on fitting.
     signals.end_with_parent()
-    for fitted in _fitted(train, others, names):
+    for fitted in _fit_each(train, others, names):
         writer.send(fitted)
 
 
-def _fitted(train: Rows, others: Rows, names: Sequence[str]) -> Iterator[Fitted]:
-    """Yield each baseline, in the order of NAMES."""
+def _fit_each(train: Rows, others: Rows, names: Sequence[str]) -> Iterator[Fitted]:
+    """Yield each baseline, in the order of BASELINES_BY_COST."""
     began = time.perf_counter()
     constant = np.full(len(others.labels), np.average(train.labels, weights=train.weights))
     yield Fitted("base_rate", score(constant, others, len(train.labels), began), constant)
     rates = all_rates(train, others)
     if rates:
         yield _best_column(rates, train, others, names, began)
-    models = (("trees", _trees, _trees_library()), ("lr", _logistic_regression, "scikit-learn"))
+    models = (("trees", _fit_trees, _trees_library()), ("lr", _fit_logistic_regression, "scikit-learn"))
     for name, fit, library in models:
         began = time.perf_counter()
         preds = fit(train, others, rates)
@@ -187,10 +190,10 @@ def all_rates(train: Rows, others: Rows) -> list[Rates]:
     """Return the rates of each dense, then each sparse feature."""
     numbers = zip(train.dense.T, others.dense.T, strict=True)
     return [
-        *(dense_rates(one, train.labels, other, train.weights) for one, other in numbers),
+        *(dense_rates(values, train.labels, other_values, train.weights) for values, other_values in numbers),
         *(
-            label_rates(one, train.labels, other, train.weights)
-            for one, other in zip(train.bags, others.bags, strict=True)
+            label_rates(bags, train.labels, other_bags, train.weights)
+            for bags, other_bags in zip(train.bags, others.bags, strict=True)
         ),
     ]
 
@@ -198,17 +201,19 @@ def all_rates(train: Rows, others: Rows) -> list[Rates]:
 def _best_column(rates: list[Rates], train: Rows, others: Rows, names: Sequence[str], began: float) -> Fitted:
     """Score the column with the best out-of-fold rates in train, and add the AUC of each column on the other rows."""
     # Rates of other folds choose the column; rates of a row's own fold would favour columns of rare ids.
-    best = int(np.argmax([roc_auc_score(train.labels, one.train, sample_weight=train.weights) for one in rates]))
+    aucs = [roc_auc_score(train.labels, column.train, sample_weight=train.weights) for column in rates]
+    best = int(np.argmax(aucs))
     figures = score(rates[best].others, others, len(train.labels), began)
-    each = {
-        name: float(roc_auc_score(others.labels, one.others, sample_weight=others.weights))
-        for name, one in zip(names, rates, strict=True)
+    auc_of_each = {
+        name: float(roc_auc_score(others.labels, column.others, sample_weight=others.weights))
+        for name, column in zip(names, rates, strict=True)
     }
-    figures.rest = {"column": names[best], "auc_of_each": each}
+    figures.rest = {"column": names[best], "auc_of_each": auc_of_each}
     return Fitted("columns", figures, rates[best].others)
 
 
-def _trees(train: Rows, others: Rows, rates: list[Rates]) -> Preds:
+def _fit_trees(train: Rows, others: Rows, rates: list[Rates]) -> Preds:
+    """Fit boosted trees on numbers and rates of ids, and return their probabilities [others]."""
     columns, scored = tree_inputs(train, others, rates)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="joblib")  # of a machine without lscpu
@@ -220,11 +225,12 @@ def tree_inputs(train: Rows, others: Rows, rates: list[Rates]) -> tuple[NDArray[
     """Return the columns of trees, [rows, features] of train and of the other rows: numbers, then rates of ids."""
     # Ids have no order that a tree could split, so trees get their rates.
     num_dense = train.dense.shape[1]
-    columns = np.column_stack([train.dense, *(one.train for one in rates[num_dense:])])
-    return columns, np.column_stack([others.dense, *(one.others for one in rates[num_dense:])])
+    columns = np.column_stack([train.dense, *(column.train for column in rates[num_dense:])])
+    return columns, np.column_stack([others.dense, *(column.others for column in rates[num_dense:])])
 
 
 def _trees_library() -> str:
+    """Return the name of the library whose trees `_make_trees` makes."""
     return "scikit-learn" if importlib.util.find_spec("lightgbm") is None else "lightgbm"
 
 
@@ -237,13 +243,13 @@ def _make_trees() -> Any:
     return LGBMClassifier(random_state=0, deterministic=True, force_row_wise=True, verbose=-1)
 
 
-def _logistic_regression(train: Rows, others: Rows, rates: list[Rates]) -> Preds:
-    """Fit a logistic regression (L-BFGS) on one-hot ids of train and standardised numbers.
+def _fit_logistic_regression(train: Rows, others: Rows, rates: list[Rates]) -> Preds:
+    """Fit a logistic regression (L-BFGS) on one-hot ids and standardised numbers; return its probabilities [others].
 
     The weight of L2 is the one of STRENGTHS with the lowest logloss on a fold of train; the model is then fitted again.
     """
     mean, deviation = train.dense.mean(axis=0), np.maximum(train.dense.std(axis=0), 1e-6)
-    columns, scored = (_one_hot(train, rows, (rows.dense - mean) / deviation) for rows in (train, others))
+    columns, scored = (_one_hot_matrix(train, rows, (rows.dense - mean) / deviation) for rows in (train, others))
     folds = folds_of(len(train.labels))
     parts = np.flatnonzero(folds != 0), np.flatnonzero(folds == 0)
     has_both = all(0 < train.labels[part].sum() < len(part) for part in parts)
@@ -257,7 +263,7 @@ def _logistic_regression(train: Rows, others: Rows, rates: list[Rates]) -> Preds
         return model.fit(columns, train.labels, sample_weight=train.weights).predict_proba(scored)[:, 1]
 
 
-def _one_hot(train: Rows, rows: Rows, dense: NDArray[np.floating[Any]]) -> Any:
+def _one_hot_matrix(train: Rows, rows: Rows, dense: NDArray[np.floating[Any]]) -> Any:
     """Return a sparse matrix [rows, N + ids of train]: numbers, and the count of each id in the row's bag."""
     from scipy import sparse
 

@@ -107,23 +107,23 @@ def load_rows(root: Path, manifest: Manifest, name: str, limit: int | None) -> R
         dense.append(arrays.dense[rows].astype(np.float32))
         if arrays.weights is not None:
             weights.append(arrays.weights[rows, 0].astype(np.float64))
-        parts.append(_bags(manifest, arrays.sparse[rows], [bags.take(rows) for bags in arrays.bags]))
+        parts.append(_bags_of_features(manifest, arrays.sparse[rows], [bags.take(rows) for bags in arrays.bags]))
     joined = Rows(
-        np.concatenate(labels), np.concatenate(dense), [join(each) for each in zip(*parts, strict=True)], split.rows
+        np.concatenate(labels), np.concatenate(dense), [join(bags) for bags in zip(*parts, strict=True)], split.rows
     )
-    counted = joined.labels
+    labels_with_weight = joined.labels
     if weights:
         joined.weights = np.concatenate(weights)
-        counted = counted[joined.weights > 0]
+        labels_with_weight = joined.labels[joined.weights > 0]
         # Only ratios of weights matter, and the prior of the rates counts rows of weight 1.
         joined.weights /= joined.weights.mean() or 1.0
-    if counted.all() or not counted.any():
-        label = int(counted[0]) if len(counted) else "missing"
+    if labels_with_weight.all() or not labels_with_weight.any():
+        label = int(labels_with_weight[0]) if len(labels_with_weight) else "missing"
         raise UserError(f"{root}: every label of {name} is {label}, so there are no baselines; check the labels' rule")
     return joined
 
 
-def _bags(manifest: Manifest, sparse: NDArray[np.int32], ragged: list[Bags]) -> list[Bags]:
+def _bags_of_features(manifest: Manifest, sparse: NDArray[np.int32], ragged: list[Bags]) -> list[Bags]:
     """Return the bags of each feature; those of features with single ids share their offsets."""
     offsets = offsets_of(np.ones(len(sparse), np.int64))
     single, multi_hot = iter(sparse.T), iter(ragged)

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 def register(core: Core) -> None:
     """Add the check."""
-    core.add(DataCheck("misleading", figures, sentences))
+    core.add(DataCheck("misleading", compute_figures, warning_sentences))
 
 
-def figures(job: Job, built: Sequence[BuiltShard], features: Sequence[str], budget: int) -> Json:
+def compute_figures(job: Job, built: Sequence[BuiltShard], features: Sequence[str], budget: int) -> Json:
     """Compute the figures of a job's finished shards."""
     from common.documents import plain_object
     from extensions.data_checks.search import find_misleading
@@ -30,7 +30,7 @@ def figures(job: Job, built: Sequence[BuiltShard], features: Sequence[str], budg
     return plain_object(find_misleading(job, built, features, budget))
 
 
-def sentences(recorded: object) -> list[str]:
+def warning_sentences(recorded: object) -> list[str]:
     """Return the warnings for the figures."""
     from extensions.data_checks.search import misleading_sentences
 

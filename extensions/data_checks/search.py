@@ -59,7 +59,9 @@ def misleading_sentences(recorded: object) -> list[str]:
     """Return a sentence for each kind of fault. Raise ValueError, which names the key, for damaged figures."""
     figures = convert(recorded, Misleading, "extra.misleading")
     sentences = []
-    aucs = {name: one.auc for name, one in figures.columns.items() if one.auc is not None and one.auc > LEAK_AUC}
+    aucs = {
+        name: column.auc for name, column in figures.columns.items() if column.auc is not None and column.auc > LEAK_AUC
+    }
     if aucs:
         names = sorted(aucs, key=lambda name: -aucs[name])
         columns = ", ".join(f"{name} ({aucs[name]:.4f})" for name in names[:SHOWN_COLUMNS])
@@ -134,7 +136,7 @@ class _Rows:
             begin = 0
             for rows in self._blocks(kind):
                 block = rows[:, first : first + COLUMNS]
-                self._hash(block.view(np.uint32), begin)
+                self._add_hashes(block.view(np.uint32), begin)
                 values[:, begin : begin + len(rows)] = block.T
                 begin += len(rows)
             self._number += len(values)
@@ -146,7 +148,7 @@ class _Rows:
             hashes = np.zeros(0, np.uint64)
             if self._parts:
                 hashes = np.concatenate([self._bag_hashes(*part, column, width) for part in self._parts])
-            self._hash(hashes[:, None], 0)
+            self._add_hashes(hashes[:, None], 0)
             self._number += 1
             yield hashes
 
@@ -154,10 +156,11 @@ class _Rows:
     def _bag_hashes(
         paths: Mapping[str, Path], blocks: Sequence[tuple[int, int]], column: int, width: int
     ) -> NDArray[np.uint64]:
+        """Return the hashes of a column's bags in some blocks of rows of one shard."""
         bags = unpack(open_array(paths["values"]), open_array(paths["offsets"]), width)[column]
         return hashes_of_rows(bags, rows_of_blocks(blocks))
 
-    def _hash(self, values: NDArray[np.unsignedinteger], begin: int) -> None:
+    def _add_hashes(self, values: NDArray[np.unsignedinteger], begin: int) -> None:
         """Add values [rows, columns], each mixed with its column's number, to the hashes of their columns' halves."""
         mixed = splitmix64(values ^ self._salts[self._number : self._number + values.shape[1]])
         for half in range(2):
@@ -169,7 +172,7 @@ def hashes_of_rows(bags: Bags, rows: NDArray[np.int64]) -> NDArray[np.uint64]:
     """Return the hash of each row's bag; memory holds fewer than BLOCK_IDS ids and one bag at once."""
     blocks = (np.cumsum(bags.offsets[rows + 1] - bags.offsets[rows]) - 1) // BLOCK_IDS
     bounds = [0, *(np.flatnonzero(blocks[1:] != blocks[:-1]) + 1), len(rows)]
-    return np.concatenate([bag_hashes(bags.take(rows[a:b])) for a, b in pairwise(bounds)])
+    return np.concatenate([bag_hashes(bags.take(rows[start:stop])) for start, stop in pairwise(bounds)])
 
 
 def bag_hashes(bags: Bags) -> NDArray[np.uint64]:
@@ -184,8 +187,8 @@ def bag_hashes(bags: Bags) -> NDArray[np.uint64]:
 
 def find_misleading(job: Job, built: Sequence[BuiltShard], features: Sequence[str], budget: int) -> Misleading:
     """Compute the figures of a job's finished shards in its work's directory; budget: bytes of memory."""
-    shards = [[shard for shard in built if (shard.split == "train") == of_train] for of_train in (True, False)]
-    rows, other_rows = (sum(shard.shard.rows for shard in each) for each in shards)
+    shards = [[shard for shard in built if (shard.split == "train") == is_train] for is_train in (True, False)]
+    rows, other_rows = (sum(shard.shard.rows for shard in shards_of_part) for shards_of_part in shards)
     limit = min(MAX_ROWS, MAX_VALUES // len(job.schema.columns), budget // 2 // ROW_BYTES)
     share, other_share = sample_shares(rows, other_rows, limit)
     train, held_out = _Rows(job, shards[0], share), _Rows(job, shards[1], other_share)
@@ -194,21 +197,21 @@ def find_misleading(job: Job, built: Sequence[BuiltShard], features: Sequence[st
     has_rates = job.schema.label_kind is LabelKind.click
     columns = {
         name: ColumnFigures(auc=leak_auc(values, train.labels > 0, is_dense) if has_rates else None)
-        for name, values, is_dense in _columns(job, train, features)
+        for name, values, is_dense in _read_columns(job, train, features)
     }
-    copies = [name for name, one in columns.items() if one.auc == 1]
+    copies = [name for name, column in columns.items() if column.auc == 1]
     # Only a user's own schema can leave the column out.
     if copies and job.table is not None:
         raise UserError(
             f"data.schema: {', '.join(copies)} tells the label of each of {train.count:,} rows by itself, so it is the "
             "label under another name, or known only after it; leave it out"
         )
-    for _ in _columns(job, held_out, features):
+    for _ in _read_columns(job, held_out, features):
         pass
 
     # Train holds the equal of a held-out row in the sample only with the probability share_read.
     share_read = train.count / max(1, rows)
-    shared, chance = _shared_rows(train, held_out)
+    shared, chance = _shared_shares(train, held_out)
     if min(share, other_share) < 1 and shared is not None and chance is not None:
         error = math.sqrt((shared + chance) / held_out.count)
         if shared - chance <= SHARED_ERRORS * error:
@@ -233,7 +236,7 @@ def sample_shares(rows: int, other_rows: int, limit: int) -> tuple[float, float]
     return (limit - held_out) / max(1, rows), held_out / max(1, other_rows)
 
 
-def _columns(job: Job, rows: _Rows, features: Sequence[str]) -> Iterator[tuple[str, NDArray[Any], bool]]:
+def _read_columns(job: Job, rows: _Rows, features: Sequence[str]) -> Iterator[tuple[str, NDArray[Any], bool]]:
     """Yield each column's name, its values, and whether they are numbers; bags come last."""
     ragged = [name for name in features if name in job.schema.ragged]
     if job.bags is not None:
@@ -245,7 +248,7 @@ def _columns(job: Job, rows: _Rows, features: Sequence[str]) -> Iterator[tuple[s
     yield from ((name, values, False) for name, values in zip(ragged, rows.bags(len(ragged)), strict=True))
 
 
-def _shared_rows(train: _Rows, held_out: _Rows) -> tuple[float | None, float | None]:
+def _shared_shares(train: _Rows, held_out: _Rows) -> tuple[float | None, float | None]:
     """Return the share of the held-out rows that are in train with their label, and the share that chance gives.
 
     The latter is the share in train, without labels, after shuffling one half of the columns against the other.
@@ -280,7 +283,7 @@ def leak_auc(values: NDArray[Any], is_positive: NDArray[np.bool_], is_dense: boo
     all_rows, all_positives = len(is_positive), int(is_positive.sum())
     if min(all_positives, all_rows - all_positives) < MIN_LABELS:
         return None
-    codes, size = _quantiles(values) if is_dense else _places(values)
+    codes, size = _quantile_codes(values) if is_dense else _id_codes(values)
     folds = (splitmix64(np.arange(all_rows, dtype=np.uint64)) % np.uint64(FOLDS)).astype(np.int64)
     cells = codes * FOLDS + folds
     rows = np.bincount(cells, minlength=size * FOLDS).reshape(size, FOLDS)
@@ -298,13 +301,14 @@ def leak_auc(values: NDArray[Any], is_positive: NDArray[np.bool_], is_dense: boo
 Codes = tuple[NDArray[np.integer], int]  # codes of the rows, and their upper bound
 
 
-def _quantiles(values: NDArray[Any]) -> Codes:
-    some = np.sort(values[:: len(values) // QUANTILE_ROWS + 1])
-    edges = np.unique(some[np.arange(1, DENSE_BINS) * len(some) // DENSE_BINS])
+def _quantile_codes(values: NDArray[Any]) -> Codes:
+    """Return the number of each value's quantile among DENSE_BINS, by every k-th value."""
+    sample = np.sort(values[:: len(values) // QUANTILE_ROWS + 1])
+    edges = np.unique(sample[np.arange(1, DENSE_BINS) * len(sample) // DENSE_BINS])
     return np.searchsorted(edges, values), len(edges) + 1
 
 
-def _places(values: NDArray[Any]) -> Codes:
+def _id_codes(values: NDArray[Any]) -> Codes:
     """Return the place of each id among the ids that occur, in ascending order."""
     values = values.view(f"u{values.itemsize}")
     limit = int(values.max()) + 1

@@ -28,17 +28,18 @@ def main(config: InterchangeConfig) -> int:
     root, exchange = Path(config.data.path), config.exchange
     if (exchange.to is None) == (exchange.source is None):
         raise UserError("exchange: give either exchange.to, to export, or exchange.source, to import")
-    is_bin = exchange.source is not None and exchange.format is ExchangeFormat.bin
-    if config.data.dense_transform is not None and not is_bin:
+    imports_bin = exchange.source is not None and exchange.format is ExchangeFormat.bin
+    if config.data.dense_transform is not None and not imports_bin:
         raise UserError("data.dense_transform: has no effect but where exchange.format=bin is imported; leave it out")
     try:
-        return _exchange(config, root)
+        return _export_or_import(config, root)
     except OSError as error:
         reason = error.strerror or str(error)
         raise UserError(f"{error.filename or exchange.to or root}: {reason}; check the paths and the disk") from error
 
 
-def _exchange(config: InterchangeConfig, root: Path) -> int:
+def _export_or_import(config: InterchangeConfig, root: Path) -> int:
+    """Export the dataset of `root` to exchange.to, or make it of exchange.source; print what was done."""
     exchange = config.exchange
     if exchange.to is not None:
         target = Path(exchange.to)
@@ -47,8 +48,10 @@ def _exchange(config: InterchangeConfig, root: Path) -> int:
         files = export(root, manifest, target)
         print(f"{target}: {len(files)} files of {manifest.rows:,} rows")
         return EXIT_DONE
-    source = Path(exchange.source or "")
-    is_bin = exchange.format is ExchangeFormat.bin
-    manifest = import_bin(source, root, config.data.dense_transform) if is_bin else import_npy(source, root)
-    print(f"{root}: {manifest.rows:,} rows imported from {', '.join(each['name'] for each in manifest.sources)}")
+    directory = Path(exchange.source or "")
+    if exchange.format is ExchangeFormat.bin:
+        manifest = import_bin(directory, root, config.data.dense_transform)
+    else:
+        manifest = import_npy(directory, root)
+    print(f"{root}: {manifest.rows:,} rows imported from {', '.join(source['name'] for source in manifest.sources)}")
     return EXIT_DONE

@@ -123,19 +123,21 @@ def day_ranges(manifest: Manifest) -> list[list[ExportRange]]:
 
 def export_npy(root: Path, manifest: Manifest, target: Path) -> list[Path]:
     """Write day_N_{dense,sparse,labels}.npy; with the encoding torchrec they equal TorchRec's byte for byte."""
-    require_place(root, manifest, target)
+    require_exportable(root, manifest, target)
     _refuse_other_days(target, len(day_rows(manifest)))
     is_torchrec = manifest.encoding["name"] in (Encoding.torchrec.value, Encoding.torchrec_fixed.value)
     dtypes: dict[str, Any] = {"labels": np.int32, "dense": np.float32, "sparse": np.int32}
     days = day_ranges(manifest)
-    with _together(target) as (scratch, files):
+    with _publish_together(target) as (scratch, files):
         for day, ranges in enumerate(days):
             for kind in KINDS:
                 # TorchRec copies its last day unchanged before the shuffle.
-                wide = kind == "sparse" and day == len(days) - 1 and is_torchrec
+                is_wide = kind == "sparse" and day == len(days) - 1 and is_torchrec
                 width = 1 if kind == "labels" else len(manifest.schema[kind])
                 rows = sum(rows_here.stop - rows_here.start for rows_here in ranges)
-                writer = ArrayWriter(scratch / f"day_{day}_{kind}.npy", np.int64 if wide else dtypes[kind], width, rows)
+                writer = ArrayWriter(
+                    scratch / f"day_{day}_{kind}.npy", np.int64 if is_wide else dtypes[kind], width, rows
+                )
                 for rows_here in ranges:
                     writer.append(getattr(rows_here.open(root, manifest), kind))
                 writer.close()
@@ -144,8 +146,8 @@ def export_npy(root: Path, manifest: Manifest, target: Path) -> list[Path]:
 
 
 @contextmanager
-def _together(target: Path) -> Iterator[tuple[Path, list[Path]]]:
-    """Provide a directory to write to, and a list for the files' names; all move to `target` at the end."""
+def _publish_together(target: Path) -> Iterator[tuple[Path, list[Path]]]:
+    """Provide a directory to write to, and a list; at the end the files move to the paths in it, all below `target`."""
     target.mkdir(parents=True, exist_ok=True)
     files: list[Path] = []
     # On the same file system, finished files move by renaming.
@@ -163,7 +165,7 @@ def _refuse_other_days(target: Path, days: int) -> None:
             raise UserError(f"{path}: of another dataset, as this one has {days} days; remove it, or export elsewhere")
 
 
-def require_place(root: Path, manifest: Manifest, target: Path) -> None:
+def require_exportable(root: Path, manifest: Manifest, target: Path) -> None:
     """Refuse a dataset with bags, numbers as labels or weights, which the files cannot hold, and a disk too small."""
     lacks = {
         f"has multi-hot columns ({', '.join(manifest.ragged)})": manifest.ragged,
@@ -181,7 +183,7 @@ def require_place(root: Path, manifest: Manifest, target: Path) -> None:
 
 def export_bin(root: Path, manifest: Manifest, target: Path) -> list[Path]:
     """Write terabyte_processed_{train,val,test}.bin of a dataset that holds the exact raw integers."""
-    require_place(root, manifest, target)
+    require_exportable(root, manifest, target)
     columns = len(manifest.schema["dense"]), len(manifest.schema["sparse"])
     if columns != (len(CRITEO.dense), len(CRITEO.sparse)):
         raise UserError(
@@ -196,7 +198,7 @@ def export_bin(root: Path, manifest: Manifest, target: Path) -> list[Path]:
             f"{root}: integers are transformed ({transform or 'how, is not known'}), but .bin files hold them as they "
             "are; preprocess, or import, with data.dense_transform=integers"
         )
-    with _together(target) as (scratch, files):
+    with _publish_together(target) as (scratch, files):
         for split in manifest.splits:
             name = f"terabyte_processed_{split}.bin"
             _write_records(root, manifest, split, scratch / name)
@@ -205,6 +207,7 @@ def export_bin(root: Path, manifest: Manifest, target: Path) -> list[Path]:
 
 
 def _write_records(root: Path, manifest: Manifest, split: str, path: Path) -> None:
+    """Write a split as records of RECORD_COLUMNS int32: the label, integers, ids; refuse numbers that are not exact."""
     with open(path, "wb") as file:
         for rows_here in split_ranges(manifest, split):
             arrays = rows_here.open(root, manifest)
@@ -214,10 +217,10 @@ def _write_records(root: Path, manifest: Manifest, split: str, path: Path) -> No
                     f"{root}: split {split} has an integer of 2^24 or more, which float32 has rounded; preprocess "
                     "with data.dense_transform=integers to export it as bin"
                 )
-            whole = dense.astype(np.int32)
-            if (whole != dense).any():
+            integers = dense.astype(np.int32)
+            if (integers != dense).any():
                 raise UserError(f"{root}: split {split} has a number with a fraction, which .bin files cannot hold")
-            record = np.concatenate((arrays.labels, whole, arrays.sparse), axis=1)
+            record = np.concatenate((arrays.labels, integers, arrays.sparse), axis=1)
             file.write(record.astype(np.int32).data)
 
 
@@ -225,8 +228,12 @@ MAX_ID = np.iinfo(np.int32).max
 INTEGERS, FLOAT32 = "integers", "float32"
 
 
-def open_rows(path: Path, width: int, kind: str, like: tuple[Path, int] | None = None) -> NDArray[Any]:
-    """Map a .npy file [rows, width] of INTEGERS (of any size) or FLOAT32; like: a file of its day, and its rows."""
+def open_rows(path: Path, width: int, kind: str, same_rows_as: tuple[Path, int] | None = None) -> NDArray[Any]:
+    """Map a .npy file [rows, width] of `kind`: INTEGERS (of any size) or FLOAT32.
+
+    Args:
+        same_rows_as: another file of the day, and its rows; None: any number of rows is right.
+    """
     try:
         array = open_array(path)
     except (OSError, ValueError) as error:
@@ -235,22 +242,26 @@ def open_rows(path: Path, width: int, kind: str, like: tuple[Path, int] | None =
         raise UserError(f"{path}: an array {array.shape}, not (rows, {width}); get it again")
     if array.dtype != np.float32 if kind == FLOAT32 else array.dtype.kind not in "iu":
         raise UserError(f"{path}: {array.dtype}, not {kind}; convert it, or get it again")
-    if like is not None and len(array) != like[1]:
-        raise UserError(f"{path}: {len(array)} rows, but {like[0].name} has {like[1]}; get them again")
+    if same_rows_as is not None and len(array) != same_rows_as[1]:
+        raise UserError(f"{path}: {len(array)} rows, but {same_rows_as[0].name} has {same_rows_as[1]}; get them again")
     return array
 
 
 def check_rows(arrays: Sequence[NDArray[Any]], paths: Sequence[Path], first: int) -> None:
-    """Refuse labels, numbers and ids, [rows, columns] each, that no shard may hold, by file, row and column."""
+    """Refuse labels, numbers and ids, [rows, columns] each, that no shard may hold, by file, row and column.
+
+    Args:
+        paths: file of the labels, of the numbers and of the ids. first: number of the arrays' first row in the files.
+    """
     labels, dense, ids = arrays
     checks = (
         ([CRITEO.label], labels, (labels != 0) & (labels != 1), "a label is neither 0 nor 1"),
         (CRITEO.dense, dense, ~np.isfinite(dense), "not a finite number"),
         (CRITEO.sparse, ids, (ids < 0) | (ids > MAX_ID), "an id is negative or beyond int32"),
     )
-    for path, (names, values, bad, why) in zip(paths, checks, strict=True):
-        if bad.any():
-            row, column = np.argwhere(bad)[0]
+    for path, (names, values, is_bad, why) in zip(paths, checks, strict=True):
+        if is_bad.any():
+            row, column = np.argwhere(is_bad)[0]
             place = f"row {first + row + 1}, column {names[column]}: {values[row, column]}"
             raise UserError(f"{path}: {place}: {why}; correct the file, or get it again")
 
@@ -352,8 +363,8 @@ def import_bin(source: Path, root: Path, transform: DenseTransform | None) -> Ma
                 raise UserError(f"{path}: no such file; check exchange.source")
             rows, rest = divmod(path.stat().st_size, 4 * RECORD_COLUMNS)
             if rest:
-                whole = f"whole records of {4 * RECORD_COLUMNS}"
-                raise UserError(f"{path}: {path.stat().st_size} bytes are not {whole}; get it again")
+                size = path.stat().st_size
+                raise UserError(f"{path}: {size} bytes are not whole records of {4 * RECORD_COLUMNS}; get it again")
             for start in range(0, rows, SHARD_ROWS):
                 count, offset = min(SHARD_ROWS, rows - start), 4 * RECORD_COLUMNS * start
                 records = np.fromfile(path, np.int32, count * RECORD_COLUMNS, offset=offset).reshape(count, -1)

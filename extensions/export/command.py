@@ -38,7 +38,7 @@ def main(config: ExportConfig) -> int:
     with platform.joined(trained, platform.READING) as runtime:
         if runtime.world_size > 1:
             raise UserError(f"export: one process makes the directory, not {runtime.world_size}; leave NPROC out")
-        _export(config, trained, runtime)
+        _write_directory(config, trained, runtime)
     return EXIT_DONE
 
 
@@ -51,7 +51,7 @@ def _require_packages(config: ExportConfig) -> None:
         )
 
 
-def _export(config: ExportConfig, trained: AppConfig, runtime: Runtime) -> None:
+def _write_directory(config: ExportConfig, trained: AppConfig, runtime: Runtime) -> None:
     """Load the model, write the directory, and print and log what it holds."""
     run = checkpointer.open_checkpoint(Path(config.run), config.checkpoint, trained.data.path, runtime)
     correction = run.correction(config.correct_sampling)
@@ -69,7 +69,7 @@ def _export(config: ExportConfig, trained: AppConfig, runtime: Runtime) -> None:
     from extensions.export.directory import export_directory  # imports onnx
 
     exported = export_directory(config, trained, run, correction, about)
-    run.log_choice()
+    run.log_chosen_checkpoint()
     size = sum(file.stat().st_size for file in Path(config.out).rglob("*") if file.is_file())
     difference = exported.figure("largest_difference")
     log.info(

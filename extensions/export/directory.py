@@ -64,10 +64,10 @@ MODULES = (
 _IMPORT = re.compile(r"^( *)from (?:common|data_prep\.\w+)\.(\w+) import ", re.MULTILINE)
 
 
-def write_encoder(directory: Path, root: Path, manifest: Manifest, config: AppConfig, with_texts: bool) -> None:
+def write_encoder(directory: Path, root: Path, manifest: Manifest, config: AppConfig, keeps_texts: bool) -> None:
     """Write the encoder of the dataset at `root`, as a run of this configuration reads it.
 
-    with_texts: write the texts of values, if the dataset has kept them. Ids do not need them.
+    keeps_texts: whether to write the texts of values, if the dataset has kept them. Ids do not need them.
     """
     directory.mkdir()
     # Copies of the modules that read the dataset's rows read new rows alike, without the rest of this program.
@@ -85,7 +85,7 @@ def write_encoder(directory: Path, root: Path, manifest: Manifest, config: AppCo
         if expanded is not None and name in bagged:
             _write_bags(directory / f"{name}.bags.arrow", np.asarray(expanded.tables[number]))
         if is_raw and encoding["order"] is not None:
-            _write_vocabulary(directory / f"{name}.arrow", root, name, manifest, with_texts)
+            _write_vocabulary(directory / f"{name}.arrow", root, name, manifest, keeps_texts)
     rules = _raw_rules(root, manifest) if is_raw else _id_rules(manifest)
     rules |= {
         "dense": manifest.schema["dense"],
@@ -156,7 +156,7 @@ def _expansion(root: Path, manifest: Manifest, config: AppConfig) -> MultiHotTab
     return None
 
 
-def _write_vocabulary(path: Path, root: Path, name: str, manifest: Manifest, with_texts: bool) -> None:
+def _write_vocabulary(path: Path, root: Path, name: str, manifest: Manifest, keeps_texts: bool) -> None:
     entry = manifest.encoding["vocabulary"][name]
     source = vocabulary_path(root, name)
     verify_file(source, FileDigest(entry["bytes"], entry["sha256"]))
@@ -164,7 +164,7 @@ def _write_vocabulary(path: Path, root: Path, name: str, manifest: Manifest, wit
     # The exported score.py finds a value by bisection.
     order = np.argsort(values)
     columns = {"value": values[order], "id": (order + manifest.encoding["first_id"]).astype(np.int32)}
-    if with_texts and entry.get("texts"):
+    if keeps_texts and entry.get("texts"):
         blocks = [block.cast(pa.large_string()) for block in VocabularyTexts(root, name).blocks(1 << 20)]
         columns["text"] = pa.concat_arrays(blocks).take(pa.array(order)) if blocks else pa.array([], pa.large_string())
     _write_arrow(path, pa.table(columns))
@@ -177,6 +177,7 @@ def _write_bags(path: Path, bags: Any) -> None:
 
 
 def _write_arrow(path: Path, table: pa.Table) -> None:
+    """Write an Arrow file that `score.py` maps into memory: each column in one piece."""
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
         writer.write_table(table.combine_chunks())
 
@@ -204,7 +205,7 @@ def export_directory(
     num_dense, num_embeddings = len(manifest.schema["dense"]), manifest.num_embeddings
     has_clicks = task_of(manifest).has_clicks
     graph = ModelGraph(model, num_dense, num_embeddings, multi_hot, config.tables, correction, has_clicks)
-    with _new_directory(Path(config.out)) as root:
+    with _rename_when_whole(Path(config.out)) as root:
         path = root / MODEL
         graph.save(path)
         served = served_model.in_precision(model, config.tables, torch.device("cpu"))
@@ -223,7 +224,7 @@ def export_directory(
             inputs={name: MEANINGS.get(name, BAG) for name in graph.inputs},
             outputs={name: MEANINGS[name] for name in graph.outputs},
             model=MODEL,
-            files={str(file.relative_to(root)): digest_file(file) for file in _files(root)},
+            files={str(file.relative_to(root)): digest_file(file) for file in _files_below(root)},
             rest={**run.about_sampling(config.correct_sampling), "largest_difference": difference},
         )
         write_atomically(root / MANIFEST, encode(exported, indent=1).encode())
@@ -231,16 +232,16 @@ def export_directory(
 
 
 @contextmanager
-def _new_directory(path: Path) -> Iterator[Path]:
-    """Give a temporary directory, which gets the name `path` at the end and is removed after an error."""
+def _rename_when_whole(path: Path) -> Iterator[Path]:
+    """Provide a temporary directory, which gets the name `path` at the end and is removed after an error."""
     part = path.with_name(f".{path.name}.part")
     try:
         shutil.rmtree(part, ignore_errors=True)  # of an export that was interrupted
         part.mkdir(parents=True)
         yield part
         # The name promises a whole directory, so its files reach the disk first.
-        for each in (*_files(part), part):
-            sync(each)
+        for path_in_part in (*_files_below(part), part):
+            sync(path_in_part)
         part.rename(path)
         sync(path.parent)
     except OSError as error:
@@ -249,7 +250,7 @@ def _new_directory(path: Path) -> Iterator[Path]:
         shutil.rmtree(part, ignore_errors=True)
 
 
-def _files(root: Path) -> list[Path]:
+def _files_below(root: Path) -> list[Path]:
     """Return the files below a directory, in order of their names."""
     return sorted(path for path in root.rglob("*") if path.is_file())
 

@@ -80,7 +80,7 @@ class ModelGraph:
         self._weights = _table_weights(model)
         self._packed: dict[str, tuple[str, str | None]] = {}
         self._dense_is_one = not isinstance(model.dense_arch, NoVectors | NumericVectors)
-        self._embedding_dim = _width(model.dense_arch) if isinstance(model.dense_arch, nn.Sequential) else 0
+        self._embedding_dim = _output_width(model.dense_arch) if isinstance(model.dense_arch, nn.Sequential) else 0
         self.inputs: dict[str, tuple[int, tuple[str | int, ...]]] = {}
         if num_dense:
             self.inputs[DENSE] = TensorProto.FLOAT, ("samples", num_dense)
@@ -91,17 +91,17 @@ class ModelGraph:
             self.inputs[bag_input(feature)] = TensorProto.INT64, ("samples", f"bag_{number}")
         dense = self._dense_vectors(model)
         sparse = self._sparse_vectors(model, num_embeddings, single)
-        logits = self._apply(model.over_arch, self._interact(model.interaction, dense, sparse))
+        logits = self._apply_layers(model.over_arch, self._apply_interaction(model.interaction, dense, sparse))
         if model.linear is not None:
-            weights = self._op("Gather", sparse, self._integers(0), axis=2)  # [B, F, 1]
-            linear = self._op("ReduceSum", weights, self._integers(1), keepdims=0)
-            logits = self._op("Add", logits, self._op("Mul", linear, self._scalar(model.linear)))
+            weights = self._add_node("Gather", sparse, self._add_integers(0), axis=2)  # [B, F, 1]
+            linear = self._add_node("ReduceSum", weights, self._add_integers(1), keepdims=0)
+            logits = self._add_node("Add", logits, self._add_node("Mul", linear, self._add_scalar(model.linear)))
         if correction:
-            logits = self._op("Add", logits, self._scalar(correction))
+            logits = self._add_node("Add", logits, self._add_scalar(correction))
         self.outputs = [LOGITS, PROBABILITIES] if has_clicks else [PREDICTIONS]
-        self._op("Squeeze", logits, self._integers(1), output=self.outputs[0])
+        self._add_node("Squeeze", logits, self._add_integers(1), output=self.outputs[0])
         if has_clicks:
-            self._op("Sigmoid", LOGITS, output=PROBABILITIES)
+            self._add_node("Sigmoid", LOGITS, output=PROBABILITIES)
 
     @property
     def num_bytes(self) -> int:
@@ -116,7 +116,7 @@ class ModelGraph:
         """
         data = path.with_name(path.name + DATA_SUFFIX)
         is_external = self.num_bytes > inline_bytes
-        tensors = _write_external(self.tensors, data) if is_external else _inline(self.tensors)
+        tensors = _write_external(self.tensors, data) if is_external else _inline_tensors(self.tensors)
         graph = helper.make_graph(
             self._nodes,
             "dlrm",
@@ -137,59 +137,63 @@ class ModelGraph:
 
     # ---- parts of a graph
 
-    def _op(self, kind: str, *inputs: str, output: str | None = None, **attributes: Any) -> str:
+    def _add_node(self, kind: str, *inputs: str, output: str | None = None, **attributes: Any) -> str:
         """Add a node; return its output."""
         name = output or f"{kind.lower()}_{len(self._nodes)}"
         self._nodes.append(helper.make_node(kind, list(inputs), [name], **attributes))
         return name
 
-    def _constant(self, value: NDArray[Any] | Tensor, name: str | None = None) -> str:
+    def _add_constant(self, value: NDArray[Any] | Tensor, name: str | None = None) -> str:
         """Add a tensor; return its name."""
         name = name or f"constant_{len(self.tensors)}"
         self.tensors[name] = np.ascontiguousarray(value.numpy() if isinstance(value, Tensor) else value)
         return name
 
-    def _integers(self, *values: int) -> str:
-        return self._constant(np.array(values, np.int64))
+    def _add_integers(self, *values: int) -> str:
+        """Add a tensor [n] int64; return its name."""
+        return self._add_constant(np.array(values, np.int64))
 
-    def _scalar(self, value: float, kind: Any = np.float32) -> str:
-        return self._constant(np.array(value, kind))
+    def _add_scalar(self, value: float, dtype: Any = np.float32) -> str:
+        """Add a tensor of one value and no dimension; return its name."""
+        return self._add_constant(np.array(value, dtype))
 
     # ---- dense features
 
     def _dense_vectors(self, model: DLRM) -> str | None:
-        """[B, D] of dense_arch, [B, N, D] of dense features with a vector each; None without any."""
+        """Return [B, D] of dense_arch, or [B, N, D] of dense features with a vector each; None without any."""
         arch = model.dense_arch
         if isinstance(arch, NoVectors):
             return None
         if isinstance(arch, NumericVectors):
-            column = self._op("Unsqueeze", DENSE, self._integers(2))
-            return self._op("Mul", column, self._constant(arch.weight.detach()))
+            column = self._add_node("Unsqueeze", DENSE, self._add_integers(2))
+            return self._add_node("Mul", column, self._add_constant(arch.weight.detach()))
         if DENSE in self.inputs:
-            return self._apply(arch, DENSE)
+            return self._apply_layers(arch, DENSE)
         # Without dense features, the number of samples comes from another input.
-        shape = self._op("Shape", next(iter(self.inputs)), start=0, end=1)
-        shape = self._op("Concat", shape, self._integers(1), axis=0)
-        return self._apply(arch, self._op("Expand", self._constant(np.ones((1, 1), np.float32)), shape))
+        shape = self._add_node("Shape", next(iter(self.inputs)), start=0, end=1)
+        shape = self._add_node("Concat", shape, self._add_integers(1), axis=0)
+        return self._apply_layers(
+            arch, self._add_node("Expand", self._add_constant(np.ones((1, 1), np.float32)), shape)
+        )
 
-    def _apply(self, module: nn.Module, inputs: str) -> str:
-        """Add layers from [B, n] to [B, m]."""
+    def _apply_layers(self, module: nn.Module, inputs: str) -> str:
+        """Add a module's layers to inputs [B, n]; return their outputs [B, m]."""
         if isinstance(module, nn.Sequential):
             for part in module:
-                inputs = self._apply(part, inputs)
+                inputs = self._apply_layers(part, inputs)
             return inputs
         if isinstance(module, nn.Linear):
-            weight, bias = self._constant(module.weight.detach()), self._constant(module.bias.detach())
-            outputs = self._op("Gemm", inputs, weight, bias, transB=1)
-            return self._op("Relu", outputs) if isinstance(module, Layer) and module.relu else outputs
+            weight, bias = self._add_constant(module.weight.detach()), self._add_constant(module.bias.detach())
+            outputs = self._add_node("Gemm", inputs, weight, bias, transB=1)
+            return self._add_node("Relu", outputs) if isinstance(module, Layer) and module.relu else outputs
         if isinstance(module, BatchNorm):
             parts = (module.weight.detach(), module.bias.detach(), module.running_mean, module.running_var)
-            constants = [self._constant(part) for part in parts]
-            return self._op("BatchNormalization", inputs, *constants, epsilon=EPSILON)
+            constants = [self._add_constant(part) for part in parts]
+            return self._add_node("BatchNormalization", inputs, *constants, epsilon=EPSILON)
         if isinstance(module, Bias):
-            return self._op("Add", inputs, self._constant(module.bias.detach()))
+            return self._add_node("Add", inputs, self._add_constant(module.bias.detach()))
         if isinstance(module, nn.ReLU):
-            return self._op("Relu", inputs)
+            return self._add_node("Relu", inputs)
         # Dropout does nothing once a model is trained.
         assert isinstance(module, Dropout), type(module)
         return inputs
@@ -197,13 +201,13 @@ class ModelGraph:
     # ---- sparse features
 
     def _sparse_vectors(self, model: DLRM, num_embeddings: Mapping[str, int], single: Sequence[str]) -> str:
-        """[B, F, D], the features' vectors in their order."""
+        """Return the features' vectors [B, F, D] in their order; single: features of one id."""
         arch = model.sparse_arch
         assert isinstance(arch, SparseArch)
         columns = {name: f"column_{number}" for number, name in enumerate(single)}
         if single:
-            rows = self._constant(np.array([num_embeddings[name] for name in single], np.int64))
-            checked = self._checked(IDS, rows, self._op("Less", IDS, self._scalar(0, np.int64)))
+            rows = self._add_constant(np.array([num_embeddings[name] for name in single], np.int64))
+            checked = self._check_ids(IDS, rows, self._add_node("Less", IDS, self._add_scalar(0, np.int64)))
             self._nodes.append(helper.make_node("Split", [checked], list(columns.values()), axis=1))
         owners = {feature: embedding for embedding in arch.embeddings for feature in embedding.features}
         vectors = []
@@ -212,149 +216,158 @@ class ModelGraph:
             if feature in columns:
                 ids = columns[feature]
             else:
-                name, rows = bag_input(feature), self._scalar(num_embeddings[feature], np.int64)
-                checked = self._checked(name, rows, self._op("Less", name, self._scalar(-1, np.int64)))
+                name, rows = bag_input(feature), self._add_scalar(num_embeddings[feature], np.int64)
+                checked = self._check_ids(name, rows, self._add_node("Less", name, self._add_scalar(-1, np.int64)))
                 # A bag's end is filled with -1; row 0 is read in its place, and the mask removes it.
-                ids = self._op("Max", checked, self._scalar(0, np.int64))
-                is_id = self._op("GreaterOrEqual", name, self._scalar(0, np.int64))
-                mask = self._op("Cast", is_id, to=TensorProto.FLOAT)
-            vector = self._vector(arch, embedding, ids, mask)
+                ids = self._add_node("Max", checked, self._add_scalar(0, np.int64))
+                is_id = self._add_node("GreaterOrEqual", name, self._add_scalar(0, np.int64))
+                mask = self._add_node("Cast", is_id, to=TensorProto.FLOAT)
+            vector = self._bag_vectors(arch, embedding, ids, mask)
             if embedding.key in arch.projections:
                 weight = arch.projections[embedding.key].get_parameter("weight").detach().t()
-                vector = self._op("MatMul", vector, self._constant(weight))
+                vector = self._add_node("MatMul", vector, self._add_constant(weight))
             vectors.append(vector)
-        return self._op("Concat", *vectors, axis=1)
+        return self._add_node("Concat", *vectors, axis=1)
 
-    def _checked(self, ids: str, rows: str, is_low: str) -> str:
-        """Ids, with OUTSIDE in place of those that are too low or not below `rows`."""
+    def _check_ids(self, ids: str, rows: str, is_low: str) -> str:
+        """Return ids with OUTSIDE in place of those that are `is_low` or not below `rows`."""
         # Gather counts negative ids from the end of a table, so it would read a row for them.
-        is_wrong = self._op("Or", is_low, self._op("GreaterOrEqual", ids, rows))
-        return self._op("Where", is_wrong, self._scalar(OUTSIDE, np.int64), ids)
+        is_wrong = self._add_node("Or", is_low, self._add_node("GreaterOrEqual", ids, rows))
+        return self._add_node("Where", is_wrong, self._add_scalar(OUTSIDE, np.int64), ids)
 
-    def _vector(self, arch: SparseArch, embedding: Embedding, ids: str, mask: str | None) -> str:
-        """[B, 1, d] of the bags [B, M]; mask [B, M]: 1 where there is an id, None if there is one everywhere."""
+    def _bag_vectors(self, arch: SparseArch, embedding: Embedding, ids: str, mask: str | None) -> str:
+        """Return a feature's vectors [B, 1, d] of the bags `ids` [B, M].
+
+        mask [B, M]: 1 where there is an id; None: there is one everywhere.
+        """
         if embedding.operation is None:
-            vectors = self._rows(embedding.tables[0], ids)
+            vectors = self._look_up_rows(embedding.tables[0], ids)
         else:
-            divisor = self._scalar(embedding.collisions, np.int64)
-            quotients = self._op("Div", ids, divisor)
-            remainders = self._op("Sub", ids, self._op("Mul", quotients, divisor))
+            divisor = self._add_scalar(embedding.collisions, np.int64)
+            quotients = self._add_node("Div", ids, divisor)
+            remainders = self._add_node("Sub", ids, self._add_node("Mul", quotients, divisor))
             parts = [
-                self._rows(table, part) for table, part in zip(embedding.tables, (quotients, remainders), strict=True)
+                self._look_up_rows(table, part)
+                for table, part in zip(embedding.tables, (quotients, remainders), strict=True)
             ]
             if embedding.operation is QROperation.pooled_mult:
-                return self._op("Mul", *(self._pooled(embedding, part, mask) for part in parts))
+                return self._add_node("Mul", *(self._pool_bags(embedding, part, mask) for part in parts))
             if embedding.operation is QROperation.concat:
-                vectors = self._op("Concat", *parts, axis=2)
+                vectors = self._add_node("Concat", *parts, axis=2)
             else:
-                vectors = self._op("Add" if embedding.operation is QROperation.add else "Mul", *parts)
+                vectors = self._add_node("Add" if embedding.operation is QROperation.add else "Mul", *parts)
         if embedding.row_weights is not None:
             weights = arch.row_weights[embedding.key].weight
             assert isinstance(weights, Tensor)
-            vectors = self._op("Mul", vectors, self._op("Gather", self._constant(weights.detach()), ids))
-        return self._pooled(embedding, vectors, mask)
+            vectors = self._add_node(
+                "Mul", vectors, self._add_node("Gather", self._add_constant(weights.detach()), ids)
+            )
+        return self._pool_bags(embedding, vectors, mask)
 
-    def _pooled(self, embedding: Embedding, vectors: str, mask: str | None) -> str:
-        """[B, M, d] to [B, 1, d]."""
+    def _pool_bags(self, embedding: Embedding, vectors: str, mask: str | None) -> str:
+        """Return the sums or means [B, 1, d] of a bag's vectors [B, M, d]; mask: as for `_bag_vectors`."""
         if mask is None:
             return vectors
-        axes = self._integers(1)
-        masked = self._op("Mul", vectors, self._op("Unsqueeze", mask, self._integers(2)))
-        sums = self._op("ReduceSum", masked, axes)
+        axes = self._add_integers(1)
+        masked = self._add_node("Mul", vectors, self._add_node("Unsqueeze", mask, self._add_integers(2)))
+        sums = self._add_node("ReduceSum", masked, axes)
         if embedding.pooling is not Pooling.mean:
             return sums
         # An empty bag has the mean 0.
-        count = self._op("Max", self._op("ReduceSum", mask, axes), self._scalar(1))
-        return self._op("Div", sums, self._op("Unsqueeze", count, self._integers(2)))
+        count = self._add_node("Max", self._add_node("ReduceSum", mask, axes), self._add_scalar(1))
+        return self._add_node("Div", sums, self._add_node("Unsqueeze", count, self._add_integers(2)))
 
-    def _rows(self, table: TableSpec, ids: str) -> str:
-        """[B, M, d] float32, a table's rows."""
+    def _look_up_rows(self, table: TableSpec, ids: str) -> str:
+        """Return the rows [B, M, d] float32 of a table at ids [B, M]."""
         if table.name not in self._packed:
-            self._packed[table.name] = self._pack(table)
+            self._packed[table.name] = self._add_table(table)
         values, scale_and_bias = self._packed[table.name]
-        rows = self._op("Gather", values, ids)
+        rows = self._add_node("Gather", values, ids)
         if self._precision is TablePrecision.fp32:
             return rows
-        rows = self._op("Cast", rows, to=TensorProto.FLOAT)
+        rows = self._add_node("Cast", rows, to=TensorProto.FLOAT)
         if scale_and_bias is None:
             return rows
         name = f"scale_{len(self._nodes)}"
-        pairs = self._op("Cast", self._op("Gather", scale_and_bias, ids), to=TensorProto.FLOAT)
+        pairs = self._add_node("Cast", self._add_node("Gather", scale_and_bias, ids), to=TensorProto.FLOAT)
         self._nodes.append(helper.make_node("Split", [pairs], [name, f"{name}_bias"], axis=2))
-        return self._op("Add", self._op("Mul", rows, name), f"{name}_bias")
+        return self._add_node("Add", self._add_node("Mul", rows, name), f"{name}_bias")
 
-    def _pack(self, table: TableSpec) -> tuple[str, str | None]:
+    def _add_table(self, table: TableSpec) -> tuple[str, str | None]:
         """Add a table's values in the graph's precision, and of integers their rows' scale and bias [n, 2]."""
         weight = self._weights[table.name]
         if self._precision is TablePrecision.fp32:
-            return self._constant(weight, table.name), None
+            return self._add_constant(weight, table.name), None
         values, scale_and_bias = packed_rows(weight, self._precision)
         if scale_and_bias is None:
-            return self._constant(values.contiguous().view(torch.float16), table.name), None
+            return self._add_constant(values.contiguous().view(torch.float16), table.name), None
         pairs = scale_and_bias.contiguous().view(torch.float16)
-        return self._constant(values, table.name), self._constant(pairs, f"{table.name}.scale_and_bias")
+        return self._add_constant(values, table.name), self._add_constant(pairs, f"{table.name}.scale_and_bias")
 
     # ---- interactions
 
-    def _interact(self, module: nn.Module, dense: str | None, sparse: str) -> str:
+    def _apply_interaction(self, module: nn.Module, dense: str | None, sparse: str) -> str:
         """Add the interaction of dense vectors and [B, F, D], to over_arch's inputs [B, n]."""
         if isinstance(module, ScalarPairsInteraction):
             assert dense is not None
-            elements = self._op("Concat", self._op("Flatten", sparse), dense, axis=1)
-            column, row = (self._op("Unsqueeze", elements, self._integers(axis)) for axis in (2, 1))
-            return self._op("Concat", self._pairs(self._op("Mul", column, row), module.pairs), dense, axis=1)
-        vectors = self._join(dense, sparse)
+            elements = self._add_node("Concat", self._add_node("Flatten", sparse), dense, axis=1)
+            column, row = (self._add_node("Unsqueeze", elements, self._add_integers(axis)) for axis in (2, 1))
+            return self._add_node(
+                "Concat", self._pick_pairs(self._add_node("Mul", column, row), module.pairs), dense, axis=1
+            )
+        vectors = self._join_vectors(dense, sparse)
         if isinstance(module, DotInteraction):
-            matrix = self._op("MatMul", vectors, self._op("Transpose", vectors, perm=[0, 2, 1]))
-            products = self._pairs(matrix, module.pairs)
-            return self._op("Concat", dense, products, axis=1) if dense and self._dense_is_one else products
-        flat = self._op("Flatten", vectors)
+            matrix = self._add_node("MatMul", vectors, self._add_node("Transpose", vectors, perm=[0, 2, 1]))
+            products = self._pick_pairs(matrix, module.pairs)
+            return self._add_node("Concat", dense, products, axis=1) if dense and self._dense_is_one else products
+        flat = self._add_node("Flatten", vectors)
         if isinstance(module, CatInteraction):
             return flat
         if isinstance(module, SumInteraction):
-            return self._op("ReduceSum", flat, self._integers(1))
+            return self._add_node("ReduceSum", flat, self._add_integers(1))
         if isinstance(module, DCNInteraction):
-            crossed = self._cross(module.crossnet, flat)
+            crossed = self._apply_cross_layers(module.crossnet, flat)
             if module.deep_arch is None:
                 return crossed
-            return self._op("Concat", crossed, self._apply(module.deep_arch, flat), axis=1)
+            return self._add_node("Concat", crossed, self._apply_layers(module.deep_arch, flat), axis=1)
         assert isinstance(module, ProjectionInteraction), type(module)
         assert dense is not None
         dim = self._embedding_dim
         left, right = (
-            self._op("Reshape", self._apply(branch, flat), self._integers(-1, *shape))
+            self._add_node("Reshape", self._apply_layers(branch, flat), self._add_integers(-1, *shape))
             for branch, shape in (
-                (module.branch1, (_width(module.branch1) // dim, dim)),
-                (module.branch2, (dim, _width(module.branch2) // dim)),
+                (module.branch1, (_output_width(module.branch1) // dim, dim)),
+                (module.branch2, (dim, _output_width(module.branch2) // dim)),
             )
         )
-        return self._op("Concat", dense, self._op("Flatten", self._op("MatMul", left, right)), axis=1)
+        return self._add_node("Concat", dense, self._add_node("Flatten", self._add_node("MatMul", left, right)), axis=1)
 
-    def _join(self, dense: str | None, sparse: str) -> str:
-        """[B, F, D], behind dense features' vectors if there are any."""
+    def _join_vectors(self, dense: str | None, sparse: str) -> str:
+        """Return the sparse vectors [B, F, D], behind dense features' vectors if there are any."""
         if dense is None:
             return sparse
         if self._dense_is_one:
-            dense = self._op("Unsqueeze", dense, self._integers(1))
-        return self._op("Concat", dense, sparse, axis=1)
+            dense = self._add_node("Unsqueeze", dense, self._add_integers(1))
+        return self._add_node("Concat", dense, sparse, axis=1)
 
-    def _pairs(self, products: str, pairs: Tensor) -> str:
-        """Pick pairs [P] of [B, V, V]."""
-        return self._op("Gather", self._op("Flatten", products), self._constant(pairs), axis=1)
+    def _pick_pairs(self, products: str, pairs: Tensor) -> str:
+        """Return the products [B, P] of some pairs; products: [B, V, V]; pairs: [P] flat places among V * V."""
+        return self._add_node("Gather", self._add_node("Flatten", products), self._add_constant(pairs), axis=1)
 
-    def _cross(self, module: nn.Module, inputs: str) -> str:
-        """Add DCN v2's cross layers, [B, n] to the same."""
+    def _apply_cross_layers(self, module: nn.Module, inputs: str) -> str:
+        """Add DCN v2's cross layers to inputs [B, n]; return their outputs [B, n]."""
         outputs = inputs
         for layer in _cross_layers(module):
             product = outputs
             for weight in layer[:-1]:
-                product = self._op("MatMul", product, self._constant(weight.detach().t()))
-            biased = self._op("Add", product, self._constant(layer[-1].detach()))
-            outputs = self._op("Add", self._op("Mul", inputs, biased), outputs)
+                product = self._add_node("MatMul", product, self._add_constant(weight.detach().t()))
+            biased = self._add_node("Add", product, self._add_constant(layer[-1].detach()))
+            outputs = self._add_node("Add", self._add_node("Mul", inputs, biased), outputs)
         return outputs
 
 
-def _width(branch: nn.Sequential) -> int:
+def _output_width(branch: nn.Sequential) -> int:
+    """Return the outputs of the last linear layer."""
     return [layer for layer in branch.modules() if isinstance(layer, nn.Linear)][-1].out_features
 
 
@@ -375,7 +388,7 @@ def _table_weights(model: DLRM) -> dict[str, Tensor]:
     }
 
 
-def _inline(tensors: Mapping[str, NDArray[Any]]) -> list[TensorProto]:
+def _inline_tensors(tensors: Mapping[str, NDArray[Any]]) -> list[TensorProto]:
     """Return tensors that the model's file holds."""
     return [numpy_helper.from_array(tensor, name) for name, tensor in tensors.items()]
 

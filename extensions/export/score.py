@@ -22,6 +22,7 @@ import json
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence, Sized
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -36,6 +37,7 @@ from encoder.errors import UserError
 from encoder.raw_rows import RawRows, numbered_rows
 from encoder.spelling import UTF_8, Bags, Dialect, from_text, text_values
 from encoder.transforms import transform_columns
+from numpy.typing import NDArray
 
 HERE = Path(__file__).resolve().parent
 DELIMITERS = {".csv": ",", ".tsv": "\t", ".txt": "\t"}
@@ -67,16 +69,16 @@ class Scorer:
         self._rules = json.loads((directory / "encoder" / "rules.json").read_text(encoding="utf-8"))
         self.columns: list[str] = self._rules["columns"]
         self._single = [name for name in self._rules["sparse"] if name not in self._rules["bags"]]
-        self._vocabularies = {name: _vocabulary(directory, name) for name in self._rules["vocabularies"]}
-        self._expanded = {name: _expanded(directory, name) for name in self._rules["expanded"]}
-        self._table = self._rules["table"] and _namespace(self._rules["table"])
+        self._vocabularies = {name: _read_vocabulary(directory, name) for name in self._rules["vocabularies"]}
+        self._bags_of_ids = {name: _read_bags(directory, name) for name in self._rules["expanded"]}
+        self._table = self._rules["table"] and _table_namespace(self._rules["table"])
         self._forms = {name: from_text(text) for name, text in self._rules["spellings"].items()}
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
         model = directory / self._manifest["model"]
         self._session = onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
         self.output: str = self._session.get_outputs()[-1].name
-        self._inputs = {each.name for each in self._session.get_inputs()}
+        self._inputs = {node.name for node in self._session.get_inputs()}
 
     def score(self, table: Any, name: str = "rows", numbers: Sequence[int] | None = None) -> Any:
         """Return the scores [rows] float32 of rows in memory.
@@ -88,19 +90,19 @@ class Scorer:
         """
         if isinstance(table, Sized) and not len(table):
             return np.zeros(0, np.float32)
-        columns = self._columns(table, name)
+        columns = self._required_columns(table, name)
         rows = len(next(iter(columns.values())))
         numbers = range(1, rows + 1) if numbers is None else numbers
         parts = [np.zeros(0, np.float32)]
         for start in range(0, rows, SCORED_ROWS):
             piece = slice(start, start + SCORED_ROWS)
-            inputs = self.encode({each: columns[each][piece] for each in columns}, name, numbers[piece])
+            inputs = self.encode({column: values[piece] for column, values in columns.items()}, name, numbers[piece])
             parts.append(self.run(inputs))
         return np.concatenate(parts)
 
-    def _columns(self, table: Any, name: str) -> dict[str, Any]:
+    def _required_columns(self, table: Any, name: str) -> dict[str, Any]:
         """Return the columns that the model reads. Raises UserError for a missing one."""
-        columns = _columns_of(table, name, self.columns)
+        columns = _columns_by_name(table, name, self.columns)
         if missing := [column for column in self.columns if column not in columns]:
             raise UserError(f"{name}: no column {missing[0]}; the model reads {', '.join(self.columns)}")
         columns = {column: to_column(columns[column], f"{name}, column {column}") for column in self.columns}
@@ -135,16 +137,16 @@ class Scorer:
 
         A bag is filled with -1. Raises UserError as `score` does.
         """
-        columns = self._columns(table, name)
+        columns = self._required_columns(table, name)
         rows = len(next(iter(columns.values())))
         batch = RawRows(columns, rows, numbered_rows(name, range(1, rows + 1) if numbers is None else numbers))
-        encode = {"table": self._encode_table, "criteo": self._encode_criteo, "ids": self._encode_ids}
-        dense, bags = encode[self._rules["kind"]](batch)
+        encoders = {"table": self._encode_table, "criteo": self._encode_criteo, "ids": self._encode_ids}
+        dense, bags = encoders[self._rules["kind"]](batch)
         inputs = {"dense_features": dense.astype(np.float32)} if "dense_features" in self._inputs else {}
         if self._single:
             inputs["ids"] = np.stack([bags[name].ids for name in self._single], axis=1).astype(np.int64)
         for name in self._rules["bags"]:
-            inputs[f"ids_{name}"] = _padded(bags[name])
+            inputs[f"ids_{name}"] = _pad_bags(bags[name])
         return inputs
 
     def _encode_table(self, batch: RawRows) -> tuple[Any, dict[str, Bags]]:
@@ -152,17 +154,18 @@ class Scorer:
         block = convert(batch, self._table, self._table.limits, self._forms)
         bags = {}
         for name, column in zip(self._table.sparse, block.categories, strict=True):
-            ids = self._ids_of(name, text_values(column.values.dictionary))[column.values.indices.to_numpy()]
-            bags[name] = self._bags(name, ids, column.offsets)
-        return self._transformed(block.dense), bags
+            ids = self._look_up_ids(name, text_values(column.values.dictionary))[column.values.indices.to_numpy()]
+            bags[name] = self._bags_of(name, ids, column.offsets)
+        return self._transform_dense(block.dense), bags
 
     def _encode_criteo(self, batch: RawRows) -> tuple[Any, dict[str, Bags]]:
         """Encode rows of Criteo's integers and hexadecimal categories."""
         dense = np.zeros((batch.rows, len(self._rules["dense"])))
         for place, name in enumerate(self._rules["dense"]):
             column = distinct_texts(batch.columns[name], batch.locator_of(name))
-            numbers = [_integer(text) for text in column.values]
-            column.refuse([each is None for each in numbers], batch.locator_of(name), "is not an integer of 32 bits")
+            numbers = [_parse_integer(text) for text in column.values]
+            is_bad = [number is None for number in numbers]
+            column.refuse(is_bad, batch.locator_of(name), "is not an integer of 32 bits")
             dense[:, place] = np.array(numbers, np.float64)[column.codes]
         bags = {}
         for name in self._rules["sparse"]:
@@ -170,8 +173,8 @@ class Scorer:
             is_bad = [not set(text) <= HEX_DIGITS or len(text) > 8 for text in column.values]
             column.refuse(is_bad, batch.locator_of(name), "is not a category of at most 8 hexadecimal digits")
             values = np.array([int(text or "0", 16) for text in column.values], np.uint32)
-            bags[name] = self._bags(name, self._ids_of(name, values)[column.codes], None)
-        return self._transformed(dense), bags
+            bags[name] = self._bags_of(name, self._look_up_ids(name, values)[column.codes], None)
+        return self._transform_dense(dense), bags
 
     def _encode_ids(self, batch: RawRows) -> tuple[Any, dict[str, Bags]]:
         """Take numbers as they are, and ids, for a dataset that was not made from raw rows."""
@@ -183,22 +186,22 @@ class Scorer:
             locator, rows = batch.locator_of(name), self._rules["num_embeddings"][name]
             fields = [value if isinstance(value, list) else [value] for value in to_list(batch.columns[name])]
             members = [member for field in fields for member in field]
-            ids = [_id_of(member) for member in members]
+            ids = [_parse_id(member) for member in members]
             owners = np.repeat(np.arange(batch.rows), [len(field) for field in fields]).tolist()
-            for row, member, each in zip(owners, members, ids, strict=True):
-                if each is None or not 0 <= each < rows:
+            for row, member, number in zip(owners, members, ids, strict=True):
+                if number is None or not 0 <= number < rows:
                     raise UserError(f"{locator(row)}: {excerpt(member)} is no id from 0 to {rows - 1}; correct it")
-            is_bag = name in self._rules["bags"] and name not in self._expanded
+            is_bag = name in self._rules["bags"] and name not in self._bags_of_ids
             if not is_bag and len(ids) != batch.rows:
                 raise UserError(
                     f"{batch.locator(0)}, column {name}: {len(members)} ids in {batch.rows} rows; give one each"
                 )
             offsets = np.cumsum([0, *map(len, fields)]) if is_bag else None
-            bags[name] = self._bags(name, np.array(ids, np.int64), offsets)
+            bags[name] = self._bags_of(name, np.array(ids, np.int64), offsets)
         return dense, bags
 
-    def _ids_of(self, name: str, values: Any) -> Any:
-        """Return the ids [n] of 32- or 64-bit values."""
+    def _look_up_ids(self, name: str, values: Any) -> Any:
+        """Return the ids [n] int64 of a column's values [n], uint32 or uint64: by its vocabulary, or by modulo."""
         modulus = self._rules["max_ind_range"]
         if name not in self._vocabularies:
             return (values % values.dtype.type(modulus)).astype(np.int64)
@@ -209,22 +212,26 @@ class Scorer:
             ids = np.where(known[places] == values, known_ids[places], ids)
         return ids % modulus if self._rules["wraps"] and modulus else ids
 
-    def _bags(self, name: str, ids: Any, offsets: Any) -> Bags:
-        """Return a column's bags; offsets None: one id each, or the bag that an id is expanded to."""
-        if name in self._expanded:
-            bags = self._expanded[name][ids]
-            return Bags(bags.reshape(-1), np.arange(len(ids) + 1) * bags.shape[1])
+    def _bags_of(self, name: str, ids: NDArray[np.int64], offsets: NDArray[np.int64] | None) -> Bags:
+        """Return a column's bags from its ids [n].
+
+        offsets [rows + 1]; None: one id a row. In an expanded column each id stands for a bag of fixed size, [n, size].
+        """
+        if name in self._bags_of_ids:
+            members = self._bags_of_ids[name][ids]
+            return Bags(members.reshape(-1), np.arange(len(ids) + 1) * members.shape[1])
         return Bags(ids, np.arange(len(ids) + 1) if offsets is None else offsets)
 
-    def _transformed(self, dense: Any) -> Any:
-        """Return the dense features [B, N] float32 as the dataset has them."""
-        with np.errstate(over="ignore"):  # of columns with a transform of their own, which follows
-            result = np.array(self._transformed_alike(dense), np.float32)
+    def _transform_dense(self, dense: Any) -> Any:
+        """Return numbers [B, N] as the dense features float32 that the dataset has."""
+        # A column with a transform of its own may overflow here, and is transformed below.
+        with np.errstate(over="ignore"):
+            result = np.array(self._transform_by_dataset(dense), np.float32)
         transform_columns(dense, self._rules["transforms"], result)
         return result
 
-    def _transformed_alike(self, dense: Any) -> Any:
-        """Return the dense features [B, N] by the transform of the dataset."""
+    def _transform_by_dataset(self, dense: Any) -> Any:
+        """Return numbers [B, N] by the transform that the dataset has for columns without their own."""
         kind, bounds = self._rules["dense_transform"], self._rules["dense_range"]
         if kind == "log1p":
             return np.log1p(np.maximum(dense, 0)).astype(np.float32)
@@ -247,6 +254,7 @@ class Scorer:
 
 @cache
 def _default_scorer() -> Scorer:
+    """Return the scorer of this directory, opened once."""
     return Scorer()
 
 
@@ -259,6 +267,7 @@ def score(table: Any) -> Any:
 
 
 def _read_manifest(directory: Path) -> Any:
+    """Return manifest.json. Raises UserError if the directory has none, so is not whole."""
     try:
         return json.loads((directory / "manifest.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -266,6 +275,7 @@ def _read_manifest(directory: Path) -> Any:
 
 
 def _require_sizes(directory: Path, files: Mapping[str, Any]) -> None:
+    """Raise UserError for a file that is missing or of another size; files: `files` of manifest.json."""
     for name, digest in files.items():
         path = directory / name
         if not path.is_file() or path.stat().st_size != digest["bytes"]:
@@ -285,39 +295,42 @@ def verify(directory: Path = HERE) -> None:
             raise UserError(f"{directory / name}: its SHA-256 is not that of manifest.json; export again")
 
 
-def _arrow(path: Path) -> pa.Table:
+def _map_arrow(path: Path) -> pa.Table:
     """Map an Arrow file into memory."""
     return pa.ipc.open_file(pa.memory_map(str(path))).read_all()
 
 
-def _vocabulary(directory: Path, name: str) -> tuple[Any, Any]:
-    """Return a column's values in ascending order, and the id of each."""
-    table = _arrow(directory / "encoder" / f"{name}.arrow")
+def _read_vocabulary(directory: Path, name: str) -> tuple[Any, Any]:
+    """Return a column's values [n] in ascending order, and the id [n] of each."""
+    table = _map_arrow(directory / "encoder" / f"{name}.arrow")
     return table.column("value").to_numpy(), table.column("id").to_numpy()
 
 
-def _expanded(directory: Path, name: str) -> Any:
+def _read_bags(directory: Path, name: str) -> Any:
     """Return the bag of each id, [rows, size]."""
-    [bags] = _arrow(directory / "encoder" / f"{name}.bags.arrow").column("bag").chunks
+    [bags] = _map_arrow(directory / "encoder" / f"{name}.bags.arrow").column("bag").chunks
     return bags.values.to_numpy().reshape(len(bags), -1)
 
 
-def _namespace(table: dict[str, Any]) -> SimpleNamespace:
-    """Return the description of a table as the conversion reads it."""
+def _table_namespace(table: dict[str, Any]) -> SimpleNamespace:
+    """Return the table of rules.json as `convert` reads it: keys as attributes."""
     for name in ("parts", "vectors"):
-        table[name] = [SimpleNamespace(**each) for each in table[name]]
+        table[name] = [SimpleNamespace(**entry) for entry in table[name]]
     return SimpleNamespace(**table, label_kind=SimpleNamespace(dtype=np.float32))
 
 
 # ---- rows
 
 
-def _columns_of(table: Any, name: str, read: Sequence[str]) -> Mapping[str, Any]:
-    """Return the columns of an Arrow-like table, of a mapping or of dicts. Columns that are `read` are named once."""
+def _columns_by_name(table: Any, name: str, required: Sequence[str]) -> Mapping[str, Any]:
+    """Return the columns of an Arrow-like table, of a mapping or of dicts.
+
+    Raises UserError for another object, and for two columns with the name of a required one.
+    """
     if isinstance(table, Mapping):
         return table
     if isinstance(table, list) and all(isinstance(row, Mapping) for row in table):
-        return _by_name(table)
+        return _columns_of_dicts(table)
     if not hasattr(table, "__arrow_c_stream__"):
         remedy = "give lists or arrays by column, a list of dicts, or a table of pandas, polars or pyarrow"
         raise UserError(f"{name}: {type(table).__name__} is not a table; {remedy}")
@@ -325,25 +338,25 @@ def _columns_of(table: Any, name: str, read: Sequence[str]) -> Mapping[str, Any]
         table = pa.table(table)
     except (pa.ArrowException, TypeError, ValueError) as error:  # pandas', of sparse columns, and two of one name
         raise UserError(f"{name}: not readable through Arrow's interface ({str(error).splitlines()[0]})") from error
-    if twice := [each for each in read if table.column_names.count(each) > 1]:
+    if twice := [column for column in required if table.column_names.count(column) > 1]:
         raise UserError(f"{name}: a column is named twice, {twice[0]}; rename one")
     return dict(zip(table.column_names, table.columns, strict=True))
 
 
-def _by_name(rows: Collection[Mapping[str, Any]]) -> dict[str, list[Any]]:
+def _columns_of_dicts(rows: Collection[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """Return rows by column, None for a column that a row lacks."""
     names = dict.fromkeys(name for row in rows for name in row)
     return {name: [row.get(name) for row in rows] for name in names}
 
 
-def _id_of(value: Any) -> int | None:
-    """Return an id, given as text or typed; None if it is none."""
+def _parse_id(value: Any) -> int | None:
+    """Return an id that is given as a number or in decimal digits; None for any other value."""
     if isinstance(value, str) and value.isascii() and value.isdecimal():
         return int(value)
     return value if type(value) is int else None
 
 
-def _padded(bags: Bags) -> Any:
+def _pad_bags(bags: Bags) -> Any:
     """Return bags as a matrix [B, M] int64, filled with -1; M is at least 1."""
     lengths = bags.lengths
     matrix = np.full((len(lengths), max(1, int(lengths.max(initial=0)))), -1, np.int64)
@@ -351,8 +364,8 @@ def _padded(bags: Bags) -> Any:
     return matrix
 
 
-def _integer(text: str) -> int | None:
-    """Return one of Criteo's integers, 0 for an empty field; None if it is none."""
+def _parse_integer(text: str) -> int | None:
+    """Return a field of Criteo as an integer of 32 bits, 0 for an empty field; None for any other text."""
     digits = text.removeprefix("-")
     if not text:
         return 0
@@ -368,7 +381,7 @@ def read_rows(path: Path, scorer: Scorer) -> Iterator[tuple[Any, Sequence[int]]]
         UserError: the file cannot be read, or has no such form.
     """
     suffixes = [suffix.lower() for suffix in path.suffixes]
-    suffix = next((each for each in reversed(suffixes) if each not in PACKED), "")
+    suffix = next((suffix for suffix in reversed(suffixes) if suffix not in PACKED), "")
     try:
         if suffix == ".parquet":
             first = 1
@@ -379,7 +392,11 @@ def read_rows(path: Path, scorer: Scorer) -> Iterator[tuple[Any, Sequence[int]]]
         elif suffix in JSON_LINES or suffix in DELIMITERS:
             dialect = Dialect() if suffix in JSON_LINES else Dialect(**scorer._rules["dialect"])
             text = io.TextIOWrapper(pa.input_stream(str(path)), encoding=dialect.encoding, newline="")
-            yield from _objects(text, path) if suffix in JSON_LINES else _fields(text, path, DELIMITERS[suffix], scorer)
+            yield from (
+                _read_json_lines(text, path)
+                if suffix in JSON_LINES
+                else _read_delimited(text, path, DELIMITERS[suffix], scorer)
+            )
         else:
             kinds = ", ".join((*DELIMITERS, *JSON_LINES, ".parquet"))
             raise UserError(f"{path}: unknown kind of file; give one whose name ends in {kinds}")
@@ -387,7 +404,7 @@ def read_rows(path: Path, scorer: Scorer) -> Iterator[tuple[Any, Sequence[int]]]
         raise UserError(f"{path}: not readable ({str(error).splitlines()[0]})") from error
 
 
-def _objects(text: io.TextIOWrapper, path: Path) -> Iterator[tuple[Any, Sequence[int]]]:
+def _read_json_lines(text: io.TextIOWrapper, path: Path) -> Iterator[tuple[Any, Sequence[int]]]:
     """Yield all objects at once, as a column may be missing in many of them."""
     objects = {}
     for number, line in enumerate(text, start=1):
@@ -399,40 +416,45 @@ def _objects(text: io.TextIOWrapper, path: Path) -> Iterator[tuple[Any, Sequence
             if not isinstance(objects[number], dict):
                 raise UserError(f"{path}: row {number}: not an object of columns; give one object a line")
     if objects:
-        yield _by_name(objects.values()), list(objects)
+        yield _columns_of_dicts(objects.values()), list(objects)
 
 
 def _refuse_constant(text: str) -> None:
+    """Raise ValueError for NaN or Infinity, which Python's json would accept."""
     raise ValueError(f"{text}, which JSON does not have")
 
 
-def _fields(text: io.TextIOWrapper, path: Path, delimiter: str, scorer: Scorer) -> Iterator[tuple[Any, Sequence[int]]]:
+def _read_delimited(
+    text: io.TextIOWrapper, path: Path, delimiter: str, scorer: Scorer
+) -> Iterator[tuple[Any, Sequence[int]]]:
     """Yield delimited text, whose first row has names, or else the columns in the dataset's order."""
     rules = scorer._rules
     first = text.readline()
     dialect = Dialect(**rules["dialect"])
     if dialect.charset != UTF_8 and first.encode(dialect.charset).startswith(codecs.BOM_UTF8):
         raise UserError(f"{path}: row 1: begins with the byte-order mark of UTF-8, not of charset {dialect.charset}")
+    # The file's ending suggests a delimiter, the dataset has one: that which divides the first row well is taken.
     heads: dict[str, list[str]] = {
-        each: next(dialect.reader([first], each), []) for each in (rules["delimiter"], delimiter)
+        candidate: next(dialect.reader([first], candidate), []) for candidate in (rules["delimiter"], delimiter)
     }
+    lines: Iterator[str]
     names = next((head for head in heads.values() if not set(scorer.columns).isdisjoint(head)), None)
-    delimiter = next((each for each, head in heads.items() if head == names), rules["delimiter"])
+    delimiter = next((candidate for candidate, head in heads.items() if head == names), rules["delimiter"])
     if names is None:
         unlabelled = [name for name in rules["names"] if name != rules["label"]]
-        by_width = {len(each): each for each in (unlabelled, rules["names"])}
-        delimiter = next((each for each, head in heads.items() if len(head) in by_width), rules["delimiter"])
+        by_width = {len(columns): columns for columns in (unlabelled, rules["names"])}
+        delimiter = next((candidate for candidate, head in heads.items() if len(head) in by_width), rules["delimiter"])
         names = by_width.get(len(heads[delimiter]), rules["names"])
-        lines, before = _with_first(first, text), 0
+        lines, rows_before = chain([first], text), 0
     else:
-        lines, before = iter(text), 1
+        lines, rows_before = iter(text), 1
         if twice := [name for name in scorer.columns if names.count(name) > 1]:
             raise UserError(f"{path}: row 1: a column is named twice, {twice[0]}; rename one")
     rows: list[list[str]] = []
     numbers: list[int] = []
     reader = dialect.reader(lines, delimiter, strict=True)
     for row in reader:
-        number = before + reader.line_num
+        number = rows_before + reader.line_num
         if not row:
             continue
         if len(row) != len(names):
@@ -440,18 +462,14 @@ def _fields(text: io.TextIOWrapper, path: Path, delimiter: str, scorer: Scorer) 
         rows.append(row)
         numbers.append(number)
         if len(rows) == READ_ROWS:
-            yield _by_column(names, rows), numbers
+            yield _columns_of_fields(names, rows), numbers
             rows, numbers = [], []
     if rows:
-        yield _by_column(names, rows), numbers
+        yield _columns_of_fields(names, rows), numbers
 
 
-def _with_first(first: str, lines: Iterator[str]) -> Iterator[str]:
-    yield first
-    yield from lines
-
-
-def _by_column(names: Sequence[str], rows: list[list[str]]) -> dict[str, Any]:
+def _columns_of_fields(names: Sequence[str], rows: list[list[str]]) -> dict[str, Any]:
+    """Return rows of fields as columns of text by name."""
     return {name: pa.array(values) for name, values in zip(names, zip(*rows, strict=True), strict=True)}
 
 
@@ -479,7 +497,7 @@ def main() -> int:
         lines = [name]
         for columns, numbers in read_rows(arguments.rows, scorer):
             scores = scorer.score(columns, str(arguments.rows), numbers)
-            lines += [np.format_float_positional(each, unique=True, trim="0") for each in scores]
+            lines += [np.format_float_positional(value, unique=True, trim="0") for value in scores]
         text = "\n".join([*lines, ""])
         if arguments.out is None:
             sys.stdout.write(text)

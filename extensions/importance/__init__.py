@@ -27,12 +27,12 @@ def register(core: Core) -> None:
             config_dir=Path(__file__).parent,
             leave="app.runtime.environment:leave",
         ),
-        ReportAddition(of_run),
+        ReportAddition(report_additions),
         FilesBesideRun(re.compile(r"importance\.json"), is_of_run=True),
     )
 
 
-def of_run(run: RunFiles) -> Additions:
+def report_additions(run: RunFiles) -> Additions:
     """Return the tables of a run's importances and slices, if they were computed."""
     from extensions.importance.report import additions
 

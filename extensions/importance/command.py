@@ -60,7 +60,7 @@ def columns_of(manifest: Manifest) -> list[Columns]:
     places: dict[str, list[int]] = {}
     for place, name in enumerate(dense):
         places.setdefault(vector_of.get(name, name), []).append(place)
-    single = single_of(manifest)
+    single = single_id_features(manifest)
     return [
         *(Columns(name, dense=tuple(columns)) for name, columns in places.items()),
         *(
@@ -72,13 +72,13 @@ def columns_of(manifest: Manifest) -> list[Columns]:
     ]
 
 
-def single_of(manifest: Manifest) -> list[str]:
+def single_id_features(manifest: Manifest) -> list[str]:
     """Return the features in the columns of `RowArrays.sparse`."""
     return [name for name in manifest.num_embeddings if name not in manifest.ragged]
 
 
-def permuted(rows: RowArrays, feature: Columns, order: NDArray[np.int64]) -> RowArrays:
-    """Return the rows, of which row i has the feature's value of row order[i]."""
+def permute_feature(rows: RowArrays, feature: Columns, order: NDArray[np.int64]) -> RowArrays:
+    """Return a copy of the rows in which row i has the feature's value of row order[i]; order: [rows]."""
     dense, sparse = rows.dense.copy(), rows.sparse.copy()
     for array, of_rows, places in ((dense, rows.dense, feature.dense), (sparse, rows.sparse, feature.sparse)):
         for place in places:
@@ -88,7 +88,11 @@ def permuted(rows: RowArrays, feature: Columns, order: NDArray[np.int64]) -> Row
 
 
 class ScoredRows:
-    """A sample of a split's rows, and the metrics of a model on them as they are or changed; collective calls."""
+    """A sample of a split's rows, and a model's metrics on them, unchanged or changed; all processes call together.
+
+    Attributes:
+        rows: the sample. of_rows: number of the split's rows. figures: metrics on the unchanged sample.
+    """
 
     def __init__(self, scorer: Predictor, split: str, limit: int) -> None:
         """Read at most `limit` rows."""
@@ -96,14 +100,14 @@ class ScoredRows:
         shards, self._scorer, self.split = SplitShards(scorer.root, manifest, split), scorer, split
         numbers = sampled_row_numbers([shard.rows for shard in manifest.splits[split].shards], limit)
         self.rows, self.of_rows = shards.read([(0, shards.rows)], numbers), shards.rows
-        self.figures = self.of(self.rows)
+        self.figures = self.evaluate(self.rows)
         if self.figures.main_value is None:
             raise UserError(
                 f"split={split}: the {len(numbers):,} of its {shards.rows:,} rows that rows={limit} takes are none, or "
                 "of one label, so no metric is defined for them; give another split or more rows"
             )
 
-    def of(self, rows: RowArrays) -> EvaluationFigures:
+    def evaluate(self, rows: RowArrays) -> EvaluationFigures:
         """Return the metrics of rows."""
         return self._scorer.evaluate(self.split, rows=EvaluatedRows(rows, self._scorer)).figures
 
@@ -111,7 +115,7 @@ class ScoredRows:
         """Return by how much the main metric worsens with each permutation of a feature."""
         metric = METRICS[self.figures.main]
         sign = 1 if metric.larger_is_better else -1
-        values = (self.of(permuted(self.rows, feature, order)).figure(metric.name) for order in orders)
+        values = (self.evaluate(permute_feature(self.rows, feature, order)).figure(metric.name) for order in orders)
         return [sign * (self.figures.main_value or 0.0) - sign * (value or 0.0) for value in values]
 
 
@@ -122,13 +126,13 @@ def importances(
 
     unknown, norms: see `Feature`, by name.
     """
-    until = time.monotonic() + (config.seconds or float("inf"))
+    deadline = time.monotonic() + (config.seconds or float("inf"))
     size = len(scored.rows.labels)
     # Permutations depend on seed and rows alone, so figures repeat and all features have the same permutations.
     orders = [np.random.default_rng([config.seed, number]).permutation(size) for number in range(config.repeats)]
     features, missing = [], []
     for feature in columns_of(scorer.manifest):
-        if scorer.runtime.highest(float(time.monotonic() > until)):  # one decision of all processes
+        if scorer.runtime.highest(float(time.monotonic() > deadline)):  # one decision of all processes
             missing.append(feature.name)
             continue
         loss = spread(scored.losses(feature, orders))
@@ -146,17 +150,18 @@ def importances(
 
 def slices_of(scored: ScoredRows, scorer: Predictor, column: str) -> Iterator[Json]:
     """Yield the metrics of the rows of each value of a column, the most frequent first, and of all others together."""
-    ids = scored.rows.sparse[:, single_of(scorer.manifest).index(column)]
+    ids = scored.rows.sparse[:, single_id_features(scorer.manifest).index(column)]
     counts = np.bincount(ids)
-    most = [int(number) for number in np.argsort(-counts, kind="stable")[:MOST_VALUES] if counts[number]]
-    rows_of = {name: ids == number for name, number in zip(_names(scorer, column, most), most, strict=True)}
-    others = ~np.isin(ids, most)
-    for name, is_of in {**rows_of, **({OTHERS: others} if others.any() else {})}.items():
-        figures = plain_object(scored.of(scored.rows.take(np.flatnonzero(is_of))))
+    frequent = [int(number) for number in np.argsort(-counts, kind="stable")[:MOST_VALUES] if counts[number]]
+    names = _value_names(scorer, column, frequent)
+    masks = {name: ids == number for name, number in zip(names, frequent, strict=True)}
+    is_other = ~np.isin(ids, frequent)
+    for name, mask in {**masks, **({OTHERS: is_other} if is_other.any() else {})}.items():
+        figures = plain_object(scored.evaluate(scored.rows.take(np.flatnonzero(mask))))
         yield {"value": name, **{key: value for key, value in figures.items() if key not in ("step", "split")}}
 
 
-def _names(scorer: Predictor, column: str, ids: list[int]) -> list[str]:
+def _value_names(scorer: Predictor, column: str, ids: list[int]) -> list[str]:
     """Return the values of ids, or the ids themselves where they have no value of their own."""
     try:
         texts = vocabulary_values(scorer.root, scorer.manifest, column, ids)
@@ -180,7 +185,7 @@ def main(config: ImportanceConfig) -> int:
         for column in config.slices:
             require_column("slices", column, trained.data, run.root, run.manifest)
         measured = _measure(config, trained, run, runtime)
-        run.log_choice()
+        run.log_chosen_checkpoint()
         if runtime.rank == 0:
             text = encode(measured, indent=1) + "\n"
             write_atomically(directory / IMPORTANCE, text.encode())
@@ -195,7 +200,7 @@ def _measure(config: ImportanceConfig, trained: AppConfig, run: TrainedRun, runt
     runtime.on_rank_0(lambda: verify_splits(run.root, run.manifest, [split], trained.data))
     scorer = predictor.load(run.path, trained, runtime, run.root, run.manifest)
     scored = ScoredRows(scorer, split, config.rows)
-    norms, unknown = _norms(Path(config.run), scorer), _unknown_shares(run.root, run.manifest, split)
+    norms, unknown = _table_norms(Path(config.run), scorer), _unknown_shares(run.root, run.manifest, split)
     features, missing = importances(scored, scorer, config, unknown, norms)
     return Importance(
         checkpoint=run.path.name,
@@ -213,7 +218,7 @@ def _measure(config: ImportanceConfig, trained: AppConfig, run: TrainedRun, runt
     )
 
 
-def _norms(directory: Path, scorer: Predictor) -> dict[str, float]:
+def _table_norms(directory: Path, scorer: Predictor) -> dict[str, float]:
     """Return the mean norm of the rows of each sparse feature's (first) table, as the run's summary has it."""
     summary, arch = read_summary(directory), scorer.model.module.sparse_arch
     measured = summary.tables if summary else {}

@@ -63,16 +63,17 @@ def additions(run: RunFiles) -> Additions:
         measured = read_document(run.directory / IMPORTANCE, Importance, remedy)
     except FileNotFoundError:
         return Additions([], [], [])
-    slices = (_slices(measured, column, values) for column, values in measured.slices.items())
-    return Additions([], [], [_features(measured), *slices])
+    slices = (_slice_table(measured, column, values) for column, values in measured.slices.items())
+    return Additions([], [], [_feature_table(measured), *slices])
 
 
-def _of(measured: Importance) -> str:
+def _scope_text(measured: Importance) -> str:
     """Return which rows and model the figures are of."""
     return f"{measured.rows:,} of {measured.of_rows:,} rows of {measured.split}, the model of step {measured.step:,}"
 
 
-def _features(measured: Importance) -> FoldedTable:
+def _feature_table(measured: Importance) -> FoldedTable:
+    """Return the table of all features, those without figures last."""
     label = METRICS[measured.metric].label
     note = (
         f"The change of {label} ({figure(measured.value)}) for the worse when a feature's values are permuted among "
@@ -80,13 +81,16 @@ def _features(measured: Importance) -> FoldedTable:
         "permutations, not of the choice of rows. Features that tell the same share their importance. Unknown: the "
         "split's values without an id of their own. Norm: the mean 2-norm of the rows of the feature's table."
     )
-    rows = [_row(feature) for feature in measured.features]
+    rows = [_feature_cells(feature) for feature in measured.features]
     rows += [[name, "no time left", ABSENT, ABSENT, ABSENT] for name in measured.missing]
     table = ReportTable(["Feature", f"{label} lost", "±", "Unknown", "Norm"], rows, {1, 2, 3, 4}, note)
-    return FoldedTable(f"What mattered: {label} lost without each feature ({_of(measured)})", "What mattered", [table])
+    return FoldedTable(
+        f"What mattered: {label} lost without each feature ({_scope_text(measured)})", "What mattered", [table]
+    )
 
 
-def _row(feature: Feature) -> list[str]:
+def _feature_cells(feature: Feature) -> list[str]:
+    """Return a feature's row of the table: its name, the loss and half of its interval, unknown values, norm."""
     has_interval = feature.low is not None and feature.high is not None
     return [
         feature.name,
@@ -97,18 +101,20 @@ def _row(feature: Feature) -> list[str]:
     ]
 
 
-def _slices(measured: Importance, column: str, values: list[Json]) -> FoldedTable:
+def _slice_table(measured: Importance, column: str, values: list[Json]) -> FoldedTable:
+    """Return the table of a column's slices; values: metrics of the rows of each value."""
     names = [metric.name for metric in METRICS.values() if metric.logged and not metric.over]
     rows = []
     for value in values:
-        figures = convert({key: each for key, each in value.items() if key != "value"}, EvaluationFigures)
-        of_metrics = (figures.figure(name) for name in names)
-        texts = (ABSENT if each is None else figure(each) for each in of_metrics)
-        rows.append([str(value["value"]), count(figures.samples), *texts])
+        entries = {key: entry for key, entry in value.items() if key != "value"}
+        evaluated = convert(entries, EvaluationFigures)
+        metrics = (evaluated.figure(name) for name in names)
+        texts = (ABSENT if metric is None else figure(metric) for metric in metrics)
+        rows.append([str(value["value"]), count(evaluated.samples), *texts])
     # Labels decide which metrics there are, so columns without any value are left out.
     kept = [place for place in range(len(names) + 2) if place < 2 or any(row[place] != ABSENT for row in rows)]
     columns = [column, "Rows", *(METRICS[name].title for name in names)]
     table = ReportTable(
         [columns[place] for place in kept], [[row[place] for place in kept] for row in rows], {*range(1, len(kept))}
     )
-    return FoldedTable(f"Metrics by value of {column} ({_of(measured)})", f"Metrics by {column}", [table])
+    return FoldedTable(f"Metrics by value of {column} ({_scope_text(measured)})", f"Metrics by {column}", [table])

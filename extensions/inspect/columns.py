@@ -19,7 +19,7 @@ from data_prep.dataset.format import splitmix64
 from data_prep.dataset.spelling import NUMBER, TRUTHS, text_of, text_values, whole_number
 from data_prep.parsing.convert import distinct, is_list_type, is_text, plain, significand_bits, to_list, without_nan
 from data_prep.parsing.dates import EPOCHS, is_plausible, read_time
-from data_prep.parsing.formats import Chunk, Column, FileLayout, Format, Size, format_of
+from data_prep.parsing.formats import Column, FileLayout, Format, Size, format_of
 from data_prep.parsing.labels import NULL_MARKS
 from data_prep.parsing.readers import decode_text
 from data_prep.parsing.table_yaml import DELIMITERS
@@ -47,7 +47,8 @@ PATTERNS = (
 ISO = None
 DAY = "%Y%m%d"  # of numbers such as 20240131
 INTEGER = r"^-?[0-9]+(\.0)?$"  # 12.0 as pandas writes columns with gaps, 00042 as postcodes are written
-TRUTH_WORDS = [word for each in TRUTHS for word in (each, each.upper(), each.title())]
+TRUTH_WORDS = [word for lower in TRUTHS for word in (lower, lower.upper(), lower.title())]
+MAX_EXAMPLES = 5  # texts shown of a column
 MIN_EPOCH, MAX_EPOCH = 631_152_000, 4_102_444_800  # 1990 to 2100, in seconds: earlier numbers are rarely times
 
 
@@ -60,7 +61,7 @@ class DistinctValues:
 
     def add(self, values: NDArray[np.uint64]) -> None:
         """Add values, of which some may be equal."""
-        hashes = _mix(values)
+        hashes = mix(values)
         if self._limit is not None:
             hashes = hashes[hashes <= np.uint64(self._limit)]
         merged = np.union1d(self._values, hashes)
@@ -77,12 +78,6 @@ class DistinctValues:
 
     def __len__(self) -> int:
         return len(self._values) if self._limit is None else int(len(self._values) * 2.0**64 / (self._limit + 1))
-
-
-def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    from data_prep.dataset.format import splitmix64
-
-    return splitmix64(values)
 
 
 @dataclass
@@ -130,7 +125,7 @@ class ColumnFigures:
         """Count a batch of rows, and return their texts, or lists of texts."""
         self.has_nan = self.has_nan or _has_nan(values)
         values = plain(without_nan(values))
-        if _is_narrow(values):
+        if _has_rounded_integers(values):
             self.has_fractions, self.formats = True, []  # data_prep refuses them as ids and times
         if _has_lists(values):
             return self._add_lists(to_list(values))
@@ -143,7 +138,7 @@ class ColumnFigures:
             self.first_empty = self.rows + int(is_empty[column.codes].argmax())
         self.rows += len(column.codes)
         self.missing += int(counts[is_empty].sum())
-        numbers = self._count_texts(column.texts, counts, is_empty)
+        numbers = self._add_texts(column.texts, counts, is_empty)
         keys = text_values(pa.array(column.texts, pa.string()))
         self.distinct.add(keys[~is_empty])
         self._note_order(keys[column.codes], numbers[column.codes])
@@ -164,10 +159,17 @@ class ColumnFigures:
         self.counts, self.formats = None, []
         return [[str(member) for member in bag] for bag in members]
 
-    def _count_texts(
+    def _add_texts(
         self, texts: Sequence[str], counts: NDArray[np.int64], is_empty: NDArray[np.bool_]
     ) -> NDArray[np.float64]:
-        """Count what the texts are, and return the number or time of each (NaN: neither)."""
+        """Add distinct texts to the figures.
+
+        Return what `_note_order` compares: each text's time in microseconds if the column is of times, else its number;
+        NaN: neither.
+
+        Args:
+            counts: rows of each text. is_empty: which text is "".
+        """
         array = pa.array(texts, pa.string())
         is_number = pc.match_substring_regex(array, f"^({NUMBER})$").to_numpy(zero_copy_only=False)
         is_integer = pc.match_substring_regex(array, INTEGER).to_numpy(zero_copy_only=False)
@@ -186,18 +188,20 @@ class ColumnFigures:
             if texts[index].strip() in NULL_MARKS:
                 self.marks[texts[index]] += int(counts[index])
         filled = [text for text, empty in zip(texts, is_empty.tolist(), strict=True) if not empty]
-        self.examples = (self.examples + filled)[:5]
+        self.examples = (self.examples + filled)[:MAX_EXAMPLES]
         if self.counts is not None:
             self.counts.update(dict(zip(texts, counts.tolist(), strict=True)))
             if len(self.counts) > MAX_COUNTED:
                 self.counts = None
-        times = self._times(texts, is_empty, numbers)
+        times = self._keep_formats(texts, is_empty, numbers)
         return numbers if times is None else times
 
-    def _times(
+    def _keep_formats(
         self, texts: Sequence[str], is_empty: NDArray[np.bool_], numbers: NDArray[np.float64]
     ) -> NDArray[np.float64] | None:
-        """Keep the formats that all texts have, and return each one's microseconds by the first; None: no times.
+        """Drop from `formats` those that a text does not have, and return each text's microseconds by the first left.
+
+        None if no format is left, or no text is there; NaN for a text that means no value.
 
         Args:
             numbers: the number of each text; NaN: it is none.
@@ -212,20 +216,23 @@ class ColumnFigures:
         are_numbers = bool(np.isfinite(numbers[filled]).all())
         if self.formats is None:
             self.formats = [*EPOCHS, DAY] if are_numbers else [ISO, *PATTERNS]
-        moments_of: dict[str | None, NDArray[np.float64]] = {}
+        times_of: dict[str | None, NDArray[np.float64]] = {}
         for form in self.formats:
-            moments = _epochs(numbers[filled], form) if form in EPOCHS else _moments([texts[i] for i in filled], form)
-            if moments is not None:
-                moments_of[form] = moments
-        self.formats = list(moments_of)
-        if not moments_of:
+            if form in EPOCHS:
+                filled_times = _epoch_times(numbers[filled], form)
+            else:
+                filled_times = _parse_times([texts[index] for index in filled], form)
+            if filled_times is not None:
+                times_of[form] = filled_times
+        self.formats = list(times_of)
+        if not times_of:
             return None
         times = np.full(len(texts), np.nan)
-        times[filled] = moments_of[self.formats[0]]
+        times[filled] = times_of[self.formats[0]]
         return times
 
     def _note_order(self, keys: NDArray[np.uint64], numbers: NDArray[np.float64]) -> None:
-        """Count stretches of equal values, and numbers below the one before."""
+        """Count stretches of equal keys [rows], and numbers [rows] below that of the row before; NaN: no number."""
         if not len(keys):
             return
         self.runs += int((keys[1:] != keys[:-1]).sum()) + (self._last_key is None or self._last_key != int(keys[0]))
@@ -264,14 +271,14 @@ class ColumnFigures:
         return 0 < self.filled == self.integers and not self.lists
 
 
-def _epochs(numbers: NDArray[np.float64], form: str) -> NDArray[np.float64] | None:
+def _epoch_times(numbers: NDArray[np.float64], form: str) -> NDArray[np.float64] | None:
     """Return the microseconds of numbers in an epoch's format; None if one is no time, or one before MIN_EPOCH."""
     seconds = numbers / 10.0 ** EPOCHS[form].digits
     is_time = is_plausible(numbers, form) & (seconds >= MIN_EPOCH) & (seconds < MAX_EPOCH)
     return seconds * 1e6 if is_time.all() else None
 
 
-def _moments(texts: Sequence[str], form: str | None) -> NDArray[np.float64] | None:
+def _parse_times(texts: Sequence[str], form: str | None) -> NDArray[np.float64] | None:
     """Return the microseconds of texts in a format; None if one is no time."""
     if form == DAY and not all(re.fullmatch(r"(199|20\d)\d{5}", text) for text in texts):
         return None
@@ -286,7 +293,12 @@ def _moments(texts: Sequence[str], form: str | None) -> NDArray[np.float64] | No
 
 @dataclass
 class _Texts:
-    """Distinct texts, the text of each row, and which of them are no values at all."""
+    """A column as distinct texts.
+
+    Attributes:
+        codes: [rows] place of each row's text. others: [texts] whether it stands for an object, not a value.
+        has_fractions: whether a typed value is a number that is not whole.
+    """
 
     texts: list[str]
     codes: NDArray[np.int64]
@@ -299,21 +311,25 @@ def _distinct_texts(values: Any) -> _Texts:
     column = distinct(values)
     if is_text(values):
         texts = ["" if value is None else value for value in column.values]
-        return _merged(texts, column.codes, np.zeros(len(texts), np.bool_))
+        return _merge_texts(texts, column.codes, np.zeros(len(texts), np.bool_))
     plain_types = str | bool | int | float | Decimal | datetime | date | None
     others = np.array([not isinstance(value, plain_types) for value in column.values], np.bool_)
-    texts = [_text(value) for value in column.values]
+    texts = [_text_of_value(value) for value in column.values]
     fractions = (isinstance(value, float | Decimal) and whole_number(value) is None for value in column.values)
-    return _merged(texts, column.codes, others, any(fractions))
+    return _merge_texts(texts, column.codes, others, any(fractions))
 
 
-def _text(value: Any) -> str:
+def _text_of_value(value: Any) -> str:
+    """Return a typed value as the text that a file would have for it; times in ISO 8601."""
     if isinstance(value, datetime | date):
         return value.isoformat()
     return text_of(value) if isinstance(value, str | int | float | Decimal | None) else str(value)
 
 
-def _merged(texts: list[str], codes: NDArray[np.int64], others: NDArray[np.bool_], fractions: bool = False) -> _Texts:
+def _merge_texts(
+    texts: list[str], codes: NDArray[np.int64], others: NDArray[np.bool_], fractions: bool = False
+) -> _Texts:
+    """Give equal texts, which different typed values may have, one code."""
     code_of = {text: code for code, text in enumerate(dict.fromkeys(texts))}
     if len(code_of) == len(texts):
         return _Texts(texts, codes, others, fractions)
@@ -324,13 +340,14 @@ def _merged(texts: list[str], codes: NDArray[np.int64], others: NDArray[np.bool_
 
 
 def _has_nan(values: Any) -> bool:
+    """Return whether a typed value of a column is NaN."""
     if isinstance(values, list):
         return any(isinstance(value, float) and value != value for value in values)
     return pa.types.is_floating(values.type) and bool(pc.any(pc.is_nan(values)).as_py())
 
 
-def _is_narrow(values: Any) -> bool:
-    """Return whether a float16 or float32 of a column is too large to be a certain whole number."""
+def _has_rounded_integers(values: Any) -> bool:
+    """Return whether a column has a float16 or float32 so large that it may stand for several whole numbers."""
     if isinstance(values, list) or values.type not in (pa.float16(), pa.float32()):
         return False
     return bool(
@@ -339,6 +356,7 @@ def _is_narrow(values: Any) -> bool:
 
 
 def _has_lists(values: Any) -> bool:
+    """Return whether a field of a column is a list."""
     if isinstance(values, list):
         return any(isinstance(value, list) for value in values)
     return is_list_type(values.type)
@@ -373,14 +391,14 @@ def read_layout(sources: Sequence[Source]) -> Files:
     if len(forms) > 1:
         raise UserError(f"data.raw: {' and '.join(sorted(forms))} files together; give files of one kind")
     [form] = forms.values()
-    delimiter, header = _text_layout(sources[0]) if form.has_layout else (",", True)
+    delimiter, header = _find_layout(sources[0]) if form.has_layout else (",", True)
     columns = form.columns(sources[0], delimiter, header)
     for source in sources[1:]:
-        others = form.columns(source, delimiter, header)
+        other_columns = form.columns(source, delimiter, header)
         if form.merges_columns:
             names = [column.name for column in columns]
-            columns += [column for column in others if column.name not in names]
-        elif others != columns:
+            columns += [column for column in other_columns if column.name not in names]
+        elif other_columns != columns:
             raise UserError(f"{source.path}: other columns than in {sources[0].path}; give like files")
     names = [column.name for column in columns]
     if twice := next((name for name, count in Counter(names).items() if count > 1), None):
@@ -392,7 +410,7 @@ def read_layout(sources: Sequence[Source]) -> Files:
     return Files(tuple(sources), form, FileLayout(tuple(names), delimiter, header, lists), tuple(columns))
 
 
-def _text_layout(source: Source) -> tuple[str, bool]:
+def _find_layout(source: Source) -> tuple[str, bool]:
     """Return the delimiter that divides the first lines into most columns, all alike, and whether row 1 has names."""
     lines = _first_lines(source)
     widths = {}
@@ -400,18 +418,14 @@ def _text_layout(source: Source) -> tuple[str, bool]:
         counts = [len(row) for row in csv.reader(lines, delimiter=delimiter)]
         widths[delimiter] = (len(set(counts)) == 1, max(counts, default=0))
     # Of equally good delimiters the first counts, which is the comma.
-    order = [",", *(each for each in DELIMITERS if each != ",")]
-    delimiter = max(order, key=lambda each: (widths[each][1] > 1, *widths[each]))
+    order = [",", *(delimiter for delimiter in DELIMITERS if delimiter != ",")]
+    delimiter = max(order, key=lambda candidate: (widths[candidate][1] > 1, *widths[candidate]))
     first, *rows = csv.reader(lines, delimiter=delimiter)
     # Two columns may lack a name: the index that pandas writes, and an empty one if a delimiter ends each line.
-    is_index = not first[0] and all(row[0] for row in rows)
-    is_end = not first[-1] and not any(row[-1] for row in rows)
-    named = first[is_index : len(first) - is_end]
-    return delimiter, named != [] and all(named) and not any(map(_is_number, named))
-
-
-def _is_number(text: str) -> bool:
-    return re.fullmatch(NUMBER, text) is not None
+    has_index = not first[0] and all(row[0] for row in rows)
+    has_empty_end = not first[-1] and not any(row[-1] for row in rows)
+    names = first[has_index : len(first) - has_empty_end]
+    return delimiter, names != [] and all(names) and not any(re.fullmatch(NUMBER, name) for name in names)
 
 
 def _first_lines(source: Source) -> list[str]:
@@ -460,6 +474,7 @@ class Sample:
             self.columns = {name: [values[index] for index in kept] for name, values in self.columns.items()}
 
     def _is_kept(self, numbers: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return a mask of the row numbers that a sample of this share has."""
         if self.share == 1:
             return np.ones(len(numbers), np.bool_)
         return splitmix64(numbers.astype(np.uint64)) < np.uint64(int(self.share * 2**64))
@@ -499,7 +514,7 @@ def read_profile(files: Files) -> TableProfile:
     rows = 0
     for source in files.sources:
         size = Size(max(ROW_BYTES, 8 * len(names)), files.layout.lists)
-        for chunk in _chunks(files, source, size):
+        for chunk in files.form.chunks(source, size, CHUNK_BYTES):
             for batch, _ in files.form.batches(source, chunk, names, files.layout):
                 texts: dict[str, list[Any]] = {name: list(figures[name].add(batch.columns[name])) for name in names}
                 sample.add(rows, texts, batch.rows)
@@ -508,7 +523,3 @@ def read_profile(files: Files) -> TableProfile:
         path = files.sources[0].path
         raise UserError(f"{path}: no rows in it; get it again, or leave it out of {files.sources[0].key}")
     return TableProfile(files, rows, figures, sample)
-
-
-def _chunks(files: Files, source: Any, size: Size) -> Sequence[Chunk]:
-    return files.form.chunks(source, size, CHUNK_BYTES)

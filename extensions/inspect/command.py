@@ -27,7 +27,7 @@ from data_prep.dataset.options import LabelKind
 from data_prep.parsing.dates import NUMBERS, number_of
 from data_prep.parsing.table_yaml import drop_empty_files
 from data_prep.sources.discover import Source, resolve_sources, without_packing
-from extensions.inspect.proposal import LEAK_AUC, Proposal, digits, order_sentences, propose_schema
+from extensions.inspect.proposal import LEAK_AUC, Proposal, number_text, order_sentences, propose_schema
 
 
 @dataclass(frozen=True)
@@ -66,12 +66,12 @@ def inspection_page(proposal: Proposal, directory: Path) -> str:
     points = [Series(name, [at for at, _ in means], [mean for _, mean in means], "points")]
     course = Chart("label_rows", f"{name.capitalize()} by row", "row", name, points, steps=False, from_zero=True)
     columns, uses = profile.columns, proposal.uses.items()
-    numeric = [each for each, use in uses if use.place == "dense" and not columns[each].lists][:MAX_COLUMNS]
-    values = {each: [number_of(text, NUMBERS) for text in sample.columns[each]] for each in numeric}
-    distributions = [_distribution(each, np.array(numbers)) for each, numbers in values.items()]
-    frequent = [each for each, use in uses if use.place == "sparse" and not columns[each].is_time][:MAX_COLUMNS]
+    numeric = [column for column, use in uses if use.place == "dense" and not columns[column].lists][:MAX_COLUMNS]
+    values = {column: [number_of(text, NUMBERS) for text in sample.columns[column]] for column in numeric}
+    distributions = [_histogram(column, np.array(numbers)) for column, numbers in values.items()]
+    categories = [column for column, use in uses if use.place == "sparse" and not columns[column].is_time][:MAX_COLUMNS]
     sentences = [("", text) for text in (*order_sentences(proposal), *proposal.notes)]
-    if leaks := [each for each, use in uses if use.auc is not None and use.auc > LEAK_AUC]:
+    if leaks := [column for column, use in uses if use.auc is not None and use.auc > LEAK_AUC]:
         words = "which alone predicts the label; add it if it is known before the label."
         sentences.insert(0, ("bad", f"Left out: {', '.join(leaks[:4])}, {words}"))
     files = profile.files.sources
@@ -84,18 +84,19 @@ def inspection_page(proposal: Proposal, directory: Path) -> str:
         tiles=_tiles(proposal),
         sentences=sentences,
         schema=proposal.text,
-        columns=_columns(proposal),
+        columns=_column_table(proposal),
         label=[course],
-        rates=[(each, _frequent(proposal, each, labels, is_click)) for each in frequent],
+        rates=[(column, _frequent_values(proposal, column, labels, is_click)) for column in categories],
         distributions=distributions,
     )
 
 
 def _tiles(proposal: Proposal) -> list[tuple[str, str, str]]:
+    """Return the page's large figures: title, value and note of each."""
     profile, column, rate = proposal.profile, proposal.label.column, proposal.label.rate
-    missing = sum(_missing(proposal, name) for name in profile.columns)
+    missing = sum(_missing_rows(proposal, name) for name in profile.columns)
     fields, figures = profile.rows * len(profile.columns), profile.columns[column]
-    label = f"{digits(figures.low)} to {digits(figures.high)}" if rate is None else percent(rate, 2)
+    label = f"{number_text(figures.low)} to {number_text(figures.high)}" if rate is None else percent(rate, 2)
     return [
         ("Rows", count(profile.rows), plural(len(profile.files.sources), "file")),
         ("Label" if rate is None else "Label rate", label, f"of {column}"),
@@ -103,19 +104,20 @@ def _tiles(proposal: Proposal) -> list[tuple[str, str, str]]:
     ]
 
 
-def _missing(proposal: Proposal, name: str) -> int:
+def _missing_rows(proposal: Proposal, name: str) -> int:
     """Return the rows of a column that are empty, or whose text means no value."""
     figures = proposal.profile.columns[name]
     return figures.missing + sum(figures.marks[mark] for mark in proposal.missing)
 
 
-def _columns(proposal: Proposal) -> ReportTable:
+def _column_table(proposal: Proposal) -> ReportTable:
+    """Return a table of all columns, their use and figures."""
     rows = []
     for name, use in proposal.uses.items():
         figures = proposal.profile.columns[name]
         is_time = proposal.time is not None and proposal.time[0] == name
         different = f"{'' if figures.distinct.is_exact else 'about '}{len(figures.distinct):,}"
-        missing = percent(_missing(proposal, name) / max(1, figures.rows))
+        missing = percent(_missing_rows(proposal, name) / max(1, figures.rows))
         examples = ", ".join(repr(text[:SHOWN])[1:-1] for text in dict.fromkeys(figures.examples)) or "–"
         auc = "–" if use.auc is None else f"{use.auc:.3f}"
         rows.append([name, "time" if is_time else USES[use.place], different, missing, auc, examples, use.reason])
@@ -124,10 +126,13 @@ def _columns(proposal: Proposal) -> ReportTable:
     return ReportTable(names, rows, {2, 3, 4}, note)
 
 
-def _frequent(proposal: Proposal, name: str, labels: NDArray[np.float64], is_click: bool) -> ReportTable:
-    """Return the most frequent values of a category, with their rows and label rate in the sample."""
-    entries = [each for each in proposal.uses[name].entries if isinstance(each, dict)]
-    separator = next((str(each["separator"]) for each in entries if "separator" in each), "")
+def _frequent_values(proposal: Proposal, name: str, labels: NDArray[np.float64], is_click: bool) -> ReportTable:
+    """Return the most frequent values of a category, with their rows and label rate in the sample.
+
+    labels: [rows of the sample], 0 and 1 with is_click, else the numbers to predict.
+    """
+    entries = [entry for entry in proposal.uses[name].entries if isinstance(entry, dict)]
+    separator = next((str(entry["separator"]) for entry in entries if "separator" in entry), "")
     rows, sums = Counter[str](), Counter[str]()
     for value, label in zip(proposal.profile.sample.columns[name], labels.tolist(), strict=True):
         members = value if isinstance(value, list) else value.split(separator) if separator else [value]
@@ -143,7 +148,7 @@ def _frequent(proposal: Proposal, name: str, labels: NDArray[np.float64], is_cli
     return ReportTable(["Value", "Rows", "Share", "Label rate" if is_click else "Mean label"], shown, {1, 2, 3}, more)
 
 
-def _distribution(name: str, numbers: NDArray[np.float64]) -> Chart:
+def _histogram(name: str, numbers: NDArray[np.float64]) -> Chart:
     """Return a histogram of a column; values beyond the outer percentiles are in the outer bars."""
     finite = numbers[np.isfinite(numbers)]
     chart = Chart(f"distribution_{name}", name, name, "rows", steps=False, from_zero=True, absent="as it has no value")
@@ -151,7 +156,9 @@ def _distribution(name: str, numbers: NDArray[np.float64]) -> Chart:
         low, high = np.quantile(finite, [0.005, 0.995])
         counts, edges = np.histogram(np.clip(finite, low, high), BINS, (low, high))
         chart.series = [Series("rows", ((edges[1:] + edges[:-1]) / 2).tolist(), counts.tolist(), "bars")]
-        chart.note = f"From {digits(finite.min())} to {digits(finite.max())}; outer bars hold the values beyond."
+        chart.note = (
+            f"From {number_text(finite.min())} to {number_text(finite.max())}; outer bars hold the values beyond."
+        )
     return chart
 
 

@@ -35,7 +35,8 @@ def auc_of_column(texts: Sequence[str], numbers: NDArray[np.float64] | None, lab
     """Return the AUC of a column's label rates, of each half of the rows by those of the other; None for few labels.
 
     Args:
-        texts: the column's fields [rows]; numbers: the same as numbers, which are compared by quantiles.
+        texts: the column's fields [rows], whose label rates are by text. numbers: the same [rows] as numbers, whose
+            label rates are by quantile; None: no numbers.
     """
     if min(labels.sum(), (~labels).sum()) < MIN_LABELS:
         return None
@@ -67,18 +68,25 @@ def _auc(scores: NDArray[np.float64], labels: NDArray[np.bool_]) -> float:
     return float((positives * (below + negatives / 2)).sum() / total) if total else 0.5
 
 
-NAMES = ("label", "click", "clicked", "target", "y", "rating")  # of columns that hold the label unless one is given
+LABEL_NAMES = (
+    "label",
+    "click",
+    "clicked",
+    "target",
+    "y",
+    "rating",
+)  # of columns that hold the label unless one is given
 # One word suffices here, since a person reads the proposal.
-POSITIVE = {positive for positive, _ in WORD_PAIRS} | {
+POSITIVE_WORDS = {positive for positive, _ in WORD_PAIRS} | {
     *("1", "+1", "yes", "true", "like", "liked", "buy", "bought", "purchase", "purchased", "converted", "conversion"),
     *("accepted", "approved", "success", "win", "won", "good"),
 }
-NEGATIVE = {negative for _, negative in WORD_PAIRS} | {
+NEGATIVE_WORDS = {negative for _, negative in WORD_PAIRS} | {
     *("0", "-1", "no", "false", "dislike", "disliked", "rejected", "declined", "failure", "lost", "loss", "bad"),
 }
 MAX_GRADES = 20  # numbers of more different values are no grades, but a number to predict
-SHOWN = 5
-LONGEST = 200  # most characters of column names in an error
+SHOWN_VALUES = 5
+NAMES_LENGTH = 200  # most characters of column names in an error
 
 
 @dataclass(frozen=True)
@@ -122,7 +130,7 @@ def find_label(profile: TableProfile, label_key: str | None) -> Label:
     Args:
         label_key: column, or rule such as "rating >= 4"; None: a column named as one of NAMES.
     """
-    column, rule = _column(profile, label_key)
+    column, rule = _find_label_column(profile, label_key)
     figures = profile.columns[column]
     place = f"{profile.files.sources[0].path}, column {column}"
     if figures.lists or figures.others or not figures.filled:
@@ -141,10 +149,11 @@ def find_label(profile: TableProfile, label_key: str | None) -> Label:
         )
     if named and not is_by_value(named, NUMBERS) and not figures.are_numbers:
         raise UserError(
-            f"{place}: {_shown(figures)}, of which some are no numbers, as {rule} needs; correct or remove these rows"
+            f"{place}: {_values_text(figures)}, of which some are no numbers, as {rule} needs; correct or remove these "
+            "rows"
         )
     if rule is None:
-        rule, reason = _rule(place, figures)
+        rule, reason = _choose_rule(place, figures)
     else:
         reason = "as data.label says"
     if rule == LabelKind.number.value:
@@ -152,26 +161,26 @@ def find_label(profile: TableProfile, label_key: str | None) -> Label:
             raise UserError(f"{place}: the same number in every row; name another column in data.label")
         return Label(column, None, LabelKind.number, None, reason)
     label = Label(column, rule, LabelKind.click, None, reason)
-    rate = _rate(profile, label)
+    rate = _positive_rate(profile, label)
     if rate in (0.0, 1.0):
         raise UserError(
-            f"{place}: every label is {rate:.0f}, so no model can learn from them; values are {_shown(figures)}; name "
-            "another column or rule in data.label"
+            f"{place}: every label is {rate:.0f}, so no model can learn from them; values are {_values_text(figures)}; "
+            "name another column or rule in data.label"
         )
     return Label(column, rule, LabelKind.click, rate, reason)
 
 
-def _column(profile: TableProfile, label_key: str | None) -> tuple[str, str | None]:
+def _find_label_column(profile: TableProfile, label_key: str | None) -> tuple[str, str | None]:
     """Return the label's column and its rule, if it is given with one."""
     names = list(profile.columns)
     if label_key is None:
         by_lower = {name.lower(): name for name in reversed(names)}
-        known = next((by_lower[name] for name in NAMES if name in by_lower), None)
+        known = next((by_lower[name] for name in LABEL_NAMES if name in by_lower), None)
         if known is None:
-            named = f"{', '.join(NAMES[:-1])} or {NAMES[-1]}"
+            named = f"{', '.join(LABEL_NAMES[:-1])} or {LABEL_NAMES[-1]}"
             raise UserError(
                 f"{profile.files.sources[0].path}: no column is named {named}, so the label is not known; give "
-                f"data.label=COLUMN, one of {', '.join(filter(None, names))[:LONGEST]}"
+                f"data.label=COLUMN, one of {', '.join(filter(None, names))[:NAMES_LENGTH]}"
             )
         return known, None
     if label_key in names:
@@ -182,10 +191,10 @@ def _column(profile: TableProfile, label_key: str | None) -> tuple[str, str | No
         except ValueError as error:
             raise UserError(f"data.label={label_key}: {error}") from error
         return match[1], match[2]
-    raise UserError(f"data.label={label_key}: no such column; the table has {', '.join(names)[:LONGEST]}")
+    raise UserError(f"data.label={label_key}: no such column; the table has {', '.join(names)[:NAMES_LENGTH]}")
 
 
-def _rule(place: str, figures: ColumnFigures) -> tuple[str | None, str]:
+def _choose_rule(place: str, figures: ColumnFigures) -> tuple[str | None, str]:
     """Return the rule by the column's values, LabelKind.number for numbers to predict, or None; and why."""
     counts = figures.counts
     values = None if counts is None else sorted(counts)
@@ -194,35 +203,35 @@ def _rule(place: str, figures: ColumnFigures) -> tuple[str | None, str]:
         if set(numbers) <= {0.0, 1.0}:
             return None, "of two words, true and yes are 1" if figures.truths else "holds 0 and 1"
     if values is not None and (len(values) <= 2 or (figures.are_numbers and len(numbers) == 2)):
-        return _rule_of_two(place, figures, values)
+        return _rule_of_two_values(place, figures, values)
     if figures.are_numbers and not figures.truths:
         if values is not None and len(numbers) <= MAX_GRADES:
             grade = _middle_grade(figures, numbers)
             return f">= {grade:g}", f"grades; {grade:g} is where about half of the rows are positive"
         return LabelKind.number.value, "a number of many values, which a model predicts as it is"
     raise UserError(
-        f"{place}: {_shown(figures)}; say which of them is positive, e.g. data.label='{figures.name} == "
+        f"{place}: {_values_text(figures)}; say which of them is positive, e.g. data.label='{figures.name} == "
         f"{figures.examples[0]}'"
     )
 
 
-def _rule_of_two(place: str, figures: ColumnFigures, values: list[str]) -> tuple[str, str]:
+def _rule_of_two_values(place: str, figures: ColumnFigures, values: list[str]) -> tuple[str, str]:
     """Return the rule of a column with at most two values, one of which is known to be positive or negative."""
     # Of two grades, such as 1 and 5, only a person knows which one is positive.
     is_known = not figures.are_numbers or {number_of(value, NUMBERS) for value in values} == {-1.0, 1.0}
     words = [value.strip().lower() if is_known else "" for value in values]
-    positive = [value for value, word in zip(values, words, strict=True) if word in POSITIVE]
-    negative = [value for value, word in zip(values, words, strict=True) if word in NEGATIVE]
+    positive = [value for value, word in zip(values, words, strict=True) if word in POSITIVE_WORDS]
+    negative = [value for value, word in zip(values, words, strict=True) if word in NEGATIVE_WORDS]
     if len(positive) == 1 or (len(negative) == 1 and len(values) == 2):
-        value = positive[0] if len(positive) == 1 else next(each for each in values if each != negative[0])
-        return f"== {_quoted(value)}", f"of two values, {value} is the positive one"
+        value = positive[0] if len(positive) == 1 else next(value for value in values if value != negative[0])
+        return f"== {_quote_value(value)}", f"of two values, {value} is the positive one"
     raise UserError(
-        f"{place}: has the values {_shown(figures)}, and neither is known to be positive; say which one is: "
-        f"data.label='{figures.name} == {_quoted(values[-1])}'"
+        f"{place}: has the values {_values_text(figures)}, and neither is known to be positive; say which one is: "
+        f"data.label='{figures.name} == {_quote_value(values[-1])}'"
     )
 
 
-def _quoted(value: str) -> str:
+def _quote_value(value: str) -> str:
     """Return a value as a rule writes it: in quotes if it would mean something else without them."""
     is_plain = value == value.strip() and value[0] not in "=\"'" and value.lower() not in TRUTHS
     return value if is_plain else f'"{value}"' if '"' not in value else f"'{value}'"
@@ -234,11 +243,11 @@ def _middle_grade(figures: ColumnFigures, numbers: list[float]) -> float:
     rows = dict.fromkeys(numbers, 0)
     for text, count in figures.counts.items():
         rows[number_of(text, NUMBERS)] += count
-    shares = {grade: sum(rows[each] for each in numbers if each >= grade) / figures.rows for grade in numbers[1:]}
+    shares = {grade: sum(rows[other] for other in numbers if other >= grade) / figures.rows for grade in numbers[1:]}
     return min(shares, key=lambda grade: (abs(shares[grade] - 0.5), grade))
 
 
-def _rate(profile: TableProfile, label: Label) -> float:
+def _positive_rate(profile: TableProfile, label: Label) -> float:
     """Return the share of positive rows: of all if each text is counted, else of the sample."""
     counts = profile.columns[label.column].counts
     if counts is None:
@@ -248,11 +257,12 @@ def _rate(profile: TableProfile, label: Label) -> float:
     return positives / counts.total()
 
 
-def _shown(figures: ColumnFigures) -> str:
+def _values_text(figures: ColumnFigures) -> str:
+    """Return the most frequent values with their rows, for an error; only their number if there are many."""
     if figures.counts is None:
         return f"{len(figures.distinct):,} different values"
-    shown = ", ".join(f"{text[:40]} ({rows:,})" for text, rows in figures.counts.most_common(SHOWN))
-    more = f" and {len(figures.counts) - SHOWN:,} more" if len(figures.counts) > SHOWN else ""
+    shown = ", ".join(f"{text[:40]} ({rows:,})" for text, rows in figures.counts.most_common(SHOWN_VALUES))
+    more = f" and {len(figures.counts) - SHOWN_VALUES:,} more" if len(figures.counts) > SHOWN_VALUES else ""
     return f"{shown}{more}"
 
 
@@ -272,20 +282,20 @@ def schema_text(proposal: Proposal) -> str:
     if files.has_text and not files.layout.header:
         lines.append("header: false")
     if proposal.missing:
-        lines.append(_commented(f"missing: {flow(proposal.missing)}", "no value, in every column"))
-    lines.append(_commented(f"label: {_label(proposal)}", _label_comment(proposal)))
+        lines.append(_add_comment(f"missing: {flow(proposal.missing)}", "no value, in every column"))
+    lines.append(_add_comment(f"label: {_label_text(proposal)}", _label_comment(proposal)))
     if proposal.time is not None:
         column, form = proposal.time
-        reference = _reference(proposal, column)
+        reference = _column_reference(proposal, column)
         entry = reference if form is None else {"column": reference, "format": form}
-        lines.append(_commented(f"time: {flow(entry)}", "rows are split by it: the newest are held out"))
+        lines.append(_add_comment(f"time: {flow(entry)}", "rows are split by it: the newest are held out"))
     for place in ("dense", "sparse"):
         uses = {column: use for column, use in proposal.uses.items() if use.place == place}
         lines += [f"{place}:"] if uses else []
         for column, use in uses.items():
             reasons = [use.reason, *([""] * (len(use.entries) - 1))]
             for entry, reason in zip(use.entries, reasons, strict=True):
-                lines.append(_commented(f"  - {_entry(proposal, column, entry)}", reason))
+                lines.append(_add_comment(f"  - {_entry_text(proposal, column, entry)}", reason))
     left_out = {column: use for column, use in proposal.uses.items() if use.place == "out"}
     lines += ["# Left out:"] if left_out else []
     lines += [f"#   {flow(column)}: {use.reason}" for column, use in left_out.items()]
@@ -308,37 +318,41 @@ def _printable(line: str) -> str:
     return "".join(letter if letter.isprintable() else "?" for letter in line)
 
 
-def _commented(line: str, comment: str) -> str:
+def _add_comment(line: str, comment: str) -> str:
+    """Return a line of YAML with a comment from COMMENT_COLUMN on, unless it is empty."""
     return f"{line:<{COMMENT_COLUMN - 2}}  # {comment}" if comment else line
 
 
-def _reference(proposal: Proposal, column: str) -> str | int:
+def _column_reference(proposal: Proposal, column: str) -> str | int:
     """Return a column's name, or its position in files without names."""
     files = proposal.profile.files
     return column if files.layout.header or not files.has_text else files.layout.names.index(column)
 
 
-def _entry(proposal: Proposal, column: str, entry: Any) -> str:
-    reference = _reference(proposal, column)
+def _entry_text(proposal: Proposal, column: str, entry: Any) -> str:
+    """Return a column's entry of `dense` or `sparse` as YAML; entry: keys of the column, or its name."""
+    reference = _column_reference(proposal, column)
     return flow({**entry, "column": reference} if isinstance(entry, dict) else reference)
 
 
-def _label(proposal: Proposal) -> str:
+def _label_text(proposal: Proposal) -> str:
+    """Return the value of the schema's key label as YAML: COLUMN RULE in one text where that is possible."""
     label = proposal.label
-    entry, reference = label.entry(), _reference(proposal, label.column)
+    entry, reference = label.entry(), _column_reference(proposal, label.column)
     if label.rule is not None and isinstance(reference, str) and reference.isidentifier():
         return flow(f"{reference} {label.rule}")
     return flow({**entry, "column": reference} if isinstance(entry, dict) else reference)
 
 
 def _label_comment(proposal: Proposal) -> str:
+    """Return the share of positive rows, if there is one, and why the label is as it is."""
     label = proposal.label
     return label.reason if label.rate is None else f"{label.rate:.2%} of the rows are positive; {label.reason}"
 
 
 def order_sentences(proposal: Proposal) -> list[str]:
     """Return how the rows are sorted, and what that means for each way to split them."""
-    orders, time = _orders(proposal), proposal.time
+    orders, time = _row_orders(proposal), proposal.time
     sentences = [f"Rows are {' and '.join(orders)}." if orders else "Rows are in no order that a column shows."]
     if time is not None:
         sentences.append(
@@ -364,7 +378,7 @@ def order_sentences(proposal: Proposal) -> list[str]:
     return sentences
 
 
-def _orders(proposal: Proposal) -> list[str]:
+def _row_orders(proposal: Proposal) -> list[str]:
     """Return the ways in which the rows are sorted."""
     orders = []
     columns, label = proposal.profile.columns, proposal.label
@@ -492,9 +506,9 @@ def propose_schema(sources: Sequence[Source], label: str | None = None) -> Propo
     proposal = Proposal(profile, find_label(profile, label), {})
     for name, figures in profile.columns.items():
         is_label = name == proposal.label.column
-        proposal.uses[name] = Use("label", (), proposal.label.reason) if is_label else _use(profile, figures)
+        proposal.uses[name] = Use("label", (), proposal.label.reason) if is_label else _choose_use(profile, figures)
     _leave_out_leaks(proposal)
-    proposal.time = _time(proposal)
+    proposal.time = _choose_time(proposal)
     proposal.missing = _missing_marks(proposal)
     _require_category(proposal)
     proposal.groups = [name for name in proposal.uses if _is_group(proposal, name)]
@@ -503,12 +517,12 @@ def propose_schema(sources: Sequence[Source], label: str | None = None) -> Propo
     return proposal
 
 
-def _use(profile: TableProfile, figures: ColumnFigures) -> Use:
+def _choose_use(profile: TableProfile, figures: ColumnFigures) -> Use:
     """Return the use of a column that is not the label, by its values and its name."""
-    if (reason := _unusable(figures)) is not None:
+    if (reason := _reason_to_leave_out(figures)) is not None:
         return Use("out", (), reason)
     if figures.lists:
-        return Use("sparse", (figures.name,), f"lists of {_number_of_values(figures)} values")
+        return Use("sparse", (figures.name,), f"lists of {_value_count_text(figures)} values")
     if figures.is_time and (profile.files.has_text or not figures.marks):
         form = figures.time_format
         if form not in EPOCHS or TIME_WORDS & set(words_of(figures.name)):
@@ -528,15 +542,15 @@ def _use(profile: TableProfile, figures: ColumnFigures) -> Use:
         return Use("out", (), "fractions, of which some are not finite")
     if not can_be_category:
         return Use("out", (), "its name has . / or \\, which a category's cannot; rename it")
-    if separator := _separator(profile, figures):
+    if separator := _find_separator(profile, figures):
         return Use("sparse", ({"column": figures.name, "separator": separator},), f"several values a field{missing}")
     words = ""
-    if _separator(profile, figures, (" ",)):
+    if _find_separator(profile, figures, (" ",)):
         entry = flow({"column": figures.name, "separator": " "})
         words = f"; of words: {entry} in sparse takes each as a value"
     if is_unique:
-        return Use("out", (), f"unique: {_number_of_values(figures)} values in {figures.rows:,} rows{words}")
-    return Use("sparse", (figures.name,), f"{_number_of_values(figures)} values{missing}{words}")
+        return Use("out", (), f"unique: {_value_count_text(figures)} values in {figures.rows:,} rows{words}")
+    return Use("sparse", (figures.name,), f"{_value_count_text(figures)} values{missing}{words}")
 
 
 def _use_of_number(profile: TableProfile, figures: ColumnFigures, missing: str) -> Use:
@@ -553,7 +567,7 @@ def _use_of_number(profile: TableProfile, figures: ColumnFigures, missing: str) 
 
 def _has_tail(profile: TableProfile, figures: ColumnFigures) -> bool:
     """Return whether some numbers lie so far above most of the sample that their logarithm is the better input."""
-    texts = _values(profile, figures)
+    texts = _sampled_values(profile, figures)
     if not (texts and figures.is_finite):
         return True
     low, middle, high = np.quantile([number_of(text, NUMBERS) for text in texts], [0.01, 0.5, 0.99])
@@ -566,7 +580,7 @@ def is_id_name(name: str) -> bool:
     return bool(ID_WORDS & set(words_of(name))) or (lower.endswith("id") and lower not in NO_IDS)
 
 
-def _unusable(figures: ColumnFigures) -> str | None:
+def _reason_to_leave_out(figures: ColumnFigures) -> str | None:
     """Return why a column cannot be used; None if it can."""
     if not figures.filled:
         return "constant: empty in every row"
@@ -586,21 +600,23 @@ def _unusable(figures: ColumnFigures) -> str | None:
 
 
 def _can_name_table(name: str) -> bool:
+    """Return whether a column's name can be a category's, which is part of a file's name."""
     return bool(name) and not set(name) & set("./\\\0")
 
 
-def _values(profile: TableProfile, figures: ColumnFigures) -> list[str]:
+def _sampled_values(profile: TableProfile, figures: ColumnFigures) -> list[str]:
     """Return the texts of the sample that are neither empty nor marks of a missing value."""
     return [text for text in profile.sample.columns[figures.name] if text and text.strip() not in NULL_MARKS]
 
 
-def _number_of_values(figures: ColumnFigures) -> str:
+def _value_count_text(figures: ColumnFigures) -> str:
+    """Return the number of a column's different values for a comment, such as "about 70,000"."""
     return f"{'' if figures.distinct.is_exact else 'about '}{len(figures.distinct):,}"
 
 
 def _use_of_time(profile: TableProfile, figures: ColumnFigures, form: str | None) -> Use:
     """Return the parts of a column of times that differ between rows and whose names are free."""
-    texts = _values(profile, figures)
+    texts = _sampled_values(profile, figures)
     moments = [read_time(text.strip(), form) for text in texts]
     times = np.array([moment for moment in moments if moment is not None], np.int64).astype("M8[us]")
     parts = []
@@ -620,7 +636,9 @@ def _use_of_time(profile: TableProfile, figures: ColumnFigures, form: str | None
     return Use("sparse" if parts else "out", tuple(parts), shown if parts else f"{shown}: no part differs between rows")
 
 
-def _separator(profile: TableProfile, figures: ColumnFigures, separators: Sequence[str] = SEPARATORS) -> str | None:
+def _find_separator(
+    profile: TableProfile, figures: ColumnFigures, separators: Sequence[str] = SEPARATORS
+) -> str | None:
     """Return the separator of several values in a field; None if fields hold one value each."""
     if figures.kind not in ("any", "text") or figures.numbers == figures.filled:
         return None
@@ -635,7 +653,7 @@ def _separator(profile: TableProfile, figures: ColumnFigures, separators: Sequen
     return None
 
 
-def _time(proposal: Proposal) -> tuple[str, str | None] | None:
+def _choose_time(proposal: Proposal) -> tuple[str, str | None] | None:
     """Return the column and format of the time of each row; None if no column has it."""
     candidates = []
     for name, figures in proposal.profile.columns.items():
@@ -648,7 +666,8 @@ def _time(proposal: Proposal) -> tuple[str, str | None] | None:
             candidates.append((is_named, len(figures.distinct), name, form))
     if not candidates:
         return None
-    _, _, name, form = max(candidates, key=lambda each: each[:2])
+    # A name that says time decides, then the number of different times.
+    _, _, name, form = max(candidates, key=lambda candidate: candidate[:2])
     return name, form
 
 
@@ -701,7 +720,7 @@ def _require_category(proposal: Proposal) -> None:
             f"{proposal.profile.files.sources[0].path}: no column can be a category, of which a model needs one"
             f"{f' ({reasons})' if reasons else ''}; add one, or write the schema yourself (docs/inspect.md)"
         )
-    reason = f"{_number_of_values(columns[names[0]])} values; a model needs one category at least"
+    reason = f"{_value_count_text(columns[names[0]])} values; a model needs one category at least"
     proposal.uses[names[0]] = Use("sparse", (names[0],), reason, proposal.uses[names[0]].auc)
 
 
@@ -718,6 +737,6 @@ def _is_group(proposal: Proposal, name: str) -> bool:
     )
 
 
-def digits(value: float) -> str:
-    """Return a number for a comment."""
+def number_text(value: float) -> str:
+    """Return a number with thousands separators: a whole one in full, another with four digits."""
     return f"{value:,.0f}" if math.isfinite(value) and value == int(value) else f"{value:,.4g}"

@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 def register(core: Core) -> None:
     """Add the source of rows with its keys and values."""
     core.add(
-        NamedSource("trace", SourceKind(ROWS, group="trace", generator=generator, files=("directory",))),
+        NamedSource("trace", SourceKind(ROWS, group="trace", generator=make_generator, files=("directory",))),
         KeyGroup("DataConfig", "trace", TraceConfig),
         ReadyMadeValues("data_prep", Path(__file__).parent / "conf"),
     )
 
 
-def generator(config: TraceConfig, threads: int) -> "TraceRows":
+def make_generator(config: TraceConfig, threads: int) -> "TraceRows":
     """Return the generator of shards; imports its modules only now."""
     from extensions.locality.trace import TraceRows
 

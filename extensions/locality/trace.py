@@ -54,7 +54,7 @@ class Trace:
     """
 
     def __init__(self, path: Path, key: list[int], enable_padding: bool) -> None:
-        """Raise UserError for a file of another form."""
+        """Read the file; key: seed of its draws. Raise UserError for a file of another form."""
         try:
             ids, distances, shares = (
                 np.array([float(word) for word in line.split(",")]) for line in path.read_text("ascii").splitlines()
@@ -107,7 +107,8 @@ def draw_ids(
         distance = distances[np.searchsorted(shares, share)]
         oldest = state[0]
         if distance == 0:
-            identity = ring[oldest]  # which becomes the newest where the ring turns by one
+            # The oldest id is the next new one; as the ring turns by one, it becomes the newest.
+            identity = ring[oldest]
             state[0] = (oldest + 1) % size
             state[1] += 1
         else:
@@ -137,7 +138,7 @@ class TraceRows:
         self._traces = [Trace(path, key, config.enable_padding) for path, key in zip(paths, keys, strict=True)]
         names = [path.name.removesuffix(SUFFIX) for path in paths]
         self.schema = Schema(CRITEO.label, CRITEO.dense, tuple(names))
-        self.num_embeddings = {name: each.num_embeddings for name, each in zip(names, self._traces, strict=True)}
+        self.num_embeddings = {name: trace.num_embeddings for name, trace in zip(names, self._traces, strict=True)}
         files = "\n".join(f"{path.name} {digest_file(path).sha256}" for path in paths)
         settings = asdict(config) | {"directory": hashlib.sha256(files.encode()).hexdigest()}
         self.encoding: Json = {"name": "trace", "trace": settings}
@@ -170,5 +171,9 @@ class TraceRows:
     def extra(self) -> Json:
         """Return the best possible scores, as data.source=synthetic does."""
         total = np.sum(list(self._counts.values()), axis=0)
-        splits = {s: asdict(bayes_scores(c.sum(axis=0), c[1])) for s, c in self._counts.items() if c.any()}
+        splits = {
+            split: asdict(bayes_scores(counts.sum(axis=0), counts[1]))
+            for split, counts in self._counts.items()
+            if counts.any()
+        }
         return {"bayes": {**asdict(bayes_scores(total.sum(axis=0), total[1])), "splits": splits}}

@@ -43,7 +43,7 @@ def is_wanted(config: "AppConfig") -> bool:
     return config.published.recipe in BENCHMARKS if enabled is None else enabled
 
 
-def resolved(config: "AppConfig") -> MLPerfConfig:
+def fill_defaults(config: "AppConfig") -> MLPerfConfig:
     """Return the keys with null values replaced."""
     keys, benchmark = keys_of_extension(config, MLPerfConfig), BENCHMARKS.get(config.published.recipe or "")
     is_closed = benchmark is not None and config.data.scale.value != "tiny"

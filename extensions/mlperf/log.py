@@ -17,7 +17,7 @@ from app.record.documents import Summary
 from common.command import RedactingFormatter
 from common.documents import Json, Number, decode
 from common.files import write_atomically
-from extensions.mlperf.keys import resolved
+from extensions.mlperf.keys import fill_defaults
 
 OPTIMIZERS = {"adam": "Adam", "rowwise_adagrad": "RowWiseAdagrad"}  # names that the rules have for ours
 PRECISIONS = {"bf16": "bfloat16"}
@@ -99,13 +99,13 @@ class MLPerf:
     """
 
     def __init__(self, path: Path, config: AppConfig, rows: Mapping[str, int], world_size: int, from_step: int) -> None:
-        """rows: number of rows of each split."""
+        """Open the log; rows: number of rows of each split; from_step: step where a resumed run starts, else 0."""
         from mlperf_logging.mllog import constants, mllog  # imported only if wanted, like other clients
 
         self._keys = constants
         self._config, self._rows, self._world_size = config, rows, world_size
         self._steps_per_epoch = max(1, steps_per_epoch(config.train, rows["train"]))
-        past, entries = _until(path, from_step, self._steps_per_epoch) if from_step else ([], [])
+        kept_lines, entries = _lines_until(path, from_step, self._steps_per_epoch) if from_step else ([], [])
         # A resumed run knows only from the lines that are left which block or epoch is open.
         steps = [entry.metadata.step for entry in entries if entry.key == constants.EVAL_ACCURACY]
         blocks = [entry.key for entry in entries if entry.key in (constants.BLOCK_START, constants.BLOCK_STOP)]
@@ -114,22 +114,22 @@ class MLPerf:
         ends = [entry.key for entry in entries if entry.key in (constants.EPOCH_START, constants.EPOCH_STOP)]
         self._epoch, self._in_epoch = ends.count(constants.EPOCH_STOP), ends[-1:] == [constants.EPOCH_START]
         self._part_from = (from_step, int(time.time() * 1000))  # where a block or an epoch would start
-        write_atomically(path, "".join(past).encode())
+        write_atomically(path, "".join(kept_lines).encode())
         self._handler = logging.FileHandler(path, encoding="utf-8")
         self._handler.setFormatter(RedactingFormatter("%(message)s", is_terminal=False))
         logger = logging.Logger("mllog")  # a separate logger, so that lines neither leave nor enter it
         logger.addHandler(self._handler)
         self._log = mllog.MLLogger(logger, root_dir=str(SOURCES))
-        if not past:
-            self._begin()
+        if not kept_lines:
+            self._log_start()
 
     def event(self, event: AnyEvent) -> None:
         """Log an evaluation from its start, and the end of an epoch before it; with blocks, also losses."""
-        keys, step, about = self._keys, event.step, self._at(event.step)
+        keys, step, metadata = self._keys, event.step, self._metadata_at(event.step)
         if isinstance(event, TrainEvent):
             self._start_part()
             if self._by_block:
-                self._log.event(TRAIN_LOSS, event.loss, metadata={**about, "lr": event.lr})
+                self._log.event(TRAIN_LOSS, event.loss, metadata={**metadata, "lr": event.lr})
         # A run that was killed after an evaluation may evaluate again.
         if not isinstance(event, EvaluationEvent) or event.event != "eval" or step == self._evaluated:
             return
@@ -138,9 +138,9 @@ class MLPerf:
         self._start_part()
         if self._by_block:
             self._stop_block(step, began)
-        self._log.start(keys.EVAL_START, metadata=about, time_ms=began)
-        self._log.event(keys.EVAL_ACCURACY, event.auc, metadata=about)
-        self._log.end(keys.EVAL_STOP, metadata=about)
+        self._log.start(keys.EVAL_START, metadata=metadata, time_ms=began)
+        self._log.event(keys.EVAL_ACCURACY, event.auc, metadata=metadata)
+        self._log.end(keys.EVAL_STOP, metadata=metadata)
         self._part_from = (step, int(time.time() * 1000))
         # Several epochs may have ended since the last evaluation.
         while not self._by_block and step >= (self._epoch + 1) * self._steps_per_epoch:
@@ -165,7 +165,7 @@ class MLPerf:
             self._log.end(keys.RUN_STOP, metadata=about)
         self._handler.close()
 
-    def _at(self, step: int) -> Json:
+    def _metadata_at(self, step: int) -> Json:
         """Return a line's metadata. With blocks, epochs are counted in samples of train, as in the reference."""
         samples = samples_of(self._config.train, self._rows["train"], step)
         epochs = samples / max(1, self._rows["train"]) if self._by_block else step / self._steps_per_epoch
@@ -175,7 +175,7 @@ class MLPerf:
         """Start the block or epoch after the last evaluation, once training is known to continue."""
         keys, (step, began) = self._keys, self._part_from
         if self._by_block and not self._in_block:
-            self._log.start(keys.BLOCK_START, metadata=self._at(step), time_ms=began)
+            self._log.start(keys.BLOCK_START, metadata=self._metadata_at(step), time_ms=began)
             self._in_block = True
         elif not self._by_block and not self._in_epoch:
             about = {keys.EPOCH_NUM: self._epoch + 1, "step": step}
@@ -183,19 +183,22 @@ class MLPerf:
             self._in_epoch = True
 
     def _stop_block(self, step: int, ended: int) -> None:
-        self._log.end(self._keys.BLOCK_STOP, metadata=self._at(step), time_ms=ended)
+        """Log the end of the open block; ended: milliseconds since 1970."""
+        self._log.end(self._keys.BLOCK_STOP, metadata=self._metadata_at(step), time_ms=ended)
         self._in_block = False
 
     def _stop_epoch(self, step: int) -> None:
+        """Log the end of the open epoch, now."""
         keys = self._keys
         self._log.end(keys.EPOCH_STOP, metadata={keys.EPOCH_NUM: self._epoch + 1, "step": step})
         self._epoch, self._in_epoch = self._epoch + 1, False
 
-    def _begin(self) -> None:
+    def _log_start(self) -> None:
+        """Log the submission, the run's settings, and that initialisation ends and training starts."""
         keys, config = self._keys, self._config
         self._log.event(keys.CACHE_CLEAR, True, metadata={"step": 0})
         self._log.start(keys.INIT_START, metadata={"step": 0}, time_ms=int(process_start() * 1000))
-        submission = resolved(config)
+        submission = fill_defaults(config)
         values = {
             keys.SUBMISSION_BENCHMARK: submission.benchmark,
             keys.SUBMISSION_ORG: submission.organization,
@@ -234,19 +237,21 @@ def values_of_dlrm(keys: Any, config: AppConfig) -> Json:
     return values
 
 
-class _At(Struct):
+class _Metadata(Struct):
+    """The part of a line's metadata that a resumption needs."""
+
     step: int
     epoch_num: Number = 0
 
 
 class _Entry(Struct):
-    """The part of a log line that a resumption needs."""
+    """The part of a line that a resumption needs."""
 
     key: str
-    metadata: _At
+    metadata: _Metadata
 
 
-def _until(path: Path, step: int, epoch_steps: int) -> tuple[list[str], list[_Entry]]:
+def _lines_until(path: Path, step: int, epoch_steps: int) -> tuple[list[str], list[_Entry]]:
     """Return a log's lines up to a step, without an end of the run, and their entries.
 
     A line cut off by a kill is left out.
@@ -261,9 +266,9 @@ def _until(path: Path, step: int, epoch_steps: int) -> tuple[list[str], list[_En
             continue
         at, epochs = entry.metadata.step, entry.metadata.epoch_num
         # A run that ends within an epoch stops that epoch in the log. If it goes on, the epoch is still open.
-        partial = entry.key == "epoch_stop" and at < epochs * epoch_steps
-        past = at <= step and entry.key != "run_stop" and not partial
-        if past and line.endswith("\n"):
+        is_partial = entry.key == "epoch_stop" and at < epochs * epoch_steps
+        is_kept = at <= step and entry.key != "run_stop" and not is_partial
+        if is_kept and line.endswith("\n"):
             lines.append(line)
             entries.append(entry)
     return lines, entries

@@ -131,7 +131,7 @@ class Estimate(NamedTuple):
         """Return the time of lookup and communication in sequence."""
         return self.lookup_ms + self.communication_ms
 
-    def plus(self, other: "Estimate") -> "Estimate":
+    def add(self, other: "Estimate") -> "Estimate":
         """Return the cost of both parts on this process."""
         return Estimate(
             self.rank,
@@ -142,7 +142,7 @@ class Estimate(NamedTuple):
         )
 
 
-def estimates(model: nn.Module, plan: Plan, workload: Workload) -> dict[str, list[Estimate]]:
+def estimate_tables(model: nn.Module, plan: Plan, workload: Workload) -> dict[str, list[Estimate]]:
     """Return TorchRec's estimates for the shards of each table, by table. Accept plans from any source."""
     # The plan is TorchRec's only choice here, so that its estimates compare with those of other plans.
     as_planned = {
@@ -171,11 +171,11 @@ def estimate_shard(shard: Any, rank: int, world_size: int) -> Estimate:
     return Estimate(rank, storage.hbm, storage.ddr, lookup, communication)
 
 
-# Sharding types as in the output of TorchRec's planner.
-OF_TABLES = (
+TIMES_NOTE = (
     "times are of tables alone (lookups, updates, exchange), estimated from data sheets; a whole step also has dense "
     "layers and input, so these are not two GPUs' speeds: make bench measures those"
 )
+# Sharding types as in the output of TorchRec's planner.
 ABBREVIATIONS = {
     "data_parallel": "DP",
     "table_wise": "TW",
@@ -185,7 +185,7 @@ ABBREVIATIONS = {
     "table_column_wise": "TWCW",
     "grid_shard": "GS",
 }
-_RIGHT = set("0123456789-.")
+_BEGINNINGS_OF_NUMBERS = set("0123456789-.")
 # Least characters for the first column, whose cells are cut, and for the last, whose cells are wrapped.
 _LEAST_OF_FIRST, _LEAST_OF_LAST = 8, 24
 
@@ -197,24 +197,29 @@ def forecast_plan(
     choices: Mapping[str, Choice],
     possible: Mapping[str, Choice],
 ) -> ForecastFile:
-    """Return the plan's file with the cost of a plan made within `choices`. Reasons consider all of `possible`."""
-    parts = estimates(model, plan, workload)
-    every = sharding_options(model, possible, workload)
-    ways = {name: _by_type(options, plan.world_size) for name, options in every.items()}
+    """Return a plan's file with its costs, and the reason for each table's sharding.
+
+    Args:
+        choices: shardings that the planner could choose from, by table; empty for a plan of a file.
+        possible: shardings that the reasons compare with, also those that the configuration rules out.
+    """
+    parts = estimate_tables(model, plan, workload)
+    options_of = sharding_options(model, possible, workload)
+    by_type = {name: _fastest_by_type(options, plan.world_size) for name, options in options_of.items()}
     ranks = [Estimate(rank) for rank in range(plan.world_size)]
     document = convert(plain_object(plan.to_document()), ForecastFile)
     for table in tables_in_order(model):
         shards = parts[table.name]
         for shard in shards:
-            ranks[shard.rank] = ranks[shard.rank].plus(shard)
-        busiest, choice = _busiest(shards), choices.get(table.name)
+            ranks[shard.rank] = ranks[shard.rank].add(shard)
+        slowest, choice = _slowest_part(shards), choices.get(table.name)
         forced = "as the plan's file says" if choice is None else f"as {choice.key}.types says"
         is_forced = choice is None or choice.is_forced
         entry = document.tables[table.name]
         entry.name, entry.num_embeddings, entry.embedding_dim = table.name, table.num_embeddings, table.embedding_dim
         entry.bytes = sum(shard.total_bytes for shard in shards)
-        entry.lookup_ms, entry.communication_ms = busiest.lookup_ms, busiest.communication_ms
-        entry.reason = forced if is_forced else _reason(plan.tables[table.name], busiest, ways[table.name])
+        entry.lookup_ms, entry.communication_ms = slowest.lookup_ms, slowest.communication_ms
+        entry.reason = forced if is_forced else _reason_text(plan.tables[table.name], slowest, by_type[table.name])
     on_host = all(rank.device_bytes == 0 for rank in ranks)
     room = capacity(workload)
     headroom = room - max(rank.host_bytes if on_host else rank.device_bytes for rank in ranks)
@@ -240,45 +245,52 @@ def capacity(workload: Workload) -> int:
     return int(storage.hbm * (1 - workload.reserve))
 
 
-def _by_type(options: Sequence[ShardingOption], world_size: int) -> dict[str, Estimate]:
+def _fastest_by_type(options: Sequence[ShardingOption], world_size: int) -> dict[str, Estimate]:
+    """Return the cost of a table's slowest part by sharding type, with the kernel that is fastest."""
     best: dict[str, Estimate] = {}
     for option in options:
-        cost = _busiest([estimate_shard(shard, 0, world_size) for shard in option.shards])
+        cost = _slowest_part([estimate_shard(shard, 0, world_size) for shard in option.shards])
         if option.sharding_type not in best or cost.total_ms < best[option.sharding_type].total_ms:
             best[option.sharding_type] = cost
     return best
 
 
-def _busiest(shards: Sequence[Estimate]) -> Estimate:
+def _slowest_part(shards: Sequence[Estimate]) -> Estimate:
     """Return the slowest part; of equally slow ones, the one with the most bytes."""
     return max(shards, key=lambda shard: (shard.total_ms, shard.total_bytes))
 
 
-def _reason(planned: TablePlan, estimate: Estimate, ways: Mapping[str, Estimate]) -> str:
-    """Return the reason for the planner's choice, with the figures that it compared."""
-    ms, size = estimate.total_ms, _size(estimate.total_bytes)
-    whole, copied = ways.get("table_wise"), ways.get("data_parallel")
+def _reason_text(planned: TablePlan, estimate: Estimate, by_type: Mapping[str, Estimate]) -> str:
+    """Return the reason for the planner's choice, with the figures that it compared.
+
+    Args:
+        estimate: cost of the slowest part as planned. by_type: the same for each type that is possible.
+    """
+    ms, size = estimate.total_ms, _size_text(estimate.total_bytes)
+    whole, copied = by_type.get("table_wise"), by_type.get("data_parallel")
     if planned.type == "data_parallel":
         text = f"small enough to copy ({size} a rank): its gradient takes {ms:.3f} ms"
         text += f", exchanging its vectors {whole.total_ms:.3f} (table_wise)" if whole else ""
     elif planned.type == "table_wise":
         text = f"whole on one rank, {ms:.3f} ms"
         if copied:
-            text += f"; a copy on each: {copied.total_ms:.3f} ms, {_size(copied.total_bytes)} a rank"
+            text += f"; a copy on each: {copied.total_ms:.3f} ms, {_size_text(copied.total_bytes)} a rank"
     else:
         text = f"over {len(planned.ranks)} rank(s), {ms:.3f} ms and {size} on each"
-        text += f"; whole on one: {whole.total_ms:.3f} ms, {_size(whole.total_bytes)}" if whole else ""
+        text += f"; whole on one: {whole.total_ms:.3f} ms, {_size_text(whole.total_bytes)}" if whole else ""
     # A difference below a thousandth is rounding of the estimates.
-    others = {kind: way.total_ms for kind, way in ways.items() if kind != planned.type and way.total_ms < ms * 0.999}
-    if others:
-        kind = min(others, key=lambda kind: others[kind])
-        text += f"; {kind} alone {others[kind]:.3f} ms, but the slowest rank counts"
+    faster = {
+        kind: other.total_ms for kind, other in by_type.items() if kind != planned.type and other.total_ms < ms * 0.999
+    }
+    if faster:
+        fastest = min(faster, key=lambda kind: faster[kind])
+        text += f"; {fastest} alone {faster[fastest]:.3f} ms, but the slowest rank counts"
     if planned.kernel != "fused" and planned.type != "data_parallel":
         text += f"; {planned.kernel}: device memory is short"
     return text
 
 
-def _size(size: float) -> str:
+def _size_text(size: float) -> str:
     """Format bytes, such as 1.5 GiB."""
     for unit in ("B", "KiB", "MiB"):
         if abs(size) < 1024:
@@ -297,25 +309,25 @@ def plan_lines(plan: ForecastFile, topology: str, reasons: bool = False) -> list
     rows = [["table", "rows", "dim", "type", "kernel", "size", "lookup ms", "comm. ms", "ranks"]]
     for name, table in plan.tables.items():
         size = [f"{table.num_embeddings:,}", str(table.embedding_dim)]
-        how = [table.type, table.kernel, _size(table.bytes or 0)]
+        placement = [table.type, table.kernel, _size_text(table.bytes or 0)]
         cost = [f"{table.lookup_ms:.3f}", f"{table.communication_ms:.3f}"]
-        rows.append([name, *size, *how, *cost, _ranks(table.ranks, plan.world_size)])
-    lines += _aligned(rows)
+        rows.append([name, *size, *placement, *cost, _ranks_text(table.ranks, plan.world_size)])
+    lines += _align(rows)
     if reasons:
-        lines += ["", *_aligned([[name, table.reason or ""] for name, table in plan.tables.items()])]
+        lines += ["", *_align([[name, table.reason or ""] for name, table in plan.tables.items()])]
     rows = [["rank", "device", "host", "lookup ms", "comm. ms", "total ms"]]
     for rank in plan.ranks or []:
         cost = [f"{ms:.3f}" for ms in (rank.lookup_ms, rank.communication_ms, rank.total_ms)]
-        rows.append([str(rank.rank), _size(rank.device_bytes), _size(rank.host_bytes), *cost])
-    lines += ["", *_aligned(rows), ""]
+        rows.append([str(rank.rank), _size_text(rank.device_bytes), _size_text(rank.host_bytes), *cost])
+    lines += ["", *_align(rows), ""]
     if forecast := plan.forecast:
         verdict = "fits" if forecast.fits else "DOES NOT FIT"
-        lines += _wrapped(
-            f"forecast: {verdict}, headroom {_size(forecast.headroom_bytes)} of {_size(forecast.capacity_bytes)} a "
-            f"device for tables; slowest rank {forecast.step_ms:.3f} ms a step for tables alone, imbalance "
-            f"{forecast.imbalance:.2f}"
+        lines += _wrap(
+            f"forecast: {verdict}, headroom {_size_text(forecast.headroom_bytes)} of "
+            f"{_size_text(forecast.capacity_bytes)} a device for tables; slowest rank {forecast.step_ms:.3f} ms a step "
+            f"for tables alone, imbalance {forecast.imbalance:.2f}"
         )
-    return [*lines, *(line for note in plan.notes or [] for line in _wrapped(f"note: {note}"))]
+    return [*lines, *(line for note in plan.notes or [] for line in _wrap(f"note: {note}"))]
 
 
 def what_if_lines(cases: Sequence[WhatIf]) -> list[str]:
@@ -340,42 +352,44 @@ def what_if_lines(cases: Sequence[WhatIf]) -> list[str]:
         if forecast is None or not slowest:
             rows.append([*start, case.problem or ""])
             continue
-        room = [_size(forecast.capacity_bytes - forecast.headroom_bytes), _size(forecast.headroom_bytes)]
+        room = [_size_text(forecast.capacity_bytes - forecast.headroom_bytes), _size_text(forecast.headroom_bytes)]
         cost = [f"{ms:.3f}" for ms in (slowest.lookup_ms, slowest.communication_ms, forecast.step_ms)]
         short = re.sub(r"[a-z_]+", lambda name: ABBREVIATIONS[name[0]], case.types or "")
         rows.append([*start, *room, *cost, f"{forecast.imbalance:.2f}", short])
     types = set(re.findall(r"[a-z_]+", " ".join(case.types or "" for case in cases)))
     legend = ", ".join(f"{short}: {name}" for name, short in ABBREVIATIONS.items() if name in types)
-    return ["what if:", *_aligned(rows), *_wrapped(OF_TABLES), *_wrapped(legend)]
+    return ["what if:", *_align(rows), *_wrap(TIMES_NOTE), *_wrap(legend)]
 
 
 def diff_lines(before: ForecastFile, after: ForecastFile, name: str) -> list[str]:
     """Return the differences between two plans' files."""
     lines = []
     for table in dict.fromkeys([*before.tables, *after.tables]):
-        one, two = (_summary_of(plan.tables.get(table), plan.world_size) for plan in (before, after))
-        if one != two:
-            lines += _wrapped(f"  {table}: {one} -> {two}")
+        was, is_now = (_placement_text(plan.tables.get(table), plan.world_size) for plan in (before, after))
+        if was != is_now:
+            lines += _wrap(f"  {table}: {was} -> {is_now}")
     for name in ("world_size", "local_world_size", "global_batch_size", "optimizer"):
         values = [getattr(plan, name) or None for plan in (before, after)]
         if values[0] != values[1]:
             lines.append(f"  {name}: {values[0]} -> {values[1]}")
-    figures = (("step_ms", "{:.3f} ms".format), ("imbalance", "{:.2f}".format), ("headroom_bytes", _size))
+    figures = (("step_ms", "{:.3f} ms".format), ("imbalance", "{:.2f}".format), ("headroom_bytes", _size_text))
     for name, format_figure in figures:
         forecasts = [plan.forecast.figure(name) if plan.forecast else None for plan in (before, after)]
         if forecasts[0] != forecasts[1]:
-            before_it, after_it = ("none" if figure is None else format_figure(figure) for figure in forecasts)
-            lines.append(f"  {name.removesuffix('_bytes')}: {before_it} -> {after_it}")
+            was, is_now = ("none" if figure is None else format_figure(figure) for figure in forecasts)
+            lines.append(f"  {name.removesuffix('_bytes')}: {was} -> {is_now}")
     return [f"against {name}:", *(lines or ["  the same"])]
 
 
-def _summary_of(table: ForecastTable | None, world_size: int) -> str:
+def _placement_text(table: ForecastTable | None, world_size: int) -> str:
+    """Return a table's sharding and its ranks for a comparison; `none` if the plan lacks the table."""
     if table is None:
         return "none"
-    return f"{table.type}/{table.kernel} on {_ranks(table.holders, world_size)}"
+    return f"{table.type}/{table.kernel} on {_ranks_text(table.holders, world_size)}"
 
 
-def _ranks(ranks: Sequence[int], world_size: int) -> str:
+def _ranks_text(ranks: Sequence[int], world_size: int) -> str:
+    """Return ranks as `all`, as a range such as 0-3, or one by one."""
     if len(ranks) == world_size and world_size > 1:
         return "all"
     if len(ranks) > 2 and list(ranks) == list(range(ranks[0], ranks[-1] + 1)):
@@ -383,12 +397,12 @@ def _ranks(ranks: Sequence[int], world_size: int) -> str:
     return ", ".join(map(str, ranks))
 
 
-def _wrapped(text: str, indent: int = 4) -> list[str]:
+def _wrap(text: str, indent: int = 4) -> list[str]:
     """Wrap text to WIDTH, with all lines but the first indented; break a word only if it is longer than a line."""
     return textwrap.wrap(text, WIDTH, subsequent_indent=" " * indent, break_on_hyphens=False)
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+def _align(rows: Sequence[Sequence[str]]) -> list[str]:
     """Align columns in lines of at most WIDTH; cells that begin with a digit go to the right.
 
     Wraps the last cell of a row, and of a short row, over several lines; cuts long names in the first column.
@@ -402,13 +416,14 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _row_lines(row: Sequence[str], widths: Sequence[int]) -> Iterator[str]:
+    """Yield the lines of a row, whose last cell may need several; a row may have fewer cells than there are widths."""
     indent = sum(widths[: len(row) - 1]) + 2 * (len(row) - 1)
     last = textwrap.wrap(row[-1], WIDTH - indent, break_on_hyphens=False) or [""]
     first = row[0] if len(row[0]) <= widths[0] else f"{row[0][: widths[0] - 1]}…"
     cells = [first, *row[1:-1], last[0]]
     runs_over = len(row) < len(widths) or len(last) > 1
     fitted = [
-        cell.rjust(width) if cell and cell[0] in _RIGHT else cell.ljust(width)
+        cell.rjust(width) if cell and cell[0] in _BEGINNINGS_OF_NUMBERS else cell.ljust(width)
         for cell, width in zip(cells[: -1 if runs_over else None], widths, strict=False)
     ]
     fitted += cells[-1:] * runs_over
@@ -416,14 +431,17 @@ def _row_lines(row: Sequence[str], widths: Sequence[int]) -> Iterator[str]:
     yield from (f"{'':{indent}}{words}" for words in last[1:])
 
 
-def notes(config: AppConfig, tables: TableArch, sizes: Mapping[str, float], local_batch_size: int) -> list[str]:
-    """State what the forecast assumes and leaves out. sizes: ids a bag by key."""
-    shared = next(table for table in tables.tables if len(table.keys) > 1)  # the items', of histories and candidates
-    around = sum(sizes[key] for table in tables.tables if len(table.keys) == 1 for key in table.keys)
-    positions = around + sum(sizes[key] for key in shared.keys)
+def forecast_notes(
+    config: AppConfig, tables: TableArch, sizes: Mapping[str, float], local_batch_size: int
+) -> list[str]:
+    """Return what the forecast of HSTU assumes and leaves out. sizes: ids a bag by key."""
+    # Histories and candidates share the items' table, whose ids are positions; so are the context's.
+    items = next(table for table in tables.tables if len(table.keys) > 1)
+    context = sum(sizes[key] for table in tables.tables if len(table.keys) == 1 for key in table.keys)
+    positions = context + sum(sizes[key] for key in items.keys)
     gib = local_batch_size * positions * attrgetter("sequences.hstu.dim")(config) * 4 / 2**30
     return [
-        f"every history is taken to have {sizes[shared.keys[0]]:,.0f} events; give their mean as "
+        f"every history is taken to have {sizes[items.keys[0]]:,.0f} events; give their mean as "
         "sequences.history_length for mean times",
         "every id is a row that is looked up and sent, also one that a batch has already",
         f"attention, the dense layers and their memory are not estimated: {local_batch_size:,} samples of "
@@ -436,13 +454,15 @@ def main(config: PlanAppConfig) -> int:
     """Plan as configured, and return the exit status."""
     log_to_terminal(rank=0)
     platform.quieten_third_parties()
-    tables, bag_sizes = _tables(config)
-    resolved = _resolved(config.topology)
+    tables, bag_sizes = _make_tables(config)
+    resolved = _resolve_topology(config.topology)
     world_size = (resolved.nodes or 1) * (resolved.devices_per_node or 1)
     config = replace(config, train=with_batch_of_all(config.train, world_size))
-    what_if = [_what_if(config, other, batch, tables, bag_sizes) for other, batch in _cases(config, resolved)]
+    what_if = [
+        _forecast_case(config, other, batch, tables, bag_sizes) for other, batch in _what_if_cases(config, resolved)
+    ]
     try:
-        plan = structs.replace(_planned(config, resolved, tables, bag_sizes), what_if=what_if)
+        plan = structs.replace(_make_plan_file(config, resolved, tables, bag_sizes), what_if=what_if)
     except UserError:
         # Where no plan fits, the alternatives may show which would.
         if what_if:
@@ -464,10 +484,10 @@ def main(config: PlanAppConfig) -> int:
     return EXIT_DONE
 
 
-def _planned(
+def _make_plan_file(
     config: PlanAppConfig, resolved: TopologyConfig, tables: TableArch, bag_sizes: Mapping[str, float]
 ) -> ForecastFile:
-    """Build the plan's file: the plan, its conditions, and its forecast."""
+    """Make a plan, and return it with its conditions and its forecast. Raise UserError if none fits."""
     config = replace(config, topology=resolved)
     device = torch.device("cpu" if resolved.architecture == "cpu" else "cuda")
     plan = planner.decide(config, device, tables, bag_sizes)
@@ -486,11 +506,11 @@ def _planned(
         global_batch_size=config.train.global_batch_size,
         optimizer=name.value,
         types=plan.summary(),
-        notes=notes(config, tables, bag_sizes, work.local_batch_size) if is_hstu else [],
+        notes=forecast_notes(config, tables, bag_sizes, work.local_batch_size) if is_hstu else [],
     )
 
 
-def _what_if(
+def _forecast_case(
     config: PlanAppConfig,
     resolved: TopologyConfig,
     global_batch_size: int,
@@ -513,7 +533,7 @@ def _what_if(
         sharding=replace(config.sharding, plan=None),
     )
     try:
-        plan = _planned(other, resolved, tables, bag_sizes)
+        plan = _make_plan_file(other, resolved, tables, bag_sizes)
     except UserError as error:
         # The remedy behind the semicolon would stand in each line of the table.
         case.problem = str(error).split(";")[0]
@@ -522,21 +542,28 @@ def _what_if(
     return structs.replace(case, forecast=plan.forecast or None, slowest=slowest, types=plan.types)
 
 
-def _cases(config: PlanAppConfig, resolved: TopologyConfig) -> list[tuple[TopologyConfig, int]]:
+def _what_if_cases(config: PlanAppConfig, resolved: TopologyConfig) -> list[tuple[TopologyConfig, int]]:
     """Return the hardware and batches to compare; none unless configured."""
     settings = config.plan
     if not (settings.topologies or settings.batch_sizes or settings.devices):
         return []
-    others = [resolved] + [
-        _resolved(replace(_topology(name), nodes=resolved.nodes, devices_per_node=resolved.devices_per_node))
+    topologies = [resolved] + [
+        _resolve_topology(
+            replace(_load_topology(name), nodes=resolved.nodes, devices_per_node=resolved.devices_per_node)
+        )
         for name in settings.topologies
     ]
     counts = settings.devices or [resolved.devices_per_node or 1]
     batches = settings.batch_sizes or [config.train.global_batch_size]
-    return [(replace(t, devices_per_node=count), batch) for t in others for count in counts for batch in batches]
+    return [
+        (replace(topology, devices_per_node=count), batch)
+        for topology in topologies
+        for count in counts
+        for batch in batches
+    ]
 
 
-def _topology(name: str) -> TopologyConfig:
+def _load_topology(name: str) -> TopologyConfig:
     """Return a topology of conf/topology, or of a YAML file if the name has its suffix."""
     if name.endswith((".yaml", ".yml")):
         return planner.read(Path(name))
@@ -546,7 +573,7 @@ def _topology(name: str) -> TopologyConfig:
     return topologies[name]
 
 
-def _resolved(topology_config: TopologyConfig) -> TopologyConfig:
+def _resolve_topology(topology_config: TopologyConfig) -> TopologyConfig:
     """Return the topology with all figures, and with its numbers of nodes and devices."""
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     count = topology_config.devices_per_node or gpus or 1
@@ -554,7 +581,7 @@ def _resolved(topology_config: TopologyConfig) -> TopologyConfig:
     return replace(resolved, nodes=topology_config.nodes or 1, devices_per_node=count)
 
 
-def _tables(config: PlanAppConfig) -> tuple[TableArch, dict[str, float]]:
+def _make_tables(config: PlanAppConfig) -> tuple[TableArch, dict[str, float]]:
     """Return the tables and each feature's mean ids per bag: as configured, else the dataset's, else as published."""
     features, means = _table_sizes(config)
     sizes = planner.bag_sizes(config, features, means)

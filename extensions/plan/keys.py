@@ -43,10 +43,12 @@ def validate_plan(config: PlanAppConfig) -> None:
     rows = plan.num_embeddings.values() if isinstance(plan.num_embeddings, dict) else plan.num_embeddings
     if isinstance(rows, str):
         published_tables(rows)
-    elif rows is not None and (isinstance(rows, (int, float)) or not all(isinstance(n, int) and n > 0 for n in rows)):
+    elif rows is not None and (
+        isinstance(rows, (int, float)) or not all(isinstance(count, int) and count > 0 for count in rows)
+    ):
         raise UserError(f"plan.num_embeddings={plan.num_embeddings}: must be numbers of rows, a list or by feature")
     bags = plan.bag_sizes
     if bags is not None and (
-        not isinstance(bags, list) or not all(isinstance(n, (int, float)) and n >= 0 for n in bags)
+        not isinstance(bags, list) or not all(isinstance(size, (int, float)) and size >= 0 for size in bags)
     ):
         raise UserError(f"plan.bag_sizes={bags}: must be a list, one number for each feature")

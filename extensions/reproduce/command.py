@@ -77,10 +77,12 @@ def validate_reproduce(config: ReproduceConfig) -> None:
 FORMAT, VERSION = "clickwork-reproduction", 1
 DOCUMENT, PAGE = "reproduce.json", "reproduce.html"
 VERDICTS = {True: "inside", False: "outside", None: "no verdict"}
-SHORTEST = 12  # characters of a digest
+DIGEST_LENGTH = 12  # characters of a digest
 
 
 class _Version(Struct):
+    """What tells whether a document can be read."""
+
     format: str | None = None
     version: int | None = None
 
@@ -127,11 +129,11 @@ class SeedFigure(OpenDocument, kw_only=True):
 
     @property
     def label(self) -> str:
-        """Its name for readers, such as AUC of test."""
+        """Return its name for readers, such as AUC of test."""
         return f"{METRICS[self.metric].title} of {self.split}"
 
 
-class SourceOf(Struct, kw_only=True):
+class PublishedSource(Struct, kw_only=True):
     """Who published a figure, on which data and hardware, as `published.*` of the recipe has it."""
 
     source: str | None
@@ -140,7 +142,7 @@ class SourceOf(Struct, kw_only=True):
     md5: list[str]
 
 
-class DataOf(Struct, kw_only=True):
+class DatasetFacts(Struct, kw_only=True):
     """The dataset of the runs: digest of its manifest, encoding, rows by split, MD5 of given files."""
 
     digest: str | None
@@ -164,8 +166,8 @@ class Reproduction(OpenDocument, kw_only=True):
     seeds: int
     runs: list[SeedRun]
     figures: list[SeedFigure]
-    published: SourceOf
-    dataset: DataOf | None
+    published: PublishedSource
+    dataset: DatasetFacts | None
     machine: str | None
     versions: dict[str, str | None]
     commit: str | None
@@ -177,22 +179,22 @@ class Reproduction(OpenDocument, kw_only=True):
 
     @property
     def main(self) -> str:
-        """The metric that its models are judged by."""
+        """Return the metric that its models are judged by."""
         return self.figures[0].metric if self.figures else AUC
 
     def figure_of(self, metric: str) -> SeedFigure | None:
-        """The figure of a metric that is published; else that of the test split, else of the evaluated one."""
+        """Return a metric's figure that has a published one; else that of the test split, else of the evaluated one."""
         candidates = [figure for figure in self.figures if figure.metric == metric and figure.mean is not None]
         candidates.sort(key=lambda figure: (figure.published is None, figure.split != "test"))
         return candidates[0] if candidates else None
 
 
 def read_reproduction(path: Path) -> Reproduction:
-    """The document of a file.
+    """Read a reproduction's document.
 
     Raises:
-        FileNotFoundError: there is none.
-        UserError: it is none, damaged, or of another version.
+        FileNotFoundError: there is no such file.
+        UserError: it is another document, damaged, or of another version.
     """
     remedy = "make it again with python -m app.reproduce"
     try:
@@ -270,12 +272,12 @@ def training_arguments(arguments: Sequence[str]) -> list[str]:
     """Return the arguments for app.train, with each config=FILE replaced by its keys, as the file may change."""
     train_arguments = []
     for argument in arguments:
-        key = _key(argument)
+        key = _key_name(argument)
         if key in REFUSED:
             raise UserError(f"{argument}: not of a reproduction: {REFUSED[key]}")
         if key == "config":
             path = Path(argument.partition("=")[2].strip("\"'"))
-            keys = [_key(override) for override in read_overrides(argument, path)]
+            keys = [_key_name(override) for override in read_overrides(argument, path)]
             if others := [key for key in keys if key in REFUSED or key in OWN_KEYS]:
                 why = REFUSED.get(others[0], f"type {others[0]}=… instead")
                 raise UserError(f"{argument}: has {others[0]}, which is not taken from a file: {why}")
@@ -287,7 +289,9 @@ def training_arguments(arguments: Sequence[str]) -> list[str]:
 def changed_keys(arguments: Sequence[str]) -> list[str]:
     """Return every `key=value` in which app.train's arguments differ from the recipe alone, on the same data."""
     # The recipe on the user's own paths, or with a model that it is published for, is still that recipe.
-    choices = {_key(each): each for each in arguments if _key(each) in ("recipe", "model", *PLACES)}
+    choices = {
+        _key_name(argument): argument for argument in arguments if _key_name(argument) in ("recipe", "model", *PLACES)
+    }
     recipe, model = (choices.get(group, "").partition("=")[2] for group in ("recipe", "model"))
     if not (CONFIG_DIR / f"bars/{recipe}_{model}.yaml").is_file():  # the recipe is published with one model
         choices.pop("model", None)
@@ -298,18 +302,19 @@ def changed_keys(arguments: Sequence[str]) -> list[str]:
     keys = [
         key
         for key in dict.fromkeys((*in_force, *of_recipe))
-        if in_force.get(key) != of_recipe.get(key) and is_of_recipe(key)
+        if in_force.get(key) != of_recipe.get(key) and is_recipe_key(key)
     ]
     return [f"{key}={in_force.get(key, 'null')}" for key in keys]
 
 
-def is_of_recipe(key: str) -> bool:
+def is_recipe_key(key: str) -> bool:
     """Return whether a key may change what a recipe learns, or what is measured and published about it."""
     # This key decides whether the best or the last checkpoint is measured.
     return key == "checkpoint.keep_best" or not key.startswith(BESIDE_RECIPE)
 
 
-def _key(argument: str) -> str:
+def _key_name(argument: str) -> str:
+    """Return the key of an argument such as +key=value or group@place=name."""
     return argument.lstrip("+~").partition("=")[0].partition("@")[0]
 
 
@@ -348,7 +353,7 @@ DIGITS = 5
 JOULES_OF_KWH = 3.6e6
 
 
-class Finished(NamedTuple):
+class FinishedRun(NamedTuple):
     """A finished run, with the figures of its splits by name; the evaluated split comes first."""
 
     seed: int
@@ -356,7 +361,7 @@ class Finished(NamedTuple):
     splits: dict[str, EvaluationFigures]
 
 
-def finished_runs(seeds: Sequence[Seed]) -> list[Finished]:
+def finished_runs(seeds: Sequence[Seed]) -> list[FinishedRun]:
     """Return the finished runs in the order of their seeds."""
     runs = []
     for seed in seeds:
@@ -365,7 +370,7 @@ def finished_runs(seeds: Sequence[Seed]) -> list[Finished]:
             splits = {str(run.evaluation.split): run.evaluation} if run.is_evaluated else {}
             if (tested := figures_of_test(seed.directory)) is not None:
                 splits[TEST] = tested
-            runs.append(Finished(seed.number, run, splits))
+            runs.append(FinishedRun(seed.number, run, splits))
     return runs
 
 
@@ -373,7 +378,7 @@ def summarise(
     config: ReproduceConfig,
     arguments: Sequence[str],
     seeds: Sequence[Seed],
-    runs: Sequence[Finished],
+    runs: Sequence[FinishedRun],
     failed: dict[int, int],
 ) -> Reproduction:
     """Return the document of a reproduction.
@@ -384,7 +389,7 @@ def summarise(
     manifest = runs[-1].run.manifest if runs else None
     reason = why_no_verdict(config, arguments, runs)
     figures = figures_of(config, runs, is_judged=reason is None)
-    records = [_record(seed, failed.get(seed.number)) for seed in seeds]
+    records = [_seed_record(seed, failed.get(seed.number)) for seed in seeds]
     words = ["python", "-m", "app.reproduce", *redact_arguments([*_command_keys(config), *arguments])]
     dataset = manifest.dataset if manifest else None
     seconds = [run.seconds for run in records if run.seconds is not None]
@@ -397,10 +402,10 @@ def summarise(
         seeds=len(seeds),
         runs=records,
         figures=figures,
-        published=SourceOf(
+        published=PublishedSource(
             source=published.source, data=published.data, hardware=published.hardware, md5=published.md5
         ),
-        dataset=DataOf(
+        dataset=DatasetFacts(
             digest=dataset.digest,
             encoding=dataset.encoding,
             rows=dataset.rows,
@@ -416,12 +421,12 @@ def summarise(
         # A sum over a part of the runs would be too low.
         joules=sum(joules) if joules and len(joules) == len(seconds) else None,
         verdict=[
-            *_progress(records),
-            *_equality(runs),
-            *_means(figures),
-            *_against_published(config, figures, reason, runs),
-            *_target(config, records),
-            *_cost(seconds, joules),
+            *_progress_sentences(records),
+            *_difference_sentences(runs),
+            *_mean_sentences(figures),
+            *_verdict_sentences(config, figures, reason, runs),
+            *_target_sentences(config, records),
+            *_cost_sentences(seconds, joules),
         ],
     )
 
@@ -436,7 +441,8 @@ def _command_keys(config: ReproduceConfig) -> list[str]:
     return keys
 
 
-def _record(seed: Seed, status: int | None) -> SeedRun:
+def _seed_record(seed: Seed, status: int | None) -> SeedRun:
+    """Return the document's entry of a seed; status: exit status if it failed this time, else None."""
     if seed.status == NOT_BEGUN:
         error = None if status is None else f"ended with exit status {status} before it began"
         return SeedRun(seed=seed.number, status=NOT_BEGUN, error=error)
@@ -461,60 +467,63 @@ def _record(seed: Seed, status: int | None) -> SeedRun:
     )
 
 
-def why_no_verdict(config: ReproduceConfig, arguments: Sequence[str], runs: Sequence[Finished]) -> str | None:
+def why_no_verdict(config: ReproduceConfig, arguments: Sequence[str], runs: Sequence[FinishedRun]) -> str | None:
     """Return why figures are not compared with the published ones; None if they are, or if none are published."""
     digests = {run.run.manifest.dataset.digest or "none" for run in runs}
     if len(digests) > 1:
         return (
-            f"The seeds were trained on different datasets (digests {', '.join(sorted(each[:12] for each in digests))}"
-            "), so there is no verdict."
+            "The seeds were trained on different datasets (digests "
+            f"{', '.join(sorted(digest[:DIGEST_LENGTH] for digest in digests))}), so there is no verdict."
         )
     if config.data.scale is DataScale.tiny:
         return "Of the recipe's tiny form on generated rows (data.scale=tiny), so there is no verdict."
     published = {**vars(config.published)}
-    for each in runs:
-        if (reason := not_comparable(each.run, published)) is not None:
-            return f"{reason.removesuffix('.')}; the dataset is {each.run.manifest.dataset.path}."
-    of_config = [key for key in _differing(runs) if is_of_recipe(key) and _is_of_config(key, runs[0].run)]
-    if of_config:
-        return f"The configurations of the seeds differ ({', '.join(of_config)}), so there is no verdict."
+    for finished in runs:
+        if (reason := not_comparable(finished.run, published)) is not None:
+            return f"{reason.removesuffix('.')}; the dataset is {finished.run.manifest.dataset.path}."
+    differing = [key for key in _differing_keys(runs) if is_recipe_key(key) and _is_config_key(key, runs[0].run)]
+    if differing:
+        return f"The configurations of the seeds differ ({', '.join(differing)}), so there is no verdict."
     if recipe_changes := changed_keys(arguments):
         return f"The recipe was changed ({' '.join(recipe_changes)}), so there is no verdict on the published figure."
     return None
 
 
-def figures_of(config: ReproduceConfig, runs: Sequence[Finished], is_judged: bool) -> list[SeedFigure]:
-    """Return the main metrics of each split, and other published ones, over the finished runs."""
+def figures_of(config: ReproduceConfig, runs: Sequence[FinishedRun], is_judged: bool) -> list[SeedFigure]:
+    """Return the main metrics of each split, and other published ones, over the finished runs.
+
+    is_judged: whether they are compared with the published ones; otherwise `inside` is None.
+    """
     published = config.published
     evaluated = {metric: getattr(published, metric) for metric in PUBLISHED}
-    of_numbers = any(figures.main == RMSE for run in runs for figures in run.splits.values())
+    predicts_numbers = any(figures.main == RMSE for run in runs for figures in run.splits.values())
     tested = {AUC: published.test_auc, LOGLOSS: published.test_logloss}
     figures = []
-    for split in dict.fromkeys(name for each in runs for name in each.splits):
-        of_split = evaluated if split == config.eval.split else tested
-        for metric in (RMSE, MAE) if of_numbers else (AUC, LOGLOSS, NE, ACCURACY, HR, NDCG):
-            reference = of_split.get(metric)
+    for split in dict.fromkeys(name for finished in runs for name in finished.splits):
+        references = evaluated if split == config.eval.split else tested
+        for metric in (RMSE, MAE) if predicts_numbers else (AUC, LOGLOSS, NE, ACCURACY, HR, NDCG):
+            reference = references.get(metric)
             if metric in (ACCURACY, HR, NDCG) and reference is None:
                 continue
-            of_seed = {each.seed: each.splits[split].figure(metric) for each in runs if split in each.splits}
-            values = [value for value in of_seed.values() if value is not None]
+            value_of = {run.seed: run.splits[split].figure(metric) for run in runs if split in run.splits}
+            values = [value for value in value_of.values() if value is not None]
             measured = spread(values) if values else None
-            judged = is_inside(measured, reference, published.tolerance)
+            inside = is_inside(measured, reference, published.tolerance)
             # Such runs end at the published figure or above it, so the interval would say nothing.
-            if judged is not None and is_target(config, split, metric):
-                judged = not _count_misses(runs)
+            if inside is not None and is_target(config, split, metric):
+                inside = not _count_misses(runs)
             figures.append(
                 SeedFigure(
                     split=split,
                     metric=metric,
-                    values={str(seed): value for seed, value in of_seed.items()},
+                    values={str(seed): value for seed, value in value_of.items()},
                     mean=measured.mean if measured else None,
                     std=measured.std if measured else None,
                     low=measured.low if measured else None,
                     high=measured.high if measured else None,
                     published=reference,
                     tolerance=None if reference is None else published.tolerance,
-                    inside=judged if is_judged else None,
+                    inside=inside if is_judged else None,
                 )
             )
     return figures
@@ -526,9 +535,9 @@ def is_target(config: ReproduceConfig, split: str, metric: str) -> bool:
     return (metric, split) == (AUC, config.eval.split) and target is not None and target == config.published.auc
 
 
-def _count_misses(runs: Sequence[Finished]) -> int:
+def _count_misses(runs: Sequence[FinishedRun]) -> int:
     """Return the number of finished runs that did not reach the target of training."""
-    return sum(each.run.status != "target_reached" for each in runs)
+    return sum(finished.run.status != "target_reached" for finished in runs)
 
 
 def is_inside(measured: Spread | None, reference: float | None, tolerance: float | None) -> bool | None:
@@ -538,7 +547,8 @@ def is_inside(measured: Spread | None, reference: float | None, tolerance: float
     return measured.low - (tolerance or 0.0) <= reference <= measured.high + (tolerance or 0.0)
 
 
-def _progress(records: Sequence[SeedRun]) -> list[tuple[str, str]]:
+def _progress_sentences(records: Sequence[SeedRun]) -> list[tuple[str, str]]:
+    """Return sentences, with their kind, on the seeds that are done, failed or wait."""
     num_complete = sum(run.status in DONE for run in records)
     sentences = [
         ("good" if num_complete == len(records) else "bad", f"{num_complete} of {plural(len(records), 'seed')} done.")
@@ -553,43 +563,44 @@ def _progress(records: Sequence[SeedRun]) -> list[tuple[str, str]]:
     return sentences
 
 
-def _differing(runs: Sequence[Finished]) -> list[str]:
+def _differing_keys(runs: Sequence[FinishedRun]) -> list[str]:
     """Return the keys in which runs differ, except those beside learning and speed."""
-    return [key for key in differences([each.run for each in runs])[0] if not key.startswith(BESIDE)] if runs else []
+    if not runs:
+        return []
+    return [key for key in differences([finished.run for finished in runs])[0] if not key.startswith(BESIDE)]
 
 
-def _is_of_config(key: str, run: RunFiles) -> bool:
+def _is_config_key(key: str, run: RunFiles) -> bool:
+    """Return whether a key of `differences` is of the configuration, not of what a run found or measured."""
     group = key.partition(".")[0]
     return group in run.config and group not in MADE_BY
 
 
-def _equality(runs: Sequence[Finished]) -> list[tuple[str, str]]:
-    keys = _differing(runs)
+def _difference_sentences(runs: Sequence[FinishedRun]) -> list[tuple[str, str]]:
+    """Return a sentence on the keys in which the runs differ, if there are any."""
+    keys = _differing_keys(runs)
     return [("bad", f"The runs were not made alike; they differ in {', '.join(keys)}.")] if keys else []
 
 
-def _means(figures: Sequence[SeedFigure]) -> list[tuple[str, str]]:
+def _mean_sentences(figures: Sequence[SeedFigure]) -> list[tuple[str, str]]:
     """Return sentences on the AUC or RMSE of each split, and on published metrics of groups."""
     sentences = []
-    for each in figures:
-        if each.metric in (AUC, RMSE, HR, NDCG) and each.mean is not None:
+    for measured in figures:
+        if measured.metric in (AUC, RMSE, HR, NDCG) and measured.mean is not None:
             interval = "no interval of one seed"
-            if each.low is not None and each.high is not None:
-                interval = f"95% interval {figure(each.low, DIGITS)} to {figure(each.high, DIGITS)}"
-                interval += f", standard deviation {figure(each.std, DIGITS)}"
-            sentences.append(
-                (
-                    "plain",
-                    f"{METRICS[each.metric].label} of {each.split}: mean {figure(each.mean, DIGITS)}, {interval}.",
-                )
-            )
+            if measured.low is not None and measured.high is not None:
+                interval = f"95% interval {figure(measured.low, DIGITS)} to {figure(measured.high, DIGITS)}"
+                interval += f", standard deviation {figure(measured.std, DIGITS)}"
+            label = f"{METRICS[measured.metric].label} of {measured.split}"
+            sentences.append(("plain", f"{label}: mean {figure(measured.mean, DIGITS)}, {interval}."))
     return sentences or [("plain", "What the models have learned was not measured.")]
 
 
-def _against_published(
-    config: ReproduceConfig, figures: Sequence[SeedFigure], reason: str | None, runs: Sequence[Finished]
+def _verdict_sentences(
+    config: ReproduceConfig, figures: Sequence[SeedFigure], reason: str | None, runs: Sequence[FinishedRun]
 ) -> list[tuple[str, str]]:
-    compared = [each for each in figures if each.published is not None]
+    """Return a verdict on each published figure, or why there is none; reason: of `why_no_verdict`."""
+    compared = [measured for measured in figures if measured.published is not None]
     if not compared:
         name = config.published.recipe or config.run.name
         is_published = any(
@@ -600,41 +611,44 @@ def _against_published(
     if reason is not None:
         return [("plain", reason)]
     return [
-        _judged_by_target(each, _count_misses(runs), len(runs))
-        if is_target(config, each.split, each.metric) and each.inside is not None
-        else _judged(each)
-        for each in compared
+        _sentence_by_target(measured, _count_misses(runs), len(runs))
+        if is_target(config, measured.split, measured.metric) and measured.inside is not None
+        else _sentence_by_interval(measured)
+        for measured in compared
     ]
 
 
-def _judged_by_target(each: SeedFigure, misses: int, seeds: int) -> tuple[str, str]:
-    beside = f"the published {each.label}, {figure(each.published, DIGITS)}"
+def _sentence_by_target(measured: SeedFigure, misses: int, seeds: int) -> tuple[str, str]:
+    """Return the verdict on a published figure at which training stops: whether each seed reached it."""
+    target = f"the published {measured.label}, {figure(measured.published, DIGITS)}"
     if not misses:
-        return "good", f"Reproduced: each of {plural(seeds, 'seed')} reached {beside}, at which training stops."
-    return "bad", f"Not reproduced: {misses} of {plural(seeds, 'seed')} did not reach {beside}, the target of training."
+        return "good", f"Reproduced: each of {plural(seeds, 'seed')} reached {target}, at which training stops."
+    return "bad", f"Not reproduced: {misses} of {plural(seeds, 'seed')} did not reach {target}, the target of training."
 
 
-def _judged(each: SeedFigure) -> tuple[str, str]:
-    label, reference = METRICS[each.metric].title, each.published
+def _sentence_by_interval(measured: SeedFigure) -> tuple[str, str]:
+    """Return the verdict on a published figure: whether it lies in the interval of the mean over seeds."""
+    label, reference = METRICS[measured.metric].title, measured.published
     assert reference is not None
-    beside = f"{label} of {each.split}: published {figure(reference, DIGITS)}"
-    if each.mean is None or each.low is None or each.high is None:
-        mean_text = "" if each.mean is None else f", here {figure(each.mean, DIGITS)}"
-        return "plain", f"{beside}{mean_text}; an interval takes two finished seeds at least, so there is no verdict."
-    measured = (
-        f"mean {figure(each.mean, DIGITS)}, 95% interval {figure(each.low, DIGITS)} to {figure(each.high, DIGITS)}"
-    )
-    allowed = f", tolerance ± {each.tolerance}" if each.tolerance else ""
-    if each.inside:
-        return "good", f"Reproduced: {beside} lies inside, {measured}{allowed}."
-    better = (each.mean > reference) is METRICS[each.metric].larger_is_better
-    kind = "plain" if better else "bad"
-    is_better = "better" if better else "worse"
-    apart = f"the mean is {is_better} by {figure(abs(each.mean - reference), DIGITS)}"
-    return kind, f"Not reproduced: {beside} lies outside, {measured}{allowed}; {apart}."
+    published = f"{label} of {measured.split}: published {figure(reference, DIGITS)}"
+    if measured.mean is None or measured.low is None or measured.high is None:
+        mean_text = "" if measured.mean is None else f", here {figure(measured.mean, DIGITS)}"
+        return (
+            "plain",
+            f"{published}{mean_text}; an interval takes two finished seeds at least, so there is no verdict.",
+        )
+    low, high = figure(measured.low, DIGITS), figure(measured.high, DIGITS)
+    interval = f"mean {figure(measured.mean, DIGITS)}, 95% interval {low} to {high}"
+    tolerance = f", tolerance ± {measured.tolerance}" if measured.tolerance else ""
+    if measured.inside:
+        return "good", f"Reproduced: {published} lies inside, {interval}{tolerance}."
+    is_better = (measured.mean > reference) is METRICS[measured.metric].larger_is_better
+    kind, word = ("plain", "better") if is_better else ("bad", "worse")
+    distance = f"the mean is {word} by {figure(abs(measured.mean - reference), DIGITS)}"
+    return kind, f"Not reproduced: {published} lies outside, {interval}{tolerance}; {distance}."
 
 
-def _target(config: ReproduceConfig, records: Sequence[SeedRun]) -> list[tuple[str, str]]:
+def _target_sentences(config: ReproduceConfig, records: Sequence[SeedRun]) -> list[tuple[str, str]]:
     """Return sentences on samples until the AUC at which training stops."""
     target, sentences = config.train.target_auc, []
     samples = [run.samples_to_target for run in records if run.samples_to_target is not None]
@@ -649,13 +663,14 @@ def _target(config: ReproduceConfig, records: Sequence[SeedRun]) -> list[tuple[s
     return sentences
 
 
-def _cost(seconds: Sequence[float], joules: Sequence[float]) -> list[tuple[str, str]]:
+def _cost_sentences(seconds: Sequence[float], joules: Sequence[float]) -> list[tuple[str, str]]:
+    """Return a sentence on time and energy; joules: of the runs that measured them."""
     if not seconds:
         return []
     energy = f"{sum(joules) / JOULES_OF_KWH:.4f} kWh" if len(joules) == len(seconds) else "not measured"
-    each = duration(sum(seconds) / len(seconds))
+    mean = duration(sum(seconds) / len(seconds))
     sentence = (
-        f"Time of the runs, without the evaluations after them and the reports: {duration(sum(seconds))}, {each} each; "
+        f"Time of the runs, without the evaluations after them and the reports: {duration(sum(seconds))}, {mean} each; "
         f"energy: {energy}."
     )
     return [("plain", sentence)]
@@ -665,10 +680,10 @@ NONE = "–"
 
 
 def reproduction_page(
-    config: ReproduceConfig, document: Reproduction, runs: Sequence[Finished], directory: Path
+    config: ReproduceConfig, document: Reproduction, runs: Sequence[FinishedRun], directory: Path
 ) -> str:
     """Return the HTML of a reproduction with files in `directory`; `runs` are its finished runs."""
-    differing = differences([each.run for each in runs])[0] if runs else {}
+    differing = differences([finished.run for finished in runs])[0] if runs else {}
     differing.pop("train.seed", None)
     return render(
         Path(__file__).with_name("reproduce.html.j2"),
@@ -676,11 +691,11 @@ def reproduction_page(
         [],
         title=f"{document.recipe} at {plural(document.seeds, 'seed')}",
         sentences=document.verdict,
-        figures=_figures(document),
-        seeds=_seeds(document),
-        source=_beside_source(config, document),
+        figures=_figure_table(document),
+        seeds=_seed_table(document),
+        source=_source_table(config, document),
         differing=ReportTable(
-            ["Key", *(f"seed {each.seed}" for each in runs)],
+            ["Key", *(f"seed {finished.seed}" for finished in runs)],
             [[key, *map(short, row)] for key, row in differing.items()],
             set(),
         ),
@@ -688,22 +703,24 @@ def reproduction_page(
     )
 
 
-def _value(value: float | None) -> str:
+def _figure_text(value: float | None) -> str:
+    """Return a figure with DIGITS digits, or NONE."""
     return NONE if value is None else figure(value, DIGITS)
 
 
-def _figures(document: Reproduction) -> ReportTable:
+def _figure_table(document: Reproduction) -> ReportTable:
+    """Return the table of all metrics over seeds, beside the published ones."""
     rows = [
         [
-            each.label,
-            _value(each.mean),
-            _value(each.std),
-            NONE if each.low is None else f"{figure(each.low, DIGITS)} to {figure(each.high, DIGITS)}",
-            _value(each.published),
-            NONE if each.tolerance is None else f"± {each.tolerance}",
-            "none published" if each.published is None else VERDICTS[each.inside],
+            measured.label,
+            _figure_text(measured.mean),
+            _figure_text(measured.std),
+            NONE if measured.low is None else f"{figure(measured.low, DIGITS)} to {figure(measured.high, DIGITS)}",
+            _figure_text(measured.published),
+            NONE if measured.tolerance is None else f"± {measured.tolerance}",
+            "none published" if measured.published is None else VERDICTS[measured.inside],
         ]
-        for each in document.figures
+        for measured in document.figures
     ]
     columns = ["Figure", "Mean", "Standard deviation", "95% interval of the mean", "Published", "Tolerance", "Verdict"]
     note = (
@@ -714,13 +731,14 @@ def _figures(document: Reproduction) -> ReportTable:
     return ReportTable(columns, rows, {1, 2, 3, 4, 5}, note)
 
 
-def _seeds(document: Reproduction) -> ReportTable:
-    figures = [each for each in document.figures if each.metric in (AUC, LOGLOSS, RMSE, MAE, HR, NDCG)]
+def _seed_table(document: Reproduction) -> ReportTable:
+    """Return the table of the seeds' runs, with their metrics, time and energy."""
+    figures = [measured for measured in document.figures if measured.metric in (AUC, LOGLOSS, RMSE, MAE, HR, NDCG)]
     rows = [
         [
             str(run.seed),
             run.status,
-            *(_value(each.values.get(str(run.seed))) for each in figures),
+            *(_figure_text(measured.values.get(str(run.seed))) for measured in figures),
             count(run.steps),
             NONE if run.samples_to_target is None else count(run.samples_to_target),
             count(run.samples_per_second),
@@ -733,7 +751,7 @@ def _seeds(document: Reproduction) -> ReportTable:
     columns = [
         "Seed",
         "Status",
-        *(each.label for each in figures),
+        *(measured.label for measured in figures),
         "Steps",
         "Samples to target",
         "Samples/s, global",
@@ -744,13 +762,13 @@ def _seeds(document: Reproduction) -> ReportTable:
     return ReportTable(columns, rows, set(range(2, len(columns) - 1)), note)
 
 
-def _beside_source(config: ReproduceConfig, document: Reproduction) -> ReportTable:
+def _source_table(config: ReproduceConfig, document: Reproduction) -> ReportTable:
     """Compare data, hardware and speed of the source with those of these runs."""
     published, source, data = config.published, document.published, document.dataset
     rows = ", ".join(f"{name} {value:,}" for name, value in (data.rows if data else {}).items())
     rates = [run.samples_per_second for run in document.runs if run.samples_per_second is not None]
-    md5s = [", ".join(f"{md5[:SHORTEST]}…" for md5 in each.md5) if each else "" for each in (source, data)]
-    about_data = f"digest {(data.digest or 'none')[:SHORTEST]}…, {data.encoding or 'own'}" if data else ""
+    md5s = [", ".join(f"{md5[:DIGEST_LENGTH]}…" for md5 in facts.md5) if facts else "" for facts in (source, data)]
+    about_data = f"digest {(data.digest or 'none')[:DIGEST_LENGTH]}…, {data.encoding or 'own'}" if data else ""
     versions = " ".join(f"{name} {version}" for name, version in document.versions.items() if version)
     commit = (document.commit or "more than one commit, or none") + (" with changes" if document.dirty else "")
     entries: list[tuple[str, object, object]] = [
@@ -767,7 +785,7 @@ def _beside_source(config: ReproduceConfig, document: Reproduction) -> ReportTab
             rates and f"{count(sum(rates) / len(rates))} (mean)",
         ),
     ]
-    cells = [[str(name), str(theirs or "not said"), str(ours or NOT_MEASURED)] for name, theirs, ours in entries]
+    cells = [[str(name), str(there or "not said"), str(here or NOT_MEASURED)] for name, there, here in entries]
     return ReportTable(["", "The source", "Here"], cells, set())
 
 
@@ -779,7 +797,7 @@ def main(config: ReproduceConfig) -> int:
     """Train unfinished runs, write the page, and return the exit status."""
     logging.basicConfig(format="%(message)s")
     arguments, out = training_arguments(sys.argv[1:]), Path(config.out)
-    _require_same(out, arguments)
+    _require_same_arguments(out, arguments)
     seeds = seeds_of(out, config.seeds)
     out.mkdir(parents=True, exist_ok=True)
     try:
@@ -791,7 +809,7 @@ def main(config: ReproduceConfig) -> int:
         ) from error
 
 
-def _require_same(out: Path, arguments: Sequence[str]) -> None:
+def _require_same_arguments(out: Path, arguments: Sequence[str]) -> None:
     """Raise UserError if the directory has runs with other arguments."""
     try:
         former = read_reproduction(out / DOCUMENT).arguments
@@ -803,8 +821,9 @@ def _require_same(out: Path, arguments: Sequence[str]) -> None:
 
 
 def _reproduce(config: ReproduceConfig, arguments: Sequence[str], seeds: Sequence[Seed], out: Path) -> int:
+    """Train the seeds, write the page, print the verdict, and return the exit status."""
     # Written before the runs, so that a resuming command can compare its arguments.
-    _write(config, arguments, seeds, {}, out)
+    _write_document(config, arguments, seeds, {}, out)
     failed = run_seeds(seeds, arguments, config.processes)
     # After a refused first run nothing is left, so that the corrected command is not refused for its other keys.
     if EXIT_BAD_INPUT in failed.values() and not have_begun(seeds):
@@ -813,7 +832,7 @@ def _reproduce(config: ReproduceConfig, arguments: Sequence[str], seeds: Sequenc
         return EXIT_BAD_INPUT
     is_stopped = EXIT_STOPPED in failed.values()
     failed = {seed: status for seed, status in failed.items() if status != EXIT_STOPPED}
-    for _, sentence in _write(config, arguments, seeds, failed, out).verdict:
+    for _, sentence in _write_document(config, arguments, seeds, failed, out).verdict:
         print(sentence)
     print(out / PAGE)
     if is_stopped:
@@ -821,7 +840,7 @@ def _reproduce(config: ReproduceConfig, arguments: Sequence[str], seeds: Sequenc
     return EXIT_FAILED if failed else EXIT_DONE
 
 
-def _write(
+def _write_document(
     config: ReproduceConfig, arguments: Sequence[str], seeds: Sequence[Seed], failed: dict[int, int], out: Path
 ) -> Reproduction:
     """Write document and page from the runs on disk, and return the document."""

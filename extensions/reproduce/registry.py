@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from common.errors import UserError
-from extensions.reproduce.command import SHORTEST, VERDICTS, Reproduction, SeedFigure, read_reproduction
+from extensions.reproduce.command import DIGEST_LENGTH, VERDICTS, Reproduction, SeedFigure, read_reproduction
 
 ROOT = Path(__file__).parents[2]
 REGISTRY, PAGE = ROOT / "benchmarks/reproduced", ROOT / "docs/reproduce.md"
@@ -39,7 +39,7 @@ def main() -> int:
     arguments = parser.parse_args()
     try:
         text = PAGE.read_text(encoding="utf-8")
-        new_text = with_table(text, table(read_registry(REGISTRY)))
+        new_text = replace_table(text, table_lines(read_registry(REGISTRY)))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -56,7 +56,7 @@ def read_registry(directory: Path) -> list[Reproduction]:
     return [read_reproduction(path) for path in sorted(directory.glob("*.json"))]
 
 
-def with_table(text: str, lines: Sequence[str]) -> str:
+def replace_table(text: str, lines: Sequence[str]) -> str:
     """Replace the table between the marks of a page.
 
     Raises:
@@ -69,34 +69,37 @@ def with_table(text: str, lines: Sequence[str]) -> str:
     return "".join([before, begin, *(f"{line}\n" for line in lines), end, after])
 
 
-def table(documents: Sequence[Reproduction]) -> list[str]:
+def table_lines(documents: Sequence[Reproduction]) -> list[str]:
     """Return the lines of a Markdown table with a row per document."""
-    lines = [COLUMNS, ("---",) * len(COLUMNS), *sorted(map(_row, documents))]
+    lines = [COLUMNS, ("---",) * len(COLUMNS), *sorted(map(_table_row, documents))]
     return [f"| {' | '.join(line)} |" for line in lines]
 
 
-def _row(document: Reproduction) -> list[str]:
-    figures = [each for each in document.figures if each.published is not None]
+def _table_row(document: Reproduction) -> list[str]:
+    """Return a document's cells of COLUMNS."""
+    figures = [figure for figure in document.figures if figure.published is not None]
     main = document.figure_of(document.main)
     measured = figures or ([main] if main is not None else [])
     data = document.dataset
     code = (document.commit or "no commit")[:7] + (" with changes" if document.dirty else "")
     return [
         f"`{document.recipe}`",
-        "; ".join(f"{each.label} {each.published}" for each in figures) or "no figure",
-        "; ".join(map(_measured, measured)) or "not measured",
-        "; ".join(VERDICTS[each.inside] for each in figures) or "nothing published",
-        f"{(data.digest or 'none')[:SHORTEST]}" if data else "none",
+        "; ".join(f"{figure.label} {figure.published}" for figure in figures) or "no figure",
+        "; ".join(map(_mean_text, measured)) or "not measured",
+        "; ".join(VERDICTS[figure.inside] for figure in figures) or "nothing published",
+        f"{(data.digest or 'none')[:DIGEST_LENGTH]}" if data else "none",
         f"{document.machine or 'unknown'}, {code}",
         f"`{document.command}`",
     ]
 
 
-def _measured(each: SeedFigure) -> str:
-    if each.mean is None:
-        return f"{each.label}: not measured"
-    half = "" if each.low is None else f" ± {each.mean - each.low:.5f}"
-    return f"{each.label} {each.mean:.5f}{half}, {sum(value is not None for value in each.values.values())} seeds"
+def _mean_text(figure: SeedFigure) -> str:
+    """Return a metric's mean over the seeds, with half its interval and their number."""
+    if figure.mean is None:
+        return f"{figure.label}: not measured"
+    half = "" if figure.low is None else f" ± {figure.mean - figure.low:.5f}"
+    seeds = sum(value is not None for value in figure.values.values())
+    return f"{figure.label} {figure.mean:.5f}{half}, {seeds} seeds"
 
 
 if __name__ == "__main__":

@@ -14,17 +14,17 @@ if TYPE_CHECKING:
     from data_prep.sources.discover import Source
 
 
-def parts() -> KindParts:
+def dataset_parts() -> KindParts:
     """Return the functions for datasets of events; imports their modules only now."""
     from extensions.sequences import events, preparation
 
-    return KindParts(preparation.prepare_events, events.verify_events, events.fault)
+    return KindParts(preparation.prepare_events, events.verify_events, events.manifest_fault)
 
 
 EVENT_LOG = DatasetKind(
     "events",
     "give a dataset of events in data.path (docs/sequences.md)",
-    parts,
+    dataset_parts,
     arrays=("users", "offsets", "items", "times", "flags"),
     splits=("events",),
     windows=("train", "val"),
@@ -32,7 +32,7 @@ EVENT_LOG = DatasetKind(
 )
 
 
-def fetch_log(data: "DataConfig", root: Path, work: Path) -> "list[Source]":
+def fetch_yambda(data: "DataConfig", root: Path, work: Path) -> "list[Source]":
     """Download Yambda's log from mirrors, with the tables of its items' attributes."""
     from extensions.sequences.preparation import fetch_log
 
@@ -43,7 +43,7 @@ def generate_log(data: "DataConfig", root: Path, work: Path) -> "list[Source]":
     """Generate a log and its items' table."""
     from extensions.sequences.synthetic import find_log
 
-    return find_log(data, root, work)
+    return find_log(data, root)
 
 
 def generated_figures(data: "DataConfig", root: Path) -> dict[str, Any]:
@@ -53,7 +53,7 @@ def generated_figures(data: "DataConfig", root: Path) -> dict[str, Any]:
     return figures(data, root)
 
 
-YAMBDA = SourceKind(EVENT_LOG, fetch_log, group="remote")
+YAMBDA = SourceKind(EVENT_LOG, fetch_yambda, group="remote")
 SOURCES = (
     NamedSource(
         "synthetic_events", SourceKind(EVENT_LOG, generate_log, group="synthetic_events", figures=generated_figures)
@@ -122,7 +122,7 @@ def model_parts() -> ModelParts:
 
     return ModelParts(
         tables=hstu.tables_of_events,
-        model=hstu.hstu,
+        model=hstu.build_hstu,
         open_splits=event_log.open_log,
         bag_sizes=hstu.bag_sizes,
         tasks=event_log.tasks,

@@ -31,8 +31,11 @@ def attend_triton(q: Tensor, k: Tensor, v: Tensor, layout: SequenceLayout, candi
 
 
 @triton.jit
-def _bounds(key_starts, query_starts, histories, candidates_only: constexpr):
-    """Return a program's sequence: rows of its keys and queries, its history's length, its first query's number."""
+def _load_bounds(key_starts, query_starts, histories, candidates_only: constexpr):
+    """Return a program's sequence: the first row and the row past the last of its keys, the same of its queries.
+
+    Then the length of its history, and the number of its first query in the sequence.
+    """
     sequence = tl.program_id(0)
     first_key, past_keys = tl.load(key_starts + sequence), tl.load(key_starts + sequence + 1)
     first_query, past_queries = tl.load(query_starts + sequence), tl.load(query_starts + sequence + 1)
@@ -42,8 +45,11 @@ def _bounds(key_starts, query_starts, histories, candidates_only: constexpr):
 
 
 @triton.jit
-def _places(rows, stop, heads: constexpr, width: constexpr, columns: constexpr):
-    """Return the offsets of one head's values in these rows, and a mask of the existing ones."""
+def _head_offsets(rows, stop, heads: constexpr, width: constexpr, columns: constexpr):
+    """Return the offsets of the program's head in these rows of [rows, heads, width], and a mask of existing values.
+
+    Both are [rows, columns]; `columns` is the width padded to what `tl.dot` takes.
+    """
     column = tl.arange(0, columns)
     # Many positions with wide heads exceed 32-bit offsets.
     offsets = (rows.to(tl.int64)[:, None] * heads + tl.program_id(1)) * width + column[None, :]
@@ -61,7 +67,7 @@ def _dot(a, b, precision: constexpr):
 
 
 @triton.jit
-def _weights(q, k, query, key, history, scale, precision: constexpr):
+def _weights_and_slopes(q, k, query, key, history, scale, precision: constexpr):
     """Return the attention of queries to keys by their numbers in the sequence, and silu's slope; 0 for unseen keys.
 
     Values beyond a sequence's end are loaded as 0 and add nothing, since silu(0) is 0.
@@ -74,7 +80,7 @@ def _weights(q, k, query, key, history, scale, precision: constexpr):
 
 
 @triton.jit
-def _of_queries(
+def _outputs_or_query_gradients(
     q_at,
     k_at,
     v_at,
@@ -95,8 +101,10 @@ def _of_queries(
     value_columns: constexpr,
     precision: constexpr,
 ):
-    """Compute the result of a block of queries, or with `backward` its gradient."""
-    first_key, past_keys, first_query, past_queries, history, offset = _bounds(
+    """Store the outputs of a block of queries of one head, or with `backward` the gradients of these queries."""
+    # q_at, k_at: [rows, heads, width]; v_at, grad_at (of the outputs): [rows, heads, value_width]; out_at: as v_at, or
+    # with `backward` as q_at.
+    first_key, past_keys, first_query, past_queries, history, offset = _load_bounds(
         key_starts, query_starts, histories, candidates_only
     )
     start = tl.program_id(2) * block
@@ -104,8 +112,8 @@ def _of_queries(
     if first_query + start >= past_queries:
         return
     query = start + tl.arange(0, block)
-    places, mask = _places(first_query + query, past_queries, heads, width, columns)
-    value_places, value_mask = _places(first_query + query, past_queries, heads, value_width, value_columns)
+    places, mask = _head_offsets(first_query + query, past_queries, heads, width, columns)
+    value_places, value_mask = _head_offsets(first_query + query, past_queries, heads, value_width, value_columns)
     query += offset
     q = tl.load(q_at + places, mask=mask, other=0.0)
     if backward:
@@ -116,11 +124,11 @@ def _of_queries(
     # No query of the block sees a key after the block's last query.
     for begin in range(0, tl.minimum(offset + start + block, past_keys - first_key), block):
         key = begin + tl.arange(0, block)
-        key_places, key_mask = _places(first_key + key, past_keys, heads, width, columns)
+        key_places, key_mask = _head_offsets(first_key + key, past_keys, heads, width, columns)
         k = tl.load(k_at + key_places, mask=key_mask, other=0.0)
-        key_places, key_mask = _places(first_key + key, past_keys, heads, value_width, value_columns)
+        key_places, key_mask = _head_offsets(first_key + key, past_keys, heads, value_width, value_columns)
         v = tl.load(v_at + key_places, mask=key_mask, other=0.0)
-        weights, slope = _weights(q, k, query, key, history, scale, precision)
+        weights, slope = _weights_and_slopes(q, k, query, key, history, scale, precision)
         if backward:
             slope *= _dot(grad, tl.trans(v), precision)
             total += _dot(slope.to(k.dtype), k, precision)
@@ -133,13 +141,13 @@ def _of_queries(
 
 
 @triton.jit
-def _of_keys(
+def _key_and_value_gradients(
     q_at,
     k_at,
     v_at,
     grad_at,
-    to_k,
-    to_v,
+    grad_k_at,
+    grad_v_at,
     key_starts,
     query_starts,
     histories,
@@ -154,31 +162,34 @@ def _of_keys(
     value_columns: constexpr,
     precision: constexpr,
 ):
-    first_key, past_keys, first_query, past_queries, history, offset = _bounds(
+    """Store the gradients of a block of keys and values of one head, summed over the queries that see them."""
+    # q_at, k_at: [rows, heads, width]; v_at, grad_at (of the outputs): [rows, heads, value_width].
+    first_key, past_keys, first_query, past_queries, history, offset = _load_bounds(
         key_starts, query_starts, histories, candidates_only
     )
     start = tl.program_id(2) * block
     if first_key + start >= past_keys:
         return
     key = start + tl.arange(0, block)
-    places, mask = _places(first_key + key, past_keys, heads, width, columns)
-    value_places, value_mask = _places(first_key + key, past_keys, heads, value_width, value_columns)
+    places, mask = _head_offsets(first_key + key, past_keys, heads, width, columns)
+    value_places, value_mask = _head_offsets(first_key + key, past_keys, heads, value_width, value_columns)
     k = tl.load(k_at + places, mask=mask, other=0.0)
     v = tl.load(v_at + value_places, mask=value_mask, other=0.0)
-    k_total = tl.zeros([block, columns], dtype=tl.float32)
-    v_total = tl.zeros([block, value_columns], dtype=tl.float32)
-    for begin in range(tl.maximum(start - offset, 0), past_queries - first_query, block):  # earlier ones see none
+    grad_k = tl.zeros([block, columns], dtype=tl.float32)
+    grad_v = tl.zeros([block, value_columns], dtype=tl.float32)
+    # Queries before the block's first key see none of its keys.
+    for begin in range(tl.maximum(start - offset, 0), past_queries - first_query, block):
         query = begin + tl.arange(0, block)
-        query_places, query_mask = _places(first_query + query, past_queries, heads, width, columns)
+        query_places, query_mask = _head_offsets(first_query + query, past_queries, heads, width, columns)
         q = tl.load(q_at + query_places, mask=query_mask, other=0.0)
-        query_places, query_mask = _places(first_query + query, past_queries, heads, value_width, value_columns)
+        query_places, query_mask = _head_offsets(first_query + query, past_queries, heads, value_width, value_columns)
         grad = tl.load(grad_at + query_places, mask=query_mask, other=0.0)
-        weights, slope = _weights(q, k, query + offset, key, history, scale, precision)
-        v_total += _dot(tl.trans(weights).to(grad.dtype), grad, precision)
+        weights, slope = _weights_and_slopes(q, k, query + offset, key, history, scale, precision)
+        grad_v += _dot(tl.trans(weights).to(grad.dtype), grad, precision)
         slope *= _dot(grad, tl.trans(v), precision)
-        k_total += _dot(tl.trans(slope).to(q.dtype), q, precision)
-    tl.store(to_k + places, k_total * (scale * factor), mask=mask)
-    tl.store(to_v + value_places, v_total * factor, mask=value_mask)
+        grad_k += _dot(tl.trans(slope).to(q.dtype), q, precision)
+    tl.store(grad_k_at + places, grad_k * (scale * factor), mask=mask)
+    tl.store(grad_v_at + value_places, grad_v * factor, mask=value_mask)
 
 
 class _Attention(torch.autograd.Function):
@@ -192,18 +203,18 @@ class _Attention(torch.autograd.Function):
         ctx.layout, ctx.candidates_only = layout, candidates_only
         ctx.save_for_backward(q, k, v)
         launch = _launch(ctx, q, v)
-        _of_queries[launch.queries](q, k, v, out, out, *launch.bounds, backward=False, **launch.options)
+        _outputs_or_query_gradients[launch.queries](q, k, v, out, out, *launch.bounds, backward=False, **launch.options)
         return out
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
         q, k, v = ctx.saved_tensors
         inputs = (q, k, v, grad_outputs[0].contiguous())
-        to_q, to_k, to_v = (torch.empty_like(tensor) for tensor in (q, k, v))
+        grad_q, grad_k, grad_v = (torch.empty_like(tensor) for tensor in (q, k, v))
         launch = _launch(ctx, q, v)
-        _of_queries[launch.queries](*inputs, to_q, *launch.bounds, backward=True, **launch.options)
-        _of_keys[launch.keys](*inputs, to_k, to_v, *launch.bounds, **launch.options)
-        return to_q, to_k, to_v, None, None
+        _outputs_or_query_gradients[launch.queries](*inputs, grad_q, *launch.bounds, backward=True, **launch.options)
+        _key_and_value_gradients[launch.keys](*inputs, grad_k, grad_v, *launch.bounds, **launch.options)
+        return grad_q, grad_k, grad_v, None, None
 
 
 class _Launch(NamedTuple):
@@ -216,23 +227,24 @@ class _Launch(NamedTuple):
 
 
 def _launch(ctx: Any, q: Tensor, v: Tensor) -> _Launch:
+    """Return how the kernels run on queries [T, H, A] and values [T, H, V]; ctx has `layout` and `candidates_only`."""
     layout, block = ctx.layout, BLOCK_BYTES // q.element_size()
     queries = layout.num_candidates if ctx.candidates_only else layout.lengths
     histories = [length - count for length, count in zip(layout.lengths, layout.num_candidates, strict=True)]
     key_starts, query_starts = ([0, *accumulate(counts)] for counts in (layout.lengths, queries))
-    bounds = layout.once(
+    bounds = layout.compute_once(
         ("bounds", ctx.candidates_only),
         lambda: [torch.tensor(values, device=q.device) for values in (key_starts, query_starts, histories)],
     )
-    grids = [(len(many), q.shape[1], triton.cdiv(max(many), block)) for many in (queries, layout.lengths)]
+    grids = [(len(counts), q.shape[1], triton.cdiv(max(counts), block)) for counts in (queries, layout.lengths)]
     options = {
         "candidates_only": ctx.candidates_only,
         "heads": q.shape[1],
         "width": q.shape[2],
         "value_width": v.shape[2],
         "block": block,
-        "columns": _columns(q),
-        "value_columns": _columns(v),
+        "columns": _padded_width(q),
+        "value_columns": _padded_width(v),
         "precision": _precision(),
         "num_warps": 4 if q.element_size() == 2 else 8,
         "num_stages": 2,
@@ -247,5 +259,6 @@ def _precision() -> str:
     return "ieee" if torch.version.hip or torch.get_float32_matmul_precision() == "highest" else "tf32"
 
 
-def _columns(values: Tensor) -> int:
+def _padded_width(values: Tensor) -> int:
+    """Return the columns of a block that holds a head of [T, H, width]: a power of two, as `tl.arange` needs."""
     return max(LEAST_DOT, triton.next_power_of_2(values.shape[2]))

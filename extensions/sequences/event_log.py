@@ -85,8 +85,8 @@ class SequenceLayout:
     divisor: float
     _products: dict[Any, Any] = field(default_factory=dict)
 
-    def once(self, key: Any, make: Callable[[], T]) -> T:
-        """Return what a strategy derives from the layout, computed once for all layers."""
+    def compute_once(self, key: Any, make: Callable[[], T]) -> T:
+        """Return what `make` derives from the layout, computed for the first layer that asks with this key."""
         if key not in self._products:
             self._products[key] = make()
         product: T = self._products[key]
@@ -115,18 +115,19 @@ class Sequences(Pipelineable):
 
     def to(self, device: torch.device, non_blocking: bool = False) -> "Sequences":
         """Copy to a device."""
-        return self._with(lambda part: part.to(device, non_blocking=non_blocking))
+        return self._map_tensors(lambda part: part.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> "Sequences":
         """Copy to page-locked memory."""
-        return self._with(Tensor.pin_memory)
+        return self._map_tensors(Tensor.pin_memory)
 
     def record_stream(self, stream: torch.Stream) -> None:
         """Tell the allocator that `stream` uses these tensors."""
         for part in (self.times, self.actions, self.candidate_times):
             part.record_stream(stream)
 
-    def _with(self, change: Callable[[Tensor], Tensor]) -> "Sequences":
+    def _map_tensors(self, change: Callable[[Tensor], Tensor]) -> "Sequences":
+        """Return a copy whose tensors are changed; lists on the host stay."""
         times, actions, candidate_times = map(change, (self.times, self.actions, self.candidate_times))
         return replace(self, times=times, actions=actions, candidate_times=candidate_times)
 
@@ -144,7 +145,7 @@ class Anchors:
     def __init__(self, events: EventArrays, min_history: int, window_seconds: int) -> None:
         """Count the anchors in one pass over times and flags, 5 bytes per event."""
         self._events, self._min_history, self._seconds = events, min_history, window_seconds
-        first, last, self.users = _span(events.offsets, events.times, events.flags, min_history)
+        first, last, self.users = _anchor_span(events.offsets, events.times, events.flags, min_history)
         if not self.users:
             longest = int(np.diff(events.offsets).max(initial=0))
             raise UserError(
@@ -154,7 +155,7 @@ class Anchors:
         self.origin = int(first)
         self.counts = np.zeros((int(last) - self.origin) // window_seconds + 1, np.int64)
         self.positives = np.zeros((len(self.counts), MAX_ACTIONS), np.int64)
-        _count(
+        _count_anchors(
             events.offsets,
             events.times,
             events.flags,
@@ -170,7 +171,7 @@ class Anchors:
         positions = np.empty(int(self.counts[number]), np.int64)
         begin = self.origin + number * self._seconds
         events = self._events
-        count = _collect(
+        count = _collect_anchors(
             events.offsets, events.times, events.flags, self._min_history, begin, begin + self._seconds, positions
         )
         assert count == len(positions)
@@ -182,7 +183,7 @@ class Anchors:
 
 
 @jit
-def _span(
+def _anchor_span(
     offsets: NDArray[np.int64], times: NDArray[np.uint32], flags: NDArray[np.uint8], min_history: int
 ) -> tuple[Int, Int, Int]:
     """Return the times of the first and last anchor, and the number of users with one."""
@@ -199,7 +200,7 @@ def _span(
 
 
 @jit
-def _count(
+def _count_anchors(
     offsets: NDArray[np.int64],
     times: NDArray[np.uint32],
     flags: NDArray[np.uint8],
@@ -209,6 +210,7 @@ def _count(
     counts: NDArray[np.int64],
     positives: NDArray[np.int64],
 ) -> None:
+    """Add the anchors to `counts` [windows], and those with each action's bit to `positives` [windows, actions]."""
     for user in range(len(offsets) - 1):
         for event in range(offsets[user] + min_history, offsets[user + 1]):
             if flags[event] & ANCHOR_BIT:
@@ -219,7 +221,7 @@ def _count(
 
 
 @jit
-def _collect(
+def _collect_anchors(
     offsets: NDArray[np.int64],
     times: NDArray[np.uint32],
     flags: NDArray[np.uint8],
@@ -249,8 +251,8 @@ def _collect(
 
 
 XXH_1, XXH_2, XXH_3, XXH_4, XXH_5 = (
-    np.uint64(each)
-    for each in (0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0x85EBCA77C2B2AE63, 0x27D4EB2F165667C5)
+    np.uint64(prime)
+    for prime in (0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0x85EBCA77C2B2AE63, 0x27D4EB2F165667C5)
 )
 
 
@@ -287,17 +289,17 @@ def gather_histories(
     Args:
         users: [B] index of each anchor's user.
     """
-    count, most = len(anchors), min(rule.max_history, rule.quota * len(rule.masks), rule.scan_events)
-    before = (anchors - events.offsets[users]).sum() if count else 0
+    count, longest = len(anchors), min(rule.max_history, rule.quota * len(rule.masks), rule.scan_events)
+    earlier_events = (anchors - events.offsets[users]).sum() if count else 0
     # An upper bound for all histories together lets one allocation serve them.
-    room = int(min(count * most, before))
+    room = int(min(count * longest, earlier_events))
     histories = Histories(
         np.zeros(count, np.int32),
         np.empty((1 + len(events.attributes), room), np.int32),
         np.empty(room, np.int64),
         np.empty(room, np.uint8),
     )
-    total = _gather(
+    total = _write_histories(
         anchors,
         users,
         events.offsets,
@@ -310,17 +312,17 @@ def gather_histories(
         *histories,
     )
     if total < 0:
-        raise wrong_item(int(-1 - total))
+        raise wrong_item_error(int(-1 - total))
     return Histories(histories.lengths, histories.ids[:, :total], histories.times[:total], histories.actions[:total])
 
 
-def wrong_item(event: int) -> OwnError:
+def wrong_item_error(event: int) -> OwnError:
     """Return the error for an event whose item is outside its table."""
     return OwnError(f"events/00000.items.npy: event {event}: the item is not in its table; preprocess again")
 
 
 @jit
-def _gather(
+def _write_histories(
     anchors: NDArray[np.int64],
     users: NDArray[np.int64],
     offsets: NDArray[np.int64],
@@ -357,24 +359,24 @@ def _gather(
         # A history of the same user is extended: at 200 events this makes 254,000 samples/s, and gathering anew 36,700.
         if users[sample] != user or anchor < after or bound >= after:
             user = users[sample]
-            size = _reach_back(anchor, bound, flags, masks, quota, any_mask, history, counts, lows)
+            size = _search_backwards(anchor, bound, flags, masks, quota, any_mask, history, counts, lows)
             for i in range(size):
-                if not _look_up(items[history[i]], attributes, history_ids[:, i]):
+                if not _write_item_ids(items[history[i]], attributes, history_ids[:, i]):
                     return -1 - history[i]
             after = anchor
         for event in range(after, anchor):
             bits = flags[event] & any_mask
             if bits:
                 if size == len(history):
-                    size = _compact(history, history_ids, size, bound, flags, masks, quota, counts, lows)
-                if not _look_up(items[event], attributes, history_ids[:, size]):
+                    size = _drop_old_events(history, history_ids, size, bound, flags, masks, quota, counts, lows)
+                if not _write_item_ids(items[event], attributes, history_ids[:, size]):
                     return -1 - event
                 history[size] = event
                 size += 1
                 for k in range(kinds):
                     counts[k] += (bits & masks[k]) != 0
         after = anchor
-        size = _compact(history, history_ids, size, bound, flags, masks, quota, counts, lows)
+        size = _drop_old_events(history, history_ids, size, bound, flags, masks, quota, counts, lows)
         first = max(0, size - max_history)
         length = size - first
         for a in range(1 + widths):
@@ -409,13 +411,13 @@ def longest_history(
         anchor = anchors[sample]
         bound = max(offsets[users[sample]], anchor - scan)
         if min(anchor - bound, quota * kinds, max_history) > longest:
-            size = _reach_back(anchor, bound, flags, masks, quota, any_mask, history, counts, lows)
+            size = _search_backwards(anchor, bound, flags, masks, quota, any_mask, history, counts, lows)
             longest = max(longest, min(size, max_history))
     return longest
 
 
 @jit
-def _look_up(item: int, attributes: NDArray[np.int32], ids: NDArray[np.int32]) -> bool:
+def _write_item_ids(item: int, attributes: NDArray[np.int32], ids: NDArray[np.int32]) -> bool:
     """Write an item and its attributes to `ids`; return whether the item is in its table."""
     if not 0 <= item < attributes.shape[1]:
         return False
@@ -426,7 +428,7 @@ def _look_up(item: int, attributes: NDArray[np.int32], ids: NDArray[np.int32]) -
 
 
 @jit
-def _reach_back(
+def _search_backwards(
     anchor: Int,
     bound: Int,
     flags: NDArray[np.uint8],
@@ -437,7 +439,11 @@ def _reach_back(
     counts: NDArray[np.int64],
     lows: NDArray[np.int64],
 ) -> Int:
-    """Write an anchor's events to `history`, `counts` and `lows`, newest first; return the number of events."""
+    """Gather a history from the anchor back to event `bound`; return the number of its events.
+
+    `history` gets the events, oldest first; `counts` [kinds] the events of each kind; `lows` [kinds] the first event
+    that counts for each kind, `bound` where the kind has less than its quota.
+    """
     counts[:], lows[:] = 0, bound
     open_kinds, first, event = len(masks), len(history), anchor
     # Going backwards, the search can end once each kind has its quota.
@@ -462,7 +468,7 @@ def _reach_back(
 
 
 @jit
-def _compact(
+def _drop_old_events(
     history: NDArray[np.int64],
     history_ids: NDArray[np.int32],
     size: Int,
@@ -473,7 +479,7 @@ def _compact(
     counts: NDArray[np.int64],
     lows: NDArray[np.int64],
 ) -> Int:
-    """Drop events beyond a kind's quota, oldest first, and those before the bound; return the number left."""
+    """Drop events beyond a kind's quota, oldest first, and those before event `bound`; return the number left."""
     is_full = size > 0 and history[0] < bound
     for k in range(len(masks)):
         is_full |= counts[k] > quota
@@ -503,7 +509,7 @@ def _compact(
 def hash_rows(columns: NDArray[np.int64], rows: int, out: NDArray[np.int32]) -> None:
     """Write out[i] = xxh64 (seed 0) of column i of [n, B], as n little-endian int64s, modulo rows; n is below 4."""
     for i in range(columns.shape[1]):
-        # From 32 bytes on, xxh64 joins four words; here every word takes its steps for a last one, and few are usual.
+        # From 32 bytes on, xxh64 takes four words at a time; below, each word takes the steps for its remaining words.
         total = XXH_5 + np.uint64(8 * len(columns))
         for k in range(len(columns)):
             word = np.uint64(columns[k, i]) * XXH_2
@@ -542,7 +548,7 @@ class EventLog:
     Attributes:
         config: settings of samples and histories.
         features: table of each key of `sparse_features`, in the order of the keys.
-        anchors: see extensions/sequences/event_log.py. eval_window: number of the evaluated window.
+        anchors: by window. eval_window: number of the evaluated window.
         min_history: minimum events of a user before a sample.
         events: the arrays on disk.
     """
@@ -556,32 +562,32 @@ class EventLog:
         mapped = [shard_path(root, EVENTS, shard.name, kind) for kind in ("items", "times", "flags")]
         # A mapped file that somebody changes is noticed at each batch, as its checksum is not compared again.
         self._stamps = {path: file_stamp(path) for path in mapped}
-        settings, hstu = config, config.hstu
-        self.min_history = schema.min_history if settings.min_history is None else settings.min_history
-        self.anchors = Anchors(self.events, self.min_history, settings.window_seconds or schema.window_seconds)
+        self.min_history = schema.min_history if config.min_history is None else config.min_history
+        self.anchors = Anchors(self.events, self.min_history, config.window_seconds or schema.window_seconds)
         windows = len(self.anchors.counts)
-        self.eval_window = windows - 1 if settings.eval_window is None else settings.eval_window
+        self.eval_window = windows - 1 if config.eval_window is None else config.eval_window
         if not 0 < self.eval_window < windows or not self.anchors.counts[self.eval_window]:
             filled = np.flatnonzero(self.anchors.counts)
-            few = "set a smaller sequences.window_seconds"
+            remedy_of_few = "set a smaller sequences.window_seconds"
             raise UserError(
                 f"sequences.eval_window={self.eval_window}: no samples in this window, or none before it; "
                 f"{len(filled)} of {windows} windows have some; "
-                + (f"choose one of {filled[1:][-3:].tolist()}" if len(filled) > 1 else few)
+                + (f"choose one of {filled[1:][-3:].tolist()}" if len(filled) > 1 else remedy_of_few)
             )
         self.features = {name: name for name in (*schema.context_tables, *schema.sequence_tables)}
-        self._hstu, self._around = hstu, len(schema.context_tables) + 1
-        room = hstu.max_seq_len - self._around
+        # A sequence has the context before its history, and a candidate after it.
+        self._other_positions = len(schema.context_tables) + 1
+        room = config.hstu.max_seq_len - self._other_positions
         if room < 1:
             raise UserError(
-                f"sequences.hstu.max_seq_len={hstu.max_seq_len}: leaves no room for a history, as a sequence "
-                f"has {self._around} other positions; set at least {self._around + 1}"
+                f"sequences.hstu.max_seq_len={config.hstu.max_seq_len}: leaves no room for a history, as a sequence "
+                f"has {self._other_positions} other positions; set at least {self._other_positions + 1}"
             )
-        self._max_history = min(settings.max_history or settings.scan_events, room)
+        self._max_history = min(config.max_history or config.scan_events, room)
         self.features |= {CANDIDATE + name: name for name in schema.sequence_tables}
-        self._masks, self._quota = _kinds(settings.history, len(schema.actions), settings.history_length)
+        self._masks, self._quota = _kind_masks(config.history, len(schema.actions), config.history_length)
         self.samples = lru_cache(OPEN_WINDOWS)(self._samples)
-        tasks = [*settings.tasks]
+        tasks = [*config.tasks]
         if any(task not in schema.actions or [schema.label, *tasks].count(task) > 1 for task in tasks):
             raise UserError(
                 f"sequences.tasks={tasks}: must be actions of the log other than its label "
@@ -599,6 +605,7 @@ class EventLog:
         return EventSplit(self, range(end, end + 1), rank, world_size)
 
     def _log_counts(self) -> None:
+        """Log the samples to train on and to evaluate, and the users without a sample."""
         train, users = self.anchors.counts[: self.eval_window], len(self.events.users)
         short = int((np.diff(self.events.offsets) <= self.min_history).sum())
         log.info(
@@ -615,7 +622,7 @@ class EventLog:
         )
 
     def _samples(self, number: int, key: tuple[int, int] | None) -> NDArray[np.int64]:
-        """Return the positions of a window's samples in order, or shuffled by a key of seed and epoch."""
+        """Return the positions of a window's samples by user and time, or shuffled by a key: seed and epoch."""
         positions = self.anchors.window(number)
         # The window's number is in the key, so a resumed run need not shuffle the windows before.
         return positions if key is None else np.random.default_rng([*key, number]).permutation(positions)
@@ -629,13 +636,15 @@ class EventLog:
         for path, stamp in self._stamps.items():  # reading past the end of a truncated file would kill the process
             require_unchanged(path, stamp)
         events, users = self.events, self.anchors.users_of(positions)
-        histories = self._histories(positions, users)
+        histories = self._histories_before(positions, users)
         items, flags = np.asarray(events.items[positions]), np.asarray(events.flags[positions])
         if (outside := (items < 0) | (items >= self._sizes[ITEM])).any():
-            raise wrong_item(int(positions[outside.argmax()]))
+            raise wrong_item_error(int(positions[outside.argmax()]))
         times = np.asarray(events.times[positions]).astype(np.int64)
-        divisor = self._divisor(histories.lengths, global_positions)
-        return self._joined(histories, users, Candidates(items, times, flags), divisor, missing=size - len(positions))
+        divisor = self._attention_divisor(histories.lengths, global_positions)
+        return self._make_batch(
+            histories, users, Candidates(items, times, flags), divisor, missing=size - len(positions)
+        )
 
     def candidates(self, user: int, end: int, candidate_set: Candidates) -> Iterator[Batch]:
         """Yield batches of candidates for a user's history before event `end`; each is scored as if it were alone.
@@ -643,24 +652,26 @@ class EventLog:
         A batch has a fixed number of candidates, with padding. If no table depends on other columns of the candidate,
         they share one sequence; otherwise each has its own.
         """
-        shared = all({*cross.of} <= {USER, HOUR} for cross in self.schema.crosses.values())
+        # A position's attention depends on its own candidate alone, so candidates may share a history's positions.
+        shares_history = all({*cross.of} <= {USER, HOUR} for cross in self.schema.crosses.values())
         positions, users = np.full(1, end), np.full(1, user)
-        most = len(self._masks) * self._quota + self._around
-        size = MOST_CANDIDATES if shared else max(1, min(MOST_CANDIDATES, PIECE_POSITIONS // most))
-        copies, per = (1, size) if shared else (size, 1)
-        histories = self._histories(positions.repeat(copies), users.repeat(copies))
-        divisor = self._divisor(histories.lengths, positions)
+        longest = len(self._masks) * self._quota + self._other_positions
+        size = MOST_CANDIDATES if shares_history else max(1, min(MOST_CANDIDATES, PIECE_POSITIONS // longest))
+        copies, per_history = (1, size) if shares_history else (size, 1)
+        histories = self._histories_before(positions.repeat(copies), users.repeat(copies))
+        divisor = self._attention_divisor(histories.lengths, positions)
         for start in range(0, len(candidate_set.items), size):
             # Padding repeats a candidate: equal shapes add in one order, so a score does not depend on the number.
             piece = candidate_set.take(np.minimum(np.arange(start, start + size), len(candidate_set.items) - 1))
-            batch = self._joined(histories, users.repeat(size), piece, divisor, per_history=per)
+            batch = self._make_batch(histories, users.repeat(size), piece, divisor, per_history=per_history)
             yield replace(batch, num_valid=min(size, len(candidate_set.items) - start))
 
-    def _histories(self, positions: NDArray[np.int64], users: NDArray[np.int64]) -> Histories:
+    def _histories_before(self, positions: NDArray[np.int64], users: NDArray[np.int64]) -> Histories:
+        """Return the histories of the configured kind before the events at these positions [B], of the users [B]."""
         rule = HistoryRule(self._masks, self._quota, self.config.scan_events, self._max_history)
         return gather_histories(self.events, positions, users, rule)
 
-    def _joined(
+    def _make_batch(
         self,
         histories: Histories,
         users: NDArray[np.int64],
@@ -669,7 +680,13 @@ class EventLog:
         missing: int = 0,
         per_history: int = 1,
     ) -> Batch:
-        """Join histories, candidates with the index of their user, and samples of padding to a batch."""
+        """Join B histories, their candidates, and `missing` samples of padding to a batch.
+
+        Args:
+            users: [M] index of each candidate's user.
+            candidate_set: M candidates, `per_history` for each history in turn.
+            divisor: N of the attention.
+        """
         events, schema, size = self.events, self.schema, len(histories.lengths) + missing
         items, times, flags = candidate_set
         candidates = [items, *(table[items] for table in events.attributes)]
@@ -683,36 +700,37 @@ class EventLog:
             hash_rows(np.stack([columns[name].astype(np.int64) for name in cross.of]), cross.rows, contexts[-1])
         single, per_sample = np.ones(size, np.int32), np.pad(histories.lengths, (0, missing))
         values = [
-            *(_padded(each[::per_history], missing) for each in contexts),
+            *(_pad_ids(ids[::per_history], missing) for ids in contexts),
             *histories.ids,
-            *(_padded(each, missing) for each in candidates),
+            *(_pad_ids(ids, missing) for ids in candidates),
         ]
         lengths = [
             *([single] * len(contexts)),
             *([per_sample] * len(histories.ids)),
             *([single * per_history] * len(candidates)),
         ]
-        query = times.copy()
+        reference_times = times.copy()
         # MLPerf counts ages from the history's last event; without a history only the candidate has a time.
         if self.config.candidate_time is CandidateTime.history:
             has_history, ends = histories.lengths > 0, offsets_of(histories.lengths)
-            query[has_history.repeat(per_history)] = histories.times[ends[1:][has_history] - 1].repeat(per_history)
+            newest = histories.times[ends[1:][has_history] - 1]
+            reference_times[has_history.repeat(per_history)] = newest.repeat(per_history)
         sequences = Sequences(
-            *map(torch.from_numpy, (histories.times, histories.actions, np.pad(query, (0, missing)))),
+            *map(torch.from_numpy, (histories.times, histories.actions, np.pad(reference_times, (0, missing)))),
             per_sample.tolist(),
             [per_history] * size,
             divisor,
         )
-        each = [np.pad((flags & bit != 0).astype(np.float32), (0, missing)) for bit in self._label_bits]
-        labels = each[0] if len(each) == 1 else np.stack(each, axis=1)
-        ids = layout_of(list(self.features), lengths).bags(torch.from_numpy(np.concatenate(values)))
-        return Batch(torch.empty((size, 0)), ids, torch.from_numpy(labels), len(items), sequences)
+        targets = [np.pad((flags & bit != 0).astype(np.float32), (0, missing)) for bit in self._label_bits]
+        labels = targets[0] if len(targets) == 1 else np.stack(targets, axis=1)
+        bags = layout_of(list(self.features), lengths).bags(torch.from_numpy(np.concatenate(values)))
+        return Batch(torch.empty((size, 0)), bags, torch.from_numpy(labels), len(items), sequences)
 
-    def _divisor(self, lengths: NDArray[np.int32], global_positions: NDArray[np.int64]) -> float:
+    def _attention_divisor(self, lengths: NDArray[np.int32], global_positions: NDArray[np.int64]) -> float:
         """Return N of the attention: the length of the longest sequence, of this process or of all processes."""
-        scale, longest = self._hstu.attention_scale, int(lengths.max(initial=0))
+        scale, longest = self.config.hstu.attention_scale, int(lengths.max(initial=0))
         if scale is AttentionScale.max_seq_len:
-            return float(self._hstu.max_seq_len)
+            return float(self.config.hstu.max_seq_len)
         # The longest history of all processes makes their numbers those of one process.
         if scale is AttentionScale.global_batch and len(global_positions) > len(lengths):
             events = self.events
@@ -729,7 +747,7 @@ class EventLog:
                     np.bitwise_or.reduce(self._masks),
                 )
             )
-        return float(longest + self._around)
+        return float(longest + self._other_positions)
 
 
 class EventSplit:
@@ -779,21 +797,26 @@ class EventSplit:
     def _batches(
         self, global_batch_size: int, numbers: range, starts: NDArray[np.int64], key: tuple[int, int] | None
     ) -> Iterator[Batch]:
-        """Yield this process's parts of the global batches with these numbers."""
+        """Yield this process's parts of the global batches with these numbers.
+
+        Args:
+            starts: [windows + 1] place of each window's first sample in the order, and the end.
+            key: seed and epoch that shuffle a window, or None.
+        """
 
         def make(number: int) -> Batch:
             begin = number * global_batch_size
-            low, parts = int(np.searchsorted(starts, begin, "right")) - 1, [np.empty(0, np.int64)]
+            window, parts = int(np.searchsorted(starts, begin, "right")) - 1, [np.empty(0, np.int64)]
             end = min(begin + global_batch_size, int(starts[-1]))
             while begin < end:
-                stop = min(end, int(starts[low + 1]))
-                window = self.log.samples(self.windows[low], key)
-                parts.append(window[begin - starts[low] : stop - starts[low]])
-                begin, low = stop, low + 1
+                stop = min(end, int(starts[window + 1]))
+                samples = self.log.samples(self.windows[window], key)
+                parts.append(samples[begin - starts[window] : stop - starts[window]])
+                begin, window = stop, window + 1
             global_positions, size = np.concatenate(parts), global_batch_size // self._world_size
             return self.log.batch(global_positions[self._rank * size : (self._rank + 1) * size], global_positions, size)
 
-        return _ahead(make, numbers)
+        return _make_ahead(make, numbers)
 
     def _starts(self, global_batch_size: int) -> NDArray[np.int64]:
         """Return the place of each window's first sample in the order of training, and the end, [windows + 1]."""
@@ -801,18 +824,24 @@ class EventSplit:
         return offsets_of(self._counts // global_batch_size * global_batch_size if is_cut else self._counts)
 
 
-def _kinds(history: HistoryKind, actions: int, length: int) -> tuple[NDArray[np.uint8], int]:
-    """Return masks for the kinds of events in a history, and the number of each kind."""
+def _kind_masks(history: HistoryKind, actions: int, length: int) -> tuple[NDArray[np.uint8], int]:
+    """Return the masks [kinds] uint8 of a history's kinds of events, and the quota of each kind.
+
+    Args:
+        actions: number of actions in the schema.
+        length: events of a history.
+    """
     if history is HistoryKind.last_n:
         return np.array([(1 << actions) - 1], np.uint8), length
     return np.array([1 << bit for bit in range(actions)], np.uint8), max(1, length // actions)
 
 
-def _padded(values: NDArray[np.integer], missing: int) -> NDArray[np.int32]:
+def _pad_ids(values: NDArray[np.integer], missing: int) -> NDArray[np.int32]:
+    """Return the ids as int32, and `missing` zeros after them."""
     return np.pad(values, (0, missing)).astype(np.int32)
 
 
-def _ahead(make: Callable[[int], Batch], numbers: range) -> Iterator[Batch]:
+def _make_ahead(make: Callable[[int], Batch], numbers: range) -> Iterator[Batch]:
     """Yield batches by number; the next one is made while one is in use."""
     with background_thread("read") as pool:
         pending = [pool.submit(make, number) for number in numbers[:1]]
@@ -823,7 +852,7 @@ def _ahead(make: Callable[[int], Batch], numbers: range) -> Iterator[Batch]:
 
 
 def open_log(root: Path, manifest: Manifest, config: AppConfig) -> EventLog:
-    """Open a dataset of events as a run reads it. Raise UserError as `EventLog` does."""
+    """Open a dataset of events with the run's keys of sequences."""
     return EventLog(root, manifest, keys_of_extension(config, SequencesConfig))
 
 
@@ -867,15 +896,15 @@ def user_metrics(
     is_positive = labels > 0.5
     if is_positive.any() and not is_positive.all():
         # TorchRec counts ties in the order that its sort leaves, as MLPerf's reference does.
-        preds, truth = (torch.from_numpy(each)[None].double() for each in (logits, labels))
-        metrics["auc_torchrec"] = float(compute_auc(1, [preds.sigmoid()], [truth], [torch.ones_like(truth)]))
+        scores, truth = (torch.from_numpy(values)[None].double() for values in (logits, labels))
+        metrics["auc_torchrec"] = float(compute_auc(1, [scores.sigmoid()], [truth], [torch.ones_like(truth)]))
     return metrics
 
 
 def score_items(config: RecommendConfig, trained: AppConfig, run: TrainedRun, runtime: Runtime) -> Scored:
     """Score items after the events of one user in a dataset of events."""
-    history = open_log(run.root, run.manifest, trained)
-    schema, arrays = history.schema, history.events
+    event_log = open_log(run.root, run.manifest, trained)
+    schema, arrays = event_log.schema, event_log.events
     keys, ids = known_items(run.root, run.manifest, arrays)
     if config.candidates == ALL:
         if (keys < 0).any():
@@ -893,20 +922,21 @@ def score_items(config: RecommendConfig, trained: AppConfig, run: TrainedRun, ru
         place = f"{candidates.name}: row {candidates.numbers[row]}"
         raise UserError(f"{place}: {schema.item} {names[row]} is not in the log of {run.root}; leave it out")
     items = ids[places].astype(np.int32)
-    user, end, time = _history(config, history, candidates)
-    flagged = _flagged(schema, candidates)
-    candidate_set = Candidates(items, np.full(len(items), time), np.where(flagged, FLAG_BIT, 0).astype(np.uint8))
-    order = np.lexsort((flagged, items))
+    user, end, time = _find_history(config, event_log, candidates)
+    is_flagged = _flag_mask(schema, candidates)
+    candidate_set = Candidates(items, np.full(len(items), time), np.where(is_flagged, FLAG_BIT, 0).astype(np.uint8))
+    # Batches of one order give a candidate one score, in whatever order the file has it.
+    order = np.lexsort((is_flagged, items))
     logits = np.empty(len(items), np.float32)
     scorer = predictor.load(run.path, trained, runtime, run.root, run.manifest)
-    logits[order] = scorer.score(history.candidates(user, end, candidate_set.take(order))).logits
+    logits[order] = scorer.score(event_log.candidates(user, end, candidate_set.take(order))).logits
     if config.id_column in candidates.columns:
         names = candidates.texts(config.id_column)
     about = {"user": config.user, "time": time, "history": end - int(arrays.offsets[user])}
     return Scored(names, logits, order, np.zeros((len(items), 0), np.bool_), (), about)
 
 
-def _flagged(schema: EventSchema, candidates: NewRows) -> NDArray[np.bool_]:
+def _flag_mask(schema: EventSchema, candidates: NewRows) -> NDArray[np.bool_]:
     """Return a mask of candidates with the log's flag, read like the log's events; all False without such a column."""
     if schema.flag not in candidates.columns:
         return np.zeros(len(candidates.numbers), np.bool_)
@@ -923,15 +953,15 @@ def _read_items(config: RecommendConfig, schema: EventSchema) -> NewRows:
     return candidates
 
 
-def _history(config: RecommendConfig, history: EventLog, candidates: NewRows) -> tuple[int, int, int]:
+def _find_history(config: RecommendConfig, event_log: EventLog, candidates: NewRows) -> tuple[int, int, int]:
     """Return the user's index, the number of the event that its history ends before, and the candidates' time."""
-    arrays, column = history.events, history.schema.user
-    of_rows = candidates.texts(column) if column in candidates.columns else []
-    for number, text in zip(candidates.numbers, of_rows, strict=False):
+    arrays, column = event_log.events, event_log.schema.user
+    given_users = candidates.texts(column) if column in candidates.columns else []
+    for number, text in zip(candidates.numbers, given_users, strict=False):
         if config.user is not None and text not in ("", config.user):
             place = f"{candidates.name}: row {number}, column {column}"
             raise UserError(f"user={config.user}: {place} has {text}; leave the column or user=ID out")
-    users = {config.user} if config.user is not None else set(of_rows)
+    users = {config.user} if config.user is not None else set(given_users)
     if len(users) != 1:
         raise UserError(f"user: {len(users)} users are given in column {column}; give one, as in the log: user=ID")
     [user] = users
@@ -941,12 +971,12 @@ def _history(config: RecommendConfig, history: EventLog, candidates: NewRows) ->
         raise UserError(f"user={user}: not in the log; give one of its users, as in its column {column}")
     index = int(places[0])
     start, stop = arrays.offsets[index : index + 2].tolist()
-    last = arrays.offsets[1:][np.diff(arrays.offsets) > 0] - 1
-    time = int(arrays.times[last].max()) if config.time is None else config.time
+    last_events = arrays.offsets[1:][np.diff(arrays.offsets) > 0] - 1
+    time = int(arrays.times[last_events].max()) if config.time is None else config.time
     end = stop if config.time is None else start + int(np.searchsorted(arrays.times[start:stop], time, "left"))
-    if end - start < history.min_history:
+    if end - start < event_log.min_history:
         raise UserError(
             f"user={user}: {end - start} events before time={time}, and samples of the run have at least "
-            f"{history.min_history} (sequences.min_history); give a user with more"
+            f"{event_log.min_history} (sequences.min_history); give a user with more"
         )
     return index, end, time

@@ -183,7 +183,7 @@ class EventSchema(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
             return f"rows: {sorted(unknown)} are not tables of ids ({', '.join((USER, *self.sequence_tables))})"
         if self.renumber and self.rows:
             return "rows: has no effect with renumber: true, which counts them; leave one of them out"
-        if unknown := set(self.others) - {column for each in self.actions.values() for column in each}:
+        if unknown := set(self.others) - {column for condition in self.actions.values() for column in condition}:
             return f"others: {sorted(unknown)} are not columns of actions"
         return None
 
@@ -220,9 +220,12 @@ def load_event_schema(path: Path) -> EventSchema:
     for key in ("actions", "anchors", "others"):
         value = document.get(key)
         if isinstance(value, dict):
-            of = value.items() if key == "actions" else [("", value)]
-            plain = {name: _condition(path, f"{key}.{name}".rstrip("."), each, key) for name, each in of}
-            document[key] = plain if key == "actions" else plain[""]
+            conditions = value.items() if key == "actions" else [("", value)]
+            parsed = {
+                name: _parse_condition(path, f"{key}.{name}".rstrip("."), condition, key)
+                for name, condition in conditions
+            }
+            document[key] = parsed if key == "actions" else parsed[""]
     try:
         schema: EventSchema = convert(document, EventSchema)
     except ValueError as error:
@@ -232,8 +235,13 @@ def load_event_schema(path: Path) -> EventSchema:
     return schema
 
 
-def _condition(path: Path, key: str, condition: Any, kind: str) -> dict[str, Any]:
-    """Convert a condition to the form of `EventSchema`: lists of texts, or rules."""
+def _parse_condition(path: Path, key: str, condition: Any, kind: str) -> dict[str, Any]:
+    """Convert a condition of a schema's key to the form of `EventSchema`: lists of texts, or rules.
+
+    Args:
+        key: name for an error, such as `actions.liked`.
+        kind: key of the schema that has the condition; `others` names values alone, never a rule.
+    """
     if not isinstance(condition, dict):
         raise UserError(f'{path}: key {key}: give columns and what they hold, e.g. {{event: like, rating: ">= 4"}}')
     plain: dict[str, Any] = {}
@@ -241,7 +249,7 @@ def _condition(path: Path, key: str, condition: Any, kind: str) -> dict[str, Any
         if kind != "others" and isinstance(value, str) and RULE.fullmatch(value):
             plain[str(column)] = value.strip()
         else:
-            plain[str(column)] = [str(each) for each in (value if isinstance(value, list) else [value])]
+            plain[str(column)] = [str(text) for text in (value if isinstance(value, list) else [value])]
     return plain
 
 
@@ -272,7 +280,8 @@ def open_events(root: Path, manifest: Manifest) -> EventArrays:
     schema = event_schema(root, manifest)
     [shard] = manifest.splits[EVENTS].shards
     opened = {
-        kind: _open(shard_path(root, EVENTS, shard.name, kind), np.dtype(EVENT_DTYPES[kind])) for kind in EVENT_DTYPES
+        kind: _open_array(shard_path(root, EVENTS, shard.name, kind), np.dtype(EVENT_DTYPES[kind]))
+        for kind in EVENT_DTYPES
     }
     # These are needed for every batch and are small, unlike the arrays of events.
     users, offsets = np.array(opened["users"]), np.array(opened["offsets"])
@@ -283,7 +292,7 @@ def open_events(root: Path, manifest: Manifest) -> EventArrays:
     items = manifest.num_embeddings["item"]
     attributes = np.zeros((len(schema.attributes), items), np.int32)
     for row, name in zip(attributes, schema.attributes, strict=True):
-        table = _open(attribute_path(root, name), np.dtype(np.int32))
+        table = _open_array(attribute_path(root, name), np.dtype(np.int32))
         if len(table) != items:
             raise UserError(f"{attribute_path(root, name)}: {len(table)} items of {items}; {REMEDY}")
         row[:] = table
@@ -293,7 +302,7 @@ def open_events(root: Path, manifest: Manifest) -> EventArrays:
 def known_items(root: Path, manifest: Manifest, events: EventArrays) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the keys (see `text_key`) of the log's items, ascending, and their ids; may read all events."""
     if event_schema(root, manifest).renumber:
-        keys = np.array(_open(attribute_path(root, ITEM), np.dtype(np.int64)))
+        keys = np.array(_open_array(attribute_path(root, ITEM), np.dtype(np.int64)))
         return keys, np.arange(1, len(keys) + 1)
     is_known, block = np.zeros(manifest.num_embeddings[ITEM], np.bool_), 1 << 24
     for start in range(0, len(events.items), block):
@@ -307,7 +316,8 @@ def attribute_path(root: Path, name: str) -> Path:
     return root / VOCABULARY / f"{name}.npy"
 
 
-def _open(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
+def _open_array(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Map an array of one dimension. Raise UserError for another shape or dtype."""
     try:
         array = open_array(path)
     except (OSError, ValueError) as error:
@@ -327,10 +337,10 @@ def verify_events(root: Path, manifest: Manifest) -> None:
         times = np.asarray(arrays.times[start : start + block + 1]).astype(np.int64)
         # Times may only fall where the events of the next user begin.
         first = np.searchsorted(arrays.offsets, np.arange(start + 1, start + len(times)))
-        begins = arrays.offsets[first] == np.arange(start + 1, start + len(times))
-        for kind, bad in (("items", (items < 0) | (items >= limit)), ("times", (np.diff(times) < 0) & ~begins)):
-            if bad.any():
-                path, event = shard_path(root, EVENTS, shard.name, kind), start + int(bad.argmax())
+        is_first = arrays.offsets[first] == np.arange(start + 1, start + len(times))
+        for kind, is_bad in (("items", (items < 0) | (items >= limit)), ("times", (np.diff(times) < 0) & ~is_first)):
+            if is_bad.any():
+                path, event = shard_path(root, EVENTS, shard.name, kind), start + int(is_bad.argmax())
                 raise UserError(f"{path}: event {event}: out of order or range; preprocess again")
 
 
@@ -345,7 +355,7 @@ class EventEncoding(JsonObject):
     vocabulary: dict[Feature, VocabularyFiles]
 
 
-def fault(document: Document) -> str | None:
+def manifest_fault(document: Document) -> str | None:
     """Return the first contradiction in a manifest, or None. Raise ValueError for a value of a wrong type."""
     schema = convert(document.encoding, EventEncoding, "encoding").raw_schema
     if contradiction := schema.fault():
@@ -397,8 +407,12 @@ def check_columns(source: Source, columns: tuple[str, ...], delimiter: str, name
 
 def check_log(sources: list[Source], schema: EventSchema, named_by: str) -> None:
     """Refuse log files that lack a column, and a format of times if all times are timestamps."""
-    columns = [column for each in sources for column in check_columns(each, schema.columns, schema.delimiter, named_by)]
-    if schema.time_format is not None and all(each.kind == "time" for each in columns if each.name == schema.time):
+    columns = [
+        column for source in sources for column in check_columns(source, schema.columns, schema.delimiter, named_by)
+    ]
+    if schema.time_format is not None and all(
+        column.kind == "time" for column in columns if column.name == schema.time
+    ):
         raise UserError(
             f"{sources[0].path}, column {schema.time}: time, but {named_by} has format {schema.time_format} for it; "
             "leave it out"
@@ -421,31 +435,35 @@ def event_batches(
 def parse_events(batch: RawRows, schema: EventSchema) -> EventBlock:
     """Parse a batch of `event_batches`."""
     users, items = (keys_of(batch, column, schema.renumber) for column in (schema.user, schema.item))
-    times = _times(batch, schema)
+    times = _parse_times(batch, schema)
     texts = {name: _action_texts(batch, name, allowed_texts) for name, allowed_texts in schema.known_values.items()}
     numbers: dict[str, NDArray[np.float64]] = {}
     flags = np.zeros(len(users), np.uint8)
     for bit, condition in enumerate([*schema.actions.values(), schema.anchors]):
         mask = np.uint8(1 << bit if bit < len(schema.actions) else ANCHOR_BIT)
-        flags[_meets(condition, batch, texts, numbers)] |= mask
+        flags[_condition_mask(condition, batch, texts, numbers)] |= mask
     if schema.flag is not None:
         flags[truths_of(batch.columns[schema.flag], batch.locator_of(schema.flag), np.nan)] |= np.uint8(FLAG_BIT)
     return EventBlock(users, items, times, flags)
 
 
-def keys_of(batch: RawRows, column: str, is_any: bool = True) -> NDArray[np.int64]:
-    """Return keys of users, items or attributes (see `text_key`); unless `is_any` they are numbers up to MAX_ID."""
+def keys_of(batch: RawRows, column: str, allows_text: bool = True) -> NDArray[np.int64]:
+    """Return a column's keys of users, items or attributes (see `text_key`).
+
+    Args:
+        allows_text: whether any text may be an id; otherwise ids are numbers up to MAX_ID, and their own keys.
+    """
     values, locator = batch.columns[column], batch.locator_of(column)
     _refuse_empty(values, locator, "no value")
     # Most ids are whole numbers, which need no text.
     if (keys := _whole_keys(values)) is None:
         refuse_rounded(values, locator)
         ids = distinct(values)
-        is_fraction = [isinstance(each, float | Decimal) and whole_number(each) is None for each in ids.values]
+        is_fraction = [isinstance(value, float | Decimal) and whole_number(value) is None for value in ids.values]
         ids.refuse(is_fraction, locator, "is not an id: text or an integer")
         codes, texts = distinct_texts(values, locator)
         keys = np.array([text_key(text) for text in texts], np.int64)[codes]
-    if not is_any:
+    if not allows_text:
         remedy = "set `renumber: true` in the schema, or correct this row"
         is_bad = (keys < 0) | (keys > MAX_ID)
         refuse_row(is_bad, locator, lambda index: f"{values[index]} is not an id from 0 to {MAX_ID}", remedy)
@@ -469,7 +487,7 @@ def _whole_keys(values: Any) -> NDArray[np.int64] | None:
     return None if (keys < 0).any() or (limit is not None and (keys >= limit).any()) else keys
 
 
-def _times(batch: RawRows, schema: EventSchema) -> NDArray[np.int64]:
+def _parse_times(batch: RawRows, schema: EventSchema) -> NDArray[np.int64]:
     """Return microseconds since 1970, rounded down."""
     column, locator = schema.time, batch.locator_of(schema.time)
     _refuse_empty(batch.columns[column], locator, "no time")
@@ -501,14 +519,15 @@ def _action_texts(batch: RawRows, column: str, allowed_texts: set[str]) -> Disti
     return texts._replace(values=list(map(compared_text, texts.values)))
 
 
-def _numbers(batch: RawRows, column: str) -> NDArray[np.float64]:
-    """Return numbers, NaN for an empty field."""
+def _parse_numbers(batch: RawRows, column: str) -> NDArray[np.float64]:
+    """Return a column of a rule's numbers, NaN for an empty field."""
     values = batch.columns[column]
     numbers = numbers_of(values, NUMBERS, batch.locator_of(column), 0.0, np.inf)
     return np.where(_is_empty(values), np.nan, numbers)
 
 
 def _is_empty(values: Any) -> NDArray[np.bool_]:
+    """Return a mask of a column's empty fields: null or an empty text."""
     if isinstance(values, list):
         return np.array([value in EMPTY for value in values], np.bool_)
     is_empty = pc.is_null(values)
@@ -519,18 +538,23 @@ def _is_empty(values: Any) -> NDArray[np.bool_]:
 
 
 def _refuse_empty(values: Any, locator: Locator, fault: str) -> None:
+    """Raise UserError with `fault`, such as "no time", for the first empty field of a column."""
     refuse_row(_is_empty(values), locator, lambda _: fault)
 
 
-def _meets(
+def _condition_mask(
     condition: Condition, batch: RawRows, texts: dict[str, Distinct], numbers: dict[str, NDArray[np.float64]]
 ) -> NDArray[np.bool_]:
-    """Return a mask of the events that meet a condition; all events meet {}."""
+    """Return a mask of the events that meet a condition; all events meet {}.
+
+    Args:
+        texts: columns that the schema compares as texts. numbers: columns parsed so far, to which others are added.
+    """
     met = np.ones(batch.rows, np.bool_)
     for column, value in condition.items():
         if isinstance(value, str):
             if column not in numbers:
-                numbers[column] = _numbers(batch, column)
+                numbers[column] = _parse_numbers(batch, column)
             rule = parse_rule(value)
             met &= meets_rule(batch.columns[column], numbers[column], rule, NUMBERS) & ~np.isnan(numbers[column])
         else:

@@ -49,12 +49,12 @@ def attend(
 
 def attend_padded(q: Tensor, k: Tensor, v: Tensor, layout: SequenceLayout, candidates_only: bool) -> Tensor:
     """Attend over sequences padded to the longest, like the definition; memory is B * H * longest^2."""
-    (bucket,) = _buckets(layout, candidates_only, q.device, alike=math.inf)
-    keys, values = _rows(k, bucket.positions), _rows(v, bucket.positions)  # [B, n, H, width]
-    scores = torch.einsum("bihd,bjhd->bhij", _rows(q, bucket.query_rows), keys) / math.sqrt(q.shape[2])
-    mask = bucket.seen(0, bucket.query_rows.shape[1], bucket.positions.shape[1])
+    (bucket,) = _make_buckets(layout, candidates_only, q.device, alike=math.inf)
+    keys, values = _select_rows(k, bucket.positions), _select_rows(v, bucket.positions)  # [B, n, H, width]
+    scores = torch.einsum("bihd,bjhd->bhij", _select_rows(q, bucket.query_rows), keys) / math.sqrt(q.shape[2])
+    mask = bucket.seen_mask(0, bucket.query_rows.shape[1], bucket.positions.shape[1])
     weights = torch.nn.functional.silu(scores) * mask.unsqueeze(1) / layout.divisor
-    return _rows(torch.einsum("bhij,bjhd->bihd", weights, values).flatten(0, 1), bucket.query_slots)
+    return _select_rows(torch.einsum("bhij,bjhd->bihd", weights, values).flatten(0, 1), bucket.query_slots)
 
 
 def attend_bucketed(q: Tensor, k: Tensor, v: Tensor, layout: SequenceLayout, candidates_only: bool) -> Tensor:
@@ -98,7 +98,7 @@ class _Bucket:
     histories: Tensor
     one_candidate: bool
 
-    def seen(self, start: int, stop: int, num_keys: int) -> Tensor:
+    def seen_mask(self, start: int, stop: int, num_keys: int) -> Tensor:
         """Return [b, stop - start, num_keys]: whether these queries see these keys."""
         device = self.positions.device
         query = self.first_query + torch.arange(start, stop, device=device)  # [b, stop - start]
@@ -111,7 +111,7 @@ class _Bucket:
         return earlier | (query.unsqueeze(2) == key)
 
 
-def _buckets(
+def _make_buckets(
     layout: SequenceLayout, candidates_only: bool, device: torch.device, alike: float = LENGTHS_ALIKE
 ) -> Iterator[_Bucket]:
     """Yield buckets of sequences by length; the longest has `alike` times the shortest's or FEW_POSITIONS more."""
@@ -128,8 +128,8 @@ def _buckets(
     for begin, end in pairwise([*edges, len(order)]):
         group = order[begin:end]
         histories = (lengths - candidates)[group].unsqueeze(1)
-        positions, key_slots = _padded(starts[group], lengths[group])
-        query_rows, query_slots = _padded(query_starts[group], queries[group])
+        positions, key_slots = _pad_sequences(starts[group], lengths[group])
+        query_rows, query_slots = _pad_sequences(query_starts[group], queries[group])
         first_query = histories if candidates_only else torch.zeros_like(histories)
         yield _Bucket(
             positions.to(device),
@@ -142,8 +142,11 @@ def _buckets(
         )
 
 
-def _padded(starts: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """Return rows [b, longest] of sequences that begin at `starts`, 0 for padding, and the rest's flat places."""
+def _pad_sequences(starts: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the rows [b, longest] of sequences that begin at rows `starts` [b], 0 for padding.
+
+    Then the flat places in [b, longest] that are no padding.
+    """
     place = torch.arange(int(lengths.max()))
     is_real = place < lengths.unsqueeze(1)
     return (starts.unsqueeze(1) + place) * is_real, is_real.flatten().nonzero().squeeze(1)
@@ -158,71 +161,75 @@ class _Bucketed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, layout: SequenceLayout, candidates_only: bool) -> Tensor:
         ctx.save_for_backward(q, k, v)
-        ctx.layout, make_buckets = layout, lambda: list(_buckets(layout, candidates_only, q.device))
-        ctx.buckets = layout.once(("buckets", candidates_only), make_buckets)
+        ctx.layout, make_buckets = layout, lambda: list(_make_buckets(layout, candidates_only, q.device))
+        ctx.buckets = layout.compute_once(("buckets", candidates_only), make_buckets)
         out = v.new_empty(q.shape[0], *v.shape[1:])
         for bucket in ctx.buckets:
-            queries, keys, values = _padded_by_head(bucket, q, k, v)
+            queries, keys, values = _gather_by_head(bucket, q, k, v)
             result = values.new_empty(*queries.shape[:2], values.shape[2])
-            for start, stop, num_keys in _chunks(bucket, q.shape[1]):
-                scores = _product(queries[:, start:stop], keys[:, :num_keys].mT, 1 / math.sqrt(q.shape[2]))
+            for start, stop, num_keys in _query_chunks(bucket, q.shape[1]):
+                scores = _scaled_product(queries[:, start:stop], keys[:, :num_keys].mT, 1 / math.sqrt(q.shape[2]))
                 # The backward computes scores again, so these may be overwritten.
                 weights = torch.nn.functional.silu(scores, inplace=True)
-                _hide(weights, bucket, start, stop, num_keys)
-                result[:, start:stop] = _product(weights, values[:, :num_keys], 1 / layout.divisor)
-            _spread(out, bucket.query_rows, bucket.query_slots, result)
+                _zero_unseen(weights, bucket, start, stop, num_keys)
+                result[:, start:stop] = _scaled_product(weights, values[:, :num_keys], 1 / layout.divisor)
+            _scatter_rows(out, bucket.query_rows, bucket.query_slots, result)
         return out
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
         q, k, v = ctx.saved_tensors
-        to_q, to_k, to_v = (torch.empty_like(tensor) for tensor in (q, k, v))
-        of_scores, of_weights = 1 / math.sqrt(q.shape[2]), 1 / ctx.layout.divisor
+        grad_q, grad_k, grad_v = (torch.empty_like(tensor) for tensor in (q, k, v))
+        score_factor, weight_factor = 1 / math.sqrt(q.shape[2]), 1 / ctx.layout.divisor
         for bucket in ctx.buckets:
-            queries, keys, values = _padded_by_head(bucket, q, k, v)
-            grad = _gathered(grad_outputs[0], bucket.query_rows, bucket.query_slots)
-            # Keys and values collect gradients from all chunks of queries; a query belongs to one chunk.
-            grad_q, grad_k, grad_v = torch.empty_like(queries), torch.zeros_like(keys), torch.zeros_like(values)
-            for start, stop, num_keys in _chunks(bucket, q.shape[1]):
+            queries, keys, values = _gather_by_head(bucket, q, k, v)
+            grad = _gather_padded(grad_outputs[0], bucket.query_rows, bucket.query_slots)
+            # Gradients of the bucket. Keys and values collect theirs from all chunks; a query belongs to one chunk.
+            bucket_q, bucket_k, bucket_v = torch.empty_like(queries), torch.zeros_like(keys), torch.zeros_like(values)
+            for start, stop, num_keys in _query_chunks(bucket, q.shape[1]):
                 part, seen_keys = slice(start, stop), slice(num_keys)
-                scores = _product(queries[:, part], keys[:, seen_keys].mT, of_scores)
+                scores = _scaled_product(queries[:, part], keys[:, seen_keys].mT, score_factor)
                 sigmoid = scores.sigmoid()
-                _hide(sigmoid, bucket, start, stop, num_keys)
+                _zero_unseen(sigmoid, bucket, start, stop, num_keys)
                 weights = scores.mul_(sigmoid)
-                grad_v[:, seen_keys].baddbmm_(weights.mT, grad[:, part], alpha=of_weights)
+                bucket_v[:, seen_keys].baddbmm_(weights.mT, grad[:, part], alpha=weight_factor)
                 # silu's derivative: sigmoid * (1 + scores * (1 - sigmoid)) = sigmoid + weights * (1 - sigmoid)
                 slope = torch.addcmul(sigmoid, weights, 1 - sigmoid)
-                grad_scores = _product(grad[:, part], values[:, seen_keys].mT, of_weights * of_scores).mul_(slope)
-                grad_q[:, part] = grad_scores @ keys[:, seen_keys]
-                grad_k[:, seen_keys].baddbmm_(grad_scores.mT, queries[:, part])
-            _spread(to_q, bucket.query_rows, bucket.query_slots, grad_q)
-            _spread(to_k, bucket.positions, bucket.key_slots, grad_k)
-            _spread(to_v, bucket.positions, bucket.key_slots, grad_v)
-        return to_q, to_k, to_v, None, None
+                grad_scores = _scaled_product(
+                    grad[:, part], values[:, seen_keys].mT, weight_factor * score_factor
+                ).mul_(slope)
+                bucket_q[:, part] = grad_scores @ keys[:, seen_keys]
+                bucket_k[:, seen_keys].baddbmm_(grad_scores.mT, queries[:, part])
+            _scatter_rows(grad_q, bucket.query_rows, bucket.query_slots, bucket_q)
+            _scatter_rows(grad_k, bucket.positions, bucket.key_slots, bucket_k)
+            _scatter_rows(grad_v, bucket.positions, bucket.key_slots, bucket_v)
+        return grad_q, grad_k, grad_v, None, None
 
 
-def _product(left: Tensor, right: Tensor, factor: float) -> Tensor:
+def _scaled_product(left: Tensor, right: Tensor, factor: float) -> Tensor:
+    """Return `factor` * left [b, i, j] @ right [b, j, k]."""
     # The product applies the factor, which saves a pass over the scores.
     return torch.baddbmm(left.new_empty(()), left, right, beta=0, alpha=factor)
 
 
-def _rows(flat: Tensor, rows: Tensor) -> Tensor:
-    """Return flat[rows]; torch copies whole rows in index_select, but single numbers in indexing."""
+def _select_rows(flat: Tensor, rows: Tensor) -> Tensor:
+    """Return flat[rows], [*rows.shape, ...]. Indexing would copy single numbers, index_select copies whole rows."""
     return flat.index_select(0, rows.flatten()).unflatten(0, rows.shape)
 
 
-def _padded_by_head(bucket: _Bucket, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _gather_by_head(bucket: _Bucket, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return a bucket's queries [b * H, m, A], keys [b * H, n, A] and values [b * H, n, V], padded with any row."""
     rows = (q, bucket.query_rows), (k, bucket.positions), (v, bucket.positions)
-    queries, keys, values = (_by_head(_rows(*of)) for of in rows)
+    queries, keys, values = (_fold_heads(_select_rows(flat, places)) for flat, places in rows)
     return queries, keys, values
 
 
-def _by_head(padded: Tensor) -> Tensor:
+def _fold_heads(padded: Tensor) -> Tensor:
     """Reshape [b, n, H, width] to [b * H, n, width]."""
     return padded.transpose(1, 2).flatten(0, 1)
 
 
-def _chunks(bucket: _Bucket, heads: int) -> Iterator[tuple[int, int, int]]:
+def _query_chunks(bucket: _Bucket, heads: int) -> Iterator[tuple[int, int, int]]:
     """Yield ranges of queries whose scores take at most CHUNK_BYTES, with the maximum number of keys that they see."""
     (b, n), m = bucket.positions.shape, bucket.query_rows.shape[1]
     rows = max(1, min(m, CHUNK_BYTES // max(1, 4 * b * heads * n)))
@@ -231,26 +238,26 @@ def _chunks(bucket: _Bucket, heads: int) -> Iterator[tuple[int, int, int]]:
         yield start, stop, n if m < n else stop  # queries are all positions, or only the candidates
 
 
-def _hide(values: Tensor, bucket: _Bucket, start: int, stop: int, num_keys: int) -> None:
+def _zero_unseen(values: Tensor, bucket: _Bucket, start: int, stop: int, num_keys: int) -> None:
     """Set the values of keys that queries do not see to 0, in place."""
     # With one candidate at the end, a query sees exactly the keys up to its own place.
     if bucket.one_candidate and bucket.query_rows.shape[1] == bucket.positions.shape[1]:
         values[..., start:].tril_()
     else:
-        values.unflatten(0, (len(bucket.positions), -1)).mul_(bucket.seen(start, stop, num_keys).unsqueeze(1))
+        values.unflatten(0, (len(bucket.positions), -1)).mul_(bucket.seen_mask(start, stop, num_keys).unsqueeze(1))
 
 
-def _gathered(flat: Tensor, rows: Tensor, slots: Tensor) -> Tensor:
-    """Gather [rows, H, width] to [b * H, m, width], with 0 for padding."""
+def _gather_padded(flat: Tensor, rows: Tensor, slots: Tensor) -> Tensor:
+    """Gather `rows` [b, m] of `flat` [rows, H, width] to [b * H, m, width], with 0 outside `slots`: padding."""
     padded = flat.new_zeros(rows.numel(), *flat.shape[1:])
-    padded.index_copy_(0, slots, _rows(flat, rows.flatten()[slots]))
-    return _by_head(padded.unflatten(0, rows.shape))
+    padded.index_copy_(0, slots, _select_rows(flat, rows.flatten()[slots]))
+    return _fold_heads(padded.unflatten(0, rows.shape))
 
 
-def _spread(flat: Tensor, rows: Tensor, slots: Tensor, padded: Tensor) -> None:
-    """Write [b * H, m, width] without padding to `rows` of [rows, H, width]."""
+def _scatter_rows(flat: Tensor, rows: Tensor, slots: Tensor, padded: Tensor) -> None:
+    """Write padded rows [b * H, m, width] to `flat` [rows, H, width]: those at `slots` of [b, m], to `rows` [b, m]."""
     by_sequence = padded.unflatten(0, (len(rows), -1)).transpose(1, 2).flatten(0, 1)
-    flat.index_copy_(0, rows.flatten()[slots], _rows(by_sequence, slots))
+    flat.index_copy_(0, rows.flatten()[slots], _select_rows(by_sequence, slots))
 
 
 EPSILON, LAYER_EPSILON = 1e-5, 1e-6  # in the normalisation of perceptrons and of layers
@@ -267,7 +274,7 @@ class EventKeys(NamedTuple):
     num_actions: int
 
     @staticmethod
-    def of(features: Features) -> "EventKeys":
+    def from_features(features: Features) -> "EventKeys":
         """Return the keys of a dataset of events, whose tables have the same names."""
         assert isinstance(features.schema, dict)
         schema = EventSchema.from_manifest(features.schema)
@@ -302,7 +309,7 @@ class EventArch(TableArch):
 
 def tables_of_events(config: AppConfig, features: Features) -> EventArch:
     """Make the tables of events, initially uniform in ±1/sqrt(rows); candidates share those of histories."""
-    keys, tables = EventKeys.of(features), []
+    keys, tables = EventKeys.from_features(features), []
     names = dict(zip(keys.history, keys.candidate, strict=True))
     for name, rows in features.num_embeddings.items():
         bound = 1 / math.sqrt(rows)
@@ -360,7 +367,7 @@ class ActionEncoder(nn.Module):
         """Return [2**num_actions + 1, num_actions * dim] by action bits; the last row is for candidates."""
         return torch.cat([(self.is_set.unsqueeze(2) * self.rows).flatten(1), self.candidate])
 
-    def numbers(self, actions: Tensor, num_candidates: int) -> Tensor:
+    def row_numbers(self, actions: Tensor, num_candidates: int) -> Tensor:
         """Return the rows [E + num_candidates] for events with these actions [E], then for candidates."""
         candidate = len(self.is_set)
         return nn.functional.pad(actions.long() & (candidate - 1), (0, num_candidates), value=candidate)
@@ -443,10 +450,10 @@ class HSTU(nn.Module):
         self.user = nn.Sequential(nn.Linear(dim + 4, dim), nn.LayerNorm(dim, eps=EPSILON))
         self.item = perceptron(len(candidate) * embedding_dim, config.item_dim, dim)
         self.head = Head(dim, config.item_dim, num_tasks)
-        for within in (self.content, self.attributes, self.action, self.user):
-            _initialise(within, nn.init.xavier_normal_)
-        for part in (self.item, self.head):
-            _initialise(part, nn.init.xavier_uniform_)
+        for before_attention in (self.content, self.attributes, self.action, self.user):
+            _initialise_linear(before_attention, nn.init.xavier_normal_)
+        for after_attention in (self.item, self.head):
+            _initialise_linear(after_attention, nn.init.xavier_uniform_)
 
     def begin_step(self, seed: int, step: int, rank: int, rows: int, num_valid: int | None = None) -> None:
         """Seed the dropout of a step with its own numbers, whatever the process's rows."""
@@ -459,7 +466,7 @@ class HSTU(nn.Module):
         """Do nothing, as the forward changes no state."""
 
     def feature_weights(self) -> list[nn.Parameter]:
-        """Return the dense parameters in place of tables: none."""
+        """Return the dense parameters that hold a weight for each id in place of tables: none."""
         return []
 
     def statistics(self) -> dict[str, Tensor]:
@@ -477,7 +484,7 @@ class HSTU(nn.Module):
             sequences.num_candidates,
             sequences.divisor,
         )
-        x, candidates = self._positions_of(rows, sequences, layout)
+        x, candidates = self._position_vectors(rows, sequences, layout)
         x = nn.functional.dropout(x, self._config.input_dropout, self.training)
         for layer in self.layers[:-1]:
             x = layer(x, layout)
@@ -487,26 +494,29 @@ class HSTU(nn.Module):
         logits: Tensor = self.head(user, item)
         return logits.float()
 
-    def _positions_of(
+    def _position_vectors(
         self, rows: Mapping[str, Tensor], sequences: Sequences, layout: SequenceLayout
     ) -> tuple[Tensor, Tensor]:
         """Return vectors [T, G] of all positions, and the places [M] of candidates among them."""
         device, num_context = self.positions.device, len(self._context)
         histories = torch.tensor(sequences.history_lengths)
-        numbers = torch.tensor(sequences.num_candidates)
+        num_candidates = torch.tensor(sequences.num_candidates)
         context = torch.stack([rows[key] for key in self._context], dim=1)  # [B, C, D]
         context = torch.einsum("bcd,cdg->bcg", context, self.context_weight) + self.context_bias
         events = [
-            torch.cat([rows[key], rows[other]]) for key, other in zip(self._history, self._candidate, strict=True)
+            torch.cat([rows[of_history], rows[of_candidate]])
+            for of_history, of_candidate in zip(self._history, self._candidate, strict=True)
         ]
         x = self.content(events[0])
         if self.attributes is not None:
             x = x + self.attributes(torch.cat(events[1:], dim=1))
-        numbers_of_actions = self.actions.numbers(sequences.actions, len(sequences.candidate_times))
-        x = x + nn.functional.embedding(numbers_of_actions, self.action(self.actions()))
+        action_rows = self.actions.row_numbers(sequences.actions, len(sequences.candidate_times))
+        x = x + nn.functional.embedding(action_rows, self.action(self.actions()))
 
-        order, candidates, distance = (part.to(device) for part in _places(num_context, histories, numbers))
-        last = numbers.cumsum(0) - 1  # each sample's last candidate
+        order, candidates, distance = (
+            part.to(device) for part in _arrange_positions(num_context, histories, num_candidates)
+        )
+        last = num_candidates.cumsum(0) - 1  # each sample's last candidate
         newest = sequences.candidate_times[last.to(device)].repeat_interleave(
             torch.tensor(layout.lengths, device=device), output_size=sum(layout.lengths)
         )
@@ -533,7 +543,7 @@ class Head(nn.Module):
         return logits
 
 
-def _places(num_context: int, histories: Tensor, candidates: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _arrange_positions(num_context: int, histories: Tensor, candidates: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Arrange [context of all; histories of all; candidates of all] to B sequences, on the host.
 
     Returns the row of each of the T positions; the places [M] of candidates; and each position's number. Context counts
@@ -564,7 +574,7 @@ def _time_of_day_and_week(seconds: Tensor) -> Tensor:
     return torch.stack([wave(angle) for angle in angles for wave in (torch.cos, torch.sin)], dim=1)
 
 
-def _initialise(part: nn.Module | None, draw: Callable[[Tensor], Tensor]) -> None:
+def _initialise_linear(part: nn.Module | None, draw: Callable[[Tensor], Tensor]) -> None:
     """Draw the weights of linear layers, and set their biases to 0."""
     for module in part.modules() if part is not None else ():
         if isinstance(module, nn.Linear):
@@ -572,10 +582,10 @@ def _initialise(part: nn.Module | None, draw: Callable[[Tensor], Tensor]) -> Non
             nn.init.zeros_(module.bias)
 
 
-def hstu(config: AppConfig, tables: EventArch, features: Features) -> HSTU:
+def build_hstu(config: AppConfig, tables: EventArch, features: Features) -> HSTU:
     """Build HSTU around its tables."""
     keys = keys_of_extension(config, SequencesConfig)
-    return HSTU(keys.hstu, tables, config.model.embedding_dim, EventKeys.of(features), keys.num_tasks)
+    return HSTU(keys.hstu, tables, config.model.embedding_dim, EventKeys.from_features(features), keys.num_tasks)
 
 
 def loss_factor(config: AppConfig) -> float:
@@ -586,7 +596,7 @@ def loss_factor(config: AppConfig) -> float:
 
 def bag_sizes(config: AppConfig, features: Features) -> dict[str, float]:
     """Return the ids per bag of each key, with histories of maximum length."""
-    keys, settings = EventKeys.of(features), keys_of_extension(config, SequencesConfig)
+    keys, settings = EventKeys.from_features(features), keys_of_extension(config, SequencesConfig)
     room = settings.hstu.max_seq_len - len(keys.context) - 1
     length = float(min(settings.history_length, settings.max_history or settings.history_length, room))
     return {**dict.fromkeys((*keys.context, *keys.candidate), 1.0), **dict.fromkeys(keys.history, length)}

@@ -113,7 +113,7 @@ class SortRecord:
 
 @dataclass(frozen=True)
 class SortTask(LoggedTask[SortRecord]):
-    """Parses a chunk and writes its events in sorted runs of at most `run_events`."""
+    """Parses a chunk and writes its events in sorted runs of at most `events_per_run`."""
 
     work: Path
     source: int
@@ -121,7 +121,7 @@ class SortTask(LoggedTask[SortRecord]):
     file: Source
     chunk: Chunk
     schema: EventSchema
-    run_events: int
+    events_per_run: int
     stage = "sorted"
     record_type = SortRecord
 
@@ -147,19 +147,20 @@ class SortTask(LoggedTask[SortRecord]):
             record.last_time = max(record.last_time, int(block.times.max()))
             record.largest_user = max(record.largest_user, int(block.users.max()))
             record.largest_item = max(record.largest_item, int(block.items.max()))
-            if run_blocks and sum(len(each.users) for each in run_blocks) + len(block.users) > self.run_events:
-                self._write(run_blocks, record)
+            if run_blocks and sum(len(held.users) for held in run_blocks) + len(block.users) > self.events_per_run:
+                self._write_run(run_blocks, record)
                 run_blocks = []
-            for start in range(0, len(block.users), self.run_events):
-                run_blocks.append(block.take(slice(start, start + self.run_events)))
-                if sum(len(each.users) for each in run_blocks) >= self.run_events:
-                    self._write(run_blocks, record)
+            for start in range(0, len(block.users), self.events_per_run):
+                run_blocks.append(block.take(slice(start, start + self.events_per_run)))
+                if sum(len(held.users) for held in run_blocks) >= self.events_per_run:
+                    self._write_run(run_blocks, record)
                     run_blocks = []
         if run_blocks:
-            self._write(run_blocks, record)
+            self._write_run(run_blocks, record)
         return record
 
-    def _write(self, blocks: list[EventBlock], record: SortRecord) -> None:
+    def _write_run(self, blocks: list[EventBlock], record: SortRecord) -> None:
+        """Sort the events of these blocks by user and time, write them as the next run, and add it to the record."""
         columns = EventBlock(*(np.concatenate(column) for column in zip(*blocks, strict=True)))
         # The sort is stable, so events of one user and time keep the order of the input.
         order = np.lexsort((columns.times, columns.users))
@@ -281,7 +282,7 @@ class MergeTask(LoggedTask[MergeRecord]):
 
     def do(self, worker: Worker) -> MergeRecord:
         """Write the events."""
-        keys, columns = self._read()
+        keys, columns = self._read_runs()
         worker.count(0)
         is_in_period = (columns.times >= self.begin) & (columns.times < self.end)
         dropped = len(is_in_period) - int(is_in_period.sum())
@@ -324,7 +325,7 @@ class MergeTask(LoggedTask[MergeRecord]):
         worker.count(*self.size)
         return record
 
-    def _read(self) -> tuple[NDArray[np.int64], EventBlock]:
+    def _read_runs(self) -> tuple[NDArray[np.int64], EventBlock]:
         """Read the keys of the users, and their events run by run, with numbers for users in place of keys."""
         spans, key_parts = [], [np.zeros(0, np.int64)]
         for run in self.runs:
@@ -372,6 +373,7 @@ def plan_merge(users: UserCounts, events: int) -> list[tuple[int, int, int]]:
 def _count_repeated(
     users: NDArray[np.int64], items: NDArray[np.int32], times: NDArray[np.int64], flags: NDArray[np.uint8]
 ) -> Int:
+    """Return how many events equal one of the REPEATS_WITHIN events before it, of the same user and time."""
     repeated = 0
     for event in range(1, len(users)):
         for other in range(event - 1, max(-1, event - 1 - REPEATS_WITHIN), -1):
@@ -413,8 +415,8 @@ class EventJob:
     num_embeddings: dict[str, int] = field(default_factory=dict)
 
     @property
-    def run_events(self) -> int:
-        """Return the number of events sorted at once."""
+    def events_per_run(self) -> int:
+        """Return the most events of a sorted run: a chunk's budget over the bytes of an event."""
         return max(1, self.chunk_bytes // EVENT_BYTES)
 
 
@@ -424,26 +426,27 @@ def prepare_events(data: DataConfig, root: Path) -> Manifest:
     path = schema_path(str(data.schema))
     schema = load_event_schema(path)
     with claim_work(root) as work:
-        sources, is_own = find_sources(data, root, work), data.source_kind.makes is None
-        logs, others = (sources, []) if is_own else (sources[:1], sources[1:])
-        tables = [_attribute_source(path, logs[0], others, each.file) for each in schema.attributes.values()]
-        everything = tuple({source.path: source for source in (*logs, *tables)}.values())
+        sources = find_sources(data, root, work)
+        # The user's files are all of the log; of a source that makes or downloads files, the first is the log.
+        logs, others = (sources, []) if data.source_kind.makes is None else (sources[:1], sources[1:])
+        tables = [_attribute_source(path, logs[0], others, attribute.file) for attribute in schema.attributes.values()]
+        all_sources = tuple({source.path: source for source in (*logs, *tables)}.values())
         parameters = {"name": EVENTS, "chunk_bytes": chunk_size(data), "order": ORDER, "bits": list(schema.actions)}
-        same = {key: value for key, value in parameters.items() if key != "chunk_bytes"}
-        finished = find_finished(root, same, schema.to_manifest(), everything, data)
+        # Chunks of another size give the same dataset.
+        compared = {key: value for key, value in parameters.items() if key != "chunk_bytes"}
+        finished = find_finished(root, compared, schema.to_manifest(), all_sources, data)
         if finished is not None:
             return finished
-        refuse_foreign_files(root, work, [Path(source.path) for source in everything])
+        refuse_foreign_files(root, work, [Path(source.path) for source in all_sources])
         check_log(logs, schema, str(path))
         for table, attribute in zip(tables, schema.attributes.values(), strict=True):
             check_columns(table, (attribute.item, attribute.column), schema.delimiter, str(path))
-        described = parameters | {"raw_schema": schema.to_manifest()}
-        keep_or_discard_work(work, described, everything)
-        paths = [source.path for source in everything]
+        keep_or_discard_work(work, parameters | {"raw_schema": schema.to_manifest()}, all_sources)
+        paths = [source.path for source in all_sources]
         indices = {name: paths.index(table.path) for name, table in zip(schema.attributes, tables, strict=True)}
         limit = parse_size(data.memory_budget, "data.memory_budget") // KEYS_PER_BUDGET // KEY_BYTES
-        job = EventJob(work, schema, everything, len(logs), indices, chunk_size(data), limit)
-        manifest, moves = _make(data, root, job, parameters)
+        job = EventJob(work, schema, all_sources, len(logs), indices, chunk_size(data), limit)
+        manifest, moves = _run_stages(data, root, job, parameters)
         if data.source_kind.figures:
             manifest.extra |= load(data.source_kind.figures)(data, root)
         manifest = publish(work, root, manifest, moves)
@@ -458,25 +461,25 @@ def fetch_log(data: DataConfig, root: Path, work: Path) -> list[Source]:
 
 
 def _attribute_source(schema: Path, log: Source, fetched: list[Source], file: str) -> Source:
-    """Return an attribute's table: the downloaded one, or else the one beside the schema or the log."""
+    """Return the table of this file name: the downloaded one, or else the one beside the schema or the log."""
     if fetched_table := next((source for source in fetched if source.name == file), None):
         return fetched_table
     beside = [schema.parent / file, Path(log.path).parent / file]
     return resolve_sources(str(next((path for path in beside if path.exists()), beside[0])))[0]
 
 
-def _make(data: DataConfig, root: Path, job: EventJob, parameters: dict[str, Any]) -> tuple[Manifest, list[Any]]:
+def _run_stages(data: DataConfig, root: Path, job: EventJob, parameters: dict[str, Any]) -> tuple[Manifest, list[Any]]:
     """Run all stages, and return the manifest and the moves of files to the dataset."""
     if may_use_processes(data):
         start_fork_server(has_schema=True)
     keep_freed_memory()
     begin = time.monotonic()
     sort_tasks = [
-        SortTask(job.work, index, number, source, chunk, job.schema, job.run_events)
+        SortTask(job.work, index, number, source, chunk, job.schema, job.events_per_run)
         for index, source in enumerate(job.sources[: job.num_logs])
         for number, chunk in enumerate(plan_event_chunks(source, job.chunk_bytes))
     ]
-    need = WORKER_BYTES + (16 << 20) + SORT_BYTES * job.run_events
+    need = WORKER_BYTES + (16 << 20) + SORT_BYTES * job.events_per_run
     workers = limit_workers(data, min(data.workers or usable_cpus(), len(sort_tasks)), need)
     with open_executor(data.scheduler, workers) as executor:
         with executor.stage("sort", sum(task.size[0] for task in sort_tasks)):
@@ -484,7 +487,8 @@ def _make(data: DataConfig, root: Path, job: EventJob, parameters: dict[str, Any
             digests = [reading.digest for reading in executor.map(DigestTask(source) for source in job.sources)]
         _refuse_unreadable(data, root, job, records, digests)
         pairs = zip(sort_tasks, records, strict=True)
-        refuse_same_rows(job.sources[: job.num_logs], ((task.source, one.rows, one.files) for task, one in pairs))
+        chunks = ((task.source, record.rows, record.files) for task, record in pairs)
+        refuse_same_rows(job.sources[: job.num_logs], chunks)
         executor.release(workers)
         runs = tuple(run for task, record in zip(sort_tasks, records, strict=True) for run in task.run_stems(record))
         events = sum(record.rows for record in records)
@@ -493,16 +497,16 @@ def _make(data: DataConfig, root: Path, job: EventJob, parameters: dict[str, Any
             users = count_users(runs, job.key_limit)
             moves = _fit_ids(job, records, runs)
         executor.release()
-        merge_tasks = _merge_tasks(job, records, runs, plan_merge(users, job.run_events))
+        merge_tasks = _merge_tasks(job, records, runs, plan_merge(users, job.events_per_run))
         with executor.stage("merge", sum(task.size[0] for task in merge_tasks)):
             merge_records = list(executor.map(merge_tasks))
         executor.release(1)
         _refuse_useless(job, merge_records, data.allow_degenerate)
         with executor.stage("join", sum(record.rows for record in merge_records) * PIECE_BYTES):
-            shard = _join(job, merge_tasks, merge_records, executor)
+            shard = _write_shard(job, merge_tasks, merge_records, executor)
         peak = executor.peak_bytes
     moves += [(f"{kind}.npy", str(shard_path(Path(), EVENTS, SHARD_NAME, kind))) for kind in shard.files]
-    _count(job, records, merge_records)
+    _note_figures(job, records, merge_records)
     job.counts |= {
         "peak_memory_bytes": peak,
         "workers": workers,
@@ -510,7 +514,7 @@ def _make(data: DataConfig, root: Path, job: EventJob, parameters: dict[str, Any
         "stage_seconds": executor.seconds,
         **note_times(job.sources),
     }
-    return _describe(job, parameters, shard, records, sort_tasks, digests), moves
+    return _build_manifest(job, parameters, shard, records, sort_tasks, digests), moves
 
 
 def _refuse_unreadable(
@@ -547,7 +551,7 @@ def _fit_ids(job: EventJob, records: list[SortRecord], runs: tuple[str, ...]) ->
         }
     job.attribute_masks = []
     for name in schema.attributes:
-        ids, has_attribute, size = _attribute(job, name, keys, rows[ITEM])
+        ids, has_attribute, size = _load_attribute(job, name, keys, rows[ITEM])
         rows[name] = size
         job.attribute_masks.append(has_attribute)
         job.vocabulary[name] = asdict(write_array(job.work / f"{name}.npy", ids)) | {"values": size}
@@ -557,10 +561,15 @@ def _fit_ids(job: EventJob, records: list[SortRecord], runs: tuple[str, ...]) ->
     return moves
 
 
-def _attribute(
+def _load_attribute(
     job: EventJob, name: str, items: NDArray[np.int64] | None, num_items: int
 ) -> tuple[NDArray[np.int32], NDArray[np.bool_], int]:
-    """Return an attribute of each item id, a mask of the items that have it, and the rows of its table."""
+    """Return an attribute's ids [num_items] by item id, a mask of the items that have it, and the rows of its table.
+
+    Args:
+        items: keys of the items with ids from 1 on, ascending; None: an item's key is its id.
+        num_items: rows of the items' table.
+    """
     schema, attribute = job.schema, job.schema.attributes[name]
     columns = (attribute.item, attribute.column)
     values: NDArray[Any] = np.zeros(num_items, np.int32 if items is None else np.int64)
@@ -578,7 +587,7 @@ def _attribute(
         values[ids], has_attribute[ids] = block_values, True
         is_other |= values[ids] != block_values  # two rows of this batch
         if is_other.any():
-            raise _contradiction(job, name, int(keys[is_in_table][is_other.argmax()]))
+            raise _contradiction_error(job, name, int(keys[is_in_table][is_other.argmax()]))
     if items is None:
         size = schema.rows.get(name, int(values.max(initial=0)) + 1)
         values[values >= size] = 0
@@ -599,7 +608,7 @@ def _attribute_batches(job: EventJob, name: str) -> Iterator[RawRows]:
             yield batch
 
 
-def _contradiction(job: EventJob, name: str, key: int) -> UserError:
+def _contradiction_error(job: EventJob, name: str, key: int) -> UserError:
     """Return the error for two rows that give the item of a key different values."""
     attribute = job.schema.attributes[name]
     columns, places = (attribute.item, attribute.column), dict[int, tuple[RawRows, int]]()
@@ -609,18 +618,19 @@ def _contradiction(job: EventJob, name: str, key: int) -> UserError:
             places.setdefault(int(values[row]), (batch, row))
         if len(places) > 1:
             break
-    (first, first_row), (other, row) = list(places.values())[:2]
-    item, value = (excerpt(to_list(other.columns[column])[row]) for column in columns)
-    first_value = excerpt(to_list(first.columns[attribute.column])[first_row])
+    (first_batch, first_row), (batch, row) = list(places.values())[:2]
+    item, value = (excerpt(to_list(batch.columns[column])[row]) for column in columns)
+    first_value = excerpt(to_list(first_batch.columns[attribute.column])[first_row])
     return UserError(
-        f"{other.locator_of(attribute.column)(row)}: {attribute.item} {item} has {value}, but {first_value} in "
-        f"{first.locator(first_row)}; keep one of these rows"
+        f"{batch.locator_of(attribute.column)(row)}: {attribute.item} {item} has {value}, but {first_value} in "
+        f"{first_batch.locator(first_row)}; keep one of these rows"
     )
 
 
 def _merge_tasks(
     job: EventJob, records: list[SortRecord], runs: tuple[str, ...], bounds: list[tuple[int, int, int]]
 ) -> list[MergeTask]:
+    """Return a task for each of the bounds of `plan_merge`; all keep the schema's period."""
     schema = job.schema
     end = max(record.last_time for record in records) + 1
     if schema.drop_last_seconds:
@@ -648,12 +658,12 @@ def _refuse_useless(job: EventJob, records: list[MergeRecord], allows_one_class:
         share = "none" if not positives else "each"
         raise UserError(
             f"{path}: {share} of the {candidates:,} events that meet `anchors` is {schema.label}, the label, so "
-            f"nothing can be learned; {_values_of_samples(job)}; correct `actions`, `label` or `anchors` in "
+            f"nothing can be learned; {_sample_values_text(job)}; correct `actions`, `label` or `anchors` in "
             "data.schema, or set data.allow_degenerate=true"
         )
 
 
-def _values_of_samples(job: EventJob) -> str:
+def _sample_values_text(job: EventJob) -> str:
     """Return the values and counts of the label's columns, among events that meet `anchors`."""
     schema = job.schema
     counts: dict[str, Counter[str]] = {column: Counter() for column in schema.actions[schema.label]}
@@ -675,7 +685,7 @@ def _values_of_samples(job: EventJob) -> str:
     )
 
 
-def _join(job: EventJob, tasks: list[MergeTask], records: list[MergeRecord], executor: Executor) -> Shard:
+def _write_shard(job: EventJob, tasks: list[MergeTask], records: list[MergeRecord], executor: Executor) -> Shard:
     """Write the merged events one after another, and return the dataset's shard."""
     events, users = sum(record.rows for record in records), sum(record.users for record in records)
     if job.schema.renumber:
@@ -701,7 +711,7 @@ def _join(job: EventJob, tasks: list[MergeTask], records: list[MergeRecord], exe
             writer.abandon()
 
 
-def _count(job: EventJob, records: list[SortRecord], merge_records: list[MergeRecord]) -> None:
+def _note_figures(job: EventJob, records: list[SortRecord], merge_records: list[MergeRecord]) -> None:
     """Add figures of the events for the manifest's `extra`."""
     keys = ("users", "dropped", "repeated", "out_of_table", "anchors", "candidates", "positives", "short_users")
     job.counts |= {key: sum(getattr(record, key) for record in merge_records) for key in keys}
@@ -711,7 +721,7 @@ def _count(job: EventJob, records: list[SortRecord], merge_records: list[MergeRe
     }
 
 
-def _describe(
+def _build_manifest(
     job: EventJob,
     parameters: dict[str, Any],
     shard: Shard,
@@ -719,6 +729,7 @@ def _describe(
     tasks: list[SortTask],
     digests: list[FileDigest | None],
 ) -> Manifest:
+    """Return the manifest of the dataset with this shard; digests: of job.sources, None for a table read before."""
     rate = job.counts["positives"] / job.counts["candidates"]
     rows = [0] * len(job.sources)
     for task, record in zip(tasks, records, strict=True):
@@ -742,6 +753,7 @@ def _describe(
 
 
 def _summary_lines(manifest: Manifest) -> Iterator[str]:
+    """Yield what to print of a prepared log: its size, then what was sorted, left out or set to 0, if any."""
     figures, history = manifest.extra, manifest.encoding["raw_schema"].get("min_history", 1)
     yield (
         f"{manifest.rows:,} events of {figures['users']:,} users, {figures['anchors']:,} samples "

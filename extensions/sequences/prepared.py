@@ -52,14 +52,14 @@ def main(config: ImportConfig) -> int:
         raise UserError(f"{source}: no {READY}, the last file of MLPerf's prepared events; complete the download")
     if config.prepared.md5 is not None:
         require_sums(source, Path(config.prepared.md5))
-    arrays = {name: _array(source / f"{array}.npy") for name, (_, array) in COLUMNS.items()}
+    arrays = {name: _map_array(source / f"{array}.npy") for name, (_, array) in COLUMNS.items()}
     rows = _require_rows(source, arrays)
     part = out.with_name(f".{out.name}.part")
     schema = pa.schema([(name, kind) for name, (kind, _) in COLUMNS.items()])
     try:
         with pq.ParquetWriter(part, schema) as writer:
             for start in range(0, rows, BATCH_ROWS):
-                writer.write_table(_table(source, arrays, start, start + BATCH_ROWS, schema))
+                writer.write_table(_published_columns(source, arrays, start, start + BATCH_ROWS, schema))
         part.replace(out)
     finally:
         part.unlink(missing_ok=True)
@@ -82,7 +82,8 @@ def require_sums(source: Path, sums: Path) -> None:
             raise UserError(f"{path}: MD5 {found}, but {sums} has {expected}; download it again")
 
 
-def _array(path: Path) -> NDArray[Any]:
+def _map_array(path: Path) -> NDArray[Any]:
+    """Map a NumPy file of one column."""
     try:
         array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError) as error:
@@ -103,7 +104,9 @@ def _require_rows(source: Path, arrays: Mapping[str, NDArray[Any]]) -> int:
     return rows
 
 
-def _table(source: Path, arrays: Mapping[str, NDArray[Any]], start: int, stop: int, schema: pa.Schema) -> pa.Table:
+def _published_columns(
+    source: Path, arrays: Mapping[str, NDArray[Any]], start: int, stop: int, schema: pa.Schema
+) -> pa.Table:
     """Return some events as columns of the published log."""
     columns = []
     for name, array in arrays.items():

@@ -55,7 +55,7 @@ class World:
         self.starts = np.searchsorted(self.artist[self.by_artist], np.arange(ARTISTS + 1))
 
 
-def described(config: SyntheticEventsConfig) -> Json:
+def log_settings(config: SyntheticEventsConfig) -> Json:
     """Return the settings that decide the events, for the manifest's `extra`."""
     return {"version": VERSION, **asdict(config)}
 
@@ -68,7 +68,7 @@ class _Record(Struct):
     bayes: Json
 
 
-def synthetic_log(config: SyntheticEventsConfig, root: Path) -> tuple[Path, Json]:
+def make_log(config: SyntheticEventsConfig, root: Path) -> tuple[Path, Json]:
     """Write the log and its items' table below `root` unless they exist.
 
     Returns:
@@ -81,10 +81,10 @@ def synthetic_log(config: SyntheticEventsConfig, root: Path) -> tuple[Path, Json
     directory.mkdir(parents=True, exist_ok=True)
     record.unlink(missing_ok=True)
     print(f"{directory}: generating events of {config.users:,} users", file=sys.stderr, flush=True)
-    bayes = _write(config, log, table)
+    bayes = _write_log(config, log, table)
     sizes = [log.stat().st_size, table.stat().st_size]
     write_atomically(
-        record, json.dumps({"config": described(config), "bytes": sizes, "bayes": bayes}, indent=1).encode()
+        record, json.dumps({"config": log_settings(config), "bytes": sizes, "bayes": bayes}, indent=1).encode()
     )
     return log, bayes
 
@@ -95,30 +95,28 @@ def _known_scores(config: SyntheticEventsConfig, directory: Path) -> Json | None
     if not (record.exists() and log.exists() and table.exists()):
         return None
     recorded = decode(record.read_bytes(), _Record)
-    is_same = recorded.config == described(config)
+    is_same = recorded.config == log_settings(config)
     return recorded.bayes if is_same and recorded.bytes == [log.stat().st_size, table.stat().st_size] else None
 
 
 def figures(data: DataConfig, root: Path) -> Json:
     """Return the manifest's `extra` of a generated log: settings of the events, and the best scores."""
     config = keys_of_extension(data, SyntheticEventsConfig)
-    return {"bayes": synthetic_log(config, root)[1], data.source_kind.group: described(config)}
+    return {"bayes": make_log(config, root)[1], data.source_kind.group: log_settings(config)}
 
 
-def find_log(data: DataConfig, root: Path, work: Path) -> list[Source]:
-    """Return the log and its items' table, written below `root` unless they exist.
-
-    If `root` holds a finished dataset, nothing outside `work` is written.
-    """
+def find_log(data: DataConfig, root: Path) -> list[Source]:
+    """Return the log and its items' table, written below `root` unless they or a finished dataset are there."""
     config = keys_of_extension(data, SyntheticEventsConfig)
     existing = finished_manifest(data, root)
     if existing is not None:
-        return sources_of_generated(data, root, existing, described(config))
-    log, _ = synthetic_log(config, root)
+        return sources_of_generated(data, root, existing, log_settings(config))
+    log, _ = make_log(config, root)
     return resolve_sources([str(log), str(log.with_name(TABLE))])
 
 
-def _write(config: SyntheticEventsConfig, log: Path, table: Path) -> Json:
+def _write_log(config: SyntheticEventsConfig, log: Path, table: Path) -> Json:
+    """Write a log and its items' table as Parquet, and return the best scores (`BayesScores`) on the last day."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -131,12 +129,12 @@ def _write(config: SyntheticEventsConfig, log: Path, table: Path) -> Json:
             columns, scores = user_events(config, world, block)
             writer.write_table(pa.table(columns, schema=pa.schema(types)))
             score_blocks.append(scores)
-    times, probability, labels = (np.concatenate(each) for each in zip(*score_blocks, strict=True))
-    in_last = (times - times.min()) // DAY == (times.max() - times.min()) // DAY
-    steps = np.clip(np.rint(probability[in_last] * PROBABILITY_STEPS), 1, PROBABILITY_STEPS - 1).astype(np.int64)
-    every = np.bincount(steps, minlength=PROBABILITY_STEPS)
-    positive = np.bincount(steps[labels[in_last]], minlength=PROBABILITY_STEPS)
-    return asdict(bayes_scores(every, positive))
+    times, probability, labels = (np.concatenate(columns) for columns in zip(*score_blocks, strict=True))
+    is_last_day = (times - times.min()) // DAY == (times.max() - times.min()) // DAY
+    steps = np.clip(np.rint(probability[is_last_day] * PROBABILITY_STEPS), 1, PROBABILITY_STEPS - 1).astype(np.int64)
+    samples = np.bincount(steps, minlength=PROBABILITY_STEPS)
+    positives = np.bincount(steps[labels[is_last_day]], minlength=PROBABILITY_STEPS)
+    return asdict(bayes_scores(samples, positives))
 
 
 def user_events(
@@ -182,8 +180,9 @@ def user_events(
     }
     ranks = np.empty(len(place), np.int64)
     ranks[place] = np.arange(len(place))
-    before = ranks[:listens] - np.repeat(ranks[:listens][np.append(0, np.cumsum(counts)[:-1])], counts)
-    is_sample = before >= MIN_HISTORY
+    # The rank of a user's first listen, which is the user's first event, makes ranks numbers of earlier events.
+    earlier_events = ranks[:listens] - np.repeat(ranks[:listens][np.append(0, np.cumsum(counts)[:-1])], counts)
+    is_sample = earlier_events >= MIN_HISTORY
     return columns, (times[is_sample], probability[is_sample], labels[is_sample])
 
 

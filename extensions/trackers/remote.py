@@ -22,7 +22,7 @@ class MLflow:
     """A run of an MLflow server or directory; figures are sent by MLflow's own thread."""
 
     def __init__(self, uri: str, experiment: str, run: str, settings: Settings, id_file: Path) -> None:
-        """`id_file`: the file that remembers the remote run's id."""
+        """Begin a remote run, or continue the one of `id_file`, which remembers its id."""
         self._client: Any = importlib.import_module("mlflow").MlflowClient(uri)
         self._entities: Any = importlib.import_module("mlflow.entities")
         self._id, self._last_step = (id_file.read_text(encoding="utf-8").strip(), -1) if id_file.exists() else ("", -1)
@@ -40,7 +40,7 @@ class MLflow:
         id_file.write_text(self._id, encoding="utf-8")
 
     def event(self, event: AnyEvent) -> None:
-        """Those that were sent before an interruption are not sent again."""
+        """Send an event, unless it was sent before an interruption."""
         if event.step > self._last_step:
             stamp, step = time.time_ns() // 1_000_000, event.step
             metrics = [self._entities.Metric(tag, value, stamp, step) for tag, value in figures(event).items()]
@@ -57,7 +57,7 @@ class WeightsAndBiases:
     """A run of a W&B project; WANDB_MODE=offline keeps it on this machine."""
 
     def __init__(self, project: str, run: str, settings: Settings, id_file: Path) -> None:
-        """`id_file`: the file that remembers the run's id; W&B's own files lie beside it."""
+        """Begin a remote run, or continue the one of `id_file`, which remembers its id; W&B's files lie beside it."""
         wandb: Any = importlib.import_module("wandb")
         # W&B continues a run only under the id that it began with.
         number = id_file.read_text(encoding="utf-8").strip() if id_file.exists() else uuid.uuid4().hex
@@ -67,7 +67,7 @@ class WeightsAndBiases:
         id_file.write_text(number, encoding="utf-8")
 
     def event(self, event: AnyEvent) -> None:
-        """W&B takes steps in order only: earlier ones are left out."""
+        """Send an event, unless it is of an earlier step: W&B takes steps in order only."""
         if event.step >= self._run.step:
             self._run.log(figures(event), step=event.step)
 
@@ -99,5 +99,5 @@ def one_line_errors(key: str, value: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        first = str(error).strip().partition("\n")[0]
-        raise UserError(f"{key}={value}: {type(error).__name__}: {first}; fix it, or leave the key out") from error
+        first_line = str(error).strip().partition("\n")[0]
+        raise UserError(f"{key}={value}: {type(error).__name__}: {first_line}; fix it, or leave the key out") from error

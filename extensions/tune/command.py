@@ -62,7 +62,7 @@ class Range(NamedTuple):
 
     @property
     def is_log(self) -> bool:
-        """Whether every factor, in place of every difference, is equally likely."""
+        """Return whether every factor, in place of every difference, is equally likely."""
         return self.low > 0 and self.high / self.low >= LOG_RATIO
 
 
@@ -71,19 +71,21 @@ Space: TypeAlias = dict[str, Range | tuple[str, ...]]  # by dotted key: a range,
 
 def space_of(search: dict[str, Any]) -> Space:
     """Return the settings to search from the nested values of `search`."""
-    return {name: _values_of(name, values) for name, values in _leaves("", search)}
+    return {name: _parse_values(name, values) for name, values in _flatten_keys("", search)}
 
 
-def _leaves(prefix: str, values: dict[str, Any]) -> list[tuple[str, Any]]:
-    leaves = []
+def _flatten_keys(prefix: str, values: dict[str, Any]) -> list[tuple[str, Any]]:
+    """Return dotted keys, which begin with `prefix`, and their values."""
+    pairs = []
     for name, value in values.items():
         dotted = f"{prefix}{name}"
-        leaves += _leaves(f"{dotted}.", value) if isinstance(value, dict) else [(dotted, value)]
-    return leaves
+        pairs += _flatten_keys(f"{dotted}.", value) if isinstance(value, dict) else [(dotted, value)]
+    return pairs
 
 
-def _values_of(name: str, values: Any) -> Range | tuple[str, ...]:
-    texts = tuple(dict.fromkeys(map(_text, values))) if isinstance(values, list) else ()
+def _parse_values(name: str, values: Any) -> Range | tuple[str, ...]:
+    """Return the range or the choices of a setting. Raise UserError for fewer than two."""
+    texts = tuple(dict.fromkeys(map(_value_text, values))) if isinstance(values, list) else ()
     if len(texts) < 2:
         raise UserError(f"search.{name}={format_override(values)}: must be a list of two or more different values")
     numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
@@ -97,11 +99,12 @@ def _values_of(name: str, values: Any) -> Range | tuple[str, ...]:
     return texts
 
 
-def _text(value: Any) -> str:
+def _value_text(value: Any) -> str:
+    """Return a value as it is typed behind `key=`."""
     return value if isinstance(value, str) and PLAIN.fullmatch(value) else format_override(value)
 
 
-def ends(space: Space) -> list[list[str]]:
+def boundary_overrides(space: Space) -> list[list[str]]:
     """Return overrides for each choice, and for the ends of each range, to be checked before a trial."""
     return [
         [f"{name}={value}"]
@@ -110,7 +113,7 @@ def ends(space: Space) -> list[list[str]]:
     ]
 
 
-def draw(trial: Trial, space: Space) -> None:
+def draw_settings(trial: Trial, space: Space) -> None:
     """Let a trial draw a value of each setting."""
     for name, values in space.items():
         if isinstance(values, Range):
@@ -187,7 +190,7 @@ class TuneRun(NamedTuple):
 
     @property
     def is_done(self) -> bool:
-        """Whether it has ended and need not be trained again."""
+        """Return whether it has ended and need not be trained again."""
         outcome = read_outcome(self.directory)
         return outcome is not None and outcome.status in DONE
 
@@ -232,15 +235,16 @@ def train(run: TuneRun, arguments: Sequence[str], monitor: Monitor, watch: Watch
     # A trial's output would hide the search's own lines, so it is kept back unless the run fails.
     with tempfile.TemporaryFile() as log:
         words = ["app.train", *QUIET, *arguments, *run.overrides]
-        status = _watched(start_module(words, subprocess.DEVNULL, log), run, monitor, watch)
+        status = _watch_process(start_module(words, subprocess.DEVNULL, log), run, monitor, watch)
         if status not in (EXIT_DONE, EXIT_STOPPED, STOPPED_BY_WATCH):
             log.seek(0)
             print(last_line(log.read().decode(errors="replace"), ""), file=sys.stderr)
         return status
 
 
-def _watched(process: subprocess.Popen[bytes], run: TuneRun, monitor: Monitor, watch: Watch) -> int:
-    seen, is_stopped = 0, False
+def _watch_process(process: subprocess.Popen[bytes], run: TuneRun, monitor: Monitor, watch: Watch) -> int:
+    """Wait for a run's process, and show its evaluations to `watch`; return as `train` does, and raise likewise."""
+    num_seen, is_stopped = 0, False
     while True:
         try:
             status = process.wait(SECONDS_BETWEEN_LOOKS)
@@ -255,12 +259,12 @@ def _watched(process: subprocess.Popen[bytes], run: TuneRun, monitor: Monitor, w
             return STOPPED_BY_WATCH if is_stopped else status
         # A trial is a run like any other, whose own file tells its evaluations.
         evaluations = read_evaluations(run.directory) if (run.directory / METRICS).exists() else []
-        for evaluation in evaluations[seen:]:
+        for evaluation in evaluations[num_seen:]:
             value = monitored_value(evaluation.figures(), monitor)
             if not is_stopped and value is not None and watch(evaluation.step or 0, score(value, monitor)):
                 is_stopped = True
                 process.terminate()
-        seen = len(evaluations)
+        num_seen = len(evaluations)
 
 
 def test_figures(run: TuneRun) -> EvaluationFigures | None:
@@ -271,13 +275,13 @@ def test_figures(run: TuneRun) -> EvaluationFigures | None:
     return figures_of_test(run.directory)
 
 
-LEVEL = 0.05  # of the paired test, divided by the number of finalists (Bonferroni)
-WANTED = 0.001  # the difference whose number of seeds is named
+SIGNIFICANCE = 0.05  # of the paired test, divided by the number of finalists (Bonferroni)
+WANTED_DIFFERENCE = 0.001  # the difference whose number of seeds is named
 DIGITS = 5
 
 
 @dataclass
-class Tried:
+class TriedTrial:
     """A trial: its run, how it ended (completed, pruned or fail), and its score on val, higher for better models."""
 
     run: TuneRun
@@ -286,7 +290,7 @@ class Tried:
 
     @property
     def is_ranked(self) -> bool:
-        """Whether it may become a finalist."""
+        """Return whether it may become a finalist."""
         return self.status == "completed" and self.score is not None
 
 
@@ -305,23 +309,23 @@ class Finalist:
 class Outcome:
     """All trials, and the finalists, of which the first is the configuration as it is."""
 
-    tried: list[Tried]
+    tried: list[TriedTrial]
     finalists: list[Finalist]
     monitor: Monitor
 
     @property
     def differences(self) -> list[MeanDifference]:
         """Return each finalist's mean score less that of the configuration as it is, paired by seed."""
-        return [paired(self.finalists[0].scores, other.scores) for other in self.finalists[1:]]
+        return [paired(self.finalists[0].scores, finalist.scores) for finalist in self.finalists[1:]]
 
     @property
-    def taken(self) -> int:
+    def place_to_take(self) -> int:
         """Return the place of the finalist to take; 0 if none is better by more than chance."""
         # The best of many trials leads by chance, too, so only a significant gain is taken.
         better = [
             (difference.mean, place)
             for place, difference in enumerate(self.differences, start=1)
-            if difference.mean > 0 and difference.p is not None and difference.p < LEVEL / len(self.differences)
+            if difference.mean > 0 and difference.p is not None and difference.p < SIGNIFICANCE / len(self.differences)
         ]
         return max(better)[1] if better else 0
 
@@ -344,57 +348,60 @@ class Outcome:
             return ["No trial came to an end, so there is nothing to compare with the configuration as it is."]
         seeds = len(self.finalists[0].scores)
         base = self.finalists[0]
-        place = self.taken or max(range(1, len(self.finalists)), key=lambda place: self.differences[place - 1].mean)
+        place = self.place_to_take or max(
+            range(1, len(self.finalists)), key=lambda place: self.differences[place - 1].mean
+        )
         best, difference = self.finalists[place], self.differences[place - 1]
-        means = [figure(self.value(spread(each.scores).mean), DIGITS) for each in (best, base)]
-        ends = sorted(self.value(end) for end in (difference.low or 0.0, difference.high or 0.0))
+        means = [figure(self.value(spread(finalist.scores).mean), DIGITS) for finalist in (best, base)]
+        interval = sorted(self.value(end) for end in (difference.low or 0.0, difference.high or 0.0))
         compared = (
             f"{self.label} of val {means[0]} instead of {means[1]} (95% interval of the difference "
-            f"{figure(ends[0], DIGITS)} to {figure(ends[1], DIGITS)}, on {plural(seeds, 'fresh seed')})"
+            f"{figure(interval[0], DIGITS)} to {figure(interval[1], DIGITS)}, on {plural(seeds, 'fresh seed')})"
         )
-        if self.taken:
+        if self.place_to_take:
             sentences = [f"Take trial {best.trial}, {' '.join(best.settings)}: {compared}."]
         else:
-            deviations = spread([b - a for a, b in zip(base.scores, best.scores, strict=True)]).std or 0.0
-            needed = seeds_needed(WANTED, deviations)
+            gains = [score - base_score for base_score, score in zip(base.scores, best.scores, strict=True)]
+            needed = seeds_needed(WANTED_DIFFERENCE, spread(gains).std or 0.0)
             more = (
-                f"{needed} seeds would detect a difference of {WANTED}"
+                f"{needed} seeds would detect a difference of {WANTED_DIFFERENCE}"
                 if needed
-                else f"a difference of {WANTED} needs over 10,000 seeds"
+                else f"a difference of {WANTED_DIFFERENCE} needs over 10,000 seeds"
             )
             sentences = [f"No difference: trial {best.trial}, {' '.join(best.settings)}: {compared}; {more}."]
-        tested = [[each.main_value for each in finalist.tested if each] for finalist in (best, base)]
+        tested = [[figures.main_value for figures in finalist.tested if figures] for finalist in (best, base)]
         if all(values and None not in values for values in tested):
-            main = METRIC_ROWS[next(each.main for each in base.tested if each)].label
+            main = METRIC_ROWS[next(figures.main for figures in base.tested if figures)].label
             shown_means = [figure(spread([value or 0.0 for value in values]).mean, DIGITS) for values in tested]
             sentences.append(f"{main} of test, scored once: {shown_means[0]} instead of {shown_means[1]}.")
         return sentences
 
     def document(self) -> dict[str, Any]:
-        """Return everything as plain values."""
+        """Return tune.json: the verdict, all trials, and the finalists with their values by seed."""
         return {
             "judged by": shown(self.monitor),
             "verdict": self.sentences(),
-            "take": self.finalists[self.taken].settings if self.finalists else None,
+            "take": self.finalists[self.place_to_take].settings if self.finalists else None,
             "trials": [
                 {
-                    "trial": each.run.trial,
-                    "settings": each.run.settings,
-                    "status": each.status,
-                    "value": None if each.score is None else self.value(each.score),
+                    "trial": trial.run.trial,
+                    "settings": trial.run.settings,
+                    "status": trial.status,
+                    "value": None if trial.score is None else self.value(trial.score),
                 }
-                for each in self.tried
+                for trial in self.tried
             ],
             "finalists": [
                 {
-                    "trial": each.trial,
-                    "settings": each.settings,
+                    "trial": finalist.trial,
+                    "settings": finalist.settings,
                     "values": {
-                        str(run.seed): self.value(score) for run, score in zip(each.runs, each.scores, strict=True)
+                        str(run.seed): self.value(score)
+                        for run, score in zip(finalist.runs, finalist.scores, strict=True)
                     },
-                    "test": [figures and figures.main_value for figures in each.tested] or None,
+                    "test": [figures and figures.main_value for figures in finalist.tested] or None,
                 }
-                for each in self.finalists
+                for finalist in self.finalists
             ],
         }
 
@@ -410,37 +417,39 @@ def tune_page(outcome: Outcome, arguments: Sequence[str], directory: Path) -> st
         directory,
         [],
         title=f"Search of {plural(len(outcome.tried), 'trial')}",
-        sentences=[("good" if outcome.taken else "plain", sentence) for sentence in outcome.sentences()],
-        trials=_trials(outcome),
-        finalists=_finalists(outcome),
+        sentences=[("good" if outcome.place_to_take else "plain", sentence) for sentence in outcome.sentences()],
+        trials=_trial_table(outcome),
+        finalists=_finalist_table(outcome),
         command=shlex.join(["python", "-m", "app.tune", *arguments]),
     )
 
 
-def _trials(outcome: Outcome) -> ReportTable:
-    ranked = sorted(outcome.tried, key=lambda each: (each.score is None, -(each.score or 0.0), each.run.trial))
+def _trial_table(outcome: Outcome) -> ReportTable:
+    """Return the table of all trials, the best first, those without a score last."""
+    ranked = sorted(outcome.tried, key=lambda trial: (trial.score is None, -(trial.score or 0.0), trial.run.trial))
     rows = [
         [
-            str(each.run.trial),
-            NONE if each.score is None else figure(outcome.value(each.score), DIGITS),
-            {"fail": "failed", "pruned": "stopped early"}.get(each.status, each.status),
-            " ".join(each.run.settings) or AS_IT_IS,
+            str(trial.run.trial),
+            NONE if trial.score is None else figure(outcome.value(trial.score), DIGITS),
+            {"fail": "failed", "pruned": "stopped early"}.get(trial.status, trial.status),
+            " ".join(trial.run.settings) or AS_IT_IS,
         ]
-        for each in ranked
+        for trial in ranked
     ]
     note = "The best first. Stopped early: worse than the median of earlier trials after as many steps."
     return ReportTable(["Trial", f"{outcome.label} of val", "Ended", "Settings"], rows, {1}, note)
 
 
-def _finalists(outcome: Outcome) -> ReportTable:
+def _finalist_table(outcome: Outcome) -> ReportTable:
+    """Return the table of the finalists, with their scores on val by seed."""
     seeds = [run.seed for run in outcome.finalists[0].runs] if outcome.finalists else []
     rows = [
         [
-            str(each.trial),
-            " ".join(each.settings) or AS_IT_IS,
-            *(figure(outcome.value(score), DIGITS) for score in each.scores),
+            str(finalist.trial),
+            " ".join(finalist.settings) or AS_IT_IS,
+            *(figure(outcome.value(score), DIGITS) for score in finalist.scores),
         ]
-        for each in outcome.finalists
+        for finalist in outcome.finalists
     ]
     columns = ["Trial", "Settings", *(f"Seed {seed}" for seed in seeds)]
     return ReportTable(columns, rows, set(range(2, len(columns))), f"{outcome.label} of val by seed.")
@@ -462,12 +471,12 @@ def main(config: TuneConfig) -> int:
     logging.basicConfig(format="%(message)s")
     arguments, space, out = training_arguments(sys.argv[1:]), space_of(config.search), Path(config.out)
     # A setting that cannot work is refused before the first trial, not in the middle of the search.
-    for overrides in ends(space):
+    for overrides in boundary_overrides(space):
         validate_new_run(compose_config(AppConfig, CONFIG_DIR, [*arguments, *overrides]))
     study = open_study(out, arguments, space)
     try:
         with FileLock(out / LOCK, blocking=False):
-            return _tune(config, arguments, space, study)
+            return _search_and_compare(config, arguments, space, study)
     except SearchStopped:
         return EXIT_STOPPED
     except Timeout as error:
@@ -480,12 +489,12 @@ def training_arguments(arguments: Sequence[str]) -> list[str]:
     for name, argument in zip(names, arguments, strict=True):
         if name in REFUSED:
             raise UserError(f"{argument}: not of a search: {REFUSED[name]}")
-    own = [argument for name, argument in zip(names, arguments, strict=True) if name.split(".")[0] not in OWN_KEYS]
-    return add_file_keys(AppConfig, CONFIG_DIR, own)
+    kept = [argument for name, argument in zip(names, arguments, strict=True) if name.split(".")[0] not in OWN_KEYS]
+    return add_file_keys(AppConfig, CONFIG_DIR, kept)
 
 
 def open_study(out: Path, arguments: Sequence[str], space: Space) -> Study:
-    """Open or create the search's database."""
+    """Open or create the search's database. Raise UserError if it is of other arguments, or Optuna is missing."""
     try:
         import optuna
     except ModuleNotFoundError as error:
@@ -509,7 +518,8 @@ def open_study(out: Path, arguments: Sequence[str], space: Space) -> Study:
     return study
 
 
-def _tune(config: TuneConfig, arguments: Sequence[str], space: Space, study: Study) -> int:
+def _search_and_compare(config: TuneConfig, arguments: Sequence[str], space: Space, study: Study) -> int:
+    """Run the trials and the finalists, write the results after each trial, and return the exit status."""
     out, monitor, seed = Path(config.out), config.train.monitor, config.train.seed
     # Optuna does not draw trial 0: it is what all others are compared with.
     base = TuneRun(0, seed, [], out / "trial_0")
@@ -518,18 +528,19 @@ def _tune(config: TuneConfig, arguments: Sequence[str], space: Space, study: Stu
     status = train(base, arguments, monitor)
     if status:
         return status if status in (EXIT_BAD_INPUT, EXIT_STOPPED) else EXIT_FAILED
-    tried = [Tried(base, "completed", base.score(monitor))]
-    _write(config, Outcome(tried, [], monitor))
+    tried = [TriedTrial(base, "completed", base.score(monitor))]
+    _write_results(config, Outcome(tried, [], monitor))
     for number in range(1, config.trials):
-        tried.append(_try(number, study, space, arguments, config, progress))
-        _write(config, Outcome(tried, [], monitor))
-    best = sorted((each for each in tried[1:] if each.is_ranked), key=lambda each: -(each.score or 0.0))
-    finalists = [_finalist(each.run, arguments, config, progress) for each in [tried[0], *best[: config.finalists]]]
+        tried.append(_run_trial(number, study, space, arguments, config, progress))
+        _write_results(config, Outcome(tried, [], monitor))
+    best = sorted((trial for trial in tried[1:] if trial.is_ranked), key=lambda trial: -(trial.score or 0.0))
+    chosen = [tried[0], *best[: config.finalists]]
+    finalists = [_train_finalist(trial.run, arguments, config, progress) for trial in chosen]
     outcome = Outcome(tried, finalists, monitor)
     # Test is scored once, after the choice: a choice by test would make its figures too good.
-    for finalist in {0: finalists[0], outcome.taken: finalists[outcome.taken]}.values():
+    for finalist in {0: finalists[0], outcome.place_to_take: finalists[outcome.place_to_take]}.values():
         finalist.tested += [test_figures(run) for run in finalist.runs]
-    _write(config, outcome)
+    _write_results(config, outcome)
     for sentence in outcome.sentences():
         print(sentence)
     print(out / PAGE)
@@ -550,10 +561,10 @@ class Progress:
         print(f"{self._begun} of {self._total}{about}: {words}", flush=True)
 
 
-def _try(
+def _run_trial(
     number: int, study: Study, space: Space, arguments: Sequence[str], config: TuneConfig, progress: Progress
-) -> Tried:
-    """Run a trial of Optuna's, or return what became of it."""
+) -> TriedTrial:
+    """Run a trial whose settings Optuna draws, or continue it; return the result of one that has ended."""
     from optuna.samplers import TPESampler
     from optuna.trial import Trial, TrialState
 
@@ -564,12 +575,12 @@ def _try(
     trial = study.ask() if len(known) < number else Trial(study, known[number - 1]._trial_id)
     state = study.trials[number - 1].state
     if not state.is_finished():
-        draw(trial, space)
+        draw_settings(trial, space)
     run = TuneRun(number, config.train.seed, overrides_of(trial.params), Path(config.out) / f"trial_{number}")
     progress.begin(f"{run.directory}: {' '.join(run.settings)}")
     if state.is_finished():
-        return Tried(run, state.name.lower().replace("complete", "completed"), study.trials[number - 1].value)
-    reported = study.trials[number - 1].intermediate_values  # before a kill
+        return TriedTrial(run, state.name.lower().replace("complete", "completed"), study.trials[number - 1].value)
+    reported = study.trials[number - 1].intermediate_values  # scores by step from before a kill
 
     def watch(step: int, score: float) -> bool:
         # Steps from before a kill are in the study already.
@@ -583,22 +594,25 @@ def _try(
     if status == STOPPED_BY_WATCH:
         state = TrialState.PRUNED
     study.tell(trial, score, state=state)
-    return Tried(run, state.name.lower().replace("complete", "completed"), score)
+    return TriedTrial(run, state.name.lower().replace("complete", "completed"), score)
 
 
-def _finalist(run: TuneRun, arguments: Sequence[str], config: TuneConfig, progress: Progress) -> Finalist:
+def _train_finalist(run: TuneRun, arguments: Sequence[str], config: TuneConfig, progress: Progress) -> Finalist:
     """Train a finalist's settings at other seeds than the one that the trials were chosen by."""
     runs = []
     for seed in range(config.train.seed + 1, config.train.seed + 1 + config.seeds):
-        other = run._replace(seed=seed, directory=run.directory.with_name(f"{run.directory.name}_seed_{seed}"))
-        progress.begin(f"{other.directory}: seed {seed} of {' '.join(run.settings) or 'the configuration as it is'}")
-        if status := train(other, arguments, config.train.monitor):
-            raise UserError(f"{other.directory}: ended with exit status {status}; the same command goes on from there")
-        runs.append(other)
-    return Finalist(run.trial, run.settings, runs, [each.score(config.train.monitor) for each in runs])
+        seed_run = run._replace(seed=seed, directory=run.directory.with_name(f"{run.directory.name}_seed_{seed}"))
+        progress.begin(f"{seed_run.directory}: seed {seed} of {' '.join(run.settings) or AS_IT_IS}")
+        if status := train(seed_run, arguments, config.train.monitor):
+            raise UserError(
+                f"{seed_run.directory}: ended with exit status {status}; the same command goes on from there"
+            )
+        runs.append(seed_run)
+    return Finalist(run.trial, run.settings, runs, [run.score(config.train.monitor) for run in runs])
 
 
-def _write(config: TuneConfig, outcome: Outcome) -> None:
+def _write_results(config: TuneConfig, outcome: Outcome) -> None:
+    """Write tune.json and tune.html."""
     out = Path(config.out)
     write_atomically(out / DOCUMENT, (json.dumps(outcome.document(), indent=1) + "\n").encode())
     write_page(out / PAGE, tune_page(outcome, redact_arguments(sys.argv[1:]), out))

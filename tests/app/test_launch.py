@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from app.launch import Job, _stopped, first_failure
+from app.launch import Job, _status_after_signal, first_failure
 from tests.app.conftest import REPOSITORY
 from tests.app.group import train_group
 from tests.app.launched import Launcher
@@ -72,8 +72,8 @@ def test_the_cause_is_reported_not_its_effects(failures: dict[int, tuple[int, in
 
 def test_a_signal_after_the_processes_have_saved_changes_no_status() -> None:
     """As when Kubernetes deletes one pod and then the other."""
-    assert _stopped(signal.SIGTERM, Job("a:1", "2", statuses={75})) == 75
-    assert _stopped(signal.SIGTERM, Job("a:1", "2")) == 128 + signal.SIGTERM
+    assert _status_after_signal(signal.SIGTERM, Job("a:1", "2", statuses={75})) == 75
+    assert _status_after_signal(signal.SIGTERM, Job("a:1", "2")) == 128 + signal.SIGTERM
 
 
 @pytest.mark.slow("processes")

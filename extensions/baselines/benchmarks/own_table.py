@@ -35,10 +35,10 @@ from extensions.baselines.benchmarks.tables import (
     MARGIN_TREES,
     SHAPES,
     TableShape,
-    adult,
+    adult_shape,
     write_table,
 )
-from extensions.baselines.command import computed
+from extensions.baselines.command import find_or_fit
 from extensions.baselines.fit import all_rates, tree_inputs
 from extensions.baselines.rows import BaselinesConfig, load_rows
 
@@ -57,8 +57,8 @@ def main() -> None:
     arguments = parser.parse_args()
     results = {}
     shapes = {name: SHAPES[name] for name in arguments.tables}
-    if arguments.adult is not None:
-        shapes["adult"] = adult(arguments.adult)
+    if arguments.adult_shape is not None:
+        shapes["adult"] = adult_shape(arguments.adult_shape)
     for name, shape in shapes.items():
         runs = [measure(shape, seed, arguments.keys) for seed in arguments.seeds]
         results[name] = runs
@@ -71,10 +71,10 @@ def measure(shape: TableShape, seed: int, keys: list[str]) -> dict[str, Any]:
     """Return test AUCs of one draw of a table."""
     with tempfile.TemporaryDirectory() as work:
         root, run = Path(work) / "data", Path(work) / "run"
-        _run("data_prep", *write_table(shape, seed, Path(work)), f"data.path={root}")
-        _run("app.train", f"data.path={root}", f"run.dir={run}", f"train.seed={seed}", *QUIET, *keys)
-        scored = json.loads(_run("app.evaluate", f"run={run}", "split=test"))
-        baselines = computed(root, load_rows_manifest(root), "test", run, BaselinesConfig(run=str(run))).figures
+        _run_module("data_prep", *write_table(shape, seed, Path(work)), f"data.path={root}")
+        _run_module("app.train", f"data.path={root}", f"run.dir={run}", f"train.seed={seed}", *QUIET, *keys)
+        scored = json.loads(_run_module("app.evaluate", f"run={run}", "split=test"))
+        baselines = find_or_fit(root, load_rows_manifest(root), "test", run, BaselinesConfig(run=str(run))).figures
         trees = tuned_trees(root)
         summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
     return {
@@ -93,21 +93,24 @@ def tuned_trees(root: Path) -> float:
     """Return the AUC on test of scikit-learn's boosted trees with the best of LEAVES and their best number, by val."""
     manifest = load_rows_manifest(root)
     train, val, test = (load_rows(root, manifest, split, None) for split in ("train", "val", "test"))
-    columns, of_val = tree_inputs(train, val, all_rates(train, val))
-    _, of_test = tree_inputs(train, test, all_rates(train, test))
+    columns, val_columns = tree_inputs(train, val, all_rates(train, val))
+    _, test_columns = tree_inputs(train, test, all_rates(train, test))
     aucs = []
     for leaves in LEAVES:
         trees = HistGradientBoostingClassifier(
             max_iter=500, max_leaf_nodes=leaves, early_stopping=True, n_iter_no_change=10, random_state=0
-        ).fit(columns, train.labels, X_val=of_val, y_val=val.labels)
+        ).fit(columns, train.labels, X_val=val_columns, y_val=val.labels)
         # The trees fitted after the best number of them do not count.
         best = int(np.argmax(trees.validation_score_[1:]))
-        preds = [next(islice(trees.staged_predict_proba(of), best, None))[:, 1] for of in (of_val, of_test)]
+        preds = [
+            next(islice(trees.staged_predict_proba(inputs), best, None))[:, 1] for inputs in (val_columns, test_columns)
+        ]
         aucs.append(tuple(map(roc_auc_score, (val.labels, test.labels), preds)))
     return float(max(aucs)[1])
 
 
-def _run(module: str, *arguments: str) -> str:
+def _run_module(module: str, *arguments: str) -> str:
+    """Run a module and return what it prints; end with its messages if it fails."""
     process = subprocess.run([sys.executable, "-m", module, *arguments], capture_output=True, text=True, check=False)
     if process.returncode:
         raise SystemExit(f"python -m {module} {' '.join(arguments)}\n{process.stderr}")
@@ -120,11 +123,11 @@ def markdown(results: dict[str, list[dict[str, Any]]]) -> str:
     lines = [head, "|---|" + "---|" * 6]
     met = {"lr": 0, "trees": 0}
     for name, runs in results.items():
-        cells = [_cell([run[key] for run in runs]) for key in ("model", "lr", "trees")]
+        cells = [_interval_text([run[key] for run in runs]) for key in ("model", "lr", "trees")]
         differences = {key: [run["model"] - run[key] for run in runs] for key in met}
         for key, margin in (("lr", MARGIN_LR), ("trees", MARGIN_TREES)):
             met[key] += float(np.mean(differences[key])) >= -margin
-        cells += [_cell(differences[key]) for key in met]
+        cells += [_interval_text(differences[key]) for key in met]
         lines.append(f"| {name} | {runs[0]['rows']:,} | {' | '.join(cells)} |")
     lines += [
         "",
@@ -134,7 +137,8 @@ def markdown(results: dict[str, list[dict[str, Any]]]) -> str:
     return "\n".join(lines)
 
 
-def _cell(values: list[float]) -> str:
+def _interval_text(values: list[float]) -> str:
+    """Return the mean of values over seeds, and half its 95 % interval if there are several."""
     mean, half = interval(values)
     return f"{mean:.4f}" if np.isnan(half) else f"{mean:.4f} ± {half:.4f}"
 

@@ -59,21 +59,21 @@ def main() -> None:
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """All figures by form and batch."""
+    """Return all figures by form and batch."""
     runs = exported_models(arguments.rows)
     results: dict[str, dict[str, Any]] = {}
     for batch in arguments.batches:
-        dense, ids = encoded(arguments.rows, batch)
+        dense, ids = random_inputs(arguments.rows, batch)
         forms: dict[str, Callable[[], object]] = {name: partial(run, dense, ids) for name, run in runs.items()}
         if arguments.served is not None:
-            forms["score.py"] = raw_rows(arguments.served, batch)
-        for name, figures in timed(forms, batch, arguments.seconds).items():
+            forms["score.py"] = score_raw_rows(arguments.served, batch)
+        for name, figures in time_calls(forms, batch, arguments.seconds).items():
             results.setdefault(name, {})[str(batch)] = figures
     return results
 
 
 def exported_models(rows: int) -> dict[str, Model]:
-    """model.onnx in both precisions."""
+    """Return a random model with tables of `rows` rows as model.onnx, in fp32 and int8, by name."""
     config = ModelConfig(embedding_dim=DIM, dense_arch=[*DENSE_ARCH], over_arch=[*OVER_ARCH])
     num_embeddings = dict.fromkeys(FEATURES, rows)
     runs: dict[str, Model] = {}
@@ -86,11 +86,12 @@ def exported_models(rows: int) -> dict[str, Model]:
         for parameter in model.parameters():
             torch.nn.init.normal_(parameter.data, std=0.1)
         graph = ModelGraph(model.eval(), NUM_DENSE, num_embeddings, [], precision)
-        runs[f"onnx_{precision.value}"] = _onnx(graph)
+        runs[f"onnx_{precision.value}"] = _onnx_model(graph)
     return runs
 
 
-def _onnx(graph: ModelGraph) -> Model:
+def _onnx_model(graph: ModelGraph) -> Model:
+    """Return ONNX Runtime's function of dense features and ids, on one thread."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     with tempfile.TemporaryDirectory() as directory:
@@ -100,8 +101,8 @@ def _onnx(graph: ModelGraph) -> Model:
     return lambda dense, ids: session.run(["logits"], {"dense_features": dense.numpy(), "ids": ids.numpy()})
 
 
-def raw_rows(directory: Path, batch: int) -> Callable[[], object]:
-    """score.py of an exported directory, on rows of its own columns: text as a file has it."""
+def score_raw_rows(directory: Path, batch: int) -> Callable[[], object]:
+    """Return a call of score.py of an exported directory, on rows of its own columns: text as a file has it."""
     sys.path.insert(0, str(directory))
     scorer = importlib.import_module("score").Scorer(directory, threads=1)
     draw = np.random.default_rng(batch)
@@ -109,31 +110,31 @@ def raw_rows(directory: Path, batch: int) -> Callable[[], object]:
     return lambda: scorer.score(rows)
 
 
-def encoded(rows: int, batch: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Dense features [B, N] and ids [B, F] int64."""
+def random_inputs(rows: int, batch: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Draw dense features [B, N] and ids [B, F] int64."""
     draw = torch.Generator().manual_seed(batch)
     return torch.rand(batch, NUM_DENSE, generator=draw), torch.randint(rows, (batch, NUM_SPARSE), generator=draw)
 
 
-def timed(forms: Mapping[str, Callable[[], object]], batch: int, seconds: float) -> dict[str, dict[str, float]]:
-    """Milliseconds of a call, and rows a second, by form; calls alternate until each form had its seconds."""
+def time_calls(forms: Mapping[str, Callable[[], object]], batch: int, seconds: float) -> dict[str, dict[str, float]]:
+    """Return milliseconds of a call, and rows a second, by form; calls alternate until each form had its seconds."""
     calls: dict[str, list[float]] = {name: [] for name in forms}
     for form in forms.values():
         for _ in range(WARM_UP):
             form()
-    while min(sum(each) for each in calls.values()) < seconds:
+    while min(sum(durations) for durations in calls.values()) < seconds:
         for name, form in forms.items():
             begin = time.perf_counter()
             form()
             calls[name].append(time.perf_counter() - begin)
     return {
         name: {
-            "p50_ms": round(float(np.percentile(each, 50)) * 1e3, 3),
-            "p99_ms": round(float(np.percentile(each, 99)) * 1e3, 3),
-            "rows_per_s": round(batch * len(each) / sum(each)),
-            "calls": len(each),
+            "p50_ms": round(float(np.percentile(durations, 50)) * 1e3, 3),
+            "p99_ms": round(float(np.percentile(durations, 99)) * 1e3, 3),
+            "rows_per_s": round(batch * len(durations) / sum(durations)),
+            "calls": len(durations),
         }
-        for name, each in calls.items()
+        for name, durations in calls.items()
     }
 
 

@@ -35,13 +35,13 @@ BATCH, BATCHES = 1024, 20
 
 
 def write_log(directory: Path, num_events: int, order: str) -> list[str]:
-    """Write the log and its tables; the arguments that name them."""
+    """Write the log, sorted by `order` ("time" or "user"), and its tables; return the overrides that name them."""
     rng = np.random.default_rng(0)
     users = max(1, num_events // EVENTS_PER_USER)
     weights = rng.lognormal(0, 1, users)
     user = np.sort(rng.choice(users, num_events, p=weights / weights.sum()).astype(np.uint32))
     times = rng.integers(0, 26_000_000 // 5, num_events, np.uint32) * 5
-    by = np.argsort(times, kind="stable") if order == "time" else np.lexsort((times, user))
+    row_order = np.argsort(times, kind="stable") if order == "time" else np.lexsort((times, user))
     schema = pa.schema(
         {
             "uid": pa.uint32(),
@@ -55,20 +55,20 @@ def write_log(directory: Path, num_events: int, order: str) -> list[str]:
     kinds = np.array(["listen", "like", "dislike", "unlike", "undislike"])
     with pq.ParquetWriter(directory / "multi_event.parquet", schema) as writer:
         for start in range(0, num_events, GROUP):
-            rows = by[start : start + GROUP]
+            rows = row_order[start : start + GROUP]
             kind = rng.choice(5, len(rows), p=[0.93, 0.03, 0.01, 0.02, 0.01])
             ratio = pa.array(rng.choice([10, 100], len(rows), p=[0.4, 0.6]).astype(np.uint16), mask=kind != 0)
             item = ((rng.pareto(0.8, len(rows)) * 1000).astype(np.int64) % ITEMS + 1).astype(np.uint32)
             organic = rng.integers(0, 2, len(rows), np.uint8)
             writer.write_table(pa.table([user[rows], times[rows], item, organic, ratio, kinds[kind]], schema=schema))
     for name, values in (("artist", ARTISTS), ("album", ALBUMS)):
-        of = {"item_id": np.arange(1, ITEMS + 1, dtype=np.uint32), f"{name}_id": rng.integers(1, values, ITEMS)}
-        pq.write_table(pa.table(of), directory / f"{name}_item_mapping.parquet")
+        ids = {"item_id": np.arange(1, ITEMS + 1, dtype=np.uint32), f"{name}_id": rng.integers(1, values, ITEMS)}
+        pq.write_table(pa.table(ids), directory / f"{name}_item_mapping.parquet")
     return [f"data.raw={directory}/multi_event.parquet", f"data.schema={schema_path('yambda')}"]
 
 
-def prepare(directory: Path, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Prepare the log; seconds, memory and bytes."""
+def measure_preparation(directory: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Write and prepare the log; return seconds, memory and bytes."""
     overrides = write_log(directory, arguments.events, arguments.order)
     overrides += [
         f"data.path={directory}/out",
@@ -90,8 +90,8 @@ def prepare(directory: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def read(root: Path, history: int, order: AnchorOrder, rounds: int) -> dict[str, Any]:
-    """Samples a second, median over rounds, each from its own place in the order."""
+def measure_reading(root: Path, history: int, order: AnchorOrder, rounds: int) -> dict[str, Any]:
+    """Return samples a second, the median over rounds, each from its own place in the order."""
     config = SequencesConfig(history_length=history, min_history=min(history, 1000), order=order)
     reader = EventLog(root, load_manifest(root), config).split("train", 0, 1)
     total, rates, mean = reader.num_batches(BATCH), [], 0.0
@@ -124,11 +124,11 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(dir=arguments.directory) as directory:
-        results: dict[str, Any] = {"prepare": prepare(Path(directory), arguments), "read": []}
+        results: dict[str, Any] = {"prepare": measure_preparation(Path(directory), arguments), "read": []}
         print(json.dumps(results["prepare"], indent=1))
         for history in (200, 4_086):
             for order in AnchorOrder:
-                results["read"].append(read(Path(directory) / "out", history, order, arguments.rounds))
+                results["read"].append(measure_reading(Path(directory) / "out", history, order, arguments.rounds))
                 print(json.dumps(results["read"][-1]))
     write_result(arguments, results)
 

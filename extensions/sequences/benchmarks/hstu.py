@@ -75,18 +75,18 @@ def main() -> None:
     results = []
     for shape in starmap(Shape, product(arguments.dims, arguments.histories)):
         batches = [_batch(shape, arguments.batch, seed) for seed in range(arguments.steps)]
-        steps = {"ours": _clickwork(shape)}
+        steps = {"ours": _clickwork_step(shape)}
         if arguments.reference is not None:
-            steps["reference"] = _reference(arguments.reference, shape)
+            steps["reference"] = _reference_step(arguments.reference, shape)
         results.append(_measure(shape, steps, batches, arguments.rounds))
         print(json.dumps(results[-1]), flush=True)
     write_result(arguments, results)
 
 
 def _measure(shape: Shape, steps: dict[str, Callable[[Any], float]], batches: list[Any], rounds: int) -> dict[str, Any]:
-    """Medians of samples a second and of the ratios of each round; MiB of a step."""
+    """Return medians of samples a second and of the ratios of each round; MiB of a step."""
     rates: dict[str, list[float]] = {name: [] for name in steps}
-    grown = {f"{name}_step_mib": _growth(partial(step, batches[0])) for name, step in steps.items()}
+    grown = {f"{name}_step_mib": _memory_growth(partial(step, batches[0])) for name, step in steps.items()}
     for _ in range(rounds):
         for name, step in steps.items():
             began = time.perf_counter()
@@ -102,8 +102,8 @@ def _measure(shape: Shape, steps: dict[str, Callable[[Any], float]], batches: li
     return figures
 
 
-def _growth(work: Callable[[], object]) -> int:
-    """MiB that the process grows by, at its highest, over what it holds before."""
+def _memory_growth(work: Callable[[], object]) -> int:
+    """Return the MiB that the process grows by while `work` runs, at its highest, over what it holds before."""
     # Memory that earlier steps have freed would hide what this one needs.
     ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # the highest so far is what it has now
@@ -113,12 +113,13 @@ def _growth(work: Callable[[], object]) -> int:
 
 
 def _status_mib(name: str) -> int:
+    """Return a size of this process in MiB, such as VmRSS."""
     lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     return next(int(line.split()[1]) >> 10 for line in lines if line.startswith(f"{name}:"))
 
 
 def _batch(shape: Shape, batch: int, seed: int) -> dict[str, Any]:
-    """Made-up ids; histories of half the longest to the longest."""
+    """Return tensors of random ids, with histories of half the longest to the longest."""
     rng = np.random.default_rng(seed)
     lengths = rng.integers(shape.history // 2, shape.history + 1, batch)
     # The longest history decides how far the reference pads, so each batch has one.
@@ -142,8 +143,8 @@ def _batch(shape: Shape, batch: int, seed: int) -> dict[str, Any]:
     }
 
 
-def _sharded(tables: EmbeddingCollection) -> nn.Module:
-    """The tables as a process of a training holds them: FBGEMM's, which apply row-wise Adagrad in their backward."""
+def _shard_tables(tables: EmbeddingCollection) -> nn.Module:
+    """Return tables as a process in training holds them: FBGEMM's, which apply row-wise Adagrad in their backward."""
     sharding = {
         table.name: table_wise(rank=0, device="cpu", compute_kernel="fused") for table in tables.embedding_configs()
     }
@@ -161,8 +162,8 @@ def _sharded(tables: EmbeddingCollection) -> nn.Module:
     return sharded_tables
 
 
-def _step_of(dense: list[nn.Parameter], loss_of: Callable[[Any], Tensor], fused: bool) -> Callable[[Any], float]:
-    """A training step; the tables' optimizer is in their backward."""
+def _make_step(dense: list[nn.Parameter], loss_of: Callable[[Any], Tensor], fused: bool) -> Callable[[Any], float]:
+    """Return a training step that maps a batch to its loss; the tables' optimizer is in their backward."""
     adam = torch.optim.Adam(dense, lr=1e-4, betas=(0.95, 0.999), eps=1e-8, fused=fused)
 
     def step(batch: Any) -> float:
@@ -176,7 +177,8 @@ def _step_of(dense: list[nn.Parameter], loss_of: Callable[[Any], Tensor], fused:
     return step
 
 
-def _clickwork(shape: Shape) -> Callable[[Any], float]:
+def _clickwork_step(shape: Shape) -> Callable[[Any], float]:
+    """Return the training step of Clickwork's HSTU, float32, without dropout."""
     keys: dict[str, tuple[str, ...]] = {name: (name,) for name in CONTEXT}
     keys |= {name: (name, candidate) for name, candidate in zip(HISTORY, CANDIDATE, strict=True)}
     arch = EventArch(
@@ -187,7 +189,7 @@ def _clickwork(shape: Shape) -> Callable[[Any], float]:
     )
     assert isinstance(arch.rows, EmbeddingCollection)
     configs = [replace(table, init_fn=None) for table in arch.rows.embedding_configs()]
-    arch.rows = _sharded(EmbeddingCollection(tables=configs, device=torch.device("meta")))
+    arch.rows = _shard_tables(EmbeddingCollection(tables=configs, device=torch.device("meta")))
     width = shape.dim // shape.heads
     config = HSTUConfig(
         dim=shape.dim,
@@ -223,11 +225,11 @@ def _clickwork(shape: Shape) -> Callable[[Any], float]:
         logits = model(sequences, ids).squeeze(1)
         return 0.2 * nn.functional.binary_cross_entropy_with_logits(logits, batch["labels"].float())
 
-    return _step_of(dense, loss, fused=True)  # as app.optimizer makes it
+    return _make_step(dense, loss, fused=True)  # as app.optimizer makes it
 
 
 def _reference_config(shape: Shape) -> Any:
-    """The reference's DlrmHSTUConfig of a shape."""
+    """Return the reference's DlrmHSTUConfig of a shape."""
     from generative_recommenders.modules.dlrm_hstu import DlrmHSTUConfig
     from generative_recommenders.modules.multitask_module import MultitaskTaskType, TaskConfig
 
@@ -268,8 +270,8 @@ def _reference_config(shape: Shape) -> Any:
     )
 
 
-def _reference(directory: Path, shape: Shape) -> Callable[[Any], float]:
-    """The reference's DlrmHSTU with its kernels in PyTorch, float32, without dropout."""
+def _reference_step(directory: Path, shape: Shape) -> Callable[[Any], float]:
+    """Return the training step of the reference's DlrmHSTU with its kernels in PyTorch, float32, without dropout."""
     sys.path.insert(0, str(directory))
     from generative_recommenders.common import HammerKernel
     from generative_recommenders.modules.dlrm_hstu import DlrmHSTU
@@ -284,7 +286,7 @@ def _reference(directory: Path, shape: Shape) -> Callable[[Any], float]:
     model = DlrmHSTU(hstu_configs=configs, embedding_tables=tables, is_inference=False, bf16_training=False)
     # On the meta device, the unsharded tables take no memory; sharding allocates their own.
     collection = EmbeddingCollection(tables=list(tables.values()), device=torch.device("meta"))
-    model._embedding_collection = _sharded(collection)
+    model._embedding_collection = _shard_tables(collection)
     model.recursive_setattr("_hammer_kernel", HammerKernel.PYTORCH)
     dense = [value for name, value in model.named_parameters() if not name.startswith("_embedding_collection")]
 
@@ -306,7 +308,7 @@ def _reference(directory: Path, shape: Shape) -> Callable[[Any], float]:
         losses = model(history, candidates)[2]
         return torch.stack(list(losses.values())).sum()
 
-    return _step_of(dense, loss, fused=False)  # as its train_ranker does
+    return _make_step(dense, loss, fused=False)  # as its train_ranker does
 
 
 if __name__ == "__main__":

@@ -123,8 +123,8 @@ def main() -> None:
             settings += [*(HSTU_ON_MOVIELENS if model == "hstu" and arguments.movielens else []), *arguments.app]
             aucs: list[float] = []
             for seed in arguments.seeds[:1] if model in FEATURES else arguments.seeds:  # the trees draw nothing
-                aucs.append(measured(model, seed, log, work, settings))
-                results["auc"][model] = summarised(aucs)
+                aucs.append(train_and_score(model, seed, log, work, settings))
+                results["auc"][model] = mean_and_interval(aucs)
                 write_result(arguments, results)
             print(f"{model:12} {results['auc'][model]}", flush=True)
         if (best := load_manifest(work / "log").extra.get("bayes")) is not None and not arguments.choose:
@@ -133,14 +133,14 @@ def main() -> None:
             write_result(arguments, results)
 
 
-def summarised(aucs: list[float]) -> dict[str, Any]:
-    """Mean over seeds and half the width of its 95 % interval, null of one seed."""
+def mean_and_interval(aucs: list[float]) -> dict[str, Any]:
+    """Return the mean over seeds and half the width of its 95 % interval; None with one seed."""
     mean, half = interval(aucs)
     return {"mean": mean, "interval": half if len(aucs) > 1 else None, "seeds": aucs}
 
 
 def prepare(arguments: argparse.Namespace, work: Path) -> EventLog:
-    """The log as a dataset of events, read as DLRM is given it: one event a history."""
+    """Make the log a dataset of events, and open it with what DLRM sees: histories of one event."""
     if arguments.movielens is None:
         source = ["data.source=synthetic_events", f"data.synthetic_events.users={arguments.users}"]
     else:
@@ -148,7 +148,7 @@ def prepare(arguments: argparse.Namespace, work: Path) -> EventLog:
         (work / "log.yaml").write_text(MOVIELENS, encoding="utf-8")
         source = [f"data.raw={arguments.movielens / 'ml-100k.inter'}", f"data.schema={work}/log.yaml"]
     root = work / "log"
-    run("data_prep", *source, f"data.path={root}")
+    run_module("data_prep", *source, f"data.path={root}")
     config, manifest = SequencesConfig(history=HistoryKind.last_n, history_length=1), load_manifest(root)
     log = EventLog(root, manifest, config)
     if arguments.choose:
@@ -158,7 +158,7 @@ def prepare(arguments: argparse.Namespace, work: Path) -> EventLog:
 
 
 def write_genres(items: Path, out: Path) -> None:
-    """The first three genres of each film of `ml-100k.item` (item, title, year, genres); `none` if there are fewer."""
+    """Write the first three genres of each film of `ml-100k.item` (item, title, year, genres); `none` if fewer."""
     lines = ["item\tgenre\tgenre_2\tgenre_3"]
     for line in items.read_text(encoding="utf-8").splitlines()[1:]:
         item, _, _, genres = line.split("\t")
@@ -167,20 +167,21 @@ def write_genres(items: Path, out: Path) -> None:
 
 
 def write_rows(log: EventLog, work: Path) -> None:
-    """Samples with their last event alone, as train.parquet and val.parquet, and the schema of both."""
+    """Write samples with their last event alone, as train.parquet and val.parquet, and the schema of both."""
     columns: dict[str, Any] = {}
     for name in SPLITS:
         split, parts = log.split(name, 0, 1), []
         times = np.concatenate([log.events.times[log.anchors.window(number)] for number in split.windows])
         for batch in split.eval_batches(BATCH):
             histories: Any = batch.inputs_of_model
-            ids = {key: each.values() for key, each in batch.sparse_features.to_dict().items()}
+            ids = {key: jagged.values() for key, jagged in batch.sparse_features.to_dict().items()}
             targets = {
                 "action": histories.actions,
                 "then": histories.times,
                 "label": batch.labels.int(),
             }
-            parts.append({key: each[: batch.num_valid].numpy() for key, each in {**ids, **targets}.items()})
+            columns_of_batch = {**ids, **targets}
+            parts.append({key: values[: batch.num_valid].numpy() for key, values in columns_of_batch.items()})
         columns = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
         columns["minutes"] = (times - columns.pop("then")) // 60
         columns["hour"] = times // 3600 % 24
@@ -189,23 +190,23 @@ def write_rows(log: EventLog, work: Path) -> None:
     (work / "rows.yaml").write_text(f"label: label\ndense: [minutes]\nsparse: [{sparse}]\n", encoding="utf-8")
 
 
-def measured(model: str, seed: int, log: EventLog, work: Path, settings: list[str]) -> float:
-    """AUC of a model on the evaluated window."""
+def train_and_score(model: str, seed: int, log: EventLog, work: Path, settings: list[str]) -> float:
+    """Train a model with a seed, and return its AUC on the evaluated window."""
     if model in FEATURES:
-        return trees(model, log)
+        return tree_auc(model, log)
     if model == "dlrm":
         files = [f"data.{name}={work}/{name}.parquet" for name in SPLITS]
         data = [*files, f"data.schema={work}/rows.yaml", f"data.path={work}/rows"]
     else:
         data = [f"data.path={work}/log", f"sequences.eval_window={log.eval_window}"]
     name = f"{model}_{seed}"
-    run("app.train", *settings, *data, f"train.seed={seed}", f"run.name={name}", f"run.dir={work}/{name}")
+    run_module("app.train", *settings, *data, f"train.seed={seed}", f"run.name={name}", f"run.dir={work}/{name}")
     auc: float = json.loads((work / name / "summary.json").read_bytes())["last"]["auc"]
     return auc
 
 
-def trees(model: str, log: EventLog) -> float:
-    """AUC of boosted trees on running means."""
+def tree_auc(model: str, log: EventLog) -> float:
+    """Fit boosted trees to a model's FEATURES, and return their AUC on the evaluated window."""
     features = np.column_stack([means(log.events, log.schema) for means in FEATURES[model]])
     labels = np.asarray(log.events.flags) & log.schema.label_bit != 0
     windows = [log.anchors.window(number) for number in range(log.eval_window + 1)]
@@ -215,8 +216,8 @@ def trees(model: str, log: EventLog) -> float:
     return float(roc_auc_score(labels[eval_anchors], fitted.predict_proba(features[eval_anchors])[:, 1]))
 
 
-def run(module: str, *overrides: str) -> None:
-    """Run an entry point, its messages passed on if it fails."""
+def run_module(module: str, *overrides: str) -> None:
+    """Run a module with overrides, and end with its messages if it fails."""
     command = [sys.executable, "-m", module, *overrides]
     process = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     if process.returncode:

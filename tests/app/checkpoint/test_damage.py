@@ -166,7 +166,7 @@ def test_a_step_without_one_is_refused_with_those_there_are(run: Path, choice: s
 def test_the_choice_is_logged(run: Path, runtime: Runtime, logged: pytest.LogCaptureFixture) -> None:
     config = checkpointer.trained_config(run, RuntimeConfig(), None)
     checkpoint = checkpointer.open_checkpoint(run, None, config.data.path, runtime)
-    checkpoint.log_choice()
+    checkpoint.log_chosen_checkpoint()
     assert checkpoint.about == {"checkpoint": checkpoint_name(48), "step": 48, "best": True, "last": False}
     assert "step_00000048, step 48, the best of the run; the last is step_00000060 (checkpoint=last)" in logged.text
 

@@ -20,7 +20,7 @@ def test_lengths_and_offsets_of_full_batches_are_copied_once() -> None:
     tables = MultiHotTables([None, np.arange(15, dtype=np.int32).reshape(5, 3) % 5])
     builder = BatchBuilder(["a", "b"], SIZE, [], tables)
     batches = [builder.batch(_rows(seed)) for seed in range(2)]
-    first, second = (batch._with(lambda part: part.to("meta")).sparse_features for batch in batches)
+    first, second = (batch._map_parts(lambda part: part.to("meta")).sparse_features for batch in batches)
     assert first.lengths() is second.lengths()
     assert first.offsets() is second.offsets()
     assert first.values() is not second.values()

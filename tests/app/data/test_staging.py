@@ -8,7 +8,7 @@ import pytest
 import torch
 from torchrec import KeyedJaggedTensor
 
-from app.data.batch import Batch, checked_room
+from app.data.batch import Batch, with_room_checked
 from common.errors import UserError
 from tests.common.test_numa import write_gpu, write_nodes
 
@@ -40,7 +40,7 @@ def test_processes_are_counted_on_their_own_node(tmp_path: Path, caplog: pytest.
     enough = int(PINNED_KIB * 8 / count) + 1
     nodes, pci = machine(tmp_path, [1] * (count - 1) + [enough], count - 1)
     batches = [batch(), batch()]
-    assert list(checked_room(iter(batches), "0000:c1:00.0", 8, 3 << 30, nodes, pci)) == batches
+    assert list(with_room_checked(iter(batches), "0000:c1:00.0", 8, 3 << 30, nodes, pci)) == batches
     assert f"are pinned for {8 // count} process(es) on NUMA node {count - 1}, which has" in caplog.text
     assert "3.00 GiB of shards are read through the page cache" in caplog.text
 
@@ -48,15 +48,15 @@ def test_processes_are_counted_on_their_own_node(tmp_path: Path, caplog: pytest.
 def test_too_little_on_the_gpus_node_is_refused_before_the_first_batch(tmp_path: Path) -> None:
     nodes, pci = machine(tmp_path, [1 << 20, int(PINNED_KIB) - 1], 1)
     with pytest.raises(UserError, match=r"on NUMA node 1, which has .* free: give a smaller train.global_batch_size"):
-        checked_room(iter([batch()]), "0000:c1:00.0", 1, 0, nodes, pci)
+        with_room_checked(iter([batch()]), "0000:c1:00.0", 1, 0, nodes, pci)
     # Another GPU, whose node is not known: the freest.
-    assert len(list(checked_room(iter([batch()]), "0000:01:00.0", 1, 0, nodes, pci))) == 1
+    assert len(list(with_room_checked(iter([batch()]), "0000:01:00.0", 1, 0, nodes, pci))) == 1
 
 
 def test_without_nodes_or_batches_nothing_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "clickwork")
     nodes, pci = machine(tmp_path, [1], 0)
     none: Iterator[Batch] = iter(())
-    assert list(checked_room(none, "0000:c1:00.0", 1, 0, nodes, pci)) == []
-    assert len(list(checked_room(iter([batch()]), "0000:c1:00.0", 1, 0, tmp_path / "none", pci))) == 1
+    assert list(with_room_checked(none, "0000:c1:00.0", 1, 0, nodes, pci)) == []
+    assert len(list(with_room_checked(iter([batch()]), "0000:c1:00.0", 1, 0, tmp_path / "none", pci))) == 1
     assert not caplog.records

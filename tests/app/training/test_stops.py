@@ -155,8 +155,8 @@ NONE = (False, 0, False)
 )
 def test_all_processes_have_the_reasons_of_any(other_reasons: list[Any], agreed: tuple[bool, int, bool]) -> None:
     peers: Any = _Peers(*other_reasons)
-    assert StopReasons(*NONE).agreed(peers) == agreed
-    assert StopReasons(*agreed).agreed(peers) == agreed
+    assert StopReasons(*NONE).agree(peers) == agreed
+    assert StopReasons(*agreed).agree(peers) == agreed
 
 
 def test_another_process_s_signal_and_time_limit_stop_this_one_at_a_tenth_step() -> None:

@@ -289,14 +289,14 @@ def test_a_summary_that_is_newer_is_not_overwritten(
 ) -> None:
     run = run_of(tmp_path / "run", dataset, dataset)
     before = json.loads((run / "summary.json").read_text())
-    computed = command.computed
+    computed = command.find_or_fit
 
-    def computed_while_the_run_is_resumed(*arguments: Any) -> command.Scored:
+    def computed_while_the_run_is_resumed(*arguments: Any) -> command.ScoredBaselines:
         baselines = computed(*arguments)
         (run / "summary.json").write_text(json.dumps({**before, **change}))
         return baselines
 
-    monkeypatch.setattr(command, "computed", computed_while_the_run_is_resumed)
+    monkeypatch.setattr(command, "find_or_fit", computed_while_the_run_is_resumed)
     if is_refused:
         with pytest.raises(UserError, match="was trained further while its baselines were computed"):
             command.main(BaselinesConfig(run=str(run), seconds=0.001))
@@ -399,13 +399,13 @@ def test_where_the_dataset_cannot_be_written_the_run_keeps_them(
     manifest = load_manifest(root)
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     config = BaselinesConfig(run=str(tmp_path))
-    first = command.computed(root, manifest, "val", tmp_path, config)
+    first = command.find_or_fit(root, manifest, "val", tmp_path, config)
     assert (tmp_path / command.CACHE).exists()
     assert not (root / command.CACHE).exists()
-    assert command.computed(root, manifest, "val", tmp_path, config) == first
-    assert command.computed(root, manifest, "test", tmp_path, config).ranks != first.ranks
+    assert command.find_or_fit(root, manifest, "val", tmp_path, config) == first
+    assert command.find_or_fit(root, manifest, "test", tmp_path, config).ranks != first.ranks
     (tmp_path / command.CACHE).write_text("damaged")
-    second = command.computed(root, manifest, "val", tmp_path, config)
+    second = command.find_or_fit(root, manifest, "val", tmp_path, config)
     assert second.ranks == first.ranks
 
 
@@ -416,5 +416,5 @@ def test_baselines_of_another_version_are_computed_again(
     manifest, config = load_manifest(root), BaselinesConfig(run="x")
     for version in (command.VERSION, command.VERSION + 1, command.VERSION):
         monkeypatch.setattr(command, "VERSION", version)
-        command.computed(root, manifest, "val", tmp_path, config)
+        command.find_or_fit(root, manifest, "val", tmp_path, config)
     assert len(json.loads((root / command.CACHE).read_text())["baselines"]) == 2

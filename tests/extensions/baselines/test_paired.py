@@ -45,10 +45,10 @@ def as_ranks(preds: Floats) -> str:
     return base64.b64encode(np.array([places[one] for one in preds.tolist()], "<i4").tobytes()).decode()
 
 
-def scored_of(preds: Floats, split: str = "val") -> command.Scored:
+def scored_of(preds: Floats, split: str = "val") -> command.ScoredBaselines:
     figures = Baselines(split=split, rows=1, of_rows=1, eval_rows=1, of_eval_rows=1)
     figures.lr = Baseline(auc=None, ne=None, seconds=None, rows=None)
-    return command.Scored(figures, {"lr": as_ranks(preds)})
+    return command.ScoredBaselines(figures, {"lr": as_ranks(preds)})
 
 
 def drawn(seed: int) -> tuple[NDArray[np.bool_], NDArray[np.float32], Floats]:

@@ -17,7 +17,7 @@ from app.sharding.plan import table_blocks, table_weights
 from app.training import predictor
 from data_prep.dataset.format import Manifest, load_manifest, open_shard, sampled_row_numbers
 from data_prep.dataset.spelling import Bags, offsets_of
-from extensions.importance.command import Columns, columns_of, permuted
+from extensions.importance.command import Columns, columns_of, permute_feature
 from tests.app.conftest import composed
 from tests.app.in_process import command_here, train_here
 from tests.data_prep.conftest import prepare
@@ -180,13 +180,13 @@ def test_only_the_permuted_feature_changes() -> None:
     rows = RowArrays(np.zeros(6, np.float32), np.arange(18.0, dtype=np.float32).reshape(6, 3), ids[:, None], (bags,))
     order = np.array([5, 3, 0, 4, 2, 1])
     expected = rows.take(order)
-    vector = permuted(rows, Columns("vector", dense=(0, 2)), order)
+    vector = permute_feature(rows, Columns("vector", dense=(0, 2)), order)
     np.testing.assert_array_equal(vector.dense[:, [0, 2]], expected.dense[:, [0, 2]])
     np.testing.assert_array_equal(vector.dense[:, 1], rows.dense[:, 1])
     assert (vector.sparse.tolist(), vector.bags) == (rows.sparse.tolist(), rows.bags)
-    single = permuted(rows, Columns("single", sparse=(0,)), order)
+    single = permute_feature(rows, Columns("single", sparse=(0,)), order)
     assert (single.sparse.tolist(), single.dense.tolist()) == (expected.sparse.tolist(), rows.dense.tolist())
-    ragged = permuted(rows, Columns("ragged", bags=(0,)), order)
+    ragged = permute_feature(rows, Columns("ragged", bags=(0,)), order)
     assert ragged.bags[0].ids.tolist() == expected.bags[0].ids.tolist()
     assert ragged.bags[0].lengths.tolist() == [2, 3, 0, 4, 2, 1]
 

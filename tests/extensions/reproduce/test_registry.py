@@ -25,8 +25,8 @@ def call(monkeypatch: pytest.MonkeyPatch, directory: Path, page: Path, *argument
 
 def test_the_table_of_the_docs_is_that_of_the_registry() -> None:
     text = registry.PAGE.read_text()
-    lines = registry.table(registry.read_registry(registry.REGISTRY))
-    assert registry.with_table(text, lines) == text, "run python -m extensions.reproduce.registry"
+    lines = registry.table_lines(registry.read_registry(registry.REGISTRY))
+    assert registry.replace_table(text, lines) == text, "run python -m extensions.reproduce.registry"
 
 
 def test_each_file_has_what_it_takes_to_do_it_again() -> None:
@@ -45,7 +45,7 @@ def test_seeds_without_a_figure_are_not_counted(tmp_path: Path) -> None:
     reproduction = document(write_seeds(tmp_path / "x", 3), "published.test_auc=0.7")
     (figure,) = [each for each in reproduction.figures if each.published is not None]
     figure.values["3"] = None
-    assert ", 2 seeds |" in registry.table([reproduction])[-1]
+    assert ", 2 seeds |" in registry.table_lines([reproduction])[-1]
 
 
 def test_a_new_file_is_a_row_and_a_table_without_it_is_out_of_date(

@@ -21,9 +21,9 @@ TARGETS = {
     "gfx942": GPUTarget("hip", "gfx942", 64),
 }
 KERNELS = {
-    "forward": (attention_triton._of_queries, {"backward": False}),
-    "queries": (attention_triton._of_queries, {"backward": True}),
-    "keys": (attention_triton._of_keys, {}),
+    "forward": (attention_triton._outputs_or_query_gradients, {"backward": False}),
+    "queries": (attention_triton._outputs_or_query_gradients, {"backward": True}),
+    "keys": (attention_triton._key_and_value_gradients, {}),
 }
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 

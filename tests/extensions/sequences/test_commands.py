@@ -339,8 +339,8 @@ def test_flags_of_candidates_are_read_as_those_of_events(tmp_path: Path) -> None
     schema = load_event_schema(tmp_path / "schema.yaml")
     texts = ["1", "1.0", "true", "Yes", "0", "0.0", "no", "FALSE", ""]
     new_rows = NewRows("c.csv", {"what": ["x"] * len(texts), "promoted": texts}, range(1, len(texts) + 1))
-    assert event_log._flagged(schema, new_rows).tolist() == [True] * 4 + [False] * 5
-    assert not event_log._flagged(schema, new_rows._replace(columns={"what": new_rows.columns["what"]})).any()
+    assert event_log._flag_mask(schema, new_rows).tolist() == [True] * 4 + [False] * 5
+    assert not event_log._flag_mask(schema, new_rows._replace(columns={"what": new_rows.columns["what"]})).any()
     other = NewRows("c.csv", {"what": ["x"] * 3, "promoted": ["1", "0", "maybe"]}, range(1, 4))
     with pytest.raises(UserError, match=r"c\.csv: row 3, column promoted: 'maybe' is not 0 or 1"):
-        event_log._flagged(schema, other)
+        event_log._flag_mask(schema, other)

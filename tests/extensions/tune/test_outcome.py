@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from app.metrics.documents import EvaluationFigures
-from extensions.tune.command import Finalist, Outcome, Tried, TuneRun
+from extensions.tune.command import Finalist, Outcome, TriedTrial, TuneRun
 
 
 def finalist(trial: int, scores: list[float]) -> Finalist:
@@ -18,7 +18,7 @@ def finalist(trial: int, scores: list[float]) -> Finalist:
 
 def outcome(*scores: list[float], monitor: str = "auc") -> Outcome:
     finalists = [finalist(number, each) for number, each in enumerate(scores)]
-    return Outcome([Tried(each.runs[0], "completed", each.scores[0]) for each in finalists], finalists, monitor)
+    return Outcome([TriedTrial(each.runs[0], "completed", each.scores[0]) for each in finalists], finalists, monitor)
 
 
 def test_the_finalist_is_taken_that_scipy_s_paired_test_finds_better() -> None:
@@ -31,7 +31,7 @@ def test_the_finalist_is_taken_that_scipy_s_paired_test_finds_better() -> None:
         ]
         means = [other.mean() if better else -1 for other, better in zip((first, second), is_better, strict=True)]
         expected = 1 + int(np.argmax(means)) if any(is_better) else 0
-        assert outcome([*base], [*first], [*second]).taken == expected
+        assert outcome([*base], [*first], [*second]).place_to_take == expected
 
 
 def test_the_verdict_names_the_difference_or_the_seeds_that_it_needs() -> None:
@@ -46,7 +46,7 @@ def test_the_verdict_names_the_difference_or_the_seeds_that_it_needs() -> None:
 
 def test_a_metric_that_is_better_if_smaller_is_shown_as_it_is() -> None:
     found = outcome([-0.50, -0.51, -0.505], [-0.40, -0.411, -0.404], monitor="logloss")
-    assert found.taken == 1
+    assert found.place_to_take == 1
     assert "logloss of val 0.40500 instead of 0.50500" in found.sentences()[0]
     assert found.document()["trials"][1]["value"] == 0.40
     assert found.document()["finalists"][1]["values"]["1"] == 0.40

@@ -8,7 +8,15 @@ import pytest
 
 from app.config.app_config import CONFIG_DIR
 from common.compose import compose_config
-from extensions.tune.command import Range, TuneConfig, draw, ends, overrides_of, space_of, validate_tune
+from extensions.tune.command import (
+    Range,
+    TuneConfig,
+    boundary_overrides,
+    draw_settings,
+    overrides_of,
+    space_of,
+    validate_tune,
+)
 from tests.error_lines import refused
 
 
@@ -30,8 +38,8 @@ def test_two_numbers_with_a_fraction_are_a_range_and_all_else_are_choices() -> N
         "optimizer.max_grad_norm": ("null", "1.0"),
     }
     assert (Range(1e-3, 1e-1).is_log, Range(0.0, 0.5).is_log, Range(0.1, 0.5).is_log) == (True, False, False)
-    assert ["optimizer.lr=0.1"] in ends(space)
-    assert ["model.over_arch=[64,1]"] in ends(space)
+    assert ["optimizer.lr=0.1"] in boundary_overrides(space)
+    assert ["model.over_arch=[64,1]"] in boundary_overrides(space)
 
 
 def test_draws_lie_in_the_space_and_are_log_uniform_in_a_wide_range() -> None:
@@ -40,7 +48,7 @@ def test_draws_lie_in_the_space_and_are_log_uniform_in_a_wide_range() -> None:
     drawn: list[dict[str, Any]] = []
     for _ in range(300):
         trial = study.ask()
-        draw(trial, space)
+        draw_settings(trial, space)
         drawn.append(dict(override.split("=") for override in overrides_of(trial.params)))
         study.tell(trial, 0.0)
     exponents = [math.log10(float(each["optimizer.lr"])) for each in drawn]
