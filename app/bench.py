@@ -79,7 +79,7 @@ class Shape:
 
     @property
     def pooled(self) -> int:
-        """Number of elements in the pooled vectors of a batch: B * F * D."""
+        """Return the number of elements in the pooled vectors of a batch: B * F * D."""
         return self.batch_size * len(self.num_embeddings) * self.embedding_dim
 
     def __str__(self) -> str:
@@ -353,27 +353,29 @@ class Document(Provenance, kw_only=True):
 def result(case: Case, timing: WorkTiming, ceilings: Ceilings) -> Measured:
     """Return a case's figures."""
     seconds = timing.median
-    median, p10, p90 = (one * 1e3 for one in (seconds, timing.p10, timing.p90))
-    rate, share = case.samples / seconds or None, case.bytes / seconds / ceilings.bytes_per_second
-    of_matrices = case.flops / seconds / ceilings.flops_per_second or None
-    return Measured(case.name, median, p10, p90, rate, case.bytes, case.flops, share, of_matrices)
+    median, p10, p90 = (duration * 1e3 for duration in (seconds, timing.p10, timing.p90))
+    rate, share_of_bandwidth = case.samples / seconds or None, case.bytes / seconds / ceilings.bytes_per_second
+    share_of_matrix_rate = case.flops / seconds / ceilings.flops_per_second or None
+    shares = share_of_bandwidth, share_of_matrix_rate
+    return Measured(case.name, median, p10, p90, rate, case.bytes, case.flops, *shares)
 
 
 def results_table(results: Sequence[Measured], ceilings: Ceilings) -> str:
     """Return one line per result; the ceilings, which shares refer to, stand above."""
-    about = (
+    heading = (
         f"Ceilings measured here: {ceilings.bytes_per_second / 1e9:.1f} GB/s (triad), "
         f"{ceilings.flops_per_second / 1e9:.1f} GFLOP/s ({ceilings.dtype} product). "
         "Above 100% of bandwidth, caches served the counted bytes."
     )
     rows: list[tuple[str, ...]] = [COLUMNS]
-    for each in results:
-        times = (f"{value:.3f}" for value in (each.median_ms, each.p10_ms, each.p90_ms))
-        rate = f"{each.samples_per_second:,.0f}" if each.samples_per_second else ""
-        moved, flops = (amount / each.median_ms / 1e6 for amount in (each.bytes, each.flops))
-        products = (f"{flops:.1f}", f"{each.share_of_matrix_rate:.0%}") if each.share_of_matrix_rate else ("", "")
-        rows.append((each.name, *times, rate, f"{moved:.2f}", f"{each.share_of_bandwidth:.0%}", *products))
-    return "\n".join([about, "", *_markdown(rows)])
+    for measured in results:
+        times = (f"{value:.3f}" for value in (measured.median_ms, measured.p10_ms, measured.p90_ms))
+        rate = f"{measured.samples_per_second:,.0f}" if measured.samples_per_second else ""
+        moved, flops = (amount / measured.median_ms / 1e6 for amount in (measured.bytes, measured.flops))
+        share = measured.share_of_matrix_rate
+        products = (f"{flops:.1f}", f"{share:.0%}") if share else ("", "")
+        rows.append((measured.name, *times, rate, f"{moved:.2f}", f"{measured.share_of_bandwidth:.0%}", *products))
+    return "\n".join([heading, "", *_markdown(rows)])
 
 
 def _markdown(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -387,14 +389,14 @@ def _markdown(rows: Sequence[Sequence[str]]) -> list[str]:
 
 def comparison(paths: Sequence[str]) -> str:
     """Return a table of the cases that all documents have; ratios are the first machine's times over the others'."""
-    documents = [_read(Path(path)) for path in paths]
+    documents = [_read_results(Path(path)) for path in paths]
     first = documents[0]
     for path, document in zip(paths, documents, strict=True):
-        for part, expected, other in (("shape", first.shape, document.shape), ("model", first.model, document.model)):
+        for part, expected, found in (("shape", first.shape, document.shape), ("model", first.model, document.model)):
             for name in expected:
-                if expected[name] != other.get(name):
+                if expected[name] != found.get(name):
                     raise UserError(
-                        f"{path}: {part}.{name} is {other.get(name)}, that of {paths[0]} is {expected[name]}: times of "
+                        f"{path}: {part}.{name} is {found.get(name)}, that of {paths[0]} is {expected[name]}: times of "
                         "different work; measure both with the same recipe and shape"
                     )
     figures = [{measured.name: measured for measured in document.results} for document in documents]
@@ -410,14 +412,18 @@ def comparison(paths: Sequence[str]) -> str:
         ratios = [f"{cases[0].median_ms / case.median_ms:.2f}" for case in cases[1:]]
         times = [f"{case.median_ms:.3f}" for case in cases]
         rows.append((name, *times, *(f"{share:.0%}" for share in shares), *ratios))
-    lines = [f"{number}: {path}: {_about(each)}" for number, path, each in zip(numbers, paths, documents, strict=True)]
+    lines = [
+        f"{number}: {path}: {_about(document)}"
+        for number, path, document in zip(numbers, paths, documents, strict=True)
+    ]
     legend = "Medians. Of limit: the larger share of the machine's own memory bandwidth and matrix rate."
     left_out = sorted({name for measured in figures for name in measured} - {*common})
     note = [f"Not in all files: {', '.join(left_out)}"] if left_out else []
     return "\n".join([*lines, "", legend, "", *_markdown(rows), *note])
 
 
-def _read(path: Path) -> Document:
+def _read_results(path: Path) -> Document:
+    """Read the document of out=FILE. Raise UserError if it is missing or damaged."""
     try:
         return read_document(path, Document, REMEDY)
     except FileNotFoundError as error:

@@ -82,7 +82,9 @@ def main(config: DoctorConfig) -> int:
 
 def run_checks(config: DoctorConfig) -> Iterator[Check]:
     """Run all checks; those that explain failures of others come first."""
-    versions = {str(each.name).lower().replace("_", "-"): each.version for each in importlib.metadata.distributions()}
+    versions = {
+        str(package.name).lower().replace("_", "-"): package.version for package in importlib.metadata.distributions()
+    }
     yield from check_packages(versions)
     verdict, probe = probe_stack()
     yield verdict
@@ -96,8 +98,8 @@ def run_checks(config: DoctorConfig) -> Iterator[Check]:
     yield check_disk("disk for data", root)
     yield check_disk("disk for runs", Path(config.runs))
     # Every finished dataset at any depth, without other programs' files.
-    found = [path.parent for path in sorted(root.rglob(MANIFEST_NAME)) if format_of(path) in (None, FORMAT_NAME)]
-    yield from map(check_dataset, found if config.data.path is None else [root])
+    datasets = [path.parent for path in sorted(root.rglob(MANIFEST_NAME)) if format_of(path) in (None, FORMAT_NAME)]
+    yield from map(check_dataset, datasets if config.data.path is None else [root])
 
 
 def check_packages(versions: Mapping[str, str]) -> Iterator[Check]:
@@ -116,6 +118,7 @@ def check_packages(versions: Mapping[str, str]) -> Iterator[Check]:
 
 
 def _check_pairing(torch: str, build: str, release: str, torchrec: str) -> Check:
+    """Check that releases of torch, of a build of FBGEMM and of TorchRec belong together."""
     releases = f"torch {torch}, {build} {release}, torchrec {torchrec}"
     # AMD's own builds have a date for a version, which does not tell the release.
     if machine.DATED.match(release):
@@ -185,6 +188,7 @@ def check_devices(probe: Mapping[str, Any]) -> Iterator[Check]:
 
 
 def _check_driver(cuda: str | None) -> Check:
+    """Check that NVIDIA's driver is new enough for a release of CUDA, such as 12.8."""
     driver = NVIDIA_DRIVER.read_text(encoding="utf-8", errors="replace").splitlines()[0].strip()
     version, least = re.search(r"\b(\d{3,})\.\d+", driver), MIN_DRIVERS.get((cuda or "").split(".")[0], 0)
     if version and int(version[1]) < least:
@@ -202,7 +206,7 @@ def check_groups(paths: Iterable[Path]) -> Iterator[Check]:
             yield Check(str(path), Verdict.fail, f"no permission; it belongs to group {group}", remedy)
 
 
-def _warned(name: str, found: str, remedy: str | None) -> Check:
+def _warn_if(name: str, found: str, remedy: str | None) -> Check:
     """Return a warning with its remedy, or that all is well if there is none."""
     return Check(name, Verdict.ok if remedy is None else Verdict.warn, found, remedy)
 
@@ -213,22 +217,22 @@ def check_memory(minimum: int = 4 * GIB) -> Check:
     usable = min(total, limit or total)
     memory = f"{usable / GIB:.1f} GiB" + (f" (cgroup's limit; the machine has {total / GIB:.1f})" if limit else "")
     remedy = "use a smaller data.memory_budget and data.max_ind_range, or allow more memory"
-    return _warned("memory", memory, remedy if usable < minimum else None)
+    return _warn_if("memory", memory, remedy if usable < minimum else None)
 
 
 def check_shared_memory(path: Path = Path("/dev/shm"), minimum: int = GIB) -> Check:
     """Check the shared memory, by which processes of one machine exchange tensors."""
     if not path.exists():
-        return _warned("shared memory", f"{path}: missing", "mount a tmpfs there: several processes need it")
+        return _warn_if("shared memory", f"{path}: missing", "mount a tmpfs there: several processes need it")
     total, _, free = shutil.disk_usage(path)
     space = f"{path}: {free / GIB:.1f} of {total / GIB:.1f} GiB free"
     remedy = "docker: --shm-size=8g, or --ipc=host; compose: shm_size; else: mount -o remount,size=8g /dev/shm"
-    return _warned("shared memory", space, remedy if free < minimum else None)
+    return _warn_if("shared memory", space, remedy if free < minimum else None)
 
 
 def check_disk(name: str, path: Path) -> Check:
     """Check the free space at `path` or its nearest existing parent, and the permission to write there."""
-    parent = next(each for each in (path.absolute(), *path.absolute().parents) if each.exists())
+    parent = next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())
     if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
         remedy = f"make it a directory of yours: sudo chown $USER {parent}"
         return Check(name, Verdict.fail, f"{parent}: no directory, or no permission to write", remedy)
@@ -236,7 +240,7 @@ def check_disk(name: str, path: Path) -> Check:
     space = f"{parent}: {free / GIB:.1f} GiB free"
     if free < GIB:
         return Check(name, Verdict.fail, space, "free some, or give another path")
-    return _warned(name, space, "enough for small datasets only" if free < 10 * GIB else None)
+    return _warn_if(name, space, "enough for small datasets only" if free < 10 * GIB else None)
 
 
 def check_dataset(root: Path) -> Check:

@@ -41,9 +41,11 @@ def main(config: EvaluateConfig) -> int:
     batch_size = config.global_batch_size or trained.eval.global_batch_size
     # The run's own setting is about the scores of the model that it serves.
     kept_rows = config.keep_scores or 0
-    settings = {"global_batch_size": batch_size, "exact_rows": config.exact_rows, "keep_scores": kept_rows}
+    evaluation = replace(
+        trained.eval, global_batch_size=batch_size, exact_rows=config.exact_rows, keep_scores=kept_rows
+    )
     # The run's configuration, with the settings of this command.
-    effective = replace(trained, eval=replace(trained.eval, **settings))
+    effective = replace(trained, eval=evaluation)
     if config.tables is not None:
         require_dlrm(trained.model, f"tables={config.tables.value}")
         # All arithmetic is exact, except the rounding of tables.

@@ -229,7 +229,7 @@ def _choose_addresses(options: Any) -> None:
         # (pytorch/pytorch#135712).
         os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     host = _meeting_point(options)[0]
-    way = environment.way_to(host)
+    way = environment.route_to(host)
     options.local_addr = options.local_addr or way.address
     is_host = _is_host(host, way)
     if is_host is not None and options.rdzv_backend == "c10d" and "is_host" not in options.rdzv_conf:

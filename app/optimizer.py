@@ -63,7 +63,7 @@ class RowAdam(torch.optim.Optimizer):
     ) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "rowwise": rowwise, "trust": trust})
         # The state exists from the start, since a checkpoint is loaded into it before the first step.
-        for table in _all_of(self):
+        for table in _all_parameters(self):
             second = torch.zeros_like(table[:, 0] if rowwise else table, requires_grad=False)
             self.state[table] = _new_state(table, second)
 
@@ -76,6 +76,7 @@ class RowAdam(torch.optim.Optimizer):
                     self._update(table, table.grad, group)
 
     def _update(self, table: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
+        """Update the rows of a table [E, d] whose gradient is not 0, and their moments."""
         state = self.state[table]
         state["step"] += 1
         rows = (grad != 0).any(dim=1).nonzero().squeeze(1)
@@ -85,7 +86,7 @@ class RowAdam(torch.optim.Optimizer):
         second = state["exp_avg_sq"][rows].mul_(beta2).add_(square, alpha=1 - beta2)
         # Indexing by rows copies them, so the moments have to be written back.
         state["exp_avg"][rows], state["exp_avg_sq"][rows] = first, second
-        update = _corrected(first, second.unsqueeze(1) if group["rowwise"] else second, state["step"], group)
+        update = _adam_update(first, second.unsqueeze(1) if group["rowwise"] else second, state["step"], group)
         if group["trust"]:
             update *= _trust_ratio(table[rows].norm(dim=1, keepdim=True), update.norm(dim=1, keepdim=True))
         table.index_add_(0, rows, update, alpha=-group["lr"])
@@ -96,7 +97,7 @@ class Lamb(torch.optim.Optimizer):
 
     def __init__(self, params: list[dict[str, Any]], lr: float, betas: tuple[float, float], eps: float) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps})
-        for parameter in _all_of(self):
+        for parameter in _all_parameters(self):
             self.state[parameter] = _new_state(parameter, torch.zeros_like(parameter, requires_grad=False))
 
     @torch.no_grad()
@@ -111,17 +112,17 @@ class Lamb(torch.optim.Optimizer):
                 state["step"] += 1
                 state["exp_avg"].lerp_(parameter.grad, 1 - beta1)
                 state["exp_avg_sq"].mul_(beta2).addcmul_(parameter.grad, parameter.grad, value=1 - beta2)
-                update = _corrected(state["exp_avg"], state["exp_avg_sq"], state["step"], group)
+                update = _adam_update(state["exp_avg"], state["exp_avg_sq"], state["step"], group)
                 # The norms are those of blocks, since torch's own sums depend on the number of threads.
                 parameter.sub_(update * _trust_ratio(total_norm([parameter]), total_norm([update])) * group["lr"])
 
 
-def with_state(optimizer: torch.optim.Optimizer, algorithm: Algorithm) -> torch.optim.Optimizer:
+def make_state(optimizer: torch.optim.Optimizer, algorithm: Algorithm) -> torch.optim.Optimizer:
     """Make the state of an optimizer now, as a checkpoint needs it; torch makes some only at the first step.
 
     Without it torch.distributed.checkpoint would silently leave out Adam's moments when it loads a checkpoint.
     """
-    parameters = _all_of(optimizer)
+    parameters = _all_parameters(optimizer)
     if parameters[0] in optimizer.state:  # made with the optimizer
         return optimizer
 
@@ -130,7 +131,7 @@ def with_state(optimizer: torch.optim.Optimizer, algorithm: Algorithm) -> torch.
         zeros = {name: torch.zeros_like(parameter, requires_grad=False) for name in algorithm.state}
         optimizer.state[parameter] = {"step": step, **zeros} if zeros else {}
 
-    # A step of two parameters, one with state by torch and one with ours, shows whether both begin alike.
+    # A step of two parameters, one with torch's state and one with the state of `add_state`, must leave both alike.
     probes = [nn.Parameter(torch.ones(2, 2, device=parameters[0].device)) for _ in range(2)]
     for probe in probes:
         probe.grad = torch.ones_like(probe)
@@ -138,9 +139,9 @@ def with_state(optimizer: torch.optim.Optimizer, algorithm: Algorithm) -> torch.
     optimizer.add_param_group({"params": probes})
     try:
         optimizer.step()
-        by_torch, by_row = ({**optimizer.state.pop(probe, {}), "parameter": probe} for probe in probes)
-        differing = sorted(by_torch.keys() - {"step", "parameter"} ^ algorithm.state.keys())
-        differing = differing or [name for name in by_torch if not torch.equal(by_torch[name], by_row[name])]
+        torch_state, row_state = ({**optimizer.state.pop(probe, {}), "parameter": probe} for probe in probes)
+        differing = sorted(torch_state.keys() - {"step", "parameter"} ^ algorithm.state.keys())
+        differing = differing or [name for name in torch_state if not torch.equal(torch_state[name], row_state[name])]
     except (KeyError, AssertionError) as error:
         differing = [str(error)]
     except (TypeError, RuntimeError) as error:  # of these probes alone: a lack of memory is reported elsewhere
@@ -156,8 +157,9 @@ def with_state(optimizer: torch.optim.Optimizer, algorithm: Algorithm) -> torch.
     return optimizer
 
 
-def _all_of(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
-    return [each for group in optimizer.param_groups for each in group["params"]]
+def _all_parameters(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
+    """Return the parameters of all groups."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def _new_state(parameter: Tensor, second: Tensor) -> dict[str, Tensor]:
@@ -166,8 +168,8 @@ def _new_state(parameter: Tensor, second: Tensor) -> dict[str, Tensor]:
     return {"step": torch.zeros((), dtype=torch.float32), "exp_avg": first, "exp_avg_sq": second}
 
 
-def _corrected(first: Tensor, second: Tensor, step: Tensor, group: dict[str, Any]) -> Tensor:
-    """Return the update without its rate, from moments that start at 0."""
+def _adam_update(first: Tensor, second: Tensor, step: Tensor, group: dict[str, Any]) -> Tensor:
+    """Return Adam's update without its rate, from both moments, corrected for their start at 0; step: [] float32."""
     (beta1, beta2), count = group["betas"], step.item()
     return (first / (1 - beta1**count)) / ((second / (1 - beta2**count)).sqrt() + group["eps"])
 
@@ -253,8 +255,13 @@ def make_optimizer(model: DistributedModelParallel, config: OptimizerConfig) -> 
     weights = {id(weight) for weight in model.module.feature_weights()}  # their decay is the tables'
 
     def make(params: list[nn.Parameter]) -> Optimizer:
-        layers, vectors = ([each for each in params if (id(each) in weights) is member] for member in (False, True))
-        groups = _decayed(layers, config.weight_decay, config) + _decayed(vectors, config.sparse_weight_decay, config)
+        layers, vectors = (
+            [parameter for parameter in params if (id(parameter) in weights) is is_weight]
+            for is_weight in (False, True)
+        )
+        groups = _group_with_decay(layers, config.weight_decay, config) + _group_with_decay(
+            vectors, config.sparse_weight_decay, config
+        )
         return optimizer_of_layers(groups, config)
 
     dense: KeyedOptimizer = KeyedOptimizerWrapper(others, make)
@@ -264,7 +271,7 @@ def make_optimizer(model: DistributedModelParallel, config: OptimizerConfig) -> 
     return Clipped(parts, config.max_grad_norm, config.clip_tables)
 
 
-def _decayed(params: list[nn.Parameter], decay: float, config: OptimizerConfig) -> list[dict[str, Any]]:
+def _group_with_decay(params: list[nn.Parameter], decay: float, config: OptimizerConfig) -> list[dict[str, Any]]:
     """Return a group of parameters with their L2, which the optimizer applies, or `Clipped` before clipping."""
     # The clipped norm includes the decay, so the decay must be in the gradients before the optimizer sees them.
     options = {"weight_decay": 0.0, CLIPPED_DECAY: decay} if config.clip_tables else {"weight_decay": decay}
@@ -286,10 +293,11 @@ class Clipped(CombinedOptimizer):
             if part != DENSE_PART and not self._with_tables:
                 continue
             for group in keyed.param_groups:
-                params = [each for each in group["params"] if each.grad is not None]
-                gradients += [each.grad for each in params]
+                params = [parameter for parameter in group["params"] if parameter.grad is not None]
+                group_gradients = [parameter.grad for parameter in params]
+                gradients += group_gradients
                 if params and (decay := group.get(CLIPPED_DECAY)):
-                    torch._foreach_add_([each.grad for each in params], params, alpha=decay)
+                    torch._foreach_add_(group_gradients, params, alpha=decay)
         clip(gradients, self._max_norm)
         super().step(closure)
 
@@ -351,13 +359,13 @@ class ReplicatedTables(KeyedOptimizerWrapper):
         rate, arguments = config.table_lr, algorithm.arguments
 
         def make(params: list[nn.Parameter]) -> Optimizer:
-            groups = _decayed(params, config.sparse_weight_decay, config)
-            return _make(algorithm, algorithm.torch, arguments, groups, rate, config)
+            groups = _group_with_decay(params, config.sparse_weight_decay, config)
+            return _make_optimizer(algorithm, algorithm.torch, arguments, groups, rate, config)
 
         super().__init__(tables, make)
         self.state = {
             weight: {
-                f"{table_of(key)}.{names[name]}": _as_fused(value)
+                f"{table_of(key)}.{names[name]}": _view_as_fused(value)
                 for name, value in self._optimizer.state[weight].items()
                 if name in names
             }
@@ -371,7 +379,7 @@ class ReplicatedTables(KeyedOptimizerWrapper):
                 state["step"].fill_(step)
 
 
-def _as_fused(state: torch.Tensor) -> torch.Tensor:
+def _view_as_fused(state: torch.Tensor) -> torch.Tensor:
     """View RowWiseAdagrad's sums [E, 1] as FBGEMM has them, [E]; the memory is shared."""
     return state.view(-1) if state.dim() == 2 and state.shape[1] == 1 else state
 
@@ -380,10 +388,10 @@ def optimizer_of_layers(params: list[dict[str, Any]], config: OptimizerConfig) -
     """Return torch's optimizer over groups of dense parameters, as configured."""
     algorithm = config.dense_name.algorithm
     kind, arguments = (algorithm.torch, algorithm.arguments) if algorithm.layers is None else (algorithm.layers, {})
-    return _make(algorithm, kind, arguments, params, config.lr, config)
+    return _make_optimizer(algorithm, kind, arguments, params, config.lr, config)
 
 
-def _make(
+def _make_optimizer(
     algorithm: Algorithm,
     kind: str,
     arguments: Mapping[str, bool],
@@ -403,4 +411,4 @@ def _make(
         optimizer = optimizer_class(params, lr=lr, **settings)
     except (TypeError, ValueError) as error:
         raise UserError(f"{kind}: cannot train this model: {str(error).splitlines()[0]}; choose another") from error
-    return with_state(optimizer, algorithm)
+    return make_state(optimizer, algorithm)

@@ -25,11 +25,11 @@ from app.scoring.new_rows import (
     NONE_SCORED,
     RowScorer,
     Scored,
+    fill_from_user,
     log_unknown,
     parse,
     require_finite,
     unknown_counts,
-    with_user,
 )
 from app.training import checkpointer, predictor
 from app.training.checkpointer import TrainedRun
@@ -92,7 +92,7 @@ def _read(config: RecommendConfig, encoder: Encoder) -> NewRows:
     shape = encoder.shape((*columns, config.id_column))
     candidates = read_new_rows(Path(config.candidates), shape)
     if config.user is not None:
-        candidates = with_user(candidates, read_new_rows(Path(config.user), shape))
+        candidates = fill_from_user(candidates, read_new_rows(Path(config.user), shape))
     return candidates
 
 

@@ -58,13 +58,14 @@ def figures(event: AnyEvent) -> dict[str, float]:
     Figures that were not measured are left out.
     """
     plain = {key: value for key, value in plain_object(event).items() if key not in NO_FIGURES}
-    return dict(_numbers(event.event, plain))
+    return dict(_flatten_numbers(event.event, plain))
 
 
-def _numbers(tag: str, value: object) -> Iterator[tuple[str, float]]:
+def _flatten_numbers(tag: str, value: object) -> Iterator[tuple[str, float]]:
+    """Yield the numbers in nested values, with tags that begin with `tag`; true and false are none."""
     if isinstance(value, Mapping):
-        for key, part in value.items():
-            yield from _numbers(f"{tag}/{key}", part)
+        for key, child in value.items():
+            yield from _flatten_numbers(f"{tag}/{key}", child)
     elif isinstance(value, (int, float)) and not isinstance(value, bool):
         yield tag, float(value)
 
@@ -124,7 +125,7 @@ class Trackers:
 
     def event(self, event: AnyEvent) -> None:
         """Show one event of metrics.jsonl."""
-        self._each(lambda tracker: tracker.event(event))
+        self._call_each(lambda tracker: tracker.event(event))
 
     def show_again(self, events: Sequence[AnyEvent], curves: Curves | None) -> None:
         """Show the last step's events again in trackers whose files were cut back; the others still have them."""
@@ -137,14 +138,15 @@ class Trackers:
     def curves(self, curves: Curves | None) -> None:
         """Show an evaluation's curves; None on ranks that have none."""
         if curves is not None:
-            self._each(lambda tracker: tracker.curves(curves))
+            self._call_each(lambda tracker: tracker.curves(curves))
 
     def close(self, summary: Summary | None) -> None:
         """Close all trackers, with the run's summary if it has one."""
-        self._each(lambda tracker: tracker.close(summary))
+        self._call_each(lambda tracker: tracker.close(summary))
         self._open.clear()
 
-    def _each(self, action: Callable[[Tracker], None]) -> None:
+    def _call_each(self, action: Callable[[Tracker], None]) -> None:
+        """Call `action` for each open tracker; one that fails is left out from then on."""
         for entry in list(self._open):
             kind, tracker = entry
             try:
@@ -201,7 +203,7 @@ class TensorBoard:
 
     def event(self, event: AnyEvent) -> None:
         for tag, value in figures(event).items():
-            self._writer.add_scalar(_grouped(tag), value, event.step)
+            self._writer.add_scalar(_group_tag(tag), value, event.step)
 
     def curves(self, curves: Curves) -> None:
         edges = np.asarray(curves.scores.edges, np.float64)
@@ -243,7 +245,7 @@ def _report_errors_once() -> None:
     threading.excepthook = report_others
 
 
-def _grouped(tag: str) -> str:
+def _group_tag(tag: str) -> str:
     """Return a tag with a heading for TensorBoard, which sorts headings alphabetically.
 
     Evaluations come first, then training; checkpoints, and sums from which other figures are made, come last.

@@ -184,7 +184,7 @@ def _with_global_batch(config: AppConfig, runtime: Runtime) -> AppConfig:
 
 def _complete_config(config: AppConfig, runtime: Runtime, root: Path, manifest: Manifest) -> AppConfig:
     """Return the configuration completed by the number of processes, the dataset and the machine."""
-    data = replace(prepare.in_force(config.data, manifest), path=str(root))
+    data = replace(prepare.keep_recorded_settings(config.data, manifest), path=str(root))
     used = replace(config.runtime, num_threads=runtime.num_threads)
     return replace(_with_global_batch(config, runtime), data=data, runtime=used)
 

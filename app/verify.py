@@ -115,7 +115,9 @@ def _replay(
     first = next(launch.manifest for launch in launches if launch.manifest is not None)
     if not any_layout:
         _log_layout(directory, launches, joined)
-    paths = decode(joined.on_rank_0(lambda: encode([str(path) for path in files.undamaged(directory)])), list[str])
+    paths = decode(
+        joined.on_rank_0(lambda: encode([str(path) for path in files.undamaged_checkpoints(directory)])), list[str]
+    )
     checkpoints = {read(Path(path)).state.step: Path(path) for path in paths}
     steps = _last_step(record, checkpoints)
     root, manifest = _open_dataset(config, trained, directory, first, joined)

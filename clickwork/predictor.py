@@ -207,13 +207,13 @@ class Predictor:
             Error: as `predict`, or the user is not one row.
         """
         from app.scoring import new_rows
-        from app.scoring.new_rows import parse, with_user
+        from app.scoring.new_rows import fill_from_user, parse
 
         rows = whole_table(candidates, "candidates")
         if not rows.numbers:
             return []
         if user is not None:
-            rows = with_user(rows, whole_table(user, "user"))
+            rows = fill_from_user(rows, whole_table(user, "user"))
         block = parse(self._scorer.encoder, rows, id_column)
         with run_arithmetic(self._trained, self._runtime):
             scored = self._scorer.scored(rows, block, id_column)

@@ -191,7 +191,7 @@ def read(checkpoint: Path) -> CheckpointState:
         with np.load(checkpoint / ARRAYS, allow_pickle=False) as arrays:
             return CheckpointState(read_state(checkpoint), dict(arrays))
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        raise _damaged(checkpoint / ARRAYS, error) from error
+        raise _damage_error(checkpoint / ARRAYS, error) from error
 
 
 def publish(part: Path, final: Path, saved: CheckpointState, digests: dict[str, FileDigest]) -> None:
@@ -234,10 +234,10 @@ def read_state(checkpoint: Path) -> SavedState:
     except (FileNotFoundError, NotADirectoryError) as error:
         raise UserError(f"{checkpoint}: no checkpoint here ({STATE} is missing)") from error
     except OSError as error:
-        raise _damaged(path, error) from error
+        raise _damage_error(path, error) from error
     try:
         if (checkpoint / STATE_SUM).read_bytes() != checksum_line(content):
-            raise _damaged(path, f"it does not fit its checksum in {STATE_SUM}")
+            raise _damage_error(path, f"it does not fit its checksum in {STATE_SUM}")
         # The format is checked before all other keys, since another format may have other keys.
         written = decode(content, WithFormat).format
         if written != FORMAT:
@@ -247,12 +247,13 @@ def read_state(checkpoint: Path) -> SavedState:
             )
         return decode(content, SavedState)
     except FileNotFoundError as error:
-        raise _damaged(path, f"{STATE_SUM} is missing") from error
+        raise _damage_error(path, f"{STATE_SUM} is missing") from error
     except (OSError, ValueError) as error:
-        raise _damaged(path, error) from error
+        raise _damage_error(path, error) from error
 
 
-def _damaged(path: Path, reason: object) -> UserError:
+def _damage_error(path: Path, reason: object) -> UserError:
+    """Return the error for a damaged file or checkpoint."""
     return UserError(f"{path}: damaged ({reason}); remove the checkpoint to use another")
 
 
@@ -301,7 +302,7 @@ def _not_before(checkpoints: Path, start: Path) -> list[Path]:
     return [path for path in whole_checkpoints(checkpoints) if not is_same_run or path.name > start.name]
 
 
-def undamaged(run: Path) -> list[Path]:
+def undamaged_checkpoints(run: Path) -> list[Path]:
     """Return a run's complete and undamaged checkpoints, oldest first; warn of the others."""
     good = []
     for path in whole_checkpoints(run / CHECKPOINTS):

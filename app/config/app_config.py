@@ -96,7 +96,7 @@ def implied_recipe(composed: Any, given: Sequence[str]) -> dict[str, Any]:
     # The default recipe is quickstart, so any other one has been asked for.
     if "recipe" in given or "published.recipe" in given or composed.published.recipe != "quickstart":
         return {}
-    return {"recipe": RECIPE} if _is_of_own_table(composed) else {}
+    return {"recipe": RECIPE} if _reads_own_table(composed) else {}
 
 
 def implied_keys(composed: Any, given: Sequence[str]) -> dict[str, Any]:
@@ -114,11 +114,12 @@ def implied_keys(composed: Any, given: Sequence[str]) -> dict[str, Any]:
     # The recipe gives the share of an epoch, and both keys together are refused.
     if "train.eval_every_steps" in given:
         values["train.eval_every_fraction"] = None
-    left = [name for name in composed.by_table if not {name, name.partition(".")[0]} & {*given, *values}]
-    return values if left == list(composed.by_table) else {**values, "by_table": left}
+    not_given = [name for name in composed.by_table if not {name, name.partition(".")[0]} & {*given, *values}]
+    return values if not_given == list(composed.by_table) else {**values, "by_table": not_given}
 
 
-def _is_of_own_table(composed: Any) -> bool:
+def _reads_own_table(composed: Any) -> bool:
+    """Return whether a composed configuration trains DLRM on a user's own table, prepared or to be prepared."""
     data, root = composed.data, composed.data.path
     if composed.model.name != "dlrm" or root is None:
         return False

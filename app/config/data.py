@@ -151,7 +151,7 @@ def require_source(data: DataConfig, model: ModelKind) -> None:
 
 def preprocessing(data: DataConfig) -> keys.DataConfig:
     """Return the configuration with which data_prep makes the dataset: one id per bag, as reading makes the bags."""
-    values = {each.name: getattr(data, each.name) for each in fields(keys.DataConfig)}
+    values = {field.name: getattr(data, field.name) for field in fields(keys.DataConfig)}
     if data.negatives.per_positive is not None and not data.source_kind.generator:
         values["allow_degenerate"] = True  # the rows may be positives only
     return keys.DataConfig(**(values | {"multi_hot": keys.MultiHotConfig()}))

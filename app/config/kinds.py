@@ -228,8 +228,9 @@ def model_kinds() -> dict[str, ModelKind]:
 
 def require_dataset(model: ModelKind, root: Path, manifest: Manifest) -> None:
     """Raise UserError if the model does not learn from this kind of dataset."""
-    other = model_for(manifest.kind)
-    manifest.require_kind(root, model.learns_from, f"give {other}" if other and model is DLRM else "")
+    fitting_model = model_for(manifest.kind)
+    remedy = f"give {fitting_model}" if fitting_model and model is DLRM else ""
+    manifest.require_kind(root, model.learns_from, remedy)
 
 
 def model_for(data: DatasetKind) -> str:
@@ -507,7 +508,7 @@ class AfterTraining(NamedTuple):
 
 
 def steps_after_training() -> list[AfterTraining]:
-    """Return the rows of all extensions."""
+    """Return what extensions do before and after training."""
     return rows_of_extensions(AfterTraining)
 
 

@@ -142,14 +142,14 @@ def settings_of(tables: TablesConfig, name: str | None = None) -> TableOverride:
 
 def validate_tables(tables: TablesConfig, embedding_dim: int) -> None:
     """Raise UserError for values that cannot work or would do nothing."""
-    every = settings_of(tables)
+    general = settings_of(tables)
     overrides = {name: override_of(tables, name) for name in tables.overrides}
-    by_table = {name: settings_of(tables, name) for name in overrides}
+    overridden = {name: settings_of(tables, name) for name in overrides}
     # A setting for all tables has a use if only one table, with its override, uses it.
-    _require_use("model.tables", tables, [every, *by_table.values()])
-    for name, settings in by_table.items():
+    _require_use("model.tables", tables, [general, *overridden.values()])
+    for name, settings in overridden.items():
         _require_use(f"model.tables.overrides.{name}", overrides[name], [settings])
-    if tables.min_rows is not None and every.kind is TableKind.plain:
+    if tables.min_rows is not None and general.kind is TableKind.plain:
         raise UserError(f"model.tables.min_rows={tables.min_rows}: has no effect with model.tables.kind=plain")
     levels: dict[str, TableConfig] = {"model.tables": tables}
     levels |= {f"model.tables.overrides.{name}": override for name, override in overrides.items()}
@@ -159,15 +159,18 @@ def validate_tables(tables: TablesConfig, embedding_dim: int) -> None:
             raise UserError(
                 f"{path}.dim={level.dim}: must be a multiple of 4 (FBGEMM), at most model.embedding_dim={embedding_dim}"
             )
-    for path, table in zip(levels, [every, *by_table.values()], strict=True):
+    for path, table in zip(levels, [general, *overridden.values()], strict=True):
         pooled_first = table.kind is TableKind.qr and table.qr_operation is QROperation.pooled_mult
         if pooled_first and table.pooling is Pooling.weighted:
             raise UserError(
                 f"{path}.qr_operation=pooled_mult: pools before it multiplies, so pooling=weighted cannot "
                 "weight products; use qr_operation=mult"
             )
-    concat = [t for t in (every, *by_table.values()) if t.kind is TableKind.qr and t.qr_operation is QROperation.concat]
-    if concat and embedding_dim % 8:
+    has_concat = any(
+        table.kind is TableKind.qr and table.qr_operation is QROperation.concat
+        for table in (general, *overridden.values())
+    )
+    if has_concat and embedding_dim % 8:
         raise UserError(
             f"model.tables.qr_operation=concat: model.embedding_dim={embedding_dim} does not divide into two halves "
             "that are multiples of 4 (FBGEMM)"
@@ -331,8 +334,8 @@ def validate_model(model: ModelConfig) -> None:
 
 def _refuse_settings_of_dlrm(model: ModelConfig) -> None:
     """Raise UserError if settings of DLRM are given for another model, which would ignore them."""
-    usual = ModelConfig(embedding_dim=model.embedding_dim, dense_arch=[], over_arch=[], name=model.name)
-    for name, value in vars(usual).items():
+    defaults = ModelConfig(embedding_dim=model.embedding_dim, dense_arch=[], over_arch=[], name=model.name)
+    for name, value in vars(defaults).items():
         if getattr(model, name) != value:
             raise UserError(f"model.{name}: is DLRM's and has no effect with model={model.name}; leave it out")
 
@@ -353,6 +356,7 @@ def require_own_scores(model: ModelConfig, operation: str) -> None:
 
 
 def _validate_dense_arch(model: ModelConfig) -> None:
+    """Refuse widths of dense_arch that do not end with embedding_dim, or that the model does not or must use."""
     if model.numeric is Numeric.vectors and model.dense_arch:
         raise UserError(
             f"model.dense_arch={model.dense_arch}: has no effect with model.numeric=vectors; give model.dense_arch=[]"
@@ -371,6 +375,7 @@ def _validate_dense_arch(model: ModelConfig) -> None:
 
 
 def _validate_over_arch(model: ModelConfig) -> None:
+    """Refuse widths of over_arch that do not end with 1, or that the interaction leaves no use."""
     if model.interaction is Interaction.sum:
         if model.over_arch:
             raise UserError(
@@ -400,6 +405,7 @@ def _validate_dropout(key: str, rates: list[float], stacks: list[tuple[str, list
 
 
 def _validate_branches(model: ModelConfig) -> None:
+    """Refuse branches whose last width is no multiple of embedding_dim."""
     for name in ("projection_branch1", "projection_branch2"):
         widths = getattr(model, name)
         if widths is None:
@@ -419,13 +425,13 @@ def _require_widths(key: str, widths: list[int]) -> None:
 _CRITEO = [f"cat_{i}" for i in range(26)]
 
 
-def _even(columns: list[str], values: int) -> dict[str, int]:
+def _even_table_sizes(columns: list[str], values: int) -> dict[str, int]:
     """Return tables of these columns, whose numbers of values are known only in total; each has a row for unknown ones.
 
     How the values are divided among the columns does not change the number of parameters.
     """
-    each, remainder = divmod(values, len(columns))
-    return {column: each + 1 + (number < remainder) for number, column in enumerate(columns)}
+    per_column, remainder = divmod(values, len(columns))
+    return {column: per_column + 1 + (number < remainder) for number, column in enumerate(columns)}
 
 
 PUBLISHED_TABLES: dict[str, dict[str, int]] = {
@@ -456,17 +462,17 @@ PUBLISHED_TABLES: dict[str, dict[str, int]] = {
         976, 14, 40000000, 40000000, 40000000, 590152, 12973, 108, 36,
     ), strict=True)),
     # reczoo/Datasets: the values of the training split, according to the parameters that reczoo/BARS logs.
-    "criteo_x1": _even([f"C{i}" for i in range(1, 27)], 2_086_277),
-    "avazu_x1": _even([f"feat_{i}" for i in range(1, 23)], 1_298_577),
-    "movielenslatest_x1": _even(["user_id", "item_id", "tag_id"], 90_236),
+    "criteo_x1": _even_table_sizes([f"C{i}" for i in range(1, 27)], 2_086_277),
+    "avazu_x1": _even_table_sizes([f"feat_{i}" for i in range(1, 23)], 1_298_577),
+    "movielenslatest_x1": _even_table_sizes(["user_id", "item_id", "tag_id"], 90_236),
     "kgcn_lastfm": {"user": 1_871, "item": 3_811},  # values of its training split and a row for unknown ones
     "ncf_movielens_1m": {"user": 6_041, "item": 3_705},  # likewise
     "tfrs_movielens_100k": {  # likewise
         "movie_id": 1_652, "user_id": 944, "user_gender": 3, "user_zip_code": 796, "user_occupation_text": 22,
         "bucketized_user_age": 8,
     },
-    "frappe_x1": _even(["user", "item", "daytime", "weekday", "isweekend", "homework", "cost", "weather", "country",
-                        "city"], 5_379),
+    "frappe_x1": _even_table_sizes(["user", "item", "daytime", "weekday", "isweekend", "homework", "cost", "weather",
+                                    "country", "city"], 5_379),
 }  # fmt: skip
 
 

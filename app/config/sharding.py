@@ -148,37 +148,42 @@ def kernels_of(kind: str, kernels: list[str]) -> list[str]:
     return [kernel for kernel in kernels if (kernel == "dense") == (kind == "data_parallel")]
 
 
-def of_table(config: ShardingConfig, name: str, features: list[str]) -> tuple[str, TableShardingConfig]:
-    """Return one table's configuration and its key, which names the table or one of its features."""
-    matches = [(f"sharding.tables.{key}", own_part(config, key)) for key in (name, *features) if key in config.tables]
+def settings_of_table(config: ShardingConfig, name: str, features: list[str]) -> tuple[str, TableShardingConfig]:
+    """Return the key that has one table's settings, and these, completed by those of `sharding`.
+
+    The key names the table or one of its features; it is `sharding` for a table without settings of its own.
+    """
+    matches = [
+        (f"sharding.tables.{key}", settings_given(config, key)) for key in (name, *features) if key in config.tables
+    ]
     if len(matches) > 1:
         raise UserError(f"{matches[0][0]} and {matches[1][0]}: are one table; give one of them")
     key, table = matches[0] if matches else ("sharding", TableShardingConfig())
-    values = {part.name: getattr(table, part.name) for part in fields(TableShardingConfig)}
+    values = {field.name: getattr(table, field.name) for field in fields(TableShardingConfig)}
     return key, TableShardingConfig(
-        **{part: getattr(config, part) if value is None else value for part, value in values.items()}
+        **{name: getattr(config, name) if value is None else value for name, value in values.items()}
     )
 
 
-def own_part(config: ShardingConfig, name: str) -> TableShardingConfig:
+def settings_given(config: ShardingConfig, name: str) -> TableShardingConfig:
     """Return the settings under `sharding.tables.<name>`."""
     try:
         return convert(TableShardingConfig, config.tables[name])
     except ConversionError as error:
-        keys = ", ".join(part.name for part in fields(TableShardingConfig))
+        keys = ", ".join(field.name for field in fields(TableShardingConfig))
         raise UserError(f"sharding.tables.{name}={config.tables[name]}: must be keys of {keys}") from error
 
 
 def validate_sharding(config: ShardingConfig, optimizer: OptimizerName) -> None:
     """Raise UserError for values that cannot work or would do nothing."""
-    parts: dict[str, ShardingConfig | TableShardingConfig] = {"sharding": config}
-    parts |= {f"sharding.tables.{name}": own_part(config, name) for name in config.tables}
-    for path, section in parts.items():
+    sections: dict[str, ShardingConfig | TableShardingConfig] = {"sharding": config}
+    sections |= {f"sharding.tables.{name}": settings_given(config, name) for name in config.tables}
+    for path, section in sections.items():
         if section is not config:
             check_keys(section, f"{path}.")
-        part = section if section is config else of_table(config, path.split(".")[-1], [])[1]
-        types = types_allowed("table_wise" if part.types is None else part.types, optimizer, f"{path}.types")
-        kernels = kernels_allowed(part.kernels, types, part.types == AUTO_SHARDING, f"{path}.kernels")
+        completed = section if section is config else settings_of_table(config, path.split(".")[-1], [])[1]
+        types = types_allowed("table_wise" if completed.types is None else completed.types, optimizer, f"{path}.types")
+        kernels = kernels_allowed(completed.kernels, types, completed.types == AUTO_SHARDING, f"{path}.kernels")
         if section.min_partition is not None and not set(types) & set(COLUMN_TYPES):
             raise UserError(f"{path}.min_partition={section.min_partition}: has no effect without a column-wise type")
         if section.min_partition is not None and section.min_partition % 4:

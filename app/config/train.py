@@ -255,7 +255,7 @@ def validate_new_name(name: str) -> None:
 
 
 def validate_train(train: TrainConfig) -> None:
-    """Raise UserError for values that cannot work."""
+    """Refuse contradictory batch sizes and evaluation intervals, and max_samples below one batch without max_steps."""
     _validate_batch(train)
     if train.eval_every_steps and train.eval_every_fraction is not None:
         raise UserError(
@@ -313,6 +313,7 @@ def validate_monitor(train: TrainConfig, checkpoint: CheckpointConfig, cuts_rate
 
 
 def _validate_batch(train: TrainConfig) -> None:
+    """Refuse a global and a local batch size together, and none of them."""
     total, local = train.global_batch_size, train.local_batch_size
     if local is not None and total:
         raise UserError(
@@ -349,16 +350,16 @@ def samples_of(train: TrainConfig, rows: int, steps: int) -> int:
     if train.drop_last:
         return steps * train.global_batch_size
     # The last batch of an epoch may be smaller, so whole epochs are counted by their rows.
-    epochs, others = divmod(steps, steps_per_epoch(train, rows))
-    return epochs * rows + others * train.global_batch_size
+    epochs, further_steps = divmod(steps, steps_per_epoch(train, rows))
+    return epochs * rows + further_steps * train.global_batch_size
 
 
 def steps_within(train: TrainConfig, rows: int, samples: int) -> int:
     """Return the most steps that have at most this number of samples; rows: number in the training split."""
     if train.drop_last:
         return samples // train.global_batch_size
-    epochs, others = divmod(samples, rows)
-    return epochs * steps_per_epoch(train, rows) + others // train.global_batch_size
+    epochs, further_samples = divmod(samples, rows)
+    return epochs * steps_per_epoch(train, rows) + further_samples // train.global_batch_size
 
 
 def evaluation_steps(train: TrainConfig, rows: int) -> tuple[float | None, int]:
@@ -372,8 +373,10 @@ def evaluation_steps(train: TrainConfig, rows: int) -> tuple[float | None, int]:
         return train.eval_every_steps, 0
     if train.eval_grid is EvalGrid.down:
         return max(1.0, share * steps_per_epoch(train, rows)), 0
-    every = max(1, math.ceil(share * rows / batch))
-    return every, math.ceil((DLRMV4_FIRST_EVAL + DLRMV4_FIRST_EVAL_PER_BATCH * batch) // 3 / (every * batch)) * every
+    distance = max(1, math.ceil(share * rows / batch))
+    # As DLRMv4's reference: the first evaluation is at the first multiple of the distance with this many samples.
+    first_samples = (DLRMV4_FIRST_EVAL + DLRMV4_FIRST_EVAL_PER_BATCH * batch) // 3
+    return distance, math.ceil(first_samples / (distance * batch)) * distance
 
 
 def validate_checkpoint(checkpoint: CheckpointConfig) -> None:
@@ -519,16 +522,16 @@ def validate_optimizer(optimizer: OptimizerConfig) -> None:
     # One key serves the algorithms of tables and of layers, so it is needed if either needs it.
     optimizers = {optimizer.name, optimizer.dense_name}
     names = " and ".join(sorted(name.value for name in optimizers))
-    usual_values = {name: usual for each in optimizers for name, usual in each.algorithm.settings.items()}
+    examples = {name: value for kind in optimizers for name, value in kind.algorithm.settings.items()}
     for name in SETTINGS:
         value = getattr(optimizer, name)
-        if name in usual_values and value is None:
-            raise UserError(f"optimizer.{name}=null: {names} needs one, such as {usual_values[name]}")
-        if name not in usual_values and value is not None:
+        if name in examples and value is None:
+            raise UserError(f"optimizer.{name}=null: {names} needs one, such as {examples[name]}")
+        if name not in examples and value is not None:
             raise UserError(f"optimizer.{name}={value}: has no effect with {names}")
     for name, optimizer_name in (("weight_decay", optimizer.dense_name), ("sparse_weight_decay", optimizer.name)):
         if (value := getattr(optimizer, name)) and not optimizer_name.algorithm.has_weight_decay:
-            usable = ", ".join(each.value for each in OptimizerName if each.algorithm.has_weight_decay)
+            usable = ", ".join(kind.value for kind in OptimizerName if kind.algorithm.has_weight_decay)
             raise UserError(f"optimizer.{name}={value}: {optimizer_name.value} has none; use one of {usable}")
 
     _validate_fused_decay(optimizer)
@@ -540,10 +543,10 @@ def _validate_fused_decay(optimizer: OptimizerConfig) -> None:
         return
     prefix, modes = f"optimizer.fused_weight_decay={optimizer.fused_weight_decay}", optimizer.name.algorithm.fused_decay
     if not modes:
-        usable = ", ".join(each.value for each in OptimizerName if each.algorithm.fused_decay)
+        usable = ", ".join(kind.value for kind in OptimizerName if kind.algorithm.fused_decay)
         raise UserError(f"{prefix}: FBGEMM's {optimizer.name.value} has none; use one of {usable}")
     if optimizer.fused_weight_decay_mode not in modes:
-        usable = " or ".join(each.value for each in modes)
+        usable = " or ".join(mode.value for mode in modes)
         raise UserError(f"{prefix}: with {optimizer.name.value} give optimizer.fused_weight_decay_mode={usable}")
     if optimizer.needs_whole_tables:
         raise UserError(
@@ -686,5 +689,5 @@ def require_place(key: str, out: str | None) -> None:
         return
     if Path(out).is_dir():
         raise UserError(f"{key}={out}: is a directory; give a file in it")
-    if not (above := next(each for each in Path(out).parents if each.exists())).is_dir():
-        raise UserError(f"{key}={out}: {above} is a file; choose another directory")
+    if not (existing := next(parent for parent in Path(out).parents if parent.exists())).is_dir():
+        raise UserError(f"{key}={out}: {existing} is a file; choose another directory")

@@ -109,11 +109,11 @@ def require_agreement(config: DataConfig, manifest: Manifest) -> None:
                 )
 
 
-def in_force(config: DataConfig, manifest: Manifest) -> DataConfig:
+def keep_recorded_settings(config: DataConfig, manifest: Manifest) -> DataConfig:
     """Return the configuration with all settings that the dataset was made with, resolved ones too."""
     recorded = {key: value for key, value in keys_in_force(manifest).items() if not key.startswith("multi_hot.")}
-    of_generators = [key for key in recorded if key.partition(".")[0] in GENERATORS]
-    return convert(DataConfig, to_plain(config), *map(nest, recorded.items()), {"generator_settings": of_generators})
+    generator_keys = [key for key in recorded if key.partition(".")[0] in GENERATORS]
+    return convert(DataConfig, to_plain(config), *map(nested, recorded.items()), {"generator_settings": generator_keys})
 
 
 def with_table_values(config: AppConfig, root: Path, manifest: Manifest) -> AppConfig:
@@ -124,8 +124,8 @@ def with_table_values(config: AppConfig, root: Path, manifest: Manifest) -> AppC
     words = " ".join(
         f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}" for key, value in values.items()
     )
-    whose = "your own table" if is_own_table(manifest) else "as given"
-    log.info("%s: %s: recipe=own_table (%s)", root, whose, words)
+    origin = "your own table" if is_own_table(manifest) else "as given"
+    log.info("%s: %s: recipe=own_table (%s)", root, origin, words)
     # From here on these are ordinary values, so that a replay need not derive them again.
     config = convert(AppConfig, to_plain(config), *map(nest, values.items()), {"by_table": []})
     validate(config)

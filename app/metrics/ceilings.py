@@ -40,15 +40,15 @@ def time_work(
     # The first runs load kernels and allocate memory.
     for _ in range(WARM_UP_RUNS):
         work()
-    once = max(agree(_seconds_of(work, device, 1)), 1e-9)
+    once = max(agree(_time_runs(work, device, 1)), 1e-9)
     together = max(1, math.ceil(BLOCK_SECONDS[device.type] / once))
     count = max(min(math.ceil(seconds / (together * once)), MAX_SAMPLES), MIN_SAMPLES)
-    samples = [_seconds_of(work, device, together) / together for _ in range(count)]
+    samples = [_time_runs(work, device, together) / together for _ in range(count)]
     median, p10, p90 = (float(np.percentile(samples, q)) for q in (50, 10, 90))
     return WorkTiming(median, p10, p90, len(samples), together)
 
 
-def _seconds_of(work: Callable[[], Any], device: torch.device, runs: int) -> float:
+def _time_runs(work: Callable[[], Any], device: torch.device, runs: int) -> float:
     """Return the seconds that this number of runs takes."""
     if device.type != "cuda":
         began = time.perf_counter()
@@ -85,15 +85,15 @@ def measure_ceilings(
     num_bytes = 3 * (STREAM_BYTES[kind] + MATRIX_ROWS[kind] ** 2 * dtype.itemsize)
     if kind == "cuda" and agree(num_bytes - _free_bytes(device)) > 0:
         return None
-    a, b, c = (torch.ones(STREAM_BYTES[kind] // 4, device=device) for _ in range(3))
-    triad = time_work(lambda: torch.add(b, c, alpha=3.0, out=a), device, seconds, agree)
+    triad_sum, addend, factor = (torch.ones(STREAM_BYTES[kind] // 4, device=device) for _ in range(3))
+    triad = time_work(lambda: torch.add(addend, factor, alpha=3.0, out=triad_sum), device, seconds, agree)
     rows = MATRIX_ROWS[kind]
     left, right = (torch.randn(rows, rows, device=device, dtype=dtype) for _ in range(2))
     product = torch.empty(rows, rows, device=device, dtype=dtype)
     multiplied = time_work(lambda: torch.mm(left, right, out=product), device, seconds, agree)
     return Ceilings(
         # Nearly the fastest sample, as this is a ceiling.
-        bytes_per_second=3 * a.numel() * a.element_size() / triad.p10,
+        bytes_per_second=3 * triad_sum.nbytes / triad.p10,
         flops_per_second=2 * rows**3 / multiplied.p10,
         dtype=str(dtype).removeprefix("torch."),
     )

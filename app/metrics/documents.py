@@ -88,7 +88,7 @@ class Best(OpenDocument, kw_only=True):
 
     @property
     def of_monitor(self) -> float | None:
-        """Value of train.monitor."""
+        """Return the value of train.monitor."""
         return self.auc if self.monitor is None else self.value
 
 
@@ -153,7 +153,7 @@ class EvaluationFigures(OpenDocument, kw_only=True):
 
     @property
     def compared(self) -> tuple[str, ...]:
-        """Metrics by which models of the split's labels are compared."""
+        """Return the metrics by which models of the split's labels are compared."""
         return COMPARED_NUMBERS if self.main in COMPARED_NUMBERS else COMPARED
 
 

@@ -119,50 +119,53 @@ def click_curves(logits: NDArray[np.float32], labels: NDArray[np.float32], evalu
     # The exponential overflows beyond 709, where a probability is 0 or 1 anyway.
     preds = 1 / (1 + np.exp(-np.clip(z.astype(np.float64), -700, 700)))
     positives, negatives = np.sort(z[y]), np.sort(z[~y])
-    thresholds = _thresholds(positives, negatives) if len(positives) and len(negatives) else (None, None)
+    thresholds = _threshold_curves(positives, negatives) if len(positives) and len(negatives) else (None, None)
     return Curves(
         samples=len(z),
         of=evaluation.samples or 0,
         auc_standard_error=evaluation.figure(STANDARD_ERROR),
         roc=thresholds[0],
         pr=thresholds[1],
-        reliability=_reliability(preds, y),
-        scores=_scores(preds, y),
+        reliability=_reliability_bins(preds, y),
+        scores=_count_scores(preds, y),
     )
 
 
-def _thresholds(positives: NDArray[np.float32], negatives: NDArray[np.float32]) -> tuple[Roc, PrecisionRecall]:
+def _threshold_curves(positives: NDArray[np.float32], negatives: NDArray[np.float32]) -> tuple[Roc, PrecisionRecall]:
+    """Return both curves of ascending scores; neither label may be missing."""
     # Quantiles of either label put thresholds where the curves move, however few positives there are.
     steps = np.linspace(0, 1, THRESHOLDS)
     quantiles = [scores[((len(scores) - 1) * steps).astype(np.int64)] for scores in (positives, negatives)]
     thresholds = np.unique(np.concatenate(quantiles))[::-1]  # descending: from (0, 0) to (1, 1)
     true = len(positives) - np.searchsorted(positives, thresholds, "left")
     false = len(negatives) - np.searchsorted(negatives, thresholds, "left")
-    false_rates = _rounded(np.concatenate(([0], false / len(negatives))))
-    true_rates = _rounded(np.concatenate(([0], true / len(positives))))
+    false_rates = _round_to_six_digits(np.concatenate(([0], false / len(negatives))))
+    true_rates = _round_to_six_digits(np.concatenate(([0], true / len(positives))))
     return Roc(false_rates, true_rates), PrecisionRecall(
-        _rounded(true / len(positives)), _rounded(true / (true + false))
+        _round_to_six_digits(true / len(positives)), _round_to_six_digits(true / (true + false))
     )
 
 
-def _reliability(preds: Values, positive: NDArray[np.bool_]) -> list[ReliabilityBin]:
+def _reliability_bins(preds: Values, positive: NDArray[np.bool_]) -> list[ReliabilityBin]:
+    """Return bins of equally many samples, by ascending probability [n]; positive: [n]."""
     order = np.argsort(preds, kind="stable")
     # Where clicks are few, most probabilities are small, and most bins of equal width would be almost empty.
-    parts = np.array_split(order, min(EQUAL_MASS_BINS, len(order)) or 1)
+    bins = np.array_split(order, min(EQUAL_MASS_BINS, len(order)) or 1)
     return [
-        ReliabilityBin(float(f"{preds[part].mean():.6g}"), float(f"{positive[part].mean():.6g}"), len(part))
-        for part in parts
-        if len(part)
+        ReliabilityBin(float(f"{preds[rows].mean():.6g}"), float(f"{positive[rows].mean():.6g}"), len(rows))
+        for rows in bins
+        if len(rows)
     ]
 
 
-def _scores(preds: Values, positive: NDArray[np.bool_]) -> ScoreCounts:
+def _count_scores(preds: Values, positive: NDArray[np.bool_]) -> ScoreCounts:
+    """Count the probabilities of either label in SCORE_BINS bins of equal width."""
     edges = np.linspace(0, preds.max(initial=0.0) or 1.0, SCORE_BINS + 1)
     counts = [np.histogram(preds[label], edges)[0].tolist() for label in (positive, ~positive)]
-    return ScoreCounts(_rounded(edges), *counts)
+    return ScoreCounts(_round_to_six_digits(edges), *counts)
 
 
-def _rounded(values: Values) -> list[float]:
+def _round_to_six_digits(values: Values) -> list[float]:
     return [float(f"{value:.6g}") for value in values]
 
 
@@ -244,17 +247,17 @@ def click_metrics(
         return dict.fromkeys(OF_ROWS)
     if weights is not None:
         areas = _weighted_areas(logits, labels, weights)
-        return {**_from_sums(click_sums(logits, labels, weights)), "auc": areas[0], "pr_auc": areas[1]}
+        return {**_metrics_of_sums(click_sums(logits, labels, weights)), "auc": areas[0], "pr_auc": areas[1]}
     is_positive = labels > 0.5
     positives, negatives = np.sort(logits[is_positive]), np.sort(logits[~is_positive])
     auc = pr_auc = error = None
     if len(positives) and len(negatives):
         twice_area, precision = _areas(positives, negatives, negative_weight)
         auc, pr_auc = twice_area / 2 / (len(positives) * len(negatives)), precision / len(positives)
-        error = _standard_error(*_squares(positives, negatives, auc), len(positives), len(negatives))
+        error = _standard_error(*_sums_of_squares(positives, negatives, auc), len(positives), len(negatives))
     # The sorted copies are as large as the scores, so they go before the sums need memory.
     del positives, negatives
-    return {**_from_sums(click_sums(logits, labels)), "auc": auc, "auc_standard_error": error, "pr_auc": pr_auc}
+    return {**_metrics_of_sums(click_sums(logits, labels)), "auc": auc, "auc_standard_error": error, "pr_auc": pr_auc}
 
 
 def histogram_metrics(
@@ -277,7 +280,7 @@ def histogram_metrics(
         if counts.dtype == np.int64:
             standard_error = _standard_error(*squares, num_positive, num_negative)
     return {
-        **_from_sums(sums),
+        **_metrics_of_sums(sums),
         "auc": auc,
         "auc_standard_error": standard_error,
         "pr_auc": None,
@@ -300,8 +303,8 @@ def score_counts(
         keys = np.where(bits >> 31, ~bits, bits | 0x80000000) >> (32 - HISTOGRAM_BITS)  # ordered like the floats
         for label in (0, 1):
             is_label = (labels[block] > 0.5) == label
-            of_label = None if weights is None else weights[block][is_label]
-            counts[label] += np.bincount(keys[is_label], of_label, counts.shape[1])
+            label_weights = None if weights is None else weights[block][is_label]
+            counts[label] += np.bincount(keys[is_label], label_weights, counts.shape[1])
     return counts
 
 
@@ -329,12 +332,12 @@ def click_sums(
         bins = np.minimum((preds * CALIBRATION_BINS).astype(np.int64), CALIBRATION_BINS - 1)
         gaps += np.bincount(bins, (preds - labels[block]) * weight[block], CALIBRATION_BINS)
         values[block] = preds * weight[block]
-    preds_sum, of_means = values.sum(), []
+    preds_sum, mean_sums = values.sum(), []
     for value_of in map(load, MEANS.values()):
         for block in blocks:
             values[block] = value_of(logits[block].astype(np.float64), labels[block]) * weight[block]
-        of_means.append(values.sum())
-    return np.array([weight.sum(), weight[labels > 0.5].sum(), loss, right, preds_sum, *gaps, *of_means])
+        mean_sums.append(values.sum())
+    return np.array([weight.sum(), weight[labels > 0.5].sum(), loss, right, preds_sum, *gaps, *mean_sums])
 
 
 def all_rows_sums(
@@ -351,8 +354,8 @@ def all_rows_sums(
     """
     corrected, is_positive = logits + np.float32(logit_correction(kept, class_weights)), labels > 0.5
     positives, negatives = (
-        click_sums(corrected[part], labels[part], None if weights is None else weights[part])
-        for part in (is_positive, ~is_positive)
+        click_sums(corrected[mask], labels[mask], None if weights is None else weights[mask])
+        for mask in (is_positive, ~is_positive)
     )
     return positives + negatives / kept
 
@@ -366,19 +369,19 @@ def of_all_rows(
     """
     if not sums[0]:
         return {**figures, ALL_ROWS: None}
-    every = _from_sums(sums)
+    all_rows = _metrics_of_sums(sums)
     if not corrected:
-        return {**figures, ALL_ROWS: every[CALIBRATION]}
-    of_probabilities = {name: value for name, value in every.items() if name not in OF_RANKS}
-    return {**figures, **of_probabilities, KEPT_ROWS: figures[CALIBRATION], ALL_ROWS: every[CALIBRATION]}
+        return {**figures, ALL_ROWS: all_rows[CALIBRATION]}
+    without_ranks = {name: value for name, value in all_rows.items() if name not in OF_RANKS}
+    return {**figures, **without_ranks, KEPT_ROWS: figures[CALIBRATION], ALL_ROWS: all_rows[CALIBRATION]}
 
 
-def _from_sums(sums: NDArray[np.float64]) -> dict[str, float | None]:
+def _metrics_of_sums(sums: NDArray[np.float64]) -> dict[str, float | None]:
     """Return the metrics that need no ranking, from `click_sums`."""
     samples, positives, loss, right, preds, *rest = sums.tolist()
     if not samples:  # all weights are 0
         return dict.fromkeys(OF_ROWS)
-    gaps, of_means = rest[:CALIBRATION_BINS], rest[CALIBRATION_BINS:]
+    gaps, mean_sums = rest[:CALIBRATION_BINS], rest[CALIBRATION_BINS:]
     base_rate, logloss = positives / samples, loss / samples
     entropy = -sum(p * float(np.log(p)) for p in (base_rate, 1 - base_rate) if p > 0)
     return {
@@ -391,7 +394,7 @@ def _from_sums(sums: NDArray[np.float64]) -> dict[str, float | None]:
         "ece": float(np.abs(gaps).sum()) / samples,
         "calibration": preds / positives if positives else None,
         "base_rate": base_rate,
-        **{name: total / samples for name, total in zip(MEANS, of_means, strict=True)},
+        **{name: total / samples for name, total in zip(MEANS, mean_sums, strict=True)},
     }
 
 
@@ -402,7 +405,7 @@ def _weighted_areas(
     order = np.argsort(logits, kind="stable")
     ties = np.flatnonzero(np.diff(logits[order], prepend=-np.inf))  # the first place of each score, ascending
     is_positive, ordered = labels[order] > 0.5, weights[order].astype(np.float64)
-    positives, negatives = (np.add.reduceat(ordered * part, ties) for part in (is_positive, ~is_positive))
+    positives, negatives = (np.add.reduceat(ordered * mask, ties) for mask in (is_positive, ~is_positive))
     below, num_positive, num_negative = np.cumsum(negatives) - negatives, positives.sum(), negatives.sum()
     if not (num_positive > 0 and num_negative > 0):
         return None, None
@@ -439,7 +442,7 @@ def _areas(positives: NDArray[np.float32], negatives: NDArray[np.float32], negat
 
 
 @jit
-def _squares(positives: NDArray[np.float32], negatives: NDArray[np.float32], auc: float) -> tuple[float, float]:
+def _sums_of_squares(positives: NDArray[np.float32], negatives: NDArray[np.float32], auc: float) -> tuple[float, float]:
     """Return two sums of (share - auc)^2, for ascending scores.
 
     Over positives, the share is of negatives below; over negatives, of positives above. A tie counts half.
@@ -462,7 +465,7 @@ def _squares(positives: NDArray[np.float32], negatives: NDArray[np.float32], auc
 
 
 def _standard_error(of_positives: float, of_negatives: float, num_positives: int, num_negatives: int) -> float | None:
-    """Return DeLong's standard error from `_squares`; None with fewer than two of a label."""
+    """Return DeLong's standard error from `_sums_of_squares`; None with fewer than two of a label."""
     if min(num_positives, num_negatives) < 2:
         return None
     variances = (
@@ -486,18 +489,18 @@ def shortcomings(
     if encoding == RANDOM_LABELS:
         return ["Labels are drawn by chance (data.source=random), so no model can do better than an AUC of 0.5"]
     auc, remarks = last.auc, []
-    by_auc = None if best is None or best.monitor else best.auc
+    best_auc = None if best is None or best.monitor else best.auc
     is_trend = evaluations >= MIN_EVALUATIONS
     noise = max(OVERFIT, 2 * (last.figure(STANDARD_ERROR) or 0.0))
-    if is_trend and auc is not None and best is not None and by_auc is not None and by_auc - auc > noise:
+    if is_trend and auc is not None and best is not None and best_auc is not None and best_auc - auc > noise:
         remedy = (
             "evaluate, recommend and export take that one (checkpoint=best)"
             if keeps_best
             else "keep that one by checkpoint.keep_best=true"
         )
         remarks.append(
-            f"Overfitted: the best AUC was {by_auc:.5f} at step {best.step:,}, and the last is "
-            f"{by_auc - auc:.5f} lower, {auc:.5f}; {remedy}; {AGAINST_OVERFITTING}"
+            f"Overfitted: the best AUC was {best_auc:.5f} at step {best.step:,}, and the last is "
+            f"{best_auc - auc:.5f} lower, {auc:.5f}; {remedy}; {AGAINST_OVERFITTING}"
         )
     served = best.auc if keeps_best and best is not None else auc
     if served is not None and served <= 0.5:

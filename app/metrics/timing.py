@@ -31,16 +31,17 @@ class EnergyMeter:
 
     def start(self) -> None:
         """Start counting."""
-        self._last = self._read()
+        self._last = self._read_counter()
 
     def lap(self) -> tuple[float, float] | None:
         """Return the joules since the last call or the start, and the seconds since then; None if not measured."""
-        before, self._last = self._last, self._read()
+        before, self._last = self._last, self._read_counter()
         if before is None or self._last is None or self._last[0] <= before[0]:
             return None
         return self._last[1] - before[1], self._last[0] - before[0]
 
-    def _read(self) -> tuple[float, float] | None:
+    def _read_counter(self) -> tuple[float, float] | None:
+        """Return the time and the joules so far; None without a counter."""
         if self._counter is None:
             return None
         try:
@@ -52,6 +53,7 @@ class EnergyMeter:
 
 
 def _find_counter(device: torch.device, rapl: Path) -> tuple[str, Counter | None]:
+    """Return what measures a device's energy, and the function that reads its joules; None if it cannot be read."""
     if device.type != "cuda":
         counter = _rapl(rapl)
         return "RAPL: processor packages of all machines", counter
@@ -159,23 +161,25 @@ class StepProfiler:
             self._stop()
 
     def _start(self, last: int, trace: bool) -> None:
+        """Profile the steps up to `last`; trace: write them for TensorBoard."""
         handler = tensorboard_trace_handler(str(self._directory), f"rank{self._rank}", use_gzip=True) if trace else None
         self._running, self._last = profile(activities=self._activities, on_trace_ready=handler, acc_events=True), last
         self._running.start()
 
     def _stop(self) -> None:
+        """End the profile, and take from it the seconds of exchanges or log where its trace is."""
         # Kernels of the last step may still be running.
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         self._running.stop()
         if self._last == self._sampled and self._running.on_trace_ready is None:
-            self.communication_seconds = _exchanged(self._running)
+            self.communication_seconds = _collective_seconds(self._running)
         elif self._rank == 0:
             log.info("profile: traces for TensorBoard and ui.perfetto.dev are in %s", self._directory)
         self._running = None
 
 
-def _exchanged(profiler: Any) -> float:
+def _collective_seconds(profiler: Any) -> float:
     """Return the seconds of collectives: gloo's as the host sees them, NCCL's and RCCL's by their kernels."""
     return (
         sum(
@@ -225,19 +229,19 @@ class StepTimer:
     def phase_done(self, phase: str) -> None:
         """Note that the step has completed one of PHASES."""
         if self._count % self._every == 0:
-            self._phase_marks.append((phase, self._mark()))
+            self._phase_marks.append((phase, self._mark_time()))
 
     def step_done(self, input_wait: float) -> None:
         """Note the end of a step, and that it waited `input_wait` seconds for its batch."""
         self._input_wait += input_wait
-        self._marks.append(self._mark())
+        self._marks.append(self._mark_time())
 
     def start(self) -> None:
         """Begin (again) to time steps from now on."""
         # Kernels of an evaluation or a save must not count as part of the next step.
         self._synchronise()
         self._began = time.perf_counter()
-        self._marks = [self._mark()]
+        self._marks = [self._mark_time()]
         self._input_wait = 0.0
 
     def take(self) -> StepTimes:
@@ -275,7 +279,8 @@ class StepTimer:
                 totals[name] = totals.get(name, 0.0) + self._between(before, after)
         return sum(name == "" for name, _ in marks), totals
 
-    def _mark(self) -> Any:
+    def _mark_time(self) -> Any:
+        """Return a mark of now: seconds, or on a GPU an event among its kernels."""
         if self._device.type != "cuda":
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)

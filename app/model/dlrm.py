@@ -50,8 +50,8 @@ def make_loss(config: LossConfig, factor: float = 1.0, task: Task = CLICK, mean_
             preds = torch.sigmoid(logits) if task.has_clicks else logits
             return F.mse_loss(preds, labels) if weight is None else (weight * (preds - labels).square()).mean()
         if name is LossName.weighted_bce:
-            of_class = torch.where(labels > 0.5, positive, negative)
-            weight = of_class if weight is None else of_class * weight
+            class_weight = torch.where(labels > 0.5, positive, negative)
+            weight = class_weight if weight is None else class_weight * weight
         # The loss is that of logits: from a rounded prediction, a hopeless sample's gradient would vanish.
         return F.binary_cross_entropy_with_logits(logits, labels, weight)
 
@@ -89,17 +89,17 @@ class DLRM(nn.Module):
 
         num_valid: rows of this process before its padding; None: all.
         """
-        for number, dropout in enumerate(self._all(Dropout)):
+        for number, dropout in enumerate(self._modules_of(Dropout)):
             dropout.draw(seed, step, number, rank * rows)
         self._keep_statistics(num_valid)
 
     def undo_step(self) -> None:
         """Set the statistics of batch norm, which the forward changed, back to those before the step."""
-        for norm in self._all(BatchNorm):
+        for norm in self._modules_of(BatchNorm):
             norm.undo_step()
 
     def _keep_statistics(self, num_valid: int | None = None) -> None:
-        for norm in self._all(BatchNorm):
+        for norm in self._modules_of(BatchNorm):
             norm.begin_step(num_valid)
 
     def statistics(self) -> dict[str, Tensor]:
@@ -114,9 +114,11 @@ class DLRM(nn.Module):
     def feature_weights(self) -> list[nn.Parameter]:
         """Return per-feature dense parameters, regularised like tables: vectors, and a regression's bias."""
         parts = (self.dense_arch, self.over_arch)
-        return [each for part in parts if isinstance(part, (NumericVectors, Bias)) for each in part.parameters()]
+        return [
+            parameter for part in parts if isinstance(part, (NumericVectors, Bias)) for parameter in part.parameters()
+        ]
 
-    def _all(self, kind: type[ModuleT]) -> list[ModuleT]:
+    def _modules_of(self, kind: type[ModuleT]) -> list[ModuleT]:
         """Return the modules of a kind, in the order of their declaration."""
         parts = (self.dense_arch, self.interaction, self.over_arch)
         return [module for part in parts for module in part.modules() if isinstance(module, kind)]
@@ -277,6 +279,7 @@ class Bias(nn.Module):
 
 
 def _make_dense_arch(config: ModelConfig, num_dense: int) -> nn.Module:
+    """Return the layers from dense features [B, N] to [B, D], or to a vector for each feature [B, N, D]."""
     if config.dense_arch:
         hidden = HiddenLayers(config.batch_norm, config.dense_dropout)
         return mlp(num_dense or 1, config.dense_arch, config.dense_final_relu, hidden)
@@ -289,6 +292,7 @@ def _make_dense_arch(config: ModelConfig, num_dense: int) -> nn.Module:
 
 
 def _make_over_arch(config: ModelConfig, num_inputs: int) -> nn.Module:
+    """Return the layers from the interaction's outputs [B, num_inputs] to logits [B, 1]."""
     if not config.over_arch:
         return Bias()
     return mlp(num_inputs, config.over_arch, False, HiddenLayers(config.batch_norm, config.dropout))

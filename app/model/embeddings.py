@@ -132,7 +132,7 @@ class Embedding:
 
     @property
     def by_id(self) -> bool:
-        """Whether rows are combined or weighted before they are pooled."""
+        """Return whether rows are combined or weighted before they are pooled."""
         return self.tables[0].by_id
 
 
@@ -148,9 +148,9 @@ def make_embeddings(
     names = list(dict.fromkeys(owners.values()))
     rows = {name: max(num_embeddings[f] for f in owners if owners[f] == name) for name in names}
     alpha = DEFAULT_ALPHA if tables.alpha is None else tables.alpha
-    ruled = alpha_rule(list(rows.values()), config.embedding_dim, alpha, tables.power_of_2 is not False)
+    rule_widths = alpha_rule(list(rows.values()), config.embedding_dim, alpha, tables.power_of_2 is not False)
     embeddings = []
-    for name, by_rule in zip(names, ruled, strict=True):
+    for name, rule_width in zip(names, rule_widths, strict=True):
         settings = settings_of(tables, name)
         override = override_of(tables, name)
         min_rows = DEFAULT_MIN_ROWS if tables.min_rows is None else tables.min_rows
@@ -159,7 +159,7 @@ def make_embeddings(
             settings = replace(settings, kind=TableKind.plain)
         width = config.embedding_dim
         if settings.kind is TableKind.mixed_dimension:
-            width = as_stored(by_rule, width) if settings.dim is None else settings.dim
+            width = storable_width(rule_width, width) if settings.dim is None else settings.dim
         features = tuple(feature for feature in num_embeddings if owners[feature] == name)
         embeddings.append(
             _make_embedding(
@@ -185,6 +185,11 @@ def _make_embedding(
     settings: TableOverride,
     multi_hot: bool,
 ) -> Embedding:
+    """Return the embedding `name` of these features, with one table, or two for quotients and remainders.
+
+    Args:
+        width: of the vector that it gives. multi_hot: whether a bag may have more or fewer ids than one.
+    """
     operation = settings.qr_operation if settings.kind is TableKind.qr else None
     weighted = settings.pooling is Pooling.weighted
     if weighted and settings.row_weights is RowWeights.fixed and settings.row_weights_path is None:
@@ -197,12 +202,12 @@ def _make_embedding(
     collisions = settings.qr_collisions or 1
     shapes = {f"t_{name}": (rows, width)}
     if operation is not None:
-        part = width // 2 if operation is QROperation.concat else width
-        shapes = {f"t_{name}_q": (-(-rows // collisions), part), f"t_{name}{REMAINDER}": (collisions, part)}
+        dim = width // 2 if operation is QROperation.concat else width
+        shapes = {f"t_{name}_q": (-(-rows // collisions), dim), f"t_{name}{REMAINDER}": (collisions, dim)}
     tables = []
     for number, (table, (height, dim)) in enumerate(shapes.items()):
         keys = tuple(feature + REMAINDER for feature in features) if number else features
-        init = _init_of(settings, height, rows, operation is not None)
+        init = _initial_range(settings, height, rows, operation is not None)
         mean = settings.pooling is Pooling.mean
         tables.append(TableSpec(table, keys, height, dim, init, settings.storage or Storage.fp32, mean, by_id))
     return Embedding(
@@ -219,14 +224,13 @@ def _make_embedding(
     )
 
 
-def _init_of(settings: TableConfig, height: int, rows: int, is_qr: bool) -> TableInitRange:
+def _initial_range(settings: TableConfig, height: int, rows: int, is_qr: bool) -> TableInitRange:
     """Return the initial values of a matrix of `height` rows that serves `rows` categories."""
     if settings.init is TableInit.normal:
         return TableInitRange(std=settings.init_std)
     if settings.init is TableInit.facebookresearch and is_qr:
-        return TableInitRange(
-            1 / math.sqrt(rows), 1.0
-        )  # its uniform_(weight, sqrt(1 / rows)) leaves the upper bound at 1
+        # facebookresearch/dlrm's uniform_(weight, sqrt(1 / rows)) leaves the upper bound at 1.
+        return TableInitRange(1 / math.sqrt(rows), 1.0)
     return TableInitRange(-1 / math.sqrt(height), 1 / math.sqrt(height))
 
 
@@ -259,6 +263,7 @@ def _require_known(key: str, feature: str, features: Mapping[str, int]) -> None:
 
 
 def _require_distinct(names: list[str]) -> None:
+    """Raise UserError for a name of a table or of ids that occurs twice."""
     for name in names:
         if names.count(name) > 1:
             raise UserError(f"model.tables: {name} would have two meanings; rename a column or a shared table")
@@ -277,7 +282,7 @@ def alpha_rule(num_embeddings: Sequence[int], base_dim: int, alpha: float, power
     return [int(dim) for dim in np.minimum(dims, base_dim)]
 
 
-def as_stored(dim: int, base_dim: int) -> int:
+def storable_width(dim: int, base_dim: int) -> int:
     """Return the width that FBGEMM can hold: the next multiple of 4, at most base_dim."""
     return min(-(-dim // FBGEMM_MULTIPLE) * FBGEMM_MULTIPLE, base_dim)
 
@@ -384,8 +389,8 @@ class SparseArch(TableArch):
         features = self.table_ids(sparse_features)
         pooled = None if self.bags is None else self.bags(features)
         # Without further parts no vector is copied into the features' order: interactions take the order along.
-        if pooled is not None and self._is_as_pooled:
-            return lambda: self._as_pooled(pooled)
+        if pooled is not None and self._needs_only_pooling:
+            return lambda: self._order_pooled(pooled)
         rows = {key: ids for collection in self.rows.values() for key, ids in collection(features).items()}
         return lambda: Vectors(self._assemble({} if pooled is None else pooled.to_dict(), rows, sparse_features))
 
@@ -399,7 +404,7 @@ class SparseArch(TableArch):
         return [*([] if self.bags is None else [self.bags]), *self.rows.values()]
 
     @property
-    def _is_as_pooled(self) -> bool:
+    def _needs_only_pooling(self) -> bool:
         return self.divide is None and not (len(self.rows) or len(self.projections) or len(self.row_weights))
 
     def _assemble(
@@ -433,7 +438,7 @@ class SparseArch(TableArch):
         # The mean of an empty bag is 0, not NaN.
         return sums / lengths.clamp(min=1).unsqueeze(1) if embedding.pooling is Pooling.mean else sums
 
-    def _as_pooled(self, pooled: KeyedTensor) -> Vectors:
+    def _order_pooled(self, pooled: KeyedTensor) -> Vectors:
         """Return pooled vectors with their order: a sharded collection groups features by the rank that has them."""
         values = pooled.values().view(-1, len(self.feature_names), pooled.length_per_key()[0])
         # The names of a sharded collection never change, and comparing them in each step would take the host's time.

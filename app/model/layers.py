@@ -52,7 +52,7 @@ class Dropout(nn.Module):
         super().__init__()
         self.rate = rate
         self.register_buffer("keys", torch.zeros(3, dtype=torch.int32), persistent=False)
-        self.register_buffer("columns", hashed(torch.arange(width, dtype=torch.int32)), persistent=False)
+        self.register_buffer("columns", hash_numbers(torch.arange(width, dtype=torch.int32)), persistent=False)
 
     def draw(self, seed: int, step: int, layer: int, first_row: int) -> None:
         """Draw the masks of a step for rows of the global batch from `first_row` on."""
@@ -67,9 +67,9 @@ class Dropout(nn.Module):
         first, second, first_row = self.keys.unbind()
         numbers = torch.arange(rows, dtype=torch.int32, device=self.keys.device) + first_row
         # A second word, since with the first alone two steps could have the same masks, moved by some rows.
-        row_keys = hashed(hashed(numbers + first) ^ second)
+        row_keys = hash_numbers(hash_numbers(numbers + first) ^ second)
         lowest_kept = round(self.rate * (1 << 32)) - (1 << 31)  # the numbers are uniform in [-2^31, 2^31)
-        return hashed(row_keys.unsqueeze(1) + self.columns) >= lowest_kept
+        return hash_numbers(row_keys.unsqueeze(1) + self.columns) >= lowest_kept
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Apply dropout to inputs [B, W]."""
@@ -79,7 +79,7 @@ class Dropout(nn.Module):
         return inputs * factors
 
 
-def hashed(numbers: Tensor) -> Tensor:
+def hash_numbers(numbers: Tensor) -> Tensor:
     """Return lowbias32 of int32 numbers without its last step, which leaves the high bits as they are."""
     for shift, factor in zip(_SHIFTS, _FACTORS, strict=True):
         unsigned = (numbers >> shift) & ((1 << (32 - shift)) - 1)  # int32's own shift repeats the sign
@@ -166,8 +166,8 @@ class _GlobalBatchNorm(torch.autograd.Function):
         # Squares are taken around the mean: squares of the values minus the mean's square would lose digits.
         squares = (valid - local_mean).square().sum(0)
         statistics = torch.cat([weight.new_full((1,), num_valid), local_mean, squares])
-        every = _gathered(statistics) if joins else statistics.unsqueeze(0)
-        counts, means, squares = every.split([1, len(weight), len(weight)], dim=1)
+        by_process = _gather_statistics(statistics) if joins else statistics.unsqueeze(0)
+        counts, means, squares = by_process.split([1, len(weight), len(weight)], dim=1)
         count = counts.sum().clamp(min=1)  # 0 in a micro-batch of padding
         mean = (counts * means).sum(0) / count
         total = squares.sum(0) + (counts * (means - mean).square()).sum(0)
@@ -186,17 +186,17 @@ class _GlobalBatchNorm(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
         normed, weight, inverse, count = ctx.saved_tensors
         grad, valid = grad_outputs[0], slice(ctx.num_valid)
-        of_bias, of_weight = grad[valid].sum(0), (grad[valid] * normed[valid]).sum(0)
-        sums = torch.stack([of_bias, of_weight])
+        grad_bias, grad_weight = grad[valid].sum(0), (grad[valid] * normed[valid]).sum(0)
+        sums = torch.stack([grad_bias, grad_weight])
         if ctx.joins and num_processes() > 1:
             dist.all_reduce(sums)
-        of_inputs = weight * inverse * (grad - (sums[0] + normed * sums[1]) / count)
+        grad_inputs = weight * inverse * (grad - (sums[0] + normed * sums[1]) / count)
         # Padding does not count in the statistics, so it must not get a gradient through them.
-        of_inputs[ctx.num_valid :] = 0
-        return of_inputs, of_weight, of_bias, None, None
+        grad_inputs[ctx.num_valid :] = 0
+        return grad_inputs, grad_weight, grad_bias, None, None
 
 
-def _gathered(statistics: Tensor) -> Tensor:
+def _gather_statistics(statistics: Tensor) -> Tensor:
     """Return the statistics [n] of all processes as [W, n]."""
     if num_processes() == 1:
         return statistics.unsqueeze(0)
@@ -265,13 +265,14 @@ class Layer(nn.Linear):
     def forward(self, inputs: Tensor) -> Tensor:
         """Map inputs [B, I] to outputs [B, O]."""
         if _calls_onednn(inputs):
-            by_onednn: Tensor = _OneDNN.apply(inputs, self.weight, self.bias, self.relu)
-            return by_onednn
+            onednn_outputs: Tensor = _OneDNN.apply(inputs, self.weight, self.bias, self.relu)
+            return onednn_outputs
         outputs = super().forward(inputs)
         return nn.functional.relu(outputs) if self.relu else outputs
 
 
 def _calls_onednn(inputs: Tensor) -> bool:
+    """Return whether a layer's product of inputs [B, I] is oneDNN's, in training on a CPU."""
     # Evaluation keeps torch's products, so that its bits do not depend on the batch size. Below LARGE_BATCH the fixed
     # cost of each call to oneDNN outweighs its speed.
     return (
@@ -330,8 +331,8 @@ class _OneDNN(torch.autograd.Function):
         # The output of a ReLU shows where its input was positive, so the input need not be kept.
         if outputs is not None:
             grad = torch.ops.aten.threshold_backward(grad, outputs, 0)
-        of_inputs = torch.ops.clickwork.linear(grad, weight.t(), None, False) if ctx.needs_input_grad[0] else None
-        return of_inputs, (inputs.t() @ grad).t(), grad.sum(0), None
+        grad_inputs = torch.ops.clickwork.linear(grad, weight.t(), None, False) if ctx.needs_input_grad[0] else None
+        return grad_inputs, (inputs.t() @ grad).t(), grad.sum(0), None
 
 
 DCN_NUM_LAYERS = 3  # as MLPerf v2; app/config/model.py documents the defaults of the widths
@@ -597,6 +598,7 @@ def make_interaction(config: ModelConfig, num_sparse: int, num_dense: int) -> An
 
 
 def _make_dcn(config: ModelConfig, num_inputs: int) -> DCNInteraction:
+    """Return DCN v2's cross layers, of low rank unless model.dcn_full_rank, beside deep_arch if there is one."""
     num_layers, rank = config.dcn_num_layers or DCN_NUM_LAYERS, config.dcn_low_rank_dim or num_inputs // DCN_RANK_PART
     deep, widths = None, config.deep_arch or []
     if widths:

@@ -129,16 +129,16 @@ class RunDirectory:
         """Claim the directory for this process, on rank 0."""
         try:
             # Only the directories that are made here may be removed again if the run never begins.
-            above = [path for path in (self.path, *self.path.parents) if not path.exists()]
+            new_directories = [path for path in (self.path, *self.path.parents) if not path.exists()]
             self.path.mkdir(parents=True, exist_ok=True)
-            self._new_directories = above
+            self._new_directories = new_directories
             # Files of an earlier start may be there before any manifest, and are not somebody else's.
             names = [path.name for path in self.path.iterdir() if path.name not in BEFORE_MANIFEST]
-            of_extensions = [row.names for row in rows_of_extensions(FilesBesideRun)]
-            others = [name for name in names if not any(each.fullmatch(name) for each in of_extensions)]
-            if others and not self._is_run():
+            patterns = [row.names for row in rows_of_extensions(FilesBesideRun)]
+            foreign = [name for name in names if not any(pattern.fullmatch(name) for pattern in patterns)]
+            if foreign and not self._is_run():
                 raise UserError(
-                    f"run.dir={self.path}: contains {others[0]} and is not a run's directory; choose another"
+                    f"run.dir={self.path}: contains {foreign[0]} and is not a run's directory; choose another"
                 )
             # A lock of the kernel ends with its process, however that ends, so no lock is left to be removed by hand.
             lock = FileLock(self.path / LOCK, blocking=False, thread_local=False)
@@ -170,14 +170,14 @@ class RunDirectory:
         aside = self._put_aside() if afresh else ""
         if afresh:
             # Files of extensions describe the earlier run as well, so they go with it.
-            of_extensions = [
+            extension_files = [
                 path.name
                 for row in rows_of_extensions(FilesBesideRun)
                 if row.is_of_run
                 for path in self.path.iterdir()
                 if row.names.fullmatch(path.name)
             ]
-            for name in (CHECKPOINTS, CURVES, STEP_TIMES, SCORES, *views, *of_extensions):
+            for name in (CHECKPOINTS, CURVES, STEP_TIMES, SCORES, *views, *extension_files):
                 _remove(self.path / name)
         # A summary means that the run has ended. Without it, a run that is killed from here on counts as killed.
         (self.path / SUMMARY).unlink(missing_ok=True)
@@ -209,11 +209,11 @@ class RunDirectory:
         logs = [self.path / name for name in (LOG, METRICS) if (self.path / name).exists()]
         if not logs or not self._is_run():
             return ""
-        number = next(n for n in itertools.count(1) if not any(_numbered(path, n).exists() for path in logs))
+        number = next(n for n in itertools.count(1) if not any(_numbered_path(path, n).exists() for path in logs))
         before = "the part before was killed" if self.was_killed() else "the run before"
         for path in logs:
-            path.rename(_numbered(path, number))
-        return f"{before}; what it logged is in {' and '.join(_numbered(path, number).name for path in logs)}"
+            path.rename(_numbered_path(path, number))
+        return f"{before}; what it logged is in {' and '.join(_numbered_path(path, number).name for path in logs)}"
 
     def was_killed(self) -> bool:
         """Return whether a run trained here and ended without a summary."""
@@ -280,11 +280,11 @@ class RunDirectory:
             writer.writerow(RESULTS_COLUMNS)
         stamp = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
         rate = rates.samples_per_second
-        whole = [global_batch_size, rate, spread, run, world_size, global_batch_size, rate]
-        each = [global_batch_size // world_size, rates.samples_per_second_per_device]
+        of_all = [global_batch_size, rate, spread, run, world_size, global_batch_size, rate]
+        per_device = [global_batch_size // world_size, rates.samples_per_second_per_device]
         made_by = [manifest.device(manifest.platform), precision.value if precision else "fp32"]
         made_by += [config.published.recipe or "", manifest.commit or ""]
-        writer.writerow([stamp, num_nodes, *whole, *each, summary.status, *made_by])
+        writer.writerow([stamp, num_nodes, *of_all, *per_device, summary.status, *made_by])
         write_atomically(path, b"".join(lines) + text.getvalue().encode())
 
     def _results_lines(self) -> int:
@@ -303,7 +303,7 @@ def save_summary(directory: Path, figures: Summary) -> None:
     write_atomically(directory / SUMMARY, _json(figures))
 
 
-def _numbered(path: Path, number: int) -> Path:
+def _numbered_path(path: Path, number: int) -> Path:
     return path.with_name(f"{path.name}.{number}")
 
 

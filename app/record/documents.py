@@ -336,7 +336,7 @@ def read_evaluations(directory: Path, kind: str = "eval") -> list[EvaluationEven
 
 def read_summary(directory: Path) -> Summary | None:
     """Return the summary of a run; None if it has none yet."""
-    return _optional(directory / SUMMARY, Summary, "remove it, and the run counts as not finished")
+    return _read_if_there(directory / SUMMARY, Summary, "remove it, and the run counts as not finished")
 
 
 def read_outcome(directory: Path) -> Outcome | None:
@@ -349,15 +349,16 @@ def read_outcome(directory: Path) -> Outcome | None:
 
 def read_curves(directory: Path) -> Curves | None:
     """Return the curves of a run's newest evaluation; None if there are none. Raises UserError for damaged ones."""
-    return _optional(directory / CURVES, Curves, WITHOUT)
+    return _read_if_there(directory / CURVES, Curves, WITHOUT)
 
 
 def read_step_times(directory: Path) -> StepTimeHistogram | None:
     """Return the histogram of a run's step times; None if there is none. Raises UserError for a damaged one."""
-    return _optional(directory / STEP_TIMES, StepTimeHistogram, WITHOUT)
+    return _read_if_there(directory / STEP_TIMES, StepTimeHistogram, WITHOUT)
 
 
-def _optional(path: Path, kind: type[T], remedy: str) -> T | None:
+def _read_if_there(path: Path, kind: type[T], remedy: str) -> T | None:
+    """Read a document; None if there is no file."""
     try:
         return read_document(path, kind, remedy)
     except FileNotFoundError:

@@ -77,7 +77,7 @@ def describe_run(variables: Collection[str] = ()) -> Provenance:
             "cuda": torch.version.cuda,
             "hip": torch.version.hip,
         },
-        hardware=_hardware(),
+        hardware=_describe_hardware(),
         # Passwords in addresses must not reach the files of a run.
         environment=redact(environment),
         argv=[Path(sys.argv[0]).name, *redact_arguments(sys.argv[1:])],
@@ -101,17 +101,17 @@ def parameters_digest(parameters: Iterable[NDArray[np.float32]]) -> str:
 def code() -> Mapping[str, str | None]:
     """Return the sources' digest, the checkout's commit and, where git is installed, a hash of the differences."""
     digest = {"sources_sha256": cli.sources_digest()}
-    commit = _git("rev-parse", "HEAD")
+    commit = _run_git("rev-parse", "HEAD")
     # Without its own repository, the code may be installed somewhere inside another one.
-    if commit is None or _git("rev-parse", "--show-prefix") != b"\n":
+    if commit is None or _run_git("rev-parse", "--show-prefix") != b"\n":
         without_git = _commit_without_git() if shutil.which("git") is None else None
         git_sha = os.environ.get("CLICKWORK_GIT_SHA") or without_git
         return {"git_sha": git_sha, "dirty_diff_sha256": None, **digest}
     # Untracked files are part of the program, too, so they are part of the hash.
     sha256, differs = hashlib.sha256(), False
-    for part in _differences():
-        sha256.update(part)
-        differs = differs or bool(part)
+    for block in _differences():
+        sha256.update(block)
+        differs = differs or bool(block)
     return {"git_sha": commit.decode().strip(), "dirty_diff_sha256": sha256.hexdigest() if differs else None, **digest}
 
 
@@ -133,8 +133,8 @@ def _commit_without_git() -> str | None:
 
 def _differences() -> Iterator[bytes]:
     """Yield git's diff from the commit, then names and contents of untracked files in the program's packages."""
-    yield _git("diff", "HEAD") or b""
-    for name in (_git("ls-files", "--others", "--exclude-standard", "-z") or b"").split(b"\0"):
+    yield _run_git("diff", "HEAD") or b""
+    for name in (_run_git("ls-files", "--others", "--exclude-standard", "-z") or b"").split(b"\0"):
         if name and Path(os.fsdecode(name)).parts[0] in (*cli.DIRECTORIES, "clickwork"):
             yield name
             yield from _content(REPOSITORY / os.fsdecode(name))
@@ -153,7 +153,8 @@ def _content(path: Path) -> Iterator[bytes]:
         return
 
 
-def _git(*arguments: str) -> bytes | None:
+def _run_git(*arguments: str) -> bytes | None:
+    """Return what git prints about the checkout; None if git is missing or fails."""
     try:
         # In a container the checkout may belong to another user, for whom git refuses to work without this setting.
         git = subprocess.run(
@@ -179,7 +180,8 @@ def versions() -> dict[str, str | None]:
     return releases
 
 
-def _hardware() -> Hardware:
+def _describe_hardware() -> Hardware:
+    """Return this machine's processor, memory, their limits, and GPUs."""
     devices = []
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
@@ -202,6 +204,7 @@ def _hardware() -> Hardware:
 
 
 def _cpu_name() -> str:
+    """Return the processor's name as Linux tells it, or else as Python does."""
     try:
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):
@@ -212,6 +215,7 @@ def _cpu_name() -> str:
 
 
 def _gpu_driver() -> str | None:
+    """Return the first line of NVIDIA's or AMD's driver about its version; None without one."""
     for path in ("/proc/driver/nvidia/version", "/sys/module/amdgpu/version"):
         try:
             return Path(path).read_text(encoding="utf-8").splitlines()[0].strip()

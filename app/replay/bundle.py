@@ -42,8 +42,8 @@ class Contents(Struct, kw_only=True):
 
 def write_bundle(run: Path, out: Path) -> int:
     """Write the record of a run into a file; return the file's size in bytes."""
-    about = read_manifest(run).dataset
-    root, digest = Path(about.path or ""), about.digest or ""
+    dataset = read_manifest(run).dataset
+    root, digest = Path(dataset.path or ""), dataset.digest or ""
     # Without the manifest of its time, the dataset could not be made again elsewhere.
     if load_manifest(root).digest != digest:
         raise UserError(f"run={run}: its dataset at {root} has changed since; a bundle has the manifest of that time")

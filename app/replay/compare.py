@@ -229,14 +229,13 @@ class Launch(NamedTuple):
 
 def launches_of(manifest: RunManifest) -> list[Launch]:
     """Return the launches with steps in the record, in order; steps trained again after a kill are the later one's."""
-    parts = manifest.launches
-    starts = [part.from_step for part in parts]
+    starts = [launch.from_step for launch in manifest.launches]
     launches = []
-    for number, part in enumerate(parts):
+    for number, launch_manifest in enumerate(manifest.launches):
         # A launch that resumed before this one's last step has trained these steps again and recorded them.
         end = min(starts[number + 1 :], default=None)
         if end is None or end > starts[number]:
-            launches.append(Launch(starts[number], end, part))
+            launches.append(Launch(starts[number], end, launch_manifest))
     first = launches[0].start
     return [Launch(0, first, None), *launches] if first else launches
 
@@ -249,20 +248,25 @@ def changes(launches: list[Launch], now: RunManifest, any_layout: bool = False) 
     """
     by_line: dict[str, list[Launch]] = {}
     for launch in launches:
-        for line in [ANOTHER_RUN] if launch.manifest is None else _changes(launch.manifest, now, any_layout):
+        for line in [ANOTHER_RUN] if launch.manifest is None else _changes_of_launch(launch.manifest, now, any_layout):
             by_line.setdefault(line, []).append(launch)
     until = min((launch.start for affected in by_line.values() for launch in affected), default=None)
     return [
-        line if affected == launches else f"{_steps(affected)}: {line}" for line, affected in by_line.items()
+        line if affected == launches else f"{_steps_text(affected)}: {line}" for line, affected in by_line.items()
     ], until
 
 
-def _steps(launches: list[Launch]) -> str:
-    parts = [f"{one.start + 1} to {one.end}" if one.end is not None else f"from {one.start + 1} on" for one in launches]
-    return f"steps {', '.join(parts)}"
+def _steps_text(launches: list[Launch]) -> str:
+    """Return the steps of launches in words, counted from 1."""
+    ranges = [
+        f"{launch.start + 1} to {launch.end}" if launch.end is not None else f"from {launch.start + 1} on"
+        for launch in launches
+    ]
+    return f"steps {', '.join(ranges)}"
 
 
-def _changes(recorded: RunManifest, now: RunManifest, any_layout: bool) -> list[str]:
+def _changes_of_launch(recorded: RunManifest, now: RunManifest, any_layout: bool) -> list[str]:
+    """Return what changed since a launch, a line each; any_layout: as in `changes`."""
     keys = [key for key in LAYOUT if not (any_layout and key in OF_PROCESSES)]
     conditions = {key: (getattr(recorded, key), getattr(now, key)) for key in keys}
     if recorded.world_size != now.world_size and not any_layout:
@@ -275,10 +279,10 @@ def _changes(recorded: RunManifest, now: RunManifest, any_layout: bool) -> list[
     ]
     plans = recorded.plan, now.plan
     # Another layout implies another plan, so the plan is named only where the layout is the same.
-    if not lines and not any_layout and _places(plans[0]) != _places(plans[1]):
+    if not lines and not any_layout and _placements(plans[0]) != _placements(plans[1]):
         lines = [f"sharding: {_types(plans[0])} then, {_types(plans[1])} now"]
     for part in ("code", "versions", "hardware", "environment", "files"):
-        before, after = (_facts(getattr(manifest, part)) for manifest in (recorded, now))
+        before, after = (_plain_facts(getattr(manifest, part)) for manifest in (recorded, now))
         lines += [
             f"{part} {key}: {before.get(key)} then, {after.get(key)} now"
             for key in sorted(before.keys() | after.keys())
@@ -287,11 +291,11 @@ def _changes(recorded: RunManifest, now: RunManifest, any_layout: bool) -> list[
     return lines
 
 
-def _facts(part: Struct | Json) -> Json:
+def _plain_facts(part: Struct | Json) -> Json:
     return plain_object(part) if isinstance(part, Struct) else part
 
 
-def _places(plan: Mapping[str, PlannedTable]) -> dict[str, tuple[str, list[int]]]:
+def _placements(plan: Mapping[str, PlannedTable]) -> dict[str, tuple[str, list[int]]]:
     return {name: (entry.type, entry.ranks) for name, entry in plan.items()}
 
 
@@ -463,7 +467,7 @@ def read_record(directory: Path) -> Record:
 
 def is_compared(file: str, name: str) -> bool:
     """Return whether a key of a file is compared; its name has dots between the parts."""
-    return not any(name == one or name.startswith(f"{one}.") for one in NOT_COMPARED[file])
+    return not any(name == excluded or name.startswith(f"{excluded}.") for excluded in NOT_COMPARED[file])
 
 
 def is_due(length: RunLength, kind: str, step: int) -> bool:
@@ -475,13 +479,13 @@ def compare_records(record: Record, replay: Replay) -> RecordComparison:
     """Compare what a run recorded of its first `replay.steps` steps with what its replay recorded."""
     differences: list[Difference] = []
     compared = 0
-    for where, before, now, samples in _pairs(record, replay):
+    for where, before, now, samples in _record_pairs(record, replay):
         if not before or not now:
             if before or now:
                 faults = ("recorded", NOT_REPLAYED) if before else (MISSING, "replayed")
                 differences.append(Difference(where, "all", *faults, math.inf))
             continue
-        recorded, replayed = _leaves(before), _leaves(now)
+        recorded, replayed = _flatten(before), _flatten(now)
         for name in [*recorded, *(name for name in replayed if name not in recorded)]:
             if not is_compared(where.partition(",")[0], name):
                 continue
@@ -496,16 +500,17 @@ def compare_records(record: Record, replay: Replay) -> RecordComparison:
         # Rounding moves the thresholds of curves, so they are compared only where all figures are equal.
         is_same_size = record.manifest.world_size == replay.record.manifest.world_size
         if (is_same_size or replay.config.train.micro_batch is not None) and not differences:
-            differences += _first_of_curves(record, replay.curves)
+            differences += _first_curve_difference(record, replay.curves)
         else:
             lacking.append(f"{CURVES} (other figures or processes differ)")
     if record.summary is None or record.summary.status == "failed":
         lacking.append(f"{SUMMARY} ({'there is none' if record.summary is None else 'the run failed'})")
-    differences += _scores(record, replay)
+    differences += _score_differences(record, replay)
     return RecordComparison(differences, compared, _same_digests(record.summary, replay), lacking)
 
 
-def _pairs(record: Record, replay: Replay) -> Iterator[Pair]:
+def _record_pairs(record: Record, replay: Replay) -> Iterator[Pair]:
+    """Yield what the record and its replay have of each window, evaluation, manifest and part of the summary."""
     manifest, summary = record.manifest, record.summary
     recorded, repeated = (
         {(event.event, event.step): plain_object(event) for event in events if event.step <= replay.steps}
@@ -520,29 +525,30 @@ def _pairs(record: Record, replay: Replay) -> Iterator[Pair]:
         if kind == "train" or step < replay.steps or record.has_ended(step)
         if kind != "eval_train" or replay.config.eval.train_split
     }
-    places = required | {place for place in recorded if place[0] in KINDS}
-    for kind, step in sorted(places, key=lambda place: (KINDS.index(place[0]), place[1])):
+    events = required | {event for event in recorded if event[0] in KINDS}
+    for kind, step in sorted(events, key=lambda event: (KINDS.index(event[0]), event[1])):
         before, now = recorded.get((kind, step), {}), repeated.get((kind, step), {})
-        yield Pair(f"{METRICS}, {kind} of step {step}", before, now, _samples({**now, **before}))
+        yield Pair(f"{METRICS}, {kind} of step {step}", before, now, _sample_count({**now, **before}))
     # `changes` compares the conditions: code, versions, hardware, environment, files and layout.
     for number, launch in enumerate(manifest.launches, start=1):
         where = MANIFEST if number == len(manifest.launches) else f"{MANIFEST}, launch {number}"
-        yield Pair(where, _repeated(launch), _repeated(replay.record.manifest))
+        yield Pair(where, _shared_values(launch), _shared_values(replay.record.manifest))
     assert manifest.schedule is not None
     configured = replay.length.schedule(replay.config.eval.train_split)
     yield Pair(f"{MANIFEST}, schedule", plain_object(manifest.schedule), plain_object(configured))
     if summary is not None and summary.status != "failed":
         yield Pair(f"{SUMMARY}, events", {**summary.events}, {**Counter(event.event for event in record.events)})
-        yield from _of_summary(record, summary, replay)
+        yield from _summary_pairs(record, summary, replay)
 
 
-def _repeated(manifest: RunManifest) -> Json:
+def _shared_values(manifest: RunManifest) -> Json:
     """Return the values that the manifests of all launches of a run have in common."""
     plain = plain_object(manifest)
     return {key: plain[key] for key in ("format", "dataset", "seeds", "tables") if key in plain}
 
 
-def _of_summary(record: Record, recorded: Summary, replay: Replay) -> Iterator[Pair]:
+def _summary_pairs(record: Record, recorded: Summary, replay: Replay) -> Iterator[Pair]:
+    """Yield the parts of a run's summary beside those of its replay."""
     repeated = replay.record.summary
     assert repeated is not None
     evaluated = record.evaluated(replay.steps)
@@ -556,29 +562,34 @@ def _of_summary(record: Record, recorded: Summary, replay: Replay) -> Iterator[P
     if recorded.steps != replay.steps:
         return
     for part in ("parameters", "train"):
-        yield Pair(f"{SUMMARY}, {part}", _part(recorded, part), _part(repeated, part))
+        yield Pair(f"{SUMMARY}, {part}", _plain_part(recorded, part), _plain_part(repeated, part))
     stop = {} if replay.early_stop is None else plain_object(replay.early_stop)
-    yield Pair(f"{SUMMARY}, early_stop", _part(recorded, "early_stop"), stop)
-    tables = _part(repeated, "tables")
+    yield Pair(f"{SUMMARY}, early_stop", _plain_part(recorded, "early_stop"), stop)
+    tables = _plain_part(repeated, "tables")
     if replay.config.checkpoint.resume not in ("auto", "never"):
         # A run that began with another run's tables does not know which rows it touched.
         tables = {name: {**dict(figures), "rows_touched": None} for name, figures in tables.items()}  # type: ignore[call-overload]
-    yield Pair(f"{SUMMARY}, tables", _part(recorded, "tables"), tables)
+    yield Pair(f"{SUMMARY}, tables", _plain_part(recorded, "tables"), tables)
     # Evaluations are compared with the replay's of the same step. A best one is due once the newest launch evaluated.
     newest, best, monitor = max(evaluated, default=None), recorded.best, replay.config.train.monitor
     served = best.step if replay.config.checkpoint.keep_best and best else newest
     for part, step in (("eval", served), ("last", newest)):
         evaluation = undefined_evaluation() if step is None else replay.evaluation(step)
-        before, now = _part(recorded, part), {} if evaluation is None else plain_object(evaluation)
-        yield Pair(f"{SUMMARY}, {part}", before, now, _samples({**now, **before}))
+        before, now = _plain_part(recorded, part), {} if evaluation is None else plain_object(evaluation)
+        yield Pair(f"{SUMMARY}, {part}", before, now, _sample_count({**now, **before}))
     steps = [step for step in evaluated if step > record.manifest.from_step] if best is None else [best.step]
     evaluations = [replay.evaluation(step) for step in steps]
-    due = next((one for one in evaluations if one is not None and best_of(one, monitor) is not None), None)
-    before, now = ({} if one is None else plain_object(one) for one in (best, due and best_of(due, monitor)))
-    yield Pair(f"{SUMMARY}, best", before, now, _samples({} if due is None else plain_object(due)))
+    measured = (evaluation for evaluation in evaluations if evaluation is not None)
+    due = next((evaluation for evaluation in measured if best_of(evaluation, monitor) is not None), None)
+    recorded_best, due_best = (
+        {} if candidate is None else plain_object(candidate) for candidate in (best, due and best_of(due, monitor))
+    )
+    samples = _sample_count({} if due is None else plain_object(due))
+    yield Pair(f"{SUMMARY}, best", recorded_best, due_best, samples)
 
 
-def _part(summary: Summary, name: str) -> Json:
+def _plain_part(summary: Summary, name: str) -> Json:
+    """Return a part of a summary as plain values; empty if it is None."""
     part = getattr(summary, name)
     if isinstance(part, Struct):
         return plain_object(part)
@@ -590,14 +601,14 @@ def _same_digests(recorded: Summary | None, replay: Replay) -> dict[str, bool]:
     repeated = replay.record.summary
     if recorded is None or repeated is None or recorded.status == "failed" or recorded.steps != replay.steps:
         return {}
-    before, now = (plain_object(one.digest) if one.digest else {} for one in (recorded, repeated))
+    before, now = (plain_object(summary.digest) if summary.digest else {} for summary in (recorded, repeated))
     return {name: before.get(name) == now[name] for name in now}
 
 
-def _first_of_curves(record: Record, curves: Curves) -> list[Difference]:
+def _first_curve_difference(record: Record, curves: Curves) -> list[Difference]:
     """Return the first figure of curves.json that differs, from the newest recorded evaluation."""
-    recorded = {} if record.curves is None else _leaves(plain_object(record.curves))
-    repeated = _leaves(plain_object(curves))
+    recorded = {} if record.curves is None else _flatten(plain_object(record.curves))
+    repeated = _flatten(plain_object(curves))
     # The first difference is enough, since one changed score shifts all points after it.
     for name in [*repeated, *(name for name in recorded if name not in repeated)]:
         values = recorded.get(name, MISSING), repeated.get(name, NOT_REPLAYED)
@@ -607,7 +618,7 @@ def _first_of_curves(record: Record, curves: Curves) -> list[Difference]:
     return []
 
 
-def _scores(record: Record, replay: Replay) -> Iterator[Difference]:
+def _score_differences(record: Record, replay: Replay) -> Iterator[Difference]:
     """Yield kept scores that differ from the replay's of the same step and split, and those that were not kept."""
     for split, recorded in record.scores.items():
         where, repeated = f"{SCORES}/{split}", replay.record.scores.get(split)
@@ -627,21 +638,21 @@ def _scores(record: Record, replay: Replay) -> Iterator[Difference]:
         yield Difference(SCORES, replay.keeps_scores, MISSING, "kept by eval.keep_scores", math.inf)
 
 
-def _leaves(content: Mapping[str, object], prefix: str = "") -> Json:
+def _flatten(content: Mapping[str, object], prefix: str = "") -> Json:
     """Return nested values by the dotted names of their places; empty containers are values themselves."""
     leaves: Json = {}
     for key, value in content.items():
-        parts: object = value
+        children: object = value
         if isinstance(value, (list, tuple)):
-            parts = {str(number): one for number, one in enumerate(value)}
-        if isinstance(parts, dict) and parts:
-            leaves |= _leaves(parts, f"{prefix}{key}.")
+            children = {str(number): element for number, element in enumerate(value)}
+        if isinstance(children, dict) and children:
+            leaves |= _flatten(children, f"{prefix}{key}.")
         elif value is not UNSET:
             leaves[f"{prefix}{key}"] = value
     return leaves
 
 
-def _samples(event: Json) -> float:
+def _sample_count(event: Json) -> float:
     """Return the samples that the figures of an evaluation, or of a window of steps, are computed over."""
     if event.get("event") == "train":
         steps, samples, step = (event.get(name) or 0 for name in ("steps", "samples", "step"))

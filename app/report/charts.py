@@ -101,9 +101,10 @@ def comparisons(run: RunFiles) -> list[ComparisonRow]:
     evaluation = run.evaluation
     figures = {key: evaluation.figure(key) for key in evaluation.compared}
     error = run.auc_standard_error
-    of = f"{evaluation.split}, {count(evaluation.figure('samples'))} samples" if run.is_evaluated else "no evaluation"
-    sampled = f"; AUC ± {error:.4f} (standard error, DeLong)" if error else ""
-    rows = [ComparisonRow("This run", figures, run.throughput.samples_per_second, of + sampled)]
+    scope = f"{evaluation.split}, {count(evaluation.figure('samples'))} samples"
+    accuracy = f"; AUC ± {error:.4f} (standard error, DeLong)" if error else ""
+    remark = (scope if run.is_evaluated else "no evaluation") + accuracy
+    rows = [ComparisonRow("This run", figures, run.throughput.samples_per_second, remark)]
     if RMSE in figures:
         constant = {**dict.fromkeys(figures), RMSE: evaluation.figure(LABEL_DEVIATION)}
         rows.append(ComparisonRow("Mean", constant, None, "the labels' mean predicted for each row: must be beaten"))
@@ -130,6 +131,7 @@ def comparisons(run: RunFiles) -> list[ComparisonRow]:
 
 
 def _published_remark(published: dict[str, Any]) -> str:
+    """Return who published the figures, on which data and hardware, as far as the recipe says."""
     sentences = [published.get("source"), published.get("data"), published.get("hardware")]
     if published.get("num_devices") and published.get("samples_per_second"):
         sentences.append(f"speed of {plural(published['num_devices'], 'device')}")
@@ -138,41 +140,43 @@ def _published_remark(published: dict[str, Any]) -> str:
 
 def sentences(run: RunFiles) -> list[tuple[str, str]]:
     """Return the verdict; each sentence has a kind: good, bad or plain."""
-    return [_status(run), *_quality(run), *_promises(run)]
+    return [_status_sentence(run), *_quality_sentences(run), *_promise_sentences(run)]
 
 
-def _status(run: RunFiles) -> tuple[str, str]:
+def _status_sentence(run: RunFiles) -> tuple[str, str]:
+    """Return a sentence on how the run ended, with its kind."""
     work = f"{plural(run.steps, 'step')} of {run.global_batch_size:,} samples"
     early = run.summary.early_stop if run.summary else None
     sentences = {
         "completed": ("good", f"Completed: {work}{f', stopped early: {early.reason}' if early else ''}."),
         "target_reached": ("good", f"Target reached (AUC {run.config['train'].get('target_auc')}): {work}."),
         "interrupted": ("bad", f"Interrupted after {work}; the same command resumes from there."),
-        "failed": ("bad", f"Failed after {work}: {_reason(run)}"),
+        "failed": ("bad", f"Failed after {work}: {_failure_reason(run)}"),
         UNFINISHED: ("bad", f"No summary after {work}: still running, or killed; the same command resumes from there."),
     }
     return sentences.get(run.status, ("plain", f"{run.status}: {work}."))
 
 
-def _reason(run: RunFiles) -> str:
+def _failure_reason(run: RunFiles) -> str:
     return (run.summary.error or "no reason recorded") if run.summary else "no reason recorded"
 
 
-def _quality(run: RunFiles) -> list[tuple[str, str]]:
+def _quality_sentences(run: RunFiles) -> list[tuple[str, str]]:
+    """Return sentences on what the model has learned, against a constant, simpler models and the ground truth."""
     evaluation = run.evaluation
     if (rmse := evaluation.figure(RMSE)) is not None:
-        return _quality_of_numbers(run, rmse, evaluation.figure(LABEL_DEVIATION) or 0.0)
+        return _sentences_on_numbers(run, rmse, evaluation.figure(LABEL_DEVIATION) or 0.0)
     auc, ne = evaluation.auc, evaluation.figure(NE)
     if auc is None or ne is None:
         lacks = "of a split with both classes" if run.is_evaluated else "at all"
         return [("bad", f"What the model has learned was not measured: there was no evaluation {lacks}.")]
     constant = baseline(evaluation.figure(BASE_RATE))
-    better = ne < 1
+    is_better = ne < 1
     gain = signed((evaluation.figure(ACCURACY) or 0) - (constant[ACCURACY] or 0))
     sentences = [
         (
-            "good" if better else "bad",
-            f"{'Better' if better else 'No better'} than the majority class: NE {ne:.4f} against 1, AUC {auc:.4f} "
+            "good" if is_better else "bad",
+            f"{'Better' if is_better else 'No better'} than the majority class: NE {ne:.4f} against 1, AUC {auc:.4f} "
             f"against 0.5, accuracy {gain}.",
         )
     ]
@@ -181,7 +185,7 @@ def _quality(run: RunFiles) -> list[tuple[str, str]]:
     encoding = run.manifest.dataset.encoding
     remarks = shortcomings(run.last_evaluation, run.best, len(run.evaluations), keeps_best, encoding)
     sentences += [("bad", f"{sentence}.") for sentence in remarks]
-    sentences += _faults_of_data(run)
+    sentences += _data_sentences(run)
     ground_truth = truth(run)
     true_auc, true_ne = (ground_truth.figures[key] if ground_truth else None for key in (AUC, NE))
     if true_auc is not None and true_ne is not None:
@@ -190,20 +194,23 @@ def _quality(run: RunFiles) -> list[tuple[str, str]]:
     return sentences
 
 
-def _quality_of_numbers(run: RunFiles, rmse: float, deviation: float) -> list[tuple[str, str]]:
+def _sentences_on_numbers(run: RunFiles, rmse: float, deviation: float) -> list[tuple[str, str]]:
+    """Return sentences on a model of numbers; deviation: the labels' standard deviation."""
     is_better = rmse < deviation
-    beside = f"{METRICS[RMSE].label} {rmse:.4f} against {deviation:.4f}"
+    figures = f"{METRICS[RMSE].label} {rmse:.4f} against {deviation:.4f}"
     words = "Better than the labels' mean" if is_better else "No better than the labels' mean"
-    return [("good" if is_better else "bad", f"{words}: {beside}."), *_faults_of_data(run)]
+    return [("good" if is_better else "bad", f"{words}: {figures}."), *_data_sentences(run)]
 
 
-def _faults_of_data(run: RunFiles) -> list[tuple[str, str]]:
+def _data_sentences(run: RunFiles) -> list[tuple[str, str]]:
+    """Return the manifest's remarks on the dataset as sentences."""
     dataset = run.manifest.dataset
     lines = [*(line for line in (dataset.unseen, dataset.sampling) if line), *dataset.misleading]
     return [("bad", f"{line[0].upper()}{line[1:]}.") for line in lines]
 
 
-def _promises(run: RunFiles) -> list[tuple[str, str]]:
+def _promise_sentences(run: RunFiles) -> list[tuple[str, str]]:
+    """Return sentences on what the recipe promises, and on the published figures."""
     published, auc = run.config.get("published") or {}, run.evaluation.auc
     recipe = published.get("recipe") or "the recipe"
     sentences = []
@@ -211,9 +218,8 @@ def _promises(run: RunFiles) -> list[tuple[str, str]]:
     # Without published data, a recipe's promise concerns the rows that it generates.
     is_generated = bool(run.manifest.dataset.bayes) or published.get("train_rows") is not None
     if min_auc is not None and auc is not None and is_generated:
-        holds = auc >= min_auc
-        does = "Keeps" if holds else "Misses"
-        sentences.append(("good" if holds else "bad", f"{does} what {recipe} promises: AUC of at least {min_auc:.4f}."))
+        kind, verb = ("good", "Keeps") if auc >= min_auc else ("bad", "Misses")
+        sentences.append((kind, f"{verb} what {recipe} promises: AUC of at least {min_auc:.4f}."))
     if reason := not_comparable(run, published):
         return [*sentences, ("plain", reason)]
     tolerance = published.get("tolerance")
@@ -228,9 +234,9 @@ def _promises(run: RunFiles) -> list[tuple[str, str]]:
             sentences.append(("good", f"Reproduces {recipe}: {difference}, within ± {tolerance}."))
         else:
             # A better figure is no failure, but no reproduction either.
-            better = (value > reference) is METRICS[key].larger_is_better
-            verdict = ("plain", "Better than") if better else ("bad", "Does not reproduce")
-            sentences.append((verdict[0], f"{verdict[1]} {recipe}: {difference}, tolerance ± {tolerance}."))
+            is_better = (value > reference) is METRICS[key].larger_is_better
+            kind, verdict = ("plain", "Better than") if is_better else ("bad", "Does not reproduce")
+            sentences.append((kind, f"{verdict} {recipe}: {difference}, tolerance ± {tolerance}."))
     return sentences
 
 
@@ -327,24 +333,24 @@ class Chart:
         The usual ones are all but the largest twentieth of each line; all values of references and of lines of up to
         three.
         """
-        usual, all_points = [], []
+        usual_sizes, all_points = [], []
         for series in self.series:
             points = sorted((y, x) for x, y in zip(series.x, series.y, strict=True) if y is not None)
             is_whole = series.kind == "reference" or len(points) < 4
-            by_size = sorted(abs(y) for y, _ in points)
-            usual += by_size if is_whole else by_size[: len(points) - max(1, len(points) // 20)]
+            sizes = sorted(abs(y) for y, _ in points)
+            usual_sizes += sizes if is_whole else sizes[: len(points) - max(1, len(points) // 20)]
             all_points += [(y, x, series.name) for y, x in points]
-        reach = OUTLIER * max(usual, default=0.0)
+        reach = OUTLIER * max(usual_sizes, default=0.0)
         beyond = [point for point in all_points if abs(point[0]) > reach]
         if not beyond or not reach:
             return
-        within = [y for y, _, _ in all_points if abs(y) <= reach]
-        self.limits = min(within), max(within)
+        drawn = [y for y, _, _ in all_points if abs(y) <= reach]
+        self.limits = min(drawn), max(drawn)
         largest, x, name = max(beyond, key=lambda point: abs(point[0]))
         subject = "One value is" if len(beyond) == 1 else f"{len(beyond):,} values are"
-        of = f" ({name})" if len(self.series) > 1 else ""
-        at = f"the largest {largest:.4g} at {self.x} {x:,.0f}{of}"
-        self.note = f"{self.note} {subject} beyond the axis, {at}.".strip()
+        line = f" ({name})" if len(self.series) > 1 else ""
+        place = f"the largest {largest:.4g} at {self.x} {x:,.0f}{line}"
+        self.note = f"{self.note} {subject} beyond the axis, {place}.".strip()
 
     def measured(self) -> bool:
         """Return whether there is anything but references to draw."""
@@ -353,7 +359,7 @@ class Chart:
     def describe(self) -> str:
         """Describe the chart in words."""
         return f"{self.title}. " + " ".join(
-            f"{series.name}: {_course(series)}." for series in self.series if series.x and series.kind != "reference"
+            f"{series.name}: {_line_text(series)}." for series in self.series if series.x and series.kind != "reference"
         )
 
     def plain(self) -> Json:
@@ -385,23 +391,23 @@ _NUMBER_TITLES: tuple[tuple[str, str, str, str | None], ...] = tuple(
 def quality_charts(run: RunFiles) -> list[Chart]:
     """Return charts of BCE and accuracy (train and evaluated split), of AUC and NE, and of gradient norms."""
     split = str(run.evaluation.split or "evaluations")
-    of_numbers = run.evaluation.main == RMSE
+    predicts_numbers = run.evaluation.main == RMSE
     constant = baseline(run.evaluation.figure(BASE_RATE))
-    if of_numbers:
+    if predicts_numbers:
         constant = {RMSE: run.evaluation.figure(LABEL_DEVIATION), MAE: None}
-    titles = _NUMBER_TITLES if of_numbers else _CLICK_TITLES
+    titles = _NUMBER_TITLES if predicts_numbers else _CLICK_TITLES
     ground_truth = truth(run)
     published = run.config.get("published") or {}
     charts = []
     for key, title, y, train in titles:
         chart = Chart(key, title.format(split=split), "step", y)
         if train:
-            chart.series.append(_of(run.windows, train, "train", 0))
+            chart.series.append(_series_of(run.windows, train, "train", 0))
             chart.note = "Train: mean over the steps of each window of the log."
-        chart.series.append(_of(run.evaluations, key, split, 1, kind="points"))
+        chart.series.append(_series_of(run.evaluations, key, split, 1, kind="points"))
         best = ground_truth.figures[key] if ground_truth else None
         references = (
-            ("labels' mean" if of_numbers else "majority class", constant[key], 3),
+            ("labels' mean" if predicts_numbers else "majority class", constant[key], 3),
             ("ground-truth model", best, 2),
         )
         for name, value, color in (*references, ("published", published.get(key), 4)):
@@ -415,23 +421,24 @@ def quality_charts(run: RunFiles) -> list[Chart]:
             f"Training loss ({kind})",
             "step",
             "loss",
-            [_of(run.windows, "loss", "train", 0)],
+            [_series_of(run.windows, "loss", "train", 0)],
             note="The training loss is not logloss, so train logloss was not measured.",
         )
         charts.insert(0, trained)
-    charts.append(_gradient_norm(run))
+    charts.append(_gradient_norm_chart(run))
     for chart in charts:
         chart.cut_outliers()
     return charts
 
 
-def _gradient_norm(run: RunFiles) -> Chart:
+def _gradient_norm_chart(run: RunFiles) -> Chart:
+    """Chart the norm of the dense gradients over the steps."""
     return Chart(
         "gradient_norm",
         "Norm of the dense gradients",
         "step",
         "2-norm",
-        [_of(run.windows, "gradient_norm", "gradient norm", 0)],
+        [_series_of(run.windows, "gradient_norm", "gradient norm", 0)],
         note="Of the last step of each window of the log, before clipping, without the gradients of tables.",
         absent="as the run has no window of the log",
     )
@@ -439,13 +446,13 @@ def _gradient_norm(run: RunFiles) -> Chart:
 
 def course_charts(run: RunFiles) -> list[Chart]:
     """Return charts of speed and resources over the run."""
-    rate = Chart("lr", "Learning rate", "step", "learning rate", [_of(run.windows, "lr", "learning rate", 0)])
+    rate = Chart("lr", "Learning rate", "step", "learning rate", [_series_of(run.windows, "lr", "learning rate", 0)])
     speed = Chart(
         "throughput",
         "Throughput",
         "step",
         "samples/s (global)",
-        [_of(run.windows, "samples_per_second", "global samples/s", 0)],
+        [_series_of(run.windows, "samples_per_second", "global samples/s", 0)],
         note="Each window of the log, warm-up included; over all processes.",
         from_zero=True,
     )
@@ -454,7 +461,7 @@ def course_charts(run: RunFiles) -> list[Chart]:
         "Waiting for input",
         "step",
         "% of the step",
-        [_of(run.windows, "input_wait_fraction", "input wait", 1, scale=100)],
+        [_series_of(run.windows, "input_wait_fraction", "input wait", 1, scale=100)],
         note="Share of each window that rank 0 spent waiting for its batch.",
         from_zero=True,
     )
@@ -464,25 +471,25 @@ def course_charts(run: RunFiles) -> list[Chart]:
         "step",
         "MiB",
         [
-            _of(run.windows, "host_bytes", "host, resident", 0, 1 / MIB),
-            _of(run.windows, "device_bytes", "device, tensors", 1, 1 / MIB),
+            _series_of(run.windows, "host_bytes", "host, resident", 0, 1 / MIB),
+            _series_of(run.windows, "device_bytes", "device, tensors", 1, 1 / MIB),
         ],
         from_zero=True,
     )
     memory.series = [series for series in memory.series if series.x]
-    power = Chart("power", "Power", "step", "W", [_of(run.windows, "watts", "power", 1)], from_zero=True)
+    power = Chart("power", "Power", "step", "W", [_series_of(run.windows, "watts", "power", 1)], from_zero=True)
     power.absent = METERS.get(str(run.manifest.platform), "")
     over_steps = [
         rate,
         speed,
-        _phases(run),
+        _phase_chart(run),
         wait,
         memory,
         *([power] if power.series[0].x or run.is_of_hardware else []),
     ]
     for chart in over_steps:
         chart.cut_outliers()
-    return [*over_steps[:2], _step_times(run), *over_steps[2:]]
+    return [*over_steps[:2], _step_time_chart(run), *over_steps[2:]]
 
 
 def evaluation_charts(run: RunFiles) -> list[Chart]:
@@ -493,10 +500,15 @@ def evaluation_charts(run: RunFiles) -> list[Chart]:
     if curves is not None:
         caption = f"Step {curves.step:,}, split {curves.split}, {curves.samples:,} samples"
         caption += "." if curves.samples == curves.of else f" (every k-th of {curves.of:,})."
-    return [_reliability(curves, caption), _scores(curves, caption), _roc(curves, caption), _pr(run, curves, caption)]
+    return [
+        _reliability_chart(curves, caption),
+        _score_chart(curves, caption),
+        _roc_chart(curves, caption),
+        _precision_recall_chart(run, curves, caption),
+    ]
 
 
-def _of(
+def _series_of(
     events: Sequence[TrainEvent | EvaluationEvent],
     key: str,
     name: str,
@@ -522,7 +534,8 @@ def thinned(run: RunFiles) -> str:
     )
 
 
-def _step_times(run: RunFiles) -> Chart:
+def _step_time_chart(run: RunFiles) -> Chart:
+    """Chart the histogram of step times, with their median and 95th percentile."""
     content = run.step_times or StepTimeHistogram([], [])
     edges = np.array(content.edges_ms)
     chart = Chart(
@@ -548,7 +561,7 @@ def _step_times(run: RunFiles) -> Chart:
     return chart
 
 
-def _phases(run: RunFiles) -> Chart:
+def _phase_chart(run: RunFiles) -> Chart:
     """Chart forward, backward, optimizer and the other phases that the run measured."""
     chart = Chart(
         "phases",
@@ -567,7 +580,8 @@ def _phases(run: RunFiles) -> Chart:
     return chart
 
 
-def _reliability(curves: Curves | None, caption: str) -> Chart:
+def _reliability_chart(curves: Curves | None, caption: str) -> Chart:
+    """Chart the share of clicks over the predicted probability."""
     chart = Chart(
         "calibration",
         "Calibration (reliability)",
@@ -591,7 +605,8 @@ def _reliability(curves: Curves | None, caption: str) -> Chart:
     return chart
 
 
-def _scores(curves: Curves | None, caption: str) -> Chart:
+def _score_chart(curves: Curves | None, caption: str) -> Chart:
+    """Chart the densities of predicted probabilities of either label."""
     chart = Chart(
         "scores",
         "Predicted probabilities by label",
@@ -612,7 +627,8 @@ def _scores(curves: Curves | None, caption: str) -> Chart:
     return chart
 
 
-def _roc(curves: Curves | None, caption: str) -> Chart:
+def _roc_chart(curves: Curves | None, caption: str) -> Chart:
+    """Chart the true positive rate over the false positive rate; empty if only one label occurs."""
     chart = Chart("roc", "ROC", "false positive rate", "true positive rate", steps=False, note=caption)
     if curves is not None and curves.roc is not None:
         chart.series = [
@@ -622,7 +638,8 @@ def _roc(curves: Curves | None, caption: str) -> Chart:
     return chart
 
 
-def _pr(run: RunFiles, curves: Curves | None, caption: str) -> Chart:
+def _precision_recall_chart(run: RunFiles, curves: Curves | None, caption: str) -> Chart:
+    """Chart precision over recall, beside the base rate; empty if only one label occurs."""
     chart = Chart("pr", "Precision over recall", "recall", "precision", steps=False, note=caption)
     if curves is not None and curves.pr is not None:
         chart.series = [Series("model", [*curves.pr.recall], [*curves.pr.precision], "line", 0)]
@@ -640,7 +657,7 @@ def wilson(share: float, samples: int, z: float = 1.96) -> tuple[float, float]:
     return float(centre - reach), float(centre + reach)
 
 
-def _course(series: Series) -> str:
+def _line_text(series: Series) -> str:
     """Describe where a line begins and ends, and its minimum and maximum."""
     pairs: Sequence[tuple[float, float]] = [(x, y) for x, y in zip(series.x, series.y, strict=True) if y is not None]
     if not pairs:

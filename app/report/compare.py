@@ -50,7 +50,7 @@ class RunGroup:
 
     @property
     def finished(self) -> list[RunFiles]:
-        """The runs with final figures, which alone count in tests of quality."""
+        """Return the runs with final figures, which alone count in tests of quality."""
         return [run for run in self.runs if run.status in DONE]
 
     @property
@@ -70,7 +70,7 @@ def facts(run: RunFiles) -> dict[str, str]:
         "world size": str(run.world_size),
         "platform": str(manifest.platform),
         "threads": str(manifest.num_threads),
-        "started from": _start(run),
+        "started from": _start_text(run),
     }
     plain_manifest = plain_object(manifest)
     for part in MADE_BY:
@@ -78,7 +78,7 @@ def facts(run: RunFiles) -> dict[str, str]:
     return flat
 
 
-def _start(run: RunFiles) -> str:
+def _start_text(run: RunFiles) -> str:
     """Return where the first launch started: initial values, or a step of another run's checkpoint."""
     step = run.manifest.launches[0].from_step
     if not step:
@@ -89,20 +89,20 @@ def _start(run: RunFiles) -> str:
 
 def differences(runs: list[RunFiles]) -> tuple[dict[str, list[str]], dict[str, str]]:
     """Return keys whose values differ between runs, with every run's value; and the other keys with their value."""
-    every = [facts(run) for run in runs]
-    keys = sorted(key for key in set().union(*every) if not key.startswith("run."))
-    values = {key: [entry.get(key, "–") for entry in every] for key in keys}
+    facts_by_run = [facts(run) for run in runs]
+    keys = sorted(key for key in set().union(*facts_by_run) if not key.startswith("run."))
+    values = {key: [entry.get(key, "–") for entry in facts_by_run] for key in keys}
     differing = {key: row for key, row in values.items() if len(set(row)) > 1}
     return differing, {key: row[0] for key, row in values.items() if key not in differing}
 
 
 def identity(run: RunFiles) -> str:
     """Return the facts in which runs of one configuration agree, as text."""
-    agreed = {key: value for key, value in facts(run).items() if key in MEASURED or not key.startswith(BESIDE)}
-    return json.dumps(agreed, sort_keys=True)
+    shared = {key: value for key, value in facts(run).items() if key in MEASURED or not key.startswith(BESIDE)}
+    return json.dumps(shared, sort_keys=True)
 
 
-def group(runs: list[RunFiles]) -> list[RunGroup]:
+def group_runs(runs: list[RunFiles]) -> list[RunGroup]:
     """Group the runs by configuration, the first run's first. Members are sorted by seed and directory.
 
     So figures of a group do not depend on the order in which its runs were named.
@@ -112,10 +112,11 @@ def group(runs: list[RunFiles]) -> list[RunGroup]:
         by_identity.setdefault(identity(run), []).append(run)
     for members in by_identity.values():
         members.sort(key=lambda run: (run.seed, str(run.directory)))
-    return [RunGroup(_label(number), members) for number, members in enumerate(by_identity.values())]
+    return [RunGroup(_group_label(number), members) for number, members in enumerate(by_identity.values())]
 
 
-def _label(number: int) -> str:
+def _group_label(number: int) -> str:
+    """Return the letter of a group, or G and its number beyond 26 groups."""
     return chr(ord("A") + number) if number < 26 else f"G{number + 1}"
 
 
@@ -149,9 +150,10 @@ class AucComparison:
 
     @property
     def metric(self) -> Metric:
-        """The compared metric: that of the first run with an evaluation."""
+        """Return the compared metric: that of the first run with an evaluation."""
         evaluations = [run.evaluation for group in (self.first, self.second) for run in group.runs]
-        return METRICS[next((each.main for each in evaluations if each.main_value is not None), evaluations[0].main)]
+        measured = (evaluation.main for evaluation in evaluations if evaluation.main_value is not None)
+        return METRICS[next(measured, evaluations[0].main)]
 
 
 @dataclass
@@ -170,7 +172,7 @@ class ScoreComparison:
 def window_times(run: RunFiles) -> np.ndarray[Any, np.dtype[np.float64]]:
     """Return seconds and samples [2, windows] of the log's windows, except windows with warm-up steps of a launch."""
     excluded = int(run.config["train"].get("warmup_steps_excluded") or 0)
-    starts = [part.from_step or 0 for part in run.manifest.launches]
+    starts = [launch.from_step or 0 for launch in run.manifest.launches]
     windows, samples_at = [], {0: 0, **{event.step: event.samples for event in run.windows}}
     for event in run.windows:
         rate, steps, last = event.samples_per_second, event.steps, event.step
@@ -193,13 +195,13 @@ def compare_speed(first: RunGroup, second: RunGroup) -> SpeedComparison | None:
         return SpeedComparison(first, second, measured, f"{len(valid_rates[0])} and {len(valid_rates[1])} runs")
     if not all(valid_rates):
         return None
-    timed = [next(run for run in group.runs if run.throughput.samples_per_second) for group in (first, second)]
-    a, b = (batch_means(*window_times(run)) for run in timed)
-    if min(len(a), len(b)) < 2:
+    timed_runs = [next(run for run in group.runs if run.throughput.samples_per_second) for group in (first, second)]
+    stretches = [batch_means(*window_times(run)) for run in timed_runs]
+    if min(map(len, stretches)) < 2:
         return SpeedComparison(
             first, second, Ratio(valid_rates[1][0] / valid_rates[0][0], None, None), "too few windows for an interval"
         )
-    interval = speed_ratio(a, b)
+    interval = speed_ratio(*stretches)
     ratio = valid_rates[1][0] / valid_rates[0][0]  # the runs' own figures; windows give only the interval's width
     width = ratio / interval.ratio
     low, high = (None if end is None else end * width for end in (interval.low, interval.high))
@@ -207,7 +209,7 @@ def compare_speed(first: RunGroup, second: RunGroup) -> SpeedComparison | None:
         first,
         second,
         Ratio(ratio, low, high),
-        f"{len(a)} and {len(b)} stretches within one run each; from run to run it may vary more",
+        f"{len(stretches[0])} and {len(stretches[1])} stretches within one run each; from run to run it may vary more",
     )
 
 
@@ -223,14 +225,15 @@ def compare_auc(first: RunGroup, second: RunGroup) -> AucComparison | None:
         return None
     seeds = len(values[0]), len(values[1])
     if not same_rows(groups[0][0], groups[1][0]):
-        return AucComparison(first, second, None, seeds, "", reason=_other_rows(groups[0][0], groups[1][0]))
+        return AucComparison(first, second, None, seeds, "", reason=_row_differences(groups[0][0], groups[1][0]))
     if reasons := [*contradictions(first), *contradictions(second)]:
         return AucComparison(first, second, None, seeds, "", reason="; ".join(reasons))
     # Two runs of one seed share initial values and the order of rows, so their difference varies less.
-    shared = sorted(values[0].keys() & values[1].keys())
-    if len(shared) > 1:
-        one, other = (np.array([entry[seed] for seed in shared]) for entry in values)
-        return AucComparison(first, second, paired(one, other), (len(shared), len(shared)), "paired t-test")
+    shared_seeds = sorted(values[0].keys() & values[1].keys())
+    if len(shared_seeds) > 1:
+        pairs = (np.array([entry[seed] for seed in shared_seeds]) for entry in values)
+        number = len(shared_seeds)
+        return AucComparison(first, second, paired(*pairs), (number, number), "paired t-test")
     difference = welch(*(np.array(list(entry.values())) for entry in values))
     return AucComparison(first, second, difference, seeds, "Welch's test")
 
@@ -240,28 +243,29 @@ def compare_scores(first: RunGroup, second: RunGroup) -> ScoreComparison | None:
     if not (first.finished and second.finished):
         return None
     seeds = [{run.seed: run for run in reversed(group.finished)} for group in (first, second)]
-    shared = sorted(seeds[0].keys() & seeds[1].keys())
-    pairs = [(seeds[0][seed], seeds[1][seed]) for seed in shared] or [(first.finished[0], second.finished[0])]
-    one, other = next((pair for pair in pairs if _have_scores_of_one_split(pair)), pairs[0])
-    splits = [kept_splits(run.directory) for run in (one, other)]
+    shared_seeds = sorted(seeds[0].keys() & seeds[1].keys())
+    pairs = [(seeds[0][seed], seeds[1][seed]) for seed in shared_seeds] or [(first.finished[0], second.finished[0])]
+    runs = next((pair for pair in pairs if _share_a_split(pair)), pairs[0])
+    splits = [kept_splits(run.directory) for run in runs]
     if not any(splits):
         return None
     split = next((name for name in splits[0] if name in splits[1]), "")
     if not split:
         first_split = (splits[0] or splits[1])[0]
-        lacking = other if splits[0] else one
+        lacking = runs[1] if splits[0] else runs[0]
         reason = f"{lacking.name} has no scores of {first_split}"
-        return ScoreComparison(one, other, first_split, 0, None, reason, [lacking])
-    scores = [read_scores(run.directory, split) for run in (one, other)]
-    reason, at_fault = _why_not_paired((one, other), scores)
+        return ScoreComparison(*runs, first_split, 0, None, reason, [lacking])
+    scores = [read_scores(run.directory, split) for run in runs]
+    reason, at_fault = _why_not_paired(runs, scores)
     labels = scores[0].labels
     difference = None if reason else delong(labels, scores[0].logits, scores[1].logits)
-    return ScoreComparison(one, other, split, len(labels), difference, reason, at_fault)
+    return ScoreComparison(*runs, split, len(labels), difference, reason, at_fault)
 
 
-def _have_scores_of_one_split(pair: tuple[RunFiles, RunFiles]) -> bool:
-    one, other = (set(kept_splits(run.directory)) for run in pair)
-    return bool(one & other)
+def _share_a_split(pair: tuple[RunFiles, RunFiles]) -> bool:
+    """Return whether both runs have kept the scores of the same split."""
+    splits = [set(kept_splits(run.directory)) for run in pair]
+    return bool(splits[0] & splits[1])
 
 
 def _why_not_paired(runs: tuple[RunFiles, RunFiles], scores: Sequence[Scores]) -> tuple[str, Sequence[RunFiles]]:
@@ -269,29 +273,29 @@ def _why_not_paired(runs: tuple[RunFiles, RunFiles], scores: Sequence[Scores]) -
 
     Also return the runs whose scores may be kept again.
     """
-    for run, of_run in zip(runs, scores, strict=True):
+    for run, kept in zip(runs, scores, strict=True):
         served = run.evaluation.step
-        if served and served != of_run.about.step:
-            return f"the scores of {run.name} are of step {of_run.about.step}, and step {served} is served", [run]
-    one, other = scores
+        if served and served != kept.about.step:
+            return f"the scores of {run.name} are of step {kept.about.step}, and step {served} is served", [run]
+    first, second = scores
     # Another encoding of the same rows has another digest.
-    if one.about.dataset != other.about.dataset and not same_rows(*runs):
-        digests = f"{one.about.dataset[:12]} and {other.about.dataset[:12]}"
-        of_others = [
+    if first.about.dataset != second.about.dataset and not same_rows(*runs):
+        digests = f"{first.about.dataset[:12]} and {second.about.dataset[:12]}"
+        with_other_dataset = [
             run for run, kept in zip(runs, scores, strict=True) if kept.about.dataset != run.manifest.dataset.digest
         ]
-        return f"the datasets are not the same (digests {digests})", of_others
-    if not np.array_equal(one.labels, other.labels):
-        rows = f"{len(one.labels):,} and {len(other.labels):,} rows"
+        return f"the datasets are not the same (digests {digests})", with_other_dataset
+    if not np.array_equal(first.labels, second.labels):
+        rows = f"{len(first.labels):,} and {len(second.labels):,} rows"
         return f"the labels are not the same ({rows}, or another order)", runs
-    return ("all rows have one label" if one.labels.all() or not one.labels.any() else ""), ()
+    return ("all rows have one label" if first.labels.all() or not first.labels.any() else ""), ()
 
 
 def same_rows(first: RunFiles, second: RunFiles) -> bool:
     """Return whether two runs were evaluated on the same rows, however encoded."""
-    one, other = first.manifest.dataset, second.manifest.dataset
+    datasets = first.manifest.dataset, second.manifest.dataset
     splits = [run.evaluation.split for run in (first, second)]
-    labels = [dataset.labels.get(str(split)) for dataset, split in zip((one, other), splits, strict=True)]
+    labels = [dataset.labels.get(str(split)) for dataset, split in zip(datasets, splits, strict=True)]
     selections: list[list[Any]] = [
         [run.config.get(group.name, {}).get(key) for group in rows_of_extensions(KeyGroup) for key in group.sample_keys]
         for run in (first, second)
@@ -300,11 +304,12 @@ def same_rows(first: RunFiles, second: RunFiles) -> bool:
         selections = [
             [*keys, run.config["data"]["negatives"]] for keys, run in zip(selections, (first, second), strict=True)
         ]
-    same = splits[0] == splits[1] and selections[0] == selections[1]
-    return same and (one.digest == other.digest or labels[0] == labels[1] is not None)
+    is_same_selection = splits[0] == splits[1] and selections[0] == selections[1]
+    has_same_labels = labels[0] == labels[1] is not None
+    return is_same_selection and (datasets[0].digest == datasets[1].digest or has_same_labels)
 
 
-def _other_rows(first: RunFiles, second: RunFiles) -> str:
+def _row_differences(first: RunFiles, second: RunFiles) -> str:
     """Return how the rows differ on which two runs were evaluated."""
     runs = first, second
     rows = [f"{count(run.evaluation.figure('samples'))} rows of {run.evaluation.split}" for run in runs]
@@ -337,25 +342,24 @@ SHORTEST = 18  # characters of a hash or value shown in a cell
 def page_name(directories: Sequence[Path]) -> str:
     """Return the file name of a comparison: the runs' names, with a digest if they are not unambiguous."""
     names = [path.resolve().name for path in directories]
-    whole = "-".join(["compare", *(re.sub(r"[^\w.-]", "_", name) for name in names)])
+    joined = "-".join(["compare", *(re.sub(r"[^\w.-]", "_", name) for name in names)])
     # Names with a hyphen in them could make one page's name out of different runs.
     is_plain = all(re.fullmatch(r"[\w.]+", name) for name in names)
-    if is_plain and len(whole) <= MAX_NAME and len({path.resolve().parent for path in directories}) == 1:
-        return f"{whole}.html"
+    if is_plain and len(joined) <= MAX_NAME and len({path.resolve().parent for path in directories}) == 1:
+        return f"{joined}.html"
     digest = hashlib.sha256("\n".join(str(path.resolve()) for path in directories).encode()).hexdigest()[:8]
-    return f"{whole[: MAX_NAME - len(digest) - 1]}-{digest}.html"
+    return f"{joined[: MAX_NAME - len(digest) - 1]}-{digest}.html"
 
 
 class Comparison:
     """A comparison of several runs, as sentences and as a page."""
 
     def __init__(self, runs: list[RunFiles]) -> None:
-        self.runs, self.groups = runs, group(runs)
-        base, others = self.groups[0], self.groups[1:]
-        self.base = base
-        self.speeds = [speed for other in others if (speed := compare_speed(base, other))]
-        self.aucs = [auc for other in others if (auc := compare_auc(base, other))]
-        self.scores = [scores for other in others if (scores := compare_scores(base, other))]
+        self.runs, self.groups = runs, group_runs(runs)
+        base = self.base = self.groups[0]
+        self.speeds = [speed for group in self.groups[1:] if (speed := compare_speed(base, group))]
+        self.aucs = [auc for group in self.groups[1:] if (auc := compare_auc(base, group))]
+        self.scores = [scores for group in self.groups[1:] if (scores := compare_scores(base, group))]
 
     def sentences(self) -> list[tuple[str, str]]:
         """Return the verdict; each sentence has a kind: good, bad or plain."""
@@ -365,7 +369,7 @@ class Comparison:
             if run.status not in DONE
         ]
         if len(self.groups) == 1:
-            sentences.append(("plain", f"{len(self.runs)} runs of one configuration" + _spread(self.base) + "."))
+            sentences.append(("plain", f"{len(self.runs)} runs of one configuration" + _spread_text(self.base) + "."))
             sentences += [("bad", f"Not reproduced: {reason}.") for reason in contradictions(self.base)]
         sentences += [("plain", _describe_speed(speed)) for speed in self.speeds]
         sentences += [("bad" if auc.difference is None else "plain", _describe_auc(auc)) for auc in self.aucs]
@@ -373,18 +377,18 @@ class Comparison:
 
     @property
     def _names(self) -> list[str]:
-        """Each run's name, with the letter of its configuration."""
+        """Return each run's name, with the letter of its configuration."""
         labels = {id(run): group.label for group in self.groups for run in group.runs}
         return [f"{labels[id(run)]}: {run.name}" for run in self.runs]
 
     def overview(self) -> ReportTable:
         """Return the status, seed, metrics and rate of each run."""
-        return _overview(self.runs, self._names)
+        return _overview_table(self.runs, self._names)
 
     def page(self, directory: Path) -> str:
         """Return the page as HTML."""
         differing, same = differences(self.runs)
-        charts_ = _charts(self.runs)
+        charts_ = _make_charts(self.runs)
         names = self._names
         return render(
             ASSETS / "compare.html.j2",
@@ -393,10 +397,10 @@ class Comparison:
             title=f"{len(self.runs)} runs side by side",
             sentences=self.sentences(),
             overview=self.overview(),
-            speeds=_speeds(self.runs, names),
+            speeds=_speed_table(self.runs, names),
             base=self.base.name,
-            tests=_tests(self.speeds, self.aucs),
-            row_by_row=_row_by_row(self.scores),
+            tests=_test_table(self.speeds, self.aucs),
+            row_by_row=_score_table(self.scores),
             differing=ReportTable(["Key", *names], [[key, *map(short, row)] for key, row in differing.items()], set()),
             same=ReportTable(["Key", "All runs"], [[key, value] for key, value in same.items()], set()),
             side=charts_,
@@ -404,7 +408,7 @@ class Comparison:
         )
 
 
-def _spread(group: RunGroup) -> str:
+def _spread_text(group: RunGroup) -> str:
     """Return the lowest and highest main metric and rate of one configuration's runs."""
     values = [value for run in group.finished if (value := run.evaluation.main_value) is not None]
     rates = [run.throughput.samples_per_second for run in group.runs if run.throughput.samples_per_second]
@@ -416,29 +420,32 @@ def _spread(group: RunGroup) -> str:
     return f"{text}, global samples/s from {count(min(rates))} to {count(max(rates))} ({ratio:.2f} ×)"
 
 
-def _interval(value: Ratio | MeanDifference, digits: int) -> str:
+def _interval_text(value: Ratio | MeanDifference, digits: int) -> str:
+    """Return the ends of an interval; empty without one."""
     if value.low is None or value.high is None:
         return ""
     return f"{figure(value.low, digits)} to {figure(value.high, digits)}"
 
 
 def _describe_speed(speed: SpeedComparison) -> str:
-    interval = _interval(speed.ratio, 3)
+    """Return a sentence on two groups' speed."""
+    interval = _interval_text(speed.ratio, 3)
     text = f" (95% interval {interval})" if interval else " (no interval)"
-    rates = " and ".join(_rates(group) for group in (speed.second, speed.first))
+    rates = " and ".join(_rates_text(group) for group in (speed.second, speed.first))
     return (
         f"Speed: {speed.second.name} runs at {speed.ratio.ratio:.3f} × {speed.first.name}{text}, with {rates} global "
         f"samples/s, over {speed.over}."
     )
 
 
-def _rates(group: RunGroup) -> str:
+def _rates_text(group: RunGroup) -> str:
     """Return the lowest and highest rate of a configuration's runs, or the only one."""
     rates = [rate for run in group.runs if (rate := run.throughput.samples_per_second)]
     return " to ".join(dict.fromkeys(map(count, (min(rates), max(rates)))))
 
 
 def _describe_auc(auc: AucComparison) -> str:
+    """Return a sentence on two groups' AUC or RMSE, and on its test over seeds."""
     difference, (first, second) = auc.difference, auc.seeds
     if difference is None:
         return f"{auc.metric.label}: {auc.second.name} is not comparable with {auc.first.name}: {auc.reason}."
@@ -454,13 +461,13 @@ def _describe_auc(auc: AucComparison) -> str:
         )
     verdict_ = "significant" if difference.p < SIGNIFICANT else "not significant"
     return (
-        f"{text}, {verdict_} (p = {difference.p:.3g}, {auc.test} over {_seeds(auc)}, 95% interval "
-        f"{_interval(difference, 5)})."
+        f"{text}, {verdict_} (p = {difference.p:.3g}, {auc.test} over {_seeds_text(auc)}, 95% interval "
+        f"{_interval_text(difference, 5)})."
     )
 
 
 def _describe_scores(scores: ScoreComparison) -> tuple[str, str]:
-    """Describe DeLong's test of two runs."""
+    """Return a sentence on DeLong's test of two runs, and its kind: bad or plain."""
     pair = f"{scores.second.name} against {scores.first.name}"
     difference = scores.difference
     if difference is None:
@@ -476,17 +483,19 @@ def _describe_scores(scores: ScoreComparison) -> tuple[str, str]:
         return "plain", f"{text}; too few rows of a label for a test."
     verdict_ = "significant" if difference.p < SIGNIFICANT else "not significant"
     return "plain", (
-        f"{text}, {verdict_} (p = {difference.p:.3g}, DeLong's paired test, 95% interval {_interval(difference, 5)}); "
-        "of these two models, not of other seeds."
+        f"{text}, {verdict_} (p = {difference.p:.3g}, DeLong's paired test, 95% interval "
+        f"{_interval_text(difference, 5)}); of these two models, not of other seeds."
     )
 
 
-def _seeds(auc: AucComparison) -> str:
+def _seeds_text(auc: AucComparison) -> str:
+    """Return the numbers of seeds that a test is over."""
     first, second = auc.seeds
     return f"the {first} seeds of both" if auc.test.startswith("paired") else f"{first} and {second} seeds"
 
 
-def _overview(runs: list[RunFiles], names: list[str]) -> ReportTable:
+def _overview_table(runs: list[RunFiles], names: list[str]) -> ReportTable:
+    """Return a row per run: status, seed, metrics, rate; names: of the runs, with their configuration's letter."""
     metrics = tuple(dict.fromkeys(key for run in runs for key in run.evaluation.compared))
     rows = [
         [
@@ -503,10 +512,10 @@ def _overview(runs: list[RunFiles], names: list[str]) -> ReportTable:
     return ReportTable(columns, rows, set(range(2, len(columns))), note)
 
 
-def _speed_of(run: RunFiles) -> dict[str, str]:
+def _speed_cells(run: RunFiles) -> dict[str, str]:
     """Return what a run was trained on and how fast, by the names of the rows."""
     rates, memory = run.throughput, run.memory
-    parts = {part.name: f"{part.milliseconds:,.2f} ms" for part in step_parts(run)}
+    milliseconds = {part.name: f"{part.milliseconds:,.2f} ms" for part in step_parts(run)}
     return {
         "Device": devices(run.manifest),
         "Precision": precision(run.config),
@@ -515,34 +524,36 @@ def _speed_of(run: RunFiles) -> dict[str, str]:
         "Samples/s per device": count(rates.samples_per_second_per_device),
         "Step, p50": NOT_MEASURED if rates.step_ms_p50 is None else f"{figure(rates.step_ms_p50, 2)} ms",
         "Step, p95": NOT_MEASURED if rates.step_ms_p95 is None else f"{figure(rates.step_ms_p95, 2)} ms",
-        **{f"Mean step, {name}": parts.get(name, NONE) for name in COLORS},
+        **{f"Mean step, {name}": milliseconds.get(name, NONE) for name in COLORS},
         "Peak memory, host": size(memory.host_peak_bytes),
         "Peak memory, device": NONE if memory.device_peak_bytes is None else size(memory.device_peak_bytes),
         "Samples a second and watt": energy(run).partition(",")[0],
     }
 
 
-def _speeds(runs: list[RunFiles], names: list[str]) -> ReportTable:
-    every = [_speed_of(run) for run in runs]
-    rows = [[row, *(of_run[row] for of_run in every)] for row in every[0]]
+def _speed_table(runs: list[RunFiles], names: list[str]) -> ReportTable:
+    """Return a column per run of what it was trained on and how fast; rows that no run has are left out."""
+    columns = [_speed_cells(run) for run in runs]
+    rows = [[name, *(column[name] for column in columns)] for name in columns[0]]
     return ReportTable(["", *names], [row for row in rows if set(row[1:]) != {NONE}], set(range(1, len(names) + 1)))
 
 
-def _tests(speeds: list[SpeedComparison], aucs: list[AucComparison]) -> ReportTable:
+def _test_table(speeds: list[SpeedComparison], aucs: list[AucComparison]) -> ReportTable:
+    """Return a row per configuration that is compared with the first: ratio of speed, difference of AUC, tests."""
     rows = []
-    others = {id(e.second): e.second for e in speeds} | {id(e.second): e.second for e in aucs}
-    for key, other in others.items():
+    compared = {id(speed.second): speed.second for speed in speeds} | {id(auc.second): auc.second for auc in aucs}
+    for key, group in compared.items():
         speed = next((entry for entry in speeds if id(entry.second) == key), None)
         auc = next((entry for entry in aucs if id(entry.second) == key), None)
         difference = auc.difference if auc else None
         p = difference.p if difference else None
         rows.append(
             [
-                other.name,
+                group.name,
                 NOT_MEASURED if speed is None else f"{speed.ratio.ratio:.3f}",
-                (_interval(speed.ratio, 3) if speed else "") or "–",
+                (_interval_text(speed.ratio, 3) if speed else "") or "–",
                 NOT_MEASURED if auc is None else signed(difference.mean, 5) if difference else "not comparable",
-                (_interval(difference, 5) if difference else "") or "–",
+                (_interval_text(difference, 5) if difference else "") or "–",
                 "–" if p is None else f"{p:.3g}",
                 "–" if p is None or auc is None else auc.test,
                 "–" if auc is None else " and ".join(map(str, auc.seeds)),
@@ -561,21 +572,22 @@ def _tests(speeds: list[SpeedComparison], aucs: list[AucComparison]) -> ReportTa
     return ReportTable(columns, rows, {1, 2, 3, 4, 5, 7}, note)
 
 
-def _row_by_row(scores: list[ScoreComparison]) -> ReportTable:
+def _score_table(scores: list[ScoreComparison]) -> ReportTable:
+    """Return a row per pair of runs that are compared by their kept scores."""
     rows = []
-    for each in scores:
-        difference = each.difference
+    for pair in scores:
+        difference = pair.difference
         p = difference.p if difference else None
         rows.append(
             [
-                each.second.name,
-                each.first.name,
-                each.split,
-                count(each.rows) if difference else "–",
+                pair.second.name,
+                pair.first.name,
+                pair.split,
+                count(pair.rows) if difference else "–",
                 signed(difference.mean, 5) if difference else "not compared",
-                (_interval(difference, 5) if difference else "") or "–",
+                (_interval_text(difference, 5) if difference else "") or "–",
                 "–" if p is None else f"{p:.3g}",
-                each.reason or "–",
+                pair.reason or "–",
             ]
         )
     columns = ["Run", "Against", "Split", "Rows", "AUC difference", "95% interval", "p", "Why not"]
@@ -583,8 +595,10 @@ def _row_by_row(scores: list[ScoreComparison]) -> ReportTable:
     return ReportTable(columns, rows, {3, 4, 5, 6}, note)
 
 
-def _charts(runs: list[RunFiles]) -> list[Chart]:
-    every = [{chart.key: chart for chart in charts.run_charts(run)} for run in runs]
+def _make_charts(runs: list[RunFiles]) -> list[Chart]:
+    """Return charts with a line per run, of the figures that at least one run has."""
+    charts_by_run = [{chart.key: chart for chart in charts.run_charts(run)} for run in runs]
+    # By key of a chart: the series to take of each run (None: the first), and a title in place of the chart's own.
     lines = {
         LOGLOSS: ("train", "Train logloss (BCE)"),
         **dict.fromkeys((AUC, NE, RMSE, MAE), (None, None)),
@@ -597,18 +611,16 @@ def _charts(runs: list[RunFiles]) -> list[Chart]:
     }
     comparison_charts = []
     for key, (name, title) in lines.items():
-        first = next((of_run[key] for of_run in every if key in of_run), None)
+        first = next((run_charts[key] for run_charts in charts_by_run if key in run_charts), None)
         if first is None:
             continue
         chart = replace(first, series=[], band=None, note="", limits=None)
         chart.title = title or chart.title
-        for number, (run, of_run) in enumerate(zip(runs, every, strict=True)):
-            lines_of_run = of_run[key].series if key in of_run else []
-            series_of_run = [s for s in lines_of_run if s.kind != "reference" and name in (None, s.name)]
-            chart.series += [
-                replace(series, name=run.name, color=RUN_COLORS[number % len(RUN_COLORS)])
-                for series in series_of_run[:1]
-            ]
+        for number, (run, run_charts) in enumerate(zip(runs, charts_by_run, strict=True)):
+            all_series = run_charts[key].series if key in run_charts else []
+            candidates = [series for series in all_series if series.kind != "reference" and name in (None, series.name)]
+            color = RUN_COLORS[number % len(RUN_COLORS)]
+            chart.series += [replace(series, name=run.name, color=color) for series in candidates[:1]]
         if key == "roc":
             chart.series.append(Series("chance", [0, 1], [0, 1], "reference", 3))
         if chart.steps:

@@ -46,20 +46,20 @@ def welch(first: Values, second: Values) -> MeanDifference:
 
     If all values on either side are equal, the variance is 0; p is then 1 for equal means and 0 otherwise.
     """
-    a, b = np.asarray(first, np.float64), np.asarray(second, np.float64)
-    return _tested(float(b.mean() - a.mean()), a, b)
+    samples = np.asarray(first, np.float64), np.asarray(second, np.float64)
+    return _test_mean(float(samples[1].mean() - samples[0].mean()), *samples)
 
 
 def paired(first: Values, second: Values) -> MeanDifference:
     """Test whether the differences of pairs have mean 0 (t-test, two-sided); as `welch` if they do not vary."""
     differences = np.asarray(second, np.float64) - np.asarray(first, np.float64)
-    return _tested(float(differences.mean()), differences)
+    return _test_mean(float(differences.mean()), differences)
 
 
 def spread(values: Values) -> Spread:
     """Return the mean of at least one value and its 95% interval by Student's t."""
     sample = np.asarray(values, np.float64)
-    mean, low, high, _ = _tested(float(sample.mean()), sample)
+    mean, low, high, _ = _test_mean(float(sample.mean()), sample)
     return Spread(mean, None if len(sample) < 2 else float(sample.std(ddof=1)), low, high)
 
 
@@ -106,14 +106,15 @@ def delong(labels: NDArray[np.bool_], first: NDArray[np.floating], second: NDArr
     if labels.all() or not labels.any():
         raise ValueError("all rows have one label")
     components = [_components(np.asarray(scores, np.float64), labels) for scores in (first, second)]
-    of_positives, of_negatives = (
-        np.subtract(second_part, first_part)
-        for first_part, second_part in zip(components[0], components[1], strict=True)
-    )
-    mean = float(of_positives.mean())
-    if min(len(of_positives), len(of_negatives)) < 2:
+    # One array of the positives' differences, one of the negatives'.
+    differences = [
+        np.subtract(second_shares, first_shares)
+        for first_shares, second_shares in zip(components[0], components[1], strict=True)
+    ]
+    mean = float(differences[0].mean())
+    if min(map(len, differences)) < 2:
         return MeanDifference(mean, None, None, None)
-    error = math.sqrt(sum(float(part.var(ddof=1)) / len(part) for part in (of_positives, of_negatives)))
+    error = math.sqrt(sum(float(shares.var(ddof=1)) / len(shares) for shares in differences))
     if error == 0:
         return MeanDifference(mean, mean, mean, 1.0 if mean == 0 else 0.0)
     # Rows are many, unlike seeds, so the normal distribution serves in the place of Student's t.
@@ -142,11 +143,12 @@ def speed_ratio(first: Values, second: Values) -> Ratio:
     ratio = float(a.mean() / b.mean())
     if min(len(a), len(b)) < 2:
         return Ratio(ratio, None, None)
-    parts = tuple(float(values.var(ddof=1) / len(values) / values.mean() ** 2) for values in (a, b))
-    if sum(parts) == 0:
+    squared_errors = tuple(float(values.var(ddof=1) / len(values) / values.mean() ** 2) for values in (a, b))
+    if sum(squared_errors) == 0:
         return Ratio(ratio, ratio, ratio)
     # The interval is that of the logarithm, so that its lower end stays above 0.
-    reach = float(stdtrit(_degrees(parts, (len(a), len(b))), UPPER)) * math.sqrt(sum(parts))
+    df = _degrees_of_freedom(squared_errors, (len(a), len(b)))
+    reach = float(stdtrit(df, UPPER)) * math.sqrt(sum(squared_errors))
     return Ratio(ratio, ratio * math.exp(-reach), ratio * math.exp(reach))
 
 
@@ -158,28 +160,29 @@ def batch_means(
     Neighbouring windows resemble each other, but means of long stretches hardly do (the method of batch means, Law and
     Kelton), so an interval from these means is not too narrow.
     """
-    parts = [
-        part
-        for part in np.array_split(np.arange(len(seconds)), min(max_stretches, max(len(seconds) // 2, 1)))
-        if len(part)
-    ]
-    return np.array([seconds[part].sum() / samples[part].sum() for part in parts])
+    count = min(max_stretches, max(len(seconds) // 2, 1))
+    stretches = [windows for windows in np.array_split(np.arange(len(seconds)), count) if len(windows)]
+    return np.array([seconds[windows].sum() / samples[windows].sum() for windows in stretches])
 
 
-def _tested(mean: float, *samples: NDArray[np.float64]) -> MeanDifference:
+def _test_mean(mean: float, *samples: NDArray[np.float64]) -> MeanDifference:
     """Test whether a mean is 0; its variance is the sum of the variances of the samples' means; two-sided."""
     sizes = [len(sample) for sample in samples]
     if min(sizes) < 2:
         return MeanDifference(mean, None, None, None)
-    parts = [float(sample.var(ddof=1) / len(sample)) for sample in samples]
-    error = math.sqrt(sum(parts))
+    variances = [float(sample.var(ddof=1) / len(sample)) for sample in samples]
+    error = math.sqrt(sum(variances))
     if error == 0:
         return MeanDifference(mean, mean, mean, 1.0 if mean == 0 else 0.0)
-    df = _degrees(parts, sizes)
+    df = _degrees_of_freedom(variances, sizes)
     reach = float(stdtrit(df, UPPER)) * error
     return MeanDifference(mean, mean - reach, mean + reach, float(2 * stdtr(df, -abs(mean / error))))
 
 
-def _degrees(parts: Sequence[float], sizes: Sequence[int]) -> float:
-    """Return Welch and Satterthwaite's degrees of freedom; for one part, its size less 1."""
-    return float(sum(parts) ** 2 / sum(part**2 / (size - 1) for part, size in zip(parts, sizes, strict=True)))
+def _degrees_of_freedom(variances: Sequence[float], sizes: Sequence[int]) -> float:
+    """Return Welch and Satterthwaite's degrees of freedom of a sum of means; for one mean, its sample's size less 1.
+
+    variances: of the samples' means, or their squared relative errors.
+    """
+    squares = sum(variance**2 / (size - 1) for variance, size in zip(variances, sizes, strict=True))
+    return float(sum(variances) ** 2 / squares)

@@ -67,9 +67,9 @@ def announce_refusal() -> None:
         meeting, until = dist.PrefixStore("meeting", store), time.monotonic() + REFUSAL_SECONDS
         meeting.compare_set("refused", "", socket.gethostname())  # the first one gives the reason
         meeting.set(f"refusal heard/{rank}", "")
-        others = [f"refusal heard/{other}" for other in range(0, world_size, local_world_size)]
+        answers = [f"refusal heard/{first_rank}" for first_rank in range(0, world_size, local_world_size)]
         # The store may end with this process, so it stays until every machine has heard.
-        while not meeting.check(others) and time.monotonic() < until:
+        while not meeting.check(answers) and time.monotonic() < until:
             time.sleep(0.02)
 
 
@@ -119,18 +119,19 @@ class Way(NamedTuple):
         return self.endpoint == self.address or is_loopback(self.endpoint)
 
 
-def way_to(host: str) -> Way:
+def route_to(host: str) -> Way:
     """Return the route to a host; if its name means loopback here, the address by which others reach this machine.
 
     No packet is sent: a connected UDP socket has the address of its route.
     """
-    endpoint = _resolved(host)
+    endpoint = _resolve_host(host)
     address = _own_address(endpoint)
     if address is None:
         raise UserError(f"{host}: no route to {endpoint} from this machine; give another address, or check its network")
     if is_loopback(address):
         candidates = [_own_address(ANYWHERE), *interfaces()]
-        address = next((one for one in candidates if one is not None and not is_loopback(one)), address)
+        reachable = (candidate for candidate in candidates if candidate is not None and not is_loopback(candidate))
+        address = next(reachable, address)
     return Way(endpoint, address, interfaces().get(address))
 
 
@@ -151,7 +152,7 @@ def is_loopback(address: str) -> bool:
     return ip_address(address.partition("%")[0]).is_loopback
 
 
-def _resolved(host: str) -> str:
+def _resolve_host(host: str) -> str:
     """Return an address of a host, IPv4 if it has one."""
     until = time.monotonic() + RESOLVE_SECONDS
     while True:

@@ -77,8 +77,8 @@ class Runtime:
     def mean(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return the mean over processes of arrays of one shape; sums in order of rank, whatever the network does."""
         total = np.zeros(values.shape, np.float64)
-        for of_rank in self.gather(values):
-            total += of_rank
+        for values_of_rank in self.gather(values):
+            total += values_of_rank
         return (total / self.world_size).astype(np.float32)
 
     def gather(self, values: NDArray[ScalarT]) -> list[NDArray[ScalarT]]:
@@ -114,7 +114,7 @@ class Runtime:
         padded[: len(values)] = values
         gathered = [torch.empty_like(padded) for _ in counts]
         dist.all_gather(gathered, padded)
-        return torch.cat([part[:count] for part, count in zip(gathered, counts, strict=True)])
+        return torch.cat([tensor[:count] for tensor, count in zip(gathered, counts, strict=True)])
 
     def to_rank_0(self, values: NDArray[ScalarT]) -> NDArray[ScalarT]:
         """Return every process's values [n] (n may differ), joined in order of rank on rank 0; empty elsewhere."""
@@ -184,7 +184,7 @@ class Runtime:
 
 def start(config: RuntimeConfig, seed: int, deterministic: bool | str) -> Runtime:
     """Join the process group that torchrun describes, or make one of a single process; seed all generators."""
-    launched = _launched()
+    launched = _has_launcher()
     os.environ.setdefault("LOCAL_WORLD_SIZE", "1")  # TorchRec reads it too
     local_world_size = int(os.environ["LOCAL_WORLD_SIZE"])
     # Bad settings end this process before it meets the others, which then learn of its refusal.
@@ -195,7 +195,7 @@ def start(config: RuntimeConfig, seed: int, deterministic: bool | str) -> Runtim
     # A single process needs no port: its store lives in its own memory.
     store, rank, world_size = next(rendezvous("env://", timeout=timeout)) if launched else (dist.HashStore(), 0, 1)
     if launched:
-        store = _this_generation(store, rank, world_size, timeout)
+        store = _store_of_this_start(store, rank, world_size, timeout)
     # Values on the host travel by gloo, also beside GPUs. The backend nccl stands for RCCL, too.
     backend = "gloo" if platform is Platform.cpu else "cpu:gloo,cuda:nccl"
     with discard_native_stdout():
@@ -208,7 +208,7 @@ def start(config: RuntimeConfig, seed: int, deterministic: bool | str) -> Runtim
 
 def start_within(config: RuntimeConfig, seed: int, deterministic: bool | str) -> Runtime:
     """Do what `start` does in a process that is not a command's; use and keep a process group that exists."""
-    if _launched() or (dist.is_initialized() and dist.get_world_size() > 1):
+    if _has_launcher() or (dist.is_initialized() and dist.get_world_size() > 1):
         raise UserError("this process is one of several of a job; score in a process of its own, or by app.recommend")
     if not dist.is_initialized():
         atexit.register(stop)
@@ -287,10 +287,10 @@ def require_strict_products(num_threads: int) -> None:
 
 def are_equal_on_threads(num_threads: int) -> bool:
     """Return whether this many threads multiply layers of several widths with the bits of one; sets the number."""
-    return all(map(torch.equal, _products(1), _products(num_threads)))
+    return all(map(torch.equal, _layer_products(1), _layer_products(num_threads)))
 
 
-def _products(num_threads: int) -> list[Tensor]:
+def _layer_products(num_threads: int) -> list[Tensor]:
     """Return outputs and gradients of layers of several widths, which MKL divides among threads if it may."""
     torch.set_num_threads(num_threads)
     results = []
@@ -302,7 +302,8 @@ def _products(num_threads: int) -> list[Tensor]:
         )
         outputs = torch.nn.functional.linear(inputs, weight)
         outputs.backward(outputs.detach().cos())
-        results += [outputs.detach(), *(each.grad for each in (inputs, weight) if each.grad is not None)]
+        gradients = (tensor.grad for tensor in (inputs, weight))
+        results += [outputs.detach(), *(gradient for gradient in gradients if gradient is not None)]
     return results
 
 
@@ -329,7 +330,8 @@ def stop(failed: bool = False) -> None:
         dist.destroy_process_group()
 
 
-def _launched() -> bool:
+def _has_launcher() -> bool:
+    """Return whether a launcher's variables are set. Raise UserError if only some of them are."""
     variables = [name for name in LAUNCHER_VARIABLES if os.environ.get(name)]
     if variables and len(variables) < len(LAUNCHER_VARIABLES):
         missing = ", ".join(name for name in LAUNCHER_VARIABLES if name not in variables)
@@ -337,7 +339,7 @@ def _launched() -> bool:
     return bool(variables)
 
 
-def _this_generation(store: dist.Store, rank: int, world_size: int, timeout: datetime.timedelta) -> dist.Store:
+def _store_of_this_start(store: dist.Store, rank: int, world_size: int, timeout: datetime.timedelta) -> dist.Store:
     """Return a namespace of the store that only the processes of this start use.
 
     torchrun restarts a job with the store of the lost processes, which holds their addresses; gloo would try to reach
@@ -349,25 +351,26 @@ def _this_generation(store: dist.Store, rank: int, world_size: int, timeout: dat
     """
     meeting, until = dist.PrefixStore("meeting", store), time.monotonic() + timeout.total_seconds()
     name = uuid.uuid4().hex
-    others = set(range(1, world_size)) if rank == 0 else set()
+    waiting = set(range(1, world_size)) if rank == 0 else set()
     if rank > 0:
         meeting.set(f"ask/{rank}", name)
         while not meeting.check([f"answer/{name}"]):
-            _wait(until, rank, meeting)
+            _pause_or_raise(until, rank, meeting)
         answer = meeting.get(f"answer/{name}").decode()
         meeting.set(f"heard/{answer}/{rank}", "")
         return dist.PrefixStore(answer, store)
-    while others:
+    while waiting:
         # A request may be left from before the restart, so requests are answered until each process has confirmed.
-        for other in others:
-            if meeting.check([f"ask/{other}"]):
-                meeting.set(f"answer/{meeting.get(f'ask/{other}').decode()}", name)
-        others = {other for other in others if not meeting.check([f"heard/{name}/{other}"])}
-        _wait(until, rank, meeting)
+        for peer in waiting:
+            if meeting.check([f"ask/{peer}"]):
+                meeting.set(f"answer/{meeting.get(f'ask/{peer}').decode()}", name)
+        waiting = {peer for peer in waiting if not meeting.check([f"heard/{name}/{peer}"])}
+        _pause_or_raise(until, rank, meeting)
     return dist.PrefixStore(name, store)
 
 
-def _wait(until: float, rank: int, meeting: dist.Store) -> None:
+def _pause_or_raise(until: float, rank: int, meeting: dist.Store) -> None:
+    """Sleep a little while processes meet. Raise if one of them refused to start, or after time.monotonic() `until`."""
     if meeting.check(["refused"]):
         HAS_MET.set()
         meeting.set(f"refusal heard/{rank}", "")
@@ -446,10 +449,11 @@ def background_thread(name: str, device: torch.device | None = None) -> ThreadPo
         device: GPU that becomes the thread's current one; a new thread would start with GPU 0.
     """
     torch.get_num_threads()  # a thread that has not computed yet would take over the number set by the new one
-    return ThreadPoolExecutor(1, name, initializer=_begin, initargs=(device,))
+    return ThreadPoolExecutor(1, name, initializer=_prepare_thread, initargs=(device,))
 
 
-def _begin(device: torch.device | None) -> None:
+def _prepare_thread(device: torch.device | None) -> None:
+    """Let a background thread compute by itself alone, on this process's GPU if `device` is one."""
     torch.set_num_threads(1)  # for this thread alone; others that have computed keep their number
     if device is not None and device.type == "cuda":
         torch.cuda.set_device(device)

@@ -23,7 +23,7 @@ from common.errors import UserError
 from data_prep.encoding.encoder import EncodedBlock, Encoder, NewRows, ParsedRows, read_new_rows
 
 
-def with_user(candidates: NewRows, user: NewRows) -> NewRows:
+def fill_from_user(candidates: NewRows, user: NewRows) -> NewRows:
     """Return the candidates with the values that they lack, column by column, from one user's row."""
     if len(user.numbers) != 1:
         raise UserError(f"{user.name}: {len(user.numbers)} rows; the user is one row")
@@ -193,7 +193,7 @@ class RowScorer:
 
     def logits(self, block: ParsedRows, order: NDArray[np.int64] | None = None) -> NDArray[np.float32]:
         """Return logits [n] of parsed rows in their own order; `order` [n]: the order in which to compute them."""
-        rows, scorer = arrays_of(self.encoder.encode(block)), self.predictor
+        rows, scorer = to_row_arrays(self.encoder.encode(block)), self.predictor
         order = np.arange(len(rows.labels)) if order is None else order
         make = BatchMaker(scorer.root, scorer.manifest, scorer.config.data).make_builder(PIECE_ROWS)
         starts = range(0, len(order), PIECE_ROWS)
@@ -204,7 +204,7 @@ class RowScorer:
         return logits
 
 
-def arrays_of(block: EncodedBlock) -> RowArrays:
+def to_row_arrays(block: EncodedBlock) -> RowArrays:
     """Return encoded rows in the form that batches are made from."""
     return RowArrays(block.labels.astype(np.float32), block.dense, block.sparse, block.bags, block.weights)
 
@@ -268,7 +268,7 @@ class LabelledRows:
                 )
         block = encoder.parse_columns(rows.columns, rows.name, rows.numbers, labelled=True)
         shares = encoder.unknown(block).mean(axis=0).tolist()
-        arrays = arrays_of(encoder.encode(block))
+        arrays = to_row_arrays(encoder.encode(block))
         if arrays.weights is not None and not arrays.weights.any():
             weight = encoder.target_columns[-1]
             raise UserError(f"{rows.name}: column {weight}: all weights are 0; give a row with a weight above 0")
@@ -315,5 +315,9 @@ class EvaluatedRows:
 
 def _differences(new: EvaluationFigures, own: EvaluationFigures) -> dict[str, float]:
     """Return new minus own for each metric that both have."""
-    pairs = ((name, new.figure(name), own.figure(name)) for name in METRICS)
-    return {name: one - other for name, one, other in pairs if one is not None and other is not None}
+    pairs = {name: (new.figure(name), own.figure(name)) for name in METRICS}
+    return {
+        name: new_value - own_value
+        for name, (new_value, own_value) in pairs.items()
+        if new_value is not None and own_value is not None
+    }

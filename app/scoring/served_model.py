@@ -55,6 +55,7 @@ def packed_rows(weight: Tensor, precision: TablePrecision) -> tuple[Tensor, Tens
 
 
 def _require_fp16(fp16_values: Tensor, weight: Tensor, precision: TablePrecision) -> None:
+    """Raise UserError if values of a table's `weight`, converted to fp16, are infinite."""
     if not fp16_values.isfinite().all():
         raise UserError(
             f"tables={precision.value}: a table has values up to {weight.abs().max().item():.4g}, and fp16 "
@@ -140,7 +141,7 @@ def _under(features: KeyedJaggedTensor, keys: list[str]) -> KeyedJaggedTensor:
     return features if feature_keys == keys else features.permute([feature_keys.index(key) for key in keys])
 
 
-def unsharded(config: AppConfig, manifest: Manifest) -> DLRM:
+def make_whole_model(config: AppConfig, manifest: Manifest) -> DLRM:
     """Return the model that the configuration names, whole and on the CPU; its tables' values are not set."""
     multi_hot = planner.multi_hot_features(config.data.multi_hot, manifest)
     sparse_arch = make_sparse_arch(config.model, manifest.num_embeddings, multi_hot, initial=False)
@@ -159,12 +160,12 @@ def load(
     Raises:
         UserError: the checkpoint does not fit, or is damaged.
     """
-    model = unsharded(config, manifest)
+    model = make_whole_model(config, manifest)
     read_tensors(checkpoint, {"model": model.state_dict()})
-    return in_precision(model, precision, device)
+    return convert_tables(model, precision, device)
 
 
-def in_precision(model: DLRM, precision: TablePrecision, device: torch.device) -> DLRM:
+def convert_tables(model: DLRM, precision: TablePrecision, device: torch.device) -> DLRM:
     """Return the model on `device` with its tables' values rounded and kept as `precision` says; changed in place.
 
     FBGEMM's inference operator looks up fp16, int8 and int4. It lacks bf16, which is rounded and kept as fp32. fp32

@@ -197,8 +197,8 @@ def read_plan(path: Path, tables: Sequence[TableSpec], world_size: int, local_wo
     unknown = [name for name in plan.tables if name not in {table.name for table in tables}]
     missing = [table.name for table in tables if table.name not in plan.tables]
     if unknown or missing:
-        some = f"it has {unknown[0]}, the model has not" if unknown else f"the model has {missing[0]}, it has not"
-        raise UserError(f"sharding.plan={path}: made for other tables: {some}; plan again")
+        example = f"it has {unknown[0]}, the model has not" if unknown else f"the model has {missing[0]}, it has not"
+        raise UserError(f"sharding.plan={path}: made for other tables: {example}; plan again")
     for table in tables:
         _require_same(path, table, plan)
     return Plan(world_size, local_world_size, {table.name: plan.tables[table.name] for table in tables})
@@ -331,6 +331,7 @@ class _ReplicateAmongMany(DefaultDataParallelWrapper):
         self._averages = averages
 
     def wrap(self, dmp: DistributedModelParallel, env: ShardingEnv, device: torch.device) -> None:
+        """Let torch average gradients of dense layers over processes, unless micro-batches do."""
         if env.world_size > 1 and self._averages:
             super().wrap(dmp, env, device)
         else:

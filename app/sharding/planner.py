@@ -33,8 +33,8 @@ from app.config.sharding import (
     TopologyConfig,
     kernels_allowed,
     kernels_of,
-    of_table,
     refuse_columns,
+    settings_of_table,
     types_allowed,
     with_default_types,
 )
@@ -230,7 +230,7 @@ def table_choices(
             raise UserError(f"sharding.tables.{name}: no such table or feature; there are {', '.join(sorted(names))}")
     result = {}
     for table in tables:
-        key, section = of_table(config, table.name, list(table.keys))
+        key, section = settings_of_table(config, table.name, list(table.keys))
         types = shardable(f"{key}.types", types_allowed(section.types, optimizer, f"{key}.types"), table)
         kernels = kernels_allowed(section.kernels, types, section.types == AUTO_SHARDING, f"{key}.kernels")
         if device_type == "cpu" and (uvm_kernels := [kernel for kernel in kernels if kernel in UVM_KERNELS]):
@@ -248,23 +248,25 @@ class _Loads:
     """Elements held by each process so far."""
 
     def __init__(self, world_size: int, local_world_size: int) -> None:
-        self.of_rank = [0] * world_size
+        self.by_rank = [0] * world_size
         self.machines = [range(first, first + local_world_size) for first in range(0, world_size, local_world_size)]
 
     def lightest(self, ranks: Sequence[int], count: int) -> list[int]:
         """Return the `count` processes among these with the fewest elements, in order of rank."""
         # Sorting is stable, so equal loads give the lowest ranks, and every process gets the same plan.
-        return sorted(sorted(ranks, key=lambda rank: self.of_rank[rank])[:count])
+        return sorted(sorted(ranks, key=lambda rank: self.by_rank[rank])[:count])
 
     def lightest_machines(self, count: int) -> list[range]:
         """Return the `count` machines with the fewest elements, in order."""
-        loads = {machine: sum(self.of_rank[rank] for rank in machine) for machine in self.machines}
-        return sorted(sorted(self.machines, key=lambda machine: loads[machine])[:count], key=lambda m: m.start)
+        loads = {machine: sum(self.by_rank[rank] for rank in machine) for machine in self.machines}
+        return sorted(
+            sorted(self.machines, key=lambda machine: loads[machine])[:count], key=lambda machine: machine.start
+        )
 
     def take(self, shards: Sequence[TableBlock], ranks: Sequence[int]) -> tuple[TableBlock, ...]:
         """Put one shard on each of these processes; return the placed shards."""
         for shard, rank in zip(shards, ranks, strict=True):
-            self.of_rank[rank] += shard.rows * shard.columns
+            self.by_rank[rank] += shard.rows * shard.columns
         return tuple(shard._replace(rank=rank) for shard, rank in zip(shards, ranks, strict=True))
 
 
@@ -279,7 +281,7 @@ def place_tables(
     for table in sorted(tables, key=lambda table: -table.num_embeddings * table.embedding_dim):
         choice = choices[table.name]
         ((kind, kernel),) = choice.options
-        shards = _placed_shards(kind, table, loads, choice.min_partition)
+        shards = _place_shards(kind, table, loads, choice.min_partition)
         placed[table.name] = TablePlan(kind, kernel, shards, choice.cache_load_factor)
     return Plan(world_size, local_world_size, {table.name: placed[table.name] for table in tables})
 
@@ -292,8 +294,9 @@ def require_equal_machines(world_size: int, local_world_size: int) -> None:
         )
 
 
-def _placed_shards(kind: str, table: TableSpec, loads: _Loads, min_partition: int | None) -> tuple[TableBlock, ...]:
-    world, local, machines = len(loads.of_rank), len(loads.machines[0]), len(loads.machines)
+def _place_shards(kind: str, table: TableSpec, loads: _Loads, min_partition: int | None) -> tuple[TableBlock, ...]:
+    """Cut a table by a kind of sharding, and put its shards where the fewest elements are; return them."""
+    world, local, machines = len(loads.by_rank), len(loads.machines[0]), len(loads.machines)
     max_shards = {"column_wise": world, "table_column_wise": local, "grid_shard": machines}.get(kind, 1)
     columns = shard_columns(table.embedding_dim, max_shards, min_partition)
     shards = blocks(kind, table, world, local, columns)
@@ -359,11 +362,11 @@ def search(model: TableArch, choices: Mapping[str, Choice], workload: Workload) 
         constraints=constraints,
     )
     try:
-        with _silenced():
+        with _without_warning():
             planner.plan(model, workload.sharders())
     except PlannerError as error:
-        raise UserError(_no_plan(model, workload)) from error
-    planned = {option.name: _table_plan(option, choices[option.name]) for option in best.options}
+        raise UserError(_no_plan_message(model, workload)) from error
+    planned = {option.name: _plan_of_option(option, choices[option.name]) for option in best.options}
     topology = workload.topology
     order = {table.name: planned[table.name] for table in tables_in_order(model)}
     return Plan(topology.world_size, topology.local_world_size, order)
@@ -375,13 +378,14 @@ def sharding_options(
     """Return each table's options within its choice, with TorchRec's estimates."""
     enumerator = _Enumerator(workload, _constraints(choices, workload))
     options: dict[str, list[ShardingOption]] = {name: [] for name in choices}
-    with _silenced():
+    with _without_warning():
         for option in enumerator.enumerate(model, workload.sharders()):
             options[option.name].append(option)
     return options
 
 
 def _constraints(choices: Mapping[str, Choice], workload: Workload) -> dict[str, ParameterConstraints]:
+    """Return each table's choice in TorchRec's form."""
     return {
         name: ParameterConstraints(
             sharding_types=choice.types,
@@ -398,7 +402,8 @@ def _constraints(choices: Mapping[str, Choice], workload: Workload) -> dict[str,
 
 
 @contextmanager
-def _silenced() -> Iterator[None]:
+def _without_warning() -> Iterator[None]:
+    """Context without TorchRec's warning that `_Silence` drops."""
     root, silence = logging.getLogger(), _Silence()
     root.addHandler(silence)  # keeps logging from adding a handler of its own to the root
     root.addFilter(silence.filter)
@@ -416,19 +421,21 @@ class _Silence(logging.NullHandler):
         return "Sharding spec not found" not in record.getMessage()
 
 
-def _table_plan(option: ShardingOption, choice: Choice) -> TablePlan:
+def _plan_of_option(option: ShardingOption, choice: Choice) -> TablePlan:
+    """Return a table's plan by the option that TorchRec chose."""
     shards = tuple(
         TableBlock(shard.rank, shard.offset[0], shard.offset[1], shard.size[0], shard.size[1])
         for shard in option.shards
     )
-    cached = option.compute_kernel == "fused_uvm_caching"
+    is_cached = option.compute_kernel == "fused_uvm_caching"
     kind = option.sharding_type
     if kind in ("column_wise", "table_column_wise") and len(shards) == 1 and "table_wise" in choice.types:
         kind = "table_wise"  # one shard is the whole table, so give it the plainer name
-    return TablePlan(kind, option.compute_kernel, shards, option.cache_load_factor if cached else None)
+    return TablePlan(kind, option.compute_kernel, shards, option.cache_load_factor if is_cached else None)
 
 
-def _no_plan(model: TableArch, workload: Workload) -> str:
+def _no_plan_message(model: TableArch, workload: Workload) -> str:
+    """Return the error for tables that fit no plan: their bytes, those of the devices, and what to do."""
     tables, optimizer = model.tables, workload.optimizer
     gib = sum(table.bytes for table in tables) / 2**30
     state = sum(table.num_embeddings * optimizer.algorithm.state_elements(table.embedding_dim) for table in tables)
@@ -469,19 +476,21 @@ class _OptimizerState:
         self._algorithm, self._on_host = workload.optimizer.algorithm, workload.topology.compute_device == "cpu"
 
     def estimate(self, sharding_options: Sequence[ShardingOption], *arguments: Any, **keywords: Any) -> None:
+        """Add the bytes of state and gradient to each shard's storage."""
         for option in sharding_options:
             for shard in option.shards:
                 rows, columns = shard.size
-                moments, of_row = len(self._algorithm.state), len(self._algorithm.row_state)
+                moments, values_per_row = len(self._algorithm.state), len(self._algorithm.row_state)
                 if option.compute_kernel == "dense":
                     moments += 1  # the gradient
-                beside, row_state_bytes = rows * columns * moments * FP32_BYTES, rows * of_row * FP32_BYTES
+                moment_bytes = rows * columns * moments * FP32_BYTES
+                row_state_bytes = rows * values_per_row * FP32_BYTES
                 if self._on_host:
-                    shard.storage += Storage(hbm=0, ddr=beside + row_state_bytes)
+                    shard.storage += Storage(hbm=0, ddr=moment_bytes + row_state_bytes)
                 elif option.compute_kernel in UVM_KERNELS:
-                    shard.storage += Storage(hbm=row_state_bytes, ddr=beside)
+                    shard.storage += Storage(hbm=row_state_bytes, ddr=moment_bytes)
                 else:
-                    shard.storage += Storage(hbm=beside + row_state_bytes, ddr=0)
+                    shard.storage += Storage(hbm=moment_bytes + row_state_bytes, ddr=0)
 
 
 class _BestPlan:
@@ -498,7 +507,8 @@ def plan_for(config: AppConfig, runtime: Runtime, tables: TableArch, bag_sizes: 
     """Return the plan that all processes use; a collective call. `bag_sizes`: mean ids per bag of each feature."""
 
     # Rank 0 decides for all, since TorchRec takes its options from sets of strings, whose order differs by process.
-    def decided() -> str:
+    def decide_on_rank_0() -> str:
+        """Return the plan as the JSON of its file. Raise UserError for another number of machines or devices."""
         hardware = config.topology
         numbers = {
             "nodes": runtime.world_size // runtime.local_world_size,
@@ -512,7 +522,7 @@ def plan_for(config: AppConfig, runtime: Runtime, tables: TableArch, bag_sizes: 
         )
         return encode(decide(run_config, runtime.device, tables, bag_sizes).to_document())
 
-    plan = Plan.from_document(decode(runtime.on_rank_0(decided), PlanFile))
+    plan = Plan.from_document(decode(runtime.on_rank_0(decide_on_rank_0), PlanFile))
     if runtime.world_size == 1 and config.sharding.qcomm != type(config.sharding.qcomm)():
         log.warning("sharding.qcomm: has no effect with one process: nothing travels")
     return plan
@@ -520,7 +530,7 @@ def plan_for(config: AppConfig, runtime: Runtime, tables: TableArch, bag_sizes: 
 
 def decide(config: AppConfig, device: torch.device, tables: TableArch, bag_sizes: Mapping[str, float]) -> Plan:
     """Return the plan for `topology.nodes` machines of `topology.devices_per_node` devices; needs none of them."""
-    plan = _decide(config, device, tables, bag_sizes)
+    plan = _choose_plan(config, device, tables, bag_sizes)
     if config.optimizer.fused_weight_decay is not None:
         _refuse_ignored_decay(config.optimizer, plan, tables_in_order(tables), device)
     if device.type != "cpu":
@@ -566,7 +576,8 @@ def _refuse_ignored_decay(
             )
 
 
-def _decide(config: AppConfig, device: torch.device, tables: TableArch, bag_sizes: Mapping[str, float]) -> Plan:
+def _choose_plan(config: AppConfig, device: torch.device, tables: TableArch, bag_sizes: Mapping[str, float]) -> Plan:
+    """Return the plan of a file, the planner's, or the only possible one. Raise UserError if there is none."""
     hardware, optimizer, name = config.topology, config.optimizer, config.optimizer.name
     local_world_size = hardware.devices_per_node or 1
     world_size = (hardware.nodes or 1) * local_world_size
@@ -587,11 +598,11 @@ def _decide(config: AppConfig, device: torch.device, tables: TableArch, bag_size
                 )
         return plan
     # The planner's choice depends on the number of processes, which train.deterministic=layout excludes.
-    of_tables = choices(
+    table_choice = choices(
         config.sharding, optimizer, parts, device, world_size if config.train.micro_batch is None else 1
     )
     # Without a choice no figures of the hardware are needed, so an unknown device is no obstacle.
-    if not all(choice.is_forced for choice in of_tables.values()):
+    if not all(choice.is_forced for choice in table_choice.values()):
         try:
             resolved = resolve(hardware, lambda: probe(device.type), local_world_size)
         except UserError as error:
@@ -599,12 +610,11 @@ def _decide(config: AppConfig, device: torch.device, tables: TableArch, bag_size
             if config.sharding.types is not None:
                 raise
             log.warning("sharding: %s; tables are table_wise until then, balanced by their size alone", error)
-            of_tables = choices(replace(config.sharding, types="table_wise"), optimizer, parts, device, world_size)
+            table_choice = choices(replace(config.sharding, types="table_wise"), optimizer, parts, device, world_size)
         else:
-            return search(
-                tables, of_tables, workload(config.train, optimizer, config.sharding, resolved, tables, bag_sizes)
-            )
-    return place_tables(parts, of_tables, world_size, local_world_size)
+            load = workload(config.train, optimizer, config.sharding, resolved, tables, bag_sizes)
+            return search(tables, table_choice, load)
+    return place_tables(parts, table_choice, world_size, local_world_size)
 
 
 def choices(
@@ -623,7 +633,7 @@ def choices(
     settings = with_default_types(config, world_size, device.type)
     if reason is not None or not has_fused(optimizer.name, device):
         is_news = reason is None or world_size > 1 or config.types is not None
-        settings = replicated(settings, optimizer, reason, parts, device, is_news)
+        settings = replicate_tables(settings, optimizer, reason, parts, device, is_news)
     return table_choices(settings, optimizer.name, parts, device.type)
 
 
@@ -693,7 +703,7 @@ def _whole_tables(optimizer: OptimizerConfig, tables: Sequence[TableSpec]) -> st
     return None
 
 
-def replicated(
+def replicate_tables(
     config: ShardingConfig,
     optimizer: OptimizerConfig,
     reason: str | None,
@@ -705,17 +715,17 @@ def replicated(
 
     It is logged if `is_news`: one process that no sharding was asked of holds all tables in any case.
     """
-    by_id = next((table.name for table in tables if table.by_id), None)
-    if by_id is not None:
+    table_by_id = next((table.name for table in tables if table.by_id), None)
+    if table_by_id is not None:
         cause, remedy = f"{reason}, and", "leave that key out"
         if reason is None:
             cause = f"optimizer={optimizer.name.value}: FBGEMM lacks it on {device.type}, and"
             remedy = f"use optimizer={' or '.join(name.value for name in OptimizerName if has_fused(name, device))}"
-        raise UserError(f"{cause} torch updates no table that is looked up id by id, such as {by_id}; {remedy}")
+        raise UserError(f"{cause} torch updates no table that is looked up id by id, such as {table_by_id}; {remedy}")
     name, parameters = optimizer.name, sum(table.num_embeddings * table.embedding_dim for table in tables)
     if parameters > MAX_REPLICATED:
-        of_gpus = name.algorithm.fbgemm is not None
-        limitation, or_a_gpu = ("FBGEMM has it on GPUs only", ", or a GPU") if of_gpus else ("FBGEMM lacks it", "")
+        is_on_gpus = name.algorithm.fbgemm is not None
+        limitation, or_a_gpu = ("FBGEMM has it on GPUs only", ", or a GPU") if is_on_gpus else ("FBGEMM lacks it", "")
         cause, remedy = f"optimizer={name.value}: {limitation}, and torch's", "use optimizer=rowwise_adagrad, "
         if reason is not None:
             cause, remedy, or_a_gpu = f"{reason}; that", "use ", ""

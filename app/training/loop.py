@@ -27,7 +27,7 @@ from app.training.evaluator import Evaluator
 from app.training.predictor import EvaluationInterrupted
 from app.training.recorder import Recorder
 from app.training.session import DataLoader, Session, StepWindow
-from app.training.state import RunLength, RunState, best_of, early_stop, run_length, score_of, watch
+from app.training.state import RunLength, RunState, best_of, early_stop, next_monitored, run_length, score_of
 from common.documents import decode, encode
 from common.errors import UserError
 from common.keys import shown
@@ -171,7 +171,7 @@ class TrainingLoop:
     def _update_monitor(self, value: float | None) -> None:
         """Update the monitor with an evaluation's value of train.monitor, which may cut the learning rate."""
         state, config, before = self.state, self.session.config, self.state.monitored
-        state.monitored = watch(before, value, config.train.monitor, config.schedule)
+        state.monitored = next_monitored(before, value, config.train.monitor, config.schedule)
         self.session.cuts = state.monitored.cuts
         if state.monitored.cuts > before.cuts:
             rate, lower = (
@@ -263,7 +263,9 @@ class TrainingRun:
             # The checkpoint was saved before this evaluation, so its monitor has not seen the value.
             if adopted.after_saving and adopted.evaluation is not None:
                 value = monitored_value(adopted.evaluation, self.config.train.monitor)
-                state.monitored = watch(state.monitored, value, self.config.train.monitor, self.config.schedule)
+                state.monitored = next_monitored(
+                    state.monitored, value, self.config.train.monitor, self.config.schedule
+                )
                 state.count(Measured(joules=adopted.joules, energy_seconds=adopted.energy_seconds))
                 state.take_unreported()  # the evaluation's event has reported it already
             self.state = replace(state, evaluation=adopted.evaluation, best=adopted.best)

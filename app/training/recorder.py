@@ -91,7 +91,7 @@ def _rows_digest(manifest: Manifest, split: str) -> str:
     """
     shards = manifest.splits[split].shards
     parts = [shard.files[kind].sha256 for kind in ("labels", "weights") for shard in shards if kind in shard.files]
-    parts += [str(each.get("sha256")) for each in manifest.sources if each.get("split", split) == split]
+    parts += [str(source.get("sha256")) for source in manifest.sources if source.get("split", split) == split]
     parts += [
         f"{key}={manifest.encoding[key]}" for key in CHOOSE_ROWS if manifest.sources and manifest.encoding.get(key)
     ]
@@ -151,7 +151,7 @@ def summarise(
     """Return the content of summary.json; a collective call. served: the served model's evaluation, on rank 0."""
     runtime, measured = session.runtime, state.measured
     device_peak = torch.cuda.max_memory_allocated() if runtime.device.type == "cuda" else None
-    summary = _figures_of(session, state)
+    summary = _session_figures(session, state)
     summary.eval = served or summary.eval
     summary.status = status
     summary.memory = Memory(
@@ -176,7 +176,7 @@ def summarise_failure(
     session: Session, state: RunState, served: EvaluationFigures | None, error: Exception, seconds: dict[str, float]
 ) -> Summary:
     """Return the summary of a failed run, made by one process without the others."""
-    summary = _of_one_process(_figures_of(session, state), seconds)
+    summary = _complete_alone(_session_figures(session, state), seconds)
     summary.eval = served or summary.eval
     summary.status, summary.error = "failed", f"{type(error).__name__}: {error}"
     return summary
@@ -185,18 +185,22 @@ def summarise_failure(
 def summarise_untrained(train: TrainConfig, world_size: int, parameters: dict[str, int], seconds: float) -> Summary:
     """Return the summary of a run that was built and not trained."""
     seconds_by_kind = {"total": seconds, "train": 0.0, "eval": 0.0, "checkpoint": 0.0}
-    return _of_one_process(_figures(train, RunState(), 0, parameters, world_size, is_logloss=True), seconds_by_kind)
+    return _complete_alone(
+        _local_figures(train, RunState(), 0, parameters, world_size, is_logloss=True), seconds_by_kind
+    )
 
 
-def _figures_of(session: Session, state: RunState) -> Summary:
+def _session_figures(session: Session, state: RunState) -> Summary:
     """Return the figures that one process of a session knows without the others."""
     world_size, samples = session.runtime.world_size, session.predictor.samples(state.step)
-    figures = _figures(session.config.train, state, samples, session.parameter_counts(), world_size, session.is_logloss)
+    figures = _local_figures(
+        session.config.train, state, samples, session.parameter_counts(), world_size, session.is_logloss
+    )
     figures.no_baselines = None if session.config.baselines is False else absence("baselines")
     return figures
 
 
-def _figures(
+def _local_figures(
     train: TrainConfig, state: RunState, samples: int, parameters: dict[str, int], world_size: int, is_logloss: bool
 ) -> Summary:
     """Return the figures that one process knows without the others; samples: of all steps."""
@@ -237,7 +241,7 @@ def undefined_evaluation() -> EvaluationFigures:
     return EvaluationFigures(auc=None, rest=undefined)
 
 
-def _of_one_process(summary: Summary, seconds: dict[str, float]) -> Summary:
+def _complete_alone(summary: Summary, seconds: dict[str, float]) -> Summary:
     """Add the last figures of a summary that one process makes without the others; return it."""
     summary.memory = Memory(host_peak_bytes=provenance.host_peak_bytes())
     summary.power, summary.seconds, summary.digest = None, seconds, Digests()
@@ -290,6 +294,7 @@ def closing_lines(
 
 
 def _closing_rows(summary: Summary, measured_before: int, remarks: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield the name and text of each line about a run's end; arguments: as for `closing_lines`."""
     best, seconds = summary.best, summary.seconds
     if summary.status == "interrupted":
         yield "to resume", INTERRUPTED
@@ -335,8 +340,8 @@ def _speed_rows(summary: Summary, measured_before: int) -> Iterator[tuple[str, s
         return
     before = f", {measured_before:,} of them before the resumption" if measured_before else ""
     steps = f"(over {rates.steps_measured:,} steps{before})"
-    each = rates.samples_per_second_per_device
-    yield "throughput", f"{rates.samples_per_second:,.0f} samples/s global, {each:,.0f} per device {steps}"
+    per_device = rates.samples_per_second_per_device
+    yield "throughput", f"{rates.samples_per_second:,.0f} samples/s global, {per_device:,.0f} per device {steps}"
     times = f"p50 {rates.step_ms_p50:.2f} ms, p95 {rates.step_ms_p95:.2f} ms"
     yield "step", f"{times}; waiting for input {rates.input_wait_fraction:.1%}{_phase_times(summary)}"
 

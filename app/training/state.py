@@ -52,12 +52,12 @@ class RunState:
 
     @property
     def evaluated_at(self) -> int:
-        """The step of the last evaluation; -1 if there was none."""
+        """Return the step of the last evaluation; -1 if there was none."""
         return -1 if self.evaluation is None else self.evaluation.step or 0
 
     @property
     def updates(self) -> int:
-        """Number of steps that updated parameters; Adam and LAMB correct their moments by it."""
+        """Return the number of steps that updated parameters; Adam and LAMB correct their moments by it."""
         return self.step - self.skipped
 
     def count(self, part: Measured) -> None:
@@ -115,7 +115,7 @@ class RunLength(NamedTuple):
     def next_evaluation(self, step: int) -> int:
         """Return the step of the first evaluation after `step` steps."""
         if self.evaluations is not None:
-            return min((one for one in self.evaluations if one > step), default=self.total_steps)
+            return min((due for due in self.evaluations if due > step), default=self.total_steps)
         distance = self.distance or self.train.eval_every_steps or self.total_steps or 1
         # A quotient of floats may be one too small or too large, so the multiple after `step` is searched from here on.
         number = int(step / distance)
@@ -129,10 +129,11 @@ def require_steps_left(length: RunLength, step: int, start: Path) -> None:
     if step <= length.total_steps:
         return
     train, rows = length.train, length.rows
-    within = None if train.max_samples is None else steps_within(train, rows, train.max_samples)
+    steps_of_samples = None if train.max_samples is None else steps_within(train, rows, train.max_samples)
+    # Of each key: its name, its value, the steps that it allows, and the least value that would allow a further step.
     limits = (
         ("max_steps", train.max_steps, train.max_steps, step),
-        ("max_samples", train.max_samples, within, samples_of(train, rows, step)),
+        ("max_samples", train.max_samples, steps_of_samples, samples_of(train, rows, step)),
     )
     key, value, _, remedy = next(
         (limit for limit in limits if limit[2] == length.total_steps),
@@ -150,7 +151,7 @@ def require_rates(length: RunLength, schedule: ScheduleConfig, step: int) -> Non
     if step >= total or "decay_steps" not in schedule.name.schedule.keys or learning_rate(1.0, schedule, total - 1):
         return
     # The rate does not rise again after its decay, so bisection finds the first step of rate 0.
-    end = bisect_left(range(total), True, key=lambda each: not learning_rate(1.0, schedule, each))
+    end = bisect_left(range(total), True, key=lambda number: not learning_rate(1.0, schedule, number))
     longer = f"schedule.decay_steps={total - schedule.decay_start_step}"
     name = f"schedule={schedule.name.value}"
     if step:
@@ -186,8 +187,8 @@ def run_length(train: TrainConfig, split: Split, world_size: int) -> RunLength:
             f"train.global_batch_size={batch}: no whole batch in the training split of {split.rows:,} rows; use a "
             "smaller batch"
         )
-    by_samples = None if train.max_samples is None else steps_within(train, split.rows, train.max_samples)
-    limits = [limit for limit in (train.max_steps, by_samples) if limit is not None]
+    steps_of_samples = None if train.max_samples is None else steps_within(train, split.rows, train.max_samples)
+    limits = [limit for limit in (train.max_steps, steps_of_samples) if limit is not None]
     if train.epochs is not None or not limits:
         limits.append((train.epochs or 1) * steps_per_epoch)
     distance, first = evaluation_steps(train, split.rows)
@@ -241,7 +242,7 @@ def score_of(best: Best, monitor: Monitor) -> float:
     return -float("inf") if value is None else score(value, monitor)
 
 
-def watch(before: Monitored, value: float | None, monitor: Monitor, schedule: ScheduleConfig) -> Monitored:
+def next_monitored(before: Monitored, value: float | None, monitor: Monitor, schedule: ScheduleConfig) -> Monitored:
     """Return the monitor's state after one more evaluation; an undefined value changes nothing.
 
     A miss is a value below the best so far plus schedule.threshold (if smaller is better: above the best minus it).

@@ -208,7 +208,7 @@ def export_directory(
     with _rename_when_whole(Path(config.out)) as root:
         path = root / MODEL
         graph.save(path)
-        served = served_model.in_precision(model, config.tables, torch.device("cpu"))
+        served = served_model.convert_tables(model, config.tables, torch.device("cpu"))
         batches = [random_batch(num_embeddings, multi_hot, num_dense, samples) for samples in COMPARED_SAMPLES]
         difference = largest_difference(served, correction, path, batches, multi_hot)
         # Written so, the comparison refuses NaN, too.

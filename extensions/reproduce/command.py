@@ -295,16 +295,16 @@ def changed_keys(arguments: Sequence[str]) -> list[str]:
     recipe, model = (choices.get(group, "").partition("=")[2] for group in ("recipe", "model"))
     if not (CONFIG_DIR / f"bars/{recipe}_{model}.yaml").is_file():  # the recipe is published with one model
         choices.pop("model", None)
-    of_recipe, in_force = (
+    recipe_facts, own_facts = (
         dict(flat_facts("", to_plain(compose_config(AppConfig, CONFIG_DIR, overrides))))
         for overrides in (list(choices.values()), arguments)
     )
     keys = [
         key
-        for key in dict.fromkeys((*in_force, *of_recipe))
-        if in_force.get(key) != of_recipe.get(key) and is_recipe_key(key)
+        for key in dict.fromkeys((*own_facts, *recipe_facts))
+        if own_facts.get(key) != recipe_facts.get(key) and is_recipe_key(key)
     ]
-    return [f"{key}={in_force.get(key, 'null')}" for key in keys]
+    return [f"{key}={own_facts.get(key, 'null')}" for key in keys]
 
 
 def is_recipe_key(key: str) -> bool:

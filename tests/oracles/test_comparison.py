@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from app.report.compare import Comparison, compare_auc, compare_scores, compare_speed, group
+from app.report.compare import Comparison, compare_auc, compare_scores, compare_speed, group_runs
 from app.report.read import RunFiles, read_run
 from tests.app.report.runs import write_run
 
@@ -47,7 +47,7 @@ def test_no_order_of_the_runs_changes_the_test(best_and_last: list[RunFiles]) ->
     expected = stats.ttest_rel(best, last)
     speeds = set()
     for order in orders(best_and_last):
-        groups = group(order)
+        groups = group_runs(order)
         assert len(groups) == 2, "models of best and of last checkpoints are one configuration"
         auc, speed = compare_auc(*groups), compare_speed(*groups)
         assert auc is not None
@@ -66,7 +66,7 @@ def test_the_run_of_a_single_interval_is_the_same_in_every_order(tmp_path: Path)
     runs.append(run_of(tmp_path / "b0", "optimizer.lr=0.5", seed=0, gain=1.2))
     ratios = set()
     for order in itertools.permutations(runs):
-        speed = compare_speed(*sorted(group(list(order)), key=lambda one: one.runs[0].name))
+        speed = compare_speed(*sorted(group_runs(list(order)), key=lambda one: one.runs[0].name))
         assert speed is not None
         ratios.add(speed.ratio)
     assert len(ratios) == 1
@@ -92,7 +92,7 @@ def test_an_identical_repeat_counts_once(tmp_path: Path) -> None:
         *(run_of(tmp_path / f"b{seed}", "optimizer.lr=0.5", seed=seed, gain=1.2) for seed in SEEDS),
     ]
     for order in orders(runs):
-        auc = compare_auc(*group(order))
+        auc = compare_auc(*group_runs(order))
         assert auc is not None
         assert (auc.seeds, auc.difference is None) == ((3, 3), False)
 
@@ -101,10 +101,10 @@ def test_a_start_from_another_run_is_another_configuration(tmp_path: Path) -> No
     fresh = run_of(tmp_path / "fresh", seed=0, gain=1.0)
     manifest = {"from_step": 50}
     continued = read_run(write_run(tmp_path / "on", "checkpoint.resume=runs/x", seed=0, manifest=manifest))
-    assert len(group([fresh, continued])) == 2
+    assert len(group_runs([fresh, continued])) == 2
     never = run_of(tmp_path / "never", "checkpoint.resume=never", seed=0, gain=1.0)
-    assert len(group([fresh, never])) == 1
+    assert len(group_runs([fresh, never])) == 1
 
 
 def test_runs_without_scores_have_no_pair(best_and_last: list[RunFiles]) -> None:
-    assert all(compare_scores(*group(order)) is None for order in orders(best_and_last)[:5])
+    assert all(compare_scores(*group_runs(order)) is None for order in orders(best_and_last)[:5])

@@ -81,7 +81,7 @@ def agreed(root: Path, *overrides: str, **settings: Any) -> DataConfig:
     prepare.prepare(data)
     manifest = load_manifest(root)
     prepare.require_agreement(data, manifest)
-    in_force = prepare.in_force(data, manifest)
+    in_force = prepare.keep_recorded_settings(data, manifest)
     validate_data(in_force)  # as commands do that read a run's configuration
     return in_force
 

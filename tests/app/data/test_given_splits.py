@@ -97,7 +97,7 @@ def test_what_a_run_records_makes_the_same_dataset(dataset_without_test: Path, t
     data = composed(f"data.path={dataset_without_test}").data
     manifest = load_manifest(dataset_without_test)
     prepare.require_agreement(data, manifest)
-    recorded = prepare.in_force(data, manifest)
+    recorded = prepare.keep_recorded_settings(data, manifest)
     assert recorded.split == SplitConfig()
     files = {"train": f"{dataset_without_test.parent}/train.csv", "val": f"{dataset_without_test.parent}/val.csv"}
     data_config = changed(

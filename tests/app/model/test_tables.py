@@ -27,10 +27,10 @@ from app.data.batch import Batch
 from app.model.embeddings import (
     SparseArch,
     alpha_rule,
-    as_stored,
     initial_rows,
     make_embeddings,
     make_sparse_arch,
+    storable_width,
     table_of,
 )
 from app.runtime.platform import Runtime
@@ -64,7 +64,7 @@ def test_widths_follow_the_alpha_rule(base: int, alpha: float, power_of_2: bool)
     dims = alpha_rule(KAGGLE, base, alpha, power_of_2)
     assert dims == SOLVED[base, alpha, power_of_2]
     assert dims == reference.mixed_dimension(KAGGLE, base, alpha, power_of_2)
-    assert [as_stored(dim, base) for dim in (1, 4, 5, base)] == [4, 4, 8, base]
+    assert [storable_width(dim, base) for dim in (1, 4, 5, base)] == [4, 4, 8, base]
 
 
 def test_a_width_never_exceeds_the_vectors() -> None:
@@ -162,7 +162,7 @@ def test_tables_and_their_sizes_follow_the_formulas() -> None:
     tables = TablesConfig(kind=QR, min_rows=20, qr_collisions=8, alpha=1.0, overrides={"b": TableOverride(kind=MIXED)})
     embeddings = make_embeddings(ModelConfig(embedding_dim=DIM, tables=tables), FEATURES)
     shapes = {table.name: (table.num_embeddings, table.embedding_dim) for one in embeddings for table in one.tables}
-    width = as_stored(reference.mixed_dimension(list(FEATURES.values()), DIM, 1.0, True)[1], DIM)
+    width = storable_width(reference.mixed_dimension(list(FEATURES.values()), DIM, 1.0, True)[1], DIM)
     assert width == 4
     assert shapes == {
         "t_a_q": (7, DIM),

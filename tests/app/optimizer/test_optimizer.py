@@ -16,7 +16,7 @@ from app.config.kinds import Algorithm, OptimizerName, ScheduleName
 from app.config.train import OptimizerConfig, ScheduleConfig
 from app.data.split import SplitReader
 from app.model.embeddings import table_of
-from app.optimizer import _make, learning_rate, set_learning_rate, set_step
+from app.optimizer import _make_optimizer, learning_rate, set_learning_rate, set_step
 from app.runtime.platform import Runtime
 from app.sharding import planner
 from app.sharding.plan import table_blocks, table_weights
@@ -92,7 +92,7 @@ def test_each_of_torchs_optimizers_trains_or_is_refused(name: str) -> None:
     def by_row(state: tuple[str, ...]) -> list[torch.nn.Parameter]:
         row = Algorithm(f"torch.optim:{name}", state=dict.fromkeys(state, ""))
         config = OptimizerConfig(OptimizerName.sgd, 0.01)
-        return trained(lambda weights: _make(row, row.torch, {}, [{"params": weights}], 0.01, config))
+        return trained(lambda weights: _make_optimizer(row, row.torch, {}, [{"params": weights}], 0.01, config))
 
     if name in STATES:
         for actual, expected in zip(

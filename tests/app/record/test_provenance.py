@@ -54,12 +54,12 @@ def test_whatever_lies_in_a_checkout_is_no_hindrance(tmp_path: Path, monkeypatch
     git(app / "other", "init", "--quiet")
     names = b"app/data/usr" + b"app/nowheregone" + b"app/other/"
     assert code()["dirty_diff_sha256"] == hashlib.sha256(names).hexdigest()
-    listed = provenance._git
+    listed = provenance._run_git
 
     def listed_with_one_gone(*arguments: str) -> bytes | None:
         return b"app/swap\0" if arguments[0] == "ls-files" else listed(*arguments)
 
-    monkeypatch.setattr(provenance, "_git", listed_with_one_gone)
+    monkeypatch.setattr(provenance, "_run_git", listed_with_one_gone)
     assert code()["dirty_diff_sha256"] == hashlib.sha256(b"app/swap").hexdigest()
 
 

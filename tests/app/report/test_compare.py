@@ -22,18 +22,18 @@ from app.report.compare import (
     Comparison,
     RunGroup,
     ScoreComparison,
-    _speeds,
+    _speed_table,
     compare_auc,
     compare_scores,
     compare_speed,
     differences,
     facts,
-    group,
+    group_runs,
     page_name,
     same_rows,
     window_times,
 )
-from app.report.compare import _charts as side_charts
+from app.report.compare import _make_charts as side_charts
 from app.report.page import run_page
 from app.report.read import RunFiles, read_run
 from app.report.statistics import MeanDifference
@@ -80,7 +80,7 @@ def runs_of(root: Path, values: Iterable[tuple[float, float, float]], seeds: int
 
 
 def test_groups_differ_in_more_than_the_seed(sweep: list[RunFiles]) -> None:
-    groups = group(sweep)
+    groups = group_runs(sweep)
     assert [(entry.label, len(entry.runs)) for entry in groups] == [("A", 4), ("B", 4)]
     differing, same = differences(sweep)
     assert set(differing) == {"optimizer.lr", "train.seed"}
@@ -90,7 +90,7 @@ def test_groups_differ_in_more_than_the_seed(sweep: list[RunFiles]) -> None:
 
 def test_another_version_or_commit_is_another_group(tmp_path: Path) -> None:
     runs = [read_run(write_run(tmp_path / name, manifest={"versions": {"torch": name}})) for name in ("2.12", "2.13")]
-    assert len(group(runs)) == 2
+    assert len(group_runs(runs)) == 2
     assert differences(runs)[0]["versions.torch"] == ["2.12", "2.13"]
 
 
@@ -102,7 +102,7 @@ def test_another_quota_is_other_hardware(tmp_path: Path) -> None:
 
 
 def test_speed_and_auc_of_two_groups(sweep: list[RunFiles]) -> None:
-    first, second = group(sweep)
+    first, second = group_runs(sweep)
     speed = compare_speed(first, second)
     assert speed is not None
     assert speed.over == "4 and 4 runs"
@@ -124,18 +124,18 @@ def test_speed_and_auc_of_two_groups(sweep: list[RunFiles]) -> None:
 def test_unfinished_runs_count_in_no_test(sweep: list[RunFiles], tmp_path: Path, status: str) -> None:
     unfinished = read_run(write_run(tmp_path / "cut", "optimizer.lr=0.02", seed=0, gain=0.1, status=status))
     runs = [*sweep[:4], unfinished, *sweep[5:]]
-    first, second = group(runs)
+    first, second = group_runs(runs)
     assert unfinished in second.runs
     auc, difference = difference_of(first, second)
     assert auc.seeds == (3, 3)
-    assert difference.p == pytest.approx(stats.ttest_rel(aucs_of(first)[1:], aucs_of(group(sweep)[1])[1:]).pvalue)
+    assert difference.p == pytest.approx(stats.ttest_rel(aucs_of(first)[1:], aucs_of(group_runs(sweep)[1])[1:]).pvalue)
     assert any(
         f"cut is {status}: its figures are not final, and no test counts them" in said for said in said_of(*runs)
     )
 
 
 def test_other_seeds_are_not_paired(sweep: list[RunFiles]) -> None:
-    first, second = group([*sweep[:2], *sweep[6:]])
+    first, second = group_runs([*sweep[:2], *sweep[6:]])
     auc, difference = difference_of(first, second)
     assert auc.test == "Welch's test"
     expected = stats.ttest_ind(aucs_of(first), aucs_of(second), equal_var=False)
@@ -158,7 +158,7 @@ def test_the_same_rows_in_another_encoding_are_comparable(sweep: list[RunFiles],
         read_run(write_run(tmp_path / digest, f"data.encoding={digest}", digest=digest, labels_digest="l"))
         for digest in ("hash", "torchrec")
     ]
-    difference_of(*group(runs))
+    difference_of(*group_runs(runs))
 
 
 def test_rows_are_told_apart_by_more_than_their_labels(tmp_path: Path) -> None:
@@ -213,7 +213,7 @@ def test_one_seed_each_gets_an_interval_within_runs_and_no_test(sweep: list[RunF
 
 def test_a_run_repeated_at_one_seed_is_no_second_seed(tmp_path: Path, sweep: list[RunFiles]) -> None:
     repeat = read_run(write_run(tmp_path / "again", "optimizer.lr=0.01", seed=0))
-    first, second = group([sweep[0], repeat, sweep[4], sweep[5]])
+    first, second = group_runs([sweep[0], repeat, sweep[4], sweep[5]])
     auc, difference = difference_of(first, second)
     assert auc.seeds == (1, 2)
     assert difference.p is None
@@ -311,7 +311,7 @@ def scored(tmp_path: Path, **of_second: Any) -> tuple[RunFiles, RunFiles, Values
 
 
 def scores_of(*runs: RunFiles) -> ScoreComparison:
-    comparison = compare_scores(*group(list(runs)))
+    comparison = compare_scores(*group_runs(list(runs)))
     assert comparison is not None
     return comparison
 
@@ -390,7 +390,7 @@ def test_scores_of_other_rows_are_not_compared(tmp_path: Path, planted: str, wor
 
 
 def test_runs_without_scores_say_nothing_of_rows(sweep: list[RunFiles]) -> None:
-    assert compare_scores(*group(sweep)) is None
+    assert compare_scores(*group_runs(sweep)) is None
     assert not [text for text in said_of(*sweep) if text.startswith("Row by row")]
 
 
@@ -404,7 +404,7 @@ def test_damaged_scores_are_one_line(tmp_path: Path) -> None:
 
 def test_keeping_scores_is_no_other_configuration(tmp_path: Path) -> None:
     runs = [read_run(write_run(tmp_path / f"{rows}", f"eval.keep_scores={rows}", seed=rows)) for rows in (0, 1)]
-    assert len(group(runs)) == 1
+    assert len(group_runs(runs)) == 1
 
 
 def test_speed_is_in_words_where_the_aucs_are_equal(tmp_path: Path) -> None:
@@ -425,7 +425,7 @@ def test_machine_and_speed_have_a_row_each(tmp_path: Path) -> None:
         for name, ms in (("fp32", 10.0), ("bf16", 20.0))
     ]
     names = ["A", "B"]
-    table = {row[0]: row[1:] for row in _speeds(runs, names).rows}
+    table = {row[0]: row[1:] for row in _speed_table(runs, names).rows}
     assert table["Precision"] == ["fp32", "bf16"]
     assert table["Global batch"] == ["512", "512"]
     for key, figure in (("Step, p50", "step_ms_p50"), ("Step, p95", "step_ms_p95")):

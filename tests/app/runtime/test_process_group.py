@@ -56,7 +56,7 @@ from app.runtime import environment as network
 from common.errors import UserError
 for host in sys.argv[1:]:
     try:
-        way = network.way_to(host)
+        way = network.route_to(host)
         print(json.dumps([way.address, way.interface, way.is_own]))
     except UserError as error:
         print(json.dumps(str(error)))
@@ -87,4 +87,4 @@ def test_the_route_decides_among_interfaces() -> None:
 def test_a_name_that_does_not_resolve(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment, "RESOLVE_SECONDS", 0.0)
     with pytest.raises(UserError, match=r"nowhere.invalid: the name does not resolve on this machine \(.*/etc/hosts"):
-        environment.way_to("nowhere.invalid")
+        environment.route_to("nowhere.invalid")

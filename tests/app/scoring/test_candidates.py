@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from app.scoring.new_rows import ignored_columns, with_user
+from app.scoring.new_rows import fill_from_user, ignored_columns
 from common.errors import UserError
 from data_prep.encoding.encoder import NewRows, Shape, read_new_rows
 from tests.error_lines import refused
@@ -138,9 +138,9 @@ def test_the_user_is_one_row_and_candidates_go_before(tmp_path: Path) -> None:
     (tmp_path / "ads.csv").write_text("city,id\nx,1\ny,2\n")
     (tmp_path / "user.csv").write_text("age,city\n30,z\n")
     ads, user = (read(tmp_path / name) for name in ("ads.csv", "user.csv"))
-    joined = with_user(ads, user)
+    joined = fill_from_user(ads, user)
     assert texts(joined, "age", "city", "id") == [["30", "30"], ["x", "y"], ["1", "2"]]
-    refused("2 rows; the user is one row", with_user, ads, ads)
+    refused("2 rows; the user is one row", fill_from_user, ads, ads)
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0)])
@@ -150,12 +150,12 @@ def test_what_the_user_fills_does_not_depend_on_the_other_candidates(tmp_path: P
     (tmp_path / "ads.jsonl").write_text("".join(json.dumps(items[i]) + "\n" for i in order))
     (tmp_path / "user.jsonl").write_text('{"price": 4, "age": 30}\n')
     user = read(tmp_path / "user.jsonl")
-    joined = with_user(read(tmp_path / "ads.jsonl"), user)
+    joined = fill_from_user(read(tmp_path / "ads.jsonl"), user)
     prices = dict(zip(*texts(joined, "id", "price"), strict=True))
     assert prices == {"1": "7", "2": "4", "3": ""}
     assert texts(joined, "age") == [["30"] * 3]
     (tmp_path / "ads.jsonl").write_text(json.dumps(items[1]) + "\n")
-    alone = with_user(read(tmp_path / "ads.jsonl"), user)
+    alone = fill_from_user(read(tmp_path / "ads.jsonl"), user)
     assert texts(alone, "price") == [["4"]]
 
 

@@ -56,7 +56,7 @@ def random_model(manifest: Manifest, tables: TablesConfig) -> DLRM:
     """A model of random weights, the same ones every time; some rows constant, some of large values."""
     config = AppConfig(model=ModelConfig(embedding_dim=8, dense_arch=[8], over_arch=[8, 1], tables=tables))
     torch.manual_seed(0)
-    model = served_model.unsharded(config, manifest)
+    model = served_model.make_whole_model(config, manifest)
     for name, parameter in model.named_parameters():
         if "sparse_arch" in name:
             torch.nn.init.normal_(parameter.data)
@@ -93,7 +93,7 @@ def test_logits_are_those_of_rounded_tables(ragged: Manifest, precision: TablePr
     for name, parameter in truth.named_parameters():
         if ".bags." in name or ".rows." in name:
             parameter.data = torch.from_numpy(rounded(parameter.data.float().numpy(), precision))
-    served = served_model.in_precision(random_model(ragged, tables), precision, CPU)
+    served = served_model.convert_tables(random_model(ragged, tables), precision, CPU)
     with torch.no_grad():
         expected, logits = truth(dense, bags), served(dense, bags)
     np.testing.assert_allclose(logits, expected, rtol=1e-5, atol=1e-5 * expected.abs().max().item())

@@ -17,7 +17,7 @@ from app.report.charts import sentences
 from app.report.read import read_run
 from app.runtime.platform import Runtime
 from app.training import evaluator
-from app.training.state import RunLength, RunState, best_of, early_stop, score_of, watch
+from app.training.state import RunLength, RunState, best_of, early_stop, next_monitored, score_of
 from common.errors import UserError
 from tests.app.conftest import SMALL, Command, Train, composed
 from tests.app.datasets import write_dataset
@@ -42,7 +42,7 @@ def test_cuts_are_those_of_torchs_scheduler(monitor: str, patience: int) -> None
         scheduler = plateau(optimizer, mode, threshold=0.02, threshold_mode="abs", **cuts)
         state = Monitored()
         for value in rng.normal(0.6, 0.05, 25) + rng.normal(0, 0.01) * np.arange(25):
-            state = watch(state, float(value), monitor, config)
+            state = next_monitored(state, float(value), monitor, config)
             scheduler.step(float(value))
             assert learning_rate(0.4, config, 7, state.cuts) == optimizer.param_groups[0]["lr"]
 
@@ -74,7 +74,7 @@ def test_it_ends_where_fuxictr_does(monitor: Any, sign: int) -> None:
             state, ended = RunState(), None
             for number, value in enumerate(values, start=1):
                 state.step, state.evaluation = number, EvaluationFigures(step=number, auc=value)
-                state.monitored = watch(state.monitored, value, monitor, ScheduleConfig(ScheduleName.constant))
+                state.monitored = next_monitored(state.monitored, value, monitor, ScheduleConfig(ScheduleName.constant))
                 if early_stop(state, length) is not None:
                     ended = number
                     break
@@ -88,14 +88,14 @@ def test_a_sum_is_weighted_and_undefined_with_any_of_its_parts() -> None:
     assert monitored_value(evaluation, {"auc": 2, "logloss": -1}) == pytest.approx(0.9)
     assert monitored_value(evaluation, {"auc": 1, "ne": -1}) is None
     before = Monitored(best=1.0, misses=1, since_cut=1, cuts=2)
-    assert watch(before, None, "ne", ScheduleConfig(ScheduleName.plateau)) == before
+    assert next_monitored(before, None, "ne", ScheduleConfig(ScheduleName.plateau)) == before
 
 
 def test_a_split_of_one_class_says_that_the_monitor_cannot_act(caplog: pytest.LogCaptureFixture) -> None:
     for monitor, effect in ("auc", ", so train.early_stop_patience=3 and schedule=plateau cannot act"), ("logloss", ""):
         config = composed(*STOPPING, f"train.monitor={monitor}", "data.path=none", "run.name=x")
         result = EvaluationFigures(auc=None, split="val", samples=5, rest={"logloss": 0.3})
-        evaluator._log(3, result, config)
+        evaluator._log_evaluation(3, result, config)
         assert caplog.records[-1].getMessage() == f"eval: split val has only one class; AUC is undefined{effect}"
 
 

@@ -8,7 +8,7 @@ import torch
 from torchrec.metrics.auc import compute_auc
 from torchrec.metrics.gauc import compute_window_auc, get_auc_states
 
-from app.report.compare import compare_auc, group
+from app.report.compare import compare_auc, group_runs
 from app.report.read import read_run
 from extensions.sequences.event_log import user_metrics
 from tests.app.report.runs import write_run
@@ -56,6 +56,6 @@ def test_one_label_has_none(label: int) -> None:
 def test_other_samples_of_the_same_events_are_not_comparable(key: str, comparable: bool, tmp_path: Path) -> None:
     """A longer history of the same samples is another model of the same rows."""
     runs = [read_run(write_run(tmp_path / "a")), read_run(write_run(tmp_path / "b", f"sequences.{key}"))]
-    auc = compare_auc(*group(runs))
+    auc = compare_auc(*group_runs(runs))
     assert auc is not None
     assert (auc.difference is not None) == comparable
