@@ -247,7 +247,7 @@ def make_optimizer(model: DistributedModelParallel, config: OptimizerConfig) -> 
     """
     unfused = dict(in_backward_optimizer_filter(model.named_parameters()))
     tables = {key: weight for key, weight in unfused.items() if table_of(key)}
-    others = {key: parameter for key, parameter in unfused.items() if key not in tables}
+    layers = {key: parameter for key, parameter in unfused.items() if key not in tables}
     parts: list[tuple[str, KeyedOptimizer]] = [(TABLE_PART, model.fused_optimizer)]
     if tables:
         parts.append((TABLE_PART, ReplicatedTables(tables, config)))
@@ -255,16 +255,16 @@ def make_optimizer(model: DistributedModelParallel, config: OptimizerConfig) -> 
     weights = {id(weight) for weight in model.module.feature_weights()}  # their decay is the tables'
 
     def make(params: list[nn.Parameter]) -> Optimizer:
-        layers, vectors = (
+        """Return the optimizer of dense parameters, with the tables' decay for those that are like tables."""
+        plain_params, table_like_params = (
             [parameter for parameter in params if (id(parameter) in weights) is is_weight]
             for is_weight in (False, True)
         )
-        groups = _group_with_decay(layers, config.weight_decay, config) + _group_with_decay(
-            vectors, config.sparse_weight_decay, config
-        )
+        groups = _group_with_decay(plain_params, config.weight_decay, config)
+        groups += _group_with_decay(table_like_params, config.sparse_weight_decay, config)
         return optimizer_of_layers(groups, config)
 
-    dense: KeyedOptimizer = KeyedOptimizerWrapper(others, make)
+    dense: KeyedOptimizer = KeyedOptimizerWrapper(layers, make)
     parts.append((DENSE_PART, dense))
     if config.max_grad_norm is None:
         return CombinedOptimizer(parts)

@@ -279,14 +279,14 @@ def _add_comparison(record: Record, replay: Replay, report: dict[str, Any]) -> d
 def _log_layout(directory: Path, launches: list[Launch], joined: runtime.Runtime) -> None:
     """Log that bits will differ if a launch of the run had another number of processes than the replay."""
     sizes = {launch.start: launch.manifest.world_size for launch in launches if launch.manifest is not None}
-    others = {start: size for start, size in sizes.items() if size != joined.world_size}
-    if others:
-        start = min(others)
+    different_sizes = {start: size for start, size in sizes.items() if size != joined.world_size}
+    if different_sizes:
+        start = min(different_sizes)
         log.info(
             "verify: %s had %d process(es) after step %d, here are %d: bits will differ; for equal bits as far as "
             "can be, start with NPROC=%d (make) or torchrun",
             directory,
-            others[start],
+            different_sizes[start],
             start,
             joined.world_size,
             sizes[min(sizes)],

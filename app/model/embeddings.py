@@ -361,14 +361,22 @@ class SparseArch(TableArch):
         self.feature_names, self.embeddings = list(feature_names), list(embeddings)
         self.tables = [table for embedding in embeddings for table in embedding.tables]
         self.feature_of = {
-            key: f for e in embeddings for t in e.tables for key, f in zip(t.keys, e.features, strict=True)
+            key: feature
+            for embedding in embeddings
+            for table in embedding.tables
+            for key, feature in zip(table.keys, embedding.features, strict=True)
         }
         pooled = [table for table in self.tables if not table.by_id]
         self.bags: nn.Module | None = bag_collection(pooled) if pooled else None
         # TorchRec's collection of single rows takes tables of one width only.
         widths = sorted({table.embedding_dim for table in self.tables if table.by_id})
         self.rows = nn.ModuleDict(
-            {f"dim_{d}": row_collection([t for t in self.tables if t.by_id and t.embedding_dim == d]) for d in widths}
+            {
+                f"dim_{width}": row_collection(
+                    [table for table in self.tables if table.by_id and table.embedding_dim == width]
+                )
+                for width in widths
+            }
         )
         self.divide: QuotientsAndRemainders | None = None
         divisors = {feature: embedding.collisions for embedding in embeddings for feature in embedding.features}

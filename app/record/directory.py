@@ -209,7 +209,9 @@ class RunDirectory:
         logs = [self.path / name for name in (LOG, METRICS) if (self.path / name).exists()]
         if not logs or not self._is_run():
             return ""
-        number = next(n for n in itertools.count(1) if not any(_numbered_path(path, n).exists() for path in logs))
+        number = next(
+            number for number in itertools.count(1) if not any(_numbered_path(path, number).exists() for path in logs)
+        )
         before = "the part before was killed" if self.was_killed() else "the run before"
         for path in logs:
             path.rename(_numbered_path(path, number))

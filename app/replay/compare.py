@@ -102,6 +102,7 @@ class ReplayDirectory(RunDirectory):
         self.kept_curves: Curves | None = None
 
     def curves(self, compute: Callable[[], Curves]) -> Curves | None:
+        """Write curves as a run does, and keep those of the chosen step."""
         content = super().curves(compute)
         if content is not None and content.step == self._step:
             self.kept_curves = content
@@ -129,6 +130,7 @@ class ReplayComparison(Checkpointer):
         return step in self._checkpoints or step in self._scored.values()
 
     def save(self, state: RunState, best: bool = False) -> None:
+        """Compare with the run's checkpoint of this step, and keep the scores that the run kept of it."""
         if state.step in self._checkpoints:
             self.tensors[state.step] = self._compare(self._checkpoints[state.step])
         for split in [split for split, step in self._scored.items() if step == state.step]:
@@ -158,37 +160,43 @@ class ReplayComparison(Checkpointer):
         of_ranks: list[dict[str, BitwiseDifference]] = [{} for _ in range(dist.get_world_size())]
         dist.all_gather_object(of_ranks, differences)
         largest: dict[str, BitwiseDifference | None] = {}
-        for of_rank in of_ranks:
-            for name, difference in of_rank.items():
+        for rank_differences in of_ranks:
+            for name, difference in rank_differences.items():
                 largest[name] = merged_difference(largest.get(name), difference)
-        return {_short(name): largest[name] for name in sorted(largest, key=_order) if largest[name] is not None}  # type: ignore
+        return {
+            _shorten_name(name): differing
+            for name in sorted(largest, key=_tensor_order)
+            if (differing := largest[name]) is not None
+        }
 
     def report(self, losses: BitwiseDifference | None) -> Json:
         """Return the comparison for the JSON; steps count from 1."""
-        worst = [one.largest for tensors in self.tensors.values() for one in tensors.values()]
+        sizes = [difference.largest for tensors in self.tensors.values() for difference in tensors.values()]
         differing = {step: tensors for step, tensors in self.tensors.items() if tensors}
         first = min(differing, default=None)
         tensors = {} if first is None else differing[first]
         return {
             "losses": plain(losses, lambda index: {"first_step": index[0] + 1}),
             "tensors_at_step": first,
-            "tensors": {name: plain(one, lambda index: {"first_element": index}) for name, one in tensors.items()},
-            "largest_difference": max([0.0, losses.largest if losses else 0.0, *worst]),
+            "tensors": {
+                name: plain(difference, lambda index: {"first_element": index}) for name, difference in tensors.items()
+            },
+            "largest_difference": max([0.0, losses.largest if losses else 0.0, *sizes]),
         }
 
 
-def _order(name: str) -> tuple[bool, bool, str]:
+def _tensor_order(name: str) -> tuple[bool, bool, str]:
     """Return a sort key: the model's tensors before the optimizer's, tables before dense ones."""
     return not name.startswith("model."), TABLES not in name, name
 
 
-def _short(name: str) -> str:
+def _shorten_name(name: str) -> str:
     """Shorten a tensor's name in a checkpoint to the one that people know."""
     kind, _, name = name.partition(".")
-    of_table = name.rpartition(TABLES)[2] if TABLES in name else ""
+    name_in_table = name.rpartition(TABLES)[2] if TABLES in name else ""
     if kind == "model":
-        return of_table.removesuffix(".weight") or name
-    return "optimizer's " + (of_table.partition(".weight.")[2] or name.removeprefix("state.dense."))
+        return name_in_table.removesuffix(".weight") or name
+    return "optimizer's " + (name_in_table.partition(".weight.")[2] or name.removeprefix("state.dense."))
 
 
 def _array(tensor: Tensor) -> NDArray[Any]:

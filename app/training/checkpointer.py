@@ -319,7 +319,10 @@ class TrainedRun(NamedTuple):
 
 
 def open_checkpoint(run: Path, choice: str | None, dataset: str | None, runtime: Runtime) -> TrainedRun:
-    """Return the checkpoint that `find_checkpoint` selects, with its dataset, which is at `dataset`."""
+    """Return the checkpoint that `find_checkpoint` selects, with its dataset; a collective call.
+
+    choice: as of the key checkpoint. dataset: the dataset's path; None: where the run had it.
+    """
     path = Path(runtime.on_rank_0(lambda: find_checkpoint(run, choice)))
     state, config = read(path).state, from_plain(read_config(run))
     if (difference := _first_difference(state, fingerprint(config))) is not None:
@@ -328,10 +331,10 @@ def open_checkpoint(run: Path, choice: str | None, dataset: str | None, runtime:
             f"checkpoint={path}: was trained with {key}={recorded}, and run={run} with {now}; give its own run=, or a "
             f"checkpoint in {run / CHECKPOINTS}"
         )
-    best, whole = pointed_to(run / CHECKPOINTS, BEST), whole_checkpoints(run / CHECKPOINTS)
+    best, checkpoints = pointed_to(run / CHECKPOINTS, BEST), whole_checkpoints(run / CHECKPOINTS)
     is_best = best is not None and path.resolve() == best.resolve()
     root, manifest = open_dataset(dataset, path, state.dataset, state.dataset_digest)
-    newest = whole[-1] if whole else None
+    newest = checkpoints[-1] if checkpoints else None
     return TrainedRun(path, state, root, manifest, is_best, newest, config.loss.class_weights)
 
 
@@ -399,12 +402,12 @@ class Checkpointer:
         """Refuse a run that continues from `step` if its checkpoints do not fit on the disk; a collective call."""
         size = saver.stored_bytes(saver.tensors_of(self._session.model, self._session.optimizer))
         old_files = [path for checkpoint in files.whole_checkpoints(self._directory) for path in checkpoint.iterdir()]
-        remaining, whole = length.total_steps - step, max(1, length.total_steps)
-        evaluations = int(remaining // (length.distance or whole)) if self.config.keep_best else 0
+        remaining, all_steps = length.total_steps - step, max(1, length.total_steps)
+        evaluations = int(remaining // (length.distance or all_steps)) if self.config.keep_best else 0
         number = self.config.keep + 1 + (evaluations > 1)  # an old one is removed when the new one is complete
         # Without an interval in minutes the number of saves is known, and may be below the limit of keep.
         if self.config.every_minutes is None:
-            number = min(number, 1 + (remaining - 1) // (self.config.every_steps or whole) + evaluations)
+            number = min(number, 1 + (remaining - 1) // (self.config.every_steps or all_steps) + evaluations)
         # The bytes of old checkpoints count as free, since they are removed one by one. A whole new one must fit first.
         num_bytes = max(size, number * size - sum(path.stat().st_size for path in old_files))
         need = Need(self._directory, num_bytes, f"for checkpoints of {format_bytes(size)}, up to {number} at a time")

@@ -419,8 +419,8 @@ def _require_rows_for_batch_norm(config: AppConfig, rows: int) -> None:
     batch, micro_batch = config.train.global_batch_size, config.train.micro_batch
     last = rows % batch
     if last == 1 or (micro_batch is not None and last % micro_batch == 1):
-        part = "has one" if last == 1 else f"ends with a micro-batch of one ({micro_batch} each)"
+        fault = "has one" if last == 1 else f"ends with a micro-batch of one ({micro_batch} each)"
         raise UserError(
-            f"train.drop_last=false: of {rows:,} rows the last batch of {batch} {part}, and model.batch_norm=true "
+            f"train.drop_last=false: of {rows:,} rows the last batch of {batch} {fault}, and model.batch_norm=true "
             f"needs at least two; use train.global_batch_size={batch + 1}, or train.drop_last=true"
         )

@@ -110,13 +110,13 @@ def describe_tables(session: Session) -> dict[str, TableSize]:
     arch = session.model.module.sparse_arch
     bag_sizes = planner.bag_sizes_of(session.config, session.root, session.manifest)
     features = {table.name: [arch.feature_of[key] for key in table.keys] for table in arch.tables}
-    by_id = {table.name: table.by_id for table in arch.tables}  # rows travel, not sums of them
+    is_by_id = {table.name: table.by_id for table in arch.tables}  # rows travel, not sums of them
     # Each attribute of a sharded tensor takes a millisecond.
     sizes = {name: (*weight.size(), weight.dtype.itemsize) for name, weight in table_weights(session.model)}
     return {
         name: TableSize(
             features=len(features[name]),
-            by_id=by_id[name],
+            by_id=is_by_id[name],
             ids_per_sample=sum(bag_sizes[feature] for feature in features[name]),
             num_embeddings=num_embeddings,
             embedding_dim=embedding_dim,

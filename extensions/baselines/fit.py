@@ -57,8 +57,8 @@ def label_rates(
     # The rate of a row leaves out the row's own fold, since its label would reveal itself, above all for rare ids.
     other_rows, other_positives = (sums.sum(axis=1, keepdims=True) - sums for sums in (rows, positives))
     out_of_fold = (other_positives + PRIOR_ROWS * base) / (other_rows + PRIOR_ROWS)
-    whole = (positives.sum(axis=1) + PRIOR_ROWS * base) / (rows.sum(axis=1) + PRIOR_ROWS)
-    return Rates(_bag_means(out_of_fold[ids, folds], train, base), _bag_means(whole[others.ids], others, base))
+    overall = (positives.sum(axis=1) + PRIOR_ROWS * base) / (rows.sum(axis=1) + PRIOR_ROWS)
+    return Rates(_bag_means(out_of_fold[ids, folds], train, base), _bag_means(overall[others.ids], others, base))
 
 
 def dense_rates(

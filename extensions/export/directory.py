@@ -157,6 +157,7 @@ def _expansion(root: Path, manifest: Manifest, config: AppConfig) -> MultiHotTab
 
 
 def _write_vocabulary(path: Path, root: Path, name: str, manifest: Manifest, keeps_texts: bool) -> None:
+    """Write a feature's values in ascending order with their ids and, if asked for and kept, their texts."""
     entry = manifest.encoding["vocabulary"][name]
     source = vocabulary_path(root, name)
     verify_file(source, FileDigest(entry["bytes"], entry["sha256"]))

@@ -161,8 +161,8 @@ class MLPerf:
             elif self._in_epoch:
                 self._stop_epoch(step)
             result = keys.SUCCESS if status == "target_reached" else keys.ABORTED
-            about = {keys.STATUS: result, "step": step, "samples_count": summary.samples}
-            self._log.end(keys.RUN_STOP, metadata=about)
+            metadata = {keys.STATUS: result, "step": step, "samples_count": summary.samples}
+            self._log.end(keys.RUN_STOP, metadata=metadata)
         self._handler.close()
 
     def _metadata_at(self, step: int) -> Json:
@@ -178,8 +178,8 @@ class MLPerf:
             self._log.start(keys.BLOCK_START, metadata=self._metadata_at(step), time_ms=began)
             self._in_block = True
         elif not self._by_block and not self._in_epoch:
-            about = {keys.EPOCH_NUM: self._epoch + 1, "step": step}
-            self._log.start(keys.EPOCH_START, metadata=about, time_ms=began)
+            metadata = {keys.EPOCH_NUM: self._epoch + 1, "step": step}
+            self._log.start(keys.EPOCH_START, metadata=metadata, time_ms=began)
             self._in_epoch = True
 
     def _stop_block(self, step: int, ended: int) -> None:

@@ -459,7 +459,8 @@ def main(config: PlanAppConfig) -> int:
     world_size = (resolved.nodes or 1) * (resolved.devices_per_node or 1)
     config = replace(config, train=with_batch_of_all(config.train, world_size))
     what_if = [
-        _forecast_case(config, other, batch, tables, bag_sizes) for other, batch in _what_if_cases(config, resolved)
+        _forecast_case(config, topology, batch, tables, bag_sizes)
+        for topology, batch in _what_if_cases(config, resolved)
     ]
     try:
         plan = structs.replace(_make_plan_file(config, resolved, tables, bag_sizes), what_if=what_if)

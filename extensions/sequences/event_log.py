@@ -805,6 +805,7 @@ class EventSplit:
         """
 
         def make(number: int) -> Batch:
+            """Return this process's part of a global batch, which may have samples of several windows."""
             begin = number * global_batch_size
             window, parts = int(np.searchsorted(starts, begin, "right")) - 1, [np.empty(0, np.int64)]
             end = min(begin + global_batch_size, int(starts[-1]))

@@ -178,8 +178,8 @@ def refuse_without_model(config: Any) -> None:
     """Raise UserError for a key of this extension with a model that does not read it."""
     if config.model.name == "hstu":
         return
-    given, usual = keys_of_extension(config, SequencesConfig), SequencesConfig()
+    given, defaults = keys_of_extension(config, SequencesConfig), SequencesConfig()
     for name, *_ in keys_of(SequencesConfig):
         value = attrgetter(name)(given)
-        if value != attrgetter(name)(usual):
+        if value != attrgetter(name)(defaults):
             raise UserError(f"sequences.{name}={shown(value)}: has no effect without model=hstu; leave it out")
