@@ -61,7 +61,7 @@ class DistinctValues:
 
     def add(self, values: NDArray[np.uint64]) -> None:
         """Add values, of which some may be equal."""
-        hashes = mix(values)
+        hashes = splitmix64(values)
         if self._limit is not None:
             hashes = hashes[hashes <= np.uint64(self._limit)]
         merged = np.union1d(self._values, hashes)
