@@ -7,12 +7,12 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 SCRIPT = """
 import ctypes, sys
-from common.signals import without_native_stdout
+from common.signals import discard_native_stdout
 
 c = ctypes.CDLL(None)
 c.puts(b"native before")
 print("before")
-with without_native_stdout():
+with discard_native_stdout():
     c.puts(b"native meanwhile")
     print("python meanwhile", file=sys.stderr)
 c.puts(b"native after")
