@@ -147,6 +147,9 @@ test-matrix: ## Every test on RELEASES=oldest or newest, in .venv-RELEASES (a do
 bench-check: environment ## The working tree against the last commit, paired: what has become slower
 	$(python) -m benchmarks.check $(ARGS)
 
+reference: environment ## All commands, keys and documents, from their declarations, in reference.md
+	$(python) -m tests.declared reference.md
+
 lint: environment ## Ruff, its formatter, mypy, the layers, hadolint; docker-compose.yml, where compose is there to read it
 	$(python) -m ruff check
 	$(python) -m ruff format --check

@@ -338,7 +338,7 @@ class Measured(Struct):
 
 
 class Document(Provenance, kw_only=True):
-    """Document that bench writes."""
+    """FILE.json of a benchmark: the results of all cases, beside the measured limits of the machine (`ceilings`)."""
 
     shape: Json
     model: Json

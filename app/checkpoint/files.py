@@ -46,8 +46,11 @@ class WithFormat(msgspec.Struct):
 
 
 class SavedState(OpenDocument, kw_only=True):
-    """A run's state after `step`.
+    """state.json of a checkpoint: a run's state after `step`.
 
+    samples: trained so far. step_in_epoch: steps of `epoch` that are done. measured: sums since the run began.
+    unreported: sums since the last event. skipped: steps without an update. evaluation: the newest. best: the best.
+    monitored: state of train.monitor. world_size: number of processes.
     seconds: time spent, by kind. dataset: its directory. fingerprint: the settings that a resumption must not change,
     by key. files: size and digest of every file except state.json and its checksum.
     """

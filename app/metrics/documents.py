@@ -125,9 +125,9 @@ class EarlyStop(OpenDocument, kw_only=True):
 
 
 class EvaluationFigures(OpenDocument, kw_only=True):
-    """The metrics of a split: the AUC, and all others in `rest`, as numbers, or None if undefined.
+    """The metrics of a split: the AUC, and all others as further keys, as numbers, or None if undefined.
 
-    step: the model was evaluated after it. samples: rows. All are None if there was no evaluation.
+    step: the model was evaluated after it. samples: number of rows. All are None if there was no evaluation.
     """
 
     step: int | None = None
@@ -218,7 +218,11 @@ class ScoreCounts(Struct):
 
 
 class Curves(OpenDocument, kw_only=True):
-    """curves.json: the shape of the evaluation after `step`, from `samples` of the `of` samples of a split."""
+    """curves.json: the shape of the evaluation after `step`, from `samples` of the `of` samples of a split.
+
+    roc: true over false positives. pr: precision over recall. reliability: label rate over mean probability, in bins.
+    scores: predicted probabilities by label.
+    """
 
     step: int = 0
     split: str = ""
@@ -240,7 +244,10 @@ class StepTimeHistogram(Struct):
 
 
 class Event(OpenDocument, kw_only=True):
-    """One line of metrics.jsonl: what happened after `step`, and the seconds since the run began."""
+    """metrics.jsonl: a line says what happened after `step`.
+
+    event: kind of the event. samples: trained so far. seconds: since the run began.
+    """
 
     event: str
     step: int
@@ -249,15 +256,19 @@ class Event(OpenDocument, kw_only=True):
 
 
 class OtherEvent(Event, kw_only=True):
-    """A checkpoint, a resumption, or a kind of event that another version writes; values are in `rest`."""
+    """A checkpoint, a resumption, or a kind of event that another version writes; its values are further keys."""
 
     rest: Json = rest()
 
 
 class TrainEvent(Event, kw_only=True):
-    """A window of steps that ends with `step`. loss, logloss: None if all steps were skipped, or if not computed.
+    """A window of steps that ends with `step`.
 
-    gradient_norm: 2-norm of the dense parameters' gradients at `step`, before clipping; None if that step was skipped.
+    steps: their number. loss, logloss: means; None if all steps were skipped, or if not computed. accuracy: mean.
+    lr: learning rate at `step`. gradient_norm: 2-norm of the dense parameters' gradients at `step`, before
+    clipping; None if that step was skipped. input_wait_fraction: share of the time that was spent waiting for
+    batches. phase_seconds: mean seconds of a step's parts. watts: mean power of the devices. measured: sums since
+    the event before. host_bytes, device_bytes: memory in use.
     """
 
     epoch: int | None = None
@@ -278,7 +289,10 @@ class TrainEvent(Event, kw_only=True):
 
 
 class EvaluationEvent(Event, kw_only=True):
-    """An evaluation of a split (`eval`, or `eval_train` of the training split), its metrics in `rest`."""
+    """An evaluation of a split (`eval`, or `eval_train` of the training split), its other metrics as further keys.
+
+    eval_samples: rows evaluated. eval_seconds: time that it took. measured: sums since the event before.
+    """
 
     eval_samples: int | None = None
     split: str | None = None

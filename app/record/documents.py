@@ -38,7 +38,7 @@ DONE = ("completed", "target_reached")  # statuses of a run that reached its end
 
 
 class Code(OpenDocument, kw_only=True):
-    """Commit of the checkout, SHA-256 of the differences from it, and SHA-256 of the modules."""
+    """git_sha: commit of the checkout. dirty_diff_sha256: of uncommitted changes. sources_sha256: of the modules."""
 
     git_sha: str | None
     dirty_diff_sha256: str | None
@@ -56,7 +56,11 @@ class Device(OpenDocument, kw_only=True):
 
 
 class Hardware(OpenDocument, kw_only=True):
-    """The machine of rank 0; `cores` is the affinity's number, quota and limit are a container's, if there is one."""
+    """The machine of rank 0.
+
+    cores: those that the process may use. cpu_quota, memory_limit_bytes: of its container, if it is in one. driver:
+    of the GPUs.
+    """
 
     machine: str
     system: str
@@ -72,7 +76,11 @@ class Hardware(OpenDocument, kw_only=True):
 
 
 class Provenance(OpenDocument, kw_only=True):
-    """Facts about a run by its machine and checkout, without secrets; only a run's manifest has `format`."""
+    """Facts about a run by its machine and checkout, without secrets; only a run's manifest has `format`.
+
+    image, base_image: digests of the container's images. versions: of packages, by name. environment: variables that
+    affect a run. argv: the command line.
+    """
 
     format: str | UnsetType = UNSET
     code: Code
@@ -95,7 +103,13 @@ class Provenance(OpenDocument, kw_only=True):
 
 
 class Dataset(OpenDocument, kw_only=True):
-    """The dataset of a run; path and digest are None for a run that was built from published table sizes."""
+    """The dataset of a run; path and digest are None for a run that was built from published table sizes.
+
+    digest: SHA-256 of its manifest. published_tables: name of these sizes. rows: by split. labels: digest of the
+    rows of each split, equal under any encoding. label_rate: share of labels 1. sources: names of the first raw
+    files. source_md5: MD5 of given files. bayes: the best possible figures on generated rows. unseen, misleading,
+    sampling: sentences about the data.
+    """
 
     path: str | None
     digest: str | None
@@ -114,7 +128,10 @@ class Dataset(OpenDocument, kw_only=True):
 
 
 class TableSize(OpenDocument, kw_only=True):
-    """Size of a whole table, its weights in bytes, and the ids looked up in it."""
+    """Size of a whole table, its weights in bytes, and the ids looked up in it.
+
+    features: number of features that share it. by_id: whether processes exchange rows, not sums of rows.
+    """
 
     features: int
     by_id: bool
@@ -140,10 +157,13 @@ class RunSchedule(Struct, kw_only=True):
 
 
 class RunManifest(Provenance, kw_only=True):
-    """Provenance of a run: its newest launch, and the `earlier` ones, whose own lists are empty.
+    """manifest.json of a run: its newest launch, and the `earlier` ones, whose own lists are empty.
 
-    began: when the launch began, in UTC and ISO 8601. pipeline, schedule: None for a run that was built and not
-        trained.
+    files: SHA-256, by path, of files of initial values. seeds: by key. world_size: number of processes.
+    local_world_size: number of those on one machine. num_threads: of a process. plan: sharding by table. began:
+    when the launch began, in UTC and ISO 8601. pipeline, schedule: None for a run that was built and not trained.
+    tables: sizes by name. from_step: step from which the launch resumed, else 0. results_before: lines of
+    results.csv before the run.
     """
 
     dataset: Dataset
@@ -226,12 +246,14 @@ class TableFigures(Struct, kw_only=True):
 
 
 class Summary(OpenDocument, kw_only=True):
-    """A run's final figures; figures that were not measured are None.
+    """summary.json: a run's final figures; figures that were not measured are None.
 
-    eval: evaluation of the served model, which is the best checkpoint's if the run keeps one; last: the newest
-        evaluation.
-    events: number of each kind in metrics.jsonl. baselines: figures that the extension of this name has computed;
-    no_baselines: why there are none, if they were wanted.
+    status: completed, target_reached, interrupted or failed. error: why it failed. samples: number trained on. best:
+    the best evaluation. eval: evaluation of the served model, which is the best checkpoint's if the run keeps one.
+    last: the newest evaluation. baselines: figures that the extension of this name has computed. no_baselines: why
+    there are none, if they were wanted. covers: what groups of figures cover. events: number of each kind in
+    metrics.jsonl. phase_seconds: mean seconds of a step's parts. tables: by name. seconds: time spent, by kind.
+    digest: of the results.
     """
 
     status: str
@@ -372,7 +394,10 @@ TEST = "test"  # the split that is compared if there are several
 
 
 class ScoresFile(OpenDocument, kw_only=True):
-    """SPLIT.json. step: the checkpoint's that scored; dataset: digest of its manifest; SHA-256 of both arrays."""
+    """scores/SPLIT.json: the scores that a run keeps of a split.
+
+    step: of the checkpoint that scored. dataset: digest of its manifest. logits_sha256, labels_sha256: of both arrays.
+    """
 
     split: str
     rows: int

@@ -12,7 +12,8 @@ FORMAT = 1
 class PlannedTable(OpenDocument, kw_only=True):
     """Sharding of one table.
 
-    shards: for each, its rank, first row, first column, rows and columns.
+    type: as in sharding.types. kernel: as in sharding.kernels. shards: for each, its rank, first row, first column,
+    rows and columns. cache_load_factor: share of the rows that a device caches. ranks: processes that take part.
     """
 
     type: str
@@ -35,7 +36,10 @@ class PlanFormat(msgspec.Struct):
 
 
 class PlanFile(OpenDocument, kw_only=True):
-    """A plan. Further keys describe the hardware that `python -m app.plan` made it for, and its forecast."""
+    """FILE.json of a plan: `tables` by name for `world_size` processes, `local_world_size` of them on a machine.
+
+    Further keys describe the hardware that `python -m app.plan` made it for, and its forecast.
+    """
 
     format: int
     world_size: int

@@ -101,7 +101,13 @@ class _MultiHot(JsonObject):
 
 
 class _RawEncoding(JsonObject):
-    """Encoding of rows from raw files: `data_prep.config.presets.Rules`, and what `data_prep.pipeline` adds."""
+    """Encoding of rows from raw files: `data_prep.config.presets.Rules`, and what `data_prep.pipeline` adds.
+
+    name: as in data.encoding. chunk_bytes: bytes of raw text in a unit of work. table: schema of an own table.
+    raw_schema: columns of the raw files. dense_range: lowest and highest values of dense columns. vocabulary: files
+    by feature. spellings: how typed values of a feature are written as text. dense_fits: what transforms learned
+    from train, by column. mean_weight: of the rows of train.
+    """
 
     name: Encoding
     dense_transform: DenseTransform
@@ -149,7 +155,13 @@ class _Extra(Struct):
 
 
 class Document(JsonObject):
-    """A manifest without `format` and `format_version`; `encoding` is checked as _RawEncoding or _OtherEncoding."""
+    """manifest.json of a dataset: these keys, beside `format` and `format_version`.
+
+    schema: columns of the shards. encoding: how rows were encoded, as RawEncoding or OtherEncoding.
+    num_embeddings: ids of each sparse feature. splits: shards by split. sources: raw files. label_rate: share of
+    labels 1; None if labels are numbers. tool_version: of the program that wrote it. extra: figures that no reader
+    needs.
+    """
 
     schema: Schema
     encoding: Json

@@ -51,7 +51,7 @@ def validate_export(config: ExportConfig) -> None:
 
 
 class ExportedDirectory(Provenance, kw_only=True):
-    """A run's model and encoder as a directory.
+    """manifest.json of an export: a run's model and encoder as a directory.
 
     imports: packages that score.py imports. inputs, outputs: the model's by name, and their meaning.
     sparse_features: rows of each one's table. tolerance: of its logits against the model's. model: its file.

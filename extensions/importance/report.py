@@ -29,7 +29,7 @@ class Feature(OpenDocument, kw_only=True):
 
 
 class Importance(OpenDocument, kw_only=True):
-    """Importances of a run's features, the largest first, and metrics by value of columns.
+    """importance.json: importances of a run's features, the largest first, and metrics by value of columns.
 
     Attributes:
         checkpoint, step: the model. split, rows, of_rows: the rows that it scored, out of those of the split.

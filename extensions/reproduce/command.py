@@ -152,7 +152,9 @@ class DatasetFacts(Struct, kw_only=True):
 
 
 class Reproduction(OpenDocument, kw_only=True):
-    """The document. arguments: of app.train, as typed; command: the whole line. Lists of None: not known yet.
+    """reproduce.json: a recipe at several seeds.
+
+    arguments: of app.train, as typed; command: the whole line. Lists of None: not known yet.
 
     commit: of the code of the finished runs, and whether it had changes (`dirty`). seconds, joules: sums over the
     runs that ended, however they did. verdict: sentences with their kind (good, bad, plain).
