@@ -2,7 +2,7 @@
 
     max_steps: int | None = key(None, "stop after this number of steps; 0 builds the run and ends", at_least=0)
 
-Help, tables in docs, completion and checks use these declarations.
+Help, the reference, completion and checks use these declarations.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ class Key:
 
     Attributes:
         default: value unless one is given; MISSING: one must be given.
-        meaning: meaning with the unit, for `--help` and docs.
+        meaning: meaning with the unit, for `--help` and the reference.
         at_least: smallest allowed number, or item of a list; `at_most`, `above` and `below` likewise. `above` alone
             also refuses numbers that are infinite in single precision.
         within: an interval in place of these, such as "[0, 1)".

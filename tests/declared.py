@@ -95,7 +95,8 @@ def documents() -> Iterator[str]:
 
 
 def subclasses(kind: type) -> Iterator[type]:
-    for each in type.__subclasses__(kind):
+    below: list[type] = type.__subclasses__(kind)
+    for each in below:
         yield from [each, *subclasses(each)]
 
 

@@ -1,4 +1,4 @@
-"""Limits of keys as tests state them (numbers refused, numbers taken, the message), and tables of keys in pages."""
+"""Limits of keys as tests state them: numbers refused, numbers taken, the message."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from common.compose import plain_values
 from common.errors import UserError
 from common.extensions import KeyGroup, rows_of_extensions
-from common.keys import check_keys, choices, declaration, keys_of, shown
+from common.keys import check_keys, declaration, keys_of
 from tests.changed import changed
 
 INF = math.inf
@@ -48,17 +47,3 @@ def check_limits(schema: type, limits: Mapping[str, Limits]) -> None:
             assert str(error.value) == f"{name}={value}: must be {rule}"
         for value in good_values:
             assert declarations[name].allows(value), (name, value)
-
-
-def key_table(schema: type, prefix: str) -> str:
-    """Rows of a page's table: each key of a group, its default, its choices and its meaning."""
-    values = plain_values(schema)
-    rows: list[str] = []
-    for key, owner, field, kind in keys_of(schema):
-        value: Any = values
-        for part in key.split("."):
-            value = value[part]
-        allowed = ", ".join(f"`{choice}`" for choice in choices(kind))
-        meaning = ": ".join(filter(None, (allowed, declaration(owner, field).meaning)))
-        rows.append(f"| `{prefix}{key}` | `{shown(value)}` | {meaning} |")
-    return "\n".join(rows)

@@ -318,7 +318,7 @@ def _types(plan: Mapping[str, PlannedTable]) -> str:
 
 OTHER_FILES = "other files"
 # By file, what is not compared: clocks, memory and power at a moment, words, and what the replay takes from the record.
-# `python -m app.verify` prints this, and docs/reproducibility.md lists it.
+# `python -m app.verify` prints this.
 NOT_COMPARED: Mapping[str, tuple[str, ...]] = {
     METRICS: (
         "seconds",

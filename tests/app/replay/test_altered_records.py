@@ -14,7 +14,6 @@ from app import verify
 from app.replay.compare import (
     BY_LAUNCHER,
     NOT_COMPARED,
-    OTHER_FILES,
     Replay,
     changes,
     compare_records,
@@ -24,7 +23,7 @@ from app.replay.compare import (
 )
 from app.runtime.platform import Runtime
 from common.errors import UserError
-from tests.app.conftest import REPOSITORY, SMALL
+from tests.app.conftest import SMALL
 from tests.app.in_process import command_here, train_here, train_until
 from tests.oracles import alterations
 from tests.oracles.alterations import Alteration
@@ -136,13 +135,6 @@ def test_nothing_is_listed_that_is_compared(replayed: Replayed, tmp_path: Path) 
         for name in names:
             noticed[alteration.file, name] = noticed.get((alteration.file, name), True) and is_noticed
     assert [place for place, always in noticed.items() if always] == []
-
-
-def test_docs_name_what_is_not_compared() -> None:
-    page = (REPOSITORY / "docs/reproducibility.md").read_text()
-    for file, names in NOT_COMPARED.items():
-        named = ", ".join(f"`{name}`" if " " not in name else name for name in names)
-        assert f"| {file if file == OTHER_FILES else f'`{file}`'} | {named} |" in page
 
 
 def test_verify_prints_what_is_not_compared_and_ends_with_the_verdict(

@@ -12,7 +12,7 @@ from extensions.locality.keys import TraceConfig
 from extensions.locality.trace import Trace
 from tests.data_prep.conftest import load_split, prepare, sums
 from tests.error_lines import refused
-from tests.key_limits import DIFFICULTY, INSIDE, ONE, ZERO, check_limits, key_table
+from tests.key_limits import DIFFICULTY, INSIDE, ONE, ZERO, check_limits
 
 
 def write_trace(path: Path, ids: int, distances: list[int], shares: list[float]) -> Path:
@@ -91,9 +91,3 @@ def test_other_files_are_refused(content: str | None, message: str, tmp_path: Pa
 def test_every_key_has_its_limits_and_a_meaning() -> None:
     limits = {"rows": ONE, "eval_rows": ZERO, "seed": ZERO, "click_rate": INSIDE, "difficulty": DIFFICULTY}
     check_limits(TraceConfig, limits)
-
-
-def test_the_page_has_the_table_of_every_key() -> None:
-    page = (Path(__file__).parents[3] / "docs/synthetic.md").read_text()
-    rows = key_table(TraceConfig, "data.trace.")
-    assert rows in page, f"docs/synthetic.md must have these rows:\n{rows}"

@@ -1,9 +1,7 @@
 """The limits of the keys `sequences`."""
 
-from pathlib import Path
-
 from extensions.sequences.keys import SequencesConfig, SyntheticEventsConfig
-from tests.key_limits import BELOW_1, DROPOUT, ONE, POSITIVE, ZERO, Limits, check_limits, key_table
+from tests.key_limits import BELOW_1, DROPOUT, ONE, POSITIVE, ZERO, Limits, check_limits
 
 SIZES = ["dim", "num_layers", "num_heads", "attention_dim", "hidden_dim", "preprocessor_dim", "item_dim", "action_dim"]
 SIZES += ["num_positions", "num_time_buckets"]
@@ -28,9 +26,3 @@ LIMITS_OF_GENERATOR: dict[str, Limits] = {
 def test_each_limit_is_where_the_table_says() -> None:
     check_limits(SequencesConfig, LIMITS)
     check_limits(SyntheticEventsConfig, LIMITS_OF_GENERATOR)
-
-
-def test_the_page_has_the_table_of_every_key() -> None:
-    page = (Path(__file__).parents[3] / "docs/sequences.md").read_text()
-    rows = f"{key_table(SequencesConfig, 'sequences.')}\n{key_table(SyntheticEventsConfig, 'data.synthetic_events.')}"
-    assert rows in page, f"docs/sequences.md must have these rows:\n{rows}"
