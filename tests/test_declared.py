@@ -30,4 +30,5 @@ def test_every_document_is_in_the_reference() -> None:
                 rows = [f"\n| `{ast.unparse(field)}` | " for field in fields if ast.unparse(field) != "rest"]
                 words = {*re.findall(r"\w+", ast.get_docstring(node) or "")} - {"Attributes"}
                 found = [each for each in sections if all(row in each for row in rows)]
+                assert words, f"{node.name} has no docstring"
                 assert any(words <= {*re.findall(r"\w+", each)} for each in found), node.name

@@ -158,7 +158,11 @@ class EvaluationFigures(OpenDocument, kw_only=True):
 
 
 class Throughput(OpenDocument, kw_only=True):
-    """Rates over the measured steps; None if there were none."""
+    """Rates over the measured steps; None if there were none.
+
+    step_ms_p50, step_ms_p95: median and 95th percentile of a step's milliseconds. input_wait_fraction: share of time
+    spent waiting for batches. warmup_steps_excluded: number of first steps that are not measured.
+    """
 
     samples_per_second: Number | None = None
     samples_per_second_per_device: Number | None = None

@@ -60,11 +60,15 @@ class JsonObject(Struct, forbid_unknown_fields=True):
 
 
 class _Digest(JsonObject):
+    """A file: its size in bytes, and its SHA-256."""
+
     bytes: Count
     sha256: Sha256
 
 
 class _Source(_Digest):
+    """A raw file, with its rows; split: of a file that was given for one."""
+
     name: str
     rows: Count
     split: Literal["train", "val", "test"] | UnsetType = UNSET
@@ -78,23 +82,31 @@ class VocabularyFiles(_Digest):
 
 
 class _Shard(JsonObject):
+    """A shard of a split. files: its arrays, by kind."""
+
     name: FileName
     rows: Count
     files: dict[str, _Digest]
 
 
 class _Split(JsonObject):
+    """A split. label_rate: share of labels 1; None if labels are numbers."""
+
     rows: Count
     label_rate: Share | None
     shards: list[_Shard]
 
 
 class _Range(JsonObject):
+    """The lowest and the highest value of each dense column."""
+
     low: list[float]
     high: list[float]
 
 
 class _MultiHot(JsonObject):
+    """The bags to which ids were expanded. sizes: ids in a bag of each feature."""
+
     sizes: list[TableRows]
     distribution: Distribution
     seed: Count
