@@ -16,7 +16,7 @@ from app.commands import COMMANDS
 from common.command import Command, load
 from common.compose import compose_partly, plain_values
 from common.documents import REST, OpenDocument
-from common.keys import choices, declaration, groups_of, keys_of, shown
+from common.keys import choices, declaration, keys_of, ready_made_groups, shown
 from data_prep.config.presets import Rules
 from data_prep.dataset.format import JsonObject
 
@@ -49,7 +49,7 @@ def commands() -> Iterator[str]:
         ]
         new = [each for each in keys if first.setdefault((each[0], each[1]), command.module) == command.module]
         yield from table(("key", "values", "default", "meaning"), key_rows(command, new) if new else [])
-        groups = groups_of(command.config_dir) if command.has_groups else {}
+        groups = ready_made_groups(command.config_dir) if command.has_groups else {}
         yield from table(
             ("ready-made values", "names"), [row(f"`{group}=`", ", ".join(groups[group])) for group in groups]
         )
