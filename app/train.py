@@ -166,6 +166,8 @@ def _set_up(config: AppConfig, runtime: Runtime, record: RunDirectory, began: fl
             log.info("%s: %s already, nothing to do; %s", record.path, status, remedy)
             return None
         require_steps_left(run.length, run.state.step, Path(start))
+    elif config.checkpoint.warm_start_from is not None:
+        run.warm_start(config.checkpoint.warm_start_from)
     require_rates(run.length, config.schedule, run.state.step)
     run.checkpointer.require_space(run.state.step, run.length)
 

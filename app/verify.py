@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec import UNSET
 from numpy.typing import NDArray
 
 from app.checkpoint import files
@@ -138,6 +139,8 @@ def _replay(
     run = TrainingRun(replay_session, replay_directory, began, length, compare)
     comparison = run.checkpointer
     assert isinstance(comparison, ReplayComparison)
+    if first.parent is not UNSET:
+        run.warm_start(checkpointer.parent_of(directory, first.parent))
     run.train()
     if joined.rank:
         return EXIT_DONE

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from app.config.train import CheckpointConfig
 from app.metrics.documents import Best, EvaluationFigures, Measured, Monitored
+from app.record.documents import Parent
 from common.documents import Json, Number, OpenDocument, decode, encode
 from common.errors import UserError
 from common.files import FileDigest, digest_file, sync, write_atomically
@@ -62,6 +63,7 @@ class SavedState(OpenDocument, kw_only=True):
     step_in_epoch: int
     measured: Measured
     unreported: Measured
+    parent: Parent | None = None
     skipped: int
     evaluation: EvaluationFigures | None
     best: Best | None
@@ -279,6 +281,13 @@ def choose(config: CheckpointConfig, checkpoints: Path) -> str | None:
         for reason in skipped:
             log.warning("resume: skipped %s", reason)
         return None if path is None else str(path)
+    directory = choose_start(choice)
+    _require_overwrite(config, _not_before(checkpoints, directory))
+    return str(directory)
+
+
+def choose_start(choice: str) -> Path:
+    """Return the checkpoint of a path: of a checkpoint, or of a run, whose newest undamaged one it is."""
     directory = Path(choice)
     if directory.name == LATEST and directory.is_file():
         directory = directory.parent.parent
@@ -286,8 +295,7 @@ def choose(config: CheckpointConfig, checkpoints: Path) -> str | None:
         path, _ = newest_undamaged(directory / CHECKPOINTS)
         directory = path or directory
     verify(directory)
-    _require_overwrite(config, _not_before(checkpoints, directory))
-    return str(directory)
+    return directory
 
 
 def _require_overwrite(config: CheckpointConfig, obsolete: list[Path]) -> None:

@@ -234,7 +234,7 @@ def load_tensors(checkpoint: Path, model: DistributedModelParallel, optimizer: C
     read_tensors(checkpoint, tensors)
     model.load_state_dict(tensors["model"])
     if optimizer is not None:
-        optimizer.load_state_dict(_fill_dicts(optimizer.state_dict(), tensors.get("optimizer", {})))
+        optimizer.load_state_dict(fill_dicts(optimizer.state_dict(), tensors.get("optimizer", {})))
 
 
 def read_tensors(checkpoint: Path, tensors: dict[str, Any]) -> None:
@@ -266,10 +266,10 @@ def _drop_empty_dicts(nest: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in children.items() if not isinstance(value, dict) or value}
 
 
-def _fill_dicts(nest: dict[str, Any], loaded: dict[str, Any]) -> dict[str, Any]:
+def fill_dicts(nest: dict[str, Any], loaded: dict[str, Any]) -> dict[str, Any]:
     """Return nested dicts as before `_drop_empty_dicts`, with the loaded values."""
     return {
-        key: _fill_dicts(value, loaded.get(key, {})) if isinstance(value, dict) else loaded[key]
+        key: fill_dicts(value, loaded.get(key, {})) if isinstance(value, dict) else loaded[key]
         for key, value in nest.items()
     }
 

@@ -177,6 +177,7 @@ class EvalConfig:
 
     split: str = key("val", "split to evaluate", is_common=True)
     train_split: bool = key(False, "evaluate the training split as well, each time, and compare both")
+    before_training: bool = key(False, "evaluate before the first step, too")
     global_batch_size: int = key(16_384, "samples per evaluation step over all processes", at_least=1)
     exact_rows: int = key(
         1 << 28, "largest split with an exact AUC; beyond, a histogram gives it with a bound of its error", at_least=0
@@ -223,6 +224,14 @@ class CheckpointConfig:
     overwrite: bool = key(
         False, "let `resume` remove checkpoints of this run: all, or those after the one it starts from"
     )
+    warm_start_from: str | None = key(
+        None,
+        "run or checkpoint whose parameters a new run begins with; rows of tables are matched by value",
+        is_name=True,
+        decides_bits=True,
+    )
+    warm_start_optimizer: bool = key(True, "take the optimizer's state, too", decides_bits=True)
+    warm_start_skip: list[str] = key([], "dense layers that begin anew, such as [over_arch.0]", decides_bits=True)
 
 
 def part_size(rows: int, world_size: int, micro_batch: int | None) -> int:
@@ -381,6 +390,14 @@ def evaluation_steps(train: TrainConfig, rows: int) -> tuple[float | None, int]:
 
 def validate_checkpoint(checkpoint: CheckpointConfig) -> None:
     """Raise UserError for values that cannot work."""
+    if checkpoint.warm_start_from is None and (not checkpoint.warm_start_optimizer or checkpoint.warm_start_skip):
+        raise UserError(
+            "checkpoint.warm_start_optimizer, warm_start_skip: have no effect without checkpoint.warm_start_from=RUN"
+        )
+    if checkpoint.warm_start_from is not None and checkpoint.resume not in ("auto", "never"):
+        raise UserError(
+            f"checkpoint.resume={checkpoint.resume}: has no effect beside checkpoint.warm_start_from; leave one out"
+        )
     if checkpoint.overwrite and checkpoint.resume == "auto":
         raise UserError(
             "checkpoint.overwrite=true: has no effect with checkpoint.resume=auto; leave it out, or give "

@@ -156,6 +156,19 @@ class RunSchedule(Struct, kw_only=True):
     evaluates_train: bool
 
 
+class Parent(Struct, kw_only=True):
+    """The run whose parameters a run began with: its directory, the step, and digests of state.json and of its dataset.
+
+    updates: of the parameters so far, if the optimizer's state was taken; else 0.
+    """
+
+    run: str
+    step: int
+    checkpoint_sha256: str
+    dataset: str
+    updates: int
+
+
 class RunManifest(Provenance, kw_only=True):
     """manifest.json of a run: its newest launch, and the `earlier` ones, whose own lists are empty.
 
@@ -179,6 +192,7 @@ class RunManifest(Provenance, kw_only=True):
     pipeline: str | None
     tables: dict[str, TableSize]
     schedule: RunSchedule | None
+    parent: Parent | UnsetType = UNSET
     rest: Json = rest()
     from_step: int
     results_before: int

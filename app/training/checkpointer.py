@@ -29,13 +29,14 @@ from app.checkpoint.files import (
     whole_checkpoints,
 )
 from app.checkpoint.saver import Saver, load_tensors
+from app.checkpoint.warm_start import Source, describe_rows, load, translate_rows
 from app.config.app_config import AppConfig, from_plain
 from app.config.kinds import METRICS
 from app.config.train import Compile, RuntimeConfig, TrainConfig, metrics_of
 from app.metrics.documents import Best, EvaluationEvent, EvaluationFigures, Measured, OtherEvent
 from app.metrics.timing import StepTimer
 from app.record.directory import RunDirectory
-from app.record.documents import CONFIG, Summary, read_config, read_events, read_summary
+from app.record.documents import CONFIG, Parent, Summary, read_config, read_events, read_summary
 from app.runtime import platform
 from app.runtime.platform import Runtime
 from app.training.recorder import Recorder
@@ -44,7 +45,7 @@ from app.training.state import AGREE_EVERY_STEPS, RunLength, RunState, best_of, 
 from common.compose import ConversionError
 from common.documents import Json, plain_object
 from common.errors import UserError
-from common.files import Need, format_bytes, require_room
+from common.files import Need, digest_file, format_bytes, require_room
 from common.keys import shown, values_that_decide_bits
 from common.signals import StopRequest
 from data_prep.dataset.format import (
@@ -79,6 +80,7 @@ def checkpoint_state(session: Session, state: RunState, seconds: dict[str, float
         step_in_epoch=state.step_in_epoch,
         measured=deepcopy(state.measured),
         unreported=deepcopy(state.unreported),
+        parent=state.parent,
         skipped=state.skipped,
         evaluation=state.evaluation,
         best=state.best,
@@ -126,6 +128,7 @@ def restore(path: Path, session: Session) -> Resumed:
         measured=values.measured,
         unreported=values.unreported,
         accuracies=arrays["accuracies"],
+        parent=values.parent,
         skipped=values.skipped,
         evaluation=values.evaluation,
         best=values.best,
@@ -143,6 +146,56 @@ def restore(path: Path, session: Session) -> Resumed:
         effect = "results agree with an uninterrupted run within rounding only, losses to 1e-5"
         line += f" ({'; '.join(changes)}: {'the same bits' if has_same_bits else effect})"
     return Resumed(state, values.seconds, line)
+
+
+def warm_start(session: Session, run: Path, choice: str) -> tuple[RunState, str]:
+    """Begin with the parameters of a run or checkpoint `choice`; return the state to train from and a line for the log.
+
+    A collective call. run: this run's directory.
+    """
+    config, runtime = session.config, session.runtime
+    path = Path(runtime.on_rank_0(lambda: str(files.choose_start(choice))))
+    if path.parent.parent.resolve() == run.resolve():
+        raise UserError(f"checkpoint.warm_start_from={choice}: is this run itself; give another run.name")
+    values = read(path).state
+    root, manifest = open_dataset(values.dataset, path, values.dataset, values.dataset_digest)
+    takes_state = config.checkpoint.warm_start_optimizer
+    for name in ("optimizer.name", "optimizer.dense") if takes_state else ():
+        before, now = values.fingerprint.get(name), fingerprint(config).get(name)
+        if before != now:
+            raise UserError(
+                f"checkpoint.warm_start_from={choice}: was trained with {name}={shown(before)}, and this run with "
+                f"{shown(now)}; give checkpoint.warm_start_optimizer=false to begin the optimizer's state anew"
+            )
+    source = Source(path, root, manifest)
+    embeddings = getattr(session.model.module.sparse_arch, "embeddings", [])  # HSTU has tables of its own
+    rows = translate_rows(embeddings, source, session.root, session.manifest)
+    if rows and runtime.rank == 0:
+        for line in describe_rows(embeddings, rows, source, session.root, session.manifest):
+            log.info(line)
+    load(source, session.model, session.optimizer if takes_state else None, rows, config.checkpoint.warm_start_skip)
+    earlier = values.parent.updates if values.parent else 0
+    parent = Parent(
+        run=str(path.parent.parent),
+        step=values.step,
+        checkpoint_sha256=digest_file(path / files.STATE).sha256,
+        dataset=values.dataset_digest,
+        updates=earlier + values.step - values.skipped if takes_state else 0,
+    )
+    return RunState(parent=parent), f"warm start: from {path}, step {values.step}"
+
+
+def parent_of(run: Path, parent: Parent) -> str:
+    """Return the checkpoint that a run began with; a relative path counts from where the run was started."""
+    for place in (Path(parent.run), *(above / parent.run for above in run.absolute().parents)):
+        checkpoint = place / CHECKPOINTS / checkpoint_name(parent.step)
+        if (checkpoint / files.STATE).exists():
+            if digest_file(checkpoint / files.STATE).sha256 == parent.checkpoint_sha256:
+                return str(checkpoint)
+            raise UserError(f"run={run}: began with {checkpoint}, which has changed; restore it to replay the run")
+    raise UserError(
+        f"run={run}: began with step {parent.step} of {parent.run}, which is not there; restore it to replay the run"
+    )
 
 
 class AdoptedEvaluations(Struct):

@@ -81,6 +81,11 @@ class TrainingLoop:
             return "target_reached"
         if early_stop(state, self.length) is not None:
             return "completed"
+        if self.session.config.eval.before_training and state.step == 0 and state.evaluation is None:
+            try:
+                state.evaluation = self.evaluator.evaluate(0)
+            except EvaluationInterrupted:
+                return "interrupted"
         window = StepWindow(self.session, self.timer, self.length, state)
         self.timer.start()
         while state.step < self.length.total_steps:
@@ -278,6 +283,11 @@ class TrainingRun:
             # Cuts of the rate belong to the parameters that are taken over, hits and misses to the other run.
             self.state.monitored = Monitored(cuts=self.state.monitored.cuts)
         self._measured_before = len(self.state.all_step_seconds())
+
+    def warm_start(self, path: str) -> None:
+        """Begin with the parameters of another run or checkpoint; a collective call."""
+        self.state, self._resumed = checkpointer.warm_start(self.session, self._directory.path, path)
+        set_step(self.session.optimizer, self.state.updates)
 
     def status_if_done(self) -> str | None:
         """Return the status in the run's summary if it had reached the end that is configured now; else None."""

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from msgspec import structs
+from msgspec import UNSET, structs
 from numpy.typing import NDArray
 
 from app.config.kinds import AUC, LOGLOSS, METRICS, NE, OF_ROWS
@@ -501,6 +501,7 @@ class Recorder:
             pipeline=pipeline,
             tables=describe_tables(session),
             schedule=self._length.schedule(session.config.eval.train_split),
+            parent=self._state.parent or UNSET,
             from_step=0,
             results_before=0,  # both are set when the directory is opened
         )

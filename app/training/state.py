@@ -24,7 +24,7 @@ from app.config.train import (
 from app.data.split import TRAIN, Split, find_split
 from app.metrics.documents import Best, EarlyStop, EvaluationFigures, Measured, Monitored, monitored_value, score
 from app.optimizer import learning_rate
-from app.record.documents import RunSchedule
+from app.record.documents import Parent, RunSchedule
 from common.errors import UserError
 from common.keys import shown
 from data_prep.dataset.format import Manifest
@@ -45,6 +45,7 @@ class RunState:
     measured: Measured = field(default_factory=Measured)  # over all launches
     unreported: Measured = field(default_factory=Measured)  # the part of `measured` since the last event
     accuracies: NDArray[np.float32] = field(default_factory=lambda: np.empty(0, np.float32))  # one per unreported step
+    parent: Parent | None = None  # the run whose parameters this one began with
     skipped: int = 0  # steps without an update, because their loss was not finite (train.on_nan=skip)
     evaluation: EvaluationFigures | None = None  # the last one, with its step
     best: Best | None = None  # the best evaluation by train.monitor
@@ -58,7 +59,7 @@ class RunState:
     @property
     def updates(self) -> int:
         """Return the number of steps that updated parameters; Adam and LAMB correct their moments by it."""
-        return self.step - self.skipped
+        return (self.parent.updates if self.parent else 0) + self.step - self.skipped
 
     def count(self, part: Measured) -> None:
         """Add what steps took to the totals."""

@@ -1,0 +1,210 @@
+"""Parameters of a new run from another run's checkpoint: rows of tables by value, dense parameters by name.
+
+Where both runs read the same dataset, or hash values by the same modulus, a row has the same id in both. Otherwise ids
+are translated by the vocabularies of both datasets: a row is taken where its value has one in the other run, and keeps
+its initial values where the value is new. Row 0, of values without an id, is taken too.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.optim.keyed import CombinedOptimizer
+
+from app.checkpoint.saver import LocalTensor, SafeReader, fill_dicts, local_tensors, read_tensors, tensors_of
+from app.model.embeddings import Embedding
+from common.errors import UserError
+from data_prep.dataset.format import Manifest, open_shard
+from data_prep.dataset.options import Encoding
+from data_prep.encoding.lookup import table_of, vocabulary_path
+from data_prep.io.arrays import open_array
+
+TABLES = ".embedding_bags."  # part of the names of tables' tensors
+NEW = -1  # in place of the other run's row, for a row without one
+
+
+class Source(NamedTuple):
+    """The other run's checkpoint, and the dataset that it was trained on."""
+
+    checkpoint: Path
+    root: Path
+    manifest: Manifest
+
+
+def translate_rows(
+    embeddings: Sequence[Embedding], source: Source, root: Path, manifest: Manifest
+) -> dict[str, NDArray[np.int64]]:
+    """Return, by table, the other run's row of each row [num_embeddings], or NEW.
+
+    A table that is absent has the same rows in both runs: of the same dataset, or hashed into as many rows.
+    """
+    before, now = source.manifest, manifest
+    if before.digest == now.digest:
+        return {}
+    kinds = before.encoding.get("name"), now.encoding.get("name")
+    if kinds == (Encoding.hash.value, Encoding.hash.value):
+        for name, rows in now.num_embeddings.items():
+            if (rows_before := before.num_embeddings.get(name, rows)) != rows:
+                raise UserError(
+                    f"{root}: hashes column {name} into {rows:,} rows, and {source.root} into {rows_before:,}; prepare "
+                    "it with the same data.max_ind_range"
+                )
+        return {}
+    if kinds != (Encoding.vocabulary.value, Encoding.vocabulary.value):
+        raise UserError(
+            f"{root}: made by data.encoding={kinds[1]}, and {source.root} by {kinds[0]}; rows are matched by value "
+            "between two vocabularies, by id between two hashes; else start from a run on the same dataset"
+        )
+    shared = [one for one in embeddings if one.operation is not None or len(one.features) > 1]
+    if shared:
+        raise UserError(
+            f"model.tables: {', '.join(shared[0].features)} share a table, or have a quotient-remainder one: rows are "
+            "matched by id alone; start from a run on the same dataset"
+        )
+    return {one.tables[0].name: _rows_of_values(one, source, root, manifest) for one in embeddings}
+
+
+def _rows_of_values(embedding: Embedding, source: Source, root: Path, manifest: Manifest) -> NDArray[np.int64]:
+    feature = embedding.features[0]
+    rows = np.full(embedding.rows, NEW, np.int64)
+    if feature not in source.manifest.num_embeddings:
+        return rows
+    first_before, first = source.manifest.encoding["first_id"], manifest.encoding["first_id"]
+    # Ids below the first one are those of values without an id, in both.
+    rows[: min(first, first_before)] = np.arange(min(first, first_before))
+    try:
+        before, values = (np.array(open_array(vocabulary_path(path, feature))) for path in (source.root, root))
+    except OSError as error:
+        raise UserError(
+            f"{error.filename}: missing; rows are matched by its values, so make that dataset again"
+        ) from error
+    if before.dtype != values.dtype:
+        raise UserError(f"{root}: column {feature} has values of another kind than in {source.root}; prepare it alike")
+    ids = np.empty(len(values), np.int32)
+    table_of(before, first_before, NEW).look_up(values, ids)
+    rows[first : first + len(values)] = ids
+    return rows
+
+
+def describe_rows(
+    embeddings: Sequence[Embedding],
+    rows: Mapping[str, NDArray[np.int64]],
+    source: Source,
+    root: Path,
+    manifest: Manifest,
+) -> Iterator[str]:
+    """Yield a line for each translated table: rows taken, new and dropped, and the share of train's cells taken."""
+    single = [name for name in manifest.schema["sparse"] if name not in manifest.ragged]
+    shards = [open_shard(root, "train", shard, manifest) for shard in manifest.splits["train"].shards]
+    for embedding in embeddings:
+        feature, places = embedding.features[0], rows[embedding.tables[0].name]
+        taken = places != NEW
+        if feature in single:
+            columns = [shard.sparse[:, single.index(feature)] for shard in shards]
+        else:
+            columns = [shard.bags[manifest.ragged.index(feature)].ids for shard in shards]
+        cells = sum(len(ids) for ids in columns)
+        share = sum(int(np.count_nonzero(taken[ids])) for ids in columns) / max(cells, 1)
+        kept, there = int(taken.sum()), source.manifest.num_embeddings.get(feature, 0)
+        counts = f"{kept:,} rows taken, {len(taken) - kept:,} new, {there - kept:,} dropped"
+        yield f"warm start: {feature}: {counts}; {share:.1%} of train's cells"
+
+
+def load(
+    source: Source,
+    model: DistributedModelParallel,
+    optimizer: CombinedOptimizer | None,
+    rows: Mapping[str, NDArray[np.int64]],
+    skipped: Sequence[str],
+) -> None:
+    """Overwrite tables, dense parameters and, if given, the optimizer's state in place; a collective call.
+
+    rows: as from `translate_rows`. skipped: names of dense parameters, or their beginnings, that keep their initial
+    values, as does a table that the other run lacks.
+    """
+    metadata: dict[str, Any] = {**SafeReader(source.checkpoint).read_metadata().state_dict_metadata}
+    tensors = tensors_of(model, optimizer)
+    equal, translated = set[str](), list[str]()
+    for name, shape in sorted(_shapes(tensors), key=lambda item: TABLES not in item[0]):
+        there = tuple(metadata[name].size) if name in metadata else None
+        table = name.partition(TABLES)[2].partition(".weight")[0]
+        if not table:
+            if there == shape and not _is_skipped(name, skipped):
+                equal.add(name)
+            elif not _is_skipped(name, skipped):
+                raise UserError(_other_layer(source, name, shape, there))
+        elif there is not None and there[1:] != shape[1:]:
+            raise UserError(
+                f"checkpoint.warm_start_from={source.checkpoint}: {table} has vectors of {there[1]} there, {shape[1]} "
+                f"here; give model.embedding_dim={there[1]}"
+            )
+        elif there is not None and table in rows:
+            translated.append(name)
+        elif there is not None:
+            equal.add(name)
+    read_tensors(source.checkpoint, _only(tensors, equal))
+    for name in translated:
+        table = name.partition(TABLES)[2].partition(".weight")[0]
+        # One table at a time, so that memory holds one of the other run's beside the model.
+        entry = metadata[name]
+        whole = torch.empty(entry.size, dtype=entry.properties.dtype)
+        group, _, rest = name.partition(".")
+        read_tensors(source.checkpoint, {group: {rest: whole}})
+        for local in local_tensors(tensors):
+            if local.path == name:
+                _take_rows(local, whole, rows[table])
+    model.load_state_dict(tensors["model"])
+    if optimizer is not None:
+        optimizer.load_state_dict(fill_dicts(optimizer.state_dict(), tensors.get("optimizer", {})))
+
+
+def _take_rows(local: LocalTensor, whole: Tensor, rows: NDArray[np.int64]) -> None:
+    """Copy a shard's rows from the other run's whole table or state [rows, ...], where it has them."""
+    start = local.offsets[0]
+    places = rows[start : start + len(local.values)]
+    taken = torch.from_numpy(places != NEW)
+    values = whole[torch.from_numpy(places[places != NEW])]
+    if values.dim() == 2:
+        values = values[:, local.offsets[1] : local.offsets[1] + local.values.shape[1]]
+    local.values[taken.to(local.values.device)] = values.to(local.values.device)
+
+
+def _shapes(tensors: Any, path: str = "") -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield names and shapes of whole tensors in nested dicts."""
+    if isinstance(tensors, dict):
+        for key, value in tensors.items():
+            yield from _shapes(value, f"{path}.{key}" if path else str(key))
+    else:
+        yield path, tuple(tensors.size())
+
+
+def _only(tensors: dict[str, Any], names: Collection[str], path: str = "") -> dict[str, Any]:
+    """Return nested dicts with the tensors of these names alone."""
+    kept: dict[str, Any] = {}
+    for key, value in tensors.items():
+        place = f"{path}.{key}" if path else str(key)
+        if isinstance(value, dict):
+            if inner := _only(value, names, place):
+                kept[key] = inner
+        elif place in names:
+            kept[key] = value
+    return kept
+
+
+def _is_skipped(name: str, skipped: Sequence[str]) -> bool:
+    name = name.removeprefix("model.").removeprefix("optimizer.state.dense.")
+    return any(name == one or name.startswith(f"{one}.") for one in skipped)
+
+
+def _other_layer(source: Source, name: str, shape: tuple[int, ...], there: tuple[int, ...] | None) -> str:
+    layer = name.removeprefix("model.").removeprefix("optimizer.state.dense.").rpartition(".")[0] or name
+    found = "no such layer" if there is None else f"shape {list(there)}"
+    return (
+        f"checkpoint.warm_start_from={source.checkpoint}: {layer} has shape {list(shape)} here, {found} there; give "
+        f"the same layers, or checkpoint.warm_start_skip=[{layer}] to begin it anew"
+    )
