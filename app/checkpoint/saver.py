@@ -20,14 +20,16 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._shard.sharded_tensor import Shard, ShardedTensor
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta, TensorStorageMetadata
 from torchrec.distributed import DistributedModelParallel
 from torchrec.optim.keyed import CombinedOptimizer
 
@@ -99,6 +101,20 @@ class SafeReader(FileSystemReader):
         metadata.storage_meta = metadata.storage_meta or StorageMeta()
         metadata.storage_meta.load_id = self.load_id
         return metadata
+
+    def map_shards(self, name: str) -> Iterator[tuple[tuple[int, ...], Tensor]]:
+        """Yield offsets and values of a tensor's stored shards, which may be larger than memory: mapped, not read."""
+        metadata = self.read_metadata()
+        entry = metadata.state_dict_metadata[name]
+        assert isinstance(entry, TensorStorageMetadata)
+        for chunk in entry.chunks:
+            stored = metadata.storage_data[MetadataIndex(name, chunk.offsets)]
+            path = self._metadata_path.parent / stored.relative_path
+            with open(path, "rb") as file, FakeTensorMode():  # loads where the values are, not the values
+                values = torch.load(self._slice_file(file, stored), map_location="cpu", weights_only=True)  # type: ignore[arg-type]
+            start = stored.offset + values.untyped_storage()._checkpoint_offset
+            content = torch.from_numpy(np.memmap(path, np.uint8, "c", start, (values.nbytes,)))
+            yield tuple(chunk.offsets), content.view(entry.properties.dtype).view(chunk.sizes)
 
 
 class _Unpickler(pickle.Unpickler):

@@ -21,10 +21,11 @@ from app.model.embeddings import Embedding
 from common.errors import UserError
 from data_prep.dataset.format import Manifest, open_shard
 from data_prep.dataset.options import Encoding
-from data_prep.encoding.lookup import table_of, vocabulary_path
+from data_prep.encoding.lookup import build_table, vocabulary_path
 from data_prep.io.arrays import open_array
 
 TABLES = ".embedding_bags."  # part of the names of tables' tensors
+BLOCK_ROWS = 1 << 18  # rows of a table that are copied at a time
 NEW = -1  # in place of the other run's row, for a row without one
 
 
@@ -46,6 +47,8 @@ def translate_rows(
     before, now = source.manifest, manifest
     if before.digest == now.digest:
         return {}
+    if not embeddings:
+        raise UserError(f"{root}: a log's tables are matched by id alone; start from a run on the same dataset")
     kinds = before.encoding.get("name"), now.encoding.get("name")
     if kinds == (Encoding.hash.value, Encoding.hash.value):
         for name, rows in now.num_embeddings.items():
@@ -60,16 +63,16 @@ def translate_rows(
             f"{root}: made by data.encoding={kinds[1]}, and {source.root} by {kinds[0]}; rows are matched by value "
             "between two vocabularies, by id between two hashes; else start from a run on the same dataset"
         )
-    shared = [one for one in embeddings if one.operation is not None or len(one.features) > 1]
+    shared = [table for table in embeddings if table.operation is not None or len(table.features) > 1]
     if shared:
         raise UserError(
             f"model.tables: {', '.join(shared[0].features)} share a table, or have a quotient-remainder one: rows are "
             "matched by id alone; start from a run on the same dataset"
         )
-    return {one.tables[0].name: _rows_of_values(one, source, root, manifest) for one in embeddings}
+    return {embedding.tables[0].name: _match_values(embedding, source, root, manifest) for embedding in embeddings}
 
 
-def _rows_of_values(embedding: Embedding, source: Source, root: Path, manifest: Manifest) -> NDArray[np.int64]:
+def _match_values(embedding: Embedding, source: Source, root: Path, manifest: Manifest) -> NDArray[np.int64]:
     feature = embedding.features[0]
     rows = np.full(embedding.rows, NEW, np.int64)
     if feature not in source.manifest.num_embeddings:
@@ -86,7 +89,7 @@ def _rows_of_values(embedding: Embedding, source: Source, root: Path, manifest: 
     if before.dtype != values.dtype:
         raise UserError(f"{root}: column {feature} has values of another kind than in {source.root}; prepare it alike")
     ids = np.empty(len(values), np.int32)
-    table_of(before, first_before, NEW).look_up(values, ids)
+    build_table(before, first_before, NEW).look_up(values, ids)
     rows[first : first + len(values)] = ids
     return rows
 
@@ -99,6 +102,9 @@ def describe_rows(
     manifest: Manifest,
 ) -> Iterator[str]:
     """Yield a line for each translated table: rows taken, new and dropped, and the share of train's cells taken."""
+    if not rows:
+        yield "warm start: rows are those of the same ids, since both datasets give a value the same one"
+        return
     single = [name for name in manifest.schema["sparse"] if name not in manifest.ragged]
     shards = [open_shard(root, "train", shard, manifest) for shard in manifest.splits["train"].shards]
     for embedding in embeddings:
@@ -127,51 +133,52 @@ def load(
     rows: as from `translate_rows`. skipped: names of dense parameters, or their beginnings, that keep their initial
     values, as does a table that the other run lacks.
     """
-    metadata: dict[str, Any] = {**SafeReader(source.checkpoint).read_metadata().state_dict_metadata}
+    reader = SafeReader(source.checkpoint)
+    metadata: dict[str, Any] = {**reader.read_metadata().state_dict_metadata}
     tensors = tensors_of(model, optimizer)
-    equal, translated = set[str](), list[str]()
+    equal, translated = set[str](), dict[str, NDArray[np.int64]]()
     for name, shape in sorted(_shapes(tensors), key=lambda item: TABLES not in item[0]):
         there = tuple(metadata[name].size) if name in metadata else None
         table = name.partition(TABLES)[2].partition(".weight")[0]
-        if not table:
-            if there == shape and not _is_skipped(name, skipped):
-                equal.add(name)
-            elif not _is_skipped(name, skipped):
-                raise UserError(_other_layer(source, name, shape, there))
-        elif there is not None and there[1:] != shape[1:]:
-            raise UserError(
-                f"checkpoint.warm_start_from={source.checkpoint}: {table} has vectors of {there[1]} there, {shape[1]} "
-                f"here; give model.embedding_dim={there[1]}"
-            )
-        elif there is not None and table in rows:
-            translated.append(name)
-        elif there is not None:
+        if (there is None and table) or (not table and _is_skipped(name, skipped)):
+            continue
+        if there is None or there[1:] != shape[1:] or (there != shape and table not in rows):
+            raise UserError(f"checkpoint.warm_start_from={source.checkpoint}: {_fault(name, table, shape, there)}")
+        if table in rows:
+            translated[name] = rows[table]
+        else:
             equal.add(name)
     read_tensors(source.checkpoint, _only(tensors, equal))
-    for name in translated:
-        table = name.partition(TABLES)[2].partition(".weight")[0]
-        # One table at a time, so that memory holds one of the other run's beside the model.
-        entry = metadata[name]
-        whole = torch.empty(entry.size, dtype=entry.properties.dtype)
-        group, _, rest = name.partition(".")
-        read_tensors(source.checkpoint, {group: {rest: whole}})
-        for local in local_tensors(tensors):
-            if local.path == name:
-                _take_rows(local, whole, rows[table])
+    for name, places in translated.items():
+        for offsets, values in reader.map_shards(name):
+            for local in local_tensors(tensors):
+                if local.path == name:
+                    _take_rows(local, offsets, values, places)
     model.load_state_dict(tensors["model"])
     if optimizer is not None:
         optimizer.load_state_dict(fill_dicts(optimizer.state_dict(), tensors.get("optimizer", {})))
 
 
-def _take_rows(local: LocalTensor, whole: Tensor, rows: NDArray[np.int64]) -> None:
-    """Copy a shard's rows from the other run's whole table or state [rows, ...], where it has them."""
-    start = local.offsets[0]
-    places = rows[start : start + len(local.values)]
-    taken = torch.from_numpy(places != NEW)
-    values = whole[torch.from_numpy(places[places != NEW])]
-    if values.dim() == 2:
-        values = values[:, local.offsets[1] : local.offsets[1] + local.values.shape[1]]
-    local.values[taken.to(local.values.device)] = values.to(local.values.device)
+def _take_rows(local: LocalTensor, offsets: tuple[int, ...], values: Tensor, rows: NDArray[np.int64]) -> None:
+    """Copy rows to this process's shard from a stored shard of the other run that begins at `offsets`.
+
+    rows: the other run's row of each row of the whole table.
+    """
+    ours, theirs = slice(None), slice(None)
+    if values.dim() == 2:  # shards by columns overlap in some
+        first = max(local.offsets[1], offsets[1])
+        end = min(local.offsets[1] + local.values.shape[1], offsets[1] + values.shape[1])
+        if first >= end:
+            return
+        ours, theirs = (slice(first - start, end - start) for start in (local.offsets[1], offsets[1]))
+    for begin in range(0, len(local.values), BLOCK_ROWS):
+        block = local.values[begin : begin + BLOCK_ROWS]
+        places = rows[local.offsets[0] + begin :][: len(block)] - offsets[0]
+        taken = np.flatnonzero((places >= 0) & (places < len(values)))
+        read = values[torch.from_numpy(places[taken])]
+        if values.dim() == 2:
+            block, read = block[:, ours], read[:, theirs]
+        block[torch.from_numpy(taken).to(block.device)] = read.to(block.device)
 
 
 def _shapes(tensors: Any, path: str = "") -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -198,13 +205,18 @@ def _only(tensors: dict[str, Any], names: Collection[str], path: str = "") -> di
 
 def _is_skipped(name: str, skipped: Sequence[str]) -> bool:
     name = name.removeprefix("model.").removeprefix("optimizer.state.dense.")
-    return any(name == one or name.startswith(f"{one}.") for one in skipped)
+    return any(name == layer or name.startswith(f"{layer}.") for layer in skipped)
 
 
-def _other_layer(source: Source, name: str, shape: tuple[int, ...], there: tuple[int, ...] | None) -> str:
+def _fault(name: str, table: str, shape: tuple[int, ...], there: tuple[int, ...] | None) -> str:
+    """Return why a tensor does not fit, with the remedy; `there`: the shape in the other run, None without one."""
     layer = name.removeprefix("model.").removeprefix("optimizer.state.dense.").rpartition(".")[0] or name
-    found = "no such layer" if there is None else f"shape {list(there)}"
-    return (
-        f"checkpoint.warm_start_from={source.checkpoint}: {layer} has shape {list(shape)} here, {found} there; give "
-        f"the same layers, or checkpoint.warm_start_skip=[{layer}] to begin it anew"
-    )
+    found = "is not there" if there is None else f"has shape {list(there)} there, {list(shape)} here"
+    if not table:
+        return f"{layer} {found}; give the same layers, or checkpoint.warm_start_skip=[{layer}] to begin it anew"
+    if name.startswith("optimizer."):
+        return f"the optimizer's state of {table} {found}; give checkpoint.warm_start_optimizer=false"
+    assert there is not None
+    if there[1:] != shape[1:]:
+        return f"{table} has vectors of {there[1]} values there, {shape[1]} here; give model.embedding_dim={there[1]}"
+    return f"{table} {found}; give the tables the same settings, or start from a run on this dataset"

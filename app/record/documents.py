@@ -5,6 +5,7 @@ The keys of each document are written in the order of its fields.
 
 import hashlib
 import io
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -159,7 +160,7 @@ class RunSchedule(Struct, kw_only=True):
 class Parent(Struct, kw_only=True):
     """The run whose parameters a run began with: its directory, the step, and digests of state.json and of its dataset.
 
-    updates: of the parameters so far, if the optimizer's state was taken; else 0.
+    updates: of the parameters so far, if the optimizer's state was taken; else 0. evaluation: the last one of that run.
     """
 
     run: str
@@ -167,6 +168,7 @@ class Parent(Struct, kw_only=True):
     checkpoint_sha256: str
     dataset: str
     updates: int
+    evaluation: EvaluationFigures | None
 
 
 class RunManifest(Provenance, kw_only=True):
@@ -343,6 +345,16 @@ def read_manifest(directory: Path) -> RunManifest:
     if not is_run(directory):
         raise UserError(f"run={directory}: not a run's directory (no readable {MANIFEST})")
     return read_document(directory / MANIFEST, RunManifest, OTHER_VERSION)
+
+
+def ancestors(parent: Parent | UnsetType) -> Iterator[Parent]:
+    """Yield a run's parent, its parent, and so on, as far as their directories are there."""
+    seen = set[str]()  # a run that was trained again may have begun with its own descendant
+    while parent and parent.checkpoint_sha256 not in seen:
+        seen.add(parent.checkpoint_sha256)
+        yield parent
+        directory = Path(parent.run)
+        parent = read_manifest(directory).parent if is_run(directory) else UNSET
 
 
 def read_events(directory: Path) -> list[AnyEvent]:

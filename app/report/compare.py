@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from app.config.kinds import AUC, LOGLOSS, MAE, METRICS, NE, RMSE, Metric
-from app.record.documents import DONE, Scores, kept_splits, read_scores
+from app.record.documents import DONE, Scores, ancestors, kept_splits, read_scores
 from app.report import charts
 from app.report.charts import Chart, Series
 from app.report.page import ASSETS, COLORS, ReportTable, energy, render, step_parts
@@ -79,7 +79,9 @@ def facts(run: RunFiles) -> dict[str, str]:
 
 
 def _start_text(run: RunFiles) -> str:
-    """Return where the first launch started: initial values, or a step of another run's checkpoint."""
+    """Return where a run started: initial values, a step of its own, or the chain of runs that it began with."""
+    if chain := [f"step {parent.step} of {parent.run}" for parent in ancestors(run.manifest.parent)]:
+        return ", from ".join(chain)
     step = run.manifest.launches[0].from_step
     if not step:
         return "initial values"

@@ -13,7 +13,7 @@ import yaml
 from markupsafe import Markup
 
 from app.config.kinds import ACCURACY, BASE_RATE, LABEL_DEVIATION, LOGLOSS, MAE, METRICS, NE, RMSE, additions
-from app.metrics.documents import EvaluationFigures, Power
+from app.metrics.documents import EvaluationEvent, EvaluationFigures, Power
 from app.record.documents import TableSize
 from app.report import charts
 from app.report import charts as verdict
@@ -258,10 +258,26 @@ def figures(run: RunFiles) -> ReportTable:
             f"Best {best.label if best else main}, and its step",
             f"{figure(best.of_monitor if best else None)}, {count(best.step if best else None)}",
         ],
+        *_start_figures(run),
         *[[f"Time, {kind}", duration(seconds.get(kind))] for kind in ("total", "train", "eval", "checkpoint")],
         *[[f"{key.replace('_', ' ').capitalize()}", str(value)] for key, value in _further(power) if value is not None],
     ]
     return ReportTable(["Figure", "Value"], rows, {1})
+
+
+def _start_figures(run: RunFiles) -> list[list[str]]:
+    """Return figures before the first step, and the last ones of the run whose parameters it began with."""
+    rows, parent = [], run.manifest.parent
+    if parent:
+        rows.append(["Began with", f"step {parent.step} of {parent.run}"])
+    if parent and parent.evaluation is not None:
+        rows.append([f"{METRICS[parent.evaluation.main].label} there", figure(parent.evaluation.main_value)])
+    for event in run.events:
+        if isinstance(event, EvaluationEvent) and event.step == 0:
+            before = event.figures()
+            label = f"{METRICS[before.main].label} before training, {before.split}"
+            rows.append([label, figure(before.main_value)])
+    return rows
 
 
 def _train_steps(run: RunFiles) -> int:

@@ -36,7 +36,7 @@ from app.config.train import Compile, RuntimeConfig, TrainConfig, metrics_of
 from app.metrics.documents import Best, EvaluationEvent, EvaluationFigures, Measured, OtherEvent
 from app.metrics.timing import StepTimer
 from app.record.directory import RunDirectory
-from app.record.documents import CONFIG, Parent, Summary, read_config, read_events, read_summary
+from app.record.documents import CONFIG, Parent, Summary, ancestors, read_config, read_events, read_summary
 from app.runtime import platform
 from app.runtime.platform import Runtime
 from app.training.recorder import Recorder
@@ -114,8 +114,8 @@ def restore(path: Path, session: Session) -> Resumed:
         remedy = "give another run.name, or checkpoint.resume=never checkpoint.overwrite=true to start over"
         if session.config.checkpoint.resume != "auto":
             remedy = (
-                f"give {key}={shown(recorded)} to continue it, with its own run.name to add to its record, or leave "
-                "checkpoint.resume out to train anew: a run cannot start from another's parameters alone"
+                f"give {key}={shown(recorded)} to continue it, with its own run.name to add to its record, or "
+                f"checkpoint.warm_start_from={path} in place of checkpoint.resume to begin with its parameters"
             )
         raise UserError(f"{key}={shown(now)}: the run at {path} was started with {shown(recorded)}; {remedy}")
     load_tensors(path, session.model, session.optimizer)
@@ -153,35 +153,38 @@ def warm_start(session: Session, run: Path, choice: str) -> tuple[RunState, str]
 
     A collective call. run: this run's directory.
     """
-    config, runtime = session.config, session.runtime
+    config, runtime, key = session.config, session.runtime, f"checkpoint.warm_start_from={choice}"
     path = Path(runtime.on_rank_0(lambda: str(files.choose_start(choice))))
-    if path.parent.parent.resolve() == run.resolve():
-        raise UserError(f"checkpoint.warm_start_from={choice}: is this run itself; give another run.name")
-    values = read(path).state
-    root, manifest = open_dataset(values.dataset, path, values.dataset, values.dataset_digest)
+    values, digest = read(path).state, digest_file(path / files.STATE).sha256
+    summary = read_summary(path.parent.parent)
+    is_last = summary is not None and summary.last.step == values.step  # evaluated after the checkpoint was saved
     takes_state = config.checkpoint.warm_start_optimizer
-    for name in ("optimizer.name", "optimizer.dense") if takes_state else ():
-        before, now = values.fingerprint.get(name), fingerprint(config).get(name)
-        if before != now:
-            raise UserError(
-                f"checkpoint.warm_start_from={choice}: was trained with {name}={shown(before)}, and this run with "
-                f"{shown(now)}; give checkpoint.warm_start_optimizer=false to begin the optimizer's state anew"
-            )
-    source = Source(path, root, manifest)
-    embeddings = getattr(session.model.module.sparse_arch, "embeddings", [])  # HSTU has tables of its own
-    rows = translate_rows(embeddings, source, session.root, session.manifest)
-    if rows and runtime.rank == 0:
-        for line in describe_rows(embeddings, rows, source, session.root, session.manifest):
-            log.info(line)
-    load(source, session.model, session.optimizer if takes_state else None, rows, config.checkpoint.warm_start_skip)
-    earlier = values.parent.updates if values.parent else 0
     parent = Parent(
         run=str(path.parent.parent),
         step=values.step,
-        checkpoint_sha256=digest_file(path / files.STATE).sha256,
+        checkpoint_sha256=digest,
         dataset=values.dataset_digest,
-        updates=earlier + values.step - values.skipped if takes_state else 0,
+        updates=(values.parent.updates if values.parent else 0) + values.step - values.skipped if takes_state else 0,
+        evaluation=summary.last if summary is not None and is_last else values.evaluation,
     )
+    if run.resolve() in (Path(ancestor.run).resolve() for ancestor in ancestors(parent)):
+        raise UserError(f"{key}: is this run, or began with its parameters; give another run.name")
+    root, manifest = open_dataset(values.dataset, path, values.dataset, values.dataset_digest)
+    now = fingerprint(config)
+    for name in ("model.name", *(("optimizer.name", "optimizer.dense") if takes_state else ())):
+        if (before := values.fingerprint.get(name)) != now.get(name):
+            same = f"{name.removesuffix('.name')}={shown(before)}"
+            anew = "" if name == "model.name" else ", or checkpoint.warm_start_optimizer=false to begin its state anew"
+            raise UserError(
+                f"{key}: was trained with {name}={shown(before)}, not {shown(now.get(name))}; give {same}{anew}"
+            )
+    source = Source(path, root, manifest)
+    embeddings = getattr(session.model.module.sparse_arch, "embeddings", [])  # a log's tables are no Embeddings
+    rows = translate_rows(embeddings, source, session.root, session.manifest)
+    if runtime.rank == 0:
+        for line in describe_rows(embeddings, rows, source, session.root, session.manifest):
+            log.info(line)
+    load(source, session.model, session.optimizer if takes_state else None, rows, config.checkpoint.warm_start_skip)
     return RunState(parent=parent), f"warm start: from {path}, step {values.step}"
 
 

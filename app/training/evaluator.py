@@ -98,8 +98,10 @@ class Evaluator:
         self._config, self._steps_per_epoch = session.config.eval, steps_per_epoch
         self._writers: list[Callable[[Path, int], None] | None] = []  # one per extension, for the newest evaluation
 
-    def evaluate(self, step: int) -> EvaluationFigures:
+    def evaluate(self, step: int, with_train: bool = False) -> EvaluationFigures:
         """Return the metrics of the evaluation split after this step; a collective call.
+
+        with_train: evaluate the training split, too, without eval.train_split.
 
         Raises:
             EvaluationInterrupted: the run was asked to stop.
@@ -123,7 +125,7 @@ class Evaluator:
         self._recorder.evaluation("eval", step, result, self._timer.seconds["eval"] - seconds_before)
         if self._session.runtime.rank == 0:
             _log_evaluation(step, result, self._session.config)
-        if self._config.train_split:
+        if self._config.train_split or with_train:
             self._compare_with_train(step, result)
         return structs.replace(result, step=step)
 

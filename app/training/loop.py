@@ -82,8 +82,10 @@ class TrainingLoop:
         if early_stop(state, self.length) is not None:
             return "completed"
         if self.session.config.eval.before_training and state.step == 0 and state.evaluation is None:
+            # A new day's rows, before the model learns them, are a test of yesterday's model.
+            is_new_day = state.parent is not None and state.parent.dataset != self.session.manifest.digest
             try:
-                state.evaluation = self.evaluator.evaluate(0)
+                state.evaluation = self.evaluator.evaluate(0, with_train=is_new_day)
             except EvaluationInterrupted:
                 return "interrupted"
         window = StepWindow(self.session, self.timer, self.length, state)

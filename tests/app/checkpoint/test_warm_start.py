@@ -1,13 +1,17 @@
 """A run that begins with another run's parameters: bits of one uninterrupted run, and rows of tables by value."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.distributed.checkpoint._nested_dict import flatten_state_dict
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from app.checkpoint.warm_start import NEW, Source, translate_rows
 from app.config.model import ModelConfig
@@ -40,7 +44,7 @@ def digest(run: Path) -> str:
     return str(json.loads((run / "summary.json").read_text())["digest"]["parameters"])
 
 
-OPTIMIZERS = ["sgd", "adagrad", pytest.param("rowwise_adagrad", marks=pytest.mark.slow), "adam"]
+OPTIMIZERS = ["sgd", "adagrad", pytest.param("rowwise_adagrad", marks=pytest.mark.slow("further cases")), "adam"]
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -67,7 +71,8 @@ def test_it_is_killed_resumed_replayed_and_names_its_parent(
     keys = [*BASE, "optimizer=adam", "checkpoint.every_steps=3", f"run.dir={tmp_path}/y", f"data.path={days[2]}"]
     assert train_here(runtime, *BASE, "optimizer=adam", f"data.path={days[1]}", f"run.dir={tmp_path}/x") == "completed"
     start = [*keys, f"checkpoint.warm_start_from={tmp_path}/x", "eval.before_training=true"]
-    assert train_until(runtime, "kill:5", *start) == "killed"
+    for moment in ("kill:1", "kill:5"):
+        assert train_until(runtime, moment, *start) == "killed"
     assert train_here(runtime, *start) == "completed"
     assert train_here(runtime, *start, f"run.dir={tmp_path}/z") == "completed"
     assert digest(tmp_path / "y") == digest(tmp_path / "z")
@@ -83,18 +88,87 @@ def test_it_is_killed_resumed_replayed_and_names_its_parent(
     refused("which is not there; restore it", command_here, runtime, "verify", f"run={tmp_path}/y")
 
 
+def stored(run: Path) -> dict[str, torch.Tensor]:
+    """The tensors of a run's newest checkpoint."""
+    dcp_to_torch_save(run / "checkpoints" / (run / "checkpoints/latest").read_text().strip(), run / "whole.pt")
+    tensors = torch.load(run / "whole.pt", weights_only=True)
+    return {name: tensor for part in tensors.values() for name, tensor in flatten_state_dict(part)[0].items()}
+
+
+@pytest.fixture(scope="module")
+def new_day(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two days with vocabularies of their own: some values of day 0 do not come back, and day 1 has new ones."""
+    root = tmp_path_factory.mktemp("new_day")
+    (root / "val").write_bytes(oracle.make_rows(200, seed=2))
+    for number, values in enumerate((40, 60)):
+        (root / f"day_{number}").write_bytes(oracle.make_rows(640, seed=number, values=values))
+        prepare(f"data.train={root}/day_{number}", f"data.val={root}/val", f"data.path={root}/data_{number}")
+    return root
+
+
+@pytest.mark.parametrize("optimizer", ["adagrad", "rowwise_adagrad"])
+def test_rows_and_their_state_follow_their_values_into_another_dataset(
+    optimizer: str, new_day: Path, runtime: Runtime, tmp_path: Path
+) -> None:
+    """Against dictionaries of values, after a step too small to change a weight."""
+    keys = [*BASE, f"optimizer={optimizer}", "train.max_steps=1", "optimizer.lr=1e-30"]
+    start = ["optimizer.lr=0.1", "train.max_steps=10"], [], [f"checkpoint.warm_start_from={tmp_path}/x"]
+    for name, number, more in zip("xzy", (0, 1, 1), start, strict=True):
+        assert train_here(runtime, *keys, f"data.path={new_day}/data_{number}", f"run.dir={tmp_path}/{name}", *more)
+    before, anew, after = (stored(tmp_path / name) for name in "xzy")
+    columns = [oracle.parse((new_day / f"day_{number}").read_bytes())[2].T for number in range(2)]
+    seen, taken = 0, 0
+    for name in before:
+        if (found := re.search(r"\.t_cat_(\d+)\.", name)) is None:
+            continue
+        old, new = (oracle.vocabulary(column[int(found[1])]) for column in columns)
+        places = {value: number + 1 for number, value in enumerate(old)}
+        batch = set(columns[1][int(found[1])][:64].tolist())
+        for row, value in enumerate(new, 1):
+            source = before[name][places[value]] if value in places else anew[name][row]
+            if "weight" in name.rpartition(".")[2] or value not in batch:
+                seen, taken = seen + 1, taken + (value in places)
+                assert torch.equal(after[name][row], source), (name, row)
+    assert 0 < taken < seen
+
+
+def test_metrics_steps_and_the_schedule_begin_anew(
+    new_day: Path, runtime: Runtime, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Tables that grow change neither; the new day's rows are evaluated before they are learnt."""
+    caplog.set_level("INFO", "clickwork")
+    keys = [*BASE, "optimizer=adagrad", "schedule=warmup", "train.max_steps=6", "train.eval_every_steps=2"]
+    start = [], [], [f"checkpoint.warm_start_from={tmp_path}/x", "eval.before_training=true"]
+    for name, number, more in zip(("x", "anew", "y"), (0, 1, 1), start, strict=True):
+        assert train_here(runtime, *keys, f"data.path={new_day}/data_{number}", f"run.dir={tmp_path}/{name}", *more)
+    run, anew = tmp_path / "y", tmp_path / "anew"
+    rates, expected = ([(event["step"], event["lr"]) for event in events(path, "train")] for path in (run, anew))
+    assert rates == expected
+    assert [event["step"] for event in events(run, "eval")] == [0, 2, 4, 6]
+    assert [event["step"] for event in events(run, "eval_train")] == [0]
+    assert re.search(r"warm start: cat_1: \d+ rows taken, \d+ new, \d+ dropped; \d+\.\d% of train's cells", caplog.text)
+    assert command_here(runtime, "report", f'runs=["{run}"]') == 0
+    assert "AUC before training, train" in (run / "report.html").read_text()
+    assert command_here(runtime, "report", f'runs=["{anew}","{run}"]', f"out={tmp_path}/compared.html") == 0
+    assert f"step 6 of {tmp_path}/x" in (tmp_path / "compared.html").read_text().replace("<wbr>", "")
+    last = events(tmp_path / "x", "eval")[-1]
+    parent = json.loads((run / "manifest.json").read_text())["parent"]["evaluation"]
+    assert (parent["step"], parent["auc"]) == (last["step"], last["auc"]) == (6, last["auc"])
+
+
 @pytest.mark.slow("processes")
-def test_the_layout_changes_no_bits(days: tuple[Path, Path, Path], run_app: Command, tmp_path: Path) -> None:
-    """Tables that one process has whole are divided by rows among two, and the other way round."""
-    base = [*BASE, "optimizer=adam", "train.deterministic=layout", "train.micro_batch_size=16"]
-    start = [*base, f"data.path={days[2]}", "sharding=row_wise"]
-    for first, second in ((1, 2), (2, 1)):
-        run_app("train", *base, f"data.path={days[1]}", f"run.name=x{first}", processes=first)
-        for processes in (first, second):
+def test_the_layout_changes_no_bits(new_day: Path, run_app: Command, tmp_path: Path) -> None:
+    """Tables that one process has whole are divided by rows or columns among two, and the other way round."""
+    base = [*BASE, "optimizer=adagrad", "train.deterministic=layout", "train.micro_batch_size=16"]
+    for first, kind in ((1, "table_wise"), (2, "column_wise")):
+        keys = [f"data.path={new_day}/data_0", f"sharding.types={kind}", f"run.name=x{first}"]
+        run_app("train", *base, *keys, processes=first)
+        for processes in (1, 2):
             keys = [f"run.name=y{first}{processes}", f"checkpoint.warm_start_from=runs/x{first}"]
-            run_app("train", *start, *keys, processes=processes)
-    digests = {digest(tmp_path / f"runs/y{name}") for name in ("11", "12", "22", "21")}
-    assert len(digests) == 1
+            run_app(
+                "train", *base, f"data.path={new_day}/data_1", "sharding.types=row_wise", *keys, processes=processes
+            )
+    assert len({digest(tmp_path / f"runs/y{name}") for name in ("11", "12", "21", "22")}) == 1
 
 
 FEATURES = ("a", "b")
@@ -135,8 +209,8 @@ def test_what_does_not_fit_is_refused_with_the_remedy(
     for override, message in {
         "model.embedding_dim=8 model.dense_arch=[32,8]": "give model.embedding_dim=16",
         "model.over_arch=[24,1]": r"checkpoint\.warm_start_skip=\[over_arch\.0\]",
-        "optimizer=sgd": "give checkpoint.warm_start_optimizer=false",
-        f"run.dir={tmp_path}/x checkpoint.resume=never checkpoint.overwrite=true": "is this run itself",
+        "optimizer=sgd": "give optimizer=adagrad, or checkpoint.warm_start_optimizer=false",
+        f"run.dir={tmp_path}/x checkpoint.resume=never checkpoint.overwrite=true": "is this run, or began with",
         "checkpoint.warm_start_from=nowhere": "nowhere",
         "checkpoint.resume=nowhere": "leave one out",
     }.items():

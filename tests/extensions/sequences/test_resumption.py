@@ -5,8 +5,11 @@ from pathlib import Path
 import pytest
 
 from app.runtime.platform import Runtime
+from tests.app.in_process import train_here
+from tests.app.run_files import events
 from tests.app.training.test_resumption import BASE, FACTORS, disturb, spoil
 from tests.data_prep.conftest import prepare
+from tests.error_lines import refused
 from tests.extensions.sequences.test_commands import DROPOUT, TINY
 from tests.once import made_once
 
@@ -36,3 +39,17 @@ def test_a_disturbed_run_has_the_bits_of_an_undisturbed_one(
     saving = list(FACTORS["saving"].values())[number % 2]
     overrides = [f"data.path={root}", *BASE, *TINY, *DROPOUT, *FACTORS["course"][course], *saving]
     disturb(number, course, overrides, runtime, capsys)
+
+
+def test_a_run_begins_with_another_runs_parameters_on_the_same_log(runtime: Runtime, tmp_path: Path) -> None:
+    """The first evaluation is the other run's last; ids of another log are of other items."""
+    write_log(tmp_path)
+    keys = [*BASE, *TINY, "train.max_steps=4"]
+    train_here(runtime, *keys, f"data.path={tmp_path}/data", f"run.dir={tmp_path}/x")
+    start = [f"checkpoint.warm_start_from={tmp_path}/x", "eval.before_training=true", f"run.dir={tmp_path}/y"]
+    assert train_here(runtime, *keys, f"data.path={tmp_path}/data", *start) == "completed"
+    last, first = events(tmp_path / "x", "eval")[-1], events(tmp_path / "y", "eval")[0]
+    assert (first["step"], first["auc"]) == (0, last["auc"])
+    prepare("data.source=synthetic_events", "data.synthetic_events.users=50", f"data.path={tmp_path}/other")
+    remedy = "start from a run on the same dataset"
+    refused(remedy, train_here, runtime, *keys, f"data.path={tmp_path}/other", f"run.dir={tmp_path}/z", start[0])
