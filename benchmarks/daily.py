@@ -98,9 +98,9 @@ def draw(means: dict[str, list[float]]) -> str:
     ]
     first_tick = int(low * 50) + 1
     for tick in [number / 50 for number in range(first_tick, int(high * 50) + 1)]:
-        line = f'x1="{left}" x2="{width - right}" y1="{place(tick):.1f}" y2="{place(tick):.1f}" stroke="#e5e7eb"'
+        grid = f'x1="{left}" x2="{width - right}" y1="{place(tick):.1f}" y2="{place(tick):.1f}" stroke="#e5e7eb"'
         label = f'<text x="{left - 8}" y="{place(tick) + 4:.1f}" text-anchor="end" fill="{middle}">{tick:.2f}</text>'
-        parts += [f"<line {line}/>", label]
+        parts += [f"<line {grid}/>", label]
     for day in range(days):
         x = left + day * step
         parts.append(f'<text x="{x:.1f}" y="{height - 12}" text-anchor="middle" fill="{middle}">day {day}</text>')

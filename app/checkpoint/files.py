@@ -20,8 +20,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from app.config.train import CheckpointConfig
-from app.metrics.documents import Best, EvaluationFigures, Measured, Monitored
-from app.record.documents import Parent
+from app.metrics.documents import Best, EvaluationFigures, Measured, Monitored, Parent
 from common.documents import Json, Number, OpenDocument, decode, encode
 from common.errors import UserError
 from common.files import FileDigest, digest_file, sync, write_atomically

@@ -111,7 +111,7 @@ class SafeReader(FileSystemReader):
             stored = metadata.storage_data[MetadataIndex(name, chunk.offsets)]
             path = self._metadata_path.parent / stored.relative_path
             with open(path, "rb") as file, FakeTensorMode():  # loads where the values are, not the values
-                values = torch.load(self._slice_file(file, stored), map_location="cpu", weights_only=True)  # type: ignore[arg-type]
+                values = torch.load(self._slice_file(file, stored), map_location="cpu", weights_only=True)
             start = stored.offset + values.untyped_storage()._checkpoint_offset
             content = torch.from_numpy(np.memmap(path, np.uint8, "c", start, (values.nbytes,)))
             yield tuple(chunk.offsets), content.view(entry.properties.dtype).view(chunk.sizes)

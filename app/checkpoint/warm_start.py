@@ -22,7 +22,6 @@ from common.errors import UserError
 from data_prep.dataset.format import Manifest, open_shard
 from data_prep.dataset.options import Encoding
 from data_prep.encoding.lookup import build_table, vocabulary_path
-from data_prep.io.arrays import open_array
 
 TABLES = ".embedding_bags."  # part of the names of tables' tensors
 BLOCK_ROWS = 1 << 18  # rows of a table that are copied at a time
@@ -81,7 +80,7 @@ def _match_values(embedding: Embedding, source: Source, root: Path, manifest: Ma
     # Ids below the first one are those of values without an id, in both.
     rows[: min(first, first_before)] = np.arange(min(first, first_before))
     try:
-        before, values = (np.array(open_array(vocabulary_path(path, feature))) for path in (source.root, root))
+        before, values = (np.load(vocabulary_path(path, feature), allow_pickle=False) for path in (source.root, root))
     except OSError as error:
         raise UserError(
             f"{error.filename}: missing; rows are matched by its values, so make that dataset again"

@@ -157,6 +157,20 @@ class EvaluationFigures(OpenDocument, kw_only=True):
         return COMPARED_NUMBERS if self.main in COMPARED_NUMBERS else COMPARED
 
 
+class Parent(Struct, kw_only=True):
+    """The run whose parameters a run began with: its directory, the step, and digests of state.json and of its dataset.
+
+    updates: of the parameters so far, if the optimizer's state was taken; else 0. evaluation: the last one of that run.
+    """
+
+    run: str
+    step: int
+    checkpoint_sha256: str
+    dataset: str
+    updates: int
+    evaluation: EvaluationFigures | None
+
+
 class Throughput(OpenDocument, kw_only=True):
     """Rates over the measured steps; None if there were none.
 

@@ -22,6 +22,7 @@ from app.metrics.documents import (
     EarlyStop,
     EvaluationEvent,
     EvaluationFigures,
+    Parent,
     Power,
     StepTimeHistogram,
     Throughput,
@@ -155,20 +156,6 @@ class RunSchedule(Struct, kw_only=True):
     first_evaluation: int
     evaluation_distance: Number | None
     evaluates_train: bool
-
-
-class Parent(Struct, kw_only=True):
-    """The run whose parameters a run began with: its directory, the step, and digests of state.json and of its dataset.
-
-    updates: of the parameters so far, if the optimizer's state was taken; else 0. evaluation: the last one of that run.
-    """
-
-    run: str
-    step: int
-    checkpoint_sha256: str
-    dataset: str
-    updates: int
-    evaluation: EvaluationFigures | None
 
 
 class RunManifest(Provenance, kw_only=True):

@@ -33,10 +33,10 @@ from app.checkpoint.warm_start import Source, describe_rows, load, translate_row
 from app.config.app_config import AppConfig, from_plain
 from app.config.kinds import METRICS
 from app.config.train import Compile, RuntimeConfig, TrainConfig, metrics_of
-from app.metrics.documents import Best, EvaluationEvent, EvaluationFigures, Measured, OtherEvent
+from app.metrics.documents import Best, EvaluationEvent, EvaluationFigures, Measured, OtherEvent, Parent
 from app.metrics.timing import StepTimer
 from app.record.directory import RunDirectory
-from app.record.documents import CONFIG, Parent, Summary, ancestors, read_config, read_events, read_summary
+from app.record.documents import CONFIG, Summary, ancestors, read_config, read_events, read_summary
 from app.runtime import platform
 from app.runtime.platform import Runtime
 from app.training.recorder import Recorder

@@ -22,9 +22,18 @@ from app.config.train import (
     steps_within,
 )
 from app.data.split import TRAIN, Split, find_split
-from app.metrics.documents import Best, EarlyStop, EvaluationFigures, Measured, Monitored, monitored_value, score
+from app.metrics.documents import (
+    Best,
+    EarlyStop,
+    EvaluationFigures,
+    Measured,
+    Monitored,
+    Parent,
+    monitored_value,
+    score,
+)
 from app.optimizer import learning_rate
-from app.record.documents import Parent, RunSchedule
+from app.record.documents import RunSchedule
 from common.errors import UserError
 from common.keys import shown
 from data_prep.dataset.format import Manifest

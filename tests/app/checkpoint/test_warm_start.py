@@ -112,7 +112,11 @@ def test_rows_and_their_state_follow_their_values_into_another_dataset(
 ) -> None:
     """Against dictionaries of values, after a step too small to change a weight."""
     keys = [*BASE, f"optimizer={optimizer}", "train.max_steps=1", "optimizer.lr=1e-30"]
-    start = ["optimizer.lr=0.1", "train.max_steps=10"], [], [f"checkpoint.warm_start_from={tmp_path}/x"]
+    start: tuple[list[str], ...] = (
+        ["optimizer.lr=0.1", "train.max_steps=10"],
+        [],
+        [f"checkpoint.warm_start_from={tmp_path}/x"],
+    )
     for name, number, more in zip("xzy", (0, 1, 1), start, strict=True):
         assert train_here(runtime, *keys, f"data.path={new_day}/data_{number}", f"run.dir={tmp_path}/{name}", *more)
     before, anew, after = (stored(tmp_path / name) for name in "xzy")
@@ -138,7 +142,7 @@ def test_metrics_steps_and_the_schedule_begin_anew(
     """Tables that grow change neither; the new day's rows are evaluated before they are learnt."""
     caplog.set_level("INFO", "clickwork")
     keys = [*BASE, "optimizer=adagrad", "schedule=warmup", "train.max_steps=6", "train.eval_every_steps=2"]
-    start = [], [], [f"checkpoint.warm_start_from={tmp_path}/x", "eval.before_training=true"]
+    start: tuple[list[str], ...] = [], [], [f"checkpoint.warm_start_from={tmp_path}/x", "eval.before_training=true"]
     for name, number, more in zip(("x", "anew", "y"), (0, 1, 1), start, strict=True):
         assert train_here(runtime, *keys, f"data.path={new_day}/data_{number}", f"run.dir={tmp_path}/{name}", *more)
     run, anew = tmp_path / "y", tmp_path / "anew"
