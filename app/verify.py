@@ -176,8 +176,10 @@ def _open_dataset(
 def _first_runtime(launch: RunManifest, overrides: RuntimeConfig, trained: RuntimeConfig) -> RuntimeConfig:
     """Return a run's runtime as in its first launch, with the overrides."""
     threads = overrides.num_threads or launch.num_threads or trained.num_threads
-    before = Compile[launch.compile] if launch.compile else trained.compile
-    return replace(trained, num_threads=threads, compile=overrides.compile or before)
+    # Graphs have the bits of plain steps, so a machine without them can replay what auto chose.
+    before = trained.compile if trained.compile is Compile.auto else Compile[launch.compile]
+    compiled = before if overrides.compile is Compile.auto else overrides.compile
+    return replace(trained, num_threads=threads, compile=compiled)
 
 
 def _keeps_scores(config: AppConfig, rows: int) -> bool:

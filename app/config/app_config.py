@@ -222,7 +222,7 @@ def validate(config: AppConfig) -> None:
             f"recipe={config.published.recipe}: is published with model=dlrm, dcnv2, crossnetv2, dnn or lr; give one "
             "of them"
         )
-    if config.runtime.compile not in (None, Compile.none):
+    if config.runtime.compile in (Compile.dense, Compile.step):
         require_dlrm(config.model, f"runtime.compile={config.runtime.compile.value}")
     cuts_rate = config.schedule.name.schedule.by_metric
     has_threshold = cuts_rate or config.train.early_stop_patience is not None
@@ -283,7 +283,7 @@ def _validate_layout(model: ModelConfig, train: TrainConfig, runtime: RuntimeCon
             "only sums of fp32 have a fixed order; give runtime.precision=fp32",
         ),
         f"runtime.compile={shown(compiled)}": (
-            compiled not in (None, Compile.none),
+            compiled in (Compile.dense, Compile.step),
             "a compiler chooses the order of sums; give runtime.compile=none",
         ),
         "sharding.qcomm": (

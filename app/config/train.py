@@ -604,8 +604,12 @@ class Precision(Enum):
 
 
 class Compile(Enum):
-    """Execution of DLRM's dense layers and interaction in training: kernel by kernel, or as programs."""
+    """Execution of DLRM's dense layers and interaction in training: kernel by kernel, or as programs.
 
+    auto: step where graphs can hold every batch, else none (`Session.compile`); of an existing run, its own.
+    """
+
+    auto = "auto"
     none = "none"
     dense = "dense"  # torch.compile
     step = "step"  # CUDA graphs of the kernels of `none`
@@ -633,8 +637,9 @@ class RuntimeConfig:
         None, "arithmetic of dense layers; null: fp32, or an existing run's own", is_common=True
     )
     compile: Compile | None = key(
-        None,
-        "execution of dense layers in training; null: none, or an existing run's own; dense changes bits",
+        Compile.auto,
+        "execution of dense layers in training; auto: step on one CUDA device, else none, or an existing run's own; "
+        "dense changes bits",
         decides_bits=False,
     )
     timeout_minutes: float = key(

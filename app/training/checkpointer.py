@@ -299,7 +299,7 @@ def _describe_layout(session: Session) -> Layout:
         threads=session.runtime.num_threads,
         platform=session.runtime.platform.value,
         sharding=session.plan.summary(),
-        compile=(session.config.runtime.compile or Compile.none).value,
+        compile=session.compiled.value,
     )
 
 
@@ -421,7 +421,7 @@ def trained_config(run: Path, overrides: RuntimeConfig, data_path: str | None) -
     runtime = replace(
         overrides,
         precision=overrides.precision or config.runtime.precision,
-        compile=overrides.compile or config.runtime.compile,
+        compile=config.runtime.compile if overrides.compile is Compile.auto else overrides.compile,
         num_threads=overrides.num_threads or config.runtime.num_threads,
     )
     path = data_path or _present_path(run, config.data.path)

@@ -346,6 +346,8 @@ class TrainingRun:
             self.runtime.world_size,
             self.runtime.platform.value,
         )
+        if self.session.compile_reason and self.runtime.device.type != "cpu":
+            log.info("runtime.compile=auto: %s; %s", self.session.compiled.value, self.session.compile_reason)
         log.info("sharding: %s; pipeline: %s", self.session.plan.summary(), self.data.pipeline.value)
         warmup, steps = self.config.schedule.warmup_steps, self.length.total_steps
         if warmup > steps:

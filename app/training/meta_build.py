@@ -96,7 +96,7 @@ def write(config: AppConfig, runtime: Runtime, record: RunDirectory, began: floa
         world_size=runtime.world_size,
         platform=runtime.platform.value,
         num_threads=runtime.num_threads,
-        compile=(config.runtime.compile or Compile.none).value,
+        compile=Compile.none.value,
         began=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         pipeline=None,
         schedule=None,

@@ -15,7 +15,7 @@ from msgspec import UNSET, structs
 from numpy.typing import NDArray
 
 from app.config.kinds import AUC, LOGLOSS, METRICS, NE, OF_ROWS
-from app.config.train import Compile, TrainConfig
+from app.config.train import TrainConfig
 from app.metrics import quality
 from app.metrics.documents import (
     AnyEvent,
@@ -494,7 +494,7 @@ class Recorder:
             world_size=session.runtime.world_size,
             platform=session.runtime.platform.value,
             num_threads=session.runtime.num_threads,
-            compile=(session.config.runtime.compile or Compile.none).value,
+            compile=session.compiled.value,
             local_world_size=session.runtime.local_world_size,
             plan=session.plan.describe_tables(),
             began=datetime.now(timezone.utc).isoformat(timespec="seconds"),

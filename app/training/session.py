@@ -19,7 +19,7 @@ from torchrec.streamable import Pipelineable
 
 from app.config.app_config import AppConfig
 from app.config.model import Storage
-from app.config.train import Compile, OnNan, Pipeline, require_graphs
+from app.config.train import Compile, OnNan, Pipeline, Platform, require_graphs
 from app.data.batch import Batch, gpu_address, layout_of, pinned_ahead, with_room_checked
 from app.metrics.documents import Measured, of_steps
 from app.metrics.timing import PHASES, StepTimer
@@ -32,7 +32,7 @@ from app.runtime.platform import Runtime
 from app.sharding.plan import Plan, table_blocks, table_weights
 from app.training.predictor import Predictor, sharded_model, task_of
 from app.training.state import RunLength, RunState
-from common.errors import UserError
+from common.errors import UserError, last_line
 from data_prep.dataset.format import Manifest
 
 MAX_BLOCKS = 8  # blocks of INIT_BLOCK_ROWS rows; a larger table is sampled by this many, evenly spaced
@@ -109,6 +109,8 @@ class Session:
     loss: Loss  # maps a batch's logits and labels to its loss
     loss_factor: float  # factor of the mean loss over samples and tasks
     _step: int = field(default=0, init=False)  # the step that was begun last
+    compiled: Compile = field(default=Compile.none, init=False)  # what `compile` made of runtime.compile
+    compile_reason: str = field(default="", init=False)  # why `auto` became that
     cuts: int = field(default=0, init=False)  # cuts of the learning rate so far; evaluations decide them
 
     @property
@@ -164,25 +166,54 @@ class Session:
 
         A collective call.
         """
-        compiled = self.config.runtime.compile
-        if self.config.model.batch_norm and self.runtime.world_size > 1 and compiled in (Compile.dense, Compile.step):
+        asked = self.config.runtime.compile or Compile.none
+        self.compiled = asked
+        if asked is Compile.auto:
+            obstacle = self._obstacle_to_graphs()
+            self.compiled = Compile.none if obstacle else Compile.step
+            self.compile_reason = obstacle or "CUDA graphs of the dense layers"
+        if self.config.model.batch_norm and self.runtime.world_size > 1 and self.compiled is not Compile.none:
             raise UserError(
-                f"runtime.compile={compiled.value}: cannot hold the exchange of model.batch_norm between "
+                f"runtime.compile={asked.value}: cannot hold the exchange of model.batch_norm between "
                 f"{self.runtime.world_size} processes; give runtime.compile=none"
             )
-        if compiled is Compile.dense:
+        if self.compiled is Compile.dense:
             self.model.module.compile_dense_layers()
-        elif compiled is Compile.step:
-            device, features = self.runtime.device, list(self.manifest.num_embeddings)
-            require_graphs(self.config.runtime, device.type)
-            dense_features = torch.zeros(batch_size, len(self.manifest.schema.get("dense", [])), device=device)
-            # Pooled vectors have one size, whatever the bags, so an example of one id per bag stands for all batches.
-            one_id_each = layout_of(features, [np.ones(batch_size, np.int64)] * len(features))
-            ids = torch.zeros(len(features) * batch_size, dtype=torch.int32, device=device)
-            # A replayed graph would go on with the weights that autocast cast and cached while it was recorded.
-            autocast = partial(self.predictor.autocast, cached=False)
-            self.model.module.capture_dense_layers(dense_features, one_id_each.bags(ids), autocast)
+        elif self.compiled is Compile.step:
+            require_graphs(self.config.runtime, self.runtime.device.type)  # of `step` alone
+            try:
+                self._record_graphs(batch_size)
+            except RuntimeError as error:
+                if asked is not Compile.auto:
+                    raise
+                self.compiled = Compile.none
+                self.compile_reason = f"this step cannot be recorded ({last_line(str(error), type(error).__name__)})"
+            self.undo_step()
             set_step(self.optimizer, 0)  # FBGEMM's Adam counted the example as a step
+
+    def _obstacle_to_graphs(self) -> str:
+        """Return why a step may not be replayed as a CUDA graph, which fits one shape of batches; empty if it may."""
+        config = self.config
+        obstacles = {
+            "the device is a CPU": self.runtime.device.type == "cpu",
+            "no graph has run on ROCm": self.runtime.platform is Platform.rocm,
+            f"{self.runtime.world_size} processes": self.runtime.world_size > 1,
+            config.model.kind.label: bool(config.model.kind.commands),  # which a graph is not written for
+            "train.deterministic=layout": config.train.micro_batch is not None,
+            "train.drop_last=false": not config.train.drop_last,
+        }
+        return next((obstacle for obstacle, is_here in obstacles.items() if is_here), "")
+
+    def _record_graphs(self, batch_size: int) -> None:
+        """Record the dense layers' forward and backward with an example of batch_size samples."""
+        device, features = self.runtime.device, list(self.manifest.num_embeddings)
+        dense_features = torch.zeros(batch_size, len(self.manifest.schema.get("dense", [])), device=device)
+        # Pooled vectors have one size, whatever the bags, so an example of one id per bag stands for all batches.
+        one_id_each = layout_of(features, [np.ones(batch_size, np.int64)] * len(features))
+        ids = torch.zeros(len(features) * batch_size, dtype=torch.int32, device=device)
+        # A replayed graph would go on with the weights that autocast cast and cached while it was recorded.
+        autocast = partial(self.predictor.autocast, cached=False)
+        self.model.module.capture_dense_layers(dense_features, one_id_each.bags(ids), autocast)
 
     def begin_step(self, step: int) -> float:
         """Set the learning rates of a step; return the dense parameters' rate."""

@@ -13,7 +13,7 @@ from tests.pretend_cuda.machine import Machine
 TINY = ["model.dense_arch=[32,16]", "model.over_arch=[32,1]", "train.global_batch_size=64", "train.log_every_steps=5"]
 TINY += ["train.eval_every_steps=100"]
 TINY += ["train.max_steps=14", "runtime.num_threads=1", "optimizer=sgd", "optimizer.lr=0.1"]
-TINY += ["sharding.types=table_wise", "baselines=false"]
+TINY += ["sharding.types=table_wise", "baselines=false", "runtime.compile=none"]
 
 
 def train(

@@ -102,3 +102,16 @@ def test_without_a_gpu_it_is_refused(machine: Machine, dataset: Path, tmp_path: 
         "runtime.compile=step: CUDA graphs need a GPU; give runtime.compile=none, or runtime.compile=dense"
     )
     assert not (tmp_path / "runs").exists()
+
+
+def test_auto_takes_graphs_where_all_batches_have_one_shape(
+    machine: Machine, dataset: Path, ragged: Path, runs: Path, tmp_path: Path
+) -> None:
+    """The run says which and why; where it takes them, the bits are those of plain steps."""
+    assert same(train(machine, tmp_path, dataset, "cuda", "runtime.compile=auto"), summary(runs / "cuda"))
+    assert "runtime.compile=auto: step; CUDA graphs of the dense layers" in (tmp_path / "run/log.txt").read_text()
+    cases = {"step": [f"data.path={ragged}"], "none": ["train.drop_last=false"]}
+    auto = {name: [*keys, "runtime.compile=auto"] for name, keys in cases.items()}
+    train_several(machine, tmp_path / "runs", dataset, "cuda", auto)
+    for number, chosen in enumerate(cases):
+        assert json.loads((tmp_path / f"runs/{number}/run/manifest.json").read_text())["compile"] == chosen

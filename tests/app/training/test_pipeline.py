@@ -9,9 +9,12 @@ import pytest
 import torch
 
 from app.config.train import Pipeline
+from app.runtime.platform import Runtime
+from app.training import session
 from app.training.session import uses_pipeline
 from tests.app.conftest import SMALL, Command
 from tests.app.group import run_whole
+from tests.app.in_process import train_here
 from tests.app.run_files import losses, summary
 from tests.error_lines import error_line
 
@@ -71,6 +74,23 @@ def test_auto_means_several_processes_with_a_gpu_each() -> None:
     assert used == [False, False, False, True]
     assert uses_pipeline(Pipeline.sparse_dist, cpu, 1)
     assert not uses_pipeline(Pipeline.none, gpu, 8)
+
+
+def test_a_step_that_cannot_be_recorded_is_a_plain_one(
+    runtime: Runtime, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CUDA's recorder fails on a CPU; the bits are those of runtime.compile=none, and the reason is kept."""
+    keys = [*SMALL, f"data.path={dataset}", "train.max_steps=4", "optimizer=adam", "model.batch_norm=true"]
+    train_here(runtime, *keys, "runtime.compile=none", f"run.dir={tmp_path}/plain")
+    kept = []
+    compile_step = session.Session.compile
+    monkeypatch.setattr(session.Session, "_obstacle_to_graphs", lambda _: "")
+    monkeypatch.setattr(
+        session.Session, "compile", lambda self, size: (compile_step(self, size), kept.append(self.compile_reason))
+    )
+    train_here(runtime, *keys, f"run.dir={tmp_path}/auto")
+    assert kept[0].startswith("this step cannot be recorded (")
+    assert summary(tmp_path / "auto")["digest"] == summary(tmp_path / "plain")["digest"]
 
 
 COMPILED = "runtime.compile=dense"
