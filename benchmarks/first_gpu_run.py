@@ -254,7 +254,9 @@ class FirstRun:
             operators = "step"
         for precision in ("fp32", "bf16", "tf32"):
             for shape in self._shapes:
-                measured = self._bench(shape, precision, operators if precision == "fp32" else "step")
+                measured = self._bench(
+                    shape, precision, operators if precision == "fp32" else "step", "runtime.compile=none"
+                )
                 figures[f"{shape} {precision}"] = measured
 
     def _hstu(self, figures: dict[str, Any]) -> None:

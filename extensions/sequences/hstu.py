@@ -13,6 +13,7 @@ Shapes: B samples, T positions of all sequences, E events of all histories, M ca
 embedding_dim, G = `dim`.
 """
 
+import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,10 +28,13 @@ from torchrec import JaggedTensor, KeyedJaggedTensor
 from app.config.app_config import AppConfig
 from app.config.model import Storage
 from app.model.embeddings import Features, TableArch, TableInitRange, TableSpec, row_collection
+from common.errors import last_line
 from common.extensions import keys_of_extension
 from extensions.sequences.event_log import SequenceLayout, Sequences
 from extensions.sequences.events import CANDIDATE, EventSchema
 from extensions.sequences.keys import Attention, HSTUConfig, SequencesConfig, triton_problem
+
+log = logging.getLogger("clickwork")
 
 CHUNK_BYTES = 4 << 20  # scores held at a time: small enough for the cache, since they are read several times
 LENGTHS_ALIKE = 1.25  # length of a bucket's longest sequence over its shortest; limits the computation on padding
@@ -72,7 +76,48 @@ def attend_by_triton(q: Tensor, k: Tensor, v: Tensor, layout: SequenceLayout, ca
     return attend_triton(q, k, v, layout, candidates_only)
 
 
+def attend_by_best(q: Tensor, k: Tensor, v: Tensor, layout: SequenceLayout, candidates_only: bool) -> Tensor:
+    """Attend by Triton's kernels on CUDA if they agree with `attend_bucketed` on the first batch, else by that."""
+    if not prefers_triton(q.device):
+        return attend_bucketed(q, k, v, layout, candidates_only)
+    kind = (q.dtype, q.shape[1:], v.shape[2], candidates_only)
+    if kind not in _AGREES:
+        _AGREES[kind] = _agrees(q, k, v, layout, candidates_only)
+    return (attend_by_triton if _AGREES[kind] else attend_bucketed)(q, k, v, layout, candidates_only)
+
+
+_AGREES: dict[
+    tuple[Any, ...], bool
+] = {}  # whether Triton's kernels are right, by type and widths of what they were given
+
+
+def prefers_triton(device: torch.device) -> bool:
+    """Return whether Triton's kernels compute attention there by default; on AMD's GPUs they have not run."""
+    return device.type == "cuda" and torch.version.hip is None and triton_problem(device.type) is None
+
+
+def _agrees(q: Tensor, k: Tensor, v: Tensor, layout: SequenceLayout, candidates_only: bool) -> bool:
+    """Return whether Triton's kernels have the result of `attend_bucketed` within rounding; log a warning if not."""
+    with torch.no_grad():
+        expected = attend_bucketed(q, k, v, layout, candidates_only).float()
+        try:
+            difference = float((attend_by_triton(q, k, v, layout, candidates_only).float() - expected).norm())
+        except Exception as error:  # noqa: BLE001 (a compiler or a driver that does not fit fails in many ways)
+            log.warning(
+                "sequences.hstu.attention=auto: bucketed, since Triton's kernels fail here (%s)",
+                last_line(str(error), type(error).__name__),
+            )
+            return False
+    # fp32 products may be in TF32, whose rounding is that of 11 bits.
+    tolerance = 2e-2 if q.dtype == torch.bfloat16 else 2e-3
+    if difference <= tolerance * float(expected.norm()):
+        return True
+    log.warning("sequences.hstu.attention=auto: bucketed, since Triton's kernels differ by %.3g here", difference)
+    return False
+
+
 _STRATEGIES: dict[Attention, Callable[[Tensor, Tensor, Tensor, SequenceLayout, bool], Tensor]] = {
+    Attention.auto: attend_by_best,
     Attention.padded: attend_padded,
     Attention.bucketed: attend_bucketed,
     Attention.triton: attend_by_triton,

@@ -16,9 +16,11 @@ class Attention(Enum):
     """Strategies of attention, all with the same results.
 
     padded: pads all sequences to the longest, with memory by its square; bucketed: groups by length and in chunks, with
-    bounded memory; triton: kernels for GPUs, without padding.
+    bounded memory; triton: kernels for GPUs, without padding. auto: triton on CUDA where it is installed and agrees
+    with bucketed on the first batch, else bucketed.
     """
 
+    auto = "auto"
     padded = "padded"
     bucketed = "bucketed"
     triton = "triton"
@@ -95,7 +97,7 @@ class HSTUConfig:
     position_bound: float | None = key(
         None, "bound of the uniform initial values of these vectors; null: 1/sqrt(their number)", above=0
     )
-    attention: Attention = key(Attention.bucketed, "strategy of its computation")
+    attention: Attention = key(Attention.auto, "strategy of its computation; auto: triton on CUDA, else bucketed")
     attention_scale: AttentionScale = key(AttentionScale.global_batch, "divisor of attention")
     loss_weight: float = key(1.0, "factor of the loss; MLPerf's reference has 0.2", above=0)
 

@@ -1,6 +1,7 @@
 """HSTU against MLPerf's reference, value by value, and its attentions against each other."""
 
 import itertools
+import logging
 import math
 
 import numpy as np
@@ -10,6 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from extensions.sequences import hstu
 from extensions.sequences.event_log import SequenceLayout
 from extensions.sequences.hstu import HSTU, attend
 from extensions.sequences.keys import Attention, HSTUConfig
@@ -150,6 +152,32 @@ def test_attention_is_the_definition(
     grads = torch.autograd.grad((out * weights).sum(), (q, k, v))
     for grad, expected_grad in zip(grads, expected_grads, strict=True):
         torch.testing.assert_close(grad, expected_grad, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("fault", ["", "an error", "another result"])
+def test_auto_takes_kernels_only_where_they_agree_on_the_first_batch(
+    fault: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Kernels in their place are the padded attention, so that this runs without a GPU."""
+    calls = []
+
+    def kernels(q: Tensor, k: Tensor, v: Tensor, layout: SequenceLayout, candidates_only: bool) -> Tensor:
+        calls.append(fault)
+        if fault == "an error":
+            raise RuntimeError("out of shared memory")
+        return attend(Attention.padded, q, k, v, layout, candidates_only) * (2 if fault else 1)
+
+    monkeypatch.setattr(hstu, "prefers_triton", lambda device: True)
+    monkeypatch.setattr(hstu, "attend_by_triton", kernels)
+    monkeypatch.setattr(hstu, "_AGREES", {})
+    monkeypatch.setattr(logging.getLogger("clickwork"), "propagate", True)
+    layout = SequenceLayout([30, 7], [1, 1], 30.0)
+    q, k, v = (torch.randn(37, 2, 8) for _ in range(3))
+    for _ in range(2):
+        torch.testing.assert_close(attend(Attention.auto, q, k, v, layout), attend(Attention.padded, q, k, v, layout))
+    assert len(calls) == (1 if fault else 3)
+    reasons = {"an error": "fail here (out of shared memory)", "another result": "differ by"}
+    assert (reasons[fault] in caplog.text) if fault else not caplog.text
 
 
 def test_chunks_and_buckets_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
