@@ -48,11 +48,11 @@ FIRST_LOSS = 1e-4  # by which a GPU's loss at step 10 may differ from the CPU's;
 SHARES = {
     "doctor": 15,
     "quickstart": 55,
-    "steps": 220,
+    "graphs": 130,
     "peers": 85,
+    "steps": 220,
     "tests": 190,
     "hstu": 50,
-    "graphs": 130,
     "trace": 15,
     "kill": 50,
     "layout": 40,

@@ -82,12 +82,15 @@ def test_a_step_that_cannot_be_recorded_is_a_plain_one(
     """CUDA's recorder fails on a CPU; the bits are those of runtime.compile=none, and the reason is kept."""
     keys = [*SMALL, f"data.path={dataset}", "train.max_steps=4", "optimizer=adam", "model.batch_norm=true"]
     train_here(runtime, *keys, "runtime.compile=none", f"run.dir={tmp_path}/plain")
-    kept = []
+    kept: list[str] = []
     compile_step = session.Session.compile
-    monkeypatch.setattr(session.Session, "_obstacle_to_graphs", lambda _: "")
-    monkeypatch.setattr(
-        session.Session, "compile", lambda self, size: (compile_step(self, size), kept.append(self.compile_reason))
-    )
+
+    def compile_and_keep(self: session.Session, batch_size: int) -> None:
+        compile_step(self, batch_size)
+        kept.append(self.compile_reason)
+
+    monkeypatch.setattr(session.Session, "_obstacle_to_graphs", lambda *_: "")
+    monkeypatch.setattr(session.Session, "compile", compile_and_keep)
     train_here(runtime, *keys, f"run.dir={tmp_path}/auto")
     assert kept[0].startswith("this step cannot be recorded (")
     assert summary(tmp_path / "auto")["digest"] == summary(tmp_path / "plain")["digest"]
