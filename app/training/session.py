@@ -329,17 +329,21 @@ class FiniteChecks:
         self._parameters = list(parameters.values())
         self.names = (LOSS, *(f"gradient of {name}" for name in parameters))
 
-    def __call__(self, loss: Tensor) -> Tensor:
-        """Return the sums [K], float32 on the device, in the order of `names`; a gradient not computed counts as 0."""
-        zero = torch.zeros((), device=loss.device)
+    def __call__(self, loss: Tensor, *others: Tensor) -> Tensor:
+        """Return the sums, in the order of `names`, and others behind them, float32 [K] on the device.
+
+        A gradient that was not computed counts as 0.
+        """
         computed = [p.grad for p in self._parameters if p.grad is not None]
         if loss.is_cuda and computed:
             sums = iter(torch._foreach_norm(computed, 1))  # one kernel for all; on CPUs slower than sums
         else:
             # A sum shows a NaN or an infinity as well as the largest magnitude does, in a fraction of its time.
             sums = (gradient.sum(dtype=torch.float32) for gradient in computed)
-        gradients = [zero if p.grad is None else next(sums) for p in self._parameters]
-        return torch.stack([loss.detach().float(), *gradients])
+        gradients = [
+            loss.new_zeros((), dtype=torch.float32) if p.grad is None else next(sums) for p in self._parameters
+        ]
+        return torch.stack([loss.detach().float(), *gradients, *others])
 
 
 class StepFigures(NamedTuple):
@@ -383,18 +387,20 @@ class StepWindow:
         labels = batch.labels
         if labels.ndim > 1:  # accuracy is that of the dataset's label, which comes first
             logits, labels = logits[:, 0], labels[:, 0]
-        hits = ((logits.detach() > 0) == (labels > 0.5)).float()
+        hits = (logits.detach() > 0) == (labels > 0.5)
         if self._micro_batches is not None:
             hits[batch.num_valid :] = 0
             losses = self._micro_batches.losses
-            self._of_micro_batches.append(torch.stack([losses, hits.view(len(losses), -1).sum(dim=1)]))
+            self._of_micro_batches.append(
+                torch.stack([losses, hits.view(len(losses), -1).sum(dim=1, dtype=torch.float32)])
+            )
             self._rows.append(batch.num_global)
         # Accuracies are averaged over ranks like losses, so each is weighted by its rank's share of the rows.
         if batch.share == 1:
-            accuracy = hits.mean()
+            accuracy = hits.mean(dtype=torch.float32)
         else:
-            accuracy = batch.share * hits[: batch.num_valid].sum() / max(batch.num_valid, 1)
-        self._values.append(torch.cat([self._checks(loss), accuracy.unsqueeze(0)]))
+            accuracy = batch.share * hits[: batch.num_valid].sum(dtype=torch.float32) / max(batch.num_valid, 1)
+        self._values.append(self._checks(loss, accuracy))
 
     def skip(self) -> None:
         """Note that this step makes no update. Raises UserError after too many in a row."""
