@@ -81,13 +81,6 @@ class TrainingLoop:
             return "target_reached"
         if early_stop(state, self.length) is not None:
             return "completed"
-        if self.session.config.eval.before_training and state.step == 0 and state.evaluation is None:
-            # A new day's rows, before the model learns them, are a test of yesterday's model.
-            is_new_day = state.parent is not None and state.parent.dataset != self.session.manifest.digest
-            try:
-                state.evaluation = self.evaluator.evaluate(0, with_train=is_new_day)
-            except EvaluationInterrupted:
-                return "interrupted"
         window = StepWindow(self.session, self.timer, self.length, state)
         self.timer.start()
         while state.step < self.length.total_steps:
@@ -321,7 +314,7 @@ class TrainingRun:
             self.state,
         )
         with self._report_failure():
-            status = loop.run()
+            status = self._evaluate_first(evaluator) or loop.run()
             # A run is complete only when its exchanges have ended and its last checkpoint is on the disk.
             self.data.close()
             self.checkpointer.wait()
@@ -416,6 +409,19 @@ class TrainingRun:
         evaluations = read_evaluations(self._directory.path)
         by_checkpoint = {files.checkpoint_name(evaluation.step): evaluation for evaluation in evaluations}
         return by_checkpoint[best.name].figures() if best.name in by_checkpoint else None
+
+    def _evaluate_first(self, evaluator: Evaluator) -> str | None:
+        """Evaluate before the first step, if asked to; return the status if the run is stopped meanwhile."""
+        state = self.state
+        if not self.config.eval.before_training or state.step or state.evaluation is not None:
+            return None
+        # A new day's rows, before the model learns them, are a test of yesterday's model.
+        is_new_day = state.parent is not None and state.parent.dataset != self.session.manifest.digest
+        try:
+            state.evaluation = evaluator.evaluate(0, with_train=is_new_day)
+        except EvaluationInterrupted:
+            return "interrupted"
+        return None
 
     def _profiler(self) -> StepProfiler:
         """Return the configured profiler; with several processes it also measures the exchanges of a warm-up step."""
