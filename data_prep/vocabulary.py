@@ -490,7 +490,7 @@ def _rank_by_frequency(parts: Sequence[AnyRun], mapped: mmap.mmap, offset: int) 
     larger = np.cumsum(sizes[::-1])[::-1] - sizes
     vocabulary = np.frombuffer(mapped, np.uint32, offset=offset)
     for part in parts:
-        place_by_rank(part.values, part.counts, counts, larger, vocabulary)
+        place_by_rank(part.values, np.searchsorted(counts, part.counts), larger, vocabulary)
         # Ranks are scattered over the file; its mapped pages would soon count as resident memory.
         unload(mapped)
 
@@ -507,7 +507,6 @@ def count_classes(parts: Sequence[AnyRun]) -> CountClasses:
 @jit
 def place_by_rank(
     values: NDArray[np.uint32],
-    counts: NDArray[np.int64],
     classes: NDArray[np.int64],
     next_rank: NDArray[np.int64],
     vocabulary: NDArray[np.uint32],
@@ -515,15 +514,13 @@ def place_by_rank(
     """Put each value at the next rank of its count's class.
 
     Args:
-        values, counts: a part of a run.
-        classes: the counts that occur, ascending.
+        values, classes: a part of a run; a class is the place of a value's count among the counts that occur.
         next_rank: next rank of each class; advanced here.
         vocabulary: output, values by rank.
     """
     for i in range(len(values)):
-        index = np.searchsorted(classes, counts[i])
-        rank = next_rank[index]
-        next_rank[index] = rank + 1
+        rank = next_rank[classes[i]]
+        next_rank[classes[i]] = rank + 1
         vocabulary[rank] = values[i]
 
 
