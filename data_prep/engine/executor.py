@@ -30,9 +30,9 @@ ResultT = TypeVar("ResultT")
 ResultT_co = TypeVar("ResultT_co", covariant=True)
 TASKS_AHEAD = 4  # per worker: enough that no worker waits, few enough that an error ends the job soon
 START_METHOD = "forkserver"  # Imports and kernels are loaded once, and no thread is ever forked.
-PRELOADED = "data_prep.stages.parse"  # The fork server imports it, since it takes most of a worker's start.
+PRELOADED = "data_prep.stages.preload"  # The fork server imports it, since it takes most of a worker's start.
 READERS = "data_prep.parsing.readers"  # the same, with pyarrow
-CLUSTER_IMPORT = "from data_prep.stages import parse"  # the first and the last import all that tasks need
+CLUSTER_IMPORT = f"import {PRELOADED}"
 LOCK_SECONDS = 1.0  # A process killed while it counts keeps the lock; a count is not worth a longer wait.
 RETRIES = 3  # repetitions of a task whose worker in a cluster was lost
 CONNECT_SECONDS = 15

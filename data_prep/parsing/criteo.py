@@ -452,7 +452,7 @@ def parse_lines(
     # All batches share these buffers, which therefore stay in the cache.
     buffers = batch_buffers()
     position = start
-    row: Int = 0
+    row = np.int64(0)  # A plain 0 is a type of its own, for which all below would be compiled again.
     while position < end:
         batch_end = min(position + BATCH_BYTES, end)
         rows, after = parse_batch(buffer, position, batch_end, labelled, missing, row, labels, dense, sparse, buffers)

@@ -1,6 +1,7 @@
 """Parsing of raw files into chunks, with counts of their values for vocabularies."""
 
-import gc
+import contextlib
+import fcntl
 import hashlib
 from collections.abc import Hashable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -13,7 +14,6 @@ from numpy.typing import DTypeLike, NDArray
 
 from common.errors import UserError
 from common.files import FileDigest, digest_file
-from common.machine import keep_freed_memory
 from data_prep.dataset.format import WEIGHTS
 from data_prep.dataset.spelling import Form
 from data_prep.dataset.table_spec import Table
@@ -464,15 +464,10 @@ def refuse_wrong_sums(job: Job, digests: list[FileDigest]) -> None:
 
 def compile_kernels() -> None:
     """Compile the kernels of parsing and encoding, or load them from the cache, by running each on one row."""
-    block = parse_bytes(b"0" + b"\t" * 39 + b"\n", "warm-up")
-    encode_dense(block.dense)
-    encode_hash(block.sparse, 2)
-
-
-gc.disable()  # While modules are loaded it would only search ever more objects.
-
-
-keep_freed_memory()
-compile_kernels()
-gc.freeze()  # A worker's garbage collection would write to all objects and so copy their pages.
-gc.enable()
+    # The fork server and this process start together: one compiles, and the other loads what it cached.
+    with open(__file__, "rb") as lock:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        block = parse_bytes(b"0" + b"\t" * 39 + b"\n", "warm-up")
+        encode_dense(block.dense)
+        encode_hash(block.sparse, 2)
