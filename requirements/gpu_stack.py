@@ -26,27 +26,25 @@ def describe_gpu_stack(device: str) -> dict[str, Any] | None:
     With device `auto` the stack must be complete. With `cuda` or `rocm` torch suffices: `added` then lists the missing
     requirements that belong to it.
     """
-    if device not in ("auto", *KINDS):
-        return None
-    torch, missing = find_gpu_torch(), [name for name in STACK if importlib.util.find_spec(name) is None]
+    torch = find_gpu_torch() if device in ("auto", *KINDS) else None
     if device in KINDS and (torch is None or not torch[1].startswith(KINDS[device])):
         raise SetupError(f"no torch for {device} in this Python: name a base image that has it (docs/containers.md)")
     if torch is None:
         return None
+    specs = {name: importlib.util.find_spec(name) for name in (*STACK, "numpy")}
+    missing = [name for name in STACK if specs[name] is None]
     if device == "auto" and missing:
         return {"incomplete": f"torch {torch[0]} for {torch[1]} is installed, but not {' and '.join(missing)}"}
     # The first one found counts, as for an import.
     named = [(d.metadata["Name"], d.version) for d in importlib.metadata.distributions() if d.metadata["Name"]]
-    distributions = {normalize(name): version for name, version in reversed(named)}
-    origins = {name: importlib.util.find_spec(name) for name in (*STACK, "numpy")}
     directories = [*site.getsitepackages(), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])]
     return {
         "torch": torch[0],
         "device": torch[1],
-        "added": matching_releases(*torch, missing, distributions),
-        "origins": {name: os.path.realpath(spec.origin) for name, spec in origins.items() if spec and spec.origin},
+        "added": matching_releases(*torch, missing),
+        "origins": {name: os.path.realpath(spec.origin) for name, spec in specs.items() if spec and spec.origin},
         "directories": [directory for directory in directories if os.path.isdir(directory)],
-        "distributions": dict(sorted(distributions.items())),
+        "distributions": {normalize(name): version for name, version in reversed(named)},
     }
 
 
@@ -60,7 +58,7 @@ def find_gpu_torch() -> tuple[str, str] | None:
     return found[0] if found else None
 
 
-def matching_releases(torch: str, device: str, missing: Iterable[str], distributions: dict[str, str]) -> list[str]:
+def matching_releases(torch: str, device: str, missing: Iterable[str]) -> list[str]:
     """Return requirements for the missing modules of the stack, in the releases made for this torch.
 
     FBGEMM's and TorchRec's 1.X belong to torch 2.(X+5) (FBGEMM's compatibility table, TorchRec's release scripts).
@@ -69,11 +67,6 @@ def matching_releases(torch: str, device: str, missing: Iterable[str], distribut
     minor = int((re.match(r"2\.(\d+)", torch) or [0, 0])[1])
     if minor < OLDEST_TORCH:
         raise SetupError(f"torch {torch} is too old: 2.{OLDEST_TORCH} is the oldest that works here")
-    for name, version in distributions.items():
-        # Builds versioned by date, or from source, do not state the torch they were built for.
-        release = re.match(r"1\.(\d+)\.", version)
-        if name.startswith("fbgemm-gpu") and release and int(release[1]) + 5 != minor:
-            raise SetupError(f"{name} {version} belongs to torch 2.{int(release[1]) + 5}, not {torch}")
     kind, _, version = device.partition(" ")
     rocm = f".0+rocm{'.'.join(version.split('.')[:2])}"
     fbgemm = f"fbgemm-gpu==1.{minor - 5}{rocm if kind == 'hip' else '.*'}"

@@ -4,8 +4,8 @@ It holds the groups named (pyproject.toml), from locks that are checked by hash,
 this Python has torch for CUDA or ROCm with fbgemm_gpu and torchrec (a container), the environment sees those packages
 and gets only what is missing; nothing is replaced.
 
-A state file says what an environment was built from and, last, that it is whole. One that is not, or was built from
-other inputs, is built again from nothing; a group is added in place. Only the standard library can be imported here.
+A state file says what an environment was built from, once it is whole. One that is not, or was built from other inputs,
+is built again from nothing; a group is added in place. Only the standard library can be imported here.
 """
 
 from __future__ import annotations
@@ -30,12 +30,20 @@ from installer import HERE, SetupError, find_installer, log, run
 
 # auto: a container's own GPU stack if it is complete, else cpu. oldest, newest: of the supported releases.
 DEVICES = {"auto": "torch", "cpu": "torch", "oldest": "oldest", "newest": "newest", "cuda": "", "rocm": ""}
-# Prints version and file of each module; a broken stack raises on import.
-PROBE = """import importlib, json, os, sys
-modules = {name: importlib.import_module(name) for name in sys.argv[1:]}
-print("\\n" + json.dumps({n: [str(m.__version__), os.path.realpath(m.__file__)] for n, m in modules.items()}))"""
-# The GPU driver comes from the host when a container starts; there is none while an image is built.
-DRIVER = re.compile(r"lib(nvidia-ml|cuda)\.so\.1: cannot open shared object file")
+STATE = "clickwork.json"
+# Prints version and file of each module; a broken stack raises on import. The GPU driver comes from the host when a
+# container starts; there is none while an image is built.
+PROBE = """import importlib, importlib.util, json, os, re, sys
+found, failed = {}, ""
+for name in sys.argv[1:]:
+    try:
+        version = failed or str(importlib.import_module(name).__version__)
+    except OSError as error:
+        if not re.search(r"lib(nvidia-ml|cuda)[.]so[.]1: cannot open", str(error)):
+            raise
+        version = failed = "(not imported: no GPU driver here)"
+    found[name] = version, os.path.realpath(importlib.util.find_spec(name).origin)
+print("\\n" + json.dumps(found))"""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -49,11 +57,9 @@ def main(arguments: Sequence[str]) -> int:
     try:
         if sys.version_info[:2] < (3, 10):  # noqa: UP036
             raise SetupError(f"Python 3.10 or newer is needed, not {sys.executable}: set PYTHON=python3.12")
-        state = read_state(environment)
-        if state and os.path.realpath(sys.prefix) == os.path.realpath(environment):  # it is activated
-            if not os.access(state["base"], os.X_OK):
-                raise SetupError(f"{state['base']}, which created {environment}, is gone: set PYTHON=/usr/bin/python3")
-            os.execv(state["base"], [state["base"], __file__, *arguments])
+        base = read_state(environment).get("base")
+        if base and os.path.realpath(sys.prefix) == os.path.realpath(environment):  # it is activated
+            os.execv(base, [base, __file__, *arguments])
         update(environment, options.groups or ["train"], options.device)
     except SetupError as error:
         log(f"error: {error}")
@@ -67,26 +73,23 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def read_state(environment: Path) -> dict[str, Any] | None:
-    """Read the environment's state file; None if there is no readable one."""
+def read_state(environment: Path) -> dict[str, Any]:
+    """Read the environment's state file; empty if there is no readable one."""
     try:
-        state = json.loads((environment / "clickwork.json").read_text(encoding="utf-8"))
+        return dict(json.loads((environment / STATE).read_text(encoding="utf-8")))
     except (OSError, ValueError):
-        return None
-    return state if isinstance(state, dict) and {"whole", "base", "made_from", "groups"} <= state.keys() else None
+        return {}
 
 
-def write_state(environment: Path, made_from: dict[str, Any], groups: Sequence[str], whole: bool) -> None:
-    """Write the state file atomically."""
-    state = {"whole": whole, "base": sys.executable, "made_from": made_from, "groups": [*groups]}
-    temporary = environment / "clickwork.json.tmp"
-    temporary.write_text(json.dumps(state, indent=1) + "\n", encoding="utf-8")
-    temporary.replace(environment / "clickwork.json")
+def write_state(environment: Path, made_from: dict[str, Any] | None, groups: Sequence[str]) -> None:
+    """Write the state file; made_from: None while the environment is not whole."""
+    state = {"base": sys.executable, "made_from": made_from, "groups": groups}
+    (environment / STATE).write_text(json.dumps(state, indent=1) + "\n", encoding="utf-8")
 
 
 def update(environment: Path, groups: Sequence[str], device: str) -> None:
     """Build the environment, or add the groups that it lacks, under a lock."""
-    inputs = [*sorted(HERE.glob("*.py")), *sorted(HERE.glob("*.lock")), *sorted(HERE.glob("*.in"))]
+    inputs = sorted(path for path in HERE.iterdir() if path.suffix in (".py", ".lock", ".in"))
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in inputs) + repr(read_groups()).encode())
     gpu = gpu_stack.describe_gpu_stack(device) if "data_prep" not in groups else None
     made_from = {"python": platform.python_version(), "device": device, "inputs": digest.hexdigest(), "gpu_stack": gpu}
@@ -94,9 +97,7 @@ def update(environment: Path, groups: Sequence[str], device: str) -> None:
     def lacking() -> list[str] | None:
         """Return the groups that an up to date environment lacks; None if it must be built."""
         state = read_state(environment)
-        if not state or not state["whole"] or state["made_from"] != made_from:
-            return None
-        if not os.access(environment / "bin" / "python", os.X_OK):
+        if state.get("made_from") != made_from or not os.access(environment / "bin" / "python", os.X_OK):
             return None
         return [] if "dev" in state["groups"] else sorted({*groups} - {*state["groups"]})  # dev has tune and onnx
 
@@ -115,35 +116,35 @@ def update(environment: Path, groups: Sequence[str], device: str) -> None:
 
 def build(environment: Path, groups: Sequence[str], missing: list[str] | None, made_from: dict[str, Any]) -> None:
     """Build the environment from nothing, or add the missing groups to it."""
-    started, python = time.monotonic(), environment / "bin" / "python"
+    started = time.monotonic()
     state = read_state(environment)
-    groups = sorted({*groups, *(state["groups"] if state else [])})
-    if missing is not None:
-        refuse_others(environment, f"lacks {' and '.join(missing)}")
-    else:
+    groups = sorted({*groups, *state.get("groups", [])})
+    if missing is None:
         clear(environment, state)
         log(f"creating {environment} with {sys.executable}, Python {made_from['python']}")
         environment.mkdir(parents=True)
-    write_state(environment, made_from, groups, whole=False)
+    else:
+        refuse_others(environment, f"lacks {' and '.join(missing)}")
+    write_state(environment, None, groups)
     if missing is None:
         # --without-pip: Debian's Python has no ensurepip; this Python's pip installs into the environment.
         failure = f"{sys.executable} created no virtual environment (on Debian, install python3-venv)"
         run([sys.executable, "-m", "venv", "--without-pip", environment], failure)
-    gpu, torch = made_from["gpu_stack"], None
-    if gpu and "torch" in gpu:
-        torch = gpu["torch"]
+    gpu = made_from["gpu_stack"] or {}
+    if "torch" in gpu:
         requirements = read_groups()
         gpu_stack.install_missing(environment, [line for group in groups for line in requirements[group]], gpu)
     else:
         if gpu and missing is None:
             log(f"{gpu['incomplete']}: installing the CPU stack beside it")
-        torch = install_locked(environment, missing or groups, made_from["device"])
+        install_locked(environment, missing or groups, made_from["device"])
     if missing is None:
-        origins = gpu.get("origins", {}) if gpu else {}
-        log(verify(environment, ["numpy", *(gpu_stack.STACK if torch else [])], torch, origins))
-        write_command(environment / "bin" / "clickwork", python)
+        modules = ["numpy", *(gpu_stack.STACK if "train" in groups else [])]
+        torch = gpu.get("torch") or read_pins(made_from["device"])[-1].partition("==")[2]
+        log(verify(environment, modules, torch, gpu.get("origins", {})))
+        write_command(environment / "bin" / "clickwork", environment / "bin" / "python")
         write_path(environment)
-    write_state(environment, made_from, groups, whole=True)
+    write_state(environment, made_from, groups)
     log(f"ready after {time.monotonic() - started:.0f} s: {', '.join(groups)}")
 
 
@@ -161,18 +162,15 @@ def write_path(environment: Path) -> None:
     (packages / "clickwork.pth").write_text(f"{HERE.parent}\n", encoding="utf-8")
 
 
-def clear(environment: Path, state: dict[str, Any] | None) -> None:
+def clear(environment: Path, state: dict[str, Any]) -> None:
     """Remove an environment that was created here; refuse to touch anything else of that name."""
-    if state:
-        reason = "was built from other requirements" if state["whole"] else "is incomplete"
+    if (environment / STATE).exists():
+        reason = "was built from other requirements" if state.get("made_from") else "is incomplete"
         refuse_others(environment, reason)
         log(f"{environment} {reason}: building it again")
-    elif not os.path.lexists(environment):
-        return
-    # Empty except for this: the set-up was killed before it wrote the state file.
-    elif not environment.is_dir() or any(path.suffix != ".tmp" for path in environment.iterdir()):
+        shutil.rmtree(environment)
+    elif os.path.lexists(environment) and (not environment.is_dir() or any(environment.iterdir())):
         raise SetupError(f"{environment} was not created by this set-up; move it away, or set VENV=<other path>")
-    shutil.rmtree(environment)
 
 
 def refuse_others(environment: Path, reason: str) -> None:
@@ -193,59 +191,57 @@ def read_groups() -> dict[str, list[str]]:
     return groups
 
 
-def install_locked(environment: Path, groups: Sequence[str], device: str) -> str | None:
-    """Install the locked packages of the groups, then torch, whose requirements are among them; return its version."""
+def read_pins(device: str) -> list[str]:
+    """Return the requirements that are installed without their own; torch is the last."""
+    text = (HERE / f"{DEVICES[device]}.in").read_text(encoding="utf-8")
+    return re.findall(r"(?m)^([\w.-]+==\S+|[\w-]+)", text)
+
+
+def install_locked(environment: Path, groups: Sequence[str], device: str) -> None:
+    """Install the locked packages of the groups, then torch, whose requirements are among them."""
     command, variables = find_installer(environment)
     is_uv = command[1] == "pip"
-    names = [line for group in groups if group in ("tune", "onnx") for line in read_groups()[group]]
+    named = [line for group in groups if group in ("tune", "onnx") for line in read_groups()[group]]
+    locks = [name for name in ("data_prep", "train", "dev") if name in groups]
+    if named and not is_uv and "dev" not in locks:  # pip cannot check hashes of packages by name
+        locks.append("dev")
     # The locks are complete; constraints could contradict them. --no-deps: torchrec would get its fbgemm-gpu.
     locked = {name: text for name, text in variables.items() if name not in ("UV_CONSTRAINT", "PIP_CONSTRAINT")}
-    locks = [
-        name for name in ("data_prep", "train", "dev") if name in groups or (name == "dev" and names and not is_uv)
-    ]
     for name in locks:
         log(f"installing the packages of requirements/{name}.lock")
         run([*command, "--no-deps", "--require-hashes", "-r", HERE / f"{name}.lock"], f"{name}.lock", locked)
-    if names and "dev" not in locks:
-        log(f"installing {' and '.join(names)}, as locked in requirements/dev.lock")
-        run([*command, "-c", HERE / "train.lock", "-c", HERE / "dev.lock", *names], " and ".join(names), locked)
+    if named and "dev" not in locks:
+        log(f"installing {' and '.join(named)}, as locked in requirements/dev.lock")
+        run([*command, "-c", HERE / "train.lock", "-c", HERE / "dev.lock", *named], " and ".join(named), locked)
     if "train" not in groups:
         return None
-    lines = (HERE / f"{DEVICES[device]}.in").read_text(encoding="utf-8").splitlines()
-    *others, torch = [line.split("#")[0].strip() for line in lines if line.split("#")[0].strip()]
+    *others, torch = read_pins(device)
     if others:
         run([*command, "--no-deps", *others], " ".join(others), variables)
     log(f"installing {torch} (CPU build: 0.2 GB; several GB if your index has only the CUDA build)")
     chosen = ("UV_TORCH_BACKEND", "UV_INDEX", "UV_INDEX_URL", "UV_DEFAULT_INDEX", "UV_FIND_LINKS", "UV_NO_INDEX")
     if is_uv and not any(name in variables for name in chosen):
         try:
-            run([*command, "--torch-backend", "cpu", torch], torch, variables)
-            return torch.partition("==")[2]
+            return run([*command, "--torch-backend", "cpu", torch], torch, variables)
         except SetupError as error:
             log(f"{error}; taking the usual index's build")
-    run([*command, torch], torch, variables)
-    return torch.partition("==")[2]
+    return run([*command, torch], torch, variables)
 
 
-def verify(environment: Path, modules: Sequence[str], torch: str | None, origins: dict[str, str]) -> str:
+def verify(environment: Path, modules: Sequence[str], torch: str, origins: dict[str, str]) -> str:
     """Import the modules in the environment, each from where it should come; return their versions as text."""
-    python, driver = environment / "bin" / "python", ""
-    command: list[str | Path] = [python, "-W", "ignore", "-c", PROBE]
+    command: list[str | Path] = [environment / "bin" / "python", "-W", "ignore", "-c", PROBE]
     done = subprocess.run([*command, *modules], capture_output=True, text=True, check=False)
-    if done.returncode and (found := DRIVER.search(done.stderr)):
-        driver = f"; fbgemm_gpu and torchrec were not imported: no GPU driver here ({found[0]})"
-        modules = [name for name in modules if name not in ("fbgemm_gpu", "torchrec")]
-        done = subprocess.run([*command, *modules], capture_output=True, text=True, check=False)
     if done.returncode:
         raise SetupError(f"the installed stack does not import: {(done.stderr.strip().splitlines() or [''])[-1]}")
     seen: dict[str, list[str]] = json.loads(done.stdout.splitlines()[-1])
-    if torch and torch not in (seen["torch"][0], seen["torch"][0].split("+")[0]):
+    if "torch" in seen and torch not in (seen["torch"][0], seen["torch"][0].split("+")[0]):
         raise SetupError(f"torch {seen['torch'][0]} was installed, not {torch}; is a setting of pip or uv the cause?")
     for name, (_, origin) in seen.items():
         # numpy can be the one package that a container lacks: then it is the environment's.
         if not Path(origin).is_relative_to(origins.get(name, environment.resolve())):
             raise SetupError(f"{name} is imported from {origin}; is PYTHONPATH the cause?")
-    return ", ".join(f"{name} {seen[name][0]}" for name in modules) + driver
+    return ", ".join(f"{name} {version}" for name, (version, _) in seen.items())
 
 
 if __name__ == "__main__":

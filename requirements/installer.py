@@ -59,12 +59,10 @@ def find_pip(environment: Path) -> list[str | Path]:
     """Return the command of a pip that installs into the environment."""
     python = environment / "bin" / "python"
     pip: list[str | Path] = [python, "-m", "pip"]
-    if importlib.util.find_spec("pip"):
-        major, minor = importlib.metadata.version("pip").split(".")[:2]
-        if (int(major), int(minor)) >= (22, 3):  # the first with --python
-            pip = [sys.executable, "-m", "pip", "--python", python]
-    if pip[0] == python:
-        run([*pip[:-1], "ensurepip"], f"{sys.executable} has neither pip 22.3 or later nor ensurepip: install pip")
+    if importlib.util.find_spec("pip") and int(importlib.metadata.version("pip").split(".")[0]) >= 23:  # has --python
+        pip = [sys.executable, "-m", "pip", "--python", python]
+    else:
+        run([*pip[:-1], "ensurepip"], f"{sys.executable} has neither pip 23 or later nor ensurepip: install pip")
     return [*pip, "install", "-q", "--disable-pip-version-check", "--no-user"]
 
 

@@ -188,14 +188,6 @@ def test_two_at_once_build_once(project: Project) -> None:
     assert project.versions() == CPU_VERSIONS
 
 
-@pytest.mark.slow("tool")
-def test_killed_before_it_began_is_no_obstacle(project: Project) -> None:
-    project.environment.mkdir()
-    (project.environment / "clickwork.json.tmp").write_text("{")
-    project.set_up()
-    assert project.versions() == CPU_VERSIONS
-
-
 def test_directory_of_somebody_else_is_left_alone(project: Project) -> None:
     project.environment.mkdir()
     (project.environment / "precious").write_text("mine")
