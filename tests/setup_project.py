@@ -137,6 +137,7 @@ class Project:
         settings = {
             "PATH": "/usr/bin:/bin",
             "NO_PROXY": "127.0.0.1",
+            "PYTHONDONTWRITEBYTECODE": "1",
             "UV_CACHE_DIR": str(self.wheels.parent / "uv-cache"),
         }
         if uv:

@@ -32,6 +32,7 @@ def test_first_use_installs_training_and_the_second_does_nothing(project: Projec
     assert "requirements/train.lock" in output
     assert ("pip installs without uv" in output) is not uv
     assert "ready after" in output
+    assert (project.packages_of(project.environment) / "torch" / "__pycache__").exists()
     assert project.versions() == CPU_VERSIONS
     before = cpu_seconds()
     assert project.set_up(uv=uv) == ""
