@@ -243,7 +243,7 @@ def _compute_in_process(config: AppConfig, directory: Path) -> str | None:
 
 
 CACHE = ".baselines.json"
-VERSION = 2  # increase it with each change of the figures that extensions/baselines computes
+VERSION = 3  # increase it with each change of the figures that extensions/baselines computes
 LIBRARIES = ("scikit-learn", "lightgbm")
 INSTALL = "pip install scikit-learn"
 

@@ -6,13 +6,14 @@ import multiprocessing
 import time
 import warnings
 from collections.abc import Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.ensemble import HistGradientBoostingClassifier
-from sklearn.linear_model import LogisticRegression, LogisticRegressionCV
+from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss, roc_auc_score
 from threadpoolctl import threadpool_limits
 
@@ -250,17 +251,22 @@ def _fit_logistic_regression(train: Rows, others: Rows, rates: list[Rates]) -> P
     """
     mean, deviation = train.dense.mean(axis=0), np.maximum(train.dense.std(axis=0), 1e-6)
     columns, scored = (_one_hot_matrix(train, rows, (rows.dense - mean) / deviation) for rows in (train, others))
-    folds = folds_of(len(train.labels))
-    parts = np.flatnonzero(folds != 0), np.flatnonzero(folds == 0)
-    has_both = all(0 < train.labels[part].sum() < len(part) for part in parts)
-    settings = {"max_iter": 100}  # limits the time
-    model = LogisticRegression(**settings)
-    if has_both:
-        model = LogisticRegressionCV(Cs=STRENGTHS, cv=[parts], scoring="neg_log_loss", **settings)
+    labels, folds = train.labels, folds_of(len(train.labels))
+    weights = np.ones(len(labels)) if train.weights is None else train.weights
+    fitted, held = np.flatnonzero(folds != 0), np.flatnonzero(folds == 0)
+    # Each fit begins where the last one ended; the steps and the tolerance limit the time.
+    model = LogisticRegression(max_iter=100, tol=1e-3, warm_start=True)
+    best = np.inf
     # BLAS threads would wait for each other longer than these vectors take.
     with warnings.catch_warnings(), threadpool_limits(1, user_api="blas"):
-        warnings.simplefilter("ignore")  # about convergence, and about arguments that differ between releases
-        return model.fit(columns, train.labels, sample_weight=train.weights).predict_proba(scored)[:, 1]
+        warnings.simplefilter("ignore")  # about convergence
+        for strength in STRENGTHS if all(0 < labels[part].sum() < len(part) for part in (fitted, held)) else []:
+            candidate = deepcopy(model).set_params(C=strength).fit(columns[fitted], labels[fitted], weights[fitted])
+            loss = log_loss(labels[held], candidate.predict_proba(columns[held])[:, 1], sample_weight=weights[held])
+            if loss >= best:  # a weaker L2 would only do worse
+                break
+            model, best = candidate, loss
+        return model.fit(columns, labels, weights).predict_proba(scored)[:, 1]
 
 
 def _one_hot_matrix(train: Rows, rows: Rows, dense: NDArray[np.floating[Any]]) -> Any:
