@@ -1,4 +1,7 @@
-"""Simpler models, fitted: label rates, logistic regression, boosted trees."""
+"""Simpler models, fitted: label rates, logistic regression, boosted trees.
+
+scikit-learn takes seconds to import, so only the process that fits does so.
+"""
 
 import importlib.util
 import logging
@@ -12,10 +15,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.ensemble import HistGradientBoostingClassifier
-from sklearn.linear_model import LogisticRegression
-from sklearn.metrics import log_loss, roc_auc_score
-from threadpoolctl import threadpool_limits
 
 from common import signals
 from data_prep.dataset.format import splitmix64
@@ -177,6 +176,8 @@ def _fit_each(train: Rows, others: Rows, names: Sequence[str]) -> Iterator[Fitte
 
 def score(preds: Preds, others: Rows, rows: int, began: float) -> Baseline:
     """Return AUC and NE of probabilities [n] for rows of both classes; began: time.perf_counter() at the start."""
+    from sklearn.metrics import log_loss, roc_auc_score
+
     base = np.average(others.labels, weights=others.weights)
     entropy = -base * np.log(base) - (1 - base) * np.log(1 - base)
     return Baseline(
@@ -201,6 +202,8 @@ def all_rates(train: Rows, others: Rows) -> list[Rates]:
 
 def _best_column(rates: list[Rates], train: Rows, others: Rows, names: Sequence[str], began: float) -> Fitted:
     """Score the column with the best out-of-fold rates in train, and add the AUC of each column on the other rows."""
+    from sklearn.metrics import roc_auc_score
+
     # Rates of other folds choose the column; rates of a row's own fold would favour columns of rare ids.
     aucs = [roc_auc_score(train.labels, column.train, sample_weight=train.weights) for column in rates]
     best = int(np.argmax(aucs))
@@ -238,6 +241,8 @@ def _trees_library() -> str:
 def _make_trees() -> Any:
     """Return LightGBM's trees if installed, else scikit-learn's; both default to 100 trees with 31 leaves."""
     if _trees_library() == "scikit-learn":
+        from sklearn.ensemble import HistGradientBoostingClassifier
+
         return HistGradientBoostingClassifier(early_stopping=False, random_state=0)
     from lightgbm import LGBMClassifier
 
@@ -249,6 +254,10 @@ def _fit_logistic_regression(train: Rows, others: Rows, rates: list[Rates]) -> P
 
     The weight of L2 is the one of STRENGTHS with the lowest logloss on a fold of train; the model is then fitted again.
     """
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.metrics import log_loss
+    from threadpoolctl import threadpool_limits
+
     mean, deviation = train.dense.mean(axis=0), np.maximum(train.dense.std(axis=0), 1e-6)
     columns, scored = (_one_hot_matrix(train, rows, (rows.dense - mean) / deviation) for rows in (train, others))
     labels, folds = train.labels, folds_of(len(train.labels))
