@@ -34,7 +34,7 @@ from app.training.loop import TrainingRun
 from app.training.predictor import refuse_one_class, require_task
 from app.training.state import require_rates, require_rows_to_evaluate, require_steps_left, require_validation
 from common import signals
-from common.cli import EXIT_DONE, EXIT_STOPPED
+from common.cli import EXIT_DONE, EXIT_STOPPED, SECONDS
 from common.signals import Interrupted, StopRequest
 from data_prep.dataset.format import Manifest
 
@@ -48,6 +48,7 @@ LESS_MEMORY = "use a smaller train.global_batch_size or data.shuffle_window_bloc
 def main(config: AppConfig) -> int:
     """Train as configured; return the exit status."""
     began = time.perf_counter()
+    seconds: dict[str, float] = {}  # of each section
 
     # Refuse what needs neither processes nor data, before either takes time.
     require_clients(config)
@@ -57,7 +58,7 @@ def main(config: AppConfig) -> int:
     checkpoints = Path(config.run.dir) / files.CHECKPOINTS
     advice = FailureAdvice(LESS_MEMORY, lambda: files.resumption(checkpoints))
     try:
-        status = _join_and_train(config, advice, began)
+        status = _join_and_train(config, advice, began, seconds)
     except Interrupted as error:  # raised before the first step only
         resumable, words = files.resumption(checkpoints)
         progress = words if resumable else "nothing was trained yet"
@@ -65,14 +66,19 @@ def main(config: AppConfig) -> int:
 
     # Extensions' steps follow after the process group is closed, so that the other processes need not wait.
     if status == EXIT_DONE and os.environ.get("RANK", "0") == "0":
+        before = time.perf_counter()
         for step in steps_after_training():
             step.finish(config)
+        seconds["baselines"] = time.perf_counter() - before
+        seconds["rest"] = time.perf_counter() - began - sum(seconds.values())
+        if "training" in seconds:
+            log.info("time: %s", ", ".join(f"{name} {value:.1f} s" for name, value in {**SECONDS, **seconds}.items()))
         if (report := Path(config.run.dir) / REPORT).exists():
             log.info("report: %s", report)  # last, where people see it
     return status
 
 
-def _join_and_train(config: AppConfig, advice: FailureAdvice, began: float) -> int:
+def _join_and_train(config: AppConfig, advice: FailureAdvice, began: float, seconds: dict[str, float]) -> int:
     """Join the processes of the job, or be its only one, and train; return the exit status."""
     only_built = meta_build.is_wanted(config)
     # A run that is only built computes nothing, so this machine need not have its precision.
@@ -83,14 +89,14 @@ def _join_and_train(config: AppConfig, advice: FailureAdvice, began: float) -> i
         try:
             if only_built:
                 return meta_build.write(_with_global_batch(config, runtime), runtime, record, began)
-            return _train(config, runtime, record, began)
+            return _train(config, runtime, record, began, seconds)
         finally:
             record.release()
 
 
-def _train(config: AppConfig, runtime: Runtime, record: RunDirectory, began: float) -> int:
+def _train(config: AppConfig, runtime: Runtime, record: RunDirectory, began: float, seconds: dict[str, float]) -> int:
     """Train from the beginning or a checkpoint to the end or a stop, and report; return the exit status."""
-    run = _set_up(config, runtime, record, began)
+    run = _set_up(config, runtime, record, began, seconds)
     if run is None:
         return EXIT_DONE
 
@@ -105,8 +111,11 @@ def _train(config: AppConfig, runtime: Runtime, record: RunDirectory, began: flo
         stop.answer = "training has ended, the report is being written"
     finally:
         # A stopped or failed run has a report, too.
+        before = time.perf_counter()
         if runtime.rank == 0:
             _report(record.path, is_last=status != EXIT_DONE)
+        spent = run.timer.seconds
+        seconds |= {"training": spent["train"], "evaluation": spent["eval"], "report": time.perf_counter() - before}
 
     # Let the others wait: torchrun asks all processes to end as soon as one has ended.
     runtime.highest(0.0)
@@ -114,7 +123,9 @@ def _train(config: AppConfig, runtime: Runtime, record: RunDirectory, began: flo
     return status
 
 
-def _set_up(config: AppConfig, runtime: Runtime, record: RunDirectory, began: float) -> TrainingRun | None:
+def _set_up(
+    config: AppConfig, runtime: Runtime, record: RunDirectory, began: float, seconds: dict[str, float]
+) -> TrainingRun | None:
     """Do everything before the first step; return None if nothing is left to train. Raises Interrupted at a signal."""
     # Configuration: refuse what this machine cannot run, before anything is written.
     parts = config.model.parts
@@ -130,7 +141,9 @@ def _set_up(config: AppConfig, runtime: Runtime, record: RunDirectory, began: fl
     # Data: rank 0 makes the dataset if there is none. Every machine must see the same one, and checks its files last,
     # as reading them all may take minutes.
     root = config.data.root
+    before = time.perf_counter()
     is_new = runtime.on_rank_0(lambda: prepare.prepare(config.data))
+    seconds["data"] = time.perf_counter() - before
     manifest, is_shared = agreement.load_same_manifest(root, runtime, is_new)
     prepare.require_agreement(config.data, manifest)
     config = prepare.with_table_values(config, root, manifest)

@@ -73,7 +73,7 @@ def train_here(runtime: Runtime, *overrides: str) -> str:
     config = compose_config(AppConfig, CONFIG_DIR, list(overrides))
     validate_new_run(config)
     with _environment(), _logging(), _directory(config, runtime.rank) as record:
-        run = train._set_up(config, runtime, record, time.perf_counter())
+        run = train._set_up(config, runtime, record, time.perf_counter(), {})
         return NOTHING_TO_DO if run is None else run.train()
 
 

@@ -47,7 +47,10 @@ class Page(html.parser.HTMLParser):
 def test_the_report_of_a_real_run(run_app: Command, dataset: Path, tmp_path: Path) -> None:
     overrides = [*SMALL, f"data.path={dataset}", "run.name=real", "train.eval_every_steps=10"]
     process = run_app("train", *overrides)
-    assert process.stderr.splitlines()[-1] == "report: runs/real/report.html"
+    times, last = process.stderr.splitlines()[-2:]
+    assert last == "report: runs/real/report.html"
+    sections = ["imports", "data", "training", "evaluation", "report", "baselines", "rest"]
+    assert re.findall(r"(\w+) \d+\.\d s", times.removeprefix("time: ")) == sections
     assert (tmp_path / "runs/real/log.txt").read_text().count("report: runs/real/report.html") == 1
     page = Page((tmp_path / "runs/real/report.html").read_text())
     assert set(page.references) <= {"data:,", "#main"}
