@@ -6,8 +6,10 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
@@ -68,24 +70,29 @@ def test_it_is_killed_resumed_replayed_and_names_its_parent(
     days: tuple[Path, Path, Path], runtime: Runtime, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The evaluation before the first step is that of the parent's model on the new day's rows."""
-    keys = [*BASE, "optimizer=adam", "checkpoint.every_steps=3", f"run.dir={tmp_path}/y", f"data.path={days[2]}"]
+    keys = [*BASE, "optimizer=adam", "checkpoint.every_steps=3", f"run.dir={tmp_path}/runs/y", f"data.path={days[2]}"]
     assert train_here(runtime, *BASE, "optimizer=adam", f"data.path={days[1]}", f"run.dir={tmp_path}/x") == "completed"
     start = [*keys, f"checkpoint.warm_start_from={tmp_path}/x", "eval.before_training=true"]
-    for moment in ("kill:1", "kill:5"):
+    for moment in ("in the beginning:1", "in the beginning:3", "kill:1", "before the save:1", "kill:5"):
         assert train_until(runtime, moment, *start) == "killed"
     assert train_here(runtime, *start) == "completed"
     assert train_here(runtime, *start, f"run.dir={tmp_path}/z") == "completed"
-    assert digest(tmp_path / "y") == digest(tmp_path / "z")
-    first, *_ = events(tmp_path / "y", "eval")
+    assert digest(tmp_path / "runs/y") == digest(tmp_path / "z")
+    first, *_ = events(tmp_path / "runs/y", "eval")
     assert command_here(runtime, "evaluate", f"run={tmp_path}/x", "split=val") == 0
     evaluated = json.loads(capsys.readouterr().out)
     assert (first["step"], first["auc"]) == (0, evaluated["auc"])  # val is the same on both days
-    parent = json.loads((tmp_path / "y/manifest.json").read_text())["parent"]
+    parent = json.loads((tmp_path / "runs/y/manifest.json").read_text())["parent"]
     assert (parent["run"], parent["step"], parent["updates"]) == (f"{tmp_path}/x", 10, 10)
-    assert command_here(runtime, "verify", f"run={tmp_path}/y") == 0
+    assert command_here(runtime, "verify", f"run={tmp_path}/runs/y") == 0
+    assert json.loads(capsys.readouterr().out)["verdict"] == "identical"
+    bundle = f"{tmp_path}/y.bundle"
+    assert command_here(runtime, "bundle", f"run={tmp_path}/runs/y", f"out={bundle}") == 0
+    capsys.readouterr()
+    assert command_here(runtime, "verify", f"bundle={bundle}") == 0
     assert json.loads(capsys.readouterr().out)["verdict"] == "identical"
     shutil.rmtree(tmp_path / "x/checkpoints")
-    refused("which is not there; restore it", command_here, runtime, "verify", f"run={tmp_path}/y")
+    refused("which is not there; restore it", command_here, runtime, "verify", f"run={tmp_path}/runs/y")
 
 
 def stored(run: Path) -> dict[str, torch.Tensor]:
@@ -160,19 +167,53 @@ def test_metrics_steps_and_the_schedule_begin_anew(
     assert (parent["step"], parent["auc"]) == (last["step"], last["auc"]) == (6, last["auc"])
 
 
+def test_a_column_that_comes_begins_anew_and_one_that_goes_is_dropped(runtime: Runtime, tmp_path: Path) -> None:
+    """Layers behind the tables have other shapes then, so they are named to begin anew."""
+    table = {"clicked": [0, 1] * 200, "user": [number % 7 for number in range(400)]}
+    for name, other in (("x", "city"), ("y", "shop")):
+        columns = {
+            **table,
+            other: [number % 5 for number in range(400)],
+            **({"hour": table["user"]} if name == "y" else {}),
+        }
+        pd.DataFrame(columns).to_csv(tmp_path / f"{name}.csv", index=False)
+        schema = {"label": "clicked", "sparse": [name for name in columns if name != "clicked"]}
+        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(schema))
+        prepare(
+            f"data.raw={tmp_path}/{name}.csv",
+            f"data.schema={tmp_path}/{name}.yaml",
+            f"data.path={tmp_path}/data_{name}",
+        )
+    keys = [*BASE, "model=dlrm", "optimizer=adagrad", "optimizer.lr=1e-30", "train.max_steps=1"]
+    for name, more in (("x", ["optimizer.lr=0.1"]), ("anew", [])):
+        data = f"data.path={tmp_path}/data_{'x' if name == 'x' else 'y'}"
+        assert train_here(runtime, *keys, data, f"run.dir={tmp_path}/{name}", *more) == "completed"
+    start = [*keys, f"data.path={tmp_path}/data_y", f"run.dir={tmp_path}/y", f"checkpoint.warm_start_from={tmp_path}/x"]
+    refused(r"over_arch\.0 has shape", train_here, runtime, *start)
+    assert train_here(runtime, *start, "checkpoint.warm_start_skip=[over_arch.0]") == "completed"
+    before, anew, after = (stored(tmp_path / name) for name in ("x", "anew", "y"))
+    table_name = "sparse_arch.bags.embedding_bags.t_{}.weight"
+    assert torch.equal(after[table_name.format("user")], before[table_name.format("user")])
+    for name in ("shop", "hour"):
+        assert torch.equal(after[table_name.format(name)], anew[table_name.format(name)])
+    for name, source in (("over_arch.0", anew), ("over_arch.2", before)):
+        assert torch.equal(after[f"{name}.weight"], source[f"{name}.weight"])
+
+
 @pytest.mark.slow("processes")
 def test_the_layout_changes_no_bits(new_day: Path, run_app: Command, tmp_path: Path) -> None:
     """Tables that one process has whole are divided by rows or columns among two, and the other way round."""
     base = [*BASE, "optimizer=adagrad", "train.deterministic=layout", "train.micro_batch_size=16"]
+    base += ["train.global_batch_size=96"]
     for first, kind in ((1, "table_wise"), (2, "column_wise")):
         keys = [f"data.path={new_day}/data_0", f"sharding.types={kind}", f"run.name=x{first}"]
         run_app("train", *base, *keys, processes=first)
-        for processes in (1, 2):
+        for processes in (1, 2, 3):
             keys = [f"run.name=y{first}{processes}", f"checkpoint.warm_start_from=runs/x{first}"]
             run_app(
                 "train", *base, f"data.path={new_day}/data_1", "sharding.types=row_wise", *keys, processes=processes
             )
-    assert len({digest(tmp_path / f"runs/y{name}") for name in ("11", "12", "21", "22")}) == 1
+    assert len({digest(tmp_path / f"runs/y{name}") for name in ("11", "12", "13", "21", "22", "23")}) == 1
 
 
 FEATURES = ("a", "b")
