@@ -82,6 +82,7 @@ class Batch(Pipelineable):
         share: weight of this rank's mean loss; 1 if all ranks have equally many samples.
         num_global: samples of the global batch, with train.deterministic=layout.
         weights: [B] float32, the sample weights as the dataset has them; None if it has none.
+        packed: float32, one buffer that holds all tensors, in page-locked or a device's memory; None: each has its own.
     """
 
     dense_features: Tensor
@@ -93,6 +94,7 @@ class Batch(Pipelineable):
     share: float = 1.0
     num_global: int = 0
     weights: Tensor | None = None
+    packed: Tensor | None = None
 
     @property
     def inputs(self) -> tuple[Any, KeyedJaggedTensor]:
@@ -129,11 +131,42 @@ class Batch(Pipelineable):
         """Copy to a device; to a GPU from page-locked memory, since other copies do not overlap kernels."""
         is_pageable = self.labels.device.type == "cpu" and not self.labels.is_pinned()
         source = self.pinned() if device.type != "cpu" and is_pageable else self
+        if source.packed is not None:  # one copy is faster than one for each tensor
+            return source._with_buffer(source.packed.to(device, non_blocking=non_blocking))
         return source._map_parts(lambda part: part.to(device, non_blocking=non_blocking))
 
     def pinned(self) -> "Batch":
         """Copy to page-locked memory, which torch reuses for the next batches."""
-        return self._map_parts(lambda part: part.pin_memory())
+        if self.layout is None or self.inputs_of_model is not None:
+            return self._map_parts(lambda part: part.pin_memory())
+        size = sum(_padded_size(tensor) for tensor in self._tensors)
+        pinned = self._with_buffer(torch.empty(size, dtype=torch.float32, pin_memory=True))
+        for target, source in zip(pinned._tensors, self._tensors, strict=True):
+            target.copy_(source)
+        return pinned
+
+    @property
+    def _tensors(self) -> list[Tensor]:
+        """Return dense features, ids, labels and weights, whose values all have four bytes."""
+        tensors = (self.dense_features, self.sparse_features.values(), self.labels, self.weights)
+        return [tensor for tensor in tensors if tensor is not None]
+
+    def _with_buffer(self, buffer: Tensor) -> "Batch":
+        """Return a batch whose tensors are parts of a float32 buffer, one behind the other."""
+        parts, start = [], 0
+        for tensor in self._tensors:
+            parts.append(buffer[start : start + tensor.numel()].view(tensor.dtype).view(tensor.shape))
+            start += _padded_size(tensor)
+        dense, ids, labels, *weights = parts
+        assert self.layout is not None
+        return replace(
+            self,
+            dense_features=dense,
+            sparse_features=self.layout.bags(ids),
+            labels=labels,
+            weights=weights[0] if weights else None,
+            packed=buffer,
+        )
 
     def _map_parts(self, change: Callable[[Any], Any]) -> "Batch":
         """Return a copy whose tensors are changed; of bags with a shared layout, only the values change."""
@@ -152,6 +185,11 @@ class Batch(Pipelineable):
         for part in self._parts:
             if part is not None:
                 part.record_stream(stream)
+
+
+def _padded_size(tensor: Tensor) -> int:
+    """Return the values of a tensor's part of a buffer; kernels read memory that begins at a multiple of 128 bytes."""
+    return -(-tensor.numel() // 32) * 32
 
 
 def _num_bytes(part: object) -> int:
