@@ -344,9 +344,11 @@ class FirstRun:
             ["--quick"] if self._pretend else ["--batch", "8192", "--rows", "655360", "--max-cardinality", "1000000"]
         )
         out = self._work / "peers.json"
-        self._python("benchmarks.peers", "--programs", "torchrec_dlrm", "--device", "cuda", "--out", str(out), *sizes)
-        programs = json.loads(out.read_bytes())["results"]["programs"]
-        figures["samples_per_second"] = {name: program["samples_per_second"] for name, program in programs.items()}
+        # In turn, round by round: by graphs, by plain steps, and TorchRec's own.
+        programs = ["--programs", "clickwork_plain", "torchrec_dlrm"]
+        self._python("benchmarks.peers", *programs, "--device", "cuda", "--out", str(out), *sizes)
+        measured = json.loads(out.read_bytes())["results"]["programs"]
+        figures["samples_per_second"] = {name: program["samples_per_second"] for name, program in measured.items()}
 
     def _tests(self, figures: dict[str, Any]) -> None:
         """The tests marked gpu, or some of them on a pretended device."""

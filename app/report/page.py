@@ -271,7 +271,7 @@ def _start_figures(run: RunFiles) -> list[list[str]]:
     if parent:
         rows.append(["Began with", f"step {parent.step} of {parent.run}"])
     if parent and parent.evaluation is not None:
-        rows.append([f"{METRICS[parent.evaluation.main].label} there", figure(parent.evaluation.main_value)])
+        rows.append([f"Last {METRICS[parent.evaluation.main].label} there", figure(parent.evaluation.main_value)])
     for event in run.events:
         if isinstance(event, EvaluationEvent) and event.step == 0:
             before = event.figures()

@@ -24,8 +24,8 @@ from typing import Any
 from benchmarks.peers.curve import Point, Task, reach
 from benchmarks.peers.rows import REPOSITORY, make_rows
 
-OURS, OURS_BF16, OURS_DEFAULT = "clickwork", "clickwork_bf16", "clickwork_default"
-SUPPORTS_GPUS = (OURS, OURS_BF16, OURS_DEFAULT, "torchrec_dlrm")
+OURS, OURS_BF16, OURS_DEFAULT, OURS_PLAIN = "clickwork", "clickwork_bf16", "clickwork_default", "clickwork_plain"
+SUPPORTS_GPUS = (OURS, OURS_BF16, OURS_DEFAULT, OURS_PLAIN, "torchrec_dlrm")
 QUICK = {"rounds": 1, "rows": 4096, "batch": 64, "max_cardinality": 100, "margin": 0.25}
 
 
@@ -48,6 +48,7 @@ PROGRAMS = {
     OURS: Program("clickwork:run", ""),
     OURS_BF16: Program("clickwork:run_in_bf16", ""),
     OURS_DEFAULT: Program("clickwork:run_with_defaults", ""),
+    OURS_PLAIN: Program("clickwork:run_without_graphs", ""),
     "dlrm_s_pytorch": Program("facebookresearch:dlrm_s_pytorch", "", needs_dlrm=True),
     "torchrec_dlrm_main": Program("facebookresearch:torchrec_dlrm_main", "", needs_dlrm=True),
     "torchrec_dlrm": Program("torchrec_dlrm:run", "torchrec"),

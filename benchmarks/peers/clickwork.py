@@ -18,6 +18,11 @@ def run_in_bf16(task: Task) -> list[Point]:
     return _run(task, "checkpoint.keep_best=false", f"train.log_every_steps={task.steps()}", "runtime.precision=bf16")
 
 
+def run_without_graphs(task: Task) -> list[Point]:
+    """The same with plain steps, where a GPU would replay graphs."""
+    return _run(task, "checkpoint.keep_best=false", f"train.log_every_steps={task.steps()}", "runtime.compile=none")
+
+
 def run_with_defaults(task: Task) -> list[Point]:
     """Train and evaluate as a user does: its checkpoints, the best kept, a line of the log at least each ten steps."""
     return _run(task, f"train.log_every_steps={min(10, task.steps())}")
