@@ -3,6 +3,5 @@
 # By program: arguments with which it runs in seconds.
 QUICK = {
     "events": ["--events=20000", "--rounds=1", "--workers=1"],
-    "hstu": ["--rounds=1", "--steps=1", "--batch=4", "--histories", "50"],
     "sequences": ["--users=60", "--seeds", "1"],
 }
