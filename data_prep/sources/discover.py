@@ -61,7 +61,7 @@ class RowGenerator(Protocol):
         """Return the rows of every block except the last."""
 
     def blocks(self, first: int, stop: int) -> Iterator[tuple[Any, NDArray[np.float32]]]:
-        """Yield blocks first to stop - 1 as parsed (`data_prep.parsing.criteo.Block`), and probabilities [rows, 1]."""
+        """Yield blocks first to stop - 1 as parsed (`data_prep.parsing.criteo.Block`), and probabilities [rows]."""
 
 
 @dataclass(frozen=True)

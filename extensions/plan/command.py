@@ -368,16 +368,16 @@ def diff_lines(before: ForecastFile, after: ForecastFile, name: str) -> list[str
         was, is_now = (_placement_text(plan.tables.get(table), plan.world_size) for plan in (before, after))
         if was != is_now:
             lines += _wrap(f"  {table}: {was} -> {is_now}")
-    for name in ("world_size", "local_world_size", "global_batch_size", "optimizer"):
-        values = [getattr(plan, name) or None for plan in (before, after)]
+    for setting in ("world_size", "local_world_size", "global_batch_size", "optimizer"):
+        values = [getattr(plan, setting) or None for plan in (before, after)]
         if values[0] != values[1]:
-            lines.append(f"  {name}: {values[0]} -> {values[1]}")
+            lines.append(f"  {setting}: {values[0]} -> {values[1]}")
     figures = (("step_ms", "{:.3f} ms".format), ("imbalance", "{:.2f}".format), ("headroom_bytes", _size_text))
-    for name, format_figure in figures:
-        forecasts = [plan.forecast.figure(name) if plan.forecast else None for plan in (before, after)]
+    for key, format_figure in figures:
+        forecasts = [plan.forecast.figure(key) if plan.forecast else None for plan in (before, after)]
         if forecasts[0] != forecasts[1]:
             was, is_now = ("none" if figure is None else format_figure(figure) for figure in forecasts)
-            lines.append(f"  {name.removesuffix('_bytes')}: {was} -> {is_now}")
+            lines.append(f"  {key.removesuffix('_bytes')}: {was} -> {is_now}")
     return [f"against {name}:", *(lines or ["  the same"])]
 
 

@@ -111,7 +111,7 @@ def test_two_plans_side_by_side(run_app: Command, tmp_path: Path) -> None:
     overrides += ["topology.devices_per_node=4"]
     planned(run_app, tmp_path, *overrides)
     same = run_app("plan", *overrides, f"plan.against={tmp_path / 'plan.json'}")
-    assert same.stdout.rstrip().endswith("the same")
+    assert same.stdout.rstrip().endswith(f"against {tmp_path / 'plan.json'}:\n  the same")
     keys = [*overrides[:1], *overrides[2:], "sharding=row_wise", f"plan.against={tmp_path / 'plan.json'}", "plan.out=-"]
     other = run_app("plan", *keys)
     assert "t_cat_0: table_wise/fused on 0 -> row_wise/fused on all" in other.stderr
