@@ -265,11 +265,6 @@ class ColumnFigures:
         """Return whether every value is a finite number, but for texts that mean no value."""
         return self.numbers > 0 and self.filled == self.numbers + self.marks.total() and self.is_finite
 
-    @property
-    def are_whole(self) -> bool:
-        """Return whether every value is a whole number, without a sign + or an exponent."""
-        return 0 < self.filled == self.integers and not self.lists
-
 
 def _epoch_times(numbers: NDArray[np.float64], form: str) -> NDArray[np.float64] | None:
     """Return the microseconds of numbers in an epoch's format; None if one is no time, or one before MIN_EPOCH."""

@@ -58,8 +58,7 @@ USES = {"dense": "number", "sparse": "category", "label": "label", "out": "left 
 def inspection_page(proposal: Proposal, directory: Path) -> str:
     """Return the HTML of a proposal for files in a directory."""
     profile, sample, label = proposal.profile, proposal.profile.sample, proposal.label
-    is_click, texts = label.kind is LabelKind.click, sample.columns[label.column]
-    labels = np.array(label.positives(texts) if is_click else [number_of(text, NUMBERS) for text in texts], np.float64)
+    is_click, labels = label.kind is LabelKind.click, label.numbers(sample.columns[label.column])
     name = "label rate" if is_click else "mean label"
     parts = np.array_split(np.argsort(sample.numbers, kind="stable"), STRETCHES)
     means = [(float(sample.numbers[part].mean()), float(labels[part].mean())) for part in parts if len(part)]

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from common.errors import UserError
 from data_prep.dataset.format import splitmix64
 from data_prep.dataset.options import LabelKind
-from data_prep.dataset.spelling import TRUTHS
+from data_prep.dataset.spelling import EXACT_INTEGERS, TRUTHS
 from data_prep.dataset.table_spec import COLUMN_AND_RULE, COMPARISONS, parse_rule
 from data_prep.dataset.transforms import largest_input
 from data_prep.parsing.dates import EPOCHS, NUMBERS, PARTS, exact_number_of, number_of, read_time
@@ -40,22 +40,43 @@ def auc_of_column(texts: Sequence[str], numbers: NDArray[np.float64] | None, lab
     """
     if min(labels.sum(), (~labels).sum()) < MIN_LABELS:
         return None
-    if numbers is not None:
-        bounds = np.unique(np.quantile(numbers, np.arange(1, BINS) / BINS))
-        codes = np.searchsorted(bounds, numbers, side="left")
-    else:
-        code_of = {text: code for code, text in enumerate(dict.fromkeys(texts))}
-        codes = np.array([code_of[text] for text in texts], np.int64)
-    in_first = splitmix64(np.arange(len(labels), dtype=np.uint64)) & np.uint64(1) == 1
-    size = int(codes.max()) + 1
-    aucs = []
-    # Rates of the same half would reveal each row's own label.
-    for fitted in (in_first, ~in_first):
-        rate = labels[fitted].mean()
-        positives = np.bincount(codes[fitted], labels[fitted], size)
-        rates = (positives + PRIOR_ROWS * rate) / (np.bincount(codes[fitted], minlength=size) + PRIOR_ROWS)
-        aucs.append(_auc(rates[codes[~fitted]], labels[~fitted]))
-    return float(np.mean(aucs))
+    rates = _rates_of_other_half(_text_codes(texts) if numbers is None else _quantiles(numbers), labels)
+    return float(np.mean([_auc(rates[half], labels[half]) for half in _halves(len(labels))]))
+
+
+def _halves(rows: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    in_first = splitmix64(np.arange(rows, dtype=np.uint64)) & np.uint64(1) == 1
+    return in_first, ~in_first
+
+
+def _text_codes(texts: Sequence[str]) -> NDArray[np.int64]:
+    """Return each text's place among the different ones."""
+    code_of = {text: code for code, text in enumerate(dict.fromkeys(texts))}
+    return np.array([code_of[text] for text in texts], np.int64)
+
+
+def _quantiles(numbers: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Return each number's place among BINS quantiles, or fewer if some are equal."""
+    return np.searchsorted(np.unique(np.quantile(numbers, np.arange(1, BINS) / BINS)), numbers, side="left")
+
+
+def _rates_of_other_half(
+    codes: NDArray[np.int64], labels: NDArray[Any], priors: NDArray[np.float64] | None = None
+) -> NDArray[np.float64]:
+    """Return the mean label of each row's code in the other half, smoothed by PRIOR_ROWS rows of its prior.
+
+    Rates of the same half would reveal each row's own label.
+
+    Args:
+        priors: [rows]; None: the other half's mean label.
+    """
+    rates, size = np.empty(len(labels)), int(codes.max()) + 1
+    for fitted in _halves(len(labels)):
+        scored = codes[~fitted]
+        prior = labels[fitted].mean() if priors is None else priors[~fitted]
+        sums = np.bincount(codes[fitted], labels[fitted], size)[scored]
+        rates[~fitted] = (sums + PRIOR_ROWS * prior) / (np.bincount(codes[fitted], minlength=size)[scored] + PRIOR_ROWS)
+    return rates
 
 
 def _auc(scores: NDArray[np.float64], labels: NDArray[np.bool_]) -> float:
@@ -110,6 +131,11 @@ class Label:
         if self.kind is LabelKind.number:
             return {"column": self.column, "kind": self.kind.value}
         return self.column if self.rule is None else {"column": self.column, "rule": self.rule}
+
+    def numbers(self, texts: list[str]) -> NDArray[np.float64]:
+        """Return the labels of some fields as numbers."""
+        is_click = self.kind is LabelKind.click
+        return np.array(self.positives(texts) if is_click else [number_of(text, NUMBERS) for text in texts], np.float64)
 
     def positives(self, texts: list[str]) -> list[bool]:
         """Return which of some fields are positive."""
@@ -395,31 +421,10 @@ def _row_orders(proposal: Proposal) -> list[str]:
     return orders
 
 
-ID_WORDS = frozenset(
-    [
-        "id",
-        "ids",
-        "code",
-        "zip",
-        "zipcode",
-        "postcode",
-        "user",
-        "uid",
-        "item",
-        "customer",
-        "product",
-        "movie",
-        "artist",
-        "track",
-        "ad",
-        "advertiser",
-        "campaign",
-        "device",
-        "session",
-        "category",
-        "cat",
-        "type",
-        "brand",
+ID_WORDS = {
+    *("id", "ids", "code", "zip", "zipcode", "postcode", "user", "uid", "item", "customer", "product", "movie"),
+    *("artist", "track", "ad", "advertiser", "campaign", "device", "session", "category", "cat", "type", "brand"),
+    *(
         "store",
         "shop",
         "site",
@@ -433,30 +438,19 @@ ID_WORDS = frozenset(
         "uuid",
         "sku",
         "isbn",
-    ]
-)
-GROUP_WORDS = frozenset(
-    [
-        "user",
-        "uid",
-        "customer",
-        "session",
-        "visitor",
-        "patient",
-        "member",
-        "client",
-        "account",
-        "device",
-        "household",
-        "person",
-        "player",
-        "student",
-    ]
-)
+    ),
+}
+GROUP_WORDS = {
+    *("user", "uid", "customer", "session", "visitor", "patient", "member", "client", "account", "device"),
+    *("household", "person", "player", "student"),
+}
 TIME_WORDS = frozenset(["time", "timestamp", "date", "datetime", "day", "ts", "created", "updated", "at", "when"])
 NO_IDS = frozenset(("bid", "paid", "grid", "solid", "valid", "aid", "liquid", "fluid", "mid", "rapid"))
 SEPARATORS = ("|", ";", ", ", ",")
 FEW_VALUES = 12  # whole numbers with at most as many values are categories
+MIN_REPEATS = 3  # rows a value, below which whole numbers are quantities unless they are named or written as ids
+ERRORS = 2.0  # standard errors beyond which a difference of losses is none by chance
+LITTLE = 0.1  # share of what quantiles tell that values add at the most if their order is all that counts
 UNIQUE_SHARE = 0.95  # of the rows that have a value of their own, from which on a column is left out
 MIN_ROWS = 20  # fewer rows say nothing about unique values
 DIVIDED_SHARE = 0.05  # of the fields that have a separator, if it divides values
@@ -504,10 +498,14 @@ def propose_schema(sources: Sequence[Source], label: str | None = None) -> Propo
     """Read all rows of some files, and propose a schema that data_prep accepts."""
     profile = read_profile(read_layout(sources))
     proposal = Proposal(profile, find_label(profile, label), {})
+    labels = proposal.label.numbers(profile.sample.columns[proposal.label.column])
     for name, figures in profile.columns.items():
-        is_label = name == proposal.label.column
-        proposal.uses[name] = Use("label", (), proposal.label.reason) if is_label else _choose_use(profile, figures)
-    _leave_out_leaks(proposal)
+        if name == proposal.label.column:
+            proposal.uses[name] = Use("label", (), proposal.label.reason)
+        else:
+            proposal.uses[name] = _choose_use(proposal, figures, labels)
+    if proposal.label.kind is LabelKind.click:
+        _leave_out_leaks(proposal, labels > 0)
     proposal.time = _choose_time(proposal)
     proposal.missing = _missing_marks(proposal)
     _require_category(proposal)
@@ -517,8 +515,9 @@ def propose_schema(sources: Sequence[Source], label: str | None = None) -> Propo
     return proposal
 
 
-def _choose_use(profile: TableProfile, figures: ColumnFigures) -> Use:
-    """Return the use of a column that is not the label, by its values and its name."""
+def _choose_use(proposal: Proposal, figures: ColumnFigures, labels: NDArray[np.float64]) -> Use:
+    """Return the use of a column that is not the label; labels: [rows of the sample]."""
+    profile = proposal.profile
     if (reason := _reason_to_leave_out(figures)) is not None:
         return Use("out", (), reason)
     if figures.lists:
@@ -531,38 +530,93 @@ def _choose_use(profile: TableProfile, figures: ColumnFigures) -> Use:
     is_unique = figures.rows >= MIN_ROWS and len(figures.distinct) >= UNIQUE_SHARE * figures.rows
     is_number = figures.are_numbers or (figures.marked_numbers and profile.files.has_text)
     is_number = is_number and figures.kind != "text"  # data_prep takes text of a typed file for categories alone
+    is_whole = is_number and figures.integers == figures.filled - figures.marks.total()
     empty = figures.missing + (figures.marks.total() if is_number else 0)
-    missing = f", {empty / figures.rows:.1%} missing" if empty else ""
-    is_id = is_id_name(figures.name)
-    if is_number and not (figures.are_whole and (is_id or len(figures.distinct) <= FEW_VALUES) and can_be_category):
-        if figures.are_whole and is_unique and figures.descents == 0 and not figures.missing:
+    more = f", {empty / figures.rows:.1%} missing" if empty else ""
+    is_category, evidence = not is_number, ""
+    if is_whole and can_be_category:
+        is_category, evidence = _judge_numbers(proposal, figures, labels)
+    if not is_category:
+        if is_whole and is_unique and figures.descents == 0 and not empty:
             return Use("out", (), "unique: it only rises from row to row")
-        return _use_of_number(profile, figures, missing)
+        return _use_of_number(profile, figures, more + evidence)
     if figures.has_fractions:
         return Use("out", (), "fractions, of which some are not finite")
     if not can_be_category:
         return Use("out", (), "its name has . / or \\, which a category's cannot; rename it")
     if separator := _find_separator(profile, figures):
-        return Use("sparse", ({"column": figures.name, "separator": separator},), f"several values a field{missing}")
+        return Use("sparse", ({"column": figures.name, "separator": separator},), f"several values a field{more}")
     words = ""
     if _find_separator(profile, figures, (" ",)):
         entry = flow({"column": figures.name, "separator": " "})
         words = f"; of words: {entry} in sparse takes each as a value"
     if is_unique:
         return Use("out", (), f"unique: {_value_count_text(figures)} values in {figures.rows:,} rows{words}")
-    return Use("sparse", (figures.name,), f"{_value_count_text(figures)} values{missing}{words}")
+    return Use("sparse", (figures.name,), f"{_value_count_text(figures)} values{more}{evidence}{words}")
 
 
-def _use_of_number(profile: TableProfile, figures: ColumnFigures, missing: str) -> Use:
+def _judge_numbers(proposal: Proposal, figures: ColumnFigures, labels: NDArray[np.float64]) -> tuple[bool, str]:
+    """Return whether the values of a column of whole numbers are categories, and the figures that decide this.
+
+    They are if the label rates by value, of which the rates by quantile are the priors, score the other half's rows
+    better than those by quantile alone. They are quantities if quantiles score better than no column, and values worse
+    or hardly better. What scores no better than no column may be users, whose rates are often equal: names and forms
+    decide, then how often values repeat.
+    """
+    if len(figures.distinct) <= FEW_VALUES:
+        return True, ""
+    texts = proposal.profile.sample.columns[figures.name]
+    is_filled = np.array([text != "" and text not in figures.marks for text in texts], np.bool_)
+    texts, labels = [text for text in texts if text and text not in figures.marks], labels[is_filled]
+    is_id = (
+        is_id_name(figures.name)
+        or max(-figures.low, figures.high) > EXACT_INTEGERS
+        or any(re.match("-?0[0-9]", text) for text in texts)
+    )
+    is_click, repeats = proposal.label.kind is LabelKind.click, figures.integers / len(figures.distinct)
+    few = min((labels > 0).sum(), (labels <= 0).sum()) if is_click else len(labels) // 2
+    if repeats < MIN_REPEATS or few < MIN_LABELS:
+        return is_id, f", {repeats:.1f} rows a value"
+    quantiles = _quantiles(np.array(texts).astype(np.float64))
+    by_none = _rates_of_other_half(np.zeros_like(quantiles), labels)
+    by_quantile = _rates_of_other_half(quantiles, labels)
+    by_value = _rates_of_other_half(_text_codes(texts), labels, by_quantile)
+    value, quantile, none = (_losses(rates, labels, is_click) for rates in (by_value, by_quantile, by_none))
+    name, means = ("log loss" if is_click else "RMSE"), [losses.mean() for losses in (value, quantile, none)]
+    shown = [f"{mean if is_click else math.sqrt(mean):.4g}" for mean in means]
+    evidence = f"; {name} {shown[0]} by value, {shown[1]} by quantile, {shown[2]} by neither"
+    gain = _errors_between(quantile, value)
+    # A model learns less of rare values than their rates say.
+    if gain > ERRORS * max(1.0, PRIOR_ROWS / repeats):
+        return True, evidence
+    # Of fewer values each has a quantile of its own, which says nothing about order.
+    has_order = len(figures.distinct) > BINS and _errors_between(none, quantile) > ERRORS
+    if has_order and means[1] - means[0] < LITTLE * (means[2] - means[1]) and (not is_id or gain < -ERRORS):
+        return False, evidence
+    return is_id or repeats >= PRIOR_ROWS, evidence
+
+
+def _losses(rates: NDArray[np.float64], labels: NDArray[np.float64], is_click: bool) -> NDArray[np.float64]:
+    """Return each row's log loss, or squared error if labels are numbers."""
+    return -np.log(np.where(labels > 0, rates, 1 - rates)) if is_click else (rates - labels) ** 2
+
+
+def _errors_between(one: NDArray[np.float64], other: NDArray[np.float64]) -> float:
+    """Return how many standard errors of the mean difference some losses lie above others of the same rows."""
+    differences = one - other
+    return float(differences.mean() / (differences.std() / math.sqrt(len(differences)) or 1.0))
+
+
+def _use_of_number(profile: TableProfile, figures: ColumnFigures, more: str) -> Use:
     """Return the use of a column of quantities, with a transform unless the default, a logarithm, is the better one."""
     if not figures.numbers:
-        return Use("dense", (figures.name,), f"true or false{missing}")
+        return Use("dense", (figures.name,), f"true or false{more}")
     low, high = (f"{value:g}" for value in (figures.low, figures.high))
     if _has_tail(profile, figures):
-        return Use("dense", (figures.name,), f"{low} to {high}, with a long tail, so as its logarithm{missing}")
+        return Use("dense", (figures.name,), f"{low} to {high}, with a long tail, so as its logarithm{more}")
     is_wide = max(-figures.low, figures.high) > largest_input("standard")
     entry = {"column": figures.name, "transform": "signed_log1p" if is_wide else "standard"}
-    return Use("dense", (entry,), f"{low} to {high}{missing}")
+    return Use("dense", (entry,), f"{low} to {high}{more}")
 
 
 def _has_tail(profile: TableProfile, figures: ColumnFigures) -> bool:
@@ -671,12 +725,9 @@ def _choose_time(proposal: Proposal) -> tuple[str, str | None] | None:
     return name, form
 
 
-def _leave_out_leaks(proposal: Proposal) -> None:
-    """Leave out columns that alone predict the label, and note each column's AUC."""
-    label, sample = proposal.label, proposal.profile.sample
-    if label.kind is LabelKind.number:
-        return
-    labels = np.array(label.positives(sample.columns[label.column]), np.bool_)
+def _leave_out_leaks(proposal: Proposal, labels: NDArray[np.bool_]) -> None:
+    """Leave out columns that alone predict the label, and note each column's AUC; labels: [rows of the sample]."""
+    sample = proposal.profile.sample
     for name, use in list(proposal.uses.items()):
         if use.place not in ("dense", "sparse"):
             continue

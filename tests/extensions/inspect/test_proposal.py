@@ -15,7 +15,7 @@ import yaml
 
 import clickwork
 from common.errors import UserError
-from data_prep.dataset.format import load_manifest
+from data_prep.dataset.format import load_manifest, splitmix64
 from data_prep.sources.discover import resolve_sources
 from data_prep.verify import verify_dataset
 from extensions.inspect import columns as profile_module
@@ -129,6 +129,106 @@ def test_advertisements(tmp_path: Path) -> None:
     assert all(f"#   {name}: {reason}" in proposal.text for name, reason in reasons.items())
     assert "Rows are in order of shown_at." in proposal.text
     assert "fraction tests on the last rows of the files, which are the newest" in proposal.text
+
+
+def drawn_numbers(rows: int = 6000) -> dict[str, Any]:
+    """Columns of whole numbers: ids with effects and without, quantities, an hour, values that hardly repeat."""
+    rng = np.random.default_rng(3)
+    columns = {"id": rng.integers(100, 300, rows), "user": rng.integers(0, 90, rows)}
+    columns |= {"quantity": rng.integers(0, 900, rows), "serial": rng.integers(0, 4000, rows)}
+    columns |= {"level": rng.integers(0, 35, rows), "hour": rng.integers(0, 24, rows)}
+    scores = rng.normal(0, 1, 200)[columns["id"] - 100] + columns["quantity"] / 450 + columns["level"] / 12 - 3
+    scores += np.abs(columns["hour"] - 12) / 6
+    return columns | {"score": scores, "label": rng.random(rows) < 1 / (1 + np.exp(-scores))}
+
+
+# The rows of f0 … f9 as Frappe's: each user has the same rate, ids of items fall by their rate, others are contexts.
+def frappe(rows: int = 6000) -> dict[str, Any]:
+    rng = np.random.default_rng(4)
+    item = (300 * rng.random(rows) ** 2).astype(int)
+    context = {f"f{number}": rng.integers(0, 9 * number, rows) for number in range(2, 10)}
+    rates = 1 / (1 + np.exp(item / 75 - 1.5 - rng.normal(0, 1, 300)[item]))
+    return {"label": (rng.random(rows) < rates) * 1, "f0": rng.integers(0, 400, rows), "f1": item, **context}
+
+
+def losses_of(numbers: Any, labels: Any) -> list[float]:
+    """Return the losses by value, by quantile and by neither; log loss, or RMSE of labels that are no bits."""
+    frame = pd.DataFrame({"value": numbers, "label": labels * 1.0})
+    frame["quantile"] = np.searchsorted(np.unique(np.quantile(numbers, np.arange(1, 32) / 32)), numbers)
+    half = splitmix64(np.arange(len(frame), dtype=np.uint64)) % 2
+    frame["all"] = 0
+    losses: list[float] = []
+    prior: Any = 0.0
+    for key in ("all", "quantile", "value"):
+        rates = np.zeros(len(frame))
+        for fitted in (0, 1):
+            groups = frame[half == fitted].groupby(key).label.agg(["sum", "count"]).reindex(frame[key]).fillna(0)
+            before = frame.label[half == fitted].mean() if key != "value" else prior
+            smoothed = (groups["sum"].to_numpy() + 10 * before) / (groups["count"].to_numpy() + 10)
+            rates = np.where(half == fitted, rates, smoothed)
+        if set(frame.label) <= {0.0, 1.0}:
+            losses.append(float(-np.log(np.where(frame.label > 0, rates, 1 - rates)).mean()))
+        else:
+            losses.append(float(np.sqrt(((rates - frame.label) ** 2).mean())))
+        prior = rates if key == "quantile" else prior
+    return losses[::-1]
+
+
+@pytest.mark.parametrize("label", ["label", "score"])
+def test_whole_numbers_are_categories_by_their_rates(tmp_path: Path, label: str) -> None:
+    table = drawn_numbers()
+    columns = {name: values for name, values in table.items() if name not in ("score", "label")}
+    proposal = proposed(tmp_path, {"y": table[label] * 1, **{f"c{i}": columns[name] for i, name in enumerate(columns)}})
+    uses = dict(zip(columns, list(proposal.uses.values())[1:], strict=True))
+    assert {name: use.place for name, use in uses.items()} == {
+        "id": "sparse",
+        "user": "sparse",
+        "quantity": "dense",
+        "serial": "dense",
+        "level": "dense",
+        "hour": "sparse",
+    }
+    for name in ("id", "user", "quantity", "level", "hour"):
+        value, quantile, neither = (f"{loss:.4g}" for loss in losses_of(columns[name], table[label]))
+        kind = "log loss" if label == "label" else "RMSE"
+        assert uses[name].reason.endswith(f"{kind} {value} by value, {quantile} by quantile, {neither} by neither")
+        assert f"# {uses[name].reason}\n" in proposal.text
+    assert uses["serial"].reason.endswith(f"{6000 / len(set(columns['serial'])):.1f} rows a value")
+
+
+def test_all_columns_of_a_table_like_frappe_s_are_categories(tmp_path: Path) -> None:
+    content = frappe()
+    value, quantile, neither = losses_of(content["f1"], content["label"])
+    assert value < quantile < neither
+    assert set(places(proposed(tmp_path, content)).values()) == {"label", "sparse"}
+
+
+NAMES = {
+    "without meaning": ["V1", "C1", "col_1", "feature_12"],
+    "in upper case": ["AMOUNT", "CODE_POSTAL", "ITEMID", "USER_ID"],
+    "of other languages": ["возраст", "Größe", "商品", "idade"],
+}
+
+
+@pytest.mark.parametrize("case", NAMES)
+def test_evidence_prevails_over_names(tmp_path: Path, case: str) -> None:
+    table = drawn_numbers()
+    for names in (NAMES[case], NAMES[case][::-1]):
+        columns = dict(zip(names, (table[name] for name in ("id", "quantity", "user", "serial")), strict=True))
+        proposal = proposed(tmp_path, {"label": table["label"] * 1, **columns})
+        is_id = names[3] in ("ITEMID", "USER_ID", "CODE_POSTAL")
+        expected = ["sparse", "dense", "sparse", "sparse" if is_id else "dense"]
+        assert [proposal.uses[name].place for name in names] == expected
+
+
+def test_codes_are_known_by_how_they_are_written(tmp_path: Path) -> None:
+    numbers = np.random.default_rng(5).integers(0, 150, ROWS)
+    rows = {"label": BITS, "padded": [f"{number:04d}" for number in numbers], "plain": numbers}
+    rows |= {"long": 17 * 10**17 + numbers, "marked_id": ["NA" if number < 9 else number for number in numbers]}
+    proposal = proposed(tmp_path, pd.DataFrame(rows).to_csv(index=False))
+    expected = {"padded": "sparse", "plain": "dense", "long": "sparse", "marked_id": "sparse"}
+    assert places(proposal) == {"label": "label", **expected}
+    assert prepare(*paths(tmp_path, proposal.text)).rows == ROWS
 
 
 def test_the_way_to_divide_a_text_into_words_is_named_and_works(tmp_path: Path) -> None:
