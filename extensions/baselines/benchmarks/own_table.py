@@ -1,10 +1,10 @@
 """A default model beside simpler ones on users' own tables of ten shapes (extensions/baselines/benchmarks/tables.py).
 
-    python -m extensions.baselines.benchmarks.own_table [--tables NAME …] [--seeds 1 2 3 4 5] [--adult DIR] [--out FILE]
-        [-- KEY …]
+    python -m extensions.baselines.benchmarks.own_table [--tables NAME …] [--csv FILE.csv …] [--seeds 1 2 3 4 5]
+        [--out FILE] [-- KEY …]
 
---adult: the directory of adult.data and adult.test (UCI's Adult: 48,842 rows, whether a person earns above 50,000 $),
-which are no part of this project: an eleventh table, whose rows each seed splits anew.
+--csv: tables of others, which are no part of this project, with a column `label` of 0 and 1: by the proposed schema
+(data.schema=auto), with their own names and, as NAME_c, with the names c0, c1, …; each seed shuffles their rows.
 
 Each table is drawn, prepared and trained with `app.train data.path=…` and the given keys, once a seed. AUC is of test:
 of the model that is served (the best on val), of the logistic regression of `app.baselines`, fitted on train, and of
@@ -17,9 +17,11 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from sklearn.ensemble import HistGradientBoostingClassifier
@@ -34,14 +36,13 @@ from extensions.baselines.benchmarks.tables import (
     MARGIN_LR,
     MARGIN_TREES,
     SHAPES,
-    TableShape,
-    adult_shape,
     write_table,
 )
 from extensions.baselines.command import find_or_fit
 from extensions.baselines.fit import all_rates, tree_inputs
 from extensions.baselines.rows import BaselinesConfig, load_rows
 
+Writer: TypeAlias = Callable[[int, Path], list[str]]  # of a seed and a directory, to keys of data_prep
 LEAVES = (4, 8, 16, 31)
 QUIET = ["baselines=false", "record.tensorboard=false"]
 
@@ -49,36 +50,46 @@ QUIET = ["baselines=false", "record.tensorboard=false"]
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tables", nargs="+", choices=SHAPES, default=[*SHAPES])
+    parser.add_argument("--tables", nargs="*", choices=SHAPES, default=[*SHAPES])
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
-    parser.add_argument("--adult", type=Path)
+    parser.add_argument("--csv", type=Path, nargs="*", default=[])
     parser.add_argument("--out", type=Path)
     parser.add_argument("keys", nargs="*", help="of app.train")
     arguments = parser.parse_args()
     results = {}
-    shapes = {name: SHAPES[name] for name in arguments.tables}
-    if arguments.adult_shape is not None:
-        shapes["adult"] = adult_shape(arguments.adult_shape)
-    for name, shape in shapes.items():
-        runs = [measure(shape, seed, arguments.keys) for seed in arguments.seeds]
+    tables: dict[str, Writer] = {name: partial(write_table, SHAPES[name]) for name in arguments.tables}
+    for path in arguments.csv:
+        tables |= {path.stem: partial(write_csv, path, False), f"{path.stem}_c": partial(write_csv, path, True)}
+    for name, write in tables.items():
+        runs = [measure(write, seed, arguments.keys) for seed in arguments.seeds]
         results[name] = runs
         print(name, json.dumps(runs[-1]), file=sys.stderr, flush=True)
     print(markdown(results))
     write_result(arguments, results)
 
 
-def measure(shape: TableShape, seed: int, keys: list[str]) -> dict[str, Any]:
+def write_csv(path: Path, is_renamed: bool, seed: int, directory: Path) -> list[str]:
+    """Write a table's rows in an order by the seed, which decides the split; return the keys that prepare them."""
+    head, *rows = path.read_text(encoding="utf-8").splitlines()
+    if is_renamed:
+        head = ",".join("label" if name == "label" else f"c{place}" for place, name in enumerate(head.split(",")))
+    order = np.random.default_rng(seed).permutation(len(rows))
+    (directory / "rows.csv").write_text("\n".join([head, *(rows[row] for row in order), ""]), encoding="utf-8")
+    return [f"data.raw={directory}/rows.csv", "data.schema=auto", "data.label=label"]
+
+
+def measure(write: Writer, seed: int, keys: list[str]) -> dict[str, Any]:
     """Return test AUCs of one draw of a table."""
     with tempfile.TemporaryDirectory() as work:
         root, run = Path(work) / "data", Path(work) / "run"
-        _run_module("data_prep", *write_table(shape, seed, Path(work)), f"data.path={root}")
+        _run_module("data_prep", *write(seed, Path(work)), f"data.path={root}")
         _run_module("app.train", f"data.path={root}", f"run.dir={run}", f"train.seed={seed}", *QUIET, *keys)
         scored = json.loads(_run_module("app.evaluate", f"run={run}", "split=test"))
         baselines = find_or_fit(root, load_rows_manifest(root), "test", run, BaselinesConfig(run=str(run))).figures
-        trees = tuned_trees(root)
+        trees, rows = tuned_trees(root), load_rows_manifest(root).rows
         summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
     return {
-        "rows": shape.rows,
+        "rows": rows,
         "model": scored["auc"],
         "lr": baselines.lr and baselines.lr.auc,
         "trees": trees,

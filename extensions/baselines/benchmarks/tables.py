@@ -181,31 +181,3 @@ SHAPES = {
     "grouped": TableShape(60_000, _draw_grouped, keys=("data.split.method=group", "data.split.column=user")),
     "skewed": TableShape(50_000, _draw_skewed, ("amount",)),
 }
-
-
-ADULT = (
-    *("age", "workclass", "fnlwgt", "education", "education_num", "marital_status", "occupation", "relationship"),
-    *("race", "sex", "capital_gain", "capital_loss", "hours_per_week", "native_country", "income"),
-)
-ADULT_NUMBERS = ("age", "fnlwgt", "education_num", "capital_gain", "capital_loss", "hours_per_week")
-
-
-def adult_shape(directory: Path) -> TableShape:
-    """Return UCI's table Adult from its two files, in an order by the seed, which decides the split."""
-    lines = [
-        line
-        for name in ("adult.data", "adult.test")
-        for line in (directory / name).read_text(encoding="utf-8").splitlines()
-    ]
-    fields = [line.split(", ") for line in lines]
-    rows = [row for row in fields if len(row) == len(ADULT)]  # the files have empty lines and one of other words
-
-    def draw(generator: np.random.Generator, count: int) -> tuple[Columns, NDArray[np.float64]]:
-        order = generator.permutation(count)
-        values = dict(zip(ADULT, np.array(rows).T[:, order], strict=True))
-        earns = np.char.startswith(values.pop("income"), ">50K")
-        numbers = {name: values[name].astype(np.float64) for name in ADULT_NUMBERS}
-        # Logits of plus and minus infinity make the drawn labels the table's own.
-        return {**values, **numbers}, np.where(earns, np.inf, -np.inf)
-
-    return TableShape(len(rows), draw, ADULT_NUMBERS)
