@@ -163,20 +163,20 @@ def _take_rows(local: LocalTensor, offsets: tuple[int, ...], values: Tensor, row
 
     rows: the other run's row of each row of the whole table.
     """
-    ours, theirs = slice(None), slice(None)
+    columns, stored_columns = slice(None), slice(None)
     if values.dim() == 2:  # shards by columns overlap in some
         first = max(local.offsets[1], offsets[1])
         end = min(local.offsets[1] + local.values.shape[1], offsets[1] + values.shape[1])
         if first >= end:
             return
-        ours, theirs = (slice(first - start, end - start) for start in (local.offsets[1], offsets[1]))
+        columns, stored_columns = (slice(first - start, end - start) for start in (local.offsets[1], offsets[1]))
     for begin in range(0, len(local.values), BLOCK_ROWS):
         block = local.values[begin : begin + BLOCK_ROWS]
         places = rows[local.offsets[0] + begin :][: len(block)] - offsets[0]
         taken = np.flatnonzero((places >= 0) & (places < len(values)))
         read = values[torch.from_numpy(places[taken])]
         if values.dim() == 2:
-            block, read = block[:, ours], read[:, theirs]
+            block, read = block[:, columns], read[:, stored_columns]
         block[torch.from_numpy(taken).to(block.device)] = read.to(block.device)
 
 
