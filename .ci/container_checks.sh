@@ -209,7 +209,8 @@ check_clones() {
   sed -i "s/^CLICKWORK_UID=.*/CLICKWORK_UID=$bob/" "$second/.env"
   chown -R "$bob:$owner" "$second" "$state/bob"
   first=$(as_caller docker compose run --detach --no-deps train run.name=first train.max_steps=1000000 2>/dev/null)
-  docker pause "$first" >/dev/null # it is there, and takes no time
+  # It is there, and takes no time. A process that waits for a child that was frozen before it cannot be frozen: once more.
+  docker pause "$first" >/dev/null || { sleep 5 && docker pause "$first" >/dev/null; }
   (cd "$second" && export keys='data.source=synthetic data.path=data/few data.synthetic.rows=2000' &&
     DATA_PREP_ARGS=$keys TRAIN_ARGS="$keys train.max_steps=20" step second as_bob docker compose up --detach) || fail "docker compose up in a second clone"
   (cd "$third" && step third as_caller make up PLATFORM=cpu ARGS=train.max_steps=20) || fail "make up in a third clone"
