@@ -50,7 +50,7 @@ class TorchBatches(IterableDataset[Item]):
 
         Args:
             path, manifest: of the dataset.
-            given: the keywords seed, shuffle, drop_last and batch_size.
+            given: the keywords seed, shuffle, drop_last and batch_size, all four; None is not given.
         """
         if run is None and given["batch_size"] is None:
             raise UserError("batch_size: give it, or run=RUN, whose batches are then read")
@@ -67,6 +67,7 @@ class TorchBatches(IterableDataset[Item]):
         data = replace(config.data, shuffle=values.get("shuffle", config.data.shuffle))
         if train.global_batch_size < 1:
             raise UserError(f"batch_size={train.global_batch_size}: must be at least 1")
+        # Every process has a row of each batch; parts need not be equal.
         if not 0 <= rank < world_size <= train.global_batch_size:
             raise UserError(
                 f"rank={rank}, world_size={world_size}: rank must be below world_size, and that at most "

@@ -275,8 +275,9 @@ class Session:
         return {name: parameter for name, parameter in parameters if not table_of(name)}
 
     def parameters(self) -> Iterator[tuple[str, NDArray[np.float32]]]:
-        """Yield tables, large ones in blocks of rows, then dense parameters and batch norm's statistics, by name.
+        """Yield names and values: tables as declared, then dense parameters, then batch norm's statistics, by name.
 
+        A large table comes in blocks [rows, D], all under its name. A run's digest is of this order.
         A collective call: every process must exhaust the iterator; only rank 0's yields.
         """
         for name, weight in table_weights(self.model):

@@ -59,12 +59,14 @@ class Bags(NamedTuple):
         lengths = self.offsets[rows + 1] - starts
         size = int(lengths[0]) if len(lengths) else 0
         first = starts[0] % size if size else 0
-        # Bags of one size are rows of a matrix, which NumPy takes faster.
+        # Bags of one size are rows of a matrix, which NumPy takes faster. The first may begin anywhere (offsets of a
+        # part do not begin at 0), and all must begin at the same place modulo the size.
         if size and (lengths == size).all() and (starts % size == first).all():
             matrix = self.values[first : first + (len(self.values) - first) // size * size].reshape(-1, size)
             ids = np.take(matrix, starts // size, axis=0)
             return Bags(ids.reshape(-1), np.arange(len(rows) + 1, dtype=np.int64) * size)
         offsets = offsets_of(lengths)
+        # The place in `values` of each id: where its bag begins there, and its place in the bag.
         indices = np.repeat(starts - offsets[:-1], lengths)
         indices += np.arange(offsets[-1])
         return Bags(self.values[indices], offsets)

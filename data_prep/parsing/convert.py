@@ -335,6 +335,7 @@ def truths_of(values: Any, locator: Locator, empty: float) -> NDArray[np.bool_]:
 def _read_date_part(values: Any, part: DatePart, locator: Locator) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """Return a part of dates and times [rows], and a mask of the rows that have one; see `part_of`."""
 
+    # The schema's line with another format, which an error suggests.
     def entry(form: str) -> str:
         return f"{{column: {part.column}, part: {part.part}, format: {form}}}"
 

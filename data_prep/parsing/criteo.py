@@ -384,10 +384,10 @@ def parse_batch(
 
     Args:
         labelled, missing, labels, dense, sparse: as in `parse_lines`.
-        buffers: result of `batch_buffers`.
+        start, end: at most BATCH_BYTES apart, for which `buffers`, the result of `batch_buffers`, has room.
 
     Returns:
-        (rows parsed, position after them); no rows if anything is unusual.
+        (rows parsed, position after them); no rows if anything is unusual; the arrays are then spoilt from `row` on.
     """
     separators, words, shifts, long = buffers
     num_dense, num_sparse = dense.shape[1], sparse.shape[1]
@@ -405,7 +405,8 @@ def parse_batch(
     invalid |= convert_categories(words, shifts, num_integers, categories, row * num_sparse, rows * num_sparse)
     if invalid != U0:
         return 0, start
-    # Integers of more than eight digits do not fit a word, so the kernel above left them missing.
+    # Integers of more than eight digits do not fit a word, so the kernel above left them missing; `long` has the place
+    # and the value of each.
     for i in range(0, num_long, 2):
         integers[row * num_dense + long[i]] = long[i + 1]
     return rows, separators[rows * columns - 1] + 1

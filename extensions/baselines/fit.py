@@ -226,7 +226,10 @@ def _fit_trees(train: Rows, others: Rows, rates: list[Rates]) -> Preds:
 
 
 def tree_inputs(train: Rows, others: Rows, rates: list[Rates]) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return the columns of trees, [rows, features] of train and of the other rows: numbers, then rates of ids."""
+    """Return the columns of trees, [rows, features] of train and of the other rows: numbers, then rates of ids.
+
+    rates: as from `all_rates`, dense features first; train's are out-of-fold, so that no row knows its own label.
+    """
     # Ids have no order that a tree could split, so trees get their rates.
     num_dense = train.dense.shape[1]
     columns = np.column_stack([train.dense, *(column.train for column in rates[num_dense:])])

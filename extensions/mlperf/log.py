@@ -216,6 +216,7 @@ class MLPerf:
             self._log.event(key, value, metadata={"step": 0})
         self._log.end(keys.INIT_STOP, metadata={"step": 0})
         self._log.start(keys.RUN_START, metadata={"step": 0})
+        # The first epoch begins here, after initialisation; blocks begin with their first loss.
         if not self._by_block:
             self._part_from = (0, int(time.time() * 1000))
             self._start_part()
