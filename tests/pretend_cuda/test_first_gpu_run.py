@@ -36,7 +36,7 @@ def test_every_stage_succeeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert stages["steps"]["small bf16"]["step/train"]["median_ms"] > 0
     assert stages["graphs"]["small bf16"]["step/train"]["median_ms"] > 0
     assert stages["graphs"]["same_digests"]
-    assert set(stages["peers"]["samples_per_second"]) == {"clickwork", "torchrec_dlrm"}
+    assert set(stages["peers"]["samples_per_second"]) == {"clickwork", "clickwork_plain", "torchrec_dlrm"}
     assert stages["tests"]["passed"] == 5
 
 

@@ -336,7 +336,7 @@ def test_a_split_of_one_class_is_one_line(run_app: Command, refused_command: Ref
         np.save(path, np.zeros((shard.rows, 1), np.int32))
     settings = [*SMALL, "data.path=data", "data.verify=never", "train.max_steps=3", "run.name=x"]
     process = run_app("train", *settings, "baselines=null")
-    _, line = [line for line in process.stderr.splitlines() if "baselines" in line]
+    _, line = [line for line in process.stderr.splitlines() if line.startswith("baselines: ")]
     assert "every label of val is 0" in line
     assert "every label of val is 0" in refused_command("baselines", "run=runs/x")
 
