@@ -196,7 +196,7 @@ def first_not_finite(tensors: Any) -> str | None:
 
 
 def _copy_to_host(tensor: Tensor) -> Tensor:
-    """Return a copy in host memory, also of a tensor that is there."""
+    """Return a copy in host memory, of a tensor on any device."""
     tensor = tensor.detach()
     if tensor.device.type == "cpu":
         # A copy, even on the CPU: training changes the tensors in place while the thread writes.
@@ -248,9 +248,7 @@ def load_tensors(checkpoint: Path, model: DistributedModelParallel, optimizer: C
     """
     tensors = tensors_of(model, optimizer)
     read_tensors(checkpoint, tensors)
-    model.load_state_dict(tensors["model"])
-    if optimizer is not None:
-        optimizer.load_state_dict(fill_dicts(optimizer.state_dict(), tensors.get("optimizer", {})))
+    set_tensors(model, optimizer, tensors)
 
 
 def read_tensors(checkpoint: Path, tensors: dict[str, Any]) -> None:
@@ -263,6 +261,13 @@ def read_tensors(checkpoint: Path, tensors: dict[str, Any]) -> None:
         raise UserError(
             f"{checkpoint}: does not load into this model: {last_line(str(error), type(error).__name__)}"
         ) from error
+
+
+def set_tensors(model: DistributedModelParallel, optimizer: CombinedOptimizer | None, tensors: dict[str, Any]) -> None:
+    """Set a model's and, if given, an optimizer's tensors to those of `tensors_of`, after they were overwritten."""
+    model.load_state_dict(tensors["model"])
+    if optimizer is not None:
+        optimizer.load_state_dict(_fill_dicts(optimizer.state_dict(), tensors.get("optimizer", {})))
 
 
 def tensors_of(model: DistributedModelParallel, optimizer: CombinedOptimizer | None) -> dict[str, Any]:
@@ -282,10 +287,10 @@ def _drop_empty_dicts(nest: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in children.items() if not isinstance(value, dict) or value}
 
 
-def fill_dicts(nest: dict[str, Any], loaded: dict[str, Any]) -> dict[str, Any]:
+def _fill_dicts(nest: dict[str, Any], loaded: dict[str, Any]) -> dict[str, Any]:
     """Return nested dicts as before `_drop_empty_dicts`, with the loaded values."""
     return {
-        key: fill_dicts(value, loaded.get(key, {})) if isinstance(value, dict) else loaded[key]
+        key: _fill_dicts(value, loaded.get(key, {})) if isinstance(value, dict) else loaded[key]
         for key, value in nest.items()
     }
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.optim.keyed import CombinedOptimizer
 
-from app.checkpoint.saver import LocalTensor, SafeReader, fill_dicts, local_tensors, read_tensors, tensors_of
+from app.checkpoint.saver import LocalTensor, SafeReader, local_tensors, read_tensors, set_tensors, tensors_of
 from app.model.embeddings import Embedding
 from common.errors import UserError
 from data_prep.dataset.format import Manifest, open_shard
@@ -115,8 +115,8 @@ def describe_rows(
             columns = [shard.bags[manifest.ragged.index(feature)].ids for shard in shards]
         cells = sum(len(ids) for ids in columns)
         share = sum(int(np.count_nonzero(taken[ids])) for ids in columns) / max(cells, 1)
-        kept, there = int(taken.sum()), source.manifest.num_embeddings.get(feature, 0)
-        counts = f"{kept:,} rows taken, {len(taken) - kept:,} new, {there - kept:,} dropped"
+        num_taken, num_before = int(taken.sum()), source.manifest.num_embeddings.get(feature, 0)
+        counts = f"{num_taken:,} rows taken, {len(taken) - num_taken:,} new, {num_before - num_taken:,} dropped"
         yield f"warm start: {feature}: {counts}; {share:.1%} of train's cells"
 
 
@@ -137,12 +137,14 @@ def load(
     tensors = tensors_of(model, optimizer)
     equal, translated = set[str](), dict[str, NDArray[np.int64]]()
     for name, shape in sorted(_shapes(tensors), key=lambda item: TABLES not in item[0]):
-        there = tuple(metadata[name].size) if name in metadata else None
+        stored = tuple(metadata[name].size) if name in metadata else None
         table = name.partition(TABLES)[2].partition(".weight")[0]
-        if (there is None and table) or (not table and _is_skipped(name, skipped)):
+        if (stored is None and table) or (not table and _is_skipped(name, skipped)):
             continue
-        if there is None or there[1:] != shape[1:] or (there != shape and table not in rows):
-            raise UserError(f"checkpoint.warm_start_from={source.checkpoint}: {_fault(name, table, shape, there)}")
+        if stored is None or stored[1:] != shape[1:] or (stored != shape and table not in rows):
+            raise UserError(
+                f"checkpoint.warm_start_from={source.checkpoint}: {_describe_misfit(name, table, shape, stored)}"
+            )
         if table in rows:
             translated[name] = rows[table]
         else:
@@ -153,9 +155,7 @@ def load(
             for local in local_tensors(tensors):
                 if local.path == name:
                     _take_rows(local, offsets, values, places)
-    model.load_state_dict(tensors["model"])
-    if optimizer is not None:
-        optimizer.load_state_dict(fill_dicts(optimizer.state_dict(), tensors.get("optimizer", {})))
+    set_tensors(model, optimizer, tensors)
 
 
 def _take_rows(local: LocalTensor, offsets: tuple[int, ...], values: Tensor, rows: NDArray[np.int64]) -> None:
@@ -207,15 +207,18 @@ def _is_skipped(name: str, skipped: Sequence[str]) -> bool:
     return any(name == layer or name.startswith(f"{layer}.") for layer in skipped)
 
 
-def _fault(name: str, table: str, shape: tuple[int, ...], there: tuple[int, ...] | None) -> str:
-    """Return why a tensor does not fit, with the remedy; `there`: the shape in the other run, None without one."""
+def _describe_misfit(name: str, table: str, shape: tuple[int, ...], stored: tuple[int, ...] | None) -> str:
+    """Return why a tensor does not fit, with the remedy; stored: its shape in the other run, None if it has none.
+
+    table: the table of the tensor; empty for a dense layer's.
+    """
     layer = name.removeprefix("model.").removeprefix("optimizer.state.dense.").rpartition(".")[0] or name
-    found = "is not there" if there is None else f"has shape {list(there)} there, {list(shape)} here"
+    difference = "is not there" if stored is None else f"has shape {list(stored)} there, {list(shape)} here"
     if not table:
-        return f"{layer} {found}; give the same layers, or checkpoint.warm_start_skip=[{layer}] to begin it anew"
+        return f"{layer} {difference}; give the same layers, or checkpoint.warm_start_skip=[{layer}] to begin it anew"
     if name.startswith("optimizer."):
-        return f"the optimizer's state of {table} {found}; give checkpoint.warm_start_optimizer=false"
-    assert there is not None
-    if there[1:] != shape[1:]:
-        return f"{table} has vectors of {there[1]} values there, {shape[1]} here; give model.embedding_dim={there[1]}"
-    return f"{table} {found}; give the tables the same settings, or start from a run on this dataset"
+        return f"the optimizer's state of {table} {difference}; give checkpoint.warm_start_optimizer=false"
+    assert stored is not None
+    if stored[1:] != shape[1:]:
+        return f"{table} has vectors of {stored[1]} values there, {shape[1]} here; give model.embedding_dim={stored[1]}"
+    return f"{table} {difference}; give the tables the same settings, or start from a run on this dataset"
