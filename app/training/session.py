@@ -170,15 +170,15 @@ class Session:
 
         A collective call.
         """
-        asked = self.config.runtime.compile or Compile.none
-        self.compiled = asked
-        if asked is Compile.auto:
+        setting = self.config.runtime.compile or Compile.none
+        self.compiled = setting
+        if setting is Compile.auto:
             obstacle = self._obstacle_to_graphs(batch_size)
             self.compiled = Compile.none if obstacle else Compile.step
             self.compile_reason = obstacle or "CUDA graphs of the dense layers"
         if self.config.model.batch_norm and self.runtime.world_size > 1 and self.compiled is not Compile.none:
             raise UserError(
-                f"runtime.compile={asked.value}: cannot hold the exchange of model.batch_norm between "
+                f"runtime.compile={setting.value}: cannot hold the exchange of model.batch_norm between "
                 f"{self.runtime.world_size} processes; give runtime.compile=none"
             )
         if self.compiled is Compile.dense:
@@ -188,11 +188,11 @@ class Session:
             try:
                 self._record_graphs(batch_size)
             except RuntimeError as error:
-                if asked is not Compile.auto:
+                if setting is not Compile.auto:
                     raise
+                self.undo_step()  # batch norm's statistics, which the example moved
                 self.compiled = Compile.none
                 self.compile_reason = f"this step cannot be recorded ({last_line(str(error), type(error).__name__)})"
-            self.undo_step()
             set_step(self.optimizer, 0)  # FBGEMM's Adam counted the example as a step
 
     def _obstacle_to_graphs(self, batch_size: int) -> str:
@@ -218,7 +218,7 @@ class Session:
         # Pooled vectors have one size, whatever the bags, so an example of one id per bag stands for all batches.
         one_id_each = layout_of(features, [np.ones(batch_size, np.int64)] * len(features))
         ids = torch.zeros(len(features) * batch_size, dtype=torch.int32, device=device)
-        # A replayed graph would go on with the weights that autocast cast and cached while it was recorded.
+        # A replayed graph would always read the weights that autocast cast and cached while it was recorded.
         autocast = partial(self.predictor.autocast, cached=False)
         self.model.module.capture_dense_layers(dense_features, one_id_each.bags(ids), autocast)
 
@@ -331,7 +331,7 @@ class FiniteChecks:
         self.names = (LOSS, *(f"gradient of {name}" for name in parameters))
 
     def __call__(self, loss: Tensor, *others: Tensor) -> Tensor:
-        """Return the sums, in the order of `names`, and others behind them, float32 [K] on the device.
+        """Return the sums in the order of `names`, then the others, float32 [K] on the device.
 
         A gradient that was not computed counts as 0.
         """

@@ -2,16 +2,22 @@
 
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import distributed as dist
 
-from app.config.train import Pipeline
+from app.config.app_config import CONFIG_DIR, AppConfig
+from app.config.train import Pipeline, Platform
 from app.runtime.platform import Runtime
 from app.training import session
 from app.training.session import uses_pipeline
+from common.compose import compose_config
 from tests.app.conftest import SMALL, Command
 from tests.app.group import run_whole
 from tests.app.in_process import train_here
@@ -74,6 +80,28 @@ def test_auto_means_several_processes_with_a_gpu_each() -> None:
     assert used == [False, False, False, True]
     assert uses_pipeline(Pipeline.sparse_dist, cpu, 1)
     assert not uses_pipeline(Pipeline.none, gpu, 8)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "place", "reason"),
+    [
+        ("", {}, ""),
+        ("", {"device": torch.device("cpu"), "platform": Platform.cpu}, "the device is a CPU"),
+        ("", {"platform": Platform.rocm}, "no graph has run on ROCm"),
+        ("", {"world_size": 2}, "2 processes"),
+        ("model=hstu", {}, "model=hstu"),
+        ("train.deterministic=layout", {}, "train.deterministic=layout"),
+        ("train.drop_last=false", {}, "train.drop_last=false"),
+        ("model.embedding_dim=512", {}, "would copy"),  # 8,192 samples, 26 vectors, 4 bytes: 416 MiB
+    ],
+)
+def test_auto_gives_graphs_up_for_a_reason(overrides: str, place: dict[str, Any], reason: str) -> None:
+    """One CUDA device, DLRM with whole batches: everything else has plain steps."""
+    config = compose_config(AppConfig, CONFIG_DIR, ["data.path=none", *overrides.split()])
+    runtime = replace(Runtime(Platform.cuda, torch.device("cuda", 0), 0, 1, 1, 1, dist.HashStore()), **place)
+    predictor = SimpleNamespace(config=config, runtime=runtime, manifest=SimpleNamespace(num_embeddings=range(26)))
+    obstacle = session.Session(predictor, *[None] * 4)._obstacle_to_graphs(8_192)  # type: ignore[arg-type]
+    assert reason in obstacle if reason else obstacle == ""
 
 
 def test_a_step_that_cannot_be_recorded_is_a_plain_one(
