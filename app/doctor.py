@@ -206,9 +206,9 @@ def check_groups(paths: Iterable[Path]) -> Iterator[Check]:
             yield Check(str(path), Verdict.fail, f"no permission; it belongs to group {group}", remedy)
 
 
-def _warn_if(name: str, found: str, remedy: str | None) -> Check:
+def _warn_if(name: str, reading: str, remedy: str | None) -> Check:
     """Return a warning with its remedy, or that all is well if there is none."""
-    return Check(name, Verdict.ok if remedy is None else Verdict.warn, found, remedy)
+    return Check(name, Verdict.ok if remedy is None else Verdict.warn, reading, remedy)
 
 
 def check_memory(minimum: int = 4 * GIB) -> Check:

@@ -152,7 +152,7 @@ class Batch(Pipelineable):
         return [tensor for tensor in tensors if tensor is not None]
 
     def _with_buffer(self, buffer: Tensor) -> "Batch":
-        """Return a batch whose tensors are parts of a float32 buffer, one behind the other."""
+        """Return a batch whose tensors are consecutive parts of a float32 buffer."""
         parts, start = [], 0
         for tensor in self._tensors:
             parts.append(buffer[start : start + tensor.numel()].view(tensor.dtype).view(tensor.shape))

@@ -204,7 +204,7 @@ def _describe_hardware() -> Hardware:
 
 
 def _cpu_name() -> str:
-    """Return the processor's name as Linux tells it, or else as Python does."""
+    """Return the processor's name by Linux, or else by Python."""
     try:
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):

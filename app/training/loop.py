@@ -325,7 +325,7 @@ class TrainingRun:
         return status
 
     def _log_start(self) -> None:
-        """Log the run's size, its plan and, of a resumed run, where it goes on."""
+        """Log the run's size, its plan and, of a resumed run, the step that it resumes from."""
         counts = self.session.parameter_counts()
         at_most = "" if self.config.train.early_stop_patience is None else "at most "
         log.info(

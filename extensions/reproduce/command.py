@@ -81,7 +81,7 @@ DIGEST_LENGTH = 12  # characters of a digest
 
 
 class _Version(Struct):
-    """What tells whether a document can be read."""
+    """Keys that say whether a document can be read."""
 
     format: str | None = None
     version: int | None = None
