@@ -23,15 +23,12 @@ import logging
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from msgspec import UNSET
-from numpy.typing import NDArray
 
 from app.checkpoint import files
 from app.checkpoint.files import read
@@ -39,15 +36,13 @@ from app.config.app_config import AppConfig, validate
 from app.config.commands import VerifyConfig
 from app.config.kinds import AUC, LOGLOSS, RMSE
 from app.config.sharding import ShardingConfig
-from app.config.train import Compile, RuntimeConfig
+from app.config.train import Compile
 from app.data.split import verify_splits
 from app.metrics.documents import TrainEvent
-from app.record.documents import METRICS, SUMMARY, RunManifest
+from app.record.documents import METRICS, SUMMARY
 from app.replay.bundle import record_directory, require_dataset
 from app.replay.compare import (
     NOT_COMPARED,
-    BitwiseDifference,
-    Launch,
     Record,
     Replay,
     ReplayComparison,
@@ -55,20 +50,17 @@ from app.replay.compare import (
     bitwise_difference,
     changes,
     compare_records,
-    is_due,
     launches_of,
     read_record,
 )
 from app.runtime import platform
-from app.runtime import platform as runtime
 from app.sharding.documents import FORMAT, PlanFile
 from app.training import checkpointer, evaluator, session
 from app.training.loop import TrainingRun, target_reached
-from app.training.state import RunLength, RunState, early_stop, run_length
+from app.training.state import early_stop, run_length
 from common.cli import EXIT_DONE
 from common.documents import decode, encode
 from common.errors import UserError
-from data_prep.dataset.format import Manifest
 
 log = logging.getLogger("clickwork")
 
@@ -82,176 +74,126 @@ def main(config: VerifyConfig) -> int:
     """Replay and compare; return the exit status."""
     began = time.perf_counter()
     with record_directory(config.run, config.bundle) as directory:
-        return _join_and_replay(config, directory, began)
-
-
-def _join_and_replay(config: VerifyConfig, directory: Path, began: float) -> int:
-    """Join the processes, and replay the run in a temporary directory; return the exit status."""
-    trained = checkpointer.trained_config(directory, config.runtime, config.data.path)
-    validate(trained)
-    record = read_record(directory)
-    launches = launches_of(record.manifest)
-    first = next(launch.manifest for launch in launches if launch.manifest is not None)
-    trained = replace(trained, runtime=_first_runtime(first, config.runtime, trained.runtime))
-    with platform.joined(trained, platform.READING) as joined:
-        scratch = Path(joined.on_rank_0(tempfile.mkdtemp))
-        try:
-            return _replay(config, trained, record, launches, joined, scratch, began)
-        finally:
-            if joined.rank == 0:  # other ranks get here while rank 0 still writes
-                shutil.rmtree(scratch, ignore_errors=True)
+        trained = checkpointer.trained_config(directory, config.runtime, config.data.path)
+        validate(trained)
+        record = read_record(directory)
+        # The runtime of the first launch, with the overrides. Graphs have the bits of plain steps, so a machine without
+        # them can replay what auto chose.
+        first, overrides, before = record.first, config.runtime, trained.runtime.compile
+        compiled = before if before is Compile.auto else Compile[first.compile]
+        runtime = replace(
+            trained.runtime,
+            num_threads=overrides.num_threads or first.num_threads or trained.runtime.num_threads,
+            compile=compiled if overrides.compile is Compile.auto else overrides.compile,
+        )
+        trained = replace(trained, runtime=runtime)
+        with platform.joined(trained, platform.READING) as joined:
+            scratch = Path(joined.on_rank_0(tempfile.mkdtemp))
+            try:
+                return _replay(config, trained, record, joined, scratch, began)
+            finally:
+                if joined.rank == 0:  # other ranks get here while rank 0 still writes
+                    shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _replay(
-    config: VerifyConfig,
-    trained: AppConfig,
-    record: Record,
-    launches: list[Launch],
-    joined: runtime.Runtime,
-    scratch: Path,
-    began: float,
+    config: VerifyConfig, trained: AppConfig, record: Record, joined: platform.Runtime, scratch: Path, began: float
 ) -> int:
     """Train the run again, compare, and report; return the exit status. trained: the run's configuration."""
-    directory, any_layout = record.directory, trained.train.micro_batch is not None
-    first = next(launch.manifest for launch in launches if launch.manifest is not None)
-    if not any_layout:
-        _log_layout(directory, launches, joined)
+    directory, first, any_layout = record.directory, record.first, trained.train.micro_batch is not None
+    launches = launches_of(record.manifest)
+    other_sizes = [launch for launch in launches if launch.manifest and launch.manifest.world_size != joined.world_size]
+    if other_sizes and not any_layout:
+        start, _, launch = other_sizes[0]
+        log.info(
+            "verify: %s had %d process(es) after step %d, here are %d: bits will differ; for equal bits as far as "
+            "can be, start with NPROC=%d (make) or torchrun",
+            *(directory, launch and launch.world_size, start, joined.world_size, first.world_size),
+        )
     paths = decode(
         joined.on_rank_0(lambda: encode([str(path) for path in files.undamaged_checkpoints(directory)])), list[str]
     )
     checkpoints = {read(Path(path)).state.step: Path(path) for path in paths}
-    steps = _last_step(record, checkpoints)
-    root, manifest = _open_dataset(config, trained, directory, first, joined)
+    summary = record.summary
+    is_known = summary is not None and not (checkpoints and summary.status == "failed")
+    steps = max([*checkpoints, summary.steps if summary is not None and is_known else 0])
+    if not steps:
+        raise UserError(f"run={directory}: no complete checkpoint and no summary of a training; train it first")
+    dataset = trained.data
+    if config.bundle is not None and config.data.path is None:
+        dataset = replace(dataset, path=joined.on_rank_0(partial(require_dataset, dataset, first, config.bundle)))
+    recorded_path, digest = first.dataset.path or "", first.dataset.digest or ""
+    root, manifest = checkpointer.open_dataset(dataset.path, directory, recorded_path, digest)
     joined.on_rank_0(lambda: verify_splits(root, manifest, ["train", trained.eval.split], trained.data))
 
     # Train again without interruption, and report and evaluate wherever the run did or should have.
-    replayed = _use_recorded_plan(_replay_config(trained, record, steps), first, joined, scratch)
+    replayed = _replay_config(trained, record, steps, joined, scratch)
     replay_session = session.build(replayed, joined, root, manifest)
     # The end of the run is judged by its own length, since the replay's has no targets and no patience.
     train_split = replay_session.predictor.split("train")
-    own_length, replay_length = (
+    own_length, length = (
         run_length(configured.train, train_split, joined.world_size) for configured in (trained, replayed)
     )
     scored = {split: scores.about.step for split, scores in record.scores.items()}
+    windows = [event for event in record.events if isinstance(event, TrainEvent)]
+    due = range(record.manifest.from_step + 1, length.total_steps + 1)
+    reports = {step for step in due if own_length.reported(step)} | {event.step for event in windows}
+    # A run that began with another run's steps has a first window that begins after them.
+    reports |= {event.step - (event.steps or 0) for event in windows[:1]}
+    evaluations = {step for step in due if own_length.next_evaluation(step - 1) == step}
+    evaluations |= {*record.evaluated(length.total_steps), *scored.values()}
     replay_directory = ReplayDirectory(scratch, joined.rank, max(record.evaluated(steps), default=None))
     compare = partial(ReplayComparison, checkpoints=checkpoints, scored=scored)
-    length = _recorded_length(replay_length, record, own_length, scored.values())
+    length = length._replace(evaluations=frozenset(evaluations), reports=frozenset(reports))
     run = TrainingRun(replay_session, replay_directory, began, length, compare)
-    comparison = run.checkpointer
-    assert isinstance(comparison, ReplayComparison)
     if first.parent is not UNSET:
         run.warm_start(checkpointer.parent_of(directory, first.parent))
     run.train()
     if joined.rank:
         return EXIT_DONE
 
-    keeps = evaluator.kept_split(trained.eval, manifest)
+    split = evaluator.kept_split(trained.eval, manifest)
+    most_rows = min(trained.eval.keep_scores, trained.eval.exact_rows)
+    keeps = split is not None and replay_session.predictor.split(split).rows <= most_rows
+    state, stop = run.state, early_stop(run.state, own_length)
+    is_done = state.step >= own_length.total_steps or stop is not None
+    status = "target_reached" if target_reached(state, own_length) else "completed" if is_done else "interrupted"
     result = Replay(
-        record=read_record(scratch),
-        steps=steps,
-        config=trained,
-        length=own_length,
-        status=_status(run.state, own_length),
-        early_stop=early_stop(run.state, own_length),
-        curves=replay_directory.kept_curves,
-        keeps_scores=keeps if keeps and _keeps_scores(trained, replay_session.predictor.split(keeps).rows) else None,
+        read_record(scratch), steps, trained, status, stop, replay_directory.kept_curves, split if keeps else None
     )
-    losses = _loss_difference(checkpoints, run.state.all_losses())
-    name = Path(config.bundle or directory)
-    report = {"run": str(name), "steps": steps, "compared_at": sorted(checkpoints), **comparison.report(losses)}
+    assert isinstance(run.checkpointer, ReplayComparison)
+    losses = None
+    if checkpoints:
+        recorded = read(checkpoints[max(checkpoints)]).arrays["losses"]
+        # The replay may go further than the newest checkpoint.
+        losses = bitwise_difference(recorded, state.all_losses()[: len(recorded)], floor=0.0)
+    report = {
+        "run": str(Path(config.bundle or directory)),
+        "steps": steps,
+        "compared_at": sorted(checkpoints),
+        **run.checkpointer.report(losses),
+    }
     report = _add_comparison(record, result, report)
-    return _report(name, report, *changes(launches, result.record.manifest, any_layout), config.tolerance)
+    return _report(report, *changes(launches, result.record.manifest, any_layout), config.tolerance)
 
 
-def _open_dataset(
-    config: VerifyConfig, trained: AppConfig, directory: Path, first: RunManifest, joined: runtime.Runtime
-) -> tuple[Path, Manifest]:
-    """Open the dataset that the run was trained on; make a bundle's dataset if it does not exist."""
-    if config.bundle is not None and config.data.path is None:
-        made = joined.on_rank_0(partial(require_dataset, trained.data, first, config.bundle))
-        trained = replace(trained, data=replace(trained.data, path=made))
-    return checkpointer.open_dataset(trained.data.path, directory, first.dataset.path or "", first.dataset.digest or "")
-
-
-def _first_runtime(launch: RunManifest, overrides: RuntimeConfig, trained: RuntimeConfig) -> RuntimeConfig:
-    """Return a run's runtime as in its first launch, with the overrides."""
-    threads = overrides.num_threads or launch.num_threads or trained.num_threads
-    # Graphs have the bits of plain steps, so a machine without them can replay what auto chose.
-    before = trained.compile if trained.compile is Compile.auto else Compile[launch.compile]
-    compiled = before if overrides.compile is Compile.auto else overrides.compile
-    return replace(trained, num_threads=threads, compile=compiled)
-
-
-def _keeps_scores(config: AppConfig, rows: int) -> bool:
-    """Return whether a run keeps the scores of a split with this many rows."""
-    return rows <= min(config.eval.keep_scores, config.eval.exact_rows)
-
-
-def _last_step(record: Record, checkpoints: dict[int, Path]) -> int:
-    """Return the step up to which to replay: the newest for which the record has results."""
-    summary = record.summary
-    is_known = summary is not None and not (checkpoints and summary.status == "failed")
-    steps = max([*checkpoints, summary.steps if summary is not None and is_known else 0])
-    if not steps:
-        raise UserError(f"run={record.directory}: no complete checkpoint and no summary of a training; train it first")
-    return int(steps)
-
-
-def _replay_config(trained: AppConfig, record: Record, steps: int) -> AppConfig:
-    """Return the run's configuration up to that step, without checkpoints and early stops."""
+def _replay_config(
+    trained: AppConfig, record: Record, steps: int, joined: platform.Runtime, scratch: Path
+) -> AppConfig:
+    """Return the run's configuration up to that step, by the recorded plan, without checkpoints and early stops."""
     # The record tells how far the run went, so nothing else may end the replay.
     unlimited = replace(trained.train, epochs=None, max_samples=None, max_minutes=None)
     train = replace(unlimited, max_steps=steps, target_auc=None, target_accuracy=None, early_stop_patience=None)
     # Comparing takes the place of saving, at the run's own checkpoints.
     never = replace(trained.checkpoint, every_steps=None, every_minutes=None, resume="never")
     evaluates_train = trained.eval.train_split or any(event.event == "eval_train" for event in record.events)
-    return replace(trained, train=train, eval=replace(trained.eval, train_split=evaluates_train), checkpoint=never)
-
-
-def _recorded_length(length: RunLength, record: Record, own_length: RunLength, scored: Iterable[int]) -> RunLength:
-    """Set the replay's evaluations and windows: those that the record has, and those that its newest launch was due.
-
-    own_length: of the run as configured. scored: steps of the models whose scores the run keeps.
-    """
-    windows = [event for event in record.events if isinstance(event, TrainEvent)]
-    steps = range(record.manifest.from_step + 1, length.total_steps + 1)
-    reports, evaluations = ({step for step in steps if is_due(own_length, kind, step)} for kind in ("train", "eval"))
-    # A run that began with another run's steps has a first window that begins after them.
-    reports |= {event.step for event in windows} | {event.step - (event.steps or 0) for event in windows[:1]}
-    evaluations |= {*record.evaluated(length.total_steps), *scored}
-    return length._replace(evaluations=frozenset(evaluations), reports=frozenset(reports))
-
-
-def _status(state: RunState, length: RunLength) -> str:
-    """Return the status of a run that came this far and was not stopped."""
-    if target_reached(state, length):
-        return "target_reached"
-    is_done = state.step >= length.total_steps or early_stop(state, length) is not None
-    return "completed" if is_done else "interrupted"
-
-
-def _loss_difference(checkpoints: dict[int, Path], losses: NDArray[np.float32]) -> BitwiseDifference | None:
-    """Compare each step's loss in the newest checkpoint, if there is one, with the replay's."""
-    if not checkpoints:
-        return None
-    recorded = read(checkpoints[max(checkpoints)]).arrays["losses"]
-    # The replay may go further than the newest checkpoint.
-    return bitwise_difference(recorded, losses[: len(recorded)], floor=0.0)
-
-
-def _use_recorded_plan(config: AppConfig, recorded: RunManifest, joined: runtime.Runtime, scratch: Path) -> AppConfig:
-    """Set the recorded plan if the processes are the same, since a planner may choose another one today."""
-    layout = {
-        "world_size": joined.world_size,
-        "local_world_size": joined.local_world_size,
-        "platform": joined.platform.value,
-    }
-    if any(getattr(recorded, key) != value for key, value in layout.items()):
+    config = replace(trained, train=train, eval=replace(trained.eval, train_split=evaluates_train), checkpoint=never)
+    recorded, sizes = record.first, (joined.world_size, joined.local_world_size)
+    if (recorded.world_size, recorded.local_world_size, recorded.platform) != (*sizes, joined.platform.value):
         return config
-    path, tables = scratch / "plan.json", recorded.plan
-    plan = PlanFile(
-        format=FORMAT, world_size=joined.world_size, local_world_size=joined.local_world_size, tables=tables
-    )
+    # A planner may choose another plan today.
+    path = scratch / "plan.json"
+    plan = PlanFile(format=FORMAT, world_size=sizes[0], local_world_size=sizes[1], tables=recorded.plan)
     joined.on_rank_0(lambda: str(path.write_text(encode(plan), encoding="utf-8")))
     return replace(config, sharding=ShardingConfig(plan=str(path), qcomm=config.sharding.qcomm))
 
@@ -281,24 +223,7 @@ def _add_comparison(record: Record, replay: Replay, report: dict[str, Any]) -> d
     }
 
 
-def _log_layout(directory: Path, launches: list[Launch], joined: runtime.Runtime) -> None:
-    """Log that bits will differ if a launch of the run had another number of processes than the replay."""
-    sizes = {launch.start: launch.manifest.world_size for launch in launches if launch.manifest is not None}
-    different_sizes = {start: size for start, size in sizes.items() if size != joined.world_size}
-    if different_sizes:
-        start = min(different_sizes)
-        log.info(
-            "verify: %s had %d process(es) after step %d, here are %d: bits will differ; for equal bits as far as "
-            "can be, start with NPROC=%d (make) or torchrun",
-            directory,
-            different_sizes[start],
-            start,
-            joined.world_size,
-            sizes[min(sizes)],
-        )
-
-
-def _report(directory: Path, report: dict[str, Any], conditions: list[str], until: int | None, tolerance: float) -> int:
+def _report(report: dict[str, Any], conditions: list[str], until: int | None, tolerance: float) -> int:
     """Print the report as JSON on stdout, then log its reasons and, last, the verdict; return the exit status.
 
     until: the step up to which bits can be equal; None: to the end.
@@ -341,7 +266,7 @@ def _report(directory: Path, report: dict[str, Any], conditions: list[str], unti
     lines.append("not compared: times, memory and places; not_compared in the JSON names them")
     lines += [f"not compared: {reason}" for reason in report["lacking"]]
     counts = f"{report['figures_compared']} figures of the record, {len(report['compared_at'])} checkpoints"
-    lines.append(f"{directory}: {verdict} ({counts})")
+    lines.append(f"{report['run']}: {verdict} ({counts})")
     for line in lines:
         log.info("verify: %s", line)
     return EXIT_DIFFERENT if verdict == VERDICTS[2] else EXIT_DONE

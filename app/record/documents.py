@@ -144,26 +144,12 @@ class TableSize(OpenDocument, kw_only=True):
     rest: Json = rest()
 
 
-class RunSchedule(Struct, kw_only=True):
-    """Steps after which a launch reports, evaluates and ends, as configured.
-
-    evaluation_distance: in steps; None: evaluate only at the end. first_evaluation: no evaluation comes before this
-    step, except at the end. evaluates_train: whether the training split is evaluated, too.
-    """
-
-    total_steps: int
-    log_every_steps: int
-    first_evaluation: int
-    evaluation_distance: Number | None
-    evaluates_train: bool
-
-
 class RunManifest(Provenance, kw_only=True):
     """manifest.json of a run: its newest launch, and the `earlier` ones, whose own lists are empty.
 
     files: SHA-256, by path, of files of initial values. seeds: by key. world_size: number of processes.
     local_world_size: number of those on one machine. num_threads: of a process. plan: sharding by table. began:
-    when the launch began, in UTC and ISO 8601. pipeline, schedule: None for a run that was built and not trained.
+    when the launch began, in UTC and ISO 8601. pipeline: None for a run that was built and not trained.
     tables: sizes by name. from_step: step from which the launch resumed, else 0. results_before: lines of
     results.csv before the run.
     """
@@ -180,7 +166,6 @@ class RunManifest(Provenance, kw_only=True):
     began: str
     pipeline: str | None
     tables: dict[str, TableSize]
-    schedule: RunSchedule | None
     parent: Parent | UnsetType = UNSET
     rest: Json = rest()
     from_step: int

@@ -16,7 +16,7 @@ from torch import Tensor
 from app.checkpoint.saver import local_tensors, read_tensors, stage, tensors_of
 from app.config.app_config import AppConfig
 from app.config.kinds import ALL_ROWS, BASE_RATE, CALIBRATION, LABEL_DEVIATION, LOGLOSS, MAE, NE, RMSE
-from app.metrics.documents import AnyEvent, Curves, EarlyStop, EvaluationEvent, EvaluationFigures, TrainEvent
+from app.metrics.documents import AnyEvent, Curves, EarlyStop, EvaluationEvent, TrainEvent
 from app.metrics.timing import StepTimer
 from app.optimizer import set_step
 from app.record.directory import RunDirectory
@@ -39,12 +39,11 @@ from app.record.documents import (
     read_summary,
 )
 from app.runtime.environment import INTERFACES, SET_BY_LAUNCHER
-from app.sharding.documents import PlannedTable
 from app.training import evaluator
 from app.training.checkpointer import Checkpointer
 from app.training.recorder import Recorder, undefined_evaluation
 from app.training.session import Session
-from app.training.state import RunLength, RunState, best_of
+from app.training.state import RunState, best_of
 from common.documents import Json, plain_object
 from common.errors import UserError
 
@@ -211,19 +210,13 @@ def plain(difference: BitwiseDifference | None, describe: Callable[[tuple[int, .
 
 LAYOUT = ("image", "base_image", "world_size", "local_world_size", "num_threads", "platform", "compile")
 OF_PROCESSES = ("world_size", "local_world_size", "num_threads")  # they do not affect the bits of deterministic=layout
-# Set by torchrun or in its place; LAYOUT compares their effects.
+# Variables of torchrun or of those in its place, whose effects LAYOUT compares, and limits of a container: they change
+# how long a step takes, and bits only through the number of threads.
 BY_LAUNCHER = (
-    "WORLD_SIZE",
-    "LOCAL_WORLD_SIZE",
-    "OMP_NUM_THREADS",
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING",
-    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE",
-    "TORCH_CPP_LOG_LEVEL",
-    SET_BY_LAUNCHER,
-    *INTERFACES,
+    *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "OMP_NUM_THREADS", "TORCH_NCCL_ASYNC_ERROR_HANDLING"),
+    *("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "TORCH_CPP_LOG_LEVEL", SET_BY_LAUNCHER, *INTERFACES),
+    *("cpu_quota", "memory_limit_bytes"),
 )
-# Limits of a container: they change how long a step takes, and bits only through the number of threads in LAYOUT.
-LIMITS = ("cpu_quota", "memory_limit_bytes")
 ANOTHER_RUN = "trained by another run, from whose checkpoint this one started"
 
 
@@ -256,118 +249,47 @@ def changes(launches: list[Launch], now: RunManifest, any_layout: bool = False) 
     """
     by_line: dict[str, list[Launch]] = {}
     for launch in launches:
-        for line in [ANOTHER_RUN] if launch.manifest is None else _changes_of_launch(launch.manifest, now, any_layout):
-            by_line.setdefault(line, []).append(launch)
-    until = min((launch.start for affected in by_line.values() for launch in affected), default=None)
-    return [
-        line if affected == launches else f"{_steps_text(affected)}: {line}" for line, affected in by_line.items()
-    ], until
+        if launch.manifest is None:
+            by_line[ANOTHER_RUN] = [launch]
+            continue
+        is_same_size = launch.manifest.world_size == now.world_size
+        keys = [key for key in LAYOUT if not (any_layout and key in OF_PROCESSES)]
+        keys = [key for key in keys if is_same_size or key != "local_world_size"]  # it follows from world_size
+        conditions: list[Json] = []
+        for manifest in (launch.manifest, now):
+            facts: Json = {key: getattr(manifest, key) or None for key in keys}
+            if is_same_size and not any_layout:  # another number of processes implies another plan
+                kinds = Counter(f"{table.type} on {len(table.ranks)}" for table in manifest.plan.values())
+                facts["sharding"] = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+            for part in ("code", "versions", "hardware", "environment", "files"):
+                values = getattr(manifest, part)
+                values = plain_object(values) if isinstance(values, Struct) else values
+                facts |= {f"{part} {key}": value for key, value in values.items() if key not in BY_LAUNCHER}
+            conditions.append(facts)
+        before, after = conditions
+        for key in sorted(before.keys() | after.keys()):
+            if before.get(key) != after.get(key):
+                by_line.setdefault(f"{key}: {before.get(key)} then, {after.get(key)} now", []).append(launch)
+    lines = []
+    for line, affected in by_line.items():
+        ranges = [f"{start + 1} to {end}" if end is not None else f"from {start + 1} on" for start, end, _ in affected]
+        lines.append(line if affected == launches else f"steps {', '.join(ranges)}: {line}")
+    return lines, min((launch.start for affected in by_line.values() for launch in affected), default=None)
 
 
-def _steps_text(launches: list[Launch]) -> str:
-    """Return the steps of launches in words, counted from 1."""
-    ranges = [
-        f"{launch.start + 1} to {launch.end}" if launch.end is not None else f"from {launch.start + 1} on"
-        for launch in launches
-    ]
-    return f"steps {', '.join(ranges)}"
-
-
-def _changes_of_launch(recorded: RunManifest, now: RunManifest, any_layout: bool) -> list[str]:
-    """Return what changed since a launch, a line each; any_layout: as in `changes`."""
-    keys = [key for key in LAYOUT if not (any_layout and key in OF_PROCESSES)]
-    conditions = {key: (getattr(recorded, key), getattr(now, key)) for key in keys}
-    if recorded.world_size != now.world_size and not any_layout:
-        # It follows from world_size.
-        del conditions["local_world_size"]
-    lines = [
-        f"{key}: {before or None} then, {after} now"
-        for key, (before, after) in conditions.items()
-        if (before or None) != (after or None)
-    ]
-    plans = recorded.plan, now.plan
-    # Another layout implies another plan, so the plan is named only where the layout is the same.
-    if not lines and not any_layout and _placements(plans[0]) != _placements(plans[1]):
-        lines = [f"sharding: {_types(plans[0])} then, {_types(plans[1])} now"]
-    for part in ("code", "versions", "hardware", "environment", "files"):
-        before, after = (_plain_facts(getattr(manifest, part)) for manifest in (recorded, now))
-        lines += [
-            f"{part} {key}: {before.get(key)} then, {after.get(key)} now"
-            for key in sorted(before.keys() | after.keys())
-            if key not in (*BY_LAUNCHER, *LIMITS) and before.get(key) != after.get(key)
-        ]
-    return lines
-
-
-def _plain_facts(part: Struct | Json) -> Json:
-    return plain_object(part) if isinstance(part, Struct) else part
-
-
-def _placements(plan: Mapping[str, PlannedTable]) -> dict[str, tuple[str, list[int]]]:
-    return {name: (entry.type, entry.ranks) for name, entry in plan.items()}
-
-
-def _types(plan: Mapping[str, PlannedTable]) -> str:
-    """Return a plan in few words: the number of tables of each kind of sharding."""
-    kinds: dict[str, int] = {}
-    for entry in plan.values():
-        kind = f"{entry.type} on {len(entry.ranks)}"
-        kinds[kind] = kinds.get(kind, 0) + 1
-    return ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items())) or "none"
-
-
-OTHER_FILES = "other files"
 # By file, what is not compared: clocks, memory and power at a moment, words, and what the replay takes from the record.
 # `python -m app.verify` prints this.
-NOT_COMPARED: Mapping[str, tuple[str, ...]] = {
-    METRICS: (
-        "seconds",
-        "eval_seconds",
-        "samples_per_second",
-        "input_wait_fraction",
-        "phase_seconds",
-        "watts",
-        "host_bytes",
-        "device_bytes",
-        "measured",
-        "checkpoint",  # only the number of events of these two kinds is compared
-        "resume",
-    ),
-    SUMMARY: (
-        "throughput",
-        "covers",
-        "memory",
-        "phase_seconds",
-        "power",
-        "seconds",
-        "baselines",
-        "no_baselines",
-        "error",
-    ),
-    MANIFEST: (
-        "argv",
-        "began",
-        "results_before",
-        "pipeline",
-        "plan",
-        "dataset.path",
-        "dataset.unseen",
-        "dataset.misleading",
-        "dataset.sampling",
-        "earlier.schedule",
-        "environment: variables of the launcher",
-        "whether a key without a value is there",
-    ),
-    OTHER_FILES: (
-        "config.yaml",
-        "log.txt",
-        "results.csv",
-        "step_times.json",
-        "report.html",
-        "tensorboard",
-        "checkpoints/latest",
-        "checkpoints/best",
-    ),
+NOT_COMPARED = {
+    file: tuple(names.split())
+    for file, names in {
+        METRICS: """seconds eval_seconds samples_per_second input_wait_fraction phase_seconds watts host_bytes
+        device_bytes measured checkpoint resume""",  # of events of the last two kinds the number is compared
+        SUMMARY: "throughput covers memory phase_seconds power seconds baselines no_baselines error",
+        MANIFEST: """argv began results_before pipeline plan dataset.path dataset.unseen dataset.misleading
+        dataset.sampling launcher's_variables keys_without_a_value""",
+        "other files": """config.yaml log.txt results.csv step_times.json report.html tensorboard checkpoints/latest
+        checkpoints/best""",
+    }.items()
 }
 KINDS = ("train", "eval", "eval_train")  # kinds of events that a replay repeats
 RELATIVE = ("loss", LOGLOSS, "lr", "gradient_norm", RMSE, MAE, LABEL_DEVIATION, "mean_norm", "largest_norm")
@@ -387,9 +309,10 @@ class Record(NamedTuple):
     curves: Curves | None
     scores: dict[str, Scores]
 
-    def has_ended(self, steps: int) -> bool:
-        """Return whether the run came to its end after that step."""
-        return self.summary is not None and self.summary.status in DONE and self.summary.steps == steps
+    @property
+    def first(self) -> RunManifest:
+        """Manifest of the first launch with steps in the record."""
+        return next(launch.manifest for launch in launches_of(self.manifest) if launch.manifest is not None)
 
     def evaluated(self, steps: int) -> list[int]:
         """Return the steps, up to `steps`, after which metrics.jsonl has an evaluation of the evaluated split."""
@@ -399,7 +322,7 @@ class Record(NamedTuple):
 class Replay(NamedTuple):
     """Results of a replay of `steps` steps; `record` is read from the replay's own directory.
 
-    status, early_stop: of an undisturbed run that came this far by `config`, the run's own. length: of that run.
+    status, early_stop: of an undisturbed run that came this far by `config`, the run's own.
     curves: of the newest recorded evaluation, if there was one.
     keeps_scores: the split whose scores a run that came to its end has kept; None: none.
     """
@@ -407,18 +330,10 @@ class Replay(NamedTuple):
     record: Record
     steps: int
     config: AppConfig
-    length: RunLength
     status: str
     early_stop: EarlyStop | None
     curves: Curves | None
     keeps_scores: str | None
-
-    def evaluation(self, step: int) -> EvaluationFigures | None:
-        """Return the figures of an evaluation; None if the replay has none after that step."""
-        for event in self.record.events:
-            if isinstance(event, EvaluationEvent) and (event.event, event.step) == ("eval", step):
-                return event.figures()
-        return None
 
 
 class Pair(NamedTuple):
@@ -455,11 +370,6 @@ class RecordComparison(NamedTuple):
 def read_record(directory: Path) -> Record:
     """Read everything of a run that is compared."""
     manifest, summary = read_manifest(directory), read_summary(directory)
-    if any(launch.schedule is None for launch in manifest.launches):
-        raise UserError(
-            f"run={directory}: {MANIFEST} has no schedule, as of a run that was built and not trained; give a run "
-            "that this version trained"
-        )
     if summary is not None and summary.version != SUMMARY_VERSION:
         raise UserError(
             f"run={directory}: {SUMMARY} is of version {summary.version}, and this one reads "
@@ -476,11 +386,6 @@ def read_record(directory: Path) -> Record:
 def is_compared(file: str, name: str) -> bool:
     """Return whether a key of a file is compared; its name has dots between the parts."""
     return not any(name == excluded or name.startswith(f"{excluded}.") for excluded in NOT_COMPARED[file])
-
-
-def is_due(length: RunLength, kind: str, step: int) -> bool:
-    """Return whether a run of this length reports a window (kind "train"), or evaluates, after a step."""
-    return length.reported(step) if kind == "train" else length.next_evaluation(step - 1) == step
 
 
 def compare_records(record: Record, replay: Replay) -> RecordComparison:
@@ -507,31 +412,40 @@ def compare_records(record: Record, replay: Replay) -> RecordComparison:
     if replay.curves is not None:
         # Rounding moves the thresholds of curves, so they are compared only where all figures are equal.
         is_same_size = record.manifest.world_size == replay.record.manifest.world_size
-        if (is_same_size or replay.config.train.micro_batch is not None) and not differences:
-            differences += _first_curve_difference(record, replay.curves)
-        else:
+        if not (is_same_size or replay.config.train.micro_batch is not None) or differences:
             lacking.append(f"{CURVES} (other figures or processes differ)")
-    if record.summary is None or record.summary.status == "failed":
-        lacking.append(f"{SUMMARY} ({'there is none' if record.summary is None else 'the run failed'})")
-    differences += _score_differences(record, replay)
-    return RecordComparison(differences, compared, _same_digests(record.summary, replay), lacking)
+        else:
+            recorded = {} if record.curves is None else _flatten(plain_object(record.curves))
+            replayed = _flatten(plain_object(replay.curves))
+            for name in {**replayed, **recorded}:
+                values = recorded.get(name, MISSING), replayed.get(name, NOT_REPLAYED)
+                if _difference("", *values, math.inf) is not None:
+                    differences.append(Difference(CURVES, name, *values, math.inf))
+                    break  # one changed score shifts all points after it
+    recorded_summary, summary = record.summary, replay.record.summary
+    same_digests: dict[str, bool] = {}
+    if recorded_summary is None or recorded_summary.status == "failed":
+        lacking.append(f"{SUMMARY} ({'there is none' if recorded_summary is None else 'the run failed'})")
+    elif summary is not None and recorded_summary.steps == replay.steps:
+        before, now = (_plain_part(content, "digest") for content in (recorded_summary, summary))
+        same_digests = {name: before.get(name) == now[name] for name in now}
+    return RecordComparison([*differences, *_score_differences(record, replay)], compared, same_digests, lacking)
 
 
 def _record_pairs(record: Record, replay: Replay) -> Iterator[Pair]:
     """Yield what the record and its replay have of each window, evaluation, manifest and part of the summary."""
-    manifest, summary = record.manifest, record.summary
+    manifest, summary, config = record.manifest, record.summary, replay.config
     recorded, repeated = (
         {(event.event, event.step): plain_object(event) for event in events if event.step <= replay.steps}
         for events in (record.events, replay.record.events)
     )
-    # The newest launch was configured as the replay is, so it must have recorded what is due beyond its first step. The
-    # end is not evaluated by a run that was stopped there.
+    # The newest launch was configured as the replay is, so it recorded what the replay does beyond its first step. What
+    # a run does after its last one depends on how it ended; the summary counts these events.
     required = {
         (kind, step)
         for kind, step in repeated
-        if kind in KINDS and step > manifest.from_step and is_due(replay.length, kind, step)
-        if kind == "train" or step < replay.steps or record.has_ended(step)
-        if kind != "eval_train" or replay.config.eval.train_split
+        if kind in KINDS and manifest.from_step < step < replay.steps
+        if kind != "eval_train" or config.eval.train_split
     }
     events = required | {event for event in recorded if event[0] in KINDS}
     for kind, step in sorted(events, key=lambda event: (KINDS.index(event[0]), event[1])):
@@ -540,60 +454,48 @@ def _record_pairs(record: Record, replay: Replay) -> Iterator[Pair]:
     # `changes` compares the conditions: code, versions, hardware, environment, files and layout.
     for number, launch in enumerate(manifest.launches, start=1):
         where = MANIFEST if number == len(manifest.launches) else f"{MANIFEST}, launch {number}"
-        yield Pair(where, _shared_values(launch), _shared_values(replay.record.manifest))
-    assert manifest.schedule is not None
-    configured = replay.length.schedule(replay.config.eval.train_split)
-    yield Pair(f"{MANIFEST}, schedule", plain_object(manifest.schedule), plain_object(configured))
-    if summary is not None and summary.status != "failed":
-        yield Pair(f"{SUMMARY}, events", {**summary.events}, {**Counter(event.event for event in record.events)})
-        yield from _summary_pairs(record, summary, replay)
-
-
-def _shared_values(manifest: RunManifest) -> Json:
-    """Return the values that the manifests of all launches of a run have in common."""
-    plain = plain_object(manifest)
-    return {key: plain[key] for key in ("format", "dataset", "seeds", "tables") if key in plain}
-
-
-def _summary_pairs(record: Record, recorded: Summary, replay: Replay) -> Iterator[Pair]:
-    """Yield the parts of a run's summary beside those of its replay."""
-    repeated = replay.record.summary
-    assert repeated is not None
+        before, now = (plain_object(content) for content in (launch, replay.record.manifest))
+        shared = [key for key in ("format", "dataset", "seeds", "tables") if key in before or key in now]
+        yield Pair(where, {key: before.get(key) for key in shared}, {key: now.get(key) for key in shared})
+    repeated_summary = replay.record.summary
+    if summary is None or summary.status == "failed" or repeated_summary is None:
+        return
+    yield Pair(f"{SUMMARY}, events", {**summary.events}, {**Counter(event.event for event in record.events)})
     evaluated = record.evaluated(replay.steps)
     # A run that is stopped in its last evaluation is interrupted, though no step is left.
-    is_stopped = recorded.status == "interrupted" and replay.steps not in evaluated
-    before: Json = {"steps": recorded.steps, "samples": recorded.samples, "status": recorded.status}
+    is_stopped = summary.status == "interrupted" and replay.steps not in evaluated
+    names = ("steps", "samples", "status", "world_size")
     status = "interrupted" if is_stopped else replay.status
-    yield Pair(SUMMARY, before, {"steps": replay.steps, "samples": repeated.samples, "status": status})
-    yield Pair(SUMMARY, {"world_size": recorded.world_size}, {"world_size": record.manifest.world_size})
+    now = {"steps": replay.steps, "samples": repeated_summary.samples, "status": status}
+    now["world_size"] = manifest.world_size
+    yield Pair(SUMMARY, {name: getattr(summary, name) for name in names}, now)
     # Figures of a run that went further than the replay describe other steps.
-    if recorded.steps != replay.steps:
+    if summary.steps != replay.steps:
         return
-    for part in ("parameters", "train"):
-        yield Pair(f"{SUMMARY}, {part}", _plain_part(recorded, part), _plain_part(repeated, part))
-    stop = {} if replay.early_stop is None else plain_object(replay.early_stop)
-    yield Pair(f"{SUMMARY}, early_stop", _plain_part(recorded, "early_stop"), stop)
-    tables = _plain_part(repeated, "tables")
-    if replay.config.checkpoint.resume not in ("auto", "never"):
+    tables = _plain_part(repeated_summary, "tables")
+    if config.checkpoint.resume not in ("auto", "never"):
         # A run that began with another run's tables does not know which rows it touched.
         tables = {name: {**dict(figures), "rows_touched": None} for name, figures in tables.items()}  # type: ignore[call-overload]
-    yield Pair(f"{SUMMARY}, tables", _plain_part(recorded, "tables"), tables)
     # Evaluations are compared with the replay's of the same step. A best one is due once the newest launch evaluated.
-    newest, best, monitor = max(evaluated, default=None), recorded.best, replay.config.train.monitor
-    served = best.step if replay.config.checkpoint.keep_best and best else newest
-    for part, step in (("eval", served), ("last", newest)):
-        evaluation = undefined_evaluation() if step is None else replay.evaluation(step)
-        before, now = _plain_part(recorded, part), {} if evaluation is None else plain_object(evaluation)
-        yield Pair(f"{SUMMARY}, {part}", before, now, _sample_count({**now, **before}))
-    steps = [step for step in evaluated if step > record.manifest.from_step] if best is None else [best.step]
-    evaluations = [replay.evaluation(step) for step in steps]
-    measured = (evaluation for evaluation in evaluations if evaluation is not None)
-    due = next((evaluation for evaluation in measured if best_of(evaluation, monitor) is not None), None)
-    recorded_best, due_best = (
-        {} if candidate is None else plain_object(candidate) for candidate in (best, due and best_of(due, monitor))
-    )
-    samples = _sample_count({} if due is None else plain_object(due))
-    yield Pair(f"{SUMMARY}, best", recorded_best, due_best, samples)
+    evaluations = (event for event in replay.record.events if isinstance(event, EvaluationEvent))
+    figures = {event.step: event.figures() for event in evaluations if event.event == "eval"}
+    last, best, monitor = max(evaluated, default=None), summary.best, config.train.monitor
+    served = best.step if config.checkpoint.keep_best and best else last
+    steps = [step for step in evaluated if step > manifest.from_step] if best is None else [best.step]
+    candidates = (best_of(figures[step], monitor) for step in steps if step in figures)
+    replayed: dict[str, Struct | None] = {
+        "parameters": repeated_summary.parameters,
+        "train": repeated_summary.train,
+        "early_stop": replay.early_stop,
+        "eval": undefined_evaluation() if served is None else figures.get(served),
+        "last": undefined_evaluation() if last is None else figures.get(last),
+        "best": next((candidate for candidate in candidates if candidate is not None), None),
+    }
+    samples = _sample_count(_plain_part(summary, "last"))
+    for part, content in replayed.items():
+        now = plain_object(content) if content is not None else {}
+        yield Pair(f"{SUMMARY}, {part}", _plain_part(summary, part), now, samples)
+    yield Pair(f"{SUMMARY}, tables", _plain_part(summary, "tables"), tables)
 
 
 def _plain_part(summary: Summary, name: str) -> Json:
@@ -602,28 +504,6 @@ def _plain_part(summary: Summary, name: str) -> Json:
     if isinstance(part, Struct):
         return plain_object(part)
     return {key: plain_object(value) for key, value in part.items()} if part else {}
-
-
-def _same_digests(recorded: Summary | None, replay: Replay) -> dict[str, bool]:
-    """Return whether each digest equals the replay's; a digest that the record lacks does not."""
-    repeated = replay.record.summary
-    if recorded is None or repeated is None or recorded.status == "failed" or recorded.steps != replay.steps:
-        return {}
-    before, now = (plain_object(summary.digest) if summary.digest else {} for summary in (recorded, repeated))
-    return {name: before.get(name) == now[name] for name in now}
-
-
-def _first_curve_difference(record: Record, curves: Curves) -> list[Difference]:
-    """Return the first figure of curves.json that differs, from the newest recorded evaluation."""
-    recorded = {} if record.curves is None else _flatten(plain_object(record.curves))
-    repeated = _flatten(plain_object(curves))
-    # The first difference is enough, since one changed score shifts all points after it.
-    for name in [*repeated, *(name for name in recorded if name not in repeated)]:
-        values = recorded.get(name, MISSING), repeated.get(name, NOT_REPLAYED)
-        size = _difference("", *values, math.inf)
-        if size is not None:
-            return [Difference(CURVES, name, *values, size)]
-    return []
 
 
 def _score_differences(record: Record, replay: Replay) -> Iterator[Difference]:

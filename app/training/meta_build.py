@@ -99,7 +99,6 @@ def write(config: AppConfig, runtime: Runtime, record: RunDirectory, began: floa
         compile=Compile.none.value,
         began=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         pipeline=None,
-        schedule=None,
         from_step=0,
         results_before=0,
         local_world_size=runtime.local_world_size,

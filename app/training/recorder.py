@@ -500,7 +500,6 @@ class Recorder:
             began=datetime.now(timezone.utc).isoformat(timespec="seconds"),
             pipeline=pipeline,
             tables=describe_tables(session),
-            schedule=self._length.schedule(session.config.eval.train_split),
             parent=self._state.parent or UNSET,
             from_step=0,
             results_before=0,  # both are set when the directory is opened

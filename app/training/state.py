@@ -33,7 +33,6 @@ from app.metrics.documents import (
     score,
 )
 from app.optimizer import learning_rate
-from app.record.documents import RunSchedule
 from common.errors import UserError
 from common.keys import shown
 from data_prep.dataset.format import Manifest
@@ -111,16 +110,6 @@ class RunLength(NamedTuple):
         if self.reports is not None:
             return step in self.reports or step == self.total_steps
         return step % self.train.log_every_steps == 0 or step == self.total_steps
-
-    def schedule(self, evaluates_train: bool) -> RunSchedule:
-        """Return the schedule for a run's manifest. evaluates_train: whether the training split is evaluated, too."""
-        return RunSchedule(
-            total_steps=self.total_steps,
-            log_every_steps=self.train.log_every_steps,
-            first_evaluation=self.first_evaluation,
-            evaluation_distance=self.distance,
-            evaluates_train=evaluates_train,
-        )
 
     def next_evaluation(self, step: int) -> int:
         """Return the step of the first evaluation after `step` steps."""

@@ -28,7 +28,7 @@ LEAST_MANIFEST: dict[str, Any] = {
     "hardware": HARDWARE,
     "argv": [],
     **{name: {} for name in ("versions", "environment", "files", "seeds", "plan", "tables")},
-    **dict.fromkeys(("image", "base_image", "schedule")),
+    **dict.fromkeys(("image", "base_image")),
     **dict.fromkeys(("world_size", "num_threads", "local_world_size"), 1),
     "platform": "cpu",
     "compile": "none",

@@ -88,8 +88,6 @@ def is_listed(alteration: Alteration) -> bool:
         return not is_compared(file, key) or not is_compared(file, f"{kind}.{key}" if key else kind)
     if file == "manifest.json":
         name = re.sub(r"^earlier\.\d+\.", "", name)
-        if name.startswith("schedule") and alteration.name != name:
-            name = f"earlier.{name}"
         part, _, key = name.partition(".")
         if alteration.is_empty or (part == "environment" and key in BY_LAUNCHER):
             return True

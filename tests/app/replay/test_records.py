@@ -147,16 +147,6 @@ def test_a_summary_that_lacks_a_key_is_refused(key: str, runtime: Runtime, run: 
         command_here(runtime, "verify", f"run={run}")
 
 
-def test_a_manifest_without_the_schedule_is_refused(runtime: Runtime, run: Path) -> None:
-    def without_schedule(manifest: Any) -> Any:
-        launches = [{**one, "schedule": None} for one in manifest["earlier"]]
-        return {**manifest, "schedule": None, "earlier": launches}
-
-    rewritten(run / "manifest.json", without_schedule)
-    with pytest.raises(UserError, match=r"manifest\.json has no schedule, as of a run that was built and not trained"):
-        command_here(runtime, "verify", f"run={run}")
-
-
 def test_conditions_are_compared_launch_by_launch() -> None:
     def launches_of(document: dict[str, Any]) -> list[Launch]:
         return compare.launches_of(convert(document, RunManifest))
