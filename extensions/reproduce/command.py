@@ -12,13 +12,12 @@ stopped: the same command continues from there.
 import logging
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from filelock import FileLock, Timeout
-from msgspec import Struct
 
 from app.config.app_config import CONFIG_DIR, AppConfig, validate_new_run
 from app.config.data import DataScale
@@ -42,12 +41,12 @@ from app.report.read import (
     read_run,
     refusing_other_versions,
 )
-from app.report.statistics import Spread, spread
+from app.report.statistics import spread
 from common.cli import EXIT_BAD_INPUT, EXIT_DONE, EXIT_STOPPED
 from common.command import redact_arguments
 from common.compose import add_file_keys, compose_config
 from common.config_file import quote_literally, read_overrides
-from common.documents import Json, Number, OpenDocument, decode, encode, read_document
+from common.documents import Json, Number, OpenDocument, encode, read_document
 from common.errors import UserError
 from common.files import digest_file, write_atomically
 from common.keys import key, to_plain
@@ -78,13 +77,6 @@ FORMAT, VERSION = "clickwork-reproduction", 1
 DOCUMENT, PAGE = "reproduce.json", "reproduce.html"
 VERDICTS = {True: "inside", False: "outside", None: "no verdict"}
 DIGEST_LENGTH = 12  # characters of a digest
-
-
-class _Version(Struct):
-    """Keys that say whether a document can be read."""
-
-    format: str | None = None
-    version: int | None = None
 
 
 class SeedRun(OpenDocument, kw_only=True):
@@ -127,35 +119,12 @@ class SeedFigure(OpenDocument, kw_only=True):
     inside: bool | None
     rest: Json = rest()
 
-    @property
-    def label(self) -> str:
-        """Return its name for readers, such as AUC of test."""
-        return f"{METRICS[self.metric].title} of {self.split}"
-
-
-class PublishedSource(Struct, kw_only=True):
-    """Who published a figure, on which data and hardware, as `published.*` of the recipe has it."""
-
-    source: str | None
-    data: str | None
-    hardware: str | None
-    md5: list[str]
-
-
-class DatasetFacts(Struct, kw_only=True):
-    """The dataset of the runs: digest of its manifest, encoding, rows by split, MD5 of given files."""
-
-    digest: str | None
-    encoding: str | None
-    rows: dict[str, int]
-    md5: list[str]
-
 
 class Reproduction(OpenDocument, kw_only=True):
     """reproduce.json: a recipe at several seeds.
 
-    arguments: of app.train, as typed; command: the whole line. Lists of None: not known yet.
-
+    arguments: of app.train, as typed; command: the whole line. None: not known yet. published: source, data, hardware
+    and MD5 sums of the figures published. dataset: digest of its manifest, encoding, rows by split, MD5 of given files.
     commit: of the code of the finished runs, and whether it had changes (`dirty`). seconds, joules: sums over the
     runs that ended, however they did. verdict: sentences with their kind (good, bad, plain).
     """
@@ -168,8 +137,8 @@ class Reproduction(OpenDocument, kw_only=True):
     seeds: int
     runs: list[SeedRun]
     figures: list[SeedFigure]
-    published: PublishedSource
-    dataset: DatasetFacts | None
+    published: Json
+    dataset: Json | None
     machine: str | None
     versions: dict[str, str | None]
     commit: str | None
@@ -178,36 +147,6 @@ class Reproduction(OpenDocument, kw_only=True):
     joules: Number | None
     verdict: list[tuple[str, str]]
     rest: Json = rest()
-
-    @property
-    def main(self) -> str:
-        """Return the metric that its models are judged by."""
-        return self.figures[0].metric if self.figures else AUC
-
-    def figure_of(self, metric: str) -> SeedFigure | None:
-        """Return a metric's figure that has a published one; else that of the test split, else of the evaluated one."""
-        candidates = [figure for figure in self.figures if figure.metric == metric and figure.mean is not None]
-        candidates.sort(key=lambda figure: (figure.published is None, figure.split != "test"))
-        return candidates[0] if candidates else None
-
-
-def read_reproduction(path: Path) -> Reproduction:
-    """Read a reproduction's document.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        UserError: it is another document, damaged, or of another version.
-    """
-    remedy = "make it again with python -m app.reproduce"
-    try:
-        header = decode(path.read_bytes(), _Version)
-    except ValueError as error:
-        raise UserError(f"{path}: damaged ({error}); {remedy}") from error
-    if header.format != FORMAT:
-        raise UserError(f"{path}: is not of python -m app.reproduce (its format is {header.format}); remove it")
-    if header.version != VERSION:
-        raise UserError(f"{path}: of version {header.version} of its format, here {VERSION} is read; {remedy}")
-    return read_document(path, Reproduction, remedy)
 
 
 OWN_KEYS = ("seeds", "out", "processes")
@@ -341,14 +280,10 @@ def run_seeds(seeds: Sequence[Seed], arguments: Sequence[str], processes: int | 
             status = score_test_split(seed.directory, launcher)
         if status:
             failed[seed.number] = status
-        if status == EXIT_STOPPED or (status and not have_begun(seeds)):
+        # If none has begun, the cause that stopped the first stops all.
+        if status == EXIT_STOPPED or (status and all(other.status == NOT_BEGUN for other in seeds)):
             break
     return failed
-
-
-def have_begun(seeds: Sequence[Seed]) -> bool:
-    """Return whether a run has begun; if none has, the cause that stopped the first stops all."""
-    return any(seed.status != NOT_BEGUN for seed in seeds)
 
 
 DIGITS = 5
@@ -392,29 +327,26 @@ def summarise(
     reason = why_no_verdict(config, arguments, runs)
     figures = figures_of(config, runs, is_judged=reason is None)
     records = [_seed_record(seed, failed.get(seed.number)) for seed in seeds]
-    words = ["python", "-m", "app.reproduce", *redact_arguments([*_command_keys(config), *arguments])]
+    own_keys = [f"seeds={config.seeds}"]
+    own_keys += [f"out={config.out}"] if config.out != f"runs/{config.run.name}" else []
+    own_keys += [f"processes={config.processes}"] if config.processes is not None else []
     dataset = manifest.dataset if manifest else None
+    facts: Json | None = None
+    if dataset is not None:
+        facts = {"digest": dataset.digest, "encoding": dataset.encoding, "rows": dataset.rows}
+        facts["md5"] = dataset.source_md5 or []
     seconds = [run.seconds for run in records if run.seconds is not None]
     joules = [run.joules for run in records if run.joules is not None]
     commits = {run.run.manifest.commit for run in runs}
     return Reproduction(
         recipe=config.run.name,
-        command=shlex.join(words),
+        command=shlex.join(["python", "-m", "app.reproduce", *redact_arguments([*own_keys, *arguments])]),
         arguments=redact_arguments(arguments),
         seeds=len(seeds),
         runs=records,
         figures=figures,
-        published=PublishedSource(
-            source=published.source, data=published.data, hardware=published.hardware, md5=published.md5
-        ),
-        dataset=DatasetFacts(
-            digest=dataset.digest,
-            encoding=dataset.encoding,
-            rows=dataset.rows,
-            md5=dataset.source_md5 or [],
-        )
-        if dataset
-        else None,
+        published={name: getattr(published, name) for name in ("source", "data", "hardware", "md5")},
+        dataset=facts,
         machine=devices(manifest) if manifest else None,
         versions=manifest.versions if manifest else {},
         commit=commits.pop() if len(commits) == 1 else None,
@@ -423,24 +355,10 @@ def summarise(
         # A sum over a part of the runs would be too low.
         joules=sum(joules) if joules and len(joules) == len(seconds) else None,
         verdict=[
-            *_progress_sentences(records),
-            *_difference_sentences(runs),
-            *_mean_sentences(figures),
-            *_verdict_sentences(config, figures, reason, runs),
-            *_target_sentences(config, records),
-            *_cost_sentences(seconds, joules),
+            *_progress_sentences(config, records, runs, seconds, joules),
+            *_figure_sentences(config, figures, reason, runs),
         ],
     )
-
-
-def _command_keys(config: ReproduceConfig) -> list[str]:
-    """Return the command's own keys that are not at their defaults."""
-    keys = [f"seeds={config.seeds}"]
-    if config.out != f"runs/{config.run.name}":
-        keys.append(f"out={config.out}")
-    if config.processes is not None:
-        keys.append(f"processes={config.processes}")
-    return keys
 
 
 def _seed_record(seed: Seed, status: int | None) -> SeedRun:
@@ -483,7 +401,8 @@ def why_no_verdict(config: ReproduceConfig, arguments: Sequence[str], runs: Sequ
     for finished in runs:
         if (reason := not_comparable(finished.run, published)) is not None:
             return f"{reason.removesuffix('.')}; the dataset is {finished.run.manifest.dataset.path}."
-    differing = [key for key in _differing_keys(runs) if is_recipe_key(key) and _is_config_key(key, runs[0].run)]
+    groups = runs[0].run.config.keys() - {*MADE_BY} if runs else set()
+    differing = [key for key in _differing_keys(runs) if is_recipe_key(key) and key.partition(".")[0] in groups]
     if differing:
         return f"The configurations of the seeds differ ({', '.join(differing)}), so there is no verdict."
     if recipe_changes := changed_keys(arguments):
@@ -510,7 +429,10 @@ def figures_of(config: ReproduceConfig, runs: Sequence[FinishedRun], is_judged: 
             value_of = {run.seed: run.splits[split].figure(metric) for run in runs if split in run.splits}
             values = [value for value in value_of.values() if value is not None]
             measured = spread(values) if values else None
-            inside = is_inside(measured, reference, published.tolerance)
+            inside = None
+            if measured and measured.low is not None and measured.high is not None and reference is not None:
+                margin = published.tolerance or 0.0
+                inside = measured.low - margin <= reference <= measured.high + margin
             # Such runs end at the published figure or above it, so the interval would say nothing.
             if inside is not None and is_target(config, split, metric):
                 inside = not _count_misses(runs)
@@ -542,140 +464,95 @@ def _count_misses(runs: Sequence[FinishedRun]) -> int:
     return sum(finished.run.status != "target_reached" for finished in runs)
 
 
-def is_inside(measured: Spread | None, reference: float | None, tolerance: float | None) -> bool | None:
-    """Return whether a published figure is in the interval widened by the tolerance; None without one of them."""
-    if measured is None or reference is None or measured.low is None or measured.high is None:
-        return None
-    return measured.low - (tolerance or 0.0) <= reference <= measured.high + (tolerance or 0.0)
-
-
-def _progress_sentences(records: Sequence[SeedRun]) -> list[tuple[str, str]]:
-    """Return sentences, with their kind, on the seeds that are done, failed or wait."""
+def _progress_sentences(
+    config: ReproduceConfig,
+    records: Sequence[SeedRun],
+    runs: Sequence[FinishedRun],
+    seconds: Sequence[float],
+    joules: Sequence[float],
+) -> Iterator[tuple[str, str]]:
+    """Yield sentences, with their kind: which seeds are done, how the runs differ, samples to the target, and cost."""
     num_complete = sum(run.status in DONE for run in records)
-    sentences = [
-        ("good" if num_complete == len(records) else "bad", f"{num_complete} of {plural(len(records), 'seed')} done.")
-    ]
+    yield "good" if num_complete == len(records) else "bad", f"{num_complete} of {plural(len(records), 'seed')} done."
     for run in records:
         if run.error is not None:
             rest = "" if run.status in DONE else "; the figures are of the other seeds"
-            sentences.append(("bad", f"Seed {run.seed}: {run.status}, {run.error}{rest}."))
-    waiting = [str(run.seed) for run in records if run.status not in DONE and run.error is None]
-    if waiting:
-        sentences.append(("bad", f"Not finished: seed {', '.join(waiting)}; the same command resumes there."))
-    return sentences
+            yield "bad", f"Seed {run.seed}: {run.status}, {run.error}{rest}."
+    if waiting := [str(run.seed) for run in records if run.status not in DONE and run.error is None]:
+        yield "bad", f"Not finished: seed {', '.join(waiting)}; the same command resumes there."
+    if keys := _differing_keys(runs):
+        yield "bad", f"The runs were not made alike; they differ in {', '.join(keys)}."
+    if (target := config.train.target_auc) is not None:
+        if samples := [run.samples_to_target for run in records if run.samples_to_target is not None]:
+            mean, _, low, high = spread(samples)
+            interval = "" if low is None else f", 95% interval {count(low)} to {count(high)}"
+            yield "plain", f"Samples to AUC {target}: mean {count(mean)}{interval}, of {plural(len(samples), 'seed')}."
+        if misses := sum(run.status == "completed" for run in records):
+            yield "bad", f"{plural(misses, 'seed')} did not reach AUC {target}."
+    if seconds:
+        energy = f"{sum(joules) / JOULES_OF_KWH:.4f} kWh" if len(joules) == len(seconds) else "not measured"
+        times = f"{duration(sum(seconds))}, {duration(sum(seconds) / len(seconds))} each"
+        yield (
+            "plain",
+            f"Time of the runs, without later evaluations and the reports: {times}; energy: {energy}.",
+        )
+
+
+def _figure_sentences(
+    config: ReproduceConfig, figures: Sequence[SeedFigure], reason: str | None, runs: Sequence[FinishedRun]
+) -> Iterator[tuple[str, str]]:
+    """Yield the main metrics' means, and a verdict on each published figure, or the reason why there is none."""
+    for measured in figures:
+        if measured.metric in (AUC, RMSE, HR, NDCG) and measured.mean is not None:
+            interval = "no interval of one seed"
+            if measured.low is not None:
+                interval = f"{_interval_text(measured)}, standard deviation {figure(measured.std, DIGITS)}"
+            label = f"{METRICS[measured.metric].label} of {measured.split}"
+            yield "plain", f"{label}: mean {figure(measured.mean, DIGITS)}, {interval}."
+    compared = [measured for measured in figures if measured.published is not None]
+    if not compared:
+        keys = (*PUBLISHED, "test_auc", "test_logloss")
+        is_published = any(getattr(config.published, key) is not None for key in keys)
+        lacks = "the published figures were not measured" if is_published else "no figure is published"
+        yield "plain", f"{config.published.recipe or config.run.name}: {lacks}, so there is none to hold these against."
+        return
+    if reason is not None:
+        yield "plain", reason
+        return
+    for measured in compared:
+        label, reference = f"{METRICS[measured.metric].title} of {measured.split}", measured.published
+        assert reference is not None
+        published = f"{label}: published {figure(reference, DIGITS)}"
+        here = "" if measured.mean is None else f", here {figure(measured.mean, DIGITS)}"
+        if measured.inside is None or measured.mean is None:
+            text = f"{published}{here}; an interval takes two finished seeds at least, so there is no verdict."
+            yield "plain", text
+        elif is_target(config, measured.split, measured.metric):
+            misses, seeds = _count_misses(runs), plural(len(runs), "seed")
+            who = f"{misses} of {seeds} did not reach" if misses else f"each of {seeds} reached"
+            word = "Not reproduced" if misses else "Reproduced"
+            yield "bad" if misses else "good", f"{word}: {who} the target of training, {published}."
+        else:
+            tolerance = f", tolerance ± {measured.tolerance}" if measured.tolerance else ""
+            interval = f"mean {figure(measured.mean, DIGITS)}, {_interval_text(measured)}{tolerance}"
+            if measured.inside:
+                yield "good", f"Reproduced: {published} lies inside, {interval}."
+                continue
+            is_better = (measured.mean > reference) is METRICS[measured.metric].larger_is_better
+            distance = f"{'better' if is_better else 'worse'} by {figure(abs(measured.mean - reference), DIGITS)}"
+            kind = "plain" if is_better else "bad"
+            yield kind, f"Not reproduced: {published} lies outside, {interval}; the mean is {distance}."
+
+
+def _interval_text(measured: SeedFigure) -> str:
+    """Return the interval of a mean in words."""
+    return f"95% interval {figure(measured.low, DIGITS)} to {figure(measured.high, DIGITS)}"
 
 
 def _differing_keys(runs: Sequence[FinishedRun]) -> list[str]:
     """Return the keys in which runs differ, except those beside learning and speed."""
-    if not runs:
-        return []
-    return [key for key in differences([finished.run for finished in runs])[0] if not key.startswith(BESIDE)]
-
-
-def _is_config_key(key: str, run: RunFiles) -> bool:
-    """Return whether a key of `differences` is of the configuration, not of what a run found or measured."""
-    group = key.partition(".")[0]
-    return group in run.config and group not in MADE_BY
-
-
-def _difference_sentences(runs: Sequence[FinishedRun]) -> list[tuple[str, str]]:
-    """Return a sentence on the keys in which the runs differ, if there are any."""
-    keys = _differing_keys(runs)
-    return [("bad", f"The runs were not made alike; they differ in {', '.join(keys)}.")] if keys else []
-
-
-def _mean_sentences(figures: Sequence[SeedFigure]) -> list[tuple[str, str]]:
-    """Return sentences on the AUC or RMSE of each split, and on published metrics of groups."""
-    sentences = []
-    for measured in figures:
-        if measured.metric in (AUC, RMSE, HR, NDCG) and measured.mean is not None:
-            interval = "no interval of one seed"
-            if measured.low is not None and measured.high is not None:
-                interval = f"95% interval {figure(measured.low, DIGITS)} to {figure(measured.high, DIGITS)}"
-                interval += f", standard deviation {figure(measured.std, DIGITS)}"
-            label = f"{METRICS[measured.metric].label} of {measured.split}"
-            sentences.append(("plain", f"{label}: mean {figure(measured.mean, DIGITS)}, {interval}."))
-    return sentences or [("plain", "What the models have learned was not measured.")]
-
-
-def _verdict_sentences(
-    config: ReproduceConfig, figures: Sequence[SeedFigure], reason: str | None, runs: Sequence[FinishedRun]
-) -> list[tuple[str, str]]:
-    """Return a verdict on each published figure, or why there is none; reason: of `why_no_verdict`."""
-    compared = [measured for measured in figures if measured.published is not None]
-    if not compared:
-        name = config.published.recipe or config.run.name
-        is_published = any(
-            getattr(config.published, key) is not None for key in (*PUBLISHED, "test_auc", "test_logloss")
-        )
-        lacks = "the published figures were not measured" if is_published else "no figure is published"
-        return [("plain", f"{name}: {lacks}, so there is none to hold these against.")]
-    if reason is not None:
-        return [("plain", reason)]
-    return [
-        _sentence_by_target(measured, _count_misses(runs), len(runs))
-        if is_target(config, measured.split, measured.metric) and measured.inside is not None
-        else _sentence_by_interval(measured)
-        for measured in compared
-    ]
-
-
-def _sentence_by_target(measured: SeedFigure, misses: int, seeds: int) -> tuple[str, str]:
-    """Return the verdict on a published figure at which training stops: whether each seed reached it."""
-    target = f"the published {measured.label}, {figure(measured.published, DIGITS)}"
-    if not misses:
-        return "good", f"Reproduced: each of {plural(seeds, 'seed')} reached {target}, at which training stops."
-    return "bad", f"Not reproduced: {misses} of {plural(seeds, 'seed')} did not reach {target}, the target of training."
-
-
-def _sentence_by_interval(measured: SeedFigure) -> tuple[str, str]:
-    """Return the verdict on a published figure: whether it lies in the interval of the mean over seeds."""
-    label, reference = METRICS[measured.metric].title, measured.published
-    assert reference is not None
-    published = f"{label} of {measured.split}: published {figure(reference, DIGITS)}"
-    if measured.mean is None or measured.low is None or measured.high is None:
-        mean_text = "" if measured.mean is None else f", here {figure(measured.mean, DIGITS)}"
-        return (
-            "plain",
-            f"{published}{mean_text}; an interval takes two finished seeds at least, so there is no verdict.",
-        )
-    low, high = figure(measured.low, DIGITS), figure(measured.high, DIGITS)
-    interval = f"mean {figure(measured.mean, DIGITS)}, 95% interval {low} to {high}"
-    tolerance = f", tolerance ± {measured.tolerance}" if measured.tolerance else ""
-    if measured.inside:
-        return "good", f"Reproduced: {published} lies inside, {interval}{tolerance}."
-    is_better = (measured.mean > reference) is METRICS[measured.metric].larger_is_better
-    kind, word = ("plain", "better") if is_better else ("bad", "worse")
-    distance = f"the mean is {word} by {figure(abs(measured.mean - reference), DIGITS)}"
-    return kind, f"Not reproduced: {published} lies outside, {interval}{tolerance}; {distance}."
-
-
-def _target_sentences(config: ReproduceConfig, records: Sequence[SeedRun]) -> list[tuple[str, str]]:
-    """Return sentences on samples until the AUC at which training stops."""
-    target, sentences = config.train.target_auc, []
-    samples = [run.samples_to_target for run in records if run.samples_to_target is not None]
-    misses = sum(run.status == "completed" for run in records)
-    if target is not None and samples:
-        mean, _, low, high = spread(samples)
-        interval = "" if low is None else f", 95% interval {count(low)} to {count(high)}"
-        text = f"Samples to AUC {target}: mean {count(mean)}{interval}, of {plural(len(samples), 'seed')}."
-        sentences.append(("plain", text))
-    if target is not None and misses:
-        sentences.append(("bad", f"{plural(misses, 'seed')} did not reach AUC {target}."))
-    return sentences
-
-
-def _cost_sentences(seconds: Sequence[float], joules: Sequence[float]) -> list[tuple[str, str]]:
-    """Return a sentence on time and energy; joules: of the runs that measured them."""
-    if not seconds:
-        return []
-    energy = f"{sum(joules) / JOULES_OF_KWH:.4f} kWh" if len(joules) == len(seconds) else "not measured"
-    mean = duration(sum(seconds) / len(seconds))
-    sentence = (
-        f"Time of the runs, without the evaluations after them and the reports: {duration(sum(seconds))}, {mean} each; "
-        f"energy: {energy}."
-    )
-    return [("plain", sentence)]
+    differing = differences([finished.run for finished in runs])[0] if runs else {}
+    return [key for key in differing if not key.startswith(BESIDE)]
 
 
 NONE = "–"
@@ -685,6 +562,49 @@ def reproduction_page(
     config: ReproduceConfig, document: Reproduction, runs: Sequence[FinishedRun], directory: Path
 ) -> str:
     """Return the HTML of a reproduction with files in `directory`; `runs` are its finished runs."""
+
+    def text(value: float | None) -> str:
+        return NONE if value is None else figure(value, DIGITS)
+
+    figures = [
+        [
+            f"{METRICS[measured.metric].title} of {measured.split}",
+            text(measured.mean),
+            text(measured.std),
+            NONE if measured.low is None else f"{text(measured.low)} to {text(measured.high)}",
+            text(measured.published),
+            NONE if measured.tolerance is None else f"± {measured.tolerance}",
+            "none published" if measured.published is None else VERDICTS[measured.inside],
+        ]
+        for measured in document.figures
+    ]
+    shown = [measured for measured in document.figures if measured.metric in (AUC, LOGLOSS, RMSE, MAE, HR, NDCG)]
+    seeds = [
+        [
+            str(run.seed),
+            run.status,
+            *(text(measured.values.get(str(run.seed))) for measured in shown),
+            *map(count, (run.steps, run.samples_to_target, run.samples_per_second)),
+            duration(run.seconds),
+            NOT_MEASURED if run.joules is None else f"{run.joules:,.0f} J",
+            run.error or NONE,
+        ]
+        for run in document.runs
+    ]
+    columns = ["Seed", "Status", *(f"{METRICS[measured.metric].title} of {measured.split}" for measured in shown)]
+    columns += ["Steps", "Samples to target", "Samples/s, global", "Time", "Energy", "Remark"]
+    dataset: Json = document.dataset or {}
+    facts = [f"{name}: {value}" for name, value in dataset.items() if value]
+    versions = [f"{name} {version}" for name, version in document.versions.items() if version]
+    commit = (document.commit or "more than one commit, or none") + (" with changes" if document.dirty else "")
+    source = [
+        ["Published by", config.published.source],
+        ["Published for", config.published.data],
+        ["Published on", config.published.hardware],
+        ["Dataset here", "; ".join(facts)],
+        ["Machine here", document.machine],
+        ["Versions and code", ", ".join([*versions, commit])],
+    ]
     differing = differences([finished.run for finished in runs])[0] if runs else {}
     differing.pop("train.seed", None)
     return render(
@@ -693,9 +613,21 @@ def reproduction_page(
         [],
         title=f"{document.recipe} at {plural(document.seeds, 'seed')}",
         sentences=document.verdict,
-        figures=_figure_table(document),
-        seeds=_seed_table(document),
-        source=_source_table(config, document),
+        figures=ReportTable(
+            ["Figure", "Mean", "Standard deviation", "95% interval of the mean", "Published", "Tolerance", "Verdict"],
+            figures,
+            {1, 2, 3, 4, 5},
+            "Of the model that each run serves, over the finished seeds; the interval by Student's t. Inside: the "
+            "published figure lies in the interval, widened by the tolerance at both ends; or, where it is the target "
+            "of training, each run reached it.",
+        ),
+        seeds=ReportTable(
+            columns,
+            seeds,
+            set(range(2, len(columns) - 1)),
+            "Each run has a report of its own: seed_N/report.html.",
+        ),
+        source=ReportTable(["", ""], [[str(row[0]), str(row[1] or "not said")] for row in source], set()),
         differing=ReportTable(
             ["Key", *(f"seed {finished.seed}" for finished in runs)],
             [[key, *map(short, row)] for key, row in differing.items()],
@@ -703,92 +635,6 @@ def reproduction_page(
         ),
         command=document.command,
     )
-
-
-def _figure_text(value: float | None) -> str:
-    """Return a figure with DIGITS digits, or NONE."""
-    return NONE if value is None else figure(value, DIGITS)
-
-
-def _figure_table(document: Reproduction) -> ReportTable:
-    """Return the table of all metrics over seeds, beside the published ones."""
-    rows = [
-        [
-            measured.label,
-            _figure_text(measured.mean),
-            _figure_text(measured.std),
-            NONE if measured.low is None else f"{figure(measured.low, DIGITS)} to {figure(measured.high, DIGITS)}",
-            _figure_text(measured.published),
-            NONE if measured.tolerance is None else f"± {measured.tolerance}",
-            "none published" if measured.published is None else VERDICTS[measured.inside],
-        ]
-        for measured in document.figures
-    ]
-    columns = ["Figure", "Mean", "Standard deviation", "95% interval of the mean", "Published", "Tolerance", "Verdict"]
-    note = (
-        "Of the model that each run serves, over the finished seeds; the interval by Student's t. Inside: the "
-        "published figure lies in the interval, widened by the tolerance at both ends; or, where it is the target of "
-        "training, each run reached it."
-    )
-    return ReportTable(columns, rows, {1, 2, 3, 4, 5}, note)
-
-
-def _seed_table(document: Reproduction) -> ReportTable:
-    """Return the table of the seeds' runs, with their metrics, time and energy."""
-    figures = [measured for measured in document.figures if measured.metric in (AUC, LOGLOSS, RMSE, MAE, HR, NDCG)]
-    rows = [
-        [
-            str(run.seed),
-            run.status,
-            *(_figure_text(measured.values.get(str(run.seed))) for measured in figures),
-            count(run.steps),
-            NONE if run.samples_to_target is None else count(run.samples_to_target),
-            count(run.samples_per_second),
-            duration(run.seconds),
-            NOT_MEASURED if run.joules is None else f"{run.joules:,.0f} J",
-            run.error or NONE,
-        ]
-        for run in document.runs
-    ]
-    columns = [
-        "Seed",
-        "Status",
-        *(measured.label for measured in figures),
-        "Steps",
-        "Samples to target",
-        "Samples/s, global",
-        "Time",
-    ]
-    columns += ["Energy", "Remark"]
-    note = "Each run has a report of its own: seed_N/report.html."
-    return ReportTable(columns, rows, set(range(2, len(columns) - 1)), note)
-
-
-def _source_table(config: ReproduceConfig, document: Reproduction) -> ReportTable:
-    """Compare data, hardware and speed of the source with those of these runs."""
-    published, source, data = config.published, document.published, document.dataset
-    rows = ", ".join(f"{name} {value:,}" for name, value in (data.rows if data else {}).items())
-    rates = [run.samples_per_second for run in document.runs if run.samples_per_second is not None]
-    md5s = [", ".join(f"{md5[:DIGEST_LENGTH]}…" for md5 in facts.md5) if facts else "" for facts in (source, data)]
-    about_data = f"digest {(data.digest or 'none')[:DIGEST_LENGTH]}…, {data.encoding or 'own'}" if data else ""
-    versions = " ".join(f"{name} {version}" for name, version in document.versions.items() if version)
-    commit = (document.commit or "more than one commit, or none") + (" with changes" if document.dirty else "")
-    entries: list[tuple[str, object, object]] = [
-        ("Source", source.source or "none", "these runs"),
-        ("Data", source.data, about_data),
-        ("Training rows", published.train_rows and count(published.train_rows), rows),
-        ("MD5 of the files", md5s[0], md5s[1] or "no files given by split"),
-        ("Hardware", source.hardware, document.machine),
-        ("Versions", None, versions),
-        ("Code", None, commit),
-        (
-            "Samples/s, global",
-            published.samples_per_second and count(published.samples_per_second),
-            rates and f"{count(sum(rates) / len(rates))} (mean)",
-        ),
-    ]
-    cells = [[str(name), str(there or "not said"), str(here or NOT_MEASURED)] for name, there, here in entries]
-    return ReportTable(["", "The source", "Here"], cells, set())
 
 
 EXIT_FAILED = 1
@@ -799,44 +645,32 @@ def main(config: ReproduceConfig) -> int:
     """Train unfinished runs, write the page, and return the exit status."""
     logging.basicConfig(format="%(message)s")
     arguments, out = training_arguments(sys.argv[1:]), Path(config.out)
-    _require_same_arguments(out, arguments)
+    if (out / DOCUMENT).exists():
+        former = read_document(out / DOCUMENT, Reproduction, "make it again with python -m app.reproduce").arguments
+        if sorted(former) != sorted(redact_arguments(arguments)):
+            words = " ".join(former) or "no further keys"
+            raise UserError(f"out={out}: its runs were made with {words}; type these, or give another out")
     seeds = seeds_of(out, config.seeds)
     out.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(out / LOCK, blocking=False):
-            return _reproduce(config, arguments, seeds, out)
+            # Written before the runs, so that a resuming command can compare its arguments.
+            _write_document(config, arguments, seeds, {}, out)
+            failed = run_seeds(seeds, arguments, config.processes)
+            # After a refused first run nothing is left, so that the corrected command is not refused for its keys.
+            if EXIT_BAD_INPUT in failed.values() and all(seed.status == NOT_BEGUN for seed in seeds):
+                for name in (DOCUMENT, PAGE):
+                    (out / name).unlink(missing_ok=True)
+                return EXIT_BAD_INPUT
+            is_stopped = EXIT_STOPPED in failed.values()
+            failed = {seed: status for seed, status in failed.items() if status != EXIT_STOPPED}
+            for _, sentence in _write_document(config, arguments, seeds, failed, out).verdict:
+                print(sentence)
+            print(out / PAGE)
     except Timeout as error:
         raise UserError(
             f"out={out}: another process makes runs there; wait for its end, or give another out"
         ) from error
-
-
-def _require_same_arguments(out: Path, arguments: Sequence[str]) -> None:
-    """Raise UserError if the directory has runs with other arguments."""
-    try:
-        former = read_reproduction(out / DOCUMENT).arguments
-    except FileNotFoundError:
-        return
-    if sorted(former) != sorted(redact_arguments(arguments)):
-        words = " ".join(former) or "no further keys"
-        raise UserError(f"out={out}: its runs were made with {words}; type these, or give another out")
-
-
-def _reproduce(config: ReproduceConfig, arguments: Sequence[str], seeds: Sequence[Seed], out: Path) -> int:
-    """Train the seeds, write the page, print the verdict, and return the exit status."""
-    # Written before the runs, so that a resuming command can compare its arguments.
-    _write_document(config, arguments, seeds, {}, out)
-    failed = run_seeds(seeds, arguments, config.processes)
-    # After a refused first run nothing is left, so that the corrected command is not refused for its other keys.
-    if EXIT_BAD_INPUT in failed.values() and not have_begun(seeds):
-        for name in (DOCUMENT, PAGE):
-            (out / name).unlink(missing_ok=True)
-        return EXIT_BAD_INPUT
-    is_stopped = EXIT_STOPPED in failed.values()
-    failed = {seed: status for seed, status in failed.items() if status != EXIT_STOPPED}
-    for _, sentence in _write_document(config, arguments, seeds, failed, out).verdict:
-        print(sentence)
-    print(out / PAGE)
     if is_stopped:
         return EXIT_STOPPED
     return EXIT_FAILED if failed else EXIT_DONE

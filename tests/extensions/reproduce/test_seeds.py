@@ -1,6 +1,5 @@
 """Which arguments a reproduction takes, and its document."""
 
-import json
 import os
 import re
 import time
@@ -9,13 +8,10 @@ from pathlib import Path
 import pytest
 
 from app.record.directory import figures_of_test
-from common.documents import encode
 from common.errors import UserError
 from extensions.reproduce.command import (
     ReproduceConfig,
-    Reproduction,
     changed_keys,
-    read_reproduction,
     seeds_of,
     training_arguments,
 )
@@ -23,7 +19,6 @@ from tests.app.conftest import composed
 from tests.common.test_keys import OF_RUNS
 from tests.error_lines import refused
 from tests.extensions.reproduce.runs import write_seeds, write_test
-from tests.extensions.reproduce.test_figures import document
 from tests.key_limits import ONE, check_limits
 
 
@@ -103,34 +98,6 @@ def test_figures_of_an_earlier_run_do_not_count(tmp_path: Path) -> None:
     figures = figures_of_test(seed.directory)
     assert figures is not None
     assert figures.auc == 0.75
-
-
-def _written(reproduction: Reproduction, path: Path, **changes: object) -> Path:
-    path.write_text(json.dumps({**json.loads(encode(reproduction)), **changes}), encoding="utf-8")
-    return path
-
-
-def test_a_document_is_read_as_it_was_written(tmp_path: Path) -> None:
-    reproduction = document(write_seeds(tmp_path, 2), "published.test_auc=0.7", "published.tolerance=0.1")
-    assert read_reproduction(_written(reproduction, tmp_path / "r.json")) == reproduction
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"version": 2}, "of version 2 of its format, here 1 is read; make it again"),
-        ({"format": "other"}, "is not of python -m app.reproduce"),
-        ({"seeds": "x"}, "key 'seeds' is \"x\""),
-    ],
-)
-def test_another_version_and_damage_are_one_line(tmp_path: Path, changes: dict[str, object], words: str) -> None:
-    path = _written(document(write_seeds(tmp_path, 1)), tmp_path / "r.json", **changes)
-    with pytest.raises(UserError) as caught:
-        read_reproduction(path)
-    assert words in str(caught.value)
-    assert str(path) in str(caught.value)
-    path.write_text("{")
-    refused("damaged", read_reproduction, path)
 
 
 @pytest.mark.parametrize("out", [" a", "runs/'a'", 'runs/"a"', "runs/it's", "runs/a\\"])
