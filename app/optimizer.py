@@ -365,7 +365,9 @@ class ReplicatedTables(KeyedOptimizerWrapper):
         super().__init__(tables, make)
         self.state = {
             weight: {
-                f"{table_of(key)}.{names[name]}": _view_as_fused(value)
+                f"{table_of(key)}.{names[name]}": (
+                    value.view(-1) if value.dim() == 2 and value.shape[1] == 1 else value
+                )
                 for name, value in self._optimizer.state[weight].items()
                 if name in names
             }
@@ -377,11 +379,6 @@ class ReplicatedTables(KeyedOptimizerWrapper):
         for state in self._optimizer.state.values():
             if "step" in state:
                 state["step"].fill_(step)
-
-
-def _view_as_fused(state: torch.Tensor) -> torch.Tensor:
-    """View RowWiseAdagrad's sums [E, 1] as FBGEMM has them, [E]; the memory is shared."""
-    return state.view(-1) if state.dim() == 2 and state.shape[1] == 1 else state
 
 
 def optimizer_of_layers(params: list[dict[str, Any]], config: OptimizerConfig) -> Optimizer:

@@ -93,7 +93,16 @@ def run_command(command: Command) -> int:
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a locale's codec may lack characters of help and file names
     if command.schema is None:
-        return _run_plain(command, sys.argv[1:])
+        # Run a command that parses its own arguments and handles signals itself.
+        arguments = sys.argv[1:]
+        try:
+            _require_temporary_directory()
+            status: int = load(command.function)(arguments) or EXIT_DONE
+        except UserError as error:
+            _print_error(str(error))
+            status = EXIT_BAD_INPUT
+        signals.finish(status)
+        return status
     schema = command.schema
     return exit_status(lambda: _run_configured(command, load(schema), sys.argv[1:]))
 
@@ -115,18 +124,6 @@ def _run_configured(command: Command, schema: type, arguments: list[str]) -> int
     SECONDS["imports"] = time.perf_counter() - began
     signals.raise_interrupted()
     return main(config)
-
-
-def _run_plain(command: Command, arguments: list[str]) -> int:
-    """Run a command that parses its own arguments and handles signals itself."""
-    try:
-        _require_temporary_directory()
-        status: int = load(command.function)(arguments) or EXIT_DONE
-    except UserError as error:
-        _print_error(str(error))
-        status = EXIT_BAD_INPUT
-    signals.finish(status)
-    return status
 
 
 def _require_temporary_directory() -> None:

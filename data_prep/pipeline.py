@@ -282,7 +282,15 @@ def run_stages(data: DataConfig, job: Job) -> Result:
         if job.rules.is_arranged:
             _shuffle_to_shards(job, result, chunks, executor)
         else:
-            _cut_shards(job, result, chunks, executor)
+            # Make shards of consecutive rows: whole chunks as they are, others cut where a split or shard ends.
+            tasks = plan_cut(chunks, result.rows, _row_layout(job, result))
+            cut = [task for task in tasks if not is_whole_chunk(task)]
+            with executor.stage("cut", sum(task.size[0] for task in cut)):
+                gathered = iter(list(executor.map(cut)))
+            for task in tasks:
+                result.built.append(
+                    shard_of_whole_chunk(task) if is_whole_chunk(task) else built_shard(task, next(gathered))
+                )
         if job.bags is not None:
             executor.release()
             _expand_bags(job, result, executor)
@@ -410,16 +418,6 @@ def _row_layout(job: Job, result: Result) -> RowLayout:
     largest = tuple(largest_id(job.rules, result.num_values(feature)) for feature in single)
     dtypes = job.dtypes
     return RowLayout(len(job.schema.dense), largest, dtypes["dense"], dtypes["labels"], bool(job.schema.weight))
-
-
-def _cut_shards(job: Job, result: Result, chunks: list[EncodeTask], executor: Executor) -> None:
-    """Make shards of consecutive rows: whole chunks as they are, others cut where a split or shard ends."""
-    tasks = plan_cut(chunks, result.rows, _row_layout(job, result))
-    cut = [task for task in tasks if not is_whole_chunk(task)]
-    with executor.stage("cut", sum(task.size[0] for task in cut)):
-        gathered = iter(list(executor.map(cut)))
-    for task in tasks:
-        result.built.append(shard_of_whole_chunk(task) if is_whole_chunk(task) else built_shard(task, next(gathered)))
 
 
 def _shuffle_to_shards(job: Job, result: Result, chunks: list[EncodeTask], executor: Executor) -> None:

@@ -631,7 +631,16 @@ def synthetic_sources(data: DataConfig, root: Path, work: Path) -> list[Source]:
     if manifest is not None:
         return sources_of_generated(data, root, manifest, row_settings(config))
     if config.direct:
-        return _describe_days(config, directory)
+        # Write a small file for each day that determines its rows, in place of the raw file.
+        sources = []
+        for day in range(config.days):
+            path = directory / f"day_{day}.json"
+            content = json.dumps({"version": generator_version(config), "day": day, **asdict(config)}).encode()
+            if not path.exists() or path.read_bytes() != content:
+                write_atomically(path, content)
+            [source] = resolve_sources(str(path))
+            sources.append(replace(source, generator=DescribedDay(str(path), day_rows(config, day))))
+        return sources
     return resolve_sources(generate_days(config, root, str(directory)))
 
 
@@ -651,19 +660,6 @@ def days_directory(data: DataConfig, root: Path) -> Path:
 def row_settings(config: SyntheticConfig) -> Json:
     """Return the settings that decide the rows, for the manifest's `extra`."""
     return {"version": generator_version(config), **asdict(config)}
-
-
-def _describe_days(config: SyntheticConfig, directory: Path) -> list[Source]:
-    """Write a small file for each day that determines its rows, in place of the raw file."""
-    sources = []
-    for day in range(config.days):
-        path = directory / f"day_{day}.json"
-        content = json.dumps({"version": generator_version(config), "day": day, **asdict(config)}).encode()
-        if not path.exists() or path.read_bytes() != content:
-            write_atomically(path, content)
-        [source] = resolve_sources(str(path))
-        sources.append(replace(source, generator=DescribedDay(str(path), day_rows(config, day))))
-    return sources
 
 
 class _Day(Struct):
@@ -730,7 +726,17 @@ def generate_days(config: SyntheticConfig, root: Path, raw: str | None = None) -
     for day, path in enumerate(days):
         with compile_notice("the generator"):
             teacher = calibrated_teacher(config, day)
-        _write_day(config, teacher, day, path)
+        # Write a day's rows to `path`, which appears when it is whole, and their click probabilities to `truth_path`.
+        temporary = path.with_name(path.name + ".tmp")
+        for left_over in path.parent.glob(f"{truth_path(path).name}.*.part"):
+            left_over.unlink()
+        truth = ArrayWriter(truth_path(path), np.float32, 1, day_rows(config, day))
+        with open(temporary, "wb") as file:
+            for text, rows in day_text(config, teacher, day, usable_cpus()):
+                file.write(text)
+                truth.append(rows.probability)
+        truth.close()
+        temporary.replace(path)
     write_atomically(record, json.dumps({"config": description, "bytes": _file_sizes(days)}, indent=1).encode())
     return [str(day) for day in days]
 
@@ -747,20 +753,6 @@ def _file_sizes(days: list[Path]) -> list[int | None]:
     """Return the bytes of the days and their truths; None for a missing file."""
     paths = [*days, *map(truth_path, days)]
     return [path.stat().st_size if path.exists() else None for path in paths]
-
-
-def _write_day(config: SyntheticConfig, teacher: Teacher, day: int, path: Path) -> None:
-    """Write a day's rows to `path`, which appears when it is whole, and their click probabilities to `truth_path`."""
-    temporary = path.with_name(path.name + ".tmp")
-    for left_over in path.parent.glob(f"{truth_path(path).name}.*.part"):
-        left_over.unlink()
-    truth = ArrayWriter(truth_path(path), np.float32, 1, day_rows(config, day))
-    with open(temporary, "wb") as file:
-        for text, rows in day_text(config, teacher, day, usable_cpus()):
-            file.write(text)
-            truth.append(rows.probability)
-    truth.close()
-    temporary.replace(path)
 
 
 def day_text(config: SyntheticConfig, teacher: Teacher, day: int, threads: int) -> Iterator[tuple[bytes, LabelledRows]]:

@@ -167,8 +167,9 @@ def describe_values(root: Path, manifest: Manifest) -> Iterator[str]:
             yield f"{feature}: {len(texts):,} values by {order}: {', '.join(examples)}{more}"
 
 
-def _refuse_unread_keys(config: PrepConfig) -> None:
-    """Refuse given keys other than data.path, and data.source, whose ready-made values include data.path."""
+def main(config: PrepConfig) -> int:
+    """Verify the dataset at data.path, print what its columns hold, and return an exit status."""
+    # Refuse given keys other than data.path, and data.source, whose ready-made values include data.path.
     read = {"data.path"}
     # The source's YAML file sets these, so they may differ from their defaults.
     if config.data.source is not None:
@@ -178,11 +179,6 @@ def _refuse_unread_keys(config: PrepConfig) -> None:
         is_read = any(key == name or key.startswith(f"{name}.") for name in read)
         if not is_read and value is not None and value != defaults[key]:
             raise UserError(f"{key}: has no effect on this command; leave it out")
-
-
-def main(config: PrepConfig) -> int:
-    """Verify the dataset at data.path, print what its columns hold, and return an exit status."""
-    _refuse_unread_keys(config)
     root = config.data.root
     manifest = verify_dataset(root)
     shards = sum(len(split.shards) for split in manifest.splits.values())

@@ -654,22 +654,19 @@ class NumberedValues:
         for part in parts:
             if not len(part.values):
                 continue
-            self._store(part)
+            # Write a part to the directory as an Arrow stream, and note its size.
+            import pyarrow as pa
+
+            columns = {"value": part.values, **({"text": part.texts} if self._with_texts else {})}
+            batch = pa.record_batch({name: pa.array(column) for name, column in columns.items()})
+            path = self._directory / f"{len(self.sizes)}.arrow"
+            with pa.ipc.new_stream(str(path), batch.schema) as writer:
+                writer.write_batch(batch)
+            self.sizes.append(len(batch))
+            self.num_bytes += batch.nbytes
             numbers = np.arange(number, number + len(part.values), dtype=np.uint32)
             number += len(numbers)
             yield Run(numbers, part.counts, part.first)
-
-    def _store(self, part: Entries) -> None:
-        """Write a part to the directory as an Arrow stream, and note its size."""
-        import pyarrow as pa
-
-        columns = {"value": part.values, **({"text": part.texts} if self._with_texts else {})}
-        batch = pa.record_batch({name: pa.array(column) for name, column in columns.items()})
-        path = self._directory / f"{len(self.sizes)}.arrow"
-        with pa.ipc.new_stream(str(path), batch.schema) as writer:
-            writer.write_batch(batch)
-        self.sizes.append(len(batch))
-        self.num_bytes += batch.nbytes
 
     def parts(self) -> Iterator[Any]:
         """Yield each part as a table with the columns `value` and, if texts are kept, `text`."""

@@ -142,7 +142,16 @@ def stage(tensors: Any) -> Any:
     if isinstance(tensors, (list, tuple)):
         return type(tensors)(stage(value) for value in tensors)
     if isinstance(tensors, ShardedTensor):
-        return _stage_shards(tensors)
+        # A sharded tensor with copies of this process's shards in host memory.
+        shards = [
+            Shard(_copy_to_host(shard.tensor), _place_on_host(shard.metadata)) for shard in tensors.local_shards()
+        ]
+        metadata = copy.deepcopy(tensors.metadata())
+        metadata.shards_metadata = [_place_on_host(shard) for shard in metadata.shards_metadata]
+        # This constructor takes the local shards as they are, without an exchange between the processes.
+        return ShardedTensor._init_from_local_shards_and_global_metadata(
+            shards, sharded_tensor_metadata=metadata, process_group=tensors._process_group
+        )
     if isinstance(tensors, Tensor):
         return _copy_to_host(tensors)
     return copy.deepcopy(tensors)
@@ -221,17 +230,6 @@ def _copy_in_blocks(tensor: Tensor) -> Tensor:
             arrived[(block - 1) % 2].synchronize()
             target.copy_(buffers[(block - 1) % 2][: len(target)])
     return copy
-
-
-def _stage_shards(tensor: ShardedTensor) -> ShardedTensor:
-    """Return a sharded tensor with copies of this process's shards in host memory."""
-    shards = [Shard(_copy_to_host(shard.tensor), _place_on_host(shard.metadata)) for shard in tensor.local_shards()]
-    metadata = copy.deepcopy(tensor.metadata())
-    metadata.shards_metadata = [_place_on_host(shard) for shard in metadata.shards_metadata]
-    # This constructor takes the local shards as they are, without an exchange between the processes.
-    return ShardedTensor._init_from_local_shards_and_global_metadata(
-        shards, sharded_tensor_metadata=metadata, process_group=tensor._process_group
-    )
 
 
 def _place_on_host(metadata: Any) -> Any:

@@ -316,7 +316,11 @@ def validate_model(model: ModelConfig) -> None:
     if model.embedding_dim < 1:
         raise UserError(f"model.embedding_dim={model.embedding_dim}: must be at least 1")
     if model.kind.parts is not None:
-        _refuse_settings_of_dlrm(model)
+        # Raise UserError if settings of DLRM are given for another model, which would ignore them.
+        defaults = ModelConfig(embedding_dim=model.embedding_dim, dense_arch=[], over_arch=[], name=model.name)
+        for name, value in vars(defaults).items():
+            if getattr(model, name) != value:
+                raise UserError(f"model.{name}: is DLRM's and has no effect with model={model.name}; leave it out")
         return
     _validate_dense_arch(model)
     _validate_over_arch(model)
@@ -330,14 +334,6 @@ def validate_model(model: ModelConfig) -> None:
         raise UserError(f"model.dcn_low_rank_dim={model.dcn_low_rank_dim}: has no effect with model.dcn_full_rank=true")
     _validate_branches(model)
     validate_tables(model.tables, model.embedding_dim)
-
-
-def _refuse_settings_of_dlrm(model: ModelConfig) -> None:
-    """Raise UserError if settings of DLRM are given for another model, which would ignore them."""
-    defaults = ModelConfig(embedding_dim=model.embedding_dim, dense_arch=[], over_arch=[], name=model.name)
-    for name, value in vars(defaults).items():
-        if getattr(model, name) != value:
-            raise UserError(f"model.{name}: is DLRM's and has no effect with model={model.name}; leave it out")
 
 
 def require_dlrm(model: ModelConfig, operation: str) -> None:

@@ -265,7 +265,15 @@ def validate_new_name(name: str) -> None:
 
 def validate_train(train: TrainConfig) -> None:
     """Refuse contradictory batch sizes and evaluation intervals, and max_samples below one batch without max_steps."""
-    _validate_batch(train)
+    # Refuse a global and a local batch size together, and none of them.
+    total, local = train.global_batch_size, train.local_batch_size
+    if local is not None and total:
+        raise UserError(
+            f"train.global_batch_size={total}: has no effect with train.local_batch_size={local}; set "
+            "train.local_batch_size=null or train.global_batch_size=0"
+        )
+    if local is None and not total:
+        raise UserError("train.global_batch_size=0: must be at least 1, or give train.local_batch_size")
     if train.eval_every_steps and train.eval_every_fraction is not None:
         raise UserError(
             f"train.eval_every_steps={train.eval_every_steps}: has no effect with "
@@ -319,18 +327,6 @@ def validate_monitor(train: TrainConfig, checkpoint: CheckpointConfig, cuts_rate
             f"{shown_monitor}: has no effect with checkpoint.keep_best=false; leave it out, or use "
             "train.early_stop_patience or schedule=plateau"
         )
-
-
-def _validate_batch(train: TrainConfig) -> None:
-    """Refuse a global and a local batch size together, and none of them."""
-    total, local = train.global_batch_size, train.local_batch_size
-    if local is not None and total:
-        raise UserError(
-            f"train.global_batch_size={total}: has no effect with train.local_batch_size={local}; set "
-            "train.local_batch_size=null or train.global_batch_size=0"
-        )
-    if local is None and not total:
-        raise UserError("train.global_batch_size=0: must be at least 1, or give train.local_batch_size")
 
 
 def with_batch_of_all(train: TrainConfig, world_size: int) -> TrainConfig:

@@ -48,7 +48,10 @@ def prepare(config: DataConfig) -> bool:
     job = _job(config)
     if job is None:
         return False
-    _require_written(config)
+    # Raise UserError if the files of a published set have not been written yet.
+    name, train = config.published_tables, config.train
+    if name in SETS and isinstance(train, str) and train == f"data/{name}/train.csv" and not Path(train).exists():
+        raise UserError(f"{train}: no such file; python -m data_prep.published name={name} fetches and writes it")
     if (Path(str(job.data.path)) / MANIFEST_NAME).exists() and not job.data.overwrite:
         # Imported lazily: runs without data of their own do not need these modules.
         from data_prep.pipeline import preprocess
@@ -80,13 +83,6 @@ def prepare(config: DataConfig) -> bool:
     if status:
         raise RuntimeError(f"python -m data_prep ended with exit status {status}")
     return True
-
-
-def _require_written(config: DataConfig) -> None:
-    """Raise UserError if the files of a published set have not been written yet."""
-    name, train = config.published_tables, config.train
-    if name in SETS and isinstance(train, str) and train == f"data/{name}/train.csv" and not Path(train).exists():
-        raise UserError(f"{train}: no such file; python -m data_prep.published name={name} fetches and writes it")
 
 
 def require_agreement(config: DataConfig, manifest: Manifest) -> None:

@@ -386,7 +386,10 @@ class SparseArch(TableArch):
         self.row_weights = nn.ModuleDict()
         for embedding in embeddings:
             if embedding.width < embedding_dim:
-                self.projections[embedding.key] = _projection(embedding.width, embedding_dim)
+                # The projection of a mixed-dimension table's vectors to D, initialised as facebookresearch/dlrm does.
+                projection = nn.Linear(embedding.width, embedding_dim, bias=False)
+                nn.init.xavier_uniform_(projection.weight)
+                self.projections[embedding.key] = projection
             if embedding.row_weights is not None:
                 self.row_weights[embedding.key] = _RowWeights(embedding)
         self._order: Order = None  # order of pooled vectors, and its inverse; None: the features' order
@@ -423,7 +426,15 @@ class SparseArch(TableArch):
         for embedding in self.embeddings:
             for feature in embedding.features:
                 if embedding.by_id:
-                    vector = self._pool(embedding, feature, rows, sparse_features)
+                    # Vectors [B, d]: rows combined and weighted id by id, then summed or averaged over each bag.
+                    lengths = rows[feature].lengths()
+                    second = rows[feature + REMAINDER].values() if embedding.operation is not None else None
+                    values = _combine(embedding, rows[feature].values(), second)
+                    if embedding.row_weights is not None:
+                        values = values * self.row_weights[embedding.key](sparse_features[feature].values())
+                    sums = torch.segment_reduce(values, "sum", lengths=lengths, axis=0, unsafe=True)
+                    # The mean of an empty bag is 0, not NaN.
+                    vector = sums / lengths.clamp(min=1).unsqueeze(1) if embedding.pooling is Pooling.mean else sums
                 else:
                     vector = _combine(embedding, pooled[feature], pooled.get(feature + REMAINDER))
                     if embedding.row_weights is not None:  # bags have one id here
@@ -432,19 +443,6 @@ class SparseArch(TableArch):
                     vector = self.projections[embedding.key](vector)
                 vectors[feature] = vector
         return torch.stack([vectors[feature] for feature in self.feature_names], dim=1)
-
-    def _pool(
-        self, embedding: Embedding, feature: str, rows: dict[str, JaggedTensor], sparse_features: KeyedJaggedTensor
-    ) -> Tensor:
-        """Return vectors [B, d]: rows combined and weighted id by id, then summed or averaged over each bag."""
-        lengths = rows[feature].lengths()
-        second = rows[feature + REMAINDER].values() if embedding.operation is not None else None
-        values = _combine(embedding, rows[feature].values(), second)
-        if embedding.row_weights is not None:
-            values = values * self.row_weights[embedding.key](sparse_features[feature].values())
-        sums = torch.segment_reduce(values, "sum", lengths=lengths, axis=0, unsafe=True)
-        # The mean of an empty bag is 0, not NaN.
-        return sums / lengths.clamp(min=1).unsqueeze(1) if embedding.pooling is Pooling.mean else sums
 
     def _order_pooled(self, pooled: KeyedTensor) -> Vectors:
         """Return pooled vectors with their order: a sharded collection groups features by the rank that has them."""
@@ -510,13 +508,6 @@ class _RowWeights(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         """Map ids [L] to weights [L, 1]."""
         return nn.functional.embedding(ids, self.weight)
-
-
-def _projection(width: int, embedding_dim: int) -> nn.Linear:
-    """Return the projection of a mixed-dimension table's vectors to D, initialised as facebookresearch/dlrm does."""
-    projection = nn.Linear(width, embedding_dim, bias=False)
-    nn.init.xavier_uniform_(projection.weight)
-    return projection
 
 
 def _initial_row_weights(embedding: Embedding) -> Tensor:

@@ -114,12 +114,10 @@ def group_runs(runs: list[RunFiles]) -> list[RunGroup]:
         by_identity.setdefault(identity(run), []).append(run)
     for members in by_identity.values():
         members.sort(key=lambda run: (run.seed, str(run.directory)))
-    return [RunGroup(_group_label(number), members) for number, members in enumerate(by_identity.values())]
-
-
-def _group_label(number: int) -> str:
-    """Return the letter of a group, or G and its number beyond 26 groups."""
-    return chr(ord("A") + number) if number < 26 else f"G{number + 1}"
+    return [
+        RunGroup(chr(ord("A") + number) if number < 26 else f"G{number + 1}", members)
+        for number, members in enumerate(by_identity.values())
+    ]
 
 
 def flat_facts(prefix: str, content: object) -> list[tuple[str, str]]:

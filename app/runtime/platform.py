@@ -148,7 +148,11 @@ class Runtime:
             except (UserError, SystemExit, Interrupted) as error:
                 status = error.status if isinstance(error, Interrupted) else getattr(error, "code", EXIT_BAD_INPUT)
                 self.store.set(key, encode(_Outcome(status=status)))
-                self._wait_until_heard(key)
+                # Let the others read an outcome before a store that is not torchrun's ends with this process.
+                until = time.monotonic() + REFUSAL_SECONDS
+                if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+                    while self.store.add(f"{key}/heard", 0) < self.world_size - 1 and time.monotonic() < until:
+                        time.sleep(0.05)
                 raise
             self.store.set(key, encode(_Outcome(value=value)))
             return value
@@ -173,13 +177,6 @@ class Runtime:
         while self.store.add(key, 0) < self.world_size:
             time.sleep(pause)
             pause = min(2 * pause, 0.5)
-
-    def _wait_until_heard(self, key: str) -> None:
-        """Let the others read an outcome before a store that is not torchrun's ends with this process."""
-        until = time.monotonic() + REFUSAL_SECONDS
-        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-            while self.store.add(f"{key}/heard", 0) < self.world_size - 1 and time.monotonic() < until:
-                time.sleep(0.05)
 
 
 def start(config: RuntimeConfig, seed: int, deterministic: bool | str) -> Runtime:

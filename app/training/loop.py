@@ -297,7 +297,11 @@ class TrainingRun:
         self.recorder.begin(self.state, self.continues, self.data.pipeline.value)
         self._log_start()
         self.recorder.start(self.state.step)
-        profiler = self._profiler()
+        # The exchanges are measured in the last warm-up step, since tracing slows the step that it measures.
+        warm_up = self.config.train.warmup_steps_excluded
+        sampled = self.state.step + warm_up - 1 if self.runtime.world_size > 1 and warm_up > 1 else None
+        directory, steps = self._directory.path / TENSORBOARD, self.config.runtime.profile_steps
+        profiler = StepProfiler(self.runtime.device, directory, self.runtime.rank, steps, sampled)
         check = StopCheck(stop, self.checkpointer, self.config.train, self.runtime, self._began)
         steps_per_epoch = self.length.steps_per_epoch
         evaluator = Evaluator(self.session, self.recorder, self.timer, check, steps_per_epoch, self.state)
@@ -422,14 +426,6 @@ class TrainingRun:
         except EvaluationInterrupted:
             return "interrupted"
         return None
-
-    def _profiler(self) -> StepProfiler:
-        """Return the configured profiler; with several processes it also measures the exchanges of a warm-up step."""
-        # The exchanges are measured in the last warm-up step, since tracing slows the step that it measures.
-        warm_up = self.config.train.warmup_steps_excluded
-        sampled = self.state.step + warm_up - 1 if self.runtime.world_size > 1 and warm_up > 1 else None
-        directory, steps = self._directory.path / TENSORBOARD, self.config.runtime.profile_steps
-        return StepProfiler(self.runtime.device, directory, self.runtime.rank, steps, sampled)
 
 
 def _require_rows_for_batch_norm(config: AppConfig, rows: int) -> None:

@@ -51,7 +51,16 @@ def validate(data: DataConfig) -> None:
     check_keys(data, "data.")
     if data.workers is not None and data.scheduler is not None:
         raise UserError("data.workers: has no effect with data.scheduler; the cluster decides their number")
-    _validate_memory(data)
+    # Refuse a memory budget that is too small, and chunks that are too large for it.
+    budget = parse_size(data.memory_budget, "data.memory_budget")
+    for key, value, limit in (("memory_budget", budget, MIN_MEMORY_BUDGET), ("chunk_bytes", chunk_size(data), 1)):
+        if value < limit:
+            raise UserError(f"data.{key}={value}: must be at least {limit}")
+    if chunk_size(data) > budget // CHUNKS_PER_BUDGET:
+        raise UserError(
+            f"data.chunk_bytes={data.chunk_bytes}: too much for data.memory_budget={data.memory_budget}; give at most "
+            f"a {CHUNKS_PER_BUDGET}th of it"
+        )
     refuse_given_splits(data)
     if data.max_ind_range is None and data.encoding is Encoding.hash:
         raise UserError("data.encoding=hash: needs data.max_ind_range, the rows per table, e.g. 1000000")
@@ -65,19 +74,6 @@ def validate(data: DataConfig) -> None:
         if not data.days or len(set(data.days)) != len(data.days) or not 0 <= min(data.days) <= max(data.days) <= last:
             numbers = "from 0" if data.remote.days is None else f"from 0 to {last}"
             raise UserError(f"data.days={data.days}: give different days, {numbers}, e.g. [0,1,2]")
-
-
-def _validate_memory(data: DataConfig) -> None:
-    """Refuse a memory budget that is too small, and chunks that are too large for it."""
-    budget = parse_size(data.memory_budget, "data.memory_budget")
-    for key, value, limit in (("memory_budget", budget, MIN_MEMORY_BUDGET), ("chunk_bytes", chunk_size(data), 1)):
-        if value < limit:
-            raise UserError(f"data.{key}={value}: must be at least {limit}")
-    if chunk_size(data) > budget // CHUNKS_PER_BUDGET:
-        raise UserError(
-            f"data.chunk_bytes={data.chunk_bytes}: too much for data.memory_budget={data.memory_budget}; give at most "
-            f"a {CHUNKS_PER_BUDGET}th of it"
-        )
 
 
 def refuse_given_splits(data: DataConfig) -> None:

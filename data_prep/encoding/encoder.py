@@ -50,7 +50,6 @@ from data_prep.encoding.lookup import (
 )
 from data_prep.parsing.convert import (
     EMPTY,
-    Distinct,
     convert,
     distinct,
     distinct_texts,
@@ -278,7 +277,13 @@ class SplitColumn:
         locator = batch.locator_of(self.column)
         values = without_marks(plain(without_nan(batch.columns[self.column])), table.missing)
         if self.example is not None:
-            self._refuse_other_types(distinct(values), locator)
+            # Raise UserError for the first row whose value is a number if the example is text, or the other way round.
+            column = distinct(values)
+            is_number = self._is_number(self.example)
+            is_other = [value not in EMPTY and self._is_number(value) != is_number for value in column.values]
+            names = ("text", "a number") if is_number else ("a number", "text")
+            fault = f"is {names[0]}, but the first row has {names[1]} ({excerpt(self.example)})"
+            column.refuse(is_other, locator, fault, "write all values of the column alike")
         if self.is_time:
             times = times_of(values, self.format, locator, self._schema_entry, takes_numbers=True)
             refuse_row(np.isnat(times), locator, lambda _: "no value", FILL)
@@ -286,14 +291,6 @@ class SplitColumn:
         texts = distinct_texts(values, locator)
         texts.refuse([text == "" for text in texts.values], locator, "", FILL)
         return text_values(pa.array(texts.values, pa.string())).view(np.int64)[texts.codes]
-
-    def _refuse_other_types(self, column: Distinct, locator: Locator) -> None:
-        """Raise UserError for the first row whose value is a number if the example is text, or the other way round."""
-        is_number = self._is_number(self.example)
-        is_other = [value not in EMPTY and self._is_number(value) != is_number for value in column.values]
-        names = ("text", "a number") if is_number else ("a number", "text")
-        fault = f"is {names[0]}, but the first row has {names[1]} ({excerpt(self.example)})"
-        column.refuse(is_other, locator, fault, "write all values of the column alike")
 
     def _is_number(self, value: Any) -> bool:
         """Return whether a value is a number: by its type or, of a time in text, by its characters."""

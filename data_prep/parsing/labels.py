@@ -67,7 +67,12 @@ def _read_labels(values: Any, table: Table, locator: Locator) -> NDArray[Any]:
     """Convert a column to labels [rows] of the table's kind, by its rule if it has one."""
     rule = None if table.rule is None else parse_rule(table.rule)
     if rule is not None and is_by_value(rule, table):
-        return _equality_labels(values, table, rule, locator)
+        # Labels [rows]: whether each field equals the rule's value (with `!=`, whether it differs).
+        column = distinct(values)
+        _refuse_missing(column, (rule.value,), locator)
+        is_equal = np.array([_is_value(value, rule, table) for value in column.values], np.bool_)
+        labels: NDArray[np.int32] = COMPARISONS[rule.operator](is_equal, True).astype(np.int32)
+        return labels[column.codes]
     try:
         numbers = numbers_of(values, table, locator, np.nan, np.inf)
     except UserError:
@@ -118,15 +123,6 @@ def is_by_value(rule: LabelRule, form: NumberForm) -> bool:
     """Return whether a rule compares texts or truth values, so that fields may be any text."""
     is_truth = rule.value.lower() in TRUTHS
     return rule.is_equality and (rule.is_quoted or is_truth or math.isnan(number_of(rule.value, form)))
-
-
-def _equality_labels(values: Any, table: Table, rule: LabelRule, locator: Locator) -> NDArray[np.int32]:
-    """Return labels [rows]: whether each field equals the rule's value (with `!=`, whether it differs)."""
-    column = distinct(values)
-    _refuse_missing(column, (rule.value,), locator)
-    is_equal = np.array([_is_value(value, rule, table) for value in column.values], np.bool_)
-    labels: NDArray[np.int32] = COMPARISONS[rule.operator](is_equal, True).astype(np.int32)
-    return labels[column.codes]
 
 
 def _positive_codes(values: Any, table: Table, locator: Locator) -> NDArray[np.int64]:

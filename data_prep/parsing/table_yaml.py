@@ -334,23 +334,20 @@ def _check_kinds(path: Path, source: Source, table: Table, kinds: dict[str, str]
                 f"{'leave it out' if kinds[part.column] == 'time' else f'numbers need one, e.g. format: {EPOCH}'}"
             )
     for vector in table.vectors:
-        _check_vector(path, source, vector, kinds[vector.column])
+        # Refuse a column of vectors that holds neither lists nor text with a separator.
+        kind = kinds[vector.column]
+        is_text = kind in TEXT_KINDS
+        if kind not in ("list", NUMBER_LIST, "null") and not is_text:
+            raise UserError(f"{source.path}, column {vector.column}: {kind}, not lists of numbers; convert the column")
+        if is_text and not vector.separator:
+            entry = f'{{column: {vector.column}, vector: {vector.size}, separator: " "}}'
+            raise UserError(f"{path}: column {vector.column}: text; give the separator of its numbers, e.g. {entry}")
+        if not is_text and vector.separator:
+            raise UserError(f"{path}: column {vector.column}: holds lists in {source.path}; leave the separator out")
     plain = [name for name in table.sparse if name not in derived]
     separators = {name: _find_separator(path, source, table, name, kinds) for name in plain}
     ordered = tuple((name, separator) for name, separator in separators.items() if separator is not None)
     return replace(table, separators=ordered)
-
-
-def _check_vector(path: Path, source: Source, vector: Vector, kind: str) -> None:
-    """Refuse a column of vectors that holds neither lists nor text with a separator."""
-    is_text = kind in TEXT_KINDS
-    if kind not in ("list", NUMBER_LIST, "null") and not is_text:
-        raise UserError(f"{source.path}, column {vector.column}: {kind}, not lists of numbers; convert the column")
-    if is_text and not vector.separator:
-        entry = f'{{column: {vector.column}, vector: {vector.size}, separator: " "}}'
-        raise UserError(f"{path}: column {vector.column}: text; give the separator of its numbers, e.g. {entry}")
-    if not is_text and vector.separator:
-        raise UserError(f"{path}: column {vector.column}: holds lists in {source.path}; leave the separator out")
 
 
 def _suggest_remedy(name: str, kinds: dict[str, str]) -> str:

@@ -474,7 +474,12 @@ class _Download:
         total = int(length) if length.isdigit() else None
         # The Content-Length of a partial reply is the rest's; its Content-Range has the size of the whole file.
         if response.status == 206:
-            start, total = _parse_content_range(response.headers)
+            # The first byte and the whole file's bytes in a header Content-Range; None for what it does not give.
+            match = re.fullmatch(
+                r"bytes (?:(\d+)-\d+|\*)/(?:(\d+)|\*)", response.headers.get("Content-Range", "").strip()
+            )
+            first, size = match.groups() if match else (None, None)
+            start, total = None if first is None else int(first), None if size is None else int(size)
             if start != have:
                 raise EOFError("the mirror resumed at another byte than asked")
         reply_origin = Origin(url, response.headers.get("ETag"), response.headers.get("Last-Modified"), total)
@@ -532,13 +537,6 @@ class _Download:
         elif not is_confirmed:
             raise WrongFile("it reports no length, so it may be incomplete; give data.remote.sha256")
         self._part.finish()
-
-
-def _parse_content_range(headers: Any) -> tuple[int | None, int | None]:
-    """Return the first byte and the whole file's bytes in a header Content-Range; None for what it does not give."""
-    match = re.fullmatch(r"bytes (?:(\d+)-\d+|\*)/(?:(\d+)|\*)", headers.get("Content-Range", "").strip())
-    first, size = match.groups() if match else (None, None)
-    return None if first is None else int(first), None if size is None else int(size)
 
 
 def remote_files(data: DataConfig, directory: Path) -> list[RemoteFile]:

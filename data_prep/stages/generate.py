@@ -92,7 +92,11 @@ def figures(data: DataConfig, job: Job, records: list[ChunkRecord], rows: dict[s
     histograms = {split: np.zeros((2, PROBABILITY_STEPS), np.int64) for split in SPLITS if rows[split]}
     bounds = np.cumsum([rows[split] for split in SPLITS])
     for positions, probability, labels in _read_chunks(job, records):
-        steps = _corrected_steps(probability, job.rules.negative_drop_rate)
+        # Dropping a share of the negatives multiplies the odds of a click by 1 / (1 - share).
+        drawn = probability.astype(np.float64)
+        kept = drawn / (drawn + (1 - drawn) * (1 - job.rules.negative_drop_rate))
+        # A probability of 0 or 1 would make the logloss infinite.
+        steps = np.clip(np.rint(kept * PROBABILITY_STEPS), 1, PROBABILITY_STEPS - 1).astype(np.int64)
         split_of = np.searchsorted(bounds, positions, side="right")
         for number, split in enumerate(SPLITS):
             in_split = (split_of == number) & (positions >= 0)
@@ -104,15 +108,6 @@ def figures(data: DataConfig, job: Job, records: list[ChunkRecord], rows: dict[s
     splits = {split: asdict(bayes_scores(counts.sum(axis=0), counts[1])) for split, counts in histograms.items()}
     bayes = {**asdict(bayes_scores(total.sum(axis=0), total[1])), "splits": splits}
     return {"bayes": bayes, data.source_kind.group: row_settings(data.synthetic)}
-
-
-def _corrected_steps(probability: NDArray[np.float32], negative_drop_rate: float) -> NDArray[np.int64]:
-    """Return click probabilities [rows] in steps of 1 / PROBABILITY_STEPS, after negatives were left out."""
-    # Dropping a share of the negatives multiplies the odds of a click by 1 / (1 - share).
-    drawn = probability.astype(np.float64)
-    kept = drawn / (drawn + (1 - drawn) * (1 - negative_drop_rate))
-    # A probability of 0 or 1 would make the logloss infinite.
-    return np.clip(np.rint(kept * PROBABILITY_STEPS), 1, PROBABILITY_STEPS - 1).astype(np.int64)
 
 
 def _read_chunks(

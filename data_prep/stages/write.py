@@ -434,7 +434,13 @@ class ScatterTask(LoggedTask[ChunkRecord]):
             bags = [feature.take(order) for feature in chunk_bags(job, record.source, record.chunk, ENCODED_BAGS)]
             files |= {name: self._write_array(name, array) for name, array in zip(MOVED_BAGS, pack(bags), strict=True)}
         if len(order):
-            files[MOVED_SUFFIX] = self._write_rows(order, worker)
+            # Write the chunk's rows numbered in `order`, packed, in that order.
+            indices = np.full(self.chunk.record.rows, -1)
+            indices[order] = np.arange(len(order))
+            packed = np.empty((len(order), self.layout.row_bytes), np.uint8)
+            for begin, rows in encoded_blocks(self.chunk, worker):
+                self.layout.pack(rows, indices[begin : begin + len(rows["labels"])], packed)
+            files[MOVED_SUFFIX] = self._write_array(MOVED_SUFFIX, packed)
         worker.count(*self.size)
         return ChunkRecord(record.source, record.chunk, len(order), 0, files)
 
@@ -442,15 +448,6 @@ class ScatterTask(LoggedTask[ChunkRecord]):
         """Write one of the chunk's files."""
         job, record = self.chunk.job, self.chunk.record
         return write_array(job.chunk_path(record.source, record.chunk, suffix), array, job.checksum(suffix))
-
-    def _write_rows(self, order: NDArray[np.int64], worker: Worker) -> FileDigest:
-        """Write the chunk's rows numbered in `order`, packed, in that order."""
-        indices = np.full(self.chunk.record.rows, -1)
-        indices[order] = np.arange(len(order))
-        packed = np.empty((len(order), self.layout.row_bytes), np.uint8)
-        for begin, rows in encoded_blocks(self.chunk, worker):
-            self.layout.pack(rows, indices[begin : begin + len(rows["labels"])], packed)
-        return self._write_array(MOVED_SUFFIX, packed)
 
 
 @dataclass(frozen=True)

@@ -34,21 +34,17 @@ def main(config: ExportConfig) -> int:
     validate(trained)
     require_dlrm(trained.model, "export")
     require_own_scores(trained.model, "export")
-    _require_packages(config)
-    with platform.joined(trained, platform.READING) as runtime:
-        if runtime.world_size > 1:
-            raise UserError(f"export: one process makes the directory, not {runtime.world_size}; leave NPROC out")
-        _write_directory(config, trained, runtime)
-    return EXIT_DONE
-
-
-def _require_packages(config: ExportConfig) -> None:
-    """Raise UserError unless the packages that write and run ONNX are installed."""
+    # Raise UserError unless the packages that write and run ONNX are installed.
     if missing := [name for name in ONNX_PACKAGES if find_spec(name) is None]:
         raise UserError(
             f"out={config.out}: needs {' and '.join(missing)}; install with: "
             f"{sys.executable} -m pip install {' '.join(missing)}"
         )
+    with platform.joined(trained, platform.READING) as runtime:
+        if runtime.world_size > 1:
+            raise UserError(f"export: one process makes the directory, not {runtime.world_size}; leave NPROC out")
+        _write_directory(config, trained, runtime)
+    return EXIT_DONE
 
 
 def _write_directory(config: ExportConfig, trained: AppConfig, runtime: Runtime) -> None:

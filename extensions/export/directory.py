@@ -83,7 +83,11 @@ def write_encoder(directory: Path, root: Path, manifest: Manifest, config: AppCo
     bagged = {name for name, size in zip(features, sizes, strict=True) if size > 1}
     for number, name in enumerate(features):
         if expanded is not None and name in bagged:
-            _write_bags(directory / f"{name}.bags.arrow", np.asarray(expanded.tables[number]))
+            # Write the bag of each id, [rows, size] int32.
+            path = directory / f"{name}.bags.arrow"
+            bags = np.asarray(expanded.tables[number])
+            array = pa.FixedSizeListArray.from_arrays(pa.array(bags.reshape(-1)), bags.shape[1])
+            _write_arrow(path, pa.table({"bag": array}))
         if is_raw and encoding["order"] is not None:
             _write_vocabulary(directory / f"{name}.arrow", root, name, manifest, keeps_texts)
     rules = _raw_rules(root, manifest) if is_raw else _id_rules(manifest)
@@ -169,12 +173,6 @@ def _write_vocabulary(path: Path, root: Path, name: str, manifest: Manifest, kee
         blocks = [block.cast(pa.large_string()) for block in VocabularyTexts(root, name).blocks(1 << 20)]
         columns["text"] = pa.concat_arrays(blocks).take(pa.array(order)) if blocks else pa.array([], pa.large_string())
     _write_arrow(path, pa.table(columns))
-
-
-def _write_bags(path: Path, bags: Any) -> None:
-    """Write the bag of each id, [rows, size] int32."""
-    array = pa.FixedSizeListArray.from_arrays(pa.array(bags.reshape(-1)), bags.shape[1])
-    _write_arrow(path, pa.table({"bag": array}))
 
 
 def _write_arrow(path: Path, table: pa.Table) -> None:

@@ -326,7 +326,14 @@ class ModelGraph:
         if isinstance(module, SumInteraction):
             return self._add_node("ReduceSum", flat, self._add_integers(1))
         if isinstance(module, DCNInteraction):
-            crossed = self._apply_cross_layers(module.crossnet, flat)
+            # Add DCN v2's cross layers to inputs [B, n]; return their outputs [B, n].
+            crossed = flat
+            for layer in _cross_layers(module.crossnet):
+                product = crossed
+                for weight in layer[:-1]:
+                    product = self._add_node("MatMul", product, self._add_constant(weight.detach().t()))
+                biased = self._add_node("Add", product, self._add_constant(layer[-1].detach()))
+                crossed = self._add_node("Add", self._add_node("Mul", flat, biased), crossed)
             if module.deep_arch is None:
                 return crossed
             return self._add_node("Concat", crossed, self._apply_layers(module.deep_arch, flat), axis=1)
@@ -353,17 +360,6 @@ class ModelGraph:
     def _pick_pairs(self, products: str, pairs: Tensor) -> str:
         """Return the products [B, P] of some pairs; products: [B, V, V]; pairs: [P] flat places among V * V."""
         return self._add_node("Gather", self._add_node("Flatten", products), self._add_constant(pairs), axis=1)
-
-    def _apply_cross_layers(self, module: nn.Module, inputs: str) -> str:
-        """Add DCN v2's cross layers to inputs [B, n]; return their outputs [B, n]."""
-        outputs = inputs
-        for layer in _cross_layers(module):
-            product = outputs
-            for weight in layer[:-1]:
-                product = self._add_node("MatMul", product, self._add_constant(weight.detach().t()))
-            biased = self._add_node("Add", product, self._add_constant(layer[-1].detach()))
-            outputs = self._add_node("Add", self._add_node("Mul", inputs, biased), outputs)
-        return outputs
 
 
 def _output_width(branch: nn.Sequential) -> int:

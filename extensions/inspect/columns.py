@@ -128,7 +128,20 @@ class ColumnFigures:
         if _has_rounded_integers(values):
             self.has_fractions, self.formats = True, []  # data_prep refuses them as ids and times
         if _has_lists(values):
-            return self._add_lists(to_list(values))
+            # Count a batch of rows of which some hold lists.
+            rows = to_list(values)
+            bags = [value if isinstance(value, list) else [] if value is None else None for value in rows]
+            self.others += sum(bag is None for bag in bags)
+            self.rows += len(rows)
+            self.missing += sum(not bag for bag in bags)
+            self.lists += sum(value is not None for value in bags)
+            members = [[member for member in bag or () if member is not None] for bag in bags]
+            flat = [member for bag in members for member in bag]
+            self.others += sum(not isinstance(member, str | int) for member in flat)
+            texts = sorted({str(member) for member in flat})
+            self.distinct.add(text_values(pa.array(texts, pa.string())))
+            self.counts, self.formats = None, []
+            return [[str(member) for member in bag] for bag in members]
         column = _distinct_texts(values)
         self.others += int(column.others[column.codes].sum())
         self.has_fractions = self.has_fractions or column.has_fractions
@@ -143,21 +156,6 @@ class ColumnFigures:
         self.distinct.add(keys[~is_empty])
         self._note_order(keys[column.codes], numbers[column.codes])
         return [column.texts[code] for code in column.codes.tolist()]
-
-    def _add_lists(self, rows: list[Any]) -> list[list[str]]:
-        """Count a batch of rows of which some hold lists."""
-        bags = [value if isinstance(value, list) else [] if value is None else None for value in rows]
-        self.others += sum(bag is None for bag in bags)
-        self.rows += len(rows)
-        self.missing += sum(not bag for bag in bags)
-        self.lists += sum(value is not None for value in bags)
-        members = [[member for member in bag or () if member is not None] for bag in bags]
-        flat = [member for bag in members for member in bag]
-        self.others += sum(not isinstance(member, str | int) for member in flat)
-        texts = sorted({str(member) for member in flat})
-        self.distinct.add(text_values(pa.array(texts, pa.string())))
-        self.counts, self.formats = None, []
-        return [[str(member) for member in bag] for bag in members]
 
     def _add_texts(
         self, texts: Sequence[str], counts: NDArray[np.int64], is_empty: NDArray[np.bool_]

@@ -228,7 +228,13 @@ class _Bucketed(torch.autograd.Function):
         score_factor, weight_factor = 1 / math.sqrt(q.shape[2]), 1 / ctx.layout.divisor
         for bucket in ctx.buckets:
             queries, keys, values = _gather_by_head(bucket, q, k, v)
-            grad = _gather_padded(grad_outputs[0], bucket.query_rows, bucket.query_slots)
+            # Gather `rows` [b, m] of `flat` [rows, H, width] to [b * H, m, width], with 0 outside `slots`: padding.
+            flat = grad_outputs[0]
+            padded = flat.new_zeros(bucket.query_rows.numel(), *flat.shape[1:])
+            padded.index_copy_(
+                0, bucket.query_slots, _select_rows(flat, bucket.query_rows.flatten()[bucket.query_slots])
+            )
+            grad = _fold_heads(padded.unflatten(0, bucket.query_rows.shape))
             # Gradients of the bucket. Keys and values collect theirs from all chunks; a query belongs to one chunk.
             bucket_q, bucket_k, bucket_v = torch.empty_like(queries), torch.zeros_like(keys), torch.zeros_like(values)
             for start, stop, num_keys in _query_chunks(bucket, q.shape[1]):
@@ -290,13 +296,6 @@ def _zero_unseen(values: Tensor, bucket: _Bucket, start: int, stop: int, num_key
         values[..., start:].tril_()
     else:
         values.unflatten(0, (len(bucket.positions), -1)).mul_(bucket.seen_mask(start, stop, num_keys).unsqueeze(1))
-
-
-def _gather_padded(flat: Tensor, rows: Tensor, slots: Tensor) -> Tensor:
-    """Gather `rows` [b, m] of `flat` [rows, H, width] to [b * H, m, width], with 0 outside `slots`: padding."""
-    padded = flat.new_zeros(rows.numel(), *flat.shape[1:])
-    padded.index_copy_(0, slots, _select_rows(flat, rows.flatten()[slots]))
-    return _fold_heads(padded.unflatten(0, rows.shape))
 
 
 def _scatter_rows(flat: Tensor, rows: Tensor, slots: Tensor, padded: Tensor) -> None:
