@@ -120,6 +120,9 @@ def click_curves(logits: NDArray[np.float32], labels: NDArray[np.float32], evalu
     preds = 1 / (1 + np.exp(-np.clip(z.astype(np.float64), -700, 700)))
     positives, negatives = np.sort(z[y]), np.sort(z[~y])
     thresholds = _threshold_curves(positives, negatives) if len(positives) and len(negatives) else (None, None)
+    # Count the probabilities of either label in SCORE_BINS bins of equal width.
+    edges = np.linspace(0, preds.max(initial=0.0) or 1.0, SCORE_BINS + 1)
+    counts = [np.histogram(preds[label], edges)[0].tolist() for label in (y, ~y)]
     return Curves(
         samples=len(z),
         of=evaluation.samples or 0,
@@ -127,7 +130,7 @@ def click_curves(logits: NDArray[np.float32], labels: NDArray[np.float32], evalu
         roc=thresholds[0],
         pr=thresholds[1],
         reliability=_reliability_bins(preds, y),
-        scores=_count_scores(preds, y),
+        scores=ScoreCounts(_round_to_six_digits(edges), *counts),
     )
 
 
@@ -156,13 +159,6 @@ def _reliability_bins(preds: Values, positive: NDArray[np.bool_]) -> list[Reliab
         for rows in bins
         if len(rows)
     ]
-
-
-def _count_scores(preds: Values, positive: NDArray[np.bool_]) -> ScoreCounts:
-    """Count the probabilities of either label in SCORE_BINS bins of equal width."""
-    edges = np.linspace(0, preds.max(initial=0.0) or 1.0, SCORE_BINS + 1)
-    counts = [np.histogram(preds[label], edges)[0].tolist() for label in (positive, ~positive)]
-    return ScoreCounts(_round_to_six_digits(edges), *counts)
 
 
 def _round_to_six_digits(values: Values) -> list[float]:

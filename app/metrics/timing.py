@@ -254,7 +254,13 @@ class StepTimer:
         now = time.perf_counter()
         self.seconds["train"] += now - self._began
         self._began = now
-        return StepTimes(seconds, wait, *self._phase_sums())
+        # The number of sampled steps since the last call, and their seconds by phase.
+        totals: dict[str, float] = {}
+        marks, self._phase_marks = self._phase_marks, []
+        for (_, before), (name, after) in pairwise(marks):
+            if name:
+                totals[name] = totals.get(name, 0.0) + self._between(before, after)
+        return StepTimes(seconds, wait, *(sum(name == "" for name, _ in marks), totals))
 
     @contextmanager
     def apart(self, kind: str) -> Iterator[None]:
@@ -269,15 +275,6 @@ class StepTimer:
             self.seconds[kind] += time.perf_counter() - began
             if self._marks:
                 self.start()
-
-    def _phase_sums(self) -> tuple[int, dict[str, float]]:
-        """Return the number of sampled steps since the last call, and their seconds by phase."""
-        totals: dict[str, float] = {}
-        marks, self._phase_marks = self._phase_marks, []
-        for (_, before), (name, after) in pairwise(marks):
-            if name:
-                totals[name] = totals.get(name, 0.0) + self._between(before, after)
-        return sum(name == "" for name, _ in marks), totals
 
     def _mark_time(self) -> Any:
         """Return a mark of now: seconds, or on a GPU an event among its kernels."""

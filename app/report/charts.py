@@ -119,23 +119,19 @@ def comparisons(run: RunFiles) -> list[ComparisonRow]:
         rows.append(ComparisonRow("Ground-truth model", ground_truth.figures, None, remark))
     published = run.config.get("published") or {}
     if published.get("source") or any(published.get(key) is not None for key in (*figures, "samples_per_second")):
+        # Who published the figures, on which data and hardware, as far as the recipe says.
+        sentences = [published.get("source"), published.get("data"), published.get("hardware")]
+        if published.get("num_devices") and published.get("samples_per_second"):
+            sentences.append(f"speed of {plural(published['num_devices'], 'device')}")
         rows.append(
             ComparisonRow(
                 "Published",
                 {key: published.get(key) for key in figures},
                 published.get("samples_per_second"),
-                _published_remark(published),
+                "; ".join(text for text in sentences if text),
             )
         )
     return rows
-
-
-def _published_remark(published: dict[str, Any]) -> str:
-    """Return who published the figures, on which data and hardware, as far as the recipe says."""
-    sentences = [published.get("source"), published.get("data"), published.get("hardware")]
-    if published.get("num_devices") and published.get("samples_per_second"):
-        sentences.append(f"speed of {plural(published['num_devices'], 'device')}")
-    return "; ".join(text for text in sentences if text)
 
 
 def sentences(run: RunFiles) -> list[tuple[str, str]]:
@@ -500,10 +496,17 @@ def evaluation_charts(run: RunFiles) -> list[Chart]:
     if curves is not None:
         caption = f"Step {curves.step:,}, split {curves.split}, {curves.samples:,} samples"
         caption += "." if curves.samples == curves.of else f" (every k-th of {curves.of:,})."
+    # Chart the true positive rate over the false positive rate; empty if only one label occurs.
+    chart = Chart("roc", "ROC", "false positive rate", "true positive rate", steps=False, note=caption)
+    if curves is not None and curves.roc is not None:
+        chart.series = [
+            Series("model", [*curves.roc.fpr], [*curves.roc.tpr], "line", 0),
+            Series("chance", [0, 1], [0, 1], "reference", 3),
+        ]
     return [
         _reliability_chart(curves, caption),
         _score_chart(curves, caption),
-        _roc_chart(curves, caption),
+        chart,
         _precision_recall_chart(run, curves, caption),
     ]
 
@@ -624,17 +627,6 @@ def _score_chart(curves: Curves | None, caption: str) -> Chart:
             counts = np.array(samples, np.float64)
             density = counts / max(counts.sum(), 1) / np.diff(edges)
             chart.series.append(Series(name, centres, density.tolist(), "area", color))
-    return chart
-
-
-def _roc_chart(curves: Curves | None, caption: str) -> Chart:
-    """Chart the true positive rate over the false positive rate; empty if only one label occurs."""
-    chart = Chart("roc", "ROC", "false positive rate", "true positive rate", steps=False, note=caption)
-    if curves is not None and curves.roc is not None:
-        chart.series = [
-            Series("model", [*curves.roc.fpr], [*curves.roc.tpr], "line", 0),
-            Series("chance", [0, 1], [0, 1], "reference", 3),
-        ]
     return chart
 
 

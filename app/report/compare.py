@@ -383,7 +383,21 @@ class Comparison:
 
     def overview(self) -> ReportTable:
         """Return the status, seed, metrics and rate of each run."""
-        return _overview_table(self.runs, self._names)
+        # A row per run: status, seed, metrics, rate; names: of the runs, with their configuration's letter.
+        metrics = tuple(dict.fromkeys(key for run in self.runs for key in run.evaluation.compared))
+        rows = [
+            [
+                name,
+                run.status,
+                str(run.config["train"]["seed"]),
+                *(figure(run.evaluation.figure(key)) for key in metrics),
+                count(run.throughput.samples_per_second),
+            ]
+            for run, name in zip(self.runs, self._names, strict=True)
+        ]
+        columns = ["Run", "Status", "Seed", *(METRICS[key].title for key in metrics), "Samples/s, global"]
+        note = "One letter: one configuration, whose runs differ in nothing but their seed."
+        return ReportTable(columns, rows, set(range(2, len(columns))), note)
 
     def page(self, directory: Path) -> str:
         """Return the page as HTML."""
@@ -492,24 +506,6 @@ def _seeds_text(auc: AucComparison) -> str:
     """Return the numbers of seeds that a test is over."""
     first, second = auc.seeds
     return f"the {first} seeds of both" if auc.test.startswith("paired") else f"{first} and {second} seeds"
-
-
-def _overview_table(runs: list[RunFiles], names: list[str]) -> ReportTable:
-    """Return a row per run: status, seed, metrics, rate; names: of the runs, with their configuration's letter."""
-    metrics = tuple(dict.fromkeys(key for run in runs for key in run.evaluation.compared))
-    rows = [
-        [
-            name,
-            run.status,
-            str(run.config["train"]["seed"]),
-            *(figure(run.evaluation.figure(key)) for key in metrics),
-            count(run.throughput.samples_per_second),
-        ]
-        for run, name in zip(runs, names, strict=True)
-    ]
-    columns = ["Run", "Status", "Seed", *(METRICS[key].title for key in metrics), "Samples/s, global"]
-    note = "One letter: one configuration, whose runs differ in nothing but their seed."
-    return ReportTable(columns, rows, set(range(2, len(columns))), note)
 
 
 def _speed_cells(run: RunFiles) -> dict[str, str]:

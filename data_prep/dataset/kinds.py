@@ -147,11 +147,7 @@ def data_checks() -> list[DataCheck]:
 def misleading_sentences(extra: Json) -> list[str]:
     """Return the warnings for a manifest's `extra`. A check without figures there gives none."""
     check_sentences = [check.sentences(extra[check.name]) for check in data_checks() if check.name in extra]
-    return [*_shared_id_sentences(extra), *chain.from_iterable(check_sentences)]
-
-
-def _shared_id_sentences(extra: Json) -> list[str]:
-    """Return sentences on columns in which many values share an id because of the tables' sizes."""
+    # Sentences on columns in which many values share an id because of the tables' sizes.
     from common.documents import convert
 
     shared = convert(extra.get(SHARED_IDS, {}), dict[str, dict[str, float]], f"extra.{SHARED_IDS}")
@@ -161,4 +157,7 @@ def _shared_id_sentences(extra: Json) -> list[str]:
         "values share the rows of their table, on average": crowded,
         "of train's values these shares have the id of unknown values:": unknown,
     }
-    return [f"{words} {', '.join(names)}; raise data.max_ind_range" for words, names in sentences.items() if names]
+    return [
+        *[f"{words} {', '.join(names)}; raise data.max_ind_range" for words, names in sentences.items() if names],
+        *chain.from_iterable(check_sentences),
+    ]

@@ -201,7 +201,9 @@ def read_fast(
     if any(column[-1].as_py() != SENTINEL for column in batch.columns):
         return None
     rows = batch.slice(0, batch.num_rows - 1)
-    return None if _has_blank_lines(rows, lines) or _has_long_fields(rows, lines) else rows
+    # Whether a line may be blank: csv skips it, but pyarrow makes a row of empty fields.
+    has_empty = pc.min(pc.binary_length(rows.column(0))).as_py() == 0
+    return None if (has_empty and (b"\n\n" in lines or b"\n\r\n" in lines)) or _has_long_fields(rows, lines) else rows
 
 
 def _is_plain(block: bytes, delimiter: str, has_quotes: bool) -> bool:
@@ -254,12 +256,6 @@ def _read_csv(
         return None
     [batch] = table.to_batches()
     return batch
-
-
-def _has_blank_lines(rows: pa.RecordBatch, lines: bytes) -> bool:
-    """Return whether a line may be blank: csv skips it, but pyarrow makes a row of empty fields."""
-    has_empty = pc.min(pc.binary_length(rows.column(0))).as_py() == 0
-    return has_empty and (b"\n\n" in lines or b"\n\r\n" in lines)
 
 
 def _has_long_fields(rows: pa.RecordBatch, lines: bytes) -> bool:

@@ -38,7 +38,19 @@ def unseen_shares(job: Job, built: Sequence[BuiltShard], features: Sequence[str]
         train_share, held_out_share = (_unknown_share(job, shards, features) for shards in (train, held_out))
         shares = np.maximum(held_out_share - train_share, 0)
     elif sum(shard.shard.rows for shard in train) <= MAX_ROWS:
-        shares = _new_id_share(job, train, held_out, features)
+        # The share of each feature's held-out ids that no row of train has: [features].
+        trained: list[NDArray[np.int32]] = [np.zeros(0, np.int32)] * len(features)
+        for shard in train:
+            trained = [
+                np.union1d(ids, more) for ids, more in zip(trained, _ids_by_feature(job, shard, features), strict=True)
+            ]
+        new, total = np.zeros(len(features)), np.zeros(len(features))
+        for shard in held_out:
+            for number, ids in enumerate(_ids_by_feature(job, shard, features)):
+                # Ids of val and test that train lacks have rows in tables that no step of training reaches.
+                new[number] += np.count_nonzero(~np.isin(ids, trained[number]))
+                total[number] += len(ids)
+        shares = np.asarray(new / np.maximum(total, 1), np.float64)
     else:
         return None
     return dict(zip(features, shares.tolist(), strict=True))
@@ -86,24 +98,6 @@ def _unknown_share(job: Job, shards: Sequence[BuiltShard], features: Sequence[st
     unknown = np.sum([shard.unknown for shard in shards], axis=0)
     values = np.sum([[len(ids) for ids in _ids_by_feature(job, shard, features)] for shard in shards], axis=0)
     return np.asarray(unknown / np.maximum(values, 1), np.float64)
-
-
-def _new_id_share(
-    job: Job, train: Sequence[BuiltShard], held_out: Sequence[BuiltShard], features: Sequence[str]
-) -> NDArray[np.float64]:
-    """Return the share of each feature's held-out ids that no row of train has: [features]."""
-    trained: list[NDArray[np.int32]] = [np.zeros(0, np.int32)] * len(features)
-    for shard in train:
-        trained = [
-            np.union1d(ids, more) for ids, more in zip(trained, _ids_by_feature(job, shard, features), strict=True)
-        ]
-    new, total = np.zeros(len(features)), np.zeros(len(features))
-    for shard in held_out:
-        for number, ids in enumerate(_ids_by_feature(job, shard, features)):
-            # Ids of val and test that train lacks have rows in tables that no step of training reaches.
-            new[number] += np.count_nonzero(~np.isin(ids, trained[number]))
-            total[number] += len(ids)
-    return np.asarray(new / np.maximum(total, 1), np.float64)
 
 
 SORTED_DIFFERENCE = 0.5  # between the label rates of two splits

@@ -200,7 +200,13 @@ def _measure(config: ImportanceConfig, trained: AppConfig, run: TrainedRun, runt
     runtime.on_rank_0(lambda: verify_splits(run.root, run.manifest, [split], trained.data))
     scorer = predictor.load(run.path, trained, runtime, run.root, run.manifest)
     scored = ScoredRows(scorer, split, config.rows)
-    norms, unknown = _table_norms(Path(config.run), scorer), _unknown_shares(run.root, run.manifest, split)
+    # The share of a split's values without an id of their own, by feature; empty if they were not counted.
+    counts = (run.manifest.extra.get("out_of_vocabulary") or {}).get(split, {})
+    sizes, rows = mean_bag_sizes(run.root, run.manifest, split), run.manifest.splits[split].rows
+    norms, unknown = (
+        _table_norms(Path(config.run), scorer),
+        {name: count / max(1.0, rows * sizes.get(name, 1.0)) for name, count in counts.items()},
+    )
     features, missing = importances(scored, scorer, config, unknown, norms)
     return Importance(
         checkpoint=run.path.name,
@@ -225,10 +231,3 @@ def _table_norms(directory: Path, scorer: Predictor) -> dict[str, float]:
     # The first of a feature's two tables counts, so it comes last here and replaces the other.
     tables = {arch.feature_of[key]: table.name for table in reversed(arch.tables) for key in table.keys}
     return {feature: measured[name].mean_norm for feature, name in tables.items() if name in measured}
-
-
-def _unknown_shares(root: Path, manifest: Manifest, split: str) -> dict[str, float]:
-    """Return the share of a split's values without an id of their own, by feature; empty if they were not counted."""
-    counts = (manifest.extra.get("out_of_vocabulary") or {}).get(split, {})
-    sizes, rows = mean_bag_sizes(root, manifest, split), manifest.splits[split].rows
-    return {name: count / max(1.0, rows * sizes.get(name, 1.0)) for name, count in counts.items()}

@@ -597,13 +597,13 @@ def reproduction_page(
     facts = [f"{name}: {value}" for name, value in dataset.items() if value]
     versions = [f"{name} {version}" for name, version in document.versions.items() if version]
     commit = (document.commit or "more than one commit, or none") + (" with changes" if document.dirty else "")
-    source = [
-        ["Published by", config.published.source],
-        ["Published for", config.published.data],
-        ["Published on", config.published.hardware],
-        ["Dataset here", "; ".join(facts)],
-        ["Machine here", document.machine],
-        ["Versions and code", ", ".join([*versions, commit])],
+    source: list[tuple[str, object]] = [
+        ("Published by", config.published.source),
+        ("Published for", config.published.data),
+        ("Published on", config.published.hardware),
+        ("Dataset here", "; ".join(facts)),
+        ("Machine here", document.machine),
+        ("Versions and code", ", ".join([*versions, commit])),
     ]
     differing = differences([finished.run for finished in runs])[0] if runs else {}
     differing.pop("train.seed", None)
@@ -627,7 +627,7 @@ def reproduction_page(
             set(range(2, len(columns) - 1)),
             "Each run has a report of its own: seed_N/report.html.",
         ),
-        source=ReportTable(["", ""], [[str(row[0]), str(row[1] or "not said")] for row in source], set()),
+        source=ReportTable(["", ""], [[name, str(value or "not said")] for name, value in source], set()),
         differing=ReportTable(
             ["Key", *(f"seed {finished.seed}" for finished in runs)],
             [[key, *map(short, row)] for key, row in differing.items()],

@@ -59,7 +59,21 @@ def main(config: ImportConfig) -> int:
     try:
         with pq.ParquetWriter(part, schema) as writer:
             for start in range(0, rows, BATCH_ROWS):
-                writer.write_table(_published_columns(source, arrays, start, start + BATCH_ROWS, schema))
+                # Some events as columns of the published log.
+                stop = start + BATCH_ROWS
+                columns = []
+                for name, array in arrays.items():
+                    values = np.ascontiguousarray(array[start:stop])
+                    try:
+                        if name == "event_type":
+                            column = pa.DictionaryArray.from_arrays(pa.array(values, pa.int32()), EVENT_TYPES)
+                        else:
+                            column = pa.array(values, schema.field(name).type)
+                    except (pa.ArrowInvalid, IndexError, OverflowError) as error:
+                        file = source / f"{COLUMNS[name][1]}.npy"
+                        raise UserError(f"{file}: rows from {start:,} on: {error}; download it again") from error
+                    columns.append(column)
+                writer.write_table(pa.Table.from_arrays(columns, schema=schema))
         part.replace(out)
     finally:
         part.unlink(missing_ok=True)
@@ -102,22 +116,3 @@ def _require_rows(source: Path, arrays: Mapping[str, NDArray[Any]]) -> int:
             file = source / f"{COLUMNS[name][1]}.npy"
             raise UserError(f"{file}: shape {array.shape}, but {META} counts {rows:,} events; download it again")
     return rows
-
-
-def _published_columns(
-    source: Path, arrays: Mapping[str, NDArray[Any]], start: int, stop: int, schema: pa.Schema
-) -> pa.Table:
-    """Return some events as columns of the published log."""
-    columns = []
-    for name, array in arrays.items():
-        values = np.ascontiguousarray(array[start:stop])
-        try:
-            if name == "event_type":
-                column = pa.DictionaryArray.from_arrays(pa.array(values, pa.int32()), EVENT_TYPES)
-            else:
-                column = pa.array(values, schema.field(name).type)
-        except (pa.ArrowInvalid, IndexError, OverflowError) as error:
-            file = source / f"{COLUMNS[name][1]}.npy"
-            raise UserError(f"{file}: rows from {start:,} on: {error}; download it again") from error
-        columns.append(column)
-    return pa.Table.from_arrays(columns, schema=schema)

@@ -412,6 +412,17 @@ AS_IT_IS = "the configuration as it is"
 
 def tune_page(outcome: Outcome, arguments: Sequence[str], directory: Path) -> str:
     """Return the HTML of a search with its trials in `directory`; arguments: those of the command."""
+    # The table of the finalists, with their scores on val by seed.
+    seeds = [run.seed for run in outcome.finalists[0].runs] if outcome.finalists else []
+    rows = [
+        [
+            str(finalist.trial),
+            " ".join(finalist.settings) or AS_IT_IS,
+            *(figure(outcome.value(score), DIGITS) for score in finalist.scores),
+        ]
+        for finalist in outcome.finalists
+    ]
+    columns = ["Trial", "Settings", *(f"Seed {seed}" for seed in seeds)]
     return render(
         Path(__file__).with_name("tune.html.j2"),
         directory,
@@ -419,7 +430,7 @@ def tune_page(outcome: Outcome, arguments: Sequence[str], directory: Path) -> st
         title=f"Search of {plural(len(outcome.tried), 'trial')}",
         sentences=[("good" if outcome.place_to_take else "plain", sentence) for sentence in outcome.sentences()],
         trials=_trial_table(outcome),
-        finalists=_finalist_table(outcome),
+        finalists=ReportTable(columns, rows, set(range(2, len(columns))), f"{outcome.label} of val by seed."),
         command=shlex.join(["python", "-m", "app.tune", *arguments]),
     )
 
@@ -438,21 +449,6 @@ def _trial_table(outcome: Outcome) -> ReportTable:
     ]
     note = "The best first. Stopped early: worse than the median of earlier trials after as many steps."
     return ReportTable(["Trial", f"{outcome.label} of val", "Ended", "Settings"], rows, {1}, note)
-
-
-def _finalist_table(outcome: Outcome) -> ReportTable:
-    """Return the table of the finalists, with their scores on val by seed."""
-    seeds = [run.seed for run in outcome.finalists[0].runs] if outcome.finalists else []
-    rows = [
-        [
-            str(finalist.trial),
-            " ".join(finalist.settings) or AS_IT_IS,
-            *(figure(outcome.value(score), DIGITS) for score in finalist.scores),
-        ]
-        for finalist in outcome.finalists
-    ]
-    columns = ["Trial", "Settings", *(f"Seed {seed}" for seed in seeds)]
-    return ReportTable(columns, rows, set(range(2, len(columns))), f"{outcome.label} of val by seed.")
 
 
 EXIT_FAILED = 1
