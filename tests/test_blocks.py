@@ -84,8 +84,14 @@ def test_what_is_shown_is_compared(page_text: str, printed: str, agrees: bool) -
     assert differences(page_text, printed) == ([] if agrees else [page_text])
 
 
-@pytest.mark.slow("processes")
-@pytest.mark.parametrize("page", pages_with_commands(), ids=lambda page: page.stem)
+IN_CI = ("README", "data")  # the pages that a beginner opens first; the others run before a release
+PAGE_CASES = [
+    pytest.param(page, marks=pytest.mark.slow("processes" if page.stem in IN_CI else "examples"), id=page.stem)
+    for page in pages_with_commands()
+]
+
+
+@pytest.mark.parametrize("page", PAGE_CASES)
 def test_commands_of_a_page(page: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     text = page.read_text(encoding="utf-8")
     blocks = blocks_of(text)

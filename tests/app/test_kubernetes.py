@@ -138,9 +138,9 @@ KILLED = 128 + signal.SIGKILL
 @pytest.mark.parametrize(
     ("file", "disturbances", "statuses"),
     [
-        ("trainjob.yaml", [], [{0}]),
+        pytest.param("trainjob.yaml", [], [{0}], marks=pytest.mark.slow),
         ("job.yaml", [pods.kill_a_pod, pods.preempt], [{0, EXIT_STOPPED, KILLED}]),
-        ("jobset.yaml", [pods.delete_a_pod], [{EXIT_STOPPED}, {0}]),
+        pytest.param("jobset.yaml", [pods.delete_a_pod], [{EXIT_STOPPED}, {0}], marks=pytest.mark.slow),
     ],
     ids=["undisturbed", "pods start again", "all start again"],
 )

@@ -37,7 +37,7 @@ def printed(notebook: Any) -> list[list[str]]:
     ]
 
 
-@pytest.mark.slow("processes")
+@pytest.mark.slow("examples")
 def test_the_notebook_prints_what_it_shows(tmp_path: Path) -> None:
     kept, notebook = nbformat.read(NOTEBOOK, as_version=4), executed(tmp_path)
     pages = [

@@ -14,7 +14,7 @@ from benchmarks.first_gpu_run import SHARES, FirstRun
 from tests.fast_python import fast_python
 from tests.pretend_cuda import device
 
-pytestmark = [pytest.mark.slow("processes"), pytest.mark.usefixtures("machine")]
+pytestmark = [pytest.mark.slow("tool"), pytest.mark.usefixtures("machine")]
 
 
 def main(out: Path, minutes: int, monkeypatch: pytest.MonkeyPatch) -> int:

@@ -27,7 +27,7 @@ def one_hot(root: Path, split: str, sizes: list[int]) -> Any:
     return sparse.hstack([hot, sparse.csr_matrix(dense / 8)]).tocsr(), labels
 
 
-@pytest.mark.slow("processes")
+@pytest.mark.slow("examples")
 def test_models_come_in_the_expected_order(tmp_path: Path, run_app: Command) -> None:
     """Logistic regression, an MLP without products, DLRM, DCN v2, the truth; margins are half of what was measured.
 

@@ -17,7 +17,6 @@ from extensions.sequences.event_log import SequenceLayout
 
 TARGETS = {
     "sm_90": GPUTarget("cuda", 90, 32),
-    "sm_100": GPUTarget("cuda", 100, 32),
     "gfx942": GPUTarget("hip", "gfx942", 64),
 }
 KERNELS = {
@@ -25,7 +24,7 @@ KERNELS = {
     "queries": (attention_triton._outputs_or_query_gradients, {"backward": True}),
     "keys": (attention_triton._key_and_value_gradients, {}),
 }
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+DTYPES = {"bf16": torch.bfloat16}
 
 
 def options(dtype: torch.dtype) -> dict[str, Any]:

@@ -64,7 +64,7 @@ def test_a_run_is_scored_again_as_it_was(run_app: Command, log: Path, tmp_path: 
     assert "sequences.history_length=9: the run at" in other.stderr
 
 
-@pytest.mark.slow("processes")
+@pytest.mark.slow("examples")
 def test_a_small_log_is_learned_by_the_defaults(run_app: Command, tmp_path: Path) -> None:
     """A user clicks on items of one class in four with probability 0.9, else 0.1: the best AUC is about 0.86."""
     draw, lines = random.Random(3), ["uid,item,ts,click"]
@@ -149,7 +149,7 @@ def test_a_run_by_triton_learns_what_others_do_and_is_evaluated_without_it(atten
     interpreted = {"TRITON_INTERPRET": "1"}
     prepare("data.source=synthetic_events", "data.synthetic_events.users=12", f"data.path={tmp_path}/log")
     for name in (attention, "bucketed"):
-        overrides = [*TINY, "data.path=log", "train.max_steps=2", "train.global_batch_size=8", f"run.name={name}"]
+        overrides = [*TINY, "data.path=log", "train.max_steps=1", "train.global_batch_size=4", f"run.name={name}"]
         overrides += [f"sequences.hstu.attention={name}", "sequences.history_length=4"]
         process = ended(forked("train", *overrides, cwd=tmp_path, environment=interpreted), tmp_path)
         assert process.returncode == 0, process.stderr
@@ -316,7 +316,7 @@ def test_several_tasks_are_learned(run_app: Command, log: Path, tmp_path: Path, 
     assert "must be actions of the log other than its label listen_plus" in error_line(refusal.stderr)
 
 
-@pytest.mark.slow("processes")
+@pytest.mark.slow("examples")
 def test_it_learns_from_the_order_of_events(tmp_path: Path) -> None:
     """The same model of shuffled histories knows less; none knows more than the model behind the labels."""
     overrides = ["model=hstu", "data.source=synthetic_events", f"data.path={tmp_path}/log"]
