@@ -1,6 +1,6 @@
 """Latency and throughput of an exported directory on one core.
 
-    python -m extensions.export.benchmarks.serving [--rows 100000] [--seconds 3] [--batches 1 1000] [--served DIR]
+    python -m benchmarks.serving [--rows 100000] [--seconds 3] [--batches 1 1000] [--served DIR]
         [--out FILE.json]
 
 DLRM of model=dlrm (13 dense features, 26 tables of --rows rows, D 16, dot), random weights, encoded inputs in memory:

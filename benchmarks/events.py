@@ -1,6 +1,6 @@
 """Logs of events: how fast and in how much memory they are prepared, and how fast histories are read.
 
-    python -m extensions.sequences.benchmarks.events [--events 20000000] [--budget 512MiB] [--order time]
+    python -m benchmarks.events [--events 20000000] [--budget 512MiB] [--order time]
         [--workers 2] [--rounds 3] [--directory DIR] [--out FILE]
 
 Writes a log in Yambda's columns as Parquet (4,650 events a user in the mean, 93 % listens of which 60 % are listened

@@ -1,6 +1,6 @@
-"""A default model beside simpler ones on users' own tables of ten shapes (extensions/baselines/benchmarks/tables.py).
+"""A default model beside simpler ones on users' own tables of ten shapes (benchmarks/own_table_shapes.py).
 
-    python -m extensions.baselines.benchmarks.own_table [--tables NAME …] [--csv FILE.csv …] [--seeds 1 2 3 4 5]
+    python -m benchmarks.own_table [--tables NAME …] [--csv FILE.csv …] [--seeds 1 2 3 4 5]
         [--out FILE] [-- KEY …]
 
 --csv: tables of others, which are no part of this project, with a column `label` of 0 and 1: by the proposed schema
@@ -27,10 +27,7 @@ import numpy as np
 from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.metrics import roc_auc_score
 
-from benchmarks.precision import interval
-from benchmarks.result_file import write_result
-from data_prep.dataset.format import load_rows_manifest
-from extensions.baselines.benchmarks.tables import (
+from benchmarks.own_table_shapes import (
     LEAST_LR,
     LEAST_TREES,
     MARGIN_LR,
@@ -38,6 +35,9 @@ from extensions.baselines.benchmarks.tables import (
     SHAPES,
     write_table,
 )
+from benchmarks.precision import interval
+from benchmarks.result_file import write_result
+from data_prep.dataset.format import load_rows_manifest
 from extensions.baselines.command import find_or_fit
 from extensions.baselines.fit import all_rates, tree_inputs
 from extensions.baselines.rows import BaselinesConfig, load_rows
