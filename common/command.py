@@ -10,6 +10,7 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 from urllib.parse import unquote, urlsplit
@@ -176,6 +177,15 @@ def load(name: str | Callable[..., Any]) -> Any:
         if error.name not in REMEDIES:
             raise
         raise UserError(f"{error.name} is not installed beside clickwork; {REMEDIES[error.name]}") from error
+
+
+def later(name: str) -> Callable[..., Any]:
+    """Return a function that imports the one named "module:function" when it is called, and calls it."""
+    return partial(_call, name)
+
+
+def _call(name: str, *arguments: Any) -> Any:
+    return load(name)(*arguments)
 
 
 def end_without_package(error: ModuleNotFoundError) -> NoReturn:

@@ -1,10 +1,7 @@
 """Scores of a run's model on the rows that its baselines are compared on."""
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
 
 from app.record.documents import write_scores
 from app.training.predictor import Evaluation, Predictor, task_of
@@ -13,24 +10,11 @@ from extensions.baselines.command import obstacle
 from extensions.baselines.rows import FOLDER, SAMPLE_ROWS
 
 
-class SampledScores(NamedTuple):
-    """Logits and labels, [n] float32 each, of at most SAMPLE_ROWS rows of a split by `sampled_row_numbers`.
+def score_writer(predictor: Predictor, evaluation: Evaluation) -> Callable[[Path, int], None] | None:
+    """Return a function of a run's directory and a step, which writes the scores of the rows to compare baselines on.
 
-    dataset: digest of the manifest.
+    It has at most SAMPLE_ROWS rows of the split. None on ranks other than 0, and without baselines.
     """
-
-    split: str
-    dataset: str
-    logits: NDArray[np.float32]
-    labels: NDArray[np.float32]
-
-    def write(self, directory: Path, step: int) -> None:
-        """Write the scores into the run's directory; `step` is that of the model that it serves."""
-        write_scores(directory / FOLDER, self.split, step, self.dataset, self.logits, self.labels)
-
-
-def sampled_scores(predictor: Predictor, evaluation: Evaluation) -> SampledScores | None:
-    """Return the scores of the rows to compare baselines on; None on ranks other than 0 and without baselines."""
     config, manifest, split = predictor.config, predictor.manifest, str(evaluation.figures.split)
     is_wanted = config.baselines is not False and obstacle(config) is None and task_of(manifest).has_clicks
     is_wanted = is_wanted and not manifest.weight  # `compare` would not use them
@@ -38,4 +22,9 @@ def sampled_scores(predictor: Predictor, evaluation: Evaluation) -> SampledScore
     if predictor.runtime.rank or not is_wanted or rows > config.eval.exact_rows:
         return None
     numbers = sampled_row_numbers([shard.rows for shard in manifest.splits[split].shards], SAMPLE_ROWS)
-    return SampledScores(split, manifest.digest, evaluation.logits[numbers], evaluation.labels[numbers])
+    logits, labels = evaluation.logits[numbers], evaluation.labels[numbers]
+
+    def write(directory: Path, step: int) -> None:
+        write_scores(directory / FOLDER, split, step, manifest.digest, logits, labels)
+
+    return write

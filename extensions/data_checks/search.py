@@ -14,7 +14,7 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from common.documents import convert
+from common.documents import Json, convert, plain_object
 from common.errors import UserError
 from data_prep.dataset.format import rows_of_blocks, sampled_blocks, splitmix64
 from data_prep.dataset.options import LabelKind
@@ -185,7 +185,7 @@ def bag_hashes(bags: Bags) -> NDArray[np.uint64]:
     return sums[bounds[1:]] - sums[bounds[:-1]]
 
 
-def find_misleading(job: Job, built: Sequence[BuiltShard], features: Sequence[str], budget: int) -> Misleading:
+def find_misleading(job: Job, built: Sequence[BuiltShard], features: Sequence[str], budget: int) -> Json:
     """Compute the figures of a job's finished shards in its work's directory; budget: bytes of memory."""
     shards = [[shard for shard in built if (shard.split == "train") == is_train] for is_train in (True, False)]
     rows, other_rows = (sum(shard.shard.rows for shard in shards_of_part) for shards_of_part in shards)
@@ -216,13 +216,14 @@ def find_misleading(job: Job, built: Sequence[BuiltShard], features: Sequence[st
         error = math.sqrt((shared + chance) / held_out.count)
         if shared - chance <= SHARED_ERRORS * error:
             shared = chance = None
-    return Misleading(
+    figures = Misleading(
         rows=train.count + held_out.count,
         of=rows + other_rows,
         columns=columns,
         shared_rows=None if shared is None else min(1.0, shared / share_read),
         shared_by_chance=None if chance is None else min(1.0, chance / share_read),
     )
+    return plain_object(figures)
 
 
 def sample_shares(rows: int, other_rows: int, limit: int) -> tuple[float, float]:

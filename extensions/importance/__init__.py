@@ -1,17 +1,11 @@
 """How much each feature matters to a run's model, and its metrics by value of a column (docs/truth.md)."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from app.config.kinds import Additions, ReportAddition
-from common.command import Command
+from app.config.kinds import ReportAddition
+from common.command import Command, later
 from common.extensions import Core, FilesBesideRun
-
-if TYPE_CHECKING:
-    from app.report.read import RunFiles
 
 
 def register(core: Core) -> None:
@@ -27,13 +21,6 @@ def register(core: Core) -> None:
             config_dir=Path(__file__).parent,
             leave="app.runtime.environment:leave",
         ),
-        ReportAddition(report_additions),
+        ReportAddition(later("extensions.importance.report:additions")),
         FilesBesideRun(re.compile(r"importance\.json"), is_of_run=True),
     )
-
-
-def report_additions(run: RunFiles) -> Additions:
-    """Return the tables of a run's importances and slices, if they were computed."""
-    from extensions.importance.report import additions
-
-    return additions(run)

@@ -14,6 +14,7 @@ from app.config.app_config import AppConfig
 from app.config.train import samples_of, steps_per_epoch
 from app.metrics.documents import AnyEvent, Curves, EvaluationEvent, TrainEvent
 from app.record.documents import Summary
+from app.trackers import Setting
 from common.command import RedactingFormatter
 from common.documents import Json, Number, decode
 from common.files import write_atomically
@@ -89,6 +90,11 @@ def process_start() -> float:
     except (OSError, AttributeError):
         return _IMPORTED_AT
     return time.time() - age
+
+
+def start(setting: Setting) -> "MLPerf":
+    """Begin or continue the log."""
+    return MLPerf(setting.file, setting.config, setting.rows, setting.world_size, setting.from_step)
 
 
 class MLPerf:

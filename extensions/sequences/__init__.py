@@ -1,17 +1,12 @@
 """Logs of events, and HSTU, which learns from a user's history, as in MLPerf's DLRMv4 (docs/sequences.md)."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from app.config.kinds import ModelKind, ModelParts, PublishedTables
-from common.command import Command
+from common.command import Command, later
 from common.extensions import Core, KeyGroup, ReadyMadeValues
 from data_prep.dataset.kinds import DatasetKind, KindParts, NamedSource, SourceKind
 from extensions.sequences.keys import SequencesConfig, SyntheticEventsConfig, refuse_without_model
-
-if TYPE_CHECKING:
-    from data_prep.config.keys import DataConfig
-    from data_prep.sources.discover import Source
 
 
 def dataset_parts() -> KindParts:
@@ -32,31 +27,16 @@ EVENT_LOG = DatasetKind(
 )
 
 
-def fetch_yambda(data: "DataConfig", root: Path, work: Path) -> "list[Source]":
-    """Download Yambda's log from mirrors, with the tables of its items' attributes."""
-    from extensions.sequences.preparation import fetch_log
-
-    return fetch_log(data, root, work)
-
-
-def generate_log(data: "DataConfig", root: Path, work: Path) -> "list[Source]":
-    """Generate a log and its items' table."""
-    from extensions.sequences.synthetic import find_log
-
-    return find_log(data, root)
-
-
-def generated_figures(data: "DataConfig", root: Path) -> dict[str, Any]:
-    """Return the settings of a generated log's events, and the best scores."""
-    from extensions.sequences.synthetic import figures
-
-    return figures(data, root)
-
-
-YAMBDA = SourceKind(EVENT_LOG, fetch_yambda, group="remote")
+YAMBDA = SourceKind(EVENT_LOG, later("extensions.sequences.preparation:fetch_log"), group="remote")
 SOURCES = (
     NamedSource(
-        "synthetic_events", SourceKind(EVENT_LOG, generate_log, group="synthetic_events", figures=generated_figures)
+        "synthetic_events",
+        SourceKind(
+            EVENT_LOG,
+            later("extensions.sequences.synthetic:find_log"),
+            group="synthetic_events",
+            figures=later("extensions.sequences.synthetic:figures"),
+        ),
     ),
     *(NamedSource(name, YAMBDA) for name in ("yambda_50m", "yambda_500m", "yambda_5b")),
 )
@@ -85,7 +65,7 @@ def register(core: Core) -> None:
         ReadyMadeValues("app", Path(__file__).parent / "conf"),
         ReadyMadeValues("data_prep", Path(__file__).parent / "conf_data"),
         KeyGroup("DataConfig", "synthetic_events", SyntheticEventsConfig),
-        PublishedTables("mlperf_v4", YAMBDA_5B, 0, EVENT_LOG, schema_of_yambda),
+        PublishedTables("mlperf_v4", YAMBDA_5B, 0, EVENT_LOG, later("extensions.sequences.events:schema_of_yambda")),
         KeyGroup(
             "AppConfig",
             "sequences",
@@ -132,11 +112,3 @@ def model_parts() -> ModelParts:
         group_metrics=event_log.user_metrics,
         rank=event_log.score_items,
     )
-
-
-def schema_of_yambda() -> dict[str, Any]:
-    """Return the schema of Yambda's events in a manifest's form."""
-    from data_prep.parsing.table_yaml import schema_path
-    from extensions.sequences.events import load_event_schema
-
-    return load_event_schema(schema_path("yambda")).to_manifest()

@@ -68,6 +68,7 @@ from data_prep.parsing.dates import NUMBERS, SECOND, fault_of_format
 from data_prep.parsing.formats import Chunk, Column, FileLayout, Size, format_of
 from data_prep.parsing.labels import meets_rule
 from data_prep.parsing.raw_rows import CORRECT, Locator, RawRows
+from data_prep.parsing.table_yaml import schema_path
 from data_prep.sources.discover import Source
 
 EVENTS = "events"  # the encoding's name, and the only split on disk
@@ -199,6 +200,11 @@ class EventSchema(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
 
 
 MAX_ID = MAX_NUM_EMBEDDINGS - 2  # an id is an int32, and its table has one row more
+
+
+def schema_of_yambda() -> Json:
+    """Return the schema of Yambda's events in a manifest's form."""
+    return load_event_schema(schema_path("yambda")).to_manifest()
 
 
 def load_event_schema(path: Path) -> EventSchema:

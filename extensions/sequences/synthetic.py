@@ -105,7 +105,7 @@ def figures(data: DataConfig, root: Path) -> Json:
     return {"bayes": make_log(config, root)[1], data.source_kind.group: log_settings(config)}
 
 
-def find_log(data: DataConfig, root: Path) -> list[Source]:
+def find_log(data: DataConfig, root: Path, work: Path) -> list[Source]:
     """Return the log and its items' table, written below `root` unless they or a finished dataset are there."""
     config = keys_of_extension(data, SyntheticEventsConfig)
     existing = finished_manifest(data, root)
