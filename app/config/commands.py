@@ -17,11 +17,7 @@ RANKING_SUFFIXES = (".json", ".csv")
 class TablePrecision(Enum):
     """Precision of tables; int8 and int4 have a scale and a bias in fp16 per row. Arithmetic is always fp32."""
 
-    fp32 = "fp32"
-    fp16 = "fp16"
-    bf16 = "bf16"
-    int8 = "int8"
-    int4 = "int4"
+    fp32, fp16, bf16, int8, int4 = "fp32", "fp16", "bf16", "int8", "int4"
 
 
 CHECKPOINT = "best, last, a step, or a path; null: the best where the run keeps one, else the last"
@@ -149,9 +145,7 @@ class EvaluatedDataConfig(DatasetConfig):
     """The dataset of a run, or new rows."""
 
     raw: str | None = key(
-        None,
-        "labelled new rows to evaluate, a file as of candidates of recommend; null: the split",
-        example="new.csv",
+        None, "labelled new rows to evaluate, a file as of candidates of recommend; null: the split", example="new.csv"
     )
 
 

@@ -21,16 +21,13 @@ FILES = ("raw", "train", "val", "test", "checksums")  # data_prep's keys for fil
 class VerifyData(Enum):
     """Choices of when to compare shards with their checksums; `auto` does if they have at most 4 GiB."""
 
-    auto = "auto"
-    always = "always"
-    never = "never"
+    auto, always, never = "auto", "always", "never"
 
 
 class DataScale(Enum):
     """full: the data as they are; tiny: the recipe's values under `tiny` replace its own."""
 
-    full = "full"
-    tiny = "tiny"
+    full, tiny = "full", "tiny"
 
 
 @dataclass(frozen=True)

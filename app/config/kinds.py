@@ -110,11 +110,7 @@ _ROWS = (
         task=NUMBERS,
     ),
     Metric(
-        CALIBRATION,
-        "calibration",
-        logged=True,
-        in_summary=True,
-        in_report="Calibration (Σ probabilities ÷ Σ labels)",
+        CALIBRATION, "calibration", logged=True, in_summary=True, in_report="Calibration (Σ probabilities ÷ Σ labels)"
     ),
     Metric(
         ALL_ROWS,
@@ -248,8 +244,7 @@ SUM = {"sum": "momentum1"}
 class FusedDecay(Enum):
     """FBGEMM's WeightDecayMode. l2: add decay to a row's gradient; decouple: multiply the row by 1 - rate * decay."""
 
-    l2 = "l2"
-    decouple = "decouple"
+    l2, decouple = "l2", "decouple"
 
 
 DECOUPLED = (FusedDecay.decouple,)  # FBGEMM's Adam and LAMB know no other mode, whatever is set
@@ -306,10 +301,7 @@ class OptimizerName(Enum):
     """
 
     sgd = "sgd", Algorithm("torch.optim:SGD", "EXACT_SGD", True)
-    adagrad = (
-        "adagrad",
-        Algorithm("torch.optim:Adagrad", "EXACT_ADAGRAD", True, EPS, state=SUM),
-    )
+    adagrad = ("adagrad", Algorithm("torch.optim:Adagrad", "EXACT_ADAGRAD", True, EPS, state=SUM))
     rowwise_adagrad = (
         "rowwise_adagrad",
         Algorithm(

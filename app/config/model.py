@@ -15,49 +15,37 @@ from common.keys import MISSING, check_keys, key, shown
 class TableKind(Enum):
     """One row per category; quotient–remainder (Shi et al. 2019); mixed-dimension (Ginart et al. 2019)."""
 
-    plain = "plain"
-    qr = "qr"
-    mixed_dimension = "mixed_dimension"
+    plain, qr, mixed_dimension = "plain", "qr", "mixed_dimension"
 
 
 class QROperation(Enum):
     """Combinations of a quotient's and a remainder's row; pooled_mult multiplies after pooling, the others before."""
 
-    mult = "mult"
-    add = "add"
-    concat = "concat"
-    pooled_mult = "pooled_mult"
+    mult, add, concat, pooled_mult = "mult", "add", "concat", "pooled_mult"
 
 
 class Pooling(Enum):
     """Combinations of a bag's rows."""
 
-    sum = "sum"
-    mean = "mean"
-    weighted = "weighted"
+    sum, mean, weighted = "sum", "mean", "weighted"
 
 
 class RowWeights(Enum):
     """Weights of weighted pooling: one per category, trained or not."""
 
-    learned = "learned"
-    fixed = "fixed"
+    learned, fixed = "learned", "fixed"
 
 
 class TableInit(Enum):
     """Initial values: uniform as in TorchRec or facebookresearch/dlrm, or normal."""
 
-    torchrec = "torchrec"
-    facebookresearch = "facebookresearch"
-    normal = "normal"
+    torchrec, facebookresearch, normal = "torchrec", "facebookresearch", "normal"
 
 
 class Storage(Enum):
     """Storage type of a table's values; arithmetic is fp32."""
 
-    fp32 = "fp32"
-    fp16 = "fp16"
-    bf16 = "bf16"
+    fp32, fp16, bf16 = "fp32", "fp16", "bf16"
 
 
 @dataclass(frozen=True)
@@ -198,19 +186,13 @@ class Interaction(Enum):
     sum of all elements, which makes vectors of one element a logistic regression.
     """
 
-    dot = "dot"
-    cat = "cat"
-    dcn = "dcn"
-    projection = "projection"
-    scalar_pairs = "scalar_pairs"
-    sum = "sum"
+    dot, cat, dcn, projection, scalar_pairs, sum = "dot", "cat", "dcn", "projection", "scalar_pairs", "sum"
 
 
 class Numeric(Enum):
     """Form of dense features: one vector by dense_arch, or a vector each, the number times a learned vector."""
 
-    dense_arch = "dense_arch"
-    vectors = "vectors"
+    dense_arch, vectors = "dense_arch", "vectors"
 
 
 class DenseInit(Enum):
@@ -221,9 +203,7 @@ class DenseInit(Enum):
     (FuxiCTR's).
     """
 
-    torch = "torch"
-    facebookresearch = "facebookresearch"
-    xavier_normal = "xavier_normal"
+    torch, facebookresearch, xavier_normal = "torch", "facebookresearch", "xavier_normal"
 
 
 @dataclass(frozen=True)
@@ -435,27 +415,27 @@ PUBLISHED_TABLES: dict[str, dict[str, int]] = {
     "dac_sample": {
         "cat_0": 541, "cat_1": 497, "cat_4": 145, "cat_5": 12, "cat_6": 7623, "cat_7": 257, "cat_8": 3,
         "cat_10": 3799, "cat_12": 2796, "cat_13": 26, "cat_14": 5238, "cat_16": 10, "cat_17": 2548, "cat_18": 1303,
-        "cat_19": 4, "cat_21": 11, "cat_22": 14, "cat_24": 51, "cat_25": 9527,
+        "cat_19": 4, "cat_21": 11, "cat_22": 14, "cat_24": 51, "cat_25": 9527
     },
     # Criteo's Display Advertising Challenge: the values of its 45,840,617 training rows.
     "criteo_kaggle": dict(zip(_CRITEO, (
         1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194, 27, 14992, 5461306, 10,
-        5652, 2173, 4, 7046547, 18, 15, 286181, 105, 142572,
+        5652, 2173, 4, 7046547, 18, 15, 286181, 105, 142572
     ), strict=True)),
     # Deep-Spark/DeepSparkHub, dlrm/config/official_config.json: a tenth of days 0 and 1.
     "deepspark_3day": dict(zip(_CRITEO, (
         932209, 18814, 13624, 6862, 18488, 3, 6242, 1229, 49, 654428, 96850, 69004, 10, 2134, 7345, 60, 4, 918, 14,
-        984280, 320932, 838408, 76380, 8906, 74, 33,
+        984280, 320932, 838408, 76380, 8906, 74, 33
     ), strict=True)),
     # Criteo 1TB with hashes modulo 40,000,000 and then counted (MLPerf 0.7 to 2.1).
     "mlperf_v1": dict(zip(_CRITEO, (
         39884406, 39043, 17289, 7420, 20263, 3, 7120, 1543, 63, 38532951, 2953546, 403346, 10, 2208, 11938, 155, 4,
-        976, 14, 39979771, 25641295, 39664984, 585935, 12972, 108, 36,
+        976, 14, 39979771, 25641295, 39664984, 585935, 12972, 108, 36
     ), strict=True)),
     # Criteo 1TB counted and then capped at 40,000,000 (MLPerf 3.0 to 6.0; AMD's benchmark).
     "mlperf_v2": dict(zip(_CRITEO, (
         40000000, 39060, 17295, 7424, 20265, 3, 7122, 1543, 63, 40000000, 3067956, 405282, 10, 2209, 11938, 155, 4,
-        976, 14, 40000000, 40000000, 40000000, 590152, 12973, 108, 36,
+        976, 14, 40000000, 40000000, 40000000, 590152, 12973, 108, 36
     ), strict=True)),
     # reczoo/Datasets: the values of the training split, according to the parameters that reczoo/BARS logs.
     "criteo_x1": _even_table_sizes([f"C{i}" for i in range(1, 27)], 2_086_277),
@@ -465,10 +445,10 @@ PUBLISHED_TABLES: dict[str, dict[str, int]] = {
     "ncf_movielens_1m": {"user": 6_041, "item": 3_705},  # likewise
     "tfrs_movielens_100k": {  # likewise
         "movie_id": 1_652, "user_id": 944, "user_gender": 3, "user_zip_code": 796, "user_occupation_text": 22,
-        "bucketized_user_age": 8,
+        "bucketized_user_age": 8
     },
     "frappe_x1": _even_table_sizes(["user", "item", "daytime", "weekday", "isweekend", "homework", "cost", "weather",
-                                    "country", "city"], 5_379),
+                                    "country", "city"], 5_379)
 }  # fmt: skip
 
 

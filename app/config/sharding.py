@@ -34,9 +34,7 @@ AUTO_TOPOLOGY = "auto"
 class CommPrecision(Enum):
     """Precision of values sent between processes."""
 
-    fp32 = "fp32"
-    fp16 = "fp16"
-    bf16 = "bf16"
+    fp32, fp16, bf16 = "fp32", "fp16", "bf16"
 
 
 @dataclass(frozen=True)

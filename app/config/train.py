@@ -30,23 +30,19 @@ Monitor: TypeAlias = str | dict[str, float]  # value of train.monitor
 class OnNan(Enum):
     """Reaction to a loss that is not finite: stop, or skip its step's update. Such gradients always stop the run."""
 
-    stop = "stop"
-    skip = "skip"
+    stop, skip = "stop", "skip"
 
 
 class Pipeline(Enum):
     """none: one batch after the other; sparse_dist: the next batch's ids travel meanwhile, by TorchRec's stages."""
 
-    auto = "auto"
-    none = "none"
-    sparse_dist = "sparse_dist"
+    auto, none, sparse_dist = "auto", "none", "sparse_dist"
 
 
 class EvalGrid(Enum):
     """Rounding of evaluation steps. down: each one down; dlrmv4: their distance up, the first late as in MLPerf 6.1."""
 
-    down = "down"
-    dlrmv4 = "dlrmv4"
+    down, dlrmv4 = "down", "dlrmv4"
 
 
 @dataclass(frozen=True)
@@ -204,10 +200,7 @@ class CheckpointConfig:
     decides_bits: ClassVar[bool] = False
 
     every_steps: int | None = key(
-        None,
-        "steps between checkpoints; null: by every_minutes, or one at the end",
-        at_least=1,
-        is_common=True,
+        None, "steps between checkpoints; null: by every_minutes, or one at the end", at_least=1, is_common=True
     )
     every_minutes: float | None = key(
         None, "minutes between checkpoints; null: by every_steps, or one at the end", above=0
@@ -404,9 +397,7 @@ def validate_checkpoint(checkpoint: CheckpointConfig) -> None:
 class LossName(Enum):
     """Mean over the batch of binary cross-entropy, of the same with a weight per class, or of the squared error."""
 
-    bce = "bce"
-    weighted_bce = "weighted_bce"
-    mse = "mse"
+    bce, weighted_bce, mse = "bce", "weighted_bce", "mse"
 
 
 @dataclass(frozen=True)
@@ -519,9 +510,7 @@ class ScheduleConfig:
         only_with=("name", *with_key("patience")),
     )
     threshold: float = key(
-        1e-6,
-        "the smallest gain of train.monitor that counts, for plateau and train.early_stop_patience",
-        at_least=0,
+        1e-6, "the smallest gain of train.monitor that counts, for plateau and train.early_stop_patience", at_least=0
     )
     min_lr: float = key(1e-6, "plateau: lowest rate after cuts", at_least=0, only_with=("name", *with_key("min_lr")))
 
@@ -585,18 +574,13 @@ THREADS_PER_CORE = 4  # a few more threads than cores only slow a run down; many
 class Platform(Enum):
     """Devices to compute on; `auto` takes the GPUs that torch was built for, if it sees any."""
 
-    auto = "auto"
-    cpu = "cpu"
-    cuda = "cuda"
-    rocm = "rocm"
+    auto, cpu, cuda, rocm = "auto", "cpu", "cuda", "rocm"
 
 
 class Precision(Enum):
     """Arithmetic of the dense layers; tables and losses stay fp32."""
 
-    fp32 = "fp32"
-    tf32 = "tf32"
-    bf16 = "bf16"
+    fp32, tf32, bf16 = "fp32", "tf32", "bf16"
 
 
 class Compile(Enum):

@@ -71,9 +71,7 @@ class IdDistribution(Enum):
     `exponent`, rounded down, modulo the table's rows, as in MLPerf's multi-hot data.
     """
 
-    uniform = "uniform"
-    zipf = "zipf"
-    pareto = "pareto"
+    uniform, zipf, pareto = "uniform", "zipf", "pareto"
 
 
 @dataclass(frozen=True)
