@@ -31,7 +31,7 @@ from msgspec import Struct, structs
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from app.config.commands import BenchConfig, chosen_operators
+from app.config.commands import BenchConfig
 from app.config.kinds import Algorithm, OptimizerName
 from app.config.model import ModelConfig, published_tables
 from app.config.train import Precision, require_graphs, with_batch_of_all
@@ -124,7 +124,7 @@ def _measure(config: BenchConfig, shape: Shape, runtime: Runtime) -> None:
     if ceilings is None:
         raise UserError("runtime: too little free memory on the GPU to measure its limits; end what else uses it")
     timed: list[tuple[Case, WorkTiming]] = []
-    selected = tuple(chosen_operators(config.operators))
+    selected = tuple(config.chosen_operators)
     device, model = runtime.device, config.model
     families: dict[tuple[str, ...], Callable[[], Iterator[Case]]] = {
         ("embedding_bag",): lambda: lookup_cases(shape, device),

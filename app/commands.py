@@ -38,7 +38,7 @@ def _row(
     )
 
 
-_CONFIG = "app.config.commands"
+_CONFIG, _CHECK = "app.config.commands", "app.config.app_config:validate"
 
 COMMANDS = {
     **index_by_name(
@@ -54,32 +54,31 @@ COMMANDS = {
             "evaluate",
             "metrics of a run's checkpoint on a split, as JSON",
             f"{_CONFIG}:EvaluateConfig",
-            f"{_CONFIG}:validate_evaluate",
+            _CHECK,
         ),
         _row(
             "recommend",
             "rank candidates by a run's model",
             f"{_CONFIG}:RecommendConfig",
-            f"{_CONFIG}:validate_recommend",
+            _CHECK,
         ),
         _row(
             "bench",
             "lookups, products, exchanges and steps against this machine's measured limits",
             f"{_CONFIG}:BenchConfig",
-            f"{_CONFIG}:validate_bench",
+            _CHECK,
             has_groups=True,
         ),
         _row(
             "verify",
             "replay a run and report whether, or where, it came out differently",
             f"{_CONFIG}:VerifyConfig",
-            f"{_CONFIG}:validate_verify",
+            _CHECK,
         ),
         _row(
             "bundle",
             "a run's record as one file, for verify on another machine",
             f"{_CONFIG}:BundleConfig",
-            f"{_CONFIG}:validate_bundle",
         ),
         _row(
             "report",

@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from app.config.commands import DoctorConfig
-from app.config.train import require_place
 from common import machine
 from common.cli import colour_text
 from common.documents import format_of
@@ -63,7 +62,6 @@ class Check(NamedTuple):
 
 def main(config: DoctorConfig) -> int:
     """Run all checks and report; return the exit status."""
-    require_place("out", config.out)
     checks = []
     for check in run_checks(config):
         checks.append(check)

@@ -9,8 +9,9 @@ import dataclasses
 import re
 import textwrap
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -36,9 +37,10 @@ class Key:
         at_least: smallest allowed number, or item of a list; `at_most`, `above` and `below` likewise. `above` alone
             also refuses numbers that are infinite in single precision.
         within: an interval in place of these, such as "[0, 1)".
-        only_with: another key of the group, and those of its values with which this key has an effect; the key is
-            refused beside others. Without values: any but null, false and 0.
+        only_with: other keys, dotted below the group, each with the value, or a tuple of values, beside which this key
+            has an effect; the key is refused beside others. A name alone: any value but null, false and 0.
         is_name: a text must not be empty or blank.
+        is_file: a text names a file to write, whose missing directories are made.
         is_common: `--help` lists it; `--help all` lists the others.
         example: example for `--help`, for a key without a default.
         decides_bits: whether another value gives another result, so that a run cannot resume with it. Keys that change
@@ -53,8 +55,9 @@ class Key:
     above: float | None = None
     below: float | None = None
     within: str | None = None
-    only_with: tuple[Any, ...] = ()
+    only_with: Mapping[str, Any] | str = ""
     is_name: bool = False
+    is_file: bool = False
     is_common: bool = False
     example: str = ""
     decides_bits: bool | None = None
@@ -125,6 +128,25 @@ def choices(kind: Any) -> list[str]:
     return []
 
 
+def check(config: Any) -> None:
+    """Refuse what `check_keys` refuses; then the first message that `faults` of a group yields, inner groups first."""
+    check_keys(config)
+    refuse(_iterate_faults(config))
+
+
+def refuse(messages: Iterable[str]) -> None:
+    """Raise UserError with the first message, if there is one."""
+    for message in messages:
+        raise UserError(message)
+
+
+def _iterate_faults(config: Any) -> Iterator[str]:
+    for value in vars(config).values():
+        if dataclasses.is_dataclass(value):
+            yield from _iterate_faults(value)
+    yield from config.faults() if hasattr(config, "faults") else ()
+
+
 def check_keys(config: Any, prefix: str = "") -> None:
     """Refuse values outside their keys' limits, and keys without effect beside others of their group.
 
@@ -150,19 +172,31 @@ def check_keys(config: Any, prefix: str = "") -> None:
             raise UserError(f"{name}={value}: must be below 2^63")
         if declared.is_name and (not value.strip() or "\0" in value):
             raise UserError(f"{name}={value.strip()}: must be a name, not empty and without null characters")
-        if declared.only_with and value:
-            _refuse_without_other(config, prefix, f"{name}={shown(value)}", *declared.only_with)
+        if declared.is_file:
+            require_place(name, value)
+        # Null, false and 0 do without the key, unless its default is true.
+        if declared.only_with and (value or declared.default is True):
+            _refuse_without_others(config, prefix, f"{name}={shown(value)}", declared.only_with)
 
 
-def _refuse_without_other(config: Any, prefix: str, setting: str, other: str, *values: Enum) -> None:
-    """Refuse `setting`, a key with its value, unless the key `other` of its group has one of these values, or any."""
-    present = getattr(config, other)
-    if not values and not present:
-        raise UserError(f"{setting}: has no effect without {prefix}{other}; leave it out")
-    if values and present not in values:
+def require_place(key: str, out: str) -> None:
+    """Refuse a directory, and a path below a file."""
+    if Path(out).is_dir():
+        raise UserError(f"{key}={out}: is a directory; give a file in it")
+    if not (existing := next(parent for parent in Path(out).parents if parent.exists())).is_dir():
+        raise UserError(f"{key}={out}: {existing} is a file; choose another directory")
+
+
+def _refuse_without_others(config: Any, prefix: str, setting: str, only_with: Mapping[str, Any] | str) -> None:
+    for other, value in ({only_with: ()} if isinstance(only_with, str) else only_with).items():
+        allowed, present = value if isinstance(value, tuple) else (value,), attrgetter(other)(config)
+        if present in allowed if allowed else present:
+            continue
         group = prefix.rstrip(".") if other == "name" else f"{prefix}{other}"
-        allowed = " or ".join(f"{group}={value.name}" for value in values)
-        raise UserError(f"{setting}: has no effect with {group}={shown(present)}; leave it out, or use {allowed}")
+        wanted = " or ".join(f"{group}={shown(each)}" for each in allowed) or group
+        if not present:
+            raise UserError(f"{setting}: has no effect without {wanted}; leave it out")
+        raise UserError(f"{setting}: has no effect with {group}={shown(present)}; leave it out, or use {wanted}")
 
 
 def shown(value: Any) -> str:

@@ -1,15 +1,15 @@
 """The whole configuration of a run: its groups, their joint validation, and its plain form."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from app.config.data import DataConfig, DataScale, implied_data, require_eval_split, require_source, validate_data
-from app.config.kinds import GROUPS, OptimizerName
-from app.config.model import ModelConfig, PublishedConfig, require_dlrm, require_own_scores, validate_model
-from app.config.sharding import ShardingConfig, TopologyConfig, validate_sharding
+from app.config.data import DataConfig, DataScale, implied_data, require_eval_split, require_source
+from app.config.kinds import AUC, GROUPS, METRICS, RANKED, OptimizerName
+from app.config.model import ModelConfig, PublishedConfig, require_dlrm, require_own_scores
+from app.config.sharding import QCommConfig, ShardingConfig, TopologyConfig, sharding_faults
 from app.config.train import (
     LAYOUT,
     CheckpointConfig,
@@ -24,21 +24,14 @@ from app.config.train import (
     RuntimeConfig,
     ScheduleConfig,
     TrainConfig,
-    validate_checkpoint,
-    validate_environment,
-    validate_loss,
-    validate_monitor,
+    keys_by_evaluations,
     validate_new_name,
-    validate_optimizer,
-    validate_runtime,
-    validate_schedule,
     validate_threads,
-    validate_train,
 )
 from common.compose import convert
 from common.errors import UserError
 from common.extensions import absence, add_key_groups, key_groups
-from common.keys import check_keys, key, shown
+from common.keys import check, key, shown
 from common.machine import require_memory
 from data_prep.dataset.format import Manifest, load_manifest
 from data_prep.dataset.options import LabelKind
@@ -185,6 +178,110 @@ class AppConfig:
 
     implied: ClassVar[tuple[Any, ...]] = (implied_recipe, implied_keys, tiny_values, implied_data)
 
+    def faults(self) -> Iterator[str]:
+        """Yield messages of keys that cannot work beside those of other groups."""
+        compiled = self.runtime.compile
+        for setting, is_given in {
+            f"runtime.compile={shown(compiled)}": compiled in (Compile.dense, Compile.step),
+            f"data.negatives.per_positive={self.data.negatives.per_positive}": self.data.negatives.per_positive,
+            f"eval.group_by={self.eval.group_by}": self.eval.group_by,
+            "train.drop_last=false": not self.train.drop_last,
+            f"train.deterministic={LAYOUT}": self.train.micro_batch,
+        }.items():
+            if is_given:
+                require_dlrm(self.model, setting)
+        if self.published.md5 and self.published.test_auc is None:  # published for several models, not for this one
+            yield (
+                f"recipe={self.published.recipe}: is published with model=dlrm, dcnv2, crossnetv2, dnn or lr; give one "
+                "of them"
+            )
+        require_source(self.data, self.model.kind)
+        require_eval_split(self.data, self.eval.split)
+        yield from self._monitor_faults()
+        yield from self._batch_faults()
+        yield from sharding_faults(self.sharding, self.optimizer.name)
+
+    def _monitor_faults(self) -> Iterator[str]:
+        monitor, cuts_rate = self.train.monitor, self.schedule.name.schedule.by_metric
+        over = self.model.kind.over if self.eval.group_by is None else GROUPS  # the unit that metrics can be over
+        setting = f"train.monitor={shown(monitor)}"
+        weights = {monitor: 1.0} if isinstance(monitor, str) else monitor
+        for name, weight in weights.items() if isinstance(weights, dict) and weights else [("", 0.0)]:
+            is_number = isinstance(weight, int | float) and not isinstance(weight, bool)
+            if name not in RANKED or not is_number or not math.isfinite(weight) or not weight:
+                yield (
+                    f"{setting}: must be one of {', '.join(RANKED)}, or weights of some, such as {{auc:1,logloss:-1}}"
+                )
+            units = METRICS[name].over
+            if GROUPS in units and over not in units:
+                yield (
+                    f"{setting}: {name} is over groups of rows; "
+                    f"{'use gauc' if over else 'give eval.group_by=COLUMN, or use auc'}"
+                )
+            elif units and over not in units:
+                yield f"{setting}: {name} is over users, which only logs of events have; use auc"
+        deciding = keys_by_evaluations(self.train, cuts_rate)
+        if deciding and self.train.eval_every_steps is None and self.train.eval_every_fraction is None:
+            yield (
+                f"{deciding[0]}: has no effect without evaluations while training; add train.eval_every_fraction=1 for "
+                "one an epoch, or train.eval_every_steps"
+            )
+        if monitor != AUC and not deciding and not self.checkpoint.keep_best:
+            yield (
+                f"{setting}: has no effect with checkpoint.keep_best=false; leave it out, or use "
+                "train.early_stop_patience or schedule=plateau"
+            )
+        if self.schedule.threshold != ScheduleConfig().threshold and not deciding:
+            yield (
+                f"schedule.threshold={self.schedule.threshold}: has no effect without schedule=plateau or "
+                "train.early_stop_patience; leave it out"
+            )
+
+    def _batch_faults(self) -> Iterator[str]:
+        batch, micro_batch, layout = (
+            self.train.global_batch_size,
+            self.train.micro_batch,
+            f"train.deterministic={LAYOUT}",
+        )
+        if not self.train.drop_last:
+            require_own_scores(self.model, "train.drop_last=false")
+            if self.runtime.compile is Compile.step:
+                yield (
+                    "train.drop_last=false: not with runtime.compile=step, whose graphs are of whole batches; give "
+                    "runtime.compile=none"
+                )
+        if self.model.batch_norm and batch == 1:
+            yield (
+                "train.global_batch_size=1: model.batch_norm=true needs at least two rows in a batch; use larger "
+                "batches, or model.batch_norm=false"
+            )
+        if micro_batch is None:
+            return
+        require_own_scores(self.model, layout)
+        if self.model.batch_norm and batch % micro_batch == 1:
+            yield (
+                f"train.global_batch_size={batch}: leaves a micro-batch of one row, and model.batch_norm=true needs at "
+                f"least two; give a multiple of {micro_batch}"
+            )
+        # These settings round or order sums by the layout of processes.
+        or_else = f"or {layout.replace(LAYOUT, 'true')}"
+        if self.runtime.precision not in (None, Precision.fp32):
+            precision = self.runtime.precision.value
+            yield (
+                f"runtime.precision={precision}: not with {layout}: only sums of fp32 have a fixed order; give "
+                f"runtime.precision=fp32, {or_else}"
+            )
+        if self.runtime.compile in (Compile.dense, Compile.step):
+            yield (
+                f"runtime.compile={self.runtime.compile.value}: not with {layout}: a compiler chooses the order of "
+                f"sums; give runtime.compile=none, {or_else}"
+            )
+        if self.sharding.qcomm != QCommConfig():
+            yield (
+                f"sharding.qcomm: not with {layout}: rounds what processes exchange, and nothing travels in one "
+                f"process; leave it out, {or_else}"
+            )
+
 
 def from_plain(content: dict[str, Any]) -> AppConfig:
     """Return the configuration that was read from a run's directory.
@@ -208,102 +305,6 @@ def validate_new_run(config: AppConfig) -> None:
 
 def validate(config: AppConfig) -> None:
     """Refuse values that cannot work, before anything is built."""
-    # Limits of single keys come first, so that the later checks can rely on them.
-    check_keys(config)
-    validate_train(config.train)
-    validate_checkpoint(config.checkpoint)
-    validate_data(config.data)
-    validate_runtime(config.runtime)
-    validate_optimizer(config.optimizer)
-    validate_schedule(config.schedule)
-    validate_model(config.model)
-    if config.published.md5 and config.published.test_auc is None:  # published for several models, not for this one
-        raise UserError(
-            f"recipe={config.published.recipe}: is published with model=dlrm, dcnv2, crossnetv2, dnn or lr; give one "
-            "of them"
-        )
-    if config.runtime.compile in (Compile.dense, Compile.step):
-        require_dlrm(config.model, f"runtime.compile={config.runtime.compile.value}")
-    cuts_rate = config.schedule.name.schedule.by_metric
-    has_threshold = cuts_rate or config.train.early_stop_patience is not None
-    if config.schedule.threshold != ScheduleConfig().threshold and not has_threshold:
-        raise UserError(
-            f"schedule.threshold={config.schedule.threshold}: has no effect without schedule=plateau or "
-            "train.early_stop_patience; leave it out"
-        )
-    if config.data.negatives.per_positive is not None:
-        require_dlrm(config.model, f"data.negatives.per_positive={config.data.negatives.per_positive}")
-    if config.eval.group_by is not None:
-        require_dlrm(config.model, f"eval.group_by={config.eval.group_by}")
-    over = config.model.kind.over if config.eval.group_by is None else GROUPS
-    validate_monitor(config.train, config.checkpoint, cuts_rate, over)
-    require_source(config.data, config.model.kind)
-    require_eval_split(config.data, config.eval.split)
-    _validate_last_batch(config.model, config.train, config.runtime)
-    _validate_batch_norm(config.model, config.train)
-    _validate_layout(config.model, config.train, config.runtime, config.sharding)
-    validate_loss(config.loss)
-    validate_sharding(config.sharding, config.optimizer.name)
-    validate_environment(config.environment)
+    check(config)
     for group in key_groups(type(config)):
         group.validate(config)
-
-
-def _validate_batch_norm(model: ModelConfig, train: TrainConfig) -> None:
-    """Raise UserError for batches that are too small for batch norm to have a variance."""
-    if model.batch_norm and train.global_batch_size == 1:
-        raise UserError(
-            "train.global_batch_size=1: model.batch_norm=true needs at least two rows in a batch; use larger batches, "
-            "or model.batch_norm=false"
-        )
-    if model.batch_norm and train.micro_batch is not None and train.global_batch_size % train.micro_batch == 1:
-        raise UserError(
-            f"train.global_batch_size={train.global_batch_size}: leaves a micro-batch of one row, and "
-            f"model.batch_norm=true needs at least two; give a multiple of {train.micro_batch}"
-        )
-
-
-def _validate_layout(model: ModelConfig, train: TrainConfig, runtime: RuntimeConfig, sharding: ShardingConfig) -> None:
-    """Raise UserError for settings whose bits always depend on the layout, and for keys without effect."""
-    setting = f"train.deterministic={LAYOUT}"
-    if train.deterministic not in (False, True, LAYOUT):
-        raise UserError(f"train.deterministic={shown(train.deterministic)}: must be true, false or {LAYOUT}")
-    if train.micro_batch is None:
-        if train.micro_batch_size is not None:
-            raise UserError(
-                f"train.micro_batch_size={train.micro_batch_size}: has no effect without {setting}; leave it out"
-            )
-        return
-    require_dlrm(model, setting)
-    require_own_scores(model, setting)
-    precision, compiled, exchange = runtime.precision, runtime.compile, sharding.qcomm
-    refused = {
-        f"runtime.precision={shown(precision)}": (
-            precision not in (None, Precision.fp32),
-            "only sums of fp32 have a fixed order; give runtime.precision=fp32",
-        ),
-        f"runtime.compile={shown(compiled)}": (
-            compiled in (Compile.dense, Compile.step),
-            "a compiler chooses the order of sums; give runtime.compile=none",
-        ),
-        "sharding.qcomm": (
-            exchange != type(exchange)(),
-            "rounds what processes exchange, and nothing travels in one process; leave it out",
-        ),
-    }
-    for given, (is_given, reason) in refused.items():
-        if is_given:
-            raise UserError(f"{given}: not with {setting}: {reason}, or {setting.replace(LAYOUT, 'true')}")
-
-
-def _validate_last_batch(model: ModelConfig, train: TrainConfig, runtime: RuntimeConfig) -> None:
-    """Raise UserError if train.drop_last=false cannot work."""
-    if train.drop_last:
-        return
-    require_dlrm(model, "train.drop_last=false")
-    require_own_scores(model, "train.drop_last=false")
-    if runtime.compile is Compile.step:
-        raise UserError(
-            "train.drop_last=false: not with runtime.compile=step, whose graphs are of whole batches; give "
-            "runtime.compile=none"
-        )

@@ -1,13 +1,13 @@
 """Configurations of the commands other than train."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from app.config.app_config import AppConfig, validate
+from app.config.app_config import AppConfig
 from app.config.model import Numeric, require_dlrm
-from app.config.train import EvalConfig, Precision, RuntimeConfig, require_place
-from common.errors import UserError
+from app.config.train import EvalConfig, Precision, RuntimeConfig
 from common.keys import MISSING, key, shown
 
 FAMILIES = ("embedding_bag", "interaction", "mlp", "collective", "step")
@@ -24,13 +24,7 @@ CHECKPOINT = "best, last, a step, or a path; null: the best where the run keeps 
 CORRECT_SAMPLING = (
     "probabilities that are rates of all rows, of a model of data.sampling.negative_drop_rate or loss.class_weights"
 )
-BITS = {
-    TablePrecision.fp32: 32,
-    TablePrecision.fp16: 16,
-    TablePrecision.bf16: 16,
-    TablePrecision.int8: 8,
-    TablePrecision.int4: 4,
-}
+BITS = dict(zip(TablePrecision, (32, 16, 16, 8, 4), strict=True))
 SCALE_AND_BIAS_BYTES = 4  # bytes of an integer row besides its values
 
 
@@ -58,34 +52,30 @@ class BenchConfig(AppConfig):
     operators: Any = key(None, "families or family/variant prefixes, a list; null: all")
     seconds: float = key(0.5, "seconds spent on each operator", above=0)
     shape: ShapeConfig = field(default_factory=ShapeConfig)
-    out: str | None = key(None, "also write the JSON to this file")
+    out: str | None = key(None, "also write the JSON to this file", is_file=True)
     compare: list[str] = key([], "files that out=FILE.json wrote, at least two: a table of them; nothing is measured")
 
+    @property
+    def chosen_operators(self) -> list[str]:
+        """Names, or beginnings of names, of operators to measure."""
+        names = list(FAMILIES) if self.operators is None else self.operators
+        return names if isinstance(names, list) else [names]
 
-def chosen_operators(operators: Any) -> list[str]:
-    """Return the names, or beginnings of names, of operators to measure."""
-    names = list(FAMILIES) if operators is None else operators if isinstance(operators, list) else [operators]
-    for name in names:
-        if not isinstance(name, str) or name.split("/")[0] not in FAMILIES:
-            raise UserError(f"operators={name}: must begin with one of {', '.join(FAMILIES)}")
-    return names
-
-
-def validate_bench(config: BenchConfig) -> None:
-    """Raise UserError for values that cannot work."""
-    if len(config.compare) == 1:
-        raise UserError(f"compare={shown(config.compare)}: give at least two files")
-    require_dlrm(config.model, "bench")
-    model = config.model
-    if model.numeric is not Numeric.dense_arch or not model.dense_arch or model.embedding_dim % 4:
-        raise UserError(
-            f"model.embedding_dim={model.embedding_dim}, model.dense_arch={shown(model.dense_arch)}, "
-            f"model.numeric={model.numeric.value}: bench measures models with a dense_arch whose vectors "
-            "have a multiple of 4 elements; give model=dlrm and a recipe of such a model"
-        )
-    validate(config)
-    chosen_operators(config.operators)
-    require_place("out", config.out)
+    def faults(self) -> Iterator[str]:
+        if len(self.compare) == 1:
+            yield f"compare={shown(self.compare)}: give at least two files"
+        for name in self.chosen_operators:
+            if not isinstance(name, str) or name.split("/")[0] not in FAMILIES:
+                yield f"operators={name}: must begin with one of {', '.join(FAMILIES)}"
+        require_dlrm(self.model, "bench")
+        model = self.model
+        if model.numeric is not Numeric.dense_arch or not model.dense_arch or model.embedding_dim % 4:
+            yield (
+                f"model.embedding_dim={model.embedding_dim}, model.dense_arch={shown(model.dense_arch)}, "
+                f"model.numeric={model.numeric.value}: bench measures models with a dense_arch whose vectors have a "
+                "multiple of 4 elements; give model=dlrm and a recipe of such a model"
+            )
+        yield from super().faults()
 
 
 @dataclass(frozen=True)
@@ -103,7 +93,7 @@ class DoctorConfig:
     datasets: str = key("data", "directory of the datasets")
     runs: str = key("runs", "directory of the runs")
     json: bool = key(False, "print JSON instead of lines")
-    out: str | None = key(None, "also write the JSON to this file")
+    out: str | None = key(None, "also write the JSON to this file", is_file=True)
 
 
 @dataclass(frozen=True)
@@ -127,17 +117,14 @@ class RecommendConfig:
     id_column: str = key("id", "names the candidates, if there is such a column; else they are numbered from 1")
     correct_sampling: bool = key(False, CORRECT_SAMPLING)
     top_k: int | None = key(10, "how many to show, best first; null: all", at_least=1)
-    out: str | None = key(None, "also write them to this .json or .csv file", example="ranking.csv")
+    out: str | None = key(None, "also write them to this .json or .csv file", is_file=True, example="ranking.csv")
     checkpoint: str | None = key(None, CHECKPOINT, example="last")
     data: DatasetConfig = field(default_factory=DatasetConfig)
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)  # threads, precision: the run's unless given
 
-
-def validate_recommend(config: RecommendConfig) -> None:
-    """Raise UserError for values that cannot work."""
-    require_place("out", config.out)
-    if config.out is not None and not config.out.endswith(RANKING_SUFFIXES):
-        raise UserError(f"out={config.out}: the name must end in {' or '.join(RANKING_SUFFIXES)}")
+    def faults(self) -> Iterator[str]:
+        if self.out is not None and not self.out.endswith(RANKING_SUFFIXES):
+            yield f"out={self.out}: the name must end in {' or '.join(RANKING_SUFFIXES)}"
 
 
 @dataclass(frozen=True)
@@ -162,36 +149,26 @@ class EvaluateConfig:
     tables: TablePrecision | None = key(None, "score with tables in another precision; null: as they were trained")
     checkpoint: str | None = key(None, CHECKPOINT, example="last")
     data: EvaluatedDataConfig = field(default_factory=EvaluatedDataConfig)
-    out: str | None = key(None, "also write the metrics to this JSON file", example="metrics.json")
+    out: str | None = key(None, "also write the metrics to this JSON file", is_file=True, example="metrics.json")
     global_batch_size: int | None = key(None, "null: the run's eval.global_batch_size", at_least=1)
     exact_rows: int = key(
         EvalConfig.exact_rows, "of a larger split the AUC is from a histogram, with its error's bound", at_least=0
     )
     correct_sampling: bool = key(False, CORRECT_SAMPLING)
     keep_scores: int | None = key(
-        None, "keep the scores of a split of at most this number of rows in the run; null: keep none", at_least=0
+        None,
+        "keep the scores of a split of at most this number of rows in the run; null: keep none",
+        at_least=0,
+        only_with={"tables": None, "data.raw": None},
     )
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)  # threads, precision: the run's unless given
 
-
-def validate_evaluate(config: EvaluateConfig) -> None:
-    """Raise UserError for values that cannot work."""
-    if config.tables is not None and config.runtime.precision not in (None, Precision.fp32):
-        raise UserError(
-            f"runtime.precision={config.runtime.precision.value}: has no effect with tables="
-            f"{config.tables.value}, which computes in fp32; leave one of them out"
-        )
-    if config.tables is not None and config.keep_scores:
-        raise UserError(
-            f"keep_scores={config.keep_scores}: has no effect with tables={config.tables.value}, which is not the "
-            "run's own model; leave one of them out"
-        )
-    if config.data.raw is not None and config.keep_scores:
-        raise UserError(
-            f"keep_scores={config.keep_scores}: has no effect with data.raw={config.data.raw}, as scores are kept of a "
-            "split; leave one of them out"
-        )
-    require_place("out", config.out)
+    def faults(self) -> Iterator[str]:
+        if self.tables is not None and self.runtime.precision not in (None, Precision.fp32):
+            yield (
+                f"runtime.precision={self.runtime.precision.value}: has no effect with tables={self.tables.value}, "
+                "which computes in fp32; leave one of them out"
+            )
 
 
 @dataclass(frozen=True)
@@ -199,12 +176,7 @@ class BundleConfig:
     """The configuration of `python -m app.bundle`."""
 
     run: str = key(MISSING, "the run's directory", example="runs/quickstart")
-    out: str | None = key(None, "the file to write; null: the run's directory with .bundle at its end")
-
-
-def validate_bundle(config: BundleConfig) -> None:
-    """Raise UserError for a place where the file cannot be written."""
-    require_place("out", config.out)
+    out: str | None = key(None, "the file to write; null: the run's directory with .bundle at its end", is_file=True)
 
 
 @dataclass(frozen=True)
@@ -224,13 +196,11 @@ class VerifyConfig:
     )
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)  # threads, precision: the run's unless given
 
-
-def validate_verify(config: VerifyConfig) -> None:
-    """Raise UserError unless either a run or a bundle is given."""
-    if config.run is None and config.bundle is None:
-        raise UserError("configuration: run has no value; add run=..., such as run=runs/quickstart, or bundle=FILE")
-    if config.run is not None and config.bundle is not None:
-        raise UserError(f"bundle={config.bundle}: has no effect beside run={config.run}; leave one of them out")
+    def faults(self) -> Iterator[str]:
+        if self.run is None and self.bundle is None:
+            yield "configuration: run has no value; add run=..., such as run=runs/quickstart, or bundle=FILE"
+        if self.run is not None and self.bundle is not None:
+            yield f"bundle={self.bundle}: has no effect beside run={self.run}; leave one of them out"
 
 
 @dataclass(frozen=True)
@@ -238,4 +208,6 @@ class ReportConfig:
     """The configuration of `python -m app.report`."""
 
     runs: list[str] = key(MISSING, "directories; one gives its report, several a comparison", example="[runs/a,runs/b]")
-    out: str | None = key(None, "the HTML file; null: report.html in the run, or compare-NAMES.html beside the first")
+    out: str | None = key(
+        None, "the HTML file; null: report.html in the run, or compare-NAMES.html beside the first", is_file=True
+    )

@@ -1,6 +1,6 @@
 """`data`: the dataset, and how it is read."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any, ClassVar
@@ -37,7 +37,7 @@ class MultiHotConfig(keys.MultiHotConfig):
     decides_bits: ClassVar[bool] = True
 
     directory: str | None = key(
-        None, "directory of the bags of all ids; null: <data.path>/multi_hot", decides_bits=False
+        None, "directory of the bags of all ids; null: <data.path>/multi_hot", only_with="sizes", decides_bits=False
     )
 
 
@@ -48,13 +48,20 @@ class NegativesConfig:
     decides_bits: ClassVar[bool] = True
 
     per_positive: int | None = key(None, "negatives drawn for each row of the train split; null: none", at_least=1)
-    user: str | None = key(None, "column of the users", is_name=True, only_with=("per_positive",))
+    user: str | None = key(None, "column of the users", is_name=True, only_with="per_positive")
     item: str | None = key(
         None,
         "column of the items; items that a user has in train are not drawn",
         is_name=True,
-        only_with=("per_positive",),
+        only_with="per_positive",
     )
+
+    def faults(self) -> Iterator[str]:
+        if self.per_positive is not None and (self.user is None or self.item in (None, self.user)):
+            yield (
+                f"data.negatives.per_positive={self.per_positive}: needs two columns; give data.negatives.user=COLUMN "
+                "and data.negatives.item=COLUMN"
+            )
 
     @property
     def rows_per_positive(self) -> int:
@@ -93,9 +100,18 @@ class DataConfig(keys.DataConfig):
         1,
         "number of independent lanes of windows; about one per process",
         at_least=1,
-        only_with=("shuffle",),
+        only_with="shuffle",
         decides_bits=True,
     )
+
+    def faults(self) -> Iterator[str]:
+        refuse_given_splits(self)
+        if self.source is not None or own_files(self) is not None:
+            refuse_unused_groups(self)
+        self.multi_hot.bags()
+        if self.published_tables is not None:
+            published_tables(self.published_tables)
+        yield from ()
 
 
 def own_files(data: DataConfig) -> str | None:
@@ -152,20 +168,3 @@ def preprocessing(data: DataConfig) -> keys.DataConfig:
     if data.negatives.per_positive is not None and not data.source_kind.generator:
         values["allow_degenerate"] = True  # the rows may be positives only
     return keys.DataConfig(**(values | {"multi_hot": keys.MultiHotConfig()}))
-
-
-def validate_data(data: DataConfig) -> None:
-    """Raise UserError for invalid values."""
-    refuse_given_splits(data)
-    if data.source is not None or own_files(data) is not None:
-        refuse_unused_groups(data)
-    if data.multi_hot.bags() is None and data.multi_hot.directory is not None:
-        raise UserError("data.multi_hot.directory: has no effect without data.multi_hot.sizes; leave it out")
-    negatives = data.negatives
-    if negatives.per_positive is not None and (negatives.user is None or negatives.item in (None, negatives.user)):
-        raise UserError(
-            f"data.negatives.per_positive={negatives.per_positive}: needs two columns; give data.negatives.user=COLUMN "
-            "and data.negatives.item=COLUMN"
-        )
-    if data.published_tables is not None:
-        published_tables(data.published_tables)

@@ -1,6 +1,6 @@
 """`model`: the architecture and its tables (docs/models.md); `published`: figures that a recipe promises."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from typing import Any, ClassVar
@@ -92,15 +92,12 @@ DEFAULTS = TableConfig(
 DEFAULT_MIN_ROWS = 200
 SETTINGS = [item.name for item in fields(TableConfig)]
 
-_HAS_USE: dict[str, tuple[str, Callable[[TableConfig], bool]]] = {
-    "qr_operation": ("kind=qr", lambda table: table.kind is TableKind.qr),
-    "qr_collisions": ("kind=qr", lambda table: table.kind is TableKind.qr),
-    "dim": ("kind=mixed_dimension", lambda table: table.kind is TableKind.mixed_dimension),
-    "alpha": ("kind=mixed_dimension", lambda table: table.kind is TableKind.mixed_dimension and table.dim is None),
-    "power_of_2": ("kind=mixed_dimension", lambda table: table.kind is TableKind.mixed_dimension and table.dim is None),
-    "row_weights": ("pooling=weighted", lambda table: table.pooling is Pooling.weighted),
-    "row_weights_path": ("pooling=weighted", lambda table: table.pooling is Pooling.weighted),
-    "init_std": ("init=normal", lambda table: table.init is TableInit.normal),
+# Settings of tables without an effect but beside these values of `kind`, `pooling` or `init`.
+_USED_WITH: dict[str, Enum] = {
+    **dict.fromkeys(("qr_operation", "qr_collisions"), TableKind.qr),
+    **dict.fromkeys(("dim", "alpha", "power_of_2"), TableKind.mixed_dimension),
+    **dict.fromkeys(("row_weights", "row_weights_path"), Pooling.weighted),
+    "init_std": TableInit.normal,
 }
 
 
@@ -128,50 +125,41 @@ def settings_of(tables: TablesConfig, name: str | None = None) -> TableOverride:
     return replace(TableOverride(*values), row_weights_path=override.row_weights_path)
 
 
-def validate_tables(tables: TablesConfig, embedding_dim: int) -> None:
-    """Raise UserError for values that cannot work or would do nothing."""
-    general = settings_of(tables)
-    overrides = {name: override_of(tables, name) for name in tables.overrides}
-    overridden = {name: settings_of(tables, name) for name in overrides}
-    # A setting for all tables has a use if only one table, with its override, uses it.
-    _require_use("model.tables", tables, [general, *overridden.values()])
-    for name, settings in overridden.items():
-        _require_use(f"model.tables.overrides.{name}", overrides[name], [settings])
-    if tables.min_rows is not None and general.kind is TableKind.plain:
-        raise UserError(f"model.tables.min_rows={tables.min_rows}: has no effect with model.tables.kind=plain")
-    levels: dict[str, TableConfig] = {"model.tables": tables}
-    levels |= {f"model.tables.overrides.{name}": override for name, override in overrides.items()}
-    for path, level in levels.items():
+def table_faults(tables: TablesConfig, embedding_dim: int) -> Iterator[str]:
+    """Yield messages of table settings that cannot work or would do nothing."""
+    overrides = {f"model.tables.overrides.{name}": override_of(tables, name) for name in tables.overrides}
+    resolved = {f"model.tables.overrides.{name}": settings_of(tables, name) for name in tables.overrides}
+    resolved["model.tables"] = settings_of(tables)
+    for path, level in {"model.tables": tables, **overrides}.items():
+        # A setting for all tables has a use if only one table, with its override, uses it.
+        users = resolved.values() if level is tables else [resolved[path]]
+        for name, needed in _USED_WITH.items():
+            value = getattr(level, name, None)
+            with_use = [table for table in users if needed in (table.kind, table.pooling, table.init)]
+            if name in ("alpha", "power_of_2"):  # rules for a width that is not given
+                with_use = [table for table in with_use if table.dim is None]
+            if value is not None and not with_use:
+                owner = {TableKind: "kind", Pooling: "pooling", TableInit: "init"}[type(needed)]
+                yield f"{path}.{name}={shown(value)}: has no effect without {owner}={needed.value}"
         check_keys(level, f"{path}.")
         if level.dim is not None and (level.dim < 4 or level.dim % 4 or level.dim > embedding_dim):
-            raise UserError(
+            yield (
                 f"{path}.dim={level.dim}: must be a multiple of 4 (FBGEMM), at most model.embedding_dim={embedding_dim}"
             )
-    for path, table in zip(levels, [general, *overridden.values()], strict=True):
-        pooled_first = table.kind is TableKind.qr and table.qr_operation is QROperation.pooled_mult
-        if pooled_first and table.pooling is Pooling.weighted:
-            raise UserError(
+    if tables.min_rows is not None and resolved["model.tables"].kind is TableKind.plain:
+        yield f"model.tables.min_rows={tables.min_rows}: has no effect with model.tables.kind=plain"
+    for path, table in resolved.items():
+        operation = table.qr_operation if table.kind is TableKind.qr else None
+        if operation is QROperation.pooled_mult and table.pooling is Pooling.weighted:
+            yield (
                 f"{path}.qr_operation=pooled_mult: pools before it multiplies, so pooling=weighted cannot "
                 "weight products; use qr_operation=mult"
             )
-    has_concat = any(
-        table.kind is TableKind.qr and table.qr_operation is QROperation.concat
-        for table in (general, *overridden.values())
-    )
-    if has_concat and embedding_dim % 8:
-        raise UserError(
-            f"model.tables.qr_operation=concat: model.embedding_dim={embedding_dim} does not divide into two halves "
-            "that are multiples of 4 (FBGEMM)"
-        )
-
-
-def _require_use(path: str, config: TableConfig, tables: Iterable[TableConfig]) -> None:
-    """Require that each setting of `config` matters to one of the tables."""
-    for name, (owner, has_use) in _HAS_USE.items():
-        value = getattr(config, name, None)
-        if value is not None and not any(has_use(table) for table in tables):
-            plain_value = value.value if isinstance(value, Enum) else value
-            raise UserError(f"{path}.{name}={plain_value}: has no effect without {owner}")
+        if operation is QROperation.concat and embedding_dim % 8:
+            yield (
+                f"model.tables.qr_operation=concat: model.embedding_dim={embedding_dim} does not divide into two "
+                "halves that are multiples of 4 (FBGEMM)"
+            )
 
 
 MAX_WIDTH = 1_000_000
@@ -212,12 +200,12 @@ class ModelConfig:
 
     interaction: Interaction = key(Interaction.dot, "how the features' vectors are combined")
     interaction_itself: bool = key(
-        False, "dot: include each vector's product with itself", only_with=("interaction", Interaction.dot)
+        False, "dot: include each vector's product with itself", only_with={"interaction": Interaction.dot}
     )
     mixes_samples: bool = key(
         False,
         "scalar_pairs: repeat the defect of AMD's blog, which joins vectors of different samples",
-        only_with=("interaction", Interaction.scalar_pairs),
+        only_with={"interaction": Interaction.scalar_pairs},
     )
     dense_final_relu: bool = key(True, "a ReLU after dense_arch's last layer too")
     numeric: Numeric = key(Numeric.dense_arch, "vectors of dense features: one by dense_arch, or one for each feature")
@@ -225,6 +213,7 @@ class ModelConfig:
         MISSING,
         "D, the width of every feature's vector: a multiple of 4 (FBGEMM), or any with sharding.types=data_parallel; "
         "MLPerf's 128 of model=dlrm_dcn takes 33 times the operations per sample of model=dlrm",
+        at_least=1,
         is_common=True,
     )
     dense_arch: list[int] = key(MISSING, "widths of its layers, the last being D; []: none, without dense features")
@@ -242,29 +231,29 @@ class ModelConfig:
     deep_arch: list[int] | None = key(
         None,
         "dcn: widths of a perceptron beside the cross layers, whose output joins theirs; null: none",
-        only_with=("interaction", Interaction.dcn),
+        only_with={"interaction": Interaction.dcn},
     )
     dcn_full_rank: bool = key(
-        False, "dcn: whole matrices instead of dcn_low_rank_dim", only_with=("interaction", Interaction.dcn)
+        False, "dcn: whole matrices instead of dcn_low_rank_dim", only_with={"interaction": Interaction.dcn}
     )
     dcn_num_layers: int | None = key(
-        None, "dcn: cross layers; null: 3", at_least=1, only_with=("interaction", Interaction.dcn)
+        None, "dcn: cross layers; null: 3", at_least=1, only_with={"interaction": Interaction.dcn}
     )
     dcn_low_rank_dim: int | None = key(
         None,
         "dcn: rank of their matrices; null: a quarter of their width (F + 1) * D",
         at_least=1,
-        only_with=("interaction", Interaction.dcn),
+        only_with={"interaction": Interaction.dcn, "dcn_full_rank": False},
     )
     projection_branch1: list[int] | None = key(
         None,
         "projection: widths of the first branch's layers, the last a multiple of D; null: one of 16 * D",
-        only_with=("interaction", Interaction.projection),
+        only_with={"interaction": Interaction.projection},
     )
     projection_branch2: list[int] | None = key(
         None,
         "projection: widths of the second branch's layers; null: one of 16 * D",
-        only_with=("interaction", Interaction.projection),
+        only_with={"interaction": Interaction.projection},
     )
     dense_init: DenseInit = key(DenseInit.torch, "initial values of linear layers")
     linear: float | None = key(
@@ -290,30 +279,65 @@ class ModelConfig:
         """Functions of the extension; None for DLRM."""
         return self.kind.parts and self.kind.parts()
 
+    def faults(self) -> Iterator[str]:
+        """Yield messages of settings that cannot work or would do nothing."""
+        dim, dense, over = self.embedding_dim, self.dense_arch, self.over_arch
+        # Another model would ignore DLRM's settings.
+        if self.kind.parts is not None:
+            defaults = vars(ModelConfig(embedding_dim=dim, dense_arch=[], over_arch=[], name=self.name))
+            for name in (name for name, value in defaults.items() if getattr(self, name) != value):
+                yield f"model.{name}: is DLRM's and has no effect with model={self.name}; leave it out"
+            return
+        if self.numeric is Numeric.vectors and dense:
+            yield f"model.dense_arch={dense}: has no effect with model.numeric=vectors; give model.dense_arch=[]"
+        if not dense and self.interaction in (Interaction.projection, Interaction.scalar_pairs):
+            yield (
+                f"model.dense_arch=[]: model.interaction={self.interaction.value} needs its vector; give widths that "
+                f"end with model.embedding_dim={dim}"
+            )
+        if self.interaction is Interaction.sum and over:
+            yield (
+                f"model.over_arch={over}: has no effect with model.interaction=sum, which is the logit but for a bias; "
+                "give model.over_arch=[]"
+            )
+        yield from self._width_faults()
+        yield from self._dropout_faults()
+        yield from table_faults(self.tables, dim)
 
-def validate_model(model: ModelConfig) -> None:
-    """Raise UserError for values that cannot work."""
-    if model.embedding_dim < 1:
-        raise UserError(f"model.embedding_dim={model.embedding_dim}: must be at least 1")
-    if model.kind.parts is not None:
-        # Raise UserError if settings of DLRM are given for another model, which would ignore them.
-        defaults = ModelConfig(embedding_dim=model.embedding_dim, dense_arch=[], over_arch=[], name=model.name)
-        for name, value in vars(defaults).items():
-            if getattr(model, name) != value:
-                raise UserError(f"model.{name}: is DLRM's and has no effect with model={model.name}; leave it out")
-        return
-    _validate_dense_arch(model)
-    _validate_over_arch(model)
-    _validate_dropout(
-        "model.dropout",
-        model.dropout,
-        [("model.over_arch", model.over_arch[:-1]), ("model.deep_arch", model.deep_arch or [])],
-    )
-    _validate_dropout("model.dense_dropout", model.dense_dropout, [("model.dense_arch", model.dense_arch[:-1])])
-    if model.dcn_full_rank and model.dcn_low_rank_dim is not None:
-        raise UserError(f"model.dcn_low_rank_dim={model.dcn_low_rank_dim}: has no effect with model.dcn_full_rank=true")
-    _validate_branches(model)
-    validate_tables(model.tables, model.embedding_dim)
+    def _width_faults(self) -> Iterator[str]:
+        dim = self.embedding_dim
+        stacks = {
+            "dense_arch": self.dense_arch or None,
+            "over_arch": None if self.interaction is Interaction.sum else self.over_arch,
+            "deep_arch": self.deep_arch,
+            "projection_branch1": self.projection_branch1,
+            "projection_branch2": self.projection_branch2,
+        }
+        for name, widths in ((name, widths) for name, widths in stacks.items() if widths is not None):
+            setting = f"model.{name}={widths}"
+            if not widths or not 1 <= min(widths) <= max(widths) <= MAX_WIDTH:
+                yield f"{setting}: must be a list of widths from 1 to {MAX_WIDTH}, such as [512,256,16]"
+            if name == "dense_arch" and widths[-1] != dim:
+                yield f"{setting}: its last width must be model.embedding_dim={dim}"
+            if name == "over_arch" and widths[-1] != 1:
+                yield f"{setting}: its last width must be 1 (the logit)"
+            if name.startswith("projection") and widths[-1] % dim:
+                yield f"{setting}: its last width must be a multiple of model.embedding_dim={dim}"
+
+    def _dropout_faults(self) -> Iterator[str]:
+        over = {"model.over_arch": self.over_arch[:-1], "model.deep_arch": self.deep_arch}
+        for name, rates, stacks in (
+            ("dropout", self.dropout, over),
+            ("dense_dropout", self.dense_dropout, {"model.dense_arch": self.dense_arch[:-1]}),
+        ):
+            setting = f"model.{name}={shown(rates)}"
+            hidden = {name: len(widths) for name, widths in stacks.items() if widths}
+            if any(rates) and not hidden:
+                place = next(iter(stacks))
+                yield f"{setting}: has no effect without a hidden layer; add one before the last of {place}"
+            for stack, layers in hidden.items():
+                if len(rates) not in (0, 1, layers):
+                    yield f"{setting}: {stack} has {layers} hidden layers; give one rate for all, or {layers}"
 
 
 def require_dlrm(model: ModelConfig, operation: str) -> None:
@@ -329,73 +353,6 @@ def require_own_scores(model: ModelConfig, operation: str) -> None:
             f"model.mixes_samples=true: {operation} has no meaning, since a sample's logit depends on the other "
             "rows of its batch and its place among them; train with model.mixes_samples=false"
         )
-
-
-def _validate_dense_arch(model: ModelConfig) -> None:
-    """Refuse widths of dense_arch that do not end with embedding_dim, or that the model does not or must use."""
-    if model.numeric is Numeric.vectors and model.dense_arch:
-        raise UserError(
-            f"model.dense_arch={model.dense_arch}: has no effect with model.numeric=vectors; give model.dense_arch=[]"
-        )
-    if model.dense_arch:
-        _require_widths("model.dense_arch", model.dense_arch)
-        if model.dense_arch[-1] != model.embedding_dim:
-            raise UserError(
-                f"model.dense_arch={model.dense_arch}: its last width must be model.embedding_dim={model.embedding_dim}"
-            )
-    elif model.interaction in (Interaction.projection, Interaction.scalar_pairs):
-        raise UserError(
-            f"model.dense_arch=[]: model.interaction={model.interaction.value} needs its vector; give "
-            f"widths that end with model.embedding_dim={model.embedding_dim}"
-        )
-
-
-def _validate_over_arch(model: ModelConfig) -> None:
-    """Refuse widths of over_arch that do not end with 1, or that the interaction leaves no use."""
-    if model.interaction is Interaction.sum:
-        if model.over_arch:
-            raise UserError(
-                f"model.over_arch={model.over_arch}: has no effect with model.interaction=sum, which is the "
-                "logit but for a bias; give model.over_arch=[]"
-            )
-        return
-    _require_widths("model.over_arch", model.over_arch)
-    if model.over_arch[-1] != 1:
-        raise UserError(f"model.over_arch={model.over_arch}: its last width must be 1 (the logit)")
-    if model.deep_arch is not None:
-        _require_widths("model.deep_arch", model.deep_arch)
-
-
-def _validate_dropout(key: str, rates: list[float], stacks: list[tuple[str, list[int]]]) -> None:
-    """Check the rates for the hidden layers of these stacks, given as key and widths."""
-    hidden = [(name, widths) for name, widths in stacks if widths]
-    if any(rates) and not hidden:
-        raise UserError(
-            f"{key}={shown(rates)}: has no effect without a hidden layer; add one before the last of {stacks[0][0]}"
-        )
-    for name, widths in hidden:
-        if len(rates) > 1 and len(rates) != len(widths):
-            raise UserError(
-                f"{key}={shown(rates)}: {name} has {len(widths)} hidden layers; give one rate for all, or {len(widths)}"
-            )
-
-
-def _validate_branches(model: ModelConfig) -> None:
-    """Refuse branches whose last width is no multiple of embedding_dim."""
-    for name in ("projection_branch1", "projection_branch2"):
-        widths = getattr(model, name)
-        if widths is None:
-            continue
-        _require_widths(f"model.{name}", widths)
-        if widths[-1] % model.embedding_dim:
-            raise UserError(
-                f"model.{name}={widths}: its last width must be a multiple of model.embedding_dim={model.embedding_dim}"
-            )
-
-
-def _require_widths(key: str, widths: list[int]) -> None:
-    if not widths or not 1 <= min(widths) <= max(widths) <= MAX_WIDTH:
-        raise UserError(f"{key}={widths}: must be a list of widths from 1 to {MAX_WIDTH}, such as [512,256,16]")
 
 
 _CRITEO = [f"cat_{i}" for i in range(26)]

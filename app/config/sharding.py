@@ -1,5 +1,6 @@
 """`sharding` and `topology`: tables over processes, and the hardware for which TorchRec's planner plans."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from typing import Any, ClassVar
@@ -172,27 +173,26 @@ def settings_given(config: ShardingConfig, name: str) -> TableShardingConfig:
         raise UserError(f"sharding.tables.{name}={config.tables[name]}: must be keys of {keys}") from error
 
 
-def validate_sharding(config: ShardingConfig, optimizer: OptimizerName) -> None:
-    """Raise UserError for values that cannot work or would do nothing."""
-    sections: dict[str, ShardingConfig | TableShardingConfig] = {"sharding": config}
-    sections |= {f"sharding.tables.{name}": settings_given(config, name) for name in config.tables}
-    for path, section in sections.items():
-        if section is not config:
-            check_keys(section, f"{path}.")
-        completed = section if section is config else settings_of_table(config, path.split(".")[-1], [])[1]
+def sharding_faults(config: ShardingConfig, optimizer: OptimizerName) -> Iterator[str]:
+    """Yield messages of values that cannot work or would do nothing."""
+    for name in (None, *config.tables):
+        path = "sharding" if name is None else f"sharding.tables.{name}"
+        given = config if name is None else settings_given(config, name)
+        completed = config if name is None else settings_of_table(config, name, [])[1]
+        check_keys(given, f"{path}.")
         types = types_allowed("table_wise" if completed.types is None else completed.types, optimizer, f"{path}.types")
         kernels = kernels_allowed(completed.kernels, types, completed.types == AUTO_SHARDING, f"{path}.kernels")
-        if section.min_partition is not None and not set(types) & set(COLUMN_TYPES):
-            raise UserError(f"{path}.min_partition={section.min_partition}: has no effect without a column-wise type")
-        if section.min_partition is not None and section.min_partition % 4:
-            raise UserError(f"{path}.min_partition={section.min_partition}: must be a multiple of 4 (FBGEMM)")
-        factor = section.cache_load_factor
-        if factor is not None and "fused_uvm_caching" not in kernels:
-            raise UserError(f"{path}.cache_load_factor={factor}: has no effect without the kernel fused_uvm_caching")
+        columns, share = given.min_partition, given.cache_load_factor
+        if columns is not None and not set(types) & set(COLUMN_TYPES):
+            yield f"{path}.min_partition={columns}: has no effect without a column-wise type"
+        if columns is not None and columns % 4:
+            yield f"{path}.min_partition={columns}: must be a multiple of 4 (FBGEMM)"
+        if share is not None and "fused_uvm_caching" not in kernels:
+            yield f"{path}.cache_load_factor={share}: has no effect without the kernel fused_uvm_caching"
     if config.plan is not None and (config.tables or config.kernels is not None):
-        raise UserError(
-            f"sharding.plan={config.plan}: the plan decides everything, so sharding.tables and sharding.kernels "
-            "have no effect; leave them out"
+        yield (
+            f"sharding.plan={config.plan}: the plan decides everything, so sharding.tables and sharding.kernels have "
+            "no effect; leave them out"
         )
 
 

@@ -3,12 +3,12 @@
 import math
 import re
 import unicodedata
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
-from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
-from app.config.kinds import AUC, GROUPS, METRICS, RANKED, FusedDecay, OptimizerName, ScheduleName, with_key
+from app.config.kinds import AUC, FusedDecay, OptimizerName, ScheduleName, with_key
 from common.errors import UserError
 from common.keys import MISSING, key, shown
 from common.machine import usable_cpus
@@ -59,93 +59,86 @@ class RunConfig:
 class TrainConfig:
     """Length of the run, batch size, evaluation and logging."""
 
+    decides_bits: ClassVar[bool] = False
+
     global_batch_size: int = key(
         0,
         "samples per step over all processes; 0: local_batch_size times the number of processes",
         at_least=0,
         is_common=True,
+        decides_bits=True,
     )
-    local_batch_size: int | None = key(None, "samples per step of each process", at_least=1, decides_bits=False)
+    local_batch_size: int | None = key(None, "samples per step of each process", at_least=1)
     epochs: int | None = key(
         None,
         "passes over the training split; null: one, or as many as max_steps or max_samples need",
         at_least=1,
         is_common=True,
-        decides_bits=False,
     )
     max_steps: int | None = key(
         None,
         "stop after this number of steps; 0 builds the run and ends",
         at_least=0,
         is_common=True,
-        decides_bits=False,
     )
-    max_samples: int | None = key(
-        None, "stop before the step that would exceed this number of samples", at_least=0, decides_bits=False
+    max_samples: int | None = key(None, "stop before the step that would exceed this number of samples", at_least=0)
+    max_minutes: float | None = key(None, "minutes after which the run saves and stops, to be resumed", above=0)
+    seed: int = key(
+        0, "seed of initial values and data order", at_least=0, below=2**63, is_common=True, decides_bits=True
     )
-    max_minutes: float | None = key(
-        None, "minutes after which the run saves and stops, to be resumed", above=0, decides_bits=False
+    drop_last: bool = key(
+        True, "leave out the rows of an epoch that fill no whole batch; false: train on them, too", decides_bits=True
     )
-    seed: int = key(0, "seed of initial values and data order", at_least=0, below=2**63, is_common=True)
-    drop_last: bool = key(True, "leave out the rows of an epoch that fill no whole batch; false: train on them, too")
     eval_every_steps: int | None = key(
         None,
         "steps between evaluations; null: only at the end; 0: 0.3 of an epoch, unless eval_every_fraction is given",
         at_least=0,
         is_common=True,
-        decides_bits=False,
     )
     eval_every_fraction: float | None = key(
         None,
         "share of an epoch between evaluations: 0.05 is 20 evaluations an epoch, 1 is one at its end",
         within="(0, 1]",
-        decides_bits=False,
     )
     eval_grid: EvalGrid = key(
         EvalGrid.down,
         "how eval_every_fraction is rounded to steps",
-        only_with=("eval_every_fraction",),
-        decides_bits=False,
+        only_with="eval_every_fraction",
     )
-    target_auc: float | None = key(
-        None, "stop once an evaluation reaches this AUC", within="(0, 1]", is_common=True, decides_bits=False
-    )
-    target_accuracy: float | None = key(
-        None, "stop once an evaluation reaches this accuracy", within="(0, 1]", decides_bits=False
-    )
+    target_auc: float | None = key(None, "stop once an evaluation reaches this AUC", within="(0, 1]", is_common=True)
+    target_accuracy: float | None = key(None, "stop once an evaluation reaches this accuracy", within="(0, 1]")
     monitor: Any = key(
         AUC,
         "metric that ranks evaluations; or weights of a sum to maximise, such as {auc:1,logloss:-1}",
         is_common=True,
+        decides_bits=True,
     )
     early_stop_patience: int | None = key(
         None,
         "end the run after this number of evaluations in a row without a gain of monitor; null: never",
         at_least=1,
         is_common=True,
-        decides_bits=False,
     )
-    log_every_steps: int = key(50, "steps in one window: a line of metrics.jsonl", at_least=1, decides_bits=False)
-    print_windows: bool = key(False, "print a line for each window on the terminal too", decides_bits=False)
-    warmup_steps_excluded: int = key(
-        10, "first steps of this process left out of throughput figures", at_least=0, decides_bits=False
-    )
-    on_nan: OnNan = key(
-        OnNan.stop, "response to a loss that is not finite; skip waits for the device at each step", decides_bits=False
-    )
+    log_every_steps: int = key(50, "steps in one window: a line of metrics.jsonl", at_least=1)
+    print_windows: bool = key(False, "print a line for each window on the terminal too")
+    warmup_steps_excluded: int = key(10, "first steps of this process left out of throughput figures", at_least=0)
+    on_nan: OnNan = key(OnNan.stop, "response to a loss that is not finite; skip waits for the device at each step")
     pipeline: Pipeline = key(
         Pipeline.auto,
         "order of work on batches; auto: sparse_dist if several processes have a GPU each",
-        decides_bits=False,
     )
     deterministic: Any = key(
         False,
         "true: slower GPU kernels that add in a fixed order, as CPUs always do; layout: the same bits on any number of "
         "processes and threads",
-        decides_bits=False,
     )
     micro_batch_size: int | None = key(
-        None, f"rows of a micro-batch of deterministic=layout; null: {MICRO_BATCH}", at_least=1, below=LARGE_BATCH
+        None,
+        f"rows of a micro-batch of deterministic=layout; null: {MICRO_BATCH}",
+        at_least=1,
+        below=LARGE_BATCH,
+        only_with={"deterministic": LAYOUT},
+        decides_bits=True,
     )
 
     @property
@@ -163,6 +156,25 @@ class TrainConfig:
     def micro_batches(self) -> int:
         """Number of micro-batches in a whole global batch, with train.deterministic=layout."""
         return -(-self.global_batch_size // (self.micro_batch or 1))
+
+    def faults(self) -> Iterator[str]:
+        batch, local, share = self.global_batch_size, self.local_batch_size, self.eval_every_fraction
+        if local is not None and batch:
+            yield (
+                f"train.global_batch_size={batch}: has no effect with train.local_batch_size={local}; set "
+                "train.local_batch_size=null or train.global_batch_size=0"
+            )
+        if local is None and not batch:
+            yield "train.global_batch_size=0: must be at least 1, or give train.local_batch_size"
+        if self.eval_every_steps and share is not None:
+            yield (
+                f"train.eval_every_steps={self.eval_every_steps}: has no effect with "
+                f"train.eval_every_fraction={share}; set one of them to null"
+            )
+        if self.max_samples is not None and self.max_steps != 0 and self.max_samples < batch:
+            yield f"train.max_samples={self.max_samples}: not one batch of train.global_batch_size={batch}"
+        if self.deterministic not in (False, True, LAYOUT):
+            yield f"train.deterministic={shown(self.deterministic)}: must be true, false or {LAYOUT}"
 
 
 @dataclass(frozen=True)
@@ -223,8 +235,21 @@ class CheckpointConfig:
         is_name=True,
         decides_bits=True,
     )
-    warm_start_optimizer: bool = key(True, "take the optimizer's state, too", decides_bits=True)
-    warm_start_skip: list[str] = key([], "dense layers that begin anew, such as [over_arch.0]", decides_bits=True)
+    warm_start_optimizer: bool = key(
+        True, "take the optimizer's state, too", only_with="warm_start_from", decides_bits=True
+    )
+    warm_start_skip: list[str] = key(
+        [], "dense layers that begin anew, such as [over_arch.0]", only_with="warm_start_from", decides_bits=True
+    )
+
+    def faults(self) -> Iterator[str]:
+        if self.warm_start_from is not None and self.resume not in ("auto", "never"):
+            yield f"checkpoint.resume={self.resume}: has no effect beside checkpoint.warm_start_from; leave one out"
+        if self.overwrite and self.resume == "auto":
+            yield (
+                "checkpoint.overwrite=true: has no effect with checkpoint.resume=auto; leave it out, or give "
+                "checkpoint.resume=never to start over"
+            )
 
 
 def part_size(rows: int, world_size: int, micro_batch: int | None) -> int:
@@ -235,46 +260,15 @@ def part_size(rows: int, world_size: int, micro_batch: int | None) -> int:
 
 def validate_new_name(name: str) -> None:
     """Raise UserError if a new run's name is not a plain directory name that is safe to type in a shell."""
-    fault = next(
-        (
-            f"{character!r} in it"
-            for character in name
-            if character in NOT_IN_NAMES or unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp")
-        ),
-        None,
-    )
-    if fault is None and name[0] in ".-":
-        fault = f"{name[0]!r} at its beginning"
-    if fault is None and name != name.strip():
-        fault = "a blank at its end"
-    if fault is None and len(name.encode()) > MAX_NAME_BYTES:
-        fault = f"more than {MAX_NAME_BYTES} bytes"
-    if fault is not None:
+    odd = [c for c in name if c in NOT_IN_NAMES or unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp")]
+    faults = [f"{character!r} in it" for character in odd]
+    faults += [f"{name[0]!r} at its beginning"] if name[0] in ".-" else []
+    faults += ["a blank at its end"] if name != name.strip() else []
+    faults += [f"more than {MAX_NAME_BYTES} bytes"] if len(name.encode()) > MAX_NAME_BYTES else []
+    for fault in faults:
         raise UserError(
             f"run.name={name}: a name with {fault} is not taken; choose a plain one, such as a1, and give "
             "the directory in run.dir"
-        )
-
-
-def validate_train(train: TrainConfig) -> None:
-    """Refuse contradictory batch sizes and evaluation intervals, and max_samples below one batch without max_steps."""
-    # Refuse a global and a local batch size together, and none of them.
-    total, local = train.global_batch_size, train.local_batch_size
-    if local is not None and total:
-        raise UserError(
-            f"train.global_batch_size={total}: has no effect with train.local_batch_size={local}; set "
-            "train.local_batch_size=null or train.global_batch_size=0"
-        )
-    if local is None and not total:
-        raise UserError("train.global_batch_size=0: must be at least 1, or give train.local_batch_size")
-    if train.eval_every_steps and train.eval_every_fraction is not None:
-        raise UserError(
-            f"train.eval_every_steps={train.eval_every_steps}: has no effect with "
-            f"train.eval_every_fraction={train.eval_every_fraction}; set one of them to null"
-        )
-    if train.max_samples is not None and train.max_steps != 0 and train.max_samples < train.global_batch_size:
-        raise UserError(
-            f"train.max_samples={train.max_samples}: not one batch of train.global_batch_size={train.global_batch_size}"
         )
 
 
@@ -288,38 +282,6 @@ def keys_by_evaluations(train: TrainConfig, cuts_rate: bool) -> list[str]:
 def metrics_of(monitor: Monitor) -> list[str]:
     """Return the metrics that train.monitor names."""
     return [monitor] if isinstance(monitor, str) else list(monitor)
-
-
-def validate_monitor(train: TrainConfig, checkpoint: CheckpointConfig, cuts_rate: bool, over: str) -> None:
-    """Refuse keys that evaluations cannot decide.
-
-    cuts_rate: whether the schedule uses evaluations. over: the unit of samples that metrics can be over; empty: none.
-    """
-    shown_monitor = f"train.monitor={shown(train.monitor)}"
-    weights = {train.monitor: 1.0} if isinstance(train.monitor, str) else train.monitor
-    for name, weight in weights.items() if isinstance(weights, dict) and weights else [("", 0.0)]:
-        is_number = isinstance(weight, int | float) and not isinstance(weight, bool)
-        if name not in RANKED or not is_number or not math.isfinite(weight) or not weight:
-            raise UserError(
-                f"{shown_monitor}: must be one of {', '.join(RANKED)}, or weights of some, such as {{auc:1,logloss:-1}}"
-            )
-        if METRICS[name].over and over not in METRICS[name].over:
-            entities = "users, which only logs of events have"
-            remedy = "use auc"
-            if GROUPS in METRICS[name].over:
-                entities, remedy = "groups of rows", "use gauc" if over else "give eval.group_by=COLUMN, or use auc"
-            raise UserError(f"{shown_monitor}: {name} is over {entities}; {remedy}")
-    users = keys_by_evaluations(train, cuts_rate)
-    if users and train.eval_every_steps is None and train.eval_every_fraction is None:
-        raise UserError(
-            f"{users[0]}: has no effect without evaluations while training; add train.eval_every_fraction=1 for one an "
-            "epoch, or train.eval_every_steps"
-        )
-    if train.monitor != AUC and not users and not checkpoint.keep_best:
-        raise UserError(
-            f"{shown_monitor}: has no effect with checkpoint.keep_best=false; leave it out, or use "
-            "train.early_stop_patience or schedule=plateau"
-        )
 
 
 def with_batch_of_all(train: TrainConfig, world_size: int) -> TrainConfig:
@@ -377,23 +339,6 @@ def evaluation_steps(train: TrainConfig, rows: int) -> tuple[float | None, int]:
     return distance, math.ceil(first_samples / (distance * batch)) * distance
 
 
-def validate_checkpoint(checkpoint: CheckpointConfig) -> None:
-    """Raise UserError for values that cannot work."""
-    if checkpoint.warm_start_from is None and (not checkpoint.warm_start_optimizer or checkpoint.warm_start_skip):
-        raise UserError(
-            "checkpoint.warm_start_optimizer, warm_start_skip: have no effect without checkpoint.warm_start_from=RUN"
-        )
-    if checkpoint.warm_start_from is not None and checkpoint.resume not in ("auto", "never"):
-        raise UserError(
-            f"checkpoint.resume={checkpoint.resume}: has no effect beside checkpoint.warm_start_from; leave one out"
-        )
-    if checkpoint.overwrite and checkpoint.resume == "auto":
-        raise UserError(
-            "checkpoint.overwrite=true: has no effect with checkpoint.resume=auto; leave it out, or give "
-            "checkpoint.resume=never to start over"
-        )
-
-
 class LossName(Enum):
     """Mean over the batch of binary cross-entropy, of the same with a weight per class, or of the squared error."""
 
@@ -406,7 +351,9 @@ class LossConfig:
 
     name: LossName = key(MISSING, "set by loss=NAME")
     class_weights: list[float] | None = key(
-        None, "weighted_bce: weights of label 0 and of label 1, such as [1,3]; they shift probabilities"
+        None,
+        "weighted_bce: weights of label 0 and of label 1, such as [1,3]; they shift probabilities",
+        only_with={"name": LossName.weighted_bce},
     )
     threshold: float = key(
         0.0,
@@ -420,20 +367,11 @@ class LossConfig:
         """Whether the training loss is the logloss of the samples trained on."""
         return self.name is LossName.bce and not self.threshold
 
-
-def validate_loss(loss: LossConfig) -> None:
-    """Raise UserError for values that cannot work or would do nothing."""
-    weights = loss.class_weights
-    if loss.name is LossName.weighted_bce:
-        if weights is None or len(weights) != 2 or not all(0 < weight < math.inf for weight in weights):
-            raise UserError(
-                f"loss.class_weights={weights}: must be the weights of label 0 and of label 1, such as [1,3]"
-            )
-    elif weights is not None:
-        raise UserError(f"loss.class_weights={weights}: has no effect with loss={loss.name.value}")
-
-
-SETTINGS = ("eps", "beta1", "beta2")  # keys that some optimizers need, and the others lack
+    def faults(self) -> Iterator[str]:
+        weights = self.class_weights
+        is_pair = weights is not None and len(weights) == 2 and all(0 < weight < math.inf for weight in weights)
+        if self.name is LossName.weighted_bce and not is_pair:
+            yield f"loss.class_weights={weights}: must be the weights of label 0 and of label 1, such as [1,3]"
 
 
 @dataclass(frozen=True)
@@ -455,7 +393,7 @@ class OptimizerConfig:
     clip_tables: bool = key(
         False,
         "clip tables' gradients too, by the norm of all gradients with their decay; torch then updates tables",
-        only_with=("max_grad_norm",),
+        only_with="max_grad_norm",
     )
     weight_decay: float = key(0.0, "L2 of dense parameters: adds this times a parameter to its gradient", at_least=0)
     sparse_weight_decay: float = key(
@@ -470,7 +408,7 @@ class OptimizerConfig:
     fused_weight_decay_mode: FusedDecay | None = key(
         None,
         "l2: add the decay to the gradient; decouple: apply it apart from the gradient",
-        only_with=("fused_weight_decay",),
+        only_with="fused_weight_decay",
     )
 
     @property
@@ -488,84 +426,71 @@ class OptimizerConfig:
         """Algorithm for dense parameters."""
         return self.dense or self.name.plain
 
+    def faults(self) -> Iterator[str]:
+        if self.dense is not None and self.dense.plain is not self.dense:
+            yield f"optimizer.dense={self.dense.value}: only tables have rows; use {self.dense.plain.value}"
+        # One key serves the algorithms of tables and of layers, so it is needed if either needs it.
+        used = {self.name, self.dense_name}
+        names = " and ".join(sorted(name.value for name in used))
+        examples = {name: value for kind in used for name, value in kind.algorithm.settings.items()}
+        for name in ("eps", "beta1", "beta2"):
+            value = getattr(self, name)
+            if name in examples and value is None:
+                yield f"optimizer.{name}=null: {names} needs one, such as {examples[name]}"
+            if name not in examples and value is not None:
+                yield f"optimizer.{name}={value}: has no effect with {names}"
+        for name, kind in (("weight_decay", self.dense_name), ("sparse_weight_decay", self.name)):
+            if getattr(self, name) and not kind.algorithm.has_weight_decay:
+                usable = ", ".join(each.value for each in OptimizerName if each.algorithm.has_weight_decay)
+                yield f"optimizer.{name}={getattr(self, name)}: {kind.value} has none; use one of {usable}"
+        if self.fused_weight_decay is not None:
+            yield from self._fused_decay_faults()
+
+    def _fused_decay_faults(self) -> Iterator[str]:
+        setting, modes = f"optimizer.fused_weight_decay={self.fused_weight_decay}", self.name.algorithm.fused_decay
+        if not modes:
+            usable = ", ".join(kind.value for kind in OptimizerName if kind.algorithm.fused_decay)
+            yield f"{setting}: FBGEMM's {self.name.value} has none; use one of {usable}"
+        if self.fused_weight_decay_mode not in modes:
+            usable = " or ".join(mode.value for mode in modes)
+            yield f"{setting}: with {self.name.value} give optimizer.fused_weight_decay_mode={usable}"
+        if self.needs_whole_tables:
+            yield f"{setting}: FBGEMM updates no table with optimizer.sparse_weight_decay or clip_tables; leave it out"
+
 
 @dataclass(frozen=True)
 class ScheduleConfig:
     """Factor on the learning rates at each step."""
 
     name: ScheduleName = key(MISSING, "set by schedule=NAME")
-    warmup_steps: int = key(0, "steps of the linear warm-up", at_least=0, only_with=("name", *with_key("warmup_steps")))
+    warmup_steps: int = key(0, "steps of the linear warm-up", at_least=0, only_with={"name": with_key("warmup_steps")})
     decay_start_step: int = key(
-        0, "step at which the decay begins", at_least=0, only_with=("name", *with_key("decay_start_step"))
+        0, "step at which the decay begins", at_least=0, only_with={"name": with_key("decay_start_step")}
     )
-    decay_steps: int = key(0, "steps that the decay takes", at_least=0, only_with=("name", *with_key("decay_steps")))
-    end_factor: float = key(0.0, "cosine: final factor", within="[0, 1]", only_with=("name", *with_key("end_factor")))
+    decay_steps: int = key(0, "steps that the decay takes", at_least=0, only_with={"name": with_key("decay_steps")})
+    end_factor: float = key(0.0, "cosine: final factor", within="[0, 1]", only_with={"name": with_key("end_factor")})
     factor: float = key(
-        0.1, "plateau: factor of the rates at a cut", within="(0, 1)", only_with=("name", *with_key("factor"))
+        0.1, "plateau: factor of the rates at a cut", within="(0, 1)", only_with={"name": with_key("factor")}
     )
     patience: int = key(
         0,
         "plateau: number of evaluations without a gain before a cut; 0: cut at the first",
         at_least=0,
-        only_with=("name", *with_key("patience")),
+        only_with={"name": with_key("patience")},
     )
     threshold: float = key(
         1e-6, "the smallest gain of train.monitor that counts, for plateau and train.early_stop_patience", at_least=0
     )
-    min_lr: float = key(1e-6, "plateau: lowest rate after cuts", at_least=0, only_with=("name", *with_key("min_lr")))
+    min_lr: float = key(1e-6, "plateau: lowest rate after cuts", at_least=0, only_with={"name": with_key("min_lr")})
 
-
-def validate_optimizer(optimizer: OptimizerConfig) -> None:
-    """Raise UserError for values that cannot work or would do nothing."""
-    if optimizer.dense is not None and optimizer.dense.plain is not optimizer.dense:
-        raise UserError(
-            f"optimizer.dense={optimizer.dense.value}: only tables have rows; use {optimizer.dense.plain.value}"
-        )
-    # One key serves the algorithms of tables and of layers, so it is needed if either needs it.
-    optimizers = {optimizer.name, optimizer.dense_name}
-    names = " and ".join(sorted(name.value for name in optimizers))
-    examples = {name: value for kind in optimizers for name, value in kind.algorithm.settings.items()}
-    for name in SETTINGS:
-        value = getattr(optimizer, name)
-        if name in examples and value is None:
-            raise UserError(f"optimizer.{name}=null: {names} needs one, such as {examples[name]}")
-        if name not in examples and value is not None:
-            raise UserError(f"optimizer.{name}={value}: has no effect with {names}")
-    for name, optimizer_name in (("weight_decay", optimizer.dense_name), ("sparse_weight_decay", optimizer.name)):
-        if (value := getattr(optimizer, name)) and not optimizer_name.algorithm.has_weight_decay:
-            usable = ", ".join(kind.value for kind in OptimizerName if kind.algorithm.has_weight_decay)
-            raise UserError(f"optimizer.{name}={value}: {optimizer_name.value} has none; use one of {usable}")
-
-    _validate_fused_decay(optimizer)
-
-
-def _validate_fused_decay(optimizer: OptimizerConfig) -> None:
-    """Raise UserError for a decay that FBGEMM lacks."""
-    if optimizer.fused_weight_decay is None:
-        return
-    prefix, modes = f"optimizer.fused_weight_decay={optimizer.fused_weight_decay}", optimizer.name.algorithm.fused_decay
-    if not modes:
-        usable = ", ".join(kind.value for kind in OptimizerName if kind.algorithm.fused_decay)
-        raise UserError(f"{prefix}: FBGEMM's {optimizer.name.value} has none; use one of {usable}")
-    if optimizer.fused_weight_decay_mode not in modes:
-        usable = " or ".join(mode.value for mode in modes)
-        raise UserError(f"{prefix}: with {optimizer.name.value} give optimizer.fused_weight_decay_mode={usable}")
-    if optimizer.needs_whole_tables:
-        raise UserError(
-            f"{prefix}: FBGEMM updates no table with optimizer.sparse_weight_decay or clip_tables; leave it out"
-        )
-
-
-def validate_schedule(schedule: ScheduleConfig) -> None:
-    """Raise UserError for values that cannot work or would do nothing."""
-    for name, rule in schedule.name.schedule.needs.items():
-        if not getattr(schedule, name):
-            raise UserError(f"schedule.{name}=0: {rule}")
-    if schedule.decay_steps and schedule.decay_start_step < schedule.warmup_steps:
-        raise UserError(
-            f"schedule.decay_start_step={schedule.decay_start_step}: the decay may not start before the warm-up ends "
-            f"(schedule.warmup_steps={schedule.warmup_steps})"
-        )
+    def faults(self) -> Iterator[str]:
+        needed = self.name.schedule.needs
+        yield from (f"schedule.{name}=0: {rule}" for name, rule in needed.items() if not getattr(self, name))
+        if self.decay_steps and self.decay_start_step < self.warmup_steps:
+            yield (
+                f"schedule.decay_start_step={self.decay_start_step}: the decay may not start before the warm-up ends "
+                f"(schedule.warmup_steps={self.warmup_steps})"
+            )
 
 
 THREADS_PER_CORE = 4  # a few more threads than cores only slow a run down; many stop the machine
@@ -599,11 +524,12 @@ class Compile(Enum):
 class RuntimeConfig:
     """Platform, threads, precision, and limits of waiting."""
 
+    decides_bits: ClassVar[bool] = False
+
     platform: Platform = key(
         Platform.auto,
         "devices to compute on; auto: the GPUs that torch was built for, if it sees any",
         is_common=True,
-        decides_bits=False,
     )
     num_threads: int | None = key(
         None,
@@ -611,33 +537,23 @@ class RuntimeConfig:
         at_least=1,
         at_most=4_096,
         is_common=True,
-        decides_bits=False,
     )
     precision: Precision | None = key(
-        None, "arithmetic of dense layers; null: fp32, or an existing run's own", is_common=True
+        None, "arithmetic of dense layers; null: fp32, or an existing run's own", is_common=True, decides_bits=True
     )
     compile: Compile | None = key(
         Compile.auto,
         "execution of dense layers in training; auto: step on one CUDA device, else none, or an existing run's own; "
         "dense changes bits",
-        decides_bits=False,
     )
-    timeout_minutes: float = key(
-        30.0, "longest wait of a process for another, in minutes", above=0, at_most=100_000, decides_bits=False
-    )
-    different_releases: bool = key(
-        False, "let machines of a job have other releases of torch, TorchRec, FBGEMM, NumPy", decides_bits=False
-    )
-    profile_steps: list[int] | None = key(
-        None, "first and last step, counted from 1, of a torch.profiler trace", decides_bits=False
-    )
+    timeout_minutes: float = key(30.0, "longest wait of a process for another, in minutes", above=0, at_most=100_000)
+    different_releases: bool = key(False, "let machines of a job have other releases of torch, TorchRec, FBGEMM, NumPy")
+    profile_steps: list[int] | None = key(None, "first and last step, counted from 1, of a torch.profiler trace")
 
-
-def validate_runtime(runtime: RuntimeConfig) -> None:
-    """Raise UserError for values that cannot work."""
-    steps = runtime.profile_steps
-    if steps is not None and not (len(steps) == 2 and 1 <= steps[0] <= steps[1]):
-        raise UserError(f"runtime.profile_steps={steps}: must be the first and the last step, such as [20,25]")
+    def faults(self) -> Iterator[str]:
+        steps = self.profile_steps
+        if steps is not None and not (len(steps) == 2 and 1 <= steps[0] <= steps[1]):
+            yield f"runtime.profile_steps={steps}: must be the first and the last step, such as [20,25]"
 
 
 def require_graphs(runtime: RuntimeConfig, device_type: str) -> None:
@@ -668,12 +584,10 @@ class EnvironmentConfig:
     variables: dict[str, str] = key({}, "values by variable")
     reasons: dict[str, str] = key({}, "purposes by variable")
 
-
-def validate_environment(environment: EnvironmentConfig) -> None:
-    """Raise UserError for invalid names of variables."""
-    for name in environment.variables:
-        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-            raise UserError(f"environment.variables.{name}: not a name of an environment variable")
+    def faults(self) -> Iterator[str]:
+        for name in self.variables:
+            if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+                yield f"environment.variables.{name}: not a name of an environment variable"
 
 
 @dataclass(frozen=True)
@@ -683,13 +597,3 @@ class RecordConfig:
     decides_bits: ClassVar[bool] = False
 
     tensorboard: bool = key(True, "events in the run's tensorboard/, if the tensorboard package is here")
-
-
-def require_place(key: str, out: str | None) -> None:
-    """Require that a file can be written, unless null; directories above it that are missing are made."""
-    if out is None:
-        return
-    if Path(out).is_dir():
-        raise UserError(f"{key}={out}: is a directory; give a file in it")
-    if not (existing := next(parent for parent in Path(out).parents if parent.exists())).is_dir():
-        raise UserError(f"{key}={out}: {existing} is a file; choose another directory")

@@ -115,7 +115,7 @@ class SamplingConfig:
         within="[0, 1]",
     )
     seed: int | None = key(
-        None, "seed of the choice of these rows; null: 0", within=SEEDS, only_with=("negative_drop_rate",)
+        None, "seed of the choice of these rows; null: 0", within=SEEDS, only_with="negative_drop_rate"
     )
 
 
@@ -145,8 +145,10 @@ class MultiHotConfig:
         "expand ids to bags: a list with the ids per bag of each feature, or mlperf_v2; data_prep writes the bags "
         "to shards, app makes them while it reads shards with one id per bag; null: one id per bag",
     )
-    distribution: Distribution | None = key(None, "distribution of a bag's further ids; null: uniform")
-    seed: int | None = key(None, "seed of their draws; null: 0, as in the reference", at_least=0)
+    distribution: Distribution | None = key(
+        None, "distribution of a bag's further ids; null: uniform", only_with="sizes"
+    )
+    seed: int | None = key(None, "seed of their draws; null: 0, as in the reference", at_least=0, only_with="sizes")
 
     def bags(self) -> MultiHot | None:
         """Return the bags that ids are expanded to, or None. Raise UserError for invalid values."""
@@ -196,7 +198,7 @@ class RandomConfig:
         None,
         "exponent of zipf (null: 1.05) or pareto (null: 0.25)",
         within="(0, 100)",
-        only_with=("distribution", IdDistribution.zipf, IdDistribution.pareto),
+        only_with={"distribution": (IdDistribution.zipf, IdDistribution.pareto)},
     )
     bag_sizes: Any = key(1, "ids per bag: one number for all features, a list, or mlperf_v2")
     bags_vary: bool = key(False, "each bag has from 1 to bag_sizes ids, all numbers equally likely")
@@ -245,9 +247,7 @@ class DataConfig:
     )
     path: str | None = key(None, "directory of the finished dataset", is_common=True)
     overwrite: bool = key(
-        False,
-        "replace a dataset at data.path that was made from other rows or with other parameters",
-        is_common=True,
+        False, "replace a dataset at data.path that was made from other rows or with other parameters", is_common=True
     )
     encoding: Encoding | None = key(None, "how categories become ids; null: vocabulary", is_common=True)
     frequency_threshold: int | None = key(
@@ -287,9 +287,7 @@ class DataConfig:
         is_common=True,
     )
     memory_budget: str = key(
-        "2GiB",
-        "memory of all processes together, at least 512MiB; with a scheduler, of each worker",
-        is_common=True,
+        "2GiB", "memory of all processes together, at least 512MiB; with a scheduler, of each worker", is_common=True
     )
     chunk_bytes: str | None = key(
         None,

@@ -67,9 +67,6 @@ class MultiHot:
             distribution: None: uniform. seed: None: 0.
         """
         if sizes is None:
-            for name, value in (("distribution", distribution), ("seed", seed)):
-                if value is not None:
-                    raise UserError(f"{key}.{name}: has no effect without {key}.sizes; give both or neither")
             return None
         sizes = MLPERF_SIZES if sizes == MLPERF_V2 else sizes
         is_list = isinstance(sizes, Sequence) and not isinstance(sizes, str) and len(sizes) > 0

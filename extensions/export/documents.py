@@ -4,13 +4,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from app.config.commands import CHECKPOINT, CORRECT_SAMPLING, DatasetConfig, TablePrecision
-from app.config.train import RuntimeConfig, require_place
+from app.config.train import RuntimeConfig
 from app.metrics.documents import rest
 from app.record.documents import Provenance
 from common.documents import Json, Number
 from common.errors import UserError
 from common.files import FileDigest
-from common.keys import MISSING, key
+from common.keys import MISSING, key, require_place
 
 
 @dataclass(frozen=True)

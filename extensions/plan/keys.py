@@ -5,7 +5,6 @@ from typing import Any
 
 from app.config.app_config import AppConfig, validate
 from app.config.model import published_tables
-from app.config.train import require_place
 from common.errors import UserError
 from common.keys import key
 
@@ -19,7 +18,9 @@ class PlanConfig:
     )
     bag_sizes: Any = key(None, "list of the mean ids per bag of each feature; null: the dataset's or the recipe's")
     out: str | None = key(
-        None, 'file for the plan and its forecast as JSON; `sharding.plan=FILE` trains with it; "-": stdout'
+        None,
+        'file for the plan and its forecast as JSON; `sharding.plan=FILE` trains with it; "-": stdout',
+        is_file=True,
     )
     reasons: bool = key(False, "print the reasons for each table's placement; plan.out always holds them")
     against: str | None = key(None, "another plan's JSON to compare with")
@@ -39,7 +40,6 @@ def validate_plan(config: PlanAppConfig) -> None:
     """Raise UserError for invalid values."""
     validate(config)
     plan = config.plan
-    require_place("plan.out", None if plan.out == "-" else plan.out)
     rows = plan.num_embeddings.values() if isinstance(plan.num_embeddings, dict) else plan.num_embeddings
     if isinstance(rows, str):
         published_tables(rows)

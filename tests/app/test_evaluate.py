@@ -11,14 +11,14 @@ import torch
 
 from app import recommend
 from app.config.app_config import AppConfig
-from app.config.commands import EvaluateConfig, RecommendConfig, TablePrecision, validate_evaluate
+from app.config.commands import EvaluateConfig, RecommendConfig, TablePrecision
 from app.config.train import Precision, RuntimeConfig
 from app.data.split import SplitReader
 from app.runtime.platform import Runtime
 from app.scoring import served_model
 from app.training.predictor import Predictor
 from common.errors import UserError
-from common.keys import to_plain
+from common.keys import check, to_plain
 from data_prep.dataset.format import load_manifest
 from tests.app.conftest import SMALL, Command, composed
 from tests.changed import changed
@@ -69,7 +69,7 @@ def test_tables_are_scored_in_fp32(run_app: Command, dataset: Path, tmp_path: Pa
 def test_a_precision_beside_tables_is_refused() -> None:
     config = EvaluateConfig(run="r", tables=TablePrecision.int8, runtime=RuntimeConfig(precision=Precision.bf16))
     with pytest.raises(UserError, match=r"runtime\.precision=bf16: has no effect with tables=int8"):
-        validate_evaluate(config)
+        check(config)
 
 
 class _Scores(torch.nn.Module):

@@ -11,7 +11,15 @@ import pytest
 
 from app.config import model, sharding
 from app.config.app_config import AppConfig
-from app.config.commands import BenchConfig, DoctorConfig, EvaluateConfig, RecommendConfig, ReportConfig, VerifyConfig
+from app.config.commands import (
+    BenchConfig,
+    BundleConfig,
+    DoctorConfig,
+    EvaluateConfig,
+    RecommendConfig,
+    ReportConfig,
+    VerifyConfig,
+)
 from common.keys import MISSING, check_keys, key, keys_of, values_that_decide_bits
 from data_prep.config.keys import PrepConfig
 from tests import key_limits as limits
@@ -44,7 +52,7 @@ OF_RUNS: dict[str, Limits] = {
     **dict.fromkeys(("train.local_batch_size", "train.epochs", "train.log_every_steps", "train.early_stop_patience",
                      "eval.global_batch_size", "checkpoint.every_steps", "checkpoint.keep", "data.shuffle_block_rows",
                      "data.shuffle_window_blocks", "data.shuffle_lanes", "data.negatives.per_positive",
-                     "model.dcn_num_layers", "model.dcn_low_rank_dim", "published.train_rows",
+                     "model.dcn_num_layers", "model.dcn_low_rank_dim", "model.embedding_dim", "published.train_rows",
                      "published.num_devices", "published.parameters", "topology.nodes",
                      "topology.devices_per_node"), ONE),
     **dict.fromkeys(("train.global_batch_size", "train.max_steps", "train.max_samples", "train.warmup_steps_excluded",
@@ -112,9 +120,9 @@ class Ring:
 
     name: Metal = key(MISSING, "of what it is made")
     stones: list[int] = key([3], "how many, in each row")
-    carat: int = key(0, "of gold, in 24 parts", within="[0, 24]", only_with=("name", Metal.gold))
+    carat: int = key(0, "of gold, in 24 parts", within="[0, 24]", only_with={"name": Metal.gold})
     engraved: bool = key(False, "with a text")
-    text: str | None = key(None, "the text", only_with=("engraved",))
+    text: str | None = key(None, "the text", only_with="engraved")
     depth: float = key(0.1, "of the text, in millimetres", above=0, below=1)
 
 
@@ -151,6 +159,19 @@ def test_what_a_declaration_refuses(ring: Ring, message: str | None) -> None:
 def test_names_are_not_empty(name: str, value: str) -> None:
     message = rf"^{name}=.*: must be a name, not empty and without null characters"
     refused(message, check_keys, changed(AppConfig(), {name: value}))
+
+
+@pytest.mark.parametrize(
+    ("out", "message"),
+    [
+        *((out, "is a directory; give a file in it") for out in ("", ".", "/", "..")),
+        ("/dev/null/a/b", "out=/dev/null/a/b: /dev/null is a file; choose another directory"),
+    ],
+)
+def test_a_directory_is_no_output_file(out: str, message: str) -> None:
+    """Missing directories above a file are fine, but no file is one."""
+    check_keys(BundleConfig("run", "none/of/these.json"))
+    refused(message, check_keys, BundleConfig("run", out))
 
 
 @dataclass(frozen=True)

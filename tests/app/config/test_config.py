@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from app.config.app_config import CONFIG_DIR, AppConfig, from_plain, validate, validate_new_run
-from app.config.commands import BenchConfig, EvaluateConfig, RecommendConfig, VerifyConfig, validate_bench
+from app.config.commands import BenchConfig, EvaluateConfig, RecommendConfig, VerifyConfig
 from app.config.model import Interaction
 from app.training import meta_build
 from common.compose import ConversionError, compose_config
@@ -225,7 +225,7 @@ def test_settings_with_an_effect_are_taken(overrides: list[str]) -> None:
 def test_bench_refuses_what_it_cannot_measure(overrides: list[str]) -> None:
     config = compose_config(BenchConfig, CONFIG_DIR, overrides, "bench")
     with pytest.raises(UserError, match="bench measures models with a dense_arch whose vectors have a multiple of 4"):
-        validate_bench(config)
+        validate(config)
 
 
 def test_a_recipe_without_its_files_is_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

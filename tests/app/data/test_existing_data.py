@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import yaml
 
-from app.config.data import DataConfig, MultiHotConfig, validate_data
+from app.config.data import DataConfig, MultiHotConfig
 from app.data import prepare
 from app.data.split import BatchMaker
 from common.compose import convert
 from common.errors import UserError
-from common.keys import flat_values, keys_of, to_plain
+from common.keys import flat_values, keys_of, refuse, to_plain
 from data_prep.config import keys
 from data_prep.config.keys import IdDistribution
 from data_prep.dataset.format import load_manifest
@@ -77,12 +77,12 @@ def agreed(root: Path, *overrides: str, **settings: Any) -> DataConfig:
         group, _, name = key.rpartition("__")
         nested.append({group: {name: value}} if group else {name: value})
     data = convert(DataConfig, to_plain(typed_data), *nested)
-    validate_data(data)
+    refuse(data.faults())
     prepare.prepare(data)
     manifest = load_manifest(root)
     prepare.require_agreement(data, manifest)
     in_force = prepare.keep_recorded_settings(data, manifest)
-    validate_data(in_force)  # as commands do that read a run's configuration
+    refuse(in_force.faults())  # as commands do that read a run's configuration
     return in_force
 
 

@@ -10,11 +10,11 @@ import pytest
 import yaml
 
 from app.config.app_config import validate
-from app.config.data import validate_data
 from app.data import prepare
 from app.data.split import find_split
 from common.compose import compose_config
 from common.errors import UserError
+from common.keys import check
 from data_prep.config.keys import CONFIG_DIRECTORY, PrepConfig, SplitConfig
 from data_prep.dataset.format import load_manifest
 from data_prep.pipeline import preprocess
@@ -103,7 +103,7 @@ def test_what_a_run_records_makes_the_same_dataset(dataset_without_test: Path, t
     data_config = changed(
         recorded, {**files, "schema": f"{dataset_without_test.parent}/schema.yaml", "path": str(tmp_path / "again")}
     )
-    validate_data(data_config)
+    check(data_config)
     job = prepare._job(data_config)
     assert job is not None
     preprocess(changed(job.data, {"workers": 1}))

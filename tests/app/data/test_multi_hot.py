@@ -183,7 +183,6 @@ def test_multi_hot_choices_that_cannot_be(dataset: Path, ragged: Path, tmp_path:
 
     refused(r"2 given for 4 features", split, dataset, [1, 2])
     refused("each at least 1", split, dataset, [1, 2, 0, 3])
-    refused(r"data\.multi_hot\.seed: has no effect", split, dataset, None, None, 3)
     refused("has multi-hot columns of its own", split, ragged, [1, 2, 2, 3])
 
 

@@ -20,7 +20,7 @@ from app.config.model import (
     TableKind,
     TableOverride,
     TablesConfig,
-    validate_tables,
+    table_faults,
 )
 from app.config.train import OptimizerConfig, RunConfig, ScheduleConfig, TrainConfig
 from app.data.batch import Batch
@@ -37,6 +37,7 @@ from app.runtime.platform import Runtime
 from app.sharding.plan import local_shards, table_weights
 from app.training import session
 from common.errors import UserError
+from common.keys import refuse
 from data_prep.dataset.format import Manifest
 from tests import reference
 from tests.app import loops
@@ -281,7 +282,7 @@ def test_half_precision_tables_are_trained_as_fp16(runtime: Runtime) -> None:
 )
 def test_is_refused(tables: TablesConfig, message: str) -> None:
     def make() -> None:
-        validate_tables(tables, DIM)
+        refuse(table_faults(tables, DIM))
         make_sparse_arch(ModelConfig(embedding_dim=DIM, tables=tables), FEATURES)
 
     refused(message, make)

@@ -8,8 +8,7 @@ import pytest
 
 import clickwork
 from app.config.app_config import AppConfig, validate_new_run
-from app.config.data import validate_data
-from common.keys import to_plain
+from common.keys import check, to_plain
 from data_prep.dataset.format import load_manifest
 from data_prep.dataset.options import DataSource
 from extensions.sequences.event_log import EventSplit, open_log, refuse_one_class
@@ -126,6 +125,6 @@ def test_a_run_of_events_records_what_commands_can_read(tmp_path: Path) -> None:
     prepare(*GENERATED.split(), f"data.path={tmp_path}/out")
     config = agreed(tmp_path / "out")
     assert (config.encoding, vars(config)["synthetic_events"].users) == (None, 20)
-    validate_data(changed(config, {"source": DataSource.synthetic_events}))
+    check(changed(config, {"source": DataSource.synthetic_events}))
     message = r"data\.synthetic_events\.users=30: the dataset at .* was made with 20"
     refused(message, agreed, tmp_path / "out", synthetic_events__users=30)
