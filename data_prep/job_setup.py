@@ -12,9 +12,10 @@ import yaml
 from common.command import load
 from common.errors import UserError
 from common.extensions import absence, rows_of_extensions
+from common.keys import refuse
 from common.machine import require_memory
 from data_prep.config.keys import AUTO_SCHEMA, DataConfig, chunk_size
-from data_prep.config.presets import Rules, refuse_criteo_only_choices, refuse_unused_choices, resolve_rules
+from data_prep.config.presets import Rules, raw_row_faults, resolve_rules
 from data_prep.dataset.format import SPLITS
 from data_prep.dataset.kinds import ROWS, DatasetKind, SchemaProposer, kind_of_schema
 from data_prep.dataset.multi_hot import MultiHot
@@ -35,8 +36,7 @@ MIN_OWN_CHUNK_BYTES, MAX_OWN_CHUNK_BYTES = 1 << 20, 8 << 20
 def refuse_early(data: DataConfig, root: Path) -> None:
     """Refuse incompatible settings before anything is downloaded or generated."""
     require_memory("preprocessing")
-    refuse_unused_choices(data)
-    refuse_criteo_only_choices(data)
+    refuse(raw_row_faults(data))
     if data.source_kind.makes is not None:  # otherwise a schema may have to be read first
         choose_bags(data, resolve_rules(data, max(data.synthetic.days, len(data.days or []))), CRITEO)
     for key in ("raw", *SPLITS):

@@ -22,14 +22,16 @@ from common.command import load
 from common.errors import UserError
 from common.files import FileDigest
 from common.jit import compile_notice
+from common.keys import refuse, shown
 from common.machine import keep_freed_memory, usable_cpus
 from data_prep.config.keys import DataConfig, may_use_processes, parse_size
 from data_prep.config.presets import (
+    USED_BY_GENERATORS,
     largest_id,
     num_embeddings,
-    refuse_keys_of_raw_rows,
     report_differences,
     resolve_rules,
+    unused_key_faults,
     validate,
 )
 from data_prep.dataset.format import SPLITS, UNSEEN, Manifest, build_manifest, unseen_sentence
@@ -123,7 +125,8 @@ def preprocess(data: DataConfig) -> Manifest:
     source = data.source_kind
     try:
         if source.generator:
-            refuse_keys_of_raw_rows(data)
+            reason = f"with data.source={shown(data.source)}, which makes ids itself"
+            refuse(unused_key_faults(data, USED_BY_GENERATORS, reason))
             threads = data.workers or usable_cpus()
             return write_generated(data, root, load(source.generator)(getattr(data, source.group), threads))
         parts = kind_to_make(data).parts

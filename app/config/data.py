@@ -11,7 +11,7 @@ from common.errors import UserError
 from common.keys import key, shown
 from data_prep.config import keys
 from data_prep.config.keys import implied_values
-from data_prep.config.presets import refuse_given_splits, refuse_unused_groups
+from data_prep.config.presets import split_file_faults, unused_group_faults
 from data_prep.dataset.format import SPLITS
 from data_prep.dataset.options import DataSource
 
@@ -105,13 +105,12 @@ class DataConfig(keys.DataConfig):
     )
 
     def faults(self) -> Iterator[str]:
-        refuse_given_splits(self)
+        yield from split_file_faults(self)
         if self.source is not None or own_files(self) is not None:
-            refuse_unused_groups(self)
+            yield from unused_group_faults(self)
         self.multi_hot.bags()
         if self.published_tables is not None:
             published_tables(self.published_tables)
-        yield from ()
 
 
 def own_files(data: DataConfig) -> str | None:

@@ -284,6 +284,7 @@ class DataConfig:
         None,
         "number of processes; null: one per usable CPU, as far as memory_budget allows",
         at_least=1,
+        only_with={"scheduler": None},
         is_common=True,
     )
     memory_budget: str = key(

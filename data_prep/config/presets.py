@@ -6,7 +6,7 @@ can be reproduced on the same numbers.
 
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from operator import attrgetter
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from common.errors import UserError
-from common.keys import check_keys, shown
+from common.keys import check_keys, refuse, shown
 from data_prep.config.keys import (
     AUTO_SCHEMA,
     CHUNKS_PER_BUDGET,
@@ -49,135 +49,116 @@ WHOLE_DAY_ENCODINGS = (Encoding.torchrec, Encoding.torchrec_fixed)
 def validate(data: DataConfig) -> None:
     """Refuse values out of range, and keys that contradict each other."""
     check_keys(data, "data.")
-    if data.workers is not None and data.scheduler is not None:
-        raise UserError("data.workers: has no effect with data.scheduler; the cluster decides their number")
-    # Refuse a memory budget that is too small, and chunks that are too large for it.
-    budget = parse_size(data.memory_budget, "data.memory_budget")
-    for key, value, limit in (("memory_budget", budget, MIN_MEMORY_BUDGET), ("chunk_bytes", chunk_size(data), 1)):
-        if value < limit:
-            raise UserError(f"data.{key}={value}: must be at least {limit}")
-    if chunk_size(data) > budget // CHUNKS_PER_BUDGET:
-        raise UserError(
+    refuse(_job_faults(data))
+
+
+def _job_faults(data: DataConfig) -> Iterator[str]:
+    budget, chunk = parse_size(data.memory_budget, "data.memory_budget"), chunk_size(data)
+    for key, size, limit in (("memory_budget", budget, MIN_MEMORY_BUDGET), ("chunk_bytes", chunk, 1)):
+        if size < limit:
+            yield f"data.{key}={size}: must be at least {limit}"
+    if chunk > budget // CHUNKS_PER_BUDGET:
+        yield (
             f"data.chunk_bytes={data.chunk_bytes}: too much for data.memory_budget={data.memory_budget}; give at most "
             f"a {CHUNKS_PER_BUDGET}th of it"
         )
-    refuse_given_splits(data)
+    yield from split_file_faults(data)
     if data.max_ind_range is None and data.encoding is Encoding.hash:
-        raise UserError("data.encoding=hash: needs data.max_ind_range, the rows per table, e.g. 1000000")
+        yield "data.encoding=hash: needs data.max_ind_range, the rows per table, e.g. 1000000"
     data.multi_hot.bags()
     if data.synthetic.rows < data.synthetic.days:
-        raise UserError(f"data.synthetic.rows={data.synthetic.rows}: must be at least {data.synthetic.days}")
+        yield f"data.synthetic.rows={data.synthetic.rows}: must be at least {data.synthetic.days}"
     if data.days is not None:
         if "{day}" not in data.remote.name:
-            raise UserError("data.days: has no effect here; it chooses days to fetch, e.g. with data.source=criteo_1tb")
+            yield "data.days: has no effect here; it chooses days to fetch, e.g. with data.source=criteo_1tb"
         last = math.inf if data.remote.days is None else data.remote.days - 1
         if not data.days or len(set(data.days)) != len(data.days) or not 0 <= min(data.days) <= max(data.days) <= last:
             numbers = "from 0" if data.remote.days is None else f"from 0 to {last}"
-            raise UserError(f"data.days={data.days}: give different days, {numbers}, e.g. [0,1,2]")
+            yield f"data.days={data.days}: give different days, {numbers}, e.g. [0,1,2]"
 
 
-def refuse_given_splits(data: DataConfig) -> None:
-    """Raise UserError for files of splits that do not fit each other or other keys."""
+def split_file_faults(data: DataConfig) -> Iterator[str]:
+    """Yield messages of files of splits that do not fit each other or other keys."""
     splits = [split for split in SPLITS if getattr(data, split) is not None]
     if not splits:
-        if data.checksums is not None:
-            raise UserError("data.checksums: has no effect without data.train; leave it out")
+        yield from [] if data.checksums is None else ["data.checksums: has no effect without data.train; leave it out"]
         return
     if data.train is None:
-        raise UserError(f"data.{splits[0]}: needs data.train, the files of the rows to train on")
+        yield f"data.{splits[0]}: needs data.train, the files of the rows to train on"
     if data.raw is not None:
-        raise UserError(
+        yield (
             "data.raw: not together with data.train; name all files in data.raw, or each split's in data.train, "
             "data.val and data.test"
         )
     if data.source is not None:
-        raise UserError(f"data.train: has no effect with data.source={data.source.value}; leave one of them out")
-    for key, value in vars(data.split).items():
-        if value is not None and len(splits) != len(SPLITS) - 1:
-            remedy = "name these files in data.raw, or give data.val or data.test"
-            if len(splits) == len(SPLITS):
-                remedy = f"each file is of one split; give data.split.{key}=null"
-            raise UserError(
-                f"data.split.{key}={shown(value)}: has no effect with "
-                f"{', '.join(f'data.{split}' for split in splits)}; {remedy}"
-            )
+        yield f"data.train: has no effect with data.source={data.source.value}; leave one of them out"
+    # Rows can be held out of data.train for one split that has no file.
+    for key, value in vars(data.split).items() if len(splits) != len(SPLITS) - 1 else ():
+        remedy = "name these files in data.raw, or give data.val or data.test"
+        if len(splits) == len(SPLITS):
+            remedy = f"each file is of one split; give data.split.{key}=null"
+        if value is not None:
+            files = ", ".join(f"data.{split}" for split in splits)
+            yield f"data.split.{key}={shown(value)}: has no effect with {files}; {remedy}"
     if data.encoding in WHOLE_DAY_ENCODINGS:
-        raise UserError(
+        yield (
             f"data.encoding={data.encoding.value}: TorchRec's layout of days, which knows no given splits; use "
             "vocabulary or hash, or name the days in data.raw"
         )
     if data.dense_transform is DenseTransform.torchrec:
-        raise UserError(
+        yield (
             "data.dense_transform=torchrec: shifts each file by its own smallest integer, which data.val and data.test "
             "must not; use log1p, minmax or raw"
         )
 
 
-def refuse_keys_of_raw_rows(data: DataConfig) -> None:
-    """Raise UserError for a key about the encoding of raw rows, since generators need none."""
-    reason = f"with data.source={shown(data.source)}, which makes ids itself; leave it out"
-    refuse_other_keys(data, USED_BY_GENERATORS, reason)
-
-
-def refuse_other_keys(data: DataConfig, effective_keys: set[str], reason: str) -> None:
-    """Raise UserError for a key of another source, or a key outside `effective_keys`.
-
-    reason: end of the message, as in "has no effect REASON".
-    """
-    refuse_unused_groups(data)
-    defaults = DataConfig()
-    for key in vars(defaults):
-        if key not in effective_keys and getattr(data, key) != getattr(defaults, key):
-            raise UserError(f"data.{key}: has no effect {reason}")
-
-
-def refuse_criteo_only_choices(data: DataConfig) -> None:
-    """Raise UserError for a schema together with settings for Criteo's rows."""
-    if data.schema is None:
-        return
-    if data.source is not None:
-        raise UserError(
-            f"data.schema={data.schema}: these rows are Criteo's; name your own in data.raw and leave out data.source"
-        )
-    if data.encoding not in (None, Encoding.vocabulary, Encoding.hash):
-        raise UserError(f"data.encoding={data.encoding.value}: of Criteo's rows only; use vocabulary or hash")
-    if data.dense_transform in (DenseTransform.torchrec, DenseTransform.log_float32, DenseTransform.integers):
-        name = data.dense_transform.value
-        raise UserError(f"data.dense_transform={name}: of Criteo's rows only; use signed_log1p, minmax or raw")
-
-
-def refuse_unused_groups(data: DataConfig) -> None:
-    """Raise UserError for a key of another source than the configured one."""
+def unused_group_faults(data: DataConfig) -> Iterator[str]:
+    """Yield messages of keys of other sources than the configured one."""
     for key, value in given_values(data).items():
         group = key.partition(".")[0]
         if group in GROUPS and group != data.source_kind.group:
             sources = " or ".join(f"data.source={choice.value}" for choice in DataSource if choice.kind.group == group)
-            raise UserError(f"data.{key}={shown(value)}: has no effect without {sources}; leave it out")
+            yield f"data.{key}={shown(value)}: has no effect without {sources}; leave it out"
 
 
-def refuse_unused_choices(data: DataConfig) -> None:
-    """Raise UserError for a key without effect beside the others; see also `refuse_unused_split_keys`."""
-    refuse_unused_groups(data)
+def unused_key_faults(data: DataConfig, used: set[str], reason: str) -> Iterator[str]:
+    """Yield messages of keys of another source, and of keys that are not `used`; they end in `reason`."""
+    yield from unused_group_faults(data)
+    defaults = DataConfig()
+    for key, default in vars(defaults).items():
+        if key not in used and getattr(data, key) != default:
+            yield f"data.{key}: has no effect {reason}; leave it out"
+
+
+def raw_row_faults(data: DataConfig) -> Iterator[str]:
+    """Yield messages of keys of raw rows that contradict each other or have no effect."""
+    yield from unused_group_faults(data)
     if data.label is not None and data.schema != AUTO_SCHEMA:
         remedy = "give data.schema=auto, or leave it out" if data.schema is None else f"write it in {data.schema}"
-        raise UserError(f"data.label={data.label}: has no effect without data.schema={AUTO_SCHEMA}; {remedy}")
+        yield f"data.label={data.label}: has no effect without data.schema={AUTO_SCHEMA}; {remedy}"
     if data.keep_texts is not None and (data.schema is None or data.encoding is Encoding.hash):
         cause = "Criteo's rows, which have none" if data.schema is None else "data.encoding=hash, which keeps no values"
-        raise UserError(f"data.keep_texts: has no effect with {cause}; leave it out")
+        yield f"data.keep_texts: has no effect with {cause}; leave it out"
+    if data.schema is None:
+        return
+    if data.source is not None:
+        yield f"data.schema={data.schema}: these rows are Criteo's; name your own in data.raw and leave out data.source"
+    if data.encoding not in (None, Encoding.vocabulary, Encoding.hash):
+        yield f"data.encoding={data.encoding.value}: of Criteo's rows only; use vocabulary or hash"
+    if data.dense_transform in (DenseTransform.torchrec, DenseTransform.log_float32, DenseTransform.integers):
+        name = data.dense_transform.value
+        yield f"data.dense_transform={name}: of Criteo's rows only; use signed_log1p, minmax or raw"
 
 
-def refuse_unused_split_keys(split: SplitConfig, method: SplitMethod) -> None:
-    """Raise UserError for a key without effect on the split method."""
-    with_method = f"has no effect with data.split.method={method.value}"
+def _split_faults(split: SplitConfig, method: SplitMethod) -> Iterator[str]:
+    without_effect = f"has no effect with data.split.method={method.value}"
     if split.seed and not method.algorithm.is_random:
-        raise UserError(f"data.split.seed: {with_method}; leave it out")
+        yield f"data.split.seed: {without_effect}; leave it out"
     if split.held_out not in (None, HELD_OUT) and not method.algorithm.has_share:
-        raise UserError(f"data.split.held_out: {with_method}; use fraction, or leave it out")
+        yield f"data.split.held_out: {without_effect}; use fraction, or leave it out"
     if split.column is not None and not method.algorithm.has_column:
-        methods = " or ".join(
-            f"data.split.method={choice.value}" for choice in SplitMethod if choice.algorithm.has_column
-        )
-        raise UserError(f"data.split.column={split.column}: {with_method}; give {methods}, or leave it out")
+        methods = " or ".join(f"data.split.method={each.value}" for each in SplitMethod if each.algorithm.has_column)
+        yield f"data.split.column={split.column}: {without_effect}; give {methods}, or leave it out"
 
 
 KAGGLE_SEED = 123  # numpy_rand_seed of facebookresearch/dlrm
@@ -357,7 +338,7 @@ def resolve_rules(data: DataConfig, num_sources: int, table: Table | None = None
     has_time = table is not None and table.time is not None
     # The last rows of data.train's files are no days of their own, so chance is the default for Criteo's rows, too.
     method = (split.method or SplitMethod.auto).resolve(num_sources, is_own or data.train is not None, has_time)
-    refuse_unused_split_keys(split, method)
+    refuse(_split_faults(split, method))
     if data.train is not None and not method.algorithm.chooses:
         methods = ", ".join(choice.value for choice in SplitMethod if choice.algorithm.chooses)
         raise UserError(
@@ -402,20 +383,17 @@ def report_differences(rules: Rules) -> None:
     """Print the settings that make rows differ from those of the repeated program, if any, on stderr."""
     if rules.encoding not in REPEATED_PROGRAMS:
         return
-    published_rules = RULES[rules.encoding]
+    published = RULES[rules.encoding]
+    keys = {"dense_transform": "dense", "split.method": "split", "max_ind_range": "max_ind_range"}
+    keys |= {"max_categories": "max_categories", "sampling.negative_drop_rate": "negative_drop_rate"}
     choices = {
-        "data.dense_transform": (rules.dense.value, published_rules.dense.value),
-        "data.split.method": (rules.split and rules.split.value, published_rules.split and published_rules.split.value),
-        "data.max_ind_range": (rules.max_ind_range, published_rules.max_ind_range),
-        "data.max_categories": (rules.max_categories, published_rules.max_categories),
-        "data.sampling.negative_drop_rate": (rules.negative_drop_rate, published_rules.negative_drop_rate),
+        key: getattr(rules, name) for key, name in keys.items() if getattr(rules, name) != getattr(published, name)
     }
-    if rules.split is None:
-        del choices["data.split.method"]
-    deviations = [f"{key}={value}" for key, (value, published) in choices.items() if value != published]
-    deviations += ["data.train"] if rules.split is None else []
-    if deviations:
-        message = f"output will differ from {REPEATED_PROGRAMS[rules.encoding]} because of {', '.join(deviations)}"
+    # Without a method, the user gave files for each split.
+    causes = [f"data.{key}={shown(value)}" for key, value in choices.items() if (key, value) != ("split.method", None)]
+    causes += ["data.train"] if rules.split is None else []
+    if causes:
+        message = f"output will differ from {REPEATED_PROGRAMS[rules.encoding]} because of {', '.join(causes)}"
         print(f"data.encoding={rules.encoding.value}: {message}", file=sys.stderr)
 
 

@@ -21,10 +21,10 @@ from common.documents import VERSION
 from common.errors import UserError
 from common.files import Crc32, FileDigest, Need, require_room
 from common.jit import Int, jit
-from common.keys import shown
+from common.keys import refuse, shown
 from common.machine import keep_freed_memory, usable_cpus
 from data_prep.config.keys import DataConfig, chunk_size, may_use_processes, parse_size
-from data_prep.config.presets import USED_BY_GENERATORS, refuse_other_keys
+from data_prep.config.presets import USED_BY_GENERATORS, unused_key_faults
 from data_prep.dataset.format import Manifest, Shard, Split, shard_path
 from data_prep.dataset.spelling import text_of
 from data_prep.engine.executor import Executor, Worker, open_executor, start_fork_server
@@ -83,7 +83,7 @@ def refuse_keys_without_events(data: DataConfig) -> None:
     """Raise UserError for a key of rows, or of another source, without effect on events."""
     if data.train is not None:
         raise UserError("data.train: a log of events is split by time, not by files; name its files in data.raw")
-    refuse_other_keys(data, USED_BY_EVENTS, "on a log of events; leave it out")
+    refuse(unused_key_faults(data, USED_BY_EVENTS, "on a log of events"))
     if data.source_kind.figures and data.raw is not None:
         raise UserError(
             f"data.raw: has no effect with data.source={shown(data.source)}, which makes the log; leave it out"

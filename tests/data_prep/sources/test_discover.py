@@ -126,7 +126,8 @@ def test_a_source_is_read_whole_or_in_chunks_and_summed(tmp_path: Path) -> None:
 CASES: list[tuple[list[int], int, list[str], bool]]
 CASES = [([1000], 1, [], True), ([1000], 2, [], False), ([1000] * 24, 8, [], True), ([1000] * 24, 16, [], False)]
 CASES += [([900, 1000, 1100, 1000], 2, [], True), ([5000, 10], 2, [], False)]
-CASES += [([1000] * 4, 4, ["data.memory_budget=1GiB"], False), ([1000], 1, ["data.scheduler=tcp://nowhere:1"], False)]
+CASES += [([1000] * 4, 4, ["data.memory_budget=1GiB"], False)]
+CASES += [([1000], 1, ["data.workers=null", "data.scheduler=tcp://nowhere:1"], False)]
 
 
 @pytest.mark.parametrize(("sizes", "workers", "overrides", "whole"), CASES)
