@@ -17,7 +17,7 @@ from common import signals
 from common.command import Command, end_without_package, load, redact, redact_message
 from common.errors import DISK_FULL, LostPeerError, OwnError, UserError
 from common.extensions import rows_of_extensions
-from common.keys import describe, ready_made_groups
+from common.keys import describe, ready_made_groups, to_plain
 
 DIRECTORIES = ("app", "common", "data_prep", "extensions")
 ROOT = Path(__file__).parents[1]  # installed, in a checkout, or in an image
@@ -50,7 +50,7 @@ def outdated_sentence(root: Path = ROOT, checkout: Path = CHECKOUT) -> str | Non
 
 
 try:
-    from common.compose import compose_config, compose_partly, plain_values
+    from common.compose import compose_config, compose_partly
 except ModuleNotFoundError as error:  # the system's Python lacks it; every command imports this module first
     end_without_package(error)
 
@@ -197,12 +197,12 @@ def _print_help(command: Command, schema: type, overrides: list[str]) -> None:
     """Print the command's description, its groups and its keys; all keys if `overrides` contain "all"."""
     whole = "all" in overrides
     config_overrides = [override for override in overrides if override != "all"]
-    config = compose_partly(schema, command.config_dir, config_overrides, command.config)
+    config: Any = compose_partly(schema, command.config_dir, config_overrides, command.config)
     print(command.description(), end="\n\n")
     groups = ready_made_groups(command.config_dir) if command.has_groups else {}
     recipe = "; recipe=FILE.yaml is a recipe" if "recipe" in groups else ""
     print(f"config=FILE.yaml takes keys from a file; typed keys override them{recipe}.\n")
-    print("\n".join(describe(schema, redact(plain_values(config)), groups, whole)))
+    print("\n".join(describe(schema, redact(to_plain(config)), groups, whole)))
 
 
 CODES = {"green": 32, "yellow": 33, "red": 31, "bold": 1, "dim": 2}

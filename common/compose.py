@@ -1,15 +1,14 @@
-"""The configuration of a command: ready-made values and the command line's, composed by Hydra into a dataclass."""
+"""The configuration of a command: Hydra composes plain values, and msgspec converts them to frozen dataclasses."""
 
 import dataclasses
 import difflib
 import functools
-import io
+import hashlib
 import itertools
-import pickle
 import re
 import shlex
 import typing
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,14 +16,30 @@ from typing import Any, TypeVar
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, MissingConfigException
+from msgspec import ValidationError
+from msgspec import convert as read_as
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from common.config_file import format_override, given_keys, parse_override, quote, read_overrides
+from common.config_file import given_keys, parse_override, quote, read_overrides
 from common.errors import UserError
 from common.extensions import directories_of_values
-from common.keys import check_keys, choices, declaration, group_class, keys_of, ready_made_groups
+from common.keys import (
+    MISSING,
+    check_keys,
+    choices,
+    declaration,
+    field_types,
+    flat_values,
+    keys_of,
+    merge,
+    nest,
+    ready_made_groups,
+    shown,
+    to_plain,
+)
 
 # Keys by the names that other programs have for them.
 ELSEWHERE = {
@@ -41,22 +56,16 @@ ELSEWHERE = {
     "embedding_size": "model.embedding_dim",
 }
 # Errors that Hydra and OmegaConf raise for an override that does not fit.
-REFUSED = (
-    HydraException,
-    OmegaConfBaseException,
-    ValueError,
-    TypeError,
-    AttributeError,
-    LookupError,
-    AssertionError,
-    RecursionError,
-)
+REFUSED: tuple[type[Exception], ...] = (HydraException, OmegaConfBaseException, ValueError, TypeError)
+REFUSED += (AttributeError, LookupError, AssertionError, RecursionError)
 
 SCHEMA = "schema"  # name of the dataclass in the defaults lists of conf/
 FILE_OPTION = "config="
 RECIPE_FILE = re.compile(r"recipe=.*\.ya?ml[\"']?", re.IGNORECASE)
-RECIPE_OF_FILE = "recipe_of_file"
+RECIPE_OF_FILE = "recipe_of_file_"  # beginning of its name; its content's digest follows
 INTERPOLATION = re.compile(r"\$\{([\w.]+)\}")  # stands for another key's value
+TRUTH = {"yes": True, "on": True, "no": False, "off": False}  # YAML's, besides true and false
+FORMS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
 ConfigT = TypeVar("ConfigT")
 
@@ -70,23 +79,16 @@ def compose_config(
     line or in a file. Each returns further values by dotted key, or a group's choice; they apply in turn, below what
     was given. Texts are taken as they are typed.
     """
-    composed = compose_partly(schema, config_dir, overrides, name)
-    try:
-        missing = sorted(map(str, OmegaConf.missing_keys(composed)))
-        if missing:
-            raise UserError(f"configuration: {missing[0]} has no value; add {missing[0]}=...")
-        config = _make_instance(schema, OmegaConf.to_object(composed))
-    except REFUSED as error:  # an interpolation, as in ${run.name}, whose value is of the wrong type
-        raise UserError(_join_lines(error)) from error
+    config = compose_partly(schema, config_dir, overrides, name)
+    missing = sorted(key for key, value in flat_values(config).items() if value == MISSING)
+    if missing:
+        raise UserError(f"configuration: {missing[0]} has no value; add {missing[0]}=...")
     check_keys(config)
     return config
 
 
 class ConversionError(ValueError):
-    """Values that do not fit a dataclass of keys, in one line."""
-
-    def __init__(self, error: Exception) -> None:
-        super().__init__(str(error).splitlines()[0] if str(error) else type(error).__name__)
+    """A key or value that does not fit a dataclass of keys, in one line."""
 
 
 def convert(schema: type[ConfigT], *levels: Any) -> ConfigT:
@@ -95,152 +97,150 @@ def convert(schema: type[ConfigT], *levels: Any) -> ConfigT:
     Raises:
         ConversionError: an unknown key or a value of the wrong type.
     """
-    try:
-        return _make_instance(
-            schema, OmegaConf.to_object(OmegaConf.merge(_schema_node(typing.cast(Any, schema)), *levels))
-        )
-    except (OmegaConfBaseException, ValueError, TypeError) as error:
-        raise ConversionError(error) from error
+    return _convert_group(schema, functools.reduce(merge, levels), "")
 
 
-def plain_values(config: Any) -> dict[str, Any]:
-    """Convert a partly composed configuration, or a dataclass of keys, to nested plain values."""
-    node = _schema_node(config) if isinstance(config, type) else config
-    values = OmegaConf.to_container(node, resolve=True, throw_on_missing=False, enum_to_str=True)
-    assert isinstance(values, dict)
-    return values  # type: ignore[return-value]
+def _convert_group(schema: Any, group: Any, prefix: str) -> Any:
+    if not isinstance(group, Mapping):
+        raise ConversionError(f"{prefix.rstrip('.') or 'the configuration'}: {shown(group)} is no group of keys")
+    kinds, values = field_types(schema), {}
+    for name, value in group.items():
+        if name not in kinds:
+            raise ConversionError(f"'{prefix}{name}': Key '{name}' not in '{schema.__name__}'")
+        key, kind = f"{prefix}{name}", kinds[name]
+        if dataclasses.is_dataclass(kind):
+            values[name] = _convert_group(kind, value, f"{key}.")
+        elif value != MISSING:
+            is_one = _is_list(kind) and value is not None and not isinstance(value, (list, dict))
+            try:
+                values[name] = read_as(_spell([value] if is_one else value, _leaf(kind)), kind, strict=False)
+            except ValidationError:
+                rule = _rule(key, kind, value, declaration(schema, name).meaning)
+                raise ConversionError(f"{key}={shown(value)}: {rule}") from None
+    return schema(**values)
 
 
-def compose_partly(schema: type, config_dir: Path, overrides: Sequence[str], name: str) -> Any:
-    """Compose into OmegaConf's representation, in which keys may still lack values; see `compose_config`.
+def _spell(value: Any, leaf: Any) -> Any:
+    """Return a plain value as msgspec reads it, with numbers as texts and yes as true where the type has these."""
+    if isinstance(value, list):
+        return [_spell(item, leaf) for item in value]
+    if isinstance(value, dict):
+        return {name: _spell(item, leaf) for name, item in value.items()}
+    if leaf is bool and isinstance(value, str):
+        return TRUTH.get(value.lower(), value)
+    return shown(value) if leaf is str and isinstance(value, (bool, int, float)) else value
+
+
+def _is_list(kind: Any) -> bool:
+    """Return whether a key's type is a list, or an optional one."""
+    return any(typing.get_origin(part) is list for part in (kind, *typing.get_args(kind)))
+
+
+def _leaf(kind: Any) -> Any:
+    """Return the type of the single values in a key's type, such as int of list[int] | None."""
+    parts = [part for part in typing.get_args(kind) if part is not type(None)]
+    return _leaf(parts[-1]) if parts else kind
+
+
+def _rule(key: str, kind: Any, value: Any, meaning: str) -> str:
+    """Return what a value of the wrong type must be."""
+    if names := choices(kind):
+        return _not_one_of(names, key, str(value))
+    if _is_list(kind):
+        item = "text" if _leaf(kind) is str else "number"
+        return f"must be a {item} or a list of {item}s: {meaning}"
+    return f"must be {FORMS.get(kind, FORMS.get(_leaf(kind), 'a mapping'))}"
+
+
+def compose_partly(schema: type[ConfigT], config_dir: Path, overrides: Sequence[str], name: str) -> ConfigT:
+    """Compose an instance of `schema` in which keys may still be MISSING; see `compose_config`.
 
     config=FILE stands for the keys in a YAML file, below those of the command line; recipe=FILE.yaml for a recipe.
     """
     overrides = add_file_keys(schema, config_dir, overrides, name)
-    overrides = _register_recipe_file(schema, config_dir, overrides, name)
+    overrides = _store_recipe_file(schema, config_dir, overrides, name)
+    groups = ready_made_groups(config_dir)
     for override, next_word in itertools.zip_longest(overrides, overrides[1:], fillvalue=""):
-        if override.startswith("-"):
-            bare = override.lstrip("-")
-            if "=" not in bare:
-                bare += "=..." if "=" in next_word or not next_word else f"={next_word}"
-            line = bare if bare.endswith("=...") else shlex.quote(bare)
-            remedy = _suggest_key(schema, config_dir, [bare]) or f"; write {line}"
-            raise UserError(f"configuration: {override}: keys have no dashes{remedy}")
-        if override.lstrip("+~").startswith("hydra"):
-            raise UserError(
-                f"configuration: {override}: Hydra's own settings have no effect here; use run.dir and run.name"
-            )
-        if override.startswith("~"):
-            _refuse_removed_group(override, config_dir)
+        _refuse_sign(schema, config_dir, override, next_word)
     for override in overrides:
         _refuse_unquoted(schema, override)
         _refuse_value_of_group(schema, config_dir, override)
-    command_line, overrides = overrides, _to_hydra_form(schema, overrides)
-    name = (
-        name
-        if any((directory / f"{name}.yaml").is_file() for directory in directories_of_values(config_dir))
-        else SCHEMA
-    )
-    try:
-        composed, defaults = _compose_values(schema, config_dir, name, overrides), list[str]()
+    with _explain(schema, config_dir, overrides):
+        # Hydra chooses from groups, and names what it cannot place, such as key@package.
+        parsed = [(line, parse_override(line)) for line in overrides]
+        chosen = [line for line, each in parsed if each.key_or_group in groups or each.package is not None]
+        given = [_given_item(schema, each) for line, each in parsed if line not in chosen]
+        config = _compose_values(schema, config_dir, name, chosen, given)
         # Each function sees the values that those before it have implied.
+        defaults: dict[str, Any] = {}
         for implied in getattr(schema, "implied", ()):
-            values = implied(composed, list(given_keys(overrides)))
-            groups = ready_made_groups(config_dir)
-            # A group's choice takes no sign in Hydra's grammar, and ++ also sets a name that a mapping lacks.
-            defaults += [
-                f"{'' if key in groups else '++'}{key}={format_override(value)}" for key, value in values.items()
-            ]
-            composed = _compose_values(schema, config_dir, name, [*defaults, *overrides]) if values else composed
-        if any(override.startswith("+") for override in overrides):  # it may have added an unknown key
-            composed = OmegaConf.merge(_register_schema(schema), OmegaConf.to_container(composed, resolve=True))
-        OmegaConf.to_container(composed, resolve=True, throw_on_missing=False)
-        return composed
-    except REFUSED as error:
-        fault = _unknown_choice(schema, config_dir, command_line, isinstance(error, MissingConfigException))
-        raise UserError(fault or _join_lines(error) + _suggest_key(schema, config_dir, command_line)) from error
+            if values := implied(config, list(given_keys(overrides))):
+                defaults |= values
+                lines = [f"{key}={value}" for key, value in defaults.items() if key in groups]
+                items = [(key, value) for key, value in defaults.items() if key not in groups]
+                config = _compose_values(schema, config_dir, name, [*lines, *chosen], [*items, *given])
+        return config
 
 
-def _compose_values(schema: type, config_dir: Path, name: str, overrides: Sequence[str]) -> Any:
-    """Compose by Hydra: the choices of groups once per process, as that takes most of the time, then the values."""
-    parsed, groups = [*map(parse_override, overrides)], ready_made_groups(config_dir)
-    choices_of_groups = [
-        line for line, override in zip(overrides, parsed, strict=True) if override.key_or_group in groups
-    ]
-    values = [override for override in parsed if override.key_or_group not in groups]
-    recipe = ""
-    # The name stays the same for every file, so the content has to be part of the cache's key.
-    if f"recipe={RECIPE_OF_FILE}" in overrides:
-        recipe = OmegaConf.to_yaml(ConfigStore.instance().load(f"recipe/{RECIPE_OF_FILE}.yaml").node)
-    # Adding and removing keys follow rules of Hydra's own.
-    if not any(override.is_add() or override.is_delete() for override in values):
-        composed = _cache_groups(schema, config_dir, name, tuple(choices_of_groups), recipe)()
-        try:
-            for override in values:
-                key, value = override.key_or_group, override.value()
-                if isinstance(value, dict) and "." in key:  # only its outer group can merge into a group that is null
-                    key, _, name = key.rpartition(".")
-                    value = {name: value}
-                OmegaConf.update(composed, key, value, merge=True, force_add=override.is_force_add())
-            return composed
-        except OmegaConfBaseException:
-            pass  # Hydra's own error names the override
-    return _compose_groups(schema, config_dir, name, overrides)
+def _given_item(schema: type, override: Override) -> tuple[str, Any]:
+    """Return key and value; a text is taken as typed where Hydra reads numbers: 2026_11_24, 1e3, 007."""
+    key, value, kinds = override.key_or_group, override.value(), _key_types(schema)
+    typed = str(override.input_line).partition("=")[2].strip()
+    if _leaf(kinds.get(key, kinds.get(key.rpartition(".")[0]))) is not str:
+        return key, value
+    if isinstance(value, list) and any(isinstance(item, (bool, int, float)) for item in value):
+        return key, [item.strip().strip("\"'") for item in typed[1:-1].split(",")]
+    return key, typed if isinstance(value, (bool, int, float)) else value
+
+
+def _compose_values(
+    schema: type[ConfigT], config_dir: Path, name: str, chosen: Sequence[str], given: Iterable[tuple[str, Any]]
+) -> ConfigT:
+    composed = _compose_groups(typing.cast(Any, schema), config_dir, name, tuple(chosen))
+    values = functools.reduce(merge, map(nest, given), composed)
+    return convert(schema, OmegaConf.to_container(OmegaConf.create(values), resolve=True))
 
 
 @functools.lru_cache(maxsize=64)
-def _cache_groups(
-    schema: type, config_dir: Path, name: str, overrides: tuple[str, ...], recipe: str
-) -> Callable[[], Any]:
-    """Compose once, and return a function that returns a copy. Unpickling takes 1 ms, copy.deepcopy 30 ms.
-
-    recipe: content of the recipe of a file, which has the same name for every file.
-    """
-    # Classes are kept apart, as OmegaConf's have no module in which pickle would find them.
-    classes: list[type] = []
-
-    class Pickler(pickle.Pickler):
-        def persistent_id(self, value: Any) -> int | None:
-            if not isinstance(value, type):
-                return None
-            classes.append(value)
-            return len(classes) - 1
-
-    class Unpickler(pickle.Unpickler):
-        def persistent_load(self, number: int) -> type:
-            return classes[number]
-
-    content = io.BytesIO()
-    Pickler(content).dump(_compose_groups(schema, config_dir, name, overrides))
-    return lambda: Unpickler(io.BytesIO(content.getvalue())).load()
-
-
-def _compose_groups(schema: type, config_dir: Path, name: str, overrides: Sequence[str]) -> Any:
-    """Compose by Hydra from the start."""
-    _register_schema(schema)
+def _compose_groups(schema: type, config_dir: Path, name: str, chosen: tuple[str, ...]) -> Any:
+    """Compose the choices of groups by Hydra, once per process, as that takes most of the time."""
+    ConfigStore.instance().store(name=SCHEMA, node=to_plain(schema()))
     # Hydra keeps its state in a singleton, which the previous composition has left behind.
     GlobalHydra.instance().clear()
     directories = directories_of_values(config_dir)
+    having = [directory for directory in directories if (directory / f"{name}.yaml").is_file()]
     # Hydra reads the command's own file before it knows the search path.
-    first = next((directory for directory in directories if (directory / f"{name}.yaml").is_file()), config_dir)
+    first = having[0] if having else config_dir
     others = ",".join(quote(f"file://{directory}") for directory in directories if directory != first)
-    search_path = f"hydra.searchpath=[{others}]"
     with initialize_config_dir(str(first), version_base="1.3"):
-        return compose(name, overrides=[*overrides, search_path])
+        composed = compose(name if having else SCHEMA, overrides=[*chosen, f"hydra.searchpath=[{others}]"])
+    return OmegaConf.to_container(composed)
 
 
-def _unknown_choice(schema: type, config_dir: Path, overrides: Sequence[str], is_group: bool) -> str:
-    """Describe the first GROUP=NAME or KEY=NAME with an unknown name; "" if there is none."""
-    known = ready_made_groups(config_dir) if is_group else {key: choices(kind) for key, *_, kind in keys_of(schema)}
+@contextmanager
+def _explain(schema: type, config_dir: Path, overrides: Sequence[str]) -> Iterator[None]:
+    """Context in which errors of composition become one line, with the key or choice that was probably meant."""
+    try:
+        yield
+    except REFUSED as error:
+        fault = _unknown_choice(config_dir, overrides) if isinstance(error, MissingConfigException) else ""
+        raise UserError(fault or _join_lines(error) + _suggest_key(schema, config_dir, overrides)) from error
+
+
+def _unknown_choice(config_dir: Path, overrides: Sequence[str]) -> str:
+    """Describe the first GROUP=NAME with an unknown name; "" if there is none."""
+    groups = ready_made_groups(config_dir)
     for override in overrides:
         group, _, name = override.lstrip("+").partition("=")
-        name = name.strip("\"'")
-        names = known.get(group) or [name]
-        if name not in (*names, RECIPE_OF_FILE, "null"):
-            fault = f"configuration: {override}: not one of {', '.join(names)}"
-            close = difflib.get_close_matches(name.lower(), names, n=1)
-            return f"{fault}; did you mean {group}={close[0]}?" if close else f"{fault}; give one of these"
+        name, names = name.strip("\"'"), groups.get(group, [])
+        if names and name not in (*names, "null") and not name.startswith(RECIPE_OF_FILE):
+            return f"configuration: {override}: {_not_one_of(names, group, name)}"
     return ""
+
+
+def _not_one_of(names: Sequence[str], key: str, value: str) -> str:
+    close = difflib.get_close_matches(value.lower(), names, n=1)
+    return f"not one of {', '.join(names)}; {f'did you mean {key}={close[0]}?' if close else 'give one of these'}"
 
 
 def add_file_keys(schema: type, config_dir: Path, overrides: Sequence[str], name: str = "config") -> list[str]:
@@ -248,19 +248,17 @@ def add_file_keys(schema: type, config_dir: Path, overrides: Sequence[str], name
 
     Of a file, groups that the command line names too are left out, and keys that follow from keys given there.
     """
-    options = [override for override in overrides if override.startswith(FILE_OPTION)]
     command_line = [override for override in overrides if not override.startswith(FILE_OPTION)]
-    groups = ready_made_groups(config_dir)
+    names = {override.partition("=")[0] for override in command_line}
+    groups = names & ready_made_groups(config_dir).keys()
     group_overrides = [override for override in command_line if override.partition("=")[0] in groups]
-    group_names = {override.partition("=")[0] for override in group_overrides}
     keys: list[str] = []
-    for option in options:
-        path = Path(option.removeprefix(FILE_OPTION).strip("\"'"))
-        file_keys = read_overrides(option, path, _mapping_keys(schema), _whole_value_keys(schema))
-        follows = _find_following_keys(schema, file_keys, {override.partition("=")[0] for override in command_line})
-        keys += [override for override in file_keys if override.partition("=")[0] not in group_names | follows]
+    for option in (override for override in overrides if override.startswith(FILE_OPTION)):
+        file_keys = read_overrides(option, Path(option.removeprefix(FILE_OPTION).strip("\"'")), _key_types(schema))
+        left_out = groups | _find_following_keys(schema, file_keys, names)
+        keys += [override for override in file_keys if override.partition("=")[0] not in left_out]
         with _name_option(option):
-            _check_limits(schema, compose_partly(schema, config_dir, [*keys, *group_overrides], name))
+            _check_limits(compose_partly(schema, config_dir, [*keys, *group_overrides], name))
     return [*keys, *command_line]
 
 
@@ -270,14 +268,14 @@ def _find_following_keys(schema: type, overrides: Sequence[str], names: Set[str]
     In a recorded run, run.dir follows from run.name, so that a new name on the command line gives a new directory.
     """
     values = {key: value.strip('"') for key, _, value in (override.partition("=") for override in overrides)}
-    follows = set()
-    for key, owner, name, _ in keys_of(schema):
-        default = getattr(owner, name, None)
-        if not isinstance(default, str) or names.isdisjoint(INTERPOLATION.findall(default)):
-            continue
-        if values.get(key) == INTERPOLATION.sub(lambda match: values.get(match[1], ""), default):
-            follows.add(key)
-    return follows
+    defaults = {key: getattr(owner, name, None) for key, owner, name, _ in keys_of(schema)}
+    return {
+        key
+        for key, default in defaults.items()
+        if isinstance(default, str)
+        and not names.isdisjoint(INTERPOLATION.findall(default))
+        and values.get(key) == INTERPOLATION.sub(lambda match: values.get(match[1], ""), default)
+    }
 
 
 @contextmanager
@@ -289,10 +287,10 @@ def _name_option(option: str) -> Iterator[None]:
         raise UserError(f"{option}: {str(error).removeprefix('configuration: ')}") from error
 
 
-def _check_limits(schema: type, composed: Any) -> None:
+def _check_limits(config: Any) -> None:
     """Raise UserError for the first key whose value exceeds its limits, unless a key still lacks its value."""
-    if not OmegaConf.missing_keys(composed):
-        check_keys(_make_instance(schema, OmegaConf.to_object(composed)))
+    if MISSING not in flat_values(config).values():
+        check_keys(config)
 
 
 @functools.cache
@@ -301,115 +299,50 @@ def _key_types(schema: type) -> dict[str, Any]:
     return {key: kind for key, _, _, kind in keys_of(schema)}
 
 
-def _mapping_keys(schema: type) -> frozenset[str]:
-    """Return the keys whose values are mappings of any names."""
-    return frozenset(key for key, kind in _key_types(schema).items() if typing.get_origin(kind) is dict)
-
-
-def _whole_value_keys(schema: type) -> frozenset[str]:
-    """Return the keys whose values may be mappings: those of any type, and groups that may be null."""
-    return frozenset(key for key, kind in _key_types(schema).items() if kind is Any or group_class(kind) is not None)
-
-
-def _register_recipe_file(schema: type, config_dir: Path, overrides: Sequence[str], name: str) -> list[str]:
-    """Register the file of recipe=FILE.yaml as a recipe that Hydra finds; return overrides with that recipe's name."""
+def _store_recipe_file(schema: type, config_dir: Path, overrides: Sequence[str], name: str) -> list[str]:
+    """Store the file of recipe=FILE.yaml as a recipe that Hydra finds; return overrides with that recipe's name."""
     options = [override for override in overrides if RECIPE_FILE.fullmatch(override)]
     if not options or "recipe" not in ready_made_groups(config_dir):
         return list(overrides)
     path = Path(options[-1].removeprefix("recipe=").strip("\"'"))
-    option, recipe = f"recipe={path}", f"recipe={RECIPE_OF_FILE}"
-    keys = read_overrides(option, path, _mapping_keys(schema), _whole_value_keys(schema))
-    # A recipe's list of defaults is Hydra's own, not a key, and is added below.
-    keys = [key for key in keys if not key.startswith("defaults=")]
-    content = OmegaConf.create({})
-    with _name_option(option):
-        keys = _to_hydra_form(schema, keys)
-    try:
-        for key in keys:
-            parsed = parse_override(key)
-            OmegaConf.update(content, parsed.key_or_group, parsed.value(), merge=True)
-        OmegaConf.merge(_register_schema(schema), content)
-        OmegaConf.update(content, "defaults", OmegaConf.select(OmegaConf.load(path), "defaults") or [])
-    except REFUSED as error:
-        suggestion = _suggest_key(schema, config_dir, keys)
-        raise UserError(
-            f"{option}: {getattr(error, 'full_key', '')}: {str(error).splitlines()[0]}{suggestion}"
-        ) from error
+    option = f"recipe={path}"
+    # A recipe's list of defaults is Hydra's own, not a key.
+    lines = [line for line in read_overrides(option, path, _key_types(schema)) if not line.startswith("defaults=")]
+    with _name_option(option), _explain(schema, config_dir, lines):
+        content: Any = functools.reduce(merge, (nest(_given_item(schema, parse_override(line))) for line in lines), {})
+        convert(schema, content)
+        content["defaults"] = OmegaConf.select(OmegaConf.load(path), "defaults") or []
+    recipe = f"{RECIPE_OF_FILE}{hashlib.sha256(path.read_bytes()).hexdigest()[:16]}"
     # The keys of a recipe are those of the whole configuration, not of a group named recipe.
-    ConfigStore.instance().store(group="recipe", name=RECIPE_OF_FILE, node=content, package="_global_")
+    ConfigStore.instance().store(group="recipe", name=recipe, node=content, package="_global_")
+    run_name = [override for override in overrides if override.startswith("run.name=")]
     with _name_option(option):
         try:
-            run_name = [override for override in overrides if override.startswith("run.name=")]
-            _check_limits(
-                schema, compose_partly(schema, config_dir, [recipe, *run_name], name)
-            )  # its list of defaults, too
+            _check_limits(compose_partly(schema, config_dir, [f"recipe={recipe}", *run_name], name))
         except UserError as error:
             if (lacking := re.search(r"Missing mandatory value: (\S+)", str(error))) is None:
                 raise
             raise UserError(f"lacks {lacking[1]}; add it to the file, or {lacking[1]}=...") from error
-    return [recipe if RECIPE_FILE.fullmatch(override) else override for override in overrides]
+    return [f"recipe={recipe}" if RECIPE_FILE.fullmatch(override) else override for override in overrides]
 
 
-def _to_hydra_form(schema: type, overrides: Sequence[str]) -> list[str]:
-    """Return overrides in Hydra's form: + before keys that a user may add; lists and texts written as such."""
-    mappings, kinds = _mapping_keys(schema), _key_types(schema)
-    opened = tuple(f"{key}." for key in mappings)
-    canonical = []
-    for override in overrides:
-        matched = re.fullmatch(r"([+~]*)([^=]*)(.*)", override, re.DOTALL)
-        assert matched is not None
-        sign, key, rest = map(str, matched.groups())
-        is_open = key.startswith(opened) or (key in mappings and rest.startswith("={"))
-        sign = "++" if is_open and sign != "~" else sign
-        rest = _quote_as_typed(rest) if _is_text(schema, key) else rest
-        if _is_list(kinds.get(key)):
-            rest = _to_list_form(rest)
-            if rest.lower() in ("=[true]", "=[false]"):
-                owner, field = next((owner, field) for each, owner, field, _ in keys_of(schema) if each == key)
-                meaning = declaration(owner, field).meaning
-                raise UserError(f"configuration: {override}: must be a number or a list of numbers: {meaning}")
-        canonical.append(f"{sign}{key}{rest}" if key else override)
-    return canonical
-
-
-def _is_text(schema: type, key: str) -> bool:
-    """Return whether the values of a key are texts, or lists of them."""
-    kinds = _key_types(schema)
-    group = kinds.get(key.rpartition(".")[0])
-    kind = kinds.get(key, typing.get_args(group)[1] if typing.get_origin(group) is dict else None)
-    return kind in (str, str | None, list[str], list[str] | None)
-
-
-def _is_list(kind: Any) -> bool:
-    """Return whether a key's type is a list, or an optional one."""
-    return any(typing.get_origin(part) is list for part in (kind, *typing.get_args(kind)))
-
-
-def _to_list_form(rest: str) -> str:
-    """Return `=VALUE` of a key of lists, in which a single value becomes a list of one."""
-    if not rest.startswith("="):
-        return rest
-    parsed = parse_override(f"key{rest}").value()
-    return rest if parsed is None or isinstance(parsed, (list, dict)) else f"=[{rest[1:]}]"
-
-
-def _quote_as_typed(rest: str) -> str:
-    """Return `=VALUE` of a key of texts, quoted if Hydra would read a number or truth value: 2026_11_24, 1e3, 007."""
-    if not rest:
-        return rest
-    value = rest[1:]
-    parsed = parse_override(f"key{rest}").value()
-    if isinstance(parsed, (bool, int, float)):
-        return f"={quote(value)}"
-    if isinstance(parsed, list) and any(isinstance(item, (bool, int, float)) for item in parsed):
-        return f"=[{','.join(quote(item) for item in value.strip()[1:-1].split(','))}]"
-    return rest
-
-
-def _refuse_removed_group(override: str, config_dir: Path) -> None:
-    """Raise UserError for ~GROUP, since each group needs one of its values."""
-    group, groups = override.lstrip("~").partition("=")[0], ready_made_groups(config_dir)
-    if group in groups:
+def _refuse_sign(schema: type, config_dir: Path, override: str, next_word: str) -> None:
+    """Raise UserError for dashes before a key, for a key to be removed, and for Hydra's own."""
+    if override.startswith("-"):
+        bare = override.lstrip("-")
+        if "=" not in bare:
+            bare += "=..." if "=" in next_word or not next_word else f"={next_word}"
+        line = bare if bare.endswith("=...") else shlex.quote(bare)
+        remedy = _suggest_key(schema, config_dir, [bare]) or f"; write {line}"
+        raise UserError(f"configuration: {override}: keys have no dashes{remedy}")
+    if override.lstrip("+~").startswith("hydra"):
+        raise UserError(
+            f"configuration: {override}: Hydra's own settings have no effect here; use run.dir and run.name"
+        )
+    if override.startswith("~"):
+        group, groups = override.lstrip("~").partition("=")[0], ready_made_groups(config_dir)
+        if group not in groups:
+            raise UserError(f"configuration: {override}: no key can be removed; leave it out, or give {group}=null")
         raise UserError(
             f"configuration: {override}: {group} is always one of {', '.join(groups[group])}; leave {override} out "
             f"for the usual one, or give {group}=NAME"
@@ -435,7 +368,8 @@ def _refuse_unquoted(schema: type, override: str) -> None:
         if not parse_override(override).is_sweep_override():
             return
         kinds = _key_types(schema)
-        if kinds.get(key) in NUMBERS or choices(kinds.get(key)):
+        kind = kinds.get(key)
+        if choices(kind) or (_leaf(kind) in (int, float, bool) and not _is_list(kind)):
             values = value.replace(",", " ")
             loop = f": for value in {values}; do python -m app.train {key}=$value run.name=value_$value; done"
             loop = loop if "train.max_steps" in kinds else ""
@@ -450,45 +384,6 @@ def _refuse_unquoted(schema: type, override: str) -> None:
     else:
         quoted_override = f"{key}={quote(value)}"
     raise UserError(f"configuration: {override}: not readable without quotes; write {shlex.quote(quoted_override)}")
-
-
-@functools.lru_cache(maxsize=1)
-def _register_schema(schema: type) -> Any:
-    """Register the schema where Hydra looks for it, and return it as OmegaConf's representation."""
-    node = _schema_node(schema)
-    ConfigStore.instance().store(name=SCHEMA, node=node)
-    return node
-
-
-@functools.cache
-def _schema_node(schema: type) -> Any:
-    """Return OmegaConf's representation of a schema; callers copy it before they change it."""
-    return OmegaConf.structured(_unfrozen_twin(schema))
-
-
-@functools.cache
-def _unfrozen_twin(schema: type) -> type:
-    """Return a dataclass with the fields of `schema` that is not frozen: OmegaConf sets no value in a frozen one."""
-    kinds = typing.get_type_hints(schema)
-    members: list[Any] = []
-    for field in dataclasses.fields(schema):
-        kind: Any = kinds[field.name]
-        default, factory = field.default, field.default_factory
-        if (group := group_class(kind)) is not None:
-            twin: Any = _unfrozen_twin(group)
-            kind, factory = (twin, twin) if kind is group else (twin | None, factory)
-        members.append((field.name, kind, dataclasses.field(default=default, default_factory=factory)))
-    return dataclasses.make_dataclass(schema.__name__, members)
-
-
-def _make_instance(schema: type[ConfigT], twin: Any) -> ConfigT:
-    """Make an instance of the schema from an instance of its twin, and so on for its groups."""
-    kinds = typing.get_type_hints(schema)
-    values: dict[str, Any] = {}
-    for field in dataclasses.fields(typing.cast(Any, schema)):
-        value, group = getattr(twin, field.name), group_class(kinds[field.name])
-        values[field.name] = value if group is None or value is None else _make_instance(group, value)
-    return schema(**values)
 
 
 def _suggest_key(schema: type, config_dir: Path, overrides: Sequence[str]) -> str:
@@ -514,17 +409,7 @@ def _suggest_key(schema: type, config_dir: Path, overrides: Sequence[str]) -> st
     return ""
 
 
-NUMBERS = (int, float, bool, int | None, float | None, bool | None)
-_NOISE = (
-    "full_key:",
-    "object_type=",
-    "reference_type=",
-    "Set the env",
-    "To append to your config",
-    "Config search",
-    "provider=",
-    "See https://",
-)
+_NOISE = ("full_key:", "object_type=", "Set the env", "Config search", "provider=", "See https://")
 
 
 def _join_lines(error: Exception) -> str:

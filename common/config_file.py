@@ -3,8 +3,9 @@
 import functools
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any, get_origin
 
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -18,13 +19,12 @@ FILE_KEY = "config"  # key that names a file on the command line
 PLAIN_NULLS = ("", "~", "null", "Null", "NULL")
 
 
-def read_overrides(option: str, path: Path, mappings: Collection[str] = (), whole: Collection[str] = ()) -> list[str]:
+def read_overrides(option: str, path: Path, kinds: Mapping[str, Any] | None = None) -> list[str]:
     """Return `key=value` for each key of a YAML file, in order.
 
     Args:
         option: the user's name of the file, for errors.
-        mappings: keys whose value is a mapping in which a dotted name is one name.
-        whole: keys whose value may be a mapping; the mapping is one value.
+        kinds: types of keys: a mapping of a key of any type is one value, and so is a dotted name in a key's mapping.
     """
     try:
         # Nodes keep the line and the characters of each value; loading would turn 007 into 7.
@@ -33,28 +33,52 @@ def read_overrides(option: str, path: Path, mappings: Collection[str] = (), whol
         raise UserError(f"{option}: {error.strerror}; give a YAML file of keys") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"{option}: not readable as YAML: {' '.join(str(error).split())}") from error
-    if root is None:
-        return []
-    if not isinstance(root, yaml.MappingNode):
+    if root is not None and not isinstance(root, yaml.MappingNode):
         raise UserError(f"{option}: not a mapping; write one `key: value` a line")
     overrides: dict[str, str] = {}
     try:
-        for key, node in _iterate_leaves("", root, mappings, whole):
+        for key, node in _iterate_leaves(option, "", root, kinds or {}) if root is not None else ():
             if key in overrides:
                 line = node.start_mark.line + 1
                 raise UserError(f"{option}: line {line}: {key} is given twice; leave one of them out")
             overrides[key] = f"{key}={_format_node(node)}"
-    except _NoKeyError as error:
-        raise UserError(f"{option}: {error}") from error
     except RecursionError as error:
         raise UserError(f"{option}: a value contains itself, by an alias; write it out") from error
     return list(overrides.values())
 
 
+def _iterate_leaves(
+    option: str, prefix: str, mapping: yaml.MappingNode, kinds: Mapping[str, Any]
+) -> Iterator[tuple[str, yaml.Node]]:
+    """Yield the dotted key and the node of each value below a mapping, whose own key is the prefix, with a dot."""
+    for key, node in mapping.value:
+        line = f"{option}: line {key.start_mark.line + 1}"
+        if not isinstance(key, yaml.ScalarNode) or not KEY.fullmatch(key.value):
+            text = repr(key.value) if isinstance(key, yaml.ScalarNode) else "a list or a mapping"
+            raise UserError(f"{line}: {text} is no key")
+        name = f"{prefix}{key.value}"
+        if name == FILE_KEY:
+            raise UserError(f"{line}: a file takes no other file; type both")
+        names = [str(inner.value) for inner, _ in node.value] if isinstance(node, yaml.MappingNode) else []
+        has_dots = get_origin(kinds.get(name)) is dict and any("." in inner for inner in names)
+        if names and kinds.get(name) is not Any and not has_dots:
+            yield from _iterate_leaves(option, f"{name}.", node, kinds)
+        else:
+            yield name, node
+
+
 def given_keys(overrides: Sequence[str]) -> Iterator[str]:
     """Yield the dotted keys of overrides; for a mapping, the keys inside it."""
+
+    def within(key: str, value: object) -> Iterator[str]:
+        if isinstance(value, dict) and value:
+            for name, inner in value.items():
+                yield from within(f"{key}.{name}", inner)
+        else:
+            yield key
+
     for override in map(parse_override, overrides):
-        yield from _keys_within(override.key_or_group, override.value())
+        yield from within(override.key_or_group, override.value())
 
 
 @functools.lru_cache(maxsize=1024)
@@ -67,15 +91,6 @@ def parse_override(text: str) -> Override:
     return OverridesParser.create().parse_override(text)
 
 
-def _keys_within(key: str, value: object) -> Iterator[str]:
-    """Yield the dotted keys of a value: of a mapping those inside it."""
-    if isinstance(value, dict) and value:
-        for name, inner in value.items():
-            yield from _keys_within(f"{key}.{name}", inner)
-    else:
-        yield key
-
-
 def format_override(value: object) -> str:
     """Format a plain value in Hydra's grammar, which allows no quotes around names in a mapping."""
     if isinstance(value, Mapping):
@@ -83,18 +98,6 @@ def format_override(value: object) -> str:
     if isinstance(value, Sequence) and not isinstance(value, str):
         return f"[{','.join(map(format_override, value))}]"
     return json.dumps(value)
-
-
-class _NoKeyError(ValueError):
-    """Raised for an invalid key."""
-
-
-def _key_name(key: yaml.Node) -> str:
-    """Return a key's name. Raise _NoKeyError for a list, a mapping, or an invalid name."""
-    if not isinstance(key, yaml.ScalarNode) or not KEY.fullmatch(key.value):
-        text = repr(key.value) if isinstance(key, yaml.ScalarNode) else "a list or a mapping"
-        raise _NoKeyError(f"line {key.start_mark.line + 1}: {text} is no key")
-    return str(key.value)
 
 
 def quote(value: str) -> str:
@@ -109,28 +112,6 @@ def quote_literally(text: str) -> str:
     """Return a text in quotes of Hydra's grammar, with its own spaces and quotes."""
     # Hydra takes a backslash literally unless a quote follows, so only those before a quote are doubled.
     return '"' + re.sub(r'(\\*)("|$)', lambda match: match[1] * 2 + ('\\"' if match[2] else ""), text) + '"'
-
-
-def _iterate_leaves(
-    prefix: str, mapping: yaml.MappingNode, mappings: Collection[str], whole: Collection[str]
-) -> Iterator[tuple[str, yaml.Node]]:
-    """Yield the dotted key and the node of each value below a mapping.
-
-    prefix: dotted key of the mapping, with a dot at its end. mappings, whole: as for `read_overrides`.
-    """
-    for key, node in mapping.value:
-        name = f"{prefix}{_key_name(key)}"
-        if name == FILE_KEY:
-            raise _NoKeyError(f"line {key.start_mark.line + 1}: a file takes no other file; type both")
-        is_whole = name in whole or (
-            name in mappings
-            and isinstance(node, yaml.MappingNode)
-            and any("." in str(inner.value) for inner, _ in node.value)
-        )
-        if isinstance(node, yaml.MappingNode) and node.value and not is_whole:
-            yield from _iterate_leaves(f"{name}.", node, mappings, whole)
-        else:
-            yield name, node
 
 
 def _format_node(node: yaml.Node) -> str:

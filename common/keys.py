@@ -6,6 +6,7 @@ Help, the reference, completion and checks use these declarations.
 """
 
 import dataclasses
+import functools
 import re
 import textwrap
 import typing
@@ -105,19 +106,18 @@ def declaration(schema: Any, name: str) -> Key:
 
 def keys_of(schema: type, prefix: str = "") -> Iterator[tuple[str, type, str, Any]]:
     """Yield (dotted key, its dataclass, field name, type) of every key below a dataclass, in order."""
-    types = typing.get_type_hints(schema)
-    for field in dataclasses.fields(schema):
-        kind = types[field.name]
+    for name, kind in field_types(schema).items():
         if dataclasses.is_dataclass(kind):
-            yield from keys_of(typing.cast(type, kind), f"{prefix}{field.name}.")
+            yield from keys_of(typing.cast(type, kind), f"{prefix}{name}.")
         else:
-            yield f"{prefix}{field.name}", schema, field.name, kind
+            yield f"{prefix}{name}", schema, name, kind
 
 
-def group_class(kind: Any) -> type | None:
-    """Return the dataclass that a field's type is or contains, as an optional group does; None for a key's type."""
-    groups = (each for each in (kind, *typing.get_args(kind)) if isinstance(each, type))
-    return next((each for each in groups if dataclasses.is_dataclass(each)), None)
+@functools.cache
+def field_types(schema: Any) -> dict[str, Any]:
+    """Return the type of each field of a dataclass, in order."""
+    kinds = typing.get_type_hints(schema)
+    return {field.name: kinds[field.name] for field in dataclasses.fields(schema)}
 
 
 def choices(kind: Any) -> list[str]:
@@ -251,8 +251,15 @@ def nest(item: tuple[str, Any]) -> dict[str, Any]:
     return value
 
 
+def merge(below: Any, above: Any) -> Any:
+    """Return a nested mapping with the values of another one in it; any other value replaces the one below."""
+    if not isinstance(below, Mapping) or not isinstance(above, Mapping):
+        return above
+    return {**below, **{key: merge(below.get(key), value) for key, value in above.items()}}
+
+
 def to_plain(config: Any) -> Any:
-    """Convert a configuration to dicts, lists, strings and numbers. OmegaConf would take 20 ms per checkpoint."""
+    """Convert a configuration to dicts, lists, strings and numbers."""
     if dataclasses.is_dataclass(config):
         return {key.name: to_plain(getattr(config, key.name)) for key in dataclasses.fields(config)}
     if isinstance(config, dict):

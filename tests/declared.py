@@ -14,9 +14,9 @@ from msgspec import Struct
 
 from app.commands import COMMANDS
 from common.command import Command, load
-from common.compose import compose_partly, plain_values
+from common.compose import compose_partly
 from common.documents import REST, OpenDocument
-from common.keys import choices, declaration, keys_of, ready_made_groups, shown
+from common.keys import choices, declaration, keys_of, ready_made_groups, shown, to_plain
 from data_prep.config.presets import Rules
 from data_prep.dataset.format import JsonObject
 
@@ -56,7 +56,7 @@ def commands() -> Iterator[str]:
 
 
 def key_rows(command: Command, keys: list[tuple[str, type, str, Any]]) -> list[str]:
-    values = plain_values(compose_partly(load(str(command.schema)), command.config_dir, [], command.config))
+    values = to_plain(compose_partly(load(str(command.schema)), command.config_dir, [], command.config))
     rows = []
     for key, owner, field, kind in keys:
         declared = declaration(owner, field)

@@ -106,8 +106,6 @@ def override_of(tables: TablesConfig, name: str) -> TableOverride:
     override = tables.overrides.get(name, {})
     if isinstance(override, TableOverride):
         return override
-    if not override:
-        return TableOverride()  # avoids OmegaConf, which would take 4 ms per table
     try:
         return convert(TableOverride, override)
     except ConversionError as error:
@@ -128,8 +126,8 @@ def settings_of(tables: TablesConfig, name: str | None = None) -> TableOverride:
 def table_faults(tables: TablesConfig, embedding_dim: int) -> Iterator[str]:
     """Yield messages of table settings that cannot work or would do nothing."""
     overrides = {f"model.tables.overrides.{name}": override_of(tables, name) for name in tables.overrides}
-    resolved = {f"model.tables.overrides.{name}": settings_of(tables, name) for name in tables.overrides}
-    resolved["model.tables"] = settings_of(tables)
+    resolved = {"model.tables": settings_of(tables)}
+    resolved |= {f"model.tables.overrides.{name}": settings_of(tables, name) for name in tables.overrides}
     for path, level in {"model.tables": tables, **overrides}.items():
         # A setting for all tables has a use if only one table, with its override, uses it.
         users = resolved.values() if level is tables else [resolved[path]]

@@ -44,7 +44,7 @@ def implied_values(data: Any, source: DataSource | None, given: Sequence[str]) -
     if source is not None:
         paths = [path / "sources" / f"{source.value}.yaml" for path in directories_of_values(CONFIG_DIRECTORY)]
         ready = yaml.safe_load(next(path for path in paths if path.exists()).read_text(encoding="utf-8"))
-        values |= {key: value for key, value in ready.items() if key == "remote" or data[key] is None}
+        values |= {key: value for key, value in ready.items() if key == "remote" or getattr(data, key) is None}
     return {f"data.{key}": value for key, value in values.items()}
 
 

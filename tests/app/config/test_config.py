@@ -27,7 +27,7 @@ ADD_EVALUATIONS = "has no effect without evaluations while training; add train.e
     [
         ("train.foo=1", "'train.foo'.* 'foo' not in 'TrainConfig'"),
         ("+train.foo=1", "'foo' not in 'TrainConfig'"),
-        ("train.max_steps=many", "train.max_steps=many .*could not be converted to Integer"),
+        ("train.max_steps=many", "train.max_steps=many: must be a whole number"),
         ("train.max_steps", "train.max_steps: give it as key=value"),
         ("model.interaction=transformer", f"interaction=transformer: not one of {INTERACTIONS}; give one of these"),
         ("optimizer=lion", "optimizer=lion: not one of adagrad, adam, lamb, rowwise_adagrad, rowwise_adagrad_adam, "),
@@ -35,7 +35,7 @@ ADD_EVALUATIONS = "has no effect without evaluations while training; add train.e
         ("~recipe", "~recipe: recipe is always one of amd_2026, .*; leave ~recipe out for the usual one, or give re"),
         ("~model=dlrm", "~model=dlrm: model is always one of .*, dlrm, .*give model=NAME"),
         ("model.dropout=true", "model.dropout=true: must be a number or a list of numbers: .*, as 0.2, or one a layer"),
-        ("model.over_arch=False", "model.over_arch=False: must be a number or a list of numbers: widths"),
+        ("model.over_arch=False", "model.over_arch=false: must be a number or a list of numbers: widths"),
         ("train.global_batch_size=0", "train.global_batch_size=0: must be at least 1"),
         ("train.max_steps=-1", "train.max_steps=-1: must be at least 0"),
         ("optimizer.lr=0", "optimizer.lr=0.0: must be a finite number above 0"),

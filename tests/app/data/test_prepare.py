@@ -70,11 +70,11 @@ def test_data_prep_gets_what_its_own_command_line_would(overrides: list[str], pr
     [
         ("+data.split.metod=random", r"Key 'metod' not in 'SplitConfig'; did you mean data\.split\.method\?"),
         ("data.zzzzzzzz=1", "Key 'zzzzzzzz' not in 'DataConfig'; --help all lists the keys"),
-        ("data.split.held_out=many", r"data\.split\.held_out=many Value 'many' .*could not be converted to Float"),
+        ("data.split.held_out=many", r"data\.split\.held_out=many: must be a number"),
         ("data.split=3", r"data\.split is a group of keys; give one of them, such as data\.split\.method"),
         ("data.encoding=zip", "data.encoding=zip: not one of vocabulary, hash"),
         ("data.source=nowhere", "data.source=nowhere: not one of .*criteo_1tb"),
-        ("data.synthetic.rows=many", "data.synthetic.rows=many .*could not be converted to Integer"),
+        ("data.synthetic.rows=many", "data.synthetic.rows=many: must be a whole number"),
     ],
 )
 def test_a_key_that_data_prep_does_not_have_is_refused_at_start(override: str, error: str) -> None:
