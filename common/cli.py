@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import IO, Any, NoReturn
 
 from common import signals
-from common.command import Command, end_without_package, load, redact, redact_message
+from common.command import Command, end_without_package, load, redact_message
 from common.errors import DISK_FULL, LostPeerError, OwnError, UserError
 from common.extensions import rows_of_extensions
-from common.keys import describe, ready_made_groups, to_plain
+from common.keys import describe, ready_made_groups
 
 DIRECTORIES = ("app", "common", "data_prep", "extensions")
 ROOT = Path(__file__).parents[1]  # installed, in a checkout, or in an image
@@ -202,7 +202,7 @@ def _print_help(command: Command, schema: type, overrides: list[str]) -> None:
     groups = ready_made_groups(command.config_dir) if command.has_groups else {}
     recipe = "; recipe=FILE.yaml is a recipe" if "recipe" in groups else ""
     print(f"config=FILE.yaml takes keys from a file; typed keys override them{recipe}.\n")
-    print("\n".join(describe(schema, redact(to_plain(config)), groups, whole)))
+    print("\n".join(describe(config, groups, whole)))
 
 
 CODES = {"green": 32, "yellow": 33, "red": 31, "bold": 1, "dim": 2}

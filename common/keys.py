@@ -16,6 +16,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
+from common.command import redact
 from common.errors import UserError
 from common.extensions import directories_of_values
 
@@ -282,18 +283,17 @@ def ready_made_groups(config_dir: Path) -> dict[str, list[str]]:
     return {group: sorted(group_names) for group, group_names in names.items()}
 
 
-def describe(
-    schema: type, values: Mapping[str, Any], groups: Mapping[str, list[str]], whole: bool = True
-) -> Iterator[str]:
-    """Yield lines of help, at most WIDTH wide except for longer values.
+def describe(config: Any, groups: Mapping[str, list[str]], whole: bool = True) -> Iterator[str]:
+    """Yield lines of help, at most WIDTH wide except for longer values, which have no secrets.
 
     Args:
-        schema: dataclass of the whole configuration. values: the configuration as nested plain values.
+        config: the configuration, in which keys may be MISSING.
         groups: groups of ready-made values, and their names.
         whole: list every key; otherwise, if there are many, only the required and the common ones.
     """
-    keys = [(key, declaration(owner, field), kind) for key, owner, field, kind in keys_of(schema)]
-    required = {key for key, *_ in keys if _nested_value(values, key) == MISSING}
+    values = redact(flat_values(config))
+    keys = [(key, declaration(owner, field), kind) for key, owner, field, kind in keys_of(type(config))]
+    required = {key for key, value in values.items() if value == MISSING}
     keys.sort(key=lambda row: row[0] not in required)
     is_short = not whole and len(keys) > MANY_KEYS
     common = [row for row in keys if row[1].is_common or row[0] in required] if is_short else keys
@@ -311,7 +311,7 @@ def describe(
         if group != last:
             yield ""
         last = group
-        value = _nested_value(values, key)
+        value = values[key]
         line = f"  {key}={shown(value)}"
         example = f"e.g. {key}={declared.example}" if declared.example and value in (None, MISSING) else ""
         note = "; ".join(filter(None, [" | ".join(choices(kind)), declared.meaning, example]))
@@ -320,11 +320,3 @@ def describe(
         yield from (f"{'':{NOTE}}# {words}" for words in rest)
     if is_short:
         yield f"\n--help all lists all {len(keys)} keys."
-
-
-def _nested_value(values: Mapping[str, Any], key: str) -> Any:
-    """Return the value of a dotted key in nested dictionaries."""
-    value: Any = values
-    for part in key.split("."):
-        value = value[part]
-    return value

@@ -1,7 +1,6 @@
 """The reference of all commands, keys and documents, from their declarations, which `make reference` writes."""
 
 import dataclasses
-import functools
 import importlib
 import re
 import sys
@@ -16,7 +15,7 @@ from app.commands import COMMANDS
 from common.command import Command, load
 from common.compose import compose_partly
 from common.documents import REST, OpenDocument
-from common.keys import choices, declaration, keys_of, ready_made_groups, shown, to_plain
+from common.keys import choices, declaration, flat_values, keys_of, ready_made_groups, shown
 from data_prep.config.presets import Rules
 from data_prep.dataset.format import JsonObject
 
@@ -56,13 +55,12 @@ def commands() -> Iterator[str]:
 
 
 def key_rows(command: Command, keys: list[tuple[str, type, str, Any]]) -> list[str]:
-    values = to_plain(compose_partly(load(str(command.schema)), command.config_dir, [], command.config))
+    values = flat_values(compose_partly(load(str(command.schema)), command.config_dir, [], command.config))
     rows = []
     for key, owner, field, kind in keys:
         declared = declaration(owner, field)
         allowed = " or ".join(choices(kind)) or f"{type_text(kind)} {declared.rule}"
-        default: Any = functools.reduce(lambda group, part: group[part], key.split("."), values)
-        rows.append(row(f"`{key}`", allowed, f"`{shown(default)}`", declared.meaning))
+        rows.append(row(f"`{key}`", allowed, f"`{shown(values[key])}`", declared.meaning))
     return rows
 
 

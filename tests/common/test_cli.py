@@ -69,7 +69,7 @@ def test_what_is_wrong_is_told_with_the_remedy(config_dir: Path, overrides: str,
 def test_help_tells_values_choices_and_meanings(config_dir: Path) -> None:
     assert ready_made_groups(config_dir) == {"inner": ["wide"]}
     assert [key for key, *_ in keys_of(Outer)] == ["name", "inner.width", "inner.colour"]
-    lines = list(describe(Outer, {"name": "???", "inner": {"width": 9, "colour": None}}, {"inner": ["wide"]}))
+    lines = list(describe(Outer(inner=Inner(9)), {"inner": ["wide"]}))
     result = [" ".join(line.split()) for line in lines]
     for line in ("inner: wide", "name=(must be given) # of the thing", "inner.width=9 # in metres"):
         assert line in result

@@ -1,8 +1,6 @@
 """Refusals before anything is built, and their messages."""
 
-import functools
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,7 +10,7 @@ from app.config.model import Interaction
 from app.training import meta_build
 from common.compose import ConversionError, compose_config
 from common.errors import UserError
-from common.keys import MISSING, declaration, describe, keys_of, to_plain
+from common.keys import MISSING, describe, flat_values, keys_of, to_plain
 from tests.app.conftest import REPOSITORY, composed
 from tests.forks import run_module
 
@@ -158,8 +156,7 @@ def test_help_has_the_common_keys_and_help_all_every_key() -> None:
     assert process.returncode == 0
     assert "python -m app.train" in process.stdout
     assert "train.global_batch_size=512" in process.stdout
-    values = to_plain(composed())
-    pages = [list(describe(AppConfig, values, {}, whole)) for whole in (False, True)]
+    pages = [list(describe(composed(), {}, whole)) for whole in (False, True)]
     listed, every = ({line.split("=")[0].strip() for line in page if "=" in line[:46]} for page in pages)
     assert 15 < len(listed) < 40
     assert listed < every
@@ -182,12 +179,8 @@ def test_names_and_paths_are_taken_as_they_are_typed() -> None:
 @pytest.mark.parametrize("schema", [RecommendConfig, EvaluateConfig, VerifyConfig])
 def test_help_of_a_command_begins_with_what_must_be_given(schema: type) -> None:
     """With an example, and with every key of a command that has few."""
-    plain: dict[str, Any] = {}
-    defaults = {key: declaration(owner, field).default for key, owner, field, _ in keys_of(schema)}
-    for key, default in defaults.items():
-        *groups, name = key.split(".")
-        functools.reduce(lambda level, group: level.setdefault(group, {}), groups, plain)[name] = default
-    lines = list(describe(schema, plain, {}, whole=False))
+    defaults = flat_values(schema())
+    lines = list(describe(schema(), {}, whole=False))
     required = [key for key, default in defaults.items() if default is MISSING]
     starts = [line for line in lines if line.startswith("  ") and line.strip()[0] != "#"]
     assert [line.split("=")[0].strip() for line in starts[: len(required)]] == required

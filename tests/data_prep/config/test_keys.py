@@ -1,6 +1,6 @@
 import pytest
 
-from common.keys import declaration, describe, to_plain
+from common.keys import declaration, describe
 from data_prep.config.keys import DataConfig, PrepConfig, chunk_size, parse_size
 from tests.data_prep.conftest import config
 from tests.error_lines import refused
@@ -32,7 +32,7 @@ def test_lists_of_raw_files() -> None:
 
 
 def test_help_prints_the_meaning_beside_the_value() -> None:
-    lines = [" ".join(line.split()) for line in describe(PrepConfig, to_plain(PrepConfig()), {})]
+    lines = [" ".join(line.split()) for line in describe(PrepConfig(), {})]
     text = " ".join(line.removeprefix("# ") for line in lines)
     assert "data.overwrite=false # " + declaration(DataConfig, "overwrite").meaning in text
     assert any(line.startswith("data.encoding=null # vocabulary | hash | ") for line in lines)
