@@ -31,37 +31,27 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class Key:
-    """Declaration of a key besides its type. Null and the default are always allowed.
+    """Declaration of a key besides its type. Null and the default are always allowed."""
 
-    Attributes:
-        default: value unless one is given; MISSING: one must be given.
-        meaning: meaning with the unit, for `--help` and the reference.
-        at_least: smallest allowed number, or item of a list; `at_most`, `above` and `below` likewise. `above` alone
-            also refuses numbers that are infinite in single precision.
-        within: an interval in place of these, such as "[0, 1)".
-        only_with: other keys, dotted below the group, each with the value, or a tuple of values, beside which this key
-            has an effect; the key is refused beside others. A name alone: any value but null, false and 0.
-        is_name: a text must not be empty or blank.
-        is_file: a text names a file to write, whose missing directories are made.
-        is_common: `--help` lists it; `--help all` lists the others.
-        example: example for `--help`, for a key without a default.
-        decides_bits: whether another value gives another result, so that a run cannot resume with it. Keys that change
-            only rounding, such as threads, do not. None: take the group's class attribute of this name, then that of
-            the enclosing group, and so on; true if none has it.
-    """
-
-    default: Any = None
-    meaning: str = ""
+    default: Any = None  # value unless one is given; MISSING: one must be given
+    meaning: str = ""  # meaning with the unit, for `--help` and the reference
+    # Smallest allowed number, or item of a list; `at_most`, `above` and `below` likewise. `above` alone also refuses
+    # numbers that are infinite in single precision.
     at_least: float | None = None
     at_most: float | None = None
     above: float | None = None
     below: float | None = None
-    within: str | None = None
+    within: str | None = None  # an interval in place of these, such as "[0, 1)"
+    # Other keys, dotted below the group, each with the value, or a tuple of values, beside which this key has an
+    # effect; the key is refused beside others. A name alone: any value but null, false and 0.
     only_with: Mapping[str, Any] | str = ""
-    is_name: bool = False
-    is_file: bool = False
-    is_common: bool = False
-    example: str = ""
+    is_name: bool = False  # a text must not be empty or blank
+    is_file: bool = False  # a text names a file to write, whose missing directories are made
+    is_common: bool = False  # `--help` lists it; `--help all` lists the others
+    example: str = ""  # example for `--help`, for a key without a default
+    # Whether another value gives another result, so that a run cannot resume with it. Keys that change only rounding,
+    # such as threads, do not. None: take the group's class attribute of this name, then that of the enclosing group,
+    # and so on; true if none has it.
     decides_bits: bool | None = None
 
     @property

@@ -45,34 +45,21 @@ SAMPLED = "sampled rows"  # rows of a dataset with data.sampling.negative_drop_r
 
 @dataclass(frozen=True)
 class Metric:
-    """Properties of a metric.
+    """Properties of a metric."""
 
-    Attributes:
-        name: its key in metrics.jsonl, summary.json and evaluate's JSON.
-        label: its name for readers.
-        larger_is_better: None if neither larger nor smaller values are better.
-        task: the kind of label that it is for, a row of app.config.kinds.
-        over: USERS, GROUPS or both, or SAMPLED, if only samples that have these have the metric.
-        needs_scores: whether it needs all scores at once; above eval.exact_rows they are not kept.
-        logged: whether the log's line of an evaluation shows it.
-        in_summary: whether a run's last lines show it.
-        compared: whether constant predictors, ground truth and publications have it too.
-        in_report: its label in the report's table of details.
-        mean_of: function "module:function" that maps logits float64 and labels [n] to values [n], whose mean it is;
-            empty: app.metrics computes it with others.
-    """
-
-    name: str
-    label: str
-    larger_is_better: bool | None = None
-    over: tuple[str, ...] = ()
-    needs_scores: bool = False
-    logged: bool = False
-    in_summary: bool = False
-    compared: bool = False
-    in_report: str = ""
+    name: str  # its key in metrics.jsonl, summary.json and evaluate's JSON
+    label: str  # its name for readers
+    larger_is_better: bool | None = None  # None if neither larger nor smaller values are better
+    over: tuple[str, ...] = ()  # USERS, GROUPS or both, or SAMPLED, if only samples that have these have the metric
+    needs_scores: bool = False  # whether it needs all scores at once; above eval.exact_rows they are not kept
+    logged: bool = False  # whether the log's line of an evaluation shows it
+    in_summary: bool = False  # whether a run's last lines show it
+    compared: bool = False  # whether constant predictors, ground truth and publications have it too
+    in_report: str = ""  # its label in the report's table of details
+    # Function "module:function" that maps logits float64 and labels [n] to values [n], whose mean it is; empty:
+    # app.metrics computes it with others.
     mean_of: str = ""
-    task: str = "click"
+    task: str = "click"  # the kind of label that it is for, a row of app.config.kinds
 
     @property
     def title(self) -> str:
@@ -136,19 +123,13 @@ RANKED = tuple(row.name for row in _ROWS if row.larger_is_better is not None)
 
 @dataclass(frozen=True)
 class Task:
-    """Properties of a task.
+    """Properties of a task."""
 
-    Attributes:
-        labels: kind of label, as in a dataset's manifest.
-        main: metric by which a model is judged.
-        losses: values of `loss` with which it can be learned.
-        has_clicks: whether a model's outputs are logits of clicks, which targets, kept scores, baselines and MLPerf's
-            log require; otherwise they are the predicted numbers.
-    """
-
-    labels: str
-    main: str
-    losses: tuple[str, ...]
+    labels: str  # kind of label, as in a dataset's manifest
+    main: str  # metric by which a model is judged
+    losses: tuple[str, ...]  # values of `loss` with which it can be learned
+    # Whether a model's outputs are logits of clicks, which targets, kept scores, baselines and MLPerf's log require;
+    # otherwise they are the predicted numbers.
     has_clicks: bool
 
 
@@ -158,60 +139,41 @@ TASKS = {row.labels: row for row in (CLICK, NUMBER)}
 
 
 class ModelParts(NamedTuple):
-    """Functions by which an extension replaces the core's code for DLRM.
+    """Functions by which an extension replaces the core's code for DLRM."""
 
-    Attributes:
-        tables: builds the embedding tables on the meta device.
-        model: builds the model around its tables.
-        open_splits: opens a dataset's splits for a run.
-        bag_sizes: returns the mean number of ids per bag, by key of the model's ids.
-        tasks: returns the names of the labels that the model learns besides the dataset's label.
-        loss_factor: returns the factor of the mean loss over samples and tasks.
-        require_device: raises UserError if the model does not run on this type of device.
-        require_labels: raises UserError if the labels of a training split carry no information.
-        group_metrics: computes metrics per group from logits [n], labels [n] and group ids [n].
-        rank: scores candidates for app.recommend; takes its configuration, the run's, the run and the process.
-    """
-
-    tables: Callable[[AppConfig, Features], TableArch]
-    model: Callable[[AppConfig, Any, Features], nn.Module]
-    open_splits: Callable[[Path, Manifest, AppConfig], Splits]
+    tables: Callable[[AppConfig, Features], TableArch]  # builds the embedding tables on the meta device
+    model: Callable[[AppConfig, Any, Features], nn.Module]  # builds the model around its tables
+    open_splits: Callable[[Path, Manifest, AppConfig], Splits]  # opens a dataset's splits for a run
+    # Returns the mean number of ids per bag, by key of the model's ids.
     bag_sizes: Callable[[AppConfig, Features], dict[str, float]]
+    # Returns the names of the labels that the model learns besides the dataset's label.
     tasks: Callable[[AppConfig], list[str]]
-    loss_factor: Callable[[AppConfig], float]
+    loss_factor: Callable[[AppConfig], float]  # returns the factor of the mean loss over samples and tasks
+    # Raises UserError if the model does not run on this type of device.
     require_device: Callable[[AppConfig, str], None]
+    # Raises UserError if the labels of a training split carry no information.
     require_labels: Callable[[AppConfig, Path, Split], None]
+    # Computes metrics per group from logits [n], labels [n] and group ids [n].
     group_metrics: Callable[
         [NDArray[np.float32], NDArray[np.float32], NDArray[np.int32]], Mapping[str, float | int | None]
     ]
+    # Scores candidates for app.recommend; takes its configuration, the run's, the run and the process.
     rank: Callable[[Any, AppConfig, TrainedRun, Runtime], Scored]
 
 
 @dataclass(frozen=True)
 class ModelKind:
-    """Properties of a kind of model that need no torch.
+    """Properties of a kind of model that need no torch."""
 
-    Attributes:
-        name: the value of model.name.
-        label: its name in messages.
-        learns_from: the kind of dataset that it learns from.
-        parts: imports the extension's modules and returns their functions; None for DLRM.
-        instead_of_source: remedy for a source of another kind; empty: the model that learns from that source.
-        group_feature: the feature whose ids group the evaluation's samples; empty: eval.group_by names it.
-        over: the unit of the mean of group metrics, if eval.group_by is not given.
-        eval_split: default split of app.evaluate.
-        commands: the commands that support this model; empty: all commands, with all their keys.
-    """
-
-    name: str
-    label: str
-    learns_from: DatasetKind
-    parts: Callable[[], ModelParts] | None
-    instead_of_source: str = ""
-    group_feature: str = ""
-    over: str = ""
-    eval_split: str = "test"
-    commands: str = ""
+    name: str  # the value of model.name
+    label: str  # its name in messages
+    learns_from: DatasetKind  # the kind of dataset that it learns from
+    parts: Callable[[], ModelParts] | None  # imports the extension's modules and returns their functions; None for DLRM
+    instead_of_source: str = ""  # remedy for a source of another kind; empty: the model that learns from that source
+    group_feature: str = ""  # the feature whose ids group the evaluation's samples; empty: eval.group_by names it
+    over: str = ""  # the unit of the mean of group metrics, if eval.group_by is not given
+    eval_split: str = "test"  # default split of app.evaluate
+    commands: str = ""  # the commands that support this model; empty: all commands, with all their keys
 
 
 DLRM = ModelKind("dlrm", "DLRM", ROWS, parts=None)
@@ -252,37 +214,24 @@ DECOUPLED = (FusedDecay.decouple,)  # FBGEMM's Adam and LAMB know no other mode,
 
 @dataclass(frozen=True)
 class Algorithm:
-    """Properties of an optimizer.
+    """Properties of an optimizer."""
 
-    Attributes:
-        torch: its class, "module:class", for tables that FBGEMM does not update and, unless `layers` is given, for
-            layers.
-        fbgemm: its name in FBGEMM's EmbOptimType; None: FBGEMM lacks it, so torch updates all tables.
-        fused_on_cpu: whether FBGEMM has it on CPUs too.
-        settings: keys of `optimizer` that it needs, with usual values.
-        arguments: further arguments of `torch`.
-        layers: class for dense parameters, if `torch` is for tables only.
-        plain: the optimizer for dense parameters, if this one is row-wise.
-        state: torch's names of state with a value per element, and FBGEMM's names.
-        row_state: the same for state with a value per row of a table.
-        needs_whole_rows: whether a shard with only some columns of a row would change the algorithm.
-        has_weight_decay: whether torch's class adds L2 to gradients by `weight_decay`.
-        fused_decay: modes of weight decay that FBGEMM can apply with it, to the rows of a batch.
-        moves_all_rows: whether torch's class updates all rows at every step; FBGEMM updates only those in the batch.
-    """
-
+    # Its class, "module:class", for tables that FBGEMM does not update and, unless `layers` is given, for layers.
     torch: str
-    fbgemm: str | None = None
-    fused_on_cpu: bool = False
-    settings: Mapping[str, str] = field(default_factory=dict)
-    arguments: Mapping[str, bool] = field(default_factory=dict)
-    layers: str | None = None
-    plain: str | None = None
+    fbgemm: str | None = None  # its name in FBGEMM's EmbOptimType; None: FBGEMM lacks it, so torch updates all tables
+    fused_on_cpu: bool = False  # whether FBGEMM has it on CPUs too
+    settings: Mapping[str, str] = field(default_factory=dict)  # keys of `optimizer` that it needs, with usual values
+    arguments: Mapping[str, bool] = field(default_factory=dict)  # further arguments of `torch`
+    layers: str | None = None  # class for dense parameters, if `torch` is for tables only
+    plain: str | None = None  # the optimizer for dense parameters, if this one is row-wise
+    # Torch's names of state with a value per element, and FBGEMM's names.
     state: Mapping[str, str] = field(default_factory=dict)
-    row_state: Mapping[str, str] = field(default_factory=dict)
-    needs_whole_rows: bool = False
-    has_weight_decay: bool = True
+    row_state: Mapping[str, str] = field(default_factory=dict)  # the same for state with a value per row of a table
+    needs_whole_rows: bool = False  # whether a shard with only some columns of a row would change the algorithm
+    has_weight_decay: bool = True  # whether torch's class adds L2 to gradients by `weight_decay`
+    # Modes of weight decay that FBGEMM can apply with it, to the rows of a batch.
     fused_decay: Collection[FusedDecay] = ()
+    # Whether torch's class updates all rows at every step; FBGEMM updates only those in the batch.
     moves_all_rows: bool = False
 
     def state_elements(self, dim: int) -> int:
@@ -387,19 +336,13 @@ DECAY = ("warmup_steps", "decay_start_step", "decay_steps")
 
 @dataclass(frozen=True)
 class Schedule:
-    """Properties of a schedule.
+    """Properties of a schedule."""
 
-    Attributes:
-        rate: function "module:function" of base rate, ScheduleConfig, step (the first is 0) and number of cuts.
-        keys: keys of `schedule` that have an effect.
-        needs: those of them that must not be 0, each with the message if it is.
-        by_metric: whether evaluations, by train.monitor, decide when the rate is cut.
-    """
-
-    rate: str
-    keys: tuple[str, ...] = ()
+    rate: str  # function "module:function" of base rate, ScheduleConfig, step (the first is 0) and number of cuts
+    keys: tuple[str, ...] = ()  # keys of `schedule` that have an effect
+    # Those of them that must not be 0, each with the message if it is.
     needs: Mapping[str, str] = field(default_factory=dict)
-    by_metric: bool = False
+    by_metric: bool = False  # whether evaluations, by train.monitor, decide when the rate is cut
 
 
 class ScheduleName(Enum):
@@ -440,20 +383,13 @@ def with_key(key: str) -> tuple[ScheduleName, ...]:
 
 
 class PublishedTables(NamedTuple):
-    """Table sizes of one publication.
+    """Table sizes of one publication."""
 
-    Attributes:
-        name: the value that selects them.
-        rows: number of rows of each feature's table.
-        num_dense: number of dense features.
-        kind: the kind of the dataset.
-        schema: returns the dataset's `raw_schema` as a manifest holds it; None for rows.
-    """
-
-    name: str
-    rows: Mapping[str, int]
-    num_dense: int
-    kind: DatasetKind = ROWS
+    name: str  # the value that selects them
+    rows: Mapping[str, int]  # number of rows of each feature's table
+    num_dense: int  # number of dense features
+    kind: DatasetKind = ROWS  # the kind of the dataset
+    # Returns the dataset's `raw_schema` as a manifest holds it; None for rows.
     schema: Callable[[], dict[str, Any]] | None = None
 
 
@@ -461,42 +397,28 @@ TENSORBOARD = "tensorboard"  # directory of its events, and of traces
 
 
 class TrackerKind(NamedTuple):
-    """Properties of a tracker.
+    """Properties of a tracker."""
 
-    Attributes:
-        name: name of the tracker in the log.
-        key: the key that enables it, by any value except null and false.
-        start: opens the tracker. It may return None, and raises UserError if the tracker cannot start.
-        package: the package that it requires; empty: none.
-        file: its file in the run's directory, which a run from the start removes; empty: none.
-        is_cut_back: True if a resumption repeats the events of the last step.
-        is_wanted: returns whether a configuration enables it, if a null key depends on other keys; None: `key` decides.
-        of_clicks: True if it supports only labels of 0 and 1.
-    """
-
-    name: str
-    key: str
+    name: str  # name of the tracker in the log
+    key: str  # the key that enables it, by any value except null and false
+    # Opens the tracker. It may return None, and raises UserError if the tracker cannot start.
     start: Callable[[Setting], Tracker | None]
-    package: str = ""
-    file: str = ""
-    is_cut_back: bool = False
+    package: str = ""  # the package that it requires; empty: none
+    file: str = ""  # its file in the run's directory, which a run from the start removes; empty: none
+    is_cut_back: bool = False  # True if a resumption repeats the events of the last step
+    # Returns whether a configuration enables it, if a null key depends on other keys; None: `key` decides.
     is_wanted: Callable[[AppConfig], bool] | None = None
-    of_clicks: bool = False
+    of_clicks: bool = False  # True if it supports only labels of 0 and 1
 
 
 class AfterTraining(NamedTuple):
-    """Functions that an extension adds to the end of training. They import their modules when called.
+    """Functions that an extension adds to the end of training. They import their modules when called."""
 
-    Attributes:
-        require: raises UserError before training if the step cannot run.
-        keep: is called with each evaluation on every rank. Returns a function of the run's directory and the step
-            that writes what the step needs later, called if the run keeps the evaluated model; or None.
-        finish: processes the run's directory on rank 0 after the process group is closed.
-    """
-
-    require: Callable[[AppConfig], None]
+    require: Callable[[AppConfig], None]  # raises UserError before training if the step cannot run
+    # Is called with each evaluation on every rank. Returns a function of the run's directory and the step that writes
+    # what the step needs later, called if the run keeps the evaluated model; or None.
     keep: Callable[[Predictor, Evaluation], Callable[[Path, int], None] | None]
-    finish: Callable[[AppConfig], None]
+    finish: Callable[[AppConfig], None]  # processes the run's directory on rank 0 after the process group is closed
 
 
 def steps_after_training() -> list[AfterTraining]:
@@ -513,17 +435,11 @@ class FoldedTable(NamedTuple):
 
 
 class Additions(NamedTuple):
-    """Additions of an extension to the report of one run.
+    """Additions of an extension to the report of one run."""
 
-    Attributes:
-        comparisons: rows for the table of comparisons.
-        sentences: (kind, sentence) pairs for the verdict on a click model's quality.
-        tables: tables below the table of comparisons.
-    """
-
-    comparisons: list[ComparisonRow]
-    sentences: list[tuple[str, str]]
-    tables: list[FoldedTable]
+    comparisons: list[ComparisonRow]  # rows for the table of comparisons
+    sentences: list[tuple[str, str]]  # (kind, sentence) pairs for the verdict on a click model's quality
+    tables: list[FoldedTable]  # tables below the table of comparisons
 
 
 class ReportAddition(NamedTuple):
