@@ -10,10 +10,11 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 from torchrec import KeyedJaggedTensor
 
-from app.config.app_config import AppConfig, from_plain
+from app.config.app_config import AppConfig
 from app.data.batch import Batch
 from app.data.split import TRAIN, SplitReader
 from app.record.documents import read_config
+from common.compose import convert
 from common.errors import UserError
 from data_prep.dataset.format import Manifest
 
@@ -54,7 +55,7 @@ class TorchBatches(IterableDataset[Item]):
         """
         if run is None and given["batch_size"] is None:
             raise UserError("batch_size: give it, or run=RUN, whose batches are then read")
-        config = AppConfig() if run is None else from_plain(read_config(Path(run)))
+        config = AppConfig() if run is None else convert(AppConfig, read_config(Path(run)))
         values = {name: value for name, value in given.items() if value is not None}
         if split != TRAIN:
             values = {"shuffle": False, "drop_last": False, **values}

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from app.config.data import DataConfig, DataScale, implied_data, require_eval_split, require_source
-from app.config.kinds import AUC, GROUPS, METRICS, RANKED, OptimizerName
+from app.config.data import DataConfig, DataScale, implied_data
+from app.config.kinds import AUC, GROUPS, METRICS, RANKED, OptimizerName, model_for
 from app.config.model import ModelConfig, PublishedConfig, require_dlrm, require_own_scores
 from app.config.sharding import QCommConfig, ShardingConfig, TopologyConfig, sharding_faults
 from app.config.train import (
@@ -28,15 +28,13 @@ from app.config.train import (
     validate_new_name,
     validate_threads,
 )
-from common.compose import convert
 from common.errors import UserError
 from common.extensions import absence, add_key_groups, key_groups
 from common.keys import check, key, shown
 from common.machine import require_memory
-from data_prep.dataset.format import Manifest, load_manifest
+from data_prep.dataset.format import SPLITS, Manifest, load_manifest
 from data_prep.dataset.options import LabelKind
 
-RECIPE = "own_table"
 STEPS_PER_EPOCH = 100  # at least, if the rows suffice for batches of LEAST_BATCH
 LEAST_BATCH, LARGEST_BATCH = 32, 4096
 DECAY, LARGEST_DECAY = 1600.0, 0.1  # optimizer.sparse_weight_decay times train's rows, and its maximum
@@ -85,11 +83,19 @@ def table_values(manifest: Manifest) -> dict[str, Any]:
 
 
 def implied_recipe(composed: Any, given: Sequence[str]) -> dict[str, Any]:
-    """Return recipe=own_table for a dataset of a user's own table, or its files, if no recipe is given."""
+    """Return recipe=own_table for DLRM on a user's own table, prepared or to be prepared, if no recipe is given."""
+    data, recipe = composed.data, {"recipe": "own_table"}
     # The default recipe is quickstart, so any other one has been asked for.
     if "recipe" in given or "published.recipe" in given or composed.published.recipe != "quickstart":
         return {}
-    return {"recipe": RECIPE} if _reads_own_table(composed) else {}
+    if composed.model.name != "dlrm" or data.path is None:
+        return {}
+    if data.raw is not None or data.train is not None:
+        return recipe if data.schema is not None else {}
+    try:
+        return recipe if is_own_table(load_manifest(Path(data.path))) else {}
+    except UserError:  # a run says so later
+        return {}
 
 
 def implied_keys(composed: Any, given: Sequence[str]) -> dict[str, Any]:
@@ -109,20 +115,6 @@ def implied_keys(composed: Any, given: Sequence[str]) -> dict[str, Any]:
         values["train.eval_every_fraction"] = None
     not_given = [name for name in composed.by_table if not {name, name.partition(".")[0]} & {*given, *values}]
     return values if not_given == list(composed.by_table) else {**values, "by_table": not_given}
-
-
-def _reads_own_table(composed: Any) -> bool:
-    """Return whether a composed configuration trains DLRM on a user's own table, prepared or to be prepared."""
-    data, root = composed.data, composed.data.path
-    if composed.model.name != "dlrm" or root is None:
-        return False
-    if any(getattr(data, name) is not None for name in ("raw", "train")):
-        return data.schema is not None
-    try:
-        manifest = load_manifest(Path(root))
-    except UserError:  # a run says so later
-        return False
-    return is_own_table(manifest)
 
 
 def is_own_table(manifest: Manifest) -> bool:
@@ -195,8 +187,19 @@ class AppConfig:
                 f"recipe={self.published.recipe}: is published with model=dlrm, dcnv2, crossnetv2, dnn or lr; give one "
                 "of them"
             )
-        require_source(self.data, self.model.kind)
-        require_eval_split(self.data, self.eval.split)
+        makes, model = self.data.source_kind.makes, self.model.kind
+        if makes is not None and makes is not model.learns_from:
+            yield (
+                f"data.source={shown(self.data.source)}: makes {makes.name}, and {model.label} learns from "
+                f"{model.learns_from.name}; give {model.instead_of_source or model_for(makes)}"
+            )
+        # With files for splits, the one to evaluate has a file, or is held out of data.train.
+        split, files = self.eval.split, {name: getattr(self.data, name) for name in SPLITS}
+        holds_out = any(value is not None for value in vars(self.data.split).values())
+        if files["train"] is not None and files.get(split, split) is None and not holds_out:
+            usable = next(name for name in ("test", "val", "train") if files[name] is not None)
+            held_out = "or data.split.held_out=0.1 to hold it out of train, " if usable != "train" else ""
+            yield f"eval.split={split}: data.{split} is not given; give it, {held_out}or eval.split={usable}"
         yield from self._monitor_faults()
         yield from self._batch_faults()
         yield from sharding_faults(self.sharding, self.optimizer.name)
@@ -281,15 +284,6 @@ class AppConfig:
                 f"sharding.qcomm: not with {layout}: rounds what processes exchange, and nothing travels in one "
                 f"process; leave it out, {or_else}"
             )
-
-
-def from_plain(content: dict[str, Any]) -> AppConfig:
-    """Return the configuration that was read from a run's directory.
-
-    Raises:
-        ConversionError: unknown keys or wrong types.
-    """
-    return convert(AppConfig, content)
 
 
 def validate_new_run(config: AppConfig) -> None:

@@ -5,14 +5,11 @@ from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any, ClassVar
 
-from app.config.kinds import ModelKind, model_for
 from app.config.model import published_tables
-from common.errors import UserError
-from common.keys import key, shown
+from common.keys import key
 from data_prep.config import keys
 from data_prep.config.keys import implied_values
 from data_prep.config.presets import split_file_faults, unused_group_faults
-from data_prep.dataset.format import SPLITS
 from data_prep.dataset.options import DataSource
 
 FILES = ("raw", "train", "val", "test", "checksums")  # data_prep's keys for files of the user's own
@@ -137,28 +134,6 @@ def implied_data(composed: Any, given: Sequence[str]) -> dict[str, Any]:
     if data.path is None and data.default_path is not None and (source is not None or not has_files):
         values["data.path"] = data.default_path
     return values
-
-
-def require_eval_split(data: DataConfig, split: str) -> None:
-    """Raise UserError, before a dataset is made, if no files are given for the split to evaluate."""
-    files = {name: getattr(data, name) for name in SPLITS}
-    if data.train is None or files.get(split, split) is not None or data.split != keys.SplitConfig():
-        return
-    usable = next(name for name in ("test", "val", "train") if files[name] is not None)
-    remedy = f"give it, or eval.split={usable}"
-    if usable != "train":
-        remedy = f"give it, or data.split.held_out=0.1 to hold it out of train, or eval.split={usable}"
-    raise UserError(f"eval.split={split}: data.{split} is not given; {remedy}")
-
-
-def require_source(data: DataConfig, model: ModelKind) -> None:
-    """Raise UserError if the dataset to be made is of a kind that the model does not learn from."""
-    source_kind, required_kind = data.source_kind.makes, model.learns_from
-    if source_kind is not None and source_kind is not required_kind:
-        raise UserError(
-            f"data.source={shown(data.source)}: makes {source_kind.name}, and {model.label} learns from "
-            f"{required_kind.name}; give {model.instead_of_source or model_for(source_kind)}"
-        )
 
 
 def preprocessing(data: DataConfig) -> keys.DataConfig:

@@ -89,11 +89,11 @@ def require_agreement(config: DataConfig, manifest: Manifest) -> None:
     """Require that the dataset was made with the settings that the user or the recipe gives."""
     values = {key: value for key, value in given_values(preprocessing(config)).items() if key not in NOT_OF_ROWS}
     if (difference := first_difference(values, manifest)) is not None:
-        key = f"data.{difference.key}"
-        as_it_is = "leave it out" if difference.key.partition(".")[0] in GENERATORS else f"{key}=null"
+        key, value, recorded = difference
+        as_it_is = "leave it out" if key.partition(".")[0] in GENERATORS else f"data.{key}=null"
         raise UserError(
-            f"{key}={difference.setting}: the dataset at data.path={config.path} was made with {difference.recorded}; "
-            f"give another data.path, or {as_it_is} to take it as it is"
+            f"data.{key}={value}: the dataset at data.path={config.path} was made with {recorded}; give another "
+            f"data.path, or {as_it_is} to take it as it is"
         )
     if _is_there(config):
         compared = compared_keys(values, manifest)

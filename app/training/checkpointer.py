@@ -30,7 +30,7 @@ from app.checkpoint.files import (
 )
 from app.checkpoint.saver import Saver, load_tensors
 from app.checkpoint.warm_start import Source, describe_rows, load, translate_rows
-from app.config.app_config import AppConfig, from_plain
+from app.config.app_config import AppConfig
 from app.config.kinds import METRICS
 from app.config.train import Compile, RuntimeConfig, TrainConfig, metrics_of
 from app.metrics.documents import Best, EvaluationEvent, EvaluationFigures, Measured, OtherEvent, Parent
@@ -42,7 +42,7 @@ from app.runtime.platform import Runtime
 from app.training.recorder import Recorder
 from app.training.session import Session
 from app.training.state import AGREE_EVERY_STEPS, RunLength, RunState, best_of, score_of
-from common.compose import ConversionError
+from common.compose import ConversionError, convert
 from common.documents import Json, plain_object
 from common.errors import UserError
 from common.files import Need, digest_file, format_bytes, require_room
@@ -380,7 +380,7 @@ def open_checkpoint(run: Path, choice: str | None, dataset: str | None, runtime:
     choice: as of the key checkpoint. dataset: the dataset's path; None: where the run had it.
     """
     path = Path(runtime.on_rank_0(lambda: find_checkpoint(run, choice)))
-    state, config = read(path).state, from_plain(read_config(run))
+    state, config = read(path).state, convert(AppConfig, read_config(run))
     if (difference := _first_difference(state, fingerprint(config))) is not None:
         key, now, recorded = difference
         raise UserError(
@@ -414,7 +414,7 @@ def trained_config(run: Path, overrides: RuntimeConfig, data_path: str | None) -
         started, which holds the run's own directory, so a run is usable from any directory.
     """
     try:
-        config = from_plain(read_config(run))
+        config = convert(AppConfig, read_config(run))
     except ConversionError as error:
         raise UserError(f"run={run}: {CONFIG} is of another version ({error}); use that one, or train again") from error
     # The run's own arithmetic is the default, so that figures agree with those of its training.

@@ -148,7 +148,7 @@ class MultiHotConfig:
     distribution: Distribution | None = key(
         None, "distribution of a bag's further ids; null: uniform", only_with="sizes"
     )
-    seed: int | None = key(None, "seed of their draws; null: 0, as in the reference", at_least=0, only_with="sizes")
+    seed: int | None = key(None, "seed of their draws; null: 0, as in the reference", within=SEEDS, only_with="sizes")
 
     def bags(self) -> MultiHot | None:
         """Return the bags that ids are expanded to, or None. Raise UserError for invalid values."""

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -436,14 +436,6 @@ ENCODING_NAMES = {
 }
 
 
-class Difference(NamedTuple):
-    """A key with its value in the configuration and the value that the dataset was made with."""
-
-    key: str
-    setting: Any
-    recorded: Any
-
-
 def compared_keys(settings: Mapping[str, Any], manifest: Manifest) -> dict[str, Any]:
     """Return the given keys that decide a dataset's rows; keys of generators only for the dataset's own generator."""
     groups = {key.partition(".")[0] for key in recorded_keys(manifest)} & set(GENERATORS)
@@ -454,15 +446,15 @@ def compared_keys(settings: Mapping[str, Any], manifest: Manifest) -> dict[str, 
     return {key: value for key, value in decisive.items() if key not in FILES}
 
 
-def first_difference(settings: Mapping[str, Any], manifest: Manifest) -> Difference | None:
-    """Return the first of the given keys, with plain values, that differs from the dataset's."""
+def first_difference(settings: Mapping[str, Any], manifest: Manifest) -> tuple[str, Any, Any] | None:
+    """Return the first of the given keys whose plain value differs, this value and the dataset's."""
     recorded = recorded_keys(manifest)
     for key, value in compared_keys(settings, manifest).items():
         recorded_value = recorded.get(key)
         if recorded_value is None and manifest.has_given_splits and key.startswith("split."):
             recorded_value = "files given for each split"
         if _recorded_form(key, value, manifest) != recorded_value:
-            return Difference(key, value, recorded_value)
+            return key, value, recorded_value
     return None
 
 

@@ -72,8 +72,6 @@ class MultiHot:
         is_list = isinstance(sizes, Sequence) and not isinstance(sizes, str) and len(sizes) > 0
         if not is_list or not all(isinstance(size, int) and size >= 1 for size in sizes):
             raise UserError(f"{key}.sizes={sizes}: give ids per bag of every feature, each at least 1, or {MLPERF_V2}")
-        if seed is not None and not 0 <= seed < 2**32:
-            raise UserError(f"{key}.seed={seed}: must be at least 0 and below 2^32")
         return cls(tuple(sizes), distribution or Distribution.uniform, seed or 0)
 
     def check(self, num_features: int) -> None:

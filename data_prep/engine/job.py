@@ -420,7 +420,8 @@ def _describe_difference(
     if manifest.encoding.get("raw_schema") != schema:
         return "other columns"
     if (difference := first_difference(given_values(data), manifest)) is not None:
-        return f"{difference.key} is {difference.recorded} there, {difference.setting} here"
+        key, here, there = difference
+        return f"{key} is {there} there, {here} here"
     for key, value in parameters.items():
         if manifest.encoding.get(key) != value:
             return f"{key} is {manifest.encoding.get(key)} there, {value} here"

@@ -31,11 +31,11 @@ from tests.key_limits import ONE, POSITIVE, SHARE, ZERO, Limits
 OF_PREPARATION: dict[str, Limits] = {
     **dict.fromkeys(("data.workers", "data.synthetic.rows", "data.synthetic.days", "data.remote.tries",
                      "data.max_categories", "data.random.rows", "data.random.max_rows_per_table"), ONE),
-    **dict.fromkeys(("data.frequency_threshold", "data.synthetic.seed", "data.multi_hot.seed",
+    **dict.fromkeys(("data.frequency_threshold", "data.synthetic.seed",
                      "data.random.eval_rows", "data.random.num_dense", "data.random.seed"), ZERO),
     **dict.fromkeys(("data.sampling.negative_drop_rate", "data.random.click_rate"), SHARE),
     "data.split.held_out": limits.BELOW_1,
-    **dict.fromkeys(("data.split.seed", "data.sampling.seed"), limits.SEED),
+    **dict.fromkeys(("data.split.seed", "data.sampling.seed", "data.multi_hot.seed"), limits.SEED),
     "data.max_ind_range": ([0, 2**31], [1, 2**31 - 1], "in [1, 2147483647]"),
     "data.remote.pause": ([-1.0, limits.INF, math.nan], [0.0, 9.0], "in [0, inf)"),
     "data.remote.timeout": POSITIVE,

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from app.config.app_config import CONFIG_DIR, AppConfig, from_plain, validate, validate_new_run
+from app.config.app_config import CONFIG_DIR, AppConfig, validate, validate_new_run
 from app.config.commands import BenchConfig, EvaluateConfig, RecommendConfig, VerifyConfig
 from app.config.model import Interaction
 from app.training import meta_build
-from common.compose import ConversionError, compose_config
+from common.compose import ConversionError, compose_config, convert
 from common.errors import UserError
 from common.keys import MISSING, describe, flat_values, keys_of, to_plain
 from tests.app.conftest import REPOSITORY, composed
@@ -192,12 +192,12 @@ def test_help_of_a_command_begins_with_what_must_be_given(schema: type) -> None:
 def test_a_recorded_configuration_is_read_back_or_refused() -> None:
     config = composed("data.raw=[a,b]", "data.path=x", "data.memory_budget=1GiB", "schedule=warmup_poly")
     plain = to_plain(config)
-    assert from_plain(plain) == config
+    assert convert(AppConfig, plain) == config
     with pytest.raises(ConversionError, match="'speed' not in 'TrainConfig'"):
-        from_plain({**plain, "train": {**plain["train"], "speed": 1}})
+        convert(AppConfig, {**plain, "train": {**plain["train"], "speed": 1}})
     for damaged in ({"data": 5}, {"model": "x"}, {"data": {"prep": 3}}):
         with pytest.raises(ConversionError):
-            from_plain({**plain, **damaged})
+            convert(AppConfig, {**plain, **damaged})
 
 
 @pytest.mark.parametrize(
