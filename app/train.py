@@ -20,7 +20,7 @@ from pathlib import Path
 
 from app.checkpoint import files
 from app.config.app_config import AppConfig
-from app.config.kinds import steps_after_training
+from app.config.kinds import AfterTraining
 from app.config.train import require_graphs, with_batch_of_all, with_evaluation_distance
 from app.data import prepare
 from app.data.split import TRAIN, verify_splits
@@ -35,6 +35,7 @@ from app.training.predictor import refuse_one_class, require_task
 from app.training.state import require_rates, require_rows_to_evaluate, require_steps_left, require_validation
 from common import signals
 from common.cli import EXIT_DONE, EXIT_STOPPED, SECONDS
+from common.extensions import rows_of_extensions
 from common.signals import Interrupted, StopRequest
 from data_prep.dataset.format import Manifest
 
@@ -52,7 +53,7 @@ def main(config: AppConfig) -> int:
 
     # Refuse what needs neither processes nor data, before either takes time.
     require_clients(config)
-    for step in steps_after_training():
+    for step in rows_of_extensions(AfterTraining):
         step.require(config)
 
     checkpoints = Path(config.run.dir) / files.CHECKPOINTS
@@ -67,7 +68,7 @@ def main(config: AppConfig) -> int:
     # Extensions' steps follow after the process group is closed, so that the other processes need not wait.
     if status == EXIT_DONE and os.environ.get("RANK", "0") == "0":
         before = time.perf_counter()
-        for step in steps_after_training():
+        for step in rows_of_extensions(AfterTraining):
             step.finish(config)
         seconds["baselines"] = time.perf_counter() - before
         seconds["rest"] = time.perf_counter() - began - sum(seconds.values())

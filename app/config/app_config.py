@@ -26,12 +26,11 @@ from app.config.train import (
     TrainConfig,
     keys_by_evaluations,
     validate_new_name,
-    validate_threads,
 )
 from common.errors import UserError
 from common.extensions import absence, add_key_groups, key_groups
 from common.keys import check, key, shown
-from common.machine import require_memory
+from common.machine import require_memory, usable_cpus
 from data_prep.dataset.format import SPLITS, Manifest, load_manifest
 from data_prep.dataset.options import LabelKind
 
@@ -122,6 +121,7 @@ def is_own_table(manifest: Manifest) -> bool:
     return manifest.kind.name == "rows" and manifest.encoding.get("table") is not None
 
 
+THREADS_PER_CORE = 4  # a few more threads than cores only slow a run down; many stop the machine
 CONFIG_DIR = Path(__file__).parents[1] / "conf"
 
 
@@ -173,15 +173,15 @@ class AppConfig:
     def faults(self) -> Iterator[str]:
         """Yield messages of keys that cannot work beside those of other groups."""
         compiled = self.runtime.compile
-        for setting, is_given in {
+        dlrm_alone = {
             f"runtime.compile={shown(compiled)}": compiled in (Compile.dense, Compile.step),
             f"data.negatives.per_positive={self.data.negatives.per_positive}": self.data.negatives.per_positive,
             f"eval.group_by={self.eval.group_by}": self.eval.group_by,
             "train.drop_last=false": not self.train.drop_last,
             f"train.deterministic={LAYOUT}": self.train.micro_batch,
-        }.items():
-            if is_given:
-                require_dlrm(self.model, setting)
+        }
+        for setting in (setting for setting, is_given in dlrm_alone.items() if is_given):
+            require_dlrm(self.model, setting)
         if self.published.md5 and self.published.test_auc is None:  # published for several models, not for this one
             yield (
                 f"recipe={self.published.recipe}: is published with model=dlrm, dcnv2, crossnetv2, dnn or lr; give one "
@@ -241,11 +241,8 @@ class AppConfig:
             )
 
     def _batch_faults(self) -> Iterator[str]:
-        batch, micro_batch, layout = (
-            self.train.global_batch_size,
-            self.train.micro_batch,
-            f"train.deterministic={LAYOUT}",
-        )
+        batch, micro_batch = self.train.global_batch_size, self.train.micro_batch
+        layout = f"train.deterministic={LAYOUT}"
         if not self.train.drop_last:
             require_own_scores(self.model, "train.drop_last=false")
             if self.runtime.compile is Compile.step:
@@ -294,7 +291,11 @@ def validate_new_run(config: AppConfig) -> None:
         raise UserError(f"baselines=true: {reason}; restore it (`git checkout extensions`), or leave baselines out")
     validate_new_name(config.run.name)
     # A recorded run may come from a larger machine, so this holds for new runs only.
-    validate_threads(config.runtime)
+    threads, cores = config.runtime.num_threads or 0, usable_cpus()
+    if threads > THREADS_PER_CORE * cores:
+        raise UserError(
+            f"runtime.num_threads={threads}: {cores} cores are usable here; give runtime.num_threads={cores}"
+        )
 
 
 def validate(config: AppConfig) -> None:

@@ -421,11 +421,6 @@ class AfterTraining(NamedTuple):
     finish: Callable[[AppConfig], None]  # processes the run's directory on rank 0 after the process group is closed
 
 
-def steps_after_training() -> list[AfterTraining]:
-    """Return what extensions do before and after training."""
-    return rows_of_extensions(AfterTraining)
-
-
 class FoldedTable(NamedTuple):
     """A collapsed table in two halves; a click on `summary` opens it."""
 

@@ -152,16 +152,13 @@ def settings_of_table(config: ShardingConfig, name: str, features: list[str]) ->
 
     The key names the table or one of its features; it is `sharding` for a table without settings of its own.
     """
-    matches = [
-        (f"sharding.tables.{key}", settings_given(config, key)) for key in (name, *features) if key in config.tables
-    ]
-    if len(matches) > 1:
-        raise UserError(f"{matches[0][0]} and {matches[1][0]}: are one table; give one of them")
-    key, table = matches[0] if matches else ("sharding", TableShardingConfig())
-    values = {field.name: getattr(table, field.name) for field in fields(TableShardingConfig)}
-    return key, TableShardingConfig(
-        **{name: getattr(config, name) if value is None else value for name, value in values.items()}
-    )
+    keys = [key for key in (name, *features) if key in config.tables]
+    if len(keys) > 1:
+        raise UserError(f"sharding.tables.{keys[0]} and sharding.tables.{keys[1]}: are one table; give one of them")
+    settings = {field.name: getattr(config, field.name) for field in fields(TableShardingConfig)}
+    given = vars(settings_given(config, keys[0])) if keys else {}
+    settings |= {name: value for name, value in given.items() if value is not None}
+    return (f"sharding.tables.{keys[0]}" if keys else "sharding"), TableShardingConfig(**settings)
 
 
 def settings_given(config: ShardingConfig, name: str) -> TableShardingConfig:

@@ -11,7 +11,6 @@ from typing import Any, ClassVar, TypeAlias
 from app.config.kinds import AUC, FusedDecay, OptimizerName, ScheduleName, with_key
 from common.errors import UserError
 from common.keys import MISSING, key, shown
-from common.machine import usable_cpus
 
 NOT_IN_NAMES = frozenset("/\\$;&|<>*?\"'`!(){}[]#~")
 # File systems take names of at most 255 bytes, and other names are made from this one.
@@ -493,9 +492,6 @@ class ScheduleConfig:
             )
 
 
-THREADS_PER_CORE = 4  # a few more threads than cores only slow a run down; many stop the machine
-
-
 class Platform(Enum):
     """Devices to compute on; `auto` takes the GPUs that torch was built for, if it sees any."""
 
@@ -561,16 +557,6 @@ def require_graphs(runtime: RuntimeConfig, device_type: str) -> None:
     if runtime.compile is Compile.step and device_type == "cpu":
         raise UserError(
             "runtime.compile=step: CUDA graphs need a GPU; give runtime.compile=none, or runtime.compile=dense"
-        )
-
-
-def validate_threads(runtime: RuntimeConfig) -> None:
-    """Raise UserError if a new run asks for so many threads that this machine can only lose time."""
-    cores = usable_cpus()
-    if (runtime.num_threads or 0) > THREADS_PER_CORE * cores:
-        raise UserError(
-            f"runtime.num_threads={runtime.num_threads}: {cores} cores are usable here; give "
-            f"runtime.num_threads={cores}"
         )
 
 

@@ -9,7 +9,7 @@ from msgspec import structs
 from app.checkpoint import files
 from app.checkpoint.saver import load_tensors
 from app.config.app_config import AppConfig
-from app.config.kinds import ACCURACY, AUC, BASE_RATE, LOGLOSS, METRICS, NE, steps_after_training
+from app.config.kinds import ACCURACY, AUC, BASE_RATE, LOGLOSS, METRICS, NE, AfterTraining
 from app.config.train import EvalConfig, keys_by_evaluations
 from app.metrics.documents import EvaluationFigures, monitored_value
 from app.metrics.quality import click_curves
@@ -21,6 +21,7 @@ from app.training.predictor import Evaluation, Predictor, task_of
 from app.training.recorder import Recorder
 from app.training.session import Session
 from app.training.state import RunState
+from common.extensions import rows_of_extensions
 from data_prep.dataset.format import Manifest
 
 log = logging.getLogger("clickwork")
@@ -111,7 +112,7 @@ class Evaluator:
             evaluation = self._session.predictor.evaluate(self._config.split, self._stop.requested)
             result, logits, labels = evaluation
             self._writers = [
-                extension.keep(self._session.predictor, evaluation) for extension in steps_after_training()
+                extension.keep(self._session.predictor, evaluation) for extension in rows_of_extensions(AfterTraining)
             ]
             # Curves count rows, so they would contradict the metrics of weighted rows.
             curves = None

@@ -303,6 +303,11 @@ REPEATED_PROGRAMS = {
 }
 
 
+# With files for splits, only train's rows decide ids, and 0 is the id of unknown values.
+GIVEN_SPLITS: dict[str, Any] = {"split": None, "held_out": 0.0, "split_seed": 0, "test_first": False}
+GIVEN_SPLITS |= {"fitted_on_train": True, "first_id": 1, "unknown_id": 0}
+
+
 def resolve_rules(data: DataConfig, num_sources: int, table: Table | None = None) -> Rules:
     """Return the rules of an encoding with the user's settings, which are refused where they have no effect.
 
@@ -314,6 +319,8 @@ def resolve_rules(data: DataConfig, num_sources: int, table: Table | None = None
     rules = replace(RULES[encoding], dense=OWN_TRANSFORM) if is_own else RULES[encoding]
     given: dict[str, Any] = {name: attrgetter(key)(data) for key, name in KEYS_OF_RULES.items()}
     rules = replace(rules, **{name: value for name, value in given.items() if value is not None})
+    if data.train is not None:
+        rules = replace(rules, **GIVEN_SPLITS)
     if rules.order is None and rules.frequency_threshold > 1:
         raise UserError(f"data.frequency_threshold: has no effect with data.encoding={encoding.value}; leave it out")
     for key, owner in (("max_categories", Encoding.amd_blog), ("vocabulary_order", Encoding.vocabulary)):
@@ -330,11 +337,9 @@ def resolve_rules(data: DataConfig, num_sources: int, table: Table | None = None
         ):
             if value not in (None, neutral):
                 raise UserError(f"data.{key}: data.encoding={encoding.value} does not leave it open")
-        return rules if data.train is None else _adapt_to_given_splits(rules)
-    if data.train is not None:
-        rules = _adapt_to_given_splits(rules)
-        if split == SplitConfig():
-            return rules
+        return rules
+    if data.train is not None and split == SplitConfig():
+        return rules
     has_time = table is not None and table.time is not None
     # The last rows of data.train's files are no days of their own, so chance is the default for Criteo's rows, too.
     method = (split.method or SplitMethod.auto).resolve(num_sources, is_own or data.train is not None, has_time)
@@ -370,13 +375,6 @@ def _split_column(data: DataConfig, method: SplitMethod, table: Table | None) ->
     if reads == "times":
         remedy += f", or write time: COLUMN in {data.schema}"
     raise UserError(f"data.split.method={method.value}: {remedy}")
-
-
-def _adapt_to_given_splits(rules: Rules) -> Rules:
-    """Return the rules for given splits: only train's rows decide ids, and 0 is the id of unknown values."""
-    return replace(
-        rules, split=None, held_out=0.0, split_seed=0, test_first=False, fitted_on_train=True, first_id=1, unknown_id=0
-    )
 
 
 def report_differences(rules: Rules) -> None:
