@@ -110,7 +110,9 @@ def _convert_group(schema: Any, group: Any, prefix: str) -> Any:
         key, kind = f"{prefix}{name}", kinds[name]
         if dataclasses.is_dataclass(kind):
             values[name] = _convert_group(kind, value, f"{key}.")
-        elif value != MISSING:
+        elif value == MISSING:
+            values[name] = value
+        else:
             is_one = _is_list(kind) and value is not None and not isinstance(value, (list, dict))
             try:
                 values[name] = read_as(_spell([value] if is_one else value, _leaf(kind)), kind, strict=False)
@@ -149,7 +151,7 @@ def _rule(key: str, kind: Any, value: Any, meaning: str) -> str:
     if _is_list(kind):
         item = "text" if _leaf(kind) is str else "number"
         return f"must be a {item} or a list of {item}s: {meaning}"
-    return f"must be {FORMS.get(kind, FORMS.get(_leaf(kind), 'a mapping'))}"
+    return "must be a mapping of names" if typing.get_origin(kind) is dict else f"must be {FORMS[_leaf(kind)]}"
 
 
 def compose_partly(schema: type[ConfigT], config_dir: Path, overrides: Sequence[str], name: str) -> ConfigT:
