@@ -55,13 +55,6 @@ def dataset_without_test(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("overrides", "message"),
     [
         (["data.val=b"], "data.val: needs data.train"),
-        (["data.train=a", "data.val=b", "data.raw=c"], "data.raw: not together with data.train"),
-        (
-            ["data.train=a", "data.split.method=random"],
-            "data.split.method=random: has no effect with data.train; name these",
-        ),
-        (["data.train=a", "data.val=b", "data.encoding=torchrec"], "data.encoding=torchrec: TorchRec's layout"),
-        (["data.checksums={a: 0}"], "data.checksums: has no effect without data.train"),
         (["data.train=a", "data.test=c"], "or data.split.held_out=0.1 to hold it out of train, or eval.split=test"),
         (["data.train=a"], "eval.split=val: data.val is not given; give it, or eval.split=train"),
     ],
