@@ -134,8 +134,8 @@ environment: ## Create or update the Python environment in .venv; every target d
 doctor: environment ## What is wrong with packages, GPUs, memory, disks and datasets, and how to fix it
 	$(python) -m app.doctor $(ARGS)
 
-test: environment ## Run the tests but the slow ones; ARGS go to pytest
-	$(python) -m pytest -m 'not slow' $(ARGS)
+test: environment ## Run the quick tests; ARGS go to pytest
+	$(python) -m pytest -m 'not slow and not medium' $(ARGS)
 
 test-all: environment ## Run every test, as .ci/run does; ARGS go to pytest
 	$(python) -m pytest $(ARGS)

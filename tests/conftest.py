@@ -95,8 +95,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if any(not mark.args or mark.args[0] in ("examples", "tool") for mark in item.iter_markers("slow")):
             item.add_marker("release")
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    slow = [item for item in reversed(items) if item.get_closest_marker("slow")]
-    others = [item for item in items if not item.get_closest_marker("slow")]
+    is_slow = {item: any(item.iter_markers("slow")) or any(item.iter_markers("medium")) for item in items}
+    slow = [item for item in reversed(items) if is_slow[item]]
+    others = [item for item in items if not is_slow[item]]
     arranged: list[pytest.Item] = []
     for worker in range(workers):
         arranged += slow[worker::workers]

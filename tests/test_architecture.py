@@ -144,10 +144,12 @@ def imports_by_module() -> dict[str, set[str]]:
     return {name: targets - {name} for name, targets in imported.items()}
 
 
+@pytest.mark.medium
 def test_no_modules_import_each_other_in_a_circle() -> None:
     TopologicalSorter(imports_by_module()).prepare()  # raises CycleError, which names the modules
 
 
+@pytest.mark.medium
 def test_an_extension_is_imported_by_nothing_but_itself() -> None:
     for name, targets in imports_by_module().items():
         extension = ".".join(name.split(".")[:2])
@@ -171,6 +173,7 @@ def test_the_layers_name_all_of_a_package_but_its_commands(package: str) -> None
     assert set(re.findall(r"\w+", contract.partition("layers")[2])) == top - command_modules(package)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("package", ["app", "data_prep"])
 def test_commands_are_imported_by_nothing(package: str) -> None:
     """They are the uppermost layer; the registry names them as text."""
@@ -184,10 +187,12 @@ def test_commands_are_imported_by_nothing(package: str) -> None:
             assert not names & commands, f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}"
 
 
+@pytest.mark.medium
 def test_files_and_functions_stay_small() -> None:
     assert not size_problems(ROOT), "\n" + "\n".join(size_problems(ROOT))
 
 
+@pytest.mark.medium
 def test_no_machine_and_no_registry_in_tracked_files() -> None:
     # safe.directory: a container's root reads a checkout of somebody else's.
     command = ["git", "-c", "safe.directory=*", "ls-files", "-z"]
@@ -234,6 +239,7 @@ def test_only_tables_of_constants_keep_a_form_of_their_own() -> None:
     assert sum(len(marks.findall(path.read_text())) for path in files) <= 15
 
 
+@pytest.mark.medium
 def test_a_slow_test_has_a_reason() -> None:
     """One of the listed ones, unless it has quick cases, too: then the marks are among its parameters."""
     bare = [

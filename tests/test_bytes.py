@@ -48,6 +48,7 @@ def test_every_case_is_recorded() -> None:
     assert present({name: row["overrides"] for name, row in record["runs"].items()}) == RUNS
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in FAST else (pytest.mark.slow,)) for name in DATASETS]
 )

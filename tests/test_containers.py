@@ -209,6 +209,7 @@ def test_a_base_that_does_not_fit_is_refused_in_a_sentence(
     assert sentence in project.set_up(status=2, options=["--device", device])
 
 
+@pytest.mark.medium
 def test_preprocessing_gets_no_torch(project: Project) -> None:
     output = project.set_up(options=["data_prep"])
     assert "ready after" in output

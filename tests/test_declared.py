@@ -3,6 +3,8 @@
 import ast
 import re
 
+import pytest
+
 from app.commands import COMMANDS
 from common.command import load
 from common.keys import declaration, keys_of
@@ -11,6 +13,7 @@ from tests.declared import PACKAGES, ROOT, commands, documents
 DOCUMENTS = {"OpenDocument", "JsonObject", "Provenance", "Event", "PlanFile", "PlannedTable"}
 
 
+@pytest.mark.medium
 def test_every_command_and_key_is_in_the_reference() -> None:
     lines = "\n".join(commands()).splitlines()
     for command in COMMANDS.values():
@@ -21,6 +24,7 @@ def test_every_command_and_key_is_in_the_reference() -> None:
             assert any(line.startswith(f"| `{key}` |") and line.endswith(f" {meaning} |") for line in lines), key
 
 
+@pytest.mark.medium
 def test_every_document_is_in_the_reference() -> None:
     sections = "\n".join(documents()).split("\n##")
     for path in [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]:

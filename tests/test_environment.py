@@ -26,6 +26,7 @@ def project(tmp_path: Path) -> Project:
     return Project(tmp_path / "project")
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("uv", [True, False])
 def test_first_use_installs_training_and_the_second_does_nothing(project: Project, uv: bool) -> None:
     output = project.set_up(uv=uv)
@@ -39,6 +40,7 @@ def test_first_use_installs_training_and_the_second_does_nothing(project: Projec
     assert cpu_seconds() - before < 1
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("uv", [True, False])
 def test_a_group_is_added_in_place_and_stays(project: Project, uv: bool) -> None:
     project.set_up(uv=uv)
@@ -58,6 +60,7 @@ def test_a_group_is_added_in_place_and_stays(project: Project, uv: bool) -> None
     assert project.versions() == CPU_VERSIONS
 
 
+@pytest.mark.medium
 def test_an_index_of_pips_configuration_alone_is_where_uv_looks(project: Project) -> None:
     top = project.wheels.parent
     for wheel in list(project.wheels.glob("*.whl")):
@@ -74,6 +77,7 @@ def test_an_index_of_pips_configuration_alone_is_where_uv_looks(project: Project
     assert "2.14.0" in project.set_up(config=config, uv=True, status=2)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("uv", [True, False])
 def test_a_failed_step_is_one_line_with_the_remedy(project: Project, uv: bool) -> None:
     config = "index-url = http://127.0.0.1:9\nretries = 1"
@@ -237,6 +241,7 @@ def test_gpu_stack_of_a_container_is_used_and_not_replaced(project: Project) -> 
     assert project.versions()["torchrec"] == "1.10.0"
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("requirement", ["torch==2.13.0", "numpy>=2.4"])
 def test_package_that_would_replace_the_containers_is_refused(project: Project, requirement: str) -> None:
     project.add_gpu_stack_to_base()
@@ -287,6 +292,7 @@ def test_make_targets_are_thin_lines() -> None:
     assert "make evaluate RUN=" in make("-n", "evaluate").stderr
 
 
+@pytest.mark.medium
 def test_the_command_runs_in_a_directory_with_modules_of_the_same_names(tmp_path: Path) -> None:
     (tmp_path / "app.py").write_text("raise SystemExit('not this one')")
     command = tmp_path / "a b" / "clickwork"

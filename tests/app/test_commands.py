@@ -62,6 +62,7 @@ def python(*arguments: str, cwd: Path | None = None, **environment: str) -> "sub
     return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.medium
 def test_without_its_extension_a_command_names_it(tmp_path: Path) -> None:
     for package in ("app", "common", "data_prep"):
         (tmp_path / package).symlink_to(REPOSITORY / package)
@@ -96,6 +97,7 @@ def modules_of(arguments: Sequence[str], cwd: Path) -> tuple[int, set[str]]:
     return process.returncode, {line.rpartition("|")[2].strip() for line in lines}
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("arguments", "status"),
     [
@@ -125,6 +127,7 @@ def test_without_packages_a_line_has_the_command_that_works(module: str) -> None
     assert error_line(process.stderr) == f"error: hydra is not installed for {sys.executable}; {remedy}"
 
 
+@pytest.mark.medium
 def test_the_command_that_works_is_quoted_and_has_no_secret() -> None:
     process = without_packages("app", "train", "run.name=a b", "note.token=tiger")
     (command,) = re.findall(r"then `\S+ (.*)`$", error_line(process.stderr))
@@ -140,6 +143,7 @@ def test_a_list_of_commands_needs_nothing(tmp_path: Path) -> None:
     assert not modules & {"omegaconf", "hydra", "numpy", *HEAVY}
 
 
+@pytest.mark.medium
 def test_a_report_needs_no_torch(tmp_path: Path) -> None:
     shutil.copytree(REPOSITORY / "tests/golden/run", tmp_path / "x")
     status, modules = modules_of(["app.report", "runs=[x]"], tmp_path)
@@ -148,6 +152,7 @@ def test_a_report_needs_no_torch(tmp_path: Path) -> None:
     assert not modules & {"matplotlib", *HEAVY}
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "part", ["torch", *(pytest.param(name, marks=SLOW) for name in ("fbgemm_gpu", "torchrec", "isal"))]
 )

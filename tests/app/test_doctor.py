@@ -135,6 +135,7 @@ def test_a_container_s_limit_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert check.found.startswith("1.0 GiB (cgroup's limit")
 
 
+@pytest.mark.medium
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root, to become a user who may not write")
 def test_a_directory_of_another_user(tmp_path: Path) -> None:
     code = "import os, pathlib; from app import doctor; os.setuid(65534)"

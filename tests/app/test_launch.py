@@ -24,6 +24,7 @@ def launched(tmp_path: Path, *words: str, python: str = "") -> Launcher:
     return Launcher(*words, cwd=tmp_path, out=tmp_path / "out", python=python)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("argument", "status", "message"),
     [

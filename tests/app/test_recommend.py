@@ -154,6 +154,7 @@ def test_ids_are_expanded_as_they_were_in_training(run_app: Command, tmp_path: P
     assert log_loss(labels, [c["probability"] for c in ranked]) == pytest.approx(figures["logloss"], rel=1e-6)
 
 
+@pytest.mark.medium
 def test_values_out_of_vocabulary_are_told(run: dict[str, Any], run_app: Command, tmp_path: Path) -> None:
     fields = (tmp_path / "raw.tsv").read_text().splitlines()[0].split("\t")
     strange = [*fields]

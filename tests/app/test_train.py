@@ -20,6 +20,7 @@ SUMMARY_KEYS |= {"throughput", "memory", "power", "seconds", "digest", "best", "
 SUMMARY_KEYS |= {"baselines", "no_baselines", "tables", "early_stop", "error"}
 
 
+@pytest.mark.medium
 def test_a_run_and_its_directory(run_app: Command, small: list[str], tmp_path: Path) -> None:
     overrides = [*small, "run.name=one", "train.epochs=2", "train.eval_every_steps=30", "checkpoint.every_steps=25"]
     run_app("train", *overrides)
@@ -90,6 +91,7 @@ def test_its_time_ends_it_resumably(run_app: Command, small: list[str], tmp_path
     assert len(losses(tmp_path / "runs/brief")) == figures["steps"] + 3
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("further", [[], ["checkpoint.every_steps=null", "train.eval_every_steps=null"]])
 def test_zero_steps_builds_the_run(further: list[str], run_app: Command, small: list[str], tmp_path: Path) -> None:
     run_app("train", *small, "run.name=zero", "train.max_steps=0", *further)
@@ -100,6 +102,7 @@ def test_zero_steps_builds_the_run(further: list[str], run_app: Command, small: 
     assert figures["train"]["logloss"] is figures["throughput"]["samples_per_second"] is None
 
 
+@pytest.mark.medium
 def test_two_processes_train_as_one(run_app: Command, small: list[str], tmp_path: Path) -> None:
     """Told what torchrun tells; all sharding types: test_sharding. fp32 sums in other orders differ by 1e-5 at most."""
     overrides = [*small, "sharding.types=row_wise", "train.epochs=2"]

@@ -31,6 +31,7 @@ def verified(run_app: Command) -> Verify:
     return verify
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_run_replays_to_the_same_bits(processes: int, run_app: Command, verified: Verify, small: list[str]) -> None:
     """Though it was stopped half-way, was evaluated and kept checkpoints."""
@@ -45,6 +46,7 @@ def test_a_run_replays_to_the_same_bits(processes: int, run_app: Command, verifi
     assert not [line for line in report["changed_since"] if "WORLD_SIZE" in line or "world_size" in line]
 
 
+@pytest.mark.medium
 def test_another_learning_rate_is_found(run_app: Command, verified: Verify, small: list[str], tmp_path: Path) -> None:
     run_app("train", *small, "run.name=run", "train.max_steps=20")
     path = tmp_path / "runs/run/config.yaml"
@@ -115,6 +117,7 @@ def change_one_value(checkpoint: Path) -> None:
     rewrite_state(checkpoint, state)
 
 
+@pytest.mark.medium
 def test_the_golden_run_replays(verified: Verify) -> None:
     """tests/golden/run is the record of a run made once (`make golden`): to the bit on its kind of machine and stack,
     within the tolerance elsewhere."""

@@ -75,6 +75,7 @@ def test_keys_that_do_not_compose_are_refused_before_a_process_starts(here: Path
             clickwork.train(overrides)
 
 
+@pytest.mark.medium
 def test_a_run_is_usable_from_any_directory(trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its dataset's path counts from where it was started, as its own does."""
     base, elsewhere = tmp_path / "base", tmp_path / "elsewhere"

@@ -57,6 +57,7 @@ def test_schema_and_splits(trained: Trained, dataset: clickwork.Dataset) -> None
     assert repr(dataset).endswith("/data': train 772, val 64, test 64 rows)")
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("batch_size", [1, 100, 772, 5000])
 def test_batches_are_the_rows_in_order(trained: Trained, dataset: clickwork.Dataset, batch_size: int) -> None:
     batches = list(dataset.batches("train", batch_size))

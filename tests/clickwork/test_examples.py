@@ -54,6 +54,7 @@ def test_the_notebook_prints_what_it_shows(tmp_path: Path) -> None:
         assert differences(lines, "\n".join(texts)) == []
 
 
+@pytest.mark.medium
 def test_a_model_of_ones_own_learns(
     runtime: Runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -82,6 +83,7 @@ def test_a_recipe_outside_the_package_trains(tmp_path: Path, monkeypatch: pytest
     assert run.config["model"]["interaction"] == "dcn"
 
 
+@pytest.mark.medium
 def test_movielens_files_are_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Generated rows in the format of the published files: titles have commas and quotes, a film may have no genre."""
     rng = np.random.default_rng(0)

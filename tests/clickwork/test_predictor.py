@@ -83,6 +83,7 @@ FORMS: dict[str, Callable[[list[dict[str, Any]]], Any]] = {
 }
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("form", FORMS)
 def test_scores_are_those_of_recommend(
     runtime: Runtime, trained: Trained, predictor: clickwork.Predictor, form: str, tmp_path: Path
@@ -116,6 +117,7 @@ def test_logits_are_those_of_evaluate(runtime: Runtime, trained: Trained, predic
     np.testing.assert_allclose(predictor.predict(trained.rows[-len(truth) :], logits=True), truth, rtol=0, atol=1e-6)
 
 
+@pytest.mark.medium
 def test_threads_get_the_scores_of_one(trained: Trained, predictor: clickwork.Predictor) -> None:
     tables = [make_rows(50 + 70 * number, seed=number) for number in range(16)]
     expected = [predictor.predict(table, logits=True) for table in tables]
@@ -194,6 +196,7 @@ def test_a_label_that_is_nan_is_refused(trained: Trained) -> None:
         clickwork.Run(trained.run).evaluate(table, platform="cpu")
 
 
+@pytest.mark.medium
 def test_rows_of_criteos_format(runtime: Runtime, tmp_path: Path) -> None:
     text = oracle.make_rows(400, seed=4)
     (tmp_path / "raw.tsv").write_bytes(text)
@@ -242,6 +245,7 @@ def test_unknown_values_are_counted(predictor: clickwork.Predictor, caplog: pyte
     assert [record.getMessage() for record in caplog.records] == ["out of vocabulary, of 30 rows: user 10, genres 1"]
 
 
+@pytest.mark.medium
 def test_numbers_are_predicted_where_labels_are_numbers(runtime: Runtime, tmp_path: Path) -> None:
     schema = SCHEMA.replace('{column: stars, rule: ">= 4"}', "{column: stars, kind: number}")
     trained = train_on_table(runtime, tmp_path, "loss=mse", "train.monitor=rmse", schema=schema)
@@ -253,6 +257,7 @@ def test_numbers_are_predicted_where_labels_are_numbers(runtime: Runtime, tmp_pa
     assert predictor.rank(None, trained.rows[:20])[0]._asdict()["prediction"] == numbers.max()
 
 
+@pytest.mark.medium
 def test_probabilities_are_corrected_for_sampling(runtime: Runtime, tmp_path: Path) -> None:
     trained = train_on_table(runtime, tmp_path, prepared=["data.sampling.negative_drop_rate=0.75"])
     rows = [{name: row[name] for name in INPUTS} for row in trained.rows[:20]]

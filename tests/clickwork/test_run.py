@@ -67,6 +67,7 @@ def test_a_notebook_shows_the_report(runtime: Runtime, trained: Trained, run: cl
     assert html.unescape(page).startswith(f"<code>{run!r}</code><iframe ")
 
 
+@pytest.mark.medium
 def test_evaluation_of_a_table_is_that_of_the_command(
     runtime: Runtime, trained: Trained, run: clickwork.Run, tmp_path: Path
 ) -> None:
@@ -97,6 +98,7 @@ def test_runs_are_compared_as_by_the_report(
     assert WRITTEN.sub("", shown(comparison._repr_html_())) == WRITTEN.sub("", (tmp_path / "page.html").read_text())
 
 
+@pytest.mark.medium
 def test_what_a_run_refuses(trained: Trained, run: clickwork.Run, tmp_path: Path) -> None:
     row = make_rows(1, 0)[0]
     bare = {name: value for name, value in row.items() if name != "stars"}

@@ -76,6 +76,7 @@ def test_help_tells_values_choices_and_meanings(config_dir: Path) -> None:
     assert "inner.colour=null # red | blue" in result
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("module", ["app.doctor", "data_prep"])
 def test_help_needs_nothing(module: str, tmp_path: Path) -> None:
     command, environment = [sys.executable, "-m", module, "--help"], {"PYTHONPATH": str(REPOSITORY), "PATH": ""}

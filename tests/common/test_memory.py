@@ -34,6 +34,7 @@ print(given_back, faults())
 """
 
 
+@pytest.mark.medium
 def test_large_blocks_are_used_again() -> None:
     """A page of 4 KiB (or a huge one) is faulted in each time it is fresh; kept memory has its pages."""
     process = subprocess.run([sys.executable, "-c", BLOCKS], capture_output=True, text=True, check=False)

@@ -83,6 +83,7 @@ def test_a_log_line() -> None:
 LEAVES = st.none() | st.booleans() | st.integers() | st.text()
 
 
+@pytest.mark.medium
 @given(st.recursive(LEAVES, lambda each: st.lists(each) | st.dictionaries(st.text(), each)))
 def test_the_shape_of_content_stays_and_twice_is_once(content: object) -> None:
     once = redact(content)

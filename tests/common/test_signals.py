@@ -7,6 +7,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 LAUNCHER = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', sys.argv[1]]).wait()"
 PROCESS = """
 import os, time
@@ -22,6 +24,7 @@ print("ended in order", flush=True)
 """
 
 
+@pytest.mark.medium
 def test_a_launcher_s_end_that_is_reported_twice_is_one_request() -> None:
     """As the kernel does of a launcher with several threads, which end one after another."""
     command = [sys.executable, "-c", LAUNCHER, PROCESS]

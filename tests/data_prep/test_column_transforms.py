@@ -59,6 +59,7 @@ JOBS = [
 ]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("keys", JOBS[:4])
 def test_each_column_has_its_own_transform_fitted_on_train(tmp_path: Path, keys: list[str]) -> None:
     numbers = drawn()
@@ -77,6 +78,7 @@ def test_each_column_has_its_own_transform_fitted_on_train(tmp_path: Path, keys:
     np.testing.assert_allclose(dense, expected(numbers, train), rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("keys", JOBS)
 def test_bytes_depend_on_no_workers_and_budget_and_fits_on_no_chunks(tmp_path: Path, keys: list[str]) -> None:
     first = prepared(tmp_path, *keys, "data.chunk_bytes=1000", out="one")
@@ -90,6 +92,7 @@ def test_bytes_depend_on_no_workers_and_budget_and_fits_on_no_chunks(tmp_path: P
         assert whole.encoding["dense_fits"] == first.encoding["dense_fits"]
 
 
+@pytest.mark.medium
 def test_a_stopped_job_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prepared(tmp_path, "data.chunk_bytes=900", out="whole")
 
@@ -114,6 +117,7 @@ def test_a_stopped_job_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert sums(tmp_path / "out") == sums(tmp_path / "whole")
 
 
+@pytest.mark.medium
 def test_lost_numbers_are_counted(tmp_path: Path, capsys: Capture) -> None:
     numbers = drawn()
     lost = (numbers[:, COLUMNS.index("log1p")] < 0).sum()

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from app.config.data import DataConfig
@@ -119,6 +120,7 @@ def batches_of(root: Path, size: int) -> Iterator[Any]:
     return SplitReader(root, load_manifest(root), "train", DataConfig(), rank=0, world_size=1).eval_batches(size)
 
 
+@pytest.mark.medium
 def test_torchrec(tmp_path: Path) -> None:
     lines = ROWS.read_bytes().splitlines(keepends=True)
     for day, part in DAYS.items():
@@ -131,6 +133,7 @@ def test_torchrec(tmp_path: Path) -> None:
     assert_all_equal(arrays, np.load(REFERENCE / "torchrec_criteo.npz"))
 
 
+@pytest.mark.medium
 def test_dlrm_kaggle(tmp_path: Path) -> None:
     golden = np.load(REFERENCE / "dlrm_kaggle.npz")
     root, raw = tmp_path / "out", tmp_path / "raw"

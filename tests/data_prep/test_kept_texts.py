@@ -48,6 +48,7 @@ def test_numbers_that_no_id_has(tmp_path: Path, table: list[list[str]]) -> None:
             texts[number]
 
 
+@pytest.mark.medium
 def test_values_are_named_when_a_dataset_is_verified(tmp_path: Path, table: list[list[str]], capsys: Capture) -> None:
     root = make(tmp_path)
     assert main(PrepConfig(data=DataConfig(path=str(root)))) == 0

@@ -29,6 +29,7 @@ SLOW = [("data.encoding=dlrm_kaggle", WINDOWS), ("data.encoding=torchrec", WINDO
 CASES = [*QUICK, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("keys", "constants"), CASES)
 def test_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: str, constants: Any) -> None:
     monkeypatch.chdir(tmp_path)

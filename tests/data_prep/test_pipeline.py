@@ -53,6 +53,7 @@ def test_tiny_inputs(tmp_path: Path, rows: int) -> None:
     assert all((split.label_rate is None) == (split.rows == 0) for split in prepared.splits.values())
 
 
+@pytest.mark.medium
 def test_done_is_done_and_other_parameters_are_refused(tmp_path: Path, capsys: Capture) -> None:
     arguments = write_rows(tmp_path, 50)
     first = prepare(*arguments)
@@ -117,6 +118,7 @@ def test_what_is_read_and_what_is_missing_is_said(tmp_path: Path, capsys: Captur
     assert f"{tmp_path}/out: warning: among the raw files there is no day_2, day_3\n" in output
 
 
+@pytest.mark.medium
 def test_criteo_s_rows_do_without_pyarrow() -> None:
     """It takes 40 MiB of each worker."""
     code = "import sys, data_prep.__main__; sys.exit('pyarrow' in sys.modules)"

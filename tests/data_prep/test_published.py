@@ -79,6 +79,7 @@ def assert_same_bytes(root: Path, days: list[list[NDArray[Any]]]) -> None:
             assert rows.tobytes() == expected.reshape(rows.shape).astype(rows.dtype).tobytes()
 
 
+@pytest.mark.medium
 @pytest.mark.filterwarnings("ignore:overflow encountered")
 @pytest.mark.filterwarnings("ignore:invalid value encountered in log")
 @pytest.mark.filterwarnings("ignore:divide by zero encountered in log")
@@ -94,6 +95,7 @@ def test_torchrec_itself_on_awkward_days(tmp_path: Path, criteo: ModuleType, edg
     assert_same_bytes(tmp_path / "out", expected)
 
 
+@pytest.mark.medium
 def test_ids_above_2_to_the_24_are_rounded(tmp_path: Path, criteo: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ids forced upwards on both sides: the first one is near 2^24, as if 16 million values had come before."""
     first_id = 2**24 - 5

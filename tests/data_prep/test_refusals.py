@@ -174,6 +174,7 @@ PREPARATION: list[tuple[str, str]] = [
 ]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("keys", "message"), PREPARATION, ids=lambda each: each[:70])
 def test_files_are_as_they_were(state: Path, monkeypatch: pytest.MonkeyPatch, keys: str, message: str) -> None:
     monkeypatch.chdir(state)

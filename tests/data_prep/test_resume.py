@@ -63,6 +63,7 @@ def acting(number: int, act: Callable[[], object], calls: list[object]) -> Calla
     return parse_lines
 
 
+@pytest.mark.medium
 def test_finished_units_are_kept(tmp_path: Path, rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data, calls = keys(tmp_path, rows, chunk_bytes=20_000), list[object]()
     monkeypatch.setattr(parse, "_parse_lines", acting(6, stop, calls))
@@ -73,6 +74,7 @@ def test_finished_units_are_kept(tmp_path: Path, rows: Path, monkeypatch: pytest
     assert len(calls) == sum(-(-source["bytes"] // 20_000) for source in manifest.sources) + 1
 
 
+@pytest.mark.medium
 def test_a_damaged_unit_is_done_again(tmp_path: Path, rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a power cut a finished unit's file may be anything; its sum tells."""
     preprocess(keys(tmp_path, rows, "whole"))
@@ -85,6 +87,7 @@ def test_a_damaged_unit_is_done_again(tmp_path: Path, rows: Path, monkeypatch: p
     assert sums(tmp_path / "out") == sums(tmp_path / "whole")
 
 
+@pytest.mark.medium
 def test_the_work_of_another_release_is_discarded(
     tmp_path: Path, rows: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
@@ -97,6 +100,7 @@ def test_the_work_of_another_release_is_discarded(
     assert "discarding the unfinished work of another job" in capsys.readouterr().err
 
 
+@pytest.mark.medium
 def test_a_kill_during_the_last_moves(tmp_path: Path, rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     preprocess(keys(tmp_path, rows, "whole"))
     moves: list[object] = []
@@ -146,6 +150,7 @@ def rewritten(path: Path, content: bytes) -> None:
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("moment", ["resumed", "finished", "while it is read"])
 def test_a_file_of_equal_size_and_time_is_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str) -> None:
     day, content = tmp_path / "day_0", oracle.make_rows(300, seed=0)
@@ -173,6 +178,7 @@ def test_a_file_of_equal_size_and_time_is_another(tmp_path: Path, monkeypatch: p
     assert load_rows(tmp_path / "out")[0].tolist() == oracle.parse(other)[0].tolist()
 
 
+@pytest.mark.medium
 def test_a_dataset_that_is_there_starts_no_processes(
     rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:

@@ -96,6 +96,7 @@ def test_the_newest_rows_are_held_out(tmp_path: Path, form: str, name: str, line
     assert (encoding["split"], encoding["split_column"]) == ("time", "ts")
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("times", [3, 4, 5, 8, 50])
 def test_rows_of_one_time_are_in_one_split(tmp_path: Path, times: int) -> None:
     for seed in range(3):
@@ -107,6 +108,7 @@ def test_rows_of_one_time_are_in_one_split(tmp_path: Path, times: int) -> None:
             assert all(rows.values())
 
 
+@pytest.mark.medium
 def test_times_are_found_by_histograms_of_ever_smaller_ranges(tmp_path: Path) -> None:
     """Times of all years, which take several rounds, with many rows at one of them."""
     rng = np.random.default_rng(4)
@@ -135,6 +137,7 @@ def test_all_rows_of_a_group_are_in_one_split(tmp_path: Path, name: str, column:
     assert results[0] != results[1]
 
 
+@pytest.mark.medium
 def test_groups_have_the_shares_that_are_asked_for_and_the_same_in_every_form(tmp_path: Path) -> None:
     content = table(rows=6000)
     content["user"] = [f"u{row // 2}" for row in range(6000)]
@@ -173,6 +176,7 @@ SEEDS = [
 ]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("overrides", "seed", "shares"), SEEDS)
 def test_chance_follows_the_seed_and_no_chunks(tmp_path: Path, overrides: str, seed: str, shares: list[float]) -> None:
     """tests/oracles/test_preparation.py has which rows these may be, and what becomes of them."""
@@ -206,6 +210,7 @@ def test_the_vocabulary_has_train_s_values_alone(tmp_path: Path, method: str) ->
     assert "ts" not in encoder.input_columns
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("drop", ["", "data.sampling.negative_drop_rate=0.5"])
 def test_chunks_of_any_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, drop: str) -> None:

@@ -31,6 +31,7 @@ FRACTION = "data.split.method=fraction"
 HASH = ("data.encoding=hash", "data.max_ind_range=1000")
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("overrides", [(FRACTION,), (FRACTION, *HASH)], ids=["vocabulary", "hash"])
 def test_a_column_of_new_values_is_named(tmp_path: Path, overrides: tuple[str, ...], capsys: Capture) -> None:
     manifest, rows = ratings(tmp_path, *overrides)
@@ -51,6 +52,7 @@ def test_a_column_of_new_values_is_named(tmp_path: Path, overrides: tuple[str, .
     assert max(manifest.extra["unseen_in_train"].values()) < 0.05
 
 
+@pytest.mark.medium
 def test_a_column_whose_values_occur_once_is_named_whatever_the_split(tmp_path: Path) -> None:
     manifest, _ = ratings(tmp_path, users=400, each=1)
     sentence = unseen_sentence(manifest)

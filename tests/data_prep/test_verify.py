@@ -55,6 +55,7 @@ def test_a_whole_dataset(dataset: Path) -> None:
 HASHED = ["data.encoding=hash", "data.max_ind_range=50", "data.multi_hot.sizes=mlperf_v2"]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("kind", ["vocabulary", "multi-hot", "texts and bags"])
 def test_one_changed_byte_of_any_file(tmp_path: Path, kind: str) -> None:
     if kind == "texts and bags":

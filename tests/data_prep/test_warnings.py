@@ -31,6 +31,7 @@ def good(count: int, label: Callable[..., Any] = lambda i: i % 2) -> Rows:
     return [(label(i), i % 5, f"u{i % 7}", f"i{i % 3}", "a|b" if i % 4 else "") for i in range(count)]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("overrides", [(), pytest.param(HASHED, marks=pytest.mark.slow)], ids=["vocabulary", "hash"])
 def test_each_kind(capsys: Capture, tmp_path: Path, overrides: tuple[str, ...]) -> None:
     assert warned(capsys, tmp_path, good(300), *overrides) == []
@@ -58,6 +59,7 @@ def test_each_kind(capsys: Capture, tmp_path: Path, overrides: tuple[str, ...]) 
     assert lines[1].startswith("every label is 0")
 
 
+@pytest.mark.medium
 def test_columns_without_values_in_lists_and_in_criteo_s_rows(capsys: Capture, tmp_path: Path) -> None:
     rows = [(label, price, user, item, "") for label, price, user, item, _ in good(300)]
     (line,) = warned(capsys, tmp_path, rows)
@@ -68,6 +70,7 @@ def test_columns_without_values_in_lists_and_in_criteo_s_rows(capsys: Capture, t
     assert "in every row of cat_25:" in capsys.readouterr().err
 
 
+@pytest.mark.medium
 def test_constant_columns_are_found_whatever_the_stages(capsys: Capture, tmp_path: Path) -> None:
     """Also where chunks are encoded in a stage of their own, or rows leave their order."""
     rows = [(label, 7, user, "same", tags) for label, _, user, _, tags in good(300)]
@@ -76,6 +79,7 @@ def test_constant_columns_are_found_whatever_the_stages(capsys: Capture, tmp_pat
         assert "in every row of price, item:" in line
 
 
+@pytest.mark.medium
 def test_integers_around_2_to_the_63_are_not_one_value(capsys: Capture, tmp_path: Path) -> None:
     rows = [(label, price, 2**63 - 20 + i, item, tags) for i, (label, price, _, item, tags) in enumerate(good(40))]
     for more in ([], HASHED, ["data.chunk_bytes=500"]):
@@ -90,6 +94,7 @@ def test_a_separator_that_divides_nothing_is_named(capsys: Capture, tmp_path: Pa
     assert warned(capsys, tmp_path, good(300), *HASHED, "data.overwrite=true", schema=schema) == [line]
 
 
+@pytest.mark.medium
 def test_a_threshold_above_all_counts_is_refused(capsys: Capture, tmp_path: Path) -> None:
     message = r"data.frequency_threshold=5000: no value of any column occurs 5000 times in train.*data.allow_degenerate"
     refused(message, warned, capsys, tmp_path, good(300), "data.frequency_threshold=5000")

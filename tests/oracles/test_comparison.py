@@ -85,6 +85,7 @@ def test_figures_of_one_seed_that_contradict_each_other_are_refused(tmp_path: Pa
     assert any("Not reproduced: runs of one configuration and seed 0" in text for text in alone)
 
 
+@pytest.mark.medium
 def test_an_identical_repeat_counts_once(tmp_path: Path) -> None:
     runs = [
         *(run_of(tmp_path / f"a{seed}", seed=seed, gain=1.0) for seed in SEEDS),

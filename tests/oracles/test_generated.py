@@ -39,6 +39,7 @@ def generate(root: Path, keys: dict[str, Any], *further: str) -> dict[str, Any]:
     return bayes
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("seed", seeds(2, 10))
 def test_drawn_days(tmp_path: Path, seed: int) -> None:
     rng = np.random.default_rng([seed, 41])

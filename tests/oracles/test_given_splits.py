@@ -24,6 +24,7 @@ def ids_of(root: Path, split: str) -> dict[str, list[Any]]:
     return {"integer": single[:, 0].tolist(), "truth": single[:, 1].tolist(), "tags": bags}
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("part", seeds(2, 4))
 def test_a_value_has_its_id_in_every_split(part: int, tmp_path: Path) -> None:
     for seed in range(part * CASES, (part + 1) * CASES):

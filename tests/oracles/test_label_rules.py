@@ -28,6 +28,7 @@ def read_labels(directory: Path) -> NDArray[Any]:
     return convert_rows(batch, table).labels
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("part", seeds(2, 4))
 def test_drawn_rules_equal_the_oracle(part: int, tmp_path: Path) -> None:
     counts = {"refused": 0, "mixed": 0, "equal": 0}

@@ -57,6 +57,7 @@ def write_splits(draw: random.Random, table: OwnTable, directory: Path) -> tuple
     return keys, sizes
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("seed", seeds(16, 40))
 def test_a_drawn_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     draw = random.Random(seed)

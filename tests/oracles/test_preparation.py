@@ -104,6 +104,7 @@ def loaded(root: Path, split: str) -> tuple[list[int], np.ndarray, dict[str, Bag
     return labels, dense, ids
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("seed", seeds(6, 36))
 @pytest.mark.parametrize("draw", [drawn_criteo, drawn_table])
 def test_a_drawn_job(tmp_path: Path, draw: Any, seed: int) -> None:

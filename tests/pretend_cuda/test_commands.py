@@ -12,6 +12,7 @@ from tests.pretend_cuda.runs import command, summary, train
 pytestmark = pytest.mark.slow("processes")
 
 
+@pytest.mark.medium
 def test_evaluate_with_tables_as_served(machine: Machine, runs: Path, tmp_path: Path) -> None:
     """FBGEMM's inference operator looks up in tables on the device as on the host."""
     results = {}
@@ -22,12 +23,14 @@ def test_evaluate_with_tables_as_served(machine: Machine, runs: Path, tmp_path: 
     assert results["cuda"] == results["cpu"]
 
 
+@pytest.mark.medium
 def test_two_processes_evaluate(machine: Machine, runs: Path, tmp_path: Path) -> None:
     command(machine, "evaluate", tmp_path, f"run={runs}/cuda/run", "split=val", f"out={tmp_path}/out.json", processes=2)
     figures = json.loads((tmp_path / "out.json").read_text())
     assert figures["auc"] == pytest.approx(summary(runs / "cuda")["eval"]["auc"], rel=1e-5)
 
 
+@pytest.mark.medium
 def test_recommend(machine: Machine, tmp_path: Path) -> None:
     """Candidates are ranked by the same logits as on the CPU."""
     (tmp_path / "raw.tsv").write_bytes(oracle.make_rows(400, seed=4))
@@ -42,11 +45,13 @@ def test_recommend(machine: Machine, tmp_path: Path) -> None:
     assert results["cuda"] == results["cpu"]
 
 
+@pytest.mark.medium
 def test_doctor_sees_the_device(machine: Machine, tmp_path: Path) -> None:
     process = machine.run("app.doctor", "json=true", cwd=tmp_path)
     assert "Pretended GPU, sm_90" in process.stdout, process.stderr
 
 
+@pytest.mark.medium
 def test_bench(machine: Machine, tmp_path: Path) -> None:
     """Lookups and whole steps."""
     words = ["runtime.platform=cuda", "operators=[embedding_bag,step]", "seconds=0.05"]
@@ -54,18 +59,21 @@ def test_bench(machine: Machine, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "bench.json").read_text())
 
 
+@pytest.mark.medium
 def test_limits_are_not_measured_without_memory(machine: Machine, tmp_path: Path) -> None:
     words = ["runtime.platform=cuda", "operators=[step]", "seconds=0.01"]
     process = machine.run("app.bench", *words, cwd=tmp_path, environment={"PRETEND_CUDA_MEMORY": str(2 << 20)})
     assert (process.returncode, "too little free memory on the GPU" in process.stderr) == (2, True), process.stderr
 
 
+@pytest.mark.medium
 def test_gradients_that_are_not_finite_are_named(machine: Machine, dataset: Path, tmp_path: Path) -> None:
     fault = {"FAULT": "gradients not finite:3"}
     with pytest.raises(AssertionError, match=r"step 3 .*first non-finite value: gradient of"):
         train(machine, tmp_path, dataset, "cuda", environment=fault)
 
 
+@pytest.mark.medium
 def test_an_error_ends_all_processes(machine: Machine, dataset: Path, tmp_path: Path) -> None:
     """Not finite on all, or no memory on one, for which the other would wait for 30 minutes, longer than a test may."""
     with pytest.raises(AssertionError, match="non-finite"):

@@ -3,7 +3,10 @@
 import json
 from pathlib import Path
 
+import pytest
 
+
+@pytest.mark.medium
 def test_it_refuses_what_a_gpu_refuses(runs: Path) -> None:
     outcomes = json.loads((runs / "refusals/.stdout").read_text())
     assert len(outcomes["mixes"]) >= 10

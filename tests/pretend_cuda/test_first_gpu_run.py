@@ -24,6 +24,7 @@ def main(out: Path, minutes: int, monkeypatch: pytest.MonkeyPatch) -> int:
     return first_gpu_run.main()
 
 
+@pytest.mark.medium
 def test_every_stage_succeeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert main(tmp_path, 15, monkeypatch) == 0, (tmp_path / "log.txt").read_text()[-5_000:]
     stages = json.loads((tmp_path / "results.json").read_bytes())["stages"]
@@ -40,6 +41,7 @@ def test_every_stage_succeeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert stages["tests"]["passed"] == 5
 
 
+@pytest.mark.medium
 def test_a_slow_stage_costs_those_after_it_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first stage takes no time, which the others share; `steps` is cut short when its share is used up."""
     now = [0.0]
@@ -66,6 +68,7 @@ def test_a_slow_stage_costs_those_after_it_nothing(tmp_path: Path, monkeypatch: 
     assert shares == pytest.approx({name: share * more for name, share in SHARES.items()} | {"doctor": doctor})
 
 
+@pytest.mark.medium
 def test_what_was_done_is_left_where_time_runs_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert main(tmp_path, 0, monkeypatch) == 1
     stages = json.loads((tmp_path / "results.json").read_bytes())["stages"]

@@ -33,6 +33,7 @@ EXCHANGED = ("row-wise", "the planner's layout", "compressed exchange", "pipelin
 ON_TWO = (*EXCHANGED, "skipped steps")
 
 
+@pytest.mark.medium
 def test_a_step_sends_two_graphs_each_way(machine: Machine, dataset: Path, runs: Path, tmp_path: Path) -> None:
     """Lookup, loss, optimizer, checks and copies to graphs stay outside them: 37 operators; 60 without graphs."""
     counts = {"PRETEND_CUDA_COUNTS": f"{tmp_path}/counts"}
@@ -95,6 +96,7 @@ def test_whole_steps_are_measured_with_graphs(machine: Machine, tmp_path: Path) 
     assert read_steps(tmp_path / "step.0")[-1]["sent"]["graph"] == 4
 
 
+@pytest.mark.medium
 def test_without_a_gpu_it_is_refused(machine: Machine, dataset: Path, tmp_path: Path) -> None:
     process = machine.run("app.train", *TINY, f"data.path={dataset}", "runtime.platform=cpu", GRAPHS, cwd=tmp_path)
     assert process.returncode == 2
@@ -104,6 +106,7 @@ def test_without_a_gpu_it_is_refused(machine: Machine, dataset: Path, tmp_path: 
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.medium
 def test_auto_takes_graphs_where_all_batches_have_one_shape(
     machine: Machine, dataset: Path, ragged: Path, runs: Path, tmp_path: Path
 ) -> None:

@@ -20,6 +20,7 @@ CASES = {
 LOGGED_STEP = 5  # after it the loop reads the losses of the steps before it
 
 
+@pytest.mark.medium
 def test_operators_and_waits_of_a_step(runs: Path) -> None:
     """DLRM with dot products, two layers each way, Adagrad: see README.md for what a wait is."""
     steps = read_steps(Path(f"{runs}/counts.0"))

@@ -45,6 +45,7 @@ CASES = {
 ON_TWO = (*LAYOUTS, "compressed exchange", "pipeline", "bf16", "skipped steps", "regularised", BAGS)
 
 
+@pytest.mark.medium
 def test_one_process_trains_as_on_the_cpu(runs: Path) -> None:
     assert json.loads((runs / "cuda/run/manifest.json").read_text())["platform"] == "cuda"
     assert same(summary(runs / "cuda"), summary(runs / "cpu"))

@@ -52,6 +52,7 @@ def flips(path: Path, count: int) -> Iterator[int]:
     path.write_bytes(content)
 
 
+@pytest.mark.medium
 def test_every_file_has_a_checksum(newest: Path) -> None:
     names = json.loads((newest / "state.json").read_bytes())["files"].keys()
     assert {path.name for path in newest.iterdir()} == {*names, "state.json", "state.json.sha256"}
@@ -59,6 +60,7 @@ def test_every_file_has_a_checksum(newest: Path) -> None:
     assert (newest / "state.json.sha256").read_text() == line
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", ["state.json", "state.json.sha256", "arrays.npz", ".metadata", "__0_0.distcp"])
 def test_a_flipped_bit_is_damage(name: str, newest: Path) -> None:
     """Of the two small files, of which nothing is hashed besides, many."""
@@ -73,6 +75,7 @@ def test_a_flipped_bit_is_damage(name: str, newest: Path) -> None:
     files.verify(newest)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", ["state.json", "arrays.npz", ".metadata", "__0_0.distcp"])
 @pytest.mark.parametrize("length", [-1, 0, None])
 def test_a_file_that_is_cut_short_or_gone_is_damage(name: str, length: int | None, newest: Path) -> None:
@@ -85,6 +88,7 @@ def test_a_file_that_is_cut_short_or_gone_is_damage(name: str, length: int | Non
     assert files.newest_undamaged(newest.parent)[0] == newest.with_name("step_00000010")
 
 
+@pytest.mark.medium
 def test_a_checkpoint_of_another_version_is_refused_and_kept(newest: Path) -> None:
     """Not passed over as damage is: a run would start over, and remove what another version can read."""
     rewrite_state(newest, {**json.loads((newest / "state.json").read_bytes()), "format": 2, "of_version_2": 1})
@@ -93,6 +97,7 @@ def test_a_checkpoint_of_another_version_is_refused_and_kept(newest: Path) -> No
     assert newest.exists()
 
 
+@pytest.mark.medium
 def test_another_value_is_damage_though_it_reads_well(newest: Path, tmp_path: Path) -> None:
     state = (newest / "state.json").read_text()
     (newest / "state.json").write_text(state.replace('"step_in_epoch": 0', '"step_in_epoch": 1'))
@@ -103,6 +108,7 @@ def test_another_value_is_damage_though_it_reads_well(newest: Path, tmp_path: Pa
         files.verify(newest)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("key", ["format", "files", "measured", "monitored"])
 def test_a_state_without_a_key_is_damaged(key: str, newest: Path) -> None:
     state = json.loads((newest / "state.json").read_bytes())
@@ -111,6 +117,7 @@ def test_a_state_without_a_key_is_damaged(key: str, newest: Path) -> None:
         files.verify(newest)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("pointer", [files.LATEST, files.BEST])
 def test_a_pointer_that_is_no_text_points_to_nothing(pointer: str, newest: Path) -> None:
     (newest.parent / pointer).write_bytes(b"step_\xb00000020")
@@ -128,6 +135,7 @@ def run(uninterrupted: Path, tmp_path: Path) -> Path:
     return copy
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("choice", "step"), [(None, 48), ("best", 48), ("last", 60), ("latest", 60), ("60", 60), ("48", 48)]
 )
@@ -135,12 +143,14 @@ def test_each_name_has_its_checkpoint(run: Path, choice: str | None, step: int) 
     assert find_checkpoint(run, choice) == str(run / "checkpoints" / checkpoint_name(step))
 
 
+@pytest.mark.medium
 def test_a_path_is_one_too_wherever_it_lies(run: Path, tmp_path: Path) -> None:
     elsewhere = tmp_path / "kept"
     shutil.copytree(run / "checkpoints" / checkpoint_name(60), elsewhere)
     assert find_checkpoint(run, str(elsewhere)) == str(elsewhere)
 
 
+@pytest.mark.medium
 def test_without_a_best_it_is_the_last(run: Path) -> None:
     point_to_best(run / "checkpoints", None)
     assert Path(find_checkpoint(run, None)).name == checkpoint_name(60)
@@ -148,6 +158,7 @@ def test_without_a_best_it_is_the_last(run: Path) -> None:
         find_checkpoint(run, "best")
 
 
+@pytest.mark.medium
 def test_a_damaged_best_is_skipped_and_refused_by_name(run: Path, logged: pytest.LogCaptureFixture) -> None:
     (run / "checkpoints/step_00000048/state.json").write_bytes(b"{")
     assert Path(find_checkpoint(run, None)).name == checkpoint_name(60)
@@ -157,12 +168,14 @@ def test_a_damaged_best_is_skipped_and_refused_by_name(run: Path, logged: pytest
             find_checkpoint(run, choice)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("choice", ["7", "600"])
 def test_a_step_without_one_is_refused_with_those_there_are(run: Path, choice: str) -> None:
     with pytest.raises(UserError, match=rf"^checkpoint={choice}: .* has no checkpoint of this step; .*48, 60$"):
         find_checkpoint(run, choice)
 
 
+@pytest.mark.medium
 def test_the_choice_is_logged(run: Path, runtime: Runtime, logged: pytest.LogCaptureFixture) -> None:
     config = checkpointer.trained_config(run, RuntimeConfig(), None)
     checkpoint = checkpointer.open_checkpoint(run, None, config.data.path, runtime)
@@ -171,6 +184,7 @@ def test_the_choice_is_logged(run: Path, runtime: Runtime, logged: pytest.LogCap
     assert "step_00000048, step 48, the best of the run; the last is step_00000060 (checkpoint=last)" in logged.text
 
 
+@pytest.mark.medium
 def test_a_command_s_json_says_which_it_took(run: Path, run_app: Command) -> None:
     for overrides, step in (([], 48), (["checkpoint=60"], 60)):
         process = run_app("evaluate", f"run={run}", "split=val", *overrides)

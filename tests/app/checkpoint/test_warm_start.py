@@ -49,6 +49,7 @@ def digest(run: Path) -> str:
 OPTIMIZERS = ["sgd", "adagrad", pytest.param("rowwise_adagrad", marks=pytest.mark.slow("further cases")), "adam"]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_two_days_trained_in_turn_have_the_bits_of_both_at_once(
     optimizer: str, days: tuple[Path, Path, Path], runtime: Runtime, tmp_path: Path
@@ -75,6 +76,7 @@ def test_two_days_in_turn_on_two_processes(days: tuple[Path, Path, Path], run_ap
     assert digest(tmp_path / "runs/y") == digest(tmp_path / "runs/z") != digest(tmp_path / "runs/x")
 
 
+@pytest.mark.medium
 def test_it_is_killed_resumed_replayed_and_names_its_parent(
     days: tuple[Path, Path, Path], runtime: Runtime, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -122,6 +124,7 @@ def new_day(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("optimizer", ["adagrad", "rowwise_adagrad"])
 def test_rows_and_their_state_follow_their_values_into_another_dataset(
     optimizer: str, new_day: Path, runtime: Runtime, tmp_path: Path
@@ -152,6 +155,7 @@ def test_rows_and_their_state_follow_their_values_into_another_dataset(
     assert 0 < taken < seen
 
 
+@pytest.mark.medium
 def test_metrics_steps_and_the_schedule_begin_anew(
     new_day: Path, runtime: Runtime, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -176,6 +180,7 @@ def test_metrics_steps_and_the_schedule_begin_anew(
     assert (parent["step"], parent["auc"]) == (last["step"], last["auc"]) == (6, last["auc"])
 
 
+@pytest.mark.medium
 def test_a_column_that_comes_begins_anew_and_one_that_goes_is_dropped(runtime: Runtime, tmp_path: Path) -> None:
     """Layers behind the tables have other shapes then, so they are named to begin anew."""
     table = {"clicked": [0, 1] * 200, "user": [number % 7 for number in range(400)]}
@@ -254,6 +259,7 @@ def test_rows_are_those_of_the_same_values(
         assert (list(range(len(expected))) if translated is None else translated.tolist()) == expected
 
 
+@pytest.mark.medium
 def test_what_does_not_fit_is_refused_with_the_remedy(
     days: tuple[Path, Path, Path], runtime: Runtime, tmp_path: Path
 ) -> None:

@@ -20,6 +20,7 @@ NO_EVALUATIONS = "train.eval_every_steps=null"
 ADD_EVALUATIONS = "has no effect without evaluations while training; add train.eval_every_fraction=1"
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [

@@ -49,6 +49,7 @@ def written(path: Path, text: str) -> Path:
     return path
 
 
+@pytest.mark.medium
 def test_a_file_is_as_if_its_keys_were_typed(tmp_path: Path) -> None:
     file = written(tmp_path / "my.yaml", KEYS)
     assert composed(f"config={file}") == composed(*TYPED)
@@ -72,6 +73,7 @@ def test_a_recorded_run_by_a_new_name_has_a_new_directory(tmp_path: Path, lines:
     assert composed("run.name=b", f"config={file}", "run.dir=c").run.dir == "c"
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -105,6 +107,7 @@ def test_a_dotted_name_in_a_mapping_is_one_name(tmp_path: Path) -> None:
     assert (config.train.max_steps, config.environment.variables["A.B"]) == (3, "1")
 
 
+@pytest.mark.medium
 def test_a_recipe_in_a_file(tmp_path: Path) -> None:
     recipe = written(tmp_path / "own.yaml", RECIPE)
     config = composed(f"recipe={recipe}")

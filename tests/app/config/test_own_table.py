@@ -32,6 +32,7 @@ def own_table(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory / "data"
 
 
+@pytest.mark.medium
 def test_it_is_taken_for_own_tables_alone_and_where_no_recipe_is_given(own_table: Path, dataset: Path) -> None:
     recipes = {
         (f"data.path={own_table}",): "own_table",
@@ -89,6 +90,7 @@ def test_rules(rows: int, dense: int, sizes: dict[str, int], rate: float, expect
     assert (large["optimizer.name"], large["optimizer.sparse_weight_decay"]) == ("adagrad", 0.0)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("deterministic", ["true", "layout"])
 def test_a_run_records_the_values(runtime: Runtime, own_table: Path, tmp_path: Path, deterministic: str) -> None:
     keys = [f"data.path={own_table}", f"train.deterministic={deterministic}", "baselines=false", "model.deep_arch=[8]"]

@@ -95,6 +95,7 @@ def test_every_recipe_is_counted_here() -> None:
     assert not gone, f"tests/app/config/test_recipes.py: PARAMETERS has {gone}, and app/conf/recipe has no such file"
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("recipe", PUBLISHED)
 def test_a_recipe_composes_and_has_its_parameters(recipe: str) -> None:
     config = composed(f"recipe={recipe}")
@@ -128,6 +129,7 @@ def test_a_set_that_is_not_written_yet_is_named_with_its_command(refused_command
     assert refused_command("train", "recipe=kgcn_lastfm").endswith(command)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("name", "model", "number"), CONFIGURATIONS)
 def test_a_configuration_of_bars_is_as_published(name: str, model: str, number: int) -> None:
     parameters, val, test, settings = BARS[name][number]

@@ -1,6 +1,7 @@
 """Batches on their way to a device."""
 
 import numpy as np
+import pytest
 
 from app.data.batch import BatchBuilder, RowArrays
 from data_prep.dataset.multi_hot import MultiHotTables
@@ -16,6 +17,7 @@ def _rows(seed: int, count: int = SIZE) -> RowArrays:
     )
 
 
+@pytest.mark.medium
 def test_lengths_and_offsets_of_full_batches_are_copied_once() -> None:
     tables = MultiHotTables([None, np.arange(15, dtype=np.int32).reshape(5, 3) % 5])
     builder = BatchBuilder(["a", "b"], SIZE, [], tables)

@@ -153,6 +153,7 @@ def test_a_recipe_s_own_keys_count_as_given(rows: Path) -> None:
     assert agreed(rows, "recipe=deepspark_3day", *nothing).dense_transform is DenseTransform.raw
 
 
+@pytest.mark.medium
 def test_keys_of_generators_are_compared_where_the_user_gave_them(rows: Path, random_ids: Path, tmp_path: Path) -> None:
     file = tmp_path / "my.yaml"
     file.write_text("data: {random: {rows: 200000}}")
@@ -164,6 +165,7 @@ def test_keys_of_generators_are_compared_where_the_user_gave_them(rows: Path, ra
     agreed(rows, "recipe=quickstart", "data.scale=tiny")
 
 
+@pytest.mark.medium
 def test_a_recorded_configuration_goes_with_its_dataset(rows: Path, random_ids: Path, tmp_path: Path) -> None:
     for root in (rows, random_ids):
         recorded_file = tmp_path / "config.yaml"
@@ -172,6 +174,7 @@ def test_a_recorded_configuration_goes_with_its_dataset(rows: Path, random_ids: 
     refused(r"data\.random\.\w+=.*: has no effect on the dataset at", agreed, rows, f"config={recorded_file}")
 
 
+@pytest.mark.medium
 def test_what_is_recorded_makes_the_same_dataset(rows: Path, tmp_path: Path) -> None:
     """The values in a run's config.yaml, given to data_prep."""
     config = changed(agreed(rows), {"raw": str(rows.parent / "day_0"), "path": str(tmp_path / "again")})
@@ -197,6 +200,7 @@ def test_recorded_keys_are_taken_again(encoding: str, tmp_path: Path) -> None:
     preprocess(job.data)  # it is done already
 
 
+@pytest.mark.medium
 def test_bags_that_are_in_the_shards_are_not_made_again(tmp_path: Path) -> None:
     (tmp_path / "day_0").write_bytes(oracle.make_rows(60, seed=0))
     keys_of_job = [f"data.raw={tmp_path}/day_0", f"data.path={tmp_path}/out", "data.multi_hot.sizes=mlperf_v2"]

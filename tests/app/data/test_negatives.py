@@ -126,6 +126,7 @@ def test_what_is_drawn_depends_on_seed_and_epoch_alone(root: Path) -> None:
     assert samples[3, 1] != samples[3, 2] != samples[4, 1] != samples[3, 1]
 
 
+@pytest.mark.medium
 def test_each_free_item_is_drawn_as_often(root: Path) -> None:
     """Over 60 epochs, by chi-square: above its mean of free - 1 by 5 standard deviations of it at most."""
     pairs = draw_pairs()

@@ -15,6 +15,7 @@ from tests.changed import changed
 from tests.error_lines import error_line, refused
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "path", ["h\\'i\\j{k}", *(pytest.param(path, marks=pytest.mark.slow) for path in ("a b/c,d[1]=e'f", 'g"ü*.gz\\'))]
 )

@@ -19,6 +19,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
         yield disk
 
 
+@pytest.mark.medium
 def test_a_dataset_on_a_read_only_disk_is_used(
     disk: Path, runtime: Runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

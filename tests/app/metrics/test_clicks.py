@@ -39,6 +39,7 @@ def _case(seed: int, size: int, decimals: int | None) -> Case:
     return (logits if decimals is None else logits.round(decimals)).astype(np.float32), labels
 
 
+@pytest.mark.medium
 @given(cases(), st.booleans())
 def test_equal_scikit_learn(case: Case, weighted: bool) -> None:
     logits, labels = case
@@ -57,6 +58,7 @@ def in_two_parts(cut: int, *columns: np.ndarray) -> dict[str, Any]:
     return {**histogram_metrics(counts, sums)}
 
 
+@pytest.mark.medium
 def test_histograms_of_weights_bound_the_auc() -> None:
     logits, labels = _case(0, 400, 1)
     weights = np.random.default_rng(0).choice([0, 0.3, 1, 40], 400).astype(np.float32)

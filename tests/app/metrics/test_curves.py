@@ -55,6 +55,7 @@ def test_reliability_is_scikit_learns_by_quantiles() -> None:
     np.testing.assert_allclose([entry["labels"] for entry in bins], share, atol=6e-3)
 
 
+@pytest.mark.medium
 def test_the_standard_error_is_the_spread_over_samples() -> None:
     estimates = [roc_auc_score(labels, logits) for logits, labels in (scores(500, seed) for seed in range(200))]
     logits, labels = scores(500, 999)

@@ -68,6 +68,7 @@ def test_a_hopeless_sample_keeps_its_loss_and_its_gradient() -> None:
     assert (loss.item(), logits.grad.tolist()) == (160.0, [-0.5, 0.5])
 
 
+@pytest.mark.medium
 def test_figures_of_another_loss_are_not_called_logloss(run_app: Command, dataset: Path, tmp_path: Path) -> None:
     keys = [*SMALL, f"data.path={dataset}", "run.name=squares", "train.max_steps=30", "loss=mse", "loss.threshold=0.01"]
     keys += ["optimizer.lr=0.05"]

@@ -198,6 +198,7 @@ def test_the_golden_run_is_read_whole() -> None:
     assert [plain(event) for event in read_events(golden)] == [json.loads(line) for line in lines]
 
 
+@pytest.mark.medium
 def test_reading_a_run_needs_neither_torch_nor_the_configuration() -> None:
     modules = "app.report.page, app.report.compare, app.checkpoint.files, app.sharding.documents"
     heavy = "import sys; print([name for name in ('torch', 'omegaconf', 'hydra') if name in sys.modules])"

@@ -99,6 +99,7 @@ def every(run: Path) -> Iterator[Alteration]:
     return chain.from_iterable(alter(run) for alter in kinds)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("stride", [211, pytest.param(7, marks=pytest.mark.slow)])
 def test_each_alteration_is_noticed_or_listed(stride: int, replayed: Replayed, tmp_path: Path) -> None:
     run, replay = replayed
@@ -135,6 +136,7 @@ def test_nothing_is_listed_that_is_compared(replayed: Replayed, tmp_path: Path) 
     assert [place for place, always in noticed.items() if always] == []
 
 
+@pytest.mark.medium
 def test_verify_prints_what_is_not_compared_and_ends_with_the_verdict(
     replayed: Replayed, runtime: Runtime, logged: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -30,6 +30,7 @@ SLOW = {
 }
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("course", [*QUICK, *(pytest.param(each, marks=pytest.mark.slow) for each in SLOW)])
 def test_any_course_replays(course: str, train: Train, runtime: Runtime, capsys: pytest.CaptureFixture[str]) -> None:
     for part in {**QUICK, **SLOW}[course]:

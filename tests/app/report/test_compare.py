@@ -161,6 +161,7 @@ def test_the_same_rows_in_another_encoding_are_comparable(sweep: list[RunFiles],
     difference_of(*group_runs(runs))
 
 
+@pytest.mark.medium
 def test_rows_are_told_apart_by_more_than_their_labels(tmp_path: Path) -> None:
     """Files with the same labels in the same order, other weights, other rows of a file that is sorted by label."""
 
@@ -407,6 +408,7 @@ def test_keeping_scores_is_no_other_configuration(tmp_path: Path) -> None:
     assert len(group_runs(runs)) == 1
 
 
+@pytest.mark.medium
 def test_speed_is_in_words_where_the_aucs_are_equal(tmp_path: Path) -> None:
     runs = [read_run(write_run(tmp_path / f"{ms}", step_ms=ms)) for ms in (10.0, 20.0)]
     rates = sorted(run.throughput.samples_per_second or 0 for run in runs)

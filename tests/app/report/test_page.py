@@ -44,6 +44,7 @@ class Page(html.parser.HTMLParser):
             self.text += data
 
 
+@pytest.mark.medium
 def test_the_report_of_a_real_run(run_app: Command, dataset: Path, tmp_path: Path) -> None:
     overrides = [*SMALL, f"data.path={dataset}", "run.name=real", "train.eval_every_steps=10"]
     process = run_app("train", *overrides)

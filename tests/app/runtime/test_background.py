@@ -41,6 +41,7 @@ def test_errors_reach_the_caller() -> None:
         pool.submit(lambda: 1 / 0).result()
 
 
+@pytest.mark.medium
 def test_threads_are_started_in_one_place() -> None:
     """But for those with a reason: OpenMP threads of a second thread slow training down for good."""
     starting = set()

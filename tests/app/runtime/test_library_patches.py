@@ -68,6 +68,7 @@ def changed_attributes(tree: ast.AST) -> Iterator[str]:
                 yield ast.unparse(target)
 
 
+@pytest.mark.medium
 def test_no_other_module_changes_a_library() -> None:
     changes = {
         str(path.relative_to(REPOSITORY)): attributes

@@ -57,6 +57,7 @@ def products(number: int) -> list[torch.Tensor]:
     return results
 
 
+@pytest.mark.medium
 @pytest.mark.usefixtures("threads")
 def test_products_do_not_depend_on_threads_or_several_are_refused() -> None:
     """In MKL's strict mode, which `app` sets, or of a library that is so by itself."""

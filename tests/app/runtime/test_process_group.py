@@ -17,6 +17,7 @@ from tests.app.conftest import REPOSITORY, ended, forked
 from tests.app.machines import ADDRESSES, ip, two_machines
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("command", "options"),
     [("evaluate", ["split=val", "global_batch_size=64"]), pytest.param("verify", [], marks=pytest.mark.slow)],

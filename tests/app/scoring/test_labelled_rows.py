@@ -66,6 +66,7 @@ def test_unknown_values_are_shares_of_rows(runtime: Runtime, trained: Trained, t
     assert figures["unknown"]["user"] > 0.2
 
 
+@pytest.mark.medium
 def test_differences_are_to_the_runs_own_split(runtime: Runtime, trained: Trained, tmp_path: Path) -> None:
     write_csv(tmp_path / "new.csv", make_rows(100, seed=1))
     for split, overrides in (("test", []), ("val", ["split=val"])):
@@ -78,6 +79,7 @@ def test_differences_are_to_the_runs_own_split(runtime: Runtime, trained: Traine
             assert difference == figures[name] - own[name], name
 
 
+@pytest.mark.medium
 def test_the_rows_of_a_split_are_evaluated_as_it_is(runtime: Runtime, trained: Trained, tmp_path: Path) -> None:
     own = evaluated(runtime, trained.run, "split=test")
     write_csv(tmp_path / "test.csv", trained.rows[-own["samples"] :])
@@ -86,6 +88,7 @@ def test_the_rows_of_a_split_are_evaluated_as_it_is(runtime: Runtime, trained: T
         assert {name: value for name, value in figures["difference"].items() if value} == {}
 
 
+@pytest.mark.medium
 def test_rows_of_criteos_format(runtime: Runtime, tmp_path: Path) -> None:
     text = oracle.make_rows(400, seed=4)
     (tmp_path / "raw.tsv").write_bytes(text)
@@ -98,6 +101,7 @@ def test_rows_of_criteos_format(runtime: Runtime, tmp_path: Path) -> None:
     assert set(figures["difference"].values()) == {0.0}
 
 
+@pytest.mark.medium
 def test_labels_that_are_numbers(runtime: Runtime, tmp_path: Path) -> None:
     schema = SCHEMA.replace('{column: stars, rule: ">= 4"}', "{column: stars, kind: number}")
     trained = train_on_table(runtime, tmp_path, "loss=mse", "train.monitor=rmse", schema=schema)
@@ -109,6 +113,7 @@ def test_labels_that_are_numbers(runtime: Runtime, tmp_path: Path) -> None:
     assert figures["difference"]["rmse"] == figures["rmse"] - figures["own"]["rmse"]
 
 
+@pytest.mark.medium
 def test_new_rows_are_all_rows_beside_a_sampled_dataset(runtime: Runtime, tmp_path: Path) -> None:
     trained = train_on_table(runtime, tmp_path, prepared=["data.sampling.negative_drop_rate=0.75"])
     rows = make_rows(200, seed=1)
@@ -123,6 +128,7 @@ def test_new_rows_are_all_rows_beside_a_sampled_dataset(runtime: Runtime, tmp_pa
         assert "calibration_of_all_rows" not in figures
 
 
+@pytest.mark.medium
 def test_weights_that_are_all_0_are_refused(runtime: Runtime, tmp_path: Path) -> None:
     schema = SCHEMA.replace("dense: [age, price]", "dense: [age]\nweight: price")
     trained = train_on_table(runtime, tmp_path, schema=schema)

@@ -256,6 +256,7 @@ def drawn_model(
     return DrawnModel(raw, table, keys, model, list(range(first, first + len(expected))), expected)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("seed", seeds(FAST, ALL))
 def test_drawn_tables(seed: int, runtime: Runtime, tmp_path: Path) -> None:
     draw = random.Random(seed)
@@ -306,6 +307,7 @@ def require_logits_of_train(model: Model, *names: str) -> None:
         np.testing.assert_allclose(model.recommend(name)[: len(expected)], expected, rtol=0, atol=1e-6, err_msg=name)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "header", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["headerless", "header in training alone"]
 )
@@ -319,6 +321,7 @@ def test_the_schema_s_delimiter_divides_candidates(runtime: Runtime, tmp_path: P
     require_logits_of_train(trained(runtime, tmp_path, "rows.csv", schema, "data.dense_transform=raw"), "bare.csv")
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "numbers",
     [(1.234, 2.718, 9.125), pytest.param((1.234, 4.95, -0.5), marks=pytest.mark.slow)],
@@ -342,6 +345,7 @@ def test_numbers_with_types_are_those_numbers(
     )
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("labelled", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_an_unused_last_column_counts(runtime: Runtime, tmp_path: Path, labelled: bool) -> None:
     """Without the label, rows of as many fields as the used columns have were read one column off."""
@@ -352,6 +356,7 @@ def test_an_unused_last_column_counts(runtime: Runtime, tmp_path: Path, labelled
     require_logits_of_train(trained(runtime, tmp_path, "rows.csv", schema), "new.csv")
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("form", ["jsonl", pytest.param("parquet", marks=pytest.mark.slow)])
 def test_lists_are_not_joined_and_divided_again(runtime: Runtime, tmp_path: Path, form: str) -> None:
     """The single value "a|b" is not two values, and "" is one."""
@@ -386,6 +391,7 @@ def test_a_frame_is_scored_as_the_text_that_it_was_written_to(runtime: Runtime, 
     require_logits_of_train(model, "new.jsonl", "new.parquet")
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("texts", "value"),
     [
@@ -409,6 +415,7 @@ def test_typed_values_of_several_spellings_or_none_are_refused(
     refused(r"new\.jsonl: row 2, column kind: ", model.recommend, "new.jsonl")
 
 
+@pytest.mark.medium
 def test_text_is_its_own_category_in_every_form(runtime: Runtime, tmp_path: Path) -> None:
     """What looks like a number or a truth value, too."""
     texts = ["3", "3.0", "03", "True", "true", "1", "null", ""]
@@ -421,6 +428,7 @@ def test_text_is_its_own_category_in_every_form(runtime: Runtime, tmp_path: Path
         require_logits_of_train(model, f"new.{form}")
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", ["rows.jsonl", pytest.param("rows.ndjson", marks=pytest.mark.slow)])
 def test_json_lines_are_raw_data(runtime: Runtime, tmp_path: Path, name: str) -> None:
     """And score as themselves, as Parquet and as text."""

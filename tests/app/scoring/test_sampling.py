@@ -82,6 +82,7 @@ def test_every_split_is_sampled(place: Path) -> None:
         assert float(kept[split].mean()) == pytest.approx(clicks / (clicks + KEPT * negatives), abs=0.04)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("further", [[], ["exact_rows=10"], ["tables=fp32"]])
 def test_evaluate_measures_all_rows(further: list[str], runtime: Runtime, capsys: pytest.CaptureFixture[str]) -> None:
     evaluated(runtime, capsys, RUN, "split=test", "keep_scores=100000")
@@ -101,6 +102,7 @@ def test_evaluate_measures_all_rows(further: list[str], runtime: Runtime, capsys
     assert corrected["base_rate"] < 0.08 < plain["base_rate"]
 
 
+@pytest.mark.medium
 def test_ranking_gives_corrected_probabilities(
     runtime: Runtime, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -139,6 +141,7 @@ def test_log_and_report_say_so(runtime: Runtime, tmp_path: Path, caplog: pytest.
     assert figures["calibration_of_all_rows"] is not None
 
 
+@pytest.mark.medium
 def test_weights_of_classes_are_corrected_in_the_same_way(
     runtime: Runtime, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
@@ -170,6 +173,7 @@ def test_weights_of_classes_are_corrected_in_the_same_way(
     np.testing.assert_allclose(shown[1], np.array(shown[0]) - np.log(5 / KEPT), rtol=0, atol=1e-12)
 
 
+@pytest.mark.medium
 def test_what_needs_no_correction_is_refused(runtime: Runtime, dataset: Path, tmp_path: Path) -> None:
     run = [*SMALL, f"data.path={dataset}", "run.name=z", f"run.dir={tmp_path}/z", "train.max_steps=2"]
     assert train_here(runtime, *run, "record.tensorboard=false") == "completed"

@@ -160,6 +160,7 @@ def test_a_gpu_refuses_narrow_tables_of_several_widths() -> None:
         planner.decide(config, torch.device("cuda"), arch, dict.fromkeys(rows, 1.0))
 
 
+@pytest.mark.medium
 def test_ids_a_bag_are_the_means_of_the_shards(runtime: Runtime, ragged: Path) -> None:
     """In the manifest and in plans; the dataset has shards of several sizes."""
     rows = ragged_rows("train", 2_000)

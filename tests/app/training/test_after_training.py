@@ -31,6 +31,7 @@ def test_a_run_is_whole_and_says_why_it_has_no_baselines(tmp_path: Path) -> None
     assert "baselines" not in (tmp_path / "runs/x/report.html").read_text().partition("What made it")[0]
 
 
+@pytest.mark.medium
 def test_baselines_are_refused(tmp_path: Path) -> None:
     process = train_without_extensions(tmp_path, "baselines=true")
     assert process.returncode == 2

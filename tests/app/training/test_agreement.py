@@ -89,6 +89,7 @@ def contents(root: Path) -> list[str]:
     return sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.name != "log")
 
 
+@pytest.mark.medium
 def test_another_setting_is_refused_before_anything_is_written(shared: list[str], tmp_path: Path) -> None:
     outcome = train_apart(tmp_path, [*shared, "optimizer.lr=0.5"], [*shared, "optimizer.lr=0.25"])
     refused(outcome, "the machines differ: optimizer.lr: 0.5 on ", ", 0.25 on ")
@@ -153,6 +154,7 @@ def test_a_slow_file_system_is_waited_for(dataset: Path, tmp_path: Path) -> None
     assert summary(tmp_path / "a/runs/x")["status"] == "completed"
 
 
+@pytest.mark.medium
 def test_a_checkpoint_waits_for_files_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files of known sizes: one is there, one grows, one is missing for good."""
     (tmp_path / "__0_0.distcp").write_bytes(bytes(10))

@@ -105,6 +105,7 @@ def test_a_warm_up_longer_than_the_run_is_told(small: list[str], run_app: Comman
     assert "longer than the run" not in run_app("train", *short, remedy[1], "run.name=short").stderr
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("no_colour", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_on_a_terminal(small: list[str], tmp_path: Path, no_colour: bool) -> None:
     controller, terminal = pty.openpty()

@@ -54,6 +54,7 @@ def test_a_longer_run_keeps_the_best_checkpoint_of_the_shorter(train: Train, mon
     assert [event["step"] for event in events(RUN, "eval")] == [3, 6, 8, 9]
 
 
+@pytest.mark.medium
 def test_the_summary_is_of_the_served_model(train: Train, runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its figures are the ones that evaluate finds, which takes the best too; the rest is the newest's."""
     with monkeypatch.context() as measured:
@@ -86,6 +87,7 @@ def test_without_a_best_the_summary_s_evaluation_is_the_last(train: Train, monke
     assert figures["best"] == {"step": 3, "auc": 0.7, **BY_AUC}
 
 
+@pytest.mark.medium
 def test_a_target_ends_a_run_and_a_higher_one_goes_on(train: Train, logged: pytest.LogCaptureFixture) -> None:
     several = ["train.max_steps=40", "train.eval_every_steps=10"]
     train(*several, "train.target_auc=0.6", status="target_reached")
@@ -118,6 +120,7 @@ def test_fewer_samples_than_were_trained_are_refused(train: Train) -> None:
     train("train.max_steps=4", status=NOTHING_TO_DO)
 
 
+@pytest.mark.medium
 def test_a_run_from_another_runs_checkpoint_keeps_its_own_best(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     set_aucs(monkeypatch, 0.9, 0.8, 0.8, 0.7, 0.65, 0.6, 0.5)
     train("train.max_steps=6", "train.eval_every_steps=3")
@@ -164,6 +167,7 @@ def test_an_evaluation_of_both_splits_stands_once_after_a_kill(train: Train, mon
         assert [event["step"] for event in events(RUN, kind)] == [4, 6]
 
 
+@pytest.mark.medium
 def test_a_checkpoint_of_another_run_is_not_taken_for_the_runs_own(train: Train, runtime: Runtime) -> None:
     for name, lr in (("x", "0.1"), ("y", "0.2")):
         train(f"run.name={name}", f"optimizer.lr={lr}", "train.max_steps=2")
@@ -177,6 +181,7 @@ def test_a_checkpoint_of_another_run_is_not_taken_for_the_runs_own(train: Train,
 COSINE = ["schedule=cosine", "schedule.warmup_steps=2", "schedule.decay_start_step=3", "schedule.decay_steps=4"]
 
 
+@pytest.mark.medium
 def test_a_longer_run_does_not_train_at_rate_0(train: Train) -> None:
     """Beyond its decay; the remedy trains a run whose every step has a rate."""
     train(*COSINE, "train.max_steps=7")
@@ -201,6 +206,7 @@ def test_a_new_run_does_not_end_at_rate_0(remedy: str, train: Train) -> None:
     train(*cosine, remedy)
 
 
+@pytest.mark.medium
 def test_a_part_of_a_run_resumes_to_the_end_of_its_decay(train: Train) -> None:
     train(*COSINE, "train.max_steps=7", status="interrupted", fault="stop:5")
     with pytest.raises(UserError, match=r"from the beginning, or train.max_steps=7"):
@@ -208,6 +214,7 @@ def test_a_part_of_a_run_resumes_to_the_end_of_its_decay(train: Train) -> None:
     train(*COSINE, "train.max_steps=7")
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "schedule",
     [

@@ -25,6 +25,7 @@ from tests.error_lines import error_line
 OVERWRITE = ["checkpoint.resume=never", "checkpoint.overwrite=true"]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("fault", "mode"), [("in the step:31", "false"), pytest.param("in the pruning:1", "true", marks=pytest.mark.slow)]
 )
@@ -41,6 +42,7 @@ def test_a_kill_changes_nothing(fault: str, mode: str, job: Job) -> None:
     assert left(job.run) == left(job.whole)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("number", [1, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("overwrite", [[], pytest.param(OVERWRITE, marks=pytest.mark.slow)])
 def test_a_kill_before_the_first_step_is_no_hindrance(number: int, overwrite: list[str], job: Job) -> None:
@@ -53,6 +55,7 @@ def test_a_kill_before_the_first_step_is_no_hindrance(number: int, overwrite: li
     assert job.summary()["steps"] == 3
 
 
+@pytest.mark.medium
 def test_a_limit_on_the_size_of_files_is_named(job: Job) -> None:
     """In the archive that torch writes, of which it knows only that positions differ."""
     limited = job.train(fault="disk full:40000", status=2)
@@ -108,6 +111,7 @@ def test_going_back(job: Job) -> None:
     job.assert_undisturbed()
 
 
+@pytest.mark.medium
 def test_two_runs_do_not_share_a_directory(run_app: Command, small: list[str], tmp_path: Path) -> None:
     overrides = [*small, "run.name=shared", "train.epochs=6000"]
     (tmp_path / "first").mkdir()

@@ -31,6 +31,7 @@ LOSS_TOLERANCE, PARAMETER_TOLERANCE = 1e-6, 1e-5  # relative; absolute
 ILL_CONDITIONED = {"rwsadagrad": 1}
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("case", CASES)
 def test_twenty_steps_equal_the_reference(case: str, runtime: Runtime) -> None:
     golden = np.load(GOLDEN / f"dlrm_small_{case}.npz")

@@ -182,6 +182,7 @@ def test_losses_are_the_plain_models(
     assert (figures["steps"], figures["samples"]) == (2 * epoch_steps, 2 * ROWS[name])
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("name", "processes"),
     [("almost", 2), *(pytest.param(*case, marks=pytest.mark.slow) for case in [("few", 2), ("odd", 4)])],

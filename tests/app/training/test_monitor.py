@@ -116,6 +116,7 @@ def whole(runtime: Runtime, dataset: Path, tmp_path_factory: pytest.TempPathFact
     return run
 
 
+@pytest.mark.medium
 def test_a_run_cuts_and_ends_as_its_evaluations_say(
     runtime: Runtime, dataset: Path, whole: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -96,6 +96,7 @@ class Linear:
         self.weight, self.bias = self.weight - lr * slopes @ vectors, self.bias - lr * slopes.sum()
 
 
+@pytest.mark.medium
 def test_steps_and_errors_are_numpys(run_app: Command, ratings: Path, runtime: Runtime, tmp_path: Path) -> None:
     labels, ids = rows_of(ratings, "train")
     overrides = [*MODEL, "model.over_arch=[1]", f"train.global_batch_size={len(labels)}", "optimizer=sgd"]
@@ -168,6 +169,7 @@ def test_two_processes_have_the_figures_of_one(run_app: Command, ratings: Path, 
     assert alone["label_deviation"] == pytest.approx(together["label_deviation"], rel=1e-12)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("override", "remedy"),
     [
@@ -276,6 +278,7 @@ def test_weighted_steps_and_figures_are_numpys(runtime: Runtime, clicks: Path, r
     assert {name: figures[name] for name in expected} == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.medium
 def test_equal_weights_change_no_bit(runtime: Runtime, clicks: Path, runs: Path) -> None:
     for name in ("equal", "without"):
         train_here(runtime, *WEIGHTED, f"data.path={clicks / name}", f"run.name={name}")
@@ -285,6 +288,7 @@ def test_equal_weights_change_no_bit(runtime: Runtime, clicks: Path, runs: Path)
         assert weighted["eval"][name] == pytest.approx(plain["eval"][name], rel=1e-12), name
 
 
+@pytest.mark.medium
 def test_new_rows_are_weighted(runtime: Runtime, clicks: Path, runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train_here(runtime, *WEIGHTED, f"data.path={clicks / 'weight'}", "run.name=x")
     lines = (clicks / "clicks.csv").read_text().splitlines()
@@ -305,6 +309,7 @@ def test_new_rows_are_weighted(runtime: Runtime, clicks: Path, runs: Path, capsy
         command_here(runtime, "evaluate", "run=runs/x", "data.raw=without.csv")
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("given", ["eval.group_by=user", "eval.keep_scores=100"])
 def test_what_would_ignore_weights_is_refused(
     run_app: Command, refused_command: Refusal, clicks: Path, given: str

@@ -94,6 +94,7 @@ def test_drawn_models_train_as_the_naive_program(interaction: str, number: int, 
     train_beside_the_oracle(draw(interaction, number), interaction, runtime, ragged)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("interaction", sorted(set(INTERACTIONS) - {"mixed_pairs"}))
 def test_micro_batches_train_as_the_naive_program(interaction: str, runtime: Runtime, ragged: Path) -> None:
     """train.deterministic=layout, with micro-batches of 5 of 16 rows: the last one has one."""

@@ -63,6 +63,7 @@ MODEL = ["model.dense_arch=[8]", "model.over_arch=[8,1]", "model.embedding_dim=8
 MODEL += ["eval.global_batch_size=64", "optimizer.lr=0.1", "train.log_every_steps=1", "baselines=false"]
 
 
+@pytest.mark.medium
 def test_a_run_has_the_metrics_of_plain_loops(run_app: Command, refused_command: Refusal, tmp_path: Path) -> None:
     """On one process and on two, whose rows come in another order; the groups of a run are not changed later."""
     manifest = write_dataset(tmp_path / "data", {"train": 1_000, "val": 501, "test": 333})
@@ -86,6 +87,7 @@ def test_a_run_has_the_metrics_of_plain_loops(run_app: Command, refused_command:
     assert json.loads(evaluation.stdout)["hr_at_10"] == summary(tmp_path / "runs/of_1")["eval"]["hr_at_10"]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("column", "fault"),
     [

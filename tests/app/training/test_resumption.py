@@ -163,6 +163,7 @@ def disturb(
         assert (status, json.loads(printed)["verdict"]) == (0, "identical"), printed
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "number", [pytest.param(k, marks=[pytest.mark.slow] if k >= QUICK_CASES else []) for k in range(len(CASES))]
 )

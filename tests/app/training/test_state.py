@@ -52,6 +52,7 @@ def test_an_interval_in_steps_is_even() -> None:
     assert evaluations(run_length(train, split, 1)) == [6, 12, 18, 20]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("override", "recorded", "expected"),
     [

@@ -16,6 +16,7 @@ from tests.app.run_files import events
 SLOW = [("SIGTERM", 2, 40), ("SIGINT", 1, 31), ("SIGUSR1", 1, 31)]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("name", "processes", "most"),
     [("SIGTERM", 1, 31), *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)],
@@ -29,6 +30,7 @@ def test_the_step_is_finished_and_no_more_are_begun(name: str, processes: int, m
     assert job.last_checkpoint() == f"step_{most:08d}"
 
 
+@pytest.mark.medium
 def test_a_second_signal_ends_it_at_once(job: Job) -> None:
     stopped = job.train(fault="two signals:31", status=128 + signal.SIGTERM)
     assert not (job.run / "summary.json").exists()
@@ -78,6 +80,7 @@ def test_windows_of_losses_do_not_depend_on_stops(job: Job) -> None:
 PLACE = "step 40 (epoch 1, batch 8 of 31, counted from 0): "
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
@@ -95,6 +98,7 @@ def test_what_is_not_finite_is_not_saved(fault: str, message: str, every: int, j
         job.assert_undisturbed()
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_step_can_be_skipped(processes: int, job: Job) -> None:
     process = job.train("train.on_nan=skip", processes=processes, fault="loss not finite:40")

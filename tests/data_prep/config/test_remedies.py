@@ -52,6 +52,7 @@ def inputs(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("bad", "message", "good"), REMEDIES)
 def test_each_remedy(inputs: Path, monkeypatch: pytest.MonkeyPatch, bad: str, message: str, good: str | None) -> None:
     monkeypatch.chdir(inputs)
@@ -62,6 +63,7 @@ def test_each_remedy(inputs: Path, monkeypatch: pytest.MonkeyPatch, bad: str, me
         assert (inputs / "out/manifest.json").exists()
 
 
+@pytest.mark.medium
 def test_another_dataset_is_replaced_as_the_message_says(inputs: Path) -> None:
     overrides = [f"data.raw={inputs}/day_0", f"data.path={inputs}/out"]
     prepare(*overrides)
@@ -133,6 +135,7 @@ def test_the_command_that_repairs_a_file_works(tmp_path: Path, fault: str, name:
     assert (tmp_path / "NEW").read_bytes() == rows
 
 
+@pytest.mark.medium
 def test_new_rows_wrap_and_miss_as_the_dataset_s_do(tmp_path: Path) -> None:
     """The smallest int32 is a number like any other; what overflows in a `torchrec` shard does so in new rows."""
     rows = oracle.make_rows(60, seed=3).split(b"\n")[:-1]

@@ -63,6 +63,7 @@ def refusal(read: Callable[..., Any], root: Path) -> str | None:
     return None
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("step", [13, pytest.param(1, marks=pytest.mark.slow)])
 def test_any_key_deleted_added_or_of_another_value(dataset: Path, step: int) -> None:
     path = dataset / "manifest.json"

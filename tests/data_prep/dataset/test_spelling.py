@@ -13,6 +13,7 @@ OTHERS = ["", "0.5", ".5", "0.50", "1e3", "True", "true", "TRUE", "False", "x", 
 TEXTS = INTEGERS + OTHERS
 
 
+@pytest.mark.medium
 def test_forms_of_all_texts_are_those_of_each() -> None:
     rng = random.Random(0)
     draws = [*itertools.combinations(TEXTS, 1), *itertools.combinations(TEXTS, 2)]

@@ -9,6 +9,7 @@ import pytest
 from tests.data_prep.conftest import load_split, prepare, write_rows
 
 
+@pytest.mark.medium
 @pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")  # it maps files read-only
 @pytest.mark.parametrize("mmap_mode", [False, True])
 def test_batches_are_our_rows(tmp_path: Path, criteo: ModuleType, mmap_mode: bool) -> None:

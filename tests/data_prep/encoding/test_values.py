@@ -17,6 +17,7 @@ from tests.data_prep import oracle
 EDGES = ["", "0", "00", "01", "-1", "1.0", "٣", str(2**63 - 1), str(2**63), str(2**64), "9" * 20, "9" * 40, " 1", "Été"]
 
 
+@pytest.mark.medium
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.text() | st.integers(0, 2**64 + 5).map(str) | st.sampled_from(EDGES), max_size=30))
 def test_values_are_whole_numbers_or_hashes(texts: list[str]) -> None:

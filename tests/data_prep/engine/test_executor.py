@@ -56,6 +56,7 @@ def test_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, schedul
     verify_dataset(tmp_path / "two")
 
 
+@pytest.mark.medium
 @pytest.mark.filterwarnings("ignore")
 def test_a_bad_row_is_named(tmp_path: Path, scheduler: str) -> None:
     lines = oracle.make_rows(100, 0).splitlines(keepends=True)
@@ -98,6 +99,7 @@ input()
 """
 
 
+@pytest.mark.medium
 def test_workers_that_cannot_load_the_program_are_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("distributed", reason=NEEDED)
     monkeypatch.setattr(executor, "CONNECT_SECONDS", 240)

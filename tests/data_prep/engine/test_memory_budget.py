@@ -62,6 +62,7 @@ def few_files() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("is_table", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_units_keep_no_files_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_table: bool) -> None:
     overrides = [*write_rows(tmp_path, 200, seed=3)[:1], "data.split.method=random"]

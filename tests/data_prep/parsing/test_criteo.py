@@ -44,6 +44,7 @@ def test_rows_equal_the_reference_parsers() -> None:
     assert smallest == days["raw_int_min_per_day"][0]
 
 
+@pytest.mark.medium
 @settings(max_examples=60, deadline=None)
 @given(st.lists(ROWS, min_size=1, max_size=8), st.booleans(), st.booleans(), st.sampled_from(["x", "X", "08x"]))
 def test_round_trip(
@@ -121,6 +122,7 @@ def test_nothing_to_parse() -> None:
     refused("empty file", parse_bytes, b"", "day_0.tsv")
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("packed", "workers"), [(True, 2), (False, 2), (False, 1)])
 def test_a_bad_row_is_counted_from_the_file_s_start(tmp_path: Path, packed: bool, workers: int) -> None:
     """Whatever chunk it lies in, and with more than one worker; the command ends with status 2 and one line."""
@@ -142,6 +144,7 @@ def test_room_for_the_shortest_rows() -> None:
     assert max_rows(len(shortest) * 500) >= 500
 
 
+@pytest.mark.medium
 @settings(max_examples=200, deadline=None)
 @given(
     st.integers(0, 10_000),

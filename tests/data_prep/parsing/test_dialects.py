@@ -76,6 +76,7 @@ DIALECTS: list[tuple[str, str, dict[str, Any], dict[str, Any] | None]] = [
 ]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("more", [(), ("data.chunk_bytes=70", "data.workers=2")])
 @pytest.mark.parametrize(("rows", "keys", "of_pandas", "of_arrow"), DIALECTS)
 def test_dialects(tmp_path: Path, rows: str, keys: str, of_pandas: Any, of_arrow: Any, more: tuple[str, ...]) -> None:

@@ -114,6 +114,7 @@ def test_drawn_blocks_of_which_some_columns_are_read(seed: int) -> None:
     assert fast > BLOCKS // 20
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("delimiter", PLAIN_DELIMITERS)
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 def test_ordinary_blocks_are_read_by_pyarrow(delimiter: str, end: str) -> None:

@@ -41,6 +41,7 @@ def test_positive_values_are_1_others_0(tmp_path: Path, name: str, labels: list[
 BIG = 2**53
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", ["rows.csv", "rows.parquet", "rows.jsonl"])
 def test_integers_beyond_float64_are_compared_exactly(tmp_path: Path, name: str) -> None:
     values, more = [BIG + 1, BIG, 5, BIG + 2, 10**18 + 1] * 4, (*HASHED, "data.overwrite=true")

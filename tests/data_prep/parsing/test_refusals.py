@@ -201,6 +201,7 @@ TEXTS: list[tuple[str | bytes, str, str]] = [
 ]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("content", "schema", "message"), TEXTS)
 def test_a_text(tmp_path: Path, content: str | bytes, schema: str, message: str) -> None:
     line = refused_table(tmp_path, content, schema, message)

@@ -32,6 +32,7 @@ def columns() -> dict[str, list[Any]]:
     return {"label": labels, "user": names, "tags": names, **prices}
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("schema", "keys"), WAYS)
 def test_rows_keep_their_weights_and_workers_change_no_byte(tmp_path: Path, schema: str, keys: list[str]) -> None:
     write(tmp_path / "rows.csv", columns())

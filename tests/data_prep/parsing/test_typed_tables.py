@@ -30,6 +30,7 @@ def test_text_in_a_column_of_json_s_lists_is_one_value(tmp_path: Path) -> None:
     assert sorted(names[number] for number in range(1, len(names) + 1)) == ["a b", "c", "rock|pop"]
 
 
+@pytest.mark.medium
 def test_a_member_that_some_objects_and_files_lack(tmp_path: Path) -> None:
     """It is an empty field; lists are lists in all files if they are in one."""
     rows = {"label": [0, 1] * 20, "user": [f"u{row}" for row in range(40)]}

@@ -109,6 +109,7 @@ def test_another_file_or_split_is_refused(small: sets.PublishedSet, raw: Path, t
     refused(message, sets.write_splits, small, raw, tmp_path / "other")
 
 
+@pytest.mark.medium
 def test_a_set_without_a_mirror_or_a_name_is_one_line(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "data_prep.published", f"out={tmp_path}/out"]
     process = subprocess.run([*command, "name=kgcn"], capture_output=True, text=True, check=False)

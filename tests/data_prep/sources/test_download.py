@@ -79,6 +79,7 @@ def test_another_mirror_begins_anew(mirror: Mirror, tmp_path: Path) -> None:
     assert mirror.requests[1] == ("good/day_0.gz", None)
 
 
+@pytest.mark.medium
 def test_a_mirror_that_falls_silent_is_left(mirror: Mirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     open_url = download.open_url
 

@@ -50,6 +50,7 @@ def make(directory: Path, name: str, content: bytes) -> Path:
     return directory / f"{name}.out"
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("kind", TEXTS)
 @pytest.mark.parametrize("form", FORMS)
 def test_rows_are_those_of_the_plain_file(tmp_path: Path, form: str, kind: str) -> None:

@@ -88,6 +88,7 @@ def test_days_put_there_by_the_user_are_taken(mirror: Mirror, tmp_path: Path) ->
     assert mirror.requests == []
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_a_killed_job_goes_on_where_it_stopped(mirror: Mirror, tmp_path: Path, how: signal.Signals) -> None:
     mirror.content["day_0.gz"] = gzip.compress(oracle.make_rows(400, 0))

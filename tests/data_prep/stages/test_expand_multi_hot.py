@@ -61,6 +61,7 @@ def test_every_id_becomes_its_bag(tmp_path: Path, distribution: str, more: tuple
             assert all((shard.bags[place].lengths == MLPERF_SIZES[feature]).all() for shard in shards)
 
 
+@pytest.mark.medium
 def test_another_choice_is_another_dataset(tmp_path: Path) -> None:
     sizes = "data.multi_hot.sizes=mlperf_v2"
     make(tmp_path, "out", *HASHED, sizes)
@@ -116,6 +117,7 @@ assert take_mapped(rows, ids[:0]).shape == (0, 100)
 """
 
 
+@pytest.mark.medium
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="resident memory is read from /proc")
 def test_a_large_table_is_not_held_in_memory(tmp_path: Path) -> None:
     path = tmp_path / "table.npy"
@@ -125,6 +127,7 @@ def test_a_large_table_is_not_held_in_memory(tmp_path: Path) -> None:
     assert int(process.stdout) < MAPPED_BYTES + (16 << 20) < path.stat().st_size / 3
 
 
+@pytest.mark.medium
 @given(st.data())
 def test_bags_are_the_rows_of_their_table(data: st.DataObject) -> None:
     """Whole vectors are copied, also where table and output end."""

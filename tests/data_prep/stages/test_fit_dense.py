@@ -27,6 +27,7 @@ COLUMNS = st.lists(NUMBERS, min_size=1, max_size=40).map(lambda values: np.array
 MANY = np.random.default_rng(0).lognormal(0, 30, 50_000) * np.where(np.arange(50_000) % 3, 1, -1)
 
 
+@pytest.mark.medium
 @given(COLUMNS)
 @example(MANY)
 def test_sums_are_exact(values: NDArray[np.float64]) -> None:

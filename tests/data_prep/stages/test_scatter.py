@@ -6,6 +6,7 @@ import pytest
 from data_prep.stages.write import RowLayout
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("num_dense", [0, 3])
 @pytest.mark.parametrize("largest", [(), (255, 256, 65535, 65536, 0, 2**31 - 1), (10, 20, 30)])
 def test_packed_rows_come_back_at_other_indices(num_dense: int, largest: tuple[int, ...]) -> None:

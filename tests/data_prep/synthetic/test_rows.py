@@ -131,6 +131,7 @@ def test_cardinalities_are_criteos_or_scaled_down() -> None:
     assert (np.diff(scaled[order]) >= 0).all()
 
 
+@pytest.mark.medium
 def test_drift_turns_the_effects() -> None:
     for drift, expected in ((0.0, 1.0), (0.1, np.cos(0.3)), (np.pi / 6, 0.0)):
         teachers = [calibrated_teacher(replace(SMALL, drift=drift), day) for day in (0, 3)]

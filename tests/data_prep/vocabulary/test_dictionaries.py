@@ -49,6 +49,7 @@ LIMITS = st.none() | st.integers(0, 20)
 NUMBERS = st.tuples(st.sampled_from([0, 2**33]), st.integers(0, 3), LIMITS, st.sampled_from([200, 2000, 1 << 20]))
 
 
+@pytest.mark.medium
 @settings(max_examples=60, deadline=None)
 @given(st.lists(COLUMNS, min_size=1, max_size=4), NUMBERS, st.sampled_from(list(VocabularyOrder)), st.booleans())
 def test_values_and_texts_are_in_the_order_of_their_ids(

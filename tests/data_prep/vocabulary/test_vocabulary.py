@@ -27,6 +27,7 @@ LIMITS, GAPS = st.none() | st.integers(0, 20), st.sampled_from([0, 2**31, 2**33]
 NUMBERS = st.tuples(GAPS, st.integers(0, 3), LIMITS, st.sampled_from([96, 960, 1 << 20]))
 
 
+@pytest.mark.medium
 @settings(max_examples=120, deadline=None)
 @given(st.lists(VALUES, min_size=1, max_size=5), NUMBERS, st.sampled_from(list(VocabularyOrder)))
 def test_counted_merged_capped_and_ordered(
@@ -90,6 +91,7 @@ def test_many_parts_are_used() -> None:
     assert max(len(part.values) for part in parts) < 1000
 
 
+@pytest.mark.medium
 @settings(max_examples=100, deadline=None)
 @given(st.booleans(), st.data(), st.sampled_from([(1, 0), (2, 1), (0, 0), (3, 7)]))
 def test_lookup(is_wide: bool, data: st.DataObject, ids_from: tuple[int, int]) -> None:

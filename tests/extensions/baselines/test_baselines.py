@@ -120,6 +120,7 @@ def test_rows_without_weight_count_nowhere() -> None:
         assert baseline.ne < 0.9
 
 
+@pytest.mark.medium
 def test_figures_are_those_of_scikit_learn_s_own_pipelines(dataset: Path) -> None:
     manifest = load_manifest(dataset)
     names = [*manifest.schema["dense"], *manifest.schema["sparse"]]
@@ -341,6 +342,7 @@ def test_a_split_of_one_class_is_one_line(run_app: Command, refused_command: Ref
     assert "every label of val is 0" in refused_command("baselines", "run=runs/x")
 
 
+@pytest.mark.medium
 def test_the_command_needs_no_torch(tmp_path: Path) -> None:
     """It is a process of its own after each training."""
     status, modules = modules_of(["app.baselines", "run=nothing"], tmp_path)
@@ -349,6 +351,7 @@ def test_the_command_needs_no_torch(tmp_path: Path) -> None:
     assert not modules & HEAVY
 
 
+@pytest.mark.medium
 def test_runs_of_no_directory_and_of_numbers_are_refused(
     run_app: Command, refused_command: Refusal, tmp_path: Path
 ) -> None:
@@ -359,6 +362,7 @@ def test_runs_of_no_directory_and_of_numbers_are_refused(
     assert json.loads((tmp_path / "runs/x/summary.json").read_text())["baselines"] is None
 
 
+@pytest.mark.medium
 def test_models_that_learn_from_other_than_rows_of_the_split_have_no_baselines() -> None:
     message = r"^baselines=true: baselines learn from rows of the split, which are positives"
     with pytest.raises(UserError, match=message):
@@ -369,6 +373,7 @@ def test_models_that_learn_from_other_than_rows_of_the_split_have_no_baselines()
         assert (f"this model learns from {kind.learns_from.name}; give" in reason) == (kind.learns_from is not ROWS)
 
 
+@pytest.mark.medium
 def test_without_the_library_true_is_refused_and_the_default_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -409,6 +414,7 @@ def test_where_the_dataset_cannot_be_written_the_run_keeps_them(
     assert second.ranks == first.ranks
 
 
+@pytest.mark.medium
 def test_baselines_of_another_version_are_computed_again(
     dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

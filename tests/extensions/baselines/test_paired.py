@@ -92,6 +92,7 @@ def test_the_difference_is_that_of_the_rows_that_both_scored(
     assert scored.figures.lr.difference_interval == pytest.approx(ends, abs=1e-7)
 
 
+@pytest.mark.medium
 def test_the_interval_is_about_that_of_a_bootstrap_of_the_rows(several_shards: Manifest, tmp_path: Path) -> None:
     labels, logits, preds = drawn(1)
     write_scores(tmp_path, "val", STEP, several_shards.digest, logits, labels.astype(np.float32))

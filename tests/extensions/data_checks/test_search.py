@@ -195,6 +195,7 @@ def test_figures_are_those_of_plain_loops(
     assert figures["shared_rows"] == pytest.approx(np.mean([row in train_rows for row in rows]) / share_read)
 
 
+@pytest.mark.medium
 def test_beyond_the_limit_a_sample_finds_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     faults = leaking(overlapping(table(0, rows=12_000)))
     (tmp_path / "whole").mkdir()
@@ -233,6 +234,7 @@ def test_a_wide_table_s_sample_has_fewer_rows(tmp_path: Path, monkeypatch: pytes
     assert 2_500 < figures["rows"] < 3_500 < figures["of"]
 
 
+@pytest.mark.medium
 def test_chance_names_no_rows_of_a_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A tenth of the rows of few values are in train by chance, give or take a twentieth of these in a sample."""
     monkeypatch.setattr(search, "BLOCK_ROWS", 10)
@@ -247,6 +249,7 @@ def test_chance_names_no_rows_of_a_sample(tmp_path: Path, monkeypatch: pytest.Mo
         assert misleading_sentences(manifest.extra) == []
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("copied", "is_measured"), [(1, False), (20, False), (200, True)])
 def test_a_few_equal_rows_of_a_sample_are_no_share(
     copied: int, is_measured: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -299,6 +302,7 @@ def test_long_bags_are_hashed_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None
     assert not len(search.hashes_of_rows(bags, rows[:0]))
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("column", "words"), [("price", (9.5, 0.5)), ("shop", ("bought", "looked")), ("tags", ("a|b", "a"))]
 )
@@ -330,6 +334,7 @@ def test_damaged_figures_are_refused_with_their_key(tmp_path: Path) -> None:
     refused(r"manifest.json: key 'extra.misleading.rows'.*; preprocess again", load_manifest, tmp_path / "out")
 
 
+@pytest.mark.medium
 def test_ratings_have_no_label_rates_but_shared_rows(tmp_path: Path) -> None:
     rows = table(0).assign(label=lambda rows: rows.price)
     schema = SCHEMA.replace("label: label", "label: {column: label, kind: number}").replace("price, ", "")

@@ -51,6 +51,7 @@ def assert_same(one: Path, other: Path) -> None:
             np.testing.assert_array_equal(actual, expected)
 
 
+@pytest.mark.medium
 def test_npy_files_are_torchrec_s_byte_for_byte(tmp_path: Path, criteo: ModuleType) -> None:
     root = make(tmp_path, "data.encoding=torchrec")
     exchange(f"data.path={root}", f"exchange.to={tmp_path}/days")
@@ -78,6 +79,7 @@ def bin_records(directory: Path) -> list[NDArray[Any]]:
     return [np.fromfile(directory / f"terabyte_processed_{split}.bin", np.int32).reshape(-1, 40) for split in SPLITS]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("encoding", ["hash", "torchrec_fixed"])
 def test_bin_both_ways(tmp_path: Path, encoding: str) -> None:
     """With integers that float32 cannot hold; of `torchrec_fixed` the train split's rows are shuffled."""
@@ -117,6 +119,7 @@ def test_bin_both_ways(tmp_path: Path, encoding: str) -> None:
         export_bin(tmp_path / "back", load_manifest(tmp_path / "back"), tmp_path / "bin")
 
 
+@pytest.mark.medium
 def test_an_import_waits_for_no_other_job(tmp_path: Path) -> None:
     root = make(tmp_path)
     (tmp_path / "days").mkdir()
@@ -127,6 +130,7 @@ def test_an_import_waits_for_no_other_job(tmp_path: Path) -> None:
     assert not (tmp_path / "back" / ".work").exists()
 
 
+@pytest.mark.medium
 def test_a_file_cut_off_by_an_error_is_not_there(tmp_path: Path) -> None:
     root = make(tmp_path, "data.dense_transform=raw", "data.max_ind_range=30")
     manifest = load_manifest(root)

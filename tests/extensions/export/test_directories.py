@@ -44,6 +44,7 @@ INTERACTIONS: list[list[str]] = [
 ]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("seed", seeds(2, 9))
 def test_drawn_tables(seed: int, runtime: Runtime, tmp_path: Path) -> None:
     """Rows of drawn tables, in every form of file, through drawn models."""
@@ -110,6 +111,7 @@ ENCODINGS: list[tuple[list[str], list[str]]] = [
 ]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("keys", "run_keys"), [pytest.param(*keys, marks=[pytest.mark.slow] * (n > 1)) for n, keys in enumerate(ENCODINGS)]
 )
@@ -120,6 +122,7 @@ def test_every_encoding_of_criteo(keys: list[str], run_keys: list[str], runtime:
     np.testing.assert_allclose(result["logits"], model.recommend("new.tsv"), rtol=0, atol=1e-5)
 
 
+@pytest.mark.medium
 def test_probabilities_are_corrected_as_recommend_s(criteo: Model, tmp_path: Path) -> None:
     root = criteo.directory
     criteo.recommend("new.tsv", CORRECTED)
@@ -134,6 +137,7 @@ def test_probabilities_are_corrected_as_recommend_s(criteo: Model, tmp_path: Pat
         np.testing.assert_allclose(result["scores"], [expected[row] for row in sorted(expected)], rtol=0, atol=1e-6)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("tables", ["int8", "fp16"])
 def test_tables_of_fewer_bits_are_those_of_evaluate(criteo: Model, tables: str, tmp_path: Path) -> None:
     root = criteo.directory
@@ -152,6 +156,7 @@ def test_tables_of_fewer_bits_are_those_of_evaluate(criteo: Model, tables: str, 
 # ---- other data
 
 
+@pytest.mark.medium
 def test_predicted_numbers(runtime: Runtime, tmp_path: Path) -> None:
     make_ratings(tmp_path)
     keys = [*MODEL, "model.over_arch=[16,1]", "train.global_batch_size=100", "eval.split=val", "train.max_steps=4"]
@@ -168,6 +173,7 @@ def test_predicted_numbers(runtime: Runtime, tmp_path: Path) -> None:
     np.testing.assert_allclose([float(line) for line in lines[1:]], [ranking[n] for n in sorted(ranking)], atol=1e-5)
 
 
+@pytest.mark.medium
 def test_a_table_s_dialect_transforms_and_vectors(runtime: Runtime, tmp_path: Path) -> None:
     draw = random.Random(5)
     lines = ["label,größe,alter,e,wort"]
@@ -221,6 +227,7 @@ def rows_of_ids(model: Model) -> dict[str, list[Any]]:
     return dense | {name: [ids.tolist() for ids in each] for name, each in bags.items()}
 
 
+@pytest.mark.medium
 def test_rows_of_generated_ids(generated: Model, tmp_path: Path) -> None:
     pq.write_table(pa.table(rows_of_ids(generated)), tmp_path / "rows.parquet")
     [result] = score_files(generated.directory / "served", tmp_path / "rows.parquet")
@@ -251,6 +258,7 @@ except Exception as error:
 """
 
 
+@pytest.mark.medium
 def test_rows_in_memory(generated: Model) -> None:
     program = [sys.executable, "-c", IN_A_PROGRAM, str(generated.directory / "served")]
     process = subprocess.run(program, capture_output=True, text=True, check=False)
@@ -336,6 +344,7 @@ FORM_ROWS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.medium
 def test_every_form_of_rows_in_memory_is_scored_as_predict_scores_it(runtime: Runtime, tmp_path: Path) -> None:
     lines = ["label,size,town,when,tags"]
     for row in range(60):
@@ -383,6 +392,7 @@ REFUSED_ROWS = [
 ]
 
 
+@pytest.mark.medium
 def test_rows_that_the_model_cannot_score_are_refused(generated: Model, tmp_path: Path) -> None:
     files = [tmp_path / f"{number}.jsonl" for number in range(len(REFUSED_ROWS))]
     for file, (line, _) in zip(files, REFUSED_ROWS, strict=True):
@@ -394,6 +404,7 @@ def test_rows_that_the_model_cannot_score_are_refused(generated: Model, tmp_path
         assert part in result["error"]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("name", "value"), [("ids", 5), ("ids", -1), ("ids_cat_0", 9), ("ids_cat_0", -2)])
 def test_the_graph_refuses_ids_beyond_their_tables(generated: Model, name: str, value: int) -> None:
     inputs: dict[str, Any] = {"dense_features": np.zeros((2, 2), np.float32), "ids": np.zeros((2, 1), np.int64)}
@@ -408,6 +419,7 @@ def test_the_graph_refuses_ids_beyond_their_tables(generated: Model, name: str, 
 # ---- the directory
 
 
+@pytest.mark.medium
 def test_the_manifest_holds_every_file_s_digest(generated: Model, tmp_path: Path) -> None:
     served = shutil.copytree(
         generated.directory / "served", tmp_path / "served", ignore=shutil.ignore_patterns("__pycache__")
@@ -427,12 +439,14 @@ def test_the_manifest_holds_every_file_s_digest(generated: Model, tmp_path: Path
     assert (process.returncode, "no whole export" in process.stderr) == (2, True)
 
 
+@pytest.mark.medium
 def test_a_directory_that_exists_is_refused(generated: Model) -> None:
     arguments = [f"run={generated.directory}/run", f"out={generated.directory}/served"]
     with pytest.raises(UserError, match=r"served: exists; choose another name, or remove it \(rm -r .*\)"):
         command_here(generated.runtime, "export", *arguments)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", ["write_encoder", "largest_difference", "write_atomically"])
 def test_an_interrupted_export_is_no_directory(
     generated: Model, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -453,6 +467,7 @@ def test_an_interrupted_export_is_no_directory(
     assert [path.name for path in tmp_path.iterdir()] == ["new"]
 
 
+@pytest.mark.medium
 def test_texts_are_left_out_and_values_still_encode(runtime: Runtime, tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text("label,word\n" + "".join(f"{n % 2},{'ab'[n % 2]}word\n" for n in range(40)))
     schema = "label: label\nsparse: [word]\n"
@@ -467,6 +482,7 @@ def test_texts_are_left_out_and_values_still_encode(runtime: Runtime, tmp_path: 
         np.testing.assert_allclose(result["logits"][:32], model.evaluate("train")[:32], rtol=0, atol=1e-5)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
@@ -481,6 +497,7 @@ def test_what_cannot_be_a_directory_is_said(overrides: list[str], words: str, re
     assert words in refused_command("export", "run=runs/none", *overrides)
 
 
+@pytest.mark.medium
 def test_missing_packages_are_named_with_their_line(generated: Model, tmp_path: Path) -> None:
     words = f"needs onnx and onnxruntime; install with: {sys.executable} -m pip install onnx onnxruntime"
     with pytest.MonkeyPatch.context() as patched:

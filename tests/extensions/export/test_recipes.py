@@ -26,6 +26,7 @@ from tests.extensions.export.serving import row_keys, score_files
 REFUSED = {"amd_blog_2024": "mixes_samples=true: export has no meaning"}
 
 
+@pytest.mark.medium
 def test_the_recipes_that_are_refused_are_listed_here() -> None:
     refused = {}
     for recipe in PUBLISHED:

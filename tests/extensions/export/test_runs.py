@@ -30,6 +30,7 @@ def test_scores_that_depend_on_other_rows_are_not_exported(tmp_path: Path) -> No
         main(ExportConfig(run=str(tmp_path), out=f"{tmp_path}/served"))
 
 
+@pytest.mark.medium
 def test_a_correction_of_data_that_need_none_is_refused(runtime: Runtime, dataset: Path, tmp_path: Path) -> None:
     run = [*SMALL, f"data.path={dataset}", "run.name=z", f"run.dir={tmp_path}/z", "train.max_steps=2"]
     assert train_here(runtime, *run, "record.tensorboard=false") == "completed"

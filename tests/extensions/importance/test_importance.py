@@ -96,6 +96,7 @@ def table_of(runtime: Runtime, run: Path, data: Path, manifest: Manifest) -> Tab
     return Table(shard.labels[:, 0], shard.weights[:, 0], columns, vectors, bias)
 
 
+@pytest.mark.medium
 def test_losses_and_slices_are_those_of_plain_loops(
     runtime: Runtime, data: Path, run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

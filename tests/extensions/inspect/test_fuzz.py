@@ -96,6 +96,7 @@ def proposed(sources: list[Source]) -> Proposal | None:
     return None
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("seed", seeds(40, 120))
 def test_a_proposal_prepares(tmp_path: Path, seed: int) -> None:
     draw = random.Random(seed)

@@ -302,6 +302,7 @@ def test_days_as_numbers_are_times(tmp_path: Path, name: str) -> None:
     assert manifest.num_embeddings["x_weekday"] == 1 + len(weekdays)
 
 
+@pytest.mark.medium
 def test_columns_without_a_name_are_left_out(tmp_path: Path) -> None:
     rows = pd.DataFrame(
         {"cat": list("abca") * 100, "price": np.arange(400) % 7 / 8, "label": ["xy"[bit] for bit in BITS]}
@@ -483,6 +484,7 @@ def test_a_sample_of_a_large_table_says_so(tmp_path: Path, monkeypatch: pytest.M
     assert len(whole.profile.columns["site"].distinct) == len(set(sites))
 
 
+@pytest.mark.medium
 def test_different_values_are_counted_and_then_estimated() -> None:
     values = DistinctValues()
     for start in range(0, 40_000, 1000):

@@ -50,6 +50,7 @@ def test_ids_are_those_of_plain_lists(seed: int, tmp_path: Path) -> None:
     assert [*trace.draw(123), *trace.draw(377)] == expected
 
 
+@pytest.mark.medium
 def test_a_dataset_by_traces(tmp_path: Path) -> None:
     """Labels can be learned as well as the manifest says; the seed decides every byte, whatever the workers."""
     write_trace(tmp_path / "traces/near.log", 500, [0, 1, 4, 100], [0.1, 0.5, 0.9, 1.0])

@@ -83,6 +83,7 @@ def test_a_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
     assert epochs(tmp_path / "log") == TWO_EPOCHS
 
 
+@pytest.mark.medium
 def test_a_process_knows_when_it_began() -> None:
     """Neither when what it was forked from began, nor when it is asked."""
     script = "import time; first = time.time(); time.sleep(0.3); from extensions.mlperf.log import process_start"

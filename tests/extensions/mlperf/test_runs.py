@@ -60,6 +60,7 @@ def test_the_tiny_form_of_a_recipe_is_compliant(run_app: Command, tmp_path: Path
     require_compliant(tmp_path / "runs/tiny/mllog.txt", ruleset)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("ruleset", "benchmark", "optimizer"),
     [("6.0.0", "dlrm_dcnv2", "adagrad"), pytest.param("1.0.0", "dlrm", "sgd", marks=pytest.mark.slow)],

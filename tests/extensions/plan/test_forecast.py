@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -71,6 +72,7 @@ def plans(draw: st.DrawFn) -> ForecastFile:
     )
 
 
+@pytest.mark.medium
 @given(plans())
 def test_lines_fit_and_have_every_table_and_rank(plan: ForecastFile) -> None:
     lines = plan_lines(plan, "mi300x", reasons=True)

@@ -72,6 +72,7 @@ def test_several_gpus_are_balanced_by_the_planner_unless_told_otherwise(run_app:
     assert {table["type"] for table in single["tables"].values()} == {"table_wise"}
 
 
+@pytest.mark.medium
 def test_host_memory_behind_a_cache_where_a_device_is_too_small(run_app: Command, tmp_path: Path) -> None:
     overrides = [*MLPERF, "topology=h100", "optimizer=rowwise_adagrad", "sharding.cache_load_factor=0.1"]
     overrides += ["sharding.kernels=[fused,dense,fused_uvm_caching]"]
@@ -83,6 +84,7 @@ def test_host_memory_behind_a_cache_where_a_device_is_too_small(run_app: Command
     assert plan["forecast"]["fits"]
 
 
+@pytest.mark.medium
 def test_where_it_does_not_fit_it_shows_what_would(run_app: Command) -> None:
     process = run_app("plan", *MLPERF, "topology=h100", "plan.devices=[1,4]", status=2)
     assert process.stderr.startswith("error: topology: no plan fits: 26 tables of 97.4 GiB")
@@ -94,6 +96,7 @@ def test_where_it_does_not_fit_it_shows_what_would(run_app: Command) -> None:
     assert "GiB" in four
 
 
+@pytest.mark.medium
 def test_the_optimizers_state_is_counted(run_app: Command, tmp_path: Path) -> None:
     small = ["plan.num_embeddings=[100000,300000]", "sharding=table_wise", "topology=a100_80"]
     small += ["topology.devices_per_node=2"]
@@ -158,6 +161,7 @@ def test_a_plan_for_something_else_is_refused(run_app: Command, dataset: Path, t
     assert "not a plan of" in run_app("train", *config, status=2).stderr
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     "overrides",
     [

@@ -32,6 +32,7 @@ def said(reproduction: Reproduction) -> str:
     return "\n".join(sentence for _, sentence in reproduction.verdict)
 
 
+@pytest.mark.medium
 def test_figures_are_those_of_numpy_and_scipy(tmp_path: Path) -> None:
     seeds = write_seeds(tmp_path, 5)
     reproduction = document(seeds, "published.test_auc=0.7031", *PUBLISHED)
@@ -77,6 +78,7 @@ def test_one_seed_has_no_interval_and_no_verdict(tmp_path: Path) -> None:
     assert (figure.mean, figure.std, figure.low, figure.inside) == (0.701, None, None, None)
 
 
+@pytest.mark.medium
 def test_a_failed_seed_is_named_and_the_rest_stands(tmp_path: Path) -> None:
     seeds = write_seeds(tmp_path, 5)
     edit(seeds[2].directory / "summary.json", status="failed", error="UserError: loss is nan")
@@ -124,6 +126,7 @@ def test_a_changed_recipe_gets_no_verdict(tmp_path: Path, override: str, words: 
     assert (words in said(reproduction), "eproduced:" in said(reproduction)) == (True, not words)
 
 
+@pytest.mark.medium
 def test_keys_of_a_file_change_the_recipe_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump({"train": {"epochs": 3}}))
@@ -186,6 +189,7 @@ def test_the_number_of_slurms_job_is_no_difference(tmp_path: Path) -> None:
     assert "not made alike" not in said(document(seeds))
 
 
+@pytest.mark.medium
 def test_published_figures_of_groups_are_judged_as_others(tmp_path: Path) -> None:
     seeds = write_seeds(tmp_path, 3)
     for seed, hr in zip(seeds, (0.670, 0.672, 0.674), strict=True):

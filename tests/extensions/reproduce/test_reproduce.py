@@ -34,6 +34,7 @@ def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     return command.main(composed(*arguments))
 
 
+@pytest.mark.medium
 def test_runs_that_are_done_are_not_run_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -51,6 +52,7 @@ def test_runs_that_are_done_are_not_run_again(
     assert [run["status"] for run in reproduction["runs"]] == ["completed"] * 3
 
 
+@pytest.mark.medium
 def test_other_arguments_do_not_mix_with_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write_seeds(tmp_path / "runs/quickstart", 2)

@@ -45,6 +45,7 @@ def test_a_files_own_seed_is_refused(key: str, tmp_path: Path) -> None:
     refused(f"mine.yaml: has {re.escape(key)}, which is not taken from a file", training_arguments, [f"config={path}"])
 
 
+@pytest.mark.medium
 def test_arguments_of_training_are_handed_on(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("train.epochs: 2\nruntime.num_threads: 1\n")

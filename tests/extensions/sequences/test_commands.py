@@ -136,6 +136,7 @@ def test_what_does_not_go_together_is_refused(
     assert message in refused_command(command, *(each.format(log=log, dataset=dataset) for each in arguments))
 
 
+@pytest.mark.medium
 def test_triton_without_a_gpu_is_refused(log: Path, tmp_path: Path) -> None:
     overrides = [*TINY, f"data.path={log}", "sequences.hstu.attention=triton"]
     process = ended(forked("train", *overrides, cwd=tmp_path, environment={"TRITON_INTERPRET": "0"}), tmp_path)

@@ -98,6 +98,7 @@ def test_windows_equal_the_reference_s(root: Path) -> None:
     assert reader(root).rows == z["total_train_anchors_all_but_last"]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("order", list(AnchorOrder))
 @pytest.mark.parametrize("rest", list(WindowRest))
 def test_global_batches_are_the_same_for_any_number_of_processes(
@@ -127,6 +128,7 @@ def test_order_begins_anywhere(root: Path) -> None:
         assert samples(list(split.train_batches(10, 3, 0, first))) == samples(whole[first:])
 
 
+@pytest.mark.medium
 def test_shuffled_windows_hold_the_same_samples_in_another_order(root: Path) -> None:
     by_user = samples(list(reader(root).train_batches(1, 0, 0, 0)))
     split = reader(root, order=AnchorOrder.shuffled)
@@ -189,6 +191,7 @@ def test_damage_is_named_while_training(root: Path, tmp_path: Path) -> None:
         list(reader(copy, split="val").eval_batches(8))
 
 
+@pytest.mark.medium
 def test_ids_of_a_renumbered_log_are_in_their_tables(tmp_path: Path) -> None:
     overrides = ["data.source=synthetic_events", "data.synthetic_events.users=60", "data.synthetic_events.items=100"]
     manifest = prepare(*overrides, f"data.path={tmp_path}")
@@ -222,6 +225,7 @@ def test_a_split_is_an_object_of_its_own_that_shares_the_log(root: Path) -> None
     assert train.rows == train.log.anchors.counts[: train.windows.stop].sum()
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("history", list(HistoryKind))
 def test_no_sample_sees_its_own_label_or_a_later_event(root: Path, history: HistoryKind) -> None:
     """Events after a sample in its user's order, and all of other users, get other items and actions; so does its own

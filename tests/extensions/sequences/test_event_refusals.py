@@ -129,6 +129,7 @@ CASES: list[tuple[str, Content, str, str]] = [
 ]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("form", "content", "schema", "message"), CASES)
 def test_refused_in_one_line(tmp_path: Path, form: str, content: Content, schema: str, message: str) -> None:
     if isinstance(content, dict) and isinstance(content["time"][0], pa.Scalar):

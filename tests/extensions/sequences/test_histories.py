@@ -1,6 +1,7 @@
 """Histories against a plain reading of their definition, however anchors follow each other."""
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -28,6 +29,7 @@ def by_definition(
     return sorted(positions)[-most:]
 
 
+@pytest.mark.medium
 @settings(max_examples=60)
 @given(
     seed=st.integers(0, 10**6),
@@ -58,6 +60,7 @@ def test_histories(seed: int, kinds: int, quota: int, scan: int, most: int, join
     assert histories.actions.tolist() == (events.flags[positions] & ((1 << kinds) - 1)).tolist()
 
 
+@pytest.mark.medium
 @settings(max_examples=50)
 @given(seed=st.integers(0, 10**6), min_history=st.integers(0, 10), seconds=st.integers(1, 40))
 def test_anchors(seed: int, min_history: int, seconds: int) -> None:

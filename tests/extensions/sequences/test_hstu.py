@@ -128,6 +128,7 @@ def by_definition(q: Tensor, k: Tensor, v: Tensor, layout: SequenceLayout) -> Te
     return out
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("attention", ATTENTIONS)
 @settings(max_examples=10 if reference.ASKED else 25, deadline=None)  # interpreted, one takes three seconds
 @given(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 3)), min_size=1, max_size=6), st.booleans(), st.booleans())

@@ -187,6 +187,7 @@ def read_samples(reader: EventSplit) -> list[Any]:
     return samples
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_drawn_log(tmp_path: Path, seed: int) -> None:
     rng = np.random.default_rng([seed, 39])

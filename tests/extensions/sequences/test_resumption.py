@@ -19,6 +19,7 @@ def write_log(root: Path) -> None:
     prepare(*log, f"data.path={root}/data")
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("number", "course"),
     [pytest.param(*case, marks=[pytest.mark.slow] * (case[0] > 0)) for case in enumerate(FACTORS["course"])],
@@ -41,6 +42,7 @@ def test_a_disturbed_run_has_the_bits_of_an_undisturbed_one(
     disturb(number, course, overrides, runtime, capsys)
 
 
+@pytest.mark.medium
 def test_a_run_begins_with_another_runs_parameters_on_the_same_log(runtime: Runtime, tmp_path: Path) -> None:
     """The first evaluation is the other run's last; ids of another log are of other items."""
     write_log(tmp_path)

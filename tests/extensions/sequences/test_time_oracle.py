@@ -13,6 +13,7 @@ FAST, ALL = 12, 132
 BLOCKS = [range(FAST), *(range(start, start + 20) for start in range(FAST, ALL, 20))]
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("seeds", [pytest.param(each, marks=[pytest.mark.slow] * (each.start > 0)) for each in BLOCKS])
 def test_drawn_logs_are_stored_as_their_values_mean(tmp_path: Path, seeds: range) -> None:
     for seed in seeds:

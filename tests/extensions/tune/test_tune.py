@@ -98,6 +98,7 @@ def test_a_trial_that_is_watched_stops_after_the_evaluation(
     assert summary(run.directory)["status"] == "interrupted"
 
 
+@pytest.mark.medium
 def test_other_arguments_and_invalid_values_are_refused_before_a_trial(
     refused_command: Refusal, arguments: list[str], tmp_path: Path
 ) -> None:
