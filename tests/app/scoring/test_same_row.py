@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 from numpy.typing import NDArray
@@ -25,7 +23,7 @@ from app.scoring import served_model
 from app.training import checkpointer
 from app.training.predictor import Evaluation, Predictor
 from common.errors import UserError
-from data_prep.dataset.format import load_manifest, open_shard
+from data_prep.dataset.format import load_manifest
 from tests.app.in_process import command_here, train_here
 from tests.data_prep.conftest import prepare, seeds
 from tests.error_lines import refused
@@ -43,8 +41,7 @@ from tests.oracles.own_tables import (
     write_text,
 )
 
-FAST, ALL, ROWS = 2, 9, 60
-FORMS_AT_ONCE = 3  # in the quick tests
+FAST, ALL, ROWS = 4, 12, 60
 TRAIN = [
     "model=dlrm",
     "model.embedding_dim=8",
@@ -264,12 +261,9 @@ def test_drawn_tables(seed: int, runtime: Runtime, tmp_path: Path) -> None:
     assert len(np.unique(expected)) > 2
 
     np.testing.assert_allclose(served(model, table, rows, keys), expected, rtol=0, atol=1e-6)
-    forms = forms_of(table, rows, draw)
-    if seed < FAST:
-        forms = draw.sample(forms, FORMS_AT_ONCE)
     names = [column.name for column in table.read]
     texts, faults = [], []
-    for form in forms:
+    for form in forms_of(table, rows, draw):
         logits, refusal = scores_of(model, form)
         if logits is None:
             is_named = form.name in refusal and (any(name in refusal for name in names) or "row" in refusal)
@@ -281,114 +275,6 @@ def test_drawn_tables(seed: int, runtime: Runtime, tmp_path: Path) -> None:
     assert not faults
     for logits in texts[1:]:
         np.testing.assert_array_equal(logits, texts[0])
-
-
-# ---- one by one
-
-
-def rows_of_people(
-    line: Callable[[str, int, float], str], numbers: Sequence[float] = (1.234, 4.95, -0.5, 12.25, 7.0)
-) -> list[str]:
-    """Lines of 40 rows of user, label and number, whose label depends on both."""
-    draw = random.Random(41)
-    pairs = [(f"u{draw.randint(1, 5)}", draw.choice(numbers)) for _ in range(40)]
-    return [line(user, int(user in ("u1", "u2") or number > 7), number) for user, number in pairs]
-
-
-def comma(number: float) -> str:
-    return f"{number}".replace(".", ",")
-
-
-def require_logits_of_train(model: Model, *names: str) -> None:
-    """The first rows of each file are those of the train split, and have its logits."""
-    expected = model.evaluate("train")
-    assert len(np.unique(expected)) > 2
-    for name in names:
-        np.testing.assert_allclose(model.recommend(name)[: len(expected)], expected, rtol=0, atol=1e-6, err_msg=name)
-
-
-@pytest.mark.medium
-@pytest.mark.parametrize(
-    "header", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["headerless", "header in training alone"]
-)
-def test_the_schema_s_delimiter_divides_candidates(runtime: Runtime, tmp_path: Path, header: bool) -> None:
-    """At the decimal comma of `0;u1;1,234` the rows themselves are divided otherwise."""
-    lines = rows_of_people(lambda user, label, number: f"{label};{user};{comma(number)}\n")
-    (tmp_path / "rows.csv").write_text("".join(["label;user;price\n"] * header + lines))
-    (tmp_path / "bare.csv").write_text("".join(lines))
-    columns = "label: label\ndense: [price]\nsparse: [user]\n" if header else "label: 0\ndense: [2]\nsparse: [1]\n"
-    schema = f'delimiter: ";"\ndecimal: ","\nheader: {str(header).lower()}\n{columns}'
-    require_logits_of_train(trained(runtime, tmp_path, "rows.csv", schema, "data.dense_transform=raw"), "bare.csv")
-
-
-@pytest.mark.medium
-@pytest.mark.parametrize(
-    "numbers",
-    [(1.234, 2.718, 9.125), pytest.param((1.234, 4.95, -0.5), marks=pytest.mark.slow)],
-    ids=["digits in threes", "others"],
-)
-@pytest.mark.parametrize(
-    "form", ["jsonl", *(pytest.param(form, marks=pytest.mark.slow) for form in ("parquet", "json"))]
-)
-def test_numbers_with_types_are_those_numbers(
-    runtime: Runtime, tmp_path: Path, form: str, numbers: tuple[float, ...]
-) -> None:
-    """By the text's decimal comma and thousands, 1.234 would be 1234, and 4.95 no number."""
-    lines = rows_of_people(lambda user, label, number: f"{label};{user};{comma(number)}\n", numbers)
-    (tmp_path / "rows.csv").write_text("".join(["label;user;price\n", *lines]))
-    people = rows_of_people(lambda user, label, number: json.dumps({"user": user, "price": number}), numbers)
-    objects = [json.loads(text) for text in people]
-    write_objects(tmp_path / f"people.{form}", objects)
-    schema = 'delimiter: ";"\ndecimal: ","\nthousands: "."\nlabel: label\ndense: [price]\nsparse: [user]\n'
-    require_logits_of_train(
-        trained(runtime, tmp_path, "rows.csv", schema, "data.dense_transform=raw"), f"people.{form}"
-    )
-
-
-@pytest.mark.medium
-@pytest.mark.parametrize("labelled", [pytest.param(True, marks=pytest.mark.slow), False])
-def test_an_unused_last_column_counts(runtime: Runtime, tmp_path: Path, labelled: bool) -> None:
-    """Without the label, rows of as many fields as the used columns have were read one column off."""
-    lines = rows_of_people(lambda user, label, number: f"{label},{number},{user},{len(user) + label}\n")
-    (tmp_path / "rows.csv").write_text("".join(lines))
-    (tmp_path / "new.csv").write_text("".join(line if labelled else line[2:] for line in lines))
-    schema = "header: false\nlabel: 0\ndense: [1]\nsparse: [2]\n"
-    require_logits_of_train(trained(runtime, tmp_path, "rows.csv", schema), "new.csv")
-
-
-@pytest.mark.medium
-@pytest.mark.parametrize("form", ["jsonl", pytest.param("parquet", marks=pytest.mark.slow)])
-def test_lists_are_not_joined_and_divided_again(runtime: Runtime, tmp_path: Path, form: str) -> None:
-    """The single value "a|b" is not two values, and "" is one."""
-    bags: list[list[str]] = [["a|b"], ["a", "b"], [""], [], ["a"], ["b", ""]]
-    objects = [{"label": row % 3 % 2, "tags": bags[row % len(bags)]} for row in range(42)]
-    write_parquet_objects(tmp_path / "rows.parquet", objects)
-    write_objects(tmp_path / f"new.{form}", [{"tags": item["tags"]} for item in objects])
-    model = trained(runtime, tmp_path, "rows.parquet", "label: label\nsparse: [tags]\n")
-    require_logits_of_train(model, f"new.{form}")
-
-
-@pytest.mark.slow("examples")
-@pytest.mark.parametrize("encoding", ["hash", "vocabulary"])
-def test_a_frame_is_scored_as_the_text_that_it_was_written_to(runtime: Runtime, tmp_path: Path, encoding: str) -> None:
-    """pandas writes truth values as True, and integers of a column with gaps as 3.0."""
-    draw = random.Random(5)
-    objects = [
-        {
-            "label": row % 2,
-            "new": draw.random() < 0.5,
-            "size": draw.choice([3.0, 4.0, 11.0, None]),
-            "user": f"u{row % 4}",
-        }
-        for row in range(48)
-    ]
-    lines = [",".join("" if value is None else str(value) for value in item.values()) + "\n" for item in objects]
-    (tmp_path / "rows.csv").write_text("".join(["label,new,size,user\n", *lines]))
-    for name in ("new.jsonl", "new.parquet"):
-        write_objects(tmp_path / name, objects)
-    keys = [f"data.encoding={encoding}", *(["data.max_ind_range=1000"] if encoding == "hash" else [])]
-    model = trained(runtime, tmp_path, "rows.csv", "label: label\nsparse: [new, size, user]\n", *keys)
-    require_logits_of_train(model, "new.jsonl", "new.parquet")
 
 
 @pytest.mark.medium
@@ -413,70 +299,3 @@ def test_typed_values_of_several_spellings_or_none_are_refused(
     keys = ["data.encoding=hash", "data.max_ind_range=1000"]
     model = trained(runtime, tmp_path, "rows.csv", "label: label\nsparse: [kind]\n", *keys)
     refused(r"new\.jsonl: row 2, column kind: ", model.recommend, "new.jsonl")
-
-
-@pytest.mark.medium
-def test_text_is_its_own_category_in_every_form(runtime: Runtime, tmp_path: Path) -> None:
-    """What looks like a number or a truth value, too."""
-    texts = ["3", "3.0", "03", "True", "true", "1", "null", ""]
-    objects = [{"label": row % 3 % 2, "kind": texts[row % len(texts)]} for row in range(56)]
-    lines = [f"{item['label']},{item['kind']}\n" for item in objects]
-    (tmp_path / "rows.csv").write_text("".join(["label,kind\n", *lines]))
-    model = trained(runtime, tmp_path, "rows.csv", "label: label\nsparse: [kind]\n")
-    for form in ("jsonl", "parquet"):
-        write_objects(tmp_path / f"new.{form}", objects)
-        require_logits_of_train(model, f"new.{form}")
-
-
-@pytest.mark.medium
-@pytest.mark.parametrize("name", ["rows.jsonl", pytest.param("rows.ndjson", marks=pytest.mark.slow)])
-def test_json_lines_are_raw_data(runtime: Runtime, tmp_path: Path, name: str) -> None:
-    """And score as themselves, as Parquet and as text."""
-    draw = random.Random(8)
-    objects = [
-        {
-            "label": row % 2,
-            "user": f"u{draw.randint(1, 5)}",
-            "price": draw.choice([None, 4.95, 3]),
-            "tags": ["a|b", ""][: row % 3],
-        }
-        for row in range(42)
-    ]
-    write_objects(tmp_path / name, objects)
-    model = trained(runtime, tmp_path, name, "label: label\ndense: [price]\nsparse: [user, tags]\n")
-    require_logits_of_train(model, name)
-    write_objects(tmp_path / "new.json", objects)
-    require_logits_of_train(model, "new.json")
-
-
-@pytest.mark.slow("examples")
-def test_missing_marks_are_of_whole_fields(runtime: Runtime, tmp_path: Path) -> None:
-    """A field of a mark alone holds no category; a mark beside others is one of them."""
-    fields = ["NA", "a|NA", "a", "", "b"]
-    lines = [f"{row % 3 % 2},{fields[row % len(fields)]}\n" for row in range(45)]
-    (tmp_path / "rows.csv").write_text("".join(["label,tags\n", *lines]))
-    schema = "label: label\nmissing: [NA]\nsparse: [{column: tags, separator: '|'}]\n"
-    model = trained(runtime, tmp_path, "rows.csv", schema)
-    manifest = load_manifest(tmp_path / "data")
-    first = open_shard(tmp_path / "data", "train", manifest.splits["train"].shards[0], manifest)
-    assert np.diff(first.bags[0].offsets)[:5].tolist() == [0, 2, 1, 0, 1]
-    assert manifest.num_embeddings == {"tags": 1 + len(("a", "NA", "b"))}
-    objects = [{"tags": fields[row % len(fields)]} for row in range(45)]
-    (tmp_path / "new.csv").write_text("tags\n" + "".join(f'"{item["tags"]}"\n' for item in objects))
-    for name in ("new.jsonl", "new.parquet"):
-        write_objects(tmp_path / name, objects)
-    require_logits_of_train(model, "new.csv", "new.jsonl", "new.parquet")
-
-
-def write_objects(path: Path, objects: list[dict[str, Any]]) -> None:
-    """Objects in the form of file that the name says."""
-    if path.suffix == ".parquet":
-        write_parquet_objects(path, objects)
-    elif path.suffix == ".json":
-        write_json(path, objects)
-    else:
-        write_lines(path, objects)
-
-
-def write_parquet_objects(path: Path, objects: list[dict[str, Any]]) -> None:
-    pq.write_table(pa.Table.from_pylist(objects), path)
