@@ -93,7 +93,7 @@ def run_command(command: Command) -> int:
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a locale's codec may lack characters of help and file names
     if command.schema is None:
-        # Run a command that parses its own arguments and handles signals itself.
+        # Such a command parses its own arguments and handles signals itself.
         arguments = sys.argv[1:]
         try:
             _require_temporary_directory()

@@ -48,7 +48,7 @@ def prepare(config: DataConfig) -> bool:
     job = _job(config)
     if job is None:
         return False
-    # Raise UserError if the files of a published set have not been written yet.
+    # The files of a published set are written by a command of its own.
     name, train = config.published_tables, config.train
     if name in SETS and isinstance(train, str) and train == f"data/{name}/train.csv" and not Path(train).exists():
         raise UserError(f"{train}: no such file; python -m data_prep.published name={name} fetches and writes it")

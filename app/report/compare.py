@@ -383,7 +383,6 @@ class Comparison:
 
     def overview(self) -> ReportTable:
         """Return the status, seed, metrics and rate of each run."""
-        # A row per run: status, seed, metrics, rate; names: of the runs, with their configuration's letter.
         metrics = tuple(dict.fromkeys(key for run in self.runs for key in run.evaluation.compared))
         rows = [
             [

@@ -277,7 +277,7 @@ class SplitColumn:
         locator = batch.locator_of(self.column)
         values = without_marks(plain(without_nan(batch.columns[self.column])), table.missing)
         if self.example is not None:
-            # Raise UserError for the first row whose value is a number if the example is text, or the other way round.
+            # A column has numbers or texts, as its first value says.
             column = distinct(values)
             is_number = self._is_number(self.example)
             is_other = [value not in EMPTY and self._is_number(value) != is_number for value in column.values]

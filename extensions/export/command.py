@@ -34,7 +34,6 @@ def main(config: ExportConfig) -> int:
     validate(trained)
     require_dlrm(trained.model, "export")
     require_own_scores(trained.model, "export")
-    # Raise UserError unless the packages that write and run ONNX are installed.
     if missing := [name for name in ONNX_PACKAGES if find_spec(name) is None]:
         raise UserError(
             f"out={config.out}: needs {' and '.join(missing)}; install with: "

@@ -412,7 +412,6 @@ AS_IT_IS = "the configuration as it is"
 
 def tune_page(outcome: Outcome, arguments: Sequence[str], directory: Path) -> str:
     """Return the HTML of a search with its trials in `directory`; arguments: those of the command."""
-    # The table of the finalists, with their scores on val by seed.
     seeds = [run.seed for run in outcome.finalists[0].runs] if outcome.finalists else []
     rows = [
         [
