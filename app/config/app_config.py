@@ -40,7 +40,7 @@ DECAY, LARGEST_DECAY = 1600.0, 0.1  # optimizer.sparse_weight_decay times train'
 LINEAR = 20.0  # model.linear of all columns together
 MODEL = {"model.interaction": "dcn", "model.numeric": "vectors", "model.dense_arch": []}  # its other keys need these
 FEW_NUMBERS = 3  # up to this number of dense columns, a small layer learns a function of each
-MANY_PER_LABEL = 4  # values for each row of the rarer label
+MANY_PER_LABEL = 4  # values for each row of the rarer label; or, of two ids, rows of it for each value
 MANY_VALUES = 2_000_000  # from here on, moving all rows of all tables at every step would take most of the time
 
 
@@ -48,10 +48,11 @@ def table_values(manifest: Manifest) -> dict[str, Any]:
     """Return the values of the keys that depend on the table, by dotted key.
 
     The batch is a power of 2 that leaves STEPS_PER_EPOCH. Numbers need two hidden layers, as one learns few functions
-    of them; a small layer does for FEW_NUMBERS, and where values are many beside the rows of the rarer label. L2 falls
-    with the rows, as that of a prior does. Where numbers are more than categories, their functions are the model, and
-    less restrained. Columns share LINEAR, so that a logit moves as far a step however many there are. Tables of
-    MANY_VALUES are updated where a batch has their rows, without L2.
+    of them; a small layer does for FEW_NUMBERS, and where values are many beside the rows of the rarer label. For two
+    ids of few rows a value their product is the model, and a larger layer learns chance. L2 falls with the rows, as
+    that of a prior does. Where numbers are more than categories, their functions are the model, and less restrained.
+    Columns share LINEAR, so that a logit moves as far a step however many there are. Tables of MANY_VALUES are updated
+    where a batch has their rows, without L2.
     """
     train = manifest.splits["train"]
     batch = 2 ** int(math.log2(max(1, min(max(LEAST_BATCH, train.rows / STEPS_PER_EPOCH), train.rows, LARGEST_BATCH))))
@@ -65,6 +66,8 @@ def table_values(manifest: Manifest) -> dict[str, Any]:
         dropout, decay = 0.2, 0.01
     if 0 < num_dense <= FEW_NUMBERS or 0 < MANY_PER_LABEL * rarer <= num_values:
         deep, dropout = [16], 0.5
+    elif not num_dense and num_sparse == 2 and 0 < rarer < MANY_PER_LABEL * num_values:
+        deep, dropout = [4], 0.5
     values: dict[str, Any] = {
         "train.global_batch_size": batch,
         "model.deep_arch": deep,
