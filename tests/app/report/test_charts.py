@@ -35,13 +35,6 @@ def test_one_peak_among_200_000_stays() -> None:
     assert ordinates[x.index(123_456)] == 7.0
 
 
-def test_what_was_not_measured_is_left_out_of_a_thinned_line_only() -> None:
-    assert thin_line([1, 2], [None, 1.0]) == ([1, 2], [None, 1.0])
-    x, y = thin_line(range(5000), [None] * 4000 + [1.0] * 1000)
-    assert (x[0], y[0]) == (4000, 1.0)
-    assert None not in y
-
-
 @settings(max_examples=50)
 @given(samples=st.integers(1, 10**9), part=st.floats(0, 1))
 def test_wilsons_interval_is_scipys(samples: int, part: float) -> None:
