@@ -300,11 +300,6 @@ class Chart:
         return content
 
 
-def run_charts(run: RunFiles) -> list[Chart]:
-    """Return every chart of a run; a chart without data shows that nothing was measured."""
-    return [*quality_charts(run), *course_charts(run), *evaluation_charts(run)]
-
-
 def quality_charts(run: RunFiles) -> list[Chart]:
     """Return charts of BCE and accuracy (train and evaluated split), of AUC and NE, and of gradient norms."""
     split = str(run.evaluation.split or "evaluations")

@@ -11,10 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from app.config.kinds import AUC, LOGLOSS, MAE, METRICS, NE, RMSE, Metric
+from app.config.kinds import AUC, LOGLOSS, MAE, METRICS, NE, RMSE
 from app.record.documents import DONE, Scores, ancestors, kept_splits, read_scores
-from app.report import charts
-from app.report.charts import Chart, Series
+from app.report.charts import Chart, Series, course_charts, evaluation_charts, quality_charts, thinned
 from app.report.page import ASSETS, COLORS, ReportTable, energy, render, step_parts
 from app.report.read import NOT_MEASURED, RunFiles, count, devices, figure, precision, signed, size
 from app.report.statistics import MeanDifference, Ratio, batch_means, delong, paired, speed_ratio, welch
@@ -38,7 +37,9 @@ MEASURED = ("checkpoint.keep_best",)  # keys of BESIDE that decide which model i
 # Keys of the manifest that describe how the run was made.
 MADE_BY = ("code", "image", "versions", "hardware", "environment")
 SIGNIFICANT = 0.05
-SHORTEST_DIGEST = 12  # characters of a digest in a sentence
+NONE = "–"
+MAX_NAME = 80  # characters in a page's name
+RUN_COLORS = (0, 1, 2, 4, 5, 6, 7)  # 3 is for references
 
 
 @dataclass
@@ -61,32 +62,24 @@ class RunGroup:
 
 def facts(run: RunFiles) -> dict[str, str]:
     """Return everything that may differ between two runs, flat, as text."""
-    manifest = run.manifest
-    flat = dict(flat_facts("", run.config))
-    dataset = manifest.dataset
-    digest = dataset.digest or dataset.published_tables or "none"  # the run was built without data
-    flat |= {
-        "dataset digest": digest[:12],
+    manifest, dataset = run.manifest, run.manifest.dataset
+    step = manifest.launches[0].from_step
+    resume = str(run.config["checkpoint"].get("resume"))
+    # A run starts from the chain of runs that it began with, a step of a run, or initial values.
+    start = ", from ".join(f"step {parent.step} of {parent.run}" for parent in ancestors(manifest.parent))
+    if not start and step:
+        start = f"step {step} of {'another run' if resume in ('auto', 'never') else resume}"
+    flat = dict(flat_facts("", run.config)) | {
+        "dataset digest": (dataset.digest or dataset.published_tables or "none")[:12],
         "world size": str(run.world_size),
         "platform": str(manifest.platform),
         "threads": str(manifest.num_threads),
-        "started from": _start_text(run),
+        "started from": start or "initial values",
     }
     plain_manifest = plain_object(manifest)
     for part in MADE_BY:
         flat |= dict(flat_facts(f"{part}.", plain_manifest.get(part)))
     return flat
-
-
-def _start_text(run: RunFiles) -> str:
-    """Return where a run started: initial values, a step of its own, or the chain of runs that it began with."""
-    if chain := [f"step {parent.step} of {parent.run}" for parent in ancestors(run.manifest.parent)]:
-        return ", from ".join(chain)
-    step = run.manifest.launches[0].from_step
-    if not step:
-        return "initial values"
-    resume = str((run.config.get("checkpoint") or {}).get("resume"))
-    return f"step {step} of {'another run' if resume in ('auto', 'never') else resume}"
 
 
 def differences(runs: list[RunFiles]) -> tuple[dict[str, list[str]], dict[str, str]]:
@@ -98,25 +91,21 @@ def differences(runs: list[RunFiles]) -> tuple[dict[str, list[str]], dict[str, s
     return differing, {key: row[0] for key, row in values.items() if key not in differing}
 
 
-def identity(run: RunFiles) -> str:
-    """Return the facts in which runs of one configuration agree, as text."""
-    shared = {key: value for key, value in facts(run).items() if key in MEASURED or not key.startswith(BESIDE)}
-    return json.dumps(shared, sort_keys=True)
-
-
 def group_runs(runs: list[RunFiles]) -> list[RunGroup]:
     """Group the runs by configuration, the first run's first. Members are sorted by seed and directory.
 
     So figures of a group do not depend on the order in which its runs were named.
     """
-    by_identity: dict[str, list[RunFiles]] = {}
+    groups: dict[str, list[RunFiles]] = {}
     for run in runs:
-        by_identity.setdefault(identity(run), []).append(run)
-    for members in by_identity.values():
-        members.sort(key=lambda run: (run.seed, str(run.directory)))
+        shared = {key: value for key, value in facts(run).items() if key in MEASURED or not key.startswith(BESIDE)}
+        groups.setdefault(json.dumps(shared, sort_keys=True), []).append(run)
     return [
-        RunGroup(chr(ord("A") + number) if number < 26 else f"G{number + 1}", members)
-        for number, members in enumerate(by_identity.values())
+        RunGroup(
+            chr(ord("A") + number) if number < 26 else f"G{number + 1}",
+            sorted(members, key=lambda run: (run.seed, str(run.directory))),
+        )
+        for number, members in enumerate(groups.values())
     ]
 
 
@@ -136,6 +125,19 @@ class SpeedComparison:
     ratio: Ratio
     over: str
 
+    def describe(self) -> tuple[str, str]:
+        """Return a sentence on the ratio of speed, with its kind."""
+        ratio, low, high = self.ratio
+        interval = "no interval" if low is None else f"95% interval {figure(low, 3)} to {figure(high, 3)}"
+        ranges = []
+        for group in (self.second, self.first):
+            rates = [rate for run in group.runs if (rate := run.throughput.samples_per_second)]
+            ranges.append(" to ".join(dict.fromkeys(map(count, (min(rates), max(rates))))))
+        return "plain", (
+            f"Speed: {self.second.name} runs at {ratio:.3f} × {self.first.name} ({interval}), with "
+            f"{' and '.join(ranges)} global samples/s, over {self.over}."
+        )
+
 
 @dataclass
 class AucComparison:
@@ -148,12 +150,24 @@ class AucComparison:
     test: str  # the test of the difference
     reason: str = ""  # why there is no difference
 
-    @property
-    def metric(self) -> Metric:
-        """Return the compared metric: that of the first run with an evaluation."""
+    def describe(self) -> tuple[str, str]:
+        """Return a sentence on the difference of the metric of the first run with an evaluation, with its kind."""
         evaluations = [run.evaluation for group in (self.first, self.second) for run in group.runs]
         measured = (evaluation.main for evaluation in evaluations if evaluation.main_value is not None)
-        return METRICS[next(measured, evaluations[0].main)]
+        metric, difference, (first, second) = METRICS[next(measured, evaluations[0].main)], self.difference, self.seeds
+        if difference is None:
+            reason = f"not comparable with {self.first.name}: {self.reason}"
+            return "bad", f"{metric.label}: {self.second.name} is {reason}."
+        text = f"{metric.label}: {self.second.name} is {signed(difference.mean, 5)} against {self.first.name}"
+        if difference.p is not None:
+            seeds = f"the {first} seeds of both" if self.test.startswith("paired") else f"{first} and {second} seeds"
+            return "plain", f"{text}, {_significance(difference, f'{self.test} over {seeds}')}."
+        text += f"; {first} and {second} seed(s), and a test over seeds takes two of either."
+        if metric.name == AUC:
+            errors = [group.runs[0].auc_standard_error for group in (self.first, self.second)]
+            sampling = " and ".join("?" if error is None else f"{error:.4f}" for error in errors)
+            text += f" Standard errors of the AUCs as estimates from their rows: {sampling}."
+        return "plain", text
 
 
 @dataclass
@@ -167,6 +181,29 @@ class ScoreComparison:
     difference: MeanDifference | None  # None: other rows, or models that the runs do not serve
     reason: str = ""  # why there is no difference
     at_fault: Sequence[RunFiles] = ()  # runs whose scores must be kept again, or for the first time
+
+    def describe(self) -> tuple[str, str]:
+        """Return a sentence on DeLong's test of the runs, with its kind."""
+        pair, difference = f"{self.second.name} against {self.first.name}", self.difference
+        if difference is None:
+            commands = []
+            for run in self.at_fault:
+                rows = run.manifest.dataset.rows.get(self.split) or self.rows
+                commands.append(f"python -m app.evaluate run={run.directory} split={self.split} keep_scores={rows}")
+            remedy = f"; keep the scores by {' and '.join(commands)}" if commands else ""
+            return "bad", f"Row by row: {pair} is not compared, as {self.reason}{remedy}."
+        text = f"Row by row: {pair} on the same {self.rows:,} rows of {self.split}: {signed(difference.mean, 5)} in AUC"
+        if difference.p is None:
+            return "plain", f"{text}; too few rows of a label for a test."
+        verdict = _significance(difference, "DeLong's paired test")
+        return "plain", f"{text}, {verdict}; of these two models, not of other seeds."
+
+
+def _significance(difference: MeanDifference, test: str) -> str:
+    """Return whether a difference is significant, with its p-value, test and interval."""
+    verdict = "significant" if difference.p is not None and difference.p < SIGNIFICANT else "not significant"
+    interval = f"{figure(difference.low, 5)} to {figure(difference.high, 5)}"
+    return f"{verdict} (p = {difference.p:.3g}, {test}, 95% interval {interval})"
 
 
 def window_times(run: RunFiles) -> np.ndarray[Any, np.dtype[np.float64]]:
@@ -187,30 +224,24 @@ def window_times(run: RunFiles) -> np.ndarray[Any, np.dtype[np.float64]]:
 
 def compare_speed(first: RunGroup, second: RunGroup) -> SpeedComparison | None:
     """Return the speed ratio over runs if both groups have two, else over stretches of one each; None without."""
-    rates = [[run.throughput.samples_per_second for run in group.runs] for group in (first, second)]
-    valid_rates = [[rate for rate in group if rate] for group in rates]
-    if min(map(len, valid_rates)) >= 2:
-        # Means are of seconds per sample, since times add up and rates do not.
-        measured = speed_ratio([1 / rate for rate in valid_rates[0]], [1 / rate for rate in valid_rates[1]])
-        return SpeedComparison(first, second, measured, f"{len(valid_rates[0])} and {len(valid_rates[1])} runs")
-    if not all(valid_rates):
+    rates = [[rate for run in group.runs if (rate := run.throughput.samples_per_second)] for group in (first, second)]
+    if not all(rates):
         return None
+    if min(map(len, rates)) >= 2:
+        # Means are of seconds per sample, since times add up and rates do not.
+        measured = speed_ratio(*([1 / rate for rate in of_group] for of_group in rates))
+        return SpeedComparison(first, second, measured, f"{len(rates[0])} and {len(rates[1])} runs")
+    ratio = rates[1][0] / rates[0][0]  # the runs' own figures; windows give only the interval's width
     timed_runs = [next(run for run in group.runs if run.throughput.samples_per_second) for group in (first, second)]
     stretches = [batch_means(*window_times(run)) for run in timed_runs]
     if min(map(len, stretches)) < 2:
-        return SpeedComparison(
-            first, second, Ratio(valid_rates[1][0] / valid_rates[0][0], None, None), "too few windows for an interval"
-        )
-    interval = speed_ratio(*stretches)
-    ratio = valid_rates[1][0] / valid_rates[0][0]  # the runs' own figures; windows give only the interval's width
-    width = ratio / interval.ratio
-    low, high = (None if end is None else end * width for end in (interval.low, interval.high))
-    return SpeedComparison(
-        first,
-        second,
-        Ratio(ratio, low, high),
-        f"{len(stretches[0])} and {len(stretches[1])} stretches within one run each; from run to run it may vary more",
+        return SpeedComparison(first, second, Ratio(ratio, None, None), "too few windows for an interval")
+    measured = speed_ratio(*stretches)
+    low, high = (None if end is None else end * (ratio / measured.ratio) for end in (measured.low, measured.high))
+    over = (
+        f"{len(stretches[0])} and {len(stretches[1])} stretches within one run each; from run to run it may vary more"
     )
+    return SpeedComparison(first, second, Ratio(ratio, low, high), over)
 
 
 def compare_auc(first: RunGroup, second: RunGroup) -> AucComparison | None:
@@ -224,10 +255,18 @@ def compare_auc(first: RunGroup, second: RunGroup) -> AucComparison | None:
     if not all(values):
         return None
     seeds = len(values[0]), len(values[1])
-    if not same_rows(groups[0][0], groups[1][0]):
-        return AucComparison(first, second, None, seeds, "", reason=_row_differences(groups[0][0], groups[1][0]))
-    if reasons := [*contradictions(first), *contradictions(second)]:
-        return AucComparison(first, second, None, seeds, "", reason="; ".join(reasons))
+    reasons = [*contradictions(first), *contradictions(second)]
+    runs = groups[0][0], groups[1][0]
+    if not same_rows(*runs):
+        digests = [str(run.manifest.dataset.digest)[:12] for run in runs]
+        differ = f" (digests {digests[0]} and {digests[1]})" if digests[0] != digests[1] else ""
+        rows = [
+            f"{count(run.evaluation.figure('samples'))} rows of {run.evaluation.split} of {run.manifest.dataset.path}"
+            for run in runs
+        ]
+        reasons = [f"they were evaluated on different data{differ}, {rows[0]} and {rows[1]}"]
+    if reasons:
+        return AucComparison(first, second, None, seeds, "", "; ".join(reasons))
     # Two runs of one seed share initial values and the order of rows, so their difference varies less.
     shared_seeds = sorted(values[0].keys() & values[1].keys())
     if len(shared_seeds) > 1:
@@ -245,8 +284,9 @@ def compare_scores(first: RunGroup, second: RunGroup) -> ScoreComparison | None:
     seeds = [{run.seed: run for run in reversed(group.finished)} for group in (first, second)]
     shared_seeds = sorted(seeds[0].keys() & seeds[1].keys())
     pairs = [(seeds[0][seed], seeds[1][seed]) for seed in shared_seeds] or [(first.finished[0], second.finished[0])]
-    runs = next((pair for pair in pairs if _share_a_split(pair)), pairs[0])
-    splits = [kept_splits(run.directory) for run in runs]
+    kept = [tuple(kept_splits(run.directory) for run in pair) for pair in pairs]
+    place = next((place for place, (of_first, of_second) in enumerate(kept) if {*of_first} & {*of_second}), 0)
+    runs, splits = pairs[place], kept[place]
     if not any(splits):
         return None
     split = next((name for name in splits[0] if name in splits[1]), "")
@@ -262,12 +302,6 @@ def compare_scores(first: RunGroup, second: RunGroup) -> ScoreComparison | None:
     return ScoreComparison(*runs, split, len(labels), difference, reason, at_fault)
 
 
-def _share_a_split(pair: tuple[RunFiles, RunFiles]) -> bool:
-    """Return whether both runs have kept the scores of the same split."""
-    splits = [set(kept_splits(run.directory)) for run in pair]
-    return bool(splits[0] & splits[1])
-
-
 def _why_not_paired(runs: tuple[RunFiles, RunFiles], scores: Sequence[Scores]) -> tuple[str, Sequence[RunFiles]]:
     """Return why two runs' scores are not of the same rows and served models (empty: they are).
 
@@ -281,9 +315,8 @@ def _why_not_paired(runs: tuple[RunFiles, RunFiles], scores: Sequence[Scores]) -
     # Another encoding of the same rows has another digest.
     if first.about.dataset != second.about.dataset and not same_rows(*runs):
         digests = f"{first.about.dataset[:12]} and {second.about.dataset[:12]}"
-        with_other_dataset = [
-            run for run, kept in zip(runs, scores, strict=True) if kept.about.dataset != run.manifest.dataset.digest
-        ]
+        pairs = zip(runs, scores, strict=True)
+        with_other_dataset = [run for run, kept in pairs if kept.about.dataset != run.manifest.dataset.digest]
         return f"the datasets are not the same (digests {digests})", with_other_dataset
     if not np.array_equal(first.labels, second.labels):
         rows = f"{len(first.labels):,} and {len(second.labels):,} rows"
@@ -293,30 +326,16 @@ def _why_not_paired(runs: tuple[RunFiles, RunFiles], scores: Sequence[Scores]) -
 
 def same_rows(first: RunFiles, second: RunFiles) -> bool:
     """Return whether two runs were evaluated on the same rows, however encoded."""
+
+    def selection(run: RunFiles) -> list[Any]:
+        groups = [(run.config.get(group.name, {}), group.sample_keys) for group in rows_of_extensions(KeyGroup)]
+        drawn = run.config["data"]["negatives"] if run.evaluation.split == "train" else None
+        return [run.evaluation.split, drawn, *(values.get(key) for values, keys in groups for key in keys)]
+
     datasets = first.manifest.dataset, second.manifest.dataset
-    splits = [run.evaluation.split for run in (first, second)]
-    labels = [dataset.labels.get(str(split)) for dataset, split in zip(datasets, splits, strict=True)]
-    selections: list[list[Any]] = [
-        [run.config.get(group.name, {}).get(key) for group in rows_of_extensions(KeyGroup) for key in group.sample_keys]
-        for run in (first, second)
-    ]
-    if splits[0] == "train":  # which has drawn negatives, too
-        selections = [
-            [*keys, run.config["data"]["negatives"]] for keys, run in zip(selections, (first, second), strict=True)
-        ]
-    is_same_selection = splits[0] == splits[1] and selections[0] == selections[1]
-    has_same_labels = labels[0] == labels[1] is not None
-    return is_same_selection and (datasets[0].digest == datasets[1].digest or has_same_labels)
-
-
-def _row_differences(first: RunFiles, second: RunFiles) -> str:
-    """Return how the rows differ on which two runs were evaluated."""
-    runs = first, second
-    rows = [f"{count(run.evaluation.figure('samples'))} rows of {run.evaluation.split}" for run in runs]
-    paths = [str(run.manifest.dataset.path) for run in runs]
-    digests = [str(run.manifest.dataset.digest)[:SHORTEST_DIGEST] for run in runs]
-    differ = f" (digests {digests[0]} and {digests[1]})" if digests[0] != digests[1] else ""
-    return f"they were evaluated on different data{differ}, {rows[0]} of {paths[0]} and {rows[1]} of {paths[1]}"
+    labels = [dataset.labels.get(str(first.evaluation.split)) for dataset in datasets]
+    is_same_data = datasets[0].digest == datasets[1].digest or labels[0] == labels[1] is not None
+    return selection(first) == selection(second) and is_same_data
 
 
 def contradictions(group: RunGroup) -> list[str]:
@@ -331,12 +350,6 @@ def contradictions(group: RunGroup) -> list[str]:
                 f"runs of one configuration and seed {seed} have different figures, {label} {values}; name one of them"
             )
     return reasons
-
-
-NONE = "–"
-MAX_NAME = 80  # characters in a page's name
-RUN_COLORS = (0, 1, 2, 4, 5, 6, 7)  # 3 is for references
-SHORTEST = 18  # characters of a hash or value shown in a cell
 
 
 def page_name(directories: Sequence[Path]) -> str:
@@ -356,10 +369,12 @@ class Comparison:
 
     def __init__(self, runs: list[RunFiles]) -> None:
         self.runs, self.groups = runs, group_runs(runs)
-        base = self.base = self.groups[0]
-        self.speeds = [speed for group in self.groups[1:] if (speed := compare_speed(base, group))]
-        self.aucs = [auc for group in self.groups[1:] if (auc := compare_auc(base, group))]
-        self.scores = [scores for group in self.groups[1:] if (scores := compare_scores(base, group))]
+        labels = {id(run): group.label for group in self.groups for run in group.runs}
+        self.names = [f"{labels[id(run)]}: {run.name}" for run in runs]
+        compared: list[SpeedComparison | AucComparison | ScoreComparison | None] = []
+        for compare in (compare_speed, compare_auc, compare_scores):
+            compared += [compare(self.groups[0], group) for group in self.groups[1:]]
+        self.compared = [comparison for comparison in compared if comparison is not None]
 
     def sentences(self) -> list[tuple[str, str]]:
         """Return the verdict; each sentence has a kind: good, bad or plain."""
@@ -369,17 +384,19 @@ class Comparison:
             if run.status not in DONE
         ]
         if len(self.groups) == 1:
-            sentences.append(("plain", f"{len(self.runs)} runs of one configuration" + _spread_text(self.base) + "."))
-            sentences += [("bad", f"Not reproduced: {reason}.") for reason in contradictions(self.base)]
-        sentences += [("plain", _describe_speed(speed)) for speed in self.speeds]
-        sentences += [("bad" if auc.difference is None else "plain", _describe_auc(auc)) for auc in self.aucs]
-        return [*sentences, *(_describe_scores(scores) for scores in self.scores)]
-
-    @property
-    def _names(self) -> list[str]:
-        """Return each run's name, with the letter of its configuration."""
-        labels = {id(run): group.label for group in self.groups for run in group.runs}
-        return [f"{labels[id(run)]}: {run.name}" for run in self.runs]
+            base = self.groups[0]
+            text = f"{len(self.runs)} runs of one configuration"
+            values = [value for run in base.finished if (value := run.evaluation.main_value) is not None]
+            if values:
+                label = METRICS[base.runs[0].evaluation.main].label
+                text += f", {label} from {min(values):.4f} to {max(values):.4f}"
+            rates = [rate for run in base.runs if (rate := run.throughput.samples_per_second)]
+            if len(rates) > 1:
+                low, high = min(rates), max(rates)
+                text += f", global samples/s from {count(low)} to {count(high)} ({high / low:.2f} ×)"
+            sentences.append(("plain", f"{text}."))
+            sentences += [("bad", f"Not reproduced: {reason}.") for reason in contradictions(base)]
+        return [*sentences, *(comparison.describe() for comparison in self.compared)]
 
     def overview(self) -> ReportTable:
         """Return the status, seed, metrics and rate of each run."""
@@ -388,243 +405,88 @@ class Comparison:
             [
                 name,
                 run.status,
-                str(run.config["train"]["seed"]),
+                str(run.seed),
                 *(figure(run.evaluation.figure(key)) for key in metrics),
                 count(run.throughput.samples_per_second),
             ]
-            for run, name in zip(self.runs, self._names, strict=True)
+            for run, name in zip(self.runs, self.names, strict=True)
         ]
         columns = ["Run", "Status", "Seed", *(METRICS[key].title for key in metrics), "Samples/s, global"]
         note = "One letter: one configuration, whose runs differ in nothing but their seed."
         return ReportTable(columns, rows, set(range(2, len(columns))), note)
 
+    def machines(self) -> ReportTable:
+        """Return a column per run of what it was trained on and how fast; rows that no run has are left out."""
+        columns = []
+        for run in self.runs:
+            rates, memory = run.throughput, run.memory
+            milliseconds = {part.name: f"{part.milliseconds:,.2f} ms" for part in step_parts(run)}
+            column = {
+                "Device": devices(run.manifest),
+                "Precision": precision(run.config),
+                "Global batch": count(run.global_batch_size),
+                "Samples/s, global": count(rates.samples_per_second),
+                "Samples/s per device": count(rates.samples_per_second_per_device),
+                "Step, p50": NOT_MEASURED if rates.step_ms_p50 is None else f"{figure(rates.step_ms_p50, 2)} ms",
+                "Step, p95": NOT_MEASURED if rates.step_ms_p95 is None else f"{figure(rates.step_ms_p95, 2)} ms",
+                **{f"Mean step, {name}": milliseconds.get(name, NONE) for name in COLORS},
+                "Peak memory, host": size(memory.host_peak_bytes),
+                "Peak memory, device": NONE if memory.device_peak_bytes is None else size(memory.device_peak_bytes),
+                "Samples a second and watt": energy(run).partition(",")[0],
+            }
+            columns.append(column)
+        rows = [[name, *(column[name] for column in columns)] for name in columns[0]]
+        measured = [row for row in rows if set(row[1:]) != {NONE}]
+        return ReportTable(["", *self.names], measured, set(range(1, len(self.names) + 1)))
+
+    def charts(self) -> list[Chart]:
+        """Return charts with a line per run, of the figures that at least one run has."""
+        charts_by_run = [
+            {chart.key: chart for chart in (*quality_charts(run), *course_charts(run), *evaluation_charts(run))}
+            for run in self.runs
+        ]
+        charts = []
+        for key in (LOGLOSS, AUC, NE, RMSE, MAE, "throughput", "input_wait", "memory", "calibration", "roc", "pr"):
+            first = next((own_charts[key] for own_charts in charts_by_run if key in own_charts), None)
+            if first is None:
+                continue
+            chart = replace(first, series=[], band=None, note="", limits=None)
+            chart.title = "Train logloss (BCE)" if key == LOGLOSS else chart.title
+            for number, (run, own_charts) in enumerate(zip(self.runs, charts_by_run, strict=True)):
+                lines = own_charts[key].series if key in own_charts else []
+                lines = [line for line in lines if line.kind != "reference" and line.name != "device, tensors"]
+                color = RUN_COLORS[number % len(RUN_COLORS)]
+                chart.series += [replace(line, name=run.name, color=color) for line in lines[:1]]
+            if key == "roc":
+                chart.series.append(Series("chance", [0, 1], [0, 1], "reference", 3))
+            if chart.steps:
+                chart.cut_outliers()
+            charts.append(chart)
+        return charts
+
     def page(self, directory: Path) -> str:
         """Return the page as HTML."""
         differing, same = differences(self.runs)
-        charts_ = _make_charts(self.runs)
-        names = self._names
+        charts = self.charts()
+        rows = [[key, *map(short, row)] for key, row in differing.items()]
         return render(
             ASSETS / "compare.html.j2",
             directory,
-            charts_,
+            charts,
             title=f"{len(self.runs)} runs side by side",
             sentences=self.sentences(),
             overview=self.overview(),
-            speeds=_speed_table(self.runs, names),
-            base=self.base.name,
-            tests=_test_table(self.speeds, self.aucs),
-            row_by_row=_score_table(self.scores),
-            differing=ReportTable(["Key", *names], [[key, *map(short, row)] for key, row in differing.items()], set()),
+            machines=self.machines(),
+            base=self.groups[0].name,
+            compared=self.compared,
+            differing=ReportTable(["Key", *self.names], rows, set()),
             same=ReportTable(["Key", "All runs"], [[key, value] for key, value in same.items()], set()),
-            side=charts_,
-            thinned=next(filter(None, map(charts.thinned, self.runs)), ""),
+            side=charts,
+            thinned=next(filter(None, map(thinned, self.runs)), ""),
         )
-
-
-def _spread_text(group: RunGroup) -> str:
-    """Return the lowest and highest main metric and rate of one configuration's runs."""
-    values = [value for run in group.finished if (value := run.evaluation.main_value) is not None]
-    rates = [run.throughput.samples_per_second for run in group.runs if run.throughput.samples_per_second]
-    label = METRICS[group.runs[0].evaluation.main].label
-    text = f", {label} from {min(values):.4f} to {max(values):.4f}" if values else ""
-    if len(rates) < 2:
-        return text
-    ratio = max(rates) / min(rates)
-    return f"{text}, global samples/s from {count(min(rates))} to {count(max(rates))} ({ratio:.2f} ×)"
-
-
-def _interval_text(value: Ratio | MeanDifference, digits: int) -> str:
-    """Return the ends of an interval; empty without one."""
-    if value.low is None or value.high is None:
-        return ""
-    return f"{figure(value.low, digits)} to {figure(value.high, digits)}"
-
-
-def _describe_speed(speed: SpeedComparison) -> str:
-    """Return a sentence on two groups' speed."""
-    interval = _interval_text(speed.ratio, 3)
-    text = f" (95% interval {interval})" if interval else " (no interval)"
-    rates = " and ".join(_rates_text(group) for group in (speed.second, speed.first))
-    return (
-        f"Speed: {speed.second.name} runs at {speed.ratio.ratio:.3f} × {speed.first.name}{text}, with {rates} global "
-        f"samples/s, over {speed.over}."
-    )
-
-
-def _rates_text(group: RunGroup) -> str:
-    """Return the lowest and highest rate of a configuration's runs, or the only one."""
-    rates = [rate for run in group.runs if (rate := run.throughput.samples_per_second)]
-    return " to ".join(dict.fromkeys(map(count, (min(rates), max(rates)))))
-
-
-def _describe_auc(auc: AucComparison) -> str:
-    """Return a sentence on two groups' AUC or RMSE, and on its test over seeds."""
-    difference, (first, second) = auc.difference, auc.seeds
-    if difference is None:
-        return f"{auc.metric.label}: {auc.second.name} is not comparable with {auc.first.name}: {auc.reason}."
-    text = f"{auc.metric.label}: {auc.second.name} is {signed(difference.mean, 5)} against {auc.first.name}"
-    if difference.p is None and auc.metric.name != AUC:
-        return f"{text}; {first} and {second} seed(s), and a test over seeds takes two of either."
-    if difference.p is None:
-        errors = [run.auc_standard_error for run in (auc.first.runs[0], auc.second.runs[0])]
-        sampling = " and ".join("?" if error is None else f"{error:.4f}" for error in errors)
-        return (
-            f"{text}; {first} and {second} seed(s), and a test over seeds takes two of either. Standard errors of "
-            f"the AUCs as estimates from their rows: {sampling}."
-        )
-    verdict_ = "significant" if difference.p < SIGNIFICANT else "not significant"
-    return (
-        f"{text}, {verdict_} (p = {difference.p:.3g}, {auc.test} over {_seeds_text(auc)}, 95% interval "
-        f"{_interval_text(difference, 5)})."
-    )
-
-
-def _describe_scores(scores: ScoreComparison) -> tuple[str, str]:
-    """Return a sentence on DeLong's test of two runs, and its kind: bad or plain."""
-    pair = f"{scores.second.name} against {scores.first.name}"
-    difference = scores.difference
-    if difference is None:
-        words = f"python -m app.evaluate run={{}} split={scores.split} keep_scores={{}}"
-        rows = [run.manifest.dataset.rows.get(scores.split) or scores.rows for run in scores.at_fault]
-        commands = " and ".join(
-            words.format(run.directory, count) for run, count in zip(scores.at_fault, rows, strict=True)
-        )
-        remedy = f"; keep the scores by {commands}" if commands else ""
-        return "bad", f"Row by row: {pair} is not compared, as {scores.reason}{remedy}."
-    text = f"Row by row: {pair} on the same {scores.rows:,} rows of {scores.split}: {signed(difference.mean, 5)} in AUC"
-    if difference.p is None:
-        return "plain", f"{text}; too few rows of a label for a test."
-    verdict_ = "significant" if difference.p < SIGNIFICANT else "not significant"
-    return "plain", (
-        f"{text}, {verdict_} (p = {difference.p:.3g}, DeLong's paired test, 95% interval "
-        f"{_interval_text(difference, 5)}); of these two models, not of other seeds."
-    )
-
-
-def _seeds_text(auc: AucComparison) -> str:
-    """Return the numbers of seeds that a test is over."""
-    first, second = auc.seeds
-    return f"the {first} seeds of both" if auc.test.startswith("paired") else f"{first} and {second} seeds"
-
-
-def _speed_cells(run: RunFiles) -> dict[str, str]:
-    """Return what a run was trained on and how fast, by the names of the rows."""
-    rates, memory = run.throughput, run.memory
-    milliseconds = {part.name: f"{part.milliseconds:,.2f} ms" for part in step_parts(run)}
-    return {
-        "Device": devices(run.manifest),
-        "Precision": precision(run.config),
-        "Global batch": count(run.global_batch_size),
-        "Samples/s, global": count(rates.samples_per_second),
-        "Samples/s per device": count(rates.samples_per_second_per_device),
-        "Step, p50": NOT_MEASURED if rates.step_ms_p50 is None else f"{figure(rates.step_ms_p50, 2)} ms",
-        "Step, p95": NOT_MEASURED if rates.step_ms_p95 is None else f"{figure(rates.step_ms_p95, 2)} ms",
-        **{f"Mean step, {name}": milliseconds.get(name, NONE) for name in COLORS},
-        "Peak memory, host": size(memory.host_peak_bytes),
-        "Peak memory, device": NONE if memory.device_peak_bytes is None else size(memory.device_peak_bytes),
-        "Samples a second and watt": energy(run).partition(",")[0],
-    }
-
-
-def _speed_table(runs: list[RunFiles], names: list[str]) -> ReportTable:
-    """Return a column per run of what it was trained on and how fast; rows that no run has are left out."""
-    columns = [_speed_cells(run) for run in runs]
-    rows = [[name, *(column[name] for column in columns)] for name in columns[0]]
-    return ReportTable(["", *names], [row for row in rows if set(row[1:]) != {NONE}], set(range(1, len(names) + 1)))
-
-
-def _test_table(speeds: list[SpeedComparison], aucs: list[AucComparison]) -> ReportTable:
-    """Return a row per configuration that is compared with the first: ratio of speed, difference of AUC, tests."""
-    rows = []
-    compared = {id(speed.second): speed.second for speed in speeds} | {id(auc.second): auc.second for auc in aucs}
-    for key, group in compared.items():
-        speed = next((entry for entry in speeds if id(entry.second) == key), None)
-        auc = next((entry for entry in aucs if id(entry.second) == key), None)
-        difference = auc.difference if auc else None
-        p = difference.p if difference else None
-        rows.append(
-            [
-                group.name,
-                NOT_MEASURED if speed is None else f"{speed.ratio.ratio:.3f}",
-                (_interval_text(speed.ratio, 3) if speed else "") or "–",
-                NOT_MEASURED if auc is None else signed(difference.mean, 5) if difference else "not comparable",
-                (_interval_text(difference, 5) if difference else "") or "–",
-                "–" if p is None else f"{p:.3g}",
-                "–" if p is None or auc is None else auc.test,
-                "–" if auc is None else " and ".join(map(str, auc.seeds)),
-            ]
-        )
-    label = aucs[0].metric.label if aucs else METRICS[AUC].label
-    difference_of = f"{label} difference"
-    columns = ["Configuration", "Speed ratio", "95% interval", difference_of, "95% interval", "p", "Test", "Seeds"]
-    note = (
-        "Speed: ratio of global samples/s; its interval by the delta method over runs, or over stretches of one run "
-        f"each where there are not two. {label}: a t-test over the seeds that both have, paired; else Welch's; "
-        "two-sided, not corrected for several tests."
-    )
-    if any(auc.difference is None for auc in aucs):
-        note += " Not comparable: evaluated on different rows, or with several figures for one seed."
-    return ReportTable(columns, rows, {1, 2, 3, 4, 5, 7}, note)
-
-
-def _score_table(scores: list[ScoreComparison]) -> ReportTable:
-    """Return a row per pair of runs that are compared by their kept scores."""
-    rows = []
-    for pair in scores:
-        difference = pair.difference
-        p = difference.p if difference else None
-        rows.append(
-            [
-                pair.second.name,
-                pair.first.name,
-                pair.split,
-                count(pair.rows) if difference else "–",
-                signed(difference.mean, 5) if difference else "not compared",
-                (_interval_text(difference, 5) if difference else "") or "–",
-                "–" if p is None else f"{p:.3g}",
-                pair.reason or "–",
-            ]
-        )
-    columns = ["Run", "Against", "Split", "Rows", "AUC difference", "95% interval", "p", "Why not"]
-    note = "DeLong's paired test of two trained models by the scores that both kept (eval.keep_scores); two-sided."
-    return ReportTable(columns, rows, {3, 4, 5, 6}, note)
-
-
-def _make_charts(runs: list[RunFiles]) -> list[Chart]:
-    """Return charts with a line per run, of the figures that at least one run has."""
-    charts_by_run = [{chart.key: chart for chart in charts.run_charts(run)} for run in runs]
-    # By key of a chart: the series to take of each run (None: the first), and a title in place of the chart's own.
-    lines = {
-        LOGLOSS: ("train", "Train logloss (BCE)"),
-        **dict.fromkeys((AUC, NE, RMSE, MAE), (None, None)),
-        "throughput": (None, None),
-        "input_wait": (None, None),
-        "memory": ("host, resident", None),
-        "calibration": ("observed", None),
-        "roc": ("model", None),
-        "pr": ("model", None),
-    }
-    comparison_charts = []
-    for key, (name, title) in lines.items():
-        first = next((run_charts[key] for run_charts in charts_by_run if key in run_charts), None)
-        if first is None:
-            continue
-        chart = replace(first, series=[], band=None, note="", limits=None)
-        chart.title = title or chart.title
-        for number, (run, run_charts) in enumerate(zip(runs, charts_by_run, strict=True)):
-            all_series = run_charts[key].series if key in run_charts else []
-            candidates = [series for series in all_series if series.kind != "reference" and name in (None, series.name)]
-            color = RUN_COLORS[number % len(RUN_COLORS)]
-            chart.series += [replace(series, name=run.name, color=color) for series in candidates[:1]]
-        if key == "roc":
-            chart.series.append(Series("chance", [0, 1], [0, 1], "reference", 3))
-        if chart.steps:
-            chart.cut_outliers()
-        comparison_charts.append(chart)
-    return comparison_charts
 
 
 def short(text: str) -> str:
     """Cut a long hexadecimal digest short; leave other text whole."""
     is_sum = len(text) >= 40 and all(letter in "0123456789abcdef" for letter in text)
-    return text[:SHORTEST] + "…" if is_sum else text
+    return f"{text[:18]}…" if is_sum else text
