@@ -13,10 +13,9 @@ import yaml
 from markupsafe import Markup
 
 from app.config.kinds import ACCURACY, BASE_RATE, LABEL_DEVIATION, LOGLOSS, MAE, METRICS, NE, RMSE, additions
-from app.metrics.documents import EvaluationEvent, EvaluationFigures, Power
+from app.metrics.documents import EvaluationEvent
 from app.record.documents import TableSize
 from app.report import charts
-from app.report import charts as verdict
 from app.report.charts import Chart
 from app.report.read import (
     METERS,
@@ -50,87 +49,48 @@ class ReportTable:
     note: str = ""
 
 
-DEEPSPARK_COLUMNS = [
-    "GPUs",
-    "Criteria",
-    "Configuration",
-    "Performance",
-    "Accuracy",
-    "Power",
-    "Scalability",
-    "Memory",
-    "Stability",
-]
-
-
-def deepspark(run: RunFiles) -> list[str]:
+def deepspark(run: RunFiles) -> ReportTable:
     """Return one run in the columns that DeepSpark's README reports."""
-    config, summary = run.config, run.summary
-    published = config.get("published") or {}
-    main = METRICS[run.evaluation.main]
+    config, rates, memory, published = run.config, run.throughput, run.memory, run.config["published"]
+    main, optimizer, rate = METRICS[run.evaluation.main], config["optimizer"], rates.samples_per_second
     goal = config["train"].get("target_auc") or published.get(main.name) or published.get("least_auc")
-    rates, memory, power = run.throughput, run.memory, summary.power if summary else None
-    optimizer = config["optimizer"]
-    peak = memory.device_peak_bytes or memory.host_peak_bytes
-    memory_kind = "device" if memory.device_peak_bytes else "host"
-    watts = power.mean_watts if power else None
-    rate = rates.samples_per_second
-    launches = len(run.manifest.launches)
+    criteria = f"{main.label} {goal}" if goal is not None else "none set" if run.is_evaluated else NOT_MEASURED
     sharding = ", ".join(sorted({entry.type for entry in run.manifest.plan.values()})) or "no tables"
-    return [
-        devices(run.manifest),
-        NOT_MEASURED
-        if goal is None and not run.is_evaluated
-        else "none set"
-        if goal is None
-        else f"{main.label} {goal}",
-        f"global batch {run.global_batch_size:,}, {precision(config)}, {optimizer['name']} "
-        f"lr {optimizer['lr']}, {sharding}",
-        NOT_MEASURED
+    power = run.summary.power if run.summary else None
+    watts = power.mean_watts if power else None
+    peak, kind = memory.device_peak_bytes, "device"
+    if not peak:
+        peak, kind = memory.host_peak_bytes, "host"
+    cells = {
+        "GPUs": devices(run.manifest),
+        "Criteria": criteria,
+        "Configuration": f"global batch {run.global_batch_size:,}, {precision(config)}, {optimizer['name']} lr "
+        f"{optimizer['lr']}, {sharding}",
+        "Performance": NOT_MEASURED
         if rate is None
         else f"{rate:,.0f} samples/s global ({rates.samples_per_second_per_device:,.0f} per device)",
-        f"{main.label} {run.evaluation.main_value:.4f}" if run.evaluation.is_measured else NOT_MEASURED,
-        NOT_MEASURED if watts is None else f"{watts:,.0f} W",
-        "one world size",
-        NOT_MEASURED if peak is None else f"{size(peak)} × {run.world_size} ({memory_kind} peak)",
-        f"{run.status} in {launches} launch{'' if launches == 1 else 'es'}",
-    ]
+        "Accuracy": f"{main.label} {run.evaluation.main_value:.4f}" if run.evaluation.is_measured else NOT_MEASURED,
+        "Power": NOT_MEASURED if watts is None else f"{watts:,.0f} W",
+        "Scalability": "one world size",
+        "Memory": NOT_MEASURED if peak is None else f"{size(peak)} × {run.world_size} ({kind} peak)",
+        "Stability": f"{run.status} in {len(run.manifest.launches)} launch"
+        f"{'' if len(run.manifest.launches) == 1 else 'es'}",
+    }
+    return ReportTable([*cells], [[*cells.values()]], set())
 
 
 def embedding_tables(run: RunFiles) -> ReportTable:
     """Return each table's size, sharding and computed traffic per step."""
-    plan, tables, rows = run.manifest.plan, run.manifest.tables, []
+    tables, rows = run.manifest.tables, []
     whole = sum(table.bytes for table in tables.values())
     for name, table in sorted(tables.items(), key=lambda item: -item[1].bytes):
-        entry = plan.get(name)
-        traffic = _traffic(run, table, entry)
-        ranks = entry.ranks if entry else []
-        rows.append(
-            [
-                name,
-                count(table.num_embeddings),
-                count(table.embedding_dim),
-                size(table.bytes),
-                percent(table.bytes / whole),
-                entry.type if entry else "?",
-                entry.kernel if entry else "?",
-                ", ".join(map(str, ranks)) or "all",
-                *map(size, traffic),
-            ]
-        )
-    columns = [
-        "Table",
-        "Rows",
-        "Dim",
-        "Weights",
-        "Share",
-        "Sharding",
-        "Kernel",
-        "Ranks",
-        "Read a step",
-        "Written a step",
-        "Exchanged a step",
-    ]
+        entry = run.manifest.plan.get(name)
+        type_, kernel, ranks = (entry.type, entry.kernel, entry.ranks) if entry else ("?", "?", [])
+        of_shape = [count(table.num_embeddings), count(table.embedding_dim), size(table.bytes)]
+        of_plan = [type_, kernel, ", ".join(map(str, ranks)) or "all"]
+        rows.append([name, *of_shape, percent(table.bytes / whole), *of_plan, *map(size, traffic(run, table, entry))])
+    columns = ["Table", "Rows", "Dim", "Weights", "Share", "Sharding", "Kernel", "Ranks"]
+    columns += ["Read a step", "Written a step", "Exchanged a step"]
     note = (
         f"{plural(len(tables), 'table')}, {size(whole)} of weights. Traffic is computed from shapes, not measured: rows"
         " looked up forward and, in the backward pass, read again and written, over all processes; exchanged between "
@@ -139,6 +99,23 @@ def embedding_tables(run: RunFiles) -> ReportTable:
         "exchange are left out of account."
     )
     return ReportTable(columns, rows, {1, 2, 3, 4, 8, 9, 10}, note)
+
+
+def traffic(run: RunFiles, table: TableSize, entry: PlannedTable | None) -> tuple[float, float, float]:
+    """Return bytes per step over all processes: weights read, weights written, vectors or gradients exchanged.
+
+    A row is on one process; each shard adds a part to a bag's vector, which is exchanged forward and backward.
+    """
+    samples, world_size, dim = run.global_batch_size, run.world_size, table.embedding_dim
+    ids = samples * table.ids_per_sample
+    written = ids * (table.bytes / table.num_embeddings)
+    if entry is not None and entry.type == "data_parallel":
+        return 2 * written, written, float(2 * (world_size - 1) * table.bytes)  # all-reduce in a ring
+    shards = entry.shards if entry else []
+    values = ids * dim if table.by_id else samples * table.features * (sum(shard[4] for shard in shards) or dim)
+    qcomm = run.config["sharding"].get("qcomm") or {}
+    width = sum(WIRE_BYTES[qcomm.get(way, "fp32")] for way in ("forward", "backward"))
+    return 2 * written, written, float(values * width * (world_size - 1) / world_size)
 
 
 def trained_tables(run: RunFiles) -> ReportTable:
@@ -162,29 +139,6 @@ def trained_tables(run: RunFiles) -> ReportTable:
     )
     columns = ["Table", "Rows looked at", "Rows touched", "Share", "Mean norm", "Largest norm"]
     return ReportTable(columns, rows, {1, 2, 3, 4, 5}, note)
-
-
-def _traffic(run: RunFiles, table: TableSize, entry: PlannedTable | None) -> tuple[float, float, float]:
-    """Return bytes per step over all processes: weights read, weights written, vectors or gradients exchanged."""
-    samples, row = run.global_batch_size, table.bytes / table.num_embeddings
-    ids = samples * table.ids_per_sample
-    vectors = ids if table.by_id else samples * table.features
-    return 2 * ids * row, ids * row, _exchanged(run, table, entry, vectors, table.by_id)
-
-
-def _exchanged(run: RunFiles, table: TableSize, entry: PlannedTable | None, vectors: float, by_id: bool) -> float:
-    """Return the bytes that processes send each other per step for `vectors` vectors, forward and backward.
-
-    A row is on one process; each shard adds a part to a bag's vector.
-    """
-    world_size, dim = run.world_size, table.embedding_dim
-    if entry is not None and entry.type == "data_parallel":
-        return float(2 * (world_size - 1) * table.bytes)  # all-reduce in a ring
-    shards = entry.shards if entry else []
-    columns = dim if by_id else sum(shard[4] for shard in shards) or dim
-    qcomm = run.config["sharding"].get("qcomm") or {}
-    width = sum(WIRE_BYTES[qcomm.get(way, "fp32")] for way in ("forward", "backward"))
-    return float(vectors * columns * width * (world_size - 1) / world_size)
 
 
 def rank_loads(run: RunFiles) -> ReportTable:
@@ -230,11 +184,13 @@ def about(run: RunFiles) -> list[tuple[str, str]]:
 def figures(run: RunFiles) -> ReportTable:
     """Return the other figures of summary.json, with labels."""
     summary, rates, evaluation, memory = run.summary, run.throughput, run.evaluation, run.memory
-    seconds, parameters, power, logloss = {}, None, None, None
+    seconds, parameters, logloss, train_steps, power = {}, None, None, 0, {}
     if summary is not None:
-        seconds, parameters, power, logloss = summary.seconds, summary.parameters, summary.power, summary.train.logloss
+        seconds, parameters, logloss = summary.seconds, summary.parameters, summary.train.logloss
+        train_steps = summary.covers["train"].steps or 0
+        power = plain_object(summary.power) if summary.power else {}
     total, in_tables = (count(getattr(parameters, key, None)) for key in ("total", "embedding"))
-    best, last, main = run.best, run.last_evaluation, METRICS[evaluation.main].label
+    best, last, main = run.best, run.last_evaluation, METRICS[evaluation.main]
     rows = [
         ["Samples trained on", count(summary.samples if summary else None)],
         ["Parameters", f"{total} ({in_tables} in tables)"],
@@ -243,46 +199,40 @@ def figures(run: RunFiles) -> ReportTable:
         ["Step, p50 / p95", f"{figure(rates.step_ms_p50, 2)} / {figure(rates.step_ms_p95, 2)} ms"],
         ["Waiting for input", percent(rates.input_wait_fraction)],
         ["Warm-up steps left out of rates", count(rates.figure("warmup_steps_excluded"))],
-        *[
-            [metric.in_report, figure(evaluation.figure(metric.name))]
-            for metric in METRICS.values()
-            if metric.in_report and (metric.task == METRICS[evaluation.main].task)
-            if metric.name in evaluation.rest or not (metric.over or metric.mean_of)
-        ],
-        [f"Train logloss, last {_train_steps(run)} steps", figure(logloss)],
-        ["Peak memory of a process, host", size(memory.host_peak_bytes)],
-        *([["Peak memory of a process, device", size(memory.device_peak_bytes)]] if memory.device_peak_bytes else []),
+    ]
+    for metric in METRICS.values():
+        is_optional = metric.over or metric.mean_of
+        if metric.in_report and metric.task == main.task and (metric.name in evaluation.rest or not is_optional):
+            rows.append([metric.in_report, figure(evaluation.figure(metric.name))])
+    rows.append([f"Train logloss, last {train_steps} steps", figure(logloss)])
+    rows.append(["Peak memory of a process, host", size(memory.host_peak_bytes)])
+    if memory.device_peak_bytes:
+        rows.append(["Peak memory of a process, device", size(memory.device_peak_bytes)])
+    rows += [
         ["Step of the model that is served", count(evaluation.figure("step"))],
-        [f"Last {main}, and its step", f"{figure(last.main_value)}, {count(last.figure('step'))}"],
+        [f"Last {main.label}, and its step", f"{figure(last.main_value)}, {count(last.figure('step'))}"],
         [
-            f"Best {best.label if best else main}, and its step",
+            f"Best {best.label if best else main.label}, and its step",
             f"{figure(best.of_monitor if best else None)}, {count(best.step if best else None)}",
         ],
-        *_start_figures(run),
-        *[[f"Time, {kind}", duration(seconds.get(kind))] for kind in ("total", "train", "eval", "checkpoint")],
-        *[[f"{key.replace('_', ' ').capitalize()}", str(value)] for key, value in _further(power) if value is not None],
     ]
-    return ReportTable(["Figure", "Value"], rows, {1})
-
-
-def _start_figures(run: RunFiles) -> list[list[str]]:
-    """Return figures before the first step, and the last ones of the run whose parameters it began with."""
-    rows, parent = [], run.manifest.parent
-    if parent:
+    # Figures before the first step, and the last ones of the run whose parameters it began with.
+    if parent := run.manifest.parent:
         rows.append(["Began with", f"step {parent.step} of {parent.run}"])
-    if parent and parent.evaluation is not None:
-        rows.append([f"Last {METRICS[parent.evaluation.main].label} there", figure(parent.evaluation.main_value)])
+        if parent.evaluation is not None:
+            rows.append([f"Last {METRICS[parent.evaluation.main].label} there", figure(parent.evaluation.main_value)])
     for event in run.events:
         if isinstance(event, EvaluationEvent) and event.step == 0:
             before = event.figures()
             label = f"{METRICS[before.main].label} before training, {before.split}"
             rows.append([label, figure(before.main_value)])
-    return rows
-
-
-def _train_steps(run: RunFiles) -> int:
-    """Return the number of steps that the summary's training loss is averaged over."""
-    return (run.summary.covers["train"].steps or 0) if run.summary else 0
+    rows += [[f"Time, {kind}", duration(seconds.get(kind))] for kind in ("total", "train", "eval", "checkpoint")]
+    rows += [
+        [f"Power {key.replace('_', ' ')}", str(value)]
+        for key, value in power.items()
+        if key != "mean_watts" and value is not None
+    ]
+    return ReportTable(["Figure", "Value"], rows, {1})
 
 
 def halves(table: ReportTable) -> list[ReportTable]:
@@ -291,26 +241,20 @@ def halves(table: ReportTable) -> list[ReportTable]:
     return [replace(table, rows=table.rows[:middle]), replace(table, rows=table.rows[middle:])]
 
 
-def _further(power: Power | None) -> list[tuple[str, object]]:
-    entries = plain_object(power) if power else {}
-    return [(f"power_{key}", value) for key, value in entries.items() if key != "mean_watts"]
-
-
 def replay(run: RunFiles) -> list[str]:
     """Return commands that repeat the run."""
-    commit = run.manifest.commit
-    arguments = " ".join(shlex.quote(argument) for argument in run.manifest.argv[1:])
+    arguments = " ".join(shlex.quote(argument) for argument in run.manifest.argv[1:]).replace("$", "$$")
     processes = f"NPROC={run.world_size} " if run.world_size > 1 else ""
-    lines = [f"git checkout {commit}"] if commit else []
-    quoted = arguments.replace("$", "$$")
-    lines.append(f"make train {processes}" + (f"ARGS={shlex.quote(quoted)}" if arguments else ""))
-    lines.append(f"make verify {processes}RUN={shlex.quote(str(run.directory))}")
-    return lines
+    return [
+        *([f"git checkout {run.manifest.commit}"] if run.manifest.commit else []),
+        f"make train {processes}" + (f"ARGS={shlex.quote(arguments)}" if arguments else ""),
+        f"make verify {processes}RUN={shlex.quote(str(run.directory))}",
+    ]
 
 
 def replay_caveats(run: RunFiles) -> list[str]:
     """Return the conditions of a replay."""
-    manifest, caveats = run.manifest, []
+    manifest, dataset, caveats = run.manifest, run.manifest.dataset, []
     if not manifest.commit:
         caveats.append(
             "The code's commit is not recorded: the run was not made in a git checkout; verify compares the "
@@ -318,10 +262,8 @@ def replay_caveats(run: RunFiles) -> list[str]:
         )
     if manifest.code and manifest.code.dirty_diff_sha256:
         caveats.append("The checkout had uncommitted changes (their hash is in the manifest) beside the commit.")
-    dataset = manifest.dataset
     if dataset.digest is None:
-        caveats.append(f"The run was built from the table sizes of {dataset.published_tables}, without data.")
-        return caveats
+        return [*caveats, f"The run was built from the table sizes of {dataset.published_tables}, without data."]
     caveats.append(
         f"The dataset must be the one with digest {dataset.digest[:12]}… ({dataset.path}); bits are equal on "
         "the same kind of CPU with the same number of processes and threads, elsewhere results agree within a "
@@ -403,15 +345,15 @@ def run_page(run: RunFiles) -> str:
         title=run.name,
         run=run,
         about=about(run),
-        tiles=_tiles(run),
+        tiles=tiles(run),
         step=step_parts(run),
         energy=energy(run),
-        sentences=verdict.sentences(run),
-        against=_against(run),
+        sentences=charts.sentences(run),
+        against=against(run),
         folded=[table for addition in additions(run) for table in addition.tables],
         thinned=charts.thinned(run),
         figures=halves(figures(run)),
-        deepspark=ReportTable(DEEPSPARK_COLUMNS, [deepspark(run)], set()),
+        deepspark=deepspark(run),
         tables=embedding_tables(run),
         trained=trained_tables(run),
         ranks=rank_loads(run),
@@ -459,68 +401,44 @@ def write_page(path: Path, page: str) -> Path:
     return path
 
 
-def _tiles(run: RunFiles) -> list[tuple[str, str, str]]:
+def tiles(run: RunFiles) -> list[tuple[str, str, str]]:
     """Return the main figures: name, value, remark."""
-    evaluation, rates = run.evaluation, run.throughput
-    error = run.auc_standard_error
-    split = evaluation.split or "no evaluation"
-    rate = rates.samples_per_second
-    per_device = rates.samples_per_second_per_device
-    best, last = run.best, run.last_evaluation
-    of = f", step {count(evaluation.figure('step'))}" if evaluation.figure("step") is not None else ""
-    main = METRICS[evaluation.main].label
-    tiles: list[tuple[str, float | None, str]] = [
-        (main, evaluation.main_value, split + of + (f", ±{NO_BREAK}{error:.4f}" if error else "")),
-    ]
+    evaluation, rates, best, last = run.evaluation, run.throughput, run.best, run.last_evaluation
+    main, error, step = METRICS[evaluation.main].label, run.auc_standard_error, evaluation.figure("step")
+    remark = evaluation.split or "no evaluation"
+    remark += f", step {count(step)}" if step is not None else ""
+    remark += f", ±{NO_BREAK}{error:.4f}" if error else ""
+    tiles = [(main, evaluation.main_value, remark)]
     # One evaluation may be served, the best and the last; each is shown once.
     if best is not None and (best.step != evaluation.step or best.label != main):
         tiles.append((f"Best {best.label}", best.of_monitor, f"at step {count(best.step)}"))
     if last.is_measured and last.step != evaluation.step:
         tiles.append((f"Last {main}", last.main_value, f"at step {count(last.figure('step'))}"))
-    of_clicks = [
-        ("Normalised entropy", evaluation.figure(NE), "below 1 beats the base rate"),
-        ("Logloss", evaluation.figure(LOGLOSS), "nats a sample"),
-        ("Accuracy", evaluation.figure(ACCURACY), f"majority {percent(_majority(evaluation))}"),
-    ]
-    of_numbers = [
-        (METRICS[MAE].label, evaluation.figure(MAE), "mean absolute error"),
-        ("Labels' deviation", evaluation.figure(LABEL_DEVIATION), f"the {METRICS[RMSE].label} of their mean"),
-    ]
-    tiles += of_numbers if evaluation.main == RMSE else of_clicks
-    return [
-        *((label, "–" if value is None else figure(value), remark) for label, value, remark in tiles),
-        (
-            "Throughput",
-            "–" if rate is None else count(rate),
-            NOT_MEASURED if rate is None else f"samples/s global; {count(per_device)} a device × {run.world_size}",
-        ),
-        (
-            "Step, median",
-            "–" if rates.step_ms_p50 is None else f"{figure(rates.step_ms_p50, 2)} ms",
-            NOT_MEASURED
-            if rates.step_ms_p95 is None
-            else f"95th percentile {figure(rates.step_ms_p95, 2)}{NO_BREAK}ms",
-        ),
-    ]
+    if evaluation.main == RMSE:
+        tiles.append((METRICS[MAE].label, evaluation.figure(MAE), "mean absolute error"))
+        tiles.append(("Labels' deviation", evaluation.figure(LABEL_DEVIATION), f"the {main} of their mean"))
+    else:
+        majority = percent(charts.baseline(evaluation.figure(BASE_RATE))[ACCURACY])
+        tiles.append(("Normalised entropy", evaluation.figure(NE), "below 1 beats the base rate"))
+        tiles.append(("Logloss", evaluation.figure(LOGLOSS), "nats a sample"))
+        tiles.append(("Accuracy", evaluation.figure(ACCURACY), f"majority {majority}"))
+    shown = [(name, "–" if value is None else figure(value), remark) for name, value, remark in tiles]
+    rate, per_device, p50, p95 = "–", NOT_MEASURED, "–", NOT_MEASURED
+    if rates.samples_per_second is not None:
+        rate = count(rates.samples_per_second)
+        per_device = f"samples/s global; {count(rates.samples_per_second_per_device)} a device × {run.world_size}"
+    if rates.step_ms_p50 is not None:
+        p50 = f"{figure(rates.step_ms_p50, 2)} ms"
+        p95 = f"95th percentile {figure(rates.step_ms_p95, 2)}{NO_BREAK}ms"
+    return [*shown, ("Throughput", rate, per_device), ("Step, median", p50, p95)]
 
 
-def _majority(evaluation: EvaluationFigures) -> float | None:
-    return verdict.baseline(evaluation.figure(BASE_RATE))[ACCURACY]
-
-
-def _against(run: RunFiles) -> ReportTable:
-    names = run.evaluation.compared
-    rows = [
-        [
-            row.name,
-            *("–" if row.figures[key] is None else figure(row.figures[key]) for key in names),
-            "–" if row.samples_per_second is None else count(row.samples_per_second),
-            row.remark,
-        ]
-        for row in verdict.comparisons(run)
-    ]
-    return ReportTable(
-        ["", *(METRICS[key].title for key in names), "Samples/s (global)", ""],
-        rows,
-        set(range(1, len(names) + 2)),
-    )
+def against(run: RunFiles) -> ReportTable:
+    """Return the run beside constant, simpler, ground-truth and published models."""
+    keys, rows = run.evaluation.compared, []
+    for row in charts.comparisons(run):
+        values = ["–" if row.figures[key] is None else figure(row.figures[key]) for key in keys]
+        rate = "–" if row.samples_per_second is None else count(row.samples_per_second)
+        rows.append([row.name, *values, rate, row.remark])
+    columns = ["", *(METRICS[key].title for key in keys), "Samples/s (global)", ""]
+    return ReportTable(columns, rows, set(range(1, len(keys) + 2)))

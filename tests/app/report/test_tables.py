@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from app.record.documents import Device, Summary, TableSize
-from app.report.page import _traffic, _train_steps, about, figures, rank_loads
-from app.report.read import RunFiles, read_run
+from app.report.page import about, figures, rank_loads, traffic
+from app.report.read import read_run
 from app.sharding.documents import PlannedTable
 from common.documents import convert, plain_object
 from tests.app.report.runs import PLANNED, write_run
@@ -38,10 +38,6 @@ def sent(kind: str, ids: int, by_id: bool, widths: tuple[int, int]) -> int:
     return total
 
 
-def traffic(run: RunFiles, table: dict[str, Any], plan: dict[str, Any]) -> tuple[float, float, float]:
-    return _traffic(run, convert(table, TableSize), convert(plan, PlannedTable))
-
-
 @pytest.mark.parametrize(("qcomm", "widths"), [([], (4, 4)), (["forward=fp16"], (2, 4)), (["backward=bf16"], (4, 2))])
 @pytest.mark.parametrize(("ids", "by_id"), [(1, False), (6, False), (6, True), (1, True)])
 @pytest.mark.parametrize("kind", list(SHARDS))
@@ -52,7 +48,8 @@ def test_what_processes_exchange_is_counted(
     run = read_run(write_run(tmp_path / "a", *overrides, world_size=2))
     table: dict[str, Any] = {"features": 1, "ids_per_sample": float(ids), "num_embeddings": ROWS, "embedding_dim": DIM}
     table |= {"bytes": ROWS * DIM * 4, "by_id": by_id}
-    bytes_read, bytes_written, exchanged = traffic(run, table, {**PLANNED, "type": kind, "shards": SHARDS[kind]})
+    plan = {**PLANNED, "type": kind, "shards": SHARDS[kind]}
+    bytes_read, bytes_written, exchanged = traffic(run, convert(table, TableSize), convert(plan, PlannedTable))
     assert exchanged == sent(kind, ids, by_id, widths)
     assert (bytes_read, bytes_written) == (2 * BATCH * ids * DIM * 4, BATCH * ids * DIM * 4)
 
@@ -72,7 +69,7 @@ def test_the_training_loss_says_of_how_many_steps_it_is(tmp_path: Path) -> None:
     run = read_run(write_run(tmp_path / "a", "train.log_every_steps=20"))
     assert run.summary is not None
     run.summary = convert({**plain_object(run.summary), "covers": {"train": {"steps": 7}}}, Summary)
-    assert _train_steps(run) == 7
+    assert "Train logloss, last 7 steps" in dict(figures(run).rows)
 
 
 def test_energy_and_the_machine_are_named(tmp_path: Path) -> None:
