@@ -4,14 +4,15 @@ No GPU, no process group: `python -m app.plan recipe=mlperf_v2 topology=mi300x t
 plan.out=plan.json` on any machine; `python -m app.train sharding.plan=plan.json` trains by it.
 """
 
+import itertools
 import re
 import sys
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import torch
@@ -25,6 +26,7 @@ from app.config.sharding import AUTO_SHARDING, TopologyConfig
 from app.config.train import with_batch_of_all
 from app.model.dlrm import make_tables
 from app.model.embeddings import Features, TableArch
+from app.report.read import size
 from app.runtime import platform
 from app.runtime.platform import log_to_terminal
 from app.sharding import planner
@@ -55,15 +57,26 @@ class ForecastTable(PlannedTable, kw_only=True):
 
 
 class RankCost(OpenDocument, kw_only=True):
-    """Memory of one process for its tables, in bytes, and its time per step, in milliseconds."""
+    """Memory of one process for its tables or a part of one, in bytes, and its time per step, in milliseconds."""
 
     rank: int
-    device_bytes: int
-    host_bytes: int
-    lookup_ms: Number
-    communication_ms: Number
-    total_ms: Number
+    device_bytes: int = 0
+    host_bytes: int = 0
+    lookup_ms: Number = 0.0
+    communication_ms: Number = 0.0
+    total_ms: Number = 0.0
     rest: Json = msgspec.field(default_factory=dict)
+
+    @property
+    def total_bytes(self) -> int:
+        return self.device_bytes + self.host_bytes
+
+    def add(self, device_bytes: int, host_bytes: int, lookup_ms: Number, communication_ms: Number) -> None:
+        self.device_bytes += device_bytes
+        self.host_bytes += host_bytes
+        self.lookup_ms += lookup_ms
+        self.communication_ms += communication_ms
+        self.total_ms = self.lookup_ms + self.communication_ms
 
 
 class Forecast(OpenDocument, kw_only=True):
@@ -112,63 +125,29 @@ class ForecastFile(PlanFile, kw_only=True):
     what_if: list[WhatIf] | None = None
 
 
-class Estimate(NamedTuple):
-    """Cost of a table's part on its process: bytes, and milliseconds per step for forward and backward."""
-
-    rank: int
-    device_bytes: int = 0
-    host_bytes: int = 0
-    lookup_ms: float = 0.0
-    communication_ms: float = 0.0
-
-    @property
-    def total_bytes(self) -> int:
-        """Return the bytes in device and host memory: weights, optimizer state and buffers."""
-        return self.device_bytes + self.host_bytes
-
-    @property
-    def total_ms(self) -> float:
-        """Return the time of lookup and communication in sequence."""
-        return self.lookup_ms + self.communication_ms
-
-    def add(self, other: "Estimate") -> "Estimate":
-        """Return the cost of both parts on this process."""
-        return Estimate(
-            self.rank,
-            self.device_bytes + other.device_bytes,
-            self.host_bytes + other.host_bytes,
-            self.lookup_ms + other.lookup_ms,
-            self.communication_ms + other.communication_ms,
-        )
-
-
-def estimate_tables(model: nn.Module, plan: Plan, workload: Workload) -> dict[str, list[Estimate]]:
+def estimate_tables(model: nn.Module, plan: Plan, workload: Workload) -> dict[str, list[RankCost]]:
     """Return TorchRec's estimates for the shards of each table, by table. Accept plans from any source."""
     # The plan is TorchRec's only choice here, so that its estimates compare with those of other plans.
-    as_planned = {
-        name: Choice(
-            name,
-            ((table.type, table.kernel),),
-            min(shard.columns for shard in table.shards),
-            table.cache_load_factor,
-        )
-        for name, table in plan.tables.items()
-    }
-    result = {}
-    for name, (option,) in sharding_options(model, as_planned, workload).items():
-        result[name] = [
+    as_planned = {}
+    for name, table in plan.tables.items():
+        columns = min(shard.columns for shard in table.shards)
+        as_planned[name] = Choice(name, ((table.type, table.kernel),), columns, table.cache_load_factor)
+    return {
+        name: [
             estimate_shard(shard, planned.rank, plan.world_size)
             for shard, planned in zip(option.shards, plan.tables[name].shards, strict=True)
         ]
-    return result
+        for name, (option,) in sharding_options(model, as_planned, workload).items()
+    }
 
 
-def estimate_shard(shard: Any, rank: int, world_size: int) -> Estimate:
+def estimate_shard(shard: Any, rank: int, world_size: int) -> RankCost:
     """Return TorchRec's estimate of a shard; leave out communication that it counts even for a single process."""
-    perf, storage = shard.perf, shard.storage
+    perf, cost = shard.perf, RankCost(rank=rank)
     lookup = perf.fwd_compute + perf.bwd_compute + perf.prefetch_compute
     communication = perf.fwd_comms + perf.bwd_comms if world_size > 1 else 0.0
-    return Estimate(rank, storage.hbm, storage.ddr, lookup, communication)
+    cost.add(shard.storage.hbm, shard.storage.ddr, lookup, communication)
+    return cost
 
 
 TIMES_NOTE = (
@@ -185,9 +164,6 @@ ABBREVIATIONS = {
     "table_column_wise": "TWCW",
     "grid_shard": "GS",
 }
-_BEGINNINGS_OF_NUMBERS = set("0123456789-.")
-# Least characters for the first column, whose cells are cut, and for the last, whose cells are wrapped.
-_LEAST_OF_FIRST, _LEAST_OF_LAST = 8, 24
 
 
 def forecast_plan(
@@ -205,27 +181,31 @@ def forecast_plan(
     """
     parts = estimate_tables(model, plan, workload)
     options_of = sharding_options(model, possible, workload)
-    by_type = {name: _fastest_by_type(options, plan.world_size) for name, options in options_of.items()}
-    ranks = [Estimate(rank) for rank in range(plan.world_size)]
+    ranks = [RankCost(rank=rank) for rank in range(plan.world_size)]
     document = convert(plain_object(plan.to_document()), ForecastFile)
     for table in tables_in_order(model):
         shards = parts[table.name]
         for shard in shards:
-            ranks[shard.rank] = ranks[shard.rank].add(shard)
+            ranks[shard.rank].add(shard.device_bytes, shard.host_bytes, shard.lookup_ms, shard.communication_ms)
         slowest, choice = _slowest_part(shards), choices.get(table.name)
-        forced = "as the plan's file says" if choice is None else f"as {choice.key}.types says"
-        is_forced = choice is None or choice.is_forced
         entry = document.tables[table.name]
         entry.name, entry.num_embeddings, entry.embedding_dim = table.name, table.num_embeddings, table.embedding_dim
         entry.bytes = sum(shard.total_bytes for shard in shards)
         entry.lookup_ms, entry.communication_ms = slowest.lookup_ms, slowest.communication_ms
-        entry.reason = forced if is_forced else _reason_text(plan.tables[table.name], slowest, by_type[table.name])
+        if choice is None:
+            entry.reason = "as the plan's file says"
+        elif choice.is_forced:
+            entry.reason = f"as {choice.key}.types says"
+        else:
+            entry.reason = _reason_text(plan.tables[table.name], slowest, options_of[table.name], plan.world_size)
+    # The reserve is taken off a CPU's topology already.
+    storage, is_cpu = workload.topology.devices[0].storage, workload.topology.compute_device == "cpu"
+    room = int(storage.ddr if is_cpu else storage.hbm * (1 - workload.reserve))
     on_host = all(rank.device_bytes == 0 for rank in ranks)
-    room = capacity(workload)
     headroom = room - max(rank.host_bytes if on_host else rank.device_bytes for rank in ranks)
     # All processes wait for the slowest.
     step_ms, mean = max(rank.total_ms for rank in ranks), sum(rank.total_ms for rank in ranks) / len(ranks)
-    document.ranks = [RankCost(**rank._asdict(), total_ms=rank.total_ms) for rank in ranks]
+    document.ranks = ranks
     document.forecast = Forecast(
         fits=headroom >= 0,
         capacity_bytes=room,
@@ -236,48 +216,34 @@ def forecast_plan(
     return document
 
 
-def capacity(workload: Workload) -> int:
-    """Return the bytes for tables on each device; for a CPU, of host memory."""
-    storage = workload.topology.devices[0].storage
-    # The reserve is taken off a CPU's topology already.
-    if workload.topology.compute_device == "cpu":
-        return int(storage.ddr)
-    return int(storage.hbm * (1 - workload.reserve))
-
-
-def _fastest_by_type(options: Sequence[ShardingOption], world_size: int) -> dict[str, Estimate]:
-    """Return the cost of a table's slowest part by sharding type, with the kernel that is fastest."""
-    best: dict[str, Estimate] = {}
-    for option in options:
-        cost = _slowest_part([estimate_shard(shard, 0, world_size) for shard in option.shards])
-        if option.sharding_type not in best or cost.total_ms < best[option.sharding_type].total_ms:
-            best[option.sharding_type] = cost
-    return best
-
-
-def _slowest_part(shards: Sequence[Estimate]) -> Estimate:
+def _slowest_part(shards: Sequence[RankCost]) -> RankCost:
     """Return the slowest part; of equally slow ones, the one with the most bytes."""
     return max(shards, key=lambda shard: (shard.total_ms, shard.total_bytes))
 
 
-def _reason_text(planned: TablePlan, estimate: Estimate, by_type: Mapping[str, Estimate]) -> str:
-    """Return the reason for the planner's choice, with the figures that it compared.
+def _reason_text(planned: TablePlan, cost: RankCost, possible: Sequence[ShardingOption], world_size: int) -> str:
+    """Return the reason for the planner's choice, with the figures that it compared: each type's fastest kernel.
 
     Args:
-        estimate: cost of the slowest part as planned. by_type: the same for each type that is possible.
+        cost: of the slowest part as planned.
     """
-    ms, size = estimate.total_ms, _size_text(estimate.total_bytes)
+    ms, bytes_text = cost.total_ms, size(cost.total_bytes)
+    by_type: dict[str, RankCost] = {}
+    for option in possible:
+        other = _slowest_part([estimate_shard(shard, 0, world_size) for shard in option.shards])
+        if option.sharding_type not in by_type or other.total_ms < by_type[option.sharding_type].total_ms:
+            by_type[option.sharding_type] = other
     whole, copied = by_type.get("table_wise"), by_type.get("data_parallel")
     if planned.type == "data_parallel":
-        text = f"small enough to copy ({size} a rank): its gradient takes {ms:.3f} ms"
+        text = f"small enough to copy ({bytes_text} a rank): its gradient takes {ms:.3f} ms"
         text += f", exchanging its vectors {whole.total_ms:.3f} (table_wise)" if whole else ""
     elif planned.type == "table_wise":
         text = f"whole on one rank, {ms:.3f} ms"
         if copied:
-            text += f"; a copy on each: {copied.total_ms:.3f} ms, {_size_text(copied.total_bytes)} a rank"
+            text += f"; a copy on each: {copied.total_ms:.3f} ms, {size(copied.total_bytes)} a rank"
     else:
-        text = f"over {len(planned.ranks)} rank(s), {ms:.3f} ms and {size} on each"
-        text += f"; whole on one: {whole.total_ms:.3f} ms, {_size_text(whole.total_bytes)}" if whole else ""
+        text = f"over {len(planned.ranks)} rank(s), {ms:.3f} ms and {bytes_text} on each"
+        text += f"; whole on one: {whole.total_ms:.3f} ms, {size(whole.total_bytes)}" if whole else ""
     # A difference below a thousandth is rounding of the estimates.
     faster = {
         kind: other.total_ms for kind, other in by_type.items() if kind != planned.type and other.total_ms < ms * 0.999
@@ -290,15 +256,6 @@ def _reason_text(planned: TablePlan, estimate: Estimate, by_type: Mapping[str, E
     return text
 
 
-def _size_text(size: float) -> str:
-    """Format bytes, such as 1.5 GiB."""
-    for unit in ("B", "KiB", "MiB"):
-        if abs(size) < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} GiB"
-
-
 def plan_lines(plan: ForecastFile, topology: str, reasons: bool = False) -> list[str]:
     """Return the plan as text: a line per table with its reason if wanted, a line per process, and the forecast."""
     lines = [
@@ -308,23 +265,23 @@ def plan_lines(plan: ForecastFile, topology: str, reasons: bool = False) -> list
     ]
     rows = [["table", "rows", "dim", "type", "kernel", "size", "lookup ms", "comm. ms", "ranks"]]
     for name, table in plan.tables.items():
-        size = [f"{table.num_embeddings:,}", str(table.embedding_dim)]
-        placement = [table.type, table.kernel, _size_text(table.bytes or 0)]
+        shape = [f"{table.num_embeddings:,}", str(table.embedding_dim)]
+        placement = [table.type, table.kernel, size(table.bytes or 0)]
         cost = [f"{table.lookup_ms:.3f}", f"{table.communication_ms:.3f}"]
-        rows.append([name, *size, *placement, *cost, _ranks_text(table.ranks, plan.world_size)])
+        rows.append([name, *shape, *placement, *cost, _ranks_text(table.ranks, plan.world_size)])
     lines += _align(rows)
     if reasons:
         lines += ["", *_align([[name, table.reason or ""] for name, table in plan.tables.items()])]
     rows = [["rank", "device", "host", "lookup ms", "comm. ms", "total ms"]]
     for rank in plan.ranks or []:
         cost = [f"{ms:.3f}" for ms in (rank.lookup_ms, rank.communication_ms, rank.total_ms)]
-        rows.append([str(rank.rank), _size_text(rank.device_bytes), _size_text(rank.host_bytes), *cost])
+        rows.append([str(rank.rank), size(rank.device_bytes), size(rank.host_bytes), *cost])
     lines += ["", *_align(rows), ""]
     if forecast := plan.forecast:
         verdict = "fits" if forecast.fits else "DOES NOT FIT"
         lines += _wrap(
-            f"forecast: {verdict}, headroom {_size_text(forecast.headroom_bytes)} of "
-            f"{_size_text(forecast.capacity_bytes)} a device for tables; slowest rank {forecast.step_ms:.3f} ms a step "
+            f"forecast: {verdict}, headroom {size(forecast.headroom_bytes)} of "
+            f"{size(forecast.capacity_bytes)} a device for tables; slowest rank {forecast.step_ms:.3f} ms a step "
             f"for tables alone, imbalance {forecast.imbalance:.2f}"
         )
     return [*lines, *(line for note in plan.notes or [] for line in _wrap(f"note: {note}"))]
@@ -332,27 +289,15 @@ def plan_lines(plan: ForecastFile, topology: str, reasons: bool = False) -> list
 
 def what_if_lines(cases: Sequence[WhatIf]) -> list[str]:
     """Return a table of other hardware and batches; the last lines explain its times and abbreviated types."""
-    rows = [
-        [
-            "topology",
-            "devices",
-            "global batch",
-            "fullest",
-            "headroom",
-            "lookup ms",
-            "comm. ms",
-            "tables ms",
-            "imbalance",
-            "types",
-        ]
-    ]
+    columns = ["topology", "devices", "global batch", "fullest", "headroom"]
+    rows = [[*columns, "lookup ms", "comm. ms", "tables ms", "imbalance", "types"]]
     for case in cases:
         start = [case.topology, str(case.world_size), f"{case.global_batch_size:,}"]
         forecast, slowest = case.forecast, case.slowest
         if forecast is None or not slowest:
             rows.append([*start, case.problem or ""])
             continue
-        room = [_size_text(forecast.capacity_bytes - forecast.headroom_bytes), _size_text(forecast.headroom_bytes)]
+        room = [size(forecast.capacity_bytes - forecast.headroom_bytes), size(forecast.headroom_bytes)]
         cost = [f"{ms:.3f}" for ms in (slowest.lookup_ms, slowest.communication_ms, forecast.step_ms)]
         short = re.sub(r"[a-z_]+", lambda name: ABBREVIATIONS[name[0]], case.types or "")
         rows.append([*start, *room, *cost, f"{forecast.imbalance:.2f}", short])
@@ -363,29 +308,23 @@ def what_if_lines(cases: Sequence[WhatIf]) -> list[str]:
 
 def diff_lines(before: ForecastFile, after: ForecastFile, name: str) -> list[str]:
     """Return the differences between two plans' files."""
-    lines = []
+    plans, changes = (before, after), []
     for table in dict.fromkeys([*before.tables, *after.tables]):
-        was, is_now = (_placement_text(plan.tables.get(table), plan.world_size) for plan in (before, after))
-        if was != is_now:
-            lines += _wrap(f"  {table}: {was} -> {is_now}")
-    for setting in ("world_size", "local_world_size", "global_batch_size", "optimizer"):
-        values = [getattr(plan, setting) or None for plan in (before, after)]
-        if values[0] != values[1]:
-            lines.append(f"  {setting}: {values[0]} -> {values[1]}")
-    figures = (("step_ms", "{:.3f} ms".format), ("imbalance", "{:.2f}".format), ("headroom_bytes", _size_text))
+        placements = []
+        for plan in plans:
+            entry = plan.tables.get(table)
+            ranks = _ranks_text(entry.holders, plan.world_size) if entry else ""
+            placements.append(f"{entry.type}/{entry.kernel} on {ranks}" if entry else "none")
+        changes.append((table, *placements))
+    settings = ("world_size", "local_world_size", "global_batch_size", "optimizer")
+    changes += [(setting, *(str(getattr(plan, setting) or None) for plan in plans)) for setting in settings]
+    figures = (("step_ms", "{:.3f} ms".format), ("imbalance", "{:.2f}".format), ("headroom_bytes", size))
     for key, format_figure in figures:
-        forecasts = [plan.forecast.figure(key) if plan.forecast else None for plan in (before, after)]
-        if forecasts[0] != forecasts[1]:
-            was, is_now = ("none" if figure is None else format_figure(figure) for figure in forecasts)
-            lines.append(f"  {key.removesuffix('_bytes')}: {was} -> {is_now}")
+        values = [plan.forecast.figure(key) if plan.forecast else None for plan in plans]
+        texts = ("none" if value is None else format_figure(value) for value in values)
+        changes.append((key.removesuffix("_bytes"), *texts))
+    lines = [line for what, was, now in changes if was != now for line in _wrap(f"  {what}: {was} -> {now}")]
     return [f"against {name}:", *(lines or ["  the same"])]
-
-
-def _placement_text(table: ForecastTable | None, world_size: int) -> str:
-    """Return a table's sharding and its ranks for a comparison; `none` if the plan lacks the table."""
-    if table is None:
-        return "none"
-    return f"{table.type}/{table.kernel} on {_ranks_text(table.holders, world_size)}"
 
 
 def _ranks_text(ranks: Sequence[int], world_size: int) -> str:
@@ -397,9 +336,9 @@ def _ranks_text(ranks: Sequence[int], world_size: int) -> str:
     return ", ".join(map(str, ranks))
 
 
-def _wrap(text: str, indent: int = 4) -> list[str]:
+def _wrap(text: str) -> list[str]:
     """Wrap text to WIDTH, with all lines but the first indented; break a word only if it is longer than a line."""
-    return textwrap.wrap(text, WIDTH, subsequent_indent=" " * indent, break_on_hyphens=False)
+    return textwrap.wrap(text, WIDTH, subsequent_indent="    ", break_on_hyphens=False)
 
 
 def _align(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -407,28 +346,24 @@ def _align(rows: Sequence[Sequence[str]]) -> list[str]:
 
     Wraps the last cell of a row, and of a short row, over several lines; cuts long names in the first column.
     """
-    columns = max(map(len, rows))
+    columns, lines = max(map(len, rows)), []
     widths = [max((len(row[i]) for row in rows if len(row) == columns), default=0) for i in range(columns)]
-    others = sum(widths[1:-1]) + 2 * (columns - 1) + min(widths[-1], _LEAST_OF_LAST)
-    widths[0] = min(widths[0], max(_LEAST_OF_FIRST, WIDTH - others))
+    # The first column has 8 characters at least, the last 24.
+    others = sum(widths[1:-1]) + 2 * (columns - 1) + min(widths[-1], 24)
+    widths[0] = min(widths[0], max(8, WIDTH - others))
     widths[-1] = min(widths[-1], WIDTH - sum(widths[:-1]) - 2 * (columns - 1))
-    return [line for row in rows for line in _row_lines(row, widths)]
-
-
-def _row_lines(row: Sequence[str], widths: Sequence[int]) -> Iterator[str]:
-    """Yield the lines of a row, whose last cell may need several; a row may have fewer cells than there are widths."""
-    indent = sum(widths[: len(row) - 1]) + 2 * (len(row) - 1)
-    last = textwrap.wrap(row[-1], WIDTH - indent, break_on_hyphens=False) or [""]
-    first = row[0] if len(row[0]) <= widths[0] else f"{row[0][: widths[0] - 1]}…"
-    cells = [first, *row[1:-1], last[0]]
-    runs_over = len(row) < len(widths) or len(last) > 1
-    fitted = [
-        cell.rjust(width) if cell and cell[0] in _BEGINNINGS_OF_NUMBERS else cell.ljust(width)
-        for cell, width in zip(cells[: -1 if runs_over else None], widths, strict=False)
-    ]
-    fitted += cells[-1:] * runs_over
-    yield "  ".join(fitted).rstrip()
-    yield from (f"{'':{indent}}{words}" for words in last[1:])
+    for row in rows:
+        indent = sum(widths[: len(row) - 1]) + 2 * (len(row) - 1)
+        last = textwrap.wrap(row[-1], WIDTH - indent, break_on_hyphens=False) or [""]
+        first = row[0] if len(row[0]) <= widths[0] else f"{row[0][: widths[0] - 1]}…"
+        cells = [first, *row[1:-1], last[0]]
+        # A last cell that runs over, or ends a short row, does not fill a column.
+        aligned = len(cells) - (len(row) < columns or len(last) > 1)
+        for place, width in enumerate(widths[:aligned]):
+            is_number = cells[place][:1] in tuple("0123456789-.")
+            cells[place] = cells[place].rjust(width) if is_number else cells[place].ljust(width)
+        lines += ["  ".join(cells).rstrip(), *(f"{'':{indent}}{words}" for words in last[1:])]
+    return lines
 
 
 def forecast_notes(
@@ -458,10 +393,7 @@ def main(config: PlanAppConfig) -> int:
     resolved = _resolve_topology(config.topology)
     world_size = (resolved.nodes or 1) * (resolved.devices_per_node or 1)
     config = replace(config, train=with_batch_of_all(config.train, world_size))
-    what_if = [
-        _forecast_case(config, topology, batch, tables, bag_sizes)
-        for topology, batch in _what_if_cases(config, resolved)
-    ]
+    what_if = _what_if(config, resolved, tables, bag_sizes)
     try:
         plan = structs.replace(_make_plan_file(config, resolved, tables, bag_sizes), what_if=what_if)
     except UserError:
@@ -511,67 +443,45 @@ def _make_plan_file(
     )
 
 
-def _forecast_case(
-    config: PlanAppConfig,
-    resolved: TopologyConfig,
-    global_batch_size: int,
-    tables: TableArch,
-    bag_sizes: Mapping[str, float],
-) -> WhatIf:
-    """Return a line of the comparison: a new plan for that hardware and batch."""
-    case = WhatIf(
-        topology=resolved.name,
-        nodes=resolved.nodes,
-        devices_per_node=resolved.devices_per_node,
-        world_size=(resolved.nodes or 1) * (resolved.devices_per_node or 1),
-        global_batch_size=global_batch_size,
-        forecast=None,
-    )
-    # A plan's file is for one number of devices, so alternatives are planned anew.
-    other = replace(
-        config,
-        train=replace(config.train, global_batch_size=global_batch_size),
-        sharding=replace(config.sharding, plan=None),
-    )
-    try:
-        plan = _make_plan_file(other, resolved, tables, bag_sizes)
-    except UserError as error:
-        # The remedy behind the semicolon would stand in each line of the table.
-        case.problem = str(error).split(";")[0]
-        return case
-    slowest = max(plan.ranks or [], key=lambda rank: rank.total_ms)
-    return structs.replace(case, forecast=plan.forecast or None, slowest=slowest, types=plan.types)
-
-
-def _what_if_cases(config: PlanAppConfig, resolved: TopologyConfig) -> list[tuple[TopologyConfig, int]]:
-    """Return the hardware and batches to compare; none unless configured."""
+def _what_if(
+    config: PlanAppConfig, resolved: TopologyConfig, tables: TableArch, bag_sizes: Mapping[str, float]
+) -> list[WhatIf]:
+    """Return forecasts for the configured hardware and batches; none unless configured."""
     settings = config.plan
     if not (settings.topologies or settings.batch_sizes or settings.devices):
         return []
-    topologies = [resolved] + [
-        _resolve_topology(
-            replace(_load_topology(name), nodes=resolved.nodes, devices_per_node=resolved.devices_per_node)
-        )
-        for name in settings.topologies
-    ]
-    counts = settings.devices or [resolved.devices_per_node or 1]
+    known, topologies, cases = planner.load_all(), [resolved], []
+    for name in settings.topologies:
+        is_file = name.endswith((".yaml", ".yml"))
+        if not is_file and name not in known:
+            raise UserError(f"topology={name}: not known; there are {', '.join(known)}, or give a YAML file")
+        topology = planner.read(Path(name)) if is_file else known[name]
+        topology = replace(topology, nodes=resolved.nodes, devices_per_node=resolved.devices_per_node)
+        topologies.append(_resolve_topology(topology))
+    devices = settings.devices or [resolved.devices_per_node or 1]
     batches = settings.batch_sizes or [config.train.global_batch_size]
-    return [
-        (replace(topology, devices_per_node=count), batch)
-        for topology in topologies
-        for count in counts
-        for batch in batches
-    ]
-
-
-def _load_topology(name: str) -> TopologyConfig:
-    """Return a topology of conf/topology, or of a YAML file if the name has its suffix."""
-    if name.endswith((".yaml", ".yml")):
-        return planner.read(Path(name))
-    topologies = planner.load_all()
-    if name not in topologies:
-        raise UserError(f"topology={name}: not known; there are {', '.join(topologies)}, or give a YAML file")
-    return topologies[name]
+    for topology, count, batch in itertools.product(topologies, devices, batches):
+        case = WhatIf(
+            topology=topology.name,
+            nodes=topology.nodes,
+            devices_per_node=count,
+            world_size=(topology.nodes or 1) * count,
+            global_batch_size=batch,
+            forecast=None,
+        )
+        cases.append(case)
+        # A plan's file is for one number of devices, so alternatives are planned anew.
+        train, sharding = replace(config.train, global_batch_size=batch), replace(config.sharding, plan=None)
+        other = replace(config, train=train, sharding=sharding)
+        try:
+            plan = _make_plan_file(other, replace(topology, devices_per_node=count), tables, bag_sizes)
+        except UserError as error:
+            # The remedy behind the semicolon would stand in each line of the table.
+            case.problem = str(error).split(";")[0]
+        else:
+            case.forecast, case.types = plan.forecast, plan.types
+            case.slowest = max(plan.ranks or [], key=lambda rank: rank.total_ms)
+    return cases
 
 
 def _resolve_topology(topology_config: TopologyConfig) -> TopologyConfig:
