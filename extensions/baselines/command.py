@@ -50,12 +50,16 @@ BASELINE_NAMES = {
 
 def additions(run: RunFiles) -> Additions:
     """Return the tables and the sentence for a run's baselines, or the reason for their absence."""
-    figures, sentence = figures_of(run), baselines_sentence(run)
-    return Additions(
-        [] if figures is None else _comparison_rows(run, figures),
-        [] if sentence is None else [sentence],
-        [] if figures is None or not (figures.columns and figures.columns.rest) else [_column_table(figures.columns)],
-    )
+    figures, sentence, tables = figures_of(run), baselines_sentence(run), []
+    if figures is not None and figures.columns and figures.columns.rest:
+        auc_of_each = figures.columns.rest.get("auc_of_each") or {}
+        aucs = convert(auc_of_each, dict[str, float], "baselines.columns.auc_of_each")
+        rows = [[name, figure(auc)] for name, auc in sorted(aucs.items(), key=lambda item: -item[1])]
+        summary = "AUC of each column alone, by its label rates in train (0.5 is chance)"
+        parts = halves(ReportTable(["Column", "AUC"], rows, {1}))
+        tables.append(FoldedTable(summary, "AUC of each column alone", parts))
+    comparisons = [] if figures is None else _comparison_rows(run, figures)
+    return Additions(comparisons, [] if sentence is None else [sentence], tables)
 
 
 def figures_of(run: RunFiles) -> Baselines | None:
@@ -146,17 +150,6 @@ def _sample_clause(figures: Baselines) -> str:
     parts = [("trained on", figures.rows, figures.of_rows), ("scored on", figures.eval_rows, figures.of_eval_rows)]
     phrases = [f"{purpose} {rows:,} of {all_rows:,} rows" for purpose, rows, all_rows in parts if rows < all_rows]
     return f"; baselines {' and '.join(phrases)}" if phrases else ""
-
-
-def _column_table(columns: Baseline) -> FoldedTable:
-    """Return the AUC of each column's label rates alone, best first."""
-    aucs = convert(columns.rest.get("auc_of_each") or {}, dict[str, float], "baselines.columns.auc_of_each")
-    rows = [[name, figure(auc)] for name, auc in sorted(aucs.items(), key=lambda item: -item[1])]
-    return FoldedTable(
-        "AUC of each column alone, by its label rates in train (0.5 is chance)",
-        "AUC of each column alone",
-        halves(ReportTable(["Column", "AUC"], rows, {1})),
-    )
 
 
 log = logging.getLogger("clickwork")
@@ -275,10 +268,8 @@ def numbers_of(manifest: Manifest, split: str, rows: int | None) -> NDArray[np.i
     These rows are in the sample of SAMPLE_ROWS whose scores a run keeps, and in the sample of `rows` for baselines.
     """
     shard_rows = [shard.rows for shard in manifest.splits[split].shards]
-    kept = sampled_row_numbers(shard_rows, SAMPLE_ROWS)
-    return (
-        kept if rows == SAMPLE_ROWS else np.intersect1d(kept, sampled_row_numbers(shard_rows, rows), assume_unique=True)
-    )
+    kept, chosen = (sampled_row_numbers(shard_rows, number) for number in (SAMPLE_ROWS, rows))
+    return np.intersect1d(kept, chosen, assume_unique=True)
 
 
 def find_or_fit(

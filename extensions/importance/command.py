@@ -5,6 +5,7 @@ numbers) is given with its interval. With slices=[column] the metrics of each va
 written to importance.json of the run, and its report shows them.
 """
 
+import contextlib
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -136,15 +137,9 @@ def importances(
             missing.append(feature.name)
             continue
         loss = spread(scored.losses(feature, orders))
-        entry = Feature(
-            name=feature.name,
-            loss=loss.mean,
-            low=loss.low,
-            high=loss.high,
-            unknown=unknown.get(feature.name),
-            norm=norms.get(feature.name),
-        )
-        features.append(entry)
+        name, low, high = feature.name, loss.low, loss.high
+        share, norm = unknown.get(name), norms.get(name)
+        features.append(Feature(name=name, loss=loss.mean, low=low, high=high, unknown=share, norm=norm))
     return sorted(features, key=lambda feature: -feature.loss), missing
 
 
@@ -153,21 +148,15 @@ def slices_of(scored: ScoredRows, scorer: Predictor, column: str) -> Iterator[Js
     ids = scored.rows.sparse[:, single_id_features(scorer.manifest).index(column)]
     counts = np.bincount(ids)
     frequent = [int(number) for number in np.argsort(-counts, kind="stable")[:MOST_VALUES] if counts[number]]
-    names = _value_names(scorer, column, frequent)
-    masks = {name: ids == number for name, number in zip(names, frequent, strict=True)}
+    # An id without a value of its own has itself for a name.
+    texts: list[str | None] = [None] * len(frequent)
+    with contextlib.suppress(UserError):
+        texts = vocabulary_values(scorer.root, scorer.manifest, column, frequent)
+    masks = {f"id {id_}" if text is None else text: ids == id_ for id_, text in zip(frequent, texts, strict=True)}
     is_other = ~np.isin(ids, frequent)
     for name, mask in {**masks, **({OTHERS: is_other} if is_other.any() else {})}.items():
         figures = plain_object(scored.evaluate(scored.rows.take(np.flatnonzero(mask))))
         yield {"value": name, **{key: value for key, value in figures.items() if key not in ("step", "split")}}
-
-
-def _value_names(scorer: Predictor, column: str, ids: list[int]) -> list[str]:
-    """Return the values of ids, or the ids themselves where they have no value of their own."""
-    try:
-        texts = vocabulary_values(scorer.root, scorer.manifest, column, ids)
-    except UserError:
-        texts = [None] * len(ids)
-    return [f"id {number}" if text is None else text for number, text in zip(ids, texts, strict=True)]
 
 
 def main(config: ImportanceConfig) -> int:
@@ -203,10 +192,12 @@ def _measure(config: ImportanceConfig, trained: AppConfig, run: TrainedRun, runt
     # The share of a split's values without an id of their own, by feature; empty if they were not counted.
     counts = (run.manifest.extra.get("out_of_vocabulary") or {}).get(split, {})
     sizes, rows = mean_bag_sizes(run.root, run.manifest, split), run.manifest.splits[split].rows
-    norms, unknown = (
-        _table_norms(Path(config.run), scorer),
-        {name: count / max(1.0, rows * sizes.get(name, 1.0)) for name, count in counts.items()},
-    )
+    unknown = {name: number / max(1.0, rows * sizes.get(name, 1.0)) for name, number in counts.items()}
+    # The mean norm of the rows of each sparse feature's first table, which comes last here and replaces its second.
+    summary, arch = read_summary(Path(config.run)), scorer.model.module.sparse_arch
+    measured = summary.tables if summary else {}
+    tables = {arch.feature_of[key]: table.name for table in reversed(arch.tables) for key in table.keys}
+    norms = {feature: measured[name].mean_norm for feature, name in tables.items() if name in measured}
     features, missing = importances(scored, scorer, config, unknown, norms)
     return Importance(
         checkpoint=run.path.name,
@@ -222,12 +213,3 @@ def _measure(config: ImportanceConfig, trained: AppConfig, run: TrainedRun, runt
         missing=missing,
         slices={column: list(slices_of(scored, scorer, column)) for column in config.slices},
     )
-
-
-def _table_norms(directory: Path, scorer: Predictor) -> dict[str, float]:
-    """Return the mean norm of the rows of each sparse feature's (first) table, as the run's summary has it."""
-    summary, arch = read_summary(directory), scorer.model.module.sparse_arch
-    measured = summary.tables if summary else {}
-    # The first of a feature's two tables counts, so it comes last here and replaces the other.
-    tables = {arch.feature_of[key]: table.name for table in reversed(arch.tables) for key in table.keys}
-    return {feature: measured[name].mean_norm for feature, name in tables.items() if name in measured}

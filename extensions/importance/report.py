@@ -63,58 +63,46 @@ def additions(run: RunFiles) -> Additions:
         measured = read_document(run.directory / IMPORTANCE, Importance, remedy)
     except FileNotFoundError:
         return Additions([], [], [])
-    slices = (_slice_table(measured, column, values) for column, values in measured.slices.items())
-    return Additions([], [], [_feature_table(measured), *slices])
+    scope = f"{measured.rows:,} of {measured.of_rows:,} rows of {measured.split}, the model of step {measured.step:,}"
+    slices = (_slice_table(column, values, scope) for column, values in measured.slices.items())
+    return Additions([], [], [_feature_table(measured, scope), *slices])
 
 
-def _scope_text(measured: Importance) -> str:
-    """Return which rows and model the figures are of."""
-    return f"{measured.rows:,} of {measured.of_rows:,} rows of {measured.split}, the model of step {measured.step:,}"
-
-
-def _feature_table(measured: Importance) -> FoldedTable:
+def _feature_table(measured: Importance, scope: str) -> FoldedTable:
     """Return the table of all features, those without figures last."""
-    label = METRICS[measured.metric].label
+    label, rows = METRICS[measured.metric].label, []
+    for feature in measured.features:
+        half = None if feature.low is None or feature.high is None else (feature.high - feature.low) / 2
+        unknown = ABSENT if feature.unknown is None else percent(feature.unknown)
+        norm = ABSENT if feature.norm is None else f"{feature.norm:.3g}"
+        rows.append([feature.name, signed(feature.loss), ABSENT if half is None else f"{half:.4f}", unknown, norm])
+    rows += [[name, "no time left", ABSENT, ABSENT, ABSENT] for name in measured.missing]
     note = (
         f"The change of {label} ({figure(measured.value)}) for the worse when a feature's values are permuted among "
         f"rows: the mean of {measured.repeats} permutations, and half of its 95% interval, which is of the "
         "permutations, not of the choice of rows. Features that tell the same share their importance. Unknown: the "
         "split's values without an id of their own. Norm: the mean 2-norm of the rows of the feature's table."
     )
-    rows = [_feature_cells(feature) for feature in measured.features]
-    rows += [[name, "no time left", ABSENT, ABSENT, ABSENT] for name in measured.missing]
     table = ReportTable(["Feature", f"{label} lost", "±", "Unknown", "Norm"], rows, {1, 2, 3, 4}, note)
-    return FoldedTable(
-        f"What mattered: {label} lost without each feature ({_scope_text(measured)})", "What mattered", [table]
-    )
+    return FoldedTable(f"What mattered: {label} lost without each feature ({scope})", "What mattered", [table])
 
 
-def _feature_cells(feature: Feature) -> list[str]:
-    """Return a feature's row of the table: its name, the loss and half of its interval, unknown values, norm."""
-    has_interval = feature.low is not None and feature.high is not None
-    return [
-        feature.name,
-        signed(feature.loss, 4),
-        f"{(feature.high - feature.low) / 2:.4f}" if has_interval else ABSENT,  # type: ignore[operator]
-        ABSENT if feature.unknown is None else percent(feature.unknown),
-        ABSENT if feature.norm is None else f"{feature.norm:.3g}",
-    ]
-
-
-def _slice_table(measured: Importance, column: str, values: list[Json]) -> FoldedTable:
+def _slice_table(column: str, values: list[Json], scope: str) -> FoldedTable:
     """Return the table of a column's slices; values: metrics of the rows of each value."""
-    names = [metric.name for metric in METRICS.values() if metric.logged and not metric.over]
-    rows = []
-    for value in values:
-        entries = {key: entry for key, entry in value.items() if key != "value"}
-        evaluated = convert(entries, EvaluationFigures)
-        metrics = (evaluated.figure(name) for name in names)
-        texts = (ABSENT if metric is None else figure(metric) for metric in metrics)
-        rows.append([str(value["value"]), count(evaluated.samples), *texts])
+    evaluated = [
+        convert({key: entry for key, entry in value.items() if key != "value"}, EvaluationFigures) for value in values
+    ]
     # Labels decide which metrics there are, so columns without any value are left out.
-    kept = [place for place in range(len(names) + 2) if place < 2 or any(row[place] != ABSENT for row in rows)]
-    columns = [column, "Rows", *(METRICS[name].title for name in names)]
-    table = ReportTable(
-        [columns[place] for place in kept], [[row[place] for place in kept] for row in rows], {*range(1, len(kept))}
-    )
-    return FoldedTable(f"Metrics by value of {column} ({_scope_text(measured)})", f"Metrics by {column}", [table])
+    metrics = [
+        metric
+        for metric in METRICS.values()
+        if metric.logged and not metric.over and any(one.figure(metric.name) is not None for one in evaluated)
+    ]
+    rows = []
+    for value, one in zip(values, evaluated, strict=True):
+        figures = (one.figure(metric.name) for metric in metrics)
+        cells = (ABSENT if number is None else figure(number) for number in figures)
+        rows.append([str(value["value"]), count(one.samples), *cells])
+    columns = [column, "Rows", *(metric.title for metric in metrics)]
+    table = ReportTable(columns, rows, {*range(1, len(columns))})
+    return FoldedTable(f"Metrics by value of {column} ({scope})", f"Metrics by {column}", [table])
