@@ -143,8 +143,8 @@ def markdown(results: dict[str, list[dict[str, Any]]]) -> str:
             cells.append(_interval_text(differences))
             met[other] += bool(differences) and float(np.mean(differences)) >= -MARGINS[other]
         lines.append(f"| {name} | {runs[0]['rows']:,} | {' | '.join(cells)} |")
-    told = ", ".join(f"{other} minus {MARGINS[other]}: {count}" for other, count in met.items())
-    return "\n".join([*lines, "", f"Tables of {len(results)} with at least the AUC of {told}."])
+    counts = ", ".join(f"{other} minus {MARGINS[other]}: {count}" for other, count in met.items())
+    return "\n".join([*lines, "", f"Tables of {len(results)} with at least the AUC of {counts}."])
 
 
 def _interval_text(values: list[float]) -> str:

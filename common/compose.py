@@ -170,9 +170,11 @@ def compose_partly(schema: type[ConfigT], config_dir: Path, overrides: Sequence[
     with _explain(schema, config_dir, overrides):
         # Hydra chooses from groups, and names what it cannot place, such as key@package.
         parsed = [(line, parse_override(line)) for line in overrides]
-        chosen = [line for line, each in parsed if each.key_or_group in groups or each.package is not None]
-        given = [_given_item(schema, each) for line, each in parsed if line not in chosen]
-        config = _compose_values(schema, config_dir, name, chosen, given)
+        selections = [
+            line for line, override in parsed if override.key_or_group in groups or override.package is not None
+        ]
+        given = [_given_item(schema, override) for line, override in parsed if line not in selections]
+        config = _compose_values(schema, config_dir, name, selections, given)
         # Each function sees the values that those before it have implied.
         defaults: dict[str, Any] = {}
         for implied in getattr(schema, "implied", ()):
@@ -180,7 +182,7 @@ def compose_partly(schema: type[ConfigT], config_dir: Path, overrides: Sequence[
                 defaults |= values
                 lines = [f"{key}={value}" for key, value in defaults.items() if key in groups]
                 items = [(key, value) for key, value in defaults.items() if key not in groups]
-                config = _compose_values(schema, config_dir, name, [*lines, *chosen], [*items, *given])
+                config = _compose_values(schema, config_dir, name, [*lines, *selections], [*items, *given])
         return config
 
 
@@ -196,15 +198,15 @@ def _given_item(schema: type, override: Override) -> tuple[str, Any]:
 
 
 def _compose_values(
-    schema: type[ConfigT], config_dir: Path, name: str, chosen: Sequence[str], given: Iterable[tuple[str, Any]]
+    schema: type[ConfigT], config_dir: Path, name: str, selections: Sequence[str], given: Iterable[tuple[str, Any]]
 ) -> ConfigT:
-    composed = _compose_groups(typing.cast(Any, schema), config_dir, name, tuple(chosen))
+    composed = _compose_groups(typing.cast(Any, schema), config_dir, name, tuple(selections))
     values = functools.reduce(merge, map(nest, given), composed)
     return convert(schema, OmegaConf.to_container(OmegaConf.create(values), resolve=True))
 
 
 @functools.lru_cache(maxsize=64)
-def _compose_groups(schema: type, config_dir: Path, name: str, chosen: tuple[str, ...]) -> Any:
+def _compose_groups(schema: type, config_dir: Path, name: str, selections: tuple[str, ...]) -> Any:
     """Compose the choices of groups by Hydra, once per process, as that takes most of the time."""
     ConfigStore.instance().store(name=SCHEMA, node=to_plain(schema()))
     # Hydra keeps its state in a singleton, which the previous composition has left behind.
@@ -215,7 +217,7 @@ def _compose_groups(schema: type, config_dir: Path, name: str, chosen: tuple[str
     first = having[0] if having else config_dir
     others = ",".join(quote(f"file://{directory}") for directory in directories if directory != first)
     with initialize_config_dir(str(first), version_base="1.3"):
-        composed = compose(name if having else SCHEMA, overrides=[*chosen, f"hydra.searchpath=[{others}]"])
+        composed = compose(name if having else SCHEMA, overrides=[*selections, f"hydra.searchpath=[{others}]"])
     return OmegaConf.to_container(composed)
 
 

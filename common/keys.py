@@ -165,7 +165,7 @@ def check_keys(config: Any, prefix: str = "") -> None:
             raise UserError(f"{name}={value.strip()}: must be a name, not empty and without null characters")
         if declared.is_file:
             require_place(name, value)
-        # Null, false and 0 do without the key, unless its default is true.
+        # Null, false and 0 turn a key off, unless its default is true.
         if declared.only_with and (value or declared.default is True):
             _refuse_without_others(config, prefix, f"{name}={shown(value)}", declared.only_with)
 
@@ -184,7 +184,7 @@ def _refuse_without_others(config: Any, prefix: str, setting: str, only_with: Ma
         if present in allowed if allowed else present:
             continue
         group = prefix.rstrip(".") if other == "name" else f"{prefix}{other}"
-        wanted = " or ".join(f"{group}={shown(each)}" for each in allowed) or group
+        wanted = " or ".join(f"{group}={shown(value)}" for value in allowed) or group
         if not present:
             raise UserError(f"{setting}: has no effect without {wanted}; leave it out")
         raise UserError(f"{setting}: has no effect with {group}={shown(present)}; leave it out, or use {wanted}")

@@ -440,7 +440,9 @@ class OptimizerConfig:
                 yield f"optimizer.{name}={value}: has no effect with {names}"
         for name, kind in (("weight_decay", self.dense_name), ("sparse_weight_decay", self.name)):
             if getattr(self, name) and not kind.algorithm.has_weight_decay:
-                usable = ", ".join(each.value for each in OptimizerName if each.algorithm.has_weight_decay)
+                usable = ", ".join(
+                    optimizer.value for optimizer in OptimizerName if optimizer.algorithm.has_weight_decay
+                )
                 yield f"optimizer.{name}={getattr(self, name)}: {kind.value} has none; use one of {usable}"
         if self.fused_weight_decay is not None:
             yield from self._fused_decay_faults()

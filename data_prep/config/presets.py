@@ -157,7 +157,9 @@ def _split_faults(split: SplitConfig, method: SplitMethod) -> Iterator[str]:
     if split.held_out not in (None, HELD_OUT) and not method.algorithm.has_share:
         yield f"data.split.held_out: {without_effect}; use fraction, or leave it out"
     if split.column is not None and not method.algorithm.has_column:
-        methods = " or ".join(f"data.split.method={each.value}" for each in SplitMethod if each.algorithm.has_column)
+        methods = " or ".join(
+            f"data.split.method={method.value}" for method in SplitMethod if method.algorithm.has_column
+        )
         yield f"data.split.column={split.column}: {without_effect}; give {methods}, or leave it out"
 
 

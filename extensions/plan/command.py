@@ -476,7 +476,7 @@ def _what_if(
         try:
             plan = _make_plan_file(other, replace(topology, devices_per_node=count), tables, bag_sizes)
         except UserError as error:
-            # The remedy behind the semicolon would stand in each line of the table.
+            # The remedy after the semicolon would repeat in each line of the table.
             case.problem = str(error).split(";")[0]
         else:
             case.forecast, case.types = plan.forecast, plan.types
