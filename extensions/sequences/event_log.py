@@ -55,7 +55,6 @@ from extensions.sequences.events import (
     MAX_ACTIONS,
     USER,
     EventArrays,
-    EventSchema,
     event_schema,
     known_items,
     open_events,
@@ -143,9 +142,9 @@ class Anchors:
     """
 
     def __init__(self, events: EventArrays, min_history: int, window_seconds: int) -> None:
-        """Count the anchors in one pass over times and flags, 5 bytes per event."""
+        """Count the anchors in two passes over times and flags, 5 bytes per event."""
         self._events, self._min_history, self._seconds = events, min_history, window_seconds
-        first, last, self.users = _anchor_span(events.offsets, events.times, events.flags, min_history)
+        first, last, self.users = _anchor_span(events, min_history)
         if not self.users:
             longest = int(np.diff(events.offsets).max(initial=0))
             raise UserError(
@@ -155,25 +154,13 @@ class Anchors:
         self.origin = int(first)
         self.counts = np.zeros((int(last) - self.origin) // window_seconds + 1, np.int64)
         self.positives = np.zeros((len(self.counts), MAX_ACTIONS), np.int64)
-        _count_anchors(
-            events.offsets,
-            events.times,
-            events.flags,
-            min_history,
-            self.origin,
-            window_seconds,
-            self.counts,
-            self.positives,
-        )
+        _count_anchors(events, min_history, self.origin, window_seconds, self.counts, self.positives)
 
     def window(self, number: int) -> NDArray[np.int64]:
         """Return the positions [counts[number]] of a window's anchors among all events, by user, then time."""
         positions = np.empty(int(self.counts[number]), np.int64)
         begin = self.origin + number * self._seconds
-        events = self._events
-        count = _collect_anchors(
-            events.offsets, events.times, events.flags, self._min_history, begin, begin + self._seconds, positions
-        )
+        count = _collect_anchors(self._events, self._min_history, begin, begin + self._seconds, positions)
         assert count == len(positions)
         return positions
 
@@ -183,17 +170,15 @@ class Anchors:
 
 
 @jit
-def _anchor_span(
-    offsets: NDArray[np.int64], times: NDArray[np.uint32], flags: NDArray[np.uint8], min_history: int
-) -> tuple[Int, Int, Int]:
+def _anchor_span(events: EventArrays, min_history: int) -> tuple[Int, Int, Int]:
     """Return the times of the first and last anchor, and the number of users with one."""
     first, last, users = np.int64(1) << 62, np.int64(-1), 0
-    for user in range(len(offsets) - 1):
+    for user in range(len(events.offsets) - 1):
         is_open = False
-        for event in range(offsets[user] + min_history, offsets[user + 1]):
-            if flags[event] & ANCHOR_BIT:
-                first = min(first, np.int64(times[event])) if not is_open else first
-                last = max(last, np.int64(times[event]))
+        for event in range(events.offsets[user] + min_history, events.offsets[user + 1]):
+            if events.flags[event] & ANCHOR_BIT:
+                first = min(first, np.int64(events.times[event])) if not is_open else first
+                last = max(last, np.int64(events.times[event]))
                 is_open = True
         users += is_open
     return first, last, users
@@ -201,9 +186,7 @@ def _anchor_span(
 
 @jit
 def _count_anchors(
-    offsets: NDArray[np.int64],
-    times: NDArray[np.uint32],
-    flags: NDArray[np.uint8],
+    events: EventArrays,
     min_history: int,
     origin: int,
     seconds: int,
@@ -211,39 +194,31 @@ def _count_anchors(
     positives: NDArray[np.int64],
 ) -> None:
     """Add the anchors to `counts` [windows], and those with each action's bit to `positives` [windows, actions]."""
-    for user in range(len(offsets) - 1):
-        for event in range(offsets[user] + min_history, offsets[user + 1]):
-            if flags[event] & ANCHOR_BIT:
-                window = (np.int64(times[event]) - origin) // seconds
+    for user in range(len(events.offsets) - 1):
+        for event in range(events.offsets[user] + min_history, events.offsets[user + 1]):
+            if events.flags[event] & ANCHOR_BIT:
+                window = (np.int64(events.times[event]) - origin) // seconds
                 counts[window] += 1
                 for bit in range(positives.shape[1]):
-                    positives[window, bit] += flags[event] >> bit & 1
+                    positives[window, bit] += events.flags[event] >> bit & 1
 
 
 @jit
-def _collect_anchors(
-    offsets: NDArray[np.int64],
-    times: NDArray[np.uint32],
-    flags: NDArray[np.uint8],
-    min_history: int,
-    begin: int,
-    end: int,
-    positions: NDArray[np.int64],
-) -> Int:
+def _collect_anchors(events: EventArrays, min_history: int, begin: int, end: int, positions: NDArray[np.int64]) -> Int:
     """Write the positions of the anchors with begin <= time < end, and return their number."""
     count = 0
-    for user in range(len(offsets) - 1):
+    for user in range(len(events.offsets) - 1):
         # Two searches by time find a window's anchors, which saves 18 GB of stored anchors for Yambda-5b.
-        low, high = offsets[user] + min_history, offsets[user + 1]
+        low, high = events.offsets[user] + min_history, events.offsets[user + 1]
         stop = high
         while low < stop:  # binary search for the first event at `begin` or later
             middle = (low + stop) >> 1
-            if np.int64(times[middle]) < begin:
+            if np.int64(events.times[middle]) < begin:
                 low = middle + 1
             else:
                 stop = middle
-        while low < high and np.int64(times[low]) < end:
-            if flags[low] & ANCHOR_BIT:
+        while low < high and np.int64(events.times[low]) < end:
+            if events.flags[low] & ANCHOR_BIT:
                 positions[count] = low
                 count += 1
             low += 1
@@ -299,18 +274,7 @@ def gather_histories(
         np.empty(room, np.int64),
         np.empty(room, np.uint8),
     )
-    total = _write_histories(
-        anchors,
-        users,
-        events.offsets,
-        events.items,
-        events.times,
-        events.flags,
-        events.attributes,
-        *rule,
-        np.bitwise_or.reduce(rule.masks),
-        *histories,
-    )
+    total = _write_histories(events, anchors, users, rule, histories)
     if total < 0:
         raise wrong_item_error(int(-1 - total))
     return Histories(histories.lengths, histories.ids[:, :total], histories.times[:total], histories.actions[:total])
@@ -323,30 +287,22 @@ def wrong_item_error(event: int) -> OwnError:
 
 @jit
 def _write_histories(
+    events: EventArrays,
     anchors: NDArray[np.int64],
     users: NDArray[np.int64],
-    offsets: NDArray[np.int64],
-    items: NDArray[np.int32],
-    times: NDArray[np.uint32],
-    flags: NDArray[np.uint8],
-    attributes: NDArray[np.int32],
-    masks: NDArray[np.uint8],
-    quota: int,
-    scan: int,
-    max_history: int,
-    any_mask: int,
-    lengths: NDArray[np.int32],
-    ids: NDArray[np.int32],
-    out_times: NDArray[np.int64],
-    actions: NDArray[np.uint8],
+    rule: HistoryRule,
+    histories: Histories,
 ) -> Int:
     """Write the histories; return the number of their events, or -1 - e for an event e with an unknown item.
 
     `history` holds the current anchor's events, oldest first; kind k has those from `lows[k]` on, `counts[k]` in total.
     """
-    kinds, widths = len(masks), len(attributes)
+    kinds, widths = len(rule.masks), len(events.attributes)
+    any_mask = np.uint8(0)
+    for mask in rule.masks:
+        any_mask |= mask
     total: Int = 0
-    room = quota * kinds + 1
+    room = rule.quota * kinds + 1
     # Twice the room lets events be added for a while before older ones have to be dropped.
     history, history_ids = np.empty(2 * room, np.int64), np.empty((1 + widths, 2 * room), np.int32)
     counts, lows = np.zeros(kinds, np.int64), np.zeros(kinds, np.int64)
@@ -355,64 +311,56 @@ def _write_histories(
     after: Int = np.int64(-1)  # the current history ends before this event
     for sample in range(len(anchors)):
         anchor = anchors[sample]
-        bound = max(offsets[users[sample]], anchor - scan)
+        bound = max(events.offsets[users[sample]], anchor - rule.scan_events)
         # A history of the same user is extended: at 200 events this makes 254,000 samples/s, and gathering anew 36,700.
         if users[sample] != user or anchor < after or bound >= after:
             user = users[sample]
-            size = _search_backwards(anchor, bound, flags, masks, quota, any_mask, history, counts, lows)
+            size = _search_backwards(anchor, bound, events.flags, rule, history, counts, lows)
             for i in range(size):
-                if not _write_item_ids(items[history[i]], attributes, history_ids[:, i]):
+                if not _write_item_ids(events.items[history[i]], events.attributes, history_ids[:, i]):
                     return -1 - history[i]
             after = anchor
         for event in range(after, anchor):
-            bits = flags[event] & any_mask
+            bits = events.flags[event] & any_mask
             if bits:
                 if size == len(history):
-                    size = _drop_old_events(history, history_ids, size, bound, flags, masks, quota, counts, lows)
-                if not _write_item_ids(items[event], attributes, history_ids[:, size]):
+                    size = _drop_old_events(history, history_ids, size, bound, events.flags, rule, counts, lows)
+                if not _write_item_ids(events.items[event], events.attributes, history_ids[:, size]):
                     return -1 - event
                 history[size] = event
                 size += 1
                 for k in range(kinds):
-                    counts[k] += (bits & masks[k]) != 0
+                    counts[k] += (bits & rule.masks[k]) != 0
         after = anchor
-        size = _drop_old_events(history, history_ids, size, bound, flags, masks, quota, counts, lows)
-        first = max(0, size - max_history)
+        size = _drop_old_events(history, history_ids, size, bound, events.flags, rule, counts, lows)
+        first = max(0, size - rule.max_history)
         length = size - first
         for a in range(1 + widths):
-            ids[a, total : total + length] = history_ids[a, first:size]
+            histories.ids[a, total : total + length] = history_ids[a, first:size]
         for i in range(length):
             event = history[first + i]
-            out_times[total + i] = times[event]
-            actions[total + i] = flags[event] & any_mask
-        lengths[sample] = length
+            histories.times[total + i] = events.times[event]
+            histories.actions[total + i] = events.flags[event] & any_mask
+        histories.lengths[sample] = length
         total += length
     return total
 
 
 @jit
 def longest_history(
-    anchors: NDArray[np.int64],
-    users: NDArray[np.int64],
-    offsets: NDArray[np.int64],
-    flags: NDArray[np.uint8],
-    masks: NDArray[np.uint8],
-    quota: int,
-    scan: int,
-    max_history: int,
-    any_mask: int,
+    events: EventArrays, anchors: NDArray[np.int64], users: NDArray[np.int64], rule: HistoryRule
 ) -> Int:
     """Return the number of events in the longest history; skip anchors that cannot have a longer one."""
-    kinds = len(masks)
-    history = np.empty(2 * (quota * kinds + 1), np.int64)
+    kinds = len(rule.masks)
+    history = np.empty(2 * (rule.quota * kinds + 1), np.int64)
     counts, lows = np.zeros(kinds, np.int64), np.zeros(kinds, np.int64)
     longest: Int = 0
     for sample in range(len(anchors)):
         anchor = anchors[sample]
-        bound = max(offsets[users[sample]], anchor - scan)
-        if min(anchor - bound, quota * kinds, max_history) > longest:
-            size = _search_backwards(anchor, bound, flags, masks, quota, any_mask, history, counts, lows)
-            longest = max(longest, min(size, max_history))
+        bound = max(events.offsets[users[sample]], anchor - rule.scan_events)
+        if min(anchor - bound, rule.quota * kinds, rule.max_history) > longest:
+            size = _search_backwards(anchor, bound, events.flags, rule, history, counts, lows)
+            longest = max(longest, min(size, rule.max_history))
     return longest
 
 
@@ -432,9 +380,7 @@ def _search_backwards(
     anchor: Int,
     bound: Int,
     flags: NDArray[np.uint8],
-    masks: NDArray[np.uint8],
-    quota: int,
-    any_mask: int,
+    rule: HistoryRule,
     history: NDArray[np.int64],
     counts: NDArray[np.int64],
     lows: NDArray[np.int64],
@@ -445,23 +391,21 @@ def _search_backwards(
     that counts for each kind, `bound` where the kind has less than its quota.
     """
     counts[:], lows[:] = 0, bound
-    open_kinds, first, event = len(masks), len(history), anchor
+    open_kinds, first, event = len(rule.masks), len(history), anchor
     # Going backwards, the search can end once each kind has its quota.
     while event > bound and open_kinds:
         event -= 1
-        bits = flags[event] & any_mask
-        if bits:
-            is_taken = False
-            for k in range(len(masks)):
-                if bits & masks[k] and counts[k] < quota:
-                    is_taken = True
-                    counts[k] += 1
-                    if counts[k] == quota:
-                        lows[k] = event
-                        open_kinds -= 1
-            if is_taken:
-                first -= 1
-                history[first] = event
+        is_taken = False
+        for k in range(len(rule.masks)):
+            if flags[event] & rule.masks[k] and counts[k] < rule.quota:
+                is_taken = True
+                counts[k] += 1
+                if counts[k] == rule.quota:
+                    lows[k] = event
+                    open_kinds -= 1
+        if is_taken:
+            first -= 1
+            history[first] = event
     for i in range(first, len(history)):
         history[i - first] = history[i]
     return len(history) - first
@@ -474,24 +418,23 @@ def _drop_old_events(
     size: Int,
     bound: Int,
     flags: NDArray[np.uint8],
-    masks: NDArray[np.uint8],
-    quota: int,
+    rule: HistoryRule,
     counts: NDArray[np.int64],
     lows: NDArray[np.int64],
 ) -> Int:
     """Drop events beyond a kind's quota, oldest first, and those before event `bound`; return the number left."""
     is_full = size > 0 and history[0] < bound
-    for k in range(len(masks)):
-        is_full |= counts[k] > quota
+    for k in range(len(rule.masks)):
+        is_full |= counts[k] > rule.quota
     if not is_full:
         return size
     new_size = 0
     for i in range(size):
         event = history[i]
         stays = False
-        for k in range(len(masks)):
-            if flags[event] & masks[k] and event >= lows[k]:
-                if event < bound or counts[k] > quota:
+        for k in range(len(rule.masks)):
+            if flags[event] & rule.masks[k] and event >= lows[k]:
+                if event < bound or counts[k] > rule.quota:
                     counts[k] -= 1
                     lows[k] = event + 1
                 else:
@@ -583,9 +526,13 @@ class EventLog:
                 f"sequences.hstu.max_seq_len={config.hstu.max_seq_len}: leaves no room for a history, as a sequence "
                 f"has {self._other_positions} other positions; set at least {self._other_positions + 1}"
             )
-        self._max_history = min(config.max_history or config.scan_events, room)
         self.features |= {CANDIDATE + name: name for name in schema.sequence_tables}
-        self._masks, self._quota = _kind_masks(config.history, len(schema.actions), config.history_length)
+        actions, quota = len(schema.actions), config.history_length
+        masks = [(1 << actions) - 1]
+        if config.history is HistoryKind.interleaved:  # each action is a kind of its own
+            masks, quota = [1 << bit for bit in range(actions)], max(1, quota // actions)
+        max_history = min(config.max_history or config.scan_events, room)
+        self._rule = HistoryRule(np.array(masks, np.uint8), quota, config.scan_events, max_history)
         self.samples = lru_cache(OPEN_WINDOWS)(self._samples)
         tasks = [*config.tasks]
         if any(task not in schema.actions or [schema.label, *tasks].count(task) > 1 for task in tasks):
@@ -598,28 +545,23 @@ class EventLog:
     def split(self, name: str, rank: int, world_size: int) -> "EventSplit":
         """Return a split as process `rank` of `world_size` reads it."""
         require_window(self._manifest, name)
-        end = self.eval_window
-        if name == TRAIN:
-            self._log_counts()
-            return EventSplit(self, range(end), rank, world_size)
-        return EventSplit(self, range(end, end + 1), rank, world_size)
-
-    def _log_counts(self) -> None:
-        """Log the samples to train on and to evaluate, and the users without a sample."""
-        train, users = self.anchors.counts[: self.eval_window], len(self.events.users)
+        end, counts = self.eval_window, self.anchors.counts
+        if name != TRAIN:
+            return EventSplit(self, range(end, end + 1), rank, world_size)
         short = int((np.diff(self.events.offsets) <= self.min_history).sum())
         log.info(
             "data: %s samples to train on in %d windows (%d empty), %s to evaluate in window %d; %s of %s users have "
             "too short histories (sequences.min_history=%d)",
-            f"{train.sum():,}",
-            len(train),
-            int((train == 0).sum()),
-            f"{self.anchors.counts[self.eval_window]:,}",
-            self.eval_window,
+            f"{counts[:end].sum():,}",
+            end,
+            int((counts[:end] == 0).sum()),
+            f"{counts[end]:,}",
+            end,
             f"{short:,}",
-            f"{users:,}",
+            f"{len(self.events.users):,}",
             self.min_history,
         )
+        return EventSplit(self, range(end), rank, world_size)
 
     def _samples(self, number: int, key: tuple[int, int] | None) -> NDArray[np.int64]:
         """Return the positions of a window's samples by user and time, or shuffled by a key: seed and epoch."""
@@ -636,7 +578,7 @@ class EventLog:
         for path, stamp in self._stamps.items():  # reading past the end of a truncated file would kill the process
             require_unchanged(path, stamp)
         events, users = self.events, self.anchors.users_of(positions)
-        histories = self._histories_before(positions, users)
+        histories = gather_histories(events, positions, users, self._rule)
         items, flags = np.asarray(events.items[positions]), np.asarray(events.flags[positions])
         if (outside := (items < 0) | (items >= self._sizes[ITEM])).any():
             raise wrong_item_error(int(positions[outside.argmax()]))
@@ -655,21 +597,16 @@ class EventLog:
         # A position's attention depends on its own candidate alone, so candidates may share a history's positions.
         shares_history = all({*cross.of} <= {USER, HOUR} for cross in self.schema.crosses.values())
         positions, users = np.full(1, end), np.full(1, user)
-        longest = len(self._masks) * self._quota + self._other_positions
+        longest = len(self._rule.masks) * self._rule.quota + self._other_positions
         size = MOST_CANDIDATES if shares_history else max(1, min(MOST_CANDIDATES, PIECE_POSITIONS // longest))
         copies, per_history = (1, size) if shares_history else (size, 1)
-        histories = self._histories_before(positions.repeat(copies), users.repeat(copies))
+        histories = gather_histories(self.events, positions.repeat(copies), users.repeat(copies), self._rule)
         divisor = self._attention_divisor(histories.lengths, positions)
         for start in range(0, len(candidate_set.items), size):
             # Padding repeats a candidate: equal shapes add in one order, so a score does not depend on the number.
             piece = candidate_set.take(np.minimum(np.arange(start, start + size), len(candidate_set.items) - 1))
             batch = self._make_batch(histories, users.repeat(size), piece, divisor, per_history=per_history)
             yield replace(batch, num_valid=min(size, len(candidate_set.items) - start))
-
-    def _histories_before(self, positions: NDArray[np.int64], users: NDArray[np.int64]) -> Histories:
-        """Return the histories of the configured kind before the events at these positions [B], of the users [B]."""
-        rule = HistoryRule(self._masks, self._quota, self.config.scan_events, self._max_history)
-        return gather_histories(self.events, positions, users, rule)
 
     def _make_batch(
         self,
@@ -700,10 +637,11 @@ class EventLog:
             hash_rows(np.stack([columns[name].astype(np.int64) for name in cross.of]), cross.rows, contexts[-1])
         single, per_sample = np.ones(size, np.int32), np.pad(histories.lengths, (0, missing))
         values = [
-            *(_pad_ids(ids[::per_history], missing) for ids in contexts),
+            *(np.pad(ids[::per_history], (0, missing)) for ids in contexts),
             *histories.ids,
-            *(_pad_ids(ids, missing) for ids in candidates),
+            *(np.pad(ids, (0, missing)) for ids in candidates),
         ]
+        ids = torch.from_numpy(np.concatenate(values, dtype=np.int32, casting="same_kind"))
         lengths = [
             *([single] * len(contexts)),
             *([per_sample] * len(histories.ids)),
@@ -723,7 +661,7 @@ class EventLog:
         )
         targets = [np.pad((flags & bit != 0).astype(np.float32), (0, missing)) for bit in self._label_bits]
         labels = targets[0] if len(targets) == 1 else np.stack(targets, axis=1)
-        bags = layout_of(list(self.features), lengths).bags(torch.from_numpy(np.concatenate(values)))
+        bags = layout_of(list(self.features), lengths).bags(ids)
         return Batch(torch.empty((size, 0)), bags, torch.from_numpy(labels), len(items), sequences)
 
     def _attention_divisor(self, lengths: NDArray[np.int32], global_positions: NDArray[np.int64]) -> float:
@@ -733,20 +671,8 @@ class EventLog:
             return float(self.config.hstu.max_seq_len)
         # The longest history of all processes makes their numbers those of one process.
         if scale is AttentionScale.global_batch and len(global_positions) > len(lengths):
-            events = self.events
-            longest = int(
-                longest_history(
-                    global_positions,
-                    self.anchors.users_of(global_positions),
-                    events.offsets,
-                    events.flags,
-                    self._masks,
-                    self._quota,
-                    self.config.scan_events,
-                    self._max_history,
-                    np.bitwise_or.reduce(self._masks),
-                )
-            )
+            users = self.anchors.users_of(global_positions)
+            longest = int(longest_history(self.events, global_positions, users, self._rule))
         return float(longest + self._other_positions)
 
 
@@ -817,39 +743,18 @@ class EventSplit:
             global_positions, size = np.concatenate(parts), global_batch_size // self._world_size
             return self.log.batch(global_positions[self._rank * size : (self._rank + 1) * size], global_positions, size)
 
-        return _make_ahead(make, numbers)
+        with background_thread("read") as pool:
+            # The next batch is made while one is in use.
+            pending = [pool.submit(make, number) for number in numbers[:1]]
+            for number in numbers:
+                batch = pending.pop().result()
+                pending = [pool.submit(make, number + 1)] if number + 1 < numbers.stop else []
+                yield batch
 
     def _starts(self, global_batch_size: int) -> NDArray[np.int64]:
         """Return the place of each window's first sample in the order of training, and the end, [windows + 1]."""
         is_cut = self.log.config.rest is WindowRest.drop
         return offsets_of(self._counts // global_batch_size * global_batch_size if is_cut else self._counts)
-
-
-def _kind_masks(history: HistoryKind, actions: int, length: int) -> tuple[NDArray[np.uint8], int]:
-    """Return the masks [kinds] uint8 of a history's kinds of events, and the quota of each kind.
-
-    Args:
-        actions: number of actions in the schema.
-        length: events of a history.
-    """
-    if history is HistoryKind.last_n:
-        return np.array([(1 << actions) - 1], np.uint8), length
-    return np.array([1 << bit for bit in range(actions)], np.uint8), max(1, length // actions)
-
-
-def _pad_ids(values: NDArray[np.integer], missing: int) -> NDArray[np.int32]:
-    """Return the ids as int32, and `missing` zeros after them."""
-    return np.pad(values, (0, missing)).astype(np.int32)
-
-
-def _make_ahead(make: Callable[[int], Batch], numbers: range) -> Iterator[Batch]:
-    """Yield batches by number; the next one is made while one is in use."""
-    with background_thread("read") as pool:
-        pending = [pool.submit(make, number) for number in numbers[:1]]
-        for number in numbers:
-            batch = pending.pop().result()
-            pending = [pool.submit(make, number + 1)] if number + 1 < numbers.stop else []
-            yield batch
 
 
 def open_log(root: Path, manifest: Manifest, config: AppConfig) -> EventLog:
@@ -912,7 +817,12 @@ def score_items(config: RecommendConfig, trained: AppConfig, run: TrainedRun, ru
             raise UserError(f"candidates={ALL}: {run.root} keeps no names of its items, which are texts; give a file")
         candidates = NewRows(ALL, {schema.item: [str(key) for key in keys.tolist()]}, range(1, len(keys) + 1))
     else:
-        candidates = _read_items(config, schema)
+        # A file without names of columns has the items alone.
+        spare = (config.id_column, schema.flag or "", schema.user)
+        shape = Shape((schema.item,), schema.delimiter, label="", required_columns=(schema.item, *spare))
+        candidates = read_new_rows(Path(config.candidates), shape)
+        if ignored := ignored_columns(candidates, [schema.item], spare):
+            log.info("candidates: the model does not read %s", ", ".join(ignored))
         if not candidates.numbers:
             return NONE_SCORED
     names = candidates.texts(schema.item)
@@ -924,7 +834,9 @@ def score_items(config: RecommendConfig, trained: AppConfig, run: TrainedRun, ru
         raise UserError(f"{place}: {schema.item} {names[row]} is not in the log of {run.root}; leave it out")
     items = ids[places].astype(np.int32)
     user, end, time = _find_history(config, event_log, candidates)
-    is_flagged = _flag_mask(schema, candidates)
+    is_flagged = np.zeros(len(items), np.bool_)
+    if schema.flag in candidates.columns:
+        is_flagged = candidates.truths(schema.flag)
     candidate_set = Candidates(items, np.full(len(items), time), np.where(is_flagged, FLAG_BIT, 0).astype(np.uint8))
     # Batches of one order give a candidate one score, in whatever order the file has it.
     order = np.lexsort((is_flagged, items))
@@ -935,23 +847,6 @@ def score_items(config: RecommendConfig, trained: AppConfig, run: TrainedRun, ru
         names = candidates.texts(config.id_column)
     about = {"user": config.user, "time": time, "history": end - int(arrays.offsets[user])}
     return Scored(names, logits, order, np.zeros((len(items), 0), np.bool_), (), about)
-
-
-def _flag_mask(schema: EventSchema, candidates: NewRows) -> NDArray[np.bool_]:
-    """Return a mask of candidates with the log's flag, read like the log's events; all False without such a column."""
-    if schema.flag not in candidates.columns:
-        return np.zeros(len(candidates.numbers), np.bool_)
-    return candidates.truths(schema.flag)
-
-
-def _read_items(config: RecommendConfig, schema: EventSchema) -> NewRows:
-    """Read the items of a file: a column of that name, or a single column without names."""
-    spare = (config.id_column, schema.flag or "", schema.user)
-    shape = Shape((schema.item,), schema.delimiter, label="", required_columns=(schema.item, *spare))
-    candidates = read_new_rows(Path(config.candidates), shape)
-    if ignored := ignored_columns(candidates, [schema.item], spare):
-        log.info("candidates: the model does not read %s", ", ".join(ignored))
-    return candidates
 
 
 def _find_history(config: RecommendConfig, event_log: EventLog, candidates: NewRows) -> tuple[int, int, int]:

@@ -19,9 +19,7 @@ from app.training import checkpointer, session
 from common.errors import UserError
 from data_prep.dataset.spelling import text_key
 from data_prep.encoding.encoder import NewRows
-from extensions.sequences import event_log
 from extensions.sequences.event_log import EventSplit
-from extensions.sequences.events import load_event_schema
 from tests.app.conftest import Command, Refusal, ended, forked
 from tests.app.run_files import losses, summary
 from tests.data_prep.conftest import prepare
@@ -335,13 +333,10 @@ def test_it_learns_from_the_order_of_events(tmp_path: Path) -> None:
     assert aucs["shuffled"] + 0.03 < aucs["ordered"], aucs
 
 
-def test_flags_of_candidates_are_read_as_those_of_events(tmp_path: Path) -> None:
-    write_own_log(tmp_path, OF_FLAG)
-    schema = load_event_schema(tmp_path / "schema.yaml")
+def test_flags_of_candidates_are_read_as_those_of_events() -> None:
     texts = ["1", "1.0", "true", "Yes", "0", "0.0", "no", "FALSE", ""]
     new_rows = NewRows("c.csv", {"what": ["x"] * len(texts), "promoted": texts}, range(1, len(texts) + 1))
-    assert event_log._flag_mask(schema, new_rows).tolist() == [True] * 4 + [False] * 5
-    assert not event_log._flag_mask(schema, new_rows._replace(columns={"what": new_rows.columns["what"]})).any()
+    assert new_rows.truths("promoted").tolist() == [True] * 4 + [False] * 5
     other = NewRows("c.csv", {"what": ["x"] * 3, "promoted": ["1", "0", "maybe"]}, range(1, 4))
     with pytest.raises(UserError, match=r"c\.csv: row 3, column promoted: 'maybe' is not 0 or 1"):
-        event_log._flag_mask(schema, other)
+        other.truths("promoted")
