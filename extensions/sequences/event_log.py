@@ -540,7 +540,7 @@ class EventLog:
                 f"sequences.tasks={tasks}: must be actions of the log other than its label "
                 f"{schema.label}, each once: {', '.join(schema.actions)}"
             )
-        self._label_bits = [1 << list(schema.actions).index(name) for name in (schema.label, *tasks)]
+        self._label_bits = [schema.bit(name) for name in (schema.label, *tasks)]
 
     def split(self, name: str, rank: int, world_size: int) -> "EventSplit":
         """Return a split as process `rank` of `world_size` reads it."""

@@ -18,7 +18,7 @@ data_prep/parsing/convert.py converts the values, as for tables.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -67,7 +67,7 @@ from data_prep.parsing.convert import (
 from data_prep.parsing.dates import NUMBERS, SECOND, fault_of_format
 from data_prep.parsing.formats import Chunk, Column, FileLayout, Size, format_of
 from data_prep.parsing.labels import meets_rule
-from data_prep.parsing.raw_rows import CORRECT, Locator, RawRows
+from data_prep.parsing.raw_rows import CORRECT, RawRows
 from data_prep.parsing.table_yaml import schema_path
 from data_prep.sources.discover import Source
 
@@ -139,20 +139,9 @@ class EventSchema(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
         tested = [column for condition in conditions for column in condition]
         return tuple(dict.fromkeys([self.user, self.item, self.time, *tested, *([self.flag] if self.flag else [])]))
 
-    @property
-    def known_values(self) -> dict[str, set[str]]:
-        """Return the values that each column of text may hold."""
-        values_of = {column: set(values) for column, values in self.others.items()}
-        for condition in (*self.actions.values(), self.anchors):
-            for column, values in condition.items():
-                if not isinstance(values, str):
-                    values_of.setdefault(column, set()).update(values)
-        return values_of
-
-    @property
-    def label_bit(self) -> int:
-        """Return the label's bit in flags."""
-        return 1 << list(self.actions).index(self.label)
+    def bit(self, action: str) -> int:
+        """Return an action's bit in flags."""
+        return 1 << list(self.actions).index(action)
 
     @property
     def sequence_tables(self) -> tuple[str, ...]:
@@ -173,11 +162,12 @@ class EventSchema(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
         """Return the first contradiction, as `key: what is wrong`; None if there is none."""
         if self.label not in self.actions:
             return f"label: {self.label} is none of the actions ({', '.join(self.actions)})"
-        names = [*self.tables, HOUR, *([self.flag] if self.flag else [])]
+        flag = (self.flag,) if self.flag else ()
+        names = [*self.tables, HOUR, *flag]
         if twice := next((name for name in names if names.count(name) > 1), None):
             return f"attributes, crosses, flag: the name {twice} is used twice; user, item and hour are taken"
         for name, cross in self.crosses.items():
-            allowed = (USER, ITEM, *self.attributes, HOUR, *([self.flag] if self.flag else []))
+            allowed = (USER, *self.sequence_tables, HOUR, *flag)
             if not cross.of or (unknown := set(cross.of) - set(allowed)):
                 return f"crosses: {name}: of {sorted(unknown) if cross.of else 'nothing'}; known are {list(allowed)}"
         if unknown := set(self.rows) - {USER, *self.sequence_tables}:
@@ -224,14 +214,10 @@ def load_event_schema(path: Path) -> EventSchema:
             raise UserError(f"{path}: key time, format {form}: {fault}")
         document |= {"time": time["column"], "time_format": form}
     for key in ("actions", "anchors", "others"):
-        value = document.get(key)
-        if isinstance(value, dict):
-            conditions = value.items() if key == "actions" else [("", value)]
-            parsed = {
-                name: _parse_condition(path, f"{key}.{name}".rstrip("."), condition, key)
-                for name, condition in conditions
-            }
-            document[key] = parsed if key == "actions" else parsed[""]
+        if isinstance(value := document.get(key), dict) and key == "actions":
+            document[key] = {name: _parse_condition(path, f"{key}.{name}", each) for name, each in value.items()}
+        elif isinstance(value, dict):
+            document[key] = _parse_condition(path, key, value)
     try:
         schema: EventSchema = convert(document, EventSchema)
     except ValueError as error:
@@ -241,21 +227,16 @@ def load_event_schema(path: Path) -> EventSchema:
     return schema
 
 
-def _parse_condition(path: Path, key: str, condition: Any, kind: str) -> dict[str, Any]:
-    """Convert a condition of a schema's key to the form of `EventSchema`: lists of texts, or rules.
-
-    Args:
-        key: name for an error, such as `actions.liked`.
-        kind: key of the schema that has the condition; `others` names values alone, never a rule.
-    """
+def _parse_condition(path: Path, key: str, condition: Any) -> dict[str, Any]:
+    """Convert a condition of a schema's key, such as `actions.liked`, to lists of texts, or rules."""
     if not isinstance(condition, dict):
         raise UserError(f'{path}: key {key}: give columns and what they hold, e.g. {{event: like, rating: ">= 4"}}')
     plain: dict[str, Any] = {}
     for column, value in condition.items():
-        if kind != "others" and isinstance(value, str) and RULE.fullmatch(value):
-            plain[str(column)] = value.strip()
-        else:
-            plain[str(column)] = [str(text) for text in (value if isinstance(value, list) else [value])]
+        # `others` names values alone, never a rule.
+        is_rule = key != "others" and isinstance(value, str) and RULE.fullmatch(value)
+        values = value if isinstance(value, list) else [value]
+        plain[str(column)] = value.strip() if is_rule else [str(text) for text in values]
     return plain
 
 
@@ -442,12 +423,30 @@ def parse_events(batch: RawRows, schema: EventSchema) -> EventBlock:
     """Parse a batch of `event_batches`."""
     users, items = (keys_of(batch, column, schema.renumber) for column in (schema.user, schema.item))
     times = _parse_times(batch, schema)
-    texts = {name: _action_texts(batch, name, allowed_texts) for name, allowed_texts in schema.known_values.items()}
+    conditions: list[Mapping[str, Values | str]] = [*schema.actions.values(), schema.anchors]
+    known: dict[str, set[str]] = {}  # values that a column of text may have
     numbers: dict[str, NDArray[np.float64]] = {}
+    for condition in [schema.others, *conditions]:
+        for column, value in condition.items():
+            if not isinstance(value, str):
+                known.setdefault(column, set()).update(value)
+            elif column not in numbers:
+                values = batch.columns[column]
+                parsed = numbers_of(values, NUMBERS, batch.locator_of(column), 0.0, np.inf)
+                numbers[column] = np.where(_is_empty(values), np.nan, parsed)
+    texts = {column: _action_texts(batch, column, allowed_texts) for column, allowed_texts in known.items()}
     flags = np.zeros(len(users), np.uint8)
-    for bit, condition in enumerate([*schema.actions.values(), schema.anchors]):
-        mask = np.uint8(1 << bit if bit < len(schema.actions) else ANCHOR_BIT)
-        flags[_condition_mask(condition, batch, texts, numbers)] |= mask
+    for bit, condition in enumerate(conditions):
+        is_met = np.ones(batch.rows, np.bool_)  # an event must meet all of a condition, and all events meet {}
+        for column, value in condition.items():
+            if isinstance(value, str):
+                is_met &= meets_rule(batch.columns[column], numbers[column], parse_rule(value), NUMBERS)
+                is_met &= ~np.isnan(numbers[column])
+            else:
+                expected = set(map(compared_text, value))
+                codes = [code for code, text in enumerate(texts[column].values) if text in expected]
+                is_met &= np.isin(texts[column].codes, codes)
+        flags[is_met] |= np.uint8(1 << bit if bit < len(schema.actions) else ANCHOR_BIT)
     if schema.flag is not None:
         flags[truths_of(batch.columns[schema.flag], batch.locator_of(schema.flag), np.nan)] |= np.uint8(FLAG_BIT)
     return EventBlock(users, items, times, flags)
@@ -460,7 +459,7 @@ def keys_of(batch: RawRows, column: str, allows_text: bool = True) -> NDArray[np
         allows_text: whether any text may be an id; otherwise ids are numbers up to MAX_ID, and their own keys.
     """
     values, locator = batch.columns[column], batch.locator_of(column)
-    _refuse_empty(values, locator, "no value")
+    refuse_row(_is_empty(values), locator, lambda _: "no value")
     # Most ids are whole numbers, which need no text.
     if (keys := _whole_keys(values)) is None:
         refuse_rounded(values, locator)
@@ -495,13 +494,13 @@ def _whole_keys(values: Any) -> NDArray[np.int64] | None:
 
 def _parse_times(batch: RawRows, schema: EventSchema) -> NDArray[np.int64]:
     """Return microseconds since 1970, rounded down."""
-    column, locator = schema.time, batch.locator_of(schema.time)
-    _refuse_empty(batch.columns[column], locator, "no time")
+    values, locator = batch.columns[schema.time], batch.locator_of(schema.time)
+    refuse_row(_is_empty(values), locator, lambda _: "no time")
 
     def entry(form: str) -> str:
-        return f"time: {{column: {column}, format: {form}}}"
+        return f"time: {{column: {schema.time}, format: {form}}}"
 
-    times = times_of(batch.columns[column], schema.time_format, locator, entry, takes_numbers=True).astype(np.int64)
+    times = times_of(values, schema.time_format, locator, entry, takes_numbers=True).astype(np.int64)
     now = int(min(time.time() + DAY, TIME_LIMIT - 1))
     if (is_bad := (times < 0) | (times // SECOND > now)).any():
         seconds = int(times[is_bad.argmax()]) // SECOND
@@ -525,13 +524,6 @@ def _action_texts(batch: RawRows, column: str, allowed_texts: set[str]) -> Disti
     return texts._replace(values=list(map(compared_text, texts.values)))
 
 
-def _parse_numbers(batch: RawRows, column: str) -> NDArray[np.float64]:
-    """Return a column of a rule's numbers, NaN for an empty field."""
-    values = batch.columns[column]
-    numbers = numbers_of(values, NUMBERS, batch.locator_of(column), 0.0, np.inf)
-    return np.where(_is_empty(values), np.nan, numbers)
-
-
 def _is_empty(values: Any) -> NDArray[np.bool_]:
     """Return a mask of a column's empty fields: null or an empty text."""
     if isinstance(values, list):
@@ -541,30 +533,3 @@ def _is_empty(values: Any) -> NDArray[np.bool_]:
         is_empty = pc.or_(is_empty, pc.equal(values, "").fill_null(True))
     mask: NDArray[np.bool_] = is_empty.to_numpy(zero_copy_only=False)
     return mask
-
-
-def _refuse_empty(values: Any, locator: Locator, fault: str) -> None:
-    """Raise UserError with `fault`, such as "no time", for the first empty field of a column."""
-    refuse_row(_is_empty(values), locator, lambda _: fault)
-
-
-def _condition_mask(
-    condition: Condition, batch: RawRows, texts: dict[str, Distinct], numbers: dict[str, NDArray[np.float64]]
-) -> NDArray[np.bool_]:
-    """Return a mask of the events that meet a condition; all events meet {}.
-
-    Args:
-        texts: columns that the schema compares as texts. numbers: columns parsed so far, to which others are added.
-    """
-    met = np.ones(batch.rows, np.bool_)
-    for column, value in condition.items():
-        if isinstance(value, str):
-            if column not in numbers:
-                numbers[column] = _parse_numbers(batch, column)
-            rule = parse_rule(value)
-            met &= meets_rule(batch.columns[column], numbers[column], rule, NUMBERS) & ~np.isnan(numbers[column])
-        else:
-            codes, values = texts[column]
-            expected = set(map(compared_text, value))
-            met &= np.isin(codes, [code for code, text in enumerate(values) if text in expected])
-    return met

@@ -250,7 +250,7 @@ class MergeTask(LoggedTask[MergeRecord]):
             "out_of_table": int(outside.sum()),  # ids beyond their table, which become 0
             "candidates": int(is_candidate.sum()),  # events that can be samples
             "anchors": int((is_candidate & (ranks >= self.schema.min_history)).sum()),  # with a long enough history
-            "positives": int((flags[is_candidate] & self.schema.label_bit != 0).sum()),
+            "positives": int((flags[is_candidate] & self.schema.bit(self.schema.label) != 0).sum()),
             "short_users": int((counts <= self.schema.min_history).sum()),  # no event has a long enough history
         }
         record = MergeRecord(len(users), int(counts.max(initial=0)), figures)
