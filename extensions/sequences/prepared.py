@@ -16,7 +16,6 @@ if __name__ == "__main__":  # before the imports below, which may take seconds
 
 import hashlib
 import json
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -52,26 +51,28 @@ def main(config: ImportConfig) -> int:
         raise UserError(f"{source}: no {READY}, the last file of MLPerf's prepared events; complete the download")
     if config.prepared.md5 is not None:
         require_sums(source, Path(config.prepared.md5))
-    arrays = {name: _map_array(source / f"{array}.npy") for name, (_, array) in COLUMNS.items()}
-    rows = _require_rows(source, arrays)
+    try:
+        rows = int(json.loads((source / META).read_bytes())["total_events"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{source / META}: no count of events ({error}); download it again") from error
+    files = {name: source / f"{array}.npy" for name, (_, array) in COLUMNS.items()}
+    arrays = {name: _map_array(file, rows) for name, file in files.items()}
     part = out.with_name(f".{out.name}.part")
     schema = pa.schema([(name, kind) for name, (kind, _) in COLUMNS.items()])
     try:
         with pq.ParquetWriter(part, schema) as writer:
             for start in range(0, rows, BATCH_ROWS):
-                # Some events as columns of the published log.
-                stop = start + BATCH_ROWS
                 columns = []
                 for name, array in arrays.items():
-                    values = np.ascontiguousarray(array[start:stop])
+                    values = np.ascontiguousarray(array[start : start + BATCH_ROWS])
                     try:
                         if name == "event_type":
                             column = pa.DictionaryArray.from_arrays(pa.array(values, pa.int32()), EVENT_TYPES)
                         else:
                             column = pa.array(values, schema.field(name).type)
                     except (pa.ArrowInvalid, IndexError, OverflowError) as error:
-                        file = source / f"{COLUMNS[name][1]}.npy"
-                        raise UserError(f"{file}: rows from {start:,} on: {error}; download it again") from error
+                        message = f"{files[name]}: rows from {start:,} on: {error}; download it again"
+                        raise UserError(message) from error
                     columns.append(column)
                 writer.write_table(pa.Table.from_arrays(columns, schema=schema))
         part.replace(out)
@@ -96,23 +97,12 @@ def require_sums(source: Path, sums: Path) -> None:
             raise UserError(f"{path}: MD5 {found}, but {sums} has {expected}; download it again")
 
 
-def _map_array(path: Path) -> NDArray[Any]:
-    """Map a NumPy file of one column."""
+def _map_array(path: Path, rows: int) -> NDArray[Any]:
+    """Map a NumPy file of one column, which must have as many events as the directory counts."""
     try:
         array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: not a NumPy array ({error}); download it again") from error
+    if array.shape != (rows,):
+        raise UserError(f"{path}: shape {array.shape}, but {META} counts {rows:,} events; download it again")
     return array
-
-
-def _require_rows(source: Path, arrays: Mapping[str, NDArray[Any]]) -> int:
-    """Return the number of events. Raise UserError unless all columns have as many as the directory's own count."""
-    try:
-        rows = int(json.loads((source / META).read_bytes())["total_events"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{source / META}: no count of events ({error}); download it again") from error
-    for name, array in arrays.items():
-        if array.shape != (rows,):
-            file = source / f"{COLUMNS[name][1]}.npy"
-            raise UserError(f"{file}: shape {array.shape}, but {META} counts {rows:,} events; download it again")
-    return rows
