@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from msgspec import Struct
 from numpy.typing import NDArray
 
-from common.documents import Json, decode
+from common.documents import Json
 from common.extensions import keys_of_extension
 from common.files import write_atomically
 from common.jit import Int, jit
@@ -60,14 +59,6 @@ def log_settings(config: SyntheticEventsConfig) -> Json:
     return {"version": VERSION, **asdict(config)}
 
 
-class _Record(Struct):
-    """Settings of a written log, sizes of the log and its items' table, and the best possible scores."""
-
-    config: Json
-    bytes: list[int]
-    bayes: Json
-
-
 def make_log(config: SyntheticEventsConfig, root: Path) -> tuple[Path, Json]:
     """Write the log and its items' table below `root` unless they exist.
 
@@ -76,27 +67,19 @@ def make_log(config: SyntheticEventsConfig, root: Path) -> tuple[Path, Json]:
     """
     directory = root / RAW_DIRECTORY
     log, table, record = (directory / name for name in (LOG, TABLE, RECORD))
-    if (bayes := _known_scores(config, directory)) is not None:
-        return log, bayes
+    if all(path.exists() for path in (log, table, record)):
+        known = json.loads(record.read_bytes())
+        sizes = [log.stat().st_size, table.stat().st_size]
+        if known["config"] == log_settings(config) and known["bytes"] == sizes:
+            return log, known["bayes"]
     directory.mkdir(parents=True, exist_ok=True)
     record.unlink(missing_ok=True)
     print(f"{directory}: generating events of {config.users:,} users", file=sys.stderr, flush=True)
     bayes = _write_log(config, log, table)
     sizes = [log.stat().st_size, table.stat().st_size]
-    write_atomically(
-        record, json.dumps({"config": log_settings(config), "bytes": sizes, "bayes": bayes}, indent=1).encode()
-    )
+    document = {"config": log_settings(config), "bytes": sizes, "bayes": bayes}
+    write_atomically(record, json.dumps(document, indent=1).encode())
     return log, bayes
-
-
-def _known_scores(config: SyntheticEventsConfig, directory: Path) -> Json | None:
-    """Return the scores of the log in `directory` if it is complete and of this configuration."""
-    log, table, record = (directory / name for name in (LOG, TABLE, RECORD))
-    if not (record.exists() and log.exists() and table.exists()):
-        return None
-    recorded = decode(record.read_bytes(), _Record)
-    is_same = recorded.config == log_settings(config)
-    return recorded.bayes if is_same and recorded.bytes == [log.stat().st_size, table.stat().st_size] else None
 
 
 def figures(data: DataConfig, root: Path) -> Json:
