@@ -78,42 +78,34 @@ def attend_by_triton(q: Tensor, k: Tensor, v: Tensor, layout: SequenceLayout, ca
 
 def attend_by_best(q: Tensor, k: Tensor, v: Tensor, layout: SequenceLayout, candidates_only: bool) -> Tensor:
     """Attend by Triton's kernels on CUDA if they agree with `attend_bucketed` on the first batch, else by that."""
-    if not prefers_triton(q.device):
-        return attend_bucketed(q, k, v, layout, candidates_only)
     kind = (q.dtype, q.shape[1:], v.shape[2], candidates_only)
-    if kind not in _AGREES:
-        _AGREES[kind] = _agrees(q, k, v, layout, candidates_only)
-    return (attend_by_triton if _AGREES[kind] else attend_bucketed)(q, k, v, layout, candidates_only)
+    if not prefers_triton(q.device) or not _AGREES.get(kind, True):
+        return attend_bucketed(q, k, v, layout, candidates_only)
+    if kind in _AGREES:
+        return attend_by_triton(q, k, v, layout, candidates_only)
+    fault = ""
+    with torch.no_grad():
+        expected = attend_bucketed(q, k, v, layout, candidates_only).float()
+        try:
+            difference = float((attend_by_triton(q, k, v, layout, candidates_only).float() - expected).norm())
+            # fp32 products may be in TF32, whose rounding is that of 11 bits.
+            if not difference <= (2e-2 if q.dtype == torch.bfloat16 else 2e-3) * float(expected.norm()):
+                fault = f"differ by {difference:.3g} here"
+        except Exception as error:  # noqa: BLE001 (a compiler or a driver that does not fit fails in many ways)
+            fault = f"fail here ({last_line(str(error), type(error).__name__)})"
+    if fault:
+        log.warning("sequences.hstu.attention=auto: bucketed, since Triton's kernels %s", fault)
+    _AGREES[kind] = not fault
+    return attend_by_best(q, k, v, layout, candidates_only)
 
 
-_AGREES: dict[
-    tuple[Any, ...], bool
-] = {}  # whether Triton's kernels are right, by type and widths of what they were given
+# Whether Triton's kernels are right, by type and widths of their arguments.
+_AGREES: dict[tuple[Any, ...], bool] = {}
 
 
 def prefers_triton(device: torch.device) -> bool:
     """Return whether Triton's kernels compute attention there by default; on AMD's GPUs they have not run."""
     return device.type == "cuda" and torch.version.hip is None and triton_problem(device.type) is None
-
-
-def _agrees(q: Tensor, k: Tensor, v: Tensor, layout: SequenceLayout, candidates_only: bool) -> bool:
-    """Return whether Triton's kernels have the result of `attend_bucketed` within rounding; log a warning if not."""
-    with torch.no_grad():
-        expected = attend_bucketed(q, k, v, layout, candidates_only).float()
-        try:
-            difference = float((attend_by_triton(q, k, v, layout, candidates_only).float() - expected).norm())
-        except Exception as error:  # noqa: BLE001 (a compiler or a driver that does not fit fails in many ways)
-            log.warning(
-                "sequences.hstu.attention=auto: bucketed, since Triton's kernels fail here (%s)",
-                last_line(str(error), type(error).__name__),
-            )
-            return False
-    # fp32 products may be in TF32, whose rounding is that of 11 bits.
-    tolerance = 2e-2 if q.dtype == torch.bfloat16 else 2e-3
-    if difference <= tolerance * float(expected.norm()):
-        return True
-    log.warning("sequences.hstu.attention=auto: bucketed, since Triton's kernels differ by %.3g here", difference)
-    return False
 
 
 _STRATEGIES: dict[Attention, Callable[[Tensor, Tensor, Tensor, SequenceLayout, bool], Tensor]] = {
@@ -128,6 +120,7 @@ _STRATEGIES: dict[Attention, Callable[[Tensor, Tensor, Tensor, SequenceLayout, b
 class _Bucket:
     """A bucket of b sequences, padded to n positions and m queries.
 
+    one_candidate: whether each sequence has exactly one.
     positions: [b, n] places of the keys among T; 0 for padding, which no query sees.
     query_rows: [b, m] rows of the queries among the given ones; 0 for padding. first_query: [b, 1] place of the first
         query in its sequence.
@@ -135,13 +128,13 @@ class _Bucket:
     histories: [b, 1] number of positions before the candidates.
     """
 
+    one_candidate: bool
     positions: Tensor
     query_rows: Tensor
     first_query: Tensor
     query_slots: Tensor
     key_slots: Tensor
     histories: Tensor
-    one_candidate: bool
 
     def seen_mask(self, start: int, stop: int, num_keys: int) -> Tensor:
         """Return [b, stop - start, num_keys]: whether these queries see these keys."""
@@ -176,15 +169,8 @@ def _make_buckets(
         positions, key_slots = _pad_sequences(starts[group], lengths[group])
         query_rows, query_slots = _pad_sequences(query_starts[group], queries[group])
         first_query = histories if candidates_only else torch.zeros_like(histories)
-        yield _Bucket(
-            positions.to(device),
-            query_rows.to(device),
-            first_query.to(device),
-            query_slots.to(device),
-            key_slots.to(device),
-            histories.to(device),
-            bool((candidates[group] == 1).all()),
-        )
+        parts = (positions, query_rows, first_query, query_slots, key_slots, histories)
+        yield _Bucket(bool((candidates[group] == 1).all()), *(part.to(device) for part in parts))
 
 
 def _pad_sequences(starts: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
@@ -228,13 +214,11 @@ class _Bucketed(torch.autograd.Function):
         score_factor, weight_factor = 1 / math.sqrt(q.shape[2]), 1 / ctx.layout.divisor
         for bucket in ctx.buckets:
             queries, keys, values = _gather_by_head(bucket, q, k, v)
-            # Gather `rows` [b, m] of `flat` [rows, H, width] to [b * H, m, width], with 0 outside `slots`: padding.
-            flat = grad_outputs[0]
-            padded = flat.new_zeros(bucket.query_rows.numel(), *flat.shape[1:])
-            padded.index_copy_(
-                0, bucket.query_slots, _select_rows(flat, bucket.query_rows.flatten()[bucket.query_slots])
-            )
-            grad = _fold_heads(padded.unflatten(0, bucket.query_rows.shape))
+            # Padded queries must add nothing to the gradients of keys and values, so their gradients are 0.
+            rows, slots = bucket.query_rows, bucket.query_slots
+            padded = grad_outputs[0].new_zeros(rows.numel(), *grad_outputs[0].shape[1:])
+            padded.index_copy_(0, slots, _select_rows(grad_outputs[0], rows.flatten()[slots]))
+            grad = _fold_heads(padded.unflatten(0, rows.shape))
             # Gradients of the bucket. Keys and values collect theirs from all chunks; a query belongs to one chunk.
             bucket_q, bucket_k, bucket_v = torch.empty_like(queries), torch.zeros_like(keys), torch.zeros_like(values)
             for start, stop, num_keys in _query_chunks(bucket, q.shape[1]):
@@ -356,20 +340,10 @@ def tables_of_events(config: AppConfig, features: Features) -> EventArch:
     keys, tables = EventKeys.from_features(features), []
     names = dict(zip(keys.history, keys.candidate, strict=True))
     for name, rows in features.num_embeddings.items():
-        bound = 1 / math.sqrt(rows)
+        initial = TableInitRange(-1 / math.sqrt(rows), 1 / math.sqrt(rows))
         table_keys = (name, names[name]) if name in names else (name,)
-        tables.append(
-            TableSpec(
-                name,
-                table_keys,
-                rows,
-                config.model.embedding_dim,
-                TableInitRange(-bound, bound),
-                Storage.fp32,
-                mean=False,
-                by_id=True,
-            )
-        )
+        form = config.model.embedding_dim, initial, Storage.fp32
+        tables.append(TableSpec(name, table_keys, rows, *form, mean=False, by_id=True))
     return EventArch(tables)
 
 
@@ -461,28 +435,21 @@ class HSTU(nn.Module):
     """
 
     def __init__(
-        self,
-        config: HSTUConfig,
-        sparse_arch: nn.Module,
-        embedding_dim: int,
-        keys: EventKeys,
-        num_tasks: int = 1,
+        self, config: HSTUConfig, sparse_arch: nn.Module, embedding_dim: int, keys: EventKeys, num_tasks: int = 1
     ) -> None:
         super().__init__()
-        self.sparse_arch, self._config = sparse_arch, config
-        context, history, candidate, num_actions = keys
-        self._context, self._history, self._candidate = context, history, candidate
-        num_attributes, dim = len(history) - 1, config.dim
+        self.sparse_arch, self._config, self._keys = sparse_arch, config, keys
+        num_attributes, dim = len(keys.history) - 1, config.dim
         self.content = perceptron(embedding_dim, config.preprocessor_dim, dim)
         self.attributes = (
             perceptron(num_attributes * embedding_dim, config.preprocessor_dim, dim) if num_attributes else None
         )
-        self.actions = ActionEncoder(num_actions, config.action_dim)
-        self.action = perceptron(num_actions * config.action_dim, config.preprocessor_dim, dim)
+        self.actions = ActionEncoder(keys.num_actions, config.action_dim)
+        self.action = perceptron(keys.num_actions * config.action_dim, config.preprocessor_dim, dim)
         self.context_weight = nn.Parameter(
-            torch.empty(len(context), embedding_dim, dim).normal_(std=math.sqrt(2 / (embedding_dim + dim)))
+            torch.empty(len(keys.context), embedding_dim, dim).normal_(std=math.sqrt(2 / (embedding_dim + dim)))
         )
-        self.context_bias = nn.Parameter(torch.zeros(len(context), dim))
+        self.context_bias = nn.Parameter(torch.zeros(len(keys.context), dim))
         self.positions, self.ages = (
             nn.Parameter(torch.empty(rows, dim).uniform_(-bound, bound))
             for rows, bound in (
@@ -492,7 +459,7 @@ class HSTU(nn.Module):
         )
         self.layers = nn.ModuleList(HSTULayer(config) for _ in range(config.num_layers))
         self.user = nn.Sequential(nn.Linear(dim + 4, dim), nn.LayerNorm(dim, eps=EPSILON))
-        self.item = perceptron(len(candidate) * embedding_dim, config.item_dim, dim)
+        self.item = perceptron(len(keys.candidate) * embedding_dim, config.item_dim, dim)
         self.head = Head(dim, config.item_dim, num_tasks)
         for before_attention in (self.content, self.attributes, self.action, self.user):
             _initialise_linear(before_attention, nn.init.xavier_normal_)
@@ -520,21 +487,16 @@ class HSTU(nn.Module):
     def forward(self, sequences: Sequences, ids: KeyedJaggedTensor) -> Tensor:
         """Compute a batch's logits [M, tasks] float32."""
         rows = {key: jagged.values() for key, jagged in self.sparse_arch(ids).items()}
-        layout = SequenceLayout(
-            [
-                len(self._context) + length + number
-                for length, number in zip(sequences.history_lengths, sequences.num_candidates, strict=True)
-            ],
-            sequences.num_candidates,
-            sequences.divisor,
-        )
+        sizes = zip(sequences.history_lengths, sequences.num_candidates, strict=True)
+        lengths = [len(self._keys.context) + history + candidates for history, candidates in sizes]
+        layout = SequenceLayout(lengths, sequences.num_candidates, sequences.divisor)
         x, candidates = self._position_vectors(rows, sequences, layout)
         x = nn.functional.dropout(x, self._config.input_dropout, self.training)
         for layer in self.layers[:-1]:
             x = layer(x, layout)
         last = self.layers[-1](x, layout, candidates)
         user = self.user(torch.cat([last, _time_of_day_and_week(sequences.candidate_times)], dim=1))
-        item = self.item(torch.cat([rows[key] for key in self._candidate], dim=1))
+        item = self.item(torch.cat([rows[key] for key in self._keys.candidate], dim=1))
         logits: Tensor = self.head(user, item)
         return logits.float()
 
@@ -542,14 +504,14 @@ class HSTU(nn.Module):
         self, rows: Mapping[str, Tensor], sequences: Sequences, layout: SequenceLayout
     ) -> tuple[Tensor, Tensor]:
         """Return vectors [T, G] of all positions, and the places [M] of candidates among them."""
-        device, num_context = self.positions.device, len(self._context)
+        device, num_context = self.positions.device, len(self._keys.context)
         histories = torch.tensor(sequences.history_lengths)
         num_candidates = torch.tensor(sequences.num_candidates)
-        context = torch.stack([rows[key] for key in self._context], dim=1)  # [B, C, D]
+        context = torch.stack([rows[key] for key in self._keys.context], dim=1)  # [B, C, D]
         context = torch.einsum("bcd,cdg->bcg", context, self.context_weight) + self.context_bias
         events = [
             torch.cat([rows[of_history], rows[of_candidate]])
-            for of_history, of_candidate in zip(self._history, self._candidate, strict=True)
+            for of_history, of_candidate in zip(self._keys.history, self._keys.candidate, strict=True)
         ]
         x = self.content(events[0])
         if self.attributes is not None:
