@@ -138,14 +138,13 @@ class Anchors:
         origin: time of the first anchor, in the dataset's seconds.
         counts: [windows] int64 anchors; the last window has some, others may have none.
         positives: [windows, MAX_ACTIONS] int64 anchors with each action's bit.
-        users: number of users with an anchor.
     """
 
     def __init__(self, events: EventArrays, min_history: int, window_seconds: int) -> None:
         """Count the anchors in two passes over times and flags, 5 bytes per event."""
         self._events, self._min_history, self._seconds = events, min_history, window_seconds
-        first, last, self.users = _anchor_span(events, min_history)
-        if not self.users:
+        first, last = _anchor_span(events, min_history)
+        if last < 0:
             longest = int(np.diff(events.offsets).max(initial=0))
             raise UserError(
                 f"sequences.min_history={min_history}: no sample has that many events of its user before it; "
@@ -170,18 +169,15 @@ class Anchors:
 
 
 @jit
-def _anchor_span(events: EventArrays, min_history: int) -> tuple[Int, Int, Int]:
-    """Return the times of the first and last anchor, and the number of users with one."""
-    first, last, users = np.int64(1) << 62, np.int64(-1), 0
+def _anchor_span(events: EventArrays, min_history: int) -> tuple[Int, Int]:
+    """Return the times of the first and last anchor; the last is -1 without any."""
+    first, last = np.int64(1) << 62, np.int64(-1)
     for user in range(len(events.offsets) - 1):
-        is_open = False
         for event in range(events.offsets[user] + min_history, events.offsets[user + 1]):
             if events.flags[event] & ANCHOR_BIT:
-                first = min(first, np.int64(events.times[event])) if not is_open else first
+                first = min(first, np.int64(events.times[event]))
                 last = max(last, np.int64(events.times[event]))
-                is_open = True
-        users += is_open
-    return first, last, users
+    return first, last
 
 
 @jit
