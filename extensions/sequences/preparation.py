@@ -255,7 +255,13 @@ class MergeTask(LoggedTask[MergeRecord]):
         }
         record = MergeRecord(len(users), int(counts.max(initial=0)), figures)
         # Microseconds decided the order; windows, ages and hours are counted in seconds.
-        arrays = {"users": keys, "offsets": offsets, "items": ids, "times": times // SECOND, "flags": flags}
+        arrays: dict[str, NDArray[Any]] = {
+            "users": keys,
+            "offsets": offsets,
+            "items": ids,
+            "times": times // SECOND,
+            "flags": flags,
+        }
         for kind, array in arrays.items():
             path = Path(f"{self.stem}.{kind}.npy")
             record.files[f"{kind}.npy"] = write_array(path, array.astype(EVENT_DTYPES[kind], copy=False), Crc32)
