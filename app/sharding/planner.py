@@ -244,73 +244,39 @@ def table_choices(
     return result
 
 
-class _Loads:
-    """Elements held by each process so far."""
-
-    def __init__(self, world_size: int, local_world_size: int) -> None:
-        self.by_rank = [0] * world_size
-        self.machines = [range(first, first + local_world_size) for first in range(0, world_size, local_world_size)]
-
-    def lightest(self, ranks: Sequence[int], count: int) -> list[int]:
-        """Return the `count` processes among these with the fewest elements, in order of rank."""
-        # Sorting is stable, so equal loads give the lowest ranks, and every process gets the same plan.
-        return sorted(sorted(ranks, key=lambda rank: self.by_rank[rank])[:count])
-
-    def lightest_machines(self, count: int) -> list[range]:
-        """Return the `count` machines with the fewest elements, in order."""
-        loads = {machine: sum(self.by_rank[rank] for rank in machine) for machine in self.machines}
-        return sorted(
-            sorted(self.machines, key=lambda machine: loads[machine])[:count], key=lambda machine: machine.start
-        )
-
-    def take(self, shards: Sequence[TableBlock], ranks: Sequence[int]) -> tuple[TableBlock, ...]:
-        """Put one shard on each of these processes; return the placed shards."""
-        for shard, rank in zip(shards, ranks, strict=True):
-            self.by_rank[rank] += shard.rows * shard.columns
-        return tuple(shard._replace(rank=rank) for shard, rank in zip(shards, ranks, strict=True))
-
-
 def place_tables(
     tables: Sequence[TableSpec], choices: Mapping[str, Choice], world_size: int, local_world_size: int
 ) -> Plan:
-    """Return the plan of tables whose choices are all forced; places the largest first."""
-    require_equal_machines(world_size, local_world_size)
-    loads = _Loads(world_size, local_world_size)
+    """Return the plan of tables whose choices are all forced; each shard goes where the fewest elements are."""
+    if world_size % local_world_size:
+        raise UserError(
+            f"{world_size} processes, {local_world_size} on this machine: start the same number on each machine"
+        )
+    machines = [range(first, first + local_world_size) for first in range(0, world_size, local_world_size)]
+    elements = [0] * world_size  # held by each process so far
     placed: dict[str, TablePlan] = {}
     # The largest come first, so that small tables can even out the loads.
     for table in sorted(tables, key=lambda table: -table.num_embeddings * table.embedding_dim):
         choice = choices[table.name]
         ((kind, kernel),) = choice.options
-        shards = _place_shards(kind, table, loads, choice.min_partition)
-        placed[table.name] = TablePlan(kind, kernel, shards, choice.cache_load_factor)
+        max_shards = {"column_wise": world_size, "table_column_wise": local_world_size, "grid_shard": len(machines)}
+        columns = shard_columns(table.embedding_dim, max_shards.get(kind, 1), choice.min_partition)
+        shards = blocks(kind, table, world_size, local_world_size, columns)
+        # Sorting is stable, so equal loads give the lowest ranks, and every process gets the same plan.
+        lightest_machines = sorted(machines, key=lambda machine: sum(elements[rank] for rank in machine))
+        ranks: Sequence[int] = range(world_size)
+        if kind in ("table_row_wise", "table_column_wise"):
+            ranks = lightest_machines[0]
+        elif kind == "grid_shard":
+            machines_taken = lightest_machines[: table.embedding_dim // columns]
+            ranks = sorted(rank for machine in machines_taken for rank in machine)
+        if kind in ("table_wise", "column_wise", "table_column_wise"):
+            ranks = sorted(sorted(ranks, key=elements.__getitem__)[: len(shards)])
+        for shard, rank in zip(shards, ranks, strict=True):
+            elements[rank] += shard.rows * shard.columns
+        on_ranks = tuple(shard._replace(rank=rank) for shard, rank in zip(shards, ranks, strict=True))
+        placed[table.name] = TablePlan(kind, kernel, on_ranks, choice.cache_load_factor)
     return Plan(world_size, local_world_size, {table.name: placed[table.name] for table in tables})
-
-
-def require_equal_machines(world_size: int, local_world_size: int) -> None:
-    """Raise UserError unless every machine has the same number of processes."""
-    if world_size % local_world_size:
-        raise UserError(
-            f"{world_size} processes, {local_world_size} on this machine: start the same number on each machine"
-        )
-
-
-def _place_shards(kind: str, table: TableSpec, loads: _Loads, min_partition: int | None) -> tuple[TableBlock, ...]:
-    """Cut a table by a kind of sharding, and put its shards where the fewest elements are; return them."""
-    world, local, machines = len(loads.by_rank), len(loads.machines[0]), len(loads.machines)
-    max_shards = {"column_wise": world, "table_column_wise": local, "grid_shard": machines}.get(kind, 1)
-    columns = shard_columns(table.embedding_dim, max_shards, min_partition)
-    shards = blocks(kind, table, world, local, columns)
-    everyone = range(world)
-    if kind in ("data_parallel", "row_wise"):
-        return loads.take(shards, everyone)
-    if kind in ("table_wise", "column_wise"):
-        return loads.take(shards, loads.lightest(everyone, len(shards)))
-    if kind == "table_row_wise":
-        return loads.take(shards, loads.lightest_machines(1)[0])
-    if kind == "table_column_wise":
-        return loads.take(shards, loads.lightest(loads.lightest_machines(1)[0], len(shards)))
-    lightest = loads.lightest_machines(table.embedding_dim // columns)
-    return loads.take(shards, [rank for machine in lightest for rank in machine])
 
 
 def shard_columns(embedding_dim: int, max_shards: int, min_partition: int | None) -> int:
@@ -351,10 +317,9 @@ class Workload:
 
 def search(model: TableArch, choices: Mapping[str, Choice], workload: Workload) -> Plan:
     """Return the best plan that TorchRec's planner finds within the choices; needs no process group."""
-    constraints = _constraints(choices, workload)
-    best = _BestPlan()
+    constraints, best, topology = _constraints(choices, workload), _BestPlan(), workload.topology
     planner = EmbeddingShardingPlanner(
-        topology=workload.topology,
+        topology=topology,
         batch_size=workload.local_batch_size,
         enumerator=_Enumerator(workload, constraints),
         storage_reservation=FixedPercentageStorageReservation(workload.reserve),
@@ -365,9 +330,25 @@ def search(model: TableArch, choices: Mapping[str, Choice], workload: Workload) 
         with _without_warning():
             planner.plan(model, workload.sharders())
     except PlannerError as error:
-        raise UserError(_no_plan_message(model, workload)) from error
-    planned = {option.name: _plan_of_option(option, choices[option.name]) for option in best.options}
-    topology = workload.topology
+        tables, optimizer, device = model.tables, workload.optimizer, topology.devices[0].storage
+        have = (device.ddr if topology.compute_device == "cpu" else device.hbm) / GIB
+        gib = sum(table.bytes for table in tables) / GIB
+        state = sum(table.num_embeddings * optimizer.algorithm.state_elements(table.embedding_dim) for table in tables)
+        raise UserError(
+            f"topology: no plan fits: {len(tables)} tables of {gib:.1f} GiB and {state * FP32_BYTES / GIB:.1f} GiB of "
+            f"{optimizer.value}'s state on {len(topology.devices)} devices of {have:.1f} GiB, of which "
+            f"{workload.reserve:.0%} stay free (topology.reserve); use more devices, row-wise types among "
+            "sharding.types, sharding.kernels=[fused,fused_uvm_caching] on GPUs, or smaller tables"
+        ) from error
+    planned = {}
+    for option in best.options:
+        kind, kernel, choice = option.sharding_type, option.compute_kernel, choices[option.name]
+        shards = tuple(TableBlock(shard.rank, *shard.offset, *shard.size) for shard in option.shards)
+        # One shard is the whole table, so it gets the plainer name.
+        if kind in ("column_wise", "table_column_wise") and len(shards) == 1 and "table_wise" in choice.types:
+            kind = "table_wise"
+        cached = option.cache_load_factor if kernel == "fused_uvm_caching" else None
+        planned[option.name] = TablePlan(kind, kernel, shards, cached)
     order = {table.name: planned[table.name] for table in tables_in_order(model)}
     return Plan(topology.world_size, topology.local_world_size, order)
 
@@ -403,51 +384,19 @@ def _constraints(choices: Mapping[str, Choice], workload: Workload) -> dict[str,
 
 @contextmanager
 def _without_warning() -> Iterator[None]:
-    """Context without TorchRec's warning that `_Silence` drops."""
-    root, silence = logging.getLogger(), _Silence()
-    root.addHandler(silence)  # keeps logging from adding a handler of its own to the root
-    root.addFilter(silence.filter)
+    """Drop TorchRec's warning that a data-parallel table has no shards."""
+
+    def is_kept(record: logging.LogRecord) -> bool:
+        return "Sharding spec not found" not in record.getMessage()
+
+    root, handler = logging.getLogger(), logging.NullHandler()
+    root.addHandler(handler)  # keeps logging from adding a handler of its own to the root
+    root.addFilter(is_kept)
     try:
         yield
     finally:
-        root.removeHandler(silence)
-        root.removeFilter(silence.filter)
-
-
-class _Silence(logging.NullHandler):
-    """Drops TorchRec's warning that a data-parallel table has no shards."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        return "Sharding spec not found" not in record.getMessage()
-
-
-def _plan_of_option(option: ShardingOption, choice: Choice) -> TablePlan:
-    """Return a table's plan by the option that TorchRec chose."""
-    shards = tuple(
-        TableBlock(shard.rank, shard.offset[0], shard.offset[1], shard.size[0], shard.size[1])
-        for shard in option.shards
-    )
-    is_cached = option.compute_kernel == "fused_uvm_caching"
-    kind = option.sharding_type
-    if kind in ("column_wise", "table_column_wise") and len(shards) == 1 and "table_wise" in choice.types:
-        kind = "table_wise"  # one shard is the whole table, so give it the plainer name
-    return TablePlan(kind, option.compute_kernel, shards, option.cache_load_factor if is_cached else None)
-
-
-def _no_plan_message(model: TableArch, workload: Workload) -> str:
-    """Return the error for tables that fit no plan: their bytes, those of the devices, and what to do."""
-    tables, optimizer = model.tables, workload.optimizer
-    gib = sum(table.bytes for table in tables) / 2**30
-    state = sum(table.num_embeddings * optimizer.algorithm.state_elements(table.embedding_dim) for table in tables)
-    devices = workload.topology.devices
-    device = devices[0].storage
-    have = (device.ddr if workload.topology.compute_device == "cpu" else device.hbm) / 2**30
-    return (
-        f"topology: no plan fits: {len(tables)} tables of {gib:.1f} GiB and {state * FP32_BYTES / 2**30:.1f} GiB of "
-        f"{optimizer.value}'s state on {len(devices)} devices of {have:.1f} GiB, of which {workload.reserve:.0%} stay "
-        "free (topology.reserve); use more devices, row-wise types among sharding.types, "
-        "sharding.kernels=[fused,fused_uvm_caching] on GPUs, or smaller tables"
-    )
+        root.removeHandler(handler)
+        root.removeFilter(is_kept)
 
 
 class _Enumerator(EmbeddingEnumerator):
@@ -510,17 +459,12 @@ def plan_for(config: AppConfig, runtime: Runtime, tables: TableArch, bag_sizes: 
     def decide_on_rank_0() -> str:
         """Return the plan as the JSON of its file. Raise UserError for another number of machines or devices."""
         hardware = config.topology
-        numbers = {
-            "nodes": runtime.world_size // runtime.local_world_size,
-            "devices_per_node": runtime.local_world_size,
-        }
-        for key, number in numbers.items():
+        nodes, devices = runtime.world_size // runtime.local_world_size, runtime.local_world_size
+        for key, number in (("nodes", nodes), ("devices_per_node", devices)):
             if getattr(hardware, key) not in (None, number):
                 raise UserError(f"topology.{key}={getattr(hardware, key)}: the run has {number}; leave it out")
-        run_config = replace(
-            config, topology=replace(hardware, nodes=numbers["nodes"], devices_per_node=numbers["devices_per_node"])
-        )
-        return encode(decide(run_config, runtime.device, tables, bag_sizes).to_document())
+        of_run = replace(config, topology=replace(hardware, nodes=nodes, devices_per_node=devices))
+        return encode(decide(of_run, runtime.device, tables, bag_sizes).to_document())
 
     plan = Plan.from_document(decode(runtime.on_rank_0(decide_on_rank_0), PlanFile))
     if runtime.world_size == 1 and config.sharding.qcomm != type(config.sharding.qcomm)():
@@ -530,22 +474,17 @@ def plan_for(config: AppConfig, runtime: Runtime, tables: TableArch, bag_sizes: 
 
 def decide(config: AppConfig, device: torch.device, tables: TableArch, bag_sizes: Mapping[str, float]) -> Plan:
     """Return the plan for `topology.nodes` machines of `topology.devices_per_node` devices; needs none of them."""
-    plan = _choose_plan(config, device, tables, bag_sizes)
+    plan, parts = _choose_plan(config, device, tables, bag_sizes), tables_in_order(tables)
     if config.optimizer.fused_weight_decay is not None:
-        _refuse_ignored_decay(config.optimizer, plan, tables_in_order(tables), device)
-    if device.type != "cpu":
-        _refuse_several_narrow_widths(plan, tables_in_order(tables))
-    return plan
-
-
-def _refuse_several_narrow_widths(plan: Plan, tables: Sequence[TableSpec]) -> None:
-    """Raise UserError for data-parallel tables that neither FBGEMM's kernel for GPUs nor pool_rows can read."""
-    widths = {table.embedding_dim for table in tables if plan.tables[table.name].type == "data_parallel"}
-    if len(widths) > 1 and any(width % FBGEMM_MULTIPLE for width in widths):
+        _refuse_ignored_decay(config.optimizer, plan, parts, device)
+    # Neither FBGEMM's kernel for GPUs nor pool_rows can read narrow tables of several widths.
+    widths = {table.embedding_dim for table in parts if plan.tables[table.name].type == "data_parallel"}
+    if device.type != "cpu" and len(widths) > 1 and any(width % FBGEMM_MULTIPLE for width in widths):
         raise UserError(
             f"model.embedding_dim: data_parallel tables have widths of {', '.join(map(str, sorted(widths)))}, which a "
             f"GPU can look up if all are equal or multiples of {FBGEMM_MULTIPLE}; give a multiple of {FBGEMM_MULTIPLE}"
         )
+    return plan
 
 
 def _refuse_ignored_decay(
@@ -584,14 +523,12 @@ def _choose_plan(config: AppConfig, device: torch.device, tables: TableArch, bag
     parts = tables_in_order(tables)
     if config.sharding.plan is not None:
         plan = read_plan(Path(config.sharding.plan), parts, world_size, local_world_size)
+        reason = _whole_tables(optimizer, parts)
+        if reason is None and not has_fused(name, device):
+            reason = f"FBGEMM has no {name.value} on {device.type}"
         for table in plan.tables.values():
             refuse_columns("sharding.plan", table.type, name)
-            if table.type != "data_parallel" and not has_fused(name, device):
-                raise UserError(
-                    f"sharding.plan={config.sharding.plan}: has {table.type} tables, and FBGEMM has no {name.value} on "
-                    f"{device.type}; use sharding.types=data_parallel"
-                )
-            if table.type != "data_parallel" and (reason := _whole_tables(optimizer, parts)) is not None:
+            if table.type != "data_parallel" and reason is not None:
                 raise UserError(
                     f"sharding.plan={config.sharding.plan}: has {table.type} tables, and {reason}; use "
                     "sharding.types=data_parallel instead of the plan"
@@ -626,9 +563,9 @@ def choices(
 ) -> dict[str, Choice]:
     """Return each table's open choices on `world_size` such devices. Raises UserError as `decide` does."""
     reason = _whole_tables(optimizer, parts)
-    if reason is not None and (config.types not in (None, AUTO_SHARDING, "data_parallel") or config.tables):
-        if config.tables:
-            raise UserError(f"sharding.tables: {reason}; leave it out, as all tables are data_parallel")
+    if reason is not None and config.tables:
+        raise UserError(f"sharding.tables: {reason}; leave it out, as all tables are data_parallel")
+    if reason is not None and config.types not in (None, AUTO_SHARDING, "data_parallel"):
         raise UserError(f"sharding.types={shown(config.types)}: {reason}; give sharding.types=data_parallel")
     settings = with_default_types(config, world_size, device.type)
     if reason is not None or not has_fused(optimizer.name, device):
