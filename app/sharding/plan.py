@@ -186,41 +186,37 @@ def load_plan(key: str, path: Path, kind: type[FileT]) -> tuple[Plan, FileT]:
 
 
 def read_plan(path: Path, tables: Sequence[TableSpec], world_size: int, local_world_size: int) -> Plan:
-    """Return a plan from its file, checked against tables and processes."""
+    """Return a plan from its file; require the shards that TorchRec cuts from these tables for these processes."""
+    key = f"sharding.plan={path}"
     plan, _ = load_plan("sharding.plan", path, PlanFile)
-    for unit, planned, actual in (
+    for unit, planned_number, number in (
         ("processes", plan.world_size, world_size),
         ("processes a machine", plan.local_world_size, local_world_size),
     ):
-        if planned != actual:
-            raise UserError(f"sharding.plan={path}: made for {planned} {unit}, but there are {actual}; plan again")
+        if planned_number != number:
+            raise UserError(f"{key}: made for {planned_number} {unit}, but there are {number}; plan again")
     unknown = [name for name in plan.tables if name not in {table.name for table in tables}]
     missing = [table.name for table in tables if table.name not in plan.tables]
     if unknown or missing:
         example = f"it has {unknown[0]}, the model has not" if unknown else f"the model has {missing[0]}, it has not"
-        raise UserError(f"sharding.plan={path}: made for other tables: {example}; plan again")
+        raise UserError(f"{key}: made for other tables: {example}; plan again")
     for table in tables:
-        _require_same(path, table, plan)
+        kind, shards = plan.tables[table.name].type, plan.tables[table.name].shards
+        shardable(key, [kind], table)
+        # The width of shards is the plan's own choice, so the expected cut takes it from the plan.
+        width = min((shard.columns for shard in shards), default=0)
+        try:
+            expected = blocks(kind, table, world_size, local_world_size, width)
+        except ValueError as error:
+            raise UserError(f"{key}: {table.name}: {error}") from error
+        ranks_fit = all(0 <= shard.rank < world_size for shard in shards)
+        if not ranks_fit or [shard._replace(rank=0) for shard in shards] != expected:
+            rows = max((shard.row + shard.rows for shard in shards), default=0)
+            raise UserError(
+                f"{key}: {table.name}: made for another table, of {rows} rows; here it has {table.num_embeddings} rows "
+                f"of {table.embedding_dim}; plan again"
+            )
     return Plan(world_size, local_world_size, {table.name: plan.tables[table.name] for table in tables})
-
-
-def _require_same(path: Path, table: TableSpec, plan: Plan) -> None:
-    """Require the shards that TorchRec cuts from a table of this size for this number of processes."""
-    planned = plan.tables[table.name]
-    shardable(f"sharding.plan={path}", [planned.type], table)
-    # The width of shards is the plan's own choice, so the expected cut takes it from the plan.
-    width = min((shard.columns for shard in planned.shards), default=0)
-    try:
-        expected = blocks(planned.type, table, plan.world_size, plan.local_world_size, width)
-    except ValueError as error:
-        raise UserError(f"sharding.plan={path}: {table.name}: {error}") from error
-    ranks_fit = all(0 <= shard.rank < plan.world_size for shard in planned.shards)
-    if not ranks_fit or [shard._replace(rank=0) for shard in planned.shards] != expected:
-        rows = max((shard.row + shard.rows for shard in planned.shards), default=0)
-        raise UserError(
-            f"sharding.plan={path}: {table.name}: made for another table, of {rows} rows; here it has "
-            f"{table.num_embeddings} rows of {table.embedding_dim}; plan again"
-        )
 
 
 def tables_in_order(arch: TableArch) -> list[TableSpec]:
@@ -278,10 +274,12 @@ def distribute(
     # TorchRec keeps this setting for the whole process, so each model sets it anew.
     set_gradient_division(averages)
     tables = plan.to_torchrec(device.type)
-    parts = {
-        path: EmbeddingModuleShardingPlan({name: tables[name] for name in names})
-        for path, names in table_collections(model).items()
-    }
+    parts: dict[str, EmbeddingModuleShardingPlan] = {}
+    for path, module in model.named_modules():
+        if isinstance(module, EmbeddingBagCollection | EmbeddingCollection):
+            is_pooled = isinstance(module, EmbeddingBagCollection)
+            names = module.embedding_bags if is_pooled else module.embeddings
+            parts[path] = EmbeddingModuleShardingPlan({name: tables[name] for name in names})
     with discard_native_stdout():  # some sharding types make process groups
         sharded = DistributedModelParallel(
             model,
@@ -298,17 +296,6 @@ def distribute(
                 count_empty_shards(lookup)
                 replace_narrow_lookups(lookup)
     return sharded
-
-
-def table_collections(model: nn.Module) -> dict[str, list[str]]:
-    """Return the names of the tables in each collection of an unsharded model, by the collection's path."""
-    collections = {}
-    for path, module in model.named_modules():
-        if isinstance(module, EmbeddingBagCollection):
-            collections[path] = list(module.embedding_bags)
-        elif isinstance(module, EmbeddingCollection):
-            collections[path] = list(module.embeddings)
-    return collections
 
 
 def codecs(qcomm: QCommConfig) -> dict[str, QuantizedCommCodecs] | None:
