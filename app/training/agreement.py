@@ -1,6 +1,5 @@
 """Agreement of a job's machines before the first step: configuration, code, releases, dataset, run directory."""
 
-import logging
 import socket
 import uuid
 from collections import defaultdict
@@ -18,9 +17,6 @@ from common.files import write_atomically
 from common.keys import to_plain
 from data_prep.dataset.format import MANIFEST_NAME, Manifest, load_manifest
 
-log = logging.getLogger("clickwork")
-
-KEYS_OF_A_MACHINE = ("data.path",)  # keys that may differ; digests tell whether the datasets do
 COMPARED_RELEASES = ("torch", "torchrec", "fbgemm-gpu", "fbgemm_gpu-cpu", provenance.FBGEMM_COMMIT, "numpy")
 MOST_NAMED = 3  # differences or machines named in one message
 
@@ -29,17 +25,21 @@ def require_same_program(config: AppConfig, runtime: Runtime) -> None:
     """Refuse a job whose processes differ in settings, code or releases; a collective call."""
     if runtime.world_size == 1:
         return
+    facts = _flatten(redact(to_plain(config)))
+    del facts["data.path"]  # machines may differ in it: digests tell whether the datasets do
     code = provenance.code()
     # An image or a wheel may have no commit, so the digest of the modules is compared as well.
-    facts = {
-        **{key: value for key, value in _flatten(redact(to_plain(config))).items() if key not in KEYS_OF_A_MACHINE},
-        "code": f"commit {code['git_sha']}, changes {code['dirty_diff_sha256']}, "
-        f"modules {str(code['sources_sha256'])[:12]}",
-    }
+    modules = str(code["sources_sha256"])[:12]
+    facts["code"] = f"commit {code['git_sha']}, changes {code['dirty_diff_sha256']}, modules {modules}"
     # Bits depend on these libraries, so a job of different releases must be asked for.
     if not config.runtime.different_releases:
         facts |= {f"release of {name}": provenance.versions()[name] for name in COMPARED_RELEASES}
-    differences = _differences(_gather_by_host(facts, runtime))
+    hosts = _gather_by_host(facts, runtime)
+    differences = []
+    for name in dict.fromkeys(name for facts_of_host in hosts.values() for name in facts_of_host):
+        values = {host: str(facts_of_host.get(name)) for host, facts_of_host in hosts.items()}
+        if len(set(values.values())) > 1:
+            differences.append(f"{name}: {_values_by_host(values)}")
     if differences:
         raise UserError(
             f"the machines differ: {'; '.join(differences[:MOST_NAMED])}; start the same command from the same code on "
@@ -145,17 +145,6 @@ def _gather_by_host(facts: Mapping[str, object], runtime: Runtime) -> dict[str, 
         differs = hosts.get(host, of_rank) != of_rank
         hosts.setdefault(f"{host} (process {rank})" if is_another or differs else host, of_rank)
     return hosts
-
-
-def _differences(hosts: Mapping[str, Mapping[str, object]]) -> list[str]:
-    """Return the facts that differ between machines, each as `name: value on host, value on others`."""
-    names = dict.fromkeys(name for facts in hosts.values() for name in facts)
-    lines = []
-    for name in names:
-        values = {host: str(facts.get(name)) for host, facts in hosts.items()}
-        if len(set(values.values())) > 1:
-            lines.append(f"{name}: {_values_by_host(values)}")
-    return lines
 
 
 def _values_by_host(values: Mapping[str, str]) -> str:
