@@ -57,13 +57,8 @@ def kept_split(config: EvalConfig, manifest: Manifest) -> str | None:
 def has_few_rows(limit: int, split: str, rows: int, exact_rows: int) -> bool:
     """Return whether a split has few enough scores to keep; log a warning if not."""
     if rows > limit:
-        log.warning(
-            "keep_scores=%d: %s has %s rows, so no scores are kept; give keep_scores=%d",
-            limit,
-            split,
-            f"{rows:,}",
-            rows,
-        )
+        text = "keep_scores=%d: %s has %s rows, so no scores are kept; give keep_scores=%d"
+        log.warning(text, limit, split, f"{rows:,}", rows)
     elif rows > exact_rows:
         log.warning("keep_scores: %s has more rows than exact_rows=%d, so no scores are kept", split, exact_rows)
     return rows <= min(limit, exact_rows)
@@ -72,14 +67,9 @@ def has_few_rows(limit: int, split: str, rows: int, exact_rows: int) -> bool:
 def keep(predictor: Predictor, evaluation: Evaluation, directory: Path, step: int) -> None:
     """Write the scores of a whole split's evaluation into a run's directory, on rank 0; a collective call."""
     split, digest = str(evaluation.figures.split), predictor.manifest.digest
-
-    def write() -> str:
-        return str(write_scores(directory, split, step, digest, evaluation.logits, evaluation.labels))
-
-    log.info("scores: %s", predictor.runtime.on_rank_0(write))
-
-
-COLLAPSED_AUC, COLLAPSED_NE = 0.005, 0.9999  # largest distance of AUC from 0.5; NE above which it counts as 1
+    logits, labels = evaluation.logits, evaluation.labels
+    path = predictor.runtime.on_rank_0(lambda: str(write_scores(directory, split, step, digest, logits, labels)))
+    log.info("scores: %s", path)
 
 
 class Evaluator:
@@ -125,7 +115,7 @@ class Evaluator:
         self._recorder.curves(curves)
         self._recorder.evaluation("eval", step, result, self._timer.seconds["eval"] - seconds_before)
         if self._session.runtime.rank == 0:
-            _log_evaluation(step, result, self._session.config)
+            log_evaluation(step, result, self._session.config)
         if self._config.train_split or with_train:
             self._compare_with_train(step, result)
         return structs.replace(result, step=step)
@@ -143,17 +133,27 @@ class Evaluator:
             # FBGEMM's optimizers counted these forwards, too.
             set_step(self._session.optimizer, self._state.updates)
         self._recorder.evaluation("eval_train", step, on_train)
-        for line in _lines_beside_train(on_train, result, step / max(self._steps_per_epoch, 1)):
-            log.info(line)
+        log.info("epoch %g", step / max(self._steps_per_epoch, 1))
+        for figures in (on_train, result):
+            if figures.samples and figures.main != AUC:
+                log.info("%s %s = %.6f", figures.split, METRICS[figures.main].label, figures.figure(figures.main))
+            elif figures.samples:
+                auc = "undefined" if figures.auc is None else f"{figures.auc:.5f}"
+                base_rate = figures.figure(BASE_RATE) or 0.0
+                log.info(
+                    f"{figures.split} accuracy = {figures.figure(ACCURACY):.2%}, "
+                    f"avg loss = {figures.figure(LOGLOSS):.6f}, AUC = {auc}; "
+                    f"always guessing the majority class: accuracy = {max(base_rate, 1 - base_rate):.2%}"
+                )
 
 
 def is_collapsed(evaluation: EvaluationFigures) -> bool:
-    """Return whether the model ranks no better than chance and knows no more than the base rate."""
+    """Return whether the model ranks no better than chance and knows no more than the base rate, within rounding."""
     auc, ne = evaluation.auc, evaluation.figure(NE)
-    return auc is not None and ne is not None and abs(auc - 0.5) < COLLAPSED_AUC and ne > COLLAPSED_NE
+    return auc is not None and ne is not None and abs(auc - 0.5) < 0.005 and ne > 0.9999
 
 
-def _log_evaluation(step: int, result: EvaluationFigures, config: AppConfig) -> None:
+def log_evaluation(step: int, result: EvaluationFigures, config: AppConfig) -> None:
     """Log an evaluation on one line, with warnings if it is undefined or collapsed."""
     values = [(key, result.figure(key)) for key, metric in METRICS.items() if metric.logged]
     figures = " ".join(f"{key} {value:.5f}" for key, value in values if value is not None)
@@ -169,21 +169,3 @@ def _log_evaluation(step: int, result: EvaluationFigures, config: AppConfig) -> 
     if is_collapsed(result):
         text = f"AUC {result.auc:.4f}, NE {result.figure(NE):.4f}"
         log.warning("eval: close to a constant predictor (%s): check optimizer.lr and the data", text)
-
-
-def _lines_beside_train(train: EvaluationFigures, held_out: EvaluationFigures, epochs: float) -> list[str]:
-    """Return lines with accuracy and average loss of both splits, beside a guess that needs no model."""
-    lines = [f"epoch {epochs:g}"]
-    for result in (train, held_out):
-        if result.samples and result.main != AUC:
-            lines.append(f"{result.split} {METRICS[result.main].label} = {result.figure(result.main):.6f}")
-        elif result.samples:
-            auc = "undefined" if result.auc is None else f"{result.auc:.5f}"
-            base_rate = result.figure(BASE_RATE) or 0.0
-            majority = max(base_rate, 1 - base_rate)
-            lines.append(
-                f"{result.split} accuracy = {result.figure(ACCURACY):.2%}, "
-                f"avg loss = {result.figure(LOGLOSS):.6f}, "
-                f"AUC = {auc}; always guessing the majority class: accuracy = {majority:.2%}"
-            )
-    return lines

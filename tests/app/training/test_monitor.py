@@ -95,7 +95,7 @@ def test_a_split_of_one_class_says_that_the_monitor_cannot_act(caplog: pytest.Lo
     for monitor, effect in ("auc", ", so train.early_stop_patience=3 and schedule=plateau cannot act"), ("logloss", ""):
         config = composed(*STOPPING, f"train.monitor={monitor}", "data.path=none", "run.name=x")
         result = EvaluationFigures(auc=None, split="val", samples=5, rest={"logloss": 0.3})
-        evaluator._log_evaluation(3, result, config)
+        evaluator.log_evaluation(3, result, config)
         assert caplog.records[-1].getMessage() == f"eval: split val has only one class; AUC is undefined{effect}"
 
 
