@@ -112,7 +112,7 @@ class Evaluator:
                 )
             # FBGEMM's optimizers counted the evaluation's forwards as steps.
             set_step(self._session.optimizer, self._state.updates)
-        self._recorder.curves(curves)
+        self._recorder.trackers.curves(curves)
         self._recorder.evaluation("eval", step, result, self._timer.seconds["eval"] - seconds_before)
         if self._session.runtime.rank == 0:
             log_evaluation(step, result, self._session.config)

@@ -370,7 +370,7 @@ class TrainingRun:
             served = None
             with contextlib.suppress(UserError, OSError):  # the original failure is the one to report
                 served = self._served_evaluation()
-            figures = recorder.summarise_failure(self.session, self.state, served, error, self.recorder.seconds())
+            figures = self.recorder.summarise_failure(error, served)
             with ignoring_full_disk():
                 self._directory.summary(figures)
                 self.recorder.trackers.close(figures)
@@ -383,13 +383,7 @@ class TrainingRun:
 
     def _write_results(self, status: str, profiler: StepProfiler) -> None:
         """Write the summary and results, and log the figures."""
-        figures = recorder.summarise(
-            self.session,
-            self.state,
-            self._served_evaluation(),
-            status,
-            recorder.Clocks(self.recorder.seconds(), self.recorder.energy.source, profiler.communication_seconds),
-        )
+        figures = self.recorder.summarise(status, self._served_evaluation(), profiler.communication_seconds)
         figures.early_stop = early_stop(self.state, self.length)
         events = read_events(self._directory.path) if self.runtime.rank == 0 else []
         figures.events = dict(Counter(event.event for event in events))

@@ -25,6 +25,7 @@ from app.runtime.platform import Runtime
 from app.sharding import planner
 from app.sharding.plan import tables_in_order
 from app.training import recorder
+from app.training.state import RunState
 from common.cli import EXIT_DONE
 from common.errors import UserError
 from common.keys import to_plain
@@ -107,7 +108,9 @@ def write(config: AppConfig, runtime: Runtime, record: RunDirectory, began: floa
     )
     plain = to_plain(config)
     runtime.on_rank_0(lambda: record.begin(plain, manifest, 0, evaluated=False, afresh=True))
-    record.summary(recorder.summarise_untrained(config.train, runtime.world_size, counts, time.perf_counter() - began))
+    seconds = {"total": time.perf_counter() - began, "train": 0.0, "eval": 0.0, "checkpoint": 0.0}
+    world_size = runtime.world_size
+    record.summary(recorder.local_summary(config.train, RunState(), 0, counts, world_size, True, seconds))
     log.info(
         "run: %s, built from the table sizes of %s and not trained: %s parameters (%s in tables)",
         Path(record.path),

@@ -1,13 +1,11 @@
 """The record of a run: its description, its events, and its summary."""
 
-import hashlib
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from datetime import datetime, timezone
 from hashlib import sha256
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,8 +17,6 @@ from app.config.train import TrainConfig
 from app.metrics import quality
 from app.metrics.documents import (
     AnyEvent,
-    Best,
-    Curves,
     EvaluationEvent,
     EvaluationFigures,
     Measured,
@@ -64,45 +60,16 @@ CHOOSE_ROWS = (  # keys of a manifest's `encoding`
 MAX_SOURCES = 30  # names of raw files in a manifest
 
 
-def describe_dataset(session: Session) -> Dataset:
-    """Describe the dataset for a run's manifest; `bayes` has the figures of a ground-truth model, if there is one."""
-    manifest = session.manifest
-    labels = {name: _rows_digest(manifest, name) for name in manifest.splits if not manifest.kind.windows}
-    return Dataset(
-        path=str(session.root),
-        digest=manifest.digest,
-        rows=session.predictor.split_rows(),
-        labels={**labels},
-        label_rate=manifest.label_rate,
-        encoding=manifest.encoding.get("name"),
-        sources=[source.get("name") for source in manifest.sources[:MAX_SOURCES]],
-        source_md5=manifest.extra.get("source_md5"),
-        bayes=manifest.extra.get("bayes"),
-        unseen=unseen_sentence(manifest),
-        misleading=misleading_sentences(manifest.extra),
-        sampling=sampling_sentence(manifest, session.config.loss.class_weights),
-    )
-
-
-def _rows_digest(manifest: Manifest, split: str) -> str:
+def rows_digest(manifest: Manifest, split: str) -> str:
     """Return a digest of a split's rows under any encoding: labels, weights, raw files, and what chose the rows.
 
     Labels alone do not tell rows apart: two files may have the same labels in the same order.
     """
-    shards = manifest.splits[split].shards
+    shards, sources = manifest.splits[split].shards, manifest.sources
     parts = [shard.files[kind].sha256 for kind in ("labels", "weights") for shard in shards if kind in shard.files]
-    parts += [str(source.get("sha256")) for source in manifest.sources if source.get("split", split) == split]
-    parts += [
-        f"{key}={manifest.encoding[key]}" for key in CHOOSE_ROWS if manifest.sources and manifest.encoding.get(key)
-    ]
-    return hashlib.sha256("".join(parts).encode()).hexdigest()
-
-
-def describe_files(session: Session) -> dict[str, str]:
-    """Return the SHA-256, by path, of the files that initial values came from (row_weights_path)."""
-    embeddings = getattr(session.model.module.sparse_arch, "embeddings", [])
-    paths = [embedding.row_weights_path for embedding in embeddings if embedding.row_weights_path is not None]
-    return {path: digest_file(Path(path)).sha256 for path in paths}
+    parts += [str(source.get("sha256")) for source in sources if source.get("split", split) == split]
+    parts += [f"{key}={manifest.encoding[key]}" for key in CHOOSE_ROWS if sources and manifest.encoding.get(key)]
+    return sha256("".join(parts).encode()).hexdigest()
 
 
 def describe_tables(session: Session) -> dict[str, TableSize]:
@@ -127,89 +94,24 @@ def describe_tables(session: Session) -> dict[str, TableSize]:
 
 
 COLOURS = {"completed": "green", "target_reached": "green", "interrupted": "yellow", "failed": "red"}
-INTERRUPTED = "saved; the same command resumes from here"
 
 
-class Clocks(NamedTuple):
-    """Measurements that a run's state lacks: seconds by phase, and what measured the energy (meter).
-
-    communication_seconds: of a step's exchanges on this process; None if they were not measured.
-    """
-
-    seconds: dict[str, float]
-    meter: str
-    communication_seconds: float | None
-
-
-def summarise(
-    session: Session,
+def local_summary(
+    train: TrainConfig,
     state: RunState,
-    served: EvaluationFigures | None,
-    status: str,
-    clocks: Clocks,
+    samples: int,
+    parameters: dict[str, int],
+    world_size: int,
+    is_logloss: bool,
+    seconds: dict[str, float],
 ) -> Summary:
-    """Return the content of summary.json; a collective call. served: the served model's evaluation, on rank 0."""
-    runtime, measured = session.runtime, state.measured
-    device_peak = torch.cuda.max_memory_allocated() if runtime.device.type == "cuda" else None
-    summary = _session_figures(session, state)
-    summary.eval = served or summary.eval
-    summary.status = status
-    summary.memory = Memory(
-        host_peak_bytes=int(runtime.highest(provenance.host_peak_bytes())),
-        device_peak_bytes=None if device_peak is None else int(runtime.highest(device_peak)),
-    )
-    exchanged = runtime.highest(clocks.communication_seconds or 0.0) or None
-    summary.phase_seconds = {**measured.phase_means(PHASES), "communication": exchanged}
-    summary.power = Power.of(measured, clocks.meter)
-    summary.seconds = clocks.seconds
-    digest = sha256(state.all_losses().tobytes()).hexdigest()
-    # Where rows change only when a step looks them up, those that differ from the initial values have been looked up.
-    config = session.config
-    counts_touched = not config.optimizer.sparse_weight_decay and config.checkpoint.resume in ("auto", "never")
-    meter_of_tables = TableMeter(session.model.module.sparse_arch.tables, config.train.seed, counts_touched)
-    summary.digest = Digests(parameters=session.parameters_digest(meter_of_tables), losses=digest)
-    summary.tables = meter_of_tables.figures()
-    return summary
-
-
-def summarise_failure(
-    session: Session, state: RunState, served: EvaluationFigures | None, error: Exception, seconds: dict[str, float]
-) -> Summary:
-    """Return the summary of a failed run, made by one process without the others."""
-    summary = _complete_alone(_session_figures(session, state), seconds)
-    summary.eval = served or summary.eval
-    summary.status, summary.error = "failed", f"{type(error).__name__}: {error}"
-    return summary
-
-
-def summarise_untrained(train: TrainConfig, world_size: int, parameters: dict[str, int], seconds: float) -> Summary:
-    """Return the summary of a run that was built and not trained."""
-    seconds_by_kind = {"total": seconds, "train": 0.0, "eval": 0.0, "checkpoint": 0.0}
-    return _complete_alone(
-        _local_figures(train, RunState(), 0, parameters, world_size, is_logloss=True), seconds_by_kind
-    )
-
-
-def _session_figures(session: Session, state: RunState) -> Summary:
-    """Return the figures that one process of a session knows without the others."""
-    world_size, samples = session.runtime.world_size, session.predictor.samples(state.step)
-    figures = _local_figures(
-        session.config.train, state, samples, session.parameter_counts(), world_size, session.is_logloss
-    )
-    figures.no_baselines = None if session.config.baselines is False else absence("baselines")
-    return figures
-
-
-def _local_figures(
-    train: TrainConfig, state: RunState, samples: int, parameters: dict[str, int], world_size: int, is_logloss: bool
-) -> Summary:
-    """Return the figures that one process knows without the others; samples: of all steps."""
-    losses, seconds = state.all_losses(), state.all_step_seconds()
+    """Return the figures that one process knows without the others; samples: of all steps. seconds: spent, by kind."""
+    losses, step_seconds, measured = state.all_losses(), state.all_step_seconds(), state.measured
     # The last batch of an epoch may be smaller than the others, so this is the mean over all steps.
     batch_size = samples / max(state.step, 1)
+    excluded = len(losses) - len(step_seconds)
     last = losses[-train.log_every_steps :]
-    loss, measured = mean_loss(last), state.measured
-    newest = state.evaluation or undefined_evaluation()
+    loss, newest = mean_loss(last), state.evaluation or undefined_evaluation()
     return Summary(
         status="completed",
         version=SUMMARY_VERSION,
@@ -222,16 +124,17 @@ def _local_figures(
         early_stop=None,  # the run decides it at its end
         eval=newest,
         last=newest,
-        baselines=None,  # the extension computes them once the run is complete
-        no_baselines=None,
-        throughput=throughput(seconds, measured.input_wait, batch_size, measured.devices(), len(losses) - len(seconds)),
+        throughput=throughput(step_seconds, measured.input_wait, batch_size, measured.devices(), excluded),
         covers={
             "train": Covered(steps=len(last)),
-            "throughput": Covered(steps=len(seconds)),
+            "throughput": Covered(steps=len(step_seconds)),
             "phase_seconds": Covered(steps=measured.phase_steps),
             "power": Covered(seconds=measured.energy_seconds),
             "memory": Covered(launches="last"),
         },
+        memory=Memory(host_peak_bytes=provenance.host_peak_bytes()),
+        seconds={**seconds},
+        digest=Digests(),
     )
 
 
@@ -239,13 +142,6 @@ def undefined_evaluation() -> EvaluationFigures:
     """Return an evaluation whose figures are all None."""
     undefined: Json = {name: None for name in OF_ROWS if name != AUC}
     return EvaluationFigures(auc=None, rest=undefined)
-
-
-def _complete_alone(summary: Summary, seconds: dict[str, float]) -> Summary:
-    """Add the last figures of a summary that one process makes without the others; return it."""
-    summary.memory = Memory(host_peak_bytes=provenance.host_peak_bytes())
-    summary.power, summary.seconds, summary.digest = None, seconds, Digests()
-    return summary
 
 
 def mean_loss(losses: NDArray[np.float32]) -> float | None:
@@ -275,8 +171,6 @@ def closing_lines(
         keeps_best, encoding: as `clicks.shortcomings` takes them.
         must_beat_rate: whether the model has seen an epoch, and its probabilities are rates.
     """
-    seconds = summary.seconds.get("total", 0.0)
-    head = f"{summary.status}: {summary.steps:,} steps, {summary.samples:,} samples in {seconds:.1f} s"
     evaluations = summary.events.get("eval", 0)
     remarks = quality.shortcomings(summary.last, summary.best, evaluations, keeps_best, encoding)
     ne = summary.eval.figure(NE)
@@ -285,44 +179,26 @@ def closing_lines(
             f"After an epoch no better than the base rate, the same probability for each row: NE {ne:.5f} is not below "
             "1; train for more steps (train.epochs), or with another optimizer.lr or optimizer.sparse_lr"
         ]
-    rows = [*_closing_rows(summary, measured_before, remarks)]
-    width = max(len(name) for name, _ in rows)
+    rows = [("to resume", "saved; the same command resumes from here")] if summary.status == "interrupted" else []
+    rows += _quality_rows(summary)
+    if summary.early_stop:
+        rows.append(("early stop", summary.early_stop.reason))
+    rows += [("attention", colour_text(remark, "yellow", sys.stderr)) for remark in remarks]
+    rows += _cost_rows(summary, measured_before)
+    width, seconds = max(len(name) for name, _ in rows), summary.seconds.get("total", 0.0)
+    head = f"{summary.status}: {summary.steps:,} steps, {summary.samples:,} samples in {seconds:.1f} s"
     return [
         colour_text(head, COLOURS.get(summary.status, "bold"), sys.stderr),
         *(f"  {colour_text(name.ljust(width), 'dim', sys.stderr)}  {text}" for name, text in rows),
     ]
 
 
-def _closing_rows(summary: Summary, measured_before: int, remarks: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield the name and text of each line about a run's end; arguments: as for `closing_lines`."""
-    best, seconds = summary.best, summary.seconds
-    if summary.status == "interrupted":
-        yield "to resume", INTERRUPTED
-    yield from _quality_rows(summary, best)
-    if summary.early_stop:
-        yield "early stop", summary.early_stop.reason
-    for sentence in remarks:
-        yield "attention", colour_text(sentence, "yellow", sys.stderr)
-    yield from _speed_rows(summary, measured_before)
-    kinds = (("train", "training"), ("eval", "evaluation"), ("checkpoint", "checkpoints"))
-    rest = max(0.0, seconds.get("total", 0.0) - sum(seconds[key] for key, _ in kinds))
-    times = [f"{label} {seconds[key]:.1f} s" for key, label in kinds]
-    yield "time", ", ".join([*times, f"start (imports, data, model) and end {rest:.1f} s"])
-    memory = summary.memory or Memory()
-    peaks = (("host", memory.host_peak_bytes), ("device", memory.device_peak_bytes))
-    if peak_texts := [f"{label} {peak / 2**20:,.0f} MiB" for label, peak in peaks if peak]:
-        yield "peak memory", ", ".join(peak_texts)
-    if summary.power and summary.power.mean_watts is not None:
-        yield "power", f"{summary.power.mean_watts:,.1f} W ({summary.power.source or 'mean'})"
-
-
-def _quality_rows(summary: Summary, best: Best | None) -> Iterator[tuple[str, str]]:
+def _quality_rows(summary: Summary) -> Iterator[tuple[str, str]]:
     """Yield the evaluation of the served model, if there was one; the last and the best too, if they differ from it."""
-    evaluation, last = summary.eval, summary.last
+    evaluation, last, best = summary.eval, summary.last, summary.best
     if evaluation.figure(evaluation.main) is None and evaluation.figure(LOGLOSS) is None:
         return
-    metrics = [metric for metric in METRICS.values() if metric.in_summary]
-    values = [(metric.label, evaluation.figure(metric.name)) for metric in metrics]
+    values = [(metric.label, evaluation.figure(metric.name)) for metric in METRICS.values() if metric.in_summary]
     figures = [f"{label} {value:.5f}" for label, value in values if value is not None]
     is_last = evaluation.step == last.step
     of = "" if is_last else f", of the best checkpoint, step {evaluation.step:,}"
@@ -333,24 +209,27 @@ def _quality_rows(summary: Summary, best: Best | None) -> Iterator[tuple[str, st
         yield f"best {best.label}", f"{best.of_monitor:.5f} at step {best.step:,}"
 
 
-def _speed_rows(summary: Summary, measured_before: int) -> Iterator[tuple[str, str]]:
-    """Yield throughput and step times, if any step was measured."""
-    rates = summary.throughput
-    if rates.samples_per_second is None:
-        return
-    before = f", {measured_before:,} of them before the resumption" if measured_before else ""
-    steps = f"(over {rates.steps_measured:,} steps{before})"
-    per_device = rates.samples_per_second_per_device
-    yield "throughput", f"{rates.samples_per_second:,.0f} samples/s global, {per_device:,.0f} per device {steps}"
-    times = f"p50 {rates.step_ms_p50:.2f} ms, p95 {rates.step_ms_p95:.2f} ms"
-    yield "step", f"{times}; waiting for input {rates.input_wait_fraction:.1%}{_phase_times(summary)}"
-
-
-def _phase_times(summary: Summary) -> str:
-    """Return the mean milliseconds of a step's phases, for those that were measured."""
-    phases = summary.phase_seconds or {}
-    phase_texts = [f"{name} {seconds * 1e3:.2f} ms" for name, seconds in phases.items() if seconds]
-    return f"; {', '.join(phase_texts)}" if phase_texts else ""
+def _cost_rows(summary: Summary, measured_before: int) -> Iterator[tuple[str, str]]:
+    """Yield throughput and step times, if any step was measured, then time, memory and power."""
+    rates, seconds, memory = summary.throughput, summary.seconds, summary.memory or Memory()
+    if rates.samples_per_second is not None:
+        before = f", {measured_before:,} of them before the resumption" if measured_before else ""
+        per_device = f"{rates.samples_per_second_per_device:,.0f} per device"
+        steps = f"(over {rates.steps_measured:,} steps{before})"
+        yield "throughput", f"{rates.samples_per_second:,.0f} samples/s global, {per_device} {steps}"
+        times = f"p50 {rates.step_ms_p50:.2f} ms, p95 {rates.step_ms_p95:.2f} ms"
+        phases = [f"{name} {mean * 1e3:.2f} ms" for name, mean in (summary.phase_seconds or {}).items() if mean]
+        of_phases = f"; {', '.join(phases)}" if phases else ""
+        yield "step", f"{times}; waiting for input {rates.input_wait_fraction:.1%}{of_phases}"
+    kinds = (("train", "training"), ("eval", "evaluation"), ("checkpoint", "checkpoints"))
+    rest = max(0.0, seconds.get("total", 0.0) - sum(seconds[key] for key, _ in kinds))
+    times = ", ".join(f"{label} {seconds[key]:.1f} s" for key, label in kinds)
+    yield "time", f"{times}, start (imports, data, model) and end {rest:.1f} s"
+    peaks = (("host", memory.host_peak_bytes), ("device", memory.device_peak_bytes))
+    if peak_texts := [f"{label} {peak / 2**20:,.0f} MiB" for label, peak in peaks if peak]:
+        yield "peak memory", ", ".join(peak_texts)
+    if summary.power and summary.power.mean_watts is not None:
+        yield "power", f"{summary.power.mean_watts:,.1f} W ({summary.power.source or 'mean'})"
 
 
 class Recorder:
@@ -365,7 +244,6 @@ class Recorder:
         self.seconds_before: dict[str, float] = {}  # seconds before a resumption, by kind
         self._session, self._timer, self._began, self._state = session, timer, began, RunState()
         train = session.config.train
-        self._is_logloss, self._length = session.is_logloss, length
         self._progress = ProgressDisplay(
             length.total_steps,
             session.runtime.rank == 0,
@@ -382,10 +260,8 @@ class Recorder:
         # People share the files of a run, so passwords in URLs must not reach them.
         plain, manifest = redact(to_plain(session.config)), self._manifest(pipeline)
         evaluated = state.evaluation is not None and state.evaluation.step == state.step
-        rows = {
-            **session.predictor.split_rows(),
-            "train": session.predictor.split("train").rows,
-        }  # this includes drawn negatives
+        # The rows of train include drawn negatives.
+        rows = {**session.predictor.split_rows(), "train": session.predictor.split("train").rows}
 
         def open_trackers() -> None:
             world_size = session.runtime.world_size
@@ -446,7 +322,7 @@ class Recorder:
             steps=len(figures.losses),
             loss=loss,
             accuracy=accuracy,
-            logloss=loss if self._is_logloss else None,
+            logloss=loss if self._session.is_logloss else None,
             lr=figures.lr,
             gradient_norm=figures.gradient_norm,
             samples_per_second=rate,
@@ -475,27 +351,80 @@ class Recorder:
         )
         self.event(event)
 
-    def curves(self, curves: Curves | None) -> None:
-        """Show an evaluation's curves in the trackers; None on ranks that have none."""
-        self.trackers.curves(curves)
-
     def close(self) -> None:
         """Leave the progress display as it stands."""
         self._progress.close()
 
+    def summarise(self, status: str, served: EvaluationFigures | None, communication_seconds: float | None) -> Summary:
+        """Return the content of summary.json; a collective call.
+
+        served: the served model's evaluation, on rank 0. communication_seconds: of a step's exchanges on this process;
+        None if they were not measured.
+        """
+        session, state, summary = self._session, self._state, self._local_summary(served)
+        config, runtime = session.config, session.runtime
+        summary.status = status
+        device_peak = torch.cuda.max_memory_allocated() if runtime.device.type == "cuda" else None
+        summary.memory = Memory(
+            host_peak_bytes=int(runtime.highest(provenance.host_peak_bytes())),
+            device_peak_bytes=None if device_peak is None else int(runtime.highest(device_peak)),
+        )
+        exchanged = runtime.highest(communication_seconds or 0.0) or None
+        summary.phase_seconds = {**state.measured.phase_means(PHASES), "communication": exchanged}
+        summary.power = Power.of(state.measured, self.energy.source)
+        # Where rows change only when a step looks them up, those that differ from the initial values were looked up.
+        counts_touched = not config.optimizer.sparse_weight_decay and config.checkpoint.resume in ("auto", "never")
+        meter = TableMeter(session.model.module.sparse_arch.tables, config.train.seed, counts_touched)
+        losses = sha256(state.all_losses().tobytes()).hexdigest()
+        summary.digest = Digests(parameters=session.parameters_digest(meter), losses=losses)
+        summary.tables = meter.figures()
+        return summary
+
+    def summarise_failure(self, error: Exception, served: EvaluationFigures | None) -> Summary:
+        """Return the summary of a failed run, made by one process without the others."""
+        summary = self._local_summary(served)
+        summary.status, summary.error = "failed", f"{type(error).__name__}: {error}"
+        return summary
+
+    def _local_summary(self, served: EvaluationFigures | None) -> Summary:
+        session, state = self._session, self._state
+        samples, counts = session.predictor.samples(state.step), session.parameter_counts()
+        world_size, train = session.runtime.world_size, session.config.train
+        summary = local_summary(train, state, samples, counts, world_size, session.is_logloss, self.seconds())
+        summary.no_baselines = None if session.config.baselines is False else absence("baselines")
+        summary.eval = served or summary.eval
+        return summary
+
     def _manifest(self, pipeline: str) -> RunManifest:
         """Return the run's provenance, data, plan and tables, for manifest.json."""
-        session = self._session
+        session, manifest, runtime = self._session, self._session.manifest, self._session.runtime
+        embeddings = getattr(session.model.module.sparse_arch, "embeddings", [])  # a log's tables are no Embeddings
+        paths = [embedding.row_weights_path for embedding in embeddings if embedding.row_weights_path is not None]
+        dataset = Dataset(
+            path=str(session.root),
+            digest=manifest.digest,
+            rows=session.predictor.split_rows(),
+            labels={name: rows_digest(manifest, name) for name in manifest.splits if not manifest.kind.windows},
+            label_rate=manifest.label_rate,
+            encoding=manifest.encoding.get("name"),
+            sources=[source.get("name") for source in manifest.sources[:MAX_SOURCES]],
+            source_md5=manifest.extra.get("source_md5"),
+            bayes=manifest.extra.get("bayes"),  # figures of a ground-truth model, if there is one
+            unseen=unseen_sentence(manifest),
+            misleading=misleading_sentences(manifest.extra),
+            sampling=sampling_sentence(manifest, session.config.loss.class_weights),
+        )
         return RunManifest(
             **structs.asdict(provenance.describe_run(session.config.environment.variables)),
-            dataset=describe_dataset(session),
-            files=describe_files(session) if session.runtime.rank == 0 else {},
+            dataset=dataset,
+            # The files that initial values came from.
+            files={path: digest_file(Path(path)).sha256 for path in paths} if runtime.rank == 0 else {},
             seeds={"train.seed": session.config.train.seed},
-            world_size=session.runtime.world_size,
-            platform=session.runtime.platform.value,
-            num_threads=session.runtime.num_threads,
+            world_size=runtime.world_size,
+            platform=runtime.platform.value,
+            num_threads=runtime.num_threads,
             compile=session.compiled.value,
-            local_world_size=session.runtime.local_world_size,
+            local_world_size=runtime.local_world_size,
             plan=session.plan.describe_tables(),
             began=datetime.now(timezone.utc).isoformat(timespec="seconds"),
             pipeline=pipeline,

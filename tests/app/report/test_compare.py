@@ -35,7 +35,7 @@ from app.report.compare import (
 from app.report.page import run_page
 from app.report.read import RunFiles, read_run
 from app.report.statistics import MeanDifference
-from app.training.recorder import _rows_digest
+from app.training.recorder import rows_digest
 from common.compose import compose_config
 from tests.app.report.runs import write_run
 from tests.app.summaries import LEAST_MANIFEST
@@ -167,7 +167,7 @@ def test_rows_are_told_apart_by_more_than_their_labels(tmp_path: Path) -> None:
         (root / name).write_text("\n".join(["y,user,weight", *rows, ""]), encoding="utf-8")
         (root / "s.yaml").write_text(schema, encoding="utf-8")
         files = [f"data.raw={root}/{name}", f"data.schema={root}/s.yaml", f"data.path={root}/data"]
-        return _rows_digest(prepare(*files, *keys), "test")
+        return rows_digest(prepare(*files, *keys), "test")
 
     rows = [f"{int(i >= 200)},u{i % 40},{1 + i % 3}" for i in range(400)]
     others = [row.replace("u1", "v1") for row in rows]
