@@ -20,10 +20,9 @@ from app.model.dlrm import make_model, make_tables
 from app.model.embeddings import Features, TableArch
 from app.record import provenance
 from app.record.directory import RunDirectory
-from app.record.documents import Dataset, RunManifest, TableSize
+from app.record.documents import Dataset, RunManifest
 from app.runtime.platform import Runtime
 from app.sharding import planner
-from app.sharding.plan import tables_in_order
 from app.training import recorder
 from app.training.state import RunState
 from common.cli import EXIT_DONE
@@ -78,17 +77,6 @@ def write(config: AppConfig, runtime: Runtime, record: RunDirectory, began: floa
     counts = parameter_counts(meta_model(config))
     sparse_arch, bag_sizes, _ = published_arch(config)
     plan = planner.plan_for(config, runtime, sparse_arch, bag_sizes)
-    sizes = {
-        table.name: TableSize(
-            features=len(table.keys),
-            by_id=table.by_id,
-            ids_per_sample=sum(bag_sizes.get(sparse_arch.feature_of[key], 1.0) for key in table.keys),
-            num_embeddings=table.num_embeddings,
-            embedding_dim=table.embedding_dim,
-            bytes=table.bytes,
-        )
-        for table in tables_in_order(sparse_arch)
-    }
     manifest = RunManifest(
         **structs.asdict(provenance.describe_run()),
         dataset=Dataset(path=None, digest=None, published_tables=config.data.published_tables),
@@ -104,7 +92,7 @@ def write(config: AppConfig, runtime: Runtime, record: RunDirectory, began: floa
         results_before=0,
         local_world_size=runtime.local_world_size,
         plan=plan.describe_tables(),
-        tables=sizes,
+        tables=recorder.describe_tables(sparse_arch, bag_sizes),
     )
     plain = to_plain(config)
     runtime.on_rank_0(lambda: record.begin(plain, manifest, 0, evaluated=False, afresh=True))

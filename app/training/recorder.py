@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import datetime, timezone
 from hashlib import sha256
 from pathlib import Path
@@ -24,6 +24,7 @@ from app.metrics.documents import (
     TrainEvent,
 )
 from app.metrics.timing import PHASES, EnergyMeter, StepTimer, memory_in_use, throughput
+from app.model.embeddings import TableArch
 from app.record import provenance
 from app.record.directory import ProgressDisplay, RunDirectory
 from app.record.documents import (
@@ -39,7 +40,6 @@ from app.record.documents import (
     TrainFigures,
 )
 from app.sharding import planner
-from app.sharding.plan import table_weights
 from app.trackers import FILES, Trackers
 from app.training.predictor import task_of
 from app.training.session import Session, StepFigures, TableMeter
@@ -72,24 +72,18 @@ def rows_digest(manifest: Manifest, split: str) -> str:
     return sha256("".join(parts).encode()).hexdigest()
 
 
-def describe_tables(session: Session) -> dict[str, TableSize]:
-    """Return the size of each whole table and the ids looked up in it; bytes are of its weights alone."""
-    arch = session.model.module.sparse_arch
-    bag_sizes = planner.bag_sizes_of(session.config, session.root, session.manifest)
-    features = {table.name: [arch.feature_of[key] for key in table.keys] for table in arch.tables}
-    is_by_id = {table.name: table.by_id for table in arch.tables}  # rows travel, not sums of them
-    # Each attribute of a sharded tensor takes a millisecond.
-    sizes = {name: (*weight.size(), weight.dtype.itemsize) for name, weight in table_weights(session.model)}
+def describe_tables(arch: TableArch, bag_sizes: Mapping[str, float]) -> dict[str, TableSize]:
+    """Return the size of each whole table and the mean ids looked up in it; bytes are of its weights alone."""
     return {
-        name: TableSize(
-            features=len(features[name]),
-            by_id=is_by_id[name],
-            ids_per_sample=sum(bag_sizes[feature] for feature in features[name]),
-            num_embeddings=num_embeddings,
-            embedding_dim=embedding_dim,
-            bytes=num_embeddings * embedding_dim * itemsize,
+        table.name: TableSize(
+            features=len(table.keys),
+            by_id=table.by_id,  # rows travel, not sums of them
+            ids_per_sample=sum(bag_sizes.get(arch.feature_of[key], 1.0) for key in table.keys),
+            num_embeddings=table.num_embeddings,
+            embedding_dim=table.embedding_dim,
+            bytes=table.bytes,
         )
-        for name, (num_embeddings, embedding_dim, itemsize) in sizes.items()
+        for table in arch.tables
     }
 
 
@@ -398,7 +392,8 @@ class Recorder:
     def _manifest(self, pipeline: str) -> RunManifest:
         """Return the run's provenance, data, plan and tables, for manifest.json."""
         session, manifest, runtime = self._session, self._session.manifest, self._session.runtime
-        embeddings = getattr(session.model.module.sparse_arch, "embeddings", [])  # a log's tables are no Embeddings
+        arch = session.model.module.sparse_arch
+        embeddings = getattr(arch, "embeddings", [])  # a log's tables are no Embeddings
         paths = [embedding.row_weights_path for embedding in embeddings if embedding.row_weights_path is not None]
         dataset = Dataset(
             path=str(session.root),
@@ -428,7 +423,7 @@ class Recorder:
             plan=session.plan.describe_tables(),
             began=datetime.now(timezone.utc).isoformat(timespec="seconds"),
             pipeline=pipeline,
-            tables=describe_tables(session),
+            tables=describe_tables(arch, planner.bag_sizes_of(session.config, session.root, manifest)),
             parent=self._state.parent or UNSET,
             from_step=0,
             results_before=0,  # both are set when the directory is opened
