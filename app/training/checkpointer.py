@@ -3,7 +3,6 @@
 import logging
 import signal
 import time
-from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -33,10 +32,10 @@ from app.checkpoint.warm_start import Source, describe_rows, load, translate_row
 from app.config.app_config import AppConfig
 from app.config.kinds import METRICS
 from app.config.train import Compile, RuntimeConfig, TrainConfig, metrics_of
-from app.metrics.documents import Best, EvaluationEvent, EvaluationFigures, Measured, OtherEvent, Parent
+from app.metrics.documents import Best, EvaluationEvent, EvaluationFigures, OtherEvent, Parent
 from app.metrics.timing import StepTimer
 from app.record.directory import RunDirectory
-from app.record.documents import CONFIG, Summary, ancestors, read_config, read_events, read_summary
+from app.record.documents import CONFIG, ancestors, read_config, read_events, read_summary
 from app.runtime import platform
 from app.runtime.platform import Runtime
 from app.training.recorder import Recorder
@@ -61,12 +60,11 @@ from data_prep.dataset.format import (
 log = logging.getLogger("clickwork")
 
 
-class Resumed(NamedTuple):
-    """The point at which a session resumes: its state, the seconds already spent, and a line for the log."""
-
-    state: RunState
-    seconds: dict[str, float]
-    line: str
+# Parts of a run's state that its checkpoint holds under the same names; arrays are beside them.
+SAVED = (
+    *("step", "epoch", "step_in_epoch", "skipped", "measured", "unreported"),
+    *("parent", "evaluation", "best", "monitored"),
+)
 
 
 def checkpoint_state(session: Session, state: RunState, seconds: dict[str, float]) -> CheckpointState:
@@ -74,17 +72,8 @@ def checkpoint_state(session: Session, state: RunState, seconds: dict[str, float
     runtime = session.runtime
     values = SavedState(
         format=FORMAT,
-        step=state.step,
+        **{name: deepcopy(getattr(state, name)) for name in SAVED},
         samples=session.predictor.samples(state.step),
-        epoch=state.epoch,
-        step_in_epoch=state.step_in_epoch,
-        measured=deepcopy(state.measured),
-        unreported=deepcopy(state.unreported),
-        parent=state.parent,
-        skipped=state.skipped,
-        evaluation=state.evaluation,
-        best=state.best,
-        monitored=state.monitored,
         seconds=seconds,
         world_size=runtime.world_size,
         layout=_describe_layout(session),
@@ -103,8 +92,11 @@ def checkpoint_state(session: Session, state: RunState, seconds: dict[str, float
     return CheckpointState(values, arrays)
 
 
-def restore(path: Path, session: Session) -> Resumed:
-    """Load a checkpoint into a session; a collective call."""
+def restore(path: Path, session: Session) -> tuple[RunState, dict[str, float], str]:
+    """Load a checkpoint into a session; a collective call.
+
+    Return the state to train from, the seconds already spent, and a line for the log.
+    """
     saved = read(path)
     values, arrays = saved.state, saved.arrays
     # Dataset and settings are compared before anything is loaded, since loading overwrites the model in place.
@@ -120,19 +112,10 @@ def restore(path: Path, session: Session) -> Resumed:
         raise UserError(f"{key}={shown(now)}: the run at {path} was started with {shown(recorded)}; {remedy}")
     load_tensors(path, session.model, session.optimizer)
     state = RunState(
-        step=values.step,
-        epoch=values.epoch,
-        step_in_epoch=values.step_in_epoch,
         losses=[arrays["losses"]],
         step_seconds=[arrays["step_seconds"]],
-        measured=values.measured,
-        unreported=values.unreported,
         accuracies=arrays["accuracies"],
-        parent=values.parent,
-        skipped=values.skipped,
-        evaluation=values.evaluation,
-        best=values.best,
-        monitored=values.monitored,
+        **{name: getattr(values, name) for name in SAVED},
     )
     line = f"resume: from {path}, step {state.step}"
     # Random states belong to ranks: with another number of processes none of them fits.
@@ -145,7 +128,7 @@ def restore(path: Path, session: Session) -> Resumed:
         has_same_bits = session.predictor.micro_batches is not None and before["platform"] == layout["platform"]
         effect = "results agree with an uninterrupted run within rounding only, losses to 1e-5"
         line += f" ({'; '.join(changes)}: {'the same bits' if has_same_bits else effect})"
-    return Resumed(state, values.seconds, line)
+    return state, values.seconds, line
 
 
 def warm_start(session: Session, run: Path, choice: str) -> tuple[RunState, str]:
@@ -188,9 +171,18 @@ def warm_start(session: Session, run: Path, choice: str) -> tuple[RunState, str]
     return RunState(parent=parent), f"warm start: from {path}, step {values.step}"
 
 
+def _places(run: Path, recorded: str) -> list[Path]:
+    """Return where a path that a run recorded may be now.
+
+    A relative one counts from the directory where the run was started, which holds the run's own directory, so a run
+    is usable from any directory.
+    """
+    return [Path(recorded), *(above / recorded for above in run.absolute().parents)]
+
+
 def parent_of(run: Path, parent: Parent) -> str:
-    """Return the checkpoint that a run began with; a relative path counts from where the run was started."""
-    for place in (Path(parent.run), *(above / parent.run for above in run.absolute().parents)):
+    """Return the checkpoint that a run began with."""
+    for place in _places(run, parent.run):
         checkpoint = place / CHECKPOINTS / checkpoint_name(parent.step)
         if (checkpoint / files.STATE).exists():
             if digest_file(checkpoint / files.STATE).sha256 == parent.checkpoint_sha256:
@@ -225,8 +217,13 @@ def adopt_evaluations(
     kept, only evaluations whose checkpoint is still there qualify.
     """
     recorded = [event for event in read_events(directory.path) if isinstance(event, EvaluationEvent)]
-    summary = read_summary(directory.path)
-    evaluations = _recorded_evaluations(state, recorded, summary, config.eval.train_split)
+    summary, monitor = read_summary(directory.path), config.train.monitor
+    # An evaluation of the state's step that lacks the training split will be repeated.
+    has_train = any(event.event == "eval_train" and event.step == state.step for event in recorded)
+    stop = state.step + 1 if has_train or not config.eval.train_split else state.step
+    evaluations = [state.evaluation] if state.evaluation is not None else []
+    evaluations += [event.figures() for event in recorded if event.event == "eval" and event.step < stop]
+    evaluations += [summary.last] if summary is not None and summary.last.step == state.step else []
     last = max(evaluations, key=lambda evaluation: evaluation.step or 0, default=None)
     if last is not None and (last.split or config.eval.split) != config.eval.split:
         raise UserError(
@@ -234,14 +231,13 @@ def adopt_evaluations(
             f"give eval.split={last.split} or another run.name, and for figures of another split "
             f"python -m app.evaluate run={directory.path} split={config.eval.split}"
         )
-    checkpoint_names = {path.name for path in whole_checkpoints(directory.checkpoints)}
     # Figures of different splits cannot be ranked beside each other.
     same_split = [evaluation for evaluation in evaluations if last is not None and evaluation.split == last.split]
-    monitor = config.train.monitor
     candidates = [best for evaluation in same_split if (best := best_of(evaluation, monitor)) is not None]
     candidates += [state.best] if state.best is not None else []
     if config.checkpoint.keep_best:
-        candidates = [candidate for candidate in candidates if checkpoint_name(candidate.step) in checkpoint_names]
+        kept = {path.name for path in whole_checkpoints(directory.checkpoints)}
+        candidates = [candidate for candidate in candidates if checkpoint_name(candidate.step) in kept]
     # The earliest of equal scores wins, as in an uninterrupted run: max takes the first of them.
     candidates.sort(key=lambda candidate: candidate.step)
     best = max(candidates, key=lambda candidate: score_of(candidate, monitor), default=None)
@@ -251,35 +247,12 @@ def adopt_evaluations(
     seconds = {**seconds, "eval": seconds.get("eval", 0.0) + eval_time, "total": seconds.get("total", 0.0) + eval_time}
     if summary is not None and summary.steps == state.step and summary.status != "failed":  # the run ended at this step
         seconds = summary.seconds or seconds
-    energy = _energy_after_saving(state, [event.measured for event in events if event.measured])
-    return AdoptedEvaluations(last, best, after_saving, *energy, seconds)
-
-
-def _energy_after_saving(state: RunState, measured: list[Measured]) -> tuple[float, float]:
-    """Return the joules, and their seconds, that events add after a checkpoint's saving; older events have none."""
-    if not measured:
-        return 0.0, 0.0
-    # The event's sums include the energy that the checkpoint had already counted, but not yet reported.
-    joules, seconds = sum(part.joules for part in measured), sum(part.energy_seconds for part in measured)
-    return joules - state.unreported.joules, seconds - state.unreported.energy_seconds
-
-
-def _recorded_evaluations(
-    state: RunState, recorded: Sequence[EvaluationEvent], summary: Summary | None, train_split: bool
-) -> list[EvaluationFigures]:
-    """Return the evaluations up to the state's step: of the checkpoint, of metrics.jsonl (`recorded`), of summary.json.
-
-    train_split: each evaluation includes the training split; one that lacks it will be repeated.
-    """
-    steps_with_train = {event.step for event in recorded if event.event == "eval_train"}
-    is_whole = state.step in steps_with_train or not train_split
-    evaluations = [state.evaluation] if state.evaluation is not None else []
-    evaluations += [
-        event.figures()
-        for event in recorded
-        if event.event == "eval" and (event.step < state.step or (event.step == state.step and is_whole))
-    ]
-    return evaluations + ([summary.last] if summary is not None and summary.last.step == state.step else [])
+    # An event's sums include the energy that the checkpoint had already counted, but not yet reported.
+    joules, energy_seconds = 0.0, 0.0
+    if measured := [event.measured for event in events if event.measured]:
+        joules = sum(part.joules for part in measured) - state.unreported.joules
+        energy_seconds = sum(part.energy_seconds for part in measured) - state.unreported.energy_seconds
+    return AdoptedEvaluations(last, best, after_saving, joules, energy_seconds, seconds)
 
 
 def require_dataset(trained: Path, path_then: str, digest_then: str, root: Path, manifest: Manifest) -> None:
@@ -410,8 +383,7 @@ def open_dataset(path: str | None, trained: Path, path_then: str, digest_then: s
 def trained_config(run: Path, overrides: RuntimeConfig, data_path: str | None) -> AppConfig:
     """Return a run's own configuration, with the requested runtime and the dataset's present path.
 
-    data_path: of the dataset; None: where the run had it. A relative one counts from the directory where the run was
-        started, which holds the run's own directory, so a run is usable from any directory.
+    data_path: of the dataset; None: where the run had it.
     """
     try:
         config = convert(AppConfig, read_config(run))
@@ -424,16 +396,10 @@ def trained_config(run: Path, overrides: RuntimeConfig, data_path: str | None) -
         compile=config.runtime.compile if overrides.compile is Compile.auto else overrides.compile,
         num_threads=overrides.num_threads or config.runtime.num_threads,
     )
-    path = data_path or _present_path(run, config.data.path)
+    path = data_path or config.data.path
+    if not data_path and path is not None:
+        path = str(next((place for place in _places(run, path) if (place / MANIFEST_NAME).exists()), path))
     return replace(config, runtime=runtime, data=replace(config.data, path=path))
-
-
-def _present_path(run: Path, recorded: str | None) -> str | None:
-    """Return where the dataset of a run is now; the recorded path if it is nowhere."""
-    if recorded is None:
-        return None
-    places = [Path(recorded), *(parent / recorded for parent in run.absolute().parents)]
-    return str(next((place for place in places if (place / MANIFEST_NAME).exists()), recorded))
 
 
 NO_SPACE = "free some, or give run.dir on another disk, checkpoint.keep=1 or checkpoint.keep_best=false"
@@ -526,19 +492,6 @@ class Checkpointer:
         self._saver.close()
 
 
-class StopReasons(NamedTuple):
-    """Reasons for a process to stop; after `agree`, those of any process."""
-
-    failed: bool  # a checkpoint could not be written
-    signal: int  # its number, the highest of several; 0: there was none
-    over: bool  # the time limit is reached
-
-    def agree(self, runtime: Runtime) -> "StopReasons":
-        """Return the reasons of all processes together; a collective call."""
-        failed, number, over = np.max(runtime.gather(np.array(self, np.int64)), axis=0).tolist()
-        return StopReasons(bool(failed), number, bool(over))
-
-
 class StopCheck:
     """Decision to stop, the same on all processes."""
 
@@ -559,15 +512,16 @@ class StopCheck:
         self._checkpointer.report_finished()
         over = self._max_seconds is not None and time.perf_counter() - self._began >= self._max_seconds
         came = self._request.signal if self._request is not None else None
-        reasons = StopReasons(self._checkpointer.failed(), int(came or 0), over)
+        reasons = np.array([self._checkpointer.failed(), int(came or 0), over], np.int64)
         # Processes must stop at the same step. Agreement takes an exchange, which would slow down every step.
         if self._runtime.world_size > 1:
             if step % AGREE_EVERY_STEPS:
                 return False
-            reasons = reasons.agree(self._runtime)
-        if reasons.failed:
+            reasons = np.max(self._runtime.gather(reasons), axis=0)
+        failed, number, over = reasons.tolist()
+        if failed:
             self._checkpointer.wait()
-        if reasons.signal and came is None and self._request is not None:
-            self._request.note(reasons.signal)
-            log.warning("%s: another process was asked to stop", signal.Signals(reasons.signal).name)
-        return any(reasons)
+        if number and came is None and self._request is not None:
+            self._request.note(number)
+            log.warning("%s: another process was asked to stop", signal.Signals(number).name)
+        return bool(failed or number or over)
