@@ -32,9 +32,9 @@ from torchrec.modules.embedding_configs import PoolingType
 
 from app.checkpoint.saver import load_tensors
 from app.config.app_config import AppConfig
-from app.config.data import DataConfig, NegativesConfig
+from app.config.data import DataConfig
 from app.config.kinds import METRICS, TASKS, Task, require_dataset
-from app.config.train import LAYOUT, EvalConfig, Precision, part_size, samples_of
+from app.config.train import LAYOUT, Precision, metrics_of, part_size, samples_of
 from app.data.batch import Batch, copied_ahead
 from app.data.split import TRAIN, EvaluatedSplit, RowSplits, Split, Splits
 from app.metrics.documents import EvaluationFigures
@@ -60,9 +60,6 @@ from common.documents import convert, decode, encode
 from common.errors import UserError
 from common.keys import shown
 from data_prep.dataset.format import Manifest, kept_share, logit_correction
-
-# Optimizer of tables that are not updated: FBGEMM's lookup on CPUs needs one, and this one keeps no state.
-WITHOUT_STATE = {"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": 0.0, "stochastic_rounding": False}
 
 
 def sharded_model(
@@ -111,17 +108,15 @@ def sharded_model(
 def _require_layout(sparse_arch: TableArch, plan: Plan, multi_hot: Collection[str] | None) -> None:
     """Raise UserError for tables whose bits would depend on the number of processes or threads."""
     setting = f"train.deterministic={LAYOUT}"
-    parts = {
-        "model.tables.kind=mixed_dimension": ("projections", "plain or qr"),
-        "model.tables.pooling=weighted": ("row_weights", "sum or mean"),
-        "model.tables.qr_operation=mult": ("rows", "add or concat"),
-    }
-    for key, (part, instead) in parts.items():
+    for part, name, value, instead in (
+        ("projections", "kind", "mixed_dimension", "plain (or qr)"),
+        ("row_weights", "pooling", "weighted", "sum (or mean)"),
+        ("rows", "qr_operation", "mult", "add (or concat)"),
+    ):
         if len(getattr(sparse_arch, part)):
-            name = key.partition("=")[0]
             raise UserError(
-                f"{key}: not with {setting}: dense parameters follow its lookup; give {name}={instead.split()[0]} "
-                f"(or {instead.split()[-1]}), or train.deterministic=true"
+                f"model.tables.{name}={value}: not with {setting}: dense parameters follow its lookup; give "
+                f"model.tables.{name}={instead}, or train.deterministic=true"
             )
     kinds = {table.type for table in plan.tables.values()}
     if "data_parallel" in kinds and len(kinds) > 1:
@@ -165,63 +160,53 @@ def refuse_one_class(config: DataConfig, root: Path, manifest: Manifest) -> None
         )
 
 
-def _refuse_keys_without_weights(
-    negatives: NegativesConfig, evaluation: EvalConfig, root: Path, manifest: Manifest
-) -> None:
-    """Refuse keys that would leave the sample weights out of account."""
-    if not manifest.weight:
-        return
-    values = {f"data.negatives.{name}": value for name, value in vars(negatives).items()}
-    values |= {"eval.group_by": evaluation.group_by, "eval.keep_scores": evaluation.keep_scores or None}
-    refused = {key: value for key, value in values.items() if value is not None}
-    if refused:
-        remedies = (f"{key}={0 if key == 'eval.keep_scores' else 'null'}" for key in refused)
-        raise UserError(
-            f"{', '.join(f'{key}={value}' for key, value in refused.items())}: not of rows with sample weights, which "
-            f"{root} has (column {manifest.weight}); give {' '.join(remedies)}"
-        )
-
-
 def require_task(config: AppConfig, root: Path, manifest: Manifest) -> None:
     """Refuse keys that do not apply to the dataset's kind of labels, or to its sample weights."""
+    negatives, evaluation = config.data.negatives, config.eval
     for key, column in (
-        ("eval.group_by", config.eval.group_by),
-        ("data.negatives.user", config.data.negatives.user),
-        ("data.negatives.item", config.data.negatives.item),
+        ("eval.group_by", evaluation.group_by),
+        ("data.negatives.user", negatives.user),
+        ("data.negatives.item", negatives.item),
     ):
         if column is not None:
             require_column(key, column, config.data, root, manifest)
-    _refuse_keys_without_weights(config.data.negatives, config.eval, root, manifest)
-    task = task_of(manifest)
-    monitor = config.train.monitor
-    remedies = {}
+    # Keys with their values, and the values without effect.
+    values: dict[str, tuple[object, object]] = {
+        **{f"data.negatives.{name}": (value, None) for name, value in vars(negatives).items()},
+        "eval.group_by": (evaluation.group_by, None),
+        "eval.keep_scores": (evaluation.keep_scores, 0),
+    }
+    if manifest.weight and (remedies := _remedies(values)):
+        raise UserError(
+            f"{', '.join(remedies)}: not of rows with sample weights, which {root} has (column {manifest.weight}); "
+            f"give {' '.join(remedies.values())}"
+        )
+    task, monitor, remedies = task_of(manifest), config.train.monitor, {}
     if config.loss.name.value not in task.losses:
         remedies[f"loss={config.loss.name.value}"] = f"loss={task.losses[0]}"
-    if any(METRICS[name].task != task.labels for name in ([monitor] if isinstance(monitor, str) else monitor)):
+    if any(METRICS[name].task != task.labels for name in metrics_of(monitor)):
         remedies[f"train.monitor={shown(monitor)}"] = f"train.monitor={task.main}"
     if not task.has_clicks:
-        keys_of_clicks = {  # values, and those without effect
+        values |= {
             "loss.threshold": (config.loss.threshold, 0.0),
             "train.target_auc": (config.train.target_auc, None),
             "train.target_accuracy": (config.train.target_accuracy, None),
             **{kind.key: (True, False) for kind in configured_trackers(config) if kind.of_clicks},
             "baselines": (config.baselines is True, False),
-            **{f"data.negatives.{name}": (value, None) for name, value in vars(config.data.negatives).items()},
         }
-        for key, (value, default) in keys_of_clicks.items():
-            if value != default:
-                remedies[f"{key}={shown(value)}"] = f"{key}={shown(default)}"
-        if config.eval.keep_scores:
-            remedies[f"eval.keep_scores={config.eval.keep_scores}"] = "eval.keep_scores=0"
-        if config.eval.group_by is not None:
-            remedies[f"eval.group_by={config.eval.group_by}"] = "eval.group_by=null"
+        remedies |= _remedies(values)
     if remedies:
-        label = manifest.schema["label"]
-        kind = "clicks, 0 or 1" if task.has_clicks else "numbers"
+        label, kind = manifest.schema["label"], "clicks, 0 or 1" if task.has_clicks else "numbers"
         raise UserError(
             f"{', '.join(remedies)}: not of the labels of {root}, which are {kind} (column {label}); give "
             f"{' '.join(remedies.values())}"
         )
+
+
+def _remedies(values: Mapping[str, tuple[object, object]]) -> dict[str, str]:
+    """Return the remedy of each key's value that differs from the value without effect beside it."""
+    differing = {key: pair for key, pair in values.items() if pair[0] != pair[1]}
+    return {f"{key}={shown(value)}": f"{key}={shown(without)}" for key, (value, without) in differing.items()}
 
 
 # Begins a micro-batch: takes its first row in the global batch and its number of valid rows.
@@ -712,7 +697,9 @@ def load(checkpoint: Path, config: AppConfig, runtime: Runtime, root: Path, mani
     Raises:
         UserError: the checkpoint or the dataset does not fit the configuration.
     """
-    model, _ = sharded_model(config, runtime, root, manifest, WITHOUT_STATE, initial=False)
+    # FBGEMM's lookup on CPUs needs an optimizer, and this one keeps no state.
+    without_state = {"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": 0.0, "stochastic_rounding": False}
+    model, _ = sharded_model(config, runtime, root, manifest, without_state, initial=False)
     load_tensors(checkpoint, model, optimizer=None)
     return Predictor(config, runtime, root, manifest, model)
 
