@@ -467,11 +467,6 @@ class EvaluationInterrupted(Exception):
     """Raised when the run is asked to stop during an evaluation, which a resumed run begins again."""
 
 
-def _make_figures(split: str, samples: int, metrics: Mapping[str, object]) -> EvaluationFigures:
-    """Return metrics by name as the document of an evaluation."""
-    return convert({"split": split, "samples": samples, **metrics}, EvaluationFigures)
-
-
 @dataclass
 class Predictor:
     """A model, sharded or not, that scores a dataset's rows on this process's device."""
@@ -611,19 +606,27 @@ class Predictor:
         # NaN must be found before the metrics, since sorting would silently put it at one end of the ranking.
         self._require_finite([logits, *(scores for scores, _ in tasks)], split.rows, name)
         join = partial(self._join_in_row_order, rows=split.rows)
+
+        def to_sum() -> list[NDArray[np.float32]]:
+            """Return logits, labels and any weights of this process's rows; with layout, of all rows on rank 0."""
+            arrays = [values for values in (logits, labels, weights) if values is not None]
+            return arrays if self.micro_batches is None else [join(values) for values in arrays]
+
+        def document(metrics: Mapping[str, object]) -> EvaluationFigures:
+            return convert({"split": name, "samples": split.rows, **metrics}, EvaluationFigures)
+
         # Errors of predicted numbers are sums, so no process needs the scores of all rows.
         if not task_of(self.manifest).has_clicks:
-            preds, truth, *row_weights = self._values_to_sum(join, logits, labels, weights)
-            figures = number_metrics(preds, truth, self._sum_of_sums, *row_weights)
-            return Evaluation(_make_figures(name, split.rows, figures), logits[:0], labels[:0])
+            preds, truth, *row_weights = to_sum()
+            figures = document(number_metrics(preds, truth, self._sum_of_sums, *row_weights))
+            return Evaluation(figures, logits[:0], labels[:0])
         kept, class_weights, sums_of_all = kept_share(self.manifest), self.config.loss.class_weights, np.empty(0)
         if rows is not None:  # sampling left none of them out
             logits, kept = logits + np.float32(logit_correction(kept, class_weights) if corrected else 0), 1.0
         elif kept and (kept != 1 or class_weights):
-            summed = self._values_to_sum(join, logits, labels, weights)
-            sums_of_all = self._sum_of_sums(all_rows_sums(*summed, kept=kept, class_weights=class_weights))
+            sums_of_all = self._sum_of_sums(all_rows_sums(*to_sum(), kept=kept, class_weights=class_weights))
         if split.rows > self.config.eval.exact_rows:
-            summed = self._values_to_sum(join, logits, labels, weights)
+            summed = to_sum()
             sums = self._sum_of_sums(click_sums(*summed))
             if weights is None:
                 binned = histogram_metrics(runtime.total(score_counts(logits, labels)), sums)
@@ -636,13 +639,12 @@ class Predictor:
             # With train.deterministic=layout rank 0 has the scores of all processes already.
             if self.micro_batches is None:
                 logits, labels = runtime.to_rank_0(logits), runtime.to_rank_0(labels)
-            return Evaluation(_make_figures(name, split.rows, binned), logits, labels)
+            return Evaluation(document(binned), logits, labels)
         logits, labels, groups, row_keys = join(logits), join(labels), join(groups), join(row_keys)
         weights = None if weights is None else join(weights)
         joined_tasks = [(join(scores), join(truth)) for scores, truth in tasks]
 
         def metrics_on_rank_0() -> str:
-            """Return the figures as JSON."""
             grouped: dict[str, float | int | None] = {}
             parts, names = self.config.model.parts, list[str]()
             if self.config.eval.group_by is not None:
@@ -652,7 +654,7 @@ class Predictor:
             kept_figures = click_metrics(logits, labels, 1 / kept if corrected else 1.0, weights)
             figures = of_all_rows(kept_figures, sums_of_all, corrected) if len(sums_of_all) else kept_figures
             aucs = {f"auc_{name}": click_metrics(*task)["auc"] for name, task in zip(names, joined_tasks, strict=False)}
-            return encode(_make_figures(name, split.rows, {**figures, **grouped, **aucs}))
+            return encode(document({**figures, **grouped, **aucs}))
 
         text = runtime.on_rank_0(metrics_on_rank_0)
         return Evaluation(decode(text, EvaluationFigures), logits, labels)
@@ -664,16 +666,6 @@ class Predictor:
             return joined
         # Metrics are sums of floats, whose bits depend on the order: rows return to the order on disk.
         return joined[places_of_rows(rows, self.eval_batch_size(rows), self.runtime.world_size)]
-
-    def _values_to_sum(
-        self, join: Callable[[NDArray[np.float32]], NDArray[np.float32]], *arrays: NDArray[np.float32] | None
-    ) -> list[NDArray[np.float32]]:
-        """Return the arrays, but None, of the rows that this process adds up.
-
-        These are its own rows; with train.deterministic=layout they are all rows on rank 0, and none elsewhere.
-        """
-        present = [values for values in arrays if values is not None]
-        return present if self.micro_batches is None else [join(values) for values in present]
 
     def _sum_of_sums(self, sums: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the sum of the processes' sums, on all of them."""
