@@ -56,24 +56,16 @@ class TableMeter:
                 self._measure(self._tables[name], values)
             yield values
 
-    def figures(self) -> dict[str, TableFigures]:
-        """Return the figures of each table that passed by."""
-        return {
-            name: TableFigures(
-                rows=len(norms := np.concatenate(parts)),
-                rows_touched=self._touched[name] if self._counts_touched else None,
-                mean_norm=float(norms.mean(dtype=np.float64)),
-                largest_norm=float(norms.max()),
-            )
-            for name, parts in self._norms.items()
-            if parts
-        }
-
     def _measure(self, table: TableSpec, values: NDArray[np.float32]) -> None:
         """Add the next rows of a table, as far as its figures cover them, to its norms and counts."""
         start = self._rows_seen[table.name]
         stop = self._rows_seen[table.name] = start + len(values)
-        for block in sampled_blocks(table.num_embeddings):
+        number = -(-table.num_embeddings // INIT_BLOCK_ROWS)
+        blocks: Iterable[int] = range(number)
+        # A vocabulary's ids fall in frequency, so the first blocks alone would show its most used rows only.
+        if number > MAX_BLOCKS:
+            blocks = [int((place + 0.5) * number / MAX_BLOCKS) for place in range(MAX_BLOCKS)]
+        for block in blocks:
             first, last = max(start, block * INIT_BLOCK_ROWS), min(stop, (block + 1) * INIT_BLOCK_ROWS)
             if first >= last:
                 continue
@@ -86,14 +78,18 @@ class TableMeter:
                     initial = initial.astype(np.float16).astype(np.float32)
                 self._touched[table.name] += int((rows != initial).any(axis=1).sum())
 
-
-def sampled_blocks(num_rows: int) -> list[int]:
-    """Return the numbers of the blocks of INIT_BLOCK_ROWS rows that a table's figures cover: all, or MAX_BLOCKS."""
-    blocks = -(-num_rows // INIT_BLOCK_ROWS)
-    if blocks <= MAX_BLOCKS:
-        return list(range(blocks))
-    # A vocabulary's ids fall in frequency, so the first blocks alone would show its most used rows only.
-    return [int((place + 0.5) * blocks / MAX_BLOCKS) for place in range(MAX_BLOCKS)]
+    def figures(self) -> dict[str, TableFigures]:
+        """Return the figures of each table that passed by."""
+        return {
+            name: TableFigures(
+                rows=len(norms := np.concatenate(parts)),
+                rows_touched=self._touched[name] if self._counts_touched else None,
+                mean_norm=float(norms.mean(dtype=np.float64)),
+                largest_norm=float(norms.max()),
+            )
+            for name, parts in self._norms.items()
+            if parts
+        }
 
 
 GRAPH_BYTES = 1 << 28  # vectors of a batch beyond which plain steps are faster: 109 MB gained 2 %, 872 MB lost 5 %
@@ -295,9 +291,8 @@ class Session:
         """
         parameters = self.parameters()
         # The tables pass only once, for the digest and their figures together.
-        return provenance.parameters_digest(
-            (values for _, values in parameters) if meter is None else meter.watch(parameters)
-        )
+        values = (array for _, array in parameters) if meter is None else meter.watch(parameters)
+        return provenance.parameters_digest(values)
 
 
 def build(config: AppConfig, runtime: Runtime, root: Path, manifest: Manifest) -> Session:
@@ -312,7 +307,6 @@ def build(config: AppConfig, runtime: Runtime, root: Path, manifest: Manifest) -
 
 log = logging.getLogger("clickwork")
 
-LOSS = "loss"
 MAX_SKIPPED = 10  # consecutive steps; more of them mean a lost model, not a bad batch
 ADVICE = "training cannot continue: lower optimizer.lr; the checkpoints are from before this step"
 
@@ -328,7 +322,7 @@ class FiniteChecks:
 
     def __init__(self, parameters: dict[str, nn.Parameter]) -> None:
         self._parameters = list(parameters.values())
-        self.names = (LOSS, *(f"gradient of {name}" for name in parameters))
+        self.names = ("loss", *(f"gradient of {name}" for name in parameters))
 
     def __call__(self, loss: Tensor, *others: Tensor) -> Tensor:
         """Return the sums in the order of `names`, then the others, float32 [K] on the device.
@@ -367,12 +361,8 @@ class StepWindow:
         self.gradient_norm: Tensor | None = None  # norm at the last reported step
         self.first_counted_step = state.step + length.train.warmup_steps_excluded
         self._checks, self._runtime = FiniteChecks(session.dense_parameters()), session.runtime
-        self._timer, self._length, self._state, self._micro_batches = (
-            timer,
-            length,
-            state,
-            session.predictor.micro_batches,
-        )
+        self._timer, self._length, self._state = timer, length, state
+        self._micro_batches = session.predictor.micro_batches
         self._values: list[Tensor] = []  # per step: its finite checks and its accuracy
         self._of_micro_batches: list[Tensor] = []  # per step: losses and hits of this process, [2, micro-batches]
         self._rows: list[int] = []  # per step: rows of its global batch
@@ -413,26 +403,39 @@ class StepWindow:
             raise UserError(f"step {state.step + 1}: {len(self._skipped)} steps in a row were skipped, {ADVICE}")
 
     def synchronise(self) -> None:
-        """Bring losses and times to the host: the one place where the loop waits for the device."""
-        state = self._state
+        """Bring losses and times to the host: the one place where the loop waits for the device.
+
+        Raises UserError at the first value that is not finite; a skipped step's loss may be such a value.
+        """
+        state, runtime = self._state, self._runtime
         seconds, wait, phase_steps, phases = self._timer.take()
         # One copy from the device and one exchange bring the figures of all steps of the window.
-        values = self._runtime.mean(torch.stack(self._values).cpu().numpy())
+        values = runtime.mean(torch.stack(self._values).cpu().numpy())
         self._values.clear()
         checks, accuracies = values[:, :-1], values[:, -1]
         # A value that is not finite ends the run here, before it reaches the record.
-        self._require_finite(checks)
+        is_bad = ~np.isfinite(checks)
+        if self._length.train.on_nan is OnNan.skip:
+            is_bad[:, 0] = False
+        if is_bad.any():
+            # The first bad value belongs to the earliest step and, within it, to the loss rather than to a gradient.
+            row, column = divmod(int(is_bad.argmax()), is_bad.shape[1])
+            place = self._describe_step(state.step - len(checks) + row + 1)
+            name = self._checks.names[column]
+            raise UserError(f"{place}: first non-finite value: {name} ({checks[row, column]}); {ADVICE}")
         losses = np.ascontiguousarray(checks[:, 0])
         # The mean above is rounded by the number of processes, so with layout micro-batches are added instead.
         if self._of_micro_batches:
             losses, accuracies = self._sum_micro_batches()
-        timed = self._phases_on_slowest(phase_steps, phases)
+        # A phase takes as long as on its slowest process.
+        slowest = np.max(runtime.gather(np.array([phases.get(name, 0.0) for name in PHASES])), axis=0).tolist()
+        timed = Measured(phase_steps=phase_steps, phases=dict(zip(PHASES, slowest, strict=True)) if phase_steps else {})
         self._phases.add(timed)
         state.losses.append(losses)
         # The loop also synchronises at first_counted_step, so one call's steps are all warm-up or all counted.
         if state.step - len(losses) >= self.first_counted_step:
             state.step_seconds.append(seconds)
-            state.count(of_steps(seconds, self._runtime.world_size, wait))
+            state.count(of_steps(seconds, runtime.world_size, wait))
             state.count(timed)
         state.accuracies = np.concatenate([state.accuracies, accuracies])
         self._losses.append(losses)
@@ -468,24 +471,6 @@ class StepWindow:
         self._state.accuracies = np.empty(0, np.float32)
         self._losses, self._seconds, self._input_wait, self._phases = [], [], 0.0, Measured()
         return figures
-
-    def _phases_on_slowest(self, steps: int, phases: dict[str, float]) -> Measured:
-        """Return the seconds of sampled steps by phase, each as long as on its slowest process; a collective call."""
-        seconds = np.array([phases.get(name, 0.0) for name in PHASES])
-        slowest = np.max(self._runtime.gather(seconds), axis=0).tolist()
-        return Measured(phase_steps=steps, phases=dict(zip(PHASES, slowest, strict=True)) if steps else {})
-
-    def _require_finite(self, checks: NDArray[np.float32]) -> None:
-        """Raise UserError at the first non-finite value of `checks` [steps, K]; a skipped step's loss may be one."""
-        is_bad = ~np.isfinite(checks)
-        if self._length.train.on_nan is OnNan.skip:
-            is_bad[:, 0] = False
-        if is_bad.any():
-            # The first bad value belongs to the earliest step and, within it, to the loss rather than to a gradient.
-            row, column = divmod(int(is_bad.argmax()), is_bad.shape[1])
-            place = self._describe_step(self._state.step - len(checks) + row + 1)
-            name = self._checks.names[column]
-            raise UserError(f"{place}: first non-finite value: {name} ({checks[row, column]}); {ADVICE}")
 
     def _describe_step(self, step: int) -> str:
         """Return the place of a step, counted from 1, for a message."""
