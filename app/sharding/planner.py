@@ -650,34 +650,29 @@ def replicate_tables(
 ) -> ShardingConfig:
     """Make all tables data-parallel, so that torch updates them: for `reason`, or as FBGEMM lacks the optimizer here.
 
-    It is logged if `is_news`: one process that no sharding was asked of holds all tables in any case.
+    This is logged if `is_news`: one process that no sharding was asked of holds all tables in any case.
     """
-    table_by_id = next((table.name for table in tables if table.by_id), None)
-    if table_by_id is not None:
-        cause, remedy = f"{reason}, and", "leave that key out"
-        if reason is None:
-            cause = f"optimizer={optimizer.name.value}: FBGEMM lacks it on {device.type}, and"
-            remedy = f"use optimizer={' or '.join(name.value for name in OptimizerName if has_fused(name, device))}"
-        raise UserError(f"{cause} torch updates no table that is looked up id by id, such as {table_by_id}; {remedy}")
     name, parameters = optimizer.name, sum(table.num_embeddings * table.embedding_dim for table in tables)
+    cause, instead = reason, ""
+    if reason is None:
+        cause, instead = f"optimizer={name.value}: FBGEMM lacks it on {device.type}", "optimizer=rowwise_adagrad, "
+    if by_id := [table.name for table in tables if table.by_id]:
+        fused = " or ".join(each.value for each in OptimizerName if has_fused(each, device))
+        remedy = f"use optimizer={fused}" if reason is None else "leave that key out"
+        raise UserError(f"{cause}, and torch updates no table that is looked up id by id, such as {by_id[0]}; {remedy}")
     if parameters > MAX_REPLICATED:
-        is_on_gpus = name.algorithm.fbgemm is not None
-        limitation, or_a_gpu = ("FBGEMM has it on GPUs only", ", or a GPU") if is_on_gpus else ("FBGEMM lacks it", "")
-        cause, remedy = f"optimizer={name.value}: {limitation}, and torch's", "use optimizer=rowwise_adagrad, "
-        if reason is not None:
-            cause, remedy, or_a_gpu = f"{reason}; that", "use ", ""
         raise UserError(
-            f"{cause} goes over whole tables at every step: {parameters:,} parameters in tables are more than "
-            f"{MAX_REPLICATED:,}; {remedy}smaller tables (data.max_ind_range){or_a_gpu}"
+            f"{cause}, and torch goes over whole tables at every step: {parameters:,} parameters in tables are more "
+            f"than {MAX_REPLICATED:,}; use {instead}smaller tables (data.max_ind_range)"
         )
     if config.types == "data_parallel" and not config.tables:
         return config
-    description, mathematics = reason, ""
-    if reason is None:
-        rows_moved = "all rows at every step" if name.algorithm.moves_all_rows else "the rows of each batch"
-        description = f"FBGEMM has no {name.value} on {device.type}"
-        mathematics = f", with the same mathematics over {rows_moved}"
-    text = "sharding: %s: tables are data_parallel instead of %s and updated in torch%s"
     if is_news:
+        description, mathematics = reason, ""
+        if reason is None:
+            rows_moved = "all rows at every step" if name.algorithm.moves_all_rows else "the rows of each batch"
+            description = f"FBGEMM has no {name.value} on {device.type}"
+            mathematics = f", with the same mathematics over {rows_moved}"
+        text = "sharding: %s: tables are data_parallel instead of %s and updated in torch%s"
         log.info(text, description, config.types, mathematics)
     return replace(config, types="data_parallel", kernels=None, tables={})
