@@ -14,7 +14,7 @@ from common.command import redact
 from common.documents import Json
 from common.errors import UserError
 from common.files import write_atomically
-from common.keys import to_plain
+from common.keys import flat_values
 from data_prep.dataset.format import MANIFEST_NAME, Manifest, load_manifest
 
 COMPARED_RELEASES = ("torch", "torchrec", "fbgemm-gpu", "fbgemm_gpu-cpu", provenance.FBGEMM_COMMIT, "numpy")
@@ -25,7 +25,7 @@ def require_same_program(config: AppConfig, runtime: Runtime) -> None:
     """Refuse a job whose processes differ in settings, code or releases; a collective call."""
     if runtime.world_size == 1:
         return
-    facts = _flatten(redact(to_plain(config)))
+    facts = redact(flat_values(config))
     del facts["data.path"]  # machines may differ in it: digests tell whether the datasets do
     code = provenance.code()
     # An image or a wheel may have no commit, so the digest of the modules is compared as well.
@@ -159,12 +159,3 @@ def _names_text(names: list[str]) -> str:
     """Return at most MOST_NAMED names, and how many more there are."""
     more = len(names) - MOST_NAMED
     return " and ".join(names[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
-
-
-def _flatten(nested: Mapping[str, object], prefix: str = "") -> Json:
-    """Return nested values by dotted key; an empty mapping is a value."""
-    flat: Json = {}
-    for key, value in nested.items():
-        dotted = f"{prefix}{key}"
-        flat |= _flatten(value, f"{dotted}.") if isinstance(value, Mapping) and value else {dotted: value}
-    return flat
