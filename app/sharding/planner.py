@@ -63,7 +63,6 @@ from data_prep.dataset.format import Manifest, mean_bag_sizes
 log = logging.getLogger("clickwork")
 
 GIB, GB_PER_S = 2**30, 1e6  # bytes; bytes per millisecond, TorchRec's unit
-LINK_EFFICIENCY, RESERVE = 0.8, 0.15  # defaults
 SAME_MEMORY = 0.06  # drivers report this much less or more than data sheets
 
 
@@ -128,7 +127,7 @@ def resolve(config: TopologyConfig, find: Callable[[], Device], devices_per_node
     for key in HARDWARE:
         if getattr(config, key) is None:
             raise UserError(f"topology.{key}=null: topology {config.name} needs it; {_example(find())}")
-    config = _over(TopologyConfig(link_efficiency=LINK_EFFICIENCY, reserve=RESERVE), config)
+    config = _over(TopologyConfig(link_efficiency=0.8, reserve=0.15), config)
     check_keys(config, "topology.")  # also checks figures from a file
     return config
 
@@ -599,20 +598,13 @@ def workload(
 
 
 def bag_sizes(config: AppConfig, features: Features, means: Mapping[str, float]) -> dict[str, float]:
-    """Return mean ids per bag, by key of the model's ids; `means`: of multi-hot features, from the shards."""
+    """Return ids per bag, by key of the model's ids: the expanded size, or the mean in the shards; otherwise 1."""
     if (parts := config.model.parts) is not None:
         return parts.bag_sizes(config, features)
-    return bag_sizes_of_rows(config.data.multi_hot, list(features.num_embeddings), means)
-
-
-def bag_sizes_of_rows(
-    multi_hot: MultiHotConfig, features: Sequence[str], means: Mapping[str, float]
-) -> dict[str, float]:
-    """Return ids per bag of each feature: the expanded size, or the mean in the shards; otherwise 1."""
-    bags = multi_hot.bags()
+    names, bags = list(features.num_embeddings), config.data.multi_hot.bags()
     if bags is not None:
-        return {feature: float(size) for feature, size in zip(features, bags.sizes, strict=True)}
-    return {feature: means.get(feature, 1.0) for feature in features}
+        return {name: float(size) for name, size in zip(names, bags.sizes, strict=True)}
+    return {name: means.get(name, 1.0) for name in names}
 
 
 def bag_sizes_of(config: AppConfig, root: Path, manifest: Manifest) -> dict[str, float]:
@@ -623,8 +615,12 @@ def bag_sizes_of(config: AppConfig, root: Path, manifest: Manifest) -> dict[str,
 
 def multi_hot_features(multi_hot: MultiHotConfig, manifest: Manifest) -> list[str]:
     """Return the features of a dataset whose bags may have more or fewer ids than one."""
-    sizes = bag_sizes_of_rows(multi_hot, list(manifest.num_embeddings), {})
-    return [feature for feature, size in sizes.items() if size != 1 or feature in manifest.ragged]
+    bags, features = multi_hot.bags(), list(manifest.num_embeddings)
+    if bags is not None:
+        bags.check(len(features))
+    sizes = bags.sizes if bags is not None else (1,) * len(features)
+    pairs = zip(features, sizes, strict=True)
+    return [feature for feature, size in pairs if size != 1 or feature in manifest.ragged]
 
 
 def _whole_tables(optimizer: OptimizerConfig, tables: Sequence[TableSpec]) -> str | None:

@@ -134,10 +134,9 @@ def _require_layout(sparse_arch: TableArch, plan: Plan, multi_hot: Collection[st
 
 def require_column(key: str, column: str, config: DataConfig, root: Path, manifest: Manifest) -> None:
     """Refuse a key's value that is not the name of a column with one id per row."""
-    bags, features = config.multi_hot.bags(), list(manifest.num_embeddings)
-    sizes = bags.sizes if bags is not None else (1,) * len(features)
-    single = [name for name, size in zip(features, sizes, strict=False) if size == 1 and name not in manifest.ragged]
-    if column not in single:
+    features, bags = list(manifest.num_embeddings), planner.multi_hot_features(config.multi_hot, manifest)
+    if column not in features or column in bags:
+        single = [feature for feature in features if feature not in bags]
         fault = "has bags of ids" if column in features else f"is not a categorical column of {root}"
         remedy = f"give one of {', '.join(single)}" if single else "give another dataset"
         raise UserError(f"{key}={column}: {fault}; {remedy}")

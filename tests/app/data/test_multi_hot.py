@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from app.config.data import DataConfig, MultiHotConfig, VerifyData
 from app.data.batch import Batch
 from app.data.split import SplitReader, verify_splits
+from app.sharding.planner import multi_hot_features
 from common.errors import UserError
 from data_prep.dataset.format import MANIFEST_NAME, load_manifest, save_manifest, shard_path
 from data_prep.dataset.multi_hot import Distribution
@@ -182,6 +183,7 @@ def test_multi_hot_choices_that_cannot_be(dataset: Path, ragged: Path, tmp_path:
         SplitReader(root, load_manifest(root), "val", DataConfig(multi_hot=MultiHotConfig(*choices)), 0, 1)
 
     refused(r"2 given for 4 features", split, dataset, [1, 2])
+    refused(r"2 given for 4 features", multi_hot_features, MultiHotConfig([1, 2]), load_manifest(dataset))
     refused("each at least 1", split, dataset, [1, 2, 0, 3])
     refused("has multi-hot columns of its own", split, ragged, [1, 2, 2, 3])
 
