@@ -190,7 +190,6 @@ def _over(base: TopologyConfig, config: TopologyConfig) -> TopologyConfig:
 
 
 def _example(device: Device) -> str:
-    """Return the overrides that describe this device, on one line."""
     overrides = {"name": "mine", "architecture": device.architecture, "memory_gib": round(device.memory_gib)}
     text = ", ".join(f"{key}: {value}" for key, value in {**overrides, **dict.fromkeys(HARDWARE[2:], "...")}.items())
     return f"describe it in mine.yaml, in GiB and GB/s one way: {{{text}}}; then give topology.file=mine.yaml"
@@ -365,7 +364,6 @@ def sharding_options(
 
 
 def _constraints(choices: Mapping[str, Choice], workload: Workload) -> dict[str, ParameterConstraints]:
-    """Return each table's choice in TorchRec's form."""
     return {
         name: ParameterConstraints(
             sharding_types=choice.types,

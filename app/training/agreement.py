@@ -156,6 +156,5 @@ def _values_by_host(values: Mapping[str, str]) -> str:
 
 
 def _names_text(names: list[str]) -> str:
-    """Return at most MOST_NAMED names, and how many more there are."""
     more = len(names) - MOST_NAMED
     return " and ".join(names[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")

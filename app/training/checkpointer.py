@@ -266,7 +266,6 @@ def require_dataset(trained: Path, path_then: str, digest_then: str, root: Path,
 
 
 def _describe_layout(session: Session) -> Layout:
-    """Return the settings that may differ after a resumption, at the price of different rounding."""
     return Layout(
         processes=session.runtime.world_size,
         threads=session.runtime.num_threads,

@@ -494,7 +494,6 @@ class Predictor:
 
     @cached_property
     def _dataset(self) -> Splits:
-        """Return the opened dataset: of the model's own kind, or of rows."""
         parts = self.config.model.parts
         if parts is not None:
             return parts.open_splits(self.root, self.manifest, self.config)

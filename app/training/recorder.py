@@ -390,7 +390,6 @@ class Recorder:
         return summary
 
     def _manifest(self, pipeline: str) -> RunManifest:
-        """Return the run's provenance, data, plan and tables, for manifest.json."""
         session, manifest, runtime = self._session, self._session.manifest, self._session.runtime
         arch = session.model.module.sparse_arch
         embeddings = getattr(arch, "embeddings", [])  # a log's tables are no Embeddings

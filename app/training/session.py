@@ -208,7 +208,6 @@ class Session:
         return next((obstacle for obstacle, is_here in obstacles.items() if is_here), "")
 
     def _record_graphs(self, batch_size: int) -> None:
-        """Record the dense layers' forward and backward with an example of batch_size samples."""
         device, features = self.runtime.device, list(self.manifest.num_embeddings)
         dense_features = torch.zeros(batch_size, len(self.manifest.schema.get("dense", [])), device=device)
         # Pooled vectors have one size, whatever the bags, so an example of one id per bag stands for all batches.
