@@ -13,7 +13,8 @@ class PlannedTable(OpenDocument, kw_only=True):
     """Sharding of one table.
 
     type: as in sharding.types. kernel: as in sharding.kernels. shards: for each, its rank, first row, first column,
-    rows and columns. cache_load_factor: share of the rows that a device caches. ranks: processes that take part.
+    rows and columns. cache_load_factor: share of the rows that a device caches. ranks: processes that hold rows, in
+    order.
     """
 
     type: str
@@ -22,11 +23,6 @@ class PlannedTable(OpenDocument, kw_only=True):
     cache_load_factor: Number | None
     ranks: list[int]
     rest: Json = msgspec.field(default_factory=dict)
-
-    @property
-    def holders(self) -> list[int]:
-        """Processes that hold rows of the table, in order."""
-        return sorted({shard[0] for shard in self.shards if shard[3]})
 
 
 class PlanFormat(msgspec.Struct):

@@ -313,7 +313,7 @@ def diff_lines(before: ForecastFile, after: ForecastFile, name: str) -> list[str
         placements = []
         for plan in plans:
             entry = plan.tables.get(table)
-            ranks = _ranks_text(entry.holders, plan.world_size) if entry else ""
+            ranks = _ranks_text(entry.ranks, plan.world_size) if entry else ""
             placements.append(f"{entry.type}/{entry.kernel} on {ranks}" if entry else "none")
         changes.append((table, *placements))
     settings = ("world_size", "local_world_size", "global_batch_size", "optimizer")
