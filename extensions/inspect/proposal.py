@@ -70,13 +70,22 @@ def _rates_of_other_half(
     Args:
         priors: [rows]; None: the other half's mean label.
     """
-    rates, size = np.empty(len(labels)), int(codes.max()) + 1
+    rates = np.empty(len(labels))
     for fitted in _halves(len(labels)):
-        scored = codes[~fitted]
         prior = labels[fitted].mean() if priors is None else priors[~fitted]
-        sums = np.bincount(codes[fitted], labels[fitted], size)[scored]
-        rates[~fitted] = (sums + PRIOR_ROWS * prior) / (np.bincount(codes[fitted], minlength=size)[scored] + PRIOR_ROWS)
+        rates[~fitted] = _smoothed_rates(codes, labels, fitted, ~fitted, prior)
     return rates
+
+
+def _smoothed_rates(codes: NDArray[np.int64], labels: NDArray[Any], fitted: Any, scored: Any, prior: Any) -> Any:
+    """Return the mean label of each scored row's code among the fitted rows, smoothed by PRIOR_ROWS rows of the prior.
+
+    Args:
+        fitted, scored: masks or positions of rows. prior: a number, or one for each scored row.
+    """
+    size = int(codes.max()) + 1
+    sums, rows = np.bincount(codes[fitted], labels[fitted], size), np.bincount(codes[fitted], minlength=size)
+    return (sums[codes[scored]] + PRIOR_ROWS * prior) / (rows[codes[scored]] + PRIOR_ROWS)
 
 
 def _auc(scores: NDArray[np.float64], labels: NDArray[np.bool_]) -> float:
@@ -525,7 +534,7 @@ def _choose_use(proposal: Proposal, figures: ColumnFigures, labels: NDArray[np.f
     if figures.is_time and (profile.files.has_text or not figures.marks):
         form = figures.time_format
         if form not in EPOCHS or TIME_WORDS & set(words_of(figures.name)):
-            return _use_of_time(profile, figures, form)
+            return _use_of_time(proposal, figures, form, labels)
     can_be_category = not figures.has_fractions and _can_name_table(figures.name)
     is_unique = figures.rows >= MIN_ROWS and len(figures.distinct) >= UNIQUE_SHARE * figures.rows
     is_number = figures.are_numbers or (figures.marked_numbers and profile.files.has_text)
@@ -668,26 +677,42 @@ def _value_count_text(figures: ColumnFigures) -> str:
     return f"{'' if figures.distinct.is_exact else 'about '}{len(figures.distinct):,}"
 
 
-def _use_of_time(profile: TableProfile, figures: ColumnFigures, form: str | None) -> Use:
-    """Return the parts of a column of times that differ between rows and whose names are free."""
-    texts = _sampled_values(profile, figures)
-    moments = [read_time(text.strip(), form) for text in texts]
+def _use_of_time(proposal: Proposal, figures: ColumnFigures, form: str | None, labels: NDArray[np.float64]) -> Use:
+    """Return the parts of a column of times that differ between rows and tell something of newer rows' labels.
+
+    Rows are split by time: a part is left out if its label rates in the older half of the rows score the newer half
+    worse than the mean label does, by ERRORS standard errors, as weekdays of few sessions do.
+
+    Args:
+        labels: [rows of the sample].
+    """
+    texts = proposal.profile.sample.columns[figures.name]
+    moments = [None if text.strip() in ("", *NULL_MARKS) else read_time(text.strip(), form) for text in texts]
+    is_time = np.array([moment is not None for moment in moments], np.bool_)
     times = np.array([moment for moment in moments if moment is not None], np.int64).astype("M8[us]")
+    labels, is_click = labels[is_time], proposal.label.kind is LabelKind.click
+    older, newer = np.array_split(np.argsort(times, kind="stable"), 2)
+    few = min((labels[older] > 0).sum(), (labels[older] <= 0).sum()) if is_click else len(older)
+    shown = f"times, {texts[int(is_time.argmax())]} and others" if len(times) else "times"
+    if figures.formats and len(figures.formats) > 1 and form not in EPOCHS:
+        shown += f"; the format may be {figures.formats[1]}, too"
     parts = []
     for part in ("weekday", "hour"):
         name = f"{figures.name}_{part}"
-        if (
-            len(times)
-            and len(np.unique(PARTS[part](times))) > 1
-            and name not in profile.columns
-            and _can_name_table(name)
-        ):
-            entry = {"column": figures.name, "part": part}
-            parts.append(entry if form is None else {**entry, "format": form})
-    shown = f"times, {texts[0]} and others" if texts else "times"
-    if figures.formats and len(figures.formats) > 1 and form not in EPOCHS:
-        shown += f"; the format may be {figures.formats[1]}, too"
-    return Use("sparse" if parts else "out", tuple(parts), shown if parts else f"{shown}: no part differs between rows")
+        codes = PARTS[part](times).astype(np.int64)
+        if len(np.unique(codes)) < 2 or name in proposal.profile.columns or not _can_name_table(name):
+            continue
+        if few >= MIN_LABELS:
+            rates = _smoothed_rates(codes, labels, older, newer, labels[older].mean())
+            by_part, by_none = (_losses(each, labels[newer], is_click) for each in (rates, labels[older].mean()))
+            # Rates by a part that tells nothing cost half a nat a value, or a variance: only a greater loss counts.
+            cost = len(np.unique(codes)) * (0.5 if is_click else labels.var()) / len(newer)
+            if _errors_between(by_part - cost, by_none) > ERRORS:
+                shown += f"; its {part} in older rows tells nothing of newer ones"
+                continue
+        entry = {"column": figures.name, "part": part}
+        parts.append(entry if form is None else {**entry, "format": form})
+    return Use("sparse" if parts else "out", tuple(parts), shown if parts else f"{shown}: no part is of use")
 
 
 def _find_separator(

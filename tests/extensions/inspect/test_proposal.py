@@ -290,6 +290,17 @@ def test_blanks_in_numbers_and_wide_numbers_prepare(tmp_path: Path, mark: str) -
     assert prepare(*paths(tmp_path, proposal.text)).rows == ROWS
 
 
+def test_a_part_of_a_time_that_misleads_newer_rows_is_left_out(tmp_path: Path) -> None:
+    """Rates by weekday turn round halfway; those by hour stay."""
+    shown = pd.Series(pd.date_range("2024-01-01", periods=4_000, freq="10min"))
+    is_early_in_week, is_new = shown.dt.dayofweek < 3, shown.index >= 2_000
+    rates = 0.3 + 0.2 * (shown.dt.hour < 12) + 0.2 * (is_early_in_week != is_new)
+    labels = (np.random.default_rng(5).random(4_000) < rates).astype(int).tolist()
+    content = {"label": labels, "cat": list("abca") * 1_000, "shown_at": shown.astype(str).tolist()}
+    document = yaml.safe_load(proposed(tmp_path, content).text)
+    assert document["sparse"] == ["cat", {"column": "shown_at", "part": "hour"}]
+
+
 @pytest.mark.parametrize("name", ["rows.csv", "rows.parquet"])
 def test_days_as_numbers_are_times(tmp_path: Path, name: str) -> None:
     days = pd.date_range("2019-01-01", periods=ROWS, freq="3D")
