@@ -9,6 +9,7 @@ RELEASES ?= oldest
 ARGS ?=
 
 include launch/variables.mk
+export MAKE_STARTED := $(shell date +%s.%N)
 
 python := $(VENV)/bin/python
 launch := $(python) -m $(if $(NPROC),app.launch --nproc-per-node $(NPROC) -m )

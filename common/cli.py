@@ -62,7 +62,7 @@ EXIT_LOST = 69
 EXIT_STOPPED = 75
 
 SECONDS_FOR_FIRST_ERROR = 10.0
-SECONDS = {"imports": 0.0}  # spent by the command line before it calls the command
+SECONDS: dict[str, float] = {}  # spent before the command's function is called, by section
 
 
 def run(command: Command) -> NoReturn:
@@ -113,6 +113,9 @@ def _run_configured(command: Command, schema: type, arguments: list[str]) -> int
         _print_help(command, schema, [argument for argument in arguments if not argument.startswith("-")])
         return EXIT_DONE
     _require_temporary_directory()
+    # `make` sets up the environment before it starts the command.
+    if started := os.environ.get("MAKE_STARTED"):
+        SECONDS["set-up"] = time.time() - float(started)
     if os.environ.get("RANK", "0") == "0" and (sentence := outdated_sentence()):
         sys.stderr.write(f"warning: {sentence}\n")  # first, as the checkout's keys may be unknown here
     config: Any = compose_config(schema, command.config_dir, arguments, command.config)

@@ -3,6 +3,7 @@
 import html.parser
 import json
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -47,11 +48,11 @@ class Page(html.parser.HTMLParser):
 @pytest.mark.medium
 def test_the_report_of_a_real_run(run_app: Command, dataset: Path, tmp_path: Path) -> None:
     overrides = [*SMALL, f"data.path={dataset}", "run.name=real", "train.eval_every_steps=10"]
-    process = run_app("train", *overrides)
+    process = run_app("train", *overrides, environment={"MAKE_STARTED": str(time.time())})
     times, last = process.stderr.splitlines()[-2:]
     assert last == "report: runs/real/report.html"
-    sections = ["imports", "data", "training", "evaluation", "report", "baselines", "rest"]
-    assert re.findall(r"(\w+) \d+\.\d s", times.removeprefix("time: ")) == sections
+    sections = ["set-up", "imports", "data", "training", "evaluation", "report", "baselines", "rest"]
+    assert re.findall(r"([\w-]+) \d+\.\d s", times.removeprefix("time: ")) == sections
     assert (tmp_path / "runs/real/log.txt").read_text().count("report: runs/real/report.html") == 1
     page = Page((tmp_path / "runs/real/report.html").read_text())
     assert set(page.references) <= {"data:,", "#main"}
