@@ -149,7 +149,7 @@ class Job:
 
     def chunk_path(self, source: int, chunk: int, suffix: str) -> Path:
         """Return the path of one of a chunk's files."""
-        return _path_of(self.chunk_stem(source, chunk), suffix)
+        return path_of(self.chunk_stem(source, chunk), suffix)
 
     def chunk_stem(self, source: int, chunk: int) -> Path:
         """Return the common prefix of the paths of a chunk's files."""
@@ -223,7 +223,7 @@ RecordT = TypeVar("RecordT", bound=Record)
 
 def save_record(stem: Path, stage: str, record: Record) -> None:
     """Log that a stage has written the files <stem>.*; a task does this last."""
-    path = _path_of(stem, f"{stage}.json")
+    path = path_of(stem, f"{stage}.json")
     temporary = temporary_path(path)
     # No sync: load_record detects damage by a power cut to the record or to its files.
     temporary.write_bytes(msgspec.json.encode(record))
@@ -233,13 +233,13 @@ def save_record(stem: Path, stage: str, record: Record) -> None:
 def load_record(stem: Path, stage: str, record_type: type[RecordT]) -> RecordT | None:
     """Return the record of a stage if its files match it, else None."""
     try:
-        record = decode(_path_of(stem, f"{stage}.json").read_bytes(), record_type)
+        record = decode(path_of(stem, f"{stage}.json").read_bytes(), record_type)
     except (FileNotFoundError, ValueError):
         return None
-    return record if all(is_unchanged(_path_of(stem, s), digest) for s, digest in record.files.items()) else None
+    return record if all(is_unchanged(path_of(stem, s), digest) for s, digest in record.files.items()) else None
 
 
-def _path_of(stem: Path, suffix: str) -> Path:
+def path_of(stem: Path, suffix: str) -> Path:
     """Return the path of one of the files with a common stem."""
     return stem.with_name(f"{stem.name}.{suffix}")
 

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,8 +14,8 @@ from data_prep.dataset.options import DenseTransform, LabelKind, SplitMethod
 from data_prep.dataset.spelling import unpack
 from data_prep.engine.job import ChunkRecord, Job
 from data_prep.io.arrays import open_array
-from data_prep.sources.discover import Source
 from data_prep.stages.fit import VocabularyRecord
+from data_prep.stages.place import held_out_splits
 from data_prep.stages.write import BuiltShard
 
 MAX_ROWS = 1 << 20  # Ids of larger train splits are not compared.
@@ -60,21 +60,19 @@ def shared_ids(
     job: Job,
     built: Sequence[BuiltShard],
     records: Sequence[ChunkRecord],
-    features: Sequence[str],
-    num_values: Callable[[str], int | None],
+    num_values: Mapping[str, int | None],
 ) -> dict[str, dict[str, float]]:
     """Return what `data.max_ind_range` merges, by feature: values per row, or the share of train's unknown values.
 
     Hashed values are counted by chunk, Criteo's in the first rows alone, and the largest number per row is returned.
 
-    num_values: returns the number of values in a feature's vocabulary, None without one.
+    num_values: size of each feature's vocabulary, None without one.
     """
-    rules = job.rules
+    rules, features = job.rules, tuple(num_values)
     if rules.max_ind_range is None:
         return {}
     if rules.order is not None and rules.wraps:
-        values = {name: num_values(name) or 0 for name in features}
-        return {VALUES_PER_ROW: {name: max(1, count / rules.max_ind_range) for name, count in values.items()}}
+        return {VALUES_PER_ROW: {name: max(1, (n or 0) / rules.max_ind_range) for name, n in num_values.items()}}
     if rules.shares_unknown_id or (job.bags is not None and rules.order is not None):
         return {}
     if rules.order is None:
@@ -119,16 +117,11 @@ def refuse_absent_labels(job: Job, records: Sequence[ChunkRecord]) -> None:
     rows = np.sum([record.positive_rows for record in records if record.rows], axis=0).tolist()
     absent = [value for value, count in zip(job.table.positive, rows, strict=True) if not count]
     if absent:
-        sources = _train_sources(job)
+        sources = [source for source in job.sources if source.split in (None, "train")]
         raise UserError(
             f"{sources[0].path}, column {job.table.label}: no row has the label {json.dumps(absent[0])} of positive; "
             f"{describe_label_values(job.table, sources)}; correct positive in data.schema, or leave the value out"
         )
-
-
-def _train_sources(job: Job) -> list[Source]:
-    """Return the sources that may hold rows of train."""
-    return [source for source in job.sources if source.split in (None, "train")]
 
 
 def refuse_one_class(job: Job, records: Sequence[ChunkRecord]) -> None:
@@ -143,12 +136,39 @@ def refuse_one_class(job: Job, records: Sequence[ChunkRecord]) -> None:
     from data_prep.parsing.labels import describe_label_values  # imports pyarrow, which Criteo's rows do not need
 
     rule = "" if job.table.rule is None else f" by the rule {job.table.rule}"
-    sources = _train_sources(job)
+    sources = [source for source in job.sources if source.split in (None, "train")]
     raise UserError(
         f"{sources[0].path}, column {job.table.label}: every label is {int(positives > 0)}{rule}, so no model can "
         f"learn from them; {describe_label_values(job.table, sources)}; correct the column or its rule in data.schema, "
         "or give data.allow_degenerate=true"
     )
+
+
+def refuse_empty_splits(job: Job, rows: dict[str, int], is_allowed: bool) -> None:
+    """Refuse a dataset without a row to train on, or without rows of a split that a column or the labels decide.
+
+    Args:
+        rows: each split's number of rows.
+        is_allowed: whether val and test may be empty (data.allow_degenerate).
+    """
+    total, method = sum(rows.values()), job.rules.split
+    if not total:
+        raise UserError("data.sampling.negative_drop_rate: no row is left; give a lower rate")
+    if not rows["train"]:
+        if method is None:
+            raise UserError("data.sampling.negative_drop_rate: no row of data.train is left; give a lower rate")
+        raise UserError(
+            f"data.split: all {total} rows are held out (method {method.value}), none is left to "
+            "train on; give more rows, or a smaller data.split.held_out"
+        )
+    empty = [split for split in held_out_splits(job) if not rows[split]]
+    if empty and method is not None and method.algorithm.reads and job.rules.held_out and not is_allowed:
+        column = "" if job.rules.split_column is None else f" data.split.column={job.rules.split_column}"
+        raise UserError(
+            f"data.split.method={method.value}{column}: {' and '.join(empty)} would have no rows, since these "
+            f"{total} have too few values; give a larger data.split.held_out, another data.split.seed "
+            "or method, or data.allow_degenerate=true"
+        )
 
 
 def mean_weight(job: Job, built: Sequence[BuiltShard]) -> float:

@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 
 from common.documents import Json
 from common.files import FileDigest, digest_file
-from data_prep.dataset.options import VocabularyOrder
+from data_prep.dataset.options import DenseTransform, VocabularyOrder
 from data_prep.dataset.transforms import FITS
-from data_prep.encoding.lookup import TEXT_KINDS, vocabulary_path
+from data_prep.encoding.lookup import TEXT_KINDS, DenseRange, join_ranges, vocabulary_path
 from data_prep.engine.executor import Executor, Worker
 from data_prep.engine.job import VALUE_BYTES, ChunkRecord, Job, LoggedTask
 from data_prep.io.arrays import FileRange, FileWriter, open_array, read_ranges, write_array
@@ -170,31 +170,6 @@ class CountTask(LoggedTask[ChunkRecord]):
         return count_record
 
 
-def plan_counting(job: Job, records: list[ChunkRecord], limit: int) -> list[CountTask]:
-    """Return counting tasks for the chunks with rows that may count.
-
-    Args:
-        records: all chunks, in row order.
-        limit: rows at positions below it count.
-    """
-    begins = [0, *accumulate(record.rows for record in records)]
-    tasks = (CountTask(job, record, begin, limit) for record, begin in zip(records, begins, strict=False))
-    # Positions tell which rows count where rows are reordered, so no chunk can be left out beforehand there.
-    return [task for task in tasks if task.is_done or job.rules.is_arranged or task.begin < limit]
-
-
-def count_chunks(tasks: list[CountTask], executor: Executor) -> tuple[ChunkCounts, ...]:
-    """Return the value counts of all chunks with rows that count, from parsing or from the tasks run here."""
-    parsed = [task for task in tasks if task.is_done]
-    counts = [ChunkCounts(t.record, PARSED_COUNTS if t.job.table is None else DICTIONARIES, t.begin) for t in parsed]
-    to_do = [task for task in tasks if not task.is_done]
-    count_records = executor.map(to_do)
-    counts += [
-        ChunkCounts(record, FITTED_COUNTS, task.begin) for task, record in zip(to_do, count_records, strict=True)
-    ]
-    return tuple(chunk for chunk in counts if chunk.record.rows)
-
-
 @dataclass
 class VocabularyRecord:
     """A feature's vocabulary: `values` have their own id; `files` by their suffix in vocab/<feature>.<suffix>."""
@@ -288,11 +263,44 @@ class FitTask(LoggedTask[VocabularyRecord]):
 
 
 def fit_vocabularies(
-    job: Job, counts: tuple[ChunkCounts, ...], max_bytes: int, executor: Executor
+    job: Job, records: list[ChunkRecord], limit: int, max_bytes: int, executor: Executor
 ) -> dict[str, VocabularyRecord]:
-    """Write `job.work`/vocab/<feature>.npy for all features from the chunks' value counts."""
-    tasks = [FitTask(job, feature, counts, max_bytes) for feature in range(len(job.schema.sparse))]
-    return dict(zip(job.schema.sparse, executor.map(tasks), strict=True))
+    """Count the values of the rows at positions below the limit, and write `job.work`/vocab/<feature>.npy for all.
+
+    Args:
+        records: all chunks, in row order.
+        max_bytes: see `FitTask`.
+    """
+    begins = [0, *accumulate(record.rows for record in records)]
+    tasks = [CountTask(job, record, begin, limit) for record, begin in zip(records, begins, strict=False)]
+    parsed = PARSED_COUNTS if job.table is None else DICTIONARIES
+    counts = [ChunkCounts(task.record, parsed, task.begin) for task in tasks if task.is_done]
+    # Positions tell which rows count where rows are reordered, so no chunk can be left out beforehand there.
+    tasks = [task for task in tasks if not task.is_done and (job.rules.is_arranged or task.begin < limit)]
+    with executor.stage("count", sum(task.record.value_bytes for task in tasks)):
+        for task, record in zip(tasks, executor.map(tasks), strict=True):
+            counts.append(ChunkCounts(record, FITTED_COUNTS, task.begin))
+    counts = [chunk for chunk in counts if chunk.record.rows]
+    with executor.stage("vocabulary", sum(chunk.record.files[chunk.suffix].bytes for chunk in counts)):
+        fits = [FitTask(job, feature, tuple(counts), max_bytes) for feature in range(len(job.schema.sparse))]
+        return dict(zip(job.schema.sparse, executor.map(fits), strict=True))
+
+
+def fitted_records(job: Job, records: list[ChunkRecord]) -> list[ChunkRecord]:
+    """Return the chunks used to fit statistics: train's if splits are given, else all."""
+    return [record for record in records if job.sources[record.source].split in (None, "train")]
+
+
+def dense_ranges(job: Job, records: list[ChunkRecord]) -> list[DenseRange]:
+    """Return the integers' range of each source (torchrec), or of the fitted rows (minmax); empty if none is needed."""
+    if not job.rules.needs_statistics:
+        return []
+    groups = [[record for record in records if record.source == number] for number in range(len(job.sources))]
+    groups = [fitted_records(job, records)] if job.rules.dense is DenseTransform.minmax else groups
+    return [
+        join_ranges([DenseRange(np.array(each.dense_low), np.array(each.dense_high)) for each in group if each.rows])
+        for group in groups
+    ]
 
 
 NUM_QUANTILES = FITS["quantile"]

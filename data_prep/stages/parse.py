@@ -6,7 +6,8 @@ import hashlib
 from collections.abc import Hashable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
+from operator import or_
 from pathlib import Path
 
 import numpy as np
@@ -27,13 +28,21 @@ from data_prep.encoding.lookup import (
     join_ranges,
     transform_into,
 )
-from data_prep.engine.executor import Worker
+from data_prep.engine.executor import Executor, Worker
 from data_prep.engine.job import SPLIT_KEYS, ChunkRecord, Job, load_record, save_record
 from data_prep.io.arrays import BLOCK_BYTES, ArrayWriter
 from data_prep.parsing.criteo import Block, diagnose_row, empty_block, max_rows, parse_bytes, parse_lines
 from data_prep.parsing.formats import Chunk, FileLayout, LineFormat, format_named, table_layout, table_size
 from data_prep.parsing.raw_rows import RawRows, TableBlock
-from data_prep.sources.discover import GENERATED_ROW_BYTES, TEXT_ROW_BYTES, RowGenerator, Source, refuse_other_sum
+from data_prep.sources.discover import (
+    GENERATED_ROW_BYTES,
+    TEXT_ROW_BYTES,
+    RowGenerator,
+    Source,
+    given_md5s,
+    refuse_other_md5,
+    refuse_other_sum,
+)
 from data_prep.sources.line_blocks import LineBlock, LineBlocks, SourceStream, count_lines_before
 from data_prep.stages.columns import TableCategories, ValueBuffer, write_columns
 from data_prep.stages.fit import PARSED_COUNTS, write_counts
@@ -447,19 +456,48 @@ def refuse_same_rows(sources: Sequence[Source], chunks: Iterable[tuple[int, int,
     refuse_same([sources[number] for number in compared], [tuple(contents[number]) for number in compared], "rows")
 
 
-def refuse_empty(job: Job, records: list[ChunkRecord]) -> None:
-    """Refuse sources without rows; the size of a compressed file does not show this."""
-    filled = {record.source for record in records if record.rows}
-    for index, source in enumerate(job.sources):
-        if index not in filled:
-            raise UserError(f"{source.path}: no rows in it; get it again, or leave it out of {source.key}")
+def compare_md5s(job: Job, checksums: object, executor: Executor) -> list[str]:
+    """Return the MD5 of each source; refuse sums other than the given ones (data.checksums), and equal files."""
+    with executor.stage("checksum", sum(source.bytes for source in job.sources)):
+        md5s = list(executor.map(Md5Task(source) for source in job.sources))
+    refuse_other_md5(job.sources, given_md5s(checksums, job.sources), md5s)
+    refuse_same(job.sources, md5s)
+    return md5s
 
 
-def refuse_wrong_sums(job: Job, digests: list[FileDigest]) -> None:
-    """Refuse fetched files that differ from the known checksums, whether by mistake or by damage."""
-    if job.known_sums:
-        for source, expected, digest in zip(job.sources, job.known_sums, digests, strict=True):
+def parse_sources(job: Job, executor: Executor, whole: bool) -> tuple[list[ChunkRecord], list[FileDigest], list[Form]]:
+    """Parse all sources to chunks; refuse files that changed, are empty, are alike, or have other checksums than known.
+
+    Args:
+        whole: read each text file once, as one task, for rows and checksum.
+
+    Returns:
+        All chunks in row order, the sources' digests, and the spellings of a user's own sparse columns.
+    """
+    records: list[ChunkRecord] = []
+    digests: list[FileDigest] = []
+    forms: list[Form] = []
+    with executor.stage("parse", sum(source.work_bytes for source in job.sources)):
+        # The spellings of val's and test's files follow train's, so train is read first.
+        for is_held_out in (False, True):
+            for reading in executor.map(reading_tasks(job, whole, tuple(forms) if is_held_out else None)):
+                records += reading.records
+                digests += [] if reading.digest is None else [reading.digest]
+            if not is_held_out:
+                forms_by_column = zip(*(record.forms for record in records), strict=True)
+                forms = [Form(reduce(or_, column)) for column in forms_by_column]
+        # The size of a compressed file does not show that it has no rows.
+        filled = {record.source for record in records if record.rows}
+        for index, source in enumerate(job.sources):
+            if index not in filled:
+                raise UserError(f"{source.path}: no rows in it; get it again, or leave it out of {source.key}")
+        refuse_changed(job.sources)
+        # Fetched files may differ from the known checksums, by mistake or by damage.
+        for source, expected, digest in zip(job.sources, job.known_sums, digests, strict=bool(job.known_sums)):
             refuse_other_sum(Path(source.path), expected, digest)
+        refuse_same(job.sources, [digest.sha256 for digest in digests])
+        refuse_same_rows(job.sources, ((record.source, record.rows, record.files) for record in records))
+    return records, digests, forms
 
 
 def compile_kernels() -> None:

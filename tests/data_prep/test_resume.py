@@ -44,7 +44,7 @@ def stop_before_the_cut(monkeypatch: pytest.MonkeyPatch, data: DataConfig, **con
     with monkeypatch.context() as patch:
         for name, value in constants.items():
             patch.setattr(workspace, name, value)
-        patch.setattr(pipeline, "plan_cut", stop)
+        patch.setattr(pipeline, "cut_to_shards", stop)
         with pytest.raises(KeyboardInterrupt):
             preprocess(data)
     return Path(str(data.path)) / ".work/chunks"
