@@ -57,68 +57,55 @@ def inverse_permutation(
     dtype = np.dtype(np.uint32 if rows <= WIDE else np.uint64)
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
-    shuffle = _Shuffle(seed, directory, dtype, window_rows, check)
-    windows = [(low, min(low + window_rows, rows)) for low in range(0, rows, window_rows)]
-    if len(windows) == 1:
-        yield shuffle.run_at_once(rows)
-    else:
-        # NumPy shuffles from the last place to the first, so a window receives swaps only from windows that are done.
-        for low, stop in reversed(windows):
-            shuffle.process_window(low, stop)
-        for low, stop in windows:
-            yield shuffle.places(low, stop)
-
-
-class _Shuffle:
-    """State of a shuffle between windows: swaps sent from one to another, and final values of places."""
-
-    def __init__(
-        self, seed: int, directory: Path, dtype: np.dtype[Any], window_rows: int, check: Callable[[], None]
-    ) -> None:
-        self._check = check
-        self._swaps = _WindowQueue(directory / "swaps", 3, dtype, window_rows)
-        self._places = _WindowQueue(directory / "places", 2, dtype, window_rows)
-        self._draws = _Draws(seed)
-        self._swap_buffer: NDArray[Any] = np.empty((3, DRAWS), dtype)
-
-    def run_at_once(self, rows: int) -> Places:
-        """Return the positions of rows that fit into one window."""
-        permutation = np.arange(rows, dtype=self._swap_buffer.dtype)
-        for _ in self._swap_places(permutation, 0):
+    shuffle = _Shuffle(seed, dtype, check)
+    if 0 < rows <= window_rows:
+        permutation, place = np.arange(rows, dtype=dtype), np.empty(rows, dtype)
+        for _ in shuffle.swap_places(permutation, 0):
             pass
-        place = np.empty(rows, permutation.dtype)
         # An index of all rows would take as much memory as the permutation, so the inverse is made in parts.
         for start in range(0, rows, DRAWS):
             part = permutation[start : start + DRAWS]
-            place[part] = np.arange(start, start + len(part), dtype=place.dtype)
-        return place
-
-    def process_window(self, low: int, stop: int) -> None:
-        """Apply the swaps sent to places low..stop, make their own swaps, and send on those for earlier windows."""
-        window = np.arange(low, stop, dtype=self._swap_buffer.dtype)
-        for place, number, value in self._swaps.take(low):
-            self._check()
+            place[part] = np.arange(start, start + len(part), dtype=dtype)
+        yield place
+        return
+    queue = _WindowQueue(directory / "swaps", 3, dtype, window_rows)
+    places = _WindowQueue(directory / "places", 2, dtype, window_rows)
+    windows = [(low, min(low + window_rows, rows)) for low in range(0, rows, window_rows)]
+    # NumPy shuffles from the last place to the first, so a window receives swaps only from windows that are done.
+    for low, end in reversed(windows):
+        window = np.arange(low, end, dtype=dtype)
+        for place, number, value in queue.take(low):
+            check()
             exchange_values(window, low, place, value)
-            self._places.send(value, number)
-        for start, stop, swaps in self._swap_places(window, low):
-            self._swaps.send(*swaps)
+            places.send(value, number)
+        for start, stop, swaps in shuffle.swap_places(window, low):
+            queue.send(*swaps)
             # A place that is swapped with an earlier window gets its final value when that window makes the exchange.
             stays = np.ones(stop - start, bool)
-            stays[swaps[1] - swaps.dtype.type(start)] = False
-            number = np.arange(start, stop, dtype=window.dtype)
-            self._places.send(window[start - low : stop - low][stays], number[stays])
+            stays[swaps[1] - dtype.type(start)] = False
+            places.send(window[start - low : stop - low][stays], np.arange(start, stop, dtype=dtype)[stays])
         if low == 0:  # The first place is swapped with no earlier one.
-            self._places.send(window[:1], np.zeros(1, window.dtype))
+            places.send(window[:1], np.zeros(1, dtype))
+    for low, end in windows:
+        place = np.empty(end - low, dtype)
+        for value, number in places.take(low):
+            check()
+            place[value - dtype.type(low)] = number
+        yield place
 
-    def places(self, low: int, stop: int) -> Places:
-        """Return the positions of rows low..stop; call this when all windows have been processed."""
-        place = np.empty(stop - low, self._swap_buffer.dtype)
-        for value, number in self._places.take(low):
-            self._check()
-            place[value - place.dtype.type(low)] = number
-        return place
 
-    def _swap_places(self, window: Places, low: int) -> Iterator[tuple[int, int, NDArray[Any]]]:
+class _Shuffle:
+    """Swaps of places by the random integers of np.random.RandomState(seed)."""
+
+    def __init__(self, seed: int, dtype: np.dtype[Any], check: Callable[[], None]) -> None:
+        # RandomState alone has the legacy seeding; the generator under it returns raw integers in large blocks.
+        self._generator = np.random.MT19937()
+        self._generator.state = np.random.RandomState(seed).get_state(legacy=False)  # type: ignore[assignment]
+        self._raw = np.zeros(0, np.uint64)
+        self._swaps: NDArray[Any] = np.empty((3, DRAWS), dtype)
+        self._check = check
+
+    def swap_places(self, window: Places, low: int) -> Iterator[tuple[int, int, NDArray[Any]]]:
         """Swap a window's places from last to first.
 
         Yield the range [start, stop) of places done in this step, and the swaps with earlier windows, [3, n]: the place
@@ -127,37 +114,17 @@ class _Shuffle:
         last, bottom = low + len(window) - 1, max(low, 1)
         while last >= bottom:
             self._check()
-            draws, previous_last = self._draws.peek(last), last
-            stop = max(bottom, WIDE) if last >= WIDE else bottom
-            last, num_draws, num_swaps = swap_rows(window, low, last, stop, draws, self._swap_buffer)
-            self._draws.drop(num_draws)
-            yield last + 1, previous_last + 1, self._swap_buffer[:, :num_swaps]
-
-
-class _Draws:
-    """Random integers of np.random.RandomState(seed)."""
-
-    def __init__(self, seed: int) -> None:
-        # RandomState alone has the legacy seeding; the generator under it returns raw integers in large blocks.
-        self._split_generator = np.random.MT19937()  # generator of the published orders
-        self._split_generator.state = np.random.RandomState(seed).get_state(legacy=False)  # type: ignore[assignment]
-        self._raw = np.zeros(0, np.uint64)
-        self._width = 1
-
-    def peek(self, last: int) -> NDArray[np.uint64]:
-        """Return the next integers, as NumPy draws them for a place up to `last`."""
-        self._width = 2 if last >= WIDE else 1
-        if len(self._raw) < self._width:
-            self._raw = np.concatenate((self._raw, self._split_generator.random_raw(DRAWS - len(self._raw))))
-        if self._width == 1:
-            return self._raw
-        # NumPy joins two draws for a place beyond 2^32, the upper half first.
-        pairs = self._raw[: len(self._raw) // 2 * 2].reshape(-1, 2)
-        return (pairs[:, 0] << np.uint64(32)) | pairs[:, 1]
-
-    def drop(self, count: int) -> None:
-        """Drop the first `count` integers."""
-        self._raw = self._raw[count * self._width :]
+            width, stop = (2, max(bottom, WIDE)) if last >= WIDE else (1, bottom)
+            if len(self._raw) < width:
+                self._raw = np.concatenate((self._raw, self._generator.random_raw(DRAWS - len(self._raw))))
+            draws, previous_last = self._raw, last
+            if width == 2:
+                # NumPy joins two draws for a place beyond 2^32, the upper half first.
+                pairs = self._raw[: len(self._raw) // 2 * 2].reshape(-1, 2)
+                draws = (pairs[:, 0] << np.uint64(32)) | pairs[:, 1]
+            last, num_draws, num_swaps = swap_rows(window, low, last, stop, draws, self._swaps)
+            self._raw = self._raw[num_draws * width :]
+            yield last + 1, previous_last + 1, self._swaps[:, :num_swaps]
 
 
 class _WindowQueue:
@@ -258,15 +225,10 @@ def kept_masks(job: Job, records: list[ChunkRecord]) -> Iterator[NDArray[np.bool
     rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence([rules.sampling_seed, 0xD809])))
     for record in records:
         if rules.negative_drop_rate:
-            labels = _read_labels(job, record)
+            labels = open_array(job.chunk_path(record.source, record.chunk, "labels.npy"))[:, 0]
             yield (labels == 1) | (rng.random(record.rows) >= rules.negative_drop_rate)
         else:
             yield np.ones(record.rows, np.bool_)
-
-
-def _read_labels(job: Job, record: ChunkRecord) -> NDArray[np.int32]:
-    """Return a copy of a chunk's labels [rows]."""
-    return np.array(open_array(job.chunk_path(record.source, record.chunk, "labels.npy"))[:, 0])
 
 
 def held_out_splits(job: Job) -> tuple[str, ...]:
@@ -313,15 +275,11 @@ class OpenRows:
         return [total // parts + (part < total % parts) for part in range(parts)]
 
 
-Choose: TypeAlias = Callable[[OpenRows], Callable[[], Iterator[Choices]]]
-
-
 def split_numbers(job: Job, records: list[ChunkRecord]) -> Callable[[], Iterator[Choices]]:
     """Return a function that yields each chunk's split numbers, as in SPLITS, or LEFT_OUT."""
     assert job.rules.split is not None
     rows = OpenRows(job, records)
-    choose: Choose = load(job.rules.split.algorithm.chooses)
-    places = choose(rows)
+    places = load(job.rules.split.algorithm.chooses)(rows)
     numbers = np.array([SPLITS.index(split) for split in (SPLITS[0], *held_out_splits(job))])
 
     def chunks() -> Iterator[Choices]:
@@ -364,9 +322,6 @@ def choose_by_group(rows: OpenRows) -> Callable[[], Iterator[Choices]]:
             yield np.searchsorted(rows.bounds(), draws, side="right")
 
     return chunks
-
-
-# ---- labels
 
 
 @jit
@@ -412,97 +367,74 @@ def choose_by_label(rows: OpenRows) -> Callable[[], Iterator[Choices]]:
     return chunks
 
 
-# ---- times
-
-
 def choose_by_time(rows: OpenRows) -> Callable[[], Iterator[Choices]]:
     """Return a function that chooses splits by each row's time.
 
     A split begins with the first row of a time, and ends with all rows of another.
     """
-    starts = _first_times(rows)
+    starts = _first_times(rows) if rows.job.rules.held_out else []
     return lambda: (np.searchsorted(starts, times, side="right") for times in rows.arrays(SPLIT_KEYS))
-
-
-class _Times:
-    """Times of the open rows, read chunk by chunk at each question."""
-
-    def __init__(self, rows: OpenRows) -> None:
-        self._rows = rows
-        sizes = [(len(part), int(part.min()), int(part.max())) for part in self.parts() if len(part)]
-        self.count = sum(rows for rows, _, _ in sizes)
-        self.first = min((first for _, first, _ in sizes), default=0)
-        self.last = max((last for _, _, last in sizes), default=0)
-
-    def parts(self) -> Iterator[NDArray[np.int64]]:
-        """Yield the times of each chunk."""
-        for times, mask in zip(self._rows.arrays(SPLIT_KEYS), self._rows.masks(), strict=True):
-            yield times[mask]
-
-    def time_at(self, place: int) -> int:
-        """Return the time at a place among the sorted ones, by histograms of ever smaller ranges."""
-        # Each pass narrows the range 65,536 times, so any 64-bit times take at most four passes, and none is sorted.
-        low, high = self.first, self.last
-        while low < high:
-            width = (high - low) // BINS + 1
-            counts = np.zeros(BINS, np.int64)
-            for part in self.parts():
-                counts += np.bincount((part[(part >= low) & (part <= high)] - low) // width, minlength=BINS)
-            before = np.concatenate([[0], np.cumsum(counts)])
-            number = int(np.searchsorted(before, place, side="right")) - 1
-            place -= int(before[number])
-            low, high = low + number * width, min(high, low + (number + 1) * width - 1)
-        return low
-
-    def count_before(self, time: int) -> int:
-        """Return the number of rows before a time."""
-        return sum(int((part < time).sum()) for part in self.parts())
-
-    def next_time(self, time: int) -> int:
-        """Return the first time after another one; `last` + 1 if there is none."""
-        return min((int(part[part > time].min(initial=self.last + 1)) for part in self.parts()), default=0)
-
-    def previous_time(self, time: int) -> int:
-        """Return the last time before another one; `first` - 1 if there is none."""
-        return max((int(part[part < time].max(initial=self.first - 1)) for part in self.parts()), default=0)
 
 
 def _first_times(rows: OpenRows) -> list[int]:
     """Return the first time of each held-out split: the change of time that is nearest to its share of the rows.
 
-    Each split gets at least one time.
+    Each split gets at least one time. The times are read chunk by chunk at each question.
     """
-    if not rows.job.rules.held_out:
-        return []
-    times = _Times(rows)
-    sizes = rows.held_out(times.count)
+
+    def parts() -> Iterator[NDArray[np.int64]]:
+        for times, mask in zip(rows.arrays(SPLIT_KEYS), rows.masks(), strict=True):
+            yield times[mask]
+
+    def next_time(time: int) -> int:
+        return min((int(part[part > time].min(initial=last + 1)) for part in parts()), default=0)
+
+    def count_before(time: int) -> int:
+        return sum(int((part < time).sum()) for part in parts())
+
+    ranges = [(len(part), int(part.min()), int(part.max())) for part in parts() if len(part)]
+    count = sum(number for number, _, _ in ranges)
+    first, last = min((low for _, low, _ in ranges), default=0), max((high for _, _, high in ranges), default=0)
+    sizes = rows.held_out(count)
     # The last times stay free, so that each later split gets at least one.
-    latest = [times.last]
+    latest = [last]
     for _ in sizes[1:]:
-        latest.insert(0, times.previous_time(latest[0]))
+        earlier = (int(part[part < latest[0]].max(initial=first - 1)) for part in parts())
+        latest.insert(0, max(earlier, default=0))
     starts: list[int] = []
-    for part, limit in enumerate(latest):
-        place = times.count - sum(sizes[part:])
-        time = times.time_at(place)
-        following = times.next_time(time)
+    for number, limit in enumerate(latest):
+        place = count - sum(sizes[number:])
+        time = _time_at(parts, place, first, last)
+        following = next_time(time)
         # Of two equally near changes of time, the earlier one counts.
-        if place - times.count_before(time) > times.count_before(following) - place:
+        if place - count_before(time) > count_before(following) - place:
             time = following
-        earliest = times.next_time(starts[-1] if starts else times.first)
+        earliest = next_time(starts[-1] if starts else first)
         starts.append(min(max(time, earliest), limit))
         if starts[-1] < earliest:
-            _refuse_few_times(rows)
+            rules = rows.job.rules
+            assert rules.split is not None
+            raise UserError(
+                f"data.split.method={rules.split.value}: column {rules.split_column} has fewer than "
+                f"{rows.num_held_out + 1} different times, one for each split; name a column with more in "
+                "data.split.column, or use another method"
+            )
     return starts
 
 
-def _refuse_few_times(rows: OpenRows) -> None:
-    """Raise UserError for fewer different times than splits."""
-    rules = rows.job.rules
-    assert rules.split is not None
-    raise UserError(
-        f"data.split.method={rules.split.value}: column {rules.split_column} has fewer than {rows.num_held_out + 1} "
-        "different times, one for each split; name a column with more in data.split.column, or use another method"
-    )
+def _time_at(parts: Callable[[], Iterator[NDArray[np.int64]]], place: int, low: int, high: int) -> int:
+    """Return the time at a place among the sorted times low..high, by histograms of ever smaller ranges."""
+    # Each pass narrows the range 65,536 times, so any 64-bit times take at most four passes, and none is sorted.
+    while low < high:
+        width = (high - low) // BINS + 1
+        counts = np.zeros(BINS, np.int64)
+        for part in parts():
+            counts += np.bincount((part[(part >= low) & (part <= high)] - low) // width, minlength=BINS)
+        before = np.concatenate([[0], np.cumsum(counts)])
+        number = int(np.searchsorted(before, place, side="right")) - 1
+        place -= int(before[number])
+        low, high = low + number * width, min(high, low + (number + 1) * width - 1)
+    return low
 
 
 POSITION_DTYPES: dict[str, np.dtype[Any]] = {
@@ -574,6 +506,7 @@ def order_rows(job: Job, records: list[ChunkRecord], window_rows: int, check: Ca
     """
     rules = job.rules
     algorithm = None if rules.split is None else rules.split.algorithm
+    swaps_halves = False
     if algorithm is not None and algorithm.chooses:
         # Choices are read twice: val and test begin at places that only the counts of the splits tell.
         rows, choices = np.zeros(len(SPLITS), np.int64), split_numbers(job, records)
@@ -583,6 +516,7 @@ def order_rows(job: Job, records: list[ChunkRecord], window_rows: int, check: Ca
         following = np.cumsum([0, *rows[:-1]])
         numbers: Iterator[Positions] = (_number_by_choice(choice, following) for choice in choices())
     else:
+        swaps_halves = rules.test_first
         kept = (int(part.sum()) for part in kept_masks(job, records)) if rules.negative_drop_rate else None
         source_rows = rows_by_source(job, records, kept)
         sizes = split_sizes(job, source_rows)
@@ -594,9 +528,20 @@ def order_rows(job: Job, records: list[ChunkRecord], window_rows: int, check: Ca
         elif rules.train_seed is not None:
             places = inverse_permutation(sizes["train"], rules.train_seed, job.work / PERMUTATION, window_rows, check)
             numbers = _permute(numbers, places, sizes["train"], shift=0)
-        if rules.test_first:
-            numbers = (_swap_halves(part, sizes) for part in numbers)
-    _write_positions(job, sum(record.rows for record in records), numbers, check)
+    # A stopped job may have left positions of the other type, and readers take the first file that exists.
+    for name in POSITION_DTYPES:
+        (job.work / name).unlink(missing_ok=True)
+    total, first = sum(record.rows for record in records), sizes["train"]
+    name, dtype = next((name, dtype) for name, dtype in POSITION_DTYPES.items() if total <= np.iinfo(dtype).max)
+    with open(job.work / name, "wb") as file:
+        for part in numbers:
+            check()
+            if swaps_halves:  # val and test, which follow each other, exchange their places
+                is_second = part >= first
+                part[is_second] = first + (part[is_second] - first + sizes["val"]) % max(
+                    1, sizes["val"] + sizes["test"]
+                )
+            part.astype(dtype).tofile(file)
     return sizes
 
 
@@ -659,53 +604,18 @@ def _permute(
     numbers: Iterator[Positions], places: Iterator[NDArray[Any]], rows: int, shift: int
 ) -> Iterator[Positions]:
     """Replace ascending numbers below `rows` by their permuted ones, shifted by `shift` modulo `rows`."""
-    pieces = _Pieces(places)
+    rest = np.zeros(0, np.int64)
     for part in numbers:
         in_part = (part >= 0) & (part < rows)
-        moved = pieces.take(int(np.count_nonzero(in_part)))
+        moved, filled = np.empty(int(np.count_nonzero(in_part)), np.int64), 0
+        while filled < len(moved):
+            rest = rest if len(rest) else next(places)
+            size = min(len(rest), len(moved) - filled)
+            moved[filled : filled + size] = rest[:size]
+            rest, filled = rest[size:], filled + size
         moved = (moved + shift) % rows if shift else moved
         if len(moved) < len(part):
             part[in_part] = moved
             yield part
         else:
             yield moved
-
-
-class _Pieces:
-    """Consecutive parts of an array, taken in pieces of any size."""
-
-    def __init__(self, parts: Iterator[NDArray[Any]]) -> None:
-        self._parts, self._part = parts, np.zeros(0, np.int64)
-
-    def take(self, count: int) -> NDArray[np.int64]:
-        """Return the next `count` values."""
-        next_values = np.empty(count, np.int64)
-        position = 0
-        while position < count:
-            if not len(self._part):
-                self._part = next(self._parts)
-            size = min(len(self._part), count - position)
-            next_values[position : position + size] = self._part[:size]
-            self._part = self._part[size:]
-            position += size
-        return next_values
-
-
-def _swap_halves(part: Positions, sizes: dict[str, int]) -> Positions:
-    """Exchange, in place, the positions of val and of test, which follow each other; return them."""
-    first, held_out = sizes["train"], sizes["val"] + sizes["test"]
-    is_second = part >= first
-    part[is_second] = first + (part[is_second] - first + sizes["val"]) % max(1, held_out)
-    return part
-
-
-def _write_positions(job: Job, rows: int, parts: Iterator[Positions], check: Callable[[], None]) -> None:
-    """Write the positions of all rows, given in parts, in the smallest of POSITION_DTYPES that holds `rows`."""
-    # A stopped job may have left positions of the other type, and readers take the first file that exists.
-    for name in POSITION_DTYPES:
-        (job.work / name).unlink(missing_ok=True)
-    name, dtype = next((name, dtype) for name, dtype in POSITION_DTYPES.items() if rows <= np.iinfo(dtype).max)
-    with open(job.work / name, "wb") as file:
-        for part in parts:
-            check()
-            part.astype(dtype).tofile(file)
