@@ -19,7 +19,7 @@ from concurrent.futures import Executor as FuturesExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import forkserver
 from multiprocessing.connection import wait
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from common import signals
 from common.errors import DISK_FULL, UserError
@@ -32,12 +32,9 @@ TASKS_AHEAD = 4  # per worker: enough that no worker waits, few enough that an e
 START_METHOD = "forkserver"  # Imports and kernels are loaded once, and no thread is ever forked.
 PRELOADED = "data_prep.stages.preload"  # The fork server imports it, since it takes most of a worker's start.
 READERS = "data_prep.parsing.readers"  # the same, with pyarrow
-CLUSTER_IMPORT = f"import {PRELOADED}"
 LOCK_SECONDS = 1.0  # A process killed while it counts keeps the lock; a count is not worth a longer wait.
 RETRIES = 3  # repetitions of a task whose worker in a cluster was lost
 CONNECT_SECONDS = 15
-
-_BYTES, _ROWS = range(2)
 
 
 class Stopped(Exception):
@@ -55,26 +52,22 @@ class Counters:
     @property
     def bytes(self) -> int:
         """Return the bytes done."""
-        return int(self._totals.get_obj()[_BYTES])
+        return int(self._totals.get_obj()[0])
 
     @property
     def rows(self) -> int:
         """Return the rows done."""
-        return int(self._totals.get_obj()[_ROWS])
+        return int(self._totals.get_obj()[1])
 
     def add(self, num_bytes: int, num_rows: int) -> None:
-        """Count work done.
-
-        Raises:
-            Stopped: the job was asked to stop.
-        """
+        """Count work done. Raise Stopped if the job was asked to stop."""
         # Each count is a chance to stop, so tasks need no other check.
         lock = self._totals.get_lock()
         if lock.acquire(timeout=LOCK_SECONDS):
             try:
                 totals: Any = self._totals.get_obj()
-                totals[_BYTES] += num_bytes
-                totals[_ROWS] += num_rows
+                totals[0] += num_bytes
+                totals[1] += num_rows
             finally:
                 lock.release()
         if self._stop.value:
@@ -82,7 +75,7 @@ class Counters:
 
     def reset(self) -> None:
         """Set the counts to 0."""
-        self._totals.get_obj()[_BYTES] = self._totals.get_obj()[_ROWS] = 0
+        self._totals.get_obj()[0] = self._totals.get_obj()[1] = 0
 
     def stop(self) -> None:
         """Ask every process to stop at its next count."""
@@ -94,22 +87,20 @@ class Cache:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # a cluster's worker may have several threads
-        self.clear()
+        self._entry: tuple[Hashable, Any] = (None, None)
 
     def clear(self) -> None:
         """Release the value."""
-        self._key: Hashable = None
-        self._value: Any = None
+        self._entry = (None, None)
 
     def get(self, key: Hashable, load: Callable[[], ResultT]) -> ResultT:
         """Return the value loaded under a key; the previous one is released first."""
         with self._lock:
             # Two values at once may exceed the budget, so the old one goes before the new one is loaded.
-            if self._key != key:
+            if self._entry[0] != key:
                 self.clear()
-                self._value = load()
-                self._key = key
-            return self._value
+                self._entry = (key, load())
+            return self._entry[1]
 
 
 class Worker:
@@ -119,11 +110,7 @@ class Worker:
         self.counters, self.cache = counters, cache
 
     def count(self, num_bytes: int, num_rows: int = 0) -> None:
-        """Count work done.
-
-        Raises:
-            Stopped: the job was asked to stop.
-        """
+        """Count work done. Raise Stopped if the job was asked to stop."""
         self.counters.add(num_bytes, num_rows)
 
 
@@ -134,17 +121,101 @@ class WorkerTask(Protocol[ResultT_co]):
         """Do the work."""
 
 
+def start_fork_server(has_schema: bool = False) -> None:
+    """Start the fork server unless it runs. It imports what workers need in the background.
+
+    Args:
+        has_schema: whether workers read files of a user's own, which takes pyarrow.
+    """
+    multiprocessing.set_forkserver_preload([PRELOADED, *([READERS] if has_schema else [])])
+    # A terminal signals its whole group, but only this process decides when the server ends.
+    with signals.block_in_children():
+        forkserver.ensure_running()
+
+
+def peak_memory(pid: int | None = None) -> int:
+    """Return the peak resident memory of a process in bytes, by default this one; 0 if it cannot be read."""
+    # ru_maxrss would include the parent before exec.
+    with contextlib.suppress(OSError), open(f"/proc/{pid or 'self'}/status", encoding="utf-8") as file:
+        for line in file:
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit if pid is None else 0
+
+
+_worker = Worker(Tally(), Cache())  # this process as a worker: only the cache outlives a task
+
+
+def _start_worker(shared: Counters) -> None:
+    """Make this process a worker, which counts in `shared` and ends with its parent."""
+
+    def end_with_parent() -> None:
+        # A parent killed with -9 cannot end its workers, and an orphan would write into the next job.
+        parent = multiprocessing.parent_process()
+        assert parent is not None
+        wait([parent.sentinel])
+        os._exit(1)  # in a thread, sys.exit would end the thread alone
+
+    _worker.counters = shared
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles interrupts
+    threading.Thread(target=end_with_parent, daemon=True).start()
+
+
+class TaskResult(NamedTuple):
+    """Result of a task; host and id of its process, with its peak memory; and the work that it did not count itself."""
+
+    value: Any
+    process: str
+    peak_bytes: int
+    num_bytes: int = 0
+    num_rows: int = 0
+
+
+def _run_in_worker(task: WorkerTask[Any]) -> TaskResult:
+    return TaskResult(task.run(_worker), str(os.getpid()), peak_memory())
+
+
+def _run_on_cluster(task: WorkerTask[Any]) -> TaskResult:
+    # A cluster's workers share no memory with the job, so each result brings its own counts.
+    counters, host = Tally(), socket.gethostname()
+    try:
+        value = task.run(Worker(counters, _worker.cache))
+    except UserError as error:
+        raise UserError(f"on {host}: {error}") from error
+    except OSError as error:
+        if error.filename is None and error.errno not in DISK_FULL:
+            raise
+        raise OSError(error.errno, error.strerror, f"on {host}: {error.filename or 'an output file'}") from error
+    return TaskResult(value, f"{host}:{os.getpid()}", peak_memory(), counters.bytes, counters.rows)
+
+
+def _clear_cache() -> None:
+    """Release what the tasks of this cluster worker loaded and opened."""
+    _worker.cache.clear()
+    if (parquet := sys.modules.get(READERS)) is not None:  # not imported only for this
+        parquet.close_reader()
+
+
 class Executor:
     """Runs tasks in `workers` processes, or in this process if `workers` is 1. Leaving the context ends them."""
+
+    _run_task = staticmethod(_run_in_worker)
 
     def __init__(self, workers: int) -> None:
         self.workers = workers
         self.counters = Counters()
         self.seconds: dict[str, float] = {}  # duration by stage
         self._local_worker = Worker(self.counters, Cache())
+        self._is_remote = False
         self._peaks: dict[str, int] = {}  # peak memory by process, while it runs
         self._peak = 0  # until the last release
         self._executor: FuturesExecutor | None = None
+        # Messages for the errors by which processes are lost.
+        self._losses: dict[type[BaseException], str] = {
+            BrokenProcessPool: "a worker process died, killed or out of memory; run the same command again to resume, "
+            "perhaps with a smaller data.workers"
+        }
 
     def __enter__(self) -> "Executor":
         return self
@@ -165,24 +236,25 @@ class Executor:
     def map(self, tasks: Iterable[WorkerTask[ResultT]]) -> Iterator[ResultT]:
         """Yield the results of all tasks in order. The first failure in this order is raised."""
         # A single worker needs no process of its own, whose start and memory this saves.
-        if self._runs_here:
+        if self.workers == 1 and not self._is_remote:
             for task in tasks:
                 yield task.run(self._local_worker)
             return
         if self._executor is None:
             self._executor = self._start()
         waiting: deque[Future[Any]] = deque()
-        with self._convert_errors():
-            try:
-                for task in tasks:
-                    waiting.append(self._submit(task))
-                    if len(waiting) > TASKS_AHEAD * self.workers:
-                        yield self._collect(waiting.popleft())
-                while waiting:
+        try:
+            for task in tasks:
+                waiting.append(self._executor.submit(self._run_task, task))
+                if len(waiting) > TASKS_AHEAD * self.workers:
                     yield self._collect(waiting.popleft())
-            finally:
-                for future in waiting:
-                    future.cancel()
+            while waiting:
+                yield self._collect(waiting.popleft())
+        except tuple(self._losses) as error:
+            raise UserError(next(text for kind, text in self._losses.items() if isinstance(error, kind))) from error
+        finally:
+            for future in waiting:
+                future.cancel()
 
     def release(self, workers: int | None = None) -> None:
         """Return the memory of tasks to the system; `workers` sets the number of processes for the next tasks."""
@@ -205,59 +277,44 @@ class Executor:
             self._peaks[str(server)] = peak_memory(server)
         return max(self._peak, sum(self._peaks.values()))
 
-    @property
-    def _runs_here(self) -> bool:
-        """Return whether tasks run in this process."""
-        return self.workers == 1
-
     def _start(self) -> FuturesExecutor:
-        """Start the processes of tasks."""
         start_fork_server()
-        context = multiprocessing.get_context(START_METHOD)
-        return ProcessPoolExecutor(self.workers, context, _start_worker, (self.counters,))
+        return ProcessPoolExecutor(
+            self.workers, multiprocessing.get_context(START_METHOD), _start_worker, (self.counters,)
+        )
 
-    def _submit(self, task: WorkerTask[Any]) -> "Future[Any]":
-        """Give a task to the processes."""
-        assert self._executor is not None
-        return self._executor.submit(_run_in_worker, task)
-
-    def _collect(self, future: "Future[Any]") -> Any:
+    def _collect(self, future: "Future[TaskResult]") -> Any:
         """Wait for a task's result, and note the peak memory of its process."""
-        result, process, peak = future.result()
-        self._peaks[process] = max(peak, self._peaks.get(process, 0))
-        return result
+        result = future.result()
+        self._peaks[result.process] = max(result.peak_bytes, self._peaks.get(result.process, 0))
+        if self._is_remote:
+            self.counters.add(result.num_bytes, result.num_rows)
+        return result.value
 
     def _shut_down(self) -> None:
-        """End the processes, and wait for them."""
         if self._executor is not None:
-            self._executor.shutdown(wait=True, cancel_futures=True)
+            # A cluster cannot stop a task that has begun, so nothing waits for it.
+            options = {"wait": False} if self._is_remote else {"wait": True, "cancel_futures": True}
+            self._executor.shutdown(**options)
             self._executor = None
-
-    @contextlib.contextmanager
-    def _convert_errors(self) -> Iterator[None]:
-        """Raise a UserError if a process died."""
-        try:
-            yield
-        except BrokenProcessPool as error:
-            raise UserError(
-                "a worker process died, killed or out of memory; run the same command again to resume, "
-                "perhaps with a smaller data.workers"
-            ) from error
 
 
 class ClusterExecutor(Executor):
     """Executor whose processes are the workers of a Dask scheduler."""
 
+    _run_task = staticmethod(_run_on_cluster)
+
     def __init__(self, address: str) -> None:
         try:
-            from distributed import Client
+            from distributed import CancelledError as TaskCancelledError
+            from distributed import Client, KilledWorker
+            from distributed.comm.core import CommClosedError
         except ImportError as error:
             raise UserError("data.scheduler: needs Dask; install it with `pip install distributed`") from error
         try:
             self._client: Any = Client(address, timeout=CONNECT_SECONDS)
         except (OSError, TimeoutError, ValueError) as error:
             raise UserError(f"data.scheduler={address}: no Dask scheduler answers there ({error})") from error
-        self._address = address
         workers = self._client.scheduler_info(n_workers=-1)["workers"]
         if not workers:
             self._client.close()
@@ -265,7 +322,7 @@ class ClusterExecutor(Executor):
         # An import on the scheduler and each worker shows a missing package at once, not in the middle of a job.
         try:
             for run in (self._client.run_on_scheduler, self._client.run):
-                run(exec, CLUSTER_IMPORT)
+                run(exec, f"import {PRELOADED}")
         except ImportError as error:
             self._client.close()
             raise UserError(
@@ -273,6 +330,13 @@ class ClusterExecutor(Executor):
                 "them with the same environment as here and PYTHONPATH=<this checkout>"
             ) from error
         super().__init__(sum(worker["nthreads"] for worker in workers.values()))
+        self._is_remote = True
+        lost = f"data.scheduler={address}: the connection to it was lost; run the same command again to resume"
+        self._losses = {
+            KilledWorker: "a task killed several workers, perhaps for want of memory; run the same command again to "
+            "resume, with a smaller data.chunk_bytes or more memory per worker",
+            **dict.fromkeys((CancelledError, TaskCancelledError, CommClosedError), lost),
+        }
 
     def __exit__(self, kind: object, *exception: object) -> None:
         super().__exit__(kind, *exception)
@@ -280,136 +344,18 @@ class ClusterExecutor(Executor):
 
     def release(self, workers: int | None = None) -> None:
         """Clear the workers' caches. The cluster decides the number of workers."""
-        self._client.run(clear_cache)
+        self._client.run(_clear_cache)
 
     @property
     def peak_bytes(self) -> int:
         """Return the largest memory of any process, since on a cluster each worker has the whole budget."""
         return max([peak_memory(), *self._peaks.values()])
 
-    @property
-    def _runs_here(self) -> bool:
-        return False
-
     def _start(self) -> FuturesExecutor:
         # Tasks leave files, so equal calls must not share one remembered result.
         return self._client.get_executor(pure=False, retries=RETRIES)
-
-    def _submit(self, task: WorkerTask[Any]) -> "Future[Any]":
-        """Give a task to the cluster."""
-        assert self._executor is not None
-        return self._executor.submit(_run_on_cluster, task)
-
-    def _collect(self, future: "Future[Any]") -> Any:
-        """Wait for a task's result, and add what the cluster's worker counted."""
-        # A cluster's workers share no memory with this process, so each result brings its own counts.
-        measured, num_bytes, num_rows = future.result()
-        self.counters.add(num_bytes, num_rows)
-        local_future: Future[Any] = Future()
-        local_future.set_result(measured)
-        return super()._collect(local_future)
-
-    def _shut_down(self) -> None:
-        """Let go of the cluster's workers, without waiting for them."""
-        # A cluster cannot stop a task that has begun, so nothing waits for it.
-        if self._executor is not None:
-            self._executor.shutdown(wait=False)
-            self._executor = None
-
-    @contextlib.contextmanager
-    def _convert_errors(self) -> Iterator[None]:
-        """Raise a UserError if the cluster's workers died or are out of reach."""
-        from distributed import CancelledError as TaskCancelledError
-        from distributed import KilledWorker
-        from distributed.comm.core import CommClosedError
-
-        try:
-            yield
-        except KilledWorker as error:
-            raise UserError(
-                "a task killed several workers, perhaps for want of memory; run the same command again to resume, "
-                "with a smaller data.chunk_bytes or more memory per worker"
-            ) from error
-        except (CancelledError, TaskCancelledError, CommClosedError) as error:
-            raise UserError(
-                f"data.scheduler={self._address}: the connection to it was lost; run the same command again to resume"
-            ) from error
 
 
 def open_executor(scheduler: str | None, workers: int) -> Executor:
     """Return an executor on this machine, or on the cluster whose scheduler has that address."""
     return Executor(workers) if scheduler is None else ClusterExecutor(scheduler)
-
-
-def start_fork_server(has_schema: bool = False) -> None:
-    """Start the fork server unless it runs. It imports what workers need in the background.
-
-    Args:
-        has_schema: whether workers read files of a user's own, which takes pyarrow.
-    """
-    multiprocessing.set_forkserver_preload([PRELOADED, *([READERS] if has_schema else [])])
-    # A terminal signals its whole group, but only this process decides when the server ends.
-    with signals.block_in_children():
-        forkserver.ensure_running()
-
-
-def peak_memory(pid: int | None = None) -> int:
-    """Return the peak resident memory of a process in bytes, by default this one; 0 if it cannot be read."""
-    try:
-        with open(
-            f"/proc/{pid or 'self'}/status", encoding="utf-8"
-        ) as file:  # ru_maxrss would include the parent before exec
-            for line in file:
-                if line.startswith("VmHWM:"):
-                    return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    if pid is not None:
-        return 0
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-_worker = Worker(Tally(), Cache())  # this process as a worker: only the cache outlives a task
-
-
-def _start_worker(shared: Counters) -> None:
-    """Make this process a worker, which counts in `shared` and ends with its parent."""
-    _worker.counters = shared
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles interrupts
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    """End this worker with its parent: one killed with -9 cannot, and an orphan would write into the next job."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    wait([parent.sentinel])
-    # In a thread, sys.exit would end the thread alone.
-    os._exit(1)
-
-
-def _run_in_worker(task: WorkerTask[ResultT]) -> tuple[ResultT, str, int]:
-    """Return the result, the process's id, and its peak memory."""
-    return task.run(_worker), str(os.getpid()), peak_memory()
-
-
-def _run_on_cluster(task: WorkerTask[ResultT]) -> tuple[tuple[ResultT, str, int], int, int]:
-    """Run a task on a cluster's worker, and return the result with host and process, its peak memory; bytes; rows."""
-    counters, host = Tally(), socket.gethostname()
-    try:
-        result = task.run(Worker(counters, _worker.cache))
-    except UserError as error:
-        raise UserError(f"on {host}: {error}") from error
-    except OSError as error:
-        if error.filename is None and error.errno not in DISK_FULL:
-            raise
-        raise OSError(error.errno, error.strerror, f"on {host}: {error.filename or 'an output file'}") from error
-    return (result, f"{host}:{os.getpid()}", peak_memory()), counters.bytes, counters.rows
-
-
-def clear_cache() -> None:
-    """Release what the tasks of this cluster worker loaded and opened."""
-    _worker.cache.clear()
-    if (parquet := sys.modules.get("data_prep.parsing.readers")) is not None:  # not imported only for this
-        parquet.close_reader()

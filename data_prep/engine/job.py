@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 import msgspec
 import numpy as np
@@ -136,11 +136,6 @@ class Job:
         """Return the rows of a block, which are encoded at once; many columns make it smaller."""
         columns = len(self.schema.dense) + len(self.schema.single)
         return max(MIN_BLOCK_ROWS, min(MAX_BLOCK_ROWS, BLOCK_VALUES // max(1, columns)))
-
-    @property
-    def shard_rows(self) -> int:
-        """Return the rows per shard if rows are reordered."""
-        return max(1, self.shard_bytes // SHUFFLED_ROW_BYTES)
 
     @property
     def shard_bytes(self) -> int:
@@ -425,20 +420,15 @@ def _describe_difference(
     for key, value in parameters.items():
         if manifest.encoding.get(key) != value:
             return f"{key} is {manifest.encoding.get(key)} there, {value} here"
-    return None if _are_same_sources(manifest, sources) else "made from other raw files, or for other splits"
-
-
-def _are_same_sources(manifest: Manifest, sources: Sequence[Source]) -> bool:
-    """Return whether the raw files are the manifest's, by name, size and times, or else by checksum."""
     recorded = [(entry["name"], entry["bytes"], entry.get("split")) for entry in manifest.sources]
-    if recorded != [(source.name, source.bytes, source.split) for source in sources]:
-        return False
+    is_same = recorded == [(source.name, source.bytes, source.split) for source in sources]
     # A copied file has other times, so the checksum decides then.
-    return all(
+    is_same = is_same and all(
         (source.mtime_ns == mtime and ctime in (0, source.ctime_ns))
         or digest_file(Path(source.path)).sha256 == entry["sha256"]
         for source, entry, (mtime, ctime) in zip(sources, manifest.sources, recorded_times(manifest), strict=True)
     )
+    return None if is_same else "made from other raw files, or for other splits"
 
 
 def publish(work: Path, root: Path, manifest: Manifest, moves: list[tuple[str, str]]) -> Manifest:
@@ -488,21 +478,35 @@ MEBIBYTE = 1 << 20
 PARENT_BYTES = 190 * MEBIBYTE  # interpreter, NumPy, Numba and its compiler
 WORKER_BYTES = 190 * MEBIBYTE
 SERVER_BYTES = 110 * MEBIBYTE  # memory of the fork server that workers do not share
-BLOCK_BYTES_IN_WORK = 40 * MEBIBYTE
-CHUNK_BYTES = 2 * MAX_HELD_BYTES + 16 * MEBIBYTE  # unwritten files of a chunk: two long ones, and the labels
-CHUNK_BYTES_PER_CHUNK_BYTE = 4  # the shortest rows are 41 bytes of text and 160 in memory
-COUNT_BYTES_PER_CHUNK_BYTE = 0.65  # one column of the most rows in a chunk, being sorted and counted
-CODE_BYTES_PER_CHUNK_BYTE = 2  # all columns as codes or values before writing: a field of one byte takes two
 ARROW_BYTES = 40 * MEBIBYTE  # libraries that parse a user's own table
-ROWS_BYTES = 120 * MEBIBYTE  # a block's rows as lists of Python texts, and in Arrow
-TEXT_BYTES_PER_CHUNK_BYTE = 8  # short rows that are all different, being coded
 COUNTS_PER_BUDGET = 16  # a feature's value counts take two, and so does merging them
 WINDOWS_PER_BUDGET = 32  # two windows are in memory while rows are ordered
-SHUFFLE_BYTES_PER_ROW = 232  # a shard, whole or as two windows, with its input or with chunks as packed rows
 SAMPLE_BYTES = MEBIBYTE
 SORT_BYTES_PER_VALUE = 28  # while the sorted table of 64-bit values is built
 DISK_MARGIN = 1.05
 MAX_UNEVEN = 1.1  # load of the busiest worker over an even share; beyond this, reading twice costs less
+
+
+def worker_bytes(data: DataConfig, job: Job, stage: Literal["parse", "stream", "fit", "encode"]) -> int:
+    """Return the memory of a worker in a stage; with "stream", it writes one chunk while it parses the next."""
+    is_own, chunk_bytes = job.table is not None, job.chunk_bytes
+    num_bytes = WORKER_BYTES + (ARROW_BYTES if is_own else 0)
+    if stage == "fit":  # a feature's counts, and as much again to merge and rank them
+        return num_bytes + 2 * counts_bytes(data)
+    # Until they are written, a chunk's files hold two long ones and the labels, or all rows: 160 bytes each, of which
+    # the text is 41 bytes at least.
+    unwritten_bytes, block_bytes = min(2 * MAX_HELD_BYTES + 16 * MEBIBYTE, 4 * chunk_bytes), 40 * MEBIBYTE
+    if stage == "encode":
+        # Of a shuffled row: a shard, whole or as two windows, with its input or with chunks as packed rows.
+        shard_rows = max(1, job.shard_bytes // SHUFFLED_ROW_BYTES)
+        return num_bytes + block_bytes + unwritten_bytes + (232 * shard_rows if job.rules.is_arranged else 0)
+    chunks = 2 if stage == "stream" else 1
+    if is_own:  # a block's rows as lists of Python texts and in Arrow; and short rows, all different, being coded
+        return num_bytes + 120 * MEBIBYTE + chunks * 8 * chunk_bytes
+    # One column of the most rows, being sorted and counted, takes 0.65 bytes per byte of text; all columns as codes or
+    # values before writing take 2, as a field of one byte does.
+    to_count = int(2.65 * chunk_bytes) if job.rules.order is not None else 0
+    return num_bytes + block_bytes + chunks * unwritten_bytes + to_count
 
 
 def counts_bytes(data: DataConfig) -> int:
@@ -515,15 +519,40 @@ def window_rows(data: DataConfig) -> int:
     return parse_size(data.memory_budget, "data.memory_budget") // WINDOWS_PER_BUDGET // np.dtype(np.uint32).itemsize
 
 
+def _parent_bytes(data: DataConfig, job: Job) -> int:
+    """Return the parent's memory to order rows while workers fit vocabularies, and Arrow's in the fork server."""
+    to_order = 2 * np.dtype(np.uint32).itemsize * window_rows(data) if job.rules.is_arranged else 0
+    return to_order + (ARROW_BYTES if job.table is not None else 0)
+
+
+def _budget_here(data: DataConfig) -> int:
+    """Return the budget or the container's lower limit. It decides the processes, never the bytes."""
+    return min(parse_size(data.memory_budget, "data.memory_budget"), memory_limit() or sys.maxsize)
+
+
+def limit_workers(data: DataConfig, workers: int, need: int, parent_bytes: int = 0) -> int:
+    """Return `workers`, or the smaller number that the budget allows; log a smaller one.
+
+    need: bytes of a worker. parent_bytes: bytes of this process beyond PARENT_BYTES.
+    """
+    limit = _budget_here(data)
+    allowed = max(1, (limit - PARENT_BYTES - SERVER_BYTES - parent_bytes) // need)
+    if allowed < workers:
+        budget = parse_size(data.memory_budget, "data.memory_budget")
+        bound = f"memory limit of {limit >> 20} MiB" if limit < budget else f"data.memory_budget={data.memory_budget}"
+        print(f"{bound}: {allowed} of {workers} workers, each may need {need / 2**20:.0f} MiB", file=sys.stderr)
+    return min(allowed, workers)
+
+
 def num_workers(data: DataConfig, job: Job, num_tasks: int) -> int:
     """Return the number of processes for parsing: data.workers or one per CPU, limited by tasks and memory budget."""
     workers = min(data.workers or usable_cpus(), num_tasks)
     if data.scheduler is not None:
         workers = 1  # each worker of a cluster has the whole budget
     is_streamed = any(source.compressed for source in job.sources)
-    bytes_to_fit = WORKER_BYTES + 2 * counts_bytes(data) + (ARROW_BYTES if job.table is not None else 0)
+    need = worker_bytes(data, job, "stream" if is_streamed else "parse")
     # The same processes parse and fit, so the larger of both needs decides.
-    need = max(_bytes_to_parse(job, is_streamed), bytes_to_fit if job.rules.order else 0)
+    need = max(need, worker_bytes(data, job, "fit") if job.rules.order else 0)
     return limit_workers(data, workers, need, parent_bytes=_parent_bytes(data, job))
 
 
@@ -533,36 +562,15 @@ def reads_whole(data: DataConfig, job: Job, workers: int) -> bool:
     True if this keeps all workers busy about equally long within the memory budget. A cluster cannot stop a task that
     has begun, so its tasks must be shorter than a file.
     """
-    need, parent_bytes = _bytes_to_parse(job, is_streamed=True), _parent_bytes(data, job)
-    if data.scheduler is not None or _count_fitting(data, need, parent_bytes) < workers:
+    parent_bytes = PARENT_BYTES + SERVER_BYTES + _parent_bytes(data, job)
+    all_bytes = parent_bytes + workers * worker_bytes(data, job, "stream")
+    if data.scheduler is not None or all_bytes > _budget_here(data):
         return False
     # Giving the largest files first to the least busy worker comes close to the best division.
     loads = [0] * workers
     for size in sorted((source.bytes for source in job.sources), reverse=True):
         loads[loads.index(min(loads))] += size
     return max(loads) * workers <= MAX_UNEVEN * sum(loads)
-
-
-def _bytes_to_parse(job: Job, is_streamed: bool) -> int:
-    """Return the memory of a worker that parses. In a stream it writes one chunk while it parses the next."""
-    chunks = 2 if is_streamed else 1
-    if job.table is not None:
-        return WORKER_BYTES + ARROW_BYTES + ROWS_BYTES + chunks * TEXT_BYTES_PER_CHUNK_BYTE * job.chunk_bytes
-    need = WORKER_BYTES + BLOCK_BYTES_IN_WORK + chunks * _unwritten_bytes(job)
-    if job.rules.order is not None:
-        need += int(job.chunk_bytes * (COUNT_BYTES_PER_CHUNK_BYTE + CODE_BYTES_PER_CHUNK_BYTE))
-    return need
-
-
-def _parent_bytes(data: DataConfig, job: Job) -> int:
-    """Return the parent's memory to order rows while workers fit vocabularies, and Arrow's in the fork server."""
-    to_order = 2 * np.dtype(np.uint32).itemsize * window_rows(data) if job.rules.is_arranged else 0
-    return to_order + (ARROW_BYTES if job.table is not None else 0)
-
-
-def _unwritten_bytes(job: Job) -> int:
-    """Return the memory of a chunk's files until they are written."""
-    return min(CHUNK_BYTES, job.chunk_bytes * CHUNK_BYTES_PER_CHUNK_BYTE)
 
 
 def workers_to_encode(data: DataConfig, job: Job, workers: int, table_values: dict[str, int]) -> int:
@@ -577,33 +585,7 @@ def workers_to_encode(data: DataConfig, job: Job, workers: int, table_values: di
                 f"data.memory_budget: too small for the {table_values[feature]:,} values of column {feature}; raise "
                 "it, or set data.frequency_threshold or data.max_ind_range"
             )
-    bytes_to_encode = BLOCK_BYTES_IN_WORK + _unwritten_bytes(job) + (0 if job.table is None else ARROW_BYTES)
-    bytes_to_encode += job.shard_rows * SHUFFLE_BYTES_PER_ROW if job.rules.is_arranged else 0
-    return limit_workers(data, workers, WORKER_BYTES + bytes_to_encode)
-
-
-def _budget_here(data: DataConfig) -> int:
-    """Return the budget or the container's lower limit. It decides the processes, never the bytes."""
-    return min(parse_size(data.memory_budget, "data.memory_budget"), memory_limit() or sys.maxsize)
-
-
-def _count_fitting(data: DataConfig, need: int, parent_bytes: int = 0) -> int:
-    """Return how many processes of `need` bytes fit into the budget beside the parent's; 0 if none does."""
-    return max(0, (_budget_here(data) - PARENT_BYTES - SERVER_BYTES - parent_bytes) // need)
-
-
-def limit_workers(data: DataConfig, workers: int, need: int, parent_bytes: int = 0) -> int:
-    """Return `workers`, or the smaller number that the budget allows; log a smaller one.
-
-    need: bytes of a worker. parent_bytes: bytes of this process beyond PARENT_BYTES.
-    """
-    allowed = max(1, _count_fitting(data, need, parent_bytes))
-    if allowed < workers:
-        budget = parse_size(data.memory_budget, "data.memory_budget")
-        limit = _budget_here(data)
-        bound = f"memory limit of {limit >> 20} MiB" if limit < budget else f"data.memory_budget={data.memory_budget}"
-        print(f"{bound}: {allowed} of {workers} workers, each may need {need / 2**20:.0f} MiB", file=sys.stderr)
-    return min(allowed, workers)
+    return limit_workers(data, workers, worker_bytes(data, job, "encode"))
 
 
 def check_disk(path: Path, job: Job) -> None:

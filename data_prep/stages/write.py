@@ -505,7 +505,7 @@ class GatherTask(LoggedTask[ShardRecord]):
         bounds = [*range(0, rows, max(WINDOW_ROWS, PART_ROWS * len(moved))), rows]
         cuts = [count_below(chunk.indices, bounds).tolist() for chunk in moved]
         parts = [
-            [(chunk, *cut[i : i + 2]) for chunk, cut in zip(moved, cuts, strict=True) if cut[i] < cut[i + 1]]
+            [(chunk, cut[i], cut[i + 1]) for chunk, cut in zip(moved, cuts, strict=True) if cut[i] < cut[i + 1]]
             for i in range(len(bounds) - 1)
         ]
         chunk_parts = [

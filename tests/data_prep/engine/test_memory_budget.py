@@ -37,8 +37,8 @@ def test_processes_fit_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     data = replace(data, workers=16)
     room = (budget << 20) - memory_budget.PARENT_BYTES
     workers = memory_budget.num_workers(data, job, num_tasks=100)
-    to_fit = memory_budget.WORKER_BYTES + 2 * memory_budget.counts_bytes(data) if encoding != "hash" else 0
-    assert workers == 1 or workers * max(memory_budget._bytes_to_parse(job, False), to_fit) <= room
+    to_fit = memory_budget.worker_bytes(data, job, "fit") if encoding != "hash" else 0
+    assert workers == 1 or workers * max(memory_budget.worker_bytes(data, job, "parse"), to_fit) <= room
     workers = memory_budget.workers_to_encode(data, job, workers, {})
     assert workers == 1 or workers * memory_budget.WORKER_BYTES <= room
     assert is_limit or 2 * 4 * memory_budget.window_rows(data) <= (budget << 20) // 16
