@@ -33,7 +33,6 @@ START_METHOD = "forkserver"  # Imports and kernels are loaded once, and no threa
 PRELOADED = "data_prep.stages.preload"  # The fork server imports it, since it takes most of a worker's start.
 READERS = "data_prep.parsing.readers"  # the same, with pyarrow
 LOCK_SECONDS = 1.0  # A process killed while it counts keeps the lock; a count is not worth a longer wait.
-RETRIES = 3  # repetitions of a task whose worker in a cluster was lost
 CONNECT_SECONDS = 15
 
 
@@ -51,12 +50,10 @@ class Counters:
 
     @property
     def bytes(self) -> int:
-        """Return the bytes done."""
         return int(self._totals.get_obj()[0])
 
     @property
     def rows(self) -> int:
-        """Return the rows done."""
         return int(self._totals.get_obj()[1])
 
     def add(self, num_bytes: int, num_rows: int) -> None:
@@ -191,7 +188,6 @@ def _run_on_cluster(task: WorkerTask[Any]) -> TaskResult:
 
 
 def _clear_cache() -> None:
-    """Release what the tasks of this cluster worker loaded and opened."""
     _worker.cache.clear()
     if (parquet := sys.modules.get(READERS)) is not None:  # not imported only for this
         parquet.close_reader()
@@ -279,9 +275,8 @@ class Executor:
 
     def _start(self) -> FuturesExecutor:
         start_fork_server()
-        return ProcessPoolExecutor(
-            self.workers, multiprocessing.get_context(START_METHOD), _start_worker, (self.counters,)
-        )
+        context = multiprocessing.get_context(START_METHOD)
+        return ProcessPoolExecutor(self.workers, context, _start_worker, (self.counters,))
 
     def _collect(self, future: "Future[TaskResult]") -> Any:
         """Wait for a task's result, and note the peak memory of its process."""
@@ -352,8 +347,8 @@ class ClusterExecutor(Executor):
         return max([peak_memory(), *self._peaks.values()])
 
     def _start(self) -> FuturesExecutor:
-        # Tasks leave files, so equal calls must not share one remembered result.
-        return self._client.get_executor(pure=False, retries=RETRIES)
+        # Tasks leave files, so equal calls must not share one remembered result. A task of a lost worker is retried.
+        return self._client.get_executor(pure=False, retries=3)
 
 
 def open_executor(scheduler: str | None, workers: int) -> Executor:

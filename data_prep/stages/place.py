@@ -532,15 +532,14 @@ def order_rows(job: Job, records: list[ChunkRecord], window_rows: int, check: Ca
     for name in POSITION_DTYPES:
         (job.work / name).unlink(missing_ok=True)
     total, first = sum(record.rows for record in records), sizes["train"]
+    held_out = max(1, sizes["val"] + sizes["test"])
     name, dtype = next((name, dtype) for name, dtype in POSITION_DTYPES.items() if total <= np.iinfo(dtype).max)
     with open(job.work / name, "wb") as file:
         for part in numbers:
             check()
             if swaps_halves:  # val and test, which follow each other, exchange their places
                 is_second = part >= first
-                part[is_second] = first + (part[is_second] - first + sizes["val"]) % max(
-                    1, sizes["val"] + sizes["test"]
-                )
+                part[is_second] = first + (part[is_second] - first + sizes["val"]) % held_out
             part.astype(dtype).tofile(file)
     return sizes
 
