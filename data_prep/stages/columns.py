@@ -76,47 +76,6 @@ class ValueBuffer:
         self._file.abandon()
 
 
-@dataclass(frozen=True)
-class ColumnLayout:
-    """Layout of a `columns` file; `dictionaries` holds the number of values of each feature's, 0 without one.
-
-    entry_bytes: bytes per dictionary value in the file; 0 if the dictionaries are in another file.
-    """
-
-    rows: int
-    dictionaries: Sequence[int]
-    block_rows: int
-    entry_bytes: int = VALUE_BYTES
-
-    @classmethod
-    def of_chunk(cls, job: Job, record: ChunkRecord) -> "ColumnLayout":
-        """Return the layout of a chunk's file."""
-        return cls(record.rows, record.dictionaries, job.block_rows, VALUE_BYTES if job.table is None else 0)
-
-    def dtype(self, feature: int) -> np.dtype[Any]:
-        """Return the dtype of a feature's codes or values."""
-        return code_dtype(self.dictionaries[feature]) if self.dictionaries[feature] else np.dtype(np.uint32)
-
-    @property
-    def begin(self) -> int:
-        """Return the offset of the first block."""
-        return align(self.entry_bytes * sum(self.dictionaries))
-
-    def feature_bytes(self, feature: int, rows: int) -> int:
-        """Return the bytes of a feature in a block of that many rows."""
-        return align(self.dtype(feature).itemsize * rows)
-
-    def block_bytes(self, rows: int) -> int:
-        """Return the bytes of a block of that many rows."""
-        return sum(self.feature_bytes(feature, rows) for feature in range(len(self.dictionaries)))
-
-    def block_of(self, row: int) -> tuple[int, int, int]:
-        """Return the block of a row: its first row, the row after its last, and its offset in the file."""
-        number = row // self.block_rows
-        begin = number * self.block_rows
-        return begin, min(begin + self.block_rows, self.rows), self.begin + number * self.block_bytes(self.block_rows)
-
-
 def code_dtype(num_values: int) -> np.dtype[Any]:
     """Return the dtype of codes for that many values."""
     return np.dtype(np.uint8 if num_values <= FEW_CODES else np.uint16 if num_values <= MAX_CODES else np.uint32)
@@ -170,24 +129,38 @@ def append_aligned(file: FileWriter, array: NDArray[Any]) -> None:
     file.append(np.zeros(align(array.nbytes) - array.nbytes, np.uint8))
 
 
+def _column_dtypes(record: ChunkRecord) -> list[np.dtype[Any]]:
+    """Return the dtype of each feature's codes, or of its values if it has no dictionary."""
+    return [code_dtype(num_values) if num_values else np.dtype(np.uint32) for num_values in record.dictionaries]
+
+
+def _block_of(job: Job, record: ChunkRecord, row: int) -> tuple[int, int, list[int]]:
+    """Return the block of a row: its first row, the row after its last, and where in the file each feature begins.
+
+    The last of these places is where the block ends.
+    """
+    dtypes, number = _column_dtypes(record), row // job.block_rows
+    begin, end = number * job.block_rows, min((number + 1) * job.block_rows, record.rows)
+    dictionary_bytes = align(VALUE_BYTES * sum(record.dictionaries)) if job.table is None else 0
+    offset = dictionary_bytes + number * sum(align(dtype.itemsize * job.block_rows) for dtype in dtypes)
+    sizes = (align(dtype.itemsize * (end - begin)) for dtype in dtypes)
+    return begin, end, list(itertools.accumulate(sizes, initial=offset))
+
+
 def column_blocks(
-    job: Job, record: ChunkRecord, start: int = 0, stop: int | None = None
+    job: Job, record: ChunkRecord, start: int, stop: int
 ) -> Iterator[tuple[int, list[NDArray[np.unsignedinteger]]]]:
-    """Yield rows start..stop (by default all) of a chunk in blocks: number of rows, codes or values of each feature."""
-    stop = record.rows if stop is None else stop
-    layout = ColumnLayout.of_chunk(job, record)
+    """Yield rows start..stop of a chunk in blocks: number of rows, codes or values of each feature."""
     path = job.chunk_path(record.source, record.chunk, "columns")
-    row_ranges = row_blocks(start, stop, job.block_rows)
-    blocks = [layout.block_of(first) for first, _ in row_ranges]
-    ranges = [FileRange(path, offset, layout.block_bytes(end - begin)) for begin, end, offset in blocks]
-    for (first, after), (begin, end, _), content in zip(row_ranges, blocks, read_ranges(ranges), strict=True):
+    row_ranges, dtypes = row_blocks(start, stop, job.block_rows), _column_dtypes(record)
+    blocks = [_block_of(job, record, first) for first, _ in row_ranges]
+    ranges = [FileRange(path, offsets[0], offsets[-1] - offsets[0]) for _, _, offsets in blocks]
+    for (first, after), (begin, _, offsets), content in zip(row_ranges, blocks, read_ranges(ranges), strict=True):
         rows = slice(first - begin, after - begin)
-        columns, offset = [], 0
-        for feature in range(len(layout.dictionaries)):
-            dtype = layout.dtype(feature)
-            columns.append(content[offset : offset + dtype.itemsize * (end - begin)].view(dtype)[rows])
-            offset += layout.feature_bytes(feature, end - begin)
-        yield after - first, columns
+        places = [offset - offsets[0] for offset in offsets]
+        columns = zip(dtypes, pairwise(places), strict=True)
+        # A column ends with zeros up to a multiple of ALIGNMENT, which is one of its dtype, too.
+        yield after - first, [content[low:high].view(dtype)[rows] for dtype, (low, high) in columns]
 
 
 def read_dictionary(job: Job, record: ChunkRecord, feature: str) -> NDArray[Any] | None:
@@ -208,13 +181,11 @@ def read_dictionary(job: Job, record: ChunkRecord, feature: str) -> NDArray[Any]
 def read_codes(job: Job, record: ChunkRecord, feature: int) -> NDArray[Any]:
     """Return the codes [rows] of a feature, or its values [rows] if it has no dictionary."""
     # One feature is a small piece of each block, so only its bytes are read, not the whole blocks.
-    layout = ColumnLayout.of_chunk(job, record)
-    column: NDArray[np.unsignedinteger] = np.empty(record.rows, layout.dtype(feature))
+    column: NDArray[np.unsignedinteger] = np.empty(record.rows, _column_dtypes(record)[feature])
     with open(job.chunk_path(record.source, record.chunk, "columns"), "rb", buffering=0) as file:
         for first, _ in row_blocks(0, record.rows, job.block_rows):
-            begin, end, offset = layout.block_of(first)
-            before = sum(layout.feature_bytes(i, end - begin) for i in range(feature))
-            os.preadv(file.fileno(), [column[begin:end].data], offset + before)
+            begin, end, offsets = _block_of(job, record, first)
+            os.preadv(file.fileno(), [column[begin:end].data], offsets[feature])
     return column
 
 
@@ -272,8 +243,15 @@ class CategoryBuffer:
         """
         import pyarrow as pa
 
-        # Each block has codes of its own dictionary. Its texts find their places in a dictionary of all blocks first.
-        texts, places = self._unify()
+        if len(self._read_texts) == 1:  # The texts of a single block are distinct already.
+            texts = self._read_texts.pop()
+            places = np.arange(len(texts), dtype=np.int32)
+        else:
+            # Each block has codes of its own dictionary. Its texts find their places in a dictionary of all blocks.
+            encoded = pa.chunked_array(self._read_texts, pa.string()).dictionary_encode()
+            self._read_texts.clear()
+            texts = encoded.chunk(0).dictionary if encoded.num_chunks else pa.array([], pa.string())
+            places = np.concatenate([np.zeros(0, np.int32), *(chunk.indices.to_numpy() for chunk in encoded.chunks)])
         values = text_values(texts)
         order = np.argsort(values)
         values = values[order]
@@ -297,19 +275,6 @@ class CategoryBuffer:
             codes[begin : begin + len(block)] = numbers.astype(codes.dtype)[block]
             begin, entry = begin + len(block), entry + len(numbers)
         return Categories(codes, values, texts, counts, first)
-
-    def _unify(self) -> tuple[Any, NDArray[np.int32]]:
-        """Return the distinct texts of all blocks, and the place among them of each block's entries."""
-        import pyarrow as pa
-
-        # The texts of a single block are distinct already.
-        if len(self._read_texts) == 1:
-            return (texts := self._read_texts.pop()), np.arange(len(texts), dtype=np.int32)
-        encoded = pa.chunked_array(self._read_texts, pa.string()).dictionary_encode()
-        self._read_texts.clear()
-        texts = encoded.chunk(0).dictionary if encoded.num_chunks else pa.array([], pa.string())
-        places = [chunk.indices.to_numpy() for chunk in encoded.chunks]
-        return texts, np.concatenate([np.zeros(0, np.int32), *places])
 
 
 class TableCategories:
@@ -420,26 +385,10 @@ class TableCategories:
             record.files[suffix] = writer.close()
 
 
-def count_codes(
-    codes: NDArray[np.unsignedinteger], rows: NDArray[np.int64], num_values: int
-) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
-    """Return how often each code occurs, and the first row in which it does (0 if it does not).
-
-    Args:
-        codes: codes[i] belongs to row rows[i]; rows ascend.
-    """
-    counts, first = np.zeros(num_values, np.uint32), np.zeros(num_values, np.uint32)
-    # From the last part to the first, and backwards within each: a code's first row is written last, so it stays. Parts
-    # bound the int64 copies that bincount makes.
-    for stop in range(len(codes), 0, -COUNT_ROWS):
-        part = slice(max(0, stop - COUNT_ROWS), stop)
-        counts += np.bincount(codes[part], minlength=num_values).astype(np.uint32)
-        first[codes[part][::-1]] = rows[part][::-1]
-    return counts, first
-
-
 def write_code_counts(job: Job, record: ChunkRecord, suffix: str, rows: NDArray[np.int64]) -> FileDigest:
     """Count the codes of some rows of a chunk; write each feature's counts and first rows, uint32 [values].
+
+    The first row of a code without rows is 0.
 
     Args:
         suffix: of the file to write. rows: numbers of these rows in the chunk, ascending.
@@ -452,8 +401,15 @@ def write_code_counts(job: Job, record: ChunkRecord, suffix: str, rows: NDArray[
                 codes, value_rows = bags_of_rows.ids, np.repeat(rows, bags_of_rows.lengths)
             else:
                 codes, value_rows = read_codes(job, record, job.schema.single.index(feature))[rows], rows
-            for array in count_codes(codes, value_rows, num_values):
-                file.append(array)
+            counts, first = np.zeros(num_values, np.uint32), np.zeros(num_values, np.uint32)
+            # From the last part to the first, and backwards within each: a code's first row is written last, so it
+            # stays. Parts bound the int64 copies that bincount makes.
+            for stop in range(len(codes), 0, -COUNT_ROWS):
+                part = slice(max(0, stop - COUNT_ROWS), stop)
+                counts += np.bincount(codes[part], minlength=num_values).astype(np.uint32)
+                first[codes[part][::-1]] = value_rows[part][::-1]
+            file.append(counts)
+            file.append(first)
         return file.close()
 
 
@@ -488,27 +444,21 @@ class StoredDictionary:
 
     def part(self, start: int, stop: int) -> Entries:
         """Read the entries start..stop."""
-        count, before = stop - start, sum(self.record.distinct[: self.number])
-        path = self._path(DICTIONARIES)
-        values = np.fromfile(path, np.uint64, count, offset=ENTRY_BYTES * before + KEY_BYTES * start)
+        source, chunk = self.record.source, self.record.chunk
+        lengths, sizes = self.record.distinct[: self.number], self.record.text_bytes[: self.number]
+        path, before, number = self.job.chunk_path(source, chunk, DICTIONARIES), sum(lengths), stop - start
+        values = np.fromfile(path, np.uint64, number, offset=ENTRY_BYTES * before + KEY_BYTES * start)
         if self.counts == DICTIONARIES:
             begin = ENTRY_BYTES * before + KEY_BYTES * self.entries
         else:
-            path, begin = self._path(self.counts), 2 * VALUE_BYTES * before
-        counts = np.fromfile(path, np.uint32, count, offset=begin + VALUE_BYTES * start)
-        first = np.fromfile(path, np.uint32, count, offset=begin + VALUE_BYTES * (self.entries + start))
-        return Entries(values, counts.astype(np.int64), first.astype(np.int64), self._read_texts(start, stop))
-
-    def _path(self, suffix: str) -> Any:
-        """Return the path of one of the chunk's files."""
-        return self.job.chunk_path(self.record.source, self.record.chunk, suffix)
-
-    def _read_texts(self, start: int, stop: int) -> Any:
-        """Read the texts of the entries start..stop."""
-        lengths, sizes = self.record.distinct[: self.number], self.record.text_bytes[: self.number]
+            path, begin = self.job.chunk_path(source, chunk, self.counts), 2 * VALUE_BYTES * before
+        counts = np.fromfile(path, np.uint32, number, offset=begin + VALUE_BYTES * start)
+        first = np.fromfile(path, np.uint32, number, offset=begin + VALUE_BYTES * (self.entries + start))
         begin = sum(KEY_BYTES * (length + 1) + align(size) for length, size in zip(lengths, sizes, strict=True))
-        with open(self._path(TEXTS), "rb", buffering=0) as file:
+        with open(self.job.chunk_path(source, chunk, TEXTS), "rb", buffering=0) as file:
             file.seek(begin + KEY_BYTES * start)
-            offsets = np.fromfile(file, np.int64, stop - start + 1)
+            offsets = np.fromfile(file, np.int64, number + 1)
             file.seek(begin + KEY_BYTES * (self.entries + 1) + int(offsets[0]))
-            return texts_from_buffers(offsets - offsets[0], np.fromfile(file, np.uint8, int(offsets[-1] - offsets[0])))
+            content = np.fromfile(file, np.uint8, int(offsets[-1] - offsets[0]))
+        texts = texts_from_buffers(offsets - offsets[0], content)
+        return Entries(values, counts.astype(np.int64), first.astype(np.int64), texts)

@@ -54,5 +54,5 @@ def test_any_rows_of_a_unit_are_read_as_they_were(tmp_path: Path, coded: bool) -
 def test_a_unit_without_rows_or_columns(tmp_path: Path) -> None:
     for shape in ((0, 2), (0, 0), (5, 0)):
         job, record = write(tmp_path, np.zeros(shape, np.uint32), coded=True)
-        assert sum(number for number, _ in column_blocks(job, record)) == shape[0]
+        assert sum(number for number, _ in column_blocks(job, record, 0, shape[0])) == shape[0]
         assert all(read_dictionary(job, record, feature) is None for feature in job.schema.single)
