@@ -102,20 +102,15 @@ def _count_repeated(values: NDArray[np.uint32]) -> Counted | None:
     number = count_repeated(values, repeated, counts, first, codes)
     if number < 0:
         return None
-    order = _argsort(repeated[:number])
+    # NumPy sorts 64-bit numbers several times faster than it sorts indices by values.
+    keys = (repeated[:number].astype(np.uint64) << np.uint64(32)) | np.arange(number, dtype=np.uint64)
+    keys.sort()
+    order = (keys & np.uint64(0xFFFFFFFF)).astype(np.int64)
     run = Run(repeated[order], counts[order], first[order])
     # A code of more than two bytes would save little over the value itself.
     if number > MAX_CODES:
         return Counted(run, None)
     return Counted(run, Coding(repeated[:number].copy(), codes if number > FEW_CODES else codes.astype(np.uint8)))
-
-
-def _argsort(values: NDArray[np.uint32]) -> NDArray[np.int64]:
-    """Return the stable argsort [n] int64 of values [n]."""
-    # NumPy sorts 64-bit numbers several times faster than it sorts indices by values.
-    keys = (values.astype(np.uint64) << np.uint64(32)) | np.arange(len(values), dtype=np.uint64)
-    keys.sort()
-    return (keys & np.uint64(0xFFFFFFFF)).astype(np.int64)
 
 
 def _group_starts(values: NDArray[np.uint32]) -> NDArray[np.int64]:
@@ -215,15 +210,32 @@ def merge_in_parts(
     cuts = value_cuts(runs, num_steps)
     bounds = np.array([[0, *np.searchsorted(run.values, cuts), run.entries] for run in runs], np.int64)
     sizes = np.diff(bounds).sum(axis=0).tolist()
-    buffers = _MergeBuffers(max(sizes))
+    # All steps share this memory, since allocating it each time would cost more than merging. The value is the upper
+    # half of a little-endian key, so keys sort by value; the lower half finds the entry.
+    keys, numbers = np.empty(max(sizes), "<u8"), np.arange(max(sizes), dtype=np.uint32)
+    counts, first = np.empty(max(sizes), np.int64), np.empty(max(sizes), np.int64)
+    halves = keys.view("<u4").reshape(-1, 2)
     part, number = _empty_run(max(max_entries, *sizes)), 0
-    for starts, ends, size in zip(bounds.T[:-1].tolist(), bounds.T[1:].tolist(), sizes, strict=True):
+    for starts, stops, size in zip(bounds.T[:-1].tolist(), bounds.T[1:].tolist(), sizes, strict=True):
         # The size counts entries of all runs, so it is an upper bound of the values that the step adds.
         if number + size > len(part.values):
             yield part.part(0, number)
             part, number = _empty_run(len(part.values)), 0
+        end = 0
+        for run, start, stop, begin in zip(runs, starts, stops, begins or [0] * len(runs), strict=True):
+            if start == stop:
+                continue
+            target = slice(end, end + stop - start)
+            end = target.stop
+            run_values, run_counts, run_first = run.part(start, stop)
+            halves[target, 1] = run_values
+            counts[target] = run_counts
+            np.add(run_first, begin, out=first[target], dtype=np.int64)
+        halves[:end, 0] = numbers[:end]
+        step_keys = keys[:end]
+        step_keys.sort()  # Sorting 64-bit numbers is several times faster than merging by comparisons.
         rest = part.part(number, len(part.values))
-        number += buffers.merge(runs, starts, ends, begins or [0] * len(runs), threshold, rest)
+        number += int(sum_equal(step_keys, counts, first, threshold, *rest))
     if number:
         yield part.part(0, number)
 
@@ -231,45 +243,6 @@ def merge_in_parts(
 def _empty_run(entries: int) -> Run:
     """Allocate a run; the system assigns memory only to the part that is written."""
     return Run(np.empty(entries, np.uint32), np.empty(entries, np.int64), np.empty(entries, np.int64))
-
-
-class _MergeBuffers:
-    """Reusable memory to merge up to `entries` entries: allocating it each time would cost more than merging."""
-
-    def __init__(self, entries: int) -> None:
-        self._keys = np.empty(entries, "<u8")
-        self._numbers = np.arange(entries, dtype=np.uint32)
-        self._counts, self._first = np.empty(entries, np.int64), np.empty(entries, np.int64)
-
-    def merge(
-        self,
-        runs: Sequence[Mergeable],
-        starts: list[int],
-        ends: list[int],
-        begins: Sequence[int],
-        threshold: int,
-        out: Run,
-    ) -> int:
-        """Merge the entries starts[i]..ends[i] of each run into the first entries of `out`; return their number.
-
-        `begins` and `threshold` are as in `merge_in_parts`.
-        """
-        # The value is the upper half of a little-endian key, so keys sort by value; the lower half finds the entry.
-        halves = self._keys.view("<u4").reshape(-1, 2)
-        end = 0
-        for run, start, stop, begin in zip(runs, starts, ends, begins, strict=True):
-            if start == stop:
-                continue
-            target = slice(end, end + stop - start)
-            end = target.stop
-            values, counts, first = run.part(start, stop)
-            halves[target, 1] = values
-            self._counts[target] = counts
-            np.add(first, begin, out=self._first[target], dtype=np.int64)
-        halves[:end, 0] = self._numbers[:end]
-        keys = self._keys[:end]
-        keys.sort()  # Sorting 64-bit numbers is several times faster than merging by comparisons.
-        return int(sum_equal(keys, self._counts, self._first, threshold, *out))
 
 
 @jit
@@ -306,19 +279,7 @@ def sum_equal(
     return number + np.int64(len(keys) > 0 and total >= threshold)
 
 
-class SortedValues(Protocol):
-    """Distinct values in ascending order."""
-
-    @property
-    def entries(self) -> int:
-        """Return the number of values."""
-
-    @property
-    def values(self) -> NDArray[Any]:
-        """Return all values."""
-
-
-def value_cuts(runs: Sequence[SortedValues], num_parts: int) -> NDArray[Any]:
+def value_cuts(runs: "Sequence[Mergeable | Dictionary]", num_parts: int) -> NDArray[Any]:
     """Return values that divide the union of the runs into `num_parts` about equal parts: fewer than `num_parts`."""
     if num_parts <= 1:
         return np.zeros(0, np.uint32)
@@ -339,26 +300,22 @@ class SpilledRun:
     """A run on disk; each access to an array reads it."""
 
     def __init__(self, run: Run, stem: Path) -> None:
-        self._stem = stem
         stem.parent.mkdir(parents=True, exist_ok=True)
-        for name, array in run._asdict().items():
-            array.tofile(self._path(name))
-
-    def _path(self, name: str) -> Path:
-        """Return the path of one of the arrays `values`, `counts` and `first`."""
-        return self._stem.with_name(f"{self._stem.name}.{name}")
+        self._paths = [stem.with_name(f"{stem.name}.{name}") for name in Run._fields]
+        for path, array in zip(self._paths, (run.values, run.counts, run.first), strict=True):
+            array.tofile(path)
 
     @property
     def values(self) -> NDArray[np.uint32]:
-        return np.fromfile(self._path("values"), np.uint32)
+        return np.fromfile(self._paths[0], np.uint32)
 
     @property
     def counts(self) -> NDArray[np.int64]:
-        return np.fromfile(self._path("counts"), np.int64)
+        return np.fromfile(self._paths[1], np.int64)
 
     @property
     def first(self) -> NDArray[np.int64]:
-        return np.fromfile(self._path("first"), np.int64)
+        return np.fromfile(self._paths[2], np.int64)
 
 
 AnyRun: TypeAlias = Run | SpilledRun
@@ -380,13 +337,6 @@ def spill_parts(runs: Iterator[Run], directory: Path) -> Sequence[AnyRun]:
 
 
 ROWS_PER_KEY = 1 << 32  # rows that a 64-bit key can hold beside a value
-
-
-class CountClasses(NamedTuple):
-    """Number of values (sizes) with each count (counts, ascending)."""
-
-    counts: NDArray[np.int64]
-    sizes: NDArray[np.int64]
 
 
 def most_frequent(parts: Sequence[AnyRun], limit: int) -> Iterator[Run]:
@@ -423,13 +373,21 @@ def rank_values(parts: Sequence[AnyRun], path: Path, order: VocabularyOrder) -> 
     size = sum(len(part.values) for part in parts)
     with open(path, "wb+") as file:
         file.write(npy_header(np.dtype(np.uint32), size, None))
-        # By frequency, values go to places all over the file, so it is mapped; other orders write from front to back.
         if size and order is VocabularyOrder.frequency:
+            # A counting sort: values go to places all over the file, so it is mapped. The number of values with larger
+            # counts is the first rank of a class. Parts ascend by value, and so do ties.
             file.flush()
             reserve(file.fileno(), file.tell() + size * np.dtype(np.uint32).itemsize)
-            _rank_by_frequency(parts, mmap.mmap(file.fileno(), 0), file.tell())
+            mapped = mmap.mmap(file.fileno(), 0)
+            vocabulary = np.frombuffer(mapped, np.uint32, offset=file.tell())
+            counts, sizes = count_classes(parts)
+            larger = np.cumsum(sizes[::-1])[::-1] - sizes
+            for part in parts:
+                place_by_rank(part.values, np.searchsorted(counts, part.counts), larger, vocabulary)
+                unload(mapped)  # Pages all over the file would soon count as resident memory.
         elif size:
-            for values in _values_by_id(parts, order):
+            in_order = order is VocabularyOrder.first_appearance
+            for values in _by_first_row(parts) if in_order else (part.values for part in parts):
                 values.tofile(file)
     return size
 
@@ -442,66 +400,37 @@ def reserve(file: int, size: int) -> None:
         os.ftruncate(file, size)
 
 
-def _values_by_id(parts: Sequence[AnyRun], order: VocabularyOrder) -> Iterator[NDArray[np.uint32]]:
-    """Yield the values of all parts in the order of their ids: by value, or by first row and then value."""
-    if order is VocabularyOrder.value:
-        for part in parts:
-            yield part.values
-    else:
-        for low, high in _row_ranges(parts):
-            yield _first_seen_between(parts, low, high)
-
-
-def _row_ranges(parts: Sequence[AnyRun]) -> list[tuple[int, int]]:
-    """Return ranges [low, high) of first rows, each of at most 2^32 rows and with about as many values as one part."""
+def _by_first_row(parts: Sequence[AnyRun]) -> Iterator[NDArray[np.uint32]]:
+    """Yield the values of all parts in the order of their first rows; values of the same row ascend."""
     firsts = (part.first for part in parts)
     sample = np.sort(np.concatenate([first[:: max(1, len(first) // SAMPLES_PER_RUN)].copy() for first in firsts]))
     quantiles = sample[np.arange(1, len(parts)) * len(sample) // len(parts)]
     end = max(int(part.first.max()) for part in parts) + 1
-    # A key has 32 bits for the row, so no range may cross a multiple of 2^32 rows.
+    # Each range of rows has about as many values as one part. A key has 32 bits for the row, so no range may cross a
+    # multiple of 2^32 rows.
     cuts = np.unique(np.concatenate((quantiles, np.arange(0, end, ROWS_PER_KEY), [end]))).tolist()
-    return list(pairwise(cuts))
+    for low, high in pairwise(cuts):
+        keys = []
+        for part in parts:
+            first = part.first
+            is_in_range = (first >= low) & (first < high)
+            # The row is the upper half of the key, so sorting orders by row, and then by value.
+            first_seen = (first[is_in_range] - low).view(np.uint64)
+            first_seen <<= np.uint64(32)
+            first_seen |= part.values[is_in_range]
+            keys.append(first_seen)
+        joined = np.concatenate(keys)
+        joined.sort()
+        yield joined.astype(np.uint32)
 
 
-def _first_seen_between(parts: Sequence[AnyRun], low: int, high: int) -> NDArray[np.uint32]:
-    """Return the values first seen in rows [low, high), in that order; values of the same row ascend."""
-    keys = []
-    for part in parts:
-        first = part.first
-        is_in_range = (first >= low) & (first < high)
-        # The row is the upper half of the key, so sorting orders by row, and values first seen in one row by value.
-        first_seen = (first[is_in_range] - low).view(np.uint64)
-        first_seen <<= np.uint64(32)
-        first_seen |= part.values[is_in_range]
-        keys.append(first_seen)
-    joined = np.concatenate(keys)
-    joined.sort()
-    return joined.astype(np.uint32)
-
-
-def _rank_by_frequency(parts: Sequence[AnyRun], mapped: mmap.mmap, offset: int) -> None:
-    """Write values by descending count, ties by ascending value, by a counting sort.
-
-    Args:
-        mapped: the file, with room for all values from byte `offset` on.
-    """
-    # The number of values with larger counts is the first rank of a class. Parts ascend by value, and so do ties.
-    counts, sizes = count_classes(parts)
-    larger = np.cumsum(sizes[::-1])[::-1] - sizes
-    vocabulary = np.frombuffer(mapped, np.uint32, offset=offset)
-    for part in parts:
-        place_by_rank(part.values, np.searchsorted(counts, part.counts), larger, vocabulary)
-        # Ranks are scattered over the file; its mapped pages would soon count as resident memory.
-        unload(mapped)
-
-
-def count_classes(parts: Sequence[AnyRun]) -> CountClasses:
-    """Count the values with each count over all parts, of which there is at least one."""
+def count_classes(parts: Sequence[AnyRun]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the ascending counts that occur in all parts (at least one part), and the number of values of each."""
     pairs = [np.unique(part.counts, return_counts=True) for part in parts]
     counts, inverse = np.unique(np.concatenate([pair[0] for pair in pairs]), return_inverse=True)
     sizes = np.zeros(len(counts), np.int64)
     np.add.at(sizes, inverse, np.concatenate([pair[1] for pair in pairs]))
-    return CountClasses(counts, sizes)
+    return counts, sizes
 
 
 @jit
@@ -673,11 +602,6 @@ class NumberedValues:
         for index in range(len(self.sizes)):
             yield _read_stream(self._directory / f"{index}.arrow")
 
-    @property
-    def size(self) -> int:
-        """Return the number of values."""
-        return sum(self.sizes)
-
 
 def write_ranked(
     numbered: NumberedValues, order: Path, paths: Sequence[Path], directory: Path, part_bytes: int
@@ -762,10 +686,10 @@ def _ids_by_part(numbered: NumberedValues, order: NDArray[np.uint32], path: Path
 
     path: temporary file of all ids.
     """
-    if not numbered.size:
+    if not numbered.sizes:
         return
     with open(path, "wb+") as file:
-        reserve(file.fileno(), numbered.size * order.itemsize)
+        reserve(file.fileno(), sum(numbered.sizes) * order.itemsize)
         mapped = mmap.mmap(file.fileno(), 0)
     ids = np.frombuffer(mapped, np.uint32)
     # The places of ids are random, so the mapped file is touched everywhere and released block by block.

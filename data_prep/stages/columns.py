@@ -159,7 +159,6 @@ def column_blocks(
         rows = slice(first - begin, after - begin)
         places = [offset - offsets[0] for offset in offsets]
         columns = zip(dtypes, pairwise(places), strict=True)
-        # A column ends with zeros up to a multiple of ALIGNMENT, which is one of its dtype, too.
         yield after - first, [content[low:high].view(dtype)[rows] for dtype, (low, high) in columns]
 
 

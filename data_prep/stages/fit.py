@@ -27,7 +27,7 @@ from data_prep.dataset.options import DenseTransform, VocabularyOrder
 from data_prep.dataset.transforms import FITS
 from data_prep.encoding.lookup import TEXT_KINDS, DenseRange, join_ranges, vocabulary_path
 from data_prep.engine.executor import Executor, Worker
-from data_prep.engine.job import VALUE_BYTES, ChunkRecord, Job, LoggedTask
+from data_prep.engine.job import VALUE_BYTES, ChunkRecord, Job, LoggedTask, path_of
 from data_prep.io.arrays import FileRange, FileWriter, open_array, read_ranges, write_array
 from data_prep.stages.columns import DICTIONARIES, StoredDictionary, read_column, write_code_counts
 from data_prep.stages.place import rows_below
@@ -156,18 +156,19 @@ class CountTask(LoggedTask[ChunkRecord]):
 
     def do(self, worker: Worker) -> ChunkRecord:
         """Count the values of the rows that count, and write each feature's counts."""
-        rows = rows_below(self.job, self.record, self.begin, self.limit)
-        count_record = ChunkRecord(self.record.source, self.record.chunk, len(rows), 0, {})
-        if self.job.table is not None:
-            count_record.distinct, count_record.text_bytes = self.record.distinct, self.record.text_bytes
-            count_record.files[FITTED_COUNTS] = write_code_counts(self.job, self.record, FITTED_COUNTS, rows)
+        job, record = self.job, self.record
+        rows = rows_below(job, record, self.begin, self.limit)
+        counted = ChunkRecord(record.source, record.chunk, len(rows), 0, {}, text_bytes=record.text_bytes)
+        if job.table is not None:
+            counted.distinct = record.distinct
+            counted.files[FITTED_COUNTS] = write_code_counts(job, record, FITTED_COUNTS, rows)
         else:
-            chunk, read_feature = (self.record.source, self.record.chunk), partial(read_column, self.job, self.record)
-            count_record.distinct, count_record.files[FITTED_COUNTS], _ = write_counts(
-                self.job, chunk, FITTED_COUNTS, read_feature, rows
+            chunk, read_feature = (record.source, record.chunk), partial(read_column, job, record)
+            counted.distinct, counted.files[FITTED_COUNTS], _ = write_counts(
+                job, chunk, FITTED_COUNTS, read_feature, rows
             )
         worker.count(*self.size)
-        return count_record
+        return counted
 
 
 @dataclass
@@ -213,42 +214,27 @@ class FitTask(LoggedTask[VocabularyRecord]):
 
     def do(self, worker: Worker) -> VocabularyRecord:
         """Write the feature's vocabulary: its values, and texts if kept, in the order of their ids."""
-        scratch = self.job.work / "fit" / self.stem.name
-        path = self._path("npy")
-        if self.job.table is None:
-            runs = load_runs([chunk.range(self.job, self.feature) for chunk in self.counts], self.max_bytes)
-            threshold = self.job.rules.frequency_threshold
-            values = self._rank(merge_in_parts(runs, self.max_bytes, self._first_rows, threshold), path, scratch)
+        job, threshold, max_bytes = self.job, self.job.rules.frequency_threshold, self.max_bytes
+        scratch, begins = job.work / "fit" / self.stem.name, [chunk.begin for chunk in self.counts]
+        path = path_of(self.stem, "npy")
+        if job.table is None:
+            runs = load_runs([chunk.range(job, self.feature) for chunk in self.counts], max_bytes)
+            values = self._rank(merge_in_parts(runs, max_bytes, begins, threshold), path, scratch)
             # Ranking writes out of order, so the checksum takes a pass of its own.
             files = {"npy": digest_file(path)}
         else:
-            values, files = self._fit_own_table(scratch)
+            dictionaries = [StoredDictionary(job, chunk.record, self.feature, chunk.suffix) for chunk in self.counts]
+            name = job.schema.sparse[self.feature]
+            numbered = NumberedValues(scratch / "numbered", job.keeps_texts)
+            runs_of_numbers = numbered.runs(merge_dictionaries(name, dictionaries, max_bytes, begins, threshold))
+            values = self._rank(runs_of_numbers, scratch / "order.npy", scratch)
+            suffixes = ["npy", *(f"{kind}.npy" for kind in TEXT_KINDS if job.keeps_texts)]
+            paths = [path_of(self.stem, suffix) for suffix in suffixes]
+            digests = write_ranked(numbered, scratch / "order.npy", paths, scratch, max_bytes)
+            files = dict(zip(suffixes, digests, strict=True))
         shutil.rmtree(scratch, ignore_errors=True)  # exists if there were several parts
         worker.count(*self.size)
         return VocabularyRecord(values, files)
-
-    def _path(self, suffix: str) -> Path:
-        """Return the path of the vocabulary's file with that suffix."""
-        return self.stem.with_name(f"{self.stem.name}.{suffix}")
-
-    @property
-    def _first_rows(self) -> list[int]:
-        """Return the first row of each chunk in the dataset."""
-        return [chunk.begin for chunk in self.counts]
-
-    def _fit_own_table(self, scratch: Path) -> tuple[int, dict[str, FileDigest]]:
-        """Fit a feature of a user's own table; return the number of values with an id, and the files."""
-        job, name = self.job, self.job.schema.sparse[self.feature]
-        dictionaries = [StoredDictionary(job, chunk.record, self.feature, chunk.suffix) for chunk in self.counts]
-        threshold = job.rules.frequency_threshold
-        entry_parts = merge_dictionaries(name, dictionaries, self.max_bytes, self._first_rows, threshold)
-        numbered = NumberedValues(scratch / "numbered", job.keeps_texts)
-        values = self._rank(numbered.runs(entry_parts), scratch / "order.npy", scratch)
-        suffixes = ["npy", *(f"{kind}.npy" for kind in TEXT_KINDS if job.keeps_texts)]
-        self._path("npy").parent.mkdir(parents=True, exist_ok=True)
-        paths = [self._path(suffix) for suffix in suffixes]
-        digests = write_ranked(numbered, scratch / "order.npy", paths, scratch, self.max_bytes)
-        return values, dict(zip(suffixes, digests, strict=True))
 
     def _rank(self, runs: Iterator[Run], path: Path, scratch: Path) -> int:
         """Write the values of merged runs in the order of their ids; return the number of values with an id."""
@@ -337,6 +323,7 @@ class DenseTask(LoggedTask[DenseRecord]):
     record: ChunkRecord
     begin: int
     limit: int
+    fitted: tuple[tuple[int, str], ...]  # the place and the transform of each column with a fit
 
     @property
     def stem(self) -> Path:
@@ -346,17 +333,12 @@ class DenseTask(LoggedTask[DenseRecord]):
     def size(self) -> tuple[int, int]:
         return self.record.files["integers.npy"].bytes, self.record.rows
 
-    @property
-    def path(self) -> Path:
-        """Return the path of the sorted values."""
-        return self.job.chunk_path(self.record.source, self.record.chunk, SORTED)
-
     def do(self, worker: Worker) -> DenseRecord:
         """Return range and exact sums of each fitted column, by its transform; write sorted values for quantiles."""
-        path = self.job.chunk_path(self.record.source, self.record.chunk, "integers.npy")
-        dense = open_array(path)[rows_below(self.job, self.record, self.begin, self.limit)]
+        dense = open_array(path_of(self.stem, "integers.npy"))
+        dense = dense[rows_below(self.job, self.record, self.begin, self.limit)]
         result, sorted_columns = DenseRecord(len(dense)), []
-        for index, name in _fitted_columns(self.job):
+        for index, name in self.fitted:
             values = dense[:, index] + 0.0  # a copy, in which -0 is 0
             result.low.append(float(values.min(initial=np.inf)))
             result.high.append(float(values.max(initial=-np.inf)))
@@ -367,21 +349,22 @@ class DenseTask(LoggedTask[DenseRecord]):
             elif name == "quantile":
                 sorted_columns.append(np.sort(values))
         if sorted_columns:
-            result.files[SORTED] = write_array(self.path, np.stack(sorted_columns), self.job.checksum(SORTED))
+            path = path_of(self.stem, SORTED)
+            result.files[SORTED] = write_array(path, np.stack(sorted_columns), self.job.checksum(SORTED))
         worker.count(*self.size)
         return result
 
 
 def fit_dense(job: Job, records: Sequence[ChunkRecord], limit: int, executor: Executor) -> dict[str, list[float]]:
     """Return the fit of each dense column whose transform has one, from the rows at positions below `limit`."""
-    fitted = _fitted_columns(job)
+    assert job.table is not None
+    fitted = tuple((index, name) for index, name in job.table.indexed_transforms if name in FITS)
     if not fitted:
         return {}
     begins = [0, *accumulate(record.rows for record in records)]
-    pairs = zip(records, begins, strict=False)
     tasks = [
-        DenseTask(job, record, begin, limit)
-        for record, begin in pairs
+        DenseTask(job, record, begin, limit, fitted)
+        for record, begin in zip(records, begins, strict=False)
         if record.rows and (job.rules.is_arranged or begin < limit)
     ]
     with executor.stage("fit numbers", sum(task.size[0] for task in tasks)):
@@ -398,16 +381,11 @@ def fit_dense(job: Job, records: Sequence[ChunkRecord], limit: int, executor: Ex
             fit = _mean_and_deviation([(rows, int(total, 16), int(square, 16)) for rows, total, square in sums])
             num_standard += 1
         else:
-            fit = _quantiles([open_array(task.path)[num_quantile] for task, _ in filled], low, high)
+            columns = [open_array(path_of(task.stem, SORTED))[num_quantile] for task, _ in filled]
+            fit = _quantiles(columns, low, high)
             num_quantile += 1
         fits[job.schema.dense[index]] = fit
     return fits
-
-
-def _fitted_columns(job: Job) -> list[tuple[int, str]]:
-    """Return the place and the transform of each dense column whose own transform has a fit."""
-    assert job.table is not None
-    return [(index, name) for index, name in job.table.indexed_transforms if name in FITS]
 
 
 def exact_sums(values: NDArray[np.float64]) -> tuple[int, int]:

@@ -3,7 +3,7 @@
 import contextlib
 import fcntl
 import hashlib
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial, reduce
@@ -43,7 +43,7 @@ from data_prep.sources.discover import (
     refuse_other_md5,
     refuse_other_sum,
 )
-from data_prep.sources.line_blocks import LineBlock, LineBlocks, SourceStream, count_lines_before
+from data_prep.sources.line_blocks import LineBlocks, SourceStream, count_lines_before
 from data_prep.stages.columns import TableCategories, ValueBuffer, write_columns
 from data_prep.stages.fit import PARSED_COUNTS, write_counts
 from data_prep.vocabulary import Coding
@@ -104,11 +104,7 @@ class ParseTask:
     forms: tuple[Form, ...] | None = None
 
     def run(self, worker: Worker) -> Reading:
-        """Parse and write the chunks that are not done yet.
-
-        Raises:
-            UserError: a row that does not fit the schema, or a damaged file.
-        """
+        """Parse and write the chunks that are not done yet."""
         if self.chunk is not None:
             return Reading([_parse_chunk(self, self.chunk, worker)])
         stream = SourceStream(self.job.sources[self.source])
@@ -171,10 +167,16 @@ def _parse_chunk(task: ParseTask, chunk: int, worker: Worker) -> ChunkRecord:
     source = job.sources[index]
     record = load_record(job.chunk_stem(index, chunk), PARSED, ChunkRecord)
     if source.generator is not None:
-        if record is None:
-            return _generate_chunk(job, index, chunk, source.generator, worker)
-        worker.count(record.rows * GENERATED_ROW_BYTES, record.rows)
-        return record
+        if record is not None:
+            worker.count(record.rows * GENERATED_ROW_BYTES, record.rows)
+            return record
+        # Generated rows equal those that parsing their text would give.
+        blocks = _blocks_per_chunk(job, source.generator)
+        with ChunkWriter(job, index, chunk) as files:
+            for block, truth in source.generator.blocks(chunk * blocks, (chunk + 1) * blocks):
+                files.append(block, truth)
+                worker.count(len(block.labels) * GENERATED_ROW_BYTES, len(block.labels))
+            return files.finish()
     assert place is not None
     if record is not None:
         worker.count(place.bytes_of(source), record.rows)
@@ -220,25 +222,24 @@ def _finish_files(files: "ChunkWriter") -> ChunkRecord:
 
 def _parse_lines(task: ParseTask, chunk: int, lines: LineBlocks, worker: Worker) -> "ChunkWriter":
     """Parse the lines of one chunk, from where `lines` stands; the caller finishes its files."""
-    job, source = task.job, task.source
-    stop = (chunk + 1) * job.chunk_bytes
+    job, source, stop = task.job, task.job.sources[task.source], (chunk + 1) * task.job.chunk_bytes
     if job.table is not None:
         form = format_named(job.table.format)
         assert isinstance(form, LineFormat)
-        batches = form.batches_of(
-            job.sources[source], lines, stop, *_columns_and_layout(job, job.table, job.sources[source])
-        )
+        batches = form.batches_of(source, lines, stop, *_columns_and_layout(job, job.table, source))
         return _parse_batches(task, job.table, chunk, batches, worker)
     buffer = empty_block(max_rows(BLOCK_BYTES, job.schema) + 1, job.schema)
-    files = ChunkWriter(job, source, chunk)
-    try:
+    with ChunkWriter(job, task.source, chunk).abandoned_if_failed() as files:
         for block in lines.read_until(stop):
-            parsed = _parse_block(job, job.sources[source], block, buffer)
-            files.append(parsed)
-            worker.count(lines.advance(), len(parsed.labels))
-    except BaseException:
-        files.abandon()
-        raise
+            rows, position = parse_lines(block.buffer, block.start, block.end, True, MISSING_AS_ZERO, *buffer)
+            if position != block.end:
+                line = bytes(block.buffer[position : block.end]).split(b"\n", 1)[0]
+                is_last = block.is_last and position + len(line) + 1 >= block.end
+                # Lines before the block are counted only for this error, as a task begins in the middle of a file.
+                row = count_lines_before(source, block.offset + position - block.start) + 1
+                raise UserError(diagnose_row(line, source.path, row, job.schema, True, is_last))
+            files.append(Block(buffer.labels[:rows], buffer.dense[:rows], buffer.sparse[:rows]))
+            worker.count(lines.advance(), rows)
     return files
 
 
@@ -256,40 +257,14 @@ def _parse_batches(
     """Convert the rows of one chunk of a user's table; the caller finishes its files."""
     from data_prep.parsing.labels import convert_rows  # imports pyarrow, which Criteo's rows do not need
 
-    files = ChunkWriter(task.job, task.source, chunk)
     forms = None if task.forms is None else dict(zip(table.sparse, task.forms, strict=True))
     limits = dense_limits(task.job.rules.dense, table)
-    try:
+    with ChunkWriter(task.job, task.source, chunk).abandoned_if_failed() as files:
         for batch, num_bytes in batches:
             files.append(convert_rows(batch, table, limits=limits, forms=forms))
             files.append_split_keys(batch)
             worker.count(num_bytes, batch.rows)
-    except BaseException:
-        files.abandon()
-        raise
     return files
-
-
-def _parse_block(job: Job, source: Source, lines: LineBlock, buffer: Block) -> Block:
-    """Parse a block into `buffer` and return views of it."""
-    rows, position = parse_lines(lines.buffer, lines.start, lines.end, True, MISSING_AS_ZERO, *buffer)
-    if position != lines.end:
-        line = bytes(lines.buffer[position : lines.end]).split(b"\n", 1)[0]
-        is_last = lines.is_last and position + len(line) + 1 >= lines.end
-        # Lines before the block are counted only for this error, as a task begins in the middle of a file.
-        row = count_lines_before(source, lines.offset + position - lines.start) + 1
-        raise UserError(diagnose_row(line, source.path, row, job.schema, True, is_last))
-    return Block(buffer.labels[:rows], buffer.dense[:rows], buffer.sparse[:rows])
-
-
-def _generate_chunk(job: Job, source: int, chunk: int, generator: RowGenerator, worker: Worker) -> ChunkRecord:
-    """Write a chunk of generated rows, equal to those that parsing their text would give."""
-    blocks = _blocks_per_chunk(job, generator)
-    with ChunkWriter(job, source, chunk) as files:
-        for block, truth in generator.blocks(chunk * blocks, (chunk + 1) * blocks):
-            files.append(block, truth)
-            worker.count(len(block.labels) * GENERATED_ROW_BYTES, len(block.labels))
-        return files.finish()
 
 
 class ChunkWriter:
@@ -297,38 +272,49 @@ class ChunkWriter:
 
     def __init__(self, job: Job, source: int, chunk: int) -> None:
         self._job, self._source, self._chunk = job, source, chunk
-        self._files: dict[str, ArrayWriter] = {}
-        self._labels = self._open_writer("labels.npy", job.dtypes["labels"], 1)
-        self._is_raw = job.needs_statistics
+        self._is_raw, schema = job.needs_statistics, job.schema
         self._column_transforms = column_transforms(job.table, {})
-        suffix, dtype = ("integers.npy", job.raw_dense_dtype) if self._is_raw else ("dense.npy", job.dtypes["dense"])
-        self._dense = self._open_writer(suffix, dtype, len(job.schema.dense))
+        dense_dtype = job.raw_dense_dtype if self._is_raw else job.dtypes["dense"]
+        forms: dict[str, tuple[DTypeLike, int]] = {  # dtype and width of each file
+            "labels.npy": (job.dtypes["labels"], 1),
+            "integers.npy" if self._is_raw else "dense.npy": (dense_dtype, len(schema.dense)),
+        }
+        if job.sources[source].generator is not None:
+            forms[TRUTH_SUFFIX] = np.float32, 1
+        if schema.weight:
+            forms[f"{WEIGHTS}.npy"] = np.float32, 1
+        if job.split_column is not None and job.sources[source].split not in HELD_OUT_SPLITS:
+            forms[SPLIT_KEYS] = np.int64, 1
+        self._categories = None if job.table is None else TableCategories(job, source, chunk)
+        self._values: ValueBuffer | None = None
+        if job.table is None and job.rules.order is None:
+            forms["sparse.npy"] = np.int32, len(schema.single)
+        elif job.table is None:
+            self._values = ValueBuffer(job.chunk_path(source, chunk, "values"), len(schema.single))
+        self._files = {
+            suffix: ArrayWriter(job.chunk_path(source, chunk, suffix), dtype, width, None, job.checksum(suffix))
+            for suffix, (dtype, width) in forms.items()
+        }
         self._ranges: list[DenseRange] = []
-        self._negatives = np.zeros(len(job.schema.dense), np.int64)
+        self._negatives = np.zeros(len(schema.dense), np.int64)
         self._positives = 0
         self._positive_rows = np.zeros(0 if job.table is None else len(job.table.positive), np.int64)
-        self._truth: ArrayWriter | None = None
-        if job.sources[source].generator is not None:
-            self._truth = self._open_writer(TRUTH_SUFFIX, np.float32, 1)
-        self._weights = self._open_writer(f"{WEIGHTS}.npy", np.float32, 1) if job.schema.weight else None
-        self._split_keys: ArrayWriter | None = None
-        if job.split_column is not None and job.sources[source].split not in HELD_OUT_SPLITS:
-            self._split_keys = self._open_writer(SPLIT_KEYS, np.int64, 1)
-        self._categories: TableCategories | None = None
-        self._values: ValueBuffer | None = None
         self._values_per_row: list[float] = []
-        if job.table is not None:
-            self._categories = TableCategories(job, source, chunk)
-        elif job.rules.order is not None:
-            self._values = ValueBuffer(job.chunk_path(source, chunk, "values"), len(job.schema.single))
-        else:
-            self._sparse = self._open_writer("sparse.npy", np.int32, len(job.schema.single))
 
     def __enter__(self) -> "ChunkWriter":
         return self
 
     def __exit__(self, *_: object) -> None:
         self.abandon()
+
+    @contextlib.contextmanager
+    def abandoned_if_failed(self) -> Iterator["ChunkWriter"]:
+        """Leave the files open after the context unless it fails."""
+        try:
+            yield self
+        except BaseException:
+            self.abandon()
+            raise
 
     def abandon(self) -> None:
         """Close open files and release the rows."""
@@ -337,24 +323,18 @@ class ChunkWriter:
         if self._values is not None:
             self._values.abandon()
 
-    def _open_writer(self, suffix: str, dtype: DTypeLike, width: int) -> ArrayWriter:
-        """Open a writer for one of the chunk's files [rows, width], which `finish` and `abandon` close."""
-        path = self._job.chunk_path(self._source, self._chunk, suffix)
-        self._files[suffix] = ArrayWriter(path, dtype, width, None, self._job.checksum(suffix))
-        return self._files[suffix]
-
     def append(self, block: Block | TableBlock, truth: NDArray[np.float32] | None = None) -> None:
         """Write the rows of a block, with their click probabilities if they are generated."""
-        rules, rows = self._job.rules, len(block.labels)
-        if self._truth is not None and truth is not None:
-            self._truth.append(truth)
+        rules, rows, files = self._job.rules, len(block.labels), self._files
+        if truth is not None:
+            files[TRUTH_SUFFIX].append(truth)
         self._positives += int(np.count_nonzero(block.labels == 1))
-        self._labels.append(block.labels)
+        files["labels.npy"].append(block.labels)
         if self._is_raw:
-            self._dense.append(block.dense)
+            files["integers.npy"].append(block.dense)
         else:
             # The transform writes to the memory of the file, which saves a copy of all rows.
-            self._dense.extend(
+            files["dense.npy"].extend(
                 rows, lambda dense: transform_into(block.dense, rules.dense, self._column_transforms, dense)
             )
         if rows and (self._is_raw or self._job.table is not None):
@@ -364,14 +344,14 @@ class ChunkWriter:
             assert self._categories is not None
             self._categories.append(block)
             self._positive_rows += np.array(block.positive_rows, np.int64)
-            if self._weights is not None and block.weights is not None:
-                self._weights.append(block.weights)
+            if self._job.schema.weight and block.weights is not None:
+                files[f"{WEIGHTS}.npy"].append(block.weights)
         elif self._values is not None:
             self._values.append(block.sparse)
         else:
             modulus = rules.max_ind_range
             assert modulus is not None
-            self._sparse.extend(rows, lambda ids: encode_hash(block.sparse, modulus, ids))
+            files["sparse.npy"].extend(rows, lambda ids: encode_hash(block.sparse, modulus, ids))
             # Values that share an id are counted in the first block alone: for all rows it would take a vocabulary.
             if (self._source, self._chunk, self._values_per_row) == (0, 0, []):
                 columns = [np.unique(column) for column in block.sparse.T]
@@ -379,15 +359,15 @@ class ChunkWriter:
 
     def append_split_keys(self, batch: RawRows) -> None:
         """Write the values that decide the split of a batch's rows, unless their file is of one split."""
-        if self._split_keys is not None:
+        if SPLIT_KEYS in self._files:
             assert self._job.split_column is not None
             assert self._job.table is not None
-            self._split_keys.append(self._job.split_column.keys(batch, self._job.table)[:, None])
+            self._files[SPLIT_KEYS].append(self._job.split_column.keys(batch, self._job.table)[:, None])
 
     def finish(self) -> ChunkRecord:
         """Close the files, count the values for a vocabulary, and log the chunk."""
         job, chunk = self._job, (self._source, self._chunk)
-        record = ChunkRecord(*chunk, self._labels.rows, self._positives, {})
+        record = ChunkRecord(*chunk, self._files["labels.npy"].rows, self._positives, {})
         record.positive_rows = self._positive_rows.tolist()
         if self._categories is not None:
             self._categories.finish(record)
