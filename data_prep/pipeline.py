@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from msgspec.structs import replace
 
 from common.command import load
@@ -24,8 +23,8 @@ from data_prep import job_setup
 from data_prep.config import presets
 from data_prep.config.keys import DataConfig, may_use_processes, parse_size
 from data_prep.config.presets import num_embeddings, resolve_rules
-from data_prep.dataset.format import SPLITS, UNSEEN, Manifest, build_manifest, unseen_sentence
-from data_prep.dataset.kinds import SHARED_IDS, data_checks, misleading_sentences
+from data_prep.dataset.format import Manifest, build_manifest, unseen_sentence
+from data_prep.dataset.kinds import data_checks, misleading_sentences
 from data_prep.dataset.options import CRITEO
 from data_prep.dataset.spelling import Form, to_text
 from data_prep.encoding.lookup import DenseRange, column_transforms, write_tables
@@ -124,13 +123,11 @@ def _make_dataset(data: DataConfig, root: Path, job: Job, parameters: dict[str, 
         note_read_sums(data, root, job.sources, result.digests)
 
     # Figures that the manifest keeps beside its shards: of the source, of extensions' checks, and of the job.
-    features, figures = tuple(result.num_values), data.source_kind.figures
+    figures = data.source_kind.figures
     extra: dict[str, Any] = load(figures)(data, job, result.records, result.rows) if figures else {}
     budget = parse_size(data.memory_budget, "data.memory_budget")
-    own_checks = {check.name: check.figures(job, result.built, features, budget) for check in data_checks()}
-    unknown = {
-        split: np.sum([[0] * len(features), *(each.unknown for each in result.built if each.split == split)], axis=0)
-        for split in SPLITS
+    own_checks = {
+        check.name: check.figures(job, result.built, tuple(result.num_values), budget) for check in data_checks()
     }
     extra |= {
         "peak_memory_bytes": max(result.peak_bytes, peak_memory()),
@@ -139,12 +136,7 @@ def _make_dataset(data: DataConfig, root: Path, job: Job, parameters: dict[str, 
         "stage_seconds": result.seconds,
         **note_times(job.sources),
         **({SOURCE_MD5: result.md5s} if result.md5s else {}),
-        # Values without an id of their own, unless other values share theirs.
-        "out_of_vocabulary": None
-        if job.rules.shares_unknown_id
-        else {split: dict(zip(features, counts.tolist(), strict=True)) for split, counts in unknown.items()},
-        UNSEEN: checks.unseen_shares(job, result.built, features),
-        SHARED_IDS: checks.shared_ids(job, result.built, result.records, result.num_values),
+        **checks.id_figures(job, result.built, result.records, result.num_values),
         **own_checks,
     }
     manifest = _describe_dataset(job, result, parameters, extra)
@@ -153,11 +145,10 @@ def _make_dataset(data: DataConfig, root: Path, job: Job, parameters: dict[str, 
     if len(job.sources) > 1:
         print(f"{root}: {describe_sources(job.sources)}", file=sys.stderr)
     missing = ", ".join(missing_days(job.sources)) if data.source_kind.makes is None else ""
-    lines = [f"among the raw files there is no {missing}"] if missing else []
-    unseen = unseen_sentence(manifest)
-    lines += [*result.warnings, *([] if unseen is None else [unseen])]
-    lines += [*checks.random_split_of_times(job, data.split.method), *misleading_sentences(manifest.extra)]
-    for line in (*lines, *checks.warnings(manifest, result.constant)):
+    lines = [f"among the raw files there is no {missing}" if missing else None]
+    lines += [*result.warnings, unseen_sentence(manifest), *checks.random_split_of_times(job, data.split.method)]
+    lines += [*misleading_sentences(manifest.extra), *checks.warnings(manifest, result.constant)]
+    for line in filter(None, lines):
         print(f"{root}: warning: {line}", file=sys.stderr)
 
     # The dataset exists from here on: the files move to it, and its manifest last.

@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from msgspec import Struct
 from numpy.typing import NDArray
 
 from common.documents import Json, decode
@@ -189,21 +188,13 @@ class Teacher(NamedTuple):
     intercept: NDArray[np.float64]
 
 
-class _Effects(NamedTuple):
-    """Standard normal numbers that main, factors and slope are computed from."""
-
-    main: NDArray[np.float32]
-    factors: NDArray[np.float32]
-    slope: NDArray[np.float32]
-
-
 def make_teacher(config: SyntheticConfig, columns: Columns, day: int) -> Teacher:
     """Draw a day's teacher with effects in proportion, but not yet to scale (see synthetic.calibrated_teacher)."""
     cardinality = columns.cardinality
     interacting = np.array(columns.interacting, np.int64)
     first = np.concatenate(([0], np.cumsum(cardinality)))
     first_factor = np.concatenate(([0], np.cumsum(cardinality[interacting]))).astype(np.int64)
-    effects = _effects_of_day(config, int(first[-1]), int(first_factor[-1]), day)
+    main, factors, slope = _effects_of_day(config, int(first[-1]), int(first_factor[-1]), day)
     decay = np.concatenate([_rank_decay(size, CATEGORY_DECAY) for size in cardinality])
     factor_decay = np.concatenate(
         [np.zeros(0), *(_rank_decay(size, FACTOR_DECAY) for size in cardinality[interacting])]
@@ -221,37 +212,40 @@ def make_teacher(config: SyntheticConfig, columns: Columns, day: int) -> Teacher
         salt=salt,
         category_missing=columns.missing,
         integer_missing=np.array(INTEGER_MISSING, np.float32),
-        main=(effects.main * decay).astype(np.float32),
+        main=(main * decay).astype(np.float32),
         interacting=interacting,
         first_factor=first_factor[:-1],
-        factors=(effects.factors * factor_decay[:, None]).astype(np.float32),
+        factors=(factors * factor_decay[:, None]).astype(np.float32),
         pair_forms=pair_forms,
         triple_forms=triple_forms,
         log_mean=np.array(INTEGER_LOG_MEAN),
         log_deviation=np.array(INTEGER_LOG_DEVIATION),
-        slope=effects.slope.astype(np.float64) * INTEGER_SHARE,
+        slope=slope.astype(np.float64) * INTEGER_SHARE,
         shift=np.array(INTEGER_SHIFT, np.int64),
         intercept=np.zeros(1),
     )
 
 
-def _effects_of_day(config: SyntheticConfig, num_values: int, num_vectors: int, day: int) -> _Effects:
-    """Return effects that turn, by an angle of `drift` a day, from one set of random numbers to another."""
-    start = _draw_effects(seeded_generator([config.seed, START_SEED]), num_values, num_vectors)
+def _effects_of_day(
+    config: SyntheticConfig, num_values: int, num_vectors: int, day: int
+) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
+    """Return the standard normal numbers of a day's effects: of values, of factor vectors, and of integers' slopes.
+
+    They turn, by an angle of `drift` a day, from one set of random numbers to another.
+    """
     angle = config.drift * day
-    if angle == 0:
-        return start
-    # A rotation keeps the size of the effects, so days differ without becoming harder.
-    end = _draw_effects(seeded_generator([config.seed, END_SEED]), num_values, num_vectors)
-    cosine, sine = np.float32(math.cos(angle)), np.float32(math.sin(angle))
-    return _Effects(*(cosine * a + sine * b for a, b in zip(start, end, strict=True)))
-
-
-def _draw_effects(rng: np.random.Generator, num_values: int, num_vectors: int) -> _Effects:
-    """Draw the effects of all values, factor vectors of the interacting columns' values, and the integers' slopes."""
-    slope = rng.standard_normal(len(INTEGER_MISSING), np.float32)
-    factors = rng.standard_normal((num_vectors, FACTORS), np.float32)
-    return _Effects(rng.standard_normal(num_values, np.float32), factors, slope)
+    sets = []
+    for seed in (START_SEED, END_SEED) if angle else (START_SEED,):
+        rng = seeded_generator([config.seed, seed])
+        slope = rng.standard_normal(len(INTEGER_MISSING), np.float32)
+        factors = rng.standard_normal((num_vectors, FACTORS), np.float32)
+        sets.append((rng.standard_normal(num_values, np.float32), factors, slope))
+    if angle:
+        # A rotation keeps the size of the effects, so days differ without becoming harder.
+        cosine, sine = np.float32(math.cos(angle)), np.float32(math.sin(angle))
+        main, factors, slope = (cosine * start + sine * end for start, end in zip(*sets, strict=True))
+        return main, factors, slope
+    return sets[0]
 
 
 def seeded_generator(key: list[int]) -> np.random.Generator:
@@ -299,28 +293,6 @@ def integers_from_normal(
 
 
 @jit
-def _triple_effects(
-    teacher: Teacher,
-    i: int,
-    j: int,
-    a: int,
-    b: int,
-    product: float,
-    ranks: NDArray[np.int32],
-    present: NDArray[np.bool_],
-) -> float:
-    """Return the interactions of columns i and j with each later column, from the product of their factors a and b."""
-    total = 0.0
-    for k in range(j + 1, len(teacher.interacting)):
-        column = teacher.interacting[k]
-        if present[column]:
-            third = teacher.first_factor[k] + ranks[column]
-            for c in range(FACTORS):
-                total += teacher.triple_forms[i, j, k, a, b, c] * teacher.factors[third, c]
-    return total * product
-
-
-@jit
 def _interactions(teacher: Teacher, ranks: NDArray[np.int32], present: NDArray[np.bool_]) -> float:
     """Return the effects of all pairs and triples of a row's interacting columns; ranks, present: [F]."""
     total = 0.0
@@ -337,7 +309,13 @@ def _interactions(teacher: Teacher, ranks: NDArray[np.int32], present: NDArray[n
                 for b in range(FACTORS):
                     product = np.float64(teacher.factors[left, a]) * teacher.factors[right, b]
                     total += teacher.pair_forms[i, j, a, b] * product
-                    total += _triple_effects(teacher, i, j, a, b, product, ranks, present)
+                    triples = 0.0
+                    for k in range(j + 1, len(columns)):
+                        if present[columns[k]]:
+                            third = teacher.first_factor[k] + ranks[columns[k]]
+                            for c in range(FACTORS):
+                                triples += teacher.triple_forms[i, j, k, a, b, c] * teacher.factors[third, c]
+                    total += triples * product
     return total
 
 
@@ -662,23 +640,10 @@ def row_settings(config: SyntheticConfig) -> Json:
     return {"version": generator_version(config), **asdict(config)}
 
 
-class _Day(Struct):
-    """Number of a row_settings day; its file also holds the keys of its configuration."""
-
-    day: int
-
-
-class _Record(Struct):
-    """Settings and file sizes of written days; None until all days are written."""
-
-    config: Json
-    bytes: list[int | None] | None
-
-
 @lru_cache(maxsize=1)
 def _parse_description(content: bytes) -> tuple[SyntheticConfig, int, Teacher]:
     """Parse a day's description. The last result is cached, since a process handles a day's chunks in turn."""
-    config, day = decode(content, SyntheticConfig), decode(content, _Day).day
+    config, day = decode(content, SyntheticConfig), int(decode(content, dict[str, Any])["day"])
     return config, day, calibrated_teacher(config, day)
 
 
@@ -715,7 +680,9 @@ def generate_days(config: SyntheticConfig, root: Path, raw: str | None = None) -
         )
     days = [directory / f"day_{day}.tsv" for day in range(config.days)]
     description, record = row_settings(config), directory / RECORD_NAME
-    if _days_exist(config, days, record):
+    recorded = decode(record.read_bytes(), dict[str, Any]) if record.exists() else {}
+    # The sizes are None until all days are written.
+    if recorded == {"config": description, "bytes": _file_sizes(days)}:
         return [str(day) for day in days]
     if not record.exists() and any(day.exists() for day in days):
         raise UserError(f"{directory}: holds days that were not generated; name another directory in data.raw")
@@ -739,14 +706,6 @@ def generate_days(config: SyntheticConfig, root: Path, raw: str | None = None) -
         temporary.replace(path)
     write_atomically(record, json.dumps({"config": description, "bytes": _file_sizes(days)}, indent=1).encode())
     return [str(day) for day in days]
-
-
-def _days_exist(config: SyntheticConfig, days: list[Path], record: Path) -> bool:
-    """Return whether the record says that these days were written by this configuration, and they have their sizes."""
-    if not record.exists():
-        return False
-    recorded = decode(record.read_bytes(), _Record)
-    return recorded.config == row_settings(config) and recorded.bytes == _file_sizes(days)
 
 
 def _file_sizes(days: list[Path]) -> list[int | None]:

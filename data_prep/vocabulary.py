@@ -302,7 +302,8 @@ class SpilledRun:
     def __init__(self, run: Run, stem: Path) -> None:
         stem.parent.mkdir(parents=True, exist_ok=True)
         self._paths = [stem.with_name(f"{stem.name}.{name}") for name in Run._fields]
-        for path, array in zip(self._paths, (run.values, run.counts, run.first), strict=True):
+        arrays: list[NDArray[Any]] = [run.values, run.counts, run.first]
+        for path, array in zip(self._paths, arrays, strict=True):
             array.tofile(path)
 
     @property

@@ -193,9 +193,17 @@ def require_distinct(location: str, names: Sequence[str], required_columns: Coll
 
 def _read_parquet(path: Path, required_columns: Collection[str] | None) -> NewRows:
     """Read a Parquet file, or the files of a directory, whose partitions NAME=VALUE become columns of text."""
+    parts: list[tuple[Path, tuple[tuple[str, str | None], ...]]] = [(path, ())]
+    if path.is_dir():
+        try:
+            parts = [(Path(source.path), source.partitions) for source in resolve_sources(path)]
+        except UserError as error:
+            raise UserError(
+                f"{path}: no directory of Parquet files; give a file, or a directory as Spark writes it"
+            ) from error
     try:
         tables = []
-        for part, partitions in _partition_files(path):
+        for part, partitions in parts:
             with pq.ParquetFile(part) as file:  # unlike read_table, accepts two columns of one name
                 table = file.read()
             for name, value in partitions:
@@ -209,18 +217,6 @@ def _read_parquet(path: Path, required_columns: Collection[str] | None) -> NewRo
     chunks = (column.combine_chunks() for column in table.columns)
     columns = dict(zip(table.column_names, map(without_nan, chunks), strict=True))
     return NewRows(str(path), columns, range(1, table.num_rows + 1))
-
-
-def _partition_files(path: Path) -> list[tuple[Path, tuple[tuple[str, str | None], ...]]]:
-    """Return the files of a path (a file or directory), each with its partitions NAME=VALUE."""
-    if not path.is_dir():
-        return [(path, ())]
-    try:
-        return [(Path(source.path), source.partitions) for source in resolve_sources(path)]
-    except UserError as error:
-        raise UserError(
-            f"{path}: no directory of Parquet files; give a file, or a directory as Spark writes it"
-        ) from error
 
 
 def _read_json(path: Path, content: bytes) -> dict[int, Any]:
@@ -285,7 +281,13 @@ class SplitColumn:
             fault = f"is {names[0]}, but the first row has {names[1]} ({excerpt(self.example)})"
             column.refuse(is_other, locator, fault, "write all values of the column alike")
         if self.is_time:
-            times = times_of(values, self.format, locator, self._schema_entry, takes_numbers=True)
+            times = times_of(
+                values,
+                self.format,
+                locator,
+                lambda form: f"time: {{column: {self.column}, format: {form}}}",  # the schema's line that gives it
+                takes_numbers=True,
+            )
             refuse_row(np.isnat(times), locator, lambda _: "no value", FILL)
             return times.astype(np.int64)
         texts = distinct_texts(values, locator)
@@ -297,10 +299,6 @@ class SplitColumn:
         if isinstance(value, str):
             return self.is_time and re.fullmatch(NUMBER, value) is not None
         return isinstance(value, int | float | Decimal)
-
-    def _schema_entry(self, form: str) -> str:
-        """Return the schema's line that gives the column a format."""
-        return f"time: {{column: {self.column}, format: {form}}}"
 
 
 def find_split_column(name: str, is_time: bool, table: Table, sources: Sequence[Source]) -> SplitColumn:
@@ -425,23 +423,17 @@ class Encoder:
         layout, table = self.layout, self._table
         columns = list(dict.fromkeys((*table.targets, *table.inputs) if labelled else table.inputs))
         if isinstance(form, Text):
-            # Rows without a header have no names, so only their width tells whether the label is among them.
             fields = read_names(data.partition(b"\n")[0] + b"\n", layout.delimiter, name, layout.dialect)
-            names = fields if layout.header else self._names_without_header(len(fields), labelled)
-            layout = layout._replace(names=names)
+            if layout.header:
+                layout = layout._replace(names=fields)
+            elif not labelled and len(fields) == len(table.names) - 1:
+                # Rows without a header have no names, so only their width tells whether the label is among them.
+                layout = layout._replace(names=tuple(column for column in table.names if column != table.label))
             for column in columns if layout.header else ():
                 if column not in fields:
                     raise UserError(f"{name}: row 1: no column {column}; the first row must name the columns")
         by_column, numbers = form.fields(data, columns, layout, name, 1)
         return self._convert(RawRows(by_column, len(numbers), numbered_rows(name, numbers)), labelled)
-
-    def _names_without_header(self, width: int, labelled: bool) -> tuple[str, ...]:
-        """Return the columns of rows without a header, by their width: all columns, or all but the label."""
-        assert self._table is not None
-        names = self._table.names
-        if not labelled and width == len(names) - 1:
-            return tuple(column for column in names if column != self._table.label)
-        return names
 
     @property
     def layout(self) -> FileLayout:
@@ -568,8 +560,13 @@ class Encoder:
         parts = tuple(part for part in self._table.parts if part.feature == feature)
         column = parts[0].column if parts else feature
         batch = RawRows({column: values}, len(values), numbered_rows(name, range(1, len(values) + 1)))
-        if (separator := dict(self._table.separators).get(feature)) is not None:
-            self._refuse_joined(plain(values), separator, self._forms[feature], batch.locator_of(column))
+        separator = dict(self._table.separators).get(feature)
+        # A text that joins several values is none of them; a list's own values may hold any character.
+        if separator or (separator is not None and not self._forms[feature] & Form.UNJOINABLE):
+            mark, distinct_values = separator or LIST_SEPARATOR, distinct(plain(values))
+            is_joined = [isinstance(value, str) and mark in value for value in distinct_values.values]
+            fault = f"holds {mark!r}, which joins values"
+            distinct_values.refuse(is_joined, batch.locator_of(column), fault, "give each value by itself")
         table = structs.replace(self._table, dense=(), vectors=(), sparse=(feature,), separators=(), parts=parts)
         try:
             [texts] = convert(batch, table, forms=self._forms).categories
@@ -579,15 +576,6 @@ class Encoder:
             remedy = f"ids of {feature} take times of {column}; dataset.values({feature!r}) lists the {parts[0].part}s"
             raise UserError(f"{error}; {remedy}") from None
         return texts.values
-
-    @staticmethod
-    def _refuse_joined(values: Any, separator: str, form: Form, locator: Locator) -> None:
-        """Raise UserError for the first text that joins several values of a multi-hot feature."""
-        if not separator and form & Form.UNJOINABLE:
-            return
-        separator, column = separator or LIST_SEPARATOR, distinct(values)
-        is_joined = [isinstance(value, str) and separator in value for value in column.values]
-        column.refuse(is_joined, locator, f"holds {separator!r}, which joins values", "give each value by itself")
 
     def encode(self, block: ParsedRows) -> EncodedBlock:
         """Encode parsed rows as the dataset's are."""

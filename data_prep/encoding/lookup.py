@@ -48,12 +48,7 @@ class LookupTable:
     unknown_id: int = OUT_OF_VOCABULARY
 
     @classmethod
-    def build(
-        cls,
-        values: NDArray[np.uint32],
-        first_id: int = 1,
-        unknown_id: int = OUT_OF_VOCABULARY,
-    ) -> "LookupTable":
+    def build(cls, values: NDArray[np.uint32], first_id: int = 1, unknown_id: int = OUT_OF_VOCABULARY) -> "LookupTable":
         """Give values[i] the id first_id + i, and other values unknown_id."""
         table = cls(np.zeros(num_slots(len(values)), np.uint64), first_id, unknown_id)
         insert(table.slots, table.shift, np.ascontiguousarray(values))
@@ -80,12 +75,7 @@ class SortedTable:
     unknown_id: int = OUT_OF_VOCABULARY
 
     @classmethod
-    def build(
-        cls,
-        values: NDArray[np.uint64],
-        first_id: int = 1,
-        unknown_id: int = OUT_OF_VOCABULARY,
-    ) -> "SortedTable":
+    def build(cls, values: NDArray[np.uint64], first_id: int = 1, unknown_id: int = OUT_OF_VOCABULARY) -> "SortedTable":
         """Give values[i] the id first_id + i, and other values unknown_id."""
         # A chunk looks up its distinct values alone, so bisection is fast enough, and takes less memory than hashing.
         order = np.argsort(values)
@@ -122,16 +112,6 @@ class CodeTable:
     ids: NDArray[np.int32]
     missing: NDArray[np.bool_] | None
 
-    @classmethod
-    def build(cls, table: ValueTable, dictionary: NDArray[Any]) -> "CodeTable":
-        """Give each code the id of its value in the dictionary."""
-        ids = np.empty(len(dictionary), np.int32)
-        if not replace(table, unknown_id=NO_ID).look_up(dictionary, ids):
-            return cls(ids, None)
-        missing = ids == NO_ID
-        ids[missing] = table.unknown_id
-        return cls(ids, missing)
-
     def look_up(self, codes: NDArray[np.unsignedinteger], ids: NDArray[np.int32]) -> int:
         """Write the ids of `codes` [rows] and return the number of codes without an id of their own."""
         take_ids(self.ids, codes, ids)
@@ -139,8 +119,15 @@ class CodeTable:
 
 
 def build_code_table(table: ValueTable, dictionary: NDArray[Any] | None) -> ValueTable | CodeTable:
-    """Build the table for a column's codes; without a dictionary, codes are the values."""
-    return table if dictionary is None else CodeTable.build(table, dictionary)
+    """Build the table of a column's codes by their values in the dictionary; without one, codes are values."""
+    if dictionary is None:
+        return table
+    ids = np.empty(len(dictionary), np.int32)
+    if not replace(table, unknown_id=NO_ID).look_up(dictionary, ids):
+        return CodeTable(ids, None)
+    missing = ids == NO_ID
+    ids[missing] = table.unknown_id
+    return CodeTable(ids, missing)
 
 
 @jit
@@ -350,17 +337,12 @@ def join_ranges(ranges: list[DenseRange]) -> DenseRange:
     return DenseRange(lows.min(axis=0), highs.max(axis=0))
 
 
-def max_input(transform: DenseTransform) -> float:
-    """Return the largest absolute value whose transform is finite."""
-    largest = float(np.finfo(np.float64).max)
-    # minmax: the span must be finite, too.
-    limits = {DenseTransform.raw: float(np.finfo(np.float32).max), DenseTransform.minmax: largest / 2}
-    return limits.get(transform, largest)
-
-
 def dense_limits(transform: DenseTransform, table: Table) -> list[float]:
-    """Return the largest absolute value of each dense feature of a user's own table."""
-    own, default = dict(table.transforms), max_input(transform)
+    """Return the largest absolute value of each dense feature of a user's own table whose transform is finite."""
+    own, default = dict(table.transforms), float(np.finfo(np.float64).max)
+    # minmax: the span must be finite, too.
+    limits = {DenseTransform.raw: float(np.finfo(np.float32).max), DenseTransform.minmax: default / 2}
+    default = limits.get(transform, default)
     return [largest_input(own[feature]) if feature in own else default for feature in table.dense]
 
 

@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from common.documents import Json
 from common.errors import UserError
-from data_prep.dataset.format import WEIGHTS, Manifest
-from data_prep.dataset.kinds import UNKNOWN_SHARE, VALUES_PER_ROW
+from data_prep.dataset.format import SPLITS, UNSEEN, WEIGHTS, Manifest
+from data_prep.dataset.kinds import SHARED_IDS, UNKNOWN_SHARE, VALUES_PER_ROW
 from data_prep.dataset.options import DenseTransform, LabelKind, SplitMethod
 from data_prep.dataset.spelling import unpack
 from data_prep.engine.job import ChunkRecord, Job
@@ -19,6 +20,26 @@ from data_prep.stages.place import held_out_splits
 from data_prep.stages.write import BuiltShard
 
 MAX_ROWS = 1 << 20  # Ids of larger train splits are not compared.
+
+
+def id_figures(
+    job: Job, built: Sequence[BuiltShard], records: Sequence[ChunkRecord], num_values: Mapping[str, int | None]
+) -> Json:
+    """Return the figures of ids for the manifest's `extra`: values without an id of their own, unseen and shared ids.
+
+    num_values: size of each feature's vocabulary, None without one.
+    """
+    features = tuple(num_values)
+    unknown: dict[str, dict[str, int]] | None = None
+    if not job.rules.shares_unknown_id:
+        counts = {split: [shard.unknown for shard in built if shard.split == split] for split in SPLITS}
+        totals = {split: np.sum([[0] * len(features), *each], axis=0).tolist() for split, each in counts.items()}
+        unknown = {split: dict(zip(features, total, strict=True)) for split, total in totals.items()}
+    return {
+        "out_of_vocabulary": unknown,
+        UNSEEN: unseen_shares(job, built, features),
+        SHARED_IDS: shared_ids(job, built, records, num_values),
+    }
 
 
 def unseen_shares(job: Job, built: Sequence[BuiltShard], features: Sequence[str]) -> dict[str, float] | None:
