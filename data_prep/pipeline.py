@@ -125,10 +125,8 @@ def _make_dataset(data: DataConfig, root: Path, job: Job, parameters: dict[str, 
     # Figures that the manifest keeps beside its shards: of the source, of extensions' checks, and of the job.
     figures = data.source_kind.figures
     extra: dict[str, Any] = load(figures)(data, job, result.records, result.rows) if figures else {}
-    budget = parse_size(data.memory_budget, "data.memory_budget")
-    own_checks = {
-        check.name: check.figures(job, result.built, tuple(result.num_values), budget) for check in data_checks()
-    }
+    features, budget = tuple(result.num_values), parse_size(data.memory_budget, "data.memory_budget")
+    own_checks = {check.name: check.figures(job, result.built, features, budget) for check in data_checks()}
     extra |= {
         "peak_memory_bytes": max(result.peak_bytes, peak_memory()),
         "workers": result.workers,
@@ -183,9 +181,7 @@ def run_stages(data: DataConfig, job: Job) -> Result:
         # Raw files to chunks of columns; equal files and labels of one class are refused as soon as they are known.
         md5s = compare_md5s(job, data.checksums, executor) if data.train is not None else []
         records, digests, forms = parse_sources(job, executor, jobs.reads_whole(data, job, workers))
-        checks.refuse_absent_labels(job, fitted_records(job, records))
-        if not data.allow_degenerate:
-            checks.refuse_one_class(job, fitted_records(job, records))
+        checks.refuse_labels(job, fitted_records(job, records), data.allow_degenerate)
         result = Result(records, digests, forms, md5s, executor.workers, dict.fromkeys(job.schema.sparse))
 
         # Before ids can be made: the split and place of each row, and vocabularies of the values that count.

@@ -129,27 +129,32 @@ class MultiHotTables:
         """
         bags.check(len(num_embeddings))
         directory, content = _locate_tables(parent, num_embeddings, bags)
-        path = directory / RECORD_NAME
-        files = [
-            None if size == 1 else (table_path(directory, feature), HEADER_BYTES + ID_BYTES * rows * size)
-            for feature, (rows, size) in enumerate(zip(num_embeddings, bags.sizes, strict=True))
-        ]
-        if not _are_complete(path, content, files):
+        record = directory / RECORD_NAME
+        sizes = list(zip(num_embeddings, bags.sizes, strict=True))
+        paths = [None if size == 1 else table_path(directory, feature) for feature, (_, size) in enumerate(sizes)]
+        num_bytes = [HEADER_BYTES + ID_BYTES * rows * size for rows, size in sizes]
+
+        def are_complete() -> bool:
+            if not record.is_file() or record.read_bytes() != content:
+                return False
+            pairs = zip(paths, num_bytes, strict=True)
+            return all(path is None or (path.is_file() and path.stat().st_size == size) for path, size in pairs)
+
+        if not are_complete():
             try:
                 directory.mkdir(parents=True, exist_ok=True)
                 with FileLock(directory / LOCK_NAME):
                     # Whoever waited for the lock may find the tables drawn, so they are looked for a second time.
-                    if not _are_complete(path, content, files):
-                        path.unlink(missing_ok=True)
-                        _remove_leftovers(directory, bags.table_bytes(num_embeddings), key)
-                        _draw_tables(directory, num_embeddings, bags, count)
-                        write_atomically(path, content)
+                    if not are_complete():
+                        record.unlink(missing_ok=True)
+                        _draw_tables(directory, num_embeddings, bags, key, count)
+                        write_atomically(record, content)
             except OSError as error:
                 raise UserError(
                     f"{directory}: the multi-hot tables cannot be written there ({error.strerror}); "
                     f"free some space, or choose another {key}"
                 ) from error
-        return cls([None if file is None else np.load(file[0], mmap_mode="r") for file in files])
+        return cls([None if path is None else np.load(path, mmap_mode="r") for path in paths])
 
     def expand_rows(self, ids: NDArray[np.int32]) -> tuple[NDArray[np.int32], list[Bags]]:
         """Convert the ids [rows, F] to a shard's form: the columns of size 1, and the bags of the other features."""
@@ -261,30 +266,19 @@ def table_files(work: Path) -> list[str]:
     return [str(path.relative_to(work)) for path in files]
 
 
-def _are_complete(record: Path, content: bytes, files: list[tuple[Path, int] | None]) -> bool:
-    """Return whether the record has this content and every table's file has its size."""
-    if not record.is_file() or record.read_bytes() != content:
-        return False
-    return all(file[0].is_file() and file[0].stat().st_size == file[1] for file in files if file is not None)
-
-
-def _remove_leftovers(directory: Path, table_bytes: int, key: str) -> None:
-    """Remove tables without a record, which a killed process left, and check the disk space for new ones."""
+def _draw_tables(
+    directory: Path, num_embeddings: Sequence[int], bags: MultiHot, key: str, count: Callable[[int], object] | None
+) -> None:
+    """Draw the bags of all ids, table by table, in blocks; the arguments are those of `MultiHotTables.open`."""
+    # Tables without a record are those of a killed process.
     for leftover in (*directory.glob("*.npy"), *directory.glob("*.npy.*")):
         leftover.unlink()
-    free = shutil.disk_usage(directory).free
+    table_bytes, free = bags.table_bytes(num_embeddings), shutil.disk_usage(directory).free
     if table_bytes > free:
         raise UserError(
             f"{directory}: the multi-hot tables need {format_bytes(table_bytes)}, {format_bytes(free)} are free; free "
             f"some, or choose another {key}"
         )
-
-
-def _draw_tables(
-    directory: Path, num_embeddings: Sequence[int], bags: MultiHot, count: Callable[[int], object] | None
-) -> None:
-    """Draw the bags of all ids, table by table, in blocks."""
-    table_bytes = bags.table_bytes(num_embeddings)
     if count is None and table_bytes > REPORTED_BYTES:
         print(f"{directory}: drawing {format_bytes(table_bytes)} of multi-hot tables, once", file=sys.stderr)
     sums = {}

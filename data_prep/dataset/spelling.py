@@ -126,13 +126,10 @@ class Dialect(NamedTuple):
         r"""Yield lines whose fields \N, by which MySQL marks a missing value, are read as \N, not as the letter N."""
         escape, end = re.escape(self.escape), re.escape(delimiter)
         pattern = re.compile(rf"(^|{end}){escape}N(?={end}|\r?\n?\Z)|{escape}.", re.DOTALL)
-        mark = f"{self.escape}N"
+        mark, doubled = f"{self.escape}N", f"{self.escape}{self.escape}N"
         for line in lines:
-            yield pattern.sub(self._double_escape, line) if mark in line else line
-
-    def _double_escape(self, match: re.Match[str]) -> str:
-        """Return a field that marks a missing value with its escape doubled, and any other escape as it is."""
-        return match[0] if match[1] is None else f"{match[1]}{self.escape}{self.escape}N"
+            # Any other escape stays as it is.
+            yield pattern.sub(lambda m: m[0] if m[1] is None else m[1] + doubled, line) if mark in line else line
 
     @property
     def encoding(self) -> str:
@@ -323,18 +320,14 @@ def text_values(texts: Any) -> NDArray[np.uint64]:
     values = np.empty(len(texts), np.uint64)
     values[is_number] = numbers
     is_number[is_number] = numbers < HASHED
-    values[~is_number] = _hash_texts(texts.filter(pa.array(~is_number)).cast(pa.binary()))
-    return values
-
-
-def _hash_texts(texts: Any) -> NDArray[np.uint64]:
-    """Return the hash of each text of an Arrow array, with the highest bit set: [n] uint64."""
-    hashes = np.empty(len(texts), np.uint64)
+    rest = texts.filter(pa.array(~is_number)).cast(pa.binary())
+    hashes = np.empty(len(rest), np.uint64)
     # Python objects take much memory, so only some texts are such at a time.
-    for start in range(0, len(texts), HASHED_AT_ONCE):
-        part = texts.slice(start, HASHED_AT_ONCE).to_pylist()
+    for start in range(0, len(rest), HASHED_AT_ONCE):
+        part = rest.slice(start, HASHED_AT_ONCE).to_pylist()
         hashes[start : start + len(part)] = np.frombuffer(b"".join(map(text_hash, part)), "<u8")
-    return hashes | HASHED
+    values[~is_number] = hashes | HASHED
+    return values
 
 
 def remainders(values: NDArray[Any], modulus: int) -> NDArray[np.int32]:

@@ -46,26 +46,21 @@ def transform_column(numbers: NDArray[np.float64], name: str, fit: Sequence[floa
     A result beyond float32, which values of val and new rows may have, becomes float32's largest number.
     """
     with np.errstate(over="ignore"):
-        result = _apply_transform(numbers, name, fit)
+        result = numbers  # raw
+        if name == "log1p":
+            result = np.log1p(np.maximum(numbers, 0))
+        elif name == "signed_log1p":
+            result = np.copysign(np.log1p(np.abs(numbers)), numbers)
+        elif name == "standard":
+            mean, deviation = fit
+            # A column of one value has no deviation; it becomes 0 instead of NaN.
+            result = (numbers - mean) / (deviation or 1.0)
+        elif name == "minmax":
+            low, high = fit
+            result = (numbers - low) / ((high - low) or 1.0)
+        elif name == "quantile":
+            result = _quantile_ranks(numbers, np.array(fit))
     return np.clip(result, -LARGEST_FLOAT32, LARGEST_FLOAT32).astype(np.float32)
-
-
-def _apply_transform(numbers: NDArray[np.float64], name: str, fit: Sequence[float]) -> NDArray[np.float64]:
-    """Transform numbers [rows] in float64; fit: as in the module's docstring."""
-    if name == "raw":
-        return numbers
-    if name == "log1p":
-        return np.log1p(np.maximum(numbers, 0))
-    if name == "signed_log1p":
-        return np.copysign(np.log1p(np.abs(numbers)), numbers)
-    if name == "standard":
-        mean, deviation = fit
-        # A column of one value has no deviation; it becomes 0 instead of NaN.
-        return (numbers - mean) / (deviation or 1.0)
-    if name == "minmax":
-        low, high = fit
-        return (numbers - low) / ((high - low) or 1.0)
-    return _quantile_ranks(numbers, np.array(fit))
 
 
 def _quantile_ranks(numbers: NDArray[np.float64], quantiles: NDArray[np.float64]) -> NDArray[np.float64]:

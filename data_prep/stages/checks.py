@@ -125,44 +125,35 @@ SHOWN_COLUMNS = 8
 ONE_CLASS = (0.0, 1.0)  # label rates
 
 
-def refuse_absent_labels(job: Job, records: Sequence[ChunkRecord]) -> None:
-    """Refuse a positive label of a user's own table that no row has.
+def refuse_labels(job: Job, records: Sequence[ChunkRecord], is_allowed: bool) -> None:
+    """Refuse a positive label of a user's own table that no row has, and rows that all have the same label.
 
     Args:
         records: chunks that may be in train.
+        is_allowed: whether all labels may be the same (data.allow_degenerate).
     """
-    from data_prep.parsing.labels import describe_label_values  # imports pyarrow, as below
-
-    if job.table is None or not job.table.positive:
-        return
-    rows = np.sum([record.positive_rows for record in records if record.rows], axis=0).tolist()
-    absent = [value for value, count in zip(job.table.positive, rows, strict=True) if not count]
-    if absent:
-        sources = [source for source in job.sources if source.split in (None, "train")]
-        raise UserError(
-            f"{sources[0].path}, column {job.table.label}: no row has the label {json.dumps(absent[0])} of positive; "
-            f"{describe_label_values(job.table, sources)}; correct positive in data.schema, or leave the value out"
-        )
-
-
-def refuse_one_class(job: Job, records: Sequence[ChunkRecord]) -> None:
-    """Refuse rows of a user's own table that all have the same label.
-
-    Args:
-        records: chunks that may be in train.
-    """
-    rows, positives = sum(record.rows for record in records), sum(record.positives for record in records)
-    if job.table is None or job.schema.label_kind is LabelKind.number or positives not in (0, rows):
+    if job.table is None:
         return
     from data_prep.parsing.labels import describe_label_values  # imports pyarrow, which Criteo's rows do not need
 
-    rule = "" if job.table.rule is None else f" by the rule {job.table.rule}"
     sources = [source for source in job.sources if source.split in (None, "train")]
-    raise UserError(
-        f"{sources[0].path}, column {job.table.label}: every label is {int(positives > 0)}{rule}, so no model can "
-        f"learn from them; {describe_label_values(job.table, sources)}; correct the column or its rule in data.schema, "
-        "or give data.allow_degenerate=true"
-    )
+    place = f"{sources[0].path}, column {job.table.label}"
+    if job.table.positive:
+        counts = np.sum([record.positive_rows for record in records if record.rows], axis=0).tolist()
+        absent = [value for value, count in zip(job.table.positive, counts, strict=True) if not count]
+        if absent:
+            raise UserError(
+                f"{place}: no row has the label {json.dumps(absent[0])} of positive; "
+                f"{describe_label_values(job.table, sources)}; correct positive in data.schema, or leave the value out"
+            )
+    rows, positives = sum(record.rows for record in records), sum(record.positives for record in records)
+    if not is_allowed and job.schema.label_kind is not LabelKind.number and positives in (0, rows):
+        rule = "" if job.table.rule is None else f" by the rule {job.table.rule}"
+        raise UserError(
+            f"{place}: every label is {int(positives > 0)}{rule}, so no model can learn from them; "
+            f"{describe_label_values(job.table, sources)}; correct the column or its rule in data.schema, "
+            "or give data.allow_degenerate=true"
+        )
 
 
 def refuse_empty_splits(job: Job, rows: dict[str, int], is_allowed: bool) -> None:

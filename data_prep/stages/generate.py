@@ -3,7 +3,6 @@
 import shutil
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Protocol
@@ -56,30 +55,23 @@ def write_generated(data: DataConfig, root: Path, generator: Generator) -> Manif
             [Need(root, required_bytes, "for the dataset", about=True)], "free some, or choose another data.path"
         )
         begin = time.monotonic()
-        manifest, moves = _write_shards(work, generator)
+        scratch, shards, moves = work / "shards", [], []
+        shutil.rmtree(scratch, ignore_errors=True)  # leftovers of a killed job
+        for split in SPLITS:
+            for number, start in enumerate(range(0, generator.rows[split], SHARD_ROWS)):
+                arrays = generator.shard(split, start, min(SHARD_ROWS, generator.rows[split] - start))
+                shard = write_shard(scratch, split, f"{number:05d}", arrays)
+                shards.append((split, shard, int(arrays.labels.sum())))
+                targets = (str(shard_path(Path(), split, shard.name, kind)) for kind in shard.files)
+                moves += [(f"{scratch.name}/{target}", target) for target in targets]
+        encoding = {**generator.encoding, "raw_schema": None, "dense_transform": None}
+        extra = generator.extra()
+        manifest = build_manifest(generator.schema, encoding, generator.num_embeddings, shards, extra=extra)
         manifest.extra["seconds"] = round(time.monotonic() - begin, 3)
         manifest = publish(work, root, manifest, moves)
     rate = manifest.rows / max(manifest.extra["seconds"], 1e-9)
     print(f"{root}: {manifest.rows:,} rows generated, {rate:,.0f} rows/s", file=sys.stderr)
     return manifest
-
-
-def _write_shards(work: Path, generator: Generator) -> tuple[Manifest, list[tuple[str, str]]]:
-    """Write all shards below `work`; return the manifest, and the moves of files to the dataset."""
-    scratch = work / "shards"
-    shutil.rmtree(scratch, ignore_errors=True)  # leftovers of a killed job
-    shards, moves = [], []
-    for split in SPLITS:
-        for number, start in enumerate(range(0, generator.rows[split], SHARD_ROWS)):
-            arrays = generator.shard(split, start, min(SHARD_ROWS, generator.rows[split] - start))
-            shard = write_shard(scratch, split, f"{number:05d}", arrays)
-            shards.append((split, shard, int(arrays.labels.sum())))
-            for kind in shard.files:
-                target = str(shard_path(Path(), split, shard.name, kind))
-                moves.append((f"{scratch.name}/{target}", target))
-    encoding = {**generator.encoding, "raw_schema": None, "dense_transform": None}
-    manifest = build_manifest(generator.schema, encoding, generator.num_embeddings, shards, extra=generator.extra())
-    return manifest, moves
 
 
 def figures(data: DataConfig, job: Job, records: list[ChunkRecord], rows: dict[str, int]) -> Json:
@@ -91,7 +83,22 @@ def figures(data: DataConfig, job: Job, records: list[ChunkRecord], rows: dict[s
     """
     histograms = {split: np.zeros((2, PROBABILITY_STEPS), np.int64) for split in SPLITS if rows[split]}
     bounds = np.cumsum([rows[split] for split in SPLITS])
-    for positions, probability, labels in _read_chunks(job, records):
+    begin = begin_in_source = 0
+    source = -1
+    for record in records:
+        if record.source != source:
+            source, begin_in_source = record.source, 0
+        labels = open_array(job.chunk_path(record.source, record.chunk, "labels.npy"))[:, 0]
+        if job.sources[record.source].generator is not None:
+            probability = open_array(job.chunk_path(record.source, record.chunk, TRUTH_SUFFIX))[:, 0]
+        else:
+            day = open_array(truth_path(Path(job.sources[record.source].path)))
+            probability = day[begin_in_source : begin_in_source + record.rows, 0]
+        positions: NDArray[np.signedinteger] = np.arange(begin, begin + record.rows)
+        if job.rules.is_arranged:
+            positions = chunk_positions(job, begin, record.rows)  # -1: left out
+        begin += record.rows
+        begin_in_source += record.rows
         # Dropping a share of the negatives multiplies the odds of a click by 1 / (1 - share).
         drawn = probability.astype(np.float64)
         kept = drawn / (drawn + (1 - drawn) * (1 - job.rules.negative_drop_rate))
@@ -108,27 +115,3 @@ def figures(data: DataConfig, job: Job, records: list[ChunkRecord], rows: dict[s
     splits = {split: asdict(bayes_scores(counts.sum(axis=0), counts[1])) for split, counts in histograms.items()}
     bayes = {**asdict(bayes_scores(total.sum(axis=0), total[1])), "splits": splits}
     return {"bayes": bayes, data.source_kind.group: row_settings(data.synthetic)}
-
-
-def _read_chunks(
-    job: Job, records: list[ChunkRecord]
-) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.int32]]]:
-    """Yield each chunk's positions in the dataset (-1: left out), click probabilities and labels, [rows] each."""
-    begin = begin_in_source = 0
-    source = -1
-    for record in records:
-        if record.source != source:
-            source, begin_in_source = record.source, 0
-        labels = open_array(job.chunk_path(record.source, record.chunk, "labels.npy"))[:, 0]
-        if job.sources[record.source].generator is not None:
-            probability = open_array(job.chunk_path(record.source, record.chunk, TRUTH_SUFFIX))[:, 0]
-        else:
-            day = open_array(truth_path(Path(job.sources[record.source].path)))
-            probability = day[begin_in_source : begin_in_source + record.rows, 0]
-        if job.rules.is_arranged:
-            positions = chunk_positions(job, begin, record.rows)
-        else:
-            positions = np.arange(begin, begin + record.rows)
-        yield positions, probability, labels
-        begin += record.rows
-        begin_in_source += record.rows

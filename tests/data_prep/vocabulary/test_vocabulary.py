@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from data_prep.dataset.options import VocabularyOrder
 from data_prep.encoding.lookup import LookupTable, SortedTable
 from data_prep.vocabulary import (
-    _count_repeated,
     count_in_order,
     count_values,
     merge_in_parts,
@@ -67,7 +66,6 @@ def test_columns_that_repeat_and_others_are_counted_alike(distinct: int) -> None
     column = rng.integers(0, distinct, 60_000).astype(np.uint32)
     column[:20_000] = rng.permutation(column[:20_000] % 3000)  # that it repeats at first proves nothing
     column *= np.uint32(2_654_435_761)  # odd, so that different values stay different, and use all 32 bits
-    assert (_count_repeated(column) is None) == (distinct > 20_000)
     values, first, counts = np.unique(column, return_index=True, return_counts=True)
     rows = np.arange(7, 7 + len(column))
     run, coding = count_in_order(column.copy(), rows)
