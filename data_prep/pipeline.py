@@ -34,7 +34,14 @@ from data_prep.engine.job import ChunkRecord, Job, keep_or_discard_work
 from data_prep.sources.discover import describe_sources, given_md5s, missing_days, refuse_other_md5
 from data_prep.sources.download import SOURCE_MD5, note_read_sums, note_times, source_sums
 from data_prep.stages import checks
-from data_prep.stages.fit import VocabularyRecord, dense_ranges, fit_dense, fit_vocabularies, fitted_records
+from data_prep.stages.fit import (
+    VocabularyRecord,
+    dense_ranges,
+    fit_dense,
+    fit_vocabularies,
+    fitted_records,
+    kept_values,
+)
 from data_prep.stages.generate import write_generated
 from data_prep.stages.parse import compare_md5s, compile_kernels, parse_sources, parse_tasks
 from data_prep.stages.place import order_in_background, rows_by_source, split_sizes
@@ -192,13 +199,12 @@ def run_stages(data: DataConfig, job: Job) -> Result:
         values = {name: count for name, count in result.num_values.items() if count is not None}
         executor.release(jobs.workers_to_encode(data, job, workers, values))
         write_tables(job.work, tuple(values))
-        digests_of_values = tuple(result.vocabularies[name].digest.sha256 for name in values)
+        sums = tuple(result.vocabularies[name].digest.sha256 for name in values)
         result.ranges, features = dense_ranges(job, records), tuple(result.num_values)
-        # A range is of one source or of all.
-        ranges = result.ranges * len(job.sources) if len(result.ranges) == 1 else result.ranges
+        ranges = result.ranges * len(job.sources) if len(result.ranges) == 1 else result.ranges  # of all, or of each
         transforms = tuple(column_transforms(job.table, result.fits))
         chunks = [
-            EncodeTask(job, record, features, digests_of_values, ranges[record.source] if ranges else None, transforms)
+            EncodeTask(job, record, features, sums, ranges[record.source] if ranges else None, transforms)
             for record in records
         ]
         chunks = encode_chunks(job, chunks, executor)
@@ -216,11 +222,18 @@ def run_stages(data: DataConfig, job: Job) -> Result:
 
 def _order_and_fit(data: DataConfig, job: Job, result: Result, executor: Executor) -> None:
     """Decide the split and order of rows, and fit vocabularies; both at the same time if all rows count."""
+
+    def fit_features(limit: int) -> None:
+        """Fit on the rows at positions below the limit."""
+        result.vocabularies = fit_vocabularies(job, result.records, limit, jobs.counts_bytes(data), executor)
+        result.warnings += checks.rare_columns(job, result.vocabularies, data.allow_degenerate)
+        result.num_values = kept_values(job, result.vocabularies)
+
     fits_all = job.rules.counts_while_parsing and not job.rules.fitted_on_train
     with order_in_background(job, result.records, jobs.window_rows(data)) as ordered:
         # Ordering takes one thread of this process, so the workers fit vocabularies meanwhile.
         if fits_all:
-            _fit_features(data, job, result, executor, sum(record.rows for record in result.records))
+            fit_features(sum(record.rows for record in result.records))
         if ordered is None:
             result.rows = split_sizes(job, rows_by_source(job, result.records))
         else:
@@ -228,26 +241,12 @@ def _order_and_fit(data: DataConfig, job: Job, result: Result, executor: Executo
                 result.rows = ordered.result()
     checks.refuse_empty_splits(job, result.rows, data.allow_degenerate)
     if job.rules.order is not None and not fits_all:
-        limit = result.rows["train"] if job.rules.fitted_on_train else sum(result.rows.values())
-        _fit_features(data, job, result, executor, limit)
+        fit_features(result.rows["train"] if job.rules.fitted_on_train else sum(result.rows.values()))
     if job.table is not None:
         result.fits = fit_dense(job, result.records, result.rows["train"], executor)
     fitted = fitted_records(job, result.records)
     result.constant = list(checks.constant_columns(job, fitted, result.vocabularies))
     result.warnings += [*checks.cut_columns(job, result.records), *checks.undivided_columns(job, fitted)]
-
-
-def _fit_features(data: DataConfig, job: Job, result: Result, executor: Executor, limit: int) -> None:
-    """Fit vocabularies on the rows at positions below the limit, and decide which features to keep."""
-    result.vocabularies = fit_vocabularies(job, result.records, limit, jobs.counts_bytes(data), executor)
-    result.warnings += checks.rare_columns(job, result.vocabularies, data.allow_degenerate)
-    most = job.rules.max_categories
-    counts = {name: entry.values for name, entry in result.vocabularies.items()}
-    result.num_values = {name: count for name, count in counts.items() if most is None or count <= most}
-    if most is not None and not result.num_values:
-        raise UserError(
-            f"data.encoding={job.rules.encoding.value}: every column has more than {most} values; use another encoding"
-        )
 
 
 def _describe_dataset(job: Job, result: Result, parameters: dict[str, Any], extra: dict[str, Any]) -> Manifest:

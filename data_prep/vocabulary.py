@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,7 @@ from data_prep.dataset.options import VocabularyOrder
 from data_prep.encoding.lookup import EMPTY_SLOT, HASH_MULTIPLIER, insert, text_buffers
 from data_prep.io.arrays import ArrayWriter, npy_header, open_array, unload
 
+PartT_co = TypeVar("PartT_co", covariant=True)
 FEW_CODES, MAX_CODES = 1 << 8, 1 << 16  # codes that fit one byte and two bytes
 FIRST_BITS = 12
 ROWS_PER_VALUE = 4  # on average; if values repeat less often, sorting is faster
@@ -175,23 +176,23 @@ STEP_ENTRIES_PER_RUN = 1 << 12  # calls would dominate if there were fewer
 SAMPLES_PER_RUN = 64
 
 
-class Mergeable(Protocol):
-    """A run in memory or on disk."""
+class Mergeable(Protocol[PartT_co]):
+    """Distinct values in ascending order, in memory or on disk: runs, or dictionaries."""
 
     @property
     def entries(self) -> int:
         """Return the number of distinct values."""
 
     @property
-    def values(self) -> NDArray[np.uint32]:
+    def values(self) -> NDArray[Any]:
         """Return all values."""
 
-    def part(self, start: int, stop: int) -> Run:
+    def part(self, start: int, stop: int) -> PartT_co:
         """Return the entries start..stop."""
 
 
 def merge_in_parts(
-    runs: Sequence[Mergeable],
+    runs: Sequence[Mergeable[Run]],
     part_bytes: int = PART_BYTES,
     begins: Sequence[int] | None = None,
     threshold: int = 1,
@@ -279,7 +280,7 @@ def sum_equal(
     return number + np.int64(len(keys) > 0 and total >= threshold)
 
 
-def value_cuts(runs: "Sequence[Mergeable | Dictionary]", num_parts: int) -> NDArray[Any]:
+def value_cuts(runs: Sequence[Mergeable[Any]], num_parts: int) -> NDArray[Any]:
     """Return values that divide the union of the runs into `num_parts` about equal parts: fewer than `num_parts`."""
     if num_parts <= 1:
         return np.zeros(0, np.uint32)
@@ -470,23 +471,12 @@ class Entries(NamedTuple):
     texts: Any
 
 
-class Dictionary(Protocol):
-    """Distinct values in ascending order, in memory or on disk."""
-
-    @property
-    def entries(self) -> int:
-        """Return the number of distinct values."""
+class Dictionary(Mergeable[Entries], Protocol):
+    """Distinct values with their texts."""
 
     @property
     def text_bytes(self) -> int:
         """Return the bytes of all texts."""
-
-    @property
-    def values(self) -> NDArray[np.uint64]:
-        """Return all values."""
-
-    def part(self, start: int, stop: int) -> Entries:
-        """Return the entries start..stop."""
 
 
 def refuse_collisions(column: str, texts: Any, is_new: NDArray[np.bool_]) -> None:

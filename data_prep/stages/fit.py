@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.documents import Json
+from common.errors import UserError
 from common.files import FileDigest, digest_file
 from data_prep.dataset.options import DenseTransform, VocabularyOrder
 from data_prep.dataset.transforms import FITS
@@ -270,6 +271,17 @@ def fit_vocabularies(
     with executor.stage("vocabulary", sum(chunk.record.files[chunk.suffix].bytes for chunk in counts)):
         fits = [FitTask(job, feature, tuple(counts), max_bytes) for feature in range(len(job.schema.sparse))]
         return dict(zip(job.schema.sparse, executor.map(fits), strict=True))
+
+
+def kept_values(job: Job, vocabularies: dict[str, VocabularyRecord]) -> dict[str, int | None]:
+    """Return the number of values of each feature that the encoding keeps; refuse an encoding that keeps none."""
+    most, counts = job.rules.max_categories, {name: entry.values for name, entry in vocabularies.items()}
+    kept: dict[str, int | None] = {name: count for name, count in counts.items() if most is None or count <= most}
+    if most is not None and not kept:
+        raise UserError(
+            f"data.encoding={job.rules.encoding.value}: every column has more than {most} values; use another encoding"
+        )
+    return kept
 
 
 def fitted_records(job: Job, records: list[ChunkRecord]) -> list[ChunkRecord]:

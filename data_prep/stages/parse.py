@@ -65,28 +65,17 @@ class Reading:
 
 @dataclass(frozen=True)
 class DigestTask:
-    """Computes the checksum of a raw file; only the manifest waits for it."""
+    """Computes the checksum of a raw file: SHA-256, for which only the manifest waits, or MD5 before parsing."""
 
     source: Source
+    is_md5: bool = False  # as published sums of given splits are
 
     def run(self, worker: Worker) -> Reading:
         """Read the file."""
-        digest = digest_file(Path(self.source.path))
-        worker.count(0)  # raises Stopped if the job was stopped
+        path = Path(self.source.path)
+        digest = digest_file(path, partial(hashlib.md5, usedforsecurity=False)) if self.is_md5 else digest_file(path)
+        worker.count(self.source.bytes if self.is_md5 else 0)  # raises Stopped if the job was stopped
         return Reading([], digest)
-
-
-@dataclass(frozen=True)
-class Md5Task:
-    """Computes the MD5 of a raw file before parsing, since published sums of given splits are MD5."""
-
-    source: Source
-
-    def run(self, worker: Worker) -> str:
-        """Read the file."""
-        md5 = digest_file(Path(self.source.path), partial(hashlib.md5, usedforsecurity=False)).sha256
-        worker.count(self.source.bytes)
-        return md5
 
 
 @dataclass(frozen=True)
@@ -439,7 +428,8 @@ def refuse_same_rows(sources: Sequence[Source], chunks: Iterable[tuple[int, int,
 def compare_md5s(job: Job, checksums: object, executor: Executor) -> list[str]:
     """Return the MD5 of each source; refuse sums other than the given ones (data.checksums), and equal files."""
     with executor.stage("checksum", sum(source.bytes for source in job.sources)):
-        md5s = list(executor.map(Md5Task(source) for source in job.sources))
+        readings = executor.map(DigestTask(source, is_md5=True) for source in job.sources)
+        md5s = [reading.digest.sha256 for reading in readings if reading.digest is not None]
     refuse_other_md5(job.sources, given_md5s(checksums, job.sources), md5s)
     refuse_same(job.sources, md5s)
     return md5s
