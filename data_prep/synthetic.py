@@ -83,8 +83,8 @@ def bayes_scores(histogram: NDArray[np.int64], positives: NDArray[np.int64] | No
     if positives is None or not 0 < positives.sum() < rows.sum():
         return scores
     clicks = positives[steps].astype(np.float64)
-    sampled = {"sampled_auc": _auc(rows, clicks), "sampled_logloss": _logloss(rows, clicks, probability)}
-    return BayesScores(**(asdict(scores) | sampled))
+    sampled_logloss = _logloss(rows, clicks, probability)
+    return replace(scores, sampled_auc=_auc(rows, clicks), sampled_logloss=sampled_logloss)
 
 
 def _auc(rows: NDArray[np.float64], positives: NDArray[np.float64]) -> float:
@@ -492,18 +492,9 @@ def label_rows(teacher: Teacher, seed: int, day: int, block: int, rows: int) -> 
 
 def rows_to_text(teacher: Teacher, rows: LabelledRows) -> bytes:
     """Format the rows as Criteo's TSV."""
-    features = rows.features
-    text = np.empty(len(rows.labels) * MAX_ROW_BYTES, np.uint8)
-    length = write_rows(
-        rows.labels,
-        features.integers,
-        features.integer_present,
-        features.ranks,
-        features.category_present,
-        teacher.salt,
-        HEX_DIGITS,
-        text,
-    )
+    drawn, text = rows.features, np.empty(len(rows.labels) * MAX_ROW_BYTES, np.uint8)
+    fields = drawn.integers, drawn.integer_present, drawn.ranks, drawn.category_present
+    length = write_rows(rows.labels, *fields, teacher.salt, HEX_DIGITS, text)
     return text[:length].tobytes()
 
 
@@ -742,8 +733,12 @@ class RandomRows:
 
     def __init__(self, config: RandomConfig, threads: int) -> None:
         """Raise UserError for invalid values."""
-        validate_random(config)
         tables: Any = TABLES.get(config.tables) if isinstance(config.tables, str) else config.tables
+        if not tables or not all(isinstance(rows, int) and 1 <= rows <= MAX_TABLE_ROWS for rows in tables):
+            known = " or ".join(TABLES)
+            raise UserError(f"data.random.tables={config.tables}: give the rows of every table, or {known}")
+        if config.distribution is IdDistribution.zipf and config.exponent == 1:
+            raise UserError("data.random.exponent=1: zipf cannot have 1 itself; give one beside it, such as 1.05")
         limit = config.max_rows_per_table or MAX_TABLE_ROWS
         self._tables = [min(rows, limit) for rows in tables]
         self._bag_sizes = bag_sizes(config, len(self._tables))
@@ -842,12 +837,3 @@ def bag_sizes(config: RandomConfig, num_features: int) -> list[int]:
     if len(sizes) != num_features:
         raise UserError(f"data.random.bag_sizes: {len(sizes)} given for {num_features} features; give one per feature")
     return list(sizes)
-
-
-def validate_random(config: RandomConfig) -> None:
-    """Raise UserError for invalid tables, and for an exponent that zipf cannot have."""
-    tables = TABLES.get(config.tables) if isinstance(config.tables, str) else config.tables
-    if not tables or not all(isinstance(rows, int) and 1 <= rows <= MAX_TABLE_ROWS for rows in tables):
-        raise UserError(f"data.random.tables={config.tables}: give the rows of every table, or {' or '.join(TABLES)}")
-    if config.distribution is IdDistribution.zipf and config.exponent == 1:
-        raise UserError("data.random.exponent=1: zipf cannot have 1 itself; give one beside it, such as 1.05")
