@@ -33,8 +33,7 @@ from benchmarks.precision import interval
 from benchmarks.result_file import write_result
 from data_prep.dataset.format import load_rows_manifest
 from extensions.baselines.command import find_or_fit
-from extensions.baselines.fit import all_rates, tree_inputs
-from extensions.baselines.rows import BaselinesConfig, load_rows
+from extensions.baselines.fit import BaselinesConfig, all_rates, load_rows, tree_inputs
 
 Writer: TypeAlias = Callable[[int, Path], dict[str, list[str]]]  # of a seed and a directory, to keys of data_prep
 MARGINS = {"hand": 0.003, "lr": 0.002, "trees": 0.004}  # by which the model's AUC may fall short of others

@@ -19,7 +19,7 @@ def register(core: Core) -> None:
             module="app.baselines",
             function="extensions.baselines.command:main",
             summary="what simpler models score on a run's data, and whether its model earns its keep",
-            schema="extensions.baselines.rows:BaselinesConfig",
+            schema="extensions.baselines.fit:BaselinesConfig",
             config="schema",
             config_dir=Path(__file__).parent,
         ),

@@ -38,7 +38,7 @@ from common.files import write_atomically
 from data_prep.dataset.format import Manifest, load_rows_manifest, sampled_row_numbers
 from data_prep.dataset.kinds import ROWS
 from data_prep.dataset.options import LabelKind
-from extensions.baselines.rows import FOLDER, SAMPLE_ROWS, Baseline, Baselines, BaselinesConfig, load_rows
+from extensions.baselines.fit import FOLDER, SAMPLE_ROWS, Baseline, Baselines, BaselinesConfig, load_rows
 
 BASELINE_NAMES = {
     BASE_RATE: "the base rate",

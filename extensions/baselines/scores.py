@@ -7,7 +7,7 @@ from app.record.documents import write_scores
 from app.training.predictor import Evaluation, Predictor, task_of
 from data_prep.dataset.format import sampled_row_numbers
 from extensions.baselines.command import obstacle
-from extensions.baselines.rows import FOLDER, SAMPLE_ROWS
+from extensions.baselines.fit import FOLDER, SAMPLE_ROWS
 
 
 def score_writer(predictor: Predictor, evaluation: Evaluation) -> Callable[[Path, int], None] | None:

@@ -14,7 +14,7 @@ def register(core: Core) -> None:
             module="extensions.exchange",
             function="extensions.exchange.__main__:main",
             summary="datasets to and from the files of other programs",
-            schema="extensions.exchange.files:InterchangeConfig",
+            schema="extensions.exchange.__main__:InterchangeConfig",
             config="schema",
             config_dir=Path(__file__).parent,
         )

@@ -15,12 +15,380 @@ if __name__ == "__main__":  # before the imports below, which may take seconds
     run(COMMANDS["interchange"])
 
 
+import re
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from common.cli import EXIT_DONE
 from common.errors import UserError
-from data_prep.dataset.format import load_rows_manifest
-from extensions.exchange.files import ExchangeFormat, InterchangeConfig, export_bin, export_npy, import_bin, import_npy
+from common.files import FileDigest, Need, digest_file, require_room
+from common.keys import MISSING, key
+from data_prep.dataset.format import (
+    MANIFEST_NAME,
+    SPLITS,
+    Manifest,
+    Shard,
+    ShardArrays,
+    build_manifest,
+    load_rows_manifest,
+    open_shard,
+    write_shard,
+)
+from data_prep.dataset.options import CRITEO, DenseTransform, Encoding, LabelKind
+from data_prep.encoding.lookup import transform_dense
+from data_prep.engine.job import claim_work, publish, refuse_foreign_files
+from data_prep.io.arrays import ArrayWriter, open_array
+from data_prep.stages.write import FIELD_BYTES
+
+
+class ExchangeFormat(Enum):
+    """Formats of other programs, described above."""
+
+    npy = "npy"
+    bin = "bin"
+
+
+@dataclass(frozen=True)
+class DatasetConfig:
+    """The dataset to export, or to make from imported files."""
+
+    path: str = key(MISSING, "the dataset's directory", example="data/criteo")
+    dense_transform: DenseTransform | None = key(None, "imports of bin: how integers become numbers; null: log1p")
+
+
+@dataclass(frozen=True)
+class ExchangeConfig:
+    """The other program's files."""
+
+    to: str | None = key(None, "directory to export to")
+    source: str | None = key(None, "directory to import from")
+    format: ExchangeFormat = key(ExchangeFormat.npy, "format of the other program's files")
+
+
+@dataclass(frozen=True)
+class InterchangeConfig:
+    """Configuration of `clickwork interchange`."""
+
+    data: DatasetConfig = field(default_factory=DatasetConfig)
+    exchange: ExchangeConfig = field(default_factory=ExchangeConfig)
+
+
+BLOCK_ROWS = 1 << 16
+KINDS = ("labels", "dense", "sparse")
+HELD_OUT = ("val", "test")
+
+
+@dataclass(frozen=True)
+class ExportRange:
+    """Rows start..stop of a shard."""
+
+    split: str
+    shard: Shard
+    start: int
+    stop: int
+
+    def open(self, root: Path, manifest: Manifest) -> ShardArrays:
+        """Map the rows."""
+        arrays = open_shard(root, self.split, self.shard, manifest)
+        rows = slice(self.start, self.stop)
+        return ShardArrays(arrays.labels[rows], arrays.dense[rows], arrays.sparse[rows])
+
+
+def split_ranges(manifest: Manifest, split: str) -> Iterator[ExportRange]:
+    """Yield the rows of a split in ranges of at most BLOCK_ROWS."""
+    for shard in manifest.splits[split].shards:
+        for start in range(0, shard.rows, BLOCK_ROWS):
+            yield ExportRange(split, shard, start, min(start + BLOCK_ROWS, shard.rows))
+
+
+def day_rows(manifest: Manifest) -> list[int]:
+    """Return the rows of each day file: those of the raw files if these make up train, else all train rows."""
+    train = manifest.splits["train"].rows
+    sources = [source["rows"] for source in manifest.sources[:-1]]
+    held_out = sum(manifest.splits[split].rows for split in HELD_OUT)
+    return [*(sources if sources and sum(sources) == train else [train]), held_out]
+
+
+def day_ranges(manifest: Manifest) -> list[list[ExportRange]]:
+    """Return the ranges of each day in order; the last day is val and test."""
+    rows = day_rows(manifest)
+    days: list[list[ExportRange]] = [[] for _ in rows]
+    day, remaining = 0, rows[0]
+    for rows_here in split_ranges(manifest, "train"):
+        start = rows_here.start
+        while start < rows_here.stop:
+            while not remaining:
+                day += 1
+                remaining = rows[day]
+            end = min(start + remaining, rows_here.stop)
+            days[day].append(ExportRange(rows_here.split, rows_here.shard, start, end))
+            remaining -= end - start
+            start = end
+    days[-1] += [rows_here for split in HELD_OUT for rows_here in split_ranges(manifest, split)]
+    return days
+
+
+def export_npy(root: Path, manifest: Manifest, target: Path) -> list[Path]:
+    """Write day_N_{dense,sparse,labels}.npy; with the encoding torchrec they equal TorchRec's byte for byte."""
+    require_exportable(root, manifest, target)
+    _refuse_other_days(target, len(day_rows(manifest)))
+    is_torchrec = manifest.encoding["name"] in (Encoding.torchrec.value, Encoding.torchrec_fixed.value)
+    dtypes: dict[str, Any] = {"labels": np.int32, "dense": np.float32, "sparse": np.int32}
+    days = day_ranges(manifest)
+    with _publish_together(target) as (scratch, files):
+        for day, ranges in enumerate(days):
+            for kind in KINDS:
+                # TorchRec copies its last day unchanged before the shuffle.
+                is_wide = kind == "sparse" and day == len(days) - 1 and is_torchrec
+                width = 1 if kind == "labels" else len(manifest.schema[kind])
+                rows = sum(rows_here.stop - rows_here.start for rows_here in ranges)
+                writer = ArrayWriter(
+                    scratch / f"day_{day}_{kind}.npy", np.int64 if is_wide else dtypes[kind], width, rows
+                )
+                for rows_here in ranges:
+                    writer.append(getattr(rows_here.open(root, manifest), kind))
+                writer.close()
+                files.append(target / writer.path.name)
+    return files
+
+
+@contextmanager
+def _publish_together(target: Path) -> Iterator[tuple[Path, list[Path]]]:
+    """Provide a directory to write to, and a list; at the end the files move to the paths in it, all below `target`."""
+    target.mkdir(parents=True, exist_ok=True)
+    files: list[Path] = []
+    # On the same file system, finished files move by renaming.
+    with tempfile.TemporaryDirectory(dir=target) as scratch:
+        yield Path(scratch), files
+        for path in files:
+            (Path(scratch) / path.name).replace(path)
+
+
+def _refuse_other_days(target: Path, days: int) -> None:
+    """Raise UserError for files of further days, which readers would take for this dataset's."""
+    for path in sorted(target.glob("day_*")):
+        match = re.fullmatch(r"day_(\d+)_(labels|dense|sparse)\.npy", path.name)
+        if match and int(match[1]) >= days:
+            raise UserError(f"{path}: of another dataset, as this one has {days} days; remove it, or export elsewhere")
+
+
+def require_exportable(root: Path, manifest: Manifest, target: Path) -> None:
+    """Refuse a dataset with bags, numbers as labels or weights, which the files cannot hold, and a disk too small."""
+    lacks = {
+        f"has multi-hot columns ({', '.join(manifest.ragged)})": manifest.ragged,
+        "its labels are numbers": manifest.label_kind is LabelKind.number,
+        f"its rows have sample weights ({manifest.weight})": manifest.weight,
+    }
+    if found := next((words for words, is_so in lacks.items() if is_so), None):
+        raise UserError(
+            f"data.path={root}: {found}, which these files cannot hold; read the shards themselves, which are plain "
+            "NumPy files"
+        )
+    columns = 1 + len(manifest.schema["dense"]) + len(manifest.schema["sparse"])
+    require_room([Need(target, FIELD_BYTES * manifest.rows * columns, "for the files")])
+
+
+def export_bin(root: Path, manifest: Manifest, target: Path) -> list[Path]:
+    """Write terabyte_processed_{train,val,test}.bin of a dataset that holds the exact raw integers."""
+    require_exportable(root, manifest, target)
+    columns = len(manifest.schema["dense"]), len(manifest.schema["sparse"])
+    if columns != (len(CRITEO.dense), len(CRITEO.sparse)):
+        raise UserError(
+            f"{root}: has {columns[0]} dense and {columns[1]} sparse columns, but a record of .bin files is of "
+            f"Criteo's {len(CRITEO.dense)} and {len(CRITEO.sparse)}; use exchange.format=npy"
+        )
+    transform = manifest.encoding.get("dense_transform")
+    if (manifest.encoding.get("table") or {}).get("transforms"):
+        transform = "by column"
+    if transform not in (DenseTransform.raw.value, DenseTransform.integers.value):
+        raise UserError(
+            f"{root}: integers are transformed ({transform or 'how, is not known'}), but .bin files hold them as they "
+            "are; preprocess, or import, with data.dense_transform=integers"
+        )
+    with _publish_together(target) as (scratch, files):
+        for split in manifest.splits:
+            name = f"terabyte_processed_{split}.bin"
+            _write_records(root, manifest, split, scratch / name)
+            files.append(target / name)
+    return files
+
+
+def _write_records(root: Path, manifest: Manifest, split: str, path: Path) -> None:
+    """Write a split as records of RECORD_COLUMNS int32: the label, integers, ids; refuse numbers that are not exact."""
+    with open(path, "wb") as file:
+        for rows_here in split_ranges(manifest, split):
+            arrays = rows_here.open(root, manifest)
+            dense = arrays.dense
+            if dense.dtype != np.int32 and np.abs(dense).max(initial=0) >= 2**24:  # such as 2^24 + 1
+                raise UserError(
+                    f"{root}: split {split} has an integer of 2^24 or more, which float32 has rounded; preprocess "
+                    "with data.dense_transform=integers to export it as bin"
+                )
+            integers = dense.astype(np.int32)
+            if (integers != dense).any():
+                raise UserError(f"{root}: split {split} has a number with a fraction, which .bin files cannot hold")
+            record = np.concatenate((arrays.labels, integers, arrays.sparse), axis=1)
+            file.write(record.astype(np.int32).data)
+
+
+MAX_ID = np.iinfo(np.int32).max
+INTEGERS, FLOAT32 = "integers", "float32"
+
+
+def open_rows(path: Path, width: int, kind: str, same_rows_as: tuple[Path, int] | None = None) -> NDArray[Any]:
+    """Map a .npy file [rows, width] of `kind`: INTEGERS (of any size) or FLOAT32.
+
+    Args:
+        same_rows_as: another file of the day, and its rows; None: any number of rows is right.
+    """
+    try:
+        array = open_array(path)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: not readable as a NumPy file ({error}); get it again") from error
+    if array.ndim != 2 or array.shape[1] != width:
+        raise UserError(f"{path}: an array {array.shape}, not (rows, {width}); get it again")
+    if array.dtype != np.float32 if kind == FLOAT32 else array.dtype.kind not in "iu":
+        raise UserError(f"{path}: {array.dtype}, not {kind}; convert it, or get it again")
+    if same_rows_as is not None and len(array) != same_rows_as[1]:
+        raise UserError(f"{path}: {len(array)} rows, but {same_rows_as[0].name} has {same_rows_as[1]}; get them again")
+    return array
+
+
+def check_rows(arrays: Sequence[NDArray[Any]], paths: Sequence[Path], first: int) -> None:
+    """Refuse labels, numbers and ids, [rows, columns] each, that no shard may hold, by file, row and column.
+
+    Args:
+        paths: file of the labels, of the numbers and of the ids. first: number of the arrays' first row in the files.
+    """
+    labels, dense, ids = arrays
+    checks = (
+        ([CRITEO.label], labels, (labels != 0) & (labels != 1), "a label is neither 0 nor 1"),
+        (CRITEO.dense, dense, ~np.isfinite(dense), "not a finite number"),
+        (CRITEO.sparse, ids, (ids < 0) | (ids > MAX_ID), "an id is negative or beyond int32"),
+    )
+    for path, (names, values, is_bad, why) in zip(paths, checks, strict=True):
+        if is_bad.any():
+            row, column = np.argwhere(is_bad)[0]
+            place = f"row {first + row + 1}, column {names[column]}: {values[row, column]}"
+            raise UserError(f"{path}: {place}: {why}; correct the file, or get it again")
+
+
+SHARD_ROWS = 1 << 18
+IMPORTED = Path("imported")  # in the directory of the job's work
+RECORD_COLUMNS = 40
+
+
+class _Builder:
+    """Writes shards, collects their manifest, and publishes both at the end."""
+
+    def __init__(self, root: Path, work: Path, name: str, transform: DenseTransform | None = None) -> None:
+        """work: the directory from `workspace.claim_work`; transform: transform of the integers, if known."""
+        if (root / MANIFEST_NAME).exists():
+            raise UserError(f"{root}: holds a dataset already; choose another data.path")
+        refuse_foreign_files(root, work, ())
+        shutil.rmtree(work / IMPORTED, ignore_errors=True)
+        self._root, self._work, self._transform = root, work, transform
+        self._encoding = {"name": name, "dense_transform": transform and transform.value, "raw_schema": None}
+        self._num_shards: Counter[str] = Counter()
+        self._shards: list[tuple[str, Shard, int]] = []
+        self._largest = np.zeros(len(CRITEO.sparse), np.int64)
+        self._sources: list[tuple[str, FileDigest, int]] = []
+
+    def add(self, split: str, arrays: Sequence[NDArray[Any]], paths: Sequence[Path], first: int) -> None:
+        """Check one shard of the rows from `first` on of these files, and write it."""
+        check_rows(arrays, paths, first)
+        labels, dense, ids = arrays
+        name = f"{self._num_shards[split]:05d}"
+        self._num_shards[split] += 1
+        dense_dtype = (self._transform or DenseTransform.raw).dtype
+        shard = write_shard(self._work / IMPORTED, split, name, ShardArrays(labels, dense, ids), dense_dtype)
+        self._shards.append((split, shard, int(labels.sum(dtype=np.int64))))
+        self._largest = np.maximum(self._largest, ids.max(axis=0))
+
+    def note_source(self, path: Path, rows: int) -> None:
+        """Record a file that was read."""
+        self._sources.append((path.name, digest_file(path), rows))
+
+    def finish(self) -> Manifest:
+        """Publish the shards and the manifest."""
+        if not any(shard.rows for _, shard, _ in self._shards):
+            raise UserError(f"{self._root}: nothing to import; check exchange.source")
+        num_embeddings = dict(zip(CRITEO.sparse, (self._largest + 1).tolist(), strict=True))
+        manifest = build_manifest(CRITEO, self._encoding, num_embeddings, self._shards, self._sources)
+        files = [path.relative_to(self._work / IMPORTED) for path in (self._work / IMPORTED).rglob("*.npy")]
+        moves = [(str(IMPORTED / file), str(file)) for file in sorted(files)]
+        return publish(self._work, self._root, manifest, moves)
+
+
+def import_npy(source: Path, root: Path) -> Manifest:
+    """Import day_N_{dense,sparse,labels}.npy; halve the last day into val and test as TorchRec's reader does."""
+    days = _find_days(source)
+    with claim_work(root) as work:
+        builder = _Builder(root, work, "imported_npy")
+        for index, day in enumerate(days):
+            paths = [source / f"day_{day}_{kind}.npy" for kind in KINDS]
+            labels = open_rows(paths[0], 1, INTEGERS)
+            rows = len(labels)
+            dense = open_rows(paths[1], len(CRITEO.dense), FLOAT32, (paths[0], rows))
+            ids = open_rows(paths[2], len(CRITEO.sparse), INTEGERS, (paths[0], rows))
+            is_last, half = index == len(days) - 1 and len(days) > 1, -(-rows // 2)
+            for split, first, stop in [("val", 0, half), ("test", half, rows)] if is_last else [("train", 0, rows)]:
+                for start in range(first, stop, SHARD_ROWS):
+                    part = slice(start, min(start + SHARD_ROWS, stop))
+                    arrays = [np.array(array[part]) for array in (labels, dense, ids)]
+                    builder.add(split, arrays, paths, start)
+            builder.note_source(paths[0], rows)
+        return builder.finish()
+
+
+def _find_days(source: Path) -> list[str]:
+    """Return the names of all days, in order; refuse a missing day between two others, and a day that lacks a file."""
+    matches = [re.fullmatch(r"day_(\d+)_(\w+)\.npy", path.name) for path in source.glob("day_*")]
+    days = {int(match[1]): match[1] for match in matches if match and match[2] in KINDS}
+    if not days:
+        raise UserError(f"{source}: no day_N_labels.npy here; check exchange.source")
+    for day in range(min(days), max(days) + 1):
+        for kind in KINDS:
+            path = source / f"day_{days.get(day, day)}_{kind}.npy"
+            if not path.exists():
+                neighbours = f"beside other files of day {day}" if day in days else "between other days"
+                raise UserError(f"{path}: no such file {neighbours}; get it, or import what belongs together")
+    return [days[day] for day in sorted(days)]
+
+
+def import_bin(source: Path, root: Path, transform: DenseTransform | None) -> Manifest:
+    """Import terabyte_processed_{train,val,test}.bin, and transform their integers (None: by log1p)."""
+    transform = transform or DenseTransform.log1p
+    if transform in (DenseTransform.torchrec, DenseTransform.minmax):
+        alternatives = "log1p, log_float32, raw or integers"
+        raise UserError(f"data.dense_transform={transform.value}: not possible while importing; use {alternatives}")
+    with claim_work(root) as work:
+        builder = _Builder(root, work, "imported_bin", transform)
+        for split in SPLITS:
+            path = source / f"terabyte_processed_{split}.bin"
+            if not path.is_file():
+                raise UserError(f"{path}: no such file; check exchange.source")
+            rows, rest = divmod(path.stat().st_size, 4 * RECORD_COLUMNS)
+            if rest:
+                size = path.stat().st_size
+                raise UserError(f"{path}: {size} bytes are not whole records of {4 * RECORD_COLUMNS}; get it again")
+            for start in range(0, rows, SHARD_ROWS):
+                count, offset = min(SHARD_ROWS, rows - start), 4 * RECORD_COLUMNS * start
+                records = np.fromfile(path, np.int32, count * RECORD_COLUMNS, offset=offset).reshape(count, -1)
+                dense = transform_dense(np.ascontiguousarray(records[:, 1:14]), transform)
+                builder.add(split, (records[:, :1], dense, records[:, 14:]), [path] * 3, start)
+            builder.note_source(path, rows)
+        return builder.finish()
 
 
 def main(config: InterchangeConfig) -> int:
@@ -31,27 +399,17 @@ def main(config: InterchangeConfig) -> int:
     imports_bin = exchange.source is not None and exchange.format is ExchangeFormat.bin
     if config.data.dense_transform is not None and not imports_bin:
         raise UserError("data.dense_transform: has no effect but where exchange.format=bin is imported; leave it out")
+    directory = Path(exchange.to or exchange.source or "")
     try:
-        return _export_or_import(config, root)
+        if exchange.to is not None:
+            manifest = load_rows_manifest(root)
+            export = export_bin if exchange.format is ExchangeFormat.bin else export_npy
+            print(f"{directory}: {len(export(root, manifest, directory))} files of {manifest.rows:,} rows")
+            return EXIT_DONE
+        is_bin = exchange.format is ExchangeFormat.bin
+        manifest = import_bin(directory, root, config.data.dense_transform) if is_bin else import_npy(directory, root)
     except OSError as error:
         reason = error.strerror or str(error)
         raise UserError(f"{error.filename or exchange.to or root}: {reason}; check the paths and the disk") from error
-
-
-def _export_or_import(config: InterchangeConfig, root: Path) -> int:
-    """Export the dataset of `root` to exchange.to, or make it of exchange.source; print what was done."""
-    exchange = config.exchange
-    if exchange.to is not None:
-        target = Path(exchange.to)
-        manifest = load_rows_manifest(root)
-        export = export_bin if exchange.format is ExchangeFormat.bin else export_npy
-        files = export(root, manifest, target)
-        print(f"{target}: {len(files)} files of {manifest.rows:,} rows")
-        return EXIT_DONE
-    directory = Path(exchange.source or "")
-    if exchange.format is ExchangeFormat.bin:
-        manifest = import_bin(directory, root, config.data.dense_transform)
-    else:
-        manifest = import_npy(directory, root)
     print(f"{root}: {manifest.rows:,} rows imported from {', '.join(source['name'] for source in manifest.sources)}")
     return EXIT_DONE

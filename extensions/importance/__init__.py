@@ -16,7 +16,7 @@ def register(core: Core) -> None:
             module="app.importance",
             function="extensions.importance.command:main",
             summary="what a run's model loses without each feature, and its metrics by value of a column",
-            schema="extensions.importance.keys:ImportanceConfig",
+            schema="extensions.importance.report:ImportanceConfig",
             config="schema",
             config_dir=Path(__file__).parent,
             leave="app.runtime.environment:leave",

@@ -1,11 +1,31 @@
 """Rows whose ids repeat as a trace's do: `data.source=trace` (docs/synthetic.md)."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from common.command import later
 from common.extensions import Core, KeyGroup, ReadyMadeValues
+from common.keys import key
 from data_prep.dataset.kinds import ROWS, NamedSource, SourceKind
-from extensions.locality.keys import TraceConfig
+
+
+@dataclass(frozen=True)
+class TraceConfig:
+    """Keys of `data.source=trace`."""
+
+    directory: str | None = key(
+        None, "directory of facebookresearch/dlrm's stack-distance files, NAME.log of the feature NAME"
+    )
+    rows: int = key(200_000, "rows of the train split", at_least=1)
+    eval_rows: int = key(20_000, "rows of val and of test each, which follow train's", at_least=0)
+    enable_padding: bool = key(False, "once all ids of a file were used, draw no more of them as new")
+    click_rate: float = key(
+        0.25,
+        "approximate share of positive labels, from a ground-truth model as with data.source=synthetic",
+        within="(0, 1)",
+    )
+    difficulty: float = key(1.0, "as for data.synthetic", within="[0.1, inf)")
+    seed: int = key(0, "decides every byte", at_least=0)
 
 
 def register(core: Core) -> None:

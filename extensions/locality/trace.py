@@ -40,7 +40,7 @@ from data_prep.synthetic import (
     make_teacher,
     seeded_generator,
 )
-from extensions.locality.keys import TraceConfig
+from extensions.locality import TraceConfig
 
 SUFFIX = ".log"
 FORM = "three lines of numbers between commas: ids, ascending stack distances, their cumulative probabilities"

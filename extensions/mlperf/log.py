@@ -18,7 +18,7 @@ from app.trackers import Setting
 from common.command import RedactingFormatter
 from common.documents import Json, Number, decode
 from common.files import write_atomically
-from extensions.mlperf.keys import fill_defaults
+from extensions.mlperf import fill_defaults
 
 OPTIMIZERS = {"adam": "Adam", "rowwise_adagrad": "RowWiseAdagrad"}  # names that the rules have for ours
 PRECISIONS = {"bf16": "bfloat16"}

@@ -86,8 +86,8 @@ def register(core: Core) -> None:
         ),
         Command(
             name="import-events",
-            module="extensions.sequences.prepared",
-            function="extensions.sequences.prepared:main",
+            module="extensions.sequences.events",
+            function="extensions.sequences.events:main",
             summary="MLPerf's prepared events of DLRMv4 to Parquet",
             schema="extensions.sequences.keys:ImportConfig",
             config="schema",

@@ -13,7 +13,7 @@ from app.record.documents import Summary
 from app.trackers import Setting, figures
 from common.errors import UserError
 from common.extensions import keys_of_extension
-from extensions.trackers.keys import TrackersConfig
+from extensions.trackers import TrackersConfig
 
 Settings = Mapping[str, str | int | float | bool]
 

@@ -29,8 +29,7 @@ from data_prep.dataset.kinds import ROWS
 from data_prep.dataset.spelling import Bags
 from extensions.baselines import command
 from extensions.baselines.command import baselines_sentence
-from extensions.baselines.fit import fit_baselines, label_rates
-from extensions.baselines.rows import Baseline, BaselinesConfig, Rows, load_rows
+from extensions.baselines.fit import Baseline, BaselinesConfig, Rows, fit_baselines, label_rates, load_rows
 from tests.app.conftest import SMALL, Command, Refusal, composed
 from tests.app.data.test_negatives import splitmix64
 from tests.app.datasets import write_dataset, write_ragged_dataset

@@ -1,6 +1,6 @@
 """The limits of the keys of `python -m app.baselines`."""
 
-from extensions.baselines.rows import BaselinesConfig
+from extensions.baselines.fit import BaselinesConfig
 from tests.key_limits import BLOCKS, POSITIVE, check_limits
 
 

@@ -12,7 +12,7 @@ from sklearn.metrics import roc_auc_score
 from app.record.documents import write_scores
 from data_prep.dataset.format import Manifest, load_manifest, sampled_row_numbers
 from extensions.baselines import command
-from extensions.baselines.rows import FOLDER, Baseline, Baselines
+from extensions.baselines.fit import FOLDER, Baseline, Baselines
 from tests.app.datasets import write_dataset
 from tests.once import made_once
 

@@ -12,7 +12,7 @@ from app.report.page import write_report
 from app.report.read import RunFiles, read_run
 from common.documents import plain_object
 from extensions.baselines.command import baselines_sentence
-from extensions.baselines.rows import Baseline, Baselines
+from extensions.baselines.fit import Baseline, Baselines
 from tests.app.report.runs import write_run
 from tests.app.report.test_page import Page
 

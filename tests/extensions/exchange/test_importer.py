@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from data_prep.dataset.format import SPLITS
 from data_prep.verify import verify_dataset
-from extensions.exchange.files import import_bin, import_npy
+from extensions.exchange.__main__ import import_bin, import_npy
 from tests.data_prep.conftest import load_split
 from tests.error_lines import refused
 
@@ -122,7 +122,7 @@ def test_order_and_size_of_numbers_do_not_matter(tmp_path: Path) -> None:
 def test_records_that_are_not_what_they_should_be(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, column: int, value: int, message: str
 ) -> None:
-    monkeypatch.setattr("extensions.exchange.files.SHARD_ROWS", 4)
+    monkeypatch.setattr("extensions.exchange.__main__.SHARD_ROWS", 4)
     for split in SPLITS:
         records = np.ones((10, 40), np.int32)
         if split == "val":

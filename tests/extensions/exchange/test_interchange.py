@@ -15,8 +15,7 @@ from data_prep.dataset.format import load_manifest, shard_path
 from data_prep.encoding.encoder import Encoder
 from data_prep.engine.job import lock_work
 from data_prep.verify import verify_dataset
-from extensions.exchange.__main__ import main
-from extensions.exchange.files import InterchangeConfig, export_bin, export_npy, import_bin, import_npy
+from extensions.exchange.__main__ import InterchangeConfig, export_bin, export_npy, import_bin, import_npy, main
 from tests.data_prep import oracle, tables
 from tests.data_prep.conftest import load_split, prepare
 from tests.data_prep.test_published import awkward_day, run_torchrec

@@ -8,7 +8,7 @@ import pytest
 from data_prep.dataset.format import load_manifest
 from data_prep.synthetic import seeded_generator
 from data_prep.verify import verify_dataset
-from extensions.locality.keys import TraceConfig
+from extensions.locality import TraceConfig
 from extensions.locality.trace import Trace
 from tests.data_prep.conftest import load_split, prepare, sums
 from tests.error_lines import refused

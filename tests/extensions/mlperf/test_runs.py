@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from app.runtime.platform import Runtime
-from extensions.mlperf.keys import MLPerfDivision, fill_defaults, is_wanted
+from extensions.mlperf import MLPerfDivision, fill_defaults, is_wanted
 from tests.app.config.test_recipes import QUARTERS
 from tests.app.conftest import SMALL, Command, Refusal, composed
 from tests.app.in_process import train_here

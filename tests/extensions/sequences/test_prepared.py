@@ -12,8 +12,8 @@ import yaml
 
 from common.errors import UserError
 from data_prep.parsing.table_yaml import schema_path
+from extensions.sequences.events import main
 from extensions.sequences.keys import ImportConfig, ImportKeys
-from extensions.sequences.prepared import main
 from tests.data_prep.conftest import prepare
 from tests.extensions.sequences.event_logs import opened, reference, write_reference_log
 
