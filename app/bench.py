@@ -37,7 +37,6 @@ from app.config.model import ModelConfig, published_tables
 from app.config.train import Precision, require_graphs, with_batch_of_all
 from app.data.batch import Batch, layout_of
 from app.metrics.ceilings import Ceilings, WorkTiming, higher, measure_ceilings, time_work
-from app.metrics.documents import rest
 from app.model.dlrm import DLRM
 from app.record.documents import Provenance
 from app.record.provenance import describe_run
@@ -347,7 +346,6 @@ class Document(Provenance, kw_only=True):
     num_threads: int
     ceilings: Ceilings
     results: list[Measured]
-    rest: Json = rest()
 
 
 def result(case: Case, timing: WorkTiming, ceilings: Ceilings) -> Measured:

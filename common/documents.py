@@ -5,11 +5,10 @@ A document is a msgspec Struct. One that later versions may extend is an `OpenDo
 
 import json
 import re
-from collections.abc import Iterator
 from dataclasses import is_dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import UNSET, Struct
@@ -26,7 +25,10 @@ Number: TypeAlias = int | float  # read as it is written: 1 stays 1
 
 
 class OpenDocument(Struct, kw_only=True):
-    """A document that keeps keys without a field in `rest`, and writes them in its place."""
+    """A document that keeps keys without a field in `rest`, and writes them last, before those of AFTER_REST."""
+
+    AFTER_REST: ClassVar[tuple[str, ...]] = ()
+    rest: Json = msgspec.field(default_factory=dict)
 
     def figure(self, name: str) -> float | None:
         """Return the number of a field or a further key; None if it is missing or null.
@@ -35,14 +37,10 @@ class OpenDocument(Struct, kw_only=True):
             ValueError: it is not a number.
         """
         value = getattr(self, name, UNSET)
-        value = getattr(self, REST).get(name) if value is UNSET else value
+        value = self.rest.get(name) if value is UNSET else value
         if value is None or (isinstance(value, (int, float)) and not isinstance(value, bool)):
             return value
         raise ValueError(f"key {name!r} is {_excerpt(value)}: not a number")
-
-
-class _Format(Struct):
-    format: str | None = None
 
 
 def read_document(path: Path, kind: type[T], remedy: str) -> T:
@@ -65,9 +63,11 @@ def read_document(path: Path, kind: type[T], remedy: str) -> T:
 def format_of(path: Path) -> str | None:
     """Return the format that a JSON document names; None if it names none, or there is no such document."""
     try:
-        return decode(path.read_bytes(), _Format).format
+        document = decode(path.read_bytes(), object)
     except (OSError, ValueError):
         return None
+    found = document.get("format") if isinstance(document, dict) else None
+    return found if isinstance(found, str) else None
 
 
 def decode(content: bytes | str, kind: type[T]) -> T:
@@ -92,7 +92,7 @@ def encode(document: object, indent: int | None = None) -> str:
 def plain(document: object) -> object:
     """Convert a document to dictionaries, lists and values."""
     if isinstance(document, Struct):
-        return dict(_entries(document))
+        return plain_object(document)
     if isinstance(document, dict):
         return {key: plain(value) for key, value in document.items()}
     if isinstance(document, (list, tuple)):
@@ -102,17 +102,12 @@ def plain(document: object) -> object:
 
 def plain_object(document: Struct) -> Json:
     """Convert a document to a dictionary of plain values."""
-    return dict(_entries(document))
-
-
-def _entries(document: Struct) -> Iterator[tuple[str, object]]:
-    """Yield the keys and plain values of a document; the keys of `rest` stand in its place."""
-    for name in document.__struct_fields__:
-        value = getattr(document, name)
-        if name == REST:
-            yield from value.items()
-        elif value is not UNSET:
-            yield name, plain(value)
+    names, rest, last = document.__struct_fields__, Json(), ()
+    if isinstance(document, OpenDocument):
+        rest, last = document.rest, document.AFTER_REST
+        names = tuple(name for name in names if name not in (REST, *last))
+    keys = {name: getattr(document, name) for name in names} | rest | {name: getattr(document, name) for name in last}
+    return {name: plain(value) for name, value in keys.items() if value is not UNSET}
 
 
 def convert(value: object, kind: type[T], prefix: str = "") -> T:
@@ -125,12 +120,11 @@ def convert(value: object, kind: type[T], prefix: str = "") -> T:
     """
     try:
         document = msgspec.convert(value, kind)
+        _keep_rest(document, value)
+        return document
     except msgspec.ValidationError as error:
         names, part = _locate(value, kind, str(error))
         message = str(error).partition(" - at ")[0]
-    else:
-        _keep_rest(document, value)
-        return document
     field = re.fullmatch("Object (missing required|contains unknown) field `(.*)`", message)
     key = ".".join(filter(None, (prefix, *names, field and field[2]))).replace(".[", "[")
     if field:
@@ -150,7 +144,7 @@ def _keep_rest(document: object, value: object) -> None:
     if isinstance(document, Struct) and isinstance(value, dict):
         fields = document.__struct_fields__
         if isinstance(document, OpenDocument):
-            setattr(document, REST, {key: part for key, part in value.items() if key not in fields})
+            document.rest = {key: part for key, part in value.items() if key not in fields}
         parts = [(getattr(document, name), value[name]) for name in fields if name in value and name != REST]
     elif isinstance(document, dict) and isinstance(value, dict):
         parts = [(document_part, value[key]) for key, document_part in document.items()]
@@ -188,16 +182,7 @@ def _locate(document: object, kind: type[T], message: str) -> tuple[list[str], o
     return names, value
 
 
+# The version of the checkout, or of the installed package.
 PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
-
-
-def _find_version() -> str:
-    """Return the version of the checkout, by its pyproject.toml, or of the installed package."""
-    if PYPROJECT.is_file():
-        match = re.search(r'^version = "([^"]+)"', PYPROJECT.read_text(encoding="utf-8"), re.MULTILINE)
-        assert match is not None
-        return match[1]
-    return metadata.version("clickwork")
-
-
-VERSION = _find_version()
+_DECLARED = PYPROJECT.is_file() and re.search(r'^version = "([^"]+)"', PYPROJECT.read_text("utf-8"), re.MULTILINE)
+VERSION = _DECLARED[1] if _DECLARED else metadata.version("clickwork")

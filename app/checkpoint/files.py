@@ -36,7 +36,6 @@ class Layout(OpenDocument, kw_only=True):
     platform: str
     sharding: str
     compile: str
-    rest: Json = msgspec.field(default_factory=dict)
 
 
 class WithFormat(msgspec.Struct):
@@ -73,7 +72,6 @@ class SavedState(OpenDocument, kw_only=True):
     dataset: str
     dataset_digest: str
     fingerprint: Json
-    rest: Json = msgspec.field(default_factory=dict)
     files: dict[str, FileDigest]
 
 

@@ -10,14 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import TypeAlias
 
-import msgspec
 import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
 from app.config.kinds import AUC, COMPARED, COMPARED_NUMBERS, METRICS, TASKS
 from app.config.train import Monitor
-from common.documents import Json, Number, OpenDocument, convert, decode
+from common.documents import Number, OpenDocument, convert, decode
 
 
 @dataclass
@@ -66,11 +65,6 @@ def of_steps(seconds: NDArray[np.float32], devices: int, input_wait: float) -> M
     return Measured(len(seconds), total, total * devices, input_wait)
 
 
-def rest() -> Json:
-    """Return the field of keys that a document does not name."""
-    return msgspec.field(default_factory=dict)
-
-
 class Best(OpenDocument, kw_only=True):
     """The best evaluation of a run by train.monitor, with its AUC; by AUC, monitor and value are None."""
 
@@ -78,7 +72,6 @@ class Best(OpenDocument, kw_only=True):
     auc: Number | None
     monitor: str | None
     value: Number | None
-    rest: Json = rest()
 
     @property
     def label(self) -> str:
@@ -104,7 +97,6 @@ class Monitored(OpenDocument, kw_only=True):
     misses: int = 0
     since_cut: int = 0
     cuts: int = 0
-    rest: Json = rest()
 
 
 class EarlyStop(OpenDocument, kw_only=True):
@@ -114,7 +106,6 @@ class EarlyStop(OpenDocument, kw_only=True):
     misses: int
     best_step: int | None
     best: Number | None
-    rest: Json = rest()
 
     @property
     def reason(self) -> str:
@@ -134,7 +125,6 @@ class EvaluationFigures(OpenDocument, kw_only=True):
     split: str | None = None
     samples: int | None = None
     auc: Number | None
-    rest: Json = rest()
 
     @property
     def main(self) -> str:
@@ -186,7 +176,6 @@ class Throughput(OpenDocument, kw_only=True):
     input_wait_fraction: Number | None = None
     warmup_steps_excluded: int | None = None
     steps_measured: int | None = None
-    rest: Json = rest()
 
 
 class Power(OpenDocument, kw_only=True):
@@ -195,7 +184,6 @@ class Power(OpenDocument, kw_only=True):
     mean_watts: Number
     joules: Number
     source: str
-    rest: Json = rest()
 
     @classmethod
     def of(cls, measured: Measured, source: str) -> "Power | None":
@@ -251,7 +239,6 @@ class Curves(OpenDocument, kw_only=True):
     pr: PrecisionRecall | None
     reliability: list[ReliabilityBin]
     scores: ScoreCounts
-    rest: Json = rest()
 
 
 class StepTimeHistogram(Struct):
@@ -275,8 +262,6 @@ class Event(OpenDocument, kw_only=True):
 
 class OtherEvent(Event, kw_only=True):
     """A checkpoint, a resumption, or a kind of event that another version writes; its values are further keys."""
-
-    rest: Json = rest()
 
 
 class TrainEvent(Event, kw_only=True):
@@ -303,7 +288,6 @@ class TrainEvent(Event, kw_only=True):
     measured: Measured | None = None
     host_bytes: int | None = None
     device_bytes: int | None = None
-    rest: Json = rest()
 
 
 class EvaluationEvent(Event, kw_only=True):
@@ -312,10 +296,10 @@ class EvaluationEvent(Event, kw_only=True):
     eval_samples: rows evaluated. eval_seconds: time that it took. measured: sums since the event before.
     """
 
+    AFTER_REST = ("eval_seconds", "measured")
     eval_samples: int | None = None
     split: str | None = None
     auc: Number | None
-    rest: Json = rest()
     eval_seconds: Number | None = None
     measured: Measured | None = None
 

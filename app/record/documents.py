@@ -27,7 +27,6 @@ from app.metrics.documents import (
     StepTimeHistogram,
     Throughput,
     decode_event,
-    rest,
 )
 from app.sharding.documents import PlannedTable
 from common.documents import Json, Number, OpenDocument, decode, encode, format_of, read_document
@@ -45,7 +44,6 @@ class Code(OpenDocument, kw_only=True):
     git_sha: str | None
     dirty_diff_sha256: str | None
     sources_sha256: str | None
-    rest: Json = rest()
 
 
 class Device(OpenDocument, kw_only=True):
@@ -54,7 +52,6 @@ class Device(OpenDocument, kw_only=True):
     name: str
     memory_bytes: int
     architecture: str
-    rest: Json = rest()
 
 
 class Hardware(OpenDocument, kw_only=True):
@@ -74,7 +71,6 @@ class Hardware(OpenDocument, kw_only=True):
     memory_limit_bytes: int | None
     devices: list[Device]
     driver: str | None
-    rest: Json = rest()
 
 
 class Provenance(OpenDocument, kw_only=True):
@@ -126,7 +122,6 @@ class Dataset(OpenDocument, kw_only=True):
     unseen: str | None = None
     misleading: list[str] = field(default_factory=list)
     sampling: str | None = None
-    rest: Json = rest()
 
 
 class TableSize(OpenDocument, kw_only=True):
@@ -141,7 +136,6 @@ class TableSize(OpenDocument, kw_only=True):
     num_embeddings: int
     embedding_dim: int
     bytes: int
-    rest: Json = rest()
 
 
 class RunManifest(Provenance, kw_only=True):
@@ -167,7 +161,6 @@ class RunManifest(Provenance, kw_only=True):
     pipeline: str | None
     tables: dict[str, TableSize]
     parent: Parent | UnsetType = UNSET
-    rest: Json = rest()
     from_step: int
     results_before: int
     earlier: "list[RunManifest]" = field(default_factory=list)
@@ -184,7 +177,6 @@ class Parameters(OpenDocument, kw_only=True):
     embedding: int
     dense: int
     total: int
-    rest: Json = rest()
 
 
 class TrainFigures(OpenDocument, kw_only=True):
@@ -193,7 +185,6 @@ class TrainFigures(OpenDocument, kw_only=True):
     loss: Number | None
     logloss: Number | None
     skipped_steps: int
-    rest: Json = rest()
 
 
 class Memory(OpenDocument, kw_only=True):
@@ -201,7 +192,6 @@ class Memory(OpenDocument, kw_only=True):
 
     host_peak_bytes: int | None = None
     device_peak_bytes: int | None = None
-    rest: Json = rest()
 
 
 class Digests(OpenDocument, kw_only=True):
@@ -209,7 +199,6 @@ class Digests(OpenDocument, kw_only=True):
 
     parameters: str | None = None
     losses: str | None = None
-    rest: Json = rest()
 
 
 class Covered(Struct, kw_only=True):
@@ -263,7 +252,6 @@ class Summary(OpenDocument, kw_only=True):
     events: dict[str, int] = field(default_factory=dict)
     memory: Memory | None = None
     phase_seconds: dict[str, Number | None] | None = None
-    rest: Json = rest()
     power: Power | None = None
     tables: dict[str, TableFigures] = field(default_factory=dict)
     seconds: dict[str, Number] = field(default_factory=dict)
@@ -403,7 +391,6 @@ class ScoresFile(OpenDocument, kw_only=True):
     dataset: str
     logits_sha256: str
     labels_sha256: str
-    rest: Json = rest()
 
 
 class Scores(NamedTuple):

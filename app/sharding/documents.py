@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from common.documents import Json, Number, OpenDocument
+from common.documents import Number, OpenDocument
 
 FORMAT = 1
 
@@ -22,7 +22,6 @@ class PlannedTable(OpenDocument, kw_only=True):
     shards: list[tuple[int, int, int, int, int]]
     cache_load_factor: Number | None
     ranks: list[int]
-    rest: Json = msgspec.field(default_factory=dict)
 
 
 class PlanFormat(msgspec.Struct):
@@ -41,4 +40,3 @@ class PlanFile(OpenDocument, kw_only=True):
     world_size: int
     local_world_size: int
     tables: Mapping[str, PlannedTable]
-    rest: Json = msgspec.field(default_factory=dict)

@@ -19,9 +19,8 @@ from msgspec import field as document_field
 from numpy.typing import NDArray
 
 from app.config.commands import DatasetConfig
-from app.metrics.documents import rest
 from common import signals
-from common.documents import Json, Number, OpenDocument
+from common.documents import Number, OpenDocument
 from common.errors import UserError
 from common.keys import MISSING, key
 from data_prep.dataset.format import Manifest, open_shard, sample_split, splitmix64
@@ -53,7 +52,6 @@ class Baseline(OpenDocument, kw_only=True):
     rows: int | None
     difference: Number | None = None
     difference_interval: list[Number] | None = None
-    rest: Json = rest()
 
 
 class Baselines(OpenDocument, kw_only=True):
@@ -76,7 +74,6 @@ class Baselines(OpenDocument, kw_only=True):
     columns: Baseline | None = None
     lr: Baseline | None = None
     trees: Baseline | None = None
-    rest: Json = rest()
 
     @property
     def is_whole(self) -> bool:

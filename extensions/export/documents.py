@@ -5,9 +5,8 @@ from pathlib import Path
 
 from app.config.commands import CHECKPOINT, CORRECT_SAMPLING, DatasetConfig, TablePrecision
 from app.config.train import RuntimeConfig
-from app.metrics.documents import rest
 from app.record.documents import Provenance
-from common.documents import Json, Number
+from common.documents import Number
 from common.errors import UserError
 from common.files import FileDigest
 from common.keys import MISSING, key, require_place
@@ -71,4 +70,3 @@ class ExportedDirectory(Provenance, kw_only=True):
     outputs: dict[str, str]
     model: str
     files: dict[str, FileDigest]
-    rest: Json = rest()

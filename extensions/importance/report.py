@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from app.config.commands import CHECKPOINT, DatasetConfig
 from app.config.kinds import METRICS, Additions, FoldedTable
 from app.config.train import RuntimeConfig
-from app.metrics.documents import EvaluationFigures, rest
+from app.metrics.documents import EvaluationFigures
 from app.report.page import ReportTable
 from app.report.read import RunFiles, count, figure, percent, signed
 from common.documents import Json, Number, OpenDocument, convert, read_document
@@ -47,7 +47,6 @@ class Feature(OpenDocument, kw_only=True):
     high: Number | None
     unknown: Number | None
     norm: Number | None
-    rest: Json = rest()
 
 
 class Importance(OpenDocument, kw_only=True):
@@ -72,7 +71,6 @@ class Importance(OpenDocument, kw_only=True):
     features: list[Feature]
     missing: list[str]
     slices: dict[str, list[Json]]
-    rest: Json = rest()
 
 
 ABSENT = "–"

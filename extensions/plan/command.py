@@ -14,7 +14,6 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
 from msgspec import structs
 from torch import nn
@@ -65,7 +64,6 @@ class RankCost(OpenDocument, kw_only=True):
     lookup_ms: Number = 0.0
     communication_ms: Number = 0.0
     total_ms: Number = 0.0
-    rest: Json = msgspec.field(default_factory=dict)
 
     @property
     def total_bytes(self) -> int:
@@ -92,7 +90,6 @@ class Forecast(OpenDocument, kw_only=True):
     step_ms: Number
     headroom_bytes: int
     imbalance: Number
-    rest: Json = msgspec.field(default_factory=dict)
 
 
 class WhatIf(OpenDocument, kw_only=True):
@@ -107,7 +104,6 @@ class WhatIf(OpenDocument, kw_only=True):
     problem: str | None = None
     slowest: RankCost | None = None
     types: str | None = None
-    rest: Json = msgspec.field(default_factory=dict)
 
 
 class ForecastFile(PlanFile, kw_only=True):

@@ -23,7 +23,7 @@ from app.config.app_config import CONFIG_DIR, AppConfig, validate_new_run
 from app.config.data import DataScale
 from app.config.kinds import ACCURACY, AUC, HR, LOGLOSS, MAE, METRICS, NDCG, NE, PUBLISHED, RMSE
 from app.config.train import validate_new_name
-from app.metrics.documents import EvaluationFigures, rest
+from app.metrics.documents import EvaluationFigures
 from app.record.directory import figures_of_test, run_module, score_test_split, wait_for_orphan
 from app.record.documents import DONE, MANIFEST, TEST, is_run, read_outcome
 from app.report.charts import not_comparable
@@ -96,7 +96,6 @@ class SeedRun(OpenDocument, kw_only=True):
     samples_per_second: Number | None = None
     seconds: Number | None = None
     joules: Number | None = None
-    rest: Json = rest()
 
 
 class SeedFigure(OpenDocument, kw_only=True):
@@ -117,7 +116,6 @@ class SeedFigure(OpenDocument, kw_only=True):
     published: Number | None
     tolerance: Number | None
     inside: bool | None
-    rest: Json = rest()
 
 
 class Reproduction(OpenDocument, kw_only=True):
@@ -146,7 +144,6 @@ class Reproduction(OpenDocument, kw_only=True):
     seconds: Number | None
     joules: Number | None
     verdict: list[tuple[str, str]]
-    rest: Json = rest()
 
 
 OWN_KEYS = ("seeds", "out", "processes")

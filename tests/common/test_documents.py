@@ -8,13 +8,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from common.documents import Json, Number, OpenDocument, convert, decode, encode, plain, read_document
+from common.documents import Number, OpenDocument, convert, decode, encode, plain, read_document
 from tests.error_lines import refused
 
 
 class Inner(OpenDocument, kw_only=True):
+    AFTER_REST = ("last",)
     size: Number
-    rest: Json = msgspec.field(default_factory=dict)
     last: str | msgspec.UnsetType = msgspec.UNSET
 
 
