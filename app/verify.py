@@ -66,7 +66,6 @@ log = logging.getLogger("clickwork")
 
 EXIT_DIFFERENT = 1
 VERDICTS = ("identical", "equal within tolerance", "different")
-EVAL_FIGURES = (LOGLOSS, AUC, RMSE)
 MOST_LINES = 10  # figures that differ; the JSON has them all
 
 
@@ -200,8 +199,7 @@ def _replay_config(
 
 def _add_comparison(record: Record, replay: Replay, report: dict[str, Any]) -> dict[str, Any]:
     """Return the report on checkpoints with the comparison of the run's and the replay's records added."""
-    comparison = compare_records(record, replay)
-    differences = comparison.differences
+    differences, compared, same_digests, lacking = compare_records(record, replay)
     windows = [window for window in differences if window.where.startswith(METRICS) and window.figure == "loss"]
     # Without checkpoints the losses of single steps are not known, so those of the log's windows stand for them.
     if report["losses"] is None and windows:
@@ -210,15 +208,15 @@ def _add_comparison(record: Record, replay: Replay, report: dict[str, Any]) -> d
         report["losses"] = {"first_step": first_step, "largest": max(window.size for window in windows)}
     differing = {figure.figure: figure.size for figure in differences if figure.where == f"{SUMMARY}, eval"}
     evaluation = record.summary.eval if record.summary is not None else None
-    figures = [key for key in EVAL_FIGURES if evaluation is not None and evaluation.figure(key) is not None]
+    judged = [key for key in (LOGLOSS, AUC, RMSE) if evaluation is not None and evaluation.figure(key) is not None]
     return {
         **report,
         "figures": [figure._asdict() for figure in differences],
-        "figures_compared": comparison.compared,
+        "figures_compared": compared,
         "not_compared": {file: list(names) for file, names in NOT_COMPARED.items()},
-        "lacking": comparison.lacking,
-        "evaluation": {key: differing.get(key, 0.0) for key in figures},
-        "same_digests": comparison.same_digests,
+        "lacking": lacking,
+        "evaluation": {key: differing.get(key, 0.0) for key in judged},
+        "same_digests": same_digests,
         "largest_difference": max([report["largest_difference"], *(figure.size for figure in differences)]),
     }
 

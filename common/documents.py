@@ -102,12 +102,11 @@ def plain(document: object) -> object:
 
 def plain_object(document: Struct) -> Json:
     """Convert a document to a dictionary of plain values."""
-    names, rest, last = document.__struct_fields__, Json(), ()
+    values = {name: getattr(document, name) for name in document.__struct_fields__}
     if isinstance(document, OpenDocument):
-        rest, last = document.rest, document.AFTER_REST
-        names = tuple(name for name in names if name not in (REST, *last))
-    keys = {name: getattr(document, name) for name in names} | rest | {name: getattr(document, name) for name in last}
-    return {name: plain(value) for name, value in keys.items() if value is not UNSET}
+        values |= values.pop(REST)
+        values |= {name: values.pop(name) for name in document.AFTER_REST}
+    return {name: plain(value) for name, value in values.items() if value is not UNSET}
 
 
 def convert(value: object, kind: type[T], prefix: str = "") -> T:

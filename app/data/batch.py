@@ -104,7 +104,14 @@ class Batch(Pipelineable):
     @property
     def num_bytes(self) -> int:
         """Return the bytes of all tensors."""
-        return sum(map(_num_bytes, self._parts))
+
+        def of_part(part: object) -> int:
+            if isinstance(part, Tensor):
+                return part.nbytes
+            values = () if part is None else vars(part).values()
+            return sum(of_part(value) for value in values if isinstance(value, (Tensor, Pipelineable)))
+
+        return sum(map(of_part, self._parts))
 
     @property
     def _parts(self) -> tuple[Any, ...]:
@@ -192,14 +199,6 @@ def _padded_size(tensor: Tensor) -> int:
     return -(-tensor.numel() // 32) * 32
 
 
-def _num_bytes(part: object) -> int:
-    """Return the bytes of a tensor, or of the tensors in a part of a batch."""
-    if isinstance(part, Tensor):
-        return part.nbytes
-    parts = () if part is None else vars(part).values()
-    return sum(_num_bytes(value) for value in parts if isinstance(value, (Tensor, Pipelineable)))
-
-
 def pinned_ahead(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
     """Yield batches in page-locked memory for a GPU; a thread builds them while others are in use."""
 
@@ -245,16 +244,15 @@ class RowArrays(NamedTuple):
 
     def part(self, start: int, stop: int) -> "RowArrays":
         """Return rows [start, stop) as views."""
-        rows = slice(start, stop)
-        bags = tuple(feature.part(start, stop) for feature in self.bags)
-        weights = None if self.weights is None else self.weights[rows]
-        return RowArrays(self.labels[rows], self.dense[rows], self.sparse[rows], bags, weights)
+        return self._select(slice(start, stop), tuple(feature.part(start, stop) for feature in self.bags))
 
     def take(self, order: NDArray[np.integer]) -> "RowArrays":
         """Return the rows numbered `order`, in that order."""
-        bags = tuple(feature.take(order) for feature in self.bags)
-        weights = None if self.weights is None else self.weights[order]
-        return RowArrays(self.labels[order], self.dense[order], self.sparse[order], bags, weights)
+        return self._select(order, tuple(feature.take(order) for feature in self.bags))
+
+    def _select(self, rows: Any, bags: tuple[Bags, ...]) -> "RowArrays":
+        weights = None if self.weights is None else self.weights[rows]
+        return RowArrays(self.labels[rows], self.dense[rows], self.sparse[rows], bags, weights)
 
 
 def join_rows(parts: list[RowArrays]) -> RowArrays:
@@ -288,9 +286,25 @@ class BatchBuilder:
     def batch(self, rows: RowArrays) -> Batch:
         """Return a batch of the rows, padded to the batch size with zeros and, for multi-hot features, empty bags."""
         num_valid = len(rows.labels)
-        rows = _pad_rows(rows, self._stride)
+        if missing := self._stride - num_valid:
+            rows = RowArrays(
+                np.pad(rows.labels, (0, missing)),
+                np.pad(rows.dense, ((0, missing), (0, 0))),
+                np.pad(rows.sparse, ((0, missing), (0, 0))),
+                tuple(Bags(bags.values, np.pad(bags.offsets, (0, missing), mode="edge")) for bags in rows.bags),
+                None if rows.weights is None else np.pad(rows.weights, (0, missing)),
+            )
         is_full = self._is_one_hot or num_valid == self._stride
-        layout = (self._full if is_full else None) or layout_of(self._features, [*self._lengths(rows, num_valid)])
+        layout = self._full if is_full else None
+        if layout is None:
+            # A padded feature of one id keeps id 0, so the layout is that of a whole batch. Longer bags are empty.
+            is_valid = np.arange(self._stride) < num_valid
+            places = zip(self._columns, self._sizes, strict=True)
+            lengths = [
+                rows.bags[column].lengths if is_ragged else np.where(is_valid | (size == 1), size, 0)
+                for (is_ragged, column), size in places
+            ]
+            layout = layout_of(self._features, lengths)
         sparse_features = layout.bags(torch.from_numpy(self._values(rows, num_valid, layout.offset_per_key)))
         return Batch(
             torch.from_numpy(rows.dense),
@@ -316,29 +330,6 @@ class BatchBuilder:
                 self._tables.expand(feature, rows.sparse[:num_valid, column], out)
                 self._tables.require_rows(feature, out)
         return values
-
-    def _lengths(self, rows: RowArrays, num_valid: int) -> Iterator[NDArray[np.int64]]:
-        """Yield the ids per bag of each feature, [B]."""
-        for (is_ragged, column), size in zip(self._columns, self._sizes, strict=True):
-            if is_ragged:
-                yield rows.bags[column].lengths
-            else:
-                # A padded feature of one id keeps id 0, so the layout is that of a whole batch. Longer bags are empty.
-                yield np.where((np.arange(self._stride) < num_valid) | (size == 1), size, 0)
-
-
-def _pad_rows(rows: RowArrays, count: int) -> RowArrays:
-    """Return the rows, padded with zeros and empty bags to `count` rows."""
-    missing = count - len(rows.labels)
-    if not missing:
-        return rows
-    return RowArrays(
-        np.pad(rows.labels, (0, missing)),
-        np.pad(rows.dense, ((0, missing), (0, 0))),
-        np.pad(rows.sparse, ((0, missing), (0, 0))),
-        tuple(Bags(bags.values, np.pad(bags.offsets, (0, missing), mode="edge")) for bags in rows.bags),
-        None if rows.weights is None else np.pad(rows.weights, (0, missing)),
-    )
 
 
 log = logging.getLogger("clickwork")

@@ -78,8 +78,8 @@ def prepare(config: DataConfig) -> bool:
         raise
     if status == EXIT_STOPPED:  # the child itself was asked to stop
         raise Interrupted(signal.SIGTERM)
-    if status == EXIT_BAD_INPUT:
-        raise SystemExit(status)  # it has printed the reason
+    if status == EXIT_BAD_INPUT:  # it has printed the reason
+        raise SystemExit(status)
     if status:
         raise RuntimeError(f"python -m data_prep ended with exit status {status}")
     return True
@@ -95,7 +95,7 @@ def require_agreement(config: DataConfig, manifest: Manifest) -> None:
             f"data.{key}={value}: the dataset at data.path={config.path} was made with {recorded}; give another "
             f"data.path, or {as_it_is} to take it as it is"
         )
-    if _is_there(config):
+    if config.source is None and own_files(config) is None:
         compared = compared_keys(values, manifest)
         for key, value in values.items():
             if key not in compared:
@@ -117,9 +117,8 @@ def with_table_values(config: AppConfig, root: Path, manifest: Manifest) -> AppC
     if not config.by_table:
         return config
     values = {key: value for key, value in table_values(manifest).items() if key in config.by_table}
-    words = " ".join(
-        f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}" for key, value in values.items()
-    )
+    numbers = {key: f"{value:.4g}" if isinstance(value, float) else value for key, value in values.items()}
+    words = " ".join(f"{key}={value}" for key, value in numbers.items())
     origin = "your own table" if is_own_table(manifest) else "as given"
     log.info("%s: %s: recipe=own_table (%s)", root, origin, words)
     # From here on these are ordinary values, so that a replay need not derive them again.
@@ -138,16 +137,12 @@ def warn(root: Path, manifest: Manifest, is_new: bool, class_weights: Sequence[f
         log.warning("%s: %s", root, line)
 
 
-def _is_there(config: DataConfig) -> bool:
-    return config.source is None and own_files(config) is None
-
-
 def _job(config: DataConfig) -> keys.PrepConfig | None:
     """Return the configuration of the preprocessing to run; None if the dataset exists."""
     source, files, root = config.source, own_files(config), config.root
     if files is not None and source is not None and source.kind.group != "remote":
         raise UserError(f"data.source={source.value}: has no effect with {files}; leave one of them out")
-    if _is_there(config):
+    if source is None and files is None:
         if not (root / MANIFEST_NAME).exists():
             is_usual = config.path == config.default_path
             raise UserError(

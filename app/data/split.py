@@ -15,10 +15,10 @@ gives its equal part of every global batch. A process then permutes the windows 
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -45,7 +45,6 @@ VERIFY_AUTO_BYTES = 4 << 30
 OPEN_SHARDS = 64  # open at once; a dataset may have more shards than a process may have open files
 LINE_VALUES, PREFETCHED_ROWS = 16, 12  # 4-byte values in a cache line; rows to prefetch ahead
 ANY = (1 << 32) - 1  # the largest bits of a label, where labels are numbers
-NO_BAGS = Bags(np.empty(0, np.int32), np.zeros(1, np.int64))
 
 
 class SplitShards:
@@ -62,13 +61,14 @@ class SplitShards:
         self._weight = manifest.weight
         self._label_limit = 1 if manifest.label_kind is LabelKind.click else ANY
         self._limits = np.array([self._features[feature] for feature in self._one_hot], dtype=np.int64)
+        self._tables = {feature: f"{feature}, a table of {rows} rows" for feature, rows in self._features.items()}
         self._starts = np.cumsum([0] + [shard.rows for shard in split.shards])
         # Stamps are cheap enough for every read. Checksums are compared only once, at the start.
         self._stamps = [
             {path: file_stamp(path) for path in (shard_path(root, name, shard.name, kind) for kind in shard.files)}
             for shard in split.shards
         ]
-        self._open = lru_cache(OPEN_SHARDS)(self._open_shard)
+        self._open = lru_cache(OPEN_SHARDS)(lambda index: open_shard(root, name, split.shards[index], manifest))
         for index in range(len(split.shards)):
             self._open(index)
 
@@ -82,7 +82,8 @@ class SplitShards:
         sparse = np.empty((count, len(self._one_hot)), np.int32)
         weights = np.empty(count, np.float32) if self._weight else None
         # A read of no rows has no pieces, so each list begins with empty bags.
-        bags: list[list[Bags]] = [[NO_BAGS] for _ in self._ragged]
+        no_bags = Bags(np.empty(0, np.int32), np.zeros(1, np.int64))
+        bags = [[no_bags] for _ in self._ragged]
         places, first, valid = [np.empty(0, np.int64)], 0, True
         # gather_rows only reports whether any value is bad. The checks that find the value run only then.
         for piece in (piece for start, stop in ranges for piece in self._pieces(start, stop)):
@@ -92,8 +93,13 @@ class SplitShards:
             )
             if self._ragged or weights is not None:
                 places.append(np.flatnonzero((order >= first) & (order < first + len(piece.labels))))
-                for index, piece_bags in enumerate(piece.bags):
-                    bags[index].append(self._bags_of_rows(index, piece_bags, order, places[-1], first, ranges))
+                ordered = order[places[-1]]
+                for feature, parts, bags_of_piece in zip(self._ragged, bags, piece.bags, strict=False):
+                    starts, stops = (bags_of_piece.offsets[ordered - first + end] for end in (0, 1))
+                    # A wrong offset would read the ids of another bag, or memory beyond the file.
+                    good = (starts >= 0) & (starts <= stops) & (stops <= len(bags_of_piece.values))
+                    self._check(good[:, None], [feature], "its bag's offsets are not in order", ranges, ordered)
+                    parts.append(bags_of_piece.take(ordered - first))
             if weights is not None and piece.weights is not None:
                 weights[places[-1]] = piece.weights[order[places[-1]] - first, 0]
             first += len(piece.labels)
@@ -106,15 +112,19 @@ class SplitShards:
             good = np.isfinite(weights) & (weights >= 0)
             self._check(good[:, None], [self._weight], "is not a weight, finite and at least 0", ranges, order)
         if not valid:
-            names = [self._table_name(feature) for feature in self._one_hot]
+            names = [self._tables[feature] for feature in self._one_hot]
             self._check(bits.view(np.uint32)[:, None] <= self._label_limit, ["label"], "is not 0 or 1", ranges, order)
             self._check(np.isfinite(dense), self._dense, "is not a finite number", ranges, order)
             self._check(sparse.view(np.uint32) < self._limits, names, "the id is not in it", ranges, order)
         # Bags were collected piece by piece, so they return to the places of `order`.
         to_order = np.argsort(np.concatenate(places)) if self._ragged else order
         joined = [join(parts).take(to_order) for parts in bags]
-        for feature, joined_bags in zip(self._ragged, joined, strict=True):
-            self._check_ids(feature, joined_bags, ranges, order)
+        for feature, feature_bags in zip(self._ragged, joined, strict=True):
+            is_outside = feature_bags.ids.view(np.uint32) >= self._features[feature]
+            if is_outside.any():
+                bad_bags = np.searchsorted(feature_bags.offsets, np.flatnonzero(is_outside), side="right") - 1
+                good = ~np.isin(np.arange(len(order)), bad_bags)
+                self._check(good[:, None], [self._tables[feature]], "an id of its bag is not in it", ranges, order)
         return RowArrays(labels.astype(np.float32, copy=False), dense, sparse, tuple(joined), weights)
 
     def _require_unchanged(self, ranges: list[tuple[int, int]]) -> None:
@@ -123,34 +133,6 @@ class SplitShards:
             first, last = np.searchsorted(self._starts, [start, stop - 1], side="right") - 1
             for path, stamp in [item for stamps in self._stamps[first : last + 1] for item in stamps.items()]:
                 require_unchanged(path, stamp)
-
-    def _bags_of_rows(
-        self,
-        index: int,
-        bags: Bags,
-        order: NDArray[np.int64],
-        places: NDArray[np.int64],
-        first: int,
-        ranges: list[tuple[int, int]],
-    ) -> Bags:
-        """Return one feature's bags for the rows order[places] of a piece, whose first row has the number `first`."""
-        rows = order[places] - first
-        starts, stops = bags.offsets[rows], bags.offsets[rows + 1]
-        # A wrong offset would read the ids of another bag, or memory beyond the file.
-        good = (starts >= 0) & (starts <= stops) & (stops <= len(bags.values))
-        self._check(good[:, None], [self._ragged[index]], "its bag's offsets are not in order", ranges, order[places])
-        return bags.take(rows)
-
-    def _check_ids(self, feature: str, bags: Bags, ranges: list[tuple[int, int]], order: NDArray[np.int64]) -> None:
-        """Check that the ids of one feature's bags are in its table."""
-        is_outside = bags.ids.view(np.uint32) >= self._features[feature]
-        if is_outside.any():
-            bad_bags = np.searchsorted(bags.offsets, np.flatnonzero(is_outside), side="right") - 1
-            good = ~np.isin(np.arange(len(order)), bad_bags)
-            self._check(good[:, None], [self._table_name(feature)], "an id of its bag is not in it", ranges, order)
-
-    def _table_name(self, feature: str) -> str:
-        return f"{feature}, a table of {self._features[feature]} rows"
 
     def _check(
         self,
@@ -177,9 +159,6 @@ class SplitShards:
             end = min(stop, int(self._starts[index + 1]))
             yield self._open(index).part(start - int(self._starts[index]), end - int(self._starts[index]))
             start, index = end, index + 1
-
-    def _open_shard(self, index: int) -> ShardArrays:
-        return open_shard(self._root, self._name, self._shards[index], self._manifest)
 
 
 @jit
@@ -231,19 +210,18 @@ def find_split(root: Path, manifest: Manifest, name: str) -> SplitEntry:
     """Return the manifest's entry of a split."""
     if name not in manifest.splits:
         raise UserError(f"{root}: no split {name!r}; it has {', '.join(manifest.splits)}")
-    if manifest.has_given_splits and not manifest.splits[name].rows:
+    held_out = manifest.encoding.get("held_out")
+    if not manifest.splits[name].rows and (manifest.has_given_splits or held_out):
         other = next(split for split in ("test", "val", "train") if manifest.splits[split].rows)
+        reason = f"made without data.{name}, so there are no rows of {name} to evaluate on"
+        more = f"data.{name}=FILES"
+        if not manifest.has_given_splits:
+            method = f"data.split.method={manifest.encoding['split']}"
+            reason = f"{name} has no rows, as {method} left none of {manifest.rows} for it"
+            more = "more rows or a larger data.split.held_out"
         raise UserError(
-            f"{root}: made without data.{name}, so there are no rows of {name} to evaluate on; give eval.split={other} "
-            f"for training, split={other} for python -m app.evaluate, or make it again with data.{name}=FILES"
-        )
-    if manifest.encoding.get("held_out") and not manifest.splits[name].rows:
-        other = next(split for split in ("test", "val", "train") if manifest.splits[split].rows)
-        method = f"data.split.method={manifest.encoding['split']}"
-        raise UserError(
-            f"{root}: {name} has no rows, as {method} left none of {manifest.rows} for it; give eval.split={other} for "
-            f"training, split={other} for python -m app.evaluate, or make it again with more rows or a larger "
-            "data.split.held_out"
+            f"{root}: {reason}; give eval.split={other} for training, split={other} for python -m app.evaluate, or "
+            f"make it again with {more}"
         )
     return manifest.splits[name]
 
@@ -287,7 +265,7 @@ def verify_splits(root: Path, manifest: Manifest, names: list[str], config: Data
         for name, shard in shards:
             verify_shard(root, name, shard)
     bags, rows = config.multi_hot.bags(), list(manifest.num_embeddings.values())
-    if bags is not None and len(bags.sizes) == len(rows):  # BatchMaker refuses other numbers of sizes
+    if bags is not None and len(bags.sizes) == len(rows):  # batch_builders refuses other numbers of sizes
         directory = bags_directory(root, config)
         if _must_verify(directory, policy, bags.table_bytes(rows)) and not verify_tables(directory, rows, bags):
             log.info("data: %s has no checksums of these bags yet", directory)
@@ -391,11 +369,7 @@ class DrawnNegatives:
 
 
 class EvaluatedSplit(Protocol):
-    """Rows that are evaluated, as one process reads them.
-
-    Attributes:
-        rows: samples of all processes together.
-    """
+    """Rows that are evaluated, as one process reads them; rows: samples of all processes together."""
 
     @property
     def rows(self) -> int: ...
@@ -405,11 +379,7 @@ class EvaluatedSplit(Protocol):
 
 
 class Split(EvaluatedSplit, Protocol):
-    """A split of a dataset as one process reads it.
-
-    Attributes:
-        dense_names: names of the dense features.
-    """
+    """A split of a dataset as one process reads it; dense_names: of its dense features."""
 
     dense_names: list[str]
 
@@ -440,45 +410,34 @@ class Window(NamedTuple):
         return sum(stop - start for start, stop in self.ranges)
 
 
-class Part(NamedTuple):
-    """A process's part of a global batch: its rows, its size with padding, and its number of rows that are not padding.
-
-    A part without rows of its own is padded with the batch's last row.
-    """
-
-    rows: range
-    size: int
-    valid: int
-
-
 @dataclass
 class Order:
     """The order of a split's rows in one epoch; without `shuffle`, the order on disk."""
 
     rows: int
-    block_rows: int
-    window_blocks: int
-    lanes: int
-    seed: int
-    epoch: int
-    shuffle: bool
+    config: DataConfig
+    lanes: int = 1
+    seed: int = 0
+    epoch: int = 0
+    shuffle: bool = False
 
     def windows(self, lane: int, batch_rows: range, num_batches: int) -> Iterator[Window]:
         """Yield the windows of the lane that gives these rows of each global batch."""
-        starts = np.arange(0, self.rows, self.block_rows)
+        block_rows, window_blocks = self.config.shuffle_block_rows, self.config.shuffle_window_blocks
+        starts = np.arange(0, self.rows, block_rows)
         if self.shuffle:
             # The stream of blocks ends with 0, those of windows with 1 and more, so that no two are equal.
             np.random.default_rng([self.seed, self.epoch, 0]).shuffle(starts)
-        stops = np.minimum(starts + self.block_rows, self.rows)
+        stops = np.minimum(starts + block_rows, self.rows)
         ends = np.cumsum(stops - starts)  # end of each block, in this order
         low, high = batch_rows.start * num_batches, batch_rows.stop * num_batches
         if lane == self.lanes - 1:
             high = self.rows  # the last lane has the rows left over
         first_block, last_block = np.searchsorted(ends, [low, high - 1], side="right")
         first = low
-        for number, block in enumerate(range(first_block, last_block + 1, self.window_blocks)):
+        for number, block in enumerate(range(first_block, last_block + 1, window_blocks)):
             ranges = []
-            for index in range(block, min(block + self.window_blocks, last_block + 1)):
+            for index in range(block, min(block + window_blocks, last_block + 1)):
                 begin = ends[index] - (stops[index] - starts[index])
                 skipped, beyond = max(low - begin, 0), max(ends[index] - high, 0)
                 ranges.append((int(starts[index] + skipped), int(stops[index] - beyond)))
@@ -523,7 +482,7 @@ class SplitReader:
         self.dense_names = list(manifest.schema["dense"])
         self._config, self._rank, self._world_size, self._drop_last = config, rank, world_size, drop_last
         self._micro_batch = micro_batch
-        self._maker = BatchMaker(root, manifest, config)
+        self._make_builder = batch_builders(root, manifest, config)
 
     def num_batches(self, global_batch_size: int) -> int:
         """Return the number of global batches in an epoch, including one of left-over rows unless it is dropped."""
@@ -531,9 +490,10 @@ class SplitReader:
 
     def train_batches(self, global_batch_size: int, seed: int, epoch: int, first: int) -> Iterator[Batch]:
         """Yield this process's parts of the epoch's global batches from number `first` on."""
-        order = self._order(self._config.shuffle_lanes, seed, epoch, self._config.shuffle)
+        config = self._config
+        order = Order(self.rows, config, config.shuffle_lanes, seed, epoch, config.shuffle)
         num_whole = self.rows // global_batch_size
-        valid = self._part(global_batch_size).valid
+        _, _, valid = self._part(global_batch_size)
         for batch in self._batches(global_batch_size, range(first, num_whole), order):
             yield replace(batch, num_valid=valid, num_global=global_batch_size)
         if max(first, num_whole) < self.num_batches(global_batch_size):
@@ -541,9 +501,8 @@ class SplitReader:
 
     def eval_batches(self, global_batch_size: int) -> Iterator[Batch]:
         """Yield every row once, in the order on disk; the last batch is padded to the size of the others."""
-        return self._batches(
-            global_batch_size, range(-(-self.rows // global_batch_size)), self._order(1, 0, 0, shuffle=False)
-        )
+        batches = range(-(-self.rows // global_batch_size))
+        return self._batches(global_batch_size, batches, Order(self.rows, self._config))
 
     def _last_batch(self, global_batch_size: int, order: Order) -> Batch:
         """Return this process's part of the rows that fill no whole batch; they come last in the last lane.
@@ -552,7 +511,7 @@ class SplitReader:
         They touch only table rows that the batch touches anyway, and have no share in the loss.
         """
         num_whole, remainder = divmod(self.rows, global_batch_size)
-        local, valid, lane = *self._part(remainder)[1:], order.lanes - 1
+        (_, local, valid), lane = self._part(remainder), order.lanes - 1
         share = range(lane * global_batch_size // order.lanes, global_batch_size)
         begin = self._rank * local
         local_rows = np.minimum(np.arange(begin, begin + local), remainder - 1) + num_whole * len(share)
@@ -561,24 +520,22 @@ class SplitReader:
             rows = local_rows[(local_rows >= window.first) & (local_rows < window.first + window.size)] - window.first
             if len(rows):
                 parts.append(self._load(order, window, rows))
-        batch = self._maker.make_builder(local).batch(join_rows(parts))
+        batch = self._make_builder(local).batch(join_rows(parts))
         return replace(batch, num_valid=valid, share=valid * self._world_size / remainder, num_global=remainder)
 
-    def _part(self, rows: int) -> "Part":
-        """Return this process's part of a global batch of this number of rows."""
+    def _part(self, rows: int) -> tuple[range, int, int]:
+        """Return this process's part of a global batch of `rows`: its rows, size with padding, and rows without it.
+
+        A part without rows of its own is padded with the batch's last row.
+        """
         local = part_size(rows, self._world_size, self._micro_batch)
         begin = self._rank * local
-        return Part(range(min(begin, rows - 1), min(begin + local, rows)), local, min(max(rows - begin, 0), local))
-
-    def _order(self, lanes: int, seed: int, epoch: int, shuffle: bool) -> Order:
-        """Return the order of an epoch's rows, in blocks and windows of the configured size."""
-        config = self._config
-        return Order(self.rows, config.shuffle_block_rows, config.shuffle_window_blocks, lanes, seed, epoch, shuffle)
+        return range(min(begin, rows - 1), min(begin + local, rows)), local, min(max(rows - begin, 0), local)
 
     def _batches(self, global_batch_size: int, batches: range, order: Order) -> Iterator[Batch]:
         """Yield this process's parts of these global batches, padded to equal size."""
         local_rows, local, _ = self._part(global_batch_size)
-        builder = self._maker.make_builder(local)
+        builder = self._make_builder(local)
         copies = np.minimum(np.arange(local), len(local_rows) - 1)  # repeats the last row if there are too few
         cuts = [lane * global_batch_size // order.lanes for lane in range(order.lanes + 1)]
         with background_thread("read") as pool:
@@ -634,24 +591,17 @@ class SplitReader:
             yield parts
 
 
-class BatchMaker:
-    """Makes batches of a dataset's rows: with one id per bag, with bags in the rows, or with bags that replace ids."""
+def batch_builders(root: Path, manifest: Manifest, config: DataConfig) -> Callable[[int], BatchBuilder]:
+    """Return a function from a batch size to the builder of such batches, padded at the end.
 
-    def __init__(self, root: Path, manifest: Manifest, config: DataConfig) -> None:
-        """Raise UserError if the configuration asks for bags that these rows cannot have."""
-        self._features, self._ragged = list(manifest.num_embeddings), manifest.ragged
-        self._tables: MultiHotTables | None = None
-        bags = config.multi_hot.bags()
-        if bags is not None:
-            if manifest.ragged:
-                raise UserError(f"data.multi_hot.sizes: {root} has multi-hot columns of its own; leave it out")
-            directory = bags_directory(root, config)
-            rows, key = list(manifest.num_embeddings.values()), "data.multi_hot.directory"
-            self._tables = MultiHotTables.open(directory, rows, bags, key)
-
-    def make_builder(self, local_batch_size: int) -> BatchBuilder:
-        """Return a builder of batches of this size, padded at the end."""
-        return BatchBuilder(self._features, local_batch_size, self._ragged, self._tables)
+    Rows have one id per bag, bags of their own, or bags that replace ids. Raise UserError for bags of both kinds.
+    """
+    bags, rows, tables = config.multi_hot.bags(), list(manifest.num_embeddings.values()), None
+    if bags is not None:
+        if manifest.ragged:
+            raise UserError(f"data.multi_hot.sizes: {root} has multi-hot columns of its own; leave it out")
+        tables = MultiHotTables.open(bags_directory(root, config), rows, bags, "data.multi_hot.directory")
+    return lambda size: BatchBuilder(list(manifest.num_embeddings), size, manifest.ragged, tables)
 
 
 class RowSplits:
@@ -659,15 +609,9 @@ class RowSplits:
 
     def __init__(self, root: Path, manifest: Manifest, data: DataConfig, train: TrainConfig) -> None:
         """Keep the settings; nothing is opened yet."""
-        self._open = partial(
-            SplitReader,
-            root,
-            manifest,
-            config=data,
-            drop_last=train.drop_last,
-            micro_batch=train.micro_batch,
-        )
+        self._arguments = root, manifest, data, train
 
     def split(self, name: str, rank: int, world_size: int) -> SplitReader:
         """Return a split as process `rank` of `world_size` reads it. Raises UserError as `SplitReader` does."""
-        return self._open(name, rank=rank, world_size=world_size)
+        root, manifest, data, train = self._arguments
+        return SplitReader(root, manifest, name, data, rank, world_size, train.drop_last, train.micro_batch)

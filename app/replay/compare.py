@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -82,26 +83,17 @@ def bitwise_difference(
     return BitwiseDifference(first, largest)
 
 
-def merged_difference(one: BitwiseDifference | None, other: BitwiseDifference | None) -> BitwiseDifference | None:
-    """Merge the differences of two parts of an array: the earlier index, the larger difference."""
-    if one is None or other is None:
-        return one or other
-    return BitwiseDifference(min(one.first, other.first), max(one.largest, other.largest))
-
-
 class ReplayDirectory(RunDirectory):
-    """A replay's directory; it remembers the curves of one of the replay's evaluations."""
+    """A replay's directory; it remembers the curves of the evaluation after `step`, if any."""
 
     is_tracked = False
 
     def __init__(self, path: Path, rank: int, step: int | None) -> None:
-        """step: of the evaluation whose curves are kept; None: keep none."""
         super().__init__(path, rank)
         self._step = step
         self.kept_curves: Curves | None = None
 
     def curves(self, compute: Callable[[], Curves]) -> Curves | None:
-        """Write curves as a run does, and keep those of the chosen step."""
         content = super().curves(compute)
         if content is not None and content.step == self._step:
             self.kept_curves = content
@@ -147,26 +139,22 @@ class ReplayComparison(Checkpointer):
         # Loading overwrites tensors in place, so it gets a copy of its own.
         recorded = stage(live)
         read_tensors(path, recorded)
-        differences: dict[str, BitwiseDifference] = {}
+        differences = []
         for before, now in zip(local_tensors(recorded), local_tensors(live), strict=True):
-            difference = bitwise_difference(_array(before.values), _array(now.values), NEAR_ZERO)
+            # NumPy lacks bfloat16, which becomes float32, value for value.
+            pair = (part.float() if part.dtype is torch.bfloat16 else part for part in (before.values, now.values))
+            difference = bitwise_difference(*(part.numpy() for part in pair), NEAR_ZERO)
             if difference is not None:
                 index = tuple(a + b for a, b in zip(before.offsets, difference.first, strict=True))
-                differences[before.path] = (
-                    merged_difference(differences.get(before.path), BitwiseDifference(index, difference.largest))
-                    or difference
-                )
-        of_ranks: list[dict[str, BitwiseDifference]] = [{} for _ in range(dist.get_world_size())]
-        dist.all_gather_object(of_ranks, differences)
-        largest: dict[str, BitwiseDifference | None] = {}
-        for rank_differences in of_ranks:
-            for name, difference in rank_differences.items():
-                largest[name] = merged_difference(largest.get(name), difference)
-        return {
-            _shorten_name(name): differing
-            for name in sorted(largest, key=_tensor_order)
-            if (differing := largest[name]) is not None
-        }
+                differences.append((before.path, BitwiseDifference(index, difference.largest)))
+        by_name: dict[str, BitwiseDifference] = {}
+        for name, difference in chain.from_iterable(self._session.runtime.gather_objects(differences)):
+            known = by_name.get(name, difference)
+            first, largest = min(known.first, difference.first), max(known.largest, difference.largest)
+            by_name[name] = BitwiseDifference(first, largest)
+        # The model's tensors come before the optimizer's, tables before dense ones.
+        names = sorted(by_name, key=lambda name: (not name.startswith("model."), TABLES not in name, name))
+        return {_shorten_name(name): by_name[name] for name in names}
 
     def report(self, losses: BitwiseDifference | None) -> Json:
         """Return the comparison for the JSON; steps count from 1."""
@@ -175,18 +163,11 @@ class ReplayComparison(Checkpointer):
         first = min(differing, default=None)
         tensors = {} if first is None else differing[first]
         return {
-            "losses": plain(losses, lambda index: {"first_step": index[0] + 1}),
+            "losses": losses and {"first_step": losses.first[0] + 1, "largest": losses.largest},
             "tensors_at_step": first,
-            "tensors": {
-                name: plain(difference, lambda index: {"first_element": index}) for name, difference in tensors.items()
-            },
+            "tensors": {name: {"first_element": index, "largest": size} for name, (index, size) in tensors.items()},
             "largest_difference": max([0.0, losses.largest if losses else 0.0, *sizes]),
         }
-
-
-def _tensor_order(name: str) -> tuple[bool, bool, str]:
-    """Return a sort key: the model's tensors before the optimizer's, tables before dense ones."""
-    return not name.startswith("model."), TABLES not in name, name
 
 
 def _shorten_name(name: str) -> str:
@@ -196,16 +177,6 @@ def _shorten_name(name: str) -> str:
     if kind == "model":
         return name_in_table.removesuffix(".weight") or name
     return "optimizer's " + (name_in_table.partition(".weight.")[2] or name.removeprefix("state.dense."))
-
-
-def _array(tensor: Tensor) -> NDArray[Any]:
-    """Convert to NumPy; bfloat16, which NumPy lacks, becomes float32, value for value."""
-    return (tensor.float() if tensor.dtype is torch.bfloat16 else tensor).numpy()
-
-
-def plain(difference: BitwiseDifference | None, describe: Callable[[tuple[int, ...]], Json]) -> Json | None:
-    """Return a difference for the JSON; `describe` names its first index."""
-    return None if difference is None else {**describe(difference.first), "largest": difference.largest}
 
 
 LAYOUT = ("image", "base_image", "world_size", "local_world_size", "num_threads", "platform", "compile")
@@ -336,15 +307,6 @@ class Replay(NamedTuple):
     keeps_scores: str | None
 
 
-class Pair(NamedTuple):
-    """The same part of both records; `where` begins with a file's name; the figures are computed over `samples`."""
-
-    where: str
-    recorded: Json
-    replayed: Json
-    samples: float = math.inf
-
-
 class Difference(NamedTuple):
     """A figure that differs: its place, its name and both values; size is infinite if rounding cannot explain it."""
 
@@ -353,18 +315,6 @@ class Difference(NamedTuple):
     recorded: object
     replayed: object
     size: float
-
-
-class RecordComparison(NamedTuple):
-    """Differences, the number of compared figures, and whether each digest of the summary equals the replay's.
-
-    lacking: files that were not compared, each with the reason.
-    """
-
-    differences: list[Difference]
-    compared: int
-    same_digests: dict[str, bool]
-    lacking: list[str]
 
 
 def read_record(directory: Path) -> Record:
@@ -388,8 +338,12 @@ def is_compared(file: str, name: str) -> bool:
     return not any(name == excluded or name.startswith(f"{excluded}.") for excluded in NOT_COMPARED[file])
 
 
-def compare_records(record: Record, replay: Replay) -> RecordComparison:
-    """Compare what a run recorded of its first `replay.steps` steps with what its replay recorded."""
+def compare_records(record: Record, replay: Replay) -> tuple[list[Difference], int, dict[str, bool], list[str]]:
+    """Compare what a run recorded of its first `replay.steps` steps with what its replay recorded.
+
+    Return the differences, the number of compared figures, whether each digest of the summary equals the replay's, and
+    the files that were not compared, each with the reason.
+    """
     differences: list[Difference] = []
     compared = 0
     for where, before, now, samples in _record_pairs(record, replay):
@@ -429,11 +383,14 @@ def compare_records(record: Record, replay: Replay) -> RecordComparison:
     elif summary is not None and recorded_summary.steps == replay.steps:
         before, now = (_plain_part(content, "digest") for content in (recorded_summary, summary))
         same_digests = {name: before.get(name) == now[name] for name in now}
-    return RecordComparison([*differences, *_score_differences(record, replay)], compared, same_digests, lacking)
+    return [*differences, *_score_differences(record, replay)], compared, same_digests, lacking
 
 
-def _record_pairs(record: Record, replay: Replay) -> Iterator[Pair]:
-    """Yield what the record and its replay have of each window, evaluation, manifest and part of the summary."""
+def _record_pairs(record: Record, replay: Replay) -> Iterator[tuple[str, Json, Json, float]]:
+    """Yield what the record and its replay have of each window, evaluation, manifest and part of the summary.
+
+    The place, which begins with a file's name, comes before both, and the samples of their figures after them.
+    """
     manifest, summary, config = record.manifest, record.summary, replay.config
     recorded, repeated = (
         {(event.event, event.step): plain_object(event) for event in events if event.step <= replay.steps}
@@ -450,17 +407,17 @@ def _record_pairs(record: Record, replay: Replay) -> Iterator[Pair]:
     events = required | {event for event in recorded if event[0] in KINDS}
     for kind, step in sorted(events, key=lambda event: (KINDS.index(event[0]), event[1])):
         before, now = recorded.get((kind, step), {}), repeated.get((kind, step), {})
-        yield Pair(f"{METRICS}, {kind} of step {step}", before, now, _sample_count({**now, **before}))
+        yield f"{METRICS}, {kind} of step {step}", before, now, _sample_count({**now, **before})
     # `changes` compares the conditions: code, versions, hardware, environment, files and layout.
     for number, launch in enumerate(manifest.launches, start=1):
         where = MANIFEST if number == len(manifest.launches) else f"{MANIFEST}, launch {number}"
         before, now = (plain_object(content) for content in (launch, replay.record.manifest))
         shared = [key for key in ("format", "dataset", "seeds", "tables") if key in before or key in now]
-        yield Pair(where, {key: before.get(key) for key in shared}, {key: now.get(key) for key in shared})
+        yield where, {key: before.get(key) for key in shared}, {key: now.get(key) for key in shared}, math.inf
     repeated_summary = replay.record.summary
     if summary is None or summary.status == "failed" or repeated_summary is None:
         return
-    yield Pair(f"{SUMMARY}, events", {**summary.events}, {**Counter(event.event for event in record.events)})
+    yield f"{SUMMARY}, events", {**summary.events}, {**Counter(event.event for event in record.events)}, math.inf
     evaluated = record.evaluated(replay.steps)
     # A run that is stopped in its last evaluation is interrupted, though no step is left.
     is_stopped = summary.status == "interrupted" and replay.steps not in evaluated
@@ -468,7 +425,7 @@ def _record_pairs(record: Record, replay: Replay) -> Iterator[Pair]:
     status = "interrupted" if is_stopped else replay.status
     now = {"steps": replay.steps, "samples": repeated_summary.samples, "status": status}
     now["world_size"] = manifest.world_size
-    yield Pair(SUMMARY, {name: getattr(summary, name) for name in names}, now)
+    yield SUMMARY, {name: getattr(summary, name) for name in names}, now, math.inf
     # Figures of a run that went further than the replay describe other steps.
     if summary.steps != replay.steps:
         return
@@ -494,8 +451,8 @@ def _record_pairs(record: Record, replay: Replay) -> Iterator[Pair]:
     samples = _sample_count(_plain_part(summary, "last"))
     for part, content in replayed.items():
         now = plain_object(content) if content is not None else {}
-        yield Pair(f"{SUMMARY}, {part}", _plain_part(summary, part), now, samples)
-    yield Pair(f"{SUMMARY}, tables", _plain_part(summary, "tables"), tables)
+        yield f"{SUMMARY}, {part}", _plain_part(summary, part), now, samples
+    yield f"{SUMMARY}, tables", _plain_part(summary, "tables"), tables, math.inf
 
 
 def _plain_part(summary: Summary, name: str) -> Json:

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from app.config.kinds import METRICS
 from app.data.batch import Batch, RowArrays
-from app.data.split import BatchMaker, verify_splits
-from app.metrics.documents import EvaluationFigures
+from app.data.split import batch_builders, verify_splits
 from app.training.predictor import Predictor
 from common.documents import Json, plain_object
 from common.errors import UserError
@@ -46,13 +45,6 @@ def ignored_columns(candidates: NewRows, columns: Sequence[str], spare: Sequence
         if name not in candidates.columns:
             raise UserError(f"{candidates.name}: no column {name}; the model reads {', '.join(columns)}")
     return [name for name in candidates.columns if name not in columns and name not in spare]
-
-
-def row_names(candidates: NewRows, id_column: str) -> list[str]:
-    """Return the candidates' names: their ids, or their numbers from 1."""
-    if id_column in candidates.columns:
-        return candidates.texts(id_column)
-    return [str(row) for row in range(1, len(candidates.numbers) + 1)]
 
 
 ALL = "all"  # candidates=all: every item in a log of events
@@ -113,16 +105,12 @@ def rank(
     """
     best = order[np.argsort(-logits[order], kind="stable")].tolist()
     unknown_names = [[name for name, is_unknown in zip(features, row, strict=True) if is_unknown] for row in unknown]
+    numbered = list(enumerate(best, start=1))
     if not has_clicks:
-        return [
-            RankedNumber(number, names[i], float(logits[i]), unknown_names[i]) for number, i in enumerate(best, start=1)
-        ]
+        return [RankedNumber(number, names[i], float(logits[i]), unknown_names[i]) for number, i in numbered]
     shown = logits.astype(np.float64) + correction
     clicks = probabilities(shown)
-    return [
-        Ranked(number, names[i], float(clicks[i]), float(shown[i]), unknown_names[i])
-        for number, i in enumerate(best, start=1)
-    ]
+    return [Ranked(number, names[i], float(clicks[i]), float(shown[i]), unknown_names[i]) for number, i in numbered]
 
 
 def probabilities(logits: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -169,11 +157,8 @@ def parse(encoder: Encoder, rows: NewRows, id_column: str = "") -> ParsedRows:
     """Parse the columns that the model reads; log the columns it ignores, except ids and labels."""
     columns = encoder.input_columns
     if ignored := ignored_columns(rows, columns, spare=(id_column, encoder.schema.label)):
-        log.info(
-            "%s: the model does not read %s",
-            rows.name,
-            ", ".join(name or "a column without a name" for name in ignored),
-        )
+        names = ", ".join(name or "a column without a name" for name in ignored)
+        log.info("%s: the model does not read %s", rows.name, names)
     return encoder.parse_columns(rows.columns, rows.name, rows.numbers)
 
 
@@ -186,16 +171,19 @@ class RowScorer:
 
     def scored(self, rows: NewRows, block: ParsedRows, id_column: str) -> Scored:
         """Return everything that a ranking of parsed rows needs."""
-        # Equal scores are ranked in an order that does not depend on the order in the file.
-        encoder, order = self.encoder, _canonical_order(rows, self.encoder)
-        unknown = encoder.unknown(block)
-        return Scored(row_names(rows, id_column), self.logits(block, order), order, unknown, encoder.features, {})
+        # Equal scores are ranked by their features' text, which does not depend on the order in the file.
+        columns = [list(map(str, rows.values(name))) for name in self.encoder.input_columns]
+        numbers = range(len(rows.numbers))
+        order = np.array(sorted(numbers, key=lambda row: [column[row] for column in columns]), np.int64)
+        names = rows.texts(id_column) if id_column in rows.columns else [str(row + 1) for row in numbers]
+        unknown = self.encoder.unknown(block)
+        return Scored(names, self.logits(block, order), order, unknown, self.encoder.features, {})
 
     def logits(self, block: ParsedRows, order: NDArray[np.int64] | None = None) -> NDArray[np.float32]:
         """Return logits [n] of parsed rows in their own order; `order` [n]: the order in which to compute them."""
         rows, scorer = to_row_arrays(self.encoder.encode(block)), self.predictor
         order = np.arange(len(rows.labels)) if order is None else order
-        make = BatchMaker(scorer.root, scorer.manifest, scorer.config.data).make_builder(PIECE_ROWS)
+        make = batch_builders(scorer.root, scorer.manifest, scorer.config.data)(PIECE_ROWS)
         starts = range(0, len(order), PIECE_ROWS)
         pieces = (make.batch(rows.take(order[start : start + PIECE_ROWS])) for start in starts)
         logits = np.empty(len(order), np.float32)
@@ -207,13 +195,6 @@ class RowScorer:
 def to_row_arrays(block: EncodedBlock) -> RowArrays:
     """Return encoded rows in the form that batches are made from."""
     return RowArrays(block.labels.astype(np.float32), block.dense, block.sparse, block.bags, block.weights)
-
-
-def _canonical_order(rows: NewRows, encoder: Encoder) -> NDArray[np.int64]:
-    """Return the rows' order by their features' text, [n]; it does not depend on the order they came in."""
-    columns = [list(map(str, rows.values(name))) for name in encoder.input_columns]
-    order = sorted(range(len(rows.numbers)), key=lambda row: [column[row] for column in columns])
-    return np.array(order, np.int64)
 
 
 def require_finite(logits: NDArray[np.float32]) -> None:
@@ -287,12 +268,17 @@ class LabelledRows:
                 lambda: verify_splits(scorer.root, scorer.manifest, [own_split], scorer.config.data)
             )
             own = scorer.evaluate(own_split, corrected=corrected).figures
+        differences = {}
+        for name in METRICS:
+            here, there = new.figure(name), own.figure(name) if own else None
+            if here is not None and there is not None:
+                differences[name] = here - there
         return {
             **plain_object(new),
             "step": step,
             "unknown": self.unknown,
             "own": own and {**plain_object(own), "step": step},
-            "difference": own and _differences(new, own),
+            "difference": own and differences,
         }
 
 
@@ -302,22 +288,12 @@ class EvaluatedRows:
     def __init__(self, arrays: RowArrays, scorer: Predictor) -> None:
         self.rows = len(arrays.labels)
         self._arrays, self._runtime = arrays, scorer.runtime
-        self._maker = BatchMaker(scorer.root, scorer.manifest, scorer.config.data)
+        self._make_builder = batch_builders(scorer.root, scorer.manifest, scorer.config.data)
 
     def eval_batches(self, global_batch_size: int) -> Iterator[Batch]:
         """Yield this process's parts of global batches, padded to equal size."""
         local_size = global_batch_size // self._runtime.world_size
-        builder, offset = self._maker.make_builder(local_size), self._runtime.rank * local_size
+        builder, offset = self._make_builder(local_size), self._runtime.rank * local_size
         # All processes yield equally many batches, even empty ones, since to score them is a collective call.
         for start in range(offset, self.rows + offset, global_batch_size):
             yield builder.batch(self._arrays.part(min(start, self.rows), min(start + local_size, self.rows)))
-
-
-def _differences(new: EvaluationFigures, own: EvaluationFigures) -> dict[str, float]:
-    """Return new minus own for each metric that both have."""
-    pairs = {name: (new.figure(name), own.figure(name)) for name in METRICS}
-    return {
-        name: new_value - own_value
-        for name, (new_value, own_value) in pairs.items()
-        if new_value is not None and own_value is not None
-    }

@@ -9,7 +9,7 @@ import yaml
 
 from app.config.data import DataConfig, MultiHotConfig
 from app.data import prepare
-from app.data.split import BatchMaker
+from app.data.split import batch_builders
 from common.compose import convert
 from common.errors import UserError
 from common.keys import flat_values, keys_of, refuse, to_plain
@@ -211,7 +211,7 @@ def test_bags_that_are_in_the_shards_are_not_made_again(tmp_path: Path) -> None:
     assert job.data.multi_hot.bags() is None  # a run makes the bags while it reads
     config = agreed(tmp_path / "out", multi_hot__sizes="mlperf_v2")
     message = r"data\.multi_hot\.sizes: .* multi-hot columns of its own; leave it out"
-    refused(message, BatchMaker, tmp_path / "out", load_manifest(tmp_path / "out"), config)
+    refused(message, batch_builders, tmp_path / "out", load_manifest(tmp_path / "out"), config)
 
 
 def test_resources_may_change(rows: Path) -> None:

@@ -69,12 +69,12 @@ def faults(run: Path, replay: Replay) -> list[str]:
     """Differences that verify finds in a record, compared with this replay."""
     try:
         record = read_record(run)
-        comparison = compare_records(record, replay)
+        differences, _, same_digests, _ = compare_records(record, replay)
     except UserError as error:
         return [str(error)]
-    digests = [f"digest of {name}" for name, same in comparison.same_digests.items() if not same]
+    digests = [f"digest of {name}" for name, same in same_digests.items() if not same]
     return [
-        *map(str, comparison.differences),
+        *map(str, differences),
         *digests,
         *changes(launches_of(record.manifest), replay.record.manifest)[0],
     ]
