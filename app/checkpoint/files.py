@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
-import msgspec
 import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
@@ -36,12 +35,6 @@ class Layout(OpenDocument, kw_only=True):
     platform: str
     sharding: str
     compile: str
-
-
-class WithFormat(msgspec.Struct):
-    """Part of a state that every version writes."""
-
-    format: int
 
 
 class SavedState(OpenDocument, kw_only=True):
@@ -156,18 +149,23 @@ def newest_undamaged(directory: Path) -> tuple[Path | None, list[str]]:
     Raises:
         OtherFormatError: another version wrote one of them. A run that skipped it would start over and remove it.
     """
-    skipped = []
+    skipped: list[str] = []
     for checkpoint in reversed(whole_checkpoints(directory)):
-        try:
-            verify(checkpoint)
-        # An OtherFormatError is a UserError, too, but says nothing about damage.
-        except OtherFormatError:
-            raise
-        except UserError as error:
-            skipped.append(str(error))
-        else:
+        if (damage := damage_of(checkpoint)) is None:
             return checkpoint, skipped
+        skipped.append(damage)
     return None, skipped
+
+
+def damage_of(checkpoint: Path) -> str | None:
+    """Return what `verify` says against a checkpoint. Raises OtherFormatError, which says nothing about damage."""
+    try:
+        verify(checkpoint)
+    except OtherFormatError:
+        raise
+    except UserError as error:
+        return str(error)
+    return None
 
 
 def verify(checkpoint: Path) -> None:
@@ -179,11 +177,10 @@ def verify(checkpoint: Path) -> None:
     for name, expected in read_state(checkpoint).files.items():
         path = checkpoint / name
         try:
-            damaged = path.stat().st_size != expected.bytes or digest_file(path) != expected
+            if path.stat().st_size != expected.bytes or digest_file(path) != expected:
+                raise UserError(f"{path}: damaged: its size or digest is not the recorded one")
         except OSError as error:
             raise UserError(f"{path}: checkpoint file not readable ({error.strerror})") from error
-        if damaged:
-            raise UserError(f"{path}: damaged: its size or digest is not the recorded one")
 
 
 def read(checkpoint: Path) -> CheckpointState:
@@ -241,7 +238,7 @@ def read_state(checkpoint: Path) -> SavedState:
         if (checkpoint / STATE_SUM).read_bytes() != checksum_line(content):
             raise _damage_error(path, f"it does not fit its checksum in {STATE_SUM}")
         # The format is checked before all other keys, since another format may have other keys.
-        written = decode(content, WithFormat).format
+        written = decode(content, Json).get("format", FORMAT)
         if written != FORMAT:
             raise OtherFormatError(
                 f"{path}: format {written}, and this version reads {FORMAT}; use the version that wrote it, or train "
@@ -255,7 +252,6 @@ def read_state(checkpoint: Path) -> SavedState:
 
 
 def _damage_error(path: Path, reason: object) -> UserError:
-    """Return the error for a damaged file or checkpoint."""
     return UserError(f"{path}: damaged ({reason}); remove the checkpoint to use another")
 
 
@@ -271,16 +267,21 @@ def choose(config: CheckpointConfig, checkpoints: Path) -> str | None:
         log.info("resume: torchrun restarted the job, so checkpoint.resume=auto instead of %s", choice)
         choice = "auto"
     if choice == "never":
-        _require_overwrite(config, whole_checkpoints(checkpoints))
-        return None
-    if choice == "auto":
-        path, skipped = newest_undamaged(checkpoints)
+        directory, obsolete = None, whole_checkpoints(checkpoints)
+    elif choice == "auto":
+        directory, skipped = newest_undamaged(checkpoints)
         for reason in skipped:
             log.warning("resume: skipped %s", reason)
-        return None if path is None else str(path)
-    directory = choose_start(choice)
-    _require_overwrite(config, _not_before(checkpoints, directory))
-    return str(directory)
+        obsolete = []
+    else:
+        directory = choose_start(choice)
+        obsolete = _not_before(checkpoints, directory)
+    if obsolete and not config.overwrite:
+        raise UserError(
+            f"checkpoint.resume={config.resume}: would remove {', '.join(path.name for path in obsolete)} in "
+            f"{obsolete[0].parent}; give another run.name, or checkpoint.overwrite=true to remove them"
+        )
+    return None if directory is None else str(directory)
 
 
 def choose_start(choice: str) -> Path:
@@ -295,15 +296,6 @@ def choose_start(choice: str) -> Path:
     return directory
 
 
-def _require_overwrite(config: CheckpointConfig, obsolete: list[Path]) -> None:
-    """Raise UserError if checkpoints would be removed and checkpoint.overwrite does not allow it."""
-    if obsolete and not config.overwrite:
-        raise UserError(
-            f"checkpoint.resume={config.resume}: would remove {', '.join(path.name for path in obsolete)} in "
-            f"{obsolete[0].parent}; give another run.name, or checkpoint.overwrite=true to remove them"
-        )
-
-
 def _not_before(checkpoints: Path, start: Path) -> list[Path]:
     """Return this run's checkpoints that are later than `start`, or all of them if `start` is another run's."""
     is_same_run = start.parent.resolve() == checkpoints.resolve()
@@ -312,16 +304,10 @@ def _not_before(checkpoints: Path, start: Path) -> list[Path]:
 
 def undamaged_checkpoints(run: Path) -> list[Path]:
     """Return a run's complete and undamaged checkpoints, oldest first; warn of the others."""
-    good = []
-    for path in whole_checkpoints(run / CHECKPOINTS):
-        try:
-            verify(path)
-            good.append(path)
-        except OtherFormatError:
-            raise
-        except UserError as error:
-            log.warning("checkpoint: skipped %s", error)
-    return good
+    found = {path: damage_of(path) for path in whole_checkpoints(run / CHECKPOINTS)}
+    for damage in filter(None, found.values()):
+        log.warning("checkpoint: skipped %s", damage)
+    return [path for path, damage in found.items() if damage is None]
 
 
 def find_checkpoint(run: Path, choice: str | None) -> str:
@@ -338,7 +324,12 @@ def find_checkpoint(run: Path, choice: str | None) -> str:
             # Nobody has asked for the best, so a damaged one gives way to the last.
             log.warning("checkpoint: skipped the best: %s", error)
     if choice in (None, LAST, LATEST):
-        return str(_last(run))
+        path, skipped = newest_undamaged(checkpoints)
+        if path is None:
+            raise UserError("; ".join(skipped) or f"run={run}: no complete checkpoint yet; train it first")
+        for reason in skipped:
+            log.warning("checkpoint: skipped %s", reason)
+        return str(path)
     if choice == BEST:
         checkpoint = pointed_to(checkpoints, BEST)
         if checkpoint is None:
@@ -358,16 +349,6 @@ def find_checkpoint(run: Path, choice: str | None) -> str:
     return str(checkpoint)
 
 
-def _last(run: Path) -> Path:
-    """Return the newest checkpoint that is not damaged; warn of newer ones. Raises UserError if there is none."""
-    path, skipped = newest_undamaged(run / CHECKPOINTS)
-    if path is None:
-        raise UserError("; ".join(skipped) or f"run={run}: no complete checkpoint yet; train it first")
-    for reason in skipped:
-        log.warning("checkpoint: skipped %s", reason)
-    return path
-
-
 def remove_later(checkpoints: Path, start: Path, best_step: int | None) -> None:
     """Remove this run's checkpoints that are later than its own `start`.
 
@@ -377,6 +358,5 @@ def remove_later(checkpoints: Path, start: Path, best_step: int | None) -> None:
     for path in _not_before(checkpoints, start):
         log.info("resume: removing %s, which is later than %s", path, start)
         remove(path)
-    best = None if best_step is None else checkpoint_name(best_step)
-    has_best = best in [path.name for path in whole_checkpoints(checkpoints)]
-    point_to_best(checkpoints, best if has_best else None)
+    best = [path.name for path in whole_checkpoints(checkpoints) if path.name == checkpoint_name(best_step or 0)]
+    point_to_best(checkpoints, best[0] if best else None)

@@ -13,10 +13,11 @@ import pickle
 import resource
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from enum import Enum
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,36 +47,14 @@ METADATA = ".metadata"
 # Unpickling can call anything that can be imported, so all names are refused but those of a usual checkpoint.
 ALLOWED_MODULES = ("torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem")
 ALLOWED_NAMES = {
-    ("pathlib", "PosixPath"),
-    ("pathlib", "PurePosixPath"),
-    ("collections", "OrderedDict"),
-    ("torch", "Size"),
-    ("torch", "float32"),
-    ("torch", "float16"),
-    ("torch", "bfloat16"),
-    ("torch", "int64"),
-    ("torch", "int32"),
+    *(("torch", name) for name in ("Size", "float32", "float16", "bfloat16", "int64", "int32")),
+    *(("pathlib", "PosixPath"), ("pathlib", "PurePosixPath"), ("collections", "OrderedDict")),
     ("torch.serialization", "_get_layout"),
 }
 ALLOWED_KINDS = {
-    "Metadata",
-    "TensorStorageMetadata",
-    "BytesStorageMetadata",
-    "ChunkStorageMetadata",
-    "TensorProperties",
-    "MetadataIndex",
-    "StorageMeta",
-    "_MEM_FORMAT_ENCODING",
-    "_StorageInfo",
-    "_StoragePrefix",
+    *("Metadata", "TensorStorageMetadata", "BytesStorageMetadata", "ChunkStorageMetadata", "TensorProperties"),
+    *("MetadataIndex", "StorageMeta", "_MEM_FORMAT_ENCODING", "_StorageInfo", "_StoragePrefix"),
 }
-
-
-def _enum_member(kind: Any, name: str) -> Any:
-    """Return an enum's member, the only allowed getattr: early Python 3.11 (Debian 12's too) pickles members so."""
-    if isinstance(kind, type) and issubclass(kind, Enum) and name in kind.__members__:
-        return kind[name]
-    raise pickle.UnpicklingError(f"it contains {name} of {kind}, which no checkpoint of Clickwork contains")
 
 
 class SafeReader(FileSystemReader):
@@ -123,10 +102,17 @@ class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         """Return what a pickle names. Raises UnpicklingError for a name that is not allowed."""
         if (module, name) == ("builtins", "getattr"):
-            return _enum_member
+            return self._enum_member
         if (module, name) in ALLOWED_NAMES or (module in ALLOWED_MODULES and name in ALLOWED_KINDS):
             return super().find_class(module, name)
         raise pickle.UnpicklingError(f"it contains {module}.{name}, which no checkpoint of Clickwork contains")
+
+    @staticmethod
+    def _enum_member(kind: Any, name: str) -> Any:
+        """Return an enum's member, the only allowed getattr: early Python 3.11 (Debian 12's too) pickles members so."""
+        if isinstance(kind, type) and issubclass(kind, Enum) and name in kind.__members__:
+            return kind[name]
+        raise pickle.UnpicklingError(f"it contains {name} of {kind}, which no checkpoint of Clickwork contains")
 
 
 COPY_BYTES = 1 << 26  # size of a page-locked buffer; larger tensors come from the device block by block
@@ -143,11 +129,11 @@ def stage(tensors: Any) -> Any:
         return type(tensors)(stage(value) for value in tensors)
     if isinstance(tensors, ShardedTensor):
         # A sharded tensor with copies of this process's shards in host memory.
-        shards = [
-            Shard(_copy_to_host(shard.tensor), _place_on_host(shard.metadata)) for shard in tensors.local_shards()
-        ]
-        metadata = copy.deepcopy(tensors.metadata())
-        metadata.shards_metadata = [_place_on_host(shard) for shard in metadata.shards_metadata]
+        local, metadata = tensors.local_shards(), copy.deepcopy(tensors.metadata())
+        shards = [Shard(_copy_to_host(shard.tensor), copy.deepcopy(shard.metadata)) for shard in local]
+        for place in [*metadata.shards_metadata, *(shard.metadata for shard in shards)]:
+            assert place.placement is not None
+            place.placement._device = torch.device("cpu")
         # This constructor takes the local shards as they are, without an exchange between the processes.
         return ShardedTensor._init_from_local_shards_and_global_metadata(
             shards, sharded_tensor_metadata=metadata, process_group=tensors._process_group
@@ -205,19 +191,17 @@ def first_not_finite(tensors: Any) -> str | None:
 
 
 def _copy_to_host(tensor: Tensor) -> Tensor:
-    """Return a copy in host memory, of a tensor on any device."""
+    """Return a copy in pageable host memory, of a tensor on any device."""
     tensor = tensor.detach()
     if tensor.device.type == "cpu":
         # A copy, even on the CPU: training changes the tensors in place while the thread writes.
         return tensor.clone()
-    return tensor.cpu() if tensor.nbytes <= COPY_BYTES else _copy_in_blocks(tensor.contiguous())
-
-
-def _copy_in_blocks(tensor: Tensor) -> Tensor:
-    """Copy a device's tensor to pageable host memory by two page-locked buffers: one is filled, the other emptied."""
+    if tensor.nbytes <= COPY_BYTES:
+        return tensor.cpu()
+    tensor, size = tensor.contiguous(), COPY_BYTES // tensor.itemsize
     copy = torch.empty(tensor.shape, dtype=tensor.dtype)
-    size = COPY_BYTES // tensor.itemsize
-    # Page-locked memory cannot be swapped, so two buffers of it serve tensors of any size.
+    # Page-locked memory cannot be swapped, so two buffers of it serve tensors of any size: one is filled, the other
+    # emptied.
     buffers = [torch.empty(size, dtype=tensor.dtype, pin_memory=True) for _ in range(2)]
     arrived = [torch.cuda.Event() for _ in buffers]
     sources, targets = tensor.view(-1).split(size), copy.view(-1).split(size)
@@ -230,13 +214,6 @@ def _copy_in_blocks(tensor: Tensor) -> Tensor:
             arrived[(block - 1) % 2].synchronize()
             target.copy_(buffers[(block - 1) % 2][: len(target)])
     return copy
-
-
-def _place_on_host(metadata: Any) -> Any:
-    """Return a copy of a shard's metadata that places it in host memory."""
-    metadata = copy.deepcopy(metadata)
-    metadata.placement._device = torch.device("cpu")
-    return metadata
 
 
 def load_tensors(checkpoint: Path, model: DistributedModelParallel, optimizer: CombinedOptimizer | None) -> None:
@@ -388,106 +365,79 @@ class Saver:
             self._thread.shutdown()
 
     def _fits_in_memory(self, size: int) -> bool:
-        """Return whether host memory suffices for a copy of `size` bytes; log a warning the first time it does not."""
         # All processes of a machine make their copies at the same time.
         enough = size * self._local_world_size < host_bytes_available()
         if not enough and not self._warned_of_memory:
-            self._warned_of_memory = True
+            self._warned_of_memory, gib = True, size / 2**30
             log.warning(
-                "checkpoint: not enough host memory for a copy of %.1f GiB; training waits for each checkpoint",
-                size / 2**30,
+                "checkpoint: not enough host memory for a copy of %.1f GiB; training waits for each checkpoint", gib
             )
         return enough
 
     def mark_best(self, step: int) -> None:
         """Let `best` name this step's saved checkpoint, once it is complete. A collective call."""
         self.wait()
-        failure = None
-        if dist.get_rank() == 0:
-            try:
-                files.point_to_best(self._directory, files.checkpoint_name(step))
-                files.prune(self._directory, self._keep)
-            except OSError as error:
-                failure = str(_write_error(self._directory / files.BEST, error))
-        self._agree(failure)
+
+        def mark() -> None:
+            files.point_to_best(self._directory, files.checkpoint_name(step))
+            files.prune(self._directory, self._keep)
+
+        self._together(self._directory / files.BEST, mark, everywhere=False)
 
     def _write(self, step: int, tensors: dict[str, Any], saved: CheckpointState, best: bool) -> WrittenCheckpoint:
         """Write a whole checkpoint, or nothing; every process gets the same outcome."""
-        began, final = time.perf_counter(), self._directory / files.checkpoint_name(step)
+        began, rank, final = time.perf_counter(), dist.get_rank(), self._directory / files.checkpoint_name(step)
         part = final.with_suffix(PART)
+
+        def begin() -> None:
+            if path := first_not_finite(tensors):
+                raise UserError(
+                    f"step {step}: {path} is not finite; lower optimizer.lr (optimizer.sparse_lr, if it is set); not "
+                    "saved, earlier checkpoints stay as they were"
+                )
+            if rank == 0:
+                # Leftovers of killed saves take space, and their names would be in the way.
+                for leftover in (*self._directory.glob("*" + PART), *self._directory.glob("*" + OLD)):
+                    shutil.rmtree(leftover)
+                part.mkdir(parents=True)
+
+        def digest_own_files() -> dict[str, FileDigest]:
+            # The names of torch's files begin with the rank that writes them.
+            return {path.name: digest_file(path) for path in sorted(part.glob(f"__{rank}_*"))}
+
+        def publish() -> None:
+            # Network file systems may show files late, and all must be whole before the directory gets its name.
+            require_whole(part, digests)
+            files.publish(part, final, saved, digests)
+            if best:
+                files.point_to_best(self._directory, final.name)
+            # The new checkpoint has its name before old ones are removed, so that one is whole at any time.
+            files.prune(self._directory, self._keep)
+
         try:
-            self._write_part(step, part, tensors)
-            failure, digests = self._digest_files_of_rank(part)
+            # All processes agree before the first byte is written, so that no file of a refused step is left.
+            self._together(part, begin)
+            try:
+                writer = _PathlessWriter(part)
+                dcp.save(tensors, checkpoint_id=part, storage_writer=writer, process_group=self._group)
+            except (CheckpointException, OSError) as error:  # CheckpointException, a BaseException, comes to all
+                raise _write_error(part, error) from error
             # Each process hashes the files that it wrote, so that the hashing is divided, too.
-            digests_by_rank = self._agree(failure, digests)
-            all_digests = {name: digest for of_rank in digests_by_rank for name, digest in of_rank.items()}
-            self._agree(self._publish(part, final, saved, all_digests, best))
+            digests = dict(chain.from_iterable(own.items() for own in self._together(part, digest_own_files)))
+            self._together(part, publish, everywhere=False)
         except UserError:
-            if dist.get_rank() == 0:
+            if rank == 0:
                 shutil.rmtree(part, ignore_errors=True)  # the files so far may fill the disk
             raise
         return WrittenCheckpoint(final, step, time.perf_counter() - began)
 
-    def _write_part(self, step: int, part: Path, tensors: dict[str, Any]) -> None:
-        """Write the tensors to the directory `part`. Raises UserError on all processes, also for a value not finite."""
-        fault = None
-        if path := first_not_finite(tensors):
-            fault = (
-                f"step {step}: {path} is not finite; lower optimizer.lr (optimizer.sparse_lr, if it is set); not "
-                "saved, earlier checkpoints stay as they were"
-            )
-        # All processes agree before the first byte is written, so that no file of a refused step is left.
-        self._agree(fault or self._make_part_directory(part))
+    def _together(self, path: Path, action: Callable[[], Any], everywhere: bool = True) -> list[Any]:
+        """Call `action` on all processes, or on rank 0, and return its values; all raise UserError if one fails."""
+        failure = value = None
         try:
-            writer = _PathlessWriter(part)
-            dcp.save(tensors, checkpoint_id=part, storage_writer=writer, process_group=self._group)
-        except (CheckpointException, OSError) as error:  # CheckpointException is a BaseException; all processes get it
-            raise _write_error(part, error) from error
-
-    def _digest_files_of_rank(self, part: Path) -> tuple[str | None, dict[str, FileDigest]]:
-        """Return an error message, if any, and size and digest of each file that this process wrote, by name."""
-        try:
-            # The names of torch's files begin with the rank that writes them.
-            files_of_rank = sorted(part.glob(f"__{dist.get_rank()}_*"))
-            return None, {path.name: digest_file(path) for path in files_of_rank}
-        except OSError as error:
-            return str(_write_error(part, error)), {}
-
-    def _make_part_directory(self, part: Path) -> str | None:
-        """Remove what killed saves left, and make the empty directory `part`, on rank 0.
-
-        Return an error message, if any.
-        """
-        if dist.get_rank() == 0:
-            try:
-                # The leftovers take space, and their names would be in the way.
-                for leftover in (*self._directory.glob("*" + PART), *self._directory.glob("*" + OLD)):
-                    shutil.rmtree(leftover)
-                part.mkdir(parents=True)
-            except OSError as error:
-                return str(_write_error(part, error))
-        return None
-
-    def _publish(
-        self, part: Path, final: Path, saved: CheckpointState, digests: dict[str, FileDigest], best: bool
-    ) -> str | None:
-        """Publish the checkpoint and prune old ones, on rank 0. Return an error message, if any."""
-        if dist.get_rank() == 0:
-            try:
-                # Network file systems may show files late, and all must be whole before the directory gets its name.
-                if fault := _missing_files(part, digests):
-                    return fault
-                files.publish(part, final, saved, digests)
-                if best:
-                    files.point_to_best(self._directory, final.name)
-                # The new checkpoint has its name before old ones are removed, so that one is whole at any time.
-                files.prune(self._directory, self._keep)
-            except OSError as error:
-                return str(_write_error(part, error))
-        return None
-
-    def _agree(self, failure: str | None, value: Any = None) -> list[Any]:
-        """Return every process's value. Raises UserError on all processes if one reports a failure."""
+            value = action() if everywhere or dist.get_rank() == 0 else None
+        except (OSError, UserError) as error:
+            failure = str(error if isinstance(error, UserError) else _write_error(path, error))
         gathered: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(gathered, (failure, value), group=self._group)
         for message, _ in gathered:
@@ -496,34 +446,28 @@ class Saver:
         return [value_of_rank for _, value_of_rank in gathered]
 
 
-def _missing_files(part: Path, digests: dict[str, FileDigest]) -> str | None:
-    """Return an error message if other processes' files are still not whole on this machine after a while."""
+def require_whole(part: Path, digests: dict[str, FileDigest]) -> None:
+    """Raise UserError if other processes' files are still not whole on this machine after a while."""
 
     def unfinished_files() -> list[str]:
-        """Return the names of files that are missing here, or still too short."""
         sizes = {path.name: path.stat().st_size for path in part.iterdir()}
         return [name for name, digest in digests.items() if sizes.get(name) != digest.bytes]
 
-    if environment.wait_until(lambda: not unfinished_files()):
-        return None
-    return (
-        f"{part}: the checkpoint was not written: {', '.join(unfinished_files()[:1])}, which another process has "
-        f"written, is not whole on this machine after {environment.SHARED_SECONDS:.0f} s; give run.dir on a file "
-        "system that all machines share"
-    )
+    if not environment.wait_until(lambda: not unfinished_files()):
+        raise UserError(
+            f"{part}: the checkpoint was not written: {', '.join(unfinished_files()[:1])}, which another process has "
+            f"written, is not whole on this machine after {environment.SHARED_SECONDS:.0f} s; give run.dir on a file "
+            "system that all machines share"
+        )
 
 
 def _write_error(part: Path, error: BaseException) -> UserError:
     """Return the error for a checkpoint that could not be written to `part`."""
-    return UserError(f"{part}: the checkpoint was not written: {_write_error_reason(part, error)}")
-
-
-def _write_error_reason(part: Path, error: BaseException) -> str:
-    """Return why a file could not be written; errors of torch's archive writer tell only positions in the file."""
-    line = last_line(str(error), type(error).__name__)
-    if not any(sign in line for sign in SHORT_WRITE):
-        return line
-    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
-    if limit != resource.RLIM_INFINITY:
-        return f"a file may have {format_bytes(limit)} at most here; raise that limit (ulimit -f)"
-    return f"no space left on device ({format_bytes(shutil.disk_usage(part.parent).free)} free)"
+    reason = last_line(str(error), type(error).__name__)
+    # Errors of torch's archive writer tell only positions in the file.
+    if any(sign in reason for sign in SHORT_WRITE):
+        limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+        reason = f"no space left on device ({format_bytes(shutil.disk_usage(part.parent).free)} free)"
+        if limit != resource.RLIM_INFINITY:
+            reason = f"a file may have {format_bytes(limit)} at most here; raise that limit (ulimit -f)"
+    return UserError(f"{part}: the checkpoint was not written: {reason}")

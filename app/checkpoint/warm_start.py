@@ -5,7 +5,7 @@ are translated by the vocabularies of both datasets: a row is taken where its va
 its initial values where the value is new. Row 0, of values without an id, is taken too.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -135,11 +135,14 @@ def load(
     reader = SafeReader(source.checkpoint)
     metadata: dict[str, Any] = {**reader.read_metadata().state_dict_metadata}
     tensors = tensors_of(model, optimizer)
-    equal, translated = set[str](), dict[str, NDArray[np.int64]]()
-    for name, shape in sorted(_shapes(tensors), key=lambda item: TABLES not in item[0]):
+    equal, translated = dict[str, Any](), dict[str, NDArray[np.int64]]()
+    for name, tensor in sorted(_whole_tensors(tensors), key=lambda item: TABLES not in item[0]):
+        shape = tuple(tensor.size())
         stored = tuple(metadata[name].size) if name in metadata else None
         table = name.partition(TABLES)[2].partition(".weight")[0]
-        if (stored is None and table) or (not table and _is_skipped(name, skipped)):
+        layer = name.removeprefix("model.").removeprefix("optimizer.state.dense.")
+        is_skipped = not table and any(layer == begin or layer.startswith(f"{begin}.") for begin in skipped)
+        if (stored is None and table) or is_skipped:
             continue
         if stored is None or stored[1:] != shape[1:] or (stored != shape and table not in rows):
             raise UserError(
@@ -148,8 +151,8 @@ def load(
         if table in rows:
             translated[name] = rows[table]
         else:
-            equal.add(name)
-    read_tensors(source.checkpoint, _only(tensors, equal))
+            equal[name] = tensor
+    read_tensors(source.checkpoint, equal)
     for name, places in translated.items():
         for offsets, values in reader.map_shards(name):
             for local in local_tensors(tensors):
@@ -180,31 +183,13 @@ def _take_rows(local: LocalTensor, offsets: tuple[int, ...], values: Tensor, row
         block[torch.from_numpy(taken).to(block.device)] = read.to(block.device)
 
 
-def _shapes(tensors: Any, path: str = "") -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield names and shapes of whole tensors in nested dicts."""
+def _whole_tensors(tensors: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield names and whole tensors of nested dicts."""
     if isinstance(tensors, dict):
         for key, value in tensors.items():
-            yield from _shapes(value, f"{path}.{key}" if path else str(key))
+            yield from _whole_tensors(value, f"{path}.{key}" if path else str(key))
     else:
-        yield path, tuple(tensors.size())
-
-
-def _only(tensors: dict[str, Any], names: Collection[str], path: str = "") -> dict[str, Any]:
-    """Return nested dicts with the tensors of these names alone."""
-    kept: dict[str, Any] = {}
-    for key, value in tensors.items():
-        place = f"{path}.{key}" if path else str(key)
-        if isinstance(value, dict):
-            if inner := _only(value, names, place):
-                kept[key] = inner
-        elif place in names:
-            kept[key] = value
-    return kept
-
-
-def _is_skipped(name: str, skipped: Sequence[str]) -> bool:
-    name = name.removeprefix("model.").removeprefix("optimizer.state.dense.")
-    return any(name == layer or name.startswith(f"{layer}.") for layer in skipped)
+        yield path, tensors
 
 
 def _describe_misfit(name: str, table: str, shape: tuple[int, ...], stored: tuple[int, ...] | None) -> str:

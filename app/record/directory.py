@@ -29,7 +29,15 @@ from app.checkpoint.files import CHECKPOINTS
 from app.config.app_config import AppConfig
 from app.config.kinds import ACCURACY
 from app.config.kinds import METRICS as METRIC_ROWS
-from app.metrics.documents import AnyEvent, Curves, EvaluationFigures, StepTimeHistogram, TrainEvent
+from app.metrics.documents import (
+    AnyEvent,
+    Curves,
+    EvaluationEvent,
+    EvaluationFigures,
+    StepTimeHistogram,
+    TrainEvent,
+    decode_event,
+)
 from app.record.documents import (
     CONFIG,
     CURVES,
@@ -55,7 +63,7 @@ from common import signals
 from common.cli import EXIT_DONE, EXIT_STOPPED
 from common.command import RedactingFormatter, redact
 from common.config_file import quote_literally
-from common.documents import decode, encode, plain_object, read_document
+from common.documents import encode, plain_object, read_document
 from common.errors import UserError
 from common.extensions import FilesBesideRun, rows_of_extensions
 from common.files import write_atomically
@@ -66,25 +74,10 @@ log = logging.getLogger("clickwork")
 # First the five columns of AMD's process_training_log.py, for the whole job (there: for one GPU); then the same with
 # labels; then what made them.
 RESULTS_COLUMNS = (
-    "Time Stamp",
-    "Num. Nodes",
-    "Batch Size",
-    "Recommendations/s (mean)",
-    "Recommendations/s (std/mean)",
-    "Run",
-    "World Size",
-    "Global Batch Size",
-    "Global Recommendations/s (mean)",
-    "Batch Size per Device",
-    "Recommendations/s per Device (mean)",
-    "Status",
-    "Device",
-    "Precision",
-    "Recipe",
-    "Commit",
+    *("Time Stamp", "Num. Nodes", "Batch Size", "Recommendations/s (mean)", "Recommendations/s (std/mean)"),
+    *("Run", "World Size", "Global Batch Size", "Global Recommendations/s (mean)", "Batch Size per Device"),
+    *("Recommendations/s per Device (mean)", "Status", "Device", "Precision", "Recipe", "Commit"),
 )
-
-
 # Files that a run may leave if it is killed before it has a manifest.
 BEFORE_MANIFEST = (LOCK, LOG, ".shared", ".shared.tmp", f"{MANIFEST}.tmp")
 
@@ -136,7 +129,7 @@ class RunDirectory:
             names = [path.name for path in self.path.iterdir() if path.name not in BEFORE_MANIFEST]
             patterns = [row.names for row in rows_of_extensions(FilesBesideRun)]
             foreign = [name for name in names if not any(pattern.fullmatch(name) for pattern in patterns)]
-            if foreign and not self._is_run():
+            if foreign and not is_run(self.path):
                 raise UserError(
                     f"run.dir={self.path}: contains {foreign[0]} and is not a run's directory; choose another"
                 )
@@ -170,25 +163,23 @@ class RunDirectory:
         aside = self._put_aside() if afresh else ""
         if afresh:
             # Files of extensions describe the earlier run as well, so they go with it.
-            extension_files = [
-                path.name
-                for row in rows_of_extensions(FilesBesideRun)
-                if row.is_of_run
-                for path in self.path.iterdir()
-                if row.names.fullmatch(path.name)
-            ]
-            for name in (CHECKPOINTS, CURVES, STEP_TIMES, SCORES, *views, *extension_files):
-                _remove(self.path / name)
+            patterns = [row.names for row in rows_of_extensions(FilesBesideRun) if row.is_of_run]
+            obsolete = {CHECKPOINTS, CURVES, STEP_TIMES, SCORES, *views}
+            for path in list(self.path.iterdir()):
+                if path.name in obsolete or any(pattern.fullmatch(path.name) for pattern in patterns):
+                    shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
         # A summary means that the run has ended. Without it, a run that is killed from here on counts as killed.
         (self.path / SUMMARY).unlink(missing_ok=True)
         # The manifest marks a run's directory, so it exists at all times.
         before = None if afresh or not is_run(self.path) else read_manifest(self.path)
         earlier = [*before.earlier, replace(before, earlier=[])] if before else []
+        results = self.path / RESULTS
+        lines_before = len(results.read_bytes().splitlines()) if results.exists() else 0
         document = replace(
             manifest,
             format=FORMAT_NAME,
             from_step=step,
-            results_before=before.results_before if before else self._results_lines(),
+            results_before=before.results_before if before else lines_before,
             earlier=earlier,
         )
         write_atomically(self.path / MANIFEST, _json(document))
@@ -207,23 +198,22 @@ class RunDirectory:
     def _put_aside(self) -> str:
         """Rename log.txt and metrics.jsonl of an earlier run; return what to log about it, empty if there are none."""
         logs = [self.path / name for name in (LOG, METRICS) if (self.path / name).exists()]
-        if not logs or not self._is_run():
+        if not logs or not is_run(self.path):
             return ""
-        number = next(
-            number for number in itertools.count(1) if not any(_numbered_path(path, number).exists() for path in logs)
-        )
+        named = ([path.with_name(f"{path.name}.{number}") for path in logs] for number in itertools.count(1))
+        kept = next(paths for paths in named if not any(path.exists() for path in paths))
         before = "the part before was killed" if self.was_killed() else "the run before"
-        for path in logs:
-            path.rename(_numbered_path(path, number))
-        return f"{before}; what it logged is in {' and '.join(_numbered_path(path, number).name for path in logs)}"
+        for path, kept_path in zip(logs, kept, strict=True):
+            path.rename(kept_path)
+        return f"{before}; what it logged is in {' and '.join(path.name for path in kept)}"
 
     def was_killed(self) -> bool:
         """Return whether a run trained here and ended without a summary."""
-        return self._is_run() and not (self.path / SUMMARY).exists()
+        return is_run(self.path) and not (self.path / SUMMARY).exists()
 
     def release(self) -> None:
         """Remove what `open` created if the run never began, on rank 0."""
-        if self._lock is not None and not self._is_run():
+        if self._lock is not None and not is_run(self.path):
             (self.path / LOCK).unlink(missing_ok=True)
             with contextlib.suppress(OSError):  # other files may be in it
                 for path in self._new_directories:
@@ -236,14 +226,13 @@ class RunDirectory:
             with open(self.path / METRICS, "ab") as file:
                 file.write(encode(redact(plain_object(event))).encode() + b"\n")
 
-    def events_at(self, step: int) -> list[AnyEvent]:
-        """Return the events of one step from metrics.jsonl; none on ranks other than 0."""
-        return [event for event in read_events(self.path) if event.step == step] if self._writes else []
-
-    def curves_at(self, step: int) -> Curves | None:
-        """Return the content of curves.json, if it is of this step; None on ranks other than 0."""
-        content = read_curves(self.path) if self._writes else None
-        return content if content and content.step == step else None
+    def shown_at(self, step: int) -> tuple[list[AnyEvent], Curves | None]:
+        """Return the events of one step and, if they are of it, the curves; nothing on ranks other than 0."""
+        if not self._writes:
+            return [], None
+        curves = read_curves(self.path)
+        events = [event for event in read_events(self.path) if event.step == step]
+        return events, curves if curves and curves.step == step else None
 
     def curves(self, compute: Callable[[], Curves]) -> Curves | None:
         """Write the newest evaluation's curves to curves.json and return them; only rank 0 computes them."""
@@ -289,52 +278,23 @@ class RunDirectory:
         writer.writerow([stamp, num_nodes, *of_all, *per_device, summary.status, *made_by])
         write_atomically(path, b"".join(lines) + text.getvalue().encode())
 
-    def _results_lines(self) -> int:
-        """Return the number of lines of results.csv, its head included; 0 if there is none."""
-        try:
-            return len((self.path / RESULTS).read_bytes().splitlines())
-        except FileNotFoundError:
-            return 0
-
-    def _is_run(self) -> bool:
-        return is_run(self.path)
-
 
 def save_summary(directory: Path, figures: Summary) -> None:
     """Write summary.json of a run."""
     write_atomically(directory / SUMMARY, _json(figures))
 
 
-def _numbered_path(path: Path, number: int) -> Path:
-    return path.with_name(f"{path.name}.{number}")
-
-
 def _json(document: Struct) -> bytes:
     return (encode(redact(plain_object(document)), indent=1) + "\n").encode()
-
-
-def _remove(path: Path) -> None:
-    """Remove a file or a directory with its content, if it exists."""
-    if path.is_dir():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
-
-
-class _Place(Struct):
-    """The values that decide whether an event stays."""
-
-    event: str
-    step: int
 
 
 def _is_past(line: bytes, step: int, evaluated: bool) -> bool:
     """Return whether an event lies before the step at which the run resumes; a line cut off by a kill does not."""
     try:
-        event = decode(line, _Place)
+        event = decode_event(line)
     except ValueError:
         return False
-    return evaluated if event.step == step and event.event in ("eval", "eval_train") else event.step <= step
+    return evaluated if event.step == step and isinstance(event, EvaluationEvent) else event.step <= step
 
 
 FIRST_SECONDS, QUIET_SECONDS = 5.0, 20.0  # before the first line, and between lines, without a terminal
@@ -368,9 +328,10 @@ class ProgressDisplay:
         self._began, self._first = time.monotonic(), step
         self._next_line = self._began + FIRST_SECONDS
         if self._visible and sys.stderr.isatty():
-            self._bar = tqdm(
-                total=self._total, initial=step, dynamic_ncols=True, mininterval=0.2, bar_format=self._bar_format()
-            )
+            form = BAR
+            if self._at_most:  # the share of all steps would be wrong
+                form = BAR.replace("{percentage:3.0f}%", "").replace("/{total_fmt}", " of at most {total_fmt}")
+            self._bar = tqdm(total=self._total, initial=step, dynamic_ncols=True, mininterval=0.2, bar_format=form)
             self._bar.dynamic_ncols = _columns_but_those_of_a_key
 
     def update(self, event: TrainEvent, evaluation: EvaluationFigures | None) -> None:
@@ -395,15 +356,8 @@ class ProgressDisplay:
             self._next_line = now + QUIET_SECONDS
             # Steps of earlier launches took none of the time since this one began, so they do not count.
             eta = (now - self._began) / max(1, event.step - self._first) * (self._total - event.step)
-            log.info(
-                "step %d/%d %s, %s%s to go", event.step, self._total, text, self._at_most, tqdm.format_interval(eta)
-            )
-
-    def _bar_format(self) -> str:
-        """Return the bar's format, without the share of all steps if the run may end early."""
-        if not self._at_most:
-            return BAR
-        return BAR.replace("{percentage:3.0f}%", "").replace("/{total_fmt}", " of at most {total_fmt}")
+            left = self._at_most + tqdm.format_interval(eta)
+            log.info("step %d/%d %s, %s to go", event.step, self._total, text, left)
 
     def close(self) -> None:
         """Leave the bar as it stands."""

@@ -6,10 +6,10 @@ The keys of each document are written in the order of its fields.
 import hashlib
 import io
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
 import yaml
 from msgspec import UNSET, Struct, UnsetType, field
@@ -267,10 +267,7 @@ WITHOUT = "remove it, and the report does without"
 SAFE_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml, if PyYAML has it, takes a tenth of the time
 
 
-T = TypeVar("T")
-
-
-class Outcome(msgspec.Struct):
+class Outcome(Struct):
     """The status with which a run ended, and its number of steps."""
 
     status: str
@@ -344,7 +341,9 @@ def read_evaluations(directory: Path, kind: str = "eval") -> list[EvaluationEven
 
 def read_summary(directory: Path) -> Summary | None:
     """Return the summary of a run; None if it has none yet."""
-    return _read_if_there(directory / SUMMARY, Summary, "remove it, and the run counts as not finished")
+    with suppress(FileNotFoundError):
+        return read_document(directory / SUMMARY, Summary, "remove it, and the run counts as not finished")
+    return None
 
 
 def read_outcome(directory: Path) -> Outcome | None:
@@ -357,25 +356,19 @@ def read_outcome(directory: Path) -> Outcome | None:
 
 def read_curves(directory: Path) -> Curves | None:
     """Return the curves of a run's newest evaluation; None if there are none. Raises UserError for damaged ones."""
-    return _read_if_there(directory / CURVES, Curves, WITHOUT)
+    with suppress(FileNotFoundError):
+        return read_document(directory / CURVES, Curves, WITHOUT)
+    return None
 
 
 def read_step_times(directory: Path) -> StepTimeHistogram | None:
     """Return the histogram of a run's step times; None if there is none. Raises UserError for a damaged one."""
-    return _read_if_there(directory / STEP_TIMES, StepTimeHistogram, WITHOUT)
-
-
-def _read_if_there(path: Path, kind: type[T], remedy: str) -> T | None:
-    """Read a document; None if there is no file."""
-    try:
-        return read_document(path, kind, remedy)
-    except FileNotFoundError:
-        return None
+    with suppress(FileNotFoundError):
+        return read_document(directory / STEP_TIMES, StepTimeHistogram, WITHOUT)
+    return None
 
 
 SCORES = "scores"
-
-
 TEST = "test"  # the split that is compared if there are several
 
 
@@ -406,20 +399,13 @@ def write_scores(
 ) -> Path:
     """Write a run's scores of a split, [rows] in the order of its rows; return the path of the file about them."""
     folder = directory / SCORES
-    sums = {}
+    sums: dict[str, Any] = {}
     for name, values in (("logits", logits.astype(np.float32)), ("labels", labels > 0.5)):
         buffer = io.BytesIO()
         np.save(buffer, values)
         write_atomically(folder / f"{split}.{name}.npy", buffer.getvalue())
-        sums[name] = hashlib.sha256(buffer.getvalue()).hexdigest()
-    about = ScoresFile(
-        split=split,
-        rows=len(labels),
-        step=step,
-        dataset=dataset,
-        logits_sha256=sums["logits"],
-        labels_sha256=sums["labels"],
-    )
+        sums[f"{name}_sha256"] = hashlib.sha256(buffer.getvalue()).hexdigest()
+    about = ScoresFile(split=split, rows=len(labels), step=step, dataset=dataset, **sums)
     # This file comes last, since it makes the arrays count as scores.
     write_atomically(folder / f"{split}.json", (encode(about, indent=1) + "\n").encode())
     return folder / f"{split}.json"

@@ -1,14 +1,14 @@
 """Provenance of a run: code, versions, hardware, environment; digests of its parameters."""
 
+import contextlib
 import hashlib
 import importlib.metadata
 import os
 import platform
 import resource
-import shutil
 import subprocess
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -21,35 +21,11 @@ from common.command import redact, redact_arguments
 from common.documents import convert
 from common.machine import affinity, cpu_quota, memory_limit, memory_of_machine
 
-PACKAGES = (
-    "torch",
-    "torchrec",
-    "fbgemm-gpu",
-    "fbgemm_gpu-cpu",
-    "numpy",
-    "hydra-core",
-    "omegaconf",
-    "torchmetrics",
-)
+PACKAGES = ("torch", "torchrec", "fbgemm-gpu", "fbgemm_gpu-cpu", "numpy", "hydra-core", "omegaconf", "torchmetrics")
 FBGEMM_COMMIT = "fbgemm commit"  # listed with the versions; the version of a build from source is only a date
 ENVIRONMENT_PREFIXES = (
-    "OMP_",
-    "GOMP_",
-    "MKL_",
-    "KMP_",
-    "ONEDNN_",
-    "NCCL_",
-    "RCCL_",
-    "HSA_",
-    "HIP_",
-    "ROCR_",
-    "CUDA_",
-    "GPU_",
-    "TORCH_",
-    "PYTORCH_",
-    "HIPBLASLT_",
-    "GLOO_",
-    "CLICKWORK_",
+    *("OMP_", "GOMP_", "MKL_", "KMP_", "ONEDNN_", "NCCL_", "RCCL_", "HSA_", "HIP_", "ROCR_", "CUDA_", "GPU_"),
+    *("TORCH_", "PYTORCH_", "HIPBLASLT_", "GLOO_", "CLICKWORK_"),
 )
 ENVIRONMENT_NAMES = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "SLURM_JOB_ID", "LD_PRELOAD")
 REPOSITORY = Path(__file__).parents[2]
@@ -104,53 +80,19 @@ def code() -> Mapping[str, str | None]:
     commit = _run_git("rev-parse", "HEAD")
     # Without its own repository, the code may be installed somewhere inside another one.
     if commit is None or _run_git("rev-parse", "--show-prefix") != b"\n":
-        without_git = _commit_without_git() if shutil.which("git") is None else None
-        git_sha = os.environ.get("CLICKWORK_GIT_SHA") or without_git
-        return {"git_sha": git_sha, "dirty_diff_sha256": None, **digest}
+        return {"git_sha": os.environ.get("CLICKWORK_GIT_SHA") or None, "dirty_diff_sha256": None, **digest}
+    diff = _run_git("diff", "HEAD") or b""
+    sha256, differs = hashlib.sha256(diff), bool(diff)
     # Untracked files are part of the program, too, so they are part of the hash.
-    sha256, differs = hashlib.sha256(), False
-    for block in _differences():
-        sha256.update(block)
-        differs = differs or bool(block)
-    return {"git_sha": commit.decode().strip(), "dirty_diff_sha256": sha256.hexdigest() if differs else None, **digest}
-
-
-def _commit_without_git() -> str | None:
-    """Return the commit of a checkout in a container that lacks git; the sources' digest covers differences from it."""
-    directory = REPOSITORY / ".git"
-    try:
-        head = (directory / "HEAD").read_text(encoding="utf-8").strip()
-        name = head.removeprefix("ref: ")
-        if name == head:  # a detached head
-            return head
-        if (directory / name).exists():
-            return (directory / name).read_text(encoding="utf-8").strip()
-        lines = (directory / "packed-refs").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return None
-    return next((line.split()[0] for line in lines if line.endswith(f" {name}")), None)
-
-
-def _differences() -> Iterator[bytes]:
-    """Yield git's diff from the commit, then names and contents of untracked files in the program's packages."""
-    yield _run_git("diff", "HEAD") or b""
     for name in (_run_git("ls-files", "--others", "--exclude-standard", "-z") or b"").split(b"\0"):
-        if name and Path(os.fsdecode(name)).parts[0] in (*cli.DIRECTORIES, "clickwork"):
-            yield name
-            yield from _content(REPOSITORY / os.fsdecode(name))
-
-
-def _content(path: Path) -> Iterator[bytes]:
-    """Yield a file's bytes in chunks, or a link's target; nothing for a file that is gone or not readable."""
-    try:
-        if path.is_symlink():
-            yield os.fsencode(path.readlink())
-            return
-        with open(path, "rb") as file:
-            while chunk := file.read(1 << 20):
-                yield chunk
-    except OSError:
-        return
+        path = Path(os.fsdecode(name))
+        if name and path.parts[0] in (*cli.DIRECTORIES, "clickwork"):
+            differs = True
+            sha256.update(name)
+            with contextlib.suppress(OSError):  # it is gone, or not readable
+                path = REPOSITORY / path
+                sha256.update(os.fsencode(path.readlink()) if path.is_symlink() else path.read_bytes())
+    return {"git_sha": commit.decode().strip(), "dirty_diff_sha256": sha256.hexdigest() if differs else None, **digest}
 
 
 def _run_git(*arguments: str) -> bytes | None:
@@ -181,44 +123,31 @@ def versions() -> dict[str, str | None]:
 
 
 def _describe_hardware() -> Hardware:
-    """Return this machine's processor, memory, their limits, and GPUs."""
     devices = []
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
         # AMD names a GPU by its architecture, NVIDIA by its compute capability.
         architecture = properties.gcnArchName if torch.version.hip else f"sm_{properties.major}{properties.minor}"
         devices.append(Device(name=properties.name, memory_bytes=properties.total_memory, architecture=architecture))
-    quota, limit = cpu_quota(), memory_limit()
+    names = [line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
+    drivers = [*_lines("/proc/driver/nvidia/version")[:1], *_lines("/sys/module/amdgpu/version")[:1]]
     return Hardware(
         machine=platform.machine(),
         system=f"{platform.system()} {platform.release()}",
-        cpu=_cpu_name(),
+        cpu=names[0] if names else platform.processor(),
         cpu_instructions=torch.backends.cpu.get_cpu_capability(),
         cores=affinity(),
-        cpu_quota=quota,
+        cpu_quota=cpu_quota(),
         memory_bytes=memory_of_machine(),
-        memory_limit_bytes=limit,
+        memory_limit_bytes=memory_limit(),
         devices=devices,
-        driver=_gpu_driver() if devices else None,
+        driver=drivers[0].strip() if devices and drivers else None,
     )
 
 
-def _cpu_name() -> str:
-    """Return the processor's name by Linux, or else by Python."""
+def _lines(path: str) -> list[str]:
+    """Return the lines of a file of Linux; none if there is no such file."""
     try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
+        return Path(path).read_text(encoding="utf-8").splitlines()
     except OSError:
-        pass
-    return platform.processor()
-
-
-def _gpu_driver() -> str | None:
-    """Return the first line of NVIDIA's or AMD's driver about its version; None without one."""
-    for path in ("/proc/driver/nvidia/version", "/sys/module/amdgpu/version"):
-        try:
-            return Path(path).read_text(encoding="utf-8").splitlines()[0].strip()
-        except OSError:
-            continue
-    return None
+        return []

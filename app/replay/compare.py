@@ -5,14 +5,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from msgspec import UNSET, Struct
 from numpy.typing import NDArray
-from torch import Tensor
 
 from app.checkpoint.saver import local_tensors, read_tensors, stage, tensors_of
 from app.config.app_config import AppConfig
@@ -142,8 +140,10 @@ class ReplayComparison(Checkpointer):
         differences = []
         for before, now in zip(local_tensors(recorded), local_tensors(live), strict=True):
             # NumPy lacks bfloat16, which becomes float32, value for value.
-            pair = (part.float() if part.dtype is torch.bfloat16 else part for part in (before.values, now.values))
-            difference = bitwise_difference(*(part.numpy() for part in pair), NEAR_ZERO)
+            was, is_now = (
+                (part.float() if part.dtype is torch.bfloat16 else part).numpy() for part in (before.values, now.values)
+            )
+            difference = bitwise_difference(was, is_now, NEAR_ZERO)
             if difference is not None:
                 index = tuple(a + b for a, b in zip(before.offsets, difference.first, strict=True))
                 differences.append((before.path, BitwiseDifference(index, difference.largest)))

@@ -260,7 +260,7 @@ class Recorder:
         def open_trackers() -> None:
             world_size = session.runtime.world_size
             self.trackers.start(directory.path, session.config, plain, rows, world_size, state.step)
-            self.trackers.show_again(directory.events_at(state.step), directory.curves_at(state.step))
+            self.trackers.show_again(*directory.shown_at(state.step))
 
         # The directory comes first: it cuts the record back to the checkpoint, and trackers show what is left.
         session.runtime.on_rank_0(lambda: directory.begin(plain, manifest, state.step, evaluated, not continues, FILES))

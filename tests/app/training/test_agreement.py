@@ -14,6 +14,7 @@ from app.commands import COMMANDS
 from app.record import provenance
 from app.runtime import environment
 from common.cli import run
+from common.errors import UserError
 from common.files import FileDigest
 from tests.app.conftest import SMALL
 from tests.app.datasets import write_dataset
@@ -161,8 +162,9 @@ def test_a_checkpoint_waits_for_files_of_others(tmp_path: Path, monkeypatch: pyt
     (tmp_path / "__1_0.distcp").write_bytes(bytes(5))
     sizes = {name: FileDigest(10, "") for name in ("__0_0.distcp", "__1_0.distcp")}
     threading.Timer(0.5, lambda: (tmp_path / "__1_0.distcp").write_bytes(bytes(10))).start()
-    assert saver._missing_files(tmp_path, sizes) is None
+    saver.require_whole(tmp_path, sizes)
     monkeypatch.setattr(environment, "SHARED_SECONDS", 0.3)
-    reason = saver._missing_files(tmp_path, {**sizes, "__2_0.distcp": FileDigest(1, "")})
-    assert reason is not None
-    assert "__2_0.distcp, which another process has written, is not whole on this machine" in reason
+    missing = {**sizes, "__2_0.distcp": FileDigest(1, "")}
+    reason = "__2_0.distcp, which another process has written, is not whole on this machine"
+    with pytest.raises(UserError, match=reason):
+        saver.require_whole(tmp_path, missing)
