@@ -14,6 +14,7 @@ if __name__ == "__main__":  # before the imports below, which may take seconds
     run(COMMANDS["launch"])
 
 
+import contextlib
 import functools
 import logging
 import os
@@ -78,20 +79,21 @@ class Agent(LocalElasticAgent):
     def _rendezvous(self, worker_group: Any) -> None:
         """Meet the other machines, and note their addresses meanwhile."""
         self._job.addresses.clear()
-        met = threading.Event()
-        threading.Thread(target=self._note_addresses, args=(worker_group.spec.rdzv_handler, met), daemon=True).start()
+        met, handler = threading.Event(), worker_group.spec.rdzv_handler
+
+        def note_addresses() -> None:
+            # The longest list is kept, since at a timeout machines leave one by one.
+            while not met.wait(0.2):
+                state = getattr(getattr(handler, "_state_holder", None), "state", None)
+                names = [node.addr for node in list(state.participants)] if state is not None else []
+                if len(names) > len(self._job.addresses):
+                    self._job.addresses[:] = names
+
+        threading.Thread(target=note_addresses, daemon=True).start()
         try:
             super()._rendezvous(worker_group)
         finally:
             met.set()
-
-    def _note_addresses(self, handler: Any, met: threading.Event) -> None:
-        """Keep a meeting's longest list of machines, since at a timeout they leave one by one."""
-        while not met.wait(0.2):
-            state = getattr(getattr(handler, "_state_holder", None), "state", None)
-            names = [node.addr for node in list(state.participants)] if state is not None else []
-            if len(names) > len(self._job.addresses):
-                self._job.addresses[:] = names
 
     def _monitor_workers(self, worker_group: Any) -> Any:
         """Return torchrun's look at its processes, and note the statuses of those that failed."""
@@ -105,28 +107,27 @@ class Agent(LocalElasticAgent):
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, *arguments: Any, **keywords: Any) -> None:
         """Let the processes end, and note how they ended."""
         if isinstance(self._pcontext, SubprocessContext):
-            # A second signal would make the processes end without saving.
-            if _forwarded:
-                self._wait_for_processes(self._pcontext, time.monotonic() + SHUTDOWN_SECONDS)
+            handlers, until = self._pcontext.subprocess_handlers, time.monotonic() + SHUTDOWN_SECONDS
+            # After a signal that was passed on, a second one would make the processes end without saving.
+            while _forwarded and time.monotonic() < until and any(h.proc.poll() is None for h in handlers.values()):
+                time.sleep(0.05)
             self._pcontext.close(death_sig, SHUTDOWN_SECONDS)
             workers = self.get_worker_group().workers
-            for local_rank, handler in self._pcontext.subprocess_handlers.items():
+            for local_rank, handler in handlers.items():
                 self._job.ended[workers[local_rank].global_rank] = handler.proc.returncode
                 self._job.statuses.add(handler.proc.returncode)
         super()._shutdown(death_sig, *arguments, **keywords)
 
-    @staticmethod
-    def _wait_for_processes(context: SubprocessContext, until: float) -> None:
-        """Wait for all processes to end, at most until this time.monotonic()."""
-        while time.monotonic() < until and any(
-            handler.proc.poll() is None for handler in context.subprocess_handlers.values()
-        ):
-            time.sleep(0.05)
-
 
 def main(arguments: list[str]) -> int:
     """Run torchrun with `arguments`; return the exit status of the first process that failed, 0 if none did."""
-    options = _set_defaults(torchrun.parse_args(arguments))
+    options = torchrun.parse_args(arguments)
+    options.signals_to_handle = ""  # this module handles them
+    is_one_machine = str(options.nnodes) in ("1", "1:1")
+    if is_one_machine and not options.rdzv_endpoint and options.master_port in DEFAULT_PORTS:
+        # One machine needs no host name, and port 0 is any free one.
+        options.rdzv_backend, options.rdzv_endpoint = "c10d", f"{LOOPBACK}:0"
+        options.local_addr = options.local_addr or LOOPBACK
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # torchrun does the same, but with a banner
     # This process has read the setting, which is for it alone.
     if os.environ.get("TORCH_CPP_LOG_LEVEL") == "FATAL":
@@ -140,29 +141,31 @@ def main(arguments: list[str]) -> int:
         print(f"error: {counts}: {error}; give numbers of at least 1", file=sys.stderr)
         return EXIT_BAD_INPUT
     try:
-        if _has_several_machines(options) and not _meets_in_file(options):
+        if not is_one_machine and "store_type=file" not in options.rdzv_conf:
             _choose_addresses(options)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_LOST
-    signals.handle_signals(_raise_signal, _end_children)
+
+    def raise_signal(number: int) -> None:
+        _signal_numbers.append(number)
+        raise SignalException("", signal.Signals(number))  # it ends torchrun, whose agent forwards the signal
+
+    signals.handle_signals(raise_signal, _end_children)
     threading.Thread(target=_leave_if_stuck, daemon=True).start()
     threading.Thread(target=_forward_if_blocked, args=(signals.watch_signals(),), daemon=True).start()
     job = Job(_endpoint_text(options), str(options.nnodes), options.rdzv_backend == "static" and options.node_rank == 0)
     # The launcher has no option for its agent, so the class is replaced in its module.
     torch_launcher.LocalElasticAgent = functools.partial(Agent, job)  # type: ignore[misc,assignment]
-    meetings = 1 + (options.max_restarts if _has_several_machines(options) else 0)
+    meetings = 1 + (0 if is_one_machine else options.max_restarts)
     while True:
         meetings -= 1
         began = time.monotonic()
         try:
             torchrun.run(options)
         except ChildFailedError as error:
-            return _report_failure(
-                *first_failure(
-                    {rank: (failure.timestamp, failure.exitcode) for rank, failure in error.failures.items()}
-                )
-            )
+            failures = {rank: (failure.timestamp, failure.exitcode) for rank, failure in error.failures.items()}
+            return _report_failure(*first_failure(failures))
         except SignalException as error:
             return _status_after_signal(error.sigval, job)
         except (RendezvousError, DistError) as error:
@@ -192,10 +195,6 @@ def _absence_text(job: Job, error: Exception, seconds: float) -> str:
     return f"{job.endpoint}: {came} after {seconds:.0f} s; {advice}"
 
 
-def _has_several_machines(options: Any) -> bool:
-    return str(options.nnodes) not in ("1", "1:1")
-
-
 def _meeting_point(options: Any) -> tuple[str, int]:
     """Return the host and port where the machines meet, from --rdzv-endpoint or --master-addr and --master-port."""
     if options.rdzv_backend == "static" and not options.rdzv_endpoint:
@@ -204,13 +203,9 @@ def _meeting_point(options: Any) -> tuple[str, int]:
     return str(host), int(port)
 
 
-def _meets_in_file(options: Any) -> bool:
-    return "store_type=file" in options.rdzv_conf
-
-
 def _endpoint_text(options: Any) -> str:
     """Return the place where the machines meet, in words."""
-    if _meets_in_file(options):
+    if "store_type=file" in options.rdzv_conf:
         return str(options.rdzv_endpoint)
     host, port = _meeting_point(options)
     return f"{host}:{port}"
@@ -231,7 +226,10 @@ def _choose_addresses(options: Any) -> None:
     host = _meeting_point(options)[0]
     way = environment.route_to(host)
     options.local_addr = options.local_addr or way.address
-    is_host = _is_host(host, way)
+    is_host: bool | None = way.is_own
+    # Where the names are equal, torch finds this by itself, and lets a second launcher of this machine in.
+    with contextlib.suppress(OSError):  # this machine's own name does not resolve
+        is_host = True if way.is_own and not rendezvous_utils._matches_machine_hostname(host) else None
     if is_host is not None and options.rdzv_backend == "c10d" and "is_host" not in options.rdzv_conf:
         options.rdzv_conf = ",".join(filter(None, [options.rdzv_conf, f"is_host={int(is_host)}"]))
     if way.interface is not None:
@@ -240,24 +238,6 @@ def _choose_addresses(options: Any) -> None:
         os.environ.update({**dict.fromkeys(names, way.interface), SET_BY_LAUNCHER: " ".join(names)})
     interface = os.environ.get("GLOO_SOCKET_IFNAME", "any interface")
     print(f"launch: {options.local_addr} on {interface}, meeting at {_endpoint_text(options)}", file=sys.stderr)
-
-
-def _is_host(host: str, way: environment.Way) -> bool | None:
-    """Return whether the machines meet here; None if torch, which compares only names, finds that by itself.
-
-    If the names are equal, torch lets a second launcher of this machine in, and that must stay so.
-    """
-    try:
-        matches = rendezvous_utils._matches_machine_hostname(host)
-    except OSError:  # this machine's own name does not resolve
-        return way.is_own
-    return True if way.is_own and not matches else None
-
-
-def _raise_signal(number: int) -> None:
-    """Handle the first signal: note it, and raise what ends torchrun."""
-    _signal_numbers.append(number)
-    raise SignalException("", signal.Signals(number))  # torchrun's agent forwards the signal
 
 
 def _status_after_signal(number: signal.Signals, job: Job) -> int:
@@ -292,11 +272,7 @@ def _end_children(number: int) -> None:
 
 
 def _forward_if_blocked(arrivals: Iterator[int]) -> None:
-    """Answer signals in torchrun's place while it waits for other machines, since that call lets no handler run.
-
-    Args:
-        arrivals: yields signals as they come.
-    """
+    """Answer signals, as they come, in torchrun's place while it waits for other machines and lets no handler run."""
     for number in arrivals:
         time.sleep(BLOCKED_SECONDS)
         if _signal_numbers:
@@ -343,15 +319,6 @@ def _children() -> dict[int, tuple[str, int]]:
                 continue
             children[int(pid)] = fields[0], int(fields[-1])
     return children
-
-
-def _set_defaults(options: Any) -> Any:
-    """Set torchrun's options, and return them: signals are left to this module, one machine needs no host name."""
-    options.signals_to_handle = ""
-    if not _has_several_machines(options) and not options.rdzv_endpoint and options.master_port in DEFAULT_PORTS:
-        options.rdzv_backend, options.rdzv_endpoint = "c10d", f"{LOOPBACK}:0"  # port 0: any free port
-        options.local_addr = options.local_addr or LOOPBACK
-    return options
 
 
 def first_failure(failures: Mapping[int, tuple[int, int]]) -> tuple[int, int]:

@@ -57,17 +57,16 @@ def figures(event: AnyEvent) -> dict[str, float]:
 
     Figures that were not measured are left out.
     """
+
+    def flatten(tag: str, value: object) -> Iterator[tuple[str, float]]:
+        if isinstance(value, Mapping):
+            for key, child in value.items():
+                yield from flatten(f"{tag}/{key}", child)
+        elif isinstance(value, (int, float)) and not isinstance(value, bool):
+            yield tag, float(value)
+
     plain = {key: value for key, value in plain_object(event).items() if key not in NO_FIGURES}
-    return dict(_flatten_numbers(event.event, plain))
-
-
-def _flatten_numbers(tag: str, value: object) -> Iterator[tuple[str, float]]:
-    """Yield the numbers in nested values, with tags that begin with `tag`; true and false are none."""
-    if isinstance(value, Mapping):
-        for key, child in value.items():
-            yield from _flatten_numbers(f"{tag}/{key}", child)
-    elif isinstance(value, (int, float)) and not isinstance(value, bool):
-        yield tag, float(value)
+    return dict(flatten(event.event, plain))
 
 
 def flat_settings(config: Mapping[str, Mapping[str, object]], world_size: int) -> dict[str, str | int | float | bool]:
@@ -85,8 +84,14 @@ log = logging.getLogger("clickwork")
 
 
 def start_tensorboard(setting: Setting) -> Tracker | None:
-    """Import torch's TensorBoard writer, which takes seconds, and open it."""
-    return start(setting)
+    """Open a writer of events; None, with a warning, if the package is not installed."""
+    if AVAILABLE:
+        return TensorBoard(setting.file, setting.settings, setting.from_step)
+    log.warning(
+        "tensorboard: the package is not installed, so no events are written; pip install tensorboard, or "
+        "record.tensorboard=false"
+    )
+    return None
 
 
 # The core's tracker, then those of extensions; a run opens them in this order.
@@ -158,14 +163,11 @@ class Trackers:
 
 def configured_trackers(config: AppConfig) -> list[TrackerKind]:
     """Return the trackers that a configuration enables."""
-
-    def is_wanted(kind: TrackerKind) -> bool:
-        if kind.is_wanted is not None:
-            return kind.is_wanted(config)
-        value = attrgetter(kind.key)(config)
-        return value is not None and value is not False
-
-    return [kind for kind in TRACKERS if is_wanted(kind)]
+    return [
+        kind
+        for kind in TRACKERS
+        if (kind.is_wanted(config) if kind.is_wanted else attrgetter(kind.key)(config) not in (None, False))
+    ]
 
 
 def require_clients(config: AppConfig) -> None:
@@ -202,8 +204,11 @@ class TensorBoard:
             self._add(summary)
 
     def event(self, event: AnyEvent) -> None:
+        # TensorBoard sorts headings alphabetically: evaluations come first, then training; checkpoints, and sums from
+        # which other figures are made, come last.
         for tag, value in figures(event).items():
-            self._writer.add_scalar(_group_tag(tag), value, event.step)
+            is_quality = tag.startswith(("eval", "train")) and not tag.partition("/")[2].startswith("measured/")
+            self._writer.add_scalar(tag if is_quality else f"{LAST_GROUP}/{tag}", value, event.step)
 
     def curves(self, curves: Curves) -> None:
         edges = np.asarray(curves.scores.edges, np.float64)
@@ -243,24 +248,3 @@ def _report_errors_once() -> None:
             report(error)
 
     threading.excepthook = report_others
-
-
-def _group_tag(tag: str) -> str:
-    """Return a tag with a heading for TensorBoard, which sorts headings alphabetically.
-
-    Evaluations come first, then training; checkpoints, and sums from which other figures are made, come last.
-    """
-    kind, _, figure = tag.partition("/")
-    is_quality = kind.startswith(("eval", "train")) and not figure.startswith("measured/")
-    return tag if is_quality else f"{LAST_GROUP}/{tag}"
-
-
-def start(setting: Setting) -> TensorBoard | None:
-    """Open a writer of events; None, with a warning, if the package is not installed."""
-    if AVAILABLE:
-        return TensorBoard(setting.file, setting.settings, setting.from_step)
-    log.warning(
-        "tensorboard: the package is not installed, so no events are written; pip install tensorboard, or "
-        "record.tensorboard=false"
-    )
-    return None

@@ -83,8 +83,11 @@ def measure_ceilings(
     """
     kind = device.type
     num_bytes = 3 * (STREAM_BYTES[kind] + MATRIX_ROWS[kind] ** 2 * dtype.itemsize)
-    if kind == "cuda" and agree(num_bytes - _free_bytes(device)) > 0:
-        return None
+    if kind == "cuda":
+        # What torch can allocate: the driver's free memory, and torch's own that holds no tensor.
+        reserve = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        if agree(num_bytes - torch.cuda.mem_get_info(device)[0] - reserve) > 0:
+            return None
     triad_sum, addend, factor = (torch.ones(STREAM_BYTES[kind] // 4, device=device) for _ in range(3))
     triad = time_work(lambda: torch.add(addend, factor, alpha=3.0, out=triad_sum), device, seconds, agree)
     rows = MATRIX_ROWS[kind]
@@ -97,12 +100,6 @@ def measure_ceilings(
         flops_per_second=2 * rows**3 / multiplied.p10,
         dtype=str(dtype).removeprefix("torch."),
     )
-
-
-def _free_bytes(device: torch.device) -> int:
-    """Return what torch can still allocate on a GPU: the driver's free memory, and torch's own that holds no tensor."""
-    reserve = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return torch.cuda.mem_get_info(device)[0] + reserve
 
 
 def higher(a: Ceilings, b: Ceilings | None) -> Ceilings:

@@ -81,7 +81,7 @@ class Best(OpenDocument, kw_only=True):
 
     @property
     def of_monitor(self) -> float | None:
-        """Return the value of train.monitor."""
+        """Value of train.monitor."""
         return self.auc if self.monitor is None else self.value
 
 

@@ -1,7 +1,7 @@
 """Quality of predictions over a whole split, and curves. Logloss and entropies are in nats."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -100,8 +100,6 @@ THRESHOLDS = 200  # at quantiles of either label's scores
 SCORE_BINS = 50
 EQUAL_MASS_BINS = 20
 
-Values = NDArray[np.float64]
-
 
 def click_curves(logits: NDArray[np.float32], labels: NDArray[np.float32], evaluation: EvaluationFigures) -> Curves:
     """Return the curves of logits [n] against labels [n] of 0 and 1; some are None if only one class occurs.
@@ -120,6 +118,10 @@ def click_curves(logits: NDArray[np.float32], labels: NDArray[np.float32], evalu
     preds = 1 / (1 + np.exp(-np.clip(z.astype(np.float64), -700, 700)))
     positives, negatives = np.sort(z[y]), np.sort(z[~y])
     thresholds = _threshold_curves(positives, negatives) if len(positives) and len(negatives) else (None, None)
+    # Where clicks are few, most probabilities are small, and most bins of equal width would be almost empty.
+    order = np.argsort(preds, kind="stable")
+    bins = [rows for rows in np.array_split(order, min(EQUAL_MASS_BINS, len(order)) or 1) if len(rows)]
+    means = [_round_to_six_digits([values[rows].mean() for rows in bins]) for values in (preds, y)]
     # Count the probabilities of either label in SCORE_BINS bins of equal width.
     edges = np.linspace(0, preds.max(initial=0.0) or 1.0, SCORE_BINS + 1)
     counts = [np.histogram(preds[label], edges)[0].tolist() for label in (y, ~y)]
@@ -129,7 +131,7 @@ def click_curves(logits: NDArray[np.float32], labels: NDArray[np.float32], evalu
         auc_standard_error=evaluation.figure(STANDARD_ERROR),
         roc=thresholds[0],
         pr=thresholds[1],
-        reliability=_reliability_bins(preds, y),
+        reliability=[*map(ReliabilityBin, *means, map(len, bins))],
         scores=ScoreCounts(_round_to_six_digits(edges), *counts),
     )
 
@@ -142,26 +144,13 @@ def _threshold_curves(positives: NDArray[np.float32], negatives: NDArray[np.floa
     thresholds = np.unique(np.concatenate(quantiles))[::-1]  # descending: from (0, 0) to (1, 1)
     true = len(positives) - np.searchsorted(positives, thresholds, "left")
     false = len(negatives) - np.searchsorted(negatives, thresholds, "left")
-    false_rates = _round_to_six_digits(np.concatenate(([0], false / len(negatives))))
-    true_rates = _round_to_six_digits(np.concatenate(([0], true / len(positives))))
-    return Roc(false_rates, true_rates), PrecisionRecall(
-        _round_to_six_digits(true / len(positives)), _round_to_six_digits(true / (true + false))
+    false_rates, recall, precision = map(
+        _round_to_six_digits, (false / len(negatives), true / len(positives), true / (true + false))
     )
+    return Roc([0.0, *false_rates], [0.0, *recall]), PrecisionRecall(recall, precision)
 
 
-def _reliability_bins(preds: Values, positive: NDArray[np.bool_]) -> list[ReliabilityBin]:
-    """Return bins of equally many samples, by ascending probability [n]; positive: [n]."""
-    order = np.argsort(preds, kind="stable")
-    # Where clicks are few, most probabilities are small, and most bins of equal width would be almost empty.
-    bins = np.array_split(order, min(EQUAL_MASS_BINS, len(order)) or 1)
-    return [
-        ReliabilityBin(float(f"{preds[rows].mean():.6g}"), float(f"{positive[rows].mean():.6g}"), len(rows))
-        for rows in bins
-        if len(rows)
-    ]
-
-
-def _round_to_six_digits(values: Values) -> list[float]:
+def _round_to_six_digits(values: Iterable[float]) -> list[float]:
     return [float(f"{value:.6g}") for value in values]
 
 
@@ -184,16 +173,9 @@ def number_metrics(
     truth = labels.astype(np.float64)
     errors = preds.astype(np.float64) - truth
     weight = np.float64(1) if weights is None else weights.astype(np.float64)
-    samples, squares, absolute, label_sum = total(
-        np.array(
-            [
-                len(truth) if weights is None else weight.sum(),
-                (weight * np.square(errors)).sum(),
-                (weight * np.abs(errors)).sum(),
-                (weight * truth).sum(),
-            ]
-        )
-    ).tolist()
+    weighted = (weight * values for values in (np.square(errors), np.abs(errors), truth))
+    count = len(truth) if weights is None else weight.sum()
+    samples, squares, absolute, label_sum = total(np.array([count, *(values.sum() for values in weighted)])).tolist()
     if not samples:
         return metrics
     # Deviations need a second pass: squares minus the mean's square would lose digits.
@@ -464,11 +446,8 @@ def _standard_error(of_positives: float, of_negatives: float, num_positives: int
     """Return DeLong's standard error from `_sums_of_squares`; None with fewer than two of a label."""
     if min(num_positives, num_negatives) < 2:
         return None
-    variances = (
-        squares / (number - 1) / number
-        for squares, number in ((of_positives, num_positives), (of_negatives, num_negatives))
-    )
-    return float(np.sqrt(sum(variances)))
+    pairs = ((of_positives, num_positives), (of_negatives, num_negatives))
+    return float(np.sqrt(sum(squares / (number - 1) / number for squares, number in pairs)))
 
 
 def shortcomings(
@@ -476,11 +455,8 @@ def shortcomings(
 ) -> list[str]:
     """Return sentences, without a full stop, on evaluations below the run's own best or no better than chance.
 
-    Args:
-        last, best: evaluations of the run.
-        evaluations: how many there were; from MIN_EVALUATIONS on, a last one below the best is called overfitting.
-        keeps_best: whether the checkpoint of the best evaluation is kept (checkpoint.keep_best), and so is served.
-        encoding: the dataset's; labels of RANDOM_LABELS are drawn by chance.
+    evaluations: how many there were; from MIN_EVALUATIONS on, a last one below the best is called overfitting.
+    keeps_best: whether the checkpoint of the best evaluation is kept (checkpoint.keep_best), and so is served.
     """
     if encoding == RANDOM_LABELS:
         return ["Labels are drawn by chance (data.source=random), so no model can do better than an AUC of 0.5"]
@@ -489,11 +465,9 @@ def shortcomings(
     is_trend = evaluations >= MIN_EVALUATIONS
     noise = max(OVERFIT, 2 * (last.figure(STANDARD_ERROR) or 0.0))
     if is_trend and auc is not None and best is not None and best_auc is not None and best_auc - auc > noise:
-        remedy = (
-            "evaluate, recommend and export take that one (checkpoint=best)"
-            if keeps_best
-            else "keep that one by checkpoint.keep_best=true"
-        )
+        remedy = "keep that one by checkpoint.keep_best=true"
+        if keeps_best:
+            remedy = "evaluate, recommend and export take that one (checkpoint=best)"
         remarks.append(
             f"Overfitted: the best AUC was {best_auc:.5f} at step {best.step:,}, and the last is "
             f"{best_auc - auc:.5f} lower, {auc:.5f}; {remedy}; {AGAINST_OVERFITTING}"

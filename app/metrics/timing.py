@@ -4,7 +4,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -55,78 +55,64 @@ class EnergyMeter:
 def _find_counter(device: torch.device, rapl: Path) -> tuple[str, Counter | None]:
     """Return what measures a device's energy, and the function that reads its joules; None if it cannot be read."""
     if device.type != "cuda":
-        counter = _rapl(rapl)
-        return "RAPL: processor packages of all machines", counter
-    if torch.version.hip:
-        return "AMD SMI: the GPUs of all processes", _amd(device)
-    return "NVML: the GPUs of all processes", _nvml(device)
-
-
-def _nvml(device: torch.device) -> Counter | None:
-    """Return NVML's energy counter by nvidia-ml-py, if installed; finds the GPU by UUID, as CUDA's indices differ."""
+        # The packages' counters in sysfs, which only root can read.
+        counters = []
+        for zone in sorted(rapl.glob("*rapl:*")):
+            with suppress(OSError, ValueError):
+                # Zones below a package count a part of its energy once more.
+                if zone.name.count(":") == 1 and (zone / "name").read_text(encoding="utf-8").startswith("package"):
+                    counters.append(_package_counter(zone))
+        total = (lambda: sum(joules() for joules in counters)) if counters else None
+        return "RAPL: processor packages of all machines", total
+    source, find = ("AMD SMI", _amd) if torch.version.hip else ("NVML", _nvml)
+    counter = None
     try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        uuid = str(torch.cuda.get_device_properties(device).uuid)
-        handle = pynvml.nvmlDeviceGetHandleByUUID((uuid if uuid.startswith("GPU-") else f"GPU-{uuid}").encode())
+        counter = find(torch.cuda.get_device_properties(device))
         # The first call fails on a GPU without such a counter, so this is known before training.
-        pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)
+        counter()
     except Exception as error:  # noqa: BLE001  # not installed, no driver, no such counter: each its own exception
-        log.info("power: not measured (NVML: %s)", error)
-        return None
+        log.info("power: not measured (%s: %s)", source, error)
+        counter = None
+    return f"{source}: the GPUs of all processes", counter
+
+
+def _package_counter(zone: Path) -> Counter:
+    """Return the reader of one counter of microjoules, which wraps around at max_energy_range_uj."""
+    file, wraps_at = zone / "energy_uj", int((zone / "max_energy_range_uj").read_text(encoding="utf-8"))
+    last, wraps = int(file.read_text(encoding="utf-8")), 0
+
+    def joules() -> float:
+        nonlocal last, wraps
+        now = int(file.read_text(encoding="utf-8"))
+        wraps, last = wraps + (now < last), now
+        return (wraps * wraps_at + now) / 1e6
+
+    return joules
+
+
+def _nvml(properties: Any) -> Counter:
+    """Return NVML's energy counter by nvidia-ml-py; finds the GPU by UUID, as CUDA's indices differ."""
+    import pynvml
+
+    pynvml.nvmlInit()
+    uuid = str(properties.uuid)
+    handle = pynvml.nvmlDeviceGetHandleByUUID((uuid if uuid.startswith("GPU-") else f"GPU-{uuid}").encode())
     return lambda: float(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)) / 1e3  # millijoules
 
 
-def _amd(device: torch.device) -> Counter | None:
-    """Return AMD SMI's energy accumulator, by the amdsmi package of ROCm."""
-    try:
-        import amdsmi
+def _amd(properties: Any) -> Counter:
+    """Return AMD SMI's energy accumulator by ROCm's amdsmi; finds the GPU by its bus, as the numbers may differ."""
+    import amdsmi
 
-        amdsmi.amdsmi_init()
-        properties: Any = torch.cuda.get_device_properties(device)
-        bus = properties.pci_bus_id
-        # The numbers of GPUs may differ between torch and amdsmi, so the bus identifies this one.
-        handles = amdsmi.amdsmi_get_processor_handles()
-        handle = next(h for h in handles if int(amdsmi.amdsmi_get_gpu_device_bdf(h).split(":")[1], 16) == bus)
-        amdsmi.amdsmi_get_energy_count(handle)
-    except Exception as error:  # noqa: BLE001  # as above
-        log.info("power: not measured (AMD SMI: %s)", error)
-        return None
+    amdsmi.amdsmi_init()
+    handles, bus = amdsmi.amdsmi_get_processor_handles(), properties.pci_bus_id
+    handle = next(h for h in handles if int(amdsmi.amdsmi_get_gpu_device_bdf(h).split(":")[1], 16) == bus)
 
     def joules() -> float:
         energy = amdsmi.amdsmi_get_energy_count(handle)
         return float(energy["energy_accumulator"]) * float(energy["counter_resolution"]) / 1e6  # microjoules
 
     return joules
-
-
-def _rapl(root: Path) -> Counter | None:
-    """Return the sum of the packages' counters in sysfs, which only root can read; None if there are none."""
-    packages = []
-    for zone in sorted(root.glob("*rapl:*")):
-        try:
-            # Zones below a package count a part of its energy once more.
-            if zone.name.count(":") == 1 and (zone / "name").read_text(encoding="utf-8").startswith("package"):
-                packages.append(_Package(zone))
-        except (OSError, ValueError):
-            continue
-    return (lambda: sum(package.joules() for package in packages)) if packages else None
-
-
-class _Package:
-    """One counter of microjoules, which goes on counting where it wraps around at max_energy_range_uj."""
-
-    def __init__(self, zone: Path) -> None:
-        self._file = zone / "energy_uj"
-        self._range = int((zone / "max_energy_range_uj").read_text(encoding="utf-8"))
-        self._last, self._wraps = int(self._file.read_text(encoding="utf-8")), 0
-
-    def joules(self) -> float:
-        now = int(self._file.read_text(encoding="utf-8"))
-        self._wraps += now < self._last
-        self._last = now
-        return (self._wraps * self._range + now) / 1e6
 
 
 class StepProfiler:
@@ -161,7 +147,6 @@ class StepProfiler:
             self._stop()
 
     def _start(self, last: int, trace: bool) -> None:
-        """Profile the steps up to `last`; trace: write them for TensorBoard."""
         handler = tensorboard_trace_handler(str(self._directory), f"rank{self._rank}", use_gzip=True) if trace else None
         self._running, self._last = profile(activities=self._activities, on_trace_ready=handler, acc_events=True), last
         self._running.start()
@@ -173,22 +158,15 @@ class StepProfiler:
             torch.cuda.synchronize(self._device)
         self._running.stop()
         if self._last == self._sampled and self._running.on_trace_ready is None:
-            self.communication_seconds = _collective_seconds(self._running)
+            # gloo's collectives as the host sees them, NCCL's and RCCL's by their kernels.
+            self.communication_seconds = sum(
+                (event.device_time_total if event.key.startswith("nccl") else event.cpu_time_total) / 1e6
+                for event in self._running.key_averages()
+                if event.key.startswith(("gloo:", "ncclDevKernel", "ncclKernel"))
+            )
         elif self._rank == 0:
             log.info("profile: traces for TensorBoard and ui.perfetto.dev are in %s", self._directory)
         self._running = None
-
-
-def _collective_seconds(profiler: Any) -> float:
-    """Return the seconds of collectives: gloo's as the host sees them, NCCL's and RCCL's by their kernels."""
-    return (
-        sum(
-            event.device_time_total if event.key.startswith("nccl") else event.cpu_time_total
-            for event in profiler.key_averages()
-            if event.key.startswith(("gloo:", "ncclDevKernel", "ncclKernel"))
-        )
-        / 1e6
-    )
 
 
 PHASES = ("forward", "backward", "optimizer")
@@ -324,14 +302,17 @@ def throughput(
     devices: number that computed; a mean over time if it changed.
     `excluded` steps were warm-up, after the start and after each resumption; they are not among `step_seconds`.
     """
-    figures = Throughput(warmup_steps_excluded=excluded, steps_measured=len(step_seconds))
-    if len(step_seconds):
-        total = float(step_seconds.astype(np.float64).sum())
-        rate = len(step_seconds) / total
-        figures.samples_per_second = rate * global_batch_size
-        figures.samples_per_second_per_device = rate * global_batch_size / devices
-        figures.steps_per_second = rate
-        figures.step_ms_p50 = float(np.percentile(step_seconds, 50)) * 1e3
-        figures.step_ms_p95 = float(np.percentile(step_seconds, 95)) * 1e3
-        figures.input_wait_fraction = input_wait / total
-    return figures
+    if not len(step_seconds):
+        return Throughput(warmup_steps_excluded=excluded, steps_measured=0)
+    total = float(step_seconds.astype(np.float64).sum())
+    rate = len(step_seconds) / total
+    return Throughput(
+        samples_per_second=rate * global_batch_size,
+        samples_per_second_per_device=rate * global_batch_size / devices,
+        steps_per_second=rate,
+        step_ms_p50=float(np.percentile(step_seconds, 50)) * 1e3,
+        step_ms_p95=float(np.percentile(step_seconds, 95)) * 1e3,
+        input_wait_fraction=input_wait / total,
+        warmup_steps_excluded=excluded,
+        steps_measured=len(step_seconds),
+    )

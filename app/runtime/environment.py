@@ -77,21 +77,17 @@ log = logging.getLogger("clickwork")
 
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 SET_BY_LAUNCHER = "CLICKWORK_SET_BY_LAUNCHER"  # names of variables that app.launch has set; a profile may replace them
-OF_NETWORKS = ("NCCL_", "RCCL_", "GLOO_")  # beginnings of names that a single process has no use for
 
 
 def apply(config: EnvironmentConfig, with_networks: bool = True) -> list[str]:
     """Set the profile's variables that the user has not set; return a line about each, to be logged later.
 
-    Call it before the first use of a GPU: ROCm reads some of them only once.
-
-    Args:
-        config: the profile.
-        with_networks: whether to set networks' variables too, which fit the machines that a run was trained on.
+    Call it before the first use of a GPU: ROCm reads some of them only once. with_networks: whether to set networks'
+    variables too, which fit the machines that a run was trained on.
     """
     lines, replaced = [], os.environ.get(SET_BY_LAUNCHER, "").split()
     for name, value in config.variables.items():
-        if not with_networks and name.startswith(OF_NETWORKS):
+        if not with_networks and name.startswith(("NCCL_", "RCCL_", "GLOO_")):  # a single process has no use for them
             continue
         if (user_value := os.environ.get(name)) is None or name in replaced:
             os.environ[name] = value
@@ -124,7 +120,19 @@ def route_to(host: str) -> Way:
 
     No packet is sent: a connected UDP socket has the address of its route.
     """
-    endpoint = _resolve_host(host)
+    until = time.monotonic() + RESOLVE_SECONDS
+    while True:
+        try:
+            addresses = socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM)
+            break
+        except OSError as error:
+            if time.monotonic() > until:
+                raise UserError(
+                    f"{host}: the name does not resolve on this machine ({error}); give an address, or "
+                    "enter the name in /etc/hosts"
+                ) from error
+            time.sleep(1)
+    endpoint = str(min(addresses, key=lambda entry: entry[0] != socket.AF_INET)[4][0])  # IPv4 if it has one
     address = _own_address(endpoint)
     if address is None:
         raise UserError(f"{host}: no route to {endpoint} from this machine; give another address, or check its network")
@@ -150,23 +158,6 @@ def interfaces() -> dict[str, str]:
 def is_loopback(address: str) -> bool:
     """Return whether an address is valid on this machine only."""
     return ip_address(address.partition("%")[0]).is_loopback
-
-
-def _resolve_host(host: str) -> str:
-    """Return an address of a host, IPv4 if it has one."""
-    until = time.monotonic() + RESOLVE_SECONDS
-    while True:
-        try:
-            addresses = socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM)
-        except OSError as error:
-            if time.monotonic() > until:
-                raise UserError(
-                    f"{host}: the name does not resolve on this machine ({error}); give an address, or "
-                    "enter the name in /etc/hosts"
-                ) from error
-            time.sleep(1)
-        else:
-            return str(min(addresses, key=lambda entry: entry[0] != socket.AF_INET)[4][0])
 
 
 def _own_address(endpoint: str) -> str | None:

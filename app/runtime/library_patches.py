@@ -23,7 +23,6 @@ from common.errors import UserError
 
 # Oldest and newest release of each; FBGEMM 1.X belongs to torch 2.(X + 5).
 TRIED = {"torch": ((2, 10), (2, 14)), "torchrec": ((1, 4), (1, 9))}
-RELEASE = re.compile(r"(\d+)\.(\d+)")
 FIRST_YEAR = 2000  # AMD's images number their own builds by year and month; they belong to the torch beside them
 
 _permutation_of_received_ids = dist_data._get_recat
@@ -39,7 +38,7 @@ def apply() -> None:
 def require_tried(name: str, version: str) -> None:
     """Raise UserError if the changes were not tried with this version of torch or TorchRec."""
     oldest, newest = TRIED[name]
-    release = RELEASE.match(version)
+    release = re.match(r"(\d+)\.(\d+)", version)
     numbers = (int(release[1]), int(release[2])) if release is not None else (0, 0)
     if numbers[0] < FIRST_YEAR and not oldest <= numbers <= newest:
         first, last = (".".join(map(str, numbers)) for numbers in (oldest, newest))
@@ -97,11 +96,8 @@ def pool_rows(
 ) -> Tensor:
     """Return pooled vectors [B, F·D] float32 of F features, as the tables' own forward does, on any device.
 
-    Args:
-        tables: of one width D.
-        indices: ids of all bags, feature by feature, [L] int.
-        offsets: position of each bag's first id, then L, [F·B + 1] int.
-        per_sample_weights: not supported.
+    tables: of one width D. indices: ids of all bags, feature by feature, [L] int. offsets: position of each bag's first
+    id, then L, [F·B + 1] int. per_sample_weights: not supported.
     """
     assert per_sample_weights is None, "weighted tables are looked up id by id"
     (width,) = {width for _, width in tables.embedding_specs}

@@ -23,7 +23,6 @@ from typing import Any, NamedTuple, TypeVar, cast
 import numpy as np
 import torch
 import torch.distributed as dist
-from msgspec import UNSET, Struct, UnsetType
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
@@ -48,13 +47,6 @@ JsonT = TypeVar("JsonT", bound="str | bool | None")
 ALL_MODES, STRICT_MODE = -1, 1 << 16  # MKL_CBWR_ALL, MKL_CBWR_STRICT of mkl_types.h
 PROBED_WIDTHS = ((13, 20, 64, 256, 367, 512, 1024), (1, 16, 64, 256, 512, 2048))  # inputs and outputs of layers
 PROBED_ROWS = 256
-
-
-class _Outcome(Struct):
-    """The value that an action on rank 0 returned, or the exit status with which it ended."""
-
-    value: str | bool | UnsetType | None = UNSET
-    status: int | str | None = None
 
 
 @dataclass(frozen=True)
@@ -147,34 +139,35 @@ class Runtime:
                 value = action()
             except (UserError, SystemExit, Interrupted) as error:
                 status = error.status if isinstance(error, Interrupted) else getattr(error, "code", EXIT_BAD_INPUT)
-                self.store.set(key, encode(_Outcome(status=status)))
+                self.store.set(key, encode({"status": status}))
                 # Let the others read an outcome before a store that is not torchrun's ends with this process.
                 until = time.monotonic() + REFUSAL_SECONDS
                 if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
                     while self.store.add(f"{key}/heard", 0) < self.world_size - 1 and time.monotonic() < until:
                         time.sleep(0.05)
                 raise
-            self.store.set(key, encode(_Outcome(value=value)))
+            self.store.set(key, encode({"value": value}))
             return value
-        # The pauses grow, so that short waits end at once and long ones hardly load the store.
-        pause = 0.01
-        # Poll, since no signal would end the store's wait().
-        while not self.store.check([key]):
-            time.sleep(pause)
-            pause = min(2 * pause, 0.5)
-        outcome = decode(self.store.get(key), _Outcome)
-        if outcome.value is UNSET:
+        self._poll(lambda: self.store.check([key]))
+        outcome = decode(self.store.get(key), dict[str, Any])
+        if "status" in outcome:
             self.store.add(f"{key}/heard", 1)
-            raise SystemExit(outcome.status)
-        return cast("JsonT", outcome.value)
+            raise SystemExit(outcome["status"])
+        return cast("JsonT", outcome["value"])
 
     def wait_for_all(self) -> None:
         """Return once all processes have called this, however long that takes."""
         # The store waits for as long as it takes, while a barrier would end at the time-out of the process group.
         key = f"all/{next(self.calls)}"
         self.store.add(key, 1)
+        self._poll(lambda: self.store.add(key, 0) >= self.world_size)
+
+    @staticmethod
+    def _poll(condition: Callable[[], bool]) -> None:
+        """Return once the condition is true. No signal would end the store's own wait()."""
+        # The pauses grow, so that short waits end at once and long ones hardly load the store.
         pause = 0.01
-        while self.store.add(key, 0) < self.world_size:
+        while not condition():
             time.sleep(pause)
             pause = min(2 * pause, 0.5)
 
@@ -236,7 +229,10 @@ def _set_up(
     else:
         # Fresh memory must be cleared page by page, and glibc would return large blocks to the system in every step.
         keep_freed_memory()
-    num_threads = config.num_threads or _default_threads(launched, local_world_size)
+    # The user's OMP_NUM_THREADS (a 1 may be torchrun's own), else an equal share of the cores.
+    variable = os.environ.get("OMP_NUM_THREADS", "")
+    chosen = int(variable) if variable.isdigit() and (not launched or int(variable) > 1) else 0
+    num_threads = config.num_threads or chosen or max(1, usable_cpus() // local_world_size)
     set_arithmetic(config, platform, num_threads, deterministic)
     torch.manual_seed(seed)
     return platform, device, num_threads
@@ -378,14 +374,6 @@ def _pause_or_raise(until: float, rank: int, meeting: dist.Store) -> None:
     time.sleep(0.02)
 
 
-def _default_threads(launched: bool, local_world_size: int) -> int:
-    """Return the user's OMP_NUM_THREADS (a 1 may be torchrun's own), else an equal share of the cores."""
-    variable = os.environ.get("OMP_NUM_THREADS", "")
-    if variable.isdigit() and (int(variable) > 1 or (int(variable) == 1 and not launched)):
-        return int(variable)
-    return max(1, usable_cpus() // local_world_size)
-
-
 def available_platform(platform: Platform) -> Platform:
     """Return the platform that `auto` means here, or the given one."""
     if platform is Platform.cpu:
@@ -446,14 +434,13 @@ def background_thread(name: str, device: torch.device | None = None) -> ThreadPo
         device: GPU that becomes the thread's current one; a new thread would start with GPU 0.
     """
     torch.get_num_threads()  # a thread that has not computed yet would take over the number set by the new one
-    return ThreadPoolExecutor(1, name, initializer=_prepare_thread, initargs=(device,))
 
+    def prepare() -> None:
+        torch.set_num_threads(1)  # for this thread alone; others that have computed keep their number
+        if device is not None and device.type == "cuda":
+            torch.cuda.set_device(device)
 
-def _prepare_thread(device: torch.device | None) -> None:
-    """Let a background thread compute by itself alone, on this process's GPU if `device` is one."""
-    torch.set_num_threads(1)  # for this thread alone; others that have computed keep their number
-    if device is not None and device.type == "cuda":
-        torch.cuda.set_device(device)
+    return ThreadPoolExecutor(1, name, initializer=prepare)
 
 
 def capture(device: torch.device) -> dict[str, NDArray[np.uint8]]:
@@ -462,11 +449,13 @@ def capture(device: torch.device) -> dict[str, NDArray[np.uint8]]:
     # The global generator is the one that libraries use.
     _, keys, position, has_gauss, cached = np.random.get_state()  # noqa: NPY002
     # NaN stands for a missing second normal number, as an array cannot hold None.
-    states = {
-        "rng_torch": torch.get_rng_state().numpy(),
-        "rng_python": _bytes(np.array(words, np.uint32), np.array([np.nan if gauss is None else gauss])),
-        "rng_numpy": _bytes(np.array([*keys, position, has_gauss], np.uint32), np.array([cached])),
-    }
+    states = {"rng_torch": torch.get_rng_state().numpy()}
+    for name, numbers, normal in (
+        ("rng_python", words, np.nan if gauss is None else gauss),
+        ("rng_numpy", [*keys, position, has_gauss], cached),
+    ):
+        content = np.array(numbers, np.uint32).tobytes() + np.float64(normal).tobytes()
+        states[name] = np.frombuffer(content, np.uint8)
     if device.type == "cuda":
         states["rng_device"] = torch.cuda.get_rng_state(device).numpy()
     return states
@@ -475,21 +464,14 @@ def capture(device: torch.device) -> dict[str, NDArray[np.uint8]]:
 def restore(states: dict[str, NDArray[np.uint8]], device: torch.device) -> None:
     """Set each generator to a captured state; keep the device's if the captured device was of another kind."""
     torch.set_rng_state(torch.from_numpy(states["rng_torch"]))
-    words, (gauss,) = _words(states["rng_python"])
+    # The last eight bytes are the second normal number.
+    words, [gauss] = states["rng_python"][:-8].copy().view(np.uint32), states["rng_python"][-8:].copy().view(np.float64)
     random.setstate((3, tuple(map(int, words)), None if np.isnan(gauss) else float(gauss)))
-    words, (cached,) = _words(states["rng_numpy"])
+    words, [cached] = states["rng_numpy"][:-8].copy().view(np.uint32), states["rng_numpy"][-8:].copy().view(np.float64)
     state = ("MT19937", words[:-2], int(words[-2]), int(words[-1]), float(cached))
     np.random.set_state(state)  # noqa: NPY002
     if device.type == "cuda" and "rng_device" in states:
         torch.cuda.set_rng_state(torch.from_numpy(states["rng_device"]), device)
-
-
-def _bytes(words: NDArray[np.uint32], floats: NDArray[np.float64]) -> NDArray[np.uint8]:
-    return np.frombuffer(words.tobytes() + floats.tobytes(), np.uint8)
-
-
-def _words(content: NDArray[np.uint8]) -> tuple[NDArray[np.uint32], NDArray[np.float64]]:
-    return content[:-8].copy().view(np.uint32), content[-8:].copy().view(np.float64)
 
 
 # Phrases by which gloo, NCCL, RCCL and torch's store report that a peer is gone.
@@ -572,17 +554,15 @@ def joined(config: AppConfig, advice: FailureAdvice) -> Iterator[Runtime]:
     stop()
 
 
-class _BesideBar(logging.StreamHandler):  # type: ignore[type-arg]  # Python 3.10 cannot subscript it
-    """Writes log lines above the progress bar, without breaking it."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        with contextlib.suppress(OSError):  # the terminal may be gone
-            tqdm.write(erase_sequence(2) + self.format(record), file=sys.stderr)
-
-
 def log_to_terminal(rank: int) -> None:
-    """Log to stderr: everything on rank 0, warnings on the others."""
-    handler = _BesideBar()
+    """Log to stderr, above the progress bar: everything on rank 0, warnings on the others."""
+
+    def emit(record: logging.LogRecord) -> None:
+        with contextlib.suppress(OSError):  # the terminal may be gone
+            tqdm.write(erase_sequence(2) + handler.format(record), file=sys.stderr)
+
+    handler = logging.StreamHandler()
+    handler.emit = emit  # type: ignore[method-assign]
     handler.setFormatter(RedactingFormatter("%(message)s", is_terminal=True))
     log.handlers[:] = [handler]
     log.setLevel(logging.INFO if rank == 0 else logging.WARNING)
