@@ -52,16 +52,9 @@ class RowAdam(torch.optim.Optimizer):
     update by the ratio of the row's norm to the update's (1 if either is 0).
     """
 
-    def __init__(
-        self,
-        params: list[dict[str, Any]],
-        lr: float,
-        betas: tuple[float, float],
-        eps: float,
-        rowwise: bool,
-        trust: bool,
-    ) -> None:
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "rowwise": rowwise, "trust": trust})
+    def __init__(self, params: list[dict[str, Any]], *, rowwise: bool, **settings: Any) -> None:
+        """settings: lr, betas, eps and trust."""
+        super().__init__(params, {"rowwise": rowwise, **settings})
         # The state exists from the start, since a checkpoint is loaded into it before the first step.
         for table in _all_parameters(self):
             second = torch.zeros_like(table[:, 0] if rowwise else table, requires_grad=False)
@@ -69,27 +62,25 @@ class RowAdam(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """Update rows from .grad; a closure is not called."""
+        """Update the rows of tables [E, d] whose gradient is not 0, and their moments; a closure is not called."""
         for group in self.param_groups:
+            beta1, beta2 = group["betas"]
             for table in group["params"]:
-                if table.grad is not None:
-                    self._update(table, table.grad, group)
-
-    def _update(self, table: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
-        """Update the rows of a table [E, d] whose gradient is not 0, and their moments."""
-        state = self.state[table]
-        state["step"] += 1
-        rows = (grad != 0).any(dim=1).nonzero().squeeze(1)
-        grad, (beta1, beta2) = grad[rows], group["betas"]
-        square = grad.square().mean(dim=1) if group["rowwise"] else grad.square()
-        first = state["exp_avg"][rows].lerp_(grad, 1 - beta1)
-        second = state["exp_avg_sq"][rows].mul_(beta2).add_(square, alpha=1 - beta2)
-        # Indexing by rows copies them, so the moments have to be written back.
-        state["exp_avg"][rows], state["exp_avg_sq"][rows] = first, second
-        update = _adam_update(first, second.unsqueeze(1) if group["rowwise"] else second, state["step"], group)
-        if group["trust"]:
-            update *= _trust_ratio(table[rows].norm(dim=1, keepdim=True), update.norm(dim=1, keepdim=True))
-        table.index_add_(0, rows, update, alpha=-group["lr"])
+                if table.grad is None:
+                    continue
+                state = self.state[table]
+                state["step"] += 1
+                rows = (table.grad != 0).any(dim=1).nonzero().squeeze(1)
+                grad = table.grad[rows]
+                square = grad.square().mean(dim=1) if group["rowwise"] else grad.square()
+                first = state["exp_avg"][rows].lerp_(grad, 1 - beta1)
+                second = state["exp_avg_sq"][rows].mul_(beta2).add_(square, alpha=1 - beta2)
+                # Indexing by rows copies them, so the moments have to be written back.
+                state["exp_avg"][rows], state["exp_avg_sq"][rows] = first, second
+                update = _adam_update(first, second.unsqueeze(1) if group["rowwise"] else second, state["step"], group)
+                if group["trust"]:
+                    update *= _trust_ratio(table[rows].norm(dim=1, keepdim=True), update.norm(dim=1, keepdim=True))
+                table.index_add_(0, rows, update, alpha=-group["lr"])
 
 
 class Lamb(torch.optim.Optimizer):
@@ -255,17 +246,15 @@ def make_optimizer(model: DistributedModelParallel, config: OptimizerConfig) -> 
     weights = {id(weight) for weight in model.module.feature_weights()}  # their decay is the tables'
 
     def make(params: list[nn.Parameter]) -> Optimizer:
-        """Return the optimizer of dense parameters, with the tables' decay for those that are like tables."""
-        plain_params, table_like_params = (
-            [parameter for parameter in params if (id(parameter) in weights) is is_weight]
-            for is_weight in (False, True)
-        )
-        groups = _group_with_decay(plain_params, config.weight_decay, config)
-        groups += _group_with_decay(table_like_params, config.sparse_weight_decay, config)
-        return optimizer_of_layers(groups, config)
+        plain = [parameter for parameter in params if id(parameter) not in weights]
+        like_tables = [parameter for parameter in params if id(parameter) in weights]
+        groups = _group_with_decay(plain, config.weight_decay, config)
+        groups += _group_with_decay(like_tables, config.sparse_weight_decay, config)
+        algorithm = config.dense_name.algorithm
+        kind, arguments = (algorithm.torch, algorithm.arguments) if algorithm.layers is None else (algorithm.layers, {})
+        return _make_optimizer(algorithm, kind, arguments, groups, config.lr, config)
 
-    dense: KeyedOptimizer = KeyedOptimizerWrapper(layers, make)
-    parts.append((DENSE_PART, dense))
+    parts.append((DENSE_PART, KeyedOptimizerWrapper(layers, make)))
     if config.max_grad_norm is None:
         return CombinedOptimizer(parts)
     return Clipped(parts, config.max_grad_norm, config.clip_tables)
@@ -379,13 +368,6 @@ class ReplicatedTables(KeyedOptimizerWrapper):
         for state in self._optimizer.state.values():
             if "step" in state:
                 state["step"].fill_(step)
-
-
-def optimizer_of_layers(params: list[dict[str, Any]], config: OptimizerConfig) -> Optimizer:
-    """Return torch's optimizer over groups of dense parameters, as configured."""
-    algorithm = config.dense_name.algorithm
-    kind, arguments = (algorithm.torch, algorithm.arguments) if algorithm.layers is None else (algorithm.layers, {})
-    return _make_optimizer(algorithm, kind, arguments, params, config.lr, config)
 
 
 def _make_optimizer(

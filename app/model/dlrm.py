@@ -6,6 +6,7 @@ Shapes: B samples, N dense features, F sparse features, D embedding_dim.
 import math
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -72,13 +73,13 @@ class DLRM(nn.Module):
         self.sparse_arch = sparse_arch
         self.dense_arch = _make_dense_arch(config, num_dense)
         self.interaction = make_interaction(config, num_sparse, num_dense)
-        self.over_arch = _make_over_arch(config, self.interaction.num_outputs)
+        hidden = HiddenLayers(config.batch_norm, config.dropout)
+        outputs, widths = self.interaction.num_outputs, config.over_arch
+        self.over_arch = mlp(outputs, widths, False, hidden) if widths else Bias()
         self.linear = config.linear
         self._compiled: Programs | None = None  # programs of dense_arch and `_top`, for training
-        initialise = _INITIALISE.get(config.dense_init)
-        if initialise is not None:
-            for part in (self.dense_arch, self.interaction, self.over_arch):
-                part.apply(initialise)
+        for part in (self.dense_arch, self.interaction, self.over_arch):
+            part.apply(partial(_initialise, config.dense_init))
         # A bias at the log-odds of the label rate spares the first steps from learning that rate.
         if config.initial_logit is not None:
             biases = [value for name, value in self.over_arch.named_parameters() if name.endswith("bias")]
@@ -91,16 +92,13 @@ class DLRM(nn.Module):
         """
         for number, dropout in enumerate(self._modules_of(Dropout)):
             dropout.draw(seed, step, number, rank * rows)
-        self._keep_statistics(num_valid)
+        for norm in self._modules_of(BatchNorm):
+            norm.begin_step(num_valid)
 
     def undo_step(self) -> None:
         """Set the statistics of batch norm, which the forward changed, back to those before the step."""
         for norm in self._modules_of(BatchNorm):
             norm.undo_step()
-
-    def _keep_statistics(self, num_valid: int | None = None) -> None:
-        for norm in self._modules_of(BatchNorm):
-            norm.begin_step(num_valid)
 
     def statistics(self) -> dict[str, Tensor]:
         """Return the running statistics of batch norm by name, float32."""
@@ -182,7 +180,8 @@ class DLRM(nn.Module):
         replay overwrites what they return.
         """
         inputs = self._dense_inputs(dense_features)
-        self._keep_statistics()
+        for norm in self._modules_of(BatchNorm):
+            norm.begin_step()
         with torch.no_grad(), autocast():
             vectors, order = self.sparse_arch(sparse_features)()
             dense = self.dense_arch(inputs)
@@ -291,34 +290,17 @@ def _make_dense_arch(config: ModelConfig, num_dense: int) -> nn.Module:
     return NumericVectors(num_dense, config.embedding_dim) if num_dense else NoVectors(config.embedding_dim)
 
 
-def _make_over_arch(config: ModelConfig, num_inputs: int) -> nn.Module:
-    """Return the layers from the interaction's outputs [B, num_inputs] to logits [B, 1]."""
-    if not config.over_arch:
-        return Bias()
-    return mlp(num_inputs, config.over_arch, False, HiddenLayers(config.batch_norm, config.dropout))
-
-
-def _initialise_as_facebookresearch(module: nn.Module) -> None:
-    """Redraw a linear layer; other modules stay."""
-    if isinstance(module, nn.Linear):
+def _initialise(init: DenseInit, module: nn.Module) -> None:
+    """Redraw a linear layer or, by Xavier's rule, dense features' vectors; other modules stay, and all by torch's."""
+    if isinstance(module, nn.Linear) and init is DenseInit.facebookresearch:
         nn.init.normal_(module.weight, std=math.sqrt(2 / (module.in_features + module.out_features)))
         nn.init.normal_(module.bias, std=math.sqrt(1 / module.out_features))
-
-
-def _initialise_by_xavier(module: nn.Module) -> None:
-    """Redraw a linear layer, or dense features' vectors; other modules stay."""
-    if isinstance(module, nn.Linear):
+    elif isinstance(module, nn.Linear) and init is DenseInit.xavier_normal:
         nn.init.xavier_normal_(module.weight)
         nn.init.zeros_(module.bias)
-    elif isinstance(module, NumericVectors):
+    elif isinstance(module, NumericVectors) and init is DenseInit.xavier_normal:
         # A feature's vector is a layer from 1 to D values, and this is Xavier's deviation for it.
         nn.init.normal_(module.weight, std=math.sqrt(2 / (1 + module.weight.shape[1])))
-
-
-_INITIALISE = {
-    DenseInit.facebookresearch: _initialise_as_facebookresearch,
-    DenseInit.xavier_normal: _initialise_by_xavier,
-}
 
 
 def make_tables(config: AppConfig, features: Features, initial: bool = True) -> TableArch:

@@ -34,7 +34,6 @@ from app.config.model import (
     QROperation,
     RowWeights,
     Storage,
-    TableConfig,
     TableInit,
     TableKind,
     TableOverride,
@@ -65,11 +64,8 @@ class TableInitRange(NamedTuple):
 class Features(NamedTuple):
     """Features that a model is made for.
 
-    Attributes:
-        num_embeddings: rows by feature, in the batches' order.
-        num_dense: N, for a dataset of rows.
-        multi_hot: features of rows whose bags may have more or fewer ids than one; None: all.
-        schema: of a dataset of another kind; None for rows.
+    num_embeddings: rows by feature, in the batches' order. num_dense: N, for a dataset of rows. multi_hot: features of
+    rows whose bags may have more or fewer ids than one; None: all. schema: of a dataset of another kind, else None.
     """
 
     num_embeddings: Mapping[str, int]
@@ -152,43 +148,30 @@ def make_embeddings(
     embeddings = []
     for name, rule_width in zip(names, rule_widths, strict=True):
         settings = settings_of(tables, name)
-        override = override_of(tables, name)
         min_rows = DEFAULT_MIN_ROWS if tables.min_rows is None else tables.min_rows
         # The bound is facebookresearch/dlrm's. An override that names a kind applies at any size.
-        if override.kind is None and rows[name] <= min_rows:
+        if override_of(tables, name).kind is None and rows[name] <= min_rows:
             settings = replace(settings, kind=TableKind.plain)
         width = config.embedding_dim
         if settings.kind is TableKind.mixed_dimension:
             width = storable_width(rule_width, width) if settings.dim is None else settings.dim
         features = tuple(feature for feature in num_embeddings if owners[feature] == name)
-        embeddings.append(
-            _make_embedding(
-                name,
-                features,
-                rows[name],
-                width,
-                settings,
-                multi_hot is None or not set(multi_hot).isdisjoint(features),
-            )
-        )
+        is_multi_hot = multi_hot is None or not set(multi_hot).isdisjoint(features)
+        embeddings.append(_make_embedding(name, features, rows[name], width, settings, is_multi_hot))
     specs = [table for embedding in embeddings for table in embedding.tables]
-    _require_distinct([table.name for table in specs])
-    _require_distinct([key for table in specs for key in table.keys])
+    for names in ([table.name for table in specs], [key for table in specs for key in table.keys]):
+        for name in names:
+            if names.count(name) > 1:
+                raise UserError(f"model.tables: {name} would have two meanings; rename a column or a shared table")
     return embeddings
 
 
 def _make_embedding(
-    name: str,
-    features: tuple[str, ...],
-    rows: int,
-    width: int,
-    settings: TableOverride,
-    multi_hot: bool,
+    name: str, features: tuple[str, ...], rows: int, width: int, settings: TableOverride, multi_hot: bool
 ) -> Embedding:
     """Return the embedding `name` of these features, with one table, or two for quotients and remainders.
 
-    Args:
-        width: of the vector that it gives. multi_hot: whether a bag may have more or fewer ids than one.
+    width: of the vector that it gives. multi_hot: whether a bag may have more or fewer ids than one.
     """
     operation = settings.qr_operation if settings.kind is TableKind.qr else None
     weighted = settings.pooling is Pooling.weighted
@@ -207,7 +190,12 @@ def _make_embedding(
     tables = []
     for number, (table, (height, dim)) in enumerate(shapes.items()):
         keys = tuple(feature + REMAINDER for feature in features) if number else features
-        init = _initial_range(settings, height, rows, operation is not None)
+        init = TableInitRange(-1 / math.sqrt(height), 1 / math.sqrt(height))
+        if settings.init is TableInit.normal:
+            init = TableInitRange(std=settings.init_std)
+        elif settings.init is TableInit.facebookresearch and operation is not None:
+            # facebookresearch/dlrm's uniform_(weight, sqrt(1 / rows)) leaves the upper bound at 1.
+            init = TableInitRange(1 / math.sqrt(rows), 1.0)
         mean = settings.pooling is Pooling.mean
         tables.append(TableSpec(table, keys, height, dim, init, settings.storage or Storage.fp32, mean, by_id))
     return Embedding(
@@ -222,16 +210,6 @@ def _make_embedding(
         row_weights_path=settings.row_weights_path,
         tables=tuple(tables),
     )
-
-
-def _initial_range(settings: TableConfig, height: int, rows: int, is_qr: bool) -> TableInitRange:
-    """Return the initial values of a matrix of `height` rows that serves `rows` categories."""
-    if settings.init is TableInit.normal:
-        return TableInitRange(std=settings.init_std)
-    if settings.init is TableInit.facebookresearch and is_qr:
-        # facebookresearch/dlrm's uniform_(weight, sqrt(1 / rows)) leaves the upper bound at 1.
-        return TableInitRange(1 / math.sqrt(rows), 1.0)
-    return TableInitRange(-1 / math.sqrt(height), 1 / math.sqrt(height))
 
 
 def _owners(tables: TablesConfig, features: Mapping[str, int]) -> dict[str, str]:
@@ -260,13 +238,6 @@ def _owners(tables: TablesConfig, features: Mapping[str, int]) -> dict[str, str]
 def _require_known(key: str, feature: str, features: Mapping[str, int]) -> None:
     if feature not in features:
         raise UserError(f"{key}: the dataset has no sparse feature {feature}; it has {', '.join(features)}")
-
-
-def _require_distinct(names: list[str]) -> None:
-    """Raise UserError for a name of a table or of ids that occurs twice."""
-    for name in names:
-        if names.count(name) > 1:
-            raise UserError(f"model.tables: {name} would have two meanings; rename a column or a shared table")
 
 
 def alpha_rule(num_embeddings: Sequence[int], base_dim: int, alpha: float, power_of_2: bool) -> list[int]:
@@ -312,16 +283,10 @@ def initial_rows(seed: int, table: TableSpec, start: int, stop: int) -> NDArray[
     return rows
 
 
-_WEIGHT = re.compile(r"\.(?:embedding_bags|embeddings)\.(?P<table>.+)\.weight$")
-
-
 def table_of(key: str) -> str | None:
     """Return the table to which a parameter of this name belongs; None for dense parameters."""
-    match = _WEIGHT.search(key)
-    return match["table"] if match else None
-
-
-_DATA_TYPES = {Storage.fp32: DataType.FP32, Storage.fp16: DataType.FP16}
+    match = re.search(r"\.(?:embedding_bags|embeddings)\.(.+)\.weight$", key)
+    return match[1] if match else None
 
 
 class Vectors(NamedTuple):
@@ -366,18 +331,18 @@ class SparseArch(TableArch):
             for table in embedding.tables
             for key, feature in zip(table.keys, embedding.features, strict=True)
         }
+        pooling = {True: PoolingType.MEAN, False: PoolingType.SUM}
         pooled = [table for table in self.tables if not table.by_id]
-        self.bags: nn.Module | None = bag_collection(pooled) if pooled else None
+        bags = [EmbeddingBagConfig(**_settings(table), pooling=pooling[table.mean]) for table in pooled]
+        self.bags: nn.Module | None = None
+        if bags:
+            self.bags = EmbeddingBagCollection(tables=bags, device=torch.device("meta"))
         # TorchRec's collection of single rows takes tables of one width only.
-        widths = sorted({table.embedding_dim for table in self.tables if table.by_id})
-        self.rows = nn.ModuleDict(
-            {
-                f"dim_{width}": row_collection(
-                    [table for table in self.tables if table.by_id and table.embedding_dim == width]
-                )
-                for width in widths
-            }
-        )
+        by_width: dict[int, list[TableSpec]] = {}
+        for table in self.tables:
+            if table.by_id:
+                by_width.setdefault(table.embedding_dim, []).append(table)
+        self.rows = nn.ModuleDict({f"dim_{width}": row_collection(by_width[width]) for width in sorted(by_width)})
         self.divide: QuotientsAndRemainders | None = None
         divisors = {feature: embedding.collisions for embedding in embeddings for feature in embedding.features}
         if max(divisors.values()) > 1:
@@ -400,7 +365,8 @@ class SparseArch(TableArch):
         features = self.table_ids(sparse_features)
         pooled = None if self.bags is None else self.bags(features)
         # Without further parts no vector is copied into the features' order: interactions take the order along.
-        if pooled is not None and self._needs_only_pooling:
+        has_more = self.divide is not None or len(self.rows) or len(self.projections) or len(self.row_weights)
+        if pooled is not None and not has_more:
             return lambda: self._order_pooled(pooled)
         rows = {key: ids for collection in self.rows.values() for key, ids in collection(features).items()}
         return lambda: Vectors(self._assemble({} if pooled is None else pooled.to_dict(), rows, sparse_features))
@@ -413,10 +379,6 @@ class SparseArch(TableArch):
     def collections(self) -> list[nn.Module]:
         """Collections of tables, sharded or not, in which `table_ids` are looked up."""
         return [*([] if self.bags is None else [self.bags]), *self.rows.values()]
-
-    @property
-    def _needs_only_pooling(self) -> bool:
-        return self.divide is None and not (len(self.rows) or len(self.projections) or len(self.row_weights))
 
     def _assemble(
         self, pooled: dict[str, Tensor], rows: dict[str, JaggedTensor], sparse_features: KeyedJaggedTensor
@@ -499,7 +461,20 @@ class _RowWeights(nn.Module):
 
     def __init__(self, embedding: Embedding) -> None:
         super().__init__()
-        weight = _initial_row_weights(embedding)
+        weight = torch.ones(embedding.rows, 1)
+        if embedding.row_weights_path is not None:
+            path = Path(embedding.row_weights_path)
+            try:
+                # A pickle could run code.
+                values = np.load(path, allow_pickle=False)
+            except (OSError, ValueError) as error:
+                raise UserError(f"{path}: not a readable .npy file ({error})") from error
+            if values.shape != (embedding.rows,) or values.dtype.kind != "f" or not np.isfinite(values).all():
+                raise UserError(
+                    f"{path}: {values.dtype} {values.shape}; the row weights of {embedding.name} must be "
+                    f"{embedding.rows} finite floating-point numbers"
+                )
+            weight = torch.from_numpy(values.astype(np.float32)).unsqueeze(1)
         if embedding.row_weights is RowWeights.learned:
             self.weight = nn.Parameter(weight)
         else:
@@ -510,36 +485,10 @@ class _RowWeights(nn.Module):
         return nn.functional.embedding(ids, self.weight)
 
 
-def _initial_row_weights(embedding: Embedding) -> Tensor:
-    """Return row weights [rows, 1] float32: those of the embedding's file, else ones."""
-    if embedding.row_weights_path is None:
-        return torch.ones(embedding.rows, 1)
-    path = Path(embedding.row_weights_path)
-    try:
-        # A pickle could run code.
-        weights = np.load(path, allow_pickle=False)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: not a readable .npy file ({error})") from error
-    if weights.shape != (embedding.rows,) or weights.dtype.kind != "f" or not np.isfinite(weights).all():
-        raise UserError(
-            f"{path}: {weights.dtype} {weights.shape}; the row weights of {embedding.name} must be {embedding.rows} "
-            "finite floating-point numbers"
-        )
-    return torch.from_numpy(weights.astype(np.float32)).unsqueeze(1)
-
-
-def bag_collection(tables: Sequence[TableSpec]) -> EmbeddingBagCollection:
-    """Return a collection of tables whose lookup pools the rows."""
-    pooling = {True: PoolingType.MEAN, False: PoolingType.SUM}
-    configs = [EmbeddingBagConfig(**_settings(table), pooling=pooling[table.mean]) for table in tables]
-    return EmbeddingBagCollection(tables=configs, device=torch.device("meta"))
-
-
 def row_collection(tables: Sequence[TableSpec]) -> EmbeddingCollection:
     """Return a collection of tables of one width, whose lookup returns the rows one by one."""
-    return EmbeddingCollection(
-        tables=[EmbeddingConfig(**_settings(table)) for table in tables], device=torch.device("meta")
-    )
+    configs = [EmbeddingConfig(**_settings(table)) for table in tables]
+    return EmbeddingCollection(tables=configs, device=torch.device("meta"))
 
 
 def _settings(table: TableSpec) -> dict[str, Any]:
@@ -549,17 +498,10 @@ def _settings(table: TableSpec) -> dict[str, Any]:
         "feature_names": list(table.keys),
         "num_embeddings": table.num_embeddings,
         "embedding_dim": table.embedding_dim,
-        "data_type": _DATA_TYPES[table.storage],
-        "init_fn": _leave_as_is,
+        "data_type": {Storage.fp32: DataType.FP32, Storage.fp16: DataType.FP16}[table.storage],
+        # TorchRec would draw initial values in an order that depends on the layout; they are filled in afterwards.
+        "init_fn": lambda weight: weight,
     }
-
-
-def _leave_as_is(weight: Tensor) -> Tensor:
-    """Leave the weight alone: TorchRec would draw initial values in an order that depends on the layout.
-
-    They are filled in afterwards.
-    """
-    return weight
 
 
 class QuotientsAndRemainders(nn.Module):

@@ -34,9 +34,6 @@ from typing_extensions import assert_never
 from app.config.model import Interaction, ModelConfig, Numeric
 from app.config.train import LARGE_BATCH
 
-_FACTORS = (0x7FEB352D, 0x846CA68B - (1 << 32))  # those of lowbias32, as int32
-_SHIFTS = (16, 15)
-
 
 class Dropout(nn.Module):
     """Sets a share `rate` of values to 0 in training and divides the others by 1 - rate (Srivastava et al. 2014).
@@ -81,7 +78,7 @@ class Dropout(nn.Module):
 
 def hash_numbers(numbers: Tensor) -> Tensor:
     """Return lowbias32 of int32 numbers without its last step, which leaves the high bits as they are."""
-    for shift, factor in zip(_SHIFTS, _FACTORS, strict=True):
+    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B - (1 << 32))):  # factors as int32
         unsigned = (numbers >> shift) & ((1 << (32 - shift)) - 1)  # int32's own shift repeats the sign
         numbers = (numbers ^ unsigned) * factor
     return numbers
@@ -166,7 +163,11 @@ class _GlobalBatchNorm(torch.autograd.Function):
         # Squares are taken around the mean: squares of the values minus the mean's square would lose digits.
         squares = (valid - local_mean).square().sum(0)
         statistics = torch.cat([weight.new_full((1,), num_valid), local_mean, squares])
-        by_process = _gather_statistics(statistics) if joins else statistics.unsqueeze(0)
+        parts = [statistics]
+        if joins and num_processes() > 1:
+            parts = [torch.empty_like(statistics) for _ in range(num_processes())]
+            dist.all_gather(parts, statistics)
+        by_process = torch.stack(parts)
         counts, means, squares = by_process.split([1, len(weight), len(weight)], dim=1)
         count = counts.sum().clamp(min=1)  # 0 in a micro-batch of padding
         mean = (counts * means).sum(0) / count
@@ -196,15 +197,6 @@ class _GlobalBatchNorm(torch.autograd.Function):
         return grad_inputs, grad_weight, grad_bias, None, None
 
 
-def _gather_statistics(statistics: Tensor) -> Tensor:
-    """Return the statistics [n] of all processes as [W, n]."""
-    if num_processes() == 1:
-        return statistics.unsqueeze(0)
-    parts = [torch.empty_like(statistics) for _ in range(num_processes())]
-    dist.all_gather(parts, statistics)
-    return torch.stack(parts)
-
-
 # A build of torch may lack oneDNN's operators.
 HAS_ONEDNN = hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
@@ -217,12 +209,6 @@ class HiddenLayers(NamedTuple):
 
     batch_norm: bool = False
     dropout: Sequence[float] = ()
-
-    def rate(self, number: int) -> float:
-        """Return the dropout rate of hidden layer `number`, counted from 0."""
-        if not self.dropout:
-            return 0.0
-        return self.dropout[number if len(self.dropout) > 1 else 0]
 
 
 PLAIN = HiddenLayers()
@@ -239,13 +225,14 @@ def mlp(
     """
     layers: dict[str, nn.Module] = {}
     num_hidden = len(widths) - 1 if has_output else len(widths)
+    rates = [*hidden.dropout] if len(hidden.dropout) > 1 else [*hidden.dropout, 0.0][:1] * num_hidden
     for number, (num_in, num_out) in enumerate(pairwise([num_inputs, *widths])):
         is_hidden, relu = number < num_hidden, final_relu or number < len(widths) - 1
         has_norm = is_hidden and hidden.batch_norm
         layers[str(2 * number)] = Layer(num_in, num_out, relu=relu and not has_norm)
         following: list[nn.Module] = [BatchNorm(num_out), nn.ReLU()] if has_norm else []
-        if is_hidden and (rate := hidden.rate(number)):
-            following.append(Dropout(num_out, rate))
+        if is_hidden and rates[number]:
+            following.append(Dropout(num_out, rates[number]))
         if following:
             layers[str(2 * number + 1)] = nn.Sequential(*following)
     return nn.Sequential(OrderedDict(layers))
@@ -264,26 +251,21 @@ class Layer(nn.Linear):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Map inputs [B, I] to outputs [B, O]."""
-        if _calls_onednn(inputs):
+        # Evaluation keeps torch's products, so that its bits do not depend on the batch size, and so do exported
+        # programs. Below LARGE_BATCH the fixed cost of each call to oneDNN outweighs its speed.
+        if (
+            torch.is_grad_enabled()
+            and not torch.compiler.is_exporting()
+            and len(inputs) >= LARGE_BATCH
+            and inputs.is_cpu
+            and inputs.dtype is torch.float32
+            and not torch.is_autocast_enabled("cpu")
+            and HAS_ONEDNN
+        ):
             onednn_outputs: Tensor = _OneDNN.apply(inputs, self.weight, self.bias, self.relu)
             return onednn_outputs
         outputs = super().forward(inputs)
         return nn.functional.relu(outputs) if self.relu else outputs
-
-
-def _calls_onednn(inputs: Tensor) -> bool:
-    """Return whether a layer's product of inputs [B, I] is oneDNN's, in training on a CPU."""
-    # Evaluation keeps torch's products, so that its bits do not depend on the batch size. Below LARGE_BATCH the fixed
-    # cost of each call to oneDNN outweighs its speed.
-    return (
-        torch.is_grad_enabled()
-        and not torch.compiler.is_exporting()  # an exported program takes any batch size
-        and len(inputs) >= LARGE_BATCH
-        and inputs.is_cpu
-        and inputs.dtype is torch.float32
-        and not torch.is_autocast_enabled("cpu")
-        and HAS_ONEDNN
-    )
 
 
 torch.library.define("clickwork::linear", "(Tensor inputs, Tensor weight, Tensor? bias, bool relu) -> Tensor")
@@ -306,7 +288,6 @@ def _(inputs: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tensor
 
 @register_flop_formula(torch.ops.clickwork.linear)
 def _linear_flops(inputs: tuple[int, int], weight: tuple[int, int], *settings: Any, **keywords: Any) -> int:
-    """Return the FLOPs of `_linear`; a multiplication and an addition count as two."""
     return 2 * inputs[0] * inputs[1] * weight[0]
 
 
@@ -486,26 +467,21 @@ class DCNInteraction(nn.Module):
     in its DLRM_DCN; without a rank, `CrossNet`. The outputs of a deep_arch (the paper's parallel structure) follow.
     """
 
-    def __init__(
-        self,
-        num_inputs: int,
-        num_layers: int,
-        low_rank_dim: int | None,
-        deep_arch: nn.Module | None = None,
-        deep_outputs: int = 0,
-    ) -> None:
-        """deep_arch: maps [B, n] to [B, deep_outputs]."""
+    def __init__(self, num_inputs: int, config: ModelConfig) -> None:
         super().__init__()
-        self.crossnet = (
-            CrossNet(num_inputs, num_layers)
-            if low_rank_dim is None
-            else LowRankCrossNet(num_inputs, num_layers, low_rank_dim)
+        num_layers, widths = config.dcn_num_layers or DCN_NUM_LAYERS, config.deep_arch or []
+        hidden, deep = HiddenLayers(config.batch_norm, config.dropout), None
+        if widths:
+            deep = mlp(num_inputs, widths, True, hidden, has_output=False)
+        rank = config.dcn_low_rank_dim or num_inputs // DCN_RANK_PART
+        self.crossnet: nn.Module = (
+            CrossNet(num_inputs, num_layers) if config.dcn_full_rank else LowRankCrossNet(num_inputs, num_layers, rank)
         )
-        self.deep_arch = deep_arch
-        self.num_outputs = num_inputs + deep_outputs
+        self.deep_arch = deep
+        self.num_outputs = num_inputs + sum(widths[-1:])
 
     def forward(self, dense: Tensor, sparse: Tensor, order: Order = None) -> Tensor:
-        """Map dense [B, D] or [B, N, D] and sparse [B, F, D] to [B, n + deep_outputs]."""
+        """Map dense [B, D] or [B, N, D] and sparse [B, F, D] to [B, n + deep_arch's last width]."""
         inputs = join(dense, sparse, order).flatten(1)
         crossed: Tensor = self.crossnet(inputs)
         return crossed if self.deep_arch is None else torch.cat([crossed, self.deep_arch(inputs)], dim=1)
@@ -560,11 +536,6 @@ class ScalarPairsInteraction(nn.Module):
         return torch.cat([products, dense], dim=1)
 
 
-AnyInteraction = (
-    DotInteraction | CatInteraction | DCNInteraction | ProjectionInteraction | ScalarPairsInteraction | SumInteraction
-)
-
-
 def num_numeric(config: ModelConfig, num_dense: int) -> int | None:
     """Return the number of dense features that have a vector each; None if dense_arch makes one vector of them all."""
     if config.numeric is Numeric.vectors:
@@ -576,7 +547,9 @@ def _num_vectors(num_sparse: int, num_numeric: int | None) -> int:
     return num_sparse + (1 if num_numeric is None else num_numeric)
 
 
-def make_interaction(config: ModelConfig, num_sparse: int, num_dense: int) -> AnyInteraction:
+def make_interaction(
+    config: ModelConfig, num_sparse: int, num_dense: int
+) -> DotInteraction | CatInteraction | DCNInteraction | ProjectionInteraction | ScalarPairsInteraction | SumInteraction:
     """Return the interaction that the configuration names, with its defaults, for these numbers of features."""
     dim, numeric = config.embedding_dim, num_numeric(config, num_dense)
     if config.interaction is Interaction.dot:
@@ -584,23 +557,14 @@ def make_interaction(config: ModelConfig, num_sparse: int, num_dense: int) -> An
     if config.interaction is Interaction.cat:
         return CatInteraction(num_sparse, dim, numeric)
     if config.interaction is Interaction.dcn:
-        return _make_dcn(config, _num_vectors(num_sparse, numeric) * dim)
+        return DCNInteraction(_num_vectors(num_sparse, numeric) * dim, config)
     if config.interaction is Interaction.scalar_pairs:
         return ScalarPairsInteraction(num_sparse, dim, config.mixes_samples)
     if config.interaction is Interaction.projection:
-        widths = [PROJECTION_VECTORS * dim]
-        return ProjectionInteraction(
-            num_sparse, dim, config.projection_branch1 or widths, config.projection_branch2 or widths
+        branches = (
+            branch or [PROJECTION_VECTORS * dim] for branch in (config.projection_branch1, config.projection_branch2)
         )
+        return ProjectionInteraction(num_sparse, dim, *branches)
     if config.interaction is Interaction.sum:
         return SumInteraction()
     assert_never(config.interaction)
-
-
-def _make_dcn(config: ModelConfig, num_inputs: int) -> DCNInteraction:
-    """Return DCN v2's cross layers, of low rank unless model.dcn_full_rank, beside deep_arch if there is one."""
-    num_layers, rank = config.dcn_num_layers or DCN_NUM_LAYERS, config.dcn_low_rank_dim or num_inputs // DCN_RANK_PART
-    deep, widths = None, config.deep_arch or []
-    if widths:
-        deep = mlp(num_inputs, widths, True, HiddenLayers(config.batch_norm, config.dropout), has_output=False)
-    return DCNInteraction(num_inputs, num_layers, None if config.dcn_full_rank else rank, deep, sum(widths[-1:]))

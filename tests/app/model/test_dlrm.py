@@ -107,7 +107,7 @@ def test_cat_interaction_equals_the_oracle() -> None:
 
 def test_dcn_and_its_gradients_equal_the_oracle() -> None:
     torch.manual_seed(0)
-    interaction = DCNInteraction(4 * DIM, num_layers=3, low_rank_dim=5).double()
+    interaction = DCNInteraction(4 * DIM, ModelConfig(dcn_num_layers=3, dcn_low_rank_dim=5)).double()
     net = interaction.crossnet
     assert isinstance(net, LowRankCrossNet)
     for bias in net.bias:
