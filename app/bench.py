@@ -108,23 +108,21 @@ def main(config: BenchConfig) -> int:
         return EXIT_DONE
     with platform.joined(config, READING) as runtime:
         require_graphs(config.runtime, runtime.device.type)
-        shape, processes = shape_of(config, runtime.world_size), f"{runtime.world_size} process(es)"
-        threads = f"{runtime.num_threads} threads each"
-        log.info("bench: %s, %s on %s, %s", shape, processes, runtime.platform.value, threads)
-        _measure(config, shape, runtime)
+        _measure(config, shape_of(config, runtime.world_size), runtime)
     return EXIT_DONE
 
 
 def _measure(config: BenchConfig, shape: Shape, runtime: Runtime) -> None:
     """Time the chosen cases between two measurements of the ceilings; print the table, and write the JSON if asked."""
+    processes, threads = f"{runtime.world_size} process(es)", f"{runtime.num_threads} threads each"
+    log.info("bench: %s, %s on %s, %s", shape, processes, runtime.platform.value, threads)
     dtype = torch.bfloat16 if config.runtime.precision is Precision.bf16 else torch.float32
     # The limits are measured before and after the cases, since other work may disturb one of the two.
     ceilings = measure_ceilings(runtime.device, dtype, config.seconds, runtime.highest)
     if ceilings is None:
         raise UserError("runtime: too little free memory on the GPU to measure its limits; end what else uses it")
     timed: list[tuple[Case, WorkTiming]] = []
-    selected = tuple(config.chosen_operators)
-    device, model = runtime.device, config.model
+    selected, device, model = tuple(config.chosen_operators), runtime.device, config.model
     families: dict[tuple[str, ...], Callable[[], Iterator[Case]]] = {
         ("embedding_bag",): lambda: lookup_cases(shape, device),
         ("interaction", "mlp"): lambda: product_cases(shape, model, device, dtype),
@@ -168,9 +166,8 @@ def shape_of(config: BenchConfig, world_size: int) -> Shape:
     """Return the sizes at which to measure. Refuse lists of different lengths, and a batch that cannot be shared."""
     shape, train = config.shape, with_batch_of_all(config.train, world_size)
     if shape.batch_size is None and train.global_batch_size % world_size:
-        raise UserError(
-            f"train.global_batch_size={train.global_batch_size}: not divisible by the {world_size} processes"
-        )
+        batch = f"train.global_batch_size={train.global_batch_size}"
+        raise UserError(f"{batch}: not divisible by the {world_size} processes")
     published = published_tables(config.data.published_tables or DEFAULT_TABLES).rows.values()
     rows = shape.num_embeddings or [min(count, shape.most_rows) for count in published]
     expanded = config.data.multi_hot.bags()
@@ -183,18 +180,14 @@ def shape_of(config: BenchConfig, world_size: int) -> Shape:
 
 def random_batch(shape: Shape, seed: int, device: torch.device) -> Batch:
     """Return a batch of random samples, a quarter of them clicked; ids have a long tail: rows * u^4 with u uniform."""
-    rng = np.random.default_rng(seed)
-    size = shape.batch_size
-    ids = [
-        (rng.random(size * bag) ** 4 * rows).astype(np.int32)
-        for rows, bag in zip(shape.num_embeddings, shape.bag_sizes, strict=True)
-    ]
+    rng, size = np.random.default_rng(seed), shape.batch_size
+    tables = zip(shape.num_embeddings, shape.bag_sizes, strict=True)
+    ids = [(rng.random(size * bag) ** 4 * rows).astype(np.int32) for rows, bag in tables]
     layout = layout_of(shape.features, [np.full(size, bag) for bag in shape.bag_sizes])
     sparse = layout.bags(torch.from_numpy(np.concatenate(ids))).to(device)
-    dense = rng.standard_normal((size, shape.num_dense), dtype=np.float32)
-    labels = (rng.random(size) < 0.25).astype(np.float32)
-    on_device = (torch.from_numpy(values).to(device) for values in (dense, labels))
-    return Batch(next(on_device), sparse, next(on_device), size, num_global=size)
+    dense = torch.from_numpy(rng.standard_normal((size, shape.num_dense), dtype=np.float32)).to(device)
+    labels = torch.from_numpy((rng.random(size) < 0.25).astype(np.float32)).to(device)
+    return Batch(dense, sparse, labels, size, num_global=size)
 
 
 def lookup_bytes(shape: Shape) -> int:
@@ -236,7 +229,7 @@ def lookup_cases(shape: Shape, device: torch.device) -> Iterator[Case]:
 
 
 def flops_of(work: Callable[[], Any]) -> int:
-    """Return the floating-point operations of the matrix products that `work` runs, as torch counts them."""
+    """Return the FLOPs of the matrix products that `work` runs, as torch counts them."""
     with FlopCounterMode(display=False) as counter:
         work()
     return int(counter.get_total_flops())
@@ -351,11 +344,17 @@ class Document(Provenance, kw_only=True):
 def result(case: Case, timing: WorkTiming, ceilings: Ceilings) -> Measured:
     """Return a case's figures."""
     seconds = timing.median
-    median, p10, p90 = (duration * 1e3 for duration in (seconds, timing.p10, timing.p90))
-    rate, share_of_bandwidth = case.samples / seconds or None, case.bytes / seconds / ceilings.bytes_per_second
-    share_of_matrix_rate = case.flops / seconds / ceilings.flops_per_second or None
-    shares = share_of_bandwidth, share_of_matrix_rate
-    return Measured(case.name, median, p10, p90, rate, case.bytes, case.flops, *shares)
+    return Measured(
+        name=case.name,
+        median_ms=seconds * 1e3,
+        p10_ms=timing.p10 * 1e3,
+        p90_ms=timing.p90 * 1e3,
+        samples_per_second=case.samples / seconds or None,
+        bytes=case.bytes,
+        flops=case.flops,
+        share_of_bandwidth=case.bytes / seconds / ceilings.bytes_per_second,
+        share_of_matrix_rate=case.flops / seconds / ceilings.flops_per_second or None,
+    )
 
 
 def results_table(results: Sequence[Measured], ceilings: Ceilings) -> str:
@@ -387,7 +386,10 @@ def _markdown(rows: Sequence[Sequence[str]]) -> list[str]:
 
 def comparison(paths: Sequence[str]) -> str:
     """Return a table of the cases that all documents have; ratios are the first machine's times over the others'."""
-    documents = [_read_results(Path(path)) for path in paths]
+    try:
+        documents = [read_document(Path(path), Document, REMEDY) for path in paths]
+    except FileNotFoundError as error:
+        raise UserError(f"{error.filename}: no such file; {REMEDY}") from error
     first = documents[0]
     for path, document in zip(paths, documents, strict=True):
         for part, expected, found in (("shape", first.shape, document.shape), ("model", first.model, document.model)):
@@ -410,30 +412,16 @@ def comparison(paths: Sequence[str]) -> str:
         ratios = [f"{cases[0].median_ms / case.median_ms:.2f}" for case in cases[1:]]
         times = [f"{case.median_ms:.3f}" for case in cases]
         rows.append((name, *times, *(f"{share:.0%}" for share in shares), *ratios))
-    lines = [
-        f"{number}: {path}: {_about(document)}"
-        for number, path, document in zip(numbers, paths, documents, strict=True)
-    ]
+    lines = []
+    for number, path, document in zip(numbers, paths, documents, strict=True):
+        limits, torch_release = document.ceilings, document.versions.get("torch")
+        lines.append(
+            f"{number}: {path}: {document.platform}, {document.device(document.platform)}, {document.world_size} "
+            f"process(es) of {document.num_threads} threads, torch {torch_release}, commit "
+            f"{(document.commit or 'unknown')[:7]}; limits {limits.bytes_per_second / 1e9:.1f} GB/s, "
+            f"{limits.flops_per_second / 1e9:.1f} GFLOP/s ({limits.dtype})"
+        )
     legend = "Medians. Of limit: the larger share of the machine's own memory bandwidth and matrix rate."
     left_out = sorted({name for measured in figures for name in measured} - {*common})
     note = [f"Not in all files: {', '.join(left_out)}"] if left_out else []
     return "\n".join([*lines, "", legend, "", *_markdown(rows), *note])
-
-
-def _read_results(path: Path) -> Document:
-    """Read the document of out=FILE. Raise UserError if it is missing or damaged."""
-    try:
-        return read_document(path, Document, REMEDY)
-    except FileNotFoundError as error:
-        raise UserError(f"{path}: no such file; {REMEDY}") from error
-
-
-def _about(document: Document) -> str:
-    """Describe a measurement: device, processes, precision of the matrix limit, release and commit."""
-    limits, versions = document.ceilings, document.versions
-    return (
-        f"{document.platform}, {document.device(document.platform)}, {document.world_size} process(es) of "
-        f"{document.num_threads} threads, torch {versions.get('torch')}, commit "
-        f"{(document.commit or 'unknown')[:7]}; limits {limits.bytes_per_second / 1e9:.1f} GB/s, "
-        f"{limits.flops_per_second / 1e9:.1f} GFLOP/s ({limits.dtype})"
-    )

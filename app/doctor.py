@@ -182,17 +182,14 @@ def check_devices(probe: Mapping[str, Any]) -> Iterator[Check]:
     elif not devices:
         yield Check("gpu", Verdict.ok, "none, and torch is the CPU build")
     if NVIDIA_DRIVER.exists():
-        yield _check_driver(cuda)
-
-
-def _check_driver(cuda: str | None) -> Check:
-    """Check that NVIDIA's driver is new enough for a release of CUDA, such as 12.8."""
-    driver = NVIDIA_DRIVER.read_text(encoding="utf-8", errors="replace").splitlines()[0].strip()
-    version, least = re.search(r"\b(\d{3,})\.\d+", driver), MIN_DRIVERS.get((cuda or "").split(".")[0], 0)
-    if version and int(version[1]) < least:
-        remedy = f"install the driver's release {least} or later, or packages built for an older CUDA"
-        return Check("driver", Verdict.fail, f"{driver}: too old for CUDA {cuda}", remedy)
-    return Check("driver", Verdict.ok, driver)
+        # A release of CUDA, such as 12.8, needs a driver that is new enough.
+        driver = NVIDIA_DRIVER.read_text(encoding="utf-8", errors="replace").splitlines()[0].strip()
+        version, least = re.search(r"\b(\d{3,})\.\d+", driver), MIN_DRIVERS.get((cuda or "").split(".")[0], 0)
+        if version and int(version[1]) < least:
+            remedy = f"install the driver's release {least} or later, or packages built for an older CUDA"
+            yield Check("driver", Verdict.fail, f"{driver}: too old for CUDA {cuda}", remedy)
+        else:
+            yield Check("driver", Verdict.ok, driver)
 
 
 def check_groups(paths: Iterable[Path]) -> Iterator[Check]:
@@ -248,14 +245,11 @@ def check_dataset(root: Path) -> Check:
         manifest = load_manifest(root)
     except UserError as error:
         return Check(name, Verdict.fail, str(error), remedy)
-    files = (
-        (shard_path(root, split, shard.name, kind), digest.bytes)
-        for split, entry in manifest.splits.items()
-        for shard in entry.shards
-        for kind, digest in shard.files.items()
-    )
-    for path, size in files:
-        if not path.exists() or path.stat().st_size != size:
-            return Check(name, Verdict.fail, f"{path}: missing, or not of {size:,} bytes", remedy)
+    shards = [(split, shard) for split, entry in manifest.splits.items() for shard in entry.shards]
+    for split, shard in shards:
+        for kind, digest in shard.files.items():
+            path, size = shard_path(root, split, shard.name, kind), digest.bytes
+            if not path.exists() or path.stat().st_size != size:
+                return Check(name, Verdict.fail, f"{path}: missing, or not of {size:,} bytes", remedy)
     rows = ", ".join(f"{split} {entry.rows:,}" for split, entry in manifest.splits.items())
     return Check(name, Verdict.ok, f"{rows} rows (digests: python -m data_prep.verify data.path={root})")

@@ -37,7 +37,6 @@ from common import signals
 from common.cli import EXIT_DONE, EXIT_STOPPED, SECONDS
 from common.extensions import rows_of_extensions
 from common.signals import Interrupted, StopRequest
-from data_prep.dataset.format import Manifest
 
 log = logging.getLogger("clickwork")
 
@@ -58,8 +57,20 @@ def main(config: AppConfig) -> int:
 
     checkpoints = Path(config.run.dir) / files.CHECKPOINTS
     advice = FailureAdvice(LESS_MEMORY, lambda: files.resumption(checkpoints))
+    only_built = meta_build.is_wanted(config)
+    # A run that is only built computes nothing, so this machine need not have its precision.
+    arithmetic = replace(config.runtime, precision=None) if only_built else config.runtime
     try:
-        status = _join_and_train(config, advice, began, seconds)
+        with platform.joined(replace(config, runtime=arithmetic), advice) as runtime:
+            agreement.require_same_program(config, runtime)
+            record = RunDirectory(Path(config.run.dir), runtime.rank)
+            try:
+                if only_built:
+                    status = meta_build.write(_with_global_batch(config, runtime), runtime, record, began)
+                else:
+                    status = _train(config, runtime, record, began, seconds)
+            finally:
+                record.release()
     except Interrupted as error:  # raised before the first step only
         resumable, words = files.resumption(checkpoints)
         progress = words if resumable else "nothing was trained yet"
@@ -79,22 +90,6 @@ def main(config: AppConfig) -> int:
     return status
 
 
-def _join_and_train(config: AppConfig, advice: FailureAdvice, began: float, seconds: dict[str, float]) -> int:
-    """Join the processes of the job, or be its only one, and train; return the exit status."""
-    only_built = meta_build.is_wanted(config)
-    # A run that is only built computes nothing, so this machine need not have its precision.
-    arithmetic = replace(config.runtime, precision=None) if only_built else config.runtime
-    with platform.joined(replace(config, runtime=arithmetic), advice) as runtime:
-        agreement.require_same_program(config, runtime)
-        record = RunDirectory(Path(config.run.dir), runtime.rank)
-        try:
-            if only_built:
-                return meta_build.write(_with_global_batch(config, runtime), runtime, record, began)
-            return _train(config, runtime, record, began, seconds)
-        finally:
-            record.release()
-
-
 def _train(config: AppConfig, runtime: Runtime, record: RunDirectory, began: float, seconds: dict[str, float]) -> int:
     """Train from the beginning or a checkpoint to the end or a stop, and report; return the exit status."""
     run = _set_up(config, runtime, record, began, seconds)
@@ -111,10 +106,16 @@ def _train(config: AppConfig, runtime: Runtime, record: RunDirectory, began: flo
             evaluator.keep_scores_of_served(run.session, record.path, run.state.step)
         stop.answer = "training has ended, the report is being written"
     finally:
-        # A stopped or failed run has a report, too.
+        # A stopped or failed run has a report, too; a failure to write it does not fail the run.
         before = time.perf_counter()
         if runtime.rank == 0:
-            _report(record.path, is_last=status != EXIT_DONE)
+            try:
+                path = write_report(record.path)
+                if status != EXIT_DONE:  # else `main` names it, last
+                    log.info("report: %s", path)
+            except Exception as error:  # noqa: BLE001  # whatever it is, the run is complete
+                fault = f"{type(error).__name__}: {error}"
+                log.warning("report: not written (%s); its figures are in %s", fault, record.path)
         spent = run.timer.seconds
         seconds |= {"training": spent["train"], "evaluation": spent["eval"], "report": time.perf_counter() - before}
 
@@ -155,8 +156,11 @@ def _set_up(
     agreement.on_each_machine(runtime, is_shared, lambda: verify_splits(root, manifest, splits, config.data))
     prepare.warn(root, manifest, is_new, config.loss.class_weights)
 
-    # Model, optimizer and loss.
-    trained = session.build(_complete_config(config, runtime, root, manifest), runtime, root, manifest)
+    # Model, optimizer and loss, by a configuration that the processes, the dataset and the machine complete.
+    data = replace(prepare.keep_recorded_settings(config.data, manifest), path=str(root))
+    used = replace(config.runtime, num_threads=runtime.num_threads)
+    completed = replace(_with_global_batch(config, runtime), data=data, runtime=used)
+    trained = session.build(completed, runtime, root, manifest)
 
     # Evaluation: its distance in steps may be left to the length of an epoch. This completes the configuration: the
     # run, which puts together loop, evaluations, checkpoints and record, works by it and records it.
@@ -196,23 +200,3 @@ def _with_global_batch(config: AppConfig, runtime: Runtime) -> AppConfig:
     """Return the configuration with the global batch of all processes, and its micro-batch."""
     train = with_batch_of_all(config.train, runtime.world_size)
     return replace(config, train=replace(train, micro_batch_size=train.micro_batch))
-
-
-def _complete_config(config: AppConfig, runtime: Runtime, root: Path, manifest: Manifest) -> AppConfig:
-    """Return the configuration completed by the number of processes, the dataset and the machine."""
-    data = replace(prepare.keep_recorded_settings(config.data, manifest), path=str(root))
-    used = replace(config.runtime, num_threads=runtime.num_threads)
-    return replace(_with_global_batch(config, runtime), data=data, runtime=used)
-
-
-def _report(directory: Path, is_last: bool) -> None:
-    """Write the report of a run, even a failed one; log a failure to write it, which does not fail the run.
-
-    is_last: whether nothing is logged afterwards, so that the path must be named now.
-    """
-    try:
-        path = write_report(directory)
-        if is_last:
-            log.info("report: %s", path)
-    except Exception as error:  # noqa: BLE001  # whatever it is, the run is complete
-        log.warning("report: not written (%s: %s); its figures are in %s", type(error).__name__, error, directory)

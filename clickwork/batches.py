@@ -11,7 +11,6 @@ from torch.utils.data import IterableDataset, get_worker_info
 from torchrec import KeyedJaggedTensor
 
 from app.config.app_config import AppConfig
-from app.data.batch import Batch
 from app.data.split import TRAIN, SplitReader
 from app.record.documents import read_config
 from common.compose import convert
@@ -49,23 +48,16 @@ class TorchBatches(IterableDataset[Item]):
     ) -> "TorchBatches":
         """Make the batches of `Dataset.torch`, whose arguments these are.
 
-        Args:
-            path, manifest: of the dataset.
-            given: the keywords seed, shuffle, drop_last and batch_size, all four; None is not given.
+        given: the keywords seed, shuffle, drop_last and batch_size, all four; None is not given.
         """
         if run is None and given["batch_size"] is None:
             raise UserError("batch_size: give it, or run=RUN, whose batches are then read")
         config = AppConfig() if run is None else convert(AppConfig, read_config(Path(run)))
-        values = {name: value for name, value in given.items() if value is not None}
-        if split != TRAIN:
-            values = {"shuffle": False, "drop_last": False, **values}
-        train = replace(
-            config.train,
-            global_batch_size=values.get("batch_size", config.train.global_batch_size),
-            seed=values.get("seed", config.train.seed),
-            drop_last=values.get("drop_last", config.train.drop_last),
-        )
-        data = replace(config.data, shuffle=values.get("shuffle", config.data.shuffle))
+        values: dict[str, Any] = {} if split == TRAIN else {"shuffle": False, "drop_last": False}
+        values |= {name: value for name, value in given.items() if value is not None}
+        data = replace(config.data, shuffle=values.pop("shuffle", config.data.shuffle))
+        values["global_batch_size"] = values.pop("batch_size", config.train.global_batch_size)
+        train = replace(config.train, **values)
         if train.global_batch_size < 1:
             raise UserError(f"batch_size={train.global_batch_size}: must be at least 1")
         # Every process has a row of each batch; parts need not be equal.
@@ -96,31 +88,16 @@ class TorchBatches(IterableDataset[Item]):
         if worker is not None:
             batches = islice(batches, worker.id, None, worker.num_workers)
         for batch in batches:
-            yield _drop_padding(batch)
+            # Training masks the padding, but a model of one's own would learn it.
+            features, rows = batch.sparse_features, batch.num_valid
+            if rows < features.stride():
+                lengths = features.lengths().view(-1, features.stride())
+                sample = torch.arange(features.stride()).repeat(len(lengths))
+                values = features.values()[torch.repeat_interleave(sample, lengths.flatten()) < rows]
+                features = KeyedJaggedTensor(features.keys(), values, lengths=lengths[:, :rows].flatten())
+            yield batch.dense_features[:rows], features, *batch.targets(slice(rows))
 
     def _reader(self) -> SplitReader:
         """Open the split: in each process and iteration anew, as open files cannot be sent to another process."""
-        train = self._config.train
-        return SplitReader(
-            self._path,
-            self._manifest,
-            self._split,
-            self._config.data,
-            self._rank,
-            self._world_size,
-            train.drop_last,
-            train.micro_batch,
-        )
-
-
-def _drop_padding(batch: Batch) -> Item:
-    """Return a batch without its padding, which training masks but a model of one's own would learn."""
-    features, rows = batch.sparse_features, batch.num_valid
-    if rows < features.stride():
-        lengths = features.lengths().view(-1, features.stride())
-        sample = torch.arange(features.stride()).repeat(len(lengths))
-        values = features.values()[torch.repeat_interleave(sample, lengths.flatten()) < rows]
-        features = KeyedJaggedTensor(features.keys(), values, lengths=lengths[:, :rows].flatten())
-    if batch.weights is not None:
-        return batch.dense_features[:rows], features, batch.labels[:rows], batch.weights[:rows]
-    return batch.dense_features[:rows], features, batch.labels[:rows]
+        data, train, place = self._config.data, self._config.train, (self._rank, self._world_size)
+        return SplitReader(self._path, self._manifest, self._split, data, *place, train.drop_last, train.micro_batch)

@@ -4,7 +4,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -79,8 +79,15 @@ def _run(name: str, overrides: Sequence[str]) -> Any:
         errors="replace",
         start_new_session=True,  # so that an interrupt reaches it once, through this process
     )
-    shown = []
-    for line in _pass_on_lines(process):
+    assert process.stdout is not None
+    shown, line = [], None
+    while line != "":
+        try:
+            line = process.stdout.readline()
+        except KeyboardInterrupt:
+            # The command saves a checkpoint before it ends, and the lines until then are shown, too.
+            process.send_signal(signal.SIGINT)
+            continue
         sys.stdout.write(line)
         sys.stdout.flush()
         shown.append(line)
@@ -93,18 +100,3 @@ def _run(name: str, overrides: Sequence[str]) -> Any:
             raise Error(f"{name} was interrupted, with a checkpoint; the same call resumes it", status)
         raise Error(last_line("".join(shown), f"{name} ended with exit status {status}"), status)
     return config
-
-
-def _pass_on_lines(process: "subprocess.Popen[str]") -> Iterator[str]:
-    """Yield a process's lines to its end; an interrupt of this process is passed on to it."""
-    assert process.stdout is not None
-    while True:
-        try:
-            line = process.stdout.readline()
-        except KeyboardInterrupt:
-            # The command saves a checkpoint before it ends, and the lines until then are shown, too.
-            process.send_signal(signal.SIGINT)
-            continue
-        if not line:
-            return
-        yield line

@@ -152,7 +152,6 @@ class Dataset:
         return TorchBatches.from_keywords(self.path, self._manifest, split, run, given, rank, world_size)
 
     def _batches(self, split: str, batch_size: int) -> Iterator[Rows]:
-        """Yield the rows of a split in batches; see `batches`, which checks its arguments first."""
         from data_prep.dataset.format import open_shard
 
         parts: list[ShardArrays] = []
@@ -172,7 +171,6 @@ class Dataset:
                 yield self._join_parts(parts)
 
     def _join_parts(self, parts: "list[ShardArrays]") -> Rows:
-        """Concatenate parts of shards to rows in memory."""
         import numpy as np
 
         from data_prep.dataset.spelling import join
@@ -180,23 +178,16 @@ class Dataset:
         labels, dense, sparse = (np.concatenate([part[place] for part in parts]) for place in range(3))
         # A single part is a view of mapped files, and the caller may keep it for longer.
         bags = (join(column_parts).copy() for column_parts in zip(*(part.bags for part in parts), strict=True))
-        return Rows(
-            labels[:, 0],
-            dense.astype(np.float32, copy=False),
-            sparse,
-            dict(zip(self.schema.ragged, bags, strict=False)),
-            np.concatenate([part.weights[:, 0] for part in parts if part.weights is not None])
-            if self.schema.weight
-            else None,
-        )
+        by_column = dict(zip(self.schema.ragged, bags, strict=False))
+        weights = [part.weights[:, 0] for part in parts if part.weights is not None]
+        joined = np.concatenate(weights) if self.schema.weight else None
+        return Rows(labels[:, 0], dense.astype(np.float32, copy=False), sparse, by_column, joined)
 
     def _require_split(self, split: str) -> None:
-        """Raise UserError if there is no such split."""
         if split not in self.splits:
             raise UserError(f"{self.path}: no split {split!r}; it has {', '.join(self.splits)}")
 
     def _require_column(self, column: str) -> None:
-        """Raise UserError if there is no such sparse column."""
         if column not in self.num_embeddings:
             names = ", ".join(self.num_embeddings)
             raise UserError(f"{self.path}: no sparse column {column!r}; it has {names}")

@@ -39,17 +39,23 @@ TableLike: TypeAlias = ArrowStream | Mapping[str, Any] | Iterable[Any]
 def split_table(table: TableLike, name: str = "table", size: int = PIECE_ROWS) -> "Iterator[NewRows]":
     """Yield the rows of a table in pieces of at most `size`; an iterable is asked for each table when it is needed.
 
-    Args:
-        table: see `TableLike`.
-        name: of the table in errors, in which its rows are numbered from 1.
-        size: rows of a piece.
-
-    Raises:
-        UserError: not a table, or two columns of one name.
+    name: of the table in errors, in which its rows are numbered from 1.
     """
+    from data_prep.encoding.encoder import NewRows, require_distinct, rows_of_objects
+    from data_prep.parsing.convert import plain_value, without_nan
+
     first = 1
     for piece in _split_pieces(table, name, size):
-        rows = _convert_piece(piece, name, first)
+        if isinstance(piece, list):
+            for number, row in enumerate(piece, first):
+                if not isinstance(row, Mapping):
+                    raise UserError(f"{name}: row {number}: {type(row).__name__}, not a dict; {REMEDY}")
+            plain = ({str(key): plain_value(value) for key, value in row.items()} for row in piece)
+            rows = rows_of_objects(name, dict(enumerate(plain, first)))
+        else:
+            require_distinct(name, piece.schema.names, None)
+            columns = dict(zip(piece.schema.names, map(without_nan, piece.columns), strict=True))
+            rows = NewRows(name, columns, range(first, first + piece.num_rows))
         first += len(rows.numbers)
         yield rows
 
@@ -106,24 +112,6 @@ def _convert_arrow_errors(name: str) -> Iterator[None]:
         yield
     except (pa.ArrowException, TypeError, ValueError) as error:  # pandas', of sparse columns, and two of one name
         raise UserError(f"{name}: not readable through Arrow's interface ({str(error).splitlines()[0]})") from error
-
-
-def _convert_piece(piece: Any, name: str, first: int) -> "NewRows":
-    """Convert a list of dicts, or a record batch; its first row has the number `first` in errors."""
-    from data_prep.encoding.encoder import NewRows, require_distinct, rows_of_objects
-    from data_prep.parsing.convert import plain_value, without_nan
-
-    if not isinstance(piece, list):
-        require_distinct(name, piece.schema.names, None)
-        columns = dict(zip(piece.schema.names, map(without_nan, piece.columns), strict=True))
-        return NewRows(name, columns, range(first, first + piece.num_rows))
-    for number, row in enumerate(piece, first):
-        if not isinstance(row, Mapping):
-            raise UserError(f"{name}: row {number}: {type(row).__name__}, not a dict; {REMEDY}")
-    objects = {
-        number: {str(key): plain_value(value) for key, value in row.items()} for number, row in enumerate(piece, first)
-    }
-    return rows_of_objects(name, objects)
 
 
 # TorchRec's modules keep state between calls, and torch's settings are of the whole process.
@@ -251,7 +239,7 @@ def load(
 
 
 def trained_config(run: str | Path, data: str | Path | None, platform: str) -> "AppConfig":
-    """Return a run's configuration for scoring rows. Raises UserError if its model does not score single rows."""
+    """Return a run's configuration for scoring rows, which its model must be able to do."""
     from app.config.app_config import validate
     from app.config.model import require_own_scores
     from app.config.train import Platform, RuntimeConfig
@@ -276,13 +264,7 @@ def trained_config(run: str | Path, data: str | Path | None, platform: str) -> "
 def open_run(
     run: str | Path, trained: "AppConfig", checkpoint: str | int | Path | None
 ) -> "Iterator[tuple[TrainedRun, Runtime]]":
-    """Context with a run's checkpoint, and this process as its runtime in the arithmetic of the run.
-
-    checkpoint: as for `load`.
-
-    Raises:
-        UserError: there is no such checkpoint, its dataset is not there, or the process is one of several.
-    """
+    """Context with a run's checkpoint, and this process as its runtime in the arithmetic of the run."""
     import torch
 
     from app.runtime import environment, platform

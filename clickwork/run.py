@@ -42,10 +42,7 @@ class Run:
     @convert_errors()
     def summary(self) -> dict[str, Any] | None:
         """The content of summary.json; None before the run's end."""
-        from common.documents import plain_object
-
-        summary = self._files().summary
-        return None if summary is None else plain_object(summary)
+        return _plain(self._files().summary)
 
     @property
     @convert_errors()
@@ -53,9 +50,7 @@ class Run:
         """The events of metrics.jsonl as an Arrow table: a row an event, null where an event lacks a column."""
         import pyarrow as pa
 
-        from common.documents import plain_object
-
-        events = [plain_object(event) for event in self._files().events]
+        events = [_plain(event) or {} for event in self._files().events]
         names = dict.fromkeys(name for event in events for name in event)
         return pa.table({name: pa.array([event.get(name) for event in events]) for name in names})
 
@@ -63,10 +58,7 @@ class Run:
     @convert_errors()
     def curves(self) -> dict[str, Any] | None:
         """The curves of the last evaluation: ROC, precision and recall, calibration; None if there are none."""
-        from common.documents import plain_object
-
-        curves = self._files().curves
-        return None if curves is None else plain_object(curves)
+        return _plain(self._files().curves)
 
     @convert_errors()
     def evaluate(
@@ -120,6 +112,12 @@ class Run:
         from app.report.read import read_run
 
         return read_run(self.path)
+
+
+def _plain(document: Any) -> dict[str, Any] | None:
+    from common.documents import plain_object
+
+    return None if document is None else plain_object(document)
 
 
 class Comparison:

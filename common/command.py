@@ -99,13 +99,9 @@ class RedactingFormatter(logging.Formatter):
 
 def _redact_text(text: str) -> str:
     """Mask the logins of URLs, and the values of names that mark secrets, in a text."""
-
-    def mask_value(match: re.Match[str]) -> str:
-        return f"{match['name']}{match['is']}{MASK}" if is_secret(match["name"]) else match[0]
-
     text = _LOGIN.sub(f"{MASK}@", text)
     for pair in _PAIRS:
-        text = pair.sub(mask_value, text)
+        text = pair.sub(lambda pair: f"{pair['name']}{pair['is']}{MASK}" if is_secret(pair["name"]) else pair[0], text)
     return text
 
 

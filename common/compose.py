@@ -59,6 +59,8 @@ ELSEWHERE = {
 REFUSED: tuple[type[Exception], ...] = (HydraException, OmegaConfBaseException, ValueError, TypeError)
 REFUSED += (AttributeError, LookupError, AssertionError, RecursionError)
 
+_NOISE = ("full_key:", "object_type=", "Set the env", "Config search", "provider=", "See https://")
+
 SCHEMA = "schema"  # name of the dataclass in the defaults lists of conf/
 FILE_OPTION = "config="
 RECIPE_FILE = re.compile(r"recipe=.*\.ya?ml[\"']?", re.IGNORECASE)
@@ -117,8 +119,13 @@ def _convert_group(schema: Any, group: Any, prefix: str) -> Any:
             try:
                 values[name] = read_as(_spell([value] if is_one else value, _leaf(kind)), kind, strict=False)
             except ValidationError:
-                rule = _rule(key, kind, value, declaration(schema, name).meaning)
-                raise ConversionError(f"{key}={shown(value)}: {rule}") from None
+                rule = "must be a mapping of names" if typing.get_origin(kind) is dict else ""
+                if names := choices(kind):
+                    rule = _not_one_of(names, key, str(value))
+                elif _is_list(kind):
+                    item = "text" if _leaf(kind) is str else "number"
+                    rule = f"must be a {item} or a list of {item}s: {declaration(schema, name).meaning}"
+                raise ConversionError(f"{key}={shown(value)}: {rule or f'must be {FORMS[_leaf(kind)]}'}") from None
     return schema(**values)
 
 
@@ -142,16 +149,6 @@ def _leaf(kind: Any) -> Any:
     """Return the type of the single values in a key's type, such as int of list[int] | None."""
     parts = [part for part in typing.get_args(kind) if part is not type(None)]
     return _leaf(parts[-1]) if parts else kind
-
-
-def _rule(key: str, kind: Any, value: Any, meaning: str) -> str:
-    """Return what a value of the wrong type must be."""
-    if names := choices(kind):
-        return _not_one_of(names, key, str(value))
-    if _is_list(kind):
-        item = "text" if _leaf(kind) is str else "number"
-        return f"must be a {item} or a list of {item}s: {meaning}"
-    return "must be a mapping of names" if typing.get_origin(kind) is dict else f"must be {FORMS[_leaf(kind)]}"
 
 
 def compose_partly(schema: type[ConfigT], config_dir: Path, overrides: Sequence[str], name: str) -> ConfigT:
@@ -227,19 +224,21 @@ def _explain(schema: type, config_dir: Path, overrides: Sequence[str]) -> Iterat
     try:
         yield
     except REFUSED as error:
-        fault = _unknown_choice(config_dir, overrides) if isinstance(error, MissingConfigException) else ""
-        raise UserError(fault or _join_lines(error) + _suggest_key(schema, config_dir, overrides)) from error
-
-
-def _unknown_choice(config_dir: Path, overrides: Sequence[str]) -> str:
-    """Describe the first GROUP=NAME with an unknown name; "" if there is none."""
-    groups = ready_made_groups(config_dir)
-    for override in overrides:
-        group, _, name = override.lstrip("+").partition("=")
-        name, names = name.strip("\"'"), groups.get(group, [])
-        if names and name not in (*names, "null") and not name.startswith(RECIPE_OF_FILE):
-            return f"configuration: {override}: {_not_one_of(names, group, name)}"
-    return ""
+        groups = ready_made_groups(config_dir) if isinstance(error, MissingConfigException) else {}
+        for override in overrides:
+            group, _, name = override.lstrip("+").partition("=")
+            name, names = name.strip("\"'"), groups.get(group, [])
+            if names and name not in (*names, "null") and not name.startswith(RECIPE_OF_FILE):
+                raise UserError(f"configuration: {override}: {_not_one_of(names, group, name)}") from error
+        # The many lines of a Hydra or OmegaConf error and its causes become one, outermost first.
+        parts: list[str] = []
+        cause: BaseException | None = error
+        while cause is not None:
+            lines = [line for line in map(str.strip, str(cause).splitlines()) if line and not line.startswith(_NOISE)]
+            parts += [line for line in dict.fromkeys(lines) if line not in parts]
+            cause = cause.__cause__
+        suggestion = _suggest_key(schema, config_dir, overrides)
+        raise UserError(f"configuration: {' '.join(parts)}{suggestion}") from error
 
 
 def _not_one_of(names: Sequence[str], key: str, value: str) -> str:
@@ -272,12 +271,11 @@ def _find_following_keys(schema: type, overrides: Sequence[str], names: Set[str]
     In a recorded run, run.dir follows from run.name, so that a new name on the command line gives a new directory.
     """
     values = {key: value.strip('"') for key, _, value in (override.partition("=") for override in overrides)}
-    defaults = {key: getattr(owner, name, None) for key, owner, name, _ in keys_of(schema)}
+    defaults = {key: str(getattr(owner, name, "")) for key, owner, name, _ in keys_of(schema)}
     return {
         key
         for key, default in defaults.items()
-        if isinstance(default, str)
-        and not names.isdisjoint(INTERPOLATION.findall(default))
+        if not names.isdisjoint(INTERPOLATION.findall(default))
         and values.get(key) == INTERPOLATION.sub(lambda match: values.get(match[1], ""), default)
     }
 
@@ -292,7 +290,6 @@ def _name_option(option: str) -> Iterator[None]:
 
 
 def _check_limits(config: Any) -> None:
-    """Raise UserError for the first key whose value exceeds its limits, unless a key still lacks its value."""
     if MISSING not in flat_values(config).values():
         check_keys(config)
 
@@ -411,18 +408,3 @@ def _suggest_key(schema: type, config_dir: Path, overrides: Sequence[str]) -> st
             close = ends if len(ends) == 1 else difflib.get_close_matches(key, names, n=1)
             return f"; did you mean {close[0]}?" if close else "; --help all lists the keys"
     return ""
-
-
-_NOISE = ("full_key:", "object_type=", "Set the env", "Config search", "provider=", "See https://")
-
-
-def _join_lines(error: Exception) -> str:
-    """Join the many lines of a Hydra or OmegaConf error and its causes into one, outermost first."""
-    parts: list[str] = []
-    cause: BaseException | None = error
-    while cause is not None:
-        for line in map(str.strip, str(cause).splitlines()):
-            if line and not line.startswith(_NOISE) and line not in parts:
-                parts.append(line)
-        cause = cause.__cause__
-    return "configuration: " + " ".join(parts)

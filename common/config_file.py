@@ -1,5 +1,6 @@
 """Reader of a user's file of keys, nested or dotted, with values as on the command line."""
 
+import contextlib
 import functools
 import json
 import re
@@ -121,18 +122,11 @@ def _format_node(node: yaml.Node) -> str:
     if isinstance(node, yaml.MappingNode):
         return "{" + ",".join(f"{key.value}:{_format_node(value)}" for key, value in node.value) + "}"
     text = str(node.value)
-    # A value in quotes is a text, whatever Hydra would read in it.
-    if node.style is not None:
-        return quote_literally(text)
-    return "null" if text in PLAIN_NULLS else text if _is_one_value(text) else quote_literally(text)
-
-
-def _is_one_value(text: str) -> bool:
-    """Return whether Hydra reads a plain value as one value, also within a list."""
-    if set(text) & set(",[]{}"):
-        return False
-    try:
-        parse_override(f"key=[{text}]")
-    except HydraException:
-        return False
-    return True
+    if node.style is None and text in PLAIN_NULLS:
+        return "null"
+    # A value in quotes is a text, whatever Hydra would read in it; and so is what it would not read as one value.
+    if node.style is None and not set(text) & set(",[]{}"):
+        with contextlib.suppress(HydraException):
+            parse_override(f"key=[{text}]")
+            return text
+    return quote_literally(text)

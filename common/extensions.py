@@ -27,12 +27,9 @@ class ReadyMadeValues(NamedTuple):
 class KeyGroup(NamedTuple):
     """A group of keys that an extension adds to a configuration of the core, such as `AppConfig`.
 
-    Attributes:
-        configuration: name of the configuration's dataclass.
-        name: name of the group, which is the extension's name.
-        keys: a frozen dataclass of keys that all have defaults.
-        validate: checks the whole configuration. Raises UserError for values that cannot work.
-        sample_keys: keys that select the evaluated samples of a dataset.
+    configuration: name of its dataclass. name: of the group, which is the extension's. keys: a frozen dataclass of keys
+    that all have defaults. validate: raises UserError for values of the whole configuration that cannot work.
+    sample_keys: keys that select the evaluated samples of a dataset.
     """
 
     configuration: str
@@ -56,15 +53,11 @@ class Core:
     """The rows that extensions add to the core. The type of a row selects its table."""
 
     def __init__(self) -> None:
-        self._rows: list[object] = []
+        self.rows: list[object] = []
 
     def add(self, *rows: object) -> None:
         """Add rows of any types."""
-        self._rows += rows
-
-    def rows(self, kind: type[Row]) -> list[Row]:
-        """Return the rows of one type, in the order in which they were added."""
-        return [row for row in self._rows if isinstance(row, kind)]
+        self.rows += rows
 
 
 @functools.cache
@@ -85,7 +78,7 @@ def absence(name: str) -> str | None:
 
 def rows_of_extensions(kind: type[Row]) -> list[Row]:
     """Return the rows of one type, such as `Command`, sorted by the names of their extensions."""
-    return _load_extensions().rows(kind)
+    return [row for row in _load_extensions().rows if isinstance(row, kind)]
 
 
 def directories_of_values(config_dir: Path) -> list[Path]:

@@ -46,14 +46,19 @@ def compile_notice(subject: str) -> Iterator[None]:
         yield
 
 
+def _address(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any, number: int) -> Any:
+    """Return the address of an element of argument `number`, an array, at the position that the next argument is."""
+    array = context.make_array(signature.args[number])(context, builder, arguments[number])
+    offset = context.cast(builder, arguments[number + 1], signature.args[number + 1], types.int64)
+    return builder.gep(array.data, [offset])
+
+
 @intrinsic
 def load_u64(typing_context: Any, buffer: types.Array, position: types.Integer) -> Any:
     """Load eight bytes of a contiguous uint8 array from `position` as a little-endian uint64, without bounds check."""
 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        array = context.make_array(signature.args[0])(context, builder, arguments[0])
-        offset = context.cast(builder, arguments[1], signature.args[1], types.int64)
-        address = builder.gep(array.data, [offset])
+        address = _address(context, builder, signature, arguments, 0)
         word = builder.load(builder.bitcast(address, ir.IntType(64).as_pointer()))
         # Fields begin at any byte, so the load must not assume the alignment of its type.
         word.align = 1
@@ -88,11 +93,10 @@ def match_64(typing_context: Any, buffer: types.Array, position: types.Integer, 
     """Return a uint64 mask of the bytes that equal `byte`, among 64 of a contiguous uint8 array from `position`."""
 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        array = context.make_array(signature.args[0])(context, builder, arguments[0])
-        offset = context.cast(builder, arguments[1], signature.args[1], types.int64)
         # LLVM makes one instruction of 64 comparisons where the processor has it, and several elsewhere.
         vector = ir.VectorType(ir.IntType(8), 64)
-        block = builder.load(builder.bitcast(builder.gep(array.data, [offset]), vector.as_pointer()))
+        address = _address(context, builder, signature, arguments, 0)
+        block = builder.load(builder.bitcast(address, vector.as_pointer()))
         block.align = 1
         byte = context.cast(builder, arguments[2], signature.args[2], types.uint8)
         one = builder.insert_element(ir.Constant(vector, ir.Undefined), byte, ir.Constant(ir.IntType(32), 0))
@@ -108,15 +112,11 @@ def copy_16(typing_context: Any, target: types.Array, at: Any, source: types.Arr
     """Copy 16 elements of a contiguous int32 array from `position` to `at` of another array, without bounds check."""
 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        addresses = []
-        for array in (0, 2):
-            data = context.make_array(signature.args[array])(context, builder, arguments[array]).data
-            offset = context.cast(builder, arguments[array + 1], signature.args[array + 1], types.int64)
-            vector = ir.VectorType(ir.IntType(32), 16).as_pointer()
-            addresses.append(builder.bitcast(builder.gep(data, [offset]), vector))
-        block = builder.load(addresses[1])
+        vector = ir.VectorType(ir.IntType(32), 16).as_pointer()
+        to, at = (builder.bitcast(_address(context, builder, signature, arguments, array), vector) for array in (0, 2))
+        block = builder.load(at)
         # Bags begin at any number of a table, so nothing but the size of a number is known of their alignment.
-        block.align = builder.store(block, addresses[0]).align = 4
+        block.align = builder.store(block, to).align = 4
         return context.get_dummy_value()
 
     return types.void(target, at, source, position), codegen
@@ -127,9 +127,7 @@ def prefetch(typing_context: Any, source: types.Array, position: types.Integer) 
     """Prefetch the cache line of an element that will be read soon."""
 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        array = context.make_array(signature.args[0])(context, builder, arguments[0])
-        offset = context.cast(builder, arguments[1], signature.args[1], types.int64)
-        address = builder.bitcast(builder.gep(array.data, [offset]), ir.IntType(8).as_pointer())
+        address = builder.bitcast(_address(context, builder, signature, arguments, 0), ir.IntType(8).as_pointer())
         flag = ir.IntType(32)
         kind = ir.FunctionType(ir.VoidType(), [address.type, flag, flag, flag])
         function = builder.module.declare_intrinsic("llvm.prefetch", [address.type], kind)

@@ -121,8 +121,15 @@ def choices(kind: Any) -> list[str]:
 
 def check(config: Any) -> None:
     """Refuse what `check_keys` refuses; then the first message that `faults` of a group yields, inner groups first."""
+
+    def faults(group: Any) -> Iterator[str]:
+        for value in vars(group).values():
+            if dataclasses.is_dataclass(value):
+                yield from faults(value)
+        yield from group.faults() if hasattr(group, "faults") else ()
+
     check_keys(config)
-    refuse(_iterate_faults(config))
+    refuse(faults(config))
 
 
 def refuse(messages: Iterable[str]) -> None:
@@ -131,19 +138,10 @@ def refuse(messages: Iterable[str]) -> None:
         raise UserError(message)
 
 
-def _iterate_faults(config: Any) -> Iterator[str]:
-    for value in vars(config).values():
-        if dataclasses.is_dataclass(value):
-            yield from _iterate_faults(value)
-    yield from config.faults() if hasattr(config, "faults") else ()
-
-
 def check_keys(config: Any, prefix: str = "") -> None:
     """Refuse values outside their keys' limits, and keys without effect beside others of their group.
 
-    Args:
-        config: an instance of a dataclass of keys.
-        prefix: prefix of its keys, such as "train.".
+    config: an instance of a dataclass of keys. prefix: of its keys, such as "train.".
     """
     for field in dataclasses.fields(config):
         value, name = getattr(config, field.name), f"{prefix}{field.name}"
@@ -276,10 +274,8 @@ def ready_made_groups(config_dir: Path) -> dict[str, list[str]]:
 def describe(config: Any, groups: Mapping[str, list[str]], whole: bool = True) -> Iterator[str]:
     """Yield lines of help, at most WIDTH wide except for longer values, which have no secrets.
 
-    Args:
-        config: the configuration, in which keys may be MISSING.
-        groups: groups of ready-made values, and their names.
-        whole: list every key; otherwise, if there are many, only the required and the common ones.
+    config: may have keys that are MISSING. groups: names of ready-made values, by group. whole: list every key;
+    otherwise, if there are many, only the required and the common ones.
     """
     values = redact(flat_values(config))
     keys = [(key, declaration(owner, field), kind) for key, owner, field, kind in keys_of(type(config))]
