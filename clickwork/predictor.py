@@ -78,8 +78,11 @@ def whole_table(table: TableLike, name: str) -> "NewRows":
 def _split_pieces(table: Any, name: str, size: int) -> Iterator[Any]:
     """Yield a table in pieces of at most `size` rows: lists of dicts, or Arrow's record batches."""
     if hasattr(table, "__arrow_c_stream__"):
-        for batch in _batches(table, name):
-            yield from (batch.slice(start, size) for start in range(0, batch.num_rows, size))
+        import pyarrow as pa
+
+        with _convert_arrow_errors(name):
+            for batch in pa.RecordBatchReader.from_stream(table):
+                yield from (batch.slice(start, size) for start in range(0, batch.num_rows, size))
     elif isinstance(table, Mapping):
         yield [table]
     elif isinstance(table, Iterable) and not isinstance(table, str | bytes):
@@ -93,14 +96,6 @@ def _split_pieces(table: Any, name: str, size: int) -> Iterator[Any]:
                 raise UserError(f"{name}: {type(item).__name__} in it is not a row; {REMEDY}")
     else:
         raise UserError(f"{name}: {type(table).__name__} is not a table; {REMEDY}")
-
-
-def _batches(table: ArrowStream, name: str) -> Iterator[Any]:
-    """Yield a table's record batches, in which its library hands it over."""
-    import pyarrow as pa
-
-    with _convert_arrow_errors(name):
-        yield from pa.RecordBatchReader.from_stream(table)
 
 
 @contextmanager

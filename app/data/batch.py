@@ -344,12 +344,8 @@ def with_room_checked(
 ) -> Iterator[Batch]:
     """Return the batches, after checking that the memory to be pinned for them is free on a NUMA node.
 
-    Args:
-        batches: in ordinary memory, for a GPU.
-        gpu: its PCI address.
-        processes: number on this machine, which its nodes share equally.
-        mapped_bytes: size of the shards; they are read through the page cache, so it is logged and refuses nothing.
-        nodes, pci: directories below /sys.
+    batches: in ordinary memory, for a GPU; gpu: its PCI address. processes: number on this machine, which its nodes
+    share equally. mapped_bytes: size of the shards, which are read through the page cache and refuse nothing.
     """
     first, memory = next(batches, None), memory_nodes(nodes)
     if first is None or not memory:

@@ -1,20 +1,16 @@
 """Perceptrons with batch norm and dropout, and interactions of the dense vector with the F sparse vectors.
 
-A run that is resumed, replayed or spread over another number of processes therefore draws the same masks. The number
-of each value is a 32-bit hash (C. Wellons' lowbias32) of its row's key plus its column's, in int32 arithmetic, which
-all devices have. On a CPU this is faster than torch's generator, which cannot begin at a row.
+Dropout's number of each value is a 32-bit hash (C. Wellons' lowbias32) of its row's key plus its column's, in int32
+arithmetic, which all devices have. A run that is resumed, replayed or spread over another number of processes therefore
+draws the same masks. On a CPU this is faster than torch's generator, which cannot begin at a row.
 
-Shapes: B samples, W values of a layer's outputs.
+With train.deterministic=layout, statistics of batch norm are of a micro-batch, as in ghost batch norm (Hoffer et al.
+2017).
 
-With train.deterministic=layout, statistics are of a micro-batch, as in ghost batch norm (Hoffer et al. 2017).
-
-Shapes: B samples of this process, C channels, W processes.
-
-Shapes: B samples, I inputs and O outputs of a layer.
-
-Shapes: B samples, F sparse features, D embedding_dim, P pairs. Each module has `num_outputs`, and maps dense [B, D] and
-sparse [B, F, D] to [B, num_outputs]; `order` is as for `join`. If dense features have a vector each, or there are no
-dense features, dense is [B, N, D], and `num_numeric` is N instead of None.
+Shapes: B samples of this process, W values of a layer's outputs or W processes, C channels, I inputs and O outputs of a
+layer, F sparse features, D embedding_dim, P pairs. An interaction has `num_outputs`, and maps dense [B, D] and sparse
+[B, F, D] to [B, num_outputs]; `order` is as for `join`. If dense features have a vector each, or there are none, dense
+is [B, N, D], and `num_numeric` is N instead of None.
 """
 
 from collections import OrderedDict

@@ -279,25 +279,22 @@ def require_strict_products(num_threads: int) -> None:
 
 
 def are_equal_on_threads(num_threads: int) -> bool:
-    """Return whether this many threads multiply layers of several widths with the bits of one; sets the number."""
-    return all(map(torch.equal, _layer_products(1), _layer_products(num_threads)))
+    """Return whether this many threads multiply layers of several widths with the bits of one; sets the number.
 
-
-def _layer_products(num_threads: int) -> list[Tensor]:
-    """Return outputs and gradients of layers of several widths, which MKL divides among threads if it may."""
-    torch.set_num_threads(num_threads)
-    results = []
-    # The inputs are computed, not drawn, so that this trial leaves the run's generators as they are.
-    for num_in, num_out in itertools.product(*PROBED_WIDTHS):
-        inputs, weight = (
-            torch.linspace(-1, 1, rows * num_in).sin().view(rows, num_in).requires_grad_()
-            for rows in (PROBED_ROWS, num_out)
-        )
-        outputs = torch.nn.functional.linear(inputs, weight)
-        outputs.backward(outputs.detach().cos())
-        gradients = (tensor.grad for tensor in (inputs, weight))
-        results += [outputs.detach(), *(gradient for gradient in gradients if gradient is not None)]
-    return results
+    MKL divides outputs and gradients among threads if it may.
+    """
+    results: list[list[Tensor]] = [[], []]
+    for threads, products in zip((1, num_threads), results, strict=True):
+        torch.set_num_threads(threads)
+        # The inputs are computed, not drawn, so that this trial leaves the run's generators as they are.
+        for num_in, num_out in itertools.product(*PROBED_WIDTHS):
+            inputs, weight = (
+                torch.linspace(-1, 1, rows * num_in).sin().view(rows, num_in).requires_grad_()
+                for rows in (PROBED_ROWS, num_out)
+            )
+            outputs = torch.nn.functional.linear(inputs, weight)
+            products += [outputs.detach(), *torch.autograd.grad(outputs, (inputs, weight), outputs.detach().cos())]
+    return all(map(torch.equal, *results))
 
 
 def check_precision(precision: Precision | None, platform: Platform) -> None:
@@ -406,18 +403,20 @@ def _fbgemm_has_gpu_code() -> bool:
 def quieten_third_parties() -> None:
     """Silence warnings about libraries' internals, on which users cannot act."""
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
-    warnings.filterwarnings("ignore", message=".*ShardedTensor.*")
-    warnings.filterwarnings("ignore", message=".*broadcast_buffers.*")
+    warnings.filterwarnings("ignore", module="torch.distributed.checkpoint")  # about its own deprecated storage calls
     # TorchRec 1.4 asks torch for its group's device in a way that torch 2.10 deprecates.
     warnings.filterwarnings("ignore", category=UserWarning, module="torchrec.distributed.types")
-    # About data-parallel tables; tests show that their gradients are right (tests/app/optimizer/test_optimizer.py).
-    warnings.filterwarnings("ignore", message="fbgemm::dense_embedding_codegen_lookup_function")
-    # FBGEMM's, about data-parallel tables on CPU; a test against plain torch shows that their gradients are right.
-    warnings.filterwarnings("ignore", message=".*dense_embedding_codegen_lookup_function.*")
-    warnings.filterwarnings("ignore", message="TBE B200 optimization")  # FBGEMM 1.6 tells which kernel it takes
+    # The third is about data-parallel tables; a test against plain torch shows that their gradients are right. By the
+    # last FBGEMM 1.6 tells which kernel it takes.
+    for words in (
+        "ShardedTensor",
+        "broadcast_buffers",
+        "dense_embedding_codegen_lookup_function",
+        "TBE B200 optimization",
+    ):
+        warnings.filterwarnings("ignore", message=f".*{words}.*")
     logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
     logging.getLogger("torchrec").setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", module="torch.distributed.checkpoint")  # about its own deprecated storage calls
     # This program reports failures in one line.
     logging.getLogger("torch.distributed.checkpoint").setLevel(logging.CRITICAL)
 
@@ -429,9 +428,7 @@ def background_thread(name: str, device: torch.device | None = None) -> ThreadPo
     processors and let each spin for less long, so that every parallel region of a step would end in a sleep and a
     wake-up.
 
-    Args:
-        name: the thread's name in a debugger or profiler.
-        device: GPU that becomes the thread's current one; a new thread would start with GPU 0.
+    name: the thread's, in a debugger or profiler. device: GPU that becomes its current one, which would be GPU 0.
     """
     torch.get_num_threads()  # a thread that has not computed yet would take over the number set by the new one
 

@@ -97,11 +97,8 @@ def rank(
 ) -> Ranking:
     """Return the candidates from the best to the worst; equal scores come in the candidates' canonical order.
 
-    Args:
-        names: of the candidates.
-        logits: [n]; order: [n], candidates in their canonical order; unknown: [n, F], per feature of `features`.
-        has_clicks: whether these are logits of clicks; otherwise they are predicted numbers.
-        correction: offset of logits of clicks; it changes no order.
+    logits: [n]. order: [n], candidates in their canonical order. unknown: [n, F], per feature of `features`.
+    has_clicks: whether these are logits of clicks, not predicted numbers. correction: offset of logits of clicks.
     """
     best = order[np.argsort(-logits[order], kind="stable")].tolist()
     unknown_names = [[name for name, is_unknown in zip(features, row, strict=True) if is_unknown] for row in unknown]
