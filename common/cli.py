@@ -109,8 +109,15 @@ def run_command(command: Command) -> int:
 
 def _run_configured(command: Command, schema: type, arguments: list[str]) -> int | None:
     """Print help if the arguments ask for it; otherwise compose the configuration, and call the command's function."""
+    config: Any
     if any(argument in ("-h", "--help") for argument in arguments):
-        _print_help(command, schema, [argument for argument in arguments if not argument.startswith("-")])
+        typed = [argument for argument in arguments if not argument.startswith("-") and argument != "all"]
+        config = compose_partly(schema, command.config_dir, typed, command.config)
+        print(command.description(), end="\n\n")
+        groups = ready_made_groups(command.config_dir) if command.has_groups else {}
+        recipe = "; recipe=FILE.yaml is a recipe" if "recipe" in groups else ""
+        print(f"config=FILE.yaml takes keys from a file; typed keys override them{recipe}.\n")
+        print("\n".join(describe(config, groups, "all" in arguments)))
         return EXIT_DONE
     _require_temporary_directory()
     # `make` sets up the environment before it starts the command.
@@ -118,7 +125,7 @@ def _run_configured(command: Command, schema: type, arguments: list[str]) -> int
         SECONDS["set-up"] = time.time() - float(started)
     if os.environ.get("RANK", "0") == "0" and (sentence := outdated_sentence()):
         sys.stderr.write(f"warning: {sentence}\n")  # first, as the checkout's keys may be unknown here
-    config: Any = compose_config(schema, command.config_dir, arguments, command.config)
+    config = compose_config(schema, command.config_dir, arguments, command.config)
     if command.check is not None:
         load(command.check)(config)
     signals.end_at_once()  # an interrupted import leaves nothing to clean up
@@ -194,18 +201,6 @@ def _print_error(message: str) -> None:
     # A file's name may contain line ends and codes that control a terminal.
     line = re.sub(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+", " ", redact_message(message, sys.argv[1:]))
     sys.stderr.write(f"error: {line}\n")  # one write, since several processes share a terminal
-
-
-def _print_help(command: Command, schema: type, overrides: list[str]) -> None:
-    """Print the command's description, its groups and its keys; all keys if `overrides` contain "all"."""
-    whole = "all" in overrides
-    config_overrides = [override for override in overrides if override != "all"]
-    config: Any = compose_partly(schema, command.config_dir, config_overrides, command.config)
-    print(command.description(), end="\n\n")
-    groups = ready_made_groups(command.config_dir) if command.has_groups else {}
-    recipe = "; recipe=FILE.yaml is a recipe" if "recipe" in groups else ""
-    print(f"config=FILE.yaml takes keys from a file; typed keys override them{recipe}.\n")
-    print("\n".join(describe(config, groups, whole)))
 
 
 CODES = {"green": 32, "yellow": 33, "red": 31, "bold": 1, "dim": 2}

@@ -117,17 +117,11 @@ REMEDIES = {
 class Command(NamedTuple):
     """A command. Objects are named as "module:object" and imported when needed.
 
-    Attributes:
-        name: NAME of `clickwork NAME`.
-        module: MODULE of `python -m MODULE`.
-        function: takes the configuration or, without a schema, the list of arguments; returns an exit status.
-        summary: one line of help.
-        schema: dataclass of the configuration; None: the function parses its own arguments.
-        config: file of values in `config_dir`, without .yaml; schema: the dataclass's defaults.
-        config_dir: directory of the values.
-        has_groups: whether the command takes groups of ready-made values, such as recipe=NAME.
-        check: checks the configuration before the command's module is imported; raises UserError.
-        leave: function that ends the process with an exit status.
+    name: NAME of `clickwork NAME`. module: MODULE of `python -m MODULE`. summary: one line of help.
+    function: takes the configuration or, without a schema, the list of arguments; returns an exit status.
+    schema: dataclass of the configuration. config: file of values in `config_dir`, without .yaml; schema: its defaults.
+    has_groups: whether the command takes groups of ready-made values, such as recipe=NAME. check: checks the
+    configuration before the module is imported. leave: ends the process with an exit status.
     """
 
     name: str

@@ -445,14 +445,6 @@ class Order:
             yield window
             first += window.size
 
-    def permutation(self, window: Window) -> NDArray[np.int64]:
-        """Return the order of a window's rows, counted over its ranges."""
-        order = np.arange(window.size)
-        # Each window has a stream of its own, so a process that leaves windows out draws the others unchanged.
-        if self.shuffle:
-            np.random.default_rng([self.seed, self.epoch, window.seed]).shuffle(order)
-        return order
-
 
 class SplitReader:
     """One split of a dataset, opened for one process."""
@@ -573,7 +565,11 @@ class SplitReader:
 
     def _load(self, order: Order, window: Window, rows: NDArray[np.int64]) -> RowArrays:
         """Return these rows of a window by their places in its order, negatives as drawn for this seed and epoch."""
-        places = order.permutation(window)[rows]
+        places = np.arange(window.size)
+        # Each window has a stream of its own, so a process that leaves windows out draws the others unchanged.
+        if order.shuffle:
+            np.random.default_rng([order.seed, order.epoch, window.seed]).shuffle(places)
+        places = places[rows]
         if self._negatives is not None:
             return self._negatives.read(window.ranges, places, order.seed, order.epoch)
         return self._shards.read(window.ranges, places)

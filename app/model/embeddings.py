@@ -78,10 +78,8 @@ class Features(NamedTuple):
 class TableSpec:
     """A weight matrix [num_embeddings, embedding_dim].
 
-    Attributes:
-        keys: names of the ids that index it.
-        mean: pool bags by their mean instead of their sum.
-        by_id: lookups return its rows one by one, since they are combined or weighted before pooling.
+    keys: names of the ids that index it. mean: pool bags by their mean instead of their sum. by_id: lookups return its
+    rows one by one, since they are combined or weighted before pooling.
     """
 
     name: str
@@ -103,11 +101,8 @@ class TableSpec:
 class Embedding:
     """The vectors of one or more features: a table, or two that stand for it.
 
-    Attributes:
-        rows: number of categories; ids are below it.
-        width: width of its vectors before they are projected to D.
-        operation: for quotient-remainder tables only, as is `collisions`.
-        row_weights: for weighted pooling only; `row_weights_path` is their file, if any.
+    rows: number of categories; ids are below it. width: of its vectors before they are projected to D. operation,
+    collisions: for quotient-remainder tables only. row_weights, row_weights_path: for weighted pooling only.
     """
 
     name: str
@@ -300,11 +295,9 @@ class Vectors(NamedTuple):
 
 
 class TableArch(nn.Module):
-    """Tables and their lookup.
+    """Tables, in the order of their declaration, and their lookup.
 
-    Attributes:
-        tables: weight matrices, in the order of their declaration.
-        feature_of: maps each key of a table's ids to the feature that the ids are derived from.
+    feature_of: maps each key of a table's ids to the feature that the ids are derived from.
     """
 
     tables: list[TableSpec]

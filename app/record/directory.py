@@ -301,15 +301,6 @@ FIRST_SECONDS, QUIET_SECONDS = 5.0, 20.0  # before the first line, and between l
 BAR = "{desc}{percentage:3.0f}%|{bar}| step {n_fmt}/{total_fmt} [{elapsed}<{remaining}]{postfix}"
 
 
-def _columns_but_those_of_a_key(stream: Any) -> tuple[int, int]:
-    """Return a terminal's columns and lines; fewer columns, as its own ^C would break a bar of full width."""
-    try:
-        columns, lines = os.get_terminal_size(stream.fileno())
-    except OSError:  # the terminal was closed
-        columns, lines = shutil.get_terminal_size()
-    return columns - len("^C") - 1, lines
-
-
 class ProgressDisplay:
     """Shows steps done, loss, global samples/s and the time left."""
 
@@ -332,7 +323,15 @@ class ProgressDisplay:
             if self._at_most:  # the share of all steps would be wrong
                 form = BAR.replace("{percentage:3.0f}%", "").replace("/{total_fmt}", " of at most {total_fmt}")
             self._bar = tqdm(total=self._total, initial=step, dynamic_ncols=True, mininterval=0.2, bar_format=form)
-            self._bar.dynamic_ncols = _columns_but_those_of_a_key
+
+            def size(stream: Any) -> tuple[int, int]:
+                try:
+                    columns, lines = os.get_terminal_size(stream.fileno())
+                except OSError:  # the terminal was closed
+                    columns, lines = shutil.get_terminal_size()
+                return columns - len("^C") - 1, lines  # a terminal's own ^C would break a bar of full width
+
+            self._bar.dynamic_ncols = size
 
     def update(self, event: TrainEvent, evaluation: EvaluationFigures | None) -> None:
         """Show the state after a window's event: loss and accuracy, global rate, share of time waiting for input.
