@@ -17,6 +17,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+from app import scoring
 from app.config.app_config import AppConfig, validate
 from app.config.commands import EvaluateConfig
 from app.config.model import require_dlrm
@@ -24,8 +25,7 @@ from app.config.train import Precision
 from app.data.split import verify_splits
 from app.runtime import platform
 from app.runtime.platform import Runtime
-from app.scoring import served_model
-from app.scoring.new_rows import LabelledRows
+from app.scoring import LabelledRows
 from app.training import checkpointer, evaluator, predictor
 from app.training.checkpointer import TrainedRun
 from app.training.predictor import require_task, task_of
@@ -94,7 +94,7 @@ def _measure(run: TrainedRun, effective: AppConfig, runtime: Runtime, config: Ev
     if config.tables is None:
         scorer = predictor.load(run.path, effective, runtime, run.root, run.manifest)
     else:
-        model = served_model.load(run.path, effective, run.manifest, config.tables, runtime.device)
+        model = scoring.load(run.path, effective, run.manifest, config.tables, runtime.device)
         scorer = predictor.Predictor(effective, runtime, run.root, run.manifest, model)
     if rows is not None:
         return rows.compare(scorer, split, config.correct_sampling, run.state.step)

@@ -14,13 +14,13 @@ if __name__ == "__main__":  # before the imports below, which may take seconds
 
 from pathlib import Path
 
+from app import scoring
 from app.config.app_config import AppConfig, validate
 from app.config.commands import RecommendConfig
 from app.config.model import require_own_scores
 from app.runtime import platform
 from app.runtime.platform import Runtime
-from app.scoring import new_rows
-from app.scoring.new_rows import (
+from app.scoring import (
     ALL,
     NONE_SCORED,
     RowScorer,
@@ -54,7 +54,7 @@ def main(config: RecommendConfig) -> int:
         scored = score(config, trained, run, runtime)
         require_finite(scored.logits)
         has_clicks = task_of(run.manifest).has_clicks
-        ranked = new_rows.rank(*scored[:-1], has_clicks, correction)
+        ranked = scoring.rank(*scored[:-1], has_clicks, correction)
         run.log_chosen_checkpoint()
         if runtime.rank == 0:
             unknown = unknown_counts(scored.features, scored.unknown)
@@ -96,10 +96,10 @@ def _read(config: RecommendConfig, encoder: Encoder) -> NewRows:
     return candidates
 
 
-def _report(config: RecommendConfig, ranked: new_rows.Ranking, about: dict[str, object]) -> None:
+def _report(config: RecommendConfig, ranked: scoring.Ranking, about: dict[str, object]) -> None:
     """Print the table; write the file, if requested."""
-    print(new_rows.to_table(ranked), end="")
+    print(scoring.to_table(ranked), end="")
     if config.out is not None:
         path = Path(config.out)
-        text = new_rows.to_json(ranked, about) if path.suffix == ".json" else new_rows.to_csv(ranked)
+        text = scoring.to_json(ranked, about) if path.suffix == ".json" else scoring.to_csv(ranked)
         write_atomically(path, text.encode())

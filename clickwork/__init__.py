@@ -8,10 +8,15 @@ from clickwork import own_packages
 own_packages.require_own_packages()
 
 # After the check, which imports nothing of them.
-from clickwork.commands import prepare, train  # noqa: E402
 from clickwork.dataset import Dataset  # noqa: E402
 from clickwork.errors import Error  # noqa: E402
 from clickwork.predictor import Predictor, load  # noqa: E402
-from clickwork.run import Comparison, Run, compare  # noqa: E402
+from clickwork.run import (  # noqa: E402
+    Comparison,
+    Run,
+    compare,
+    prepare,
+    train,
+)
 
 __all__ = ["Comparison", "Dataset", "Error", "Predictor", "Run", "compare", "load", "prepare", "train"]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from app.config.app_config import AppConfig
     from app.runtime.platform import Runtime
-    from app.scoring.new_rows import Ranking, RowScorer
+    from app.scoring import Ranking, RowScorer
     from app.training.checkpointer import TrainedRun
     from data_prep.encoding.encoder import NewRows
 
@@ -153,7 +153,7 @@ class Predictor:
         """
         import numpy as np
 
-        from app.scoring.new_rows import log_unknown, parse, probabilities, unknown_counts
+        from app.scoring import log_unknown, parse, probabilities, unknown_counts
 
         encoder, parts, unknown = self._scorer.encoder, [np.empty(0, np.float32)], Counter[str]()
         for rows in split_table(table):
@@ -189,8 +189,8 @@ class Predictor:
         Raises:
             Error: as `predict`, or the user is not one row.
         """
-        from app.scoring import new_rows
-        from app.scoring.new_rows import fill_from_user, parse
+        from app import scoring
+        from app.scoring import fill_from_user, parse
 
         rows = whole_table(candidates, "candidates")
         if not rows.numbers:
@@ -200,7 +200,7 @@ class Predictor:
         block = parse(self._scorer.encoder, rows, id_column)
         with run_arithmetic(self._trained, self._runtime):
             scored = self._scorer.scored(rows, block, id_column)
-        return new_rows.rank(*scored[:-1], self._has_clicks, self._correction)[:top_k]
+        return scoring.rank(*scored[:-1], self._has_clicks, self._correction)[:top_k]
 
 
 @convert_errors()
@@ -275,7 +275,7 @@ def open_run(
 
 def row_scorer(trained: "AppConfig", run: "TrainedRun", runtime: "Runtime") -> "RowScorer":
     """Load a checkpoint's model and the encoder of its dataset. Raises UserError if either is not there."""
-    from app.scoring.new_rows import RowScorer
+    from app.scoring import RowScorer
     from app.training import predictor
     from data_prep.encoding.encoder import Encoder
 

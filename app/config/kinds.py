@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from app.report.page import ReportTable
     from app.report.read import RunFiles
     from app.runtime.platform import Runtime
-    from app.scoring.new_rows import Scored
+    from app.scoring import Scored
     from app.trackers import Setting, Tracker
     from app.training.checkpointer import TrainedRun
     from app.training.predictor import Evaluation, Predictor

@@ -31,11 +31,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torchrec import KeyedJaggedTensor
 
+from app import scoring
 from app.config.app_config import AppConfig
 from app.config.commands import TablePrecision
 from app.data.split import bags_directory
 from app.model.dlrm import DLRM
-from app.scoring import served_model
 from app.sharding import planner
 from app.training.checkpointer import TrainedRun
 from app.training.predictor import task_of
@@ -200,14 +200,14 @@ def export_directory(
     """Write the directory; about: its provenance. Return its manifest."""
     manifest = run.manifest
     multi_hot = planner.multi_hot_features(trained.data.multi_hot, manifest)
-    model = served_model.load(run.path, trained, manifest, TablePrecision.fp32, torch.device("cpu"))
+    model = scoring.load(run.path, trained, manifest, TablePrecision.fp32, torch.device("cpu"))
     num_dense, num_embeddings = len(manifest.schema["dense"]), manifest.num_embeddings
     has_clicks = task_of(manifest).has_clicks
     graph = ModelGraph(model, num_dense, num_embeddings, multi_hot, config.tables, correction, has_clicks)
     with _rename_when_whole(Path(config.out)) as root:
         path = root / MODEL
         graph.save(path)
-        served = served_model.convert_tables(model, config.tables, torch.device("cpu"))
+        served = scoring.convert_tables(model, config.tables, torch.device("cpu"))
         batches = [random_batch(num_embeddings, multi_hot, num_dense, samples) for samples in COMPARED_SAMPLES]
         difference = largest_difference(served, correction, path, batches, multi_hot)
         # Written so, the comparison refuses NaN, too.

@@ -33,7 +33,7 @@ from app.model.layers import (
     ScalarPairsInteraction,
     SumInteraction,
 )
-from app.scoring.served_model import packed_rows
+from app.scoring import packed_rows
 from common.files import sync
 
 DENSE, IDS, LOGITS, PROBABILITIES, PREDICTIONS = "dense_features", "ids", "logits", "probabilities", "predictions"

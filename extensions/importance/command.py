@@ -26,7 +26,7 @@ from app.report.page import write_report
 from app.report.statistics import spread
 from app.runtime import platform
 from app.runtime.platform import Runtime
-from app.scoring.new_rows import EvaluatedRows
+from app.scoring import EvaluatedRows
 from app.training import checkpointer, predictor
 from app.training.checkpointer import TrainedRun
 from app.training.predictor import Predictor, require_column

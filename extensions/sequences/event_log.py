@@ -35,7 +35,7 @@ from app.data.batch import Batch, layout_of
 from app.data.split import TRAIN, Split, file_stamp, require_unchanged, require_window
 from app.metrics.quality import grouped_auc
 from app.runtime.platform import Runtime, background_thread
-from app.scoring.new_rows import ALL, NONE_SCORED, Scored, ignored_columns
+from app.scoring import ALL, NONE_SCORED, Scored, ignored_columns
 from app.training import predictor
 from app.training.checkpointer import TrainedRun
 from common.errors import OwnError, UserError

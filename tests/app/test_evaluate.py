@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from app import recommend
+from app import recommend, scoring
 from app.config.app_config import AppConfig
 from app.config.commands import EvaluateConfig, RecommendConfig, TablePrecision
 from app.config.train import Precision, RuntimeConfig
 from app.data.split import SplitReader
 from app.runtime.platform import Runtime
-from app.scoring import served_model
 from app.training.predictor import Predictor
 from common.errors import UserError
 from common.keys import check, to_plain
@@ -52,7 +51,7 @@ def test_tables_are_scored_in_fp32(run_app: Command, dataset: Path, tmp_path: Pa
     run_app("train", *overrides, "eval.global_batch_size=100")
     trained = composed(*overrides)
     manifest, checkpoint = load_manifest(dataset), next((tmp_path / "runs/x/checkpoints").glob("step_*"))
-    model = served_model.load(checkpoint, trained, manifest, TablePrecision.fp32, torch.device("cpu")).double()
+    model = scoring.load(checkpoint, trained, manifest, TablePrecision.fp32, torch.device("cpu")).double()
     (batch,) = SplitReader(dataset, manifest, "val", trained.data, 0, 1).eval_batches(501)
     labels = batch.labels.double()
     with torch.no_grad():

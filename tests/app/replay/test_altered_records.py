@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from app import verify
-from app.replay.compare import (
+from app.runtime.platform import Runtime
+from app.verify import (
     BY_LAUNCHER,
     NOT_COMPARED,
     Replay,
@@ -21,7 +22,6 @@ from app.replay.compare import (
     launches_of,
     read_record,
 )
-from app.runtime.platform import Runtime
 from common.errors import UserError
 from tests.app.conftest import SMALL
 from tests.app.in_process import command_here, train_here, train_until

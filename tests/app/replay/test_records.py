@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import yaml
 
+from app import verify as compare
 from app.checkpoint.saver import Saver
 from app.record.directory import RunDirectory
 from app.record.documents import RunManifest
-from app.replay import compare
-from app.replay.compare import Launch, ReplayComparison, changes
 from app.runtime.platform import Runtime
 from app.training.loop import TrainingRun
+from app.verify import Launch, ReplayComparison, changes
 from common.documents import convert
 from common.errors import UserError
 from tests.app.conftest import built

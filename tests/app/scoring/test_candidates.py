@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from app.scoring.new_rows import fill_from_user, ignored_columns
+from app.scoring import fill_from_user, ignored_columns
 from common.errors import UserError
 from data_prep.encoding.encoder import NewRows, Shape, read_new_rows
 from tests.error_lines import refused

@@ -15,11 +15,11 @@ import torch
 from numpy.typing import NDArray
 from torchrec import KeyedJaggedTensor
 
+from app import scoring
 from app.checkpoint import files
 from app.config.commands import TablePrecision
 from app.config.train import RuntimeConfig
 from app.runtime.platform import Runtime
-from app.scoring import served_model
 from app.training import checkpointer
 from app.training.predictor import Evaluation, Predictor
 from common.errors import UserError
@@ -180,7 +180,7 @@ def served(model: Model, table: OwnTable, rows: list[int], keys: dict[str, Any])
     trained = checkpointer.trained_config(model.directory / "run", RuntimeConfig(), None)
     manifest = load_manifest(model.directory / "data")
     checkpoint = Path(files.find_checkpoint(model.directory / "run", None))
-    dlrm = served_model.load(checkpoint, trained, manifest, TablePrecision.fp32, torch.device("cpu"))
+    dlrm = scoring.load(checkpoint, trained, manifest, TablePrecision.fp32, torch.device("cpu"))
     dense, ids, *lengths = inputs_of(table, model.directory / "data", rows, keys)
     one_each = torch.ones(len(manifest.num_embeddings), len(rows), dtype=torch.int32)
     flat = ids.flatten() if lengths else ids.T.flatten()

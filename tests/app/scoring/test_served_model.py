@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from sklearn.metrics import log_loss, roc_auc_score
 from torchrec import KeyedJaggedTensor
 
+from app import scoring
 from app.checkpoint import files
 from app.config.app_config import AppConfig
 from app.config.commands import BITS, TablePrecision
@@ -17,8 +18,7 @@ from app.config.model import ModelConfig, Pooling, QROperation, Storage, TableKi
 from app.config.train import RuntimeConfig
 from app.data.split import SplitReader
 from app.model.dlrm import DLRM
-from app.scoring import served_model
-from app.scoring.served_model import packed_rows
+from app.scoring import packed_rows
 from app.training import checkpointer
 from data_prep.dataset.format import Manifest, load_manifest
 from tests.app.conftest import Command
@@ -56,7 +56,7 @@ def random_model(manifest: Manifest, tables: TablesConfig) -> DLRM:
     """A model of random weights, the same ones every time; some rows constant, some of large values."""
     config = AppConfig(model=ModelConfig(embedding_dim=8, dense_arch=[8], over_arch=[8, 1], tables=tables))
     torch.manual_seed(0)
-    model = served_model.make_whole_model(config, manifest)
+    model = scoring.make_whole_model(config, manifest)
     for name, parameter in model.named_parameters():
         if "sparse_arch" in name:
             torch.nn.init.normal_(parameter.data)
@@ -93,7 +93,7 @@ def test_logits_are_those_of_rounded_tables(ragged: Manifest, precision: TablePr
     for name, parameter in truth.named_parameters():
         if ".bags." in name or ".rows." in name:
             parameter.data = torch.from_numpy(rounded(parameter.data.float().numpy(), precision))
-    served = served_model.convert_tables(random_model(ragged, tables), precision, CPU)
+    served = scoring.convert_tables(random_model(ragged, tables), precision, CPU)
     with torch.no_grad():
         expected, logits = truth(dense, bags), served(dense, bags)
     np.testing.assert_allclose(logits, expected, rtol=1e-5, atol=1e-5 * expected.abs().max().item())
@@ -143,7 +143,7 @@ def scored(run: Path, precision: TablePrecision) -> tuple[NDArray[np.float32], N
     root = Path(trained.data.path or "")
     manifest = load_manifest(root)
     checkpoint = Path(files.find_checkpoint(run, None))
-    model = served_model.load(checkpoint, trained, manifest, TablePrecision.fp32, CPU)
+    model = scoring.load(checkpoint, trained, manifest, TablePrecision.fp32, CPU)
     for name, parameter in model.named_parameters():
         if ".bags." in name:
             parameter.data = torch.from_numpy(rounded(parameter.data.numpy(), precision))

@@ -10,10 +10,10 @@ import pytest
 import torch
 from onnxruntime import InferenceSession
 
+from app import scoring
 from app.config.app_config import AppConfig
 from app.config.commands import TablePrecision
 from app.config.model import Interaction, ModelConfig, Numeric, Pooling, QROperation, TableKind, TablesConfig
-from app.scoring import served_model
 from data_prep.dataset.format import Manifest
 from extensions.export.directory import feeds_of, largest_difference, random_batch
 from extensions.export.graph import INLINE_BYTES, ModelGraph
@@ -46,7 +46,7 @@ def model_of(manifest: Manifest, tables: TablesConfig, **settings: Any) -> Any:
     over = [] if settings.get("interaction") is Interaction.sum else [4, 1]
     keys: dict[str, Any] = {"embedding_dim": 8, "dense_arch": [8], "over_arch": over, "tables": tables, **settings}
     torch.manual_seed(0)
-    model = served_model.make_whole_model(AppConfig(model=ModelConfig(**keys)), manifest)
+    model = scoring.make_whole_model(AppConfig(model=ModelConfig(**keys)), manifest)
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter.data, std=0.3)
     for name, buffer in model.named_buffers():
@@ -63,7 +63,7 @@ def require_equal(
     for multi_hot in ((), RAGGED):
         graph = ModelGraph(model, 2, manifest.num_embeddings, multi_hot, precision, correction=0.5)
         graph.save(path, inline_bytes)
-        served = served_model.convert_tables(model, precision, CPU)
+        served = scoring.convert_tables(model, precision, CPU)
         dense, bags = random_batch(manifest.num_embeddings, multi_hot, 2, 9)
         assert largest_difference(served, 0.5, path, [(dense, bags)], multi_hot) <= 1e-5
         assert largest_difference(served, 0.6, path, [(dense, bags)], multi_hot) == pytest.approx(0.1, abs=1e-5)
@@ -112,5 +112,5 @@ def test_a_table_of_more_than_two_gigabytes(tmp_path: Path, ragged: Manifest) ->
     dense, bags = random_batch(rows, (), 2, 3)
     bags.values()[:3] = torch.tensor([0, rows[first] - 1, rows[first] - 2])
     [logits] = InferenceSession(tmp_path / "m.onnx").run(["logits"], feeds_of(dense, bags, ()))
-    served = served_model.convert_tables(model, TablePrecision.fp32, CPU)
+    served = scoring.convert_tables(model, TablePrecision.fp32, CPU)
     np.testing.assert_allclose(logits, served(dense, bags).numpy(), rtol=0, atol=1e-5)

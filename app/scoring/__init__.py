@@ -1,1 +1,0 @@
-"""A trained model applied to new rows: candidates, ranking, export as one program."""
