@@ -23,6 +23,13 @@ The directory is the reference's cache (mlcommons/training, recommendation_v4, `
 array a column, all events of train by user and time, and `_READY`, its last file. Order and values stay.
 """
 
+if __name__ == "__main__":  # before the imports below, which may take seconds
+    from app.commands import COMMANDS
+    from common.cli import run
+
+    run(COMMANDS["import-events"])
+
+
 import hashlib
 import json
 import time
@@ -546,13 +553,6 @@ def _is_empty(values: Any) -> NDArray[np.bool_]:
         is_empty = pc.or_(is_empty, pc.equal(values, "").fill_null(True))
     mask: NDArray[np.bool_] = is_empty.to_numpy(zero_copy_only=False)
     return mask
-
-
-if __name__ == "__main__":  # before the imports below, which may take seconds
-    from app.commands import COMMANDS
-    from common.cli import run
-
-    run(COMMANDS["import-events"])
 
 
 EVENT_TYPES = pa.array(["listen", "like", "dislike", "unlike", "undislike"])  # by the numbers of flat_event_types
