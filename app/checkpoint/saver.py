@@ -128,12 +128,12 @@ def stage(tensors: Any) -> Any:
     if isinstance(tensors, (list, tuple)):
         return type(tensors)(stage(value) for value in tensors)
     if isinstance(tensors, ShardedTensor):
-        # A sharded tensor with copies of this process's shards in host memory.
-        local, metadata = tensors.local_shards(), copy.deepcopy(tensors.metadata())
-        shards = [Shard(_copy_to_host(shard.tensor), copy.deepcopy(shard.metadata)) for shard in local]
-        for place in [*metadata.shards_metadata, *(shard.metadata for shard in shards)]:
-            assert place.placement is not None
-            place.placement._device = torch.device("cpu")
+        # torch refuses a shard on another device than its metadata places it on.
+        shards = [
+            Shard(_copy_to_host(shard.tensor), _place_on_host(shard.metadata)) for shard in tensors.local_shards()
+        ]
+        metadata = copy.deepcopy(tensors.metadata())
+        metadata.shards_metadata = [_place_on_host(shard) for shard in metadata.shards_metadata]
         # This constructor takes the local shards as they are, without an exchange between the processes.
         return ShardedTensor._init_from_local_shards_and_global_metadata(
             shards, sharded_tensor_metadata=metadata, process_group=tensors._process_group
@@ -141,6 +141,13 @@ def stage(tensors: Any) -> Any:
     if isinstance(tensors, Tensor):
         return _copy_to_host(tensors)
     return copy.deepcopy(tensors)
+
+
+def _place_on_host(metadata: Any) -> Any:
+    """Return a copy of a shard's metadata that places it in host memory."""
+    metadata = copy.deepcopy(metadata)
+    metadata.placement._device = torch.device("cpu")
+    return metadata
 
 
 class LocalTensor(NamedTuple):
