@@ -73,10 +73,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class SequenceLayout:
-    """Places of sequences among T positions, and the number of candidates at the end of each.
+    """Places of B sequences, one behind another, among T positions, and the candidates at the end of each.
 
-    lengths, num_candidates: per sequence, on the host; a length includes the candidates.
-    divisor: N of the attention.
+    lengths, num_candidates: [B] on the host; a length includes the candidates. divisor: N of the attention.
     """
 
     lengths: Sequence[int]
@@ -170,7 +169,7 @@ class Anchors:
 
 @jit
 def _anchor_span(events: EventArrays, min_history: int) -> tuple[Int, Int]:
-    """Return the times of the first and last anchor; the last is -1 without any."""
+    """Return the times of the first and last anchor in seconds; the last is -1 without any."""
     first, last = np.int64(1) << 62, np.int64(-1)
     for user in range(len(events.offsets) - 1):
         for event in range(events.offsets[user] + min_history, events.offsets[user + 1]):
@@ -182,14 +181,12 @@ def _anchor_span(events: EventArrays, min_history: int) -> tuple[Int, Int]:
 
 @jit
 def _count_anchors(
-    events: EventArrays,
-    min_history: int,
-    origin: int,
-    seconds: int,
-    counts: NDArray[np.int64],
-    positives: NDArray[np.int64],
+    events: EventArrays, min_history: int, origin: int, seconds: int, counts: NDArray[Any], positives: NDArray[Any]
 ) -> None:
-    """Add the anchors to `counts` [windows], and those with each action's bit to `positives` [windows, actions]."""
+    """Add the anchors to `counts` [windows], and those with each action's bit to `positives` [windows, actions].
+
+    origin: begin of the first window; seconds: length of a window.
+    """
     for user in range(len(events.offsets) - 1):
         for event in range(events.offsets[user] + min_history, events.offsets[user + 1]):
             if events.flags[event] & ANCHOR_BIT:
@@ -255,10 +252,9 @@ class HistoryRule(NamedTuple):
 def gather_histories(
     events: EventArrays, anchors: NDArray[np.int64], users: NDArray[np.int64], rule: HistoryRule
 ) -> Histories:
-    """Return the histories of anchors [B]; fastest if the anchors of a user follow each other in time.
+    """Return the histories of anchors [B], positions among all events; `users` [B] has the index of each one's user.
 
-    Args:
-        users: [B] index of each anchor's user.
+    This is fastest if the anchors of a user follow each other in time.
     """
     count, longest = len(anchors), min(rule.max_history, rule.quota * len(rule.masks), rule.scan_events)
     earlier_events = (anchors - events.offsets[users]).sum() if count else 0
@@ -346,7 +342,7 @@ def _write_histories(
 def longest_history(
     events: EventArrays, anchors: NDArray[np.int64], users: NDArray[np.int64], rule: HistoryRule
 ) -> Int:
-    """Return the number of events in the longest history; skip anchors that cannot have a longer one."""
+    """Return the number of events in the longest history of anchors [B]; skip those that cannot have a longer one."""
     kinds = len(rule.masks)
     history = np.empty(2 * (rule.quota * kinds + 1), np.int64)
     counts, lows = np.zeros(kinds, np.int64), np.zeros(kinds, np.int64)
@@ -362,7 +358,10 @@ def longest_history(
 
 @jit
 def _write_item_ids(item: int, attributes: NDArray[np.int32], ids: NDArray[np.int32]) -> bool:
-    """Write an item and its attributes to `ids`; return whether the item is in its table."""
+    """Write an item and its attributes to `ids` [1 + A]; return whether the item is in its table.
+
+    attributes: [A, items]. Without the check a damaged file would make the kernel read beyond them.
+    """
     if not 0 <= item < attributes.shape[1]:
         return False
     ids[0] = item
@@ -418,7 +417,12 @@ def _drop_old_events(
     counts: NDArray[np.int64],
     lows: NDArray[np.int64],
 ) -> Int:
-    """Drop events beyond a kind's quota, oldest first, and those before event `bound`; return the number left."""
+    """Drop events beyond a kind's quota, oldest first, and those before event `bound`; return the number left.
+
+    Args:
+        history, history_ids: the first `size` events, oldest first, and their ids [1 + A]; changed in place.
+        counts, lows: as from `_search_backwards`. An event stays while one of its kinds still counts it.
+    """
     is_full = size > 0 and history[0] < bound
     for k in range(len(rule.masks)):
         is_full |= counts[k] > rule.quota
@@ -464,8 +468,7 @@ def hash_rows(columns: NDArray[np.int64], rows: int, out: NDArray[np.int32]) -> 
 
 
 log = logging.getLogger("clickwork")
-OPEN_WINDOWS = 2  # with anchors in memory, since a batch may have samples of several windows
-# Of a batch to rank; fixed, because sums over equal shapes have one order.
+# Candidates of a batch to rank, and positions of its sequences: fixed, because sums over equal shapes have one order.
 MOST_CANDIDATES, PIECE_POSITIONS = 256, 1 << 16
 
 
@@ -507,11 +510,12 @@ class EventLog:
         self.eval_window = windows - 1 if config.eval_window is None else config.eval_window
         if not 0 < self.eval_window < windows or not self.anchors.counts[self.eval_window]:
             filled = np.flatnonzero(self.anchors.counts)
-            remedy_of_few = "set a smaller sequences.window_seconds"
+            remedy = "set a smaller sequences.window_seconds"
+            if len(filled) > 1:
+                remedy = f"choose one of {filled[1:][-3:].tolist()}"
             raise UserError(
                 f"sequences.eval_window={self.eval_window}: no samples in this window, or none before it; "
-                f"{len(filled)} of {windows} windows have some; "
-                + (f"choose one of {filled[1:][-3:].tolist()}" if len(filled) > 1 else remedy_of_few)
+                f"{len(filled)} of {windows} windows have some; {remedy}"
             )
         self.features = {name: name for name in (*schema.context_tables, *schema.sequence_tables)}
         # A sequence has the context before its history, and a candidate after it.
@@ -529,14 +533,15 @@ class EventLog:
             masks, quota = [1 << bit for bit in range(actions)], max(1, quota // actions)
         max_history = min(config.max_history or config.scan_events, room)
         self._rule = HistoryRule(np.array(masks, np.uint8), quota, config.scan_events, max_history)
-        self.samples = lru_cache(OPEN_WINDOWS)(self._samples)
-        tasks = [*config.tasks]
-        if any(task not in schema.actions or [schema.label, *tasks].count(task) > 1 for task in tasks):
+        # A batch may have samples of two windows, whose anchors then stay in memory.
+        self.samples = lru_cache(2)(self._samples)
+        names = [schema.label, *config.tasks]
+        if any(name not in schema.actions or names.count(name) > 1 for name in names):
             raise UserError(
-                f"sequences.tasks={tasks}: must be actions of the log other than its label "
+                f"sequences.tasks={names[1:]}: must be actions of the log other than its label "
                 f"{schema.label}, each once: {', '.join(schema.actions)}"
             )
-        self._label_bits = [schema.bit(name) for name in (schema.label, *tasks)]
+        self._label_bits = [schema.bit(name) for name in names]
 
     def split(self, name: str, rank: int, world_size: int) -> "EventSplit":
         """Return a split as process `rank` of `world_size` reads it."""
@@ -568,8 +573,7 @@ class EventLog:
     def batch(self, positions: NDArray[np.int64], global_positions: NDArray[np.int64], size: int) -> Batch:
         """Return the samples at these positions, padded to `size`. global_positions: those of the whole global batch.
 
-        Raises:
-            UserError: an item outside its table, or a file that changed since it was opened.
+        Raises UserError for a file that changed since it was opened.
         """
         for path, stamp in self._stamps.items():  # reading past the end of a truncated file would kill the process
             require_unchanged(path, stamp)
@@ -585,10 +589,10 @@ class EventLog:
         )
 
     def candidates(self, user: int, end: int, candidate_set: Candidates) -> Iterator[Batch]:
-        """Yield batches of candidates for a user's history before event `end`; each is scored as if it were alone.
+        """Yield batches of candidates for the history of a user, by index, before event `end`.
 
-        A batch has a fixed number of candidates, with padding. If no table depends on other columns of the candidate,
-        they share one sequence; otherwise each has its own.
+        Each candidate is scored as if it were alone: a batch has a fixed number of candidates, with padding. If each
+        cross is of user and hour alone, all candidates have the same context, and share one sequence.
         """
         # A position's attention depends on its own candidate alone, so candidates may share a history's positions.
         shares_history = all({*cross.of} <= {USER, HOUR} for cross in self.schema.crosses.values())
@@ -618,7 +622,7 @@ class EventLog:
         Args:
             users: [M] index of each candidate's user.
             candidate_set: M candidates, `per_history` for each history in turn.
-            divisor: N of the attention.
+            divisor: N of the attention. missing: 0 unless per_history is 1.
         """
         events, schema, size = self.events, self.schema, len(histories.lengths) + missing
         items, times, flags = candidate_set
@@ -661,7 +665,10 @@ class EventLog:
         return Batch(torch.empty((size, 0)), bags, torch.from_numpy(labels), len(items), sequences)
 
     def _attention_divisor(self, lengths: NDArray[np.int32], global_positions: NDArray[np.int64]) -> float:
-        """Return N of the attention: the length of the longest sequence, of this process or of all processes."""
+        """Return N of the attention: the length of the longest sequence, of this process or of all processes.
+
+        lengths: of this process's histories. global_positions: the samples of all processes.
+        """
         scale, longest = self.config.hstu.attention_scale, int(lengths.max(initial=0))
         if scale is AttentionScale.max_seq_len:
             return float(self.config.hstu.max_seq_len)
@@ -699,6 +706,7 @@ class EventSplit:
 
     @property
     def _counts(self) -> NDArray[np.int64]:
+        """Return the number of samples in each window of the split, [windows]."""
         return self.log.anchors.counts[self.windows.start : self.windows.stop]
 
     def num_batches(self, global_batch_size: int) -> int:
@@ -846,7 +854,11 @@ def score_items(config: RecommendConfig, trained: AppConfig, run: TrainedRun, ru
 
 
 def _find_history(config: RecommendConfig, event_log: EventLog, candidates: NewRows) -> tuple[int, int, int]:
-    """Return the user's index, the number of the event that its history ends before, and the candidates' time."""
+    """Return the user's index, the number of the event that its history ends before, and the candidates' time.
+
+    The user is that of user=ID or of the candidates' file. The time is that of time=SECONDS, else of the log's last
+    event, as if each candidate were offered then; in the first case events from that time on are no history.
+    """
     arrays, column = event_log.events, event_log.schema.user
     given_users = candidates.texts(column) if column in candidates.columns else []
     for number, text in zip(candidates.numbers, given_users, strict=False):

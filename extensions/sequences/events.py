@@ -16,7 +16,7 @@ of the input.
 
 data_prep/parsing/convert.py converts the values, as for tables.
 
-    clickwork import-events prepared.source=DIRECTORY prepared.out=events.parquet [prepared.md5=SUMS]
+    clickwork import-events prepared.source=DIRECTORY prepared.out=events.parquet
     python -m data_prep data.raw=events.parquet data.schema=yambda_prepared data.path=data/yambda_5b
 
 The directory is the reference's cache (mlcommons/training, recommendation_v4, `_FlatEventStore.save_mmap`): one NumPy
@@ -30,12 +30,10 @@ if __name__ == "__main__":  # before the imports below, which may take seconds
     run(COMMANDS["import-events"])
 
 
-import hashlib
 import json
 import time
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -51,7 +49,6 @@ from numpy.typing import NDArray
 from common.cli import EXIT_DONE
 from common.documents import Json, convert
 from common.errors import UserError
-from common.files import digest_file
 from data_prep.dataset.format import (
     REMEDY,
     Count,
@@ -155,8 +152,7 @@ class EventSchema(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
     @property
     def columns(self) -> tuple[str, ...]:
         """Return the columns to read, each once."""
-        conditions = (*self.actions.values(), self.anchors)
-        tested = [column for condition in conditions for column in condition]
+        tested = [column for condition in (*self.actions.values(), self.anchors) for column in condition]
         return tuple(dict.fromkeys([self.user, self.item, self.time, *tested, *([self.flag] if self.flag else [])]))
 
     def bit(self, action: str) -> int:
@@ -248,7 +244,10 @@ def load_event_schema(path: Path) -> EventSchema:
 
 
 def _parse_condition(path: Path, key: str, condition: Any) -> dict[str, Any]:
-    """Convert a condition of a schema's key, such as `actions.liked`, to lists of texts, or rules."""
+    """Return a condition, as YAML has it, in the form of `Condition`: lists of texts, or rules.
+
+    key: its place in the schema, such as `actions.liked`, for errors.
+    """
     if not isinstance(condition, dict):
         raise UserError(f'{path}: key {key}: give columns and what they hold, e.g. {{event: like, rating: ">= 4"}}')
     plain: dict[str, Any] = {}
@@ -283,13 +282,11 @@ def event_schema(root: Path, manifest: Manifest) -> EventSchema:
 
 
 def open_events(root: Path, manifest: Manifest) -> EventArrays:
-    """Map the arrays, and check their shapes and what readers rely on (not their checksums)."""
+    """Map the arrays, and check their shapes and offsets, which readers rely on (not their checksums)."""
     schema = event_schema(root, manifest)
     [shard] = manifest.splits[EVENTS].shards
-    opened = {
-        kind: _open_array(shard_path(root, EVENTS, shard.name, kind), np.dtype(EVENT_DTYPES[kind]))
-        for kind in EVENT_DTYPES
-    }
+    paths = {kind: shard_path(root, EVENTS, shard.name, kind) for kind in EVENT_DTYPES}
+    opened = {kind: _open_array(path, np.dtype(EVENT_DTYPES[kind])) for kind, path in paths.items()}
     # These are needed for every batch and are small, unlike the arrays of events.
     users, offsets = np.array(opened["users"]), np.array(opened["offsets"])
     rises = len(offsets) == len(users) + 1 and (np.diff(offsets) >= 0).all()
@@ -311,6 +308,7 @@ def known_items(root: Path, manifest: Manifest, events: EventArrays) -> tuple[ND
     if event_schema(root, manifest).renumber:
         keys = np.array(_open_array(attribute_path(root, ITEM), np.dtype(np.int64)))
         return keys, np.arange(1, len(keys) + 1)
+    # Without renumbering a key is its id, and the events alone tell which ids occur.
     is_known, block = np.zeros(manifest.num_embeddings[ITEM], np.bool_), 1 << 24
     for start in range(0, len(events.items), block):
         is_known[events.items[start : start + block]] = True
@@ -335,7 +333,7 @@ def _open_array(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
 
 
 def verify_events(root: Path, manifest: Manifest) -> None:
-    """Compare the arrays with their checksums, and check the values that readers rely on."""
+    """Compare the arrays with their checksums, and check that items are in their table and users' times ascend."""
     [shard] = manifest.splits[EVENTS].shards
     verify_shard(root, EVENTS, shard)
     arrays, limit, block = open_events(root, manifest), manifest.num_embeddings["item"], 1 << 22
@@ -376,7 +374,6 @@ def manifest_fault(document: Document) -> str | None:
 
 WHOLE = r"^(0|[1-9][0-9]{0,17})$"  # texts whose number `text_key` keeps
 TIME_LIMIT = 1 << 32  # seconds; times are stored as uint32, until 2106
-DAY = 86_400
 EVENT_BYTES = 48  # share of a chunk's budget per event
 
 
@@ -399,27 +396,26 @@ def plan_event_chunks(source: Source, chunk_bytes: int) -> list[Chunk]:
 
 
 def check_columns(source: Source, columns: tuple[str, ...], delimiter: str, named_by: str) -> list[Column]:
-    """Return the columns of a source. Raise UserError if it lacks one of `columns` or has it twice."""
+    """Return the columns of a source. Raise UserError if it lacks one of `columns` or has it twice.
+
+    named_by: path of the schema, which names these columns.
+    """
     source_columns = format_of(source).columns(source, delimiter)
     names = [column.name for column in source_columns]
-    for column in columns:
-        if names.count(column) != 1:
-            number = "no" if column not in names else "two"
-            raise UserError(
-                f"{source.path}: row 1: {number} column {column}, which {named_by} names; it has {', '.join(names)}; "
-                "correct one of them, or the schema's delimiter"
-            )
+    if wrong := next((column for column in columns if names.count(column) != 1), None):
+        number = "no" if wrong not in names else "two"
+        raise UserError(
+            f"{source.path}: row 1: {number} column {wrong}, which {named_by} names; it has {', '.join(names)}; "
+            "correct one of them, or the schema's delimiter"
+        )
     return source_columns
 
 
 def check_log(sources: list[Source], schema: EventSchema, named_by: str) -> None:
     """Refuse log files that lack a column, and a format of times if all times are timestamps."""
-    columns = [
-        column for source in sources for column in check_columns(source, schema.columns, schema.delimiter, named_by)
-    ]
-    if schema.time_format is not None and all(
-        column.kind == "time" for column in columns if column.name == schema.time
-    ):
+    by_file = [check_columns(source, schema.columns, schema.delimiter, named_by) for source in sources]
+    time_kinds = {column.kind for columns in by_file for column in columns if column.name == schema.time}
+    if schema.time_format is not None and time_kinds == {"time"}:
         raise UserError(
             f"{sources[0].path}, column {schema.time}: time, but {named_by} has format {schema.time_format} for it; "
             "leave it out"
@@ -433,18 +429,18 @@ def event_batches(
     form = format_of(source)
     layout = FileLayout(tuple(column.name for column in form.columns(source, delimiter)), delimiter)
     for batch, num_bytes in form.batches(source, chunk, columns, layout):
-        yield (
-            batch._replace(columns={name: without_nan(plain(values)) for name, values in batch.columns.items()}),
-            num_bytes,
-        )
+        filled = {name: without_nan(plain(values)) for name, values in batch.columns.items()}
+        yield batch._replace(columns=filled), num_bytes
 
 
 def parse_events(batch: RawRows, schema: EventSchema) -> EventBlock:
-    """Parse a batch of `event_batches`."""
+    """Parse a batch of `event_batches`. Raise UserError, which names the row, for a value that the schema refuses."""
     users, items = (keys_of(batch, column, schema.renumber) for column in (schema.user, schema.item))
     times = _parse_times(batch, schema)
     conditions: list[Mapping[str, Values | str]] = [*schema.actions.values(), schema.anchors]
-    known: dict[str, set[str]] = {}  # values that a column of text may have
+    # Columns of text by the values that they may have, and columns of rules as numbers, NaN where empty. A column may
+    # be both: `event: buy` and `event: "> 3"` each test it in their own way.
+    known: dict[str, set[str]] = {}
     numbers: dict[str, NDArray[np.float64]] = {}
     for condition in [schema.others, *conditions]:
         for column, value in condition.items():
@@ -496,7 +492,10 @@ def keys_of(batch: RawRows, column: str, allows_text: bool = True) -> NDArray[np
 
 
 def _whole_keys(values: Any) -> NDArray[np.int64] | None:
-    """Return a column without empty fields as keys, if all its values are keys themselves; otherwise None."""
+    """Return a column without empty fields as keys int64, if all its values are keys themselves; otherwise None.
+
+    A key itself is a whole number below 2^63 as a type or text holds it exactly: not 007, nor a rounded float.
+    """
     if isinstance(values, list):
         return None
     if is_text(values):
@@ -518,10 +517,12 @@ def _parse_times(batch: RawRows, schema: EventSchema) -> NDArray[np.int64]:
     refuse_row(_is_empty(values), locator, lambda _: "no time")
 
     def entry(form: str) -> str:
+        """Return what to write in the schema for times of this format, for errors."""
         return f"time: {{column: {schema.time}, format: {form}}}"
 
     times = times_of(values, schema.time_format, locator, entry, takes_numbers=True).astype(np.int64)
-    now = int(min(time.time() + DAY, TIME_LIMIT - 1))
+    # A day's grace is for clocks of other time zones.
+    now = int(min(time.time() + 86_400, TIME_LIMIT - 1))
     if (is_bad := (times < 0) | (times // SECOND > now)).any():
         seconds = int(times[is_bad.argmax()]) // SECOND
         fault = f"{seconds} seconds lie {'before 1970' if seconds < 0 else 'in the future'}"
@@ -530,7 +531,11 @@ def _parse_times(batch: RawRows, schema: EventSchema) -> NDArray[np.int64]:
 
 
 def _action_texts(batch: RawRows, column: str, allowed_texts: set[str]) -> Distinct:
-    """Return a column of actions as `compared_text`. Raise UserError for a text that the schema does not name."""
+    """Return a column's texts as `compared_text`, which conditions compare.
+
+    Raise UserError for a text that is not among `allowed_texts`, those that the schema names for the column: a
+    misspelled action would else count as none.
+    """
     locator = batch.locator_of(column)
     texts = distinct_texts(batch.columns[column], locator)
     allowed = set(map(compared_text, allowed_texts))
@@ -574,14 +579,20 @@ def main(config: ImportConfig) -> int:
     source, out = Path(config.prepared.source), Path(config.prepared.out)
     if not (source / READY).exists():
         raise UserError(f"{source}: no {READY}, the last file of MLPerf's prepared events; complete the download")
-    if config.prepared.md5 is not None:
-        require_sums(source, Path(config.prepared.md5))
     try:
         rows = int(json.loads((source / META).read_bytes())["total_events"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{source / META}: no count of events ({error}); download it again") from error
     files = {name: source / f"{array}.npy" for name, (_, array) in COLUMNS.items()}
-    arrays = {name: _map_array(file, rows) for name, file in files.items()}
+    arrays: dict[str, NDArray[Any]] = {}
+    for name, path in files.items():
+        try:
+            arrays[name] = np.load(path, mmap_mode="r", allow_pickle=False)
+        except (OSError, ValueError) as error:
+            raise UserError(f"{path}: not a NumPy array ({error}); download it again") from error
+        if (shape := arrays[name].shape) != (rows,):
+            raise UserError(f"{path}: shape {shape}, but {META} counts {rows:,} events; download it again")
+    # Only a whole file gets its name.
     part = out.with_name(f".{out.name}.part")
     schema = pa.schema([(name, kind) for name, (kind, _) in COLUMNS.items()])
     try:
@@ -605,29 +616,3 @@ def main(config: ImportConfig) -> int:
         part.unlink(missing_ok=True)
     print(f"{out}: {rows:,} events; artist_item_mapping.parquet and album_item_mapping.parquet belong beside it")
     return EXIT_DONE
-
-
-def require_sums(source: Path, sums: Path) -> None:
-    """Compare files with their MD5 in a list as md5sum prints it."""
-    for number, line in enumerate(sums.read_text(encoding="utf-8").splitlines(), 1):
-        expected, _, name = line.partition(" ")
-        name = name.strip().removeprefix("*").removeprefix("./")
-        if len(expected) != 32 or not name:
-            raise UserError(f"{sums}: line {number} is not an MD5 and a name; give what md5sum prints")
-        path = source / name
-        if not path.is_file():
-            raise UserError(f"{path}: missing, and {sums} lists it; complete the download")
-        found = digest_file(path, partial(hashlib.md5, usedforsecurity=False)).sha256
-        if found != expected.lower():
-            raise UserError(f"{path}: MD5 {found}, but {sums} has {expected}; download it again")
-
-
-def _map_array(path: Path, rows: int) -> NDArray[Any]:
-    """Map a NumPy file of one column, which must have as many events as the directory counts."""
-    try:
-        array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: not a NumPy array ({error}); download it again") from error
-    if array.shape != (rows,):
-        raise UserError(f"{path}: shape {array.shape}, but {META} counts {rows:,} events; download it again")
-    return array

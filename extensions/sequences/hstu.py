@@ -41,16 +41,6 @@ LENGTHS_ALIKE = 1.25  # length of a bucket's longest sequence over its shortest;
 FEW_POSITIONS = 64  # up to as many positions more do not justify another bucket
 
 
-def attend(
-    strategy: Attention, q: Tensor, k: Tensor, v: Tensor, layout: SequenceLayout, candidates_only: bool = False
-) -> Tensor:
-    """Attend from queries [T, H, A] to keys [T, H, A] and values [T, H, V]; return [T, H, V].
-
-    candidates_only: queries and result have only the candidates, sequence by sequence.
-    """
-    return _STRATEGIES[strategy](q, k, v, layout, candidates_only)
-
-
 def attend_padded(q: Tensor, k: Tensor, v: Tensor, layout: SequenceLayout, candidates_only: bool) -> Tensor:
     """Attend over sequences padded to the longest, like the definition; memory is B * H * longest^2."""
     (bucket,) = _make_buckets(layout, candidates_only, q.device, alike=math.inf)
@@ -99,7 +89,7 @@ def attend_by_best(q: Tensor, k: Tensor, v: Tensor, layout: SequenceLayout, cand
     return attend_by_best(q, k, v, layout, candidates_only)
 
 
-# Whether Triton's kernels are right, by type and widths of their arguments.
+# Whether Triton's kernels are right, by type and widths of their arguments: each kind is compared once in a process.
 _AGREES: dict[tuple[Any, ...], bool] = {}
 
 
@@ -108,12 +98,15 @@ def prefers_triton(device: torch.device) -> bool:
     return device.type == "cuda" and torch.version.hip is None and triton_problem(device.type) is None
 
 
-_STRATEGIES: dict[Attention, Callable[[Tensor, Tensor, Tensor, SequenceLayout, bool], Tensor]] = {
-    Attention.auto: attend_by_best,
-    Attention.padded: attend_padded,
-    Attention.bucketed: attend_bucketed,
-    Attention.triton: attend_by_triton,
-}
+def attend(
+    strategy: Attention, q: Tensor, k: Tensor, v: Tensor, layout: SequenceLayout, candidates_only: bool = False
+) -> Tensor:
+    """Attend from queries [T, H, A] to keys [T, H, A] and values [T, H, V]; return [T, H, V].
+
+    candidates_only: queries and result have only the candidates, sequence by sequence.
+    """
+    strategies = {Attention.auto: attend_by_best, Attention.padded: attend_padded, Attention.triton: attend_by_triton}
+    return strategies.get(strategy, attend_bucketed)(q, k, v, layout, candidates_only)
 
 
 @dataclass(frozen=True)
@@ -152,7 +145,10 @@ class _Bucket:
 def _make_buckets(
     layout: SequenceLayout, candidates_only: bool, device: torch.device, alike: float = LENGTHS_ALIKE
 ) -> Iterator[_Bucket]:
-    """Yield buckets of sequences by length; the longest has `alike` times the shortest's or FEW_POSITIONS more."""
+    """Yield buckets of sequences by length; the longest has `alike` times the shortest's or FEW_POSITIONS more.
+
+    With an infinite `alike` one bucket has all sequences, in their order.
+    """
     lengths, candidates = torch.tensor(layout.lengths), torch.tensor(layout.num_candidates)
     queries = candidates if candidates_only else lengths
     starts, query_starts = (counts.cumsum(0) - counts for counts in (lengths, queries))
@@ -289,8 +285,6 @@ def _scatter_rows(flat: Tensor, rows: Tensor, slots: Tensor, padded: Tensor) -> 
 
 
 EPSILON, LAYER_EPSILON = 1e-5, 1e-6  # in the normalisation of perceptrons and of layers
-PI = 3.14  # as in the reference
-SECONDS_PER_HOUR, HOURS_PER_DAY, DAYS_PER_WEEK = 3600, 24, 7
 
 
 class EventKeys(NamedTuple):
@@ -495,7 +489,12 @@ class HSTU(nn.Module):
         for layer in self.layers[:-1]:
             x = layer(x, layout)
         last = self.layers[-1](x, layout, candidates)
-        user = self.user(torch.cat([last, _time_of_day_and_week(sequences.candidate_times)], dim=1))
+        # The times of the day and of the week are angles; 3.14 is the reference's pi.
+        hours = torch.div(sequences.candidate_times, 3600, rounding_mode="floor")
+        days = torch.div(hours, 24, rounding_mode="floor")
+        angles = [(number % period).float() / period * 2 * 3.14 for number, period in ((hours, 24), (days, 7))]
+        waves = torch.stack([wave(angle) for angle in angles for wave in (torch.cos, torch.sin)], dim=1)
+        user = self.user(torch.cat([last, waves], dim=1))
         item = self.item(torch.cat([rows[key] for key in self._keys.candidate], dim=1))
         logits: Tensor = self.head(user, item)
         return logits.float()
@@ -552,7 +551,10 @@ class Head(nn.Module):
 def _arrange_positions(num_context: int, histories: Tensor, candidates: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Arrange [context of all; histories of all; candidates of all] to B sequences, on the host.
 
-    Returns the row of each of the T positions; the places [M] of candidates; and each position's number. Context counts
+    Args:
+        num_context: C. histories, candidates: [B] numbers of events and of candidates.
+
+    Returns the row [T] of each position; the places [M] of candidates; and each position's number [T]. Context counts
     from 0, then numbers count backwards: candidates have C, the newest event C + 1, the one before it C + 2.
     """
     samples, lengths = len(histories), histories + candidates + num_context
@@ -571,17 +573,8 @@ def _arrange_positions(num_context: int, histories: Tensor, candidates: Tensor) 
     return order, is_candidate.nonzero().squeeze(1), distance
 
 
-def _time_of_day_and_week(seconds: Tensor) -> Tensor:
-    """Map [M] seconds to [M, 4]: cosine and sine of the hour of the day and of the day of the week."""
-    hours = torch.div(seconds, SECONDS_PER_HOUR, rounding_mode="floor")
-    days = torch.div(hours, HOURS_PER_DAY, rounding_mode="floor")
-    parts = ((hours, HOURS_PER_DAY), (days, DAYS_PER_WEEK))
-    angles = [(number % period).float() / period * 2 * PI for number, period in parts]
-    return torch.stack([wave(angle) for angle in angles for wave in (torch.cos, torch.sin)], dim=1)
-
-
 def _initialise_linear(part: nn.Module | None, draw: Callable[[Tensor], Tensor]) -> None:
-    """Draw the weights of linear layers, and set their biases to 0."""
+    """Draw the weights of a part's linear layers, and set their biases to 0; None, of no attributes: do nothing."""
     for module in part.modules() if part is not None else ():
         if isinstance(module, nn.Linear):
             draw(module.weight)

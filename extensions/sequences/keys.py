@@ -150,7 +150,6 @@ class ImportKeys:
 
     source: str = key(MISSING, "directory of the prepared events", example="yambda_cache")
     out: str = key(MISSING, "Parquet file to write", example="events.parquet")
-    md5: str | None = key(None, "list of MD5 sums, as md5sum prints it; the files that it names are compared first")
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,6 @@ from extensions.sequences.events import (
     ITEM,
     SHARD_NAME,
     USER,
-    Attribute,
     EventBlock,
     EventSchema,
     attribute_path,
@@ -69,21 +68,11 @@ from extensions.sequences.events import (
     plan_event_chunks,
 )
 
-USED_BY_EVENTS = USED_BY_GENERATORS | {
-    "raw",
-    "schema",
-    "scheduler",
-    "memory_budget",
-    "chunk_bytes",
-    "allow_degenerate",
-}
+USED_BY_EVENTS = USED_BY_GENERATORS | {"raw", "schema", "scheduler", "memory_budget", "chunk_bytes", "allow_degenerate"}
 MIN_EVENTS = 1 << 20  # events of one user that fit any memory budget
 SORT_BYTES = 128  # memory of an event while its run is sorted or merged
-KEY_BYTES = 64  # memory of a user or item while all are counted, or an attribute's table is read
-KEYS_PER_BUDGET = 4
 SHOWN_VALUES = 8  # values of a column in an error
 RUN_BYTES, PIECE_BYTES = 20, 9  # disk space of an event during preparation, in a run (keys, items) and sorted
-ORDER = "user, time, place in the input"
 
 
 @dataclass
@@ -105,7 +94,10 @@ class SortRecord:
 
 @dataclass(frozen=True)
 class SortTask(LoggedTask[SortRecord]):
-    """Parses a chunk and writes its events in sorted runs of at most `events_per_run`."""
+    """Parses a chunk and writes its events in sorted runs of at most `events_per_run`.
+
+    source, number: places of the file among the log's files, and of the chunk in it.
+    """
 
     work: Path
     source: int
@@ -119,7 +111,7 @@ class SortTask(LoggedTask[SortRecord]):
 
     @property
     def stem(self) -> Path:
-        """Return the common prefix of its files' paths."""
+        """Return the common prefix of its files' paths; of run N of the chunk, N.users.npy and others follow."""
         return self.work / CHUNKS_DIRECTORY / f"{self.source:05d}-{self.number:05d}"
 
     @property
@@ -128,7 +120,7 @@ class SortTask(LoggedTask[SortRecord]):
         return self.chunk.bytes_of(self.file), 0
 
     def do(self, worker: Worker) -> SortRecord:
-        """Write the runs."""
+        """Write the runs; memory holds the events of one run and one batch."""
         record, held = SortRecord(), list[EventBlock]()
         for batch, num_bytes in event_batches(self.file, self.chunk, self.schema.columns, self.schema.delimiter):
             block = parse_events(batch, self.schema)
@@ -149,15 +141,10 @@ class SortTask(LoggedTask[SortRecord]):
         # The sort is stable, so events of one user and time keep the order of the input.
         order = np.lexsort((columns.times, columns.users))
         users, starts, numbers = np.unique(columns.users[order], return_index=True, return_inverse=True)
-        places = (numbers * len(order) + order)[::-1]  # the latest event of each user comes first
-        arrays = {
-            "users": users,
-            "starts": np.append(starts, len(order)),
-            "items": columns.items[order],
-            "times": columns.times[order],
-            "flags": columns.flags[order],
-            "distinct": np.unique(columns.items),
-        }
+        # From a user's latest event back, places in the input fall, unless an event stood after a later one.
+        places = (numbers * len(order) + order)[::-1]
+        arrays = {"users": users, "starts": np.append(starts, len(order)), "distinct": np.unique(columns.items)}
+        arrays |= {kind: getattr(columns, kind)[order] for kind in ("items", "times", "flags")}
         for kind, array in arrays.items():
             suffix = f"{record.runs}.{kind}.npy"
             record.files[suffix] = write_array(Path(f"{self.stem}.{suffix}"), array, Crc32)
@@ -187,7 +174,8 @@ class MergeTask(LoggedTask[MergeRecord]):
     """Takes the users with keys from `first` to `last` from the runs.
 
     Attributes:
-        begin, end: period to keep, in microseconds; `end` is excluded.
+        runs: paths of the sorted runs, without their endings, in the order of the input.
+        events: number of events of these users. begin, end: period to keep, in microseconds; `end` is excluded.
         items: path of the items' keys; key i has the id i + 1. None: an item's key is its id.
         table_rows: larger ids become 0.
     """
@@ -255,21 +243,16 @@ class MergeTask(LoggedTask[MergeRecord]):
         }
         record = MergeRecord(len(users), int(counts.max(initial=0)), figures)
         # Microseconds decided the order; windows, ages and hours are counted in seconds.
-        arrays: dict[str, NDArray[Any]] = {
-            "users": keys,
-            "offsets": offsets,
-            "items": ids,
-            "times": times // SECOND,
-            "flags": flags,
-        }
-        for kind, array in arrays.items():
+        arrays = zip(EVENT_DTYPES.items(), (keys, offsets, ids, times // SECOND, flags), strict=True)
+        for (kind, dtype), array in arrays:
             path = Path(f"{self.stem}.{kind}.npy")
-            record.files[f"{kind}.npy"] = write_array(path, array.astype(EVENT_DTYPES[kind], copy=False), Crc32)
+            record.files[f"{kind}.npy"] = write_array(path, array.astype(dtype, copy=False), Crc32)
         worker.count(*self.size)
         return record
 
     def _read_runs(self) -> tuple[NDArray[np.int64], EventBlock]:
-        """Read the keys of the users, and their events run by run, with numbers for users in place of keys."""
+        """Return the users' keys, ascending, and their events run by run; a user is its place among the keys."""
+        # Of each run with some of the users: its path, their keys there, and where the events of each begin and end.
         spans: list[tuple[str, NDArray[np.int64], NDArray[np.int64]]] = []
         for run in self.runs:
             users = open_array(Path(f"{run}.users.npy"))
@@ -289,7 +272,12 @@ class MergeTask(LoggedTask[MergeRecord]):
 def count_keys(
     parts: Iterable[tuple[NDArray[np.int64], NDArray[np.int64]]], limit: int, entities: str
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return all keys of users or items, ascending, and for each the sum of its counts in the parts."""
+    """Return all keys of users or items, ascending, and for each the sum of its counts in the parts.
+
+    Args:
+        parts: distinct keys, ascending, and the count of each. limit: the most keys that fit the memory budget.
+        entities: "users" or "items", for the error above the limit.
+    """
     keys, counts = np.zeros(0, np.int64), np.zeros(0, np.int64)
     for part_keys, part_counts in parts:
         all_keys = np.union1d(keys, part_keys)
@@ -308,7 +296,8 @@ class EventJob:
     """A log to prepare.
 
     Attributes:
-        logs: its files. tables: table of each attribute. sources: the files of both, each once, logs first.
+        work: directory of unfinished files. logs: files of the log. tables: file with the table of each attribute.
+        sources: the files of both, each once, logs first.
         key_limit: the most users or items that fit the memory budget.
     """
 
@@ -342,7 +331,8 @@ def prepare_events(data: DataConfig, root: Path) -> Manifest:
             existing = next((file for file in beside if file.exists()), beside[0])
             tables[name] = downloads.get(attribute.file) or resolve_sources(str(existing))[0]
         all_sources = tuple({source.path: source for source in (*logs, *tables.values())}.values())
-        parameters = {"name": EVENTS, "chunk_bytes": chunk_size(data), "order": ORDER, "bits": list(schema.actions)}
+        order = "user, time, place in the input"
+        parameters = {"name": EVENTS, "chunk_bytes": chunk_size(data), "order": order, "bits": list(schema.actions)}
         # Chunks of another size give the same dataset.
         compared = {key: value for key, value in parameters.items() if key != "chunk_bytes"}
         finished = find_finished(root, compared, schema.to_manifest(), all_sources, data)
@@ -354,7 +344,8 @@ def prepare_events(data: DataConfig, root: Path) -> Manifest:
             check_columns(tables[name], (attribute.item, attribute.column), schema.delimiter, str(path))
         parameters |= {"raw_schema": schema.to_manifest()}
         keep_or_discard_work(work, parameters, all_sources)
-        limit = parse_size(data.memory_budget, "data.memory_budget") // KEYS_PER_BUDGET // KEY_BYTES
+        # A quarter of the budget may hold keys; one takes 64 bytes while all are counted or an attribute is read.
+        limit = parse_size(data.memory_budget, "data.memory_budget") // 4 // 64
         job = EventJob(work, schema, logs, tables, all_sources, chunk_size(data), limit)
         manifest, moves = _run_stages(data, root, job, parameters)
         if data.source_kind.figures:
@@ -367,13 +358,14 @@ def prepare_events(data: DataConfig, root: Path) -> Manifest:
 
 def fetch_log(data: DataConfig, root: Path, work: Path) -> list[Source]:
     """Download a log from mirrors, and the tables of its items' attributes."""
+    # Room is required for the runs, the merged pieces, and the dataset that joins these.
     return find_or_download(data, root, lambda rows: int(rows * (RUN_BYTES + 2 * PIECE_BYTES)))
 
 
 def _run_stages(
     data: DataConfig, root: Path, job: EventJob, parameters: dict[str, Any]
 ) -> tuple[Manifest, list[tuple[str, str]]]:
-    """Run all stages, and return the manifest and the moves of files to the dataset."""
+    """Run all stages, and return the manifest and the moves of files: (name in the work, path in the dataset)."""
     if may_use_processes(data):
         start_fork_server(has_schema=True)
     keep_freed_memory()
@@ -520,32 +512,25 @@ def _load_attribute(
         values[ids], has_attribute[ids] = new_values, True
         is_other |= values[ids] != new_values  # two rows of this batch
         if is_other.any():
-            raise _contradiction_error(attribute, read(), int(keys[is_in_table][is_other.argmax()]))
+            # A second pass finds the rows to name: for each value of this item, the first.
+            key, rows_of = int(keys[is_in_table][is_other.argmax()]), dict[int, tuple[RawRows, int]]()
+            for batch, batch_keys, batch_values in read():
+                for row in np.flatnonzero(batch_keys == key).tolist():
+                    rows_of.setdefault(int(batch_values[row]), (batch, row))
+            (first_batch, first_row), (batch, row) = list(rows_of.values())[:2]
+            first_value = excerpt(to_list(first_batch.columns[attribute.column])[first_row])
+            item, value = (excerpt(to_list(batch.columns[name])[row]) for name in (attribute.item, attribute.column))
+            raise UserError(
+                f"{batch.locator_of(attribute.column)(row)}: {attribute.item} {item} has {value}, but {first_value} in "
+                f"{first_batch.locator(first_row)}; keep one of these rows"
+            )
     if items is None:
+        # Without renumbering a value is its id, and 0 where the schema's `rows` make the table too small.
         size = schema.rows.get(name, int(values.max(initial=0)) + 1)
         return np.where(values < size, values, 0).astype(np.int32), has_attribute, size
     distinct_values = np.unique(values[has_attribute])
     ids = np.where(has_attribute, np.searchsorted(distinct_values, values) + 1, 0)
     return ids.astype(np.int32), has_attribute, len(distinct_values) + 1
-
-
-def _contradiction_error(
-    attribute: Attribute, batches: Iterator[tuple[RawRows, NDArray[np.int64], NDArray[np.int64]]], key: int
-) -> UserError:
-    """Return the error for two rows that give the item of a key different values; batches: of all the table."""
-    rows_of: dict[int, tuple[RawRows, int]] = {}
-    for batch, keys, values in batches:
-        for row in np.flatnonzero(keys == key).tolist():
-            rows_of.setdefault(int(values[row]), (batch, row))
-        if len(rows_of) > 1:
-            break
-    (first_batch, first_row), (batch, row) = list(rows_of.values())[:2]
-    first_value = excerpt(to_list(first_batch.columns[attribute.column])[first_row])
-    item, value = (excerpt(to_list(batch.columns[column])[row]) for column in (attribute.item, attribute.column))
-    return UserError(
-        f"{batch.locator_of(attribute.column)(row)}: {attribute.item} {item} has {value}, but {first_value} in "
-        f"{first_batch.locator(first_row)}; keep one of these rows"
-    )
 
 
 def _plan_merge(
@@ -560,7 +545,8 @@ def _plan_merge(
     """Return tasks for consecutive users, with at most `events` if there are several.
 
     Args:
-        users, counts: all keys, ascending, and the number of events of each.
+        users, counts: all keys, ascending, and the number of events of each. runs: paths of the sorted runs, without
+            their endings. last_time: time of the log's last event in microseconds. table_rows: of the items' table.
     """
     if (most := int(counts.max())) > max(events, MIN_EVENTS):
         raise UserError(
@@ -585,7 +571,11 @@ def _plan_merge(
 
 
 def _refuse_useless(job: EventJob, events: int, figures: dict[str, int], allows_one_class: bool) -> None:
-    """Refuse a log from which nothing can be learned."""
+    """Refuse a log from which nothing can be learned.
+
+    Args:
+        events: number of events that are kept. figures: sums of `MergeRecord.counts`.
+    """
     path, schema = job.logs[0].path, job.schema
     if not events:
         limits = {key: getattr(schema, key) for key in ("keep_seconds", "drop_last_seconds")}
@@ -618,14 +608,13 @@ def _refuse_useless(job: EventJob, events: int, figures: dict[str, int], allows_
 
 
 def _join(
-    job: EventJob,
-    tasks: list[MergeTask],
-    events: int,
-    users: int,
-    masks: list[NDArray[np.bool_]],
-    executor: Executor,
+    job: EventJob, tasks: list[MergeTask], events: int, users: int, masks: list[NDArray[np.bool_]], executor: Executor
 ) -> tuple[Shard, list[int]]:
-    """Write the merged events one after another; return the shard, and the events without each attribute of a mask."""
+    """Write the merged events one after another; return the shard, and how many events lack each attribute.
+
+    Args:
+        events, users: numbers over all tasks. masks: for each attribute [items], whether an item has it.
+    """
     rows = {"users": users, "offsets": users + 1, "items": events, "times": events, "flags": events}
     writers = {
         kind: ArrayWriter(job.work / f"{kind}.npy", EVENT_DTYPES[kind], None, count) for kind, count in rows.items()

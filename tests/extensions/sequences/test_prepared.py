@@ -1,12 +1,10 @@
 """MLPerf's prepared events: converted, they give the dataset of the published log, byte by byte."""
 
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 import yaml
 
@@ -38,20 +36,13 @@ def cache(tmp_path: Path) -> Path:
     return directory
 
 
-def run(cache: Path, out: Path, md5: Path | None = None) -> int:
-    return main(ImportConfig(ImportKeys(str(cache), str(out), None if md5 is None else str(md5))))
-
-
-def write_sums(cache: Path, sums: Path) -> None:
-    files = sorted(path for path in cache.iterdir() if path.name != "_READY")
-    lines = [f"{hashlib.md5(path.read_bytes()).hexdigest()}  {path.name}\n" for path in files]
-    sums.write_text("".join(lines), encoding="utf-8")
+def run(cache: Path, out: Path) -> int:
+    return main(ImportConfig(ImportKeys(str(cache), str(out))))
 
 
 def test_the_dataset_is_that_of_the_published_log(cache: Path, tmp_path: Path) -> None:
     published = write_reference_log(tmp_path)
-    write_sums(cache, tmp_path / "sums")
-    assert run(cache, tmp_path / "events.parquet", tmp_path / "sums") == 0
+    assert run(cache, tmp_path / "events.parquet") == 0
     schema = yaml.safe_load((tmp_path / "schema.yaml").read_text())
     for key in ("drop_last_seconds", "keep_seconds"):
         del schema[key]
@@ -77,35 +68,19 @@ def test_the_ready_made_schema_differs_in_the_period_alone() -> None:
 
 
 def test_what_is_incomplete_or_damaged_is_refused(cache: Path, tmp_path: Path) -> None:
-    out, sums = tmp_path / "events.parquet", tmp_path / "sums"
-    write_sums(cache, sums)
     items = (cache / "flat_item_ids.npy").read_bytes()
 
     def refused(message: str) -> None:
         with pytest.raises(UserError, match=message):
-            run(cache, out, sums if "MD5" in message or "lists it" in message else None)
+            run(cache, tmp_path / "events.parquet")
         assert [path for path in tmp_path.iterdir() if "events" in path.name] == []
 
     (cache / "flat_item_ids.npy").write_bytes(items[:-8])
     refused("flat_item_ids.npy: not a NumPy array .*; download it again")
     np.save(cache / "flat_item_ids.npy", np.arange(3))
     refused(r"flat_item_ids.npy: shape \(3,\), but store_meta.json counts 536 events; download it again")
-    refused("flat_item_ids.npy: MD5 .*, but .*sums has .*; download it again")
     (cache / "flat_item_ids.npy").write_bytes(items)
     np.save(cache / "flat_event_types.npy", np.full(536, 5))
     refused("flat_event_types.npy: rows from 0 on: .*; download it again")
-    (cache / "user_end.npy").unlink()
-    sums.write_text(sums.read_text().replace("flat_event_types", "user_end"))
-    refused("user_end.npy: missing, and .*sums lists it; complete the download")
     (cache / "_READY").unlink()
     refused("no _READY, the last file of MLPerf's prepared events; complete the download")
-
-
-def test_the_published_columns_have_their_types(cache: Path, tmp_path: Path) -> None:
-    run(cache, tmp_path / "events.parquet")
-    table = pq.read_table(tmp_path / "events.parquet")
-    z = reference()
-    assert table["uid"].to_pylist() == z["store_uid"].tolist()
-    names = np.array(["listen", "like", "dislike", "unlike", "undislike"])
-    assert table["event_type"].to_pylist() == names[z["store_event_types"]].tolist()
-    assert table["played_ratio_pct"].to_pylist() == z["store_played_ratio"].tolist()
