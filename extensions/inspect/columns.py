@@ -29,18 +29,7 @@ from data_prep.sources.line_blocks import LineBlocks
 MAX_EXACT = 1 << 16  # different values up to this are counted; more are estimated
 MAX_COUNTED = 1 << 12  # different texts whose rows are counted
 PATTERNS = (
-    "%d.%m.%Y",
-    "%d.%m.%Y %H:%M",
-    "%d.%m.%Y %H:%M:%S",
-    "%Y/%m/%d",
-    "%Y/%m/%d %H:%M",
-    "%Y/%m/%d %H:%M:%S",
-    "%d/%m/%Y",
-    "%d/%m/%Y %H:%M",
-    "%d/%m/%Y %H:%M:%S",
-    "%m/%d/%Y",
-    "%m/%d/%Y %H:%M",
-    "%m/%d/%Y %H:%M:%S",
+    *(day + time for day in ("%d.%m.%Y", "%Y/%m/%d", "%d/%m/%Y", "%m/%d/%Y") for time in ("", " %H:%M", " %H:%M:%S")),
     "%d %b %Y",
     "%a %b %d %H:%M:%S %Y",
 )
@@ -122,40 +111,48 @@ class ColumnFigures:
     _last_number: float | None = None
 
     def add(self, values: Any) -> list[str] | list[list[str]]:
-        """Count a batch of rows, and return their texts, or lists of texts."""
-        self.has_nan = self.has_nan or _has_nan(values)
+        """Count a batch of rows, an Arrow array or a list, and return their texts, or lists of texts."""
+        if isinstance(values, list):
+            self.has_nan |= any(isinstance(value, float) and value != value for value in values)
+        elif pa.types.is_floating(values.type):
+            self.has_nan |= bool(pc.any(pc.is_nan(values)).as_py())
         values = plain(without_nan(values))
-        if _has_rounded_integers(values):
-            self.has_fractions, self.formats = True, []  # data_prep refuses them as ids and times
-        if _has_lists(values):
-            # Count a batch of rows of which some hold lists.
-            rows = to_list(values)
-            bags = [value if isinstance(value, list) else [] if value is None else None for value in rows]
-            self.others += sum(bag is None for bag in bags)
-            self.rows += len(rows)
-            self.missing += sum(not bag for bag in bags)
-            self.lists += sum(value is not None for value in bags)
-            members = [[member for member in bag or () if member is not None] for bag in bags]
-            flat = [member for bag in members for member in bag]
-            self.others += sum(not isinstance(member, str | int) for member in flat)
-            texts = sorted({str(member) for member in flat})
-            self.distinct.add(text_values(pa.array(texts, pa.string())))
-            self.counts, self.formats = None, []
-            return [[str(member) for member in bag] for bag in members]
-        column = _distinct_texts(values)
-        self.others += int(column.others[column.codes].sum())
-        self.has_fractions = self.has_fractions or column.has_fractions
-        counts = np.bincount(column.codes, minlength=len(column.texts))
-        is_empty = np.array([text == "" for text in column.texts], np.bool_)
+        if not isinstance(values, list) and values.type in (pa.float16(), pa.float32()):
+            # A float of so many digits may stand for several whole numbers: data_prep refuses it as an id and a time.
+            is_rounded = pc.greater_equal(pc.abs(values.cast(pa.float64())), 2.0 ** significand_bits(values.type))
+            if pc.any(is_rounded).as_py():
+                self.has_fractions, self.formats = True, []
+        if any(isinstance(value, list) for value in values) if isinstance(values, list) else is_list_type(values.type):
+            return self._add_lists(to_list(values))
+        texts, codes, others, has_fractions = _distinct_texts(values)
+        self.others += int(others[codes].sum())
+        self.has_fractions |= has_fractions
+        counts = np.bincount(codes, minlength=len(texts))
+        is_empty = np.array([text == "" for text in texts], np.bool_)
         if is_empty.any() and self.first_empty is None:
-            self.first_empty = self.rows + int(is_empty[column.codes].argmax())
-        self.rows += len(column.codes)
+            self.first_empty = self.rows + int(is_empty[codes].argmax())
+        self.rows += len(codes)
         self.missing += int(counts[is_empty].sum())
-        numbers = self._add_texts(column.texts, counts, is_empty)
-        keys = text_values(pa.array(column.texts, pa.string()))
+        numbers = self._add_texts(texts, counts, is_empty)
+        keys = text_values(pa.array(texts, pa.string()))
         self.distinct.add(keys[~is_empty])
-        self._note_order(keys[column.codes], numbers[column.codes])
-        return [column.texts[code] for code in column.codes.tolist()]
+        self._note_order(keys[codes], numbers[codes])
+        return [texts[code] for code in codes.tolist()]
+
+    def _add_lists(self, rows: list[Any]) -> list[list[str]]:
+        """Count rows of which some hold lists, and return their texts: of a row without a list, none."""
+        bags = [value if isinstance(value, list) else [] if value is None else None for value in rows]
+        self.others += sum(bag is None for bag in bags)
+        self.rows += len(rows)
+        self.missing += sum(not bag for bag in bags)
+        self.lists += sum(value is not None for value in bags)
+        members = [[member for member in bag or () if member is not None] for bag in bags]
+        flat = [member for bag in members for member in bag]
+        self.others += sum(not isinstance(member, str | int) for member in flat)
+        texts = sorted({str(member) for member in flat})
+        self.distinct.add(text_values(pa.array(texts, pa.string())))
+        self.counts, self.formats = None, []
+        return [[str(member) for member in bag] for bag in members]
 
     def _add_texts(
         self, texts: Sequence[str], counts: NDArray[np.int64], is_empty: NDArray[np.bool_]
@@ -202,26 +199,24 @@ class ColumnFigures:
         None if no format is left, or no text is there; NaN for a text that means no value.
 
         Args:
-            numbers: the number of each text; NaN: it is none.
+            is_empty: [texts]. numbers: [texts] the number of each; NaN: it is none.
         """
-        if self.formats == []:
-            return None
         filled = np.flatnonzero(~is_empty).tolist()
         if self.marks:
             filled = [index for index in filled if texts[index].strip() not in NULL_MARKS]
-        if not filled:
+        if self.formats == [] or not filled:
             return None
-        are_numbers = bool(np.isfinite(numbers[filled]).all())
         if self.formats is None:
-            self.formats = [*EPOCHS, DAY] if are_numbers else [ISO, *PATTERNS]
+            self.formats = [*EPOCHS, DAY] if np.isfinite(numbers[filled]).all() else [ISO, *PATTERNS]
         times_of: dict[str | None, NDArray[np.float64]] = {}
         for form in self.formats:
             if form in EPOCHS:
-                filled_times = _epoch_times(numbers[filled], form)
-            else:
-                filled_times = _parse_times([texts[index] for index in filled], form)
-            if filled_times is not None:
-                times_of[form] = filled_times
+                seconds = numbers[filled] / 10.0 ** EPOCHS[form].digits
+                is_time = is_plausible(numbers[filled], form) & (seconds >= MIN_EPOCH) & (seconds < MAX_EPOCH)
+                if is_time.all():
+                    times_of[form] = seconds * 1e6
+            elif (moments := _parse_times([texts[index] for index in filled], form)) is not None:
+                times_of[form] = moments
         self.formats = list(times_of)
         if not times_of:
             return None
@@ -264,13 +259,6 @@ class ColumnFigures:
         return self.numbers > 0 and self.filled == self.numbers + self.marks.total() and self.is_finite
 
 
-def _epoch_times(numbers: NDArray[np.float64], form: str) -> NDArray[np.float64] | None:
-    """Return the microseconds of numbers in an epoch's format; None if one is no time, or one before MIN_EPOCH."""
-    seconds = numbers / 10.0 ** EPOCHS[form].digits
-    is_time = is_plausible(numbers, form) & (seconds >= MIN_EPOCH) & (seconds < MAX_EPOCH)
-    return seconds * 1e6 if is_time.all() else None
-
-
 def _parse_times(texts: Sequence[str], form: str | None) -> NDArray[np.float64] | None:
     """Return the microseconds of texts in a format; None if one is no time."""
     if form == DAY and not all(re.fullmatch(r"(199|20\d)\d{5}", text) for text in texts):
@@ -284,75 +272,32 @@ def _parse_times(texts: Sequence[str], form: str | None) -> NDArray[np.float64] 
     return moments
 
 
-@dataclass
-class _Texts:
-    """A column as distinct texts.
+def _distinct_texts(values: Any) -> tuple[list[str], NDArray[np.int64], NDArray[np.bool_], bool]:
+    """Return a column's distinct values as the texts that a file would have for them; "" for an empty field.
 
-    Attributes:
-        codes: [rows] place of each row's text. others: [texts] whether it stands for an object, not a value.
-        has_fractions: whether a typed value is a number that is not whole.
+    Then the place [rows] of each row's text; whether a text [texts] stands for an object, not a value; and whether a
+    typed value is a number that is not whole. Times are in ISO 8601.
     """
-
-    texts: list[str]
-    codes: NDArray[np.int64]
-    others: NDArray[np.bool_]
-    has_fractions: bool = False
-
-
-def _distinct_texts(values: Any) -> _Texts:
-    """Return a column's distinct values as texts; "" for an empty field."""
-    column = distinct(values)
+    column, has_fractions = distinct(values), False
     if is_text(values):
         texts = ["" if value is None else value for value in column.values]
-        return _merge_texts(texts, column.codes, np.zeros(len(texts), np.bool_))
-    plain_types = str | bool | int | float | Decimal | datetime | date | None
-    others = np.array([not isinstance(value, plain_types) for value in column.values], np.bool_)
-    texts = [_text_of_value(value) for value in column.values]
-    fractions = (isinstance(value, float | Decimal) and whole_number(value) is None for value in column.values)
-    return _merge_texts(texts, column.codes, others, any(fractions))
-
-
-def _text_of_value(value: Any) -> str:
-    """Return a typed value as the text that a file would have for it; times in ISO 8601."""
-    if isinstance(value, datetime | date):
-        return value.isoformat()
-    return text_of(value) if isinstance(value, str | int | float | Decimal | None) else str(value)
-
-
-def _merge_texts(
-    texts: list[str], codes: NDArray[np.int64], others: NDArray[np.bool_], fractions: bool = False
-) -> _Texts:
-    """Give equal texts, which different typed values may have, one code."""
+        others = np.zeros(len(texts), np.bool_)
+    else:
+        plain_types = str | bool | int | float | Decimal | datetime | date | None
+        others = np.array([not isinstance(value, plain_types) for value in column.values], np.bool_)
+        texts = []
+        for value in column.values:
+            has_fractions |= isinstance(value, float | Decimal) and whole_number(value) is None
+            is_simple = isinstance(value, str | int | float | Decimal | None)
+            texts.append(value.isoformat() if isinstance(value, date) else text_of(value) if is_simple else str(value))
+    # Different typed values, such as 1 and 1.0, may have equal texts, which get one code.
     code_of = {text: code for code, text in enumerate(dict.fromkeys(texts))}
     if len(code_of) == len(texts):
-        return _Texts(texts, codes, others, fractions)
+        return texts, column.codes, others, has_fractions
     renumbered = np.array([code_of[text] for text in texts], np.int64)
     merged = np.zeros(len(code_of), np.bool_)
     np.logical_or.at(merged, renumbered, others)
-    return _Texts(list(code_of), renumbered[codes], merged, fractions)
-
-
-def _has_nan(values: Any) -> bool:
-    """Return whether a typed value of a column is NaN."""
-    if isinstance(values, list):
-        return any(isinstance(value, float) and value != value for value in values)
-    return pa.types.is_floating(values.type) and bool(pc.any(pc.is_nan(values)).as_py())
-
-
-def _has_rounded_integers(values: Any) -> bool:
-    """Return whether a column has a float16 or float32 so large that it may stand for several whole numbers."""
-    if isinstance(values, list) or values.type not in (pa.float16(), pa.float32()):
-        return False
-    return bool(
-        pc.any(pc.greater_equal(pc.abs(values.cast(pa.float64())), 2.0 ** significand_bits(values.type))).as_py()
-    )
-
-
-def _has_lists(values: Any) -> bool:
-    """Return whether a field of a column is a list."""
-    if isinstance(values, list):
-        return any(isinstance(value, list) for value in values)
-    return is_list_type(values.type)
+    return list(code_of), renumbered[column.codes], merged, has_fractions
 
 
 def words_of(name: str) -> list[str]:
@@ -405,7 +350,18 @@ def read_layout(sources: Sequence[Source]) -> Files:
 
 def _find_layout(source: Source) -> tuple[str, bool]:
     """Return the delimiter that divides the first lines into most columns, all alike, and whether row 1 has names."""
-    lines = _first_lines(source)
+    lines: list[str] = []
+    with LineBlocks(source) as blocks:
+        for block in blocks.read_until(FIRST_BYTES):
+            content = bytes(block.buffer[block.start : block.end])[:FIRST_BYTES]
+            whole = content[: content.rfind(b"\n") + 1] or content
+            # splitlines() would also cut at U+2028.
+            cut = re.split(r"\r\n?|\n", decode_text(whole, source.path, 1))
+            lines = [line for line in cut if line.strip()][: LINES + 1]
+            if lines:
+                break
+    if not lines:
+        raise UserError(f"{source.path}: no rows in it; get it again, or leave it out of {source.key}")
     widths = {}
     for delimiter in DELIMITERS:
         counts = [len(row) for row in csv.reader(lines, delimiter=delimiter)]
@@ -419,19 +375,6 @@ def _find_layout(source: Source) -> tuple[str, bool]:
     has_empty_end = not first[-1] and not any(row[-1] for row in rows)
     names = first[has_index : len(first) - has_empty_end]
     return delimiter, names != [] and all(names) and not any(re.fullmatch(NUMBER, name) for name in names)
-
-
-def _first_lines(source: Source) -> list[str]:
-    """Return the first lines of a file that are not blank. Raise UserError if there are none."""
-    with LineBlocks(source) as blocks:
-        for block in blocks.read_until(FIRST_BYTES):
-            content = bytes(block.buffer[block.start : block.end])[:FIRST_BYTES]
-            whole = content[: content.rfind(b"\n") + 1] or content
-            lines = re.split(r"\r\n?|\n", decode_text(whole, source.path, 1))  # splitlines() would also cut at U+2028
-            lines = [line for line in lines if line.strip()][: LINES + 1]
-            if lines:
-                return lines
-    raise UserError(f"{source.path}: no rows in it; get it again, or leave it out of {source.key}")
 
 
 CHUNK_BYTES = 8 << 20
@@ -485,18 +428,11 @@ class TableProfile:
     columns: dict[str, ColumnFigures]
     sample: Sample
 
-    @property
-    def is_sampled(self) -> bool:
-        """Return whether the sample lacks rows."""
-        return len(self.sample.numbers) < self.rows
-
     def scope(self) -> str:
         """Return which rows the figures are of."""
-        if not self.is_sampled:
-            return f"all {self.rows:,} rows"
-        return (
-            f"all {self.rows:,} rows; rates and distributions of {len(self.sample.numbers):,} of them, drawn by a hash"
-        )
+        sampled = len(self.sample.numbers)
+        more = "" if sampled == self.rows else f"; rates and distributions of {sampled:,} of them, drawn by a hash"
+        return f"all {self.rows:,} rows{more}"
 
 
 def read_profile(files: Files) -> TableProfile:

@@ -74,13 +74,23 @@ def inspection_page(proposal: Proposal, directory: Path) -> str:
         words = "which alone predicts the label; add it if it is known before the label."
         sentences.insert(0, ("bad", f"Left out: {', '.join(leaks[:4])}, {words}"))
     files = profile.files.sources
+    figures, fields = columns[label.column], profile.rows * len(columns)
+    missing = sum(_missing_rows(proposal, column) for column in columns)
+    grades = f"{number_text(figures.low)} to {number_text(figures.high)}"
+    tiles = [
+        ("Rows", count(profile.rows), plural(len(files), "file")),
+        ("Label rate", percent(label.rate, 2), f"of {label.column}")
+        if label.rate is not None
+        else ("Label", grades, f"of {label.column}"),
+        ("Missing fields", percent(missing / fields), f"{missing:,} of {fields:,}"),
+    ]
     return render(
         Path(__file__).with_name("inspect.html.j2"),
         directory,
         [course, *distributions],
         title=files[0].name + (f" and {plural(len(files) - 1, 'more file')}" if len(files) > 1 else ""),
         about=[("Figures of", profile.scope()), ("Format", profile.files.form.name.replace("_", " "))],
-        tiles=_tiles(proposal),
+        tiles=tiles,
         sentences=sentences,
         schema=proposal.text,
         columns=_column_table(proposal),
@@ -88,19 +98,6 @@ def inspection_page(proposal: Proposal, directory: Path) -> str:
         rates=[(column, _frequent_values(proposal, column, labels, is_click)) for column in categories],
         distributions=distributions,
     )
-
-
-def _tiles(proposal: Proposal) -> list[tuple[str, str, str]]:
-    """Return the page's large figures: title, value and note of each."""
-    profile, column, rate = proposal.profile, proposal.label.column, proposal.label.rate
-    missing = sum(_missing_rows(proposal, name) for name in profile.columns)
-    fields, figures = profile.rows * len(profile.columns), profile.columns[column]
-    label = f"{number_text(figures.low)} to {number_text(figures.high)}" if rate is None else percent(rate, 2)
-    return [
-        ("Rows", count(profile.rows), plural(len(profile.files.sources), "file")),
-        ("Label" if rate is None else "Label rate", label, f"of {column}"),
-        ("Missing fields", percent(missing / fields), f"{missing:,} of {fields:,}"),
-    ]
 
 
 def _missing_rows(proposal: Proposal, name: str) -> int:

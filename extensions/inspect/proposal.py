@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,11 +40,20 @@ def auc_of_column(texts: Sequence[str], numbers: NDArray[np.float64] | None, lab
     """
     if min(labels.sum(), (~labels).sum()) < MIN_LABELS:
         return None
-    rates = _rates_of_other_half(_text_codes(texts) if numbers is None else _quantiles(numbers), labels)
-    return float(np.mean([_auc(rates[half], labels[half]) for half in _halves(len(labels))]))
+    rates, aucs = _rates_of_other_half(_text_codes(texts) if numbers is None else _quantiles(numbers), labels), []
+    for half in _halves(len(labels)):
+        # A positive row wins against each negative one with a lower rate; equal rates count half.
+        values, codes = np.unique(rates[half], return_inverse=True)
+        positives = np.bincount(codes, labels[half], len(values))
+        negatives = np.bincount(codes, ~labels[half], len(values))
+        below = np.cumsum(negatives) - negatives
+        total = positives.sum() * negatives.sum()
+        aucs.append((positives * (below + negatives / 2)).sum() / total if total else 0.5)
+    return float(np.mean(aucs))
 
 
 def _halves(rows: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return two masks [rows] of all rows, by a hash of a row's number: neighbours, often alike, are torn apart."""
     in_first = splitmix64(np.arange(rows, dtype=np.uint64)) & np.uint64(1) == 1
     return in_first, ~in_first
 
@@ -88,24 +97,7 @@ def _smoothed_rates(codes: NDArray[np.int64], labels: NDArray[Any], fitted: Any,
     return (sums[codes[scored]] + PRIOR_ROWS * prior) / (rows[codes[scored]] + PRIOR_ROWS)
 
 
-def _auc(scores: NDArray[np.float64], labels: NDArray[np.bool_]) -> float:
-    """Return the area under the ROC curve; equal scores count half."""
-    values, codes = np.unique(scores, return_inverse=True)
-    positives = np.bincount(codes, labels, len(values))
-    negatives = np.bincount(codes, ~labels, len(values))
-    below = np.cumsum(negatives) - negatives
-    total = positives.sum() * negatives.sum()
-    return float((positives * (below + negatives / 2)).sum() / total) if total else 0.5
-
-
-LABEL_NAMES = (
-    "label",
-    "click",
-    "clicked",
-    "target",
-    "y",
-    "rating",
-)  # of columns that hold the label unless one is given
+LABEL_NAMES = ("label", "click", "clicked", "target", "y", "rating")  # columns of the label unless one is given
 # One word suffices here, since a person reads the proposal.
 POSITIVE_WORDS = {positive for positive, _ in WORD_PAIRS} | {
     *("1", "+1", "yes", "true", "like", "liked", "buy", "bought", "purchase", "purchased", "converted", "conversion"),
@@ -163,7 +155,7 @@ def find_label(profile: TableProfile, label_key: str | None) -> Label:
     """Return the label.
 
     Args:
-        label_key: column, or rule such as "rating >= 4"; None: a column named as one of NAMES.
+        label_key: column, or rule such as "rating >= 4"; None: a column named as one of LABEL_NAMES.
     """
     column, rule = _find_label_column(profile, label_key)
     figures = profile.columns[column]
@@ -176,6 +168,7 @@ def find_label(profile: TableProfile, label_key: str | None) -> Label:
             f"{(figures.first_empty or 0) + 1} of the table; remove these rows, or name another column in data.label"
         )
     named = None if rule is None else parse_rule(rule)
+    # A rule such as `== none` may name such a word as a value.
     if marks := set(figures.marks) - ({named.value} if named else set()):
         rows = sum(figures.marks[mark] for mark in marks)
         raise UserError(
@@ -187,22 +180,24 @@ def find_label(profile: TableProfile, label_key: str | None) -> Label:
             f"{place}: {_values_text(figures)}, of which some are no numbers, as {rule} needs; correct or remove these "
             "rows"
         )
-    if rule is None:
-        rule, reason = _choose_rule(place, figures)
-    else:
-        reason = "as data.label says"
+    rule, reason = _choose_rule(place, figures) if rule is None else (rule, "as data.label says")
     if rule == LabelKind.number.value:
         if figures.low == figures.high:
             raise UserError(f"{place}: the same number in every row; name another column in data.label")
         return Label(column, None, LabelKind.number, None, reason)
     label = Label(column, rule, LabelKind.click, None, reason)
-    rate = _positive_rate(profile, label)
+    # The share of positive rows is that of the sample only where there are too many texts to count each.
+    if figures.counts is None:
+        rate = float(np.mean(label.positives(profile.sample.columns[column])))
+    else:
+        met = zip(figures.counts.values(), label.positives(list(figures.counts)), strict=True)
+        rate = sum(count for count, is_positive in met if is_positive) / figures.counts.total()
     if rate in (0.0, 1.0):
         raise UserError(
             f"{place}: every label is {rate:.0f}, so no model can learn from them; values are {_values_text(figures)}; "
             "name another column or rule in data.label"
         )
-    return Label(column, rule, LabelKind.click, rate, reason)
+    return replace(label, rate=rate)
 
 
 def _find_label_column(profile: TableProfile, label_key: str | None) -> tuple[str, str | None]:
@@ -230,39 +225,42 @@ def _find_label_column(profile: TableProfile, label_key: str | None) -> tuple[st
 
 
 def _choose_rule(place: str, figures: ColumnFigures) -> tuple[str | None, str]:
-    """Return the rule by the column's values, LabelKind.number for numbers to predict, or None; and why."""
-    counts = figures.counts
+    """Return the rule by the column's values, LabelKind.number for numbers to predict, or None for 0 and 1; and why.
+
+    place: file and column, for errors.
+    """
+    counts, numbers = figures.counts, list[float]()
     values = None if counts is None else sorted(counts)
     if values is not None and figures.are_numbers:
         numbers = sorted({number_of(value, NUMBERS) for value in values})
         if set(numbers) <= {0.0, 1.0}:
             return None, "of two words, true and yes are 1" if figures.truths else "holds 0 and 1"
-    if values is not None and (len(values) <= 2 or (figures.are_numbers and len(numbers) == 2)):
-        return _rule_of_two_values(place, figures, values)
+    if values is not None and (len(values) <= 2 or len(numbers) == 2):
+        # Of two grades, such as 1 and 5, only a person knows which one is positive.
+        is_known = not figures.are_numbers or numbers == [-1.0, 1.0]
+        words = [value.strip().lower() if is_known else "" for value in values]
+        positive = [value for value, word in zip(values, words, strict=True) if word in POSITIVE_WORDS]
+        negative = [value for value, word in zip(values, words, strict=True) if word in NEGATIVE_WORDS]
+        if len(positive) == 1 or (len(negative) == 1 and len(values) == 2):
+            value = positive[0] if len(positive) == 1 else next(value for value in values if value != negative[0])
+            return f"== {_quote_value(value)}", f"of two values, {value} is the positive one"
+        raise UserError(
+            f"{place}: has the values {_values_text(figures)}, and neither is known to be positive; say which one is: "
+            f"data.label='{figures.name} == {_quote_value(values[-1])}'"
+        )
     if figures.are_numbers and not figures.truths:
-        if values is not None and len(numbers) <= MAX_GRADES:
-            grade = _middle_grade(figures, numbers)
-            return f">= {grade:g}", f"grades; {grade:g} is where about half of the rows are positive"
-        return LabelKind.number.value, "a number of many values, which a model predicts as it is"
+        if counts is None or len(numbers) > MAX_GRADES:
+            return LabelKind.number.value, "a number of many values, which a model predicts as it is"
+        # The grade from which on the share of rows is nearest to a half, as classes of equal size teach most.
+        rows = dict.fromkeys(numbers, 0)
+        for text, count in counts.items():
+            rows[number_of(text, NUMBERS)] += count
+        shares = {grade: sum(rows[each] for each in numbers if each >= grade) / figures.rows for grade in numbers[1:]}
+        grade = min(shares, key=lambda grade: (abs(shares[grade] - 0.5), grade))
+        return f">= {grade:g}", f"grades; {grade:g} is where about half of the rows are positive"
     raise UserError(
         f"{place}: {_values_text(figures)}; say which of them is positive, e.g. data.label='{figures.name} == "
         f"{figures.examples[0]}'"
-    )
-
-
-def _rule_of_two_values(place: str, figures: ColumnFigures, values: list[str]) -> tuple[str, str]:
-    """Return the rule of a column with at most two values, one of which is known to be positive or negative."""
-    # Of two grades, such as 1 and 5, only a person knows which one is positive.
-    is_known = not figures.are_numbers or {number_of(value, NUMBERS) for value in values} == {-1.0, 1.0}
-    words = [value.strip().lower() if is_known else "" for value in values]
-    positive = [value for value, word in zip(values, words, strict=True) if word in POSITIVE_WORDS]
-    negative = [value for value, word in zip(values, words, strict=True) if word in NEGATIVE_WORDS]
-    if len(positive) == 1 or (len(negative) == 1 and len(values) == 2):
-        value = positive[0] if len(positive) == 1 else next(value for value in values if value != negative[0])
-        return f"== {_quote_value(value)}", f"of two values, {value} is the positive one"
-    raise UserError(
-        f"{place}: has the values {_values_text(figures)}, and neither is known to be positive; say which one is: "
-        f"data.label='{figures.name} == {_quote_value(values[-1])}'"
     )
 
 
@@ -270,26 +268,6 @@ def _quote_value(value: str) -> str:
     """Return a value as a rule writes it: in quotes if it would mean something else without them."""
     is_plain = value == value.strip() and value[0] not in "=\"'" and value.lower() not in TRUTHS
     return value if is_plain else f'"{value}"' if '"' not in value else f"'{value}'"
-
-
-def _middle_grade(figures: ColumnFigures, numbers: list[float]) -> float:
-    """Return the grade from which on the share of rows is nearest to a half."""
-    assert figures.counts is not None
-    rows = dict.fromkeys(numbers, 0)
-    for text, count in figures.counts.items():
-        rows[number_of(text, NUMBERS)] += count
-    shares = {grade: sum(rows[other] for other in numbers if other >= grade) / figures.rows for grade in numbers[1:]}
-    return min(shares, key=lambda grade: (abs(shares[grade] - 0.5), grade))
-
-
-def _positive_rate(profile: TableProfile, label: Label) -> float:
-    """Return the share of positive rows: of all if each text is counted, else of the sample."""
-    counts = profile.columns[label.column].counts
-    if counts is None:
-        return float(np.mean(label.positives(profile.sample.columns[label.column])))
-    texts = list(counts)
-    positives = sum(counts[text] for text, met in zip(texts, label.positives(texts), strict=True) if met)
-    return positives / counts.total()
 
 
 def _values_text(figures: ColumnFigures) -> str:
@@ -307,10 +285,17 @@ SHOWN_COLUMNS = 4
 
 def schema_text(proposal: Proposal) -> str:
     """Return the YAML; comments say why each column is used as it is."""
-    profile, label = proposal.profile, proposal.label
-    files = profile.files
+    files, label = proposal.profile.files, proposal.label
+    has_names = files.layout.header or not files.has_text
+
+    def entry_text(column: str, entry: Any) -> str:
+        """Return an entry of a column, its keys or its name, as YAML; files without names have its position instead."""
+        reference = column if has_names else files.layout.names.index(column)
+        return flow({**entry, "column": reference} if isinstance(entry, dict) else reference)
+
     name = files.sources[0].name if len(files.sources) == 1 else f"{len(files.sources)} files"
-    lines = [f"# Schema of {name}, proposed by python -m data_prep.inspect. Figures are of {profile.scope()}."]
+    figures_of = f"Figures are of {proposal.profile.scope()}."
+    lines = [f"# Schema of {name}, proposed by python -m data_prep.inspect. {figures_of}"]
     lines += [f"# {sentence}" for sentence in order_sentences(proposal)]
     if files.has_text and files.layout.delimiter != ",":
         lines.append(f"delimiter: {json.dumps(files.layout.delimiter)}")
@@ -318,25 +303,30 @@ def schema_text(proposal: Proposal) -> str:
         lines.append("header: false")
     if proposal.missing:
         lines.append(_add_comment(f"missing: {flow(proposal.missing)}", "no value, in every column"))
-    lines.append(_add_comment(f"label: {_label_text(proposal)}", _label_comment(proposal)))
+    text, reason = entry_text(label.column, label.entry()), label.reason
+    # COLUMN RULE in one text is the shorter form, where the name is a plain word.
+    if label.rule is not None and has_names and label.column.isidentifier():
+        text = flow(f"{label.column} {label.rule}")
+    if label.rate is not None:
+        reason = f"{label.rate:.2%} of the rows are positive; {reason}"
+    lines.append(_add_comment(f"label: {text}", reason))
     if proposal.time is not None:
         column, form = proposal.time
-        reference = _column_reference(proposal, column)
-        entry = reference if form is None else {"column": reference, "format": form}
-        lines.append(_add_comment(f"time: {flow(entry)}", "rows are split by it: the newest are held out"))
+        text = entry_text(column, column if form is None else {"column": column, "format": form})
+        lines.append(_add_comment(f"time: {text}", "rows are split by it: the newest are held out"))
     for place in ("dense", "sparse"):
         uses = {column: use for column, use in proposal.uses.items() if use.place == place}
         lines += [f"{place}:"] if uses else []
         for column, use in uses.items():
-            reasons = [use.reason, *([""] * (len(use.entries) - 1))]
-            for entry, reason in zip(use.entries, reasons, strict=True):
-                lines.append(_add_comment(f"  - {_entry_text(proposal, column, entry)}", reason))
+            for number, entry in enumerate(use.entries):
+                lines.append(_add_comment(f"  - {entry_text(column, entry)}", "" if number else use.reason))
     left_out = {column: use for column, use in proposal.uses.items() if use.place == "out"}
     lines += ["# Left out:"] if left_out else []
     lines += [f"#   {flow(column)}: {use.reason}" for column, use in left_out.items()]
     if label.kind is LabelKind.number:
         lines.append("# Train on these labels with loss=mse train.monitor=rmse.")
-    return "".join(f"{_printable(line)}\n" for line in lines)
+    # Characters of names and values that would end the line are shown as ?.
+    return "".join("".join(letter if letter.isprintable() else "?" for letter in line) + "\n" for line in lines)
 
 
 def flow(value: Any) -> str:
@@ -348,46 +338,30 @@ def flow(value: Any) -> str:
     return text.strip()[1:-1]
 
 
-def _printable(line: str) -> str:
-    """Return a line without characters that would end it."""
-    return "".join(letter if letter.isprintable() else "?" for letter in line)
-
-
 def _add_comment(line: str, comment: str) -> str:
     """Return a line of YAML with a comment from COMMENT_COLUMN on, unless it is empty."""
     return f"{line:<{COMMENT_COLUMN - 2}}  # {comment}" if comment else line
 
 
-def _column_reference(proposal: Proposal, column: str) -> str | int:
-    """Return a column's name, or its position in files without names."""
-    files = proposal.profile.files
-    return column if files.layout.header or not files.has_text else files.layout.names.index(column)
-
-
-def _entry_text(proposal: Proposal, column: str, entry: Any) -> str:
-    """Return a column's entry of `dense` or `sparse` as YAML; entry: keys of the column, or its name."""
-    reference = _column_reference(proposal, column)
-    return flow({**entry, "column": reference} if isinstance(entry, dict) else reference)
-
-
-def _label_text(proposal: Proposal) -> str:
-    """Return the value of the schema's key label as YAML: COLUMN RULE in one text where that is possible."""
-    label = proposal.label
-    entry, reference = label.entry(), _column_reference(proposal, label.column)
-    if label.rule is not None and isinstance(reference, str) and reference.isidentifier():
-        return flow(f"{reference} {label.rule}")
-    return flow({**entry, "column": reference} if isinstance(entry, dict) else reference)
-
-
-def _label_comment(proposal: Proposal) -> str:
-    """Return the share of positive rows, if there is one, and why the label is as it is."""
-    label = proposal.label
-    return label.reason if label.rate is None else f"{label.rate:.2%} of the rows are positive; {label.reason}"
-
-
 def order_sentences(proposal: Proposal) -> list[str]:
     """Return how the rows are sorted, and what that means for each way to split them."""
-    orders, time = _row_orders(proposal), proposal.time
+    columns, label, time = proposal.profile.columns, proposal.label, proposal.time
+    ending = ""
+    # One stretch of equal values for each value means that the rows are sorted, or grouped, by it.
+    groups = [name for name in proposal.groups if columns[name].distinct.is_exact]
+    groups = [name for name in groups if columns[name].runs == len(columns[name].distinct)]
+    times = [name for name, figures in columns.items() if figures.is_time and not figures.missing]
+    times = [name for name in times if not columns[name].descents and len(columns[name].distinct) > 2]
+    if groups:
+        ending = ", of groups that train does not have"
+    if times:
+        ending = ", which are the newest"
+    is_by_label = label.kind is LabelKind.click and columns[label.column].runs == len(columns[label.column].distinct)
+    if is_by_label:
+        ending = ", which have other labels than train: do not use it"
+    orders = [f"sorted by label ({label.column})"] if is_by_label else []
+    orders += [f"in order of {name}" for name in times]
+    orders += [f"grouped by {name} (all rows of a value follow each other)" for name in groups]
     sentences = [f"Rows are {' and '.join(orders)}." if orders else "Rows are in no order that a column shows."]
     if time is not None:
         sentences.append(
@@ -395,39 +369,15 @@ def order_sentences(proposal: Proposal) -> list[str]:
         )
     else:
         sentences.append("data.split.method=random (the default here) draws each row, so val and test are as train is.")
-    consequence = "tests on the last rows of the files"
-    if any(order.startswith("sorted by label") for order in orders):
-        consequence += ", which have other labels than train: do not use it"
-    elif any(order.startswith("in order of") for order in orders):
-        consequence += ", which are the newest"
-    elif any(order.startswith("grouped") for order in orders):
-        consequence += ", of groups that train does not have"
-    sentences.append(f"data.split.method=fraction {consequence}.")
+    sentences.append(f"data.split.method=fraction tests on the last rows of the files{ending}.")
     sentences += [
         f"data.split.method=group data.split.column={name} keeps all rows of a value of {name} in one split, to test "
         "on new values; random and time test on those that train has."
         for name in proposal.groups[:SHOWN_COLUMNS]
     ]
-    if proposal.label.rate is not None and proposal.label.rate < 0.02:
+    if label.rate is not None and label.rate < 0.02:
         sentences.append("data.split.method=stratified gives each split the same share of the rare positive rows.")
     return sentences
-
-
-def _row_orders(proposal: Proposal) -> list[str]:
-    """Return the ways in which the rows are sorted."""
-    orders = []
-    columns, label = proposal.profile.columns, proposal.label
-    if label.kind is LabelKind.click and (columns[label.column].runs == len(columns[label.column].distinct)):
-        orders.append(f"sorted by label ({label.column})")
-    for name, figures in columns.items():
-        if figures.is_time and not figures.missing and not figures.descents and len(figures.distinct) > 2:
-            orders.append(f"in order of {name}")
-    orders += [
-        f"grouped by {name} (all rows of a value follow each other)"
-        for name in proposal.groups
-        if columns[name].distinct.is_exact and columns[name].runs == len(columns[name].distinct)
-    ]
-    return orders
 
 
 ID_WORDS = {
@@ -516,7 +466,13 @@ def propose_schema(sources: Sequence[Source], label: str | None = None) -> Propo
     if proposal.label.kind is LabelKind.click:
         _leave_out_leaks(proposal, labels > 0)
     proposal.time = _choose_time(proposal)
-    proposal.missing = _missing_marks(proposal)
+    # Texts that mean no value are named for columns of numbers and times; in others they are values like any other.
+    marks: set[str] = set()
+    for name, use in proposal.uses.items():
+        is_time = any(isinstance(entry, dict) and "part" in entry for entry in use.entries)
+        if use.place == "dense" or (use.place == "sparse" and is_time):
+            marks |= set(profile.columns[name].marks)
+    proposal.missing = sorted(marks)
     _require_category(proposal)
     proposal.groups = [name for name in proposal.uses if _is_group(proposal, name)]
     proposal.text = schema_text(proposal)
@@ -577,8 +533,10 @@ def _judge_numbers(proposal: Proposal, figures: ColumnFigures, labels: NDArray[n
     texts = proposal.profile.sample.columns[figures.name]
     is_filled = np.array([text != "" and text not in figures.marks for text in texts], np.bool_)
     texts, labels = [text for text in texts if text and text not in figures.marks], labels[is_filled]
+    name = figures.name.lower()
     is_id = (
-        is_id_name(figures.name)
+        bool(ID_WORDS & set(words_of(figures.name)))
+        or (name.endswith("id") and name not in NO_IDS)
         or max(-figures.low, figures.high) > EXACT_INTEGERS
         or any(re.match("-?0[0-9]", text) for text in texts)
     )
@@ -591,9 +549,10 @@ def _judge_numbers(proposal: Proposal, figures: ColumnFigures, labels: NDArray[n
     by_quantile = _rates_of_other_half(quantiles, labels)
     by_value = _rates_of_other_half(_text_codes(texts), labels, by_quantile)
     value, quantile, none = (_losses(rates, labels, is_click) for rates in (by_value, by_quantile, by_none))
-    name, means = ("log loss" if is_click else "RMSE"), [losses.mean() for losses in (value, quantile, none)]
+    means = [losses.mean() for losses in (value, quantile, none)]
     shown = [f"{mean if is_click else math.sqrt(mean):.4g}" for mean in means]
-    evidence = f"; {name} {shown[0]} by value, {shown[1]} by quantile, {shown[2]} by neither"
+    metric = "log loss" if is_click else "RMSE"
+    evidence = f"; {metric} {shown[0]} by value, {shown[1]} by quantile, {shown[2]} by neither"
     gain = _errors_between(quantile, value)
     # A model learns less of rare values than their rates say.
     if gain > ERRORS * max(1.0, PRIOR_ROWS / repeats):
@@ -617,30 +576,24 @@ def _errors_between(one: NDArray[np.float64], other: NDArray[np.float64]) -> flo
 
 
 def _use_of_number(profile: TableProfile, figures: ColumnFigures, more: str) -> Use:
-    """Return the use of a column of quantities, with a transform unless the default, a logarithm, is the better one."""
+    """Return the use of a column of quantities, with a transform unless the default, a logarithm, is the better one.
+
+    more: evidence, which the reason ends with.
+    """
     if not figures.numbers:
         return Use("dense", (figures.name,), f"true or false{more}")
     low, high = (f"{value:g}" for value in (figures.low, figures.high))
-    if _has_tail(profile, figures):
+    texts = [text for text in profile.sample.columns[figures.name] if text and text.strip() not in NULL_MARKS]
+    # Where some numbers lie far above most of the sample, or are infinite, their logarithm is the better input.
+    has_tail = not (texts and figures.is_finite)
+    if not has_tail:
+        first, middle, last = np.quantile([number_of(text, NUMBERS) for text in texts], [0.01, 0.5, 0.99])
+        has_tail = figures.low >= 0 and bool(last - middle > TAIL * (middle - first))
+    if has_tail:
         return Use("dense", (figures.name,), f"{low} to {high}, with a long tail, so as its logarithm{more}")
     is_wide = max(-figures.low, figures.high) > largest_input("standard")
     entry = {"column": figures.name, "transform": "signed_log1p" if is_wide else "standard"}
     return Use("dense", (entry,), f"{low} to {high}{more}")
-
-
-def _has_tail(profile: TableProfile, figures: ColumnFigures) -> bool:
-    """Return whether some numbers lie so far above most of the sample that their logarithm is the better input."""
-    texts = _sampled_values(profile, figures)
-    if not (texts and figures.is_finite):
-        return True
-    low, middle, high = np.quantile([number_of(text, NUMBERS) for text in texts], [0.01, 0.5, 0.99])
-    return bool(figures.low >= 0 and high - middle > TAIL * (middle - low))
-
-
-def is_id_name(name: str) -> bool:
-    """Return whether a column's name says that its numbers are no quantities."""
-    lower = name.lower()
-    return bool(ID_WORDS & set(words_of(name))) or (lower.endswith("id") and lower not in NO_IDS)
 
 
 def _reason_to_leave_out(figures: ColumnFigures) -> str | None:
@@ -665,11 +618,6 @@ def _reason_to_leave_out(figures: ColumnFigures) -> str | None:
 def _can_name_table(name: str) -> bool:
     """Return whether a column's name can be a category's, which is part of a file's name."""
     return bool(name) and not set(name) & set("./\\\0")
-
-
-def _sampled_values(profile: TableProfile, figures: ColumnFigures) -> list[str]:
-    """Return the texts of the sample that are neither empty nor marks of a missing value."""
-    return [text for text in profile.sample.columns[figures.name] if text and text.strip() not in NULL_MARKS]
 
 
 def _value_count_text(figures: ColumnFigures) -> str:
@@ -733,15 +681,13 @@ def _find_separator(
 
 
 def _choose_time(proposal: Proposal) -> tuple[str, str | None] | None:
-    """Return the column and format of the time of each row; None if no column has it."""
+    """Return the column and format of the time of each row, by which rows are split; None if no column has it."""
     candidates = []
     for name, figures in proposal.profile.columns.items():
-        is_named = bool(TIME_WORDS & set(words_of(name)))
-        form = figures.time_format
-        is_usable = (
-            figures.is_time and proposal.uses[name].place in ("sparse", "out") and (is_named or form not in EPOCHS)
-        )
-        if is_usable and not figures.missing and not figures.marks and len(figures.distinct) > 2:
+        is_named, form = bool(TIME_WORDS & set(words_of(name))), figures.time_format
+        is_whole = figures.is_time and not figures.missing and not figures.marks and len(figures.distinct) > 2
+        # Numbers may be times or anything else, so only a name makes them the time.
+        if is_whole and proposal.uses[name].place in ("sparse", "out") and (is_named or form not in EPOCHS):
             candidates.append((is_named, len(figures.distinct), name, form))
     if not candidates:
         return None
@@ -761,22 +707,11 @@ def _leave_out_leaks(proposal: Proposal, labels: NDArray[np.bool_]) -> None:
         if use.place == "dense":
             numbers = np.array([number_of(text, NUMBERS) if text else 0.0 for text in texts])
         auc = auc_of_column(texts, numbers, labels)
+        place, reason = use.place, use.reason
         if auc is not None and auc > LEAK_AUC:
+            place = "out"
             reason = f"leaks the label: alone it predicts it with an AUC of {auc:.3f}, by the rates of other rows"
-            proposal.uses[name] = Use("out", use.entries, reason, auc)
-        else:
-            proposal.uses[name] = Use(use.place, use.entries, use.reason, auc)
-
-
-def _missing_marks(proposal: Proposal) -> list[str]:
-    """Return the texts that mean no value in columns of numbers and times."""
-    marks: set[str] = set()
-    for name, use in proposal.uses.items():
-        figures = proposal.profile.columns[name]
-        is_time = any(isinstance(entry, dict) and "part" in entry for entry in use.entries)
-        if use.place == "dense" or (use.place == "sparse" and is_time):
-            marks |= set(figures.marks)
-    return sorted(marks)
+        proposal.uses[name] = Use(place, use.entries, reason, auc)
 
 
 def _require_category(proposal: Proposal) -> None:
