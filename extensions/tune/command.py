@@ -50,9 +50,6 @@ if TYPE_CHECKING:
     from optuna.study import Study
     from optuna.trial import Trial
 
-PLAIN = re.compile(r"[\w.-]+")  # words that need no quotes
-LOG_RATIO = 10  # high over low, from which on a range is drawn on a logarithmic scale
-
 
 class Range(NamedTuple):
     """All numbers from low to high."""
@@ -62,55 +59,41 @@ class Range(NamedTuple):
 
     @property
     def is_log(self) -> bool:
-        """Return whether every factor, in place of every difference, is equally likely."""
-        return self.low > 0 and self.high / self.low >= LOG_RATIO
+        """Return whether factors, in place of differences, are equally likely: over a decade or more."""
+        return self.low > 0 and self.high / self.low >= 10
 
 
 Space: TypeAlias = dict[str, Range | tuple[str, ...]]  # by dotted key: a range, or values as they are typed
 
 
-def space_of(search: dict[str, Any]) -> Space:
-    """Return the settings to search from the nested values of `search`."""
-    return {name: _parse_values(name, values) for name, values in _flatten_keys("", search)}
+def space_of(search: dict[str, Any], prefix: str = "") -> Space:
+    """Return the settings to search from the nested values of `search`. Raise UserError for fewer than two values.
 
-
-def _flatten_keys(prefix: str, values: dict[str, Any]) -> list[tuple[str, Any]]:
-    """Return dotted keys, which begin with `prefix`, and their values."""
-    pairs = []
-    for name, value in values.items():
-        dotted = f"{prefix}{name}"
-        pairs += _flatten_keys(f"{dotted}.", value) if isinstance(value, dict) else [(dotted, value)]
-    return pairs
-
-
-def _parse_values(name: str, values: Any) -> Range | tuple[str, ...]:
-    """Return the range or the choices of a setting. Raise UserError for fewer than two."""
-    texts = tuple(dict.fromkeys(map(_value_text, values))) if isinstance(values, list) else ()
-    if len(texts) < 2:
-        raise UserError(f"search.{name}={format_override(values)}: must be a list of two or more different values")
-    numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
-    # Two whole numbers are two choices. A fraction or an exponent makes numbers the ends of a range.
-    if len(values) == len(numbers) == 2 and any(isinstance(value, float) for value in values):
-        if numbers[0] >= numbers[1]:
-            raise UserError(
-                f"search.{name}={format_override(values)}: a range is [low,high]; write the lower number first"
-            )
-        return Range(float(numbers[0]), float(numbers[1]))
-    return texts
-
-
-def _value_text(value: Any) -> str:
-    """Return a value as it is typed behind `key=`."""
-    return value if isinstance(value, str) and PLAIN.fullmatch(value) else format_override(value)
-
-
-def boundary_overrides(space: Space) -> list[list[str]]:
-    """Return overrides for each choice, and for the ends of each range, to be checked before a trial."""
-    return [
-        [f"{name}={value}"]
-        for name, values in space.items()
-        for value in ((repr(values.low), repr(values.high)) if isinstance(values, Range) else values)
-    ]
+    prefix: what the dotted keys begin with.
+    """
+    space: Space = {}
+    for word, values in search.items():
+        name = f"{prefix}{word}"
+        if isinstance(values, dict):
+            space |= space_of(values, f"{name}.")
+            continue
+        # Choices stand as they are typed behind `key=`; a plain word needs no quotes.
+        texts = [
+            value if isinstance(value, str) and re.fullmatch(r"[\w.-]+", value) else format_override(value)
+            for value in (values if isinstance(values, list) else [])
+        ]
+        if len(set(texts)) < 2:
+            raise UserError(f"search.{name}={format_override(values)}: must be a list of two or more different values")
+        space[name] = tuple(dict.fromkeys(texts))
+        numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
+        # Two whole numbers are two choices. A fraction or an exponent makes numbers the ends of a range.
+        if len(values) == len(numbers) == 2 and any(isinstance(value, float) for value in values):
+            if numbers[0] >= numbers[1]:
+                raise UserError(
+                    f"search.{name}={format_override(values)}: a range is [low,high]; write the lower number first"
+                )
+            space[name] = Range(float(numbers[0]), float(numbers[1]))
+    return space
 
 
 def draw_settings(trial: Trial, space: Space) -> None:
@@ -198,12 +181,8 @@ class TuneRun(NamedTuple):
     def overrides(self) -> list[str]:
         """Return the overrides that make the search's configuration this run."""
         name = f"{self.directory.resolve().parent.name}_{self.directory.name}"
-        return [
-            *self.settings,
-            f"train.seed={self.seed}",
-            f"run.name={name}",
-            f"run.dir={quote_literally(str(self.directory))}",
-        ]
+        directory = quote_literally(str(self.directory))
+        return [*self.settings, f"train.seed={self.seed}", f"run.name={name}", f"run.dir={directory}"]
 
     def figures(self) -> EvaluationFigures:
         """Return the evaluation of the model that it serves."""
@@ -267,14 +246,6 @@ def _watch_process(process: subprocess.Popen[bytes], run: TuneRun, monitor: Moni
         num_seen = len(evaluations)
 
 
-def test_figures(run: TuneRun) -> EvaluationFigures | None:
-    """Return the served model's figures of test, which are measured once; None if the dataset has no such rows."""
-    if score_test_split(run.directory):
-        words = " ".join(evaluation_of_test(run.directory))
-        raise UserError(f"{run.directory}: its test split was not scored; python -m {words}")
-    return figures_of_test(run.directory)
-
-
 SIGNIFICANCE = 0.05  # of the paired test, divided by the number of finalists (Bonferroni)
 WANTED_DIFFERENCE = 0.001  # the difference whose number of seeds is named
 DIGITS = 5
@@ -288,15 +259,10 @@ class TriedTrial:
     status: str
     score: float | None
 
-    @property
-    def is_ranked(self) -> bool:
-        """Return whether it may become a finalist."""
-        return self.status == "completed" and self.score is not None
-
 
 @dataclass
 class Finalist:
-    """Settings at several seeds; scores on val by seed, and figures of test where it was scored."""
+    """Settings at several seeds; scores on val, and figures of test where it was scored, in the order of `runs`."""
 
     trial: int
     settings: list[str]
@@ -336,9 +302,8 @@ class Outcome:
 
     def value(self, score: float) -> float:
         """Return the metric of a score, which is negated where smaller is better."""
-        return (
-            -score if isinstance(self.monitor, str) and METRIC_ROWS[self.monitor].larger_is_better is False else score
-        )
+        is_negated = isinstance(self.monitor, str) and METRIC_ROWS[self.monitor].larger_is_better is False
+        return -score if is_negated else score
 
     def sentences(self) -> list[str]:
         """Return the verdict."""
@@ -378,49 +343,53 @@ class Outcome:
 
     def document(self) -> dict[str, Any]:
         """Return tune.json: the verdict, all trials, and the finalists with their values by seed."""
+        trials = [
+            {
+                "trial": trial.run.trial,
+                "settings": trial.run.settings,
+                "status": trial.status,
+                "value": None if trial.score is None else self.value(trial.score),
+            }
+            for trial in self.tried
+        ]
+        finalists = []
+        for finalist in self.finalists:
+            scores = zip(finalist.runs, finalist.scores, strict=True)
+            values = {str(run.seed): self.value(score) for run, score in scores}
+            tested = [figures and figures.main_value for figures in finalist.tested] or None
+            about = {"trial": finalist.trial, "settings": finalist.settings}
+            finalists.append(about | {"values": values, "test": tested})
         return {
             "judged by": shown(self.monitor),
             "verdict": self.sentences(),
             "take": self.finalists[self.place_to_take].settings if self.finalists else None,
-            "trials": [
-                {
-                    "trial": trial.run.trial,
-                    "settings": trial.run.settings,
-                    "status": trial.status,
-                    "value": None if trial.score is None else self.value(trial.score),
-                }
-                for trial in self.tried
-            ],
-            "finalists": [
-                {
-                    "trial": finalist.trial,
-                    "settings": finalist.settings,
-                    "values": {
-                        str(run.seed): self.value(score)
-                        for run, score in zip(finalist.runs, finalist.scores, strict=True)
-                    },
-                    "test": [figures and figures.main_value for figures in finalist.tested] or None,
-                }
-                for finalist in self.finalists
-            ],
+            "trials": trials,
+            "finalists": finalists,
         }
 
 
-NONE = "–"
 AS_IT_IS = "the configuration as it is"
 
 
 def tune_page(outcome: Outcome, arguments: Sequence[str], directory: Path) -> str:
     """Return the HTML of a search with its trials in `directory`; arguments: those of the command."""
-    seeds = [run.seed for run in outcome.finalists[0].runs] if outcome.finalists else []
-    rows = [
+    # The best trial stands first, those without a score stand last.
+    ranked = sorted(outcome.tried, key=lambda trial: (trial.score is None, -(trial.score or 0.0), trial.run.trial))
+    trials = [
         [
-            str(finalist.trial),
-            " ".join(finalist.settings) or AS_IT_IS,
-            *(figure(outcome.value(score), DIGITS) for score in finalist.scores),
+            str(trial.run.trial),
+            "–" if trial.score is None else figure(outcome.value(trial.score), DIGITS),
+            {"fail": "failed", "pruned": "stopped early"}.get(trial.status, trial.status),
+            " ".join(trial.run.settings) or AS_IT_IS,
         ]
-        for finalist in outcome.finalists
+        for trial in ranked
     ]
+    note = "The best first. Stopped early: worse than the median of earlier trials after as many steps."
+    finalists = []
+    for finalist in outcome.finalists:
+        values = [figure(outcome.value(score), DIGITS) for score in finalist.scores]
+        finalists.append([str(finalist.trial), " ".join(finalist.settings) or AS_IT_IS, *values])
+    seeds = [run.seed for run in outcome.finalists[0].runs] if outcome.finalists else []
     columns = ["Trial", "Settings", *(f"Seed {seed}" for seed in seeds)]
     return render(
         Path(__file__).with_name("tune.html.j2"),
@@ -428,26 +397,10 @@ def tune_page(outcome: Outcome, arguments: Sequence[str], directory: Path) -> st
         [],
         title=f"Search of {plural(len(outcome.tried), 'trial')}",
         sentences=[("good" if outcome.place_to_take else "plain", sentence) for sentence in outcome.sentences()],
-        trials=_trial_table(outcome),
-        finalists=ReportTable(columns, rows, set(range(2, len(columns))), f"{outcome.label} of val by seed."),
+        trials=ReportTable(["Trial", f"{outcome.label} of val", "Ended", "Settings"], trials, {1}, note),
+        finalists=ReportTable(columns, finalists, set(range(2, len(columns))), f"{outcome.label} of val by seed."),
         command=shlex.join(["python", "-m", "app.tune", *arguments]),
     )
-
-
-def _trial_table(outcome: Outcome) -> ReportTable:
-    """Return the table of all trials, the best first, those without a score last."""
-    ranked = sorted(outcome.tried, key=lambda trial: (trial.score is None, -(trial.score or 0.0), trial.run.trial))
-    rows = [
-        [
-            str(trial.run.trial),
-            NONE if trial.score is None else figure(outcome.value(trial.score), DIGITS),
-            {"fail": "failed", "pruned": "stopped early"}.get(trial.status, trial.status),
-            " ".join(trial.run.settings) or AS_IT_IS,
-        ]
-        for trial in ranked
-    ]
-    note = "The best first. Stopped early: worse than the median of earlier trials after as many steps."
-    return ReportTable(["Trial", f"{outcome.label} of val", "Ended", "Settings"], rows, {1}, note)
 
 
 EXIT_FAILED = 1
@@ -466,8 +419,9 @@ def main(config: TuneConfig) -> int:
     logging.basicConfig(format="%(message)s")
     arguments, space, out = training_arguments(sys.argv[1:]), space_of(config.search), Path(config.out)
     # A setting that cannot work is refused before the first trial, not in the middle of the search.
-    for overrides in boundary_overrides(space):
-        validate_new_run(compose_config(AppConfig, CONFIG_DIR, [*arguments, *overrides]))
+    for name, values in space.items():
+        for value in (repr(values.low), repr(values.high)) if isinstance(values, Range) else values:
+            validate_new_run(compose_config(AppConfig, CONFIG_DIR, [*arguments, f"{name}={value}"]))
     study = open_study(out, arguments, space)
     try:
         with FileLock(out / LOCK, blocking=False):
@@ -528,13 +482,18 @@ def _search_and_compare(config: TuneConfig, arguments: Sequence[str], space: Spa
     for number in range(1, config.trials):
         tried.append(_run_trial(number, study, space, arguments, config, progress))
         _write_results(config, Outcome(tried, [], monitor))
-    best = sorted((trial for trial in tried[1:] if trial.is_ranked), key=lambda trial: -(trial.score or 0.0))
+    ended = [trial for trial in tried[1:] if trial.status == "completed" and trial.score is not None]
+    best = sorted(ended, key=lambda trial: -(trial.score or 0.0))
     chosen = [tried[0], *best[: config.finalists]]
     finalists = [_train_finalist(trial.run, arguments, config, progress) for trial in chosen]
     outcome = Outcome(tried, finalists, monitor)
     # Test is scored once, after the choice: a choice by test would make its figures too good.
     for finalist in {0: finalists[0], outcome.place_to_take: finalists[outcome.place_to_take]}.values():
-        finalist.tested += [test_figures(run) for run in finalist.runs]
+        for run in finalist.runs:
+            if score_test_split(run.directory):
+                words = " ".join(evaluation_of_test(run.directory))
+                raise UserError(f"{run.directory}: its test split was not scored; python -m {words}")
+            finalist.tested.append(figures_of_test(run.directory))
     _write_results(config, outcome)
     for sentence in outcome.sentences():
         print(sentence)

@@ -11,7 +11,6 @@ from common.compose import compose_config
 from extensions.tune.command import (
     Range,
     TuneConfig,
-    boundary_overrides,
     draw_settings,
     overrides_of,
     space_of,
@@ -38,8 +37,6 @@ def test_two_numbers_with_a_fraction_are_a_range_and_all_else_are_choices() -> N
         "optimizer.max_grad_norm": ("null", "1.0"),
     }
     assert (Range(1e-3, 1e-1).is_log, Range(0.0, 0.5).is_log, Range(0.1, 0.5).is_log) == (True, False, False)
-    assert ["optimizer.lr=0.1"] in boundary_overrides(space)
-    assert ["model.over_arch=[64,1]"] in boundary_overrides(space)
 
 
 def test_draws_lie_in_the_space_and_are_log_uniform_in_a_wide_range() -> None:
