@@ -7,6 +7,7 @@ the trees are LightGBM's where that is installed.
 """
 
 import base64
+import contextlib
 import importlib.metadata
 import importlib.util
 import json
@@ -38,7 +39,7 @@ from common.files import write_atomically
 from data_prep.dataset.format import Manifest, load_rows_manifest, sampled_row_numbers
 from data_prep.dataset.kinds import ROWS
 from data_prep.dataset.options import LabelKind
-from extensions.baselines.fit import FOLDER, SAMPLE_ROWS, Baseline, Baselines, BaselinesConfig, load_rows
+from extensions.baselines.fit import FOLDER, SAMPLE_ROWS, Baseline, Baselines, BaselinesConfig, fit_baselines, load_rows
 
 BASELINE_NAMES = {
     BASE_RATE: "the base rate",
@@ -156,9 +157,7 @@ log = logging.getLogger("clickwork")
 
 POSITIVES_ALONE = "baselines learn from rows of the split, which are positives alone"  # with data.negatives
 DEFAULT_ROWS, DEFAULT_SECONDS = 200_000, 30
-GRACE_SECONDS = 30  # for a process with limited time to start, read the rows and write the report
 REPOSITORY = Path(__file__).parents[2]
-OF_LAUNCHERS = ("LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 
 
 def require_possible(config: AppConfig) -> None:
@@ -212,10 +211,11 @@ def _compute_in_process(config: AppConfig, directory: Path) -> str | None:
     limit = None
     if config.baselines is None:
         command += [f"rows={DEFAULT_ROWS}", f"seconds={DEFAULT_SECONDS}"]
-        limit = DEFAULT_SECONDS + GRACE_SECONDS
+        limit = DEFAULT_SECONDS + 30  # the process also has to start, to read the rows and to write the report
         log.info("baselines: fitting them, for %d s at most; baselines=false leaves them out", DEFAULT_SECONDS)
     # A launcher's variables would make the process wait for others of its group.
-    environment = {name: value for name, value in os.environ.items() if name not in OF_LAUNCHERS}
+    group = ("LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+    environment = {name: value for name, value in os.environ.items() if name not in group}
     environment["RANK"] = "0"  # Like a launcher's process, it then ends with this one.
     other_paths = [os.path.abspath(path) for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
     environment["PYTHONPATH"] = os.pathsep.join([str(REPOSITORY), *other_paths])
@@ -237,22 +237,16 @@ def _compute_in_process(config: AppConfig, directory: Path) -> str | None:
 
 CACHE = ".baselines.json"
 VERSION = 3  # increase it with each change of the figures that extensions/baselines computes
-LIBRARIES = ("scikit-learn", "lightgbm")
-INSTALL = "pip install scikit-learn"
 
 
 class ScoredBaselines(Struct):
     """Baselines, and how each of them ranks the rows of `numbers_of`.
 
-    ranks: by name, the ranks [n] int32 of the predictions, as base64. AUC and its test need no more.
+    ranks: by name, the ranks [n] int32 of the predictions as base64, equal ones for ties; AUC and its test need them.
     """
 
     figures: Baselines
     ranks: dict[str, str]
-
-    def ranks_of(self, name: str) -> NDArray[np.int32]:
-        """Return the ranks [n] of a baseline's predictions; equal ranks are ties."""
-        return np.frombuffer(base64.b64decode(self.ranks[name]), "<i4")
 
 
 class _Cache(Struct):
@@ -275,20 +269,27 @@ def numbers_of(manifest: Manifest, split: str, rows: int | None) -> NDArray[np.i
 def find_or_fit(
     root: Path, manifest: Manifest, split: str, directory: Path, config: BaselinesConfig
 ) -> ScoredBaselines:
-    """Return the baselines of a dataset, scored on a split, from the cache or newly computed."""
-    versions = [f"{name} {version}" for name in LIBRARIES if (version := _installed_version(name)) is not None]
-    if not versions or not versions[0].startswith(LIBRARIES[0]):
-        raise UserError(f"baselines: scikit-learn is not installed; {INSTALL}")
+    """Return the baselines of a dataset, scored on a split, from the cache or newly computed.
+
+    The cache lies in the dataset at `root`, or in the run's `directory` if that cannot be written.
+    """
+    if importlib.util.find_spec("sklearn") is None:
+        raise UserError("baselines: scikit-learn is not installed; pip install scikit-learn")
+    # Figures of other versions may differ, so the key of the cache has them.
+    libraries = ["scikit-learn", *(["lightgbm"] if importlib.util.find_spec("lightgbm") else [])]
+    versions = [f"{name} {importlib.metadata.version(name)}" for name in libraries]
     largest = max(manifest.splits[name].rows for name in {"train", split} & set(manifest.splits))
     # A limit above all rows is none, so both find the same entry of the cache.
     rows = None if config.rows is None or config.rows >= largest else config.rows
     key = " ".join([split, f"rows={rows}", f"version={VERSION}", *versions])
-    paths = [root / CACHE, directory / CACHE]
-    previous_cache = next((cache for path in paths if (cache := _read_cache(path, manifest.digest)) is not None), None)
-    if previous_cache is not None and key in previous_cache.baselines:
-        return previous_cache.baselines[key]
-
-    from extensions.baselines.fit import fit_baselines  # imports scikit-learn, which takes seconds
+    known: dict[str, ScoredBaselines] = {}
+    for path in (directory / CACHE, root / CACHE):
+        # A damaged cache, or one of another dataset, is written again.
+        with contextlib.suppress(FileNotFoundError, UserError):
+            cache = read_document(path, _Cache, "remove it")
+            known = cache.baselines if cache.dataset == manifest.digest else known
+    if key in known:
+        return known[key]
 
     train, others = (load_rows(root, manifest, name, rows) for name in ("train", split))
     names = [*manifest.schema["dense"], *manifest.schema["sparse"]]
@@ -296,34 +297,13 @@ def find_or_fit(
     baselines.split = split
     shard_rows = [shard.rows for shard in manifest.splits[split].shards]
     is_compared = np.isin(sampled_row_numbers(shard_rows, rows), numbers_of(manifest, split, rows), assume_unique=True)
-    scored = ScoredBaselines(baselines, {name: _encode_ranks(values[is_compared]) for name, values in preds.items()})
+    ranks = {name: np.unique(values[is_compared], return_inverse=True)[1] for name, values in preds.items()}
+    encoded = {name: base64.b64encode(numbers.astype("<i4").tobytes()).decode() for name, numbers in ranks.items()}
+    scored = ScoredBaselines(baselines, encoded)
     if baselines.is_whole:  # otherwise another attempt may have enough time
-        other_baselines = {} if previous_cache is None else previous_cache.baselines
-        cache = _Cache(manifest.digest, {**other_baselines, key: scored})
-        write_atomically(paths[0] if os.access(root, os.W_OK) else paths[1], encode(cache).encode())
+        place = root if os.access(root, os.W_OK) else directory
+        write_atomically(place / CACHE, encode(_Cache(manifest.digest, {**known, key: scored})).encode())
     return scored
-
-
-def _encode_ranks(preds: NDArray[np.float64]) -> str:
-    """Return the ranks [n] int32 of predictions [n] as base64; equal predictions have equal ranks."""
-    return base64.b64encode(np.unique(preds, return_inverse=True)[1].astype("<i4").tobytes()).decode()
-
-
-def _installed_version(name: str) -> str | None:
-    """Return the version of a package; None if it is not installed."""
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def _read_cache(path: Path, digest: str) -> _Cache | None:
-    """Read the cache if it belongs to this dataset; a damaged one is written again."""
-    try:
-        cache = read_document(path, _Cache, "remove it")
-    except (FileNotFoundError, UserError):
-        return None
-    return cache if cache.dataset == digest else None
 
 
 def compare(scored: ScoredBaselines, manifest: Manifest, directory: Path, step: int | None, rows: int | None) -> None:
@@ -350,7 +330,8 @@ def compare(scored: ScoredBaselines, manifest: Manifest, directory: Path, step: 
         return
     figures.compared_rows = len(labels)
     for name in scored.ranks:
-        difference = delong(labels, scored.ranks_of(name).astype(np.float64), logits)
+        ranks = np.frombuffer(base64.b64decode(scored.ranks[name]), "<i4")
+        difference = delong(labels, ranks.astype(np.float64), logits)
         baseline = getattr(figures, name)
         baseline.difference = difference.mean
         ends = (difference.low, difference.high)

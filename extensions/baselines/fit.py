@@ -115,7 +115,13 @@ def load_rows(root: Path, manifest: Manifest, name: str, limit: int | None) -> R
         dense.append(arrays.dense[rows].astype(np.float32))
         if arrays.weights is not None:
             weights.append(arrays.weights[rows, 0].astype(np.float64))
-        parts.append(_bags_of_features(manifest, arrays.sparse[rows], [bags.take(rows) for bags in arrays.bags]))
+        # Features with a single id are columns of a matrix; they share the offsets of their bags.
+        offsets = offsets_of(np.ones(len(labels[-1]), np.int64))
+        single, ragged = iter(arrays.sparse[rows].T), iter([bags.take(rows) for bags in arrays.bags])
+        names: list[Any] = manifest.schema["sparse"]
+        parts.append(
+            [next(ragged) if each in manifest.ragged else Bags(next(single).copy(), offsets) for each in names]
+        )
     joined = Rows(
         np.concatenate(labels), np.concatenate(dense), [join(bags) for bags in zip(*parts, strict=True)], split.rows
     )
@@ -129,14 +135,6 @@ def load_rows(root: Path, manifest: Manifest, name: str, limit: int | None) -> R
         label = int(labels_with_weight[0]) if len(labels_with_weight) else "missing"
         raise UserError(f"{root}: every label of {name} is {label}, so there are no baselines; check the labels' rule")
     return joined
-
-
-def _bags_of_features(manifest: Manifest, sparse: NDArray[np.int32], ragged: list[Bags]) -> list[Bags]:
-    """Return the bags of each feature; those of features with single ids share their offsets."""
-    offsets = offsets_of(np.ones(len(sparse), np.int64))
-    single, multi_hot = iter(sparse.T), iter(ragged)
-    names: list[Any] = manifest.schema["sparse"]
-    return [next(multi_hot) if name in manifest.ragged else Bags(next(single).copy(), offsets) for name in names]
 
 
 FOLDS, PRIOR_ROWS = 5, 10.0  # rows at the base rate that smooth each rate
@@ -177,18 +175,6 @@ def label_rates(
     out_of_fold = (other_positives + PRIOR_ROWS * base) / (other_rows + PRIOR_ROWS)
     overall = (positives.sum(axis=1) + PRIOR_ROWS * base) / (rows.sum(axis=1) + PRIOR_ROWS)
     return Rates(_bag_means(out_of_fold[ids, folds], train, base), _bag_means(overall[others.ids], others, base))
-
-
-def dense_rates(
-    train: NDArray[np.float32],
-    labels: NDArray[np.bool_],
-    others: NDArray[np.float32],
-    weights: NDArray[np.float64] | None = None,
-) -> Rates:
-    """Return rates by quantile of a number: [train] and [others]; weights: as for `label_rates`."""
-    edges = np.unique(np.quantile(train, np.arange(1, DENSE_BINS) / DENSE_BINS, method="lower"))
-    bags = [Bags(np.searchsorted(edges, numbers), np.arange(len(numbers) + 1)) for numbers in (train, others)]
-    return label_rates(bags[0], labels, bags[1], weights)
 
 
 def _bag_means(values: NDArray[np.float64], bags: Bags, empty: float) -> NDArray[np.float64]:
@@ -283,8 +269,8 @@ def _fit_each(train: Rows, others: Rows, names: Sequence[str]) -> Iterator[Fitte
     rates = all_rates(train, others)
     if rates:
         yield _best_column(rates, train, others, names, began)
-    models = (("trees", _fit_trees, _trees_library()), ("lr", _fit_logistic_regression, "scikit-learn"))
-    for name, fit, library in models:
+    trees = "scikit-learn" if importlib.util.find_spec("lightgbm") is None else "lightgbm"
+    for name, fit, library in (("trees", _fit_trees, trees), ("lr", _fit_logistic_regression, "scikit-learn")):
         began = time.perf_counter()
         preds = fit(train, others, rates)
         figures = score(preds, others, len(train.labels), began)
@@ -308,14 +294,14 @@ def score(preds: Preds, others: Rows, rows: int, began: float) -> Baseline:
 
 def all_rates(train: Rows, others: Rows) -> list[Rates]:
     """Return the rates of each dense, then each sparse feature."""
-    numbers = zip(train.dense.T, others.dense.T, strict=True)
-    return [
-        *(dense_rates(values, train.labels, other_values, train.weights) for values, other_values in numbers),
-        *(
-            label_rates(bags, train.labels, other_bags, train.weights)
-            for bags, other_bags in zip(train.bags, others.bags, strict=True)
-        ),
-    ]
+    columns = list(zip(train.bags, others.bags, strict=True))
+    numbers = []
+    for values, other_values in zip(train.dense.T, others.dense.T, strict=True):
+        # A number is counted by its quantile in train, as if that were its id.
+        edges = np.unique(np.quantile(values, np.arange(1, DENSE_BINS) / DENSE_BINS, method="lower"))
+        places = (np.searchsorted(edges, each) for each in (values, other_values))
+        numbers.append(tuple(Bags(ids, np.arange(len(ids) + 1)) for ids in places))
+    return [label_rates(bags, train.labels, other_bags, train.weights) for bags, other_bags in [*numbers, *columns]]
 
 
 def _best_column(rates: list[Rates], train: Rows, others: Rows, names: Sequence[str], began: float) -> Fitted:
@@ -335,39 +321,30 @@ def _best_column(rates: list[Rates], train: Rows, others: Rows, names: Sequence[
 
 
 def _fit_trees(train: Rows, others: Rows, rates: list[Rates]) -> Preds:
-    """Fit boosted trees on numbers and rates of ids, and return their probabilities [others]."""
-    columns, scored = tree_inputs(train, others, rates)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module="joblib")  # of a machine without lscpu
-        model = _make_trees().fit(columns, train.labels, sample_weight=train.weights)
-    return model.predict_proba(scored)[:, 1]
+    """Fit boosted trees on numbers and rates of ids, and return their probabilities [others].
 
+    They are LightGBM's if installed, else scikit-learn's; both default to 100 trees with 31 leaves.
 
-def tree_inputs(train: Rows, others: Rows, rates: list[Rates]) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return the columns of trees, [rows, features] of train and of the other rows: numbers, then rates of ids.
-
-    rates: as from `all_rates`, dense features first; train's are out-of-fold, so that no row knows its own label.
+    Args:
+        rates: as from `all_rates`, dense features first; train's are out-of-fold, so that no row knows its own label.
     """
     # Ids have no order that a tree could split, so trees get their rates.
-    num_dense = train.dense.shape[1]
-    columns = np.column_stack([train.dense, *(column.train for column in rates[num_dense:])])
-    return columns, np.column_stack([others.dense, *(column.others for column in rates[num_dense:])])
-
-
-def _trees_library() -> str:
-    """Return the name of the library whose trees `_make_trees` makes."""
-    return "scikit-learn" if importlib.util.find_spec("lightgbm") is None else "lightgbm"
-
-
-def _make_trees() -> Any:
-    """Return LightGBM's trees if installed, else scikit-learn's; both default to 100 trees with 31 leaves."""
-    if _trees_library() == "scikit-learn":
+    sparse_rates = rates[train.dense.shape[1] :]
+    columns = np.column_stack([train.dense, *(column.train for column in sparse_rates)])
+    scored = np.column_stack([others.dense, *(column.others for column in sparse_rates)])
+    trees: Any
+    if importlib.util.find_spec("lightgbm") is None:
         from sklearn.ensemble import HistGradientBoostingClassifier
 
-        return HistGradientBoostingClassifier(early_stopping=False, random_state=0)
-    from lightgbm import LGBMClassifier
+        trees = HistGradientBoostingClassifier(early_stopping=False, random_state=0)
+    else:
+        from lightgbm import LGBMClassifier
 
-    return LGBMClassifier(random_state=0, deterministic=True, force_row_wise=True, verbose=-1)
+        trees = LGBMClassifier(random_state=0, deterministic=True, force_row_wise=True, verbose=-1)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module="joblib")  # of a machine without lscpu
+        model = trees.fit(columns, train.labels, sample_weight=train.weights)
+    return model.predict_proba(scored)[:, 1]
 
 
 def _fit_logistic_regression(train: Rows, others: Rows, rates: list[Rates]) -> Preds:

@@ -75,8 +75,6 @@ def validate_reproduce(config: ReproduceConfig) -> None:
 
 FORMAT, VERSION = "clickwork-reproduction", 1
 DOCUMENT, PAGE = "reproduce.json", "reproduce.html"
-VERDICTS = {True: "inside", False: "outside", None: "no verdict"}
-DIGEST_LENGTH = 12  # characters of a digest
 
 
 class SeedRun(OpenDocument, kw_only=True):
@@ -158,23 +156,9 @@ REFUSED = {
 PLACES = ("data.path", "data.raw", "data.train", "data.val", "data.test")  # paths of the data
 # Keys that leave a run the recipe's: places, records, machine, intervals of saving and logging.
 BESIDE_RECIPE = (
-    "run.",
-    "record.",
-    "checkpoint.",
-    "environment.",
-    "mlperf.",
-    "baselines",
-    *PLACES,
-    "data.remote.",
-    "data.generator_settings",
-    "runtime.platform",
-    "runtime.num_threads",
-    "runtime.timeout_minutes",
-    "train.log",
-    "train.print",
-    "train.warmup_steps_excluded",
-    "train.max_minutes",
-    "eval.keep_scores",
+    *("run.", "record.", "checkpoint.", "environment.", "mlperf.", "baselines", *PLACES, "data.remote."),
+    *("data.generator_settings", "runtime.platform", "runtime.num_threads", "runtime.timeout_minutes", "train.log"),
+    *("train.print", "train.warmup_steps_excluded", "train.max_minutes", "eval.keep_scores"),
 )
 NOT_BEGUN = "not begun"
 
@@ -214,6 +198,7 @@ def training_arguments(arguments: Sequence[str]) -> list[str]:
         if key in REFUSED:
             raise UserError(f"{argument}: not of a reproduction: {REFUSED[key]}")
         if key == "config":
+            # The shell leaves quotes that stand inside an argument.
             path = Path(argument.partition("=")[2].strip("\"'"))
             keys = [_key_name(override) for override in read_overrides(argument, path)]
             if others := [key for key in keys if key in REFUSED or key in OWN_KEYS]:
@@ -227,9 +212,8 @@ def training_arguments(arguments: Sequence[str]) -> list[str]:
 def changed_keys(arguments: Sequence[str]) -> list[str]:
     """Return every `key=value` in which app.train's arguments differ from the recipe alone, on the same data."""
     # The recipe on the user's own paths, or with a model that it is published for, is still that recipe.
-    choices = {
-        _key_name(argument): argument for argument in arguments if _key_name(argument) in ("recipe", "model", *PLACES)
-    }
+    choices = {_key_name(argument): argument for argument in arguments}
+    choices = {name: choices[name] for name in choices if name in ("recipe", "model", *PLACES)}
     recipe, model = (choices.get(group, "").partition("=")[2] for group in ("recipe", "model"))
     if not (CONFIG_DIR / f"bars/{recipe}_{model}.yaml").is_file():  # the recipe is published with one model
         choices.pop("model", None)
@@ -237,12 +221,9 @@ def changed_keys(arguments: Sequence[str]) -> list[str]:
         dict(flat_facts("", to_plain(compose_config(AppConfig, CONFIG_DIR, overrides))))
         for overrides in (list(choices.values()), arguments)
     )
-    keys = [
-        key
-        for key in dict.fromkeys((*own_facts, *recipe_facts))
-        if own_facts.get(key) != recipe_facts.get(key) and is_recipe_key(key)
-    ]
-    return [f"{key}={own_facts.get(key, 'null')}" for key in keys]
+    keys = dict.fromkeys((*own_facts, *recipe_facts))
+    changed = [key for key in keys if own_facts.get(key) != recipe_facts.get(key) and is_recipe_key(key)]
+    return [f"{key}={own_facts.get(key, 'null')}" for key in changed]
 
 
 def is_recipe_key(key: str) -> bool:
@@ -259,7 +240,7 @@ def _key_name(argument: str) -> str:
 def run_seeds(seeds: Sequence[Seed], arguments: Sequence[str], processes: int | None) -> dict[int, int]:
     """Train unfinished runs, and score each run's test split; return the exit status of each failed seed.
 
-    Stops at EXIT_STOPPED, and if the first run does not begin.
+    Stops at EXIT_STOPPED, and if the first run does not begin. processes: of each run; None: one without a launcher.
 
     Raises:
         Interrupted: a signal came, and the run could not save.
@@ -284,7 +265,6 @@ def run_seeds(seeds: Sequence[Seed], arguments: Sequence[str], processes: int | 
 
 
 DIGITS = 5
-JOULES_OF_KWH = 3.6e6
 
 
 class FinishedRun(NamedTuple):
@@ -327,9 +307,9 @@ def summarise(
     own_keys = [f"seeds={config.seeds}"]
     own_keys += [f"out={config.out}"] if config.out != f"runs/{config.run.name}" else []
     own_keys += [f"processes={config.processes}"] if config.processes is not None else []
-    dataset = manifest.dataset if manifest else None
     facts: Json | None = None
-    if dataset is not None:
+    if manifest is not None:
+        dataset = manifest.dataset
         facts = {"digest": dataset.digest, "encoding": dataset.encoding, "rows": dataset.rows}
         facts["md5"] = dataset.source_md5 or []
     seconds = [run.seconds for run in records if run.seconds is not None]
@@ -359,7 +339,10 @@ def summarise(
 
 
 def _seed_record(seed: Seed, status: int | None) -> SeedRun:
-    """Return the document's entry of a seed; status: exit status if it failed this time, else None."""
+    """Return the document's entry of a seed; status: exit status if it failed this time, else None.
+
+    The run's own record tells the rest, also of a failure in an earlier call.
+    """
     if seed.status == NOT_BEGUN:
         error = None if status is None else f"ended with exit status {status} before it began"
         return SeedRun(seed=seed.number, status=NOT_BEGUN, error=error)
@@ -388,10 +371,8 @@ def why_no_verdict(config: ReproduceConfig, arguments: Sequence[str], runs: Sequ
     """Return why figures are not compared with the published ones; None if they are, or if none are published."""
     digests = {run.run.manifest.dataset.digest or "none" for run in runs}
     if len(digests) > 1:
-        return (
-            "The seeds were trained on different datasets (digests "
-            f"{', '.join(sorted(digest[:DIGEST_LENGTH] for digest in digests))}), so there is no verdict."
-        )
+        names = ", ".join(sorted(digest[:12] for digest in digests))
+        return f"The seeds were trained on different datasets (digests {names}), so there is no verdict."
     if config.data.scale is DataScale.tiny:
         return "Of the recipe's tiny form on generated rows (data.scale=tiny), so there is no verdict."
     published = {**vars(config.published)}
@@ -425,26 +406,26 @@ def figures_of(config: ReproduceConfig, runs: Sequence[FinishedRun], is_judged: 
                 continue
             value_of = {run.seed: run.splits[split].figure(metric) for run in runs if split in run.splits}
             values = [value for value in value_of.values() if value is not None]
-            measured = spread(values) if values else None
+            mean, std, low, high = spread(values) if values else (None, None, None, None)
             inside = None
-            if measured and measured.low is not None and measured.high is not None and reference is not None:
+            if is_judged and low is not None and high is not None and reference is not None:
                 margin = published.tolerance or 0.0
-                inside = measured.low - margin <= reference <= measured.high + margin
-            # Such runs end at the published figure or above it, so the interval would say nothing.
-            if inside is not None and is_target(config, split, metric):
-                inside = not _count_misses(runs)
+                inside = low - margin <= reference <= high + margin
+                # Such runs end at the published figure or above it, so the interval would say nothing.
+                if is_target(config, split, metric):
+                    inside = not _count_misses(runs)
             figures.append(
                 SeedFigure(
                     split=split,
                     metric=metric,
                     values={str(seed): value for seed, value in value_of.items()},
-                    mean=measured.mean if measured else None,
-                    std=measured.std if measured else None,
-                    low=measured.low if measured else None,
-                    high=measured.high if measured else None,
+                    mean=mean,
+                    std=std,
+                    low=low,
+                    high=high,
                     published=reference,
                     tolerance=None if reference is None else published.tolerance,
-                    inside=inside if is_judged else None,
+                    inside=inside,
                 )
             )
     return figures
@@ -487,12 +468,9 @@ def _progress_sentences(
         if misses := sum(run.status == "completed" for run in records):
             yield "bad", f"{plural(misses, 'seed')} did not reach AUC {target}."
     if seconds:
-        energy = f"{sum(joules) / JOULES_OF_KWH:.4f} kWh" if len(joules) == len(seconds) else "not measured"
+        energy = f"{sum(joules) / 3.6e6:.4f} kWh" if len(joules) == len(seconds) else "not measured"
         times = f"{duration(sum(seconds))}, {duration(sum(seconds) / len(seconds))} each"
-        yield (
-            "plain",
-            f"Time of the runs, without later evaluations and the reports: {times}; energy: {energy}.",
-        )
+        yield "plain", f"Time of the runs, without later evaluations and the reports: {times}; energy: {energy}."
 
 
 def _figure_sentences(
@@ -552,29 +530,22 @@ def _differing_keys(runs: Sequence[FinishedRun]) -> list[str]:
     return [key for key in differing if not key.startswith(BESIDE)]
 
 
-NONE = "–"
-
-
 def reproduction_page(
     config: ReproduceConfig, document: Reproduction, runs: Sequence[FinishedRun], directory: Path
 ) -> str:
     """Return the HTML of a reproduction with files in `directory`; `runs` are its finished runs."""
 
     def text(value: float | None) -> str:
-        return NONE if value is None else figure(value, DIGITS)
+        return "–" if value is None else figure(value, DIGITS)
 
-    figures = [
-        [
-            f"{METRICS[measured.metric].title} of {measured.split}",
-            text(measured.mean),
-            text(measured.std),
-            NONE if measured.low is None else f"{text(measured.low)} to {text(measured.high)}",
-            text(measured.published),
-            NONE if measured.tolerance is None else f"± {measured.tolerance}",
-            "none published" if measured.published is None else VERDICTS[measured.inside],
-        ]
-        for measured in document.figures
-    ]
+    figures = []
+    for each in document.figures:
+        interval = "–" if each.low is None else f"{text(each.low)} to {text(each.high)}"
+        tolerance = "–" if each.tolerance is None else f"± {each.tolerance}"
+        verdict = {True: "inside", False: "outside", None: "no verdict"}[each.inside]
+        verdict = "none published" if each.published is None else verdict
+        name = f"{METRICS[each.metric].title} of {each.split}"
+        figures.append([name, text(each.mean), text(each.std), interval, text(each.published), tolerance, verdict])
     shown = [measured for measured in document.figures if measured.metric in (AUC, LOGLOSS, RMSE, MAE, HR, NDCG)]
     seeds = [
         [
@@ -584,47 +555,40 @@ def reproduction_page(
             *map(count, (run.steps, run.samples_to_target, run.samples_per_second)),
             duration(run.seconds),
             NOT_MEASURED if run.joules is None else f"{run.joules:,.0f} J",
-            run.error or NONE,
+            run.error or "–",
         ]
         for run in document.runs
     ]
     columns = ["Seed", "Status", *(f"{METRICS[measured.metric].title} of {measured.split}" for measured in shown)]
     columns += ["Steps", "Samples to target", "Samples/s, global", "Time", "Energy", "Remark"]
-    dataset: Json = document.dataset or {}
-    facts = [f"{name}: {value}" for name, value in dataset.items() if value]
     versions = [f"{name} {version}" for name, version in document.versions.items() if version]
     commit = (document.commit or "more than one commit, or none") + (" with changes" if document.dirty else "")
-    source: list[tuple[str, object]] = [
-        ("Published by", config.published.source),
-        ("Published for", config.published.data),
-        ("Published on", config.published.hardware),
-        ("Dataset here", "; ".join(facts)),
-        ("Machine here", document.machine),
-        ("Versions and code", ", ".join([*versions, commit])),
-    ]
+    source = {
+        "Published by": config.published.source,
+        "Published for": config.published.data,
+        "Published on": config.published.hardware,
+        "Dataset here": "; ".join(f"{name}: {value}" for name, value in (document.dataset or {}).items() if value),
+        "Machine here": document.machine,
+        "Versions and code": ", ".join([*versions, commit]),
+    }
     differing = differences([finished.run for finished in runs])[0] if runs else {}
     differing.pop("train.seed", None)
+    note = (
+        "Of the model that each run serves, over the finished seeds; the interval by Student's t. Inside: the "
+        "published figure lies in the interval, widened by the tolerance at both ends; or, where it is the target "
+        "of training, each run reached it."
+    )
+    headings = ["Figure", "Mean", "Standard deviation", "95% interval of the mean", "Published", "Tolerance", "Verdict"]
+    own_reports = "Each run has a report of its own: seed_N/report.html."
     return render(
         Path(__file__).with_name("reproduce.html.j2"),
         directory,
         [],
         title=f"{document.recipe} at {plural(document.seeds, 'seed')}",
         sentences=document.verdict,
-        figures=ReportTable(
-            ["Figure", "Mean", "Standard deviation", "95% interval of the mean", "Published", "Tolerance", "Verdict"],
-            figures,
-            {1, 2, 3, 4, 5},
-            "Of the model that each run serves, over the finished seeds; the interval by Student's t. Inside: the "
-            "published figure lies in the interval, widened by the tolerance at both ends; or, where it is the target "
-            "of training, each run reached it.",
-        ),
-        seeds=ReportTable(
-            columns,
-            seeds,
-            set(range(2, len(columns) - 1)),
-            "Each run has a report of its own: seed_N/report.html.",
-        ),
-        source=ReportTable(["", ""], [[name, str(value or "not said")] for name, value in source], set()),
+        figures=ReportTable(headings, figures, {1, 2, 3, 4, 5}, note),
+        seeds=ReportTable(columns, seeds, set(range(2, len(columns) - 1)), own_reports),
+        source=ReportTable(["", ""], [[name, str(value or "not said")] for name, value in source.items()], set()),
         differing=ReportTable(
             ["Key", *(f"seed {finished.seed}" for finished in runs)],
             [[key, *map(short, row)] for key, row in differing.items()],

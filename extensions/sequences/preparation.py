@@ -243,8 +243,8 @@ class MergeTask(LoggedTask[MergeRecord]):
         }
         record = MergeRecord(len(users), int(counts.max(initial=0)), figures)
         # Microseconds decided the order; windows, ages and hours are counted in seconds.
-        arrays = zip(EVENT_DTYPES.items(), (keys, offsets, ids, times // SECOND, flags), strict=True)
-        for (kind, dtype), array in arrays:
+        arrays: list[NDArray[Any]] = [keys, offsets, ids, times // SECOND, flags]
+        for (kind, dtype), array in zip(EVENT_DTYPES.items(), arrays, strict=True):
             path = Path(f"{self.stem}.{kind}.npy")
             record.files[f"{kind}.npy"] = write_array(path, array.astype(dtype, copy=False), Crc32)
         worker.count(*self.size)
