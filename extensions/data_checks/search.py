@@ -5,9 +5,8 @@ rows chosen by a hash of their number. It reads COLUMNS columns at a time, so me
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -104,7 +103,7 @@ class _Rows:
     """
 
     def __init__(self, job: Job, shards: Sequence[BuiltShard], share: float) -> None:
-        """share: share of the shards' rows to read."""
+        """share: share of the shards' rows to read. Each part is a shard's paths by kind, and its blocks of rows."""
         block_rows = max(1, min(BLOCK_ROWS, BLOCK_VALUES // len(job.schema.columns)))
         self._parts = [
             (
@@ -145,20 +144,14 @@ class _Rows:
     def bags(self, width: int) -> Iterator[NDArray[np.uint64]]:
         """Yield, for each of `width` columns, a hash of each row's bag that depends on the ids and their order."""
         for column in range(width):
-            hashes = np.zeros(0, np.uint64)
-            if self._parts:
-                hashes = np.concatenate([self._bag_hashes(*part, column, width) for part in self._parts])
-            self._add_hashes(hashes[:, None], 0)
+            hashes = [np.zeros(0, np.uint64)]
+            for paths, blocks in self._parts:
+                bags = unpack(open_array(paths["values"]), open_array(paths["offsets"]), width)[column]
+                hashes.append(hashes_of_rows(bags, rows_of_blocks(blocks)))
+            joined = np.concatenate(hashes)
+            self._add_hashes(joined[:, None], 0)
             self._number += 1
-            yield hashes
-
-    @staticmethod
-    def _bag_hashes(
-        paths: Mapping[str, Path], blocks: Sequence[tuple[int, int]], column: int, width: int
-    ) -> NDArray[np.uint64]:
-        """Return the hashes of a column's bags in some blocks of rows of one shard."""
-        bags = unpack(open_array(paths["values"]), open_array(paths["offsets"]), width)[column]
-        return hashes_of_rows(bags, rows_of_blocks(blocks))
+            yield joined
 
     def _add_hashes(self, values: NDArray[np.unsignedinteger], begin: int) -> None:
         """Add values [rows, columns], each mixed with its column's number, to the hashes of their columns' halves."""
@@ -252,7 +245,8 @@ def _read_columns(job: Job, rows: _Rows, features: Sequence[str]) -> Iterator[tu
 def _shared_shares(train: _Rows, held_out: _Rows) -> tuple[float | None, float | None]:
     """Return the share of the held-out rows that are in train with their label, and the share that chance gives.
 
-    The latter is the share in train, without labels, after shuffling one half of the columns against the other.
+    The latter is the share in train, without labels, after shuffling one half of the columns against the other: such
+    rows have each column's values, but nothing to do with a row of train. None without rows.
     """
     if not train.count or not held_out.count:
         return None, None
@@ -284,7 +278,22 @@ def leak_auc(values: NDArray[Any], is_positive: NDArray[np.bool_], is_dense: boo
     all_rows, all_positives = len(is_positive), int(is_positive.sum())
     if min(all_positives, all_rows - all_positives) < MIN_LABELS:
         return None
-    codes, size = _quantile_codes(values) if is_dense else _id_codes(values)
+    # The code of a row, below `size`: the number of its quantile, or the place of its id among those that occur.
+    if is_dense:
+        sample = np.sort(values[:: len(values) // QUANTILE_ROWS + 1])
+        edges = np.unique(sample[np.arange(1, DENSE_BINS) * len(sample) // DENSE_BINS])
+        codes, size = np.searchsorted(edges, values), len(edges) + 1
+    else:
+        ids = values.view(f"u{values.itemsize}")
+        limit = int(ids.max()) + 1
+        if limit > IDS_PER_ROW * len(ids):
+            occurring, codes = np.unique(ids, return_inverse=True)
+            size = len(occurring)
+        else:
+            occurs = np.zeros(limit, np.bool_)
+            occurs[ids] = True
+            places = np.cumsum(occurs, dtype=np.int32) - 1
+            codes, size = places[ids], int(places[-1]) + 1
     folds = (splitmix64(np.arange(all_rows, dtype=np.uint64)) % np.uint64(FOLDS)).astype(np.int64)
     cells = codes * FOLDS + folds
     rows = np.bincount(cells, minlength=size * FOLDS).reshape(size, FOLDS)
@@ -297,26 +306,3 @@ def leak_auc(values: NDArray[Any], is_positive: NDArray[np.bool_], is_dense: boo
     below = np.cumsum(negatives) - negatives / 2  # an equal rate counts half
     below *= level_positives  # not a matrix product, which would wake BLAS threads
     return float(below.sum() / (all_positives * (all_rows - all_positives)))
-
-
-Codes = tuple[NDArray[np.integer], int]  # codes of the rows, and their upper bound
-
-
-def _quantile_codes(values: NDArray[Any]) -> Codes:
-    """Return the number of each value's quantile among DENSE_BINS, by every k-th value."""
-    sample = np.sort(values[:: len(values) // QUANTILE_ROWS + 1])
-    edges = np.unique(sample[np.arange(1, DENSE_BINS) * len(sample) // DENSE_BINS])
-    return np.searchsorted(edges, values), len(edges) + 1
-
-
-def _id_codes(values: NDArray[Any]) -> Codes:
-    """Return the place of each id among the ids that occur, in ascending order."""
-    values = values.view(f"u{values.itemsize}")
-    limit = int(values.max()) + 1
-    if limit > IDS_PER_ROW * len(values):
-        ids, codes = np.unique(values, return_inverse=True)
-        return codes, len(ids)
-    occurs = np.zeros(limit, np.bool_)
-    occurs[values] = True
-    places = np.cumsum(occurs, dtype=np.int32) - 1
-    return places[values], int(places[-1]) + 1

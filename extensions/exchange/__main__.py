@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -85,11 +85,9 @@ class InterchangeConfig:
 
 BLOCK_ROWS = 1 << 16
 KINDS = ("labels", "dense", "sparse")
-HELD_OUT = ("val", "test")
 
 
-@dataclass(frozen=True)
-class ExportRange:
+class ExportRange(NamedTuple):
     """Rows start..stop of a shard."""
 
     split: str
@@ -111,17 +109,14 @@ def split_ranges(manifest: Manifest, split: str) -> Iterator[ExportRange]:
             yield ExportRange(split, shard, start, min(start + BLOCK_ROWS, shard.rows))
 
 
-def day_rows(manifest: Manifest) -> list[int]:
-    """Return the rows of each day file: those of the raw files if these make up train, else all train rows."""
-    train = manifest.splits["train"].rows
-    sources = [source["rows"] for source in manifest.sources[:-1]]
-    held_out = sum(manifest.splits[split].rows for split in HELD_OUT)
-    return [*(sources if sources and sum(sources) == train else [train]), held_out]
-
-
 def day_ranges(manifest: Manifest) -> list[list[ExportRange]]:
-    """Return the ranges of each day in order; the last day is val and test."""
-    rows = day_rows(manifest)
+    """Return the ranges of each day file in order; the last day is val and test.
+
+    The other days are the raw files if the rows of these make up train; otherwise all of train is one day.
+    """
+    train = manifest.splits["train"].rows
+    rows = [source["rows"] for source in manifest.sources[:-1]]
+    rows = rows if rows and sum(rows) == train else [train]
     days: list[list[ExportRange]] = [[] for _ in rows]
     day, remaining = 0, rows[0]
     for rows_here in split_ranges(manifest, "train"):
@@ -131,34 +126,38 @@ def day_ranges(manifest: Manifest) -> list[list[ExportRange]]:
                 day += 1
                 remaining = rows[day]
             end = min(start + remaining, rows_here.stop)
-            days[day].append(ExportRange(rows_here.split, rows_here.shard, start, end))
+            days[day].append(rows_here._replace(start=start, stop=end))
             remaining -= end - start
             start = end
-    days[-1] += [rows_here for split in HELD_OUT for rows_here in split_ranges(manifest, split)]
-    return days
+    return [*days, [rows_here for split in ("val", "test") for rows_here in split_ranges(manifest, split)]]
 
 
 def export_npy(root: Path, manifest: Manifest, target: Path) -> list[Path]:
     """Write day_N_{dense,sparse,labels}.npy; with the encoding torchrec they equal TorchRec's byte for byte."""
     require_exportable(root, manifest, target)
-    _refuse_other_days(target, len(day_rows(manifest)))
+    days = day_ranges(manifest)
+    # Readers would take files of further days for this dataset's.
+    for path in sorted(target.glob("day_*")):
+        match = re.fullmatch(r"day_(\d+)_(labels|dense|sparse)\.npy", path.name)
+        if match and int(match[1]) >= len(days):
+            raise UserError(
+                f"{path}: of another dataset, as this one has {len(days)} days; remove it, or export elsewhere"
+            )
     is_torchrec = manifest.encoding["name"] in (Encoding.torchrec.value, Encoding.torchrec_fixed.value)
     dtypes: dict[str, Any] = {"labels": np.int32, "dense": np.float32, "sparse": np.int32}
-    days = day_ranges(manifest)
     with _publish_together(target) as (scratch, files):
         for day, ranges in enumerate(days):
+            rows = sum(rows_here.stop - rows_here.start for rows_here in ranges)
             for kind in KINDS:
                 # TorchRec copies its last day unchanged before the shuffle.
                 is_wide = kind == "sparse" and day == len(days) - 1 and is_torchrec
-                width = 1 if kind == "labels" else len(manifest.schema[kind])
-                rows = sum(rows_here.stop - rows_here.start for rows_here in ranges)
-                writer = ArrayWriter(
-                    scratch / f"day_{day}_{kind}.npy", np.int64 if is_wide else dtypes[kind], width, rows
-                )
+                width, dtype = 1 if kind == "labels" else len(manifest.schema[kind]), dtypes[kind]
+                name = f"day_{day}_{kind}.npy"
+                writer = ArrayWriter(scratch / name, np.int64 if is_wide else dtype, width, rows)
                 for rows_here in ranges:
                     writer.append(getattr(rows_here.open(root, manifest), kind))
                 writer.close()
-                files.append(target / writer.path.name)
+                files.append(target / name)
     return files
 
 
@@ -172,14 +171,6 @@ def _publish_together(target: Path) -> Iterator[tuple[Path, list[Path]]]:
         yield Path(scratch), files
         for path in files:
             (Path(scratch) / path.name).replace(path)
-
-
-def _refuse_other_days(target: Path, days: int) -> None:
-    """Raise UserError for files of further days, which readers would take for this dataset's."""
-    for path in sorted(target.glob("day_*")):
-        match = re.fullmatch(r"day_(\d+)_(labels|dense|sparse)\.npy", path.name)
-        if match and int(match[1]) >= days:
-            raise UserError(f"{path}: of another dataset, as this one has {days} days; remove it, or export elsewhere")
 
 
 def require_exportable(root: Path, manifest: Manifest, target: Path) -> None:
@@ -199,7 +190,10 @@ def require_exportable(root: Path, manifest: Manifest, target: Path) -> None:
 
 
 def export_bin(root: Path, manifest: Manifest, target: Path) -> list[Path]:
-    """Write terabyte_processed_{train,val,test}.bin of a dataset that holds the exact raw integers."""
+    """Write terabyte_processed_{train,val,test}.bin of a dataset that holds the exact raw integers.
+
+    A record has RECORD_COLUMNS int32: the label, the integers, the ids.
+    """
     require_exportable(root, manifest, target)
     columns = len(manifest.schema["dense"]), len(manifest.schema["sparse"])
     if columns != (len(CRITEO.dense), len(CRITEO.sparse)):
@@ -217,28 +211,22 @@ def export_bin(root: Path, manifest: Manifest, target: Path) -> list[Path]:
         )
     with _publish_together(target) as (scratch, files):
         for split in manifest.splits:
-            name = f"terabyte_processed_{split}.bin"
-            _write_records(root, manifest, split, scratch / name)
-            files.append(target / name)
+            files.append(target / f"terabyte_processed_{split}.bin")
+            with open(scratch / files[-1].name, "wb") as file:
+                for rows_here in split_ranges(manifest, split):
+                    labels, dense, ids, *_ = rows_here.open(root, manifest)
+                    if dense.dtype != np.int32 and np.abs(dense).max(initial=0) >= 2**24:  # such as 2^24 + 1
+                        raise UserError(
+                            f"{root}: split {split} has an integer of 2^24 or more, which float32 has rounded; "
+                            "preprocess with data.dense_transform=integers to export it as bin"
+                        )
+                    integers = dense.astype(np.int32)
+                    if (integers != dense).any():
+                        raise UserError(
+                            f"{root}: split {split} has a number with a fraction, which .bin files cannot hold"
+                        )
+                    file.write(np.concatenate((labels, integers, ids), axis=1).astype(np.int32).data)
     return files
-
-
-def _write_records(root: Path, manifest: Manifest, split: str, path: Path) -> None:
-    """Write a split as records of RECORD_COLUMNS int32: the label, integers, ids; refuse numbers that are not exact."""
-    with open(path, "wb") as file:
-        for rows_here in split_ranges(manifest, split):
-            arrays = rows_here.open(root, manifest)
-            dense = arrays.dense
-            if dense.dtype != np.int32 and np.abs(dense).max(initial=0) >= 2**24:  # such as 2^24 + 1
-                raise UserError(
-                    f"{root}: split {split} has an integer of 2^24 or more, which float32 has rounded; preprocess "
-                    "with data.dense_transform=integers to export it as bin"
-                )
-            integers = dense.astype(np.int32)
-            if (integers != dense).any():
-                raise UserError(f"{root}: split {split} has a number with a fraction, which .bin files cannot hold")
-            record = np.concatenate((arrays.labels, integers, arrays.sparse), axis=1)
-            file.write(record.astype(np.int32).data)
 
 
 MAX_ID = np.iinfo(np.int32).max
@@ -264,25 +252,6 @@ def open_rows(path: Path, width: int, kind: str, same_rows_as: tuple[Path, int] 
     return array
 
 
-def check_rows(arrays: Sequence[NDArray[Any]], paths: Sequence[Path], first: int) -> None:
-    """Refuse labels, numbers and ids, [rows, columns] each, that no shard may hold, by file, row and column.
-
-    Args:
-        paths: file of the labels, of the numbers and of the ids. first: number of the arrays' first row in the files.
-    """
-    labels, dense, ids = arrays
-    checks = (
-        ([CRITEO.label], labels, (labels != 0) & (labels != 1), "a label is neither 0 nor 1"),
-        (CRITEO.dense, dense, ~np.isfinite(dense), "not a finite number"),
-        (CRITEO.sparse, ids, (ids < 0) | (ids > MAX_ID), "an id is negative or beyond int32"),
-    )
-    for path, (names, values, is_bad, why) in zip(paths, checks, strict=True):
-        if is_bad.any():
-            row, column = np.argwhere(is_bad)[0]
-            place = f"row {first + row + 1}, column {names[column]}: {values[row, column]}"
-            raise UserError(f"{path}: {place}: {why}; correct the file, or get it again")
-
-
 SHARD_ROWS = 1 << 18
 IMPORTED = Path("imported")  # in the directory of the job's work
 RECORD_COLUMNS = 40
@@ -305,9 +274,22 @@ class _Builder:
         self._sources: list[tuple[str, FileDigest, int]] = []
 
     def add(self, split: str, arrays: Sequence[NDArray[Any]], paths: Sequence[Path], first: int) -> None:
-        """Check one shard of the rows from `first` on of these files, and write it."""
-        check_rows(arrays, paths, first)
+        """Write one shard of labels, numbers and ids [rows, columns]; refuse values that no shard may hold.
+
+        Args:
+            paths: file of the labels, of the numbers and of the ids. first: number of the arrays' first row there.
+        """
         labels, dense, ids = arrays
+        checks = (
+            ([CRITEO.label], labels, (labels != 0) & (labels != 1), "a label is neither 0 nor 1"),
+            (CRITEO.dense, dense, ~np.isfinite(dense), "not a finite number"),
+            (CRITEO.sparse, ids, (ids < 0) | (ids > MAX_ID), "an id is negative or beyond int32"),
+        )
+        for path, (names, values, is_bad, why) in zip(paths, checks, strict=True):
+            if is_bad.any():
+                row, column = np.argwhere(is_bad)[0]
+                place = f"row {first + row + 1}, column {names[column]}: {values[row, column]}"
+                raise UserError(f"{path}: {place}: {why}; correct the file, or get it again")
         name = f"{self._num_shards[split]:05d}"
         self._num_shards[split] += 1
         dense_dtype = (self._transform or DenseTransform.raw).dtype
@@ -332,27 +314,6 @@ class _Builder:
 
 def import_npy(source: Path, root: Path) -> Manifest:
     """Import day_N_{dense,sparse,labels}.npy; halve the last day into val and test as TorchRec's reader does."""
-    days = _find_days(source)
-    with claim_work(root) as work:
-        builder = _Builder(root, work, "imported_npy")
-        for index, day in enumerate(days):
-            paths = [source / f"day_{day}_{kind}.npy" for kind in KINDS]
-            labels = open_rows(paths[0], 1, INTEGERS)
-            rows = len(labels)
-            dense = open_rows(paths[1], len(CRITEO.dense), FLOAT32, (paths[0], rows))
-            ids = open_rows(paths[2], len(CRITEO.sparse), INTEGERS, (paths[0], rows))
-            is_last, half = index == len(days) - 1 and len(days) > 1, -(-rows // 2)
-            for split, first, stop in [("val", 0, half), ("test", half, rows)] if is_last else [("train", 0, rows)]:
-                for start in range(first, stop, SHARD_ROWS):
-                    part = slice(start, min(start + SHARD_ROWS, stop))
-                    arrays = [np.array(array[part]) for array in (labels, dense, ids)]
-                    builder.add(split, arrays, paths, start)
-            builder.note_source(paths[0], rows)
-        return builder.finish()
-
-
-def _find_days(source: Path) -> list[str]:
-    """Return the names of all days, in order; refuse a missing day between two others, and a day that lacks a file."""
     matches = [re.fullmatch(r"day_(\d+)_(\w+)\.npy", path.name) for path in source.glob("day_*")]
     days = {int(match[1]): match[1] for match in matches if match and match[2] in KINDS}
     if not days:
@@ -363,7 +324,22 @@ def _find_days(source: Path) -> list[str]:
             if not path.exists():
                 neighbours = f"beside other files of day {day}" if day in days else "between other days"
                 raise UserError(f"{path}: no such file {neighbours}; get it, or import what belongs together")
-    return [days[day] for day in sorted(days)]
+    with claim_work(root) as work:
+        builder = _Builder(root, work, "imported_npy")
+        for day in sorted(days):
+            paths = [source / f"day_{days[day]}_{kind}.npy" for kind in KINDS]
+            labels = open_rows(paths[0], 1, INTEGERS)
+            rows = len(labels)
+            dense = open_rows(paths[1], len(CRITEO.dense), FLOAT32, (paths[0], rows))
+            ids = open_rows(paths[2], len(CRITEO.sparse), INTEGERS, (paths[0], rows))
+            is_last, half = day == max(days) and len(days) > 1, -(-rows // 2)
+            for split, first, stop in [("val", 0, half), ("test", half, rows)] if is_last else [("train", 0, rows)]:
+                for start in range(first, stop, SHARD_ROWS):
+                    part = slice(start, min(start + SHARD_ROWS, stop))
+                    arrays = [np.array(array[part]) for array in (labels, dense, ids)]
+                    builder.add(split, arrays, paths, start)
+            builder.note_source(paths[0], rows)
+        return builder.finish()
 
 
 def import_bin(source: Path, root: Path, transform: DenseTransform | None) -> Manifest:

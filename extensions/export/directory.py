@@ -17,7 +17,7 @@ Everything is written under a temporary name, so that a directory with its own n
 
 import re
 import shutil
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -73,31 +73,40 @@ def write_encoder(directory: Path, root: Path, manifest: Manifest, config: AppCo
     # Copies of the modules that read the dataset's rows read new rows alike, without the rest of this program.
     for name in MODULES:
         source = Path(str(import_module(name).__file__)).read_text(encoding="utf-8")
-        (directory / f"{name.rpartition('.')[2]}.py").write_text(
-            _IMPORT.sub(r"\1from .\2 import ", source), encoding="utf-8"
-        )
+        copy = _IMPORT.sub(r"\1from .\2 import ", source)
+        (directory / f"{name.rpartition('.')[2]}.py").write_text(copy, encoding="utf-8")
     encoding, features = manifest.encoding, list(manifest.num_embeddings)
     is_raw = encoding.get("raw_schema") is not None
-    expanded = _expansion(root, manifest, config)
-    sizes = [1] * len(features) if expanded is None else expanded.sizes
-    bagged = {name for name, size in zip(features, sizes, strict=True) if size > 1}
+    # Ids may be expanded to bags while the dataset is read, or may have been while it was made.
+    expanded, sizes = None, list(manifest.num_embeddings.values())
+    if (bags := config.data.multi_hot.bags()) is not None:
+        expanded = MultiHotTables.open(bags_directory(root, config.data), sizes, bags)
+    elif "multi_hot" in encoding and is_raw:
+        expanded = MultiHotTables.open(root / TABLES_DIRECTORY, sizes, MultiHot.from_plain(encoding["multi_hot"]))
+    bagged = [] if expanded is None else [name for name, size in zip(features, expanded.sizes, strict=True) if size > 1]
+    vocabularies = features if is_raw and encoding["order"] is not None else []
     for number, name in enumerate(features):
         if expanded is not None and name in bagged:
-            # Write the bag of each id, [rows, size] int32.
-            path = directory / f"{name}.bags.arrow"
-            bags = np.asarray(expanded.tables[number])
-            array = pa.FixedSizeListArray.from_arrays(pa.array(bags.reshape(-1)), bags.shape[1])
-            _write_arrow(path, pa.table({"bag": array}))
-        if is_raw and encoding["order"] is not None:
+            # The bag of each id, [rows, size] int32.
+            table = np.asarray(expanded.tables[number])
+            array = pa.FixedSizeListArray.from_arrays(pa.array(table.reshape(-1)), table.shape[1])
+            _write_arrow(directory / f"{name}.bags.arrow", pa.table({"bag": array}))
+        if name in vocabularies:
             _write_vocabulary(directory / f"{name}.arrow", root, name, manifest, keeps_texts)
-    rules = _raw_rules(root, manifest) if is_raw else _id_rules(manifest)
+    if is_raw:
+        rules = _raw_rules(root, manifest)
+    else:
+        # Rows of a dataset that was generated or imported hold ids.
+        columns, label = [*manifest.schema["dense"], *features], manifest.schema["label"]
+        rules = {"kind": "ids", "label": label, "columns": columns, "names": [label, *columns]}
+        rules |= {"table": None, "spellings": {}, "delimiter": ",", "dialect": STANDARD._asdict()}
     rules |= {
         "dense": manifest.schema["dense"],
         "sparse": features,
         "num_embeddings": manifest.num_embeddings,
         "bags": [name for name in features if name in bagged or name in manifest.ragged],
-        "expanded": [name for name in features if name in bagged],
-        "vocabularies": features if is_raw and encoding["order"] is not None else [],
+        "expanded": bagged,
+        "vocabularies": vocabularies,
     }
     write_atomically(directory / "rules.json", encode(rules, indent=1).encode())
 
@@ -105,68 +114,55 @@ def write_encoder(directory: Path, root: Path, manifest: Manifest, config: AppCo
 def _raw_rules(root: Path, manifest: Manifest) -> Json:
     """Return the rules that make features of raw rows."""
     encoding, schema = manifest.encoding, Schema.from_manifest(manifest.encoding["raw_schema"])
-    entry = encoding.get("table")
-    table = None if entry is None else Table.from_manifest(entry)
-    used = [*schema.dense, *manifest.num_embeddings]
     transform, ranges = DenseTransform(encoding["dense_transform"]), encoding["dense_range"]
-    return {
-        "kind": "criteo" if table is None else "table",
+    used = [*schema.dense, *manifest.num_embeddings]
+    rules = {
+        "kind": "criteo",
         "label": schema.label,
-        "columns": list(dict.fromkeys(used if table is None else map(table.columns_of_features.__getitem__, used))),
-        "names": list(schema.columns if table is None else table.names),
-        "delimiter": "\t" if table is None else table.delimiter,
-        "dialect": (STANDARD if table is None else table.dialect)._asdict(),
-        "table": table and _table_rules(table, list(manifest.num_embeddings), dense_limits(transform, table)),
+        "columns": list(dict.fromkeys(used)),
+        "names": list(schema.columns),
+        "delimiter": "\t",
+        "dialect": STANDARD._asdict(),
+        "table": None,
         "spellings": encoding.get("spellings", {}),
         "dense_transform": transform.value,
         "dense_range": ranges[-1] if ranges else None,
-        "transforms": [] if table is None else column_transforms(table, encoding.get("dense_fits", {})),
+        "transforms": [],
         "wraps_integers": encoding["rounds_ids"],
         "unknown_id": encoding["unknown_id"],
         "max_ind_range": encoding["max_ind_range"],
         "wraps": encoding["wraps"],
     }
-
-
-def _table_rules(table: Table, features: Sequence[str], limits: Sequence[float]) -> Json:
-    """Return what the conversion of features reads of a table.
-
-    features: those that the encoding has kept; limits: of each dense feature.
-    """
+    if (entry := encoding.get("table")) is None:
+        return rules
+    table, features = Table.from_manifest(entry), list(manifest.num_embeddings)
+    # What the conversion reads of a table; the encoding may have left features out.
     kept = [part for part in table.parts if part.feature in (*table.dense, *features)]
-    parts = [{name: getattr(part, name) for name in part.__struct_fields__} for part in kept]
-    names = ("dense", "transforms", "separators", "decimal", "thousands", "missing")
-    vectors = [{name: getattr(vector, name) for name in vector.__struct_fields__} for vector in table.vectors]
-    shared = {name: getattr(table, name) for name in names}
-    return {"sparse": features, "parts": parts, "vectors": vectors, "limits": limits, **shared}
-
-
-def _id_rules(manifest: Manifest) -> Json:
-    """Return the rules of a dataset without raw rows, generated or imported: its rows hold ids."""
-    columns = [*manifest.schema["dense"], *manifest.num_embeddings]
-    label = manifest.schema["label"]
-    shared: dict[str, Any] = {"table": None, "spellings": {}, "delimiter": ",", "dialect": STANDARD._asdict()}
-    return {"kind": "ids", "label": label, "columns": columns, "names": [label, *columns], **shared}
-
-
-def _expansion(root: Path, manifest: Manifest, config: AppConfig) -> MultiHotTables | None:
-    """Return the bags that ids are expanded to, in the dataset or while it is read; None if they are not."""
-    rows = list(manifest.num_embeddings.values())
-    if (bags := config.data.multi_hot.bags()) is not None:
-        return MultiHotTables.open(bags_directory(root, config.data), rows, bags)
-    if "multi_hot" in manifest.encoding and manifest.encoding.get("raw_schema") is not None:
-        bags = MultiHot.from_plain(manifest.encoding["multi_hot"])
-        return MultiHotTables.open(root / TABLES_DIRECTORY, rows, bags)
-    return None
+    read: Json = {"sparse": features}
+    for name, structs in (("parts", kept), ("vectors", table.vectors)):
+        read[name] = [{key: getattr(each, key) for key in each.__struct_fields__} for each in structs]
+    read["limits"] = dense_limits(transform, table)
+    for name in ("dense", "transforms", "separators", "decimal", "thousands", "missing"):
+        read[name] = getattr(table, name)
+    return rules | {
+        "kind": "table",
+        "columns": list(dict.fromkeys(map(table.columns_of_features.__getitem__, used))),
+        "names": list(table.names),
+        "delimiter": table.delimiter,
+        "dialect": table.dialect._asdict(),
+        "table": read,
+        "transforms": column_transforms(table, encoding.get("dense_fits", {})),
+    }
 
 
 def _write_vocabulary(path: Path, root: Path, name: str, manifest: Manifest, keeps_texts: bool) -> None:
-    """Write a feature's values in ascending order with their ids and, if asked for and kept, their texts."""
-    entry = manifest.encoding["vocabulary"][name]
-    source = vocabulary_path(root, name)
+    """Write a feature's values in ascending order with their ids and, if asked for and kept, their texts.
+
+    The exported score.py finds a value by bisection.
+    """
+    entry, source = manifest.encoding["vocabulary"][name], vocabulary_path(root, name)
     verify_file(source, FileDigest(entry["bytes"], entry["sha256"]))
     values = np.array(open_array(source))
-    # The exported score.py finds a value by bisection.
     order = np.argsort(values)
     columns = {"value": values[order], "id": (order + manifest.encoding["first_id"]).astype(np.int32)}
     if keeps_texts and entry.get("texts"):
@@ -181,7 +177,6 @@ def _write_arrow(path: Path, table: pa.Table) -> None:
         writer.write_table(table.combine_chunks())
 
 
-COMPARED_SAMPLES = (1, 2, 257)  # of batches in which an export is compared with its model
 MANIFEST, MODEL, SCORE = "manifest.json", "model.onnx", "score.py"
 PACKAGES = ["numpy", "onnxruntime", "pyarrow"]  # that score.py imports
 MEANINGS = {
@@ -208,7 +203,7 @@ def export_directory(
         path = root / MODEL
         graph.save(path)
         served = scoring.convert_tables(model, config.tables, torch.device("cpu"))
-        batches = [random_batch(num_embeddings, multi_hot, num_dense, samples) for samples in COMPARED_SAMPLES]
+        batches = [random_batch(num_embeddings, multi_hot, num_dense, samples) for samples in (1, 2, 257)]
         difference = largest_difference(served, correction, path, batches, multi_hot)
         # Written so, the comparison refuses NaN, too.
         if not difference <= config.tolerance:
@@ -271,13 +266,12 @@ def random_batch(
 
 
 def largest_difference(
-    model: DLRM,
-    correction: float,
-    path: Path,
-    batches: Iterable[tuple[Tensor, KeyedJaggedTensor]],
-    multi_hot: Collection[str],
+    model: DLRM, correction: float, path: Path, batches: Iterable[tuple[Tensor, KeyedJaggedTensor]], multi_hot: Any
 ) -> float:
-    """Return the largest difference in a logit between the file in ONNX Runtime and the model."""
+    """Return the largest difference in a logit between the file in ONNX Runtime and the model.
+
+    correction: added to the model's logits, as the file's have it. multi_hot: names of features with bags.
+    """
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     differences = []
     for dense, bags in batches:

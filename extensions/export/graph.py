@@ -40,8 +40,6 @@ DENSE, IDS, LOGITS, PROBABILITIES, PREDICTIONS = "dense_features", "ids", "logit
 OPSET, IR_VERSION = 17, 8  # read by ONNX Runtime from 1.12 (2022) on
 DATA_SUFFIX = ".data"  # of the file beside the model that holds large tables
 INLINE_BYTES = 1 << 30  # protobuf ends at 2 GiB, and is read into memory twice
-EXTERNAL_FROM = 1 << 10  # smaller tensors stay in the model
-PAGE = 4096  # ONNX Runtime maps tensors that begin at a page
 OUTSIDE = 1 << 62  # in place of a wrong id: Gather refuses it
 
 
@@ -77,7 +75,11 @@ class ModelGraph:
         self.tensors: dict[str, NDArray[Any]] = {}
         self._nodes: list[Any] = []
         self._precision = precision
-        self._weights = _table_weights(model)
+        # The values of each table, [n, d].
+        self._weights: dict[str, Tensor] = {}
+        for key, parameter in model.sparse_arch.named_parameters():
+            if (table := table_of(f".{key}")) is not None:
+                self._weights[table] = parameter.detach()
         self._packed: dict[str, tuple[str, str | None]] = {}
         self._dense_is_one = not isinstance(model.dense_arch, NoVectors | NumericVectors)
         self._embedding_dim = _output_width(model.dense_arch) if isinstance(model.dense_arch, nn.Sequential) else 0
@@ -116,7 +118,9 @@ class ModelGraph:
         """
         data = path.with_name(path.name + DATA_SUFFIX)
         is_external = self.num_bytes > inline_bytes
-        tensors = _write_external(self.tensors, data) if is_external else _inline_tensors(self.tensors)
+        tensors = [numpy_helper.from_array(tensor, name) for name, tensor in self.tensors.items() if not is_external]
+        if is_external:
+            tensors = _write_external(self.tensors, data)
         graph = helper.make_graph(
             self._nodes,
             "dlrm",
@@ -279,30 +283,27 @@ class ModelGraph:
 
     def _look_up_rows(self, table: TableSpec, ids: str) -> str:
         """Return the rows [B, M, d] float32 of a table at ids [B, M]."""
-        if table.name not in self._packed:
-            self._packed[table.name] = self._add_table(table)
-        values, scale_and_bias = self._packed[table.name]
-        rows = self._add_node("Gather", values, ids)
+        is_new = table.name not in self._packed
         if self._precision is TablePrecision.fp32:
-            return rows
-        rows = self._add_node("Cast", rows, to=TensorProto.FLOAT)
-        if scale_and_bias is None:
+            if is_new:
+                self._packed[table.name] = self._add_constant(self._weights[table.name], table.name), None
+            return self._add_node("Gather", self._packed[table.name][0], ids)
+        if is_new:
+            packed, scale_and_bias = packed_rows(self._weights[table.name], self._precision)
+            if scale_and_bias is None:
+                self._packed[table.name] = self._add_constant(packed.contiguous().view(torch.float16), table.name), None
+            else:
+                # Integers have a scale and a bias for each row, [n, 2].
+                halves, name = scale_and_bias.contiguous().view(torch.float16), f"{table.name}.scale_and_bias"
+                self._packed[table.name] = self._add_constant(packed, table.name), self._add_constant(halves, name)
+        values, pairs = self._packed[table.name]
+        rows = self._add_node("Cast", self._add_node("Gather", values, ids), to=TensorProto.FLOAT)
+        if pairs is None:
             return rows
         name = f"scale_{len(self._nodes)}"
-        pairs = self._add_node("Cast", self._add_node("Gather", scale_and_bias, ids), to=TensorProto.FLOAT)
-        self._nodes.append(helper.make_node("Split", [pairs], [name, f"{name}_bias"], axis=2))
+        gathered = self._add_node("Cast", self._add_node("Gather", pairs, ids), to=TensorProto.FLOAT)
+        self._nodes.append(helper.make_node("Split", [gathered], [name, f"{name}_bias"], axis=2))
         return self._add_node("Add", self._add_node("Mul", rows, name), f"{name}_bias")
-
-    def _add_table(self, table: TableSpec) -> tuple[str, str | None]:
-        """Add a table's values in the graph's precision, and of integers their rows' scale and bias [n, 2]."""
-        weight = self._weights[table.name]
-        if self._precision is TablePrecision.fp32:
-            return self._add_constant(weight, table.name), None
-        values, scale_and_bias = packed_rows(weight, self._precision)
-        if scale_and_bias is None:
-            return self._add_constant(values.contiguous().view(torch.float16), table.name), None
-        pairs = scale_and_bias.contiguous().view(torch.float16)
-        return self._add_constant(values, table.name), self._add_constant(pairs, f"{table.name}.scale_and_bias")
 
     # ---- interactions
 
@@ -315,7 +316,11 @@ class ModelGraph:
             return self._add_node(
                 "Concat", self._pick_pairs(self._add_node("Mul", column, row), module.pairs), dense, axis=1
             )
-        vectors = self._join_vectors(dense, sparse)
+        # The dense features' vectors, if there are any, stand before the sparse ones: [B, 1 + F, D] or [B, N + F, D].
+        vectors = sparse
+        if dense is not None:
+            ahead = self._add_node("Unsqueeze", dense, self._add_integers(1)) if self._dense_is_one else dense
+            vectors = self._add_node("Concat", ahead, sparse, axis=1)
         if isinstance(module, DotInteraction):
             matrix = self._add_node("MatMul", vectors, self._add_node("Transpose", vectors, perm=[0, 2, 1]))
             products = self._pick_pairs(matrix, module.pairs)
@@ -326,9 +331,14 @@ class ModelGraph:
         if isinstance(module, SumInteraction):
             return self._add_node("ReduceSum", flat, self._add_integers(1))
         if isinstance(module, DCNInteraction):
-            # Add DCN v2's cross layers to inputs [B, n]; return their outputs [B, n].
-            crossed = flat
-            for layer in _cross_layers(module.crossnet):
+            # Of each cross layer [B, n] to [B, n]: its matrices in the order in which they multiply, then its bias.
+            crossed, cross_net, layers = flat, module.crossnet, list[tuple[Any, ...]]()
+            if isinstance(cross_net, CrossNet):
+                layers = [(layer.weight, layer.bias) for layer in cross_net.layers if isinstance(layer, nn.Linear)]
+            else:
+                assert isinstance(cross_net, LowRankCrossNet), type(cross_net)
+                layers = list(zip(cross_net.V_kernels, cross_net.W_kernels, cross_net.bias, strict=True))
+            for layer in layers:
                 product = crossed
                 for weight in layer[:-1]:
                     product = self._add_node("MatMul", product, self._add_constant(weight.detach().t()))
@@ -349,14 +359,6 @@ class ModelGraph:
         )
         return self._add_node("Concat", dense, self._add_node("Flatten", self._add_node("MatMul", left, right)), axis=1)
 
-    def _join_vectors(self, dense: str | None, sparse: str) -> str:
-        """Return the sparse vectors [B, F, D], behind dense features' vectors if there are any."""
-        if dense is None:
-            return sparse
-        if self._dense_is_one:
-            dense = self._add_node("Unsqueeze", dense, self._add_integers(1))
-        return self._add_node("Concat", dense, sparse, axis=1)
-
     def _pick_pairs(self, products: str, pairs: Tensor) -> str:
         """Return the products [B, P] of some pairs; products: [B, V, V]; pairs: [P] flat places among V * V."""
         return self._add_node("Gather", self._add_node("Flatten", products), self._add_constant(pairs), axis=1)
@@ -367,37 +369,16 @@ def _output_width(branch: nn.Sequential) -> int:
     return [layer for layer in branch.modules() if isinstance(layer, nn.Linear)][-1].out_features
 
 
-def _cross_layers(module: nn.Module) -> list[tuple[Tensor, ...]]:
-    """Return each layer's matrices, in the order in which they multiply, and its bias."""
-    if isinstance(module, CrossNet):
-        return [(layer.weight, layer.bias) for layer in module.layers if isinstance(layer, nn.Linear)]
-    assert isinstance(module, LowRankCrossNet), type(module)
-    return list(zip(module.V_kernels, module.W_kernels, module.bias, strict=True))
-
-
-def _table_weights(model: DLRM) -> dict[str, Tensor]:
-    """Return the values of each table, [n, d]."""
-    return {
-        name: parameter.detach()
-        for key, parameter in model.sparse_arch.named_parameters()
-        if (name := table_of(f".{key}")) is not None
-    }
-
-
-def _inline_tensors(tensors: Mapping[str, NDArray[Any]]) -> list[TensorProto]:
-    """Return tensors that the model's file holds."""
-    return [numpy_helper.from_array(tensor, name) for name, tensor in tensors.items()]
-
-
 def _write_external(tensors: Mapping[str, NDArray[Any]], path: Path) -> list[TensorProto]:
     """Write large tensors to a file, each from a page's beginning on; return all of them as the model names them."""
     entries = []
     with open(path, "wb") as file:
         for name, tensor in tensors.items():
-            if tensor.nbytes < EXTERNAL_FROM:
+            if tensor.nbytes < 1 << 10:  # small tensors stay in the model
                 entries.append(numpy_helper.from_array(tensor, name))
                 continue
-            file.write(b"\0" * (-file.tell() % PAGE))
+            # ONNX Runtime maps tensors that begin at a page.
+            file.write(b"\0" * (-file.tell() % 4096))
             entry = TensorProto(name=name, dims=tensor.shape, data_location=TensorProto.EXTERNAL)
             entry.data_type = helper.np_dtype_to_tensor_dtype(tensor.dtype)
             for key, value in {"location": path.name, "offset": file.tell(), "length": tensor.nbytes}.items():

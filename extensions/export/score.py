@@ -69,9 +69,21 @@ class Scorer:
         self._rules = json.loads((directory / "encoder" / "rules.json").read_text(encoding="utf-8"))
         self.columns: list[str] = self._rules["columns"]
         self._single = [name for name in self._rules["sparse"] if name not in self._rules["bags"]]
-        self._vocabularies = {name: _read_vocabulary(directory, name) for name in self._rules["vocabularies"]}
-        self._bags_of_ids = {name: _read_bags(directory, name) for name in self._rules["expanded"]}
-        self._table = self._rules["table"] and _table_namespace(self._rules["table"])
+        # By column: its values [n] in ascending order, and the id [n] of each.
+        self._vocabularies: dict[str, tuple[Any, Any]] = {}
+        for name in self._rules["vocabularies"]:
+            entries = _map_arrow(directory / "encoder" / f"{name}.arrow")
+            self._vocabularies[name] = entries.column("value").to_numpy(), entries.column("id").to_numpy()
+        # By column: the bag of each id, [rows, size].
+        self._bags_of_ids: dict[str, Any] = {}
+        for name in self._rules["expanded"]:
+            [bags] = _map_arrow(directory / "encoder" / f"{name}.bags.arrow").column("bag").chunks
+            self._bags_of_ids[name] = bags.values.to_numpy().reshape(len(bags), -1)
+        self._table: Any = None
+        if table := self._rules["table"]:
+            # `convert` reads keys as attributes.
+            parts = {name: [SimpleNamespace(**entry) for entry in table[name]] for name in ("parts", "vectors")}
+            self._table = SimpleNamespace(**{**table, **parts}, label_kind=SimpleNamespace(dtype=np.float32))
         self._forms = {name: from_text(text) for name, text in self._rules["spellings"].items()}
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
@@ -146,7 +158,10 @@ class Scorer:
         if self._single:
             inputs["ids"] = np.stack([bags[name].ids for name in self._single], axis=1).astype(np.int64)
         for name in self._rules["bags"]:
-            inputs[f"ids_{name}"] = _pad_bags(bags[name])
+            lengths = bags[name].lengths
+            matrix = np.full((len(lengths), max(1, int(lengths.max(initial=0)))), -1, np.int64)
+            matrix[np.arange(matrix.shape[1]) < lengths[:, None]] = bags[name].ids
+            inputs[f"ids_{name}"] = matrix
         return inputs
 
     def _encode_table(self, batch: RawRows) -> tuple[Any, dict[str, Bags]]:
@@ -186,11 +201,15 @@ class Scorer:
             locator, rows = batch.locator_of(name), self._rules["num_embeddings"][name]
             fields = [value if isinstance(value, list) else [value] for value in to_list(batch.columns[name])]
             members = [member for field in fields for member in field]
-            ids = [_parse_id(member) for member in members]
             owners = np.repeat(np.arange(batch.rows), [len(field) for field in fields]).tolist()
-            for row, member, number in zip(owners, members, ids, strict=True):
-                if number is None or not 0 <= number < rows:
+            ids = []
+            for row, member in zip(owners, members, strict=True):
+                is_text = isinstance(member, str) and member.isascii() and member.isdecimal()
+                # bool is no id, though it is an int.
+                number = int(member) if is_text or type(member) is int else -1
+                if not 0 <= number < rows:
                     raise UserError(f"{locator(row)}: {excerpt(member)} is no id from 0 to {rows - 1}; correct it")
+                ids.append(number)
             is_bag = name in self._rules["bags"] and name not in self._bags_of_ids
             if not is_bag and len(ids) != batch.rows:
                 raise UserError(
@@ -224,38 +243,35 @@ class Scorer:
 
     def _transform_dense(self, dense: Any) -> Any:
         """Return numbers [B, N] as the dense features float32 that the dataset has."""
+        kind, bounds = self._rules["dense_transform"], self._rules["dense_range"]
         # A column with a transform of its own may overflow here, and is transformed below.
-        with np.errstate(over="ignore"):
-            result = np.array(self._transform_by_dataset(dense), np.float32)
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            if kind == "log1p":
+                values = np.log1p(np.maximum(dense, 0))
+            elif kind == "signed_log1p":
+                values = np.copysign(np.log1p(np.abs(dense)), dense)
+            elif kind == "log_float32":
+                values = np.log(np.maximum(dense, 0).astype(np.float32) + np.float32(1))
+            elif kind in ("raw", "integers"):
+                values = dense
+            elif kind == "torchrec":
+                # TorchRec shifts all columns by the lowest number of train, in integers that may wrap around.
+                lowest = int(np.min(bounds["low"]))
+                shifted = np.maximum(dense, lowest).astype(np.int64) - (lowest - 2)
+                shifted = shifted.astype(np.int32) if self._rules["wraps_integers"] else shifted
+                values = np.log(shifted.astype(np.float32))
+            else:  # minmax
+                low, high = np.array(bounds["low"]), np.array(bounds["high"])
+                span = (high - low).astype(np.float64)
+                scale = 1.0 / np.where(span < np.finfo(np.float64).tiny, 1.0, span)
+                values = dense * scale + (0.0 - low * scale)
+            result = np.array(values, np.float32)
         transform_columns(dense, self._rules["transforms"], result)
         return result
 
-    def _transform_by_dataset(self, dense: Any) -> Any:
-        """Return numbers [B, N] by the transform that the dataset has for columns without their own."""
-        kind, bounds = self._rules["dense_transform"], self._rules["dense_range"]
-        if kind == "log1p":
-            return np.log1p(np.maximum(dense, 0)).astype(np.float32)
-        if kind == "signed_log1p":
-            return np.copysign(np.log1p(np.abs(dense)), dense)
-        if kind == "log_float32":
-            return np.log(np.maximum(dense, 0).astype(np.float32) + np.float32(1))
-        if kind in ("raw", "integers"):
-            return dense
-        low, high = np.array(bounds["low"]), np.array(bounds["high"])
-        if kind == "torchrec":
-            shifted = np.maximum(dense, low.min()).astype(np.int64) - (int(low.min()) - 2)
-            shifted = shifted.astype(np.int32) if self._rules["wraps_integers"] else shifted
-            with np.errstate(invalid="ignore", divide="ignore"):
-                return np.log(shifted.astype(np.float32))
-        span = (high - low).astype(np.float64)
-        scale = 1.0 / np.where(span < np.finfo(np.float64).tiny, 1.0, span)
-        return dense * scale + (0.0 - low * scale)
 
-
-@cache
-def _default_scorer() -> Scorer:
-    """Return the scorer of this directory, opened once."""
-    return Scorer()
+# The scorer of this directory, opened once.
+_default_scorer = cache(Scorer)
 
 
 def score(table: Any) -> Any:
@@ -300,25 +316,6 @@ def _map_arrow(path: Path) -> pa.Table:
     return pa.ipc.open_file(pa.memory_map(str(path))).read_all()
 
 
-def _read_vocabulary(directory: Path, name: str) -> tuple[Any, Any]:
-    """Return a column's values [n] in ascending order, and the id [n] of each."""
-    table = _map_arrow(directory / "encoder" / f"{name}.arrow")
-    return table.column("value").to_numpy(), table.column("id").to_numpy()
-
-
-def _read_bags(directory: Path, name: str) -> Any:
-    """Return the bag of each id, [rows, size]."""
-    [bags] = _map_arrow(directory / "encoder" / f"{name}.bags.arrow").column("bag").chunks
-    return bags.values.to_numpy().reshape(len(bags), -1)
-
-
-def _table_namespace(table: dict[str, Any]) -> SimpleNamespace:
-    """Return the table of rules.json as `convert` reads it: keys as attributes."""
-    for name in ("parts", "vectors"):
-        table[name] = [SimpleNamespace(**entry) for entry in table[name]]
-    return SimpleNamespace(**table, label_kind=SimpleNamespace(dtype=np.float32))
-
-
 # ---- rows
 
 
@@ -347,21 +344,6 @@ def _columns_of_dicts(rows: Collection[Mapping[str, Any]]) -> dict[str, list[Any
     """Return rows by column, None for a column that a row lacks."""
     names = dict.fromkeys(name for row in rows for name in row)
     return {name: [row.get(name) for row in rows] for name in names}
-
-
-def _parse_id(value: Any) -> int | None:
-    """Return an id that is given as a number or in decimal digits; None for any other value."""
-    if isinstance(value, str) and value.isascii() and value.isdecimal():
-        return int(value)
-    return value if type(value) is int else None
-
-
-def _pad_bags(bags: Bags) -> Any:
-    """Return bags as a matrix [B, M] int64, filled with -1; M is at least 1."""
-    lengths = bags.lengths
-    matrix = np.full((len(lengths), max(1, int(lengths.max(initial=0)))), -1, np.int64)
-    matrix[np.arange(matrix.shape[1]) < lengths[:, None]] = bags.ids
-    return matrix
 
 
 def _parse_integer(text: str) -> int | None:

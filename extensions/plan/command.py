@@ -127,17 +127,18 @@ def estimate_tables(model: nn.Module, plan: Plan, workload: Workload) -> dict[st
     for name, table in plan.tables.items():
         columns = min(shard.columns for shard in table.shards)
         as_planned[name] = Choice(name, ((table.type, table.kernel),), columns, table.cache_load_factor)
-    return {
-        name: [
-            estimate_shard(shard, planned.rank, plan.world_size)
-            for shard, planned in zip(option.shards, plan.tables[name].shards, strict=True)
-        ]
-        for name, (option,) in sharding_options(model, as_planned, workload).items()
-    }
+    estimates = {}
+    for name, (option,) in sharding_options(model, as_planned, workload).items():
+        shards = zip(option.shards, plan.tables[name].shards, strict=True)
+        estimates[name] = [estimate_shard(shard, planned.rank, plan.world_size) for shard, planned in shards]
+    return estimates
 
 
 def estimate_shard(shard: Any, rank: int, world_size: int) -> RankCost:
-    """Return TorchRec's estimate of a shard; leave out communication that it counts even for a single process."""
+    """Return TorchRec's estimate of a shard on a rank; leave out communication, which it counts even for one process.
+
+    shard: as from TorchRec's enumerator, with `perf` in milliseconds and `storage` in bytes.
+    """
     perf, cost = shard.perf, RankCost(rank=rank)
     lookup = perf.fwd_compute + perf.bwd_compute + perf.prefetch_compute
     communication = perf.fwd_comms + perf.bwd_comms if world_size > 1 else 0.0
@@ -162,11 +163,7 @@ ABBREVIATIONS = {
 
 
 def forecast_plan(
-    model: TableArch,
-    plan: Plan,
-    workload: Workload,
-    choices: Mapping[str, Choice],
-    possible: Mapping[str, Choice],
+    model: TableArch, plan: Plan, workload: Workload, choices: Mapping[str, Choice], possible: Mapping[str, Choice]
 ) -> ForecastFile:
     """Return a plan's file with its costs, and the reason for each table's sharding.
 
@@ -201,12 +198,9 @@ def forecast_plan(
     # All processes wait for the slowest.
     step_ms, mean = max(rank.total_ms for rank in ranks), sum(rank.total_ms for rank in ranks) / len(ranks)
     document.ranks = ranks
+    imbalance = step_ms / mean if mean else 1.0
     document.forecast = Forecast(
-        fits=headroom >= 0,
-        capacity_bytes=room,
-        step_ms=step_ms,
-        headroom_bytes=headroom,
-        imbalance=step_ms / mean if mean else 1.0,
+        fits=headroom >= 0, capacity_bytes=room, step_ms=step_ms, headroom_bytes=headroom, imbalance=imbalance
     )
     return document
 
@@ -364,7 +358,10 @@ def _align(rows: Sequence[Sequence[str]]) -> list[str]:
 def forecast_notes(
     config: AppConfig, tables: TableArch, sizes: Mapping[str, float], local_batch_size: int
 ) -> list[str]:
-    """Return what the forecast of HSTU assumes and leaves out. sizes: ids a bag by key."""
+    """Return what the forecast of HSTU assumes and leaves out.
+
+    sizes: ids a bag by key. local_batch_size: samples of one device.
+    """
     # Histories and candidates share the items' table, whose ids are positions; so are the context's.
     items = next(table for table in tables.tables if len(table.keys) > 1)
     context = sum(sizes[key] for table in tables.tables if len(table.keys) == 1 for key in table.keys)
@@ -456,11 +453,12 @@ def _what_if(
     devices = settings.devices or [resolved.devices_per_node or 1]
     batches = settings.batch_sizes or [config.train.global_batch_size]
     for topology, count, batch in itertools.product(topologies, devices, batches):
+        world_size = (topology.nodes or 1) * count
         case = WhatIf(
             topology=topology.name,
             nodes=topology.nodes,
             devices_per_node=count,
-            world_size=(topology.nodes or 1) * count,
+            world_size=world_size,
             global_batch_size=batch,
             forecast=None,
         )
@@ -489,36 +487,30 @@ def _resolve_topology(topology_config: TopologyConfig) -> TopologyConfig:
 
 def _make_tables(config: PlanAppConfig) -> tuple[TableArch, dict[str, float]]:
     """Return the tables and each feature's mean ids per bag: as configured, else the dataset's, else as published."""
-    features, means = _table_sizes(config)
-    sizes = planner.bag_sizes(config, features, means)
-    if (bag_sizes := config.plan.bag_sizes) is not None:
-        if len(bag_sizes) != len(sizes):
-            raise UserError(f"plan.bag_sizes: {len(bag_sizes)} given for {len(sizes)} features; give one for each")
-        sizes = dict(zip(sizes, map(float, bag_sizes), strict=True))
-    multi_hot = [feature for feature, size in sizes.items() if size != 1]
-    return make_tables(config, features._replace(multi_hot=multi_hot)), sizes
-
-
-def _table_sizes(config: PlanAppConfig) -> tuple[Features, dict[str, float]]:
-    """Return the features of the tables, and the mean number of ids per bag of each multi-hot feature."""
     sizes, root, kind = config.plan.num_embeddings, config.data.root, config.model.kind
-    published = sizes if isinstance(sizes, str) else config.data.published_tables
+    means: dict[str, float] = {}  # of features with bags in the dataset
     if sizes is not None and not isinstance(sizes, str):
         if kind.parts is not None:
             raise UserError(
                 f"plan.num_embeddings: rows alone are no tables of {kind.learns_from.name}; give {_sizes_remedy(kind)}"
             )
-        rows = dict(sizes) if isinstance(sizes, dict) else {f"cat_{i}": count for i, count in enumerate(sizes)}
-        return Features(rows), {}
-    if sizes is None and (root / MANIFEST_NAME).is_file():
+        features = Features(sizes if isinstance(sizes, dict) else {f"cat_{i}": rows for i, rows in enumerate(sizes)})
+    elif sizes is None and (root / MANIFEST_NAME).is_file():
         manifest = load_manifest(root)
         require_dataset(kind, root, manifest)
-        return Features(manifest.num_embeddings, schema=manifest.encoding.get("raw_schema")), mean_bag_sizes(
-            root, manifest
-        )
-    if published is None:
+        features = Features(manifest.num_embeddings, schema=manifest.encoding.get("raw_schema"))
+        means = mean_bag_sizes(root, manifest)
+    elif (published := sizes or config.data.published_tables) is not None:
+        features = published_features(published, config.model)
+    else:
         raise UserError(f"{root}: no dataset to plan for; give {_sizes_remedy(kind)}")
-    return published_features(published, config.model), {}
+    bag_sizes = planner.bag_sizes(config, features, means)
+    if (given := config.plan.bag_sizes) is not None:
+        if len(given) != len(bag_sizes):
+            raise UserError(f"plan.bag_sizes: {len(given)} given for {len(bag_sizes)} features; give one for each")
+        bag_sizes = dict(zip(bag_sizes, map(float, given), strict=True))
+    multi_hot = [feature for feature, size in bag_sizes.items() if size != 1]
+    return make_tables(config, features._replace(multi_hot=multi_hot)), bag_sizes
 
 
 def _sizes_remedy(kind: ModelKind) -> str:
