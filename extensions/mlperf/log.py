@@ -114,11 +114,11 @@ class MLPerf:
         kept_lines, entries = _lines_until(path, from_step, self._steps_per_epoch) if from_step else ([], [])
         # A resumed run knows only from the lines that are left which block or epoch is open.
         steps = [entry.metadata.step for entry in entries if entry.key == constants.EVAL_ACCURACY]
-        blocks = [entry.key for entry in entries if entry.key in (constants.BLOCK_START, constants.BLOCK_STOP)]
         self._evaluated = steps[-1] if steps else None
-        self._by_block, self._in_block = config.model.name == "hstu", blocks[-1:] == [constants.BLOCK_START]
-        ends = [entry.key for entry in entries if entry.key in (constants.EPOCH_START, constants.EPOCH_STOP)]
-        self._epoch, self._in_epoch = ends.count(constants.EPOCH_STOP), ends[-1:] == [constants.EPOCH_START]
+        self._by_block = config.model.name == "hstu"
+        starts, stops = (constants.BLOCK_START, constants.EPOCH_START), (constants.BLOCK_STOP, constants.EPOCH_STOP)
+        parts = [entry.key for entry in entries if entry.key in (*starts, *stops)]
+        self._epoch, self._is_open = parts.count(constants.EPOCH_STOP), bool(parts) and parts[-1] in starts
         self._part_from = (from_step, int(time.time() * 1000))  # where a block or an epoch would start
         write_atomically(path, "".join(kept_lines).encode())
         self._handler = logging.FileHandler(path, encoding="utf-8")
@@ -143,7 +143,7 @@ class MLPerf:
         self._evaluated, began = step, int((time.time() - (event.eval_seconds or 0.0)) * 1000)
         self._start_part()
         if self._by_block:
-            self._stop_block(step, began)
+            self._stop_part(step, began)
         self._log.start(keys.EVAL_START, metadata=metadata, time_ms=began)
         self._log.event(keys.EVAL_ACCURACY, event.auc, metadata=metadata)
         self._log.end(keys.EVAL_STOP, metadata=metadata)
@@ -151,22 +151,18 @@ class MLPerf:
         # Several epochs may have ended since the last evaluation.
         while not self._by_block and step >= (self._epoch + 1) * self._steps_per_epoch:
             self._start_part()
-            self._stop_epoch(step)
+            self._stop_part(step, int(time.time() * 1000))
 
     def curves(self, curves: Curves) -> None:
         """Do nothing: MLPerf has no curves."""
 
     def close(self, summary: Summary | None) -> None:
         """Log the end of the run: success if a target was reached, else aborted. An interrupted run has no end yet."""
-        status = None if summary is None else summary.status
-        if summary is not None and status != "interrupted":
+        if summary is not None and summary.status != "interrupted":
             keys, step = self._keys, summary.steps
-            if self._by_block:
-                if self._in_block:
-                    self._stop_block(step, int(time.time() * 1000))
-            elif self._in_epoch:
-                self._stop_epoch(step)
-            result = keys.SUCCESS if status == "target_reached" else keys.ABORTED
+            if self._is_open:
+                self._stop_part(step, int(time.time() * 1000))
+            result = keys.SUCCESS if summary.status == "target_reached" else keys.ABORTED
             metadata = {keys.STATUS: result, "step": step, "samples_count": summary.samples}
             self._log.end(keys.RUN_STOP, metadata=metadata)
         self._handler.close()
@@ -179,25 +175,21 @@ class MLPerf:
 
     def _start_part(self) -> None:
         """Start the block or epoch after the last evaluation, once training is known to continue."""
+        if self._is_open:
+            return
         keys, (step, began) = self._keys, self._part_from
-        if self._by_block and not self._in_block:
-            self._log.start(keys.BLOCK_START, metadata=self._metadata_at(step), time_ms=began)
-            self._in_block = True
-        elif not self._by_block and not self._in_epoch:
-            metadata = {keys.EPOCH_NUM: self._epoch + 1, "step": step}
-            self._log.start(keys.EPOCH_START, metadata=metadata, time_ms=began)
-            self._in_epoch = True
+        metadata = self._metadata_at(step) if self._by_block else {keys.EPOCH_NUM: self._epoch + 1, "step": step}
+        self._log.start(keys.BLOCK_START if self._by_block else keys.EPOCH_START, metadata=metadata, time_ms=began)
+        self._is_open = True
 
-    def _stop_block(self, step: int, ended: int) -> None:
-        """Log the end of the open block; ended: milliseconds since 1970."""
-        self._log.end(self._keys.BLOCK_STOP, metadata=self._metadata_at(step), time_ms=ended)
-        self._in_block = False
-
-    def _stop_epoch(self, step: int) -> None:
-        """Log the end of the open epoch, now."""
-        keys = self._keys
-        self._log.end(keys.EPOCH_STOP, metadata={keys.EPOCH_NUM: self._epoch + 1, "step": step})
-        self._epoch, self._in_epoch = self._epoch + 1, False
+    def _stop_part(self, step: int, ended: int) -> None:
+        """Log the end of the open block or epoch; ended: milliseconds since 1970."""
+        keys, metadata = self._keys, self._metadata_at(step)
+        if not self._by_block:
+            self._epoch += 1
+            metadata = {keys.EPOCH_NUM: self._epoch, "step": step}
+        self._log.end(keys.BLOCK_STOP if self._by_block else keys.EPOCH_STOP, metadata=metadata, time_ms=ended)
+        self._is_open = False
 
     def _log_start(self) -> None:
         """Log the submission, the run's settings, and that initialisation ends and training starts."""

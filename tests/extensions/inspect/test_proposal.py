@@ -254,14 +254,6 @@ def test_rows_sorted_by_label_and_rare_labels(tmp_path: Path) -> None:
     assert "Rows are sorted" not in " ".join(order_sentences(proposed(tmp_path, content)))
 
 
-def test_spellings_of_whole_numbers_are_categories(tmp_path: Path) -> None:
-    rows = pd.DataFrame({"label": BITS, "n": range(400), "user_id": 17 * 10**17, "zip": 0})
-    rows = rows.assign(user_id=rows.user_id + rows.n % 97 * 10**9, item_id=(rows.n % 80).where(rows.n % 90 > 0))
-    rows = rows.assign(zip=(rows.n % 80).map("{:05d}".format))
-    document = yaml.safe_load(proposed(tmp_path, rows.to_csv(index=False)).text)
-    assert document["sparse"] == ["user_id", "zip", "item_id"]
-
-
 @pytest.mark.parametrize("name", ["rows.parquet", "rows.jsonl"])
 def test_numbers_as_text_of_typed_files_prepare(tmp_path: Path, name: str) -> None:
     codes = [f"{row % 80:05d}" for row in range(ROWS)]

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from numpy.typing import NDArray
 
 from app.config.train import TrainConfig
@@ -197,23 +196,6 @@ def test_damage_is_named_while_training(root: Path, tmp_path: Path) -> None:
         list(reader(copy, split="val").eval_batches(8))
 
 
-@pytest.mark.medium
-def test_ids_of_a_renumbered_log_are_in_their_tables(tmp_path: Path) -> None:
-    overrides = ["data.source=synthetic_events", "data.synthetic_events.users=60", "data.synthetic_events.items=100"]
-    manifest = prepare(*overrides, f"data.path={tmp_path}")
-    split = EventLog(tmp_path, manifest, SequencesConfig()).split("train", 0, 1)
-    assert split.rows + split.log.split("val", 0, 1).rows == manifest.extra["anchors"]
-    users = set()
-    for batch in (*split.train_batches(64, 0, 0, 0), *split.log.split("val", 0, 1).eval_batches(64)):
-        for key, jagged in batch.sparse_features.to_dict().items():
-            ids = jagged.to_dense()[: batch.num_valid]
-            values = torch.cat(ids)
-            limit = manifest.num_embeddings[split.log.features[key]]
-            assert ((values >= 0) & (values < limit)).all()
-            users |= set(values.tolist()) if key == "user" else set()
-    assert len(users) == users_with_anchors(split)
-
-
 def test_users_of_too_short_histories_are_named(root: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Those without enough events, not those none of whose later events can be a sample."""
     one = reader(root, min_history=9)
@@ -221,38 +203,6 @@ def test_users_of_too_short_histories_are_named(root: Path, caplog: pytest.LogCa
     with caplog.at_level("INFO", "clickwork"):
         one.log.split("train", 0, 1)
     assert f"{(lengths <= 9).sum()} of {lengths.size} users have too short histories" in caplog.text
-
-
-def test_a_split_is_an_object_of_its_own_that_shares_the_log(root: Path) -> None:
-    train = reader(root)
-    val = train.log.split("val", 0, 1)
-    assert train.log is val.log
-    assert (train.windows.stop, val.windows) == (val.windows.start, range(val.windows.start, val.windows.stop))
-    assert train.rows == train.log.anchors.counts[: train.windows.stop].sum()
-
-
-@pytest.mark.medium
-@pytest.mark.parametrize("history", list(HistoryKind))
-def test_no_sample_sees_its_own_label_or_a_later_event(root: Path, history: HistoryKind) -> None:
-    """Events after a sample in its user's order, and all of other users, get other items and actions; so does its own
-    action: what the model is given stays the same. One event before it changes it."""
-    log = reader(root, history=history).log
-    true, rng, size = log.events, np.random.default_rng(0), log.events.attributes.shape[1]
-    anchors = np.concatenate([log.anchors.window(window) for window in range(len(log.anchors.counts))])
-    other_items, other_actions = (true.items + 1) % size, true.flags ^ 0b111
-    for anchor in rng.choice(anchors, 40, replace=False):
-        places, first = np.arange(len(true.items)), true.offsets[log.anchors.users_of(np.array([anchor]))[0]]
-        is_before = (places >= first) & (places < anchor)
-        items = np.where(is_before | (places == anchor), true.items, other_items).astype(np.int32)
-        other_future = true._replace(items=items, flags=np.where(is_before, true.flags, other_actions))
-        flags = np.where(places == anchor - 1, other_actions, true.flags)
-        model_inputs = []
-        for events in (true, other_future, true._replace(flags=flags)):
-            log.events = events
-            model_inputs.append(samples([log.batch(np.array([anchor]), np.array([anchor]), 1)])[0][:-1])
-        log.events = true
-        assert model_inputs[1] == model_inputs[0]
-        assert model_inputs[2] != model_inputs[0]
 
 
 @pytest.mark.parametrize("order", list(AnchorOrder))

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -51,24 +50,17 @@ def remedy(form: str) -> str:
 
 IN_1970 = f"{START} lies in the first days of 1970 as milliseconds; it looks like seconds; write {remedy('epoch')}"
 BEFORE_2001 = "980000000000 lies in the future as seconds; it looks like milliseconds; write " + remedy("epoch_ms")
-DAY, DAY_FIRST, HOUR, MINUTE = '"%Y%m%d"', '"%d%m%Y"', '"%y%m%d%H"', '"%Y%m%d%H%M"'
+DAY = '"%Y%m%d"'
 # Of a log of four events at this time: the form of its file, its schema, the time, what the line says.
 TIMES: list[tuple[str, str, Any, str]] = [
     ("csv", timed("epoch_ms"), "2024-01-01T00:00:00", "'2024-01-01T00:00:00' is not a time of format epoch_ms"),
     ("csv", timed("epoch_ms"), START, IN_1970),
-    ("parquet", timed("epoch_ms"), START, IN_1970),
     ("csv", timed("epoch"), 980_000_000_000, BEFORE_2001),
     ("jsonl", SCHEMA, START * 10**9, f"as seconds; it looks like nanoseconds; write {remedy('epoch_ns')}"),
     ("parquet", SCHEMA, 20240115, f"may be a date, or seconds; write {remedy(DAY)}, or {remedy('epoch')}"),
-    ("csv", SCHEMA, 15012024, f"15012024 may be a date, or seconds; write {remedy(DAY_FIRST)}"),
-    ("csv", SCHEMA, 14102123, f"14102123 may be a date, or seconds; write {remedy(HOUR)}"),
-    ("csv", SCHEMA, 99999999, f"99999999 may be a date, or seconds; write {remedy('epoch')}"),
-    ("jsonl", SCHEMA, 202401151230, f"it looks like a date; write {remedy(MINUTE)}"),
     ("jsonl", SCHEMA, True, r"'True' is not a time \(ISO 8601, or seconds\)"),
     ("parquet", SCHEMA, float("nan"), "no time"),
-    ("parquet", SCHEMA, float("inf"), "'inf' is not a time"),
     ("jsonl", SCHEMA, None, "no time"),
-    ("csv", timed("'%I:%M'"), START, "key time, format %I:%M: %I counts hours to 12 and needs %p"),
     ("csv", timed("epoch_s"), START, "key time, format epoch_s: is not known; give epoch, epoch_ms"),
     ("parquet", timed("epoch_ms"), pa.scalar(START, pa.timestamp("s")), "time: time, .* has format epoch_ms for"),
 ]
@@ -78,27 +70,21 @@ TIMES += [("parquet", SCHEMA, pa.scalar(float(START), pa.float32()), ROUNDED % (
 # Of a log of two events: the form of its file, the ids of users or items, what the line says.
 IDS: list[tuple[str, Any, str]] = [
     ("parquet", [1.0, float("nan")], "no value"),
-    ("parquet", pa.array([1.0, None]), "no value"),
     ("jsonl", ["a", None], "no value"),
     ("csv", ["a", ""], "no value"),
     ("parquet", [1.0, 2.0**53], ROUNDED % (64, 53)),
     ("parquet", pa.array([1.0, 2.0**24], pa.float32()), ROUNDED % (32, 24)),
-    ("parquet", pa.array(np.array([1.0, 2.0**11], np.float16)), ROUNDED % (16, 11)),
     ("parquet", [1.0, 7.5], FRACTION),
     ("jsonl", ["a", 7.5], FRACTION),
-    ("jsonl", ["a", 1e17], r"1e\+17 is rounded"),
 ]
 # The third row of a log of text, what the line says.
 ROWS: list[tuple[str, str]] = [
     ("ann,99999999999,pen,buy,5", "row 4, column time: 99999999999 lies in the future as seconds"),
-    ("ann,1700000000000,pen,buy,5", r"row 4, column time: .*milliseconds; write `time: \{column: time, format: epo"),
-    ("ann,4000000000,pen,buy,5", "row 4, column time: 4000000000 .*in the future"),
     ("ann,-5,pen,buy,5", "row 4, column time: -5 seconds lie before 1970"),
     ("ann,soon,pen,buy,5", r"row 4, column time: 'soon' is not a time \(ISO 8601, or seconds\); .*format"),
     ("ann,,pen,buy,5", "row 4, column time: no time"),
     ("ann,100,pen,buys,5", r"row 4, column event: unknown action 'buys'; known are \['buy', 'view'\]; name it in"),
     ("ann,100,pen,buy,five", "row 4, column score: 'five' is not a number"),
-    ("ann,100,pen,buy,1_0", "row 4, column score: '1_0' is not a number"),
     ("ann,100,pen,buy", "row 4: 4 columns, but a row has 5"),
 ]
 # The schema of a log of text, what the line says.

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from extensions.sequences.event_log import Anchors, HistoryRule, gather_histories, hash_rows
+from extensions.sequences.event_log import HistoryRule, gather_histories, hash_rows
 from extensions.sequences.events import EventArrays
 
 
@@ -58,26 +58,6 @@ def test_histories(seed: int, kinds: int, quota: int, scan: int, most: int, join
     assert histories.ids.tolist() == [items.tolist(), *events.attributes[:, items].tolist()]
     assert histories.times.tolist() == events.times[positions].tolist()
     assert histories.actions.tolist() == (events.flags[positions] & ((1 << kinds) - 1)).tolist()
-
-
-@pytest.mark.medium
-@settings(max_examples=50)
-@given(seed=st.integers(0, 10**6), min_history=st.integers(0, 10), seconds=st.integers(1, 40))
-def test_anchors(seed: int, min_history: int, seconds: int) -> None:
-    """Every event with the bit and enough before it is in one window, by user and time."""
-    events = random_events(np.random.default_rng(seed), 6, 40, 2)
-    ranks = np.arange(len(events.items)) - np.repeat(events.offsets[:-1], np.diff(events.offsets))
-    positions = np.flatnonzero((events.flags & 64 != 0) & (ranks >= min_history))
-    if not len(positions):
-        return
-    anchors = Anchors(events, min_history, seconds)
-    times = events.times.astype(np.int64)
-    assert anchors.origin == times[positions].min()
-    windows = (times[positions] - anchors.origin) // seconds
-    assert anchors.counts.tolist() == np.bincount(windows).tolist()
-    for window in range(len(anchors.counts)):
-        assert anchors.window(window).tolist() == positions[windows == window].tolist()
-    assert anchors.users_of(positions).tolist() == np.repeat(events.users, np.diff(events.offsets))[positions].tolist()
 
 
 def test_hashes_are_xxh64() -> None:

@@ -108,12 +108,6 @@ def test_initial_weights_are_xaviers() -> None:
             assert not layer.bias.any()
 
 
-def test_the_number_of_parameters_is_that_of_mlperf() -> None:
-    with torch.device("meta"):
-        model = HSTU(MLPERF, nn.Identity(), 512, reference.KEYS)
-    assert sum(parameter.numel() for parameter in model.parameters()) == 15_243_057
-
-
 def by_definition(q: Tensor, k: Tensor, v: Tensor, layout: SequenceLayout) -> Tensor:
     """Position by position, in double precision."""
     out, start = torch.zeros(len(q), *v.shape[1:], dtype=torch.float64), 0
