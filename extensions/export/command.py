@@ -50,8 +50,10 @@ def _write_directory(config: ExportConfig, trained: AppConfig, runtime: Runtime)
     """Load the model, write the directory, and print and log what it holds."""
     run = checkpointer.open_checkpoint(Path(config.run), config.checkpoint, trained.data.path, runtime)
     correction = run.correction(config.correct_sampling)
+    facts = structs.asdict(provenance.describe_run())
+    facts.pop("rest")  # the export's manifest has further keys of its own
     about: dict[str, Any] = {
-        **structs.asdict(provenance.describe_run()),
+        **facts,
         "run": str(Path(config.run)),
         "checkpoint": run.path.name,
         "step": run.state.step,
