@@ -51,7 +51,7 @@ BASELINE_NAMES = {
 
 def additions(run: RunFiles) -> Additions:
     """Return the tables and the sentence for a run's baselines, or the reason for their absence."""
-    figures, sentence, tables = figures_of(run), baselines_sentence(run), []
+    figures, sentence, tables, comparisons = figures_of(run), baselines_sentence(run), [], []
     if figures is not None and figures.columns and figures.columns.rest:
         auc_of_each = figures.columns.rest.get("auc_of_each") or {}
         aucs = convert(auc_of_each, dict[str, float], "baselines.columns.auc_of_each")
@@ -59,7 +59,17 @@ def additions(run: RunFiles) -> Additions:
         summary = "AUC of each column alone, by its label rates in train (0.5 is chance)"
         parts = halves(ReportTable(["Column", "AUC"], rows, {1}))
         tables.append(FoldedTable(summary, "AUC of each column alone", parts))
-    comparisons = [] if figures is None else _comparison_rows(run, figures)
+    for name, baseline in _baselines_by_words(run, figures).items() if figures else ():
+        assert figures is not None
+        remark = f"a simpler model on the same splits{_sample_clause(figures)}"
+        if baseline.difference is not None and baseline.difference_interval:
+            half = (baseline.difference_interval[1] - baseline.difference_interval[0]) / 2
+            remark += (
+                f"; this run {signed(baseline.difference, 4)} ± {half:.4f} AUC on the same "
+                f"{figures.compared_rows:,} rows (95%)"
+            )
+        values = {**dict.fromkeys(COMPARED), AUC: baseline.auc, NE: baseline.ne}
+        comparisons.append(ComparisonRow(f"{name[0].upper()}{name[1:]}", values, None, remark))
     return Additions(comparisons, [] if sentence is None else [sentence], tables)
 
 
@@ -87,7 +97,13 @@ def baselines_sentence(run: RunFiles) -> tuple[str, str] | None:
     difference, interval = baselines[best].difference, baselines[best].difference_interval
     others = ", ".join(f"{name} {value:.4f}" for name, value in aucs.items())
     missing = "".join(f"; {BASELINE_NAMES[name]}: {reason}" for name, reason in figures.missing.items())
-    scope = f"(AUC {auc:.4f} against {others}{_sample_clause(figures)}{missing}){_worse_probabilities(run, baselines)}"
+    scope = f"(AUC {auc:.4f} against {others}{_sample_clause(figures)}{missing})"
+    # AUC judges the order of rows alone, so a lower NE of a baseline is named, too.
+    ne, nes = run.evaluation.figure(NE), {name: each.ne for name, each in baselines.items() if each.ne is not None}
+    if ne is not None and nes and min(nes.values()) < ne:
+        surest = min(nes, key=lambda name: nes[name])
+        scope += f"; its probabilities are worse, NE {ne:.4f} against {nes[surest]:.4f} of {surest}: "
+        scope += "train.monitor=ne keeps the checkpoint by them"
     if difference is None:
         gain, side = auc - aucs[best], "behind" if auc < aucs[best] else "ahead of"
         reason = figures.not_compared or f"python -m app.baselines run={run.directory} compares them"
@@ -104,19 +120,6 @@ def baselines_sentence(run: RunFiles) -> tuple[str, str] | None:
     return "bad", f"The model does not earn its keep yet: {lead[0].lower()}{lead[1:]} (95%) {scope}."
 
 
-def _worse_probabilities(run: RunFiles, baselines: dict[str, Baseline]) -> str:
-    """Return a clause if a baseline has the lower NE, empty otherwise: AUC judges the order of rows alone."""
-    ne = run.evaluation.figure(NE)
-    nes = {name: baseline.ne for name, baseline in baselines.items() if baseline.ne is not None}
-    best = min(nes, key=lambda name: nes[name], default=None)
-    if ne is None or best is None or nes[best] >= ne:
-        return ""
-    return (
-        f"; its probabilities are worse, NE {ne:.4f} against {nes[best]:.4f} of {best}: train.monitor=ne keeps the "
-        "checkpoint by them"
-    )
-
-
 def _baselines_by_words(run: RunFiles, figures: Baselines) -> dict[str, Baseline]:
     """Return the baselines on the evaluation's split, except the base rate, by their names in words."""
     if figures.split != run.evaluation.split:
@@ -128,22 +131,6 @@ def _baselines_by_words(run: RunFiles, figures: Baselines) -> dict[str, Baseline
         BASELINE_NAMES["trees"]: figures.trees,
     }
     return {words: baseline for words, baseline in by_words.items() if baseline is not None}
-
-
-def _comparison_rows(run: RunFiles, figures: Baselines) -> list[ComparisonRow]:
-    """Return a row per baseline, with a remark on its AUC difference to the run on the same rows."""
-    rows = []
-    for name, baseline in _baselines_by_words(run, figures).items():
-        remark = f"a simpler model on the same splits{_sample_clause(figures)}"
-        if baseline.difference is not None and baseline.difference_interval:
-            half = (baseline.difference_interval[1] - baseline.difference_interval[0]) / 2
-            remark += (
-                f"; this run {signed(baseline.difference, 4)} ± {half:.4f} AUC on the same "
-                f"{figures.compared_rows:,} rows (95%)"
-            )
-        values = {**dict.fromkeys(COMPARED), AUC: baseline.auc, NE: baseline.ne}
-        rows.append(ComparisonRow(f"{name[0].upper()}{name[1:]}", values, None, remark))
-    return rows
 
 
 def _sample_clause(figures: Baselines) -> str:

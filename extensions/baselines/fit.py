@@ -320,18 +320,23 @@ def _best_column(rates: list[Rates], train: Rows, others: Rows, names: Sequence[
     return Fitted("columns", figures, rates[best].others)
 
 
-def _fit_trees(train: Rows, others: Rows, rates: list[Rates]) -> Preds:
-    """Fit boosted trees on numbers and rates of ids, and return their probabilities [others].
+def tree_inputs(train: Rows, others: Rows, rates: list[Rates]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return the columns of trees, [rows, features] of train and of the other rows: numbers, then rates of ids.
 
-    They are LightGBM's if installed, else scikit-learn's; both default to 100 trees with 31 leaves.
-
-    Args:
-        rates: as from `all_rates`, dense features first; train's are out-of-fold, so that no row knows its own label.
+    rates: as from `all_rates`, dense features first; train's are out-of-fold, so that no row knows its own label.
     """
     # Ids have no order that a tree could split, so trees get their rates.
     sparse_rates = rates[train.dense.shape[1] :]
     columns = np.column_stack([train.dense, *(column.train for column in sparse_rates)])
-    scored = np.column_stack([others.dense, *(column.others for column in sparse_rates)])
+    return columns, np.column_stack([others.dense, *(column.others for column in sparse_rates)])
+
+
+def _fit_trees(train: Rows, others: Rows, rates: list[Rates]) -> Preds:
+    """Fit boosted trees on numbers and rates of ids, and return their probabilities [others].
+
+    They are LightGBM's if installed, else scikit-learn's; both default to 100 trees with 31 leaves.
+    """
+    columns, scored = tree_inputs(train, others, rates)
     trees: Any
     if importlib.util.find_spec("lightgbm") is None:
         from sklearn.ensemble import HistGradientBoostingClassifier

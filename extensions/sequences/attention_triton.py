@@ -237,6 +237,8 @@ def _launch(ctx: Any, q: Tensor, v: Tensor) -> _Launch:
         lambda: [torch.tensor(values, device=q.device) for values in (key_starts, query_starts, histories)],
     )
     grids = [(len(counts), q.shape[1], triton.cdiv(max(counts), block)) for counts in (queries, layout.lengths)]
+    # Products of float32 follow torch's setting, but are never in TF32 on AMD, where not all GPUs have it.
+    may_round = not torch.version.hip and torch.get_float32_matmul_precision() != "highest"
     options = {
         "candidates_only": ctx.candidates_only,
         "heads": q.shape[1],
@@ -245,18 +247,11 @@ def _launch(ctx: Any, q: Tensor, v: Tensor) -> _Launch:
         "block": block,
         "columns": _padded_width(q),
         "value_columns": _padded_width(v),
-        "precision": _precision(),
+        "precision": "interpreted" if INTERPRETED else "tf32" if may_round else "ieee",
         "num_warps": 4 if q.element_size() == 2 else 8,
         "num_stages": 2,
     }
     return _Launch(grids[0], grids[1], (*bounds, 1 / math.sqrt(q.shape[2]), 1 / layout.divisor), options)
-
-
-def _precision() -> str:
-    """Return the precision of float32 products: torch's setting, but never TF32 on AMD, where not all GPUs have it."""
-    if INTERPRETED:
-        return "interpreted"
-    return "ieee" if torch.version.hip or torch.get_float32_matmul_precision() == "highest" else "tf32"
 
 
 def _padded_width(values: Tensor) -> int:

@@ -550,17 +550,11 @@ class EventLog:
         if name != TRAIN:
             return EventSplit(self, range(end, end + 1), rank, world_size)
         short = int((np.diff(self.events.offsets) <= self.min_history).sum())
+        users, empty = len(self.events.users), int((counts[:end] == 0).sum())
         log.info(
-            "data: %s samples to train on in %d windows (%d empty), %s to evaluate in window %d; %s of %s users have "
-            "too short histories (sequences.min_history=%d)",
-            f"{counts[:end].sum():,}",
-            end,
-            int((counts[:end] == 0).sum()),
-            f"{counts[end]:,}",
-            end,
-            f"{short:,}",
-            f"{len(self.events.users):,}",
-            self.min_history,
+            f"data: {counts[:end].sum():,} samples to train on in {end} windows ({empty} empty), {counts[end]:,} to "
+            f"evaluate in window {end}; {short:,} of {users:,} users have too short histories "
+            f"(sequences.min_history={self.min_history})"
         )
         return EventSplit(self, range(end), rank, world_size)
 

@@ -41,7 +41,10 @@ RECORD, LOG, TABLE = "synthetic_events.json", "events.parquet", "items.parquet"
 
 
 class World:
-    """Properties that all users share: artist [items], album [items], quality [items], peak hour [ARTISTS]."""
+    """Properties that all users share: artist [items], album [items], quality [items], peak hour [ARTISTS].
+
+    by_artist [items]: the items in the order of their artists; those of artist a are from starts[a] to starts[a + 1].
+    """
 
     def __init__(self, config: SyntheticEventsConfig) -> None:
         rng = np.random.default_rng([config.seed, 0])
@@ -60,24 +63,40 @@ def log_settings(config: SyntheticEventsConfig) -> Json:
 
 
 def make_log(config: SyntheticEventsConfig, root: Path) -> tuple[Path, Json]:
-    """Write the log and its items' table below `root` unless they exist.
+    """Write the log and its items' table below `root` as Parquet unless they exist.
 
     Returns:
-        The log's path, and the best scores that any model can have on the last window (`BayesScores`).
+        The log's path, and the best scores that any model can have on the last day (`BayesScores`).
     """
-    directory = root / RAW_DIRECTORY
+    directory, settings = root / RAW_DIRECTORY, log_settings(config)
     log, table, record = (directory / name for name in (LOG, TABLE, RECORD))
     if all(path.exists() for path in (log, table, record)):
         known = json.loads(record.read_bytes())
-        sizes = [log.stat().st_size, table.stat().st_size]
-        if known["config"] == log_settings(config) and known["bytes"] == sizes:
+        if known["config"] == settings and known["bytes"] == [log.stat().st_size, table.stat().st_size]:
             return log, known["bayes"]
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     directory.mkdir(parents=True, exist_ok=True)
+    # Without its record a log that is cut off by a kill is made again.
     record.unlink(missing_ok=True)
     print(f"{directory}: generating events of {config.users:,} users", file=sys.stderr, flush=True)
-    bayes = _write_log(config, log, table)
-    sizes = [log.stat().st_size, table.stat().st_size]
-    document = {"config": log_settings(config), "bytes": sizes, "bayes": bayes}
+    world = World(config)
+    pq.write_table(pa.table({"item": np.arange(config.items), "artist": world.artist, "album": world.album}), table)
+    types = {"user": pa.int32(), "time": pa.uint32(), "item": pa.int32(), "event": pa.string(), "played": pa.int16()}
+    score_blocks: list[tuple[NDArray[Any], ...]] = []
+    with pq.ParquetWriter(log, pa.schema(types)) as writer:
+        for block in range(0, config.users, BLOCK_USERS):
+            columns, scores = user_events(config, world, block)
+            writer.write_table(pa.table(columns, schema=pa.schema(types)))
+            score_blocks.append(scores)
+    times, probability, labels = (np.concatenate(columns) for columns in zip(*score_blocks, strict=True))
+    is_last_day = (times - times.min()) // DAY == (times.max() - times.min()) // DAY
+    steps = np.clip(np.rint(probability[is_last_day] * PROBABILITY_STEPS), 1, PROBABILITY_STEPS - 1).astype(np.int64)
+    samples = np.bincount(steps, minlength=PROBABILITY_STEPS)
+    positives = np.bincount(steps[labels[is_last_day]], minlength=PROBABILITY_STEPS)
+    bayes = asdict(bayes_scores(samples, positives))
+    document = {"config": settings, "bytes": [log.stat().st_size, table.stat().st_size], "bayes": bayes}
     write_atomically(record, json.dumps(document, indent=1).encode())
     return log, bayes
 
@@ -98,28 +117,6 @@ def find_log(data: DataConfig, root: Path, work: Path) -> list[Source]:
     return resolve_sources([str(log), str(log.with_name(TABLE))])
 
 
-def _write_log(config: SyntheticEventsConfig, log: Path, table: Path) -> Json:
-    """Write a log and its items' table as Parquet, and return the best scores (`BayesScores`) on the last day."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    world = World(config)
-    pq.write_table(pa.table({"item": np.arange(config.items), "artist": world.artist, "album": world.album}), table)
-    types = {"user": pa.int32(), "time": pa.uint32(), "item": pa.int32(), "event": pa.string(), "played": pa.int16()}
-    score_blocks: list[tuple[NDArray[Any], ...]] = []
-    with pq.ParquetWriter(log, pa.schema(types)) as writer:
-        for block in range(0, config.users, BLOCK_USERS):
-            columns, scores = user_events(config, world, block)
-            writer.write_table(pa.table(columns, schema=pa.schema(types)))
-            score_blocks.append(scores)
-    times, probability, labels = (np.concatenate(columns) for columns in zip(*score_blocks, strict=True))
-    is_last_day = (times - times.min()) // DAY == (times.max() - times.min()) // DAY
-    steps = np.clip(np.rint(probability[is_last_day] * PROBABILITY_STEPS), 1, PROBABILITY_STEPS - 1).astype(np.int64)
-    samples = np.bincount(steps, minlength=PROBABILITY_STEPS)
-    positives = np.bincount(steps[labels[is_last_day]], minlength=PROBABILITY_STEPS)
-    return asdict(bayes_scores(samples, positives))
-
-
 def user_events(
     config: SyntheticEventsConfig, world: World, first: int
 ) -> tuple[Json, tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.bool_]]]:
@@ -137,19 +134,8 @@ def user_events(
     user, times = user[order], times[order]
     draws, listens = rng.random((len(user), 5)), len(user)
     items, probability, labels = np.empty(listens, np.int64), np.empty(listens), np.empty(listens, np.bool_)
-    _simulate(
-        np.append(0, np.cumsum(counts)),
-        times,
-        draws,
-        config.stay,
-        world.by_artist,
-        world.starts,
-        world.quality,
-        world.peak,
-        items,
-        probability,
-        labels,
-    )
+    offsets, shared = np.append(0, np.cumsum(counts)), (world.by_artist, world.starts, world.quality, world.peak)
+    _simulate(offsets, times, draws, config.stay, *shared, items, probability, labels)
     liked = np.flatnonzero(labels & (draws[:, 4] < LIKES))
     # A like follows its listen at once, at the same time.
     place = np.argsort(np.concatenate([np.arange(listens) * 2, liked * 2 + 1]), kind="stable")
@@ -164,7 +150,7 @@ def user_events(
     ranks = np.empty(len(place), np.int64)
     ranks[place] = np.arange(len(place))
     # The rank of a user's first listen, which is the user's first event, makes ranks numbers of earlier events.
-    earlier_events = ranks[:listens] - np.repeat(ranks[:listens][np.append(0, np.cumsum(counts)[:-1])], counts)
+    earlier_events = ranks[:listens] - np.repeat(ranks[:listens][offsets[:-1]], counts)
     is_sample = earlier_events >= MIN_HISTORY
     return columns, (times[is_sample], probability[is_sample], labels[is_sample])
 
@@ -183,7 +169,12 @@ def _simulate(
     probability: NDArray[np.float64],
     labels: NDArray[np.bool_],
 ) -> None:
-    """Draw items and labels of all users' listens in time order; draws [listens, 5] are uniform."""
+    """Draw `items`, `probability` and `labels` of all users' listens, [listens] each, in time order.
+
+    Args:
+        offsets: [users + 1]. times: [listens] seconds. draws: [listens, 5] uniform numbers, whose last is not used
+            here. stay: probability of the user's current artist. by_artist, starts, quality, peak: as of `World`.
+    """
     satiety = np.empty(ARTISTS)
     for user in range(len(offsets) - 1):
         satiety[:] = 0

@@ -227,13 +227,6 @@ def test_half_of_a_sample_is_held_out_where_there_are_as_many(sizes: tuple[int, 
     assert other_share * other_rows == pytest.approx(min(other_rows, limit / 2)) or share == 1
 
 
-def test_a_wide_table_s_sample_has_fewer_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search, "BLOCK_ROWS", 10)
-    monkeypatch.setattr(search, "MAX_VALUES", 3_000 * 6)  # the label's column, too
-    figures = prepared(tmp_path, leaking(table(0))).extra["misleading"]
-    assert 2_500 < figures["rows"] < 3_500 < figures["of"]
-
-
 @pytest.mark.medium
 def test_chance_names_no_rows_of_a_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A tenth of the rows of few values are in train by chance, give or take a twentieth of these in a sample."""

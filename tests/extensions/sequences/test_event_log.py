@@ -203,22 +203,3 @@ def test_users_of_too_short_histories_are_named(root: Path, caplog: pytest.LogCa
     with caplog.at_level("INFO", "clickwork"):
         one.log.split("train", 0, 1)
     assert f"{(lengths <= 9).sum()} of {lengths.size} users have too short histories" in caplog.text
-
-
-@pytest.mark.parametrize("order", list(AnchorOrder))
-@pytest.mark.parametrize("rest", list(WindowRest))
-@pytest.mark.parametrize("eval_window", [1, None])
-def test_training_goes_through_windows_in_time_and_ends_before_the_evaluated_one(
-    root: Path, monkeypatch: pytest.MonkeyPatch, order: AnchorOrder, rest: WindowRest, eval_window: int | None
-) -> None:
-    train = reader(root, order=order, rest=rest, eval_window=eval_window)
-    log, batch_positions = train.log, []
-    monkeypatch.setattr(log, "batch", lambda positions, everyones, size: batch_positions.append(positions))
-    for split in (train, log.split("val", 0, 1)):
-        batch_positions.clear()
-        numbers = range(split.num_batches(7) if split is train else -(-split.rows // 7))
-        assert len(list(train.train_batches(7, 0, 0, 0) if split is train else split.eval_batches(7))) == len(numbers)
-        times = log.events.times[np.concatenate(batch_positions)].astype(np.int64)
-        windows = (times - log.anchors.origin) // WINDOW_SECONDS
-        assert (np.diff(windows) >= 0).all()
-        assert windows.max() < log.eval_window if split is train else set(windows.tolist()) == {log.eval_window}
