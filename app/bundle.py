@@ -36,7 +36,7 @@ from data_prep.dataset.format import MANIFEST_NAME, load_manifest
 
 RECORD = (CONFIG, MANIFEST, METRICS, SUMMARY, RESULTS, CURVES)
 CONTENTS, DATASET = "bundle.json", f"dataset/{MANIFEST_NAME}"
-LOCKS = Path(__file__).parents[2] / "requirements"
+LOCKS = Path(__file__).parents[1] / "requirements"
 VERSION = 1
 
 

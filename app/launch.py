@@ -229,7 +229,8 @@ def _choose_addresses(options: Any) -> None:
     is_host: bool | None = way.is_own
     # Where the names are equal, torch finds this by itself, and lets a second launcher of this machine in.
     with contextlib.suppress(OSError):  # this machine's own name does not resolve
-        is_host = True if way.is_own and not rendezvous_utils._matches_machine_hostname(host) else None
+        has_that_name = rendezvous_utils._matches_machine_hostname(host)
+        is_host = True if way.is_own and not has_that_name else None
     if is_host is not None and options.rdzv_backend == "c10d" and "is_host" not in options.rdzv_conf:
         options.rdzv_conf = ",".join(filter(None, [options.rdzv_conf, f"is_host={int(is_host)}"]))
     if way.interface is not None:
