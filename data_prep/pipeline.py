@@ -31,7 +31,7 @@ from data_prep.encoding.lookup import DenseRange, column_transforms, write_table
 from data_prep.engine import job as jobs
 from data_prep.engine.executor import Executor, open_executor, peak_memory, start_fork_server
 from data_prep.engine.job import ChunkRecord, Job, keep_or_discard_work
-from data_prep.sources.discover import describe_sources, given_md5s, missing_days, refuse_other_md5
+from data_prep.sources.discover import given_md5s, missing_days, refuse_other_md5
 from data_prep.sources.download import SOURCE_MD5, note_read_sums, note_times, source_sums
 from data_prep.stages import checks
 from data_prep.stages.fit import (
@@ -148,7 +148,8 @@ def _make_dataset(data: DataConfig, root: Path, job: Job, parameters: dict[str, 
 
     # Warnings come last, so that they stand together below the progress of the stages.
     if len(job.sources) > 1:
-        print(f"{root}: {describe_sources(job.sources)}", file=sys.stderr)
+        first, last = job.sources[0].name, job.sources[-1].name
+        print(f"{root}: {len(job.sources)} raw files, from {first} to {last}", file=sys.stderr)
     missing = ", ".join(missing_days(job.sources)) if data.source_kind.makes is None else ""
     lines = [f"among the raw files there is no {missing}" if missing else None]
     lines += [*result.warnings, unseen_sentence(manifest), *checks.random_split_of_times(job, data.split.method)]

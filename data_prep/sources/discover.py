@@ -42,8 +42,6 @@ TAR_MAGIC, TAR_MAGIC_AT = b"ustar", 257
 BACKUPS = (".bak", ".orig", ".old", ".save", ".swp", ".tmp")
 # Beginnings of names of Spark's own files in a directory.
 NOTES = (".", "_SUCCESS", "_metadata", "_common_metadata", "_committed_", "_started_")
-HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
-GLOB_CHARACTERS = frozenset("*?[")
 GENERATED_ROW_BYTES = 4 * 40  # bytes of a row in a shard
 TEXT_ROW_BYTES = 244  # bytes of a row of Criteo's days, or of a generated one
 GZIP_RATIO = 3.5  # ratio of Criteo's days, if no sample can tell
@@ -110,13 +108,20 @@ def resolve_sources(raw: Any, split: str | None = None) -> list[Source]:
         raise UserError(f"{key}={raw}: a number; if that is the name of a file, write '{key}=\"{raw}\"'")
     if not raw or not isinstance(entries, Sequence) or not all(isinstance(e, (str, Path)) for e in entries):
         raise UserError(f"{key}={raw}: give the raw file, a glob, a directory of day files, or a list of them")
-    paths = [(path, own_path(str(entry))) for entry in entries for path in _expand_entry(str(entry), key)]
+    sources: list[Source] = []
     path_of_rows: dict[str, Path] = {}
-    for path, _ in paths:
+    for root, path in ((own_path(entry), path) for entry in map(str, entries) for path in _expand_entry(entry, key)):
         twin = path_of_rows.setdefault(_unpacked_path(path), path)
         if twin is not path:
             raise UserError(f"{path}: its rows are in {twin} too; name each day once in {key}")
-    return [replace(_inspect(path, key), split=split, partitions=_partitions(path, root)) for path, root in paths]
+        # Names and values of the folders between a directory and a file in it; this undoes Hive's escapes.
+        folders = path.relative_to(root).parts[:-1] if path.is_relative_to(root) else ()
+        partitions = tuple(
+            (unquote(name), None if value == "__HIVE_DEFAULT_PARTITION__" else unquote(value))
+            for name, _, value in (folder.partition("=") for folder in folders)
+        )
+        sources.append(replace(_inspect(path, key), split=split, partitions=partitions))
+    return sources
 
 
 def resolve_splits(files: Mapping[str, Any]) -> list[Source]:
@@ -150,14 +155,6 @@ def _unpacked_path(path: Path) -> str:
     return without_packing(str(path.resolve()))
 
 
-def _partitions(path: Path, root: Path) -> tuple[tuple[str, str | None], ...]:
-    """Return names and values of the folders between a directory and a file in it; undoes Hive's escapes."""
-    if not path.is_relative_to(root):
-        return ()
-    pairs = [folder.partition("=")[::2] for folder in path.relative_to(root).parts[:-1]]
-    return tuple((unquote(name), None if value == HIVE_NULL else unquote(value)) for name, value in pairs)
-
-
 def own_path(text: str) -> Path:
     """Return a path as the user gives it; ~ stands for a home directory if that user exists."""
     try:
@@ -185,7 +182,8 @@ def _expand_entry(entry: str, key: str) -> list[Path]:
         if not days:
             raise UserError(f"{path}: no files in this directory; point {key} at the raw day files")
         return _refuse_leftovers(days, key)
-    if not path.exists() and GLOB_CHARACTERS & set(entry):
+    # A file may have such characters in its own name.
+    if not path.exists() and set("*?[") & set(entry):
         files = _sorted_files(Path(match) for match in glob.glob(str(path), recursive=True))
         if not files:
             raise UserError(f"{key}={entry}: no file matches; check the pattern")
@@ -213,11 +211,6 @@ def _refuse_leftovers(files: Sequence[Path], key: str) -> list[Path]:
         if file.suffix in BACKUPS or file.name.endswith("~"):
             raise UserError(f"{file}: a backup, by its name, whose rows would count too; remove it, {remedy}")
     return [file for file in files if file.suffix != ".part"]
-
-
-def describe_sources(sources: Sequence[Source]) -> str:
-    """Describe the sources for the log: their number, and the names of the first and the last."""
-    return f"{len(sources)} raw files, from {sources[0].name} to {sources[-1].name}"
 
 
 def missing_days(sources: Sequence[Source]) -> list[str]:
@@ -282,13 +275,12 @@ PACKINGS = (
     Packing(re.compile(rb"\x1f\x9d"), "compress", "gzip -dk {}"),
     Packing(re.compile(rb"\xff\xfe|\xfe\xff"), "UTF-16", "iconv -f UTF-16 -t UTF-8 {} > NEW"),
 )
-MAGIC_BYTES = 16
 
 
 def packing_of(path: Path) -> Packing | None:
     """Return the form of a packed file by its first bytes; None for other files."""
     with open(path, "rb") as file:
-        start = file.read(MAGIC_BYTES)
+        start = file.read(16)  # more than any `magic` matches
     packing = next((packing for packing in PACKINGS if packing.magic.match(start)), None)
     if packing is not None and packing.reader is None:
         command = packing.unpack.format(shlex.quote(str(path)))
@@ -340,9 +332,6 @@ def _inspect(path: Path, key: str) -> Source:
     )
 
 
-READ_BYTES = 1 << 18
-
-
 def open_bzip2(file: Any) -> io.RawIOBase:
     """Open the content of a file, given by path or open; reading it raises EOFError or DamageError."""
     return Streams(file, bz2.BZ2Decompressor)
@@ -381,12 +370,12 @@ class Streams(io.RawIOBase):
             packed = b""
             if self._stream.eof:
                 # A file may consist of several streams, as parallel compressors write them.
-                packed = self._stream.unused_data or self._file.read(READ_BYTES)
+                packed = self._stream.unused_data or self._file.read(1 << 18)
                 if not packed:
                     return 0
                 self._stream = self._make()
             elif self._stream.needs_input:
-                packed = self._file.read(READ_BYTES)
+                packed = self._file.read(1 << 18)
                 if not packed:
                     raise EOFError
             try:
@@ -430,8 +419,6 @@ class ArrowStream(io.RawIOBase):
             raise DamageError(str(error)) from error
 
 
-SHA256 = re.compile(r"[0-9a-fA-F]{64}")
-MD5 = re.compile(r"[0-9a-fA-F]{32}")
 SUMS_NAME = "sums.json"
 PUBLISHED = "data.remote.sha256"
 
@@ -444,23 +431,26 @@ class KnownSum:
     given_by: str
     bytes: int | None = None
 
+    @property
+    def remedy(self) -> str:
+        """Remedy for a file that differs."""
+        return f"delete it to have it fetched again, or, if it is right, take its name out of {self.given_by}"
+
 
 def published_sums(sums: Any) -> dict[str, str]:
     """Return checksums by file name, from a mapping or from a file in sha256sum's format."""
     if isinstance(sums, str):
         try:
-            lines = [
-                line.split(maxsplit=1)
-                for line in own_path(sums).read_text(encoding="utf-8").splitlines()
-                if line.strip()
-            ]
+            text = own_path(sums).read_text(encoding="utf-8")
+            lines = [line.split(maxsplit=1) for line in text.splitlines() if line.strip()]
+            # sha256sum marks binary files by *, and writes the paths that it was given.
             sums = {name.strip().removeprefix("*").removeprefix("./"): sha256 for sha256, name in lines}
         except (OSError, ValueError) as error:
             raise UserError(f"{PUBLISHED}={sums}: not a file as sha256sum writes it ({error})") from error
     if not isinstance(sums or {}, Mapping):
         raise UserError(f"{PUBLISHED}={sums}: give {{NAME: SUM}}, or a file as sha256sum writes it")
     for name, sha256 in (sums or {}).items():
-        if not SHA256.fullmatch(str(sha256)):
+        if not re.fullmatch("[0-9a-fA-F]{64}", str(sha256)):
             raise UserError(f"{PUBLISHED}: {name}: {sha256} is not a SHA-256 of 64 hexadecimal digits")
     return {str(name): str(sha256).lower() for name, sha256 in (sums or {}).items()}
 
@@ -478,7 +468,7 @@ def refuse_other_sum(path: Path, expected: KnownSum | None, digest: FileDigest) 
     """Raise UserError for a file whose checksum is not the expected one; None: any."""
     if expected is not None and digest.sha256 != expected.sha256:
         raise UserError(
-            f"{path}: sha256 {digest.sha256} where {expected.given_by} has {expected.sha256}; {_remedy(expected)}"
+            f"{path}: sha256 {digest.sha256} where {expected.given_by} has {expected.sha256}; {expected.remedy}"
         )
 
 
@@ -486,11 +476,7 @@ def refuse_other_size(path: Path, expected: KnownSum | None) -> None:
     """Raise UserError for a file, not read yet, whose size is not that of the expected one; None: any."""
     if expected is not None and expected.bytes is not None and path.stat().st_size != expected.bytes:
         size = f"{path.stat().st_size:,} bytes where {expected.given_by} has {expected.bytes:,}"
-        raise UserError(f"{path}: {size}; {_remedy(expected)}")
-
-
-def _remedy(expected: KnownSum) -> str:
-    return f"delete it to have it fetched again, or, if it is right, take its name out of {expected.given_by}"
+        raise UserError(f"{path}: {size}; {expected.remedy}")
 
 
 def given_md5s(checksums: Any, sources: Sequence[Source]) -> list[str | None]:
@@ -499,7 +485,7 @@ def given_md5s(checksums: Any, sources: Sequence[Source]) -> list[str | None]:
         raise UserError(f"data.checksums={checksums}: give {{NAME: MD5}}")
     sums: list[str | None] = [None] * len(sources)
     for name, md5 in (checksums or {}).items():
-        if not MD5.fullmatch(str(md5)):
+        if not re.fullmatch("[0-9a-fA-F]{32}", str(md5)):
             raise UserError(f"data.checksums: {name}: {md5} is not an MD5 of 32 hexadecimal digits")
         path = own_path(str(name)).resolve()
         places = [place for place, source in enumerate(sources) if Path(source.path).resolve() == path]

@@ -5,7 +5,6 @@ records the origin of the bytes. The file gets its name once its size and its ch
 """
 
 import hashlib
-import http.client
 import io
 import json
 import os
@@ -125,14 +124,6 @@ TaskT = TypeVar("TaskT")
 ResultT = TypeVar("ResultT")
 
 
-class WrongFile(Exception):
-    """Raised if a mirror returns something other than the file; trying it again would not help."""
-
-
-class DownloadStopped(Exception):
-    """Raised if another file failed, or the job was interrupted."""
-
-
 @dataclass(frozen=True)
 class RemoteFile:
     """A file's name and its mirrors.
@@ -164,18 +155,12 @@ class Origin:
     @property
     def validator(self) -> str | None:
         """Value for If-Range that means exactly these bytes: a strong ETag, else a time (RFC 9110, section 13.1.5)."""
-        return self.etag if self._has_strong_etag else self.last_modified
-
-    @property
-    def _has_strong_etag(self) -> bool:
-        return self.etag is not None and not self.etag.startswith("W/")
+        return self.etag if self.etag is not None and not self.etag.startswith("W/") else self.last_modified
 
     def differs(self, other: "Origin") -> bool:
-        """Return whether another reply of the same server is about another file.
-
-        A server must give the ETag in every reply to If-Range (RFC 9110, section 15.3.7), but not the time.
-        """
-        if self._has_strong_etag and other.etag is None:
+        """Return whether another reply of the same server is about another file."""
+        # A server must give the ETag in every reply to If-Range (RFC 9110, section 15.3.7), but not the time.
+        if other.etag is None and self.validator is not None and self.validator == self.etag:
             return True
         pairs: list[tuple[Any, Any]] = [(self.total, other.total), (self.etag, other.etag)]
         pairs += [(self.last_modified, other.last_modified)]
@@ -185,13 +170,9 @@ class Origin:
 def find_origin(path: Path) -> Origin | None:
     """Return the origin of the file `path` or of its partial download, as noted beside it; None without a note."""
     try:
-        return decode(_note_path(path).read_bytes(), Origin)
+        return decode(path.with_name(f".{path.name}.origin.json").read_bytes(), Origin)
     except (FileNotFoundError, ValueError):
         return None
-
-
-def _note_path(path: Path) -> Path:
-    return path.with_name(f".{path.name}.origin.json")
 
 
 class PartialFile:
@@ -200,7 +181,7 @@ class PartialFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.partial = path.with_name(f"{path.name}.part")
-        self._note = _note_path(path)
+        self._note = path.with_name(f".{path.name}.origin.json")
         # A separate file, since some versions of filelock empty theirs.
         self._lock_path = path.with_name(f".{path.name}.lock")
         self._lock = FileLock(self._lock_path, blocking=False)
@@ -228,17 +209,12 @@ class PartialFile:
         """Bytes downloaded so far."""
         return os.fstat(self._file.fileno()).st_size
 
-    @property
-    def origin(self) -> Origin | None:
-        """Origin of the bytes; None if there are no bytes, or their origin is unknown."""
-        return find_origin(self.path) if self.size else None
-
     def note(self, origin: Origin) -> None:
         """Record the origin of the bytes."""
         write_atomically(self._note, json.dumps(asdict(origin)).encode())
 
     def append(self, block: bytes) -> None:
-        """Append bytes."""
+        """Append bytes; a full disk leaves those that fit, from which the next command resumes."""
         rest = memoryview(block)
         try:
             while rest:
@@ -281,13 +257,16 @@ def download_all(
     if not missing:
         return paths
     stop = threading.Event()
+
+    # Before the first byte of any file, the disk must have room for all of them, as far as mirrors report sizes.
+    partial = [_size_or_0(directory / f"{file.name}.part") for file in missing]
     sizes = _map_threaded(lambda file: _ask_size(file, directory, remote), missing, stop)
     reported_sizes = [size for size in sizes if size is not None]
-    partial = [_size_or_0(directory / f"{file.name}.part") for file in missing]
     to_fetch = sum(size - have for size, have in zip(sizes, partial, strict=True) if size is not None and size > have)
     all_bytes = sum(reported_sizes) + sum(_size_or_0(path) for path in paths)
     remedy = "free some, or choose another data.path or data.remote.directory"
     require_room([Need(directory, to_fetch, "to fetch"), *needs(all_bytes)], remedy)
+
     total = sum(reported_sizes) if len(reported_sizes) == len(missing) else None
     with Progress("download", total, Tally(sum(partial))) as progress:
         amount = format_bytes(to_fetch) if total is not None else "of a size that no mirror reports"
@@ -309,6 +288,7 @@ def _map_threaded(function: Callable[[TaskT], ResultT], tasks: Sequence[TaskT], 
     """
     with ThreadPool(min(PARALLEL_FILES, len(tasks))) as threads:
         try:
+            # Not `map`, which reports a failure only after all other tasks have ended.
             result_of = dict(threads.imap_unordered(lambda entry: (entry[0], function(entry[1])), enumerate(tasks)))
         except BaseException:
             stop.set()
@@ -330,6 +310,7 @@ def _ask_size(file: RemoteFile, directory: Path, remote: RemoteConfig) -> int | 
         try:
             with open_url(url, min(remote.timeout, SIZE_TIMEOUT), method="HEAD") as response:
                 length = response.headers.get("Content-Length", "")
+                # A page of HTML is a login or an error, whose length is not the file's.
                 if length.isdigit() and "text/html" not in response.headers.get("Content-Type", ""):
                     return int(length)
         except (OSError, HTTPException, ValueError):  # reported when the file itself is requested
@@ -361,78 +342,77 @@ def open_url(url: str, timeout: float, headers: Mapping[str, str] = {}, method: 
     return urllib.request.build_opener(_Redirects).open(request, timeout=timeout)
 
 
+@dataclass(frozen=True)
 class _Download:
-    """Downloads one file from its mirrors (RFC 9110: Range, If-Range, Content-Range)."""
+    """The download of one file from its mirrors (RFC 9110: Range, If-Range, Content-Range).
 
-    def __init__(
-        self, file: RemoteFile, part: PartialFile, remote: RemoteConfig, progress: Progress, stop: threading.Event
-    ) -> None:
-        self._file = file
-        self._part = part
-        self._remote = remote
-        self._progress = progress
-        self._stop = stop
+    Its methods raise ValueError if a mirror returns something other than the file, so that no further try helps.
+    """
+
+    file: RemoteFile
+    part: PartialFile
+    remote: RemoteConfig
+    progress: Progress
+    stop: threading.Event
 
     def run(self) -> None:
-        """Download the file.
-
-        Raises:
-            UserError: every mirror failed.
-        """
-        if self._part.path.exists():
+        """Download the file; raise UserError if every mirror failed."""
+        if self.part.path.exists():
             return  # another job was faster
         faults = []
-        for url in self._file.urls:
+        for url in self.file.urls:
             fault = self._try_mirror(url)
             if fault is None:
                 return
             # Messages of libraries may repeat the URL with its login.
             faults.append(f"{redact(url)}: {redact(fault)}")
         text = "; ".join(faults) or "none is configured in data.remote.mirrors"
-        remedy = f"try again later, or {self._file.otherwise}"
-        raise UserError(f"{self._file.name}: download failed from every mirror ({text}); {remedy}")
+        remedy = f"try again later, or {self.file.otherwise}"
+        raise UserError(f"{self.file.name}: download failed from every mirror ({text}); {remedy}")
 
     def _say(self, text: str) -> None:
         """Print a line on the file, without logins."""
-        self._progress.say(redact(f"{self._file.name}: {text}"))
-
-    def _append(self, block: bytes) -> None:
-        """Append bytes to the partial file, and count them as progress."""
-        self._part.append(block)
-        self._progress.counters.add(len(block), 0)
+        self.progress.say(redact(f"{self.file.name}: {text}"))
 
     def _discard(self) -> None:
         """Discard the partial file's bytes, and take them off the progress."""
-        self._progress.counters.add(-self._part.size, 0)
-        self._part.clear()
+        self.progress.counters.add(-self.part.size, 0)
+        self.part.clear()
 
     def _try_mirror(self, url: str) -> str | None:
-        """Download from one mirror, in several tries; return the failure, or None after success.
-
-        A try that gets further than all tries before it restarts their count.
-        """
-        tries, furthest = 0, self._part.size
+        """Download from one mirror, in several tries, and name the file; return the failure, or None after success."""
+        tries, furthest = 0, self.part.size
         while True:
             try:
-                self._accept(self._fetch(url))
+                is_confirmed = self._fetch(url)
+                # Without a known checksum, the confirmed length is the only sign that the file is whole.
+                if self.file.sha256 is not None:
+                    self._say("comparing its checksum")
+                    sha256 = digest_file(self.part.partial).sha256
+                    if sha256 != self.file.sha256:
+                        self._discard()
+                        return f"sha256 {sha256} where {self.file.given_by} has {self.file.sha256}"
+                elif not is_confirmed:
+                    return "it reports no length, so it may be incomplete; give data.remote.sha256"
+                self.part.finish()
                 return None
-            except (WrongFile, ValueError) as error:  # not the file, or not a URL
+            except ValueError as error:  # not the file, or not a URL
                 return str(error)
             except urllib.error.HTTPError as error:
                 fault = str(error)
                 if error.code < 500 and error.code != 429:  # the file is not there, or we may not have it
                     return fault
-            except (OSError, http.client.HTTPException, EOFError) as error:
+            except (OSError, HTTPException, EOFError) as error:
                 reason = error.reason if isinstance(error, urllib.error.URLError) else error
                 fault = str(reason) or type(reason).__name__
             # A large file over a weak connection breaks off often; as long as it grows, it deserves more tries.
-            tries = 1 if self._part.size > furthest else tries + 1
-            furthest = max(furthest, self._part.size)
-            if tries >= self._remote.tries:
+            tries = 1 if self.part.size > furthest else tries + 1
+            furthest = max(furthest, self.part.size)
+            if tries >= self.remote.tries:
                 return fault
-            pause = self._remote.pause * 2 ** (tries - 1)
+            pause = self.remote.pause * 2 ** (tries - 1)
             self._say(f"{fault}; trying again in {pause:g} s")
-            self._stop.wait(pause)
+            self.stop.wait(pause)
 
     def _fetch(self, url: str) -> bool:
         """Download the missing bytes (everything, if the partial file cannot be resumed).
@@ -442,21 +422,23 @@ class _Download:
 
         Raises:
             EOFError: it broke off, or the bytes so far had to be discarded: worth another try.
-            WrongFile, UserError, DownloadStopped, OSError, http.client.HTTPException
+            RuntimeError: another file failed, or the job was interrupted.
         """
-        if self._stop.is_set():
-            raise DownloadStopped
-        origin, public_url = self._part.origin, redact(split_login(url)[0])
-        if origin is not None and origin.total == self._part.size:
+        if self.stop.is_set():
+            raise RuntimeError("stopped")
+        # Without bytes, a note is left from an earlier try and means nothing.
+        origin = find_origin(self.part.path) if self.part.size else None
+        public_url = redact(split_login(url)[0])
+        if origin is not None and origin.total == self.part.size:
             return True  # a job was killed after all bytes had come
         have, headers = 0, {}
         # Only a mark of these exact bytes lets the server tell that its file is the one that was begun.
         if origin is not None and origin.url == public_url and origin.validator is not None:
-            have = self._part.size
+            have = self.part.size
             headers = {"Range": f"bytes={have}-", "If-Range": origin.validator}
         self._say(f"fetching {public_url}" + (f" from byte {have:,}" if have else ""))
         try:
-            response = open_url(url, self._remote.timeout, headers)
+            response = open_url(url, self.remote.timeout, headers)
         except urllib.error.HTTPError as error:
             # The server has fewer bytes than the partial file, so that is of another file.
             if error.code != 416 or not have:
@@ -465,78 +447,56 @@ class _Download:
             self._discard()
             raise EOFError("the partial download does not belong to this file; starting anew") from error
         with response:
-            return self._receive(public_url, response, have)
+            total = self._begin(public_url, response, origin if have else None)
+            if total is not None:
+                require_room([Need(self.part.partial, total - self.part.size, "to fetch")])
+            while block := response.read1(BLOCK_BYTES):  # returns whatever has arrived, so that a stall loses nothing
+                self.part.append(block)
+                self.progress.counters.add(len(block), 0)
+                if self.stop.is_set():
+                    raise RuntimeError("stopped")
+            if total is None:
+                return getattr(response, "chunked", False)  # then http.client has seen the last chunk
+            if self.part.size != total:
+                raise EOFError(f"broke off at byte {self.part.size:,} of {total:,}")
+            return True
 
-    def _receive(self, url: str, response: HTTPResponse, have: int) -> bool:
-        """Receive the bytes from `have` on; return whether the server confirmed that these are all bytes."""
-        part, origin = self._part, self._part.origin
+    def _begin(self, url: str, response: HTTPResponse, resumed: Origin | None) -> int | None:
+        """Compare a reply's headers with the partial file, which is discarded if the reply begins anew.
+
+        Args:
+            resumed: origin of the partial file if the rest of it was requested.
+
+        Returns:
+            bytes of the whole file; None if unknown.
+        """
         length = response.headers.get("Content-Length", "")
         total = int(length) if length.isdigit() else None
         # The Content-Length of a partial reply is the rest's; its Content-Range has the size of the whole file.
         if response.status == 206:
-            # The first byte and the whole file's bytes in a header Content-Range; None for what it does not give.
-            match = re.fullmatch(
-                r"bytes (?:(\d+)-\d+|\*)/(?:(\d+)|\*)", response.headers.get("Content-Range", "").strip()
-            )
+            content_range = response.headers.get("Content-Range", "").strip()
+            match = re.fullmatch(r"bytes (?:(\d+)-\d+|\*)/(?:(\d+)|\*)", content_range)
             first, size = match.groups() if match else (None, None)
-            start, total = None if first is None else int(first), None if size is None else int(size)
-            if start != have:
+            if first is None or int(first) != (self.part.size if resumed else 0):
                 raise EOFError("the mirror resumed at another byte than asked")
-        reply_origin = Origin(url, response.headers.get("ETag"), response.headers.get("Last-Modified"), total)
-        if response.status != 206 or not have:
-            self._start_anew(reply_origin, response)
-        elif origin is None or origin.differs(reply_origin):
-            self._discard()
-            raise EOFError("the file is not the one that the partial download belongs to; starting anew")
-        else:
-            total = origin.total if total is None else total
-        if total is not None:
-            require_room([Need(part.partial, total - part.size, "to fetch")])
-        while block := response.read1(BLOCK_BYTES):  # returns whatever has arrived, so that a stall loses nothing
-            self._append(block)
-            if self._stop.is_set():
-                raise DownloadStopped
-        if total is None:
-            return getattr(response, "chunked", False)  # then http.client has seen the last chunk
-        if part.size != total:
-            raise EOFError(f"broke off at byte {part.size:,} of {total:,}")
-        return True
-
-    def _start_anew(self, origin: Origin, response: HTTPResponse) -> None:
-        """Discard the bytes so far, and note the reply's origin, unless its first bytes are of another kind.
-
-        A login page must not cost the bytes so far.
-
-        Raises:
-            WrongFile: the reply is empty, or not gzip though the file's name says so.
-        """
-        head = response.read(len(GZIP_MAGIC))
-        if origin.total == 0:
-            raise WrongFile("an empty file")
-        # A mirror may send a page of HTML, with status 200, for a login or an error.
-        if head and self._file.name.endswith(".gz") and not GZIP_MAGIC.startswith(head):
-            raise WrongFile("not gzip, though its name says so")
-        self._discard()
-        self._part.note(origin)
-        self._append(head)
-
-    def _accept(self, is_confirmed: bool) -> None:
-        """Check the downloaded bytes and give the file its name.
-
-        Raises:
-            WrongFile: the bytes are not the file's.
-        """
-        file = self._file
-        # Without a known checksum, the confirmed length is the only sign that the file is whole.
-        if file.sha256 is not None:
-            self._say("comparing its checksum")
-            sha256 = digest_file(self._part.partial).sha256
-            if sha256 != file.sha256:
+            total = None if size is None else int(size)
+        origin = Origin(url, response.headers.get("ETag"), response.headers.get("Last-Modified"), total)
+        if response.status == 206 and resumed is not None:
+            if resumed.differs(origin):
                 self._discard()
-                raise WrongFile(f"sha256 {sha256} where {file.given_by} has {file.sha256}")
-        elif not is_confirmed:
-            raise WrongFile("it reports no length, so it may be incomplete; give data.remote.sha256")
-        self._part.finish()
+                raise EOFError("the file is not the one that the partial download belongs to; starting anew")
+            return resumed.total if total is None else total
+        # A mirror may send a page of HTML, with status 200, for a login or an error; it must not cost the bytes so far.
+        if total == 0:
+            raise ValueError("an empty file")
+        head = response.read(len(GZIP_MAGIC))
+        if head and self.file.name.endswith(".gz") and not GZIP_MAGIC.startswith(head):
+            raise ValueError("not gzip, though its name says so")
+        self._discard()
+        self.part.note(origin)
+        self.part.append(head)
+        self.progress.counters.add(len(head), 0)
+        return total
 
 
 def remote_files(data: DataConfig, directory: Path) -> list[RemoteFile]:
@@ -549,19 +509,23 @@ def remote_files(data: DataConfig, directory: Path) -> list[RemoteFile]:
         raise UserError("data.days=null: name the days to fetch")
     if has_days and remote.member is not None:
         raise UserError("data.remote.member: of a single archive, not of days; leave it out")
-    _refuse_unused_sums(remote)
     for mirror in remote.mirrors if len(data.days or []) > 1 else []:
         if "{day}" not in mirror:
             raise UserError(f"data.remote.mirrors: {redact(mirror)}: the same file for every day; write {{day}} in it")
-    entries = []
+    # A checksum of a file that is not fetched would silently be compared with nothing.
+    pattern = "|".join(map(re.escape, [remote.name, *(remote.also or {})])).replace(re.escape("{day}"), r"\d+")
+    for name in published_sums(remote.sha256):
+        if not re.fullmatch(pattern, name) and name != remote.member:
+            raise UserError(f"{PUBLISHED}: {name}: no such file is fetched; their name is {remote.name}")
+
+    entries = []  # (name, URLs, remedy) of each file
     for day in data.days if data.days is not None else [0]:
         name = remote.name.replace("{day}", str(day))
         urls = [mirror.replace("{day}", str(day)) for mirror in remote.mirrors]
         remedy = f"put it at {directory / name} yourself, or name your file in data.raw and leave out data.source"
         if remote.member is not None:
-            remedy = (
-                f"get it yourself and put it, or {remote.member} out of it, into {directory}, or name it in data.raw"
-            )
+            place = f"{directory}, or name it in data.raw"
+            remedy = f"get it yourself and put it, or {remote.member} out of it, into {place}"
         entries.append((name, urls, remedy))
     for name, urls in (remote.also or {}).items():
         entries.append((name, urls, f"put it at {directory / name} yourself"))
@@ -573,13 +537,9 @@ def remote_files(data: DataConfig, directory: Path) -> list[RemoteFile]:
     return files
 
 
-def _refuse_unused_sums(remote: RemoteConfig) -> None:
-    """Raise UserError for the checksum of a file that is not downloaded."""
-    pattern = "|".join([re.escape(remote.name), *map(re.escape, remote.also or {})])
-    pattern = pattern.replace(re.escape("{day}"), r"\d+")
-    for name in published_sums(remote.sha256):
-        if not re.fullmatch(pattern, name) and name != remote.member:
-            raise UserError(f"{PUBLISHED}: {name}: no such file is fetched; their name is {remote.name}")
+def raw_directory(data: DataConfig, root: Path) -> Path:
+    """Return the directory of downloaded files."""
+    return Path(data.remote.directory) if data.remote.directory else root / RAW_DIRECTORY
 
 
 def find_or_download(data: DataConfig, root: Path, dataset_bytes: Callable[[float], int]) -> list[Source]:
@@ -590,20 +550,25 @@ def find_or_download(data: DataConfig, root: Path, dataset_bytes: Callable[[floa
     Args:
         dataset_bytes: returns the disk space for this number of rows until the dataset is made.
     """
-    remote = data.remote
-    directory = raw_directory(data, root)
+    remote, directory, manifest = data.remote, raw_directory(data, root), finished_manifest(data, root)
     files = remote_files(data, directory)
     if data.raw is not None:
-        return _find_own_files(data, root, directory)
-    names = [file.name for file in files] if remote.member is None else [remote.member]
-    paths = [directory / name for name in names]
-    if (manifest := finished_manifest(data, root)) is not None:
+        return _find_own_files(data, root, directory, manifest)
+    paths = [directory / name for name in ([file.name for file in files] if remote.member is None else [remote.member])]
+    if manifest is not None:
         return _sources_of_finished(manifest, paths)
+
+    def needs(size: int) -> list[Need]:
+        """Return the disk space for unpacking and for the dataset after downloads of `size` bytes."""
+        rows = remote.rows or size * GZIP_RATIO / TEXT_ROW_BYTES
+        unpacked = [Need(directory, int(rows * TEXT_ROW_BYTES), "to unpack", about=True)] if remote.member else []
+        return [*unpacked, Need(root, dataset_bytes(rows), "for the dataset", about=True)]
+
+    # A member that was unpacked, or put there by the user, serves without its archive.
     if remote.member is None or not paths[0].exists():
         for file in files:
             if (directory / file.name).exists():
                 refuse_other_size(directory / file.name, known_sum(directory, file.name, remote.sha256))
-        needs = _later_needs(data, root, directory, dataset_bytes)
         fetched = download_all(files, directory, remote, needs)
         if remote.member is not None:
             _unpack_archive(data, fetched[0], directory)
@@ -612,41 +577,37 @@ def find_or_download(data: DataConfig, root: Path, dataset_bytes: Callable[[floa
     return resolve_sources(list(map(str, paths)))
 
 
-def raw_directory(data: DataConfig, root: Path) -> Path:
-    """Return the directory of downloaded files."""
-    return Path(data.remote.directory) if data.remote.directory else root / RAW_DIRECTORY
+def _find_own_files(data: DataConfig, root: Path, directory: Path, manifest: Manifest | None) -> list[Source]:
+    """Return the files that data.raw gives: out of an archive, or instead of it.
 
-
-def _find_own_files(data: DataConfig, root: Path, directory: Path) -> list[Source]:
-    """Return the files that data.raw gives: out of an archive, or instead of it. `directory`: of downloads."""
+    Args:
+        directory: of downloads, to which an archive is unpacked.
+        manifest: of the finished dataset at `root`, if there is one.
+    """
     member = data.remote.member
     if member is None:
         raise UserError(f"data.raw: these files are fetched; put your own into {directory}, or leave out data.source")
-    raw = own_path(data.raw) if isinstance(data.raw, str) else None
-    if raw is None or not raw.is_file() or not is_tar(raw):
+    archive = own_path(data.raw) if isinstance(data.raw, str) else None
+    if archive is None or not archive.is_file() or not is_tar(archive):
         return resolve_sources(data.raw)
-    path, manifest = directory / member, finished_manifest(data, root)
-    if find_origin(path) == archive_origin(raw):
-        if manifest is not None:
-            return _sources_of_finished(manifest, [path])
-    elif path.exists():
-        raise UserError(f"{path}: is there already, and not from {raw} as it is now; delete it, or leave out data.raw")
-    # Compare the archive with the dataset, without unpacking it.
+    path = directory / member
+    is_of_archive = find_origin(path) == archive_origin(archive)
+    if path.exists() and not is_of_archive:
+        raise UserError(
+            f"{path}: is there already, and not from {archive} as it is now; delete it, or leave out data.raw"
+        )
+    if manifest is not None and is_of_archive:
+        return _sources_of_finished(manifest, [path])
     if manifest is not None and not path.exists():
-        if member_sha256(raw, member) not in [entry["sha256"] for entry in manifest.sources]:
+        # A command that finds its dataset done, or another one, writes nothing.
+        sha256 = hashlib.sha256()
+        _copy_member(archive, member, sha256.update)
+        if sha256.hexdigest() not in [entry["sha256"] for entry in manifest.sources]:
             raise other_dataset_error(root, "made from other raw files")
         return recorded_sources(root, manifest)
     if not path.exists():
-        _unpack_archive(data, raw, directory)
+        _unpack_archive(data, archive, directory)
     return resolve_sources(str(path))
-
-
-def _unpack_archive(data: DataConfig, archive: Path, directory: Path) -> None:
-    """Unpack the archive's member to `directory`; record the checksum of an archive in that directory."""
-    assert data.remote.member is not None
-    digest = unpack_member(archive, data.remote.member, directory, _expected_sum(data, directory, archive))
-    if archive.parent == directory:
-        note_sums(directory, {archive.name: digest})
 
 
 def _sources_of_finished(manifest: Manifest, paths: Sequence[Path]) -> list[Source]:
@@ -657,22 +618,9 @@ def _sources_of_finished(manifest: Manifest, paths: Sequence[Path]) -> list[Sour
         if path.exists():
             sources += resolve_sources(str(path))
         else:
+            # A file that the manifest lacks makes the comparison with the dataset fail, which names the difference.
             sources.append(source_of_name.get(path.name) or Source(str(path), path.name, 0, 0, compressed=False))
     return sources
-
-
-def _later_needs(
-    data: DataConfig, root: Path, directory: Path, dataset_bytes: Callable[[float], int]
-) -> Callable[[int], list[Need]]:
-    """Return a function from the size of the downloads to the disk space for unpacking and for the dataset."""
-
-    def needs(size: int) -> list[Need]:
-        """Return the needs of disk space after downloads of `size` bytes."""
-        rows = data.remote.rows or size * GZIP_RATIO / TEXT_ROW_BYTES
-        unpacked = [Need(directory, int(rows * TEXT_ROW_BYTES), "to unpack", about=True)] if data.remote.member else []
-        return [*unpacked, Need(root, dataset_bytes(rows), "for the dataset", about=True)]
-
-    return needs
 
 
 def source_sums(data: DataConfig, root: Path, sources: Sequence[Source]) -> tuple[KnownSum | None, ...]:
@@ -703,10 +651,16 @@ def archive_origin(archive: Path) -> Origin:
     return Origin(str(archive.resolve()), last_modified=str(status.st_mtime_ns), total=status.st_size)
 
 
-def unpack_member(archive: Path, name: str, directory: Path, expected: KnownSum | None = None) -> FileDigest:
-    """Copy one plain file out of a tar archive, wherever it is inside, to directory/name; write nothing else.
+def _unpack_archive(data: DataConfig, archive: Path, directory: Path) -> None:
+    """Unpack the archive's member to `directory`; record the checksum of an archive in that directory."""
+    assert data.remote.member is not None
+    digest = unpack_member(archive, data.remote.member, directory, _expected_sum(data, directory, archive))
+    if archive.parent == directory:
+        note_sums(directory, {archive.name: digest})
 
-    The archive is read to its end, so that gzip's own checksum of the content is compared.
+
+def unpack_member(archive: Path, name: str, directory: Path, expected: KnownSum | None = None) -> FileDigest:
+    """Copy the only plain file `name` of a tar archive, in whatever folder, to directory/name; write nothing else.
 
     Args:
         expected: the checksum that the archive must have.
@@ -721,17 +675,10 @@ def unpack_member(archive: Path, name: str, directory: Path, expected: KnownSum 
         try:
             digest = _copy_member(archive, name, part.append, part.partial, expected)
         except BaseException:
-            part.clear()
+            part.clear()  # a member is never resumed
             raise
         part.finish(origin)
     return digest
-
-
-def member_sha256(archive: Path, name: str) -> str:
-    """Return the SHA-256 of a plain file in a tar archive; write nothing."""
-    sha256 = hashlib.sha256()
-    _copy_member(archive, name, sha256.update)
-    return sha256.hexdigest()
 
 
 def _copy_member(
@@ -747,11 +694,9 @@ def _copy_member(
         target: the file that `write` appends to, for which the disk must have room.
         expected: the checksum that the archive must have.
     """
-    is_found = False
-    tally = Tally(0)
-    progress = Progress("unpack", archive.stat().st_size, tally)
+    is_found, tally = False, Tally(0)
     try:
-        with SummedFile(archive) as summed, progress:
+        with SummedFile(archive) as summed, Progress("unpack", archive.stat().st_size, tally):
             content: Any = open_gzip(summed) if is_gzip(archive) else summed
             with tarfile.open(fileobj=content, mode="r|") as members:
                 for member in members:
