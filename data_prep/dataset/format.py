@@ -12,8 +12,10 @@ The manifest (data_prep/dataset/format.py) is written last and atomically: a dir
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Sequence
+import operator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from math import isfinite
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -194,159 +196,127 @@ def manifest_fault(document: Json) -> str | None:
         misleading_sentences(convert(document.get("extra", {}), Json))
         encoding, names = checked.encoding, [choice.value for choice in Encoding]
         kind = kind_of(str(encoding.get("name")))
+        checks = _check_rows(checked, kind.arrays)
         if kind.parts is not None:
-            return kind.parts().fault(checked) or _contradiction(checked, kind.arrays)
-        if encoding.get("raw_schema") is None and encoding.get("name") not in names:
+            fault = kind.parts().fault(checked)
+            checks = chain([(fault is not None, fault or "")], checks)
+        elif encoding.get("raw_schema") is None and encoding.get("name") not in names:
             settings = encoding.keys() & set(GENERATORS)
             for group in sorted(settings):
                 convert(encoding[group], dict[str, object], f"encoding.{group}")
-            others = {key: value for key, value in encoding.items() if key not in settings}
-            convert(others, _OtherEncoding, "encoding")
-            return _contradiction(checked)
-        rules = convert(encoding, _RawEncoding, "encoding")
+            convert({key: encoding[key] for key in encoding if key not in settings}, _OtherEncoding, "encoding")
+        else:
+            checks = chain(checks, _check_encoding(checked, convert(encoding, _RawEncoding, "encoding")))
     except ValueError as error:
         return str(error)
-    return (
-        _contradiction(checked)
-        or _encoding_contradiction(rules, checked.schema)
-        or _source_contradiction(checked, rules)
-    )
+    # Later checks rely on earlier ones, so none runs after the first that fails.
+    return next((fault for is_wrong, fault in checks if is_wrong), None)
 
 
-def _contradiction(document: Document, arrays: Sequence[str] = ()) -> str | None:
-    """Return which keys contradict each other; None if none do.
+def _check_rows(document: Document, arrays: Sequence[str]) -> Iterator[tuple[bool, str]]:
+    """Yield whether keys of any dataset contradict each other, and the message if they do.
 
     arrays: names of a shard's arrays; empty: those of a dataset of rows.
     """
-    schema = document.schema
-    if tuple(document.num_embeddings) != schema.sparse:
-        return "keys 'num_embeddings' and 'schema.sparse' name different sparse features"
-    if schema.ragged != tuple(name for name in schema.sparse if name in schema.ragged):
-        return "key 'schema.ragged' is not of sparse features, in their order"
-    weights = [WEIGHTS] if schema.weight else []
-    kinds = arrays or [*ROW_KINDS, *weights, *(BAG_KINDS if schema.ragged else ())]
+    schema, names = document.schema, tuple(document.num_embeddings)
+    yield names != schema.sparse, "keys 'num_embeddings' and 'schema.sparse' name different sparse features"
+    ragged = tuple(name for name in schema.sparse if name in schema.ragged)
+    yield schema.ragged != ragged, "key 'schema.ragged' is not of sparse features, in their order"
+    kinds = arrays or [*ROW_KINDS, *([WEIGHTS] if schema.weight else []), *(BAG_KINDS if schema.ragged else ())]
     for name, split in document.splits.items():
-        if sum(shard.rows for shard in split.shards) != split.rows:
-            return f"key 'splits.{name}.rows': split {name!r} has {split.rows} rows, but its shards have others"
-        if len({shard.name for shard in split.shards}) != len(split.shards):
-            return f"key 'splits.{name}.shards': two of the shards have one name"
+        key, rows = f"key 'splits.{name}", sum(shard.rows for shard in split.shards)
+        yield rows != split.rows, f"{key}.rows': split {name!r} has {split.rows} rows, but its shards have others"
+        shard_names = {shard.name for shard in split.shards}
+        yield len(shard_names) != len(split.shards), f"{key}.shards': two of the shards have one name"
         for number, shard in enumerate(split.shards):
-            if set(shard.files) != set(kinds):
-                return (
-                    f"key 'splits.{name}.shards[{number}].files' names {', '.join(shard.files)}, "
-                    f"but by 'schema' it is {', '.join(kinds)}"
-                )
-    if (document.label_rate is None) != (schema.label_kind is LabelKind.number):
-        return f"key 'label_rate' is {document.label_rate}, but labels are {schema.label_kind.value}s by 'schema'"
+            is_other = set(shard.files) != set(kinds)
+            yield is_other, f"{key}.shards[{number}].files' is not {', '.join(kinds)}, as by 'schema'"
+    has_rate, is_number = document.label_rate is not None, schema.label_kind is LabelKind.number
+    yield has_rate == is_number, "keys 'label_rate' and 'schema' disagree on the kind of labels"
     in_splits = sum(split.rows for split in document.splits.values())
-    if document.rows != in_splits:
-        return f"key 'rows' is {document.rows}, but the splits have {in_splits}"
-    return None
+    yield document.rows != in_splits, f"key 'rows' is {document.rows}, but the splits have {in_splits}"
 
 
-def _encoding_contradiction(encoding: _RawEncoding, schema: Schema) -> str | None:
-    """Return which keys of an encoding of raw rows contradict each other or the schema; None if none do."""
-    raw = encoding.raw_schema
-    if encoding.order is None and encoding.max_ind_range is None:
-        return "key 'encoding.max_ind_range' is null, but ids without 'encoding.order' are taken modulo it"
-    vocabulary = encoding.vocabulary or {}
-    if encoding.order is not None and tuple(vocabulary) != schema.sparse:
-        return "key 'encoding.vocabulary' is not of the features of 'schema.sparse'"
+def _check_encoding(document: Document, encoding: _RawEncoding) -> Iterator[tuple[bool, str]]:
+    """Yield checks as `_check_rows` does, of an encoding of raw rows against the schema, the sources and itself."""
+    schema, raw = document.schema, encoding.raw_schema
+    is_modulo, vocabulary = encoding.order is None, encoding.vocabulary or {}
+    has_range = encoding.max_ind_range is not None
+    yield is_modulo and not has_range, "key 'encoding.max_ind_range' is null, but without 'encoding.order' it is needed"
+    is_other = not is_modulo and tuple(vocabulary) != schema.sparse
+    yield is_other, "key 'encoding.vocabulary' is not of the features of 'schema.sparse'"
+    texts = {"texts", "offsets"} if encoding.keep_texts is True else set()
     for name, entry in vocabulary.items():
-        if set(entry.texts or {}) != ({"texts", "offsets"} if encoding.keep_texts is True else set()):
-            return f"keys 'encoding.keep_texts' and 'encoding.vocabulary.{name}' do not agree on 'texts'"
+        key = f"'encoding.vocabulary.{name}'"
+        yield set(entry.texts or {}) != texts, f"keys 'encoding.keep_texts' and {key} do not agree on 'texts'"
+    # An encoding may drop sparse columns, and it may make multi-hot features of columns with one value.
     sparse = tuple(name for name in raw.sparse if name in schema.sparse)
-    if replace(raw, sparse=sparse, ragged=()) != replace(schema, ragged=()):
-        return "keys 'encoding.raw_schema' and 'schema' name different columns"
-    if encoding.multi_hot is UNSET and raw.ragged != schema.ragged:
-        return "keys 'encoding.raw_schema' and 'schema' name different multi-hot features"
-    if encoding.multi_hot is not UNSET and len(encoding.multi_hot.sizes) != len(raw.sparse):
-        return "key 'encoding.multi_hot.sizes' is not of the features of 'encoding.raw_schema'"
-    if encoding.dense_transform in RANGE_TRANSFORMS and not encoding.dense_range:
-        return f"key 'encoding.dense_range' is empty, but {encoding.dense_transform.value} needs it"
-    for number, bounds in enumerate(encoding.dense_range):
-        if not len(bounds.low) == len(bounds.high) == len(schema.dense):
-            return f"key 'encoding.dense_range[{number}]' is not of as many columns as 'schema.dense'"
-        if any(low > high for low, high in zip(bounds.low, bounds.high, strict=True)):
-            return f"key 'encoding.dense_range[{number}]': a lowest value is above the highest"
-    return (
-        _table_contradiction(encoding.table, raw) or _fit_contradiction(encoding) or _spelling_contradiction(encoding)
-    )
+    is_other = replace(raw, sparse=sparse, ragged=()) != replace(schema, ragged=())
+    is_other |= encoding.multi_hot is UNSET and raw.ragged != schema.ragged
+    yield is_other, "keys 'encoding.raw_schema' and 'schema' name different columns"
+    is_other = encoding.multi_hot is not UNSET and len(encoding.multi_hot.sizes) != len(raw.sparse)
+    yield is_other, "key 'encoding.multi_hot.sizes' is not of the features of 'encoding.raw_schema'"
+    transform, ranges = encoding.dense_transform, encoding.dense_range
+    yield transform in RANGE_TRANSFORMS and not ranges, f"key 'encoding.dense_range': {transform.value} needs one"
+    for number, (low, high) in enumerate((bounds.low, bounds.high) for bounds in ranges):
+        is_range = len(low) == len(high) == len(schema.dense) and all(map(operator.le, low, high))
+        yield not is_range, f"key 'encoding.dense_range[{number}]' is no range of the columns of 'schema.dense'"
+    yield from _check_table(encoding)
+
+    # Without a method, the user gave files for each split.
+    split, has_column = encoding.split, encoding.split_column is not UNSET
+    is_unnamed = split is None and any(source.split is UNSET for source in document.sources)
+    yield is_unnamed, "key 'encoding.split' is null, but not each of 'sources' has a 'split'"
+    is_other = split is not None and split.algorithm.has_column != has_column
+    yield is_other or (split is None and has_column), "key 'encoding.split_column' does not agree with 'encoding.split'"
+    source_rows, rows = sum(source.rows for source in document.sources), document.rows
+    is_other = source_rows < rows or (source_rows > rows and not encoding.negative_drop_rate)
+    yield is_other, f"key 'sources' is of {source_rows} rows, but 'rows' of {rows}"
 
 
-def _source_contradiction(document: Document, encoding: _RawEncoding) -> str | None:
-    """Return how the sources contradict the splits or the rows, of which negatives may be dropped; None if not."""
-    if encoding.split is None and any(source.split is UNSET for source in document.sources):
-        return "key 'encoding.split' is null, but not each of 'sources' has a 'split'"
-    if (encoding.split is not None and encoding.split.algorithm.has_column) != (encoding.split_column is not UNSET):
-        return "key 'encoding.split_column' does not agree with 'encoding.split'"
-    source_rows, dataset_rows = sum(source.rows for source in document.sources), document.rows
-    if source_rows < dataset_rows or (source_rows > dataset_rows and not encoding.negative_drop_rate):
-        return f"key 'sources' is of {source_rows} rows, but 'rows' of {dataset_rows}"
-    return None
+def _check_table(encoding: _RawEncoding) -> Iterator[tuple[bool, str]]:
+    """Yield checks as `_check_rows` does, of a user's own table and of what was learned from its columns."""
+    table, raw, different = encoding.table, encoding.raw_schema, "name different columns"
+    fits, spellings = encoding.dense_fits or {}, encoding.spellings or {}
+    has_mean = encoding.mean_weight is not UNSET
+    yield bool(raw.weight) != has_mean, "keys 'encoding.mean_weight' and 'encoding.raw_schema.weight' belong together"
+    yield (table is None) != (encoding.spellings is UNSET), "key 'encoding.spellings' belongs to 'encoding.table'"
+    if table is None:
+        yield raw != CRITEO, "key 'encoding.table' is null, but 'encoding.raw_schema' is not of Criteo's rows"
+        yield bool(fits), "key 'encoding.dense_fits' belongs to 'encoding.table'"
+        return
+    for key in ("label", "label_kind", "dense", "sparse", "weight"):
+        is_other = getattr(table, key) != getattr(raw, key)
+        yield is_other, f"keys 'encoding.table.{key}' and 'encoding.raw_schema.{key}' {different}"
+    is_unnamed = not set(table.named_columns) <= set(table.names)
+    yield is_unnamed, "key 'encoding.table.names' lacks columns of 'encoding.table'"
+    features = {feature for vector in table.vectors for feature in vector.features}
+    features |= {feature for feature, _ in table.transforms}
+    is_other = not features <= set(table.dense)
+    yield is_other, "keys 'encoding.table.vectors' and '.transforms' name columns that 'encoding.table.dense' lacks"
+    has_rule = table.rule is not None or table.label_kind is LabelKind.number
+    yield bool(table.positive) and has_rule, "key 'encoding.table.positive' is given beside a rule or a kind of labels"
+    is_alone = bool(table.negative) and not table.positive
+    yield is_alone, "key 'encoding.table.negative' is given without 'encoding.table.positive'"
+    yield charset_named(table.charset) != table.charset, f"key 'encoding.table.charset' {UNKNOWN}"
+    yield table.format not in FORMATS, f"key 'encoding.table.format' {UNKNOWN}"
+    is_other = {name for name, _ in table.separators} != set(raw.ragged)
+    yield is_other, f"keys 'encoding.table.separators' and 'encoding.raw_schema.ragged' {different}"
 
-
-def _fit_contradiction(encoding: _RawEncoding) -> str | None:
-    """Return how the fits contradict the transforms, or None.
-
-    Each column with a transform in FITS needs one of as many numbers, and a weighted dataset needs `mean_weight`.
-    """
-    if bool(encoding.raw_schema.weight) != (encoding.mean_weight is not UNSET):
-        return "keys 'encoding.mean_weight' and 'encoding.raw_schema.weight' belong together"
-    fits, transform_of = encoding.dense_fits or {}, {}
-    if encoding.table is not None:
-        transform_of = {feature: transform for feature, transform in encoding.table.transforms if transform in FITS}
-    if set(fits) != set(transform_of):
-        return "keys 'encoding.dense_fits' and 'encoding.table.transforms' name different columns"
+    transform_of = {feature: transform for feature, transform in table.transforms if transform in FITS}
+    yield set(fits) != set(transform_of), f"keys 'encoding.dense_fits' and 'encoding.table.transforms' {different}"
     for feature, transform in transform_of.items():
         fit = fits[feature]
         # standard: mean and deviation; minmax and quantile: ascending values.
-        is_possible = fit[-1:] >= [0.0] if transform == "standard" else fit == sorted(fit)
-        if len(fit) != FITS[transform] or not is_possible or not all(map(isfinite, fit)):
-            return f"key 'encoding.dense_fits.{feature}' is no fit of {transform}"
-    return None
-
-
-def _spelling_contradiction(encoding: _RawEncoding) -> str | None:
-    """Return an error if spellings are not of the table's sparse columns, or one has an unknown name; None if none."""
-    if (encoding.spellings is UNSET) != (encoding.table is None):
-        return "key 'encoding.spellings' belongs to 'encoding.table'"
-    if encoding.spellings is UNSET or encoding.table is None:
-        return None
-    if set(encoding.spellings) != set(encoding.table.sparse):
-        return "keys 'encoding.spellings' and 'encoding.table.sparse' name different columns"
-    for name, spellings in encoding.spellings.items():
+        is_fit = fit[-1:] >= [0.0] if transform == "standard" else fit == sorted(fit)
+        is_fit &= len(fit) == FITS[transform] and all(map(isfinite, fit))
+        yield not is_fit, f"key 'encoding.dense_fits.{feature}' is no fit of {transform}"
+    yield set(spellings) != set(table.sparse), f"keys 'encoding.spellings' and 'encoding.table.sparse' {different}"
+    for name, text in spellings.items():
         try:
-            from_text(spellings)
+            from_text(text)
         except KeyError:
-            return f"key 'encoding.spellings.{name}' {UNKNOWN}"
-    return None
-
-
-def _table_contradiction(table: Table | None, raw: Schema) -> str | None:
-    """Return an error if the table and the schema of raw rows contradict each other; None if none."""
-    if table is None:
-        is_criteo = raw == CRITEO
-        return None if is_criteo else "key 'encoding.table' is null, but 'encoding.raw_schema' is not of Criteo's rows"
-    for key in ("label", "label_kind", "dense", "sparse", "weight"):
-        if getattr(table, key) != getattr(raw, key):
-            return f"keys 'encoding.table.{key}' and 'encoding.raw_schema.{key}' name different columns"
-    if not set(table.named_columns) <= set(table.names):
-        return "key 'encoding.table.names' lacks columns of 'encoding.table'"
-    features = {feature for vector in table.vectors for feature in vector.features}
-    if not features | {feature for feature, _ in table.transforms} <= set(table.dense):
-        return "keys 'encoding.table.vectors' and '.transforms' name columns that 'encoding.table.dense' lacks"
-    if table.positive and (table.rule is not None or table.label_kind is LabelKind.number):
-        return "key 'encoding.table.positive' is given beside a rule or labels that are numbers"
-    if table.negative and not table.positive:
-        return "key 'encoding.table.negative' is given without 'encoding.table.positive'"
-    if charset_named(table.charset) != table.charset:
-        return f"key 'encoding.table.charset' {UNKNOWN}"
-    if table.format not in FORMATS:
-        return f"key 'encoding.table.format' {UNKNOWN}"
-    if {name for name, _ in table.separators} != set(raw.ragged):
-        return "keys 'encoding.table.separators' and 'encoding.raw_schema.ragged' name different columns"
-    return None
+            yield True, f"key 'encoding.spellings.{name}' {UNKNOWN}"
 
 
 SPLITS = ("train", "val", "test")  # in the order of a dataset's rows
