@@ -50,17 +50,35 @@ def convert_rows(
     """Convert a batch of rows as `convert` does, with their labels and weights if `labelled`."""
     if not labelled:
         return convert(batch, table, limits, forms)
-    column = without_marks(plain(batch.columns[table.label]), table.missing)
-    locator = batch.locator_of(table.label)
     block = convert(batch, table, limits, forms)
     if table.weight:
-        values = without_marks(plain(batch.columns[table.weight]), table.missing)
-        block = block._replace(weights=_read_weights(values, table, batch.locator_of(table.weight)))
+        locator = batch.locator_of(table.weight)
+        numbers = numbers_of(_column_of(batch, table.weight, table), table, locator, np.nan, np.inf)
+        with np.errstate(over="ignore"):
+            weights = numbers.astype(np.float32)
+        # A number beyond float32 became infinite.
+        is_bad = (numbers < 0) | np.isinf(weights)
+        fault = "is not a weight, from 0 to 3.4e38, the largest float32"
+        refuse_row(is_bad, locator, lambda row: f"{numbers[row]:g} {fault}", "correct the row, or leave it out")
+        block = block._replace(weights=weights)
+    values, locator = _column_of(batch, table.label, table), batch.locator_of(table.label)
     if not table.positive:
-        return block._replace(labels=_read_labels(column, table, locator))
-    codes = _positive_codes(column, table, locator)
-    counts = np.bincount(codes + 1, minlength=1 + len(table.positive))[1:]
-    return block._replace(labels=(codes >= 0).astype(np.int32), positive_rows=tuple(counts.tolist()))
+        return block._replace(labels=_read_labels(values, table, locator))
+    column = distinct(values)
+    _refuse_missing(column, table.positive, locator)
+    if table.negative:
+        known = (*table.positive, *table.negative)
+        is_other = [_place_of(value, known, table) < 0 for value in column.values]
+        column.refuse(is_other, locator, f"is neither {table.positive[0]} nor {table.negative[0]}")
+    # The place of each row's value among the positive ones, and -1 for all others.
+    places = np.array([_place_of(value, table.positive, table) for value in column.values], np.int64)[column.codes]
+    counts = np.bincount(places + 1, minlength=1 + len(table.positive))[1:]
+    return block._replace(labels=(places >= 0).astype(np.int32), positive_rows=tuple(counts.tolist()))
+
+
+def _column_of(batch: RawRows, name: str, table: Table) -> Any:
+    """Return a column of a batch in the types that the rules know, with "" for marks of missing values."""
+    return without_marks(plain(batch.columns[name]), table.missing)
 
 
 def _read_labels(values: Any, table: Table, locator: Locator) -> NDArray[Any]:
@@ -108,36 +126,10 @@ def meets_rule(values: Any, numbers: NDArray[np.float64], rule: LabelRule, form:
     return np.array(is_met, np.bool_)[column.codes]
 
 
-def _read_weights(values: Any, table: Table, locator: Locator) -> NDArray[np.float32]:
-    """Convert a column to sample weights [rows]; refuse missing, negative and infinite ones."""
-    numbers = numbers_of(values, table, locator, np.nan, np.inf)
-    with np.errstate(over="ignore"):
-        weights = numbers.astype(np.float32)
-    is_bad = (numbers < 0) | np.isinf(weights)
-    fault = "is not a weight, from 0 to 3.4e38, the largest float32"
-    refuse_row(is_bad, locator, lambda row: f"{numbers[row]:g} {fault}", "correct the row, or leave it out")
-    return weights
-
-
 def is_by_value(rule: LabelRule, form: NumberForm) -> bool:
     """Return whether a rule compares texts or truth values, so that fields may be any text."""
     is_truth = rule.value.lower() in TRUTHS
     return rule.is_equality and (rule.is_quoted or is_truth or math.isnan(number_of(rule.value, form)))
-
-
-def _positive_codes(values: Any, table: Table, locator: Locator) -> NDArray[np.int64]:
-    """Return for each row the place of its value among the table's positive values, -1 for none: [rows].
-
-    A value that is neither positive nor negative is refused if the table names both.
-    """
-    column = distinct(values)
-    _refuse_missing(column, table.positive, locator)
-    codes = [_place_of(value, table.positive, table) for value in column.values]
-    if table.negative:
-        known = (*table.positive, *table.negative)
-        is_other = [_place_of(value, known, table) < 0 for value in column.values]
-        column.refuse(is_other, locator, f"is neither {table.positive[0]} nor {table.negative[0]}")
-    return np.array(codes, np.int64)[column.codes]
 
 
 def _place_of(value: Any, texts: Sequence[str], table: Table) -> int:
@@ -201,7 +193,7 @@ PAIRS: dict[frozenset[Hashable], Hashable] = {frozenset(pair): pair[0] for pair 
 
 def describe_label_values(table: Table, sources: Sequence[Source]) -> str:
     """Return the most frequent values of the label column in the sources' first rows, for an error."""
-    counts = _count_values(table, sources)
+    counts: Counter[Any] = sum(_counts_by_batch(table, sources), Counter())
     shown = ", ".join(f"{_show_value(value)} ({rows:,})" for value, rows in counts.most_common(SHOWN_VALUES))
     more = f" and {len(counts) - SHOWN_VALUES} more" if len(counts) > SHOWN_VALUES else ""
     return f"values of {counts.total():,} rows are {shown}{more}"
@@ -227,49 +219,34 @@ def add_known_pair(path: Path, sources: Sequence[Source], table: Table) -> Table
             break
     if len(values) != 2 or set(values) <= {0.0, 1.0}:
         return table
-    if (positive := PAIRS.get(frozenset(values))) is None:
-        _refuse_unknown_pair(path, train, table)
+    if (positive := PAIRS.get(frozenset(values))) is not None:
+        [negative] = set(values) - {positive}
+        one, zero = text_of(values[positive]), text_of(values[negative])
+        print(f"{path}: label {table.label}: {one} is 1, {zero} is 0", file=sys.stderr)
+        return replace(table, positive=(one,), negative=(zero,))
+    # A third value may follow, which the reader of rows names, and the error needs the counts.
+    total: Counter[Any] = sum(_counts_by_batch(table, train), Counter())
+    present = {value: rows for value, rows in total.items() if not is_missing(value)}
+    if len({_meaning(value, table) for value in present}) != 2:
         return table
-    [negative] = set(values) - {positive}
-    one, zero = text_of(values[positive]), text_of(values[negative])
-    print(f"{path}: label {table.label}: {one} is 1, {zero} is 0", file=sys.stderr)
-    return replace(table, positive=(one,), negative=(zero,))
-
-
-def _refuse_unknown_pair(path: Path, sources: Sequence[Source], table: Table) -> None:
-    """Raise UserError if the column has exactly two values in the first COUNTED_ROWS rows.
-
-    The caller stopped at the second value: a third may follow, and the error needs the counts.
-    """
-    counts = {value: rows for value, rows in _count_values(table, sources).items() if not is_missing(value)}
-    if len({_meaning(value, table) for value in counts}) != 2:
-        return
     # A click is mostly the rarer value, so the line to type names that one.
-    by_rows = sorted(counts, key=lambda value: (counts[value], text_of(value)))
-    shown = " and ".join(f"{_show_value(value)} ({counts[value]:,} rows)" for value in by_rows)
+    by_rows = sorted(present, key=lambda value: (present[value], text_of(value)))
+    shown = " and ".join(f"{_show_value(value)} ({present[value]:,} rows)" for value in by_rows)
     entry = json.dumps(text_of(by_rows[0]), ensure_ascii=False)
     raise UserError(
-        f"{sources[0].path}, column {table.label}: labels are {shown}, and nothing says which is 1; write in {path} "
+        f"{train[0].path}, column {table.label}: labels are {shown}, and nothing says which is 1; write in {path} "
         f"label: {{column: {table.label}, positive: [{entry}]}}, or the other value"
     )
 
 
-def _count_values(table: Table, sources: Sequence[Source]) -> Counter[Any]:
-    """Count the values of the label column in the first COUNTED_ROWS rows or a little more."""
-    total: Counter[Any] = Counter()
-    for counts in _counts_by_batch(table, sources):
-        total.update(counts)
-    return total
-
-
 def _counts_by_batch(table: Table, sources: Sequence[Source]) -> Iterator[Counter[Any]]:
-    """Yield the counts of the label column's values in each batch of the first COUNTED_ROWS rows."""
+    """Yield the counts of the label column's values in each batch of the first COUNTED_ROWS rows or a little more."""
     form, layout, size = format_named(table.format), table_layout(table)[1], table_size(table)
     places = ((source, place) for source in sources for place in form.chunks(source, size, CHUNK_BYTES))
     batches = (batch for source, place in places for batch, _ in form.batches(source, place, [table.label], layout))
     rows = 0
     for batch in batches:
-        column = distinct(without_marks(plain(batch.columns[table.label]), table.missing))
+        column = distinct(_column_of(batch, table.label, table))
         counts: Counter[Any] = Counter()
         for value, count in zip(column.values, np.bincount(column.codes).tolist(), strict=True):
             counts[text_of(value) if isinstance(value, list | dict) else value] += count

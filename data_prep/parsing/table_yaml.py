@@ -22,6 +22,7 @@ from data_prep.dataset.table_spec import (
     COMPARISONS,
     NUMBER,
     DatePart,
+    LabelRule,
     Table,
     TimeColumn,
     Transform,
@@ -32,8 +33,6 @@ from data_prep.parsing.dates import EPOCH, PARTS, fault_of_format, number_of
 from data_prep.parsing.formats import NUMBER_LIST, Column, Format, format_of
 from data_prep.sources.discover import Source, copy_command
 
-# Keys of an entry of dense or sparse.
-ENTRY_KEYS = ("column", "part", "format", "separator", "transform", "vector")
 TRANSFORMS = get_args(Transform)
 MAX_VECTOR = 1 << 14
 
@@ -45,7 +44,7 @@ class Names(NamedTuple):
     are_own: bool
 
 
-def parse_features(path: Path, dense: list[Any], sparse: list[Any], names: Names) -> dict[str, Any]:
+def _parse_features(path: Path, dense: list[Any], sparse: list[Any], names: Names) -> dict[str, Any]:
     """Return the fields of a table that the entries of dense and sparse describe; refuse invalid entries.
 
     path: the YAML file, for errors, here and below.
@@ -55,12 +54,28 @@ def parse_features(path: Path, dense: list[Any], sparse: list[Any], names: Names
     transforms: list[tuple[str, str]] = []
     dense_names: list[str] = []
     for entry in dense:
-        dense_names += _dense_features(path, entry, names, parts, vectors, transforms)
+        if not isinstance(entry, dict) or not {"transform", "vector"} & set(entry):
+            dense_names.append(_parse_feature(path, "dense", entry, names, parts))
+            continue
+        transform = entry.get("transform", "raw")  # the numbers of a vector are scaled already
+        if transform not in TRANSFORMS:
+            raise UserError(f"{path}: key dense, {entry}: transforms are {', '.join(TRANSFORMS)}")
+        rest = {key: value for key, value in entry.items() if key != "transform"}
+        if "vector" in rest:
+            vectors.append(_parse_vector(path, rest, names))
+            features = list(vectors[-1].features)
+        else:
+            column = rest["column"] if set(rest) == {"column"} else rest
+            features = [_parse_feature(path, "dense", column, names, parts)]
+        dense_names += features
+        transforms += [(feature, transform) for feature in features]
     sparse_names, separators = [], []
     for entry in sparse:
         if isinstance(entry, dict) and "separator" in entry:
-            column, separator = _parse_separated(path, entry)
-            sparse_names.append(column_name(path, column, names))
+            separator = entry["separator"]
+            if set(entry) != {"column", "separator"} or not isinstance(separator, str) or not separator:
+                raise UserError(f'{path}: key sparse, {entry}: give a column, or {{column: NAME, separator: "|"}}')
+            sparse_names.append(_column_name(path, entry["column"], names))
             separators.append((sparse_names[-1], separator))
         else:
             sparse_names.append(_parse_feature(path, "sparse", entry, names, parts))
@@ -75,30 +90,6 @@ def parse_features(path: Path, dense: list[Any], sparse: list[Any], names: Names
         "vectors": tuple(vectors),
         "transforms": tuple(transforms),
     }
-
-
-def _dense_features(
-    path: Path,
-    entry: Any,
-    names: Names,
-    parts: list[DatePart],
-    vectors: list[Vector],
-    transforms: list[tuple[str, str]],
-) -> list[str]:
-    """Return the features of an entry of dense, and add its part, vector and transform to the lists."""
-    if not isinstance(entry, dict) or not {"transform", "vector"} & set(entry):
-        return [_parse_feature(path, "dense", entry, names, parts)]
-    transform = entry.get("transform", "raw")  # the numbers of a vector are scaled already
-    if transform not in TRANSFORMS:
-        raise UserError(f"{path}: key dense, {entry}: transforms are {', '.join(TRANSFORMS)}")
-    rest = {key: value for key, value in entry.items() if key != "transform"}
-    if "vector" in rest:
-        vectors.append(_parse_vector(path, rest, names))
-        features = list(vectors[-1].features)
-    else:
-        features = [_parse_feature(path, "dense", rest["column"] if set(rest) == {"column"} else rest, names, parts)]
-    transforms += [(feature, transform) for feature in features]
-    return features
 
 
 def _parse_vector(path: Path, entry: dict[str, Any], names: Names) -> Vector:
@@ -116,15 +107,7 @@ def _parse_vector(path: Path, entry: dict[str, Any], names: Names) -> Vector:
             f"{path}: key dense, {entry}: give a vector as {{column: NAME, vector: 64}}, of at most {MAX_VECTOR} "
             'numbers; text also needs a separator, as in {column: NAME, vector: 64, separator: " "}'
         )
-    return Vector(column_name(path, entry["column"], names), size, separator)
-
-
-def _parse_separated(path: Path, entry: dict[str, Any]) -> tuple[Any, str]:
-    """Parse {column: COLUMN, separator: "|"} to column and separator."""
-    separator = entry["separator"]
-    if set(entry) != {"column", "separator"} or not isinstance(separator, str) or not separator:
-        raise UserError(f'{path}: key sparse, {entry}: give a column, or {{column: NAME, separator: "|"}}')
-    return entry["column"], separator
+    return Vector(_column_name(path, entry["column"], names), size, separator)
 
 
 def _check_format(path: Path, key: str, form: str | None) -> None:
@@ -136,8 +119,9 @@ def _check_format(path: Path, key: str, form: str | None) -> None:
 def _parse_feature(path: Path, key: str, entry: Any, names: Names, parts: list[DatePart]) -> str:
     """Return the feature of COLUMN or {column: COLUMN, part: hour}; the latter is added to `parts`."""
     if not isinstance(entry, dict):
-        return column_name(path, entry, names)
-    words = {str(name): ENTRY_KEYS for name in entry} | {str(entry.get("part", "day")): tuple(PARTS)}
+        return _column_name(path, entry, names)
+    entry_keys = ("column", "part", "format", "separator", "transform", "vector")
+    words = {str(name): entry_keys for name in entry} | {str(entry.get("part", "day")): tuple(PARTS)}
     for word, known in words.items():
         if word not in known and (close := difflib.get_close_matches(word, known, n=1)):
             raise UserError(f"{path}: key {key}, {entry}: {word} is not known; did you mean {close[0]}?")
@@ -149,13 +133,13 @@ def _parse_feature(path: Path, key: str, entry: Any, names: Names, parts: list[D
             f"{path}: key {key}, {entry}: give a column, {others}, or "
             f'{{column: NAME, part: hour, format: "%d.%m.%Y"}}; parts are {", ".join(PARTS)}'
         )
-    column = column_name(path, entry["column"], names)
+    column = _column_name(path, entry["column"], names)
     _check_format(path, key, form)
     parts.append(DatePart(f"{column}_{part}", column, part, form))
     return parts[-1].feature
 
 
-def column_name(path: Path, column: Any, names: Names) -> str:
+def _column_name(path: Path, column: Any, names: Names) -> str:
     """Return a column's name, given by name or position."""
     if isinstance(column, int) and not isinstance(column, bool) and column >= 0:
         if column >= len(names.all):
@@ -176,8 +160,6 @@ TEXT_KINDS = ("text", "any")  # kinds of columns that hold text; columns of text
 TEXT_KEYS = ("delimiter", "header", "decimal", "thousands", "missing", "quoting", "escape", "charset")
 KEYS = {*TEXT_KEYS, "label", "dense", "sparse", "time", "weight"}
 DELIMITERS = (";", "\t", "|", ",")
-ESCAPES = frozenset(string.punctuation) - {'"'}
-LONGEST = 200  # most characters of column names in an error
 
 
 def schema_path(name: str) -> Path:
@@ -204,33 +186,27 @@ def load_table(path: Path, sources: tuple[Source, ...], text: str | None = None)
         if key in document:
             fault = f"has no effect, as {sources[0].path} is a {form.name} file"
             raise UserError(f"{path}: key {key}: {fault}; leave it out")
-    delimiter, header = _parse_text_keys(path, document)
+    header, delimiter = document.get("header", True), document.get("delimiter", ",")
+    if not isinstance(header, bool) or not isinstance(delimiter, str) or len(delimiter) != 1:
+        raise UserError(f"{path}: keys header and delimiter: give true or false, and one character")
     dialect = _parse_dialect(path, document, delimiter, sources[0])
     columns = [form.columns(source, delimiter, header, dialect) for source in sources]
     if form.merges_columns:
         columns = _union_by_split(sources, columns)
-    first = columns[0]
-    names = tuple(column.name for column in first)
-    table = replace(_parse_table(path, document, names, header), names=names, format=form.name, **dialect._asdict())
-    if form.has_layout and header and isinstance(_parse_label(path, document["label"], Names(names, header))[0], int):
-        _refuse_row_of_values(path, sources[0], table)
-    kinds = {column.name: column.kind for column in first}
-    row = "row 1: " if form.has_layout and header else ""
-    for source, source_columns in zip(sources, columns, strict=True):
-        _check_columns(
-            path, table, f"{source.path}: {row}", source_columns, _suggest_hint(form, source, source_columns, header)
-        )
-        if row and source_columns != first:
-            raise UserError(f"{source.path}: row 1: other columns than in {sources[0].path}; give like files")
-        for column in source_columns:
-            expected = kinds.get(column.name, column.kind)
-            if (kind := _common_kind(expected, column.kind)) is not None:
-                kinds[column.name] = kind
-            elif column.name in table.named_columns:
-                fault = f"{column.kind}, but {expected} in {sources[0].path}"
-                raise UserError(f"{source.path}, column {column.name}: {fault}; write both files with one type")
-        if form.num_rows(source) == 0:
-            raise UserError(f"{source.path}: no rows in it; get it again, or leave it out of {source.key}")
+    names = Names(tuple(column.name for column in columns[0]), header)
+    layout = {"delimiter": delimiter, "header": header, "names": names.all, "format": form.name, **dialect._asdict()}
+    table = Table(**layout, **_parse_fields(path, document, names))
+    rule = _check_rule(path, table)
+    # With columns by position, a first row that serves as names may be a row of values.
+    if form.has_layout and header and isinstance(_parse_label(path, document["label"], names)[0], int):
+        is_label = not math.isnan(number_of(table.label, table)) or table.label in table.positive
+        is_label = is_label or (rule is not None and table.label == rule.value)
+        if is_label and table.names != tuple(map(str, range(len(table.names)))):
+            raise UserError(
+                f"{sources[0].path}: row 1: {table.label!r} is a label, not a column's name; if the file has no names, "
+                f"write header: false in {path}, else rename the column"
+            )
+    kinds = _common_kinds(path, form, table, sources, columns)
     from data_prep.parsing.labels import add_known_pair  # imports pyarrow, which Criteo's rows do not need
 
     return add_known_pair(path, sources, _check_kinds(path, sources[0], table, kinds))
@@ -246,72 +222,68 @@ def drop_empty_files(sources: list[Source]) -> list[Source]:
     return filled
 
 
-def _common_kind(one: str, other: str) -> str | None:
-    """Return the kind of a column that has two kinds in two files; None if they are incompatible.
-
-    Gaps turn integers into numbers, and a column without values has kind null. In JSON lines, val may have no list.
-    """
-    if one == other or other == "null" or (one, other) == ("list", "any"):
-        return one
-    if one == "null":
-        return other
-    wider = {("integer", "number"): "number", ("list", NUMBER_LIST): NUMBER_LIST}
-    return wider.get((min(one, other), max(one, other)))
-
-
-def _refuse_row_of_values(path: Path, source: Source, table: Table) -> None:
-    """Refuse a first row that serves as names although it has a label: with columns by position it may be a row."""
-    rule = None if table.rule is None else parse_rule(table.rule)
-    is_label = not math.isnan(number_of(table.label, table)) or table.label in table.positive
-    is_label = is_label or (rule is not None and table.label == rule.value)
-    if is_label and table.names != tuple(map(str, range(len(table.names)))):
-        raise UserError(
-            f"{source.path}: row 1: {table.label!r} is a label, not a column's name; if the file has no names, write "
-            f"header: false in {path}, else rename the column"
-        )
-
-
 def _union_by_split(sources: Sequence[Source], columns: Sequence[Sequence[Column]]) -> list[list[Column]]:
     """Return each file's columns, joined over all files of its split: JSON rows may lack columns."""
-    splits = [source.split for source in sources]
-    pairs = list(zip(splits, columns, strict=True))
-    columns_of = {
-        split: _union_columns([each for other, each in pairs if other == split]) for split in dict.fromkeys(splits)
-    }
-    return [columns_of[split] for split in splits]
+    kinds_of: dict[str | None, dict[str, str]] = {}
+    for source, source_columns in zip(sources, columns, strict=True):
+        kinds = kinds_of.setdefault(source.split, {})
+        for name, kind in source_columns:
+            # One file with lists makes it a column of lists.
+            kinds[name] = kind if kind == "list" else kinds.get(name, kind)
+    return [[Column(name, kind) for name, kind in kinds_of[source.split].items()] for source in sources]
 
 
-def _union_columns(columns: Sequence[Sequence[Column]]) -> list[Column]:
-    """Return the columns of all files; a column has kind list if one file has lists."""
-    kinds: dict[str, str] = {}
-    for column in (column for file_columns in columns for column in file_columns):
-        kinds[column.name] = column.kind if column.kind == "list" else kinds.get(column.name, column.kind)
-    return [Column(name, kind) for name, kind in kinds.items()]
+def _common_kinds(
+    path: Path, form: Format, table: Table, sources: Sequence[Source], columns: Sequence[Sequence[Column]]
+) -> dict[str, str]:
+    """Return the kind of each column over all files; refuse files that lack a used column or have other types.
+
+    columns: of each file, as its format reports them.
+    """
+    kinds = {column.name: column.kind for column in columns[0]}
+    row = "row 1: " if form.has_layout and table.header else ""
+    for source, source_columns in zip(sources, columns, strict=True):
+        names = [column.name for column in source_columns]
+        location = f"{source.path}: {row}"
+        for name in table.named_columns:
+            if name not in names:
+                text = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in ", ".join(names))
+                shown = text if len(text) <= 200 else f"{text[:200]}…"
+                remedy = f"correct one of them{_suggest_hint(form, names, table.header)}"
+                raise UserError(f"{location}no column {name}, which {path} names; it has {shown}; {remedy}")
+            if names.count(name) > 1:
+                raise UserError(f"{location}two columns {name}; rename one of them")
+        if row and source_columns != columns[0]:
+            raise UserError(f"{source.path}: row 1: other columns than in {sources[0].path}; give like files")
+        for name, kind in source_columns:
+            expected = kinds.get(name, kind)
+            # Gaps turn integers into numbers, a column without values has kind null, and in JSON lines a file of val
+            # may have no list.
+            wider = {("integer", "number"): "number", ("list", NUMBER_LIST): NUMBER_LIST}
+            if expected == "null":
+                kinds[name] = kind
+            elif expected == kind or kind == "null" or (expected, kind) == ("list", "any"):
+                kinds[name] = expected
+            elif (pair := (min(expected, kind), max(expected, kind))) in wider:
+                kinds[name] = wider[pair]
+            elif name in table.named_columns:
+                fault = f"{kind}, but {expected} in {sources[0].path}"
+                raise UserError(f"{source.path}, column {name}: {fault}; write both files with one type")
+        if form.num_rows(source) == 0:
+            raise UserError(f"{source.path}: no rows in it; get it again, or leave it out of {source.key}")
+    return kinds
 
 
-def _suggest_hint(form: Format, source: Source, columns: Sequence[Column], header: bool) -> str:
-    """Return a hint for the error that a file lacks a column, such as another delimiter; "" without one."""
+def _suggest_hint(form: Format, names: Sequence[str], header: bool) -> str:
+    """Return a hint for the error that a file with these columns lacks one, such as another delimiter; "" without."""
     if form.merges_columns:
         return ", or put a row that has it among the first of a file"
-    names = [column.name for column in columns]
     delimiters = [delimiter for delimiter in DELIMITERS if len(names) == 1 and delimiter in names[0]]
     if form.has_layout and delimiters:
         return f", or write delimiter: {json.dumps(delimiters[0])} in the schema"
     if form.has_layout and header and all(re.fullmatch(r"[-+]?[\d.]+", name) for name in names):
         return ", or if the file has no names, write header: false and name columns by positions, from 0"
     return ""
-
-
-def _check_columns(path: Path, table: Table, location: str, columns: Sequence[Column], hint: str) -> None:
-    """Raise UserError if a file lacks a used column, or has it twice."""
-    names = [column.name for column in columns]
-    for name in table.named_columns:
-        if name not in names:
-            text = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in ", ".join(names))
-            text = text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
-            raise UserError(f"{location}no column {name}, which {path} names; it has {text}; correct one of them{hint}")
-        if names.count(name) > 1:
-            raise UserError(f"{location}two columns {name}; rename one of them")
 
 
 def _check_kinds(path: Path, source: Source, table: Table, kinds: dict[str, str]) -> Table:
@@ -398,14 +370,6 @@ def _read_yaml(path: Path, text: str | None) -> dict[str, Any]:
     return document
 
 
-def _parse_text_keys(path: Path, document: dict[str, Any]) -> tuple[str, bool]:
-    """Return the delimiter, and whether the first row names the columns."""
-    header, delimiter = document.get("header", True), document.get("delimiter", ",")
-    if not isinstance(header, bool) or not isinstance(delimiter, str) or len(delimiter) != 1:
-        raise UserError(f"{path}: keys header and delimiter: give true or false, and one character")
-    return delimiter, header
-
-
 def _parse_dialect(path: Path, document: dict[str, Any], delimiter: str, source: Source) -> Dialect:
     """Parse the keys quoting, escape and charset of text files.
 
@@ -414,7 +378,7 @@ def _parse_dialect(path: Path, document: dict[str, Any], delimiter: str, source:
     quoting, escape, charset = (document.get(key, getattr(STANDARD, key)) for key in Dialect._fields)
     if quoting not in ("csv", "none"):
         raise UserError(f"{path}: key quoting: give csv, or none for quotes that are ordinary characters")
-    if not isinstance(escape, str) or (escape and (escape not in ESCAPES or escape == delimiter)):
+    if not isinstance(escape, str) or (escape and (escape not in string.punctuation or escape in ('"', delimiter))):
         raise UserError(
             f'{path}: key escape: give one punctuation mark other than quote and delimiter, e.g. escape: "\\"'
         )
@@ -427,34 +391,21 @@ def _parse_dialect(path: Path, document: dict[str, Any], delimiter: str, source:
     return Dialect("none" if quoting == "none" else STANDARD.quoting, escape, known)
 
 
-def _parse_table(path: Path, document: dict[str, Any], names: tuple[str, ...], header: bool) -> Table:
-    """Build the table that a document describes; `header`: whether `names` are the file's own."""
-    delimiter, _ = _parse_text_keys(path, document)
-    column_names = Names(names, header)
-    label, rule, kind = _parse_label(path, document["label"], column_names)
-    lists = [document.get("dense") or [], document["sparse"]]
-    if not all(isinstance(columns, list) for columns in lists) or not lists[1]:
+def _parse_fields(path: Path, document: dict[str, Any], names: Names) -> dict[str, Any]:
+    """Return the fields of a table that a document describes, except its layout and dialect."""
+    label, rule, kind, positive = _parse_label(path, document["label"], names)
+    dense, sparse = document.get("dense") or [], document["sparse"]
+    if not isinstance(dense, list) or not isinstance(sparse, list) or not sparse:
         raise UserError(f"{path}: keys dense and sparse: give lists of columns, sparse at least one")
-    features = parse_features(path, lists[0], lists[1], column_names)
-    label = column_name(path, label, column_names)
-    weight = () if document.get("weight") is None else (column_name(path, document["weight"], column_names),)
-    table_columns = (label, *weight, *features["dense"], *features["sparse"])
+    fields = _parse_features(path, dense, sparse, names)
+    label = _column_name(path, label, names)
+    if document.get("weight") is not None:
+        fields["weight"] = _column_name(path, document["weight"], names)
+    table_columns = (label, *([fields["weight"]] if "weight" in fields else []), *fields["dense"], *fields["sparse"])
     if len(set(table_columns)) != len(table_columns):
         twice = next(name for name in table_columns if table_columns.count(name) > 1)
         raise UserError(f"{path}: column {twice} is named twice; a column has one use")
-    positive = _parse_positive(path, document["label"])
-    fields = {**features, **_parse_number_format(path, document), "label_kind": kind, "positive": positive}
-    if document.get("time") is not None:
-        fields["time"] = _parse_time(path, document["time"], column_names)
-    if weight:
-        fields["weight"] = weight[0]
-    table = Table(delimiter=delimiter, header=header, label=label, rule=rule, names=(), **fields)
-    _check_rule(path, table)
-    return table
 
-
-def _parse_number_format(path: Path, document: dict[str, Any]) -> dict[str, Any]:
-    """Parse the keys decimal, thousands and missing of text files; return them as fields of the table."""
     decimal, thousands = document.get("decimal", "."), document.get("thousands", "")
     characters = [decimal, thousands or "x"]
     if not all(isinstance(mark, str) and len(mark) == 1 and mark not in "0123456789+-" for mark in characters) or (
@@ -464,17 +415,28 @@ def _parse_number_format(path: Path, document: dict[str, Any]) -> dict[str, Any]
     missing = document.get("missing") or []
     if not isinstance(missing, list) or not all(isinstance(mark, str) and mark for mark in missing):
         raise UserError(f'{path}: key missing: give a list of texts in quotes, e.g. ["NA", "NULL"]')
-    return {"decimal": decimal, "thousands": thousands, "missing": tuple(missing)}
+
+    # COLUMN or {column: COLUMN, format: epoch}.
+    if (entry := document.get("time")) is not None:
+        time = entry if isinstance(entry, dict) else {"column": entry}
+        form = time.get("format")
+        if not {"column"} <= set(time) <= {"column", "format"} or not isinstance(form, str | None):
+            raise UserError(f"{path}: key time, {entry}: give a column, or {{column: NAME, format: epoch}}")
+        column = _column_name(path, time["column"], names)
+        _check_format(path, "time", form)
+        fields["time"] = TimeColumn(column, form)
+    fields |= {"decimal": decimal, "thousands": thousands, "missing": tuple(missing)}
+    return {**fields, "label": label, "rule": rule, "label_kind": kind, "positive": positive}
 
 
-def _parse_label(path: Path, label: Any, names: Names) -> tuple[Any, str | None, LabelKind]:
-    """Parse COLUMN, "COLUMN >= 4", {column: COLUMN, rule: ">= 4"} or {…, kind: number} to column, rule and kind.
+def _parse_label(path: Path, label: Any, names: Names) -> tuple[Any, str | None, LabelKind, tuple[str, ...]]:
+    """Parse a label to its column (name or position), rule, kind and positive values; the last may be none.
 
-    {…, positive: [VALUE, …]} is a column without a rule.
+    Forms are COLUMN, "COLUMN >= 4", {column: COLUMN, rule: ">= 4"}, {…, kind: number} and {…, positive: [VALUE, …]}.
     """
     if isinstance(label, str) and label not in names.all:
         if match := COLUMN_AND_RULE.fullmatch(label.strip()):
-            return (int(match[1]) if match[1].isdecimal() else match[1]), match[2], LabelKind.click
+            return (int(match[1]) if match[1].isdecimal() else match[1]), match[2], LabelKind.click, ()
         if re.search("[=<>]", label):
             column, _, value = re.split("([=<>!]+)", label, maxsplit=1)
             raise UserError(
@@ -482,7 +444,7 @@ def _parse_label(path: Path, label: Any, names: Names) -> tuple[Any, str | None,
                 f"{', '.join(COMPARISONS)}"
             )
     if not isinstance(label, dict):
-        return label, None, LabelKind.click
+        return label, None, LabelKind.click, ()
     rule, kind = label.get("rule"), label.get("kind", LabelKind.click.value)
     keys = {"column", "rule", "kind", "positive"}
     if not {"column"} < set(label) <= keys or kind not in [member.value for member in LabelKind]:
@@ -497,23 +459,17 @@ def _parse_label(path: Path, label: Any, names: Names) -> tuple[Any, str | None,
         )
     if rule is not None and "positive" in label:
         raise UserError(f"{path}: key label: rule and positive both say what is 1; leave one of them out")
-    return label["column"], None if rule is None else str(rule), LabelKind(kind)
-
-
-def _parse_positive(path: Path, label: Any) -> tuple[str, ...]:
-    """Return the values that a label's key positive names; none without it."""
-    if not isinstance(label, dict) or "positive" not in label:
-        return ()
-    values = label["positive"]
+    values = label.get("positive", ["x"])
     if not isinstance(values, list) or not values or not all(isinstance(value, str) and value for value in values):
         raise UserError(f'{path}: key label, positive: give a list of texts in quotes, e.g. ["yes", "1"]')
-    return tuple(dict.fromkeys(values))
+    positive = tuple(dict.fromkeys(values)) if "positive" in label else ()
+    return label["column"], None if rule is None else str(rule), LabelKind(kind), positive
 
 
-def _check_rule(path: Path, table: Table) -> None:
-    """Refuse a rule without a value, or with a value that no field can have."""
+def _check_rule(path: Path, table: Table) -> LabelRule | None:
+    """Return the table's rule, if it has one; refuse it without a value, or with a value that no field can have."""
     if table.rule is None:
-        return
+        return None
     try:
         rule = parse_rule(table.rule)
     except ValueError as error:
@@ -525,14 +481,4 @@ def _check_rule(path: Path, table: Table) -> None:
         raise UserError(f"{path}: key label: {fault}; write it as the file does, or in quotes to compare texts")
     if not rule.is_equality and (not is_number or rule.value.lower() in TRUTHS):
         raise UserError(f"{path}: key label: {table.rule}: {rule.operator} needs a number; texts take == and !=")
-
-
-def _parse_time(path: Path, entry: Any, names: Names) -> TimeColumn:
-    """Parse COLUMN or {column: COLUMN, format: epoch}."""
-    document = entry if isinstance(entry, dict) else {"column": entry}
-    form = document.get("format")
-    if not {"column"} <= set(document) <= {"column", "format"} or not isinstance(form, str | None):
-        raise UserError(f"{path}: key time, {entry}: give a column, or {{column: NAME, format: epoch}}")
-    column = column_name(path, document["column"], names)
-    _check_format(path, "time", form)
-    return TimeColumn(column, form)
+    return rule
