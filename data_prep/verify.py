@@ -10,7 +10,6 @@ if __name__ == "__main__":  # before the imports below, which may take seconds
     run(COMMANDS["verify-data"])
 
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +40,6 @@ from data_prep.dataset.spelling import Bags
 from data_prep.encoding.lookup import VOCABULARY_DIRECTORY, VocabularyTexts, text_path, verify_texts, vocabulary_path
 
 CHECKED_ROWS = 1 << 18
-RATE_TOLERANCE = 1e-12
-SHOWN_VALUES, SHOWN_CHARACTERS = 5, 40
 
 
 def verify_dataset(root: Path) -> Manifest:
@@ -106,20 +103,15 @@ def _check_shard(root: Path, split: str, shard: Shard, manifest: Manifest) -> in
         sparse = arrays.sparse[start : start + CHECKED_ROWS]
         is_number = manifest.label_kind is LabelKind.number
         bad = ~np.isfinite(labels) if is_number else ~np.isin(labels, (0, 1))
-        _refuse_bad_values(
-            shard_path(root, split, shard.name, "labels"), start, bad[:, None], [manifest.schema["label"]]
-        )
+        checks = [("labels", bad[:, None], [manifest.schema["label"]])]
         if manifest.encoding["name"] != "torchrec":  # its integers may overflow, as in TorchRec
-            _refuse_bad_values(
-                shard_path(root, split, shard.name, "dense"), start, ~np.isfinite(dense), manifest.schema["dense"]
-            )
-        _refuse_bad_values(
-            shard_path(root, split, shard.name, "sparse"), start, (sparse < 0) | (sparse >= limits), features
-        )
+            checks.append(("dense", ~np.isfinite(dense), manifest.schema["dense"]))
+        checks.append(("sparse", (sparse < 0) | (sparse >= limits), features))
         if arrays.weights is not None:
             weights = arrays.weights[start : start + CHECKED_ROWS]
-            bad = ~(np.isfinite(weights) & (weights >= 0))
-            _refuse_bad_values(shard_path(root, split, shard.name, WEIGHTS), start, bad, [manifest.weight])
+            checks.append((WEIGHTS, ~(np.isfinite(weights) & (weights >= 0)), [manifest.weight]))
+        for kind, is_bad, columns in checks:
+            _refuse_bad_values(shard_path(root, split, shard.name, kind), start, is_bad, columns)
         positives += int(np.count_nonzero(labels == 1))
     return positives
 
@@ -148,23 +140,9 @@ def _refuse_bad_values(path: Path, start: int, bad: NDArray[Any], columns: list[
 def _check_rate(root: Path, key: str, rate: float | None, positives: int, rows: int) -> None:
     """Raise UserError if a label rate in the manifest is not positives / rows; without rows it has to be None."""
     actual = positives / rows if rows else None
-    same = actual is None if rate is None else actual is not None and abs(actual - rate) <= RATE_TOLERANCE
+    same = actual is None if rate is None else actual is not None and abs(actual - rate) <= 1e-12
     if not same:
         raise UserError(f"{root / MANIFEST_NAME}: key {key!r} is {rate}, but in the shards it is {actual}; {REMEDY}")
-
-
-def describe_values(root: Path, manifest: Manifest) -> Iterator[str]:
-    """Yield a line on each categorical column of a user's own table with its first values in the order of ids."""
-    encoding = manifest.encoding
-    if encoding.get("keep_texts") is False:
-        yield "data.keep_texts=false: the texts of the columns' values are not in the dataset"
-    for feature, entry in (encoding.get("vocabulary") or {}).items():
-        if entry.get("texts"):
-            texts, first = VocabularyTexts(root, feature, encoding["first_id"]), encoding["first_id"]
-            examples = [repr(texts[first + i][:SHOWN_CHARACTERS]) for i in range(min(SHOWN_VALUES, len(texts)))]
-            more = ", …" if len(texts) > SHOWN_VALUES else ""
-            order = encoding["order"].replace("_", " ")
-            yield f"{feature}: {len(texts):,} values by {order}: {', '.join(examples)}{more}"
 
 
 def main(config: PrepConfig) -> int:
@@ -186,6 +164,16 @@ def main(config: PrepConfig) -> int:
         f"{root}: {manifest.rows:,} {manifest.kind.name} in {shards} shards match the manifest "
         f"(digest {manifest.digest[:12]}…)"
     )
-    for line in describe_values(root, manifest):
-        print(line)
+    # A line on each categorical column of a user's own table, with its first values in the order of ids.
+    encoding = manifest.encoding
+    if encoding.get("keep_texts") is False:
+        print("data.keep_texts=false: the texts of the columns' values are not in the dataset")
+    for feature, entry in (encoding.get("vocabulary") or {}).items():
+        if entry.get("texts"):
+            first = encoding["first_id"]
+            texts = VocabularyTexts(root, feature, first)
+            examples = [repr(texts[first + place][:40]) for place in range(min(5, len(texts)))]
+            more = ", …" if len(texts) > len(examples) else ""
+            order = encoding["order"].replace("_", " ")
+            print(f"{feature}: {len(texts):,} values by {order}: {', '.join(examples)}{more}")
     return EXIT_DONE

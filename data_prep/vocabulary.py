@@ -116,9 +116,7 @@ def _count_repeated(values: NDArray[np.uint32]) -> Counted | None:
 
 def _group_starts(values: NDArray[np.uint32]) -> NDArray[np.int64]:
     """Return the index of the first of each group of equal values in a sorted array."""
-    if not len(values):
-        return np.zeros(0, np.int64)
-    return np.flatnonzero(np.concatenate(([True], values[1:] != values[:-1])))
+    return np.flatnonzero(np.concatenate(([True], values[1:] != values[:-1]))[: len(values)])
 
 
 @jit

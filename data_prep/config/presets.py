@@ -27,7 +27,7 @@ from data_prep.config.keys import (
     given_values,
     parse_size,
 )
-from data_prep.dataset.format import SPLITS, Manifest
+from data_prep.dataset.format import RANGE_TRANSFORMS, SPLITS, Manifest
 from data_prep.dataset.multi_hot import MLPERF_SIZES, MLPERF_V2
 from data_prep.dataset.options import (
     FILES,
@@ -43,7 +43,6 @@ from data_prep.dataset.options import (
 from data_prep.dataset.table_spec import Table
 
 USED_BY_GENERATORS = {"source", "path", "overwrite", "workers", "generator_settings", *GROUPS}
-WHOLE_DAY_ENCODINGS = (Encoding.torchrec, Encoding.torchrec_fixed)
 
 
 def validate(data: DataConfig) -> None:
@@ -100,7 +99,7 @@ def split_file_faults(data: DataConfig) -> Iterator[str]:
         if value is not None:
             files = ", ".join(f"data.{split}" for split in splits)
             yield f"data.split.{key}={shown(value)}: has no effect with {files}; {remedy}"
-    if data.encoding in WHOLE_DAY_ENCODINGS:
+    if data.encoding in (Encoding.torchrec, Encoding.torchrec_fixed):
         yield (
             f"data.encoding={data.encoding.value}: TorchRec's layout of days, which knows no given splits; use "
             "vocabulary or hash, or name the days in data.raw"
@@ -164,10 +163,6 @@ def _split_faults(split: SplitConfig, method: SplitMethod) -> Iterator[str]:
 
 
 KAGGLE_SEED = 123  # numpy_rand_seed of facebookresearch/dlrm
-TORCHREC_SEED = 0
-AMD_BLOG_SEED = 42
-AMD_BLOG_TEST_SHARE = 0.2
-AMD_BLOG_MAX_CATEGORIES = 10_000
 
 
 @dataclass(frozen=True)
@@ -245,7 +240,7 @@ class Rules:
     @property
     def needs_statistics(self) -> bool:
         """Return whether the transform of integers needs their range."""
-        return self.dense in (DenseTransform.torchrec, DenseTransform.minmax)
+        return self.dense in RANGE_TRANSFORMS
 
 
 _TORCHREC = Rules(
@@ -257,7 +252,7 @@ _TORCHREC = Rules(
     fitted_on_train=False,
     wraps=True,
     split=SplitMethod.last_day,
-    train_seed=TORCHREC_SEED,
+    train_seed=0,
 )
 RULES = {
     Encoding.vocabulary: Rules(Encoding.vocabulary, DenseTransform.log1p, VocabularyOrder.frequency),
@@ -279,10 +274,10 @@ RULES = {
         VocabularyOrder.value,
         first_id=0,
         fitted_on_train=False,
-        max_categories=AMD_BLOG_MAX_CATEGORIES,
+        max_categories=10_000,
         split=SplitMethod.scikit_learn,
-        held_out=AMD_BLOG_TEST_SHARE,
-        split_seed=AMD_BLOG_SEED,
+        held_out=0.2,
+        split_seed=42,
     ),
 }
 # Keys of `data` that set a rule, and the rule's name.
@@ -295,7 +290,6 @@ KEYS_OF_RULES = {
     "sampling.negative_drop_rate": "negative_drop_rate",
     "sampling.seed": "sampling_seed",
 }
-OWN_TRANSFORM = DenseTransform.signed_log1p  # default of a user's own table, which may hold any numbers
 FIXED_SPLIT_ENCODINGS = (Encoding.dlrm_kaggle, Encoding.amd_blog)  # encodings with a fixed split
 REPEATED_PROGRAMS = {
     Encoding.torchrec: "TorchRec's",
@@ -303,11 +297,6 @@ REPEATED_PROGRAMS = {
     Encoding.dlrm_kaggle: "facebookresearch/dlrm's",
     Encoding.amd_blog: "AMD's",
 }
-
-
-# With files for splits, only train's rows decide ids, and 0 is the id of unknown values.
-GIVEN_SPLITS: dict[str, Any] = {"split": None, "held_out": 0.0, "split_seed": 0, "test_first": False}
-GIVEN_SPLITS |= {"fitted_on_train": True, "first_id": 1, "unknown_id": 0}
 
 
 def resolve_rules(data: DataConfig, num_sources: int, table: Table | None = None) -> Rules:
@@ -318,11 +307,14 @@ def resolve_rules(data: DataConfig, num_sources: int, table: Table | None = None
         table: description of the user's own table; None: Criteo's rows.
     """
     encoding, split, is_own = data.encoding or Encoding.vocabulary, data.split, data.schema is not None
-    rules = replace(RULES[encoding], dense=OWN_TRANSFORM) if is_own else RULES[encoding]
+    # A user's own table may hold any numbers, negative ones, too.
+    rules = replace(RULES[encoding], dense=DenseTransform.signed_log1p) if is_own else RULES[encoding]
     given: dict[str, Any] = {name: attrgetter(key)(data) for key, name in KEYS_OF_RULES.items()}
     rules = replace(rules, **{name: value for name, value in given.items() if value is not None})
     if data.train is not None:
-        rules = replace(rules, **GIVEN_SPLITS)
+        # With files for splits, only train's rows decide ids, and 0 is the id of unknown values.
+        rules = replace(rules, split=None, held_out=0.0, split_seed=0, test_first=False)
+        rules = replace(rules, fitted_on_train=True, first_id=1, unknown_id=0)
     if rules.order is None and rules.frequency_threshold > 1:
         raise UserError(f"data.frequency_threshold: has no effect with data.encoding={encoding.value}; leave it out")
     for key, owner in (("max_categories", Encoding.amd_blog), ("vocabulary_order", Encoding.vocabulary)):
@@ -450,27 +442,23 @@ def first_difference(settings: Mapping[str, Any], manifest: Manifest) -> tuple[s
     """Return the first of the given keys whose plain value differs, this value and the dataset's."""
     recorded = recorded_keys(manifest)
     for key, value in compared_keys(settings, manifest).items():
-        recorded_value = recorded.get(key)
+        # Bring the given value to the form that the manifest records.
+        expected, recorded_value = value, recorded.get(key)
+        if key == "chunk_bytes":
+            expected = parse_size(str(value), f"data.{key}")  # a size may be written in several ways
+        elif key == "split.method" and "split" in manifest.encoding:
+            table = manifest.encoding.get("table")
+            is_own = table is not None or any("split" in source for source in manifest.sources)
+            method = SplitMethod[value].resolve(len(manifest.sources), is_own, "time" in (table or {}))
+            expected = method.value
+        elif key == "multi_hot.sizes":
+            sizes = list(MLPERF_SIZES if value == MLPERF_V2 else value)
+            expected = sizes if max(sizes) > 1 else None  # bags of one id are no bags
         if recorded_value is None and manifest.has_given_splits and key.startswith("split."):
             recorded_value = "files given for each split"
-        if _recorded_form(key, value, manifest) != recorded_value:
+        if expected != recorded_value:
             return key, value, recorded_value
     return None
-
-
-def _recorded_form(key: str, value: Any, manifest: Manifest) -> Any:
-    """Return a key's value in the form that a manifest records; None: it has no entry."""
-    if key == "chunk_bytes":
-        # A size may be written in several ways.
-        return parse_size(str(value), f"data.{key}")
-    if key == "split.method" and "split" in manifest.encoding:
-        table = manifest.encoding.get("table")
-        is_own = table is not None or any("split" in source for source in manifest.sources)
-        return SplitMethod[value].resolve(len(manifest.sources), is_own, "time" in (table or {})).value
-    if key == "multi_hot.sizes":
-        sizes = list(MLPERF_SIZES if value == MLPERF_V2 else value)
-        return sizes if max(sizes) > 1 else None  # bags of one id are no bags
-    return value
 
 
 def recorded_keys(manifest: Manifest) -> dict[str, Any]:

@@ -317,18 +317,16 @@ def encode_dense(dense: NDArray[np.int32], result: NDArray[np.float32] | None = 
 
 def column_range(dense: NDArray[Any]) -> DenseRange:
     """Return the range of each column of a block [rows, N] with at least one row."""
-    dtype = np.int64 if dense.dtype.kind == "i" else np.float64
-    return DenseRange(_reduce_rows(np.minimum, dense).astype(dtype), _reduce_rows(np.maximum, dense).astype(dtype))
-
-
-def _reduce_rows(reducer: np.ufunc, dense: NDArray[Any]) -> NDArray[Any]:
-    """Reduce [rows, N] to [N]. Folds FOLDED_ROWS rows into one first, since NumPy is slow on short rows."""
+    # NumPy is slow on short rows, so FOLDED_ROWS rows are first folded into a long one.
     folded = len(dense) // FOLDED_ROWS * FOLDED_ROWS
-    if folded:
-        wide = reducer.reduce(dense[:folded].reshape(len(dense) // FOLDED_ROWS, -1))
-        dense = np.concatenate((wide.reshape(FOLDED_ROWS, -1), dense[folded:]))
-    reduced: NDArray[Any] = reducer.reduce(dense)
-    return reduced
+    limits = []
+    for reducer in (np.minimum, np.maximum):
+        rows = dense
+        if folded:
+            wide = reducer.reduce(dense[:folded].reshape(len(dense) // FOLDED_ROWS, -1))
+            rows = np.concatenate((wide.reshape(FOLDED_ROWS, -1), dense[folded:]))
+        limits.append(reducer.reduce(rows).astype(np.int64 if dense.dtype.kind == "i" else np.float64))
+    return DenseRange(*limits)
 
 
 def join_ranges(ranges: list[DenseRange]) -> DenseRange:

@@ -43,7 +43,6 @@ from data_prep.sources.discover import Source
 from data_prep.sources.line_blocks import LineBlocks, describe_bare_returns
 
 csv.field_size_limit(BLOCK_BYTES)  # limits a line, too
-MARK_REMEDY = "leave the charset out of the schema, or convert the file to it"
 SENTINEL = "end"  # value of all fields in a line that is appended to a block
 
 
@@ -111,9 +110,8 @@ def read_names(header: bytes, delimiter: str, name: str, dialect: Dialect = STAN
 def decode_text(text: bytes, name: str, row: int, dialect: Dialect = STANDARD) -> str:
     """Decode text by its charset; `row` is the number of the first line. Raise UserError for invalid text."""
     if row == 1 and dialect.charset != UTF_8 and text.startswith(BYTE_ORDER_MARK):
-        raise UserError(
-            f"{name}: row 1: begins with the byte-order mark of UTF-8, not of charset {dialect.charset}; {MARK_REMEDY}"
-        )
+        fault = f"begins with the byte-order mark of UTF-8, not of charset {dialect.charset}"
+        raise UserError(f"{name}: row 1: {fault}; leave the charset out of the schema, or convert the file to it")
     try:
         return text.decode(dialect.encoding if row == 1 else dialect.charset)
     except UnicodeDecodeError as error:
@@ -203,11 +201,21 @@ def read_fast(
     rows = batch.slice(0, batch.num_rows - 1)
     # Whether a line may be blank: csv skips it, but pyarrow makes a row of empty fields.
     has_empty = pc.min(pc.binary_length(rows.column(0))).as_py() == 0
-    return None if (has_empty and (b"\n\n" in lines or b"\n\r\n" in lines)) or _has_long_fields(rows, lines) else rows
+    if has_empty and (b"\n\n" in lines or b"\n\r\n" in lines):
+        return None
+    # csv refuses a field beyond this limit, so no faster reader may accept it.
+    limit = csv.field_size_limit()
+    is_long = len(lines) > limit and any(pc.max(pc.binary_length(each)).as_py() > limit for each in rows.columns)
+    return None if is_long else rows
 
 
 def _is_plain(block: bytes, delimiter: str, has_quotes: bool) -> bool:
-    r"""Return whether a block begins with a row, has \r only before \n, and has a delimiter of one byte."""
+    r"""Return whether a block begins with a row, has \r only before \n, a delimiter of one byte, and is UTF-8."""
+    try:
+        if not block.isascii():
+            block.decode()
+    except UnicodeDecodeError:
+        return False
     return (
         block != b""
         and len(delimiter.encode()) == 1
@@ -216,17 +224,7 @@ def _is_plain(block: bytes, delimiter: str, has_quotes: bool) -> bool:
         and b"\0" not in block  # Python 3.10's csv refuses it
         and (b"\r" not in block or block.count(b"\r") == block.count(b"\r\n"))
         and (delimiter == "\\" or not has_quotes or b'\\"' not in block)  # read_exact refuses it as an escape
-        and (block.isascii() or _is_utf8(block))
     )
-
-
-def _is_utf8(block: bytes) -> bool:
-    """Return whether bytes are UTF-8."""
-    try:
-        block.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 def _read_csv(
@@ -258,14 +256,6 @@ def _read_csv(
     return batch
 
 
-def _has_long_fields(rows: pa.RecordBatch, lines: bytes) -> bool:
-    """Return whether a field exceeds the limit beyond which csv refuses it."""
-    limit = csv.field_size_limit()
-    return len(lines) > limit and any(pc.max(pc.binary_length(column)).as_py() > limit for column in rows.columns)
-
-
-SUFFIXES = (".jsonl", ".ndjson")
-BLANK = b" \t\r"
 ARROW_TYPES = {str: pa.string(), float: pa.float64(), int: pa.int64(), bool: pa.bool_()}
 # A decoder that is made once saves making one for each line.
 _decode_json = msgspec.json.Decoder().decode
@@ -280,7 +270,7 @@ class JsonLines(LineFormat):
 
     def accepts(self, source: Source) -> bool:
         """Return whether the file's name has a suffix of JSON lines."""
-        return suffix_of(source.name) in SUFFIXES
+        return suffix_of(source.name) in (".jsonl", ".ndjson")
 
     def columns(
         self, source: Source, delimiter: str = ",", header: bool = True, dialect: Dialect = STANDARD
@@ -309,7 +299,7 @@ def read_objects(text: bytes, name: str, first: int = 1) -> dict[int, dict[str, 
     objects = {}
     # Python would also split lines at separators that JSON allows within texts.
     for row, line in enumerate(text.removeprefix(BYTE_ORDER_MARK).split(b"\n"), start=first):
-        if not line.strip(BLANK):
+        if not line.strip(b" \t\r"):
             continue
         try:
             item = _decode_json(line)
@@ -458,7 +448,9 @@ class _GroupReader:
         # Batches end where these groups' chunks end.
         batch_rows = -(-chunk.rows // -(-chunk.rows // max_rows))
         # pyarrow reads lists of dictionary entries only group by group.
-        sets = [[group] for group in groups] if _has_dictionary_lists(file, columns) else [groups]
+        types = [file.schema_arrow.field(name).type for name in columns]
+        is_by_group = any(is_list_type(kind) and pa.types.is_dictionary(kind.value_type) for kind in types)
+        sets = [[group] for group in groups] if is_by_group else [groups]
         self._batches = itertools.chain.from_iterable(
             file.iter_batches(batch_rows, row_groups=row_groups, columns=list(columns), use_threads=False)
             for row_groups in sets
@@ -533,12 +525,6 @@ def _list_values(group: Any, lists: Collection[str]) -> int:
     """Count the values of those columns of a row group that are in `lists`."""
     columns = (group.column(i) for i in range(group.num_columns))
     return sum(column.num_values for column in columns if column.path_in_schema.partition(".")[0] in lists)
-
-
-def _has_dictionary_lists(file: Any, columns: Sequence[str]) -> bool:
-    """Return whether a column has lists of dictionary entries."""
-    data_types = [file.schema_arrow.field(name).type for name in columns]
-    return any(is_list_type(kind) and pa.types.is_dictionary(kind.value_type) for kind in data_types)
 
 
 def _column_kind(data_type: Any) -> str:
