@@ -281,13 +281,7 @@ class SplitColumn:
             fault = f"is {names[0]}, but the first row has {names[1]} ({excerpt(self.example)})"
             column.refuse(is_other, locator, fault, "write all values of the column alike")
         if self.is_time:
-            times = times_of(
-                values,
-                self.format,
-                locator,
-                lambda form: f"time: {{column: {self.column}, format: {form}}}",  # the schema's line that gives it
-                takes_numbers=True,
-            )
+            times = times_of(values, self.format, locator, f"time: {{column: {self.column}", takes_numbers=True)
             refuse_row(np.isnat(times), locator, lambda _: "no value", FILL)
             return times.astype(np.int64)
         texts = distinct_texts(values, locator)
@@ -323,19 +317,17 @@ def find_split_column(name: str, is_time: bool, table: Table, sources: Sequence[
             raise UserError(f"{path}, column {name}: {fault}; write both files with one type")
     formats = [entry.format for entry in (table.time, *table.parts) if entry is not None and entry.column == name]
     form_of_times = formats[0] if formats and is_time else None
-    is_typed = form_of_times is not None or "time" in kinds
-    return SplitColumn(name, is_time, form_of_times, None if is_typed else _read_first_value(name, table, divided[0]))
-
-
-def _read_first_value(name: str, table: Table, source: Source) -> Any:
-    """Return a column's value in the first row, by which others are judged; None for an empty field."""
-    form = format_of(source)
-    is_text = isinstance(form, LineFormat)
-    chunk = Chunk(0, FIRST_BYTES) if is_text else form.chunks(source, table_size(table), FIRST_BYTES)[0]
-    for batch, _ in form.batches(source, chunk, [name], table_layout(table)[1]):
-        [value] = to_list(plain(without_nan(batch.columns[name]))[:1])
-        return None if value in (*EMPTY, *table.missing) else value
-    return None
+    example = None
+    if form_of_times is None and "time" not in kinds:
+        # The value of the first row, by which all others are judged.
+        form = format_of(divided[0])
+        is_text = isinstance(form, LineFormat)
+        chunk = Chunk(0, FIRST_BYTES) if is_text else form.chunks(divided[0], table_size(table), FIRST_BYTES)[0]
+        for batch, _ in form.batches(divided[0], chunk, [name], table_layout(table)[1]):
+            [value] = to_list(plain(without_nan(batch.columns[name]))[:1])
+            example = None if value in (*EMPTY, *table.missing) else value
+            break
+    return SplitColumn(name, is_time, form_of_times, example)
 
 
 ParsedRows: TypeAlias = Block | TableBlock  # rows of Criteo's format, or of a user's own table
@@ -493,6 +485,7 @@ class Encoder:
         unknown = np.zeros((len(block.labels), len(self.features)), np.bool_)
         for index, feature in enumerate(self.features if self._tables else ()):
             ids, _ = self._encode_feature(block, feature, unknown_id=-1)
+            # How many unknown ids precede each bag; the number grows within a bag that has any.
             counts = offsets_of((ids.ids < 0).astype(np.int64))[ids.offsets]
             unknown[:, index] = np.diff(counts) > 0
         return unknown

@@ -16,6 +16,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import unquote
@@ -25,7 +26,6 @@ from filelock import FileLock
 from isal import igzip, isal_zlib
 from numpy.typing import NDArray
 
-from common.command import load
 from common.documents import decode
 from common.errors import UserError
 from common.files import FileDigest, write_atomically
@@ -111,7 +111,8 @@ def resolve_sources(raw: Any, split: str | None = None) -> list[Source]:
     sources: list[Source] = []
     path_of_rows: dict[str, Path] = {}
     for root, path in ((own_path(entry), path) for entry in map(str, entries) for path in _expand_entry(entry, key)):
-        twin = path_of_rows.setdefault(_unpacked_path(path), path)
+        # Without links and its packing's suffix, a path is equal for two files of the same rows.
+        twin = path_of_rows.setdefault(without_packing(str(path.resolve())), path)
         if twin is not path:
             raise UserError(f"{path}: its rows are in {twin} too; name each day once in {key}")
         # Names and values of the folders between a directory and a file in it; this undoes Hive's escapes.
@@ -138,7 +139,7 @@ def resolve_splits(files: Mapping[str, Any]) -> list[Source]:
     by_inode: dict[tuple[int, int], Source] = {}
     for source in sources:
         status = Path(source.path).stat()
-        same_name = by_name.setdefault(_unpacked_path(Path(source.path)), source)
+        same_name = by_name.setdefault(without_packing(str(Path(source.path).resolve())), source)
         # A hard link has a path of its own, and only its inode shows that the file is the same.
         same_inode = by_inode.setdefault((status.st_dev, status.st_ino), source)
         twin = same_name if same_name is not source else same_inode
@@ -148,11 +149,6 @@ def resolve_splits(files: Mapping[str, Any]) -> list[Source]:
                 "file in one of them"
             )
     return sources
-
-
-def _unpacked_path(path: Path) -> str:
-    """Return a file's path without links and its packing's suffix, which is equal for two files of the same rows."""
-    return without_packing(str(path.resolve()))
 
 
 def own_path(text: str) -> Path:
@@ -238,115 +234,6 @@ def is_tar(path: Path) -> bool:
     return False
 
 
-class Packing(NamedTuple):
-    """A form of packed file: its first bytes, its name, the command that unpacks it, and the suffix of file names.
-
-    reader: "module:function" that opens a path or an open file as its content, which raises EOFError or DAMAGE; None:
-    the form cannot be read. If it can be read, the command prints the content.
-    """
-
-    magic: re.Pattern[bytes]
-    name: str
-    unpack: str
-    suffix: str = ""
-    reader: str | None = None
-
-    def open(self, file: Any) -> Any:
-        """Open a file of this form, which must be readable."""
-        assert self.reader is not None
-        return load(self.reader)(file)
-
-
-PACKINGS = (
-    Packing(re.compile(GZIP_MAGIC), "gzip", "gzip -dc {}", ".gz", "data_prep.sources.discover:open_gzip"),
-    Packing(re.compile(rb"\x28\xb5\x2f\xfd"), "zstd", "zstd -dc {}", ".zst", "data_prep.sources.discover:open_zstd"),
-    Packing(
-        # A text may begin with BZh, so the mark of a block or of the end has to follow.
-        re.compile(rb"BZh[1-9](1AY&SY|\x17rE8P\x90)"),
-        "bzip2",
-        "bunzip2 -c {}",
-        ".bz2",
-        "data_prep.sources.discover:open_bzip2",
-    ),
-    Packing(re.compile(rb"\xfd7zXZ\0"), "xz", "xz -dc {}", ".xz", "data_prep.sources.discover:open_xz"),
-    Packing(re.compile(rb"PK(\x03\x04|\x05\x06)"), "zip", "unzip {}"),
-    Packing(re.compile(rb"7z\xbc\xaf\x27\x1c"), "7-Zip", "7z x {}"),
-    Packing(re.compile(rb"\x04\x22\x4d\x18"), "lz4", "lz4 -d {}"),
-    Packing(re.compile(rb"\x1f\x9d"), "compress", "gzip -dk {}"),
-    Packing(re.compile(rb"\xff\xfe|\xfe\xff"), "UTF-16", "iconv -f UTF-16 -t UTF-8 {} > NEW"),
-)
-
-
-def packing_of(path: Path) -> Packing | None:
-    """Return the form of a packed file by its first bytes; None for other files."""
-    with open(path, "rb") as file:
-        start = file.read(16)  # more than any `magic` matches
-    packing = next((packing for packing in PACKINGS if packing.magic.match(start)), None)
-    if packing is not None and packing.reader is None:
-        command = packing.unpack.format(shlex.quote(str(path)))
-        raise UserError(f"{path}: {packing.name}, which is not read; convert it: {command}")
-    return packing
-
-
-def packing_by_name(name: str) -> Packing | None:
-    """Return the readable packing that the suffix of a file's name means; None without one."""
-    return next((packing for packing in PACKINGS if packing.reader and name.lower().endswith(packing.suffix)), None)
-
-
-def without_packing(name: str) -> str:
-    """Return a file's name without the suffix of a readable packing."""
-    packing = packing_by_name(name)
-    return name if packing is None else name[: -len(packing.suffix)]
-
-
-def copy_command(program: str, path: str) -> str:
-    """Return a shell command that makes the file NEW of a file by a program; unpacks it first if its name says so."""
-    packing, name = packing_by_name(path), shlex.quote(path)
-    return f"{program} < {name} > NEW" if packing is None else f"{packing.unpack.format(name)} | {program} > NEW"
-
-
-def _inspect(path: Path, key: str) -> Source:
-    """Return an existing raw file's source; refuse an empty file, an unreadable form, and a name of another form."""
-    try:
-        status = path.stat()
-        # The content decides the packing, as names of downloads are often wrong.
-        packing = packing_of(path)
-    except FileNotFoundError as error:
-        raise UserError(f"{path}: no such file; check {key}") from error
-    except OSError as error:
-        raise UserError(f"{path}: not readable ({error.strerror}); check {key}") from error
-    if status.st_size == 0:
-        raise UserError(f"{path}: empty file; get it again, or leave it out of {key}")
-    if packing is None and (suffix_packing := packing_by_name(path.name)) is not None:
-        raise UserError(
-            f"{path}: not a {suffix_packing.name} file, though named {suffix_packing.suffix}; get it again, or "
-            "rename it"
-        )
-    if is_tar(path):
-        raise UserError(
-            f"{path}: a tar archive, not rows; unpack it, or, of Criteo's Kaggle competition, "
-            f"choose data.source=criteo_kaggle data.raw={path}"
-        )
-    return Source(
-        str(path), path.name, status.st_size, status.st_mtime_ns, packing is not None, ctime_ns=status.st_ctime_ns
-    )
-
-
-def open_bzip2(file: Any) -> io.RawIOBase:
-    """Open the content of a file, given by path or open; reading it raises EOFError or DamageError."""
-    return Streams(file, bz2.BZ2Decompressor)
-
-
-def open_xz(file: Any) -> io.RawIOBase:
-    """Open the content of a file, given by path or open; reading it raises EOFError or DamageError."""
-    return Streams(file, lzma.LZMADecompressor)
-
-
-def open_zstd(file: Any) -> io.RawIOBase:
-    """Open the content of a file, given by path or open; reading it raises EOFError or DamageError."""
-    return ArrowStream(file, "zstd")
-
-
 class Streams(io.RawIOBase):
     """One or more compressed streams; unlike bz2.open and lzma.open, this refuses other bytes after one."""
 
@@ -417,6 +304,95 @@ class ArrowStream(io.RawIOBase):
             if "Truncated" in str(error):
                 raise EOFError from error
             raise DamageError(str(error)) from error
+
+
+class Packing(NamedTuple):
+    """A form of packed file: its first bytes, its name, the command that unpacks it, and the suffix of file names.
+
+    open: function that opens a path or an open file as its content, which raises EOFError or DAMAGE; None: the form
+    cannot be read. If it can be read, the command prints the content.
+    """
+
+    magic: re.Pattern[bytes]
+    name: str
+    unpack: str
+    suffix: str = ""
+    open: Any = None
+
+
+PACKINGS = (
+    Packing(re.compile(GZIP_MAGIC), "gzip", "gzip -dc {}", ".gz", open_gzip),
+    Packing(re.compile(rb"\x28\xb5\x2f\xfd"), "zstd", "zstd -dc {}", ".zst", partial(ArrowStream, codec="zstd")),
+    Packing(
+        # A text may begin with BZh, so the mark of a block or of the end has to follow.
+        re.compile(rb"BZh[1-9](1AY&SY|\x17rE8P\x90)"),
+        "bzip2",
+        "bunzip2 -c {}",
+        ".bz2",
+        partial(Streams, make=bz2.BZ2Decompressor),
+    ),
+    Packing(re.compile(rb"\xfd7zXZ\0"), "xz", "xz -dc {}", ".xz", partial(Streams, make=lzma.LZMADecompressor)),
+    Packing(re.compile(rb"PK(\x03\x04|\x05\x06)"), "zip", "unzip {}"),
+    Packing(re.compile(rb"7z\xbc\xaf\x27\x1c"), "7-Zip", "7z x {}"),
+    Packing(re.compile(rb"\x04\x22\x4d\x18"), "lz4", "lz4 -d {}"),
+    Packing(re.compile(rb"\x1f\x9d"), "compress", "gzip -dk {}"),
+    Packing(re.compile(rb"\xff\xfe|\xfe\xff"), "UTF-16", "iconv -f UTF-16 -t UTF-8 {} > NEW"),
+)
+
+
+def packing_of(path: Path) -> Packing | None:
+    """Return the form of a packed file by its first bytes; None for other files."""
+    with open(path, "rb") as file:
+        start = file.read(16)  # more than any `magic` matches
+    packing = next((packing for packing in PACKINGS if packing.magic.match(start)), None)
+    if packing is not None and packing.open is None:
+        command = packing.unpack.format(shlex.quote(str(path)))
+        raise UserError(f"{path}: {packing.name}, which is not read; convert it: {command}")
+    return packing
+
+
+def packing_by_name(name: str) -> Packing | None:
+    """Return the readable packing that the suffix of a file's name means; None without one."""
+    return next((packing for packing in PACKINGS if packing.open and name.lower().endswith(packing.suffix)), None)
+
+
+def without_packing(name: str) -> str:
+    """Return a file's name without the suffix of a readable packing."""
+    packing = packing_by_name(name)
+    return name if packing is None else name[: -len(packing.suffix)]
+
+
+def copy_command(program: str, path: str) -> str:
+    """Return a shell command that makes the file NEW of a file by a program; unpacks it first if its name says so."""
+    packing, name = packing_by_name(path), shlex.quote(path)
+    return f"{program} < {name} > NEW" if packing is None else f"{packing.unpack.format(name)} | {program} > NEW"
+
+
+def _inspect(path: Path, key: str) -> Source:
+    """Return an existing raw file's source; refuse an empty file, an unreadable form, and a name of another form."""
+    try:
+        status = path.stat()
+        # The content decides the packing, as names of downloads are often wrong.
+        packing = packing_of(path)
+    except FileNotFoundError as error:
+        raise UserError(f"{path}: no such file; check {key}") from error
+    except OSError as error:
+        raise UserError(f"{path}: not readable ({error.strerror}); check {key}") from error
+    if status.st_size == 0:
+        raise UserError(f"{path}: empty file; get it again, or leave it out of {key}")
+    if packing is None and (suffix_packing := packing_by_name(path.name)) is not None:
+        raise UserError(
+            f"{path}: not a {suffix_packing.name} file, though named {suffix_packing.suffix}; get it again, or "
+            "rename it"
+        )
+    if is_tar(path):
+        raise UserError(
+            f"{path}: a tar archive, not rows; unpack it, or, of Criteo's Kaggle competition, "
+            f"choose data.source=criteo_kaggle data.raw={path}"
+        )
+    return Source(
+        str(path), path.name, status.st_size, status.st_mtime_ns, packing is not None, ctime_ns=status.st_ctime_ns
+    )
 
 
 SUMS_NAME = "sums.json"

@@ -3,6 +3,7 @@
 import mmap
 import os
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -16,12 +17,12 @@ from data_prep.sources.discover import DAMAGE, Source, copy_command, packing_of
 
 ROOM_BEFORE = BLOCK_BYTES  # bytes before a block, for the beginning of a line that ends in it
 ROOM_BEHIND = 128  # bytes for a newline, and for what a kernel may read beyond the end
-TO_NEWLINES = r"tr '\r' '\n'"
 
 
 def describe_bare_returns(path: str) -> str:
     r"""Describe the fault of a file whose lines end in \r alone, with the command that converts it."""
-    return f"lines end in carriage returns alone; convert the file: {copy_command(TO_NEWLINES, path)}"
+    command = copy_command(r"tr '\r' '\n'", path)
+    return f"lines end in carriage returns alone; convert the file: {command}"
 
 
 class PlainReader:
@@ -108,11 +109,8 @@ def open_source(source: Source, offset: int = 0, block_bytes: int = BLOCK_BYTES)
 
     A compressed source can only be read from its start.
     """
-    if source.compressed:
-        if offset:
-            raise ValueError("a compressed source has no random access")
-        return SourceStream(source)
-    return PlainReader(source, offset, block_bytes)
+    assert not source.compressed or offset == 0
+    return SourceStream(source) if source.compressed else PlainReader(source, offset, block_bytes)
 
 
 class LineBlock(NamedTuple):
@@ -152,7 +150,8 @@ class LineBlocks:
         # The byte before `offset` tells whether a line starts there.
         self._offset = max(offset - 1, 0)
         self._reader = reader or open_source(source, self._offset, block_bytes)
-        self._reported = offset
+        self._reported = offset  # position up to which `advance` has counted
+        # The rest of a line that starts before `offset` belongs to the range before.
         for _ in self.read_until(offset):
             pass
 
@@ -223,15 +222,12 @@ class LineBlocks:
 
 def count_lines_before(source: Source, offset: int) -> int:
     """Return the number of newlines in the first `offset` uncompressed bytes, for a row number in an error."""
-    reader = open_source(source)
     lines = 0
-    try:
+    with closing(open_source(source)) as reader:
         while offset > 0:
             block, count = reader.next_block()
             if count == 0:
                 break
             lines += block[ROOM_BEFORE : ROOM_BEFORE + min(count, offset)].count(b"\n")
             offset -= count
-    finally:
-        reader.close()
     return lines
