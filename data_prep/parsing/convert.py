@@ -48,7 +48,7 @@ from data_prep.parsing.dates import (
 from data_prep.parsing.raw_rows import CORRECT, Locator, RawRows, TableBlock, TextColumn
 
 if TYPE_CHECKING:
-    from data_prep.dataset.table_spec import DatePart, Table, Vector
+    from data_prep.dataset.table_spec import Table, Vector
 
 EMPTY = (None, "")  # missing values
 SHOWN = 40  # characters of a value in an error
@@ -72,9 +72,11 @@ def convert(
         UserError: an invalid value (file, row, column, remedy).
     """
     columns = {name: without_marks(plain(values), table.missing) for name, values in batch.columns.items()}
-    parts = {
-        part.feature: _read_date_part(columns[part.column], part, batch.locator_of(part.column)) for part in table.parts
-    }
+    parts = {}  # the numbers [rows] of each feature that is a part of dates, and a mask of the rows that have one
+    for part in table.parts:
+        entry = f"{{column: {part.column}, part: {part.part}"
+        times = times_of(columns[part.column], part.format, batch.locator_of(part.column), entry)
+        parts[part.feature] = part_of(times, part.part)
     dense = _convert_dense(batch, columns, table, {name: numbers for name, (numbers, _) in parts.items()}, limits)
     separators, categories = dict(table.separators), []
     for name in table.sparse:
@@ -113,14 +115,8 @@ def _plain_type(kind: Any) -> Any:
 def is_list_type(kind: Any) -> bool:
     """Return whether an Arrow type is a list, of any or of fixed length."""
     types = pa.types
-    is_type = (
-        types.is_list,
-        types.is_large_list,
-        types.is_fixed_size_list,
-        types.is_list_view,
-        types.is_large_list_view,
-    )
-    return any(is_kind(kind) for is_kind in is_type)
+    is_list = (types.is_list, types.is_large_list, types.is_fixed_size_list)
+    return any(is_kind(kind) for is_kind in (*is_list, types.is_list_view, types.is_large_list_view))
 
 
 def to_list(values: Any) -> list[Any]:
@@ -332,24 +328,14 @@ def truths_of(values: Any, locator: Locator, empty: float) -> NDArray[np.bool_]:
 # ---- dates
 
 
-def _read_date_part(values: Any, part: DatePart, locator: Locator) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Return a part of dates and times [rows], and a mask of the rows that have one; see `part_of`."""
-
-    # The schema's line with another format, which an error suggests.
-    def entry(form: str) -> str:
-        return f"{{column: {part.column}, part: {part.part}, format: {form}}}"
-
-    return part_of(times_of(values, part.format, locator, entry), part.part)
-
-
 def times_of(
-    values: Any, form: str | None, locator: Locator, entry: Callable[[str], str], takes_numbers: bool = False
+    values: Any, form: str | None, locator: Locator, entry: str, takes_numbers: bool = False
 ) -> NDArray[np.datetime64]:
     """Convert to times [rows] in UTC, datetime64[us], rounded down; NaT for an empty field.
 
     Args:
         form: format of text and numbers; None: text is ISO 8601.
-        entry: returns the schema's entry for a format.
+        entry: the schema's entry without its format, for errors: see `time_fault`.
         takes_numbers: whether numbers without a format are seconds.
     """
     values = without_nan(values)
@@ -475,10 +461,10 @@ def _convert_typed(values: Any, locator: Locator, dataset_form: Form | None) -> 
 
 def without_marks(values: Any, marks: Sequence[str]) -> Any:
     """Replace texts that mean an empty field, `marks`, by ""."""
-    if not marks or not (isinstance(values, list) or is_text(values)):
-        return values
-    if isinstance(values, list):
+    if marks and isinstance(values, list):
         return ["" if isinstance(value, str) and value in marks else value for value in values]
+    if not marks or not is_text(values):
+        return values
     return pc.if_else(pc.is_in(values, value_set=pa.array(marks, pa.string())), "", values)
 
 

@@ -202,17 +202,6 @@ NO_DIGITS = np.uint64(32)
 
 
 @jit
-def batch_buffers() -> tuple[NDArray[np.int64], NDArray[np.uint64], NDArray[np.uint64], NDArray[np.int64]]:
-    """Allocate (separators, words, shifts, long), as `load_fields` takes them, for the most fields of a batch."""
-    return (
-        np.empty(BATCH_BYTES + SCAN_BYTES, np.int64),
-        np.empty(BATCH_BYTES, np.uint64),
-        np.empty(BATCH_BYTES, np.uint64),
-        np.empty(BATCH_BYTES, np.int64),
-    )
-
-
-@jit
 def find_separators(buffer: NDArray[np.uint8], start: Int, end: Int, separators: NDArray[np.int64]) -> tuple[Int, Int]:
     """Write the positions of all tabs and newlines in buffer[start:end]; return their number and that of newlines."""
     count = newlines = np.int64(0)
@@ -278,6 +267,7 @@ def load_fields(
     for r in range(rows):
         if labelled:
             label = np.int64(buffer[begin]) - ZERO
+            # 0 or 1, and one character long.
             unusual |= np.int64((label & ~1) != 0) | (separators[separator] - begin - 1)
             labels[row + r] = label
             begin = separators[separator] + 1
@@ -384,7 +374,8 @@ def parse_batch(
 
     Args:
         labelled, missing, labels, dense, sparse: as in `parse_lines`.
-        start, end: at most BATCH_BYTES apart, for which `buffers`, the result of `batch_buffers`, has room.
+        start, end: at most BATCH_BYTES apart, for which `buffers` have room.
+        buffers: separators, words, shifts and long integers, outputs of `find_separators` and `load_fields`.
 
     Returns:
         (rows parsed, position after them); no rows if anything is unusual; the arrays are then spoilt from `row` on.
@@ -450,8 +441,11 @@ def parse_lines(
     Returns:
         (rows parsed, position of the first row not parsed); the position is `end` if all rows are valid.
     """
-    # All batches share these buffers, which therefore stay in the cache.
-    buffers = batch_buffers()
+    # Separators, words, shifts and long integers as `load_fields` takes them, for the most fields of a batch. All
+    # batches share these buffers, which therefore stay in the cache.
+    separators = np.empty(BATCH_BYTES + SCAN_BYTES, np.int64)
+    words, shifts = np.empty(BATCH_BYTES, np.uint64), np.empty(BATCH_BYTES, np.uint64)
+    buffers = (separators, words, shifts, np.empty(BATCH_BYTES, np.int64))
     position = start
     row = np.int64(0)  # A plain 0 is a type of its own, for which all below would be compiled again.
     while position < end:
@@ -517,12 +511,6 @@ def parse_bytes(
     return Block(block.labels[:rows], block.dense[:rows], block.sparse[:rows])
 
 
-INT32_MIN, INT32_MAX = -(2**31), 2**31 - 1
-MAX_CATEGORY_DIGITS = 8
-SHOWN_BYTES = 40
-TO_TABS = r"tr , '\t'"
-
-
 def diagnose_row(line: bytes, name: str, row: int, schema: Schema, labelled: bool, is_last: bool) -> str:
     """Return a line for the user: file, row, column, what is wrong, and the remedy.
 
@@ -555,9 +543,10 @@ def diagnose_row(line: bytes, name: str, row: int, schema: Schema, labelled: boo
             remedy = f"something follows column {column}: correct or remove this row"
         return f"{location}: {len(fields)} columns, but a row has {len(columns)}; {remedy}"
     for field, column in zip(fields, columns, strict=True):
-        fault = _describe_fault(field, column, schema)
-        if fault:
-            return f"{location}, column {column}: {_excerpt_of_bytes(field)} {fault}; correct or remove this row"
+        if fault := _describe_fault(field, column, schema):
+            # Bytes that are not ASCII appear as escapes.
+            shown = ascii(field[:40].decode("ascii", "backslashreplace")) + ("…" if len(field) > 40 else "")
+            return f"{location}, column {column}: {shown} {fault}; correct or remove this row"
     return f"{location}: not readable as a row; correct or remove this row"
 
 
@@ -574,7 +563,8 @@ def _describe_other_form(fields: list[bytes], path: str, columns: int, numbers: 
     if len(fields) > 1 or commas < 2:
         return ""
     if commas == columns - 1:
-        return f"separated by commas, not tabs; convert the file: {copy_command(TO_TABS, path)}"
+        command = r"tr , '\t'"
+        return f"separated by commas, not tabs; convert the file: {copy_command(command, path)}"
     return "separated by commas, not tabs; of a table of your own, name its columns in data.schema=FILE"
 
 
@@ -596,16 +586,8 @@ def _describe_fault(field: bytes, column: str, schema: Schema) -> str | None:
         digits = field[1:] if field.startswith(b"-") else field
         if not (digits.isdigit() and digits.isascii()):
             return "is not an integer"
-        in_range = INT32_MIN <= int(field) <= INT32_MAX
-        return None if in_range else f"does not fit 32 bits ({INT32_MIN} to {INT32_MAX})"
+        low, high = -(2**31), 2**31 - 1
+        return None if low <= int(field) <= high else f"does not fit 32 bits ({low} to {high})"
     if any(byte not in b"0123456789abcdefABCDEF" for byte in field):
         return "is not a hexadecimal category"
-    if len(field) > MAX_CATEGORY_DIGITS:
-        return f"is longer than {MAX_CATEGORY_DIGITS} hexadecimal digits"
-    return None
-
-
-def _excerpt_of_bytes(field: bytes) -> str:
-    """Return a field in quotes for an error, cut after SHOWN_BYTES; bytes that are not ASCII appear as escapes."""
-    text = field[:SHOWN_BYTES].decode("ascii", "backslashreplace")
-    return ascii(text) + ("…" if len(field) > SHOWN_BYTES else "")
+    return f"is longer than {MAX_DIGITS} hexadecimal digits" if len(field) > MAX_DIGITS else None

@@ -92,31 +92,21 @@ DATE_NUMBERS = {
     12: ("%Y%m%d%H%M",),
     14: ("%Y%m%d%H%M%S",),
 }
-DATE_YEARS = range(1970, 2100)
 NO_TIME = np.datetime64("NaT", "us")
 _1970 = datetime(1970, 1, 1)
 
 
-def _count_days(times: NDArray[np.datetime64]) -> NDArray[np.int64]:
-    """Return whole days since 1970-01-01."""
-    return times.astype("M8[D]").astype(np.int64)
-
-
-def _count_seconds(times: NDArray[np.datetime64]) -> NDArray[np.int64]:
-    """Return whole seconds since 1970."""
-    return times.astype("M8[s]").astype(np.int64)
-
-
+# How each part is computed from times in UTC, [rows] datetime64[us]; all results are whole numbers.
 PARTS: dict[str, Callable[[NDArray[np.datetime64]], Any]] = {
     "year": lambda times: times.astype("M8[Y]").astype(np.int64) + 1970,
     "month": lambda times: times.astype("M8[M]").astype(np.int64) % 12 + 1,
     "day": lambda times: (times.astype("M8[D]") - times.astype("M8[M]").astype("M8[D]")).astype(np.int64) + 1,
-    "weekday": lambda times: (_count_days(times) + 3) % 7,  # 1970-01-01 was a Thursday; Monday is 0
-    "hour": lambda times: _count_seconds(times) // 3600 % 24,
-    "minute": lambda times: _count_seconds(times) // 60 % 60,
-    "second": lambda times: _count_seconds(times) % 60,
-    "date": _count_days,
-    "timestamp": _count_seconds,
+    "weekday": lambda times: (times.astype("M8[D]").astype(np.int64) + 3) % 7,  # 1970-01-01 was a Thursday; Monday is 0
+    "hour": lambda times: times.astype("M8[h]").astype(np.int64) % 24,
+    "minute": lambda times: times.astype("M8[m]").astype(np.int64) % 60,
+    "second": lambda times: times.astype("M8[s]").astype(np.int64) % 60,
+    "date": lambda times: times.astype("M8[D]").astype(np.int64),
+    "timestamp": lambda times: times.astype("M8[s]").astype(np.int64),
 }
 
 
@@ -165,8 +155,13 @@ def read_time(text: str, form: str | None, takes_numbers: bool = False) -> int |
             return None
         # Decimal keeps each digit; a float64 of seconds would round the last microseconds.
         return math.floor(Decimal(text.strip()).scaleb(6 - EPOCHS[epoch].digits))
+    if form is None:
+        # Python 3.10 reads neither Z nor other than six digits of a second's fraction.
+        if "." in text or "," in text:
+            text = re.sub(r"[.,]([0-9]+)", lambda match: f".{match[1][:6]:0<6}", text, count=1)
+        text = text[:-1] + "+00:00" if text.endswith("Z") else text
     try:
-        time = datetime.fromisoformat(_plain_iso(text)) if form is None else datetime.strptime(text, form)
+        time = datetime.fromisoformat(text) if form is None else datetime.strptime(text, form)
         # Times without a zone count as UTC, so those with one are converted to it.
         if time.tzinfo is not None:
             time = time.astimezone(timezone.utc).replace(tzinfo=None)
@@ -175,20 +170,17 @@ def read_time(text: str, form: str | None, takes_numbers: bool = False) -> int |
     return (time - _1970) // timedelta(microseconds=1)
 
 
-def _plain_iso(text: str) -> str:
-    """Rewrite ISO 8601 for Python 3.10, which reads neither Z nor other than six digits of a second's fraction."""
-    if "." in text or "," in text:
-        text = re.sub(r"[.,]([0-9]+)", lambda match: f".{match[1][:6]:0<6}", text, count=1)
-    return text[:-1] + "+00:00" if text.endswith("Z") else text
-
-
-def time_fault(text: str, form: str | None, takes_numbers: bool, entry: Callable[[str], str]) -> str:
-    """Describe a text that `read_time` refuses, with a remedy.
+def time_fault(text: str, form: str | None, takes_numbers: bool, entry: str) -> str:
+    """Describe a text that `read_time` refuses, with a remedy: another format, if the digits look like one.
 
     Args:
         form, takes_numbers: as for `read_time`.
-        entry: returns the schema's entry for a format.
+        entry: the schema's entry, such as "time: {column: NAME", which a remedy ends with a format.
     """
+
+    def with_format(other: str) -> str:
+        return f"{entry}, format: {other}}}"
+
     remedy = "correct this row, or give another format in the schema"
     kind = "an ISO 8601 date or time" if form is None else f"a time of format {form}"
     if form is None and takes_numbers:
@@ -197,30 +189,22 @@ def time_fault(text: str, form: str | None, takes_numbers: bool, entry: Callable
     if not re.fullmatch(NUMBER, text) or (form is not None and form not in EPOCHS):
         return f"{shown} is not {kind}; {remedy}"
     text, number, epoch = text.strip(), float(text), form or EPOCH
-    pattern = next((pattern for pattern in DATE_NUMBERS.get(len(text), ()) if _is_date(text, pattern)), None)
-    date = None if pattern is None else entry(f'"{pattern}"')
+    times = [(pattern, read_time(text, pattern)) for pattern in DATE_NUMBERS.get(len(text), ())]
+    pattern = next((name for name, time in times if time is not None and 0 <= time < LATEST * SECOND), None)
+    date = None if pattern is None else with_format(f'"{pattern}"')
     if form is None and takes_numbers and 10**7 <= number < 10**8:
-        formats = f"`{date}`, or `{entry(EPOCH)}`," if date else f"`{entry(EPOCH)}`"
+        formats = f"`{date}`, or `{with_format(EPOCH)}`," if date else f"`{with_format(EPOCH)}`"
         return f"{text} may be a date, or seconds; write {formats} in the schema"
     if date is not None:
         remedy = f"it looks like a date; write `{date}` in the schema"
     elif other := _other_epoch(number, form if not takes_numbers else epoch):
-        remedy = f"it looks like {EPOCHS[other].unit}; write `{entry(other)}` in the schema"
+        remedy = f"it looks like {EPOCHS[other].unit}; write `{with_format(other)}` in the schema"
     if form is None and not takes_numbers:
         return f"{shown} is not {kind}; {remedy}"
     unit, digits = EPOCHS[epoch]
     seconds = number / 10.0**digits
-    in_1970 = "in the first days of 1970"
-    place = "in the future" if seconds >= LATEST else "before 1900" if seconds < EARLIEST else in_1970
-    return f"{text} lies {place} as {unit}; {remedy}"
-
-
-def _is_date(digits: str, form: str) -> bool:
-    """Return whether digits are a date in a format of DATE_NUMBERS, in one of DATE_YEARS."""
-    try:
-        return datetime.strptime(digits, form).year in DATE_YEARS
-    except ValueError:
-        return False
+    place = "before 1900" if seconds < EARLIEST else "in the first days of 1970"
+    return f"{text} lies {'in the future' if seconds >= LATEST else place} as {unit}; {remedy}"
 
 
 def _other_epoch(number: float, form: str | None) -> str | None:

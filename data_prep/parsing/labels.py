@@ -257,7 +257,7 @@ def _counts_by_batch(table: Table, sources: Sequence[Source]) -> Iterator[Counte
 
 
 def _meaning(value: Any, table: Table) -> Hashable:
-    """Return a label's number, or its text without blanks and in lower case."""
+    """Return a label's number, or its text without blanks and in lower case: 1 and 1.0 or Yes and yes are one label."""
     number = number_of(value, table)
     return text_of(value).strip().lower() if np.isnan(number) else number
 

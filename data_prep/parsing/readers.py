@@ -497,6 +497,7 @@ def cut_groups(rows: list[int], sizes: list[int], chunk_bytes: int) -> list[RowR
     """Divide row groups, given their rows and bytes, into ranges of rows of at most `chunk_bytes`."""
     chunks: list[RowRange] = []
     begin = group = 0
+    # Small groups are joined to a chunk, and a group that exceeds one is divided by rows, which have about equal sizes.
     while group < len(sizes):
         stop, size = group + 1, sizes[group]
         while stop < len(sizes) and size + sizes[stop] <= chunk_bytes:

@@ -515,11 +515,7 @@ def _parse_times(batch: RawRows, schema: EventSchema) -> NDArray[np.int64]:
     """Return microseconds since 1970, rounded down."""
     values, locator = batch.columns[schema.time], batch.locator_of(schema.time)
     refuse_row(_is_empty(values), locator, lambda _: "no time")
-
-    def entry(form: str) -> str:
-        """Return what to write in the schema for times of this format, for errors."""
-        return f"time: {{column: {schema.time}, format: {form}}}"
-
+    entry = f"time: {{column: {schema.time}"
     times = times_of(values, schema.time_format, locator, entry, takes_numbers=True).astype(np.int64)
     # A day's grace is for clocks of other time zones.
     now = int(min(time.time() + 86_400, TIME_LIMIT - 1))
