@@ -15,13 +15,16 @@ if __name__ == "__main__":  # before the imports below, which may take seconds
 from pathlib import Path
 
 from common.cli import EXIT_DONE
+from common.errors import UserError
 from data_prep.config.keys import PublishedDataConfig
-from data_prep.published.sets import published_set, write_splits
+from data_prep.published.sets import SETS, write_splits
 
 
 def main(config: PublishedDataConfig) -> int:
     """Write the splits as configured, and return an exit status."""
-    published = published_set(config.name)
+    if config.name not in SETS:
+        raise UserError(f"name={config.name}: must be one of {', '.join(SETS)}")
+    published = SETS[config.name]
     out = Path(config.out or f"data/{config.name}")
     print(published.title)
     for path in write_splits(published, Path(config.raw) if config.raw else out / "raw", out):

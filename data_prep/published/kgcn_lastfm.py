@@ -31,28 +31,21 @@ def split_rows(listened: Path, artists: Path) -> Mapping[str, Rows]:
         # KGCN leaves out artists that its graph of knowledge lacks.
         if artist in items:
             positives.setdefault(int(user), set()).add(items[artist])
-    rows = np.array(_draw_negatives(positives, set(items.values())))
-    return {split: [HEADER, *rows[order].tolist()] for split, order in _draw_orders(len(rows)).items()}
 
+    # Rows (label, user, item): each user's positives, then as many negatives. Users are numbered by first appearance.
+    # The draws depend on the order of CPython's sets.
+    draw, pairs = np.random.RandomState(SEED), []
+    all_items = set(items.values())
+    for user_number, user_items in enumerate(positives.values()):
+        negatives = draw.choice(list(all_items - user_items), size=len(user_items), replace=False)
+        pairs += [(1, user_number, item) for item in user_items]
+        pairs += [(0, user_number, int(item)) for item in negatives]
 
-def _draw_negatives(positives: Mapping[int, set[int]], items: set[int]) -> list[tuple[int, int, int]]:
-    """Return rows (label, user, item): each user's positives, then as many negatives.
-
-    Users are numbered by first appearance. The draws depend on the order of CPython's sets.
-    """
-    draw, rows = np.random.RandomState(SEED), []
-    for user, user_items in enumerate(positives.values()):
-        rows += [(1, user, item) for item in user_items]
-        rows += [
-            (0, user, int(item)) for item in draw.choice(list(items - user_items), size=len(user_items), replace=False)
-        ]
-    return rows
-
-
-def _draw_orders(count: int) -> dict[str, list[int]]:
-    """Draw the row numbers of each split, in KGCN's order."""
-    draw, held_out = np.random.RandomState(SEED), int(count * SHARE)
-    val = draw.choice(list(range(count)), size=held_out, replace=False)
-    remaining = set(range(count)) - set(val.tolist())
-    test = draw.choice(list(remaining), size=held_out, replace=False)
-    return {"train": list(remaining - set(test.tolist())), "val": val.tolist(), "test": test.tolist()}
+    # The row numbers of each split, in KGCN's order; its second program seeds the generator anew.
+    draw, held_out = np.random.RandomState(SEED), int(len(pairs) * SHARE)
+    val = draw.choice(list(range(len(pairs))), size=held_out, replace=False).tolist()
+    remaining = set(range(len(pairs))) - set(val)
+    test = draw.choice(list(remaining), size=held_out, replace=False).tolist()
+    orders = {"train": list(remaining - set(test)), "val": val, "test": test}
+    rows = np.array(pairs)
+    return {split: [HEADER, *rows[order].tolist()] for split, order in orders.items()}

@@ -4,13 +4,12 @@ Its train.rating holds all pairs except those of test.rating, in the order of ra
 ids less one, items by first appearance in that order (hexiangnan/neural_collaborative_filtering at 4aab159).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from itertools import chain
 from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet
-from numpy.typing import NDArray
 
 from data_prep.published.sets import Rows
 
@@ -26,30 +25,21 @@ def split_rows(ratings: Path, test_rating: Path, test_negative: Path) -> Mapping
         test_negative: lines of the same users, tab-separated: `(user,item)` and the negatives. 156 negatives equal the
             user's positive; they stay.
     """
-    users, items = _read_pairs(ratings)
+    table = pyarrow.parquet.read_table(ratings, columns=["userID", "movieID"])
+    users, films = (column.to_numpy().astype(np.int64) for column in table.columns)
+    users -= 1
+    # The published test pairs number films by their first appearance.
+    _, first, place = np.unique(films, return_index=True, return_inverse=True)
+    items = first.argsort().argsort()[place]
     test = np.loadtxt(test_rating, np.int64, delimiter="\t", usecols=(0, 1))
     negatives = [line.split("\t")[1:] for line in test_negative.read_text(encoding="utf-8").splitlines()]
     num_items = int(items.max()) + 1
     # One number for a pair turns the search for pairs into a search for numbers.
     is_test = np.isin(users * num_items + items, test[:, 0] * num_items + test[:, 1])
     pairs = zip(users[~is_test].tolist(), items[~is_test].tolist(), strict=True)
-    return {
-        "train": chain([HEADER], ((1, user, item) for user, item in pairs)),
-        "test": chain([HEADER], _candidates(test, negatives)),
-    }
-
-
-def _read_pairs(ratings: Path) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the numbers of users and items of all pairs, in order."""
-    table = pyarrow.parquet.read_table(ratings, columns=["userID", "movieID"])
-    users, films = (column.to_numpy().astype(np.int64) for column in table.columns)
-    # The published test pairs number films by their first appearance.
-    _, first, place = np.unique(films, return_index=True, return_inverse=True)
-    return users - 1, first.argsort().argsort()[place]
-
-
-def _candidates(test: NDArray[np.int64], negatives: list[list[str]]) -> Iterator[tuple[object, ...]]:
-    """Yield rows (label, user, item): each user's positive, then the negatives to rank it among."""
+    # Each user's positive comes first, then the negatives to rank it among.
+    candidates: list[tuple[object, ...]] = [HEADER]
     for (user, item), others in zip(test.tolist(), negatives, strict=True):
-        yield 1, user, item
-        yield from ((0, user, int(other)) for other in others)
+        candidates.append((1, user, item))
+        candidates += [(0, user, int(other)) for other in others]
+    return {"train": chain([HEADER], ((1, user, item) for user, item in pairs)), "test": candidates}

@@ -84,13 +84,6 @@ SETS = {
 }
 
 
-def published_set(name: str) -> PublishedSet:
-    """Return the set with this name. Raise UserError if there is none."""
-    if name not in SETS:
-        raise UserError(f"name={name}: must be one of {', '.join(SETS)}")
-    return SETS[name]
-
-
 def write_splits(published: PublishedSet, raw: Path, out: Path) -> list[Path]:
     """Download the files that `raw` lacks, and write out/SPLIT.csv for each split."""
     remote = [
