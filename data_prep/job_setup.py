@@ -69,8 +69,8 @@ def describe_table(data: DataConfig, root: Path, sources: tuple[Source, ...]) ->
     entry = None if manifest is None else manifest.encoding.get("table")
     if entry is not None:
         table = Table.from_manifest(entry)
-        if data.label not in (None, table.label, f"{table.label} {table.rule}"):
-            recorded = table.label if table.rule is None else f"{table.label} {table.rule}"
+        recorded = f"{table.label} {table.rule or ''}".rstrip()
+        if data.label not in (None, table.label, recorded):
             raise other_dataset_error(root, f"the label is {recorded} there, {data.label} here")
         return table
     proposers = rows_of_extensions(SchemaProposer)
@@ -80,10 +80,8 @@ def describe_table(data: DataConfig, root: Path, sources: tuple[Source, ...]) ->
         )
     text = proposers[0].propose([source for source in sources if source.split in (None, "train")], data.label)
     table = load_table(Path(f"data.schema={AUTO_SCHEMA}"), sources, text)
-    label = table.label if table.rule is None else f"{table.label} {table.rule}"
-    lists = "; ".join(
-        f"{key}: {', '.join(names) or 'none'}" for key, names in (("dense", table.dense), ("sparse", table.sparse))
-    )
+    label = f"{table.label} {table.rule or ''}".rstrip()
+    lists = f"dense: {', '.join(table.dense) or 'none'}; sparse: {', '.join(table.sparse) or 'none'}"
     print(f"data.schema={AUTO_SCHEMA}: label: {label}; {lists}; python -m data_prep.inspect says why", file=sys.stderr)
     return table
 
@@ -169,6 +167,7 @@ def encoding_parameters(
     data: DataConfig, rules: Rules, table: Table | None = None, bags: MultiHot | None = None
 ) -> dict[str, Any]:
     """Return the manifest's `encoding`: the parameters that, with the rows, decide the shards' bytes."""
+    # A dataset that has no such setting has no key for it. Hashing keeps no values, so also no texts.
     return {
         **rules.to_manifest(),
         "chunk_bytes": chunk_size(data, rules.is_arranged, table is not None and bool(table.schema.ragged)),

@@ -480,6 +480,7 @@ def keys_in_force(manifest: Manifest) -> dict[str, Any]:
     name = recorded.get("encoding")
     if name not in [encoding.value for encoding in Encoding]:  # imported or generated rows, or events
         recorded.pop("encoding", None)
+    # Other encodings fix the order of ids, or the split, and refuse keys that set it.
     if name != Encoding.vocabulary.value:
         recorded.pop("vocabulary_order", None)
     if name in [encoding.value for encoding in FIXED_SPLIT_ENCODINGS]:

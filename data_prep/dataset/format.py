@@ -53,7 +53,6 @@ RANGE_TRANSFORMS = (DenseTransform.torchrec, DenseTransform.minmax)  # transform
 
 Count = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 Share = Annotated[float, Meta(ge=0, le=1)]
-Sha256 = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 FileName = Annotated[str, Meta(pattern=r"\A(?!\.{1,2}\Z)[^/\\\0]+\Z")]
 
 
@@ -65,7 +64,7 @@ class _Digest(JsonObject):
     """A file: its size in bytes, and its SHA-256."""
 
     bytes: Count
-    sha256: Sha256
+    sha256: Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 
 
 class _Source(_Digest):
@@ -501,7 +500,7 @@ def load_manifest(root: Path) -> Manifest:
     return Manifest(**{**document, "splits": msgspec.convert(document["splits"], dict[str, Split])})
 
 
-REMEDY = "preprocess again with data.overwrite=true"
+REMEDY = "preprocess again with data.overwrite=true"  # for a file of the dataset that is missing or changed
 ARRAY_DTYPES: dict[str, DTypeLike] = {
     "labels": np.int32,
     "dense": np.float32,
@@ -740,11 +739,6 @@ def rows_of_blocks(blocks: Sequence[tuple[int, int]]) -> NDArray[np.int64]:
     return np.concatenate([np.zeros(0, np.int64), *(np.arange(start, stop) for start, stop in blocks)])
 
 
-def sampled_rows(rows: int, share: float, number: int) -> NDArray[np.int64]:
-    """Return the sampled row numbers of shard `number` with `rows` rows, in blocks of BLOCK_ROWS."""
-    return rows_of_blocks(sampled_blocks(rows, share, number, BLOCK_ROWS))
-
-
 def sample_split(shard_rows: Sequence[int], limit: int | None) -> list[NDArray[np.int64]]:
     """Return the sampled row numbers within each shard of a split: at most `limit` in all; None: all rows."""
     total = sum(shard_rows)
@@ -752,7 +746,7 @@ def sample_split(shard_rows: Sequence[int], limit: int | None) -> list[NDArray[n
     parts, rows_left = [], total if limit is None else limit
     for number, rows in enumerate(shard_rows):
         # Chance may choose a few rows too many.
-        part = sampled_rows(rows, share, number)[:rows_left]
+        part = rows_of_blocks(sampled_blocks(rows, share, number, BLOCK_ROWS))[:rows_left]
         rows_left -= len(part)
         parts.append(part)
     return parts

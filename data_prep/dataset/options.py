@@ -39,7 +39,7 @@ class DataSource(Enum):
     criteo_kaggle = "criteo_kaggle", _CRITEO
     criteo_1tb = "criteo_1tb", _CRITEO
     random = "random", SourceKind(ROWS, group="random", generator="data_prep.synthetic:RandomRows")
-    _ignore_ = "added"
+    _ignore_ = "added"  # or the loop's variable would become a source
     for added in rows_of_extensions(NamedSource):
         vars()[added.name] = (added.name, added.kind)
 

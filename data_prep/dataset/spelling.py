@@ -341,6 +341,7 @@ def text_key(text: str) -> int:
         number = int(text)
         if number < 1 << 63:
             return number
+    # A hash with its highest bit set, as a signed number: keys of other texts are negative, those of numbers are not.
     return int.from_bytes(text_hash(text.encode()), "little") - (1 << 64) | -(1 << 63)
 
 

@@ -1,8 +1,13 @@
 """A sample of rows by their numbers."""
 
 import numpy as np
+from numpy.typing import NDArray
 
-from data_prep.dataset.format import sampled_row_numbers, sampled_rows
+from data_prep.dataset.format import BLOCK_ROWS, rows_of_blocks, sampled_blocks, sampled_row_numbers
+
+
+def sampled_rows(rows: int, share: float, number: int) -> NDArray[np.int64]:
+    return rows_of_blocks(sampled_blocks(rows, share, number, BLOCK_ROWS))
 
 
 def test_the_sample_is_a_function_of_a_row_s_number() -> None:
