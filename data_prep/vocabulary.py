@@ -68,23 +68,19 @@ class Counted(NamedTuple):
     coding: Coding | None
 
 
-def count_values(values: NDArray[np.uint32]) -> Counted:
-    """Count a column; its run has `first` all 0. `values` may be sorted in place."""
+def count_values(values: NDArray[np.uint32], rows: NDArray[np.int64] | None = None) -> Counted:
+    """Count a column, whose `values` [n] may be sorted in place.
+
+    rows: row of each value, ascending and less than 2^32 beyond rows[0]; None: `first` is all 0.
+    """
     repeated = _count_repeated(values)
     if repeated is not None:
-        return repeated._replace(run=repeated.run._replace(first=np.zeros(len(repeated.run.first), np.int64)))
-    values.sort()
-    starts = _group_starts(values)
-    return Counted(Run(values[starts], np.diff(starts, append=len(values)), np.zeros(len(starts), np.int64)), None)
-
-
-def count_in_order(values: NDArray[np.uint32], rows: NDArray[np.int64]) -> Counted:
-    """Count a column whose value i belongs to row rows[i]; rows ascend and stay less than 2^32 beyond rows[0]."""
-    if not len(values):
-        return count_values(values)
-    repeated = _count_repeated(values)
-    if repeated is not None:
-        return repeated._replace(run=repeated.run._replace(first=rows[repeated.run.first]))
+        first = np.zeros(len(repeated.run.first), np.int64) if rows is None else rows[repeated.run.first]
+        return repeated._replace(run=repeated.run._replace(first=first))
+    if rows is None:
+        values.sort()
+        starts = _group_starts(values)
+        return Counted(Run(values[starts], np.diff(starts, append=len(values)), np.zeros(len(starts), np.int64)), None)
     # NumPy sorts 64-bit keys by vector instructions. The row in the lower half puts a first row first.
     keys = (values.astype(np.uint64) << np.uint64(32)) | (rows - rows[0]).astype(np.uint64)
     keys.sort()

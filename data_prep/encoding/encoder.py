@@ -41,9 +41,9 @@ from data_prep.encoding.lookup import (
     NO_ID,
     DenseRange,
     ValueTable,
+    build_table,
     column_transforms,
     dense_limits,
-    load_tables,
     torchrec_ids,
     transform_rows,
     vocabulary_path,
@@ -166,6 +166,7 @@ def _read_text(path: Path, content: bytes, suffix_delimiter: str, shape: Shape) 
     mark = BYTE_ORDER_MARK if shape.dialect.charset == UTF_8 else b""  # decoding refuses it in another charset
     text = content.removeprefix(mark).lstrip(b"\n")
     row, first = 1 + content.count(b"\n") - text.count(b"\n"), text.partition(b"\n")[0]
+    # The first row by each delimiter; the one that gives a known name, or else as many columns as a row has, is right.
     heads: dict[str, tuple[str, ...]] = {}
     for delimiter in dict.fromkeys((shape.delimiter, suffix_delimiter, *OTHER_DELIMITERS)):
         with suppress(UserError):  # raised for instance for a quote that another delimiter closes
@@ -392,11 +393,12 @@ class Encoder:
             bags = MultiHotTables.open(root / TABLES_DIRECTORY, list(manifest.num_embeddings.values()), multi_hot)
         if encoding["order"] is None:
             return cls(manifest, [], bags)
-        features = tuple(manifest.schema["sparse"])
-        for feature in features:
-            entry = encoding["vocabulary"][feature]
-            verify_file(vocabulary_path(root, feature), FileDigest(entry["bytes"], entry["sha256"]))
-        return cls(manifest, load_tables(root, features, encoding["first_id"], encoding["unknown_id"]), bags)
+        tables = []
+        for feature in manifest.schema["sparse"]:
+            entry, path = encoding["vocabulary"][feature], vocabulary_path(root, feature)
+            verify_file(path, FileDigest(entry["bytes"], entry["sha256"]))
+            tables.append(build_table(np.load(path), encoding["first_id"], encoding["unknown_id"]))
+        return cls(manifest, tables, bags)
 
     def parse(self, data: bytes, name: str, labelled: bool = True) -> ParsedRows:
         """Parse rows of a raw file in memory; a user's table includes its header, if it has one.

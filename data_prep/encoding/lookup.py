@@ -47,13 +47,6 @@ class LookupTable:
     first_id: int = 1
     unknown_id: int = OUT_OF_VOCABULARY
 
-    @classmethod
-    def build(cls, values: NDArray[np.uint32], first_id: int = 1, unknown_id: int = OUT_OF_VOCABULARY) -> "LookupTable":
-        """Give values[i] the id first_id + i, and other values unknown_id."""
-        table = cls(np.zeros(num_slots(len(values)), np.uint64), first_id, unknown_id)
-        insert(table.slots, table.shift, np.ascontiguousarray(values))
-        return table
-
     @property
     def shift(self) -> np.uint32:
         """Return how many low bits of a 32-bit hash are dropped to get the number of its slot."""
@@ -74,13 +67,6 @@ class SortedTable:
     first_id: int = 1
     unknown_id: int = OUT_OF_VOCABULARY
 
-    @classmethod
-    def build(cls, values: NDArray[np.uint64], first_id: int = 1, unknown_id: int = OUT_OF_VOCABULARY) -> "SortedTable":
-        """Give values[i] the id first_id + i, and other values unknown_id."""
-        # A chunk looks up its distinct values alone, so bisection is fast enough, and takes less memory than hashing.
-        order = np.argsort(values)
-        return cls(values[order], order.astype(np.uint32), first_id, unknown_id)
-
     def look_up(self, values: NDArray[np.uint64], ids: NDArray[np.int32]) -> int:
         """Write the ids of `values` [rows] and return the number of values without one."""
         if not len(self.values):
@@ -99,10 +85,14 @@ ValueTable: TypeAlias = LookupTable | SortedTable
 
 
 def build_table(values: NDArray[Any], first_id: int, unknown_id: int) -> ValueTable:
-    """Build the lookup table of a vocabulary with values of 32 or 64 bits."""
-    kind: Any = LookupTable if values.dtype == np.uint32 else SortedTable
-    table: ValueTable = kind.build(values, first_id, unknown_id)
-    return table
+    """Build the table of a vocabulary [n], uint32 or uint64: values[i] gets the id first_id + i, others unknown_id."""
+    if values.dtype == np.uint32:
+        table = LookupTable(np.zeros(num_slots(len(values)), np.uint64), first_id, unknown_id)
+        insert(table.slots, table.shift, np.ascontiguousarray(values))
+        return table
+    # A chunk looks up its distinct values alone, so bisection is fast enough, and takes less memory than hashing.
+    order = np.argsort(values)
+    return SortedTable(values[order], order.astype(np.uint32), first_id, unknown_id)
 
 
 @dataclass(frozen=True)
@@ -187,12 +177,6 @@ def vocabulary_path(root: Path, feature: str) -> Path:
     return root / VOCABULARY_DIRECTORY / f"{feature}.npy"
 
 
-def load_tables(root: Path, features: tuple[str, ...], first_id: int, unknown_id: int) -> list[ValueTable]:
-    """Load the features' lookup tables from `root`/vocab."""
-    vocabularies = (np.load(vocabulary_path(root, feature)) for feature in features)
-    return [build_table(vocabulary, first_id, unknown_id) for vocabulary in vocabularies]
-
-
 def write_tables(root: Path, features: tuple[str, ...]) -> None:
     """Write the lookup tables of the vocabularies in `root`/vocab to the one file that `map_tables` maps."""
     for feature, (first, numbers) in zip(features, _table_arrays(root, features, "r+"), strict=True):
@@ -200,8 +184,8 @@ def write_tables(root: Path, features: tuple[str, ...]) -> None:
         if numbers is None:
             insert(first, LookupTable(first).shift, values)
         else:
-            table = SortedTable.build(values)
-            first[:], numbers[:] = table.values, table.numbers
+            order = np.argsort(values)
+            first[:], numbers[:] = values[order], order
 
 
 def map_tables(root: Path, features: tuple[str, ...], first_id: int, unknown_id: int) -> list[ValueTable]:
@@ -224,7 +208,8 @@ def _table_arrays(
         values = open_array(vocabulary_path(root, feature))
         is_hashed = values.dtype == np.uint32
         sizes.append((num_slots(len(values)), None) if is_hashed else (len(values), len(values)))
-    # One file for all, as each mapped file takes a descriptor. Arrays begin at multiples of 8 bytes.
+    # One file for all, as each mapped file takes a descriptor. Arrays begin at multiples of 8 bytes; eight more at the
+    # end, as an empty file cannot be mapped.
     path, num_bytes = root / "lookup.bin", 8 + 8 * sum(first + -(-(second or 0) // 2) for first, second in sizes)
     if mode == "r+":
         # A page of a mapped file that finds no room on the disk would end the process by a signal.

@@ -36,7 +36,6 @@ from data_prep.vocabulary import (
     Coding,
     NumberedValues,
     Run,
-    count_in_order,
     count_values,
     merge_dictionaries,
     merge_in_parts,
@@ -89,7 +88,7 @@ def write_counts(
     for feature in range(len(job.schema.sparse)):
         column = read_column(feature)
         column = column if len(rows) == len(column) else column[rows]
-        value_counts = count_in_order(column, rows) if in_order else count_values(column)
+        value_counts = count_values(column, rows if in_order else None)
         codings.append(value_counts.coding)
         for array in value_counts.run:
             file.append(array.astype(np.uint32, copy=False))

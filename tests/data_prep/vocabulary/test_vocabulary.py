@@ -7,15 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_prep.dataset.options import VocabularyOrder
-from data_prep.encoding.lookup import LookupTable, SortedTable
-from data_prep.vocabulary import (
-    count_in_order,
-    count_values,
-    merge_in_parts,
-    most_frequent,
-    rank_values,
-    spill_parts,
-)
+from data_prep.encoding.lookup import build_table
+from data_prep.vocabulary import count_values, merge_in_parts, most_frequent, rank_values, spill_parts
 from tests.data_prep import oracle
 
 VALUES = st.lists(st.integers(0, 40) | st.integers(0, 2**32 - 1), max_size=120)
@@ -37,7 +30,7 @@ def test_counted_merged_capped_and_ordered(
         if order is VocabularyOrder.frequency:
             runs.append(count_values(np.array(values, np.uint32)).run)
         else:
-            runs.append(count_in_order(np.array(values, np.uint32), np.arange(begin, begin + len(values))).run)
+            runs.append(count_values(np.array(values, np.uint32), np.arange(begin, begin + len(values))).run)
         assert dict(zip(runs[-1].values.tolist(), runs[-1].counts.tolist(), strict=True)) == Counter(values)
         assert runs[-1].values.tolist() == sorted(set(values))
         begin += len(values) + gap
@@ -68,7 +61,7 @@ def test_columns_that_repeat_and_others_are_counted_alike(distinct: int) -> None
     column *= np.uint32(2_654_435_761)  # odd, so that different values stay different, and use all 32 bits
     values, first, counts = np.unique(column, return_index=True, return_counts=True)
     rows = np.arange(7, 7 + len(column))
-    run, coding = count_in_order(column.copy(), rows)
+    run, coding = count_values(column.copy(), rows)
     unordered = count_values(column.copy()).run
     assert (coding is None) == (distinct > 20_000)
     if coding is not None:
@@ -94,12 +87,12 @@ def test_many_parts_are_used() -> None:
 @given(st.booleans(), st.data(), st.sampled_from([(1, 0), (2, 1), (0, 0), (3, 7)]))
 def test_lookup(is_wide: bool, data: st.DataObject, ids_from: tuple[int, int]) -> None:
     """Of values of 32 bits in a hash table, of 64 bits in a sorted one."""
-    table_type, dtype = (SortedTable, np.uint64) if is_wide else (LookupTable, np.uint32)
+    dtype = np.uint64 if is_wide else np.uint32
     numbers = st.integers(0, 2**64 - 1) if is_wide else st.integers(0, 40) | st.integers(0, 2**32 - 1)
     keys = data.draw(st.lists(numbers, unique=True, max_size=200))
     queries = data.draw(st.lists(numbers, max_size=100))
     first_id, unknown_id = ids_from
-    table: Any = table_type.build(np.array(keys, dtype), first_id, unknown_id)
+    table: Any = build_table(np.array(keys, dtype), first_id, unknown_id)
     values = np.array(queries + keys, dtype)
     ids = np.empty(len(values), np.int32)
     unknown = table.look_up(values, ids)
