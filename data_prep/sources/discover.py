@@ -39,9 +39,6 @@ DAMAGE: tuple[Any, ...] = (DamageError, gzip.BadGzipFile, isal_zlib.error)
 RAW_DIRECTORY = "raw"  # directory in a dataset for raw files that were made or downloaded for it
 GZIP_MAGIC = b"\x1f\x8b"
 TAR_MAGIC, TAR_MAGIC_AT = b"ustar", 257
-BACKUPS = (".bak", ".orig", ".old", ".save", ".swp", ".tmp")
-# Beginnings of names of Spark's own files in a directory.
-NOTES = (".", "_SUCCESS", "_metadata", "_common_metadata", "_committed_", "_started_")
 GENERATED_ROW_BYTES = 4 * 40  # bytes of a row in a shard
 TEXT_ROW_BYTES = 244  # bytes of a row of Criteo's days, or of a generated one
 GZIP_RATIO = 3.5  # ratio of Criteo's days, if no sample can tell
@@ -169,7 +166,8 @@ def _expand_entry(entry: str, key: str) -> list[Path]:
     path = own_path(entry)
     if path.is_dir():
         # Spark's own notes beside its files are no rows.
-        entries = [entry_path for entry_path in path.iterdir() if not entry_path.name.startswith(NOTES)]
+        notes = (".", "_SUCCESS", "_metadata", "_common_metadata", "_committed_", "_started_")
+        entries = [entry_path for entry_path in path.iterdir() if not entry_path.name.startswith(notes)]
         files = _sorted_files(entries)
         days = [file for file in files if file.name.startswith("day_")] or files
         folders = sorted((folder for folder in entries if folder.is_dir() and "=" in folder.name), key=natural_key)
@@ -204,7 +202,7 @@ def _refuse_leftovers(files: Sequence[Path], key: str) -> list[Path]:
         other_names = names - {file.name}
         if file.suffix == ".part" and not any(name == whole or name.startswith(f"{whole}.") for name in other_names):
             raise UserError(f"{file}: a download that has not ended; wait for it, remove it, {remedy}")
-        if file.suffix in BACKUPS or file.name.endswith("~"):
+        if file.suffix in (".bak", ".orig", ".old", ".save", ".swp", ".tmp") or file.name.endswith("~"):
             raise UserError(f"{file}: a backup, by its name, whose rows would count too; remove it, {remedy}")
     return [file for file in files if file.suffix != ".part"]
 

@@ -61,19 +61,13 @@ def finished_manifest(data: DataConfig, root: Path) -> Manifest | None:
 
 def recorded_sources(directory: Path, manifest: Manifest) -> list[Source]:
     """Return the sources that the manifest records, with paths in `directory`, whether or not they exist there."""
-    return [
-        Source(
-            str(directory / entry["name"]),
-            entry["name"],
-            entry["bytes"],
-            mtime,
-            without_packing(entry["name"]) != entry["name"],
-            None,
-            ctime,
-            entry.get("split"),
-        )
-        for entry, (mtime, ctime) in zip(manifest.sources, recorded_times(manifest), strict=True)
-    ]
+    sources = []
+    for entry, (mtime, ctime) in zip(manifest.sources, recorded_times(manifest), strict=True):
+        name, split = entry["name"], entry.get("split")
+        is_compressed = without_packing(name) != name
+        path = str(directory / name)
+        sources.append(Source(path, name, entry["bytes"], mtime, is_compressed, ctime_ns=ctime, split=split))
+    return sources
 
 
 def recorded_times(manifest: Manifest) -> list[tuple[int, int]]:
@@ -115,10 +109,7 @@ def sources_of_generated(data: DataConfig, root: Path, manifest: Manifest, setti
     return recorded_sources(root, manifest)
 
 
-PARALLEL_FILES = 4
-SIZE_TIMEOUT = 10.0  # seconds; sizes are requested once, only to check the disk and to show progress
 BLOCK_BYTES = 1 << 20
-HEADERS = {"User-Agent": "clickwork"}  # some hosts reject urllib's own
 
 TaskT = TypeVar("TaskT")
 ResultT = TypeVar("ResultT")
@@ -286,7 +277,7 @@ def _map_threaded(function: Callable[[TaskT], ResultT], tasks: Sequence[TaskT], 
     The first failure or an interrupt sets `stop` and is raised, without waiting for the rest: the threads are daemons,
     so one that waits for a mirror's next byte does not keep the process alive.
     """
-    with ThreadPool(min(PARALLEL_FILES, len(tasks))) as threads:
+    with ThreadPool(min(4, len(tasks))) as threads:
         try:
             # Not `map`, which reports a failure only after all other tasks have ended.
             result_of = dict(threads.imap_unordered(lambda entry: (entry[0], function(entry[1])), enumerate(tasks)))
@@ -308,7 +299,8 @@ def _ask_size(file: RemoteFile, directory: Path, remote: RemoteConfig) -> int | 
         return origin.total
     for url in file.urls:
         try:
-            with open_url(url, min(remote.timeout, SIZE_TIMEOUT), method="HEAD") as response:
+            # Ten seconds are enough, as the size only serves to check the disk and to show progress.
+            with open_url(url, min(remote.timeout, 10.0), method="HEAD") as response:
                 length = response.headers.get("Content-Length", "")
                 # A page of HTML is a login or an error, whose length is not the file's.
                 if length.isdigit() and "text/html" not in response.headers.get("Content-Type", ""):
@@ -335,7 +327,8 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
 def open_url(url: str, timeout: float, headers: Mapping[str, str] = {}, method: str = "GET") -> Any:
     """Return the reply to a request after redirects; a login in the URL is sent only to its host."""
     bare, login = split_login(url)
-    request = urllib.request.Request(bare, headers={**HEADERS, **headers}, method=method)
+    # Some hosts reject urllib's own name.
+    request = urllib.request.Request(bare, headers={"User-Agent": "clickwork", **headers}, method=method)
     # Ordinary headers would go to the redirected request, too, wherever it leads.
     if login is not None:
         request.add_unredirected_header("Authorization", login)

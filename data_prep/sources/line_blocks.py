@@ -170,6 +170,7 @@ class LineBlocks:
     def advance(self) -> int:
         """Return the bytes of the file on disk that were processed since the last call."""
         reader = self._reader
+        # Of a compressed file the size on disk is known alone, so its compressed bytes are counted.
         position = reader.consumed() if self._source.compressed and isinstance(reader, SourceStream) else self._offset
         advance, self._reported = position - self._reported, position
         return advance
