@@ -44,6 +44,7 @@ def implied_values(data: Any, source: DataSource | None, given: Sequence[str]) -
     if source is not None:
         paths = [path / "sources" / f"{source.value}.yaml" for path in directories_of_values(CONFIG_DIRECTORY)]
         ready = yaml.safe_load(next(path for path in paths if path.exists()).read_text(encoding="utf-8"))
+        # Given keys win; those below `remote` are merged one by one when the groups are composed.
         values |= {key: value for key, value in ready.items() if key == "remote" or getattr(data, key) is None}
     return {f"data.{key}": value for key, value in values.items()}
 

@@ -487,6 +487,7 @@ def _divide_bags(values: Any, separator: str, keeps_empty: bool) -> tuple[Any, N
     is_kept = members.is_valid()
     if not keeps_empty and is_text(members):
         is_kept = pc.and_(is_kept, pc.not_equal(members, "").fill_null(False))
+    # Bags lose the values that are left out, so the kept ones before each bag's old beginning give its new one.
     kept_before = offsets_of(is_kept.to_numpy(zero_copy_only=False))
     return members.filter(is_kept), kept_before[offsets_of(lengths)]
 

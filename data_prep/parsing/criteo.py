@@ -147,6 +147,7 @@ def parse_row(
             if length == U0:
                 sparse[row, column] = 0
             else:
+                # The characters after the field fill the lower nibbles of the value.
                 sparse[row, column] = hex_value(word) >> ((U8 - length) << U2)
                 position += np.int64(length)
         if column < last:

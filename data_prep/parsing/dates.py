@@ -51,7 +51,7 @@ def number_of(value: Any, form: NumberForm) -> float:
 def exact_number_of(value: Any, form: NumberForm) -> int | float | Decimal:
     """Return the number of `number_of`, but exactly where a float64 does not tell it from its neighbours."""
     number = number_of(value, form)
-    if not abs(number) >= EXACT_INTEGERS:
+    if not abs(number) >= EXACT_INTEGERS:  # small, or NaN
         return number
     if isinstance(value, str):
         return Decimal(value.replace(form.thousands, "").replace(form.decimal, "."))
