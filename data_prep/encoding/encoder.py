@@ -303,7 +303,7 @@ def find_split_column(name: str, is_time: bool, table: Table, sources: Sequence[
     kinds: dict[str, str] = {}  # the kind of the column, and a file that has it
     for source in divided:
         form = format_of(source)
-        columns = {column.name: column.kind for column in form.columns(source, table.delimiter, table.header)}
+        columns = {column.name: column.kind for column in form.columns(source, table_layout(table)[1])}
         if name in columns:
             kinds.setdefault(columns[name], source.path)
         elif not form.merges_columns or (source is divided[-1] and not kinds):

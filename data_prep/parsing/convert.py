@@ -77,12 +77,24 @@ def convert(
         entry = f"{{column: {part.column}, part: {part.part}"
         times = times_of(columns[part.column], part.format, batch.locator_of(part.column), entry)
         parts[part.feature] = part_of(times, part.part)
-    dense = _convert_dense(batch, columns, table, {name: numbers for name, (numbers, _) in parts.items()}, limits)
+    dense, own_transforms = np.empty((batch.rows, len(table.dense))), dict(table.transforms)
+    limits = [np.inf] * len(table.dense) if limits is None else limits
+    for vector in table.vectors:
+        start, locator = table.dense.index(vector.features[0]), batch.locator_of(vector.column)
+        numbers = _read_vectors(columns[vector.column], vector, table, locator, limits[start])
+        dense[:, start : start + vector.size] = numbers
+    in_vectors = {feature for vector in table.vectors for feature in vector.features}
+    for i, name in enumerate(table.dense):
+        if name in parts:
+            dense[:, i] = parts[name][0]
+        elif name not in in_vectors:
+            wider = OWN_WIDER if name in own_transforms else WIDER
+            dense[:, i] = numbers_of(columns[name], table, batch.locator_of(name), 0.0, limits[i], wider)
     separators, categories = dict(table.separators), []
     for name in table.sparse:
         if name in parts:
-            numbers, present = parts[name]
-            texts = pa.array(numbers, mask=~present).cast(pa.string()).fill_null("")
+            part_numbers, present = parts[name]
+            texts = pa.array(part_numbers, mask=~present).cast(pa.string()).fill_null("")
             categories.append(TextColumn(texts.dictionary_encode(), Form(0)))
         else:
             form = None if forms is None else forms[name]
@@ -213,39 +225,6 @@ def refuse_row(bad: NDArray[np.bool_], locator: Locator, fault: Callable[[int], 
 
 
 # ---- numbers
-
-
-def _convert_dense(
-    batch: RawRows,
-    columns: Mapping[str, Any],
-    table: Table,
-    parts: Mapping[str, NDArray[np.int64]],
-    limits: Sequence[float] | None,
-) -> NDArray[np.float64]:
-    """Return the dense features [rows, N].
-
-    Args:
-        columns: by name, without marks of missing values.
-        parts: values [rows] of the features that are parts of dates.
-        limits: largest absolute value of each feature; None: any.
-    """
-    dense = np.empty((batch.rows, len(table.dense)))
-    limits = [np.inf] * len(table.dense) if limits is None else limits
-    in_vectors: set[int] = set()
-    for vector in table.vectors:
-        start = table.dense.index(f"{vector.column}_0")
-        stop = start + vector.size
-        in_vectors.update(range(start, stop))
-        locator = batch.locator_of(vector.column)
-        dense[:, start:stop] = _read_vectors(columns[vector.column], vector, table, locator, limits[start])
-    own = dict(table.transforms)
-    for i, name in enumerate(table.dense):
-        if name in parts:
-            dense[:, i] = parts[name]
-        elif i not in in_vectors:
-            wider = OWN_WIDER if name in own else WIDER
-            dense[:, i] = numbers_of(columns[name], table, batch.locator_of(name), 0.0, limits[i], wider)
-    return dense
 
 
 def _read_vectors(values: Any, vector: Vector, form: NumberForm, locator: Locator, limit: float) -> NDArray[np.float64]:

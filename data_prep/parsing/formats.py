@@ -29,9 +29,12 @@ class Column(NamedTuple):
 
 
 class FileLayout(NamedTuple):
-    """Columns of a file, in order; the delimiter, header and dialect of text; `lists`: columns of lists."""
+    """Columns of a file, in order; delimiter and dialect of text; `lists`: columns of lists.
 
-    names: tuple[str, ...]
+    header: whether the first row of text names the columns.
+    """
+
+    names: tuple[str, ...] = ()
     delimiter: str = ","
     header: bool = True
     lists: Collection[str] = ()
@@ -95,13 +98,8 @@ class Format(ABC):
         """Return whether a file has this format."""
 
     @abstractmethod
-    def columns(
-        self, source: Source, delimiter: str = ",", header: bool = True, dialect: Dialect = STANDARD
-    ) -> list[Column]:
-        """Return the columns of a file, in order.
-
-        delimiter, header, dialect: of text; header: whether the first row names the columns.
-        """
+    def columns(self, source: Source, layout: FileLayout) -> list[Column]:
+        """Return the columns of a file, in order; the names in `layout` do not matter."""
 
     @abstractmethod
     def chunks(self, source: Source, size: Size, chunk_bytes: int) -> list[Chunk]:

@@ -56,14 +56,13 @@ class Text(LineFormat):
         """Return True: any file may be text."""
         return True
 
-    def columns(
-        self, source: Source, delimiter: str = ",", header: bool = True, dialect: Dialect = STANDARD
-    ) -> list[Column]:
+    def columns(self, source: Source, layout: FileLayout) -> list[Column]:
         """Return the names in the first line, or column_0 and so on."""
         with LineBlocks(source) as lines:
             for block in lines.read_until(1):
-                names = read_names(bytes(block.buffer[block.start : block.end]), delimiter, source.path, dialect)
-                return [Column(name if header else f"column_{place}", "any") for place, name in enumerate(names)]
+                text = bytes(block.buffer[block.start : block.end])
+                names = read_names(text, layout.delimiter, source.path, layout.dialect)
+                return [Column(name if layout.header else f"column_{i}", "any") for i, name in enumerate(names)]
         raise UserError(f"{source.path}: empty file; get it again, or leave it out of {source.key}")
 
     def fields(
@@ -272,9 +271,7 @@ class JsonLines(LineFormat):
         """Return whether the file's name has a suffix of JSON lines."""
         return suffix_of(source.name) in (".jsonl", ".ndjson")
 
-    def columns(
-        self, source: Source, delimiter: str = ",", header: bool = True, dialect: Dialect = STANDARD
-    ) -> list[Column]:
+    def columns(self, source: Source, layout: FileLayout) -> list[Column]:
         """Return the members of the first objects, of kind any or list."""
         kinds: dict[str, str] = {}
         with LineBlocks(source) as lines:
@@ -374,9 +371,7 @@ class Parquet(Format):
         with open(source.path, "rb") as file:
             return file.read(len(MAGIC)) == MAGIC
 
-    def columns(
-        self, source: Source, delimiter: str = ",", header: bool = True, dialect: Dialect = STANDARD
-    ) -> list[Column]:
+    def columns(self, source: Source, layout: FileLayout) -> list[Column]:
         """Return the columns of the file's schema, and its partition columns, which are text."""
         own = [Column(field.name, _column_kind(field.type)) for field in _open_parquet(source).schema_arrow]
         return own + [Column(name, "any") for name, _ in source.partitions]

@@ -30,7 +30,7 @@ from data_prep.dataset.table_spec import (
     parse_rule,
 )
 from data_prep.parsing.dates import EPOCH, PARTS, fault_of_format, number_of
-from data_prep.parsing.formats import NUMBER_LIST, Column, Format, format_of
+from data_prep.parsing.formats import NUMBER_LIST, Column, FileLayout, Format, format_of
 from data_prep.sources.discover import Source, copy_command
 
 TRANSFORMS = get_args(Transform)
@@ -190,7 +190,7 @@ def load_table(path: Path, sources: tuple[Source, ...], text: str | None = None)
     if not isinstance(header, bool) or not isinstance(delimiter, str) or len(delimiter) != 1:
         raise UserError(f"{path}: keys header and delimiter: give true or false, and one character")
     dialect = _parse_dialect(path, document, delimiter, sources[0])
-    columns = [form.columns(source, delimiter, header, dialect) for source in sources]
+    columns = [form.columns(source, FileLayout((), delimiter, header, dialect=dialect)) for source in sources]
     if form.merges_columns:
         columns = _union_by_split(sources, columns)
     names = Names(tuple(column.name for column in columns[0]), header)

@@ -330,9 +330,10 @@ def read_layout(sources: Sequence[Source]) -> Files:
         raise UserError(f"data.raw: {' and '.join(sorted(forms))} files together; give files of one kind")
     [form] = forms.values()
     delimiter, header = _find_layout(sources[0]) if form.has_layout else (",", True)
-    columns = form.columns(sources[0], delimiter, header)
+    layout = FileLayout((), delimiter, header)
+    columns = form.columns(sources[0], layout)
     for source in sources[1:]:
-        other_columns = form.columns(source, delimiter, header)
+        other_columns = form.columns(source, layout)
         if form.merges_columns:
             names = [column.name for column in columns]
             columns += [column for column in other_columns if column.name not in names]

@@ -400,7 +400,7 @@ def check_columns(source: Source, columns: tuple[str, ...], delimiter: str, name
 
     named_by: path of the schema, which names these columns.
     """
-    source_columns = format_of(source).columns(source, delimiter)
+    source_columns = format_of(source).columns(source, FileLayout((), delimiter))
     names = [column.name for column in source_columns]
     if wrong := next((column for column in columns if names.count(column) != 1), None):
         number = "no" if wrong not in names else "two"
@@ -427,7 +427,8 @@ def event_batches(
 ) -> Iterator[tuple[RawRows, int]]:
     """Yield the batches of a chunk, with null for NaN, and the bytes of the file that each covers."""
     form = format_of(source)
-    layout = FileLayout(tuple(column.name for column in form.columns(source, delimiter)), delimiter)
+    layout = FileLayout((), delimiter)
+    layout = layout._replace(names=tuple(column.name for column in form.columns(source, layout)))
     for batch, num_bytes in form.batches(source, chunk, columns, layout):
         filled = {name: without_nan(plain(values)) for name, values in batch.columns.items()}
         yield batch._replace(columns=filled), num_bytes
