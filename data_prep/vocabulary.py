@@ -431,10 +431,7 @@ def count_classes(parts: Sequence[AnyRun]) -> tuple[NDArray[np.int64], NDArray[n
 
 @jit
 def place_by_rank(
-    values: NDArray[np.uint32],
-    classes: NDArray[np.int64],
-    next_rank: NDArray[np.int64],
-    vocabulary: NDArray[np.uint32],
+    values: NDArray[np.uint32], classes: NDArray[np.int64], next_rank: NDArray[np.int64], vocabulary: NDArray[np.uint32]
 ) -> None:
     """Put each value at the next rank of its count's class.
 

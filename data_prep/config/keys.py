@@ -351,6 +351,7 @@ class PrepConfig:
 
 def given_values(data: DataConfig) -> dict[str, Any]:
     """Return the keys that the user or a recipe gave: given keys of generators, others that are not at the default."""
+    # A generator's key counts even with its default's value: only the command knows which of them were given.
     defaults, values = flat_values(DataConfig()), flat_values(data)
     return {
         name: values[name]

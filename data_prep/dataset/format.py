@@ -451,12 +451,7 @@ def build_manifest(
 
 def save_manifest(root: Path, manifest: Manifest) -> None:
     """Write `root`/manifest.json atomically. Call it after all files that the manifest names are on disk."""
-    document = {
-        "format": FORMAT_NAME,
-        "format_version": FORMAT_VERSION,
-        "kind": manifest.kind.name,
-        **asdict(manifest),
-    }
+    document = {"format": FORMAT_NAME, "format_version": FORMAT_VERSION, "kind": manifest.kind.name, **asdict(manifest)}
     write_atomically(root / MANIFEST_NAME, (json.dumps(document, indent=1) + "\n").encode())
 
 

@@ -116,7 +116,7 @@ class Dialect(NamedTuple):
     charset: str = UTF_8
 
     def reader(self, lines: Iterable[str], delimiter: str, strict: bool = False) -> Any:
-        """Return a csv.reader of lines with their ends."""
+        """Return a csv.reader of lines with their ends; a strict one refuses text after a closing quote."""
         lines, escape = self._with_null_marks(lines, delimiter) if self.escape else lines, self.escape or None
         if self.quoting == "none":
             return csv.reader(lines, delimiter=delimiter, quoting=csv.QUOTE_NONE, escapechar=escape, strict=strict)

@@ -26,6 +26,7 @@ COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
 }
 _OPERATOR = "|".join(COMPARISONS)
 RULE_PATTERN = rf"\s*({_OPERATOR})\s*(\S(?:.*\S)?)\s*"
+# A column and a rule in one text, such as "rating >= 4"; the name cannot end in a blank or a part of an operator.
 COLUMN_AND_RULE = re.compile(rf"(.*?[^\s=<>!])\s*((?:{_OPERATOR})\s*\S.*)")
 QUOTES = "\"'"
 NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"  # a number as Python writes it

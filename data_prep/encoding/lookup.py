@@ -54,7 +54,7 @@ class LookupTable:
 
     def look_up(self, values: NDArray[np.uint32], ids: NDArray[np.int32]) -> int:
         """Write the ids of `values` [rows] and return the number of values without one."""
-        offset = np.int64(self.first_id - 1)
+        offset = np.int64(self.first_id - 1)  # a slot holds the value's number plus one
         return int(lookup_column(self.slots, self.shift, offset, self.unknown_id, values, ids))
 
 

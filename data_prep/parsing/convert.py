@@ -55,10 +55,7 @@ SHOWN = 40  # characters of a value in an error
 
 
 def convert(
-    batch: RawRows,
-    table: Table,
-    limits: Sequence[float] | None = None,
-    forms: Mapping[str, Form] | None = None,
+    batch: RawRows, table: Table, limits: Sequence[float] | None = None, forms: Mapping[str, Form] | None = None
 ) -> TableBlock:
     """Convert a batch of rows; their labels become 0.
 

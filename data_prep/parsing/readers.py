@@ -230,17 +230,14 @@ def _read_csv(
     lines: bytes, delimiter: str, width: int, places: Sequence[int], has_quotes: bool
 ) -> pa.RecordBatch | None:
     """Parse the columns at `places` as text in one batch; None if pyarrow refuses the lines."""
-    names = [str(position) for position in range(width)]
+    names, quote = [str(position) for position in range(width)], '"' if has_quotes else False
     try:
         table = arrow_csv.read_csv(
             pa.BufferReader(lines),
             # Processes are the parallelism, and one block keeps all rows in one batch.
             arrow_csv.ReadOptions(column_names=names, use_threads=False, block_size=len(lines) + 1),
             arrow_csv.ParseOptions(
-                delimiter=delimiter,
-                quote_char='"' if has_quotes else False,
-                newlines_in_values=False,
-                ignore_empty_lines=False,
+                delimiter=delimiter, quote_char=quote, newlines_in_values=False, ignore_empty_lines=False
             ),
             arrow_csv.ConvertOptions(
                 column_types=dict.fromkeys(names, pa.string()),
