@@ -55,12 +55,14 @@ class Dataset:
     @convert_errors()
     def __init__(self, path: str | Path) -> None:
         """Open a dataset. Raises Error if there is none, or it holds events."""
+        import msgspec
+
         from data_prep.dataset.format import load_rows_manifest
         from data_prep.dataset.options import Schema
 
         self.path = Path(path)
         self._manifest = load_rows_manifest(self.path)
-        self.schema: Schema = Schema.from_manifest(self._manifest.schema)
+        self.schema: Schema = msgspec.convert(self._manifest.schema, Schema)
         self.splits = {name: SplitSize(split.rows, split.label_rate) for name, split in self._manifest.splits.items()}
         self.num_embeddings = dict(self._manifest.num_embeddings)
 

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import yaml
 
 from common.command import load
@@ -19,7 +20,7 @@ from data_prep.config.presets import Rules, raw_row_faults, resolve_rules
 from data_prep.dataset.format import SPLITS
 from data_prep.dataset.kinds import ROWS, DatasetKind, SchemaProposer, kind_of_schema
 from data_prep.dataset.multi_hot import MultiHot
-from data_prep.dataset.options import CRITEO, LabelKind, Schema
+from data_prep.dataset.options import CRITEO, LabelKind, Schema, to_json
 from data_prep.dataset.table_spec import Table
 from data_prep.engine.job import dataset_bytes, refuse_foreign_files
 from data_prep.parsing.table_yaml import drop_empty_files, load_table, schema_path
@@ -68,7 +69,7 @@ def describe_table(data: DataConfig, root: Path, sources: tuple[Source, ...]) ->
     manifest = finished_manifest(data, root)
     entry = None if manifest is None else manifest.encoding.get("table")
     if entry is not None:
-        table = Table.from_manifest(entry)
+        table = msgspec.convert(entry, Table)
         recorded = f"{table.label} {table.rule or ''}".rstrip()
         if data.label not in (None, table.label, recorded):
             raise other_dataset_error(root, f"the label is {recorded} there, {data.label} here")
@@ -171,7 +172,7 @@ def encoding_parameters(
     return {
         **rules.to_manifest(),
         "chunk_bytes": chunk_size(data, rules.is_arranged, table is not None and bool(table.schema.ragged)),
-        "table": None if table is None else table.to_manifest(),
+        "table": None if table is None else to_json(table),
         **({} if table is None or rules.order is None else {"keep_texts": data.keep_texts is not False}),
-        **({} if bags is None else {"multi_hot": bags.to_plain()}),
+        **({} if bags is None else {"multi_hot": to_json(bags)}),
     }

@@ -25,7 +25,7 @@ from data_prep.config.keys import DataConfig, may_use_processes, parse_size
 from data_prep.config.presets import num_embeddings, resolve_rules
 from data_prep.dataset.format import Manifest, build_manifest, unseen_sentence
 from data_prep.dataset.kinds import data_checks, misleading_sentences
-from data_prep.dataset.options import CRITEO
+from data_prep.dataset.options import CRITEO, to_json
 from data_prep.dataset.spelling import Form, to_text
 from data_prep.encoding.lookup import DenseRange, column_transforms, write_tables
 from data_prep.engine import job as jobs
@@ -92,7 +92,7 @@ def prepare_rows(data: DataConfig, root: Path) -> Manifest:
 
         # A finished dataset of the same files and parameters is returned as it is; any other is refused.
         md5s = given_md5s(data.checksums, sources)
-        finished = jobs.find_finished(root, {"table": parameters["table"]}, schema.to_manifest(), sources, data)
+        finished = jobs.find_finished(root, {"table": parameters["table"]}, to_json(schema), sources, data)
         if finished is not None:
             if SOURCE_MD5 in finished.extra:
                 refuse_other_md5(sources, md5s, finished.extra[SOURCE_MD5])
@@ -261,7 +261,7 @@ def _describe_dataset(job: Job, result: Result, parameters: dict[str, Any], extr
         multi_hot = (name for name, size in zip(schema.sparse, job.bags.sizes, strict=True) if size > 1)
         schema = replace(schema, ragged=tuple(multi_hot))
     ranges = [{"low": bounds.low.tolist(), "high": bounds.high.tolist()} for bounds in result.ranges]
-    encoding = parameters | {"raw_schema": job.schema.to_manifest(), "dense_range": ranges}
+    encoding = parameters | {"raw_schema": to_json(job.schema), "dense_range": ranges}
     if result.vocabularies:
         encoding["vocabulary"] = {name: result.vocabularies[name].to_manifest() for name in schema.sparse}
     if job.table is not None:

@@ -42,6 +42,7 @@ from data_prep.dataset.options import (
     SplitMethod,
     TableRows,
     VocabularyOrder,
+    to_json,
 )
 from data_prep.dataset.spelling import BAG_KINDS, Bags, charset_named, from_text, pack, unpack
 from data_prep.dataset.table_spec import FORMATS, Table
@@ -437,7 +438,7 @@ def build_manifest(
         splits[name] = Split(rows, positives / rows if rows and has_rate else None, split_shards)
     total = sum(split.rows for split in splits.values())
     return Manifest(
-        schema=schema.to_manifest(),
+        schema=to_json(schema),
         encoding=encoding,
         num_embeddings=num_embeddings,
         splits=splits,

@@ -15,12 +15,11 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 from filelock import FileLock
 from numpy.typing import NDArray
 
-from common.documents import Json, decode
+from common.documents import decode
 from common.errors import UserError
 from common.files import FileDigest, digest_file, format_bytes, sync, write_atomically
 from common.jit import copy_16, jit, prefetch
@@ -84,15 +83,6 @@ class MultiHot:
     def table_bytes(self, num_embeddings: Sequence[int]) -> int:
         """Return the bytes on disk of all bags for tables with `num_embeddings` rows."""
         return sum(ID_BYTES * rows * size for rows, size in zip(num_embeddings, self.sizes, strict=True) if size > 1)
-
-    @classmethod
-    def from_plain(cls, entry: Json) -> "MultiHot":
-        """Build from the form of `to_plain`."""
-        return msgspec.convert(entry, cls)
-
-    def to_plain(self) -> Json:
-        """Convert to the manifest's form."""
-        return to_json(self)
 
 
 class MultiHotTables:
@@ -220,7 +210,7 @@ def verify_sums(path: Path) -> None:
 def _locate_tables(parent: Path, num_embeddings: Sequence[int], bags: MultiHot) -> tuple[Path, bytes]:
     """Return the tables' directory, whose name is a hash of the settings, and the content of its record."""
     # A hash of the settings lets tables of several settings lie in one directory.
-    record = {"num_embeddings": list(num_embeddings), **bags.to_plain()}
+    record = {"num_embeddings": list(num_embeddings), **to_json(bags)}
     content = (json.dumps(record) + "\n").encode()
     return parent / hashlib.sha256(content).hexdigest()[:12], content
 

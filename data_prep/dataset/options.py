@@ -246,15 +246,6 @@ class Schema(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True
         """Return the sparse columns with one value per row."""
         return tuple(name for name in self.sparse if name not in self.ragged)
 
-    def to_manifest(self) -> Json:
-        """Convert to the form of `Manifest.schema`."""
-        return to_json(self)
-
-    @classmethod
-    def from_manifest(cls, entry: Json) -> "Schema":
-        """Build from the form of `to_manifest`."""
-        return msgspec.convert(entry, cls)
-
 
 def to_json(entry: object) -> Json:
     """Convert a Struct to plain values, as JSON returns them, without fields that have their defaults."""

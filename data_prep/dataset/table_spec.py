@@ -8,11 +8,9 @@ import re
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, NamedTuple
 
-import msgspec
 from msgspec import Meta, Struct
 
-from common.documents import Json
-from data_prep.dataset.options import Feature, LabelKind, Schema, to_json
+from data_prep.dataset.options import Feature, LabelKind, Schema
 from data_prep.dataset.spelling import UTF_8, Dialect
 
 # The order matters: `>=` is tried before `>`.
@@ -196,12 +194,3 @@ class Table(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
         """Return all columns that the schema names: label, weight, those of features, and the time."""
         time = () if self.time is None else (self.time.column,)
         return tuple(dict.fromkeys((*self.targets, *self.inputs, *time)))
-
-    def to_manifest(self) -> Json:
-        """Convert to the manifest's form. Keys after `names` are omitted if they have their defaults."""
-        return to_json(self)
-
-    @classmethod
-    def from_manifest(cls, entry: Json) -> "Table":
-        """Build from the form of `to_manifest`."""
-        return msgspec.convert(entry, cls)

@@ -359,14 +359,14 @@ class Encoder:
 
     def __init__(self, manifest: Manifest, tables: list[ValueTable], bags: MultiHotTables | None = None) -> None:
         """`bags`: tables that expand ids in the dataset; None if it has none."""
-        self.schema = Schema.from_manifest(manifest.encoding["raw_schema"])
+        self.schema = msgspec.convert(manifest.encoding["raw_schema"], Schema)
         self.features: tuple[str, ...] = tuple(manifest.schema["sparse"])
         self._bags = bags
         self._max_ind_range: int | None = manifest.encoding["max_ind_range"]
         self._wraps: bool = manifest.encoding["wraps"]
         self._tables = dict(zip(self.features, tables, strict=False))
         entry = manifest.encoding.get("table")
-        self._table = None if entry is None else Table.from_manifest(entry)
+        self._table = None if entry is None else msgspec.convert(entry, Table)
         self._forms = {name: from_text(text) for name, text in manifest.encoding.get("spellings", {}).items()}
         self._transform = DenseTransform(manifest.encoding["dense_transform"])
         self._column_transforms = column_transforms(self._table, manifest.encoding.get("dense_fits", {}))
@@ -389,7 +389,7 @@ class Encoder:
             raise UserError(f"{root}: imported or generated, not made from raw rows; new rows cannot be encoded for it")
         bags = None
         if "multi_hot" in encoding:
-            multi_hot = MultiHot.from_plain(encoding["multi_hot"])
+            multi_hot = msgspec.convert(encoding["multi_hot"], MultiHot)
             bags = MultiHotTables.open(root / TABLES_DIRECTORY, list(manifest.num_embeddings.values()), multi_hot)
         if encoding["order"] is None:
             return cls(manifest, [], bags)

@@ -23,6 +23,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import onnxruntime
 import pyarrow as pa
@@ -82,7 +83,7 @@ def write_encoder(directory: Path, root: Path, manifest: Manifest, config: AppCo
     if (bags := config.data.multi_hot.bags()) is not None:
         expanded = MultiHotTables.open(bags_directory(root, config.data), sizes, bags)
     elif "multi_hot" in encoding and is_raw:
-        expanded = MultiHotTables.open(root / TABLES_DIRECTORY, sizes, MultiHot.from_plain(encoding["multi_hot"]))
+        expanded = MultiHotTables.open(root / TABLES_DIRECTORY, sizes, msgspec.convert(encoding["multi_hot"], MultiHot))
     bagged = [] if expanded is None else [name for name, size in zip(features, expanded.sizes, strict=True) if size > 1]
     vocabularies = features if is_raw and encoding["order"] is not None else []
     for number, name in enumerate(features):
@@ -113,7 +114,7 @@ def write_encoder(directory: Path, root: Path, manifest: Manifest, config: AppCo
 
 def _raw_rules(root: Path, manifest: Manifest) -> Json:
     """Return the rules that make features of raw rows."""
-    encoding, schema = manifest.encoding, Schema.from_manifest(manifest.encoding["raw_schema"])
+    encoding, schema = manifest.encoding, msgspec.convert(manifest.encoding["raw_schema"], Schema)
     transform, ranges = DenseTransform(encoding["dense_transform"]), encoding["dense_range"]
     used = [*schema.dense, *manifest.num_embeddings]
     rules = {
@@ -135,7 +136,7 @@ def _raw_rules(root: Path, manifest: Manifest) -> Json:
     }
     if (entry := encoding.get("table")) is None:
         return rules
-    table, features = Table.from_manifest(entry), list(manifest.num_embeddings)
+    table, features = msgspec.convert(entry, Table), list(manifest.num_embeddings)
     # What the conversion reads of a table; the encoding may have left features out.
     kept = [part for part in table.parts if part.feature in (*table.dense, *features)]
     read: Json = {"sparse": features}

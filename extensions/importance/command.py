@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -55,7 +56,7 @@ class Columns(NamedTuple):
 def columns_of(manifest: Manifest) -> list[Columns]:
     """Return the features of a dataset in the order of its schema; a vector is one feature."""
     dense, entry = list(manifest.schema["dense"]), manifest.encoding.get("table")
-    vectors = () if entry is None else Table.from_manifest(entry).vectors
+    vectors = () if entry is None else msgspec.convert(entry, Table).vectors
     vector_of = {feature: vector.column for vector in vectors for feature in vector.features}
     places: dict[str, list[int]] = {}
     for place, name in enumerate(dense):
