@@ -390,6 +390,7 @@ def _refuse_unquoted(schema: type, override: str) -> None:
 def _suggest_key(schema: type, config_dir: Path, overrides: Sequence[str]) -> str:
     """Return the nearest known key for the first unknown one, as the end of a sentence; "" without one."""
     kinds, groups = _key_types(schema), ready_made_groups(config_dir)
+    # The keys of a choice are below its group: model.hstu.dim needs model=hstu.
     for override in overrides:
         group, _, name = override.partition("=")[0].rpartition(".")[0].rpartition(".")
         if name in groups.get(group, ()) and f"{group}={name}" not in overrides:
@@ -399,6 +400,7 @@ def _suggest_key(schema: type, config_dir: Path, overrides: Sequence[str]) -> st
         key = override.lstrip("+~").partition("=")[0].replace("-", "_")
         if key not in names and not any(known.startswith(f"{key}.") for known in names):
             head, _, tail = key.rpartition(".")
+            # Other tools' names for keys, then a key with the same last word, are nearer than one that is spelt alike.
             full_key = ELSEWHERE.get(tail, tail)
             if full_key in names:
                 return f"; did you mean {full_key}?"

@@ -492,7 +492,10 @@ class SplitReader:
             yield self._last_batch(global_batch_size, order)
 
     def eval_batches(self, global_batch_size: int) -> Iterator[Batch]:
-        """Yield every row once, in the order on disk; the last batch is padded to the size of the others."""
+        """Yield this process's parts of global batches that have every row once, in the order on disk.
+
+        The last batch is padded to the size of the others.
+        """
         batches = range(-(-self.rows // global_batch_size))
         return self._batches(global_batch_size, batches, Order(self.rows, self._config))
 

@@ -328,6 +328,7 @@ def same_rows(first: RunFiles, second: RunFiles) -> bool:
     """Return whether two runs were evaluated on the same rows, however encoded."""
 
     def selection(run: RunFiles) -> list[Any]:
+        """Return what chooses the rows: the split, train's drawn negatives, and keys by which extensions choose."""
         groups = [(run.config.get(group.name, {}), group.sample_keys) for group in rows_of_extensions(KeyGroup)]
         drawn = run.config["data"]["negatives"] if run.evaluation.split == "train" else None
         return [run.evaluation.split, drawn, *(values.get(key) for values, keys in groups for key in keys)]

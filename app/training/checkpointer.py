@@ -507,7 +507,10 @@ class StopCheck:
         self._max_seconds = None if train.max_minutes is None else train.max_minutes * 60
 
     def requested(self, step: int) -> bool:
-        """Return whether to stop after this step or evaluation batch; several processes agree at every tenth."""
+        """Return whether to stop after this step or evaluation batch; several processes agree at every tenth.
+
+        Raises UserError if a checkpoint could not be written.
+        """
         self._checkpointer.report_finished()
         over = self._max_seconds is not None and time.perf_counter() - self._began >= self._max_seconds
         came = self._request.signal if self._request is not None else None
@@ -519,7 +522,7 @@ class StopCheck:
             reasons = np.max(self._runtime.gather(reasons), axis=0)
         failed, number, over = reasons.tolist()
         if failed:
-            self._checkpointer.wait()
+            self._checkpointer.wait()  # which raises, on all processes
         if number and came is None and self._request is not None:
             self._request.note(number)
             log.warning("%s: another process was asked to stop", signal.Signals(number).name)

@@ -139,7 +139,11 @@ class Label:
         return np.array(self.positives(texts) if is_click else [number_of(text, NUMBERS) for text in texts], np.float64)
 
     def positives(self, texts: list[str]) -> list[bool]:
-        """Return which of some fields are positive."""
+        """Return which of some fields are positive.
+
+        A number, and true or false without quotes, is compared as a number. Another word is compared as text: exactly
+        in quotes, else without blanks around it.
+        """
         rule = parse_rule(self.rule or "== 1")
         compare, number = COMPARISONS[rule.operator], exact_number_of(rule.value, NUMBERS)
         met = {}

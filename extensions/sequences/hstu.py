@@ -502,7 +502,14 @@ class HSTU(nn.Module):
     def _position_vectors(
         self, rows: Mapping[str, Tensor], sequences: Sequences, layout: SequenceLayout
     ) -> tuple[Tensor, Tensor]:
-        """Return vectors [T, G] of all positions, and the places [M] of candidates among them."""
+        """Return vectors [T, G] of all positions, and the places [M] of candidates among them.
+
+        A position's vector is the sum of its content, of a vector for its number (see `_arrange_positions`) and of one
+        for its age, the square root of the minutes before its sample's last candidate. Candidates have an action's row
+        of their own, as their action is to be predicted.
+
+        rows: [B, D] of a context key, [E, D] of a history's, [M, D] of a candidate's.
+        """
         device, num_context = self.positions.device, len(self._keys.context)
         histories = torch.tensor(sequences.history_lengths)
         num_candidates = torch.tensor(sequences.num_candidates)
@@ -525,6 +532,7 @@ class HSTU(nn.Module):
         newest = sequences.candidate_times[last.to(device)].repeat_interleave(
             torch.tensor(layout.lengths, device=device), output_size=sum(layout.lengths)
         )
+        # Context has no time; with 0 it has the greatest age.
         times = torch.cat(
             [sequences.times.new_zeros(context.shape[0] * num_context), sequences.times, sequences.candidate_times]
         )[order]
