@@ -37,7 +37,6 @@ import torch
 from msgspec import UNSET, Struct
 from numpy.typing import NDArray
 
-from app.bundle import record_directory, require_dataset
 from app.checkpoint import files
 from app.checkpoint.files import read
 from app.checkpoint.saver import local_tensors, read_tensors, stage, tensors_of
@@ -69,6 +68,7 @@ from app.record.documents import (
     read_scores,
     read_summary,
 )
+from app.replay import record_directory, require_dataset
 from app.runtime import platform
 from app.runtime.environment import INTERFACES, SET_BY_LAUNCHER
 from app.training import checkpointer, evaluator, session

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from app.bundle import CONTENTS, record_directory, write_bundle
+from app.replay import CONTENTS, record_directory, write_bundle
 from common.errors import UserError
 from tests.app.conftest import SMALL, Command, Refusal
 from tests.app.run_files import summary
