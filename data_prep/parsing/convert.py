@@ -76,15 +76,16 @@ def convert(
         parts[part.feature] = part_of(times, part.part)
     dense, own_transforms = np.empty((batch.rows, len(table.dense))), dict(table.transforms)
     limits = [np.inf] * len(table.dense) if limits is None else limits
+    in_vectors: set[int] = set()  # places of dense features; score.py has vectors with these keys alone
     for vector in table.vectors:
-        start, locator = table.dense.index(vector.features[0]), batch.locator_of(vector.column)
+        start, locator = table.dense.index(f"{vector.column}_0"), batch.locator_of(vector.column)
         numbers = _read_vectors(columns[vector.column], vector, table, locator, limits[start])
         dense[:, start : start + vector.size] = numbers
-    in_vectors = {feature for vector in table.vectors for feature in vector.features}
+        in_vectors.update(range(start, start + vector.size))
     for i, name in enumerate(table.dense):
         if name in parts:
             dense[:, i] = parts[name][0]
-        elif name not in in_vectors:
+        elif i not in in_vectors:
             wider = OWN_WIDER if name in own_transforms else WIDER
             dense[:, i] = numbers_of(columns[name], table, batch.locator_of(name), 0.0, limits[i], wider)
     separators, categories = dict(table.separators), []

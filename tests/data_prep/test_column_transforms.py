@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from data_prep import pipeline
 from data_prep.dataset.format import load_manifest
 from data_prep.encoding.encoder import Encoder
+from data_prep.engine import job
 from data_prep.verify import verify_dataset
 from tests.data_prep.conftest import SPLITS, Capture, load_split, prepare, sums
 from tests.data_prep.tables import paths
@@ -101,7 +101,7 @@ def test_a_stopped_job_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
     def start_and_stop() -> None:
         with monkeypatch.context() as patch:
-            patch.setattr(pipeline, "workers_to_encode", stop)
+            patch.setattr(job, "workers_to_encode", stop)
             with pytest.raises(KeyboardInterrupt):
                 prepared(tmp_path, "data.chunk_bytes=900")
 
