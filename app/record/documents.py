@@ -15,7 +15,6 @@ import yaml
 from msgspec import UNSET, Struct, UnsetType, field
 from numpy.typing import NDArray
 
-from app.config.sharding import PlannedTable
 from app.metrics.documents import (
     AnyEvent,
     Best,
@@ -29,6 +28,7 @@ from app.metrics.documents import (
     Throughput,
     decode_event,
 )
+from app.sharding.documents import PlannedTable
 from common.documents import Json, Number, OpenDocument, decode, encode, format_of, read_document
 from common.errors import UserError
 from common.files import write_atomically

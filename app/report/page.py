@@ -13,7 +13,6 @@ import yaml
 from markupsafe import Markup
 
 from app.config.kinds import ACCURACY, BASE_RATE, LABEL_DEVIATION, LOGLOSS, MAE, METRICS, NE, RMSE, additions
-from app.config.sharding import PlannedTable
 from app.metrics.documents import EvaluationEvent
 from app.record.documents import TableSize
 from app.report import charts
@@ -33,6 +32,7 @@ from app.report.read import (
     refusing_other_versions,
     size,
 )
+from app.sharding.documents import PlannedTable
 from common.documents import plain_object
 from common.files import write_atomically
 

@@ -35,18 +35,15 @@ from torchrec.distributed.types import (
 from app.config.model import Storage
 from app.config.sharding import (
     COLUMN_TYPES,
-    FORMAT,
     KERNELS,
     SHARDING_TYPES,
     CommPrecision,
-    PlanFile,
-    PlanFormat,
-    PlannedTable,
     QCommConfig,
     kernels_of,
 )
 from app.model.embeddings import TableArch, TableSpec, table_of
 from app.runtime.library_patches import count_empty_shards, replace_narrow_lookups
+from app.sharding.documents import FORMAT, PlanFile, PlanFormat, PlannedTable
 from common.documents import decode
 from common.errors import UserError
 from common.signals import discard_native_stdout

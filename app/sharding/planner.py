@@ -28,7 +28,6 @@ from app.config.sharding import (
     HARDWARE,
     SHARDING_TYPES,
     UVM_KERNELS,
-    PlanFile,
     QCommConfig,
     ShardingConfig,
     TopologyConfig,
@@ -43,6 +42,7 @@ from app.config.train import OptimizerConfig, TrainConfig
 from app.model.embeddings import FBGEMM_MULTIPLE, Features, TableArch, TableSpec
 from app.optimizer import has_fused
 from app.runtime.platform import Runtime
+from app.sharding.documents import PlanFile
 from app.sharding.plan import (
     Plan,
     TableBlock,

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 import pytest
 
 from app.checkpoint.files import read_state
-from app.config.sharding import PlanFile
 from app.metrics.documents import decode_event
 from app.record import directory
 from app.record.directory import RunDirectory
 from app.record.documents import read_curves, read_events, read_manifest, read_step_times, read_summary
+from app.sharding.documents import PlanFile
 from app.sharding.plan import load_plan
 from common.documents import plain, plain_object
 from common.errors import UserError
@@ -200,7 +200,7 @@ def test_the_golden_run_is_read_whole() -> None:
 
 @pytest.mark.medium
 def test_reading_a_run_needs_neither_torch_nor_the_configuration() -> None:
-    modules = "app.report.page, app.report.compare, app.checkpoint.files, app.config.sharding"
+    modules = "app.report.page, app.report.compare, app.checkpoint.files, app.sharding.documents"
     heavy = "import sys; print([name for name in ('torch', 'omegaconf', 'hydra') if name in sys.modules])"
     assert subprocess.check_output([sys.executable, "-c", f"import {modules}; {heavy}"], text=True) == "[]\n"
 

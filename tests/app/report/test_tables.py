@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from app.config.sharding import PlannedTable
 from app.record.documents import Device, Summary, TableSize
 from app.report.page import about, figures, rank_loads, traffic
 from app.report.read import read_run
+from app.sharding.documents import PlannedTable
 from common.documents import convert, plain_object
 from tests.app.report.runs import PLANNED, write_run
 
