@@ -6,6 +6,7 @@ import importlib.metadata
 import os
 import platform
 import resource
+import shutil
 import subprocess
 import sys
 from collections.abc import Collection, Iterable, Mapping
@@ -80,7 +81,9 @@ def code() -> Mapping[str, str | None]:
     commit = _run_git("rev-parse", "HEAD")
     # Without its own repository, the code may be installed somewhere inside another one.
     if commit is None or _run_git("rev-parse", "--show-prefix") != b"\n":
-        return {"git_sha": os.environ.get("CLICKWORK_GIT_SHA") or None, "dirty_diff_sha256": None, **digest}
+        without_git = _commit_without_git() if shutil.which("git") is None else None
+        git_sha = os.environ.get("CLICKWORK_GIT_SHA") or without_git
+        return {"git_sha": git_sha, "dirty_diff_sha256": None, **digest}
     diff = _run_git("diff", "HEAD") or b""
     sha256, differs = hashlib.sha256(diff), bool(diff)
     # Untracked files are part of the program, too, so they are part of the hash.
@@ -93,6 +96,22 @@ def code() -> Mapping[str, str | None]:
                 path = REPOSITORY / path
                 sha256.update(os.fsencode(path.readlink()) if path.is_symlink() else path.read_bytes())
     return {"git_sha": commit.decode().strip(), "dirty_diff_sha256": sha256.hexdigest() if differs else None, **digest}
+
+
+def _commit_without_git() -> str | None:
+    """Return the commit of a checkout in a container that lacks git; the sources' digest covers differences from it."""
+    directory = REPOSITORY / ".git"
+    try:
+        head = (directory / "HEAD").read_text(encoding="utf-8").strip()
+        name = head.removeprefix("ref: ")
+        if name == head:  # a detached head
+            return head
+        if (directory / name).exists():
+            return (directory / name).read_text(encoding="utf-8").strip()
+        lines = (directory / "packed-refs").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    return next((line.split()[0] for line in lines if line.endswith(f" {name}")), None)
 
 
 def _run_git(*arguments: str) -> bytes | None:

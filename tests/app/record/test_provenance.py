@@ -61,3 +61,14 @@ def test_whatever_lies_in_a_checkout_is_no_hindrance(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(provenance, "_run_git", listed_with_one_gone)
     assert code()["dirty_diff_sha256"] == hashlib.sha256(b"app/swap").hexdigest()
+
+
+@pytest.mark.parametrize("form", ["branch", "packed", "detached"])
+def test_the_commit_is_read_without_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
+    expected = commit(tmp_path, monkeypatch)
+    if form == "packed":
+        git(tmp_path, "pack-refs", "--all")
+    if form == "detached":
+        git(tmp_path, "checkout", "--quiet", "--detach")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert provenance.code()["git_sha"] == expected
