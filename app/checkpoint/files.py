@@ -358,5 +358,6 @@ def remove_later(checkpoints: Path, start: Path, best_step: int | None) -> None:
     for path in _not_before(checkpoints, start):
         log.info("resume: removing %s, which is later than %s", path, start)
         remove(path)
-    best = [path.name for path in whole_checkpoints(checkpoints) if path.name == checkpoint_name(best_step or 0)]
-    point_to_best(checkpoints, best[0] if best else None)
+    best = None if best_step is None else checkpoint_name(best_step)
+    has_best = best in [path.name for path in whole_checkpoints(checkpoints)]
+    point_to_best(checkpoints, best if has_best else None)
