@@ -120,8 +120,8 @@ def _run_configured(command: Command, schema: type, arguments: list[str]) -> int
         print("\n".join(describe(config, groups, "all" in arguments)))
         return EXIT_DONE
     _require_temporary_directory()
-    # `make` sets up the environment before it starts the command.
-    if started := os.environ.get("MAKE_STARTED"):
+    # `make` sets up the environment before it starts the command, but not before runs that the command starts.
+    if started := os.environ.pop("MAKE_STARTED", ""):
         SECONDS["set-up"] = time.time() - float(started)
     if os.environ.get("RANK", "0") == "0" and (sentence := outdated_sentence()):
         sys.stderr.write(f"warning: {sentence}\n")  # first, as the checkout's keys may be unknown here
