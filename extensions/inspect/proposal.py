@@ -652,15 +652,17 @@ def _use_of_time(proposal: Proposal, figures: ColumnFigures, form: str | None, l
     for part in ("weekday", "hour"):
         name = f"{figures.name}_{part}"
         codes = PARTS[part](times).astype(np.int64)
-        if len(np.unique(codes)) < 2 or name in proposal.profile.columns or not _can_name_table(name):
+        num_values = len(np.unique(codes))
+        if num_values < 2 or name in proposal.profile.columns or not _can_name_table(name):
             continue
         if few >= MIN_LABELS:
-            rates = _smoothed_rates(codes, labels, older, newer, labels[older].mean())
-            by_part, by_none = (_losses(each, labels[newer], is_click) for each in (rates, labels[older].mean()))
-            # Rates by a part that tells nothing cost half a nat a value, or a variance: only a greater loss counts.
-            cost = len(np.unique(codes)) * (0.5 if is_click else labels.var()) / len(newer)
+            mean = labels[older].mean()
+            rates = _smoothed_rates(codes, labels, older, newer, mean)
+            by_part, by_none = (_losses(rate, labels[newer], is_click) for rate in (rates, mean))
+            # Rates of random values cost half a nat a value, or the labels' variance, so only a greater loss counts.
+            cost = num_values * (0.5 if is_click else labels.var()) / len(newer)
             if _errors_between(by_part - cost, by_none) > ERRORS:
-                shown += f"; its {part} in older rows tells nothing of newer ones"
+                shown += f"; label rates by {part} in older rows do not hold for newer ones"
                 continue
         entry = {"column": figures.name, "part": part}
         parts.append(entry if form is None else {**entry, "format": form})
