@@ -14,7 +14,7 @@ import statistics
 import time
 from collections.abc import Callable
 
-from data_prep.config.keys import SyntheticConfig
+from data_prep.config import SyntheticConfig
 from data_prep.synthetic import (
     BLOCK_ROWS,
     LabelledRows,

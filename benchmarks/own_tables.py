@@ -28,7 +28,7 @@ import numpy as np
 from benchmarks.check import REPOSITORY
 from benchmarks.preprocess import medians, memory_with_room, run_data_prep
 from benchmarks.result_file import write_result
-from data_prep.config.keys import parse_size
+from data_prep.config import parse_size
 
 VALUES = (10, 300, 3_000, 30_000, 300_000)  # of each category
 CATEGORIES = [f"category_{number}" for number in range(len(VALUES))]

@@ -14,7 +14,7 @@ def _row(name: str, module: str, summary: str, function: str = "") -> Command:
         module=module,
         function=function or f"{module}:main",
         summary=summary,
-        schema="data_prep.config.keys:PrepConfig",
+        schema="data_prep.config:PrepConfig",
         config_dir=CONFIG_DIR,
     )
 
@@ -25,9 +25,9 @@ COMMANDS = index_by_name(
     Command(
         name="published-data",
         module="data_prep.published",
-        function="data_prep.published.__main__:main",
+        function="data_prep.published:main",
         summary="the splits of a small public dataset, as a paper drew them",
-        schema="data_prep.config.keys:PublishedDataConfig",
+        schema="data_prep.config:PublishedDataConfig",
         config="schema",
         config_dir=CONFIG_DIR,
     ),

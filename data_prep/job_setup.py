@@ -15,8 +15,7 @@ from common.errors import UserError
 from common.extensions import absence, rows_of_extensions
 from common.keys import refuse
 from common.machine import require_memory
-from data_prep.config.keys import AUTO_SCHEMA, DataConfig, chunk_size
-from data_prep.config.presets import Rules, raw_row_faults, resolve_rules
+from data_prep.config import AUTO_SCHEMA, DataConfig, Rules, chunk_size, raw_row_faults, resolve_rules
 from data_prep.dataset.format import SPLITS
 from data_prep.dataset.kinds import ROWS, DatasetKind, SchemaProposer, kind_of_schema
 from data_prep.dataset.multi_hot import MultiHot

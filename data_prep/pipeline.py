@@ -20,9 +20,17 @@ from common.jit import compile_notice
 from common.keys import refuse, shown
 from common.machine import keep_freed_memory, usable_cpus
 from data_prep import job_setup
-from data_prep.config import presets
-from data_prep.config.keys import DataConfig, may_use_processes, parse_size
-from data_prep.config.presets import num_embeddings, resolve_rules
+from data_prep.config import (
+    USED_BY_GENERATORS,
+    DataConfig,
+    may_use_processes,
+    num_embeddings,
+    parse_size,
+    report_differences,
+    resolve_rules,
+    unused_key_faults,
+    validate,
+)
 from data_prep.dataset.format import Manifest, build_manifest, unseen_sentence
 from data_prep.dataset.kinds import data_checks, misleading_sentences
 from data_prep.dataset.options import CRITEO, to_json
@@ -60,14 +68,14 @@ from data_prep.stages.write import (
 def preprocess(data: DataConfig) -> Manifest:
     """Make the dataset that `data` describes, resume an unfinished job, or return the finished dataset."""
     root = data.root
-    presets.validate(data)
+    validate(data)
     if data.scheduler is not None:
         root = root.absolute()  # the cluster's workers may have other working directories
     source = data.source_kind
     try:
         if source.generator:
             reason = f"with data.source={shown(data.source)}, which makes ids itself"
-            refuse(presets.unused_key_faults(data, presets.USED_BY_GENERATORS, reason))
+            refuse(unused_key_faults(data, USED_BY_GENERATORS, reason))
             threads = data.workers or usable_cpus()
             return write_generated(data, root, load(source.generator)(getattr(data, source.group), threads))
         parts = job_setup.kind_to_make(data).parts
@@ -97,7 +105,7 @@ def prepare_rows(data: DataConfig, root: Path) -> Manifest:
             if SOURCE_MD5 in finished.extra:
                 refuse_other_md5(sources, md5s, finished.extra[SOURCE_MD5])
             return finished
-        presets.report_differences(rules)
+        report_differences(rules)
 
         # Before a job starts or resumes: the directory must be free for it, and the disk large enough.
         jobs.refuse_foreign_files(root, work, [Path(source.path) for source in sources])

@@ -20,7 +20,7 @@ from common.cli import EXIT_DONE
 from common.errors import UserError
 from common.files import FileDigest
 from common.keys import flat_values
-from data_prep.config.keys import PrepConfig
+from data_prep.config import PrepConfig
 from data_prep.dataset.format import (
     MANIFEST_NAME,
     REMEDY,

@@ -16,7 +16,7 @@ from common.command import Command, load
 from common.compose import compose_partly
 from common.documents import REST, OpenDocument
 from common.keys import choices, declaration, flat_values, keys_of, ready_made_groups, shown
-from data_prep.config.presets import Rules
+from data_prep.config import Rules
 from data_prep.dataset.format import JsonObject
 
 ROOT = Path(__file__).parents[1]

@@ -7,9 +7,8 @@ from typing import Any, ClassVar
 
 from app.config.model import published_tables
 from common.keys import key
-from data_prep.config import keys
-from data_prep.config.keys import implied_values
-from data_prep.config.presets import split_file_faults, unused_group_faults
+from data_prep import config as preparation
+from data_prep.config import implied_values, split_file_faults, unused_group_faults
 from data_prep.dataset.options import DataSource
 
 FILES = ("raw", "train", "val", "test", "checksums")  # data_prep's keys for files of the user's own
@@ -28,7 +27,7 @@ class DataScale(Enum):
 
 
 @dataclass(frozen=True)
-class MultiHotConfig(keys.MultiHotConfig):
+class MultiHotConfig(preparation.MultiHotConfig):
     """Expansion of ids to bags while they are read, as in MLPerf v2's multi-hot data (docs/data.md)."""
 
     decides_bits: ClassVar[bool] = True
@@ -67,7 +66,7 @@ class NegativesConfig:
 
 
 @dataclass(frozen=True)
-class DataConfig(keys.DataConfig):
+class DataConfig(preparation.DataConfig):
     """The dataset, what it is made from (data_prep's keys), and how it is read."""
 
     decides_bits: ClassVar[bool] = False  # the dataset's digest covers what makes a dataset
@@ -136,9 +135,9 @@ def implied_data(composed: Any, given: Sequence[str]) -> dict[str, Any]:
     return values
 
 
-def preprocessing(data: DataConfig) -> keys.DataConfig:
+def preprocessing(data: DataConfig) -> preparation.DataConfig:
     """Return the configuration with which data_prep makes the dataset: one id per bag, as reading makes the bags."""
-    values = {field.name: getattr(data, field.name) for field in fields(keys.DataConfig)}
+    values = {field.name: getattr(data, field.name) for field in fields(preparation.DataConfig)}
     if data.negatives.per_positive is not None and not data.source_kind.generator:
         values["allow_degenerate"] = True  # the rows may be positives only
-    return keys.DataConfig(**(values | {"multi_hot": keys.MultiHotConfig()}))
+    return preparation.DataConfig(**(values | {"multi_hot": preparation.MultiHotConfig()}))

@@ -17,13 +17,12 @@ from common.compose import convert
 from common.errors import UserError
 from common.keys import nest, to_plain
 from common.signals import Interrupted
-from data_prep.config import keys
-from data_prep.config.keys import PICKLED, given_values
-from data_prep.config.presets import compared_keys, first_difference, keys_in_force
+from data_prep import config as preparation
+from data_prep.config import PICKLED, compared_keys, first_difference, given_values, keys_in_force
 from data_prep.dataset.format import MANIFEST_NAME, Manifest, load_manifest, sampling_sentence, unseen_sentence
 from data_prep.dataset.kinds import misleading_sentences
 from data_prep.dataset.options import GENERATORS
-from data_prep.published.sets import SETS
+from data_prep.published import SETS
 
 log = logging.getLogger("clickwork")
 
@@ -137,7 +136,7 @@ def warn(root: Path, manifest: Manifest, is_new: bool, class_weights: Sequence[f
         log.warning("%s: %s", root, line)
 
 
-def _job(config: DataConfig) -> keys.PrepConfig | None:
+def _job(config: DataConfig) -> preparation.PrepConfig | None:
     """Return the configuration of the preprocessing to run; None if the dataset exists."""
     source, files, root = config.source, own_files(config), config.root
     if files is not None and source is not None and source.kind.group != "remote":
@@ -152,4 +151,4 @@ def _job(config: DataConfig) -> keys.PrepConfig | None:
             )
         require_agreement(config, load_manifest(root))
         return None
-    return keys.PrepConfig(data=preprocessing(config))
+    return preparation.PrepConfig(data=preprocessing(config))

@@ -115,7 +115,7 @@ class _MultiHot(JsonObject):
 
 
 class _RawEncoding(JsonObject):
-    """Encoding of rows from raw files: `data_prep.config.presets.Rules`, and what `data_prep.pipeline` adds.
+    """Encoding of rows from raw files: `data_prep.config.Rules`, and what `data_prep.pipeline` adds.
 
     name: as in data.encoding. chunk_bytes: bytes of raw text in a unit of work. table: schema of an own table.
     raw_schema: columns of the raw files. dense_range: lowest and highest values of dense columns. vocabulary: files

@@ -12,7 +12,7 @@ from common.extensions import rows_of_extensions
 
 if TYPE_CHECKING:
     from common.documents import Json
-    from data_prep.config.keys import DataConfig
+    from data_prep.config import DataConfig
     from data_prep.dataset.format import Document, Manifest
     from data_prep.engine.job import Job
     from data_prep.sources.discover import Source

@@ -49,8 +49,7 @@ from common.files import (
     write_atomically,
 )
 from common.machine import memory_limit, usable_cpus
-from data_prep.config.keys import DataConfig, given_values, parse_size
-from data_prep.config.presets import Rules, first_difference, num_embeddings
+from data_prep.config import DataConfig, Rules, first_difference, given_values, num_embeddings, parse_size
 from data_prep.dataset.format import (
     ARRAY_DTYPES,
     MANIFEST_NAME,

@@ -343,7 +343,7 @@ BATCH_ROWS = 1 << 16  # at most, since repeated texts are larger in memory than 
 BATCH_BYTES = 16 << 20  # size of a batch in pyarrow's memory, and of its read-ahead over all columns
 BUFFER_BYTES, MIN_BUFFER_BYTES = 1 << 20, 1 << 14
 FIELD_BYTES, LIST_VALUE_BYTES = 8, 16  # memory of a field, and of a value in a list, during reading
-VALUE_TEXT_BYTES = 2  # text of a value in a list; the chunk size of data_prep/config/keys.py assumes it
+VALUE_TEXT_BYTES = 2  # text of a value in a list; the chunk size of data_prep/config.py assumes it
 
 
 class RowRange(NamedTuple):

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from common.cli import EXIT_DONE
 from common.errors import UserError
-from data_prep.config.keys import PublishedDataConfig
+from data_prep.config import PublishedDataConfig
 from data_prep.published.sets import SETS, write_splits
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from common.documents import Json
 from common.files import Need, require_room
-from data_prep.config.keys import DataConfig
+from data_prep.config import DataConfig
 from data_prep.dataset.format import SPLITS, Manifest, ShardArrays, build_manifest, shard_path, write_shard
 from data_prep.dataset.options import Schema
 from data_prep.engine.job import ChunkRecord, Job, claim_work, find_finished, publish, refuse_foreign_files

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from common.files import FileDigest
 from common.jit import jit
-from data_prep.config.presets import largest_id, num_embeddings
+from data_prep.config import largest_id, num_embeddings
 from data_prep.dataset.format import ROW_KINDS, SPLITS, WEIGHTS, Manifest, Shard, shard_path
 from data_prep.dataset.multi_hot import BLOCK_VALUES, ID_BYTES, TABLES_DIRECTORY, MultiHotTables, table_files
 from data_prep.dataset.spelling import BAG_KINDS, Bags, join, pack

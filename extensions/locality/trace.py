@@ -21,7 +21,7 @@ from common.documents import Json
 from common.errors import UserError
 from common.files import digest_file
 from common.jit import Int, jit
-from data_prep.config.keys import SyntheticConfig
+from data_prep.config import SyntheticConfig
 from data_prep.dataset.format import SPLITS, ShardArrays
 from data_prep.dataset.options import CRITEO, Schema
 from data_prep.encoding.lookup import encode_dense

@@ -22,8 +22,14 @@ from common.errors import UserError
 from common.files import Crc32, FileDigest, Need, require_room
 from common.keys import refuse, shown
 from common.machine import keep_freed_memory, usable_cpus
-from data_prep.config.keys import DataConfig, chunk_size, may_use_processes, parse_size
-from data_prep.config.presets import USED_BY_GENERATORS, unused_key_faults
+from data_prep.config import (
+    USED_BY_GENERATORS,
+    DataConfig,
+    chunk_size,
+    may_use_processes,
+    parse_size,
+    unused_key_faults,
+)
 from data_prep.dataset.format import Manifest, Shard, Split, shard_path
 from data_prep.dataset.spelling import offsets_of, text_of
 from data_prep.engine.executor import Executor, Worker, open_executor, start_fork_server

@@ -24,7 +24,7 @@ from common.documents import Json
 from common.extensions import keys_of_extension
 from common.files import write_atomically
 from common.jit import Int, jit
-from data_prep.config.keys import DataConfig
+from data_prep.config import DataConfig
 from data_prep.sources.discover import RAW_DIRECTORY, Source, resolve_sources
 from data_prep.sources.download import finished_manifest, sources_of_generated
 from data_prep.synthetic import PROBABILITY_STEPS, bayes_scores

@@ -12,7 +12,7 @@ from kubeflow_trainer_api import models
 
 from common.cli import EXIT_BAD_INPUT, EXIT_STOPPED
 from common.compose import compose_config
-from data_prep.config.keys import CONFIG_DIRECTORY, PrepConfig
+from data_prep.config import CONFIG_DIRECTORY, PrepConfig
 from tests.app import pods
 from tests.app.machines import DISTURBED, two_machines, undisturbed
 from tests.app.pods import Cluster, Document, as_jobset, entry_point, manifest

@@ -22,7 +22,7 @@ from app.config.commands import (
     VerifyConfig,
 )
 from common.keys import MISSING, check, check_keys, key, keys_of, values_that_decide_bits
-from data_prep.config.keys import PrepConfig
+from data_prep.config import PrepConfig
 from tests import key_limits as limits
 from tests.changed import changed
 from tests.error_lines import refused

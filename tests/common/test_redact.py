@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from app.config.app_config import AppConfig
 from common.command import RedactingFormatter, is_secret, redact, redact_arguments, redact_message, split_login
 from common.keys import keys_of
-from data_prep.config.keys import DataConfig
+from data_prep.config import DataConfig
 
 SECRETS = ["TORCH_TOKEN", "CUDA_PASSWORD", "CLICKWORK_SECRET", "NCCL_DEBUG_TOKEN", "AWS_SECRET_ACCESS_KEY", "apiKey"]
 SECRETS += ["WANDB_API_KEY", "accessKey", "db.passwd", "GPU_PWD", "x-auth", "CLICKWORK_CREDENTIALS", "private_key"]

@@ -14,7 +14,7 @@ import pytest
 from numpy.typing import NDArray
 
 from common.compose import compose_config
-from data_prep.config.keys import CONFIG_DIRECTORY, DataConfig, PrepConfig
+from data_prep.config import CONFIG_DIRECTORY, DataConfig, PrepConfig
 from data_prep.dataset.format import Manifest, load_manifest, open_shard
 from data_prep.pipeline import preprocess
 from tests.data_prep import oracle

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import data_prep
 from common.compose import compose_config
-from data_prep.config.keys import PrepConfig
+from data_prep.config import PrepConfig
 from data_prep.stages import parse  # noqa: F401
 from tests import forks  # noqa: F401
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_prep.config.keys import DataConfig, PrepConfig
+from data_prep.config import DataConfig, PrepConfig
 from data_prep.dataset import spelling
 from data_prep.dataset.format import load_manifest
 from data_prep.dataset.spelling import text_hash

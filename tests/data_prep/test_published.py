@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from sklearn.model_selection import train_test_split
 from sklearn.preprocessing import LabelEncoder, MinMaxScaler
 
-from data_prep.config.presets import RULES
+from data_prep.config import RULES
 from data_prep.dataset.options import Encoding
 from data_prep.verify import verify_dataset
 from tests.data_prep import oracle

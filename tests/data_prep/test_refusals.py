@@ -13,7 +13,7 @@ import pytest
 from common.compose import compose_config
 from common.keys import keys_of
 from data_prep import verify
-from data_prep.config.keys import CONFIG_DIRECTORY, PrepConfig
+from data_prep.config import CONFIG_DIRECTORY, PrepConfig
 from tests.changed import changed
 from tests.data_prep import oracle
 from tests.data_prep.conftest import Capture, prepare, write_rows

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from numpy.typing import NDArray
 
-from data_prep.config.presets import resolve_rules
+from data_prep.config import resolve_rules
 from data_prep.dataset.format import Manifest, unseen_sentence
 from data_prep.dataset.kinds import misleading_sentences
 from data_prep.dataset.options import DenseTransform, SplitMethod

@@ -14,7 +14,7 @@ from app.data import prepare
 from app.record.documents import read_config
 from common.compose import compose_config
 from common.errors import UserError
-from data_prep.config.keys import SplitConfig
+from data_prep.config import SplitConfig
 from data_prep.dataset.options import DataSource, SplitMethod
 from tests.app.conftest import composed
 from tests.changed import changed

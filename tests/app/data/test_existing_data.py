@@ -13,8 +13,8 @@ from app.data.split import batch_builders
 from common.compose import convert
 from common.errors import UserError
 from common.keys import flat_values, keys_of, refuse, to_plain
-from data_prep.config import keys
-from data_prep.config.keys import IdDistribution
+from data_prep import config as preparation
+from data_prep.config import IdDistribution
 from data_prep.dataset.format import load_manifest
 from data_prep.dataset.options import GENERATORS, DenseTransform
 from data_prep.pipeline import preprocess
@@ -92,7 +92,7 @@ def recorded(config: DataConfig, key: str) -> Any:
 
 
 def test_no_key_is_in_none_of_the_classes() -> None:
-    everything = {key for key, *_ in keys_of(keys.DataConfig)}
+    everything = {key for key, *_ in keys_of(preparation.DataConfig)}
     of_generators = {key for key in everything if key.partition(".")[0] in GENERATED}
     assert everything == {*COMPARED, *REFUSED, *of_generators, *OF_ITS_OWN, *OF_BOTH, *OF_READING, *OF_THE_COMMAND}
 
@@ -118,7 +118,7 @@ def test_a_key_without_effect_is_refused(rows: Path, key: str) -> None:
 def test_keys_of_generators(rows: Path, random_ids: Path) -> None:
     values: dict[Any, Any] = {int: 77, float: 0.5, bool: True, str: "x", int | None: 77, float | None: 0.5}
     values |= {str | None: "x", Any: [5], IdDistribution: "zipf"}
-    for key, owner, name, kind in keys_of(keys.DataConfig):
+    for key, owner, name, kind in keys_of(preparation.DataConfig):
         if key.partition(".")[0] not in GENERATED:
             continue
         value = values[kind]
@@ -131,12 +131,12 @@ def test_keys_of_generators(rows: Path, random_ids: Path) -> None:
 
 
 def test_a_key_given_as_by_default_is_compared_too(rows: Path, random_ids: Path) -> None:
-    usual = keys.RandomConfig()
+    usual = preparation.RandomConfig()
     with pytest.raises(UserError, match=r"data\.random\.rows=200000: the dataset at .* was made with 40; give another"):
         agreed(random_ids, random__rows=usual.rows)
     refused(r"data\.random\.rows=200000: has no effect on the dataset at", agreed, rows, random__rows=usual.rows)
     agreed(random_ids, random__num_dense=usual.num_dense)
-    agreed(rows, memory_budget=keys.DataConfig().memory_budget)  # decides no rows
+    agreed(rows, memory_budget=preparation.DataConfig().memory_budget)  # decides no rows
 
 
 def test_nothing_given_records_what_was_in_force(rows: Path) -> None:

@@ -15,7 +15,7 @@ from app.data.split import find_split
 from common.compose import compose_config
 from common.errors import UserError
 from common.keys import check
-from data_prep.config.keys import CONFIG_DIRECTORY, PrepConfig, SplitConfig
+from data_prep.config import CONFIG_DIRECTORY, PrepConfig, SplitConfig
 from data_prep.dataset.format import load_manifest
 from data_prep.pipeline import preprocess
 from tests.app.conftest import SMALL, Command, Refusal, composed

@@ -8,7 +8,7 @@ import pytest
 from app.config.app_config import validate
 from app.data import prepare
 from common.compose import compose_config
-from data_prep.config.keys import CONFIG_DIRECTORY, PrepConfig
+from data_prep.config import CONFIG_DIRECTORY, PrepConfig
 from data_prep.dataset.format import load_manifest
 from tests.app.conftest import SMALL, composed, ended, forked
 from tests.changed import changed

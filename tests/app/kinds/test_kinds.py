@@ -34,7 +34,7 @@ SOURCE_EXCEPTIONS = {
     "extensions/locality/trace.py": "its own name in the manifest",
 }
 # Files that may have a source or a method of splits itself, and why.
-MEMBER_EXCEPTIONS = {"app/config/data.py": "the default", "data_prep/config/presets.py": "what encodings have"}
+MEMBER_EXCEPTIONS = {"app/config/data.py": "the default", "data_prep/config.py": "what encodings have"}
 # Files of the core that may ask for a kind of model or dataset itself, and why.
 ROW_EXCEPTIONS = {
     "data_prep/dataset/format.py": "the formats of manifests",

@@ -1,7 +1,7 @@
 import pytest
 
 from common.keys import declaration, describe
-from data_prep.config.keys import DataConfig, PrepConfig, chunk_size, parse_size
+from data_prep.config import DataConfig, PrepConfig, chunk_size, parse_size
 from tests.data_prep.conftest import config
 from tests.error_lines import refused
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from data_prep.config.presets import report_differences, resolve_rules
+from data_prep.config import report_differences, resolve_rules
 from tests.data_prep.conftest import Capture, config
 
 TORCHREC = "output will differ from TorchRec's because of data.dense_transform=raw"

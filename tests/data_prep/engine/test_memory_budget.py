@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.config.keys import chunk_size
-from data_prep.config.presets import resolve_rules
+from data_prep.config import chunk_size, resolve_rules
 from data_prep.dataset.options import CRITEO
 from data_prep.dataset.table_spec import Table
 from data_prep.engine import job as memory_budget

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from common.files import FileDigest
-from data_prep.config.presets import resolve_rules
+from data_prep.config import resolve_rules
 from data_prep.dataset.options import CRITEO
 from data_prep.dataset.table_spec import Table
 from data_prep.engine.job import Job, reads_whole

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from data_prep.config.keys import RemoteConfig
+from data_prep.config import RemoteConfig
 from data_prep.sources import download
 from data_prep.sources.download import PartialFile, RemoteFile, download_all, unpack_member
 from tests.data_prep import oracle

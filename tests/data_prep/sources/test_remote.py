@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from common.cli import EXIT_STOPPED
-from data_prep.config.keys import DataConfig
+from data_prep.config import DataConfig
 from data_prep.job_setup import find_sources
 from data_prep.pipeline import preprocess
 from data_prep.verify import verify_dataset

@@ -4,7 +4,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data_prep.config.keys import IdDistribution, RandomConfig
+from data_prep.config import IdDistribution, RandomConfig
 from data_prep.dataset.format import load_manifest, open_shard
 from data_prep.encoding.encoder import Encoder
 from data_prep.synthetic import draw_ids

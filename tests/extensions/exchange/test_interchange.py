@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from common.compose import compose_config
 from common.errors import UserError
-from data_prep.config.keys import CONFIG_DIRECTORY
+from data_prep.config import CONFIG_DIRECTORY
 from data_prep.dataset.format import load_manifest, shard_path
 from data_prep.encoding.encoder import Encoder
 from data_prep.engine.job import lock_work

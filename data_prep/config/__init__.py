@@ -1,1 +1,0 @@
-"""All keys of `python -m data_prep`: meanings, limits, checks of combinations, and the encodings by name."""
