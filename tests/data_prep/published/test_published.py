@@ -18,7 +18,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from data_prep.published import kgcn_lastfm, ncf_movielens_1m, sets, tfrs_movielens_100k
+from data_prep import published
 from tests.error_lines import refused
 
 # Of the files below by src/preprocess.py and src/data_loader.py of hwwang55/KGCN at 2363ca2, as label,user,item.
@@ -49,26 +49,26 @@ def digests(directory: Path) -> dict[str, str]:
 
 
 @pytest.fixture
-def small(raw: Path) -> Iterator[sets.PublishedSet]:
+def small(raw: Path) -> Iterator[published.PublishedSet]:
     """The set of those files, served as a mirror serves them."""
     handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(raw))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         url, files = f"http://127.0.0.1:{server.server_port}/", digests(raw)
-        names = list(sets.SETS["kgcn_lastfm"].files)
-        yield replace(sets.SETS["kgcn_lastfm"], url=url, files={name: files[name] for name in names}, splits=KGCN)
+        names = list(published.SETS["kgcn_lastfm"].files)
+        yield replace(published.SETS["kgcn_lastfm"], url=url, files={name: files[name] for name in names}, splits=KGCN)
         server.shutdown()
 
 
-def test_fetched_files_become_the_rows_that_kgcn_draws(small: sets.PublishedSet, tmp_path: Path) -> None:
-    paths = sets.write_splits(small, tmp_path / "fetched", tmp_path / "out")
+def test_fetched_files_become_the_rows_that_kgcn_draws(small: published.PublishedSet, tmp_path: Path) -> None:
+    paths = published.write_splits(small, tmp_path / "fetched", tmp_path / "out")
     assert digests(tmp_path / "out") == {f"{split}.csv": sha256 for split, sha256 in KGCN.items()}
     assert sorted(paths) == sorted((tmp_path / "out").iterdir())
     assert {"user_artists.dat", "item_index2entity_id.txt"} <= set(digests(tmp_path / "fetched"))
 
 
 def test_each_user_has_as_many_negatives_as_positives(raw: Path) -> None:
-    splits = kgcn_lastfm.split_rows(raw / "user_artists.dat", raw / "item_index2entity_id.txt")
+    splits = published.kgcn_lastfm(raw / "user_artists.dat", raw / "item_index2entity_id.txt")
     rows = [row for split in splits.values() for row in list(split)[1:]]
     assert len({(user, item) for _, user, item in rows}) == len(rows)
     for label in (0, 1):
@@ -91,22 +91,22 @@ def test_pairs_of_the_test_file_leave_train_and_items_are_numbered_as_they_appea
     lines = [f"({user},{held_out[user]})\t{one}\t{other}\n" for user, (one, other) in negatives.items()]
     (tmp_path / "test.negative").write_text("".join(lines))
     paths = (tmp_path / name for name in ("ratings.parquet", "test.rating", "test.negative"))
-    splits = {name: list(rows)[1:] for name, rows in ncf_movielens_1m.split_rows(*paths).items()}
+    splits = {name: list(rows)[1:] for name, rows in published.ncf_movielens_1m(*paths).items()}
     assert splits["train"] == [(1, *pair) for pair in numbered if pair not in set(held_out.items())]
     candidates = {user: [held_out[user], *negatives[user]] for user in held_out}
     expected = [(int(not i), user, int(item)) for user, row in candidates.items() for i, item in enumerate(row)]
     assert splits["test"] == expected
 
 
-def test_another_file_or_split_is_refused(small: sets.PublishedSet, raw: Path, tmp_path: Path) -> None:
+def test_another_file_or_split_is_refused(small: published.PublishedSet, raw: Path, tmp_path: Path) -> None:
     other = replace(small, splits={**KGCN, "train": "0" * 64})
     message = r"train.csv: other rows than those of the published split"
-    refused(message, sets.write_splits, other, raw, tmp_path / "out")
+    refused(message, published.write_splits, other, raw, tmp_path / "out")
     assert not list((tmp_path / "out").iterdir())
     with open(raw / "user_artists.dat", "a", encoding="utf-8") as file:
         file.write("2\t100\t1\n")
     message = r"user_artists.dat: sha256 .* where the published file has .*; delete it"
-    refused(message, sets.write_splits, small, raw, tmp_path / "other")
+    refused(message, published.write_splits, small, raw, tmp_path / "other")
 
 
 @pytest.mark.medium
@@ -124,8 +124,8 @@ def test_movielens_is_shuffled_as_numpy_does(tmp_path: Path, monkeypatch: pytest
     ratings = [f"{user}\t{movie}\t{1 + (int(user) + movie) % 5}\t88{movie}" for movie in range(9) for user in ages]
     (tmp_path / "user").write_text("\n".join(["user_id:token\tage\tgender\toccupation\tzip_code", *users, ""]))
     (tmp_path / "inter").write_text("\n".join(["user_id:token\titem\trating\ttimestamp", *ratings, ""]))
-    monkeypatch.setattr(tfrs_movielens_100k, "TRAIN_ROWS", 50)
-    split_rows = tfrs_movielens_100k.split_rows(tmp_path / "inter", tmp_path / "user")
+    monkeypatch.setattr(published, "TRAIN_ROWS", 50)
+    split_rows = published.tfrs_movielens_100k(tmp_path / "inter", tmp_path / "user")
     splits = {name: list(rows) for name, rows in split_rows.items()}
     table = pd.read_csv(tmp_path / "inter", sep="\t", names=["user", "movie", "rating", "time"], skiprows=1)
     table["age"] = table["user"].astype(str).map(ages)
