@@ -400,11 +400,19 @@ def chunk_size(data: DataConfig, is_arranged: bool = False, is_ragged: bool = Fa
     return max(1, chunk // (RAGGED_FRACTION if is_ragged else ARRANGED_FRACTION if is_arranged else 1))
 
 
+class PublishedName(Enum):
+    """Small public datasets with the split of a paper (data_prep/published.py)."""
+
+    kgcn_lastfm = "kgcn_lastfm"
+    ncf_movielens_1m = "ncf_movielens_1m"
+    tfrs_movielens_100k = "tfrs_movielens_100k"
+
+
 @dataclass(frozen=True)
 class PublishedDataConfig:
     """The published set, and its directories."""
 
-    name: str = key(MISSING, "name of the dataset: kgcn_lastfm, ncf_movielens_1m, tfrs_movielens_100k")
+    name: PublishedName = key(MISSING, "name of the dataset")
     out: str | None = key(None, "directory of the splits, train.csv and so on; null: data/NAME")
     raw: str | None = key(None, "directory that holds its files, or to which they are downloaded; null: OUT/raw")
 

@@ -212,10 +212,8 @@ SETS = {
 
 def main(config: PublishedDataConfig) -> int:
     """Write the splits as configured, and return an exit status."""
-    if config.name not in SETS:
-        raise UserError(f"name={config.name}: must be one of {', '.join(SETS)}")
-    published = SETS[config.name]
-    out = Path(config.out or f"data/{config.name}")
+    published = SETS[config.name.value]
+    out = Path(config.out or f"data/{config.name.value}")
     print(published.title)
     for path in write_splits(published, Path(config.raw) if config.raw else out / "raw", out):
         print(path)

@@ -37,7 +37,7 @@ from data_prep.dataset.format import SPLITS, ShardArrays
 from data_prep.dataset.multi_hot import MLPERF_SIZES, MLPERF_V2
 from data_prep.dataset.options import CRITEO_NUM_DENSE, CRITEO_NUM_SPARSE, Schema
 from data_prep.dataset.spelling import Bags, offsets_of
-from data_prep.io.arrays import ArrayWriter
+from data_prep.io import ArrayWriter
 from data_prep.parsing.criteo import Block
 from data_prep.sources.discover import RAW_DIRECTORY, Source, resolve_sources
 from data_prep.sources.download import finished_manifest, sources_of_generated

@@ -22,7 +22,6 @@ from data_prep.config import PICKLED, compared_keys, first_difference, given_val
 from data_prep.dataset.format import MANIFEST_NAME, Manifest, load_manifest, sampling_sentence, unseen_sentence
 from data_prep.dataset.kinds import misleading_sentences
 from data_prep.dataset.options import GENERATORS
-from data_prep.published import SETS
 
 log = logging.getLogger("clickwork")
 
@@ -49,7 +48,8 @@ def prepare(config: DataConfig) -> bool:
         return False
     # The files of a published set are written by a command of its own.
     name, train = config.published_tables, config.train
-    if name in SETS and isinstance(train, str) and train == f"data/{name}/train.csv" and not Path(train).exists():
+    is_published = name in preparation.PublishedName.__members__ and train == f"data/{name}/train.csv"
+    if is_published and not Path(str(train)).exists():
         raise UserError(f"{train}: no such file; python -m data_prep.published name={name} fetches and writes it")
     if (Path(str(job.data.path)) / MANIFEST_NAME).exists() and not job.data.overwrite:
         # Imported lazily: runs without data of their own do not need these modules.

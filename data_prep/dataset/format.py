@@ -47,7 +47,7 @@ from data_prep.dataset.options import (
 from data_prep.dataset.spelling import BAG_KINDS, Bags, charset_named, from_text, pack, unpack
 from data_prep.dataset.table_spec import FORMATS, Table
 from data_prep.dataset.transforms import FITS
-from data_prep.io.arrays import open_array, prefetch, write_array
+from data_prep.io import open_array, prefetch, write_array
 
 ROW_KINDS = ("labels", "dense", "sparse")  # arrays with one row per sample, which all datasets have
 RANGE_TRANSFORMS = (DenseTransform.torchrec, DenseTransform.minmax)  # transforms that need a range

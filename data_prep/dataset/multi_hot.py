@@ -25,7 +25,7 @@ from common.files import FileDigest, digest_file, format_bytes, sync, write_atom
 from common.jit import copy_16, jit, prefetch
 from data_prep.dataset.options import to_json
 from data_prep.dataset.spelling import Bags
-from data_prep.io.arrays import HEADER_BYTES, ArrayWriter
+from data_prep.io import HEADER_BYTES, ArrayWriter
 
 MLPERF_V2 = "mlperf_v2"
 MLPERF_SIZES = (3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1)

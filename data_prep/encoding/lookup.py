@@ -30,7 +30,7 @@ from data_prep.dataset.options import DenseTransform
 from data_prep.dataset.spelling import HASHED, text_values
 from data_prep.dataset.table_spec import Table
 from data_prep.dataset.transforms import ColumnTransform, largest_input, transform_columns
-from data_prep.io.arrays import open_array
+from data_prep.io import open_array
 
 VOCABULARY_DIRECTORY = "vocab"
 OUT_OF_VOCABULARY = 0

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from common import signals
 from common.errors import DISK_FULL, UserError
 from common.machine import give_back_freed_memory
-from data_prep.io.progress import Progress, Tally
+from data_prep.io import Progress, Tally
 
 ResultT = TypeVar("ResultT")
 ResultT_co = TypeVar("ResultT_co", covariant=True)

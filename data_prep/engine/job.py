@@ -66,7 +66,7 @@ from data_prep.dataset.table_spec import Table
 from data_prep.dataset.transforms import FITS
 from data_prep.encoding.lookup import VOCABULARY_DIRECTORY
 from data_prep.engine.executor import Worker
-from data_prep.io.arrays import MAX_HELD_BYTES
+from data_prep.io import MAX_HELD_BYTES
 from data_prep.parsing.formats import format_named
 from data_prep.sources.discover import GZIP_RATIO, RAW_DIRECTORY, KnownSum, Source
 from data_prep.sources.download import other_dataset_error, recorded_times

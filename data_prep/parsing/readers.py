@@ -25,7 +25,7 @@ from pyarrow import csv as arrow_csv
 
 from common.errors import UserError
 from data_prep.dataset.spelling import STANDARD, UTF_8, Dialect
-from data_prep.io.arrays import BLOCK_BYTES
+from data_prep.io import BLOCK_BYTES
 from data_prep.parsing.convert import is_list_type
 from data_prep.parsing.formats import (
     BYTE_ORDER_MARK,

@@ -28,7 +28,7 @@ from common.errors import UserError
 from common.files import FileDigest, Need, SummedFile, digest_file, format_bytes, require_room, sync, write_atomically
 from data_prep.config import DataConfig, RemoteConfig
 from data_prep.dataset.format import MANIFEST_NAME, Manifest, load_manifest
-from data_prep.io.progress import Progress, Tally
+from data_prep.io import Progress, Tally
 from data_prep.sources.discover import (
     DAMAGE,
     GZIP_MAGIC,

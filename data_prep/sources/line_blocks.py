@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from common.errors import UserError
 from common.files import FileDigest, SummedFile
-from data_prep.io.arrays import BLOCK_BYTES, ReadAhead
+from data_prep.io import BLOCK_BYTES, ReadAhead
 from data_prep.sources.discover import DAMAGE, Source, copy_command, packing_of
 
 ROOM_BEFORE = BLOCK_BYTES  # bytes before a block, for the beginning of a line that ends in it

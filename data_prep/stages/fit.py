@@ -29,7 +29,7 @@ from data_prep.dataset.transforms import FITS
 from data_prep.encoding.lookup import TEXT_KINDS, DenseRange, join_ranges, vocabulary_path
 from data_prep.engine.executor import Executor, Worker
 from data_prep.engine.job import VALUE_BYTES, ChunkRecord, Job, LoggedTask, path_of
-from data_prep.io.arrays import FileRange, FileWriter, open_array, read_ranges, write_array
+from data_prep.io import FileRange, FileWriter, open_array, read_ranges, write_array
 from data_prep.stages.columns import DICTIONARIES, StoredDictionary, read_column, write_code_counts
 from data_prep.stages.place import rows_below
 from data_prep.vocabulary import (

@@ -30,7 +30,7 @@ from data_prep.encoding.lookup import (
 )
 from data_prep.engine.executor import Executor, Worker
 from data_prep.engine.job import SPLIT_KEYS, ChunkRecord, Job, load_record, save_record
-from data_prep.io.arrays import BLOCK_BYTES, ArrayWriter
+from data_prep.io import BLOCK_BYTES, ArrayWriter
 from data_prep.parsing.criteo import Block, diagnose_row, empty_block, max_rows, parse_bytes, parse_lines
 from data_prep.parsing.formats import Chunk, FileLayout, LineFormat, format_named, table_layout, table_size
 from data_prep.parsing.raw_rows import RawRows, TableBlock

@@ -50,7 +50,7 @@ from data_prep.engine.job import (
     LoggedTask,
     path_of,
 )
-from data_prep.io.arrays import (
+from data_prep.io import (
     ArrayWriter,
     open_array,
     read_ranges,

@@ -63,7 +63,7 @@ from data_prep.dataset.kinds import kind_of
 from data_prep.dataset.options import MAX_NUM_EMBEDDINGS, Feature, TableRows, to_json
 from data_prep.dataset.spelling import compared_text, text_key, whole_number
 from data_prep.dataset.table_spec import RULE, parse_rule
-from data_prep.io.arrays import open_array
+from data_prep.io import open_array
 from data_prep.parsing.convert import (
     EMPTY,
     Distinct,

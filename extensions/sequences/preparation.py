@@ -44,7 +44,7 @@ from data_prep.engine.job import (
     publish,
     refuse_foreign_files,
 )
-from data_prep.io.arrays import ArrayWriter, open_array, write_array
+from data_prep.io import ArrayWriter, open_array, write_array
 from data_prep.job_setup import find_sources
 from data_prep.parsing.convert import distinct, excerpt, to_list
 from data_prep.parsing.dates import SECOND

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep.io.arrays import HEADER_BYTES, ArrayWriter, open_array, read_rows, write_array
+from data_prep.io import HEADER_BYTES, ArrayWriter, open_array, read_rows, write_array
 from tests.data_prep.io.test_direct_io import small_pieces as small_pieces
 
 

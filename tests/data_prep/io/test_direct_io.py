@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep.io import arrays
-from data_prep.io.arrays import FileRange, FileWriter, read_ranges
+from data_prep import io as data_io
+from data_prep.io import FileRange, FileWriter, read_ranges
 
 PIECE, MAX_HELD = 4096, 3 * 4096
 SIZES = st.sampled_from([0, 1, 100, PIECE - 1, PIECE, PIECE + 1, MAX_HELD, MAX_HELD + 5])
@@ -21,8 +21,8 @@ SIZES = st.sampled_from([0, 1, 100, PIECE - 1, PIECE, PIECE + 1, MAX_HELD, MAX_H
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arrays, "PIECE_BYTES", PIECE)
-    monkeypatch.setattr(arrays, "MAX_HELD_BYTES", MAX_HELD)
+    monkeypatch.setattr(data_io, "PIECE_BYTES", PIECE)
+    monkeypatch.setattr(data_io, "MAX_HELD_BYTES", MAX_HELD)
 
 
 @settings(max_examples=60, deadline=None)
@@ -61,7 +61,7 @@ def test_a_failing_write_leaves_no_file(tmp_path: Path, monkeypatch: pytest.Monk
     def disk_is_full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(arrays, "write_past_cache", disk_is_full)
+    monkeypatch.setattr(data_io, "write_past_cache", disk_is_full)
     before = set(os.listdir("/proc/self/fd"))
     file = FileWriter(tmp_path / "a", is_buffered=is_buffered)
 

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from data_prep.engine.executor import Counters
-from data_prep.io.progress import Progress
+from data_prep.io import Progress
 from tests.data_prep.conftest import Capture
 
 

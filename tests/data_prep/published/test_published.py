@@ -113,7 +113,7 @@ def test_another_file_or_split_is_refused(small: published.PublishedSet, raw: Pa
 def test_a_set_without_a_mirror_or_a_name_is_one_line(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "data_prep.published", f"out={tmp_path}/out"]
     process = subprocess.run([*command, "name=kgcn"], capture_output=True, text=True, check=False)
-    message = "error: name=kgcn: must be one of kgcn_lastfm, ncf_movielens_1m, tfrs_movielens_100k\n"
+    message = f"error: configuration: name=kgcn: not one of {', '.join(published.SETS)}; give one of these\n"
     assert (process.returncode, process.stderr) == (2, message)
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep.io.arrays import BLOCK_BYTES
+from data_prep.io import BLOCK_BYTES
 from data_prep.parsing.criteo import PADDING
 from data_prep.sources.discover import resolve_sources
 from data_prep.sources.line_blocks import ROOM_BEFORE, ROOM_BEHIND, LineBlocks, count_lines_before

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from data_prep.dataset.format import load_manifest, open_shard
 from data_prep.dataset.multi_hot import MLPERF_SIZES, MultiHot, MultiHotTables, table_path
-from data_prep.io.arrays import MAPPED_BYTES
+from data_prep.io import MAPPED_BYTES
 from data_prep.verify import verify_dataset
 from tests.data_prep.conftest import SPLITS, load_split, prepare, write_rows
 from tests.error_lines import refused
@@ -102,7 +102,7 @@ def test_room_for_the_tables_where_their_sizes_are_known_late(tmp_path: Path, mo
 RESIDENT = """
 import sys
 import numpy as np
-from data_prep.io.arrays import take_mapped
+from data_prep.io import take_mapped
 
 def peak():
     return next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith("VmHWM"))

@@ -1,1 +1,0 @@
-"""Arrays written with their checksums, direct I/O, read-ahead, and progress."""
