@@ -82,7 +82,7 @@ class Dataset:
         Raises:
             Error: there is no such column, or a value is invalid.
         """
-        from data_prep.encoding.encoder import Encoder
+        from data_prep.encoder import Encoder
         from data_prep.parsing.convert import to_column
 
         self._require_column(column)
@@ -98,7 +98,7 @@ class Dataset:
             Error: an id is not a whole number, ids of this encoding do not tell values, or the dataset does not keep
                 the values' texts.
         """
-        from data_prep.encoding.lookup import vocabulary_values
+        from data_prep.lookup import vocabulary_values
 
         self._require_column(column)
         try:

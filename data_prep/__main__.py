@@ -14,7 +14,7 @@ from common.cli import EXIT_DONE, EXIT_STOPPED, exit_status, run
 from data_prep.commands import COMMANDS
 from data_prep.config import PICKLED, PrepConfig, may_use_processes
 from data_prep.dataset.format import MANIFEST_NAME
-from data_prep.engine.executor import start_fork_server
+from data_prep.executor import start_fork_server
 
 
 def main(config: PrepConfig) -> int:

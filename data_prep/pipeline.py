@@ -19,7 +19,7 @@ from common.files import FileDigest
 from common.jit import compile_notice
 from common.keys import refuse, shown
 from common.machine import keep_freed_memory, usable_cpus
-from data_prep import job_setup
+from data_prep import job as jobs
 from data_prep.config import (
     USED_BY_GENERATORS,
     DataConfig,
@@ -35,10 +35,9 @@ from data_prep.dataset.format import Manifest, build_manifest, unseen_sentence
 from data_prep.dataset.kinds import data_checks, misleading_sentences
 from data_prep.dataset.options import CRITEO, to_json
 from data_prep.dataset.spelling import Form, to_text
-from data_prep.encoding.lookup import DenseRange, column_transforms, write_tables
-from data_prep.engine import job as jobs
-from data_prep.engine.executor import Executor, open_executor, peak_memory, start_fork_server
-from data_prep.engine.job import ChunkRecord, Job, keep_or_discard_work
+from data_prep.executor import Executor, open_executor, peak_memory, start_fork_server
+from data_prep.job import ChunkRecord, Job, keep_or_discard_work
+from data_prep.lookup import DenseRange, column_transforms, write_tables
 from data_prep.sources.discover import given_md5s, missing_days, refuse_other_md5
 from data_prep.sources.download import SOURCE_MD5, note_read_sums, note_times, source_sums
 from data_prep.stages import checks
@@ -78,7 +77,7 @@ def preprocess(data: DataConfig) -> Manifest:
             refuse(unused_key_faults(data, USED_BY_GENERATORS, reason))
             threads = data.workers or usable_cpus()
             return write_generated(data, root, load(source.generator)(getattr(data, source.group), threads))
-        parts = job_setup.kind_to_make(data).parts
+        parts = jobs.kind_to_make(data).parts
         return (prepare_rows if parts is None else parts().prepare)(data, root)
     except OSError as error:
         reason = error.strerror or str(error)
@@ -87,16 +86,16 @@ def preprocess(data: DataConfig) -> Manifest:
 
 def prepare_rows(data: DataConfig, root: Path) -> Manifest:
     """Make a dataset of rows from raw files. Raise UserError as `preprocess` does."""
-    job_setup.refuse_early(data, root)
+    jobs.refuse_early(data, root)
     with jobs.claim_work(root) as work:
         # The sources, their columns, and the parameters that with the rows decide the shards' bytes.
-        sources = tuple(job_setup.find_sources(data, root, work))
-        table = job_setup.describe_table(data, root, sources)
+        sources = tuple(jobs.find_sources(data, root, work))
+        table = jobs.describe_table(data, root, sources)
         rules = resolve_rules(data, len(sources), table)
         schema = CRITEO if table is None else table.schema
-        job_setup.require_droppable(data, schema)
-        bags = job_setup.choose_bags(data, rules, schema)
-        parameters = job_setup.encoding_parameters(data, rules, table, bags)
+        jobs.require_droppable(data, schema)
+        bags = jobs.choose_bags(data, rules, schema)
+        parameters = jobs.encoding_parameters(data, rules, table, bags)
 
         # A finished dataset of the same files and parameters is returned as it is; any other is refused.
         md5s = given_md5s(data.checksums, sources)
@@ -110,9 +109,9 @@ def prepare_rows(data: DataConfig, root: Path) -> Manifest:
         # Before a job starts or resumes: the directory must be free for it, and the disk large enough.
         jobs.refuse_foreign_files(root, work, [Path(source.path) for source in sources])
         expected_sums = source_sums(data, root, sources) if data.remote.name else ()
-        chunk_bytes, per_shard = job_setup.divide_shard(parameters["chunk_bytes"], table is not None)
+        chunk_bytes, per_shard = jobs.divide_shard(parameters["chunk_bytes"], table is not None)
         keeps_texts = data.keep_texts is not False
-        column = job_setup.split_column(rules, table, sources)
+        column = jobs.split_column(rules, table, sources)
         job = Job(work, sources, schema, rules, chunk_bytes, table, bags, expected_sums, keeps_texts, per_shard, column)
         jobs.check_disk(root, job)
         keep_or_discard_work(work, parameters, sources)

@@ -37,7 +37,7 @@ from data_prep.dataset.kinds import split_directories
 from data_prep.dataset.multi_hot import SUMS_NAME, TABLES_DIRECTORY, verify_sums
 from data_prep.dataset.options import LabelKind
 from data_prep.dataset.spelling import Bags
-from data_prep.encoding.lookup import VOCABULARY_DIRECTORY, VocabularyTexts, text_path, verify_texts, vocabulary_path
+from data_prep.lookup import VOCABULARY_DIRECTORY, VocabularyTexts, text_path, verify_texts, vocabulary_path
 
 CHECKED_ROWS = 1 << 18
 

@@ -24,8 +24,8 @@ from common.files import FileDigest
 from common.jit import Int, jit
 from common.machine import share_allocator_with_arrow
 from data_prep.dataset.options import VocabularyOrder
-from data_prep.encoding.lookup import EMPTY_SLOT, HASH_MULTIPLIER, insert, text_buffers
 from data_prep.io import ArrayWriter, npy_header, open_array, unload
+from data_prep.lookup import EMPTY_SLOT, HASH_MULTIPLIER, insert, text_buffers
 
 PartT_co = TypeVar("PartT_co", covariant=True)
 FEW_CODES, MAX_CODES = 1 << 8, 1 << 16  # codes that fit one byte and two bytes

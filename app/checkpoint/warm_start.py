@@ -21,7 +21,7 @@ from app.model.embeddings import Embedding
 from common.errors import UserError
 from data_prep.dataset.format import Manifest, open_shard
 from data_prep.dataset.options import Encoding
-from data_prep.encoding.lookup import build_table, vocabulary_path
+from data_prep.lookup import build_table, vocabulary_path
 
 TABLES = ".embedding_bags."  # part of the names of tables' tensors
 BLOCK_ROWS = 1 << 18  # rows of a table that are copied at a time

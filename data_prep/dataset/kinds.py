@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from common.documents import Json
     from data_prep.config import DataConfig
     from data_prep.dataset.format import Document, Manifest
-    from data_prep.engine.job import Job
+    from data_prep.job import Job
     from data_prep.sources.discover import Source
     from data_prep.stages.write import BuiltShard
 

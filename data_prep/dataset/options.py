@@ -16,7 +16,7 @@ from common.extensions import row_constructor, rows_of_extensions
 from data_prep.dataset.kinds import ROWS, NamedSource, SourceKind
 
 OWN_FILES = SourceKind()
-_CRITEO = SourceKind(ROWS, "data_prep.job_setup:fetch_days", group="remote")
+_CRITEO = SourceKind(ROWS, "data_prep.job:fetch_days", group="remote")
 
 
 class DataSource(Enum):

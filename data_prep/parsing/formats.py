@@ -61,7 +61,7 @@ class Chunk(NamedTuple):
 
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-MIN_ROW_BYTES = 41  # shortest row of text; data_prep/engine/job.py relies on it
+MIN_ROW_BYTES = 41  # shortest row of text; data_prep/job.py relies on it
 
 
 def table_layout(table: Table) -> tuple[list[str], FileLayout]:

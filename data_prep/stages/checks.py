@@ -13,8 +13,8 @@ from data_prep.dataset.format import SPLITS, UNSEEN, WEIGHTS, Manifest
 from data_prep.dataset.kinds import SHARED_IDS, UNKNOWN_SHARE, VALUES_PER_ROW
 from data_prep.dataset.options import DenseTransform, LabelKind, SplitMethod
 from data_prep.dataset.spelling import unpack
-from data_prep.engine.job import ChunkRecord, Job
 from data_prep.io import open_array
+from data_prep.job import ChunkRecord, Job
 from data_prep.stages.fit import VocabularyRecord
 from data_prep.stages.place import held_out_splits
 from data_prep.stages.write import BuiltShard

@@ -26,10 +26,10 @@ from common.errors import UserError
 from common.files import FileDigest, digest_file
 from data_prep.dataset.options import DenseTransform, VocabularyOrder
 from data_prep.dataset.transforms import FITS
-from data_prep.encoding.lookup import TEXT_KINDS, DenseRange, join_ranges, vocabulary_path
-from data_prep.engine.executor import Executor, Worker
-from data_prep.engine.job import VALUE_BYTES, ChunkRecord, Job, LoggedTask, path_of
+from data_prep.executor import Executor, Worker
 from data_prep.io import FileRange, FileWriter, open_array, read_ranges, write_array
+from data_prep.job import VALUE_BYTES, ChunkRecord, Job, LoggedTask, path_of
+from data_prep.lookup import TEXT_KINDS, DenseRange, join_ranges, vocabulary_path
 from data_prep.stages.columns import DICTIONARIES, StoredDictionary, read_column, write_code_counts
 from data_prep.stages.place import rows_below
 from data_prep.vocabulary import (

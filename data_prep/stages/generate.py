@@ -15,8 +15,8 @@ from common.files import Need, require_room
 from data_prep.config import DataConfig
 from data_prep.dataset.format import SPLITS, Manifest, ShardArrays, build_manifest, shard_path, write_shard
 from data_prep.dataset.options import Schema
-from data_prep.engine.job import ChunkRecord, Job, claim_work, find_finished, publish, refuse_foreign_files
 from data_prep.io import open_array
+from data_prep.job import ChunkRecord, Job, claim_work, find_finished, publish, refuse_foreign_files
 from data_prep.stages.parse import TRUTH_SUFFIX
 from data_prep.stages.place import chunk_positions
 from data_prep.synthetic import PROBABILITY_STEPS, bayes_scores, row_settings, truth_path

@@ -18,7 +18,10 @@ from common.files import FileDigest, digest_file
 from data_prep.dataset.format import WEIGHTS
 from data_prep.dataset.spelling import Form
 from data_prep.dataset.table_spec import Table
-from data_prep.encoding.lookup import (
+from data_prep.executor import Executor, Worker
+from data_prep.io import BLOCK_BYTES, ArrayWriter
+from data_prep.job import SPLIT_KEYS, ChunkRecord, Job, load_record, save_record
+from data_prep.lookup import (
     DenseRange,
     column_range,
     column_transforms,
@@ -28,9 +31,6 @@ from data_prep.encoding.lookup import (
     join_ranges,
     transform_into,
 )
-from data_prep.engine.executor import Executor, Worker
-from data_prep.engine.job import SPLIT_KEYS, ChunkRecord, Job, load_record, save_record
-from data_prep.io import BLOCK_BYTES, ArrayWriter
 from data_prep.parsing.criteo import Block, diagnose_row, empty_block, max_rows, parse_bytes, parse_lines
 from data_prep.parsing.formats import Chunk, FileLayout, LineFormat, format_named, table_layout, table_size
 from data_prep.parsing.raw_rows import RawRows, TableBlock

@@ -30,9 +30,9 @@ from common.command import load
 from common.errors import UserError
 from common.jit import jit
 from data_prep.dataset.format import SPLITS, splitmix64
-from data_prep.engine.executor import Stopped
-from data_prep.engine.job import SPLIT_KEYS, ChunkRecord, Job
+from data_prep.executor import Stopped
 from data_prep.io import open_array
+from data_prep.job import SPLIT_KEYS, ChunkRecord, Job
 
 DRAWS = 1 << 18  # draws made, and swaps sent, at once at most
 WIDE = 1 << 32  # from here on NumPy draws places as 64-bit numbers

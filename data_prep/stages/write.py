@@ -29,27 +29,7 @@ from data_prep.dataset.format import ROW_KINDS, SPLITS, WEIGHTS, Manifest, Shard
 from data_prep.dataset.multi_hot import BLOCK_VALUES, ID_BYTES, TABLES_DIRECTORY, MultiHotTables, table_files
 from data_prep.dataset.spelling import BAG_KINDS, Bags, join, pack
 from data_prep.dataset.transforms import ColumnTransform
-from data_prep.encoding.lookup import (
-    DenseRange,
-    ValueTable,
-    build_code_table,
-    map_tables,
-    text_path,
-    torchrec_ids,
-    transform_rows,
-    vocabulary_path,
-)
-from data_prep.engine.executor import Executor, Worker
-from data_prep.engine.job import (
-    SHARD_SUFFIXES,
-    SHUFFLED_ROW_BYTES,
-    SHUFFLED_VALUE_BYTES,
-    VALUE_BYTES,
-    ChunkRecord,
-    Job,
-    LoggedTask,
-    path_of,
-)
+from data_prep.executor import Executor, Worker
 from data_prep.io import (
     ArrayWriter,
     open_array,
@@ -59,6 +39,26 @@ from data_prep.io import (
     take_mapped,
     unload_array,
     write_array,
+)
+from data_prep.job import (
+    SHARD_SUFFIXES,
+    SHUFFLED_ROW_BYTES,
+    SHUFFLED_VALUE_BYTES,
+    VALUE_BYTES,
+    ChunkRecord,
+    Job,
+    LoggedTask,
+    path_of,
+)
+from data_prep.lookup import (
+    DenseRange,
+    ValueTable,
+    build_code_table,
+    map_tables,
+    text_path,
+    torchrec_ids,
+    transform_rows,
+    vocabulary_path,
 )
 from data_prep.stages.columns import chunk_bags, column_blocks, read_dictionary, row_blocks
 from data_prep.stages.place import LEFT_OUT, Positions, chunk_positions, kept_position

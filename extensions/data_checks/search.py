@@ -18,8 +18,8 @@ from common.errors import UserError
 from data_prep.dataset.format import rows_of_blocks, sampled_blocks, splitmix64
 from data_prep.dataset.options import LabelKind
 from data_prep.dataset.spelling import Bags, unpack
-from data_prep.engine.job import Job
 from data_prep.io import open_array, read_rows
+from data_prep.job import Job
 from data_prep.stages.write import BuiltShard
 
 LEAK_AUC = 0.95  # A column may hold the label if the AUC of its out-of-fold rates is higher.

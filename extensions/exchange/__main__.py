@@ -45,9 +45,9 @@ from data_prep.dataset.format import (
     write_shard,
 )
 from data_prep.dataset.options import CRITEO, DenseTransform, Encoding, LabelKind
-from data_prep.encoding.lookup import transform_dense
-from data_prep.engine.job import claim_work, publish, refuse_foreign_files
 from data_prep.io import ArrayWriter, open_array
+from data_prep.job import claim_work, publish, refuse_foreign_files
+from data_prep.lookup import transform_dense
 from data_prep.stages.write import FIELD_BYTES
 
 

@@ -48,8 +48,8 @@ from data_prep.dataset.multi_hot import TABLES_DIRECTORY, MultiHot, MultiHotTabl
 from data_prep.dataset.options import DenseTransform, Schema
 from data_prep.dataset.spelling import STANDARD
 from data_prep.dataset.table_spec import Table
-from data_prep.encoding.lookup import VocabularyTexts, column_transforms, dense_limits, vocabulary_path
 from data_prep.io import open_array
+from data_prep.lookup import VocabularyTexts, column_transforms, dense_limits, vocabulary_path
 from extensions.export.documents import ExportConfig, ExportedDirectory
 from extensions.export.graph import DENSE, IDS, LOGITS, PREDICTIONS, PROBABILITIES, ModelGraph, bag_input
 

@@ -37,7 +37,7 @@ from common.errors import UserError
 from common.files import write_atomically
 from data_prep.dataset.format import Manifest, mean_bag_sizes, sampled_row_numbers
 from data_prep.dataset.table_spec import Table
-from data_prep.encoding.lookup import vocabulary_values
+from data_prep.lookup import vocabulary_values
 from extensions.importance.report import IMPORTANCE, Feature, Importance, ImportanceConfig
 
 MOST_VALUES = 20  # values of a column with metrics of their own

@@ -24,7 +24,7 @@ from common.jit import Int, jit
 from data_prep.config import SyntheticConfig
 from data_prep.dataset.format import SPLITS, ShardArrays
 from data_prep.dataset.options import CRITEO, Schema
-from data_prep.encoding.lookup import encode_dense
+from data_prep.lookup import encode_dense
 from data_prep.synthetic import (
     CALIBRATION_BLOCK,
     CALIBRATION_ROWS,

@@ -32,20 +32,20 @@ from data_prep.config import (
 )
 from data_prep.dataset.format import Manifest, Shard, Split, shard_path
 from data_prep.dataset.spelling import offsets_of, text_of
-from data_prep.engine.executor import Executor, Worker, open_executor, start_fork_server
-from data_prep.engine.job import (
+from data_prep.executor import Executor, Worker, open_executor, start_fork_server
+from data_prep.io import ArrayWriter, open_array, write_array
+from data_prep.job import (
     CHUNKS_DIRECTORY,
     WORKER_BYTES,
     LoggedTask,
     claim_work,
     find_finished,
+    find_sources,
     keep_or_discard_work,
     limit_workers,
     publish,
     refuse_foreign_files,
 )
-from data_prep.io import ArrayWriter, open_array, write_array
-from data_prep.job_setup import find_sources
 from data_prep.parsing.convert import distinct, excerpt, to_list
 from data_prep.parsing.dates import SECOND
 from data_prep.parsing.formats import Chunk

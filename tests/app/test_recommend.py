@@ -12,7 +12,7 @@ import pytest
 from sklearn.metrics import log_loss, roc_auc_score
 
 from data_prep.dataset.options import CRITEO
-from data_prep.encoding.encoder import Shape, read_new_rows
+from data_prep.encoder import Shape, read_new_rows
 from tests.app.conftest import SMALL, Command, Refusal
 from tests.app.run_files import summary
 from tests.data_prep import oracle

@@ -9,7 +9,7 @@ from tests.data_prep.conftest import REPOSITORY
 
 PROGRAM = """
 import numpy as np
-from data_prep.encoding.lookup import encode_hash
+from data_prep.lookup import encode_hash
 from common.jit import compile_notice
 
 with compile_notice("the parser"):

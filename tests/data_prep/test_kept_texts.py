@@ -12,7 +12,7 @@ from data_prep.config import DataConfig, PrepConfig
 from data_prep.dataset import spelling
 from data_prep.dataset.format import load_manifest
 from data_prep.dataset.spelling import text_hash
-from data_prep.encoding.lookup import VocabularyTexts
+from data_prep.lookup import VocabularyTexts
 from data_prep.verify import main, verify_dataset
 from tests.data_prep import oracle
 from tests.data_prep.conftest import Capture, prepare, sums

@@ -18,7 +18,7 @@ import pytest
 
 from data_prep import pipeline
 from data_prep.dataset.format import load_manifest
-from data_prep.engine.executor import Executor
+from data_prep.executor import Executor
 from data_prep.pipeline import preprocess
 from data_prep.verify import verify_dataset
 from tests.data_prep import oracle

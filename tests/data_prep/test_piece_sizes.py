@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from data_prep import job_setup
-from data_prep.engine import job as job_module
-from data_prep.engine import job as memory_budget
+from data_prep import job
+from data_prep import job as job_module
+from data_prep import job as memory_budget
 from data_prep.stages import write as gather
 from data_prep.verify import verify_dataset
 from tests.data_prep import oracle
@@ -23,7 +23,7 @@ PARTS += [(job_module, f"{name}_BLOCK_ROWS", 37) for name in ("MIN", "MAX")]
 QUICK: list[tuple[str, Constants]] = [
     ("data.encoding=amd_blog", WINDOWS + PARTS),
     ("data.encoding=torchrec_fixed", PARTS),
-    ("data.schema=schema.yaml data.raw=rows.csv", [(job_setup, "MIN_OWN_CHUNK_BYTES", 700)]),
+    ("data.schema=schema.yaml data.raw=rows.csv", [(job, "MIN_OWN_CHUNK_BYTES", 700)]),
 ]
 SLOW = [("data.encoding=dlrm_kaggle", WINDOWS), ("data.encoding=torchrec", WINDOWS)]
 CASES = [*QUICK, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)]

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from data_prep import __main__ as main_module
+from data_prep import job as workspace
 from data_prep import pipeline
 from data_prep.config import DataConfig, PrepConfig
-from data_prep.engine import job as workspace
 from data_prep.pipeline import preprocess
 from data_prep.stages import parse
 from data_prep.verify import verify_dataset

@@ -8,10 +8,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from data_prep import job_setup
+from data_prep import job
 from data_prep.dataset.format import load_manifest
-from data_prep.encoding.encoder import Encoder
-from data_prep.encoding.lookup import VocabularyTexts
+from data_prep.encoder import Encoder
+from data_prep.lookup import VocabularyTexts
 from data_prep.verify import verify_dataset
 from tests.data_prep.conftest import SPLITS, Capture, load_split, prepare, sums, write_rows
 from tests.data_prep.tables import write
@@ -216,7 +216,7 @@ def test_the_vocabulary_has_train_s_values_alone(tmp_path: Path, method: str) ->
 def test_chunks_of_any_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, drop: str) -> None:
     content, results = table(), []
     for size in (2000, 1 << 20):
-        monkeypatch.setattr(job_setup, "MIN_OWN_CHUNK_BYTES", size)
+        monkeypatch.setattr(job, "MIN_OWN_CHUNK_BYTES", size)
         keys = [*METHODS[method], f"data.chunk_bytes={size}", *([drop] if drop else [])]
         results.append(make(tmp_path, content, *keys, out=f"out{size}"))
     assert results[0] == results[1]
@@ -231,7 +231,7 @@ def test_chunks_of_any_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, met
 @pytest.mark.slow("processes")
 @pytest.mark.parametrize("method", METHODS)
 def test_workers_change_no_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
-    monkeypatch.setattr(job_setup, "MIN_OWN_CHUNK_BYTES", 3000)
+    monkeypatch.setattr(job, "MIN_OWN_CHUNK_BYTES", 3000)
     for workers in (1, 3):
         keys = [*METHODS[method], "data.chunk_bytes=3000", f"data.workers={workers}"]
         make(tmp_path, table(), *keys, out=f"out{workers}")

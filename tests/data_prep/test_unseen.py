@@ -11,7 +11,7 @@ from data_prep.config import resolve_rules
 from data_prep.dataset.format import Manifest, unseen_sentence
 from data_prep.dataset.kinds import misleading_sentences
 from data_prep.dataset.options import DenseTransform, SplitMethod
-from data_prep.encoding.lookup import transform_dense
+from data_prep.lookup import transform_dense
 from tests.data_prep import oracle
 from tests.data_prep.conftest import Capture, config, load_split, prepare
 

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 import yaml
 
-from data_prep import job_setup
+from data_prep import job
 from data_prep.dataset.format import open_shard
 from data_prep.dataset.options import LabelKind
-from data_prep.encoding.encoder import Encoder, read_new_rows
-from data_prep.encoding.lookup import VocabularyTexts
+from data_prep.encoder import Encoder, read_new_rows
+from data_prep.lookup import VocabularyTexts
 from data_prep.verify import verify_dataset
 from tests.data_prep.conftest import prepare, seeds
 from tests.data_prep.tables import ALLOW, paths
@@ -61,7 +61,7 @@ def write_splits(draw: random.Random, table: OwnTable, directory: Path) -> tuple
 @pytest.mark.parametrize("seed", seeds(16, 40))
 def test_a_drawn_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     draw = random.Random(seed)
-    monkeypatch.setattr(job_setup, "MIN_OWN_CHUNK_BYTES", draw.choice([300, 1 << 20]))  # several chunks to a shard
+    monkeypatch.setattr(job, "MIN_OWN_CHUNK_BYTES", draw.choice([300, 1 << 20]))  # several chunks to a shard
     raw = RAW_KINDS[seed % len(RAW_KINDS)]
     table, transform = drawn_table(draw, raw, ROWS), draw.choice(["signed_log1p", "minmax", "raw"])
     cap, threshold, rate = draw.choice([None, None, 50, 1000]), draw.choice([1, 1, 2, 4]), draw.choice([0, 0, 0, 1])

@@ -38,7 +38,7 @@ MEMBER_EXCEPTIONS = {"app/config/data.py": "the default", "data_prep/config.py":
 # Files of the core that may ask for a kind of model or dataset itself, and why.
 ROW_EXCEPTIONS = {
     "data_prep/dataset/format.py": "the formats of manifests",
-    "data_prep/job_setup.py": "Criteo's rows have no schema",
+    "data_prep/job.py": "Criteo's rows have no schema",
 }
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from app.scoring import fill_from_user, ignored_columns
 from common.errors import UserError
-from data_prep.encoding.encoder import NewRows, Shape, read_new_rows
+from data_prep.encoder import NewRows, Shape, read_new_rows
 from tests.error_lines import refused
 
 RAW = ("label", "age", "city")

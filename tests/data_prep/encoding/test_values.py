@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_prep.dataset.spelling import remainders, text_key, text_values
-from data_prep.encoding.lookup import column_range, encode_dense, encode_hash, text_buffers, texts_from_buffers
+from data_prep.lookup import column_range, encode_dense, encode_hash, text_buffers, texts_from_buffers
 from data_prep.parsing.criteo import MISSING_INTEGER
 from tests.data_prep import oracle
 

@@ -19,7 +19,7 @@ import pytest
 
 from common.cli import _run_to_status
 from common.errors import UserError
-from data_prep.engine import executor
+from data_prep import executor
 from data_prep.verify import verify_dataset
 from tests.data_prep import oracle
 from tests.data_prep.conftest import Capture, prepare, sums, write_rows

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from data_prep import job as memory_budget
 from data_prep.config import chunk_size, resolve_rules
 from data_prep.dataset.options import CRITEO
 from data_prep.dataset.table_spec import Table
-from data_prep.engine import job as memory_budget
-from data_prep.engine.job import Job
+from data_prep.job import Job
 from data_prep.sources.discover import resolve_sources
 from tests.data_prep.conftest import config, prepare, sums, write_rows
 from tests.data_prep.tables import paths

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from data_prep.engine.executor import Counters
+from data_prep.executor import Counters
 from data_prep.io import Progress
 from tests.data_prep.conftest import Capture
 

@@ -14,8 +14,8 @@ from common.files import FileDigest
 from data_prep.config import resolve_rules
 from data_prep.dataset.options import CRITEO
 from data_prep.dataset.table_spec import Table
-from data_prep.engine.job import Job, reads_whole
 from data_prep.io import BLOCK_BYTES
+from data_prep.job import Job, reads_whole
 from data_prep.parsing.formats import Chunk
 from data_prep.sources.discover import Source, missing_days, resolve_sources
 from data_prep.sources.line_blocks import ROOM_BEFORE, SourceStream

@@ -13,7 +13,7 @@ import pytest
 
 from common.cli import EXIT_STOPPED
 from data_prep.config import DataConfig
-from data_prep.job_setup import find_sources
+from data_prep.job import find_sources
 from data_prep.pipeline import preprocess
 from data_prep.verify import verify_dataset
 from tests.data_prep import oracle

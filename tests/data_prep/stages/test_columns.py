@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from common.files import Crc32
-from data_prep.engine.job import ChunkRecord
+from data_prep.job import ChunkRecord
 from data_prep.stages.columns import ValueBuffer, column_blocks, read_column, read_dictionary, write_columns
 from data_prep.vocabulary import count_values
 

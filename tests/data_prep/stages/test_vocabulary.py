@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from common.files import Crc32
 from data_prep.dataset.options import VocabularyOrder
-from data_prep.engine.job import ChunkRecord
+from data_prep.job import ChunkRecord
 from data_prep.stages.fit import ChunkCounts, load_runs, write_counts
 from data_prep.vocabulary import Run, merge_in_parts
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from data_prep import synthetic as rows_module
 from data_prep import synthetic as teacher_module
 from data_prep.config import SyntheticConfig
-from data_prep.encoding.lookup import encode_dense
+from data_prep.lookup import encode_dense
 from data_prep.parsing.criteo import MISSING_INTEGER, parse_bytes
 from data_prep.synthetic import (
     KAGGLE_CARDINALITIES,

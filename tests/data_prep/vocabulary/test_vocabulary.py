@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_prep.dataset.options import VocabularyOrder
-from data_prep.encoding.lookup import build_table
+from data_prep.lookup import build_table
 from data_prep.vocabulary import count_values, merge_in_parts, most_frequent, rank_values, spill_parts
 from tests.data_prep import oracle
 

@@ -37,7 +37,7 @@ from data_prep.dataset.spelling import (
     text_values,
 )
 from data_prep.dataset.table_spec import Table
-from data_prep.encoding.lookup import (
+from data_prep.lookup import (
     NO_ID,
     DenseRange,
     ValueTable,

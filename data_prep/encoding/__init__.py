@@ -1,1 +1,0 @@
-"""Values to ids and integers to floats, the same for datasets and for new rows."""

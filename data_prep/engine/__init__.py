@@ -1,1 +1,0 @@
-"""A job's tasks on processes or a cluster: task log, memory budget, workspace."""
