@@ -3,9 +3,26 @@
 To import it takes neither torch nor NumPy: what needs them imports them when it is called.
 """
 
-from clickwork import own_packages
+import importlib.util
+from pathlib import Path
 
-own_packages.require_own_packages()
+BESIDE = ("app", "common", "data_prep", "extensions")
+
+
+def _require_own_packages() -> None:
+    """Raise ImportError if Python imports a package of BESIDE, or has imported it, from elsewhere."""
+    root = Path(__file__).resolve().parents[1]
+    for own in (root / name for name in BESIDE if (root / name).is_dir()):
+        spec = importlib.util.find_spec(own.name)
+        places = [] if spec is None else [*(spec.submodule_search_locations or [str(spec.origin)])]
+        if str(own) not in (str(Path(place).resolve()) for place in places):
+            other = places[0] if places else "nothing of this name on sys.path"
+            raise ImportError(
+                f"clickwork: {other} stands before {own}; rename it, or start Python in another directory"
+            )
+
+
+_require_own_packages()
 
 # After the check, which imports nothing of them.
 from clickwork.dataset import Dataset  # noqa: E402

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from clickwork.dataset import Dataset
 from clickwork.errors import BAD_INPUT, Error, convert_errors
-from clickwork.own_packages import ROOT
 from clickwork.predictor import TableLike, open_run, row_scorer, run_arithmetic, trained_config, whole_table
 from common.errors import UserError, last_line
 
@@ -175,6 +174,7 @@ def compare(runs: Sequence[Run | str | Path]) -> Comparison:
         return Comparison(ReportComparison(files), paths[0].parent)
 
 
+ROOT = Path(__file__).resolve().parents[1]
 # As the command `clickwork`, in a directory with packages of the same names, too; it ends with this process.
 PROGRAM = f"""import sys
 sys.path[0] = {str(ROOT)!r}
@@ -197,7 +197,7 @@ def prepare(overrides: Sequence[str] = (), **data: Any) -> Dataset:
     Raises:
         Error: with the error line of the command and status 2, or its last line and another status.
     """
-    from common.config_file import format_override
+    from common.compose import format_override
 
     values = {key: str(value) if isinstance(value, Path) else value for key, value in data.items()}
     typed = [f"data.{key}={format_override(value)}" for key, value in values.items()]

@@ -31,7 +31,11 @@ from data_prep.dataset.spelling import (
     Bags,
     Dialect,
     Form,
+    Locator,
+    RawRows,
+    TableBlock,
     from_text,
+    numbered_rows,
     offsets_of,
     remainders,
     text_values,
@@ -76,7 +80,6 @@ from data_prep.parsing.formats import (
     table_size,
 )
 from data_prep.parsing.labels import convert_rows
-from data_prep.parsing.raw_rows import Locator, RawRows, TableBlock, numbered_rows
 from data_prep.parsing.readers import Text, gather_column, read_names, read_objects, refuse_constants
 from data_prep.sources.discover import DAMAGE, Source, packing_of, resolve_sources
 

@@ -49,7 +49,6 @@ from data_prep.stages.fit import (
     fitted_records,
     kept_values,
 )
-from data_prep.stages.generate import write_generated
 from data_prep.stages.parse import compare_md5s, compile_kernels, parse_sources, parse_tasks
 from data_prep.stages.place import order_in_background, rows_by_source, split_sizes
 from data_prep.stages.write import (
@@ -61,6 +60,7 @@ from data_prep.stages.write import (
     moves_to_dataset,
     row_layout,
     shuffle_to_shards,
+    write_generated,
 )
 
 

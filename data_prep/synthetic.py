@@ -729,7 +729,7 @@ DEFAULT_EXPONENTS = {IdDistribution.zipf: 1.05, IdDistribution.pareto: 0.25}
 
 
 class RandomRows:
-    """A data_prep.stages.generate.Generator; keys, split and first row determine a shard."""
+    """A data_prep.stages.write.Generator; keys, split and first row determine a shard."""
 
     def __init__(self, config: RandomConfig, threads: int) -> None:
         """Raise UserError for invalid values."""

@@ -62,7 +62,7 @@ from app.record.documents import (
 from common import signals
 from common.cli import EXIT_DONE, EXIT_STOPPED
 from common.command import RedactingFormatter, redact
-from common.config_file import quote_literally
+from common.compose import quote_literally
 from common.documents import encode, plain_object, read_document
 from common.errors import UserError
 from common.extensions import FilesBesideRun, rows_of_extensions

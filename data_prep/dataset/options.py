@@ -33,7 +33,7 @@ class DataSource(Enum):
             "data_prep.synthetic:synthetic_sources",
             "data_prep.synthetic:days_directory",
             group="synthetic",
-            figures="data_prep.stages.generate:figures",
+            figures="data_prep.stages.write:figures",
         ),
     )
     criteo_kaggle = "criteo_kaggle", _CRITEO

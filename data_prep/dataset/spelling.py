@@ -1,4 +1,4 @@
-"""Values as texts, numbers and bags: charsets and spellings. Needs NumPy and pyarrow alone.
+"""Values as texts, numbers and bags: charsets, spellings, and rows with their places. Needs NumPy and pyarrow alone.
 
 A shard with R multi-hot features and n rows has two arrays. `values` [L] int32 holds the ids of the first feature's
 bags row by row, then those of the next. `offsets` [R * n + 1] int64 divides them: the bag of row r of feature f is
@@ -13,7 +13,7 @@ import csv
 import hashlib
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from enum import IntFlag
 from functools import reduce
@@ -348,3 +348,56 @@ def text_key(text: str) -> int:
 def text_hash(text: bytes) -> bytes:
     """Return eight bytes of BLAKE2b, which identify a user, item or category that is not a whole number."""
     return hashlib.blake2b(text, digest_size=8).digest()
+
+
+CORRECT = "correct or remove this row"
+Locator = Callable[[int], str]  # returns the file and row of a row, or of a field, for an error
+
+
+class RawRows(NamedTuple):
+    """Rows as read: each column is an Arrow array or, for mixed types, a list of Python values, [rows].
+
+    The locator counts the lines before a row; it raises UserError if they are not rows.
+    """
+
+    columns: Mapping[str, Any]
+    rows: int
+    locator: Locator
+
+    def locator_of(self, column: str) -> Locator:
+        """Return the locator of a column's fields."""
+        return lambda index: f"{self.locator(index)}, column {column}"
+
+
+def numbered_rows(name: str, numbers: Sequence[int]) -> Locator:
+    """Return the locator of rows with these numbers in a file."""
+    return lambda index: f"{name}: row {numbers[index]}"
+
+
+class TextColumn(NamedTuple):
+    """The categories of a sparse column; an empty field is "".
+
+    values: a dictionary-encoded Arrow array (int32 indices, no nulls, no unused entries) of all texts in row order.
+    form: spellings of the texts.
+    offsets: [rows + 1] int64 from 0 for a multi-hot column: row r has values[offsets[r] : offsets[r + 1]]; otherwise
+        None.
+    """
+
+    values: Any
+    form: Form
+    offsets: NDArray[np.int64] | None = None
+
+
+class TableBlock(NamedTuple):
+    """Parsed rows of a dataset's files or of new rows.
+
+    labels [rows] int32, or float32 if they are numbers; dense [rows, N] float64, 0 for an empty field; categories: one
+    entry per sparse column; positive_rows: number of rows with each of the table's `positive` labels; weights [rows]
+    float32: sample weights of labelled rows, if the table has them.
+    """
+
+    labels: NDArray[Any]
+    dense: NDArray[np.float64]
+    categories: tuple[TextColumn, ...]
+    positive_rows: tuple[int, ...] = ()
+    weights: NDArray[np.float32] | None = None

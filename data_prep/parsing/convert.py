@@ -21,8 +21,13 @@ from numpy.typing import NDArray
 
 from common.errors import UserError
 from data_prep.dataset.spelling import (
+    CORRECT,
     LIST_SEPARATOR,
     Form,
+    Locator,
+    RawRows,
+    TableBlock,
+    TextColumn,
     form_of,
     form_of_typed,
     forms_of_texts,
@@ -45,7 +50,6 @@ from data_prep.parsing.dates import (
     read_time,
     time_fault,
 )
-from data_prep.parsing.raw_rows import CORRECT, Locator, RawRows, TableBlock, TextColumn
 
 if TYPE_CHECKING:
     from data_prep.dataset.table_spec import Table, Vector

@@ -409,7 +409,7 @@ MISSING_INTEGER = np.int32(-(2**31))
 
 
 class Block(NamedTuple):
-    """Parsed Criteo rows; data_prep/parsing/raw_rows.py has those of a user's own table.
+    """Parsed Criteo rows; data_prep/dataset/spelling.py has those of a user's own table.
 
     labels [rows] int32; dense [rows, N] int32, MISSING_INTEGER for an empty field; sparse [rows, F] uint32, 0 for an
     empty field (TorchRec also treats it as a value).

@@ -12,9 +12,8 @@ from pathlib import PurePath
 from typing import Any, NamedTuple
 
 from common.errors import UserError
-from data_prep.dataset.spelling import STANDARD, Dialect
+from data_prep.dataset.spelling import STANDARD, Dialect, RawRows
 from data_prep.dataset.table_spec import FORMATS, Table
-from data_prep.parsing.raw_rows import RawRows
 from data_prep.sources.discover import Source, copy_command, without_packing
 from data_prep.sources.line_blocks import LineBlocks, count_lines_before
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from common.errors import UserError
 from data_prep.dataset.options import LabelKind
-from data_prep.dataset.spelling import EXACT_INTEGERS, TRUTHS, Form, text_of
+from data_prep.dataset.spelling import EXACT_INTEGERS, TRUTHS, Form, Locator, RawRows, TableBlock, text_of
 from data_prep.dataset.table_spec import COMPARISONS, LabelRule, Table, parse_rule
 from data_prep.parsing.convert import (
     EMPTY,
@@ -30,7 +30,6 @@ from data_prep.parsing.convert import (
 )
 from data_prep.parsing.dates import NumberForm, exact_number_of, number_of
 from data_prep.parsing.formats import format_named, table_layout, table_size
-from data_prep.parsing.raw_rows import Locator, RawRows, TableBlock
 from data_prep.sources.discover import Source
 
 # Texts by which pandas (but for None) and databases write a missing value.

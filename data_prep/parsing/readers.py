@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 from pyarrow import csv as arrow_csv
 
 from common.errors import UserError
-from data_prep.dataset.spelling import STANDARD, UTF_8, Dialect
+from data_prep.dataset.spelling import CORRECT, STANDARD, UTF_8, Dialect, RawRows
 from data_prep.io import BLOCK_BYTES
 from data_prep.parsing.convert import is_list_type
 from data_prep.parsing.formats import (
@@ -38,7 +38,6 @@ from data_prep.parsing.formats import (
     Size,
     suffix_of,
 )
-from data_prep.parsing.raw_rows import CORRECT, RawRows
 from data_prep.sources.discover import Source
 from data_prep.sources.line_blocks import LineBlocks, describe_bare_returns
 

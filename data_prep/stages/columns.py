@@ -26,11 +26,10 @@ from numpy.typing import NDArray
 from common.files import FileDigest
 from common.jit import jit
 from common.machine import share_allocator_with_arrow
-from data_prep.dataset.spelling import Bags, Form, offsets_of, remainders, text_values, unpack
+from data_prep.dataset.spelling import Bags, Form, TableBlock, offsets_of, remainders, text_values, unpack
 from data_prep.io import ArrayWriter, FileRange, FileWriter, open_array, read_ranges
 from data_prep.job import VALUE_BYTES, ChunkRecord, Job
 from data_prep.lookup import text_buffers, texts_from_buffers
-from data_prep.parsing.raw_rows import TableBlock
 from data_prep.vocabulary import FEW_CODES, MAX_CODES, Coding, Entries, refuse_collisions
 
 # Aligned columns can be viewed as codes of any width without a copy.

@@ -16,7 +16,7 @@ from numpy.typing import DTypeLike, NDArray
 from common.errors import UserError
 from common.files import FileDigest, digest_file
 from data_prep.dataset.format import WEIGHTS
-from data_prep.dataset.spelling import Form
+from data_prep.dataset.spelling import Form, RawRows, TableBlock
 from data_prep.dataset.table_spec import Table
 from data_prep.executor import Executor, Worker
 from data_prep.io import BLOCK_BYTES, ArrayWriter
@@ -33,7 +33,6 @@ from data_prep.lookup import (
 )
 from data_prep.parsing.criteo import Block, diagnose_row, empty_block, max_rows, parse_bytes, parse_lines
 from data_prep.parsing.formats import Chunk, FileLayout, LineFormat, format_named, table_layout, table_size
-from data_prep.parsing.raw_rows import RawRows, TableBlock
 from data_prep.sources.discover import (
     GENERATED_ROW_BYTES,
     TEXT_ROW_BYTES,

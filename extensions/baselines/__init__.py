@@ -25,7 +25,7 @@ def register(core: Core) -> None:
         ),
         AfterTraining(
             later("extensions.baselines.command:require_possible"),
-            later("extensions.baselines.scores:score_writer"),
+            later("extensions.baselines.command:score_writer"),
             later("extensions.baselines.command:add_baselines"),
         ),
         ReportAddition(later("extensions.baselines.command:additions")),

@@ -16,6 +16,7 @@ import os
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +27,23 @@ from numpy.typing import NDArray
 from app.config.app_config import AppConfig
 from app.config.kinds import AUC, BASE_RATE, COMPARED, NE, Additions, FoldedTable
 from app.record.directory import ignoring_full_disk, save_summary
-from app.record.documents import DONE, SUMMARY, Scores, read_config, read_manifest, read_scores, read_summary
+from app.record.documents import (
+    DONE,
+    SUMMARY,
+    Scores,
+    read_config,
+    read_manifest,
+    read_scores,
+    read_summary,
+    write_scores,
+)
 from app.report.charts import ComparisonRow
 from app.report.page import ReportTable, halves, write_report
 from app.report.read import RunFiles, figure, read_run, signed
 from app.report.statistics import delong
+from app.training.predictor import Evaluation, Predictor, task_of
 from common.cli import EXIT_DONE
-from common.config_file import quote_literally
+from common.compose import quote_literally
 from common.documents import convert, encode, plain_object, read_document
 from common.errors import UserError
 from common.files import write_atomically
@@ -388,3 +399,23 @@ def main(config: BaselinesConfig) -> int:
     write_report(directory)
     print(json.dumps(newest.baselines, indent=1))
     return EXIT_DONE
+
+
+def score_writer(predictor: Predictor, evaluation: Evaluation) -> Callable[[Path, int], None] | None:
+    """Return a function of a run's directory and a step, which writes the scores of the rows to compare baselines on.
+
+    It has at most SAMPLE_ROWS rows of the split. None on ranks other than 0, and without baselines.
+    """
+    config, manifest, split = predictor.config, predictor.manifest, str(evaluation.figures.split)
+    is_wanted = config.baselines is not False and obstacle(config) is None and task_of(manifest).has_clicks
+    is_wanted = is_wanted and not manifest.weight  # `compare` would not use them
+    rows = int(evaluation.figures.samples or 0)
+    if predictor.runtime.rank or not is_wanted or rows > config.eval.exact_rows:
+        return None
+    numbers = sampled_row_numbers([shard.rows for shard in manifest.splits[split].shards], SAMPLE_ROWS)
+    logits, labels = evaluation.logits[numbers], evaluation.labels[numbers]
+
+    def write(directory: Path, step: int) -> None:
+        write_scores(directory / FOLDER, split, step, manifest.digest, logits, labels)
+
+    return write

@@ -60,7 +60,6 @@ MODULES = (
     "data_prep.dataset.transforms",
     "data_prep.parsing.convert",
     "data_prep.parsing.dates",
-    "data_prep.parsing.raw_rows",
 )
 _IMPORT = re.compile(r"^( *)from (?:common|data_prep\.\w+)\.(\w+) import ", re.MULTILINE)
 

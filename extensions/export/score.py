@@ -34,8 +34,7 @@ import pyarrow.parquet as pq
 from encoder.convert import convert, distinct_texts, excerpt, numbers_of, to_column, to_list
 from encoder.dates import NUMBERS
 from encoder.errors import UserError
-from encoder.raw_rows import RawRows, numbered_rows
-from encoder.spelling import UTF_8, Bags, Dialect, from_text, text_values
+from encoder.spelling import UTF_8, Bags, Dialect, RawRows, from_text, numbered_rows, text_values
 from encoder.transforms import transform_columns
 from numpy.typing import NDArray
 

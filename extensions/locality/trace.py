@@ -123,7 +123,7 @@ def draw_ids(
 
 
 class TraceRows:
-    """A data_prep.stages.generate.Generator. Each table's accesses continue from train through val to test."""
+    """A data_prep.stages.write.Generator. Each table's accesses continue from train through val to test."""
 
     def __init__(self, config: TraceConfig, threads: int) -> None:
         """Raise UserError for a directory without stack-distance files."""

@@ -44,8 +44,7 @@ from app.report.read import (
 from app.report.statistics import spread
 from common.cli import EXIT_BAD_INPUT, EXIT_DONE, EXIT_STOPPED
 from common.command import redact_arguments
-from common.compose import add_file_keys, compose_config
-from common.config_file import quote_literally, read_overrides
+from common.compose import add_file_keys, compose_config, quote_literally, read_overrides
 from common.documents import Json, Number, OpenDocument, encode, read_document
 from common.errors import UserError
 from common.files import digest_file, write_atomically

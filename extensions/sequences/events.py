@@ -61,7 +61,7 @@ from data_prep.dataset.format import (
 )
 from data_prep.dataset.kinds import kind_of
 from data_prep.dataset.options import MAX_NUM_EMBEDDINGS, Feature, TableRows, to_json
-from data_prep.dataset.spelling import compared_text, text_key, whole_number
+from data_prep.dataset.spelling import CORRECT, RawRows, compared_text, text_key, whole_number
 from data_prep.dataset.table_spec import RULE, parse_rule
 from data_prep.io import open_array
 from data_prep.parsing.convert import (
@@ -83,7 +83,6 @@ from data_prep.parsing.convert import (
 from data_prep.parsing.dates import NUMBERS, SECOND, fault_of_format
 from data_prep.parsing.formats import Chunk, Column, FileLayout, Size, format_of
 from data_prep.parsing.labels import meets_rule
-from data_prep.parsing.raw_rows import CORRECT, RawRows
 from data_prep.parsing.table_yaml import schema_path
 from data_prep.sources.discover import Source
 from extensions.sequences.keys import ImportConfig

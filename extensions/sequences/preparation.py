@@ -31,7 +31,7 @@ from data_prep.config import (
     unused_key_faults,
 )
 from data_prep.dataset.format import Manifest, Shard, Split, shard_path
-from data_prep.dataset.spelling import offsets_of, text_of
+from data_prep.dataset.spelling import RawRows, offsets_of, text_of
 from data_prep.executor import Executor, Worker, open_executor, start_fork_server
 from data_prep.io import ArrayWriter, open_array, write_array
 from data_prep.job import (
@@ -49,7 +49,6 @@ from data_prep.job import (
 from data_prep.parsing.convert import distinct, excerpt, to_list
 from data_prep.parsing.dates import SECOND
 from data_prep.parsing.formats import Chunk
-from data_prep.parsing.raw_rows import RawRows
 from data_prep.parsing.table_yaml import schema_path
 from data_prep.sources.discover import Source, refuse_other_sum, resolve_sources
 from data_prep.sources.download import find_or_download, note_read_sums, note_times, raw_directory, source_sums

@@ -39,8 +39,7 @@ from app.report.read import figure, plural, read_run
 from app.report.statistics import MeanDifference, paired, seeds_needed, spread
 from common.cli import EXIT_BAD_INPUT, EXIT_DONE, EXIT_STOPPED
 from common.command import redact_arguments
-from common.compose import add_file_keys, compose_config
-from common.config_file import format_override, quote_literally
+from common.compose import add_file_keys, compose_config, format_override, quote_literally
 from common.errors import UserError, last_line
 from common.files import write_atomically
 from common.keys import key, shown

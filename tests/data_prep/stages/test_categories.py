@@ -10,9 +10,8 @@ import pytest
 from numpy.typing import NDArray
 
 from common.files import Crc32
-from data_prep.dataset.spelling import Form
+from data_prep.dataset.spelling import Form, TableBlock, TextColumn
 from data_prep.job import ChunkRecord
-from data_prep.parsing.raw_rows import TableBlock, TextColumn
 from data_prep.stages.columns import (
     DICTIONARIES,
     CategoryBuffer,
