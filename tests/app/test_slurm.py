@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from tests.app.conftest import REPOSITORY
-from tests.app.machines import ADDRESSES, DISTURBED, hosts, ip, kill, lose, num_checkpoints, pids_in, undisturbed
+from tests.app.machines import ADDRESSES, DISTURBED, ip, kill, lose, num_checkpoints, pids_in, undisturbed
+from tests.app.machines import hosts as hosts
 from tests.app.run_files import summary
 
-__all__ = ["hosts"]  # a fixture
 NAMES = ("first", "second")
 # Machines of eight GPUs and 128 CPUs, as the script asks for, that are not there; no accounting, no authentication. A
 # job that is queued again starts as soon as its credentials have expired.

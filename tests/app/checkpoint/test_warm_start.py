@@ -67,15 +67,6 @@ def test_two_days_trained_in_turn_have_the_bits_of_both_at_once(
     assert (digest(anew) == expected) == (optimizer == "sgd")
 
 
-@pytest.mark.slow("processes")
-def test_two_days_in_turn_on_two_processes(days: tuple[Path, Path, Path], run_app: Command, tmp_path: Path) -> None:
-    keys = [*BASE, "optimizer=adam", "sharding.types=row_wise"]
-    starts: list[list[str]] = [[], [], ["checkpoint.warm_start_from=runs/x"]]
-    for name, data, start in zip("zxy", days, starts, strict=True):
-        run_app("train", *keys, f"data.path={data}", f"run.name={name}", *start, processes=2)
-    assert digest(tmp_path / "runs/y") == digest(tmp_path / "runs/z") != digest(tmp_path / "runs/x")
-
-
 @pytest.mark.medium
 def test_it_is_killed_resumed_replayed_and_names_its_parent(
     days: tuple[Path, Path, Path], runtime: Runtime, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -1,5 +1,6 @@
-"""Tables of every kind against the oracle: what they give, how they are trained, where they begin."""
+"""Tables of every kind against the oracle: what they give, how they are trained, where they begin; runs with them."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ from torch import Tensor
 from torchrec import KeyedJaggedTensor
 
 from app.config.app_config import AppConfig
-from app.config.kinds import OptimizerName, ScheduleName
+from app.config.kinds import OptimizerName
 from app.config.model import (
     ModelConfig,
     Pooling,
@@ -22,8 +23,7 @@ from app.config.model import (
     TablesConfig,
     table_faults,
 )
-from app.config.train import OptimizerConfig, RunConfig, ScheduleConfig, TrainConfig
-from app.data.batch import Batch
+from app.config.train import OptimizerConfig, RunConfig, TrainConfig
 from app.model.embeddings import (
     SparseArch,
     alpha_rule,
@@ -40,7 +40,9 @@ from common.errors import UserError
 from common.keys import refuse
 from data_prep.dataset.format import Manifest
 from tests import reference
-from tests.app import loops
+from tests.app.conftest import SMALL, Command, Refusal
+from tests.app.datasets import RAGGED_EMBEDDINGS, write_ragged_dataset
+from tests.app.run_files import losses, summary
 from tests.changed import changed
 from tests.error_lines import refused
 
@@ -174,33 +176,6 @@ def test_tables_and_their_sizes_follow_the_formulas() -> None:
         "t_d": (10, DIM),
         "t_e": (12, DIM),
     }
-
-
-MIX = {
-    "a": TableOverride(kind=QR),
-    "b": TableOverride(kind=MIXED, dim=8, pooling=Pooling.mean),
-    "c": TableOverride(pooling=Pooling.weighted),
-    "s": TableOverride(kind=QR, qr_operation=QROperation.concat, qr_collisions=3),
-}
-
-
-@pytest.mark.parametrize("algorithm", [OptimizerName.sgd, OptimizerName.adagrad, OptimizerName.rowwise_adagrad])
-def test_training_all_kinds_equals_the_oracle(algorithm: OptimizerName, runtime: Runtime) -> None:
-    config = AppConfig(
-        run=RunConfig(name="mix"),
-        model=changed(_config(MIX), {"dense_arch": [8, DIM], "over_arch": [8, 1], "tables.shared": {"s": ["d", "e"]}}),
-        optimizer=OptimizerConfig(algorithm, 0.05, eps=None if algorithm is OptimizerName.sgd else 1e-3),
-        schedule=ScheduleConfig(ScheduleName.constant),
-        train=TrainConfig(global_batch_size=BATCH, log_every_steps=1),
-    )
-    this = session.build(config, runtime, Path("mix"), _manifest())
-    batches = [_bags(seed) for seed in range(6)]
-    dense = torch.randn(6, BATCH, NUM_DENSE, generator=torch.Generator().manual_seed(0))
-    labels = (dense[:, :, 0] > 0).float()
-    expected = _oracle_losses(this, batches, dense, labels, algorithm)
-    stream = [Batch(dense[i], _as_kjt(batches[i]), labels[i], BATCH) for i in range(6)]
-    state, _ = loops.train(this, stream, len(stream), config.train)
-    np.testing.assert_allclose(np.concatenate(state.losses), expected, rtol=2e-6)
 
 
 def test_initial_values_are_a_function_of_seed_table_and_row() -> None:
@@ -353,37 +328,60 @@ def _vectors(
     return vectors
 
 
-def _oracle_losses(
-    this: session.Session, batches: list[dict[str, list[Tensor]]], dense: Tensor, labels: Tensor, name: OptimizerName
-) -> list[float]:
-    """The same training by the oracle in float64, from the session's initial values."""
-    initial = {key: torch.from_numpy(values).double().requires_grad_() for key, values in this.parameters()}
-    module = this.model.module.sparse_arch
-    tables = {table.name: initial[table.name] for table in module.tables}
-    others = {key: value for key, value in initial.items() if key not in tables}
-    arches = {
-        arch: [(others[f"{arch}.{n}.weight"], others[f"{arch}.{n}.bias"]) for n in (0, 2)]
-        for arch in ("dense_arch", "over_arch")
-    }
-    update = reference.Optimizer(name.value, list(tables.values()), list(others.values()), eps=1e-3)
-    losses = []
-    for number, bags in enumerate(batches):
-        sparse = {key.removeprefix("sparse_arch."): value for key, value in others.items()}
-        vectors = _vectors(module, bags, tables, sparse)
-        logits = reference.logits_of(
-            dense[number].double(),
-            [vectors[feature] for feature in FEATURES],
-            arches["dense_arch"],
-            arches["over_arch"],
-        )
-        loss = reference.bce(logits, labels[number].double())
-        loss.backward()
-        update.step(0.05)
-        losses.append(loss.item())
-    return losses
-
-
 def _manifest() -> Manifest:
     dense = [f"int_{i}" for i in range(NUM_DENSE)]
     schema = {"label": "label", "dense": dense, "sparse": list(FEATURES), "ragged": list(FEATURES)}
     return Manifest(schema, {}, FEATURES, {}, [], 0, 0.0, "test")
+
+
+# user and item have one id a row, genres two, tags none to many
+KINDS = ["+model.tables.overrides.user.kind=qr", "+model.tables.overrides.user.qr_operation=concat"]
+KINDS += ["+model.tables.overrides.tags.kind=qr", "+model.tables.overrides.tags.pooling=mean"]
+KINDS += ["+model.tables.overrides.item.kind=mixed_dimension", "model.tables.alpha=0.6"]
+KINDS += ["+model.tables.overrides.item.storage=fp16", "+model.tables.overrides.genres.pooling=weighted"]
+KINDS += ["train.global_batch_size=32"]
+
+
+@pytest.fixture(scope="module")
+def bags(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("bags")
+    write_ragged_dataset(root, {"train": 1_000, "val": 101, "test": 10})
+    return root
+
+
+@pytest.mark.slow("processes")
+def test_two_processes_with_three_sharding_types_train_as_one(run_app: Command, bags: Path, tmp_path: Path) -> None:
+    types = {"t_user_q": "column_wise", "t_user_r": "row_wise", "t_tags_q": "row_wise", "t_tags_r": "column_wise"}
+    types |= {"t_item": "row_wise", "t_genres": "column_wise"}
+    overrides = [*SMALL, *KINDS, f"data.path={bags}", "train.max_steps=40", "model.interaction=projection"]
+    overrides += [*(f"+sharding.tables.{table}.types={kind}" for table, kind in types.items())]
+    for name, processes in (("alone", 1), ("pair", 2)):
+        run_app("train", *overrides, f"run.name={name}", processes=processes)
+    alone, pair = tmp_path / "runs/alone", tmp_path / "runs/pair"
+    plan = json.loads((pair / "manifest.json").read_bytes())["plan"]
+    assert {name: entry["type"] for name, entry in plan.items()} == types
+    np.testing.assert_allclose(losses(pair), losses(alone), rtol=2e-5)
+    result = run_app("evaluate", "run=runs/pair", "split=val", "runtime.num_threads=1")
+    assert json.loads(result.stdout)["logloss"] == pytest.approx(summary(pair)["eval"]["logloss"], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["+model.tables.overrides.tags.kind=qr", "sharding=data_parallel"], "t_tags_q is looked up id by id"),
+        (
+            ["+model.tables.overrides.tags.kind=qr", "optimizer=adam"],
+            "optimizer=adam: FBGEMM lacks it on cpu, and torch updates no table that is looked up id by id, such as "
+            "t_tags_q; use optimizer=sgd or adagrad or rowwise_adagrad",
+        ),
+        (["model.tables.storage=fp16", "sharding=data_parallel"], "t_user is not stored as fp32"),
+        (["model.tables.storage=bf16"], "FBGEMM trains no bf16 tables"),
+        (["+model.tables.overrides.color.kind=qr"], "no sparse feature color; it has " + ", ".join(RAGGED_EMBEDDINGS)),
+        (["+model.tables.overrides.tags.kidn=qr"], "kidn"),
+        (["model.tables.kind=round"], "plain, qr, mixed_dimension"),
+    ],
+)
+def test_what_cannot_be_is_said_in_one_line(
+    overrides: list[str], message: str, refused_command: Refusal, bags: Path
+) -> None:
+    assert message in refused_command("train", *SMALL, f"data.path={bags}", "run.name=no", *overrides)

@@ -20,8 +20,8 @@ from selenium.webdriver.support.ui import WebDriverWait
 from app.report.compare import Comparison
 from app.report.page import write_report
 from app.report.read import read_run
-from tests.app.report.conftest import LongReport
 from tests.app.report.runs import DEVICE, write_run
+from tests.app.report.test_page import set_logloss
 from tests.browser import browser, emulate, missing
 
 pytestmark = [
@@ -142,12 +142,6 @@ def test_the_keyboard_reads_a_chart(driver: webdriver.Chrome, report: Path) -> N
     chart.send_keys(Keys.ARROW_LEFT)
     result = driver.find_element(By.CSS_SELECTOR, "[data-reading=logloss]").get_attribute("textContent") or ""
     assert result.startswith("step 300: train 0.4")
-
-
-@pytest.mark.parametrize("width", [400, 800])
-def test_a_narrow_screen_needs_no_sideways_scrolling(width: int, driver: webdriver.Chrome, report: Path) -> None:
-    load(driver, report, width=width)
-    assert driver.execute_script("return document.documentElement.scrollWidth") <= width
 
 
 LONG = "a_name_of_many_characters_" * 4
@@ -301,21 +295,14 @@ def every_page(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     usual = write_run(root / "quickstart", steps=300)
     brief = write_run(root / "brief", steps=10)
     failed = write_run(root / "failed", status="failed")
-    spoil(failed, 1, None)
-    spoil(usual, 0, 970.0)
+    set_logloss(failed, 1, None)
+    set_logloss(usual, 0, 970.0)
     many = [write_run(root / f"quickstart{number}", f"optimizer.lr={0.01 * number}") for number in range(1, 11)]
     pages = [write_report(run) for run in (usual, brief, failed)]
     for name, runs in (("two", [usual, many[0]]), ("twelve", [usual, failed, *many])):
         pages.append(root / f"{name}.html")
         pages[-1].write_text(Comparison([read_run(run) for run in runs]).page(root))
     return pages
-
-
-def spoil(run: Path, window: int, logloss: float | None) -> None:
-    """Give a window another logloss; None: NaN was skipped."""
-    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
-    lines[window] = json.dumps({**json.loads(lines[window]), "loss": logloss, "logloss": logloss}) + "\n"
-    (run / "metrics.jsonl").write_text("".join(lines))
 
 
 @pytest.fixture(scope="module")
@@ -347,15 +334,6 @@ def test_it_prints_within_the_paper(driver: webdriver.Chrome, report: Path) -> N
     driver.execute_script("dispatchEvent(new Event('beforeprint'))")
     assert driver.execute_script("return document.documentElement.scrollWidth") <= 794
     driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
-
-
-def test_200_000_steps_are_drawn_and_read(driver: webdriver.Chrome, long_report: LongReport) -> None:
-    load(driver, long_report.page)
-    driver.find_element(By.ID, "theme").click()  # draws all charts again
-    last = legend(driver, "logloss")["train"]
-    ActionChains(driver).move_to_element(driver.find_element(By.CSS_SELECTOR, "#logloss .u-over")).perform()
-    assert legend(driver, "logloss")["train"] != last
-    assert driver.get_log("browser") == []
 
 
 def test_several_side_by_side(driver: webdriver.Chrome, tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """A predictor has the model of a checkpoint and no optimizer; metrics of groups of rows, and kept scores."""
 
-import ast
 import json
 from pathlib import Path
 from unittest.mock import Mock
@@ -25,8 +24,6 @@ from tests.app.datasets import write_dataset, write_ragged_dataset
 from tests.app.run_files import summary
 from tests.oracles.ranks import ranked
 
-ROOT = Path(__file__).parents[3]
-
 
 @pytest.mark.parametrize("optimizer", ["rowwise_adagrad", "adagrad"])
 def test_a_predictor_scores_as_its_session_and_has_no_optimizer(
@@ -49,14 +46,6 @@ def test_a_predictor_scores_as_its_session_and_has_no_optimizer(
     np.testing.assert_array_equal(scores, expected)
     states = loaded.model.fused_optimizer.state_dict()["state"].values()  # of FBGEMM's views: SGD's have no tensors
     assert not [value for state in states for value in state.values()]
-
-
-@pytest.mark.parametrize("command", ["evaluate", "recommend"])
-def test_commands_that_score_make_no_session(command: str) -> None:
-    for node in ast.walk(ast.parse((ROOT / f"app/{command}.py").read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module == "app.training":
-            assert "session" not in {each.name for each in node.names}
-        assert not (isinstance(node, ast.ImportFrom) and node.module == "app.training.session")
 
 
 MODEL = ["model.dense_arch=[8]", "model.over_arch=[8,1]", "model.embedding_dim=8", "train.global_batch_size=100"]
