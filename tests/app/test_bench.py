@@ -23,8 +23,8 @@ from app.metrics.ceilings import WorkTiming, time_work
 from app.record.provenance import describe_run
 from common.compose import compose_config
 from common.documents import plain_object
-from common.errors import UserError
 from tests.app.conftest import Command, Refusal
+from tests.error_lines import refused
 
 TINY = ["seconds=0.001", "runtime.num_threads=1", "shape.batch_size=16", "shape.num_embeddings=[50,7]"]
 TINY += ["model.dense_arch=[8,4]", "model.embedding_dim=4", "model.over_arch=[8,1]"]
@@ -99,8 +99,7 @@ def test_what_is_not_comparable(tmp_path: Path) -> None:
         ([here, str(tmp_path / "none.json")], "none.json: no such file; give files that python -m app.bench out="),
         ([here, str(tmp_path / "damaged.json")], "damaged.json: damaged .*; give files that"),
     ):
-        with pytest.raises(UserError, match=message):
-            comparison(paths)
+        refused(message, comparison, paths)
 
 
 @pytest.mark.slow("processes")
@@ -114,7 +113,6 @@ def test_a_choice_of_operators(run_app: Command, tmp_path: Path) -> None:
 
 @pytest.mark.slow("processes")
 def test_a_case_without_memory_costs_no_other(run_app: Command, tmp_path: Path) -> None:
-    """The first of its family: the results of other families are kept."""
     keys = [*TINY, "operators=[mlp/over_arch,step/inference]", "out=bench.json"]
     process = run_app("bench", *keys, fault="no memory for a measurement:1")
     assert "interaction/mlp ends early: out of memory; give a smaller shape.batch_size" in process.stderr
@@ -181,7 +179,6 @@ def test_random_input_is_of_the_shape_and_seeded() -> None:
 
 
 def test_timing_of_a_known_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seconds of a clock that the work itself moves on."""
     now = [0.0]
     monkeypatch.setattr(ceilings, "time", SimpleNamespace(perf_counter=lambda: now[0]))
 

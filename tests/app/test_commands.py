@@ -19,9 +19,13 @@ import pytest
 from app import completion
 from app.commands import COMMANDS
 from app.config.app_config import CONFIG_DIR, AppConfig
+from app.config.kinds import METRICS, TASKS, model_kinds
+from app.config.train import LossName
 from common.command import REMEDIES, Command, load
 from common.extensions import directories_of_values
 from common.keys import keys_of, ready_made_groups
+from data_prep.dataset.kinds import dataset_kinds
+from data_prep.dataset.options import DataSource, LabelKind
 from tests.app.conftest import REPOSITORY
 from tests.error_lines import error_line
 
@@ -40,6 +44,18 @@ def test_what_a_row_names_is_there(command: Command) -> None:
         directories = directories_of_values(command.config_dir)
         assert not command.has_groups or any((each / f"{command.config}.yaml").is_file() for each in directories)
         assert command.check is None or callable(load(command.check))
+
+
+def test_what_rows_of_kinds_name_is_there() -> None:
+    """Other places than these tables need no row: tests/test_adding.py."""
+    assert set(TASKS) == {kind.value for kind in LabelKind} == {metric.task for metric in METRICS.values()}
+    for task in TASKS.values():
+        assert METRICS[task.main].task == task.labels
+        assert set(task.losses) <= {loss.value for loss in LossName}
+    for source in DataSource:
+        functions = [source.kind.find, source.kind.directory, source.kind.generator, source.kind.figures]
+        assert all(callable(load(function)) for function in functions if function)
+    assert {kind.learns_from for kind in model_kinds().values()} == set(dataset_kinds())
 
 
 def test_each_module_runs_its_own_row() -> None:

@@ -101,7 +101,6 @@ def tables_after_one_step(directory: Path, data: Path, *overrides: str) -> dict[
     + [(name, "decouple") for name in ("adam", "rowwise_adam", "lamb", "rowwise_lamb")],
 )
 def test_fused_decay_equals_plain_arithmetic(optimizer: str, mode: str, dataset: Path, tmp_path: Path) -> None:
-    """The first update, from moments of zero; the gradients are differences of steps of SGD."""
     decay, rate, eps = 0.5, 0.125, 1e-3
     one, many = (tables_after_one_step(tmp_path / str(lr), dataset, f"optimizer.lr={lr}") for lr in (1, 64))
     overrides = [f"optimizer={optimizer}", f"optimizer.lr={rate}", f"optimizer.eps={eps}"]

@@ -71,19 +71,12 @@ def as_jobset(documents: dict[str, Document]) -> Document:
 
 @dataclass
 class Cluster:
-    """Two machines, each with one pod of a job.
+    """Two machines, each with one pod of a job."""
 
-    Args:
-        hosts: their namespaces.
-        folder: the shared volume.
-        arguments: given to each pod after its own.
-        disturbances: called one after the other with the pods under way, each when there are new checkpoints.
-    """
-
-    hosts: list[str]
-    folder: Path
-    arguments: list[str]
-    disturbances: list[Callable[["Cluster"], None]] = field(default_factory=list)
+    hosts: list[str]  # their namespaces
+    folder: Path  # the shared volume
+    arguments: list[str]  # given to each pod after its own
+    disturbances: list[Callable[["Cluster"], None]]  # called in turn, each when there are new checkpoints
     pods: dict[int, "subprocess.Popen[bytes]"] = field(default_factory=dict)
     statuses: list[set[int]] = field(default_factory=list)  # of pods, but those that were ended: attempt by attempt
     is_suspended: bool = False
@@ -111,7 +104,9 @@ class Cluster:
                 self.statuses[-1].add(status)
                 if status == 0:
                     continue
-                action = _action(job, status)
+                rules = job["podFailurePolicy"]["rules"]
+                of_status = [rule for rule in rules if status in rule.get("onExitCodes", {"values": []})["values"]]
+                action = of_status[0]["action"] if of_status else "Count"
                 failures += action != "Ignore"
                 if action == "FailJob" or failures > job["backoffLimit"]:
                     self.stop()
@@ -132,7 +127,7 @@ class Cluster:
                 break
 
     def stop(self) -> set[int]:
-        """End all pods as the kubelet does; with which statuses they ended."""
+        """End all pods as the kubelet does; their statuses."""
         for pod in self.pods.values():
             pod.send_signal(signal.SIGTERM)
         for pod in self.pods.values():
@@ -164,25 +159,15 @@ class Cluster:
             return subprocess.Popen(words, cwd=self.folder, stdout=log, stderr=log, env=environment)
 
 
-def _action(job: Document, status: int) -> str:
-    for rule in job["podFailurePolicy"]["rules"]:
-        if status in rule.get("onExitCodes", {"values": []})["values"]:
-            return str(rule["action"])
-    return "Count"
-
-
 def delete_a_pod(cluster: Cluster) -> None:
-    """As `kubectl delete pod` does."""
     cluster.pods[1].send_signal(signal.SIGTERM)
 
 
 def kill_a_pod(cluster: Cluster) -> None:
-    """As when its machine is lost."""
     lose(cluster.hosts[1])
 
 
 def preempt(cluster: Cluster) -> None:
-    """Suspend all, and resume."""
     cluster.is_suspended = True
 
 
@@ -205,7 +190,6 @@ def job_of(file: str) -> Document:
 
 @pytest.mark.parametrize("path", sorted(MANIFESTS.glob("*.yaml")), ids=lambda path: path.name)
 def test_each_document_has_the_fields_of_its_kind(path: Path) -> None:
-    """Kubernetes' own kinds and the pods' templates by its schemas; others by the models of Kubeflow Trainer."""
     for document in yaml.safe_load_all(path.read_text(encoding="utf-8")):
         if document["kind"] in MODELS:
             model = MODELS[document["kind"]].from_dict(document)
@@ -318,10 +302,6 @@ def test_a_disturbed_job_completes_to_the_same_bits(
     disturbances: list[Callable[[Cluster], None]],
     statuses: list[set[int]],
 ) -> None:
-    """Pods deleted, killed, preempted, with the manifest's commands, arguments, variables and policies.
-
-    statuses: those of the pods, attempt by attempt.
-    """
     (tmp_path / "data").mkdir()
     (tmp_path / "data/synthetic").symlink_to(dataset)
     cluster = run(tmp_path, file, DISTURBED, disturbances)

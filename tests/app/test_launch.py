@@ -46,7 +46,6 @@ def launched(tmp_path: Path, *words: str, python: str = "") -> Launcher:
     ],
 )
 def test_status_and_words_are_those_of_the_processes(argument: str, status: int, message: str, tmp_path: Path) -> None:
-    """Launch two that need no torch, while another job has torchrun's own port; app.train's bad input: test_train."""
     with socket.socket() as other:
         with contextlib.suppress(OSError):  # another has it indeed
             other.bind(("", 29500))
@@ -85,7 +84,6 @@ def test_the_cause_is_reported_not_its_effects(failures: dict[int, tuple[int, in
 
 
 def test_a_signal_after_the_processes_have_saved_changes_no_status() -> None:
-    """As when Kubernetes deletes one pod and then the other."""
     assert _status_after_signal(signal.SIGTERM, Job("a:1", "2", statuses={75})) == 75
     assert _status_after_signal(signal.SIGTERM, Job("a:1", "2")) == 128 + signal.SIGTERM
 
@@ -94,7 +92,6 @@ def test_a_signal_after_the_processes_have_saved_changes_no_status() -> None:
 def test_a_killed_process_is_started_again_or_told(
     small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One loss is made good, even in a job that was to start over, and to the same bits; two are one too many."""
     overrides = [*small, "run.name=x", "train.max_steps=60", "checkpoint.every_steps=25"]
     overrides += ["sharding.types=row_wise", "baselines=false"]
     (tmp_path / "whole").mkdir()
@@ -218,7 +215,6 @@ def test_machines_meet_by_a_name_that_is_loopback_on_one(hosts: list[str], datas
 @pytest.mark.slow("container")
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_refusal_on_one_machine_ends_both(hosts: list[str], dataset: Path, tmp_path: Path, number: int) -> None:
-    """At once, with restarts left, and whichever machine it is."""
     options = ["--max-restarts", "3"]
     overrides = [[*brief(dataset), *["train.epocs=1"] * (one == number)] for one in range(2)]
     results = ended([start_one(hosts[one], tmp_path / str(one), overrides[one], *options) for one in range(2)])

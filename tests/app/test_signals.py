@@ -22,6 +22,7 @@ from common.errors import UserError
 from tests.app.at_moment import REACHED
 from tests.app.conftest import REPOSITORY, SMALL, Command, Job, app_environment
 from tests.app.run_files import events, summary
+from tests.error_lines import refused
 from tests.fast_python import fast_python
 from tests.terminal import COLUMNS, CTRL_BACKSLASH, CTRL_C, Terminal
 from tests.waits import wait_until
@@ -86,7 +87,6 @@ def training(processes: int, overrides: list[str], *more: str) -> list[str]:
 @pytest.mark.slow("processes")
 @pytest.mark.parametrize(("processes", "name"), [(1, "SIGQUIT"), (2, "SIGINT"), (2, "SIGHUP")])
 def test_a_run_on_a_terminal_is_stopped_and_saved(processes: int, name: str, dataset: Path, tmp_path: Path) -> None:
-    """By Ctrl-\\, by Ctrl-C, and by closing it."""
     terminal = on_terminal([*launched(processes), *endless(dataset)], tmp_path)
     terminal.wait_for(STEP)
     if name == "SIGHUP":
@@ -164,7 +164,6 @@ def test_processes_end_with_their_launcher(launcher: list[str], dataset: Path, t
 
 @pytest.mark.slow("processes")
 def test_what_is_left_of_a_lost_process_is_told_as_it_is(dataset: Path, run_app: Command, tmp_path: Path) -> None:
-    """No survivor promises a checkpoint; the next start keeps the log of the part that was killed."""
     terminal = on_terminal([*launched(2), *endless(dataset)], tmp_path, TEST=tmp_path.name)
     terminal.wait_for(STEP)
     (pid,) = {*processes_with(f"TEST={tmp_path.name}\0", "environ")} & {*processes_with("\0RANK=1\0", "environ")}
@@ -221,7 +220,6 @@ FURTHER = [("SIGTERM", 2, 40), ("SIGINT", 1, 31), ("SIGUSR1", 1, 31)]
     [("SIGTERM", 1, 31), *(pytest.param(*case, marks=pytest.mark.slow) for case in FURTHER)],
 )
 def test_the_step_is_finished_and_no_more_are_begun(name: str, processes: int, most: int, job: Job) -> None:
-    """A signal in step 31: alone, that one is the last; several processes ask each other every ten steps."""
     stopped = job.train(processes=processes, fault=f"{name} in the step:31", status=75)
     assert f"{name}: stopping" in stopped.stderr
     assert "the same command resumes" in stopped.stderr
@@ -247,22 +245,9 @@ def test_a_signal_in_an_evaluation_is_seen_inside(job: Job) -> None:
 
 
 def test_a_signal_before_the_first_step_leaves_nothing(job: Job) -> None:
-    """While sums of the dataset's files are compared."""
     stopped = job.train(fault="signal in the sums:2", status=128 + signal.SIGTERM)
     assert stopped.stderr.endswith("SIGTERM: stopped before the first step; nothing was trained yet\n")
     assert not job.run.parent.exists()
-
-
-@pytest.mark.slow("processes")
-def test_windows_of_losses_do_not_depend_on_stops(job: Job) -> None:
-    """Logged every 25 steps, stopped after 31: the window from 26 to 50 is logged whole."""
-    job.train("train.log_every_steps=25", "run.name=whole")
-    job.train("train.log_every_steps=25", fault="stop:31", status=75)
-    job.train("train.log_every_steps=25")
-    keys, runs = ("step", "steps", "loss", "accuracy"), (job.run, job.run.with_name("whole"))
-    cut, whole = ([[event[key] for key in keys] for event in events(run, "train")] for run in runs)
-    assert cut == whole
-    assert [step for step, *_ in cut] == [25, 50, 60]
 
 
 class _Peers:
@@ -307,5 +292,4 @@ def test_another_process_s_signal_and_time_limit_stop_this_one_at_a_tenth_step()
 
 
 def test_a_checkpoint_that_another_process_could_not_write_ends_this_one_whatever_else_came() -> None:
-    with pytest.raises(UserError, match="could not be written"):
-        check(_Peers((False, 15, True), (True, 0, False))).requested(10)
+    refused("could not be written", check(_Peers((False, 15, True), (True, 0, False))).requested, 10)

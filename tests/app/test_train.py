@@ -105,7 +105,6 @@ def test_zero_steps_builds_the_run(further: list[str], run_app: Command, small: 
 
 @pytest.mark.medium
 def test_two_processes_train_as_one(run_app: Command, small: list[str], tmp_path: Path) -> None:
-    """Told what torchrun tells; all sharding types: test_sharding. fp32 sums in other orders differ by 1e-5 at most."""
     overrides = [*small, "sharding.types=row_wise", "train.epochs=2"]
     for name, processes, steps in (("alone", 1, 60), ("pair", 2, 50)):
         run_app("train", *overrides, f"run.name={name}", f"train.max_steps={steps}", processes=processes)
@@ -123,7 +122,6 @@ def test_two_processes_train_as_one(run_app: Command, small: list[str], tmp_path
 
 @pytest.mark.slow("processes")
 def test_raw_rows_are_preprocessed_once(run_app: Command, tmp_path: Path) -> None:
-    """Through data_prep, in a process of its own; Criteo's columns, ids in two letters."""
     rng = np.random.default_rng(0)
     numbers = np.hstack([rng.integers(2, size=(400, 1)), rng.integers(0, 9, (400, 13))]).astype(str)
     ids = np.vectorize("{:08x}".format)(rng.integers(1, 20, (400, 26)))

@@ -26,6 +26,7 @@ from common.errors import UserError
 from common.files import digest_file
 from tests.app.conftest import Command, built
 from tests.app.run_files import rewrite_state
+from tests.error_lines import refused
 
 
 @pytest.fixture(scope="module")
@@ -62,10 +63,8 @@ def flips(path: Path, count: int) -> Iterator[int]:
 @pytest.mark.medium
 @pytest.mark.parametrize("name", ["state.json", "state.json.sha256", "arrays.npz", ".metadata", "__0_0.distcp"])
 def test_a_flipped_bit_is_damage(name: str, newest: Path) -> None:
-    """Of the two small files, of which nothing is hashed besides, many."""
     for bit in flips(newest / name, 3_000 if name.startswith("state") else 40):
-        with pytest.raises(UserError, match=newest.name):
-            files.verify(newest)
+        refused(newest.name, files.verify, newest)
         if bit % 100 == 0:
             path, [reason] = files.newest_undamaged(newest.parent)
             assert path is not None
@@ -82,8 +81,7 @@ def test_a_file_that_is_cut_short_or_gone_is_damage(name: str, length: int | Non
     (newest / name).unlink()
     if length is not None:
         (newest / name).write_bytes(content[:length])
-    with pytest.raises(UserError, match=newest.name):
-        files.verify(newest)
+    refused(newest.name, files.verify, newest)
     assert files.newest_undamaged(newest.parent)[0] == newest.with_name("step_00000010")
 
 
@@ -101,8 +99,7 @@ def test_a_checkpoint_of_another_version_is_refused_and_kept(newest: Path) -> No
 def test_a_state_without_a_key_is_damaged(key: str, newest: Path) -> None:
     state = json.loads((newest / "state.json").read_bytes())
     rewrite_state(newest, {name: value for name, value in state.items() if name != key})
-    with pytest.raises(UserError, match=rf"state\.json: damaged \(key '{key}' is missing\); remove the checkpoint to"):
-        files.verify(newest)
+    refused(rf"state\.json: damaged \(key '{key}' is missing\); remove the checkpoint to", files.verify, newest)
 
 
 @pytest.mark.medium
@@ -142,8 +139,7 @@ def test_a_path_is_one_too_wherever_it_lies(run: Path, tmp_path: Path) -> None:
 def test_without_a_best_it_is_the_last(run: Path) -> None:
     point_to_best(run / "checkpoints", None)
     assert Path(find_checkpoint(run, None)).name == checkpoint_name(60)
-    with pytest.raises(UserError, match=r"^checkpoint=best: .*keeps none .* use checkpoint=last"):
-        find_checkpoint(run, "best")
+    refused(r"^checkpoint=best: .*keeps none .* use checkpoint=last", find_checkpoint, run, "best")
 
 
 @pytest.mark.medium
@@ -152,15 +148,13 @@ def test_a_damaged_best_is_skipped_and_refused_by_name(run: Path, logged: pytest
     assert Path(find_checkpoint(run, None)).name == checkpoint_name(60)
     assert "skipped the best" in logged.text
     for choice in ("best", "48"):
-        with pytest.raises(UserError, match="damaged"):
-            find_checkpoint(run, choice)
+        refused("damaged", find_checkpoint, run, choice)
 
 
 @pytest.mark.medium
 @pytest.mark.parametrize("choice", ["7", "600"])
 def test_a_step_without_one_is_refused_with_those_there_are(run: Path, choice: str) -> None:
-    with pytest.raises(UserError, match=rf"^checkpoint={choice}: .* has no checkpoint of this step; .*48, 60$"):
-        find_checkpoint(run, choice)
+    refused(rf"^checkpoint={choice}: .* has no checkpoint of this step; .*48, 60$", find_checkpoint, run, choice)
 
 
 @pytest.mark.medium

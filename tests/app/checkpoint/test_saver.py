@@ -15,10 +15,10 @@ from app.runtime import platform
 from app.runtime.platform import Runtime
 from app.training import checkpointer, session
 from app.training.state import RunState
-from common.errors import UserError
 from tests.app.conftest import SMALL, built
 from tests.app.group import train_group
 from tests.app.run_files import losses, summary
+from tests.error_lines import refused
 from tests.once import made_once
 
 
@@ -88,8 +88,7 @@ def test_what_goes_wrong_behind_comes_back(this: session.Session, tmp_path: Path
     while not saver.failed():
         pass
     assert saver.finished() == []
-    with pytest.raises(UserError, match=r"step_00000001.part: the checkpoint was not written: .*Not a directory"):
-        save(saver, this, 2)
+    refused(r"step_00000001.part: the checkpoint was not written: .*Not a directory", save, saver, this, 2)
     saver.wait()  # the error was raised, once
     saver.close()
 
@@ -102,8 +101,7 @@ def test_what_is_not_finite_is_not_saved(runtime: Runtime, dataset: Path, tmp_pa
         if "t_cat_2.weight" in local.path:
             local.values[17, 3] = float("nan")
     save(saver, this, 2)
-    with pytest.raises(UserError, match=r"step 2: model\..*t_cat_2.weight is not finite; lower .*; not saved"):
-        saver.wait()
+    refused(r"step 2: model\..*t_cat_2.weight is not finite; lower .*; not saved", saver.wait)
     assert [path.name for path in whole_checkpoints(tmp_path)] == ["step_00000001"]
     assert not list(tmp_path.glob("*.part"))
     saver.close()

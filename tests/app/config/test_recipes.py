@@ -12,11 +12,10 @@ import yaml
 from app.config.app_config import CONFIG_DIR, validate
 from app.config.model import PUBLISHED_TABLES, DenseInit, TableInit
 from app.training import meta_build
-from common.errors import UserError
 from data_prep.dataset.options import DataSource
 from tests.app.conftest import Command, Refusal, Train, composed
 from tests.app.run_files import events, summary
-from tests.error_lines import error_line
+from tests.error_lines import error_line, refused
 
 RECIPES = sorted(path.stem for path in (CONFIG_DIR / "recipe").glob("*.yaml"))
 OWN = ("own_table", "quickstart")  # published by nobody
@@ -179,8 +178,7 @@ def test_a_recipe_without_its_data_says_what_to_do(run_app: Command) -> None:
 
 def test_a_recipe_without_tiny_values_refuses_the_scale(tmp_path: Path) -> None:
     (tmp_path / "own.yaml").write_text("run: {name: own}\n")
-    with pytest.raises(UserError, match="has no tiny form"):
-        composed("data.scale=tiny", f"recipe={tmp_path}/own.yaml")
+    refused("has no tiny form", composed, "data.scale=tiny", f"recipe={tmp_path}/own.yaml")
 
 
 # By the source of a recipe's tiny form.
@@ -215,6 +213,5 @@ def test_a_recipe_trains_tiny(recipe: str, run_app: Command, tmp_path: Path) -> 
 
 
 def test_a_run_stops_at_an_accuracy(train: Train) -> None:
-    """After a quarter of 31 steps, rounded down."""
     train("train.epochs=2", *QUARTERS, "train.target_accuracy=0.4", status="target_reached")
     assert summary(Path("runs/x"))["steps"] == 7

@@ -183,7 +183,6 @@ def test_multi_hot_choices_that_cannot_be(dataset: Path, ragged: Path, tmp_path:
 
 @pytest.mark.slow("processes")
 def test_bags_on_disk_train_as_bags_made_while_reading(run_app: Command, tmp_path: Path) -> None:
-    """`data.multi_hot` of data_prep and of training, the same sizes and seed: the same bits."""
     (tmp_path / "day.tsv").write_bytes(oracle.make_rows(600, seed=0))
     expansion = ["data.multi_hot.sizes=mlperf_v2", "data.multi_hot.distribution=pareto", "data.multi_hot.seed=3"]
     common = [f"data.raw={tmp_path}/day.tsv", "data.encoding=hash", "data.max_ind_range=40"]

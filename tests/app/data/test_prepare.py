@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import yaml
 
@@ -19,12 +18,11 @@ from common.compose import compose_config, convert
 from common.errors import UserError
 from common.keys import check, flat_values, keys_of, refuse, to_plain
 from data_prep.config import keys
-from data_prep.config.keys import CONFIG_DIRECTORY, IdDistribution, PrepConfig, SplitConfig
+from data_prep.config.keys import CONFIG_DIRECTORY, PrepConfig, SplitConfig
 from data_prep.dataset.format import load_manifest
 from data_prep.dataset.options import GENERATORS, DenseTransform
 from data_prep.pipeline import preprocess
-from tests.app.conftest import SMALL, Command, Refusal, composed, ended, forked
-from tests.app.run_files import summary
+from tests.app.conftest import SMALL, composed, ended, forked
 from tests.changed import changed
 from tests.data_prep import oracle
 from tests.data_prep.conftest import prepare as prepare_data
@@ -120,22 +118,6 @@ def test_a_key_without_effect_is_refused(rows: Path, key: str) -> None:
         agreed(rows, **{key.replace(".", "__"): REFUSED[key]})
 
 
-@pytest.mark.slow("examples")
-def test_keys_of_generators(rows: Path, random_ids: Path) -> None:
-    values: dict[Any, Any] = {int: 77, float: 0.5, bool: True, str: "x", int | None: 77, float | None: 0.5}
-    values |= {str | None: "x", Any: [5], IdDistribution: "zipf"}
-    for key, owner, name, kind in keys_of(keys.DataConfig):
-        if key.partition(".")[0] not in GENERATED:
-            continue
-        value = values[kind]
-        assert value != getattr(owner(), name)
-        settings = {key.replace(".", "__"): value}
-        refused(rf"data\.{re.escape(key)}=.*has no effect on the dataset", agreed, rows, **settings)
-        if key.startswith("random."):
-            refused(rf"data\.{re.escape(key)}=.*: the dataset at .* was made with", agreed, random_ids, **settings)
-    assert agreed(random_ids, random__rows=40, random__tables=[3, 7]).random.eval_rows == 4
-
-
 def test_a_key_given_as_by_default_is_compared_too(rows: Path, random_ids: Path) -> None:
     usual = keys.RandomConfig()
     with pytest.raises(UserError, match=r"data\.random\.rows=200000: the dataset at .* was made with 40; give another"):
@@ -182,7 +164,6 @@ def test_a_recorded_configuration_goes_with_its_dataset(rows: Path, random_ids: 
 
 @pytest.mark.medium
 def test_what_is_recorded_makes_the_same_dataset(rows: Path, tmp_path: Path) -> None:
-    """The values in a run's config.yaml, given to data_prep."""
     config = changed(agreed(rows), {"raw": str(rows.parent / "day_0"), "path": str(tmp_path / "again")})
     job = prepare._job(config)
     assert job is not None
@@ -266,7 +247,6 @@ def test_data_prep_gets_what_its_own_command_line_would(typed: str) -> None:
 @pytest.mark.slow("processes")
 @pytest.mark.parametrize("fault", ["other rows", "not a directory"])
 def test_what_is_refused_of_a_dataset_that_is_there_ends_all_processes(fault: str, tmp_path: Path) -> None:
-    """The check is that of rank 0; another process is not left waiting for it."""
     rows = ["data.source=random", f"data.path={tmp_path / 'rows'}", "data.random.tables=[3,7]"]
     small = [*SMALL, *rows, "data.random.eval_rows=64", "run.name=a", "train.max_steps=1", "baselines=false"]
     preparation = ended(forked("train", *small, "data.random.rows=640", cwd=tmp_path, processes=2), tmp_path)
@@ -313,8 +293,7 @@ def test_files_need_a_path_and_no_source() -> None:
         (["data.train=a"], "data.path: not given; name the directory"),
         (["data.train=a", "data.source=random", "data.path=b"], "data.source=random: has no effect with data.train=a"),
     ):
-        with pytest.raises(UserError, match=re.escape(message)):
-            prepare._job(composed(*overrides).data)
+        refused(re.escape(message), prepare._job, composed(*overrides).data)
 
 
 def test_what_a_run_records_makes_the_same_dataset(dataset_without_test: Path, tmp_path: Path) -> None:
@@ -337,8 +316,7 @@ def test_what_a_run_records_makes_the_same_dataset(dataset_without_test: Path, t
 def test_a_method_is_refused_on_such_a_dataset(dataset_without_test: Path) -> None:
     data = composed(f"data.path={dataset_without_test}", "data.split.method=random").data
     message = "data.split.method=random: the dataset .* was made with files given for each split; .*split.method=null"
-    with pytest.raises(UserError, match=message):
-        prepare.require_agreement(data, load_manifest(dataset_without_test))
+    refused(message, prepare.require_agreement, data, load_manifest(dataset_without_test))
 
 
 def test_a_split_without_files_is_not_evaluated(dataset_without_test: Path) -> None:
@@ -346,22 +324,6 @@ def test_a_split_without_files_is_not_evaluated(dataset_without_test: Path) -> N
     assert find_split(dataset_without_test, manifest, "val").rows == ROWS["val"]
     with pytest.raises(UserError, match=r"made without data\.test, .* split=val for python -m app\.evaluate"):
         find_split(dataset_without_test, manifest, "test")
-
-
-@pytest.mark.slow("processes")
-def test_a_run_makes_trains_and_evaluates(run_app: Command, refused_command: Refusal, tmp_path: Path) -> None:
-    write_files(tmp_path)
-    overrides = ["model=dlrm", *SMALL, *GIVEN, "data.path=shards", "run.name=given", "record.tensorboard=false"]
-    run_app("train", *overrides, "train.max_steps=4")
-    figures = summary(tmp_path / "runs/given")["eval"]
-    with open(tmp_path / "val.csv", encoding="utf-8", newline="") as file:
-        labels = [int(row["label"]) for row in csv.DictReader(file)]
-    assert figures["samples"] == len(labels)
-    assert figures["base_rate"] == pytest.approx(np.mean(labels))
-    recorded = yaml.safe_load((tmp_path / "runs/given/config.yaml").read_text())["data"]
-    assert (recorded["train"], recorded["val"], recorded["test"]) == ("train.csv", "val.csv", None)
-    assert "made without data.test" in refused_command("evaluate", "run=runs/given", "checkpoint=latest")
-    run_app("evaluate", "run=runs/given", "checkpoint=latest", "split=val")
 
 
 def test_a_split_that_chance_left_empty_is_not_evaluated(tmp_path: Path) -> None:
@@ -374,5 +336,4 @@ def test_a_split_that_chance_left_empty_is_not_evaluated(tmp_path: Path) -> None
         assert manifest.splits["val"].rows == 0
     assert not find_split(root, manifest, "val").rows  # no row was to be held out
     message = r"val has no rows, as data\.split\.method=random left none of 6 .*eval\.split=train"
-    with pytest.raises(UserError, match=message):
-        find_split(tmp_path / "0.001", load_manifest(tmp_path / "0.001"), "val")
+    refused(message, find_split, tmp_path / "0.001", load_manifest(tmp_path / "0.001"), "val")

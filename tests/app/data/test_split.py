@@ -111,7 +111,6 @@ def test_a_split_that_is_not_there_is_named(dataset: Path) -> None:
 
 
 def test_rows_of_the_same_features_have_the_same_number() -> None:
-    """Whatever the order within a bag; not those with another number, or an id that is another, elsewhere or twice."""
     sparse = np.array([[1], [1], [1], [1], [2], [1], [1], [1], [1]], np.int32)
     dense = np.array([[0.5, 1]] * 8 + [[1, 0.5]], np.float32)
     of_a = [[3, 4], [4, 3], [3], [3, 3], [3, 4], [], [3], [3, 4], [3, 4]]
@@ -152,7 +151,6 @@ def test_a_batch_knows_its_bytes() -> None:
 
 @pytest.mark.parametrize("count", [2, 4, 8])
 def test_processes_are_counted_on_their_own_node(tmp_path: Path, caplog: pytest.LogCaptureFixture, count: int) -> None:
-    """Eight processes: with fewer nodes more of them pin memory of the GPU's."""
     caplog.set_level(logging.INFO, "clickwork")
     enough = int(PINNED_KIB * 8 / count) + 1
     nodes, pci = machine(tmp_path, [1] * (count - 1) + [enough], count - 1)

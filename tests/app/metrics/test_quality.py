@@ -288,7 +288,6 @@ GOLDEN = Path(__file__).parents[2] / "golden"
 
 @pytest.mark.parametrize("seed", range(5))
 def test_ranks_are_those_of_plain_loops(seed: int) -> None:
-    """Also with ties, rows that stand twice, several positives, and groups of one label."""
     rng = np.random.default_rng(seed)
     lengths = rng.integers(1, 40, 50)
     groups = np.repeat(rng.permutation(50), lengths).astype(np.int32)
@@ -332,7 +331,6 @@ def test_groups_of_one_label_have_no_ranks(label: int, size: int) -> None:
 
 @pytest.mark.parametrize(("model", "hr", "ndcg"), [("gmf", 0.6368, 0.3691), ("mlp", 0.6710, 0.3963)])
 def test_the_published_weights_of_ncf_have_the_published_figures(model: str, hr: float, ndcg: float) -> None:
-    """The places of the 6,040 positives, as benchmarks.peers.ncf_weights recorded them from the published files."""
     counts = json.loads((GOLDEN / "ncf_places.json").read_text())[model]
     places = np.repeat(np.arange(100), counts)
     logits = np.tile(np.arange(100, dtype=np.float32), (len(places), 1))

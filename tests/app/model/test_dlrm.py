@@ -13,10 +13,7 @@ from torchrec.models import dlrm
 from app.config.model import DenseInit, Interaction, ModelConfig
 from app.model.dlrm import DLRM
 from app.model.embeddings import Vectors, make_sparse_arch
-from app.model.layers import (
-    DotInteraction,
-    join,
-)
+from app.model.layers import DotInteraction, join
 
 FEATURES = {"cat_0": 11, "cat_1": 5, "cat_2": 40}
 DIM, NUM_DENSE, BATCH = 8, 6, 9
@@ -95,8 +92,12 @@ TORCHREC: dict[Interaction, tuple[Any, dict[str, Any], dict[str, Any]]] = {
 def test_equals_torchrec_to_the_bit_forward_and_backward(interaction: Interaction) -> None:
     make, our_settings, their_settings = TORCHREC[interaction]
     model = _model(interaction, itself=False, **our_settings)
+    of_features = [
+        EmbeddingBagConfig(DIM, name=f"t_{k}", num_embeddings=n, feature_names=[k]) for k, n in FEATURES.items()
+    ]
+    tables = EmbeddingBagCollection(tables=of_features)
     torchrec_model = make(
-        _tables(), NUM_DENSE, dense_arch_layer_sizes=[12, DIM], over_arch_layer_sizes=[10, 1], **their_settings
+        tables, NUM_DENSE, dense_arch_layer_sizes=[12, DIM], over_arch_layer_sizes=[10, 1], **their_settings
     )
     torchrec_model.load_state_dict(dict(zip(torchrec_model.state_dict(), model.state_dict().values(), strict=True)))
     dense, ids, weights = torch.randn(BATCH, NUM_DENSE), _ids(), torch.randn(BATCH)
@@ -117,7 +118,6 @@ def test_equals_torchrec_to_the_bit_forward_and_backward(interaction: Interactio
 def test_what_a_graph_records_is_a_plain_step_without_the_parameters_themselves(
     interaction: Interaction, bf16: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Run as it would be recorded; graphs themselves are tried in tests/pretend_cuda/test_graphs.py."""
     model, dense, ids = _model(interaction, itself=False), torch.randn(BATCH, NUM_DENSE), _ids()
     cast_to_bf16 = partial(torch.autocast, "cpu", torch.bfloat16, bf16)
 
@@ -174,15 +174,6 @@ def test_a_linear_part_adds_the_first_elements_and_the_bias_begins_as_given() ->
     assert torch.equal(by_rank, model.score(dense, in_order, None))
     over_arch = cast(nn.Sequential, _model(Interaction.cat, itself=False, initial_logit=-2.5).over_arch)
     assert cast(nn.Linear, over_arch[-1]).bias.tolist() == [-2.5]
-
-
-def _tables() -> EmbeddingBagCollection:
-    return EmbeddingBagCollection(
-        tables=[
-            EmbeddingBagConfig(name=f"t_{k}", embedding_dim=DIM, num_embeddings=n, feature_names=[k])
-            for k, n in FEATURES.items()
-        ]
-    )
 
 
 def _model(interaction: Interaction, itself: bool, **settings: Any) -> DLRM:

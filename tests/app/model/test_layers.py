@@ -207,7 +207,6 @@ def test_elsewhere_it_is_torchs_to_the_bit() -> None:
 
 @pytest.mark.parametrize("interaction", ["dot", "dcn"])
 def test_ten_steps_have_the_losses_of_torchs(interaction: str) -> None:
-    """Within 1e-6, relative: the same model in a large batch, and in two that are not."""
     overrides = ["model.embedding_dim=8", "model.dense_arch=[32,8]", "model.over_arch=[48,1]", "data.path=none"]
     config = composed(*overrides, f"model.interaction={interaction}")
 
@@ -231,7 +230,6 @@ def test_ten_steps_have_the_losses_of_torchs(interaction: str) -> None:
 
 
 def test_what_stands_between_layers_is_not_skipped_in_large_batches() -> None:
-    """A dropout of all values, put between two layers, leaves the second one's bias."""
     layers = mlp(37, WIDTHS, False)
     with_dropout = nn.Sequential(layers[0], nn.Dropout(1.0), layers[1])
     outputs = with_dropout(torch.randn(LARGE_BATCH, 37))

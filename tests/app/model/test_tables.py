@@ -9,8 +9,6 @@ import torch
 from torch import Tensor
 from torchrec import KeyedJaggedTensor
 
-from app.config.app_config import AppConfig
-from app.config.kinds import OptimizerName
 from app.config.model import (
     ModelConfig,
     Pooling,
@@ -23,7 +21,6 @@ from app.config.model import (
     TablesConfig,
     table_faults,
 )
-from app.config.train import OptimizerConfig, RunConfig, TrainConfig
 from app.model.embeddings import (
     SparseArch,
     alpha_rule,
@@ -40,14 +37,13 @@ from common.errors import UserError
 from common.keys import refuse
 from data_prep.dataset.format import Manifest
 from tests import reference
-from tests.app.conftest import SMALL, Command, Refusal
-from tests.app.datasets import RAGGED_EMBEDDINGS, write_ragged_dataset
+from tests.app.conftest import SMALL, Command, Refusal, composed
 from tests.app.run_files import losses, summary
 from tests.changed import changed
 from tests.error_lines import refused
 
 FEATURES = {"a": 50, "b": 30, "c": 23, "d": 10, "e": 12}
-DIM, BATCH, NUM_DENSE = 16, 12, 5
+DIM, BATCH = 16, 12
 QR, MIXED = TableKind.qr, TableKind.mixed_dimension
 
 # Rows by feature of Criteo's Kaggle days, and widths by facebookresearch/dlrm's md_solver (run once).
@@ -116,12 +112,8 @@ def test_shared_tables_take_the_gradients_of_all_their_features() -> None:
     config = changed(config, {"tables.shared": {"s": ["c", "d"], "w": ["a", "e"]}})
     config.tables.overrides["w"] = config.tables.overrides.pop("a")
     module = make_sparse_arch(config, FEATURES)
-    assert {table.name: table.num_embeddings for table in module.tables} == {
-        "t_w": 50,
-        "t_b": 30,
-        "t_s_q": 6,
-        "t_s_r": 4,
-    }
+    sizes = {table.name: table.num_embeddings for table in module.tables}
+    assert sizes == {"t_w": 50, "t_b": 30, "t_s_q": 6, "t_s_r": 4}
     _draw(module)
     batch = _bags(seed=2)
     outputs, vectors = module(_as_kjt(batch))().values, _oracle_vectors(module, batch)
@@ -167,15 +159,8 @@ def test_tables_and_their_sizes_follow_the_formulas() -> None:
     shapes = {table.name: (table.num_embeddings, table.embedding_dim) for one in embeddings for table in one.tables}
     width = storable_width(reference.mixed_dimension(list(FEATURES.values()), DIM, 1.0, True)[1], DIM)
     assert width == 4
-    assert shapes == {
-        "t_a_q": (7, DIM),
-        "t_a_r": (8, DIM),
-        "t_b": (30, width),
-        "t_c_q": (3, DIM),
-        "t_c_r": (8, DIM),
-        "t_d": (10, DIM),
-        "t_e": (12, DIM),
-    }
+    expected = {"t_a_q": (7, DIM), "t_a_r": (8, DIM), "t_b": (30, width), "t_c_q": (3, DIM), "t_c_r": (8, DIM)}
+    assert shapes == expected | {"t_d": (10, DIM), "t_e": (12, DIM)}
 
 
 def test_initial_values_are_a_function_of_seed_table_and_row() -> None:
@@ -200,15 +185,11 @@ def test_facebookresearch_draws_quotients_and_remainders_between_its_bounds() ->
 
 
 def test_half_precision_tables_are_trained_as_fp16(runtime: Runtime) -> None:
-    config = AppConfig(
-        run=RunConfig(name="half"),
-        model=ModelConfig(
-            embedding_dim=DIM, dense_arch=[DIM], over_arch=[1], tables=TablesConfig(storage=Storage.fp16)
-        ),
-        optimizer=OptimizerConfig(OptimizerName.sgd, 0.5),
-        train=TrainConfig(global_batch_size=BATCH),
-    )
-    this = session.build(config, runtime, Path("half"), _manifest())
+    model = ["model.dense_arch=[16]", "model.over_arch=[1]", "model.tables.storage=fp16"]
+    config = composed(*model, "optimizer=sgd", "optimizer.lr=0.5", f"train.global_batch_size={BATCH}")
+    schema = {"label": "label", "dense": ["int_0"], "sparse": list(FEATURES), "ragged": list(FEATURES)}
+    manifest = Manifest(schema, {}, FEATURES, {}, [], 0, 0.0, "test")
+    this = session.build(config, runtime, Path("half"), manifest)
     weights = {name: local_shards(weight)[0].values for name, weight in table_weights(this.model)}
     before = {name: weight.clone() for name, weight in weights.items()}
     assert all(weight.dtype is torch.float16 for weight in weights.values())
@@ -241,10 +222,7 @@ def test_half_precision_tables_are_trained_as_fp16(runtime: Runtime) -> None:
         (TablesConfig(kind=QR, qr_collisions=1), "model.tables.qr_collisions=1: must be at least 2"),
         (TablesConfig(kind=MIXED, dim=20), "model.tables.dim=20: must be a multiple of 4"),
         (TablesConfig(kind=QR, overrides={"a": TableOverride(dim=8)}), "model.tables.overrides.a.dim=8: has no effect"),
-        (
-            TablesConfig(kind=QR, qr_operation=QROperation.pooled_mult, pooling=Pooling.weighted),
-            "use qr_operation=mult",
-        ),
+        (TablesConfig(QR, qr_operation=QROperation.pooled_mult, pooling=Pooling.weighted), "use qr_operation=mult"),
         (TablesConfig(overrides={"z": TableOverride()}), "no sparse feature z; it has a, b, c, d, e"),
         (TablesConfig(shared={"s": ["a", "z"]}), "model.tables.shared.s: the dataset has no sparse feature z"),
         (TablesConfig(shared={"s": ["a"]}), "at least two features"),
@@ -309,29 +287,16 @@ def _weight(module: torch.nn.Module, table: str) -> Tensor:
 def _oracle_vectors(module: SparseArch, bags: dict[str, list[Tensor]]) -> dict[str, Tensor]:
     """Vectors [B, D] by feature from the module's own parameters."""
     parameters: dict[str, Tensor] = dict(module.named_parameters())
-    tables = {table.name: _weight(module, table.name) for table in module.tables}
-    return _vectors(module, bags, tables, parameters)
-
-
-def _vectors(
-    module: SparseArch, bags: dict[str, list[Tensor]], tables: dict[str, Tensor], others: dict[str, Tensor]
-) -> dict[str, Tensor]:
     vectors = {}
     for one in module.embeddings:
         kind = "plain" if one.operation is None else one.operation.value
-        weights = others.get(f"row_weights.{one.key}.weight")
-        projection = others.get(f"projections.{one.key}.weight")
+        weights = parameters.get(f"row_weights.{one.key}.weight")
+        projection = parameters.get(f"projections.{one.key}.weight")
         for feature in one.features:
-            matrices = [tables[table.name] for table in one.tables]
+            matrices = [_weight(module, table.name) for table in one.tables]
             vector = reference.pool(bags[feature], matrices, kind, one.pooling.value, weights)
             vectors[feature] = vector if projection is None else vector @ projection.T
     return vectors
-
-
-def _manifest() -> Manifest:
-    dense = [f"int_{i}" for i in range(NUM_DENSE)]
-    schema = {"label": "label", "dense": dense, "sparse": list(FEATURES), "ragged": list(FEATURES)}
-    return Manifest(schema, {}, FEATURES, {}, [], 0, 0.0, "test")
 
 
 # user and item have one id a row, genres two, tags none to many
@@ -342,18 +307,11 @@ KINDS += ["+model.tables.overrides.item.storage=fp16", "+model.tables.overrides.
 KINDS += ["train.global_batch_size=32"]
 
 
-@pytest.fixture(scope="module")
-def bags(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("bags")
-    write_ragged_dataset(root, {"train": 1_000, "val": 101, "test": 10})
-    return root
-
-
 @pytest.mark.slow("processes")
-def test_two_processes_with_three_sharding_types_train_as_one(run_app: Command, bags: Path, tmp_path: Path) -> None:
+def test_two_processes_with_three_sharding_types_train_as_one(run_app: Command, ragged: Path, tmp_path: Path) -> None:
     types = {"t_user_q": "column_wise", "t_user_r": "row_wise", "t_tags_q": "row_wise", "t_tags_r": "column_wise"}
     types |= {"t_item": "row_wise", "t_genres": "column_wise"}
-    overrides = [*SMALL, *KINDS, f"data.path={bags}", "train.max_steps=40", "model.interaction=projection"]
+    overrides = [*SMALL, *KINDS, f"data.path={ragged}", "train.max_steps=40", "model.interaction=projection"]
     overrides += [*(f"+sharding.tables.{table}.types={kind}" for table, kind in types.items())]
     for name, processes in (("alone", 1), ("pair", 2)):
         run_app("train", *overrides, f"run.name={name}", processes=processes)
@@ -365,23 +323,20 @@ def test_two_processes_with_three_sharding_types_train_as_one(run_app: Command, 
     assert json.loads(result.stdout)["logloss"] == pytest.approx(summary(pair)["eval"]["logloss"], abs=1e-6)
 
 
+QR_TAGS = "+model.tables.overrides.tags.kind=qr"
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["+model.tables.overrides.tags.kind=qr", "sharding=data_parallel"], "t_tags_q is looked up id by id"),
-        (
-            ["+model.tables.overrides.tags.kind=qr", "optimizer=adam"],
-            "optimizer=adam: FBGEMM lacks it on cpu, and torch updates no table that is looked up id by id, such as "
-            "t_tags_q; use optimizer=sgd or adagrad or rowwise_adagrad",
-        ),
-        (["model.tables.storage=fp16", "sharding=data_parallel"], "t_user is not stored as fp32"),
-        (["model.tables.storage=bf16"], "FBGEMM trains no bf16 tables"),
-        (["+model.tables.overrides.color.kind=qr"], "no sparse feature color; it has " + ", ".join(RAGGED_EMBEDDINGS)),
-        (["+model.tables.overrides.tags.kidn=qr"], "kidn"),
-        (["model.tables.kind=round"], "plain, qr, mixed_dimension"),
+        (f"{QR_TAGS} sharding=data_parallel", "t_tags_q is looked up id by id"),
+        (f"{QR_TAGS} optimizer=adam", "by id, such as t_tags_q; use optimizer=sgd or adagrad or rowwise_adagrad"),
+        ("model.tables.storage=fp16 sharding=data_parallel", "t_user is not stored as fp32"),
+        ("+model.tables.overrides.tags.kidn=qr", "kidn"),
+        ("model.tables.kind=round", "plain, qr, mixed_dimension"),
     ],
 )
 def test_what_cannot_be_is_said_in_one_line(
-    overrides: list[str], message: str, refused_command: Refusal, bags: Path
+    overrides: str, message: str, refused_command: Refusal, ragged: Path
 ) -> None:
-    assert message in refused_command("train", *SMALL, f"data.path={bags}", "run.name=no", *overrides)
+    assert message in refused_command("train", *SMALL, f"data.path={ragged}", "run.name=no", *overrides.split())

@@ -84,7 +84,6 @@ def test_each_of_torchs_optimizers_trains_or_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize("algorithm", ["adam", "rowwise_adam", "lamb", "rowwise_lamb", "rowwise_adagrad"])
 def test_a_checkpoint_holds_all_of_it(algorithm: str, runtime: Runtime, dataset: Path, tmp_path: Path) -> None:
-    """Going on from it gives the bits of going on without it; what FBGEMM cannot fuse here is data-parallel."""
     whole, resumed = (built(runtime, dataset, *ANY, f"optimizer={algorithm}") for _ in range(2))
     expected = "table_wise" if algorithm == "rowwise_adagrad" else "data_parallel"
     assert {entry.type for entry in whole.plan.describe_tables().values()} == {expected}

@@ -4,7 +4,6 @@ import hashlib
 import json
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,6 +30,7 @@ from app.sharding.plan import load_plan
 from common.documents import plain, plain_object
 from common.errors import UserError
 from tests.app.run_files import rewrite_state
+from tests.error_lines import refused
 
 GOLDEN = Path(__file__).parents[2] / "golden/run"
 
@@ -97,7 +97,6 @@ def test_a_document_is_read_as_it_is_written_and_further_keys_stay(name: str, ru
 
 @pytest.mark.parametrize("name", KINDS)
 def test_a_damaged_document_is_refused_in_one_line(name: str, run: Path) -> None:
-    """By file and key, with what to do: a key is missing, or of another type; the file is cut short."""
     kind = KINDS[name]
     whole = (run / kind.path).read_bytes()
 
@@ -120,12 +119,10 @@ def test_a_damaged_document_is_refused_in_one_line(name: str, run: Path) -> None
         assert "\n" not in text
         assert any(remedy in text for remedy in ("; remove", "train the run again", "app.plan plan.out=FILE"))
     (run / kind.path).write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(UserError, match="manifest.json" if name == "manifest" else str(run / kind.path)):
-        kind.read(run)
+    refused("manifest.json" if name == "manifest" else str(run / kind.path), kind.read, run)
 
 
 def test_events_are_read_as_they_are_written(run: Path) -> None:
-    """Whatever their kind; a number is found by its name wherever it stands, and none is made of a text."""
     lines = (run / "metrics.jsonl").read_text().splitlines()
     lines += [
         '{"event": "of another version", "step": 8, "samples": 512, "seconds": 2.5, "new": {"x": [1]}}',
@@ -157,8 +154,7 @@ def test_a_line_that_is_no_event_is_named_unless_a_kill_cut_it_off(line: str, re
     (run / "metrics.jsonl").write_text("\n".join([*lines, line]))
     assert len(read_events(run)) == len(lines)
     (run / "metrics.jsonl").write_text("\n".join([line, *lines]))
-    with pytest.raises(UserError, match=r"metrics.jsonl: line 1 is not an event .*; delete the line"):
-        read_events(run)
+    refused(r"metrics.jsonl: line 1 is not an event .*; delete the line", read_events, run)
 
 
 def test_the_golden_run_is_read_whole() -> None:
@@ -166,13 +162,6 @@ def test_the_golden_run_is_read_whole() -> None:
         assert plain(read(GOLDEN)) == json.loads((GOLDEN / f"{name}.json").read_bytes())
     lines = (GOLDEN / "metrics.jsonl").read_text().splitlines()
     assert [plain(event) for event in read_events(GOLDEN)] == [json.loads(line) for line in lines]
-
-
-@pytest.mark.medium
-def test_reading_a_run_needs_neither_torch_nor_the_configuration() -> None:
-    modules = "app.report.page, app.report.compare, app.checkpoint.files, app.sharding.documents"
-    heavy = "import sys; print([name for name in ('torch', 'omegaconf', 'hydra') if name in sys.modules])"
-    assert subprocess.check_output([sys.executable, "-c", f"import {modules}; {heavy}"], text=True) == "[]\n"
 
 
 def test_a_run_that_did_not_begin_leaves_no_directory(tmp_path: Path) -> None:
@@ -211,21 +200,18 @@ def test_scores_are_read_as_they_were_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["logits", "labels"])
 @pytest.mark.parametrize("is_there", [True, False])
 def test_an_array_of_another_writing_is_no_part_of_it(tmp_path: Path, name: str, is_there: bool) -> None:
-    """As after a kill between the files, or by hand."""
     write_scores(tmp_path, "test", 7, "d", LOGITS, LABELS)
     path = tmp_path / f"scores/test.{name}.npy"
     np.save(path, np.load(path)[:-1])
     if not is_there:
         path.unlink()
-    with pytest.raises(UserError, match=rf"test\.{name}\.npy: damaged .*keep_scores=3"):
-        read_scores(tmp_path, "test")
+    refused(rf"test\.{name}\.npy: damaged .*keep_scores=3", read_scores, tmp_path, "test")
 
 
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     path = write_scores(tmp_path, "test", 7, "d", LOGITS, LABELS)
     path.write_text(json.dumps({**json.loads(path.read_bytes()), "rows": "x"}))
-    with pytest.raises(UserError, match=r"test\.json: damaged \(key 'rows' is \"x\""):
-        read_scores(tmp_path, "test")
+    refused(r"test\.json: damaged \(key 'rows' is \"x\"", read_scores, tmp_path, "test")
 
 
 def git(cwd: Path, *arguments: str) -> str:

@@ -92,7 +92,6 @@ def with_other_loss(run: Path, factor: float) -> None:
 
 
 def test_a_changed_figure_is_found(run: Path, verified: Verified) -> None:
-    """Any other figure: test_each_alteration_is_noticed_or_listed."""
     in_summary("eval", "auc", 0.9077)(run)
     with_other_loss(run, 1.001)
     status, report = verified()
@@ -158,7 +157,6 @@ def test_conditions_are_compared_launch_by_launch() -> None:
 
 
 def test_bits_are_promised_up_to_where_the_threads_changed(run: Path, verified: Verified) -> None:
-    """By the record, of which the last launch alone had two threads here; the replay takes the first one's."""
     rewritten(run / "manifest.json", lambda manifest: {**manifest, "num_threads": 2})
     path = run / "config.yaml"
     config = yaml.safe_load(path.read_text())
@@ -251,11 +249,7 @@ def faults(run: Path, replay: Replay) -> list[str]:
     except UserError as error:
         return [str(error)]
     digests = [f"digest of {name}" for name, same in same_digests.items() if not same]
-    return [
-        *map(str, differences),
-        *digests,
-        *changes(launches_of(record.manifest), replay.record.manifest)[0],
-    ]
+    return [*map(str, differences), *digests, *changes(launches_of(record.manifest), replay.record.manifest)[0]]
 
 
 def is_listed(alteration: Alteration) -> bool:

@@ -222,7 +222,6 @@ def test_wilsons_interval_is_scipys(samples: int, part: float) -> None:
     place=st.integers(0, 3),
 )
 def test_one_value_far_out_does_not_flatten_a_chart(lines: list[list[float]], outlier: float, place: int) -> None:
-    """Of any line; the limits are those of all others, and the note says what they leave out."""
     inliers = [value for line in lines for value in line]
     lines[place % len(lines)][place] = outlier
     chart = Chart("x", "X", "step", "y", [Series(f"line {n}", [*range(len(y))], [*y]) for n, y in enumerate(lines)])

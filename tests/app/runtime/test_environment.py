@@ -32,15 +32,6 @@ def test_every_variable_has_its_reason(name: str) -> None:
     assert all(profile.reasons.values())
 
 
-@pytest.mark.parametrize("choice", ["environment=amd_node", "environment=amd_cluster", "recipe=amd_2026"])
-def test_tf32_is_allowed_where_amd_allows_it(choice: str) -> None:
-    profile = composed(choice).environment
-    assert profile.variables["HIPBLASLT_ALLOW_TF32"] == "1"
-    assert set(profile.variables) == set(profile.reasons)
-    both = composed("recipe=amd_2026", choice).environment
-    assert both.variables == profile.variables
-
-
 def test_what_the_user_has_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     profile = composed("environment=amd_node", "+environment.variables.NCCL_SOCKET_IFNAME=eth7").environment
     for variable in profile.variables:
@@ -68,7 +59,6 @@ def test_a_profile_comes_before_the_launchers_own_choice(monkeypatch: pytest.Mon
 
 
 def test_empty_variables_of_a_launcher_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As Docker Compose sets those that it does not know."""
     for name in (*leave.LAUNCHER_VARIABLES, "LOCAL_WORLD_SIZE"):
         monkeypatch.setenv(name, "")
     leave.announce_refusal()
@@ -76,7 +66,6 @@ def test_empty_variables_of_a_launcher_are_none(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.slow("processes")
 def test_each_command_applies_the_profile_of_the_run(run_app: Command, small: list[str], tmp_path: Path) -> None:
-    """Recorded whatever its name is, and no change to `verify`."""
     variable = "+environment.variables.A_VARIABLE=7"
     process = run_app("train", *small, "run.name=x", "train.max_steps=2", variable)
     assert json.loads((tmp_path / "runs/x/manifest.json").read_bytes())["environment"]["A_VARIABLE"] == "7"
@@ -87,7 +76,6 @@ def test_each_command_applies_the_profile_of_the_run(run_app: Command, small: li
 
 
 def test_a_process_group_has_the_environment_of_its_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
-    """When it starts: libraries read their variables once."""
     config = composed("+environment.variables.A_VARIABLE=7")
     variables = []
 

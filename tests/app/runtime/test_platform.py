@@ -20,6 +20,7 @@ from app.runtime import platform as runtime
 from app.runtime.platform import background_thread, check_precision, require_strict_products
 from common.errors import UserError
 from tests.app.conftest import REPOSITORY, SMALL, Command
+from tests.error_lines import refused
 
 WARNING = "runtime.precision=bf16: this processor does not support products in bf16"
 
@@ -36,8 +37,7 @@ def test_slow_bf16_is_warned_of(fast: bool, monkeypatch: pytest.MonkeyPatch, log
 
 def test_tf32_is_of_gpus() -> None:
     check_precision(Precision.tf32, Platform.cuda)
-    with pytest.raises(UserError, match=r"^runtime\.precision=tf32: CPUs do not support it"):
-        check_precision(Precision.tf32, Platform.cpu)
+    refused(r"^runtime\.precision=tf32: CPUs do not support it", check_precision, Precision.tf32, Platform.cpu)
 
 
 @pytest.fixture
@@ -65,23 +65,19 @@ def products(number: int) -> list[torch.Tensor]:
 @pytest.mark.medium
 @pytest.mark.usefixtures("threads")
 def test_products_do_not_depend_on_threads_or_several_are_refused() -> None:
-    """In MKL's strict mode, which `app` sets, or of a library that is so by itself."""
     require_strict_products(1)
     if not runtime.are_equal_on_threads(2):
-        with pytest.raises(UserError, match=r"^runtime\.num_threads=2: not with .* give runtime\.num_threads=1"):
-            require_strict_products(2)
+        refused(r"^runtime\.num_threads=2: not with .* give runtime\.num_threads=1", require_strict_products, 2)
         return
     assert all(map(torch.equal, products(1), products(2)))
 
 
 @pytest.mark.usefixtures("threads")
 def test_one_thread_is_taken_where_products_depend_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Unless several are given."""
     monkeypatch.setattr(runtime, "are_equal_on_threads", lambda num_threads: False)
     assert (runtime.layout_threads(None, 2), torch.get_num_threads()) == (1, 1)
     assert runtime.layout_threads(1, 1) == 1
-    with pytest.raises(UserError, match=r"^runtime\.num_threads=2: not with .* give runtime\.num_threads=1"):
-        runtime.layout_threads(2, 2)
+    refused(r"^runtime\.num_threads=2: not with .* give runtime\.num_threads=1", runtime.layout_threads, 2, 2)
 
 
 @pytest.mark.slow("processes")
@@ -167,8 +163,7 @@ def test_others_and_images_own_builds_are_taken(name: str, version: str) -> None
 def test_a_command_refuses_before_it_changes_or_joins_anything(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torchrec, "__version__", "1.10.1")
     before = dist_data._get_recat
-    with pytest.raises(UserError, match=r"^torchrec 1\.10\.1: "):
-        platform.start(RuntimeConfig(num_threads=1), seed=0, deterministic=True)
+    refused(r"^torchrec 1\.10\.1: ", platform.start, RuntimeConfig(num_threads=1), seed=0, deterministic=True)
     assert dist_data._get_recat is before
 
 
@@ -180,7 +175,6 @@ def test_a_process_alone_permutes_nothing_and_several_as_before(runtime: platfor
 @pytest.mark.parametrize("pooling", [PoolingMode.SUM, PoolingMode.MEAN])
 @pytest.mark.parametrize("width", [1, 6, 10])
 def test_narrow_rows_are_pooled_as_by_fbgemm(width: int, pooling: PoolingMode) -> None:
-    """Values and gradients; FBGEMM's own kernel for CPUs reads any width."""
     tables = DenseTableBatchedEmbeddingBagsCodegen(
         [(rows, width) for rows in (7, 1, 30)], feature_table_map=[0, 1, 1, 2], pooling_mode=pooling, use_cpu=True
     )

@@ -27,18 +27,15 @@ from common.keys import check, to_plain
 from data_prep.dataset.format import Manifest, load_manifest
 from tests.app.conftest import SMALL, Command, composed
 from tests.app.datasets import RAGGED, RAGGED_EMBEDDINGS, write_ragged_dataset
-from tests.app.in_process import command_here, train_here
+from tests.app.in_process import command_here
 from tests.changed import changed
 from tests.clickwork.conftest import SCHEMA, Trained, make_rows, train_on_table, write_csv
-from tests.data_prep import oracle
-from tests.data_prep.conftest import prepare
 from tests.error_lines import refused
 from tests.reference import bce
 
 
 @pytest.mark.slow("processes")
 def test_processes_and_histograms_agree(run_app: Command, small: list[str], tmp_path: Path) -> None:
-    """One process, two, and two that add up histograms; the curves of rank 0 are of all rows."""
     run_app("train", *small, "run.name=x", "train.max_steps=20", processes=2)
     assert json.loads((tmp_path / "runs/x/curves.json").read_bytes())["samples"] == 501
 
@@ -58,7 +55,6 @@ def test_processes_and_histograms_agree(run_app: Command, small: list[str], tmp_
 
 @pytest.mark.slow("processes")
 def test_tables_are_scored_in_fp32(run_app: Command, dataset: Path, tmp_path: Path) -> None:
-    """Whatever the run was trained in."""
     overrides = [*SMALL, f"data.path={dataset}", "run.name=x", "train.max_steps=20", "runtime.precision=bf16"]
     run_app("train", *overrides, "eval.global_batch_size=100")
     trained = composed(*overrides)
@@ -79,8 +75,7 @@ def test_tables_are_scored_in_fp32(run_app: Command, dataset: Path, tmp_path: Pa
 
 def test_a_precision_beside_tables_is_refused() -> None:
     config = EvaluateConfig(run="r", tables=TablePrecision.int8, runtime=RuntimeConfig(precision=Precision.bf16))
-    with pytest.raises(UserError, match=r"runtime\.precision=bf16: has no effect with tables=int8"):
-        check(config)
+    refused(r"runtime\.precision=bf16: has no effect with tables=int8", check, config)
 
 
 class _Scores(torch.nn.Module):
@@ -103,8 +98,7 @@ def test_logits_that_are_not_finite_end_it(runtime: Runtime, dataset: Path, valu
     manifest = load_manifest(dataset)
     scored = Predictor(config, runtime, dataset, manifest, _Scores(value, 0.99))
     # dense_0 of row r is r / 501: those from 496 on are above 0.99.
-    with pytest.raises(UserError, match=r"split val: 5 of 501 logits are not finite"):
-        scored.evaluate("val")
+    refused(r"split val: 5 of 501 logits are not finite", scored.evaluate, "val")
     assert Predictor(config, runtime, dataset, manifest, _Scores(value, 2)).evaluate("val").figures.auc is not None
 
 
@@ -121,7 +115,6 @@ def test_scores_that_depend_on_other_rows_are_not_served_and_metrics_say_so(
 
 @pytest.mark.slow("processes")
 def test_row_weights_come_from_the_checkpoint_and_are_recorded(run_app: Command, dataset: Path, tmp_path: Path) -> None:
-    """A file that has gone blocks nothing that reads the checkpoint; verify names one that changed."""
     weights, backup = tmp_path / "w.npy", tmp_path / "kept.npy"
     np.save(weights, np.random.default_rng(0).random(50).astype(np.float32))
     override = f"+model.tables.overrides.cat_0={{pooling: weighted, row_weights: fixed, row_weights_path: {weights}}}"
@@ -210,19 +203,6 @@ def test_the_rows_of_a_split_are_evaluated_as_it_is(runtime: Runtime, trained: T
     for tables in ("null", "int8"):
         figures = evaluated(runtime, trained.run, f"data.raw={tmp_path}/test.csv", f"tables={tables}")
         assert {name: value for name, value in figures["difference"].items() if value} == {}
-
-
-@pytest.mark.medium
-def test_rows_of_criteos_format(runtime: Runtime, tmp_path: Path) -> None:
-    text = oracle.make_rows(400, seed=4)
-    (tmp_path / "raw.tsv").write_bytes(text)
-    prepare(f"data.raw={tmp_path}/raw.tsv", f"data.path={tmp_path}/data")
-    train_here(runtime, *SMALL, f"data.path={tmp_path}/data", f"run.dir={tmp_path}/run", "train.max_steps=5")
-    own = evaluated(runtime, tmp_path / "run")
-    lines = text.splitlines(keepends=True)
-    (tmp_path / "test.tsv").write_bytes(b"".join(lines[-own["samples"] :]))
-    figures = evaluated(runtime, tmp_path / "run", f"data.raw={tmp_path}/test.tsv")
-    assert set(figures["difference"].values()) == {0.0}
 
 
 @pytest.mark.medium

@@ -250,7 +250,6 @@ def test_the_user_is_one_row_and_candidates_go_before(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0)])
 def test_what_the_user_fills_does_not_depend_on_the_other_candidates(tmp_path: Path, order: tuple[int, ...]) -> None:
-    """As in {"user": …, "candidates": […]}: what a candidate lacks is the user's, a null of its own is empty."""
     items = [{"id": 1, "price": 7}, {"id": 2}, {"id": 3, "price": None}]
     (tmp_path / "ads.jsonl").write_text("".join(json.dumps(items[i]) + "\n" for i in order))
     (tmp_path / "user.jsonl").write_text('{"price": 4, "age": 30}\n')
@@ -265,7 +264,6 @@ def test_what_the_user_fills_does_not_depend_on_the_other_candidates(tmp_path: P
 
 
 def test_a_directory_of_parquet_files_is_one_table(tmp_path: Path) -> None:
-    """As Spark writes it."""
     (tmp_path / "a.parquet").mkdir()
     for part, values in enumerate((["1", "2"], ["3"])):
         pyarrow.parquet.write_table(pa.table({"age": values}), tmp_path / f"a.parquet/part-{part}.parquet")

@@ -27,6 +27,7 @@ from common.errors import UserError
 from data_prep.dataset.format import load_manifest, shard_path
 from tests.app.conftest import built, composed
 from tests.app.datasets import RAGGED_EMBEDDINGS, ragged_rows, write_ragged_dataset
+from tests.error_lines import refused
 
 # As torch reports them.
 REPORTED = {
@@ -78,8 +79,7 @@ def test_an_unknown_device_is_described_as_the_error_says(tmp_path: Path) -> Non
         ("{name: mine, architecture: gfx942}", r"topology\.memory_gib=null: topology mine needs it"),
     ):
         path.write_text(text)
-        with pytest.raises(UserError, match=message):
-            planner.resolve(TopologyConfig(file=str(path)), lambda: strange, 4)
+        refused(message, planner.resolve, TopologyConfig(file=str(path)), lambda: strange, 4)
 
 
 def test_what_is_given_comes_before_what_is_known() -> None:
@@ -99,12 +99,10 @@ def test_what_is_given_comes_before_the_file_also_where_it_is_the_default(key: s
     plain = planner.resolve(planner.load_all()["h100"], lambda: DEVICES["cpu"], 8)
     assert (plain.reserve, plain.link_efficiency) == (0.15, 0.8)
     path.write_text(path.read_text().replace("0.5", "1.5"))
-    with pytest.raises(UserError, match=r"topology\.reserve="):
-        planner.resolve(TopologyConfig(file=str(path)), lambda: DEVICES["cpu"], 8)
+    refused(r"topology\.reserve=", planner.resolve, TopologyConfig(file=str(path)), lambda: DEVICES["cpu"], 8)
 
 
 def test_units_are_those_of_torchrec() -> None:
-    """Bytes a millisecond."""
     h100 = planner.resolve(planner.load_all()["h100"], lambda: DEVICES["h100"], 8)
     theirs = planner.to_torchrec(h100, 16, 8)
     assert (theirs.hbm_mem_bw, theirs.devices[15].storage.hbm) == (3350e9 / 1000, 80 * 2**30)
@@ -254,7 +252,6 @@ def test_a_gpu_refuses_narrow_tables_of_several_widths() -> None:
 
 @pytest.mark.medium
 def test_ids_a_bag_are_the_means_of_the_shards(runtime: Runtime, ragged: Path) -> None:
-    """In the manifest and in plans; the dataset has shards of several sizes."""
     rows = ragged_rows("train", 2_000)
     means = {name: float(np.mean([len(row[name]) for row in rows])) for name in RAGGED_EMBEDDINGS}
     assert means["tags"] > 2 == means["genres"]

@@ -83,7 +83,6 @@ def is_valid(case: Case) -> bool:
 
 
 CASES = covering_cases({factor: list(values) for factor, values in FACTORS.items()}, is_valid)
-FIRST = {factor: next(iter(values)) for factor, values in FACTORS.items()}
 KeysOf = Callable[[Case], list[str]]
 
 
@@ -118,7 +117,6 @@ def bits(run: Path) -> dict[str, Any]:
 @pytest.mark.slow("processes")
 @pytest.mark.parametrize("number", range(len(CASES)))
 def test_bits_do_not_depend_on_the_layout(run_app: Command, keys_of: KeysOf, tmp_path: Path, number: int) -> None:
-    """Two runs: one process with one thread, and the case's layout, of the whole run, its beginning or its end."""
     case = CASES[number]
     overrides = keys_of(case)
     run_app("train", *overrides, "run.name=one")
@@ -136,17 +134,7 @@ def test_bits_do_not_depend_on_the_layout(run_app: Command, keys_of: KeysOf, tmp
 
 
 @pytest.mark.slow("processes")
-def test_a_run_of_two_processes_is_identical_on_others(run_app: Command, keys_of: KeysOf, tmp_path: Path) -> None:
-    run_app("train", *keys_of(FIRST), "run.name=x", "eval.keep_scores=1000", processes=2)
-    for processes, threads in ((1, several_threads()), (3, 1)):
-        verified = run_app("verify", "run=runs/x", f"runtime.num_threads={threads}", processes=processes)
-        report = json.loads(verified.stdout)
-        assert (report["verdict"], report["changed_since"], report["lacking"]) == ("identical", [], [])
-
-
-@pytest.mark.slow("processes")
 def test_the_size_of_micro_batches_is_recorded(run_app: Command, small: list[str], tmp_path: Path) -> None:
-    """So that a later default changes no replay; another size is another run."""
     overrides = [*small, LAYOUT, "run.name=x"]
     run_app("train", *overrides, "train.max_steps=2")
     assert yaml.safe_load((tmp_path / "runs/x/config.yaml").read_text())["train"]["micro_batch_size"] == MICRO_BATCH
@@ -156,7 +144,6 @@ def test_the_size_of_micro_batches_is_recorded(run_app: Command, small: list[str
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7, 8, 13])
 def test_a_tree_sum_has_the_same_bits_whoever_adds_which_part(count: int) -> None:
-    """Against a recursive sum in NumPy; parts are cut at drawn places, and each part's nodes travel."""
     rng = np.random.default_rng(count)
     values = (rng.standard_normal((count, 50)) * 10.0 ** rng.integers(-4, 4, (count, 1))).astype(np.float32)
 
@@ -183,7 +170,6 @@ def test_a_tree_sum_has_the_same_bits_whoever_adds_which_part(count: int) -> Non
 
 @pytest.mark.parametrize(("rows", "batch", "processes"), [(700, 96, 3), (700, 100, 4), (64, 64, 1), (301, 100, 2)])
 def test_processes_take_whole_micro_batches(tmp_path: Path, rows: int, batch: int, processes: int) -> None:
-    """Together the valid rows of all processes are those of one process, whose parts are all equally large."""
     write_dataset(tmp_path, {"train": rows, "val": 10, "test": 10}, shard_rows=128)
     manifest, config = load_manifest(tmp_path), DataConfig(shuffle_block_rows=16)
 
@@ -232,7 +218,6 @@ def test_norms_are_torch_s_and_of_any_number_of_threads() -> None:
 def test_what_cannot_be_so_is_refused(
     refused_command: Refusal, dataset: Path, tmp_path: Path, overrides: str, words: str
 ) -> None:
-    """Check refusals of a dataset; those of a configuration alone: tests/app/config/test_config.py."""
     assert words in refused_command("train", *SMALL, f"data.path={dataset}", "run.name=x", LAYOUT, *overrides.split())
     assert not (tmp_path / "runs/x/checkpoints").exists()
 
@@ -261,7 +246,6 @@ LAYOUTS = {
     ("world_size", "layouts"), [(1, ["bags"]), (2, ["table_wise", "bags"]), (2, ["row_wise", "mixed", "bags_by_id"])]
 )
 def test_bits_are_the_same(world_size: int, layouts: list[str], dataset: Path, ragged: Path, tmp_path: Path) -> None:
-    """Over an epoch's end and evaluations, with one id a bag and many, pooled and id by id."""
     cases = []
     for layout, pipeline in itertools.product(layouts, ("none", "sparse_dist")):
         name, root = f"{layout}_{pipeline}", ragged if "bags" in layout else dataset
@@ -275,7 +259,6 @@ def test_bits_are_the_same(world_size: int, layouts: list[str], dataset: Path, r
 
 @pytest.mark.slow("processes")
 def test_a_stop_loses_no_batch(run_app: Command, small: list[str], tmp_path: Path) -> None:
-    """Batches that were under way when a signal came are read again, once."""
     common = [*small, f"train.max_steps={STEPS}", "sharding.types=row_wise"]
     piped, run = [*common, "run.name=piped", "train.pipeline=sparse_dist"], tmp_path / "runs/piped"
     assert "pipeline: none" in run_app("train", *common, "run.name=plain", processes=2).stderr
@@ -309,7 +292,6 @@ def test_auto_means_several_processes_with_a_gpu_each() -> None:
     ],
 )
 def test_auto_gives_graphs_up_for_a_reason(overrides: str, place: dict[str, Any], reason: str) -> None:
-    """One CUDA device, DLRM with whole batches: everything else has plain steps."""
     config = compose_config(AppConfig, CONFIG_DIR, ["data.path=none", *overrides.split()])
     runtime = replace(Runtime(Platform.cuda, torch.device("cuda", 0), 0, 1, 1, 1, dist.HashStore()), **place)
     predictor = SimpleNamespace(config=config, runtime=runtime, manifest=SimpleNamespace(num_embeddings=range(26)))
@@ -343,7 +325,6 @@ COMPILED = "runtime.compile=dense"
 @pytest.mark.slow("tool")
 @pytest.mark.parametrize(("interaction", "batch"), [("dot", 1024), ("dcn", 64)])
 def test_losses_are_eager(interaction: str, batch: int, run_app: Command, small: list[str], tmp_path: Path) -> None:
-    """Within 1e-6, relative; a large batch goes through oneDNN both ways."""
     for name in ("none", "dense"):
         keys = [*small, f"run.name={name}", f"model.interaction={interaction}"]
         keys += [f"train.global_batch_size={batch}", "train.max_steps=10", "train.epochs=100"]
@@ -356,7 +337,6 @@ def test_losses_are_eager(interaction: str, batch: int, run_app: Command, small:
 
 @pytest.mark.slow("tool")
 def test_a_killed_run_resumes_and_replays_to_the_same_bits(run_app: Command, small: list[str]) -> None:
-    """The replay is an undisturbed run."""
     overrides = [*small, COMPILED, "checkpoint.every_steps=9", "train.max_steps=30", "checkpoint.asynchronous=false"]
     overrides += ["run.name=parts"]
     run_app("train", *overrides, processes=2, fault="in the step:14", status=-9)

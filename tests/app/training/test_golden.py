@@ -180,7 +180,6 @@ def _exact_parameters(case: str, golden: Any, order: NDArray[np.int64]) -> dict[
 
 
 def test_multi_hot_batches_come_from_disk_as_the_reference_had_them(tmp_path: Path) -> None:
-    """The bags that the twenty steps above are trained on, written as a dataset and read by the reader."""
     golden = np.load(GOLDEN / "dlrm_small_multihot_sgd.npz")
     expected = list(batches(golden))
 

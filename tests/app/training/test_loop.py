@@ -17,7 +17,7 @@ from app.config.kinds import ScheduleName
 from app.config.model import Interaction, ModelConfig, Storage
 from app.config.train import ScheduleConfig, TrainConfig
 from app.data.batch import Batch
-from app.metrics.documents import Best, EvaluationFigures, Monitored, monitored_value
+from app.metrics.documents import EvaluationFigures, Monitored, monitored_value
 from app.model import embeddings
 from app.model.dlrm import DLRM
 from app.model.embeddings import TableInitRange, TableSpec, initial_rows
@@ -26,15 +26,14 @@ from app.record.documents import read_config
 from app.report.charts import sentences
 from app.report.read import read_run
 from app.runtime.platform import Runtime
-from app.training import evaluator
 from app.training import session as table_figures
 from app.training.evaluator import is_collapsed
 from app.training.recorder import throughput_spread
 from app.training.session import MAX_BLOCKS, FiniteChecks, Session, TableMeter
-from app.training.state import RunLength, RunState, best_of, early_stop, next_monitored, run_length, score_of
+from app.training.state import RunLength, RunState, early_stop, next_monitored, run_length
 from common.errors import UserError
 from tests.app import loops
-from tests.app.conftest import SMALL, Command, Job, Train, composed
+from tests.app.conftest import SMALL, Command, Job, Train
 from tests.app.datasets import write_dataset
 from tests.app.in_process import NOTHING_TO_DO, command_here, train_here
 from tests.app.model.given_vectors import GivenVectors
@@ -94,7 +93,6 @@ BATCH, DIM, NUM_SPARSE = 7, 4, 3
 @pytest.mark.parametrize("interaction", list(Interaction))
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_a_vector_that_is_not_finite_shows_in_the_loss_or_a_gradient(interaction: Interaction, value: float) -> None:
-    """Wherever it is, whatever a ReLU hides of it."""
     config = ModelConfig(interaction, embedding_dim=DIM, dense_arch=[6, DIM], over_arch=[5, 1])
     for seed in range(20):
         torch.manual_seed(seed)
@@ -157,7 +155,6 @@ def test_an_epoch_touches_the_ids_of_its_rows(train: Train, dataset: Path) -> No
 
 
 def test_the_gradients_norm_is_that_of_a_step_of_sgd(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which is the learning rate times the gradient."""
     before: list[torch.Tensor] = []
     begin = Session.begin_step
 
@@ -199,12 +196,6 @@ def test_a_share_of_an_epoch_evaluates_as_often_as_it_says(steps: int, share: st
         assert len(expected) == 20 * epochs
 
 
-def test_an_interval_in_steps_is_even() -> None:
-    split: Any = SimpleNamespace(rows=310, num_batches=lambda batch: 31)
-    train = TrainConfig(global_batch_size=10, max_steps=20, eval_every_steps=6)
-    assert evaluations(run_length(train, split, 1)) == [6, 12, 18, 20]
-
-
 @pytest.mark.medium
 @pytest.mark.parametrize(
     ("override", "recorded", "expected"),
@@ -242,7 +233,6 @@ def test_collapse_is_chance_and_no_knowledge(auc: float | None, ne: float | None
     ("seconds", "rates"), [([1, 3, 4, 4], [0.5, 0.25]), ([1, 1, 1, 1, 9], [1, 1]), ([1, 1, 1], [])]
 )
 def test_the_spread_of_throughput_is_that_of_whole_windows(seconds: list[float], rates: list[float]) -> None:
-    """Windows of two steps; a window that is not full does not count, and one alone has no spread."""
     state: Any = SimpleNamespace(all_step_seconds=lambda: np.array(seconds))
     expected = pytest.approx(np.std(rates) / np.mean(rates)) if rates else None
     assert throughput_spread(state, window=2) == expected
@@ -315,23 +305,6 @@ def test_a_sum_is_weighted_and_undefined_with_any_of_its_parts() -> None:
     assert next_monitored(before, None, "ne", ScheduleConfig(ScheduleName.plateau)) == before
 
 
-def test_a_split_of_one_class_says_that_the_monitor_cannot_act(caplog: pytest.LogCaptureFixture) -> None:
-    for monitor, effect in ("auc", ", so train.early_stop_patience=3 and schedule=plateau cannot act"), ("logloss", ""):
-        config = composed(*STOPPING, f"train.monitor={monitor}", "data.path=none", "run.name=x")
-        result = EvaluationFigures(auc=None, split="val", samples=5, rest={"logloss": 0.3})
-        evaluator.log_evaluation(3, result, config)
-        assert caplog.records[-1].getMessage() == f"eval: split val has only one class; AUC is undefined{effect}"
-
-
-def test_the_best_is_ranked_by_the_monitor() -> None:
-    less_loss = EvaluationFigures(step=1, auc=0.6, rest={"logloss": 0.3})
-    more_auc = EvaluationFigures(step=2, auc=0.8, rest={"logloss": 0.4})
-    by_loss = [best_of(each, "logloss") for each in (less_loss, more_auc)]
-    assert max((each for each in by_loss if each), key=lambda one: score_of(one, "logloss")).step == 1
-    assert best_of(more_auc, "auc") == Best(step=2, auc=0.8, monitor=None, value=None)
-    assert best_of(less_loss, "logloss") == Best(step=1, auc=0.6, monitor="logloss", value=0.3)
-
-
 @pytest.fixture(scope="module")
 def whole(runtime: Runtime, dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that ended early."""
@@ -385,22 +358,6 @@ def test_keep_best_goes_by_the_monitor(train: Train) -> None:
     best = summary(RUN)["best"]
     assert (best["step"], best["monitor"], best["value"]) == (step, "logloss", loss)
     assert (RUN / f"checkpoints/step_{step:08d}").is_dir()
-
-
-@pytest.mark.slow("processes")
-def test_a_sum_is_resumed_and_replayed(train: Train, runtime: Runtime, capsys: pytest.CaptureFixture[str]) -> None:
-    overrides = [*STOPPING, "train.monitor={auc:1,logloss:-0.5}"]
-    for steps in (7, 12):
-        train(*overrides, f"train.max_steps={steps}")
-    values = {e["step"]: e["auc"] - 0.5 * e["logloss"] for e in events(RUN, "eval")}
-    assert sorted(values) == [3, 6, 7, 9, 12]
-    best = summary(RUN)["best"]
-    assert (best["monitor"], best["step"]) == ("{auc:1,logloss:-0.5}", max(values, key=values.__getitem__))
-    assert best["value"] == values[best["step"]]
-    assert command_here(runtime, "verify", f"run={RUN}") == 0
-    assert json.loads(capsys.readouterr().out)["verdict"] == "identical"
-    with pytest.raises(UserError, match=r"train.monitor=auc: the run at .* was started with"):
-        train(*overrides, "train.monitor=auc", "train.max_steps=13")
 
 
 def test_a_dataset_that_cannot_decide_is_refused(runtime: Runtime, dataset: Path, tmp_path: Path) -> None:

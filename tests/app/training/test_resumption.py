@@ -37,6 +37,7 @@ from tests.app.model.test_tables import KINDS
 from tests.app.run_files import BY_AUC, contents, events, summary
 from tests.app.training.test_number_labels import make_ratings
 from tests.covering import Case, covering_cases, stable_choice
+from tests.error_lines import refused
 from tests.once import made_once
 
 STEPS = 18
@@ -423,7 +424,6 @@ def test_the_summary_is_of_the_served_model(train: Train, runtime: Runtime, monk
 
 @pytest.mark.slow("examples")
 def test_without_a_best_the_summary_s_evaluation_is_the_last(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run that is resumed without checkpoint.keep_best keeps no best from before either."""
     several = ["train.eval_every_steps=3"]
     set_aucs(monkeypatch, 0.7, 0.6, 0.5, 0.4)
     train(*several, "train.max_steps=6")
@@ -450,7 +450,6 @@ def test_a_target_ends_a_run_and_a_higher_one_goes_on(train: Train, logged: pyte
 
 @pytest.mark.slow("examples")
 def test_an_evaluation_of_both_splits_stands_once_after_a_kill(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Killed after the two evaluations of a step that was saved before them, then between them."""
     both = ["eval.train_split=true", "train.eval_every_steps=4", "train.max_steps=6", "checkpoint.every_steps=4"]
 
     def killed(*_: object) -> None:
@@ -471,12 +470,10 @@ COSINE = ["schedule=cosine", "schedule.warmup_steps=2", "schedule.decay_start_st
 
 @pytest.mark.medium
 def test_a_longer_run_does_not_train_at_rate_0(train: Train) -> None:
-    """Beyond its decay; the remedy trains a run whose every step has a rate."""
     train(*COSINE, "train.max_steps=7")
     before = contents(Path("runs"))
     for longer in ("train.max_steps=10", "train.max_samples=640"):
-        with pytest.raises(UserError, match=r"is 0 after step 7, .*; give another run.name and schedule.decay_steps=7"):
-            train(*COSINE, longer)
+        refused(r"is 0 after step 7, .*; give another run.name and schedule.decay_steps=7", train, *COSINE, longer)
     assert contents(Path("runs")) == before
     train(*COSINE, "train.max_steps=10", "run.name=y", "schedule.decay_steps=7")
     rates = {event["step"]: event["lr"] for event in events(Path("runs/y"), "train")}
@@ -497,8 +494,7 @@ def test_a_new_run_does_not_end_at_rate_0(remedy: str, train: Train) -> None:
 @pytest.mark.medium
 def test_a_part_of_a_run_resumes_to_the_end_of_its_decay(train: Train) -> None:
     train(*COSINE, "train.max_steps=7", status="interrupted", fault="stop:5")
-    with pytest.raises(UserError, match=r"from the beginning, or train.max_steps=7"):
-        train(*COSINE, "train.max_steps=9")
+    refused(r"from the beginning, or train.max_steps=7", train, *COSINE, "train.max_steps=9")
     train(*COSINE, "train.max_steps=7")
 
 
