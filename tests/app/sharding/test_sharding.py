@@ -75,7 +75,6 @@ def test_every_type_trains_as_one_process(
 
 
 def test_codecs_are_those_asked_for() -> None:
-    """TorchRec's own registry makes fp16 of bf16 on CPU."""
     values = torch.randn(64, generator=torch.Generator().manual_seed(0))
     registry = codecs(QCommConfig(CommPrecision.bf16, CommPrecision.fp16))
     assert registry is not None
