@@ -27,9 +27,9 @@ class ReadyMadeValues(NamedTuple):
 class KeyGroup(NamedTuple):
     """A group of keys that an extension adds to a configuration of the core, such as `AppConfig`.
 
-    configuration: name of its dataclass. name: of the group, which is the extension's. keys: a frozen dataclass of keys
-    that all have defaults. validate: raises UserError for values of the whole configuration that cannot work.
-    sample_keys: keys that select the evaluated samples of a dataset.
+    configuration: name of its dataclass. name: of the group, which is the extension's; "": the keys join those of the
+    configuration itself. keys: a frozen dataclass of keys that all have defaults. validate: raises UserError for values
+    of the whole configuration that cannot work. sample_keys: keys that select the evaluated samples of a dataset.
     """
 
     configuration: str
@@ -94,9 +94,11 @@ def key_groups(configuration: type) -> list[KeyGroup]:
 
 
 def add_key_groups(configuration: type[Keys]) -> type[Keys]:
-    """Return the dataclass with one more field for each group of keys that an extension adds to it."""
-    fields = [(row.name, row.keys, dataclasses.field(default_factory=row.keys)) for row in key_groups(configuration)]
-    whole: type = dataclasses.make_dataclass(configuration.__name__, fields, bases=(configuration,), frozen=True)
+    """Return the dataclass with a field more for each group of keys that an extension adds, or with its keys."""
+    rows, name = key_groups(configuration), configuration.__name__
+    fields = [(row.name, row.keys, dataclasses.field(default_factory=row.keys)) for row in rows if row.name]
+    joined = [row.keys for row in rows if not row.name and row.configuration == name]
+    whole: type = dataclasses.make_dataclass(name, fields, bases=(configuration, *joined), frozen=True)
     whole.__module__, whole.__doc__ = configuration.__module__, configuration.__doc__
     return whole
 

@@ -62,7 +62,7 @@ def translate_rows(
             f"{root}: made by data.encoding={kinds[1]}, and {source.root} by {kinds[0]}; rows are matched by value "
             "between two vocabularies, by id between two hashes; else start from a run on the same dataset"
         )
-    shared = [table for table in embeddings if table.operation is not None or len(table.features) > 1]
+    shared = [table for table in embeddings if len(table.tables) > 1 or len(table.features) > 1]
     if shared:
         raise UserError(
             f"model.tables: {', '.join(shared[0].features)} share a table, or have a quotient-remainder one: rows are "

@@ -5,7 +5,7 @@ Rows are in the order of the log, of a run's last lines and of the report.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from app.config.app_config import AppConfig
     from app.data.split import Split, Splits
-    from app.model.embeddings import Features, TableArch
+    from app.model.embeddings import Embedding, Features, SparseArch, TableArch
     from app.report.charts import ComparisonRow
     from app.report.page import ReportTable
     from app.report.read import RunFiles
@@ -136,6 +136,19 @@ class Task:
 CLICK = Task("click", AUC, ("bce", "weighted_bce", "mse"), True)
 NUMBER = Task("number", RMSE, ("mse",), False)
 TASKS = {row.labels: row for row in (CLICK, NUMBER)}
+
+
+class TableForms(NamedTuple):
+    """Forms of tables that an extension adds to the plain one, chosen by keys that it adds to `model.tables`."""
+
+    # Yields messages of settings that cannot work: takes those given and those in force by path, and D.
+    faults: Callable[[Mapping[str, Any], Mapping[str, Any], int], Iterator[str]]
+    # Returns the embedding of a form; takes what `app.model.embeddings.plain_embedding` does.
+    embedding: Callable[..., Embedding]
+    # Returns the lookup of embeddings of which some are not plain; takes what SparseArch does, and `initial`.
+    arch: Callable[[Sequence[Embedding], Sequence[str], int, bool], SparseArch]
+    # Adds a feature's vectors to an exported graph: takes the graph, the lookup, the embedding, its ids and their mask.
+    add_to_graph: Callable[[Any, Any, Any, str, str | None], str]
 
 
 class ModelParts(NamedTuple):

@@ -5,35 +5,17 @@ from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from typing import Any, ClassVar
 
-from app.config.kinds import ModelKind, ModelParts, PublishedTables, model_kinds
+from app.config.kinds import ModelKind, ModelParts, PublishedTables, TableForms, model_kinds
 from common.compose import ConversionError, convert
 from common.errors import UserError
-from common.extensions import rows_of_extensions
+from common.extensions import add_key_groups, rows_of_extensions
 from common.keys import MISSING, check_keys, key, shown
-
-
-class TableKind(Enum):
-    """One row per category; quotient–remainder (Shi et al. 2019); mixed-dimension (Ginart et al. 2019)."""
-
-    plain, qr, mixed_dimension = "plain", "qr", "mixed_dimension"
-
-
-class QROperation(Enum):
-    """Combinations of a quotient's and a remainder's row; pooled_mult multiplies after pooling, the others before."""
-
-    mult, add, concat, pooled_mult = "mult", "add", "concat", "pooled_mult"
 
 
 class Pooling(Enum):
     """Combinations of a bag's rows."""
 
-    sum, mean, weighted = "sum", "mean", "weighted"
-
-
-class RowWeights(Enum):
-    """Weights of weighted pooling: one per category, trained or not."""
-
-    learned, fixed = "learned", "fixed"
+    sum, mean = "sum", "mean"
 
 
 class TableInit(Enum):
@@ -48,57 +30,34 @@ class Storage(Enum):
     fp32, fp16, bf16 = "fp32", "fp16", "bf16"
 
 
+@add_key_groups
 @dataclass(frozen=True)
 class TableConfig:
     """Settings of a table. Null: in an override, model.tables' value; in model.tables, the default given here."""
 
-    kind: TableKind | None = key(None, "kind of the table; null: plain")
-    qr_operation: QROperation | None = key(None, "qr: combination of both rows; null: mult")
-    qr_collisions: int | None = key(None, "qr: rows of the remainder table; null: 4", at_least=2)
-    dim: int | None = key(None, "mixed_dimension: width of the table; null: by the alpha rule")
     pooling: Pooling | None = key(None, "combination of a bag's rows; null: sum")
-    row_weights: RowWeights | None = key(None, "weighted: whether weights are trained; null: learned")
     init: TableInit | None = key(None, "initial values; null: torchrec")
     init_std: float | None = key(None, "normal: its standard deviation; null: 0.01", above=0)
     storage: Storage | None = key(None, "storage type of values; null: fp32")
 
 
+@add_key_groups
 @dataclass(frozen=True)
 class TableOverride(TableConfig):
     """Settings of one table, beside model.tables' own."""
 
-    row_weights_path: str | None = key(
-        None, "weighted: a .npy file of its weights, [rows] float; learned ones start there"
-    )
 
-
+@add_key_groups
 @dataclass(frozen=True)
 class TablesConfig(TableConfig):
     """Settings of all tables, and which are exceptions."""
 
-    min_rows: int | None = key(None, "tables with at most this number of rows are plain; null: 200", at_least=0)
-    alpha: float | None = key(
-        None, "mixed_dimension: how fast widths fall with the number of rows; null: 0.3", at_least=0
-    )
-    power_of_2: bool | None = key(None, "mixed_dimension: round widths to powers of 2; null: true")
     shared: dict[str, list[str]] = key({}, "features of each shared table, by the table's name")
     overrides: dict[str, Any] = key({}, "keys of TableOverride by feature or shared table")
 
 
-DEFAULTS = TableConfig(
-    TableKind.plain, QROperation.mult, 4, None, Pooling.sum, RowWeights.learned, TableInit.torchrec, 0.01, Storage.fp32
-)
-# This is the threshold of facebookresearch/dlrm.
-DEFAULT_MIN_ROWS = 200
+DEFAULTS = TableConfig(pooling=Pooling.sum, init=TableInit.torchrec, init_std=0.01, storage=Storage.fp32)
 SETTINGS = [item.name for item in fields(TableConfig)]
-
-# Settings of tables without an effect but beside these values of `kind`, `pooling` or `init`.
-_USED_WITH: dict[str, Enum] = {
-    **dict.fromkeys(("qr_operation", "qr_collisions"), TableKind.qr),
-    **dict.fromkeys(("dim", "alpha", "power_of_2"), TableKind.mixed_dimension),
-    **dict.fromkeys(("row_weights", "row_weights_path"), Pooling.weighted),
-    "init_std": TableInit.normal,
-}
 
 
 def override_of(tables: TablesConfig, name: str) -> TableOverride:
@@ -119,45 +78,23 @@ def settings_of(tables: TablesConfig, name: str | None = None) -> TableOverride:
     """Return the settings in force for a table with an override, or for tables without one."""
     override = TableOverride() if name is None else override_of(tables, name)
     levels = [override, tables, DEFAULTS]
-    values = (next((v for level in levels if (v := getattr(level, key)) is not None), None) for key in SETTINGS)
-    return replace(TableOverride(*values), row_weights_path=override.row_weights_path)
+    values = {key: next((v for level in levels if (v := getattr(level, key)) is not None), None) for key in SETTINGS}
+    return replace(override, **values)
 
 
 def table_faults(tables: TablesConfig, embedding_dim: int) -> Iterator[str]:
     """Yield messages of table settings that cannot work or would do nothing."""
-    overrides = {f"model.tables.overrides.{name}": override_of(tables, name) for name in tables.overrides}
-    resolved = {"model.tables": settings_of(tables)}
-    resolved |= {f"model.tables.overrides.{name}": settings_of(tables, name) for name in tables.overrides}
-    for path, level in {"model.tables": tables, **overrides}.items():
+    paths = {"model.tables": None, **{f"model.tables.overrides.{name}": name for name in tables.overrides}}
+    levels = {path: tables if name is None else override_of(tables, name) for path, name in paths.items()}
+    resolved = {path: settings_of(tables, name) for path, name in paths.items()}
+    for path, level in levels.items():
         # A setting for all tables has a use if only one table, with its override, uses it.
         users = resolved.values() if level is tables else [resolved[path]]
-        for name, needed in _USED_WITH.items():
-            value = getattr(level, name, None)
-            with_use = [table for table in users if needed in (table.kind, table.pooling, table.init)]
-            if name in ("alpha", "power_of_2"):  # rules for a width that is not given
-                with_use = [table for table in with_use if table.dim is None]
-            if value is not None and not with_use:
-                owner = {TableKind: "kind", Pooling: "pooling", TableInit: "init"}[type(needed)]
-                yield f"{path}.{name}={shown(value)}: has no effect without {owner}={needed.value}"
+        if level.init_std is not None and all(table.init is not TableInit.normal for table in users):
+            yield f"{path}.init_std={level.init_std}: has no effect without init=normal"
         check_keys(level, f"{path}.")
-        if level.dim is not None and (level.dim < 4 or level.dim % 4 or level.dim > embedding_dim):
-            yield (
-                f"{path}.dim={level.dim}: must be a multiple of 4 (FBGEMM), at most model.embedding_dim={embedding_dim}"
-            )
-    if tables.min_rows is not None and resolved["model.tables"].kind is TableKind.plain:
-        yield f"model.tables.min_rows={tables.min_rows}: has no effect with model.tables.kind=plain"
-    for path, table in resolved.items():
-        operation = table.qr_operation if table.kind is TableKind.qr else None
-        if operation is QROperation.pooled_mult and table.pooling is Pooling.weighted:
-            yield (
-                f"{path}.qr_operation=pooled_mult: pools before it multiplies, so pooling=weighted cannot "
-                "weight products; use qr_operation=mult"
-            )
-        if operation is QROperation.concat and embedding_dim % 8:
-            yield (
-                f"model.tables.qr_operation=concat: model.embedding_dim={embedding_dim} does not divide into two "
-                "halves that are multiples of 4 (FBGEMM)"
-            )
+    for forms in rows_of_extensions(TableForms):
+        yield from forms.faults(levels, resolved, embedding_dim)
 
 
 MAX_WIDTH = 1_000_000

@@ -7,8 +7,7 @@ import hashlib
 import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,31 +20,17 @@ from torchrec import (
     EmbeddingBagConfig,
     EmbeddingCollection,
     EmbeddingConfig,
-    JaggedTensor,
     KeyedJaggedTensor,
     KeyedTensor,
     PoolingType,
 )
 
-from app.config.model import (
-    DEFAULT_MIN_ROWS,
-    ModelConfig,
-    Pooling,
-    QROperation,
-    RowWeights,
-    Storage,
-    TableInit,
-    TableKind,
-    TableOverride,
-    TablesConfig,
-    override_of,
-    settings_of,
-)
+from app.config.kinds import TableForms
+from app.config.model import ModelConfig, Pooling, Storage, TableInit, TablesConfig, settings_of
 from app.model.layers import Order
 from common.errors import UserError
+from common.extensions import rows_of_extensions
 
-DEFAULT_ALPHA = 0.3
-REMAINDER = "_r"  # suffix of a feature's remainder, and of the table that the remainder indexes
 # FBGEMM holds rows whose width is a multiple of this.
 FBGEMM_MULTIPLE = 4
 # The rows that one stream draws. All initial values depend on it, so another number would change every run.
@@ -99,32 +84,21 @@ class TableSpec:
 
 @dataclass(frozen=True)
 class Embedding:
-    """The vectors of one or more features: a table, or two that stand for it.
+    """The vectors of one or more features, by a table. An extension's may have several tables, and more parts.
 
-    rows: number of categories; ids are below it. width: of its vectors before they are projected to D. operation,
-    collisions: for quotient-remainder tables only. row_weights, row_weights_path: for weighted pooling only.
+    rows: number of categories; ids are below it. files: that its parts were read from.
     """
 
     name: str
     features: tuple[str, ...]
     rows: int
-    width: int
-    pooling: Pooling
-    operation: QROperation | None
-    collisions: int
-    row_weights: RowWeights | None
-    row_weights_path: str | None
     tables: tuple[TableSpec, ...]
+    files: tuple[str, ...] = ()
 
     @property
     def key(self) -> str:
         """Name for modules; they may not be called `keys` or `values`, as a feature may."""
         return f"t_{self.name}"
-
-    @property
-    def by_id(self) -> bool:
-        """Return whether rows are combined or weighted before they are pooled."""
-        return self.tables[0].by_id
 
 
 def make_embeddings(
@@ -135,24 +109,15 @@ def make_embeddings(
     A shared table has as many rows as its largest feature needs. `multi_hot`: features whose bags may have more or
     fewer ids than one (None: all). The lookup pools a bag of one id, since pooling changes nothing there.
     """
-    tables, owners = config.tables, _owners(config.tables, num_embeddings)
+    owners = _owners(config.tables, num_embeddings)
     names = list(dict.fromkeys(owners.values()))
     rows = {name: max(num_embeddings[f] for f in owners if owners[f] == name) for name in names}
-    alpha = DEFAULT_ALPHA if tables.alpha is None else tables.alpha
-    rule_widths = alpha_rule(list(rows.values()), config.embedding_dim, alpha, tables.power_of_2 is not False)
     embeddings = []
-    for name, rule_width in zip(names, rule_widths, strict=True):
-        settings = settings_of(tables, name)
-        min_rows = DEFAULT_MIN_ROWS if tables.min_rows is None else tables.min_rows
-        # The bound is facebookresearch/dlrm's. An override that names a kind applies at any size.
-        if override_of(tables, name).kind is None and rows[name] <= min_rows:
-            settings = replace(settings, kind=TableKind.plain)
-        width = config.embedding_dim
-        if settings.kind is TableKind.mixed_dimension:
-            width = storable_width(rule_width, width) if settings.dim is None else settings.dim
+    for name in names:
         features = tuple(feature for feature in num_embeddings if owners[feature] == name)
         is_multi_hot = multi_hot is None or not set(multi_hot).isdisjoint(features)
-        embeddings.append(_make_embedding(name, features, rows[name], width, settings, is_multi_hot))
+        make = next((forms.embedding for forms in rows_of_extensions(TableForms)), plain_embedding)
+        embeddings.append(make(config, name, features, rows, is_multi_hot))
     specs = [table for embedding in embeddings for table in embedding.tables]
     for names in ([table.name for table in specs], [key for table in specs for key in table.keys]):
         for name in names:
@@ -161,50 +126,31 @@ def make_embeddings(
     return embeddings
 
 
-def _make_embedding(
-    name: str, features: tuple[str, ...], rows: int, width: int, settings: TableOverride, multi_hot: bool
+def plain_embedding(
+    config: ModelConfig, name: str, features: tuple[str, ...], rows: Mapping[str, int], is_multi_hot: bool
 ) -> Embedding:
-    """Return the embedding `name` of these features, with one table, or two for quotients and remainders.
+    """Return the embedding `name` of these features, with a table of a row for each category.
 
-    width: of the vector that it gives. multi_hot: whether a bag may have more or fewer ids than one.
+    rows: of all embeddings, by name. is_multi_hot: whether a bag may have more or fewer ids than one.
     """
-    operation = settings.qr_operation if settings.kind is TableKind.qr else None
-    weighted = settings.pooling is Pooling.weighted
-    if weighted and settings.row_weights is RowWeights.fixed and settings.row_weights_path is None:
-        raise UserError(
-            f"model.tables.overrides.{name}.row_weights_path=null: fixed weights come from a file; without one they "
-            "are all 1, which is pooling=sum"
-        )
-    # The vector of a single id can be weighted or multiplied after pooling, which is faster than id by id.
-    by_id = multi_hot and (weighted or operation is QROperation.mult)
-    collisions = settings.qr_collisions or 1
-    shapes = {f"t_{name}": (rows, width)}
-    if operation is not None:
-        dim = width // 2 if operation is QROperation.concat else width
-        shapes = {f"t_{name}_q": (-(-rows // collisions), dim), f"t_{name}{REMAINDER}": (collisions, dim)}
-    tables = []
-    for number, (table, (height, dim)) in enumerate(shapes.items()):
-        keys = tuple(feature + REMAINDER for feature in features) if number else features
-        init = TableInitRange(-1 / math.sqrt(height), 1 / math.sqrt(height))
-        if settings.init is TableInit.normal:
-            init = TableInitRange(std=settings.init_std)
-        elif settings.init is TableInit.facebookresearch and operation is not None:
-            # facebookresearch/dlrm's uniform_(weight, sqrt(1 / rows)) leaves the upper bound at 1.
-            init = TableInitRange(1 / math.sqrt(rows), 1.0)
-        mean = settings.pooling is Pooling.mean
-        tables.append(TableSpec(table, keys, height, dim, init, settings.storage or Storage.fp32, mean, by_id))
-    return Embedding(
-        name=name,
-        features=features,
-        rows=rows,
-        width=width,
-        pooling=settings.pooling or Pooling.sum,
-        operation=operation,
-        collisions=collisions if operation is not None else 1,
-        row_weights=settings.row_weights if weighted else None,
-        row_weights_path=settings.row_weights_path,
-        tables=tuple(tables),
+    settings = settings_of(config.tables, name)
+    init = uniform_range(rows[name]) if settings.init is not TableInit.normal else TableInitRange(std=settings.init_std)
+    table = TableSpec(
+        f"t_{name}",
+        features,
+        rows[name],
+        config.embedding_dim,
+        init,
+        settings.storage or Storage.fp32,
+        mean=settings.pooling is Pooling.mean,
+        by_id=False,
     )
+    return Embedding(name, features, rows[name], (table,))
+
+
+def uniform_range(rows: int) -> TableInitRange:
+    """Return the initial range of a table with this number of rows, as in TorchRec."""
+    return TableInitRange(-1 / math.sqrt(rows), 1 / math.sqrt(rows))
 
 
 def _owners(tables: TablesConfig, features: Mapping[str, int]) -> dict[str, str]:
@@ -233,24 +179,6 @@ def _owners(tables: TablesConfig, features: Mapping[str, int]) -> dict[str, str]
 def _require_known(key: str, feature: str, features: Mapping[str, int]) -> None:
     if feature not in features:
         raise UserError(f"{key}: the dataset has no sparse feature {feature}; it has {', '.join(features)}")
-
-
-def alpha_rule(num_embeddings: Sequence[int], base_dim: int, alpha: float, power_of_2: bool) -> list[int]:
-    """Return the width of each table by its rows: the power rule of Ginart et al. 2019 (arXiv:1909.11810), algorithm 1.
-
-    d_i = base_dim * (n_min / n_i)^alpha, at least 1, is rounded to an integer and then, with `power_of_2`, to the
-    nearest power of 2 in the logarithm, as in facebookresearch/dlrm's md_solver. It never exceeds base_dim.
-    """
-    rows = np.asarray(num_embeddings, np.float64)
-    dims = np.rint(np.maximum(1.0, base_dim * (rows.min() / rows) ** alpha))
-    if power_of_2:
-        dims = 2.0 ** np.rint(np.log2(dims))
-    return [int(dim) for dim in np.minimum(dims, base_dim)]
-
-
-def storable_width(dim: int, base_dim: int) -> int:
-    """Return the width that FBGEMM can hold: the next multiple of 4, at most base_dim."""
-    return min(-(-dim // FBGEMM_MULTIPLE) * FBGEMM_MULTIPLE, base_dim)
 
 
 def initial_rows(seed: int, table: TableSpec, start: int, stop: int) -> NDArray[np.float32]:
@@ -303,17 +231,22 @@ class TableArch(nn.Module):
     tables: list[TableSpec]
     feature_of: dict[str, str]
 
+    @property
+    def settings_before_layers(self) -> Mapping[str, str]:
+        """Return settings of `model.tables` that put dense parameters behind a lookup, and what to give instead."""
+        return {}
+
 
 class SparseArch(TableArch):
-    """Lookup, pooling, and projection to vectors of one width.
+    """Lookup and pooling of plain tables.
 
     Attributes:
         feature_names: F names, in the order of the vectors that come out.
         bags: tables whose lookup pools the rows; None if there are none.
-        rows: the other tables, one collection per width.
+        rows: the other tables, one collection per width. Plain tables are none of them.
     """
 
-    def __init__(self, embeddings: Sequence[Embedding], feature_names: Sequence[str], embedding_dim: int) -> None:
+    def __init__(self, embeddings: Sequence[Embedding], feature_names: Sequence[str]) -> None:
         """feature_names: the keys of batches, in order."""
         super().__init__()
         self.feature_names, self.embeddings = list(feature_names), list(embeddings)
@@ -336,68 +269,24 @@ class SparseArch(TableArch):
             if table.by_id:
                 by_width.setdefault(table.embedding_dim, []).append(table)
         self.rows = nn.ModuleDict({f"dim_{width}": row_collection(by_width[width]) for width in sorted(by_width)})
-        self.divide: QuotientsAndRemainders | None = None
-        divisors = {feature: embedding.collisions for embedding in embeddings for feature in embedding.features}
-        if max(divisors.values()) > 1:
-            self.divide = QuotientsAndRemainders(self.feature_names, [divisors[name] for name in self.feature_names])
-        self.projections = nn.ModuleDict()
-        self.row_weights = nn.ModuleDict()
-        for embedding in embeddings:
-            if embedding.width < embedding_dim:
-                # The projection of a mixed-dimension table's vectors to D, initialised as facebookresearch/dlrm does.
-                projection = nn.Linear(embedding.width, embedding_dim, bias=False)
-                nn.init.xavier_uniform_(projection.weight)
-                self.projections[embedding.key] = projection
-            if embedding.row_weights is not None:
-                self.row_weights[embedding.key] = _RowWeights(embedding)
         self._order: Order = None  # order of pooled vectors, and its inverse; None: the features' order
         self._order_known = False
 
     def forward(self, sparse_features: KeyedJaggedTensor) -> Callable[[], Vectors]:
         """Look up F bags per sample; call the result once: it waits for other processes' vectors."""
-        features = self.table_ids(sparse_features)
-        pooled = None if self.bags is None else self.bags(features)
-        # Without further parts no vector is copied into the features' order: interactions take the order along.
-        has_more = self.divide is not None or len(self.rows) or len(self.projections) or len(self.row_weights)
-        if pooled is not None and not has_more:
-            return lambda: self._order_pooled(pooled)
-        rows = {key: ids for collection in self.rows.values() for key, ids in collection(features).items()}
-        return lambda: Vectors(self._assemble({} if pooled is None else pooled.to_dict(), rows, sparse_features))
+        assert self.bags is not None
+        pooled = self.bags(sparse_features)
+        # No vector is copied into the features' order: interactions take the order along.
+        return lambda: self._order_pooled(pooled)
 
     def table_ids(self, sparse_features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        """Return the ids that index the tables: the features' own, or their quotients and remainders."""
-        return sparse_features if self.divide is None else self.divide(sparse_features)
+        """Return the ids that index the tables: the features' own."""
+        return sparse_features
 
     @property
     def collections(self) -> list[nn.Module]:
         """Collections of tables, sharded or not, in which `table_ids` are looked up."""
         return [*([] if self.bags is None else [self.bags]), *self.rows.values()]
-
-    def _assemble(
-        self, pooled: dict[str, Tensor], rows: dict[str, JaggedTensor], sparse_features: KeyedJaggedTensor
-    ) -> Tensor:
-        """Return vectors [B, F, D] from the lookups' results."""
-        vectors = {}
-        for embedding in self.embeddings:
-            for feature in embedding.features:
-                if embedding.by_id:
-                    # Vectors [B, d]: rows combined and weighted id by id, then summed or averaged over each bag.
-                    lengths = rows[feature].lengths()
-                    second = rows[feature + REMAINDER].values() if embedding.operation is not None else None
-                    values = _combine(embedding, rows[feature].values(), second)
-                    if embedding.row_weights is not None:
-                        values = values * self.row_weights[embedding.key](sparse_features[feature].values())
-                    sums = torch.segment_reduce(values, "sum", lengths=lengths, axis=0, unsafe=True)
-                    # The mean of an empty bag is 0, not NaN.
-                    vector = sums / lengths.clamp(min=1).unsqueeze(1) if embedding.pooling is Pooling.mean else sums
-                else:
-                    vector = _combine(embedding, pooled[feature], pooled.get(feature + REMAINDER))
-                    if embedding.row_weights is not None:  # bags have one id here
-                        vector = vector * self.row_weights[embedding.key](sparse_features[feature].values())
-                if embedding.key in self.projections:
-                    vector = self.projections[embedding.key](vector)
-                vectors[feature] = vector
-        return torch.stack([vectors[feature] for feature in self.feature_names], dim=1)
 
     def _order_pooled(self, pooled: KeyedTensor) -> Vectors:
         """Return pooled vectors with their order: a sharded collection groups features by the rank that has them."""
@@ -421,7 +310,7 @@ def make_sparse_arch(
     """Return the lookup that the configuration asks for; `num_embeddings`: rows by feature, in the batches' order.
 
     multi_hot: features whose bags may have more or fewer ids than one; None: all.
-    initial: read initial row weights from their files; False if a checkpoint's are loaded.
+    initial: read initial values from their files; False if a checkpoint's are loaded, whose files may be gone.
     """
     embeddings = make_embeddings(config, num_embeddings, multi_hot)
     for embedding in embeddings:
@@ -430,52 +319,10 @@ def make_sparse_arch(
             raise UserError(
                 f"model.tables.storage=bf16: FBGEMM trains no bf16 tables ({embedding.name}); use fp16 or fp32"
             )
-    # The checkpoint holds the weights, so their file may be gone.
-    if not initial:
-        embeddings = [replace(embedding, row_weights_path=None) for embedding in embeddings]
-    return SparseArch(embeddings, list(num_embeddings), config.embedding_dim)
-
-
-def _combine(embedding: Embedding, first: Tensor, second: Tensor | None) -> Tensor:
-    """Combine rows of quotients and remainders by the embedding's operation; without one, return the first."""
-    if embedding.operation is None or second is None:
-        return first
-    if embedding.operation is QROperation.add:
-        return first + second
-    if embedding.operation is QROperation.concat:
-        return torch.cat([first, second], dim=1)
-    return first * second
-
-
-class _RowWeights(nn.Module):
-    """One weight per category; a learned one is a parameter, which the dense optimizer trains."""
-
-    weight: Tensor
-
-    def __init__(self, embedding: Embedding) -> None:
-        super().__init__()
-        weight = torch.ones(embedding.rows, 1)
-        if embedding.row_weights_path is not None:
-            path = Path(embedding.row_weights_path)
-            try:
-                # A pickle could run code.
-                values = np.load(path, allow_pickle=False)
-            except (OSError, ValueError) as error:
-                raise UserError(f"{path}: not a readable .npy file ({error})") from error
-            if values.shape != (embedding.rows,) or values.dtype.kind != "f" or not np.isfinite(values).all():
-                raise UserError(
-                    f"{path}: {values.dtype} {values.shape}; the row weights of {embedding.name} must be "
-                    f"{embedding.rows} finite floating-point numbers"
-                )
-            weight = torch.from_numpy(values.astype(np.float32)).unsqueeze(1)
-        if embedding.row_weights is RowWeights.learned:
-            self.weight = nn.Parameter(weight)
-        else:
-            self.register_buffer("weight", weight)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        """Map ids [L] to weights [L, 1]."""
-        return nn.functional.embedding(ids, self.weight)
+    if all(type(embedding) is Embedding for embedding in embeddings):
+        return SparseArch(embeddings, list(num_embeddings))
+    [forms] = rows_of_extensions(TableForms)
+    return forms.arch(embeddings, list(num_embeddings), config.embedding_dim, initial)
 
 
 def row_collection(tables: Sequence[TableSpec]) -> EmbeddingCollection:
@@ -495,33 +342,3 @@ def _settings(table: TableSpec) -> dict[str, Any]:
         # TorchRec would draw initial values in an order that depends on the layout; they are filled in afterwards.
         "init_fn": lambda weight: weight,
     }
-
-
-class QuotientsAndRemainders(nn.Module):
-    """Turns ids of quotient-remainder features into quotients; the remainders follow under keys of their own."""
-
-    collisions: Tensor
-
-    def __init__(self, features: Sequence[str], collisions: Sequence[int]) -> None:
-        """features: the input's keys, in order; collisions: each one's divisor, 1 if it is not divided."""
-        super().__init__()
-        self._keys = [*features, *(f + REMAINDER for f, c in zip(features, collisions, strict=True) if c > 1)]
-        self._divided = [number for number, divisor in enumerate(collisions) if divisor > 1]
-        self.register_buffer("collisions", torch.tensor(collisions, dtype=torch.int32), persistent=False)
-
-    def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        """Map F keys of B bags to these and one more per quotient-remainder feature, with bags of the same lengths."""
-        ids, lengths, stride = features.values(), features.lengths(), features.stride()
-        counts, starts = features.length_per_key(), features.offset_per_key()
-        per_key = lengths.view(-1, stride).sum(dim=1)
-        # Given the output's size, the host need not wait for the device to add up the lengths.
-        divisors = self.collisions.to(ids.dtype).repeat_interleave(per_key, output_size=ids.numel())
-        quotients = torch.div(ids, divisors, rounding_mode="floor")
-        remainders = ids - quotients * divisors
-        return KeyedJaggedTensor(
-            keys=self._keys,
-            values=torch.cat([quotients, *(remainders[starts[f] : starts[f + 1]] for f in self._divided)]),
-            lengths=torch.cat([lengths, *(lengths[f * stride : (f + 1) * stride] for f in self._divided)]),
-            stride=stride,
-            length_per_key=[*counts, *(counts[f] for f in self._divided)],
-        )

@@ -153,10 +153,7 @@ def shardable(key: str, kinds: Sequence[str], table: TableSpec) -> list[str]:
     possible, reason = list(kinds), ""
     if table.by_id:
         possible = [kind for kind in possible if kind in BY_ID_TYPES]
-        reason = (
-            f"is looked up id by id (model.tables.qr_operation=mult or pooling=weighted, of bags), which can be "
-            f"{', '.join(BY_ID_TYPES)}"
-        )
+        reason = f"is looked up id by id, which can be {', '.join(BY_ID_TYPES)}"
     if table.storage is not Storage.fp32 and "data_parallel" in possible:
         possible.remove("data_parallel")
         reason = "is not stored as fp32 (model.tables.storage), and torch would compute its update in that precision"

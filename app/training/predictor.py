@@ -108,16 +108,11 @@ def sharded_model(
 def _require_layout(sparse_arch: TableArch, plan: Plan, multi_hot: Collection[str] | None) -> None:
     """Raise UserError for tables whose bits would depend on the number of processes or threads."""
     setting = f"train.deterministic={LAYOUT}"
-    for part, name, value, instead in (
-        ("projections", "kind", "mixed_dimension", "plain (or qr)"),
-        ("row_weights", "pooling", "weighted", "sum (or mean)"),
-        ("rows", "qr_operation", "mult", "add (or concat)"),
-    ):
-        if len(getattr(sparse_arch, part)):
-            raise UserError(
-                f"model.tables.{name}={value}: not with {setting}: dense parameters follow its lookup; give "
-                f"model.tables.{name}={instead}, or train.deterministic=true"
-            )
+    for form, instead in sparse_arch.settings_before_layers.items():
+        raise UserError(
+            f"model.tables.{form}: not with {setting}: dense parameters follow its lookup; give "
+            f"model.tables.{form.partition('=')[0]}={instead}, or train.deterministic=true"
+        )
     kinds = {table.type for table in plan.tables.values()}
     if "data_parallel" in kinds and len(kinds) > 1:
         raise UserError(

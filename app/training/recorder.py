@@ -393,7 +393,7 @@ class Recorder:
         session, manifest, runtime = self._session, self._session.manifest, self._session.runtime
         arch = session.model.module.sparse_arch
         embeddings = getattr(arch, "embeddings", [])  # a log's tables are no Embeddings
-        paths = [embedding.row_weights_path for embedding in embeddings if embedding.row_weights_path is not None]
+        paths = [path for embedding in embeddings for path in embedding.files]
         dataset = Dataset(
             path=str(session.root),
             digest=manifest.digest,

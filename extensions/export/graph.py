@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torchrec.modules.crossnet import LowRankCrossNet
 
 from app.config.commands import TablePrecision
-from app.config.model import Pooling, QROperation
+from app.config.kinds import TableForms
 from app.model.dlrm import DLRM, Bias, NoVectors, NumericVectors
 from app.model.embeddings import Embedding, SparseArch, TableSpec, table_of
 from app.model.layers import (
@@ -34,6 +34,7 @@ from app.model.layers import (
     SumInteraction,
 )
 from app.scoring import packed_rows
+from common.extensions import rows_of_extensions
 from common.files import sync
 
 DENSE, IDS, LOGITS, PROBABILITIES, PREDICTIONS = "dense_features", "ids", "logits", "probabilities", "predictions"
@@ -95,15 +96,15 @@ class ModelGraph:
         sparse = self._sparse_vectors(model, num_embeddings, single)
         logits = self._apply_layers(model.over_arch, self._apply_interaction(model.interaction, dense, sparse))
         if model.linear is not None:
-            weights = self._add_node("Gather", sparse, self._add_integers(0), axis=2)  # [B, F, 1]
-            linear = self._add_node("ReduceSum", weights, self._add_integers(1), keepdims=0)
-            logits = self._add_node("Add", logits, self._add_node("Mul", linear, self._add_scalar(model.linear)))
+            weights = self.add_node("Gather", sparse, self._add_integers(0), axis=2)  # [B, F, 1]
+            linear = self.add_node("ReduceSum", weights, self._add_integers(1), keepdims=0)
+            logits = self.add_node("Add", logits, self.add_node("Mul", linear, self.add_scalar(model.linear)))
         if correction:
-            logits = self._add_node("Add", logits, self._add_scalar(correction))
+            logits = self.add_node("Add", logits, self.add_scalar(correction))
         self.outputs = [LOGITS, PROBABILITIES] if has_clicks else [PREDICTIONS]
-        self._add_node("Squeeze", logits, self._add_integers(1), output=self.outputs[0])
+        self.add_node("Squeeze", logits, self._add_integers(1), output=self.outputs[0])
         if has_clicks:
-            self._add_node("Sigmoid", LOGITS, output=PROBABILITIES)
+            self.add_node("Sigmoid", LOGITS, output=PROBABILITIES)
 
     @property
     def num_bytes(self) -> int:
@@ -141,13 +142,13 @@ class ModelGraph:
 
     # ---- parts of a graph
 
-    def _add_node(self, kind: str, *inputs: str, output: str | None = None, **attributes: Any) -> str:
+    def add_node(self, kind: str, *inputs: str, output: str | None = None, **attributes: Any) -> str:
         """Add a node; return its output."""
         name = output or f"{kind.lower()}_{len(self._nodes)}"
         self._nodes.append(helper.make_node(kind, list(inputs), [name], **attributes))
         return name
 
-    def _add_constant(self, value: NDArray[Any] | Tensor, name: str | None = None) -> str:
+    def add_constant(self, value: NDArray[Any] | Tensor, name: str | None = None) -> str:
         """Add a tensor; return its name."""
         name = name or f"constant_{len(self.tensors)}"
         self.tensors[name] = np.ascontiguousarray(value.numpy() if isinstance(value, Tensor) else value)
@@ -155,11 +156,11 @@ class ModelGraph:
 
     def _add_integers(self, *values: int) -> str:
         """Add a tensor [n] int64; return its name."""
-        return self._add_constant(np.array(values, np.int64))
+        return self.add_constant(np.array(values, np.int64))
 
-    def _add_scalar(self, value: float, dtype: Any = np.float32) -> str:
+    def add_scalar(self, value: float, dtype: Any = np.float32) -> str:
         """Add a tensor of one value and no dimension; return its name."""
-        return self._add_constant(np.array(value, dtype))
+        return self.add_constant(np.array(value, dtype))
 
     # ---- dense features
 
@@ -169,16 +170,14 @@ class ModelGraph:
         if isinstance(arch, NoVectors):
             return None
         if isinstance(arch, NumericVectors):
-            column = self._add_node("Unsqueeze", DENSE, self._add_integers(2))
-            return self._add_node("Mul", column, self._add_constant(arch.weight.detach()))
+            column = self.add_node("Unsqueeze", DENSE, self._add_integers(2))
+            return self.add_node("Mul", column, self.add_constant(arch.weight.detach()))
         if DENSE in self.inputs:
             return self._apply_layers(arch, DENSE)
         # Without dense features, the number of samples comes from another input.
-        shape = self._add_node("Shape", next(iter(self.inputs)), start=0, end=1)
-        shape = self._add_node("Concat", shape, self._add_integers(1), axis=0)
-        return self._apply_layers(
-            arch, self._add_node("Expand", self._add_constant(np.ones((1, 1), np.float32)), shape)
-        )
+        shape = self.add_node("Shape", next(iter(self.inputs)), start=0, end=1)
+        shape = self.add_node("Concat", shape, self._add_integers(1), axis=0)
+        return self._apply_layers(arch, self.add_node("Expand", self.add_constant(np.ones((1, 1), np.float32)), shape))
 
     def _apply_layers(self, module: nn.Module, inputs: str) -> str:
         """Add a module's layers to inputs [B, n]; return their outputs [B, m]."""
@@ -187,17 +186,17 @@ class ModelGraph:
                 inputs = self._apply_layers(part, inputs)
             return inputs
         if isinstance(module, nn.Linear):
-            weight, bias = self._add_constant(module.weight.detach()), self._add_constant(module.bias.detach())
-            outputs = self._add_node("Gemm", inputs, weight, bias, transB=1)
-            return self._add_node("Relu", outputs) if isinstance(module, Layer) and module.relu else outputs
+            weight, bias = self.add_constant(module.weight.detach()), self.add_constant(module.bias.detach())
+            outputs = self.add_node("Gemm", inputs, weight, bias, transB=1)
+            return self.add_node("Relu", outputs) if isinstance(module, Layer) and module.relu else outputs
         if isinstance(module, BatchNorm):
             parts = (module.weight.detach(), module.bias.detach(), module.running_mean, module.running_var)
-            constants = [self._add_constant(part) for part in parts]
-            return self._add_node("BatchNormalization", inputs, *constants, epsilon=EPSILON)
+            constants = [self.add_constant(part) for part in parts]
+            return self.add_node("BatchNormalization", inputs, *constants, epsilon=EPSILON)
         if isinstance(module, Bias):
-            return self._add_node("Add", inputs, self._add_constant(module.bias.detach()))
+            return self.add_node("Add", inputs, self.add_constant(module.bias.detach()))
         if isinstance(module, nn.ReLU):
-            return self._add_node("Relu", inputs)
+            return self.add_node("Relu", inputs)
         # Dropout does nothing once a model is trained.
         assert isinstance(module, Dropout), type(module)
         return inputs
@@ -210,8 +209,8 @@ class ModelGraph:
         assert isinstance(arch, SparseArch)
         columns = {name: f"column_{number}" for number, name in enumerate(single)}
         if single:
-            rows = self._add_constant(np.array([num_embeddings[name] for name in single], np.int64))
-            checked = self._check_ids(IDS, rows, self._add_node("Less", IDS, self._add_scalar(0, np.int64)))
+            rows = self.add_constant(np.array([num_embeddings[name] for name in single], np.int64))
+            checked = self._check_ids(IDS, rows, self.add_node("Less", IDS, self.add_scalar(0, np.int64)))
             self._nodes.append(helper.make_node("Split", [checked], list(columns.values()), axis=1))
         owners = {feature: embedding for embedding in arch.embeddings for feature in embedding.features}
         vectors = []
@@ -220,90 +219,65 @@ class ModelGraph:
             if feature in columns:
                 ids = columns[feature]
             else:
-                name, rows = bag_input(feature), self._add_scalar(num_embeddings[feature], np.int64)
-                checked = self._check_ids(name, rows, self._add_node("Less", name, self._add_scalar(-1, np.int64)))
+                name, rows = bag_input(feature), self.add_scalar(num_embeddings[feature], np.int64)
+                checked = self._check_ids(name, rows, self.add_node("Less", name, self.add_scalar(-1, np.int64)))
                 # A bag's end is filled with -1; row 0 is read in its place, and the mask removes it.
-                ids = self._add_node("Max", checked, self._add_scalar(0, np.int64))
-                is_id = self._add_node("GreaterOrEqual", name, self._add_scalar(0, np.int64))
-                mask = self._add_node("Cast", is_id, to=TensorProto.FLOAT)
-            vector = self._bag_vectors(arch, embedding, ids, mask)
-            if embedding.key in arch.projections:
-                weight = arch.projections[embedding.key].get_parameter("weight").detach().t()
-                vector = self._add_node("MatMul", vector, self._add_constant(weight))
-            vectors.append(vector)
-        return self._add_node("Concat", *vectors, axis=1)
+                ids = self.add_node("Max", checked, self.add_scalar(0, np.int64))
+                is_id = self.add_node("GreaterOrEqual", name, self.add_scalar(0, np.int64))
+                mask = self.add_node("Cast", is_id, to=TensorProto.FLOAT)
+            if type(embedding) is Embedding:
+                table = embedding.tables[0]
+                vectors.append(self.pool_bags(self.look_up_rows(table, ids), mask, table.mean))
+            else:
+                [forms] = rows_of_extensions(TableForms)
+                vectors.append(forms.add_to_graph(self, arch, embedding, ids, mask))
+        return self.add_node("Concat", *vectors, axis=1)
 
     def _check_ids(self, ids: str, rows: str, is_low: str) -> str:
         """Return ids with OUTSIDE in place of those that are `is_low` or not below `rows`."""
         # Gather counts negative ids from the end of a table, so it would read a row for them.
-        is_wrong = self._add_node("Or", is_low, self._add_node("GreaterOrEqual", ids, rows))
-        return self._add_node("Where", is_wrong, self._add_scalar(OUTSIDE, np.int64), ids)
+        is_wrong = self.add_node("Or", is_low, self.add_node("GreaterOrEqual", ids, rows))
+        return self.add_node("Where", is_wrong, self.add_scalar(OUTSIDE, np.int64), ids)
 
-    def _bag_vectors(self, arch: SparseArch, embedding: Embedding, ids: str, mask: str | None) -> str:
-        """Return a feature's vectors [B, 1, d] of the bags `ids` [B, M].
+    def pool_bags(self, vectors: str, mask: str | None, mean: bool) -> str:
+        """Return the sums or means [B, 1, d] of a bag's vectors [B, M, d].
 
         mask [B, M]: 1 where there is an id; None: there is one everywhere.
         """
-        if embedding.operation is None:
-            vectors = self._look_up_rows(embedding.tables[0], ids)
-        else:
-            divisor = self._add_scalar(embedding.collisions, np.int64)
-            quotients = self._add_node("Div", ids, divisor)
-            remainders = self._add_node("Sub", ids, self._add_node("Mul", quotients, divisor))
-            parts = [
-                self._look_up_rows(table, part)
-                for table, part in zip(embedding.tables, (quotients, remainders), strict=True)
-            ]
-            if embedding.operation is QROperation.pooled_mult:
-                return self._add_node("Mul", *(self._pool_bags(embedding, part, mask) for part in parts))
-            if embedding.operation is QROperation.concat:
-                vectors = self._add_node("Concat", *parts, axis=2)
-            else:
-                vectors = self._add_node("Add" if embedding.operation is QROperation.add else "Mul", *parts)
-        if embedding.row_weights is not None:
-            weights = arch.row_weights[embedding.key].weight
-            assert isinstance(weights, Tensor)
-            vectors = self._add_node(
-                "Mul", vectors, self._add_node("Gather", self._add_constant(weights.detach()), ids)
-            )
-        return self._pool_bags(embedding, vectors, mask)
-
-    def _pool_bags(self, embedding: Embedding, vectors: str, mask: str | None) -> str:
-        """Return the sums or means [B, 1, d] of a bag's vectors [B, M, d]; mask: as for `_bag_vectors`."""
         if mask is None:
             return vectors
         axes = self._add_integers(1)
-        masked = self._add_node("Mul", vectors, self._add_node("Unsqueeze", mask, self._add_integers(2)))
-        sums = self._add_node("ReduceSum", masked, axes)
-        if embedding.pooling is not Pooling.mean:
+        masked = self.add_node("Mul", vectors, self.add_node("Unsqueeze", mask, self._add_integers(2)))
+        sums = self.add_node("ReduceSum", masked, axes)
+        if not mean:
             return sums
         # An empty bag has the mean 0.
-        count = self._add_node("Max", self._add_node("ReduceSum", mask, axes), self._add_scalar(1))
-        return self._add_node("Div", sums, self._add_node("Unsqueeze", count, self._add_integers(2)))
+        count = self.add_node("Max", self.add_node("ReduceSum", mask, axes), self.add_scalar(1))
+        return self.add_node("Div", sums, self.add_node("Unsqueeze", count, self._add_integers(2)))
 
-    def _look_up_rows(self, table: TableSpec, ids: str) -> str:
+    def look_up_rows(self, table: TableSpec, ids: str) -> str:
         """Return the rows [B, M, d] float32 of a table at ids [B, M]."""
         is_new = table.name not in self._packed
         if self._precision is TablePrecision.fp32:
             if is_new:
-                self._packed[table.name] = self._add_constant(self._weights[table.name], table.name), None
-            return self._add_node("Gather", self._packed[table.name][0], ids)
+                self._packed[table.name] = self.add_constant(self._weights[table.name], table.name), None
+            return self.add_node("Gather", self._packed[table.name][0], ids)
         if is_new:
             packed, scale_and_bias = packed_rows(self._weights[table.name], self._precision)
             if scale_and_bias is None:
-                self._packed[table.name] = self._add_constant(packed.contiguous().view(torch.float16), table.name), None
+                self._packed[table.name] = self.add_constant(packed.contiguous().view(torch.float16), table.name), None
             else:
                 # Integers have a scale and a bias for each row, [n, 2].
                 halves, name = scale_and_bias.contiguous().view(torch.float16), f"{table.name}.scale_and_bias"
-                self._packed[table.name] = self._add_constant(packed, table.name), self._add_constant(halves, name)
+                self._packed[table.name] = self.add_constant(packed, table.name), self.add_constant(halves, name)
         values, pairs = self._packed[table.name]
-        rows = self._add_node("Cast", self._add_node("Gather", values, ids), to=TensorProto.FLOAT)
+        rows = self.add_node("Cast", self.add_node("Gather", values, ids), to=TensorProto.FLOAT)
         if pairs is None:
             return rows
         name = f"scale_{len(self._nodes)}"
-        gathered = self._add_node("Cast", self._add_node("Gather", pairs, ids), to=TensorProto.FLOAT)
+        gathered = self.add_node("Cast", self.add_node("Gather", pairs, ids), to=TensorProto.FLOAT)
         self._nodes.append(helper.make_node("Split", [gathered], [name, f"{name}_bias"], axis=2))
-        return self._add_node("Add", self._add_node("Mul", rows, name), f"{name}_bias")
+        return self.add_node("Add", self.add_node("Mul", rows, name), f"{name}_bias")
 
     # ---- interactions
 
@@ -311,25 +285,25 @@ class ModelGraph:
         """Add the interaction of dense vectors and [B, F, D], to over_arch's inputs [B, n]."""
         if isinstance(module, ScalarPairsInteraction):
             assert dense is not None
-            elements = self._add_node("Concat", self._add_node("Flatten", sparse), dense, axis=1)
-            column, row = (self._add_node("Unsqueeze", elements, self._add_integers(axis)) for axis in (2, 1))
-            return self._add_node(
-                "Concat", self._pick_pairs(self._add_node("Mul", column, row), module.pairs), dense, axis=1
+            elements = self.add_node("Concat", self.add_node("Flatten", sparse), dense, axis=1)
+            column, row = (self.add_node("Unsqueeze", elements, self._add_integers(axis)) for axis in (2, 1))
+            return self.add_node(
+                "Concat", self._pick_pairs(self.add_node("Mul", column, row), module.pairs), dense, axis=1
             )
         # The dense features' vectors, if there are any, stand before the sparse ones: [B, 1 + F, D] or [B, N + F, D].
         vectors = sparse
         if dense is not None:
-            ahead = self._add_node("Unsqueeze", dense, self._add_integers(1)) if self._dense_is_one else dense
-            vectors = self._add_node("Concat", ahead, sparse, axis=1)
+            ahead = self.add_node("Unsqueeze", dense, self._add_integers(1)) if self._dense_is_one else dense
+            vectors = self.add_node("Concat", ahead, sparse, axis=1)
         if isinstance(module, DotInteraction):
-            matrix = self._add_node("MatMul", vectors, self._add_node("Transpose", vectors, perm=[0, 2, 1]))
+            matrix = self.add_node("MatMul", vectors, self.add_node("Transpose", vectors, perm=[0, 2, 1]))
             products = self._pick_pairs(matrix, module.pairs)
-            return self._add_node("Concat", dense, products, axis=1) if dense and self._dense_is_one else products
-        flat = self._add_node("Flatten", vectors)
+            return self.add_node("Concat", dense, products, axis=1) if dense and self._dense_is_one else products
+        flat = self.add_node("Flatten", vectors)
         if isinstance(module, CatInteraction):
             return flat
         if isinstance(module, SumInteraction):
-            return self._add_node("ReduceSum", flat, self._add_integers(1))
+            return self.add_node("ReduceSum", flat, self._add_integers(1))
         if isinstance(module, DCNInteraction):
             # Of each cross layer [B, n] to [B, n]: its matrices in the order in which they multiply, then its bias.
             crossed, cross_net, layers = flat, module.crossnet, list[tuple[Any, ...]]()
@@ -341,27 +315,27 @@ class ModelGraph:
             for layer in layers:
                 product = crossed
                 for weight in layer[:-1]:
-                    product = self._add_node("MatMul", product, self._add_constant(weight.detach().t()))
-                biased = self._add_node("Add", product, self._add_constant(layer[-1].detach()))
-                crossed = self._add_node("Add", self._add_node("Mul", flat, biased), crossed)
+                    product = self.add_node("MatMul", product, self.add_constant(weight.detach().t()))
+                biased = self.add_node("Add", product, self.add_constant(layer[-1].detach()))
+                crossed = self.add_node("Add", self.add_node("Mul", flat, biased), crossed)
             if module.deep_arch is None:
                 return crossed
-            return self._add_node("Concat", crossed, self._apply_layers(module.deep_arch, flat), axis=1)
+            return self.add_node("Concat", crossed, self._apply_layers(module.deep_arch, flat), axis=1)
         assert isinstance(module, ProjectionInteraction), type(module)
         assert dense is not None
         dim = self._embedding_dim
         left, right = (
-            self._add_node("Reshape", self._apply_layers(branch, flat), self._add_integers(-1, *shape))
+            self.add_node("Reshape", self._apply_layers(branch, flat), self._add_integers(-1, *shape))
             for branch, shape in (
                 (module.branch1, (_output_width(module.branch1) // dim, dim)),
                 (module.branch2, (dim, _output_width(module.branch2) // dim)),
             )
         )
-        return self._add_node("Concat", dense, self._add_node("Flatten", self._add_node("MatMul", left, right)), axis=1)
+        return self.add_node("Concat", dense, self.add_node("Flatten", self.add_node("MatMul", left, right)), axis=1)
 
     def _pick_pairs(self, products: str, pairs: Tensor) -> str:
         """Return the products [B, P] of some pairs; products: [B, V, V]; pairs: [P] flat places among V * V."""
-        return self._add_node("Gather", self._add_node("Flatten", products), self._add_constant(pairs), axis=1)
+        return self.add_node("Gather", self.add_node("Flatten", products), self.add_constant(pairs), axis=1)
 
 
 def _output_width(branch: nn.Sequential) -> int:

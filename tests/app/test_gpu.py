@@ -159,7 +159,7 @@ FACTORS: dict[str, dict[str, list[str]]] = {
     "tables": {
         "plain": [],
         "fp16": ["model.tables.storage=fp16"],
-        "qr and weighted bags": [*QR, "+model.tables.overrides.genres.pooling=weighted"],
+        "qr and weighted bags": [*QR, "+model.tables.overrides.genres.row_weights=learned"],
         "mixed": MIXED,
     },
     "optimizer": {name: [f"optimizer={name}"] for name in ("sgd", "adagrad", "rowwise_adagrad")},

@@ -39,7 +39,7 @@ CASES = {
     BAGS: [
         "+model.tables.overrides.tags.kind=qr",
         "+model.tables.overrides.tags.qr_collisions=3",
-        "+model.tables.overrides.genres.pooling=weighted",
+        "+model.tables.overrides.genres.row_weights=learned",
     ],
 }
 ON_TWO = (*LAYOUTS, "compressed exchange", "pipeline", "bf16", "skipped steps", "regularised", BAGS)

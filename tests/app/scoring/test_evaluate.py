@@ -15,7 +15,7 @@ from torchrec import KeyedJaggedTensor
 from app import recommend, scoring
 from app.config.app_config import AppConfig
 from app.config.commands import BITS, EvaluateConfig, RecommendConfig, TablePrecision
-from app.config.model import ModelConfig, Pooling, QROperation, Storage, TableKind, TablesConfig
+from app.config.model import ModelConfig, Pooling, Storage, TablesConfig
 from app.config.train import Precision, RuntimeConfig
 from app.data.split import SplitReader
 from app.model.dlrm import DLRM
@@ -117,7 +117,7 @@ def test_scores_that_depend_on_other_rows_are_not_served_and_metrics_say_so(
 def test_row_weights_come_from_the_checkpoint_and_are_recorded(run_app: Command, dataset: Path, tmp_path: Path) -> None:
     weights, backup = tmp_path / "w.npy", tmp_path / "kept.npy"
     np.save(weights, np.random.default_rng(0).random(50).astype(np.float32))
-    override = f"+model.tables.overrides.cat_0={{pooling: weighted, row_weights: fixed, row_weights_path: {weights}}}"
+    override = f"+model.tables.overrides.cat_0={{row_weights: fixed, row_weights_path: {weights}}}"
     run_app("train", *SMALL, override, f"data.path={dataset}", "run.name=x", "train.max_steps=4", "eval.split=val")
     trained = json.loads((tmp_path / "runs/x/summary.json").read_bytes())["eval"]
     recorded = json.loads((tmp_path / "runs/x/manifest.json").read_bytes())["files"]
@@ -338,12 +338,9 @@ def random_samples(samples: int) -> tuple[torch.Tensor, KeyedJaggedTensor]:
     "tables",
     [
         TablesConfig(),
-        TablesConfig(pooling=Pooling.mean, kind=TableKind.mixed_dimension, min_rows=5, storage=Storage.fp16),
-        TablesConfig(kind=TableKind.qr, min_rows=5, overrides={"tags": {"pooling": "mean"}}),
-        TablesConfig(kind=TableKind.qr, min_rows=5, qr_operation=QROperation.concat, shared={"both": ["user", "item"]}),
-        TablesConfig(pooling=Pooling.weighted),
+        TablesConfig(pooling=Pooling.mean, storage=Storage.fp16, shared={"both": ["user", "item"]}),
     ],
-    ids=["plain", "mixed", "qr", "concat", "weighted"],
+    ids=["plain", "shared"],
 )
 def test_logits_are_those_of_rounded_tables(ragged: Manifest, precision: TablePrecision, tables: TablesConfig) -> None:
     dense, bags = random_samples(9)

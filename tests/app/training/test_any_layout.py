@@ -212,7 +212,7 @@ def test_norms_are_torch_s_and_of_any_number_of_threads() -> None:
     [
         ("model.batch_norm=true train.micro_batch_size=5 train.drop_last=false", "a micro-batch of one (5 each)"),
         ("model.tables.kind=mixed_dimension model.tables.min_rows=1", "give model.tables.kind=plain"),
-        ("+model.tables.overrides.cat_0={pooling:weighted}", "give model.tables.pooling=sum"),
+        ("+model.tables.overrides.cat_0={row_weights:learned}", "give model.tables.row_weights=null"),
     ],
 )
 def test_what_cannot_be_so_is_refused(
@@ -235,7 +235,7 @@ LAYOUTS = {
     "bags_by_id": [
         "+model.tables.overrides.tags.kind=qr",
         "+model.tables.overrides.tags.qr_collisions=3",
-        "+model.tables.overrides.genres.pooling=weighted",
+        "+model.tables.overrides.genres.row_weights=learned",
         "sharding.types=table_wise",
     ],
 }

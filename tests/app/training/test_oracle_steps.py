@@ -15,7 +15,7 @@ from torch import Tensor
 
 from app.config.data import DataConfig
 from app.config.kinds import OptimizerName, ScheduleName
-from app.config.model import Interaction, Pooling, QROperation, TableKind
+from app.config.model import Interaction
 from app.config.train import ScheduleConfig, TrainConfig, samples_of, steps_within
 from app.data.split import SplitReader
 from app.model.embeddings import Embedding
@@ -25,6 +25,8 @@ from app.training import session
 from app.training.state import run_length
 from common.documents import Json
 from data_prep.dataset.format import load_manifest, shard_path
+from extensions.special_tables import QROperation, TableKind
+from extensions.special_tables.arch import SpecialEmbedding
 from tests.app import loops
 from tests.app.conftest import SMALL, Command, built
 from tests.app.datasets import NUM_EMBEDDINGS, RAGGED, RAGGED_EMBEDDINGS, write_dataset
@@ -77,10 +79,11 @@ def draw(interaction: str, number: int, layout: bool = False) -> Drawn:
     overrides += ["schedule.end_factor=0.2"] * (schedule is ScheduleName.cosine)
     for feature in RAGGED_EMBEDDINGS:
         by_id = (optimizer.algorithm.fused_on_cpu or feature not in RAGGED) and not layout
-        pooling = rng.choice([each.value for each in Pooling if by_id or each is not Pooling.weighted])
+        # Rows are summed, averaged or weighted, which stands for a third pooling in the names of cases.
+        pooling = rng.choice(["sum", "mean", *(["weighted"] if by_id else [])])
         kinds = [each for each in TableKind if not (layout and each is TableKind.mixed_dimension)]
         kind = rng.choice([each.value for each in kinds])
-        settings = [f"pooling: {pooling}", f"kind: {kind}"]
+        settings = ["row_weights: learned" if pooling == "weighted" else f"pooling: {pooling}", f"kind: {kind}"]
         if kind == "qr":
             operations = [each for each in QROperation if by_id or each is not QROperation.mult]
             settings += [f"qr_operation: {rng.choice([each.value for each in operations])}", "qr_collisions: 3"]
@@ -92,12 +95,13 @@ def draw(interaction: str, number: int, layout: bool = False) -> Drawn:
 def feature_of(embedding: Embedding, parameters: dict[str, Any]) -> Feature:
     """Weighted bags are sums of w_i e_i, so that there pooled_mult is the product of each id's rows."""
     names = {part: f"sparse_arch.{part}.{embedding.key}.weight" for part in ("row_weights", "projections")}
-    weighted = embedding.pooling is Pooling.weighted
-    operation = "" if embedding.operation is None else embedding.operation.value
+    weighted, operation = False, ""
+    if isinstance(embedding, SpecialEmbedding):
+        weighted, operation = embedding.row_weights is not None, getattr(embedding.operation, "value", "")
     return Feature(
         [table.name for table in embedding.tables],
         "mult" if weighted and "mult" in operation else operation or "plain",
-        embedding.pooling.value,
+        "weighted" if weighted else "mean" if embedding.tables[0].mean else "sum",
         names["row_weights"] if names["row_weights"] in parameters else None,
         names["projections"] if names["projections"] in parameters else None,
     )
@@ -150,7 +154,12 @@ def test_every_part_is_drawn() -> None:
     assert {case.optimizer for case in cases} == set(OptimizerName)
     assert {case.schedule for case in cases} == set(BY_STEP)
     text = " ".join(override for case in cases for override in case.overrides)
-    for word in (*(each.value for kind in (Pooling, TableKind, QROperation) for each in kind), "max_grad_norm"):
+    for word in (
+        *(each.value for kind in (TableKind, QROperation) for each in kind),
+        "mean",
+        "row_weights",
+        "max_grad_norm",
+    ):
         assert word in text
     exclusions = {Interaction.sum}  # SHAPES, below
     assert {each.value for each in set(Interaction) - exclusions} == set(INTERACTIONS) - set(VARIANTS)

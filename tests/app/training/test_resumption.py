@@ -33,11 +33,11 @@ from tests.app.conftest import SMALL, Train, ended, forked
 from tests.app.data.test_negatives import draw_pairs, write_positives
 from tests.app.datasets import write_dataset, write_ragged_dataset
 from tests.app.in_process import NOTHING_TO_DO, Killed, command_here, train_here, train_until
-from tests.app.model.test_tables import KINDS
 from tests.app.run_files import BY_AUC, contents, events, summary
 from tests.app.training.test_number_labels import make_ratings
 from tests.covering import Case, covering_cases, stable_choice
 from tests.error_lines import refused
+from tests.extensions.special_tables.test_tables import KINDS
 from tests.once import made_once
 
 STEPS = 18

@@ -22,7 +22,7 @@ from app.data.split import SplitReader
 from app.runtime.platform import Runtime
 from common.errors import UserError
 from data_prep.dataset.format import load_manifest
-from extensions.export import command
+from extensions.export import directory
 from extensions.export import directory as directory_module
 from tests.app.conftest import Refusal, composed
 from tests.app.in_process import command_here, train_here
@@ -37,10 +37,10 @@ INTERACTIONS: list[list[str]] = [
     [],
     ["model.interaction=dcn", "model.batch_norm=true", "model.over_arch=[4,1]"],
     ["model.interaction=projection", "model.tables.pooling=mean"],
-    ["model.interaction=scalar_pairs", "model.tables.pooling=weighted"],
-    ["model.interaction=cat", "model.tables.kind=qr", "model.tables.min_rows=2"],
+    ["model.interaction=scalar_pairs"],
+    ["model.interaction=cat"],
     ["model.numeric=vectors", "model.dense_arch=[]"],
-    ["model.tables.kind=mixed_dimension", "model.tables.min_rows=2", "model.tables.dim=4"],
+    ["model.tables.storage=fp16"],
 ]
 
 

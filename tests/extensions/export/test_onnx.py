@@ -1,4 +1,4 @@
-"""model.onnx against the model itself: interactions, kinds of tables, precisions, large tables."""
+"""model.onnx against the model itself: interactions, tables, precisions, large tables."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +13,7 @@ from onnxruntime import InferenceSession
 from app import scoring
 from app.config.app_config import AppConfig
 from app.config.commands import TablePrecision
-from app.config.model import Interaction, ModelConfig, Numeric, Pooling, QROperation, TableKind, TablesConfig
+from app.config.model import Interaction, ModelConfig, Numeric, Pooling, TablesConfig
 from data_prep.dataset.format import Manifest
 from extensions.export.directory import feeds_of, largest_difference, random_batch
 from extensions.export.graph import INLINE_BYTES, ModelGraph
@@ -21,17 +21,7 @@ from tests.app.datasets import RAGGED
 from tests.app.scoring.test_evaluate import ragged as ragged
 
 CPU = torch.device("cpu")
-QR = [
-    TablesConfig(kind=TableKind.qr, min_rows=5, qr_operation=operation, pooling=pooling)
-    for operation in QROperation
-    for pooling in (Pooling.sum, Pooling.mean)
-]
-TABLES = [
-    *(TablesConfig(pooling=pooling) for pooling in Pooling),
-    *QR,
-    TablesConfig(kind=TableKind.qr, min_rows=5, qr_operation=QROperation.mult, pooling=Pooling.weighted),
-    TablesConfig(kind=TableKind.mixed_dimension, min_rows=5, dim=4, shared={"words": ["tags", "genres"]}),
-]
+TABLES = [*(TablesConfig(pooling=pooling) for pooling in Pooling), TablesConfig(shared={"words": ["tags", "genres"]})]
 MODELS = [
     *({"interaction": interaction} for interaction in Interaction),
     {"interaction": Interaction.dot, "interaction_itself": True},
@@ -82,13 +72,14 @@ def test_every_interaction(ragged: Manifest, tmp_path: Path, settings: dict[str,
 
 @pytest.mark.parametrize("precision", [TablePrecision.fp32, TablePrecision.fp16, TablePrecision.int8])
 @pytest.mark.parametrize("tables", TABLES)
-def test_every_kind_of_table(ragged: Manifest, tmp_path: Path, tables: TablesConfig, precision: TablePrecision) -> None:
+def test_tables_of_every_precision(
+    ragged: Manifest, tmp_path: Path, tables: TablesConfig, precision: TablePrecision
+) -> None:
     require_equal(ragged, model_of(ragged, tables), tmp_path / "m.onnx", precision)
 
 
 def test_large_tables_lie_in_a_file_beside_the_model(ragged: Manifest, tmp_path: Path) -> None:
-    tables = TablesConfig(kind=TableKind.plain)
-    model = model_of(ragged, tables, dense_arch=[512, 8])
+    model = model_of(ragged, TablesConfig(), dense_arch=[512, 8])
     require_equal(ragged, model, tmp_path / "m.onnx", TablePrecision.fp32, inline_bytes=0)
     assert {path.name for path in tmp_path.iterdir()} == {"m.onnx", "m.onnx.data"}
     entries = onnx.load(tmp_path / "m.onnx", load_external_data=False).graph.initializer

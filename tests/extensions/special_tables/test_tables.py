@@ -1,0 +1,256 @@
+"""Tables of every kind against the oracle: what they give, how they are trained, where they begin; runs with them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from app.config.model import ModelConfig, Pooling, TableInit, TableOverride, TablesConfig
+from app.model.embeddings import initial_rows, make_embeddings, make_sparse_arch
+from common.errors import UserError
+from extensions.special_tables import QROperation, RowWeights, TableKind
+from extensions.special_tables.arch import SpecialEmbedding, SpecialSparseArch, alpha_rule, storable_width
+from tests import reference
+from tests.app.conftest import SMALL, Command, Refusal
+from tests.app.model.test_tables import (
+    DIM,
+    FEATURES,
+    as_kjt,
+    draw_bags,
+    draw_values,
+    make_checked,
+    weight_of,
+)
+from tests.app.run_files import losses, summary
+from tests.error_lines import refused
+
+QR, MIXED = TableKind.qr, TableKind.mixed_dimension
+
+
+def override(**keys: Any) -> TableOverride:
+    """An override with keys of the core and of the extension."""
+    return TableOverride(**keys)
+
+
+def tables_of(**keys: Any) -> TablesConfig:
+    """Settings of all tables with keys of the core and of the extension."""
+    return TablesConfig(**keys)
+
+
+def make(tables: TablesConfig, multi_hot: bool = True, initial: bool = True) -> SpecialSparseArch:
+    """The lookup of these tables."""
+    config = ModelConfig(embedding_dim=DIM, tables=tables)
+    module = make_sparse_arch(config, FEATURES, list(FEATURES) if multi_hot else [], initial)
+    assert isinstance(module, SpecialSparseArch)
+    return module
+
+
+# Rows by feature of Criteo's Kaggle days, and widths by facebookresearch/dlrm's md_solver (run once).
+KAGGLE = [1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194, 27, 14992, 5461306, 10]
+KAGGLE += [5652, 2173, 4, 7046547, 18, 15, 286181, 105, 142572]
+SOLVED = {
+    (16, 0.3, True): [4, 4, 1, 1, 4, 8, 1, 4, 16, 1, 2, 1, 2, 8, 1, 1, 8, 2, 2, 16, 1, 8, 8, 1, 8, 1],
+    (16, 0.3, False): [3, 3, 1, 1, 4, 9, 1, 3, 16, 1, 2, 1, 2, 8, 1, 1, 11, 2, 2, 15, 1, 9, 10, 1, 6, 1],
+    (64, 0.5, True): [4, 4, 1, 1, 8, 32, 1, 4, 64, 1, 1, 1, 2, 16, 1, 1, 32, 1, 2, 64, 1, 32, 32, 1, 8, 1],
+}
+WIDE = [37, 45, 6, 9, 51, 84, 24, 44, 128, 16, 28, 7, 32, 82, 23, 7, 101, 28, 34, 121, 7, 89, 93, 13, 63, 15]
+SOLVED[128, 0.2, False] = WIDE
+
+
+@pytest.mark.parametrize(("base", "alpha", "power_of_2"), SOLVED)
+def test_widths_follow_the_alpha_rule(base: int, alpha: float, power_of_2: bool) -> None:
+    dims = alpha_rule(KAGGLE, base, alpha, power_of_2)
+    assert dims == SOLVED[base, alpha, power_of_2]
+    assert dims == reference.mixed_dimension(KAGGLE, base, alpha, power_of_2)
+    assert [storable_width(dim, base) for dim in (1, 4, 5, base)] == [4, 4, 8, base]
+
+
+def test_a_width_never_exceeds_the_vectors() -> None:
+    assert max(alpha_rule([3, 4, 5], 24, 0.0, power_of_2=True)) == 24  # the nearest power of 2 is 32
+
+
+CASES = {
+    "plain": override(),
+    "mult": override(kind=QR),
+    "mult by 7, mean": override(kind=QR, qr_collisions=7, pooling=Pooling.mean),
+    "add": override(kind=QR, qr_operation=QROperation.add),
+    "add, mean": override(kind=QR, qr_operation=QROperation.add, pooling=Pooling.mean),
+    "concat": override(kind=QR, qr_operation=QROperation.concat, qr_collisions=5),
+    "pooled_mult": override(kind=QR, qr_operation=QROperation.pooled_mult),
+    "mixed": override(kind=MIXED, dim=4),
+    "mixed, mean": override(kind=MIXED, dim=8, pooling=Pooling.mean),
+    "weighted": override(row_weights=RowWeights.learned),
+    "weighted mult": override(kind=QR, row_weights=RowWeights.learned),
+    "weighted concat": override(kind=QR, qr_operation=QROperation.concat, row_weights=RowWeights.learned),
+    "weighted mixed": override(kind=MIXED, dim=8, row_weights=RowWeights.learned),
+}
+
+
+@pytest.mark.parametrize("case", sorted(CASES.keys() - {"plain"}))
+@pytest.mark.parametrize(("neighbour", "multi_hot"), [("plain", True), ("add", True), ("plain", False)])
+def test_vectors_and_gradients_equal_the_oracle(case: str, neighbour: str, multi_hot: bool) -> None:
+    module = make(TablesConfig(overrides={"b": CASES[case], "d": CASES[neighbour]}), multi_hot)
+    assert multi_hot or not module.rows  # one id is pooled where it lies
+    draw_values(module)
+    batch = draw_bags(seed=1, multi_hot=multi_hot)
+    outputs = module(as_kjt(batch))().values
+    vectors = _oracle_vectors(module, batch)
+    expected = torch.stack([vectors[feature] for feature in FEATURES], dim=1)
+    torch.testing.assert_close(outputs, expected)
+    weights, parameters = torch.randn_like(outputs), list(module.parameters())
+    torch.testing.assert_close(
+        torch.autograd.grad((outputs * weights).sum(), parameters),
+        torch.autograd.grad((expected * weights).sum(), parameters),
+    )
+
+
+def test_shared_tables_take_the_gradients_of_all_their_features() -> None:
+    overrides = {"s": override(kind=QR, qr_operation=QROperation.add), "w": CASES["weighted"]}
+    module = make(TablesConfig(shared={"s": ["c", "d"], "w": ["a", "e"]}, overrides=overrides))
+    sizes = {table.name: table.num_embeddings for table in module.tables}
+    assert sizes == {"t_w": 50, "t_b": 30, "t_s_q": 6, "t_s_r": 4}
+    draw_values(module)
+    batch = draw_bags(seed=2)
+    outputs, vectors = module(as_kjt(batch))().values, _oracle_vectors(module, batch)
+    expected = torch.stack([vectors[feature] for feature in FEATURES], dim=1)
+    torch.testing.assert_close(outputs, expected)
+    torch.testing.assert_close(
+        torch.autograd.grad(outputs.square().sum(), list(module.parameters())),
+        torch.autograd.grad(expected.square().sum(), list(module.parameters())),
+    )
+
+
+def test_fixed_row_weights_come_from_their_file_and_stay(tmp_path: Path) -> None:
+    weights = np.random.default_rng(0).random(FEATURES["b"])
+    np.save(tmp_path / "b.npy", weights)
+    tables = tables_of(overrides={"b": {"row_weights": "fixed", "row_weights_path": str(tmp_path / "b.npy")}})
+    module = make(tables)
+    draw_values(module)
+    assert not [name for name, _ in module.named_parameters() if "row_weights" in name]
+    batch = draw_bags(seed=3)
+    expected = reference.pool(batch["b"], [weight_of(module, "t_b")], "plain", "sum", torch.from_numpy(weights).float())
+    torch.testing.assert_close(module(as_kjt(batch))().values[:, 1], expected)
+    np.save(tmp_path / "b.npy", weights[:-1])
+    with pytest.raises(UserError, match=r"b.npy: float64 \(29,\); the row weights of b must be 30 finite"):
+        make(tables)
+    (tmp_path / "b.npy").unlink()
+    loaded = make(tables, initial=False)  # as a checkpoint's model is made
+    draw_values(loaded)
+    loaded.load_state_dict(module.state_dict())
+    torch.testing.assert_close(loaded(as_kjt(batch))().values[:, 1], expected)
+
+
+def test_a_feature_may_be_called_as_a_method_is() -> None:
+    tables = tables_of(kind=MIXED, dim=8, row_weights=RowWeights.learned, min_rows=0)
+    module = make_sparse_arch(ModelConfig(embedding_dim=DIM, tables=tables), {"keys": 9, "type": 9})
+    assert isinstance(module, SpecialSparseArch)
+    assert len(module.projections) == len(module.row_weights) == 2
+
+
+def test_tables_and_their_sizes_follow_the_formulas() -> None:
+    tables = tables_of(kind=QR, min_rows=20, qr_collisions=8, alpha=1.0, overrides={"b": override(kind=MIXED)})
+    embeddings = make_embeddings(ModelConfig(embedding_dim=DIM, tables=tables), FEATURES)
+    shapes = {table.name: (table.num_embeddings, table.embedding_dim) for one in embeddings for table in one.tables}
+    width = storable_width(reference.mixed_dimension(list(FEATURES.values()), DIM, 1.0, True)[1], DIM)
+    assert width == 4
+    expected = {"t_a_q": (7, DIM), "t_a_r": (8, DIM), "t_b": (30, width), "t_c_q": (3, DIM), "t_c_r": (8, DIM)}
+    assert shapes == expected | {"t_d": (10, DIM), "t_e": (12, DIM)}
+
+
+def test_facebookresearch_draws_quotients_and_remainders_between_its_bounds() -> None:
+    tables = tables_of(kind=QR, min_rows=0, init=TableInit.facebookresearch)
+    (one,) = make_embeddings(ModelConfig(embedding_dim=16, tables=tables), {"a": 10_000})
+    for table in one.tables:
+        values = initial_rows(0, table, 0, table.num_embeddings)
+        assert values.min() >= np.float32(0.01)
+        assert 0.9 < values.max() <= 1
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"qr_collisions": 4}, "model.tables.qr_collisions=4: has no effect without kind=qr"),
+        ({"dim": 8}, "model.tables.dim=8: has no effect without kind=mixed_dimension"),
+        ({"kind": MIXED, "dim": 8, "alpha": 0.1}, "model.tables.alpha=0.1: has no effect"),
+        ({"min_rows": 8}, "model.tables.min_rows=8: has no effect"),
+        ({"overrides": {"a": {"row_weights_path": "w.npy"}}}, "has no effect without row_weights"),
+        ({"kind": QR, "qr_collisions": 1}, "model.tables.qr_collisions=1: must be at least 2"),
+        ({"kind": MIXED, "dim": 20}, "model.tables.dim=20: must be a multiple of 4"),
+        ({"kind": QR, "overrides": {"a": {"dim": 8}}}, "model.tables.overrides.a.dim=8: has no effect"),
+        (
+            {"kind": QR, "qr_operation": QROperation.pooled_mult, "row_weights": RowWeights.learned},
+            "use qr_operation=mult",
+        ),
+        ({"row_weights": RowWeights.fixed}, "which is row_weights=null"),
+        ({"row_weights": RowWeights.learned, "pooling": Pooling.mean}, "not with pooling=mean; use pooling=sum"),
+    ],
+)
+def test_is_refused(keys: dict[str, Any], message: str) -> None:
+    refused(message, make_checked, tables_of(**keys))
+
+
+def test_a_name_that_would_stand_for_two_tables_is_refused() -> None:
+    tables = TablesConfig(overrides={"a": override(kind=QR)})
+    with pytest.raises(UserError, match="t_a_r would have two meanings"):
+        make_embeddings(ModelConfig(embedding_dim=DIM, tables=tables), {"a": 50, "a_r": 50})
+
+
+def _oracle_vectors(module: SpecialSparseArch, bags: dict[str, list[Tensor]]) -> dict[str, Tensor]:
+    """Vectors [B, D] by feature from the module's own parameters."""
+    parameters: dict[str, Tensor] = dict(module.named_parameters())
+    vectors = {}
+    for one in module.embeddings:
+        operation = one.operation if isinstance(one, SpecialEmbedding) else None
+        kind, pooling = "plain" if operation is None else operation.value, "mean" if one.tables[0].mean else "sum"
+        weights = parameters.get(f"row_weights.{one.key}.weight")
+        projection = parameters.get(f"projections.{one.key}.weight")
+        for feature in one.features:
+            matrices = [weight_of(module, table.name) for table in one.tables]
+            vector = reference.pool(bags[feature], matrices, kind, pooling, weights)
+            vectors[feature] = vector if projection is None else vector @ projection.T
+    return vectors
+
+
+# user and item have one id a row, genres two, tags none to many
+KINDS = ["+model.tables.overrides.user.kind=qr", "+model.tables.overrides.user.qr_operation=concat"]
+KINDS += ["+model.tables.overrides.tags.kind=qr", "+model.tables.overrides.tags.pooling=mean"]
+KINDS += ["+model.tables.overrides.item.kind=mixed_dimension", "model.tables.alpha=0.6"]
+KINDS += ["+model.tables.overrides.item.storage=fp16", "+model.tables.overrides.genres.row_weights=learned"]
+KINDS += ["train.global_batch_size=32"]
+
+
+@pytest.mark.slow("processes")
+def test_two_processes_with_three_sharding_types_train_as_one(run_app: Command, ragged: Path, tmp_path: Path) -> None:
+    types = {"t_user_q": "column_wise", "t_user_r": "row_wise", "t_tags_q": "row_wise", "t_tags_r": "column_wise"}
+    types |= {"t_item": "row_wise", "t_genres": "column_wise"}
+    overrides = [*SMALL, *KINDS, f"data.path={ragged}", "train.max_steps=40", "model.interaction=projection"]
+    overrides += [*(f"+sharding.tables.{table}.types={kind}" for table, kind in types.items())]
+    for name, processes in (("alone", 1), ("pair", 2)):
+        run_app("train", *overrides, f"run.name={name}", processes=processes)
+    alone, pair = tmp_path / "runs/alone", tmp_path / "runs/pair"
+    plan = json.loads((pair / "manifest.json").read_bytes())["plan"]
+    assert {name: entry["type"] for name, entry in plan.items()} == types
+    np.testing.assert_allclose(losses(pair), losses(alone), rtol=2e-5)
+    result = run_app("evaluate", "run=runs/pair", "split=val", "runtime.num_threads=1")
+    assert json.loads(result.stdout)["logloss"] == pytest.approx(summary(pair)["eval"]["logloss"], abs=1e-6)
+
+
+QR_TAGS = "+model.tables.overrides.tags.kind=qr"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (f"{QR_TAGS} sharding=data_parallel", "t_tags_q is looked up id by id"),
+        (f"{QR_TAGS} optimizer=adam", "by id, such as t_tags_q; use optimizer=sgd or adagrad or rowwise_adagrad"),
+        ("model.tables.kind=round", "plain, qr, mixed_dimension"),
+    ],
+)
+def test_what_cannot_be_is_said_in_one_line(
+    overrides: str, message: str, refused_command: Refusal, ragged: Path
+) -> None:
+    assert message in refused_command("train", *SMALL, f"data.path={ragged}", "run.name=no", *overrides.split())
