@@ -36,7 +36,7 @@ from app.config.kinds import Algorithm, OptimizerName
 from app.config.model import ModelConfig, published_tables
 from app.config.train import Precision, require_graphs, with_batch_of_all
 from app.data.batch import Batch, layout_of
-from app.metrics.ceilings import Ceilings, WorkTiming, higher, measure_ceilings, time_work
+from app.metrics.timing import Ceilings, WorkTiming, higher, measure_ceilings, time_work
 from app.model.dlrm import DLRM
 from app.record.documents import Provenance
 from app.record.provenance import describe_run

@@ -1,4 +1,4 @@
-"""Every command, a row each: `clickwork`, `python -m`, help and completion read them here.
+"""Every command, a row each: `clickwork`, `python -m`, and help read them here.
 
 A command is a row of this table and its module, which begins as app/train.py does. Nothing is imported for the table.
 """
@@ -94,7 +94,6 @@ COMMANDS = {
             leave="sys:exit",
         ),
         _row("launch", "run another command on several processes, or machines", None, leave="os:_exit"),
-        _row("completion", 'completion for bash: eval "$(clickwork completion)"', None, leave="sys:exit"),
     ),
     **DATA_PREP_COMMANDS,
     **index_by_name(*rows_of_extensions(Command)),

@@ -35,7 +35,7 @@ from app.training.predictor import Predictor
 from common.documents import Json, plain_object
 from common.errors import UserError
 from data_prep.dataset.format import Manifest
-from data_prep.encoder import EncodedBlock, Encoder, NewRows, ParsedRows, read_new_rows
+from data_prep.encoding import EncodedBlock, Encoder, NewRows, ParsedRows, read_new_rows
 
 _TYPES = {
     TablePrecision.fp16: SparseType.FP16,

@@ -82,7 +82,7 @@ class Dataset:
         Raises:
             Error: there is no such column, or a value is invalid.
         """
-        from data_prep.encoder import Encoder
+        from data_prep.encoding import Encoder
         from data_prep.parsing.convert import to_column
 
         self._require_column(column)

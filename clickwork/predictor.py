@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from app.runtime.platform import Runtime
     from app.scoring import Ranking, RowScorer
     from app.training.checkpointer import TrainedRun
-    from data_prep.encoder import NewRows
+    from data_prep.encoding import NewRows
 
 PIECE_ROWS = 1 << 16  # parsed at once
 REMEDY = "give a pandas, polars or Arrow table, record batches, or dicts"
@@ -41,7 +41,7 @@ def split_table(table: TableLike, name: str = "table", size: int = PIECE_ROWS) -
 
     name: of the table in errors, in which its rows are numbered from 1.
     """
-    from data_prep.encoder import NewRows, require_distinct, rows_of_objects
+    from data_prep.encoding import NewRows, require_distinct, rows_of_objects
     from data_prep.parsing.convert import plain_value, without_nan
 
     first = 1
@@ -64,7 +64,7 @@ def whole_table(table: TableLike, name: str) -> "NewRows":
     """Return all rows of a table that fits in memory. Raises UserError as `split_table`, or for several tables."""
     import pyarrow as pa
 
-    from data_prep.encoder import NewRows
+    from data_prep.encoding import NewRows
 
     if hasattr(table, "__arrow_c_stream__"):
         with _convert_arrow_errors(name):
@@ -277,7 +277,7 @@ def row_scorer(trained: "AppConfig", run: "TrainedRun", runtime: "Runtime") -> "
     """Load a checkpoint's model and the encoder of its dataset. Raises UserError if either is not there."""
     from app.scoring import RowScorer
     from app.training import predictor
-    from data_prep.encoder import Encoder
+    from data_prep.encoding import Encoder
 
     encoder = Encoder.load(run.root)  # first: it refuses in no time
     return RowScorer(encoder, predictor.load(run.path, trained, runtime, run.root, run.manifest))

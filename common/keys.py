@@ -2,7 +2,7 @@
 
     max_steps: int | None = key(None, "stop after this number of steps; 0 builds the run and ends", at_least=0)
 
-Help, the reference, completion and checks use these declarations.
+Help, the reference and checks use these declarations.
 """
 
 import dataclasses

@@ -100,7 +100,7 @@ from data_prep.sources.line_blocks import LineBlocks
 from data_prep.vocabulary import PART_BYTES
 
 if TYPE_CHECKING:
-    from data_prep.encoder import SplitColumn
+    from data_prep.encoding import SplitColumn
 
 WORK_DIRECTORY = ".work"
 CHUNKS_DIRECTORY = "chunks"
@@ -783,7 +783,7 @@ def split_column(rules: Rules, table: Table | None, sources: Sequence[Source]) -
     """Return the column that decides the split of each row, or None. Raise UserError if it cannot."""
     if rules.split_column is None:
         return None
-    from data_prep.encoder import find_split_column  # imports pyarrow, which Criteo's rows do not need
+    from data_prep.encoding import find_split_column  # imports pyarrow, which Criteo's rows do not need
 
     assert rules.split is not None
     assert table is not None

@@ -1,6 +1,6 @@
 """Values to ids, by vocabularies or hashing; integers to floats.
 
-data_prep/stages/write.py makes all ids of a dataset, and data_prep/encoder.py those of new rows; both call
+data_prep/stages/write.py makes all ids of a dataset, and data_prep/encoding.py those of new rows; both call
 the functions of this package.
 
 A job's processes map lookup tables from files: they share their memory, and may exceed it.

@@ -44,7 +44,7 @@ from common.jit import Int, jit
 from common.keys import shown
 from data_prep.dataset.format import Manifest, shard_path
 from data_prep.dataset.spelling import offsets_of, text_key
-from data_prep.encoder import NewRows, Shape, read_new_rows
+from data_prep.encoding import NewRows, Shape, read_new_rows
 from extensions.sequences.events import (
     ANCHOR_BIT,
     CANDIDATE,

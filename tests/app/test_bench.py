@@ -18,8 +18,8 @@ from app.config.app_config import CONFIG_DIR
 from app.config.commands import BenchConfig
 from app.config.kinds import OptimizerName
 from app.config.model import Interaction, ModelConfig
-from app.metrics import ceilings
-from app.metrics.ceilings import WorkTiming, time_work
+from app.metrics import timing
+from app.metrics.timing import WorkTiming, time_work
 from app.record.provenance import describe_run
 from common.compose import compose_config
 from common.documents import plain_object
@@ -180,19 +180,18 @@ def test_random_input_is_of_the_shape_and_seeded() -> None:
 
 def test_timing_of_a_known_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr(ceilings, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: now[0]))
 
     def take(seconds: float) -> None:
         now[0] += seconds
 
-    timing = time_work(lambda: take(2**-7), CPU, seconds=0.1)
-    assert timing == (2**-7, 2**-7, 2**-7, 13, 1)
+    assert time_work(lambda: take(2**-7), CPU, seconds=0.1) == (2**-7, 2**-7, 2**-7, 13, 1)
     assert time_work(lambda: take(2**-20), CPU, seconds=0.01) == (2**-20, 2**-20, 2**-20, 5, 2098)  # 2 ms at a time
 
 
 def test_shares_are_of_the_limits() -> None:
-    limits = ceilings.Ceilings(1e9, 2e9, "float32")
-    better = ceilings.higher(limits, structs.replace(limits, bytes_per_second=1e15))
+    limits = timing.Ceilings(1e9, 2e9, "float32")
+    better = timing.higher(limits, structs.replace(limits, bytes_per_second=1e15))
     assert (better.bytes_per_second, better.flops_per_second) == (1e15, 2e9)
     case = bench.Case("mlp/x", lambda: None, 10, 500, 4000)
     figures = bench.result(case, WorkTiming(1e-6, 1e-6, 2e-6, 5, 1), limits)

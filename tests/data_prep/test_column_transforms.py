@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from data_prep import job
 from data_prep.dataset.format import load_manifest
-from data_prep.encoder import Encoder
+from data_prep.encoding import Encoder
 from data_prep.verify import verify_dataset
 from tests.data_prep.conftest import SPLITS, Capture, load_split, prepare, sums
 from tests.data_prep.tables import paths

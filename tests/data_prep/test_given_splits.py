@@ -12,7 +12,7 @@ import pytest
 from sklearn.preprocessing import MinMaxScaler
 
 from data_prep.dataset.format import load_manifest
-from data_prep.encoder import Encoder
+from data_prep.encoding import Encoder
 from tests.data_prep import oracle
 from tests.data_prep.conftest import SPLITS, Capture, load_split, prepare
 from tests.data_prep.tables import SCHEMA, write

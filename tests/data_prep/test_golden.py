@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from app.config.data import DataConfig
 from app.data.split import SplitReader
 from data_prep.dataset.format import load_manifest
-from data_prep.encoder import Encoder
+from data_prep.encoding import Encoder
 from data_prep.parsing.criteo import parse_bytes
 from data_prep.stages.place import inverse_permutation
 from data_prep.verify import verify_dataset

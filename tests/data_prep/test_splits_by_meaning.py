@@ -10,7 +10,7 @@ import pytest
 
 from data_prep import job
 from data_prep.dataset.format import load_manifest
-from data_prep.encoder import Encoder
+from data_prep.encoding import Encoder
 from data_prep.lookup import VocabularyTexts
 from data_prep.verify import verify_dataset
 from tests.data_prep.conftest import SPLITS, Capture, load_split, prepare, sums, write_rows

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from common.files import digest_file
-from data_prep.encoder import Encoder
+from data_prep.encoding import Encoder
 from data_prep.verify import verify_dataset
 from tests.app.datasets import write_ragged_dataset
 from tests.data_prep.conftest import REPOSITORY, prepare, write_rows

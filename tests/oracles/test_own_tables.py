@@ -16,7 +16,7 @@ import yaml
 from data_prep import job
 from data_prep.dataset.format import open_shard
 from data_prep.dataset.options import LabelKind
-from data_prep.encoder import Encoder, read_new_rows
+from data_prep.encoding import Encoder, read_new_rows
 from data_prep.lookup import VocabularyTexts
 from data_prep.verify import verify_dataset
 from tests.data_prep.conftest import prepare, seeds

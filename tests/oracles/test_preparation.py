@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from data_prep.dataset.format import load_manifest, open_shard
-from data_prep.encoder import Encoder
+from data_prep.encoding import Encoder
 from data_prep.verify import verify_dataset
 from tests.data_prep.conftest import prepare, seeds
 from tests.oracles.own_tables import value_of

@@ -46,7 +46,7 @@ class _Finder(importlib.abc.MetaPathFinder):
             "torch": _after_torch,
             "fbgemm_gpu": _cover,
             "torchrec": _after_torchrec,
-            "app.metrics.ceilings": _shrink_ceilings,
+            "app.metrics.timing": _shrink_ceilings,
         }.get(name)
         if after is None:
             return None
@@ -89,9 +89,9 @@ def _after_torchrec() -> None:
 
 def _shrink_ceilings() -> None:
     """Measure a machine's limits on what a CPU can do: a GPU's sizes take it minutes at the end of a run."""
-    from app.metrics import ceilings
+    from app.metrics import timing
 
-    ceilings.STREAM_BYTES["cuda"], ceilings.MATRIX_ROWS["cuda"] = 1 << 20, 64
+    timing.STREAM_BYTES["cuda"], timing.MATRIX_ROWS["cuda"] = 1 << 20, 64
 
 
 def _after_torch() -> None:

@@ -15,7 +15,7 @@ from sklearn.metrics import log_loss, roc_auc_score
 
 from app.scoring import fill_from_user, ignored_columns
 from common.errors import UserError
-from data_prep.encoder import NewRows, Shape, read_new_rows
+from data_prep.encoding import NewRows, Shape, read_new_rows
 from tests.app.conftest import SMALL, Command, Refusal
 from tests.app.run_files import summary
 from tests.data_prep import oracle

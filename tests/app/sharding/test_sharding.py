@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from torchrec.optim import RowWiseAdagrad
 
 from app.config.sharding import COLUMN_TYPES, SHARDING_TYPES, CommPrecision, QCommConfig
+from app.runtime.library_patches import count_empty_shards
 from app.sharding.documents import PlanFile
-from app.sharding.plan import Plan, codecs, count_empty_shards
+from app.sharding.plan import Plan, codecs
 from common.documents import convert
 from tests.app.conftest import SMALL
 from tests.app.group import run_group

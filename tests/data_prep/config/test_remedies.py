@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_prep.encoder import Encoder
+from data_prep.encoding import Encoder
 from tests.data_prep import oracle
 from tests.data_prep.conftest import REPOSITORY, config, load_rows, prepare, write_rows
 from tests.error_lines import refused

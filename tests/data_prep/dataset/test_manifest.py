@@ -11,7 +11,7 @@ import pytest
 from app.data.split import SplitShards
 from common.errors import UserError
 from data_prep.dataset.format import load_manifest
-from data_prep.encoder import Encoder
+from data_prep.encoding import Encoder
 from data_prep.verify import verify_dataset
 from tests.damage import damaged
 from tests.data_prep.conftest import prepare

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from data_prep.dataset.format import load_manifest
-from data_prep.encoder import Encoder
+from data_prep.encoding import Encoder
 from tests.data_prep.conftest import prepare
 from tests.data_prep.parsing.test_refusals import EUROPEAN, NUMBERED
 from tests.data_prep.tables import ALLOW, HASHED, SCHEMA, ids, make, paths, refused_table, table

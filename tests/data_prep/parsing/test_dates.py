@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from data_prep.dataset.format import load_manifest
-from data_prep.encoder import Encoder
+from data_prep.encoding import Encoder
 from tests.data_prep.parsing.test_refusals import DATES
 from tests.data_prep.tables import ids, make
 

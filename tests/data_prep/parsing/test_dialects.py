@@ -13,7 +13,7 @@ from pyarrow import csv as arrow_csv
 
 from data_prep.dataset.format import load_manifest
 from data_prep.dataset.spelling import charset_named
-from data_prep.encoder import Encoder, read_new_rows
+from data_prep.encoding import Encoder, read_new_rows
 from tests.data_prep.tables import HASHED, SCHEMA, ids, make, table
 from tests.error_lines import refused
 

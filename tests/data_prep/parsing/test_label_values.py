@@ -7,7 +7,7 @@ import pytest
 
 from data_prep.dataset.format import load_manifest
 from data_prep.dataset.table_spec import COMPARISONS
-from data_prep.encoder import Encoder
+from data_prep.encoding import Encoder
 from data_prep.parsing import labels as label_values
 from tests.data_prep.conftest import Capture
 from tests.data_prep.tables import HASHED, make, refused_table

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from data_prep.dataset.format import load_manifest
-from data_prep.encoder import Encoder, read_new_rows
+from data_prep.encoding import Encoder, read_new_rows
 from data_prep.lookup import VocabularyTexts
 from tests.data_prep.conftest import Capture, load_split, prepare
 from tests.data_prep.tables import paths, write

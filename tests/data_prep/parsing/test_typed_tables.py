@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from data_prep.encoder import Encoder, Shape, read_new_rows
+from data_prep.encoding import Encoder, Shape, read_new_rows
 from data_prep.lookup import VocabularyTexts
 from tests.data_prep.tables import make, table, write
 from tests.error_lines import refused

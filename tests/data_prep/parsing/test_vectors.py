@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from data_prep.dataset.format import load_manifest
-from data_prep.encoder import Encoder, read_new_rows
+from data_prep.encoding import Encoder, read_new_rows
 from tests.data_prep.tables import HASHED, make, refused_table, write
 
 ROWS, SIZE = 40, 3

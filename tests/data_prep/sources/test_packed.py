@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from data_prep.encoder import Shape, read_new_rows
+from data_prep.encoding import Shape, read_new_rows
 from tests.data_prep.conftest import load_rows, prepare
 from tests.data_prep.tables import paths
 from tests.error_lines import refused

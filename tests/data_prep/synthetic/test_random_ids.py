@@ -6,7 +6,7 @@ import pytest
 
 from data_prep.config import IdDistribution, RandomConfig
 from data_prep.dataset.format import load_manifest, open_shard
-from data_prep.encoder import Encoder
+from data_prep.encoding import Encoder
 from data_prep.synthetic import draw_ids
 from data_prep.verify import verify_dataset
 from tests.data_prep.conftest import SPLITS, prepare, sums

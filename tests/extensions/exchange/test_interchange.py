@@ -12,7 +12,7 @@ from common.compose import compose_config
 from common.errors import UserError
 from data_prep.config import CONFIG_DIRECTORY
 from data_prep.dataset.format import load_manifest, shard_path
-from data_prep.encoder import Encoder
+from data_prep.encoding import Encoder
 from data_prep.job import lock_work
 from data_prep.verify import verify_dataset
 from extensions.exchange.__main__ import InterchangeConfig, export_bin, export_npy, import_bin, import_npy, main

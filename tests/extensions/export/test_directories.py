@@ -22,7 +22,7 @@ from app.data.split import SplitReader
 from app.runtime.platform import Runtime
 from common.errors import UserError
 from data_prep.dataset.format import load_manifest
-from extensions.export import directory
+from extensions.export import command
 from extensions.export import directory as directory_module
 from tests.app.conftest import Refusal, composed
 from tests.app.in_process import command_here, train_here

@@ -8,7 +8,7 @@ import pytest
 from app.runtime.platform import Runtime
 from common.errors import UserError
 from common.keys import to_plain
-from extensions.export.directory import main
+from extensions.export.command import main
 from extensions.export.documents import ExportConfig
 from tests.app.conftest import SMALL, Command, composed, ended, forked
 from tests.app.in_process import command_here, train_here

@@ -18,7 +18,7 @@ from app.runtime.platform import Runtime
 from app.training import checkpointer, session
 from common.errors import UserError
 from data_prep.dataset.spelling import text_key
-from data_prep.encoder import NewRows
+from data_prep.encoding import NewRows
 from extensions.sequences.event_log import EventSplit
 from tests.app.conftest import Command, Refusal, ended, forked
 from tests.app.run_files import losses, summary
