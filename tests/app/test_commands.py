@@ -123,7 +123,7 @@ def test_without_packages_a_line_has_the_command_that_works(module: str) -> None
     process = without_packages(module, "--help")
     assert (process.returncode, process.stdout) == (2, "")
     remedy = f"run `make environment`, then `.venv/bin/python -m {module} --help`"
-    assert error_line(process.stderr) == f"error: hydra is not installed for {sys.executable}; {remedy}"
+    assert error_line(process.stderr) == f"error: yaml is not installed for {sys.executable}; {remedy}"
 
 
 @pytest.mark.medium
