@@ -1,21 +1,17 @@
 """Preparation of a dataset of rows from raw files, in one function per step.
 
 `prepare_rows` finds the sources and settles the job. `run_stages` parses them to chunks, fits vocabularies, encodes,
-and makes shards. `_describe_dataset` builds the manifest. Every task is logged in <dataset>/.work, so the same command
-resumes a killed job. The result depends only on the sources and the parameters, not on the workers or any kills.
+and makes shards. `finish.describe_dataset` builds the manifest. Every task is logged in <dataset>/.work, so the same
+command resumes a killed job. The result depends only on the sources and the parameters, not on workers or kills.
 """
 
 import sys
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from msgspec.structs import replace
-
 from common.command import load
 from common.errors import UserError
-from common.files import FileDigest
 from common.jit import compile_notice
 from common.keys import refuse, shown
 from common.machine import keep_freed_memory, usable_cpus
@@ -24,25 +20,22 @@ from data_prep.config import (
     USED_BY_GENERATORS,
     DataConfig,
     may_use_processes,
-    num_embeddings,
     parse_size,
     report_differences,
     resolve_rules,
     unused_key_faults,
     validate,
 )
-from data_prep.dataset.format import Manifest, build_manifest, unseen_sentence
+from data_prep.dataset.format import Manifest, unseen_sentence
 from data_prep.dataset.kinds import data_checks, misleading_sentences
 from data_prep.dataset.options import CRITEO, to_json
-from data_prep.dataset.spelling import Form, to_text
 from data_prep.executor import Executor, open_executor, peak_memory, start_fork_server
-from data_prep.job import ChunkRecord, Job, keep_or_discard_work
-from data_prep.lookup import DenseRange, column_transforms, write_tables
+from data_prep.job import Job, keep_or_discard_work
+from data_prep.lookup import column_transforms, write_tables
 from data_prep.sources.discover import given_md5s, missing_days, refuse_other_md5
 from data_prep.sources.download import SOURCE_MD5, note_read_sums, note_times, source_sums
-from data_prep.stages import checks
+from data_prep.stages import finish
 from data_prep.stages.fit import (
-    VocabularyRecord,
     dense_ranges,
     fit_dense,
     fit_vocabularies,
@@ -52,7 +45,6 @@ from data_prep.stages.fit import (
 from data_prep.stages.parse import compare_md5s, compile_kernels, parse_sources, parse_tasks
 from data_prep.stages.place import order_in_background, rows_by_source, split_sizes
 from data_prep.stages.write import (
-    BuiltShard,
     EncodeTask,
     cut_to_shards,
     encode_chunks,
@@ -148,10 +140,10 @@ def _make_dataset(data: DataConfig, root: Path, job: Job, parameters: dict[str, 
         "stage_seconds": result.seconds,
         **note_times(job.sources),
         **({SOURCE_MD5: result.md5s} if result.md5s else {}),
-        **checks.id_figures(job, result.built, result.records, result.num_values),
+        **finish.id_figures(job, result.built, result.records, result.num_values),
         **own_checks,
     }
-    manifest = _describe_dataset(job, result, parameters, extra)
+    manifest = finish.describe_dataset(job, result, parameters, extra)
 
     # Warnings come last, so that they stand together below the progress of the stages.
     if len(job.sources) > 1:
@@ -159,8 +151,8 @@ def _make_dataset(data: DataConfig, root: Path, job: Job, parameters: dict[str, 
         print(f"{root}: {len(job.sources)} raw files, from {first} to {last}", file=sys.stderr)
     missing = ", ".join(missing_days(job.sources)) if data.source_kind.makes is None else ""
     lines = [f"among the raw files there is no {missing}" if missing else None]
-    lines += [*result.warnings, unseen_sentence(manifest), *checks.random_split_of_times(job, data.split.method)]
-    lines += [*misleading_sentences(manifest.extra), *checks.warnings(manifest, result.constant)]
+    lines += [*result.warnings, unseen_sentence(manifest), *finish.random_split_of_times(job, data.split.method)]
+    lines += [*misleading_sentences(manifest.extra), *finish.warnings(manifest, result.constant)]
     for line in filter(None, lines):
         print(f"{root}: warning: {line}", file=sys.stderr)
 
@@ -168,36 +160,15 @@ def _make_dataset(data: DataConfig, root: Path, job: Job, parameters: dict[str, 
     return jobs.publish(job.work, root, manifest, moves_to_dataset(job, manifest, result.built))
 
 
-@dataclass
-class Result:
-    """Results of the stages, from which the manifest is made."""
-
-    records: list[ChunkRecord]
-    digests: list[FileDigest]
-    forms: list[Form]  # spellings of each sparse column of a user's own table
-    md5s: list[str]  # of each source if splits are given
-    workers: int
-    num_values: dict[str, int | None]  # size of the vocabulary, None without one, of each sparse feature that is kept
-    rows: dict[str, int] = field(default_factory=dict)
-    vocabularies: dict[str, VocabularyRecord] = field(default_factory=dict)
-    fits: dict[str, list[float]] = field(default_factory=dict)  # of dense columns whose own transform needs one
-    ranges: list[DenseRange] = field(default_factory=list)
-    constant: list[str] = field(default_factory=list)  # columns with one value in all rows
-    warnings: list[str] = field(default_factory=list)  # sentences about other columns
-    built: list[BuiltShard] = field(default_factory=list)
-    peak_bytes: int = 0
-    seconds: dict[str, float] = field(default_factory=dict)  # by stage
-
-
-def run_stages(data: DataConfig, job: Job) -> Result:
+def run_stages(data: DataConfig, job: Job) -> finish.Result:
     """Run everything except the moves of files to the dataset."""
     workers = jobs.num_workers(data, job, len(parse_tasks(job)))
     with open_executor(data.scheduler, workers) as executor:
         # Raw files to chunks of columns; equal files and labels of one class are refused as soon as they are known.
         md5s = compare_md5s(job, data.checksums, executor) if data.train is not None else []
         records, digests, forms = parse_sources(job, executor, jobs.reads_whole(data, job, workers))
-        checks.refuse_labels(job, fitted_records(job, records), data.allow_degenerate)
-        result = Result(records, digests, forms, md5s, executor.workers, dict.fromkeys(job.schema.sparse))
+        finish.refuse_labels(job, fitted_records(job, records), data.allow_degenerate)
+        result = finish.Result(records, digests, forms, md5s, executor.workers, dict.fromkeys(job.schema.sparse))
 
         # Before ids can be made: the split and place of each row, and vocabularies of the values that count.
         executor.release()
@@ -228,13 +199,13 @@ def run_stages(data: DataConfig, job: Job) -> Result:
     return result
 
 
-def _order_and_fit(data: DataConfig, job: Job, result: Result, executor: Executor) -> None:
+def _order_and_fit(data: DataConfig, job: Job, result: finish.Result, executor: Executor) -> None:
     """Decide the split and order of rows, and fit vocabularies; both at the same time if all rows count."""
 
     def fit_features(limit: int) -> None:
         """Fit on the rows at positions below the limit."""
         result.vocabularies = fit_vocabularies(job, result.records, limit, jobs.counts_bytes(data), executor)
-        result.warnings += checks.rare_columns(job, result.vocabularies, data.allow_degenerate)
+        result.warnings += finish.rare_columns(job, result.vocabularies, data.allow_degenerate)
         result.num_values = kept_values(job, result.vocabularies)
 
     fits_all = job.rules.counts_while_parsing and not job.rules.fitted_on_train
@@ -247,44 +218,11 @@ def _order_and_fit(data: DataConfig, job: Job, result: Result, executor: Executo
         else:
             with executor.stage("arrange", 0):
                 result.rows = ordered.result()
-    checks.refuse_empty_splits(job, result.rows, data.allow_degenerate)
+    finish.refuse_empty_splits(job, result.rows, data.allow_degenerate)
     if job.rules.order is not None and not fits_all:
         fit_features(result.rows["train"] if job.rules.fitted_on_train else sum(result.rows.values()))
     if job.table is not None:
         result.fits = fit_dense(job, result.records, result.rows["train"], executor)
     fitted = fitted_records(job, result.records)
-    result.constant = list(checks.constant_columns(job, fitted, result.vocabularies))
-    result.warnings += [*checks.cut_columns(job, result.records), *checks.undivided_columns(job, fitted)]
-
-
-def _describe_dataset(job: Job, result: Result, parameters: dict[str, Any], extra: dict[str, Any]) -> Manifest:
-    """Build the manifest.
-
-    Args:
-        parameters: entries of `encoding` that were settled before the rows were read. extra: see `Manifest`.
-    """
-    schema = replace(job.schema, sparse=tuple(result.num_values))
-    if job.bags is not None:
-        multi_hot = (name for name, size in zip(schema.sparse, job.bags.sizes, strict=True) if size > 1)
-        schema = replace(schema, ragged=tuple(multi_hot))
-    ranges = [{"low": bounds.low.tolist(), "high": bounds.high.tolist()} for bounds in result.ranges]
-    encoding = parameters | {"raw_schema": to_json(job.schema), "dense_range": ranges}
-    if result.vocabularies:
-        encoding["vocabulary"] = {name: result.vocabularies[name].to_manifest() for name in schema.sparse}
-    if job.table is not None:
-        encoding |= {"dense_fits": result.fits} if result.fits else {}
-        encoding |= {"mean_weight": checks.mean_weight(job, result.built)} if job.schema.weight else {}
-        encoding["spellings"] = dict(zip(job.schema.sparse, map(to_text, result.forms), strict=True))
-    names, rows = [source.name for source in job.sources], rows_by_source(job, result.records)
-    manifest = build_manifest(
-        schema,
-        encoding,
-        num_embeddings={name: num_embeddings(job.rules, count) for name, count in result.num_values.items()},
-        shards=[(shard.split, shard.shard, shard.positives) for shard in result.built],
-        sources=zip(names, result.digests, rows, strict=True),
-        extra=extra,
-    )
-    for entry, source in zip(manifest.sources, job.sources, strict=True):
-        if source.split is not None:
-            entry["split"] = source.split
-    return manifest
+    result.constant = list(finish.constant_columns(job, fitted, result.vocabularies))
+    result.warnings += [*finish.cut_columns(job, result.records), *finish.undivided_columns(job, fitted)]

@@ -1,25 +1,85 @@
-"""Figures of a finished dataset: values unseen in train, labels, misleading rows."""
+"""What a dataset is published with: the manifest, its figures, and warnings of misleading rows."""
 
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from common.documents import Json
 from common.errors import UserError
-from data_prep.dataset.format import SPLITS, UNSEEN, WEIGHTS, Manifest
+from common.files import FileDigest
+from data_prep.config import num_embeddings
+from data_prep.dataset.format import SPLITS, UNSEEN, WEIGHTS, Manifest, build_manifest
 from data_prep.dataset.kinds import SHARED_IDS, UNKNOWN_SHARE, VALUES_PER_ROW
-from data_prep.dataset.options import DenseTransform, LabelKind, SplitMethod
-from data_prep.dataset.spelling import unpack
+from data_prep.dataset.options import DenseTransform, LabelKind, SplitMethod, to_json
+from data_prep.dataset.spelling import Form, to_text, unpack
 from data_prep.io import open_array
 from data_prep.job import ChunkRecord, Job
+from data_prep.lookup import DenseRange
 from data_prep.stages.fit import VocabularyRecord
-from data_prep.stages.place import held_out_splits
+from data_prep.stages.place import held_out_splits, rows_by_source
 from data_prep.stages.write import BuiltShard
 
 MAX_ROWS = 1 << 20  # Ids of larger train splits are not compared.
+
+
+@dataclass
+class Result:
+    """Results of the stages, from which the manifest is made."""
+
+    records: list[ChunkRecord]
+    digests: list[FileDigest]
+    forms: list[Form]  # spellings of each sparse column of a user's own table
+    md5s: list[str]  # of each source if splits are given
+    workers: int
+    num_values: dict[str, int | None]  # size of the vocabulary, None without one, of each sparse feature that is kept
+    rows: dict[str, int] = field(default_factory=dict)
+    vocabularies: dict[str, VocabularyRecord] = field(default_factory=dict)
+    fits: dict[str, list[float]] = field(default_factory=dict)  # of dense columns whose own transform needs one
+    ranges: list[DenseRange] = field(default_factory=list)
+    constant: list[str] = field(default_factory=list)  # columns with one value in all rows
+    warnings: list[str] = field(default_factory=list)  # sentences about other columns
+    built: list[BuiltShard] = field(default_factory=list)
+    peak_bytes: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)  # by stage
+
+
+def describe_dataset(job: Job, result: Result, parameters: dict[str, Any], extra: dict[str, Any]) -> Manifest:
+    """Build the manifest.
+
+    Args:
+        parameters: entries of `encoding` that were settled before the rows were read. extra: see `Manifest`.
+    """
+    schema = replace(job.schema, sparse=tuple(result.num_values))
+    if job.bags is not None:
+        multi_hot = (name for name, size in zip(schema.sparse, job.bags.sizes, strict=True) if size > 1)
+        schema = replace(schema, ragged=tuple(multi_hot))
+    ranges = [{"low": bounds.low.tolist(), "high": bounds.high.tolist()} for bounds in result.ranges]
+    encoding = parameters | {"raw_schema": to_json(job.schema), "dense_range": ranges}
+    if result.vocabularies:
+        encoding["vocabulary"] = {name: result.vocabularies[name].to_manifest() for name in schema.sparse}
+    if job.table is not None:
+        encoding |= {"dense_fits": result.fits} if result.fits else {}
+        encoding |= {"mean_weight": mean_weight(job, result.built)} if job.schema.weight else {}
+        encoding["spellings"] = dict(zip(job.schema.sparse, map(to_text, result.forms), strict=True))
+    names, rows = [source.name for source in job.sources], rows_by_source(job, result.records)
+    manifest = build_manifest(
+        schema,
+        encoding,
+        num_embeddings={name: num_embeddings(job.rules, count) for name, count in result.num_values.items()},
+        shards=[(shard.split, shard.shard, shard.positives) for shard in result.built],
+        sources=zip(names, result.digests, rows, strict=True),
+        extra=extra,
+    )
+    for entry, source in zip(manifest.sources, job.sources, strict=True):
+        if source.split is not None:
+            entry["split"] = source.split
+    return manifest
 
 
 def id_figures(
