@@ -392,11 +392,11 @@ def comparison(paths: Sequence[str]) -> str:
         raise UserError(f"{error.filename}: no such file; {REMEDY}") from error
     first = documents[0]
     for path, document in zip(paths, documents, strict=True):
-        for part, expected, found in (("shape", first.shape, document.shape), ("model", first.model, document.model)):
+        for part, expected, now in (("shape", first.shape, document.shape), ("model", first.model, document.model)):
             for name in expected:
-                if expected[name] != found.get(name):
+                if expected[name] != now.get(name):
                     raise UserError(
-                        f"{path}: {part}.{name} is {found.get(name)}, that of {paths[0]} is {expected[name]}: times of "
+                        f"{path}: {part}.{name} is {now.get(name)}, that of {paths[0]} is {expected[name]}: times of "
                         "different work; measure both with the same recipe and shape"
                     )
     figures = [{measured.name: measured for measured in document.results} for document in documents]

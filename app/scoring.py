@@ -447,9 +447,9 @@ class LabelledRows:
             own = scorer.evaluate(own_split, corrected=corrected).figures
         differences = {}
         for name in METRICS:
-            here, there = new.figure(name), own.figure(name) if own else None
-            if here is not None and there is not None:
-                differences[name] = here - there
+            of_rows, of_split = new.figure(name), own.figure(name) if own else None
+            if of_rows is not None and of_split is not None:
+                differences[name] = of_rows - of_split
         return {
             **plain_object(new),
             "step": step,

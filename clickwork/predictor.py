@@ -226,10 +226,10 @@ def load(
         Error: there is no such run, checkpoint or dataset, or the model does not score rows.
     """
     trained = trained_config(run, data, platform)
-    with open_run(run, trained, checkpoint) as (found, runtime):
-        scorer, correction = row_scorer(trained, found, runtime), found.correction(correct_sampling)
+    with open_run(run, trained, checkpoint) as (opened, runtime):
+        scorer, correction = row_scorer(trained, opened, runtime), opened.correction(correct_sampling)
         predictor = Predictor(scorer, trained, runtime, correction)
-        predictor._name = f"{str(run)!r}, step {found.state.step:,}"
+        predictor._name = f"{str(run)!r}, step {opened.state.step:,}"
         return predictor
 
 

@@ -66,8 +66,8 @@ def format_of(path: Path) -> str | None:
         document = decode(path.read_bytes(), object)
     except (OSError, ValueError):
         return None
-    found = document.get("format") if isinstance(document, dict) else None
-    return found if isinstance(found, str) else None
+    form = document.get("format") if isinstance(document, dict) else None
+    return form if isinstance(form, str) else None
 
 
 def decode(content: bytes | str, kind: type[T]) -> T:

@@ -182,10 +182,10 @@ def _refuse_without_others(config: Any, prefix: str, setting: str, only_with: Ma
         if present in allowed if allowed else present:
             continue
         group = prefix.rstrip(".") if other == "name" else f"{prefix}{other}"
-        wanted = " or ".join(f"{group}={shown(value)}" for value in allowed) or group
+        remedy = " or ".join(f"{group}={shown(value)}" for value in allowed) or group
         if not present:
-            raise UserError(f"{setting}: has no effect without {wanted}; leave it out")
-        raise UserError(f"{setting}: has no effect with {group}={shown(present)}; leave it out, or use {wanted}")
+            raise UserError(f"{setting}: has no effect without {remedy}; leave it out")
+        raise UserError(f"{setting}: has no effect with {group}={shown(present)}; leave it out, or use {remedy}")
 
 
 def shown(value: Any) -> str:

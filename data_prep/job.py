@@ -440,8 +440,8 @@ def _describe_difference(
     if manifest.encoding.get("raw_schema") != schema:
         return "other columns"
     if (difference := first_difference(given_values(data), manifest)) is not None:
-        key, here, there = difference
-        return f"{key} is {there} there, {here} here"
+        key, value, recorded = difference
+        return f"{key} is {recorded} there, {value} here"
     for key, value in parameters.items():
         if manifest.encoding.get(key) != value:
             return f"{key} is {manifest.encoding.get(key)} there, {value} here"

@@ -304,10 +304,10 @@ def _not_before(checkpoints: Path, start: Path) -> list[Path]:
 
 def undamaged_checkpoints(run: Path) -> list[Path]:
     """Return a run's complete and undamaged checkpoints, oldest first; warn of the others."""
-    found = {path: damage_of(path) for path in whole_checkpoints(run / CHECKPOINTS)}
-    for damage in filter(None, found.values()):
+    damages = {path: damage_of(path) for path in whole_checkpoints(run / CHECKPOINTS)}
+    for damage in filter(None, damages.values()):
         log.warning("checkpoint: skipped %s", damage)
-    return [path for path, damage in found.items() if damage is None]
+    return [path for path, damage in damages.items() if damage is None]
 
 
 def find_checkpoint(run: Path, choice: str | None) -> str:

@@ -231,8 +231,8 @@ def _set_up(
         keep_freed_memory()
     # The user's OMP_NUM_THREADS (a 1 may be torchrun's own), else an equal share of the cores.
     variable = os.environ.get("OMP_NUM_THREADS", "")
-    chosen = int(variable) if variable.isdigit() and (not launched or int(variable) > 1) else 0
-    num_threads = config.num_threads or chosen or max(1, usable_cpus() // local_world_size)
+    by_user = int(variable) if variable.isdigit() and (not launched or int(variable) > 1) else 0
+    num_threads = config.num_threads or by_user or max(1, usable_cpus() // local_world_size)
     set_arithmetic(config, platform, num_threads, deterministic)
     torch.manual_seed(seed)
     return platform, device, num_threads

@@ -260,8 +260,8 @@ def numbers_of(manifest: Manifest, split: str, rows: int | None) -> NDArray[np.i
     These rows are in the sample of SAMPLE_ROWS whose scores a run keeps, and in the sample of `rows` for baselines.
     """
     shard_rows = [shard.rows for shard in manifest.splits[split].shards]
-    kept, chosen = (sampled_row_numbers(shard_rows, number) for number in (SAMPLE_ROWS, rows))
-    return np.intersect1d(kept, chosen, assume_unique=True)
+    kept, fitted = (sampled_row_numbers(shard_rows, number) for number in (SAMPLE_ROWS, rows))
+    return np.intersect1d(kept, fitted, assume_unique=True)
 
 
 def find_or_fit(

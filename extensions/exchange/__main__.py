@@ -180,9 +180,9 @@ def require_exportable(root: Path, manifest: Manifest, target: Path) -> None:
         "its labels are numbers": manifest.label_kind is LabelKind.number,
         f"its rows have sample weights ({manifest.weight})": manifest.weight,
     }
-    if found := next((words for words, is_so in lacks.items() if is_so), None):
+    if reason := next((words for words, is_so in lacks.items() if is_so), None):
         raise UserError(
-            f"data.path={root}: {found}, which these files cannot hold; read the shards themselves, which are plain "
+            f"data.path={root}: {reason}, which these files cannot hold; read the shards themselves, which are plain "
             "NumPy files"
         )
     columns = 1 + len(manifest.schema["dense"]) + len(manifest.schema["sparse"])

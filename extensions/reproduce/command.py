@@ -497,9 +497,9 @@ def _figure_sentences(
         label, reference = f"{METRICS[measured.metric].title} of {measured.split}", measured.published
         assert reference is not None
         published = f"{label}: published {figure(reference, DIGITS)}"
-        here = "" if measured.mean is None else f", here {figure(measured.mean, DIGITS)}"
+        measurement = "" if measured.mean is None else f", here {figure(measured.mean, DIGITS)}"
         if measured.inside is None or measured.mean is None:
-            text = f"{published}{here}; an interval takes two finished seeds at least, so there is no verdict."
+            text = f"{published}{measurement}; an interval takes two finished seeds at least, so there is no verdict."
             yield "plain", text
         elif is_target(config, measured.split, measured.metric):
             misses, seeds = _count_misses(runs), plural(len(runs), "seed")

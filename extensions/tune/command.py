@@ -483,8 +483,8 @@ def _search_and_compare(config: TuneConfig, arguments: Sequence[str], space: Spa
         _write_results(config, Outcome(tried, [], monitor))
     ended = [trial for trial in tried[1:] if trial.status == "completed" and trial.score is not None]
     best = sorted(ended, key=lambda trial: -(trial.score or 0.0))
-    chosen = [tried[0], *best[: config.finalists]]
-    finalists = [_train_finalist(trial.run, arguments, config, progress) for trial in chosen]
+    candidates = [tried[0], *best[: config.finalists]]
+    finalists = [_train_finalist(trial.run, arguments, config, progress) for trial in candidates]
     outcome = Outcome(tried, finalists, monitor)
     # Test is scored once, after the choice: a choice by test would make its figures too good.
     for finalist in {0: finalists[0], outcome.place_to_take: finalists[outcome.place_to_take]}.values():
