@@ -9,7 +9,6 @@ import resource
 import shutil
 import signal
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,6 @@ from app.checkpoint import files
 from app.data import split
 from app.record import directory
 from app.training import checkpointer, loop, predictor, session
-from common import signals
 
 
 def at_call(
@@ -60,13 +58,6 @@ def terminate(*_: Any, **__: Any) -> None:
 def signal_in_step(name: str) -> Callable[[int], None]:
     number = signal.Signals[name]
     return lambda n: at_call(session.Session, "begin_step", n, lambda *_: os.kill(os.getpid(), number))
-
-
-def terminate_twice(*_: Any, **__: Any) -> None:
-    terminate()
-    time.sleep(2 * signals.ECHO_SECONDS)
-    terminate()
-    time.sleep(60)  # it is a thread that ends the process
 
 
 def terminate_like_timeout(*_: Any, **__: Any) -> None:
@@ -218,7 +209,6 @@ FAULTS: dict[str, Callable[[int], None]] = {
     "stop": stop_at,
     **{f"{name} in the step": signal_in_step(name) for name in ("SIGINT", "SIGTERM", "SIGUSR1")},
     "an echoed signal": lambda n: at_call(session.Session, "begin_step", n, terminate_like_timeout),
-    "two signals": lambda n: at_call(session.Session, "begin_step", n, terminate_twice),
     "signal in the evaluation": lambda n: at_call(predictor.Predictor, "forward", n, terminate, in_evaluation),
     "process 1 has no memory": lambda n: at_call(predictor.Predictor, "forward", n, refuse_memory, in_process_1),
     "process 1 is lost": lambda n: at_call(predictor.Predictor, "forward", n, kill, in_process_1),

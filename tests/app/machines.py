@@ -1,4 +1,4 @@
-"""Two network namespaces joined by a virtual cable are two machines."""
+"""Two network namespaces joined by a virtual cable are two machines; app.launch on one of them."""
 
 import contextlib
 import ctypes
@@ -7,16 +7,46 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.app.conftest import SMALL
+from tests.app.conftest import SMALL, app_environment
 from tests.app.group import train_group
-from tests.app.launched import Launcher
 from tests.app.run_files import wait_for
+from tests.fast_python import fast_python
+from tests.forks import start_module
 from tests.once import made_once
+
+
+class Launcher:
+    """A launcher under way in `cwd`; what it and its processes say goes to the directory `out`, which it makes."""
+
+    def __init__(
+        self,
+        *arguments: str,
+        cwd: Path,
+        out: Path,
+        interface: str = "",
+        python: str = "",
+        prepare: Callable[[], None] | None = None,
+    ) -> None:
+        """interface: the network's that gloo is to use; python: another than the fast one, whose start takes 7 s."""
+        out.mkdir()
+        variables = {key: value for key, value in app_environment().items() if key != "OMP_NUM_THREADS"}
+        variables["PYTHON_EXEC"] = python or str(fast_python())  # read by torchrun
+        if interface:
+            variables["GLOO_SOCKET_IFNAME"] = interface
+        self.out = out
+        self.process = start_module("app.launch", *arguments, cwd=cwd, out=out, environment=variables, prepare=prepare)
+
+    def end(self) -> tuple[int, str]:
+        """Wait for its exit status, and what was said on stderr."""
+        self.process.join(480)
+        assert self.process.exitcode is not None, "the launcher did not end"
+        return self.process.exitcode, (self.out / "stderr").read_text()
+
 
 ADDRESSES = ("10.213.71.1", "10.213.71.2")
 CLONE_NEWNET, CLONE_NEWNS, CLONE_NEWUTS = 0x40000000, 0x00020000, 0x04000000  # <sched.h>

@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
@@ -15,9 +16,16 @@ from typing import Any
 
 import pytest
 
+from app import completion
 from app.commands import COMMANDS
+from app.config.app_config import CONFIG_DIR, AppConfig
+from app.config.kinds import METRICS, TASKS, model_kinds
+from app.config.train import LossName
 from common.command import REMEDIES, Command, load
 from common.extensions import directories_of_values
+from common.keys import keys_of, ready_made_groups
+from data_prep.dataset.kinds import dataset_kinds
+from data_prep.dataset.options import DataSource, LabelKind
 from tests.app.conftest import REPOSITORY
 from tests.error_lines import error_line
 
@@ -36,6 +44,18 @@ def test_what_a_row_names_is_there(command: Command) -> None:
         directories = directories_of_values(command.config_dir)
         assert not command.has_groups or any((each / f"{command.config}.yaml").is_file() for each in directories)
         assert command.check is None or callable(load(command.check))
+
+
+def test_what_rows_of_kinds_name_is_there() -> None:
+    """Other places than these tables need no row: tests/test_adding.py."""
+    assert set(TASKS) == {kind.value for kind in LabelKind} == {metric.task for metric in METRICS.values()}
+    for task in TASKS.values():
+        assert METRICS[task.main].task == task.labels
+        assert set(task.losses) <= {loss.value for loss in LossName}
+    for source in DataSource:
+        functions = [source.kind.find, source.kind.directory, source.kind.generator, source.kind.figures]
+        assert all(callable(load(function)) for function in functions if function)
+    assert {kind.learns_from for kind in model_kinds().values()} == set(dataset_kinds())
 
 
 def test_each_module_runs_its_own_row() -> None:
@@ -71,23 +91,6 @@ def test_without_its_extension_a_command_names_it(tmp_path: Path) -> None:
             process = python("-m", f"{path.parent.name}.{path.stem}", "--help", cwd=tmp_path)
             assert process.returncode == 2
             assert f"no folder extensions/{path.stem}" in error_line(process.stderr)
-
-
-def test_make_s_help_has_the_rows_words() -> None:
-    targets = re.findall(r"^[a-z-]+: environment ## (.*)\n((?:\t.*\n)+)", (REPOSITORY / "Makefile").read_text(), re.M)
-    for text, lines in targets:
-        rows = [row for row in COMMANDS.values() if re.search(rf"(-m |launch\)){re.escape(row.module)} ", lines)]
-        if rows and not text.startswith("Several runs"):  # `make compare`, which is the report's other half
-            assert f"{text[0].lower()}{text[1:]}".startswith(f"{rows[0].summary[0].lower()}{rows[0].summary[1:]}")
-
-
-def test_the_readme_s_table_has_the_rows_words() -> None:
-    text = (REPOSITORY / "docs/commands.md").read_text()
-    table = re.findall(r"^\|.*\| `python -m (\S+?)(?:`| .*`) \| (.*) \|$", text, re.MULTILINE)
-    for command in COMMANDS.values():
-        assert [text for module, text in table if module == command.module and text.startswith(command.summary)], (
-            f"docs/commands.md: no row of `python -m {command.module}` that begins with: {command.summary}"
-        )
 
 
 def modules_of(arguments: Sequence[str], cwd: Path) -> tuple[int, set[str]]:
@@ -162,3 +165,53 @@ def test_a_missing_part_of_the_stack_is_one_line_with_its_remedy(part: str, tmp_
     process = python("-m", "app", "train", cwd=tmp_path, **environment)
     assert process.returncode == 2, process.stderr
     assert error_line(process.stderr) == f"error: {part} is not installed beside clickwork; {REMEDIES[part]}"
+
+
+SCRIPT = completion.script()
+ASK = """
+COMP_LINE=$1 COMP_POINT=${#1}
+_clickwork
+printf '%s\\n' "${COMPREPLY[@]}"
+"""
+
+
+def ask(line: str, breaks: str = "=") -> list[str]:
+    """The words that may follow, where readline breaks words at `breaks`."""
+    script = f"COMP_WORDBREAKS='{breaks}'\n{SCRIPT}\n{ASK}"
+    answer = subprocess.run(["bash", "--norc", "-uc", script, "bash", line], capture_output=True, text=True, check=True)
+    assert not answer.stderr
+    return answer.stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("line", "answers"),
+    [
+        ("clickwork rec", ["recommend"]),
+        ("clickwork train train.max_s", ["train.max_samples=", "train.max_steps="]),
+        (".venv/bin/clickwork train recipe=amd_b", ["recipe=amd_blog_2024", "recipe=amd_blog_2024_fixed"]),
+        ("clickwork preprocess data.enc", ["data.encoding="]),
+        ("python -m app.train run.name=x model.inter", ["model.interaction=", "model.interaction_itself="]),
+        ("python -m app.train model.interaction=d", ["model.interaction=dot", "model.interaction=dcn"]),
+        ("python -m app.train train.drop_last=", ["train.drop_last=true", "train.drop_last=false"]),
+        (".venv/bin/python -m app.launch --nproc-per-node 2 -m app.train recipe=deep", ["recipe=deepspark_3day"]),
+        ("python -m app.train topology=mi3", [f"topology=mi{n}x" for n in (300, 325, 350, 355)]),
+        ("python -m app.evaluate recipe=", []),
+        ("python setup.py ins", []),
+    ],
+)
+def test_keys_choices_and_recipes_are_offered(line: str, answers: list[str]) -> None:
+    assert sorted(ask(line, breaks="")) == sorted(answers)
+
+
+def test_a_word_that_readline_breaks_is_answered_by_its_end() -> None:
+    assert ask("clickwork train recipe=deep") == ["deepspark_3day"]
+    assert ask("clickwork train train.ep") == ["train.epochs="]
+
+
+def test_every_key_and_recipe_is_there_and_no_python_is_started() -> None:
+    begin = time.process_time()
+    offered = set(ask("python -m app.train recipe=", breaks=""))
+    assert time.process_time() - begin < 2  # no torch
+    assert offered == {f"recipe={name}" for name in ready_made_groups(CONFIG_DIR)["recipe"]}
+    keys = {f"{key}=" for key, *_ in keys_of(AppConfig)}
+    assert keys <= set(ask("python -m app.train ", breaks=""))

@@ -1,9 +1,16 @@
 """The manifests in launch/kubernetes: against the schemas of what reads them, and run in two network namespaces."""
 
+import copy
 import json
+import os
+import re
 import signal
-from collections.abc import Callable, Sequence
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import kubernetes_validate
 import pytest
@@ -13,10 +20,156 @@ from kubeflow_trainer_api import models
 from common.cli import EXIT_BAD_INPUT, EXIT_STOPPED
 from common.compose import compose_config
 from data_prep.config.keys import CONFIG_DIRECTORY, PrepConfig
-from tests.app import pods
-from tests.app.machines import DISTURBED, two_machines, undisturbed
-from tests.app.pods import Cluster, Document, as_jobset, entry_point, manifest
+from tests.app.conftest import REPOSITORY
+from tests.app.machines import ADDRESSES, DISTURBED, lose, num_checkpoints, two_machines, undisturbed
 from tests.app.run_files import summary
+from tests.fast_python import fast_python
+
+MANIFESTS = REPOSITORY / "launch/kubernetes"
+COMPLETION_INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+# In a namespace of its own: /etc/hosts as the pod has it, its host name, and its command in its place.
+START = 'mount --bind "$0" /etc/hosts && hostname "$1" && shift && exec "$@"'
+
+Document = dict[str, Any]
+
+
+def manifest(name: str) -> dict[str, Document]:
+    """The documents of a file of launch/kubernetes, by their kind."""
+    return {document["kind"]: document for document in yaml.safe_load_all((MANIFESTS / name).read_text())}
+
+
+def entry_point() -> tuple[list[str], str]:
+    """The images' entry point and working directory."""
+    text = (REPOSITORY / "Dockerfile.rocm").read_text()
+    (folder,) = set(re.findall(r"^WORKDIR (\S+)", text, re.MULTILINE))
+    (command,) = set(re.findall(r"^ENTRYPOINT (.*)", text, re.MULTILINE))
+    return json.loads(command), folder
+
+
+def as_jobset(documents: dict[str, Document]) -> Document:
+    """The JobSet that Trainer v2.3 makes of a TrainingRuntime and a TrainJob (plugins torch and jobset)."""
+    train_job, runtime = documents["TrainJob"], documents["TrainingRuntime"]["spec"]
+    name, trainer = train_job["metadata"]["name"], train_job["spec"]["trainer"]
+    spec = copy.deepcopy(runtime["template"]["spec"])
+    (job,) = [
+        job
+        for job in spec["replicatedJobs"]
+        if job["template"]["metadata"]["labels"].get("trainer.kubeflow.org/trainjob-ancestor-step") == "trainer"
+    ]
+    job["template"]["spec"] |= {"completions": trainer["numNodes"], "parallelism": trainer["numNodes"]}
+    (node,) = [one for one in job["template"]["spec"]["template"]["spec"]["containers"] if one["name"] == "node"]
+    node |= {"args": trainer["args"], "resources": trainer["resourcesPerNode"]}
+    node["env"] = [
+        {"name": "PET_NNODES", "value": str(trainer["numNodes"])},
+        {"name": "PET_NPROC_PER_NODE", "value": str(trainer["numProcPerNode"])},
+        {"name": "PET_NODE_RANK", "valueFrom": {"fieldRef": {"fieldPath": COMPLETION_INDEX}}},
+        {"name": "PET_MASTER_ADDR", "value": f"{name}-node-0-0.{name}"},
+        {"name": "PET_MASTER_PORT", "value": "29500"},
+    ]
+    return {"kind": "JobSet", "metadata": {"name": name}, "spec": spec}
+
+
+@dataclass
+class Cluster:
+    """Two machines, each with one pod of a job."""
+
+    hosts: list[str]  # their namespaces
+    folder: Path  # the shared volume
+    arguments: list[str]  # given to each pod after its own
+    disturbances: list[Callable[["Cluster"], None]]  # called in turn, each when there are new checkpoints
+    pods: dict[int, "subprocess.Popen[bytes]"] = field(default_factory=dict)
+    statuses: list[set[int]] = field(default_factory=list)  # of pods, but those that were ended: attempt by attempt
+    is_suspended: bool = False
+    result: str = ""  # Complete or Failed
+    _next_at: int = 1  # number of checkpoints
+
+    def run_job(self, name: str, subdomain: str, job: Document) -> None:
+        self.result = "Complete" if self._reason_of_failure(name, subdomain, job) is None else "Failed"
+
+    def _reason_of_failure(self, name: str, subdomain: str, job: Document) -> str | None:
+        failures, waiting = 0, set(range(job["completions"]))
+        self.statuses.append(set())
+        while waiting or self.pods:
+            if self.disturbances and num_checkpoints(self.folder / "runs/mine") >= self._next_at:
+                self._next_at += 2
+                self.disturbances.pop(0)(self)
+            if self.is_suspended:
+                waiting |= set(self.pods)
+                self.statuses[-1] |= self.stop()
+                self.is_suspended = False
+            for index in waiting:
+                self.pods[index] = self._start(name, subdomain, job["template"]["spec"], index)
+            waiting.clear()
+            for index, status in self._ended():
+                self.statuses[-1].add(status)
+                if status == 0:
+                    continue
+                rules = job["podFailurePolicy"]["rules"]
+                of_status = [rule for rule in rules if status in rule.get("onExitCodes", {"values": []})["values"]]
+                action = of_status[0]["action"] if of_status else "Count"
+                failures += action != "Ignore"
+                if action == "FailJob" or failures > job["backoffLimit"]:
+                    self.stop()
+                    return "PodFailurePolicy" if action == "FailJob" else "BackoffLimitExceeded"
+                waiting.add(index)
+            time.sleep(1 if waiting else 0.05)  # the controller's delay, shortened
+        return None
+
+    def run_jobset(self, jobset: Document) -> None:
+        """Run a JobSet of one Job to its end."""
+        spec, name = jobset["spec"], jobset["metadata"]["name"]
+        (job,) = spec["replicatedJobs"]
+        for _ in range(1 + spec["failurePolicy"]["maxRestarts"]):
+            reason = self._reason_of_failure(f"{name}-{job['name']}-0", name, job["template"]["spec"])
+            self.result = "Complete" if reason is None else "Failed"
+            rules = [rule for rule in spec["failurePolicy"]["rules"] if reason in rule["onJobFailureReasons"]]
+            if reason is None or (rules and rules[0]["action"] == "FailJobSet"):
+                break
+
+    def stop(self) -> set[int]:
+        """End all pods as the kubelet does; their statuses."""
+        for pod in self.pods.values():
+            pod.send_signal(signal.SIGTERM)
+        for pod in self.pods.values():
+            pod.wait(300)
+        return {status for _, status in self._ended()}
+
+    def _ended(self) -> Iterator[tuple[int, int]]:
+        for index, pod in list(self.pods.items()):
+            if (status := pod.poll()) is not None:
+                del self.pods[index]
+                yield index, status if status >= 0 else 128 - status
+
+    def _start(self, name: str, subdomain: str, pod: Document, index: int) -> "subprocess.Popen[bytes]":
+        """The pod's one container, with the mounts of data/ and runs/ as folders of the shared volume."""
+        (container,) = pod["containers"]
+        command = [*container.get("command", entry_point()[0]), *container["args"], *self.arguments]
+        of_index = {"fieldRef": {"fieldPath": COMPLETION_INDEX}}
+        assert all(one["valueFrom"] == of_index for one in container["env"] if "value" not in one)
+        variables = {one["name"]: one.get("value", str(index)) for one in container["env"]}
+        variables["PET_NPROC_PER_NODE"] = "1"  # not eight, of which each has a GPU
+        names = [f"{address} {name}-{number}.{subdomain}" for number, address in enumerate(ADDRESSES)]
+        hosts = self.folder / f"hosts_{index}"
+        hosts.write_text("\n".join(["127.0.0.1 localhost", *names, f"{ADDRESSES[index]} {name}-{index}"]) + "\n")
+        path = f"{fast_python().parent}:{os.environ['PATH']}"
+        with open(self.folder / f"pod_{index}.log", "ab") as log:
+            environment = {"PATH": path, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", **variables}
+            enter = ["ip", "netns", "exec", self.hosts[index], "unshare", "--uts", "sh", "-c", START, str(hosts)]
+            words = [*enter, f"{name}-{index}", *command]
+            return subprocess.Popen(words, cwd=self.folder, stdout=log, stderr=log, env=environment)
+
+
+def delete_a_pod(cluster: Cluster) -> None:
+    cluster.pods[1].send_signal(signal.SIGTERM)
+
+
+def kill_a_pod(cluster: Cluster) -> None:
+    lose(cluster.hosts[1])
+
+
+def preempt(cluster: Cluster) -> None:
+    cluster.is_suspended = True
+
 
 GRACE_SECONDS = 300
 MODELS = {
@@ -35,9 +188,8 @@ def job_of(file: str) -> Document:
     return jobset["spec"]["replicatedJobs"][0]["template"]["spec"]
 
 
-@pytest.mark.parametrize("path", sorted(pods.MANIFESTS.glob("*.yaml")), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", sorted(MANIFESTS.glob("*.yaml")), ids=lambda path: path.name)
 def test_each_document_has_the_fields_of_its_kind(path: Path) -> None:
-    """Kubernetes' own kinds and the pods' templates by its schemas; others by the models of Kubeflow Trainer."""
     for document in yaml.safe_load_all(path.read_text(encoding="utf-8")):
         if document["kind"] in MODELS:
             model = MODELS[document["kind"]].from_dict(document)
@@ -63,7 +215,7 @@ def test_what_a_pod_is_given(file: str) -> None:
     assert variables == {
         "PET_NNODES": "2",
         "PET_NPROC_PER_NODE": str(container["resources"]["limits"]["amd.com/gpu"]),
-        "PET_NODE_RANK": {"fieldRef": {"fieldPath": pods.COMPLETION_INDEX}},
+        "PET_NODE_RANK": {"fieldRef": {"fieldPath": COMPLETION_INDEX}},
         "PET_MASTER_ADDR": f"{name}.clickwork",
         "PET_MASTER_PORT": "29500",
     }
@@ -100,9 +252,8 @@ def test_a_jobset_and_a_trainjob_are_the_same_pods() -> None:
     assert {key: value for key, value in job.items() if key != "subdomain"} == pod
 
 
-def test_what_is_trained_on_is_what_is_prepared(tmp_path: Path) -> None:
-    pod = manifest("data_prep.yaml")["Job"]["spec"]["template"]["spec"]
-    (container,) = pod["containers"]
+def test_what_is_trained_on_is_what_is_prepared() -> None:
+    (container,) = manifest("data_prep.yaml")["Job"]["spec"]["template"]["spec"]["containers"]
     module, *overrides = container["args"]
     assert module == "data_prep"
     assert compose_config(PrepConfig, CONFIG_DIRECTORY, overrides).data.path == "data/synthetic"
@@ -118,7 +269,7 @@ def run(folder: Path, file: str, arguments: list[str], disturbances: Sequence[Ca
             job = documents["Job"]
             cluster.run_job(job["metadata"]["name"], documents["Service"]["metadata"]["name"], job["spec"])
         else:
-            cluster.run_jobset(documents["JobSet"] if file == "jobset.yaml" else as_jobset(documents))
+            cluster.run_jobset(documents["JobSet"])
     return cluster
 
 
@@ -138,11 +289,10 @@ KILLED = 128 + signal.SIGKILL
 @pytest.mark.parametrize(
     ("file", "disturbances", "statuses"),
     [
-        pytest.param("trainjob.yaml", [], [{0}], marks=pytest.mark.slow),
-        ("job.yaml", [pods.kill_a_pod, pods.preempt], [{0, EXIT_STOPPED, KILLED}]),
-        pytest.param("jobset.yaml", [pods.delete_a_pod], [{EXIT_STOPPED}, {0}], marks=pytest.mark.slow),
+        ("job.yaml", [kill_a_pod, preempt], [{0, EXIT_STOPPED, KILLED}]),
+        pytest.param("jobset.yaml", [delete_a_pod], [{EXIT_STOPPED}, {0}], marks=pytest.mark.slow),
     ],
-    ids=["undisturbed", "pods start again", "all start again"],
+    ids=["pods start again", "all start again"],
 )
 def test_a_disturbed_job_completes_to_the_same_bits(
     dataset: Path,
@@ -152,10 +302,6 @@ def test_a_disturbed_job_completes_to_the_same_bits(
     disturbances: list[Callable[[Cluster], None]],
     statuses: list[set[int]],
 ) -> None:
-    """Pods deleted, killed, preempted, with the manifest's commands, arguments, variables and policies.
-
-    statuses: those of the pods, attempt by attempt.
-    """
     (tmp_path / "data").mkdir()
     (tmp_path / "data/synthetic").symlink_to(dataset)
     cluster = run(tmp_path, file, DISTURBED, disturbances)

@@ -91,7 +91,6 @@ def test_the_report_of_an_older_run(uninterrupted: Path, tmp_path: Path) -> None
 
 @pytest.mark.slow("processes")
 def test_a_mirror_s_login(run_app: Command, tmp_path: Path) -> None:
-    """data_prep, started by a training: the dataset, the run and the output."""
     mirror = Mirror()
     mirror.content["day_0.tsv"] = oracle.make_rows(400, seed=0)
     url = mirror.url("good/day_0.tsv").replace("//", f"//user:{SECRET}@")

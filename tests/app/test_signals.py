@@ -1,4 +1,4 @@
-"""Signals as people cause them, on a terminal: by keys, by closing it, by kill; on one process and on several."""
+"""Signals as people cause them, and at exact moments, on one process and on several: what is saved and said."""
 
 import contextlib
 import os
@@ -9,13 +9,20 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
+import numpy as np
 import pytest
 
 from app.checkpoint.files import whole_checkpoints
+from app.config.train import TrainConfig
+from app.training.checkpointer import StopCheck
+from common.errors import UserError
 from tests.app.at_moment import REACHED
-from tests.app.conftest import REPOSITORY, SMALL, Command, app_environment
-from tests.app.run_files import summary
+from tests.app.conftest import REPOSITORY, SMALL, Command, Job, app_environment
+from tests.app.run_files import events, summary
+from tests.error_lines import refused
 from tests.fast_python import fast_python
 from tests.terminal import COLUMNS, CTRL_BACKSLASH, CTRL_C, Terminal
 from tests.waits import wait_until
@@ -80,7 +87,6 @@ def training(processes: int, overrides: list[str], *more: str) -> list[str]:
 @pytest.mark.slow("processes")
 @pytest.mark.parametrize(("processes", "name"), [(1, "SIGQUIT"), (2, "SIGINT"), (2, "SIGHUP")])
 def test_a_run_on_a_terminal_is_stopped_and_saved(processes: int, name: str, dataset: Path, tmp_path: Path) -> None:
-    """By Ctrl-\\, by Ctrl-C, and by closing it."""
     terminal = on_terminal([*launched(processes), *endless(dataset)], tmp_path)
     terminal.wait_for(STEP)
     if name == "SIGHUP":
@@ -129,16 +135,6 @@ def test_a_key_in_the_report_leaves_a_completed_run(overrides: list[str], tmp_pa
 
 
 @pytest.mark.slow("processes")
-def test_a_key_before_the_first_step_says_that_nothing_is_saved(overrides: list[str], tmp_path: Path) -> None:
-    terminal = at_moment("in the digests:1", training(2, overrides), tmp_path)
-    terminal.press(CTRL_C)
-    assert terminal.end() == 130, terminal.text
-    message = "SIGINT: stopped before the first step; nothing was trained yet"
-    assert terminal.lines[-2:] == [message, ""], terminal.text
-    assert not (tmp_path / "runs").exists()
-
-
-@pytest.mark.slow("processes")
 def test_a_second_key_ends_all_at_once_and_says_what_is_lost(overrides: list[str], tmp_path: Path) -> None:
     terminal = at_moment("in the save:2", training(2, overrides, f"run.dir={tmp_path}/runs/x"), tmp_path)
     terminal.press(CTRL_C)
@@ -168,7 +164,6 @@ def test_processes_end_with_their_launcher(launcher: list[str], dataset: Path, t
 
 @pytest.mark.slow("processes")
 def test_what_is_left_of_a_lost_process_is_told_as_it_is(dataset: Path, run_app: Command, tmp_path: Path) -> None:
-    """No survivor promises a checkpoint; the next start keeps the log of the part that was killed."""
     terminal = on_terminal([*launched(2), *endless(dataset)], tmp_path, TEST=tmp_path.name)
     terminal.wait_for(STEP)
     (pid,) = {*processes_with(f"TEST={tmp_path.name}\0", "environ")} & {*processes_with("\0RANK=1\0", "environ")}
@@ -178,16 +173,6 @@ def test_what_is_left_of_a_lost_process_is_told_as_it_is(dataset: Path, run_app:
     assert "there is no checkpoint, so the same command starts over" in terminal.text
     assert "error: process 1 was ended by SIGKILL" in terminal.text
     assert not [line for line in terminal.lines if re.search(NEVER_SHOWN, line)], terminal.text
-
-
-@pytest.mark.slow("processes")
-def test_plain_torchrun_hands_a_key_on(dataset: Path, tmp_path: Path) -> None:
-    terminal = on_terminal([*python(), *TORCHRUN, "--nproc-per-node", "2", "-m", *endless(dataset)], tmp_path)
-    terminal.wait_for(STEP)
-    terminal.press(CTRL_C)
-    terminal.end()  # its own status and words
-    assert summary(tmp_path / "runs/x")["status"] == "interrupted"
-    assert whole_checkpoints(tmp_path / "runs/x/checkpoints")
 
 
 @pytest.mark.slow("processes")
@@ -224,3 +209,87 @@ def test_a_number_of_processes_that_is_none(processes: str) -> None:
     assert re.fullmatch(
         rf"launch/variables.mk:\d+: \*\*\* NPROC={processes}: not a number of processes; .*\n", process.stderr
     )
+
+
+FURTHER = [("SIGTERM", 2, 40), ("SIGINT", 1, 31), ("SIGUSR1", 1, 31)]
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize(
+    ("name", "processes", "most"),
+    [("SIGTERM", 1, 31), *(pytest.param(*case, marks=pytest.mark.slow) for case in FURTHER)],
+)
+def test_the_step_is_finished_and_no_more_are_begun(name: str, processes: int, most: int, job: Job) -> None:
+    stopped = job.train(processes=processes, fault=f"{name} in the step:31", status=75)
+    assert f"{name}: stopping" in stopped.stderr
+    assert "the same command resumes" in stopped.stderr
+    assert (job.summary()["status"], job.summary()["steps"]) == ("interrupted", most)
+    assert job.last_checkpoint() == f"step_{most:08d}"
+
+
+@pytest.mark.slow("examples")
+def test_an_echo_of_a_signal_is_no_second_one(job: Job) -> None:
+    job.train(fault="an echoed signal:31", status=75)
+    assert job.last_checkpoint() == "step_00000031"
+
+
+@pytest.mark.slow("processes")
+def test_a_signal_in_an_evaluation_is_seen_inside(job: Job) -> None:
+    """An evaluation has 8 batches: the signal comes in the seventh of step 40's."""
+    job.train("eval.global_batch_size=64", fault="signal in the evaluation:15", status=75)
+    assert job.summary()["steps"] == 40
+    assert [event["step"] for event in events(job.run, "eval")] == [20]
+    job.train("eval.global_batch_size=64")
+    assert [event["step"] for event in events(job.run, "eval")] == [20, 40, 60]
+    job.assert_undisturbed()
+
+
+def test_a_signal_before_the_first_step_leaves_nothing(job: Job) -> None:
+    stopped = job.train(fault="signal in the sums:2", status=128 + signal.SIGTERM)
+    assert stopped.stderr.endswith("SIGTERM: stopped before the first step; nothing was trained yet\n")
+    assert not job.run.parent.exists()
+
+
+class _Peers:
+    """A process of several, of which the others' reasons are given."""
+
+    world_size = 3
+
+    def __init__(self, *other_reasons: tuple[bool, int, bool]) -> None:
+        self._others = [np.array(one, np.int64) for one in other_reasons]
+
+    def gather(self, values: Any) -> list[Any]:
+        return [values, *self._others]
+
+
+class _Request:
+    """The called part of common.signals.StopRequest, without a handler of signals."""
+
+    signal: int | None = None
+
+    def note(self, number: int) -> None:
+        self.signal = number
+
+
+def check(peers: Any, request: Any = None, minutes: float | None = None) -> StopCheck:
+    """With a checkpointer that has not failed here, whose wait raises on all processes, as Saver's does."""
+    checkpointer = Mock(**{"failed.return_value": False, "wait.side_effect": UserError("could not be written")})
+    return StopCheck(request, checkpointer, TrainConfig(max_minutes=minutes), peers, 0.0)
+
+
+NONE = (False, 0, False)
+
+
+def test_another_process_s_signal_and_time_limit_stop_this_one_at_a_tenth_step() -> None:
+    request = _Request()
+    for other_reasons in ([(False, 2, True), (False, 15, False)], [(False, 0, True), NONE]):
+        stop = check(_Peers(*other_reasons), request=request)
+        assert not stop.requested(9)
+        assert stop.requested(10)
+    assert request.signal == 15
+    assert not check(_Peers(NONE, NONE)).requested(10)
+    assert check(_Peers(NONE, NONE), minutes=1e-9).requested(10)
+
+
+def test_a_checkpoint_that_another_process_could_not_write_ends_this_one_whatever_else_came() -> None:
+    refused("could not be written", check(_Peers((False, 15, True), (True, 0, False))).requested, 10)

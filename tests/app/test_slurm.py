@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from tests.app.conftest import REPOSITORY
-from tests.app.machines import ADDRESSES, DISTURBED, hosts, ip, kill, lose, num_checkpoints, pids_in, undisturbed
+from tests.app.machines import ADDRESSES, DISTURBED, ip, kill, lose, num_checkpoints, pids_in, undisturbed
+from tests.app.machines import hosts as hosts
 from tests.app.run_files import summary
 
-__all__ = ["hosts"]  # a fixture
 NAMES = ("first", "second")
 # Machines of eight GPUs and 128 CPUs, as the script asks for, that are not there; no accounting, no authentication. A
 # job that is queued again starts as soon as its credentials have expired.
@@ -129,7 +129,6 @@ def launcher_in(host: str) -> int:
 def test_a_job_of_two_machines_survives_a_loss_and_its_time_limit(
     slurm: Slurm, hosts: list[str], dataset: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """A machine's processes are killed (137), then the time limit comes (75): queued again, to the same bits."""
     run = tmp_path / "runs/mine"
     for host in hosts:
         ip(*f"netns exec {host} tc qdisc add dev {host} root tbf rate {RATE} burst 32kbit latency 400ms".split())

@@ -3,16 +3,17 @@
 import csv
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from app.checkpoint.files import whole_checkpoints
-from tests.app.conftest import SMALL, Command, ended, forked
+from tests.app.conftest import REPOSITORY, SMALL, Command, app_environment, ended, forked
 from tests.app.datasets import NUM_EMBEDDINGS
-from tests.app.run_files import events, losses, summary
-from tests.app.summaries import BY_AUC
+from tests.app.run_files import BY_AUC, events, losses, summary
 from tests.error_lines import error_line
 
 SUMMARY_KEYS = {"status", "version", "steps", "samples", "world_size", "parameters", "train", "eval", "last", "events"}
@@ -104,7 +105,6 @@ def test_zero_steps_builds_the_run(further: list[str], run_app: Command, small: 
 
 @pytest.mark.medium
 def test_two_processes_train_as_one(run_app: Command, small: list[str], tmp_path: Path) -> None:
-    """Told what torchrun tells; all sharding types: test_sharding. fp32 sums in other orders differ by 1e-5 at most."""
     overrides = [*small, "sharding.types=row_wise", "train.epochs=2"]
     for name, processes, steps in (("alone", 1, 60), ("pair", 2, 50)):
         run_app("train", *overrides, f"run.name={name}", f"train.max_steps={steps}", processes=processes)
@@ -122,7 +122,6 @@ def test_two_processes_train_as_one(run_app: Command, small: list[str], tmp_path
 
 @pytest.mark.slow("processes")
 def test_raw_rows_are_preprocessed_once(run_app: Command, tmp_path: Path) -> None:
-    """Through data_prep, in a process of its own; Criteo's columns, ids in two letters."""
     rng = np.random.default_rng(0)
     numbers = np.hstack([rng.integers(2, size=(400, 1)), rng.integers(0, 9, (400, 13))]).astype(str)
     ids = np.vectorize("{:08x}".format)(rng.integers(1, 20, (400, 26)))
@@ -143,12 +142,6 @@ def test_raw_rows_are_preprocessed_once(run_app: Command, tmp_path: Path) -> Non
     assert not (tmp_path / "others/manifest.json").exists()
 
 
-def test_bad_input_is_one_line_and_status_2(run_app: Command, small: list[str], tmp_path: Path) -> None:
-    process = run_app("train", *small, "run.name=bad", "runtime.platform=cuda", status=2)
-    assert "runtime.platform=cuda" in error_line(process.stderr)
-    assert not (tmp_path / "runs/bad/summary.json").exists()
-
-
 def test_a_global_batch_that_does_not_divide(small: list[str], tmp_path: Path) -> None:
     forks = forked("train", *small, "train.global_batch_size=63", cwd=tmp_path, processes=2)
     forks[0].join(240)
@@ -156,3 +149,33 @@ def test_a_global_batch_that_does_not_divide(small: list[str], tmp_path: Path) -
     process = ended(forks, tmp_path)
     assert process.returncode == 2, process.stderr
     assert process.stderr.count("error: train.global_batch_size=63: not divisible by the 2 processes") == 1
+
+
+def train_without_extensions(directory: Path, *overrides: str) -> "subprocess.CompletedProcess[str]":
+    """`python -m app.train` of a checkout from which the folder extensions has been deleted."""
+    for name in ("app", "common", "data_prep", "pyproject.toml"):
+        (directory / name).symlink_to(REPOSITORY / name)
+    command = [sys.executable, "-m", "app.train", *SMALL, "run.name=x", *overrides]
+    environment = {**app_environment(), "PYTHONPATH": str(directory)}
+    return subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.slow("examples")
+def test_a_run_is_whole_and_says_why_it_has_no_baselines(tmp_path: Path) -> None:
+    process = train_without_extensions(tmp_path, "data.synthetic.rows=2000", "train.max_steps=3")
+    assert process.returncode == 0, process.stderr
+    summary = json.loads((tmp_path / "runs/x/summary.json").read_text())
+    assert (summary["baselines"], summary["no_baselines"]) == (None, "there is no folder extensions/baselines")
+    assert "misleading" not in json.loads((tmp_path / "data/synthetic/manifest.json").read_text())["extra"]
+    assert json.loads((tmp_path / "runs/x/manifest.json").read_text())["dataset"]["misleading"] == []
+    assert "baselines" not in (tmp_path / "runs/x/report.html").read_text().partition("What made it")[0]
+
+
+@pytest.mark.medium
+def test_baselines_are_refused(tmp_path: Path) -> None:
+    process = train_without_extensions(tmp_path, "baselines=true")
+    assert process.returncode == 2
+    assert error_line(process.stderr) == (
+        "error: baselines=true: there is no folder extensions/baselines; restore it (`git checkout extensions`), or "
+        "leave baselines out"
+    )

@@ -1,10 +1,12 @@
-"""`python -m app.verify` tells a run that replays from one that does not, and where."""
+"""`python -m app.verify` tells a run that replays from one that does not, and where; bundles of runs."""
 
 import hashlib
 import io
 import json
 import re
+import shutil
 import struct
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,8 +16,13 @@ import torch
 import yaml
 from torch.distributed.checkpoint import FileSystemReader
 
-from tests.app.conftest import REPOSITORY, Command
-from tests.app.run_files import rewrite_state
+from app.replay import CONTENTS, record_directory, write_bundle
+from app.runtime.platform import Runtime
+from common.errors import UserError
+from tests.app.conftest import REPOSITORY, SMALL, Command, Refusal, Train
+from tests.app.in_process import command_here
+from tests.app.run_files import rewrite_state, summary
+from tests.error_lines import refused
 
 Verify = Callable[..., tuple[dict[str, Any], str]]
 
@@ -29,21 +36,6 @@ def verified(run_app: Command) -> Verify:
         return json.loads(process.stdout), process.stderr
 
     return verify
-
-
-@pytest.mark.medium
-@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_a_run_replays_to_the_same_bits(processes: int, run_app: Command, verified: Verify, small: list[str]) -> None:
-    """Though it was stopped half-way, was evaluated and kept checkpoints."""
-    overrides = [*small, "run.name=run", "train.eval_every_steps=15", "checkpoint.every_steps=9"]
-    for steps in (20, 40):
-        run_app("train", *overrides, f"train.max_steps={steps}", processes=processes)
-    report, _ = verified(processes=processes)
-    assert (report["verdict"], report["steps"]) == ("identical", 40)
-    assert (report["losses"], report["tensors"]) == (None, {})
-    assert report["compared_at"][-1] == 40
-    assert len(report["compared_at"]) >= 2
-    assert not [line for line in report["changed_since"] if "WORLD_SIZE" in line or "world_size" in line]
 
 
 @pytest.mark.medium
@@ -63,19 +55,7 @@ def test_another_learning_rate_is_found(run_app: Command, verified: Verify, smal
 
 
 @pytest.mark.slow("processes")
-def test_another_number_of_processes_is_tolerated(run_app: Command, verified: Verify, small: list[str]) -> None:
-    overrides = [*small, "run.name=run", "train.max_steps=20", "optimizer=sgd"]
-    run_app("train", *overrides, processes=2)
-    report, err = verified()
-    assert report["verdict"] == "equal within tolerance"
-    assert 0 < report["largest_difference"] < 1e-4
-    assert "start with NPROC=2" in err
-    assert "world_size: 2 then, 1 now" in report["changed_since"]
-
-
-@pytest.mark.slow("processes")
 def test_bits_are_equal_until_processes_changed(run_app: Command, verified: Verify, small: list[str]) -> None:
-    """Two processes, then one: a replay by two has the bits of the first part, and says so."""
     overrides = [*small, "run.name=run", "sharding.types=row_wise", "checkpoint.keep=9", "train.eval_every_steps=5"]
     for steps, processes in ((10, 2), (20, 1)):
         run_app("train", *overrides, f"train.max_steps={steps}", processes=processes)
@@ -119,8 +99,7 @@ def change_one_value(checkpoint: Path) -> None:
 
 @pytest.mark.medium
 def test_the_golden_run_replays(verified: Verify) -> None:
-    """tests/golden/run is the record of a run made once (`make golden`): to the bit on its kind of machine and stack,
-    within the tolerance elsewhere."""
+    """To the bit on the kind of machine and stack that made it (`make golden`), within the tolerance elsewhere."""
     golden = REPOSITORY / "tests/golden"
     report, err = verified(f"run={golden}/run", f"data.path={golden}/data")
     assert (report["steps"], report["compared_at"]) == (24, [])
@@ -128,3 +107,96 @@ def test_the_golden_run_replays(verified: Verify) -> None:
     elsewhere = [line for line in report["changed_since"] if line.startswith(("versions ", "hardware cpu"))]
     assert report["verdict"] == "identical" or elsewhere, err
     assert report["largest_difference"] < 1e-4
+
+
+TO_14, SAVED = "train.max_steps=14", "checkpoint.every_steps=4"
+ANOTHER = f"{TO_14} train.eval_every_steps=3 train.log_every_steps=2 eval.train_split=true"
+FRACTIONS = "train.eval_every_steps=null train.eval_every_fraction=0.3"
+# Of each part of a run what ends it (a stop or a kill at a step, or its status), and its overrides.
+QUICK = {
+    "stopped beside an evaluation": [f"stop:10 {TO_14}"],
+    "killed and resumed": [*(f"kill:{step} {TO_14} {SAVED}" for step in (5, 11, 12)), f"completed {TO_14} {SAVED}"],
+    "extended by another schedule": ["completed train.max_steps=7", f"stop:9 {ANOTHER}", f"completed {ANOTHER}"],
+    "begun with another's steps": [
+        "completed train.max_steps=6 run.name=y run.dir=y",
+        f"completed {TO_14} checkpoint.resume=y",
+    ],
+}
+SLOW = {
+    "stopped and resumed beside an evaluation": [f"stop:10 {TO_14}", f"completed {TO_14}"],
+    "killed for good": [f"kill:12 {TO_14} checkpoint.every_steps=3"],
+    "target reached": [f"target_reached {TO_14} train.target_auc=0.01"],
+    "without evaluations": ["completed train.max_steps=9 train.eval_every_steps=null checkpoint.keep_best=false"],
+    "of fractions": [f"completed {FRACTIONS} train.max_steps=40 schedule=plateau train.early_stop_patience=9"],
+}
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("course", [*QUICK, *(pytest.param(each, marks=pytest.mark.slow) for each in SLOW)])
+def test_any_course_replays(course: str, train: Train, runtime: Runtime, capsys: pytest.CaptureFixture[str]) -> None:
+    for part in {**QUICK, **SLOW}[course]:
+        end, *overrides = part.split()
+        status = {"stop": "interrupted", "kill": "killed"}.get(end.partition(":")[0], end)
+        base = ["run.dir=x", "train.log_every_steps=4", "train.eval_every_steps=5"]
+        train(*base, *overrides, fault=end if ":" in end else "", status=status)
+    capsys.readouterr()
+    assert command_here(runtime, "verify", "run=x") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["verdict"], report["figures"]) == ("identical", [])
+
+
+GENERATED = ["data.source=synthetic", "data.synthetic.rows=1500", "data.path=data/day", "train.max_steps=12"]
+
+
+@pytest.fixture
+def run(run_app: Command, tmp_path: Path) -> Path:
+    """A run with kept scores, on rows that are generated."""
+    layout = ["train.deterministic=layout", "train.micro_batch_size=16"]
+    run_app("train", *SMALL, *GENERATED, *layout, "run.name=x", "eval.keep_scores=500", processes=2)
+    return tmp_path / "runs/x"
+
+
+@pytest.mark.slow("processes")
+def test_it_is_verified_where_there_is_nothing_else(run_app: Command, run: Path, tmp_path: Path) -> None:
+    run_app("bundle", "run=runs/x", "out=x.bundle")
+    shutil.rmtree(run)
+    for is_gone in (False, True):
+        if is_gone:
+            shutil.rmtree(tmp_path / "data")
+        report = json.loads(run_app("verify", "bundle=x.bundle").stdout)
+        assert (report["verdict"], report["lacking"]) == ("identical", [])
+        assert (report["run"], report["changed_since"]) == ("x.bundle", [])
+    (made,) = (tmp_path / "data").iterdir()
+    assert made.name.startswith("bundle-")
+
+
+@pytest.mark.slow("processes")
+def test_a_damaged_file_is_refused(
+    run_app: Command, refused_command: Refusal, uninterrupted: Path, tmp_path: Path
+) -> None:
+    run_app("bundle", f"run={uninterrupted}", "out=x.bundle")
+    with zipfile.ZipFile(tmp_path / "x.bundle") as archive:
+        content = {name: archive.read(name) for name in archive.namelist()}
+    expected = {f"run/{name}" for name in ("config.yaml", "manifest.json", "metrics.jsonl")}
+    assert expected | {"dataset/manifest.json", "locks/train.lock", CONTENTS} <= {*content}
+    content["run/metrics.jsonl"] += b" "
+    with zipfile.ZipFile(tmp_path / "y.bundle", "w") as archive:
+        for name, data in content.items():
+            archive.writestr(name, data)
+    assert "y.bundle: run/metrics.jsonl is damaged" in refused_command("verify", "bundle=y.bundle")
+    assert summary(uninterrupted)["status"] == "completed"
+
+
+def test_what_is_no_bundle_is_refused(refused_command: Refusal, tmp_path: Path) -> None:
+    (tmp_path / "x.bundle").write_text("nothing")
+    assert "x.bundle: not a bundle of a run" in refused_command("verify", "bundle=x.bundle")
+    assert "no.bundle: not a bundle of a run" in refused_command("verify", "bundle=no.bundle")
+    assert "has no effect beside run=runs/x" in refused_command("verify", "bundle=x.bundle", "run=runs/x")
+    assert "run has no value; add run=" in refused_command("verify")
+    with zipfile.ZipFile(tmp_path / "evil.bundle", "w") as archive:
+        archive.writestr("../evil", b"")
+        files = {"../evil": "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"}
+        archive.writestr(CONTENTS, json.dumps({"run": "x", "dataset": "0", "files": files}))
+    with pytest.raises(UserError, match="no name of a file"), record_directory(None, str(tmp_path / "evil.bundle")):
+        pass
+    refused("not a run's directory", write_bundle, tmp_path, tmp_path / "out.bundle")

@@ -1,4 +1,4 @@
-"""app.checkpoint: what is written behind training's back is what was there when the save began, or an error."""
+"""What is written behind training's back is what was there when the save began; it goes on elsewhere."""
 
 import random
 from pathlib import Path
@@ -15,8 +15,11 @@ from app.runtime import platform
 from app.runtime.platform import Runtime
 from app.training import checkpointer, session
 from app.training.state import RunState
-from common.errors import UserError
-from tests.app.conftest import built
+from tests.app.conftest import SMALL, built
+from tests.app.group import train_group
+from tests.app.run_files import losses, summary
+from tests.error_lines import refused
+from tests.once import made_once
 
 
 @pytest.fixture(scope="module")
@@ -85,8 +88,7 @@ def test_what_goes_wrong_behind_comes_back(this: session.Session, tmp_path: Path
     while not saver.failed():
         pass
     assert saver.finished() == []
-    with pytest.raises(UserError, match=r"step_00000001.part: the checkpoint was not written: .*Not a directory"):
-        save(saver, this, 2)
+    refused(r"step_00000001.part: the checkpoint was not written: .*Not a directory", save, saver, this, 2)
     saver.wait()  # the error was raised, once
     saver.close()
 
@@ -99,8 +101,7 @@ def test_what_is_not_finite_is_not_saved(runtime: Runtime, dataset: Path, tmp_pa
         if "t_cat_2.weight" in local.path:
             local.values[17, 3] = float("nan")
     save(saver, this, 2)
-    with pytest.raises(UserError, match=r"step 2: model\..*t_cat_2.weight is not finite; lower .*; not saved"):
-        saver.wait()
+    refused(r"step 2: model\..*t_cat_2.weight is not finite; lower .*; not saved", saver.wait)
     assert [path.name for path in whole_checkpoints(tmp_path)] == ["step_00000001"]
     assert not list(tmp_path.glob("*.part"))
     saver.close()
@@ -133,3 +134,46 @@ def test_generators_go_on_where_they_were() -> None:
     expected = draw()
     platform.restore(states, torch.device("cpu"))
     assert draw() == expected
+
+
+COMMON = ["train.global_batch_size=48", "train.epochs=2"]  # 1, 2 and 3 processes have equal parts of 48 rows
+
+
+def train(cwd: Path, dataset: Path, processes: int, *overrides: str) -> None:
+    config = [*SMALL, f"data.path={dataset}", "run.name=x", "baselines=false", *overrides]
+    assert train_group(config, processes, cwd) == [0] * processes, (cwd / "group.log").read_text()
+
+
+@pytest.fixture
+def whole(algorithm: str, dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The optimizer's run of one process, not interrupted."""
+
+    def make(cwd: Path) -> None:
+        train(cwd, dataset, 1, *COMMON, f"optimizer={algorithm}", "train.max_steps=30")
+
+    return made_once(tmp_path_factory, f"resharding_{algorithm}", make) / "runs/x"
+
+
+@pytest.mark.slow("processes")
+@pytest.mark.parametrize(
+    ("algorithm", "first", "second"),
+    [
+        ("rowwise_adagrad", (2, "row_wise"), (1, "table_wise")),
+        ("rowwise_adagrad", (3, "data_parallel"), (2, "table_row_wise")),
+        ("adagrad", (2, "column_wise"), (3, "data_parallel")),
+        ("sgd", (2, "table_column_wise"), (2, "grid_shard")),
+    ],
+)
+def test_a_checkpoint_goes_on_elsewhere(
+    algorithm: str, first: tuple[int, str], second: tuple[int, str], whole: Path, dataset: Path, tmp_path: Path
+) -> None:
+    for (processes, kind), steps in ((first, 15), (second, 30)):
+        keys = [f"optimizer={algorithm}", f"train.max_steps={steps}", f"sharding.types={kind}"]
+        train(tmp_path, dataset, processes, *COMMON, *keys)
+    moved = tmp_path / "runs/x"
+    assert summary(moved)["world_size"] == second[0]
+    assert len(losses(moved)) == 30
+    np.testing.assert_allclose(losses(moved), losses(whole), rtol=1e-5)
+    assert summary(moved)["eval"]["auc"] == pytest.approx(summary(whole)["eval"]["auc"], rel=1e-5)
+    log = (tmp_path / "group.log").read_text()
+    assert "results agree with an uninterrupted run within rounding only" in log

@@ -67,20 +67,10 @@ def test_two_days_trained_in_turn_have_the_bits_of_both_at_once(
     assert (digest(anew) == expected) == (optimizer == "sgd")
 
 
-@pytest.mark.slow("processes")
-def test_two_days_in_turn_on_two_processes(days: tuple[Path, Path, Path], run_app: Command, tmp_path: Path) -> None:
-    keys = [*BASE, "optimizer=adam", "sharding.types=row_wise"]
-    starts: list[list[str]] = [[], [], ["checkpoint.warm_start_from=runs/x"]]
-    for name, data, start in zip("zxy", days, starts, strict=True):
-        run_app("train", *keys, f"data.path={data}", f"run.name={name}", *start, processes=2)
-    assert digest(tmp_path / "runs/y") == digest(tmp_path / "runs/z") != digest(tmp_path / "runs/x")
-
-
 @pytest.mark.medium
 def test_it_is_killed_resumed_replayed_and_names_its_parent(
     days: tuple[Path, Path, Path], runtime: Runtime, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The evaluation before the first step is that of the parent's model on the new day's rows."""
     keys = [*BASE, "optimizer=adam", "checkpoint.every_steps=3", f"run.dir={tmp_path}/runs/y", f"data.path={days[2]}"]
     assert train_here(runtime, *BASE, "optimizer=adam", f"data.path={days[1]}", f"run.dir={tmp_path}/x") == "completed"
     start = [*keys, f"checkpoint.warm_start_from={tmp_path}/x", "eval.before_training=true"]
@@ -159,7 +149,6 @@ def test_rows_and_their_state_follow_their_values_into_another_dataset(
 def test_metrics_steps_and_the_schedule_begin_anew(
     new_day: Path, runtime: Runtime, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Tables that grow change neither; the new day's rows are evaluated before they are learnt."""
     caplog.set_level("INFO", "clickwork")
     keys = [*BASE, "optimizer=adagrad", "schedule=warmup", "train.max_steps=6", "train.eval_every_steps=2"]
     start: tuple[list[str], ...] = [], [], [f"checkpoint.warm_start_from={tmp_path}/x", "eval.before_training=true"]
@@ -182,7 +171,6 @@ def test_metrics_steps_and_the_schedule_begin_anew(
 
 @pytest.mark.medium
 def test_a_column_that_comes_begins_anew_and_one_that_goes_is_dropped(runtime: Runtime, tmp_path: Path) -> None:
-    """Layers behind the tables have other shapes then, so they are named to begin anew."""
     table = {"clicked": [0, 1] * 200, "user": [number % 7 for number in range(400)]}
     for name, other in (("x", "city"), ("y", "shop")):
         columns = {
@@ -216,7 +204,6 @@ def test_a_column_that_comes_begins_anew_and_one_that_goes_is_dropped(runtime: R
 
 @pytest.mark.slow("processes")
 def test_the_layout_changes_no_bits(new_day: Path, run_app: Command, tmp_path: Path) -> None:
-    """Tables that one process has whole are divided by rows or columns among two, and the other way round."""
     base = [*BASE, "optimizer=adagrad", "train.deterministic=layout", "train.micro_batch_size=16"]
     base += ["train.global_batch_size=96"]
     for first, kind in ((1, "table_wise"), (2, "column_wise")):
@@ -238,7 +225,6 @@ VALUES = st.lists(st.integers(0, 30), unique=True, max_size=20)
 def test_rows_are_those_of_the_same_values(
     before: tuple[list[int], list[int]], now: tuple[list[int], list[int]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Against dictionaries of values; row 0 is that of unknown ones in both."""
     roots = [tmp_path_factory.mktemp("root") for _ in range(2)]
     manifests = []
     for root, values in zip(roots, (before, now), strict=True):

@@ -1,17 +1,30 @@
-"""Refusals before anything is built, and their messages."""
+"""Keys: those that are refused before anything is built, whose remedies are typed and work; files of keys."""
 
+import operator
+import re
+import shlex
+import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 
 from app.config.app_config import CONFIG_DIR, AppConfig, validate, validate_new_run
-from app.config.commands import BenchConfig, EvaluateConfig, RecommendConfig, VerifyConfig
+from app.config.commands import BenchConfig, DoctorConfig, EvaluateConfig, RecommendConfig, VerifyConfig
+from app.config.kinds import OptimizerName
 from app.config.model import Interaction
+from app.data import prepare
+from app.record.documents import read_config
 from app.training import meta_build
 from common.compose import ConversionError, compose_config, convert
 from common.errors import UserError
 from common.keys import MISSING, describe, flat_values, keys_of, to_plain
+from data_prep.config.keys import SplitConfig
+from data_prep.dataset.options import DataSource, SplitMethod
 from tests.app.conftest import REPOSITORY, composed
+from tests.changed import changed
+from tests.error_lines import refused
 from tests.forks import run_module
 
 INTERACTIONS = ", ".join(kind.name for kind in Interaction)
@@ -58,7 +71,6 @@ ADD_EVALUATIONS = "has no effect without evaluations while training; add train.e
         ("+sharding.tables.cat_0.types=skewed", "sharding.tables.cat_0.types=skewed: must be one of"),
         ("checkpoint.overwrite=true", "checkpoint.overwrite=true: has no effect with checkpoint.resume=auto"),
         ("model.interaction=cat model.interaction_itself=true", "no effect with model.interaction=cat"),
-        ("loss=weighted_bce loss.class_weights=[1]", "must be the weights of label 0 and of label 1"),
         ("loss=weighted_bce loss.class_weights=[1,0]", "must be the weights of label 0 and of label 1"),
         ("model.dcn_num_layers=2", "model.dcn_num_layers=2: has no effect with model.interaction=dot"),
         ("model.interaction=projection model.projection_branch1=[8,24]", "must be a multiple of .*=16"),
@@ -67,10 +79,7 @@ ADD_EVALUATIONS = "has no effect without evaluations while training; add train.e
         ("optimizer=rowwise_adam sharding=column_wise", "rowwise_adam would look at each shard's columns"),
         ("optimizer=lamb sharding=column_wise", "lamb would look at each shard's columns"),
         ("optimizer=sgd optimizer.beta1=0.9", "optimizer.beta1=0.9: has no effect with sgd"),
-        ("optimizer=sgd optimizer.dense=adam", "optimizer.eps=null: adam and sgd needs one"),
         ("optimizer.dense=rowwise_adam", "only tables have rows; use adam"),
-        ("train.local_batch_size=8", "train.global_batch_size=512: has no effect with train.local_batch_size=8"),
-        ("train.eval_every_steps=9 train.eval_every_fraction=0.1", "set one of them to null"),
         ("train.max_samples=9 train.max_steps=5", "train.max_samples=9: not one batch of train.global_batch_size=512"),
         ("data.published_tables=mine", "must be one of dac_sample, criteo_kaggle"),
         ("model.mixes_samples=true", "with model.interaction=dot; leave it out, or use model.interaction=scalar_pairs"),
@@ -129,17 +138,20 @@ ADD_EVALUATIONS = "has no effect without evaluations while training; add train.e
         ("train.monitor=calibration", "^train.monitor=calibration: must be one of"),
         ("train.monitor=ne checkpoint.keep_best=false", "^train.monitor=ne: has no effect with checkpoint.keep_best"),
         ("schedule.factor=0.5", "^schedule.factor=0.5: has no effect with schedule=constant"),
+        ("data.val=b", "^data.val: needs data.train"),
+        ("data.train=a", "^eval.split=val: data.val is not given; give it, or eval.split=train"),
+        ("data.zzzzzzzz=1", "Key 'zzzzzzzz' not in 'DataConfig'; --help all lists the keys"),
+        ("data.split.held_out=many", "data.split.held_out=many: must be a number"),
+        ("data.split=3", "data.split is a group of keys; give one of them, such as data.split.method"),
+        ("data.encoding=zip", "data.encoding=zip: not one of vocabulary, hash"),
+        ("data.source=nowhere", "data.source=nowhere: not one of .*criteo_1tb"),
+        ("data.synthetic.rows=many", "data.synthetic.rows=many: must be a whole number"),
     ],
 )
 def test_is_refused(overrides: str, message: str) -> None:
     with pytest.raises(UserError, match=message) as caught:
         validate_new_run(composed("data.path=none", "run.name=x", *overrides.split()))
     assert "\n" not in str(caught.value)
-
-
-def test_what_must_be_given_is_named() -> None:
-    with pytest.raises(UserError, match="run has no value; add run="):
-        compose_config(EvaluateConfig, CONFIG_DIR, [], "evaluate")
 
 
 def test_help_has_the_common_keys_and_help_all_every_key() -> None:
@@ -169,7 +181,6 @@ def test_names_and_paths_are_taken_as_they_are_typed() -> None:
 
 @pytest.mark.parametrize("schema", [RecommendConfig, EvaluateConfig, VerifyConfig])
 def test_help_of_a_command_begins_with_what_must_be_given(schema: type) -> None:
-    """With an example, and with every key of a command that has few."""
     defaults = flat_values(schema())
     lines = list(describe(schema(), {}, whole=False))
     required = [key for key, default in defaults.items() if default is MISSING]
@@ -208,8 +219,7 @@ def test_settings_with_an_effect_are_taken(overrides: list[str]) -> None:
 @pytest.mark.parametrize("overrides", [["model=dcnv2"], ["recipe=bars_criteo_x1"], ["model=lr"]])
 def test_bench_refuses_what_it_cannot_measure(overrides: list[str]) -> None:
     config = compose_config(BenchConfig, CONFIG_DIR, overrides, "bench")
-    with pytest.raises(UserError, match="bench measures models with a dense_arch whose vectors have a multiple of 4"):
-        validate(config)
+    refused("bench measures models with a dense_arch whose vectors have a multiple of 4", validate, config)
 
 
 def test_a_recipe_without_its_files_is_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,3 +229,312 @@ def test_a_recipe_without_its_files_is_built(tmp_path: Path, monkeypatch: pytest
     (tmp_path / "data/frappe_x1").mkdir(parents=True)
     (tmp_path / "data/frappe_x1/train.csv").touch()
     assert not meta_build.is_wanted(config)
+
+
+TWO, RANDOM = "data.train=a data.test=b data.path=c", "data.val=d data.split.method=random"
+BOTH = "optimizer=sgd optimizer.dense=adam optimizer.beta1=0.9 optimizer.beta2=0.99"
+# what is typed; what its message must have; what is typed next, of its groups
+REMEDIES = {
+    "learning rate": ("optimizer.learning_rate=0.1", r"did you mean (optimizer\.lr)\?", "{0}=0.1"),
+    "steps": ("--steps=5", r"have no dashes; did you mean (train\.max_steps)\?", "{0}=5"),
+    "batch": ("--batch-size=64", r"did you mean (train\.global_batch_size)\?", "{0}=64"),
+    "epochs": ("num_epochs=2", r"did you mean (train\.epochs)\?", "{0}=2"),
+    "dashes": ("--train.epochs=2", r"keys have no dashes; write (\S+)$", "{0}"),
+    "dashes and a space": ("--train.epochs 2", r"keys have no dashes; write (\S+)$", "{0}"),
+    "dashes and spaces": ("--run.dir 'my runs/a'", r"keys have no dashes; write '(.*)'$", "{0}"),
+    "a ready-made value": ("optimizer=Adam", r"; did you mean (optimizer=adam)\?$", "{0}"),
+    "a recipe": ("recipe=quikstart", r"; did you mean (recipe=quickstart)\?$", "{0}"),
+    "data_prep's": ("data.split.metod=random", r"did you mean (data\.split\.method)\?", "{0}=random"),
+    "sources": ("data=synthetic", r"data is a group of keys; give (data\.source=synthetic)$", "{0}"),
+    "downloads": ("data=criteo", r"give (data.source=criteo_1tb)$", "{0}"),
+    "own": ("data=custom", r"give one of them, such as (data\.source)$", "{0}=synthetic"),
+    "another generator": (
+        "data.source=synthetic data.random.rows=200000",
+        r"data\.random\.rows=200000: has no effect without (data\.source=random); leave it out$",
+        "{0} data.random.rows=200000",
+    ),
+    "rows without a source": (
+        "data.path=HERE data.synthetic.rows=400",
+        r"or (data\.source=synthetic)\)",
+        "data.path=new {0} data.synthetic.rows=400",
+    ),
+    "no dataset": ("data.path=new", r"or (data\.source=synthetic) or", "data.path=new {0}"),
+    "no dataset, recipe": ("recipe=mlperf_v1", r"or (data\.scale=tiny)", "recipe=mlperf_v1 {0}"),
+    "source and raw": ("data.source=random data.raw=a data.path=b", r"leave one of them out", "data.raw=a data.path=b"),
+    "no path": ("data.raw=a", r"(data\.path): not given", "data.raw=a {0}=b"),
+    "no file of val": (TWO, r"or (eval\.split=test)$", f"{TWO} {{0}}"),
+    "a method": (f"{TWO} {RANDOM}", r"give (data\.split\.method=null)$", f"{TWO} {RANDOM} {{0}}"),
+    "no file of val, held out": (TWO, r"(data\.split\.held_out=0\.1) to hold it out", f"{TWO} {{0}}"),
+    "name": ("run.name=a/b", r"such as (a1), and give the directory in (run\.dir)", "run.name={0} {1}=runs/a/b"),
+    "threads": ("runtime.num_threads=1000", r"give (runtime\.num_threads=\d+)", "{0}"),
+    "eps": (BOTH, r"(optimizer\.eps)=null: .* needs one, such as (\S+)", f"{BOTH} {{0}}={{1}}"),
+    "both intervals": (
+        "train.eval_every_steps=9 train.eval_every_fraction=0.1",
+        r"set one of them to (null)",
+        "train.eval_every_steps={0} train.eval_every_fraction=0.1",
+    ),
+    "both batches": (
+        "train.local_batch_size=8",
+        r"set train.local_batch_size=null or (\S+)$",
+        "train.local_batch_size=8 {0}",
+    ),
+    "weights": (
+        "loss=weighted_bce loss.class_weights=[1]",
+        r"such as (\[1,3\])",
+        "loss=weighted_bce loss.class_weights={0}",
+    ),
+    "profile": ("runtime.profile_steps=[3]", r"such as (\[20,25\])", "runtime.profile_steps={0}"),
+}
+
+
+def checked(overrides: list[str]) -> AppConfig:
+    config = composed(*overrides)
+    validate_new_run(config)
+    prepare._job(config.data)
+    return config
+
+
+@pytest.mark.parametrize("case", REMEDIES)
+def test_each_remedy_works(case: str, tmp_path: Path, dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    bad, message, good = REMEDIES[case]
+    with pytest.raises(UserError) as error:
+        checked([override.replace("HERE", str(dataset)) for override in shlex.split(bad)])
+    assert "\n" not in str(error.value)
+    match = re.search(message, str(error.value))
+    assert match, error.value
+    checked([override.format(*match.groups()) for override in good.split()])
+
+
+def test_a_key_of_data_prep_is_the_same_key_here() -> None:
+    for override in ("data.split.method=random", "data.split={method: random}"):
+        assert checked([override]).data.split == SplitConfig(SplitMethod.random)
+    config = checked(["data.synthetic.days=2", "data.memory_budget=1GiB"]).data
+    assert (config.synthetic.days, config.memory_budget) == (2, "1GiB")
+
+
+def test_the_source_and_the_path_go_together(tmp_path: Path, dataset: Path) -> None:
+    job = prepare._job(checked(["data.source=synthetic", f"data.path={tmp_path}/new", "data.synthetic.rows=99"]).data)
+    assert job is not None
+    assert (job.data.path, job.data.synthetic.rows, job.data.source) == (f"{tmp_path}/new", 99, DataSource.synthetic)
+    assert prepare._job(checked([f"data.path={dataset}"]).data) is None
+
+
+@pytest.mark.parametrize(
+    ("schema", "name", "overrides"),
+    [
+        (EvaluateConfig, "evaluate", ["run=a"]),
+        (VerifyConfig, "verify", ["run=a"]),
+        (DoctorConfig, "doctor", []),
+        (RecommendConfig, "recommend", ["run=a", "candidates=b"]),
+    ],
+)
+def test_data_path_has_one_name_everywhere(schema: type, name: str, overrides: list[str]) -> None:
+    assert compose_config(schema, CONFIG_DIR, [*overrides, "data.path=x"], name).data.path == "x"
+
+
+def test_a_run_by_its_place_alone_or_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs/a").mkdir(parents=True)
+    (tmp_path / "runs/a/config.yaml").write_text("run: {name: a}\n")
+    refused(r"runs/a: give it as run=runs/a$", compose_config, EvaluateConfig, CONFIG_DIR, ["runs/a"], "evaluate")
+    assert read_config(Path("runs/a")) == {"run": {"name": "a"}}
+    (tmp_path / "runs/half").mkdir()
+    (tmp_path / "runs/half/config.yaml").write_text("run: {")
+    for run, message in (
+        ("a", r"^run=a: .*; did you mean runs/a\?$"),
+        ("b", r"^run=b: .*; give one, such as runs/quickstart$"),
+        ("runs/quickstart", r"; python -m app.train makes it$"),
+        ("runs/half", r"; give one, such as runs/quickstart$"),
+    ):
+        refused(message, read_config, Path(run))
+
+
+def test_a_choice_is_not_blamed_for_another_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my.yaml").write_text("optimizer: adam\ntrain: {epoch: 3}\n")
+    refused(r"did you mean train\.epochs\?", composed, "config=my.yaml")
+    refused(r"^configuration: optimizer=lion: not one of adagrad, .*; give one of these$", composed, "optimizer=lion")
+    with pytest.raises(UserError) as caught:  # a command that takes no groups
+        compose_config(EvaluateConfig, CONFIG_DIR, ["run=a", "data=data/mine"], "evaluate")
+    assert "not one of" not in str(caught.value)
+
+
+NAMES = ["a/b", "..", ".", ".a", "../../evil", "a\nb", "a\x1b[31m", "a$b", "a;b", "a b ", " a", "-a", "a`b", "<script>"]
+NAMES += ["a*", "a\\\\b", "x" * 300, "a\u202eb", "a'b", "a|b", "a&b", "a?b", "~a"]
+
+
+@pytest.mark.slow("examples")
+@pytest.mark.parametrize("name", NAMES)
+def test_names_of_runs_that_are_refused(name: str) -> None:
+    config = changed(composed(), {"run.name": name})
+    refused(r"(?s)run\.name=.*run\.dir", validate_new_run, config)
+
+
+@pytest.mark.parametrize("name", ["a", "a b", "数据", "lr=0.1,seed=2", "a.b", "e\u0301", "a-b_c+d@e%f"])
+def test_names_of_runs_that_are_taken(name: str) -> None:
+    validate_new_run(changed(composed(), {"run.name": name}))
+
+
+PATHS = ["a b", "unicode 数据.csv", "a(1).csv", "a=1,b.csv", "it's", 'a"b', "[x]", "{y}", "a#b", "x:y", "a;b", "back\\"]
+KEYS_OF_PATHS = ["data.path", "data.raw", "data.schema", "run.dir", "checkpoint.resume", "sharding.plan"]
+KEYS_OF_PATHS += ["data.multi_hot.directory"]
+
+
+@pytest.mark.slow("processes")
+@pytest.mark.parametrize("path", PATHS)
+def test_paths_can_be_typed(path: str) -> None:
+    words = []
+    for key in KEYS_OF_PATHS:
+        words.append(shlex.quote(f"{key}=/d/{path}"))
+        try:
+            composed(f"{key}=/d/{path}", "data.multi_hot.sizes=[1]")
+        except UserError as error:
+            words[-1] = str(error).partition("; write ")[2]
+    typed = subprocess.check_output(f"printf '%s\\0' {' '.join(words)}", shell=True, text=True)
+    config = composed(*typed.split("\0")[:-1], "data.multi_hot.sizes=[1]")
+    for key in KEYS_OF_PATHS:
+        assert operator.attrgetter(key)(config) == f"/d/{path}"
+
+
+SLOW = pytest.mark.slow
+KEYS = """\
+# nested, dotted, of a group, and texts that look like numbers
+run: {name: 2026_11_24}
+train.epochs: 3
+train:
+  seed: 7
+  max_steps:   # null
+optimizer: adam
+optimizer.lr: 1e-3
+model:
+  dense_arch: [64, 16]
+environment.variables: {OMP_X: 1, NCCL_X: a b}
+data.path: "/x/y z,1"
+record.tensorboard: no
+"""
+TYPED = ["run.name=2026_11_24", "train.epochs=3", "train.seed=7", "train.max_steps=null", "optimizer=adam"]
+TYPED += ["optimizer.lr=1e-3", "model.dense_arch=[64,16]", "environment.variables.OMP_X=1"]
+TYPED += ["environment.variables.NCCL_X='a b'", "data.path='/x/y z,1'", "record.tensorboard=false"]
+RECIPE = """\
+defaults:
+  - override /optimizer: adam
+run:
+  name: own
+train:
+  epochs: 9
+train.seed: 5
+"""
+
+
+def written(path: Path, text: str) -> Path:
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+@pytest.mark.medium
+def test_a_file_is_as_if_its_keys_were_typed(tmp_path: Path) -> None:
+    file = written(tmp_path / "my.yaml", KEYS)
+    assert composed(f"config={file}") == composed(*TYPED)
+    assert composed("train.epochs=8", f"config={file}", "optimizer=sgd") == composed(
+        *[override for override in TYPED if override != "optimizer=adam"], "train.epochs=8", "optimizer=sgd"
+    )
+
+
+@pytest.mark.parametrize(
+    ("lines", "directory"),
+    [
+        ("run: {name: a, dir: runs/a}", "runs/b"),
+        ('run.name: "a"\nrun.dir: "runs/a"', "runs/b"),
+        ("run: {name: a, dir: elsewhere/a}", "elsewhere/a"),
+        ("run: {dir: runs/a}", "runs/a"),
+    ],
+)
+def test_a_recorded_run_by_a_new_name_has_a_new_directory(tmp_path: Path, lines: str, directory: str) -> None:
+    file = written(tmp_path / "my.yaml", lines)
+    assert composed(f"config={file}", "run.name=b").run.dir == directory
+    assert composed("run.name=b", f"config={file}", "run.dir=c").run.dir == "c"
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["data.random.rows=200000", "data.source=random"],
+        ["data.source=criteo_kaggle", "data.remote.sha256={x.gz: y}"],
+        ["data.source=criteo_1tb", "data.days=[0]"],
+        ["data.train=a", "data.path=b", "data.checksums={a: '0123'}"],
+        ["recipe=mlperf_v1", "data.scale=tiny"],
+    ],
+    ids=lambda overrides: overrides[0],
+)
+def test_a_recorded_configuration_leads_to_the_same(tmp_path: Path, overrides: list[str]) -> None:
+    config = composed(*overrides)
+    file = written(tmp_path / "config.yaml", yaml.safe_dump(to_plain(config)))
+    again = composed(f"config={file}")
+    assert replace(again, tiny=config.tiny) == config  # what a tiny run changes is in its other keys
+
+
+@pytest.mark.slow("examples")
+def test_it_is_above_the_recipe_and_files_are_in_order(tmp_path: Path) -> None:
+    one = written(tmp_path / "one.yaml", "recipe: deepspark_3day\ntrain: {seed: 1, epochs: 4}\ndata.scale: tiny")
+    other = written(tmp_path / "other.yaml", "train.seed: 2")
+    config = composed(f"config={one}", f"config={other}")
+    assert config == composed("recipe=deepspark_3day", "data.scale=tiny", "train.seed=2", "train.epochs=4")
+    assert composed(f"config={written(tmp_path / 'empty.yaml', '# nothing')}") == composed()
+
+
+def test_a_dotted_name_in_a_mapping_is_one_name(tmp_path: Path) -> None:
+    file = written(tmp_path / "my.yaml", "tiny: {train.max_steps: 3}\nenvironment.variables: {A.B: 1}")
+    config = composed(f"config='{file}'", "data.scale=tiny")
+    assert (config.train.max_steps, config.environment.variables["A.B"]) == (3, "1")
+
+
+@pytest.mark.medium
+def test_a_recipe_in_a_file(tmp_path: Path) -> None:
+    recipe = written(tmp_path / "own.yaml", RECIPE)
+    config = composed(f"recipe={recipe}")
+    assert (config.run.name, config.train.epochs, config.train.seed) == ("own", 9, 5)
+    assert config.optimizer.name is OptimizerName.adam
+    file = written(tmp_path / "my.yaml", f"recipe: {recipe}\ntrain.epochs: 4")
+    assert composed(f"config={file}").train.epochs == 4
+    assert composed(f"config={file}", "train.epochs=2").train.epochs == 2
+    assert compose_config(BenchConfig, CONFIG_DIR, [f"recipe={recipe}"], "bench").train.epochs == 9
+    nameless = written(tmp_path / "nameless.yaml", "data.path: 2026_11_24\ntrain.max_steps: 9")
+    config = composed(f"recipe={nameless}", "run.name=007")
+    assert (config.run.name, config.data.path, config.train.max_steps) == ("007", "2026_11_24", 9)
+    refused(rf"^recipe={nameless}: lacks run.name; add it to the file, or run.name=...", composed, f"recipe={nameless}")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("trian: {epochs: 1}", "'trian'.*did you mean train.epochs?"),
+        pytest.param("train.epohcs: 1", "epohcs.*did you mean train.epochs?", marks=SLOW),
+        ("train: {epochs: abc}", "train.epochs=abc: must be a whole number"),
+        pytest.param("optimizer.name: foo", "optimizer.name.*foo.* one of .?sgd, ", marks=SLOW),
+        ("- a", "not a mapping; write one `key: value` a line"),
+        ("train: {epochs: 1}\ntrain.epochs: 2", "line 2: train.epochs is given twice"),
+        ("x: [", "not readable as YAML: .*line 1"),
+        ("run.name: x\ntrain: {max_steps: -3}", "train.max_steps=-3: must be at least 0"),
+        pytest.param("a: &x [*x]", "a value contains itself, by an alias", marks=SLOW),
+        pytest.param("train: {? [a] : 3}", "line 1: a list or a mapping is no key", marks=SLOW),
+        pytest.param("+train.epochs: 1", r"line 1: '\+train.epochs' is no key", marks=SLOW),
+        pytest.param("5: 3", "line 1: '5' is no key", marks=SLOW),
+        pytest.param("config: b.yaml", "line 1: a file takes no other file; type both", marks=SLOW),
+        (None, "No such file or directory; give a YAML file of keys"),
+    ],
+)
+def test_errors_name_the_file_and_the_key(text: str | None, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "my.yaml"
+    if text is not None:
+        path.write_text(text)
+    for option in ("config", "recipe"):
+        with pytest.raises(UserError, match=rf"^{option}={path}: .*{message}") as caught:
+            composed(f"{option}={path}")
+        assert "\n" not in str(caught.value)
+
+
+def test_a_recipe_s_defaults_are_checked(tmp_path: Path) -> None:
+    recipe = written(tmp_path / "own.yaml", "defaults:\n  - override /optimizer: nope\n")
+    refused(rf"^recipe={recipe}: .*optimizer/nope", composed, f"recipe={recipe}")

@@ -12,11 +12,10 @@ import yaml
 from app.config.app_config import CONFIG_DIR, validate
 from app.config.model import PUBLISHED_TABLES, DenseInit, TableInit
 from app.training import meta_build
-from common.errors import UserError
 from data_prep.dataset.options import DataSource
 from tests.app.conftest import Command, Refusal, Train, composed
 from tests.app.run_files import events, summary
-from tests.error_lines import error_line
+from tests.error_lines import error_line, refused
 
 RECIPES = sorted(path.stem for path in (CONFIG_DIR / "recipe").glob("*.yaml"))
 OWN = ("own_table", "quickstart")  # published by nobody
@@ -159,25 +158,6 @@ def test_a_configuration_of_bars_is_as_published(name: str, model: str, number: 
     assert (cuts.name.value, cuts.factor, cuts.patience, cuts.threshold, cuts.min_lr) == ("plateau", 0.1, 0, 1e-6, 1e-6)
 
 
-def test_published_sizes_add_up() -> None:
-    """To the totals that their sources give."""
-    totals = {name: sum(tables.values()) for name, tables in PUBLISHED_TABLES.items()}
-    assert totals == {
-        "dac_sample": 34_405,
-        "criteo_kaggle": 33_762_577,
-        "deepspark_3day": 4_057_300,
-        "mlperf_v1": 187_767_399,
-        "mlperf_v2": 204_184_588,
-        "criteo_x1": 2_086_277 + 26,
-        "avazu_x1": 1_298_577 + 22,
-        "movielenslatest_x1": 90_236 + 3,
-        "frappe_x1": 5_379 + 10,
-        "kgcn_lastfm": 1_870 + 3_810 + 2,
-        "ncf_movielens_1m": 6_040 + 3_704 + 2,
-        "tfrs_movielens_100k": 1_651 + 943 + 2 + 795 + 21 + 7 + 6,
-    }
-
-
 def test_without_data_a_run_is_built_and_counted(run_app: Command, tmp_path: Path) -> None:
     """49 GiB of fp16 tables, on a machine that has none of them, in an arithmetic that this machine has not."""
     run_app("train", "recipe=amd_2026", "train.max_steps=0", "model.tables.storage=fp16")
@@ -198,8 +178,7 @@ def test_a_recipe_without_its_data_says_what_to_do(run_app: Command) -> None:
 
 def test_a_recipe_without_tiny_values_refuses_the_scale(tmp_path: Path) -> None:
     (tmp_path / "own.yaml").write_text("run: {name: own}\n")
-    with pytest.raises(UserError, match="has no tiny form"):
-        composed("data.scale=tiny", f"recipe={tmp_path}/own.yaml")
+    refused("has no tiny form", composed, "data.scale=tiny", f"recipe={tmp_path}/own.yaml")
 
 
 # By the source of a recipe's tiny form.
@@ -234,6 +213,5 @@ def test_a_recipe_trains_tiny(recipe: str, run_app: Command, tmp_path: Path) -> 
 
 
 def test_a_run_stops_at_an_accuracy(train: Train) -> None:
-    """After a quarter of 31 steps, rounded down."""
     train("train.epochs=2", *QUARTERS, "train.target_accuracy=0.4", status="target_reached")
     assert summary(Path("runs/x"))["steps"] == 7

@@ -65,13 +65,6 @@ def test_every_bag_stays_with_its_row(ragged: Path, world_size: int) -> None:
     assert row_numbers != sorted(row_numbers)
 
 
-@pytest.mark.parametrize("first", [0, 1, 7, 16])
-def test_going_on_in_mid_epoch_gives_the_rest(ragged: Path, first: int) -> None:
-    split = SplitReader(ragged, load_manifest(ragged), "train", CONFIG, 0, 1)
-    whole = [samples(batch) for batch in split.train_batches(24, 5, 0, 0)]
-    assert [samples(batch) for batch in split.train_batches(24, 5, 0, first)] == whole[first:]
-
-
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_evaluation_pads_with_empty_bags(ragged: Path, world_size: int) -> None:
     manifest, truth = load_manifest(ragged), ragged_rows("val", ROWS["val"])
@@ -189,31 +182,7 @@ def test_multi_hot_choices_that_cannot_be(dataset: Path, ragged: Path, tmp_path:
 
 
 @pytest.mark.slow("processes")
-def test_a_table_of_one_s_own_trains(run_app: Command, tmp_path: Path) -> None:
-    """MovieLens' columns in Parquet, no dense feature at all; nothing but a schema is written."""
-    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    rng = np.random.default_rng(0)
-    genres = ["Action", "Comedy", "Drama", "Horror", "Sci-Fi"]
-    of_movie = [[genres[g] for g in rng.permutation(5)[: rng.integers(0, 4)]] for _ in range(50)]
-    users, movies = rng.integers(0, 80, 1_500), rng.integers(0, 50, 1_500)
-    liked = np.array(["Drama" in of_movie[movie] for movie in movies]) ^ (users % 4 == 0)
-    ratings = np.where(rng.random(1_500) < 0.9, liked, ~liked) * 2.0 + rng.integers(2, 4, 1_500)
-    table = pa.table({"userId": users, "movieId": movies, "rating": ratings, "genres": [of_movie[m] for m in movies]})
-    pq.write_table(table, tmp_path / "ratings.parquet", row_group_size=400)
-    (tmp_path / "ratings.yaml").write_text("label: rating >= 4\nsparse: [userId, movieId, genres]\n")
-    data_keys = ["data.raw=ratings.parquet", "data.schema=ratings.yaml", "data.path=ratings"]
-    run_app("train", "model=dlrm", *SMALL, *data_keys, "run.name=ratings", "train.epochs=12", "optimizer.lr=0.1")
-    figures = json.loads((tmp_path / "runs/ratings/summary.json").read_bytes())
-    assert figures["eval"]["auc"] > 0.75
-    assert load_manifest(tmp_path / "ratings").ragged == ["genres"]
-    (tmp_path / "new.csv").write_text("userId,movieId,genres\n5,3,Drama|Comedy\n4,3,\n5,999,Western\n")
-    run_app("recommend", "run=runs/ratings", "candidates=new.csv", "out=ranked.csv")
-    assert len((tmp_path / "ranked.csv").read_text().splitlines()) == 4
-
-
-@pytest.mark.slow("processes")
 def test_bags_on_disk_train_as_bags_made_while_reading(run_app: Command, tmp_path: Path) -> None:
-    """`data.multi_hot` of data_prep and of training, the same sizes and seed: the same bits."""
     (tmp_path / "day.tsv").write_bytes(oracle.make_rows(600, seed=0))
     expansion = ["data.multi_hot.sizes=mlperf_v2", "data.multi_hot.distribution=pareto", "data.multi_hot.seed=3"]
     common = [f"data.raw={tmp_path}/day.tsv", "data.encoding=hash", "data.max_ind_range=40"]

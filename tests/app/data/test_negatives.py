@@ -14,7 +14,7 @@ from app.data.split import SplitReader
 from common.errors import UserError
 from data_prep.dataset.format import Manifest, ShardArrays, Split, load_manifest, save_manifest, write_shard
 from tests.app.conftest import Refusal, composed
-from tests.app.datasets import write_dataset, write_ragged_dataset
+from tests.app.datasets import write_ragged_dataset
 from tests.once import made_once
 
 USERS, ITEMS, ROWS, DRAWN = 9, 13, 250, 3
@@ -126,23 +126,6 @@ def test_what_is_drawn_depends_on_seed_and_epoch_alone(root: Path) -> None:
     assert samples[3, 1] != samples[3, 2] != samples[4, 1] != samples[3, 1]
 
 
-@pytest.mark.medium
-def test_each_free_item_is_drawn_as_often(root: Path) -> None:
-    """Over 60 epochs, by chi-square: above its mean of free - 1 by 5 standard deviations of it at most."""
-    pairs = draw_pairs()
-    counts = np.zeros((USERS, ITEMS), np.int64)
-    for epoch in range(60):
-        for _, user, item, label in (row for batch in read(root, 0, epoch, batch=1000) for row in batch):
-            counts[user, item] += label == 0
-    for user in np.unique(pairs[:, 0]):
-        free = np.setdiff1d(np.arange(ITEMS), pairs[pairs[:, 0] == user, 1])
-        of_user = counts[user, free]
-        assert counts[user].sum() == of_user.sum() == 60 * DRAWN * np.count_nonzero(pairs[:, 0] == user)
-        expected = of_user.sum() / len(free)
-        chi_square = (np.square(of_user - expected) / expected).sum()
-        assert chi_square <= len(free) - 1 + 5 * np.sqrt(2 * (len(free) - 1))
-
-
 MODEL = ["model.dense_arch=[]", "model.interaction=cat", "model.over_arch=[8,1]", "model.embedding_dim=4"]
 MODEL += ["runtime.num_threads=1", "train.global_batch_size=64", "train.log_every_steps=1", "train.drop_last=false"]
 MODEL += ["train.epochs=2", "eval.split=test", "data.negatives.per_positive=3", "data.negatives.user=user"]
@@ -203,9 +186,3 @@ def test_columns_that_cannot_be_drawn_are_refused(
 def test_columns_beside_user_and_item_are_named(root: Path, caplog: pytest.LogCaptureFixture) -> None:
     SplitReader(root, load_manifest(root), "train", CONFIG, 0, 1)
     assert "data.negatives: drawn rows have their positive's values of row" in caplog.text
-
-
-def test_other_splits_of_a_dataset_are_as_they_were(tmp_path: Path) -> None:
-    write_dataset(tmp_path, {"train": 100, "val": 50})
-    reader = SplitReader(tmp_path, load_manifest(tmp_path), "train", replace(CONFIG, negatives=NegativesConfig()), 0, 1)
-    assert reader.rows == 100

@@ -1,21 +1,27 @@
-"""The order of rows: a function of seed, epoch and global batch; nothing lost, nothing twice."""
+"""The order of rows and their way to a device: a function of seed, epoch and global batch; nothing lost or twice."""
 
-import hashlib
 import itertools
-from collections.abc import Iterable
+import logging
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+import torch
+from torchrec import KeyedJaggedTensor
 
 from app.config.data import DataConfig, VerifyData
+from app.data.batch import Batch, BatchBuilder, RowArrays, with_room_checked
 from app.data.split import SplitReader, verify_splits
-from common.errors import OwnError
-from data_prep.dataset.format import MANIFEST_NAME, load_manifest, save_manifest, shard_path
+from app.runtime.platform import Runtime
+from common.errors import OwnError, UserError
+from data_prep.dataset.format import load_manifest, shard_path
+from data_prep.dataset.spelling import Bags
+from tests.app.conftest import SMALL, mounted_disk, remount
 from tests.app.datasets import write_dataset
+from tests.app.in_process import command_here, train_here
+from tests.common.test_numa import write_gpu, write_nodes
 from tests.error_lines import refused
 
 CONFIG = DataConfig(shuffle_block_rows=97, shuffle_window_blocks=3)
@@ -50,12 +56,6 @@ def test_global_batches_do_not_depend_on_the_world(dataset: Path, world_size: in
     assert len(row_numbers) == len(set(row_numbers)) == 31 * 64
 
 
-def test_the_order_is_the_one_of_earlier_runs(dataset: Path) -> None:
-    """Recorded before processes read their own rows only."""
-    rows = _rows(dataset, "train", "train_batches", global_batch_size=64, seed=3, epoch=1, first=0)
-    assert hashlib.sha256(np.array(rows, np.int64).tobytes()).hexdigest()[:16] == "a1aa9f8b5b9bc883"
-
-
 @pytest.mark.parametrize("lanes", [1, 8])
 def test_a_process_reads_its_own_rows_only(tmp_path: Path, lanes: int) -> None:
     write_dataset(tmp_path, {"train": 700})
@@ -68,14 +68,6 @@ def test_a_process_reads_its_own_rows_only(tmp_path: Path, lanes: int) -> None:
     assert _rows(tmp_path, "train", "train_batches", 0, 2, **arguments) == batches
     with pytest.raises(OwnError, match=r"train: shard 00000, row \d+, int_1: is not a finite number"):
         _rows(tmp_path, "train", "train_batches", 1, 2, **arguments)
-
-
-@pytest.mark.slow("examples")
-@given(first=st.integers(0, 31), lanes=st.sampled_from([1, 8]))
-def test_going_on_in_mid_epoch_gives_the_rest(dataset: Path, first: int, lanes: int) -> None:
-    arguments = {"global_batch_size": 64, "seed": 3, "epoch": 0, "lanes": lanes}
-    whole = _rows(dataset, "train", "train_batches", first=0, **arguments)
-    assert _rows(dataset, "train", "train_batches", first=first, **arguments) == whole[first:]
 
 
 def test_epochs_seeds_and_lanes_differ_and_repeat(dataset: Path) -> None:
@@ -103,21 +95,6 @@ def test_evaluation_sees_every_row_once(dataset: Path, world_size: int) -> None:
     assert parts[0][:5] == [0, 1, 2, 3, 4]
 
 
-def test_batches_hold_what_the_shards_hold(dataset: Path) -> None:
-    manifest = load_manifest(dataset)
-    split = SplitReader(dataset, manifest, "val", CONFIG, rank=0, world_size=1)
-    (batch,) = split.eval_batches(501)
-    shards = manifest.splits["val"].shards
-    on_disk = {
-        kind: np.concatenate([np.load(shard_path(dataset, "val", shard.name, kind)) for shard in shards])
-        for kind in ("labels", "dense", "sparse")
-    }
-    np.testing.assert_array_equal(batch.labels.numpy(), on_disk["labels"][:, 0])
-    np.testing.assert_array_equal(batch.dense_features.numpy(), on_disk["dense"])
-    for column, feature in enumerate(manifest.num_embeddings):
-        np.testing.assert_array_equal(batch.sparse_features[feature].values().numpy(), on_disk["sparse"][:, column])
-
-
 def test_a_changed_byte_is_named(tmp_path: Path) -> None:
     manifest = write_dataset(tmp_path, {"train": 100, "val": 50})
     verify_splits(tmp_path, manifest, ["train", "val"], DataConfig())
@@ -129,15 +106,98 @@ def test_a_changed_byte_is_named(tmp_path: Path) -> None:
     verify_splits(tmp_path, manifest, ["train", "val"], DataConfig(verify=VerifyData.never))
 
 
-def test_an_id_beyond_its_table_is_named(tmp_path: Path) -> None:
-    manifest = write_dataset(tmp_path, {"train": 100})
-    manifest.num_embeddings = {**manifest.num_embeddings, "cat_2": 100}
-    (tmp_path / MANIFEST_NAME).unlink()
-    save_manifest(tmp_path, manifest)
-    arguments = {"global_batch_size": 10, "seed": 0, "epoch": 0, "first": 0}
-    message = r"train: shard 00000, row \d+, cat_2, a table of 100 rows: the id is not in it"
-    refused(message, _rows, tmp_path, "train", "train_batches", **arguments)
-
-
 def test_a_split_that_is_not_there_is_named(dataset: Path) -> None:
     refused("no split 'tst'; it has train, val, test", _rows, dataset, "tst", "eval_batches", global_batch_size=10)
+
+
+def test_rows_of_the_same_features_have_the_same_number() -> None:
+    sparse = np.array([[1], [1], [1], [1], [2], [1], [1], [1], [1]], np.int32)
+    dense = np.array([[0.5, 1]] * 8 + [[1, 0.5]], np.float32)
+    of_a = [[3, 4], [4, 3], [3], [3, 3], [3, 4], [], [3], [3, 4], [3, 4]]
+    of_b = [[], [], [4], [4], [], [3, 4], [4], [], []]
+    bags = tuple(
+        Bags(np.array([each for row in rows for each in row], np.int32), np.cumsum([0, *map(len, rows)]))
+        for rows in (of_a, of_b)
+    )
+    rows = RowArrays(np.zeros(9, np.float32), dense, sparse, bags)
+    keys = BatchBuilder(["one", "a", "b"], 9, ["a", "b"], None).batch(rows).row_keys()
+    assert keys.dtype == np.int64
+    expected = list(zip(dense.tolist(), sparse[:, 0].tolist(), map(sorted, of_a), map(sorted, of_b), strict=True))
+    for first in range(9):
+        for second in range(9):
+            assert (keys[first] == keys[second]) == (expected[first] == expected[second])
+
+
+ROWS = 1000
+DENSE, IDS = 13, 2000
+BYTES = ROWS * DENSE * 4 + ROWS * 4 + IDS * 4 + 2 * ROWS * 4  # numbers, labels, ids, lengths
+PINNED_KIB = 8 * BYTES / 1024  # four batches, each in blocks of up to twice its size
+
+
+def batch() -> Batch:
+    lengths = torch.full((2 * ROWS,), 1, dtype=torch.int32)
+    features = KeyedJaggedTensor(["a", "b"], torch.zeros(IDS, dtype=torch.int32), lengths=lengths)
+    return Batch(torch.zeros(ROWS, DENSE), features, torch.zeros(ROWS), ROWS)
+
+
+def machine(tmp_path: Path, free_kib: list[int], gpu_node: int) -> tuple[Path, Path]:
+    nodes = write_nodes(tmp_path / "nodes", {number: (1 << 20, kib, 0) for number, kib in enumerate(free_kib)})
+    return nodes, write_gpu(tmp_path / "pci", "0000:c1:00.0", gpu_node)
+
+
+def test_a_batch_knows_its_bytes() -> None:
+    assert batch().num_bytes == BYTES
+
+
+@pytest.mark.parametrize("count", [2, 4, 8])
+def test_processes_are_counted_on_their_own_node(tmp_path: Path, caplog: pytest.LogCaptureFixture, count: int) -> None:
+    caplog.set_level(logging.INFO, "clickwork")
+    enough = int(PINNED_KIB * 8 / count) + 1
+    nodes, pci = machine(tmp_path, [1] * (count - 1) + [enough], count - 1)
+    batches = [batch(), batch()]
+    assert list(with_room_checked(iter(batches), "0000:c1:00.0", 8, 3 << 30, nodes, pci)) == batches
+    assert f"are pinned for {8 // count} process(es) on NUMA node {count - 1}, which has" in caplog.text
+    assert "3.00 GiB of shards are read through the page cache" in caplog.text
+
+
+def test_too_little_on_the_gpus_node_is_refused_before_the_first_batch(tmp_path: Path) -> None:
+    nodes, pci = machine(tmp_path, [1 << 20, int(PINNED_KIB) - 1], 1)
+    with pytest.raises(UserError, match=r"on NUMA node 1, which has .* free: give a smaller train.global_batch_size"):
+        with_room_checked(iter([batch()]), "0000:c1:00.0", 1, 0, nodes, pci)
+    # Another GPU, whose node is not known: the freest.
+    assert len(list(with_room_checked(iter([batch()]), "0000:01:00.0", 1, 0, nodes, pci))) == 1
+
+
+def test_without_nodes_or_batches_nothing_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "clickwork")
+    nodes, pci = machine(tmp_path, [1], 0)
+    none: Iterator[Batch] = iter(())
+    assert list(with_room_checked(none, "0000:c1:00.0", 1, 0, nodes, pci)) == []
+    assert len(list(with_room_checked(iter([batch()]), "0000:c1:00.0", 1, 0, tmp_path / "none", pci))) == 1
+    assert not caplog.records
+
+
+SOURCE = ["data.source=synthetic", "data.synthetic.rows=3000"]
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    with mounted_disk(tmp_path, "64m") as disk:
+        yield disk
+
+
+@pytest.mark.medium
+def test_a_dataset_on_a_read_only_disk_is_used(
+    disk: Path, runtime: Runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    base = [*SMALL, *SOURCE, f"data.path={disk}/data", "record.tensorboard=false", "train.max_steps=3"]
+    assert train_here(runtime, *base, "run.name=before") == "completed"
+    remount(disk, "ro")
+    assert train_here(runtime, *base, "run.name=after") == "completed"
+    assert command_here(runtime, "evaluate", "run=runs/after", "split=val") == 0
+    assert command_here(runtime, "verify", "run=runs/after") == 0
+    other = [each.replace("rows=", "rows=1") for each in base]
+    refused(r"data: (another dataset is there|.*rows is)", train_here, runtime, *other, "run.name=other")
+    with pytest.raises(SystemExit):  # data_prep, in a process of its own, says why
+        train_here(runtime, *base, f"data.path={disk}/new", "run.name=new")

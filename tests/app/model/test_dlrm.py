@@ -9,38 +9,14 @@ import torch
 from torch import Tensor, nn
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from torchrec.models import dlrm
-from torchrec.modules.crossnet import LowRankCrossNet
 
 from app.config.model import DenseInit, Interaction, ModelConfig
 from app.model.dlrm import DLRM
 from app.model.embeddings import Vectors, make_sparse_arch
-from app.model.layers import (
-    CatInteraction,
-    DCNInteraction,
-    DotInteraction,
-    ProjectionInteraction,
-    ScalarPairsInteraction,
-    join,
-)
-from tests import reference
-from tests.app.conftest import composed
+from app.model.layers import DotInteraction, join
 
 FEATURES = {"cat_0": 11, "cat_1": 5, "cat_2": 40}
 DIM, NUM_DENSE, BATCH = 8, 6, 9
-
-
-@pytest.mark.parametrize("itself", [False, True])
-def test_dot_interaction_and_its_gradient_equal_the_oracle(itself: bool) -> None:
-    torch.manual_seed(0)
-    dense = torch.randn(BATCH, DIM, dtype=torch.float64, requires_grad=True)
-    sparse = torch.randn(BATCH, 3, DIM, dtype=torch.float64, requires_grad=True)
-    outputs = DotInteraction(3, DIM, itself)(dense, sparse)
-    oracle_outputs = reference.interact(dense, list(sparse.unbind(1)), "dot", itself)
-    torch.testing.assert_close(outputs, oracle_outputs)
-    weights = torch.randn_like(outputs)
-    gradients = torch.autograd.grad((outputs * weights).sum(), [dense, sparse])
-    expected = torch.autograd.grad((oracle_outputs * weights).sum(), [dense, sparse])
-    torch.testing.assert_close(gradients, expected)
 
 
 @pytest.mark.parametrize("itself", [False, True])
@@ -99,62 +75,6 @@ def test_dense_arch_does_not_wait_for_vectors_of_other_processes() -> None:
     assert model(torch.randn(BATCH, NUM_DENSE), _ids()).shape == (BATCH,)
 
 
-def test_cat_interaction_equals_the_oracle() -> None:
-    dense, sparse = torch.randn(BATCH, DIM), torch.randn(BATCH, 3, DIM)
-    expected = reference.interact(dense, list(sparse.unbind(1)), "cat", itself=False)
-    torch.testing.assert_close(CatInteraction(3, DIM)(dense, sparse), expected, rtol=0, atol=0)
-
-
-def test_dcn_and_its_gradients_equal_the_oracle() -> None:
-    torch.manual_seed(0)
-    interaction = DCNInteraction(4 * DIM, ModelConfig(dcn_num_layers=3, dcn_low_rank_dim=5)).double()
-    net = interaction.crossnet
-    assert isinstance(net, LowRankCrossNet)
-    for bias in net.bias:
-        torch.nn.init.normal_(bias)  # they begin as zeros
-    layers = list(zip(net.W_kernels, net.V_kernels, net.bias, strict=True))
-    _assert_equals_oracle(interaction, lambda dense, sparse: reference.cross(dense, sparse, layers))
-
-
-def test_projection_and_its_gradients_equal_the_oracle() -> None:
-    torch.manual_seed(0)
-    interaction = ProjectionInteraction(3, DIM, [7, 2 * DIM], [3 * DIM]).double()
-    sides = cast(list[nn.Sequential], [interaction.branch1, interaction.branch2])
-    branches: list[list[tuple[Tensor, Tensor]]] = [
-        [(layer.weight, layer.bias) for layer in side if isinstance(layer, nn.Linear)] for side in sides
-    ]
-    _assert_equals_oracle(interaction, lambda dense, sparse: reference.project(dense, sparse, *branches))
-
-
-def _assert_equals_oracle(interaction: torch.nn.Module, oracle: Callable[[Tensor, list[Tensor]], Tensor]) -> None:
-    """Outputs and the gradients of inputs and parameters, in float64."""
-    dense = torch.randn(BATCH, DIM, dtype=torch.float64, requires_grad=True)
-    sparse = torch.randn(BATCH, 3, DIM, dtype=torch.float64, requires_grad=True)
-    outputs, expected = interaction(dense, sparse), oracle(dense, list(sparse.unbind(1)))
-    assert outputs.shape == (BATCH, interaction.num_outputs)
-    torch.testing.assert_close(outputs, expected)
-    weights, inputs = torch.randn_like(outputs), [dense, sparse, *interaction.parameters()]
-    torch.testing.assert_close(
-        torch.autograd.grad((outputs * weights).sum(), inputs), torch.autograd.grad((expected * weights).sum(), inputs)
-    )
-
-
-@pytest.mark.parametrize(
-    ("interaction", "itself", "over_inputs"),
-    [
-        (Interaction.dot, False, DIM + 6),
-        (Interaction.dot, True, DIM + 10),
-        (Interaction.cat, False, 4 * DIM),
-        (Interaction.dcn, False, 4 * DIM),
-        (Interaction.projection, False, DIM + 16 * 16),
-    ],
-)
-def test_widths_follow_the_interaction(interaction: Interaction, itself: bool, over_inputs: int) -> None:
-    model = _model(interaction, itself)
-    assert cast(nn.Sequential, model.over_arch)[0].in_features == over_inputs
-    assert model(torch.randn(BATCH, NUM_DENSE), _ids()).shape == (BATCH,)
-
-
 DCN = {"dcn_num_layers": 2, "dcn_low_rank_dim": 6}
 BRANCHES = ([9, 3 * DIM], [2 * DIM])
 TORCHREC: dict[Interaction, tuple[Any, dict[str, Any], dict[str, Any]]] = {
@@ -172,8 +92,10 @@ TORCHREC: dict[Interaction, tuple[Any, dict[str, Any], dict[str, Any]]] = {
 def test_equals_torchrec_to_the_bit_forward_and_backward(interaction: Interaction) -> None:
     make, our_settings, their_settings = TORCHREC[interaction]
     model = _model(interaction, itself=False, **our_settings)
+    configs = [EmbeddingBagConfig(n, DIM, name=f"t_{k}", feature_names=[k]) for k, n in FEATURES.items()]
+    tables = EmbeddingBagCollection(tables=configs)
     torchrec_model = make(
-        _tables(), NUM_DENSE, dense_arch_layer_sizes=[12, DIM], over_arch_layer_sizes=[10, 1], **their_settings
+        tables, NUM_DENSE, dense_arch_layer_sizes=[12, DIM], over_arch_layer_sizes=[10, 1], **their_settings
     )
     torchrec_model.load_state_dict(dict(zip(torchrec_model.state_dict(), model.state_dict().values(), strict=True)))
     dense, ids, weights = torch.randn(BATCH, NUM_DENSE), _ids(), torch.randn(BATCH)
@@ -194,7 +116,6 @@ def test_equals_torchrec_to_the_bit_forward_and_backward(interaction: Interactio
 def test_what_a_graph_records_is_a_plain_step_without_the_parameters_themselves(
     interaction: Interaction, bf16: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Run as it would be recorded; graphs themselves are tried in tests/pretend_cuda/test_graphs.py."""
     model, dense, ids = _model(interaction, itself=False), torch.randn(BATCH, NUM_DENSE), _ids()
     cast_to_bf16 = partial(torch.autocast, "cpu", torch.bfloat16, bf16)
 
@@ -239,41 +160,6 @@ def test_linear_layers_begin_as_facebookresearch_draws_them() -> None:
         assert layer.weight.abs().max() > 3 * layer.weight.std()  # normal, not uniform
 
 
-# MLPerf's DLRM-DCNv2: rows of its 26 tables, none above 40 million.
-MLPERF_ROWS = [40_000_000, 39_060, 17_295, 7_424, 20_265, 3, 7_122, 1_543, 63, 40_000_000, 3_067_956, 405_282, 10]
-MLPERF_ROWS += [2_209, 11_938, 155, 4, 976, 14, 40_000_000, 40_000_000, 40_000_000, 590_152, 12_973, 108, 36]
-
-
-@pytest.mark.parametrize(
-    ("group", "rows", "embedding", "dense"),
-    [
-        ("dlrm", [1_000] * 26, 26_000 * 16, 155_984 + 320_001),  # 13-512-256-64-16 and 367-512-256-1
-        ("dlrm_dcn", MLPERF_ROWS, 204_184_588 * 128, 171_392 + 3 * 3_542_400 + 5_245_953),
-        ("dlrm_projection", MLPERF_ROWS, 204_184_588 * 128, 171_392 + 2 * 11_276_288 + 2_100_225),
-    ],
-)
-def test_parameters_of_whole_models_are_counted_without_memory(
-    group: str, rows: list[int], embedding: int, dense: int
-) -> None:
-    config = composed(f"model={group}").model
-    num_embeddings = {f"cat_{i}": n for i, n in enumerate(rows)}
-    with torch.device("meta"):
-        model = DLRM(config, 13, 26, make_sparse_arch(config, num_embeddings))
-    counts = {name: sum(p.numel() for p in part.parameters()) for name, part in model.named_children()}
-    assert counts.pop("sparse_arch") == embedding
-    assert sum(counts.values()) == dense
-
-
-def test_a_prediction_does_not_depend_on_the_batch() -> None:
-    model = _model(Interaction.dot, itself=True)
-    dense, ids = torch.randn(BATCH, NUM_DENSE), _ids()
-    alone = [
-        model(dense[i : i + 1], KeyedJaggedTensor(list(FEATURES), ids.values()[i::BATCH], lengths=torch.ones(3).int()))
-        for i in range(BATCH)
-    ]
-    torch.testing.assert_close(torch.cat(alone), model(dense, ids), rtol=1e-5, atol=1e-6)
-
-
 def test_a_linear_part_adds_the_first_elements_and_the_bias_begins_as_given() -> None:
     model, plain = (_model(Interaction.cat, itself=False, **keys) for keys in ({"linear": 3.0}, {}))
     dense, ids = torch.randn(BATCH, NUM_DENSE), _ids()
@@ -286,15 +172,6 @@ def test_a_linear_part_adds_the_first_elements_and_the_bias_begins_as_given() ->
     assert torch.equal(by_rank, model.score(dense, in_order, None))
     over_arch = cast(nn.Sequential, _model(Interaction.cat, itself=False, initial_logit=-2.5).over_arch)
     assert cast(nn.Linear, over_arch[-1]).bias.tolist() == [-2.5]
-
-
-def _tables() -> EmbeddingBagCollection:
-    return EmbeddingBagCollection(
-        tables=[
-            EmbeddingBagConfig(name=f"t_{k}", embedding_dim=DIM, num_embeddings=n, feature_names=[k])
-            for k, n in FEATURES.items()
-        ]
-    )
 
 
 def _model(interaction: Interaction, itself: bool, **settings: Any) -> DLRM:
@@ -311,19 +188,6 @@ def _ids() -> KeyedJaggedTensor:
     torch.manual_seed(2)
     values = torch.cat([torch.randint(0, n, (BATCH,)) for n in FEATURES.values()])
     return KeyedJaggedTensor(list(FEATURES), values, lengths=torch.ones(3 * BATCH, dtype=torch.int32))
-
-
-@pytest.mark.parametrize("mixes", [False, True])
-def test_scalar_pairs_equal_the_blogs_computation(mixes: bool) -> None:
-    torch.manual_seed(0)
-    dense = torch.randn(BATCH, 4, dtype=torch.float64, requires_grad=True)
-    sparse = torch.randn(BATCH, 3, 4, dtype=torch.float64, requires_grad=True)
-    outputs = ScalarPairsInteraction(3, 4, mixes)(dense, sparse)
-    oracle_outputs = reference.scalar_pairs(dense, list(sparse.unbind(1)), mixes)
-    torch.testing.assert_close(outputs, oracle_outputs, rtol=0, atol=0)
-    weights = torch.randn_like(outputs)
-    gradients = torch.autograd.grad((outputs * weights).sum(), [dense, sparse])
-    torch.testing.assert_close(gradients, torch.autograd.grad((oracle_outputs * weights).sum(), [dense, sparse]))
 
 
 @pytest.mark.parametrize("mixes", [False, True])

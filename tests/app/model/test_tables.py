@@ -1,5 +1,6 @@
-"""Tables of every kind against the oracle: what they give, how they are trained, where they begin."""
+"""Tables of every kind against the oracle: what they give, how they are trained, where they begin; runs with them."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -8,8 +9,6 @@ import torch
 from torch import Tensor
 from torchrec import KeyedJaggedTensor
 
-from app.config.app_config import AppConfig
-from app.config.kinds import OptimizerName, ScheduleName
 from app.config.model import (
     ModelConfig,
     Pooling,
@@ -22,8 +21,6 @@ from app.config.model import (
     TablesConfig,
     table_faults,
 )
-from app.config.train import OptimizerConfig, RunConfig, ScheduleConfig, TrainConfig
-from app.data.batch import Batch
 from app.model.embeddings import (
     SparseArch,
     alpha_rule,
@@ -40,12 +37,13 @@ from common.errors import UserError
 from common.keys import refuse
 from data_prep.dataset.format import Manifest
 from tests import reference
-from tests.app import loops
+from tests.app.conftest import SMALL, Command, Refusal, composed
+from tests.app.run_files import losses, summary
 from tests.changed import changed
 from tests.error_lines import refused
 
 FEATURES = {"a": 50, "b": 30, "c": 23, "d": 10, "e": 12}
-DIM, BATCH, NUM_DENSE = 16, 12, 5
+DIM, BATCH = 16, 12
 QR, MIXED = TableKind.qr, TableKind.mixed_dimension
 
 # Rows by feature of Criteo's Kaggle days, and widths by facebookresearch/dlrm's md_solver (run once).
@@ -114,12 +112,8 @@ def test_shared_tables_take_the_gradients_of_all_their_features() -> None:
     config = changed(config, {"tables.shared": {"s": ["c", "d"], "w": ["a", "e"]}})
     config.tables.overrides["w"] = config.tables.overrides.pop("a")
     module = make_sparse_arch(config, FEATURES)
-    assert {table.name: table.num_embeddings for table in module.tables} == {
-        "t_w": 50,
-        "t_b": 30,
-        "t_s_q": 6,
-        "t_s_r": 4,
-    }
+    sizes = {table.name: table.num_embeddings for table in module.tables}
+    assert sizes == {"t_w": 50, "t_b": 30, "t_s_q": 6, "t_s_r": 4}
     _draw(module)
     batch = _bags(seed=2)
     outputs, vectors = module(_as_kjt(batch))().values, _oracle_vectors(module, batch)
@@ -165,42 +159,8 @@ def test_tables_and_their_sizes_follow_the_formulas() -> None:
     shapes = {table.name: (table.num_embeddings, table.embedding_dim) for one in embeddings for table in one.tables}
     width = storable_width(reference.mixed_dimension(list(FEATURES.values()), DIM, 1.0, True)[1], DIM)
     assert width == 4
-    assert shapes == {
-        "t_a_q": (7, DIM),
-        "t_a_r": (8, DIM),
-        "t_b": (30, width),
-        "t_c_q": (3, DIM),
-        "t_c_r": (8, DIM),
-        "t_d": (10, DIM),
-        "t_e": (12, DIM),
-    }
-
-
-MIX = {
-    "a": TableOverride(kind=QR),
-    "b": TableOverride(kind=MIXED, dim=8, pooling=Pooling.mean),
-    "c": TableOverride(pooling=Pooling.weighted),
-    "s": TableOverride(kind=QR, qr_operation=QROperation.concat, qr_collisions=3),
-}
-
-
-@pytest.mark.parametrize("algorithm", [OptimizerName.sgd, OptimizerName.adagrad, OptimizerName.rowwise_adagrad])
-def test_training_all_kinds_equals_the_oracle(algorithm: OptimizerName, runtime: Runtime) -> None:
-    config = AppConfig(
-        run=RunConfig(name="mix"),
-        model=changed(_config(MIX), {"dense_arch": [8, DIM], "over_arch": [8, 1], "tables.shared": {"s": ["d", "e"]}}),
-        optimizer=OptimizerConfig(algorithm, 0.05, eps=None if algorithm is OptimizerName.sgd else 1e-3),
-        schedule=ScheduleConfig(ScheduleName.constant),
-        train=TrainConfig(global_batch_size=BATCH, log_every_steps=1),
-    )
-    this = session.build(config, runtime, Path("mix"), _manifest())
-    batches = [_bags(seed) for seed in range(6)]
-    dense = torch.randn(6, BATCH, NUM_DENSE, generator=torch.Generator().manual_seed(0))
-    labels = (dense[:, :, 0] > 0).float()
-    expected = _oracle_losses(this, batches, dense, labels, algorithm)
-    stream = [Batch(dense[i], _as_kjt(batches[i]), labels[i], BATCH) for i in range(6)]
-    state, _ = loops.train(this, stream, len(stream), config.train)
-    np.testing.assert_allclose(np.concatenate(state.losses), expected, rtol=2e-6)
+    expected = {"t_a_q": (7, DIM), "t_a_r": (8, DIM), "t_b": (30, width), "t_c_q": (3, DIM), "t_c_r": (8, DIM)}
+    assert shapes == expected | {"t_d": (10, DIM), "t_e": (12, DIM)}
 
 
 def test_initial_values_are_a_function_of_seed_table_and_row() -> None:
@@ -225,15 +185,11 @@ def test_facebookresearch_draws_quotients_and_remainders_between_its_bounds() ->
 
 
 def test_half_precision_tables_are_trained_as_fp16(runtime: Runtime) -> None:
-    config = AppConfig(
-        run=RunConfig(name="half"),
-        model=ModelConfig(
-            embedding_dim=DIM, dense_arch=[DIM], over_arch=[1], tables=TablesConfig(storage=Storage.fp16)
-        ),
-        optimizer=OptimizerConfig(OptimizerName.sgd, 0.5),
-        train=TrainConfig(global_batch_size=BATCH),
-    )
-    this = session.build(config, runtime, Path("half"), _manifest())
+    model = ["model.dense_arch=[16]", "model.over_arch=[1]", "model.tables.storage=fp16"]
+    config = composed(*model, "optimizer=sgd", "optimizer.lr=0.5", f"train.global_batch_size={BATCH}")
+    schema = {"label": "label", "dense": ["int_0"], "sparse": list(FEATURES), "ragged": list(FEATURES)}
+    manifest = Manifest(schema, {}, FEATURES, {}, [], 0, 0.0, "test")
+    this = session.build(config, runtime, Path("half"), manifest)
     weights = {name: local_shards(weight)[0].values for name, weight in table_weights(this.model)}
     before = {name: weight.clone() for name, weight in weights.items()}
     assert all(weight.dtype is torch.float16 for weight in weights.values())
@@ -266,10 +222,7 @@ def test_half_precision_tables_are_trained_as_fp16(runtime: Runtime) -> None:
         (TablesConfig(kind=QR, qr_collisions=1), "model.tables.qr_collisions=1: must be at least 2"),
         (TablesConfig(kind=MIXED, dim=20), "model.tables.dim=20: must be a multiple of 4"),
         (TablesConfig(kind=QR, overrides={"a": TableOverride(dim=8)}), "model.tables.overrides.a.dim=8: has no effect"),
-        (
-            TablesConfig(kind=QR, qr_operation=QROperation.pooled_mult, pooling=Pooling.weighted),
-            "use qr_operation=mult",
-        ),
+        (TablesConfig(QR, qr_operation=QROperation.pooled_mult, pooling=Pooling.weighted), "use qr_operation=mult"),
         (TablesConfig(overrides={"z": TableOverride()}), "no sparse feature z; it has a, b, c, d, e"),
         (TablesConfig(shared={"s": ["a", "z"]}), "model.tables.shared.s: the dataset has no sparse feature z"),
         (TablesConfig(shared={"s": ["a"]}), "at least two features"),
@@ -334,56 +287,56 @@ def _weight(module: torch.nn.Module, table: str) -> Tensor:
 def _oracle_vectors(module: SparseArch, bags: dict[str, list[Tensor]]) -> dict[str, Tensor]:
     """Vectors [B, D] by feature from the module's own parameters."""
     parameters: dict[str, Tensor] = dict(module.named_parameters())
-    tables = {table.name: _weight(module, table.name) for table in module.tables}
-    return _vectors(module, bags, tables, parameters)
-
-
-def _vectors(
-    module: SparseArch, bags: dict[str, list[Tensor]], tables: dict[str, Tensor], others: dict[str, Tensor]
-) -> dict[str, Tensor]:
     vectors = {}
     for one in module.embeddings:
         kind = "plain" if one.operation is None else one.operation.value
-        weights = others.get(f"row_weights.{one.key}.weight")
-        projection = others.get(f"projections.{one.key}.weight")
+        weights = parameters.get(f"row_weights.{one.key}.weight")
+        projection = parameters.get(f"projections.{one.key}.weight")
         for feature in one.features:
-            matrices = [tables[table.name] for table in one.tables]
+            matrices = [_weight(module, table.name) for table in one.tables]
             vector = reference.pool(bags[feature], matrices, kind, one.pooling.value, weights)
             vectors[feature] = vector if projection is None else vector @ projection.T
     return vectors
 
 
-def _oracle_losses(
-    this: session.Session, batches: list[dict[str, list[Tensor]]], dense: Tensor, labels: Tensor, name: OptimizerName
-) -> list[float]:
-    """The same training by the oracle in float64, from the session's initial values."""
-    initial = {key: torch.from_numpy(values).double().requires_grad_() for key, values in this.parameters()}
-    module = this.model.module.sparse_arch
-    tables = {table.name: initial[table.name] for table in module.tables}
-    others = {key: value for key, value in initial.items() if key not in tables}
-    arches = {
-        arch: [(others[f"{arch}.{n}.weight"], others[f"{arch}.{n}.bias"]) for n in (0, 2)]
-        for arch in ("dense_arch", "over_arch")
-    }
-    update = reference.Optimizer(name.value, list(tables.values()), list(others.values()), eps=1e-3)
-    losses = []
-    for number, bags in enumerate(batches):
-        sparse = {key.removeprefix("sparse_arch."): value for key, value in others.items()}
-        vectors = _vectors(module, bags, tables, sparse)
-        logits = reference.logits_of(
-            dense[number].double(),
-            [vectors[feature] for feature in FEATURES],
-            arches["dense_arch"],
-            arches["over_arch"],
-        )
-        loss = reference.bce(logits, labels[number].double())
-        loss.backward()
-        update.step(0.05)
-        losses.append(loss.item())
-    return losses
+# user and item have one id a row, genres two, tags none to many
+KINDS = ["+model.tables.overrides.user.kind=qr", "+model.tables.overrides.user.qr_operation=concat"]
+KINDS += ["+model.tables.overrides.tags.kind=qr", "+model.tables.overrides.tags.pooling=mean"]
+KINDS += ["+model.tables.overrides.item.kind=mixed_dimension", "model.tables.alpha=0.6"]
+KINDS += ["+model.tables.overrides.item.storage=fp16", "+model.tables.overrides.genres.pooling=weighted"]
+KINDS += ["train.global_batch_size=32"]
 
 
-def _manifest() -> Manifest:
-    dense = [f"int_{i}" for i in range(NUM_DENSE)]
-    schema = {"label": "label", "dense": dense, "sparse": list(FEATURES), "ragged": list(FEATURES)}
-    return Manifest(schema, {}, FEATURES, {}, [], 0, 0.0, "test")
+@pytest.mark.slow("processes")
+def test_two_processes_with_three_sharding_types_train_as_one(run_app: Command, ragged: Path, tmp_path: Path) -> None:
+    types = {"t_user_q": "column_wise", "t_user_r": "row_wise", "t_tags_q": "row_wise", "t_tags_r": "column_wise"}
+    types |= {"t_item": "row_wise", "t_genres": "column_wise"}
+    overrides = [*SMALL, *KINDS, f"data.path={ragged}", "train.max_steps=40", "model.interaction=projection"]
+    overrides += [*(f"+sharding.tables.{table}.types={kind}" for table, kind in types.items())]
+    for name, processes in (("alone", 1), ("pair", 2)):
+        run_app("train", *overrides, f"run.name={name}", processes=processes)
+    alone, pair = tmp_path / "runs/alone", tmp_path / "runs/pair"
+    plan = json.loads((pair / "manifest.json").read_bytes())["plan"]
+    assert {name: entry["type"] for name, entry in plan.items()} == types
+    np.testing.assert_allclose(losses(pair), losses(alone), rtol=2e-5)
+    result = run_app("evaluate", "run=runs/pair", "split=val", "runtime.num_threads=1")
+    assert json.loads(result.stdout)["logloss"] == pytest.approx(summary(pair)["eval"]["logloss"], abs=1e-6)
+
+
+QR_TAGS = "+model.tables.overrides.tags.kind=qr"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (f"{QR_TAGS} sharding=data_parallel", "t_tags_q is looked up id by id"),
+        (f"{QR_TAGS} optimizer=adam", "by id, such as t_tags_q; use optimizer=sgd or adagrad or rowwise_adagrad"),
+        ("model.tables.storage=fp16 sharding=data_parallel", "t_user is not stored as fp32"),
+        ("+model.tables.overrides.tags.kidn=qr", "kidn"),
+        ("model.tables.kind=round", "plain, qr, mixed_dimension"),
+    ],
+)
+def test_what_cannot_be_is_said_in_one_line(
+    overrides: str, message: str, refused_command: Refusal, ragged: Path
+) -> None:
+    assert message in refused_command("train", *SMALL, f"data.path={ragged}", "run.name=no", *overrides.split())

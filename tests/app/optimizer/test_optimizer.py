@@ -19,14 +19,13 @@ from app.model.embeddings import table_of
 from app.optimizer import _make_optimizer, learning_rate, set_learning_rate, set_step
 from app.runtime.platform import Runtime
 from app.sharding import planner
-from app.sharding.plan import table_blocks, table_weights
+from app.sharding.plan import table_weights
 from app.training import checkpointer
 from app.training.session import Session
 from app.training.state import RunState
 from common.errors import UserError
 from data_prep.dataset.format import load_manifest
-from tests import reference
-from tests.app.conftest import SMALL, Refusal, built, composed
+from tests.app.conftest import SMALL, Refusal, built
 from tests.error_lines import refused
 
 GOLDEN = Path(__file__).parents[2] / "golden/reference/lr_policy.npz"
@@ -43,27 +42,6 @@ def test_schedule_equals_facebookresearch() -> None:
         config = ScheduleConfig(ScheduleName.warmup_poly, warmup, start, steps)
         rates = [learning_rate(1.0, config, step) for step in range(len(golden[key]))]
         np.testing.assert_array_equal(rates, golden[key], err_msg=key)
-
-
-def test_cosine_equals_torch() -> None:
-    config = ScheduleConfig(ScheduleName.cosine, warmup_steps=5, decay_start_step=9, decay_steps=20, end_factor=0.1)
-    parameter = torch.nn.Parameter(torch.zeros(1))
-    half_cosine = torch.optim.lr_scheduler.CosineAnnealingLR(torch.optim.SGD([parameter], lr=0.4), 20, eta_min=0.04)
-    rates = []
-    for _ in range(21):
-        rates += half_cosine.get_last_lr()
-        half_cosine.optimizer.step()
-        half_cosine.step()
-    expected = [0.08, 0.16, 0.24, 0.32, 0.4, 0.4, 0.4, 0.4, 0.4, *rates[1:], *3 * [0.04]]
-    actual = [learning_rate(0.4, config, step) for step in [*range(9), *range(10, 33)]]
-    assert actual == pytest.approx(expected, rel=1e-12)
-
-
-def test_warmup_begins_at_0_and_holds() -> None:
-    """MLPerf's DLRMv4: base * min(1, step / 24000)."""
-    config = composed("schedule=warmup", "optimizer.lr=1e-6")
-    rates = [learning_rate(config.optimizer.lr, config.schedule, step) for step in (0, 1, 8_100, 24_000, 90_000)]
-    assert rates == pytest.approx([0.0, 1e-6 / 24_000, 0.3375e-6, 1e-6, 1e-6], rel=1e-12)
 
 
 STATES = {  # of torch's optimizers that train; the others are refused
@@ -104,49 +82,8 @@ def test_each_of_torchs_optimizers_trains_or_is_refused(name: str) -> None:
             refused(f"torch.optim:{name}: ", by_row, state)
 
 
-FUSED_HERE = [OptimizerName.sgd, OptimizerName.adagrad, OptimizerName.rowwise_adagrad]
-
-
-@pytest.mark.slow("examples")
-@pytest.mark.parametrize(
-    ("algorithm", "kind"),
-    [*((algorithm, "table_wise") for algorithm in FUSED_HERE), *((each, "data_parallel") for each in OptimizerName)],
-)
-def test_changing_rates_equal_the_oracle(algorithm: OptimizerName, kind: str, runtime: Runtime, dataset: Path) -> None:
-    """Tables (fused, or replicated) and dense parameters follow a schedule exactly as plain torch does."""
-    overrides = [f"optimizer={algorithm.value}", "optimizer.lr=0.05", "optimizer.sparse_lr=0.03"]
-    overrides += ["optimizer.eps=1e-8"] * (algorithm is not OptimizerName.sgd)
-    overrides += ["schedule=warmup_poly", "schedule.warmup_steps=3", "schedule.decay_start_step=5"]
-    overrides += ["schedule.decay_steps=6"]
-    this = built(runtime, dataset, *ANY, *overrides, f"sharding.types={kind}")
-    names = [name for name, _ in table_weights(this.model)]
-    tables = [w.clone().double().requires_grad_() for w in _tables(this)]
-    dense = [p.detach().clone().double().requires_grad_() for p in _dense(this)]
-    layers = list(zip(dense[::2], dense[1::2], strict=True))
-    oracle = reference.Optimizer(algorithm.value, tables, dense, eps=1e-8)
-    features = [name.removeprefix("t_") for name in names]
-    for step, batch in enumerate(this.predictor.split("train").train_batches(128, seed=5, epoch=0, first=0)):
-        lr = learning_rate(0.05, this.config.schedule, step)
-        set_learning_rate(this.optimizer, lr, 0.6 * lr)
-        this.optimizer.zero_grad()
-        loss = torch.nn.functional.binary_cross_entropy_with_logits(this.forward(batch), batch.labels)
-        loss.backward()
-        this.optimizer.step()
-        ids = [batch.sparse_features[feature].values().long() for feature in features]
-        bags = [list(torch.split(values, 1)) for values in ids]
-        logits = reference.dlrm_logits(batch.dense_features.double(), bags, tables, layers[:2], layers[2:])
-        expected = reference.bce(logits, batch.labels.double())
-        expected.backward()
-        oracle.step(lr, 0.6 * lr)
-        assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
-    # Adagrad divides a first gradient by its own size: where that is almost 0, rounding decides (fp32, float64).
-    for parameter, oracle_parameter in zip([*_tables(this), *_dense(this)], [*tables, *dense], strict=True):
-        np.testing.assert_allclose(parameter.detach().numpy(), oracle_parameter.detach().numpy(), atol=1e-4)
-
-
 @pytest.mark.parametrize("algorithm", ["adam", "rowwise_adam", "lamb", "rowwise_lamb", "rowwise_adagrad"])
 def test_a_checkpoint_holds_all_of_it(algorithm: str, runtime: Runtime, dataset: Path, tmp_path: Path) -> None:
-    """Going on from it gives the bits of going on without it; what FBGEMM cannot fuse here is data-parallel."""
     whole, resumed = (built(runtime, dataset, *ANY, f"optimizer={algorithm}") for _ in range(2))
     expected = "table_wise" if algorithm == "rowwise_adagrad" else "data_parallel"
     assert {entry.type for entry in whole.plan.describe_tables().values()} == {expected}
@@ -184,23 +121,6 @@ def test_what_fbgemm_lacks_on_cpu_is_said_or_refused(
         built(runtime, dataset, *ANY, "optimizer=adam")
 
 
-def test_only_dense_gradients_are_clipped_and_by_their_common_norm(runtime: Runtime, dataset: Path) -> None:
-    """With SGD, the step of all dense parameters together then has the length lr * max_grad_norm."""
-    keys = [*ANY, "optimizer=sgd", "optimizer.lr=0.1"]
-    free, clipped = (built(runtime, dataset, *keys, f"optimizer.max_grad_norm={it}") for it in ("null", "0.001"))
-    before = [parameter.detach().clone() for parameter in _dense(clipped)]
-    for this in (free, clipped):
-        _train(this, 0, 1)
-    free_step, step = (
-        torch.cat([(new - old).flatten() for new, old in zip(_dense(this), before, strict=True)]).norm().item()
-        for this in (free, clipped)
-    )
-    assert step == pytest.approx(0.1 * 0.001, rel=1e-3)
-    assert free_step > 0.1 * 0.01
-    for clipped_table, free_table in zip(_tables(clipped), _tables(free), strict=True):
-        torch.testing.assert_close(clipped_table, free_table, rtol=0, atol=0)
-
-
 def test_dense_parameters_may_have_another_algorithm(runtime: Runtime, dataset: Path) -> None:
     """Row-wise Adagrad for tables, Adam for the rest: Adam's first step moves every weight by lr."""
     keys = ["optimizer=rowwise_adagrad", "optimizer.lr=0.001", "optimizer.sparse_lr=0.05", "optimizer.eps=1e-12"]
@@ -222,10 +142,6 @@ def _train(this: Session, first: int, last: int, rates: tuple[float, float] = (0
         this.optimizer.zero_grad()
         torch.nn.functional.binary_cross_entropy_with_logits(this.forward(batch), batch.labels).backward()
         this.optimizer.step()
-
-
-def _tables(this: Session) -> list[torch.Tensor]:
-    return [torch.cat([*table_blocks(weight)]) for _, weight in table_weights(this.model)]
 
 
 def _dense(this: Session) -> list[torch.nn.Parameter]:

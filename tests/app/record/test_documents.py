@@ -1,67 +1,38 @@
-"""Documents of a run: as they are written, and as they are read; its directory."""
+"""Documents of a run: as they are written, and as they are read; its directory, its scores, its checkout."""
 
+import hashlib
 import json
 import shutil
 import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 
 from app.checkpoint.files import read_state
 from app.metrics.documents import decode_event
-from app.record import directory
+from app.record import directory, provenance
 from app.record.directory import RunDirectory
-from app.record.documents import read_curves, read_events, read_manifest, read_step_times, read_summary
+from app.record.documents import (
+    kept_splits,
+    read_curves,
+    read_events,
+    read_manifest,
+    read_scores,
+    read_step_times,
+    read_summary,
+    write_scores,
+)
 from app.sharding.documents import PlanFile
 from app.sharding.plan import load_plan
 from common.documents import plain, plain_object
 from common.errors import UserError
 from tests.app.run_files import rewrite_state
+from tests.error_lines import refused
 
-LAYOUT = Path(__file__).parents[2] / "golden" / "documents.txt"
-# Whose keys may vary from machine to machine, or are those of other documents.
-LEAVES = ("environment", "versions", "devices", "files", "tables", "t_cat_0", "fingerprint", "phases")
-
-
-def key_paths(document: Any, path: str = "") -> Iterator[str]:
-    """The dotted keys of a document in its order."""
-    entries = list(document.items()) if isinstance(document, dict) else []
-    if isinstance(document, list) and document and isinstance(document[0], dict):
-        entries = [("0", document[0])]
-    for key, value in entries:
-        yield f"{path}{key}"
-        if key not in LEAVES:
-            yield from key_paths(value, f"{path}{key}.")
-
-
-def layout_of(run: Path) -> list[str]:
-    """Each document's keys in the order of the file, of events one of each kind."""
-    lines = []
-    for path in ("manifest.json", "summary.json", "curves.json", "step_times.json", "state.json"):
-        file = run / path
-        if path == "state.json":
-            file = sorted(run.glob("checkpoints/step_*/state.json"))[-1]
-        lines += [f"{path} {key}" for key in key_paths(json.loads(file.read_bytes()))]
-    by_kind = {event["event"]: event for event in map(json.loads, (run / "metrics.jsonl").open())}
-    return lines + [f"metrics.jsonl {kind}.{key}" for kind in sorted(by_kind) for key in key_paths(by_kind[kind])]
-
-
-def test_documents_are_written_as_recorded(recorded: Path) -> None:
-    """Keys and their order, as recorded; every byte but values by the json module."""
-    assert layout_of(recorded) == LAYOUT.read_text().splitlines()
-    for name in ("manifest.json", "summary.json"):
-        content = (recorded / name).read_text()
-        assert content == json.dumps(json.loads(content), indent=1) + "\n"
-    for name in ("curves.json", "step_times.json"):
-        content = (recorded / name).read_text()
-        assert content == json.dumps(json.loads(content))
-    for path in recorded.glob("checkpoints/step_*/state.json"):
-        assert path.read_text() == json.dumps(json.loads(path.read_bytes()), indent=1)
-    for line in (recorded / "metrics.jsonl").read_text().splitlines():
-        assert line == json.dumps(json.loads(line))
+GOLDEN = Path(__file__).parents[2] / "golden/run"
 
 
 class Kind(NamedTuple):
@@ -126,7 +97,6 @@ def test_a_document_is_read_as_it_is_written_and_further_keys_stay(name: str, ru
 
 @pytest.mark.parametrize("name", KINDS)
 def test_a_damaged_document_is_refused_in_one_line(name: str, run: Path) -> None:
-    """By file and key, with what to do: a key is missing, or of another type; the file is cut short."""
     kind = KINDS[name]
     whole = (run / kind.path).read_bytes()
 
@@ -149,12 +119,10 @@ def test_a_damaged_document_is_refused_in_one_line(name: str, run: Path) -> None
         assert "\n" not in text
         assert any(remedy in text for remedy in ("; remove", "train the run again", "app.plan plan.out=FILE"))
     (run / kind.path).write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(UserError, match="manifest.json" if name == "manifest" else str(run / kind.path)):
-        kind.read(run)
+    refused("manifest.json" if name == "manifest" else str(run / kind.path), kind.read, run)
 
 
 def test_events_are_read_as_they_are_written(run: Path) -> None:
-    """Whatever their kind; a number is found by its name wherever it stands, and none is made of a text."""
     lines = (run / "metrics.jsonl").read_text().splitlines()
     lines += [
         '{"event": "of another version", "step": 8, "samples": 512, "seconds": 2.5, "new": {"x": [1]}}',
@@ -186,23 +154,14 @@ def test_a_line_that_is_no_event_is_named_unless_a_kill_cut_it_off(line: str, re
     (run / "metrics.jsonl").write_text("\n".join([*lines, line]))
     assert len(read_events(run)) == len(lines)
     (run / "metrics.jsonl").write_text("\n".join([line, *lines]))
-    with pytest.raises(UserError, match=r"metrics.jsonl: line 1 is not an event .*; delete the line"):
-        read_events(run)
+    refused(r"metrics.jsonl: line 1 is not an event .*; delete the line", read_events, run)
 
 
 def test_the_golden_run_is_read_whole() -> None:
-    golden = LAYOUT.parent / "run"
-    assert plain(read_manifest(golden)) == json.loads((golden / "manifest.json").read_bytes())
-    assert plain(read_summary(golden)) == json.loads((golden / "summary.json").read_bytes())
-    lines = (golden / "metrics.jsonl").read_text().splitlines()
-    assert [plain(event) for event in read_events(golden)] == [json.loads(line) for line in lines]
-
-
-@pytest.mark.medium
-def test_reading_a_run_needs_neither_torch_nor_the_configuration() -> None:
-    modules = "app.report.page, app.report.compare, app.checkpoint.files, app.sharding.documents"
-    heavy = "import sys; print([name for name in ('torch', 'omegaconf', 'hydra') if name in sys.modules])"
-    assert subprocess.check_output([sys.executable, "-c", f"import {modules}; {heavy}"], text=True) == "[]\n"
+    for name, read in (("manifest", read_manifest), ("summary", read_summary), ("curves", read_curves)):
+        assert plain(read(GOLDEN)) == json.loads((GOLDEN / f"{name}.json").read_bytes())
+    lines = (GOLDEN / "metrics.jsonl").read_text().splitlines()
+    assert [plain(event) for event in read_events(GOLDEN)] == [json.loads(line) for line in lines]
 
 
 def test_a_run_that_did_not_begin_leaves_no_directory(tmp_path: Path) -> None:
@@ -217,3 +176,104 @@ def test_a_full_disk_is_told(logged: pytest.LogCaptureFixture) -> None:
         with directory.ignoring_full_disk():
             raise error
         assert logged.messages[-1] == f"the last figures were not written: {reason}"
+
+
+LOGITS = np.array([0.5, -1.0, 2.0], np.float32)
+LABELS = np.array([1.0, 0.0, 1.0], np.float32)
+
+
+def test_scores_are_read_as_they_were_written(tmp_path: Path) -> None:
+    assert kept_splits(tmp_path) == []
+    for split in ("val", "test", "late"):
+        write_scores(tmp_path, split, 7, "d" * 64, LOGITS, LABELS)
+    assert kept_splits(tmp_path) == ["test", "late", "val"]
+    scores = read_scores(tmp_path, "test")
+    assert (scores.about.rows, scores.about.step, scores.about.dataset) == (3, 7, "d" * 64)
+    assert scores.logits.tolist() == LOGITS.tolist()
+    assert scores.labels.tolist() == [True, False, True]
+    assert np.load(tmp_path / "scores/test.logits.npy").dtype == np.float32
+    assert np.load(tmp_path / "scores/test.labels.npy").dtype == np.bool_
+    with pytest.raises(FileNotFoundError):
+        read_scores(tmp_path, "train")
+
+
+@pytest.mark.parametrize("name", ["logits", "labels"])
+@pytest.mark.parametrize("is_there", [True, False])
+def test_an_array_of_another_writing_is_no_part_of_it(tmp_path: Path, name: str, is_there: bool) -> None:
+    write_scores(tmp_path, "test", 7, "d", LOGITS, LABELS)
+    path = tmp_path / f"scores/test.{name}.npy"
+    np.save(path, np.load(path)[:-1])
+    if not is_there:
+        path.unlink()
+    refused(rf"test\.{name}\.npy: damaged .*keep_scores=3", read_scores, tmp_path, "test")
+
+
+def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+    path = write_scores(tmp_path, "test", 7, "d", LOGITS, LABELS)
+    path.write_text(json.dumps({**json.loads(path.read_bytes()), "rows": "x"}))
+    refused(r"test\.json: damaged \(key 'rows' is \"x\"", read_scores, tmp_path, "test")
+
+
+def git(cwd: Path, *arguments: str) -> str:
+    command = ["git", "-c", "user.name=x", "-c", "user.email=x@y", *arguments]
+    return subprocess.run(command, cwd=cwd, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def commit(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The first commit of a checkout that the program is to be in."""
+    monkeypatch.setattr(provenance, "REPOSITORY", checkout)
+    git(checkout, "init", "--quiet")
+    git(checkout, "commit", "--quiet", "--allow-empty", "--message", "first")
+    return git(checkout, "rev-parse", "HEAD")
+
+
+def test_whatever_lies_in_a_checkout_is_no_hindrance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Untracked files of the packages count, by name and content, others do not; a link to a directory, one that leads
+    nowhere, another checkout, and a file that is gone by the time it is read."""
+
+    def code() -> dict[str, str | None]:
+        code_version = provenance.describe_run().code
+        assert code_version
+        return {"git_sha": code_version.git_sha or None, "dirty_diff_sha256": code_version.dirty_diff_sha256 or None}
+
+    clean_commit = commit(tmp_path, monkeypatch)
+    clean = code()
+    assert clean == {"git_sha": clean_commit, "dirty_diff_sha256": None}
+    for name in ("ads.tsv", "ratings.yaml", "mine.py", "exports/served/score.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("x")
+    (tmp_path / "logs").symlink_to("/usr")
+    assert code() == clean
+    (tmp_path / "clickwork").mkdir()
+    (tmp_path / "clickwork/new.py").write_bytes(b"x")
+    assert code()["dirty_diff_sha256"] == hashlib.sha256(b"clickwork/new.pyx").hexdigest()
+    (tmp_path / "clickwork/new.py").unlink()
+    app = tmp_path / "app"
+    app.mkdir()
+    (app / "new.txt").write_bytes(b"x" * 3_000_000)
+    assert code()["dirty_diff_sha256"] == hashlib.sha256(b"app/new.txt" + b"x" * 3_000_000).hexdigest()
+    (app / "new.txt").unlink()
+    (app / "data").symlink_to("/usr")
+    (app / "nowhere").symlink_to("gone")
+    (app / "other").mkdir()
+    git(app / "other", "init", "--quiet")
+    names = b"app/data/usr" + b"app/nowheregone" + b"app/other/"
+    assert code()["dirty_diff_sha256"] == hashlib.sha256(names).hexdigest()
+    listed = provenance._run_git
+
+    def listed_with_one_gone(*arguments: str) -> bytes | None:
+        return b"app/swap\0" if arguments[0] == "ls-files" else listed(*arguments)
+
+    monkeypatch.setattr(provenance, "_run_git", listed_with_one_gone)
+    assert code()["dirty_diff_sha256"] == hashlib.sha256(b"app/swap").hexdigest()
+
+
+@pytest.mark.parametrize("form", ["branch", "packed", "detached"])
+def test_the_commit_is_read_without_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
+    expected = commit(tmp_path, monkeypatch)
+    if form == "packed":
+        git(tmp_path, "pack-refs", "--all")
+    if form == "detached":
+        git(tmp_path, "checkout", "--quiet", "--detach")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert provenance.code()["git_sha"] == expected

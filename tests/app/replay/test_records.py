@@ -1,28 +1,28 @@
-"""A figure of a record that was not computed is found, wherever it stands; what no replay repeats is named."""
+"""Whatever is altered in a run's record, verify finds it, or names it among what it does not compare."""
 
 import json
+import re
 import shutil
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from app import verify as compare
-from app.checkpoint.saver import Saver
-from app.record.directory import RunDirectory
+from app import verify
 from app.record.documents import RunManifest
 from app.runtime.platform import Runtime
-from app.training.loop import TrainingRun
-from app.verify import Launch, ReplayComparison, changes
+from app.verify import BY_LAUNCHER, NOT_COMPARED, Launch, Replay, changes, compare_records, is_compared, launches_of
 from common.documents import convert
 from common.errors import UserError
-from tests.app.conftest import built
-from tests.app.in_process import command_here
-from tests.app.run_files import events, summary
-from tests.app.summaries import LEAST_MANIFEST
+from tests.app.conftest import SMALL
+from tests.app.in_process import command_here, train_here, train_until
+from tests.app.run_files import LEAST_MANIFEST, events, summary
+from tests.error_lines import refused
+from tests.oracles import alterations
+from tests.oracles.alterations import Alteration
 
 Report = dict[str, Any]
 Verified = Callable[..., tuple[int, Report]]
@@ -64,63 +64,21 @@ def rewritten(path: Path, change: Callable[[Any], Any]) -> None:
     path.write_text("".join(json.dumps(change(line)) + "\n" for line in lines), encoding="utf-8")
 
 
-def in_summary(part: str | None, key: str, value: Any) -> Callable[[Path], None]:
-    def change(summary: Any) -> Any:
-        of = summary if part is None else summary[part]
-        of[key] = value
-        return summary
+def spoil_loss(run: Path) -> None:
+    """Give step 8's window another loss."""
 
-    return lambda run: rewritten(run / "summary.json", change)
+    def change(event: Any) -> Any:
+        return {**event, "loss": 1.001 * event["loss"]} if (event["event"], event["step"]) == ("train", 8) else event
 
-
-def in_event(kind: str, step: int, key: str, change: Callable[[Any], Any]) -> Callable[[Path], None]:
-    def changed(event: Any) -> Any:
-        is_target = (event["event"], event["step"]) == (kind, step)
-        return {**event, key: change(event[key])} if is_target else event
-
-    return lambda run: rewritten(run / "metrics.jsonl", changed)
+    rewritten(run / "metrics.jsonl", change)
 
 
-Changes = dict[str, tuple[Callable[[Path], None], str]]
-QUICK: Changes = {
-    "the AUC of the summary": (in_summary("eval", "auc", 0.9077), "auc"),
-    "the summary's status": (in_summary(None, "status", "target_reached"), "status"),
-    "the summary's last evaluation": (in_summary("last", "ne", 0.5), "ne"),
-    "a loss a little": (in_event("train", 8, "loss", lambda loss: loss * 1.001), "loss"),
-    "an evaluation of the training split": (in_event("eval_train", 10, "accuracy", lambda old: old - 0.1), "accuracy"),
-}
-SLOW: Changes = {
-    "the summary's logloss": (in_summary("eval", "logloss", 0.1), "logloss"),
-    "the summary's steps": (in_summary(None, "steps", 13), "steps"),
-    "the summary's samples": (in_summary(None, "samples", 9), "samples"),
-    "the summary's parameters": (in_summary("parameters", "dense", 1), "dense"),
-    "the summary's skipped steps": (in_summary("train", "skipped_steps", 1), "skipped_steps"),
-    "the summary's training loss": (in_summary("train", "loss", 0.5), "loss"),
-    "the step of its evaluation": (in_summary("eval", "step", 10), "step"),
-    "the step of its last evaluation": (in_summary("last", "step", 10), "step"),
-    "the summary's best": (in_summary("best", "auc", 0.99), "auc"),
-    "the loss of a window": (in_event("train", 8, "loss", lambda loss: 0.01), "loss"),
-    "the rate of a window": (in_event("train", 8, "lr", lambda lr: 2 * lr), "lr"),
-    "an earlier evaluation": (in_event("eval", 5, "pr_auc", lambda auc: auc + 0.1), "pr_auc"),
-}
-
-
-@pytest.mark.parametrize("case", [*QUICK, *(pytest.param(case, marks=pytest.mark.slow) for case in SLOW)])
-def test_a_changed_figure_is_found(case: str, run: Path, verified: Verified) -> None:
-    change, figure = {**QUICK, **SLOW}[case]
-    change(run)
+def test_a_changed_figure_is_found(run: Path, verified: Verified) -> None:
+    rewritten(run / "summary.json", lambda old: {**old, "eval": {**old["eval"], "auc": 0.9077}})
+    spoil_loss(run)
     status, report = verified()
     assert (status, report["verdict"]) == (1, "different")
-    assert figure in [one["figure"] for one in report["figures"]]
-
-
-@pytest.mark.slow("processes")
-@pytest.mark.parametrize("digest", ["parameters", "losses"])
-def test_a_changed_digest_is_found(digest: str, run: Path, verified: Verified) -> None:
-    in_summary("digest", digest, "0" * 64)(run)
-    rewritten(run / "manifest.json", lambda manifest: {**manifest, "code": {**manifest["code"], "git_sha": "another"}})
-    status, report = verified()
-    assert (status, report["same_digests"][digest]) == (1, False)
+    assert {"auc", "loss"} <= {one["figure"] for one in report["figures"]}
 
 
 @pytest.mark.slow("processes")
@@ -128,51 +86,50 @@ def test_without_checkpoints_the_same_is_compared(run: Path, verified: Verified)
     shutil.rmtree(run / "checkpoints")
     report = verified()[1]
     assert (report["verdict"], report["same_digests"]) == ("identical", {"parameters": True, "losses": True})
-    in_event("train", 8, "loss", lambda loss: loss * 1.01)(run)
+    spoil_loss(run)
     status, report = verified()
     assert (status, report["losses"]["first_step"]) == (1, 8)
 
 
 @pytest.mark.parametrize("version", [1, 99])
 def test_a_summary_of_another_version_is_refused(version: int, runtime: Runtime, run: Path) -> None:
-    in_summary(None, "version", version)(run)
-    with pytest.raises(UserError, match=rf"summary\.json is of version {version}, and this one reads 3"):
-        command_here(runtime, "verify", f"run={run}")
+    rewritten(run / "summary.json", lambda old: {**old, "version": version})
+    message = rf"summary\.json is of version {version}, and this one reads 3"
+    refused(message, command_here, runtime, "verify", f"run={run}")
 
 
 @pytest.mark.parametrize("key", ["version", "last", "early_stop"])
 def test_a_summary_that_lacks_a_key_is_refused(key: str, runtime: Runtime, run: Path) -> None:
     rewritten(run / "summary.json", lambda old: {name: value for name, value in old.items() if name != key})
-    with pytest.raises(UserError, match=rf"summary\.json: damaged \(key '{key}' is missing\); remove it, and the run"):
-        command_here(runtime, "verify", f"run={run}")
+    message = rf"summary\.json: damaged \(key '{key}' is missing\); remove it, and the run"
+    refused(message, command_here, runtime, "verify", f"run={run}")
 
 
 def test_conditions_are_compared_launch_by_launch() -> None:
-    def launches_of(document: dict[str, Any]) -> list[Launch]:
-        return compare.launches_of(convert(document, RunManifest))
+    def launches(document: dict[str, Any]) -> list[Launch]:
+        return launches_of(convert(document, RunManifest))
 
-    def changes(parts: list[Launch], document: dict[str, Any]) -> tuple[list[str], int | None]:
-        return compare.changes(parts, convert(document, RunManifest))
+    def changed(parts: list[Launch], document: dict[str, Any]) -> tuple[list[str], int | None]:
+        return changes(parts, convert(document, RunManifest))
 
     now = {**LEAST_MANIFEST, "world_size": 1}
     two, one = {**now, "world_size": 2, "from_step": 0}, {**now, "from_step": 40}
-    both = launches_of({**one, "earlier": [two]})
+    both = launches({**one, "earlier": [two]})
     assert [(launch.start, launch.end) for launch in both] == [(0, 40), (40, None)]
-    assert changes(both, now) == (["steps 1 to 40: world_size: 2 then, 1 now"], 0)
-    assert changes(both, {**now, "world_size": 2}) == (["steps from 41 on: world_size: 1 then, 2 now"], 40)
-    assert changes(launches_of(two), now) == (["world_size: 2 then, 1 now"], 0)
-    assert changes(launches_of({**one, "from_step": 0}), now) == ([], None)
+    assert changed(both, now) == (["steps 1 to 40: world_size: 2 then, 1 now"], 0)
+    assert changed(both, {**now, "world_size": 2}) == (["steps from 41 on: world_size: 1 then, 2 now"], 40)
+    assert changed(launches(two), now) == (["world_size: 2 then, 1 now"], 0)
+    assert changed(launches({**one, "from_step": 0}), now) == ([], None)
     # Killed after step 40, resumed at 20: of the first launch 20 steps are left, of one resumed again at 20 none.
     killed = {**one, "from_step": 20, "earlier": [two, {**two, "from_step": 20}]}
-    assert [(launch.start, launch.end) for launch in launches_of(killed)] == [(0, 20), (20, None)]
-    (start, another) = launches_of(one)
+    assert [(launch.start, launch.end) for launch in launches(killed)] == [(0, 20), (20, None)]
+    (start, another) = launches(one)
     assert start == Launch(0, 40, None)
     by_another = "steps 1 to 40: trained by another run, from whose checkpoint this one started"
-    assert changes([start, another], now) == ([by_another], 0)
+    assert changed([start, another], now) == ([by_another], 0)
 
 
 def test_bits_are_promised_up_to_where_the_threads_changed(run: Path, verified: Verified) -> None:
-    """By the record, of which the last launch alone had two threads here; the replay takes the first one's."""
     rewritten(run / "manifest.json", lambda manifest: {**manifest, "num_threads": 2})
     path = run / "config.yaml"
     config = yaml.safe_load(path.read_text())
@@ -220,21 +177,116 @@ def test_code_is_compared_by_all_that_the_run_knows(then: Code, now: Code, diffe
     assert until == (0 if differing else None)
 
 
-def test_a_replay_makes_one_checkpointer_and_that_compares(
-    runtime: Runtime, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+BASE = ["record.tensorboard=false", "run.name=x", "train.log_every_steps=4", "train.eval_every_steps=5"]
+RUNS = {
+    "resumed": ["eval.train_split=true", "eval.keep_scores=10000", "checkpoint.every_steps=5", "checkpoint.keep=9"],
+    "stopped early": ["train.early_stop_patience=1", "schedule.threshold=0.5", "train.monitor=logloss"],
+}
+Replayed = tuple[Path, Replay]
+
+
+def train(runtime: Runtime, case: str, dataset: Path, run: Path) -> None:
+    """A run that was stopped, resumed and extended; one that ends early."""
+    overrides = [*SMALL, *BASE, *RUNS[case], f"data.path={dataset}", f"run.dir={run}"]
+    if case == "resumed":
+        assert train_until(runtime, "stop:6", *overrides, "train.max_steps=12") == "interrupted"
+        assert train_here(runtime, *overrides, "train.max_steps=12") == "completed"
+    assert train_here(runtime, *overrides, "train.max_steps=14") == "completed"
+    assert command_here(runtime, "evaluate", f"run={run}", "split=test", "keep_scores=10000") == 0
+
+
+@pytest.fixture(scope="module", params=RUNS)
+def replayed(
+    request: pytest.FixtureRequest, runtime: Runtime, dataset: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Replayed:
+    """A run, and what its replay left."""
+    run = tmp_path_factory.mktemp("altered") / "x"
+    train(runtime, request.param, dataset, run)
+    replays: list[Replay] = []
+
+    def kept(record: Any, replay: Replay) -> Any:
+        replays.append(replay)
+        return compare_records(record, replay)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(verify, "compare_records", kept)
+        assert command_here(runtime, "verify", f"run={run}") == 0
+    return run, replays[0]
+
+
+def faults(run: Path, replay: Replay) -> list[str]:
+    """Differences that verify finds in a record, compared with this replay."""
+    try:
+        record = verify.read_record(run)
+        differences, _, same_digests, _ = compare_records(record, replay)
+    except UserError as error:
+        return [str(error)]
+    digests = [f"digest of {name}" for name, same in same_digests.items() if not same]
+    return [*map(str, differences), *digests, *changes(launches_of(record.manifest), replay.record.manifest)[0]]
+
+
+def is_listed(alteration: Alteration) -> bool:
+    """Whether the value is among what is not compared."""
+    file, name = alteration.file, alteration.name
+    if file == "metrics.jsonl":
+        kind, _, key = (*name.split(".", 2), "")[:3]
+        return not is_compared(file, key) or not is_compared(file, f"{kind}.{key}" if key else kind)
+    if file == "manifest.json":
+        name = re.sub(r"^earlier\.\d+\.", "", name)
+        part, _, key = name.partition(".")
+        if alteration.is_empty or (part == "environment" and key in BY_LAUNCHER):
+            return True
+    return file in NOT_COMPARED and not is_compared(file, name)
+
+
+def every(run: Path) -> Iterator[Alteration]:
+    kinds = (alterations.of_files, alterations.of_lines, alterations.of_json)
+    return chain.from_iterable(alter(run) for alter in kinds)
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("stride", [211, pytest.param(7, marks=pytest.mark.slow)])
+def test_each_alteration_is_noticed_or_listed(stride: int, replayed: Replayed, tmp_path: Path) -> None:
+    run, replay = replayed
+    assert faults(run, replay) == []
+    copy = tmp_path / "copy"
+    shutil.copytree(run, copy)
+    unnoticed, count = [], 0
+    for alteration in list(every(run))[::stride]:
+        alteration.apply(copy)
+        if not faults(copy, replay) and not is_listed(alteration):
+            unnoticed.append(f"{alteration.file} {alteration.name}: {alteration.what}")
+        shutil.copy2(run / alteration.file, copy / alteration.file)
+        count += 1
+    assert count > 3000 / stride
+    assert unnoticed == [], "\n".join(unnoticed)
+
+
+@pytest.mark.slow("processes")
+def test_nothing_is_listed_that_is_compared(replayed: Replayed, tmp_path: Path) -> None:
+    """For each name of the list, some value of the run can be altered unnoticed."""
+    run, replay = replayed
+    copy = tmp_path / "copy"
+    shutil.copytree(run, copy)
+    noticed: dict[tuple[str, str], bool] = {}
+    for alteration in filter(is_listed, every(run)):
+        names = [name for name in NOT_COMPARED[alteration.file] if f".{name}" in f".{alteration.name}"]
+        if not any(noticed.get((alteration.file, name), True) for name in names):
+            continue  # one alteration that is not noticed is enough
+        alteration.apply(copy)
+        is_noticed = bool(faults(copy, replay))
+        shutil.copy2(run / alteration.file, copy / alteration.file)
+        for name in names:
+            noticed[alteration.file, name] = noticed.get((alteration.file, name), True) and is_noticed
+    assert [place for place, always in noticed.items() if always] == []
+
+
+@pytest.mark.medium
+def test_verify_prints_what_is_not_compared_and_ends_with_the_verdict(
+    replayed: Replayed, runtime: Runtime, logged: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each makes a process group for its writer."""
-    calls: list[tuple[object, ...]] = []
-    make_saver = Saver.__init__
-
-    def counted(saver: Saver, *arguments: Any) -> None:
-        calls.append(arguments)
-        make_saver(saver, *arguments)
-
-    monkeypatch.setattr(Saver, "__init__", counted)
-    this = built(runtime, dataset)
-    make = partial(ReplayComparison, checkpoints={7: tmp_path}, scored={})
-    run = TrainingRun(this, RunDirectory(tmp_path, 0), 0.0, make_checkpointer=make)
-    assert isinstance(run.checkpointer, ReplayComparison)
-    assert [step for step in range(10) if run.checkpointer.due(step)] == [7]
-    assert len(calls) == 1
+    assert command_here(runtime, "verify", f"run={replayed[0]}") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["not_compared"] == {file: list(names) for file, names in NOT_COMPARED.items()}
+    assert any("not_compared in the JSON" in message for message in logged.messages)
+    assert ": identical (" in logged.messages[-1]

@@ -18,7 +18,7 @@ from app.record.provenance import describe_run
 from common.compose import compose_config
 from common.documents import convert, encode, plain_object
 from common.keys import to_plain
-from tests.app.summaries import LEAST, LEAST_MANIFEST
+from tests.app.run_files import LEAST, LEAST_MANIFEST
 
 DEVICE = {"memory_bytes": 1 << 36, "architecture": "gfx942"}
 MANIFEST = {"format": "clickwork-run", **LEAST_MANIFEST, **plain_object(describe_run())}

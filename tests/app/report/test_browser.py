@@ -20,8 +20,8 @@ from selenium.webdriver.support.ui import WebDriverWait
 from app.report.compare import Comparison
 from app.report.page import write_report
 from app.report.read import read_run
-from tests.app.report.conftest import LongReport
-from tests.app.report.runs import DEVICE, write_run
+from tests.app.report.runs import write_run
+from tests.app.report.test_page import set_logloss
 from tests.browser import browser, emulate, missing
 
 pytestmark = [
@@ -94,16 +94,6 @@ def test_charts_are_drawn_in_their_colours(driver: webdriver.Chrome, report: Pat
         assert near(picture(canvas), color) > 25, name
 
 
-def test_the_line_is_where_the_numbers_are(driver: webdriver.Chrome, report: Path) -> None:
-    """Train logloss falls: the line is high on the left and low on the right."""
-    load(driver, report)
-    pixels = picture(driver.find_element(By.CSS_SELECTOR, "#logloss canvas"))
-    rgb = np.array([int(css(driver, "--c0")[i : i + 2], 16) for i in (1, 3, 5)])
-    rows, columns = np.nonzero(np.abs(pixels - rgb).sum(axis=2) < 40)
-    left, right = rows[columns < np.quantile(columns, 0.1)], rows[columns > np.quantile(columns, 0.9)]
-    assert left.mean() < right.mean() - 20
-
-
 def test_the_theme_follows_the_system_and_the_switch(driver: webdriver.Chrome, report: Path) -> None:
     load(driver, report, dark=True)
     button, body = driver.find_element(By.ID, "theme"), driver.find_element(By.TAG_NAME, "body")
@@ -144,45 +134,6 @@ def test_the_keyboard_reads_a_chart(driver: webdriver.Chrome, report: Path) -> N
     assert result.startswith("step 300: train 0.4")
 
 
-@pytest.mark.parametrize("width", [400, 800])
-def test_a_narrow_screen_needs_no_sideways_scrolling(width: int, driver: webdriver.Chrome, report: Path) -> None:
-    load(driver, report, width=width)
-    assert driver.execute_script("return document.documentElement.scrollWidth") <= width
-
-
-LONG = "a_name_of_many_characters_" * 4
-CUT = """
-const cut = [];
-const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
-while (walker.nextNode()) {
-  const node = walker.currentNode, parent = node.parentElement;
-  if (!node.textContent.trim() || !parent.checkVisibility()) continue;
-  if (parent.closest(".unseen, .skip, script, style")) continue;
-  const range = document.createRange();
-  range.selectNodeContents(node);
-  const box = range.getBoundingClientRect();
-  let left = 0, right = innerWidth;
-  for (let above = parent; above; above = above.parentElement) {
-    if (getComputedStyle(above).overflowX === "visible") continue;
-    const frame = above.getBoundingClientRect();
-    left = Math.max(left, frame.left); right = Math.min(right, frame.right);
-  }
-  if (box.left < left - 1 || box.right > right + 1) cut.push(node.textContent.trim().slice(0, 60));
-}
-return cut;"""
-
-
-@pytest.mark.parametrize("width", [390, 1280, 1920])
-def test_no_text_is_cut_off(width: int, driver: webdriver.Chrome, wide_pages: list[Path]) -> None:
-    add = "const s = document.createElement('style'); s.textContent = arguments[0]; document.head.append(s);"
-    for page in wide_pages:
-        load(driver, page, width=width)
-        for font in ("", "DejaVu Sans Condensed", "DejaVu Sans Mono"):
-            if font:
-                driver.execute_script(add, f"* {{ font-family: '{font}' !important }}")
-            assert driver.execute_script(CUT) == [], (page.name, font)
-
-
 BROKEN = r"""
 const broken = [];
 const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
@@ -211,26 +162,6 @@ def test_no_word_is_broken(width: int, driver: webdriver.Chrome, every_page: lis
             assert driver.execute_script(BROKEN) == [], (page, dark)
             assert driver.execute_script("return document.documentElement.scrollWidth") <= width, (page, dark)
             assert driver.get_log("browser") == []
-
-
-def test_every_chart_has_labelled_axes_and_a_legend_of_last_values(
-    driver: webdriver.Chrome, every_page: list[Path]
-) -> None:
-    """Two labels an axis at least, all different, as the charts themselves ask for them."""
-    watch = (
-        "window.texts = []; const made = tickTexts; tickTexts = (v) => { const t = made(v); texts.push(t); return t }"
-    )
-    for page in every_page:
-        load(driver, page)
-        driver.execute_script(watch)
-        driver.execute_script("document.getElementById('theme').click()")  # draws all charts anew
-        tick_texts = driver.execute_script("return texts")
-        assert len(tick_texts) >= 2 * len(driver.find_elements(By.CSS_SELECTOR, "[data-chart]"))
-        for texts in tick_texts:
-            assert len(texts) == len(set(texts)) >= 2, (page, texts)
-        legends = [each.text for each in driver.find_elements(By.CSS_SELECTOR, ".u-legend")]
-        assert legends
-        assert not [text for text in legends if "–" in text or "--" in text]
 
 
 def legend(driver: webdriver.Chrome, chart: str) -> dict[str, str]:
@@ -278,7 +209,6 @@ def value_of(text: str) -> float:
 def test_ticks_label_any_range(
     cases: list[tuple[int, float, float | None, bool, int]], driver: webdriver.Chrome, report: Path
 ) -> None:
-    """From 1e-9 to 1e12, of one value, negative ones too, linear and logarithmic: a label is the value of its tick."""
     if driver.current_url != report.resolve().as_uri():
         load(driver, report)
     ranges = [
@@ -301,38 +231,14 @@ def every_page(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     usual = write_run(root / "quickstart", steps=300)
     brief = write_run(root / "brief", steps=10)
     failed = write_run(root / "failed", status="failed")
-    spoil(failed, 1, None)
-    spoil(usual, 0, 970.0)
+    set_logloss(failed, 1, None)
+    set_logloss(usual, 0, 970.0)
     many = [write_run(root / f"quickstart{number}", f"optimizer.lr={0.01 * number}") for number in range(1, 11)]
     pages = [write_report(run) for run in (usual, brief, failed)]
     for name, runs in (("two", [usual, many[0]]), ("twelve", [usual, failed, *many])):
         pages.append(root / f"{name}.html")
         pages[-1].write_text(Comparison([read_run(run) for run in runs]).page(root))
     return pages
-
-
-def spoil(run: Path, window: int, logloss: float | None) -> None:
-    """Give a window another logloss; None: NaN was skipped."""
-    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
-    lines[window] = json.dumps({**json.loads(lines[window]), "loss": logloss, "logloss": logloss}) + "\n"
-    (run / "metrics.jsonl").write_text("".join(lines))
-
-
-@pytest.fixture(scope="module")
-def wide_pages(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """A run with all that there is to say, and a comparison, with long names and figures."""
-    root = tmp_path_factory.mktemp("wide")
-    published = ["published.source=A table of somebody", "published.auc=0.76", "published.samples_per_second=793486"]
-    published += ["published.data=other data than here", "published.hardware=8 devices"]
-    hardware = {
-        "hardware": {"devices": [{"name": "AMD Instinct MI300X OAM with a long name", **DEVICE}]},
-        "world_size": 1024,
-    }
-    one = write_run(root / LONG, *published, steps=300, best={"step": 100, "auc": 0.99}, manifest=hardware)
-    other = write_run(root / "other", f"data.raw={LONG}", digest="e" * 64, step_ms=0.001, gain=0.1)
-    comparison = root / "compare.html"
-    comparison.write_text(Comparison([read_run(one), read_run(other)]).page(root))
-    return [write_report(one), comparison]
 
 
 def test_it_prints_within_the_paper(driver: webdriver.Chrome, report: Path) -> None:
@@ -347,15 +253,6 @@ def test_it_prints_within_the_paper(driver: webdriver.Chrome, report: Path) -> N
     driver.execute_script("dispatchEvent(new Event('beforeprint'))")
     assert driver.execute_script("return document.documentElement.scrollWidth") <= 794
     driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
-
-
-def test_200_000_steps_are_drawn_and_read(driver: webdriver.Chrome, long_report: LongReport) -> None:
-    load(driver, long_report.page)
-    driver.find_element(By.ID, "theme").click()  # draws all charts again
-    last = legend(driver, "logloss")["train"]
-    ActionChains(driver).move_to_element(driver.find_element(By.CSS_SELECTOR, "#logloss .u-over")).perform()
-    assert legend(driver, "logloss")["train"] != last
-    assert driver.get_log("browser") == []
 
 
 def test_several_side_by_side(driver: webdriver.Chrome, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Several runs side by side: what is the same, what is significant, what agrees."""
+"""Several runs side by side: what is the same, what is significant, what agrees; the statistics, against SciPy."""
 
 import dataclasses
 import json
@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec import structs
 from numpy.typing import NDArray
 from scipy import stats
@@ -34,14 +36,14 @@ from app.report.compare import (
 )
 from app.report.page import run_page
 from app.report.read import RunFiles, read_run
-from app.report.statistics import MeanDifference
+from app.report.statistics import MeanDifference, batch_means, delong, paired, seeds_needed, speed_ratio, spread, welch
 from app.training.recorder import rows_digest
 from common.compose import compose_config
 from tests.app.report.runs import write_run
-from tests.app.summaries import LEAST_MANIFEST
+from tests.app.run_files import LEAST_MANIFEST
 from tests.data_prep.conftest import prepare
 from tests.error_lines import refused
-from tests.oracles.statistics import delong_of_two
+from tests.oracles.statistics import delong_of_two, t_test
 
 Values = NDArray[np.float32]
 
@@ -90,13 +92,6 @@ def test_another_version_or_commit_is_another_group(tmp_path: Path) -> None:
     runs = [read_run(write_run(tmp_path / name, manifest={"versions": {"torch": name}})) for name in ("2.12", "2.13")]
     assert len(group_runs(runs)) == 2
     assert differences(runs)[0]["versions.torch"] == ["2.12", "2.13"]
-
-
-def test_another_quota_is_other_hardware(tmp_path: Path) -> None:
-    machines = {"whole": {"cores": 2, "cpu_quota": None}, "half": {"cores": 2, "cpu_quota": 0.5}}
-    runs = [read_run(write_run(tmp_path / name, manifest={"hardware": each})) for name, each in machines.items()]
-    assert list(differences(runs)[0]) == ["hardware.cpu_quota"]
-    assert "2 cores, of which the container may use 0.5" in run_page(runs[1])
 
 
 def test_speed_and_auc_of_two_groups(sweep: list[RunFiles]) -> None:
@@ -159,7 +154,6 @@ def test_the_same_rows_in_another_encoding_are_comparable(sweep: list[RunFiles],
 
 @pytest.mark.medium
 def test_rows_are_told_apart_by_more_than_their_labels(tmp_path: Path) -> None:
-    """Files with the same labels in the same order, other weights, other rows of a file that is sorted by label."""
 
     def digest(name: str, rows: Sequence[str], schema: str, *keys: str) -> str:
         root = tmp_path / str(len([*tmp_path.iterdir()]))
@@ -194,26 +188,11 @@ def test_drawn_negatives_are_rows_of_train(tmp_path: Path) -> None:
     assert not same_rows(first, second)
 
 
-def test_one_sign_for_minus(sweep: list[RunFiles]) -> None:
-    worse_first = [*sweep[4:], *sweep[:4]]
-    (sentence,) = [text for text in said_of(*worse_first) if text.startswith("AUC")]
-    assert sentence.count("−0.") == 3
-    assert "-0." not in sentence
-
-
 def test_one_seed_each_gets_an_interval_within_runs_and_no_test(sweep: list[RunFiles]) -> None:
     sentences = said_of(sweep[0], sweep[4])
     assert "stretches within one run each" in sentences[0]
     assert "95% interval" in sentences[0]
     assert "a test over seeds takes two of either" in sentences[1]
-
-
-def test_a_run_repeated_at_one_seed_is_no_second_seed(tmp_path: Path, sweep: list[RunFiles]) -> None:
-    repeat = read_run(write_run(tmp_path / "again", "optimizer.lr=0.01", seed=0))
-    first, second = group_runs([sweep[0], repeat, sweep[4], sweep[5]])
-    auc, difference = difference_of(first, second)
-    assert auc.seeds == (1, 2)
-    assert difference.p is None
 
 
 def set_events(run: RunFiles, events: list[TrainEvent]) -> RunFiles:
@@ -245,7 +224,6 @@ def test_a_window_that_a_resumption_began_in_is_of_its_warm_up(tmp_path: Path) -
 
 
 def test_a_window_with_an_epochs_last_batch_has_its_own_samples(tmp_path: Path) -> None:
-    """Batches of 1,000 rows with a partial last one, as train.drop_last=false leaves it."""
     run = read_run(write_run(tmp_path / "a", "train.warmup_steps_excluded=0"))
     train = [structs.replace(event, samples=(event.samples or 0) - 1000 * (event.step >= 50)) for event in run.windows]
     seconds, samples = window_times(set_events(run, train))
@@ -265,14 +243,6 @@ def test_runs_that_were_built_without_data_are_shown(tmp_path: Path) -> None:
     runs = [read_run(tmp_path / name) for name in ("a", "b")]
     assert facts(runs[0])["dataset digest"] == "mlperf_v2"
     Comparison(runs).page(tmp_path)
-
-
-def test_the_page_highlights_what_differs(sweep: list[RunFiles], tmp_path: Path) -> None:
-    page = Comparison(sweep).page(tmp_path)
-    differing = page.split('<div class="differing">')[1].split("</table>")[0]
-    assert "optimizer.lr" in differing
-    assert "model.embedding_dim" not in differing
-    assert "model.embedding_dim" in page
 
 
 @pytest.mark.parametrize(
@@ -330,7 +300,6 @@ def test_two_models_are_compared_row_by_row(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("better", [0, 1])
 def test_the_pair_that_kept_scores_is_tested_and_named(tmp_path: Path, better: int) -> None:
-    """Of seeds that both have, the first with scores on either side."""
     first, second, labels, logits = scored(tmp_path, seed=1)
     other_runs = [
         read_run(write_run(tmp_path / f"{first.name}{seed}", "optimizer.lr=0.01", seed=seed)) for seed in (1, 2)
@@ -341,18 +310,6 @@ def test_the_pair_that_kept_scores_is_tested_and_named(tmp_path: Path, better: i
     assert (comparison.first.name, comparison.second.name) == ("a1", "b")
     (row_by_row,) = [text for text in said_of(first, *other_runs, second) if text.startswith("Row by row")]
     assert f"b against a1 on the same 800 rows of test: {'+' if better else '−'}0.0" in row_by_row
-
-
-def test_a_seed_without_scores_gives_way_to_one_that_has_them(tmp_path: Path) -> None:
-    first, second, labels, logits = scored(tmp_path)
-    later = [
-        read_run(write_run(tmp_path / f"{run.name}5", f"optimizer.lr={rate}", seed=5))
-        for run, rate in ((first, 0.01), (second, 0.02))
-    ]
-    for run, scores in zip(later, logits, strict=True):
-        keep(run, scores, labels)
-    comparison = scores_of(first, second, *later)
-    assert (comparison.first.name, comparison.second.name, comparison.reason) == ("a5", "b5", "")
 
 
 @pytest.mark.parametrize(
@@ -386,59 +343,9 @@ def test_scores_of_other_rows_are_not_compared(tmp_path: Path, planted: str, wor
     assert row_by_row.endswith("eeeeeeeeeeee)." if planted == "another dataset" else f"{remedy}.")
 
 
-def test_runs_without_scores_say_nothing_of_rows(sweep: list[RunFiles]) -> None:
-    assert compare_scores(*group_runs(sweep)) is None
-    assert not [text for text in said_of(*sweep) if text.startswith("Row by row")]
-
-
-def test_damaged_scores_are_one_line(tmp_path: Path) -> None:
-    first, second, labels, logits = scored(tmp_path)
-    keep(first, logits[0], labels)
-    keep(second, logits[1], labels)
-    (first.directory / "scores/test.logits.npy").write_bytes(b"")
-    refused(r"test\.logits\.npy: damaged", Comparison, [first, second])
-
-
 def test_keeping_scores_is_no_other_configuration(tmp_path: Path) -> None:
     runs = [read_run(write_run(tmp_path / f"{rows}", f"eval.keep_scores={rows}", seed=rows)) for rows in (0, 1)]
     assert len(group_runs(runs)) == 1
-
-
-@pytest.mark.medium
-def test_speed_is_in_words_where_the_aucs_are_equal(tmp_path: Path) -> None:
-    runs = [read_run(write_run(tmp_path / f"{ms}", step_ms=ms)) for ms in (10.0, 20.0)]
-    rates = sorted(run.throughput.samples_per_second or 0 for run in runs)
-    (one_configuration,) = said_of(*runs)
-    assert (
-        f"global samples/s from {rates[0]:,.0f} to {rates[1]:,.0f} ({rates[1] / rates[0]:.2f} ×)" in one_configuration
-    )
-    other = read_run(write_run(tmp_path / "other", "optimizer.lr=0.02", step_ms=20.0))
-    (speed,) = [text for text in said_of(runs[0], other) if text.startswith("Speed")]
-    assert f"with {other.throughput.samples_per_second:,.0f} and {rates[1]:,.0f} global samples/s" in speed
-
-
-def test_machine_and_speed_have_a_row_each(tmp_path: Path) -> None:
-    runs = [
-        read_run(write_run(tmp_path / name, f"runtime.precision={name}", step_ms=ms))
-        for name, ms in (("fp32", 10.0), ("bf16", 20.0))
-    ]
-    table = {row[0]: row[1:] for row in Comparison(runs).machines().rows}
-    assert table["Precision"] == ["fp32", "bf16"]
-    assert table["Global batch"] == ["512", "512"]
-    for key, figure in (("Step, p50", "step_ms_p50"), ("Step, p95", "step_ms_p95")):
-        assert table[key] == [f"{getattr(run.throughput, figure):.2f} ms" for run in runs]
-    assert table["Mean step, backward"] == ["5.00 ms", "10.00 ms"]
-    assert "Device" in table
-    assert "Mean step, exchange" not in table  # of one process each
-
-
-def test_one_outlier_flattens_no_chart_of_a_comparison(tmp_path: Path) -> None:
-    runs = [read_run(write_run(tmp_path / name)) for name in ("a", "b")]
-    runs[1].windows[0].logloss = 970.0
-    (chart,) = [chart for chart in Comparison(runs).charts() if chart.key == "logloss"]
-    assert chart.limits is not None
-    assert chart.limits[1] < 1
-    assert "the largest 970 at step 10 (b)" in chart.note
 
 
 def test_each_comparison_has_a_file_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -455,3 +362,114 @@ def test_each_comparison_has_a_file_of_its_own(tmp_path: Path, monkeypatch: pyte
     names = [page_name(directories) for directories in (many, many[:39], *elsewhere)]
     assert len(set(names)) == 4
     assert max(map(len, names)) <= 90
+
+
+values = st.lists(st.floats(0.6, 0.9).map(lambda x: round(x, 6)), min_size=2, max_size=8)
+
+
+@pytest.mark.filterwarnings("ignore:Precision loss occurred")  # SciPy's, of values that hardly differ
+@given(values, values)
+def test_welch_is_scipys(first: list[float], second: list[float]) -> None:
+    difference = welch(first, second)
+    if np.ptp(first) == np.ptp(second) == 0:
+        assert difference.p == (1.0 if first[0] == second[0] else 0.0)
+        return
+    scipy_test = stats.ttest_ind(second, first, equal_var=False)
+    interval = scipy_test.confidence_interval(0.95)
+    assert difference.p == pytest.approx(scipy_test.pvalue, rel=1e-5, abs=1e-9)
+    assert (difference.low, difference.high) == pytest.approx((interval.low, interval.high), rel=1e-4, abs=1e-9)
+
+
+def test_one_value_on_a_side_has_no_test() -> None:
+    difference = welch([0.7], [0.71, 0.72])
+    assert difference.mean == pytest.approx(0.015)
+    assert difference[1:] == (None, None, None)
+    assert speed_ratio([2.0], [1.0, 1.0]) == (2.0, None, None)
+
+
+def test_batch_means_keep_the_total_and_are_few() -> None:
+    seconds, samples = np.arange(1.0, 101), np.full(100, 10.0)
+    means = batch_means(seconds, samples)
+    assert len(means) == 20
+    assert means.mean() == pytest.approx(seconds.sum() / samples.sum())
+    assert len(batch_means(seconds[:3], samples[:3])) == 1
+
+
+@pytest.mark.parametrize("size", [2, 3, 10, 1_000, 100_000])
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
+def test_drawn_samples_are_tested_as_defined(size: int, scale: float) -> None:
+    rng = np.random.default_rng(size)
+    first, second = scale * rng.normal(0, 1, size), scale * rng.normal(0.1, 2, size)
+    assert tuple(paired(first, second)) == pytest.approx(t_test(first, second, is_paired=True), rel=1e-9)
+    more = np.append(second, scale)
+    assert tuple(welch(first, more)) == pytest.approx(t_test(first, more, is_paired=False), rel=1e-9)
+
+
+@pytest.mark.parametrize("sizes", [(2, 2), (3, 9), (1_000, 50_000)])
+@pytest.mark.parametrize("scale", [1e-9, 1.0])
+def test_the_interval_of_drawn_speeds_is_welchs_of_their_logarithm(sizes: tuple[int, int], scale: float) -> None:
+    rng = np.random.default_rng(sizes[1])
+    first, second = scale * rng.uniform(1, 1.3, sizes[0]), scale * rng.uniform(0.4, 0.7, sizes[1])
+    interval = stats.ttest_ind(first / first.mean(), second / second.mean(), equal_var=False).confidence_interval(0.95)
+    ratio = first.mean() / second.mean()
+    expected = (ratio, ratio * np.exp(interval.low), ratio * np.exp(interval.high))
+    assert tuple(speed_ratio(first, second)) == pytest.approx(expected, rel=1e-9)
+
+
+@given(values)
+def test_the_spread_of_values_is_scipys(sample: list[float]) -> None:
+    mean, std, low, high = spread(sample)
+    assert mean == pytest.approx(np.mean(sample))
+    assert std == pytest.approx(np.std(sample, ddof=1), abs=1e-12)
+    if np.ptp(sample) > 1e-9:
+        assert (low, high) == pytest.approx(
+            stats.t.interval(0.95, len(sample) - 1, loc=np.mean(sample), scale=stats.sem(sample)), rel=1e-9
+        )
+    assert spread(sample[:1]) == (sample[0], None, None, None)
+
+
+@pytest.mark.parametrize(("size", "rate", "digits"), [(12, 0.5, 0), (60, 0.3, 1), (400, 0.1, 1), (700, 0.25, 9)])
+@pytest.mark.parametrize("gain", [0.0, 0.4])
+def test_delongs_test_is_that_of_all_pairs(size: int, rate: float, digits: int, gain: float) -> None:
+    rng = np.random.default_rng(size)
+    labels = rng.random(size) < rate
+    labels[:4] = [True, True, False, False]
+    common = rng.normal(size=size) + labels
+    first, second = (np.round(common + rng.normal(size=size) + g * labels, digits) for g in (0.0, gain))
+    difference = delong(labels, first, second)
+    mean, error = delong_of_two(labels, first, second)
+    expected = stats.norm.interval(0.95, mean, error)
+    assert tuple(difference) == pytest.approx(
+        (mean, *expected, 2 * stats.norm.sf(abs(mean / error))), rel=1e-9, abs=1e-12
+    )
+
+
+def test_delongs_test_of_equal_and_of_too_few_rows() -> None:
+    labels, scores = np.array([True, False, True, False]), np.array([0.1, 0.4, 0.3, 0.2])
+    assert delong(labels, scores, 2 * scores) == (0.0, 0.0, 0.0, 1.0)
+    difference = delong(labels[:3], scores[:3], np.array([0.5, 0.4, 0.3]))
+    assert tuple(difference) == (0.5, None, None, None)
+    with pytest.raises(ValueError, match="one label"):
+        delong(np.ones(4, bool), scores, scores)
+
+
+@pytest.mark.parametrize("deviations", [(1.0,), (1.0, 1.0), (0.5, 2.0)])
+@pytest.mark.parametrize("mean", [-3.0, 2.0, 0.7, 0.1])
+def test_as_many_seeds_as_the_power_takes(mean: float, deviations: tuple[float, ...]) -> None:
+    parts = np.square(deviations)
+
+    def power(seeds: int) -> float:
+        df = (seeds - 1) * parts.sum() ** 2 / np.square(parts).sum()
+        shift, limit = abs(mean) / np.sqrt(parts.sum() / seeds), stats.t.ppf(0.975, df)
+        return float(stats.nct.sf(limit, df, shift) + stats.nct.cdf(-limit, df, shift))
+
+    seeds = seeds_needed(mean, *deviations)
+    assert seeds is not None
+    assert power(seeds) >= 0.8 - 1e-4
+    assert seeds == 2 or power(seeds - 1) < 0.8
+
+
+def test_no_number_of_seeds_shows_no_difference() -> None:
+    assert seeds_needed(0.0, 1.0) is None
+    assert seeds_needed(1e-6, 1.0) is None
+    assert seeds_needed(0.1, 0.0) == 2

@@ -1,19 +1,45 @@
-"""The report as a file: of a real run, whole, alone, small."""
+"""The report of a run: whole, alone, small; its charts, its tables, and what it says first."""
 
 import html.parser
 import json
 import re
 import time
+from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from sklearn.dummy import DummyClassifier
+from sklearn.metrics import accuracy_score, log_loss, roc_auc_score
 
-from app.report.charts import MAX_POINTS
-from app.report.page import write_report
-from tests.app.conftest import SMALL, Command
-from tests.app.report.conftest import LongReport
-from tests.app.report.runs import write_run
+from app.metrics.documents import EvaluationFigures
+from app.record.documents import Summary, TableSize
+from app.report.charts import (
+    MAX_POINTS,
+    Chart,
+    Series,
+    baseline,
+    comparisons,
+    course_charts,
+    not_comparable,
+    sentences,
+    thin_line,
+    wilson,
+)
+from app.report.page import figures, rank_loads, step_parts, traffic, write_report
+from app.report.read import RunFiles, read_run
+from app.sharding.documents import PlannedTable
+from common.documents import convert, plain_object
+from tests.app.conftest import SMALL, Command, composed
+from tests.app.report.runs import PLANNED, write_run
 from tests.browser import DRAWN_BY, PICTURES, drawing_digest
+from tests.error_lines import refused
 
 CHARTS = ["logloss", "accuracy", "auc", "ne", "gradient_norm", "calibration", "scores", "roc", "pr", "lr", "throughput"]
 CHARTS += ["step_times", "phases", "input_wait", "memory", "power"]
@@ -90,13 +116,21 @@ def test_an_interrupted_and_a_failed_run_have_their_reports(run_app: Command, da
 
 
 @pytest.mark.slow("examples")
-def test_200_000_steps_stay_small_and_keep_their_peak(long_report: LongReport) -> None:
-    assert long_report.page.stat().st_size < MOST_BYTES
-    page = Page(long_report.page.read_text())
-    (train,) = [series for series in page.charts["logloss"]["series"] if series["name"] == "train"]
+def test_200_000_steps_stay_small_and_keep_their_peak(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "long", steps=200_000, every=1)
+    set_logloss(run, 123_456, 9.0)
+    page = write_report(run)
+    assert page.stat().st_size < MOST_BYTES
+    (train,) = [series for series in Page(page.read_text()).charts["logloss"]["series"] if series["name"] == "train"]
     assert len(train["x"]) <= MAX_POINTS
-    assert train["y"][train["x"].index(long_report.step)] == long_report.peak
-    assert "drawn as the minimum and maximum" in page.text
+    assert train["y"][train["x"].index(123_457)] == 9.0
+
+
+def set_logloss(run: Path, window: int, logloss: float | None) -> None:
+    """Give a window another logloss; None: NaN was skipped."""
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    lines[window] = json.dumps({**json.loads(lines[window]), "loss": logloss, "logloss": logloss}) + "\n"
+    (run / "metrics.jsonl").write_text("".join(lines))
 
 
 def test_whatever_a_run_is_called_stays_text(tmp_path: Path) -> None:
@@ -107,49 +141,36 @@ def test_whatever_a_run_is_called_stays_text(tmp_path: Path) -> None:
     assert evil in Page(text).text
 
 
-def test_the_served_and_the_last_evaluation_have_their_tiles(tmp_path: Path) -> None:
+def tiles(directory: Path, **changes: Any) -> list[str]:
+    """Name, value and note of the tiles of a run's report, whose summary has other parts."""
+    summary = json.loads((directory / "summary.json").read_bytes())
+    (directory / "summary.json").write_text(json.dumps({**summary, **changes}))
+    page = re.sub(r"\s+", " ", write_report(directory).read_text())
+    parts = r'<p class="what">([^<]*)</p>\s*<p class="value">([^<]*)</p>(?:\s*<p class="note">([^<]*)</p>)?'
+    return [" ".join(tile).strip() for tile in re.findall(parts, page)]
+
+
+def test_the_served_the_last_and_the_best_evaluation_have_their_tiles(tmp_path: Path) -> None:
     directory = write_run(tmp_path / "run", best={"step": 60, "auc": 0.8125})
-    summary = json.loads((directory / "summary.json").read_bytes())
-    last = summary["eval"]
+    last = json.loads((directory / "summary.json").read_bytes())["eval"]
+    assert "Best AUC 0.8125 at step 60" in tiles(directory)
     served = {**last, "step": 60, "auc": 0.8125, "ne": 0.8765, "auc_standard_error": 0.0123}
-    (directory / "summary.json").write_text(json.dumps({**summary, "eval": served, "last": last}))
-    text = re.sub(r"\s+", " ", Page(write_report(directory).read_text()).text)
-    for tile in (
-        "AUC 0.8125 val, step 60, ± 0.0123",
-        "Normalised entropy 0.8765",
-        f"Last AUC {last['auc']:.4f} at step {last['step']}",
-    ):
-        assert tile.replace(" ", "") in text.replace(" ", ""), tile
+    shown = tiles(directory, eval=served)
+    assert f"Last AUC {last['auc']:.4f} at step {last['step']}" in shown
+    assert any(tile.startswith("AUC 0.8125 val, step 60, ± 0.0123") for tile in shown), shown
+    assert any(tile.startswith("Normalised entropy 0.8765") for tile in shown), shown
+    best = {"step": last["step"], "auc": last["auc"], "monitor": None, "value": None}
+    assert len([tile for tile in tiles(directory, eval=last, best=best) if "AUC" in tile]) == 1
 
 
-def test_the_best_auc_has_its_tile(tmp_path: Path) -> None:
-    page = write_report(write_run(tmp_path / "run", best={"step": 60, "auc": 0.91234})).read_text()
-    assert '<p class="what">Best AUC</p><p class="value">0.9123</p><p class="note">at step 60</p>' in page
-
-
-def test_one_evaluation_has_one_tile(tmp_path: Path) -> None:
-    directory = write_run(tmp_path / "run")
-    summary = json.loads((directory / "summary.json").read_bytes())
-    best = {"step": summary["eval"]["step"], "auc": summary["eval"]["auc"], "monitor": None, "value": None}
-    (directory / "summary.json").write_text(json.dumps({**summary, "best": best}))
-    page = write_report(directory).read_text()
-    assert re.findall('<p class="what">([^<]*AUC)</p>', page) == ["AUC"]
-
-
-@pytest.mark.parametrize("first", [300.0, 0.9])
-def test_a_first_loss_does_not_flatten_the_chart(first: float, tmp_path: Path) -> None:
+def test_a_first_loss_does_not_flatten_the_chart(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
-    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
-    lines[0] = json.dumps({**json.loads(lines[0]), "loss": first, "logloss": first}) + "\n"
-    (run / "metrics.jsonl").write_text("".join(lines))
+    set_logloss(run, 0, 300.0)
     chart = Page(write_report(run).read_text()).charts["logloss"]
-    assert chart["series"][0]["y"][0] == first
-    if first == 0.9:
-        assert chart["limits"] is None
-    else:
-        ordinates = [y for series in chart["series"] for y in series["y"] if y != first]
-        assert chart["limits"] == pytest.approx([min(ordinates), max(ordinates)], rel=1e-4)
-        assert "One value is beyond the axis, the largest 300 at step 10 (train)." in chart["note"]
+    assert chart["series"][0]["y"][0] == 300.0
+    ordinates = [y for series in chart["series"] for y in series["y"] if y != 300.0]
+    assert chart["limits"] == pytest.approx([min(ordinates), max(ordinates)], rel=1e-4)
+    assert "One value is beyond the axis, the largest 300 at step 10 (train)." in chart["note"]
 
 
 def test_ids_are_unique_and_every_chart_is_told_in_words(tmp_path: Path) -> None:
@@ -168,3 +189,294 @@ def test_the_pictures_in_the_docs_are_of_todays_report() -> None:
         "the report's pictures have aged; take them again"
     )
     assert all((images / f"report-{name}.png").exists() for name in PICTURES)
+
+
+@settings(max_examples=30)
+@given(st.integers(10, 5000), st.integers(10, 200), st.integers(0, 99))
+def test_points_are_points_of_the_line_and_the_extremes_stay(length: int, most: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    x, y = np.arange(length).tolist(), rng.standard_normal(length).tolist()
+    kept_x, kept_y = thin_line(x, y, most)
+    assert len(kept_x) <= most or length <= most
+    assert set(zip(kept_x, kept_y, strict=True)) <= set(zip(x, y, strict=True))
+    assert kept_x == sorted(kept_x)
+    assert (kept_x[0], kept_x[-1]) == (0, length - 1)
+    assert {min(y), max(y)} <= set(kept_y)
+
+
+@settings(max_examples=50)
+@given(samples=st.integers(1, 10**9), part=st.floats(0, 1))
+def test_wilsons_interval_is_scipys(samples: int, part: float) -> None:
+    positives = round(part * samples)
+    interval = stats.binomtest(positives, samples).proportion_ci(method="wilson")
+    assert wilson(positives / samples, samples) == pytest.approx((interval.low, interval.high), rel=1e-4, abs=1e-9)
+
+
+@settings(max_examples=50)
+@given(
+    lines=st.lists(
+        st.lists(st.floats(0.1, 0.3) | st.floats(-0.3, -0.1), min_size=4, max_size=60), min_size=1, max_size=4
+    ),
+    outlier=st.sampled_from([970.0, -970.0]),
+    place=st.integers(0, 3),
+)
+def test_one_value_far_out_does_not_flatten_a_chart(lines: list[list[float]], outlier: float, place: int) -> None:
+    inliers = [value for line in lines for value in line]
+    lines[place % len(lines)][place] = outlier
+    chart = Chart("x", "X", "step", "y", [Series(f"line {n}", [*range(len(y))], [*y]) for n, y in enumerate(lines)])
+    rest = [value for line in lines for value in line if value != outlier]
+    chart.cut_outliers()
+    assert chart.limits == (min(rest), max(rest))
+    assert max(map(abs, inliers)) < 1
+    assert "One value is beyond the axis, the largest" in chart.note
+    assert f"{outlier:.4g} at step {place}" in chart.note
+
+
+@pytest.mark.parametrize(
+    "values", [[970.0], [0.1, 970.0], [0.7, 0.6, 0.55, 0.5, 0.5, 0.5], [970.0, 960.0, 955.0, 950.0]]
+)
+def test_short_lines_and_usual_courses_are_drawn_whole(values: list[float]) -> None:
+    chart = Chart("x", "X", "step", "y", [Series("line", [*range(len(values))], [*values])])
+    chart.cut_outliers()
+    assert (chart.limits, chart.note) == (None, "")
+
+
+def test_the_parts_of_a_step_add_up_to_it(tmp_path: Path) -> None:
+    run = read_run(write_run(tmp_path / "run", step_ms=20.0))
+    parts = {part.name: part for part in step_parts(run)}
+    assert run.summary is not None
+    whole = 1e3 / (run.throughput.steps_per_second or 0)
+    assert sum(part.milliseconds for part in parts.values()) == pytest.approx(whole)
+    assert sum(part.share for part in parts.values()) == pytest.approx(1)
+    assert list(parts) == ["input wait", "forward", "backward", "optimizer", "host"]
+    assert parts["forward"].milliseconds == pytest.approx(0.3 * 20)
+    assert parts["input wait"].milliseconds == pytest.approx(whole * (run.throughput.input_wait_fraction or 0))
+    run.summary.phase_seconds = {**(run.summary.phase_seconds or {}), "communication": 0.004}
+    exchanged = {part.name: part for part in step_parts(run)}
+    assert exchanged["exchange"].milliseconds == pytest.approx(4)
+    assert exchanged["forward"].milliseconds == pytest.approx(0.3 * 20 - 4 * 3 / 8)
+    assert sum(part.milliseconds for part in exchanged.values()) == pytest.approx(whole)
+    run.summary.phase_seconds = {"forward": None, "backward": None, "optimizer": None, "communication": None}
+    assert step_parts(run) == []
+
+
+def test_what_was_not_measured_says_why(tmp_path: Path) -> None:
+    run = read_run(write_run(tmp_path / "run"))
+    (power,) = [chart for chart in course_charts(run) if chart.key == "power"]
+    assert not power.measured()
+    assert "RAPL" in power.absent
+
+
+ROWS, DIM, BATCH = 8, 16, 32
+SHARDS = {
+    "table_wise": [[1, 0, 0, ROWS, DIM]],
+    "row_wise": [[rank, rank * 4, 0, 4, DIM] for rank in range(2)],
+    "column_wise": [[rank, 0, rank * 8, ROWS, 8] for rank in range(2)],
+    "data_parallel": [[rank, 0, 0, ROWS, DIM] for rank in range(2)],
+}
+
+
+def sent(kind: str, ids: int, by_id: bool, widths: tuple[int, int]) -> int:
+    """Bytes between two processes: each sample's ids, one after another over the table's rows, from each shard."""
+    if kind == "data_parallel":  # each process sends its half of the gradient, then the half of the sum that it made
+        return 2 * 2 * ROWS * DIM * 4 // 2
+    total, row = 0, 0
+    for sample in range(BATCH):
+        sample_rank = sample * 2 // BATCH
+        rows = [(row + k) % ROWS for k in range(ids)]
+        row += ids
+        for rank, first, _, height, columns in SHARDS[kind]:
+            if rank != sample_rank:
+                vectors = sum(first <= one < first + height for one in rows) if by_id else 1
+                total += vectors * columns * sum(widths)
+    return total
+
+
+@pytest.mark.parametrize(("qcomm", "widths"), [([], (4, 4)), (["forward=fp16"], (2, 4)), (["backward=bf16"], (4, 2))])
+@pytest.mark.parametrize(("ids", "by_id"), [(1, False), (6, False), (6, True), (1, True)])
+@pytest.mark.parametrize("kind", list(SHARDS))
+def test_what_processes_exchange_is_counted(
+    tmp_path: Path, kind: str, ids: int, by_id: bool, qcomm: list[str], widths: tuple[int, int]
+) -> None:
+    overrides = [f"train.global_batch_size={BATCH}", *(f"sharding.qcomm.{key}" for key in qcomm)]
+    run = read_run(write_run(tmp_path / "a", *overrides, world_size=2))
+    table: dict[str, Any] = {"features": 1, "ids_per_sample": float(ids), "num_embeddings": ROWS, "embedding_dim": DIM}
+    table |= {"bytes": ROWS * DIM * 4, "by_id": by_id}
+    plan = {**PLANNED, "type": kind, "shards": SHARDS[kind]}
+    bytes_read, bytes_written, exchanged = traffic(run, convert(table, TableSize), convert(plan, PlannedTable))
+    assert exchanged == sent(kind, ids, by_id, widths)
+    assert (bytes_read, bytes_written) == (2 * BATCH * ids * DIM * 4, BATCH * ids * DIM * 4)
+
+
+@pytest.mark.parametrize("kind", list(SHARDS))
+def test_weights_of_a_rank_are_those_of_its_shards(tmp_path: Path, kind: str) -> None:
+    run = read_run(write_run(tmp_path / "a", world_size=2))
+    table: dict[str, Any] = {"features": 1, "ids_per_sample": 1.0, "num_embeddings": ROWS, "embedding_dim": DIM}
+    table |= {"bytes": ROWS * DIM * 4, "by_id": False}
+    plan = {**PLANNED, "type": kind, "shards": SHARDS[kind], "ranks": [shard[0] for shard in SHARDS[kind]]}
+    run.manifest.tables, run.manifest.plan = {"t": convert(table, TableSize)}, {"t": convert(plan, PlannedTable)}
+    expected = [[height * columns * 4 for rank, *_, height, columns in SHARDS[kind] if rank == own] for own in range(2)]
+    assert [row[1:3] for row in rank_loads(run).rows] == [[str(len(each)), f"{sum(each)} B"] for each in expected]
+
+
+def test_the_training_loss_says_of_how_many_steps_it_is(tmp_path: Path) -> None:
+    run = read_run(write_run(tmp_path / "a", "train.log_every_steps=20"))
+    assert run.summary is not None
+    run.summary = convert({**plain_object(run.summary), "covers": {"train": {"steps": 7}}}, Summary)
+    assert "Train logloss, last 7 steps" in dict(figures(run).rows)
+
+
+PUBLISHED = ["published.source=A table", "published.auc=0.76", "published.tolerance=0.02", "published.train_rows=10000"]
+
+
+def said(run: RunFiles, *words: str) -> tuple[str, str]:
+    """The one sentence that has these words, with its kind."""
+    (sentence,) = [(kind, text) for kind, text in sentences(run) if all(word in text for word in words)]
+    return sentence
+
+
+def test_the_majority_class_is_scikit_learns_dummy() -> None:
+    labels = (np.random.default_rng(0).random(1000) < 0.2).astype(int)
+    nothing = np.zeros((1000, 1))
+    dummy = DummyClassifier(strategy="prior").fit(nothing, labels)
+    preds = dummy.predict_proba(nothing)[:, 1]
+    figures = baseline(float(labels.mean()))
+    assert figures["accuracy"] == pytest.approx(accuracy_score(labels, dummy.predict(nothing)))
+    assert figures["logloss"] == pytest.approx(log_loss(labels, preds))
+    assert figures["auc"] == roc_auc_score(labels, preds)
+    assert figures["ne"] == 1
+
+
+def test_a_run_better_than_the_majority_and_one_that_is_not(tmp_path: Path) -> None:
+    good = read_run(write_run(tmp_path / "good", gain=1.2))
+    assert said(good, "than the majority class")[0] == "good"
+    none = read_run(write_run(tmp_path / "none", gain=0.0))
+    assert said(none, "No better than the majority class")[0] == "bad"
+
+
+def test_a_promise_is_of_the_rows_that_its_recipe_generates(tmp_path: Path) -> None:
+    bayes = {"auc": 0.85, "logloss": 0.42, "ne": 0.75, "rows": 14_000}
+    for gain, verb, kind in ((0.0, "Misses", "bad"), (1.2, "Keeps", "good")):
+        generated = read_run(write_run(tmp_path / f"generated {gain}", gain=gain, bayes=bayes))
+        assert said(generated, f"{verb} what quickstart promises")[0] == kind
+        own = read_run(write_run(tmp_path / f"own {gain}", gain=gain))
+        assert not [text for _, text in sentences(own) if "promises" in text]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "gain", "kind", "words"),
+    [
+        ([], 1.0, "good", ["Reproduces quickstart", "within ± 0.02"]),
+        ([], 0.2, "bad", ["Does not reproduce quickstart"]),
+        ([], 2.0, "plain", ["Better than quickstart"]),
+        (["published.train_rows=39000000"], 1.0, "plain", ["not held to them", "39,000,000", "10,000"]),
+        (["published.tolerance=null"], 1.0, "plain", ["no tolerance is given"]),
+    ],
+)
+def test_against_published_figures(
+    overrides: list[str], gain: float, kind: str, words: list[str], tmp_path: Path
+) -> None:
+    run = read_run(write_run(tmp_path / "run", *PUBLISHED, *overrides, gain=gain))
+    assert said(run, *words)[0] == kind
+    (published,) = [row for row in comparisons(run) if row.name == "Published"]
+    assert published.figures["auc"] == 0.76
+    assert "A table" in published.remark
+
+
+def test_the_gap_to_the_ground_truth_model_is_on_the_labels_of_the_split(tmp_path: Path) -> None:
+    val = {"auc": 0.9, "logloss": 0.4, "ne": 0.7, "rows": 4000, "sampled_auc": 0.8, "sampled_logloss": 0.41}
+    bayes = {"auc": 0.85, "logloss": 0.42, "ne": 0.75, "rows": 14_000, "splits": {"val": val}}
+    run = read_run(write_run(tmp_path / "run", bayes=bayes))
+    auc = run.evaluation.auc or 0
+    assert said(run, "ground-truth model")[1].startswith(
+        f"Gap to the ground-truth model: AUC {0.8 - auc:.4f} below its 0.8000"
+    )
+    (row,) = [row for row in comparisons(run) if row.name == "Ground-truth model"]
+    assert row.figures["logloss"] == 0.41
+    assert row.figures["ne"] == pytest.approx(0.41 / (baseline(run.evaluation.figure("base_rate"))["logloss"] or 0))
+    del bayes["splits"]
+    run = read_run(write_run(tmp_path / "older", bayes=bayes))
+    assert "below its 0.8500" in said(run, "ground-truth model")[1]
+
+
+@pytest.mark.parametrize("status", ["interrupted", "failed"])
+def test_a_run_that_did_not_end_well_says_so_first(status: str, tmp_path: Path) -> None:
+    run = read_run(write_run(tmp_path / "run", status=status))
+    kind, text = sentences(run)[0]
+    assert kind == "bad"
+    assert text.lower().startswith(status)
+
+
+def test_a_killed_run_is_read_as_far_as_it_came(tmp_path: Path) -> None:
+    directory = write_run(tmp_path / "run")
+    (directory / "summary.json").unlink()
+    text = (directory / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (directory / "metrics.jsonl").write_text("".join(text[:5]) + text[5][:20])
+    run = read_run(directory)
+    assert (run.status, run.steps, run.evaluation) == ("unfinished", 50, EvaluationFigures(auc=None))
+    assert said(run, "No summary")[0] == "bad"
+    (directory / "metrics.jsonl").write_text("".join(text[:2]) + "nonsense\n" + "".join(text[3:]))
+    refused(r"metrics.jsonl: line 3 is not an event", read_run, directory)
+
+
+def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+    refused("not a run's directory", read_run, tmp_path)
+    directory = write_run(tmp_path / "run")
+    (directory / "manifest.json").write_text(json.dumps({"format": "clickwork-run"}))
+    refused("another version", read_run, directory)
+
+
+REMEDIES = ("train.early_stop_patience", "model.dropout", "optimizer.weight_decay", "optimizer.sparse_weight_decay")
+
+
+def over_run(directory: Path, best_auc: float, evaluations: int = 4, *overrides: str) -> RunFiles:
+    """A run of that many evaluations whose best was at step 60."""
+    run = read_run(write_run(directory, *overrides, best={"step": 60, "auc": best_auc}))
+    others = [event for event in run.events if event not in run.evaluations]
+    return replace(run, events=[*others, *run.evaluations[-1:] * evaluations])
+
+
+def test_overfitting_is_told(tmp_path: Path) -> None:
+    auc = read_run(write_run(tmp_path / "last")).evaluation.auc or 0
+    assert not any("Overfitted" in text for _, text in sentences(over_run(tmp_path / "few", auc + 0.066, 3)))
+    over = over_run(tmp_path / "over", auc + 0.066)
+    kind, text = said(over, "Overfitted")
+    assert kind == "bad"
+    assert f"{auc + 0.066:.5f} at step 60" in text
+    assert "checkpoint=best" in text
+    for key in REMEDIES:
+        assert key in text
+        attrgetter(key)(composed("run.name=x"))  # it is one
+    run = over_run(tmp_path / "kept", auc + 0.066, 4, "checkpoint.keep_best=false")
+    assert "checkpoint.keep_best=true" in said(run, "Overfitted")[1]
+    level = over_run(tmp_path / "level", auc + 0.001)
+    over.last_evaluation.rest["auc_standard_error"] = 0.04  # few rows: 0.066 is less than two of it
+    assert not any("Overfitted" in text for _, text in sentences(over))
+    assert not any("Overfitted" in text for _, text in sentences(level))
+
+
+@pytest.mark.parametrize("key", ["test_auc", "test_logloss"])
+def test_figures_of_the_test_split_alone_are_for_the_rows_they_were_measured_on(tmp_path: Path, key: str) -> None:
+    run = read_run(write_run(tmp_path / "run"))
+    assert "here 10,000" in str(not_comparable(run, {key: 0.7, "train_rows": 33_003_326}))
+    assert not_comparable(run, {key: 0.7, "train_rows": 10_000}) is None
+    assert "other files" in str(not_comparable(run, {key: 0.7, "train_rows": 10_000, "md5": ["0" * 32]}))
+
+
+@pytest.mark.parametrize("key", ["lr", "name", None])
+def test_a_run_of_another_version_is_one_line(key: str | None, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    config["optimizer"] = None if key is None else {k: v for k, v in config["optimizer"].items() if k != key}
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    refused(f"runs={run}: its files are damaged or of another version", write_report, run)
+
+
+def test_held_out_values_that_train_does_not_have_are_named(tmp_path: Path) -> None:
+    run = read_run(write_run(tmp_path / "run"))
+    assert not [text for _, text in sentences(run) if "not in train" in text]
+    run.manifest.dataset.unseen = "of the values of val and test these shares are not in train: user (97%); x"
+    assert said(run, "user (97%)") == ("bad", f"Of{run.manifest.dataset.unseen[2:]}.")
+    run.manifest.dataset.misleading = ["one column alone predicts the label", "the label rate jumps"]
+    assert said(run, "One column alone predicts the label.")[0] == "bad"
+    assert said(run, "The label rate jumps.")[0] == "bad"

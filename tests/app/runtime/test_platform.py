@@ -1,4 +1,4 @@
-"""A platform refuses arithmetic that it lacks, and logs arithmetic that is slow on it."""
+"""The arithmetic and the libraries of a platform, the threads beside training."""
 
 import itertools
 import os
@@ -9,12 +9,18 @@ from pathlib import Path
 
 import pytest
 import torch
+import torchrec
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import DenseTableBatchedEmbeddingBagsCodegen, PoolingMode
+from torch import nn
+from torchrec.distributed import dist_data
 
-from app.config.train import Platform, Precision
+from app.config.train import Platform, Precision, RuntimeConfig
+from app.runtime import library_patches, platform
 from app.runtime import platform as runtime
-from app.runtime.platform import check_precision, require_strict_products
+from app.runtime.platform import background_thread, check_precision, require_strict_products
 from common.errors import UserError
-from tests.app.conftest import REPOSITORY, SMALL
+from tests.app.conftest import REPOSITORY, SMALL, Command
+from tests.error_lines import refused
 
 WARNING = "runtime.precision=bf16: this processor does not support products in bf16"
 
@@ -22,8 +28,8 @@ WARNING = "runtime.precision=bf16: this processor does not support products in b
 @pytest.mark.parametrize("fast", [False, True])
 def test_slow_bf16_is_warned_of(fast: bool, monkeypatch: pytest.MonkeyPatch, logged: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: fast)
-    for platform, precision in [(Platform.cuda, Precision.bf16), (Platform.cpu, Precision.fp32)]:
-        check_precision(precision, platform)
+    for kind, precision in [(Platform.cuda, Precision.bf16), (Platform.cpu, Precision.fp32)]:
+        check_precision(precision, kind)
     assert not logged.text
     check_precision(Precision.bf16, Platform.cpu)
     assert (WARNING in logged.text) == (not fast)
@@ -31,8 +37,7 @@ def test_slow_bf16_is_warned_of(fast: bool, monkeypatch: pytest.MonkeyPatch, log
 
 def test_tf32_is_of_gpus() -> None:
     check_precision(Precision.tf32, Platform.cuda)
-    with pytest.raises(UserError, match=r"^runtime\.precision=tf32: CPUs do not support it"):
-        check_precision(Precision.tf32, Platform.cpu)
+    refused(r"^runtime\.precision=tf32: CPUs do not support it", check_precision, Precision.tf32, Platform.cpu)
 
 
 @pytest.fixture
@@ -60,23 +65,19 @@ def products(number: int) -> list[torch.Tensor]:
 @pytest.mark.medium
 @pytest.mark.usefixtures("threads")
 def test_products_do_not_depend_on_threads_or_several_are_refused() -> None:
-    """In MKL's strict mode, which `app` sets, or of a library that is so by itself."""
     require_strict_products(1)
     if not runtime.are_equal_on_threads(2):
-        with pytest.raises(UserError, match=r"^runtime\.num_threads=2: not with .* give runtime\.num_threads=1"):
-            require_strict_products(2)
+        refused(r"^runtime\.num_threads=2: not with .* give runtime\.num_threads=1", require_strict_products, 2)
         return
     assert all(map(torch.equal, products(1), products(2)))
 
 
 @pytest.mark.usefixtures("threads")
 def test_one_thread_is_taken_where_products_depend_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Unless several are given."""
     monkeypatch.setattr(runtime, "are_equal_on_threads", lambda num_threads: False)
     assert (runtime.layout_threads(None, 2), torch.get_num_threads()) == (1, 1)
     assert runtime.layout_threads(1, 1) == 1
-    with pytest.raises(UserError, match=r"^runtime\.num_threads=2: not with .* give runtime\.num_threads=1"):
-        runtime.layout_threads(2, 2)
+    refused(r"^runtime\.num_threads=2: not with .* give runtime\.num_threads=1", runtime.layout_threads, 2, 2)
 
 
 @pytest.mark.slow("processes")
@@ -96,3 +97,103 @@ def test_mkl_in_another_mode_is_refused(command: list[str], mode: str | None, tm
     refusal = subprocess.run(arguments, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert refusal.returncode == 2
     assert f"MKL_CBWR={mode or 'AUTO,STRICT'}: is not in force or not strict" in refusal.stderr
+
+
+ALONE = """
+import os, torch
+from app.runtime.platform import background_thread
+torch.set_num_threads(2)
+values, threads = torch.empty(10_000_000), [len(os.listdir("/proc/self/task"))]
+with background_thread("test") as pool:
+    for work in (values.sum, values.isfinite, values.clone):
+        pool.submit(work).result()
+        threads.append(len(os.listdir("/proc/self/task")))
+print(*(after - threads[0] for after in threads), torch.get_num_threads())
+"""
+
+
+@pytest.mark.slow("processes")
+def test_a_thread_computes_alone_and_leaves_others_their_number() -> None:
+    """In a process that has not computed: the number of a new thread is then that of the last call."""
+    *thread_counts, number = map(int, subprocess.check_output([sys.executable, "-c", ALONE], text=True).split())
+    assert (thread_counts, number) == ([0, 1, 1, 1], 2)
+
+
+def test_errors_reach_the_caller() -> None:
+    with background_thread("test") as pool, pytest.raises(ZeroDivisionError):
+        pool.submit(lambda: 1 / 0).result()
+
+
+@pytest.mark.slow("processes")
+@pytest.mark.parametrize("every", ["10", "null"])
+def test_no_thread_is_added(run_app: Command, small: list[str], tmp_path: Path, every: str) -> None:
+    """By checkpoints, evaluations or a resumption.
+
+    Layers are large enough for the copy of a checkpoint to be computed by several threads.
+    """
+    common = [*small, "model.over_arch=[512,256,1]", "runtime.num_threads=2"]
+    common += ["checkpoint.every_steps=8", f"train.eval_every_steps={every}"]
+    for limit in ("train.max_steps=24", "train.max_steps=31"):
+        run_app("train", *common, limit, fault="threads counted:0")
+    steps = [tuple(map(int, line.split())) for line in (tmp_path / ".threads").read_text().splitlines()]
+    launches = [steps[:24], steps[24:]]
+    assert [len(launch) for launch in launches] == [24, 31 - 24]
+    for launch in launches:
+        baseline = launch[3][1]  # the reader's thread and training's OpenMP threads have been started
+        assert {number for _, number in launch[3:]} == {baseline}, launch
+    assert (tmp_path / "runs/quickstart/checkpoints/best").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "version"), [("torchrec", "1.3.0"), ("torchrec", "1.10.0"), ("torchrec", "unknown"), ("torch", "2.15.0")]
+)
+def test_releases_that_were_not_tried_are_refused(name: str, version: str) -> None:
+    with pytest.raises(UserError, match=rf"^{name} {version}: supported are .* pip install --no-deps '{name}=="):
+        library_patches.require_tried(name, version)
+
+
+@pytest.mark.parametrize(
+    ("name", "version"),
+    [("torchrec", "1.4.0"), ("torchrec", "1.9.2"), ("torchrec", "2026.10.8"), ("torch", "2.10.0.dev20251112+rocm7.1")],
+)
+def test_others_and_images_own_builds_are_taken(name: str, version: str) -> None:
+    library_patches.require_tried(name, version)
+
+
+def test_a_command_refuses_before_it_changes_or_joins_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torchrec, "__version__", "1.10.1")
+    before = dist_data._get_recat
+    refused(r"^torchrec 1\.10\.1: ", platform.start, RuntimeConfig(num_threads=1), seed=0, deterministic=True)
+    assert dist_data._get_recat is before
+
+
+def test_a_process_alone_permutes_nothing_and_several_as_before(runtime: platform.Runtime) -> None:
+    assert dist_data._get_recat(3, 1) is None
+    assert torch.equal(dist_data._get_recat(2, 4, 1), torch.tensor([0, 2, 4, 6, 1, 3, 5, 7]))  # of its docstring
+
+
+@pytest.mark.parametrize("pooling", [PoolingMode.SUM, PoolingMode.MEAN])
+@pytest.mark.parametrize("width", [1, 6, 10])
+def test_narrow_rows_are_pooled_as_by_fbgemm(width: int, pooling: PoolingMode) -> None:
+    tables = DenseTableBatchedEmbeddingBagsCodegen(
+        [(rows, width) for rows in (7, 1, 30)], feature_table_map=[0, 1, 1, 2], pooling_mode=pooling, use_cpu=True
+    )
+    generator = torch.Generator().manual_seed(width)
+    lengths = torch.randint(0, 4, (4, 5), generator=generator)
+    lengths[1:3, 0] = 0
+    rows = torch.tensor([7, 1, 1, 30]).repeat_interleave(lengths.sum(1))
+    ids = torch.randint(0, 1 << 20, (len(rows),), generator=generator) % rows
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.flatten().cumsum(0)])
+    factors = torch.rand(5, 4 * width, generator=generator)
+    results = []
+    for vectors in (tables(ids, offsets, None), library_patches.pool_rows(tables, ids, offsets)):
+        (gradient,) = torch.autograd.grad((vectors * factors).sum(), tables.weights)
+        results.append((vectors, gradient))
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_lookups_on_a_cpu_stay_fbgemms() -> None:
+    tables = DenseTableBatchedEmbeddingBagsCodegen([(3, 6)], use_cpu=True)
+    library_patches.replace_narrow_lookups(nn.ModuleList([tables]))
+    assert "forward" not in vars(tables)

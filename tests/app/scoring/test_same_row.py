@@ -292,7 +292,6 @@ def test_drawn_tables(seed: int, runtime: Runtime, tmp_path: Path) -> None:
 def test_typed_values_of_several_spellings_or_none_are_refused(
     runtime: Runtime, tmp_path: Path, texts: list[str], value: Any
 ) -> None:
-    """Which of a column's texts is meant cannot be known."""
     lines = [f"{row % 2},{texts[row % len(texts)]}\n" for row in range(40)]
     (tmp_path / "rows.csv").write_text("".join(["label,kind\n", *lines]))
     (tmp_path / "new.jsonl").write_text('{"kind": "x"}\n' + json.dumps({"kind": value}) + "\n")

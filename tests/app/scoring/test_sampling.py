@@ -16,7 +16,7 @@ from common.errors import UserError
 from data_prep.dataset.format import load_manifest
 from tests.app.conftest import SMALL
 from tests.app.in_process import command_here, train_here
-from tests.data_prep.conftest import load_split, prepare
+from tests.data_prep.conftest import prepare
 from tests.oracles.sampling import metrics_of_all_rows
 
 ROWS, KEPT, CLICKS = 4000, 0.25, 0.04
@@ -69,17 +69,6 @@ def test_metrics_of_all_rows_are_scikit_learns() -> None:
     actual = of_all_rows(figures, all_rows_sums(logits, labels, kept=KEPT), corrected=True)
     for name, value in metrics_of_all_rows(logits, labels, KEPT).items():
         assert actual[name] == pytest.approx(value, rel=1e-5), name
-
-
-def test_every_split_is_sampled(place: Path) -> None:
-    """So each split that is evaluated is corrected by the same share; raw rows that are ranked are of all rows."""
-    raw = raw_rows()
-    clicks, negatives = (sum(row[0] == label for row in raw) for label in "10")
-    kept = {split: load_split(place / "data", split)[0] for split in ("train", "val", "test")}
-    assert sum(int(labels.sum()) for labels in kept.values()) == clicks
-    for split, share in (("train", 0.5), ("val", 0.25), ("test", 0.25)):
-        assert len(kept[split]) / sum(map(len, kept.values())) == pytest.approx(share, abs=0.01)
-        assert float(kept[split].mean()) == pytest.approx(clicks / (clicks + KEPT * negatives), abs=0.04)
 
 
 @pytest.mark.medium

@@ -45,7 +45,6 @@ def test_tensorboard_shows_a_killed_and_resumed_run_once(run_app: Command, small
 
 
 def test_tensorboard_has_every_number_of_every_event_and_begins_with_evaluations(tmp_path: Path) -> None:
-    """As the lines of metrics.jsonl have them, nested ones too; read by TensorBoard's own program."""
     lines = [
         b'{"event": "checkpoint", "step": 5, "samples": 50, "seconds": 0.5, "stall_seconds": 0.25, "path": "x"}',
         b'{"event": "train", "step": 10, "samples": 99, "loss": 0.7, "lr": 0.1, "device_bytes": 8, '

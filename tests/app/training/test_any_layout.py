@@ -1,28 +1,38 @@
-"""train.deterministic=layout: the same bits on any number of processes and threads, interrupted or not."""
+"""Same bits on any number of processes and threads, with a pipeline, and recorded or compiled steps."""
 
 import functools
+import itertools
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import yaml
+from torch import distributed as dist
 
+from app.config.app_config import CONFIG_DIR, AppConfig
 from app.config.data import DataConfig
-from app.config.train import MICRO_BATCH
+from app.config.train import MICRO_BATCH, Pipeline, Platform
 from app.data.split import SplitReader
 from app.optimizer import clip, total_norm
-from app.runtime.platform import are_equal_on_threads
+from app.runtime.platform import Runtime, are_equal_on_threads
+from app.training import session
 from app.training.predictor import Node, TreeSum
-from benchmarks import training_loop
-from data_prep.dataset.format import load_manifest, save_manifest
+from app.training.session import uses_pipeline
+from common.compose import compose_config
+from data_prep.dataset.format import load_manifest
 from tests.app.conftest import SMALL, Command, Refusal
 from tests.app.datasets import write_dataset, write_ragged_dataset
-from tests.app.run_files import events, summary
+from tests.app.group import run_whole
+from tests.app.in_process import train_here
+from tests.app.run_files import events, losses, summary
 from tests.covering import Case, covering_cases
+from tests.error_lines import error_line
 from tests.once import made_once
 
 LAYOUT = "train.deterministic=layout"
@@ -73,7 +83,6 @@ def is_valid(case: Case) -> bool:
 
 
 CASES = covering_cases({factor: list(values) for factor, values in FACTORS.items()}, is_valid)
-FIRST = {factor: next(iter(values)) for factor, values in FACTORS.items()}
 KeysOf = Callable[[Case], list[str]]
 
 
@@ -108,7 +117,6 @@ def bits(run: Path) -> dict[str, Any]:
 @pytest.mark.slow("processes")
 @pytest.mark.parametrize("number", range(len(CASES)))
 def test_bits_do_not_depend_on_the_layout(run_app: Command, keys_of: KeysOf, tmp_path: Path, number: int) -> None:
-    """Two runs: one process with one thread, and the case's layout, of the whole run, its beginning or its end."""
     case = CASES[number]
     overrides = keys_of(case)
     run_app("train", *overrides, "run.name=one")
@@ -126,36 +134,7 @@ def test_bits_do_not_depend_on_the_layout(run_app: Command, keys_of: KeysOf, tmp
 
 
 @pytest.mark.slow("processes")
-@pytest.mark.parametrize(("shape", "steps"), [("quickstart", 40), ("kaggle", 30)])
-def test_many_steps_of_a_whole_model(
-    run_app: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: str, steps: int
-) -> None:
-    """The shape of the default run, and that of Criteo Kaggle (`benchmarks.training_loop`) with shorter tables."""
-    overrides = [LAYOUT, f"train.max_steps={steps}", f"train.eval_every_steps={steps // 2}", "record.tensorboard=false"]
-    if shape == "quickstart":
-        overrides.append("data.synthetic.rows=20000")
-    else:
-        monkeypatch.setattr(training_loop, "ROWS", training_loop.SHARD_ROWS)
-        monkeypatch.setattr(training_loop, "KAGGLE_TABLES", [min(rows, 50_000) for rows in training_loop.KAGGLE_TABLES])
-        save_manifest(tmp_path / "kaggle", training_loop.write_rows(tmp_path / "kaggle", evaluated_rows=2_000))
-        overrides += ["data.path=kaggle", "train.global_batch_size=1024"]
-    run_app("train", *overrides, "run.name=one", "runtime.num_threads=1")
-    run_app("train", *overrides, "run.name=several", f"runtime.num_threads={several_threads()}", processes=2)
-    assert bits(tmp_path / "runs/several") == bits(tmp_path / "runs/one")
-
-
-@pytest.mark.slow("processes")
-def test_a_run_of_two_processes_is_identical_on_others(run_app: Command, keys_of: KeysOf, tmp_path: Path) -> None:
-    run_app("train", *keys_of(FIRST), "run.name=x", "eval.keep_scores=1000", processes=2)
-    for processes, threads in ((1, several_threads()), (3, 1)):
-        verified = run_app("verify", "run=runs/x", f"runtime.num_threads={threads}", processes=processes)
-        report = json.loads(verified.stdout)
-        assert (report["verdict"], report["changed_since"], report["lacking"]) == ("identical", [], [])
-
-
-@pytest.mark.slow("processes")
 def test_the_size_of_micro_batches_is_recorded(run_app: Command, small: list[str], tmp_path: Path) -> None:
-    """So that a later default changes no replay; another size is another run."""
     overrides = [*small, LAYOUT, "run.name=x"]
     run_app("train", *overrides, "train.max_steps=2")
     assert yaml.safe_load((tmp_path / "runs/x/config.yaml").read_text())["train"]["micro_batch_size"] == MICRO_BATCH
@@ -163,17 +142,8 @@ def test_the_size_of_micro_batches_is_recorded(run_app: Command, small: list[str
     assert "train.micro_batch_size" in refusal.stderr
 
 
-@pytest.mark.slow("processes")
-def test_without_it_the_bits_depend_on_the_layout(run_app: Command, keys_of: KeysOf, tmp_path: Path) -> None:
-    overrides = [each for each in keys_of(FIRST) if "micro_batch" not in each and each != LAYOUT]
-    run_app("train", *overrides, "run.name=one")
-    run_app("train", *overrides, "run.name=several", processes=2)
-    assert bits(tmp_path / "runs/several") != bits(tmp_path / "runs/one")
-
-
 @pytest.mark.parametrize("count", [1, 2, 3, 7, 8, 13])
 def test_a_tree_sum_has_the_same_bits_whoever_adds_which_part(count: int) -> None:
-    """Against a recursive sum in NumPy; parts are cut at drawn places, and each part's nodes travel."""
     rng = np.random.default_rng(count)
     values = (rng.standard_normal((count, 50)) * 10.0 ** rng.integers(-4, 4, (count, 1))).astype(np.float32)
 
@@ -200,7 +170,6 @@ def test_a_tree_sum_has_the_same_bits_whoever_adds_which_part(count: int) -> Non
 
 @pytest.mark.parametrize(("rows", "batch", "processes"), [(700, 96, 3), (700, 100, 4), (64, 64, 1), (301, 100, 2)])
 def test_processes_take_whole_micro_batches(tmp_path: Path, rows: int, batch: int, processes: int) -> None:
-    """Together the valid rows of all processes are those of one process, whose parts are all equally large."""
     write_dataset(tmp_path, {"train": rows, "val": 10, "test": 10}, shard_rows=128)
     manifest, config = load_manifest(tmp_path), DataConfig(shuffle_block_rows=16)
 
@@ -249,6 +218,138 @@ def test_norms_are_torch_s_and_of_any_number_of_threads() -> None:
 def test_what_cannot_be_so_is_refused(
     refused_command: Refusal, dataset: Path, tmp_path: Path, overrides: str, words: str
 ) -> None:
-    """Check refusals of a dataset; those of a configuration alone: tests/app/config/test_config.py."""
     assert words in refused_command("train", *SMALL, f"data.path={dataset}", "run.name=x", LAYOUT, *overrides.split())
     assert not (tmp_path / "runs/x/checkpoints").exists()
+
+
+STEPS = 35  # 31 make an epoch: the pipeline runs empty there, at evaluations and at the end
+LAYOUTS = {
+    "row_wise": ["sharding.types=row_wise"],
+    "table_wise": ["sharding.types=table_wise", "train.eval_every_steps=null"],
+    "mixed": [
+        "sharding.types=column_wise",
+        "+sharding.tables.cat_1.types=data_parallel",
+        "+sharding.tables.cat_3.types=table_wise",
+    ],
+    "bags": ["sharding.types=row_wise", "optimizer=rowwise_adagrad"],
+    "bags_by_id": [
+        "+model.tables.overrides.tags.kind=qr",
+        "+model.tables.overrides.tags.qr_collisions=3",
+        "+model.tables.overrides.genres.pooling=weighted",
+        "sharding.types=table_wise",
+    ],
+}
+
+
+@pytest.mark.slow("examples")
+@pytest.mark.parametrize(
+    ("world_size", "layouts"), [(1, ["bags"]), (2, ["table_wise", "bags"]), (2, ["row_wise", "mixed", "bags_by_id"])]
+)
+def test_bits_are_the_same(world_size: int, layouts: list[str], dataset: Path, ragged: Path, tmp_path: Path) -> None:
+    cases = []
+    for layout, pipeline in itertools.product(layouts, ("none", "sparse_dist")):
+        name, root = f"{layout}_{pipeline}", ragged if "bags" in layout else dataset
+        keys = [f"data.path={root}", f"run.name={name}", f"run.dir={tmp_path}/{name}", f"train.max_steps={STEPS}"]
+        cases.append([*SMALL, *keys, "train.eval_every_steps=15", f"train.pipeline={pipeline}", *LAYOUTS[layout]])
+    results = run_whole(cases, world_size, tmp_path / "results.json")
+    for layout, plain, piped in zip(layouts, results[::2], results[1::2], strict=True):
+        assert plain["steps"] == STEPS
+        assert all(plain[key] == piped[key] for key in ("steps", "digest", "eval")), layout
+
+
+@pytest.mark.slow("processes")
+def test_a_stop_loses_no_batch(run_app: Command, small: list[str], tmp_path: Path) -> None:
+    common = [*small, f"train.max_steps={STEPS}", "sharding.types=row_wise"]
+    piped, run = [*common, "run.name=piped", "train.pipeline=sparse_dist"], tmp_path / "runs/piped"
+    assert "pipeline: none" in run_app("train", *common, "run.name=plain", processes=2).stderr
+    stopped = run_app("train", *piped, processes=2, fault="SIGTERM in the step:15", status=75)
+    assert "pipeline: sparse_dist" in stopped.stderr
+    assert summary(run)["steps"] == 20  # processes ask each other every 10 steps
+    run_app("train", *piped, processes=2)
+    assert losses(run) == losses(tmp_path / "runs/plain")
+    assert summary(run)["digest"] == summary(tmp_path / "runs/plain")["digest"]
+
+
+def test_auto_means_several_processes_with_a_gpu_each() -> None:
+    cpu, gpu = torch.device("cpu"), torch.device("cuda", 0)
+    used = [uses_pipeline(Pipeline.auto, device, size) for device in (cpu, gpu) for size in (1, 2)]
+    assert used == [False, False, False, True]
+    assert uses_pipeline(Pipeline.sparse_dist, cpu, 1)
+    assert not uses_pipeline(Pipeline.none, gpu, 8)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "place", "reason"),
+    [
+        ("", {}, ""),
+        ("", {"device": torch.device("cpu"), "platform": Platform.cpu}, "the device is a CPU"),
+        ("", {"platform": Platform.rocm}, "no graph has run on ROCm"),
+        ("", {"world_size": 2}, "2 processes"),
+        ("model=hstu", {}, "model=hstu"),
+        ("train.deterministic=layout", {}, "train.deterministic=layout"),
+        ("train.drop_last=false", {}, "train.drop_last=false"),
+        ("model.embedding_dim=512", {}, "would copy"),  # 8,192 samples, 26 vectors, 4 bytes: 416 MiB
+    ],
+)
+def test_auto_gives_graphs_up_for_a_reason(overrides: str, place: dict[str, Any], reason: str) -> None:
+    config = compose_config(AppConfig, CONFIG_DIR, ["data.path=none", *overrides.split()])
+    runtime = replace(Runtime(Platform.cuda, torch.device("cuda", 0), 0, 1, 1, 1, dist.HashStore()), **place)
+    predictor = SimpleNamespace(config=config, runtime=runtime, manifest=SimpleNamespace(num_embeddings=range(26)))
+    obstacle = session.Session(predictor, *[None] * 4)._obstacle_to_graphs(8_192)  # type: ignore[arg-type]
+    assert reason in obstacle if reason else obstacle == ""
+
+
+def test_a_step_that_cannot_be_recorded_is_a_plain_one(
+    runtime: Runtime, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CUDA's recorder fails on a CPU; the bits are those of runtime.compile=none, and the reason is kept."""
+    keys = [*SMALL, f"data.path={dataset}", "train.max_steps=4", "optimizer=adam", "model.batch_norm=true"]
+    train_here(runtime, *keys, "runtime.compile=none", f"run.dir={tmp_path}/plain")
+    kept: list[str] = []
+    compile_step = session.Session.compile
+
+    def compile_and_keep(self: session.Session, batch_size: int) -> None:
+        compile_step(self, batch_size)
+        kept.append(self.compile_reason)
+
+    monkeypatch.setattr(session.Session, "_obstacle_to_graphs", lambda *_: "")
+    monkeypatch.setattr(session.Session, "compile", compile_and_keep)
+    train_here(runtime, *keys, f"run.dir={tmp_path}/auto")
+    assert kept[0].startswith("this step cannot be recorded (")
+    assert summary(tmp_path / "auto")["digest"] == summary(tmp_path / "plain")["digest"]
+
+
+COMPILED = "runtime.compile=dense"
+
+
+@pytest.mark.slow("tool")
+@pytest.mark.parametrize(("interaction", "batch"), [("dot", 1024), ("dcn", 64)])
+def test_losses_are_eager(interaction: str, batch: int, run_app: Command, small: list[str], tmp_path: Path) -> None:
+    for name in ("none", "dense"):
+        keys = [*small, f"run.name={name}", f"model.interaction={interaction}"]
+        keys += [f"train.global_batch_size={batch}", "train.max_steps=10", "train.epochs=100"]
+        keys += [f"runtime.compile={name}"]
+        run_app("train", *keys)
+    eager, compiled = losses(tmp_path / "runs/none"), losses(tmp_path / "runs/dense")
+    assert len(eager) == 10
+    np.testing.assert_allclose(compiled, eager, rtol=1e-6)
+
+
+@pytest.mark.slow("tool")
+def test_a_killed_run_resumes_and_replays_to_the_same_bits(run_app: Command, small: list[str]) -> None:
+    overrides = [*small, COMPILED, "checkpoint.every_steps=9", "train.max_steps=30", "checkpoint.asynchronous=false"]
+    overrides += ["run.name=parts"]
+    run_app("train", *overrides, processes=2, fault="in the step:14", status=-9)
+    assert "resume: from" in run_app("train", *overrides, processes=2).stderr
+    result = run_app("verify", "run=runs/parts", processes=2)
+    assert json.loads(result.stdout)["verdict"] == "identical"
+    eager = run_app("train", *overrides, "train.max_steps=31", "runtime.compile=none", processes=2)
+    assert "(compile dense then, none now: results agree" in eager.stderr
+
+
+@pytest.mark.slow("tool")
+def test_without_a_compiler_it_is_refused(run_app: Command, small: list[str], tmp_path: Path) -> None:
+    without = {"PATH": str(tmp_path), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
+    process = run_app("train", *small, COMPILED, environment=without, status=2)
+    assert "runtime.compile=dense: torch.compile does not work on this machine" in error_line(process.stderr)
+    assert "give runtime.compile=none" in error_line(process.stderr)

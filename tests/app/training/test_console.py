@@ -13,11 +13,13 @@ from typing import Any
 
 import pytest
 
+from app.metrics.documents import TrainEvent
+from app.record.directory import ProgressDisplay
 from app.record.documents import Summary
 from app.training import recorder
 from common.documents import convert
 from tests.app.conftest import Command, forked
-from tests.app.summaries import LEAST
+from tests.app.run_files import BY_AUC, LEAST
 
 OF_STEPS = {"step_ms_p50": 3.2, "step_ms_p95": 4.0, "input_wait_fraction": 0.02, "steps_measured": 290}
 OF_VAL = {"split": "val", "samples": 500}
@@ -34,65 +36,51 @@ SUMMARY: dict[str, Any] = {
     "seconds": {"total": 3.0, "train": 2.0, "eval": 0.5, "checkpoint": 0.1},
 }
 
-BY_AUC = {"monitor": None, "value": None}
 
-
-def closing_lines(document: dict[str, Any], measured_before: int = 0, encoding: str | None = None) -> list[str]:
+def closing_lines(document: dict[str, Any], encoding: str | None = None, must_beat_rate: bool = False) -> list[str]:
     whole = convert({**LEAST, "last": document["eval"], **document}, Summary)
-    return recorder.closing_lines(whole, measured_before, encoding=encoding)
+    return recorder.closing_lines(whole, 20, encoding=encoding, must_beat_rate=must_beat_rate)
 
 
-def closing_text(**changes: Any) -> str:
+def closing_text(encoding: str | None = None, must_beat_rate: bool = False, **changes: Any) -> str:
     """Return the last lines about a run whose summary differs in these parts."""
-    encoding = changes.pop("encoding", None)
-    return "\n".join(closing_lines({**SUMMARY, **changes}, encoding=encoding))
-
-
-def rows_of(lines: list[str]) -> dict[str, str]:
-    return dict(re.split(r"\s{2,}", line.strip(), maxsplit=1) for line in lines[1:])
+    return "\n".join(closing_lines({**SUMMARY, **changes}, encoding, must_beat_rate))
 
 
 def test_what_was_measured_is_told_and_nothing_else() -> None:
-    lines = closing_lines(SUMMARY)
-    assert lines[0] == "completed: 300 steps, 19,200 samples in 3.0 s"
-    rows = rows_of(lines)
+    def rows_of(**changes: Any) -> dict[str, str]:
+        lines = closing_lines({**SUMMARY, **changes})
+        return dict(re.split(r"\s{2,}", line.strip(), maxsplit=1) for line in lines[1:])
+
+    rows = rows_of()
     assert list(rows) == ["evaluation", "throughput", "step", "time", "peak memory"]
-    assert rows["throughput"] == "20,000 samples/s global, 10,000 per device (over 290 steps)"
-    parts = [float(number) for number in re.findall(r"([0-9.]+) s", rows["time"])]
-    assert sum(parts) == pytest.approx(3.0)
+    assert "20 of them before the resumption" in rows["throughput"]
+    assert sum(float(number) for number in re.findall(r"([0-9.]+) s", rows["time"])) == pytest.approx(3.0)
     assert "forward 1.00 ms" in rows["step"]
     assert "communication" not in rows["step"]
-    nothing = {"status": "interrupted", "eval": {"auc": None, "logloss": None}, "throughput": {}}
-    assert list(rows_of(closing_lines({**SUMMARY, **nothing}))) == ["to resume", "time", "peak memory"]
-    assert "20 of them before the resumption" in "\n".join(closing_lines(SUMMARY, measured_before=20))
+    nothing = rows_of(status="interrupted", eval={"auc": None, "logloss": None}, throughput={})
+    assert list(nothing) == ["to resume", "time", "peak memory"]
 
 
 def test_a_run_that_overfits_or_learns_nothing_is_told() -> None:
     auc, best = {**SUMMARY["eval"], "step": 300}, {**BY_AUC, "step": 100, "auc": 0.8}
-    over = {"eval": {**SUMMARY["eval"], "step": 100, "auc": 0.8}, "last": auc, "best": best}
-    assert "Overfitted" not in closing_text(**over, events={"eval": 3})
-    lines = closing_text(**over, events={"eval": 4})
-    assert "AUC 0.80000" in lines
-    assert "(val, 500 samples, of the best checkpoint, step 100)" in lines
-    assert "0.75000 at step 300 (checkpoint=last)" in lines
-    assert "Overfitted: the best AUC was 0.80000 at step 100, and the last is 0.05000 lower" in lines
+    over: dict[str, Any] = {"eval": {**SUMMARY["eval"], "step": 100, "auc": 0.8}, "last": auc, "best": best}
+    text = closing_text(**over, events={"eval": 4})
+    assert "(val, 500 samples, of the best checkpoint, step 100)" in text
+    assert "0.75000 at step 300 (checkpoint=last)" in text
+    assert "Overfitted: the best AUC was 0.80000 at step 100" in text
     assert "best AUC     0.80000 at step 100" in closing_text(eval=auc, best=best)
     assert "checkpoint=best" not in closing_text(eval=auc, best={**BY_AUC, "step": 300, "auc": 0.75})
-    lines = closing_text(eval={**auc, "auc": 0.47678})
-    assert "Learned nothing: AUC 0.47678 is no better than chance" in lines
-    for key in ("train.max_steps", "train.epochs", "optimizer.lr"):
-        assert key in lines.partition("Learned nothing")[2]
-    lines = closing_text(eval={**auc, "auc": 0.47678}, encoding="random")
-    assert "Learned nothing" not in lines
-    assert "Labels are drawn by chance (data.source=random), so no model can do better than an AUC of 0.5" in lines
+    assert "Learned nothing: AUC 0.47678 is no better than chance" in closing_text(eval={**auc, "auc": 0.47678})
+    text = closing_text("random", eval={**auc, "auc": 0.47678})
+    assert "Learned nothing" not in text
+    assert "Labels are drawn by chance (data.source=random), so no model can do better than an AUC of 0.5" in text
 
 
 @pytest.mark.parametrize(("ne", "has_rates", "said"), [(1.0, True, True), (0.999, True, False), (1.2, False, False)])
 def test_a_model_no_better_than_the_base_rate_is_told(ne: float, has_rates: bool, said: bool) -> None:
-    evaluation = {**SUMMARY["eval"], "ne": ne}
-    whole = convert({**LEAST, **SUMMARY, "eval": evaluation, "last": evaluation}, Summary)
-    lines = "\n".join(recorder.closing_lines(whole, 0, must_beat_rate=has_rates))
-    assert (f"no better than the base rate, the same probability for each row: NE {ne:.5f}" in lines) == said
+    text = closing_text(must_beat_rate=has_rates, eval={**SUMMARY["eval"], "ne": ne})
+    assert (f"no better than the base rate, the same probability for each row: NE {ne:.5f}" in text) == said
 
 
 @pytest.mark.slow("processes")
@@ -128,3 +116,39 @@ def test_on_a_terminal(small: list[str], tmp_path: Path, no_colour: bool) -> Non
     log = (tmp_path / "runs/a/log.txt").read_text()
     assert "completed" in log
     assert "\x1b" not in log
+
+
+WINDOW = TrainEvent(
+    event="train", step=10, epoch=0, loss=0.5, accuracy=0.8, samples_per_second=1e3, input_wait_fraction=0.0
+)
+
+
+class Terminal(io.StringIO):
+    """In place of a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        raise OSError
+
+
+@pytest.mark.parametrize("may_end_early", [True, False])
+def test_lines_and_the_bar_say_at_most(
+    may_end_early: bool, monkeypatch: pytest.MonkeyPatch, logged: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("sys.stderr", io.StringIO())
+    display = ProgressDisplay(100, visible=True, all_windows=True, may_end_early=may_end_early)
+    display.start(0)
+    display.update(WINDOW, None)
+    assert ("at most 00:00 to go" in logged.text) is may_end_early
+    assert "loss 0.5000 accuracy 80.00% 1,000 samples/s" in logged.text
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    bar = ProgressDisplay(100, visible=True, may_end_early=may_end_early)
+    bar.start(0)
+    bar.update(WINDOW, None)
+    bar.close()
+    output = terminal.getvalue()
+    assert ("step 10 of at most 100" in output) is may_end_early
+    assert ("%|" not in output) is may_end_early

@@ -159,16 +159,6 @@ def test_a_run_is_evaluated_ranked_verified_and_compared(run_app: Command, ratin
     assert "AUC" not in compared.stdout
 
 
-@pytest.mark.slow("processes")
-def test_two_processes_have_the_figures_of_one(run_app: Command, ratings: Path, tmp_path: Path) -> None:
-    train(run_app, ratings, "one", "train.epochs=2")
-    train(run_app, ratings, "two", "train.epochs=2", processes=2)
-    alone, together = (summary(tmp_path / f"runs/{name}")["eval"] for name in ("one", "two"))
-    for metric in ("rmse", "mae"):
-        assert alone[metric] == pytest.approx(together[metric], rel=1e-4)
-    assert alone["label_deviation"] == pytest.approx(together["label_deviation"], rel=1e-12)
-
-
 @pytest.mark.medium
 @pytest.mark.parametrize(
     ("override", "remedy"),

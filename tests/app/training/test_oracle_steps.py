@@ -1,33 +1,50 @@
-"""Some steps of drawn models, against the naive program in float64: interaction, tables, optimizer, schedule."""
+"""Steps of drawn models, of the field's models and of an epoch's last batch, against naive programs."""
 
+import itertools
+import json
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
+from app.config.data import DataConfig
 from app.config.kinds import OptimizerName, ScheduleName
 from app.config.model import Interaction, Pooling, QROperation, TableKind
-from app.config.train import ScheduleConfig
+from app.config.train import ScheduleConfig, TrainConfig, samples_of, steps_within
+from app.data.split import SplitReader
 from app.model.embeddings import Embedding
 from app.optimizer import learning_rate
 from app.runtime.platform import Runtime
+from app.training import session
+from app.training.state import run_length
+from common.documents import Json
+from data_prep.dataset.format import load_manifest, shard_path
 from tests.app import loops
-from tests.app.conftest import built
-from tests.app.datasets import RAGGED, RAGGED_EMBEDDINGS
+from tests.app.conftest import SMALL, Command, built
+from tests.app.datasets import NUM_EMBEDDINGS, RAGGED, RAGGED_EMBEDDINGS, write_dataset
+from tests.app.group import run_whole
+from tests.app.in_process import train_here
+from tests.app.run_files import events, losses, summary
 from tests.covering import stable_choice
+from tests.once import made_once
 from tests.oracles.dlrm import INTERACTIONS, Feature, OracleDLRM
+from tests.oracles.field_models import Model, Perceptron
 from tests.oracles.schedules import rates
 
-STEPS, BATCH = 6, 16
+DRAWN_STEPS, DRAWN_BATCH = 6, 16
 BY_STEP = [name for name in ScheduleName if not name.schedule.by_metric]
 # Overrides of an interaction that are not its name alone.
 VARIANTS = {
     "dot_itself": ["model.interaction=dot", "model.interaction_itself=true"],
     "mixed_pairs": ["model.interaction=scalar_pairs", "model.mixes_samples=true"],
 }
-CASES = [(interaction, number) for interaction in INTERACTIONS for number in range(3)]
+DRAWN_CASES = [(interaction, number) for interaction in INTERACTIONS for number in range(3)]
 FAST = [(interaction, 0) for interaction in ("dot", "dot_itself", "dcn", "projection")]
 
 
@@ -88,7 +105,7 @@ def feature_of(embedding: Embedding, parameters: dict[str, Any]) -> Feature:
 
 @pytest.mark.parametrize(
     ("interaction", "number"),
-    [*FAST, *(pytest.param(*case, marks=pytest.mark.slow) for case in CASES if case not in FAST)],
+    [*FAST, *(pytest.param(*case, marks=pytest.mark.slow) for case in DRAWN_CASES if case not in FAST)],
 )
 def test_drawn_models_train_as_the_naive_program(interaction: str, number: int, runtime: Runtime, ragged: Path) -> None:
     train_beside_the_oracle(draw(interaction, number), interaction, runtime, ragged)
@@ -104,18 +121,20 @@ def test_micro_batches_train_as_the_naive_program(interaction: str, runtime: Run
 def train_beside_the_oracle(case: Drawn, interaction: str, runtime: Runtime, ragged: Path) -> None:
     """Train a few steps; compare each loss and, at the end, all parameters."""
     print(*case.overrides)
-    overrides = [*case.overrides, f"train.global_batch_size={BATCH}"]
+    overrides = [*case.overrides, f"train.global_batch_size={DRAWN_BATCH}"]
     overrides += ["model.embedding_dim=8", "model.dense_arch=[6,8]", "model.over_arch=[5,1]"]
     this = built(runtime, ragged, *overrides)
     parameters = {name: torch.from_numpy(np.array(values)) for name, values in this.parameters()}
     embeddings = this.model.module.sparse_arch.embeddings
     features = {one.features[0]: feature_of(one, parameters) for one in embeddings}
     schedule, optimizer = this.config.schedule, this.config.optimizer
-    lengths = (STEPS, schedule.warmup_steps, schedule.decay_start_step, schedule.decay_steps, schedule.end_factor)
+    lengths = (DRAWN_STEPS, schedule.warmup_steps, schedule.decay_start_step, schedule.decay_steps, schedule.end_factor)
     lr, table_lr = (rates(schedule.name.value, base, *lengths) for base in (optimizer.lr, optimizer.table_lr))
     settings = (optimizer.eps or 0.0, (optimizer.beta1 or 0.9, optimizer.beta2 or 0.999), optimizer.max_grad_norm)
     oracle = OracleDLRM(parameters, features, interaction, lr, table_lr, case.optimizer.value, *settings)
-    for step, batch in zip(range(STEPS), this.predictor.split("train").train_batches(BATCH, 3, 0, 0), strict=False):
+    for step, batch in zip(
+        range(DRAWN_STEPS), this.predictor.split("train").train_batches(DRAWN_BATCH, 3, 0, 0), strict=False
+    ):
         loss = loops.step(this, batch, step)
         bags = {name: jagged.to_dense() for name, jagged in batch.sparse_features.to_dict().items()}
         rows = slice(batch.num_valid)  # micro-batches are padded
@@ -127,21 +146,14 @@ def train_beside_the_oracle(case: Drawn, interaction: str, runtime: Runtime, rag
 
 
 def test_every_part_is_drawn() -> None:
-    cases = [draw(*case) for case in CASES]
+    cases = [draw(*case) for case in DRAWN_CASES]
     assert {case.optimizer for case in cases} == set(OptimizerName)
     assert {case.schedule for case in cases} == set(BY_STEP)
     text = " ".join(override for case in cases for override in case.overrides)
     for word in (*(each.value for kind in (Pooling, TableKind, QROperation) for each in kind), "max_grad_norm"):
         assert word in text
-    exclusions = {Interaction.sum}  # tests/app/training/test_field_models.py
+    exclusions = {Interaction.sum}  # SHAPES, below
     assert {each.value for each in set(Interaction) - exclusions} == set(INTERACTIONS) - set(VARIANTS)
-
-
-def test_one_more_name_changes_only_the_draws_that_it_wins() -> None:
-    before, after = ([stable_choice(names, number) for number in range(60)] for names in ("abcd", "abcde"))
-    assert set(before) == set("abcd")
-    assert set(after) == set("abcde")
-    assert all(new in (old, "e") for old, new in zip(before, after, strict=True))
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -161,3 +173,324 @@ def test_schedules_are_the_schedulers(name: ScheduleName, seed: int) -> None:
     actual = [learning_rate(base, config, step) for step in range(120)]
     lengths = (config.warmup_steps, config.decay_start_step, config.decay_steps, config.end_factor)
     assert actual == pytest.approx(rates(name.value, base, 120, *lengths), rel=1e-12)
+
+
+FIELD_BATCH, FIELD_STEPS, SEED = 48, 10, 5
+EPS = 1e-4  # with less, Adam makes steps of the rounding in gradients that are 0, those of biases before a batch norm
+VECTORS = ["model.numeric=vectors", "model.dense_arch=[]"]
+CROSS = ["model.interaction=dcn", "model.dcn_full_rank=true", *VECTORS, "model.over_arch=[1]"]
+SHAPES = {  # overrides; FuxiCTR's name for it
+    "dlrm": ["model.interaction=dot", "model.dense_arch=[12,9,10]", "model.over_arch=[16,8,1]"],
+    "dlrm_cat": ["model.interaction=cat", "model.dense_arch=[12,10]", "model.over_arch=[16,1]"],
+    "dlrm_vectors": ["model.interaction=dot", *VECTORS, "model.over_arch=[16,1]"],
+    "dcnv2": [*CROSS, "model.dcn_num_layers=2", "model.deep_arch=[14,12]"],
+    "crossnetv2": CROSS,
+    "dnn": ["model.interaction=cat", *VECTORS, "model.over_arch=[16,12,1]"],
+    "lr": ["model.interaction=sum", *VECTORS, "model.over_arch=[]", "model.embedding_dim=1"],
+}
+
+
+class Settings(NamedTuple):  # what a case adds to a shape
+    batch_norm: bool = False
+    dropout: float = 0.0
+    l2: float = 0.0
+    max_norm: float | None = None
+    micro_batch: int | None = None
+
+    def overrides(self) -> list[str]:
+        keys = [f"model.batch_norm={str(self.batch_norm).lower()}", f"optimizer.sparse_weight_decay={self.l2}"]
+        keys += [f"model.dropout={self.dropout}"] if self.dropout else []
+        if self.micro_batch is not None:
+            keys += ["train.deterministic=layout", f"train.micro_batch_size={self.micro_batch}"]
+        if self.max_norm is not None:
+            keys += [f"optimizer.max_grad_norm={self.max_norm}", "optimizer.clip_tables=true"]
+        return keys
+
+
+def naive(shape: str, settings: Settings, this: session.Session) -> Model:
+    model, values = this.config.model, {name: torch.from_numpy(np.array(array)) for name, array in this.parameters()}
+    statistics = {name: values.pop(name) for name in [*values] if "running_" in name}
+    tables = [table.name for table in this.model.module.sparse_arch.tables]
+
+    def stack(name: str, widths: list[int] | None, final_relu: bool, rate: float) -> Perceptron | None:
+        if not widths:
+            return None
+        num_hidden = len(widths) if name == "interaction.deep_arch" else len(widths) - 1
+        return Perceptron(name, len(widths), num_hidden, settings.batch_norm, [rate] * len(widths), final_relu)
+
+    decayed = [*tables, "dense_arch.weight" if "dense_arch.weight" in values else "", "over_arch.bias"]
+    dense = stack("dense_arch", model.dense_arch, True, 0.0)
+    over = stack("over_arch", model.over_arch, False, settings.dropout)
+    deep = stack("interaction.deep_arch", model.deep_arch, True, settings.dropout)
+    of_parts = partial(Model, values, statistics, tables, model.interaction.value, dense, over, deep)
+    decay, layers = dict.fromkeys(decayed, settings.l2), model.dcn_num_layers or 3
+    return of_parts(layers, SEED, decay, settings.max_norm, 0.01, EPS, settings.micro_batch)
+
+
+EVERYTHING = Settings(batch_norm=True, dropout=0.3, l2=0.05, max_norm=0.5)
+EVERYTHING_IN_PARTS = EVERYTHING._replace(micro_batch=10)
+FIELD_CASES: list[Any] = [("dlrm", EVERYTHING), ("dcnv2", EVERYTHING), ("lr", Settings(l2=0.02)), ("dlrm", Settings())]
+FIELD_CASES += [("dcnv2", EVERYTHING_IN_PARTS)]
+LINEAR = ("lr", "crossnetv2")  # have no layers to normalise or to drop values of
+FIELD_CASES += [
+    pytest.param(shape, settings, marks=pytest.mark.slow)
+    for shape in SHAPES
+    for settings in (
+        EVERYTHING,
+        EVERYTHING_IN_PARTS,
+        EVERYTHING._replace(batch_norm=False),
+        Settings(l2=0.1, max_norm=0.1),
+    )
+    if (shape in LINEAR) == (settings.dropout == 0) and (shape, settings) not in FIELD_CASES
+]
+
+
+@pytest.mark.parametrize(("shape", "settings"), FIELD_CASES)
+def test_steps_are_those_of_the_naive_program(shape: str, settings: Settings, runtime: Runtime, dataset: Path) -> None:
+    keys = ["optimizer=adam", "optimizer.lr=0.01", f"optimizer.eps={EPS}", "model.embedding_dim=10"]
+    keys += ["model.dense_init=xavier_normal", f"train.global_batch_size={FIELD_BATCH}", f"train.seed={SEED}"]
+    this = built(runtime, dataset, *keys, *SHAPES[shape], *settings.overrides())
+    oracle = naive(shape, settings, this)
+    batches = list(
+        zip(range(FIELD_STEPS), this.predictor.split("train").train_batches(FIELD_BATCH, 3, 0, 0), strict=False)
+    )
+    for step, batch in batches:
+        loss = loops.step(this, batch, step)
+        rows = slice(batch.num_valid)
+        expected = oracle.step(batch.dense_features[rows], ids_of(batch)[rows], batch.labels[rows], step)
+        assert loss == pytest.approx(expected, rel=1e-5), f"step {step}"
+    for name, values in this.parameters():
+        other = oracle.statistics[name] if "running_" in name else oracle.parameters[name].detach()
+        atol = 1e-4 if settings.batch_norm else 2e-5  # gradients of biases before a batch norm are rounding alone
+        np.testing.assert_allclose(values, other.numpy(), atol=atol, err_msg=name)
+    batch = batches[0][1]
+    this.model.eval()
+    logits = this.forward(batch).detach()
+    this.model.train()
+    expected_logits = oracle.logits(batch.dense_features.double(), ids_of(batch), None).detach()
+    np.testing.assert_allclose(logits.numpy(), expected_logits.numpy(), atol=1e-4)
+    assert bool(oracle.statistics) is settings.batch_norm
+
+
+def ids_of(batch: Any) -> Tensor:
+    return batch.sparse_features.values().view(len(batch.sparse_features.keys()), -1).T.long()
+
+
+REGULARISED = ["optimizer=adam", "optimizer.eps=1e-4", "optimizer.max_grad_norm=1", "optimizer.clip_tables=true"]
+REGULARISED += ["optimizer.weight_decay=0.001", "optimizer.sparse_weight_decay=0.01", "model.batch_norm=true"]
+REGULARISED += ["model.dropout=0.3", "model.dense_dropout=[0.1]", "model.embedding_dim=10", "model.dense_arch=[12,10]"]
+REGULARISED += ["model.over_arch=[16,8,1]"]
+BRIEF = ["train.max_steps=14", "train.eval_every_steps=5", "record.tensorboard=false", "train.log_every_steps=1"]
+
+
+@pytest.fixture
+def base(dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    monkeypatch.chdir(tmp_path)
+    return [*SMALL, *REGULARISED, *BRIEF, f"data.path={dataset}"]
+
+
+@pytest.mark.slow("processes")
+def test_verify_and_evaluate_serve_the_statistics(base: list[str], runtime: Runtime, run_app: Command) -> None:
+    assert train_here(runtime, *base, "run.name=run") == "completed"
+    run = summary(Path("runs/run"))
+    run_app("verify", "run=runs/run")
+    for precision in ("fp32", "int8"):
+        evaluated = run_app("evaluate", "run=runs/run", "split=val", f"tables={precision}")
+        figures: Json = json.loads(evaluated.stdout)
+        assert figures["auc"] == pytest.approx(run["eval"]["auc"], abs=1e-6 if precision == "fp32" else 0.01)
+
+
+BATCH, BLOCK, WINDOW = 64, 40, 2
+ROWS = {"odd": 4 * BATCH + 45, "one": 2 * BATCH + 1, "none": 2 * BATCH, "few": 13, "almost": 3 * BATCH + 63}
+EPOCHS = 2
+CONFIG = DataConfig(shuffle_block_rows=BLOCK, shuffle_window_blocks=WINDOW)
+LAST = ["train.drop_last=false", f"train.epochs={EPOCHS}", f"data.shuffle_block_rows={BLOCK}"]
+LAST += [f"data.shuffle_window_blocks={WINDOW}", "record.tensorboard=false"]
+
+
+@pytest.fixture(scope="module")
+def roots(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    def make(directory: Path) -> None:
+        for name, rows in ROWS.items():
+            write_dataset(directory / name, {"train": rows, "val": 60, "test": 0}, shard_rows=100)
+
+    directory = made_once(tmp_path_factory, "last_batches", make)
+    return {name: directory / name for name in ROWS}
+
+
+def plain_order(rows: int, seed: int, epoch: int) -> NDArray[np.int64]:
+    """Blocks in a drawn order, and rows in a drawn order inside each window of consecutive ones."""
+    starts = np.arange(0, rows, BLOCK)
+    np.random.default_rng([seed, epoch, 0]).shuffle(starts)
+    order = []
+    for number in range(-(-len(starts) // WINDOW)):
+        blocks = starts[number * WINDOW : (number + 1) * WINDOW]
+        of_window = np.concatenate([np.arange(start, min(start + BLOCK, rows)) for start in blocks])
+        places = np.arange(len(of_window))
+        np.random.default_rng([seed, epoch, 1 + number]).shuffle(places)
+        order.append(of_window[places])
+    return np.concatenate(order)
+
+
+def plain_batches(rows: int, seed: int, epoch: int) -> list[list[int]]:
+    order = plain_order(rows, seed, epoch).tolist()
+    return [order[start : start + BATCH] for start in range(0, rows, BATCH)]
+
+
+def read_batches(root: Path, rank: int = 0, processes: int = 1, lanes: int = 1, first: int = 0) -> list[list[int]]:
+    """The rows of each of an epoch's batches, known from dense feature 0, without what is padded."""
+    config = replace(CONFIG, shuffle_lanes=lanes)
+    split = SplitReader(root, load_manifest(root), "train", config, rank, processes, drop_last=False)
+    batches = []
+    for batch in split.train_batches(BATCH, 3, 1, first):
+        numbers = np.rint(batch.dense_features[:, 0].numpy() * split.rows).astype(int).tolist()
+        assert len(batch.labels) == len(numbers)
+        assert len(set(numbers)) >= min(batch.num_valid, 1)
+        batches.append(numbers[: batch.num_valid])
+    return batches
+
+
+@pytest.mark.parametrize("processes", [1, 2, 4])
+@pytest.mark.parametrize("name", ROWS)
+def test_batches_are_numpys(name: str, processes: int, roots: dict[str, Path]) -> None:
+    parts = [read_batches(roots[name], rank, processes) for rank in range(processes)]
+    together = [list(itertools.chain(*batch)) for batch in zip(*parts, strict=True)]
+    assert together == plain_batches(ROWS[name], 3, 1)
+
+
+@pytest.mark.parametrize("lanes", [3, 8])
+def test_lanes_lose_no_row(lanes: int, roots: dict[str, Path]) -> None:
+    for name, rows in ROWS.items():
+        alone = read_batches(roots[name], lanes=lanes)
+        parts = [read_batches(roots[name], rank, 2, lanes) for rank in range(2)]
+        assert [first + second for first, second in zip(*parts, strict=True)] == alone
+        assert [len(batch) for batch in alone] == [len(batch) for batch in plain_batches(rows, 3, 1)]
+        assert sorted(itertools.chain(*alone)) == list(range(rows))
+        data = replace(CONFIG, shuffle_lanes=lanes)
+        whole = SplitReader(roots[name], load_manifest(roots[name]), "train", data, 0, 1)
+        assert len(list(whole.train_batches(BATCH, 3, 1, 0))) == rows // BATCH  # as ever
+
+
+@pytest.mark.parametrize("first", range(7))
+def test_the_rest_of_an_epoch(first: int, roots: dict[str, Path]) -> None:
+    for lanes in (1, 8):
+        assert read_batches(roots["odd"], lanes=lanes, first=first) == read_batches(roots["odd"], lanes=lanes)[first:]
+
+
+def test_padding_repeats_a_row_of_the_batch(roots: dict[str, Path]) -> None:
+    """Of sharded tables parts are equal; a row of a table that the batch does not have is never touched."""
+    for name in ("odd", "one"):
+        parts = []
+        for rank in range(2):
+            split = SplitReader(roots[name], load_manifest(roots[name]), "train", CONFIG, rank, 2, drop_last=False)
+            parts.append(list(split.train_batches(BATCH, 3, 1, 0))[-1])
+        remainder = ROWS[name] % BATCH
+        assert [len(part.labels) for part in parts] == [-(-remainder // 2)] * 2
+        assert sum(part.num_valid for part in parts) == remainder
+        assert sum(part.share for part in parts) == pytest.approx(2)
+        last = np.rint(parts[1].dense_features[:, 0].numpy() * ROWS[name]).astype(int)
+        assert set(last[parts[1].num_valid :]) == {plain_batches(ROWS[name], 3, 1)[-1][-1]}
+
+
+def arrays_of(root: Path) -> list[NDArray[np.generic]]:
+    """Labels, dense and sparse features of the train split."""
+    shards = load_manifest(root).splits["train"].shards
+    return [
+        np.concatenate([np.load(shard_path(root, "train", shard.name, kind)) for shard in shards])
+        for kind in ("labels", "dense", "sparse")
+    ]
+
+
+def plain_losses(root: Path, runtime: Runtime, overrides: list[str]) -> list[float]:
+    """Of the plain model in float64, from the same initial values, over all epochs."""
+    this = built(runtime, root, *overrides)
+    config = this.config
+    parameters = {name: torch.from_numpy(np.array(values)) for name, values in this.parameters()}
+    features = {one.features[0]: Feature([one.tables[0].name]) for one in this.model.module.sparse_arch.embeddings}
+    rows = load_manifest(root).splits["train"].rows
+    steps, optimizer = EPOCHS * -(-rows // BATCH), config.optimizer
+    settings = (optimizer.name.value, optimizer.eps or 0.0, (optimizer.beta1 or 0.9, optimizer.beta2 or 0.999))
+    oracle = OracleDLRM(parameters, features, "dot", [optimizer.lr] * steps, [optimizer.table_lr] * steps, *settings)
+    labels, dense, sparse = (torch.from_numpy(array) for array in arrays_of(root))
+    for epoch in range(EPOCHS):
+        for batch in plain_batches(rows, config.train.seed, epoch):
+            bags = {name: [ids[i : i + 1].long() for ids in sparse[batch]] for i, name in enumerate(NUM_EMBEDDINGS)}
+            oracle.step(dense[batch], bags, labels[batch, 0].float())
+    return oracle.losses
+
+
+def model(optimizer: str) -> list[str]:
+    """Overrides of a model that the plain one repeats."""
+    overrides = [*SMALL, *LAST, f"optimizer={optimizer}", "optimizer.lr=0.01", "optimizer.sparse_lr=0.02"]
+    overrides += ["model.interaction=dot", "train.eval_every_fraction=1", "train.eval_every_steps=null"]
+    return overrides if optimizer == "sgd" else [*overrides, "optimizer.eps=1e-3"]
+
+
+@pytest.mark.parametrize(
+    ("name", "optimizer"), [("odd", "adam"), pytest.param("few", "rowwise_adagrad", marks=pytest.mark.slow)]
+)
+def test_steps_are_the_plain_models(name: str, optimizer: str, runtime: Runtime, roots: dict[str, Path]) -> None:
+    root, overrides = roots[name], model(optimizer)
+    this = built(runtime, root, *overrides)
+    losses_of_steps: list[float] = []
+    for epoch in range(EPOCHS):
+        for batch in this.predictor.split("train").train_batches(BATCH, this.config.train.seed, epoch, 0):
+            losses_of_steps.append(loops.step(this, batch, len(losses_of_steps)))
+    np.testing.assert_allclose(losses_of_steps, plain_losses(root, runtime, overrides), rtol=3e-5)
+    assert this.predictor.samples(len(losses_of_steps)) == EPOCHS * ROWS[name]
+
+
+@pytest.mark.slow("processes")
+@pytest.mark.parametrize(
+    ("name", "optimizer", "processes"),
+    [("odd", "adam", 1), ("one", "adam", 2), ("few", "rowwise_adagrad", 2), ("none", "adam", 1), ("odd", "sgd", 4)],
+)
+def test_losses_are_the_plain_models(
+    name: str, optimizer: str, processes: int, runtime: Runtime, roots: dict[str, Path], tmp_path: Path
+) -> None:
+    overrides = [*model(optimizer), "sharding.types=row_wise"]
+    run = [*overrides, "run.name=x", f"run.dir={tmp_path}/run", f"data.path={roots[name]}"]
+    run_whole([run], processes, tmp_path / "results.json")
+    expected = plain_losses(roots[name], runtime, overrides)
+    np.testing.assert_allclose(losses(tmp_path / "run"), expected, rtol=3e-5)
+    epoch_steps = -(-ROWS[name] // BATCH)
+    assert [event["step"] for event in events(tmp_path / "run", "eval")] == [epoch_steps, 2 * epoch_steps]
+    figures = summary(tmp_path / "run")
+    assert (figures["steps"], figures["samples"]) == (2 * epoch_steps, 2 * ROWS[name])
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize(
+    ("name", "processes"),
+    [("almost", 2), *(pytest.param(*case, marks=pytest.mark.slow) for case in [("few", 2), ("odd", 4)])],
+)
+def test_batch_norm_is_of_real_rows(
+    name: str, processes: int, runtime: Runtime, roots: dict[str, Path], tmp_path: Path
+) -> None:
+    """Also where padding makes the last batch as large as the others: 63 rows on two processes, 32 each."""
+    settings = Settings(batch_norm=True)
+    overrides = [*SMALL, *LAST, *SHAPES["dlrm"], *settings.overrides(), "optimizer=adam", "optimizer.lr=0.01"]
+    overrides += [f"optimizer.eps={EPS}", "model.embedding_dim=10", "model.dense_init=xavier_normal"]
+    overrides += ["run.name=x", f"run.dir={tmp_path}/run", f"data.path={roots[name]}"]
+    this = built(runtime, roots[name], *overrides)
+    oracle = naive("dlrm", settings, this)
+    labels, dense, sparse = (torch.from_numpy(array) for array in arrays_of(roots[name]))
+    expected: list[float] = []
+    for epoch in range(EPOCHS):
+        for batch in plain_batches(ROWS[name], this.config.train.seed, epoch):
+            expected.append(oracle.step(dense[batch], sparse[batch].long(), labels[batch, 0], len(expected)))
+    run_whole([overrides], processes, tmp_path / "results.json")
+    np.testing.assert_allclose(losses(tmp_path / "run"), expected, rtol=2e-5)
+
+
+@pytest.mark.parametrize("drop_last", [True, False])
+def test_samples_of_steps(drop_last: bool, roots: dict[str, Path]) -> None:
+    rows, train = ROWS["odd"], TrainConfig(global_batch_size=BATCH, drop_last=drop_last, epochs=3)
+    sizes = [BATCH] * 4 + ([] if drop_last else [45])
+    sample_counts = [0, *itertools.accumulate(sizes * 3)]
+    assert [samples_of(train, rows, step) for step in range(len(sample_counts))] == sample_counts
+    for samples in range(0, sample_counts[-1] + 1, 7):
+        expected = max(step for step, count in enumerate(sample_counts) if count <= samples)
+        assert steps_within(train, rows, samples) == expected
+    split = SplitReader(roots["odd"], load_manifest(roots["odd"]), "train", CONFIG, 0, 1, drop_last)
+    assert run_length(train, split, 1).total_steps == 3 * len(sizes)

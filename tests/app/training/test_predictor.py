@@ -1,6 +1,5 @@
 """A predictor has the model of a checkpoint and no optimizer; metrics of groups of rows, and kept scores."""
 
-import ast
 import json
 from pathlib import Path
 from unittest.mock import Mock
@@ -21,11 +20,9 @@ from app.training.predictor import places_of_rows
 from app.training.state import RunState
 from data_prep.dataset.format import load_manifest, open_shard
 from tests.app.conftest import SMALL, Command, Refusal, built
-from tests.app.datasets import write_dataset, write_ragged_dataset
+from tests.app.datasets import write_dataset
 from tests.app.run_files import summary
 from tests.oracles.ranks import ranked
-
-ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.parametrize("optimizer", ["rowwise_adagrad", "adagrad"])
@@ -51,21 +48,12 @@ def test_a_predictor_scores_as_its_session_and_has_no_optimizer(
     assert not [value for state in states for value in state.values()]
 
 
-@pytest.mark.parametrize("command", ["evaluate", "recommend"])
-def test_commands_that_score_make_no_session(command: str) -> None:
-    for node in ast.walk(ast.parse((ROOT / f"app/{command}.py").read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module == "app.training":
-            assert "session" not in {each.name for each in node.names}
-        assert not (isinstance(node, ast.ImportFrom) and node.module == "app.training.session")
-
-
 MODEL = ["model.dense_arch=[8]", "model.over_arch=[8,1]", "model.embedding_dim=8", "train.global_batch_size=100"]
 MODEL += ["eval.global_batch_size=64", "optimizer.lr=0.1", "train.log_every_steps=1", "baselines=false"]
 
 
 @pytest.mark.medium
 def test_a_run_has_the_metrics_of_plain_loops(run_app: Command, refused_command: Refusal, tmp_path: Path) -> None:
-    """On one process and on two, whose rows come in another order; the groups of a run are not changed later."""
     manifest = write_dataset(tmp_path / "data", {"train": 1_000, "val": 501, "test": 333})
     shards = [open_shard(tmp_path / "data", "test", shard, manifest) for shard in manifest.splits["test"].shards]
     ids = np.concatenate([shard.sparse for shard in shards])
@@ -87,22 +75,6 @@ def test_a_run_has_the_metrics_of_plain_loops(run_app: Command, refused_command:
     assert json.loads(evaluation.stdout)["hr_at_10"] == summary(tmp_path / "runs/of_1")["eval"]["hr_at_10"]
 
 
-@pytest.mark.medium
-@pytest.mark.parametrize(
-    ("column", "fault"),
-    [
-        ("genres", "eval.group_by=genres: has bags of ids; give one of user, item"),
-        ("usr", "eval.group_by=usr: is not a categorical column of data; give one of user, item"),
-    ],
-)
-def test_another_column_is_refused(
-    run_app: Command, refused_command: Refusal, tmp_path: Path, column: str, fault: str
-) -> None:
-    write_ragged_dataset(tmp_path / "data", {"train": 200, "val": 100})
-    assert fault in refused_command("train", *MODEL, "data.path=data", f"eval.group_by={column}", "run.name=x")
-    run_app("train", *MODEL, "data.path=data", "eval.group_by=user", "run.name=x")
-
-
 @pytest.mark.parametrize(("rows", "batch", "processes"), [(10, 4, 2), (1, 2, 2), (12, 6, 3), (501, 64, 4), (7, 7, 1)])
 def test_the_order_of_rows_is_that_of_the_parts_of_batches(rows: int, batch: int, processes: int) -> None:
     local = batch // processes
@@ -112,7 +84,6 @@ def test_the_order_of_rows_is_that_of_the_parts_of_batches(rows: int, batch: int
 
 @pytest.mark.slow("processes")
 def test_kept_scores_are_those_of_the_served_model(run_app: Command, dataset: Path, tmp_path: Path) -> None:
-    """The best of a run that was evaluated after every 4 steps; again by evaluate, on two processes."""
     overrides = [*SMALL, f"data.path={dataset}", "train.max_steps=24", "train.eval_every_steps=4", "optimizer.lr=0.3"]
     overrides += ["eval.keep_scores=100000", "eval.global_batch_size=64"]
     run_app("train", *overrides, "run.name=x")

@@ -1,32 +1,42 @@
-"""The contract of resumption: a disturbed run ends with the bits of an undisturbed one, whatever features it has.
+"""A run that is disturbed, repeated, extended or redirected ends with the bits of one that nothing happened to.
 
-A feature that adds state to a run adds its overrides to FACTORS. Each case trains a combination of features, kills the
-run at a drawn moment, stops it at a drawn step, and resumes it; every two features meet in some case.
+A feature that adds state to a run adds its overrides to FACTORS.
 """
 
 import functools
+import itertools
 import json
+import math
 import random
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from msgspec import structs
 from torch import Tensor
 
-from app.checkpoint.files import checkpoint_name
+from app.checkpoint import files
+from app.checkpoint.files import BEST, checkpoint_name, pointed_to
 from app.config.kinds import OptimizerName
+from app.metrics.documents import EvaluationFigures
 from app.runtime.platform import Runtime
 from app.training import session
+from app.training.checkpointer import Checkpointer
+from app.training.evaluator import Evaluator
+from app.training.predictor import Evaluation, Predictor
 from app.training.session import Session
-from tests.app.conftest import SMALL
+from tests.app.conftest import SMALL, Train, ended, forked
 from tests.app.data.test_negatives import draw_pairs, write_positives
 from tests.app.datasets import write_dataset, write_ragged_dataset
-from tests.app.in_process import command_here, train_here, train_until
-from tests.app.model.test_table_runs import KINDS
-from tests.app.run_files import events, summary
+from tests.app.in_process import NOTHING_TO_DO, Killed, command_here, train_here, train_until
+from tests.app.model.test_tables import KINDS
+from tests.app.run_files import BY_AUC, contents, events, summary
 from tests.app.training.test_number_labels import make_ratings
 from tests.covering import Case, covering_cases, stable_choice
+from tests.error_lines import refused
 from tests.once import made_once
 
 STEPS = 18
@@ -180,3 +190,312 @@ def test_a_disturbed_run_has_the_bits_of_an_undisturbed_one(
     if course == "skipped steps":
         spoil(monkeypatch)
     disturb(number, course, overrides, runtime, capsys)
+
+
+MOST_STEPS = 40
+FAULTS = [*dict(KILLS), "stop", "stop"]
+FAULTS.insert(6, "in the pruning")
+Execute = Callable[[list[str], str, int], str]  # overrides, fault, processes: to a status, "killed" or "refused"
+
+
+class Walk:
+    """Two runs, x and y, under ./runs, and what must be true of them."""
+
+    def __init__(self, base: list[str], execute: Execute, rng: random.Random, most_processes: int) -> None:
+        self.base, self.execute, self.rng, self.most_processes = base, execute, rng, most_processes
+        self.lengths = {"x": 6, "y": 6}  # the steps last asked for
+        self.best: dict[str, float] = {}  # the AUC of the best after the last part that was not killed
+        assert execute([*base, "run.name=whole", f"train.max_steps={MOST_STEPS}"], "", 1) == "completed"
+        self.losses = self.losses_of("whole")
+
+    def directory(self, name: str) -> Path:
+        return Path("runs") / name
+
+    def saved(self, name: str) -> list[Path]:
+        return files.whole_checkpoints(self.directory(name) / files.CHECKPOINTS)
+
+    def losses_of(self, name: str) -> np.ndarray:
+        return files.read(self.saved(name)[-1]).arrays["losses"]
+
+    def saved_steps(self, name: str) -> list[int]:
+        return [int(path.name.removeprefix("step_")) for path in self.saved(name)]
+
+    def evaluations(self, name: str) -> dict[int, float]:
+        return {event["step"]: event["auc"] for event in events(self.directory(name), "eval")}
+
+    def part(self) -> None:
+        """One command, at random, on one of the runs."""
+        name = self.rng.choice("xy")
+        saved, other = self.saved_steps(name), "y" if name == "x" else "x"
+        kinds = ["extend"] * 3 + ["repeat", "over"]
+        if saved:
+            kinds += ["shorten", "back", "another split", "never"]
+        if self.saved_steps(other):
+            kinds += ["redirect"]
+        kind = self.rng.choice(kinds)
+        start, overrides = self._start(kind, saved, other)
+        steps = self._length(kind, name, start)
+        fault = ""
+        if kind not in ("shorten", "another split", "never") and self.rng.random() < 0.7:
+            name_of_fault = self.rng.choice(FAULTS)
+            first = start if name_of_fault == "stop" else 0
+            fault = f"{name_of_fault}:{first + self.rng.randint(1, 5)}"
+        settings = [f"run.name={name}", f"train.max_steps={steps}", *overrides, *self._settings()]
+        processes = self.rng.randint(1, self.most_processes)
+        print(kind, *settings, fault, "on", processes)
+        before, earlier_aucs = contents(Path("runs")), self._known(name, kind, start, saved)
+        status = self.execute([*self.base, *settings], fault, processes)
+        self._check_refusals(kind, name, status, before)
+        if status in ("completed", "interrupted"):
+            self.lengths[name] = steps
+            self._check(name, start, earlier_aucs, kind)
+        elif status == "killed" and kind in ("over", "redirect", "back"):
+            self.best.pop(name, None)
+
+    def _start(self, kind: str, saved: list[int], other: str) -> tuple[int, list[str]]:
+        """The step that this part starts from, and the overrides that say so."""
+        checkpoints = Path("runs") / ("x" if other == "y" else "y") / files.CHECKPOINTS
+        if kind == "back":
+            step = self.rng.choice(saved)
+            path = checkpoints / files.checkpoint_name(step)
+            return step, [f"checkpoint.resume={path}", "checkpoint.overwrite=true"]
+        if kind == "redirect":
+            return self.saved_steps(other)[-1], [f"checkpoint.resume=runs/{other}", "checkpoint.overwrite=true"]
+        if kind == "over":
+            return 0, ["checkpoint.resume=never", "checkpoint.overwrite=true"]
+        overrides = {"never": ["checkpoint.resume=never"], "another split": ["eval.split=test"]}
+        return max(saved, default=0), overrides.get(kind, [])
+
+    def _length(self, kind: str, name: str, start: int) -> int:
+        if kind == "shorten":
+            return self.rng.randint(1, max(1, start - 1))
+        if kind == "repeat" and self.lengths[name] >= start:
+            return self.lengths[name]
+        return min(MOST_STEPS, start + self.rng.randint(0 if start and self.rng.random() < 0.2 else 1, 8))
+
+    def _settings(self) -> list[str]:
+        values: dict[str, list[object]] = {"checkpoint.keep": [1, 2], "checkpoint.every_steps": ["null", 2, 5]}
+        values |= {"train.eval_every_steps": [2, 3, "null"], "train.log_every_steps": [1, 4]}
+        values |= {"sharding.types": ["table_wise", "row_wise"], "checkpoint.asynchronous": ["true", "false"]}
+        return [f"{key}={self.rng.choice(of_key)}" for key, of_key in values.items()]
+
+    def _known(self, name: str, kind: str, start: int, saved: list[int]) -> dict[int, float]:
+        """Evaluations that count at the start: of this run's steps up to it that have checkpoints."""
+        if kind in ("over", "redirect") or not (self.directory(name) / "metrics.jsonl").exists():
+            return {}
+        return {step: auc for step, auc in self.evaluations(name).items() if step <= start and step in saved}
+
+    def _check_refusals(self, kind: str, name: str, status: str, before: dict[str, str]) -> None:
+        """Check that exactly the forbidden changes were refused, and that refusals and idle runs changed no byte."""
+        refusals = {"never": (), "shorten": (NOTHING_TO_DO, "completed"), "another split": ("completed",)}
+        if kind in refusals:
+            assert status in ("refused", *refusals[kind])
+        else:
+            assert status != "refused"
+        if status in ("refused", NOTHING_TO_DO):
+            assert contents(Path("runs")) == before
+
+    def _check(self, name: str, start: int, earlier_aucs: dict[int, float], kind: str) -> None:
+        run, figures = self.directory(name), summary(self.directory(name))
+        saved, aucs = self.saved_steps(name), self.evaluations(name)
+        assert figures["steps"] == saved[-1]
+        new = {step: auc for step, auc in aucs.items() if step > start or step not in earlier_aucs}
+        new = {step: auc for step, auc in new.items() if step >= start}
+        candidate_aucs = {**earlier_aucs, **new}
+        expected = max(candidate_aucs, key=lambda step: candidate_aucs[step], default=None)
+        pointer = files.pointed_to(run / files.CHECKPOINTS, files.BEST)
+        if expected is None:
+            assert (figures["best"], pointer) == (None, None)
+            self.best.pop(name, None)
+        else:
+            assert figures["best"] == {"step": expected, "auc": candidate_aucs[expected], **BY_AUC}
+            assert pointer is not None
+            assert pointer.name == files.checkpoint_name(expected)
+            files.verify(pointer)
+            assert (figures["eval"]["step"], figures["eval"]["auc"]) == (expected, candidate_aucs[expected])
+            if kind not in ("over", "redirect", "back"):
+                assert candidate_aucs[expected] >= self.best.get(name, -math.inf)
+            self.best[name] = candidate_aucs[expected]
+        evaluated = [event["step"] for event in events(run, "eval")]
+        assert evaluated == sorted(set(evaluated))
+        if figures["status"] == "completed":
+            assert figures["last"]["step"] == figures["steps"]
+        windows = [(event["step"] - event["steps"], event["step"]) for event in events(run, "train")]
+        assert all(a[1] == b[0] for a, b in itertools.pairwise(windows)), windows
+        np.testing.assert_allclose(self.losses_of(name), self.losses[: saved[-1]], rtol=1e-5)
+
+
+def in_process(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> Execute:
+    """Commands in this process, with evaluations that go up and down."""
+    measured, evaluate, now = Predictor.evaluate, Evaluator.evaluate, [0]
+
+    def at_step(self: Evaluator, step: int) -> EvaluationFigures:
+        now[0] = step
+        return evaluate(self, step)
+
+    def with_auc(self: Predictor, *arguments: Any) -> Evaluation:
+        result = measured(self, *arguments)
+        return result._replace(figures=structs.replace(result.figures, auc=now[0] * 0.618 % 1))
+
+    monkeypatch.setattr(Evaluator, "evaluate", at_step)
+    monkeypatch.setattr(Predictor, "evaluate", with_auc)
+    return lambda overrides, fault, processes: train_until(runtime, fault, *overrides)
+
+
+def in_forks(directory: Path) -> Execute:
+    """Commands in processes of their own, killed as by kill -9."""
+
+    def execute(overrides: list[str], fault: str, processes: int) -> str:
+        process = ended(forked("train", *overrides, cwd=directory, processes=processes, fault=fault), directory)
+        if process.returncode == 0 and "nothing to do" in process.stderr:
+            return NOTHING_TO_DO
+        statuses = {0: "completed", 75: "interrupted", 2: "refused", -signal.SIGKILL: "killed"}
+        assert process.returncode in statuses, process.stderr
+        return statuses[process.returncode]
+
+    return execute
+
+
+@pytest.mark.slow("processes")
+@pytest.mark.parametrize(("seed", "parts", "processes"), [(10, 3, 1), (1, 30, 1), (0, 12, 2)])
+def test_a_random_walk(
+    seed: int,
+    parts: int,
+    processes: int,
+    runtime: Runtime,
+    small: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    execute = in_process(runtime, monkeypatch) if processes == 1 else in_forks(tmp_path)
+    walk = Walk([*small, "record.tensorboard=false"], execute, random.Random(seed), processes)
+    for _ in range(parts):
+        walk.part()
+
+
+RUN = Path("runs/x")
+
+
+def best_of(run: Path) -> int | None:
+    """The step that the pointer names."""
+    path = pointed_to(run / "checkpoints", BEST)
+    return None if path is None else int(path.name.removeprefix("step_"))
+
+
+def set_aucs(monkeypatch: pytest.MonkeyPatch, *aucs: float) -> None:
+    """Let evaluations have these AUCs, in turn."""
+    measured, queue = Predictor.evaluate, iter(aucs)
+
+    def evaluated(self: Predictor, *arguments: Any) -> Evaluation:
+        result = measured(self, *arguments)
+        return result._replace(figures=structs.replace(result.figures, auc=next(queue)))
+
+    monkeypatch.setattr(Predictor, "evaluate", evaluated)
+
+
+@pytest.mark.medium
+def test_the_summary_is_of_the_served_model(train: Train, runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its figures are the ones that evaluate finds, which takes the best too; the rest is the newest's."""
+    with monkeypatch.context() as measured:
+        set_aucs(measured, 0.6, 0.7, 0.65)
+        train("train.max_steps=9", "train.eval_every_steps=3")
+    figures, recorded = summary(RUN), {event["step"]: event for event in events(RUN, "eval")}
+    assert (figures["steps"], figures["eval"]["step"], figures["last"]["step"]) == (9, 6, 9)
+    for part in ("eval", "last"):
+        evaluation = recorded[figures[part]["step"]]
+        assert figures[part] == {key: evaluation[key] for key in figures[part] if key != "samples"} | {"samples": 501}
+    assert recorded[6]["logloss"] != recorded[9]["logloss"]
+    for overrides, step in (([], 6), (["checkpoint=last"], 9)):
+        command_here(runtime, "evaluate", "run=runs/x", "split=val", "out=x.json", *overrides)
+        scored = json.loads(Path("x.json").read_bytes())
+        assert (scored["step"], scored["logloss"]) == (step, pytest.approx(recorded[step]["logloss"], rel=1e-12))
+
+
+@pytest.mark.slow("examples")
+def test_without_a_best_the_summary_s_evaluation_is_the_last(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    several = ["train.eval_every_steps=3"]
+    set_aucs(monkeypatch, 0.7, 0.6, 0.5, 0.4)
+    train(*several, "train.max_steps=6")
+    assert best_of(RUN) == summary(RUN)["eval"]["step"] == 3
+    train(*several, "checkpoint.keep_best=false", "train.max_steps=9")
+    figures = summary(RUN)
+    assert best_of(RUN) is None
+    assert figures["eval"] == figures["last"]
+    assert figures["eval"]["step"] == 9
+    assert figures["best"] == {"step": 3, "auc": 0.7, **BY_AUC}
+
+
+@pytest.mark.medium
+def test_a_target_ends_a_run_and_a_higher_one_goes_on(train: Train, logged: pytest.LogCaptureFixture) -> None:
+    several = ["train.max_steps=40", "train.eval_every_steps=10"]
+    train(*several, "train.target_auc=0.6", status="target_reached")
+    assert summary(RUN)["eval"]["auc"] >= 0.6
+    assert summary(RUN)["steps"] in (10, 20, 30)
+    train(*several, "train.target_auc=0.6", status=NOTHING_TO_DO)
+    assert "target_reached already" in logged.text
+    train(*several, "train.target_auc=0.999")
+    assert (summary(RUN)["status"], summary(RUN)["steps"]) == ("completed", 40)
+
+
+@pytest.mark.slow("examples")
+def test_an_evaluation_of_both_splits_stands_once_after_a_kill(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    both = ["eval.train_split=true", "train.eval_every_steps=4", "train.max_steps=6", "checkpoint.every_steps=4"]
+
+    def killed(*_: object) -> None:
+        raise Killed
+
+    for module, name in ((Checkpointer, "keep_best"), (Evaluator, "_compare_with_train")):
+        with monkeypatch.context() as patched:
+            patched.setattr(module, name, killed)
+            with pytest.raises(Killed):
+                train(*both)
+    train(*both)
+    for kind in ("eval", "eval_train"):
+        assert [event["step"] for event in events(RUN, kind)] == [4, 6]
+
+
+COSINE = ["schedule=cosine", "schedule.warmup_steps=2", "schedule.decay_start_step=3", "schedule.decay_steps=4"]
+
+
+@pytest.mark.medium
+def test_a_longer_run_does_not_train_at_rate_0(train: Train) -> None:
+    train(*COSINE, "train.max_steps=7")
+    before = contents(Path("runs"))
+    for longer in ("train.max_steps=10", "train.max_samples=640"):
+        refused(r"is 0 after step 7, .*; give another run.name and schedule.decay_steps=7", train, *COSINE, longer)
+    assert contents(Path("runs")) == before
+    train(*COSINE, "train.max_steps=10", "run.name=y", "schedule.decay_steps=7")
+    rates = {event["step"]: event["lr"] for event in events(Path("runs/y"), "train")}
+    assert list(rates) == list(range(1, 11))
+    assert min(rates.values()) > 0
+
+
+@pytest.mark.parametrize("remedy", ["schedule.decay_steps=6", "train.max_steps=7"])
+def test_a_new_run_does_not_end_at_rate_0(remedy: str, train: Train) -> None:
+    cosine = [*COSINE, "train.max_steps=9"]
+    assert remedy in refused(r"give schedule\.decay_steps=6, or train.max_steps=7", train, *cosine)
+    assert not RUN.exists()
+    train(*cosine, remedy)
+
+
+@pytest.mark.medium
+def test_a_part_of_a_run_resumes_to_the_end_of_its_decay(train: Train) -> None:
+    train(*COSINE, "train.max_steps=7", status="interrupted", fault="stop:5")
+    refused(r"from the beginning, or train.max_steps=7", train, *COSINE, "train.max_steps=9")
+    train(*COSINE, "train.max_steps=7")
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        ["schedule=cosine", "schedule.decay_steps=4", "schedule.end_factor=0.1"],
+        ["schedule=warmup_poly", "schedule.warmup_steps=2", "schedule.decay_start_step=3", "schedule.decay_steps=2"],
+        ["schedule=warmup", "schedule.warmup_steps=2"],
+    ],
+)
+def test_schedules_that_keep_a_rate_train_on(schedule: list[str], train: Train) -> None:
+    for steps in (5, 8):
+        train(*schedule, f"train.max_steps={steps}")
+    assert all(event["lr"] > 0 for event in events(RUN, "train")[1:])

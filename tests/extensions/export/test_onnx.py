@@ -18,7 +18,7 @@ from data_prep.dataset.format import Manifest
 from extensions.export.directory import feeds_of, largest_difference, random_batch
 from extensions.export.graph import INLINE_BYTES, ModelGraph
 from tests.app.datasets import RAGGED
-from tests.app.scoring.test_served_model import ragged as ragged
+from tests.app.scoring.test_evaluate import ragged as ragged
 
 CPU = torch.device("cpu")
 QR = [

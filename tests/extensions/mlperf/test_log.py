@@ -14,7 +14,7 @@ from app.record.documents import Summary
 from common.documents import convert
 from extensions.mlperf.log import MLPerf
 from tests.app.conftest import composed
-from tests.app.summaries import LEAST
+from tests.app.run_files import LEAST
 
 ROWS = {"train": 1_000, "val": 100, "test": 100}
 STEPS = 10  # of an epoch

@@ -13,7 +13,7 @@ from data_prep.dataset.format import load_manifest
 from data_prep.dataset.options import DataSource
 from extensions.sequences.event_log import EventSplit, open_log, refuse_one_class
 from tests.app.conftest import composed
-from tests.app.data.test_existing_data import agreed
+from tests.app.data.test_prepare import agreed
 from tests.changed import changed
 from tests.data_prep.conftest import prepare
 from tests.data_prep.test_refusals import ANOTHER, FOREIGN, files, set_up

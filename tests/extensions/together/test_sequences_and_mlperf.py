@@ -18,8 +18,7 @@ from common.documents import convert
 from extensions.mlperf import log as mlperf
 from extensions.mlperf.log import MLPerf
 from tests.app.conftest import Command, composed
-from tests.app.run_files import losses
-from tests.app.summaries import LEAST
+from tests.app.run_files import LEAST, losses
 from tests.extensions.mlperf.test_log import tracker
 from tests.extensions.mlperf.test_runs import check_benchmark, require_compliant
 from tests.extensions.sequences.test_commands import TINY

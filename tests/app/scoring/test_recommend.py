@@ -1,18 +1,123 @@
-"""Files of candidates that cannot be read are named, with the row and the column."""
+"""Candidates: files that can be read and others, and the same scores as evaluation gives."""
 
+import csv
 import gzip
 import json
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
+from sklearn.metrics import log_loss, roc_auc_score
 
 from app.scoring import fill_from_user, ignored_columns
 from common.errors import UserError
 from data_prep.encoding.encoder import NewRows, Shape, read_new_rows
+from tests.app.conftest import SMALL, Command, Refusal
+from tests.app.run_files import summary
+from tests.data_prep import oracle
+from tests.data_prep.conftest import prepare
 from tests.error_lines import refused
+
+ROWS, HELD_OUT = 700, 100
+
+
+@pytest.fixture
+def run(tmp_path: Path, run_app: Command) -> dict[str, Any]:
+    """A run on rows of which the last 100 are validation and test."""
+    (tmp_path / "raw.tsv").write_bytes(oracle.make_rows(ROWS, seed=4))
+    prepare(f"data.raw={tmp_path}/raw.tsv", f"data.path={tmp_path}/data")
+    return train(run_app, tmp_path)
+
+
+def train(run_app: Command, tmp_path: Path, *overrides: str) -> dict[str, Any]:
+    """The figures of its evaluation."""
+    run_app("train", *SMALL, "data.path=data", "run.name=r", "train.max_steps=9", "eval.split=test", *overrides)
+    return summary(tmp_path / "runs/r")["eval"]
+
+
+def ranking(run_app: Command, tmp_path: Path, candidates: str, *overrides: str) -> list[dict[str, Any]]:
+    run_app("recommend", "run=runs/r", f"candidates={candidates}", "top_k=null", "out=out.json", *overrides)
+    return json.loads((tmp_path / "out.json").read_bytes())["ranking"]
+
+
+def logits(ranked: list[dict[str, Any]]) -> dict[str, float]:
+    return {candidate["candidate"]: candidate["logit"] for candidate in ranked}
+
+
+@pytest.mark.slow("processes")
+def test_scores_are_those_of_evaluation_in_any_order(run: dict[str, Any], run_app: Command, tmp_path: Path) -> None:
+    lines = (tmp_path / "raw.tsv").read_text().splitlines(keepends=True)
+    test = lines[-(HELD_OUT // 2) :]
+    (tmp_path / "test.tsv").write_text("".join(test))
+    ranked = ranking(run_app, tmp_path, "test.tsv")
+    assert [candidate["rank"] for candidate in ranked] == list(range(1, len(test) + 1))
+    probabilities = np.array([candidate["probability"] for candidate in ranked])
+    assert (np.diff(probabilities) <= 0).all()
+    labels = [int(test[int(candidate["candidate"]) - 1][0]) for candidate in ranked]
+    assert run["samples"] == len(test)
+    assert log_loss(labels, probabilities) == pytest.approx(run["logloss"], rel=1e-6)
+    assert roc_auc_score(labels, probabilities) == pytest.approx(run["auc"], abs=1e-9)
+
+    order = np.random.default_rng(0).permutation(ROWS)
+    (tmp_path / "all.tsv").write_text("".join(lines[i] for i in order))
+    scores = logits(ranking(run_app, tmp_path, "all.tsv"))
+    by_row = {int(order[int(name) - 1]): score for name, score in scores.items()}
+    expected = logits(ranked)
+    first = ROWS - len(test)
+    assert {str(row - first + 1): by_row[row] for row in range(first, ROWS)} == expected
+
+
+@pytest.mark.slow("processes")
+def test_ids_are_expanded_as_they_were_in_training(run_app: Command, tmp_path: Path) -> None:
+    text = oracle.make_rows(400, seed=4)
+    (tmp_path / "raw.tsv").write_bytes(text)
+    prepare(f"data.raw={tmp_path}/raw.tsv", f"data.path={tmp_path}/data")
+    sizes = f"data.multi_hot.sizes={[1 + i % 3 for i in range(26)]}".replace(" ", "")
+    figures = train(run_app, tmp_path, sizes)
+    lines = text.decode().splitlines(keepends=True)[-figures["samples"] :]
+    (tmp_path / "test.tsv").write_text("".join(lines))
+    ranked = ranking(run_app, tmp_path, "test.tsv")
+    labels = [int(lines[int(candidate["candidate"]) - 1][0]) for candidate in ranked]
+    assert log_loss(labels, [c["probability"] for c in ranked]) == pytest.approx(figures["logloss"], rel=1e-6)
+
+
+@pytest.mark.medium
+def test_values_out_of_vocabulary_are_told(run: dict[str, Any], run_app: Command, tmp_path: Path) -> None:
+    fields = (tmp_path / "raw.tsv").read_text().splitlines()[0].split("\t")
+    strange = [*fields]
+    strange[1 + 13 + 2], strange[1 + 13 + 7] = "deadbee1", "deadbee2"
+    (tmp_path / "c.tsv").write_text("".join("\t".join(row) + "\n" for row in (fields, strange)))
+    process = run_app("recommend", "run=runs/r", "candidates=c.tsv", "top_k=2", "out=out.csv")
+    assert "cat_2 1, cat_7 1" in process.stderr
+    assert len(process.stdout.splitlines()) == 3
+    rows = list(csv.DictReader((tmp_path / "out.csv").open()))
+    assert {row["candidate"]: row["out_of_vocabulary"] for row in rows} == {"1": "", "2": "cat_2 cat_7"}
+
+
+@pytest.mark.parametrize("name", ["c.tsv", "c.jsonl"])
+def test_no_candidates_have_an_empty_ranking(run: dict[str, Any], run_app: Command, tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("")
+    assert len(run_app("recommend", "run=runs/r", f"candidates={name}", "out=out.csv").stdout.splitlines()) == 1
+    assert len((tmp_path / "out.csv").read_text().splitlines()) == 1
+
+
+def test_bad_candidates_are_named(run: dict[str, Any], refused_command: Refusal, tmp_path: Path) -> None:
+    good = (tmp_path / "raw.tsv").read_text().splitlines()[:3]
+    fields = good[1].split("\t")
+    fields[3] = "many"
+    (tmp_path / "bad.tsv").write_text("\n".join([good[0], "\t".join(fields), good[2]]) + "\n")
+    for overrides, words in {
+        ("candidates=bad.tsv",): ("bad.tsv", "row 2", "int_2", "many"),
+        ("candidates=bad.tsv", "out=x.png"): ("out=x.png", ".json or .csv"),
+        ("candidates=bad.tsv", "top_k=0"): ("top_k=0", "at least 1"),
+    }.items():
+        line = refused_command("recommend", "run=runs/r", *overrides)
+        assert all(word in line for word in words), line
+
 
 RAW = ("label", "age", "city")
 
@@ -145,7 +250,6 @@ def test_the_user_is_one_row_and_candidates_go_before(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0)])
 def test_what_the_user_fills_does_not_depend_on_the_other_candidates(tmp_path: Path, order: tuple[int, ...]) -> None:
-    """As in {"user": …, "candidates": […]}: what a candidate lacks is the user's, a null of its own is empty."""
     items = [{"id": 1, "price": 7}, {"id": 2}, {"id": 3, "price": None}]
     (tmp_path / "ads.jsonl").write_text("".join(json.dumps(items[i]) + "\n" for i in order))
     (tmp_path / "user.jsonl").write_text('{"price": 4, "age": 30}\n')
@@ -160,7 +264,6 @@ def test_what_the_user_fills_does_not_depend_on_the_other_candidates(tmp_path: P
 
 
 def test_a_directory_of_parquet_files_is_one_table(tmp_path: Path) -> None:
-    """As Spark writes it."""
     (tmp_path / "a.parquet").mkdir()
     for part, values in enumerate((["1", "2"], ["3"])):
         pyarrow.parquet.write_table(pa.table({"age": values}), tmp_path / f"a.parquet/part-{part}.parquet")

@@ -1,0 +1,381 @@
+"""Metrics of a split and of labelled new rows, against scikit-learn; tables in other precisions."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from sklearn.metrics import accuracy_score, average_precision_score, log_loss, roc_auc_score, root_mean_squared_error
+from torchrec import KeyedJaggedTensor
+
+from app import recommend, scoring
+from app.config.app_config import AppConfig
+from app.config.commands import BITS, EvaluateConfig, RecommendConfig, TablePrecision
+from app.config.model import ModelConfig, Pooling, QROperation, Storage, TableKind, TablesConfig
+from app.config.train import Precision, RuntimeConfig
+from app.data.split import SplitReader
+from app.model.dlrm import DLRM
+from app.runtime.platform import Runtime
+from app.scoring import packed_rows
+from app.training.predictor import Predictor
+from common.errors import UserError
+from common.keys import check, to_plain
+from data_prep.dataset.format import Manifest, load_manifest
+from tests.app.conftest import SMALL, Command, composed
+from tests.app.datasets import RAGGED, RAGGED_EMBEDDINGS, write_ragged_dataset
+from tests.app.in_process import command_here
+from tests.changed import changed
+from tests.clickwork.conftest import SCHEMA, Trained, make_rows, train_on_table, write_csv
+from tests.error_lines import refused
+from tests.reference import bce
+
+
+@pytest.mark.slow("processes")
+def test_processes_and_histograms_agree(run_app: Command, small: list[str], tmp_path: Path) -> None:
+    run_app("train", *small, "run.name=x", "train.max_steps=20", processes=2)
+    assert json.loads((tmp_path / "runs/x/curves.json").read_bytes())["samples"] == 501
+
+    def evaluated(*overrides: str, processes: int) -> dict[str, Any]:
+        run_app("evaluate", "run=runs/x", "split=val", "out=x.json", *overrides, processes=processes)
+        return json.loads((tmp_path / "x.json").read_bytes())
+
+    alone, both = (evaluated(processes=processes) for processes in (1, 2))
+    figures = ("auc", "pr_auc", "logloss", "ne", "accuracy", "ece", "calibration", "base_rate")
+    assert {key: both[key] for key in figures} == pytest.approx({key: alone[key] for key in figures}, abs=1e-5)
+    binned = evaluated("exact_rows=500", processes=2)
+    assert (binned["samples"], binned["auc_method"], binned["pr_auc"]) == (501, "histogram", None)
+    assert abs(binned["auc"] - both["auc"]) <= binned["auc_error"] + 1e-12
+    assert binned["logloss"] == pytest.approx(both["logloss"], rel=1e-12)
+    assert "auc_method" not in both
+
+
+@pytest.mark.slow("processes")
+def test_tables_are_scored_in_fp32(run_app: Command, dataset: Path, tmp_path: Path) -> None:
+    overrides = [*SMALL, f"data.path={dataset}", "run.name=x", "train.max_steps=20", "runtime.precision=bf16"]
+    run_app("train", *overrides, "eval.global_batch_size=100")
+    trained = composed(*overrides)
+    manifest, checkpoint = load_manifest(dataset), next((tmp_path / "runs/x/checkpoints").glob("step_*"))
+    model = scoring.load(checkpoint, trained, manifest, TablePrecision.fp32, torch.device("cpu")).double()
+    (batch,) = SplitReader(dataset, manifest, "val", trained.data, 0, 1).eval_batches(501)
+    labels = batch.labels.double()
+    with torch.no_grad():
+        truth = bce(model(batch.dense_features.double(), batch.sparse_features), labels).item()
+    figures = {}
+    for tables in ("null", "fp32"):
+        process = run_app("evaluate", "run=runs/x", "split=val", f"tables={tables}", "runtime.platform=cpu")
+        figures[tables] = json.loads(process.stdout)
+    assert figures["fp32"]["logloss"] == pytest.approx(truth, rel=1e-6)
+    assert abs(figures["null"]["logloss"] - truth) > 1e-6  # as it was trained
+    assert figures["null"]["global_batch_size"] == 100  # the run's own
+
+
+def test_a_precision_beside_tables_is_refused() -> None:
+    config = EvaluateConfig(run="r", tables=TablePrecision.int8, runtime=RuntimeConfig(precision=Precision.bf16))
+    refused(r"runtime\.precision=bf16: has no effect with tables=int8", check, config)
+
+
+class _Scores(torch.nn.Module):
+    """A model whose logits are the rows' dense_0, but NaN or infinite for some."""
+
+    def __init__(self, value: float, above: float) -> None:
+        super().__init__()
+        self.value, self.above = value, above
+
+    def forward(self, dense_features: torch.Tensor, sparse_features: Any) -> torch.Tensor:
+        logits = dense_features[:, 0].clone()
+        logits[logits > self.above] = self.value
+        return logits
+
+
+@pytest.mark.parametrize("exact_rows", [0, 1 << 28])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_logits_that_are_not_finite_end_it(runtime: Runtime, dataset: Path, value: float, exact_rows: int) -> None:
+    config = changed(AppConfig(), {"eval.exact_rows": exact_rows})
+    manifest = load_manifest(dataset)
+    scored = Predictor(config, runtime, dataset, manifest, _Scores(value, 0.99))
+    # dense_0 of row r is r / 501: those from 496 on are above 0.99.
+    refused(r"split val: 5 of 501 logits are not finite", scored.evaluate, "val")
+    assert Predictor(config, runtime, dataset, manifest, _Scores(value, 2)).evaluate("val").figures.auc is not None
+
+
+def test_scores_that_depend_on_other_rows_are_not_served_and_metrics_say_so(
+    runtime: Runtime, dataset: Path, tmp_path: Path, logged: pytest.LogCaptureFixture
+) -> None:
+    config = composed(*SMALL, "model.interaction=scalar_pairs", "model.mixes_samples=true", "run.name=x")
+    (tmp_path / "config.yaml").write_text(json.dumps(to_plain(config)))
+    with pytest.raises(UserError, match=r"mixes_samples=true: recommend has no meaning"):
+        recommend.main(RecommendConfig(run=str(tmp_path), candidates="c.csv"))
+    Predictor(config, runtime, dataset, load_manifest(dataset), _Scores(0, 2))
+    assert "every metric depends on eval.global_batch_size (16384) and on the number of processes (1)" in logged.text
+
+
+@pytest.mark.slow("processes")
+def test_row_weights_come_from_the_checkpoint_and_are_recorded(run_app: Command, dataset: Path, tmp_path: Path) -> None:
+    weights, backup = tmp_path / "w.npy", tmp_path / "kept.npy"
+    np.save(weights, np.random.default_rng(0).random(50).astype(np.float32))
+    override = f"+model.tables.overrides.cat_0={{pooling: weighted, row_weights: fixed, row_weights_path: {weights}}}"
+    run_app("train", *SMALL, override, f"data.path={dataset}", "run.name=x", "train.max_steps=4", "eval.split=val")
+    trained = json.loads((tmp_path / "runs/x/summary.json").read_bytes())["eval"]
+    recorded = json.loads((tmp_path / "runs/x/manifest.json").read_bytes())["files"]
+    assert recorded == {str(weights): hashlib.sha256(weights.read_bytes()).hexdigest()}
+    weights.rename(backup)
+    for tables in ("null", "fp32"):
+        process = run_app("evaluate", "run=runs/x", "split=val", f"tables={tables}", "runtime.platform=cpu")
+        assert json.loads(process.stdout)["logloss"] == pytest.approx(trained["logloss"], rel=1e-6)
+    np.save(weights, np.load(backup) * 2)
+    process = run_app("verify", "run=runs/x", "runtime.platform=cpu", status=1)
+    assert f"since then: files {weights}: " in process.stderr
+    backup.rename(weights)
+    process = run_app("verify", "run=runs/x", "runtime.platform=cpu")
+    assert "since then: files" not in process.stderr
+
+
+TRAIN_ROWS = 772  # of the 900
+
+
+@pytest.fixture(scope="module")
+def trained(runtime: Runtime, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    return train_on_table(runtime, tmp_path_factory.mktemp("trained"))
+
+
+def evaluated(runtime: Runtime, run: Path, *overrides: str) -> dict[str, Any]:
+    out = run.parent / "evaluation.json"
+    assert command_here(runtime, "evaluate", f"run={run}", f"out={out}", *overrides) == 0
+    figures: dict[str, Any] = json.loads(out.read_text())
+    return figures
+
+
+def recommended(runtime: Runtime, run: Path, file: Path, figure: str) -> np.ndarray:
+    out = run.parent / "ranking.json"
+    command_here(runtime, "recommend", f"run={run}", f"candidates={file}", f"out={out}", "top_k=null")
+    ranking = json.loads(out.read_text())["ranking"]
+    return np.array([each[figure] for each in sorted(ranking, key=lambda each: int(each["candidate"]))])
+
+
+def test_metrics_are_those_of_scikit_learn(runtime: Runtime, trained: Trained, tmp_path: Path) -> None:
+    rows = make_rows(500, seed=1)
+    write_csv(tmp_path / "new.csv", rows)
+    figures = evaluated(runtime, trained.run, f"data.raw={tmp_path}/new.csv")
+    labels = np.array([row["stars"] >= 4 for row in rows])
+    probabilities = recommended(runtime, trained.run, tmp_path / "new.csv", "probability")
+    assert figures["split"] == "new rows"
+    assert figures["raw"] == f"{tmp_path}/new.csv"
+    assert figures["samples"] == 500
+    assert figures["auc"] == pytest.approx(roc_auc_score(labels, probabilities), abs=1e-6)
+    assert figures["logloss"] == pytest.approx(log_loss(labels, probabilities), abs=1e-6)
+    assert figures["accuracy"] == pytest.approx(accuracy_score(labels, probabilities > 0.5), abs=1e-12)
+    assert figures["pr_auc"] == pytest.approx(average_precision_score(labels, probabilities), abs=1e-4)
+    assert figures["base_rate"] == pytest.approx(labels.mean(), abs=1e-12)
+
+
+def test_unknown_values_are_shares_of_rows(runtime: Runtime, trained: Trained, tmp_path: Path) -> None:
+    rows = make_rows(500, seed=1)
+    rows[0]["genres"] = ["g0", "unheard"]
+    write_csv(tmp_path / "new.csv", rows)
+    figures = evaluated(runtime, trained.run, f"data.raw={tmp_path}/new.csv")
+    known = {name: {row[name] for row in trained.rows[:TRAIN_ROWS]} for name in ("user", "item")}
+    expected = {name: np.mean([row[name] not in values for row in rows]) for name, values in known.items()}
+    assert figures["unknown"] == pytest.approx({**expected, "genres": 1 / 500})
+    assert figures["unknown"]["user"] > 0.2
+
+
+@pytest.mark.medium
+def test_differences_are_to_the_runs_own_split(runtime: Runtime, trained: Trained, tmp_path: Path) -> None:
+    write_csv(tmp_path / "new.csv", make_rows(100, seed=1))
+    for split, overrides in (("test", []), ("val", ["split=val"])):
+        figures = evaluated(runtime, trained.run, f"data.raw={tmp_path}/new.csv", *overrides)
+        own = evaluated(runtime, trained.run, f"split={split}")
+        assert figures["own"].items() <= own.items() | {"step": figures["own"].get("step")}.items()
+        assert figures["own"]["split"] == split
+        assert {"auc", "logloss", "ne", "accuracy", "calibration"} <= figures["difference"].keys()
+        for name, difference in figures["difference"].items():
+            assert difference == figures[name] - own[name], name
+
+
+@pytest.mark.medium
+def test_the_rows_of_a_split_are_evaluated_as_it_is(runtime: Runtime, trained: Trained, tmp_path: Path) -> None:
+    own = evaluated(runtime, trained.run, "split=test")
+    write_csv(tmp_path / "test.csv", trained.rows[-own["samples"] :])
+    for tables in ("null", "int8"):
+        figures = evaluated(runtime, trained.run, f"data.raw={tmp_path}/test.csv", f"tables={tables}")
+        assert {name: value for name, value in figures["difference"].items() if value} == {}
+
+
+@pytest.mark.medium
+def test_labels_that_are_numbers(runtime: Runtime, tmp_path: Path) -> None:
+    schema = SCHEMA.replace('{column: stars, rule: ">= 4"}', "{column: stars, kind: number}")
+    trained = train_on_table(runtime, tmp_path, "loss=mse", "train.monitor=rmse", schema=schema)
+    rows = make_rows(100, seed=1)
+    write_csv(tmp_path / "new.csv", rows)
+    figures = evaluated(runtime, trained.run, f"data.raw={tmp_path}/new.csv")
+    predictions = recommended(runtime, trained.run, tmp_path / "new.csv", "prediction")
+    assert figures["rmse"] == pytest.approx(root_mean_squared_error([r["stars"] for r in rows], predictions), abs=1e-6)
+    assert figures["difference"]["rmse"] == figures["rmse"] - figures["own"]["rmse"]
+
+
+@pytest.mark.medium
+def test_new_rows_are_all_rows_beside_a_sampled_dataset(runtime: Runtime, tmp_path: Path) -> None:
+    trained = train_on_table(runtime, tmp_path, prepared=["data.sampling.negative_drop_rate=0.75"])
+    rows = make_rows(200, seed=1)
+    write_csv(tmp_path / "new.csv", rows)
+    labels = np.array([row["stars"] >= 4 for row in rows])
+    logits = recommended(runtime, trained.run, tmp_path / "new.csv", "logit")
+    for overrides, shift in ([], 0.0), (["correct_sampling=true"], np.log(0.25)):
+        figures = evaluated(runtime, trained.run, f"data.raw={tmp_path}/new.csv", *overrides)
+        probabilities = 1 / (1 + np.exp(-(logits + shift)))
+        assert figures["logloss"] == pytest.approx(log_loss(labels, probabilities), abs=1e-6)
+        assert figures["calibration"] == pytest.approx(probabilities.sum() / labels.sum(), abs=1e-5)
+        assert "calibration_of_all_rows" not in figures
+
+
+@pytest.mark.medium
+def test_weights_that_are_all_0_are_refused(runtime: Runtime, tmp_path: Path) -> None:
+    schema = SCHEMA.replace("dense: [age, price]", "dense: [age]\nweight: price")
+    trained = train_on_table(runtime, tmp_path, schema=schema)
+    write_csv(tmp_path / "new.csv", [{**row, "price": 0} for row in make_rows(5, seed=1)])
+    message = r"new\.csv: column price: all weights are 0; give a row with a weight above 0"
+    refused(message, evaluated, runtime, trained.run, f"data.raw={tmp_path}/new.csv")
+
+
+@pytest.mark.parametrize(
+    ("change", "keys", "message"),
+    [
+        ({"stars": "many"}, [], "row 3, column stars: 'many'"),
+        ({"stars": ""}, [], "row 3, column stars: no value"),
+        ({"age": "old"}, [], "row 3, column age: 'old' is not a number"),
+        ({}, ["split=tset"], "no split 'tset'"),
+        ({}, ["keep_scores=5"], "keep_scores=5: has no effect with data.raw="),
+    ],
+)
+def test_what_cannot_be_evaluated(
+    runtime: Runtime, trained: Trained, tmp_path: Path, change: dict[str, Any], keys: list[str], message: str
+) -> None:
+    rows = make_rows(5, seed=1)
+    rows[1] |= change
+    write_csv(tmp_path / "new.csv", rows)
+    refused(message, evaluated, runtime, trained.run, f"data.raw={tmp_path}/new.csv", *keys)
+
+
+def test_files_that_cannot_be_evaluated(runtime: Runtime, trained: Trained, tmp_path: Path) -> None:
+    rows = [{name: value for name, value in row.items() if name != "stars"} for row in make_rows(5, seed=1)]
+    write_csv(tmp_path / "new.csv", rows)
+    with pytest.raises(UserError, match="no column stars, which holds the labels; add it, or use"):
+        evaluated(runtime, trained.run, f"data.raw={tmp_path}/new.csv")
+    refused("No such file", evaluated, runtime, trained.run, f"data.raw={tmp_path}/none.csv")
+
+
+@pytest.mark.slow("processes")
+def test_several_processes_evaluate_new_rows_together(
+    runtime: Runtime, run_app: Command, trained: Trained, tmp_path: Path
+) -> None:
+    write_csv(tmp_path / "new.csv", make_rows(301, seed=1))
+    alone = evaluated(runtime, trained.run, f"data.raw={tmp_path}/new.csv", "global_batch_size=100")
+    keys = ["data.raw=new.csv", "global_batch_size=100", "out=x.json"]
+    run_app("evaluate", f"run={trained.run}", *keys, processes=3)
+    together = json.loads((tmp_path / "x.json").read_text())
+    assert together["samples"] == 301
+    assert together["unknown"] == alone["unknown"]
+    for name in alone["difference"]:
+        assert together[name] == pytest.approx(alone[name], abs=1e-6)
+
+
+CPU = torch.device("cpu")
+PACKED = [TablePrecision.fp16, TablePrecision.int8, TablePrecision.int4]
+
+
+def rounded(weight: NDArray[np.float32], precision: TablePrecision) -> NDArray[np.float32]:
+    """A table's values as they come back from a precision: the oracle."""
+    if precision is TablePrecision.fp32:
+        return weight
+    if precision is TablePrecision.fp16:
+        return weight.astype(np.float16).astype(np.float32)
+    if precision is TablePrecision.bf16:  # round to nearest even at the 16th bit
+        bits = weight.view(np.uint32)
+        return ((bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)).view(np.float32)
+    most = {TablePrecision.int8: 255, TablePrecision.int4: 15}[precision]
+    low, high = weight.min(axis=1, keepdims=True), weight.max(axis=1, keepdims=True)
+    bias = low.astype(np.float16).astype(np.float32)
+    scale = ((high - bias) / np.float32(most)).astype(np.float16).astype(np.float32)
+    scale[scale == 0] = 1
+    steps = np.clip(np.rint((weight - bias) * (np.float32(1) / scale)), 0, most).astype(np.float32)
+    return steps * scale + bias
+
+
+@pytest.fixture(scope="module")
+def ragged(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
+    return write_ragged_dataset(tmp_path_factory.mktemp("ragged"), {"train": 10})
+
+
+def random_model(manifest: Manifest, tables: TablesConfig) -> DLRM:
+    """A model of random weights, the same ones every time; some rows constant, some of large values."""
+    config = AppConfig(model=ModelConfig(embedding_dim=8, dense_arch=[8], over_arch=[8, 1], tables=tables))
+    torch.manual_seed(0)
+    model = scoring.make_whole_model(config, manifest)
+    for name, parameter in model.named_parameters():
+        if "sparse_arch" in name:
+            torch.nn.init.normal_(parameter.data)
+            parameter.data[0] = 0.25
+            parameter.data[1] *= 100
+    return model
+
+
+def random_samples(samples: int) -> tuple[torch.Tensor, KeyedJaggedTensor]:
+    """Two dense features of each sample, and a bag of one to three ids of each ragged feature, of others one id."""
+    draw = np.random.default_rng(samples)
+    lengths = [draw.integers(1, 4 if name in RAGGED else 2, samples) for name in RAGGED_EMBEDDINGS]
+    ids = [draw.integers(0, rows, each.sum()) for rows, each in zip(RAGGED_EMBEDDINGS.values(), lengths, strict=True)]
+    values, counts = (torch.from_numpy(np.concatenate(parts)).int() for parts in (ids, lengths))
+    dense = torch.from_numpy(draw.standard_normal((samples, 2), np.float32))
+    return dense, KeyedJaggedTensor(list(RAGGED_EMBEDDINGS), values, lengths=counts)
+
+
+@pytest.mark.parametrize("precision", list(TablePrecision))
+@pytest.mark.parametrize(
+    "tables",
+    [
+        TablesConfig(),
+        TablesConfig(pooling=Pooling.mean, kind=TableKind.mixed_dimension, min_rows=5, storage=Storage.fp16),
+        TablesConfig(kind=TableKind.qr, min_rows=5, overrides={"tags": {"pooling": "mean"}}),
+        TablesConfig(kind=TableKind.qr, min_rows=5, qr_operation=QROperation.concat, shared={"both": ["user", "item"]}),
+        TablesConfig(pooling=Pooling.weighted),
+    ],
+    ids=["plain", "mixed", "qr", "concat", "weighted"],
+)
+def test_logits_are_those_of_rounded_tables(ragged: Manifest, precision: TablePrecision, tables: TablesConfig) -> None:
+    dense, bags = random_samples(9)
+    truth = random_model(ragged, tables)
+    for name, parameter in truth.named_parameters():
+        if ".bags." in name or ".rows." in name:
+            parameter.data = torch.from_numpy(rounded(parameter.data.float().numpy(), precision))
+    served = scoring.convert_tables(random_model(ragged, tables), precision, CPU)
+    with torch.no_grad():
+        expected, logits = truth(dense, bags), served(dense, bags)
+    np.testing.assert_allclose(logits, expected, rtol=1e-5, atol=1e-5 * expected.abs().max().item())
+
+
+@pytest.mark.parametrize(
+    ("precision", "values"),
+    [
+        (TablePrecision.fp16, [65_520.0, 0.0]),
+        (TablePrecision.int8, [-65_520.0, 0.0]),
+        (TablePrecision.int8, [0.0, 255 * 65_520.0]),
+        (TablePrecision.int4, [0.0, 15 * 65_520.0]),
+    ],
+)
+def test_values_beyond_fp16_are_refused(precision: TablePrecision, values: list[float]) -> None:
+    """65,519 is the last that is rounded to fp16's largest number, 65,504."""
+    weight = torch.tensor([[1.0, 2.0, 3.0, 4.0], [*values, 0.0, 0.0]])
+    refused(f"tables={precision.value}: a table has values up to .* use tables=fp32", packed_rows, weight, precision)
+    packed_rows(weight * (65_519 / 65_520), precision)
+
+
+@pytest.mark.parametrize("precision", PACKED)
+def test_packed_rows_have_the_bytes_that_are_counted(precision: TablePrecision) -> None:
+    values, scales = packed_rows(torch.randn(5, 12), precision)
+    assert values.shape[1] + (0 if scales is None else scales.shape[1]) == 12 * BITS[precision] // 8 + 4 * (
+        precision in (TablePrecision.int8, TablePrecision.int4)
+    )
