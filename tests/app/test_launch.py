@@ -14,9 +14,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -27,7 +25,6 @@ from tests.app.group import train_group
 from tests.app.machines import ADDRESSES, DISTURBED, Launcher, enter, ip, kill, undisturbed
 from tests.app.machines import hosts as hosts
 from tests.app.run_files import losses, summary
-from tests.data_prep import oracle
 from tests.waits import wait_until
 
 NO_NODES = "min_nodes must be > 0 and <= max_nodes, got min_nodes=0, max_nodes=0"
@@ -264,47 +261,6 @@ def test_a_signal_ends_a_pod_that_waits(hosts: list[str], dataset: Path, tmp_pat
     os.kill(launcher.process.pid or 0, signal.SIGTERM)
     ((status, err),) = ended([launcher])  # within eight minutes
     assert (status, err.splitlines()[1:]) == (128 + signal.SIGTERM, ["SIGTERM: stopped before it began"])
-
-
-DASK = f"tcp://{ADDRESSES[0]}:8786"
-# In a namespace of its own: another host name, and nothing where the others have the folder $0.
-APART = 'hostname second && mount -t tmpfs none "$0" && exec "$@"'
-
-
-@pytest.mark.slow("container")
-@pytest.mark.parametrize("missing", ["raw", "out"])
-def test_a_folder_that_a_dask_worker_lacks_is_named(hosts: list[str], tmp_path: Path, missing: str) -> None:
-    for name in ("raw", "out"):
-        (tmp_path / name).mkdir()
-    (tmp_path / "raw/day_0").write_bytes(oracle.make_rows(500, 0))
-    module = [sys.executable, "-m"]
-    worker = [*module, "distributed.cli.dask_worker", DASK, "--nthreads", "1", "--no-nanny", "--no-dashboard"]
-    scheduler = [*module, "distributed.cli.dask_scheduler", "--host", ADDRESSES[0], "--no-dashboard"]
-    commands = [
-        on(hosts[0], *scheduler),
-        on(hosts[0], *worker),
-        on(hosts[1], "unshare", "--mount", "--uts", "sh", "-c", APART, str(tmp_path / missing), *worker),
-    ]
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    with ExitStack() as stack:
-        with open(tmp_path / "cluster.log", "wb") as log:
-            for command in commands:
-                process = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=log, stderr=log)
-                stack.callback(process.wait)
-                stack.callback(process.kill)
-        wait_until(lambda: (tmp_path / "cluster.log").read_text().count("Register worker") >= 2)
-        arguments = [f"data.raw={tmp_path}/raw/day_0", f"data.path={tmp_path}/out/x", "data.chunk_bytes=2000"]
-        prepare = on(hosts[0], *module, "data_prep", *arguments, f"data.scheduler={DASK}")
-        pipes: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 120}
-        result = subprocess.run(prepare, check=False, cwd=tmp_path, env=environment, **pipes)
-    (line,) = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
-    assert result.returncode == 2
-    assert line.startswith(f"error: on second: {tmp_path}/{missing}"), line
-    assert not (tmp_path / "out/x/manifest.json").exists()
-
-
-def on(host: str, *command: str) -> list[str]:
-    return ["ip", "netns", "exec", host, *command]
 
 
 @pytest.mark.slow("container")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from sklearn.calibration import calibration_curve
@@ -122,20 +122,6 @@ def test_extreme_logits_stay_finite() -> None:
     figures = click_metrics(np.array([1e4, -1e4, 1e4, 1e4], np.float32), np.array([1, 0, 0, 1], np.float32))
     assert figures["logloss"] == pytest.approx(1e4 / 4)
     assert all(value is not None and np.isfinite(value) for value in figures.values())
-
-
-@pytest.mark.slow("examples")
-@settings(max_examples=15)  # each fills 8 million counts
-@given(cases())
-def test_a_histogram_added_up_from_parts_is_within_its_bound(case: Case) -> None:
-    logits, labels = case
-    logits[0] = -0.0
-    figures: dict[str, Any] = in_two_parts(len(labels) // 3, logits, labels)
-    expected: dict[str, Any] = click_metrics(logits, labels)
-    assert figures["auc_method"] == "histogram"
-    assert abs(figures["auc"] - expected["auc"]) <= figures["auc_error"] + 1e-15
-    for name in set(expected) - {"auc", "auc_standard_error", "pr_auc"}:
-        assert figures[name] == pytest.approx(expected[name], rel=1e-9)
 
 
 @given(cases(least=4))

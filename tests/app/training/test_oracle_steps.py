@@ -426,20 +426,6 @@ def model(optimizer: str) -> list[str]:
     return overrides if optimizer == "sgd" else [*overrides, "optimizer.eps=1e-3"]
 
 
-@pytest.mark.parametrize(
-    ("name", "optimizer"), [("odd", "adam"), pytest.param("few", "rowwise_adagrad", marks=pytest.mark.slow)]
-)
-def test_steps_are_the_plain_models(name: str, optimizer: str, runtime: Runtime, roots: dict[str, Path]) -> None:
-    root, overrides = roots[name], model(optimizer)
-    this = built(runtime, root, *overrides)
-    losses_of_steps: list[float] = []
-    for epoch in range(EPOCHS):
-        for batch in this.predictor.split("train").train_batches(BATCH, this.config.train.seed, epoch, 0):
-            losses_of_steps.append(loops.step(this, batch, len(losses_of_steps)))
-    np.testing.assert_allclose(losses_of_steps, plain_losses(root, runtime, overrides), rtol=3e-5)
-    assert this.predictor.samples(len(losses_of_steps)) == EPOCHS * ROWS[name]
-
-
 @pytest.mark.slow("processes")
 @pytest.mark.parametrize(
     ("name", "optimizer", "processes"),

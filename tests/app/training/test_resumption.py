@@ -29,7 +29,7 @@ from app.training.evaluator import Evaluator
 from app.training.predictor import Evaluation, Predictor
 from app.training.session import Session
 from tests.app.conftest import SMALL, Train, ended, forked
-from tests.app.data.test_negatives import draw_pairs, write_positives
+from tests.app.data.test_bags import draw_pairs, write_positives
 from tests.app.datasets import write_dataset, write_ragged_dataset
 from tests.app.in_process import NOTHING_TO_DO, Killed, command_here, train_here, train_until
 from tests.app.model.test_tables import KINDS

@@ -31,7 +31,7 @@ from extensions.baselines import command
 from extensions.baselines.command import baselines_sentence
 from extensions.baselines.fit import Baseline, BaselinesConfig, Rows, fit_baselines, label_rates, load_rows
 from tests.app.conftest import SMALL, Command, Refusal, composed
-from tests.app.data.test_negatives import splitmix64
+from tests.app.data.test_bags import splitmix64
 from tests.app.datasets import write_dataset, write_ragged_dataset
 from tests.app.report.runs import write_run
 from tests.app.test_commands import HEAVY, modules_of

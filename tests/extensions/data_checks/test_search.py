@@ -20,7 +20,7 @@ from data_prep.dataset.kinds import misleading_sentences
 from data_prep.dataset.spelling import Bags
 from extensions.data_checks import search
 from tests.app.conftest import SMALL, Command
-from tests.app.data.test_negatives import splitmix64
+from tests.app.data.test_bags import splitmix64
 from tests.data_prep.conftest import prepare, seeds, sums
 from tests.data_prep.tables import paths
 from tests.error_lines import refused

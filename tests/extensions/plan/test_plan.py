@@ -16,7 +16,7 @@ from extensions.plan.keys import PlanAppConfig
 from tests.app.conftest import SMALL, Command
 from tests.app.datasets import NUM_EMBEDDINGS
 from tests.app.group import run_group
-from tests.app.test_fuzz_command_line import FUZZ, MORE_KEYS, check, override
+from tests.app.test_secrets import FUZZ, MORE_KEYS, check, override
 from tests.error_lines import error_line
 
 # MLPerf v2: 97.4 GiB of tables of dimension 128, 214 ids a sample.
