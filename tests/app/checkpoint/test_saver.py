@@ -18,15 +18,6 @@ from torch.distributed.checkpoint import metadata as dcp
 
 from app.checkpoint import files
 from app.checkpoint import saver as model_state
-from app.checkpoint.files import (
-    BEST,
-    checkpoint_name,
-    find_checkpoint,
-    point_to_best,
-    pointed_to,
-    verify,
-    whole_checkpoints,
-)
 from app.checkpoint.saver import METADATA, SafeReader, Saver, local_tensors, stage, tensors_of
 from app.config.train import CheckpointConfig
 from app.runtime import platform
@@ -68,7 +59,7 @@ def test_it_holds_what_was_there_when_the_save_began(asynchronous: bool, this: s
         local.values.detach().add_(1)  # training continues
     saver.wait()
     assert [(one.step, one.path.name) for one in saver.finished()] == [(3, "step_00000003")]
-    verify(tmp_path / "step_00000003")
+    files.verify(tmp_path / "step_00000003")
     checkpoint_tensors = stage(tensors(this))
     model_state.read_tensors(tmp_path / "step_00000003", checkpoint_tensors)
     assert all(np.array_equal(a, b) for a, b in zip(before, values(checkpoint_tensors), strict=True))
@@ -92,12 +83,12 @@ def test_saves_come_one_after_the_other_and_the_best_stays(this: session.Session
         save(saver, this, step, best=step == 2)
     saver.wait()
     assert [one.step for one in saver.finished()] == [1, 2, 3, 4, 5]
-    assert [path.name[-1] for path in whole_checkpoints(tmp_path)] == ["2", "4", "5"]
-    assert pointed_to(tmp_path, BEST) == tmp_path / "step_00000002"
+    assert [path.name[-1] for path in files.whole_checkpoints(tmp_path)] == ["2", "4", "5"]
+    assert files.pointed_to(tmp_path, files.BEST) == tmp_path / "step_00000002"
     saver.mark_best(5)
     save(saver, this, 6)
     saver.wait()
-    assert [path.name[-1] for path in whole_checkpoints(tmp_path)] == ["5", "6"]
+    assert [path.name[-1] for path in files.whole_checkpoints(tmp_path)] == ["5", "6"]
     saver.close()
 
 
@@ -122,7 +113,7 @@ def test_what_is_not_finite_is_not_saved(runtime: Runtime, dataset: Path, tmp_pa
             local.values[17, 3] = float("nan")
     save(saver, this, 2)
     refused(r"step 2: model\..*t_cat_2.weight is not finite; lower .*; not saved", saver.wait)
-    assert [path.name for path in whole_checkpoints(tmp_path)] == ["step_00000001"]
+    assert [path.name for path in files.whole_checkpoints(tmp_path)] == ["step_00000001"]
     assert not list(tmp_path.glob("*.part"))
     saver.close()
 
@@ -285,8 +276,11 @@ def run(uninterrupted: Path, tmp_path: Path) -> Path:
     copy = tmp_path / "runs/x"
     shutil.copytree(uninterrupted, copy)
     checkpoints = copy / "checkpoints"
-    assert {path.name for path in whole_checkpoints(checkpoints)} >= {checkpoint_name(48), checkpoint_name(60)}
-    point_to_best(checkpoints, checkpoint_name(48))
+    assert {path.name for path in files.whole_checkpoints(checkpoints)} >= {
+        files.checkpoint_name(48),
+        files.checkpoint_name(60),
+    }
+    files.point_to_best(checkpoints, files.checkpoint_name(48))
     return copy
 
 
@@ -295,36 +289,36 @@ def run(uninterrupted: Path, tmp_path: Path) -> Path:
     ("choice", "step"), [(None, 48), ("best", 48), ("last", 60), ("latest", 60), ("60", 60), ("48", 48)]
 )
 def test_each_name_has_its_checkpoint(run: Path, choice: str | None, step: int) -> None:
-    assert find_checkpoint(run, choice) == str(run / "checkpoints" / checkpoint_name(step))
+    assert files.find_checkpoint(run, choice) == str(run / "checkpoints" / files.checkpoint_name(step))
 
 
 @pytest.mark.medium
 def test_a_path_is_one_too_wherever_it_lies(run: Path, tmp_path: Path) -> None:
     elsewhere = tmp_path / "kept"
-    shutil.copytree(run / "checkpoints" / checkpoint_name(60), elsewhere)
-    assert find_checkpoint(run, str(elsewhere)) == str(elsewhere)
+    shutil.copytree(run / "checkpoints" / files.checkpoint_name(60), elsewhere)
+    assert files.find_checkpoint(run, str(elsewhere)) == str(elsewhere)
 
 
 @pytest.mark.medium
 def test_without_a_best_it_is_the_last(run: Path) -> None:
-    point_to_best(run / "checkpoints", None)
-    assert Path(find_checkpoint(run, None)).name == checkpoint_name(60)
-    refused(r"^checkpoint=best: .*keeps none .* use checkpoint=last", find_checkpoint, run, "best")
+    files.point_to_best(run / "checkpoints", None)
+    assert Path(files.find_checkpoint(run, None)).name == files.checkpoint_name(60)
+    refused(r"^checkpoint=best: .*keeps none .* use checkpoint=last", files.find_checkpoint, run, "best")
 
 
 @pytest.mark.medium
 def test_a_damaged_best_is_skipped_and_refused_by_name(run: Path, logged: pytest.LogCaptureFixture) -> None:
     (run / "checkpoints/step_00000048/state.json").write_bytes(b"{")
-    assert Path(find_checkpoint(run, None)).name == checkpoint_name(60)
+    assert Path(files.find_checkpoint(run, None)).name == files.checkpoint_name(60)
     assert "skipped the best" in logged.text
     for choice in ("best", "48"):
-        refused("damaged", find_checkpoint, run, choice)
+        refused("damaged", files.find_checkpoint, run, choice)
 
 
 @pytest.mark.medium
 @pytest.mark.parametrize("choice", ["7", "600"])
 def test_a_step_without_one_is_refused_with_those_there_are(run: Path, choice: str) -> None:
-    refused(rf"^checkpoint={choice}: .* has no checkpoint of this step; .*48, 60$", find_checkpoint, run, choice)
+    refused(rf"^checkpoint={choice}: .* has no checkpoint of this step; .*48, 60$", files.find_checkpoint, run, choice)
 
 
 @pytest.mark.medium
@@ -379,7 +373,7 @@ def test_what_is_no_tensor_is_not_loaded(
     change: Callable[[Any, str], Any], message: str, run_app: Command, small: list[str], tmp_path: Path
 ) -> None:
     run_app("train", *small, "run.name=run", "train.max_steps=2")
-    (checkpoint,) = whole_checkpoints(tmp_path / "runs/run/checkpoints")
+    (checkpoint,) = files.whole_checkpoints(tmp_path / "runs/run/checkpoints")
     metadata = pickle.loads((checkpoint / METADATA).read_bytes())
     (checkpoint / METADATA).write_bytes(pickle.dumps(change(metadata, f"touch {tmp_path}/ran")))
     state = json.loads((checkpoint / "state.json").read_bytes())

@@ -15,18 +15,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from app.checkpoint.files import read_state
 from app.metrics.documents import decode_event
-from app.record import directory, provenance
+from app.record import directory, documents, provenance
 from app.record.directory import RunDirectory
-from app.record.documents import (
-    kept_splits,
-    read_curves,
-    read_events,
-    read_manifest,
-    read_scores,
-    read_step_times,
-    read_summary,
-    write_scores,
-)
 from app.sharding.documents import PlanFile
 from app.sharding.plan import load_plan
 from app.trackers import TensorBoard, flat_settings
@@ -54,10 +44,10 @@ def _plan(run: Path) -> Any:
 
 
 KINDS = {
-    "manifest": Kind("manifest.json", read_manifest, "world_size", "num_threads"),
-    "summary": Kind("summary.json", read_summary, "steps", "eval.samples"),
-    "curves": Kind("curves.json", read_curves, "samples", "roc.fpr"),
-    "step times": Kind("step_times.json", read_step_times, "counts", "counts"),
+    "manifest": Kind("manifest.json", documents.read_manifest, "world_size", "num_threads"),
+    "summary": Kind("summary.json", documents.read_summary, "steps", "eval.samples"),
+    "curves": Kind("curves.json", documents.read_curves, "samples", "roc.fpr"),
+    "step times": Kind("step_times.json", documents.read_step_times, "counts", "counts"),
     "state": Kind("state.json", read_state, "fingerprint", "measured.joules"),
     "plan": Kind("plan.json", _plan, "tables", "tables.t_cat_0.ranks"),
 }
@@ -135,7 +125,7 @@ def test_events_are_read_as_they_are_written(run: Path) -> None:
         '"ndcg": 0.25, "method": "exact", "eval_seconds": null, "measured": null}',
     ]
     (run / "metrics.jsonl").write_text("\n".join(lines) + "\n")
-    events = read_events(run)
+    events = documents.read_events(run)
     assert [plain(event) for event in events] == [json.loads(line) for line in lines]
     assert [events[-1].figure(name) for name in ("auc", "ndcg", "none")] == [None, 0.25, None]
     with pytest.raises(ValueError, match="key 'method' is \"exact\": not a number"):
@@ -157,16 +147,20 @@ def test_a_line_that_is_no_event_is_named_unless_a_kill_cut_it_off(line: str, re
         decode_event(line.encode())
     lines = (run / "metrics.jsonl").read_text().splitlines()
     (run / "metrics.jsonl").write_text("\n".join([*lines, line]))
-    assert len(read_events(run)) == len(lines)
+    assert len(documents.read_events(run)) == len(lines)
     (run / "metrics.jsonl").write_text("\n".join([line, *lines]))
-    refused(r"metrics.jsonl: line 1 is not an event .*; delete the line", read_events, run)
+    refused(r"metrics.jsonl: line 1 is not an event .*; delete the line", documents.read_events, run)
 
 
 def test_the_golden_run_is_read_whole() -> None:
-    for name, read in (("manifest", read_manifest), ("summary", read_summary), ("curves", read_curves)):
+    for name, read in (
+        ("manifest", documents.read_manifest),
+        ("summary", documents.read_summary),
+        ("curves", documents.read_curves),
+    ):
         assert plain(read(GOLDEN)) == json.loads((GOLDEN / f"{name}.json").read_bytes())
     lines = (GOLDEN / "metrics.jsonl").read_text().splitlines()
-    assert [plain(event) for event in read_events(GOLDEN)] == [json.loads(line) for line in lines]
+    assert [plain(event) for event in documents.read_events(GOLDEN)] == [json.loads(line) for line in lines]
 
 
 def test_a_run_that_did_not_begin_leaves_no_directory(tmp_path: Path) -> None:
@@ -188,35 +182,35 @@ LABELS = np.array([1.0, 0.0, 1.0], np.float32)
 
 
 def test_scores_are_read_as_they_were_written(tmp_path: Path) -> None:
-    assert kept_splits(tmp_path) == []
+    assert documents.kept_splits(tmp_path) == []
     for split in ("val", "test", "late"):
-        write_scores(tmp_path, split, 7, "d" * 64, LOGITS, LABELS)
-    assert kept_splits(tmp_path) == ["test", "late", "val"]
-    scores = read_scores(tmp_path, "test")
+        documents.write_scores(tmp_path, split, 7, "d" * 64, LOGITS, LABELS)
+    assert documents.kept_splits(tmp_path) == ["test", "late", "val"]
+    scores = documents.read_scores(tmp_path, "test")
     assert (scores.about.rows, scores.about.step, scores.about.dataset) == (3, 7, "d" * 64)
     assert scores.logits.tolist() == LOGITS.tolist()
     assert scores.labels.tolist() == [True, False, True]
     assert np.load(tmp_path / "scores/test.logits.npy").dtype == np.float32
     assert np.load(tmp_path / "scores/test.labels.npy").dtype == np.bool_
     with pytest.raises(FileNotFoundError):
-        read_scores(tmp_path, "train")
+        documents.read_scores(tmp_path, "train")
 
 
 @pytest.mark.parametrize("name", ["logits", "labels"])
 @pytest.mark.parametrize("is_there", [True, False])
 def test_an_array_of_another_writing_is_no_part_of_it(tmp_path: Path, name: str, is_there: bool) -> None:
-    write_scores(tmp_path, "test", 7, "d", LOGITS, LABELS)
+    documents.write_scores(tmp_path, "test", 7, "d", LOGITS, LABELS)
     path = tmp_path / f"scores/test.{name}.npy"
     np.save(path, np.load(path)[:-1])
     if not is_there:
         path.unlink()
-    refused(rf"test\.{name}\.npy: damaged .*keep_scores=3", read_scores, tmp_path, "test")
+    refused(rf"test\.{name}\.npy: damaged .*keep_scores=3", documents.read_scores, tmp_path, "test")
 
 
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:
-    path = write_scores(tmp_path, "test", 7, "d", LOGITS, LABELS)
+    path = documents.write_scores(tmp_path, "test", 7, "d", LOGITS, LABELS)
     path.write_text(json.dumps({**json.loads(path.read_bytes()), "rows": "x"}))
-    refused(r"test\.json: damaged \(key 'rows' is \"x\"", read_scores, tmp_path, "test")
+    refused(r"test\.json: damaged \(key 'rows' is \"x\"", documents.read_scores, tmp_path, "test")
 
 
 def git(cwd: Path, *arguments: str) -> str:

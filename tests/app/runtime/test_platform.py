@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -313,19 +312,16 @@ for host in sys.argv[1:]:
 """
 
 
-def ways(host: str, *endpoints: str) -> list[Any]:
-    command = ["ip", "netns", "exec", host, sys.executable, "-c", WAYS, *endpoints]
-    lines = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout.splitlines()
-    return [json.loads(line) for line in lines]
-
-
 def test_the_route_decides_among_interfaces() -> None:
     with two_machines() as (host, other):
         ip("link", "add", "storage0", "netns", host, "type", "veth", "peer", "name", "storage0", "netns", other)
         ip("-n", host, "addr", "add", "10.214.0.1/24", "dev", "storage0")
         for name in (host, other):
             ip("-n", name, "link", "set", "storage0", "up")
-        assert ways(host, ADDRESSES[1], "10.214.0.2", ADDRESSES[0], "127.0.1.1", "203.0.113.9") == [
+        command = ["ip", "netns", "exec", host, sys.executable, "-c", WAYS]
+        command += [ADDRESSES[1], "10.214.0.2", ADDRESSES[0], "127.0.1.1", "203.0.113.9"]
+        output = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout
+        assert [json.loads(line) for line in output.splitlines()] == [
             [ADDRESSES[0], host, False],
             ["10.214.0.1", "storage0", False],
             [ADDRESSES[0], host, True],

@@ -20,17 +20,7 @@ from data_prep.dataset.format import load_manifest
 from tests.app.in_process import command_here, train_here
 from tests.data_prep.conftest import prepare, seeds
 from tests.error_lines import refused
-from tests.oracles.own_tables import (
-    RAW_KINDS,
-    Column,
-    OwnTable,
-    drawn_table,
-    objects_of,
-    write_lines,
-    write_parquet,
-    write_raw,
-    write_text,
-)
+from tests.oracles import own_tables
 
 FAST, ALL, ROWS = 4, 12, 60
 TRAIN = ["model=dlrm", "model.embedding_dim=8", "model.dense_arch=[8]", "model.over_arch=[8,1]"]
@@ -95,7 +85,7 @@ def trained(
     return Model(runtime, directory)
 
 
-def forms_of(table: OwnTable, rows: list[int], draw: random.Random) -> list[Form]:
+def forms_of(table: own_tables.OwnTable, rows: list[int], draw: random.Random) -> list[Form]:
     """Files of these rows, in every form that candidates have."""
     inputs, unlabelled = table.read, [column for column in table.columns if column.use != "label"]
     vague = table.is_ambiguous
@@ -103,26 +93,31 @@ def forms_of(table: OwnTable, rows: list[int], draw: random.Random) -> list[Form
     forms = []
     if not any(column.kind == "nasty list" for column in inputs):
         forms += text_forms(table, rows, draw)
-        forms.append(Form("texts.jsonl", lambda path: write_lines(path, objects_of(rows, inputs, as_text=True))))
+        forms.append(
+            Form(
+                "texts.jsonl",
+                lambda path: own_tables.write_lines(path, own_tables.objects_of(rows, inputs, as_text=True)),
+            )
+        )
         texts = (rows, unlabelled)
-        forms.append(Form("texts.parquet", lambda path: write_parquet(path, *texts, as_text=True)))
-    objects = objects_of(rows, inputs)
-    mixed = objects_of(rows, draw.sample(unlabelled, len(unlabelled)))
+        forms.append(Form("texts.parquet", lambda path: own_tables.write_parquet(path, *texts, as_text=True)))
+    objects = own_tables.objects_of(rows, inputs)
+    mixed = own_tables.objects_of(rows, draw.sample(unlabelled, len(unlabelled)))
     user = objects[0]
     items = [{key: value for key, value in item.items() if repr(value) != repr(user[key])} for item in objects]
 
     def write_pair(path: Path) -> None:
-        write_lines(path, items)
+        own_tables.write_lines(path, items)
         write_json(path.with_name("user.jsonl"), user)
 
     forms += [
-        Form("typed.ndjson", lambda path: write_lines(path, mixed), vague),
+        Form("typed.ndjson", lambda path: own_tables.write_lines(path, mixed), vague),
         Form("typed.json", lambda path: write_json(path, objects), vague),
         Form("user.json", lambda path: write_json(path, {"user": user, "candidates": items}), vague),
         Form("items.jsonl", write_pair, vague, user="user.jsonl"),
         Form(
             "typed.parquet",
-            lambda path: write_parquet(path, rows, draw.sample(unlabelled, len(unlabelled))),
+            lambda path: own_tables.write_parquet(path, rows, draw.sample(unlabelled, len(unlabelled))),
             vague or (has_dates and not table.is_typed),
         ),
     ]
@@ -133,13 +128,13 @@ def write_json(path: Path, document: Any) -> None:
     path.write_text(json.dumps(document), encoding="utf-8")
 
 
-def text_forms(table: OwnTable, rows: list[int], draw: random.Random) -> list[Form]:
+def text_forms(table: own_tables.OwnTable, rows: list[int], draw: random.Random) -> list[Form]:
     """The rows of the raw file as they are, and as text of other delimiters."""
     every, delimiter, header = table.columns, table.delimiter, table.header
     unlabelled = [column for column in every if column.use != "label"]
 
-    def written(columns: list[Column], delimiter: str) -> Callable[[Path], None]:
-        return lambda path: write_text(table, path, rows, columns, delimiter, header)
+    def written(columns: list[own_tables.Column], delimiter: str) -> Callable[[Path], None]:
+        return lambda path: own_tables.write_text(table, path, rows, columns, delimiter, header)
 
     other = draw.sample(table.read, len(table.read)) if header else unlabelled
     return [
@@ -166,7 +161,7 @@ class DrawnModel(NamedTuple):
     """A drawn table in a form of raw file, a model of it, the rows of a split, and their logits by evaluate [rows]."""
 
     raw: str
-    table: OwnTable
+    table: own_tables.OwnTable
     keys: dict[str, Any]
     model: Model
     rows: list[int]
@@ -182,13 +177,13 @@ def drawn_model(
     model_keys: Sequence[str] = (),
 ) -> DrawnModel:
     """Draw a table and its keys, train a model, and evaluate a split; chunk_bytes: values of it to draw from."""
-    raw = RAW_KINDS[seed % len(RAW_KINDS)]
-    table = drawn_table(draw, raw, ROWS)
+    raw = own_tables.RAW_KINDS[seed % len(own_tables.RAW_KINDS)]
+    table = own_tables.drawn_table(draw, raw, ROWS)
     keys: dict[str, Any] = {"dense_transform": draw.choice(["signed_log1p", "minmax"])}
     keys["encoding"] = draw.choice(["vocabulary", "hash"])
     keys |= {"max_ind_range": draw.choice([50, 1000])} if keys["encoding"] == "hash" else {}
     print(f"seed {seed}: {raw}, {keys}, {table.schema()}", *((c.name, c.kind, c.texts[:5]) for c in table.columns))
-    write_raw(table, directory / f"rows.{raw}")
+    own_tables.write_raw(table, directory / f"rows.{raw}")
     overrides = [f"data.{key}={value}" for key, value in keys.items()]
     overrides += [f"data.chunk_bytes={draw.choice(chunk_bytes)}"] if chunk_bytes else []
     model = trained(runtime, directory, f"rows.{raw}", table.schema(), *overrides, model_keys=model_keys)
