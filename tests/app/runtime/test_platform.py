@@ -19,8 +19,6 @@ from torchrec.distributed import dist_data
 from app.config.app_config import CONFIG_DIR
 from app.config.train import EnvironmentConfig, Platform, Precision, RuntimeConfig
 from app.runtime import environment, library_patches, platform
-from app.runtime import environment as leave
-from app.runtime import platform as runtime
 from app.runtime.platform import (
     READING,
     background_thread,
@@ -63,8 +61,8 @@ def threads() -> Iterator[None]:
 def products(number: int) -> list[torch.Tensor]:
     """Return outputs and gradients of layers of many widths on so many threads, from other values than the probe's."""
     torch.set_num_threads(number)
-    rows, results = runtime.PROBED_ROWS, []
-    for num_in, num_out in itertools.product(*runtime.PROBED_WIDTHS):
+    rows, results = platform.PROBED_ROWS, []
+    for num_in, num_out in itertools.product(*platform.PROBED_WIDTHS):
         generator = torch.Generator().manual_seed(num_in * 10_000 + num_out)
         inputs = torch.randn(rows, num_in, generator=generator, requires_grad=True)
         weight = torch.randn(num_out, num_in, generator=generator, requires_grad=True)
@@ -78,7 +76,7 @@ def products(number: int) -> list[torch.Tensor]:
 @pytest.mark.usefixtures("threads")
 def test_products_do_not_depend_on_threads_or_several_are_refused() -> None:
     require_strict_products(1)
-    if not runtime.are_equal_on_threads(2):
+    if not platform.are_equal_on_threads(2):
         refused(r"^runtime\.num_threads=2: not with .* give runtime\.num_threads=1", require_strict_products, 2)
         return
     assert all(map(torch.equal, products(1), products(2)))
@@ -86,10 +84,10 @@ def test_products_do_not_depend_on_threads_or_several_are_refused() -> None:
 
 @pytest.mark.usefixtures("threads")
 def test_one_thread_is_taken_where_products_depend_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime, "are_equal_on_threads", lambda num_threads: False)
-    assert (runtime.layout_threads(None, 2), torch.get_num_threads()) == (1, 1)
-    assert runtime.layout_threads(1, 1) == 1
-    refused(r"^runtime\.num_threads=2: not with .* give runtime\.num_threads=1", runtime.layout_threads, 2, 2)
+    monkeypatch.setattr(platform, "are_equal_on_threads", lambda num_threads: False)
+    assert (platform.layout_threads(None, 2), torch.get_num_threads()) == (1, 1)
+    assert platform.layout_threads(1, 1) == 1
+    refused(r"^runtime\.num_threads=2: not with .* give runtime\.num_threads=1", platform.layout_threads, 2, 2)
 
 
 @pytest.mark.slow("processes")
@@ -249,9 +247,9 @@ def test_a_profile_comes_before_the_launchers_own_choice(monkeypatch: pytest.Mon
 
 
 def test_empty_variables_of_a_launcher_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (*leave.LAUNCHER_VARIABLES, "LOCAL_WORLD_SIZE"):
+    for name in (*environment.LAUNCHER_VARIABLES, "LOCAL_WORLD_SIZE"):
         monkeypatch.setenv(name, "")
-    leave.announce_refusal()
+    environment.announce_refusal()
 
 
 @pytest.mark.slow("processes")

@@ -18,7 +18,6 @@ import torch
 import torch.distributed as dist
 
 from app.metrics import timing
-from app.metrics import timing as power
 from app.metrics.timing import PHASES, EnergyMeter, StepTimer
 from app.runtime import platform
 from app.runtime.environment import leave
@@ -83,7 +82,7 @@ def test_packages_are_summed_and_counters_may_begin_again(tmp_path: Path, monkey
     zone(tmp_path, "intel-rapl:0:0", "core", 7_000_000)  # part of its package
     zone(tmp_path, "intel-rapl:2", "psys", 7_000_000)  # the whole platform, packages included
     clock = iter([0.0, 2.0, 4.0, 4.0])
-    monkeypatch.setattr(power, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
     meter = EnergyMeter(CPU, tmp_path)
     meter.start()
     (first / "energy_uj").write_text("9000000")
@@ -107,7 +106,7 @@ def test_without_a_counter_or_when_it_goes_away_there_is_no_figure(tmp_path: Pat
 @pytest.mark.parametrize("error", [Exception("NVML: GPU is lost"), OSError(5, "I/O")])
 def test_no_error_of_a_counter_ends_training(error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """NVMLError and AmdSmiException derive from Exception alone."""
-    monkeypatch.setattr(power, "_find_counter", lambda device, rapl: ("test", Mock(side_effect=[1.0, error])))
+    monkeypatch.setattr(timing, "_find_counter", lambda device, rapl: ("test", Mock(side_effect=[1.0, error])))
     meter = EnergyMeter(CPU, tmp_path)
     meter.start()
     assert meter.lap() is None
