@@ -129,14 +129,19 @@ TIMEOUT_SECONDS = 12  # of an exchange: others' work on this machine must not co
 LOST_AFTER = "keep_alive_interval=1,keep_alive_max_attempt=5"  # seconds, in torchrun's words
 TWO = "--nnodes 2 --nproc-per-node 1"
 DOCUMENTED = f"{TWO} --rdzv-backend c10d --rdzv-id job --rdzv-endpoint {ADDRESSES[0]}:29400".split()
-STATIC = f"{TWO} --master-addr {ADDRESSES[0]} --master-port 29500".split()
+STATIC = [f"{TWO} --master-addr {ADDRESSES[0]} --master-port 29500 --node-rank {number}".split() for number in (0, 1)]
 
 
 def start_one(
-    host: str, out: Path, overrides: list[str], *options: str, prepare: Callable[[str], None] = enter
+    host: str,
+    out: Path,
+    overrides: list[str],
+    *options: str,
+    base: list[str] = DOCUMENTED,
+    prepare: Callable[[str], None] = enter,
 ) -> Launcher:
-    """app.launch on one of the machines, with one process, by the documented command."""
-    arguments = [*DOCUMENTED, *options, "-m", "app.train", *overrides]
+    """app.launch on one of the machines, with one process."""
+    arguments = [*base, *options, "-m", "app.train", *overrides]
     return Launcher(*arguments, cwd=out.parent, out=out, prepare=functools.partial(prepare, host))
 
 
@@ -221,12 +226,6 @@ def test_a_refusal_on_one_machine_ends_both(hosts: list[str], dataset: Path, tmp
     assert not (tmp_path / "runs").exists()
 
 
-def start_static(hosts: list[str], number: int, out: Path, dataset: Path, *options: str) -> Launcher:
-    """app.launch on one of the machines, whose number it is given, as Kubernetes gives it."""
-    arguments = [*STATIC, "--node-rank", str(number), *options, "-m", "app.train", *brief(dataset)]
-    return Launcher(*arguments, cwd=out.parent, out=out, prepare=functools.partial(enter, hosts[number]))
-
-
 NEVER_CAME = {
     (False, 0): ("join_timeout=5", f"29400: 1 of 2 machines came ({ADDRESSES[0]}) after "),
     (False, 1): ("read_timeout=2", "29400: no answer after "),
@@ -241,10 +240,8 @@ def test_a_machine_that_never_comes_is_named(
     hosts: list[str], dataset: Path, tmp_path: Path, static: bool, number: int
 ) -> None:
     timeout, message = NEVER_CAME[static, number]
-    if static:
-        launcher = start_static(hosts, number, tmp_path / "out", dataset, "--rdzv-conf", timeout)
-    else:
-        launcher = start_one(hosts[number], tmp_path / "out", brief(dataset), "--rdzv-conf", timeout)
+    base = STATIC[number] if static else DOCUMENTED
+    launcher = start_one(hosts[number], tmp_path / "out", brief(dataset), "--rdzv-conf", timeout, base=base)
     ((status, err),) = ended([launcher])
     (line,) = [line for line in err.splitlines() if line.startswith("error: ")]
     assert (status, line.startswith(f"error: {ADDRESSES[0]}:{message}")) == (69, True), err
@@ -254,7 +251,7 @@ def test_a_machine_that_never_comes_is_named(
 @pytest.mark.slow("container")
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_signal_ends_a_pod_that_waits(hosts: list[str], dataset: Path, tmp_path: Path, number: int) -> None:
-    launcher = start_static(hosts, number, tmp_path / "out", dataset)  # would wait for 15 minutes
+    launcher = start_one(hosts[number], tmp_path / "out", brief(dataset), base=STATIC[number])  # waits for 15 minutes
     log = tmp_path / "out/stderr"
     wait_until(lambda: log.exists() and "meeting at" in log.read_text(), lambda: launcher.process.exitcode is None)
     time.sleep(2)  # until torch waits

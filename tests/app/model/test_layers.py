@@ -28,7 +28,7 @@ from app.runtime.environment import leave
 from tests import reference
 from tests.app.conftest import SMALL, Command, composed
 from tests.app.group import start_group
-from tests.app.model.given_vectors import GivenVectors
+from tests.app.loops import GivenVectors
 from tests.oracles import field_models
 
 FEATURES = {"cat_0": 11, "cat_1": 5, "cat_2": 40}
