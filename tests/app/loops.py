@@ -1,14 +1,16 @@
-"""The training loop over batches made by a test: no evaluation, no checkpoints, nothing recorded."""
+"""Stand-ins: the training loop over batches made by a test, nothing recorded; tables that give their input."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from app.config.train import TrainConfig
 from app.data.batch import Batch
 from app.metrics.documents import EvaluationFigures
 from app.metrics.timing import StepTimer
+from app.model.embeddings import Vectors
 from app.training.loop import TrainingLoop
 from app.training.session import StepFigures
 from app.training.state import RunLength, RunState
@@ -54,3 +56,11 @@ def train(
     loop = loop(session, nothing, nothing, nothing, nothing, nothing, timer, nothing, length, state)
     assert loop.run() == "completed"
     return state, nothing.reported
+
+
+class GivenVectors(nn.Module):
+    """A lookup whose result is its input [B, F, D]."""
+
+    def forward(self, values: Tensor) -> Callable[[], Vectors]:
+        """Return the vectors in the form of SparseArch."""
+        return lambda: Vectors(values)

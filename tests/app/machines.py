@@ -28,16 +28,13 @@ class Launcher:
         *arguments: str,
         cwd: Path,
         out: Path,
-        interface: str = "",
         python: str = "",
         prepare: Callable[[], None] | None = None,
     ) -> None:
-        """interface: the network's that gloo is to use; python: another than the fast one, whose start takes 7 s."""
+        """python: another than the fast one, whose start takes 7 s."""
         out.mkdir()
         variables = {key: value for key, value in app_environment().items() if key != "OMP_NUM_THREADS"}
         variables["PYTHON_EXEC"] = python or str(fast_python())  # read by torchrun
-        if interface:
-            variables["GLOO_SOCKET_IFNAME"] = interface
         self.out = out
         self.process = start_module("app.launch", *arguments, cwd=cwd, out=out, environment=variables, prepare=prepare)
 

@@ -62,14 +62,12 @@ def test_each_module_runs_its_own_row() -> None:
             paths[name] = path
             stubs |= {name} if of_extension else set()
     deleted = stubs - COMMANDS.keys()  # their extensions are not there, but `python -m` still names them
-    expected = {name: module_path(command.module) for name, command in COMMANDS.items()}
+    expected = {}
+    for name, command in COMMANDS.items():
+        spec: Any = importlib.util.find_spec(command.module)
+        file = Path(spec.origin)
+        expected[name] = file.with_name("__main__.py") if spec.submodule_search_locations else file
     assert {name: paths[name] for name in paths if name not in deleted} == expected
-
-
-def module_path(module: str) -> Path:
-    """The file that `python -m` runs."""
-    spec: Any = importlib.util.find_spec(module)
-    return Path(spec.origin).with_name("__main__.py") if spec.submodule_search_locations else Path(spec.origin)
 
 
 def python(*arguments: str, cwd: Path | None = None, **environment: str) -> "subprocess.CompletedProcess[str]":

@@ -14,9 +14,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -27,7 +25,6 @@ from tests.app.group import train_group
 from tests.app.machines import ADDRESSES, DISTURBED, Launcher, enter, ip, kill, undisturbed
 from tests.app.machines import hosts as hosts
 from tests.app.run_files import losses, summary
-from tests.data_prep import oracle
 from tests.waits import wait_until
 
 NO_NODES = "min_nodes must be > 0 and <= max_nodes, got min_nodes=0, max_nodes=0"
@@ -132,14 +129,19 @@ TIMEOUT_SECONDS = 12  # of an exchange: others' work on this machine must not co
 LOST_AFTER = "keep_alive_interval=1,keep_alive_max_attempt=5"  # seconds, in torchrun's words
 TWO = "--nnodes 2 --nproc-per-node 1"
 DOCUMENTED = f"{TWO} --rdzv-backend c10d --rdzv-id job --rdzv-endpoint {ADDRESSES[0]}:29400".split()
-STATIC = f"{TWO} --master-addr {ADDRESSES[0]} --master-port 29500".split()
+STATIC = [f"{TWO} --master-addr {ADDRESSES[0]} --master-port 29500 --node-rank {number}".split() for number in (0, 1)]
 
 
 def start_one(
-    host: str, out: Path, overrides: list[str], *options: str, prepare: Callable[[str], None] = enter
+    host: str,
+    out: Path,
+    overrides: list[str],
+    *options: str,
+    base: list[str] = DOCUMENTED,
+    prepare: Callable[[str], None] = enter,
 ) -> Launcher:
-    """app.launch on one of the machines, with one process, by the documented command."""
-    arguments = [*DOCUMENTED, *options, "-m", "app.train", *overrides]
+    """app.launch on one of the machines, with one process."""
+    arguments = [*base, *options, "-m", "app.train", *overrides]
     return Launcher(*arguments, cwd=out.parent, out=out, prepare=functools.partial(prepare, host))
 
 
@@ -224,12 +226,6 @@ def test_a_refusal_on_one_machine_ends_both(hosts: list[str], dataset: Path, tmp
     assert not (tmp_path / "runs").exists()
 
 
-def start_static(hosts: list[str], number: int, out: Path, dataset: Path, *options: str) -> Launcher:
-    """app.launch on one of the machines, whose number it is given, as Kubernetes gives it."""
-    arguments = [*STATIC, "--node-rank", str(number), *options, "-m", "app.train", *brief(dataset)]
-    return Launcher(*arguments, cwd=out.parent, out=out, prepare=functools.partial(enter, hosts[number]))
-
-
 NEVER_CAME = {
     (False, 0): ("join_timeout=5", f"29400: 1 of 2 machines came ({ADDRESSES[0]}) after "),
     (False, 1): ("read_timeout=2", "29400: no answer after "),
@@ -244,10 +240,8 @@ def test_a_machine_that_never_comes_is_named(
     hosts: list[str], dataset: Path, tmp_path: Path, static: bool, number: int
 ) -> None:
     timeout, message = NEVER_CAME[static, number]
-    if static:
-        launcher = start_static(hosts, number, tmp_path / "out", dataset, "--rdzv-conf", timeout)
-    else:
-        launcher = start_one(hosts[number], tmp_path / "out", brief(dataset), "--rdzv-conf", timeout)
+    base = STATIC[number] if static else DOCUMENTED
+    launcher = start_one(hosts[number], tmp_path / "out", brief(dataset), "--rdzv-conf", timeout, base=base)
     ((status, err),) = ended([launcher])
     (line,) = [line for line in err.splitlines() if line.startswith("error: ")]
     assert (status, line.startswith(f"error: {ADDRESSES[0]}:{message}")) == (69, True), err
@@ -257,54 +251,13 @@ def test_a_machine_that_never_comes_is_named(
 @pytest.mark.slow("container")
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_signal_ends_a_pod_that_waits(hosts: list[str], dataset: Path, tmp_path: Path, number: int) -> None:
-    launcher = start_static(hosts, number, tmp_path / "out", dataset)  # would wait for 15 minutes
+    launcher = start_one(hosts[number], tmp_path / "out", brief(dataset), base=STATIC[number])  # waits for 15 minutes
     log = tmp_path / "out/stderr"
     wait_until(lambda: log.exists() and "meeting at" in log.read_text(), lambda: launcher.process.exitcode is None)
     time.sleep(2)  # until torch waits
     os.kill(launcher.process.pid or 0, signal.SIGTERM)
     ((status, err),) = ended([launcher])  # within eight minutes
     assert (status, err.splitlines()[1:]) == (128 + signal.SIGTERM, ["SIGTERM: stopped before it began"])
-
-
-DASK = f"tcp://{ADDRESSES[0]}:8786"
-# In a namespace of its own: another host name, and nothing where the others have the folder $0.
-APART = 'hostname second && mount -t tmpfs none "$0" && exec "$@"'
-
-
-@pytest.mark.slow("container")
-@pytest.mark.parametrize("missing", ["raw", "out"])
-def test_a_folder_that_a_dask_worker_lacks_is_named(hosts: list[str], tmp_path: Path, missing: str) -> None:
-    for name in ("raw", "out"):
-        (tmp_path / name).mkdir()
-    (tmp_path / "raw/day_0").write_bytes(oracle.make_rows(500, 0))
-    module = [sys.executable, "-m"]
-    worker = [*module, "distributed.cli.dask_worker", DASK, "--nthreads", "1", "--no-nanny", "--no-dashboard"]
-    scheduler = [*module, "distributed.cli.dask_scheduler", "--host", ADDRESSES[0], "--no-dashboard"]
-    commands = [
-        on(hosts[0], *scheduler),
-        on(hosts[0], *worker),
-        on(hosts[1], "unshare", "--mount", "--uts", "sh", "-c", APART, str(tmp_path / missing), *worker),
-    ]
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    with ExitStack() as stack:
-        with open(tmp_path / "cluster.log", "wb") as log:
-            for command in commands:
-                process = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=log, stderr=log)
-                stack.callback(process.wait)
-                stack.callback(process.kill)
-        wait_until(lambda: (tmp_path / "cluster.log").read_text().count("Register worker") >= 2)
-        arguments = [f"data.raw={tmp_path}/raw/day_0", f"data.path={tmp_path}/out/x", "data.chunk_bytes=2000"]
-        prepare = on(hosts[0], *module, "data_prep", *arguments, f"data.scheduler={DASK}")
-        pipes: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 120}
-        result = subprocess.run(prepare, check=False, cwd=tmp_path, env=environment, **pipes)
-    (line,) = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
-    assert result.returncode == 2
-    assert line.startswith(f"error: on second: {tmp_path}/{missing}"), line
-    assert not (tmp_path / "out/x/manifest.json").exists()
-
-
-def on(host: str, *command: str) -> list[str]:
-    return ["ip", "netns", "exec", host, *command]
 
 
 @pytest.mark.slow("container")

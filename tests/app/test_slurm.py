@@ -119,12 +119,6 @@ def wait_until(is_so: Callable[[], bool], cluster: Slurm) -> None:
         time.sleep(0.2)
 
 
-def launcher_in(host: str) -> int:
-    """The process of app.launch on a machine; srun's shell that starts it has the words in one."""
-    (launcher,) = [pid for pid in pids_in(host) if b"\0-m\0app.launch\0" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-    return launcher
-
-
 @pytest.mark.slow("container")
 def test_a_job_of_two_machines_survives_a_loss_and_its_time_limit(
     slurm: Slurm, hosts: list[str], dataset: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
@@ -136,7 +130,9 @@ def test_a_job_of_two_machines_survives_a_loss_and_its_time_limit(
     typed = [str(REPOSITORY / "launch/slurm.sh"), *DISTURBED, f"data.path={dataset}"]
     number = slurm.run("sbatch", *options, *typed, cwd=tmp_path, WAIT="3")
     wait_until(lambda: num_checkpoints(run) > 0 or slurm.release(number), slurm)
-    kill(launcher_in(hosts[1]))
+    command = b"\0-m\0app.launch\0"  # srun's shell that starts it has them in one
+    (launcher,) = [pid for pid in pids_in(hosts[1]) if command in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    kill(launcher)
 
     def is_interrupted() -> bool:
         return (run / "summary.json").exists() and summary(run)["status"] == "interrupted"

@@ -21,29 +21,18 @@ NUMBERS, VOCABULARY, DIM, BATCH, STEPS = 3, [5, 9, 14, 4], 6, 32, 10
 CATEGORIES = [f"cat_{i}" for i in range(len(VOCABULARY))]
 NUMERIC = [f"int_{i}" for i in range(NUMBERS)]
 L2 = "embedding_regularizer"
+STACKS: dict[str, Any] = {L2: 0.05, "bottom_mlp_units": [8, 7], "top_mlp_units": [9, 8]}
+PARALLEL: dict[str, Any] = {"parallel_dnn_hidden_units": [9, 8], "num_cross_layers": 2}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
-    **{
-        f"dlrm_{operation}{'_bn' * norm}": (
-            "DLRM",
-            {
-                "interaction_op": operation,
-                "batch_norm": norm,
-                L2: 0.05,
-                "bottom_mlp_units": [8, 7],
-                "top_mlp_units": [9, 8],
-            },
-        )
-        for operation in ("dot", "cat")
-        for norm in (False, True)
-    },
-    "dcnv2": (
-        "DCNv2",
-        {L2: 0.05, "model_structure": "parallel", "parallel_dnn_hidden_units": [9, 8], "num_cross_layers": 2},
-    ),
+    "dcnv2": ("DCNv2", {L2: 0.05, "model_structure": "parallel", **PARALLEL}),
     "crossnetv2": ("DCNv2", {L2: 0.01, "model_structure": "crossnet_only", "num_cross_layers": 3}),
     "dnn": ("DNN", {L2: 0.05, "hidden_units": [9, 8]}),
     "lr": ("LR", {"regularizer": 0.02}),
 }
+for operation in ("dot", "cat"):
+    for norm in (False, True):
+        settings = {"interaction_op": operation, "batch_norm": norm, **STACKS}
+        CASES[f"dlrm_{operation}{'_bn' * norm}"] = ("DLRM", settings)
 
 
 def import_model(checkout: Path, name: str) -> Any:
@@ -74,14 +63,10 @@ def our_name(case: str, name: str) -> str:
         return "over_arch.bias"
     if "crossnet" in parts:
         return f"interaction.crossnet.layers.{parts[2]}.{parts[-1]}"
-    stacks = {
-        "bottom_mlp": "dense_arch",
-        "top_mlp": "over_arch",
-        "mlp": "over_arch",
-        "fc": "over_arch.0",
-        "parallel_dnn": "interaction.deep_arch",
-    }
-    return ".".join([stacks[parts[0]], *parts[2:]] if parts[0] != "fc" else [stacks["fc"], parts[-1]])
+    if parts[0] == "fc":
+        return f"over_arch.0.{parts[-1]}"
+    stacks = {"bottom_mlp": "dense_arch", "top_mlp": "over_arch", "mlp": "over_arch"}
+    return ".".join([stacks.get(parts[0], "interaction.deep_arch"), *parts[2:]])
 
 
 def renumbered(names: list[str], model: Any) -> dict[str, str]:
@@ -116,18 +101,8 @@ def record(checkout: Path, case: str) -> dict[str, np.ndarray]:
     features.features, features.labels = OrderedDict({**numeric, **categorical}), ["label"]
     features.num_fields, features.default_emb_dim = len(features.features), DIM
     features.set_column_index()
-    model = make(
-        features,
-        gpu=-1,
-        embedding_dim=DIM,
-        learning_rate=0.01,
-        optimizer="adam",
-        loss="binary_crossentropy",
-        verbose=0,
-        model_root=".",
-        metrics=["AUC"],
-        **settings,
-    )
+    training = {"learning_rate": 0.01, "optimizer": "adam", "loss": "binary_crossentropy", "metrics": ["AUC"]}
+    model = make(features, gpu=-1, embedding_dim=DIM, verbose=0, model_root=".", **training, **settings)
     for parameter in model.parameters():  # not nearly 0, so that every part of the model matters
         if parameter.requires_grad and parameter.dim() > 1 and parameter.abs().max() < 1e-2:
             torch.nn.init.normal_(parameter, std=0.1)
@@ -142,14 +117,9 @@ def record(checkout: Path, case: str) -> dict[str, np.ndarray]:
         return loss
 
     model.add_loss = noted
-    our_names = {
-        key: our_name(case, value)
-        for key, value in renumbered([n for n, p in model.named_parameters() if p.requires_grad], model).items()
-    }
-    our_names |= {
-        key: our_name(case, value)
-        for key, value in renumbered([n for n, _ in model.named_buffers() if ".running_" in n], model).items()
-    }
+    names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    names += [name for name, _ in model.named_buffers() if ".running_" in name]
+    our_names = {key: our_name(case, value) for key, value in renumbered(names, model).items()}
 
     def values(stage: str) -> dict[str, np.ndarray]:
         state, arrays = model.state_dict(), {}

@@ -171,21 +171,13 @@ def test_metrics_steps_and_the_schedule_begin_anew(
 
 @pytest.mark.medium
 def test_a_column_that_comes_begins_anew_and_one_that_goes_is_dropped(runtime: Runtime, tmp_path: Path) -> None:
-    table = {"clicked": [0, 1] * 200, "user": [number % 7 for number in range(400)]}
-    for name, other in (("x", "city"), ("y", "shop")):
-        columns = {
-            **table,
-            other: [number % 5 for number in range(400)],
-            **({"hour": table["user"]} if name == "y" else {}),
-        }
-        pd.DataFrame(columns).to_csv(tmp_path / f"{name}.csv", index=False)
-        schema = {"label": "clicked", "sparse": [name for name in columns if name != "clicked"]}
-        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(schema))
-        prepare(
-            f"data.raw={tmp_path}/{name}.csv",
-            f"data.schema={tmp_path}/{name}.yaml",
-            f"data.path={tmp_path}/data_{name}",
-        )
+    users, others = ([row % size for row in range(400)] for size in (7, 5))
+    tables = {"x": {"user": users, "city": others}, "y": {"user": users, "shop": others, "hour": users}}
+    for name, columns in tables.items():
+        pd.DataFrame({"clicked": [0, 1] * 200, **columns}).to_csv(tmp_path / f"{name}.csv", index=False)
+        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump({"label": "clicked", "sparse": [*columns]}))
+        files = [f"data.raw={tmp_path}/{name}.csv", f"data.schema={tmp_path}/{name}.yaml"]
+        prepare(*files, f"data.path={tmp_path}/data_{name}")
     keys = [*BASE, "model=dlrm", "optimizer=adagrad", "optimizer.lr=1e-30", "train.max_steps=1"]
     for name, more in (("x", ["optimizer.lr=0.1"]), ("anew", [])):
         data = f"data.path={tmp_path}/data_{'x' if name == 'x' else 'y'}"
@@ -211,9 +203,8 @@ def test_the_layout_changes_no_bits(new_day: Path, run_app: Command, tmp_path: P
         run_app("train", *base, *keys, processes=first)
         for processes in (1, 2, 3):
             keys = [f"run.name=y{first}{processes}", f"checkpoint.warm_start_from=runs/x{first}"]
-            run_app(
-                "train", *base, f"data.path={new_day}/data_1", "sharding.types=row_wise", *keys, processes=processes
-            )
+            keys += [f"data.path={new_day}/data_1", "sharding.types=row_wise"]
+            run_app("train", *base, *keys, processes=processes)
     assert len({digest(tmp_path / f"runs/y{name}") for name in ("11", "12", "13", "21", "22", "23")}) == 1
 
 

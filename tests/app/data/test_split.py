@@ -1,8 +1,7 @@
 """The order of rows and their way to a device: a function of seed, epoch and global batch; nothing lost or twice."""
 
-import itertools
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,72 +26,36 @@ from tests.error_lines import refused
 CONFIG = DataConfig(shuffle_block_rows=97, shuffle_window_blocks=3)
 
 
-def _rows(
-    dataset: Path, name: str, batches: str, rank: int = 0, world_size: int = 1, lanes: int = 1, **arguments: int
-) -> list[list[int]]:
-    """The numbers of the rows in each batch, known from dense feature 0; padding left out."""
-    manifest = load_manifest(dataset)
-    split = SplitReader(dataset, manifest, name, replace(CONFIG, shuffle_lanes=lanes), rank, world_size)
-    return [
-        np.rint(batch.dense_features[: batch.num_valid, 0].numpy() * split.rows).astype(int).tolist()
-        for batch in getattr(split, batches)(**arguments)
-    ]
-
-
-def _joined(batches: Iterable[list[int]]) -> list[int]:
-    return list(itertools.chain.from_iterable(batches))
-
-
-@pytest.mark.parametrize("world_size", [1, 2, 4])
-@pytest.mark.parametrize("lanes", [1, 3, 8, 100])
-def test_global_batches_do_not_depend_on_the_world(dataset: Path, world_size: int, lanes: int) -> None:
-    arguments = {"global_batch_size": 64, "seed": 3, "epoch": 1, "first": 0, "lanes": lanes}
-    alone = _rows(dataset, "train", "train_batches", **arguments)
-    parts = [_rows(dataset, "train", "train_batches", rank, world_size, **arguments) for rank in range(world_size)]
-    together = [_joined(batches) for batches in zip(*parts, strict=True)]
-    assert together == alone
-    row_numbers = _joined(alone)
-    assert len(alone) == 2_000 // 64
-    assert len(row_numbers) == len(set(row_numbers)) == 31 * 64
+def read_rows(root: Path, rank: int, processes: int, lanes: int, batch: int, seed: int, epoch: int) -> list[int]:
+    """The numbers of the rows of an epoch in their order, known from dense feature 0."""
+    config = replace(CONFIG, shuffle_lanes=lanes)
+    split = SplitReader(root, load_manifest(root), "train", config, rank, processes)
+    numbers = [each.dense_features[: each.num_valid, 0] for each in split.train_batches(batch, seed, epoch, 0)]
+    return np.rint(torch.cat(numbers).numpy() * split.rows).astype(int).tolist()
 
 
 @pytest.mark.parametrize("lanes", [1, 8])
 def test_a_process_reads_its_own_rows_only(tmp_path: Path, lanes: int) -> None:
     write_dataset(tmp_path, {"train": 700})
-    arguments = {"global_batch_size": 70, "seed": 3, "epoch": 1, "first": 0, "lanes": lanes}
-    batches = _rows(tmp_path, "train", "train_batches", 0, 2, **arguments)
+    rows = read_rows(tmp_path, 0, 2, lanes, 70, 3, 1)
     path = shard_path(tmp_path, "train", "00000", "dense")
     array = np.load(path)
-    array[np.setdiff1d(np.arange(700), _joined(batches)), 1] = np.nan
+    array[np.setdiff1d(np.arange(700), rows), 1] = np.nan
     np.save(path, array)
-    assert _rows(tmp_path, "train", "train_batches", 0, 2, **arguments) == batches
+    assert read_rows(tmp_path, 0, 2, lanes, 70, 3, 1) == rows
     with pytest.raises(OwnError, match=r"train: shard 00000, row \d+, int_1: is not a finite number"):
-        _rows(tmp_path, "train", "train_batches", 1, 2, **arguments)
+        read_rows(tmp_path, 1, 2, lanes, 70, 3, 1)
 
 
 def test_epochs_seeds_and_lanes_differ_and_repeat(dataset: Path) -> None:
-    orders = [
-        tuple(
-            _joined(_rows(dataset, "train", "train_batches", lanes=n, global_batch_size=50, seed=s, epoch=e, first=0))
-        )
-        for s, e, n in [(0, 0, 1), (0, 1, 1), (1, 0, 1), (0, 0, 1), (0, 0, 8), (0, 1, 8)]
-    ]
+    cases = [(1, 0, 0), (1, 0, 1), (1, 1, 0), (1, 0, 0), (8, 0, 0), (8, 0, 1)]  # lanes, seed, epoch
+    orders = [tuple(read_rows(dataset, 0, 1, lanes, 50, seed, epoch)) for lanes, seed, epoch in cases]
     assert orders[0] == orders[3]
     assert len(set(orders)) == 5
     assert all(sorted(order) == list(range(2_000)) for order in orders)
     position = np.empty(2_000)
     position[list(orders[0])] = np.arange(2_000)
     assert abs(np.corrcoef(position, np.arange(2_000))[0, 1]) < 0.5
-
-
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_evaluation_sees_every_row_once(dataset: Path, world_size: int) -> None:
-    parts = [
-        _joined(_rows(dataset, "val", "eval_batches", rank, world_size, global_batch_size=96))
-        for rank in range(world_size)
-    ]
-    assert sorted(_joined(parts)) == list(range(501))
-    assert parts[0][:5] == [0, 1, 2, 3, 4]
 
 
 def test_a_changed_byte_is_named(tmp_path: Path) -> None:
@@ -107,7 +70,8 @@ def test_a_changed_byte_is_named(tmp_path: Path) -> None:
 
 
 def test_a_split_that_is_not_there_is_named(dataset: Path) -> None:
-    refused("no split 'tst'; it has train, val, test", _rows, dataset, "tst", "eval_batches", global_batch_size=10)
+    message = "no split 'tst'; it has train, val, test"
+    refused(message, SplitReader, dataset, load_manifest(dataset), "tst", CONFIG, 0, 1)
 
 
 def test_rows_of_the_same_features_have_the_same_number() -> None:

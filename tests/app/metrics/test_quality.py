@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from sklearn.calibration import calibration_curve
@@ -25,18 +25,6 @@ from torchmetrics.functional.classification import binary_calibration_error
 from app.config.kinds import OF_ROWS
 from app.metrics import quality
 from app.metrics.documents import EvaluationFigures
-from app.metrics.quality import (
-    CALIBRATION_BINS,
-    click_curves,
-    click_metrics,
-    click_sums,
-    group_metrics,
-    grouped_auc,
-    histogram_metrics,
-    number_metrics,
-    score_counts,
-)
-from app.metrics.quality import click_curves as curves_of
 from common.documents import convert, plain_object
 from tests.oracles.click_metrics import expected_figures
 from tests.oracles.ranks import ranked
@@ -65,7 +53,7 @@ def test_equal_scikit_learn(case: Case, weighted: bool) -> None:
     weights = np.random.default_rng(len(labels)).choice([0, 0.3, 1, 40], len(labels)).astype(np.float32)
     weights[:2] = 0.5
     expected = expected_figures(labels, logits, weights if weighted else None)
-    figures = click_metrics(logits, labels, weights=weights if weighted else None)
+    figures = quality.click_metrics(logits, labels, weights=weights if weighted else None)
     assert {key: figures[key] for key in expected} == pytest.approx(expected, rel=1e-9)
     assert figures["auc_standard_error"] is None or not weighted
 
@@ -73,8 +61,10 @@ def test_equal_scikit_learn(case: Case, weighted: bool) -> None:
 def in_two_parts(cut: int, *columns: np.ndarray) -> dict[str, Any]:
     """Metrics of histograms that are added up from two parts of the rows."""
     parts = [[column[part] for column in columns] for part in (slice(0, cut), slice(cut, None))]
-    counts, sums = (np.sum([add(*part) for part in parts], axis=0) for add in (score_counts, click_sums))
-    return {**histogram_metrics(counts, sums)}
+    counts, sums = (
+        np.sum([add(*part) for part in parts], axis=0) for add in (quality.score_counts, quality.click_sums)
+    )
+    return {**quality.histogram_metrics(counts, sums)}
 
 
 @pytest.mark.medium
@@ -82,7 +72,7 @@ def test_histograms_of_weights_bound_the_auc() -> None:
     logits, labels = _case(0, 400, 1)
     weights = np.random.default_rng(0).choice([0, 0.3, 1, 40], 400).astype(np.float32)
     binned = in_two_parts(150, logits, labels, weights)
-    exact = click_metrics(logits, labels, weights=weights)
+    exact = quality.click_metrics(logits, labels, weights=weights)
     assert abs(float(binned.pop("auc") or 0) - (exact["auc"] or 0)) <= float(binned["auc_error"] or 0) + 1e-12
     assert (binned["auc_standard_error"], binned["pr_auc"]) == (None, None)
     names = ("logloss", "ne", "accuracy", "ece", "calibration", "base_rate")
@@ -94,48 +84,34 @@ def test_a_weight_counts_as_so_many_rows(seed: int) -> None:
     logits, labels = _case(seed, 50, 1)
     weights = np.random.default_rng(seed).integers(0, 4, 50)
     weights[:2] = 1
-    repeated = click_metrics(np.repeat(logits, weights), np.repeat(labels, weights))
-    figures = click_metrics(logits, labels, weights=weights.astype(np.float32))
+    repeated = quality.click_metrics(np.repeat(logits, weights), np.repeat(labels, weights))
+    figures = quality.click_metrics(logits, labels, weights=weights.astype(np.float32))
     assert {**figures, "auc_standard_error": 0} == pytest.approx({**repeated, "auc_standard_error": 0}, abs=1e-12)
 
 
 def test_without_any_weight_nothing_is_defined() -> None:
     logits, labels = _case(0, 20, None)
-    assert set(click_metrics(logits, labels, weights=np.zeros(20, np.float32)).values()) == {None}
+    assert set(quality.click_metrics(logits, labels, weights=np.zeros(20, np.float32)).values()) == {None}
 
 
 def test_calibration_error_equals_torchmetrics() -> None:
     logits, labels = _case(3, 5_000, None)
     preds = torch.sigmoid(torch.from_numpy(logits))
-    expected = binary_calibration_error(preds, torch.from_numpy(labels).int(), n_bins=CALIBRATION_BINS)
-    assert click_metrics(logits, labels)["ece"] == pytest.approx(float(expected), abs=1e-6)
+    expected = binary_calibration_error(preds, torch.from_numpy(labels).int(), n_bins=quality.CALIBRATION_BINS)
+    assert quality.click_metrics(logits, labels)["ece"] == pytest.approx(float(expected), abs=1e-6)
 
 
 def test_what_is_not_defined_is_none() -> None:
-    only_negative = click_metrics(np.array([0.5, -1], np.float32), np.zeros(2, np.float32))
+    only_negative = quality.click_metrics(np.array([0.5, -1], np.float32), np.zeros(2, np.float32))
     undefined = [key for key, value in only_negative.items() if value is None]
     assert undefined == ["auc", "auc_standard_error", "ne", "pr_auc", "calibration"]
-    assert set(click_metrics(np.empty(0, np.float32), np.empty(0, np.float32)).values()) == {None}
+    assert set(quality.click_metrics(np.empty(0, np.float32), np.empty(0, np.float32)).values()) == {None}
 
 
 def test_extreme_logits_stay_finite() -> None:
-    figures = click_metrics(np.array([1e4, -1e4, 1e4, 1e4], np.float32), np.array([1, 0, 0, 1], np.float32))
+    figures = quality.click_metrics(np.array([1e4, -1e4, 1e4, 1e4], np.float32), np.array([1, 0, 0, 1], np.float32))
     assert figures["logloss"] == pytest.approx(1e4 / 4)
     assert all(value is not None and np.isfinite(value) for value in figures.values())
-
-
-@pytest.mark.slow("examples")
-@settings(max_examples=15)  # each fills 8 million counts
-@given(cases())
-def test_a_histogram_added_up_from_parts_is_within_its_bound(case: Case) -> None:
-    logits, labels = case
-    logits[0] = -0.0
-    figures: dict[str, Any] = in_two_parts(len(labels) // 3, logits, labels)
-    expected: dict[str, Any] = click_metrics(logits, labels)
-    assert figures["auc_method"] == "histogram"
-    assert abs(figures["auc"] - expected["auc"]) <= figures["auc_error"] + 1e-15
-    for name in set(expected) - {"auc", "auc_standard_error", "pr_auc"}:
-        assert figures[name] == pytest.approx(expected[name], rel=1e-9)
 
 
 @given(cases(least=4))
@@ -143,7 +119,7 @@ def test_the_standard_error_is_delongs(case: Case) -> None:
     logits, labels = case
     labels[2:4] = 0, 1
     auc, error = delong_by_pairs(logits, labels)
-    figures = click_metrics(logits, labels)
+    figures = quality.click_metrics(logits, labels)
     assert (figures["auc"], figures["auc_standard_error"]) == pytest.approx((auc, error), rel=1e-9, abs=1e-12)
 
 
@@ -152,23 +128,23 @@ def test_the_standard_error_is_of_all_rows_however_many(size: int) -> None:
     """The larger is beyond what curves are made of; a histogram's is of scores that are rounded to its bins."""
     logits, labels = _case(7, size, None)
     auc, error = delong_by_ranks(logits, labels)
-    figures = click_metrics(logits, labels)
+    figures = quality.click_metrics(logits, labels)
     assert (figures["auc"], figures["auc_standard_error"]) == pytest.approx((auc, error), rel=1e-9)
-    binned = histogram_metrics(score_counts(logits, labels), click_sums(logits, labels))
+    binned = quality.histogram_metrics(quality.score_counts(logits, labels), quality.click_sums(logits, labels))
     assert binned["auc_standard_error"] == pytest.approx(error, rel=1e-3)
-    curves = click_curves(logits, labels, convert({"samples": size, **figures}, EvaluationFigures))
+    curves = quality.click_curves(logits, labels, convert({"samples": size, **figures}, EvaluationFigures))
     assert (curves.of, curves.auc_standard_error) == (size, figures["auc_standard_error"])
 
 
 def test_blocks_of_rows_give_the_bits_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     logits, labels = _case(1, 3_000, None)
-    whole = click_metrics(logits, labels)
-    counts = score_counts(logits, labels)
+    whole = quality.click_metrics(logits, labels)
+    counts = quality.score_counts(logits, labels)
     monkeypatch.setattr(quality, "BLOCK_ROWS", 700)
-    parts = click_metrics(logits, labels)
+    parts = quality.click_metrics(logits, labels)
     assert {key for key in whole if parts[key] != whole[key]} <= {"ece"}
     assert parts["ece"] == pytest.approx(whole["ece"], rel=1e-12)
-    np.testing.assert_array_equal(score_counts(logits, labels), counts)
+    np.testing.assert_array_equal(quality.score_counts(logits, labels), counts)
 
 
 def scores(n: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -179,8 +155,8 @@ def scores(n: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 
 
 def plain_curves(logits: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
-    evaluation = convert({"samples": len(labels), **click_metrics(logits, labels)}, EvaluationFigures)
-    return plain_object(curves_of(logits, labels, evaluation))
+    evaluation = convert({"samples": len(labels), **quality.click_metrics(logits, labels)}, EvaluationFigures)
+    return plain_object(quality.click_curves(logits, labels, evaluation))
 
 
 def farthest(points: np.ndarray, curve: np.ndarray) -> float:
@@ -231,7 +207,7 @@ def test_a_large_split_is_thinned_and_says_so(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(quality, "MAX_SAMPLES", 1000)
     figures = plain_curves(*scores(2500))
     assert (figures["samples"], figures["of"]) == (834, 2500)
-    assert figures["auc_standard_error"] == click_metrics(*scores(2500))["auc_standard_error"]
+    assert figures["auc_standard_error"] == quality.click_metrics(*scores(2500))["auc_standard_error"]
 
 
 def expected_errors(preds: Any, labels: Any, weights: Any = None) -> dict[str, float]:
@@ -247,7 +223,7 @@ def expected_errors(preds: Any, labels: Any, weights: Any = None) -> dict[str, f
 def test_with_weights_they_are_scikit_learns() -> None:
     rng = np.random.default_rng(0)
     preds, labels, weights = (rng.gamma(1, 2, 300).astype(np.float32) for _ in range(3))
-    expected, figures = expected_errors(preds, labels, weights), number_metrics(preds, labels, weights=weights)
+    expected, figures = expected_errors(preds, labels, weights), quality.number_metrics(preds, labels, weights=weights)
     assert {name: figures[name] for name in expected} == pytest.approx(expected, rel=1e-6)
 
 
@@ -256,7 +232,7 @@ def test_they_are_scikit_learns_of_a_whole_and_of_its_parts(offset: float) -> No
     rng = np.random.default_rng(0)
     labels = (offset + rng.normal(size=3_000)).astype(np.float32)
     preds = (labels + rng.normal(size=3_000)).astype(np.float32)
-    expected, whole = expected_errors(preds, labels), number_metrics(preds, labels)
+    expected, whole = expected_errors(preds, labels), quality.number_metrics(preds, labels)
     assert {name: whole[name] for name in expected} == pytest.approx(expected, rel=1e-12)
     assert all(whole[name] is None for name in OF_ROWS)
     parts = [slice(0, 1_000), slice(1_000, 1_000), slice(1_000, 3_000)]
@@ -268,19 +244,19 @@ def test_they_are_scikit_learns_of_a_whole_and_of_its_parts(offset: float) -> No
         return of_part
 
     for part in parts:
-        number_metrics(preds[part], labels[part], collect)
+        quality.number_metrics(preds[part], labels[part], collect)
     first = np.sum(sums, axis=0)
     mean = first[3] / first[0]
     deviations = [np.square(labels[part].astype(np.float64) - mean).sum(keepdims=True) for part in parts]
     for part in parts:
         totals = iter([first, np.sum(deviations, axis=0)])
-        of_part = number_metrics(preds[part], labels[part], lambda _, totals=totals: next(totals))  # type: ignore[misc]
+        of_part = quality.number_metrics(preds[part], labels[part], lambda _, totals=totals: next(totals))  # type: ignore[misc]
         assert {name: of_part[name] for name in expected} == pytest.approx(expected, rel=1e-12)
 
 
 def test_without_samples_they_are_none() -> None:
     nothing = np.zeros(0, np.float32)
-    assert set(number_metrics(nothing, nothing).values()) == {None}
+    assert set(quality.number_metrics(nothing, nothing).values()) == {None}
 
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -297,17 +273,17 @@ def test_ranks_are_those_of_plain_loops(seed: int) -> None:
     labels = (rng.random(len(groups)) < 0.1).astype(np.float32)
     labels[groups == 3], labels[groups == 4] = 0, 1
     mixed = rng.permutation(len(groups))
-    values = group_metrics(logits[mixed], labels[mixed], groups[mixed], rows[mixed])
+    values = quality.group_metrics(logits[mixed], labels[mixed], groups[mixed], rows[mixed])
     expected = ranked(logits, labels, groups, rows)
     assert (values["hr_at_10"], values["ndcg_at_10"]) == pytest.approx(expected, abs=1e-12)
     assert 0 < expected[1] < expected[0] < 1
-    assert values["gauc"] == grouped_auc(logits, labels, groups)["gauc"]
+    assert values["gauc"] == quality.grouped_auc(logits, labels, groups)["gauc"]
 
 
 def test_a_constant_model_hits_nothing() -> None:
     labels = np.zeros(40, np.float32)
     labels[[0, 20]] = 1
-    values = group_metrics(np.zeros(40, np.float32), labels, np.repeat([0, 1], 20), np.arange(40))
+    values = quality.group_metrics(np.zeros(40, np.float32), labels, np.repeat([0, 1], 20), np.arange(40))
     assert (values["hr_at_10"], values["ndcg_at_10"], values["gauc"]) == (0.0, 0.0, None)
 
 
@@ -315,17 +291,19 @@ def test_a_negative_that_is_the_positive_itself_does_not_count() -> None:
     logits = np.array([3, 3, *range(4, 13)], np.float32)  # nine above it, and its own row again
     labels = np.eye(1, 11, dtype=np.float32)[0]
     rows = np.array([7, 7, *range(20, 29)])
-    values = group_metrics(logits, labels, np.zeros(11, np.int32), rows)
+    values = quality.group_metrics(logits, labels, np.zeros(11, np.int32), rows)
     assert values["hr_at_10"] == 1.0
     assert values["ndcg_at_10"] == pytest.approx(math.log(2) / math.log(11))
     rows[1] = 8
-    assert group_metrics(logits, labels, np.zeros(11, np.int32), rows)["hr_at_10"] == 0.0
+    assert quality.group_metrics(logits, labels, np.zeros(11, np.int32), rows)["hr_at_10"] == 0.0
 
 
 @pytest.mark.parametrize("label", [0, 1])
 @pytest.mark.parametrize("size", [0, 3])
 def test_groups_of_one_label_have_no_ranks(label: int, size: int) -> None:
-    values = group_metrics(np.arange(size, dtype=np.float32), np.full(size, label, np.float32), *[np.arange(size)] * 2)
+    values = quality.group_metrics(
+        np.arange(size, dtype=np.float32), np.full(size, label, np.float32), *[np.arange(size)] * 2
+    )
     assert values == {"gauc": None, "gauc_users": 0, "hr_at_10": None, "ndcg_at_10": None}
 
 
@@ -338,5 +316,5 @@ def test_the_published_weights_of_ncf_have_the_published_figures(model: str, hr:
     labels = np.zeros_like(logits)
     labels[:, 0] = 1
     groups = np.repeat(np.arange(len(places)), 100)
-    values = group_metrics(logits.reshape(-1), labels.reshape(-1), groups, np.tile(np.arange(100), len(places)))
+    values = quality.group_metrics(logits.reshape(-1), labels.reshape(-1), groups, np.tile(np.arange(100), len(places)))
     assert (round(values["hr_at_10"] or 0, 4), round(values["ndcg_at_10"] or 0, 4)) == (hr, ndcg)

@@ -1,8 +1,9 @@
-"""Documents of a run: as they are written, and as they are read; its directory, its scores, its checkout."""
+"""Documents of a run, as they are written and read: its scores, its checkout, its views for other tools."""
 
 import hashlib
 import json
 import shutil
+import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -10,26 +11,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from app.checkpoint.files import read_state
 from app.metrics.documents import decode_event
-from app.record import directory, provenance
+from app.record import directory, documents, provenance
 from app.record.directory import RunDirectory
-from app.record.documents import (
-    kept_splits,
-    read_curves,
-    read_events,
-    read_manifest,
-    read_scores,
-    read_step_times,
-    read_summary,
-    write_scores,
-)
 from app.sharding.documents import PlanFile
 from app.sharding.plan import load_plan
+from app.trackers import TensorBoard, flat_settings
 from common.documents import plain, plain_object
 from common.errors import UserError
-from tests.app.run_files import rewrite_state
+from common.keys import to_plain
+from tests.app.conftest import Command, composed
+from tests.app.run_files import events, rewrite_state
 from tests.error_lines import refused
 
 GOLDEN = Path(__file__).parents[2] / "golden/run"
@@ -49,10 +44,10 @@ def _plan(run: Path) -> Any:
 
 
 KINDS = {
-    "manifest": Kind("manifest.json", read_manifest, "world_size", "num_threads"),
-    "summary": Kind("summary.json", read_summary, "steps", "eval.samples"),
-    "curves": Kind("curves.json", read_curves, "samples", "roc.fpr"),
-    "step times": Kind("step_times.json", read_step_times, "counts", "counts"),
+    "manifest": Kind("manifest.json", documents.read_manifest, "world_size", "num_threads"),
+    "summary": Kind("summary.json", documents.read_summary, "steps", "eval.samples"),
+    "curves": Kind("curves.json", documents.read_curves, "samples", "roc.fpr"),
+    "step times": Kind("step_times.json", documents.read_step_times, "counts", "counts"),
     "state": Kind("state.json", read_state, "fingerprint", "measured.joules"),
     "plan": Kind("plan.json", _plan, "tables", "tables.t_cat_0.ranks"),
 }
@@ -130,7 +125,7 @@ def test_events_are_read_as_they_are_written(run: Path) -> None:
         '"ndcg": 0.25, "method": "exact", "eval_seconds": null, "measured": null}',
     ]
     (run / "metrics.jsonl").write_text("\n".join(lines) + "\n")
-    events = read_events(run)
+    events = documents.read_events(run)
     assert [plain(event) for event in events] == [json.loads(line) for line in lines]
     assert [events[-1].figure(name) for name in ("auc", "ndcg", "none")] == [None, 0.25, None]
     with pytest.raises(ValueError, match="key 'method' is \"exact\": not a number"):
@@ -152,16 +147,20 @@ def test_a_line_that_is_no_event_is_named_unless_a_kill_cut_it_off(line: str, re
         decode_event(line.encode())
     lines = (run / "metrics.jsonl").read_text().splitlines()
     (run / "metrics.jsonl").write_text("\n".join([*lines, line]))
-    assert len(read_events(run)) == len(lines)
+    assert len(documents.read_events(run)) == len(lines)
     (run / "metrics.jsonl").write_text("\n".join([line, *lines]))
-    refused(r"metrics.jsonl: line 1 is not an event .*; delete the line", read_events, run)
+    refused(r"metrics.jsonl: line 1 is not an event .*; delete the line", documents.read_events, run)
 
 
 def test_the_golden_run_is_read_whole() -> None:
-    for name, read in (("manifest", read_manifest), ("summary", read_summary), ("curves", read_curves)):
+    for name, read in (
+        ("manifest", documents.read_manifest),
+        ("summary", documents.read_summary),
+        ("curves", documents.read_curves),
+    ):
         assert plain(read(GOLDEN)) == json.loads((GOLDEN / f"{name}.json").read_bytes())
     lines = (GOLDEN / "metrics.jsonl").read_text().splitlines()
-    assert [plain(event) for event in read_events(GOLDEN)] == [json.loads(line) for line in lines]
+    assert [plain(event) for event in documents.read_events(GOLDEN)] == [json.loads(line) for line in lines]
 
 
 def test_a_run_that_did_not_begin_leaves_no_directory(tmp_path: Path) -> None:
@@ -183,35 +182,35 @@ LABELS = np.array([1.0, 0.0, 1.0], np.float32)
 
 
 def test_scores_are_read_as_they_were_written(tmp_path: Path) -> None:
-    assert kept_splits(tmp_path) == []
+    assert documents.kept_splits(tmp_path) == []
     for split in ("val", "test", "late"):
-        write_scores(tmp_path, split, 7, "d" * 64, LOGITS, LABELS)
-    assert kept_splits(tmp_path) == ["test", "late", "val"]
-    scores = read_scores(tmp_path, "test")
+        documents.write_scores(tmp_path, split, 7, "d" * 64, LOGITS, LABELS)
+    assert documents.kept_splits(tmp_path) == ["test", "late", "val"]
+    scores = documents.read_scores(tmp_path, "test")
     assert (scores.about.rows, scores.about.step, scores.about.dataset) == (3, 7, "d" * 64)
     assert scores.logits.tolist() == LOGITS.tolist()
     assert scores.labels.tolist() == [True, False, True]
     assert np.load(tmp_path / "scores/test.logits.npy").dtype == np.float32
     assert np.load(tmp_path / "scores/test.labels.npy").dtype == np.bool_
     with pytest.raises(FileNotFoundError):
-        read_scores(tmp_path, "train")
+        documents.read_scores(tmp_path, "train")
 
 
 @pytest.mark.parametrize("name", ["logits", "labels"])
 @pytest.mark.parametrize("is_there", [True, False])
 def test_an_array_of_another_writing_is_no_part_of_it(tmp_path: Path, name: str, is_there: bool) -> None:
-    write_scores(tmp_path, "test", 7, "d", LOGITS, LABELS)
+    documents.write_scores(tmp_path, "test", 7, "d", LOGITS, LABELS)
     path = tmp_path / f"scores/test.{name}.npy"
     np.save(path, np.load(path)[:-1])
     if not is_there:
         path.unlink()
-    refused(rf"test\.{name}\.npy: damaged .*keep_scores=3", read_scores, tmp_path, "test")
+    refused(rf"test\.{name}\.npy: damaged .*keep_scores=3", documents.read_scores, tmp_path, "test")
 
 
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:
-    path = write_scores(tmp_path, "test", 7, "d", LOGITS, LABELS)
+    path = documents.write_scores(tmp_path, "test", 7, "d", LOGITS, LABELS)
     path.write_text(json.dumps({**json.loads(path.read_bytes()), "rows": "x"}))
-    refused(r"test\.json: damaged \(key 'rows' is \"x\"", read_scores, tmp_path, "test")
+    refused(r"test\.json: damaged \(key 'rows' is \"x\"", documents.read_scores, tmp_path, "test")
 
 
 def git(cwd: Path, *arguments: str) -> str:
@@ -277,3 +276,63 @@ def test_the_commit_is_read_without_git(tmp_path: Path, monkeypatch: pytest.Monk
         git(tmp_path, "checkout", "--quiet", "--detach")
     monkeypatch.setenv("PATH", str(tmp_path))
     assert provenance.code()["git_sha"] == expected
+
+
+def board(run: Path) -> EventAccumulator:
+    accumulator = EventAccumulator(str(run / "tensorboard"), size_guidance={"scalars": 0, "histograms": 0})
+    accumulator.Reload()
+    return accumulator
+
+
+def assert_board_shows(run: Path) -> None:
+    """Every figure of metrics.jsonl once, and nothing else."""
+    accumulator = board(run)
+    for tag in ("train/loss", "train/accuracy", "eval/auc", "train/lr"):
+        kind, key = tag.split("/")
+        expected = [(event["step"], event[key]) for event in events(run, kind)]
+        points = [(event.step, event.value) for event in accumulator.Scalars(tag)]
+        assert [step for step, _ in points] == [step for step, _ in expected], tag
+        assert [value for _, value in points] == pytest.approx([value for _, value in expected], rel=1e-6), tag
+    for tag in ("eval/probabilities of clicks", "eval/probabilities of no clicks"):
+        assert [event.step for event in accumulator.Histograms(tag)] == [event["step"] for event in events(run, "eval")]
+
+
+@pytest.mark.slow("processes")
+def test_tensorboard_shows_a_killed_and_resumed_run_once(run_app: Command, small: list[str], tmp_path: Path) -> None:
+    overrides = [*small, "run.name=board", "checkpoint.every_steps=20", "train.eval_every_steps=20"]
+    run = tmp_path / "runs/board"
+    run_app("train", *overrides, "train.max_steps=70", fault="in the step:47", status=-signal.SIGKILL)
+    assert max(event["step"] for event in events(run, "train")) > 40  # these steps come again
+    assert "resume: from" in run_app("train", *overrides, "train.max_steps=70").stderr
+    assert_board_shows(run)
+    run_app("train", *overrides, "train.max_steps=25", "checkpoint.resume=never", "checkpoint.overwrite=true")
+    assert_board_shows(run)
+
+
+def test_tensorboard_has_every_number_of_every_event_and_begins_with_evaluations(tmp_path: Path) -> None:
+    lines = [
+        b'{"event": "checkpoint", "step": 5, "samples": 50, "seconds": 0.5, "stall_seconds": 0.25, "path": "x"}',
+        b'{"event": "train", "step": 10, "samples": 99, "loss": 0.7, "lr": 0.1, "device_bytes": 8, '
+        b'"phase_seconds": {"forward": 0.25, "backward": 0.5, "optimizer": 0.125}, "watts": null, '
+        b'"measured": {"steps": 4, "joules": 2}}',
+        b'{"event": "eval", "step": 10, "samples": 99, "auc": 0.75, "ne": 0.5, "eval_samples": 7, "split": "val"}',
+    ]
+    tracker = TensorBoard(tmp_path / "tensorboard", {"lr": 0.1}, 0)
+    for line in lines:
+        tracker.event(decode_event(line))
+    tracker.close(None)
+    accumulator = board(tmp_path)
+    scalars = {tag: accumulator.Scalars(tag)[0].value for tag in accumulator.Tags()["scalars"]}
+    expected = {"eval/auc": 0.75, "eval/ne": 0.5, "eval/eval_samples": 7, "train/loss": 0.7, "train/lr": 0.1}
+    expected |= {"train/phase_seconds/forward": 0.25, "train/phase_seconds/backward": 0.5, "train/device_bytes": 8}
+    expected |= {"train/phase_seconds/optimizer": 0.125, "various/checkpoint/stall_seconds": 0.25}
+    expected |= {"various/train/measured/steps": 4, "various/train/measured/joules": 2}
+    assert {tag: value for tag, value in scalars.items() if value} == pytest.approx(expected)
+    assert not any(scalars[tag] for tag in scalars.keys() - expected.keys())  # sums of what was not measured are 0
+    assert min(scalars).startswith("eval/")
+
+
+def test_hyper_parameters_are_flat_and_of_simple_types() -> None:
+    flat = flat_settings(to_plain(composed("optimizer.lr=0.5")), 2)
+    assert (flat["optimizer.lr"], flat["world_size"]) == (0.5, 2)
+    assert all(isinstance(value, (str, int, float, bool)) for value in flat.values())

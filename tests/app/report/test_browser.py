@@ -109,22 +109,6 @@ def test_the_theme_follows_the_system_and_the_switch(driver: webdriver.Chrome, r
     assert appearances["light"][1] > 200 > 80 > appearances["dark"][1]
 
 
-def test_folding_and_tables_behind_charts(driver: webdriver.Chrome, report: Path) -> None:
-    load(driver, report)
-    manifest = driver.find_element(By.XPATH, "//details[contains(., 'manifest.json')]")
-    assert not manifest.find_element(By.TAG_NAME, "pre").is_displayed()
-    manifest.find_element(By.TAG_NAME, "summary").send_keys(Keys.ENTER)
-    assert manifest.find_element(By.TAG_NAME, "pre").is_displayed()
-    numbers = driver.find_element(By.CSS_SELECTOR, "[data-table=logloss]")
-    assert not numbers.find_elements(By.TAG_NAME, "table")
-    numbers.find_element(By.TAG_NAME, "summary").click()
-    WebDriverWait(driver, 120).until(lambda _: numbers.find_elements(By.TAG_NAME, "table"))  # toggle comes in a moment
-    rows = [row.text.split() for row in numbers.find_elements(By.CSS_SELECTOR, "tbody tr")]
-    train = read_run(report.parent).windows
-    loglosses = {int(row[0]): row[1] for row in rows}
-    assert all(float(loglosses[event.step]) == pytest.approx(event.logloss, rel=1e-4) for event in train)
-
-
 def test_the_keyboard_reads_a_chart(driver: webdriver.Chrome, report: Path) -> None:
     load(driver, report)
     chart = driver.find_element(By.CSS_SELECTOR, "[data-chart=logloss]")

@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,22 +18,8 @@ from app.config.app_config import CONFIG_DIR
 from app.config.commands import ReportConfig
 from app.metrics.documents import TrainEvent
 from app.record.documents import write_scores
+from app.report import compare
 from app.report.__main__ import main
-from app.report.compare import (
-    AucComparison,
-    Comparison,
-    RunGroup,
-    ScoreComparison,
-    compare_auc,
-    compare_scores,
-    compare_speed,
-    differences,
-    facts,
-    group_runs,
-    page_name,
-    same_rows,
-    window_times,
-)
 from app.report.page import run_page
 from app.report.read import RunFiles, read_run
 from app.report.statistics import MeanDifference, batch_means, delong, paired, seeds_needed, speed_ratio, spread, welch
@@ -51,38 +37,34 @@ Values = NDArray[np.float32]
 @pytest.fixture(scope="module")
 def sweep(tmp_path_factory: pytest.TempPathFactory) -> list[RunFiles]:
     """Two learning rates, four seeds each; the second is better and 1.5 times faster."""
-    return runs_of(tmp_path_factory.mktemp("sweep"), ((0.01, 1.0, 15.0), (0.02, 1.4, 10.0)), seeds=4)
+    root = tmp_path_factory.mktemp("sweep")
+    return [
+        read_run(write_run(root / f"lr{lr}-{seed}", f"optimizer.lr={lr}", seed=seed, gain=gain, step_ms=step_ms))
+        for lr, gain, step_ms in ((0.01, 1.0, 15.0), (0.02, 1.4, 10.0))
+        for seed in range(4)
+    ]
 
 
-def difference_of(first: RunGroup, second: RunGroup) -> tuple[AucComparison, MeanDifference]:
+def difference_of(first: compare.RunGroup, second: compare.RunGroup) -> tuple[compare.AucComparison, MeanDifference]:
     """The comparison of two groups' AUCs, and the difference in it."""
-    auc = compare_auc(first, second)
+    auc = compare.compare_auc(first, second)
     assert auc is not None
     assert auc.difference is not None
     return auc, auc.difference
 
 
-def aucs_of(entry: RunGroup) -> list[float]:
+def aucs_of(entry: compare.RunGroup) -> list[float]:
     return [run.evaluation.auc or 0 for run in entry.runs]
 
 
 def said_of(*runs: RunFiles) -> list[str]:
-    return [text for _, text in Comparison(list(runs)).sentences()]
-
-
-def runs_of(root: Path, values: Iterable[tuple[float, float, float]], seeds: int) -> list[RunFiles]:
-    """Runs of several seeds for each rate, gain, and milliseconds a step."""
-    return [
-        read_run(write_run(root / f"lr{lr}-{seed}", f"optimizer.lr={lr}", seed=seed, gain=gain, step_ms=step_ms))
-        for lr, gain, step_ms in values
-        for seed in range(seeds)
-    ]
+    return [text for _, text in compare.Comparison(list(runs)).sentences()]
 
 
 def test_groups_differ_in_more_than_the_seed(sweep: list[RunFiles]) -> None:
-    groups = group_runs(sweep)
+    groups = compare.group_runs(sweep)
     assert [(entry.label, len(entry.runs)) for entry in groups] == [("A", 4), ("B", 4)]
-    differing, same = differences(sweep)
+    differing, same = compare.differences(sweep)
     assert set(differing) == {"optimizer.lr", "train.seed"}
     assert differing["optimizer.lr"] == ["0.01"] * 4 + ["0.02"] * 4
     assert same["versions.torch"]
@@ -90,13 +72,13 @@ def test_groups_differ_in_more_than_the_seed(sweep: list[RunFiles]) -> None:
 
 def test_another_version_or_commit_is_another_group(tmp_path: Path) -> None:
     runs = [read_run(write_run(tmp_path / name, manifest={"versions": {"torch": name}})) for name in ("2.12", "2.13")]
-    assert len(group_runs(runs)) == 2
-    assert differences(runs)[0]["versions.torch"] == ["2.12", "2.13"]
+    assert len(compare.group_runs(runs)) == 2
+    assert compare.differences(runs)[0]["versions.torch"] == ["2.12", "2.13"]
 
 
 def test_speed_and_auc_of_two_groups(sweep: list[RunFiles]) -> None:
-    first, second = group_runs(sweep)
-    speed = compare_speed(first, second)
+    first, second = compare.group_runs(sweep)
+    speed = compare.compare_speed(first, second)
     assert speed is not None
     assert speed.over == "4 and 4 runs"
     assert speed.ratio.ratio == pytest.approx(1.5, rel=0.01)
@@ -117,18 +99,20 @@ def test_speed_and_auc_of_two_groups(sweep: list[RunFiles]) -> None:
 def test_unfinished_runs_count_in_no_test(sweep: list[RunFiles], tmp_path: Path, status: str) -> None:
     unfinished = read_run(write_run(tmp_path / "cut", "optimizer.lr=0.02", seed=0, gain=0.1, status=status))
     runs = [*sweep[:4], unfinished, *sweep[5:]]
-    first, second = group_runs(runs)
+    first, second = compare.group_runs(runs)
     assert unfinished in second.runs
     auc, difference = difference_of(first, second)
     assert auc.seeds == (3, 3)
-    assert difference.p == pytest.approx(stats.ttest_rel(aucs_of(first)[1:], aucs_of(group_runs(sweep)[1])[1:]).pvalue)
+    assert difference.p == pytest.approx(
+        stats.ttest_rel(aucs_of(first)[1:], aucs_of(compare.group_runs(sweep)[1])[1:]).pvalue
+    )
     assert any(
         f"cut is {status}: its figures are not final, and no test counts them" in said for said in said_of(*runs)
     )
 
 
 def test_other_seeds_are_not_paired(sweep: list[RunFiles]) -> None:
-    first, second = group_runs([*sweep[:2], *sweep[6:]])
+    first, second = compare.group_runs([*sweep[:2], *sweep[6:]])
     auc, difference = difference_of(first, second)
     assert auc.test == "Welch's test"
     expected = stats.ttest_ind(aucs_of(first), aucs_of(second), equal_var=False)
@@ -138,7 +122,7 @@ def test_other_seeds_are_not_paired(sweep: list[RunFiles]) -> None:
 @pytest.mark.parametrize("labels", [None, "other"])
 def test_other_validation_rows_are_not_comparable(labels: str | None, sweep: list[RunFiles], tmp_path: Path) -> None:
     other = read_run(write_run(tmp_path / "o", "optimizer.lr=0.02", digest="e" * 64, labels_digest=labels, gain=0.2))
-    comparison = Comparison([sweep[0], other])
+    comparison = compare.Comparison([sweep[0], other])
     ((kind, sentence),) = [entry for entry in comparison.sentences() if "AUC" in entry[1]]
     assert (kind, "not comparable" in sentence) == ("bad", True)
     assert "different data (digests dddddddddddd and eeeeeeeeeeee), 4,000 rows of val of data/x" in sentence
@@ -149,7 +133,7 @@ def test_the_same_rows_in_another_encoding_are_comparable(sweep: list[RunFiles],
         read_run(write_run(tmp_path / digest, f"data.encoding={digest}", digest=digest, labels_digest="l"))
         for digest in ("hash", "torchrec")
     ]
-    difference_of(*group_runs(runs))
+    difference_of(*compare.group_runs(runs))
 
 
 @pytest.mark.medium
@@ -181,11 +165,11 @@ def test_drawn_negatives_are_rows_of_train(tmp_path: Path) -> None:
     first, second = (
         read_run(write_run(tmp_path / str(count), f"data.negatives.per_positive={count}", *keys)) for count in (1, 4)
     )
-    assert same_rows(first, second)
+    assert compare.same_rows(first, second)
     for run in (first, second):
         assert run.summary is not None
         run.summary.eval.split = "train"
-    assert not same_rows(first, second)
+    assert not compare.same_rows(first, second)
 
 
 def test_one_seed_each_gets_an_interval_within_runs_and_no_test(sweep: list[RunFiles]) -> None:
@@ -212,11 +196,13 @@ def test_a_window_that_a_resumption_began_in_is_of_its_warm_up(tmp_path: Path) -
     rates = {event.step: event.samples_per_second or 0 for event in train}
     rates[60] /= 10
     slow = [structs.replace(event, samples_per_second=rates[event.step]) for event in train]
-    seconds, _ = window_times(set_events(resumed, slow))
+    seconds, _ = compare.window_times(set_events(resumed, slow))
     ends = [step for step in rates if not (step <= 10 or 55 < step < 75)]
     assert len(seconds) == len(ends)
     assert seconds.max() < 2 * seconds.min()
-    speed = compare_speed(*(RunGroup(name, [run]) for name, run in (("A", whole), ("B", set_events(resumed, slow)))))
+    speed = compare.compare_speed(
+        *(compare.RunGroup(name, [run]) for name, run in (("A", whole), ("B", set_events(resumed, slow))))
+    )
     assert speed is not None
     assert speed.ratio.low is not None
     assert speed.ratio.high is not None
@@ -226,7 +212,7 @@ def test_a_window_that_a_resumption_began_in_is_of_its_warm_up(tmp_path: Path) -
 def test_a_window_with_an_epochs_last_batch_has_its_own_samples(tmp_path: Path) -> None:
     run = read_run(write_run(tmp_path / "a", "train.warmup_steps_excluded=0"))
     train = [structs.replace(event, samples=(event.samples or 0) - 1000 * (event.step >= 50)) for event in run.windows]
-    seconds, samples = window_times(set_events(run, train))
+    seconds, samples = compare.window_times(set_events(run, train))
     whole = 10 * run.global_batch_size
     assert samples.tolist() == [whole - 1000 * (event.step == 50) for event in train]
     np.testing.assert_allclose(seconds, samples / [event.samples_per_second for event in train])
@@ -241,8 +227,8 @@ def test_runs_that_were_built_without_data_are_shown(tmp_path: Path) -> None:
         (directory / "metrics.jsonl").unlink()
         assert "built from the table sizes of mlperf_v2, without data" in run_page(read_run(directory))
     runs = [read_run(tmp_path / name) for name in ("a", "b")]
-    assert facts(runs[0])["dataset digest"] == "mlperf_v2"
-    Comparison(runs).page(tmp_path)
+    assert compare.facts(runs[0])["dataset digest"] == "mlperf_v2"
+    compare.Comparison(runs).page(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -277,8 +263,8 @@ def scored(tmp_path: Path, **of_second: Any) -> tuple[RunFiles, RunFiles, Values
     return runs[0], runs[1], labels, logits
 
 
-def scores_of(*runs: RunFiles) -> ScoreComparison:
-    comparison = compare_scores(*group_runs(list(runs)))
+def scores_of(*runs: RunFiles) -> compare.ScoreComparison:
+    comparison = compare.compare_scores(*compare.group_runs(list(runs)))
     assert comparison is not None
     return comparison
 
@@ -345,7 +331,7 @@ def test_scores_of_other_rows_are_not_compared(tmp_path: Path, planted: str, wor
 
 def test_keeping_scores_is_no_other_configuration(tmp_path: Path) -> None:
     runs = [read_run(write_run(tmp_path / f"{rows}", f"eval.keep_scores={rows}", seed=rows)) for rows in (0, 1)]
-    assert len(group_runs(runs)) == 1
+    assert len(compare.group_runs(runs)) == 1
 
 
 def test_each_comparison_has_a_file_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -359,7 +345,7 @@ def test_each_comparison_has_a_file_of_its_own(tmp_path: Path, monkeypatch: pyte
     assert (tmp_path / "given.html").exists()
     many = [Path(f"runs/a_long_name_{number}") for number in range(40)]
     elsewhere = [Path("x/seed_0"), Path("y/seed_0")], [Path("x/seed_0"), Path("z/seed_0")]
-    names = [page_name(directories) for directories in (many, many[:39], *elsewhere)]
+    names = [compare.page_name(directories) for directories in (many, many[:39], *elsewhere)]
     assert len(set(names)) == 4
     assert max(map(len, names)) <= 90
 

@@ -20,18 +20,7 @@ from sklearn.metrics import accuracy_score, log_loss, roc_auc_score
 
 from app.metrics.documents import EvaluationFigures
 from app.record.documents import Summary, TableSize
-from app.report.charts import (
-    MAX_POINTS,
-    Chart,
-    Series,
-    baseline,
-    comparisons,
-    course_charts,
-    not_comparable,
-    sentences,
-    thin_line,
-    wilson,
-)
+from app.report import charts
 from app.report.page import figures, rank_loads, step_parts, traffic, write_report
 from app.report.read import RunFiles, read_run
 from app.sharding.documents import PlannedTable
@@ -122,7 +111,7 @@ def test_200_000_steps_stay_small_and_keep_their_peak(tmp_path: Path) -> None:
     page = write_report(run)
     assert page.stat().st_size < MOST_BYTES
     (train,) = [series for series in Page(page.read_text()).charts["logloss"]["series"] if series["name"] == "train"]
-    assert len(train["x"]) <= MAX_POINTS
+    assert len(train["x"]) <= charts.MAX_POINTS
     assert train["y"][train["x"].index(123_457)] == 9.0
 
 
@@ -141,27 +130,26 @@ def test_whatever_a_run_is_called_stays_text(tmp_path: Path) -> None:
     assert evil in Page(text).text
 
 
-def tiles(directory: Path, **changes: Any) -> str:
-    """A report's text without spaces, of a run whose summary has other parts."""
+def tiles(directory: Path, **changes: Any) -> list[str]:
+    """Name, value and note of the tiles of a run's report, whose summary has other parts."""
     summary = json.loads((directory / "summary.json").read_bytes())
     (directory / "summary.json").write_text(json.dumps({**summary, **changes}))
-    return re.sub(r"\s+", "", Page(write_report(directory).read_text()).text)
+    page = re.sub(r"\s+", " ", write_report(directory).read_text())
+    parts = r'<p class="what">([^<]*)</p>\s*<p class="value">([^<]*)</p>(?:\s*<p class="note">([^<]*)</p>)?'
+    return [" ".join(tile).strip() for tile in re.findall(parts, page)]
 
 
 def test_the_served_the_last_and_the_best_evaluation_have_their_tiles(tmp_path: Path) -> None:
     directory = write_run(tmp_path / "run", best={"step": 60, "auc": 0.8125})
     last = json.loads((directory / "summary.json").read_bytes())["eval"]
-    assert "BestAUC0.8125atstep60" in tiles(directory)
+    assert "Best AUC 0.8125 at step 60" in tiles(directory)
     served = {**last, "step": 60, "auc": 0.8125, "ne": 0.8765, "auc_standard_error": 0.0123}
-    text = tiles(directory, eval=served)
-    for tile in (
-        "AUC0.8125val,step60,±0.0123",
-        "Normalisedentropy0.8765",
-        f"LastAUC{last['auc']:.4f}atstep{last['step']}",
-    ):
-        assert tile in text
-    text = tiles(directory, eval=last, best={"step": last["step"], "auc": last["auc"], "monitor": None, "value": None})
-    assert not re.search("(Last|Best)AUC", text)
+    shown = tiles(directory, eval=served)
+    assert f"Last AUC {last['auc']:.4f} at step {last['step']}" in shown
+    assert any(tile.startswith("AUC 0.8125 val, step 60, ± 0.0123") for tile in shown), shown
+    assert any(tile.startswith("Normalised entropy 0.8765") for tile in shown), shown
+    best = {"step": last["step"], "auc": last["auc"], "monitor": None, "value": None}
+    assert len([tile for tile in tiles(directory, eval=last, best=best) if "AUC" in tile]) == 1
 
 
 def test_a_first_loss_does_not_flatten_the_chart(tmp_path: Path) -> None:
@@ -197,7 +185,7 @@ def test_the_pictures_in_the_docs_are_of_todays_report() -> None:
 def test_points_are_points_of_the_line_and_the_extremes_stay(length: int, most: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     x, y = np.arange(length).tolist(), rng.standard_normal(length).tolist()
-    kept_x, kept_y = thin_line(x, y, most)
+    kept_x, kept_y = charts.thin_line(x, y, most)
     assert len(kept_x) <= most or length <= most
     assert set(zip(kept_x, kept_y, strict=True)) <= set(zip(x, y, strict=True))
     assert kept_x == sorted(kept_x)
@@ -210,7 +198,9 @@ def test_points_are_points_of_the_line_and_the_extremes_stay(length: int, most: 
 def test_wilsons_interval_is_scipys(samples: int, part: float) -> None:
     positives = round(part * samples)
     interval = stats.binomtest(positives, samples).proportion_ci(method="wilson")
-    assert wilson(positives / samples, samples) == pytest.approx((interval.low, interval.high), rel=1e-4, abs=1e-9)
+    assert charts.wilson(positives / samples, samples) == pytest.approx(
+        (interval.low, interval.high), rel=1e-4, abs=1e-9
+    )
 
 
 @settings(max_examples=50)
@@ -224,7 +214,9 @@ def test_wilsons_interval_is_scipys(samples: int, part: float) -> None:
 def test_one_value_far_out_does_not_flatten_a_chart(lines: list[list[float]], outlier: float, place: int) -> None:
     inliers = [value for line in lines for value in line]
     lines[place % len(lines)][place] = outlier
-    chart = Chart("x", "X", "step", "y", [Series(f"line {n}", [*range(len(y))], [*y]) for n, y in enumerate(lines)])
+    chart = charts.Chart(
+        "x", "X", "step", "y", [charts.Series(f"line {n}", [*range(len(y))], [*y]) for n, y in enumerate(lines)]
+    )
     rest = [value for line in lines for value in line if value != outlier]
     chart.cut_outliers()
     assert chart.limits == (min(rest), max(rest))
@@ -237,7 +229,7 @@ def test_one_value_far_out_does_not_flatten_a_chart(lines: list[list[float]], ou
     "values", [[970.0], [0.1, 970.0], [0.7, 0.6, 0.55, 0.5, 0.5, 0.5], [970.0, 960.0, 955.0, 950.0]]
 )
 def test_short_lines_and_usual_courses_are_drawn_whole(values: list[float]) -> None:
-    chart = Chart("x", "X", "step", "y", [Series("line", [*range(len(values))], [*values])])
+    chart = charts.Chart("x", "X", "step", "y", [charts.Series("line", [*range(len(values))], [*values])])
     chart.cut_outliers()
     assert (chart.limits, chart.note) == (None, "")
 
@@ -263,7 +255,7 @@ def test_the_parts_of_a_step_add_up_to_it(tmp_path: Path) -> None:
 
 def test_what_was_not_measured_says_why(tmp_path: Path) -> None:
     run = read_run(write_run(tmp_path / "run"))
-    (power,) = [chart for chart in course_charts(run) if chart.key == "power"]
+    (power,) = [chart for chart in charts.course_charts(run) if chart.key == "power"]
     assert not power.measured()
     assert "RAPL" in power.absent
 
@@ -332,7 +324,7 @@ PUBLISHED = ["published.source=A table", "published.auc=0.76", "published.tolera
 
 def said(run: RunFiles, *words: str) -> tuple[str, str]:
     """The one sentence that has these words, with its kind."""
-    (sentence,) = [(kind, text) for kind, text in sentences(run) if all(word in text for word in words)]
+    (sentence,) = [(kind, text) for kind, text in charts.sentences(run) if all(word in text for word in words)]
     return sentence
 
 
@@ -341,7 +333,7 @@ def test_the_majority_class_is_scikit_learns_dummy() -> None:
     nothing = np.zeros((1000, 1))
     dummy = DummyClassifier(strategy="prior").fit(nothing, labels)
     preds = dummy.predict_proba(nothing)[:, 1]
-    figures = baseline(float(labels.mean()))
+    figures = charts.baseline(float(labels.mean()))
     assert figures["accuracy"] == pytest.approx(accuracy_score(labels, dummy.predict(nothing)))
     assert figures["logloss"] == pytest.approx(log_loss(labels, preds))
     assert figures["auc"] == roc_auc_score(labels, preds)
@@ -361,7 +353,7 @@ def test_a_promise_is_of_the_rows_that_its_recipe_generates(tmp_path: Path) -> N
         generated = read_run(write_run(tmp_path / f"generated {gain}", gain=gain, bayes=bayes))
         assert said(generated, f"{verb} what quickstart promises")[0] == kind
         own = read_run(write_run(tmp_path / f"own {gain}", gain=gain))
-        assert not [text for _, text in sentences(own) if "promises" in text]
+        assert not [text for _, text in charts.sentences(own) if "promises" in text]
 
 
 @pytest.mark.parametrize(
@@ -379,7 +371,7 @@ def test_against_published_figures(
 ) -> None:
     run = read_run(write_run(tmp_path / "run", *PUBLISHED, *overrides, gain=gain))
     assert said(run, *words)[0] == kind
-    (published,) = [row for row in comparisons(run) if row.name == "Published"]
+    (published,) = [row for row in charts.comparisons(run) if row.name == "Published"]
     assert published.figures["auc"] == 0.76
     assert "A table" in published.remark
 
@@ -392,9 +384,11 @@ def test_the_gap_to_the_ground_truth_model_is_on_the_labels_of_the_split(tmp_pat
     assert said(run, "ground-truth model")[1].startswith(
         f"Gap to the ground-truth model: AUC {0.8 - auc:.4f} below its 0.8000"
     )
-    (row,) = [row for row in comparisons(run) if row.name == "Ground-truth model"]
+    (row,) = [row for row in charts.comparisons(run) if row.name == "Ground-truth model"]
     assert row.figures["logloss"] == 0.41
-    assert row.figures["ne"] == pytest.approx(0.41 / (baseline(run.evaluation.figure("base_rate"))["logloss"] or 0))
+    assert row.figures["ne"] == pytest.approx(
+        0.41 / (charts.baseline(run.evaluation.figure("base_rate"))["logloss"] or 0)
+    )
     del bayes["splits"]
     run = read_run(write_run(tmp_path / "older", bayes=bayes))
     assert "below its 0.8500" in said(run, "ground-truth model")[1]
@@ -403,7 +397,7 @@ def test_the_gap_to_the_ground_truth_model_is_on_the_labels_of_the_split(tmp_pat
 @pytest.mark.parametrize("status", ["interrupted", "failed"])
 def test_a_run_that_did_not_end_well_says_so_first(status: str, tmp_path: Path) -> None:
     run = read_run(write_run(tmp_path / "run", status=status))
-    kind, text = sentences(run)[0]
+    kind, text = charts.sentences(run)[0]
     assert kind == "bad"
     assert text.lower().startswith(status)
 
@@ -439,7 +433,7 @@ def over_run(directory: Path, best_auc: float, evaluations: int = 4, *overrides:
 
 def test_overfitting_is_told(tmp_path: Path) -> None:
     auc = read_run(write_run(tmp_path / "last")).evaluation.auc or 0
-    assert not any("Overfitted" in text for _, text in sentences(over_run(tmp_path / "few", auc + 0.066, 3)))
+    assert not any("Overfitted" in text for _, text in charts.sentences(over_run(tmp_path / "few", auc + 0.066, 3)))
     over = over_run(tmp_path / "over", auc + 0.066)
     kind, text = said(over, "Overfitted")
     assert kind == "bad"
@@ -452,16 +446,16 @@ def test_overfitting_is_told(tmp_path: Path) -> None:
     assert "checkpoint.keep_best=true" in said(run, "Overfitted")[1]
     level = over_run(tmp_path / "level", auc + 0.001)
     over.last_evaluation.rest["auc_standard_error"] = 0.04  # few rows: 0.066 is less than two of it
-    assert not any("Overfitted" in text for _, text in sentences(over))
-    assert not any("Overfitted" in text for _, text in sentences(level))
+    assert not any("Overfitted" in text for _, text in charts.sentences(over))
+    assert not any("Overfitted" in text for _, text in charts.sentences(level))
 
 
 @pytest.mark.parametrize("key", ["test_auc", "test_logloss"])
 def test_figures_of_the_test_split_alone_are_for_the_rows_they_were_measured_on(tmp_path: Path, key: str) -> None:
     run = read_run(write_run(tmp_path / "run"))
-    assert "here 10,000" in str(not_comparable(run, {key: 0.7, "train_rows": 33_003_326}))
-    assert not_comparable(run, {key: 0.7, "train_rows": 10_000}) is None
-    assert "other files" in str(not_comparable(run, {key: 0.7, "train_rows": 10_000, "md5": ["0" * 32]}))
+    assert "here 10,000" in str(charts.not_comparable(run, {key: 0.7, "train_rows": 33_003_326}))
+    assert charts.not_comparable(run, {key: 0.7, "train_rows": 10_000}) is None
+    assert "other files" in str(charts.not_comparable(run, {key: 0.7, "train_rows": 10_000, "md5": ["0" * 32]}))
 
 
 @pytest.mark.parametrize("key", ["lr", "name", None])
@@ -475,7 +469,7 @@ def test_a_run_of_another_version_is_one_line(key: str | None, tmp_path: Path) -
 
 def test_held_out_values_that_train_does_not_have_are_named(tmp_path: Path) -> None:
     run = read_run(write_run(tmp_path / "run"))
-    assert not [text for _, text in sentences(run) if "not in train" in text]
+    assert not [text for _, text in charts.sentences(run) if "not in train" in text]
     run.manifest.dataset.unseen = "of the values of val and test these shares are not in train: user (97%); x"
     assert said(run, "user (97%)") == ("bad", f"Of{run.manifest.dataset.unseen[2:]}.")
     run.manifest.dataset.misleading = ["one column alone predicts the label", "the label rate jumps"]

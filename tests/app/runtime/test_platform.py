@@ -1,7 +1,9 @@
-"""The arithmetic and the libraries of a platform, the threads beside training."""
+"""The arithmetic, the libraries, the environment and the network of a process, and the threads beside training."""
 
 import itertools
+import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,12 +16,20 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import DenseTableBat
 from torch import nn
 from torchrec.distributed import dist_data
 
-from app.config.train import Platform, Precision, RuntimeConfig
-from app.runtime import library_patches, platform
-from app.runtime import platform as runtime
-from app.runtime.platform import background_thread, check_precision, require_strict_products
-from common.errors import UserError
-from tests.app.conftest import REPOSITORY, SMALL, Command
+from app.config.app_config import CONFIG_DIR
+from app.config.train import EnvironmentConfig, Platform, Precision, RuntimeConfig
+from app.runtime import environment, library_patches, platform
+from app.runtime.platform import (
+    READING,
+    background_thread,
+    check_precision,
+    reporting_failures,
+    require_strict_products,
+)
+from common.cli import EXIT_LOST
+from common.errors import LostPeerError, UserError
+from tests.app.conftest import REPOSITORY, SMALL, Command, composed, ended, forked
+from tests.app.machines import ADDRESSES, ip, two_machines
 from tests.error_lines import refused
 
 WARNING = "runtime.precision=bf16: this processor does not support products in bf16"
@@ -51,8 +61,8 @@ def threads() -> Iterator[None]:
 def products(number: int) -> list[torch.Tensor]:
     """Return outputs and gradients of layers of many widths on so many threads, from other values than the probe's."""
     torch.set_num_threads(number)
-    rows, results = runtime.PROBED_ROWS, []
-    for num_in, num_out in itertools.product(*runtime.PROBED_WIDTHS):
+    rows, results = platform.PROBED_ROWS, []
+    for num_in, num_out in itertools.product(*platform.PROBED_WIDTHS):
         generator = torch.Generator().manual_seed(num_in * 10_000 + num_out)
         inputs = torch.randn(rows, num_in, generator=generator, requires_grad=True)
         weight = torch.randn(num_out, num_in, generator=generator, requires_grad=True)
@@ -66,7 +76,7 @@ def products(number: int) -> list[torch.Tensor]:
 @pytest.mark.usefixtures("threads")
 def test_products_do_not_depend_on_threads_or_several_are_refused() -> None:
     require_strict_products(1)
-    if not runtime.are_equal_on_threads(2):
+    if not platform.are_equal_on_threads(2):
         refused(r"^runtime\.num_threads=2: not with .* give runtime\.num_threads=1", require_strict_products, 2)
         return
     assert all(map(torch.equal, products(1), products(2)))
@@ -74,10 +84,10 @@ def test_products_do_not_depend_on_threads_or_several_are_refused() -> None:
 
 @pytest.mark.usefixtures("threads")
 def test_one_thread_is_taken_where_products_depend_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime, "are_equal_on_threads", lambda num_threads: False)
-    assert (runtime.layout_threads(None, 2), torch.get_num_threads()) == (1, 1)
-    assert runtime.layout_threads(1, 1) == 1
-    refused(r"^runtime\.num_threads=2: not with .* give runtime\.num_threads=1", runtime.layout_threads, 2, 2)
+    monkeypatch.setattr(platform, "are_equal_on_threads", lambda num_threads: False)
+    assert (platform.layout_threads(None, 2), torch.get_num_threads()) == (1, 1)
+    assert platform.layout_threads(1, 1) == 1
+    refused(r"^runtime\.num_threads=2: not with .* give runtime\.num_threads=1", platform.layout_threads, 2, 2)
 
 
 @pytest.mark.slow("processes")
@@ -197,3 +207,128 @@ def test_lookups_on_a_cpu_stay_fbgemms() -> None:
     tables = DenseTableBatchedEmbeddingBagsCodegen([(3, 6)], use_cpu=True)
     library_patches.replace_narrow_lookups(nn.ModuleList([tables]))
     assert "forward" not in vars(tables)
+
+
+PROFILES = sorted(path.stem for path in (CONFIG_DIR / "environment").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_every_variable_has_its_reason(name: str) -> None:
+    profile = composed(f"environment={name}").environment
+    assert profile.name == name
+    assert set(profile.variables) == set(profile.reasons)
+    assert all(profile.reasons.values())
+
+
+def test_what_the_user_has_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    profile = composed("environment=amd_node", "+environment.variables.NCCL_SOCKET_IFNAME=eth7").environment
+    for variable in profile.variables:
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("GPU_MAX_HW_QUEUES", "2")
+    lines = environment.apply(profile)
+    expected = {"GPU_MAX_HW_QUEUES": "2", "NCCL_SOCKET_IFNAME": "eth7", "HSA_NO_SCRATCH_RECLAIM": "1"}
+    assert {name: os.environ[name] for name in expected} == expected
+    assert "environment: amd_node would set GPU_MAX_HW_QUEUES=4; 2 of the environment stays" in lines
+    assert "environment: amd_node sets HSA_NO_SCRATCH_RECLAIM=1" in lines
+    for variable in profile.variables:
+        os.environ.pop(variable, None)  # what apply set, which monkeypatch would put back
+
+
+def test_a_profile_comes_before_the_launchers_own_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    profile = EnvironmentConfig("mine", {"GLOO_SOCKET_IFNAME": "ib0", "OMP_PROC_BIND": "true"})
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0")
+    monkeypatch.setenv("OMP_PROC_BIND", "true")
+    assert environment.apply(profile, with_networks=False) == []  # one process that reads a run of a cluster
+    environment.apply(profile)
+    assert os.environ["GLOO_SOCKET_IFNAME"] == "eth0"
+    monkeypatch.setenv(environment.SET_BY_LAUNCHER, "GLOO_SOCKET_IFNAME NCCL_SOCKET_IFNAME")
+    environment.apply(profile)
+    assert os.environ["GLOO_SOCKET_IFNAME"] == "ib0"
+
+
+def test_empty_variables_of_a_launcher_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*environment.LAUNCHER_VARIABLES, "LOCAL_WORLD_SIZE"):
+        monkeypatch.setenv(name, "")
+    environment.announce_refusal()
+
+
+@pytest.mark.slow("processes")
+def test_each_command_applies_the_profile_of_the_run(run_app: Command, small: list[str], tmp_path: Path) -> None:
+    variable = "+environment.variables.A_VARIABLE=7"
+    process = run_app("train", *small, "run.name=x", "train.max_steps=2", variable)
+    assert json.loads((tmp_path / "runs/x/manifest.json").read_bytes())["environment"]["A_VARIABLE"] == "7"
+    for command in ("evaluate", "verify"):
+        process = run_app(command, "run=runs/x")
+        assert "environment: none sets A_VARIABLE=7" in process.stderr
+        assert "A_VARIABLE: 7 then" not in process.stderr
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [("evaluate", ["split=val", "global_batch_size=64"]), pytest.param("verify", [], marks=pytest.mark.slow)],
+)
+def test_who_reads_a_run_says_so_too(command: str, options: list[str], uninterrupted: Path, tmp_path: Path) -> None:
+    keys = [f"run={uninterrupted}", *options, "runtime.num_threads=1", "runtime.platform=cpu"]
+    forks = forked(command, *keys, cwd=tmp_path, processes=2, fault="process 1 is lost:2")
+    result = ended(forks, tmp_path)
+    assert [fork.exitcode for fork in forks] == [EXIT_LOST, -signal.SIGKILL], result.stderr
+    (line,) = [line for line in result.stderr.splitlines() if "another process is lost" in line]
+    assert line.startswith("error: process 0: ")
+    assert line.endswith("; start the same command again")
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "[../third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:46812",
+        "[../gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 15000ms for recv operation to complete",
+        "NCCL error in: ProcessGroupNCCL.cpp:3384, remote process exited or there was a network error",
+    ],
+)
+def test_what_a_lost_process_looks_like(words: str) -> None:
+    with pytest.raises(LostPeerError, match="process 3: another process is lost"), reporting_failures(3, 1.0, READING):
+        raise RuntimeError(words)
+
+
+def test_other_faults_stay_what_they_are() -> None:
+    with pytest.raises(RuntimeError, match="shape"), reporting_failures(0, 1.0, READING):
+        raise RuntimeError("shape '[2, 3]' is invalid for input of size 5")
+
+
+WAYS = """
+import json, sys
+from app.runtime import environment as network
+from common.errors import UserError
+for host in sys.argv[1:]:
+    try:
+        way = network.route_to(host)
+        print(json.dumps([way.address, way.interface, way.is_own]))
+    except UserError as error:
+        print(json.dumps(str(error)))
+"""
+
+
+def test_the_route_decides_among_interfaces() -> None:
+    with two_machines() as (host, other):
+        ip("link", "add", "storage0", "netns", host, "type", "veth", "peer", "name", "storage0", "netns", other)
+        ip("-n", host, "addr", "add", "10.214.0.1/24", "dev", "storage0")
+        for name in (host, other):
+            ip("-n", name, "link", "set", "storage0", "up")
+        command = ["ip", "netns", "exec", host, sys.executable, "-c", WAYS]
+        command += [ADDRESSES[1], "10.214.0.2", ADDRESSES[0], "127.0.1.1", "203.0.113.9"]
+        output = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout
+        assert [json.loads(line) for line in output.splitlines()] == [
+            [ADDRESSES[0], host, False],
+            ["10.214.0.1", "storage0", False],
+            [ADDRESSES[0], host, True],
+            [ADDRESSES[0], host, True],  # what others reach, not loopback
+            "203.0.113.9: no route to 203.0.113.9 from this machine; give another address, or check its network",
+        ]
+
+
+def test_a_name_that_does_not_resolve(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "RESOLVE_SECONDS", 0.0)
+    with pytest.raises(UserError, match=r"nowhere.invalid: the name does not resolve on this machine \(.*/etc/hosts"):
+        environment.route_to("nowhere.invalid")

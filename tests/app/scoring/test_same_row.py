@@ -11,46 +11,21 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-import torch
 from numpy.typing import NDArray
-from torchrec import KeyedJaggedTensor
 
-from app import scoring
-from app.checkpoint import files
-from app.config.commands import TablePrecision
-from app.config.train import RuntimeConfig
 from app.runtime.platform import Runtime
-from app.training import checkpointer
 from app.training.predictor import Evaluation, Predictor
 from common.errors import UserError
 from data_prep.dataset.format import load_manifest
 from tests.app.in_process import command_here, train_here
 from tests.data_prep.conftest import prepare, seeds
 from tests.error_lines import refused
-from tests.oracles.own_tables import (
-    RAW_KINDS,
-    Column,
-    OwnTable,
-    dense_of,
-    drawn_table,
-    ids_of,
-    objects_of,
-    write_lines,
-    write_parquet,
-    write_raw,
-    write_text,
-)
+from tests.oracles import own_tables
 
 FAST, ALL, ROWS = 4, 12, 60
-TRAIN = [
-    "model=dlrm",
-    "model.embedding_dim=8",
-    "model.dense_arch=[8]",
-    "model.over_arch=[8,1]",
-    "train.global_batch_size=16",
-]
-TRAIN += ["train.max_steps=3", "eval.split=val", "record.tensorboard=false", "runtime.num_threads=1"]
-TRAIN += ["runtime.platform=cpu"]
+TRAIN = ["model=dlrm", "model.embedding_dim=8", "model.dense_arch=[8]", "model.over_arch=[8,1]"]
+TRAIN += ["train.global_batch_size=16", "train.max_steps=3", "eval.split=val", "record.tensorboard=false"]
+TRAIN += ["runtime.num_threads=1", "runtime.platform=cpu"]
 
 
 class Form(NamedTuple):
@@ -110,10 +85,7 @@ def trained(
     return Model(runtime, directory)
 
 
-# ---- drawn tables
-
-
-def forms_of(table: OwnTable, rows: list[int], draw: random.Random) -> list[Form]:
+def forms_of(table: own_tables.OwnTable, rows: list[int], draw: random.Random) -> list[Form]:
     """Files of these rows, in every form that candidates have."""
     inputs, unlabelled = table.read, [column for column in table.columns if column.use != "label"]
     vague = table.is_ambiguous
@@ -121,25 +93,31 @@ def forms_of(table: OwnTable, rows: list[int], draw: random.Random) -> list[Form
     forms = []
     if not any(column.kind == "nasty list" for column in inputs):
         forms += text_forms(table, rows, draw)
-        forms.append(Form("texts.jsonl", lambda path: write_lines(path, objects_of(rows, inputs, as_text=True))))
+        forms.append(
+            Form(
+                "texts.jsonl",
+                lambda path: own_tables.write_lines(path, own_tables.objects_of(rows, inputs, as_text=True)),
+            )
+        )
         texts = (rows, unlabelled)
-        forms.append(Form("texts.parquet", lambda path: write_parquet(path, *texts, as_text=True)))
-    objects = objects_of(rows, inputs)
-    mixed = objects_of(rows, draw.sample(unlabelled, len(unlabelled)))
-    user, items = cut_users_columns(objects)
+        forms.append(Form("texts.parquet", lambda path: own_tables.write_parquet(path, *texts, as_text=True)))
+    objects = own_tables.objects_of(rows, inputs)
+    mixed = own_tables.objects_of(rows, draw.sample(unlabelled, len(unlabelled)))
+    user = objects[0]
+    items = [{key: value for key, value in item.items() if repr(value) != repr(user[key])} for item in objects]
 
     def write_pair(path: Path) -> None:
-        write_lines(path, items)
+        own_tables.write_lines(path, items)
         write_json(path.with_name("user.jsonl"), user)
 
     forms += [
-        Form("typed.ndjson", lambda path: write_lines(path, mixed), vague),
+        Form("typed.ndjson", lambda path: own_tables.write_lines(path, mixed), vague),
         Form("typed.json", lambda path: write_json(path, objects), vague),
         Form("user.json", lambda path: write_json(path, {"user": user, "candidates": items}), vague),
         Form("items.jsonl", write_pair, vague, user="user.jsonl"),
         Form(
             "typed.parquet",
-            lambda path: write_parquet(path, rows, draw.sample(unlabelled, len(unlabelled))),
+            lambda path: own_tables.write_parquet(path, rows, draw.sample(unlabelled, len(unlabelled))),
             vague or (has_dates and not table.is_typed),
         ),
     ]
@@ -150,13 +128,13 @@ def write_json(path: Path, document: Any) -> None:
     path.write_text(json.dumps(document), encoding="utf-8")
 
 
-def text_forms(table: OwnTable, rows: list[int], draw: random.Random) -> list[Form]:
+def text_forms(table: own_tables.OwnTable, rows: list[int], draw: random.Random) -> list[Form]:
     """The rows of the raw file as they are, and as text of other delimiters."""
     every, delimiter, header = table.columns, table.delimiter, table.header
     unlabelled = [column for column in every if column.use != "label"]
 
-    def written(columns: list[Column], delimiter: str) -> Callable[[Path], None]:
-        return lambda path: write_text(table, path, rows, columns, delimiter, header)
+    def written(columns: list[own_tables.Column], delimiter: str) -> Callable[[Path], None]:
+        return lambda path: own_tables.write_text(table, path, rows, columns, delimiter, header)
 
     other = draw.sample(table.read, len(table.read)) if header else unlabelled
     return [
@@ -169,40 +147,6 @@ def text_forms(table: OwnTable, rows: list[int], draw: random.Random) -> list[Fo
     ]
 
 
-def cut_users_columns(objects: list[dict[str, Any]]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The first object, and of each object what is other than there."""
-    user = objects[0]
-    return user, [{key: value for key, value in item.items() if repr(value) != repr(user[key])} for item in objects]
-
-
-def served(model: Model, table: OwnTable, rows: list[int], keys: dict[str, Any]) -> NDArray[np.float32]:
-    """Logits of these rows, encoded by the independent encoder, by the unsharded model."""
-    trained = checkpointer.trained_config(model.directory / "run", RuntimeConfig(), None)
-    manifest = load_manifest(model.directory / "data")
-    checkpoint = Path(files.find_checkpoint(model.directory / "run", None))
-    dlrm = scoring.load(checkpoint, trained, manifest, TablePrecision.fp32, torch.device("cpu"))
-    dense, ids, *lengths = inputs_of(table, model.directory / "data", rows, keys)
-    one_each = torch.ones(len(manifest.num_embeddings), len(rows), dtype=torch.int32)
-    flat = ids.flatten() if lengths else ids.T.flatten()
-    bags = KeyedJaggedTensor(
-        list(manifest.num_embeddings), flat.int(), lengths=(lengths[0] if lengths else one_each).flatten().int()
-    )
-    with torch.no_grad():
-        logits: NDArray[np.float32] = dlrm(dense, bags).numpy()
-    return logits
-
-
-def inputs_of(table: OwnTable, root: Path, rows: list[int], keys: dict[str, Any]) -> list[torch.Tensor]:
-    """Dense features and ids of these rows, and if they have bags their lengths, by the independent encoder."""
-    dense = torch.from_numpy(dense_of(table, keys["dense_transform"])[rows])
-    ids = ids_of(table, root, keys.get("max_ind_range"))
-    ordered = [[bags[row] for row in rows] for bags in ids]
-    if not any(column.use == "list" for column in table.read):
-        return [dense, torch.tensor([[bag[0] for bag in bags] for bags in ordered]).T.contiguous()]
-    lengths = torch.tensor([[len(bag) for bag in bags] for bags in ordered])
-    return [dense, torch.tensor([one for bags in ordered for bag in bags for one in bag]), lengths]
-
-
 def scores_of(model: Model, form: Form) -> tuple[NDArray[np.float32] | None, str]:
     """The logits of a form, or what it is refused for."""
     form.write(model.directory / form.name)
@@ -213,18 +157,11 @@ def scores_of(model: Model, form: Form) -> tuple[NDArray[np.float32] | None, str
         return None, str(error)
 
 
-def drawn_keys(draw: random.Random) -> dict[str, Any]:
-    """Keys of preparation."""
-    keys: dict[str, Any] = {"dense_transform": draw.choice(["signed_log1p", "minmax"])}
-    keys["encoding"] = draw.choice(["vocabulary", "hash"])
-    return keys | ({"max_ind_range": draw.choice([50, 1000])} if keys["encoding"] == "hash" else {})
-
-
 class DrawnModel(NamedTuple):
     """A drawn table in a form of raw file, a model of it, the rows of a split, and their logits by evaluate [rows]."""
 
     raw: str
-    table: OwnTable
+    table: own_tables.OwnTable
     keys: dict[str, Any]
     model: Model
     rows: list[int]
@@ -240,10 +177,13 @@ def drawn_model(
     model_keys: Sequence[str] = (),
 ) -> DrawnModel:
     """Draw a table and its keys, train a model, and evaluate a split; chunk_bytes: values of it to draw from."""
-    raw = RAW_KINDS[seed % len(RAW_KINDS)]
-    table, keys = drawn_table(draw, raw, ROWS), drawn_keys(draw)
+    raw = own_tables.RAW_KINDS[seed % len(own_tables.RAW_KINDS)]
+    table = own_tables.drawn_table(draw, raw, ROWS)
+    keys: dict[str, Any] = {"dense_transform": draw.choice(["signed_log1p", "minmax"])}
+    keys["encoding"] = draw.choice(["vocabulary", "hash"])
+    keys |= {"max_ind_range": draw.choice([50, 1000])} if keys["encoding"] == "hash" else {}
     print(f"seed {seed}: {raw}, {keys}, {table.schema()}", *((c.name, c.kind, c.texts[:5]) for c in table.columns))
-    write_raw(table, directory / f"rows.{raw}")
+    own_tables.write_raw(table, directory / f"rows.{raw}")
     overrides = [f"data.{key}={value}" for key, value in keys.items()]
     overrides += [f"data.chunk_bytes={draw.choice(chunk_bytes)}"] if chunk_bytes else []
     model = trained(runtime, directory, f"rows.{raw}", table.schema(), *overrides, model_keys=model_keys)
@@ -257,10 +197,9 @@ def drawn_model(
 @pytest.mark.parametrize("seed", seeds(FAST, ALL))
 def test_drawn_tables(seed: int, runtime: Runtime, tmp_path: Path) -> None:
     draw = random.Random(seed)
-    _, table, keys, model, rows, expected = drawn_model(draw, seed, runtime, tmp_path, chunk_bytes=[700, 10**6])
+    _, table, _, model, rows, expected = drawn_model(draw, seed, runtime, tmp_path, chunk_bytes=[700, 10**6])
     assert len(np.unique(expected)) > 2
 
-    np.testing.assert_allclose(served(model, table, rows, keys), expected, rtol=0, atol=1e-6)
     names = [column.name for column in table.read]
     texts, faults = [], []
     for form in forms_of(table, rows, draw):

@@ -3,7 +3,6 @@
 import functools
 import itertools
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,7 +26,7 @@ from app.training.session import uses_pipeline
 from common.compose import compose_config
 from data_prep.dataset.format import load_manifest
 from tests.app.conftest import SMALL, Command, Refusal
-from tests.app.datasets import write_dataset, write_ragged_dataset
+from tests.app.datasets import write_dataset
 from tests.app.group import run_whole
 from tests.app.in_process import train_here
 from tests.app.run_files import events, losses, summary
@@ -83,28 +82,6 @@ def is_valid(case: Case) -> bool:
 
 
 CASES = covering_cases({factor: list(values) for factor, values in FACTORS.items()}, is_valid)
-KeysOf = Callable[[Case], list[str]]
-
-
-def write_small_rows(kind: str, root: Path) -> None:
-    if kind == "bags":
-        write_ragged_dataset(root, {"train": 700, "val": 201, "test": 10})
-    else:
-        write_dataset(root, {"train": 1_100, "val": 201, "test": 50}, shard_rows=300)
-
-
-@pytest.fixture
-def keys_of(tmp_path_factory: pytest.TempPathFactory) -> KeysOf:
-    """The overrides of a case, without those of its layout."""
-
-    def overrides_of(case: Case) -> list[str]:
-        rows = "bags" if case["rows"] == "bags" else "clicks"
-        root = made_once(tmp_path_factory, f"any_layout_{rows}", functools.partial(write_small_rows, rows))
-        overrides = [f"data.path={root}", *SMALL, LAYOUT, "train.max_steps=12", "train.epochs=50", "optimizer.lr=0.02"]
-        overrides += ["train.eval_every_steps=6", "checkpoint.every_steps=4", "record.tensorboard=false"]
-        return overrides + [key for factor, values in FACTORS.items() for key in values[case[factor]]]
-
-    return overrides_of
 
 
 def bits(run: Path) -> dict[str, Any]:
@@ -116,9 +93,17 @@ def bits(run: Path) -> dict[str, Any]:
 
 @pytest.mark.slow("processes")
 @pytest.mark.parametrize("number", range(len(CASES)))
-def test_bits_do_not_depend_on_the_layout(run_app: Command, keys_of: KeysOf, tmp_path: Path, number: int) -> None:
+def test_bits_do_not_depend_on_the_layout(
+    run_app: Command, ragged: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, number: int
+) -> None:
+    def write_clicks(directory: Path) -> None:
+        write_dataset(directory, {"train": 1_100, "val": 201, "test": 50}, shard_rows=300)
+
     case = CASES[number]
-    overrides = keys_of(case)
+    root = ragged if case["rows"] == "bags" else made_once(tmp_path_factory, "any_layout", write_clicks)
+    overrides = [f"data.path={root}", *SMALL, LAYOUT, "train.max_steps=12", "train.epochs=50", "optimizer.lr=0.02"]
+    overrides += ["train.eval_every_steps=6", "checkpoint.every_steps=4", "record.tensorboard=false"]
+    overrides += [key for factor, values in FACTORS.items() for key in values[case[factor]]]
     run_app("train", *overrides, "run.name=one")
     processes, threads = map(int, case["layout"].split("x"))
     several = [*overrides, "run.name=several", f"runtime.num_threads={min(threads, several_threads())}"]

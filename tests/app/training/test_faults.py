@@ -1,4 +1,4 @@
-"""Faults at exact moments and at random, in memory, on disk, in the user's directories; the run resumes from them."""
+"""Faults at exact moments: in memory, on disk, in the user's directories; the run resumes from them."""
 
 import os
 import shutil

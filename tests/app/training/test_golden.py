@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +12,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torchrec import KeyedJaggedTensor
 
-from app.config.data import DataConfig
 from app.config.train import Platform, RuntimeConfig
-from app.data import split
 from app.data.batch import Batch, layout_of
 from app.runtime import platform
 from app.runtime.platform import Runtime
 from app.sharding.plan import fill_tables, table_blocks, table_weights
 from app.training import session
 from data_prep.dataset.format import Manifest, ShardArrays, Split, save_manifest, write_shard
-from data_prep.dataset.spelling import Bags, join
 from tests import reference
 from tests.app import loops
 from tests.app.conftest import built, composed
@@ -177,29 +173,6 @@ def _exact_parameters(case: str, golden: Any, order: NDArray[np.int64]) -> dict[
         reference.bce(logits, batch.labels.double()).backward()
         update.step(lr)
     return {key: parameter.detach().numpy() for key, parameter in parameters.items()}
-
-
-def test_multi_hot_batches_come_from_disk_as_the_reference_had_them(tmp_path: Path) -> None:
-    golden = np.load(GOLDEN / "dlrm_small_multihot_sgd.npz")
-    expected = list(batches(golden))
-
-    def bags_of(batch: Batch, name: str) -> Bags:
-        feature = batch.sparse_features[name]
-        return Bags(feature.values().numpy(), feature.offsets().long().numpy())
-
-    bags = tuple(join([bags_of(batch, name) for batch in expected]) for name in FEATURES)
-    dense = np.concatenate([batch.dense_features.numpy() for batch in expected])
-    labels = np.concatenate([batch.labels.numpy() for batch in expected])[:, None].astype(np.int32)
-    arrays = ShardArrays(labels, dense, np.zeros((len(labels), 0), np.int32), bags)
-    whole = replace(manifest(), splits={"train": Split(len(labels), 0.5, [])})
-    whole.schema["ragged"] = FEATURES
-    whole.splits["train"].shards.append(write_shard(tmp_path, "train", "00000", arrays))
-    reader = split.SplitReader(tmp_path, whole, "train", DataConfig(shuffle=False), rank=0, world_size=1)
-    for actual, batch in zip(reader.train_batches(BATCH, 0, 0, 0), expected, strict=True):
-        assert torch.equal(actual.dense_features, batch.dense_features)
-        assert torch.equal(actual.labels, batch.labels)
-        assert torch.equal(actual.sparse_features.values(), batch.sparse_features.values())
-        assert torch.equal(actual.sparse_features.lengths(), batch.sparse_features.lengths())
 
 
 OPTIMIZER = ["optimizer=adam", "optimizer.lr=0.01", "optimizer.max_grad_norm=0.7", "optimizer.clip_tables=true"]

@@ -36,7 +36,7 @@ from tests.app import loops
 from tests.app.conftest import SMALL, Command, Job, Train
 from tests.app.datasets import write_dataset
 from tests.app.in_process import NOTHING_TO_DO, command_here, train_here
-from tests.app.model.given_vectors import GivenVectors
+from tests.app.loops import GivenVectors
 from tests.app.run_files import events, summary
 
 

@@ -150,13 +150,10 @@ def test_a_run_is_evaluated_ranked_verified_and_compared(run_app: Command, ratin
     verified = run_app("verify", "run=runs/short1")
     assert json.loads(verified.stdout)["evaluation"] == {"rmse": 0.0}
 
-    page = (tmp_path / "runs/long1/report.html").read_text()
-    assert "Better than the labels&#39; mean: RMSE" in page
-    assert "majority class" not in page
+    assert "Better than the labels&#39; mean: RMSE" in (tmp_path / "runs/long1/report.html").read_text()
     runs = ",".join(f"runs/{name}{seed}" for name in ("short", "long") for seed in (1, 2))
     compared = run_app("report", f"runs=[{runs}]", "out=compare.html")
     assert re.search(r"RMSE: B \(long1.*\) is −", compared.stdout + compared.stderr)
-    assert "AUC" not in compared.stdout
 
 
 @pytest.mark.medium

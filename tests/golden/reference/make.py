@@ -6,17 +6,15 @@
     python -m tests.golden.reference.make statistics TSV        # criteo_statistics.json, of real rows
 
 `dlrm` needs a Python with numpy<2 (the reference stores 32-bit hashes as int32, which NumPy 2 refuses) and torch;
-`torchrec` needs iopath besides TorchRec. Each says so and ends with status 2 where it lacks something.
+`torchrec` needs iopath besides TorchRec.
 """
 
-import contextlib
 import importlib
 import json
 import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +47,6 @@ def make_rows() -> bytes:
 
 def make_torchrec(directory: Path) -> dict[str, Any]:
     """Convert the rows by `torchrec.datasets.criteo`, as one file and as three days."""
-    require("torchrec", "iopath")
     criteo = importlib.import_module("torchrec.datasets.criteo")
     utils = criteo.BinaryCriteoUtils
     lines = ROWS.read_bytes().splitlines(keepends=True)
@@ -96,11 +93,8 @@ def make_torchrec(directory: Path) -> dict[str, Any]:
 
 def make_dlrm(directory: Path, checkout: Path) -> dict[str, Any]:
     """Convert the rows by facebookresearch/dlrm's Kaggle path, and return them with its first training batch."""
-    require("torch")
     if int(np.__version__.partition(".")[0]) >= 2:
         raise SystemExit(f"NumPy is {np.__version__}; the reference needs a Python with numpy<2")
-    if not (checkout / "dlrm_data_pytorch.py").exists():
-        raise SystemExit(f"{checkout}: no checkout of facebookresearch/dlrm; clone it and give its directory")
     sys.path.insert(0, str(checkout))
     pytorch, utils = (importlib.import_module(name) for name in ("dlrm_data_pytorch", "data_utils"))
     raw = directory / "rows.txt"
@@ -152,28 +146,6 @@ def make_statistics(path: Path) -> dict[str, Any]:
     return {"rows": len(fields), "integers": integers, "categories": categories}
 
 
-def require(*modules: str) -> None:
-    """End with a line that says what to install, unless all modules can be imported."""
-    for module in modules:
-        try:
-            importlib.import_module(module)
-        except ImportError as error:
-            print(f"{module} is needed: `pip install {module}` in this Python ({error})", file=sys.stderr)
-            raise SystemExit(2) from error
-
-
-@contextlib.contextmanager
-def scratch_directory() -> Iterator[Path]:
-    """A temporary directory as working directory: the references write beside what they read."""
-    before = Path.cwd()
-    with tempfile.TemporaryDirectory() as name:
-        os.chdir(name)
-        try:
-            yield Path(name)
-        finally:
-            os.chdir(before)
-
-
 def main(kind: str, *arguments: str) -> None:
     """Write one file of this folder."""
     if kind == "rows":
@@ -182,14 +154,11 @@ def main(kind: str, *arguments: str) -> None:
         text = json.dumps(make_statistics(Path(arguments[0])), indent=1)
         (HERE / "criteo_statistics.json").write_text(text + "\n")
     else:
-        paths = [Path(argument).resolve() for argument in arguments]
-        makers: dict[str, tuple[Any, str]] = {
-            "torchrec": (make_torchrec, "torchrec_criteo"),
-            "dlrm": (make_dlrm, "dlrm_kaggle"),
-        }
-        make, name = makers[kind]
-        with scratch_directory() as directory:
-            np.savez_compressed(HERE / f"{name}.npz", **make(directory, *paths))
+        checkouts = [Path(argument).resolve() for argument in arguments]
+        with tempfile.TemporaryDirectory() as directory:
+            os.chdir(directory)  # the references write beside what they read
+            make, name = (make_dlrm, "dlrm_kaggle") if kind == "dlrm" else (make_torchrec, "torchrec_criteo")
+            np.savez_compressed(HERE / f"{name}.npz", **make(Path(directory), *checkouts))
 
 
 if __name__ == "__main__":

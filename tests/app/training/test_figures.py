@@ -1,10 +1,7 @@
-"""A run that is stopped and resumed has the figures of one that was not, on other numbers of processes too.
-
-Times and energy are those of a faked clock and counter: a step of a global batch takes 40 ms over the number of
-processes, an evaluation 100 ms, and each process's device takes 50 W.
-"""
+"""Figures of steps: phases, energy, traces; a run that is stopped and resumed has those of one that was not."""
 
 import csv
+import gzip
 import json
 import os
 import random
@@ -12,12 +9,16 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from app.metrics import timing
+from app.metrics.timing import PHASES, EnergyMeter, StepTimer
 from app.runtime import platform
 from app.runtime.environment import leave
 from app.runtime.platform import Runtime
@@ -25,12 +26,94 @@ from app.training.checkpointer import StopCheck
 from app.training.predictor import Predictor
 from app.training.session import Session
 from tests.app import group
-from tests.app.conftest import SMALL, composed
+from tests.app.conftest import SMALL, Command, composed
 from tests.app.in_process import train_here
 from tests.app.run_files import events, summary
 
+
+def test_phases_are_timed_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+    meter = StepTimer(torch.device("cpu"))
+    meter.start()
+    for _ in range(3):
+        now[0] += 0.02  # waiting for input is none of them
+        meter.step_begins()
+        for phase, seconds in zip(PHASES, (0.01, 0.03, 0.0), strict=True):
+            now[0] += seconds
+            meter.phase_done(phase)
+        meter.step_done(input_wait=0.02)
+    timing = meter.take()
+    assert timing.phase_steps == 3
+    assert timing.phases == pytest.approx({"forward": 0.03, "backward": 0.09, "optimizer": 0.0})
+    assert sum(timing.phases.values()) == pytest.approx(timing.seconds.sum() - timing.input_wait)
+    assert meter.take()[1:] == (0.0, 0, {})
+
+
+@pytest.mark.slow("processes")
+def test_a_run_tells_them_and_leaves_the_traces_asked_for(run_app: Command, small: list[str], tmp_path: Path) -> None:
+    keys = [*small, "run.name=a", "train.max_steps=24", "runtime.profile_steps=[12,13]"]
+    keys += ["train.warmup_steps_excluded=5"]
+    run_app("train", *keys, processes=2)
+    run = tmp_path / "runs/a"
+    summary = json.loads((run / "summary.json").read_bytes())
+    phases = summary["phase_seconds"]
+    assert all(phases[name] > 0 for name in (*PHASES, "communication")), phases
+    traces = sorted((run / "tensorboard").glob("rank*.pt.trace.json.gz"))
+    assert [path.name.split(".")[0] for path in traces] == ["rank0", "rank1"]
+    names = {event.get("name") for event in json.loads(gzip.decompress(traces[0].read_bytes()))["traceEvents"]}
+    assert "aten::addmm" in names
+
+
+CPU = torch.device("cpu")
+
+
+def zone(root: Path, name: str, kind: str, microjoules: int, most: int = 1_000_000_000) -> Path:
+    directory = root / name
+    directory.mkdir()
+    for file, value in (("name", kind), ("energy_uj", microjoules), ("max_energy_range_uj", most)):
+        (directory / file).write_text(f"{value}\n")
+    return directory
+
+
+def test_packages_are_summed_and_counters_may_begin_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = zone(tmp_path, "intel-rapl:0", "package-0", 5_000_000, most=10_000_000)
+    second = zone(tmp_path, "intel-rapl:1", "package-1", 0)
+    zone(tmp_path, "intel-rapl:0:0", "core", 7_000_000)  # part of its package
+    zone(tmp_path, "intel-rapl:2", "psys", 7_000_000)  # the whole platform, packages included
+    clock = iter([0.0, 2.0, 4.0, 4.0])
+    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    meter = EnergyMeter(CPU, tmp_path)
+    meter.start()
+    (first / "energy_uj").write_text("9000000")
+    (second / "energy_uj").write_text("2000000")
+    assert meter.lap() == pytest.approx((4 + 2, 2))
+    (first / "energy_uj").write_text("1000000")  # beyond 10 J it began again: 2 J more
+    assert meter.lap() == pytest.approx((2, 2))
+    assert meter.lap() is None  # no time passed
+    assert "RAPL" in meter.source
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_without_a_counter_or_when_it_goes_away_there_is_no_figure(tmp_path: Path, is_there: bool) -> None:
+    package = zone(tmp_path, "intel-rapl:0", "package-0", 5_000_000) if is_there else tmp_path
+    meter = EnergyMeter(CPU, tmp_path)
+    meter.start()
+    (package / "energy_uj").unlink(missing_ok=not is_there)
+    assert meter.lap() is None
+
+
+@pytest.mark.parametrize("error", [Exception("NVML: GPU is lost"), OSError(5, "I/O")])
+def test_no_error_of_a_counter_ends_training(error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NVMLError and AmdSmiException derive from Exception alone."""
+    monkeypatch.setattr(timing, "_find_counter", lambda device, rapl: ("test", Mock(side_effect=[1.0, error])))
+    meter = EnergyMeter(CPU, tmp_path)
+    meter.start()
+    assert meter.lap() is None
+
+
 STEPS, BATCH, STEP_SECONDS, EVAL_SECONDS, WATTS = 24, 64, 0.04, 0.1, 50.0
-PHASES = {"forward": 0.75, "backward": 0.0, "optimizer": 0.25}  # shares of a step
+SHARES = {"forward": 0.75, "backward": 0.0, "optimizer": 0.25}  # shares of a step
 Part = tuple[int, int, int | None]  # processes, max_steps, the step to stop after
 
 
@@ -49,13 +132,13 @@ def faked(world_size: int, stop_at: int | None) -> Iterator[None]:
     def begun(self: Session, step: int) -> float:
         step_of_optimizer = self.optimizer.step
         if not getattr(step_of_optimizer, "slowed", False):
-            slow = passing(STEP_SECONDS / world_size * PHASES["optimizer"], step_of_optimizer)
+            slow = passing(STEP_SECONDS / world_size * SHARES["optimizer"], step_of_optimizer)
             slow.slowed = True
             self.optimizer.step = slow
         return begin(self, step)
 
     def forward(self: Session, batch: Any) -> Any:
-        now[0] += STEP_SECONDS / world_size * PHASES["forward"] if self.model.training else 0.0
+        now[0] += STEP_SECONDS / world_size * SHARES["forward"] if self.model.training else 0.0
         return score(self, batch)
 
     begin, score = Session.begin_step, Session.forward
@@ -112,7 +195,7 @@ def assert_true(run: Path, ran: list[Part]) -> None:
     if all(processes == 1 for processes, *_ in ran):
         joules = WATTS * (STEPS * STEP_SECONDS + evaluations * EVAL_SECONDS)
         assert figures["power"]["joules"] == pytest.approx(joules, rel=1e-5)
-        for name, share in PHASES.items():
+        for name, share in SHARES.items():
             mean = figures["phase_seconds"][name] or 0.0
             assert mean == pytest.approx(share * STEP_SECONDS, rel=1e-5, abs=1e-9)
     (row,) = csv.DictReader((run / "results.csv").open())
