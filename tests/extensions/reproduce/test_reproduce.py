@@ -14,7 +14,7 @@ from common.errors import UserError
 from extensions.reproduce import command
 from tests.app.conftest import SMALL, Command, Refusal, app_environment
 from tests.app.run_files import events, summary
-from tests.extensions.reproduce.runs import composed, write_seeds
+from tests.extensions.reproduce.test_figures import composed, write_seeds
 from tests.fast_python import fast_python
 from tests.waits import wait_until
 

@@ -1,9 +1,13 @@
-"""Proposed schemas: the use of each column, the label and its rule, the order of rows; and what is refused."""
+"""Proposed schemas: uses of columns, the label, the order of rows, refusals; drawn tables; the command and its page."""
 
 import datetime
 import io
+import json
+import random
 import re
 from collections import Counter
+from collections.abc import Callable, Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +16,23 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 import yaml
+from selenium import webdriver
+from sklearn.metrics import roc_auc_score
 
 import clickwork
 from common.errors import UserError
 from data_prep.dataset.format import load_manifest, splitmix64
-from data_prep.sources.discover import resolve_sources
+from data_prep.sources.discover import Source, resolve_sources
 from data_prep.verify import verify_dataset
 from extensions.inspect import columns as profile_module
 from extensions.inspect.columns import MAX_EXACT, DistinctValues
+from extensions.inspect.command import inspection_page
 from extensions.inspect.proposal import Proposal, auc_of_column, order_sentences, propose_schema
-from tests.data_prep.conftest import prepare
+from tests.browser import browser, missing
+from tests.data_prep.conftest import prepare, seeds
 from tests.data_prep.tables import paths, write
 from tests.error_lines import refused
+from tests.forks import run_module
 
 ROWS = 400
 BITS = np.random.default_rng(7).integers(0, 2, ROWS).tolist()
@@ -142,15 +151,6 @@ def drawn_numbers(rows: int = 6000) -> dict[str, Any]:
     return columns | {"score": scores, "label": rng.random(rows) < 1 / (1 + np.exp(-scores))}
 
 
-# The rows of f0 … f9 as Frappe's: each user has the same rate, ids of items fall by their rate, others are contexts.
-def frappe(rows: int = 6000) -> dict[str, Any]:
-    rng = np.random.default_rng(4)
-    item = (300 * rng.random(rows) ** 2).astype(int)
-    context = {f"f{number}": rng.integers(0, 9 * number, rows) for number in range(2, 10)}
-    rates = 1 / (1 + np.exp(item / 75 - 1.5 - rng.normal(0, 1, 300)[item]))
-    return {"label": (rng.random(rows) < rates) * 1, "f0": rng.integers(0, 400, rows), "f1": item, **context}
-
-
 def losses_of(numbers: Any, labels: Any) -> list[float]:
     """Return the losses by value, by quantile and by neither; log loss, or RMSE of labels that are no bits."""
     frame = pd.DataFrame({"value": numbers, "label": labels * 1.0})
@@ -196,31 +196,6 @@ def test_whole_numbers_are_categories_by_their_rates(tmp_path: Path, label: str)
     assert uses["serial"].reason.endswith(f"{6000 / len(set(columns['serial'])):.1f} rows a value")
 
 
-def test_all_columns_of_a_table_like_frappe_s_are_categories(tmp_path: Path) -> None:
-    content = frappe()
-    value, quantile, neither = losses_of(content["f1"], content["label"])
-    assert value < quantile < neither
-    assert set(places(proposed(tmp_path, content)).values()) == {"label", "sparse"}
-
-
-NAMES = {
-    "without meaning": ["V1", "C1", "col_1", "feature_12"],
-    "in upper case": ["AMOUNT", "CODE_POSTAL", "ITEMID", "USER_ID"],
-    "of other languages": ["возраст", "Größe", "商品", "idade"],
-}
-
-
-@pytest.mark.parametrize("case", NAMES)
-def test_evidence_prevails_over_names(tmp_path: Path, case: str) -> None:
-    table = drawn_numbers()
-    for names in (NAMES[case], NAMES[case][::-1]):
-        columns = dict(zip(names, (table[name] for name in ("id", "quantity", "user", "serial")), strict=True))
-        proposal = proposed(tmp_path, {"label": table["label"] * 1, **columns})
-        is_id = names[3] in ("ITEMID", "USER_ID", "CODE_POSTAL")
-        expected = ["sparse", "dense", "sparse", "sparse" if is_id else "dense"]
-        assert [proposal.uses[name].place for name in names] == expected
-
-
 def test_codes_are_known_by_how_they_are_written(tmp_path: Path) -> None:
     numbers = np.random.default_rng(5).integers(0, 150, ROWS)
     rows = {"label": BITS, "padded": [f"{number:04d}" for number in numbers], "plain": numbers}
@@ -254,15 +229,6 @@ def test_rows_sorted_by_label_and_rare_labels(tmp_path: Path) -> None:
     assert "Rows are sorted" not in " ".join(order_sentences(proposed(tmp_path, content)))
 
 
-@pytest.mark.parametrize("name", ["rows.parquet", "rows.jsonl"])
-def test_numbers_as_text_of_typed_files_prepare(tmp_path: Path, name: str) -> None:
-    codes = [f"{row % 80:05d}" for row in range(ROWS)]
-    content = {"label": BITS, "zip": codes, "plan": codes, "cat": list("abca") * 100}
-    proposal = proposed(tmp_path, content, name=name)
-    assert places(proposal)["zip"] == "sparse"
-    assert prepare(*paths(tmp_path, proposal.text, name)).rows == ROWS
-
-
 def test_rounded_ids_and_times_of_float32_prepare_as_quantities(tmp_path: Path) -> None:
     numbers = {"user_id": 2**24 + np.arange(ROWS) % 90, "time": 16 * 10**8 + 600 * (37 * np.arange(ROWS) % ROWS)}
     columns = {name: pa.array(values.astype(np.float32)) for name, values in numbers.items()}
@@ -283,7 +249,6 @@ def test_blanks_in_numbers_and_wide_numbers_prepare(tmp_path: Path, mark: str) -
 
 
 def test_a_part_of_a_time_that_misleads_newer_rows_is_left_out(tmp_path: Path) -> None:
-    """Rates by weekday turn round halfway; those by hour stay."""
     shown = pd.Series(pd.date_range("2024-01-01", periods=4_000, freq="10min"))
     is_early_in_week, is_new = shown.dt.dayofweek < 3, shown.index >= 2_000
     rates = 0.3 + 0.2 * (shown.dt.hour < 12) + 0.2 * (is_early_in_week != is_new)
@@ -345,10 +310,7 @@ def test_labels(tmp_path: Path, case: str) -> None:
     proposal = proposed(tmp_path, content, given)
     entry = yaml.safe_load(proposal.text)["label"]
     assert entry == expected or entry == expected.replace("'", '"')
-    (tmp_path / "schema.yaml").write_text(proposal.text)
-    keys = [f"data.raw={tmp_path}/rows.csv", f"data.schema={tmp_path}/schema.yaml", f"data.path={tmp_path}/out"]
-    manifest = prepare(*keys)
-    assert manifest.label_rate == proposal.label.rate
+    assert prepare(*paths(tmp_path, proposal.text)).label_rate == proposal.label.rate
 
 
 def test_numbers_to_predict(tmp_path: Path) -> None:
@@ -360,67 +322,39 @@ def test_numbers_to_predict(tmp_path: Path) -> None:
 
 
 FEW = {"user": ["a", "b"] * 30}
-REFUSALS: dict[str, tuple[Any, str | None, str]] = {
-    "no label": (
-        {"a": [0, 1] * 30, **FEW},
-        None,
-        r"rows\.csv: no column is named label, click, .* or rating.*data\.label=COLUMN",
+RATED = [row / 7 for row in range(60)]
+KNOWN = r"column label: has the values <=50K \(40\), >50K \(20\), and neither is known .*: data\.label='label == >50K'"
+# The table, the label that is given, what the line says.
+REFUSALS: list[tuple[Any, str | None, str]] = [
+    ({"a": [0, 1] * 30, **FEW}, None, r"rows\.csv: no column is named label, click, .* or rating.*data\.label=COLUMN"),
+    ({"a": [0, 1] * 30, **FEW}, "b", r"data\.label=b: no such column; the table has a, user"),
+    ({"label": [">50K", "<=50K", "<=50K"] * 20, "user": list("abc") * 20}, None, KNOWN),
+    *(
+        ({"rating": numbers * 30, **FEW}, None, rf"and neither is known .*: data\.label='rating == {max(numbers):g}'")
+        for numbers in ([1, 5], [0.5, 1], [1, 2], [-1, 2])
     ),
-    "absent": ({"a": [0, 1] * 30, **FEW}, "b", r"data\.label=b: no such column; the table has a, user"),
-    "two values": (
-        {"label": [">50K", "<=50K", "<=50K"] * 20, "user": list("abc") * 20},
-        None,
-        r"column label: has the values <=50K \(40\), >50K \(20\), and neither is known .*: data\.label='label == >50K'",
-    ),
-    **{
-        f"two numbers, {numbers}": (
-            {"rating": numbers * 30, **FEW},
-            None,
-            rf"column rating: has the values .*, and neither is known .*: data\.label='rating == {max(numbers):g}'",
-        )
-        for numbers in ([1, 5], [1, 10], [0.5, 1], [1, 2], [-1, 2])
-    },
-    "marks beside a rule": (
-        {"label": [1, 0, "NA"] * 20, **FEW},
-        "label == 1",
-        "column label: 20 of 60 rows have NA, which stands for a missing value; remove these rows",
-    ),
-    "texts beside a rule": ({"label": [1, 0, "x"] * 20, **FEW}, "label >= 1", "some are no numbers, as >= 1 needs"),
-    "decimals alone": (
-        {"label": [0, 1] * 30, "a": [row / 7 for row in range(60)], "b": [row / 9 for row in range(60)]},
-        None,
-        "no column can be a category, of which a model needs one",
-    ),
-    "texts": (
-        {"label": list("abc") * 20, "user": list("abc") * 20},
-        None,
-        r"say which of them is positive, e\.g\. data\.label='label == a'",
-    ),
-    "one class": ({"label": [1] * 60, **FEW}, None, "every label is 1, so no model can learn"),
-    "no row": ("label,a\n", None, "no rows in it"),
-    "empty label": (
-        {"label": [0, 1, None] * 20, **FEW, "user": list("abc") * 20},
-        None,
-        "20 of 60 rows have no label, .* row 3 of",
-    ),
-    "twice": ("label,a,a\n1,2,3\n", None, "row 1: two columns a; rename"),
-    "one column": ({"label": [0, 1]}, None, "one column alone"),
-    "width": ("label,a\n0,x\n1,y,z\n0,x\n", None, r"rows\.csv: row 3: 3 columns, but a row has 2"),
-    "rule": ({"label": [0, 1] * 30, **FEW}, "label == =4", r"data\.label=label == =4: "),
-}
+    ({"label": [1, 0, "NA"] * 20, **FEW}, "label == 1", "label: 20 of 60 rows have NA, .* missing value; remove"),
+    ({"label": [1, 0, "x"] * 20, **FEW}, "label >= 1", "some are no numbers, as >= 1 needs"),
+    ({"label": [0, 1] * 30, "a": RATED, "b": RATED[::-1]}, None, "no column can be a category, of which a model needs"),
+    ({"label": list("abc") * 20, "a": list("abc") * 20}, None, r"is positive, e\.g\. data\.label='label == a'"),
+    ({"label": [1] * 60, **FEW}, None, "every label is 1, so no model can learn"),
+    ("label,a\n", None, "no rows in it"),
+    ({"label": [0, 1, None] * 20, "user": list("abc") * 20}, None, "20 of 60 rows have no label, .* row 3 of"),
+    ("label,a,a\n1,2,3\n", None, "row 1: two columns a; rename"),
+    ({"label": [0, 1]}, None, "one column alone"),
+    ("label,a\n0,x\n1,y,z\n0,x\n", None, r"rows\.csv: row 3: 3 columns, but a row has 2"),
+    ({"label": [0, 1] * 30, **FEW}, "label == =4", r"data\.label=label == =4: "),
+]
 
 
-@pytest.mark.parametrize("case", REFUSALS)
-def test_refusals(tmp_path: Path, case: str) -> None:
-    content, label, message = REFUSALS[case]
+@pytest.mark.parametrize(("content", "label", "message"), REFUSALS)
+def test_refusals(tmp_path: Path, content: Any, label: str | None, message: str) -> None:
     refused(message, proposed, tmp_path, content, label)
 
 
 def test_the_line_to_type_works(tmp_path: Path) -> None:
     content = {"income": [">50K", "<=50K"] * 30, **FEW}
-    with pytest.raises(UserError) as error:
-        proposed(tmp_path, content, "income")
-    label = str(error.value).partition("data.label='")[2].rstrip("'")
+    label = refused("data.label='", proposed, tmp_path, content, "income").partition("data.label='")[2].rstrip("'")
     assert proposed(tmp_path, content, label).label.rule == "== >50K"
 
 
@@ -458,8 +392,8 @@ def test_auto_trains_on_the_proposal_as_if_it_were_given(tmp_path: Path, capsys:
     assert "already done" in capsys.readouterr().err
     prepare(*auto, "data.label=rating")
     refused(r"the label is rating >= .* there, movieId here", prepare, *auto, "data.label=movieId")
-    with pytest.raises(UserError, match=r"data\.label=x: has no effect without data\.schema=auto"):
-        prepare(raw, f"data.schema={tmp_path}/schema.yaml", f"data.path={tmp_path}/b", "data.label=x")
+    given_keys = [raw, f"data.schema={tmp_path}/schema.yaml", f"data.path={tmp_path}/b"]
+    refused(r"data\.label=x: has no effect without data\.schema=auto", prepare, *given_keys, "data.label=x")
 
 
 def test_a_label_that_auto_does_not_know_is_named(tmp_path: Path) -> None:
@@ -500,8 +434,6 @@ def test_different_values_are_counted_and_then_estimated() -> None:
 
 
 def test_the_auc_of_a_column_is_scikit_learn_s() -> None:
-    from sklearn.metrics import roc_auc_score
-
     rng = np.random.default_rng(0)
     codes = rng.integers(0, 5, 4000)
     labels = rng.random(4000) < np.array([0.1, 0.3, 0.5, 0.2, 0.8])[codes]
@@ -512,3 +444,179 @@ def test_the_auc_of_a_column_is_scikit_learn_s() -> None:
     assert auc_of_column(["a"] * 60, None, labels[:60]) is None
     numbers = labels + rng.normal(0, 0.01, 4000)
     assert auc_of_column([""] * 4000, numbers, labels) == pytest.approx(1, abs=0.01)
+
+
+NAMES = ["label", "y", "click", "rating", "userId", "item_id", "ts", "date", "price", "a.b", "x y", "été", "1", "0"]
+NAMES += ["n#", "- a", "ts_hour", "{a}", "a: b", "'q", '"', "null", "true", "~", "#c", "a=b", ">= 4", "", "x>1"]
+NAMES += ["label >= 4", "[x", "*z", "&q", "!t"]
+Draw = Callable[[random.Random], Any]
+
+VALUES: dict[str, Draw] = {
+    "bit": lambda draw: draw.randint(0, 1),
+    "constant": lambda draw: "same",
+    "few": lambda draw: draw.choice(["a", "b", "c d", "é"]),
+    "word": lambda draw: draw.choice(["yes", "no"]),
+    "integer": lambda draw: draw.randint(-5, 10 ** draw.randint(1, 12)),
+    "large": lambda draw: draw.choice([2**63, 10**30, -(2**70), 5]),
+    "fraction": lambda draw: round(draw.gauss(0, 100), 3),
+    "spelled": lambda draw: draw.choice(["+5", "5.", ".5", " 7 ", "1e3", "-0", "007", "1e400", "1_0", "inf", "nan"]),
+    "marked": lambda draw: draw.choice([1, 2, 3.5, "NA", "NULL", " "]),
+    "id": lambda draw: f"id{draw.random()}",
+    "tags": lambda draw: "|".join(draw.sample("abcdef", draw.randint(0, 3))),
+    "commas": lambda draw: ", ".join(draw.sample(["x", "y", "z"], draw.randint(1, 3))),
+    "seconds": lambda draw: draw.randint(10**9, 17 * 10**8),
+    "milliseconds": lambda draw: draw.randint(10**12, 17 * 10**11),
+    "iso": lambda draw: str(datetime.datetime(2024, 1, 1) + datetime.timedelta(seconds=draw.randint(0, 10**7))),
+    "day": lambda draw: f"2024-0{draw.randint(1, 9)}-1{draw.randint(0, 9)}",
+    "german": lambda draw: f"{draw.randint(1, 28)}.{draw.randint(1, 12)}.2023 {draw.randint(0, 23)}:05",
+    "american": lambda draw: f"{draw.randint(1, 12)}/{draw.randint(1, 28)}/2023",
+    "mixed": lambda draw: draw.choice([1, "one", 2.5, "", None, "2024-01-01", "true"]),
+    "odd": lambda draw: draw.choice(['say "hi"', "a;b", "tab\there", "#x", "= 3", "\\N", "\u2028", "\x00", "'"]),
+    "empty": lambda draw: None,
+}
+TYPED: dict[str, Draw] = {
+    "boolean": lambda draw: draw.random() < 0.5,
+    "list": lambda draw: draw.sample(["a", "b", "", "c|d"], draw.randint(0, 3)),
+    "numbers": lambda draw: [draw.randint(0, 9) for _ in range(draw.randint(0, 3))],
+    "not finite": lambda draw: draw.choice([1.5, float("inf"), float("nan")]),
+}
+PARQUET: dict[str, Draw] = {
+    "timestamp": lambda draw: datetime.datetime(2024, 1, draw.randint(1, 28), draw.randint(0, 23)),
+    "date": lambda draw: datetime.date(2024, 1, draw.randint(1, 28)),
+    "decimal": lambda draw: Decimal(draw.randint(0, 99)) / 4,
+    "bytes": lambda draw: bytes([draw.randint(0, 255)]),
+    "struct": lambda draw: {"a": 1},
+}
+SINGLE_TYPED = ("mixed", "marked", "large", "spelled")  # which Parquet's columns of one type cannot hold
+
+
+def drawn_rows(draw: random.Random, form: str) -> dict[str, list[Any]]:
+    kinds = dict(VALUES) | (TYPED if form != "csv" else {}) | (PARQUET if form == "parquet" else {})
+    if form == "parquet":
+        kinds = {name: kind for name, kind in kinds.items() if name not in SINGLE_TYPED}
+    if form == "jsonl":
+        del kinds["not finite"]
+    rows = draw.choice([1, 3, 30, 30, 200])
+    names = draw.sample(NAMES, draw.randint(1, 9))
+    is_plain = draw.random() < 0.9
+    if is_plain:  # numbers among the names make a text file one without names
+        names = ["label", *(name for name in names if name not in ("label", "1", "0", ""))]
+    content = {}
+    for name in names:
+        kind = draw.choice(["bit", "word", "bit", *kinds] if name == "label" and not is_plain else list(kinds))
+        if name == "label" and is_plain:
+            kind = draw.choice(["bit", "bit", "word", "integer", *(["fraction"] if form != "csv" else [])])
+        gaps = 0 if name == "label" and is_plain else draw.choice([0, 0, 0, 0.1])
+        content[name] = [None if draw.random() < gaps else kinds[kind](draw) for _ in range(rows)]
+    draw_order = list(content)
+    draw.shuffle(draw_order)
+    return {name: content[name] for name in draw_order}
+
+
+def proposal_or_none(sources: list[Source]) -> Proposal | None:
+    """The proposal for some files; None if they are refused, which takes one line."""
+    try:
+        return propose_schema(sources)
+    except UserError as refusal:
+        message = str(refusal)
+    assert message
+    assert "\n" not in message
+    return None
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("seed", seeds(40, 120))
+def test_a_proposal_prepares(tmp_path: Path, seed: int) -> None:
+    draw = random.Random(seed)
+    form = ("csv", "jsonl", "parquet")[seed % 3]
+    content = drawn_rows(draw, form)
+    path = write(tmp_path / f"rows.{form}", content)
+    print(path.read_bytes()[:500], {name: values[:4] for name, values in content.items()})
+    sources = resolve_sources(str(path))
+    proposal = proposal_or_none(sources)
+    if proposal is None:
+        return
+    assert inspection_page(proposal, tmp_path)
+    keys = paths(tmp_path, proposal.text, path.name)
+    manifest = prepare(*keys, "data.allow_degenerate=true", "data.split.held_out=0.4")
+    assert manifest.rows == len(next(iter(content.values())))
+    if proposal.label.rate is not None:
+        assert manifest.label_rate == proposal.label.rate
+
+
+@pytest.mark.parametrize("seed", seeds(20, 60))
+def test_any_bytes_are_refused_in_one_line_or_read(tmp_path: Path, seed: int) -> None:
+    draw = random.Random(seed)
+    alphabet = draw.choice([bytes(range(256)), b'0123456789,.\n"a;|\t', b"label,\n01a", b'{"label":01,}\n[]a'])
+    content = bytes(draw.choices(alphabet, k=draw.randint(1, 400)))
+    content = draw.choice([b"", b"label,user\n", b"\xef\xbb\xbflabel;x\n", b"PAR1", b'{"label": 1}\n']) + content
+    path = tmp_path / draw.choice(["rows.csv", "rows.jsonl", "rows.txt"])
+    path.write_bytes(content)
+    try:
+        sources = resolve_sources(str(path))
+    except UserError:
+        return
+    proposal = proposal_or_none(sources)
+    assert proposal is None or proposal.text
+
+
+def test_the_schema_goes_to_stdout(tmp_path: Path) -> None:
+    write(tmp_path / "ads.csv", ads())
+    process = run_module("data_prep.inspect", "data.raw=ads.csv", "out=pages", cwd=tmp_path)
+    assert process.returncode == 0, process.stderr
+    assert yaml.safe_load(process.stdout)["label"] == "clicked"
+    assert process.stderr.splitlines()[0] == "Rows are in order of shown_at."
+    assert process.stderr.splitlines()[-1].startswith("pages/ads.html: ")
+    assert (tmp_path / "pages/ads.html").read_text().startswith("<!doctype html>")
+    refused = run_module("data_prep.inspect", "data.raw=ads.csv", "data.label=version", cwd=tmp_path)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert len(refused.stderr.splitlines()) == 1
+
+
+def charts_of(page: str) -> dict[str, Any]:
+    match = re.search(r'<script type="application/json" id="charts">(.*?)</script>', page, re.DOTALL)
+    assert match
+    charts: dict[str, Any] = json.loads(match[1])
+    return charts
+
+
+def test_figures_of_the_page_are_pandas_s(tmp_path: Path) -> None:
+    frame = pd.DataFrame(ads())
+    page = inspection_page(propose_schema(resolve_sources(str(write(tmp_path / "ads.csv", ads())))), tmp_path)
+    labels = frame.clicked == "yes"
+    for site, rows in frame.groupby("site"):
+        if len(rows) >= frame.site.value_counts().iloc[4]:
+            cells = (f"{len(rows):,}", f"{len(rows) / len(frame):.1%}", f"{labels[rows.index].mean():.1%}")
+            row = re.search(rf'<th scope="row">{site}</th>(.*?)</tr>', page, re.DOTALL)
+            assert row
+            assert tuple(re.findall(r">([^<>]+)</td>", row[1])) == cells
+    charts = charts_of(page)
+    [rate] = charts["label_rows"]["series"]
+    assert rate["y"] == pytest.approx([part.mean() for part in np.array_split(labels.to_numpy(), 50)])
+    [price] = charts["distribution_price"]["series"]
+    assert sum(price["y"]) == len(frame)
+    assert sum(charts["distribution_age"]["series"][0]["y"]) == (frame.age != "NA").sum()
+
+
+@pytest.fixture(scope="module")
+def driver() -> Iterator[webdriver.Chrome]:
+    with browser() as chrome:
+        yield chrome
+
+
+@pytest.mark.slow("tool")
+@pytest.mark.skipif(missing() is not None, reason=f"{missing()}: pages are not looked at in a browser")
+@pytest.mark.parametrize("content", [ads, ratings])
+def test_the_page_draws_all_charts_and_loads_nothing(driver: webdriver.Chrome, tmp_path: Path, content: Any) -> None:
+    proposal = propose_schema(resolve_sources(str(write(tmp_path / "rows.csv", content()))))
+    path = tmp_path / "page.html"
+    path.write_text(inspection_page(proposal, tmp_path))
+    driver.get(path.as_uri())
+    drawn = driver.execute_script("return document.querySelectorAll('.chart canvas').length")
+    assert drawn == len(charts_of(path.read_text())) > 0
+    assert not driver.get_log("browser")
+    messages = [json.loads(entry["message"])["message"] for entry in driver.get_log("performance")]
+    urls = [each["params"]["request"]["url"] for each in messages if each["method"] == "Network.requestWillBeSent"]
+    assert [url for url in urls if not url.startswith("data:")] == [path.as_uri()]
+    width = driver.execute_script("return document.documentElement.scrollWidth - document.documentElement.clientWidth")
+    assert width == 0
