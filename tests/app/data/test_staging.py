@@ -10,7 +10,7 @@ from torchrec import KeyedJaggedTensor
 
 from app.data.batch import Batch, with_room_checked
 from common.errors import UserError
-from tests.common.test_numa import write_gpu, write_nodes
+from tests.common.test_machine import write_gpu, write_nodes
 
 ROWS = 1000
 DENSE, IDS = 13, 2000
