@@ -33,7 +33,6 @@ def dataset(trained: Trained) -> clickwork.Dataset:
 
 
 def prepared(directory: Path, trained: Trained, *keys: str) -> clickwork.Dataset:
-    """Another dataset of the run's rows."""
     of_rows = [f"data.raw={trained.directory}/raw.csv", f"data.schema={trained.directory}/schema.yaml"]
     prepare(*of_rows, f"data.path={directory}/data", *keys)
     return clickwork.Dataset(directory / "data")

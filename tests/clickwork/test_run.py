@@ -143,7 +143,6 @@ def run(trained: Trained) -> clickwork.Run:
 
 @pytest.fixture(scope="module")
 def other(runtime: Runtime, trained: Trained) -> Path:
-    """A run of the same data with another rate."""
     directory = trained.directory / "other"
     keys = [f"data.path={trained.directory}/data", f"run.dir={directory}", "run.name=other", "optimizer.lr=0.5"]
     assert train_here(runtime, *TRAIN, *keys) == "completed"
@@ -169,7 +168,6 @@ def test_metrics_are_the_events(trained: Trained, run: clickwork.Run) -> None:
 
 
 def shown(page: str) -> str:
-    """The page inside the frame."""
     match = re.search(r'srcdoc="([^"]*)"', page)
     assert match is not None
     return html.unescape(match[1])

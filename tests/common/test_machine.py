@@ -233,7 +233,6 @@ def manifest(tmp_path: Path) -> Path:
 
 
 def install(site: Path, name: str, version: str, origin: str | None = None) -> None:
-    """The part of an installed package that tells what it is."""
     directory = site / f"{name.replace('-', '_')}-{version}.dist-info"
     directory.mkdir(parents=True)
     (directory / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")

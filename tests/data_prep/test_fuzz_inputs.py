@@ -76,7 +76,6 @@ def files(draw: Any) -> Any:
 
 
 def read_by_csv(content: bytes, charset: str, options: dict[str, Any]) -> Any:
-    """label, price, user, tags of each row, as Python's csv module has them."""
     text = (gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content).decode(charset)
     rows = [fields for fields in csv.reader(io.StringIO(text, newline=""), **options) if fields]
     at = [rows[0].index(name) for name in ("label", "price", "user", "tags")]

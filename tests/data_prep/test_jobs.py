@@ -358,7 +358,6 @@ def write_days(directory: Path) -> None:
 
 
 def write_tables(directory: Path) -> None:
-    """Rows of a table in CSV, packed, and in Parquet, for each split."""
     for number, split in enumerate(SPLITS):
         draw = random.Random(number)
         users = ["b", "a", "é", "x y", "07", f"only in {split}"]

@@ -45,7 +45,6 @@ from tests.reference import multi_hot_tables
 
 
 def encoded(texts: list[str]) -> Any:
-    """A column as a block has it."""
     return pa.array(texts, pa.string()).dictionary_encode()
 
 

@@ -208,7 +208,6 @@ RANDOM += ["data.random.tables=[50,7,1,100000]"]
 
 
 def bags_of(root: Path, split: str) -> list[tuple[Any, ...]]:
-    """values and lengths of every feature, one-hot or not."""
     manifest = load_manifest(root)
     [shard] = manifest.splits[split].shards
     arrays = open_shard(root, split, shard, manifest)

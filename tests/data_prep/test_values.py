@@ -115,7 +115,6 @@ TAGS = ["x", "y", "東京", "7"]
 
 @pytest.fixture
 def names(tmp_path: Path) -> list[list[str]]:
-    """Rows of label, user, tags; the files are beside them."""
     rng = np.random.default_rng(4)
     users = [NAMES[i] for i in rng.zipf(1.4, 300) % len(NAMES)]
     rows = [[str(rng.integers(2)), user, "|".join(rng.choice(TAGS, rng.integers(0, 4)))] for user in users]

@@ -224,7 +224,6 @@ def write_parquet(path: Path, rows: list[int], columns: list[Column], as_text: b
 
 
 def write_raw(table: OwnTable, path: Path, rows: list[int] | None = None) -> None:
-    """The raw file, of some rows if not all."""
     rows = list(range(len(table.columns[0].texts))) if rows is None else rows
     if table.raw == "parquet":
         write_parquet(path, rows, table.columns, raw=True)

@@ -71,7 +71,6 @@ def truths(root: Path, days: int) -> list[NDArray[np.float64]]:
 
 
 def generate(root: Path, keys: dict[str, Any], *further: str) -> dict[str, Any]:
-    """Generate and prepare days with hashed ids; the manifest's `extra.bayes`."""
     overrides = [f"data.synthetic.{key}={value}" for key, value in keys.items()]
     print(" ".join([*overrides, *further]))
     hashed = ["data.encoding=hash", f"data.max_ind_range={IDS}", "data.dense_transform=integers"]

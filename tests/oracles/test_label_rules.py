@@ -100,7 +100,6 @@ CASES = 600
 
 
 def read_labels(directory: Path) -> NDArray[Any]:
-    """Labels of the only `rows.*` of a directory by its `schema.yaml`."""
     [source] = resolve_sources(str(directory / "rows.*"))
     table = load_table(directory / "schema.yaml", (source,))
     form = format_named(table.format)

@@ -63,7 +63,6 @@ class Job:
 
 
 def check_split(job: Job, rows: dict[str, list[int]]) -> None:
-    """The rows of the splits, by their numbers, are as the docs say."""
     everything = range(len(job.labels))
     split_rows = sorted(row for split in SPLITS for row in rows[split])
     assert len(set(split_rows)) == len(split_rows)
@@ -238,7 +237,6 @@ def drawn_keys(rng: np.random.Generator, is_own: bool, days: int) -> dict[str, A
 
 
 def drawn_criteo(rng: np.random.Generator, directory: Path) -> tuple[Job, list[str]]:
-    """A job on Criteo's rows, in one to three days."""
     days = rng.integers(30, 90, rng.integers(1, 4)).tolist()
     job = Job(drawn_keys(rng, False, len(days)), [], [], [[] for _ in range(26)], days)
     for day, count in enumerate(days):

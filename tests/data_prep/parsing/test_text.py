@@ -381,7 +381,6 @@ def drawn_block(draw: random.Random, delimiter: str) -> bytes:
 
 
 def rows_of(batch: pa.RecordBatch) -> list[list[str]]:
-    """The batch's rows, of which every field is text."""
     assert batch.schema == pa.schema([(str(position), pa.string()) for position in range(batch.num_columns)])
     assert not any(column.null_count for column in batch.columns)
     return [list(row) for row in zip(*(column.to_pylist() for column in batch.columns), strict=True)]

@@ -283,12 +283,10 @@ SCHEMA, SHAPE = "label: label\ndense: [price]\nsparse: [user]\n", Shape(("label"
 
 
 def in_two_streams(compress: Callable[[bytes], bytes]) -> Callable[[bytes], bytes]:
-    """Compress as parallel programs (pbzip2, pixz) do."""
     return lambda content: compress(content[:5_000]) + compress(content[5_000:])
 
 
 def by_zstd(content: bytes) -> bytes:
-    """Compress by pyarrow."""
     return bytes(pa.compress(content, codec="zstd", asbytes=True))
 
 

@@ -76,7 +76,6 @@ def as_lists(bags: Bags) -> list[list[int]]:
 
 
 def split_rows(root: Path, split: str) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-    """labels, dense, sparse of all shards."""
     manifest = load_manifest(root)
     shards = [open_shard(root, split, shard, manifest) for shard in manifest.splits[split].shards]
     labels, dense, sparse = (np.concatenate([shard[kind] for shard in shards]) for kind in range(3))

@@ -171,7 +171,6 @@ VERDICTS: list[tuple[dict[str, float], tuple[float, float] | None, str, str]] = 
 
 
 def run_and_auc(directory: Path) -> tuple[RunFiles, Summary, float]:
-    """A run, its summary and the AUC of its model."""
     run = read_run(write_run(directory))
     assert run.summary is not None
     assert run.evaluation.auc is not None
@@ -179,7 +178,6 @@ def run_and_auc(directory: Path) -> tuple[RunFiles, Summary, float]:
 
 
 def said_of(run: RunFiles) -> tuple[str, str]:
-    """The sentence on baselines, with its kind."""
     against = baselines_sentence(run)
     assert against is not None
     return against

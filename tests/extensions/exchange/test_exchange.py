@@ -28,7 +28,6 @@ from tests.once import made_once
 
 @pytest.fixture(scope="session")
 def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Days, and the dataset `out` of them."""
     return made_once(tmp_path_factory, "of_refusals", set_up)
 
 
@@ -40,7 +39,6 @@ def make(directory: Path, *overrides: str, rows: tuple[int, ...] = (150, 90, 61)
 
 
 def exchange(*arguments: str) -> None:
-    """Do what the command does."""
     assert main(compose_config(InterchangeConfig, CONFIG_DIRECTORY, arguments, "schema")) == 0
 
 
@@ -66,7 +64,6 @@ def test_npy_files_are_torchrec_s_byte_for_byte(tmp_path: Path, criteo: ModuleTy
 
 
 def bin_records(directory: Path) -> list[NDArray[Any]]:
-    """The records of every split's file."""
     return [np.fromfile(directory / f"terabyte_processed_{split}.bin", np.int32).reshape(-1, 40) for split in SPLITS]
 
 
@@ -222,7 +219,6 @@ def put(day: int, kind: str, place: tuple[int, int], value: Any) -> Callable[[Pa
 
 
 def write(name: Any, content: Any) -> Any:
-    """Damage that makes a file's bytes others."""
     return lambda directory: (directory / name).write_bytes(content((directory / name).read_bytes()))
 
 

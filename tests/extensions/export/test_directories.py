@@ -280,7 +280,6 @@ def generated(runtime: Runtime, tmp_path_factory: pytest.TempPathFactory) -> Mod
 
 
 def rows_of_ids(model: Model) -> dict[str, list[Any]]:
-    """Rows of the val split, as its batch holds them."""
     root = model.directory / "data"
     manifest = load_manifest(root)
     data = composed(f"data.path={root}").data

@@ -53,7 +53,6 @@ def test_the_recipes_that_are_refused_are_listed_here() -> None:
 
 
 def tiny_run(recipe: str, directory: Path) -> list[str]:
-    """Overrides of a few steps on three thousand rows."""
     source = composed(f"recipe={recipe}", "data.scale=tiny").data.source
     assert source is not None
     run = [f"recipe={recipe}", "data.scale=tiny", FEWER[source], "train.max_steps=4", "train.target_auc=null"]

@@ -42,7 +42,6 @@ DROPOUT = ["sequences.hstu.input_dropout=0.2", "sequences.hstu.linear_dropout=0.
 
 @pytest.fixture(scope="module")
 def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A log of few users."""
     overrides = ["data.source=synthetic_events", "data.synthetic_events.users=60", "data.synthetic_events.items=100"]
     return made_once(tmp_path_factory, "log", lambda root: prepare(*overrides, f"data.path={root}/out")) / "out"
 
@@ -135,7 +134,6 @@ def test_a_run_by_triton_learns_what_others_do_and_is_evaluated_without_it(atten
 
 @pytest.fixture(scope="module")
 def trained(log: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory of a run of a few steps, runs/x."""
 
     def train(directory: Path) -> None:
         overrides = [*TINY, f"data.path={log}", "train.max_steps=4", "run.name=x"]
@@ -159,7 +157,6 @@ OF_FLAG = "  user_x_promoted: {of: [user, promoted], rows: 50}\n"
 
 
 def write_own_log(directory: Path, crosses: str) -> list[str]:
-    """A log whose users and items have names."""
     rng, events = np.random.default_rng(3), 600
     table: dict[str, Any] = {"who": [f"user {i}" for i in rng.integers(0, 9, events)]}
     table |= {"what": [f"film {i}" for i in rng.integers(0, 30, events)], "at": np.arange(events) * 997}
@@ -394,6 +391,5 @@ def test_the_grid_of_dlrmv4_is_the_rules(batch: int, every: int, blocks: int) ->
 
 
 def length_of(train: TrainConfig) -> RunLength:
-    """Return the length of a run over all of Yambda's samples."""
     steps, (every, first) = YAMBDA["train"] // train.global_batch_size, evaluation_steps(train, YAMBDA["train"])
     return RunLength(steps, steps, train, first, every)

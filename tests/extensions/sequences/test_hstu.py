@@ -446,7 +446,7 @@ def raw_windows() -> list[list[Any]]:
 
 
 def naive_logit(sample: Any, p: Parameters) -> Tensor:
-    """The naive_logit of a sample: ids of contexts, of items and attributes of its history, and its own."""
+    """The logit of a sample: ids of contexts, of items and attributes of its history, and its own."""
     ids, event_times, actions, query, _ = sample
     count, length = len(CONTEXTS), len(event_times)
     x = [p[name][ids[i][0]] @ p["context_weight"][i] + p["context_bias"][i] for i, name in enumerate(CONTEXTS)]

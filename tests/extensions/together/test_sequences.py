@@ -170,7 +170,6 @@ def test_the_log_has_the_values_that_the_rules_of_dlrmv4_name(tmp_path: Path) ->
 
 
 def rules_of(path: Path) -> list[dict[str, Any]]:
-    """The rules about keys of a file."""
     return [rule for rule in yaml.safe_load(path.read_text(encoding="utf-8")) if "KEY" in rule]
 
 

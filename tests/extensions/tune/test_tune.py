@@ -160,7 +160,6 @@ def arguments(dataset: Path) -> list[str]:
 
 
 def started(directory: Path, *arguments: str) -> "subprocess.Popen[str]":
-    """Start a search, whose trials start fast, too."""
     words = [str(fast_python()), "-m", "app.tune", *arguments]
     return subprocess.Popen(words, cwd=directory, env=app_environment(), stdout=subprocess.PIPE, text=True)
 
