@@ -5,7 +5,6 @@ import gzip
 import io
 import math
 import os
-import re
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -125,34 +124,3 @@ def test_tables(content: Any, chunk: Any, dialect: Any) -> None:
     assert dense[:, 0].tolist() == prices
     assert all(map(math.isfinite, prices))
     assert sparse[:, 0].tolist() == [oracle.text_value(row[2]) % 1000 for row in rows]
-
-
-PARTS = st.sampled_from(["0", "1.5", "-2e3", ".5", "1e39", "nan", "x", "", "7"])
-VECTOR = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?")
-
-
-def vector_of(field: str, limit: float) -> list[float] | None:
-    """Two numbers; zeros for an empty field, and None for a field that is to be refused."""
-    parts = [part for part in field.split(" ") if part]
-    if len(parts) not in (0, 2) or not all(VECTOR.fullmatch(part) and float(part) < limit for part in parts):
-        return None
-    return [float(part) for part in parts] or [0.0, 0.0]
-
-
-@pytest.mark.slow("examples")
-@FUZZ
-@given(
-    fields=st.lists(st.lists(PARTS, max_size=3).map(" ".join), min_size=2, max_size=8),
-    transform=st.sampled_from(["raw", "standard", "minmax", "quantile"]),
-)
-def test_vectors(fields: list[str], transform: str) -> None:
-    vectors = [vector_of(field, 3e38 if transform == "raw" else math.inf) for field in fields]
-    keys = f"vector: 2, separator: ' ', transform: {transform}"
-    schema = f"label: label\ndense: [{{column: e, {keys}}}]\nsparse: [user]\n"
-    content = "label,user,e\n" + "".join(f"{row % 2},u,{field}\n" for row, field in enumerate(fields))
-    arrays = prepare(content.encode(), schema)
-    assert (arrays is None) == (None in vectors)
-    if arrays is not None:
-        assert np.isfinite(arrays[1]).all()
-        if transform == "raw":
-            assert arrays[1].tolist() == np.array(vectors, np.float32).tolist()

@@ -24,89 +24,18 @@ from tests.data_prep.conftest import Capture, load_split, prepare, sums
 from tests.data_prep.tables import ALLOW, paths, write
 from tests.error_lines import refused
 
-COUNT = 300
-COLUMNS = ("row", "standard", "minmax", "quantile", "log1p", "signed_log1p", "usual")
-TRANSFORMS = ("raw", *COLUMNS[1:6], "signed_log1p")
-OWN = ", ".join(f"{{column: {name}, transform: {how}}}" for name, how in zip(COLUMNS[:6], TRANSFORMS, strict=False))
-OWN_SCHEMA = f"label: label\ndense: [{OWN}, usual]\nsparse: [user]\n"
 
-
-def drawn() -> NDArray[np.float64]:
-    """Numbers [COUNT, N], of which some are missing (0) or repeated."""
-    rng = np.random.default_rng(0)
-    numbers = rng.lognormal(0, 2, (COUNT, len(COLUMNS))).round(3) * rng.choice([-1, 1, 1, 0], (COUNT, len(COLUMNS)))
-    numbers[:, 0] = np.arange(COUNT)
-    return numbers
-
-
-def text_of(numbers: NDArray[np.float64]) -> str:
-    fields = [",".join(repr(x) if x else "" for x in row) for row in numbers.tolist()]
-    lines = [f"{row % 2},u{row % 7},{text}" for row, text in enumerate(fields)]
-    return "\n".join([f"label,user,{','.join(COLUMNS)}", *lines, ""])
-
-
-def transformed_table(
-    directory: Path, *more: str, out: str = "out", schema: str = OWN_SCHEMA, content: str = ""
-) -> Any:
-    path, content = directory / "rows.csv", content or text_of(drawn())
-    if not path.exists() or path.read_text() != content:
-        path.write_text(content)
-    return prepare(*paths(directory, schema, out=out), *more)
-
-
-JOBS = [
-    [],
-    ["data.split.method=fraction"],
-    ["data.encoding=hash", "data.max_ind_range=50"],
-    ["data.encoding=hash", "data.max_ind_range=50", "data.split.method=fraction", "data.split.held_out=0.4"],
-    ["data.dense_transform=minmax", "data.split.method=fraction"],
-]
-
-
-@pytest.mark.medium
-@pytest.mark.parametrize("keys", JOBS)
-def test_bytes_depend_on_no_workers_and_budget_and_fits_on_no_chunks(tmp_path: Path, keys: list[str]) -> None:
-    first = transformed_table(tmp_path, *keys, "data.chunk_bytes=1000", out="one")
-    for workers, budget in ((2, "1GiB"), (4, "2GiB")):
-        more = (f"data.workers={workers}", f"data.memory_budget={budget}", "data.chunk_bytes=1000")
-        transformed_table(tmp_path, *keys, *more, "data.overwrite=true", out="several")
-        assert sums(tmp_path / "several") == sums(tmp_path / "one")
-        assert load_manifest(tmp_path / "several").digest == first.digest
-    if "data.split.method=fraction" in keys:  # a random split follows the chunks
-        whole = transformed_table(tmp_path, *keys, out="whole")
-        assert whole.encoding["dense_fits"] == first.encoding["dense_fits"]
-
-
-@pytest.mark.medium
-def test_lost_numbers_are_counted(tmp_path: Path, capsys: Capture) -> None:
-    numbers = drawn()
-    lost = (numbers[:, COLUMNS.index("log1p")] < 0).sum()
-    transformed_table(tmp_path)
-    error = capsys.readouterr().err
-    assert f"negative numbers are 0 by log1p: {lost} of log1p; transform: signed_log1p for them keeps them\n" in error
-    others = (numbers[:, COLUMNS.index("usual")] < 0).sum()
-    transformed_table(tmp_path, "data.dense_transform=log1p", out="other")
-    line = f"negative numbers are 0 by log1p: {others} of usual; data.dense_transform=signed_log1p keeps them\n"
+def test_lost_numbers_are_counted_and_another_transform_is_another_dataset(tmp_path: Path, capsys: Capture) -> None:
+    columns = {"label": [0, 1] * 20, "a": [-1.5, 2.0, -3.0, 0.5] * 10, "b": [1.0, -2.0, 3.0, 4.0] * 10}
+    write(tmp_path / "rows.csv", {**columns, "user": list("uvwx") * 10})
+    schema = "label: label\ndense: [{column: a, transform: %s}, b]\nsparse: [user]\n"
+    prepare(*paths(tmp_path, schema % "log1p"))
+    line = "negative numbers are 0 by log1p: 20 of a; transform: signed_log1p for them keeps them\n"
     assert line in capsys.readouterr().err
-
-
-def test_constant_columns_and_extreme_numbers_stay_finite(tmp_path: Path) -> None:
-    lines = [f"{row % 2},u,1e308,{'1e-320' if row else '1e308'},7" for row in range(COUNT)]
-    for name in ("standard", "minmax", "quantile"):
-        dense = "".join(f"  - {{column: {column}, transform: {name}}}\n" for column in "abc")
-        schema = f"label: label\ndense:\n{dense}sparse: [user]\n"
-        content = "\n".join(["label,user,a,b,c", *lines, ""]).replace("1e308", "8e307")
-        transformed_table(tmp_path, "data.split.method=fraction", out=name, schema=schema, content=content)
-        verify_dataset(tmp_path / name)
-        numbers = load_split(tmp_path / name, "test")[1]
-        assert np.isfinite(numbers).all()
-        assert len(np.unique(numbers[:, 2])) == 1
-
-
-def test_another_transform_is_another_dataset(tmp_path: Path) -> None:
-    transformed_table(tmp_path)
-    other = OWN_SCHEMA.replace("transform: minmax", "transform: standard")
-    refused("holds another dataset", transformed_table, tmp_path, schema=other)
+    refused("holds another dataset", prepare, *paths(tmp_path, schema % "standard"))
+    prepare(*paths(tmp_path, schema % "raw", out="other"), "data.dense_transform=log1p")
+    line = "negative numbers are 0 by log1p: 10 of b; data.dense_transform=signed_log1p keeps them\n"
+    assert line in capsys.readouterr().err
 
 
 NAMES = ["", "Été", 'a "b"', "7", "007", *(f"user-{i}" for i in range(30))]

@@ -26,10 +26,8 @@ from data_prep.dataset.table_spec import Table
 from data_prep.encoding.encoder import Shape, read_new_rows
 from data_prep.engine.job import Job, reads_whole
 from data_prep.io.arrays import BLOCK_BYTES
-from data_prep.parsing.formats import Chunk
 from data_prep.sources.discover import Source, missing_days, resolve_sources
 from data_prep.sources.line_blocks import ROOM_BEFORE, LineBlocks, SourceStream
-from data_prep.stages.parse import DigestTask, ParseTask, reading_tasks
 from tests.data_prep.conftest import config, load_rows, prepare
 from tests.data_prep.tables import paths
 from tests.error_lines import refused
@@ -120,18 +118,6 @@ def test_a_stream_ends_before_its_end_when_closed(tmp_path: Path) -> None:
     stream.close()
     assert stream.consumed() < 20_000_000
     assert threading.active_count() == threads
-
-
-def test_a_source_is_read_whole_or_in_chunks_and_summed(tmp_path: Path) -> None:
-    for name in ("day_0", "day_1"):
-        (tmp_path / name).write_bytes(bytes(1000))
-    (tmp_path / "day_2").write_bytes(gzip.compress(bytes(1000)))
-    sources = tuple(resolve_sources(str(tmp_path)))
-    job = Job(tmp_path, sources, CRITEO, resolve_rules(config(), 3), 400)
-    assert reading_tasks(job, whole=True) == [ParseTask(job, index, None) for index in range(3)]
-    places = [Chunk(0, 400), Chunk(400, 800), Chunk(800, 1200)]
-    split = [[DigestTask(sources[i]), *(ParseTask(job, i, *each) for each in enumerate(places))] for i in range(2)]
-    assert reading_tasks(job, whole=False) == [*split[0], *split[1], ParseTask(job, 2, None)]
 
 
 CASES: list[tuple[list[int], int, list[str], bool]]

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from sklearn.metrics import roc_auc_score
 
 from app.record.documents import Summary, write_scores
 from app.report.charts import comparisons, sentences
@@ -94,23 +93,6 @@ def test_the_difference_is_that_of_the_rows_that_both_scored(
     assert scored.figures.lr.difference == pytest.approx(mean, abs=1e-12)
     ends = [mean - 1.959964 * variance**0.5, mean + 1.959964 * variance**0.5]
     assert scored.figures.lr.difference_interval == pytest.approx(ends, abs=1e-7)
-
-
-@pytest.mark.medium
-def test_the_interval_is_about_that_of_a_bootstrap_of_the_rows(several_shards: Manifest, tmp_path: Path) -> None:
-    labels, logits, preds = drawn(1)
-    write_scores(tmp_path, "val", STEP, several_shards.digest, logits, labels.astype(np.float32))
-    scored = scored_of(preds)
-    command.compare(scored, several_shards, tmp_path, STEP, None)
-    assert scored.figures.lr is not None
-    assert scored.figures.lr.difference_interval
-    low, high = scored.figures.lr.difference_interval
-    rng, differences = np.random.default_rng(0), []
-    for _ in range(200):
-        rows = rng.integers(ROWS, size=ROWS)
-        aucs = [roc_auc_score(labels[rows], scores[rows]) for scores in (preds, logits)]
-        differences.append(aucs[1] - aucs[0])
-    assert (high - low) / 2 / 1.959964 == pytest.approx(np.std(differences), rel=0.2)
 
 
 @pytest.mark.parametrize(

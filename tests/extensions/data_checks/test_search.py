@@ -201,18 +201,6 @@ def test_beyond_the_limit_a_sample_finds_the_same(tmp_path: Path, monkeypatch: p
     assert all(f"by a sample of {figures['rows']:,} of 12,000 rows" in sentence for sentence in sentences)
 
 
-@pytest.mark.parametrize(
-    "sizes", [(10, 10, 20), (10, 10, 19), (900, 100, 500), (900, 100, 100), (5, 900, 100), (5, 0, 3)]
-)
-def test_half_of_a_sample_is_held_out_where_there_are_as_many(sizes: tuple[int, int, int]) -> None:
-    rows, other_rows, limit = sizes
-    share, other_share = search.sample_shares(rows, other_rows, limit)
-    assert 0 <= share <= 1
-    assert 0 <= other_share <= 1
-    assert share * rows + other_share * other_rows == pytest.approx(min(limit, rows + other_rows))
-    assert other_share * other_rows == pytest.approx(min(other_rows, limit / 2)) or share == 1
-
-
 @pytest.mark.medium
 def test_chance_names_no_rows_of_a_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A tenth of the rows of few values are in train by chance, give or take a twentieth of these in a sample."""

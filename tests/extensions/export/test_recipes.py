@@ -9,7 +9,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from app.config.model import require_dlrm, require_own_scores
 from app.data.split import SplitReader
 from app.runtime.platform import Runtime
 from common.errors import UserError
@@ -36,20 +35,6 @@ from tests.pretend_cuda.runs import command
 
 # HSTU, of an extension, is refused in tests/extensions/together.
 REFUSED = {"amd_blog_2024": "mixes_samples=true: export has no meaning"}
-
-
-@pytest.mark.medium
-def test_the_recipes_that_are_refused_are_listed_here() -> None:
-    refused = {}
-    for recipe in PUBLISHED:
-        model = composed(f"recipe={recipe}").model
-        try:
-            require_dlrm(model, "export")
-            require_own_scores(model, "export")
-        except UserError as error:
-            refused[recipe] = str(error)
-    assert list(refused) == list(REFUSED)
-    assert all(REFUSED[recipe] in message for recipe, message in refused.items())
 
 
 def tiny_run(recipe: str, directory: Path) -> list[str]:

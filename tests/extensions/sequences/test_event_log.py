@@ -98,14 +98,6 @@ def test_samples_equal_the_reference_s(root: Path, name: str, changes: dict[str,
     assert actual == [expected[position] for window in windows for position in window.tolist()]
 
 
-def test_windows_equal_the_reference_s(root: Path) -> None:
-    z, anchors = reference(), reader(root).log.anchors
-    assert len(anchors.counts) == z["num_windows"]
-    for window in range(len(anchors.counts)):
-        assert anchors.window(window).tolist() == z["positions"][z[f"window_{window}"]].tolist()
-    assert reader(root).rows == z["total_train_anchors_all_but_last"]
-
-
 @pytest.mark.medium
 @pytest.mark.parametrize("order", list(AnchorOrder))
 @pytest.mark.parametrize("rest", list(WindowRest))

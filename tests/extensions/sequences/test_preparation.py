@@ -18,8 +18,8 @@ from extensions.sequences.keys import ImportConfig, ImportKeys
 from tests.data_prep.conftest import config, prepare
 from tests.data_prep.mirror import Mirror
 from tests.data_prep.tables import paths, write
+from tests.data_prep.test_format import change_bytes
 from tests.data_prep.test_jobs import Kind, kill_again_and_again
-from tests.data_prep.test_verify import change_bytes
 from tests.extensions.sequences.event_logs import opened, reference, write_reference_log
 
 

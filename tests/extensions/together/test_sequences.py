@@ -22,7 +22,7 @@ from tests.app.conftest import Command, Refusal, composed
 from tests.app.run_files import losses
 from tests.app.summaries import LEAST
 from tests.extensions.mlperf.test_log import check_benchmark, require_compliant, tracker
-from tests.extensions.plan.test_plan import check_width, planned
+from tests.extensions.plan.test_plan import planned
 from tests.extensions.sequences.test_commands import TINY, YAMBDA, length_of
 from tests.extensions.sequences.test_commands import log as log
 from tests.extensions.sequences.test_commands import trained as trained
@@ -74,12 +74,6 @@ def test_dlrm_v4_on_hardware_that_is_not_here(run_app: Command, tmp_path: Path) 
     assert "no plan fits: 11 tables of 559.0 GiB" in cases["h100"]["problem"]
     assert "4,086 events" in plan["notes"][0]
     assert "attention, the dense layers and their memory are not estimated" in plan["notes"][2]
-
-
-@pytest.mark.slow("processes")
-def test_a_plan_of_dlrm_v4_fits_the_terminal(run_app: Command, tmp_path: Path) -> None:
-    overrides = "recipe=mlperf_v4 topology=mi300x topology.devices_per_node=8 plan.topologies=[b200,gb300,h100]"
-    check_width(overrides, run_app, tmp_path)
 
 
 @pytest.mark.parametrize(
