@@ -1,4 +1,4 @@
-"""Drawn label rules as docs/inspect.md describes them, on columns of every kind of file, beside plain lines of Python."""
+"""Drawn label rules as docs/inspect.md describes them, on columns of every kind of file, beside plain Python."""
 
 import json
 import operator

@@ -307,7 +307,7 @@ def test_a_drawn_job(tmp_path: Path, draw: Any, seed: int) -> None:
     overrides = [f"data.{key}={value}" for key, value in job.keys.items()]
     print(f"seed {seed}: {' '.join(overrides)}, days {job.days}")
     chunk = int(rng.integers(2000, 9000))
-    prepare(*raw, *overrides, f"data.path={tmp_path}/out", f"data.chunk_bytes={chunk}")
+    manifest = prepare(*raw, *overrides, f"data.path={tmp_path}/out", f"data.chunk_bytes={chunk}")
     verify_dataset(tmp_path / "out")
     splits = {split: loaded(tmp_path / "out", split) for split in SPLITS}
     transformed = dense_of(job)
@@ -326,6 +326,10 @@ def test_a_drawn_job(tmp_path: Path, draw: Any, seed: int) -> None:
         assert labels == [job.labels[row] for row in rows[split]]
         np.testing.assert_allclose(dense, transformed[rows[split]].reshape(dense.shape), rtol=3e-6, atol=3e-6)
         assert ids == {name: [column[row] for row in rows[split]] for name, column in columns.items()}
+        unknown = {"vocabulary": 0, "torchrec": 1, "torchrec_fixed": 1}.get(job.encoding)
+        if unknown == 0 or (unknown == 1 and "max_ind_range" not in job.keys):
+            counts = {name: sum(bag.count(unknown) for bag in bags) for name, bags in ids.items()}
+            assert manifest.extra["out_of_vocabulary"][split] == counts
     check_encoder(tmp_path, job, transformed, columns)
 
 

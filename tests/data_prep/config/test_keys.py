@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from data_prep.config.keys import chunk_size, parse_size
-from data_prep.config.presets import report_differences, resolve_rules
+from data_prep.config.presets import RULES, report_differences, resolve_rules
+from data_prep.dataset.options import Encoding
 from data_prep.encoding.encoder import Encoder
 from tests.data_prep import oracle
 from tests.data_prep.conftest import REPOSITORY, Capture, config, load_rows, prepare, write_rows
@@ -49,6 +50,10 @@ DIFFERENCES = [
     ("data.encoding=amd_blog data.dense_transform=log1p data.max_categories=9", AMD),
     ("data.encoding=vocabulary data.dense_transform=raw", None),
 ]
+
+
+def test_amd_leaves_out_columns_of_more_than_10_000_values() -> None:
+    assert RULES[Encoding.amd_blog].max_categories == 10_000
 
 
 @pytest.mark.parametrize(("keys", "message"), DIFFERENCES)

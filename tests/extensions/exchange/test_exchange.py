@@ -63,6 +63,13 @@ def test_npy_files_are_torchrec_s_byte_for_byte(tmp_path: Path, criteo: ModuleTy
     refused("imported", Encoder.load, tmp_path / "back")
 
 
+def test_npy_of_a_single_file(tmp_path: Path) -> None:
+    root = make(tmp_path, rows=(80,))
+    assert len(export_npy(root, load_manifest(root), tmp_path)) == 6
+    import_npy(tmp_path, tmp_path / "back")
+    assert_same(tmp_path / "back", root)
+
+
 def bin_records(directory: Path) -> list[NDArray[Any]]:
     return [np.fromfile(directory / f"terabyte_processed_{split}.bin", np.int32).reshape(-1, 40) for split in SPLITS]
 
