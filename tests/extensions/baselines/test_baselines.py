@@ -21,7 +21,7 @@ from app.config.kinds import DLRM, model_kinds
 from app.report.charts import sentences
 from app.report.read import read_run
 from common.errors import UserError
-from data_prep.dataset.format import load_manifest, open_shard
+from data_prep.dataset.format import load_manifest
 from data_prep.dataset.kinds import ROWS
 from data_prep.dataset.spelling import Bags
 from extensions.baselines import command
@@ -34,6 +34,7 @@ from tests.app.report.runs import write_run
 from tests.app.test_commands import HEAVY, modules_of
 from tests.app.training.test_number_labels import make_ratings
 from tests.app.training.test_number_labels import train as train_on_ratings
+from tests.data_prep.conftest import load_split
 from tests.key_limits import BLOCKS, POSITIVE, check_limits
 
 Loops = tuple[list[float], list[float]]
@@ -73,13 +74,6 @@ def rates_by_loops(
 
 def as_lists(bags: Bags) -> list[list[int]]:
     return [bags.values[a:b].tolist() for a, b in zip(bags.offsets[:-1], bags.offsets[1:], strict=True)]
-
-
-def split_rows(root: Path, split: str) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-    manifest = load_manifest(root)
-    shards = [open_shard(root, split, shard, manifest) for shard in manifest.splits[split].shards]
-    labels, dense, sparse = (np.concatenate([shard[kind] for shard in shards]) for kind in range(3))
-    return labels[:, 0], dense, sparse
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -123,8 +117,8 @@ def test_figures_are_those_of_scikit_learn_s_own_pipelines(dataset: Path) -> Non
     figures, by_name = fit_baselines(train, val, names, None)
     assert list(by_name) == ["base_rate", "columns", "trees", "lr"]
     assert figures.missing == {}
-    labels, dense, sparse = split_rows(dataset, "train")
-    val_labels, val_dense, val_sparse = split_rows(dataset, "val")
+    labels, dense, sparse = load_split(dataset, "train")
+    val_labels, val_dense, val_sparse = load_split(dataset, "val")
     base = val_labels.mean()
     entropy = -base * np.log(base) - (1 - base) * np.log(1 - base)
 
@@ -175,7 +169,7 @@ def test_a_limit_of_rows_is_kept(tmp_path: Path) -> None:
     assert 2_000 < len(some.labels) <= 5_000
     assert some.of == 20_000
     positions = np.rint(some.dense[:, 0].astype(np.float64) * 20_000).astype(int)  # dense_0 is the row's number
-    labels, dense, sparse = split_rows(tmp_path, "train")
+    labels, dense, sparse = load_split(tmp_path, "train")
     np.testing.assert_array_equal(some.labels, labels[positions] > 0)
     np.testing.assert_array_equal(some.dense, dense[positions])
     np.testing.assert_array_equal(np.stack([bags.ids for bags in some.bags], axis=1), sparse[positions])

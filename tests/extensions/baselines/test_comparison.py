@@ -19,6 +19,7 @@ from extensions.baselines.fit import FOLDER, Baseline, Baselines
 from tests.app.datasets import write_dataset
 from tests.app.report.runs import write_run
 from tests.once import made_once
+from tests.oracles.statistics import delong_of_two
 
 Floats = NDArray[np.float64]
 STEP, ROWS, SHARD_ROWS = 7, 3_000, 700
@@ -30,17 +31,6 @@ def several_shards(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
     return load_manifest(
         made_once(tmp_path_factory, "paired", lambda root: write_dataset(root, rows, shard_rows=SHARD_ROWS) and None)
     )
-
-
-def delong_by_loops(labels: NDArray[np.bool_], scores: list[Floats]) -> tuple[float, float]:
-    """Second minus first AUC, and its variance: the covariances of the placements of all pairs (DeLong 1988)."""
-    positives, negatives = ([values[mask] for values in scores] for mask in (labels, ~labels))
-    wins = [
-        (x[:, None] > y[None, :]) + 0.5 * (x[:, None] == y[None, :]) for x, y in zip(positives, negatives, strict=True)
-    ]
-    covariances = [np.cov([each.mean(axis=axis) for each in wins]) / wins[0].shape[1 - axis] for axis in (1, 0)]
-    contrast = np.array([-1.0, 1.0])
-    return float(wins[1].mean() - wins[0].mean()), float(sum(contrast @ each @ contrast for each in covariances))
 
 
 def as_ranks(preds: Floats) -> str:
@@ -86,12 +76,12 @@ def test_the_difference_is_that_of_the_rows_that_both_scored(
     write_scores(place, "val", STEP, several_shards.digest, scores[0], scores[1].astype(np.float32))
     scored = scored_of(preds[both])
     command.compare(scored, several_shards, tmp_path, STEP, scored_rows)
-    mean, variance = delong_by_loops(labels[both], [preds[both], logits[both].astype(np.float64)])
+    mean, error = delong_of_two(labels[both], preds[both], logits[both].astype(np.float64))
     assert scored.figures.compared_rows == len(both)
     assert scored.figures.not_compared is None
     assert scored.figures.lr is not None
     assert scored.figures.lr.difference == pytest.approx(mean, abs=1e-12)
-    ends = [mean - 1.959964 * variance**0.5, mean + 1.959964 * variance**0.5]
+    ends = [mean - 1.959964 * error, mean + 1.959964 * error]
     assert scored.figures.lr.difference_interval == pytest.approx(ends, abs=1e-7)
 
 

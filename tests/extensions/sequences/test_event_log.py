@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from sklearn.metrics import roc_auc_score
 from torchrec.metrics.auc import compute_auc
 from torchrec.metrics.gauc import compute_window_auc, get_auc_states
 
@@ -201,14 +202,6 @@ def generated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def auc(scores: NDArray[np.float64], labels: NDArray[np.bool_]) -> float:
-    """By ranks, ties in halves."""
-    values, counts = np.unique(scores, return_inverse=True, return_counts=True)[1:]
-    ranks = (np.cumsum(counts) - (counts - 1) / 2)[values]
-    positives = labels.sum()
-    return float((ranks[labels].sum() - positives * (positives + 1) / 2) / (positives * (~labels).sum()))
-
-
 def replay(generated: Path, shuffle: bool) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """The teacher's probabilities of the last day's samples, from the dataset alone, and their labels.
 
@@ -241,10 +234,10 @@ def test_the_best_score_is_known_and_order_matters(generated: Path) -> None:
     bayes = manifest["extra"]["bayes"]
     scores, labels = replay(generated, shuffle=False)
     assert len(labels) == bayes["rows"]
-    assert auc(scores, labels) == pytest.approx(bayes["sampled_auc"], abs=1e-4)
+    assert roc_auc_score(labels, scores) == pytest.approx(bayes["sampled_auc"], abs=1e-4)
     assert bayes["auc"] == pytest.approx(bayes["sampled_auc"], abs=0.03)
     shuffled, _ = replay(generated, shuffle=True)
-    assert auc(shuffled, labels) < bayes["sampled_auc"] - 0.1
+    assert roc_auc_score(labels, shuffled) < bayes["sampled_auc"] - 0.1
     assert 0.75 < bayes["auc"] < 0.95
 
 
