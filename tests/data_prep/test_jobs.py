@@ -52,16 +52,26 @@ from tests.error_lines import refused
 from tests.forks import run_module
 
 
+def require_rows(root: Path, text: bytes) -> None:
+    """The dataset is that of these rows by the defaults."""
+    labels, dense, sparse = oracle.parse(text)
+    counts = oracle.seventh(len(labels))
+    arrays = (labels, oracle.encode_dense(dense), oracle.encode_vocabulary(sparse, counts[0]))
+    for split, stop, count in zip(SPLITS, np.cumsum(counts), counts, strict=True):
+        for actual, expected in zip(load_split(root, split), arrays, strict=True):
+            np.testing.assert_array_equal(actual, expected[stop - count : stop])
+    verify_dataset(root)
+
+
+def test_rows_of_criteo(tmp_path: Path, rows: Path) -> None:
+    prepare(f"data.raw={rows}", f"data.path={tmp_path}/out")
+    require_rows(tmp_path / "out", rows.read_bytes())
+
+
 @pytest.mark.parametrize("rows", range(1, 9))
 def test_tiny_inputs(tmp_path: Path, rows: int) -> None:
     prepared = prepare(*write_rows(tmp_path, rows, seed=rows))
-    labels, dense, sparse = oracle.parse(oracle.make_rows(rows, seed=rows))
-    counts = oracle.seventh(rows)
-    arrays = (labels, oracle.encode_dense(dense), oracle.encode_vocabulary(sparse, counts[0]))
-    for split, stop, count in zip(SPLITS, np.cumsum(counts), counts, strict=True):
-        for actual, expected in zip(load_split(tmp_path / "out", split), arrays, strict=True):
-            np.testing.assert_array_equal(actual, expected[stop - count : stop])
-    verify_dataset(tmp_path / "out")
+    require_rows(tmp_path / "out", oracle.make_rows(rows, seed=rows))
     assert all((split.label_rate is None) == (split.rows == 0) for split in prepared.splits.values())
 
 

@@ -24,7 +24,6 @@ from tests.app.test_secrets import SECRET, planted
 from tests.app.training.test_number_labels import MODEL, make_ratings
 
 ROWS = {"train": 1_000, "val": 100, "test": 100}
-STEPS = 10  # of an epoch
 
 
 def tracker(path: Path, from_step: int, *overrides: str) -> MLPerf:
