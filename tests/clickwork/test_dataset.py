@@ -19,7 +19,7 @@ from app.data.batch import Batch
 from app.runtime.platform import Runtime
 from app.training import session
 from tests.app.datasets import RAGGED, write_ragged_dataset
-from tests.clickwork.conftest import ROWS, Trained, train_on_table, write_csv
+from tests.clickwork.conftest import ROWS, Trained, train_on_table
 from tests.data_prep import oracle
 from tests.data_prep.conftest import load_split, prepare
 from tests.data_prep.tables import HASHED, make
@@ -33,7 +33,6 @@ def dataset(trained: Trained) -> clickwork.Dataset:
 
 
 def prepared(directory: Path, trained: Trained, *keys: str) -> clickwork.Dataset:
-    """Another dataset of the run's rows."""
     of_rows = [f"data.raw={trained.directory}/raw.csv", f"data.schema={trained.directory}/schema.yaml"]
     prepare(*of_rows, f"data.path={directory}/data", *keys)
     return clickwork.Dataset(directory / "data")
@@ -65,10 +64,8 @@ def test_batches_are_the_rows_in_order(trained: Trained, dataset: clickwork.Data
     rows = trained.rows[:TRAIN_ROWS]
     joined = [np.concatenate([part[place] for part in batches]) for place in range(3)]
     assert joined[0].tolist() == [row["stars"] >= 4 for row in rows]
-    assert (
-        joined[2].tolist()
-        == np.stack([dataset.ids(name, [row[name] for row in rows]) for name in ("user", "item")], axis=1).tolist()
-    )
+    ids_of_columns = [dataset.ids(name, [row[name] for row in rows]) for name in ("user", "item")]
+    assert joined[2].tolist() == np.stack(ids_of_columns, axis=1).tolist()
     genres = iter(
         part.bags["genres"].values[start:stop].tolist()
         for part in batches
@@ -200,18 +197,6 @@ def test_ids_of_lists(tmp_path: Path) -> None:
         clickwork.Dataset(tmp_path / "plain").ids("tags", ["a|b"])
 
 
-def test_missing_values_of_every_library_are_an_empty_field(visits: clickwork.Dataset) -> None:
-    empty, bern = visits.ids("town", ["", "Bern"]).tolist()
-    assert (empty > 0, bern > 0) == (True, True)
-    texts = ["Bern", None]
-    forms = (texts, tuple(texts), np.array(texts), pd.Series(texts), pd.Series(texts, dtype="category"))
-    for values in (*forms, pl.Series(texts), pa.array(texts), pa.chunked_array([texts]), ["Bern", pd.NA]):
-        assert visits.ids("town", values).tolist() == [bern, empty], type(values)
-    assert visits.ids("town", [np.nan, pd.NaT, float("nan")]).tolist() == [empty] * 3
-    assert visits.ids("town", np.array([np.nan])).tolist() == [empty]
-    assert visits.ids("town", []).tolist() == []
-
-
 def equal(item: Any, batch: Batch) -> bool:
     dense, sparse, labels = item
     return (
@@ -254,14 +239,6 @@ def test_torchs_batches_are_those_that_training_reads(read: tuple[Trained, list[
         assert all(
             equal(item, batch) for item, batch in zip(items, batches[13 * epoch : 13 * (epoch + 1)], strict=True)
         )
-
-
-def test_torchs_batches_name_their_split_and_size(trained: Trained, dataset: clickwork.Dataset) -> None:
-    rows = dataset.torch(run=trained.run)
-    rows.set_epoch(2)
-    assert repr(rows) == f"TorchBatches('{dataset.path}': train, 12 batches of 64, epoch 2)"
-    share = dataset.torch("test", 50, rank=1, world_size=2)
-    assert repr(share) == f"TorchBatches('{dataset.path}': test, 2 batches of 50, epoch 0, rank 1 of 2)"
 
 
 def test_keywords_take_the_place_of_a_runs_values(read: tuple[Trained, list[Batch]]) -> None:
@@ -319,36 +296,12 @@ def test_what_a_dataset_refuses(tmp_path: Path, dataset: clickwork.Dataset) -> N
         (lambda: dataset.ids("age", [1]), "no sparse column 'age'; it has user, item, genres"),
         (lambda: dataset.values("stars"), "no sparse column 'stars'"),
         (lambda: dataset.ids("user", [{}]), "values of user: row 1, column user: "),
-        (
-            lambda: dataset.ids("user", "u12"),
-            r"values of user: str, not a list or an array; give \['u12'\] for one value",
-        ),
-        (lambda: dataset.ids("item", 3), r"values of item: int, not a list or an array; give \[3\] for one value"),  # type: ignore[arg-type]
-        (lambda: dataset.ids("item", {3: 1}), "values of item: dict, not a list or an array; give a list"),
-        (lambda: dataset.ids("item", pd.DataFrame({"item": [3]})), "values of item: DataFrame, not a list"),
+        (lambda: dataset.ids("user", "u12"), r"values of user: str, not a list or an array; give \['u12'\] for one"),
         (lambda: dataset.values("item", ["a"]), "ids of item: not whole numbers; give a list or an array of them"),  # type: ignore[list-item]
-        (lambda: dataset.values("item", "12"), "ids of item: not whole numbers"),  # type: ignore[arg-type]
         (lambda: dataset.values("item", [1.5]), "ids of item: not whole numbers"),  # type: ignore[list-item]
-        (lambda: dataset.values("item", 3), "ids of item: not whole numbers"),  # type: ignore[arg-type]
     ):
         with pytest.raises(clickwork.Error, match=message):
             call()
-
-
-def test_a_damaged_shard_is_one_line(tmp_path: Path) -> None:
-    write_ragged_dataset(tmp_path, {"train": 200, "val": 30, "test": 0}, shard_rows=70)
-    dataset = clickwork.Dataset(tmp_path)
-    (tmp_path / "train/00001.dense.npy").write_bytes(b"x")
-    with pytest.raises(clickwork.Error, match="1 bytes, but the manifest says"):
-        list(dataset.batches("train"))
-
-
-def test_raw_files_are_not_needed(tmp_path: Path, trained: Trained) -> None:
-    write_csv(tmp_path / "raw.csv", trained.rows)
-    keys = [f"data.raw={tmp_path}/raw.csv", f"data.schema={trained.directory}/schema.yaml"]
-    prepare(*keys, f"data.path={tmp_path}/data", "data.split.method=fraction")
-    (tmp_path / "raw.csv").unlink()
-    assert sum(len(batch.labels) for batch in clickwork.Dataset(tmp_path / "data").batches("train", 500)) == TRAIN_ROWS
 
 
 def test_batches_have_the_sample_weights(tmp_path: Path) -> None:

@@ -30,7 +30,6 @@ def run_program(path: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str) ->
 
 
 def printed(notebook: Any) -> list[list[str]]:
-    """The texts of each cell's outputs."""
     return [
         [output.get("text") or output["data"].get("text/plain", "") for output in cell.get("outputs", [])]
         for cell in notebook.cells

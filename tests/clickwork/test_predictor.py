@@ -100,11 +100,6 @@ def test_scores_are_those_of_recommend(
     assert probabilities.tolist() == expected.tolist()
 
 
-def test_a_predictor_names_its_run_and_columns(trained: Trained, predictor: clickwork.Predictor) -> None:
-    columns = "age, price, user, item, genres"
-    assert repr(predictor) == f"Predictor('{trained.run}', step 9: probabilities from {columns})"
-
-
 def test_one_dict_is_one_row(trained: Trained, predictor: clickwork.Predictor) -> None:
     every = predictor.predict(trained.rows[:5], logits=True)
     assert [predictor.predict(row, logits=True).tolist() for row in trained.rows[:5]] == [[each] for each in every]
@@ -142,17 +137,6 @@ def test_a_reader_is_not_read_ahead(trained: Trained, predictor: clickwork.Predi
     assert len(made) == 9
 
 
-def test_missing_values_of_pandas_and_numpy_are_missing(trained: Trained, predictor: clickwork.Predictor) -> None:
-    row = {**trained.rows[0], "age": None}
-    expected = predictor.predict(row)
-    for missing in (float("nan"), np.nan, np.float64("nan"), pd.NA, pd.NaT):
-        assert predictor.predict({**row, "age": missing}) == expected
-    nullable = pd.DataFrame([row, trained.rows[1]]).convert_dtypes()
-    assert predictor.predict(nullable)[0] == expected
-    assert predictor.predict(nullable.to_dict("records"))[0] == expected
-    assert predictor.predict({**row, "item": np.int64(row["item"]), "genres": np.array(row["genres"])}) == expected
-
-
 ROWS_WITH_MISSING: list[dict[str, Any]] = [
     {"age": 30.0, "price": 1.5, "user": "u1", "item": 3.0, "genres": ["g1"]},
     {"age": None, "price": None, "user": "u2", "item": None, "genres": None},
@@ -160,34 +144,15 @@ ROWS_WITH_MISSING: list[dict[str, Any]] = [
 ]
 
 
-def with_nan(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """NaN for each missing value of a column of numbers."""
-    numbers = ("age", "price", "item")
-    return [
-        {name: float("nan") if value is None and name in numbers else value for name, value in row.items()}
-        for row in rows
+def test_nan_is_missing_in_every_form(predictor: clickwork.Predictor) -> None:
+    numbers = {"age": float("nan"), "price": float("nan"), "item": float("nan")}
+    rows = [
+        {name: numbers.get(name) if each is None else each for name, each in row.items()} for row in ROWS_WITH_MISSING
     ]
-
-
-def test_nan_is_missing_in_every_form(predictor: clickwork.Predictor, tmp_path: Path) -> None:
-    rows = with_nan(ROWS_WITH_MISSING)
     expected = predictor.predict(ROWS_WITH_MISSING, logits=True).tolist()
     assert expected[1] == predictor.predict(rows[1], logits=True).tolist()[0]
     for form in set(FORMS) - {"numpy values"}:
         assert predictor.predict(FORMS[form](rows), logits=True).tolist() == expected, form
-    float32 = pl.DataFrame(rows).with_columns(pl.col("age", "price").cast(pl.Float32))
-    assert predictor.predict(float32, logits=True).tolist() == expected
-
-
-def test_nan_of_a_parquet_file_is_missing_too(
-    runtime: Runtime, trained: Trained, predictor: clickwork.Predictor, tmp_path: Path
-) -> None:
-    pl.DataFrame(with_nan(ROWS_WITH_MISSING)).write_parquet(tmp_path / "rows.parquet")
-    arguments = [f"candidates={tmp_path}/rows.parquet", f"out={tmp_path}/out.json", "top_k=null"]
-    assert command_here(runtime, "recommend", f"run={trained.run}", *arguments) == 0
-    ranking = {int(e["candidate"]): e["logit"] for e in json.loads((tmp_path / "out.json").read_text())["ranking"]}
-    expected = predictor.predict(ROWS_WITH_MISSING, logits=True).tolist()
-    assert [ranking[number] for number in (1, 2, 3)] == expected
 
 
 def test_a_label_that_is_nan_is_refused(trained: Trained) -> None:
@@ -287,35 +252,27 @@ def test_the_callers_torch_stays_as_it_was(trained: Trained) -> None:
 ROW = make_rows(1, 0)[0]
 
 
-@pytest.mark.parametrize(
-    ("table", "message"),
-    [
-        (
-            pa.Table.from_pylist([ROW]).drop_columns(["item"]),
-            "table: no column item; the model reads age, price, user, item, genres",
-        ),
-        ({"user": "u1"}, "table: no column age; the model reads age, price, user, item, genres"),
-        ("rows.csv", "table: str is not a table; give a pandas, polars or Arrow table, record batches, or dicts"),
-        (7, "table: int is not a table; give a pandas, polars or Arrow table, record batches, or dicts"),
-        ([ROW, 7], "table: row 2: int, not a dict; give a pandas, polars or Arrow table, record batches, or dicts"),
-        ([7], "table: int in it is not a row; give a pandas, polars or Arrow table, record batches, or dicts"),
-        ([ROW, {**ROW, "age": "old"}], "table: row 2, column age: 'old' is not a number"),
-        (pd.DataFrame([ROW, {**ROW, "age": [1]}]), "table: not readable through Arrow's interface ("),
-        (pa.table([[1], [2]], ["age", "age"]), "table: a column is named twice, age; rename one"),
-        (
-            [pa.Table.from_pylist([ROW]), pa.Table.from_pylist([{**ROW, "price": "dear"}])],
-            "table: row 2, column price: 'dear' is not a number",
-        ),
-        ([{**ROW, "price": b"1"}], "table: row 1, column price: "),
-        ([{**ROW, "item": {"id": 3}}], "table: row 1, column item: "),
-        ([{**ROW, "genres": {"g1"}}], "table: row 1, column genres: {'g1'} is not a category"),
-        (
-            pd.DataFrame([ROW]).assign(item=pd.PeriodIndex(["2024-01"], freq="M")),
-            "table: row 1, column item: extension<",
-        ),
-        (pd.DataFrame([ROW]).assign(age=pd.arrays.SparseArray([1])), "table: not readable through Arrow's interface ("),
-    ],
-)
+NO_TABLE = "; give a pandas, polars or Arrow table, record batches, or dicts"
+NO_COLUMN = "; the model reads age, price, user, item, genres"
+UNREADABLE = "table: not readable through Arrow's interface ("
+DEAR = [pa.Table.from_pylist([ROW]), pa.Table.from_pylist([{**ROW, "price": "dear"}])]
+TABLES: list[tuple[Any, str]] = [
+    (pa.Table.from_pylist([ROW]).drop_columns(["item"]), f"table: no column item{NO_COLUMN}"),
+    ({"user": "u1"}, f"table: no column age{NO_COLUMN}"),
+    ("rows.csv", f"table: str is not a table{NO_TABLE}"),
+    ([ROW, 7], f"table: row 2: int, not a dict{NO_TABLE}"),
+    ([7], f"table: int in it is not a row{NO_TABLE}"),
+    ([ROW, {**ROW, "age": "old"}], "table: row 2, column age: 'old' is not a number"),
+    (pd.DataFrame([ROW, {**ROW, "age": [1]}]), UNREADABLE),
+    (pa.table([[1], [2]], ["age", "age"]), "table: a column is named twice, age; rename one"),
+    (DEAR, "table: row 2, column price: 'dear' is not a number"),
+    ([{**ROW, "item": {"id": 3}}], "table: row 1, column item: "),
+    ([{**ROW, "genres": {"g1"}}], "table: row 1, column genres: {'g1'} is not a category"),
+    (pd.DataFrame([ROW]).assign(item=pd.PeriodIndex(["2024-01"], freq="M")), "table: row 1, column item: extension<"),
+]
+
+
+@pytest.mark.parametrize(("table", "message"), TABLES)
 def test_tables_that_cannot_be_scored(predictor: clickwork.Predictor, table: Any, message: str) -> None:
     with pytest.raises(clickwork.Error) as error:
         predictor.predict(table)

@@ -1,10 +1,13 @@
-"""The command line: what is asked for, what is misspelt, what help tells."""
+"""The command line: what is asked for, misspelt, told by help and printed; signals; the digest of the modules."""
 
 import json
 import os
 import re
+import shutil
+import signal
 import subprocess
 import sys
+import time
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -14,7 +17,9 @@ from typing import Any
 import pytest
 
 from common import cli
+from common.cli import DIRECTORIES, ROOT, colour_text, outdated_sentence, sources_digest
 from common.compose import compose_config
+from common.files import format_bytes
 from common.keys import MISSING, describe, key, keys_of, ready_made_groups
 from tests.data_prep.conftest import REPOSITORY, Capture
 from tests.error_lines import refused
@@ -161,3 +166,126 @@ def test_a_locale_of_another_charset(language: str, charset: str, tmp_path: Path
     refusal = run("data_prep", raw, f"data.schema={tmp_path}/other.yaml", f"data.path={tmp_path}/other")
     assert refusal.returncode == 2
     assert "cannot name this file; set LC_ALL=C.UTF-8" in refusal.stderr.decode(charset)
+
+
+@pytest.mark.parametrize("colour", [True, False])
+def test_colour_is_for_terminals_that_want_it(colour: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal:
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.delenv("TERM", raising=False)
+    if colour:
+        monkeypatch.delenv("NO_COLOR", raising=False)
+    else:
+        monkeypatch.setenv("NO_COLOR", "1")
+    assert colour_text("x", "red", Terminal()) == ("\x1b[31mx\x1b[0m" if colour else "x")  # type: ignore[arg-type]
+
+
+SCRIPT = """
+import ctypes, sys
+from common.signals import discard_native_stdout
+
+c = ctypes.CDLL(None)
+c.puts(b"native before")
+print("before")
+with discard_native_stdout():
+    c.puts(b"native meanwhile")
+    print("python meanwhile", file=sys.stderr)
+c.puts(b"native after")
+print("after")
+"""
+
+
+def test_native_output_is_dropped_only_meanwhile() -> None:
+    """Into a pipe: there C keeps its output until its buffer is full, or it is told not to."""
+    process = subprocess.run([sys.executable, "-c", SCRIPT], cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    assert sorted(process.stdout.splitlines()) == ["after", "before", "native after", "native before"]
+    assert process.stderr == "python meanwhile\n"
+
+
+LAUNCHER = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', sys.argv[1]]).wait()"
+PROCESS = """
+import os, time
+from common import signals
+
+signals.end_with_parent()
+stop = signals.StopRequest("stopping", lambda: "nothing is saved")
+print(os.getpid(), flush=True)
+while not stop:
+    time.sleep(0.01)
+time.sleep(0.6)
+print("ended in order", flush=True)
+"""
+
+
+@pytest.mark.medium
+def test_a_launcher_s_end_that_is_reported_twice_is_one_request() -> None:
+    """As the kernel does of a launcher with several threads, which end one after another."""
+    command = [sys.executable, "-c", LAUNCHER, PROCESS]
+    launcher = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
+    assert launcher.stdout is not None
+    pid = int(launcher.stdout.readline())
+    launcher.kill()
+    time.sleep(0.2)
+    os.kill(pid, signal.SIGTERM)
+    assert launcher.stdout.readline() == "ended in order\n"
+    launcher.wait()
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Path:
+    for name in (name for name in DIRECTORIES if (ROOT / name).exists()):
+        shutil.copytree(ROOT / name, tmp_path / "image" / name, ignore=shutil.ignore_patterns("*.yaml", "*.pyc"))
+    return tmp_path / "image"
+
+
+def edit(root: Path) -> None:
+    with open(root / "common/errors.py", "a", encoding="utf-8") as file:
+        file.write("\n")
+
+
+def test_the_digest_is_of_the_modules_wherever_they_are(image: Path) -> None:
+    assert sources_digest(image) == sources_digest(ROOT)
+    edit(image)
+    sources_digest.cache_clear()
+    assert sources_digest(image) != sources_digest(ROOT)
+
+
+def test_an_image_older_than_the_checkout_says_so(image: Path, tmp_path: Path) -> None:
+    checkout = tmp_path / "checkout"
+    assert outdated_sentence(image, checkout) is None  # none is mounted
+    shutil.copytree(image, checkout)
+    assert outdated_sentence(image, checkout) is None
+    edit(checkout)
+    sources_digest.cache_clear()
+    assert "--build" in str(outdated_sentence(image, checkout))
+
+
+BYTES = {0: "0 B", 999: "999 B", 1000: "1.0 kB", 999_949: "999.9 kB", 999_950: "1.0 MB", 15.3e9: "15.3 GB"}
+BYTES |= {2.5e12: "2.5 TB", 1.2e15: "1,200.0 TB"}
+
+
+def test_units_of_bytes_fit() -> None:
+    assert {size: format_bytes(size) for size in BYTES} == BYTES
+
+
+PROGRAM = """
+import numpy as np
+from data_prep.lookup import encode_hash
+from common.jit import compile_notice
+
+with compile_notice("the parser"):
+    encode_hash(np.ones((1, 1), np.uint32), 2)
+with compile_notice("nothing"):
+    encode_hash(np.ones((1, 1), np.uint32), 2)
+"""
+
+
+@pytest.mark.slow("tool")
+def test_compiling_is_told_once_and_loading_never(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", PROGRAM]
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    for expected in ("compiling the parser (once; the result is cached) ...\n", ""):
+        process = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=True)
+        assert process.stderr == expected

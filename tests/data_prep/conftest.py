@@ -79,7 +79,6 @@ def write_rows(directory: Path, rows: int = 60, seed: int = 0) -> list[str]:
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Do what `python -m data_prep` does, to its end."""
     return run_module("data_prep", *arguments, cwd=REPOSITORY)
 
 
@@ -103,5 +102,4 @@ def load_rows(root: Path) -> list[NDArray[Any]]:
 
 
 def sums(root: Path) -> dict[str, str]:
-    """SHA-256 of every array file of a dataset."""
     return {str(p.relative_to(root)): hashlib.sha256(p.read_bytes()).hexdigest() for p in sorted(root.rglob("*.npy"))}

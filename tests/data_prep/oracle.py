@@ -36,7 +36,6 @@ def vocabulary(values: np.ndarray, threshold: int = 1, cap: int | None = None) -
 
 
 def encode_vocabulary(sparse: np.ndarray, train_rows: int, threshold: int = 1, cap: int | None = None) -> np.ndarray:
-    """Ids by a vocabulary of the first `train_rows` rows."""
     ids = np.zeros(sparse.shape, np.int32)
     for column in range(sparse.shape[1]):
         ranked = vocabulary(sparse[:train_rows, column], threshold, cap)

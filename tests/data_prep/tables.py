@@ -62,7 +62,6 @@ def refused_table(root: Path, content: Content, schema: str, message: str, *more
 
 
 def ids(texts: list[str] | tuple[int | str, ...]) -> list[int]:
-    """Ids of texts by `HASHED`."""
     return [oracle.text_value(str(text)) % 1000 for text in texts]
 
 

@@ -5,7 +5,6 @@ import gzip
 import io
 import math
 import os
-import re
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -76,7 +75,6 @@ def files(draw: Any) -> Any:
 
 
 def read_by_csv(content: bytes, charset: str, options: dict[str, Any]) -> Any:
-    """label, price, user, tags of each row, as Python's csv module has them."""
     text = (gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content).decode(charset)
     rows = [fields for fields in csv.reader(io.StringIO(text, newline=""), **options) if fields]
     at = [rows[0].index(name) for name in ("label", "price", "user", "tags")]
@@ -126,73 +124,3 @@ def test_tables(content: Any, chunk: Any, dialect: Any) -> None:
     assert dense[:, 0].tolist() == prices
     assert all(map(math.isfinite, prices))
     assert sparse[:, 0].tolist() == [oracle.text_value(row[2]) % 1000 for row in rows]
-
-
-PARTS = st.sampled_from(["0", "1.5", "-2e3", ".5", "1e39", "nan", "x", "", "7"])
-VECTOR = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?")
-
-
-def vector_of(field: str, limit: float) -> list[float] | None:
-    """Two numbers; zeros for an empty field, and None for a field that is to be refused."""
-    parts = [part for part in field.split(" ") if part]
-    if len(parts) not in (0, 2) or not all(VECTOR.fullmatch(part) and float(part) < limit for part in parts):
-        return None
-    return [float(part) for part in parts] or [0.0, 0.0]
-
-
-@pytest.mark.slow("examples")
-@FUZZ
-@given(
-    fields=st.lists(st.lists(PARTS, max_size=3).map(" ".join), min_size=2, max_size=8),
-    transform=st.sampled_from(["raw", "standard", "minmax", "quantile"]),
-)
-def test_vectors(fields: list[str], transform: str) -> None:
-    vectors = [vector_of(field, 3e38 if transform == "raw" else math.inf) for field in fields]
-    keys = f"vector: 2, separator: ' ', transform: {transform}"
-    schema = f"label: label\ndense: [{{column: e, {keys}}}]\nsparse: [user]\n"
-    content = "label,user,e\n" + "".join(f"{row % 2},u,{field}\n" for row, field in enumerate(fields))
-    arrays = prepare(content.encode(), schema)
-    assert (arrays is None) == (None in vectors)
-    if arrays is not None:
-        assert np.isfinite(arrays[1]).all()
-        if transform == "raw":
-            assert arrays[1].tolist() == np.array(vectors, np.float32).tolist()
-
-
-PAIRS = [("y", "n"), ("T", "f"), ("Click", "no_click"), ("pos", "NEG"), ("1", "-1"), ("yes", "0"), ("1.0", "no")]
-
-
-@pytest.mark.slow("examples")
-@FUZZ
-@given(pair=st.sampled_from([*PAIRS, ("2", "1"), ("y", "0"), ("a", "b")]), data=st.data())
-def test_pairs_of_labels(pair: tuple[str, str], data: Any) -> None:
-    words = data.draw(st.lists(st.sampled_from([*pair * 4, " ", "third"]), min_size=1, max_size=8))
-    content = "label,user\n" + "".join(f"{word},u\n" for word in words)
-    arrays = prepare(content.encode(), "label: label\nsparse: [user]\n")
-    is_known = pair in PAIRS and set(words) == set(pair)
-    if is_known or arrays is not None:
-        one = "1" if set(words) <= {"0", "1", "yes", "no", "1.0"} else pair[0]
-        assert arrays is not None
-        assert arrays[0].tolist() == [int(word in (one, pair[0])) for word in words]
-
-
-@pytest.mark.slow("examples")
-@FUZZ
-@given(data=st.data(), chunk=st.sampled_from(["200", "1MiB"]))
-def test_criteo_s_rows(data: Any, chunk: Any) -> None:
-    fields = st.sampled_from(["", "1", "-3", "2147483647", "7f", "ABCDEF01"])
-    lines = [
-        "\t".join([data.draw(st.sampled_from("01")), *(data.draw(fields) if i % 9 == 0 else "5" for i in range(39))])
-        for _ in range(data.draw(st.integers(1, 4)))
-    ]
-    content = "".join(line + data.draw(st.sampled_from(BREAKS)) for line in lines).encode()
-    at = data.draw(st.integers(0, len(content)))
-    part, rest = content[:at], content[at:]
-    damaged = data.draw(st.sampled_from([content, part, part + b"\x00" + rest[1:], part + b"\t" + rest]))
-    arrays = prepare(damaged, "", f"data.chunk_bytes={chunk}", name="day_0")
-    if arrays is None:
-        return
-    rows = [line.split("\t") for line in damaged.decode().replace("\r\n", "\n").split("\n") if line]
-    assert arrays[0].tolist() == [int(row[0]) for row in rows]
-    assert arrays[1].tolist() == [[float(np.float32(int(field or 0))) for field in row[1:14]] for row in rows]
-    assert arrays[2].tolist() == [[int(field or "0", 16) % 1000 for field in row[14:]] for row in rows]

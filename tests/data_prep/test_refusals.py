@@ -26,7 +26,6 @@ KAGGLE = "data.source=criteo_kaggle data.encoding=hash data.max_ind_range=9"
 
 
 def files(root: Path) -> dict[str, str]:
-    """SHA-256 of every file below `root`."""
     paths = [path for path in sorted(root.rglob("*")) if path.is_file()]
     return {str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
 

@@ -77,7 +77,6 @@ class OracleDLRM:
         return [tuple(self.parameters[f"{prefix}.{n}.{part}"] for part in ("weight", "bias")) for n in numbers]  # type: ignore[misc]
 
     def numbered(self, prefix: str) -> list[Tensor]:
-        """Parameters PREFIX.0, PREFIX.1, … in order."""
         names = [name for name in self.parameters if name.startswith(f"{prefix}.")]
         return [self.parameters[name] for name in sorted(names, key=lambda name: int(name.split(".")[-1]))]
 

@@ -224,7 +224,6 @@ def write_parquet(path: Path, rows: list[int], columns: list[Column], as_text: b
 
 
 def write_raw(table: OwnTable, path: Path, rows: list[int] | None = None) -> None:
-    """The raw file, of some rows if not all."""
     rows = list(range(len(table.columns[0].texts))) if rows is None else rows
     if table.raw == "parquet":
         write_parquet(path, rows, table.columns, raw=True)
@@ -296,7 +295,7 @@ def drawn_dates(draw: random.Random, table: OwnTable, rows: int, missing: list[s
     texts = [str(int((t - EPOCH).total_seconds())) if form == "epoch" else t.strftime(FORMS[form]) for t in times]
     fields = drawn_fields(draw, list(zip(texts, times, strict=True)), rows, missing)
     parts = {part: draw.choice(["dense", "sparse"]) for part in draw.sample(PARTS, draw.randint(1, 3))}
-    arrow = draw.choice([None, pa.timestamp("s"), pa.timestamp("ns"), pa.timestamp("us", "UTC")])
+    arrow = draw.choice([None, pa.timestamp("s"), pa.timestamp("ns"), pa.timestamp("us", "Europe/Berlin")])
     return Column("when", "date", "date", *fields, parts=parts, form=form, arrow=arrow)
 
 

@@ -1,4 +1,4 @@
-"""Drawn generated days against the naive program: click rates, labels, best scores."""
+"""Drawn generated days as docs/synthetic.md describes them, against plain lines: click rates, labels, best scores."""
 
 from pathlib import Path
 from typing import Any
@@ -6,11 +6,52 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from sklearn.metrics import log_loss, roc_auc_score
 
 from data_prep.pipeline import preprocess
 from tests.data_prep.conftest import SPLITS, config, seeds
-from tests.oracles.generated import after_dropping, check_labels, expected_scores, row_of, sampled_scores
 from tests.oracles.test_preparation import loaded
+
+Floats = NDArray[np.float64]
+
+
+def expected_scores(truth: Floats) -> dict[str, float]:
+    """Scores of the true probabilities in expectation: each row counts as a click and as none, by their probability."""
+    labels, scores = np.repeat([1, 0], len(truth)), np.tile(truth, 2)
+    weights, rate = np.concatenate((truth, 1 - truth)), truth.mean()
+    logloss = log_loss(labels, scores, sample_weight=weights)
+    entropy = -rate * np.log(rate) - (1 - rate) * np.log(1 - rate)
+    auc = roc_auc_score(labels, scores, sample_weight=weights)
+    return {"auc": auc, "logloss": logloss, "ne": logloss / entropy, "base_rate": rate, "rows": len(truth)}
+
+
+def sampled_scores(truth: Floats, labels: list[int]) -> dict[str, float]:
+    """Scores against the drawn labels; none where they are of one kind."""
+    if len(set(labels)) < 2:
+        return {}
+    return {"sampled_auc": roc_auc_score(labels, truth), "sampled_logloss": log_loss(labels, truth)}
+
+
+def after_dropping(truth: Floats, negative_drop_rate: float) -> Floats:
+    """A row's click probability once a share of the negatives was left out (Bayes' rule)."""
+    keep_rate = 1 - negative_drop_rate
+    return np.asarray(truth / (truth + (1 - truth) * keep_rate))
+
+
+def check_labels(truth: Floats, labels: list[int]) -> None:
+    """Labels were drawn from their probabilities: in all, and in each quarter of the rows by probability."""
+    order = np.argsort(truth, kind="stable")
+    for part in [order, *np.array_split(order, 4)]:
+        p = truth[part]
+        assert abs(np.sum(np.array(labels)[part] - p)) <= 5 * np.sqrt(np.sum(p * (1 - p))) + 1
+
+
+def row_of(line: str, ids: int) -> tuple[Any, ...]:
+    """Label, numbers and hashed ids of a raw row in Criteo's format."""
+    label, *fields = line.rstrip("\n").split("\t")
+    numbers = [int(field or 0) for field in fields[:13]]
+    return int(label), numbers, [int(field or "0", 16) % ids for field in fields[13:]]
+
 
 IDS = 1_000_003  # rows of every table of hashed ids
 
@@ -30,7 +71,6 @@ def truths(root: Path, days: int) -> list[NDArray[np.float64]]:
 
 
 def generate(root: Path, keys: dict[str, Any], *further: str) -> dict[str, Any]:
-    """Generate and prepare days with hashed ids; the manifest's `extra.bayes`."""
     overrides = [f"data.synthetic.{key}={value}" for key, value in keys.items()]
     print(" ".join([*overrides, *further]))
     hashed = ["data.encoding=hash", f"data.max_ind_range={IDS}", "data.dense_transform=integers"]

@@ -22,8 +22,7 @@ from data_prep.verify import verify_dataset
 from tests.data_prep.conftest import prepare, seeds
 from tests.data_prep.tables import ALLOW, paths
 from tests.oracles.own_tables import RAW_KINDS, OwnTable, bags_of, dense_of, drawn_table, ids_of, value_of, write_raw
-from tests.oracles.preparation import SPLITS, transformed
-from tests.oracles.test_preparation import loaded
+from tests.oracles.test_preparation import SPLITS, loaded, transformed
 
 ROWS = 60
 

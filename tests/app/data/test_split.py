@@ -20,7 +20,7 @@ from data_prep.dataset.spelling import Bags
 from tests.app.conftest import SMALL, mounted_disk, remount
 from tests.app.datasets import write_dataset
 from tests.app.in_process import command_here, train_here
-from tests.common.test_numa import write_gpu, write_nodes
+from tests.common.test_machine import write_gpu, write_nodes
 from tests.error_lines import refused
 
 CONFIG = DataConfig(shuffle_block_rows=97, shuffle_window_blocks=3)

@@ -16,7 +16,7 @@ from data_prep.parsing.criteo import (
     parse_rows,
 )
 from tests.data_prep import oracle
-from tests.data_prep.conftest import REFERENCE, run
+from tests.data_prep.conftest import run
 from tests.error_lines import error_line, refused
 
 INTEGERS = st.none() | st.integers(-(2**31) + 1, 2**31 - 1) | st.integers(-20, 200)
@@ -30,18 +30,6 @@ def row(
     label: str = "0", integers: tuple[str, ...] = ("1",) * 13, categories: tuple[str, ...] = ("68fd1e64",) * 26
 ) -> bytes:
     return "\t".join([label, *integers, *categories]).encode()
-
-
-def test_rows_equal_the_reference_parsers() -> None:
-    block = parse_bytes((REFERENCE / "rows.tsv").read_bytes(), "sample")
-    golden = np.load(REFERENCE / "dlrm_kaggle.npz")
-    np.testing.assert_array_equal(block.labels, golden["y"])
-    np.testing.assert_array_equal(np.maximum(block.dense, 0), golden["X_int"])
-    np.testing.assert_array_equal(block.sparse.view(np.int32), golden["X_cat_raw_int32"])
-    days = np.load(REFERENCE / "torchrec_criteo.npz")
-    np.testing.assert_array_equal(block.sparse, days["all_sparse"])
-    smallest = np.where(block.dense == MISSING_INTEGER, 0, block.dense)[:400].min()
-    assert smallest == days["raw_int_min_per_day"][0]
 
 
 @pytest.mark.medium
@@ -118,14 +106,9 @@ def test_a_file_cut_in_mid_row(columns: int) -> None:
     refused(message, parse_bytes, row() + b"\n" + cut, "day_0.tsv")
 
 
-def test_nothing_to_parse() -> None:
-    refused("empty file", parse_bytes, b"", "day_0.tsv")
-
-
 @pytest.mark.medium
 @pytest.mark.parametrize(("packed", "workers"), [(True, 2), (False, 2), (False, 1)])
 def test_a_bad_row_is_counted_from_the_file_s_start(tmp_path: Path, packed: bool, workers: int) -> None:
-    """Whatever chunk it lies in, and with more than one worker; the command ends with status 2 and one line."""
     lines = oracle.make_rows(60, seed=5).splitlines(keepends=True)
     fields = lines[56].split(b"\t")
     lines[56] = b"\t".join([*fields[:20], b"x", *fields[21:]])
@@ -152,7 +135,6 @@ def test_room_for_the_shortest_rows() -> None:
     st.booleans(),
 )
 def test_a_batch_is_parsed_as_rows_one_by_one(seed: int, changes: list[tuple[float, bytes]], labelled: bool) -> None:
-    """Whatever a few bytes of a file become: the same rows, and the same place where it goes wrong."""
     text = bytearray(oracle.make_rows(12, seed=seed))
     if not labelled:
         text = bytearray(b"\n".join(line.partition(b"\t")[2] for line in bytes(text).split(b"\n")))

@@ -17,8 +17,6 @@ QUOTE = "ends inside quotes; .* remove the line break"
 RETURNS = "lines end in carriage returns alone; convert the file: tr"
 BACKSLASH = r'row 9: \\" in quotes, where a backslash escapes nothing; write a'
 CRITEO = "label: price\nsparse: [user]\n"
-HEADED = "label,price,user,item\n"
-ROWS = "1,2,u,i\n" * 30
 DATES = (
     "label: label\ndense: [{column: t, part: hour}, {column: t, part: timestamp}]\n"
     "sparse: [user, {column: t, part: weekday}, {column: t, part: date}, {column: t, part: month}]\n"
@@ -56,11 +54,7 @@ def times(value: Any) -> str:
 TEXTS: list[tuple[str | bytes, str, str]] = [
     # Quotes and line ends: the row is where a quote opens.
     (table(r9='1,2.0,u1,"a\n0,3,u2,item 3,b"\n'), SCHEMA, f"row 9: {QUOTE}"),
-    (HEADED + '1,2.0,u1,"a\n0,3,u2,b"\n' + ROWS, SCHEMA, f"row 2: {QUOTE}"),
-    (table(r9='1,2.0,u1,"a\n'), SCHEMA, f"row 9: {QUOTE}"),
     (table(r41='1,2.0,u1,"a\n'), SCHEMA, f"row 41: {QUOTE}"),
-    (table() + '1,2.0,u1,"a', SCHEMA, f"row 42: {QUOTE}"),
-    (table(r9='"\n'), SCHEMA, f"row 9: {QUOTE}"),
     ('label,price,user,"item\nno"\n1,2,u,i\n', SCHEMA, f"row 1: {QUOTE}"),
     (table(r9='1,2.0,u1,"a\n').replace("\n", "\r\n"), SCHEMA, f"row 9: {QUOTE}"),
     (table().replace("\n", "\r"), SCHEMA, f"row 1: {RETURNS}"),
@@ -69,8 +63,6 @@ TEXTS: list[tuple[str | bytes, str, str]] = [
     (table(r12=f"1,{MOMENT},u,i\n"), SCHEMA, f"row 12, column price: '{MOMENT}' is not a number; {AS_A_PART}"),
     (table(r9="\n", r12="1,x,u,i\n"), SCHEMA, "row 12, column price: 'x' is not a number"),
     (table(r9='1,2.0,u1,"say \\"u13\\""\n'), SCHEMA, BACKSLASH),
-    (table(r9='1,2.0,"{\\"a\\": 1}",c\n'), SCHEMA, BACKSLASH),
-    (table(r9='1,2.0,"\\"x",c\n'), SCHEMA, BACKSLASH),
     ("\ufefflabel,user\n" + "\ufeff1,u\n" * 30, sparse("user"), "row 2, column label: .* is not a number"),
     (table(r9="1,2,u\udcff,i\n").encode(errors="surrogateescape"), SCHEMA, "row 9: not UTF-8"),
     # The dialect.
@@ -88,12 +80,7 @@ TEXTS: list[tuple[str | bytes, str, str]] = [
     (table(r9='1,2,"u,v",i\n'), SCHEMA + "quoting: none\n", "row 9: 5 columns, but a row has 4"),
     # Rows and numbers.
     (table(r9="1,2,u\n"), SCHEMA, "row 9: 3 columns, but a row has 4"),
-    (table(r9="1,2,u,i,x\n"), SCHEMA, "row 9: 5 columns, but a row has 4"),
-    (
-        table().replace("\n", ",\n").replace(",\n", "\n", 1),
-        SCHEMA,
-        "row 2: ends in a delimiter, unlike row 1; if every",
-    ),
+    (table().replace("\n", ",\n").replace(",\n", "\n", 1), SCHEMA, "row 2: ends in a delimiter, unlike row 1"),
     (table(r9=",2,u,i\n"), SCHEMA, "row 9, column label: no value"),
     *(
         (table(r9=f'1,"{text}",u,i\n'), SCHEMA, "row 9, column price: .* is not a number")
@@ -106,14 +93,12 @@ TEXTS: list[tuple[str | bytes, str, str]] = [
     # Columns and names.
     ("label,user,user\n1,a,b\n", sparse("user"), r"rows\.csv: row 1: two columns user; rename one"),
     ("y,user.id\n1,2\n0,3\n", "label: y\nsparse: [user.id]\n", "sparse column"),
-    ("y,../evil\n1,2\n0,3\n", "label: y\nsparse: [../evil]\n", "sparse column"),
     ("y,a\\b\n1,2\n0,3\n", "label: y\nsparse: ['a\\b']\n", "sparse column"),
     (NUMBERED, sparse("0"), f"{POSITION} and the name of another column; write 'b'"),
     (NUMBERED, sparse("b, 0"), POSITION),
     (NUMBERED, "label: 0 >= 1\nsparse: [b]\n", rf'{POSITION}.*of a label \{{column: "0", …\}}'),
     (NUMBERED, sparse("{column: 0, separator: '|'}"), POSITION),
     (PLAIN, "label: 0\nsparse: [1]\n", "row 1: '0' is a label, not a column's name; .*header: false"),
-    (PLAIN, "label: 0 >= 1\nsparse: [1]\n", "row 1: '0' is a label, not a column's name; .*header: false"),
     ("yes,a\nno,b\n" * 20, "label: 0 == yes\nsparse: [1]\n", "row 1: 'yes' is a label"),
     # The schema.
     (table(), "label: [", "not readable as YAML"),
@@ -143,7 +128,6 @@ TEXTS: list[tuple[str | bytes, str, str]] = [
     (TIMES, DATES.replace("hour", "hours"), "key dense, .*: hours is not known; did you mean hour"),
     (TIMES, DATES.replace("hour", "fortnight"), "key dense, .*: give a column, .*parts are year, month"),
     (TIMES, DATES.replace("hour", "hour, format: '%H'"), "row 2, column t: '2024-01-01' is not a time of format %H"),
-    (TIMES, DATES.replace("{column: t, part: hour}", "t_hour"), "no column t_hour"),
     (TIMES, DATES.replace("part: weekday", "part: date"), "column t_date is named twice"),
     (table(), FORMAT % "%Y-%m-%d %H:%M %p", "format %Y-%m-%d %H:%M %p: %p has an effect with %I alone"),
     (table(), FORMAT % "%Y-%m-%d %I:%M", "format %Y-%m-%d %I:%M: %I counts hours to 12 and needs %p"),
@@ -232,18 +216,8 @@ TYPED: list[tuple[str, dict[str, Any], str, str]] = [
     ("parquet", at("price", 14, float("inf")), SCHEMA, "row group 1, row 3 of it, column price: inf is not a number"),
     ("parquet", {"price": ["cheap"] * COUNT}, SCHEMA, "column price: text, not numbers"),
     ("parquet", {"item": [3.0] * 29 + [0.5] * 11}, SCHEMA, "row group 2, row 6 of it, column item: 0.5 is not a categ"),
-    (
-        "parquet",
-        {"item": pa.array([2.0**24] * COUNT, pa.float32())},
-        SCHEMA,
-        r"item: 1.67772e\+07 is rounded, as a float32",
-    ),
-    (
-        "parquet",
-        {"item": pa.array(np.full(COUNT, 2048, np.float16))},
-        SCHEMA,
-        r"item: 2048 is rounded, as a float16 from",
-    ),
+    ("parquet", {"item": np.full(COUNT, 2**24, np.float32)}, SCHEMA, r"item: 1.67772e\+07 is rounded, as a float32"),
+    ("parquet", {"item": np.full(COUNT, 2048, np.float16)}, SCHEMA, r"item: 2048 is rounded, as a float16 from"),
     ("parquet", {"item": [[0.5]] * COUNT}, SCHEMA, "item: list of numbers; .*write {column: item, vector: 64} in"),
     ("parquet", at("label", 6, float("nan")), NUMBER.replace("price", "label"), "row 7 of it, column label: nan"),
     ("parquet", at("price", 6, None), NUMBER, "row group 0, row 7 of it, column price: no value"),
@@ -325,7 +299,6 @@ def test_the_rule_that_a_refusal_of_texts_suggests_works(tmp_path: Path) -> None
 @pytest.mark.parametrize("text", ["1e39", "-3.5e38", "1.7e308", "-1e308"])
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
 def test_numbers_beyond_a_transform(tmp_path: Path, text: str, kind: str) -> None:
-    """Else the dataset has infinities, which training refuses."""
     transform = "minmax" if text.endswith("308") else "raw"
     content: Content = {**COLUMNS, **at("price", 7, float(text))} if kind == "parquet" else table(r9=f"1,{text},u,i\n")
     place = "row 9, column price" if kind == "csv" else "row group 0, row 8 of it, column price"

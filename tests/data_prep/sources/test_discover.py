@@ -1,26 +1,35 @@
+"""Raw files: which are taken, read in chunks, and compressed; damaged ones are refused."""
+
+import bz2
 import gzip
 import hashlib
 import io
+import json
+import lzma
 import re
 import threading
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from common.files import FileDigest
 from data_prep.config import resolve_rules
 from data_prep.dataset.options import CRITEO
 from data_prep.dataset.table_spec import Table
+from data_prep.encoding import Shape, read_new_rows
 from data_prep.io import BLOCK_BYTES
 from data_prep.job import Job, reads_whole
-from data_prep.parsing.formats import Chunk
 from data_prep.sources.discover import Source, missing_days, resolve_sources
-from data_prep.sources.line_blocks import ROOM_BEFORE, SourceStream
-from data_prep.stages.parse import DigestTask, ParseTask, reading_tasks
-from tests.data_prep.conftest import config
+from data_prep.sources.line_blocks import ROOM_BEFORE, LineBlocks, SourceStream
+from tests.data_prep.conftest import config, load_rows, prepare
+from tests.data_prep.tables import paths
 from tests.error_lines import refused
 
 
@@ -111,18 +120,6 @@ def test_a_stream_ends_before_its_end_when_closed(tmp_path: Path) -> None:
     assert threading.active_count() == threads
 
 
-def test_a_source_is_read_whole_or_in_chunks_and_summed(tmp_path: Path) -> None:
-    for name in ("day_0", "day_1"):
-        (tmp_path / name).write_bytes(bytes(1000))
-    (tmp_path / "day_2").write_bytes(gzip.compress(bytes(1000)))
-    sources = tuple(resolve_sources(str(tmp_path)))
-    job = Job(tmp_path, sources, CRITEO, resolve_rules(config(), 3), 400)
-    assert reading_tasks(job, whole=True) == [ParseTask(job, index, None) for index in range(3)]
-    places = [Chunk(0, 400), Chunk(400, 800), Chunk(800, 1200)]
-    split = [[DigestTask(sources[i]), *(ParseTask(job, i, *each) for each in enumerate(places))] for i in range(2)]
-    assert reading_tasks(job, whole=False) == [*split[0], *split[1], ParseTask(job, 2, None)]
-
-
 CASES: list[tuple[list[int], int, list[str], bool]]
 CASES = [([1000], 1, [], True), ([1000], 2, [], False), ([1000] * 24, 8, [], True), ([1000] * 24, 16, [], False)]
 CASES += [([900, 1000, 1100, 1000], 2, [], True), ([5000, 10], 2, [], False)]
@@ -190,3 +187,140 @@ def test_days_between_others_are_missed() -> None:
     sources = [Source(name, name, 1, 0, False) for name in ("day_1.gz", "day_2", "day_5.tsv", "notes", "day_5x")]
     assert missing_days(sources) == ["day_3", "day_4"]
     assert missing_days(sources[3:4]) == []
+
+
+def chunks_of(path: Path, chunk_bytes: int, block_bytes: int) -> list[bytes]:
+    """The lines of every chunk, read as a worker reads them."""
+    source = resolve_sources(str(path))[0]
+    result: list[Any] = []
+    if source.compressed:
+        with LineBlocks(source, block_bytes=block_bytes) as lines:
+            while not lines.exhausted:
+                result.append(collect(lines, (len(result) + 1) * chunk_bytes))
+    else:
+        for chunk in range(-(-source.bytes // chunk_bytes)):
+            with LineBlocks(source, chunk * chunk_bytes, block_bytes) as lines:
+                result.append(collect(lines, (chunk + 1) * chunk_bytes))
+    while result and not result[-1]:
+        result.pop()
+    return result
+
+
+def collect(lines: LineBlocks, stop: int) -> bytes:
+    return b"".join(bytes(block.buffer[block.start : block.end]) for block in lines.read_until(stop))
+
+
+BYTE_LINES = st.binary(max_size=30).map(lambda b: b.replace(b"\n", b"").replace(b"\x1f", b""))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(BYTE_LINES, min_size=1, max_size=12), st.integers(1, 60), st.integers(40, 100), st.booleans())
+def test_a_line_belongs_to_the_chunk_it_starts_in(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[bytes], chunk_bytes: int, block_bytes: int, newline: bool
+) -> None:
+    text = b"\n".join(lines) + (b"\n" if newline else b"")
+    if not text:
+        return
+    directory = tmp_path_factory.mktemp("lines")
+    (directory / "plain").write_bytes(text)
+    (directory / "packed.gz").write_bytes(gzip.compress(text))
+    whole = text if text.endswith(b"\n") else text + b"\n"
+    expected: list[bytes] = [b""] * (len(whole) // chunk_bytes + 1)
+    offset = 0
+    for line in whole.split(b"\n")[:-1]:
+        expected[offset // chunk_bytes] += line + b"\n"
+        offset += len(line) + 1
+    while expected and not expected[-1]:
+        expected.pop()
+    assert chunks_of(directory / "plain", chunk_bytes, block_bytes) == expected
+    assert chunks_of(directory / "packed.gz", chunk_bytes, block_bytes) == expected
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("text", [b"one\ntwo\n", b"one\ntwo"])
+def test_the_last_block_says_that_it_is(tmp_path: Path, text: bytes, packed: bool) -> None:
+    path = tmp_path / "day_0"
+    path.write_bytes(gzip.compress(text) if packed else text)
+    with LineBlocks(resolve_sources(str(path))[0]) as lines:
+        assert [block.is_last for block in lines.read_until(100)][-1]
+
+
+@pytest.mark.parametrize("before", [b"", b"0123456789\n"])
+def test_a_long_line_is_refused_wherever_it_begins(tmp_path: Path, before: bytes) -> None:
+    path = tmp_path / "day_0"
+    path.write_bytes(before + b"x" * (3 << 20) + b"\n")
+    with LineBlocks(resolve_sources(str(path))[0]) as lines:
+        refused("longer than", list, lines.read_until(4 << 20))
+
+
+def test_a_line_longer_than_a_block(tmp_path: Path) -> None:
+    path = tmp_path / "day_0"
+    path.write_bytes(b"x" * 100)
+    with LineBlocks(resolve_sources(str(path))[0], block_bytes=64) as lines:
+        refused("a line at byte 0 is longer than 64 bytes", list, lines.read_until(1000))
+
+
+LINES = [{"label": row % 2, "user": f"u{row % 7}", "price": row / 4} for row in range(3_000)]
+TEXTS = {
+    "jsonl": "".join(json.dumps(line) + "\n" for line in LINES).encode(),
+    "csv": ("label,user,price\n" + "".join("{label},{user},{price}\n".format(**line) for line in LINES)).encode(),
+}
+SCHEMA, SHAPE = "label: label\ndense: [price]\nsparse: [user]\n", Shape(("label", "user", "price"), ",", "label")
+
+
+def in_two_streams(compress: Callable[[bytes], bytes]) -> Callable[[bytes], bytes]:
+    return lambda content: compress(content[:5_000]) + compress(content[5_000:])
+
+
+def by_zstd(content: bytes) -> bytes:
+    return bytes(pa.compress(content, codec="zstd", asbytes=True))
+
+
+FORMS: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
+    "bzip2": (".bz2", bz2.compress),
+    "bzip2 in two streams": (".bz2", in_two_streams(bz2.compress)),
+    "xz": (".xz", lzma.compress),
+    "xz in two streams": (".xz", in_two_streams(lzma.compress)),
+    "zstd": (".zst", by_zstd),
+    "zstd in two streams": (".zst", in_two_streams(by_zstd)),
+}
+
+
+def make(directory: Path, name: str, content: bytes) -> Path:
+    (directory / name).write_bytes(content)
+    keys = paths(directory, SCHEMA, name, out=f"{name}.out")
+    prepare(*keys, "data.split.method=fraction", "data.chunk_bytes=3000")
+    return directory / f"{name}.out"
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("kind", TEXTS)
+@pytest.mark.parametrize("form", FORMS)
+def test_rows_are_those_of_the_plain_file(tmp_path: Path, form: str, kind: str) -> None:
+    suffix, compress = FORMS[form]
+    plain = make(tmp_path, f"rows.{kind}", TEXTS[kind])
+    packed = make(tmp_path, f"rows.{kind}{suffix}", compress(TEXTS[kind]))
+    for one, other in zip(load_rows(plain), load_rows(packed), strict=True):
+        np.testing.assert_array_equal(one, other)
+    new = read_new_rows(tmp_path / f"rows.{kind}{suffix}", SHAPE)
+    assert list(map(str, new.columns["user"])) == [line["user"] for line in LINES]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_what_is_not_whole_is_refused(tmp_path: Path, form: str) -> None:
+    suffix, compress = FORMS[form]
+    name, packed = form.partition(" ")[0], compress(TEXTS["csv"])
+    middle = len(packed) // 2
+    cases = {
+        "cut": (packed[:-12], f"truncated {name} file"),
+        "damaged": (packed[:middle] + bytes(40) + packed[middle + 40 :], f"damaged {name} file"),
+        "followed": (packed + b"rows,that,follow\n", f"damaged {name} file"),
+    }
+    for case, (content, words) in cases.items():
+        refused(words, make, tmp_path, f"{case}.csv{suffix}", content)
+        assert not (tmp_path / f"{case}.csv{suffix}.out/manifest.json").exists()
+        refused("damaged, or cut off", read_new_rows, tmp_path / f"{case}.csv{suffix}", SHAPE)
+
+
+def test_a_plain_file_with_their_ending_is_refused(tmp_path: Path) -> None:
+    refused(r"not a zstd file, though named \.zst", make, tmp_path, "rows.csv.zst", TEXTS["csv"])

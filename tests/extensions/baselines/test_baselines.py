@@ -4,7 +4,6 @@ import importlib.util
 import json
 import os
 import re
-import shlex
 import shutil
 from collections import defaultdict
 from pathlib import Path
@@ -18,25 +17,25 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss, roc_auc_score
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
-from app.commands import COMMANDS
 from app.config.kinds import DLRM, model_kinds
 from app.report.charts import sentences
 from app.report.read import read_run
-from common.compose import compose_config
 from common.errors import UserError
-from data_prep.dataset.format import load_manifest, open_shard
+from data_prep.dataset.format import load_manifest
 from data_prep.dataset.kinds import ROWS
 from data_prep.dataset.spelling import Bags
 from extensions.baselines import command
 from extensions.baselines.command import baselines_sentence
 from extensions.baselines.fit import Baseline, BaselinesConfig, Rows, fit_baselines, label_rates, load_rows
 from tests.app.conftest import SMALL, Command, Refusal, composed
-from tests.app.data.test_negatives import splitmix64
-from tests.app.datasets import write_dataset, write_ragged_dataset
+from tests.app.data.test_bags import splitmix64
+from tests.app.datasets import write_dataset
 from tests.app.report.runs import write_run
 from tests.app.test_commands import HEAVY, modules_of
 from tests.app.training.test_number_labels import make_ratings
 from tests.app.training.test_number_labels import train as train_on_ratings
+from tests.data_prep.conftest import load_split
+from tests.key_limits import BLOCKS, POSITIVE, check_limits
 
 Loops = tuple[list[float], list[float]]
 
@@ -77,14 +76,6 @@ def as_lists(bags: Bags) -> list[list[int]]:
     return [bags.values[a:b].tolist() for a, b in zip(bags.offsets[:-1], bags.offsets[1:], strict=True)]
 
 
-def split_rows(root: Path, split: str) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-    """labels, dense, sparse of all shards."""
-    manifest = load_manifest(root)
-    shards = [open_shard(root, split, shard, manifest) for shard in manifest.splits[split].shards]
-    labels, dense, sparse = (np.concatenate([shard[kind] for shard in shards]) for kind in range(3))
-    return labels[:, 0], dense, sparse
-
-
 @pytest.mark.parametrize("weighted", [False, True])
 def test_rates_are_those_of_plain_loops(ragged: Path, weighted: bool) -> None:
     manifest = load_manifest(ragged)
@@ -100,7 +91,6 @@ def test_rates_are_those_of_plain_loops(ragged: Path, weighted: bool) -> None:
 
 
 def test_rows_without_weight_count_nowhere() -> None:
-    """Half of the rows have the opposite label and no weight: a baseline that counted them would learn nothing."""
     parts = []
     for rows, seed in ((2_000, 0), (500, 1)):
         ids = np.random.default_rng(seed).integers(0, 8, rows).astype(np.int32)
@@ -127,8 +117,8 @@ def test_figures_are_those_of_scikit_learn_s_own_pipelines(dataset: Path) -> Non
     figures, by_name = fit_baselines(train, val, names, None)
     assert list(by_name) == ["base_rate", "columns", "trees", "lr"]
     assert figures.missing == {}
-    labels, dense, sparse = split_rows(dataset, "train")
-    val_labels, val_dense, val_sparse = split_rows(dataset, "val")
+    labels, dense, sparse = load_split(dataset, "train")
+    val_labels, val_dense, val_sparse = load_split(dataset, "val")
     base = val_labels.mean()
     entropy = -base * np.log(base) - (1 - base) * np.log(1 - base)
 
@@ -173,23 +163,13 @@ def test_figures_are_those_of_scikit_learn_s_own_pipelines(dataset: Path) -> Non
     check(figures.lr, model.predict_proba(columns)[:, 1], 1e-3, 1e-3)
 
 
-def test_baselines_of_bags_learn(tmp_path: Path) -> None:
-    manifest = write_ragged_dataset(tmp_path, {"train": 3_000, "val": 600, "test": 20}, shard_rows=700)
-    train, val = (load_rows(tmp_path, manifest, split, None) for split in ("train", "val"))
-    figures, _ = fit_baselines(train, val, ["int_0", "int_1", *manifest.schema["sparse"]], None)
-    assert figures.is_whole
-    assert figures.trees is not None
-    assert figures.trees.auc is not None
-    assert figures.trees.auc > 0.55
-
-
 def test_a_limit_of_rows_is_kept(tmp_path: Path) -> None:
     manifest = write_dataset(tmp_path, {"train": 20_000, "val": 3_000, "test": 300}, shard_rows=3_000)
     some = load_rows(tmp_path, manifest, "train", 5_000)
     assert 2_000 < len(some.labels) <= 5_000
     assert some.of == 20_000
     positions = np.rint(some.dense[:, 0].astype(np.float64) * 20_000).astype(int)  # dense_0 is the row's number
-    labels, dense, sparse = split_rows(tmp_path, "train")
+    labels, dense, sparse = load_split(tmp_path, "train")
     np.testing.assert_array_equal(some.labels, labels[positions] > 0)
     np.testing.assert_array_equal(some.dense, dense[positions])
     np.testing.assert_array_equal(np.stack([bags.ids for bags in some.bags], axis=1), sparse[positions])
@@ -208,36 +188,6 @@ def test_without_time_what_is_not_done_is_null(dataset: Path, caplog: pytest.Log
     assert figures.missing["trees"] == "not fitted within 0.001 s"
     assert not figures.is_whole
     assert "stopped after 0.001 s; give more seconds" in caplog.text
-
-
-@pytest.mark.slow("examples")
-def test_a_working_directory_with_a_package_app_is_in_nothing_s_way(
-    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    copy_uncached(dataset, tmp_path / "data")
-    run_of(tmp_path / "run", dataset, "data")
-    (tmp_path / "app").mkdir()
-    (tmp_path / "app/__init__.py").write_text("raise SystemExit('another package')\n")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", "")
-    command.add_baselines(composed("run.dir=run"))
-    assert not [record.message for record in caplog.records if record.levelname == "WARNING"]
-    baselines = json.loads((tmp_path / "run/summary.json").read_text())["baselines"]
-    assert baselines["base_rate"]["auc"] == 0.5
-
-
-@pytest.mark.slow("examples")
-def test_a_run_whose_time_is_up_is_named_in_the_command_that_has_no_limit(
-    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    run = run_of(tmp_path / "of two words", dataset, copy_uncached(dataset, tmp_path / "data"))
-    monkeypatch.setattr(command, "DEFAULT_SECONDS", 0.001)
-    command.add_baselines(composed(f"run.dir='{run}'"))
-    (line,) = [record.message for record in caplog.records if record.levelname == "WARNING"]
-    arguments = shlex.split(line.removesuffix(" has no limit").split("; ")[1])
-    assert arguments[:3] == ["python", "-m", "app.baselines"]
-    row = COMMANDS["baselines"]
-    assert compose_config(BaselinesConfig, row.config_dir, arguments[3:], row.config).run == str(run)
 
 
 @pytest.mark.slow("processes")
@@ -343,7 +293,6 @@ def test_a_split_of_one_class_is_one_line(run_app: Command, refused_command: Ref
 
 @pytest.mark.medium
 def test_the_command_needs_no_torch(tmp_path: Path) -> None:
-    """It is a process of its own after each training."""
     status, modules = modules_of(["app.baselines", "run=nothing"], tmp_path)
     assert status == 2
     assert "extensions.baselines.fit" not in modules  # nor scikit-learn, before there is something to fit
@@ -423,3 +372,7 @@ def test_baselines_of_another_version_are_computed_again(
         monkeypatch.setattr(command, "VERSION", version)
         command.find_or_fit(root, manifest, "val", tmp_path, config)
     assert len(json.loads((root / command.CACHE).read_text())["baselines"]) == 2
+
+
+def test_every_key_has_its_limits_and_a_meaning() -> None:
+    check_limits(BaselinesConfig, {"rows": BLOCKS, "seconds": POSITIVE})

@@ -20,10 +20,9 @@ from data_prep.dataset.kinds import misleading_sentences
 from data_prep.dataset.spelling import Bags
 from extensions.data_checks import search
 from tests.app.conftest import SMALL, Command
-from tests.app.data.test_negatives import splitmix64
+from tests.app.data.test_bags import splitmix64
 from tests.data_prep.conftest import prepare, seeds, sums
 from tests.data_prep.tables import paths
-from tests.error_lines import refused
 
 SCHEMA = "label: label\ndense: [price, age]\nsparse: [user, item, shop]\n"
 FRACTION = "data.split.method=fraction"
@@ -90,19 +89,6 @@ def test_a_sound_table_is_passed_in_silence(seed: int, tmp_path: Path) -> None:
     manifest = prepared(tmp_path, table(seed, rows=500 * 2 ** (seed % 5)), f"data.split.method={method}")
     assert misleading_sentences(manifest.extra) == []
     assert manifest.extra["misleading"]["shared_rows"] == 0
-
-
-@pytest.mark.parametrize("seed", seeds(2, 20))
-def test_shared_rows_of_drawn_tables_are_those_that_pandas_finds(seed: int, tmp_path: Path) -> None:
-    rng = np.random.default_rng(seed)
-    sizes = rng.integers(2, 300, 2 + seed % 3)
-    rows = pd.DataFrame(rng.integers(0, sizes, (1_000, len(sizes)))).add_prefix("c")
-    rows["label"] = rng.integers(0, 2, len(rows))
-    sparse = ", ".join(rows.columns[:-1])
-    manifest = prepared(tmp_path, rows, FRACTION, schema=f"label: label\nsparse: [{sparse}]\n")
-    train = rows[: manifest.splits["train"].rows]
-    found = rows[len(train) :].merge(train.drop_duplicates(), how="left", indicator=True)["_merge"] == "both"
-    assert manifest.extra["misleading"]["shared_rows"] == pytest.approx(found.mean())
 
 
 def of_users_and_cities(rng: np.random.Generator) -> pd.DataFrame:
@@ -215,18 +201,6 @@ def test_beyond_the_limit_a_sample_finds_the_same(tmp_path: Path, monkeypatch: p
     assert all(f"by a sample of {figures['rows']:,} of 12,000 rows" in sentence for sentence in sentences)
 
 
-@pytest.mark.parametrize(
-    "sizes", [(10, 10, 20), (10, 10, 19), (900, 100, 500), (900, 100, 100), (5, 900, 100), (5, 0, 3)]
-)
-def test_half_of_a_sample_is_held_out_where_there_are_as_many(sizes: tuple[int, int, int]) -> None:
-    rows, other_rows, limit = sizes
-    share, other_share = search.sample_shares(rows, other_rows, limit)
-    assert 0 <= share <= 1
-    assert 0 <= other_share <= 1
-    assert share * rows + other_share * other_rows == pytest.approx(min(limit, rows + other_rows))
-    assert other_share * other_rows == pytest.approx(min(other_rows, limit / 2)) or share == 1
-
-
 @pytest.mark.medium
 def test_chance_names_no_rows_of_a_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A tenth of the rows of few values are in train by chance, give or take a twentieth of these in a sample."""
@@ -316,15 +290,6 @@ def test_one_class_is_no_crash(tmp_path: Path) -> None:
         manifest = prepared(tmp_path, rows, "data.allow_degenerate=true", "data.overwrite=true")
         assert misleading_sentences(manifest.extra) == misleading_sentences({}) == []
         assert {one["auc"] for one in manifest.extra["misleading"]["columns"].values()} == {None}
-
-
-def test_damaged_figures_are_refused_with_their_key(tmp_path: Path) -> None:
-    prepared(tmp_path, table(0, rows=600))
-    path = tmp_path / "out/manifest.json"
-    document = json.loads(path.read_text())
-    document["extra"]["misleading"]["rows"] = "many"
-    path.write_text(json.dumps(document))
-    refused(r"manifest.json: key 'extra.misleading.rows'.*; preprocess again", load_manifest, tmp_path / "out")
 
 
 @pytest.mark.medium

@@ -2,11 +2,13 @@
 
 import gzip
 import hashlib
+import inspect
 import json
 import random
 import shutil
 import subprocess
 import sys
+import venv
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,21 +19,89 @@ import pyarrow.parquet as pq
 import pytest
 from onnxruntime import InferenceSession
 
-import clickwork
 from app.data.split import SplitReader
 from app.runtime.platform import Runtime
 from common.errors import UserError
 from data_prep.dataset.format import load_manifest
 from extensions.export import command
 from extensions.export import directory as directory_module
+from extensions.export.documents import ExportConfig
 from tests.app.conftest import Refusal, composed
 from tests.app.in_process import command_here, train_here
 from tests.app.scoring.test_same_row import TRAIN, Model, drawn_model, trained
 from tests.app.scoring.test_sampling import CORRECTED
 from tests.app.training.test_number_labels import MODEL, make_ratings
+from tests.common.test_keys import OF_RUNTIME
 from tests.data_prep.conftest import prepare, seeds
-from tests.extensions.export.serving import score_files
+from tests.key_limits import TOLERANCE, check_limits
+from tests.once import made_once
 from tests.oracles.own_tables import objects_of, write_lines, write_raw
+
+REFUSED_MODULES = (
+    "app",
+    "common",
+    "data_prep",
+    "extensions",
+    "fbgemm_gpu",
+    "msgspec",
+    "numba",
+    "onnx",
+    "torch",
+    "torchrec",
+)
+PROGRAM = """
+import importlib.abc, json, sys
+from pathlib import Path
+from typing import Any
+
+REFUSED = {refused!r}
+
+
+class Guard(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name in REFUSED:
+            raise ModuleNotFoundError(name)
+
+
+{row_keys}
+
+sys.meta_path.insert(0, Guard())
+sys.path.insert(0, sys.argv[1])
+import score
+
+scorer, results = score.Scorer(threads=1), []
+for name in sys.argv[2:]:
+    try:
+        logits, scores, keys = [], [], []
+        for columns, numbers in score.read_rows(Path(name), scorer):
+            inputs = scorer.encode(columns, name, numbers)
+            logits += scorer.run(inputs, scorer._session.get_outputs()[0].name).tolist()
+            scores += scorer.run(inputs).tolist()
+            keys += row_keys(inputs)
+        results.append(dict(logits=logits, scores=scores, keys=keys))
+    except score.UserError as error:
+        results.append(dict(error=str(error)))
+print(json.dumps(results))
+"""
+
+
+def row_keys(inputs: "dict[str, Any]") -> "list[str]":
+    """A name for each row of the model's inputs, the same for the same inputs."""
+    arrays = [inputs[name] for name in sorted(inputs)]
+    return [b"".join(array[row].tobytes() for array in arrays).hex() for row in range(len(arrays[0]))]
+
+
+def score_files(
+    directory: Path, *files: Path, python: tuple[str, ...] = (sys.executable, "-I")
+) -> list[dict[str, Any]]:
+    """Logits and scores of each file's rows, or the error that refuses it."""
+    program = PROGRAM.format(refused=REFUSED_MODULES, row_keys=inspect.getsource(row_keys))
+    command = [*python, "-c", program, str(directory), *map(str, files)]
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr
+    results: list[dict[str, Any]] = json.loads(process.stdout)
+    return results
+
 
 INTERACTIONS: list[list[str]] = [
     [],
@@ -47,7 +117,6 @@ INTERACTIONS: list[list[str]] = [
 @pytest.mark.medium
 @pytest.mark.parametrize("seed", seeds(2, 9))
 def test_drawn_tables(seed: int, runtime: Runtime, tmp_path: Path) -> None:
-    """Rows of drawn tables, in every form of file, through drawn models."""
     model_keys = INTERACTIONS[seed % len(INTERACTIONS)]
     raw, table, _, _, rows, expected = drawn_model(random.Random(seed), seed, runtime, tmp_path, model_keys=model_keys)
     command_here(runtime, "export", f"run={tmp_path}/run", f"out={tmp_path}/served")
@@ -60,9 +129,6 @@ def test_drawn_tables(seed: int, runtime: Runtime, tmp_path: Path) -> None:
             assert any(column.name in result["error"] for column in table.read)
         else:
             np.testing.assert_allclose(result["logits"], expected, rtol=0, atol=1e-5)
-
-
-# ---- Criteo's rows
 
 
 def write_criteo(path: Path, rows: int = 400) -> None:
@@ -153,9 +219,6 @@ def test_tables_of_fewer_bits_are_those_of_evaluate(criteo: Model, tables: str, 
     np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5)
 
 
-# ---- other data
-
-
 @pytest.mark.medium
 def test_predicted_numbers(runtime: Runtime, tmp_path: Path) -> None:
     make_ratings(tmp_path)
@@ -217,7 +280,6 @@ def generated(runtime: Runtime, tmp_path_factory: pytest.TempPathFactory) -> Mod
 
 
 def rows_of_ids(model: Model) -> dict[str, list[Any]]:
-    """Rows of the val split, as its batch holds them."""
     root = model.directory / "data"
     manifest = load_manifest(root)
     data = composed(f"data.path={root}").data
@@ -237,25 +299,38 @@ def test_rows_of_generated_ids(generated: Model, tmp_path: Path) -> None:
 IN_A_PROGRAM = """
 import sys
 sys.path.insert(0, sys.argv[1])
-import numpy as np, pyarrow as pa
-from score import Scorer, score
+import numpy as np, pandas as pd, polars as pl, pyarrow as pa
+from score import Scorer, UserError, score
 
 scorer = Scorer(threads=1)
 one = {"int_0": [0.5, 1.0], "int_1": [2, None], "cat_0": [[1, 2, 3], [8]], "cat_1": [4, 0], "other": ["x", "y"]}
+rows, table = [dict(zip(one, values)) for values in zip(*one.values())], pa.table(one)
+frame, scores = pd.DataFrame(rows), score(one)
+assert scores.shape == (2,) and scores.dtype == np.float32
+forms = [rows, frame.to_dict("records"), {**one, "int_0": np.array([0.5, 1.0])}, {**one, "int_1": [2, float("nan")]}]
+forms += [frame, frame.convert_dtypes(), pl.DataFrame(rows)]
+forms += [table, table.to_batches()[0], table.to_reader(), pa.concat_tables([table[:1], table[1:]])]
+for form in forms:
+    assert np.abs(score(form) - scores).max() == 0, form
 many = {name: values * 5000 for name, values in one.items()}
 many["cat_0"][7] = [5] * 3000  # all others would be padded to its length
-scores = score(one)
-assert scores.shape == (2,) and scores.dtype == np.float32
-assert np.abs(score(pa.table(one)) - scores).max() == 0
-assert np.abs(score({**one, "int_0": np.array([0.5, 1.0])}) - scores).max() == 0
-rows = scorer.score(many)
-assert rows.shape == (10000,) and np.abs(rows[8:].reshape(-1, 2) - scores).max() < 1e-6 and rows[7] != rows[9]
+many_scores = scorer.score(many)
+assert many_scores.shape == (10000,) and np.abs(many_scores[8:].reshape(-1, 2) - scores).max() < 1e-6
+assert many_scores[7] != many_scores[9]
 assert len(score({name: [] for name in one})) == len(score([])) == len(score(pa.table({}))) == 0
-try:
-    score({**one, "cat_1": [1]})
-except Exception as error:
-    print(error)
+mixed, twice = frame.astype(object).assign(int_0=[1, "a"]), table.append_column("int_0", table["int_0"])
+for form in (None, "new.csv", rows[0], [rows[0], 7], twice, {**one, "cat_1": [1]}, mixed, [{**rows[0], "cat_0": {1}}]):
+    try:
+        score(form)
+    except UserError as error:
+        print(error)
 """
+REMEDY = "; give lists or arrays by column, a list of dicts, or a table of pandas, polars or pyarrow"
+NOT_SCORED = [f"rows: NoneType is not a table{REMEDY}", f"rows: str is not a table{REMEDY}"]
+NOT_SCORED += ["rows, column int_0: float, not a list or an array; give [0.5] for one value"]
+NOT_SCORED += [f"rows: list is not a table{REMEDY}", "rows: a column is named twice, int_0; rename one"]
+NOT_SCORED += ["rows: columns of different lengths; give each row every column"]
+NOT_SCORED += ["rows: not readable through Arrow's interface (", "rows: row 1, column cat_0: {1} is no id"]
 
 
 @pytest.mark.medium
@@ -263,119 +338,8 @@ def test_rows_in_memory(generated: Model) -> None:
     program = [sys.executable, "-c", IN_A_PROGRAM, str(generated.directory / "served")]
     process = subprocess.run(program, capture_output=True, text=True, check=False)
     assert process.returncode == 0, process.stderr
-    assert process.stdout == "rows: columns of different lengths; give each row every column\n"
-
-
-FORMS_IN_A_PROGRAM = """
-import json, sys
-sys.path.insert(0, sys.argv[1])
-import numpy as np, pandas as pd, polars as pl, pyarrow as pa
-from score import Scorer, UserError
-
-nan, scorer = float("nan"), Scorer(threads=1)
-rows = json.loads(sys.argv[2])
-columns = {name: [row[name] for row in rows] for name in rows[0]}
-with_nan = {name: [nan if value is None else value for value in values] for name, values in columns.items()}
-frame, table = pd.DataFrame(rows), pa.Table.from_pylist(rows)
-arrow_nan = table.set_column(0, "size", pa.array(with_nan["size"], from_pandas=False))
-assert arrow_nan["size"].null_count == 0
-assert frame["size"].isna().any() and frame["town"].isna().any()
-forms = {
-    "dicts": rows,
-    "dicts with NaN": [dict(zip(with_nan, values)) for values in zip(*with_nan.values())],
-    "dicts that lack columns": [{name: value for name, value in row.items() if value is not None} for row in rows],
-    "records of pandas": frame.to_dict("records"),
-    "records with NA": frame.astype(object).where(frame.notna(), pd.NA).to_dict("records"),
-    "lists": columns,
-    "lists with NaN": with_nan,
-    "arrays": {name: frame[name].to_numpy() for name in frame},
-    "float32 arrays": {**columns, "size": frame["size"].to_numpy(np.float32)},
-    "float16 arrays": {**columns, "size": frame["size"].to_numpy(np.float16)},
-    "swapped arrays": {**columns, "size": frame["size"].to_numpy().astype(">f8")},
-    "objects": {name: frame[name].to_numpy(object) for name in frame},
-    "times with NaT": {**columns, "when": pd.to_datetime(frame["when"]).to_numpy()},
-    "pandas series": {name: frame[name] for name in frame},
-    "polars series": {name: pl.DataFrame(rows)[name] for name in frame},
-    "arrow arrays": {name: table[name].combine_chunks() for name in frame},
-    "chunks": {name: pa.chunked_array([table[name].chunk(0), table[name].chunk(0)[:0]]) for name in frame},
-    "pandas": frame,
-    "pandas of nullable types": frame.convert_dtypes(),
-    "pandas categories": frame.astype({"town": "category"}),
-    "pandas times": frame.assign(when=pd.to_datetime(frame["when"])),
-    "polars": pl.DataFrame(rows),
-    "polars with NaN": pl.DataFrame(rows).with_columns(pl.Series("size", with_nan["size"])),
-    "polars categories": pl.DataFrame(rows).with_columns(pl.col("town").cast(pl.Categorical)),
-    "arrow": table,
-    "arrow with NaN": arrow_nan,
-    "chunks of a table": pa.concat_tables([table[:1], table[1:]]),
-    "batch": table.to_batches()[0],
-    "reader": table.to_reader(),
-}
-refused = {
-    "none": None,
-    "name": "new.csv",
-    "number": 7,
-    "scalars": rows[0],
-    "list": [rows[0], 7],
-    "twice": table.append_column("town", table["town"]),
-    "mixed": frame.astype(object).assign(town=[1, "a", 2.5]),
-    "member": [{**rows[0], "tags": ["a", nan]}],
-    "set": [{**rows[0], "tags": {"a"}}],
-    "sparse": frame.assign(size=pd.arrays.SparseArray([1, 2, 3])),
-    "period": frame.assign(when=pd.PeriodIndex(["2025-05-08"] * 3, freq="D")),
-}
-result = {name: scorer.score(form).tolist() for name, form in forms.items()}
-errors = {}
-for name, form in refused.items():
-    try:
-        errors[name] = str(scorer.score(form))
-    except UserError as error:
-        errors[name] = str(error)
-print(json.dumps([result, errors]))
-"""
-FORM_SCHEMA = """label: label
-dense: [size]
-sparse: [town, {column: when, part: weekday}, {column: tags, separator: "|"}]
-"""
-FORM_ROWS: list[dict[str, Any]] = [
-    {"size": 1.5, "town": "Bern", "when": "2025-05-08 06:45:00", "tags": ["a"]},
-    {"size": None, "town": None, "when": None, "tags": None},
-    {"size": 3.0, "town": "Genf", "when": "2025-05-09 07:00:00", "tags": ["b", "a"]},
-]
-
-
-@pytest.mark.medium
-def test_every_form_of_rows_in_memory_is_scored_as_predict_scores_it(runtime: Runtime, tmp_path: Path) -> None:
-    lines = ["label,size,town,when,tags"]
-    for row in range(60):
-        size, town, tags = ("", "1.5", "3")[row % 3], ("Bern", "", "Genf")[row // 2 % 3], ("a", "a|b", "")[row % 3]
-        when = f"2025-05-{row % 28 + 1:02d} 06:45:00" if row % 5 else ""
-        lines.append(f"{row // 3 % 2},{size},{town},{when},{tags}")
-    (tmp_path / "rows.csv").write_text("\n".join([*lines, ""]))
-    trained(runtime, tmp_path, "rows.csv", FORM_SCHEMA)
-    command_here(runtime, "export", f"run={tmp_path}/run", f"out={tmp_path}/served")
-    expected = clickwork.load(tmp_path / "run", platform="cpu").predict(FORM_ROWS)
-    program = [sys.executable, "-c", FORMS_IN_A_PROGRAM, str(tmp_path / "served"), json.dumps(FORM_ROWS)]
-    process = subprocess.run(program, capture_output=True, text=True, check=False)
-    assert process.returncode == 0, process.stderr
-    scores, errors = json.loads(process.stdout)
-    assert len(set(expected.tolist())) == 3
-    for form, values in scores.items():
-        np.testing.assert_allclose(values, expected, rtol=0, atol=1e-6, err_msg=form)
-    remedy = "give lists or arrays by column, a list of dicts, or a table of pandas, polars or pyarrow"
-    for form in ("mixed", "sparse"):
-        assert errors.pop(form).startswith("rows: not readable through Arrow's interface (")
-    assert errors.pop("set").startswith("rows: row 1, column tags: {'a'} is not a category")
-    assert errors.pop("period").startswith("rows: row 1, column when: 'extension<pandas.period<")
-    assert errors.pop("member").startswith("rows: row 1, column tags: nan ")
-    assert errors == {
-        "none": f"rows: NoneType is not a table; {remedy}",
-        "name": f"rows: str is not a table; {remedy}",
-        "number": f"rows: int is not a table; {remedy}",
-        "scalars": "rows, column size: float, not a list or an array; give [1.5] for one value",
-        "list": f"rows: list is not a table; {remedy}",
-        "twice": "rows: a column is named twice, town; rename one",
-    }
+    for line, message in zip(process.stdout.splitlines(), NOT_SCORED, strict=True):
+        assert line.startswith(message)
 
 
 REFUSED_ROWS = [
@@ -414,9 +378,6 @@ def test_the_graph_refuses_ids_beyond_their_tables(generated: Model, name: str, 
     inputs[name][0, 0] = value
     with pytest.raises(Exception, match="out of data bounds"):
         session.run(["logits"], inputs)
-
-
-# ---- the directory
 
 
 @pytest.mark.medium
@@ -504,3 +465,38 @@ def test_missing_packages_are_named_with_their_line(generated: Model, tmp_path: 
         patched.setattr(command, "find_spec", lambda name: None)
         with pytest.raises(UserError, match=words):
             command_here(generated.runtime, "export", f"run={generated.directory}/run", f"out={tmp_path}/new")
+
+
+REQUIREMENTS = Path(__file__).parents[3] / "requirements"
+
+
+def python_of(factory: pytest.TempPathFactory, name: str) -> Path:
+    """The Python of an environment that holds the packages of requirements/NAME.in alone."""
+
+    def make(directory: Path) -> None:
+        venv.create(directory, with_pip=False, symlinks=True)
+        pip = [sys.executable, "-m", "pip", "--python", str(directory / "bin/python"), "install", "--quiet"]
+        subprocess.run([*pip, "--disable-pip-version-check", "-r", str(REQUIREMENTS / f"{name}.in")], check=True)
+
+    return made_once(factory, f"environment-{name}", make) / "bin/python"
+
+
+@pytest.mark.slow("tool")
+def test_score_py_needs_three_packages(criteo: Model, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    python, root = python_of(tmp_path_factory, "score"), criteo.directory
+    listing = subprocess.run([python, "-c", "import torch"], capture_output=True, text=True, check=False)
+    assert "No module named 'torch'" in listing.stderr
+    command_here(criteo.runtime, "export", f"run={root}/run", f"out={tmp_path}/served")
+    shutil.move(tmp_path / "served", tmp_path / "moved")
+    [result] = score_files(tmp_path / "moved", root / "new.tsv", python=(str(python), "-I"))
+    expected = criteo.recommend("new.tsv")
+    np.testing.assert_allclose(result["logits"], expected, rtol=0, atol=1e-5)
+    command: list[str | Path] = [python, tmp_path / "moved/score.py", root / "new.tsv", "--verify"]
+    process = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
+    name, *lines = process.stdout.splitlines()
+    assert (name, len(lines)) == ("probability", len(expected))
+    np.testing.assert_allclose([float(line) for line in lines], 1 / (1 + np.exp(-expected)), rtol=0, atol=1e-6)
+
+
+def test_every_key_has_its_limits_and_a_meaning() -> None:
+    check_limits(ExportConfig, {**OF_RUNTIME, "tolerance": TOLERANCE})

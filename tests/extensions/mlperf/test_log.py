@@ -1,4 +1,4 @@
-"""The epochs of MLPerf's log, however a run is stopped, resumed and extended; each starts and stops once."""
+"""MLPerf's log: its epochs, however a run is stopped and resumed; logs that MLCommons' own checker passes."""
 
 import json
 import subprocess
@@ -6,18 +6,24 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from app.metrics.documents import EvaluationEvent, TrainEvent
 from app.record.documents import Summary
+from app.runtime.platform import Runtime
 from common.documents import convert
+from extensions.mlperf import MLPerfDivision, fill_defaults, is_wanted
 from extensions.mlperf.log import MLPerf
-from tests.app.conftest import composed
+from tests.app.config.test_recipes import QUARTERS
+from tests.app.conftest import SMALL, Command, Refusal, composed
+from tests.app.in_process import train_here
 from tests.app.run_files import LEAST
+from tests.app.test_secrets import SECRET, planted
+from tests.app.training.test_number_labels import MODEL, make_ratings
 
 ROWS = {"train": 1_000, "val": 100, "test": 100}
-STEPS = 10  # of an epoch
 
 
 def tracker(path: Path, from_step: int, *overrides: str) -> MLPerf:
@@ -91,3 +97,78 @@ def test_a_process_knows_when_it_began() -> None:
     printed = subprocess.check_output([sys.executable, "-c", f"{script}; print(process_start(), first)"], text=True)
     began, first = map(float, printed.split())
     assert before - 0.1 < began < first + 0.1  # ticks of the system are 10 ms
+
+
+@pytest.mark.parametrize(
+    ("recipe", "benchmark"), [("mlperf_v1", "dlrm"), ("mlperf_v2", "dlrm_dcnv2"), ("quickstart", None)]
+)
+def test_a_recipe_of_mlperf_is_logged_as_its_benchmark(recipe: str, benchmark: str | None) -> None:
+    check_benchmark(recipe, benchmark)
+
+
+def check_benchmark(recipe: str, benchmark: str | None) -> None:
+    """Compares a recipe's MLPerf keys, defaults filled in, at full and at tiny scale, with the benchmark's name."""
+    for scale, division in (("full", MLPerfDivision.closed), ("tiny", MLPerfDivision.open)):
+        config = composed(f"recipe={recipe}", f"data.scale={scale}")
+        keys = fill_defaults(config)
+        assert is_wanted(config) is (benchmark is not None)
+        assert keys.benchmark == (benchmark or "dlrm_dcnv2")
+        assert keys.division is (division if benchmark else MLPerfDivision.open)
+    assert not is_wanted(composed(f"recipe={recipe}", "mlperf.enabled=false"))
+
+
+def test_labels_that_are_numbers_have_no_log(refused_command: Refusal, tmp_path: Path) -> None:
+    make_ratings(tmp_path)
+    keys = [*MODEL, f"data.path={tmp_path}/data", "model.over_arch=[4,1]", "run.name=x", "mlperf.enabled=true"]
+    line = refused_command("train", *keys)
+    assert line.startswith("error: mlperf.enabled=true: not of the labels of ")
+    assert line.endswith("give mlperf.enabled=false")
+
+
+def test_no_secret_is_in_the_log(runtime: Runtime, dataset: Path, tmp_path: Path) -> None:
+    keys = [*SMALL, f"data.path={dataset}", "run.name=x", f"run.dir={tmp_path}/run", "train.max_steps=2"]
+    keys += [f"mlperf.organization=postgresql://{SECRET}@host/x", "mlperf.enabled=true", "record.tensorboard=false"]
+    assert train_here(runtime, *keys) == "completed"
+    assert "postgresql://***@host/x" in (tmp_path / "run/mllog.txt").read_text()
+    assert planted(tmp_path) == []
+
+
+@pytest.mark.slow("processes")
+@pytest.mark.parametrize(("recipe", "ruleset"), [("mlperf_v1", "1.0.0"), ("mlperf_v2", "6.0.0")])
+def test_the_tiny_form_of_a_recipe_is_compliant(run_app: Command, tmp_path: Path, recipe: str, ruleset: str) -> None:
+    overrides = [f"recipe={recipe}", "data.scale=tiny", "run.name=tiny", "train.max_steps=4", "train.target_auc=null"]
+    run_app("train", *overrides, "runtime.num_threads=2", "eval.global_batch_size=512", "data.synthetic.rows=3000")
+    require_compliant(tmp_path / "runs/tiny/mllog.txt", ruleset)
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize(
+    ("ruleset", "benchmark", "optimizer"),
+    [("6.0.0", "dlrm_dcnv2", "adagrad"), pytest.param("1.0.0", "dlrm", "sgd", marks=pytest.mark.slow)],
+)
+def test_the_mlperf_log_passes_the_compliance_checker(
+    ruleset: str, benchmark: str, optimizer: str, run_app: Command, dataset: Path, tmp_path: Path
+) -> None:
+    overrides = [*SMALL, f"data.path={dataset}", f"optimizer={optimizer}", "run.name=log", "mlperf.enabled=true"]
+    overrides += [f"mlperf.benchmark={benchmark}", "train.epochs=3", *QUARTERS]
+    run_app("train", *overrides, "train.max_steps=3")
+    auc = json.loads((tmp_path / "runs/log/summary.json").read_bytes())["eval"]["auc"]
+    second = run_app("train", *overrides, f"train.target_auc={auc + 0.01}")
+    assert json.loads((tmp_path / "runs/log/summary.json").read_bytes())["status"] == "target_reached", second.stderr
+    entries = require_compliant(tmp_path / "runs/log/mllog.txt", ruleset)
+    assert entries[-1]["key"] == "run_stop"
+    assert entries[-1]["metadata"]["status"] == "success"
+    evaluations = [entry["metadata"]["step"] for entry in entries if entry["key"] == "eval_accuracy"]
+    assert evaluations == sorted(set(evaluations))
+    assert evaluations[:2] == [3, 7]
+    samples = {entry["key"]: entry["value"] for entry in entries if entry["key"].endswith("_samples")}
+    assert samples == {"train_samples": 2000, "eval_samples": 501}
+
+
+def require_compliant(log: Path, ruleset: str) -> list[dict[str, Any]]:
+    """The log's entries, once MLCommons' own checker has passed it."""
+    command = [sys.executable, "-m", "mlperf_logging.compliance_checker", "--usage", "training", "--ruleset", ruleset]
+    command += ["--log_output", str(log.with_suffix(".checked")), str(log)]
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stdout + process.stderr
+    return [json.loads(line.removeprefix(":::MLLOG ")) for line in log.read_text(encoding="utf-8").splitlines()]

@@ -1,28 +1,69 @@
-"""Means, intervals and verdicts of a reproduction, against NumPy and SciPy; and when there is no verdict."""
+"""Means, intervals and verdicts of a reproduction, against NumPy and SciPy; which arguments it takes."""
 
 import json
+import os
+import re
+import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 from scipy import stats
 
+from app.config.app_config import CONFIG_DIR
+from app.record.directory import figures_of_test
 from app.report.read import read_run
+from common.compose import compose_config
+from common.errors import UserError
 from extensions.reproduce.command import (
+    ReproduceConfig,
     Reproduction,
     Seed,
+    changed_keys,
     finished_runs,
     reproduction_page,
+    seeds_of,
     summarise,
     training_arguments,
 )
-from tests.extensions.reproduce.runs import composed, edit, write_seeds
+from tests.app import conftest
+from tests.app.report.runs import write_run
+from tests.common.test_keys import OF_RUNS
+from tests.error_lines import refused
+from tests.key_limits import ONE, check_limits
+
+
+def composed(*overrides: str) -> ReproduceConfig:
+    return compose_config(ReproduceConfig, CONFIG_DIR, overrides, "reproduce")
+
+
+def write_seeds(out: Path, count: int, *overrides: str, **of_run: Any) -> list[Seed]:
+    """The runs of seeds 1 to `count`, each with figures of its test split; `of_run`: as of `write_run`."""
+    seeds = seeds_of(out, count)
+    for seed in seeds:
+        directory = write_run(seed.directory, *overrides, seed=seed.number, **of_run)
+        write_test(directory, 0.7 + seed.number / 1000)
+    return seeds
+
+
+def write_test(directory: Path, auc: float) -> None:
+    """test.json as evaluate writes it."""
+    content = {"run": str(directory), "split": "test", "samples": 100, "auc": auc, "logloss": 0.5, "ne": 0.9}
+    (directory / "test.json").write_text(json.dumps(content))
+
+
+def edit(path: Path, **values: Any) -> None:
+    """Set keys of a JSON document, as before its test split was evaluated."""
+    test = path.with_name("test.json").read_text()
+    path.write_text(json.dumps({**json.loads(path.read_bytes()), **values}), encoding="utf-8")
+    path.with_name("test.json").write_text(test)
+
 
 PUBLISHED = ["published.source=A", "published.data=B", "published.tolerance=0.001"]
 
 
-def document(seeds: list[Seed], *overrides: str, failed: dict[int, int] | None = None) -> Reproduction:
+def summarised(seeds: list[Seed], *overrides: str, failed: dict[int, int] | None = None) -> Reproduction:
     arguments = [override for override in overrides if not override.startswith(("seeds=", "published."))]
     config = composed("run.name=x", *overrides)
     return summarise(config, arguments, seeds, finished_runs(seeds), failed or {})
@@ -35,7 +76,7 @@ def said(reproduction: Reproduction) -> str:
 @pytest.mark.medium
 def test_figures_are_those_of_numpy_and_scipy(tmp_path: Path) -> None:
     seeds = write_seeds(tmp_path, 5)
-    reproduction = document(seeds, "published.test_auc=0.7031", *PUBLISHED)
+    reproduction = summarised(seeds, "published.test_auc=0.7031", *PUBLISHED)
     by_name = {(figure.split, figure.metric): figure for figure in reproduction.figures}
     assert set(by_name) == {(split, metric) for split in ("val", "test") for metric in ("auc", "logloss", "ne")}
     tested = np.array([0.701, 0.702, 0.703, 0.704, 0.705])
@@ -66,13 +107,13 @@ def test_a_published_figure_is_inside_with_the_tolerance_or_not(
     tmp_path: Path, published: float, kind: str, words: str
 ) -> None:
     """The interval is 0.703 ± 0.00196; the tolerance widens it by 0.001."""
-    reproduction = document(write_seeds(tmp_path, 5), f"published.test_auc={published}", *PUBLISHED)
+    reproduction = summarised(write_seeds(tmp_path, 5), f"published.test_auc={published}", *PUBLISHED)
     ((verdict_kind, sentence),) = [entry for entry in reproduction.verdict if "published" in entry[1]]
     assert (verdict_kind, words in sentence) == (kind, True), sentence
 
 
 def test_one_seed_has_no_interval_and_no_verdict(tmp_path: Path) -> None:
-    reproduction = document(write_seeds(tmp_path, 1), "published.test_auc=0.7", *PUBLISHED)
+    reproduction = summarised(write_seeds(tmp_path, 1), "published.test_auc=0.7", *PUBLISHED)
     assert "an interval takes two finished seeds at least, so there is no verdict" in said(reproduction)
     figure = next(each for each in reproduction.figures if (each.split, each.metric) == ("test", "auc"))
     assert (figure.mean, figure.std, figure.low, figure.inside) == (0.701, None, None, None)
@@ -82,7 +123,7 @@ def test_one_seed_has_no_interval_and_no_verdict(tmp_path: Path) -> None:
 def test_a_failed_seed_is_named_and_the_rest_stands(tmp_path: Path) -> None:
     seeds = write_seeds(tmp_path, 5)
     edit(seeds[2].directory / "summary.json", status="failed", error="UserError: loss is nan")
-    reproduction = document(seeds, "published.test_auc=0.703", *PUBLISHED, failed={3: 2})
+    reproduction = summarised(seeds, "published.test_auc=0.703", *PUBLISHED, failed={3: 2})
     assert [run.status for run in reproduction.runs] == ["completed", "completed", "failed", "completed", "completed"]
     figure = next(each for each in reproduction.figures if (each.split, each.metric) == ("test", "auc"))
     assert figure.mean == pytest.approx(np.mean([0.701, 0.702, 0.704, 0.705]))
@@ -97,7 +138,7 @@ def test_a_failed_seed_is_named_and_the_rest_stands(tmp_path: Path) -> None:
 
 def test_another_dataset_than_the_recipes_is_named_and_gets_no_verdict(tmp_path: Path) -> None:
     keys = ["published.auc=0.7", "published.train_rows=33003326", *PUBLISHED]
-    reproduction = document(write_seeds(tmp_path, 2), *keys)
+    reproduction = summarised(write_seeds(tmp_path, 2), *keys)
     text = said(reproduction)
     assert "(B, 33,003,326 training rows; here 10,000), so this run is not held to them; the dataset is data/x" in text
     assert all(figure.inside is None for figure in reproduction.figures)
@@ -107,7 +148,7 @@ def test_another_dataset_than_the_recipes_is_named_and_gets_no_verdict(tmp_path:
 def test_seeds_on_two_datasets_get_no_verdict(tmp_path: Path) -> None:
     seeds = write_seeds(tmp_path, 2)
     other = write_seeds(tmp_path / "other", 3, digest="e" * 64)[2]
-    text = said(document([*seeds, other], "published.auc=0.7", *PUBLISHED))
+    text = said(summarised([*seeds, other], "published.auc=0.7", *PUBLISHED))
     assert "trained on different datasets (digests dddddddddddd, eeeeeeeeeeee), so there is no verdict" in text
 
 
@@ -122,24 +163,15 @@ def test_seeds_on_two_datasets_get_no_verdict(tmp_path: Path) -> None:
     ],
 )
 def test_a_changed_recipe_gets_no_verdict(tmp_path: Path, override: str, words: str) -> None:
-    reproduction = document(write_seeds(tmp_path, 2), "published.test_auc=0.7", *PUBLISHED, override)
+    reproduction = summarised(write_seeds(tmp_path, 2), "published.test_auc=0.7", *PUBLISHED, override)
     assert (words in said(reproduction), "eproduced:" in said(reproduction)) == (True, not words)
-
-
-@pytest.mark.medium
-def test_keys_of_a_file_change_the_recipe_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.yaml").write_text(yaml.safe_dump({"train": {"epochs": 3}}))
-    keys = ["published.test_auc=0.7", *PUBLISHED, *training_arguments(["config=mine.yaml"])]
-    reproduction = document(write_seeds(tmp_path / "x", 2), *keys)
-    assert "The recipe was changed (train.epochs=3)" in said(reproduction)
 
 
 def test_samples_to_the_target(tmp_path: Path) -> None:
     seeds = write_seeds(tmp_path, 3, "train.target_auc=0.7")
     for seed, samples in zip(seeds[:2], (1000, 1400), strict=True):
         edit(seed.directory / "summary.json", status="target_reached", samples=samples)
-    reproduction = document(seeds, "train.target_auc=0.7")
+    reproduction = summarised(seeds, "train.target_auc=0.7")
     low, high = stats.t.interval(0.95, 1, 1200, stats.sem([1000, 1400]))
     interval = f"{low:,.0f} to {high:,.0f}"
     assert f"Samples to AUC 0.7: mean 1,200, 95% interval {interval}, of 2 seeds." in said(reproduction)
@@ -149,7 +181,6 @@ def test_samples_to_the_target(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("reached", "kind"), [pytest.param(3, "good", marks=pytest.mark.slow), (2, "bad")])
 def test_a_published_target_is_judged_by_reaching_it(tmp_path: Path, reached: int, kind: str) -> None:
-    """The runs end above it, so that the interval of their means does not have it."""
     keys = ["train.target_auc=0.6", "published.auc=0.6"]
     seeds = write_seeds(tmp_path, 3, "train.target_auc=0.6")
     for seed in seeds[:reached]:
@@ -169,14 +200,14 @@ def test_runs_of_two_commits_are_named(tmp_path: Path) -> None:
     seeds = write_seeds(tmp_path, 2)
     code = {"git_sha": "f" * 40, "dirty_diff_sha256": None, "sources_sha256": None}
     edit(seeds[1].directory / "manifest.json", code=code)
-    reproduction = document(seeds)
+    reproduction = summarised(seeds)
     assert reproduction.commit is None
     assert "The runs were not made alike; they differ in code." in said(reproduction)
 
 
 def test_seeds_of_two_configurations_get_no_verdict(tmp_path: Path) -> None:
     first, second = write_seeds(tmp_path / "a", 1), write_seeds(tmp_path / "b", 2, "optimizer.lr=0.5")[1:]
-    reproduction = document([*first, *second], "published.test_auc=0.7", *PUBLISHED)
+    reproduction = summarised([*first, *second], "published.test_auc=0.7", *PUBLISHED)
     assert "The runs were not made alike; they differ in optimizer.lr." in said(reproduction)
     assert "The configurations of the seeds differ (optimizer.lr), so there is no verdict." in said(reproduction)
     assert all(figure.inside is None for figure in reproduction.figures)
@@ -186,7 +217,7 @@ def test_the_number_of_slurms_job_is_no_difference(tmp_path: Path) -> None:
     seeds = write_seeds(tmp_path, 2)
     for seed in seeds:
         edit(seed.directory / "manifest.json", environment={"SLURM_JOB_ID": str(seed.number), "OMP_NUM_THREADS": "1"})
-    assert "not made alike" not in said(document(seeds))
+    assert "not made alike" not in said(summarised(seeds))
 
 
 @pytest.mark.medium
@@ -195,7 +226,7 @@ def test_published_figures_of_groups_are_judged_as_others(tmp_path: Path) -> Non
     for seed, hr in zip(seeds, (0.670, 0.672, 0.674), strict=True):
         evaluation = json.loads((seed.directory / "summary.json").read_bytes())["eval"]
         edit(seed.directory / "summary.json", eval={**evaluation, "hr_at_10": hr, "ndcg_at_10": hr / 2})
-    reproduction = document(seeds, "published.hr_at_10=0.671", "published.ndcg_at_10=0.3963", "published.source=A")
+    reproduction = summarised(seeds, "published.hr_at_10=0.671", "published.ndcg_at_10=0.3963", "published.source=A")
     by_name = {(figure.split, figure.metric): figure for figure in reproduction.figures}
     reach = stats.t.ppf(0.975, 2) * 0.002 / np.sqrt(3)
     figure = by_name["val", "hr_at_10"]
@@ -205,8 +236,94 @@ def test_published_figures_of_groups_are_judged_as_others(tmp_path: Path) -> Non
     assert "Not reproduced: NDCG@10 of val: published 0.39630 lies outside" in said(reproduction)
     page = reproduction_page(composed("run.name=x"), reproduction, finished_runs(seeds), tmp_path)
     assert "HR@10 of val" in page
-    assert ("val", "hr_at_10") not in {(each.split, each.metric) for each in document(seeds).figures}
+    assert ("val", "hr_at_10") not in {(each.split, each.metric) for each in summarised(seeds).figures}
 
 
-def test_nothing_published(tmp_path: Path) -> None:
-    assert "no figure is published" in said(document(write_seeds(tmp_path, 2)))
+@pytest.mark.parametrize(
+    ("argument", "words"),
+    [
+        ("train.seed=3", "each run has its own"),
+        ("+train.seed=3", "each run has its own"),
+        ("run.dir=x", "out=DIR"),
+        ("run.name=x", "named by their seeds"),
+        ("checkpoint.resume=never", "give another out=DIR"),
+        ("checkpoint.overwrite=true", "nothing is overwritten"),
+    ],
+)
+def test_what_each_run_has_of_its_own_is_refused(argument: str, words: str) -> None:
+    with pytest.raises(UserError, match=f"^{re.escape(argument)}: not of a reproduction: .*{words}"):
+        training_arguments(["recipe=quickstart", argument])
+
+
+@pytest.mark.parametrize("key", ["train.seed", "seeds"])
+def test_a_files_own_seed_is_refused(key: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(f"{key}: 3\ntrain.epochs: 2\n")
+    refused(f"mine.yaml: has {re.escape(key)}, which is not taken from a file", training_arguments, [f"config={path}"])
+
+
+@pytest.mark.medium
+def test_arguments_of_training_are_handed_on(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("train.epochs: 2\nruntime.num_threads: 1\n")
+    training_keys = ["recipe=quickstart", "optimizer=adam", "optimizer.lr=0.1", "train.log_every_steps=3"]
+    arguments = ["seeds=3", "out=x", "processes=2", f"config={path}", *training_keys]
+    words = ["train.epochs=2", "runtime.num_threads=1", *training_keys]
+    assert training_arguments(arguments) == words
+    assert {"train.epochs=2", "optimizer.name=adam", "optimizer.lr=0.1"} <= set(changed_keys(words))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "key"),
+    [
+        (["optimizer=sgd"], "optimizer.name=sgd"),
+        (["schedule=cosine"], "schedule.name=cosine"),
+        (["loss=mse"], "loss.name=mse"),
+        (["model=dlrm_dcn"], "model.interaction=dcn"),
+        (["recipe=meta_kaggle_2019", "eval.split=val"], "eval.split=val"),
+        (["train.eval_every_steps=7"], "train.eval_every_steps=7"),
+        (["checkpoint.keep_best=false"], "checkpoint.keep_best=false"),
+        (["runtime.precision=bf16"], "runtime.precision=bf16"),
+        (["published.tolerance=0.5"], "published.tolerance=0.5"),
+        (["data.synthetic.rows=20000"], "data.synthetic.rows=20000"),
+    ],
+)
+def test_every_key_that_changes_a_recipe_is_named(arguments: list[str], key: str) -> None:
+    assert key in changed_keys(arguments)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["recipe=bars_frappe_x1", "model=dcnv2"],
+        ["data.path=x", "record.tensorboard=false", "checkpoint.every_steps=7", "eval.keep_scores=7", "baselines=true"],
+    ],
+)
+def test_what_leaves_the_recipe_as_it_is_is_not_named(arguments: list[str]) -> None:
+    assert changed_keys(arguments) == []
+
+
+def test_figures_of_an_earlier_run_do_not_count(tmp_path: Path) -> None:
+    (seed,) = write_seeds(tmp_path, 1)
+    assert figures_of_test(seed.directory) is not None
+    later = time.time() + 10
+    os.utime(seed.directory / "summary.json", (later, later))
+    assert figures_of_test(seed.directory) is None
+    os.utime(seed.directory / "summary.json", (1, 1))
+    write_test(seed.directory, 0.75)
+    assert (seed.directory / "test.json").read_text()
+    figures = figures_of_test(seed.directory)
+    assert figures is not None
+    assert figures.auc == 0.75
+
+
+@pytest.mark.parametrize("out", [" a", "runs/'a'", 'runs/"a"', "runs/it's", "runs/a\\"])
+def test_a_run_is_where_its_path_says_whatever_is_in_it(out: str) -> None:
+    [seed] = seeds_of(Path(out), 1)
+    override = next(each for each in seed.overrides if each.startswith("run.dir="))
+    assert conftest.composed(override).run.dir == f"{out}/seed_1"
+
+
+def test_every_key_has_its_limits_and_a_meaning() -> None:
+    check_limits(ReproduceConfig, {**OF_RUNS, "seeds": ONE, "processes": ONE})

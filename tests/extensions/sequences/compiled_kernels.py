@@ -15,10 +15,7 @@ from triton.compiler import ASTSource
 from extensions.sequences import attention_triton
 from extensions.sequences.event_log import SequenceLayout
 
-TARGETS = {
-    "sm_90": GPUTarget("cuda", 90, 32),
-    "gfx942": GPUTarget("hip", "gfx942", 64),
-}
+TARGETS = {"sm_90": GPUTarget("cuda", 90, 32), "gfx942": GPUTarget("hip", "gfx942", 64)}
 KERNELS = {
     "forward": (attention_triton._outputs_or_query_gradients, {"backward": False}),
     "queries": (attention_triton._outputs_or_query_gradients, {"backward": True}),

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 RULES = {"==": operator.eq, "!=": operator.ne, ">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
-TRUE = ("1", "true", "yes")
+TRUTHS = {"true": "1", "yes": "1", "false": "0", "no": "0"}
 SECOND = 1_000_000
 WORD = 1 << 64
 PRIMES = (0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0x85EBCA77C2B2AE63, 0x27D4EB2F165667C5)
@@ -57,7 +57,8 @@ def meets(row: dict[str, str], condition: dict[str, Any]) -> bool:
     for column, holds in condition.items():
         rule = re.fullmatch(r"(==|!=|>=|<=|>|<) (.+)", holds) if isinstance(holds, str) else None
         if rule is None:
-            if row[column] not in (holds if isinstance(holds, list) else [holds]):
+            values = map(str, holds if isinstance(holds, list) else [holds])
+            if row[column] not in [TRUTHS.get(value.lower(), value) for value in values]:
                 return False
         elif not row[column] or not RULES[rule[1]](float(row[column]), float(rule[2])):
             return False
@@ -76,7 +77,7 @@ def events_of(log: Log) -> list[Event]:
             time,
             [meets(row, condition) for condition in log.schema["actions"].values()],
             meets(row, log.get("anchors", {})),
-            "flag" in log.schema and row[log.schema["flag"]].lower() in TRUE,
+            "flag" in log.schema and row[log.schema["flag"]] == "1",
             place,
         )
         for place, (row, time) in enumerate(zip(log.rows, log.times, strict=True))

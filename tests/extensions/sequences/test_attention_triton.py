@@ -13,7 +13,7 @@ from extensions.sequences.event_log import SequenceLayout
 from extensions.sequences.hstu import attend
 from extensions.sequences.keys import Attention
 from tests.app.conftest import REPOSITORY
-from tests.extensions.sequences.hstu_reference import INTERPRETED
+from tests.extensions.sequences.test_hstu import INTERPRETED
 
 pytestmark = INTERPRETED
 LENGTHS = [0, 1, 16, 31, 32, 33, 65]
@@ -67,7 +67,6 @@ def test_it_rounds_no_more_than_its_inputs(dtype: torch.dtype) -> None:
 
 
 def test_it_compiles_for_gpus_within_their_local_memory() -> None:
-    """With heads of 128, MLPerf's; Triton carries the compilers of NVIDIA and AMD."""
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     command = [sys.executable, "-m", "tests.extensions.sequences.compiled_kernels"]
     process = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False)

@@ -1,9 +1,8 @@
-"""HSTU trains on a dataset of events as DLRM does on rows: resumed, replayed, sharded, scored."""
+"""HSTU trains on a dataset of events as DLRM does on rows: resumed, replayed, sharded, scored; the recipe mlperf_v4."""
 
 import csv
 import itertools
 import json
-import random
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +12,22 @@ import torch
 from sklearn.metrics import roc_auc_score
 
 from app.checkpoint.saver import load_tensors
-from app.config.train import RuntimeConfig
+from app.config.app_config import validate
+from app.config.model import published_tables
+from app.config.train import RuntimeConfig, TrainConfig, evaluation_steps
 from app.runtime.platform import Runtime
-from app.training import checkpointer, session
-from common.errors import UserError
+from app.training import checkpointer, meta_build, session
+from app.training.state import RunLength
 from data_prep.dataset.spelling import text_key
 from data_prep.encoding import NewRows
 from extensions.sequences.event_log import EventSplit
-from tests.app.conftest import Command, Refusal, ended, forked
-from tests.app.run_files import losses, summary
+from tests.app.conftest import Command, Refusal, composed, ended, forked
+from tests.app.in_process import train_here
+from tests.app.run_files import events, losses, summary
+from tests.app.training.test_resumption import BASE, FACTORS, disturb, spoil
 from tests.data_prep.conftest import prepare
-from tests.error_lines import error_line
-from tests.extensions.sequences.hstu_reference import INTERPRETED
+from tests.error_lines import error_line, refused
+from tests.extensions.sequences.test_hstu import INTERPRETED
 from tests.once import made_once
 
 ADAM = ["optimizer=rowwise_adagrad", "optimizer.dense=adam", "optimizer.lr=0.001", "optimizer.beta1=0.95"]
@@ -34,20 +37,11 @@ TINY += ["sequences.hstu.attention_dim=8", "sequences.hstu.hidden_dim=8", "seque
 TINY += ["sequences.hstu.item_dim=16", "sequences.history_length=15", "train.global_batch_size=32"]
 TINY += ["eval.global_batch_size=64", "train.log_every_steps=1", "runtime.num_threads=1", "runtime.platform=cpu"]
 TINY += ["checkpoint.every_steps=4", "checkpoint.asynchronous=false", *ADAM]
-SMALL_LOG = """user: uid
-item: item
-time: ts
-actions: {clicked: {click: 1}, seen: {click: 0}}
-label: clicked
-min_history: 3
-window_seconds: 86400
-"""
 DROPOUT = ["sequences.hstu.input_dropout=0.2", "sequences.hstu.linear_dropout=0.1"]
 
 
 @pytest.fixture(scope="module")
 def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A log of few users."""
     overrides = ["data.source=synthetic_events", "data.synthetic_events.users=60", "data.synthetic_events.items=100"]
     return made_once(tmp_path_factory, "log", lambda root: prepare(*overrides, f"data.path={root}/out")) / "out"
 
@@ -60,29 +54,6 @@ def test_a_run_is_scored_again_as_it_was(run_app: Command, log: Path, tmp_path: 
     assert json.loads(scored.stdout)["auc"] == summary(tmp_path / "runs/x")["eval"]["auc"]
     other = run_app("train", *overrides, "train.max_steps=16", "sequences.history_length=9", status=2)
     assert "sequences.history_length=9: the run at" in other.stderr
-
-
-@pytest.mark.slow("examples")
-def test_a_small_log_is_learned_by_the_defaults(run_app: Command, tmp_path: Path) -> None:
-    """A user clicks on items of one class in four with probability 0.9, else 0.1: the best AUC is about 0.86."""
-    draw, lines = random.Random(3), ["uid,item,ts,click"]
-    for user in range(120):
-        time, favourite = 1_700_000_000 + user, draw.randrange(4)
-        for _ in range(40):
-            item, wait = draw.randrange(60), draw.randrange(3600, 20_000)
-            time += wait
-            lines.append(f"{user},{item},{time},{int(draw.random() < (0.9 if item % 4 == favourite else 0.1))}")
-    (tmp_path / "log.csv").write_text("\n".join([*lines, ""]))
-    (tmp_path / "log.yaml").write_text(SMALL_LOG)
-    keys = ["model=hstu", "data.raw=log.csv", "data.schema=log.yaml", "data.path=data", "runtime.num_threads=1"]
-    keys += [
-        "train.epochs=9",
-        "train.global_batch_size=64",
-        "sequences.hstu.max_seq_len=64",
-        "train.eval_every_steps=null",
-    ]
-    run_app("train", "run.name=x", *keys)
-    assert summary(tmp_path / "runs/x")["eval"]["auc"] > 0.75
 
 
 @pytest.mark.slow("processes")
@@ -125,13 +96,15 @@ def test_two_processes_learn_what_one_does(sharding: str, run_app: Command, log:
         ("train", ["sequences.hstu.dim=8"], "sequences.hstu.dim=8: has no effect without model=hstu; leave it out"),
         ("train", [*TINY, "data.path={log}", "eval.split=test"], "has train and val"),
         ("train", [*TINY, "data.path={log}", "sequences.hstu.max_seq_len=5"], "leaves no room for a history"),
+        ("evaluate", ["run={trained}", "tables=int8"], "is for DLRM alone so far"),
         ("bench", ["model=hstu"], "model=hstu: bench is for DLRM alone so far"),
     ],
 )
 def test_what_does_not_go_together_is_refused(
-    command: str, arguments: list[str], message: str, refused_command: Refusal, log: Path, dataset: Path
+    command: str, arguments: list[str], message: str, refused_command: Refusal, log: Path, dataset: Path, trained: Path
 ) -> None:
-    assert message in refused_command(command, *(each.format(log=log, dataset=dataset) for each in arguments))
+    paths = {"log": log, "dataset": dataset, "trained": trained}
+    assert message in refused_command(command, *(each.format(**paths) for each in arguments))
 
 
 @pytest.mark.medium
@@ -161,7 +134,6 @@ def test_a_run_by_triton_learns_what_others_do_and_is_evaluated_without_it(atten
 
 @pytest.fixture(scope="module")
 def trained(log: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory of a run of a few steps, runs/x."""
 
     def train(directory: Path) -> None:
         overrides = [*TINY, f"data.path={log}", "train.max_steps=4", "run.name=x"]
@@ -169,10 +141,6 @@ def trained(log: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         assert process.returncode == 0, process.stderr
 
     return made_once(tmp_path_factory, "trained", train) / "runs/x"
-
-
-def test_a_command_for_dlrm_alone_says_so(refused_command: Refusal, trained: Path) -> None:
-    assert "is for DLRM alone so far" in refused_command("evaluate", f"run={trained}", "tables=int8")
 
 
 OWN_SCHEMA = """
@@ -189,7 +157,6 @@ OF_FLAG = "  user_x_promoted: {of: [user, promoted], rows: 50}\n"
 
 
 def write_own_log(directory: Path, crosses: str) -> list[str]:
-    """A log whose users and items have names."""
     rng, events = np.random.default_rng(3), 600
     table: dict[str, Any] = {"who": [f"user {i}" for i in rng.integers(0, 9, events)]}
     table |= {"what": [f"film {i}" for i in rng.integers(0, 30, events)], "at": np.arange(events) * 997}
@@ -333,10 +300,89 @@ def test_it_learns_from_the_order_of_events(tmp_path: Path) -> None:
     assert aucs["shuffled"] + 0.03 < aucs["ordered"], aucs
 
 
-def test_flags_of_candidates_are_read_as_those_of_events() -> None:
-    texts = ["1", "1.0", "true", "Yes", "0", "0.0", "no", "FALSE", ""]
-    new_rows = NewRows("c.csv", {"what": ["x"] * len(texts), "promoted": texts}, range(1, len(texts) + 1))
-    assert new_rows.truths("promoted").tolist() == [True] * 4 + [False] * 5
-    other = NewRows("c.csv", {"what": ["x"] * 3, "promoted": ["1", "0", "maybe"]}, range(1, 4))
-    with pytest.raises(UserError, match=r"c\.csv: row 3, column promoted: 'maybe' is not 0 or 1"):
-        other.truths("promoted")
+def test_flags_of_candidates_are_0_or_1() -> None:
+    new_rows = NewRows("c.csv", {"promoted": ["1", "0", "maybe"]}, range(1, 4))
+    refused(r"c\.csv: row 3, column promoted: 'maybe' is not 0 or 1", new_rows.truths, "promoted")
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize(
+    ("number", "course"),
+    [pytest.param(*case, marks=[pytest.mark.slow] * (case[0] > 0)) for case in enumerate(FACTORS["course"])],
+)
+def test_a_disturbed_run_has_the_bits_of_an_undisturbed_one(
+    number: int,
+    course: str,
+    runtime: Runtime,
+    log: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if course == "skipped steps":
+        spoil(monkeypatch)
+    saving = list(FACTORS["saving"].values())[number % 2]
+    overrides = [f"data.path={log}", *BASE, *TINY, *DROPOUT, *FACTORS["course"][course], *saving]
+    disturb(number, course, overrides, runtime, capsys)
+
+
+@pytest.mark.medium
+def test_a_run_begins_with_another_runs_parameters_on_the_same_log(runtime: Runtime, log: Path, tmp_path: Path) -> None:
+    """The first evaluation is the other run's last; ids of another log are of other items."""
+    keys = [*BASE, *TINY, "train.max_steps=4"]
+    train_here(runtime, *keys, f"data.path={log}", f"run.dir={tmp_path}/x")
+    start = [f"checkpoint.warm_start_from={tmp_path}/x", "eval.before_training=true", f"run.dir={tmp_path}/y"]
+    assert train_here(runtime, *keys, f"data.path={log}", *start) == "completed"
+    last, first = events(tmp_path / "x", "eval")[-1], events(tmp_path / "y", "eval")[0]
+    assert (first["step"], first["auc"]) == (0, last["auc"])
+    prepare("data.source=synthetic_events", "data.synthetic_events.users=50", f"data.path={tmp_path}/other")
+    remedy = "start from a run on the same dataset"
+    refused(remedy, train_here, runtime, *keys, f"data.path={tmp_path}/other", f"run.dir={tmp_path}/z", start[0])
+
+
+YAMBDA = {"train": 2_290_835_423, "val": 2_058_204}  # samples
+
+
+def test_the_recipe_has_the_parameters_of_its_source() -> None:
+    config = composed("recipe=mlperf_v4")
+    validate(config)
+    assert sum(published_tables("mlperf_v4").rows.values()) == 293_051_712
+    assert meta_build.parameter_counts(meta_build.meta_model(config))["total"] == 293_051_712 * 512 + 15_243_057
+    assert config.run.name == config.published.recipe == "mlperf_v4"
+    tiny = composed("recipe=mlperf_v4", "data.scale=tiny")
+    validate(tiny)
+    assert vars(tiny.model) == vars(config.model)
+
+
+@pytest.mark.slow("processes")
+def test_the_recipe_trains_tiny(run_app: Command, tmp_path: Path) -> None:
+    """Stopped and resumed; generated events have no such crosses as Yambda's."""
+    overrides = ["recipe=mlperf_v4", "data.scale=tiny", "train.log_every_steps=1", "eval.global_batch_size=512"]
+    overrides += ["run.name=tiny", "data.synthetic_events.users=50", "train.target_auc=null"]
+    for steps in (2, 4):
+        process = run_app("train", *overrides, "runtime.num_threads=2", f"train.max_steps={steps}")
+    assert "resume: from runs/tiny/checkpoints/step_00000002, step 2" in process.stderr
+    summary = json.loads((tmp_path / "runs/tiny/summary.json").read_bytes())
+    assert (summary["status"], summary["steps"]) == ("completed", 4)
+    assert len(json.loads((tmp_path / "runs/tiny/manifest.json").read_bytes())["tables"]) == 7
+
+
+@pytest.mark.parametrize(("batch", "every", "blocks"), [(8192, 280, 25), (16_384, 140, 31), (32_768, 70, 41)])
+def test_the_grid_of_dlrmv4_is_the_rules(batch: int, every: int, blocks: int) -> None:
+    """By hand: 2,290,835.423 samples in whole steps; the rules name the block of the first evaluation."""
+    train = composed("recipe=mlperf_v4", f"train.global_batch_size={batch}").train
+    assert evaluation_steps(train, YAMBDA["train"]) == (every, blocks * every)
+    assert every * batch == 2_293_760
+    length = length_of(train)
+    steps, step = [], 0
+    while step < (blocks + 2) * every:
+        step = length.next_evaluation(step)
+        steps.append(step)
+    assert steps == [blocks * every, (blocks + 1) * every, (blocks + 2) * every]
+    assert length.next_evaluation(length.total_steps - 1) == length.total_steps
+
+
+def length_of(train: TrainConfig) -> RunLength:
+    steps, (every, first) = YAMBDA["train"] // train.global_batch_size, evaluation_steps(train, YAMBDA["train"])
+    return RunLength(steps, steps, train, first, every)

@@ -1,24 +1,34 @@
-"""Datasets of events as batches: equal to the reference's, for any number of processes, from any place."""
+"""Datasets of events as batches, equal to the reference's; generated events; AUCs by user."""
 
 import dataclasses
+import itertools
+import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
+from sklearn.metrics import roc_auc_score
+from torchrec.metrics.auc import compute_auc
+from torchrec.metrics.gauc import compute_window_auc, get_auc_states
 
 from app.config.train import TrainConfig
 from app.data.batch import Batch
+from app.report.compare import compare_auc, group_runs
+from app.report.read import read_run
 from app.training.state import run_length
 from common.errors import UserError
 from data_prep.dataset.format import load_manifest
-from extensions.sequences.event_log import EventLog, EventSplit
-from extensions.sequences.keys import AnchorOrder, HistoryKind, SequencesConfig, WindowRest
-from tests.data_prep.conftest import prepare
+from extensions.sequences.event_log import EventLog, EventSplit, user_metrics
+from extensions.sequences.keys import AnchorOrder, HistoryKind, SequencesConfig, SyntheticEventsConfig, WindowRest
+from extensions.sequences.synthetic import World, click_probability, next_satiety
+from tests.app.report.runs import write_run
+from tests.data_prep.conftest import prepare, sums
 from tests.error_lines import refused
-from tests.extensions.sequences.event_logs import reference, write_reference_log
+from tests.extensions.sequences.event_logs import opened, reference, write_reference_log
 
 HISTORY, _, SCAN, WINDOW_SECONDS, MAX_SEQ_LEN = reference()["params"].tolist()
 LIKE_REFERENCE = SequencesConfig(
@@ -36,12 +46,6 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def reader(root: Path, rank: int = 0, world_size: int = 1, split: str = "train", **changes: Any) -> EventSplit:
     keys = dataclasses.replace(LIKE_REFERENCE, **changes)
     return EventLog(root, load_manifest(root), keys).split(split, rank, world_size)
-
-
-def users_with_anchors(split: EventSplit) -> int:
-    anchors = split.log.anchors
-    positions = np.concatenate([anchors.window(number) for number in range(len(anchors.counts))])
-    return len(np.unique(anchors.users_of(positions)))
 
 
 def samples(batches: list[Batch]) -> list[tuple[Any, ...]]:
@@ -95,14 +99,6 @@ def test_samples_equal_the_reference_s(root: Path, name: str, changes: dict[str,
     assert actual == [expected[position] for window in windows for position in window.tolist()]
 
 
-def test_windows_equal_the_reference_s(root: Path) -> None:
-    z, anchors = reference(), reader(root).log.anchors
-    assert len(anchors.counts) == z["num_windows"]
-    for window in range(len(anchors.counts)):
-        assert anchors.window(window).tolist() == z["positions"][z[f"window_{window}"]].tolist()
-    assert reader(root).rows == z["total_train_anchors_all_but_last"]
-
-
 @pytest.mark.medium
 @pytest.mark.parametrize("order", list(AnchorOrder))
 @pytest.mark.parametrize("rest", list(WindowRest))
@@ -125,7 +121,6 @@ def test_global_batches_are_the_same_for_any_number_of_processes(
 
 
 def test_order_begins_anywhere(root: Path) -> None:
-    """The place in the order is a number of batches, which a checkpoint holds."""
     split = reader(root, order=AnchorOrder.shuffled)
     whole = list(split.train_batches(10, 3, 0, 0))
     assert len(whole) == split.num_batches(10)
@@ -196,10 +191,114 @@ def test_damage_is_named_while_training(root: Path, tmp_path: Path) -> None:
         list(reader(copy, split="val").eval_batches(8))
 
 
-def test_users_of_too_short_histories_are_named(root: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Those without enough events, not those none of whose later events can be a sample."""
-    one = reader(root, min_history=9)
-    assert users_with_anchors(one) < (lengths := np.diff(one.log.events.offsets)).size - (lengths <= 9).sum()
-    with caplog.at_level("INFO", "clickwork"):
-        one.log.split("train", 0, 1)
-    assert f"{(lengths <= 9).sum()} of {lengths.size} users have too short histories" in caplog.text
+GENERATED = ["data.source=synthetic_events", "data.synthetic_events.users=300", "data.synthetic_events.items=500"]
+GENERATOR = SyntheticEventsConfig(users=300, items=500)
+
+
+@pytest.fixture(scope="module")
+def generated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("events")
+    prepare(*GENERATED, f"data.path={root}")
+    return root
+
+
+def replay(generated: Path, shuffle: bool) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """The teacher's probabilities of the last day's samples, from the dataset alone, and their labels.
+
+    shuffle: whether each sample's history comes in a random order.
+    """
+    world, (_, events) = World(GENERATOR), opened(generated)
+    rng, scores, labels = np.random.default_rng(0), [], []
+    anchors = np.concatenate([np.arange(low + 20, high) for low, high in itertools.pairwise(events.offsets)])
+    anchors = anchors[events.flags[anchors] & 64 != 0]
+    times = events.times[anchors].astype(np.int64)
+    windows = (times - times.min()) // 86_400
+    for anchor in anchors[windows == windows.max()]:
+        user = int(np.searchsorted(events.offsets, anchor, "right")) - 1
+        past = np.arange(events.offsets[user], anchor)
+        past = past[events.flags[past] & 64 != 0]
+        artist = world.artist[events.items[past] - 1]
+        item = int(events.items[anchor]) - 1
+        of_artist = past[artist == world.artist[item]]
+        satiety = 0.0
+        for event in rng.permutation(of_artist) if shuffle else of_artist:
+            satiety = next_satiety(satiety, bool(events.flags[event] & 1))
+        peak = world.peak[world.artist[item]]
+        scores.append(click_probability(satiety, world.quality[item], peak, int(events.times[anchor])))
+        labels.append(bool(events.flags[anchor] & 1))
+    return np.array(scores), np.array(labels)
+
+
+def test_the_best_score_is_known_and_order_matters(generated: Path) -> None:
+    manifest = json.loads((generated / "manifest.json").read_bytes())
+    bayes = manifest["extra"]["bayes"]
+    scores, labels = replay(generated, shuffle=False)
+    assert len(labels) == bayes["rows"]
+    assert roc_auc_score(labels, scores) == pytest.approx(bayes["sampled_auc"], abs=1e-4)
+    assert bayes["auc"] == pytest.approx(bayes["sampled_auc"], abs=0.03)
+    shuffled, _ = replay(generated, shuffle=True)
+    assert roc_auc_score(labels, shuffled) < bayes["sampled_auc"] - 0.1
+    assert 0.75 < bayes["auc"] < 0.95
+
+
+def test_every_item_is_there_and_likes_follow_their_listens(generated: Path) -> None:
+    _, events = opened(generated)
+    likes = np.flatnonzero(events.flags & 2)
+    assert len(likes) > 1000
+    assert (events.flags[likes - 1] & 1).all()
+    assert (events.items[likes] == events.items[likes - 1]).all()
+    assert (events.times[likes] == events.times[likes - 1]).all()
+    hours = [
+        np.bincount(events.times[low:high] // 3600 % 24, minlength=24)
+        for low, high in itertools.pairwise(events.offsets)
+    ]
+    assert np.mean([each.max() / each.sum() for each in hours]) > 1.8 / 24  # users have hours of their own
+
+
+def test_seeds_decide_the_bytes(generated: Path, tmp_path: Path) -> None:
+    for name, seed in (("same", 0), ("other", 1)):
+        prepare(*GENERATED, f"data.path={tmp_path}/{name}", f"data.synthetic_events.seed={seed}")
+    assert sums(tmp_path / "same") == sums(generated)
+    assert sums(tmp_path / "other") != sums(generated)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_aucs_equal_torchrec(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(1, 12, 60)
+    users = np.repeat(rng.permutation(60), lengths).astype(np.int32)
+    logits = np.linspace(-3, 3, len(users), dtype=np.float32)[rng.permutation(len(users))]
+    logits[users == 7] = 0.25
+    labels = (rng.random(len(users)) < 1 / (1 + np.exp(-logits))).astype(np.float32)
+    labels[users == 9] = 1
+    preds, truth = (torch.from_numpy(each)[None].double() for each in (logits, labels))
+    weights = torch.ones_like(truth)
+    states = get_auc_states(truth.float(), preds.sigmoid().float(), weights.float(), torch.from_numpy(lengths))
+    expected = compute_window_auc(states["auc_sum"], states["num_samples"])
+    mixed = rng.permutation(len(users))  # a user's samples need not stand together
+    figures = user_metrics(logits[mixed], labels[mixed], users[mixed])
+    assert figures["gauc"] == pytest.approx(expected["gauc"].item(), abs=1e-6)
+    assert figures["gauc_users"] == expected["num_samples"].item() < 59
+    assert user_metrics(logits, labels, users)["auc_torchrec"] == compute_auc(1, [preds.sigmoid()], [truth], [weights])
+
+
+def test_ties_and_samples_of_one_label() -> None:
+    logits, labels = np.zeros(4, np.float32), np.array([1, 1, 0, 0], np.float32)
+    figures = user_metrics(logits, labels, np.zeros(4, np.int64))
+    assert figures == {"gauc": None, "gauc_users": 0, "auc_torchrec": 1.0}
+    logits = np.array([0, 0, 0, 1], np.float32)
+    assert user_metrics(logits, labels, np.zeros(4, np.int64))["gauc"] == 0.25
+    for label in (0, 1):
+        figures = user_metrics(np.arange(3, dtype=np.float32), np.full(3, label, np.float32), np.arange(3))
+        assert figures == {"gauc": None, "gauc_users": 0, "auc_torchrec": None}
+
+
+@pytest.mark.parametrize(
+    ("key", "comparable"),
+    [("eval_window=3", False), ("min_history=9", False), ("window_seconds=60", False), ("history_length=9", True)],
+)
+def test_other_samples_of_the_same_events_are_not_comparable(key: str, comparable: bool, tmp_path: Path) -> None:
+    runs = [read_run(write_run(tmp_path / "a")), read_run(write_run(tmp_path / "b", f"sequences.{key}"))]
+    auc = compare_auc(*group_runs(runs))
+    assert auc is not None
+    assert (auc.difference is not None) == comparable

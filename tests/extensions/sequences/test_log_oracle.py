@@ -1,7 +1,11 @@
-"""Drawn logs of events against the naive program: rules, flags, kept times, ids, windows, histories, crosses."""
+"""Drawn logs of events against the naive program: rules, kept times, ids, windows, histories, values of many types."""
 
 import gzip
-from datetime import datetime, timezone
+import json
+import math
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +36,21 @@ from tests.extensions.sequences.log_oracle import (
     windows_of,
 )
 
-FAST, BY_COMMAND, ALL = 1, 4, 25
+FAST, BY_COMMAND, ALL = 6, 4, 100
 SEEDS = [pytest.param(seed, marks=[pytest.mark.slow] * (seed >= FAST)) for seed in range(ALL)]
 ONE_PIECE = 1 << 20
+DIGITS = {"epoch": 0, "epoch_ms": 3, "epoch_us": 6, "epoch_ns": 9}
+PATTERNS = ("%Y%m%d%H%M%S", "%d.%m.%Y %H:%M:%S", "%Y/%m/%d %H:%M:%S.%f", "%Y-%m-%d %H:%M:%S.%f %z")
+# Values of each type that are false, and that are true.
+TRUTHS: list[tuple[list[Any], list[Any]]]
+TRUTHS = [([False], [True]), ([0], [1]), (["0", "no", "false", "FALSE", "No"], ["1", "yes", "true", "YES", "True"])]
+
+
+def one_of(rng: np.random.Generator, values: Any) -> Any:
+    return values[rng.integers(len(values))]
 
 
 def drawn_schema(rng: np.random.Generator) -> dict[str, Any]:
-    """A schema, in the words of its YAML."""
 
     def maybe(key: str, *values: Any) -> dict[str, Any]:
         return {key: values[rng.integers(len(values))]} if rng.integers(2) else {}
@@ -48,6 +60,9 @@ def drawn_schema(rng: np.random.Generator) -> dict[str, Any]:
     actions: dict[str, Any] = {"bought": {"event": "buy"}, "seen": seen}
     if rng.integers(2):
         actions["long"] = {"secs": rules[rng.integers(6)]}
+    if rng.integers(2):
+        actions |= {"warm": {"hot": one_of(rng, [True, "true", "True", "yes", 1])}, "cold": {"hot": False}}
+        actions["same"] = {"hot": "== 1"}
     names = list(actions)
     schema: dict[str, Any] = {"user": "who", "item": "what", "time": "ts", "actions": actions}
     schema |= {"others": {"event": ["scroll"]}, "label": names[rng.integers(len(names))]}
@@ -77,28 +92,22 @@ def drawn_log(rng: np.random.Generator, directory: Path) -> tuple[Log, list[str]
     renumber = schema.get("renumber", True)
     kinds = ["{}", "u{}", "{}x"] if renumber else ["{}"]
     user, item, maker = (kinds[rng.integers(len(kinds))] for _ in range(3))
+    form = one_of(rng, [*[None] * 6, *DIGITS, *PATTERNS])
+    step = SECOND if form in PATTERNS[:2] else one_of(rng, [1, 1000, SECOND])
     seconds = 1_700_000_000 + rng.integers(0, rng.choice([60, 1000]), count)
     if rng.integers(2):
         seconds.sort()
-    times = seconds * SECOND
-    flags = ["0", "1", "true", "no", "Yes", "FALSE"]
-    texts = [datetime.fromtimestamp(time, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ") for time in seconds.tolist()]
-    form = rng.integers(3)
-    if form == 1:
-        times += rng.integers(999, size=count) * 1000
-        schema["time"], texts = {"column": "ts", "format": "epoch_ms"}, [str(time // 1000) for time in times]
-    elif form == 2:
-        texts = [str(time) for time in seconds]
+    times = (seconds * SECOND + rng.integers(0, SECOND // step, count) * step).tolist()
+    schema["time"] = one_of(rng, ["ts", {"column": "ts"}]) if form is None else {"column": "ts", "format": form}
     rows = [
         {
             "what": item.format(rng.zipf(1.4) % 23),
-            "ts": text,
             "who": user.format(rng.zipf(1.6) % 9),
             "event": str(rng.choice(["view", "buy", "scroll", ""])),
             "secs": str(rng.choice(["", "0", "7", "2.5", "50", "-3", "61", "0.0"])),
-            "hot": flags[rng.integers(len(flags))],
+            "hot": "01"[rng.integers(2)],
         }
-        for text in texts
+        for _ in times
     ]
     tables: dict[str, dict[str, str]] = {}
     delimiter = schema.get("delimiter", ",")
@@ -109,28 +118,81 @@ def drawn_log(rng: np.random.Generator, directory: Path) -> tuple[Log, list[str]
         (directory / "brands.csv").write_text("\n".join(lines) + "\n")
     (directory / "log.yaml").write_text(yaml.safe_dump(schema, sort_keys=False))
     cuts = np.sort(rng.integers(1, count, rng.integers(0, 3))).tolist()
-    parts = [rows[low:high] for low, high in zip([0, *cuts], [*cuts, count], strict=True) if low < high]
-    for number, part in enumerate(parts):
-        write_part(directory / f"part_{number}", part, delimiter, int(rng.integers(3)))
+    parts = [(low, high) for low, high in zip([0, *cuts], [*cuts, count], strict=True) if low < high]
+    for number, (low, high) in enumerate(parts):
+        stem = directory / f"part_{number}"
+        # A format is for numbers and texts, of which there is a file then.
+        write_part(rng, stem, rows[low:high], times[low:high], delimiter, form, form is None or number > 0)
     paths = sorted(str(path) for path in directory.glob("part_*"))
     arguments = [f"data.raw=[{','.join(paths)}]", f"data.schema={directory}/log.yaml", f"data.path={directory}/out"]
-    return Log(schema | {"time": "ts"}, rows, times.tolist(), tables), [*arguments]
+    return Log(schema | {"time": "ts"}, rows, times, tables), arguments
 
 
-def write_part(stem: Path, rows: list[dict[str, str]], delimiter: str, kind: int) -> None:
-    """Rows as text, compressed text, or Parquet with numbers, null where a field is empty."""
-    lines = [delimiter.join(rows[0]), *(delimiter.join(row.values()) for row in rows)]
-    text = ("\n".join(lines) + "\n").encode()
-    if kind == 0:
-        stem.with_suffix(".csv").write_bytes(text)
-    elif kind == 1:
-        stem.with_suffix(".csv.gz").write_bytes(gzip.compress(text))
+def write_part(
+    rng: np.random.Generator,
+    stem: Path,
+    rows: list[dict[str, str]],
+    times: list[int],
+    delimiter: str,
+    form: str | None,
+    may_be_stamps: bool,
+) -> None:
+    """Rows as text, JSON lines or Parquet, some compressed; ids, times and truth values of any type."""
+    suffix = one_of(rng, [".csv", ".csv.gz", ".jsonl", ".jsonl.gz", *[".parquet"] * 3])
+    columns: dict[str, Any] = {name: [row[name] for row in rows] for name in rows[0]}
+    truths = one_of(rng, TRUTHS)
+    columns["hot"] = [one_of(rng, truths[int(hot)]) for hot in columns["hot"]]
+    columns["ts"] = drawn_times(rng, times, form, may_be_stamps and suffix == ".parquet")
+    if ".csv" not in suffix:
+        columns["secs"] = [float(secs) if secs else None for secs in columns["secs"]]
+        for name in ("what", "who"):
+            if all(text.isdecimal() for text in columns[name]):
+                columns[name] = list(map(one_of(rng, [str, int, float]), map(int, columns[name])))
+    if suffix == ".parquet":
+        pq.write_table(pa.table(columns), f"{stem}{suffix}", row_group_size=50)
+        return
+    if ".csv" in suffix:
+        lines = [delimiter.join(map(str, row)) for row in [list(columns), *zip(*columns.values(), strict=True)]]
     else:
-        columns = {name: pa.array([row[name] for row in rows]) for name in rows[0]}
-        columns["secs"] = pa.array([float(row["secs"]) if row["secs"] else None for row in rows])
-        if all(row["ts"].isdecimal() for row in rows):
-            columns["ts"] = columns["ts"].cast(pa.int64())
-        pq.write_table(pa.table(columns), stem.with_suffix(".parquet"), row_group_size=50)
+        lines = [json.dumps(dict(zip(columns, row, strict=True))) for row in zip(*columns.values(), strict=True)]
+    content = ("\n".join(lines) + "\n").encode()
+    Path(f"{stem}{suffix}").write_bytes(gzip.compress(content) if suffix.endswith(".gz") else content)
+
+
+def drawn_times(rng: np.random.Generator, times: list[int], form: str | None, may_be_stamps: bool) -> Any:
+    """Times in microseconds as values of one type that the format allows; nanoseconds are cut off."""
+    step = math.gcd(*times, SECOND)
+    if may_be_stamps and rng.integers(2):
+        unit, size = one_of(rng, [pair for pair in (("s", SECOND), ("ms", 1000), ("us", 1)) if pair[1] <= step])
+        zone = one_of(rng, [None, "UTC", "Asia/Tokyo", "America/New_York"])
+        stamps = pa.array([time // size for time in times], pa.int64()).cast(pa.timestamp(unit, zone))
+        return stamps.cast(pa.timestamp("ns", zone)) if rng.integers(2) else stamps
+    kinds: list[Callable[[int], Any]]
+    if form in DIGITS or (form is None and rng.integers(2)):
+        digits = DIGITS[form or "epoch"]
+        kinds = [lambda time: format(Decimal(time).scaleb(digits - 6).normalize(), "f")]
+        kinds += [lambda time: time * 10**digits // SECOND + 789 * (digits == 9)] * (step * 10**digits % SECOND == 0)
+        kinds += [lambda time: time * 10**digits / SECOND] * (digits <= 3 and step >= 1000)
+    elif form is None:
+        zone_of_texts = one_of(rng, [None, *(timezone(timedelta(minutes=minutes)) for minutes in (0, 90, -480))])
+        digits = one_of(rng, [digits for digits in (0, 3, 6, 9) if step * 10**digits % SECOND == 0])
+        utc = one_of(rng, ["Z", "+00:00"])
+
+        def iso(time: int) -> str:
+            moment = datetime.fromtimestamp(time // SECOND, zone_of_texts or timezone.utc)
+            fraction = f".{time % SECOND:06d}789"[: digits + 1] if digits else ""
+            offset = "" if zone_of_texts is None else moment.isoformat()[19:].replace("+00:00", utc)
+            return f"{moment:%Y-%m-%d}{one_of(rng, 'T ')}{moment:%H:%M:%S}{fraction}{offset}"
+
+        kinds = [iso]
+    else:
+
+        def formatted(time: int) -> str:
+            zone = timezone(timedelta(hours=5)) if "%z" in form else timezone.utc
+            return (datetime.fromtimestamp(time // SECOND, zone) + timedelta(microseconds=time % SECOND)).strftime(form)
+
+        kinds = [formatted, *([lambda time: int(formatted(time))] if form == PATTERNS[0] else [])]
+    return list(map(one_of(rng, kinds), times))
 
 
 def ids_of(root: Path, log: Log, events: list[Event]) -> tuple[list[str], dict[str, dict[str, int]]]:
@@ -159,7 +221,6 @@ def ids_of(root: Path, log: Log, events: list[Event]) -> tuple[list[str], dict[s
 
 
 def drawn_keys(rng: np.random.Generator) -> dict[str, Any]:
-    """Keys of `data.synthetic_events.*`."""
     return {
         "min_history": [None, 0, 1, 5][rng.integers(4)],
         "window_seconds": [None, 25, 200][rng.integers(3)],

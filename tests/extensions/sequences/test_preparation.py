@@ -1,71 +1,30 @@
-"""Logs of events to datasets of events: what they hold, killed again and again, with a changed byte."""
+"""Logs of events to datasets: Yambda by name, MLPerf's prepared events, kills and changed bytes."""
 
 import json
 import random
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
 from common.errors import UserError
-from data_prep.dataset.format import load_rows_manifest
 from data_prep.parsing.table_yaml import schema_path
-from data_prep.verify import verify_dataset
 from extensions.sequences import preparation
-from extensions.sequences.events import load_event_schema
+from extensions.sequences.events import load_event_schema, main
+from extensions.sequences.keys import ImportConfig, ImportKeys
 from tests.data_prep.conftest import config, prepare
 from tests.data_prep.mirror import Mirror
 from tests.data_prep.tables import paths, write
-from tests.data_prep.test_kills import Kind, kill_again_and_again
-from tests.data_prep.test_verify import change_bytes
-from tests.error_lines import refused
+from tests.data_prep.test_format import change_bytes
+from tests.data_prep.test_jobs import Kind, kill_again_and_again
 from tests.extensions.sequences.event_logs import opened, reference, write_reference_log
-
-
-@pytest.mark.parametrize("chunk_bytes", [2000, 1 << 20], ids=["in many runs", "in one"])
-def test_the_store_equals_the_reference_s(tmp_path: Path, chunk_bytes: int) -> None:
-    overrides = write_reference_log(tmp_path)
-    manifest = prepare(*overrides, f"data.path={tmp_path}/out", f"data.chunk_bytes={chunk_bytes}")
-    z, (_, events) = reference(), opened(tmp_path / "out")
-    users = z["store_unique_uids"]
-    assert events.users.tolist() == users.tolist()
-    assert events.offsets.tolist() == [*z["store_user_start"][users], len(z["store_uid"])]
-    assert events.items.tolist() == z["store_item_ids"].tolist()
-    assert events.times.tolist() == z["store_timestamps"].tolist()
-    expected = z["store_is_listen_plus"] | z["store_is_like"] << 1 | z["store_is_skip"] << 2
-    expected |= (z["store_event_types"] == 0) << 6 | z["store_is_organic"] << 7
-    assert events.flags.tolist() == expected.tolist()
-    attributes = np.zeros((2, events.attributes.shape[1]), np.int32)
-    attributes[:, z["meta_item_id"]] = z["meta_artist_id"], z["meta_album_id"]
-    assert events.attributes.tolist() == attributes.tolist()
-    assert manifest.extra["anchors"] == len(z["positions"])
-    assert manifest.encoding["order"] == "user, time, place in the input"
-    assert verify_dataset(tmp_path / "out").rows == len(z["store_uid"])
-
-
-LOG = "user,time,item,event,score\nann,100,pen,buy,5\nbob,90,pen,view,\nann,50,ink,view,3\nann,100,ink,buy,1\n"
-SCHEMA = """
-user: user
-time: time
-item: item
-actions: {bought: {event: buy}, liked: {score: ">= 4"}}
-others: {event: view}
-label: bought
-"""
-
-
-def test_a_time_may_be_a_mapping_of_its_column_alone(tmp_path: Path) -> None:
-    schemas = []
-    for time in ("time", "{column: time}"):
-        (tmp_path / "schema.yaml").write_text(SCHEMA.replace("time: time", f"time: {time}"))
-        schemas.append(load_event_schema(tmp_path / "schema.yaml"))
-    assert schemas[0] == schemas[1]
 
 
 @pytest.mark.parametrize("form", ["csv", "parquet"])
 def test_conditions_tell_integers_beyond_float64_apart(tmp_path: Path, form: str) -> None:
-    """2^53 and 2^53 + 1 are one float64."""
     scores = [(1 << 53) + more for more in range(3)]
     columns = {"user": ["a"] * 3, "time": [1, 2, 3], "item": ["x"] * 3, "score": scores}
     schema = f"user: user\ntime: time\nitem: item\nactions: {{high: {{score: '>= {scores[1]}'}}}}\nlabel: high\n"
@@ -74,21 +33,7 @@ def test_conditions_tell_integers_beyond_float64_apart(tmp_path: Path, form: str
     assert (opened(tmp_path / "out")[1].flags & 1).tolist() == [0, 1, 1]
 
 
-def test_what_is_odd_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its counts are those of tests/extensions/sequences/test_log_oracle.py."""
-    (tmp_path / "rows.csv").write_text(LOG + "ann,100,pen,buy,5\nann,20,cup,view,\ncy,95,pen,buy,\ndan,1,pen,buy,\n")
-    (tmp_path / "brands.csv").write_text("item,brand\npen,x\nink,y\npen,x\nhat,x\n")
-    brands = "attributes: {brand: {file: brands.csv, item: item, column: brand}}\n"
-    prepare(*paths(tmp_path, f"{SCHEMA}min_history: 2\nkeep_seconds: 90\n{brands}"))
-    result = capsys.readouterr().err
-    assert "2 users have too short histories for a sample" in result
-    assert "2 events stood after a later one of their user" in result  # ann's of 50 and 20
-    assert "1 events have an item that brand's table does not have; their brand is 0" in result
-    assert opened(tmp_path / "out")[0].columns == ("user", "item", "time", "event", "score")
-
-
 def test_yambda_by_name(tmp_path: Path, mirror: Mirror) -> None:
-    """From a server, resumed and hashed as Criteo's days; not wanted any more once the dataset is there."""
     write_reference_log(tmp_path)
     names = {"multi_event": "multi_event", "artists": "artist_item_mapping", "albums": "album_item_mapping"}
     for table_name, source_name in names.items():
@@ -128,12 +73,6 @@ def test_yambda_s_schema_is_mlperf_s(name: str) -> None:
     assert f"flat/{name.removeprefix('yambda_')}/" in data.remote.mirrors[0]
 
 
-def test_commands_of_rows_refuse_events(tmp_path: Path) -> None:
-    (tmp_path / "rows.csv").write_text(LOG)
-    prepare(*paths(tmp_path, SCHEMA))
-    refused("holds events, not rows", load_rows_manifest, tmp_path / "out")
-
-
 def test_one_changed_byte_of_any_file(tmp_path: Path) -> None:
     change_bytes(write_reference_log(tmp_path), tmp_path / "out", encodes=False)
 
@@ -151,3 +90,74 @@ def write_events(directory: Path) -> None:
 def test_killed_again_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mirror: Mirror) -> None:
     kind = Kind(write_events, "data.raw={0}/log.parquet data.schema={0}/schema.yaml data.chunk_bytes=20000")
     kill_again_and_again("events", kind, preparation.__name__, tmp_path, monkeypatch, mirror)
+
+
+# The reference's columns with the dtypes that `_FlatEventStore` gives them.
+DTYPES: dict[str, Any] = {"uid": np.int64, "item_ids": np.int64, "timestamps": np.int64, "event_types": np.int64}
+DTYPES |= {"played_ratio": np.float32, "is_listen_plus": np.bool_, "is_like": np.bool_, "is_skip": np.bool_}
+DTYPES |= {"is_organic": np.int8}
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    """The reference's own store of its tiny log, as its `save_mmap` writes it."""
+    directory, z = tmp_path / "cache", reference()
+    directory.mkdir()
+    for name, dtype in DTYPES.items():
+        np.save(directory / f"flat_{name}.npy", z[f"store_{name}"].astype(dtype))
+    for name in ("user_start", "user_end", "unique_uids"):
+        np.save(directory / f"{name}.npy", z[f"store_{name}"])
+    counts = {"num_users": len(z["store_unique_uids"]), "total_events": len(z["store_uid"])}
+    (directory / "store_meta.json").write_text(json.dumps(counts))
+    (directory / "_READY").touch()
+    return directory
+
+
+def convert(cache: Path, out: Path) -> int:
+    return main(ImportConfig(ImportKeys(str(cache), str(out))))
+
+
+def test_the_dataset_is_that_of_the_published_log(cache: Path, tmp_path: Path) -> None:
+    published = write_reference_log(tmp_path)
+    assert convert(cache, tmp_path / "events.parquet") == 0
+    schema = yaml.safe_load((tmp_path / "schema.yaml").read_text())
+    for key in ("drop_last_seconds", "keep_seconds"):
+        del schema[key]
+    (tmp_path / "prepared.yaml").write_text(yaml.safe_dump(schema, sort_keys=False))
+    prepared = [f"data.raw={tmp_path}/events.parquet", f"data.schema={tmp_path}/prepared.yaml"]
+    prepare(*published, f"data.path={tmp_path}/one")
+    prepare(*prepared, f"data.path={tmp_path}/other")
+    one, other = (opened(tmp_path / name)[1] for name in ("one", "other"))
+    assert one._fields == other._fields
+    for name in one._fields:
+        first, second = getattr(one, name), getattr(other, name)
+        assert (first.dtype, first.tobytes()) == (second.dtype, second.tobytes()), name
+    files = {path.relative_to(tmp_path / "one") for path in (tmp_path / "one").rglob("*.npy")}
+    assert len(files) >= 5
+    for file in files:
+        assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "other" / file).read_bytes(), file
+
+
+def test_the_ready_made_schema_differs_in_the_period_alone() -> None:
+    log, prepared = (yaml.safe_load(schema_path(name).read_text()) for name in ("yambda", "yambda_prepared"))
+    assert {key for key in log if log[key] != prepared.get(key)} == {"drop_last_seconds", "keep_seconds"}
+    assert prepared.items() <= log.items()
+
+
+def test_what_is_incomplete_or_damaged_is_refused(cache: Path, tmp_path: Path) -> None:
+    items = (cache / "flat_item_ids.npy").read_bytes()
+
+    def refused(message: str) -> None:
+        with pytest.raises(UserError, match=message):
+            convert(cache, tmp_path / "events.parquet")
+        assert [path for path in tmp_path.iterdir() if "events" in path.name] == []
+
+    (cache / "flat_item_ids.npy").write_bytes(items[:-8])
+    refused("flat_item_ids.npy: not a NumPy array .*; download it again")
+    np.save(cache / "flat_item_ids.npy", np.arange(3))
+    refused(r"flat_item_ids.npy: shape \(3,\), but store_meta.json counts 536 events; download it again")
+    (cache / "flat_item_ids.npy").write_bytes(items)
+    np.save(cache / "flat_event_types.npy", np.full(536, 5))
+    refused("flat_event_types.npy: rows from 0 on: .*; download it again")
+    (cache / "_READY").unlink()
+    refused("no _READY, the last file of MLPerf's prepared events; complete the download")

@@ -1,25 +1,210 @@
-"""Choices, data and commands that HSTU and a log of events refuse; preparation where a dataset of events exists."""
+"""Keys, logs and choices that are refused, each in one line with its place and a remedy that works."""
 
+import gzip
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import clickwork
 from app.config.app_config import AppConfig, validate_new_run
+from common.errors import UserError
 from common.keys import check, to_plain
 from data_prep.dataset.format import load_manifest
 from data_prep.dataset.options import DataSource
 from extensions.sequences.event_log import EventSplit, open_log, refuse_one_class
+from extensions.sequences.keys import SequencesConfig, SyntheticEventsConfig
 from tests.app.conftest import composed
 from tests.app.data.test_prepare import agreed
 from tests.changed import changed
 from tests.data_prep.conftest import prepare
+from tests.data_prep.tables import ALLOW, Content, write
 from tests.data_prep.test_refusals import ANOTHER, FOREIGN, files, set_up
 from tests.error_lines import refused
+from tests.extensions.sequences.event_logs import opened
+from tests.key_limits import BELOW_1, DROPOUT, ONE, POSITIVE, ZERO, Limits, check_limits
 from tests.once import made_once
 
+SIZES = ["dim", "num_layers", "num_heads", "attention_dim", "hidden_dim", "preprocessor_dim", "item_dim", "action_dim"]
+SIZES += ["num_positions", "num_time_buckets"]
+LIMITS: dict[str, Limits] = {
+    **dict.fromkeys(("window_seconds", "eval_window", "history_length", "scan_events", "max_history"), ONE),
+    "min_history": ZERO,
+    **{f"hstu.{name}": ONE for name in SIZES},
+    **dict.fromkeys(("hstu.input_dropout", "hstu.linear_dropout"), DROPOUT),
+    **dict.fromkeys(("hstu.position_bound", "hstu.loss_weight"), POSITIVE),
+    "hstu.max_seq_len": ([1], [2], "at least 2"),
+}
+LIMITS_OF_GENERATOR: dict[str, Limits] = {
+    "users": ONE,
+    "seed": ZERO,
+    "stay": BELOW_1,
+    "days": ([1, 40_001], [2, 40_000], "in [2, 40000]"),
+    "events_per_day": ([0.0, 10_000.1], [0.1, 10_000.0], "in (0, 10000]"),
+    "items": ([99], [100], "at least 100"),
+}
+
+
+def test_each_limit_is_where_the_table_says() -> None:
+    check_limits(SequencesConfig, LIMITS)
+    check_limits(SyntheticEventsConfig, LIMITS_OF_GENERATOR)
+
+
+START = 1_700_000_000
+SCHEMA = "user: user\nitem: item\ntime: time\nactions: {bought: {event: buy}, seen: {event: view}}\nlabel: bought\n"
+LOG = "user,time,item,event,score\n"
+TEXT_SCHEMA = SCHEMA.replace("seen: {event: view}", 'liked: {score: ">= 4"}') + "others: {event: view}\n"
+GOOD = ["ann,100,pen,buy,5", "bob,90,pen,view,", "ann,50,ink,view,3", "ann,100,ink,buy,1"]
+
+
+def timed(form: str) -> str:
+    return SCHEMA.replace("time: time", f"time: {{column: time, format: {form}}}")
+
+
+def prepared(directory: Path, files: Sequence[Path], schema: str = SCHEMA, *overrides: str) -> Any:
+    (directory / "log.yaml").write_text(schema)
+    paths = [f"data.raw=[{','.join(map(str, files))}]", f"data.schema={directory}/log.yaml"]
+    prepare(*paths, f"data.path={directory}/out", *overrides)
+    return opened(directory / "out")[1]
+
+
+def columns_of(times: Any, **columns: Any) -> dict[str, Any]:
+    count = len(times)
+    usual = {"user": [1] * count, "item": [10 + i for i in range(count)], "time": times}
+    return {**usual, "event": ["buy", "view"] * (count // 2) + ["buy"] * (count % 2), **columns}
+
+
+def remedy(form: str) -> str:
+    return rf"`time: \{{column: time, format: {form}\}}`"
+
+
+IN_1970 = f"{START} lies in the first days of 1970 as milliseconds; it looks like seconds; write {remedy('epoch')}"
+BEFORE_2001 = "980000000000 lies in the future as seconds; it looks like milliseconds; write " + remedy("epoch_ms")
+DAY = '"%Y%m%d"'
+# Of a log of four events at this time: the form of its file, its schema, the time, what the line says.
+TIMES: list[tuple[str, str, Any, str]] = [
+    ("csv", timed("epoch_ms"), "2024-01-01T00:00:00", "'2024-01-01T00:00:00' is not a time of format epoch_ms"),
+    ("csv", timed("epoch_ms"), START, IN_1970),
+    ("csv", timed("epoch"), 980_000_000_000, BEFORE_2001),
+    ("jsonl", SCHEMA, START * 10**9, f"as seconds; it looks like nanoseconds; write {remedy('epoch_ns')}"),
+    ("parquet", SCHEMA, 20240115, f"may be a date, or seconds; write {remedy(DAY)}, or {remedy('epoch')}"),
+    ("jsonl", SCHEMA, True, r"'True' is not a time \(ISO 8601, or seconds\)"),
+    ("parquet", SCHEMA, float("nan"), "no time"),
+    ("jsonl", SCHEMA, None, "no time"),
+    ("csv", timed("epoch_s"), START, "key time, format epoch_s: is not known; give epoch, epoch_ms"),
+    ("parquet", timed("epoch_ms"), pa.scalar(START, pa.timestamp("s")), "time: time, .* has format epoch_ms for"),
+]
+ROUNDED = r"is rounded, as a float%d from 2\^%d on; write the column as int64 or text"
+FRACTION = r"7\.5 is not an id: text or an integer"
+TIMES += [("parquet", SCHEMA, pa.scalar(float(START), pa.float32()), ROUNDED % (32, 24))]
+# Of a log of two events: the form of its file, the ids of users or items, what the line says.
+IDS: list[tuple[str, Any, str]] = [
+    ("parquet", [1.0, float("nan")], "no value"),
+    ("jsonl", ["a", None], "no value"),
+    ("csv", ["a", ""], "no value"),
+    ("parquet", [1.0, 2.0**53], ROUNDED % (64, 53)),
+    ("parquet", pa.array([1.0, 2.0**24], pa.float32()), ROUNDED % (32, 24)),
+    ("parquet", [1.0, 7.5], FRACTION),
+    ("jsonl", ["a", 7.5], FRACTION),
+]
+# The third row of a log of text, what the line says.
+ROWS: list[tuple[str, str]] = [
+    ("ann,99999999999,pen,buy,5", "row 4, column time: 99999999999 lies in the future as seconds"),
+    ("ann,-5,pen,buy,5", "row 4, column time: -5 seconds lie before 1970"),
+    ("ann,soon,pen,buy,5", r"row 4, column time: 'soon' is not a time \(ISO 8601, or seconds\); .*format"),
+    ("ann,,pen,buy,5", "row 4, column time: no time"),
+    ("ann,100,pen,buys,5", r"row 4, column event: unknown action 'buys'; known are \['buy', 'view'\]; name it in"),
+    ("ann,100,pen,buy,five", "row 4, column score: 'five' is not a number"),
+    ("ann,100,pen,buy", "row 4: 4 columns, but a row has 5"),
+]
+# The schema of a log of text, what the line says.
+SCHEMAS: list[tuple[str, str]] = [
+    (TEXT_SCHEMA.replace("label: bought", "label: sold"), "key label: sold is none of the actions"),
+    (TEXT_SCHEMA.replace("label: bought", ""), "key 'label' is missing"),
+    (TEXT_SCHEMA + "lable: x\n", "key 'lable' is unknown"),
+    (TEXT_SCHEMA + "weight: score\n", "key 'weight' is unknown"),
+    (TEXT_SCHEMA.replace("item: item", "item: thing"), "csv: row 1: no column thing, which .*log.yaml names"),
+    (TEXT_SCHEMA + "crosses: {a: {of: [user, day], rows: 5}}\n", r"key crosses: a: of \['day'\]; known are"),
+    (TEXT_SCHEMA + "renumber: false\n", "row 2, column user: ann is not an id .* set `renumber: true` in the schema"),
+    (TEXT_SCHEMA + "rows: {item: 5}\n", "key rows: has no effect with renumber: true"),
+    (TEXT_SCHEMA + "anchors: {event: sell}\n", "none of 4 events meets `anchors`"),
+    (TEXT_SCHEMA + "drop_last_seconds: 60\n", "`drop_last_seconds: 60` of data.schema leave none of its events"),
+    (TEXT_SCHEMA + "drop_last_seconds: 5\nkeep_seconds: 4\n", "`keep_seconds: 4` and `drop_last_seconds: 5` of"),
+    (TEXT_SCHEMA + "attributes: {brand: {file: no.csv, item: item, column: b}}\n", "no.csv: no such file"),
+    (TEXT_SCHEMA.replace("{event: buy}", "buy"), r"key actions\.bought: give columns and what they hold"),
+]
+CASES: list[tuple[str, Content, str, str]] = [
+    *((form, columns_of([time] * 4), schema, message) for form, schema, time, message in TIMES),
+    *(
+        (form, columns_of([START, START + 1], **{column: values}), SCHEMA, f"row [23].*, column {column}: .*{message}")
+        for form, values, message in IDS
+        for column in ("user", "item")
+    ),
+    *(("csv", LOG + "\n".join([*GOOD[:2], row, *GOOD[2:]]) + "\n", TEXT_SCHEMA, message) for row, message in ROWS),
+    *(("csv", LOG + "\n".join(GOOD) + "\n", schema, message) for schema, message in SCHEMAS),
+]
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize(("form", "content", "schema", "message"), CASES)
+def test_refused_in_one_line(tmp_path: Path, form: str, content: Content, schema: str, message: str) -> None:
+    if isinstance(content, dict) and isinstance(content["time"][0], pa.Scalar):
+        content["time"] = pa.array([each.as_py() for each in content["time"]], content["time"][0].type)
+    path = write(tmp_path / f"log.{form}", content)
+    for chunk in ("data.chunk_bytes=10", "data.chunk_bytes=1MiB"):
+        line = refused(message, prepared, tmp_path, [path], schema, chunk)
+        assert not (tmp_path / "out/manifest.json").exists()
+    if isinstance(content, dict) and "; write `time: " in line:  # the remedy works
+        entry = line.partition("; write `")[2].partition("`")[0]
+        prepared(tmp_path, [path], SCHEMA.replace("time: time", entry))
+
+
+def test_a_log_of_one_class_is_refused_with_its_values(tmp_path: Path) -> None:
+    path = write(tmp_path / "log.csv", columns_of(range(START, START + 30)))
+    misspelled = SCHEMA.replace("{event: buy}", "{event: Buy}") + "others: {event: buy}\n"
+    of_all = r"none of the 30 events that meet `anchors` is bought, the label.*of event: 'buy' \(15\), 'view' \(15\);"
+    of_views = r"none of the 15 events .* their values of event: 'view' \(15\); correct `actions`, `label` or `anchors`"
+    for schema, message in (
+        (misspelled, of_all),
+        (SCHEMA + "anchors: {event: view}\n", of_views),
+        (SCHEMA + "anchors: {event: buy}\n", "each of the 15 events that meet"),
+    ):
+        refused(message, prepared, tmp_path, [path], schema)
+    assert not (prepared(tmp_path, [path], misspelled, ALLOW).flags & 1).any()
+
+
+def test_rows_of_an_attribute_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "log.csv", columns_of([START, START + 1]))
+    schema = SCHEMA + "attributes: {brand: {file: brands.csv, item: id, column: maker}}\n"
+    brands = tmp_path / "brands.csv"
+    brands.write_text("id,maker\n10,x\n11,y\n10,x\n99,a\n99,b\n11,z\n")
+    message = (
+        r"brands\.csv: row 7, column maker: id '11' has 'z', but 'y' in .*brands\.csv: row 3; keep one of these rows"
+    )
+    for chunk in ("1MiB", "8"):
+        refused(message, prepared, tmp_path, [path], schema, f"data.chunk_bytes={chunk}")
+    brands.write_text(brands.read_text().replace("11,z", "11,y"))
+    prepared(tmp_path, [path], schema)
+
+
+def test_a_packed_copy_of_a_log_is_refused(tmp_path: Path) -> None:
+    log = write(tmp_path / "a.csv", columns_of([START + 60 * minute for minute in range(20)]))
+    (tmp_path / "b.csv.gz").write_bytes(gzip.compress(log.read_bytes()))
+    with pytest.raises(UserError, match=r"b.csv.gz: the same rows as .*a.csv, so its rows would count twice"):
+        prepared(tmp_path, [log, tmp_path / "b.csv.gz"])
+
+
+@pytest.mark.parametrize("key", ["data.encoding=hash", "data.frequency_threshold=3", "data.split.seed=1"])
+def test_keys_of_rows_are_refused(tmp_path: Path, key: str) -> None:
+    log = write(tmp_path / "log.csv", columns_of([START, START + 1]))
+    refused("has no effect on a log of events", prepared, tmp_path, [log], SCHEMA, key, "data.max_ind_range=9")
+
+
+NEGATIVES = ["data.negatives.per_positive=3", "data.negatives.user=user", "data.negatives.item=item"]
 GENERATED = "data.source=synthetic_events data.synthetic_events.users=20 data.synthetic_events.days=3"
 
 
@@ -30,10 +215,7 @@ GENERATED = "data.source=synthetic_events data.synthetic_events.users=20 data.sy
         (["eval.group_by=item"], "model=hstu: eval.group_by=item is for DLRM alone so far"),
         (["runtime.compile=dense"], "model=hstu: runtime.compile=dense is for DLRM alone so far"),
         (["train.drop_last=false"], "model=hstu: train.drop_last=false is for DLRM alone so far"),
-        (
-            ["data.negatives.per_positive=3", "data.negatives.user=user", "data.negatives.item=item"],
-            "model=hstu: data.negatives.per_positive=3 is for DLRM alone so far",
-        ),
+        (NEGATIVES, "model=hstu: data.negatives.per_positive=3 is for DLRM alone so far"),
     ],
 )
 def test_what_only_dlrm_can_do_is_refused(overrides: list[str], message: str) -> None:
@@ -56,10 +238,7 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("keys", "message"),
     [
         ("data.source=synthetic_events data.raw=x.csv", "data.raw: has no effect with data.source=synthetic_events"),
-        (
-            "data.source=synthetic_events data.synthetic.rows=5",
-            "data.synthetic.rows=5: has no effect without data.source=synthetic; leave it out",
-        ),
+        ("data.source=synthetic_events data.synthetic.rows=5", "rows=5: has no effect without data.source=synthetic;"),
         ("data.source=synthetic_events data.synthetic_events.days=1", "data.synthetic_events.days=1: must be"),
         (f"data.path=foreign {GENERATED}", FOREIGN),
         (f"data.path=out {GENERATED}", ANOTHER),
@@ -100,7 +279,6 @@ def event_split(directory: Path, tasks: list[str], *keys: str) -> tuple[AppConfi
 
 
 def test_samples_of_one_class_are_refused(tmp_path: Path) -> None:
-    """A task that none of the samples before the evaluated window has."""
     run_config, split = event_split(tmp_path, ["seen"])
     refuse_one_class(run_config, tmp_path, split)
     assert split.positives == {"bought": 2, "seen": 4, "liked": 0}

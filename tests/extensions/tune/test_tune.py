@@ -1,6 +1,7 @@
-"""python -m app.tune: a search that is stopped goes on to what an undisturbed one finds; refusals before trials."""
+"""python -m app.tune: what is searched, the verdict against SciPy's paired test, a search that goes on after a stop."""
 
 import json
+import math
 import re
 import shutil
 import signal
@@ -8,14 +9,146 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import optuna
 import pytest
+from scipy import stats
 
-from extensions.tune.command import STOPPED_BY_WATCH, TuneRun, train
+from app.config.app_config import CONFIG_DIR
+from app.metrics.documents import EvaluationFigures
+from common.compose import compose_config
+from extensions.tune.command import (
+    STOPPED_BY_WATCH,
+    Finalist,
+    Outcome,
+    Range,
+    TriedTrial,
+    TuneConfig,
+    TuneRun,
+    draw_settings,
+    overrides_of,
+    space_of,
+    train,
+    validate_tune,
+)
 from tests.app.conftest import SMALL, Command, Refusal, app_environment
 from tests.app.run_files import summary
+from tests.error_lines import refused
 from tests.fast_python import fast_python
 from tests.waits import wait_until
+
+
+def searched(*arguments: str) -> TuneConfig:
+    return compose_config(TuneConfig, CONFIG_DIR, arguments, "tune")
+
+
+def test_two_numbers_with_a_fraction_are_a_range_and_all_else_are_choices() -> None:
+    search = ["search.optimizer.lr=[1e-3,1e-1]", "search.model.dropout=[0,0.5]", "search.model.interaction=[dot,dcn]"]
+    search += ["search.train.global_batch_size=[256,512]", "search.model.over_arch=[[64,1],[128,64,1]]"]
+    search += ["search.optimizer.max_grad_norm=[null,1.0]"]
+    space = space_of(searched(*search).search)
+    assert space == {
+        "optimizer.lr": Range(1e-3, 1e-1),
+        "model.dropout": Range(0.0, 0.5),
+        "model.interaction": ("dot", "dcn"),
+        "train.global_batch_size": ("256", "512"),
+        "model.over_arch": ("[64,1]", "[128,64,1]"),
+        "optimizer.max_grad_norm": ("null", "1.0"),
+    }
+    assert (Range(1e-3, 1e-1).is_log, Range(0.0, 0.5).is_log, Range(0.1, 0.5).is_log) == (True, False, False)
+
+
+def test_draws_lie_in_the_space_and_are_log_uniform_in_a_wide_range() -> None:
+    space = space_of({"optimizer": {"lr": [1e-4, 1e-1]}, "model": {"interaction": ["dot", "dcn"]}})
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    drawn: list[dict[str, Any]] = []
+    for _ in range(300):
+        trial = study.ask()
+        draw_settings(trial, space)
+        drawn.append(dict(override.split("=") for override in overrides_of(trial.params)))
+        study.tell(trial, 0.0)
+    exponents = [math.log10(float(each["optimizer.lr"])) for each in drawn]
+    assert -4 <= min(exponents) < -3.9
+    assert -1.1 < max(exponents) <= -1
+    assert sum(exponents) / 300 == pytest.approx(-2.5, abs=0.15)
+    assert {each["model.interaction"] for each in drawn} == {"dot", "dcn"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], r"search: no key is searched; give for instance search\.optimizer\.lr=\[1e-3,1e-1\]"),
+        (["search.optimizer.lr=[0.1]"], r"search\.optimizer\.lr=\[0\.1\]: must be a list of two or more different"),
+        (["search.optimizer.lr=0.1"], r"search\.optimizer\.lr=0\.1: must be a list of two or more different values"),
+        (["search.optimizer.lr=[0.1,1e-3]"], r"a range is \[low,high\]; write the lower number first"),
+        (["search.train.seed=[1,2]"], r"search\.train\.seed: is not searched: finalists are compared over seeds=N"),
+        (["search.data.frequency_threshold=[1,3]"], r"is not searched: all trials read one dataset"),
+        (["search.optimizer.lr=[1e-3,1e-1]", "eval.split=test"], r"eval\.split=test: trials are judged on val"),
+    ],
+)
+def test_refusals(arguments: list[str], message: str) -> None:
+    refused(message, validate_tune, searched(*arguments))
+
+
+def finalist(trial: int, scores: list[float]) -> Finalist:
+    settings = [f"optimizer.lr={trial / 100}"] if trial else []
+    runs = [TuneRun(trial, seed, settings, Path(f"trial_{trial}")) for seed in range(1, len(scores) + 1)]
+    return Finalist(trial, settings, runs, scores)
+
+
+def outcome(*scores: list[float], monitor: str = "auc") -> Outcome:
+    finalists = [finalist(number, each) for number, each in enumerate(scores)]
+    return Outcome([TriedTrial(each.runs[0], "completed", each.scores[0]) for each in finalists], finalists, monitor)
+
+
+def test_the_finalist_is_taken_that_scipy_s_paired_test_finds_better() -> None:
+    draw = np.random.default_rng(0)
+    for gain in np.linspace(0, 0.004, 40):
+        base = draw.normal(0.75, 0.003, 4)
+        first, second = base + draw.normal(gain, 0.001, 4), base + draw.normal(gain / 2, 0.001, 4)
+        is_better = [
+            stats.ttest_rel(other, base).pvalue < 0.05 / 2 and other.mean() > base.mean() for other in (first, second)
+        ]
+        means = [other.mean() if better else -1 for other, better in zip((first, second), is_better, strict=True)]
+        expected = 1 + int(np.argmax(means)) if any(is_better) else 0
+        assert outcome([*base], [*first], [*second]).place_to_take == expected
+
+
+def test_the_verdict_names_the_difference_or_the_seeds_that_it_needs() -> None:
+    sentences = outcome([0.75, 0.752, 0.751], [0.76, 0.7622, 0.7611]).sentences()
+    assert sentences[0].startswith(
+        "Take trial 1, optimizer.lr=0.01: AUC of val 0.76110 instead of 0.75100 (95% interval"
+    )
+    (sentence,) = outcome([0.75, 0.752, 0.751], [0.751, 0.750, 0.7525]).sentences()
+    assert sentence.startswith("No difference: trial 1, optimizer.lr=0.01: AUC of val 0.75117 instead of 0.75100")
+    assert "on 3 fresh seeds); 31 seeds would detect a difference of 0.001." in sentence
+
+
+def test_a_metric_that_is_better_if_smaller_is_shown_as_it_is() -> None:
+    found = outcome([-0.50, -0.51, -0.505], [-0.40, -0.411, -0.404], monitor="logloss")
+    assert found.place_to_take == 1
+    assert "logloss of val 0.40500 instead of 0.50500" in found.sentences()[0]
+    assert found.document()["trials"][1]["value"] == 0.40
+    assert found.document()["finalists"][1]["values"]["1"] == 0.40
+
+
+def test_test_is_named_where_both_were_scored() -> None:
+    found = outcome([0.75, 0.752, 0.751], [0.76, 0.7622, 0.7611])
+    found.finalists[0].tested = [EvaluationFigures(auc=0.74)] * 3
+    assert len(found.sentences()) == 1
+    found.finalists[1].tested = [EvaluationFigures(auc=0.75)] * 3
+    assert found.sentences()[1] == "AUC of test, scored once: 0.75000 instead of 0.74000."
+    found.finalists[1].tested = [None] * 3
+    assert len(found.sentences()) == 1
+
+
+@pytest.mark.parametrize("trials", [1, 3])
+def test_a_search_without_finalists_says_how_far_it_is(trials: int) -> None:
+    found = outcome(*[[0.75]] * trials)
+    found.finalists.clear()
+    assert found.sentences() == [f"{trials} {'trial' if trials == 1 else 'trials'} so far."]
+    assert found.document()["take"] is None
+
 
 SEARCH = ["search.optimizer.lr=[1e-3,1.0]", "search.model.interaction=[dot,cat]", "finalists=1", "seeds=2"]
 
@@ -27,7 +160,6 @@ def arguments(dataset: Path) -> list[str]:
 
 
 def started(directory: Path, *arguments: str) -> "subprocess.Popen[str]":
-    """Start a search, whose trials start fast, too."""
     words = [str(fast_python()), "-m", "app.tune", *arguments]
     return subprocess.Popen(words, cwd=directory, env=app_environment(), stdout=subprocess.PIPE, text=True)
 

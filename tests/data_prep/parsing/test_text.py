@@ -1,0 +1,485 @@
+"""Text tables as people and programs write them: numbers, dates, dialects, labels; pyarrow's reading against csv's."""
+
+import csv
+import io
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from numpy.typing import NDArray
+from pyarrow import csv as arrow_csv
+
+from common.errors import UserError
+from data_prep.dataset.format import load_manifest
+from data_prep.dataset.spelling import charset_named
+from data_prep.dataset.table_spec import COMPARISONS
+from data_prep.encoding import Encoder, read_new_rows
+from data_prep.parsing import labels as label_values
+from data_prep.parsing.readers import read_exact, read_fast
+from tests.data_prep.conftest import Capture, prepare, seeds
+from tests.data_prep.parsing.test_refusals import EUROPEAN, NUMBERED
+from tests.data_prep.tables import ALLOW, HASHED, SCHEMA, ids, make, paths, refused_table, table
+from tests.error_lines import refused
+
+
+@pytest.mark.parametrize("blank", ["\n", "\r\n", "\n\n\n", "\n\r\n\n"])
+@pytest.mark.parametrize("more", [(), ("data.chunk_bytes=40",)], ids=["one chunk", "chunks"])
+def test_blank_lines_at_the_end_are_no_rows(tmp_path: Path, blank: str, more: tuple[str, ...]) -> None:
+    labels, dense, _ = make(tmp_path, table() + blank, SCHEMA, *HASHED, *more)
+    assert labels.tolist() == [i % 2 for i in range(40)]
+    assert dense[:, 0].tolist() == [i / 4 for i in range(40)]
+
+
+@pytest.mark.parametrize("blank", ["", "\n" * 60])
+def test_a_chunk_without_rows_of_lists(tmp_path: Path, blank: str) -> None:
+    text = f"label,{'tags':_<50}\n{blank}" + "1,a|b\n0,\n" * 20
+    schema = f"label: label\nsparse: [{{column: {'tags':_<50}, separator: '|'}}]\n"
+    make(tmp_path, text, schema, *HASHED, "data.chunk_bytes=50")
+    assert load_manifest(tmp_path / "out").rows == 40
+
+
+def test_truth_values_are_labels_and_numbers(tmp_path: Path) -> None:
+    words = ["True", "False", "true", "false", "TRUE", "yes", "no", "Yes", "1", "0", "1.0"]
+    text = "label,price,user,item\n" + "".join(f"{word},{word},u,{word}\n" for word in words * 3)
+    labels, dense, sparse = make(tmp_path, text)
+    assert labels.tolist() == [1, 0, 1, 0, 1, 1, 0, 1, 1, 0, 1] * 3
+    assert "positive" not in load_manifest(tmp_path / "out").encoding["table"]
+    assert dense[:, 0].tolist() == labels.tolist()
+    assert sparse[:11, 1].tolist() == ids(words)
+
+
+NUMBERS = [
+    (SCHEMA, ",", {"1e3": 1000, " 2 ": 2, "+.5": 0.5, "3.": 3, "-0": 0, "": 0, "5e-324": 0}),
+    (EUROPEAN, ";", {"1,5": 1.5, "1.234,25": 1234.25, "-1.234.567": -1234567, "12": 12, "NA": 0, "\\N": 0, "": 0}),
+    (EUROPEAN, ";", {"1234,5": 1234.5}),
+]
+
+
+@pytest.mark.parametrize(("schema", "delimiter", "numbers"), NUMBERS)
+def test_numbers(tmp_path: Path, schema: str, delimiter: str, numbers: dict[str, float]) -> None:
+    rows = "".join("1,{},u,i\n0,0,NULL,i\n".replace(",", delimiter).format(text) for text in numbers)
+    _, dense, sparse = make(tmp_path, "label,price,user,item\n".replace(",", delimiter) + rows, schema)
+    assert dense[::2, 0].tolist() == list(numbers.values())
+    assert sparse[1, 0] == ids(["" if "missing" in schema else "NULL"])[0]
+    encoder = Encoder.load(tmp_path / "out")
+    new = delimiter.join(("user", "item", "price")) + "".join(f"\nu{delimiter}i{delimiter}{text}" for text in numbers)
+    block = encoder.parse(f"{new}\n".encode(), "new", labelled=False)
+    assert encoder.encode(block).dense[:, 0].tolist() == list(numbers.values())
+
+
+def test_a_tiny_span_is_finite(tmp_path: Path) -> None:
+    content = "label,price,user,item\n" + "1,5e-324,u,i\n0,0,v,j\n" * 20
+    assert np.isfinite(make(tmp_path, content, SCHEMA, *HASHED[:2], "data.dense_transform=minmax")[1]).all()
+
+
+def test_a_mark_of_byte_order_is_only_that_at_the_start(tmp_path: Path) -> None:
+    sparse = make(tmp_path, "\ufefflabel,user\n" + "1,\ufeffu\n0,v\n" * 30, "label: label\nsparse: [user]")[2]
+    assert sparse[:2, 0].tolist() == ids(["\ufeffu", "v"])
+
+
+POSITIONS: list[tuple[str, str, dict[str, int]]] = [
+    (NUMBERED, 'label: label\nsparse: ["0", 1]\n', {"z{}": 5, "y{}": 3}),  # a number in quotes is a name
+    (NUMBERED, 'label: 3 >= 1\nsparse: ["0"]\n', {"z{}": 5}),
+    # pandas names the columns of an array so
+    ("0,1\n" + "".join(f"{i % 2},z{i % 5}\n" for i in range(40)), "label: 0\nsparse: [1]\n", {"z{}": 5}),
+]
+
+
+@pytest.mark.parametrize(("content", "schema", "columns"), POSITIONS)
+def test_positions_and_numbers_as_names(tmp_path: Path, content: str, schema: str, columns: dict[str, int]) -> None:
+    labels, _, sparse = make(tmp_path, content, schema)
+    assert labels.tolist() == [i % 2 for i in range(40)]
+    assert sparse.T.tolist() == [ids([name.format(i % size) for i in range(40)]) for name, size in columns.items()]
+
+
+def test_a_rule_s_number_is_written_as_the_file_s_are(tmp_path: Path) -> None:
+    text = 'l,user\n"1.000",a\n"999,5",b\n"1,5",c\n"2.000,25",d\n'
+    schema = 'label: l >= 1.000\nsparse: [user]\ndecimal: ","\nthousands: "."'
+    assert make(tmp_path, text, schema, *HASHED, ALLOW)[0].tolist() == [1, 0, 0, 1]
+
+
+def test_labels_of_one_class_are_refused_with_their_values(tmp_path: Path) -> None:
+    text = "l,user\n" + "- 50000,a\n" * 5 + "50000+,b\n" * 2
+    message = (
+        r"rows.csv, column l: every label is 0 by the rule == 50000\+\., so no model can learn from them; values of 7 "
+        r"rows are '- 50000' \(5\), '50000\+' \(2\); correct the column or its rule in data.schema, or give "
+        r"data.allow_degenerate=true"
+    )
+    schema = "label: l == 50000+%s\nsparse: [user]\n"
+    refused_table(tmp_path, text, schema % ".", message)
+    assert make(tmp_path, text, schema % ".", *HASHED, ALLOW)[0].tolist() == [0] * 7
+    assert make(tmp_path, text, schema % "", *HASHED, ALLOW, "data.overwrite=true")[0].tolist() == [0] * 5 + [1] * 2
+
+
+def test_columns_of_parquet_by_position_and_a_file_cut_off(tmp_path: Path) -> None:
+    columns = {"user": [f"u{i}" for i in range(40)], "rating": list(range(40)), "genres": [["a"]] * 40}
+    make(tmp_path, columns, "label: {column: 1, rule: '>= 4'}\nsparse: [0, 2]\n", name="rows.parquet")
+    manifest = load_manifest(tmp_path / "out")
+    assert (manifest.schema["label"], manifest.schema["sparse"]) == ("rating", ["user", "genres"])
+    assert (manifest.encoding["table"]["rule"], manifest.encoding["table"]["names"]) == (">= 4", list(columns))
+    path = tmp_path / "rows.parquet"
+    path.write_bytes(path.read_bytes()[:-20])
+    refused("not readable as Parquet", prepare, *paths(tmp_path, SCHEMA, "rows.parquet", "other"))
+
+
+SECONDS = [1_709_251_198, 946_703_167, -86_399]  # 2024-02-29T23:59:58, 2000-01-01T05:06:07, 1969-12-31T00:00:01
+EXPECTED_PARTS = [ids((2024, 23, 58)), ids((2000, 5, 7)), ids((1969, 0, 1)), ids(("", "", ""))]
+UNITS = {"epoch": 1, "epoch_ms": 10**3, "epoch_us": 10**6, "epoch_ns": 10**9}
+# The kinds of file, the format, values.
+DATES: list[tuple[str, str | None, list[Any]]] = [
+    *(("csv jsonl parquet", form, [each * unit for each in SECONDS]) for form, unit in UNITS.items()),
+    ("csv jsonl parquet", "epoch", [each + 0.5 for each in SECONDS]),
+    ("csv jsonl parquet", "epoch_ms", [1000 * each + 0.5 for each in SECONDS]),
+    ("csv", None, ["2024-02-29 23:59:58.999999999", "2000-01-01T06:06:07.5+01:00", "1969-12-31T00:00:01.25Z"]),
+    ("jsonl parquet", '"%Y%m%d%H%M%S"', [20240229235958, 20000101050607, 19691231000001]),
+    ("jsonl parquet", '"%Y%m%d%H%M%S"', [20240229235958.0, 20000101050607.0, 19691231000001.0]),
+]
+
+
+PARTS = [(suffix, *rest) for suffixes, *rest in DATES for suffix in suffixes.split()]
+
+
+@pytest.mark.parametrize(("suffix", "form", "values"), PARTS)
+def test_parts(tmp_path: Path, suffix: str, form: str | None, values: list[Any]) -> None:
+    entry = "" if form is None else f", format: {form}"
+    parts = ", ".join(f"{{column: t, part: {part}{entry}}}" for part in ("year", "hour", "second"))
+    columns = {"label": [0, 1] * 12, "t": [*values, None] * 6}
+    sparse = make(tmp_path, columns, f"label: label\nsparse: [{parts}]\n", name=f"rows.{suffix}")[2]
+    assert sparse.tolist() == EXPECTED_PARTS * 6
+
+
+QUOTES = ['5" pipe', '"a', 'b"', '""', '"x"y', "", "say \\N", '\\"', "it's", "é", "\\"]
+ESCAPED = ["a\\,b", 'say \\"hi\\"', '"in \\"quotes\\""', "\\\\", "c\\\\", '"d,e"', "\\x", "", "é\\,", '"say ""so"""']
+ESCAPED += ["plain"]
+CHARSETS = {
+    "windows-1252": ["€5", "é", "“so”", "a b"],
+    "latin-1": ["é", "ß", "\x85", "ÿ"],
+    "cp1251": ["Привет", "мир", "a"],
+    "koi8-r": ["Привет", "мир", "a"],
+    "shift_jis": ["表示", "ソ|能", "ポ", "a\\b"],  # its second bytes may be backslashes and bars
+    "gb18030": ["中文", "𠀀", "a|b", "é"],
+    "big5": ["功能", "許蓋"],
+    "euc_jp": ["表示", "能"],
+    "utf-8-sig": ["é", "表"],
+}
+
+
+def text(fields: list[str]) -> str:
+    rows = [f"{row % 2},{row / 4},{field},i{row % 3}\n" for row, field in enumerate(fields * 4)]
+    return "label,price,user,item\n" + "".join(rows)
+
+
+def by_pandas(content: bytes, **options: Any) -> list[list[str]]:
+    frame = pd.read_csv(io.BytesIO(content), dtype=str, keep_default_na=False, skip_blank_lines=True, **options)
+    return [frame[name].tolist() for name in ("label", "price", "user", "item")]
+
+
+def by_arrow(content: bytes, encoding: str = "utf8", **options: Any) -> list[list[str]]:
+    parse = arrow_csv.ParseOptions(**options)
+    types = dict.fromkeys(("label", "price", "user", "item"), pa.string())
+    convert = arrow_csv.ConvertOptions(column_types=types, strings_can_be_null=False)
+    read = arrow_csv.ReadOptions(encoding=encoding)
+    return [column.to_pylist() for column in arrow_csv.read_csv(io.BytesIO(content), read, parse, convert).columns]
+
+
+def require_new_rows(path: Path, arrays: list[NDArray[Any]]) -> None:
+    """The encoder gives the dataset's arrays for its own file, as bytes and as a file of new rows."""
+    encoder = Encoder.load(path.parent / "out")
+    rows = read_new_rows(path, encoder.shape(encoder.input_columns))
+    for block in (encoder.parse(path.read_bytes(), "new"), encoder.parse_columns(rows.columns, "new", labelled=True)):
+        encoded = encoder.encode(block)
+        for one, other in zip((encoded.labels, encoded.dense, encoded.sparse), arrays, strict=True):
+            assert np.array_equal(one, other)
+
+
+ESCAPE = 'escape: "\\\\"\n'
+UNQUOTED = ["a\\,b", 'say \\"hi\\"', '"', "\\\\", '"x', "\\x"]
+# A file, keys of its schema, and options of pandas and pyarrow, which does not take both of these.
+DIALECTS: list[tuple[str, str, dict[str, Any], dict[str, Any] | None]] = [
+    (text(QUOTES), "quoting: none\n", {"quoting": 3}, {"quote_char": False}),
+    (text(ESCAPED), ESCAPE, {"escapechar": "\\"}, {"escape_char": "\\"}),
+    (text(ESCAPED).replace("\n", "\r\n"), ESCAPE, {"escapechar": "\\"}, {"escape_char": "\\"}),
+    (text(UNQUOTED), f"{ESCAPE}quoting: none\n", {"escapechar": "\\", "quoting": 3}, None),
+    *(
+        (text([*words, f'"{words[0]},"']), f"charset: {name}\n", {"encoding": name}, {"encoding": name})
+        for name, words in CHARSETS.items()
+    ),
+]
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("more", [(), ("data.chunk_bytes=70", "data.workers=2")])
+@pytest.mark.parametrize(("rows", "keys", "of_pandas", "of_arrow"), DIALECTS)
+def test_dialects(tmp_path: Path, rows: str, keys: str, of_pandas: Any, of_arrow: Any, more: tuple[str, ...]) -> None:
+    charset = of_pandas.get("encoding", "utf-8")
+    content = rows.encode(charset)
+    arrays = make(tmp_path, content, SCHEMA + keys, *HASHED, *more)
+    readings = [by_pandas(content, **of_pandas), *([] if of_arrow is None else [by_arrow(content, **of_arrow)])]
+    for labels, prices, users, items in readings:
+        expected = [list(map(int, labels)), list(map(float, prices)), [ids(users), ids(items)]]
+        assert [arrays[0].tolist(), arrays[1][:, 0].tolist(), arrays[2].T.tolist()] == expected
+    entry = load_manifest(tmp_path / "out").encoding["table"]
+    assert entry.get("quoting", "csv") == ("none" if "quoting" in keys else "csv")
+    assert entry.get("charset", "utf-8") == charset_named(charset)
+    require_new_rows(tmp_path / "rows.csv", arrays)
+
+
+def test_the_null_mark_of_mysql_is_not_the_letter_n(tmp_path: Path) -> None:
+    fields = ["\\N", "N", "a\\N", "\\\\N", "\\,\\N", '"\\N"']
+    content = "label,price,user,item\n" + "".join(f"{i % 2},\\N,{field},\\N\n" for i, field in enumerate(fields * 4))
+    arrays = make(tmp_path, content, f'{SCHEMA}{ESCAPE}missing: ["\\\\N"]\n')
+    assert arrays[1][:, 0].tolist() == [0.0] * 24
+    assert arrays[2].T.tolist() == [ids(["", "N", "aN", "", ",N", "N"] * 4), ids([""] * 24)]
+    message = r"rows\.csv: row 2, column price: '.*N' is not a number"
+    refused(message, make, tmp_path / "out", content, SCHEMA + ESCAPE)
+
+
+def test_new_rows_with_the_mark_of_utf_8_are_refused(tmp_path: Path) -> None:
+    make(tmp_path, text(["é"] * 9).encode("cp1252"), SCHEMA + "charset: cp1252\n")
+    encoder, path = Encoder.load(tmp_path / "out"), tmp_path / "new.csv"
+    path.write_text("\ufeffuser,item,price\né,i,1\n", encoding="utf-8")
+    message = r"new\.csv: row 1: begins with the byte-order mark of UTF-8"
+    refused(message, read_new_rows, path, encoder.shape(encoder.input_columns))
+
+
+def test_names_of_columns_are_of_the_charset(tmp_path: Path) -> None:
+    content = "label,größe\n" + "1,é\n0,ü\n" * 9
+    schema = "label: label\nsparse: [größe]\ncharset: windows-1252\n"
+    assert make(tmp_path, content.encode("cp1252"), schema)[2][:, 0].tolist() == ids(["é", "ü"] * 9)
+
+
+POSITIVE = 'label: {column: l, positive: ["yes", "1"]}\nsparse: [user]\n'
+PLAIN = "label: l\nsparse: [user]\n"
+
+
+def labelled(labels: list[Any]) -> dict[str, list[Any]]:
+    return {"l": labels, "user": [f"u{row}" for row in range(len(labels))]}
+
+
+LABELS: list[tuple[str, list[Any]]] = [
+    ("rows.csv", ["yes", "no", "1", "0", "maybe", "Yes", " yes", "1.0"]),
+    ("rows.jsonl", ["yes", "no", 1, 0, "maybe", True, "Yes", 1.0]),
+    ("rows.parquet", ["yes", "no", "1", "0", "maybe", "Yes", " yes", "1.0"]),
+]
+
+
+@pytest.mark.parametrize(("name", "labels"), LABELS)
+@pytest.mark.parametrize("more", [(), ("data.chunk_bytes=60", "data.workers=2")])
+def test_positive_values_are_1_others_0(tmp_path: Path, name: str, labels: list[Any], more: tuple[str, ...]) -> None:
+    expected = [int(label in ("yes", "1") or (not isinstance(label, str) and label == 1)) for label in labels * 5]
+    assert make(tmp_path, labelled(labels * 5), POSITIVE, *HASHED, *more, name=name)[0].tolist() == expected
+    assert load_manifest(tmp_path / "out").encoding["table"]["positive"] == ["yes", "1"]
+    block = Encoder.load(tmp_path / "out").parse_columns(labelled(labels), "new", labelled=True)
+    assert block.labels.tolist() == expected[: len(labels)]
+
+
+BIG = 2**53
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("name", ["rows.csv", "rows.parquet", "rows.jsonl"])
+def test_integers_beyond_float64_are_compared_exactly(tmp_path: Path, name: str) -> None:
+    values, more = [BIG + 1, BIG, 5, BIG + 2, 10**18 + 1] * 4, (*HASHED, "data.overwrite=true")
+    schemas = {f'{{column: l, positive: ["{BIG + 1}"]}}': [value == BIG + 1 for value in values]}
+    for name_of, compare in COMPARISONS.items():
+        schemas[f"l {name_of} {BIG + 1}"] = [compare(value, BIG + 1) for value in values]
+    for label, expected in schemas.items():
+        schema = f"label: {label}\nsparse: [user]\n"
+        assert make(tmp_path, labelled(values), schema, *more, name=name)[0].tolist() == expected, label
+
+
+def test_a_positive_value_may_be_a_mark_of_missing_ones(tmp_path: Path) -> None:
+    schema = POSITIVE.replace('"1"', '"NA"')
+    assert make(tmp_path, labelled(["yes", "NA", "no"] * 4), schema)[0].tolist() == [1, 1, 0] * 4
+
+
+def test_a_positive_value_that_no_row_has_is_refused(tmp_path: Path) -> None:
+    message = (
+        r'rows\.csv, column l: no row has the label "1" of positive; values of 9 rows are \'no\' \(6\), '
+        r"'yes' \(3\); correct positive in data\.schema, or leave the value out"
+    )
+    refused_table(tmp_path, labelled(["yes", "no", "no"] * 3), POSITIVE, message, "data.allow_degenerate=true")
+    assert make(tmp_path, labelled(["yes", "no", "no"] * 3), POSITIVE.replace(', "1"', ""))[0].tolist() == [1, 0, 0] * 3
+
+
+PAIRS: list[tuple[Any, Any]] = [("y", "n"), ("T", "F"), ("Click", "No_Click"), ("clicked", "not_clicked")]
+PAIRS += [("POSITIVE", "negative"), ("pos", " neg"), (1, -1), ("+1", "-1")]
+
+
+@pytest.mark.parametrize(("one", "zero"), PAIRS)
+@pytest.mark.parametrize("name", ["rows.csv", "rows.parquet", "rows.jsonl"])
+def test_known_pairs_need_no_rule(tmp_path: Path, capsys: Capture, one: Any, zero: Any, name: str) -> None:
+    labels = [zero, one, zero, zero] * 5
+    assert make(tmp_path, labelled(labels), PLAIN, name=name)[0].tolist() == [0, 1, 0, 0] * 5
+    assert f"schema.yaml: label l: {one} is 1, {zero} is 0\n" in capsys.readouterr().err
+    table = load_manifest(tmp_path / "out").encoding["table"]
+    assert (table["positive"], table["negative"]) == ([str(one)], [str(zero)])
+    message = f"new: row 1, column l: 'x' is neither {one} nor {zero}".replace("+", r"\+")
+    refused(message, Encoder.load(tmp_path / "out").parse_columns, labelled(["x"]), "new", labelled=True)
+
+
+def test_a_third_value_and_a_missing_one_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(label_values, "CHUNK_BYTES", 30)  # the pair is known before the third value is read
+    for label, fault in (("other", r"'other' is neither click nor no_click"), ("", "no value")):
+        labels = ["click", "no_click"] * 3 + ["click", label]
+        refused_table(tmp_path, labelled(labels), PLAIN, rf"rows\.csv: row 9, column l: {fault}")
+
+
+@pytest.mark.parametrize(
+    ("name", "labels", "shown", "entry"),
+    [
+        ("rows.csv", ["2", "1", "1"], r"'2' \(3 rows\) and '1' \(6 rows\)", "2"),
+        ("rows.parquet", [2, 1, 1], r"2 \(3 rows\) and 1 \(6 rows\)", "2"),
+        ("rows.csv", ["click", "neg", "neg"], r"'click' \(3 rows\) and 'neg' \(6 rows\)", "click"),
+        ("rows.csv", ["-1", "0", "0"], r"'-1' \(3 rows\) and '0' \(6 rows\)", "-1"),
+    ],
+)
+def test_another_pair_has_its_remedy(tmp_path: Path, name: str, labels: list[Any], shown: str, entry: str) -> None:
+    line = rf'label: \{{column: l, positive: \["{entry}"\]\}}'
+    message = rf"{name}, column l: labels are {shown}, and nothing says which is 1; write in .*schema\.yaml {line}, or"
+    line = refused_table(tmp_path, labelled(labels * 3), PLAIN, message, name=name)
+    assert not (tmp_path / "out").exists() or not any((tmp_path / "out").iterdir())
+    remedy = line.partition("schema.yaml ")[2].partition(", or")[0]
+    expected = [int(str(label) == entry) for label in labels * 3]
+    assert make(tmp_path, labelled(labels * 3), f"{remedy}\nsparse: [user]\n", name=name)[0].tolist() == expected
+
+
+PLAIN_DELIMITERS = (",", ";", "|", "\t", " ", ":", "'", "\\", "#", "e", "0", "\x01")
+DELIMITERS = (*PLAIN_DELIMITERS[:4], *PLAIN_DELIMITERS, "§", "€")
+NO_TEXT = [b"\0", b"\xef\xbb\xbf", b"\xff", b"\xc3", b"\xed\xa0\x80", b"\xf4\x90\x80\x80"]
+SIGNS = ['""', "\r\n", "\n", *"\"\r\n \t\v\f\x1c\x85\u2028é日'\\#a"]
+ATOMS = [*NO_TEXT, *(sign.encode() for sign in SIGNS), b"end", b"NA"]
+QUOTE = '""'  # in a field in quotes
+FIELDS = ["", "a", "NA", "null", "nan", "NULL", "#N/A", "1.5", "-0", "true", " x ", "é", "日本", "end", "2026-01-31"]
+BLOCKS = 1000
+SEEDS = seeds(1, 25)
+
+
+def drawn_field(draw: random.Random, delimiter: str, nastiness: float) -> bytes:
+    if draw.random() < nastiness:
+        return b"".join(draw.choice([*ATOMS, delimiter.encode()]) for _ in range(draw.randint(0, 5)))
+    text = draw.choice(FIELDS)
+    if draw.random() < 0.7:
+        return text.encode()
+    return f'"{text}{draw.choice(["", delimiter, QUOTE])}"'.encode()
+
+
+def drawn_block(draw: random.Random, delimiter: str) -> bytes:
+    """Lines of any bytes, or of mostly good ones; the last may lack its end."""
+    nastiness = draw.choice([0, 0, 0.02, 0.1, 0.4])
+    columns, end = draw.randint(1, 4), draw.choice([b"\n", b"\n", b"\r\n"])
+    block = draw.choice([b"", b"\xef\xbb\xbf"]) if draw.random() < nastiness else b""
+    for _ in range(draw.randint(0, 6)):
+        width = draw.randint(0, 5) if draw.random() < nastiness / 2 else columns
+        block += delimiter.encode().join(drawn_field(draw, delimiter, nastiness) for _ in range(width))
+        block += draw.choice([b"\n", b"\r\n", b"\r", b"", b"\n\n", b"\n\r\n"]) if draw.random() < nastiness / 3 else end
+    return block[:-1] if draw.random() < 0.2 else block
+
+
+def rows_of(batch: pa.RecordBatch) -> list[list[str]]:
+    assert batch.schema == pa.schema([(str(position), pa.string()) for position in range(batch.num_columns)])
+    assert not any(column.null_count for column in batch.columns)
+    return [list(row) for row in zip(*(column.to_pylist() for column in batch.columns), strict=True)]
+
+
+def exact_rows(block: bytes, delimiter: str, row: int) -> list[list[str]] | None:
+    """The rows by csv; None where it refuses."""
+    try:
+        return read_exact(block, delimiter, "rows.csv", row)[0]
+    except UserError:
+        return None
+
+
+def read_all(block: bytes, delimiter: str) -> pa.RecordBatch | None:
+    """All columns by pyarrow, as many as csv takes the first line for."""
+    first = block.partition(b"\n")[0].decode(errors="replace")
+    try:
+        width = len(next(csv.reader([first], delimiter=delimiter)))
+    except csv.Error:
+        width = 1 + first.count(delimiter)
+    return read_fast(block, delimiter, range(width), width)
+
+
+def read(block: bytes, delimiter: str, row: int) -> list[list[str]] | None:
+    """The rows by pyarrow where it reads the block, else by csv."""
+    batch = read_all(block, delimiter)
+    return exact_rows(block, delimiter, row) if batch is None else rows_of(batch)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_drawn_blocks(seed: int) -> None:
+    """Where pyarrow reads a block, csv reads the same; cut anywhere, a text is the same rows, or refused, as whole."""
+    draw, fast = random.Random(seed), 0
+    for number in range(BLOCKS):
+        delimiter, row = draw.choice(DELIMITERS), draw.randint(1, 2)
+        block = drawn_block(draw, delimiter)
+        about = f"seed {seed}, block {number}: {block!r} by {delimiter!r}"
+        exact = exact_rows(block, delimiter, row)
+        if (batch := read_all(block, delimiter)) is not None:
+            assert rows_of(batch) == exact, about
+            fast += 1
+        cut = block.find(b"\n", draw.randint(0, len(block))) + 1
+        parts = [(block[:cut], row), (block[cut:], row + block[:cut].count(b"\n"))]
+        pieces = [read(part, delimiter, first) for part, first in parts if part]
+        rows = [fields for piece in pieces if piece is not None for fields in piece]
+        assert (None if None in pieces else rows) == exact, about
+    assert fast > BLOCKS // 4
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_drawn_blocks_of_which_some_columns_are_read(seed: int) -> None:
+    draw, fast = random.Random(seed), 0
+    for number in range(BLOCKS):
+        delimiter, width = draw.choice(DELIMITERS), draw.randint(1, 4)
+        block = drawn_block(draw, delimiter)
+        places = draw.sample(range(width), draw.randint(1, width))
+        batch = read_fast(block, delimiter, places, width)
+        if batch is not None:
+            about = f"seed {seed}, block {number}: {block!r} by {delimiter!r}, columns {places} of {width}"
+            exact = exact_rows(block, delimiter, 2)
+            assert exact is not None, about
+            assert all(len(fields) == width for fields in exact), about
+            expected = [[row[place] for row in exact] for place in places]
+            assert [column.to_pylist() for column in batch.columns] == expected, about
+            fast += 1
+    assert fast > BLOCKS // 20
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("delimiter", PLAIN_DELIMITERS)
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_ordinary_blocks_are_read_by_pyarrow(delimiter: str, end: str) -> None:
+    draw = random.Random(f"{delimiter}{end}")
+    texts = [*FIELDS, '"', 'say "so"', delimiter, f"a{delimiter}b", "\u2028", "\ufeff", "\x1c", "x" * 5000]
+    for number in range(20):
+        columns = draw.randint(2, 9)
+        rows = [[draw.choice(texts) for _ in range(columns)] for _ in range(draw.randint(1, 300))]
+        rows[0][0] = "first"
+        stream = io.StringIO(newline="")
+        csv.writer(stream, delimiter=delimiter, lineterminator=end).writerows(rows)
+        block = stream.getvalue().encode()
+        batch = read_all(block if number % 2 else block.removesuffix(end.encode()), delimiter)
+        assert batch is not None
+        assert rows_of(batch) == rows
+
+
+LONG = b"x" * (csv.field_size_limit() + 1)
+NOT_READ = [b'a,b\nx,"y\n', b'a,b\nx,"y', b'a,"x\ny"\n']  # an open quote in the last row
+NOT_READ += [b'a,"x\ny"\rz,w\n']  # a lone carriage return makes up for a quoted line break
+NOT_READ += [b"a,b\n\nc,d\n", b"a,b\r\n\r\nc,d\r\n", b"\na,b\n", b"a\n\nb\n"]  # blank lines are no rows
+NOT_READ += [b"a,b\rc,d\n", b"a,b\r", b"a,\xff\n", b"a,\xed\xa0\x80\n", b"\xef\xbb\xbfa,b\n", b"a,b\nc\n"]
+NOT_READ += [b"a,b\nc,d,e\n", b"a,b\0\n", b"a,b\nc," + LONG + b"\n", LONG + b",a\n", b"", b"\n"]
+
+
+@pytest.mark.parametrize("block", NOT_READ, ids=lambda block: repr(block[:20]))
+def test_what_pyarrow_does_not_read(block: bytes) -> None:
+    assert read_all(block, ",") is None
+
+
+@pytest.mark.parametrize("delimiter", ["§", '"', "\n", "\r", "\0", ""])
+def test_delimiters_that_pyarrow_does_not_take(delimiter: str) -> None:
+    assert read_fast(f"a{delimiter}b\n".encode(), delimiter, [0, 1], 2) is None

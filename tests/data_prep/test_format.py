@@ -1,0 +1,358 @@
+"""The contract on disk: what is written is read back; what is not whole or not ours is refused by name and key."""
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from app.data.split import SplitShards
+from common.errors import UserError
+from common.files import digest_file, write_atomically
+from data_prep.dataset.format import (
+    BLOCK_ROWS,
+    load_manifest,
+    open_shard,
+    rows_of_blocks,
+    sampled_blocks,
+    sampled_row_numbers,
+    save_manifest,
+    shard_path,
+    verify_shard,
+)
+from data_prep.encoding import Encoder
+from data_prep.verify import verify_dataset
+from tests.app.datasets import NUM_DENSE, NUM_EMBEDDINGS, write_dataset, write_ragged_dataset
+from tests.damage import damaged
+from tests.data_prep.conftest import REPOSITORY, prepare, write_rows
+from tests.data_prep.tables import make, paths, write
+from tests.error_lines import error_line, refused
+from tests.forks import run_module
+
+F = len(NUM_EMBEDDINGS)
+
+
+def test_a_manifest_survives_its_file_and_saving_again_changes_no_byte(tmp_path: Path) -> None:
+    manifest = write_dataset(tmp_path)
+    assert load_manifest(tmp_path) == manifest
+    before = (tmp_path / "manifest.json").read_bytes()
+    save_manifest(tmp_path, manifest)
+    assert (tmp_path / "manifest.json").read_bytes() == before
+
+
+def test_its_digest_follows_the_data_alone(tmp_path: Path) -> None:
+    manifest = write_dataset(tmp_path / "a")
+    same = write_dataset(tmp_path / "b")
+    same.extra["peak"], same.tool_version = 5, "other"
+    assert same.digest == manifest.digest
+    assert write_dataset(tmp_path / "c", seed=1).digest != manifest.digest
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda d: d.update(format_version=99), "format_version 99, but this version reads 5; preprocess again"),
+        (lambda d: d.update(format="parquet"), "not a dataset of this tool"),
+        (lambda d: d.pop("splits"), "key 'splits' is missing; preprocess again"),
+        (lambda d: d.update(surprise=1), "'surprise' is unknown; another version .* may have written it; use that"),
+        (lambda d: d["splits"]["train"]["shards"].append(d["splits"]["train"]["shards"][0] | {"rows": 0}), "one name"),
+    ],
+)
+def test_a_manifest_that_is_not_ours_is_refused(change: Callable[[Any], Any], message: str, tmp_path: Path) -> None:
+    write_dataset(tmp_path, {"train": 10})
+    path = tmp_path / "manifest.json"
+    document = json.loads(path.read_text())
+    change(document)
+    path.write_text(json.dumps(document))
+    assert str(path) in refused(message, load_manifest, tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\xfe"])
+def test_a_manifest_cut_short_or_gone_is_refused(content: bytes, tmp_path: Path) -> None:
+    refused("no dataset here", load_manifest, tmp_path)
+    (tmp_path / "manifest.json").write_bytes(content)
+    refused(r"manifest\.json", load_manifest, tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["labels", "dense", "sparse"])
+def test_a_shard_cut_changed_or_gone_is_named(kind: str, tmp_path: Path) -> None:
+    manifest = write_dataset(tmp_path, {"train": 100})
+    (shard,) = manifest.splits["train"].shards
+    path = shard_path(tmp_path, "train", shard.name, kind)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 0x40]))
+    refused(rf"{kind}\.npy: sha256", verify_shard, tmp_path, "train", shard)
+    path.write_bytes(whole[:-1])
+    message = rf"{kind}\.npy: \d+ bytes, but the manifest says {len(whole)}"
+    refused(message, open_shard, tmp_path, "train", shard, manifest)
+    path.unlink()
+    refused(rf"{kind}\.npy: file not readable", open_shard, tmp_path, "train", shard, manifest)
+    refused(rf"{kind}\.npy: file not readable", verify_shard, tmp_path, "train", shard)
+
+
+def test_a_shard_of_another_shape_is_named(tmp_path: Path) -> None:
+    manifest = write_dataset(tmp_path, {"train": 100})
+    (shard,) = manifest.splits["train"].shards
+    other = replace(manifest, schema={**manifest.schema, "dense": list("abcdef")})
+    message = r"dense\.npy: float32 \(100, 5\), but the manifest says float32 \(100, 6\)"
+    refused(message, open_shard, tmp_path, "train", shard, other)
+
+
+DENSE = np.zeros((10, NUM_DENSE), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("array", "cut", "message"),
+    [
+        (DENSE, 8, "file not readable"),
+        (DENSE, 1 << 20, "file not readable"),
+        (DENSE.astype(object), 0, "file not readable"),
+        ({"dense": DENSE}, 0, "file not readable"),
+        (np.asfortranarray(DENSE), 0, "column by column"),
+        (DENSE.astype(">f4"), 0, r">f4 \(10, 5\), but the manifest says float32"),
+        (DENSE.ravel(), 0, r"float32 \(50,\), but the manifest says float32 \(10, 5\)"),
+    ],
+    ids=["cut short", "empty", "objects", "archive", "by column", "big-endian", "flat"],
+)
+def test_a_shard_that_is_no_such_array_is_named(array: Any, cut: int, message: str, tmp_path: Path) -> None:
+    manifest = write_dataset(tmp_path, {"train": 10})
+    (shard,) = manifest.splits["train"].shards
+    path = shard_path(tmp_path, "train", shard.name, "dense")
+    with open(path, "wb") as file:
+        if isinstance(array, dict):
+            np.savez(file, **array)
+        else:
+            np.save(file, array)
+    path.write_bytes(path.read_bytes()[: max(0, path.stat().st_size - cut)])
+    shard.files["dense"] = digest_file(path)
+    refused(rf"dense\.npy: {message}", open_shard, tmp_path, "train", shard, manifest)
+
+
+def test_an_atomic_write_replaces_all_and_leaves_nothing_beside(tmp_path: Path) -> None:
+    path = tmp_path / "new/file"
+    write_atomically(path, b"one")
+    write_atomically(path, b"two")
+    assert path.read_bytes() == b"two"
+    assert [entry.name for entry in path.parent.iterdir()] == ["file"]
+    assert digest_file(path).bytes == 3
+
+
+# Values of the right kind, which nothing else in the dataset repeats; and `extra`, which nobody reads.
+TEXTS = ["encoding.table.delimiter", "encoding.table.names.4", "encoding.table.separators.0.1", "sources.0.name"]
+TEXTS += ["encoding.table.vectors.0.separator", "tool_version"]  # names.4 is of a column that is not used
+DELETED = ["encoding.table.names.4", "encoding.table.quoting", "encoding.table.transforms.1", "extra"]
+DELETED += ["encoding.table.transforms.2", "encoding.table.vectors.0.separator"]
+NUMBERS = ["encoding.dense_fits.size.0", *(f"encoding.dense_range.0.low.{column}" for column in range(4))]
+ACCEPTED = {(key, "'x'") for key in TEXTS} | {(key, "deleted") for key in DELETED} | {(key, "-1") for key in NUMBERS}
+ACCEPTED |= {("encoding.table.rule", "None"), ("extra.surprise", "added")}
+SCHEMA = """
+label: rating >= 4
+delimiter: "|"
+quoting: none
+dense: [age, {column: size, transform: standard}, {column: place, vector: 2, separator: " "}]
+sparse: [item, {column: tags, separator: ","}]
+"""
+
+
+def read_all(root: Path) -> None:
+    manifest = load_manifest(root)
+    for name, split in manifest.splits.items():
+        SplitShards(root, manifest, name).read([(0, split.rows)], np.arange(split.rows))
+
+
+@pytest.fixture
+def with_all(tmp_path: Path) -> Path:
+    """A table with all that a manifest can tell of: a rule, a range, a fit, a vector, multi-hot features."""
+    rng = np.random.default_rng(0)
+    rows = [
+        f"{rng.integers(1, 6)}|{rng.integers(99)}|{rng.integers(9)}|{','.join(map(str, rng.integers(0, 5, size)))}||"
+        f"{rng.integers(50)}|{rng.integers(9)} {rng.integers(9)}"
+        for size in rng.integers(0, 4, 60)
+    ]
+    (tmp_path / "rows.csv").write_text("\n".join(["rating|age|item|tags|more|size|place", *rows]) + "\n")
+    prepare(*paths(tmp_path, SCHEMA), "data.dense_transform=minmax")
+    return tmp_path / "out"
+
+
+def refusal(read: Callable[..., Any], root: Path) -> str | None:
+    """What is said of a dataset; None if nothing is wrong with it. All but a UserError is a failure."""
+    try:
+        read(root)
+    except UserError as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("step", [13, pytest.param(1, marks=pytest.mark.slow)])
+def test_any_key_deleted_added_or_of_another_value(with_all: Path, step: int) -> None:
+    path = with_all / "manifest.json"
+    accepted, num_refusals, tried = set(), 0, list(damaged({**json.loads(path.read_text()), "extra": {}}))[::step]
+    for key, change, document in tried:
+        path.write_text(json.dumps(document))
+        reason = refusal(verify_dataset, with_all)
+        if reason is None:
+            accepted.add((key, change))
+        else:
+            num_refusals += 1
+            assert reason.startswith((f"{path}: ", f"{with_all}/")), (key, change)
+            assert "manifest" in reason, (key, change)
+            assert key.split(".")[0] in reason or ".npy: " in reason, (key, change)
+        for message in (reason, refusal(read_all, with_all), refusal(Encoder.load, with_all)):
+            assert "\n" not in (message or ""), (key, change)
+    assert accepted == ACCEPTED & {(key, change) for key, change, _ in tried}
+    assert num_refusals > 700 // step
+
+
+def sampled_rows(rows: int, share: float, number: int) -> NDArray[np.int64]:
+    return rows_of_blocks(sampled_blocks(rows, share, number, BLOCK_ROWS))
+
+
+def test_the_sample_is_a_function_of_a_row_s_number() -> None:
+    first, second = (sampled_rows(100_000, 0.3, 7) for _ in range(2))
+    np.testing.assert_array_equal(first, second)
+    assert 0.2 < len(first) / 100_000 < 0.4
+    blocks = sorted({int(row) // 256 for row in first})
+    rows = [row for block in blocks for row in range(block * 256, block * 256 + 256) if row < 100_000]
+    assert sorted(first.tolist()) == rows
+    assert sampled_rows(1_000, 1.0, 0).tolist() == list(range(1_000))
+
+
+def test_numbers_of_a_sample_are_those_of_its_shards() -> None:
+    shard_rows = [700, 0, 2_000, 513]
+    by_shard = [sampled_rows(rows, 1_000 / sum(shard_rows), number) for number, rows in enumerate(shard_rows)]
+    starts = (0, 700, 700, 2_700)
+    rows = [start + row for start, part in zip(starts, by_shard, strict=True) for row in part.tolist()]
+    assert sampled_row_numbers(shard_rows, 1_000).tolist() == rows[:1_000]
+    assert sampled_row_numbers(shard_rows, None).tolist() == list(range(3_213))
+    assert sampled_row_numbers(shard_rows, 3_213).tolist() == list(range(3_213))
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Path:
+    prepare(*write_rows(tmp_path, 100, seed=4), "data.chunk_bytes=10000")
+    return tmp_path / "out"
+
+
+def change(root: Path, edit: Callable[..., Any]) -> None:
+    path = root / "manifest.json"
+    document = json.loads(path.read_text())
+    edit(document)
+    path.write_text(json.dumps(document))
+
+
+def change_array(root: Path, number: int, kind: str, index: Any, value: float) -> None:
+    """Change one value of a shard of train, and the sum that the manifest gives."""
+    path = root / "train" / f"{number:05}.{kind}.npy"
+    array = np.load(path)
+    array[index] = value
+    np.save(path, array)
+    digest = digest_file(path)
+    files = {kind: {"bytes": digest.bytes, "sha256": digest.sha256}}
+    change(root, lambda document: document["splits"]["train"]["shards"][number]["files"].update(files))
+
+
+def test_a_whole_dataset(dataset: Path) -> None:
+    process = run_module("data_prep.verify", f"data.path={dataset}", cwd=REPOSITORY)
+    assert process.returncode == 0, process.stderr
+    assert "100 rows" in process.stdout
+    (dataset / "val" / "00000.dense.npy").unlink()
+    process = run_module("data_prep.verify", f"data.path={dataset}", cwd=REPOSITORY)
+    assert process.returncode == 2
+    assert error_line(process.stderr).startswith(f"error: {dataset}/val/00000.dense.npy")
+
+
+HASHED = ["data.encoding=hash", "data.max_ind_range=50", "data.multi_hot.sizes=mlperf_v2"]
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("kind", ["vocabulary", "multi-hot", "texts and bags"])
+def test_one_changed_byte_of_any_file(tmp_path: Path, kind: str) -> None:
+    if kind == "texts and bags":
+        write(tmp_path / "rows.csv", {"label": [0, 1] * 40, "user": [*"abcd"] * 20, "tags": ["x|y", "z"] * 40})
+        keys = paths(tmp_path, "label: label\nsparse: [user, {column: tags, separator: '|'}]\n")
+    else:
+        keys = [*write_rows(tmp_path, 60, seed=4), *(HASHED if kind == "multi-hot" else [])]
+    change_bytes(keys, tmp_path / "out")
+
+
+def change_bytes(keys: list[str], root: Path, encodes: bool = True) -> None:
+    """Make a dataset and change a byte of a file of each kind: verification names it, and so does an encoder."""
+    prepare(*keys, f"data.path={root}")
+    one_of_each = {(path.parent, re.sub(r"\d+", "", path.name)): path for path in sorted(root.rglob("*.npy"))}
+    assert len(one_of_each) > 6
+    for path in one_of_each.values():
+        whole = path.read_bytes()
+        path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+        refused(rf"{path.relative_to(root)}: .*sha256 .*again", verify_dataset, root)
+        if "vocab" in path.parts and "texts" not in path.name and "offsets" not in path.name and encodes:
+            refused(rf"{path.name}: sha256 .* the file changed", Encoder.load, root)
+        path.write_bytes(whole)
+    verify_dataset(root)
+
+
+@pytest.mark.parametrize("name", ["train/00009.sparse.npy", "test/notes.txt", "vocab/cat_99.npy"])
+def test_a_file_that_does_not_belong(dataset: Path, name: str) -> None:
+    (dataset / name).write_bytes(b"")
+    refused(f"{name}: does not belong to the dataset", verify_dataset, dataset)
+
+
+def test_a_directory_in_place_of_a_file(dataset: Path) -> None:
+    for name in ("vocab/cat_9.npy", "val/00000.dense.npy"):
+        for damage in ((dataset / name).unlink, (dataset / name).mkdir):
+            damage()
+            refused(f"{name}: file not readable", verify_dataset, dataset)
+    shutil.rmtree(dataset / "val")
+    (dataset / "val").touch()
+    refused("val: directory not readable", verify_dataset, dataset)
+
+
+RANGES: list[Any] = [("labels", (3, 0), 2, "label"), ("dense", (3, 5), np.nan, "int_5")]
+RANGES += [("sparse", (3, 7), -1, "cat_7"), ("sparse", (3, 7), 10**6, "cat_7")]
+
+
+@pytest.mark.parametrize(("kind", "index", "value", "column"), RANGES)
+def test_values_out_of_range(dataset: Path, kind: str, index: tuple[int, int], value: float, column: str) -> None:
+    change_array(dataset, 0, kind, index, value)
+    refused(rf"train/00000\.{kind}\.npy: row 4, column {column}: value out of range", verify_dataset, dataset)
+
+
+def test_a_number_as_a_label_that_is_not_finite(tmp_path: Path) -> None:
+    columns = {"rating": [row / 8 for row in range(70)], "user": [f"u{row % 9}" for row in range(70)]}
+    make(tmp_path, columns, "label: {column: rating, kind: number}\nsparse: [user]\n")
+    change_array(tmp_path / "out", 0, "labels", (3, 0), np.nan)
+    refused(r"labels\.npy: row 4, column rating: value out of range", verify_dataset, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda each: each["splits"]["val"].update(label_rate=0.123), r"key 'splits\.val\.label_rate' is 0\.123"),
+        (lambda each: each.update(rows=101), "key 'rows' is 101, but the splits have 100"),
+    ],
+)
+def test_counts_and_rates(dataset: Path, edit: Callable[..., Any], message: str) -> None:
+    change(dataset, edit)
+    refused(rf"manifest\.json: {message}", verify_dataset, dataset)
+
+
+BAGS = [
+    ("values", 11, 30, r"00001\.values\.npy: row \d+, column tags: value out of range"),
+    ("values", -1, -1, r"00001\.values\.npy: row 70, column genres: value out of range"),
+    ("offsets", 5, 10_000, r"00001\.offsets\.npy: row 5, column tags: value out of range"),
+]
+
+
+@pytest.mark.parametrize(("kind", "place", "value", "message"), BAGS)
+def test_bags_are_checked_too(tmp_path: Path, kind: str, place: int, value: int, message: str) -> None:
+    write_ragged_dataset(tmp_path, {"train": 140})
+    change(tmp_path, lambda document: document.update(label_rate=document["splits"]["train"]["label_rate"]))
+    verify_dataset(tmp_path)
+    change_array(tmp_path, 1, kind, place, value)
+    refused(message, verify_dataset, tmp_path)

@@ -1,0 +1,427 @@
+"""Splits: by time, group and label, files given for each, and what is refused; tests/oracles draw further ones."""
+
+import gzip
+import hashlib
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.preprocessing import MinMaxScaler
+
+from data_prep import job
+from data_prep.dataset.format import load_manifest
+from data_prep.encoding import Encoder
+from data_prep.verify import verify_dataset
+from tests.data_prep import oracle, tables
+from tests.data_prep.conftest import SPLITS, Capture, load_split, prepare, write_rows
+from tests.data_prep.tables import write
+from tests.error_lines import refused
+from tests.oracles.test_preparation import expected_by_time
+
+ROWS = 900
+SCHEMA = "label: label\ndense: [row]\nsparse: [user, item]\n"
+RAW = "data.dense_transform=raw"  # so that the number of each row can be read from a shard
+
+
+def table(seed: int = 0, rows: int = ROWS) -> dict[str, list[Any]]:
+    """Rows in no order of time, user or label."""
+    rng = np.random.default_rng(seed)
+    return {
+        "label": (rng.random(rows) < 0.2).astype(int).tolist(),
+        "row": list(range(rows)),
+        "user": [f"u{user}" for user in rng.integers(0, 60, rows)],
+        "item": rng.integers(0, 40, rows).tolist(),
+        "ts": (1_600_000_000 + rng.integers(0, 10**6, rows)).tolist(),
+    }
+
+
+def make(directory: Path, content: dict[str, list[Any]], *keys: str, name: str = "rows.csv", out: str = "out") -> Any:
+    """The row numbers of each split, in the order of the shards."""
+    write(directory / name, content)
+    if not (directory / "schema.yaml").exists():
+        (directory / "schema.yaml").write_text(SCHEMA)
+    raw = [] if any(key.startswith("data.train=") for key in keys) else [f"data.raw={directory / name}"]
+    prepare(*raw, f"data.schema={directory}/schema.yaml", f"data.path={directory / out}", RAW, *keys)
+    verify_dataset(directory / out)
+    return {split: load_split(directory / out, split)[1][:, 0].astype(int).tolist() for split in SPLITS}
+
+
+FORMS = [
+    ("number", "rows.csv", "time: ts"),
+    ("iso", "rows.csv", "time: ts"),
+    ("german", "rows.csv", "time: {column: ts, format: '%d.%m.%Y %H:%M:%S'}"),
+    ("typed", "rows.parquet", "time: ts"),
+    ("number", "rows.parquet", "time: ts"),
+    ("milliseconds", "rows.jsonl", "time: {column: ts, format: epoch_ms}"),
+    ("iso", "rows.jsonl", "time: ts"),
+    ("milliseconds", "rows.csv", "dense: [row, {column: ts, part: hour, format: epoch_ms}]"),
+]
+
+
+@pytest.mark.parametrize(("form", "name", "line"), FORMS)
+def test_the_newest_rows_are_held_out(tmp_path: Path, form: str, name: str, line: str) -> None:
+    content = table()
+    expected = expected_by_time(np.array(content["ts"]), range(ROWS), 0.3)
+    stamps = pd.to_datetime(content["ts"], unit="s")
+    written: dict[str, list[Any]] = {
+        "number": content["ts"],
+        "iso": [stamp.isoformat(" ") for stamp in stamps],
+        "german": stamps.strftime("%d.%m.%Y %H:%M:%S").tolist(),
+        "typed": list(stamps.to_pydatetime()),
+        "milliseconds": [1000 * time for time in content["ts"]],
+    }
+    content["ts"] = written[form]
+    key = line.split(":")[0]
+    schema = [each for each in SCHEMA.splitlines() if not each.startswith(key)]
+    (tmp_path / "schema.yaml").write_text("\n".join([*schema, line]) + "\n")
+    keys = [] if key == "time" else ["data.split.method=time", "data.split.column=ts"]
+    assert make(tmp_path, content, "data.split.held_out=0.3", *keys, name=name) == expected
+    encoding = load_manifest(tmp_path / "out").encoding
+    assert (encoding["split"], encoding["split_column"]) == ("time", "ts")
+
+
+@pytest.mark.medium
+def test_groups_have_the_shares_that_are_asked_for_and_the_same_in_every_form(tmp_path: Path) -> None:
+    content = table(rows=6000)
+    content["user"] = [f"u{row // 2}" for row in range(6000)]
+    keys = ["data.split.method=group", "data.split.column=user", "data.split.held_out=0.4"]
+    results = [make(tmp_path, content, *keys, name=f"rows.{form}", out=form) for form in ("csv", "jsonl", "parquet")]
+    assert results[0] == results[1] == results[2]
+    assert results[0] != make(tmp_path, content, *keys, "data.split.seed=1", out="other")
+    assert [len(results[0][split]) / 6000 for split in SPLITS] == pytest.approx([0.6, 0.2, 0.2], abs=0.03)
+
+
+SEEDS = [
+    ("data.split.method=random data.split.held_out=0.3", "split", [0.7, 0.15, 0.15]),
+    ("data.sampling.negative_drop_rate=0.875", "sampling", [0.5625 * 6 / 7, 0.5625 / 14, 0.5625 / 14]),
+]
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize(("overrides", "seed", "shares"), SEEDS)
+def test_chance_follows_the_seed_and_no_chunks(tmp_path: Path, overrides: str, seed: str, shares: list[float]) -> None:
+    raw, _ = write_rows(tmp_path, 1500, seed=11)
+    results = []
+    for name, more in (("a", ["data.chunk_bytes=20000"]), ("b", []), ("c", [f"data.{seed}.seed=8"])):
+        prepare(raw, f"data.path={tmp_path / name}", *overrides.split(), *more)
+        results.append([load_split(tmp_path / name, split)[1].tolist() for split in SPLITS])
+    assert results[0] == results[1] != results[2]
+    assert [len(rows) / 1500 for rows in results[0]] == pytest.approx(shares, abs=0.04)
+
+
+METHODS = {
+    "time": ["data.split.method=time", "data.split.column=ts"],
+    "group": ["data.split.method=group", "data.split.column=user"],
+    "stratified": ["data.split.method=stratified"],
+    "random": ["data.split.method=random"],
+}
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("drop", ["", "data.sampling.negative_drop_rate=0.5"])
+def test_chunks_of_any_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, drop: str) -> None:
+    content, results = table(), []
+    for size in (2000, 1 << 20):
+        monkeypatch.setattr(job, "MIN_OWN_CHUNK_BYTES", size)
+        keys = [*METHODS[method], f"data.chunk_bytes={size}", *([drop] if drop else [])]
+        results.append(make(tmp_path, content, *keys, out=f"out{size}"))
+    assert results[0] == results[1]
+    kept = [row for split in SPLITS for row in results[0][split]]
+    assert {row for row in range(ROWS) if content["label"][row]} <= set(kept)
+    assert (len(kept) < ROWS) == bool(drop)
+    if method == "stratified":
+        rates = [np.mean([content["label"][row] for row in results[0][split]]) for split in SPLITS]
+        assert rates == pytest.approx([rates[0]] * 3, abs=0.01)
+
+
+@pytest.mark.parametrize("missing", ["val", "test"])
+@pytest.mark.parametrize("method", [*METHODS, ""])
+def test_a_missing_split_is_held_out_of_train(tmp_path: Path, method: str, missing: str) -> None:
+    given = "test" if missing == "val" else "val"
+    content, other = table(), table(seed=9, rows=50)
+    other["row"] = list(range(5000, 5050))
+    write(tmp_path / f"{given}.csv", {name: other[name] for name in content})
+    keys = METHODS.get(method, [])
+    files = [f"data.train={tmp_path}/rows.csv", f"data.{given}={tmp_path}/{given}.csv"]
+    rows = make(tmp_path, content, *files, *keys, "data.split.held_out=0.3")
+    assert rows[given] == other["row"]
+    assert sorted(rows["train"] + rows[missing]) == list(range(ROWS))
+    assert len(rows[missing]) == pytest.approx(0.3 * ROWS, rel=0.6)
+    by_row = {"time": "ts", "group": "user", "stratified": "label"}.get(method)
+    train, held_out = (np.array(content[by_row or "row"])[rows[split]] for split in ("train", missing))
+    assert method != "time" or train.max() < held_out.min()
+    assert method != "group" or not {*train} & {*held_out}
+    assert method != "stratified" or held_out.mean() == pytest.approx(train.mean(), abs=0.01)
+    assert make(tmp_path, content, *files, *keys, "data.split.held_out=0.3") == rows  # finished already
+    refused("holds another dataset", make, tmp_path, content, *files, *keys, "data.split.held_out=0.2")
+
+
+def test_the_schema_alone_decides_the_default(tmp_path: Path) -> None:
+    make(tmp_path, table())
+    assert load_manifest(tmp_path / "out").encoding["split"] == "random"
+    assert "split_column" not in load_manifest(tmp_path / "out").encoding
+    (tmp_path / "schema.yaml").write_text(SCHEMA + "time: ts\n")
+    by_time = make(tmp_path, table(), out="by_time")
+    assert load_manifest(tmp_path / "by_time").encoding["table"]["time"] == {"column": "ts"}
+    assert make(tmp_path, table(), "data.split.method=auto", out="by_time") == by_time
+    assert make(tmp_path, table(), "data.split.column=ts", out="by_time") == by_time
+    for key in ("method=random", "method=group data.split.column=user", "column=item"):
+        refused(r"holds another dataset \(split", make, tmp_path, table(), *f"data.split.{key}".split(), out="by_time")
+
+
+def changed(column: str, *values: Any, first: int = 0) -> dict[str, list[Any]]:
+    """A small table with other values in a column from a row on."""
+    content = table(rows=40)
+    content[column][first : first + len(values)] = values
+    return content
+
+
+TABLE, NO_TIME, NO_USER = table(rows=40), changed("ts", None, first=7), changed("user", None, first=7)
+DATE, THREE = changed("ts", "2024-01-01", first=5), changed("user", 3, first=5)
+BY_TIME, BY_USER = "split.method=time split.column=ts", "split.method=group split.column=user"
+WHEN = "split.method=time split.column=when"
+MILLISECONDS = r"it looks like milliseconds; write `time: \{column: ts, format: epoch_ms\}` in the schema"
+METHOD_OF_GIVEN = "train={0}/rows.csv val={0}/val.csv split.method=fraction"
+REFUSALS: list[tuple[dict[str, list[Any]], str, str, str]] = [  # the table, keys, the form of its file, the message
+    (TABLE, "split.method=group", "csv", r"give data\.split\.column=COLUMN$"),
+    (TABLE, "split.method=time", "csv", r"or write time: COLUMN in .*schema\.yaml$"),
+    (TABLE, WHEN, "csv", r"\.csv: no column when, which data\.split\.column names; it has label, row, user, item, ts$"),
+    (TABLE, WHEN, "jsonl", "no column when"),
+    (TABLE, "split.column=ts", "csv", r"has no effect .*method=time or .*method=group"),
+    (TABLE, f"{BY_TIME} split.seed=3", "csv", "split.seed: has no effect"),
+    (NO_TIME, BY_TIME, "csv", r"rows\.csv: row 9, column ts: no value; .* fill it in"),
+    (NO_USER, BY_USER, "csv", r"rows\.csv: row 9, column user: no value; .* fill"),
+    (NO_USER, BY_USER, "parquet", r"row group 0, row 8 of it, column user: no value"),
+    (NO_TIME, BY_TIME, "parquet", r"row group 0, row 8 of it, column ts: no value"),
+    (DATE, BY_TIME, "csv", r"row 7, column ts: '2024-01-01' is text, but the first row has a number \('16"),
+    (THREE, BY_USER, "jsonl", r"row 6, column user: 3 is a number, but the first row has text \('u\d+'\); write all"),
+    (changed("ts", *["soon"] * 40), BY_TIME, "csv", "row 2, column ts: 'soon' is not"),
+    (changed("ts", *[1600000000000] * 40), BY_TIME, "csv", MILLISECONDS),
+    (changed("ts", *[5] * 40), BY_TIME, "csv", "fewer than 3 different times"),
+    (changed("user", *["u"] * 40), BY_USER, "csv", "(train|val|test).* (no rows|held out)"),
+    (changed("user", *[["a"]] * 40), BY_USER, "parquet", "column user: list, which data.split.column cannot be"),
+    (TABLE, "train=x split.method=random", "csv", r"name these files in data\.raw"),
+    (TABLE, METHOD_OF_GIVEN, "csv", "holds no rows out of data.train; give one of random, time, group, stratified"),
+]
+
+
+@pytest.mark.parametrize(("content", "keys", "form", "message"), REFUSALS)
+def test_refusals(tmp_path: Path, content: dict[str, list[Any]], keys: str, form: str, message: str) -> None:
+    write(tmp_path / "val.csv", table(seed=8, rows=20))
+    words = [f"data.{key}" for key in keys.format(tmp_path).split()]
+    refused(message, make, tmp_path, content, *words, name=f"rows.{form}")
+    assert not (tmp_path / "out" / "manifest.json").exists()
+
+
+def test_numbers_as_labels_and_criteo_s_rows_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "schema.yaml").write_text("label: {column: label, kind: number}\nsparse: [user]\n")
+    message = r"stratified: needs labels of 0 and 1, and label has numbers .* use random"
+    refused(message, make, tmp_path, TABLE, *METHODS["stratified"])
+    refused(r"method=group: needs data\.schema", prepare, *write_rows(tmp_path), *METHODS["group"])
+
+
+def test_the_key_that_a_warning_names_works(tmp_path: Path, capsys: Capture) -> None:
+    content = table()
+    schema = "label: label\ndense: [row, {column: ts, part: hour, format: epoch}]\nsparse: [user]\n"
+    (tmp_path / "schema.yaml").write_text(schema)
+    make(tmp_path, content)
+    [line] = [line for line in capsys.readouterr().err.splitlines() if "split at random although ts is a time" in line]
+    keys = line.partition("; give ")[2].partition(", or say by ")[0].split()
+    assert make(tmp_path, content, *keys) == expected_by_time(np.array(content["ts"]), range(ROWS), 1 / 7)
+    assert "split at random" not in capsys.readouterr().err
+
+
+GIVEN_ROWS = {"train": 120, "val": 40, "test": 50}
+
+
+def columns(count: int, seed: int) -> dict[str, list[Any]]:
+    """Columns of few values, of which some are missing, and some are this seed's own."""
+    draw = random.Random(seed)
+    users = [None, "b", "a", "é", "x y", "07", f"only in {seed}"]
+    return {
+        "label": [draw.randint(0, 1) for _ in range(count)],
+        "price": [draw.choice([None, draw.randint(-9, 99) / 4]) for _ in range(count)],
+        "user": [draw.choice(users) for _ in range(count)],
+        "item": [draw.choice([None, draw.randint(0, 12), 10 * seed + draw.randint(0, 9)]) for _ in range(count)],
+    }
+
+
+def own_files(directory: Path) -> None:
+    for seed, (split, count) in enumerate(GIVEN_ROWS.items()):
+        path = write(directory / f"{split}.csv", columns(count, seed))
+        if split != "train":
+            path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
+    (directory / "schema.yaml").write_text(tables.SCHEMA)
+
+
+def keys_of(directory: Path) -> list[str]:
+    files = [f"data.{split}={directory}/{split}.csv" for split in SPLITS]
+    return [*files, f"data.schema={directory}/schema.yaml", f"data.path={directory}/out"]
+
+
+SLOW = [pytest.param(encoding, marks=pytest.mark.slow) for encoding in ("dlrm_kaggle", "amd_blog")]
+
+
+@pytest.mark.parametrize("encoding", ["vocabulary", *SLOW])
+def test_ranges_and_unknown_ids_are_of_train(tmp_path: Path, encoding: str) -> None:
+    for seed, split in enumerate(SPLITS):
+        rows = oracle.make_rows(GIVEN_ROWS[split], seed, values=20 + 10 * seed)
+        (tmp_path / f"{split}.tsv").write_bytes(rows.replace(b"\n", b"\r\n") if split == "val" else rows)
+    files = [f"data.{split}={tmp_path}/{split}.tsv" for split in SPLITS]
+    manifest = prepare(*files, f"data.path={tmp_path}/out", f"data.encoding={encoding}", "data.dense_transform=minmax")
+    parsed = [oracle.parse((tmp_path / f"{split}.tsv").read_bytes()) for split in SPLITS]
+    integers = [np.where(dense == oracle.MISSING, 0, dense).astype(np.float64) for _, dense, _ in parsed]
+    scaler = MinMaxScaler().fit(integers[0])
+    for split, numbers, (labels, _, values) in zip(SPLITS, integers, parsed, strict=True):
+        of_split, dense, sparse = load_split(tmp_path / "out", split)
+        order = np.arange(len(labels))
+        if split == "train" and encoding == "dlrm_kaggle":  # which shuffles train, and nothing else
+            order = np.random.RandomState(123).permutation(len(labels))
+        np.testing.assert_array_equal(of_split, labels[order])
+        np.testing.assert_allclose(dense, scaler.transform(numbers[order]), rtol=1e-6, atol=1e-6)
+        for column in range(26):
+            is_known = np.isin(values[order, column], parsed[0][2][:, column])
+            np.testing.assert_array_equal(sparse[:, column] > 0, is_known)
+            assert sparse[:, column].max() < manifest.num_embeddings[f"cat_{column}"]
+
+
+def test_the_manifest_names_each_file_with_split_and_sums(tmp_path: Path) -> None:
+    own_files(tmp_path)
+    md5s = {name: hashlib.md5((tmp_path / name).read_bytes()).hexdigest() for name in os.listdir(tmp_path)}
+    override = f"data.checksums={{train.csv: {md5s['train.csv'].upper()}, {tmp_path}/val.csv: {md5s['val.csv']}}}"
+    prepare(*keys_of(tmp_path), override)
+    manifest = load_manifest(tmp_path / "out")
+    sha256s = [hashlib.sha256((tmp_path / f"{split}.csv").read_bytes()).hexdigest() for split in SPLITS]
+    for split, sha256, source in zip(SPLITS, sha256s, manifest.sources, strict=True):
+        expected = {"split": split, "name": f"{split}.csv", "sha256": sha256, "rows": GIVEN_ROWS[split]}
+        assert expected.items() <= source.items()
+    assert manifest.extra["source_md5"] == [md5s[f"{split}.csv"] for split in SPLITS]
+    assert manifest.encoding["split"] is None
+    assert manifest.encoding["spellings"]["item"] != ""
+
+
+def test_spellings_are_of_train_alone(tmp_path: Path) -> None:
+    rows: dict[str, list[Any]] = {"label": [0, 1] * 10, "price": [1.0] * 20, "user": ["u"] * 20}
+    write(tmp_path / "train.csv", {**rows, "item": [0, 1, 2, 3, 4] * 4})
+    write(tmp_path / "val.csv", {**rows, "item": [0, 1, 2, "3.0", 4] * 4})
+    (tmp_path / "schema.yaml").write_text(tables.SCHEMA)
+    train, val, _, *rest = keys_of(tmp_path)
+    prepare(train, val, *rest)
+    encoder = Encoder.load(tmp_path / "out")
+    encoded = encoder.encode(encoder.parse_columns({"price": [1.0], "user": ["u"], "item": [3]}, "request"))
+    assert encoded.sparse[0, 1] > 0
+    assert load_split(tmp_path / "out", "val")[2][3, 1] == 0  # "3.0" is no value of train's
+
+
+def test_without_val_and_test_there_is_nothing_to_evaluate_on(tmp_path: Path, capsys: Capture) -> None:
+    own_files(tmp_path)
+    train, val, test, *rest = keys_of(tmp_path)
+    for eval_keys in ([], [val], [test]):
+        prepare(train, *eval_keys, *rest, "data.overwrite=true")
+        warned = "warning: there is nothing to evaluate on; give data.val or data.test" in capsys.readouterr().err
+        assert warned == (not eval_keys)
+
+
+def test_the_same_command_finds_it_and_another_is_refused(tmp_path: Path, capsys: Capture) -> None:
+    own_files(tmp_path)
+    train, val, test, *rest = keys_of(tmp_path)
+    prepare(train, val, test, *rest)
+    prepare(train, val, test, *rest)
+    assert "already done (210 rows)" in capsys.readouterr().err
+    swapped = [f"data.val={tmp_path}/test.csv", f"data.test={tmp_path}/val.csv"]
+    raw = f"data.raw=[{','.join(f'{tmp_path}/{split}.csv' for split in SPLITS)}]"
+    for other in ([train, *swapped], [train, f"data.val=[{tmp_path}/val.csv,{tmp_path}/test.csv]"], [raw]):
+        refused("made from other raw files, or for other splits", prepare, *other, *rest)
+    message = r"split\.method is files given for each split there, random here"
+    refused(message, prepare, raw, *rest, "data.split.method=random")
+    checksums = f"data.checksums={{val.csv: '{'0' * 32}'}}"
+    message = r"val\.csv: MD5 .* where data\.checksums has 0{32}"
+    refused(message, prepare, train, val, test, *rest, checksums)
+
+
+SUM = "0123456789abcdef0123456789abcdef"
+NO_NEGATIVES = "val=val.csv sampling.negative_drop_rate=1 allow_degenerate=true"
+EACH = r"name each once in data\.train or data\.val"
+IN_TWO = "val=val.csv test=other.csv"
+# Keys beside data.train=train.csv, of files in this directory; what the one line has.
+GIVEN_REFUSED: list[tuple[str, str]] = [
+    ("val=train.csv", r"train\.csv: its rows are in .*, so data\.train and data\.val share them"),
+    ("val=t*.csv", r"so data\.train and data\.val share them"),
+    ("val=link", r"link: its rows are in .*train\.csv too"),
+    ("val=hard", r"hard: its rows are in .*train\.csv too"),
+    ("test=more/../train.csv", r"data\.train and data\.test share"),
+    ("test=train.csv.gz", r"train\.csv\.gz: its rows are in .*train\.csv too"),
+    ("val=copy.csv", rf"copy\.csv: the same bytes as .*train\.csv, .*{EACH}"),
+    ("val=packed.csv.gz", rf"packed\.csv\.gz: the same rows as .*train\.csv, .*{EACH}"),
+    ("test=packed.csv.gz encoding=hash max_ind_range=9", r"packed\.csv\.gz: the same rows as .*train\.csv"),
+    ("val=windows.csv", r"windows\.csv: the same rows as "),
+    ("train=[train.csv,train.csv]", r"name each day once in data\.train"),
+    ("raw=val.csv", r"data\.raw: not together with data\.train; name all files in"),
+    ("train=null val=val.csv", r"data\.val: needs data\.train, the files of the rows to train on"),
+    (f"{IN_TWO} split.held_out=0.1", r"held_out=0\.1: has no effect with .*; give data\.split\.held_out="),
+    ("split.method=random", r"method=random: has no effect with data\.train; name these files in data\.raw, or give"),
+    ("val=val.csv split.method=last_day", r"last_day: holds no rows out of data\.train; give one of random, time"),
+    ("val=val.csv encoding=torchrec schema=null", r"data\.encoding=torchrec: TorchRec's layout of"),
+    ("val=val.csv encoding=torchrec_fixed schema=null", r"data\.encoding=torchrec_fixed: TorchRec's"),
+    ("val=val.csv dense_transform=torchrec schema=null", r"data\.dense_transform=torchrec: shifts each"),
+    ("source=criteo_1tb schema=null", r"data\.train: has no effect with data\.source=criteo_1tb"),
+    ("source=random schema=null", r"data\.train: has no effect with data\.source=random"),
+    ("val=none.csv", r"none\.csv: no such file; check data\.val"),
+    ("test=none*", r"data\.test=.*none\*: no file matches"),
+    ("train=empty.csv val=val.csv", r"empty\.csv: empty file; .* out of data\.train"),
+    ("val=header.csv", r"header\.csv: no rows in it; .* leave it out of data\.val"),
+    ("val=other.csv", r"other\.csv: row 1: no column item, which .*schema"),
+    ("train=train.parquet val=other.parquet", r"other\.parquet: no column item, which .*schema"),
+    ("train=train.jsonl val=other.jsonl", r"other\.jsonl: no column item, which .*schema"),
+    ("train=train.jsonl val=lists.jsonl", r"lists\.jsonl, column item: list, but any in .*train\.jsonl"),
+    ("train=train.parquet val=typed.parquet", r"typed\.parquet, column user: integer, but text in .*train\.parquet"),
+    ("val=train.parquet", r"parquet and text files together in data\.train and data\.val"),
+    (f"val=val.csv checksums={{val.csv:{SUM}}}", rf"val\.csv: MD5 \w+ where data\.checksums has {SUM}; get the"),
+    ("checksums={train.csv:abc}", r"train\.csv: abc is not an MD5 of 32 hex"),
+    (f"checksums={{val.csv:{SUM}}}", r"data\.checksums: val\.csv: no file of data\.train, .*; correct it, or leave it"),
+    (f"train=more/x.csv val=other/x.csv checksums={{x.csv:{SUM}}}", r"x\.csv: 2 files .*; give the path of each"),
+    ("train=null raw=train.csv checksums={train.csv:abc}", r"data\.checksums: has no effect without data\.train"),
+    ("train=. path=.", r"data\.train=.*: is data\.path too"),
+    ("val=bad.csv", r"bad\.csv: row 3, column price"),
+    (f"train=negative.csv {NO_NEGATIVES}", r"negative_drop_rate: no row of data\.train is left"),
+]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("files")
+    own_files(directory)
+    for suffix in (".parquet", ".jsonl"):
+        write(directory / f"train{suffix}", columns(30, 0))
+    for name in ("more", "other"):
+        (directory / name).mkdir()
+        write(directory / name / "x.csv", columns(30, len(name)))
+    (directory / "link").symlink_to("train.csv")
+    os.link(directory / "train.csv", directory / "hard")
+    train = (directory / "train.csv").read_bytes()
+    head, row = "label,price,user,item\n", {"label": [0], "price": [1.0], "user": ["a"]}
+    contents: dict[str, Any] = dict.fromkeys(("train.csv.gz", "packed.csv.gz"), gzip.compress(train))
+    contents |= {"copy.csv": train, "windows.csv": train.replace(b"\n", b"\r\n"), "empty.csv": b"", "header.csv": head}
+    contents |= {"bad.csv": f"{head}0,1,a,2\n1,many,a,2\n", "negative.csv": f"{head}0,1,a,2\n0,2,a,2\n"}
+    contents |= {"other.csv": "label,price,user,thing\n0,1,a,2\n", "other.jsonl": row, "other.parquet": row}
+    contents |= {"lists.jsonl": row | {"item": [[1]]}, "typed.parquet": row | {"user": [1], "item": [2]}}
+    for name, content in contents.items():
+        write(directory / name, content)
+    return directory
+
+
+@pytest.mark.parametrize(("keys", "message"), GIVEN_REFUSED)
+def test_refused_in_one_line_before_anything_is_written(
+    keys: str, message: str, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(files)
+    before = sorted(map(str, files.rglob("*")))
+    usual = [f"data.path={tmp_path}/out", "data.train=train.csv", "data.schema=schema.yaml"]
+    refused(message, prepare, *usual, *(f"data.{each}" for each in keys.split()))
+    assert not (tmp_path / "out/manifest.json").exists()
+    assert sorted(map(str, files.rglob("*"))) == before

@@ -1,0 +1,398 @@
+"""What stages store, order and fit: codes, columns, packed rows, shuffles in windows, dense columns, multi-hot."""
+
+import math
+import shutil
+import statistics
+import subprocess
+import sys
+from fractions import Fraction
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from common.files import Crc32
+from data_prep.dataset.format import load_manifest, open_shard
+from data_prep.dataset.multi_hot import MLPERF_SIZES, MultiHot, MultiHotTables, table_path
+from data_prep.dataset.transforms import FITS, transform_column
+from data_prep.io import MAPPED_BYTES
+from data_prep.job import ChunkRecord
+from data_prep.stages import fit as fit_dense
+from data_prep.stages import place as permutation
+from data_prep.stages.columns import (
+    CategoryBuffer,
+    ValueBuffer,
+    column_blocks,
+    read_column,
+    read_dictionary,
+    write_columns,
+)
+from data_prep.stages.fit import UNIT_EXPONENT, exact_sums
+from data_prep.stages.place import inverse_permutation
+from data_prep.stages.write import RowLayout
+from data_prep.verify import verify_dataset
+from data_prep.vocabulary import count_values
+from tests.data_prep import oracle
+from tests.data_prep.conftest import SPLITS, load_split, prepare, write_rows
+from tests.error_lines import refused
+from tests.reference import multi_hot_tables
+
+
+def encoded(texts: list[str]) -> Any:
+    return pa.array(texts, pa.string()).dictionary_encode()
+
+
+@pytest.mark.parametrize(("distinct", "dtype"), [(3, np.uint8), (256, np.uint8), (257, np.uint16), (70_000, np.uint32)])
+def test_codes_are_as_narrow_as_they_can_be(distinct: int, dtype: Any) -> None:
+    rng = np.random.default_rng(distinct)
+    numbers = np.concatenate([rng.permutation(distinct), rng.integers(0, distinct, 500)])
+    texts = [f"é{number}" if number % 3 else str(number) for number in numbers.tolist()]
+    buffer = CategoryBuffer("user")
+    for start, stop in ((0, 200), (200, 200), (200, len(texts))):
+        buffer.append(encoded(texts[start:stop]), np.arange(start, stop))
+    coded = buffer.finish(are_keys=True)
+    value_of = {text: oracle.text_value(text) for text in texts}
+    assert coded.codes.dtype == dtype
+    assert coded.values[coded.codes].tolist() == [value_of[text] for text in texts]
+    assert coded.values.tolist() == sorted(value_of.values())
+    assert [value_of[text] for text in coded.texts.to_pylist()] == coded.values.tolist()
+    values = np.array([value_of[text] for text in texts], np.uint64)
+    _, first, counts = np.unique(values, return_index=True, return_counts=True)
+    assert coded.counts.tolist() == counts.tolist()
+    assert coded.first.tolist() == first.tolist()
+
+
+NUM_ROWS = 9000
+DISTINCT = (1, 256, 257, 2000, 10**9)  # of a column: codes of one byte up to 256, of two, no codes
+
+
+def write(tmp_path: Path, values: np.ndarray, coded: bool) -> tuple[Any, ChunkRecord]:
+    files: Any = {"chunk_path": lambda *chunk: tmp_path / chunk[2], "checksum": lambda suffix: Crc32}
+    schema = SimpleNamespace(single=[f"cat_{i}" for i in range(values.shape[1])])
+    job: Any = SimpleNamespace(**files, schema=schema, table=None, block_rows=1024)
+    buffer = ValueBuffer(tmp_path / "values", values.shape[1])
+    for block in np.split(values, [3, 3, 5000]):
+        buffer.append(block)
+    record = ChunkRecord(0, 0, len(values), 0, {})
+    codings = [count_values(buffer.column(i)).coding if coded else None for i in range(values.shape[1])]
+    record.dictionaries, record.files["columns"] = write_columns(job, (0, 0), buffer, codings)
+    return job, record
+
+
+@pytest.mark.parametrize("coded", [True, False])
+def test_any_rows_of_a_unit_are_read_as_they_were(tmp_path: Path, coded: bool) -> None:
+    rng = np.random.default_rng(0)
+    values = np.stack([rng.integers(0, distinct, NUM_ROWS) for distinct in DISTINCT], axis=1).astype(np.uint32)
+    values *= np.uint32(2_654_435_761)  # odd, so that different values stay different, and use all 32 bits
+    job, record = write(tmp_path, values, coded)
+    assert record.dictionaries == ([len(np.unique(values[:, i])) for i in range(4)] + [0] if coded else [0] * 5)
+    dictionaries = [read_dictionary(job, record, feature) for feature in job.schema.single]
+    for start, stop in (
+        (0, NUM_ROWS),
+        (0, 1),
+        (1023, 1025),
+        (1024, 2048),
+        (4000, 8999),
+        (8999, NUM_ROWS),
+        (5, 5),
+        (9, 5),
+    ):
+        blocks = [
+            [column.copy() if d is None else d[column] for column, d in zip(block, dictionaries, strict=True)]
+            for _, block in column_blocks(job, record, start, stop)
+        ]
+        assert sum(number for number, _ in column_blocks(job, record, start, stop)) == max(0, stop - start)
+        for i in range(len(DISTINCT) if blocks else 0):
+            np.testing.assert_array_equal(np.concatenate([block[i] for block in blocks]), values[start:stop, i])
+    for i in range(len(DISTINCT)):
+        np.testing.assert_array_equal(read_column(job, record, i), values[:, i])
+    per_row = record.files["columns"].bytes / NUM_ROWS
+    assert (per_row < 13) if coded else (20 <= per_row < 20.1)  # 1 + 1 + 2 + 2 + 4 bytes and dictionaries
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("num_dense", [0, 3])
+@pytest.mark.parametrize("largest", [(), (255, 256, 65535, 65536, 0, 2**31 - 1), (10, 20, 30)])
+def test_packed_rows_come_back_at_other_indices(num_dense: int, largest: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(len(largest))
+    layout, rows = RowLayout(num_dense, largest), 500
+    ids = [rng.integers(0, most, rows, endpoint=True) for most in largest]
+    arrays = {
+        "labels": rng.integers(0, 2, (rows, 1)).astype(np.int32),
+        "dense": rng.standard_normal((rows, num_dense)).astype(np.float32),
+        "sparse": np.array(ids).reshape(len(largest), rows).T.astype(np.int32),
+    }
+    arrays["sparse"][0] = largest
+    left_out = rng.random(rows) < 0.1
+    places = np.full(rows, -1)
+    places[~left_out] = rng.permutation(rows - left_out.sum())
+    records = np.zeros((rows - left_out.sum(), layout.row_bytes), np.uint8)
+    layout.pack(arrays, places, records)
+    outputs = {kind: np.zeros((len(records), layout.width(kind)), array.dtype) for kind, array in arrays.items()}
+    back = rng.permutation(len(records))
+    layout.unpack(records, back, outputs)
+    for kind, array in arrays.items():
+        np.testing.assert_array_equal(outputs[kind][back[places[~left_out]]], array[~left_out])
+
+
+@pytest.mark.slow("examples")
+@pytest.mark.parametrize("rows", [1, 2, 3, 100, 5000])
+@pytest.mark.parametrize("window_rows", [1, 2, 64, 4999, 5000, 10_000])
+def test_any_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int, window_rows: int) -> None:
+    monkeypatch.setattr(permutation, "DRAWS", 50)
+    rows = min(rows, 1000 * window_rows)
+    parts = list(inverse_permutation(rows, 3, tmp_path / "files", window_rows))
+    assert [len(part) for part in parts[:-1]] == [window_rows] * (len(parts) - 1)
+    assert all(part.dtype == np.uint32 for part in parts)
+    np.testing.assert_array_equal(np.concatenate(parts), np.argsort(np.random.RandomState(3).permutation(rows)))
+    assert not list((tmp_path / "files").iterdir())
+
+
+def by_numpy_s_generator(rows: int, seed: int, wide: int) -> NDArray[np.int64]:
+    """The shuffle as NumPy's legacy code does it, places from `wide` on drawn by its next_uint64."""
+    bits = np.random.MT19937()
+    state: Any = np.random.RandomState(seed).get_state(legacy=False)
+    bits.state = state
+    order = np.arange(rows)
+    for last in range(rows - 1, 0, -1):
+        draw = bits.ctypes.next_uint64 if last >= wide else bits.ctypes.next_uint32
+        mask = 2 ** last.bit_length() - 1
+        while (place := draw(bits.ctypes.state) & mask) > last:
+            pass
+        order[[last, place]] = order[[place, last]]
+    return order
+
+
+@pytest.mark.parametrize(("window_rows", "draws"), [(64, 50), (200, 51), (1000, 1 << 18)])
+def test_more_rows_than_a_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, window_rows: int, draws: int) -> None:
+    """2^32 rows cannot be tried; instead the limit is lowered to 300 of 1,000, here and in what it is held against."""
+    monkeypatch.setattr(permutation, "WIDE", 300)
+    monkeypatch.setattr(permutation, "DRAWS", draws)
+    parts = list(inverse_permutation(1000, 7, tmp_path / "files", window_rows))
+    assert all(part.dtype == np.uint64 for part in parts)
+    np.testing.assert_array_equal(np.concatenate(parts), np.argsort(by_numpy_s_generator(1000, 7, wide=300)))
+    np.testing.assert_array_equal(by_numpy_s_generator(1000, 7, wide=2**32), np.random.RandomState(7).permutation(1000))
+
+
+@pytest.mark.parametrize("calls", [0, 1, 20, 45])
+def test_it_ends_when_it_is_told_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: int) -> None:
+    monkeypatch.setattr(permutation, "DRAWS", 50)
+    allowance = [None] * calls
+    with pytest.raises(IndexError):
+        list(inverse_permutation(1000, 3, tmp_path / "files", 300, allowance.pop))
+
+
+LIMIT = float(np.finfo(np.float64).max) / 2
+NUMBERS = st.one_of(
+    st.floats(-LIMIT, LIMIT),
+    st.integers(-1000, 1000).map(float),
+    st.sampled_from([0.0, -0.0, 5e-324, -5e-324, 2.3e-308, 1e300, -LIMIT, LIMIT, 0.1]),
+)
+COLUMNS = st.lists(NUMBERS, min_size=1, max_size=40).map(lambda values: np.array(values) + 0.0)
+
+
+MANY = np.random.default_rng(0).lognormal(0, 30, 50_000) * np.where(np.arange(50_000) % 3, 1, -1)
+
+
+@pytest.mark.medium
+@given(COLUMNS)
+@example(MANY)
+def test_sums_are_exact(values: NDArray[np.float64]) -> None:
+    total, square = exact_sums(values)
+    assert Fraction(total, 1 << UNIT_EXPONENT) == sum(map(Fraction, values.tolist()))
+    assert Fraction(square, 1 << 2 * UNIT_EXPONENT) == sum(Fraction(value) ** 2 for value in values.tolist())
+
+
+@given(COLUMNS, st.integers(0, 40))
+def test_mean_and_deviation(values: NDArray[np.float64], cut: int) -> None:
+    parts = [part for part in (values[:cut], values[cut:]) if len(part)]
+    mean, deviation = fit_dense._mean_and_deviation([(len(part), *exact_sums(part)) for part in parts])
+    assert mean == float(statistics.mean(map(Fraction, values.tolist())))
+    variance = statistics.pvariance(list(map(Fraction, values.tolist())))
+    expected = float(math.isqrt(int(variance * (1 << 2400))) / Fraction(1 << 1200))
+    assert deviation == pytest.approx(expected, rel=3e-16, abs=0)
+
+
+@given(COLUMNS, st.lists(st.integers(0, 40), max_size=3))
+def test_quantiles_are_values_of_rows(values: NDArray[np.float64], cuts: list[int]) -> None:
+    parts = [np.sort(part) for part in np.split(values, sorted(min(cut, len(values)) for cut in cuts)) if len(part)]
+    quantiles = fit_dense._quantiles(parts, values.min(), values.max())
+    places = np.arange(FITS["quantile"]) / (FITS["quantile"] - 1)
+    assert quantiles == np.quantile(values, places, method="lower").tolist()
+
+
+def fit_of(values: NDArray[np.float64], name: str) -> list[float]:
+    if name == "standard":
+        return fit_dense._mean_and_deviation([(len(values), *exact_sums(values))])
+    low, high = values.min(), values.max()
+    return [low, high] if name == "minmax" else fit_dense._quantiles([np.sort(values)], low, high)
+
+
+@given(COLUMNS, COLUMNS)
+@example(np.array([1, 5e-324, -5e-324]), np.array([0.0]))
+@pytest.mark.parametrize("name", FITS)
+def test_every_fitted_transform_is_finite_and_keeps_the_order(name: str, fitted: Any, others: Any) -> None:
+    fit, ordered = fit_of(fitted, name), np.sort(np.concatenate((fitted, others)))
+    result = transform_column(ordered, name, fit)
+    assert result.dtype == np.float32
+    assert np.isfinite(result).all()
+    assert (np.diff(result) >= 0).all()
+    assert name != "quantile" or ((result >= 0) & (result <= 1)).all()
+
+
+@pytest.mark.parametrize("name", ["raw", "log1p", "signed_log1p"])
+@given(COLUMNS)
+def test_every_other_transform_is_finite(name: str, values: Any) -> None:
+    assert np.isfinite(transform_column(values, name)).all()
+
+
+def test_quantiles_of_tiny_numbers_are_those_in_another_unit() -> None:
+    tiny = np.random.default_rng(3).normal(0, 1e-310, 5000)
+    scaled = tiny * 2.0**100  # exact
+    places = np.arange(257) / 256
+    fit, scaled_fit = (np.quantile(values, places, method="lower") for values in (tiny, scaled))
+    expected = np.interp(scaled, scaled_fit, places)
+    assert np.abs(transform_column(tiny, "quantile", fit.tolist()) - expected).max() < 1e-7
+
+
+HASHED = ("data.encoding=hash", "data.max_ind_range=50")
+
+
+def make(directory: Path, name: str, *overrides: str) -> Path:
+    raw, _ = write_rows(directory, 300, seed=4)
+    prepare(raw, f"data.path={directory}/{name}", "data.chunk_bytes=20000", *overrides)
+    return directory / name
+
+
+DRAWS = [
+    ("uniform", HASHED),
+    ("pareto", ("data.split.method=random", "data.max_ind_range=40", "data.multi_hot.seed=5")),
+    ("uniform", ("data.encoding=torchrec", "data.max_ind_range=60")),
+]
+
+
+@pytest.mark.slow("examples")
+@pytest.mark.parametrize(("distribution", "more"), DRAWS)
+def test_every_id_becomes_its_bag(tmp_path: Path, distribution: str, more: tuple[str, ...]) -> None:
+    one_hot = make(tmp_path, "one_hot", *[key for key in more if "seed" not in key])
+    expansion = ["data.multi_hot.sizes=mlperf_v2", f"data.multi_hot.distribution={distribution}"]
+    root = make(tmp_path, "multi_hot", *more, *expansion)
+    manifest = verify_dataset(root)
+    assert manifest.num_embeddings == load_manifest(one_hot).num_embeddings
+    assert manifest.ragged == [f"cat_{i}" for i, size in enumerate(MLPERF_SIZES) if size > 1]
+    assert manifest.encoding["multi_hot"]["sizes"] == list(MLPERF_SIZES)
+    seed = 5 if any("seed" in key for key in more) else 0
+    tables = multi_hot_tables(list(manifest.num_embeddings.values()), MLPERF_SIZES, distribution, seed)
+    for split in SPLITS:
+        labels, dense, ids = load_split(one_hot, split)
+        shards = [open_shard(root, split, shard, manifest) for shard in manifest.splits[split].shards]
+        np.testing.assert_array_equal(np.concatenate([shard.labels[:, 0] for shard in shards]), labels)
+        np.testing.assert_array_equal(np.concatenate([shard.dense for shard in shards]), dense)
+        single = [i for i, size in enumerate(MLPERF_SIZES) if size == 1]
+        np.testing.assert_array_equal(np.concatenate([shard.sparse for shard in shards]), ids[:, single])
+        for place, name in enumerate(manifest.ragged):
+            feature = int(name.removeprefix("cat_"))
+            bags = np.concatenate([shard.bags[place].ids for shard in shards]).reshape(-1, MLPERF_SIZES[feature])
+            np.testing.assert_array_equal(bags, tables[feature][ids[:, feature]])
+            assert all((shard.bags[place].lengths == MLPERF_SIZES[feature]).all() for shard in shards)
+
+
+@pytest.mark.medium
+def test_another_choice_is_another_dataset(tmp_path: Path) -> None:
+    sizes = "data.multi_hot.sizes=mlperf_v2"
+    make(tmp_path, "out", *HASHED, sizes)
+    make(tmp_path, "out", *HASHED)  # what is not given is not compared
+    message = r"multi_hot\.seed is 0 there, 1 here"
+    refused(message, make, tmp_path, "out", *HASHED, sizes, "data.multi_hot.seed=1")
+    others, message = f"data.multi_hot.sizes={[2] * 26}", r"multi_hot\.sizes is \[.*\] there, \[.*\] here"
+    refused(message, make, tmp_path, "out", *HASHED, others.replace(" ", ""))
+
+
+def test_room_for_the_tables_is_asked_for_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=5 * 10**8))
+    overrides = ["data.encoding=hash", "data.multi_hot.sizes=mlperf_v2"]
+    rows = 1_000_000  # of each table: 4 * (214 - 12) MB
+    message = r"812\.0 MB of it for multi-hot tables, 500\.0 MB free.* another data\.path"
+    refused(message, make, tmp_path, "out", *overrides, f"data.max_ind_range={rows}")
+    assert not (tmp_path / "out").exists()
+    make(tmp_path, "out", *overrides, "data.max_ind_range=50")
+
+
+def test_room_for_the_tables_where_their_sizes_are_known_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bags = MultiHot((2, 1))
+    first = MultiHotTables.open(tmp_path, [100, 100], bags).tables[0]
+    (directory,) = tmp_path.iterdir()
+    (directory / "tables.json").unlink()
+    partial_file = table_path(directory, 0).with_name("0.npy.machine-1-2.part")  # as of a process killed while it drew
+    partial_file.touch()
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=799))
+    message = r"multi-hot tables need 800 B, 799 B are free; .* choose another data\.multi_hot\.directory"
+    refused(message, MultiHotTables.open, tmp_path, [100, 100], bags, "data.multi_hot.directory")
+    assert not partial_file.exists()
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=800))
+    np.testing.assert_array_equal(MultiHotTables.open(tmp_path, [100, 100], bags).tables[0], first)
+    table_path(directory, 0).write_bytes(b"cut short")
+    np.testing.assert_array_equal(MultiHotTables.open(tmp_path, [100, 100], bags).tables[0], first)
+
+
+RESIDENT = """
+import sys
+import numpy as np
+from data_prep.io import take_mapped
+
+def peak():
+    return next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith("VmHWM"))
+
+rows = np.load(sys.argv[1], mmap_mode="r")
+ids = np.random.default_rng(0).integers(0, len(rows), 3000).astype(np.int32)
+before = peak()
+found = take_mapped(rows, ids)
+print(peak() - before)
+assert (found == ids[:, None] * np.int32(100) + np.arange(100, dtype=np.int32)).all()
+assert take_mapped(rows, ids[:0]).shape == (0, 100)
+"""
+
+
+@pytest.mark.medium
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="resident memory is read from /proc")
+def test_a_large_table_is_not_held_in_memory(tmp_path: Path) -> None:
+    path = tmp_path / "table.npy"
+    np.save(path, np.arange(40_000_000, dtype=np.int32).reshape(-1, 100))
+    process = subprocess.run([sys.executable, "-c", RESIDENT, path], check=False, capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
+    assert int(process.stdout) < MAPPED_BYTES + (16 << 20) < path.stat().st_size / 3
+
+
+@pytest.mark.medium
+@given(st.data())
+def test_bags_are_the_rows_of_their_table(data: st.DataObject) -> None:
+    size, rows = data.draw(st.integers(2, 40)), data.draw(st.integers(1, 30))
+    ids = np.array(data.draw(st.lists(st.integers(0, rows - 1), max_size=50)), np.int32)
+    table = np.arange(rows * size, dtype=np.int32).reshape(rows, size)
+    tables = MultiHotTables([None, table])
+    guarded = np.full((len(ids) + 2) * size, -1, np.int32)
+    tables.expand(1, ids, guarded[size:-size])
+    np.testing.assert_array_equal(guarded[size:-size].reshape(-1, size), table[ids])
+    assert (guarded[[*range(size), *range(-size, 0)]] == -1).all()
+    np.testing.assert_array_equal(tables.expand(1, np.stack([ids, ids], 1)[:, 0]), table[ids])
+    for beyond in (-1, rows, 2**31 - 1):
+        with pytest.raises(IndexError, match="an id is not in its multi-hot table"):
+            tables.expand(1, np.array([*ids, beyond], np.int32))
+
+
+def test_multi_hot_tables_do_not_depend_on_the_block_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from data_prep.dataset import multi_hot
+
+    rows, bags = [50, 7, 400], MultiHot((3, 1, 5), seed=7)
+    whole = MultiHotTables.open(tmp_path / "a", rows, bags)
+    monkeypatch.setattr(multi_hot, "BLOCK_VALUES", 64)
+    parts = MultiHotTables.open(tmp_path / "b", rows, bags)
+    for one, other in zip(whole.tables, parts.tables, strict=True):
+        np.testing.assert_array_equal(one, other)
+    refused("2 given for 3 features", MultiHotTables.open, tmp_path / "c", rows, MultiHot((1, 2)))

@@ -1,0 +1,294 @@
+"""Generated rows: their teacher, text and order; random ids by their laws."""
+
+import json
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from data_prep import synthetic as rows_module
+from data_prep import synthetic as teacher_module
+from data_prep.config import IdDistribution, RandomConfig, SyntheticConfig
+from data_prep.dataset.format import load_manifest, open_shard
+from data_prep.encoding import Encoder
+from data_prep.lookup import encode_dense
+from data_prep.parsing.criteo import MISSING_INTEGER
+from data_prep.synthetic import (
+    KAGGLE_CARDINALITIES,
+    Teacher,
+    calibrated_teacher,
+    criteo_columns,
+    day_rows,
+    day_text,
+    draw_ids,
+    draw_rows,
+    generate_days,
+    make_teacher,
+)
+from data_prep.verify import verify_dataset
+from tests.data_prep.conftest import REFERENCE, SPLITS, load_split, prepare, run, sums
+from tests.error_lines import refused
+
+SMALL = SyntheticConfig(rows=40_001, days=2, seed=7, max_cardinality=500)
+
+
+@pytest.fixture(scope="module")
+def teacher() -> Teacher:
+    return calibrated_teacher(SMALL, 0)
+
+
+def test_the_same_bytes_for_any_number_of_threads(teacher: Teacher) -> None:
+    one = list(day_text(SMALL, teacher, 1, threads=1))
+    three = list(day_text(SMALL, teacher, 1, threads=3))
+    assert [text for text, _ in one] == [text for text, _ in three]
+    assert len(one) == 2
+    assert sum(len(rows.labels) for _, rows in one) == day_rows(SMALL, 1) == 20_000
+    other_seed, _ = next(iter(day_text(replace(SMALL, seed=8), teacher, 1, threads=1)))
+    other_day, _ = next(iter(day_text(SMALL, teacher, 0, threads=1)))
+    assert len({one[0][0], other_seed, other_day}) == 3
+
+
+def test_logits_follow_from_the_columns(teacher: Teacher) -> None:
+    rows = draw_rows(teacher, 3, 1, 2, 200)
+    log = encode_dense(np.where(rows.integer_present, rows.integers, MISSING_INTEGER)).astype(np.float64)
+    score = np.clip((log - teacher.log_mean) / teacher.log_deviation, -2.5, 2.5)
+    index = teacher.first + rows.ranks
+    present = rows.category_present
+    effects = np.where(present, teacher.main[index], 0).sum(axis=1)
+    vectors = [
+        np.where(present[:, column, None], teacher.factors[start + rows.ranks[:, column]], 0).astype(np.float64)
+        for column, start in zip(teacher.interacting, teacher.first_factor, strict=True)
+    ]
+    pairs, triples = np.zeros(200), np.zeros(200)
+    for i, j in combinations(range(len(vectors)), 2):
+        pairs += np.einsum("ra,ab,rb->r", vectors[i], teacher.pair_forms[i, j], vectors[j])
+    for i, j, k in combinations(range(len(vectors)), 3):
+        triples += np.einsum("ra,rb,rc,abc->r", vectors[i], vectors[j], vectors[k], teacher.triple_forms[i, j, k])
+    expected = teacher.intercept + score @ teacher.slope + effects + pairs + triples
+    np.testing.assert_allclose(rows.logits, expected, rtol=1e-5, atol=1e-5)
+    assert np.abs(pairs).max() > 0.1
+    assert np.abs(triples).max() > 0.1
+
+
+def test_ranks_follow_zipf() -> None:
+    uniform = np.random.default_rng(0).random((200_000, 1), np.float32)
+    ranks = np.empty(uniform.shape, np.int32)
+    teacher_module.category_ranks(uniform, np.array([1000]), np.array([1.2]), ranks)
+    assert ranks.min() == 0
+    assert ranks.max() == 999
+    counts = np.bincount(ranks[:, 0], minlength=1000) / len(ranks)
+    bounds = np.arange(1, 1002.0) ** -0.2
+    np.testing.assert_allclose(counts[:20], ((bounds[:-1] - bounds[1:]) / (1 - bounds[-1]))[:20], rtol=0.05)
+
+
+@pytest.mark.slow("examples")
+def test_columns_look_like_criteos() -> None:
+    """Missing values, integers' distributions and how often two rows share a category, against 1,999 real rows."""
+    real = json.loads((REFERENCE / "criteo_statistics.json").read_text())
+    rows = draw_rows(calibrated_teacher(SyntheticConfig(max_cardinality=max(KAGGLE_CARDINALITIES)), 0), 0, 0, 0, 10_000)
+    for column in range(13):
+        criteo_column = real["integers"][column]
+        present = rows.integer_present[:, column]
+        assert present.mean() == pytest.approx(1 - teacher_module.INTEGER_MISSING[column], abs=0.02)
+        assert present.mean() == pytest.approx(criteo_column["present"], abs=0.04)
+        integers = np.sort(rows.integers[present, column])
+        below = np.searchsorted(integers, criteo_column["values"], side="right") / len(integers)
+        assert np.abs(below - criteo_column["cumulative"]).max() < 0.16, f"integer {column}"
+    for column in range(26):
+        criteo_column = real["categories"][column]
+        present = rows.category_present[:, column]
+        assert present.mean() == pytest.approx(1 - teacher_module.CATEGORY_MISSING[column], abs=0.02)
+        assert present.mean() == pytest.approx(criteo_column["present"], abs=0.06)
+        chance = chance_to_share(rows.ranks[present, column])
+        assert chance == pytest.approx(criteo_column["chance_to_share"], rel=0.25), f"category {column}"
+    assert (rows.integers < 0).any(axis=0).tolist() == [column == 1 for column in range(13)]
+
+
+def chance_to_share(values: NDArray[np.int32]) -> float:
+    counts = np.unique(values, return_counts=True)[1].astype(np.float64)
+    return float((counts * (counts - 1)).sum() / (counts.sum() * (counts.sum() - 1)))
+
+
+def test_cardinalities_are_criteos_or_scaled_down() -> None:
+    assert criteo_columns(10_131_227).cardinality.tolist() == list(KAGGLE_CARDINALITIES)
+    scaled = criteo_columns(1000).cardinality
+    assert scaled.max() == 1000
+    assert scaled[8] == 1  # three values: the square root of 3 in 10 million
+    assert (scaled <= KAGGLE_CARDINALITIES).all()
+    order = np.argsort(KAGGLE_CARDINALITIES, kind="stable")
+    assert (np.diff(scaled[order]) >= 0).all()
+
+
+@pytest.mark.medium
+def test_drift_turns_the_effects() -> None:
+    for drift, expected in ((0.0, 1.0), (0.1, np.cos(0.3)), (np.pi / 6, 0.0)):
+        teachers = [calibrated_teacher(replace(SMALL, drift=drift), day) for day in (0, 3)]
+        for name in ("main", "factors"):
+            first, later = (getattr(teacher, name).ravel() for teacher in teachers)
+            assert np.corrcoef(first, later)[0, 1] == pytest.approx(expected, abs=0.15)
+
+
+@pytest.mark.slow("examples")
+@pytest.mark.parametrize("encoding", ["hash", "torchrec_fixed"])
+def test_direct_gives_the_rows_that_text_gives(tmp_path: Path, encoding: str) -> None:
+    """Split by split the same rows and the same truth, though cut into other shards; whatever makes them."""
+    hashed, drawn = ["data.max_ind_range=1000"], ["data.sampling.negative_drop_rate=0.5"]
+    overrides = [f"data.encoding={encoding}", *(hashed if encoding == "hash" else drawn)]
+    overrides += ["data.source=synthetic", "data.synthetic.rows=50000", "data.synthetic.days=2"]
+    overrides += ["data.chunk_bytes=4000000", "data.synthetic.max_cardinality=300"]
+    text = prepare(f"data.path={tmp_path}/text", *overrides)
+    directly = ["data.synthetic.direct=true", *overrides]
+    direct = prepare(f"data.path={tmp_path}/direct", *directly)
+    assert run(f"data.path={tmp_path}/two", "data.workers=2", *directly).returncode == 0
+    assert sums(tmp_path / "two") == sums(tmp_path / "direct")
+    assert not (tmp_path / "direct" / "raw").exists()
+    assert direct.num_embeddings == text.num_embeddings
+    assert direct.extra["bayes"] == text.extra["bayes"]
+    for split in SPLITS:
+        of_direct, of_text = (load_split(tmp_path / name, split) for name in ("direct", "text"))
+        for direct_array, text_array in zip(of_direct, of_text, strict=True):
+            np.testing.assert_array_equal(direct_array, text_array)
+    assert prepare(f"data.path={tmp_path}/direct", *directly) == direct
+
+
+@pytest.mark.slow("examples")
+def test_days_are_written_where_raw_says_and_kept(tmp_path: Path) -> None:
+    paths = generate_days(SMALL, tmp_path / "out", str(tmp_path / "days"))
+    assert paths == [f"{tmp_path}/days/day_0.tsv", f"{tmp_path}/days/day_1.tsv"]
+    before = (tmp_path / "days" / "day_1.tsv").stat().st_mtime_ns
+    assert generate_days(SMALL, tmp_path / "out", str(tmp_path / "days")) == paths
+    assert (tmp_path / "days" / "day_1.tsv").stat().st_mtime_ns == before
+    assert json.loads((tmp_path / "days" / "synthetic.json").read_text())["config"]["seed"] == 7
+    assert prepare(f"data.raw={tmp_path}/days", f"data.path={tmp_path}/out").rows == SMALL.rows
+
+
+def test_foreign_days_are_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "day_0.tsv").write_text("mine\n")
+    refused("were not generated", generate_days, SMALL, tmp_path / "out", str(tmp_path))
+    assert (tmp_path / "day_0.tsv").read_text() == "mine\n"
+    refused("not a directory", generate_days, SMALL, tmp_path / "out", str(tmp_path / "day_0.tsv"))
+
+
+def test_effects_that_are_all_the_same_are_left_out() -> None:
+    config = SyntheticConfig(max_cardinality=3)
+    columns = criteo_columns(3)._replace(missing=np.zeros(26, np.float32))
+    teacher = make_teacher(config, columns, 0)
+    sample = draw_rows(teacher, 0, 0, rows_module.CALIBRATION_BLOCK, 1 << 12)
+    logits = rows_module.logits_of(rows_module.calibrate(teacher, config, sample), sample)
+    assert 0.5 < logits.std() < 2
+    assert (1 / (1 + np.exp(-logits))).mean() == pytest.approx(config.click_rate, abs=1e-3)
+
+
+@pytest.mark.slow("examples")
+def test_an_interrupted_generation_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = SyntheticConfig(rows=3_000, days=3)
+    whole = generate_days(settings, tmp_path / "whole", None)
+    replace, calls = Path.replace, []
+
+    def interrupted(self: Path, target: Path) -> Path:
+        calls.append(target)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return replace(self, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            generate_days(settings, tmp_path / "cut", None)
+    days = generate_days(settings, tmp_path / "cut", None)
+    assert [Path(day).read_bytes() for day in days] == [Path(day).read_bytes() for day in whole]
+
+
+RANDOM = ["data.source=random", "data.random.rows=3000", "data.random.eval_rows=500"]
+RANDOM += ["data.random.tables=[50,7,1,100000]"]
+
+
+def bags_of(root: Path, split: str) -> list[tuple[Any, ...]]:
+    manifest = load_manifest(root)
+    [shard] = manifest.splits[split].shards
+    arrays = open_shard(root, split, shard, manifest)
+    one_hot, ragged = iter(arrays.sparse.T), iter(arrays.bags)
+    return [
+        (bag.ids, bag.lengths) if name in manifest.ragged and (bag := next(ragged)) else (next(one_hot), None)
+        for name in manifest.schema["sparse"]
+    ]
+
+
+def test_one_hot_uniform_ids(tmp_path: Path) -> None:
+    manifest = prepare(*RANDOM, f"data.path={tmp_path}/out")
+    assert verify_dataset(tmp_path / "out") == manifest
+    assert list(manifest.num_embeddings.values()) == [50, 7, 1, 100000]
+    assert [manifest.splits[split].rows for split in SPLITS] == [3000, 500, 500]
+    assert manifest.label_rate == pytest.approx(0.25, abs=0.03)
+    counts = np.bincount(bags_of(tmp_path / "out", "train")[1][0], minlength=7)
+    assert counts.sum() == 3000
+    assert ((counts - 3000 / 7) ** 2 / (3000 / 7)).sum() < 22.5  # chi squared of 6 degrees: once in a thousand
+    refused("not made from raw rows", Encoder.load, tmp_path / "out")
+
+
+def test_splits_and_seeds_differ_and_a_seed_decides_every_byte(tmp_path: Path) -> None:
+    root = tmp_path / "out"
+    first = prepare(*RANDOM, f"data.path={root}")
+    before = sums(root)
+    train, test = (bags_of(root, split)[3][0][:500] for split in ("train", "test"))
+    assert (train == test).mean() < 0.01
+    assert prepare(*RANDOM, f"data.path={root}", "data.workers=3") == first
+    refused("another dataset", prepare, *RANDOM, f"data.path={root}", "data.random.seed=1")
+    prepare(*RANDOM, f"data.path={root}", "data.random.seed=1", "data.overwrite=true")
+    assert not set(before.values()) & set(sums(root).values())
+    prepare(*RANDOM, f"data.path={tmp_path}/again", "data.workers=3")
+    assert sums(tmp_path / "again") == before
+
+
+@pytest.mark.parametrize(("vary", "means"), [("false", [3, 1, 2, 20]), ("true", [2, 1, 1.5, 10.5])])
+def test_bags_of_fixed_and_of_any_size(tmp_path: Path, vary: str, means: list[float]) -> None:
+    overrides = ["data.random.bag_sizes=[3,1,2,20]", f"data.random.bags_vary={vary}"]
+    manifest = prepare(*RANDOM, *overrides, f"data.path={tmp_path}")
+    verify_dataset(tmp_path)
+    assert manifest.ragged == (["cat_0", "cat_2", "cat_3"] if vary == "false" else [f"cat_{i}" for i in range(4)])
+    for (_, lengths), mean, size in zip(bags_of(tmp_path, "train"), means, (3, 1, 2, 20), strict=True):
+        if lengths is None:
+            assert (vary, size) == ("false", 1)
+            continue
+        assert lengths.mean() == pytest.approx(mean, rel=0.05)
+        assert (lengths.min(), lengths.max()) == ((1, size) if vary == "true" else (size, size))
+
+
+def test_ids_follow_pareto_s_law(tmp_path: Path) -> None:
+    rows = 40_000
+    table = ["data.source=random", f"data.random.rows={rows}", "data.random.tables=[1000]", "data.random.eval_rows=0"]
+    prepare(*table, "data.random.distribution=pareto", f"data.path={tmp_path}/pareto")
+    counts = np.bincount(bags_of(tmp_path / "pareto", "train")[0][0], minlength=1000) / rows
+    starts = 1.0 + np.arange(0, 2_000_000).reshape(-1, 1000)  # P(floor(x) = k) of shape 0.25, over ids modulo 1000
+    p = (starts**-0.25 - (starts + 1) ** -0.25).sum(axis=0)
+    p += (starts[-1, -1] + 1) ** -0.25 / 1000  # what lies beyond is spread evenly
+    assert (np.abs(counts - p)[:50] < 3.5 * np.sqrt(p / rows)[:50]).all()
+
+
+def test_named_tables_can_be_cut(tmp_path: Path) -> None:
+    overrides = ["data.random.rows=10", "data.random.eval_rows=0", "data.random.max_rows_per_table=1000"]
+    manifest = prepare("data.source=random", *overrides, "data.random.bag_sizes=mlperf_v2", f"data.path={tmp_path}/out")
+    assert len(manifest.num_embeddings) == 26
+    assert max(manifest.num_embeddings.values()) == 1000
+    assert sum(len(values) for values, _ in bags_of(tmp_path / "out", "train")) == 2140
+
+
+@pytest.mark.parametrize(("exponent", "rows"), [(0.5, 7), (1.05, 1000), (3.0, 1), (2.0, 2), (1.05, 2**31 - 1)])
+def test_zipf_s_law_is_that_of_whole_numbers(exponent: float, rows: int) -> None:
+    """Counts against the law itself, whatever the exponent and the table; of a large table its first ids."""
+    count = 200_000
+    config = RandomConfig(distribution=IdDistribution.zipf, exponent=exponent)
+    ids = draw_ids(np.random.default_rng(1), config, rows, count)
+    assert 0 <= ids.min() <= ids.max() < rows
+    weights = np.arange(1, min(rows, 10**6) + 1.0) ** -exponent
+    total = weights.sum()
+    if rows > 10**6:  # the rest of the sum by its integral, after Euler and Maclaurin
+        power = 1 - exponent
+        total += ((rows + 0.5) ** power - (10**6 + 0.5) ** power) / power
+    p = weights[:40] / total
+    shares = np.bincount(ids[ids < 40], minlength=len(p))[: len(p)] / count
+    assert (np.abs(shares - p) <= 4.5 * np.sqrt(p * (1 - p) / count) + 1e-12).all()

@@ -1,0 +1,313 @@
+"""To and from the files of other programs; those that are not what they should be are refused by name and place."""
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from common.compose import compose_config
+from common.errors import UserError
+from data_prep.config import CONFIG_DIRECTORY
+from data_prep.dataset.format import SPLITS, load_manifest, shard_path
+from data_prep.encoding import Encoder
+from data_prep.job import lock_work
+from data_prep.verify import verify_dataset
+from extensions.exchange.__main__ import InterchangeConfig, export_bin, export_npy, import_bin, import_npy, main
+from tests.data_prep import oracle, tables
+from tests.data_prep.conftest import load_split, prepare
+from tests.data_prep.test_other_programs import awkward_day, run_torchrec
+from tests.data_prep.test_refusals import files, set_up
+from tests.error_lines import refused
+from tests.once import made_once
+
+
+@pytest.fixture(scope="session")
+def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return made_once(tmp_path_factory, "of_refusals", set_up)
+
+
+def make(directory: Path, *overrides: str, rows: tuple[int, ...] = (150, 90, 61), edge: bool = False) -> Path:
+    for day, count in enumerate(rows):
+        (directory / f"day_{day}").write_bytes(awkward_day(count, day, edge=edge))
+    prepare(f"data.raw={directory}/day_?", f"data.path={directory}/out", "data.chunk_bytes=9000", *overrides)
+    return directory / "out"
+
+
+def exchange(*arguments: str) -> None:
+    assert main(compose_config(InterchangeConfig, CONFIG_DIRECTORY, arguments, "schema")) == 0
+
+
+def assert_same(one: Path, other: Path) -> None:
+    for split in SPLITS:
+        for actual, expected in zip(load_split(one, split), load_split(other, split), strict=True):
+            np.testing.assert_array_equal(actual, expected)
+
+
+@pytest.mark.medium
+def test_npy_files_are_torchrec_s_byte_for_byte(tmp_path: Path, criteo: ModuleType) -> None:
+    root = make(tmp_path, "data.encoding=torchrec")
+    exchange(f"data.path={root}", f"exchange.to={tmp_path}/days")
+    run_torchrec(criteo, tmp_path, 3, threshold=0)
+    for day in range(3):
+        for kind in ("labels", "dense", "sparse"):
+            name = f"day_{day}_{kind}.npy"
+            assert (tmp_path / "days" / name).read_bytes() == (tmp_path / "shuffled" / name).read_bytes(), name
+    exchange(f"data.path={tmp_path}/back", f"exchange.source={tmp_path}/days")
+    assert_same(tmp_path / "back", root)
+    verify_dataset(tmp_path / "back")
+    refused("imported", Encoder.load, tmp_path / "back")
+
+
+def test_npy_of_a_single_file(tmp_path: Path) -> None:
+    root = make(tmp_path, rows=(80,))
+    assert len(export_npy(root, load_manifest(root), tmp_path)) == 6
+    import_npy(tmp_path, tmp_path / "back")
+    assert_same(tmp_path / "back", root)
+
+
+def bin_records(directory: Path) -> list[NDArray[Any]]:
+    return [np.fromfile(directory / f"terabyte_processed_{split}.bin", np.int32).reshape(-1, 40) for split in SPLITS]
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("encoding", ["hash", "torchrec_fixed"])
+def test_bin_both_ways(tmp_path: Path, encoding: str) -> None:
+    overrides = [f"data.encoding={encoding}", "data.max_ind_range=1000"]
+    root = make(tmp_path, "data.dense_transform=integers", *overrides, edge=True)
+    (tmp_path / "bin").mkdir()
+    export_bin(root, load_manifest(root), tmp_path / "bin")
+    text = b"".join((tmp_path / f"day_{day}").read_bytes() for day in range(3))
+    labels, _, sparse = oracle.parse(text)
+    dense = np.array([[int(x or 0) for x in line.split(b"\t")[1:14]] for line in text.splitlines()])
+    assert (dense != dense.astype(np.float32)).any()
+    order = np.arange(301)
+    ids = sparse % 1000
+    if encoding == "torchrec_fixed":
+        order[:240] = np.random.RandomState(0).permutation(240)
+        ids = np.concatenate([load_split(root, split)[2] for split in SPLITS])[np.argsort(order)]
+    expected = np.concatenate((labels[:, None], dense, ids), axis=1).astype(np.int32)[order]
+    records = bin_records(tmp_path / "bin")
+    np.testing.assert_array_equal(np.concatenate(records), expected)
+    assert [len(record) for record in records] == [240, 31, 30]
+    verify_dataset(root)
+    arguments = [f"exchange.source={tmp_path}/bin", "exchange.format=bin"]
+    exchange(f"data.path={tmp_path}/exact", "data.dense_transform=integers", *arguments)
+    verify_dataset(tmp_path / "exact")
+    assert_same(tmp_path / "exact", root)
+    exchange(f"data.path={tmp_path}/exact", f"exchange.to={tmp_path}/again", "exchange.format=bin")
+    for second, first in zip(bin_records(tmp_path / "again"), records, strict=True):
+        np.testing.assert_array_equal(second, first)
+    import_bin(tmp_path / "bin", tmp_path / "back", None)
+    verify_dataset(tmp_path / "back")
+    splits = [load_split(tmp_path / "back", s) for s in SPLITS]
+    columns = [np.concatenate(parts) for parts in zip(*splits, strict=True)]
+    np.testing.assert_array_equal(columns[0], expected[:, 0])
+    np.testing.assert_array_equal(columns[1], oracle.encode_dense(expected[:, 1:14]))
+    np.testing.assert_array_equal(columns[2], expected[:, 14:])
+    with pytest.raises(UserError, match=r"data\.dense_transform=integers"):
+        export_bin(tmp_path / "back", load_manifest(tmp_path / "back"), tmp_path / "bin")
+
+
+@pytest.mark.medium
+def test_an_import_waits_for_no_other_job(tmp_path: Path) -> None:
+    root = make(tmp_path)
+    (tmp_path / "days").mkdir()
+    export_npy(root, load_manifest(root), tmp_path / "days")
+    with lock_work(tmp_path / "back"), pytest.raises(UserError, match="another job is writing here"):
+        import_npy(tmp_path / "days", tmp_path / "back")
+    import_npy(tmp_path / "days", tmp_path / "back")
+    assert not (tmp_path / "back" / ".work").exists()
+
+
+@pytest.mark.medium
+def test_a_file_cut_off_by_an_error_is_not_there(tmp_path: Path) -> None:
+    root = make(tmp_path, "data.dense_transform=raw", "data.max_ind_range=30")
+    manifest = load_manifest(root)
+    shard = manifest.splits["val"].shards[0]
+    dense = np.load(shard_path(root, "val", shard.name, "dense"), mmap_mode="r+")
+    dense[0, 0] = -(2.0**24)  # which 2^24 + 1 would have become as well
+    dense.flush()
+    (tmp_path / "bin").mkdir()
+    refused("split val has an integer of 2\\^24 or more", export_bin, root, manifest, tmp_path / "bin")
+    assert not [path for path in (tmp_path / "bin").iterdir() if "val" in path.name]
+
+
+def test_bin_files_cut_short(tmp_path: Path) -> None:
+    for split in SPLITS:
+        (tmp_path / f"terabyte_processed_{split}.bin").write_bytes(bytes(161))
+    refused("161 bytes are not whole records of 160", import_bin, tmp_path, tmp_path / "back", None)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ("data.path=out", "exchange.to"),
+        ("data.path=out exchange.source=foreign", "no day_N_labels.npy|already"),
+        ("data.path=none exchange.to=new", "no dataset here"),
+        ("data.path=out exchange.to=new exchange.format=bin", "integers are transformed"),
+        ("data.path=imported exchange.source=days data.dense_transform=raw", r"^data\.dense_transform: has no eff"),
+        ("data.path=imported exchange.source=days data.dense_transform=raw exchange.format=bin", "no such file"),
+        ("data.path=imported exchange.source=days data.workers=2", r"data\.workers|'workers' not in"),
+    ],
+)
+def test_a_refusal_leaves_files_as_they_were(
+    state: Path, monkeypatch: pytest.MonkeyPatch, keys: str, message: str
+) -> None:
+    monkeypatch.chdir(state)
+    before = {name: digest for name, digest in files(state).items() if not name.endswith("lock")}
+    refused(message, exchange, *keys.split())
+    assert {name: digest for name, digest in files(state).items() if not name.endswith("lock")} == before
+
+
+def test_rows_with_sample_weights_are_refused(tmp_path: Path) -> None:
+    lines = "".join(f"{row % 2},u{row},{row}\n" for row in range(40))
+    schema = "label: label\nsparse: [user]\nweight: weight\n"
+    tables.make(tmp_path, "label,user,weight\n" + lines, schema, *tables.HASHED)
+    with pytest.raises(UserError, match=r"its rows have sample weights \(weight\), which these files cannot hold"):
+        exchange(f"data.path={tmp_path}/out", f"exchange.to={tmp_path}/new")
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("form", ["bin", "npy"])
+def test_an_export_that_fails_midway_leaves_the_older_one(tmp_path: Path, state: Path, form: str) -> None:
+    keys = ["data.dense_transform=integers", "data.max_ind_range=9", f"data.path={tmp_path}/out"]
+    prepare(f"data.raw={state}/days", *keys)
+    export = [f"data.path={tmp_path}/out", f"exchange.to={tmp_path}/new", f"exchange.format={form}"]
+    exchange(*export)
+    test = tmp_path / "out/test/00000.dense.npy"
+    test.write_bytes(test.read_bytes()[:200])
+    labels = tmp_path / "out/train/00000.labels.npy"
+    np.save(labels, 1 - np.load(labels))
+    before = files(tmp_path)
+    with pytest.raises(UserError):
+        exchange(*export)
+    assert files(tmp_path) == before
+
+
+ROWS = (40, 30)
+
+
+def write_days(directory: Path) -> None:
+    """Two days as TorchRec writes them."""
+    rng = np.random.default_rng(0)
+    directory.mkdir()
+    for day, rows in enumerate(ROWS):
+        save(directory, day, "labels", rng.integers(0, 2, (rows, 1)).astype(np.int32))
+        save(directory, day, "dense", rng.random((rows, 13), np.float32))
+        save(directory, day, "sparse", rng.integers(0, 9, (rows, 26)).astype(np.int32 if day == 0 else np.int64))
+
+
+def save(directory: Path, day: int, kind: str, array: Any) -> None:
+    np.save(directory / f"day_{day}_{kind}.npy", array, allow_pickle=array.dtype == object)
+
+
+def change(day: int, kind: str, edit: Callable[..., Any] | type) -> Callable[..., Any]:
+    """Damage that gives an array's file what `edit` makes of the array."""
+
+    def damage(directory: Path) -> None:
+        save(directory, day, kind, edit(np.load(directory / f"day_{day}_{kind}.npy")))
+
+    return damage
+
+
+def put(day: int, kind: str, place: tuple[int, int], value: Any) -> Callable[[Path], None]:
+    """Damage that gives an array another value at one place."""
+
+    def edit(array: NDArray[Any]) -> NDArray[Any]:
+        array[place] = value
+        return array
+
+    return change(day, kind, edit)
+
+
+def write(name: Any, content: Any) -> Any:
+    return lambda directory: (directory / name).write_bytes(content((directory / name).read_bytes()))
+
+
+def make_directory(directory: Path) -> None:
+    (directory / "day_0_dense.npy").unlink()
+    (directory / "day_0_dense.npy").mkdir()
+
+
+DAMAGE = {
+    "directory": (make_directory, r"day_0_dense\.npy: not readable as a NumPy file"),
+    "nothing": (lambda d: [path.unlink() for path in d.iterdir()], r"no day_N_labels\.npy"),
+    "empty": (write("day_0_labels.npy", lambda _: b""), r"day_0_labels\.npy: not readable as a NumPy file"),
+    "nonsense": (write("day_1_sparse.npy", lambda _: b"nonsense"), r"day_1_sparse\.npy: not readable as a NumPy file"),
+    "pickle": (write("day_0_labels.npy", lambda _: pickle.dumps([1])), r"day_0_labels\.npy: not readable as a NumPy"),
+    "scalar": (change(0, "labels", lambda _: np.int32(1)), r"day_0_labels\.npy: an array \(\), not \(rows, 1\)"),
+    "columns": (change(1, "sparse", lambda a: a[:, 1:]), r"day_1_sparse\.npy: an array \(30, 25\), not \(rows, 26\)"),
+    "fewer dense rows": (
+        change(0, "dense", lambda a: a[:3]),
+        r"day_0_dense\.npy: 3 rows, but day_0_labels\.npy has 40",
+    ),
+    "float labels": (change(0, "labels", np.float32), r"day_0_labels\.npy: float32, not integers"),
+    "label": (put(0, "labels", (7, 0), 2), r"day_0_labels\.npy: row 8, column label: 2: a label is neither 0 nor 1"),
+    "nan": (put(0, "dense", (9, 4), np.nan), r"day_0_dense\.npy: row 10, column int_4: nan: not a finite number"),
+    "negative id": (put(0, "sparse", (5, 25), -3), r"day_0_sparse\.npy: row 6, column cat_25: -3: an id is negative"),
+    "large id": (put(1, "sparse", (29, 0), 1 << 31), r"day_1_sparse\.npy: row 30, column cat_0: 2147483648: an id is"),
+}
+
+
+@pytest.mark.parametrize(("damage", "message"), DAMAGE.values(), ids=DAMAGE)
+def test_days_that_are_not_what_they_should_be(tmp_path: Path, damage: Callable[..., Any], message: str) -> None:
+    write_days(tmp_path / "days")
+    damage(tmp_path / "days")
+    refused(message, import_npy, tmp_path / "days", tmp_path / "back")
+    assert not (tmp_path / "back").exists()
+
+
+def test_order_and_size_of_numbers_do_not_matter(tmp_path: Path) -> None:
+    write_days(tmp_path / "days")
+    for kind, edit in (("labels", np.uint8), ("dense", np.asfortranarray), ("sparse", np.int64)):
+        change(0, kind, edit)(tmp_path / "days")
+    import_npy(tmp_path / "days", tmp_path / "back")
+    verify_dataset(tmp_path / "back")
+    for actual, kind in zip(load_split(tmp_path / "back", "train"), ("labels", "dense", "sparse"), strict=True):
+        expected = np.load(tmp_path / "days" / f"day_0_{kind}.npy")
+        np.testing.assert_array_equal(actual.reshape(expected.shape), expected)
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "message"),
+    [(0, -1, "column label: -1: a label is neither 0 nor 1"), (39, -7, "column cat_25: -7: an id is negative")],
+)
+def test_records_that_are_not_what_they_should_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, column: int, value: int, message: str
+) -> None:
+    monkeypatch.setattr("extensions.exchange.__main__.SHARD_ROWS", 4)
+    for split in SPLITS:
+        records = np.ones((10, 40), np.int32)
+        if split == "val":
+            records[6, column] = value
+        records.tofile(tmp_path / f"terabyte_processed_{split}.bin")
+    refused(rf"terabyte_processed_val\.bin: row 7, {message}", import_bin, tmp_path, tmp_path / "back", None)
+
+
+@pytest.mark.parametrize(
+    ("gone", "message"),
+    [
+        (["day_2_labels.npy"], "day_2_labels.npy: no such file beside other files of day 2"),
+        (["day_1_labels.npy", "day_1_dense.npy", "day_1_sparse.npy"], "day_1_labels.npy: no such file between other"),
+        (["day_0_sparse.npy"], "day_0_sparse.npy: no such file beside other files of day 0"),
+    ],
+)
+def test_a_day_that_is_not_whole_is_missed(tmp_path: Path, gone: list[str], message: str) -> None:
+    days = tmp_path / "days"
+    days.mkdir()
+    for day in range(3):
+        np.save(days / f"day_{day}_labels.npy", np.arange(30, dtype=np.int32)[:, None] % 2)
+        np.save(days / f"day_{day}_dense.npy", np.full((30, 13), day, np.float32))
+        np.save(days / f"day_{day}_sparse.npy", np.full((30, 26), day, np.int32))
+    for name in gone:
+        (days / name).rename(tmp_path / name)
+    refused(message, import_npy, days, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    for name in gone:
+        (tmp_path / name).rename(days / name)
+    assert import_npy(days, tmp_path / "out").rows == 90

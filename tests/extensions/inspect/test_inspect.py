@@ -1,0 +1,622 @@
+"""Proposed schemas: uses of columns, the label, the order of rows, refusals; drawn tables; the command and its page."""
+
+import datetime
+import io
+import json
+import random
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+import yaml
+from selenium import webdriver
+from sklearn.metrics import roc_auc_score
+
+import clickwork
+from common.errors import UserError
+from data_prep.dataset.format import load_manifest, splitmix64
+from data_prep.sources.discover import Source, resolve_sources
+from data_prep.verify import verify_dataset
+from extensions.inspect import columns as profile_module
+from extensions.inspect.columns import MAX_EXACT, DistinctValues
+from extensions.inspect.command import inspection_page
+from extensions.inspect.proposal import Proposal, auc_of_column, order_sentences, propose_schema
+from tests.browser import browser, missing
+from tests.data_prep.conftest import prepare, seeds
+from tests.data_prep.tables import paths, write
+from tests.error_lines import refused
+from tests.forks import run_module
+
+ROWS = 400
+BITS = np.random.default_rng(7).integers(0, 2, ROWS).tolist()
+
+
+def ratings(rows: int = ROWS) -> dict[str, list[Any]]:
+    """Ratings as published, sorted by user."""
+    rng = np.random.default_rng(0)
+    return {
+        "userId": sorted(rng.integers(1, 30, rows).tolist()),
+        "movieId": rng.integers(1, 60, rows).tolist(),
+        "rating": (rng.integers(1, 11, rows) / 2).tolist(),
+        "timestamp": rng.integers(1_000_000_000, 1_500_000_000, rows).tolist(),
+    }
+
+
+def ads(rows: int = ROWS) -> dict[str, list[Any]]:
+    """Advertisements in order of time, with columns that teach nothing or too much."""
+    rng = np.random.default_rng(1)
+    clicked = rng.random(rows) < 0.3
+    start = datetime.datetime(2024, 3, 1)
+    return {
+        "event": [f"e{row:06d}" for row in range(rows)],
+        "row": list(range(rows)),
+        "shown_at": [(start + datetime.timedelta(minutes=13 * row)).isoformat(" ") for row in range(rows)],
+        "site": [f"s{site}" for site in rng.integers(0, 15, rows)],
+        "tags": rng.choice(["a|b", "b", "c|a|d", "d", "a|c", "b|d"], rows).tolist(),
+        "price": rng.lognormal(1, 1, rows).round(3).tolist(),
+        "age": ["NA" if row % 9 == 0 else int(rng.integers(18, 80)) for row in range(rows)],
+        "children": rng.integers(0, 4, rows).tolist(),
+        "version": ["v1"] * rows,
+        "empty": [None] * rows,
+        "revenue": np.where(clicked, rng.gamma(2, 5, rows).round(2), 0).tolist(),
+        "clicked": np.where(clicked, "yes", "no").tolist(),
+    }
+
+
+def proposed(directory: Path, content: Any, label: str | None = None, name: str = "rows.csv") -> Proposal:
+    return propose_schema(resolve_sources(str(write(directory / name, content))), label)
+
+
+def places(proposal: Proposal) -> dict[str, str]:
+    return {name: use.place for name, use in proposal.uses.items()}
+
+
+@pytest.mark.parametrize("name", ["rows.csv", "rows.parquet", "rows.jsonl"])
+def test_ratings(tmp_path: Path, name: str) -> None:
+    content = ratings()
+    proposal = proposed(tmp_path, content, name=name)
+    grades = np.array(content["rating"])
+    rates = {grade: (grades >= grade).mean() for grade in sorted(set(grades))[1:]}
+    middle = min(rates, key=lambda grade: abs(rates[grade] - 0.5))
+    document = yaml.safe_load(proposal.text)
+    assert document["label"] == f"rating >= {middle:g}"
+    assert proposal.label.rate == rates[middle]
+    assert document["time"] == {"column": "timestamp", "format": "epoch"}
+    assert document["sparse"][:2] == ["userId", "movieId"]
+    assert [entry["part"] for entry in document["sparse"][2:]] == ["weekday", "hour"]
+    assert proposal.groups == ["userId"]
+    text = " ".join(order_sentences(proposal))
+    assert text.startswith("Rows are grouped by userId (all rows of a value follow each other).")
+    assert "data.split.method=time (the default here)" in text
+    assert "data.split.method=group data.split.column=userId keeps all rows of a value" in text
+
+
+def test_numbers_with_a_long_tail_become_logarithms(tmp_path: Path) -> None:
+    rng = np.random.default_rng(2)
+    tails = {"income": rng.lognormal(8, 1, 400), "visits": rng.poisson(0.1, 400) * 50.5, "gains": rng.pareto(1, 400)}
+    others = {
+        "year": rng.integers(1980, 2025, 400),
+        "kelvin": rng.normal(300, 5, 400),
+        "balance": rng.normal(0, 9, 400),
+    }
+    rows = {"label": [0, 1] * 200, "kind": rng.choice(list("abcd"), 400), **tails, **others}
+    schema = yaml.safe_load(proposed(tmp_path, rows, name="rows.parquet").text)
+    assert schema["dense"] == [*tails, *({"column": name, "transform": "standard"} for name in others)]
+
+
+def test_advertisements(tmp_path: Path) -> None:
+    proposal = proposed(tmp_path, ads())
+    document = yaml.safe_load(proposal.text)
+    assert document == {
+        "missing": ["NA"],
+        "label": "clicked",
+        "time": "shown_at",
+        "dense": ["price", {"column": "age", "transform": "standard"}],
+        "sparse": [
+            {"column": "shown_at", "part": "weekday"},
+            {"column": "shown_at", "part": "hour"},
+            "site",
+            {"column": "tags", "separator": "|"},
+            "children",
+        ],
+    }
+    reasons = {name: use.reason.partition(":")[0] for name, use in proposal.uses.items() if use.place == "out"}
+    assert reasons == {
+        "event": "unique",
+        "row": "unique",
+        "version": "constant",
+        "empty": "constant",
+        "revenue": "leaks the label",
+    }
+    assert all(f"#   {name}: {reason}" in proposal.text for name, reason in reasons.items())
+    assert "Rows are in order of shown_at." in proposal.text
+    assert "fraction tests on the last rows of the files, which are the newest" in proposal.text
+
+
+def drawn_numbers(rows: int = 6000) -> dict[str, Any]:
+    """Columns of whole numbers: ids with effects and without, quantities, an hour, values that hardly repeat."""
+    rng = np.random.default_rng(3)
+    columns = {"id": rng.integers(100, 300, rows), "user": rng.integers(0, 90, rows)}
+    columns |= {"quantity": rng.integers(0, 900, rows), "serial": rng.integers(0, 4000, rows)}
+    columns |= {"level": rng.integers(0, 35, rows), "hour": rng.integers(0, 24, rows)}
+    scores = rng.normal(0, 1, 200)[columns["id"] - 100] + columns["quantity"] / 450 + columns["level"] / 12 - 3
+    scores += np.abs(columns["hour"] - 12) / 6
+    return columns | {"score": scores, "label": rng.random(rows) < 1 / (1 + np.exp(-scores))}
+
+
+def losses_of(numbers: Any, labels: Any) -> list[float]:
+    """Return the losses by value, by quantile and by neither; log loss, or RMSE of labels that are no bits."""
+    frame = pd.DataFrame({"value": numbers, "label": labels * 1.0})
+    frame["quantile"] = np.searchsorted(np.unique(np.quantile(numbers, np.arange(1, 32) / 32)), numbers)
+    half = splitmix64(np.arange(len(frame), dtype=np.uint64)) % 2
+    frame["all"] = 0
+    losses: list[float] = []
+    prior: Any = 0.0
+    for key in ("all", "quantile", "value"):
+        rates = np.zeros(len(frame))
+        for fitted in (0, 1):
+            groups = frame[half == fitted].groupby(key).label.agg(["sum", "count"]).reindex(frame[key]).fillna(0)
+            before = frame.label[half == fitted].mean() if key != "value" else prior
+            smoothed = (groups["sum"].to_numpy() + 10 * before) / (groups["count"].to_numpy() + 10)
+            rates = np.where(half == fitted, rates, smoothed)
+        if set(frame.label) <= {0.0, 1.0}:
+            losses.append(float(-np.log(np.where(frame.label > 0, rates, 1 - rates)).mean()))
+        else:
+            losses.append(float(np.sqrt(((rates - frame.label) ** 2).mean())))
+        prior = rates if key == "quantile" else prior
+    return losses[::-1]
+
+
+@pytest.mark.parametrize("label", ["label", "score"])
+def test_whole_numbers_are_categories_by_their_rates(tmp_path: Path, label: str) -> None:
+    table = drawn_numbers()
+    columns = {name: values for name, values in table.items() if name not in ("score", "label")}
+    proposal = proposed(tmp_path, {"y": table[label] * 1, **{f"c{i}": columns[name] for i, name in enumerate(columns)}})
+    uses = dict(zip(columns, list(proposal.uses.values())[1:], strict=True))
+    assert {name: use.place for name, use in uses.items()} == {
+        "id": "sparse",
+        "user": "sparse",
+        "quantity": "dense",
+        "serial": "dense",
+        "level": "dense",
+        "hour": "sparse",
+    }
+    for name in ("id", "user", "quantity", "level", "hour"):
+        value, quantile, neither = (f"{loss:.4g}" for loss in losses_of(columns[name], table[label]))
+        kind = "log loss" if label == "label" else "RMSE"
+        assert uses[name].reason.endswith(f"{kind} {value} by value, {quantile} by quantile, {neither} by neither")
+        assert f"# {uses[name].reason}\n" in proposal.text
+    assert uses["serial"].reason.endswith(f"{6000 / len(set(columns['serial'])):.1f} rows a value")
+
+
+def test_codes_are_known_by_how_they_are_written(tmp_path: Path) -> None:
+    numbers = np.random.default_rng(5).integers(0, 150, ROWS)
+    rows = {"label": BITS, "padded": [f"{number:04d}" for number in numbers], "plain": numbers}
+    rows |= {"long": 17 * 10**17 + numbers, "marked_id": ["NA" if number < 9 else number for number in numbers]}
+    proposal = proposed(tmp_path, pd.DataFrame(rows).to_csv(index=False))
+    expected = {"padded": "sparse", "plain": "dense", "long": "sparse", "marked_id": "sparse"}
+    assert places(proposal) == {"label": "label", **expected}
+    assert prepare(*paths(tmp_path, proposal.text)).rows == ROWS
+
+
+def test_the_way_to_divide_a_text_into_words_is_named_and_works(tmp_path: Path) -> None:
+    rng = np.random.default_rng(2)
+    words = ["red", "shoe", "blue", "bag", "cheap", "phone"]
+    table = {
+        "query": [" ".join(rng.permutation(words)[:4]) for _ in range(ROWS)],
+        "label": rng.integers(0, 2, ROWS).tolist(),
+    }
+    reason = proposed(tmp_path, table).uses["query"].reason
+    (entry,) = re.findall(r"; of words: (\{.*\}) in sparse takes each as a value", reason)
+    prepare(*paths(tmp_path, f"label: label\nsparse: [{entry}]\n"))
+    assert set(clickwork.Dataset(tmp_path / "out").values("query")) >= set(words)
+
+
+def test_rows_sorted_by_label_and_rare_labels(tmp_path: Path) -> None:
+    content = {"y": [0] * 394 + [1] * 6, "a": ["x", "y", "x", "z"] * 100}
+    text = " ".join(order_sentences(proposed(tmp_path, content)))
+    assert "Rows are sorted by label (y)." in text
+    assert "which have other labels than train: do not use it" in text
+    assert "data.split.method=stratified gives each split the same share" in text
+    content["y"] = [0, 0, 1, 0, 1, 0, 0, 1] * 50
+    assert "Rows are sorted" not in " ".join(order_sentences(proposed(tmp_path, content)))
+
+
+def test_rounded_ids_and_times_of_float32_prepare_as_quantities(tmp_path: Path) -> None:
+    numbers = {"user_id": 2**24 + np.arange(ROWS) % 90, "time": 16 * 10**8 + 600 * (37 * np.arange(ROWS) % ROWS)}
+    columns = {name: pa.array(values.astype(np.float32)) for name, values in numbers.items()}
+    proposal = proposed(tmp_path, {"label": BITS, "cat": list("abca") * 100, **columns}, name="rows.parquet")
+    assert (places(proposal)["user_id"], places(proposal)["time"], proposal.time) == ("dense", "dense", None)
+    assert prepare(*paths(tmp_path, proposal.text, "rows.parquet")).rows == ROWS
+
+
+@pytest.mark.parametrize("mark", ["\u0085", "\u2028", "\u00a0", "\t"])
+def test_blanks_in_numbers_and_wide_numbers_prepare(tmp_path: Path, mark: str) -> None:
+    price = [mark if row % 9 == 0 else row % 13 / 8 for row in range(ROWS)]
+    wide = [(-1) ** (row % 3) * 1e308 / (1 + row % 5) for row in range(ROWS)]
+    proposal = proposed(tmp_path, {"label": BITS, "cat": list("abca") * 100, "price": price, "wide": wide})
+    document = yaml.safe_load(proposal.text)
+    assert document["missing"] == [mark]
+    assert document["dense"][-1] == {"column": "wide", "transform": "signed_log1p"}
+    assert prepare(*paths(tmp_path, proposal.text)).rows == ROWS
+
+
+def test_a_part_of_a_time_that_misleads_newer_rows_is_left_out(tmp_path: Path) -> None:
+    shown = pd.Series(pd.date_range("2024-01-01", periods=4_000, freq="10min"))
+    is_early_in_week, is_new = shown.dt.dayofweek < 3, shown.index >= 2_000
+    rates = 0.3 + 0.2 * (shown.dt.hour < 12) + 0.2 * (is_early_in_week != is_new)
+    labels = (np.random.default_rng(5).random(4_000) < rates).astype(int).tolist()
+    content = {"label": labels, "cat": list("abca") * 1_000, "shown_at": shown.astype(str).tolist()}
+    document = yaml.safe_load(proposed(tmp_path, content).text)
+    assert document["sparse"] == ["cat", {"column": "shown_at", "part": "hour"}]
+
+
+@pytest.mark.parametrize("name", ["rows.csv", "rows.parquet"])
+def test_days_as_numbers_are_times(tmp_path: Path, name: str) -> None:
+    days = pd.date_range("2019-01-01", periods=ROWS, freq="3D")
+    content = {"label": BITS, "cat": list("abca") * 100, "x": [int(f"{day:%Y%m%d}") for day in days]}
+    proposal = proposed(tmp_path, content, name=name)
+    assert proposal.time == ("x", "%Y%m%d")
+    manifest = prepare(*paths(tmp_path, proposal.text, name))
+    assert manifest.encoding["split"] == "time"
+    weekdays = Counter(day.weekday() for day in days[: manifest.splits["train"].rows])
+    assert manifest.num_embeddings["x_weekday"] == 1 + len(weekdays)
+
+
+@pytest.mark.medium
+def test_columns_without_a_name_are_left_out(tmp_path: Path) -> None:
+    rows = pd.DataFrame(
+        {"cat": list("abca") * 100, "price": np.arange(400) % 7 / 8, "label": ["xy"[bit] for bit in BITS]}
+    )
+    text = rows.to_csv()
+    texts = [text, text.replace("\n", ",\n"), rows.to_csv(index=False).replace("\n", ",\n")]
+    texts += [rows.set_index(np.array([f"u{row}" for row in range(400)])).to_csv()]
+    expected = pd.read_csv(io.StringIO(text), index_col=0)
+    for text in texts:
+        proposal = proposed(tmp_path, text, "label == x")
+        assert proposal.profile.rows == len(expected)
+        used = {name: place for name, place in places(proposal).items() if name}
+        assert used == {"cat": "sparse", "price": "dense", "label": "label"}
+        manifest = prepare(*paths(tmp_path, proposal.text), "data.overwrite=true")
+        assert (manifest.rows, manifest.label_rate) == (len(expected), (expected.label == "x").mean())
+    assert "'': no name, as of an index that pandas writes" in proposal.text
+
+
+LABELS: dict[str, tuple[list[Any], str | None, Any]] = {
+    "numbers": ([0, 1], None, "click"),
+    "fractions": (["0.0", "1.0"], None, "click"),
+    "words": (["true", "false"], None, "click"),
+    "signs": ([-1, 1], None, "click == 1"),
+    "negative": (["neg", "rest"], None, "click == rest"),
+    "given": ([">50K", "<=50K"], "click == >50K", "click == >50K"),
+    "blank": ([" Yes", " No"], None, "click == ' Yes'"),
+    "threshold": ([1, 2, 3], "click >= 3", "click >= 3"),
+    "beyond float64": ([2**53 + 1, 2**53, 5], f"click >= {2**53 + 1}", f"click >= {2**53 + 1}"),
+    "grades": ([1, 2, 3, 4], None, "click >= 3"),
+}
+
+
+@pytest.mark.parametrize("case", LABELS)
+def test_labels(tmp_path: Path, case: str) -> None:
+    values, given, expected = LABELS[case]
+    content = {"click": (values * ROWS)[:ROWS], "user": [f"u{row % 7}" for row in range(ROWS)]}
+    proposal = proposed(tmp_path, content, given)
+    entry = yaml.safe_load(proposal.text)["label"]
+    assert entry == expected or entry == expected.replace("'", '"')
+    assert prepare(*paths(tmp_path, proposal.text)).label_rate == proposal.label.rate
+
+
+def test_numbers_to_predict(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    content = {"y": rng.normal(0, 1, ROWS).tolist(), "user": [f"u{row % 7}" for row in range(ROWS)]}
+    proposal = proposed(tmp_path, content)
+    assert yaml.safe_load(proposal.text)["label"] == {"column": "y", "kind": "number"}
+    assert "loss=mse train.monitor=rmse" in proposal.text
+
+
+FEW = {"user": ["a", "b"] * 30}
+RATED = [row / 7 for row in range(60)]
+KNOWN = r"column label: has the values <=50K \(40\), >50K \(20\), and neither is known .*: data\.label='label == >50K'"
+# The table, the label that is given, what the line says.
+REFUSALS: list[tuple[Any, str | None, str]] = [
+    ({"a": [0, 1] * 30, **FEW}, None, r"rows\.csv: no column is named label, click, .* or rating.*data\.label=COLUMN"),
+    ({"a": [0, 1] * 30, **FEW}, "b", r"data\.label=b: no such column; the table has a, user"),
+    ({"label": [">50K", "<=50K", "<=50K"] * 20, "user": list("abc") * 20}, None, KNOWN),
+    *(
+        ({"rating": numbers * 30, **FEW}, None, rf"and neither is known .*: data\.label='rating == {max(numbers):g}'")
+        for numbers in ([1, 5], [0.5, 1], [1, 2], [-1, 2])
+    ),
+    ({"label": [1, 0, "NA"] * 20, **FEW}, "label == 1", "label: 20 of 60 rows have NA, .* missing value; remove"),
+    ({"label": [1, 0, "x"] * 20, **FEW}, "label >= 1", "some are no numbers, as >= 1 needs"),
+    ({"label": [0, 1] * 30, "a": RATED, "b": RATED[::-1]}, None, "no column can be a category, of which a model needs"),
+    ({"label": list("abc") * 20, "a": list("abc") * 20}, None, r"is positive, e\.g\. data\.label='label == a'"),
+    ({"label": [1] * 60, **FEW}, None, "every label is 1, so no model can learn"),
+    ("label,a\n", None, "no rows in it"),
+    ({"label": [0, 1, None] * 20, "user": list("abc") * 20}, None, "20 of 60 rows have no label, .* row 3 of"),
+    ("label,a,a\n1,2,3\n", None, "row 1: two columns a; rename"),
+    ({"label": [0, 1]}, None, "one column alone"),
+    ("label,a\n0,x\n1,y,z\n0,x\n", None, r"rows\.csv: row 3: 3 columns, but a row has 2"),
+    ({"label": [0, 1] * 30, **FEW}, "label == =4", r"data\.label=label == =4: "),
+]
+
+
+@pytest.mark.parametrize(("content", "label", "message"), REFUSALS)
+def test_refusals(tmp_path: Path, content: Any, label: str | None, message: str) -> None:
+    refused(message, proposed, tmp_path, content, label)
+
+
+def test_the_line_to_type_works(tmp_path: Path) -> None:
+    content = {"income": [">50K", "<=50K"] * 30, **FEW}
+    label = refused("data.label='", proposed, tmp_path, content, "income").partition("data.label='")[2].rstrip("'")
+    assert proposed(tmp_path, content, label).label.rule == "== >50K"
+
+
+@pytest.mark.parametrize(
+    ("text", "layout"),
+    [
+        ("label;user\n0;a,b\n1;c\n", (";", True)),
+        ("label\tuser\n0\ta\n1\tb\n", ("\t", True)),
+        ("1|a|2\n0|b|3\n", ("|", False)),
+        ("1,a\n0,b\n", (",", False)),
+        ('label,user\n0,"a;b"\n1,"c;d"\n', (",", True)),
+    ],
+)
+def test_layouts(tmp_path: Path, text: str, layout: tuple[str, bool]) -> None:
+    proposal = proposed(tmp_path, text, None if layout[1] else "column_0")
+    document = yaml.safe_load(proposal.text)
+    assert (document.get("delimiter", ","), document.get("header", True)) == layout
+    if not layout[1]:
+        assert document["label"] == 0
+
+
+def test_auto_trains_on_the_proposal_as_if_it_were_given(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = proposed(tmp_path, ratings()).text
+    (tmp_path / "schema.yaml").write_text(text)
+    raw = f"data.raw={tmp_path}/rows.csv"
+    given = prepare(raw, f"data.schema={tmp_path}/schema.yaml", f"data.path={tmp_path}/given")
+    capsys.readouterr()
+    auto = [raw, "data.schema=auto", f"data.path={tmp_path}/auto"]
+    prepare(*auto)
+    assert "data.schema=auto: label: rating >= " in capsys.readouterr().err
+    verify_dataset(tmp_path / "auto")
+    assert load_manifest(tmp_path / "auto").digest == given.digest
+    assert given.encoding["split"] == "time"
+    prepare(*auto)  # finished already, by the schema that it has
+    assert "already done" in capsys.readouterr().err
+    prepare(*auto, "data.label=rating")
+    refused(r"the label is rating >= .* there, movieId here", prepare, *auto, "data.label=movieId")
+    given_keys = [raw, f"data.schema={tmp_path}/schema.yaml", f"data.path={tmp_path}/b"]
+    refused(r"data\.label=x: has no effect without data\.schema=auto", prepare, *given_keys, "data.label=x")
+
+
+def test_a_label_that_auto_does_not_know_is_named(tmp_path: Path) -> None:
+    write(tmp_path / "rows.csv", {"a": [0, 1] * 200, "user": [f"u{row % 7}" for row in range(ROWS)]})
+    keys = [f"data.raw={tmp_path}/rows.csv", "data.schema=auto", f"data.path={tmp_path}/out"]
+    refused(r"give data\.label=COLUMN", prepare, *keys)
+    assert not (tmp_path / "out").exists()
+    assert prepare(*keys, "data.label=a").encoding["table"]["label"] == "a"
+    files = [
+        f"data.train={tmp_path}/rows.csv",
+        f"data.test={write(tmp_path / 'test.csv', {'a': [0, 1], 'user': ['x', 'y']})}",
+    ]
+    manifest = prepare(*files, "data.schema=auto", "data.label=a", f"data.path={tmp_path}/given")
+    assert [split.rows for split in manifest.splits.values()] == [ROWS, 0, 2]
+
+
+def test_a_sample_of_a_large_table_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profile_module, "SAMPLE_ROWS", 100)
+    whole = proposed(tmp_path, ads())
+    numbers = whole.profile.sample.numbers
+    assert 25 <= len(numbers) <= 100
+    assert f"all 400 rows; rates and distributions of {len(numbers)} of them" in whole.text
+    sites = np.array(ads()["site"])
+    assert whole.profile.sample.columns["site"] == sites[numbers].tolist()
+    assert len(whole.profile.columns["site"].distinct) == len(set(sites))
+
+
+@pytest.mark.medium
+def test_different_values_are_counted_and_then_estimated() -> None:
+    values = DistinctValues()
+    for start in range(0, 40_000, 1000):
+        values.add(np.arange(start, start + 2000, dtype=np.uint64))
+    assert (len(values), values.is_exact) == (41_000, True)
+    for start in range(0, 1_000_000, 10_000):
+        values.add(np.arange(start, start + 20_000, dtype=np.uint64))
+    assert not values.is_exact
+    assert len(values) == pytest.approx(1_010_000, rel=4 / np.sqrt(MAX_EXACT / 2))
+
+
+def test_the_auc_of_a_column_is_scikit_learn_s() -> None:
+    rng = np.random.default_rng(0)
+    codes = rng.integers(0, 5, 4000)
+    labels = rng.random(4000) < np.array([0.1, 0.3, 0.5, 0.2, 0.8])[codes]
+    rates = pd.Series(labels).groupby(codes).mean()[codes]
+    auc = auc_of_column([f"v{code}" for code in codes], None, labels)
+    assert auc == pytest.approx(roc_auc_score(labels, rates), abs=0.01)
+    assert auc_of_column(["a"] * 4000, None, labels) == 0.5
+    assert auc_of_column(["a"] * 60, None, labels[:60]) is None
+    numbers = labels + rng.normal(0, 0.01, 4000)
+    assert auc_of_column([""] * 4000, numbers, labels) == pytest.approx(1, abs=0.01)
+
+
+NAMES = ["label", "y", "click", "rating", "userId", "item_id", "ts", "date", "price", "a.b", "x y", "été", "1", "0"]
+NAMES += ["n#", "- a", "ts_hour", "{a}", "a: b", "'q", '"', "null", "true", "~", "#c", "a=b", ">= 4", "", "x>1"]
+NAMES += ["label >= 4", "[x", "*z", "&q", "!t"]
+Draw = Callable[[random.Random], Any]
+
+VALUES: dict[str, Draw] = {
+    "bit": lambda draw: draw.randint(0, 1),
+    "constant": lambda draw: "same",
+    "few": lambda draw: draw.choice(["a", "b", "c d", "é"]),
+    "word": lambda draw: draw.choice(["yes", "no"]),
+    "integer": lambda draw: draw.randint(-5, 10 ** draw.randint(1, 12)),
+    "large": lambda draw: draw.choice([2**63, 10**30, -(2**70), 5]),
+    "fraction": lambda draw: round(draw.gauss(0, 100), 3),
+    "spelled": lambda draw: draw.choice(["+5", "5.", ".5", " 7 ", "1e3", "-0", "007", "1e400", "1_0", "inf", "nan"]),
+    "marked": lambda draw: draw.choice([1, 2, 3.5, "NA", "NULL", " "]),
+    "id": lambda draw: f"id{draw.random()}",
+    "tags": lambda draw: "|".join(draw.sample("abcdef", draw.randint(0, 3))),
+    "commas": lambda draw: ", ".join(draw.sample(["x", "y", "z"], draw.randint(1, 3))),
+    "seconds": lambda draw: draw.randint(10**9, 17 * 10**8),
+    "milliseconds": lambda draw: draw.randint(10**12, 17 * 10**11),
+    "iso": lambda draw: str(datetime.datetime(2024, 1, 1) + datetime.timedelta(seconds=draw.randint(0, 10**7))),
+    "day": lambda draw: f"2024-0{draw.randint(1, 9)}-1{draw.randint(0, 9)}",
+    "german": lambda draw: f"{draw.randint(1, 28)}.{draw.randint(1, 12)}.2023 {draw.randint(0, 23)}:05",
+    "american": lambda draw: f"{draw.randint(1, 12)}/{draw.randint(1, 28)}/2023",
+    "mixed": lambda draw: draw.choice([1, "one", 2.5, "", None, "2024-01-01", "true"]),
+    "odd": lambda draw: draw.choice(['say "hi"', "a;b", "tab\there", "#x", "= 3", "\\N", "\u2028", "\x00", "'"]),
+    "empty": lambda draw: None,
+}
+TYPED: dict[str, Draw] = {
+    "boolean": lambda draw: draw.random() < 0.5,
+    "list": lambda draw: draw.sample(["a", "b", "", "c|d"], draw.randint(0, 3)),
+    "numbers": lambda draw: [draw.randint(0, 9) for _ in range(draw.randint(0, 3))],
+    "not finite": lambda draw: draw.choice([1.5, float("inf"), float("nan")]),
+}
+PARQUET: dict[str, Draw] = {
+    "timestamp": lambda draw: datetime.datetime(2024, 1, draw.randint(1, 28), draw.randint(0, 23)),
+    "date": lambda draw: datetime.date(2024, 1, draw.randint(1, 28)),
+    "decimal": lambda draw: Decimal(draw.randint(0, 99)) / 4,
+    "bytes": lambda draw: bytes([draw.randint(0, 255)]),
+    "struct": lambda draw: {"a": 1},
+}
+SINGLE_TYPED = ("mixed", "marked", "large", "spelled")  # which Parquet's columns of one type cannot hold
+
+
+def drawn_rows(draw: random.Random, form: str) -> dict[str, list[Any]]:
+    kinds = dict(VALUES) | (TYPED if form != "csv" else {}) | (PARQUET if form == "parquet" else {})
+    if form == "parquet":
+        kinds = {name: kind for name, kind in kinds.items() if name not in SINGLE_TYPED}
+    if form == "jsonl":
+        del kinds["not finite"]
+    rows = draw.choice([1, 3, 30, 30, 200])
+    names = draw.sample(NAMES, draw.randint(1, 9))
+    is_plain = draw.random() < 0.9
+    if is_plain:  # numbers among the names make a text file one without names
+        names = ["label", *(name for name in names if name not in ("label", "1", "0", ""))]
+    content = {}
+    for name in names:
+        kind = draw.choice(["bit", "word", "bit", *kinds] if name == "label" and not is_plain else list(kinds))
+        if name == "label" and is_plain:
+            kind = draw.choice(["bit", "bit", "word", "integer", *(["fraction"] if form != "csv" else [])])
+        gaps = 0 if name == "label" and is_plain else draw.choice([0, 0, 0, 0.1])
+        content[name] = [None if draw.random() < gaps else kinds[kind](draw) for _ in range(rows)]
+    draw_order = list(content)
+    draw.shuffle(draw_order)
+    return {name: content[name] for name in draw_order}
+
+
+def proposal_or_none(sources: list[Source]) -> Proposal | None:
+    """The proposal for some files; None if they are refused, which takes one line."""
+    try:
+        return propose_schema(sources)
+    except UserError as refusal:
+        message = str(refusal)
+    assert message
+    assert "\n" not in message
+    return None
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("seed", seeds(40, 120))
+def test_a_proposal_prepares(tmp_path: Path, seed: int) -> None:
+    draw = random.Random(seed)
+    form = ("csv", "jsonl", "parquet")[seed % 3]
+    content = drawn_rows(draw, form)
+    path = write(tmp_path / f"rows.{form}", content)
+    print(path.read_bytes()[:500], {name: values[:4] for name, values in content.items()})
+    sources = resolve_sources(str(path))
+    proposal = proposal_or_none(sources)
+    if proposal is None:
+        return
+    assert inspection_page(proposal, tmp_path)
+    keys = paths(tmp_path, proposal.text, path.name)
+    manifest = prepare(*keys, "data.allow_degenerate=true", "data.split.held_out=0.4")
+    assert manifest.rows == len(next(iter(content.values())))
+    if proposal.label.rate is not None:
+        assert manifest.label_rate == proposal.label.rate
+
+
+@pytest.mark.parametrize("seed", seeds(20, 60))
+def test_any_bytes_are_refused_in_one_line_or_read(tmp_path: Path, seed: int) -> None:
+    draw = random.Random(seed)
+    alphabet = draw.choice([bytes(range(256)), b'0123456789,.\n"a;|\t', b"label,\n01a", b'{"label":01,}\n[]a'])
+    content = bytes(draw.choices(alphabet, k=draw.randint(1, 400)))
+    content = draw.choice([b"", b"label,user\n", b"\xef\xbb\xbflabel;x\n", b"PAR1", b'{"label": 1}\n']) + content
+    path = tmp_path / draw.choice(["rows.csv", "rows.jsonl", "rows.txt"])
+    path.write_bytes(content)
+    try:
+        sources = resolve_sources(str(path))
+    except UserError:
+        return
+    proposal = proposal_or_none(sources)
+    assert proposal is None or proposal.text
+
+
+def test_the_schema_goes_to_stdout(tmp_path: Path) -> None:
+    write(tmp_path / "ads.csv", ads())
+    process = run_module("data_prep.inspect", "data.raw=ads.csv", "out=pages", cwd=tmp_path)
+    assert process.returncode == 0, process.stderr
+    assert yaml.safe_load(process.stdout)["label"] == "clicked"
+    assert process.stderr.splitlines()[0] == "Rows are in order of shown_at."
+    assert process.stderr.splitlines()[-1].startswith("pages/ads.html: ")
+    assert (tmp_path / "pages/ads.html").read_text().startswith("<!doctype html>")
+    refused = run_module("data_prep.inspect", "data.raw=ads.csv", "data.label=version", cwd=tmp_path)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert len(refused.stderr.splitlines()) == 1
+
+
+def charts_of(page: str) -> dict[str, Any]:
+    match = re.search(r'<script type="application/json" id="charts">(.*?)</script>', page, re.DOTALL)
+    assert match
+    charts: dict[str, Any] = json.loads(match[1])
+    return charts
+
+
+def test_figures_of_the_page_are_pandas_s(tmp_path: Path) -> None:
+    frame = pd.DataFrame(ads())
+    page = inspection_page(propose_schema(resolve_sources(str(write(tmp_path / "ads.csv", ads())))), tmp_path)
+    labels = frame.clicked == "yes"
+    for site, rows in frame.groupby("site"):
+        if len(rows) >= frame.site.value_counts().iloc[4]:
+            cells = (f"{len(rows):,}", f"{len(rows) / len(frame):.1%}", f"{labels[rows.index].mean():.1%}")
+            row = re.search(rf'<th scope="row">{site}</th>(.*?)</tr>', page, re.DOTALL)
+            assert row
+            assert tuple(re.findall(r">([^<>]+)</td>", row[1])) == cells
+    charts = charts_of(page)
+    [rate] = charts["label_rows"]["series"]
+    assert rate["y"] == pytest.approx([part.mean() for part in np.array_split(labels.to_numpy(), 50)])
+    [price] = charts["distribution_price"]["series"]
+    assert sum(price["y"]) == len(frame)
+    assert sum(charts["distribution_age"]["series"][0]["y"]) == (frame.age != "NA").sum()
+
+
+@pytest.fixture(scope="module")
+def driver() -> Iterator[webdriver.Chrome]:
+    with browser() as chrome:
+        yield chrome
+
+
+@pytest.mark.slow("tool")
+@pytest.mark.skipif(missing() is not None, reason=f"{missing()}: pages are not looked at in a browser")
+@pytest.mark.parametrize("content", [ads, ratings])
+def test_the_page_draws_all_charts_and_loads_nothing(driver: webdriver.Chrome, tmp_path: Path, content: Any) -> None:
+    proposal = propose_schema(resolve_sources(str(write(tmp_path / "rows.csv", content()))))
+    path = tmp_path / "page.html"
+    path.write_text(inspection_page(proposal, tmp_path))
+    driver.get(path.as_uri())
+    drawn = driver.execute_script("return document.querySelectorAll('.chart canvas').length")
+    assert drawn == len(charts_of(path.read_text())) > 0
+    assert not driver.get_log("browser")
+    messages = [json.loads(entry["message"])["message"] for entry in driver.get_log("performance")]
+    urls = [each["params"]["request"]["url"] for each in messages if each["method"] == "Network.requestWillBeSent"]
+    assert [url for url in urls if not url.startswith("data:")] == [path.as_uri()]
+    width = driver.execute_script("return document.documentElement.scrollWidth - document.documentElement.clientWidth")
+    assert width == 0
