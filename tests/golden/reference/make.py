@@ -1,12 +1,10 @@
 """Make the arrays of the reference programs again, from rows generated here (README.md in this folder).
 
     python -m tests.golden.reference.make rows                  # rows.tsv
-    python -m tests.golden.reference.make torchrec              # torchrec_criteo.npz, by the TorchRec installed here
     python -m tests.golden.reference.make dlrm DLRM             # dlrm_kaggle.npz, by facebookresearch/dlrm's checkout
     python -m tests.golden.reference.make statistics TSV        # criteo_statistics.json, of real rows
 
-`dlrm` needs a Python with numpy<2 (the reference stores 32-bit hashes as int32, which NumPy 2 refuses) and torch;
-`torchrec` needs iopath besides TorchRec.
+`dlrm` needs a Python with numpy<2 (the reference stores 32-bit hashes as int32, which NumPy 2 refuses) and torch.
 """
 
 import importlib
@@ -43,52 +41,6 @@ def make_rows() -> bytes:
         values = [f"{value:08x}" for value in hashes[(rng.zipf(1.2, rows) - 1) % cardinality]]
         columns.append(np.where(rng.random(rows) < 0.3 * (column % 3 == 2), "", values))
     return "".join("\t".join(row) + "\n" for row in zip(*columns, strict=True)).encode()
-
-
-def make_torchrec(directory: Path) -> dict[str, Any]:
-    """Convert the rows by `torchrec.datasets.criteo`, as one file and as three days."""
-    criteo = importlib.import_module("torchrec.datasets.criteo")
-    utils = criteo.BinaryCriteoUtils
-    lines = ROWS.read_bytes().splitlines(keepends=True)
-    starts = np.cumsum([0, *DAYS])
-    arrays: dict[str, Any] = {}
-    parts = {f"day{day}": lines[starts[day] : starts[day + 1]] for day in range(3)} | {"all": lines}
-    for name, part in parts.items():
-        raw = directory / name
-        raw.write_bytes(b"".join(part))
-        stem = name.replace("day", "day_")
-        files = {kind: str(directory / f"{stem}_{kind}.npy") for kind in ("dense", "sparse", "labels")}
-        utils.tsv_to_npys(str(raw), *files.values())
-        arrays |= {f"{name}_{kind}": np.load(file) for kind, file in files.items()}
-    sparse = [str(directory / f"day_{day}_sparse.npy") for day in range(3)]
-    for threshold in (0, 2, 3):
-        out = directory / f"contiguous_{threshold}"
-        out.mkdir()
-        utils.sparse_to_contiguous(sparse, str(out), threshold, output_file_suffix=".npy")
-        arrays |= {f"contig_t{threshold}_day{day}": np.load(out / f"day_{day}_sparse.npy") for day in range(3)}
-    for days in (2, 3):  # the last day stays where it is; told of all three, rows of zeros are mixed in
-        out = directory / f"shuffled_{days}"
-        out.mkdir()
-        rows = {day: DAYS[day] for day in range(days)}
-        utils.shuffle(str(directory), str(directory / "contiguous_3"), str(out), rows, days=3)
-        for day in range(3):
-            for kind in ("dense", "sparse", "labels"):
-                arrays[f"shuffle_n{days}_day{day}_{kind}"] = np.load(out / f"day_{day}_{kind}.npy")
-    arrays["shuffle_perm_n2"] = np.random.RandomState(0).permutation(DAYS[0] + DAYS[1])
-    paths = [[str(directory / f"day_{day}_{kind}.npy") for day in range(2)] for kind in ("dense", "sparse", "labels")]
-    batches = [*criteo.InMemoryBinaryCriteoIterDataPipe("train", *paths, BATCH, 0, 1, hashes=[HASH_SIZE] * 26)]
-    first, last = batches[0], batches[-1]
-    arrays |= {
-        "pipe_hash1000_b0_dense": first.dense_features.numpy(),
-        "pipe_hash1000_b0_values": first.sparse_features.values().numpy(),
-        "pipe_hash1000_b0_labels": first.labels.numpy(),
-        "pipe_hash1000_last_values": last.sparse_features.values().numpy(),
-    }
-    integers = [
-        [int(field or 0) for line in parts[f"day{day}"] for field in line.split(b"\t")[1:14]] for day in range(3)
-    ]
-    arrays["raw_int_min_per_day"] = np.array([min(values) for values in integers])
-    return arrays
 
 
 def make_dlrm(directory: Path, checkout: Path) -> dict[str, Any]:
@@ -157,11 +109,10 @@ def main(kind: str, *arguments: str) -> None:
         checkouts = [Path(argument).resolve() for argument in arguments]
         with tempfile.TemporaryDirectory() as directory:
             os.chdir(directory)  # the references write beside what they read
-            make, name = (make_dlrm, "dlrm_kaggle") if kind == "dlrm" else (make_torchrec, "torchrec_criteo")
-            np.savez_compressed(HERE / f"{name}.npz", **make(Path(directory), *checkouts))
+            np.savez_compressed(HERE / "dlrm_kaggle.npz", **make_dlrm(Path(directory), *checkouts))
 
 
 if __name__ == "__main__":
-    if len(sys.argv) < 2 or sys.argv[1] not in ("rows", "torchrec", "dlrm", "statistics"):
+    if len(sys.argv) < 2 or sys.argv[1] not in ("rows", "dlrm", "statistics"):
         raise SystemExit(__doc__)
     main(*sys.argv[1:])
