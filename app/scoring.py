@@ -65,7 +65,10 @@ def packed_rows(weight: Tensor, precision: TablePrecision) -> tuple[Tensor, Tens
 
 
 def _require_fp16(fp16_values: Tensor, weight: Tensor, precision: TablePrecision) -> None:
-    """Raise UserError if values of a table's `weight`, converted to fp16, are infinite."""
+    """Raise UserError if values that are kept in fp16, a table's own or its rows' bias and scale, are infinite.
+
+    weight: the table [n, d], for the message.
+    """
     if not fp16_values.isfinite().all():
         raise UserError(
             f"tables={precision.value}: a table has values up to {weight.abs().max().item():.4g}, and fp16 "

@@ -230,7 +230,9 @@ class TensorBoard:
 
     def close(self, summary: Summary | None) -> None:
         if summary is not None and summary.status != "failed":
-            self._add(hparams({}, {})[2])  # the session ended well
+            # The figures came with the events; of the summary only the end is shown, which a failed run lacks.
+            _, _, session_end = hparams({}, {})
+            self._add(session_end)
         self._writer.close()
 
     def _add(self, summary: Any) -> None:

@@ -118,7 +118,10 @@ def bitwise_difference(
 
 
 class ReplayDirectory(RunDirectory):
-    """A replay's directory; it remembers the curves of the evaluation after `step`, if any."""
+    """A replay's directory; it remembers the curves of the evaluation after `step`, the record's last one, if any.
+
+    curves.json has those of the newest evaluation, and a replay may evaluate once more than the record did.
+    """
 
     is_tracked = False
 

@@ -130,8 +130,12 @@ class DLRM(nn.Module):
         dense = dense_arch(self._dense_inputs(dense_features))
         return top(dense, *lookup())
 
-    def score(self, dense_features: Tensor, vectors: Tensor, order: Order) -> Tensor:
-        """Map dense features [B, N] and vectors [B, F, D], which come in `order`, to logits [B]."""
+    def logits_of_vectors(self, dense_features: Tensor, vectors: Tensor, order: Order) -> Tensor:
+        """Map dense features [B, N] and vectors [B, F, D], which come in `order`, to logits [B].
+
+        Micro-batches, whose ids are looked up together, run the plain layers on one part at a time: a compiler would
+        choose another order of sums.
+        """
         return self._top(self.dense_arch(self._dense_inputs(dense_features)), vectors, order)
 
     def _dense_inputs(self, dense_features: Tensor) -> Tensor:

@@ -301,7 +301,7 @@ class MicroBatches:
             draw(first + start, num_valid)
             # A leaf cuts the graph: the dense layers' backward runs per micro-batch, the tables' once for them all.
             leaf = vectors[rows].detach().requires_grad_(torch.is_grad_enabled())
-            scores = self._dlrm.score(batch.dense_features[rows], leaf, order)
+            scores = self._dlrm.logits_of_vectors(batch.dense_features[rows], leaf, order)
             self._graphs.append(MicroBatch(scores, leaf, num_valid, [norm.statistics for norm in self._norms]))
             logits.append(scores.detach())
         return torch.cat(logits)

@@ -246,7 +246,10 @@ def whole_number(value: Any) -> int | None:
 
 
 def text_of(value: Any) -> str:
-    """Return the text of a value that needs no column's spelling, such as an id or a time."""
+    """Return the text of an id or a time: "" for None, digits for each typed value that is a whole number.
+
+    True, 1 and 1.0 give "1", as a reader may type integers as fractions where a column has gaps. Texts stay.
+    """
     whole = None if isinstance(value, str) else whole_number(value)
     return "" if value is None else str(value if whole is None else whole)
 

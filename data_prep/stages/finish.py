@@ -143,20 +143,21 @@ def shared_ids(
     records: Sequence[ChunkRecord],
     num_values: Mapping[str, int | None],
 ) -> dict[str, dict[str, float]]:
-    """Return what `data.max_ind_range` merges, by feature: values per row, or the share of train's unknown values.
+    """Return what `data.max_ind_range` merges, by figure and feature; {} without a limit, or where it is not known.
 
-    Hashed values are counted by chunk, Criteo's in the first rows alone, and the largest number per row is returned.
+    VALUES_PER_ROW: different values per row of a feature's table, if values are wrapped or hashed into it.
+    UNKNOWN_SHARE: share of train's values without an id of their own, if ids beyond the limit are the unknown id.
 
     num_values: size of each feature's vocabulary, None without one.
     """
     rules, features = job.rules, tuple(num_values)
     if rules.max_ind_range is None:
         return {}
-    if rules.order is not None and rules.wraps:
+    if rules.order is not None and rules.wraps:  # the ids of a vocabulary, modulo the limit
         return {VALUES_PER_ROW: {name: max(1, (n or 0) / rules.max_ind_range) for name, n in num_values.items()}}
     if rules.shares_unknown_id or (job.bags is not None and rules.order is not None):
         return {}
-    if rules.order is None:
+    if rules.order is None:  # hashed: counted by chunk, Criteo's in the first rows alone; the largest count stands
         per_row = zip(*(record.values_per_row for record in records if record.values_per_row), strict=True)
         return {VALUES_PER_ROW: dict(zip(features, map(max, per_row), strict=False))}
     train = [shard for shard in built if shard.split == "train"]

@@ -473,7 +473,10 @@ MOST_CANDIDATES, PIECE_POSITIONS = 256, 1 << 16
 
 
 class Candidates(NamedTuple):
-    """Possible next events: [M] ids of items, times in seconds, and flags, of which only FLAG_BIT matters."""
+    """Events to score: [M] ids of items, times in seconds, and flags.
+
+    To rank, only FLAG_BIT of the flags matters; of samples the bits of actions are the labels.
+    """
 
     items: NDArray[np.int32]
     times: NDArray[np.int64]
@@ -565,9 +568,10 @@ class EventLog:
         return positions if key is None else np.random.default_rng([*key, number]).permutation(positions)
 
     def batch(self, positions: NDArray[np.int64], global_positions: NDArray[np.int64], size: int) -> Batch:
-        """Return the samples at these positions, padded to `size`. global_positions: those of the whole global batch.
+        """Return the samples at these positions, padded to `size`: each event is the one candidate of its sample.
 
-        Raises UserError for a file that changed since it was opened.
+        global_positions: of the samples of all processes, for the attention's divisor. Raises UserError for a file that
+        changed since it was opened, and OwnError for an item outside its table.
         """
         for path, stamp in self._stamps.items():  # reading past the end of a truncated file would kill the process
             require_unchanged(path, stamp)

@@ -184,8 +184,8 @@ def test_a_linear_part_adds_the_first_elements_and_the_bias_begins_as_given() ->
     linear = sum(table[row, 0] for table, row in zip(tables, rows, strict=True))
     torch.testing.assert_close(model(dense, ids), plain(dense, ids) + 3.0 * linear)
     in_order, order = model.sparse_arch(ids)()[0], torch.tensor([2, 0, 1])
-    by_rank = model.score(dense, in_order[:, order.argsort()], (order, order.argsort()))
-    assert torch.equal(by_rank, model.score(dense, in_order, None))
+    by_rank = model.logits_of_vectors(dense, in_order[:, order.argsort()], (order, order.argsort()))
+    assert torch.equal(by_rank, model.logits_of_vectors(dense, in_order, None))
     over_arch = cast(nn.Sequential, _model(Interaction.cat, itself=False, initial_logit=-2.5).over_arch)
     assert cast(nn.Linear, over_arch[-1]).bias.tolist() == [-2.5]
 
