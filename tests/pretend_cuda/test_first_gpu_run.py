@@ -38,7 +38,7 @@ def test_every_stage_succeeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert stages["graphs"]["small bf16"]["step/train"]["median_ms"] > 0
     assert stages["graphs"]["same_digests"]
     assert set(stages["peers"]["samples_per_second"]) == {"clickwork", "clickwork_plain", "torchrec_dlrm"}
-    assert stages["tests"]["passed"] == 5
+    assert stages["tests"]["passed"] == 1
 
 
 @pytest.mark.medium

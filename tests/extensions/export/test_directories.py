@@ -110,7 +110,7 @@ INTERACTIONS: list[list[str]] = [
     ["model.interaction=scalar_pairs"],
     ["model.interaction=cat"],
     ["model.numeric=vectors", "model.dense_arch=[]"],
-    ["model.tables.storage=fp16"],
+    ["model.batch_norm=true"],
 ]
 
 
