@@ -191,7 +191,10 @@ def _sorted_files(paths: Iterable[Path]) -> list[Path]:
 
 
 def _refuse_leftovers(files: Sequence[Path], key: str) -> list[Path]:
-    """Return the files of a directory or a pattern, without the parts of downloads that have ended."""
+    """Return the files of a directory or a pattern, without the parts of downloads that have ended.
+
+    Raise UserError for a broken link, a backup, and the part of a download that has not ended.
+    """
     remedy = f"or name the files to read in {key}"
     names = {file.name for file in files}
     for file in files:

@@ -86,6 +86,7 @@ def attend_by_best(q: Tensor, k: Tensor, v: Tensor, layout: SequenceLayout, cand
     if fault:
         log.warning("sequences.hstu.attention=auto: bucketed, since Triton's kernels %s", fault)
     _AGREES[kind] = not fault
+    # The verdict is known now, so this call takes one of the first two branches.
     return attend_by_best(q, k, v, layout, candidates_only)
 
 
@@ -266,7 +267,8 @@ def _query_chunks(bucket: _Bucket, heads: int) -> Iterator[tuple[int, int, int]]
     rows = max(1, min(m, CHUNK_BYTES // max(1, 4 * b * heads * n)))
     for start in range(0, m, rows):
         stop = min(start + rows, m)
-        yield start, stop, n if m < n else stop  # queries are all positions, or only the candidates
+        # If all positions are queries, none sees a later one; candidates alone stand at the end, and may see all.
+        yield start, stop, n if m < n else stop
 
 
 def _zero_unseen(values: Tensor, bucket: _Bucket, start: int, stop: int, num_keys: int) -> None:
@@ -391,13 +393,13 @@ class HSTULayer(nn.Module):
     def __init__(self, config: HSTUConfig) -> None:
         super().__init__()
         self._config = config
-        heads, values, queries = config.num_heads, config.hidden_dim, config.attention_dim
-        self._widths = [heads * width for width in (values, values, queries, queries)]  # u, v, q, k
+        heads, value_width, query_width = config.num_heads, config.hidden_dim, config.attention_dim
+        self._widths = [heads * width for width in (value_width, value_width, query_width, query_width)]  # u, v, q, k
         self.input_norm = nn.LayerNorm(config.dim, eps=LAYER_EPSILON)
         self.projection = nn.Parameter(torch.empty(config.dim, sum(self._widths)))
         self.bias = nn.Parameter(torch.zeros(sum(self._widths)))
-        self.output_norm = nn.LayerNorm(heads * values, eps=LAYER_EPSILON)
-        self.output = nn.Parameter(torch.empty(3 * heads * values, config.dim))
+        self.output_norm = nn.LayerNorm(heads * value_width, eps=LAYER_EPSILON)
+        self.output = nn.Parameter(torch.empty(3 * heads * value_width, config.dim))
         for weight in (self.projection, self.output):
             nn.init.xavier_uniform_(weight)
 

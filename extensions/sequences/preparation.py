@@ -212,6 +212,7 @@ class MergeTask(LoggedTask[MergeRecord]):
     def do(self, worker: Worker) -> MergeRecord:
         """Write the events."""
         keys, columns = self._read_runs()
+        # Counting nothing lets a job that was asked to stop end before the sort.
         worker.count(0)
         # Runs lie in the order of the input, and the sort is stable, so ties keep that order.
         order = np.lexsort((columns.times, columns.users))
@@ -470,6 +471,7 @@ def _fit_ids(
     schema, vocabulary = job.schema, dict[str, dict[str, Any]]()
     keys: NDArray[np.int64] | None = None
     if schema.renumber:
+        # An item's count is of no use here; only the keys are kept.
         of_items = ((items := np.load(f"{run}.distinct.npy"), np.ones_like(items)) for run in runs)
         keys, _ = count_keys(of_items, job.key_limit, "items")
         rows = {ITEM: len(keys) + 1}
