@@ -104,6 +104,7 @@ def given_keys(overrides: Sequence[str]) -> Iterator[str]:
     """Yield the dotted keys of overrides; for a mapping, the keys inside it."""
 
     def within(key: str, value: object) -> Iterator[str]:
+        """Yield the keys inside a value that is a mapping; for an empty mapping or another value, its own key."""
         if isinstance(value, dict) and value:
             for name, inner in value.items():
                 yield from within(f"{key}.{name}", inner)

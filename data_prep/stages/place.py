@@ -284,6 +284,7 @@ def split_numbers(job: Job, records: list[ChunkRecord]) -> Callable[[], Iterator
     numbers = np.array([SPLITS.index(split) for split in (SPLITS[0], *held_out_splits(job))])
 
     def chunks() -> Iterator[Choices]:
+        # The method numbers the splits that it fills; files of val and test keep theirs.
         for record, is_kept, place in zip(records, kept_masks(job, records), places(), strict=True):
             given = job.sources[record.source].split
             choice = numbers[place] if given in (None, "train") else np.full(record.rows, SPLITS.index(given))
@@ -357,6 +358,7 @@ def choose_by_label(rows: OpenRows) -> Callable[[], Iterator[Choices]]:
     totals = [[count - sum(held_out), *held_out] for count, held_out in zip(counts.tolist(), sizes, strict=True)]
 
     def chunks() -> Iterator[Choices]:
+        # Rows that the method does not divide take a draw, too, and stay at place 0, which nobody reads.
         rng, left = _split_generator(rows), np.array(totals)
         for labels, mask in zip(rows.arrays("labels.npy"), rows.masks(), strict=True):
             places = np.zeros(len(labels), np.int64)

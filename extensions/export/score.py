@@ -165,7 +165,7 @@ class Scorer:
         return inputs
 
     def _encode_table(self, batch: RawRows) -> tuple[Any, dict[str, Bags]]:
-        """Encode rows of the dataset's own columns; return transformed numbers [B, N], and the bags of sparse columns."""
+        """Encode rows of the dataset's own columns; return transformed numbers [B, N], and bags by sparse column."""
         block = convert(batch, self._table, self._table.limits, self._forms)
         bags = {}
         for name, column in zip(self._table.sparse, block.categories, strict=True):

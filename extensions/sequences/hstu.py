@@ -188,6 +188,7 @@ class _Bucketed(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, layout: SequenceLayout, candidates_only: bool) -> Tensor:
+        """Return the attention as `attend` does; keep the arguments and the buckets for the backward."""
         ctx.save_for_backward(q, k, v)
         ctx.layout, make_buckets = layout, lambda: list(_make_buckets(layout, candidates_only, q.device))
         ctx.buckets = layout.compute_once(("buckets", candidates_only), make_buckets)
@@ -206,6 +207,7 @@ class _Bucketed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+        """Return the gradients of queries, keys and values; layout and flag have none."""
         q, k, v = ctx.saved_tensors
         grad_q, grad_k, grad_v = (torch.empty_like(tensor) for tensor in (q, k, v))
         score_factor, weight_factor = 1 / math.sqrt(q.shape[2]), 1 / ctx.layout.divisor

@@ -501,6 +501,7 @@ def _load_attribute(
     values, has_attribute = np.zeros(num_items, np.int64), np.zeros(num_items, np.bool_)
 
     def read() -> Iterator[tuple[RawRows, NDArray[np.int64], NDArray[np.int64]]]:
+        """Yield the attribute's file in batches, with the keys of items and of the attribute's values, [rows] each."""
         for chunk in plan_event_chunks(job.tables[name], job.chunk_bytes):
             columns = (attribute.item, attribute.column)
             for batch, _ in event_batches(job.tables[name], chunk, columns, schema.delimiter):

@@ -538,6 +538,7 @@ def _run_trial(
     reported = study.trials[number - 1].intermediate_values  # scores by step from before a kill
 
     def watch(step: int, score: float) -> bool:
+        """Report a score to Optuna; return whether the trial does worse than the median and should stop."""
         # Steps from before a kill are in the study already.
         if step not in reported:
             trial.report(score, step)
