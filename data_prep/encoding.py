@@ -481,7 +481,7 @@ class Encoder:
         return parse_bytes(lines.encode(), name, self.schema, labelled, numbers[0], np.int32(0))
 
     def _convert(self, batch: RawRows, labelled: bool) -> TableBlock:
-        """Convert columns of a user's table."""
+        """Convert columns of a user's table, by the limits of its transforms and the dataset's spellings."""
         assert self._table is not None
         return convert_rows(batch, self._table, labelled, dense_limits(self._transform, self._table), self._forms)
 

@@ -556,7 +556,7 @@ class NumberedValues:
         share_allocator_with_arrow()
         self._directory, self._with_texts = directory, with_texts
         self.sizes: list[int] = []  # values of each part
-        self.num_bytes = 0  # of values and texts over all parts, in memory
+        self.num_bytes = 0  # memory of all values and texts
         directory.mkdir(parents=True, exist_ok=True)
 
     def runs(self, parts: Iterator[Entries]) -> Iterator[Run]:

@@ -61,8 +61,9 @@ class RowGenerator(Protocol):
 
 @dataclass(frozen=True)
 class Source:
-    """One raw file as it was found: `name` is its file name, `path` its location.
+    """One raw file as it was found: `name` is its file name, `path` its location, `bytes` its size on disk.
 
+    mtime_ns, ctime_ns: when it was written, and when last changed; 0: not recorded.
     generator: generates the rows of a file that only describes a day. split: split that the file was given for, if any.
     partitions: names and values of its folders `NAME=VALUE`, outermost first; a null has the value None.
     """

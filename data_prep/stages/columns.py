@@ -225,7 +225,7 @@ class CategoryBuffer:
         self._blocks: list[tuple[NDArray[np.unsignedinteger], NDArray[np.uint32], NDArray[np.uint32]]] = []
 
     def append(self, values: Any, rows: NDArray[np.int64]) -> None:
-        """Add values in the form of `TextColumn`; value i belongs to row rows[i]."""
+        """Add values, an array as `TextColumn.values`; value i belongs to row rows[i], counted from 0 in the chunk."""
         codes, texts = values.indices.to_numpy(), values.dictionary
         first = np.empty(len(texts), np.uint32)
         first[codes[::-1]] = rows[::-1]  # The first row of each code is written last, so it stays.

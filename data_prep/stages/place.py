@@ -135,7 +135,7 @@ class _WindowQueue:
         self._stem, self._width, self._dtype, self._window_rows = stem, width, dtype, window_rows
 
     def send(self, *columns: Places) -> None:
-        """Append rows, given by columns."""
+        """Append rows, given by columns [n]; the first has the places that decide the windows."""
         window = (columns[0] // self._dtype.type(self._window_rows)).astype(np.uint16)
         order = np.argsort(window, kind="stable")  # NumPy sorts 16-bit numbers by radix, which is faster
         rows = np.stack([column[order] for column in columns], axis=1)
@@ -257,7 +257,7 @@ class OpenRows:
             yield is_kept if is_open else np.zeros(record.rows, np.bool_)
 
     def arrays(self, suffix: str) -> Iterator[NDArray[np.int64]]:
-        """Yield one of each chunk's arrays with one number a row; zeros for a chunk without such rows."""
+        """Yield each chunk's numbers [rows] from its file of that suffix; zeros for a chunk without the file."""
         for record in self.records:
             path = self.job.chunk_path(record.source, record.chunk, suffix)
             yield np.array(open_array(path)[:, 0]) if path.exists() else np.zeros(record.rows, np.int64)

@@ -36,8 +36,7 @@ def auc_of_column(texts: Sequence[str], numbers: NDArray[np.float64] | None, lab
 
     Args:
         texts: the column's fields [rows], whose label rates are by text. numbers: the same [rows] as numbers, whose
-            label rates are by quantile; None: no numbers.
-        labels: whether each row is positive, [rows].
+            label rates are by quantile; None: no numbers. labels: whether each row is positive, [rows].
     """
     if min(labels.sum(), (~labels).sum()) < MIN_LABELS:
         return None

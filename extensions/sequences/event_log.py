@@ -621,8 +621,8 @@ class EventLog:
         """
         events, schema, size = self.events, self.schema, len(histories.lengths) + missing
         items, times, flags = candidate_set
-        # With renumbering a user's id is its index + 1, otherwise its key; 0 stands for one beyond the table.
         candidates = [items, *(table[items] for table in events.attributes)]
+        # With renumbering a user's id is its index + 1, otherwise its key; 0 stands for one beyond the table.
         keys = users + 1 if schema.renumber else events.users[users]
         columns = {USER: keys, HOUR: times // 3600 % 24, **dict(zip(schema.sequence_tables, candidates, strict=True))}
         if schema.flag:

@@ -44,7 +44,6 @@ class MLflow:
         if event.step > self._last_step:
             stamp, step = time.time_ns() // 1_000_000, event.step
             metrics = [self._entities.Metric(tag, value, stamp, step) for tag, value in figures(event).items()]
-            # MLflow's own thread sends them, so that training does not wait for the server.
             self._client.log_batch(self._id, metrics=metrics, synchronous=False)
 
     def curves(self, curves: Curves) -> None: ...

@@ -296,7 +296,7 @@ class Outcome:
 
     @property
     def label(self) -> str:
-        """Return the metric that trials are judged by, as a reader knows it."""
+        """Return what trials are judged by: the label of a metric, or the weights of several metrics as typed."""
         return METRIC_ROWS[self.monitor].label if isinstance(self.monitor, str) else shown(self.monitor)
 
     def value(self, score: float) -> float:
