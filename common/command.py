@@ -175,6 +175,7 @@ def later(name: str) -> Callable[..., Any]:
 
 
 def _call(name: str, *arguments: Any) -> Any:
+    """Import the function of this name, and call it."""
     return load(name)(*arguments)
 
 

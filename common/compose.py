@@ -104,6 +104,7 @@ def given_keys(overrides: Sequence[str]) -> Iterator[str]:
     """Yield the dotted keys of overrides; for a mapping, the keys inside it."""
 
     def within(key: str, value: object) -> Iterator[str]:
+        """Yield the keys inside a value that is a mapping; for an empty mapping or another value, its own key."""
         if isinstance(value, dict) and value:
             for name, inner in value.items():
                 yield from within(f"{key}.{name}", inner)
@@ -226,6 +227,7 @@ def convert(schema: type[ConfigT], *levels: Any) -> ConfigT:
 
 
 def _convert_group(schema: Any, group: Any, prefix: str) -> Any:
+    """Make an instance of a group's dataclass from its values by name. prefix: dotted key of the group, with a dot."""
     if not isinstance(group, Mapping):
         raise ConversionError(f"{prefix.rstrip('.') or 'the configuration'}: {shown(group)} is no group of keys")
     kinds, values = field_types(schema), {}
@@ -320,6 +322,7 @@ def _given_item(schema: type, override: Override) -> tuple[str, Any]:
 def _compose_values(
     schema: type[ConfigT], config_dir: Path, name: str, selections: Sequence[str], given: Iterable[tuple[str, Any]]
 ) -> ConfigT:
+    """Compose the selected choices of groups with the given keys above them; resolve ${KEY} and convert the values."""
     composed = _compose_groups(typing.cast(Any, schema), config_dir, name, tuple(selections))
     values = functools.reduce(merge, map(nest, given), composed)
     return convert(schema, OmegaConf.to_container(OmegaConf.create(values), resolve=True))
@@ -365,6 +368,7 @@ def _explain(schema: type, config_dir: Path, overrides: Sequence[str]) -> Iterat
 
 
 def _not_one_of(names: Sequence[str], key: str, value: str) -> str:
+    """Return the end of an error: the allowed values of a key, and the one that is nearest to the given value."""
     close = difflib.get_close_matches(value.lower(), names, n=1)
     return f"not one of {', '.join(names)}; {f'did you mean {key}={close[0]}?' if close else 'give one of these'}"
 
@@ -413,6 +417,7 @@ def _name_option(option: str) -> Iterator[None]:
 
 
 def _check_limits(config: Any) -> None:
+    """Check the keys' limits unless a key has no value yet, which the command line may still give."""
     if MISSING not in flat_values(config).values():
         check_keys(config)
 
@@ -451,7 +456,10 @@ def _store_recipe_file(schema: type, config_dir: Path, overrides: Sequence[str],
 
 
 def _refuse_sign(schema: type, config_dir: Path, override: str, next_word: str) -> None:
-    """Raise UserError for dashes before a key, for a key to be removed, and for Hydra's own."""
+    """Raise UserError for dashes before a key, for a key to be removed, and for Hydra's own.
+
+    next_word: the argument that follows, which may be the value of a key with dashes.
+    """
     if override.startswith("-"):
         bare = override.lstrip("-")
         if "=" not in bare:

@@ -116,6 +116,7 @@ def row_constructor(attribute: str) -> Callable[..., Any]:
 
     def make_member(cls: type, name: str, contents: object) -> Any:
         row: Any = object.__new__(cls)
+        # Otherwise the pair of name and contents would be the member's value.
         row._value_ = name
         setattr(row, attribute, contents)
         return row

@@ -20,7 +20,7 @@ READ_BYTES = 1 << 18
 
 @dataclass
 class FileDigest:
-    """Size in bytes and SHA-256 (hex) of one file."""
+    """Size in bytes and checksum (hex) of one file: SHA-256 unless another was asked for, such as CRC-32 or MD5."""
 
     bytes: int
     sha256: str

@@ -177,6 +177,10 @@ def require_place(key: str, out: str) -> None:
 
 
 def _refuse_without_others(config: Any, prefix: str, setting: str, only_with: Mapping[str, Any] | str) -> None:
+    """Refuse a key beside other keys' values that leave it without effect.
+
+    config: the key's group; prefix: of its keys, such as "train."; setting: the key with its value.
+    """
     for other, value in ({only_with: ()} if isinstance(only_with, str) else only_with).items():
         allowed, present = value if isinstance(value, tuple) else (value,), attrgetter(other)(config)
         if present in allowed if allowed else present:

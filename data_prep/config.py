@@ -427,6 +427,7 @@ def validate(data: DataConfig) -> None:
 
 
 def _job_faults(data: DataConfig) -> Iterator[str]:
+    """Yield messages of keys that do not fit each other whatever the rows are; raise UserError for invalid sizes."""
     budget, chunk = parse_size(data.memory_budget, "data.memory_budget"), chunk_size(data)
     for name, size, limit in (("memory_budget", budget, MIN_MEMORY_BUDGET), ("chunk_bytes", chunk, 1)):
         if size < limit:
@@ -439,7 +440,7 @@ def _job_faults(data: DataConfig) -> Iterator[str]:
     yield from split_file_faults(data)
     if data.max_ind_range is None and data.encoding is Encoding.hash:
         yield "data.encoding=hash: needs data.max_ind_range, the rows per table, e.g. 1000000"
-    data.multi_hot.bags()
+    data.multi_hot.bags()  # called for its errors alone
     if data.synthetic.rows < data.synthetic.days:
         yield f"data.synthetic.rows={data.synthetic.rows}: must be at least {data.synthetic.days}"
     if data.days is not None:
@@ -525,6 +526,7 @@ def raw_row_faults(data: DataConfig) -> Iterator[str]:
 
 
 def _split_faults(split: SplitConfig, method: SplitMethod) -> Iterator[str]:
+    """Yield messages of keys of data.split that the method does not read. Values that mean the default are accepted."""
     without_effect = f"has no effect with data.split.method={method.value}"
     if split.seed and not method.algorithm.is_random:
         yield f"data.split.seed: {without_effect}; leave it out"
@@ -814,7 +816,7 @@ def compared_keys(settings: Mapping[str, Any], manifest: Manifest) -> dict[str, 
 
 
 def first_difference(settings: Mapping[str, Any], manifest: Manifest) -> tuple[str, Any, Any] | None:
-    """Return the first of the given keys whose plain value differs, this value and the dataset's."""
+    """Return the first of the given keys whose plain value differs, this value and the dataset's; None if none does."""
     recorded = recorded_keys(manifest)
     for name, value in compared_keys(settings, manifest).items():
         # Bring the given value to the form that the manifest records.

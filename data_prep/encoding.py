@@ -367,7 +367,7 @@ class Encoder:
         self._bags = bags
         self._max_ind_range: int | None = manifest.encoding["max_ind_range"]
         self._wraps: bool = manifest.encoding["wraps"]
-        self._tables = dict(zip(self.features, tables, strict=False))
+        self._tables = dict(zip(self.features, tables, strict=False))  # empty with `hash`, which has no vocabularies
         entry = manifest.encoding.get("table")
         self._table = None if entry is None else msgspec.convert(entry, Table)
         self._forms = {name: from_text(text) for name, text in manifest.encoding.get("spellings", {}).items()}
@@ -434,7 +434,7 @@ class Encoder:
 
     @property
     def layout(self) -> FileLayout:
-        """Return the columns of a raw file in order, and the delimiter of its text."""
+        """Return the layout of a raw file: its columns in order, its delimiter, and whether row 1 names the columns."""
         if self._table is None:
             return FileLayout(self.schema.columns, "\t", header=False)
         return table_layout(self._table)[1]
@@ -481,7 +481,7 @@ class Encoder:
         return parse_bytes(lines.encode(), name, self.schema, labelled, numbers[0], np.int32(0))
 
     def _convert(self, batch: RawRows, labelled: bool) -> TableBlock:
-        """Convert columns of a user's table."""
+        """Convert columns of a user's table, by the limits of its transforms and the dataset's spellings."""
         assert self._table is not None
         return convert_rows(batch, self._table, labelled, dense_limits(self._transform, self._table), self._forms)
 
@@ -547,6 +547,7 @@ class Encoder:
             texts = self._texts_of(feature, values, name)
             ids, _ = self._look_up(feature, text_values(texts.dictionary), NO_ID)
             ids = ids[texts.indices.to_numpy()]
+        # Wrapping would turn -1 into an id, so only the ids of known values pass.
         known = ids[ids >= 0]
         torchrec_ids(known, rounds=False, modulus=self._max_ind_range if self._wraps and self._tables else None)
         ids[ids >= 0] = known

@@ -170,10 +170,12 @@ class TaskResult(NamedTuple):
 
 
 def _run_in_worker(task: WorkerTask[Any]) -> TaskResult:
+    """Run a task in a process of this machine, which counts in shared memory."""
     return TaskResult(task.run(_worker), str(os.getpid()), peak_memory())
 
 
 def _run_on_cluster(task: WorkerTask[Any]) -> TaskResult:
+    """Run a task in a worker of a cluster, whose host its errors name."""
     # A cluster's workers share no memory with the job, so each result brings its own counts.
     counters, host = Tally(), socket.gethostname()
     try:
@@ -188,6 +190,7 @@ def _run_on_cluster(task: WorkerTask[Any]) -> TaskResult:
 
 
 def _clear_cache() -> None:
+    """Release what this process has loaded for tasks."""
     _worker.cache.clear()
     if (parquet := sys.modules.get(READERS)) is not None:  # not imported only for this
         parquet.close_reader()
@@ -274,6 +277,7 @@ class Executor:
         return max(self._peak, sum(self._peaks.values()))
 
     def _start(self) -> FuturesExecutor:
+        """Start the processes, at the first task that needs them."""
         start_fork_server()
         context = multiprocessing.get_context(START_METHOD)
         return ProcessPoolExecutor(self.workers, context, _start_worker, (self.counters,))
@@ -287,6 +291,7 @@ class Executor:
         return result.value
 
     def _shut_down(self) -> None:
+        """End the processes, if there are any; the next task starts others."""
         if self._executor is not None:
             # A cluster cannot stop a task that has begun, so nothing waits for it.
             options = {"wait": False} if self._is_remote else {"wait": True, "cancel_futures": True}

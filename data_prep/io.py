@@ -511,7 +511,7 @@ class WorkCounter(Protocol):
 
 
 class Tally:
-    """Counters for the threads of this process; `at_hand` bytes were done before."""
+    """Counters for the threads of this process; `at_hand`: bytes done before, which do not count for the speed."""
 
     def __init__(self, at_hand: int = 0) -> None:
         self._at_hand = at_hand

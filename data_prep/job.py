@@ -176,7 +176,7 @@ class Job:
         return self.work / CHUNKS_DIRECTORY / f"{source:05d}-{chunk:05d}"
 
     def checksum(self, suffix: str) -> Callable[[], Any]:
-        """Return the checksum for one of a chunk's files: SHA-256 for files that end in the dataset, else CRC-32."""
+        """Return the constructor of a file's checksum: SHA-256 if the file ends in the dataset, else CRC-32."""
         # Other files need protection from damage alone, which CRC-32 gives several times faster.
         return hashlib.sha256 if suffix in SHARD_SUFFIXES and not self.rules.is_arranged else Crc32
 
@@ -445,9 +445,9 @@ def _describe_difference(
     for key, value in parameters.items():
         if manifest.encoding.get(key) != value:
             return f"{key} is {manifest.encoding.get(key)} there, {value} here"
-    recorded = [(entry["name"], entry["bytes"], entry.get("split")) for entry in manifest.sources]
-    is_same = recorded == [(source.name, source.bytes, source.split) for source in sources]
-    # A copied file has other times, so the checksum decides then.
+    recorded_files = [(entry["name"], entry["bytes"], entry.get("split")) for entry in manifest.sources]
+    is_same = recorded_files == [(source.name, source.bytes, source.split) for source in sources]
+    # A copied file has other times, so the checksum decides then. A time of change of 0 was not recorded.
     is_same = is_same and all(
         (source.mtime_ns == mtime and ctime in (0, source.ctime_ns))
         or digest_file(Path(source.path)).sha256 == entry["sha256"]
@@ -660,6 +660,7 @@ def _estimate_rows(job: Job, source: Source) -> float:
     if job.table is not None and (rows := format_named(job.table.format).num_rows(source)) is not None:
         return float(rows)
     with LineBlocks(source, block_bytes=SAMPLE_BYTES) as lines:
+        # The first block is enough; a source without one has no rows.
         for block in lines.read_until(SAMPLE_BYTES):
             length = block.end - block.start
             rows = int((block.buffer[block.start : block.end] == ord("\n")).sum())
@@ -676,7 +677,8 @@ def refuse_early(data: DataConfig, root: Path) -> None:
     """Refuse incompatible settings before anything is downloaded or generated."""
     require_memory("preprocessing")
     refuse(raw_row_faults(data))
-    if data.source_kind.makes is not None:  # otherwise a schema may have to be read first
+    # Called for its errors alone. Rows of another source may have a schema, which has to be read first.
+    if data.source_kind.makes is not None:
         choose_bags(data, resolve_rules(data, max(data.synthetic.days, len(data.days or []))), CRITEO)
     for key in ("raw", *SPLITS):
         value = getattr(data, key)

@@ -113,6 +113,7 @@ def build_code_table(table: ValueTable, dictionary: NDArray[Any] | None) -> Valu
     if dictionary is None:
         return table
     ids = np.empty(len(dictionary), np.int32)
+    # The table's id for unknown values may be an id that known values have, too, so NO_ID marks them.
     if not replace(table, unknown_id=NO_ID).look_up(dictionary, ids):
         return CodeTable(ids, None)
     missing = ids == NO_ID
@@ -179,23 +180,23 @@ def vocabulary_path(root: Path, feature: str) -> Path:
 
 def write_tables(root: Path, features: tuple[str, ...]) -> None:
     """Write the lookup tables of the vocabularies in `root`/vocab to the one file that `map_tables` maps."""
-    for feature, (first, numbers) in zip(features, _table_arrays(root, features, "r+"), strict=True):
+    for feature, (slots_or_values, numbers) in zip(features, _table_arrays(root, features, "r+"), strict=True):
         values = np.asarray(np.load(vocabulary_path(root, feature), mmap_mode="c"))
         if numbers is None:
-            insert(first, LookupTable(first).shift, values)
+            insert(slots_or_values, LookupTable(slots_or_values).shift, values)
         else:
             order = np.argsort(values)
-            first[:], numbers[:] = values[order], order
+            slots_or_values[:], numbers[:] = values[order], order
 
 
 def map_tables(root: Path, features: tuple[str, ...], first_id: int, unknown_id: int) -> list[ValueTable]:
     """Map the tables of `write_tables`: processes share their pages, which the system may drop and read again."""
     # Mode "c" makes arrays writable, as those in memory are, so that no kernel is compiled twice.
     return [
-        LookupTable(first, first_id, unknown_id)
+        LookupTable(slots_or_values, first_id, unknown_id)
         if numbers is None
-        else SortedTable(first, numbers, first_id, unknown_id)
-        for first, numbers in _table_arrays(root, features, "c")
+        else SortedTable(slots_or_values, numbers, first_id, unknown_id)
+        for slots_or_values, numbers in _table_arrays(root, features, "c")
     ]
 
 
@@ -203,7 +204,7 @@ def _table_arrays(
     root: Path, features: tuple[str, ...], mode: Literal["r+", "c"]
 ) -> list[tuple[NDArray[np.uint64], NDArray[np.uint32] | None]]:
     """Map each feature's lookup table: slots and None, or sorted values and their numbers; r+ makes a new file."""
-    sizes: list[tuple[int, int | None]] = []
+    sizes: list[tuple[int, int | None]] = []  # of slots (uint64) and None, or of values (uint64) and numbers (uint32)
     for feature in features:
         values = open_array(vocabulary_path(root, feature))
         is_hashed = values.dtype == np.uint32

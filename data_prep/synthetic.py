@@ -163,10 +163,11 @@ class Teacher(NamedTuple):
     """Arrays of one day for the kernels. F columns; the values of a column follow those of the previous one.
 
     first [F] int64: index of a column's first value; cardinality [F] int64; exponent [F] float64 of the
-    Zipf law; salt [F] uint32; category_missing [F], integer_missing [N] float32; main [V] float32; interacting [K]
-    int64; first_factor [K] int64: index of a column's first vector; factors [W, FACTORS] float32; pair_forms [K, K,
-    FACTORS, FACTORS] float32, used for pairs (i, j > i); triple_forms [K, K, K, FACTORS, FACTORS,
-    FACTORS] float32, likewise; log_mean, log_deviation, slope [N] float64; shift [N] int64; intercept [1] float64.
+    Zipf law; salt [F] uint32; category_missing [F], integer_missing [N] float32; main [V] float32: effect of each
+    value; interacting [K] int64; first_factor [K] int64: index of a column's first vector; factors [W, FACTORS]
+    float32; pair_forms [K, K, FACTORS, FACTORS] float32, used for pairs (i, j > i); triple_forms [K, K, K, FACTORS,
+    FACTORS, FACTORS] float32, likewise; log_mean, log_deviation, slope [N] float64; shift [N] int64; intercept [1]
+    float64.
     """
 
     first: NDArray[np.int64]
@@ -352,7 +353,7 @@ CALIBRATION_ROWS = 1 << 16
 CALIBRATION_BLOCK = 2**31 - 1  # no real block has these random numbers
 MAX_ROW_BYTES = 2 + CRITEO_NUM_DENSE * 12 + CRITEO_NUM_SPARSE * 9
 GENERATOR_VERSION = 4
-FEW_VALUES = 128  # version 4 cut the intercept off up to this cardinality
+FEW_VALUES = 128
 HEX_DIGITS = np.frombuffer(b"0123456789abcdef", np.uint8)
 MAX_INTERCEPT = 30.0  # initial bound
 MAX_LOGIT = 700.0  # the exponential of larger ones is infinite
@@ -382,7 +383,10 @@ class LabelledRows(NamedTuple):
 
 
 def generator_version(config: SyntheticConfig) -> int:
-    """Return the version of a configuration's rows; rows with many values are those of version 4."""
+    """Return the version of a configuration's rows.
+
+    It is 5 up to FEW_VALUES values a column, for which version 4 cut the intercept off; other rows are still as in 4.
+    """
     return GENERATOR_VERSION + (config.max_cardinality <= FEW_VALUES)
 
 
@@ -393,7 +397,7 @@ def calibrated_teacher(config: SyntheticConfig, day: int) -> Teacher:
 
 
 def calibrate(teacher: Teacher, config: SyntheticConfig, sample: Rows) -> Teacher:
-    """Scale a drawn teacher by its logits on a sample of rows."""
+    """Return a drawn teacher scaled by its logits on a sample of rows: the deviations and click rate of `config`."""
     # Each kind of effect is scaled to its own deviation over the rows, so that models rank as they do in practice.
     without_triples = teacher._replace(triple_forms=np.zeros_like(teacher.triple_forms))
     single = logits_of(without_triples._replace(pair_forms=np.zeros_like(teacher.pair_forms)), sample)

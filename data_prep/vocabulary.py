@@ -292,7 +292,7 @@ def value_cuts(runs: Sequence[Mergeable[Any]], num_parts: int) -> NDArray[Any]:
 
 
 class SpilledRun:
-    """A run on disk; each access to an array reads it."""
+    """A run on disk, in files that begin with `stem`; each access to an array reads it, so none stays in memory."""
 
     def __init__(self, run: Run, stem: Path) -> None:
         stem.parent.mkdir(parents=True, exist_ok=True)
@@ -361,6 +361,7 @@ def rank_values(parts: Sequence[AnyRun], path: Path, order: VocabularyOrder) -> 
     Args:
         parts: the merged run in consecutive ranges of values.
         path: .npy file to write, [n] uint32.
+        order: by descending count, by first row, or by value.
 
     Returns:
         n, the number of values with an id of their own.
@@ -554,8 +555,8 @@ class NumberedValues:
     def __init__(self, directory: Path, with_texts: bool) -> None:
         share_allocator_with_arrow()
         self._directory, self._with_texts = directory, with_texts
-        self.sizes: list[int] = []  # rows of each part
-        self.num_bytes = 0
+        self.sizes: list[int] = []  # values of each part
+        self.num_bytes = 0  # memory of all values and texts
         directory.mkdir(parents=True, exist_ok=True)
 
     def runs(self, parts: Iterator[Entries]) -> Iterator[Run]:
@@ -565,7 +566,7 @@ class NumberedValues:
         for part in parts:
             if not len(part.values):
                 continue
-            # Write a part to the directory as an Arrow stream, and note its size.
+            # The 64-bit values and their texts wait on disk until `write_ranked` brings them into the order of ids.
             import pyarrow as pa
 
             columns = {"value": part.values, **({"text": part.texts} if self._with_texts else {})}

@@ -535,7 +535,7 @@ class ShardArrays(NamedTuple):
 def write_shard(
     root: Path, split: str, name: str, arrays: ShardArrays, dense_dtype: DTypeLike = ARRAY_DTYPES["dense"]
 ) -> Shard:
-    """Write one shard's files and return its entry for the manifest."""
+    """Write the arrays of a shard that has no sample weights, and return its entry for the manifest."""
     files = {}
     dtypes = {**ARRAY_DTYPES, "dense": dense_dtype}
     kinds: dict[str, NDArray[Any]] = {"labels": arrays.labels, "dense": arrays.dense, "sparse": arrays.sparse}
@@ -750,6 +750,6 @@ def sample_split(shard_rows: Sequence[int], limit: int | None) -> list[NDArray[n
 
 def sampled_row_numbers(shard_rows: Sequence[int], limit: int | None) -> NDArray[np.int64]:
     """Return the rows that `sample_split` chooses by their numbers within the split, in order."""
-    starts = np.cumsum([0, *shard_rows])
+    starts = np.cumsum([0, *shard_rows])  # and the end of the split, which begins no shard
     parts = sample_split(shard_rows, limit)
     return np.concatenate([np.zeros(0, np.int64), *(start + part for start, part in zip(starts, parts, strict=False))])

@@ -61,7 +61,7 @@ SHOWN = 40  # characters of a value in an error
 def convert(
     batch: RawRows, table: Table, limits: Sequence[float] | None = None, forms: Mapping[str, Form] | None = None
 ) -> TableBlock:
-    """Convert a batch of rows; their labels become 0.
+    """Convert a batch of rows without their labels, which become 0: `labels.convert_rows` reads those.
 
     Args:
         batch: its columns include `table.inputs`.

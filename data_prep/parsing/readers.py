@@ -389,6 +389,7 @@ class Parquet(Format):
             for group in groups
         ]
         ranges = cut_groups([group.num_rows for group in groups], sizes, chunk_bytes)
+        # A chunk is read by rows; its bytes, their share of the file, only show progress. The last end begins no chunk.
         ends = [source.bytes * (part.row + part.first + part.rows) // max(1, metadata.num_rows) for part in ranges]
         return [Chunk(start, stop, rows) for start, stop, rows in zip([0, *ends], ends, ranges, strict=False)]
 

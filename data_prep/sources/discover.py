@@ -61,8 +61,9 @@ class RowGenerator(Protocol):
 
 @dataclass(frozen=True)
 class Source:
-    """One raw file as it was found: `name` is its file name, `path` its location.
+    """One raw file as it was found: `name` is its file name, `path` its location, `bytes` its size on disk.
 
+    mtime_ns, ctime_ns: when it was written, and when last changed; 0: not recorded.
     generator: generates the rows of a file that only describes a day. split: split that the file was given for, if any.
     partitions: names and values of its folders `NAME=VALUE`, outermost first; a null has the value None.
     """
@@ -191,7 +192,10 @@ def _sorted_files(paths: Iterable[Path]) -> list[Path]:
 
 
 def _refuse_leftovers(files: Sequence[Path], key: str) -> list[Path]:
-    """Return the files of a directory or a pattern, without the parts of downloads that have ended."""
+    """Return the files of a directory or a pattern, without the parts of downloads that have ended.
+
+    Raise UserError for a broken link, a backup, and the part of a download that has not ended.
+    """
     remedy = f"or name the files to read in {key}"
     names = {file.name for file in files}
     for file in files:

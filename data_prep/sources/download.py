@@ -55,7 +55,7 @@ SOURCE_MD5 = "source_md5"  # key in a manifest's `extra`: MD5 of each source, if
 
 
 def finished_manifest(data: DataConfig, root: Path) -> Manifest | None:
-    """Return the manifest of the dataset at `root`; None without one, or if it is to be replaced. Raises UserError."""
+    """Return the manifest of the dataset at `root`; None without one, or if it is to be replaced."""
     return None if data.overwrite or not (root / MANIFEST_NAME).exists() else load_manifest(root)
 
 
@@ -234,7 +234,7 @@ def download_all(
     remote: RemoteConfig | None = None,
     needs: Callable[[int], list[Need]] = lambda size: [],
 ) -> list[Path]:
-    """Download the files that are missing in `directory`; keep existing ones as they are.
+    """Download the files that are missing in `directory`; return the paths of all files, in their order.
 
     Args:
         remote: tries, pauses and time limit for each mirror.
@@ -455,7 +455,9 @@ class _Download:
             return True
 
     def _begin(self, url: str, response: HTTPResponse, resumed: Origin | None) -> int | None:
-        """Compare a reply's headers with the partial file, which is discarded if the reply begins anew.
+        """Compare a reply's headers with the partial file.
+
+        A reply that begins anew replaces the partial file: its origin is noted, and its first bytes are written.
 
         Args:
             resumed: origin of the partial file if the rest of it was requested.
@@ -639,7 +641,7 @@ def note_read_sums(data: DataConfig, root: Path, sources: Sequence[Source], dige
 
 
 def archive_origin(archive: Path) -> Origin:
-    """Return the origin of a file unpacked from an archive."""
+    """Return the origin to note beside a file unpacked from an archive: path, time and size, by which it is known."""
     status = archive.stat()
     return Origin(str(archive.resolve()), last_modified=str(status.st_mtime_ns), total=status.st_size)
 

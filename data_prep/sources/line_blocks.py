@@ -114,7 +114,7 @@ def open_source(source: Source, offset: int = 0, block_bytes: int = BLOCK_BYTES)
 
 
 class LineBlock(NamedTuple):
-    """Whole lines: buffer[start:end] ends with a newline and is followed by PADDING bytes.
+    """Whole lines: buffer[start:end] ends with a newline; kernels may read ROOM_BEHIND - 1 bytes beyond it.
 
     `offset` is its first byte's in the uncompressed source; `is_last` tells whether the source ends with it.
     """

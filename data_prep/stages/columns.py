@@ -113,7 +113,7 @@ def write_columns(
 def write_blocks(
     job: Job, chunk: tuple[int, int], columns: Sequence[NDArray[np.unsignedinteger]], values: NDArray[np.uint32]
 ) -> FileDigest:
-    """Write a chunk's `columns`: the dictionaries' values, then the columns block by block."""
+    """Write a chunk's `columns`: the values of all dictionaries, then codes (or values) of each feature by blocks."""
     with FileWriter(job.chunk_path(*chunk, "columns"), job.checksum("columns")) as file:
         append_aligned(file, values)
         for start in range(0, len(columns[0]) if columns else 0, job.block_rows):
@@ -177,7 +177,7 @@ def read_dictionary(job: Job, record: ChunkRecord, feature: str) -> NDArray[Any]
 
 
 def read_codes(job: Job, record: ChunkRecord, feature: int) -> NDArray[Any]:
-    """Return the codes [rows] of a feature, or its values [rows] if it has no dictionary."""
+    """Return the codes [rows] of a feature, by its place in `schema.single`; its values if it has no dictionary."""
     # One feature is a small piece of each block, so only its bytes are read, not the whole blocks.
     column: NDArray[np.unsignedinteger] = np.empty(record.rows, _column_dtypes(record)[feature])
     with open(job.chunk_path(record.source, record.chunk, "columns"), "rb", buffering=0) as file:
@@ -188,7 +188,7 @@ def read_codes(job: Job, record: ChunkRecord, feature: int) -> NDArray[Any]:
 
 
 def read_column(job: Job, record: ChunkRecord, feature: int) -> NDArray[np.uint32]:
-    """Return a copy of a feature's values [rows]."""
+    """Return a copy of a feature's values [rows], by its place in `schema.single`."""
     column, dictionary = read_codes(job, record, feature), read_dictionary(job, record, job.schema.single[feature])
     return column if dictionary is None else dictionary[column]
 
@@ -225,7 +225,7 @@ class CategoryBuffer:
         self._blocks: list[tuple[NDArray[np.unsignedinteger], NDArray[np.uint32], NDArray[np.uint32]]] = []
 
     def append(self, values: Any, rows: NDArray[np.int64]) -> None:
-        """Add values in the form of `TextColumn`; value i belongs to row rows[i]."""
+        """Add values, an array as `TextColumn.values`; value i belongs to row rows[i], counted from 0 in the chunk."""
         codes, texts = values.indices.to_numpy(), values.dictionary
         first = np.empty(len(texts), np.uint32)
         first[codes[::-1]] = rows[::-1]  # The first row of each code is written last, so it stays.

@@ -87,6 +87,7 @@ def id_figures(
 ) -> Json:
     """Return the figures of ids for the manifest's `extra`: values without an id of their own, unseen and shared ids.
 
+    `out_of_vocabulary` has their number by split and feature; None where known values may share the unknown ones' id.
     num_values: size of each feature's vocabulary, None without one.
     """
     features = tuple(num_values)
@@ -157,7 +158,9 @@ def shared_ids(
         return {VALUES_PER_ROW: {name: max(1, (n or 0) / rules.max_ind_range) for name, n in num_values.items()}}
     if rules.shares_unknown_id or (job.bags is not None and rules.order is not None):
         return {}
-    if rules.order is None:  # hashed: counted by chunk, Criteo's in the first rows alone; the largest count stands
+    if rules.order is None:
+        # Hashed values are counted by chunk, Criteo's in the first rows alone; the largest count stands. Without a
+        # chunk that counted its values there are no features in the result.
         per_row = zip(*(record.values_per_row for record in records if record.values_per_row), strict=True)
         return {VALUES_PER_ROW: dict(zip(features, map(max, per_row), strict=False))}
     train = [shard for shard in built if shard.split == "train"]
@@ -314,6 +317,7 @@ def cut_columns(job: Job, records: Sequence[ChunkRecord]) -> Iterator[str]:
 def undivided_columns(job: Job, records: Sequence[ChunkRecord]) -> Iterator[str]:
     """Warn about columns whose separator divides no field, so that each field is one value."""
     separators = {} if job.table is None else dict(job.table.separators)
+    # Without any row there are no lengths, and no column is reported.
     longest = zip(*(record.longest for record in records if record.rows), strict=True)
     columns = [
         f"{name} ({separators[name]!r})"
@@ -356,6 +360,7 @@ def constant_columns(
         (job.schema.dense, [record.dense_low for record in filled], [record.dense_high for record in filled]),
         (job.schema.single, [record.sparse_low for record in filled], [record.sparse_high for record in filled]),
     ):
+        # Parsing notes ranges only for some kinds of columns; vocabularies tell of the others.
         if all(low):
             ranged += names
             # NumPy would compare integers beyond 2^63 as float64.
@@ -363,5 +368,6 @@ def constant_columns(
             yield from (name for name, lows, highs in columns if min(lows) == max(highs))
     if job.rules.frequency_threshold <= 1:
         for name, vocabulary in vocabularies.items():
+            # Bags of one value may differ in their lengths, so a multi-hot column with a value is not constant.
             if name not in ranged and vocabulary.values <= (name in job.schema.single):
                 yield name

@@ -97,7 +97,10 @@ def write_counts(
 
 
 class StoredRun:
-    """A run on disk, read in parts, so that memory and open files do not grow with the number of runs."""
+    """A run in a range of a chunk's file of counts: its values, counts and first rows, uint32 [entries] each.
+
+    It is read in parts, so that memory and open files do not grow with the number of runs.
+    """
 
     def __init__(self, file_range: FileRange) -> None:
         self._range = file_range
@@ -253,11 +256,13 @@ def fit_vocabularies(
 ) -> dict[str, VocabularyRecord]:
     """Count the values of the rows at positions below the limit, and write `job.work`/vocab/<feature>.npy for all.
 
+    Return each feature's record, by name.
+
     Args:
         records: all chunks, in row order.
         max_bytes: see `FitTask`.
     """
-    begins = [0, *accumulate(record.rows for record in records)]
+    begins = [0, *accumulate(record.rows for record in records)]  # and the end of all rows, which begins no chunk
     tasks = [CountTask(job, record, begin, limit) for record, begin in zip(records, begins, strict=False)]
     parsed = PARSED_COUNTS if job.table is None else DICTIONARIES
     counts = [ChunkCounts(task.record, parsed, task.begin) for task in tasks if task.is_done]
@@ -367,12 +372,15 @@ class DenseTask(LoggedTask[DenseRecord]):
 
 
 def fit_dense(job: Job, records: Sequence[ChunkRecord], limit: int, executor: Executor) -> dict[str, list[float]]:
-    """Return the fit of each dense column whose transform has one, from the rows at positions below `limit`."""
+    """Return, by dense column, the fit of a transform that has one, from the rows at positions below `limit`.
+
+    minmax: [low, high]; standard: [mean, deviation]; quantile: NUM_QUANTILES ascending values.
+    """
     assert job.table is not None
     fitted = tuple((index, name) for index, name in job.table.indexed_transforms if name in FITS)
     if not fitted:
         return {}
-    begins = [0, *accumulate(record.rows for record in records)]
+    begins = [0, *accumulate(record.rows for record in records)]  # and the end of all rows, which begins no chunk
     tasks = [
         DenseTask(job, record, begin, limit, fitted)
         for record, begin in zip(records, begins, strict=False)
@@ -382,6 +390,7 @@ def fit_dense(job: Job, records: Sequence[ChunkRecord], limit: int, executor: Ex
         results = list(executor.map(tasks))
     filled = [(task, result) for task, result in zip(tasks, results, strict=True) if result.rows]
     fits: dict[str, list[float]] = {}
+    # Only standard columns have sums, and only quantile columns sorted values, so each kind is numbered by itself.
     num_standard = num_quantile = 0
     for place, (index, name) in enumerate(fitted):
         low, high = min(result.low[place] for _, result in filled), max(result.high[place] for _, result in filled)

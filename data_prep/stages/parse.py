@@ -64,7 +64,10 @@ class Reading:
 
 @dataclass(frozen=True)
 class DigestTask:
-    """Computes the checksum of a raw file: SHA-256, for which only the manifest waits, or MD5 before parsing."""
+    """Computes the checksum of a raw file: SHA-256, for which only the manifest waits, or MD5 before parsing.
+
+    The digest has either sum in its field `sha256`.
+    """
 
     source: Source
     is_md5: bool = False  # as published sums of given splits are
@@ -260,6 +263,7 @@ class ChunkWriter:
 
     def __init__(self, job: Job, source: int, chunk: int) -> None:
         self._job, self._source, self._chunk = job, source, chunk
+        # Numbers whose transform needs statistics of the rows are written as they are, and transformed later.
         self._is_raw, schema = job.needs_statistics, job.schema
         self._column_transforms = column_transforms(job.table, {})
         dense_dtype = job.raw_dense_dtype if self._is_raw else job.dtypes["dense"]
@@ -461,7 +465,7 @@ def parse_sources(job: Job, executor: Executor, whole: bool) -> tuple[list[Chunk
             if index not in filled:
                 raise UserError(f"{source.path}: no rows in it; get it again, or leave it out of {source.key}")
         refuse_changed(job.sources)
-        # Fetched files may differ from the known checksums, by mistake or by damage.
+        # Fetched files may differ from the known checksums, by mistake or by damage. Other files have none to compare.
         for source, expected, digest in zip(job.sources, job.known_sums, digests, strict=bool(job.known_sums)):
             refuse_other_sum(Path(source.path), expected, digest)
         refuse_same(job.sources, [digest.sha256 for digest in digests])

@@ -44,6 +44,7 @@ def inverse_permutation(
 ) -> Iterator[Places]:
     """Yield the inverse of np.random.RandomState(seed).permutation(rows): for v, the k with permutation[k] = v.
 
+    The inverse gives the new place of row v, as the file of positions needs.
     np.random.shuffle moves the rows of a two-dimensional array to the same places, since both draw the same swaps.
 
     Args:
@@ -114,16 +115,16 @@ class _Shuffle:
         last, bottom = low + len(window) - 1, max(low, 1)
         while last >= bottom:
             self._check()
-            width, stop = (2, max(bottom, WIDE)) if last >= WIDE else (1, bottom)
-            if len(self._raw) < width:
+            draws_per_place, stop = (2, max(bottom, WIDE)) if last >= WIDE else (1, bottom)
+            if len(self._raw) < draws_per_place:
                 self._raw = np.concatenate((self._raw, self._generator.random_raw(DRAWS - len(self._raw))))
             draws, previous_last = self._raw, last
-            if width == 2:
+            if draws_per_place == 2:
                 # NumPy joins two draws for a place beyond 2^32, the upper half first.
                 pairs = self._raw[: len(self._raw) // 2 * 2].reshape(-1, 2)
                 draws = (pairs[:, 0] << np.uint64(32)) | pairs[:, 1]
             last, num_draws, num_swaps = swap_rows(window, low, last, stop, draws, self._swaps)
-            self._raw = self._raw[num_draws * width :]
+            self._raw = self._raw[num_draws * draws_per_place :]
             yield last + 1, previous_last + 1, self._swaps[:, :num_swaps]
 
 
@@ -134,7 +135,7 @@ class _WindowQueue:
         self._stem, self._width, self._dtype, self._window_rows = stem, width, dtype, window_rows
 
     def send(self, *columns: Places) -> None:
-        """Append rows, given by columns."""
+        """Append rows, given by columns [n]; the first has the places that decide the windows."""
         window = (columns[0] // self._dtype.type(self._window_rows)).astype(np.uint16)
         order = np.argsort(window, kind="stable")  # NumPy sorts 16-bit numbers by radix, which is faster
         rows = np.stack([column[order] for column in columns], axis=1)
@@ -256,7 +257,7 @@ class OpenRows:
             yield is_kept if is_open else np.zeros(record.rows, np.bool_)
 
     def arrays(self, suffix: str) -> Iterator[NDArray[np.int64]]:
-        """Yield one of each chunk's arrays with one number a row; zeros for a chunk without such rows."""
+        """Yield each chunk's numbers [rows] from its file of that suffix; zeros for a chunk without the file."""
         for record in self.records:
             path = self.job.chunk_path(record.source, record.chunk, suffix)
             yield np.array(open_array(path)[:, 0]) if path.exists() else np.zeros(record.rows, np.int64)
@@ -283,6 +284,7 @@ def split_numbers(job: Job, records: list[ChunkRecord]) -> Callable[[], Iterator
     numbers = np.array([SPLITS.index(split) for split in (SPLITS[0], *held_out_splits(job))])
 
     def chunks() -> Iterator[Choices]:
+        # The method numbers the splits that it fills; files of val and test keep theirs.
         for record, is_kept, place in zip(records, kept_masks(job, records), places(), strict=True):
             given = job.sources[record.source].split
             choice = numbers[place] if given in (None, "train") else np.full(record.rows, SPLITS.index(given))
@@ -304,7 +306,7 @@ def choose_by_chance(rows: OpenRows) -> Callable[[], Iterator[Choices]]:
 
 
 def _split_generator(rows: OpenRows) -> np.random.Generator:
-    """Return the generator of random numbers that decides splits; rows dropped have another."""
+    """Return the generator of random numbers that decides splits; `kept_masks` draws from another."""
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence([rows.job.rules.split_seed, 0x5B117])))
 
 
@@ -356,6 +358,7 @@ def choose_by_label(rows: OpenRows) -> Callable[[], Iterator[Choices]]:
     totals = [[count - sum(held_out), *held_out] for count, held_out in zip(counts.tolist(), sizes, strict=True)]
 
     def chunks() -> Iterator[Choices]:
+        # Rows that the method does not divide take a draw, too, and stay at place 0, which nobody reads.
         rng, left = _split_generator(rows), np.array(totals)
         for labels, mask in zip(rows.arrays("labels.npy"), rows.masks(), strict=True):
             places = np.zeros(len(labels), np.int64)
@@ -387,6 +390,7 @@ def _first_times(rows: OpenRows) -> list[int]:
             yield times[mask]
 
     def next_time(time: int) -> int:
+        """Return the earliest time after this one; last + 1 if there is none."""
         return min((int(part[part > time].min(initial=last + 1)) for part in parts()), default=0)
 
     def count_before(time: int) -> int:
@@ -455,9 +459,9 @@ def rows_by_source(job: Job, records: list[ChunkRecord], counts: Iterable[int] |
 
 
 def split_sizes(job: Job, by_source: Sequence[int]) -> dict[str, int]:
-    """Return the number of rows of each split if rows keep their order or are shuffled within train.
+    """Return the number of rows of each split, for methods whose sizes follow from the number of rows alone.
 
-    by_source: number of rows of each source.
+    Methods that choose a split row by row are counted in `order_rows`. by_source: number of rows of each source.
     """
     rules, total = job.rules, sum(by_source)
     if rules.split is None:
@@ -474,7 +478,7 @@ def split_sizes(job: Job, by_source: Sequence[int]) -> dict[str, int]:
 def order_in_background(
     job: Job, records: list[ChunkRecord], window_rows: int
 ) -> Iterator[Future[dict[str, int]] | None]:
-    """Run `order_rows` in a background thread; cancel it if the `with` body raises.
+    """Run `order_rows` in a background thread while workers fit vocabularies; cancel it if the `with` body raises.
 
     Yield its future, or None if rows keep their order.
     """
@@ -551,7 +555,10 @@ def chunk_positions(job: Job, begin: int, rows: int) -> Positions:
 
 
 def rows_below(job: Job, record: ChunkRecord, begin: int, limit: int) -> NDArray[np.int64]:
-    """Return the rows of a chunk, from 0, at positions below the limit; the chunk begins with row `begin`."""
+    """Return the rows of a chunk, from 0, at positions below the limit: those to fit on, as train comes first.
+
+    The chunk begins with row `begin` of the dataset.
+    """
     if not job.rules.is_arranged:
         return np.arange(min(record.rows, limit - begin))
     positions = chunk_positions(job, begin, record.rows)
@@ -569,7 +576,8 @@ def kept_position(job: Job, begin: int, rows: int) -> int | None:
         return None
     path, dtype = _find_positions(job)
     positions = np.memmap(path, dtype, "r", dtype.itemsize * begin, (rows,))
-    first, last = int(positions[0]), int(positions[-1])  # differ by too much in most reordered chunks
+    # In most reordered chunks the ends differ by too much, so the positions between them need not be read.
+    first, last = int(positions[0]), int(positions[-1])
     return first if first >= 0 and last - first == rows - 1 and bool((np.diff(positions) == 1).all()) else None
 
 

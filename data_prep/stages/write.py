@@ -170,7 +170,8 @@ def encoded_blocks(
 ) -> Iterator[tuple[int, dict[str, NDArray[Any]]]]:
     """Yield rows start..stop of a chunk in blocks: the first row, and an array of each of `row_kinds`.
 
-    Rows are read from disk if they are encoded there, and otherwise encoded now.
+    Rows are read from disk if they are encoded there, and otherwise encoded now. The counts of unknown values that this
+    gives are dropped: `GatherTask` counts the unknown ids of its shard.
     """
     kinds, unknown = chunk.job.row_kinds, np.zeros(len(chunk.features), np.int64)
     for blocks in zip(*(_blocks_of_kind(chunk, worker, kind, start, stop, unknown) for kind in kinds), strict=True):
@@ -212,7 +213,7 @@ def _blocks_of_kind(
 
 
 def encode_chunks(job: Job, chunks: list[EncodeTask], executor: Executor) -> list[EncodeTask]:
-    """Write the chunks' ids and transformed integers, unless they are written already or rows are encoded later."""
+    """Return the chunks with their ids and transformed integers written, unless parsing or a later stage does that."""
     is_encoded = job.rules.order is None and not job.needs_statistics
     # Rows that travel to another shard get their ids on the way, unless a feature has bags.
     if is_encoded or (job.rules.is_arranged and not job.schema.ragged):
@@ -422,7 +423,7 @@ class KeptChunk:
     position: int
 
     def rows_between(self, start: int, stop: int) -> tuple[int, int]:
-        """Return the range of its rows at positions start..stop; empty if there are none."""
+        """Return the range (first, end) of its rows at positions start..stop; first >= end if there are none."""
         return max(0, start - self.position), min(self.chunk.record.rows, stop - self.position)
 
 
@@ -489,7 +490,7 @@ class GatherTask(LoggedTask[ShardRecord]):
             first, after = count_below(positions, (self.start, self.stop)).tolist()
             if first < after:
                 moved.append(MovedChunk(chunk, first, positions[first:after] - self.start))
-        # Only if no other value has the id for unknown ones does it count them.
+        # The id of unknown values tells their number only if no value of a vocabulary has it, as ids that wrap may.
         is_reserved = rules.order is not None and rules.first_id > rules.unknown_id
         is_reserved &= not (rules.wraps and rules.max_ind_range is not None)
         shard, unknown = ShardRecord({}), np.zeros(self.layout.width("sparse"), np.int64)
@@ -587,7 +588,10 @@ def count_below(ascending: Positions, bounds: Sequence[int]) -> NDArray[np.int64
 
 @dataclass
 class BuiltShard:
-    """A shard, the moves that bring its files to the dataset, and statistics of its rows."""
+    """A shard of a split, the moves of its files (path in the work, path in the dataset), and counts of its rows.
+
+    positives: rows with label 1. unknown: number of values without an id of their own, by feature.
+    """
 
     split: str
     shard: Shard
@@ -628,11 +632,12 @@ def shuffle_to_shards(
             kept_chunks.append(KeptChunk(chunk, position))
         begin += chunk.record.rows
     with executor.stage("scatter", sum(task.size[0] for task in scatter)):
+        # A chunk whose rows are all left out has no file of moved rows.
         moved = tuple((record.source, record.chunk) for record in executor.map(scatter) if record.rows)
 
     # Rows that hold many values make shards of fewer rows.
-    values = sum(chunk.record.files["values.npy"].bytes for chunk in chunks if job.schema.ragged) // VALUE_BYTES
-    row_bytes = SHUFFLED_ROW_BYTES + SHUFFLED_VALUE_BYTES * values / max(1, begin)
+    num_values = sum(chunk.record.files["values.npy"].bytes for chunk in chunks if job.schema.ragged) // VALUE_BYTES
+    row_bytes = SHUFFLED_ROW_BYTES + SHUFFLED_VALUE_BYTES * num_values / max(1, begin)
     shard_rows = max(1, int(job.shard_bytes / row_bytes))
     tasks, first = [], 0
     for split in SPLITS:
@@ -751,7 +756,7 @@ class ExpandTask(LoggedTask[ShardRecord]):
 def expand_bags(
     job: Job, built: list[BuiltShard], num_values: Mapping[str, int | None], executor: Executor
 ) -> list[BuiltShard]:
-    """Replace the ids of shards by bags, taken from tables that are drawn first."""
+    """Return the shards with bags in place of ids; tables that are drawn first give each id's bag."""
     assert job.bags is not None
     sizes = tuple(num_embeddings(job.rules, count) for count in num_values.values())
     tasks = [ExpandTask(job, shard, sizes) for shard in built]
@@ -774,7 +779,11 @@ DISK_MARGIN = 1.05
 
 
 class Generator(Protocol):
-    """Generator of rows; `encoding` has everything that decides them."""
+    """Generator of rows.
+
+    num_embeddings: table rows by feature. encoding: the manifest's, with everything that decides the rows. row_bytes:
+    disk space to require for a row. rows: number of rows by split.
+    """
 
     schema: Schema
     num_embeddings: dict[str, int]
@@ -823,7 +832,9 @@ def write_generated(data: DataConfig, root: Path, generator: Generator) -> Manif
 
 
 def figures(data: DataConfig, job: Job, records: list[ChunkRecord], rows: dict[str, int]) -> Json:
-    """Return the manifest's `extra` for generated rows: their settings, and scores overall and by split.
+    """Return two keys of the manifest's `extra`: the generator's group with its settings, and `bayes`.
+
+    `bayes` has the fields of `BayesScores` over all rows, and under `splits` those of each split.
 
     Args:
         records: all chunks in row order; their labels and truth must still be on disk.

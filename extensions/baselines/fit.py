@@ -279,7 +279,10 @@ def _fit_each(train: Rows, others: Rows, names: Sequence[str]) -> Iterator[Fitte
 
 
 def score(preds: Preds, others: Rows, rows: int, began: float) -> Baseline:
-    """Return AUC and NE of probabilities [n] for rows of both classes; began: time.perf_counter() at the start."""
+    """Return the figures of a baseline by its probabilities [others] for the other rows, which have both classes.
+
+    rows: number that it learned from. began: time.perf_counter() when its fit began.
+    """
     from sklearn.metrics import log_loss, roc_auc_score
 
     base = np.average(others.labels, weights=others.weights)
@@ -388,10 +391,10 @@ def _one_hot_matrix(train: Rows, rows: Rows, dense: NDArray[np.floating[Any]]) -
     parts = [sparse.csr_array(dense)]
     for train_bags, bags in zip(train.bags, rows.bags, strict=True):
         # Only ids of train have a weight.
-        values = np.unique(train_bags.ids)
-        places = np.minimum(np.searchsorted(values, bags.ids), max(len(values) - 1, 0))
-        is_known = values[places] == bags.ids if len(values) else np.zeros(len(bags.ids), bool)
+        train_ids = np.unique(train_bags.ids)
+        places = np.minimum(np.searchsorted(train_ids, bags.ids), max(len(train_ids) - 1, 0))
+        is_known = train_ids[places] == bags.ids if len(train_ids) else np.zeros(len(bags.ids), bool)
         row = np.repeat(np.arange(len(rows.labels)), bags.lengths)[is_known]
         ones = np.ones(len(row), np.float32)
-        parts.append(sparse.csr_array((ones, (row, places[is_known])), shape=(len(rows.labels), len(values))))
+        parts.append(sparse.csr_array((ones, (row, places[is_known])), shape=(len(rows.labels), len(train_ids))))
     return sparse.hstack(parts, format="csr")

@@ -261,7 +261,7 @@ class _Builder:
     """Writes shards, collects their manifest, and publishes both at the end."""
 
     def __init__(self, root: Path, work: Path, name: str, transform: DenseTransform | None = None) -> None:
-        """work: the directory from `workspace.claim_work`; transform: transform of the integers, if known."""
+        """work: the directory from `claim_work`; transform: transform of the integers, if known."""
         if (root / MANIFEST_NAME).exists():
             raise UserError(f"{root}: holds a dataset already; choose another data.path")
         refuse_foreign_files(root, work, ())
@@ -361,6 +361,7 @@ def import_bin(source: Path, root: Path, transform: DenseTransform | None) -> Ma
             for start in range(0, rows, SHARD_ROWS):
                 count, offset = min(SHARD_ROWS, rows - start), 4 * RECORD_COLUMNS * start
                 records = np.fromfile(path, np.int32, count * RECORD_COLUMNS, offset=offset).reshape(count, -1)
+                # A record is the label, 13 integers and 26 ids, as Criteo's rows.
                 dense = transform_dense(np.ascontiguousarray(records[:, 1:14]), transform)
                 builder.add(split, (records[:, :1], dense, records[:, 14:]), [path] * 3, start)
             builder.note_source(path, rows)

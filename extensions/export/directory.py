@@ -274,6 +274,7 @@ def largest_difference(
     """
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     differences = []
+    # The first output has the logits, or the predicted numbers: see `ModelGraph.outputs`.
     for dense, bags in batches:
         [logits] = session.run([session.get_outputs()[0].name], feeds_of(dense, bags, multi_hot))
         with torch.no_grad():

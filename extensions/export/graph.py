@@ -81,7 +81,9 @@ class ModelGraph:
         for key, parameter in model.sparse_arch.named_parameters():
             if (table := table_of(f".{key}")) is not None:
                 self._weights[table] = parameter.detach()
+        # By table: the names of its rows in the graph and, for integers, of each row's scale and bias.
         self._packed: dict[str, tuple[str, str | None]] = {}
+        # Whether the dense features have one vector together, not one each.
         self._dense_is_one = not isinstance(model.dense_arch, NoVectors | NumericVectors)
         self._embedding_dim = _output_width(model.dense_arch) if isinstance(model.dense_arch, nn.Sequential) else 0
         self.inputs: dict[str, tuple[int, tuple[str | int, ...]]] = {}

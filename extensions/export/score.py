@@ -88,6 +88,7 @@ class Scorer:
         options.intra_op_num_threads = threads
         model = directory / self._manifest["model"]
         self._session = onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+        # A model of clicks gives logits, then probabilities; another one gives predictions alone.
         self.output: str = self._session.get_outputs()[-1].name
         self._inputs = {node.name for node in self._session.get_inputs()}
 
@@ -164,7 +165,7 @@ class Scorer:
         return inputs
 
     def _encode_table(self, batch: RawRows) -> tuple[Any, dict[str, Bags]]:
-        """Encode rows of the dataset's own columns."""
+        """Encode rows of the dataset's own columns; return transformed numbers [B, N], and bags by sparse column."""
         block = convert(batch, self._table, self._table.limits, self._forms)
         bags = {}
         for name, column in zip(self._table.sparse, block.categories, strict=True):
@@ -173,7 +174,7 @@ class Scorer:
         return self._transform_dense(block.dense), bags
 
     def _encode_criteo(self, batch: RawRows) -> tuple[Any, dict[str, Bags]]:
-        """Encode rows of Criteo's integers and hexadecimal categories."""
+        """Encode rows of Criteo's integers and hexadecimal categories; return as `_encode_table` does."""
         dense = np.zeros((batch.rows, len(self._rules["dense"])))
         for place, name in enumerate(self._rules["dense"]):
             column = distinct_texts(batch.columns[name], batch.locator_of(name))
@@ -191,7 +192,7 @@ class Scorer:
         return self._transform_dense(dense), bags
 
     def _encode_ids(self, batch: RawRows) -> tuple[Any, dict[str, Bags]]:
-        """Take numbers as they are, and ids, for a dataset that was not made from raw rows."""
+        """Take numbers and ids as they are, for a dataset not made from raw rows; return as `_encode_table` does."""
         dense = np.zeros((batch.rows, len(self._rules["dense"])))
         for place, name in enumerate(self._rules["dense"]):
             dense[:, place] = numbers_of(batch.columns[name], NUMBERS, batch.locator_of(name), 0.0, 3.4e38)

@@ -83,6 +83,7 @@ class ColumnFigures:
         formats: of those tried, the formats of times that all texts have; empty for a column that is no time.
         counts: rows of each text while there are few different ones; then None.
         runs: stretches of equal values. descents: rows whose number or time is below that of the row before.
+        first_empty: number of the first row with an empty field, from 0.
     """
 
     name: str

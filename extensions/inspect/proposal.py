@@ -36,7 +36,7 @@ def auc_of_column(texts: Sequence[str], numbers: NDArray[np.float64] | None, lab
 
     Args:
         texts: the column's fields [rows], whose label rates are by text. numbers: the same [rows] as numbers, whose
-            label rates are by quantile; None: no numbers.
+            label rates are by quantile; None: no numbers. labels: whether each row is positive, [rows].
     """
     if min(labels.sum(), (~labels).sum()) < MIN_LABELS:
         return None
@@ -335,6 +335,7 @@ def schema_text(proposal: Proposal) -> str:
 
 def flow(value: Any) -> str:
     """Return a value in YAML's flow style, in one line."""
+    # It is dumped as a list of one, whose brackets are cut off: YAML ends a text that stands alone by a line of dots.
     for allow_unicode in (True, False):  # Without it characters that would end or blank the line are escaped.
         text: str = yaml.safe_dump([value], default_flow_style=True, width=float("inf"), allow_unicode=allow_unicode)
         if text.strip().isprintable():

@@ -154,7 +154,7 @@ class TraceRows:
         self._teacher = calibrate(teacher, synthetic, sample)
 
     def shard(self, split: str, start: int, rows: int) -> ShardArrays:
-        """Return the next rows of a split."""
+        """Return the next `rows` rows of a split: ids follow those of the last call; `start` seeds all other draws."""
         key = [self._config.seed, 1 + SPLITS.index(split), start]
         # Each table has a generator of its own, so the number of threads does not change its draws.
         with ThreadPoolExecutor(self._threads) as executor:

@@ -84,7 +84,8 @@ _IMPORTED_AT = time.time()
 def process_start() -> float:
     """Return the start of this process in seconds since 1970, or else when this module was imported."""
     try:
-        # A process's name may have blanks and brackets in it, so fields are counted behind the last bracket.
+        # The start is field 22, in ticks since the boot. A process's name, field 2, may have blanks and brackets in it,
+        # so fields are counted from field 3 on, behind the last bracket.
         ticks = int(Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19])
         age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
     except (OSError, AttributeError):

@@ -70,6 +70,7 @@ class RankCost(OpenDocument, kw_only=True):
         return self.device_bytes + self.host_bytes
 
     def add(self, device_bytes: int, host_bytes: int, lookup_ms: Number, communication_ms: Number) -> None:
+        """Add the cost of one shard."""
         self.device_bytes += device_bytes
         self.host_bytes += host_bytes
         self.lookup_ms += lookup_ms

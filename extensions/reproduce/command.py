@@ -66,6 +66,7 @@ def validate_reproduce(config: ReproduceConfig) -> None:
     try:
         validate_new_name(f"{Path(config.out).resolve().name}_seed_{config.seeds}")
     except UserError as error:
+        # A message is `key: fault; remedy`, and its key, run.name, is not one that the user gave.
         fault = str(error).partition(": ")[2].partition(";")[0]
         raise UserError(
             f"out={config.out}: names the runs by its last part, and {fault}; choose a plain one"
@@ -524,7 +525,7 @@ def _interval_text(measured: SeedFigure) -> str:
 
 
 def _differing_keys(runs: Sequence[FinishedRun]) -> list[str]:
-    """Return the keys in which runs differ, except those beside learning and speed."""
+    """Return the keys in which runs' configurations differ, except those that change neither learning nor speed."""
     differing = differences([finished.run for finished in runs])[0] if runs else {}
     return [key for key in differing if not key.startswith(BESIDE)]
 

@@ -140,7 +140,7 @@ class Anchors:
     """
 
     def __init__(self, events: EventArrays, min_history: int, window_seconds: int) -> None:
-        """Count the anchors in two passes over times and flags, 5 bytes per event."""
+        """Find the first and last anchor, then count those of each window: two passes over 5 bytes per event."""
         self._events, self._min_history, self._seconds = events, min_history, window_seconds
         first, last = _anchor_span(events, min_history)
         if last < 0:
@@ -423,10 +423,10 @@ def _drop_old_events(
         history, history_ids: the first `size` events, oldest first, and their ids [1 + A]; changed in place.
         counts, lows: as from `_search_backwards`. An event stays while one of its kinds still counts it.
     """
-    is_full = size > 0 and history[0] < bound
+    has_surplus = size > 0 and history[0] < bound
     for k in range(len(rule.masks)):
-        is_full |= counts[k] > rule.quota
-    if not is_full:
+        has_surplus |= counts[k] > rule.quota
+    if not has_surplus:
         return size
     new_size = 0
     for i in range(size):
@@ -453,18 +453,18 @@ def hash_rows(columns: NDArray[np.int64], rows: int, out: NDArray[np.int32]) -> 
     """Write out[i] = xxh64 (seed 0) of column i of [n, B], as n little-endian int64s, modulo rows; n is below 4."""
     for i in range(columns.shape[1]):
         # From 32 bytes on, xxh64 takes four words at a time; below, each word takes the steps for its remaining words.
-        total = XXH_5 + np.uint64(8 * len(columns))
+        state = XXH_5 + np.uint64(8 * len(columns))
         for k in range(len(columns)):
             word = np.uint64(columns[k, i]) * XXH_2
             word = (word << np.uint64(31) | word >> np.uint64(33)) * XXH_1
-            total ^= word
-            total = (total << np.uint64(27) | total >> np.uint64(37)) * XXH_1 + XXH_4
-        total ^= total >> np.uint64(33)
-        total *= XXH_2
-        total ^= total >> np.uint64(29)
-        total *= XXH_3
-        total ^= total >> np.uint64(32)
-        out[i] = total % np.uint64(rows)
+            state ^= word
+            state = (state << np.uint64(27) | state >> np.uint64(37)) * XXH_1 + XXH_4
+        state ^= state >> np.uint64(33)
+        state *= XXH_2
+        state ^= state >> np.uint64(29)
+        state *= XXH_3
+        state ^= state >> np.uint64(32)
+        out[i] = state % np.uint64(rows)
 
 
 log = logging.getLogger("clickwork")
@@ -568,10 +568,11 @@ class EventLog:
         return positions if key is None else np.random.default_rng([*key, number]).permutation(positions)
 
     def batch(self, positions: NDArray[np.int64], global_positions: NDArray[np.int64], size: int) -> Batch:
-        """Return the samples at these positions, padded to `size`: each event is the one candidate of its sample.
+        """Return the samples at these positions among all events, padded to `size`.
 
-        global_positions: of the samples of all processes, for the attention's divisor. Raises UserError for a file that
-        changed since it was opened, and OwnError for an item outside its table.
+        Each event is the one candidate of its sample. global_positions: the samples of all processes, on whose longest
+        history the attention may depend. Raises UserError for a file that changed since it was opened, and OwnError for
+        an item outside its table.
         """
         for path, stamp in self._stamps.items():  # reading past the end of a truncated file would kill the process
             require_unchanged(path, stamp)
@@ -625,6 +626,7 @@ class EventLog:
         events, schema, size = self.events, self.schema, len(histories.lengths) + missing
         items, times, flags = candidate_set
         candidates = [items, *(table[items] for table in events.attributes)]
+        # With renumbering a user's id is its index + 1, otherwise its key; 0 stands for one beyond the table.
         keys = users + 1 if schema.renumber else events.users[users]
         columns = {USER: keys, HOUR: times // 3600 % 24, **dict(zip(schema.sequence_tables, candidates, strict=True))}
         if schema.flag:
@@ -634,12 +636,13 @@ class EventLog:
             contexts.append(np.empty(len(items), np.int32))
             hash_rows(np.stack([columns[name].astype(np.int64) for name in cross.of]), cross.rows, contexts[-1])
         single, per_sample = np.ones(size, np.int32), np.pad(histories.lengths, (0, missing))
-        values = [
+        # Candidates of one history share its context, so the first candidate's context serves all of them.
+        id_columns = [
             *(np.pad(ids[::per_history], (0, missing)) for ids in contexts),
             *histories.ids,
             *(np.pad(ids, (0, missing)) for ids in candidates),
         ]
-        ids = torch.from_numpy(np.concatenate(values, dtype=np.int32, casting="same_kind"))
+        ids = torch.from_numpy(np.concatenate(id_columns, dtype=np.int32, casting="same_kind"))
         lengths = [
             *([single] * len(contexts)),
             *([per_sample] * len(histories.ids)),
@@ -699,6 +702,7 @@ class EventSplit:
     @property
     def positives(self) -> dict[str, int]:
         """Return the number of samples with each action."""
+        # The counts have MAX_ACTIONS columns, of which the schema's actions are the first.
         counts = self.log.anchors.positives[self.windows.start : self.windows.stop].sum(axis=0)
         return dict(zip(self.log.schema.actions, counts.tolist(), strict=False))
 
@@ -708,7 +712,7 @@ class EventSplit:
         return self.log.anchors.counts[self.windows.start : self.windows.stop]
 
     def num_batches(self, global_batch_size: int) -> int:
-        """Return the whole global batches in an epoch."""
+        """Return the number of whole global batches in an epoch; a last incomplete one is not trained on."""
         return int(self._starts(global_batch_size)[-1]) // global_batch_size
 
     def train_batches(self, global_batch_size: int, seed: int, epoch: int, first: int) -> Iterator[Batch]:
@@ -754,7 +758,10 @@ class EventSplit:
                 yield batch
 
     def _starts(self, global_batch_size: int) -> NDArray[np.int64]:
-        """Return the place of each window's first sample in the order of training, and the end, [windows + 1]."""
+        """Return the place of each window's first sample in the order of training, and the end, [windows + 1].
+
+        With sequences.rest=drop a window's samples beyond its last whole global batch have no place.
+        """
         is_cut = self.log.config.rest is WindowRest.drop
         return offsets_of(self._counts // global_batch_size * global_batch_size if is_cut else self._counts)
 
@@ -859,6 +866,7 @@ def _find_history(config: RecommendConfig, event_log: EventLog, candidates: NewR
     """
     arrays, column = event_log.events, event_log.schema.user
     given_users = candidates.texts(column) if column in candidates.columns else []
+    # Without the column no row gives a user, and the loop ends at once.
     for number, text in zip(candidates.numbers, given_users, strict=False):
         if config.user is not None and text not in ("", config.user):
             place = f"{candidates.name}: row {number}, column {column}"

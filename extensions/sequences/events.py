@@ -340,8 +340,8 @@ def verify_events(root: Path, manifest: Manifest) -> None:
         items = np.asarray(arrays.items[start : start + block])
         times = np.asarray(arrays.times[start : start + block + 1]).astype(np.int64)
         # Times may only fall where the events of the next user begin.
-        first = np.searchsorted(arrays.offsets, np.arange(start + 1, start + len(times)))
-        is_first = arrays.offsets[first] == np.arange(start + 1, start + len(times))
+        places = np.searchsorted(arrays.offsets, np.arange(start + 1, start + len(times)))
+        is_first = arrays.offsets[places] == np.arange(start + 1, start + len(times))
         for kind, is_bad in (("items", (items < 0) | (items >= limit)), ("times", (np.diff(times) < 0) & ~is_first)):
             if is_bad.any():
                 path, event = shard_path(root, EVENTS, shard.name, kind), start + int(is_bad.argmax())

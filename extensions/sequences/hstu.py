@@ -86,6 +86,7 @@ def attend_by_best(q: Tensor, k: Tensor, v: Tensor, layout: SequenceLayout, cand
     if fault:
         log.warning("sequences.hstu.attention=auto: bucketed, since Triton's kernels %s", fault)
     _AGREES[kind] = not fault
+    # The verdict is known now, so this call takes one of the first two branches.
     return attend_by_best(q, k, v, layout, candidates_only)
 
 
@@ -187,6 +188,7 @@ class _Bucketed(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, layout: SequenceLayout, candidates_only: bool) -> Tensor:
+        """Return the attention as `attend` does; keep the arguments and the buckets for the backward."""
         ctx.save_for_backward(q, k, v)
         ctx.layout, make_buckets = layout, lambda: list(_make_buckets(layout, candidates_only, q.device))
         ctx.buckets = layout.compute_once(("buckets", candidates_only), make_buckets)
@@ -205,6 +207,7 @@ class _Bucketed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+        """Return the gradients of queries, keys and values; layout and flag have none."""
         q, k, v = ctx.saved_tensors
         grad_q, grad_k, grad_v = (torch.empty_like(tensor) for tensor in (q, k, v))
         score_factor, weight_factor = 1 / math.sqrt(q.shape[2]), 1 / ctx.layout.divisor
@@ -266,7 +269,8 @@ def _query_chunks(bucket: _Bucket, heads: int) -> Iterator[tuple[int, int, int]]
     rows = max(1, min(m, CHUNK_BYTES // max(1, 4 * b * heads * n)))
     for start in range(0, m, rows):
         stop = min(start + rows, m)
-        yield start, stop, n if m < n else stop  # queries are all positions, or only the candidates
+        # If all positions are queries, none sees a later one; candidates alone stand at the end, and may see all.
+        yield start, stop, n if m < n else stop
 
 
 def _zero_unseen(values: Tensor, bucket: _Bucket, start: int, stop: int, num_keys: int) -> None:
@@ -391,13 +395,13 @@ class HSTULayer(nn.Module):
     def __init__(self, config: HSTUConfig) -> None:
         super().__init__()
         self._config = config
-        heads, values, queries = config.num_heads, config.hidden_dim, config.attention_dim
-        self._widths = [heads * width for width in (values, values, queries, queries)]  # u, v, q, k
+        heads, value_width, query_width = config.num_heads, config.hidden_dim, config.attention_dim
+        self._widths = [heads * width for width in (value_width, value_width, query_width, query_width)]  # u, v, q, k
         self.input_norm = nn.LayerNorm(config.dim, eps=LAYER_EPSILON)
         self.projection = nn.Parameter(torch.empty(config.dim, sum(self._widths)))
         self.bias = nn.Parameter(torch.zeros(sum(self._widths)))
-        self.output_norm = nn.LayerNorm(heads * values, eps=LAYER_EPSILON)
-        self.output = nn.Parameter(torch.empty(3 * heads * values, config.dim))
+        self.output_norm = nn.LayerNorm(heads * value_width, eps=LAYER_EPSILON)
+        self.output = nn.Parameter(torch.empty(3 * heads * value_width, config.dim))
         for weight in (self.projection, self.output):
             nn.init.xavier_uniform_(weight)
 

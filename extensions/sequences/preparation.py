@@ -212,6 +212,7 @@ class MergeTask(LoggedTask[MergeRecord]):
     def do(self, worker: Worker) -> MergeRecord:
         """Write the events."""
         keys, columns = self._read_runs()
+        # Counting nothing lets a job that was asked to stop end before the sort.
         worker.count(0)
         # Runs lie in the order of the input, and the sort is stable, so ties keep that order.
         order = np.lexsort((columns.times, columns.users))
@@ -470,6 +471,7 @@ def _fit_ids(
     schema, vocabulary = job.schema, dict[str, dict[str, Any]]()
     keys: NDArray[np.int64] | None = None
     if schema.renumber:
+        # An item's count is of no use here; only the keys are kept.
         of_items = ((items := np.load(f"{run}.distinct.npy"), np.ones_like(items)) for run in runs)
         keys, _ = count_keys(of_items, job.key_limit, "items")
         rows = {ITEM: len(keys) + 1}
@@ -499,6 +501,7 @@ def _load_attribute(
     values, has_attribute = np.zeros(num_items, np.int64), np.zeros(num_items, np.bool_)
 
     def read() -> Iterator[tuple[RawRows, NDArray[np.int64], NDArray[np.int64]]]:
+        """Yield the attribute's file in batches, with the keys of items and of the attribute's values, [rows] each."""
         for chunk in plan_event_chunks(job.tables[name], job.chunk_bytes):
             columns = (attribute.item, attribute.column)
             for batch, _ in event_batches(job.tables[name], chunk, columns, schema.delimiter):

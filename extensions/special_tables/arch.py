@@ -75,6 +75,7 @@ def embedding(
         width = storable_width(rule_widths[list(rows).index(name)], config.embedding_dim)
     operation = (settings.qr_operation or QROperation.mult) if kind is TableKind.qr else None
     collisions = (settings.qr_collisions or DEFAULT_COLLISIONS) if kind is TableKind.qr else 1
+    # The rows and the width of each table, by its name.
     shapes = {f"t_{name}": (height, width if kind is TableKind.mixed_dimension else config.embedding_dim)}
     if operation is not None:
         dim = config.embedding_dim // 2 if operation is QROperation.concat else config.embedding_dim
@@ -161,6 +162,7 @@ class SpecialSparseArch(SparseArch):
         features = self.table_ids(sparse_features)
         pooled = None if self.bags is None else self.bags(features)
         has_more = self.divide is not None or len(self.rows) or len(self.projections) or len(self.row_weights)
+        # Plain tables alone give vectors that only have to be brought into order.
         if pooled is not None and not has_more:
             return lambda: self._order_pooled(pooled)
         rows = {key: ids for collection in self.rows.values() for key, ids in collection(features).items()}

@@ -96,7 +96,7 @@ def space_of(search: dict[str, Any], prefix: str = "") -> Space:
 
 
 def draw_settings(trial: Trial, space: Space) -> None:
-    """Let a trial draw a value of each setting."""
+    """Let a trial draw a value of each setting, which is then in `trial.params`."""
     for name, values in space.items():
         if isinstance(values, Range):
             trial.suggest_float(name, values.low, values.high, log=values.is_log)
@@ -188,7 +188,7 @@ class TuneRun(NamedTuple):
         return read_run(self.directory).evaluation
 
     def score(self, monitor: Monitor) -> float:
-        """Return the served model's score on val. Raise UserError if train.monitor is undefined there."""
+        """Return the served model's score on val, higher if better. Raise UserError for an undefined train.monitor."""
         value = monitored_value(self.figures(), monitor)
         if value is None:
             raise UserError(f"{self.directory}: {shown(monitor)} of val is undefined; val needs rows of both labels")
@@ -296,7 +296,7 @@ class Outcome:
 
     @property
     def label(self) -> str:
-        """Return the name of what trials are judged by."""
+        """Return what trials are judged by: the label of a metric, or the weights of several metrics as typed."""
         return METRIC_ROWS[self.monitor].label if isinstance(self.monitor, str) else shown(self.monitor)
 
     def value(self, score: float) -> float:
@@ -486,7 +486,8 @@ def _search_and_compare(config: TuneConfig, arguments: Sequence[str], space: Spa
     candidates = [tried[0], *best[: config.finalists]]
     finalists = [_train_finalist(trial.run, arguments, config, progress) for trial in candidates]
     outcome = Outcome(tried, finalists, monitor)
-    # Test is scored once, after the choice: a choice by test would make its figures too good.
+    # Test is scored once, after the choice: a choice by test would make its figures too good. The place to take may be
+    # 0, the base itself.
     for finalist in {0: finalists[0], outcome.place_to_take: finalists[outcome.place_to_take]}.values():
         for run in finalist.runs:
             if score_test_split(run.directory):
@@ -523,6 +524,7 @@ def _run_trial(
 
     # A sampler for each trial, so that a search that was killed draws what an undisturbed one does.
     study.sampler = TPESampler(seed=config.train.seed + number, n_startup_trials=max(5, 2 * len(space)))
+    # Optuna does not know trial 0, so trial N is number N - 1 of its list.
     known = study.get_trials(deepcopy=False)
     # Optuna has no public way to go on with a trial that was killed.
     trial = study.ask() if len(known) < number else Trial(study, known[number - 1]._trial_id)
@@ -536,6 +538,7 @@ def _run_trial(
     reported = study.trials[number - 1].intermediate_values  # scores by step from before a kill
 
     def watch(step: int, score: float) -> bool:
+        """Report a score to Optuna; return whether the trial does worse than the median and should stop."""
         # Steps from before a kill are in the study already.
         if step not in reported:
             trial.report(score, step)
