@@ -318,6 +318,7 @@ def _children() -> dict[int, tuple[str, int]]:
                 fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
             except OSError:
                 continue
+            # After the name, the first field is the state, and the last one the exit code.
             children[int(pid)] = fields[0], int(fields[-1])
     return children
 

@@ -54,6 +54,7 @@ def main(config: RecommendConfig) -> int:
         scored = score(config, trained, run, runtime)
         require_finite(scored.logits)
         has_clicks = task_of(run.manifest).has_clicks
+        # The last field, `about`, goes into the JSON.
         ranked = scoring.rank(*scored[:-1], has_clicks, correction)
         run.log_chosen_checkpoint()
         if runtime.rank == 0:

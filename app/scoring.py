@@ -223,7 +223,10 @@ def fill_from_user(candidates: NewRows, user: NewRows) -> NewRows:
 
 
 def ignored_columns(candidates: NewRows, columns: Sequence[str], spare: Sequence[str]) -> list[str]:
-    """Return the columns that nobody reads, after a check that all wanted columns exist."""
+    """Return columns that are neither among `columns`, which the model reads, nor `spare`, which others read.
+
+    Raises UserError if one that the model reads is missing.
+    """
     for name in columns:
         if name not in candidates.columns:
             raise UserError(f"{candidates.name}: no column {name}; the model reads {', '.join(columns)}")
@@ -234,7 +237,10 @@ ALL = "all"  # candidates=all: every item in a log of events
 
 
 class Scored(NamedTuple):
-    """Candidates by name, their logits [n] and canonical order [n], and which feature values are unknown [n, F]."""
+    """Candidates by name, their logits [n] and canonical order [n], and which values of `features` are unknown [n, F].
+
+    about: further entries for the JSON.
+    """
 
     names: Sequence[str]
     logits: NDArray[np.float32]
@@ -302,6 +308,7 @@ def probabilities(logits: NDArray[np.float64]) -> NDArray[np.float64]:
 
 def to_table(ranking: Ranking) -> str:
     """Return aligned columns for a terminal."""
+    # The third column is a probability, or a predicted number.
     rows = [("rank", "candidate", _columns(ranking)[2], "out of vocabulary")]
     rows += [(str(entry[0]), entry[1], f"{entry[2]:.6f}", " ".join(entry.out_of_vocabulary)) for entry in ranking]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
@@ -422,6 +429,7 @@ class LabelledRows:
         if not rows.numbers:
             raise UserError(f"{rows.name}: no rows; give at least one")
         ignored_columns(rows, encoder.input_columns, spare=())
+        # Only a dataset with sample weights has a second column.
         for column, content in zip(encoder.target_columns, ("labels", "sample weights"), strict=False):
             if column not in rows.columns:
                 raise UserError(

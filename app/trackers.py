@@ -200,6 +200,7 @@ class TensorBoard:
         """Continue at `from_step`: TensorBoard hides earlier events of that step and later ones."""
         _report_errors_once()
         self._writer = SummaryWriter(str(directory), purge_step=from_step or None)
+        # The third summary says that the session has ended, which `close` adds.
         for summary in hparams(dict(settings), dict.fromkeys(SUMMARY_TAGS, 0.0))[:2]:
             self._add(summary)
 

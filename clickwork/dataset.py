@@ -173,6 +173,7 @@ class Dataset:
                 yield self._join_parts(parts)
 
     def _join_parts(self, parts: "list[ShardArrays]") -> Rows:
+        """Return consecutive parts of shards, whose labels and weights are columns [n, 1], as one batch."""
         import numpy as np
 
         from data_prep.dataset.spelling import join

@@ -287,6 +287,7 @@ def choose(config: CheckpointConfig, checkpoints: Path) -> str | None:
 def choose_start(choice: str) -> Path:
     """Return the checkpoint of a path: of a checkpoint, or of a run, whose newest undamaged one it is."""
     directory = Path(choice)
+    # The file `latest` stands for its run.
     if directory.name == LATEST and directory.is_file():
         directory = directory.parent.parent
     if (directory / CHECKPOINTS).is_dir():
@@ -311,7 +312,7 @@ def undamaged_checkpoints(run: Path) -> list[Path]:
 
 
 def find_checkpoint(run: Path, choice: str | None) -> str:
-    """Return the path of a run's checkpoint: `best`, `last` (or `latest`), a step's number, or any path.
+    """Return the path of a run's checkpoint to score by: `best`, `last` (or `latest`), a step's number, or any path.
 
     None means the best if the run keeps one, else the last. The last is the newest that is not damaged.
     """

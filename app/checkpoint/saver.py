@@ -372,6 +372,7 @@ class Saver:
             self._thread.shutdown()
 
     def _fits_in_memory(self, size: int) -> bool:
+        """Return whether each process has memory for a copy of `size` bytes; warn once if not."""
         # All processes of a machine make their copies at the same time.
         enough = size * self._local_world_size < host_bytes_available()
         if not enough and not self._warned_of_memory:

@@ -383,6 +383,7 @@ def _weighted_areas(
     order = np.argsort(logits, kind="stable")
     ties = np.flatnonzero(np.diff(logits[order], prepend=-np.inf))  # the first place of each score, ascending
     is_positive, ordered = labels[order] > 0.5, weights[order].astype(np.float64)
+    # Weights of either label at each score. All counts from here on are sums of weights.
     positives, negatives = (np.add.reduceat(ordered * mask, ties) for mask in (is_positive, ~is_positive))
     below, num_positive, num_negative = np.cumsum(negatives) - negatives, positives.sum(), negatives.sum()
     if not (num_positive > 0 and num_negative > 0):

@@ -207,7 +207,7 @@ class StepTimer:
         self.phase_done("")
 
     def phase_done(self, phase: str) -> None:
-        """Note that the step has completed one of PHASES."""
+        """Note that the step has completed one of PHASES, if it is one of the sampled steps."""
         if self._count % self._every == 0:
             self._phase_marks.append((phase, self._mark_time()))
 
@@ -265,6 +265,7 @@ class StepTimer:
         return event
 
     def _between(self, a: Any, b: Any) -> float:
+        """Return the seconds between two marks; events tell milliseconds."""
         return b - a if self._device.type != "cuda" else a.elapsed_time(b) / 1e3
 
     def _synchronise(self) -> None:

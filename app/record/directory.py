@@ -285,6 +285,7 @@ def save_summary(directory: Path, figures: Summary) -> None:
 
 
 def _json(document: Struct) -> bytes:
+    """Return the content of a document's file, without secrets."""
     return (encode(redact(plain_object(document)), indent=1) + "\n").encode()
 
 

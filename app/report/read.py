@@ -109,6 +109,7 @@ class RunFiles:
 
     @property
     def steps(self) -> int:
+        """Step of the newest event; 0 if there is none."""
         return max((event.step for event in self.events), default=0)
 
     @property

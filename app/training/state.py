@@ -236,7 +236,7 @@ def best_of(evaluation: EvaluationFigures, monitor: Monitor) -> Best | None:
 
 
 def score_of(best: Best, monitor: Monitor) -> float:
-    """Return the score of a run's best evaluation."""
+    """Return the score of a run's best evaluation, by which larger is better; -infinity if it has no value."""
     value = best.of_monitor
     return -float("inf") if value is None else score(value, monitor)
 
