@@ -105,7 +105,7 @@ class Agent(LocalElasticAgent):
         return result
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, *arguments: Any, **keywords: Any) -> None:
-        """Let the processes end, and note how they ended."""
+        """Let the processes end within SHUTDOWN_SECONDS, and note each one's exit status by rank."""
         if isinstance(self._pcontext, SubprocessContext):
             handlers, until = self._pcontext.subprocess_handlers, time.monotonic() + SHUTDOWN_SECONDS
             # After a signal that was passed on, a second one would make the processes end without saving.
@@ -204,7 +204,7 @@ def _meeting_point(options: Any) -> tuple[str, int]:
 
 
 def _endpoint_text(options: Any) -> str:
-    """Return the place where the machines meet, in words."""
+    """Return the place where the machines meet, for a message: HOST:PORT, or a file."""
     if "store_type=file" in options.rdzv_conf:
         return str(options.rdzv_endpoint)
     host, port = _meeting_point(options)

@@ -93,7 +93,7 @@ class Lamb(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """Update from .grad; a closure is not called."""
+        """Update parameters and their moments from .grad; a closure is not called."""
         for group in self.param_groups:
             beta1, beta2 = group["betas"]
             for parameter in group["params"]:

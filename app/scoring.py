@@ -357,7 +357,7 @@ class RowScorer:
     predictor: Predictor
 
     def scored(self, rows: NewRows, block: ParsedRows, id_column: str) -> Scored:
-        """Return everything that a ranking of parsed rows needs."""
+        """Return scores of parsed rows, named by `id_column` or else numbered, with their order and unknown values."""
         # Equal scores are ranked by their features' text, which does not depend on the order in the file.
         columns = [list(map(str, rows.values(name))) for name in self.encoder.input_columns]
         numbers = range(len(rows.numbers))
@@ -385,7 +385,7 @@ def to_row_arrays(block: EncodedBlock) -> RowArrays:
 
 
 def require_finite(logits: NDArray[np.float32]) -> None:
-    """Raise UserError for logits that cannot be ranked."""
+    """Raise UserError if logits of new rows are NaN or infinite, so that they cannot be ranked."""
     if bad := int(np.count_nonzero(~np.isfinite(logits))):
         raise UserError(
             f"rows: {bad:,} of {len(logits):,} logits are not finite: the model is lost, or the "
@@ -425,7 +425,7 @@ class LabelledRows:
 
     @classmethod
     def encode(cls, encoder: Encoder, rows: NewRows) -> "LabelledRows":
-        """Encode rows; the dataset's rule makes their labels."""
+        """Encode rows, with labels by the dataset's rule. Raises UserError for missing rows, columns or weights."""
         if not rows.numbers:
             raise UserError(f"{rows.name}: no rows; give at least one")
         ignored_columns(rows, encoder.input_columns, spare=())

@@ -362,7 +362,7 @@ class Difference(NamedTuple):
 
 
 def read_record(directory: Path) -> Record:
-    """Read everything of a run that is compared."""
+    """Read everything of a run that is compared. Raises UserError for another version, or for damaged files."""
     manifest, summary = read_manifest(directory), read_summary(directory)
     if summary is not None and summary.version != SUMMARY_VERSION:
         raise UserError(

@@ -102,7 +102,7 @@ def whole_checkpoints(directory: Path) -> list[Path]:
 
 
 def prune(directory: Path, keep: int) -> None:
-    """Remove all but the `keep` newest checkpoints and the best."""
+    """Remove the complete checkpoints of a run but the `keep` newest and the best."""
     best = pointed_to(directory, BEST)
     for old in whole_checkpoints(directory)[:-keep]:
         if old != best:
@@ -184,7 +184,7 @@ def verify(checkpoint: Path) -> None:
 
 
 def read(checkpoint: Path) -> CheckpointState:
-    """Read a checkpoint's contents besides tensors."""
+    """Read a checkpoint's state.json and arrays. Raises UserError if they are missing or damaged."""
     try:
         # A pickle could run code, and a checkpoint may come from somebody else.
         with np.load(checkpoint / ARRAYS, allow_pickle=False) as arrays:

@@ -186,7 +186,7 @@ def _take_rows(local: LocalTensor, offsets: tuple[int, ...], values: Tensor, row
 
 
 def _whole_tensors(tensors: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield names and whole tensors of nested dicts."""
+    """Yield the tensors of nested dicts, sharded ones undivided, each with its name in a checkpoint."""
     if isinstance(tensors, dict):
         for key, value in tensors.items():
             yield from _whole_tensors(value, f"{path}.{key}" if path else str(key))

@@ -393,7 +393,7 @@ class PublishedConfig:
 
 
 def published_tables(name: str) -> PublishedTables:
-    """Return table sizes by name."""
+    """Return the table sizes of a publication, the core's or an extension's. Raises UserError for an unknown name."""
     added = {row.name: row for row in rows_of_extensions(PublishedTables)}
     if name in PUBLISHED_TABLES:
         return PublishedTables(name, PUBLISHED_TABLES[name], 0 if name in WITHOUT_DENSE else NUM_DENSE)

@@ -162,7 +162,7 @@ def settings_of_table(config: ShardingConfig, name: str, features: list[str]) ->
 
 
 def settings_given(config: ShardingConfig, name: str) -> TableShardingConfig:
-    """Return the settings under `sharding.tables.<name>`."""
+    """Return the settings under `sharding.tables.<name>` alone; None where it leaves them to `sharding`."""
     try:
         return convert(TableShardingConfig, config.tables[name])
     except ConversionError as error:

@@ -211,7 +211,7 @@ def gather_rows(
 
 
 def find_split(root: Path, manifest: Manifest, name: str) -> SplitEntry:
-    """Return the manifest's entry of a split."""
+    """Return the manifest's entry of a split. Raises UserError if there is none, or the preparation left it no rows."""
     if name not in manifest.splits:
         raise UserError(f"{root}: no split {name!r}; it has {', '.join(manifest.splits)}")
     held_out = manifest.encoding.get("held_out")
@@ -296,7 +296,7 @@ class DrawnNegatives:
     """The rows of a split with their negatives; the numbers of row r begin at r * (1 + per_positive)."""
 
     def __init__(self, shards: SplitShards, manifest: Manifest, config: NegativesConfig) -> None:
-        """Collect each user's items; takes 8 bytes per positive."""
+        """Collect users' items, in 8 bytes per positive. Raises UserError for a label 0, or a user with all items."""
         assert config.user is not None  # validate_data requires it beside per_positive
         assert config.item is not None
         one_hot = [name for name in manifest.num_embeddings if name not in manifest.ragged]

@@ -355,7 +355,7 @@ def of_all_rows(
 
 
 def _metrics_of_sums(sums: NDArray[np.float64]) -> dict[str, float | None]:
-    """Return the metrics that need no ranking, from `click_sums`."""
+    """Return metrics by name from `click_sums`; None for those that need a ranking, or are undefined."""
     samples, positives, loss, right, preds, *rest = sums.tolist()
     if not samples:  # all weights are 0
         return dict.fromkeys(OF_ROWS)

@@ -217,7 +217,7 @@ class StepTimer:
         self._marks.append(self._mark_time())
 
     def start(self) -> None:
-        """Begin (again) to time steps from now on."""
+        """Begin to time steps from now on: before the first step, and after each interruption."""
         # Kernels of an evaluation or a save must not count as part of the next step.
         self._synchronise()
         self._began = time.perf_counter()
@@ -361,7 +361,7 @@ def time_work(
 
 
 def _time_runs(work: Callable[[], Any], device: torch.device, runs: int) -> float:
-    """Return the seconds that this number of runs takes."""
+    """Return the seconds of this number of runs together, on a GPU between CUDA events."""
     if device.type != "cuda":
         began = time.perf_counter()
         for _ in range(runs):

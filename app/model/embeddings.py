@@ -333,7 +333,7 @@ def row_collection(tables: Sequence[TableSpec]) -> EmbeddingCollection:
 
 
 def _settings(table: TableSpec) -> dict[str, Any]:
-    """Return TorchRec's settings of any table."""
+    """Return TorchRec's settings of a table, the same for a collection of bags and one of rows."""
     return {
         "name": table.name,
         "feature_names": list(table.keys),

@@ -345,7 +345,7 @@ def quality_charts(run: RunFiles) -> list[Chart]:
 
 
 def course_charts(run: RunFiles) -> list[Chart]:
-    """Return charts of speed and resources over the run."""
+    """Return charts of learning rate, speed, phases, input wait, memory and power by step, and of step times."""
     windows, step = run.windows, "step"
     rates = _series_of(windows, "lr", "learning rate", 0)
     speed = _series_of(windows, "samples_per_second", "global samples/s", 0)

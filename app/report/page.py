@@ -183,7 +183,7 @@ def about(run: RunFiles) -> list[tuple[str, str]]:
 
 
 def figures(run: RunFiles) -> ReportTable:
-    """Return the other figures of summary.json, with labels."""
+    """Return rows of label and value: figures of the summary, the evaluations and the run that this one began with."""
     summary, rates, evaluation, memory = run.summary, run.throughput, run.evaluation, run.memory
     seconds, parameters, logloss, train_steps, power = {}, None, None, 0, {}
     if summary is not None:
@@ -243,7 +243,7 @@ def halves(table: ReportTable) -> list[ReportTable]:
 
 
 def replay(run: RunFiles) -> list[str]:
-    """Return commands that repeat the run."""
+    """Return shell commands: check out the run's commit, if it is known, train again, and compare."""
     # The arguments are in a command of make, which takes $$ for a $.
     arguments = " ".join(shlex.quote(argument) for argument in run.manifest.argv[1:]).replace("$", "$$")
     processes = f"NPROC={run.world_size} " if run.world_size > 1 else ""
@@ -255,7 +255,7 @@ def replay(run: RunFiles) -> list[str]:
 
 
 def replay_caveats(run: RunFiles) -> list[str]:
-    """Return the conditions of a replay."""
+    """Return sentences on what a replay needs: the code, the dataset, and the same machine for equal bits."""
     manifest, dataset, caveats = run.manifest, run.manifest.dataset, []
     if not manifest.commit:
         caveats.append(
@@ -334,7 +334,7 @@ PART = re.compile(r"[^/._-]{0,11}[/._-]+|[^/._-]{1,12}")
 
 
 def run_page(run: RunFiles) -> str:
-    """Return the report of one run."""
+    """Return the report of one run as HTML."""
     groups = {
         "quality": charts.quality_charts(run),
         "course": charts.course_charts(run),
@@ -405,7 +405,7 @@ def write_page(path: Path, page: str) -> Path:
 
 
 def tiles(run: RunFiles) -> list[tuple[str, str, str]]:
-    """Return the main figures: name, value, remark."""
+    """Return the main figures as texts: name, value and remark of each."""
     evaluation, rates, best, last = run.evaluation, run.throughput, run.best, run.last_evaluation
     main, error, step = METRICS[evaluation.main].label, run.auc_standard_error, evaluation.figure("step")
     remark = evaluation.split or "no evaluation"

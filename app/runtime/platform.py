@@ -239,7 +239,7 @@ def _set_up(
 
 
 def set_arithmetic(config: RuntimeConfig, platform: Platform, num_threads: int, deterministic: bool | str) -> None:
-    """Set those of torch's settings that decide bits."""
+    """Set those of torch's settings that decide bits: threads, TF32, and kernels that add in a fixed order."""
     torch.set_num_threads(num_threads)
     torch.set_float32_matmul_precision("high" if config.precision is Precision.tf32 else "highest")
     torch.use_deterministic_algorithms(bool(deterministic) or platform is Platform.cpu)

@@ -89,7 +89,7 @@ class Plan:
     tables: dict[str, TablePlan]
 
     def to_torchrec(self, device_type: str) -> EmbeddingModuleShardingPlan:
-        """Convert to the form that DistributedModelParallel takes."""
+        """Return the tables' sharding by name, in the form that DistributedModelParallel takes."""
         plan = EmbeddingModuleShardingPlan()
         for name, table in self.tables.items():
             spec = [
@@ -359,7 +359,7 @@ def table_weights(model: DistributedModelParallel) -> Iterator[tuple[str, Tensor
 
 
 def local_shards(weight: Tensor) -> list[TableShard]:
-    """Return this process's parts of a (sharded) weight."""
+    """Return this process's parts of a weight; one that is not sharded is a single part."""
     if not isinstance(weight, ShardedTensor):
         return [TableShard(0, 0, weight)]
     return [

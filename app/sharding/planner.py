@@ -222,7 +222,7 @@ class Choice:
 def table_choices(
     config: ShardingConfig, optimizer: OptimizerName, tables: Sequence[TableSpec], device_type: str
 ) -> dict[str, Choice]:
-    """Return each table's choice."""
+    """Return each table's choice by `sharding` alone. Raises UserError for a type or kernel that it cannot have."""
     names = {name for table in tables for name in (table.name, *table.keys)}
     for name in config.tables:
         if name not in names:
@@ -365,6 +365,7 @@ def sharding_options(
 
 
 def _constraints(choices: Mapping[str, Choice], workload: Workload) -> dict[str, ParameterConstraints]:
+    """Return TorchRec's constraints by table, which leave it the options of its choice."""
     return {
         name: ParameterConstraints(
             sharding_types=choice.types,

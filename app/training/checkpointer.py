@@ -181,7 +181,7 @@ def _places(run: Path, recorded: str) -> list[Path]:
 
 
 def parent_of(run: Path, parent: Parent) -> str:
-    """Return the checkpoint that a run began with."""
+    """Return the path of the checkpoint that a run began with. Raises UserError if it is gone, or has changed."""
     for place in _places(run, parent.run):
         checkpoint = place / CHECKPOINTS / checkpoint_name(parent.step)
         if (checkpoint / files.STATE).exists():

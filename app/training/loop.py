@@ -382,7 +382,7 @@ class TrainingRun:
                 self._directory.step_times(step_time_histogram(self.state.all_step_seconds()))
 
     def _write_results(self, status: str, profiler: StepProfiler) -> None:
-        """Write the summary and results, and log the figures."""
+        """Write summary.json and the line of results.csv, and log the run's last lines; a collective call."""
         figures = self.recorder.summarise(status, self._served_evaluation(), profiler.communication_seconds)
         figures.early_stop = early_stop(self.state, self.length)
         events = read_events(self._directory.path) if self.runtime.rank == 0 else []

@@ -646,6 +646,7 @@ class Predictor:
         joined_tasks = [(join(scores), join(truth)) for scores, truth in tasks]
 
         def metrics_on_rank_0() -> str:
+            """Return the figures as JSON, since `on_rank_0` hands strings on."""
             grouped: dict[str, float | int | None] = {}
             parts, names = self.config.model.parts, list[str]()
             if self.config.eval.group_by is not None:
