@@ -134,6 +134,7 @@ def main(arguments: list[str]) -> int:
         os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"
     logging.disable()  # silences torchrun; failures are reported once, below
     try:
+        # The configuration comes first; in it, words such as `gpu` have become numbers.
         if torchrun.config_from_args(options)[0].nproc_per_node < 1:
             raise ValueError("at least one process is needed")
     except (ValueError, AssertionError) as error:

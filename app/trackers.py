@@ -70,7 +70,7 @@ def figures(event: AnyEvent) -> dict[str, float]:
 
 
 def flat_settings(config: Mapping[str, Mapping[str, object]], world_size: int) -> dict[str, str | int | float | bool]:
-    """Return a run's settings, flat: the groups that affect learning and speed."""
+    """Return a run's settings by `group.key`, of the groups that affect learning and speed, without null ones."""
     groups = ("model", "loss", "optimizer", "schedule", "sharding", "train", "runtime")
     flat: dict[str, str | int | float | bool] = {"world_size": world_size}
     for group in groups:

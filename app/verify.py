@@ -214,7 +214,7 @@ class ReplayComparison(Checkpointer):
 
 
 def _shorten_name(name: str) -> str:
-    """Shorten a tensor's name in a checkpoint to the one that people know."""
+    """Return a tensor's name without its place, such as `t_a`, `dense_arch.0.weight` or `optimizer's t_a.momentum1`."""
     kind, _, name = name.partition(".")
     name_in_table = name.rpartition(TABLES)[2] if TABLES in name else ""
     if kind == "model":

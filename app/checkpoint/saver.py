@@ -270,7 +270,7 @@ def _drop_empty_dicts(nest: dict[str, Any]) -> dict[str, Any]:
 
 
 def _fill_dicts(nest: dict[str, Any], loaded: dict[str, Any]) -> dict[str, Any]:
-    """Return nested dicts as before `_drop_empty_dicts`, with the loaded values."""
+    """Return the loaded values in dicts nested as `nest`, with the empty ones that `_drop_empty_dicts` has left out."""
     return {
         key: _fill_dicts(value, loaded.get(key, {})) if isinstance(value, dict) else loaded[key]
         for key, value in nest.items()

@@ -63,6 +63,7 @@ SETTINGS = [item.name for item in fields(TableConfig)]
 def override_of(tables: TablesConfig, name: str) -> TableOverride:
     """Return the settings under `model.tables.overrides.<name>`; all null if there are none."""
     override = tables.overrides.get(name, {})
+    # A configuration holds a mapping, and code may give the class itself.
     if isinstance(override, TableOverride):
         return override
     try:

@@ -144,6 +144,7 @@ class Batch(Pipelineable):
 
     def pinned(self) -> "Batch":
         """Copy to page-locked memory, which torch reuses for the next batches."""
+        # Bags are made from a buffer by a shared layout, and another model's inputs have no place in one.
         if self.layout is None or self.inputs_of_model is not None:
             return self._map_parts(lambda part: part.pin_memory())
         size = sum(_padded_size(tensor) for tensor in self._tensors)

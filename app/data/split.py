@@ -583,7 +583,7 @@ class SplitReader:
         return self._shards.read(window.ranges, places)
 
     def _cut(self, windows: Iterator[RowArrays], size: int, count: int) -> Iterator[list[RowArrays]]:
-        """Cut rows into `count` pieces of `size` rows, fewer at the end."""
+        """Yield `count` pieces of `size` rows, fewer where rows run out; a piece is a list of parts of windows."""
         # A read of no rows gives arrays of the right columns and types.
         rows, offset = self._shards.read([], np.empty(0, np.int64)), 0
         for _ in range(count):

@@ -137,7 +137,7 @@ def click_curves(logits: NDArray[np.float32], labels: NDArray[np.float32], evalu
 
 
 def _threshold_curves(positives: NDArray[np.float32], negatives: NDArray[np.float32]) -> tuple[Roc, PrecisionRecall]:
-    """Return both curves of ascending scores; neither label may be missing."""
+    """Return both curves from the ascending scores of either label; neither may be missing."""
     # Quantiles of either label put thresholds where the curves move, however few positives there are.
     steps = np.linspace(0, 1, THRESHOLDS)
     quantiles = [scores[((len(scores) - 1) * steps).astype(np.int64)] for scores in (positives, negatives)]
@@ -462,6 +462,7 @@ def shortcomings(
     if encoding == RANDOM_LABELS:
         return ["Labels are drawn by chance (data.source=random), so no model can do better than an AUC of 0.5"]
     auc, remarks = last.auc, []
+    # By another monitor than the AUC, the best evaluation need not have the highest AUC.
     best_auc = None if best is None or best.monitor else best.auc
     is_trend = evaluations >= MIN_EVALUATIONS
     noise = max(OVERFIT, 2 * (last.figure(STANDARD_ERROR) or 0.0))

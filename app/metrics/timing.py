@@ -43,7 +43,7 @@ class EnergyMeter:
         return self._last[1] - before[1], self._last[0] - before[0]
 
     def _read_counter(self) -> tuple[float, float] | None:
-        """Return the time and the joules so far; None without a counter."""
+        """Return the time in seconds and the joules so far; None without a counter, and from its first error on."""
         if self._counter is None:
             return None
         try:

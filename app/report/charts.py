@@ -291,7 +291,7 @@ class Chart:
         return " ".join(f"{line}." for line in lines)
 
     def plain(self) -> Json:
-        """Return the form that report.js reads, rounded to six digits."""
+        """Return the fields as report.js reads them, x rounded to nine digits and y to six."""
         content = asdict(self)
         # Steps need more digits than figures: nine digits tell a billion of them apart.
         for series in content["series"]:
@@ -372,6 +372,7 @@ def course_charts(run: RunFiles) -> list[Chart]:
         charts.append(Chart("power", "Power", step, "W", [watts], absent=absent))
     for chart in charts:
         chart.from_zero = True
+    # In the order of the page the learning rate is first, and step times follow the throughput.
     charts.insert(0, Chart("lr", "Learning rate", step, "learning rate", [rates]))
     for chart in charts:
         chart.cut_outliers()

@@ -460,6 +460,7 @@ class Comparison:
                 lines = own_charts[key].series if key in own_charts else []
                 lines = [line for line in lines if line.kind != "reference" and line.name != "device, tensors"]
                 color = RUN_COLORS[number % len(RUN_COLORS)]
+                # A run has one line: of a logloss the first one, that of train.
                 chart.series += [replace(line, name=run.name, color=color) for line in lines[:1]]
             if key == "roc":
                 chart.series.append(Series("chance", [0, 1], [0, 1], "reference", 3))

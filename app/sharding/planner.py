@@ -664,6 +664,7 @@ def replicate_tables(
             f"{cause}, and torch goes over whole tables at every step: {parameters:,} parameters in tables are more "
             f"than {MAX_REPLICATED:,}; use {instead}smaller tables (data.max_ind_range)"
         )
+    # The user has asked for this already, so there is nothing to change or to log.
     if config.types == "data_parallel" and not config.tables:
         return config
     if is_news:

@@ -188,6 +188,7 @@ def run_length(train: TrainConfig, split: Split, world_size: int) -> RunLength:
         )
     steps_of_samples = None if train.max_samples is None else steps_within(train, split.rows, train.max_samples)
     limits = [limit for limit in (train.max_steps, steps_of_samples) if limit is not None]
+    # Limits of steps and samples alone may take as many epochs as they need.
     if train.epochs is not None or not limits:
         limits.append((train.epochs or 1) * steps_per_epoch)
     distance, first = evaluation_steps(train, split.rows)
