@@ -446,6 +446,7 @@ def _step_time_chart(run: RunFiles) -> Chart:
         chart.series.append(Series("steps", np.sqrt(edges[:-1] * edges[1:]).tolist(), list(counts), "bars", 0))
         for name, value, color in (("p50", run.throughput.step_ms_p50, 2), ("p95", run.throughput.step_ms_p95, 1)):
             if value is not None:
+                # In report.js a line has one value at each x, so the ends of an upright one lie side by side.
                 x = [value, value * 1.000001]
                 chart.series.append(Series(f"{name} {value:.2f} ms", x, [0, max(counts)], "reference", color))
     return chart

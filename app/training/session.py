@@ -616,6 +616,7 @@ class SparseDistPipeline(TrainPipelineSparseDist[_StagedBatch, None]):
 
     def close(self) -> None:
         """Wait for the exchanges of batches that will not be computed; a collective call."""
+        # Only the next batch's ids have been sent; those of the batch after it wait for their turn.
         for context in list(self.contexts)[:1]:
             for request in context.input_dist_tensors_requests.values():
                 request.wait()
