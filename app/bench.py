@@ -74,6 +74,7 @@ class Shape:
 
     @property
     def ids(self) -> int:
+        """Return the number of ids in a batch, over all features."""
         return self.batch_size * sum(self.bag_sizes)
 
     @property
@@ -236,7 +237,7 @@ def flops_of(work: Callable[[], Any]) -> int:
 
 
 def dense_layers(shape: Shape, model: ModelConfig) -> DLRM:
-    """Return the model without tables."""
+    """Return a model for its dense layers alone: its tables are an Identity, so it cannot run as a whole."""
     return DLRM(model, shape.num_dense, len(shape.num_embeddings), nn.Identity())
 
 
@@ -342,7 +343,7 @@ class Document(Provenance, kw_only=True):
 
 
 def result(case: Case, timing: WorkTiming, ceilings: Ceilings) -> Measured:
-    """Return a case's figures."""
+    """Return a case's figures; a rate or share of 0, which has no meaning, becomes None."""
     seconds = timing.median
     return Measured(
         name=case.name,

@@ -193,7 +193,7 @@ def check_devices(probe: Mapping[str, Any]) -> Iterator[Check]:
 
 
 def check_groups(paths: Iterable[Path]) -> Iterator[Check]:
-    """Check whether this user may open AMD's devices."""
+    """Check whether this user may open AMD's devices; yield nothing if all may be opened."""
     for path in paths:
         if not os.access(path, os.R_OK | os.W_OK):
             group = path.stat().st_gid

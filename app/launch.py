@@ -105,7 +105,7 @@ class Agent(LocalElasticAgent):
         return result
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, *arguments: Any, **keywords: Any) -> None:
-        """Let the processes end, and note how they ended."""
+        """Let the processes end within SHUTDOWN_SECONDS, and note each one's exit status by rank."""
         if isinstance(self._pcontext, SubprocessContext):
             handlers, until = self._pcontext.subprocess_handlers, time.monotonic() + SHUTDOWN_SECONDS
             # After a signal that was passed on, a second one would make the processes end without saving.
@@ -134,6 +134,7 @@ def main(arguments: list[str]) -> int:
         os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"
     logging.disable()  # silences torchrun; failures are reported once, below
     try:
+        # The configuration comes first; in it, words such as `gpu` have become numbers.
         if torchrun.config_from_args(options)[0].nproc_per_node < 1:
             raise ValueError("at least one process is needed")
     except (ValueError, AssertionError) as error:
@@ -204,7 +205,7 @@ def _meeting_point(options: Any) -> tuple[str, int]:
 
 
 def _endpoint_text(options: Any) -> str:
-    """Return the place where the machines meet, in words."""
+    """Return the place where the machines meet, for a message: HOST:PORT, or a file."""
     if "store_type=file" in options.rdzv_conf:
         return str(options.rdzv_endpoint)
     host, port = _meeting_point(options)
@@ -318,6 +319,7 @@ def _children() -> dict[int, tuple[str, int]]:
                 fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
             except OSError:
                 continue
+            # After the name, the first field is the state, and the last one the exit code.
             children[int(pid)] = fields[0], int(fields[-1])
     return children
 

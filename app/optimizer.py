@@ -62,7 +62,7 @@ class RowAdam(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """Update the rows of tables [E, d] whose gradient is not 0, and their moments; a closure is not called."""
+        """Update the rows of tables [E, D] whose gradient is not 0, and their moments; a closure is not called."""
         for group in self.param_groups:
             beta1, beta2 = group["betas"]
             for table in group["params"]:
@@ -93,7 +93,7 @@ class Lamb(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """Update from .grad; a closure is not called."""
+        """Update parameters and their moments from .grad; a closure is not called."""
         for group in self.param_groups:
             beta1, beta2 = group["betas"]
             for parameter in group["params"]:
@@ -130,9 +130,9 @@ def make_state(optimizer: torch.optim.Optimizer, algorithm: Algorithm) -> torch.
     optimizer.add_param_group({"params": probes})
     try:
         optimizer.step()
-        torch_state, row_state = ({**optimizer.state.pop(probe, {}), "parameter": probe} for probe in probes)
+        torch_state, own_state = ({**optimizer.state.pop(probe, {}), "parameter": probe} for probe in probes)
         differing = sorted(torch_state.keys() - {"step", "parameter"} ^ algorithm.state.keys())
-        differing = differing or [name for name in torch_state if not torch.equal(torch_state[name], row_state[name])]
+        differing = differing or [name for name in torch_state if not torch.equal(torch_state[name], own_state[name])]
     except (KeyError, AssertionError) as error:
         differing = [str(error)]
     except (TypeError, RuntimeError) as error:  # of these probes alone: a lack of memory is reported elsewhere
@@ -166,6 +166,7 @@ def _adam_update(first: Tensor, second: Tensor, step: Tensor, group: dict[str, A
 
 
 def _trust_ratio(weight_norm: Tensor, update_norm: Tensor) -> Tensor:
+    """Return LAMB's factor of each update; 1 where either norm is 0."""
     usable = (weight_norm > 0) & (update_norm > 0)
     return torch.where(usable, weight_norm / update_norm, torch.ones_like(weight_norm))
 
@@ -243,11 +244,12 @@ def make_optimizer(model: DistributedModelParallel, config: OptimizerConfig) -> 
     if tables:
         parts.append((TABLE_PART, ReplicatedTables(tables, config)))
 
-    weights = {id(weight) for weight in model.module.feature_weights()}  # their decay is the tables'
+    # Features' own weights decay as tables do.
+    feature_weights = {id(weight) for weight in model.module.feature_weights()}
 
     def make(params: list[nn.Parameter]) -> Optimizer:
-        plain = [parameter for parameter in params if id(parameter) not in weights]
-        like_tables = [parameter for parameter in params if id(parameter) in weights]
+        plain = [parameter for parameter in params if id(parameter) not in feature_weights]
+        like_tables = [parameter for parameter in params if id(parameter) in feature_weights]
         groups = _group_with_decay(plain, config.weight_decay, config)
         groups += _group_with_decay(like_tables, config.sparse_weight_decay, config)
         algorithm = config.dense_name.algorithm

@@ -54,6 +54,7 @@ def main(config: RecommendConfig) -> int:
         scored = score(config, trained, run, runtime)
         require_finite(scored.logits)
         has_clicks = task_of(run.manifest).has_clicks
+        # The last field, `about`, goes into the JSON.
         ranked = scoring.rank(*scored[:-1], has_clicks, correction)
         run.log_chosen_checkpoint()
         if runtime.rank == 0:
@@ -72,7 +73,7 @@ def main(config: RecommendConfig) -> int:
 
 
 def score_rows(config: RecommendConfig, trained: AppConfig, run: TrainedRun, runtime: Runtime) -> Scored:
-    """Score new rows, encoded like the dataset."""
+    """Return the scores of the candidates, encoded like the dataset; NONE_SCORED if there are none."""
     if config.time is not None:
         raise UserError(f"time={config.time}: is of datasets of events, and {run.root} holds rows; leave it out")
     if config.candidates == ALL:
@@ -97,7 +98,7 @@ def _read(config: RecommendConfig, encoder: Encoder) -> NewRows:
 
 
 def _report(config: RecommendConfig, ranked: scoring.Ranking, about: dict[str, object]) -> None:
-    """Print the table; write the file, if requested."""
+    """Print the ranking as a table; write it to the file of `out`, with `about` if that is JSON."""
     print(scoring.to_table(ranked), end="")
     if config.out is not None:
         path = Path(config.out)

@@ -223,7 +223,10 @@ def fill_from_user(candidates: NewRows, user: NewRows) -> NewRows:
 
 
 def ignored_columns(candidates: NewRows, columns: Sequence[str], spare: Sequence[str]) -> list[str]:
-    """Return the columns that nobody reads, after a check that all wanted columns exist."""
+    """Return columns that are neither among `columns`, which the model reads, nor `spare`, which others read.
+
+    Raises UserError if one that the model reads is missing.
+    """
     for name in columns:
         if name not in candidates.columns:
             raise UserError(f"{candidates.name}: no column {name}; the model reads {', '.join(columns)}")
@@ -234,7 +237,10 @@ ALL = "all"  # candidates=all: every item in a log of events
 
 
 class Scored(NamedTuple):
-    """Candidates by name, their logits [n] and canonical order [n], and which feature values are unknown [n, F]."""
+    """Candidates by name, their logits [n] and canonical order [n], and which values of `features` are unknown [n, F].
+
+    about: further entries for the JSON.
+    """
 
     names: Sequence[str]
     logits: NDArray[np.float32]
@@ -302,6 +308,7 @@ def probabilities(logits: NDArray[np.float64]) -> NDArray[np.float64]:
 
 def to_table(ranking: Ranking) -> str:
     """Return aligned columns for a terminal."""
+    # The third column is a probability, or a predicted number.
     rows = [("rank", "candidate", _columns(ranking)[2], "out of vocabulary")]
     rows += [(str(entry[0]), entry[1], f"{entry[2]:.6f}", " ".join(entry.out_of_vocabulary)) for entry in ranking]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
@@ -350,7 +357,7 @@ class RowScorer:
     predictor: Predictor
 
     def scored(self, rows: NewRows, block: ParsedRows, id_column: str) -> Scored:
-        """Return everything that a ranking of parsed rows needs."""
+        """Return scores of parsed rows, named by `id_column` or else numbered, with their order and unknown values."""
         # Equal scores are ranked by their features' text, which does not depend on the order in the file.
         columns = [list(map(str, rows.values(name))) for name in self.encoder.input_columns]
         numbers = range(len(rows.numbers))
@@ -378,7 +385,7 @@ def to_row_arrays(block: EncodedBlock) -> RowArrays:
 
 
 def require_finite(logits: NDArray[np.float32]) -> None:
-    """Raise UserError for logits that cannot be ranked."""
+    """Raise UserError if logits of new rows are NaN or infinite, so that they cannot be ranked."""
     if bad := int(np.count_nonzero(~np.isfinite(logits))):
         raise UserError(
             f"rows: {bad:,} of {len(logits):,} logits are not finite: the model is lost, or the "
@@ -418,10 +425,11 @@ class LabelledRows:
 
     @classmethod
     def encode(cls, encoder: Encoder, rows: NewRows) -> "LabelledRows":
-        """Encode rows; the dataset's rule makes their labels."""
+        """Encode rows, with labels by the dataset's rule. Raises UserError for missing rows, columns or weights."""
         if not rows.numbers:
             raise UserError(f"{rows.name}: no rows; give at least one")
         ignored_columns(rows, encoder.input_columns, spare=())
+        # Only a dataset with sample weights has a second column.
         for column, content in zip(encoder.target_columns, ("labels", "sample weights"), strict=False):
             if column not in rows.columns:
                 raise UserError(

@@ -70,7 +70,7 @@ def figures(event: AnyEvent) -> dict[str, float]:
 
 
 def flat_settings(config: Mapping[str, Mapping[str, object]], world_size: int) -> dict[str, str | int | float | bool]:
-    """Return a run's settings, flat: the groups that affect learning and speed."""
+    """Return a run's settings by `group.key`, of the groups that affect learning and speed, without null ones."""
     groups = ("model", "loss", "optimizer", "schedule", "sharding", "train", "runtime")
     flat: dict[str, str | int | float | bool] = {"world_size": world_size}
     for group in groups:
@@ -200,6 +200,7 @@ class TensorBoard:
         """Continue at `from_step`: TensorBoard hides earlier events of that step and later ones."""
         _report_errors_once()
         self._writer = SummaryWriter(str(directory), purge_step=from_step or None)
+        # The third summary says that the session has ended, which `close` adds.
         for summary in hparams(dict(settings), dict.fromkeys(SUMMARY_TAGS, 0.0))[:2]:
             self._add(summary)
 

@@ -188,6 +188,7 @@ def _values_by_host(values: Mapping[str, str]) -> str:
 
 
 def _names_text(names: list[str]) -> str:
+    """Return the names of machines in words, and of many only the first ones and the number of the others."""
     more = len(names) - MOST_NAMED
     return " and ".join(names[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
@@ -202,7 +203,7 @@ LESS_MEMORY = "use a smaller train.global_batch_size or data.shuffle_window_bloc
 def main(config: AppConfig) -> int:
     """Train as configured; return the exit status."""
     began = time.perf_counter()
-    seconds: dict[str, float] = {}  # of each section
+    seconds: dict[str, float] = {}  # of each section, which the functions below add
 
     # Refuse what needs neither processes nor data, before either takes time.
     require_clients(config)

@@ -138,7 +138,7 @@ class ReplayDirectory(RunDirectory):
 
 
 class ReplayComparison(Checkpointer):
-    """A replay's checkpointer: it compares instead of saving, wherever the run left a checkpoint."""
+    """A replay's checkpointer: at the steps of the run's checkpoints it compares, and it saves none itself."""
 
     def __init__(
         self,
@@ -155,6 +155,7 @@ class ReplayComparison(Checkpointer):
         self.tensors: dict[int, dict[str, BitwiseDifference]] = {}  # tensors that differ, by step and name
 
     def due(self, step: int) -> bool:
+        """Return whether the run left a checkpoint of this step, or scores."""
         return step in self._checkpoints or step in self._scored.values()
 
     def save(self, state: RunState, best: bool = False) -> None:
@@ -168,10 +169,13 @@ class ReplayComparison(Checkpointer):
                 set_step(self._session.optimizer, state.updates)  # FBGEMM's optimizers counted the forward
 
     def keep_best(self, state: RunState) -> None:
-        pass
+        """Do nothing, since a replay has no checkpoint that could be the best."""
 
     def _compare(self, path: Path) -> dict[str, BitwiseDifference]:
-        """Return the tensors that differ from a checkpoint's, tables first; a collective call."""
+        """Return the tensors that differ from a checkpoint's, by name, tables first; a collective call.
+
+        Each has its first differing element in the whole tensor, and its largest difference on any process.
+        """
         live = stage(tensors_of(self._session.model, self._session.optimizer))
         # Loading overwrites tensors in place, so it gets a copy of its own.
         recorded = stage(live)
@@ -196,7 +200,7 @@ class ReplayComparison(Checkpointer):
         return {_shorten_name(name): by_name[name] for name in names}
 
     def report(self, losses: BitwiseDifference | None) -> Json:
-        """Return the comparison for the JSON; steps count from 1."""
+        """Return entries for the JSON: losses, with steps from 1, and tensors of the first checkpoint that differs."""
         sizes = [difference.largest for tensors in self.tensors.values() for difference in tensors.values()]
         differing = {step: tensors for step, tensors in self.tensors.items() if tensors}
         first = min(differing, default=None)
@@ -210,7 +214,7 @@ class ReplayComparison(Checkpointer):
 
 
 def _shorten_name(name: str) -> str:
-    """Shorten a tensor's name in a checkpoint to the one that people know."""
+    """Return a tensor's name without its place, such as `t_a`, `dense_arch.0.weight` or `optimizer's t_a.momentum1`."""
     kind, _, name = name.partition(".")
     name_in_table = name.rpartition(TABLES)[2] if TABLES in name else ""
     if kind == "model":
@@ -302,6 +306,7 @@ NOT_COMPARED = {
     }.items()
 }
 KINDS = ("train", "eval", "eval_train")  # kinds of events that a replay repeats
+# Differences of RELATIVE are divided by the recorded value. Figures that are not SMOOTH move in steps of whole samples.
 RELATIVE = ("loss", LOGLOSS, "lr", "gradient_norm", RMSE, MAE, LABEL_DEVIATION, "mean_norm", "largest_norm")
 SMOOTH = (*RELATIVE, NE, CALIBRATION, ALL_ROWS, BASE_RATE)
 ROUNDING = 1e-12  # relative; another release may add float64 sums over samples in another order
@@ -357,7 +362,7 @@ class Difference(NamedTuple):
 
 
 def read_record(directory: Path) -> Record:
-    """Read everything of a run that is compared."""
+    """Read everything of a run that is compared. Raises UserError for another version, or for damaged files."""
     manifest, summary = read_manifest(directory), read_summary(directory)
     if summary is not None and summary.version != SUMMARY_VERSION:
         raise UserError(
@@ -537,8 +542,9 @@ def _flatten(content: Mapping[str, object], prefix: str = "") -> Json:
 
 
 def _sample_count(event: Json) -> float:
-    """Return the samples that the figures of an evaluation, or of a window of steps, are computed over."""
+    """Return the samples behind the figures of an evaluation, or of a window of steps; infinity if it is neither."""
     if event.get("event") == "train":
+        # An event has the samples since the run's start, so the window gets its share of the steps.
         steps, samples, step = (event.get(name) or 0 for name in ("steps", "samples", "step"))
         return steps * samples / step  # type: ignore[operator]
     count = event.get("eval_samples") or event.get("samples")
@@ -546,7 +552,10 @@ def _sample_count(event: Json) -> float:
 
 
 def _difference(name: str, recorded: object, replayed: object, samples: float) -> float | None:
-    """Return the size of a difference; None if there is none, infinite if rounding cannot explain it."""
+    """Return the size of a difference; None if there is none, infinite if rounding cannot explain it.
+
+    samples: number behind the figure, as of `_sample_count`.
+    """
     if recorded == replayed or (recorded != recorded and replayed != replayed):  # both NaN
         return None
     if name == "rows_touched" and isinstance(recorded, int) and isinstance(replayed, int):
@@ -578,8 +587,8 @@ def main(config: VerifyConfig) -> int:
         record = read_record(directory)
         # The runtime of the first launch, with the overrides. Graphs have the bits of plain steps, so a machine without
         # them can replay what auto chose.
-        first, overrides, before = record.first, config.runtime, trained.runtime.compile
-        compiled = before if before is Compile.auto else Compile[first.compile]
+        first, overrides, configured = record.first, config.runtime, trained.runtime.compile
+        compiled = configured if configured is Compile.auto else Compile[first.compile]
         runtime = replace(
             trained.runtime,
             num_threads=overrides.num_threads or first.num_threads or trained.runtime.num_threads,
@@ -642,9 +651,9 @@ def _replay(
     evaluations = {step for step in due if own_length.next_evaluation(step - 1) == step}
     evaluations |= {*record.evaluated(length.total_steps), *scored.values()}
     replay_directory = ReplayDirectory(scratch, joined.rank, max(record.evaluated(steps), default=None))
-    compare = partial(ReplayComparison, checkpoints=checkpoints, scored=scored)
+    make_comparison = partial(ReplayComparison, checkpoints=checkpoints, scored=scored)
     length = length._replace(evaluations=frozenset(evaluations), reports=frozenset(reports))
-    run = TrainingRun(replay_session, replay_directory, began, length, compare)
+    run = TrainingRun(replay_session, replay_directory, began, length, make_comparison)
     if first.parent is not UNSET:
         run.warm_start(checkpointer.parent_of(directory, first.parent))
     run.train()
@@ -687,6 +696,7 @@ def _replay_config(
     never = replace(trained.checkpoint, every_steps=None, every_minutes=None, resume="never")
     evaluates_train = trained.eval.train_split or any(event.event == "eval_train" for event in record.events)
     config = replace(trained, train=train, eval=replace(trained.eval, train_split=evaluates_train), checkpoint=never)
+    # A plan is for one number of processes, and its kernels for one platform.
     recorded, sizes = record.first, (joined.world_size, joined.local_world_size)
     if (recorded.world_size, recorded.local_world_size, recorded.platform) != (*sizes, joined.platform.value):
         return config

@@ -154,6 +154,7 @@ class Dataset:
         return TorchBatches.from_keywords(self.path, self._manifest, split, run, given, rank, world_size)
 
     def _batches(self, split: str, batch_size: int) -> Iterator[Rows]:
+        """Yield what `batches` returns; a generator of its own, so that `batches` refuses arguments when called."""
         from data_prep.dataset.format import open_shard
 
         parts: list[ShardArrays] = []
@@ -173,6 +174,7 @@ class Dataset:
                 yield self._join_parts(parts)
 
     def _join_parts(self, parts: "list[ShardArrays]") -> Rows:
+        """Return consecutive parts of shards, whose labels and weights are columns [n, 1], as one batch."""
         import numpy as np
 
         from data_prep.dataset.spelling import join

@@ -68,6 +68,7 @@ def whole_table(table: TableLike, name: str) -> "NewRows":
 
     if hasattr(table, "__arrow_c_stream__"):
         with _convert_arrow_errors(name):
+            # One chunk makes one piece below.
             table = pa.table(table).combine_chunks()
     pieces = [*split_table(table, name, sys.maxsize)] or [NewRows(name, {}, ())]
     if len(pieces) > 1:
@@ -200,6 +201,7 @@ class Predictor:
         block = parse(self._scorer.encoder, rows, id_column)
         with run_arithmetic(self._trained, self._runtime):
             scored = self._scorer.scored(rows, block, id_column)
+        # The last field, `about`, is for the JSON of a command.
         return scoring.rank(*scored[:-1], self._has_clicks, self._correction)[:top_k]
 
 

@@ -90,6 +90,7 @@ class Run:
 
         trained = trained_config(self.path, data, platform)
         with open_run(self.path, trained, checkpoint) as (run, runtime):
+            # The call is for its refusal and its line in the log.
             run.correction(correct_sampling)
             scorer = row_scorer(trained, run, runtime)
         rows = LabelledRows.encode(scorer.encoder, whole_table(table, "table"))
@@ -184,7 +185,7 @@ end_with_parent()
 main()
 """
 ERROR = "error: "
-INTERRUPTED = 75
+INTERRUPTED = 75  # EXIT_STOPPED of common.cli, which imports Hydra
 
 
 def prepare(overrides: Sequence[str] = (), **data: Any) -> Dataset:
@@ -221,7 +222,7 @@ def train(overrides: Sequence[str] = ()) -> Run:
 
 @convert_errors()
 def _run(name: str, overrides: Sequence[str]) -> Any:
-    """Run a command to its end with its output passed on, and return its configuration."""
+    """Run a command to its end, pass its output on, and return its configuration, which tells where the result is."""
     from app.commands import COMMANDS
     from common.command import load
     from common.compose import compose_config

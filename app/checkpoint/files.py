@@ -102,7 +102,7 @@ def whole_checkpoints(directory: Path) -> list[Path]:
 
 
 def prune(directory: Path, keep: int) -> None:
-    """Remove all but the `keep` newest checkpoints and the best."""
+    """Remove the complete checkpoints of a run but the `keep` newest and the best."""
     best = pointed_to(directory, BEST)
     for old in whole_checkpoints(directory)[:-keep]:
         if old != best:
@@ -184,7 +184,7 @@ def verify(checkpoint: Path) -> None:
 
 
 def read(checkpoint: Path) -> CheckpointState:
-    """Read a checkpoint's contents besides tensors."""
+    """Read a checkpoint's state.json and arrays. Raises UserError if they are missing or damaged."""
     try:
         # A pickle could run code, and a checkpoint may come from somebody else.
         with np.load(checkpoint / ARRAYS, allow_pickle=False) as arrays:
@@ -287,6 +287,7 @@ def choose(config: CheckpointConfig, checkpoints: Path) -> str | None:
 def choose_start(choice: str) -> Path:
     """Return the checkpoint of a path: of a checkpoint, or of a run, whose newest undamaged one it is."""
     directory = Path(choice)
+    # The file `latest` stands for its run.
     if directory.name == LATEST and directory.is_file():
         directory = directory.parent.parent
     if (directory / CHECKPOINTS).is_dir():
@@ -311,7 +312,7 @@ def undamaged_checkpoints(run: Path) -> list[Path]:
 
 
 def find_checkpoint(run: Path, choice: str | None) -> str:
-    """Return the path of a run's checkpoint: `best`, `last` (or `latest`), a step's number, or any path.
+    """Return the path of a run's checkpoint to score by: `best`, `last` (or `latest`), a step's number, or any path.
 
     None means the best if the run keeps one, else the last. The last is the newest that is not damaged.
     """

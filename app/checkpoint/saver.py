@@ -65,7 +65,7 @@ class SafeReader(FileSystemReader):
         self._metadata_path = checkpoint / METADATA
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """Return the checkpoint's metadata."""
+        """Return the checkpoint's metadata. Raises UserError if it has other entries than tensors, or other classes."""
         try:
             with open(self._metadata_path, "rb") as file:
                 metadata = _Unpickler(file).load()
@@ -159,7 +159,7 @@ class LocalTensor(NamedTuple):
 
 
 def local_tensors(tensors: Any, path: str = "") -> Iterator[LocalTensor]:
-    """Yield the tensors and shards on this process."""
+    """Yield the tensors and shards that this process holds, in the order of the dicts and lists."""
     if isinstance(tensors, dict):
         for key, value in tensors.items():
             yield from local_tensors(value, f"{path}.{key}" if path else str(key))
@@ -270,7 +270,7 @@ def _drop_empty_dicts(nest: dict[str, Any]) -> dict[str, Any]:
 
 
 def _fill_dicts(nest: dict[str, Any], loaded: dict[str, Any]) -> dict[str, Any]:
-    """Return nested dicts as before `_drop_empty_dicts`, with the loaded values."""
+    """Return the loaded values in dicts nested as `nest`, with the empty ones that `_drop_empty_dicts` has left out."""
     return {
         key: _fill_dicts(value, loaded.get(key, {})) if isinstance(value, dict) else loaded[key]
         for key, value in nest.items()
@@ -356,7 +356,7 @@ class Saver:
         return self._pending is not None and self._pending.done() and self._pending.exception() is not None
 
     def finished(self) -> list[WrittenCheckpoint]:
-        """Return the checkpoints completed since the last call."""
+        """Return the checkpoints completed since the last call, without waiting for the one being written."""
         if self._pending is not None and self._pending.done() and not self.failed():
             self.wait()
         checkpoints, self._checkpoints = self._checkpoints, []
@@ -372,6 +372,7 @@ class Saver:
             self._thread.shutdown()
 
     def _fits_in_memory(self, size: int) -> bool:
+        """Return whether each process has memory for a copy of `size` bytes; warn once if not."""
         # All processes of a machine make their copies at the same time.
         enough = size * self._local_world_size < host_bytes_available()
         if not enough and not self._warned_of_memory:

@@ -72,6 +72,7 @@ def translate_rows(
 
 
 def _match_values(embedding: Embedding, source: Source, root: Path, manifest: Manifest) -> NDArray[np.int64]:
+    """Return the other run's row of each row [rows] of a table, by the value that both have; NEW without one."""
     feature = embedding.features[0]
     rows = np.full(embedding.rows, NEW, np.int64)
     if feature not in source.manifest.num_embeddings:
@@ -135,6 +136,7 @@ def load(
     reader = SafeReader(source.checkpoint)
     metadata: dict[str, Any] = {**reader.read_metadata().state_dict_metadata}
     tensors = tensors_of(model, optimizer)
+    # Tensors that are loaded whole, and by name the other run's row of each row of those that are not.
     equal, translated = dict[str, Any](), dict[str, NDArray[np.int64]]()
     for name, tensor in sorted(_whole_tensors(tensors), key=lambda item: TABLES not in item[0]):
         shape = tuple(tensor.size())
@@ -184,7 +186,7 @@ def _take_rows(local: LocalTensor, offsets: tuple[int, ...], values: Tensor, row
 
 
 def _whole_tensors(tensors: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield names and whole tensors of nested dicts."""
+    """Yield the tensors of nested dicts, sharded ones undivided, each with its name in a checkpoint."""
     if isinstance(tensors, dict):
         for key, value in tensors.items():
             yield from _whole_tensors(value, f"{path}.{key}" if path else str(key))

@@ -63,6 +63,7 @@ SETTINGS = [item.name for item in fields(TableConfig)]
 def override_of(tables: TablesConfig, name: str) -> TableOverride:
     """Return the settings under `model.tables.overrides.<name>`; all null if there are none."""
     override = tables.overrides.get(name, {})
+    # A configuration holds a mapping, and code may give the class itself.
     if isinstance(override, TableOverride):
         return override
     try:
@@ -393,7 +394,7 @@ class PublishedConfig:
 
 
 def published_tables(name: str) -> PublishedTables:
-    """Return table sizes by name."""
+    """Return the table sizes of a publication, the core's or an extension's. Raises UserError for an unknown name."""
     added = {row.name: row for row in rows_of_extensions(PublishedTables)}
     if name in PUBLISHED_TABLES:
         return PublishedTables(name, PUBLISHED_TABLES[name], 0 if name in WITHOUT_DENSE else NUM_DENSE)

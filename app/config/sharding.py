@@ -162,7 +162,7 @@ def settings_of_table(config: ShardingConfig, name: str, features: list[str]) ->
 
 
 def settings_given(config: ShardingConfig, name: str) -> TableShardingConfig:
-    """Return the settings under `sharding.tables.<name>`."""
+    """Return the settings under `sharding.tables.<name>` alone; None where it leaves them to `sharding`."""
     try:
         return convert(TableShardingConfig, config.tables[name])
     except ConversionError as error:
@@ -174,6 +174,7 @@ def sharding_faults(config: ShardingConfig, optimizer: OptimizerName) -> Iterato
     """Yield messages of values that cannot work or would do nothing."""
     for name in (None, *config.tables):
         path = "sharding" if name is None else f"sharding.tables.{name}"
+        # Limits hold for the values given here, and whether they have an effect depends on those in force.
         given = config if name is None else settings_given(config, name)
         completed = config if name is None else settings_of_table(config, name, [])[1]
         check_keys(given, f"{path}.")

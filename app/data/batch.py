@@ -144,6 +144,7 @@ class Batch(Pipelineable):
 
     def pinned(self) -> "Batch":
         """Copy to page-locked memory, which torch reuses for the next batches."""
+        # Bags are made from a buffer by a shared layout, and another model's inputs have no place in one.
         if self.layout is None or self.inputs_of_model is not None:
             return self._map_parts(lambda part: part.pin_memory())
         size = sum(_padded_size(tensor) for tensor in self._tensors)
@@ -188,7 +189,7 @@ class Batch(Pipelineable):
         )
 
     def record_stream(self, stream: torch.Stream) -> None:
-        """Tell the allocator that `stream` uses these tensors."""
+        """Tell the allocator that `stream` uses these tensors, so that their memory is not given away before."""
         for part in self._parts:
             if part is not None:
                 part.record_stream(stream)
@@ -256,7 +257,7 @@ class RowArrays(NamedTuple):
 
 
 def join_rows(parts: list[RowArrays]) -> RowArrays:
-    """Return the rows of all parts, part after part."""
+    """Return the rows of all parts, part after part; a single part is returned as it is, without a copy."""
     if len(parts) == 1:
         return parts[0]
     labels, dense, sparse, bags, weights = zip(*parts, strict=True)
@@ -316,7 +317,7 @@ class BatchBuilder:
         )
 
     def _values(self, rows: RowArrays, num_valid: int, starts: list[int]) -> NDArray[np.int32]:
-        """Return the ids of all bags, feature-major."""
+        """Return the ids [L] of all bags, feature by feature; starts: [F + 1], the place of each feature's first id."""
         if self._is_one_hot:
             return np.ascontiguousarray(rows.sparse.T).reshape(-1)
         values = np.empty(starts[-1], np.int32)

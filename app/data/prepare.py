@@ -94,6 +94,7 @@ def require_agreement(config: DataConfig, manifest: Manifest) -> None:
             f"data.{key}={value}: the dataset at data.path={config.path} was made with {recorded}; give another "
             f"data.path, or {as_it_is} to take it as it is"
         )
+    # Without anything to make a dataset from, a key that is not compared would do nothing.
     if config.source is None and own_files(config) is None:
         compared = compared_keys(values, manifest)
         for key, value in values.items():

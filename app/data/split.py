@@ -73,7 +73,10 @@ class SplitShards:
             self._open(index)
 
     def read(self, ranges: list[tuple[int, int]], order: NDArray[np.int64]) -> RowArrays:
-        """Return the rows with the numbers `order`, counted over ranges of rows; read no others. Ids are checked."""
+        """Return the rows with the numbers `order` [n], counted over the joined `ranges` [start, stop); read no others.
+
+        Raises OwnError for a value that is not valid, or a file that has changed.
+        """
         # Reading beyond the end of a file that was cut short would kill the process.
         self._require_unchanged(ranges)
         count = len(order)
@@ -174,8 +177,9 @@ def gather_rows(
     dense: NDArray[np.float32],
     sparse: NDArray[np.int32],
 ) -> bool:
-    """Copy the rows of `order` that are in a piece; the piece begins with row number `first`.
+    """Copy the rows of `order` [n] that are in a piece to their places in labels [n], dense and sparse [n, columns].
 
+    first: number of the piece's first row, as `order` counts.
     Return whether the labels (or their bits, where labels are numbers) are at most `label_limit`, the dense features
     finite and the ids below `limits`.
     """
@@ -207,7 +211,7 @@ def gather_rows(
 
 
 def find_split(root: Path, manifest: Manifest, name: str) -> SplitEntry:
-    """Return the manifest's entry of a split."""
+    """Return the manifest's entry of a split. Raises UserError if there is none, or the preparation left it no rows."""
     if name not in manifest.splits:
         raise UserError(f"{root}: no split {name!r}; it has {', '.join(manifest.splits)}")
     held_out = manifest.encoding.get("held_out")
@@ -292,7 +296,7 @@ class DrawnNegatives:
     """The rows of a split with their negatives; the numbers of row r begin at r * (1 + per_positive)."""
 
     def __init__(self, shards: SplitShards, manifest: Manifest, config: NegativesConfig) -> None:
-        """Collect each user's items; takes 8 bytes per positive."""
+        """Collect users' items, in 8 bytes per positive. Raises UserError for a label 0, or a user with all items."""
         assert config.user is not None  # validate_data requires it beside per_positive
         assert config.item is not None
         one_hot = [name for name in manifest.num_embeddings if name not in manifest.ragged]
@@ -430,6 +434,7 @@ class Order:
             np.random.default_rng([self.seed, self.epoch, 0]).shuffle(starts)
         stops = np.minimum(starts + block_rows, self.rows)
         ends = np.cumsum(stops - starts)  # end of each block, in this order
+        # A lane has the same part of the order as of each batch: [low, high).
         low, high = batch_rows.start * num_batches, batch_rows.stop * num_batches
         if lane == self.lanes - 1:
             high = self.rows  # the last lane has the rows left over
@@ -507,11 +512,11 @@ class SplitReader:
         """
         num_whole, remainder = divmod(self.rows, global_batch_size)
         (_, local, valid), lane = self._part(remainder), order.lanes - 1
-        share = range(lane * global_batch_size // order.lanes, global_batch_size)
+        lane_rows = range(lane * global_batch_size // order.lanes, global_batch_size)  # of a whole global batch
         begin = self._rank * local
-        local_rows = np.minimum(np.arange(begin, begin + local), remainder - 1) + num_whole * len(share)
+        local_rows = np.minimum(np.arange(begin, begin + local), remainder - 1) + num_whole * len(lane_rows)
         parts = []
-        for window in order.windows(lane, share, num_whole):
+        for window in order.windows(lane, lane_rows, num_whole):
             rows = local_rows[(local_rows >= window.first) & (local_rows < window.first + window.size)] - window.first
             if len(rows):
                 parts.append(self._load(order, window, rows))
@@ -578,7 +583,7 @@ class SplitReader:
         return self._shards.read(window.ranges, places)
 
     def _cut(self, windows: Iterator[RowArrays], size: int, count: int) -> Iterator[list[RowArrays]]:
-        """Cut rows into `count` pieces of `size` rows, fewer at the end."""
+        """Yield `count` pieces of `size` rows, fewer where rows run out; a piece is a list of parts of windows."""
         # A read of no rows gives arrays of the right columns and types.
         rows, offset = self._shards.read([], np.empty(0, np.int64)), 0
         for _ in range(count):

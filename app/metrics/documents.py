@@ -43,7 +43,7 @@ class Measured:
     energy_seconds: float = 0.0
 
     def add(self, other: "Measured") -> None:
-        """Add another's sums to these."""
+        """Add another's sums to these, and its phases by name."""
         for key in fields(self):
             if key.name != "phases":
                 setattr(self, key.name, getattr(self, key.name) + getattr(other, key.name))

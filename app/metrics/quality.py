@@ -137,7 +137,7 @@ def click_curves(logits: NDArray[np.float32], labels: NDArray[np.float32], evalu
 
 
 def _threshold_curves(positives: NDArray[np.float32], negatives: NDArray[np.float32]) -> tuple[Roc, PrecisionRecall]:
-    """Return both curves of ascending scores; neither label may be missing."""
+    """Return both curves from the ascending scores of either label; neither may be missing."""
     # Quantiles of either label put thresholds where the curves move, however few positives there are.
     steps = np.linspace(0, 1, THRESHOLDS)
     quantiles = [scores[((len(scores) - 1) * steps).astype(np.int64)] for scores in (positives, negatives)]
@@ -355,7 +355,7 @@ def of_all_rows(
 
 
 def _metrics_of_sums(sums: NDArray[np.float64]) -> dict[str, float | None]:
-    """Return the metrics that need no ranking, from `click_sums`."""
+    """Return metrics by name from `click_sums`; None for those that need a ranking, or are undefined."""
     samples, positives, loss, right, preds, *rest = sums.tolist()
     if not samples:  # all weights are 0
         return dict.fromkeys(OF_ROWS)
@@ -383,6 +383,7 @@ def _weighted_areas(
     order = np.argsort(logits, kind="stable")
     ties = np.flatnonzero(np.diff(logits[order], prepend=-np.inf))  # the first place of each score, ascending
     is_positive, ordered = labels[order] > 0.5, weights[order].astype(np.float64)
+    # Weights of either label at each score. All counts from here on are sums of weights.
     positives, negatives = (np.add.reduceat(ordered * mask, ties) for mask in (is_positive, ~is_positive))
     below, num_positive, num_negative = np.cumsum(negatives) - negatives, positives.sum(), negatives.sum()
     if not (num_positive > 0 and num_negative > 0):
@@ -461,6 +462,7 @@ def shortcomings(
     if encoding == RANDOM_LABELS:
         return ["Labels are drawn by chance (data.source=random), so no model can do better than an AUC of 0.5"]
     auc, remarks = last.auc, []
+    # By another monitor than the AUC, the best evaluation need not have the highest AUC.
     best_auc = None if best is None or best.monitor else best.auc
     is_trend = evaluations >= MIN_EVALUATIONS
     noise = max(OVERFIT, 2 * (last.figure(STANDARD_ERROR) or 0.0))

@@ -43,7 +43,7 @@ class EnergyMeter:
         return self._last[1] - before[1], self._last[0] - before[0]
 
     def _read_counter(self) -> tuple[float, float] | None:
-        """Return the time and the joules so far; None without a counter."""
+        """Return the time in seconds and the joules so far; None without a counter, and from its first error on."""
         if self._counter is None:
             return None
         try:
@@ -207,7 +207,7 @@ class StepTimer:
         self.phase_done("")
 
     def phase_done(self, phase: str) -> None:
-        """Note that the step has completed one of PHASES."""
+        """Note that the step has completed one of PHASES, if it is one of the sampled steps."""
         if self._count % self._every == 0:
             self._phase_marks.append((phase, self._mark_time()))
 
@@ -217,7 +217,7 @@ class StepTimer:
         self._marks.append(self._mark_time())
 
     def start(self) -> None:
-        """Begin (again) to time steps from now on."""
+        """Begin to time steps from now on: before the first step, and after each interruption."""
         # Kernels of an evaluation or a save must not count as part of the next step.
         self._synchronise()
         self._began = time.perf_counter()
@@ -265,6 +265,7 @@ class StepTimer:
         return event
 
     def _between(self, a: Any, b: Any) -> float:
+        """Return the seconds between two marks; events tell milliseconds."""
         return b - a if self._device.type != "cuda" else a.elapsed_time(b) / 1e3
 
     def _synchronise(self) -> None:
@@ -360,7 +361,7 @@ def time_work(
 
 
 def _time_runs(work: Callable[[], Any], device: torch.device, runs: int) -> float:
-    """Return the seconds that this number of runs takes."""
+    """Return the seconds of this number of runs together, on a GPU between CUDA events."""
     if device.type != "cuda":
         began = time.perf_counter()
         for _ in range(runs):

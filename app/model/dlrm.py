@@ -315,7 +315,7 @@ def make_tables(config: AppConfig, features: Features, initial: bool = True) -> 
 
 
 def make_model(config: AppConfig, tables: TableArch, features: Features) -> nn.Module:
-    """Return the model around its tables."""
+    """Return the model that the configuration names, DLRM or an extension's, around its tables."""
     if (parts := config.model.parts) is not None:
         return parts.model(config, tables, features)
     return DLRM(config.model, features.num_dense, len(features.num_embeddings), tables)

@@ -119,9 +119,10 @@ def make_embeddings(
         make = next((forms.embedding for forms in rows_of_extensions(TableForms)), plain_embedding)
         embeddings.append(make(config, name, features, rows, is_multi_hot))
     specs = [table for embedding in embeddings for table in embedding.tables]
-    for names in ([table.name for table in specs], [key for table in specs for key in table.keys]):
-        for name in names:
-            if names.count(name) > 1:
+    # Parameters go by the names of tables, and ids by their keys.
+    for used in ([table.name for table in specs], [key for table in specs for key in table.keys]):
+        for name in used:
+            if used.count(name) > 1:
                 raise UserError(f"model.tables: {name} would have two meanings; rename a column or a shared table")
     return embeddings
 
@@ -332,7 +333,7 @@ def row_collection(tables: Sequence[TableSpec]) -> EmbeddingCollection:
 
 
 def _settings(table: TableSpec) -> dict[str, Any]:
-    """Return TorchRec's settings of any table."""
+    """Return TorchRec's settings of a table, the same for a collection of bags and one of rows."""
     return {
         "name": table.name,
         "feature_names": list(table.keys),

@@ -119,7 +119,7 @@ class RunDirectory:
         self._new_directories: list[Path] = []  # directories that `open` has made
 
     def open(self) -> None:
-        """Claim the directory for this process, on rank 0."""
+        """Make and lock the directory, on rank 0. Raises UserError if it is no run's, or another process has it."""
         try:
             # Only the directories that are made here may be removed again if the run never begins.
             new_directories = [path for path in (self.path, *self.path.parents) if not path.exists()]
@@ -220,7 +220,7 @@ class RunDirectory:
                     path.rmdir()
 
     def event(self, event: AnyEvent) -> None:
-        """Append one line to metrics.jsonl."""
+        """Append one line to metrics.jsonl, on rank 0, without secrets."""
         if self._writes:
             # A line is written with one call, so that a kill leaves whole lines but for the last.
             with open(self.path / METRICS, "ab") as file:
@@ -285,6 +285,7 @@ def save_summary(directory: Path, figures: Summary) -> None:
 
 
 def _json(document: Struct) -> bytes:
+    """Return the content of a document's file, without secrets."""
     return (encode(redact(plain_object(document)), indent=1) + "\n").encode()
 
 

@@ -275,7 +275,7 @@ class Outcome(Struct):
 
 
 def read_config(directory: Path) -> dict[str, Any]:
-    """Return the resolved configuration of a run."""
+    """Return the resolved configuration of a run, nested. Raises UserError if it has none."""
     try:
         content = yaml.load((directory / CONFIG).read_bytes(), Loader=SAFE_LOADER)
     except (OSError, yaml.YAMLError) as error:
@@ -298,7 +298,7 @@ def is_run(directory: Path) -> bool:
 
 
 def read_manifest(directory: Path) -> RunManifest:
-    """Return the manifest of a run."""
+    """Return the manifest of a run. Raises UserError if there is none, or it is not readable."""
     if not is_run(directory):
         raise UserError(f"run={directory}: not a run's directory (no readable {MANIFEST})")
     return read_document(directory / MANIFEST, RunManifest, OTHER_VERSION)

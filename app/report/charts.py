@@ -291,7 +291,7 @@ class Chart:
         return " ".join(f"{line}." for line in lines)
 
     def plain(self) -> Json:
-        """Return the form that report.js reads, rounded to six digits."""
+        """Return the fields as report.js reads them, x rounded to nine digits and y to six."""
         content = asdict(self)
         # Steps need more digits than figures: nine digits tell a billion of them apart.
         for series in content["series"]:
@@ -304,17 +304,22 @@ def quality_charts(run: RunFiles) -> list[Chart]:
     """Return charts of BCE and accuracy (train and evaluated split), of AUC and NE, and of gradient norms."""
     split = str(run.evaluation.split or "evaluations")
     if run.evaluation.main == RMSE:
-        constant, values = "labels' mean", {RMSE: run.evaluation.figure(LABEL_DEVIATION)}
+        constant, constant_figures = "labels' mean", {RMSE: run.evaluation.figure(LABEL_DEVIATION)}
         titles = [(key, f"{METRICS[key].label} of {split}", METRICS[key].label) for key in (RMSE, MAE)]
     else:
-        constant, values = "majority class", {**baseline(run.evaluation.figure(BASE_RATE)), AUC: None}
+        constant, constant_figures = "majority class", {**baseline(run.evaluation.figure(BASE_RATE)), AUC: None}
         titles = [
             (LOGLOSS, f"Logloss (BCE): train and {split}", "nats"),
             (ACCURACY, f"Accuracy: train and {split}", "share"),
             (AUC, f"AUC of {split}", "AUC"),
             (NE, f"Normalised entropy of {split}", "NE"),
         ]
-    sources = (constant, values, 3), ("ground-truth model", truth(run)[0], 2), ("published", run.config["published"], 4)
+    # Names and figures of the references, and their colors.
+    sources = (
+        (constant, constant_figures, 3),
+        ("ground-truth model", truth(run)[0], 2),
+        ("published", run.config["published"], 4),
+    )
     charts = []
     if any(event.logloss is None and event.figure("loss") is not None for event in run.windows):
         title = f"Training loss ({run.config.get('loss', {}).get('name', 'as configured')})"
@@ -340,7 +345,7 @@ def quality_charts(run: RunFiles) -> list[Chart]:
 
 
 def course_charts(run: RunFiles) -> list[Chart]:
-    """Return charts of speed and resources over the run."""
+    """Return charts of learning rate, speed, phases, input wait, memory and power by step, and of step times."""
     windows, step = run.windows, "step"
     rates = _series_of(windows, "lr", "learning rate", 0)
     speed = _series_of(windows, "samples_per_second", "global samples/s", 0)
@@ -367,6 +372,7 @@ def course_charts(run: RunFiles) -> list[Chart]:
         charts.append(Chart("power", "Power", step, "W", [watts], absent=absent))
     for chart in charts:
         chart.from_zero = True
+    # In the order of the page the learning rate is first, and step times follow the throughput.
     charts.insert(0, Chart("lr", "Learning rate", step, "learning rate", [rates]))
     for chart in charts:
         chart.cut_outliers()
@@ -440,13 +446,14 @@ def _step_time_chart(run: RunFiles) -> Chart:
         chart.series.append(Series("steps", np.sqrt(edges[:-1] * edges[1:]).tolist(), list(counts), "bars", 0))
         for name, value, color in (("p50", run.throughput.step_ms_p50, 2), ("p95", run.throughput.step_ms_p95, 1)):
             if value is not None:
+                # In report.js a line has one value at each x, so the ends of an upright one lie side by side.
                 x = [value, value * 1.000001]
                 chart.series.append(Series(f"{name} {value:.2f} ms", x, [0, max(counts)], "reference", color))
     return chart
 
 
 def wilson(share: float, samples: int, z: float = 1.96) -> tuple[float, float]:
-    """Return Wilson's 95% interval of a share (Wilson 1927)."""
+    """Return Wilson's 95% interval (Wilson 1927) of a share [0, 1] of samples; z: the normal quantile."""
     # Unlike the normal interval, Wilson's stays within 0 and 1 where clicks are few.
     centre = (share + z * z / (2 * samples)) / (1 + z * z / samples)
     reach = z / (1 + z * z / samples) * np.sqrt(share * (1 - share) / samples + z * z / (4 * samples * samples))
@@ -461,13 +468,14 @@ def _series_of(
     scale: float = 1,
     kind: str = "line",
 ) -> Series:
+    """Return a figure of events, times `scale`, over their steps."""
     return _line([(event.step, event.figure(key)) for event in events], name, color, scale, kind)
 
 
 def _line(
     points: Sequence[tuple[int, float | None]], name: str, color: int, scale: float = 1, kind: str = "line"
 ) -> Series:
-    """Return the measured points as a line, thinned if it is long."""
+    """Return the points with a value, times `scale`, as a line; only their extremes beyond MAX_POINTS."""
     measured = [(step, value * scale) for step, value in points if value is not None]
     x, y = thin_line([step for step, _ in measured], [value for _, value in measured])
     return Series(name, x, y, kind, color)

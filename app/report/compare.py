@@ -56,6 +56,7 @@ class RunGroup:
 
     @property
     def name(self) -> str:
+        """Return the label with the names of the first four runs."""
         names = [run.name for run in self.runs]
         return f"{self.label} ({', '.join(names[:4])}{', …' if len(names) > 4 else ''})"
 
@@ -118,7 +119,7 @@ def flat_facts(prefix: str, content: object) -> list[tuple[str, str]]:
 
 @dataclass
 class SpeedComparison:
-    """Two groups' speed; `over`: what the interval is computed over."""
+    """Two groups' speed; `ratio`: of the second group to the first; `over`: what its interval is computed over."""
 
     first: RunGroup
     second: RunGroup
@@ -145,8 +146,8 @@ class AucComparison:
 
     first: RunGroup
     second: RunGroup
-    difference: MeanDifference | None  # None: see `reason`
-    seeds: tuple[int, int]
+    difference: MeanDifference | None  # second group minus first; None: see `reason`
+    seeds: tuple[int, int]  # number of seeds of each group
     test: str  # the test of the difference
     reason: str = ""  # why there is no difference
 
@@ -281,6 +282,7 @@ def compare_scores(first: RunGroup, second: RunGroup) -> ScoreComparison | None:
     """Test two runs by DeLong on rows whose scores both kept, of the same seed if possible; None without scores."""
     if not (first.finished and second.finished):
         return None
+    # Reversed, so that of several runs with one seed the first is taken.
     seeds = [{run.seed: run for run in reversed(group.finished)} for group in (first, second)]
     shared_seeds = sorted(seeds[0].keys() & seeds[1].keys())
     pairs = [(seeds[0][seed], seeds[1][seed]) for seed in shared_seeds] or [(first.finished[0], second.finished[0])]
@@ -342,6 +344,7 @@ def same_rows(first: RunFiles, second: RunFiles) -> bool:
 def contradictions(group: RunGroup) -> list[str]:
     """Describe seeds with several figures, with their runs; nothing says which figure is the configuration's."""
     reasons = []
+    # The runs of a group are sorted by seed, as groupby needs them.
     for seed, members in groupby(group.finished, key=lambda run: run.seed):
         figures = [(value, run.name) for run in members if (value := run.evaluation.main_value) is not None]
         if len({value for value, _ in figures}) > 1:
@@ -457,6 +460,7 @@ class Comparison:
                 lines = own_charts[key].series if key in own_charts else []
                 lines = [line for line in lines if line.kind != "reference" and line.name != "device, tensors"]
                 color = RUN_COLORS[number % len(RUN_COLORS)]
+                # A run has one line: of a logloss the first one, that of train.
                 chart.series += [replace(line, name=run.name, color=color) for line in lines[:1]]
             if key == "roc":
                 chart.series.append(Series("chance", [0, 1], [0, 1], "reference", 3))

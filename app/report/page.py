@@ -104,14 +104,15 @@ def embedding_tables(run: RunFiles) -> ReportTable:
 def traffic(run: RunFiles, table: TableSize, entry: PlannedTable | None) -> tuple[float, float, float]:
     """Return bytes per step over all processes: weights read, weights written, vectors or gradients exchanged.
 
-    A row is on one process; each shard adds a part to a bag's vector, which is exchanged forward and backward.
+    A row is on one process; each shard adds a part to a bag's vector, which is exchanged forward and backward. Rows are
+    read twice: by the lookup, and by the update that writes them.
     """
     samples, world_size, dim = run.global_batch_size, run.world_size, table.embedding_dim
     ids = samples * table.ids_per_sample
     written = ids * (table.bytes / table.num_embeddings)
     if entry is not None and entry.type == "data_parallel":
         return 2 * written, written, float(2 * (world_size - 1) * table.bytes)  # all-reduce in a ring
-    shards = entry.shards if entry else []
+    shards = entry.shards if entry else []  # each: rank, row, column, rows, columns
     values = ids * dim if table.by_id else samples * table.features * (sum(shard[4] for shard in shards) or dim)
     qcomm = run.config["sharding"].get("qcomm") or {}
     width = sum(WIRE_BYTES[qcomm.get(way, "fp32")] for way in ("forward", "backward"))
@@ -142,7 +143,7 @@ def trained_tables(run: RunFiles) -> ReportTable:
 
 
 def rank_loads(run: RunFiles) -> ReportTable:
-    """Return the bytes of weights on each rank."""
+    """Return number and bytes of the tables on each rank; of a sharded table each rank counts an equal part."""
     plan, tables = run.manifest.plan, run.manifest.tables
     load, counts = [0.0] * run.world_size, [0] * run.world_size
     for name, table in tables.items():
@@ -182,7 +183,7 @@ def about(run: RunFiles) -> list[tuple[str, str]]:
 
 
 def figures(run: RunFiles) -> ReportTable:
-    """Return the other figures of summary.json, with labels."""
+    """Return rows of label and value: figures of the summary, the evaluations and the run that this one began with."""
     summary, rates, evaluation, memory = run.summary, run.throughput, run.evaluation, run.memory
     seconds, parameters, logloss, train_steps, power = {}, None, None, 0, {}
     if summary is not None:
@@ -242,7 +243,8 @@ def halves(table: ReportTable) -> list[ReportTable]:
 
 
 def replay(run: RunFiles) -> list[str]:
-    """Return commands that repeat the run."""
+    """Return shell commands: check out the run's commit, if it is known, train again, and compare."""
+    # The arguments are in a command of make, which takes $$ for a $.
     arguments = " ".join(shlex.quote(argument) for argument in run.manifest.argv[1:]).replace("$", "$$")
     processes = f"NPROC={run.world_size} " if run.world_size > 1 else ""
     return [
@@ -253,7 +255,7 @@ def replay(run: RunFiles) -> list[str]:
 
 
 def replay_caveats(run: RunFiles) -> list[str]:
-    """Return the conditions of a replay."""
+    """Return sentences on what a replay needs: the code, the dataset, and the same machine for equal bits."""
     manifest, dataset, caveats = run.manifest, run.manifest.dataset, []
     if not manifest.commit:
         caveats.append(
@@ -332,7 +334,7 @@ PART = re.compile(r"[^/._-]{0,11}[/._-]+|[^/._-]{1,12}")
 
 
 def run_page(run: RunFiles) -> str:
-    """Return the report of one run."""
+    """Return the report of one run as HTML."""
     groups = {
         "quality": charts.quality_charts(run),
         "course": charts.course_charts(run),
@@ -383,6 +385,7 @@ def render(template: Path, directory: Path, charts: list[Chart], **content: Any)
 
 def breakable(text: object) -> Markup:
     """Return the text as HTML in which long words may break, after separators or parts, to fit a narrow column."""
+    # The pattern captures, so the long words stand at the odd places.
     parts = enumerate(LONG_WORD.split(str(text)))
     return Markup("").join(Markup("<wbr>").join(PART.findall(part)) if place % 2 else part for place, part in parts)
 
@@ -402,7 +405,7 @@ def write_page(path: Path, page: str) -> Path:
 
 
 def tiles(run: RunFiles) -> list[tuple[str, str, str]]:
-    """Return the main figures: name, value, remark."""
+    """Return the main figures as texts: name, value and remark of each."""
     evaluation, rates, best, last = run.evaluation, run.throughput, run.best, run.last_evaluation
     main, error, step = METRICS[evaluation.main].label, run.auc_standard_error, evaluation.figure("step")
     remark = evaluation.split or "no evaluation"

@@ -109,6 +109,7 @@ class RunFiles:
 
     @property
     def steps(self) -> int:
+        """Step of the newest event; 0 if there is none."""
         return max((event.step for event in self.events), default=0)
 
     @property
@@ -138,7 +139,7 @@ def refusing_other_versions(runs: str) -> Iterator[None]:
 
 
 def read_run(directory: Path) -> RunFiles:
-    """Read a run's files."""
+    """Read a run's files, without secrets. Raises UserError if it is no run's directory, or a file is not readable."""
     config = read_config(directory)
     if not is_run(directory):
         raise UserError(f"runs={directory}: not a run's directory (no readable {MANIFEST})")
@@ -183,7 +184,7 @@ def percent(value: float | None, digits: int = 1) -> str:
 
 
 def size(num_bytes: float | None) -> str:
-    """Format bytes in a suitable unit."""
+    """Format bytes with a binary unit, B to TiB; None was not measured."""
     if num_bytes is None:
         return NOT_MEASURED
     for unit in ("B", "KiB", "MiB", "GiB"):
@@ -194,7 +195,7 @@ def size(num_bytes: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Format seconds as hours, minutes and seconds."""
+    """Format seconds as hours, minutes and seconds; None was not measured."""
     if seconds is None:
         return NOT_MEASURED
     if seconds < 100:
@@ -222,7 +223,7 @@ def precision(config: Mapping[str, Any]) -> str:
 
 
 def devices(manifest: RunManifest) -> str:
-    """Return the number, platform and names of a run's devices."""
+    """Return number, platform and names of a run's devices, such as `2 × cuda (NVIDIA H100)`."""
     hardware = manifest.hardware
     names = sorted({device.name for device in hardware.devices}) or [hardware.cpu or "CPU"]
     return f"{manifest.world_size} × {manifest.platform} ({', '.join(names)})"

@@ -132,7 +132,8 @@ def route_to(host: str) -> Way:
                     "enter the name in /etc/hosts"
                 ) from error
             time.sleep(1)
-    endpoint = str(min(addresses, key=lambda entry: entry[0] != socket.AF_INET)[4][0])  # IPv4 if it has one
+    # IPv4 if it has one. An entry begins with the family and ends with the pair of address and port.
+    endpoint = str(min(addresses, key=lambda entry: entry[0] != socket.AF_INET)[4][0])
     address = _own_address(endpoint)
     if address is None:
         raise UserError(f"{host}: no route to {endpoint} from this machine; give another address, or check its network")
@@ -151,6 +152,7 @@ def interfaces() -> dict[str, str]:
             with contextlib.suppress(OSError):  # the interface has no address
                 # The kernel's names of interfaces have at most 15 bytes.
                 answer = fcntl.ioctl(probe, SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+                # In the answer, a name of 16 bytes, a family of 2 and a port of 2 stand before the address.
                 names[socket.inet_ntoa(answer[20:24])] = name
     return dict(sorted(names.items(), key=lambda item: is_loopback(item[0])))
 

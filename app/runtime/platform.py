@@ -60,7 +60,7 @@ class Runtime:
     local_world_size: int
     num_threads: int
     store: dist.Store
-    calls: Iterator[int] = field(default_factory=itertools.count)
+    calls: Iterator[int] = field(default_factory=itertools.count)  # numbers the exchanges through the store
 
     def highest(self, value: float) -> float:
         """Return the highest of all processes' values, on all of them."""
@@ -91,7 +91,7 @@ class Runtime:
         return values
 
     def total(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the sum over processes of arrays of one shape; the order of adding integers does not matter."""
+        """Return the sum over processes of arrays of one shape, in place; integers may be added in any order."""
         if self.world_size > 1:
             dist.all_reduce(torch.from_numpy(values))
         return values
@@ -239,7 +239,7 @@ def _set_up(
 
 
 def set_arithmetic(config: RuntimeConfig, platform: Platform, num_threads: int, deterministic: bool | str) -> None:
-    """Set those of torch's settings that decide bits."""
+    """Set those of torch's settings that decide bits: threads, TF32, and kernels that add in a fixed order."""
     torch.set_num_threads(num_threads)
     torch.set_float32_matmul_precision("high" if config.precision is Precision.tf32 else "highest")
     torch.use_deterministic_algorithms(bool(deterministic) or platform is Platform.cpu)
@@ -298,7 +298,7 @@ def are_equal_on_threads(num_threads: int) -> bool:
 
 
 def check_precision(precision: Precision | None, platform: Platform) -> None:
-    """Warn of a precision that is slower than fp32 on this processor."""
+    """Raise UserError for tf32, which CPUs lack; warn of bf16 if this processor computes it more slowly than fp32."""
     if platform is not Platform.cpu:
         return
     if precision is Precision.tf32:
@@ -372,7 +372,7 @@ def _pause_or_raise(until: float, rank: int, meeting: dist.Store) -> None:
 
 
 def available_platform(platform: Platform) -> Platform:
-    """Return the platform that `auto` means here, or the given one."""
+    """Return the platform that `auto` means here, or the given one. Raises UserError if it does not work here."""
     if platform is Platform.cpu:
         return platform
     has_gpu = torch.cuda.is_available()
@@ -441,7 +441,7 @@ def background_thread(name: str, device: torch.device | None = None) -> ThreadPo
 
 
 def capture(device: torch.device) -> dict[str, NDArray[np.uint8]]:
-    """Return each generator's state as bytes [n]; n is the same on every process."""
+    """Return each generator's state as bytes [n], by a name that begins with rng_; n is the same on every process."""
     _, words, gauss = random.getstate()
     # The global generator is the one that libraries use.
     _, keys, position, has_gauss, cached = np.random.get_state()  # noqa: NPY002

@@ -89,7 +89,7 @@ class Plan:
     tables: dict[str, TablePlan]
 
     def to_torchrec(self, device_type: str) -> EmbeddingModuleShardingPlan:
-        """Convert to the form that DistributedModelParallel takes."""
+        """Return the tables' sharding by name, in the form that DistributedModelParallel takes."""
         plan = EmbeddingModuleShardingPlan()
         for name, table in self.tables.items():
             spec = [
@@ -149,7 +149,7 @@ class Plan:
 
 
 def shardable(key: str, kinds: Sequence[str], table: TableSpec) -> list[str]:
-    """Return those of the sharding types that the table can have."""
+    """Return those of the sharding types that the table can have. Raises UserError, by `key`, if there are none."""
     possible, reason = list(kinds), ""
     if table.by_id:
         possible = [kind for kind in possible if kind in BY_ID_TYPES]
@@ -163,7 +163,10 @@ def shardable(key: str, kinds: Sequence[str], table: TableSpec) -> list[str]:
 
 
 def blocks(kind: str, table: TableSpec, world_size: int, local_world_size: int, columns: int) -> list[TableBlock]:
-    """Return the parts into which TorchRec's kernels cut a table; their ranks are still 0."""
+    """Return the parts into which TorchRec's kernels cut a table; their ranks are still 0.
+
+    columns: width of a shard, for the types that cut columns.
+    """
     # A tensor on the meta device has a shape and takes no memory.
     shape = torch.empty(table.num_embeddings, table.embedding_dim, device="meta")
     sizes, offsets = calculate_shard_sizes_and_offsets(
@@ -245,7 +248,7 @@ class EverySharder(EmbeddingBagCollectionSharder):
 
 
 class EveryByIdSharder(EmbeddingCollectionSharder):
-    """Sharder of tables that are looked up id by id, data-parallel ones included."""
+    """Sharder of tables that are looked up id by id, as `EverySharder`, but of BY_ID_TYPES alone."""
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
         return list(BY_ID_TYPES)
@@ -356,7 +359,7 @@ def table_weights(model: DistributedModelParallel) -> Iterator[tuple[str, Tensor
 
 
 def local_shards(weight: Tensor) -> list[TableShard]:
-    """Return this process's parts of a (sharded) weight."""
+    """Return this process's parts of a weight; one that is not sharded is a single part."""
     if not isinstance(weight, ShardedTensor):
         return [TableShard(0, 0, weight)]
     return [

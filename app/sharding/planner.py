@@ -190,6 +190,7 @@ def _over(base: TopologyConfig, config: TopologyConfig) -> TopologyConfig:
 
 
 def _example(device: Device) -> str:
+    """Return the advice to describe a device, with a topology file to complete."""
     overrides = {"name": "mine", "architecture": device.architecture, "memory_gib": round(device.memory_gib)}
     text = ", ".join(f"{key}: {value}" for key, value in {**overrides, **dict.fromkeys(HARDWARE[2:], "...")}.items())
     return f"describe it in mine.yaml, in GiB and GB/s one way: {{{text}}}; then give topology.file=mine.yaml"
@@ -204,8 +205,8 @@ class Choice:
 
     key: str
     options: tuple[tuple[str, str], ...]  # (type, kernel)
-    min_partition: int | None
-    cache_load_factor: float | None
+    min_partition: int | None  # smallest number of columns of a shard
+    cache_load_factor: float | None  # share of the rows that the device caches; None without a cache
 
     @property
     def is_forced(self) -> bool:
@@ -221,7 +222,7 @@ class Choice:
 def table_choices(
     config: ShardingConfig, optimizer: OptimizerName, tables: Sequence[TableSpec], device_type: str
 ) -> dict[str, Choice]:
-    """Return each table's choice."""
+    """Return each table's choice by `sharding` alone. Raises UserError for a type or kernel that it cannot have."""
     names = {name for table in tables for name in (table.name, *table.keys)}
     for name in config.tables:
         if name not in names:
@@ -280,7 +281,7 @@ def place_tables(
 def shard_columns(embedding_dim: int, max_shards: int, min_partition: int | None) -> int:
     """Return the columns of each shard: the smallest width that makes at most `max_shards` equal shards.
 
-    The number is a multiple of 4 (for FBGEMM) and at least `min_partition`.
+    This width is a multiple of 4 (for FBGEMM) and at least `min_partition`; without such a width, the whole dimension.
     """
     minimum = max(min_partition or 4, 4)
     for shards in range(max_shards, 1, -1):
@@ -354,7 +355,7 @@ def search(model: TableArch, choices: Mapping[str, Choice], workload: Workload) 
 def sharding_options(
     model: nn.Module, choices: Mapping[str, Choice], workload: Workload
 ) -> dict[str, list[ShardingOption]]:
-    """Return each table's options within its choice, with TorchRec's estimates."""
+    """Return each table's options within its choice, with TorchRec's estimates, which a `Plan` does not hold."""
     enumerator = _Enumerator(workload, _constraints(choices, workload))
     options: dict[str, list[ShardingOption]] = {name: [] for name in choices}
     with _without_warning():
@@ -364,6 +365,7 @@ def sharding_options(
 
 
 def _constraints(choices: Mapping[str, Choice], workload: Workload) -> dict[str, ParameterConstraints]:
+    """Return TorchRec's constraints by table, which leave it the options of its choice."""
     return {
         name: ParameterConstraints(
             sharding_types=choice.types,
@@ -558,7 +560,10 @@ def choices(
     device: torch.device,
     world_size: int,
 ) -> dict[str, Choice]:
-    """Return each table's open choices on `world_size` such devices. Raises UserError as `decide` does."""
+    """Return each table's choice, after defaults, on `world_size` such devices. Raises UserError as `decide` does.
+
+    If torch must update the tables (`_whole_tables`, or FBGEMM lacks the optimizer), all are data_parallel.
+    """
     reason = _whole_tables(optimizer, parts)
     if reason is not None and config.tables:
         raise UserError(f"sharding.tables: {reason}; leave it out, as all tables are data_parallel")
@@ -659,6 +664,7 @@ def replicate_tables(
             f"{cause}, and torch goes over whole tables at every step: {parameters:,} parameters in tables are more "
             f"than {MAX_REPLICATED:,}; use {instead}smaller tables (data.max_ind_range)"
         )
+    # The user has asked for this already, so there is nothing to change or to log.
     if config.types == "data_parallel" and not config.tables:
         return config
     if is_news:

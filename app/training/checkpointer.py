@@ -68,7 +68,7 @@ SAVED = (
 
 
 def checkpoint_state(session: Session, state: RunState, seconds: dict[str, float]) -> CheckpointState:
-    """Return a checkpoint's contents besides tensors; a collective call."""
+    """Return a checkpoint's contents besides tensors; a collective call. seconds: spent so far, by kind."""
     runtime = session.runtime
     values = SavedState(
         format=FORMAT,
@@ -95,7 +95,7 @@ def checkpoint_state(session: Session, state: RunState, seconds: dict[str, float
 def restore(path: Path, session: Session) -> tuple[RunState, dict[str, float], str]:
     """Load a checkpoint into a session; a collective call.
 
-    Return the state to train from, the seconds already spent, and a line for the log.
+    Return the state to train from, the seconds already spent by kind, and a line for the log.
     """
     saved = read(path)
     values, arrays = saved.state, saved.arrays
@@ -181,7 +181,7 @@ def _places(run: Path, recorded: str) -> list[Path]:
 
 
 def parent_of(run: Path, parent: Parent) -> str:
-    """Return the checkpoint that a run began with."""
+    """Return the path of the checkpoint that a run began with. Raises UserError if it is gone, or has changed."""
     for place in _places(run, parent.run):
         checkpoint = place / CHECKPOINTS / checkpoint_name(parent.step)
         if (checkpoint / files.STATE).exists():
@@ -266,6 +266,7 @@ def require_dataset(trained: Path, path_then: str, digest_then: str, root: Path,
 
 
 def _describe_layout(session: Session) -> Layout:
+    """Return the conditions that a resumption may change, though bits may then differ."""
     return Layout(
         processes=session.runtime.world_size,
         threads=session.runtime.num_threads,
@@ -367,7 +368,10 @@ def open_checkpoint(run: Path, choice: str | None, dataset: str | None, runtime:
 
 
 def open_dataset(path: str | None, trained: Path, path_then: str, digest_then: str) -> tuple[Path, Manifest]:
-    """Return the directory and manifest of the dataset at data.path."""
+    """Return the directory and manifest of the dataset at data.path.
+
+    Raises UserError if it is not the one, at `path_then` with `digest_then`, that `trained` was trained on.
+    """
     root = Path(path or "")
     if not (root / MANIFEST_NAME).exists():
         raise UserError(

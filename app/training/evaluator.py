@@ -59,6 +59,7 @@ def has_few_rows(limit: int, split: str, rows: int, exact_rows: int) -> bool:
     if rows > limit:
         text = "keep_scores=%d: %s has %s rows, so no scores are kept; give keep_scores=%d"
         log.warning(text, limit, split, f"{rows:,}", rows)
+    # Of a larger split an evaluation returns a sample of the scores.
     elif rows > exact_rows:
         log.warning("keep_scores: %s has more rows than exact_rows=%d, so no scores are kept", split, exact_rows)
     return rows <= min(limit, exact_rows)

@@ -297,7 +297,7 @@ class TrainingRun:
         self.recorder.begin(self.state, self.continues, self.data.pipeline.value)
         self._log_start()
         self.recorder.start(self.state.step)
-        # The exchanges are measured in the last warm-up step, since tracing slows the step that it measures.
+        # The last warm-up step but one is traced: that slows it, and the trace ends when the next step begins.
         warm_up = self.config.train.warmup_steps_excluded
         sampled = self.state.step + warm_up - 1 if self.runtime.world_size > 1 and warm_up > 1 else None
         directory, steps = self._directory.path / TENSORBOARD, self.config.runtime.profile_steps
@@ -382,7 +382,7 @@ class TrainingRun:
                 self._directory.step_times(step_time_histogram(self.state.all_step_seconds()))
 
     def _write_results(self, status: str, profiler: StepProfiler) -> None:
-        """Write the summary and results, and log the figures."""
+        """Write summary.json and the line of results.csv, and log the run's last lines; a collective call."""
         figures = self.recorder.summarise(status, self._served_evaluation(), profiler.communication_seconds)
         figures.early_stop = early_stop(self.state, self.length)
         events = read_events(self._directory.path) if self.runtime.rank == 0 else []

@@ -119,7 +119,7 @@ def published_arch(config: AppConfig) -> tuple[TableArch, dict[str, float], Feat
 
 
 def published_features(name: str, model: ModelConfig) -> Features:
-    """Return the features of the published table sizes `name`."""
+    """Return the features of published table sizes. Raises UserError if the model learns from another kind of data."""
     tables, kind = published_tables(name), model.kind
     if tables.kind is not kind.learns_from:
         raise UserError(

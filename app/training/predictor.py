@@ -198,7 +198,10 @@ def require_task(config: AppConfig, root: Path, manifest: Manifest) -> None:
 
 
 def _remedies(values: Mapping[str, tuple[object, object]]) -> dict[str, str]:
-    """Return the remedy of each key's value that differs from the value without effect beside it."""
+    """Return, by each setting `key=value` that has an effect, the setting to give in its place.
+
+    values: by key, the value given and the value without effect.
+    """
     differing = {key: pair for key, pair in values.items() if pair[0] != pair[1]}
     return {f"{key}={shown(value)}": f"{key}={shown(without)}" for key, (value, without) in differing.items()}
 
@@ -235,7 +238,7 @@ class TreeSum:
         self.nodes.append(node)
 
     def total(self) -> list[Tensor]:
-        """Return the sum; micro-batches missing on the right of the tree add nothing."""
+        """Return the sum, and leave the tree empty; micro-batches missing on the right of the tree add nothing."""
         tensors = self.nodes.pop().tensors
         while self.nodes:
             left = self.nodes.pop().tensors
@@ -245,7 +248,7 @@ class TreeSum:
 
 
 def nodes_of(first: int, stop: int) -> list[tuple[int, int]]:
-    """Return level and number of each node of a tree sum of micro-batches [first, stop)."""
+    """Return level and number of each node in the tree sum of a process with micro-batches [first, stop)."""
     tree = TreeSum()
     for number in range(first, stop):
         tree.add(Node(0, number, []))
@@ -285,20 +288,20 @@ class MicroBatches:
             if isinstance(kernel, BatchedDenseEmbeddingBag)
         ]
         self._graphs: list[MicroBatch] = []
-        self._losses: list[Tensor | None] = []
+        self._losses: list[Tensor | None] = []  # parts of the loss, with their graphs; None for padding alone
         self._count = 0  # number of micro-batches in the global batch
-        self._vectors: Tensor | None = None
-        self.losses = torch.empty(0)
+        self._vectors: Tensor | None = None  # of this process's batch, with the graph of their lookup
+        self.losses = torch.empty(0)  # as `_losses`, without graphs, 0 for padding alone
 
     def forward(self, batch: Batch, draw: Draw) -> Tensor:
         """Return the logits [B], detached; the graph stays in this object. `draw` begins each micro-batch."""
         vectors, order = self._dlrm.sparse_arch(batch.sparse_features)()
-        first, self._graphs, self._vectors = self._runtime.rank * len(batch.labels), [], vectors
+        first_row, self._graphs, self._vectors = self._runtime.rank * len(batch.labels), [], vectors
         logits = []
         for start in range(0, len(batch.labels), self._size):
             rows = slice(start, start + self._size)
             num_valid = min(max(batch.num_valid - start, 0), self._size)
-            draw(first + start, num_valid)
+            draw(first_row + start, num_valid)
             # A leaf cuts the graph: the dense layers' backward runs per micro-batch, the tables' once for them all.
             leaf = vectors[rows].detach().requires_grad_(torch.is_grad_enabled())
             scores = self._dlrm.logits_of_vectors(batch.dense_features[rows], leaf, order)
@@ -315,6 +318,7 @@ class MicroBatches:
             logits = graph.logits[: graph.num_valid]
             # A micro-batch of padding has no loss, since the mean over no rows is NaN.
             parts.append(loss(logits, *batch.targets(rows)) * share if graph.num_valid else None)
+            # Weighted by their rows, statistics add up to the mean over the global batch, in the same tree.
             if graph.statistics:
                 torch._foreach_mul_(graph.statistics, share)
         zero = torch.zeros((), device=batch.labels.device)
@@ -324,7 +328,7 @@ class MicroBatches:
 
     def backward(self) -> None:
         """Set the gradients of dense parameters and replicated tables to the global batch's; update sharded tables."""
-        tree, first = TreeSum(), self._runtime.rank * len(self._graphs)
+        tree, first_number = TreeSum(), self._runtime.rank * len(self._graphs)
         vector_gradients = []
         for offset, (graph, part) in enumerate(zip(self._graphs, self._losses, strict=True)):
             if part is None:
@@ -335,12 +339,13 @@ class MicroBatches:
                 part, [graph.vectors, *self.parameters], allow_unused=True, materialize_grads=True
             )
             vector_gradients.append(leaf_gradient)
-            tree.add(Node(0, first + offset, [*gradients, *graph.statistics]))
+            tree.add(Node(0, first_number + offset, [*gradients, *graph.statistics]))
         vectors, self._graphs, self._vectors = self._vectors, [], None
         assert vectors is not None, "forward comes first"
         # One backward serves all micro-batches: FBGEMM then adds a row's gradients in the order of the global batch.
         vectors.backward(torch.cat(vector_gradients))
         total = self._sum_over_processes(tree)
+        # Gradients come first in the total, and statistics of batch norms follow them.
         for parameter, gradient in zip(self.parameters, total, strict=False):
             parameter.grad = gradient
         for norm, statistics in zip(self._norms, total[len(self.parameters) :], strict=True):
@@ -404,7 +409,7 @@ class ReplicatedLookup:
         assert self._features is not None, "forward comes first"
         config, column, table_gradients = self._kernel.config, 0, []
         for table in config.embedding_tables:
-            ids, rows = [], []
+            ids, id_gradients = [], []  # [ids of the global batch], [the same, columns]
             for name in table.feature_names:
                 gradient = self._gradient[:, column : column + table.local_cols]
                 column += table.local_cols
@@ -414,10 +419,10 @@ class ReplicatedLookup:
                 if config.pooling is PoolingType.MEAN:
                     gradient = gradient / lengths.clamp(min=1).unsqueeze(1)
                 ids.append(self._runtime.join(feature.values()))
-                rows.append(self._runtime.join(gradient.repeat_interleave(lengths, dim=0)))
+                id_gradients.append(self._runtime.join(gradient.repeat_interleave(lengths, dim=0)))
             # A padding_idx of -1 means none, since row 0 is a row like any other.
             summed = torch.ops.aten.embedding_dense_backward(
-                torch.cat(rows), torch.cat(ids), table.local_rows, padding_idx=-1, scale_grad_by_freq=False
+                torch.cat(id_gradients), torch.cat(ids), table.local_rows, padding_idx=-1, scale_grad_by_freq=False
             )
             table_gradients.append(summed.flatten())
         self._kernel.emb_module.weights.grad = torch.cat(table_gradients)
@@ -425,6 +430,7 @@ class ReplicatedLookup:
 
 log = logging.getLogger("clickwork")
 
+# Returns whether to stop an evaluation, by the number of batches that this process has scored.
 Interrupted = Callable[[int], bool]
 
 
@@ -503,7 +509,8 @@ class Predictor:
         return MicroBatches(self.model, size, self.runtime)
 
     def samples(self, steps: int) -> int:
-        """Return the number of samples in the run's first steps."""
+        """Return the number of samples of all processes in the run's first steps."""
+        # With drop_last all batches are whole, so the rows do not matter, and the split need not be opened.
         train = self.config.train
         return samples_of(train, 0 if train.drop_last else self.split("train").rows, steps)
 
@@ -565,6 +572,7 @@ class Predictor:
         if scores.ndim == 1:
             row_weights = torch.cat(weights).numpy() if self.manifest.weight else None
             return Scores(scores, truth, ids, np.concatenate(rows), [], row_weights)
+        # The dataset's own label comes first, the further tasks follow.
         tasks = [*zip(scores.T[1:], truth.T[1:], strict=True)]
         return Scores(scores[:, 0], truth[:, 0], ids, np.concatenate(rows), tasks)
 
@@ -638,6 +646,7 @@ class Predictor:
         joined_tasks = [(join(scores), join(truth)) for scores, truth in tasks]
 
         def metrics_on_rank_0() -> str:
+            """Return the figures as JSON, since `on_rank_0` hands strings on."""
             grouped: dict[str, float | int | None] = {}
             parts, names = self.config.model.parts, list[str]()
             if self.config.eval.group_by is not None:
@@ -692,7 +701,8 @@ def load(checkpoint: Path, config: AppConfig, runtime: Runtime, root: Path, mani
 def places_of_rows(rows: int, batch_size: int, world_size: int) -> NDArray[np.int64]:
     """Return the place of each row of a split [rows] among joined scores.
 
-    The scores of one process follow those of another, and each process scores an equal part of each batch.
+    The scores of one process follow those of another, and each process scores an equal part of each batch, of
+    batch_size rows over all processes.
     """
     numbers, local_size = np.arange(rows), batch_size // world_size
     batches, last_rows = divmod(rows, batch_size)

@@ -145,7 +145,7 @@ def mean_loss(losses: NDArray[np.float32]) -> float | None:
 
 
 def throughput_spread(state: RunState, window: int) -> float | None:
-    """Return the standard deviation over the mean of windows' throughput; None with fewer than two windows."""
+    """Return the throughput's standard deviation over its mean, of windows of `window` steps; None below two."""
     seconds = state.all_step_seconds()
     rates = [1 / seconds[i : i + window].mean() for i in range(0, len(seconds) - window + 1, window)]
     return float(np.std(rates) / np.mean(rates)) if len(rates) > 1 else None
@@ -162,7 +162,7 @@ def closing_lines(
 
     Args:
         measured_before: steps that were measured before the run was resumed.
-        keeps_best, encoding: as `clicks.shortcomings` takes them.
+        keeps_best, encoding: as `quality.shortcomings` takes them.
         must_beat_rate: whether the model has seen an epoch, and its probabilities are rates.
     """
     evaluations = summary.events.get("eval", 0)
@@ -381,6 +381,7 @@ class Recorder:
         return summary
 
     def _local_summary(self, served: EvaluationFigures | None) -> Summary:
+        """Return `local_summary` of this process, with the served model's evaluation in place of the newest."""
         session, state = self._session, self._state
         samples, counts = session.predictor.samples(state.step), session.parameter_counts()
         world_size, train = session.runtime.world_size, session.config.train
@@ -390,6 +391,7 @@ class Recorder:
         return summary
 
     def _manifest(self, pipeline: str) -> RunManifest:
+        """Return the manifest of this launch, which the run's directory completes."""
         session, manifest, runtime = self._session, self._session.manifest, self._session.runtime
         arch = session.model.module.sparse_arch
         embeddings = getattr(arch, "embeddings", [])  # a log's tables are no Embeddings

@@ -79,7 +79,7 @@ class TableMeter:
                 self._touched[table.name] += int((rows != initial).any(axis=1).sum())
 
     def figures(self) -> dict[str, TableFigures]:
-        """Return the figures of each table that passed by."""
+        """Return figures by table name of those that passed by; of a large table only the sampled rows count."""
         return {
             name: TableFigures(
                 rows=len(norms := np.concatenate(parts)),
@@ -194,7 +194,7 @@ class Session:
     def _obstacle_to_graphs(self, batch_size: int) -> str:
         """Return why a step may not be replayed as a CUDA graph, which fits one shape of batches; empty if it may."""
         config = self.config
-        copied = 4 * batch_size * len(self.manifest.num_embeddings) * config.model.embedding_dim
+        vector_bytes = 4 * batch_size * len(self.manifest.num_embeddings) * config.model.embedding_dim
         obstacles = {
             "the device is a CPU": self.runtime.device.type == "cpu",
             "no graph has run on ROCm": self.runtime.platform is Platform.rocm,
@@ -203,11 +203,12 @@ class Session:
             "train.deterministic=layout": config.train.micro_batch is not None,
             "train.drop_last=false": not config.train.drop_last,
             # Vectors are copied to the graph's memory, which took longer than the launches saved on an H100.
-            f"a step would copy {format_bytes(copied)} to its graph": copied > GRAPH_BYTES,
+            f"a step would copy {format_bytes(vector_bytes)} to its graph": vector_bytes > GRAPH_BYTES,
         }
         return next((obstacle for obstacle, is_here in obstacles.items() if is_here), "")
 
     def _record_graphs(self, batch_size: int) -> None:
+        """Record the dense layers as CUDA graphs, by an example batch of zeros."""
         device, features = self.runtime.device, list(self.manifest.num_embeddings)
         dense_features = torch.zeros(batch_size, len(self.manifest.schema.get("dense", [])), device=device)
         # Pooled vectors have one size, whatever the bags, so an example of one id per bag stands for all batches.
@@ -244,7 +245,7 @@ class Session:
             self.model.module.begin_step(self.config.train.seed, self._step, first_row // size, size, num_valid)
 
     def undo_step(self) -> None:
-        """Undo what a step's forward has changed."""
+        """Set batch norm's running statistics, all that a forward changes, back to those before the step."""
         self.model.module.undo_step()
 
     def is_finite(self, loss: Tensor) -> bool:
@@ -324,7 +325,7 @@ class FiniteChecks:
         self.names = ("loss", *(f"gradient of {name}" for name in parameters))
 
     def __call__(self, loss: Tensor, *others: Tensor) -> Tensor:
-        """Return the sums in the order of `names`, then the others, float32 [K] on the device.
+        """Return [names + others] float32 on the device: the sums in the order of `names`, then the others.
 
         A gradient that was not computed counts as 0.
         """
@@ -456,7 +457,7 @@ class StepWindow:
         return total[:, 0].astype(np.float32), (total[:, 1] / rows).astype(np.float32)
 
     def take(self) -> StepFigures:
-        """Return the figures of the steps since the last call."""
+        """Return the figures of the steps since the last call; call `synchronise` before it."""
         figures = StepFigures(
             self.lr,
             np.concatenate(self._losses),
@@ -615,6 +616,7 @@ class SparseDistPipeline(TrainPipelineSparseDist[_StagedBatch, None]):
 
     def close(self) -> None:
         """Wait for the exchanges of batches that will not be computed; a collective call."""
+        # Only the next batch's ids have been sent; those of the batch after it wait for their turn.
         for context in list(self.contexts)[:1]:
             for request in context.input_dist_tensors_requests.values():
                 request.wait()

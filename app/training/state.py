@@ -112,7 +112,7 @@ class RunLength(NamedTuple):
         return step % self.train.log_every_steps == 0 or step == self.total_steps
 
     def next_evaluation(self, step: int) -> int:
-        """Return the step of the first evaluation after `step` steps."""
+        """Return the step of the first evaluation after `step` steps, at the latest the run's last step."""
         if self.evaluations is not None:
             return min((due for due in self.evaluations if due > step), default=self.total_steps)
         distance = self.distance or self.train.eval_every_steps or self.total_steps or 1
@@ -167,7 +167,7 @@ def require_rates(length: RunLength, schedule: ScheduleConfig, step: int) -> Non
 
 
 def run_length(train: TrainConfig, split: Split, world_size: int) -> RunLength:
-    """Return the length of a run over a training split."""
+    """Return the length of a run. Raises UserError if a batch cannot be filled, or not shared by the processes."""
     batch = train.global_batch_size
     if train.micro_batch is not None and train.micro_batches < world_size:
         raise UserError(
@@ -188,6 +188,7 @@ def run_length(train: TrainConfig, split: Split, world_size: int) -> RunLength:
         )
     steps_of_samples = None if train.max_samples is None else steps_within(train, split.rows, train.max_samples)
     limits = [limit for limit in (train.max_steps, steps_of_samples) if limit is not None]
+    # Limits of steps and samples alone may take as many epochs as they need.
     if train.epochs is not None or not limits:
         limits.append((train.epochs or 1) * steps_per_epoch)
     distance, first = evaluation_steps(train, split.rows)
@@ -236,7 +237,7 @@ def best_of(evaluation: EvaluationFigures, monitor: Monitor) -> Best | None:
 
 
 def score_of(best: Best, monitor: Monitor) -> float:
-    """Return the score of a run's best evaluation."""
+    """Return the score of a run's best evaluation, by which larger is better; -infinity if it has no value."""
     value = best.of_monitor
     return -float("inf") if value is None else score(value, monitor)
 
