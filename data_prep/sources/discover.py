@@ -80,12 +80,12 @@ class Source:
 
     @property
     def key(self) -> str:
-        """Key that names the file."""
+        """Configuration key that gives the file, for errors: data.raw, data.train and so on."""
         return f"data.{self.split or 'raw'}"
 
     @property
     def work_bytes(self) -> int:
-        """Bytes to read or to generate."""
+        """Bytes to read or to generate, the total of the parsing's progress."""
         return self.bytes if self.generator is None else self.generator.rows * GENERATED_ROW_BYTES
 
 
@@ -245,7 +245,7 @@ class Streams(io.RawIOBase):
         self._make, self._stream = make, make()
 
     def readable(self) -> bool:
-        """Return True."""
+        """Return True: io.RawIOBase says False, and readers of files ask."""
         return True
 
     def readinto(self, buffer: Any) -> int:
@@ -293,7 +293,7 @@ class ArrowStream(io.RawIOBase):
         self._content = pa.CompressedInputStream(packed, codec)
 
     def readable(self) -> bool:
-        """Return True."""
+        """Return True: io.RawIOBase says False, and readers of files ask."""
         return True
 
     def readinto(self, buffer: Any) -> int:

@@ -55,7 +55,7 @@ class ValueBuffer:
         self._block_rows: list[int] = []
 
     def append(self, rows: NDArray[np.uint32]) -> None:
-        """Add rows, [rows, F]."""
+        """Add a block of rows [rows, F]; the file holds each block column by column."""
         rows = np.ascontiguousarray(rows, np.uint32)
         self._file.extend(rows.shape[::-1], np.uint32, lambda out: transpose(rows, out))
         self._block_rows.append(len(rows))
@@ -76,7 +76,7 @@ class ValueBuffer:
 
 
 def code_dtype(num_values: int) -> np.dtype[Any]:
-    """Return the dtype of codes for that many values."""
+    """Return the smallest of uint8, uint16 and uint32 for the codes of that many distinct values."""
     return np.dtype(np.uint8 if num_values <= FEW_CODES else np.uint16 if num_values <= MAX_CODES else np.uint32)
 
 
@@ -222,6 +222,7 @@ class CategoryBuffer:
     def __init__(self, feature: str) -> None:
         self._feature = feature
         self._read_texts: list[Any] = []
+        # Of each block: codes [rows]; counts and first rows [texts] of the block's texts.
         self._blocks: list[tuple[NDArray[np.unsignedinteger], NDArray[np.uint32], NDArray[np.uint32]]] = []
 
     def append(self, values: Any, rows: NDArray[np.int64]) -> None:

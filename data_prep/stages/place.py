@@ -247,7 +247,7 @@ class OpenRows:
 
     @property
     def num_held_out(self) -> int:
-        """Return the number of held-out splits."""
+        """Return the number of splits that the method fills besides train: 0, 1 or 2."""
         return len(held_out_splits(self.job))
 
     def masks(self) -> Iterator[NDArray[np.bool_]]:

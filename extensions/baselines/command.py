@@ -85,7 +85,7 @@ def additions(run: RunFiles) -> Additions:
 
 
 def figures_of(run: RunFiles) -> Baselines | None:
-    """Return the baselines in a run's summary."""
+    """Return the baselines in a run's summary; None without a summary, or without baselines in it."""
     recorded = run.summary.baselines if run.summary else None
     return None if recorded is None else convert(recorded, Baselines, "baselines")
 

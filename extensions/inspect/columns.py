@@ -62,10 +62,11 @@ class DistinctValues:
 
     @property
     def is_exact(self) -> bool:
-        """Return whether the number is counted."""
+        """Return whether the number is counted, not estimated."""
         return self._limit is None
 
     def __len__(self) -> int:
+        """Return the number of different values: counted, or estimated from the density of the smallest hashes."""
         return len(self._values) if self._limit is None else int(len(self._values) * 2.0**64 / (self._limit + 1))
 
 
@@ -236,7 +237,7 @@ class ColumnFigures:
 
     @property
     def filled(self) -> int:
-        """Return the rows with a text."""
+        """Return the number of rows whose field is not empty."""
         return self.rows - self.missing
 
     @property
@@ -320,7 +321,7 @@ class Files(NamedTuple):
 
     @property
     def has_text(self) -> bool:
-        """Return whether they are delimited text."""
+        """Return whether the files are delimited text, for which delimiter and header apply."""
         return self.form.has_layout
 
 

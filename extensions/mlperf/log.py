@@ -94,7 +94,7 @@ def process_start() -> float:
 
 
 def start(setting: Setting) -> "MLPerf":
-    """Begin or continue the log."""
+    """Return the tracker that begins a run's log, or continues the log of a resumed run."""
     return MLPerf(setting.file, setting.config, setting.rows, setting.world_size, setting.from_step)
 
 

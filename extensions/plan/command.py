@@ -67,6 +67,7 @@ class RankCost(OpenDocument, kw_only=True):
 
     @property
     def total_bytes(self) -> int:
+        """Return the bytes on the device and on the host together."""
         return self.device_bytes + self.host_bytes
 
     def add(self, device_bytes: int, host_bytes: int, lookup_ms: Number, communication_ms: Number) -> None:

@@ -163,7 +163,7 @@ class Anchors:
         return positions
 
     def users_of(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the index of each event's user."""
+        """Return the index of the user of each event at `positions`, which count over all users' events."""
         return np.searchsorted(self._events.offsets, positions, "right") - 1
 
 
@@ -690,6 +690,7 @@ class EventSplit:
     """
 
     def __init__(self, log: EventLog, windows: range, rank: int, world_size: int) -> None:
+        """rank, world_size: number of this process, and number of all that share the split's samples."""
         self.log, self.windows = log, windows
         self.dense_names: list[str] = []
         self._rank, self._world_size = rank, world_size
