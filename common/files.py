@@ -39,7 +39,7 @@ class Crc32:
         self._sum = crc32(content, self._sum)
 
     def hexdigest(self) -> str:
-        """Return the checksum, with a prefix that no SHA-256 has."""
+        """Return the checksum in hexadecimal, after a prefix that no SHA-256 has and that `is_unchanged` looks for."""
         return f"{self.PREFIX}{self._sum:08x}"
 
 

@@ -101,7 +101,7 @@ class NewRows(NamedTuple):
     absent: Mapping[str, Sequence[int]] = {}
 
     def values(self, column: str) -> list[Any]:
-        """Return a column as a list of Python values."""
+        """Return a column as a list of Python values, [rows]; None for a missing one."""
         return to_list(self.columns[column])
 
     def texts(self, column: str) -> list[str]:

@@ -592,11 +592,11 @@ class Progress:
                 self._print_line()
 
     def _bytes(self) -> int:
-        """Return the bytes done, at most the total."""
+        """Return the bytes done, at most the total if that is known."""
         return self.counters.bytes if self._total is None else min(self.counters.bytes, self._total)
 
     def _rate(self) -> str:
-        """Return the rows per second so far, as text."""
+        """Return the rows per second since the stage began, as text with thousands separators."""
         return f"{self.counters.rows / max(time.monotonic() - self._start, 1e-9):,.0f}"
 
     def _print_line(self) -> None:

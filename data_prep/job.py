@@ -131,12 +131,12 @@ class Job:
 
     @property
     def row_kinds(self) -> tuple[str, ...]:
-        """Return the kinds of arrays in a shard with one entry per row."""
+        """Return the kinds of a shard's arrays with an entry per row: labels, dense, sparse, and weights if any."""
         return (*ROW_KINDS, WEIGHTS) if self.schema.weight else ROW_KINDS
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """Return the kinds of arrays in a shard before any expansion to bags."""
+        """Return the kinds of a shard's arrays: `row_kinds`, with values and offsets of own multi-hot columns."""
         return (*self.row_kinds, *(("values", "offsets") if self.schema.ragged else ()))
 
     @property

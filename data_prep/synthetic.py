@@ -704,7 +704,7 @@ def generate_days(config: SyntheticConfig, root: Path, raw: str | None = None) -
 
 
 def _file_sizes(days: list[Path]) -> list[int | None]:
-    """Return the bytes of the days and their truths; None for a missing file."""
+    """Return the bytes of the days' files and truths (None: missing), to tell whether they are still as written."""
     paths = [*days, *map(truth_path, days)]
     return [path.stat().st_size if path.exists() else None for path in paths]
 

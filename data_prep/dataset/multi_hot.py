@@ -97,7 +97,7 @@ class MultiHotTables:
 
     @property
     def sizes(self) -> list[int]:
-        """Return the ids per bag of each feature."""
+        """Return the ids per bag of each feature; 1 for a feature without bags."""
         return [1 if table is None else table.shape[1] for table in self.tables]
 
     @classmethod

@@ -240,6 +240,7 @@ class Streams(io.RawIOBase):
     """One or more compressed streams; unlike bz2.open and lzma.open, this refuses other bytes after one."""
 
     def __init__(self, file: Any, make: Callable[[], Any]) -> None:
+        """file: a path or an open file. make: constructor of the decompressor of one stream."""
         super().__init__()
         self._file = open(file, "rb") if isinstance(file, str | Path) else file  # noqa: SIM115 -- close() closes it
         self._make, self._stream = make, make()
@@ -285,6 +286,7 @@ class ArrowStream(io.RawIOBase):
     """A stream decompressed by one of pyarrow's codecs."""
 
     def __init__(self, file: Any, codec: str) -> None:
+        """file: a path or an open file. codec: pyarrow's name of the compression."""
         super().__init__()
         import pyarrow as pa  # only these files need it
 

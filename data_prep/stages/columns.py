@@ -50,6 +50,7 @@ class ValueBuffer:
     """Values of a chunk during parsing, in memory, or in a temporary file if they are too many."""
 
     def __init__(self, path: Path, num_columns: int) -> None:
+        """path: temporary file for values that are too many for memory. num_columns: columns of each row."""
         self._file = FileWriter(path, is_buffered=True)
         self._num_columns = num_columns
         self._block_rows: list[int] = []
@@ -288,7 +289,7 @@ class TableCategories:
         self._forms = dict.fromkeys(job.schema.sparse, Form(0))
 
     def append(self, block: TableBlock) -> None:
-        """Add the rows of a block."""
+        """Add the categories of a block, whose rows follow those of the block before in the chunk."""
         rows = np.arange(self._rows, self._rows + len(block.labels))
         self._rows += len(rows)
         for feature, column in zip(self._job.schema.sparse, block.categories, strict=True):
@@ -300,7 +301,7 @@ class TableCategories:
             self._forms[feature] |= column.form
 
     def finish(self, record: ChunkRecord) -> None:
-        """Write the files and describe them in the chunk's record."""
+        """Write the chunk's categories to files, hashed ones as ids, others as codes; describe these in `record`."""
         record.forms = list(map(int, self._forms.values()))
         if self._job.rules.order is None:
             self._write_hashed(record)

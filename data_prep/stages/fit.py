@@ -58,7 +58,7 @@ class ChunkCounts:
     begin: int
 
     def range(self, job: Job, feature: int) -> FileRange:
-        """Return the range of the file that holds a feature's counts."""
+        """Return the range of the file that holds a feature's values, counts and first rows; feature: its number."""
         path = job.chunk_path(self.record.source, self.record.chunk, self.suffix)
         entries = self.record.distinct
         return FileRange(path, ENTRY_BYTES * sum(entries[:feature]), ENTRY_BYTES * entries[feature])

@@ -74,7 +74,7 @@ def columns_of(manifest: Manifest) -> list[Columns]:
 
 
 def single_id_features(manifest: Manifest) -> list[str]:
-    """Return the features in the columns of `RowArrays.sparse`."""
+    """Return the names of the features in `RowArrays.sparse`, in the order of its columns: those of one id a row."""
     return [name for name in manifest.num_embeddings if name not in manifest.ragged]
 
 

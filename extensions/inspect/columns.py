@@ -49,7 +49,7 @@ class DistinctValues:
         self._limit: int | None = None  # hashes up to it are kept
 
     def add(self, values: NDArray[np.uint64]) -> None:
-        """Add values, of which some may be equal."""
+        """Add values [n], of which some may be equal, to each other or to those added before."""
         hashes = splitmix64(values)
         if self._limit is not None:
             hashes = hashes[hashes <= np.uint64(self._limit)]
@@ -432,7 +432,7 @@ class TableProfile:
     sample: Sample
 
     def scope(self) -> str:
-        """Return which rows the figures are of."""
+        """Return a phrase on the rows that the figures are of, and on those of the sample if it lacks some."""
         sampled = len(self.sample.numbers)
         more = "" if sampled == self.rows else f"; rates and distributions of {sampled:,} of them, drawn by a hash"
         return f"all {self.rows:,} rows{more}"

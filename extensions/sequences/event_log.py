@@ -112,15 +112,15 @@ class Sequences(Pipelineable):
     divisor: float
 
     def to(self, device: torch.device, non_blocking: bool = False) -> "Sequences":
-        """Copy to a device."""
+        """Return a copy whose tensors are on a device; the lists stay on the host."""
         return self._map_tensors(lambda part: part.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> "Sequences":
-        """Copy to page-locked memory."""
+        """Return a copy in page-locked memory, which `to` with non_blocking needs."""
         return self._map_tensors(Tensor.pin_memory)
 
     def record_stream(self, stream: torch.Stream) -> None:
-        """Tell the allocator that `stream` uses these tensors."""
+        """Tell the allocator that `stream` uses these tensors, so that it does not reuse their memory too early."""
         for part in (self.times, self.actions, self.candidate_times):
             part.record_stream(stream)
 
@@ -483,7 +483,7 @@ class Candidates(NamedTuple):
     flags: NDArray[np.uint8]
 
     def take(self, order: NDArray[np.int64]) -> "Candidates":
-        """Return the candidates numbered `order`, in that order."""
+        """Return the candidates with the numbers `order` [n], in that order."""
         return Candidates(self.items[order], self.times[order], self.flags[order])
 
 

@@ -373,6 +373,7 @@ class ActionEncoder(nn.Module):
     is_set: Tensor
 
     def __init__(self, num_actions: int, dim: int) -> None:
+        """num_actions: kinds of actions, a bit each. dim: width of the row of one kind."""
         super().__init__()
         self.rows = nn.Parameter(torch.empty(num_actions, dim).normal_(std=0.1))
         self.candidate = nn.Parameter(torch.empty(1, num_actions * dim).normal_(std=0.1))
@@ -551,6 +552,7 @@ class Head(nn.Module):
     """Combines user and item vectors to a logit per task."""
 
     def __init__(self, dim: int, hidden: int, num_tasks: int) -> None:
+        """dim: width of both vectors. hidden: width of the layer between. num_tasks: logits of a candidate."""
         super().__init__()
         self.layers = nn.Sequential(nn.Linear(dim, hidden), SwishNorm(hidden), nn.Linear(hidden, num_tasks))
 
