@@ -162,7 +162,7 @@ def _start_worker(shared: Counters) -> None:
 
 
 class TaskResult(NamedTuple):
-    """Result of a task, and the peak memory of its process.
+    """Result of a task, and the peak memory of its `process`: the process's id, on a cluster as HOST:ID.
 
     num_bytes, num_rows: work done on a cluster, which the parent adds; local workers count in shared memory instead.
     """
