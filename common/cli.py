@@ -37,7 +37,7 @@ def sources_digest(root: Path = ROOT) -> str:
 
 
 def outdated_sentence(root: Path = ROOT, checkout: Path = CHECKOUT) -> str | None:
-    """Return the warning of an image with other modules than the checkout mounted into it; otherwise None."""
+    """Return a warning if the modules of an image and of the checkout mounted into it differ; else None."""
     try:
         if not any((checkout / "app").glob("*.py")) or sources_digest(checkout) == sources_digest(root):
             return None

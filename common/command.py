@@ -89,6 +89,7 @@ class RedactingFormatter(logging.Formatter):
     """Formats log lines without secrets, and without colours unless for a terminal."""
 
     def __init__(self, form: str, is_terminal: bool) -> None:
+        """form: format of a line, as for logging. is_terminal: whether lines go to a terminal, which shows colours."""
         super().__init__(form)
         self._is_terminal = is_terminal
 
@@ -170,7 +171,7 @@ def load(name: str | Callable[..., Any]) -> Any:
 
 
 def later(name: str) -> Callable[..., Any]:
-    """Return a function that imports the one named "module:function" when it is called, and calls it."""
+    """Return a function that imports "module:function" only when called: `register` may not import torch or Hydra."""
     return partial(_call, name)
 
 

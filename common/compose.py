@@ -255,7 +255,7 @@ def _convert_group(schema: Any, group: Any, prefix: str) -> Any:
 
 
 def _spell(value: Any, leaf: Any) -> Any:
-    """Return a plain value as msgspec reads it, with numbers as texts and yes as true where the type has these."""
+    """Return a value as msgspec needs it: numbers as text for a text key, words such as yes as booleans for a bool."""
     if isinstance(value, list):
         return [_spell(item, leaf) for item in value]
     if isinstance(value, dict):
@@ -309,7 +309,7 @@ def compose_partly(schema: type[ConfigT], config_dir: Path, overrides: Sequence[
 
 
 def _given_item(schema: type, override: Override) -> tuple[str, Any]:
-    """Return key and value; a text is taken as typed where Hydra reads numbers: 2026_11_24, 1e3, 007."""
+    """Return an override's dotted key and value; a text key gets what was typed where Hydra reads a number: 007."""
     key, value, kinds = override.key_or_group, override.value(), _key_types(schema)
     typed = str(override.input_line).partition("=")[2].strip()
     if _leaf(kinds.get(key, kinds.get(key.rpartition(".")[0]))) is not str:
@@ -409,7 +409,7 @@ def _find_following_keys(schema: type, overrides: Sequence[str], names: Set[str]
 
 @contextmanager
 def _name_option(option: str) -> Iterator[None]:
-    """Context in which an error of a configuration gets the option before it whose file has the fault."""
+    """Context that puts `option`, which names the faulty file, before the message of a configuration's error."""
     try:
         yield
     except UserError as error:

@@ -31,5 +31,6 @@ class LostPeerError(Exception):
     """
 
     def __init__(self, message: str, resumable: bool) -> None:
+        """resumable: whether there is a checkpoint to resume from, which decides the exit status."""
         super().__init__(message)
         self.resumable = resumable

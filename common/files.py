@@ -35,16 +35,16 @@ class Crc32:
         self._sum = 0
 
     def update(self, content: Any) -> None:
-        """Add bytes."""
+        """Add the bytes of a buffer to the checksum, as objects of hashlib do."""
         self._sum = crc32(content, self._sum)
 
     def hexdigest(self) -> str:
-        """Return the checksum, with a prefix that no SHA-256 has."""
+        """Return the checksum in hexadecimal, after a prefix that no SHA-256 has and that `is_unchanged` looks for."""
         return f"{self.PREFIX}{self._sum:08x}"
 
 
 def digest_file(path: Path, start_sum: Callable[[], Any] = hashlib.sha256) -> FileDigest:
-    """Return the size and checksum of a file, read as a stream."""
+    """Return the size and checksum of a file, read as a stream; start_sum: constructor of the checksum."""
     checksum = start_sum()
     block = memoryview(bytearray(READ_BYTES))  # one for all: allocating each block would take longer than the sum
     with open(path, "rb", buffering=0) as file:
@@ -106,7 +106,7 @@ class SummedFile(io.RawIOBase):
         self._sum = hashlib.sha256()
 
     def readable(self) -> bool:
-        """Return True."""
+        """Return True: io.RawIOBase says False, and readers of files ask."""
         return True
 
     def readinto(self, target: Any) -> int:
@@ -146,6 +146,7 @@ class Need:
     about: bool = False
 
     def __str__(self) -> str:
+        """Return the bytes in words, such as `about 15.3 GB`."""
         return f"{'about ' if self.about else ''}{format_bytes(self.bytes)}"
 
 
@@ -170,5 +171,5 @@ def require_room(needs: Sequence[Need], remedy: str = "free some, or choose anot
 
 
 def _nearest_existing(path: Path) -> Path:
-    """Return the path, or its nearest parent that exists."""
+    """Return the path, or its nearest parent that exists: both are on the file system that the path will be on."""
     return next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())

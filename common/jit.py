@@ -28,15 +28,17 @@ class _Notice(event.Listener):
     """Prints a line when numba first compiles a kernel; loading from its cache on disk does not count."""
 
     def __init__(self, text: str) -> None:
+        """text: the line to print, once."""
         self._text: str | None = text
 
     def on_start(self, event: event.Event) -> None:
+        """Print the line if this is the first compilation; numba calls this before each one."""
         if self._text is not None:
             print(self._text, file=sys.stderr, flush=True)
             self._text = None
 
     def on_end(self, event: event.Event) -> None:
-        pass
+        """Do nothing; numba requires the method."""
 
 
 @contextmanager

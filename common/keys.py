@@ -91,7 +91,7 @@ def key(default: T, meaning: str, **limits: Any) -> T:
 
 
 def declaration(schema: Any, name: str) -> Key:
-    """Return the declaration of a field of a dataclass or of its instance."""
+    """Return the declaration of a field of a dataclass or of its instance; `Key()` for a field not made by `key`."""
     return next(field.metadata.get(DECLARATION, Key()) for field in dataclasses.fields(schema) if field.name == name)
 
 
@@ -169,7 +169,7 @@ def check_keys(config: Any, prefix: str = "") -> None:
 
 
 def require_place(key: str, out: str) -> None:
-    """Refuse a directory, and a path below a file."""
+    """Raise UserError if `out` is a directory, or a path below a file; key: the key that names this file to write."""
     if Path(out).is_dir():
         raise UserError(f"{key}={out}: is a directory; give a file in it")
     if not (existing := next(parent for parent in Path(out).parents if parent.exists())).is_dir():
@@ -193,7 +193,7 @@ def _refuse_without_others(config: Any, prefix: str, setting: str, only_with: Ma
 
 
 def shown(value: Any) -> str:
-    """Format a value as it would be typed."""
+    """Format a key's value as a user would type it on the command line."""
     if value is None:
         return "null"
     if value == MISSING:
@@ -237,7 +237,7 @@ def flat_values(config: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def nest(item: tuple[str, Any]) -> dict[str, Any]:
-    """Return nested dictionaries with the value of a dotted key; item: the key and its value."""
+    """Return nested dictionaries with the value of a dotted key; item: the pair of both, for `map`."""
     key, value = item
     for name in reversed(key.split(".")):
         value = {name: value}
@@ -245,7 +245,7 @@ def nest(item: tuple[str, Any]) -> dict[str, Any]:
 
 
 def merge(below: Any, above: Any) -> Any:
-    """Return a nested mapping with the values of another one in it; any other value replaces the one below."""
+    """Return the nested mapping `below` with the values of `above` in it; any other `above` replaces `below`."""
     if not isinstance(below, Mapping) or not isinstance(above, Mapping):
         return above
     return {**below, **{key: merge(below.get(key), value) for key, value in above.items()}}

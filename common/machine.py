@@ -70,7 +70,7 @@ def memory_of_machine() -> int:
 
 
 def host_bytes_available() -> int:
-    """Return host memory available without swapping: the kernel's figure, or less by the control groups' limits."""
+    """Return the bytes of host memory available without swapping: by the kernel, or fewer by control groups' limits."""
     lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
     available = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
     return min([available, *(limit - usage for limit, usage in _memory_limits())])
@@ -104,7 +104,7 @@ def _cgroup_directories(controller: str) -> Iterator[Path]:
 
 
 def _read_text(path: Path) -> str:
-    """Return a file's stripped text; empty if the file is missing."""
+    """Return a file's stripped text; empty if the file is missing or not readable."""
     try:
         return path.read_text(encoding="utf-8").strip()
     except OSError:
@@ -175,7 +175,7 @@ PCI_DEVICES = Path("/sys/bus/pci/devices")
 
 
 class Node(NamedTuple):
-    """A node with memory; free_bytes count what the page cache can give back at once (unused files)."""
+    """A NUMA node with memory; free_bytes count what the page cache can give back at once (unused files)."""
 
     number: int
     total_bytes: int
@@ -183,7 +183,7 @@ class Node(NamedTuple):
 
 
 def memory_nodes(directory: Path = NODES) -> list[Node]:
-    """Return the nodes that have memory, by number; none where the system does not report them."""
+    """Return the NUMA nodes that have memory, by number; none where the system does not report them."""
     nodes = []
     for path in directory.glob("node[0-9]*"):
         try:
@@ -198,7 +198,7 @@ def memory_nodes(directory: Path = NODES) -> list[Node]:
 
 
 def node_of_gpu(address: str, directory: Path = PCI_DEVICES) -> int | None:
-    """Return the node that a PCI device such as 0000:c1:00.0 is attached to; None if the system does not say."""
+    """Return the NUMA node that a PCI device such as 0000:c1:00.0 is attached to; None if the system does not say."""
     try:
         number = int((directory / address.lower() / "numa_node").read_text(encoding="utf-8"))
     except (OSError, ValueError):

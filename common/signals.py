@@ -32,6 +32,7 @@ class Interrupted(KeyboardInterrupt):
     """Raised if a signal asked the command to end; the message, at the end of a line, says what that means."""
 
     def __init__(self, number: int, message: str = "stopped before the end") -> None:
+        """number: of the signal. message: what it means for the work."""
         super().__init__(message)
         self.signal = signal.Signals(number)
 
@@ -45,7 +46,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 def end_at_once() -> None:
-    """Let a signal end the process with one line. A process started by torchrun also ends with torchrun."""
+    """Let a signal during imports end the process with one line. A process of torchrun also ends with torchrun."""
     if is_launched():
         end_with_parent()
 
@@ -106,7 +107,7 @@ class StopRequest:
         return self.signal is not None
 
     def note(self, number: int) -> None:
-        """Record a signal as the request unless there is one."""
+        """Record a signal and its time as the request, unless an earlier signal is recorded."""
         if self.signal is None:
             self.signal, self.came_at = signal.Signals(number), time.monotonic()
 

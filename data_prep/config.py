@@ -161,7 +161,7 @@ class MultiHotConfig:
     seed: int | None = key(None, "seed of their draws; null: 0, as in the reference", within=SEEDS, only_with="sizes")
 
     def bags(self) -> MultiHot | None:
-        """Return the bags that ids are expanded to, or None. Raise UserError for invalid values."""
+        """Return the settings of bags in place of ids; None without sizes. Raise UserError for invalid values."""
         return MultiHot.from_settings("data.multi_hot", self.sizes, self.distribution, self.seed)
 
 
@@ -336,7 +336,7 @@ class DataConfig:
 
     @property
     def source_kind(self) -> SourceKind:
-        """Return the properties of the source."""
+        """Return the properties of data.source, or of the user's own files if it is not given."""
         return OWN_FILES if self.source is None else self.source.kind
 
     @property
@@ -382,7 +382,7 @@ def parse_size(text: str, key: str) -> int:
 
 
 def may_use_processes(data: DataConfig) -> bool:
-    """Return whether other processes of this machine may be started."""
+    """Return whether the job may start worker processes on this machine, by its workers, scheduler and memory."""
     budget = parse_size(data.memory_budget, "data.memory_budget")
     return data.workers != 1 and data.scheduler is None and budget >= MIN_BUDGET_OF_SEVERAL
 
@@ -616,7 +616,7 @@ class Rules:
 
     @property
     def needs_statistics(self) -> bool:
-        """Return whether the transform of integers needs their range."""
+        """Return whether `dense` needs the columns' range; `Job.needs_statistics` adds transforms of single columns."""
         return self.dense in RANGE_TRANSFORMS
 
 
@@ -749,7 +749,7 @@ def _split_column(data: DataConfig, method: SplitMethod, table: Table | None) ->
 
 
 def report_differences(rules: Rules) -> None:
-    """Print the settings that make rows differ from those of the repeated program, if any, on stderr."""
+    """Print on stderr any settings by which rows will differ from those of the program that the encoding repeats."""
     if rules.encoding not in REPEATED_PROGRAMS:
         return
     published = RULES[rules.encoding]

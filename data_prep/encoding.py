@@ -101,7 +101,7 @@ class NewRows(NamedTuple):
     absent: Mapping[str, Sequence[int]] = {}
 
     def values(self, column: str) -> list[Any]:
-        """Return a column as a list of Python values."""
+        """Return a column as a list of Python values, [rows]; None for a missing one."""
         return to_list(self.columns[column])
 
     def texts(self, column: str) -> list[str]:
@@ -273,7 +273,7 @@ class SplitColumn:
     example: Any = None
 
     def keys(self, batch: RawRows, table: Table) -> NDArray[np.int64]:
-        """Return the 64-bit number of each row of a batch [rows]."""
+        """Return the number [rows] that decides each row's split: time in microseconds, or a group's `text_values`."""
         locator = batch.locator_of(self.column)
         values = without_marks(plain(without_nan(batch.columns[self.column])), table.missing)
         if self.example is not None:

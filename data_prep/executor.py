@@ -50,10 +50,12 @@ class Counters:
 
     @property
     def bytes(self) -> int:
+        """Return the bytes that all processes have done since `reset`."""
         return int(self._totals.get_obj()[0])
 
     @property
     def rows(self) -> int:
+        """Return the rows that all processes have done since `reset`."""
         return int(self._totals.get_obj()[1])
 
     def add(self, num_bytes: int, num_rows: int) -> None:
@@ -71,7 +73,7 @@ class Counters:
             raise Stopped
 
     def reset(self) -> None:
-        """Set the counts to 0."""
+        """Set the counts to 0, as a stage begins."""
         self._totals.get_obj()[0] = self._totals.get_obj()[1] = 0
 
     def stop(self) -> None:
@@ -80,7 +82,7 @@ class Counters:
 
 
 class Cache:
-    """The value that a process's tasks loaded last."""
+    """Holder of the one value that a process's tasks loaded last, such as lookup tables, with the key it belongs to."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # a cluster's worker may have several threads
@@ -115,7 +117,7 @@ class WorkerTask(Protocol[ResultT_co]):
     """A piece of work. The task and its result can be pickled."""
 
     def run(self, worker: Worker) -> ResultT_co:
-        """Do the work."""
+        """Do the work, count its bytes and rows by `worker`, and return the result."""
 
 
 def start_fork_server(has_schema: bool = False) -> None:
@@ -160,7 +162,10 @@ def _start_worker(shared: Counters) -> None:
 
 
 class TaskResult(NamedTuple):
-    """Result of a task; host and id of its process, with its peak memory; and the work that it did not count itself."""
+    """Result of a task, and the peak memory of its `process`: the process's id, on a cluster as HOST:ID.
+
+    num_bytes, num_rows: work done on a cluster, which the parent adds; local workers count in shared memory instead.
+    """
 
     value: Any
     process: str
@@ -220,6 +225,7 @@ class Executor:
         return self
 
     def __exit__(self, kind: object, *exception: object) -> None:
+        """End the workers; after an exception, ask them first to stop at their next count."""
         if kind is not None:
             self.counters.stop()
         self._shut_down()

@@ -211,7 +211,7 @@ class FileRange(NamedTuple):
 
     @property
     def page_bytes(self) -> int:
-        """Return the memory to read the range with all pages that it touches."""
+        """Return the bytes of memory for reading the range, with all pages that it touches."""
         return (-(-self.num_bytes // PAGE_BYTES) + 2) * PAGE_BYTES
 
 
@@ -320,7 +320,7 @@ class ReadAhead(io.RawIOBase):
         return not isinstance(self._peeked, Exception) and not self._peeked[1]
 
     def readable(self) -> bool:
-        """Return True."""
+        """Return True: io.RawIOBase says False, and readers of files ask."""
         return True
 
     def readinto(self, view: Any) -> int:
@@ -507,7 +507,7 @@ class WorkCounter(Protocol):
         """Count work done."""
 
     def reset(self) -> None:
-        """Set the counts to their start."""
+        """Set the counts to 0, or to what was done before the stage."""
 
 
 class Tally:
@@ -592,11 +592,11 @@ class Progress:
                 self._print_line()
 
     def _bytes(self) -> int:
-        """Return the bytes done, at most the total."""
+        """Return the bytes done, at most the total if that is known."""
         return self.counters.bytes if self._total is None else min(self.counters.bytes, self._total)
 
     def _rate(self) -> str:
-        """Return the rows per second so far, as text."""
+        """Return the rows per second since the stage began, as text with thousands separators."""
         return f"{self.counters.rows / max(time.monotonic() - self._start, 1e-9):,.0f}"
 
     def _print_line(self) -> None:

@@ -131,12 +131,12 @@ class Job:
 
     @property
     def row_kinds(self) -> tuple[str, ...]:
-        """Return the kinds of arrays in a shard with one entry per row."""
+        """Return the kinds of a shard's arrays with an entry per row: labels, dense, sparse, and weights if any."""
         return (*ROW_KINDS, WEIGHTS) if self.schema.weight else ROW_KINDS
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """Return the kinds of arrays in a shard before any expansion to bags."""
+        """Return the kinds of a shard's arrays: `row_kinds`, with values and offsets of own multi-hot columns."""
         return (*self.row_kinds, *(("values", "offsets") if self.schema.ragged else ()))
 
     @property
@@ -153,7 +153,7 @@ class Job:
 
     @property
     def raw_dense_dtype(self) -> np.dtype[Any]:
-        """Return the dtype of integers before their transform."""
+        """Return the dtype of dense values before their transform: int32 of Criteo's rows, else float64."""
         return np.dtype(np.int32 if self.table is None else np.float64)
 
     @property
@@ -168,7 +168,7 @@ class Job:
         return self.chunk_bytes * self.chunks_per_shard
 
     def chunk_path(self, source: int, chunk: int, suffix: str) -> Path:
-        """Return the path of one of a chunk's files."""
+        """Return the path of a chunk's file by its suffix; source, chunk: number of the file, of the chunk in it."""
         return path_of(self.chunk_stem(source, chunk), suffix)
 
     def chunk_stem(self, source: int, chunk: int) -> Path:
@@ -277,7 +277,7 @@ class LoggedTask(ABC, Generic[RecordT]):
     @property
     @abstractmethod
     def stem(self) -> Path:
-        """Return the common prefix of the paths of its files."""
+        """Return the common prefix of the paths of the task's record and of the files that it writes."""
 
     @property
     @abstractmethod

@@ -53,7 +53,7 @@ class LookupTable:
         return np.uint32(33 - len(self.slots).bit_length())
 
     def look_up(self, values: NDArray[np.uint32], ids: NDArray[np.int32]) -> int:
-        """Write the ids of `values` [rows] and return the number of values without one."""
+        """Write the ids of `values` [rows] to `ids` [rows], unknown_id for values without one; return their number."""
         offset = np.int64(self.first_id - 1)  # a slot holds the value's number plus one
         return int(lookup_column(self.slots, self.shift, offset, self.unknown_id, values, ids))
 
@@ -68,7 +68,7 @@ class SortedTable:
     unknown_id: int = OUT_OF_VOCABULARY
 
     def look_up(self, values: NDArray[np.uint64], ids: NDArray[np.int32]) -> int:
-        """Write the ids of `values` [rows] and return the number of values without one."""
+        """Write the ids of `values` [rows] to `ids` [rows], unknown_id for values without one; return their number."""
         if not len(self.values):
             ids[:] = self.unknown_id
             return len(ids)
@@ -316,7 +316,7 @@ def column_range(dense: NDArray[Any]) -> DenseRange:
 
 
 def join_ranges(ranges: list[DenseRange]) -> DenseRange:
-    """Return the range over all blocks."""
+    """Return the smallest and largest value of each column [N] over the ranges of several blocks."""
     lows, highs = np.stack([part.low for part in ranges]), np.stack([part.high for part in ranges])
     return DenseRange(lows.min(axis=0), highs.max(axis=0))
 
@@ -430,6 +430,7 @@ class VocabularyTexts:
         self._first_id = first_id
 
     def __len__(self) -> int:
+        """Return the number of values."""
         return len(self._offsets) - 1
 
     def __getitem__(self, number: int) -> str:

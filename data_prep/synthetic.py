@@ -460,7 +460,7 @@ def draw_rows(teacher: Teacher, seed: int, day: int, block: int, rows: int) -> R
 
 
 def logits_of(teacher: Teacher, rows: Rows) -> NDArray[np.float64]:
-    """Return a teacher's logits for rows."""
+    """Return the logits [rows] that a teacher gives rows, such as one without triples, to tell effects apart."""
     logits = np.empty(len(rows.ranks))
     teacher_logits(teacher, rows.integers, rows.integer_present, rows.ranks, rows.category_present, logits)
     return logits
@@ -533,7 +533,7 @@ def category_values(
 
 @jit
 def _write_integer(value: np.int32, text: NDArray[np.uint8], position: int) -> int:
-    """Write a decimal integer; return the position after it."""
+    """Write a decimal integer as ASCII at `position` of `text`; return the position after it."""
     number = np.int64(value)
     if number < 0:
         text[position] = 45  # minus
@@ -704,7 +704,7 @@ def generate_days(config: SyntheticConfig, root: Path, raw: str | None = None) -
 
 
 def _file_sizes(days: list[Path]) -> list[int | None]:
-    """Return the bytes of the days and their truths; None for a missing file."""
+    """Return the bytes of the days' files and truths (None: missing), to tell whether they are still as written."""
     paths = [*days, *map(truth_path, days)]
     return [path.stat().st_size if path.exists() else None for path in paths]
 

@@ -43,7 +43,7 @@ CHECKED_ROWS = 1 << 18
 
 
 def verify_dataset(root: Path) -> Manifest:
-    """Check all files of a dataset, and return its manifest."""
+    """Check all files of a dataset, and return its manifest; raise UserError for the first fault."""
     manifest = load_manifest(root)
     vocabulary = manifest.encoding.get("vocabulary", {})
     _refuse_unnamed_files(root, manifest, vocabulary)
@@ -58,7 +58,7 @@ def verify_dataset(root: Path) -> Manifest:
 
 
 def verify_rows(root: Path, manifest: Manifest) -> None:
-    """Check the shards of all splits, and the label rates."""
+    """Check all shards of a dataset of rows, and its label rates; raise UserError for the first fault."""
     positives, has_rate = 0, manifest.label_kind is LabelKind.click
     for name, split in manifest.splits.items():
         split_positives = sum(_check_shard(root, name, shard, manifest) for shard in split.shards)

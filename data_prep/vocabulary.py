@@ -46,7 +46,7 @@ class Run(NamedTuple):
 
     @property
     def entries(self) -> int:
-        """Return n."""
+        """Return n, the number of distinct values."""
         return len(self.values)
 
     def part(self, start: int, stop: int) -> "Run":
@@ -303,14 +303,17 @@ class SpilledRun:
 
     @property
     def values(self) -> NDArray[np.uint32]:
+        """Read the values [n] uint32."""
         return np.fromfile(self._paths[0], np.uint32)
 
     @property
     def counts(self) -> NDArray[np.int64]:
+        """Read the counts [n] int64."""
         return np.fromfile(self._paths[1], np.int64)
 
     @property
     def first(self) -> NDArray[np.int64]:
+        """Read the first rows [n] int64."""
         return np.fromfile(self._paths[2], np.int64)
 
 

@@ -379,7 +379,7 @@ class Manifest:
 
     @property
     def label_kind(self) -> LabelKind:
-        """Return the kind of the labels."""
+        """Return the kind of the labels, `click` unless the schema names another."""
         return LabelKind(self.schema.get("label_kind", LabelKind.click.value))
 
     @property
@@ -389,7 +389,7 @@ class Manifest:
 
     @property
     def kind(self) -> DatasetKind:
-        """Return the kind of the dataset."""
+        """Return the kind of the dataset, rows or an extension's, by the name of its encoding."""
         return kind_of(self.encoding.get("name"))
 
     def require_kind(self, root: Path, kind: DatasetKind, remedy: str = "") -> None:
@@ -457,7 +457,7 @@ def save_manifest(root: Path, manifest: Manifest) -> None:
 
 
 def load_rows_manifest(root: Path) -> Manifest:
-    """Read the manifest of a dataset of rows."""
+    """Read the manifest of a dataset of rows; raise UserError if it is of another kind, such as events."""
     manifest = load_manifest(root)
     manifest.require_kind(root, ROWS)
     return manifest

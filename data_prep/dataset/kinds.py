@@ -140,7 +140,7 @@ class DataCheck(NamedTuple):
 
 
 def data_checks() -> list[DataCheck]:
-    """Return the checks of all extensions."""
+    """Return the checks that all extensions add; they run as a dataset is made, and warn by its manifest."""
     return rows_of_extensions(DataCheck)
 
 

@@ -81,7 +81,7 @@ class MultiHot:
             )
 
     def table_bytes(self, num_embeddings: Sequence[int]) -> int:
-        """Return the bytes on disk of all bags for tables with `num_embeddings` rows."""
+        """Return the bytes on disk of the bags of all ids; num_embeddings: ids by feature. Size 1 needs no file."""
         return sum(ID_BYTES * rows * size for rows, size in zip(num_embeddings, self.sizes, strict=True) if size > 1)
 
 
@@ -97,7 +97,7 @@ class MultiHotTables:
 
     @property
     def sizes(self) -> list[int]:
-        """Return the ids per bag of each feature."""
+        """Return the ids per bag of each feature; 1 for a feature without bags."""
         return [1 if table is None else table.shape[1] for table in self.tables]
 
     @classmethod
@@ -172,7 +172,7 @@ class MultiHotTables:
         return out.reshape(len(ids), size)
 
     def require_rows(self, feature: int, ids: NDArray[np.int32]) -> None:
-        """Raise UserError if a bag's id is outside the feature's table: somebody changed the file."""
+        """Raise UserError if one of `ids`, members of bags, is outside the feature's table: the file was changed."""
         table = self.tables[feature]
         # As an unsigned integer, a negative id is above any table.
         if table is not None and len(ids) and ids.view(np.uint32).max() >= len(table):
@@ -246,7 +246,7 @@ def _copy_bags(table: NDArray[np.int32], size: int, ids: NDArray[np.int32], out:
 
 
 def table_path(directory: Path, feature: int) -> Path:
-    """Return the path of a feature's table."""
+    """Return the path of the file with a feature's bags, one for each id."""
     return directory / f"{feature}.npy"
 
 

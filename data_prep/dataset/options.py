@@ -146,17 +146,17 @@ class SplitAlgorithm:
 
     @property
     def has_column(self) -> bool:
-        """Return whether data.split.column decides."""
+        """Return whether the values or times of data.split.column decide each row's split."""
         return self.reads in ("times", "values")
 
     @property
     def is_arranged(self) -> bool:
-        """Return whether rows leave their order."""
+        """Return whether the method reorders rows; otherwise val and test are the last rows in their order."""
         return self.is_random or bool(self.chooses)
 
 
 def _hold_out_share(by_source: Sequence[int], share: float) -> int:
-    """Return how many rows a share is; at least one row each for val and test, unless there are too few rows."""
+    """Return the rows of val and test together, at least one each if rows suffice; by_source: rows of each file."""
     # In float64, a product that should be a whole number may lie slightly below it.
     rows = int(sum(by_source) * share + 1e-9)
     return max(rows, 2) if share and sum(by_source) > 2 else rows
@@ -238,7 +238,7 @@ class Schema(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Return all names in file order."""
+        """Return the names of the label, dense and sparse columns, in file order; the weight is not among them."""
         return (self.label, *self.dense, *self.sparse)
 
     @property

@@ -50,7 +50,7 @@ class Bags(NamedTuple):
         return Bags(self.values, self.offsets[start : stop + 1])
 
     def copy(self) -> "Bags":
-        """Copy the ids and offsets of these bags alone."""
+        """Copy these bags alone, with offsets from 0; a view keeps the whole array, or the mapped file, in use."""
         return Bags(np.array(self.ids), self.offsets - self.offsets[0])
 
     def take(self, rows: NDArray[np.integer]) -> "Bags":
@@ -334,7 +334,7 @@ def text_values(texts: Any) -> NDArray[np.uint64]:
 
 
 def remainders(values: NDArray[Any], modulus: int) -> NDArray[np.int32]:
-    """Return value modulo `modulus`: the exact ids of `hash`."""
+    """Return the ids [n] int32 of the encoding `hash`: values [n] modulo `modulus`, the rows of a table."""
     return (values % values.dtype.type(modulus)).astype(np.int32)
 
 
@@ -368,12 +368,12 @@ class RawRows(NamedTuple):
     locator: Locator
 
     def locator_of(self, column: str) -> Locator:
-        """Return the locator of a column's fields."""
+        """Return a function that names a column's field for an error, by the index of its row in the batch."""
         return lambda index: f"{self.locator(index)}, column {column}"
 
 
 def numbered_rows(name: str, numbers: Sequence[int]) -> Locator:
-    """Return the locator of rows with these numbers in a file."""
+    """Return a function that names a row for an error, by its index in `numbers`: row numbers in the file `name`."""
     return lambda index: f"{name}: row {numbers[index]}"
 
 

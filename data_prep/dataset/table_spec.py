@@ -39,7 +39,7 @@ class LabelRule(NamedTuple):
 
     @property
     def is_equality(self) -> bool:
-        """Return whether the operator may compare texts."""
+        """Return whether the operator is == or !=; the others compare numbers alone."""
         return self.operator in ("==", "!=")
 
 
@@ -95,7 +95,7 @@ class Vector(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True
 
     @property
     def features(self) -> tuple[str, ...]:
-        """Return the names of its dense features."""
+        """Return the names of its dense features, COLUMN_0 and so on: one for each number."""
         return tuple(f"{self.column}_{place}" for place in range(self.size))
 
 
@@ -168,7 +168,7 @@ class Table(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
 
     @property
     def columns_of_features(self) -> dict[str, str]:
-        """Return the file's column that each dense and each sparse feature is read from."""
+        """Return the file's column of each dense and sparse feature; features of a vector or of a date share one."""
         columns = {feature: feature for feature in (*self.dense, *self.sparse)}
         columns |= {feature: vector.column for vector in self.vectors for feature in vector.features}
         return columns | {part.feature: part.column for part in self.parts}

@@ -147,7 +147,7 @@ class Distinct(NamedTuple):
     def refuse(
         self, is_bad: Sequence[bool] | NDArray[np.bool_], locator: Locator, fault: str, remedy: str = CORRECT
     ) -> None:
-        """Raise UserError for the first row with a bad value; the message has the value and its `fault`."""
+        """Raise UserError for the first row with a bad value, with its `fault`; is_bad: [values], by distinct value."""
 
         def describe(row: int) -> str:
             value = self.values[self.codes[row]]

@@ -38,7 +38,7 @@ U16, U32, U64 = np.uint64(16), np.uint64(32), np.uint64(64)
 
 @jit
 def digit_mask(word: np.uint64) -> np.uint64:
-    """Return the high bit of every byte that is not '0'..'9'."""
+    """Return the high bits of those of eight bytes that are not '0'..'9': 0 if all are digits."""
     # With the high bits cleared, no addition carries into the next byte, so one word tests eight characters.
     ascii_only = word & ~HIGH_BITS
     digits = (ascii_only + FROM_0) & ~(ascii_only + PAST_9) & ~word
@@ -47,7 +47,7 @@ def digit_mask(word: np.uint64) -> np.uint64:
 
 @jit
 def hex_mask(word: np.uint64) -> np.uint64:
-    """Return the high bit of every byte that is not a hexadecimal digit."""
+    """Return the high bits of those of eight bytes that are no hexadecimal digits: 0 if all are."""
     ascii_only = word & ~HIGH_BITS
     lower = ascii_only | CASE_BITS
     digits = (ascii_only + FROM_0) & ~(ascii_only + PAST_9)
@@ -463,7 +463,7 @@ def parse_lines(
 
 
 def empty_block(rows: int, schema: Schema = CRITEO) -> Block:
-    """Allocate a block of `rows` rows."""
+    """Allocate a block of `rows` rows, whose values the parser has to write."""
     return Block(
         labels=np.empty(rows, np.int32),
         dense=np.empty((rows, len(schema.dense)), np.int32),
@@ -473,6 +473,7 @@ def empty_block(rows: int, schema: Schema = CRITEO) -> Block:
 
 def max_rows(num_bytes: int, schema: Schema = CRITEO, labelled: bool = True) -> int:
     """Return the largest number of rows in `num_bytes`: rows with all fields empty but the label."""
+    # A label, a tab before each other column, and a newline; without the label, two bytes fewer.
     shortest = len(schema.columns) + 1 if labelled else len(schema.columns) - 1
     return num_bytes // shortest + 1
 

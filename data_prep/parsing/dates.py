@@ -27,6 +27,8 @@ class NumberForm(Protocol):
 
 
 class _Plain(NamedTuple):
+    """Form of numbers as Python writes them: 1.5, without a separator of thousands."""
+
     decimal: str = "."
     thousands: str = ""
 

@@ -55,7 +55,7 @@ class Chunk(NamedTuple):
     rows: Any = None
 
     def bytes_of(self, source: Source) -> int:
-        """Return the bytes of the file that the chunk covers."""
+        """Return the bytes of the file that the chunk covers; the last chunk may end beyond the file."""
         return min(self.stop, source.bytes) - self.start
 
 
@@ -75,7 +75,7 @@ def table_size(table: Table) -> Size:
 
 
 def _list_columns(table: Table) -> tuple[str, ...]:
-    """Return the columns that may hold lists."""
+    """Return the columns that may hold lists: multi-hot columns and vectors."""
     return (*table.schema.ragged, *(vector.column for vector in table.vectors))
 
 
@@ -178,7 +178,7 @@ class LineFormat(Format):
 
 
 def format_named(name: str) -> Format:
-    """Return the format of FORMATS with that name."""
+    """Return the format of FORMATS with that name, and import its module."""
     module, kind = FORMATS[name]
     form: Format = getattr(import_module(module), kind)()
     return form

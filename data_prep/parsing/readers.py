@@ -306,7 +306,7 @@ def read_objects(text: bytes, name: str, first: int = 1) -> dict[int, dict[str, 
 
 
 class Constant(str):
-    """Name of a number that JSON lacks."""
+    """NaN or an infinity that stood in JSON without quotes; its type tells it from a text of the row."""
 
 
 def refuse_constants(text: bytes, location: str) -> None:
@@ -466,7 +466,7 @@ _unfinished: dict[Any, _GroupReader] = {}  # the last reader, until a thread tak
 
 
 def close_reader() -> None:
-    """Close the file that this process has not read to its end."""
+    """Close the file that this process keeps open between two chunks of the same row groups, if there is one."""
     _unfinished.clear()
 
 
@@ -538,7 +538,7 @@ def _column_kind(data_type: Any) -> str:
 
 
 class _WithoutPandas(MetaPathFinder):
-    """Import hook that refuses pandas."""
+    """Import hook that refuses pandas, since its import may take longer than reading the file."""
 
     def find_spec(self, fullname: str, path: object, target: object = None) -> None:
         """Raise ImportError for pandas."""

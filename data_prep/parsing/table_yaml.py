@@ -140,7 +140,7 @@ def _parse_feature(path: Path, key: str, entry: Any, names: Names, parts: list[D
 
 
 def _column_name(path: Path, column: Any, names: Names) -> str:
-    """Return a column's name, given by name or position."""
+    """Return the name of a column that the schema gives by name or position; refuse a position beyond the last."""
     if isinstance(column, int) and not isinstance(column, bool) and column >= 0:
         if column >= len(names.all):
             raise UserError(f"{path}: column {column}: the file has {len(names.all)} columns, counted from 0")

@@ -80,12 +80,12 @@ class Source:
 
     @property
     def key(self) -> str:
-        """Key that names the file."""
+        """Configuration key that gives the file, for errors: data.raw, data.train and so on."""
         return f"data.{self.split or 'raw'}"
 
     @property
     def work_bytes(self) -> int:
-        """Bytes to read or to generate."""
+        """Bytes to read or to generate, the total of the parsing's progress."""
         return self.bytes if self.generator is None else self.generator.rows * GENERATED_ROW_BYTES
 
 
@@ -240,12 +240,13 @@ class Streams(io.RawIOBase):
     """One or more compressed streams; unlike bz2.open and lzma.open, this refuses other bytes after one."""
 
     def __init__(self, file: Any, make: Callable[[], Any]) -> None:
+        """file: a path or an open file. make: constructor of the decompressor of one stream."""
         super().__init__()
         self._file = open(file, "rb") if isinstance(file, str | Path) else file  # noqa: SIM115 -- close() closes it
         self._make, self._stream = make, make()
 
     def readable(self) -> bool:
-        """Return True."""
+        """Return True: io.RawIOBase says False, and readers of files ask."""
         return True
 
     def readinto(self, buffer: Any) -> int:
@@ -285,6 +286,7 @@ class ArrowStream(io.RawIOBase):
     """A stream decompressed by one of pyarrow's codecs."""
 
     def __init__(self, file: Any, codec: str) -> None:
+        """file: a path or an open file. codec: pyarrow's name of the compression."""
         super().__init__()
         import pyarrow as pa  # only these files need it
 
@@ -293,7 +295,7 @@ class ArrowStream(io.RawIOBase):
         self._content = pa.CompressedInputStream(packed, codec)
 
     def readable(self) -> bool:
-        """Return True."""
+        """Return True: io.RawIOBase says False, and readers of files ask."""
         return True
 
     def readinto(self, buffer: Any) -> int:

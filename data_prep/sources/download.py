@@ -188,6 +188,7 @@ class PartialFile:
         return self
 
     def __exit__(self, *exception: object) -> None:
+        """Remove an empty partial file and keep any other, to resume from; then release the lock."""
         if self.partial.exists() and not self.size:
             self.partial.unlink()
             self._note.unlink(missing_ok=True)
@@ -214,7 +215,7 @@ class PartialFile:
             raise UserError(f"{self.partial}: {error.strerror}; the same command resumes from there") from error
 
     def clear(self) -> None:
-        """Discard all bytes."""
+        """Discard the bytes downloaded so far, so that the download begins again."""
         self._file.truncate(0)
 
     def finish(self, origin: Origin | None = None) -> None:
@@ -533,7 +534,7 @@ def remote_files(data: DataConfig, directory: Path) -> list[RemoteFile]:
 
 
 def raw_directory(data: DataConfig, root: Path) -> Path:
-    """Return the directory of downloaded files."""
+    """Return the directory of downloaded files: data.remote.directory, or one in the dataset's directory `root`."""
     return Path(data.remote.directory) if data.remote.directory else root / RAW_DIRECTORY
 
 

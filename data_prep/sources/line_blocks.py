@@ -29,6 +29,7 @@ class PlainReader:
     """Reads a plain file from an offset, block by block."""
 
     def __init__(self, source: Source, offset: int, block_bytes: int) -> None:
+        """offset: first byte to read. block_bytes: most bytes of a block, without the room around it."""
         self._file: BinaryIO = open(source.path, "rb", buffering=0)  # noqa: SIM115
         self._file.seek(offset)
         self._block = mmap.mmap(-1, ROOM_BEFORE + block_bytes + ROOM_BEHIND)
@@ -163,7 +164,7 @@ class LineBlocks:
 
     @property
     def exhausted(self) -> bool:
-        """Whether no line is left."""
+        """Whether no line is left to yield; reads the next block if the answer needs it."""
         self._fill()
         return self._start == self._end
 

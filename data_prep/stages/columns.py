@@ -50,12 +50,13 @@ class ValueBuffer:
     """Values of a chunk during parsing, in memory, or in a temporary file if they are too many."""
 
     def __init__(self, path: Path, num_columns: int) -> None:
+        """path: temporary file for values that are too many for memory. num_columns: columns of each row."""
         self._file = FileWriter(path, is_buffered=True)
         self._num_columns = num_columns
         self._block_rows: list[int] = []
 
     def append(self, rows: NDArray[np.uint32]) -> None:
-        """Add rows, [rows, F]."""
+        """Add a block of rows [rows, F]; the file holds each block column by column."""
         rows = np.ascontiguousarray(rows, np.uint32)
         self._file.extend(rows.shape[::-1], np.uint32, lambda out: transpose(rows, out))
         self._block_rows.append(len(rows))
@@ -76,7 +77,7 @@ class ValueBuffer:
 
 
 def code_dtype(num_values: int) -> np.dtype[Any]:
-    """Return the dtype of codes for that many values."""
+    """Return the smallest of uint8, uint16 and uint32 for the codes of that many distinct values."""
     return np.dtype(np.uint8 if num_values <= FEW_CODES else np.uint16 if num_values <= MAX_CODES else np.uint32)
 
 
@@ -222,6 +223,7 @@ class CategoryBuffer:
     def __init__(self, feature: str) -> None:
         self._feature = feature
         self._read_texts: list[Any] = []
+        # Of each block: codes [rows]; counts and first rows [texts] of the block's texts.
         self._blocks: list[tuple[NDArray[np.unsignedinteger], NDArray[np.uint32], NDArray[np.uint32]]] = []
 
     def append(self, values: Any, rows: NDArray[np.int64]) -> None:
@@ -287,7 +289,7 @@ class TableCategories:
         self._forms = dict.fromkeys(job.schema.sparse, Form(0))
 
     def append(self, block: TableBlock) -> None:
-        """Add the rows of a block."""
+        """Add the categories of a block, whose rows follow those of the block before in the chunk."""
         rows = np.arange(self._rows, self._rows + len(block.labels))
         self._rows += len(rows)
         for feature, column in zip(self._job.schema.sparse, block.categories, strict=True):
@@ -299,7 +301,7 @@ class TableCategories:
             self._forms[feature] |= column.form
 
     def finish(self, record: ChunkRecord) -> None:
-        """Write the files and describe them in the chunk's record."""
+        """Write the chunk's categories to files, hashed ones as ids, others as codes; describe these in `record`."""
         record.forms = list(map(int, self._forms.values()))
         if self._job.rules.order is None:
             self._write_hashed(record)

@@ -346,7 +346,7 @@ def rare_columns(job: Job, vocabularies: Mapping[str, VocabularyRecord], is_allo
 
 
 def _join_names(columns: Sequence[str]) -> str:
-    """Return the first SHOWN_COLUMNS names, for a warning."""
+    """Return the first SHOWN_COLUMNS names as a list in a sentence, with an ellipsis for more."""
     return ", ".join(columns[:SHOWN_COLUMNS]) + (", …" if len(columns) > SHOWN_COLUMNS else "")
 
 

@@ -58,7 +58,7 @@ class ChunkCounts:
     begin: int
 
     def range(self, job: Job, feature: int) -> FileRange:
-        """Return the range of the file that holds a feature's counts."""
+        """Return the range of the file that holds a feature's values, counts and first rows; feature: its number."""
         path = job.chunk_path(self.record.source, self.record.chunk, self.suffix)
         entries = self.record.distinct
         return FileRange(path, ENTRY_BYTES * sum(entries[:feature]), ENTRY_BYTES * entries[feature])
@@ -151,10 +151,12 @@ class CountTask(LoggedTask[ChunkRecord]):
 
     @property
     def stem(self) -> Path:
+        """Return the stem of the chunk's files, beside which the counts lie."""
         return self.job.chunk_stem(self.record.source, self.record.chunk)
 
     @property
     def size(self) -> tuple[int, int]:
+        """Return the bytes of the chunk's values to count, and its rows."""
         return self.record.value_bytes, self.record.rows
 
     def do(self, worker: Worker) -> ChunkRecord:
@@ -209,10 +211,12 @@ class FitTask(LoggedTask[VocabularyRecord]):
 
     @property
     def stem(self) -> Path:
+        """Return the path of the feature's vocabulary in the work, without a suffix."""
         return vocabulary_path(self.job.work, self.job.schema.sparse[self.feature]).with_suffix("")
 
     @property
     def size(self) -> tuple[int, int]:
+        """Return the bytes of the feature's counts in all chunks, and 0 rows."""
         return ENTRY_BYTES * sum(chunk.record.distinct[self.feature] for chunk in self.counts), 0
 
     def do(self, worker: Worker) -> VocabularyRecord:
@@ -343,10 +347,12 @@ class DenseTask(LoggedTask[DenseRecord]):
 
     @property
     def stem(self) -> Path:
+        """Return the stem of the chunk's files, beside which the statistics lie."""
         return self.job.chunk_stem(self.record.source, self.record.chunk)
 
     @property
     def size(self) -> tuple[int, int]:
+        """Return the bytes of the chunk's untransformed numbers, and its rows."""
         return self.record.files["integers.npy"].bytes, self.record.rows
 
     def do(self, worker: Worker) -> DenseRecord:

@@ -73,7 +73,7 @@ class DigestTask:
     is_md5: bool = False  # as published sums of given splits are
 
     def run(self, worker: Worker) -> Reading:
-        """Read the file."""
+        """Read the whole file; return its digest, without chunks."""
         path = Path(self.source.path)
         digest = digest_file(path, partial(hashlib.md5, usedforsecurity=False)) if self.is_md5 else digest_file(path)
         worker.count(self.source.bytes if self.is_md5 else 0)  # raises Stopped if the job was stopped
@@ -301,7 +301,7 @@ class ChunkWriter:
 
     @contextlib.contextmanager
     def abandoned_if_failed(self) -> Iterator["ChunkWriter"]:
-        """Leave the files open after the context unless it fails."""
+        """Context that leaves the files open, for the caller to finish later, and abandons them if it fails."""
         try:
             yield self
         except BaseException:

@@ -132,6 +132,7 @@ class _WindowQueue:
     """Rows of numbers in files, one per window; a row's first number decides its window."""
 
     def __init__(self, stem: Path, width: int, dtype: np.dtype[Any], window_rows: int) -> None:
+        """stem: prefix of the files' paths. width: numbers in a row. window_rows: places in a window."""
         self._stem, self._width, self._dtype, self._window_rows = stem, width, dtype, window_rows
 
     def send(self, *columns: Places) -> None:
@@ -247,7 +248,7 @@ class OpenRows:
 
     @property
     def num_held_out(self) -> int:
-        """Return the number of held-out splits."""
+        """Return the number of splits that the method fills besides train: 0, 1 or 2."""
         return len(held_out_splits(self.job))
 
     def masks(self) -> Iterator[NDArray[np.bool_]]:

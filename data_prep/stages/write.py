@@ -108,7 +108,7 @@ class EncodeTask(LoggedTask[ChunkRecord]):
 
     @property
     def single(self) -> tuple[str, ...]:
-        """Return the features with single values."""
+        """Return the kept features with one value per row; multi-hot features have files of their own."""
         return tuple(feature for feature in self.features if feature not in self.job.schema.ragged)
 
     @property
@@ -118,6 +118,7 @@ class EncodeTask(LoggedTask[ChunkRecord]):
 
     @property
     def size(self) -> tuple[int, int]:
+        """Return the bytes of the chunk that are still to be encoded, and its rows."""
         return self.record.encoded_bytes, self.record.rows
 
     def do(self, worker: Worker) -> ChunkRecord:
@@ -162,6 +163,7 @@ class EncodeTask(LoggedTask[ChunkRecord]):
         )
 
     def _open_writer(self, suffix: str, dtype: Any, width: int | None, rows: int) -> ArrayWriter:
+        """Open a writer of one of the chunk's arrays: [rows, width], or [rows] if the width is None."""
         return ArrayWriter(path_of(self.stem, suffix), dtype, width, rows, self.job.checksum(suffix))
 
 
@@ -225,7 +227,7 @@ def encode_chunks(job: Job, chunks: list[EncodeTask], executor: Executor) -> lis
 
 @jit
 def count_equal(rows: NDArray[np.int32], value: int, counts: NDArray[np.int64]) -> None:
-    """Add to counts[c] how often the value occurs in column c."""
+    """Add to counts[c] how often the value occurs in column c of `rows` [rows, columns]."""
     for row in range(len(rows)):
         for column in range(rows.shape[1]):
             counts[column] += rows[row, column] == value
@@ -323,7 +325,7 @@ class RowLayout:
 
     @property
     def row_bytes(self) -> int:
-        """Return the bytes of a packed row."""
+        """Return the bytes of a packed row: label, numbers and ids, padded to ALIGNMENT, and then the weight if any."""
         ids = sum(kind.itemsize * len(columns) for kind, columns in zip(ID_TYPES, self.id_columns, strict=True))
         return -(-(FIELD_BYTES * (1 + self.num_dense) + ids) // ALIGNMENT) * ALIGNMENT + FIELD_BYTES * self.weighted
 
@@ -382,10 +384,12 @@ class ScatterTask(LoggedTask[ChunkRecord]):
 
     @property
     def stem(self) -> Path:
+        """Return the stem of the chunk's files, beside which its packed rows lie."""
         return self.chunk.stem
 
     @property
     def size(self) -> tuple[int, int]:
+        """Return the bytes of the chunk's packed rows, and its rows."""
         rows = self.chunk.record.rows  # including rows that are left out
         return rows * self.layout.row_bytes, rows
 
@@ -469,10 +473,12 @@ class GatherTask(LoggedTask[ShardRecord]):
 
     @property
     def stem(self) -> Path:
+        """Return the stem of the shard's files in the work, unique by split and name."""
         return self.job.work / "gathered" / f"{self.split}-{self.name}"
 
     @property
     def size(self) -> tuple[int, int]:
+        """Return the bytes of the shard's labels, numbers and ids, and its rows."""
         rows = self.stop - self.start
         return FIELD_BYTES * rows * (1 + self.layout.num_dense + len(self.job.schema.sparse)), rows
 
@@ -713,10 +719,12 @@ class ExpandTask(LoggedTask[ShardRecord]):
 
     @property
     def stem(self) -> Path:
+        """Return the stem of the shard's files with bags, apart from the shard before its expansion."""
         return self.job.work / "expanded" / f"{self.built.split}-{self.built.shard.name}"
 
     @property
     def size(self) -> tuple[int, int]:
+        """Return the bytes of the shard's bags, and its rows."""
         assert self.job.bags is not None
         return ID_BYTES * self.built.shard.rows * sum(self.job.bags.sizes), self.built.shard.rows
 

@@ -85,7 +85,7 @@ def additions(run: RunFiles) -> Additions:
 
 
 def figures_of(run: RunFiles) -> Baselines | None:
-    """Return the baselines in a run's summary."""
+    """Return the baselines in a run's summary; None without a summary, or without baselines in it."""
     recorded = run.summary.baselines if run.summary else None
     return None if recorded is None else convert(recorded, Baselines, "baselines")
 
@@ -165,7 +165,7 @@ def require_possible(config: AppConfig) -> None:
 
 
 def obstacle(config: AppConfig) -> str | None:
-    """Return why a run of this configuration can have no baselines; None if it can."""
+    """Return why a run of this configuration can have no baselines, with a remedy; None if it can."""
     learns_from = config.model.kind.learns_from
     if learns_from is not ROWS:
         return f"baselines are of rows, and this model learns from {learns_from.name}; give baselines=false"

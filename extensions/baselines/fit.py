@@ -77,7 +77,7 @@ class Baselines(OpenDocument, kw_only=True):
 
     @property
     def is_whole(self) -> bool:
-        """Whether each was computed."""
+        """Whether every baseline was computed; otherwise another attempt may have enough time."""
         return None not in (self.base_rate, self.columns, self.lr, self.trees)
 
 
@@ -150,7 +150,7 @@ class Rates:
 
 
 def folds_of(rows: int) -> NDArray[np.int64]:
-    """Return the fold of each row, [rows], by a hash of its number."""
+    """Return the fold of each row, [rows], from 0 to FOLDS - 1, by a hash of the row's number."""
     return (splitmix64(np.arange(rows, dtype=np.uint64)) % np.uint64(FOLDS)).astype(np.int64)
 
 

@@ -96,7 +96,7 @@ class ExportRange(NamedTuple):
     stop: int
 
     def open(self, root: Path, manifest: Manifest) -> ShardArrays:
-        """Map the rows."""
+        """Map labels, numbers and ids of the rows; a dataset that can be exported has neither bags nor weights."""
         arrays = open_shard(root, self.split, self.shard, manifest)
         rows = slice(self.start, self.stop)
         return ShardArrays(arrays.labels[rows], arrays.dense[rows], arrays.sparse[rows])
@@ -298,11 +298,11 @@ class _Builder:
         self._largest = np.maximum(self._largest, ids.max(axis=0))
 
     def note_source(self, path: Path, rows: int) -> None:
-        """Record a file that was read."""
+        """Record a file that was read, with its checksum and number of rows, for the manifest's `sources`."""
         self._sources.append((path.name, digest_file(path), rows))
 
     def finish(self) -> Manifest:
-        """Publish the shards and the manifest."""
+        """Publish the shards with their manifest, and return it; raise UserError if no shard has a row."""
         if not any(shard.rows for _, shard, _ in self._shards):
             raise UserError(f"{self._root}: nothing to import; check exchange.source")
         num_embeddings = dict(zip(CRITEO.sparse, (self._largest + 1).tolist(), strict=True))

@@ -252,7 +252,7 @@ def _files_below(root: Path) -> list[Path]:
 def random_batch(
     num_embeddings: Mapping[str, int], multi_hot: Collection[str], num_dense: int, samples: int
 ) -> tuple[Tensor, KeyedJaggedTensor]:
-    """Draw a reproducible batch; bags of multi-hot features have zero to three ids."""
+    """Draw numbers [samples, num_dense] and ids, seeded by `samples`; bags of multi-hot features have 0 to 3 ids."""
     draw = torch.Generator().manual_seed(samples)
     dense = torch.randn(samples, num_dense, generator=draw)
     lengths = torch.randint(4, (len(num_embeddings), samples), generator=draw)
@@ -284,7 +284,7 @@ def largest_difference(
 
 
 def feeds_of(dense: Tensor, bags: KeyedJaggedTensor, multi_hot: Collection[str]) -> dict[str, NDArray[Any]]:
-    """Return a batch as the inputs of model.onnx."""
+    """Return the inputs of model.onnx: numbers, single ids [B, F], ids [B, M] of each multi-hot feature, -1 padded."""
     feeds, single = {DENSE: dense.numpy()} if dense.shape[1] else {}, []
     for feature in bags.keys():  # noqa: SIM118 (no dict)
         ids, lengths = bags[feature].values().numpy().astype(np.int64), bags[feature].lengths().numpy()

@@ -145,7 +145,7 @@ class ModelGraph:
     # ---- parts of a graph
 
     def add_node(self, kind: str, *inputs: str, output: str | None = None, **attributes: Any) -> str:
-        """Add a node; return its output."""
+        """Add a node of the ONNX operator `kind`; return the name of its output."""
         name = output or f"{kind.lower()}_{len(self._nodes)}"
         self._nodes.append(helper.make_node(kind, list(inputs), [name], **attributes))
         return name
@@ -341,7 +341,7 @@ class ModelGraph:
 
 
 def _output_width(branch: nn.Sequential) -> int:
-    """Return the outputs of the last linear layer."""
+    """Return the number of outputs of a branch's last linear layer."""
     return [layer for layer in branch.modules() if isinstance(layer, nn.Linear)][-1].out_features
 
 

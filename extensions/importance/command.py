@@ -74,7 +74,7 @@ def columns_of(manifest: Manifest) -> list[Columns]:
 
 
 def single_id_features(manifest: Manifest) -> list[str]:
-    """Return the features in the columns of `RowArrays.sparse`."""
+    """Return the names of the features in `RowArrays.sparse`, in the order of its columns: those of one id a row."""
     return [name for name in manifest.num_embeddings if name not in manifest.ragged]
 
 
@@ -96,7 +96,7 @@ class ScoredRows:
     """
 
     def __init__(self, scorer: Predictor, split: str, limit: int) -> None:
-        """Read at most `limit` rows."""
+        """Sample and score at most `limit` rows of the split; raise UserError if no metric is defined for them."""
         manifest = scorer.manifest
         shards, self._scorer, self.split = SplitShards(scorer.root, manifest, split), scorer, split
         numbers = sampled_row_numbers([shard.rows for shard in manifest.splits[split].shards], limit)
@@ -109,7 +109,7 @@ class ScoredRows:
             )
 
     def evaluate(self, rows: RowArrays) -> EvaluationFigures:
-        """Return the metrics of rows."""
+        """Return the model's metrics on these rows, the sample's or changed ones; all processes call together."""
         return self._scorer.evaluate(self.split, rows=EvaluatedRows(rows, self._scorer)).figures
 
     def losses(self, feature: Columns, orders: Sequence[NDArray[np.int64]]) -> list[float]:

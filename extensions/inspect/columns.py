@@ -49,7 +49,7 @@ class DistinctValues:
         self._limit: int | None = None  # hashes up to it are kept
 
     def add(self, values: NDArray[np.uint64]) -> None:
-        """Add values, of which some may be equal."""
+        """Add values [n], of which some may be equal, to each other or to those added before."""
         hashes = splitmix64(values)
         if self._limit is not None:
             hashes = hashes[hashes <= np.uint64(self._limit)]
@@ -62,10 +62,11 @@ class DistinctValues:
 
     @property
     def is_exact(self) -> bool:
-        """Return whether the number is counted."""
+        """Return whether the number is counted, not estimated."""
         return self._limit is None
 
     def __len__(self) -> int:
+        """Return the number of different values: counted, or estimated from the density of the smallest hashes."""
         return len(self._values) if self._limit is None else int(len(self._values) * 2.0**64 / (self._limit + 1))
 
 
@@ -236,7 +237,7 @@ class ColumnFigures:
 
     @property
     def filled(self) -> int:
-        """Return the rows with a text."""
+        """Return the number of rows whose field is not empty."""
         return self.rows - self.missing
 
     @property
@@ -320,7 +321,7 @@ class Files(NamedTuple):
 
     @property
     def has_text(self) -> bool:
-        """Return whether they are delimited text."""
+        """Return whether the files are delimited text, for which delimiter and header apply."""
         return self.form.has_layout
 
 
@@ -431,7 +432,7 @@ class TableProfile:
     sample: Sample
 
     def scope(self) -> str:
-        """Return which rows the figures are of."""
+        """Return a phrase on the rows that the figures are of, and on those of the sample if it lacks some."""
         sampled = len(self.sample.numbers)
         more = "" if sampled == self.rows else f"; rates and distributions of {sampled:,} of them, drawn by a hash"
         return f"all {self.rows:,} rows{more}"

@@ -101,7 +101,7 @@ def inspection_page(proposal: Proposal, directory: Path) -> str:
 
 
 def _missing_rows(proposal: Proposal, name: str) -> int:
-    """Return the rows of a column that are empty, or whose text means no value."""
+    """Return the number of rows whose field in a column is empty, or a text that means no value."""
     figures = proposal.profile.columns[name]
     return figures.missing + sum(figures.marks[mark] for mark in proposal.missing)
 

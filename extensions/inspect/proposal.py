@@ -134,7 +134,7 @@ class Label:
         return self.column if self.rule is None else {"column": self.column, "rule": self.rule}
 
     def numbers(self, texts: list[str]) -> NDArray[np.float64]:
-        """Return the labels of some fields as numbers."""
+        """Return the labels of fields, [texts] float64: 0 and 1 of clicks, otherwise the numbers to predict."""
         is_click = self.kind is LabelKind.click
         return np.array(self.positives(texts) if is_click else [number_of(text, NUMBERS) for text in texts], np.float64)
 
@@ -570,7 +570,7 @@ def _judge_numbers(proposal: Proposal, figures: ColumnFigures, labels: NDArray[n
 
 
 def _losses(rates: NDArray[np.float64], labels: NDArray[np.float64], is_click: bool) -> NDArray[np.float64]:
-    """Return each row's log loss, or squared error if labels are numbers."""
+    """Return the loss [rows] of predicted rates [rows]: log loss, or squared error if labels are numbers."""
     return -np.log(np.where(labels > 0, rates, 1 - rates)) if is_click else (rates - labels) ** 2
 
 

@@ -80,7 +80,7 @@ class Trace:
         self._ring, self._state = np.arange(len(ids), dtype=np.int32), np.zeros(2, np.int64)
 
     def draw(self, count: int) -> NDArray[np.int32]:
-        """Return the ids of the next accesses."""
+        """Return the ids [count] of the next `count` accesses, which continue those of the call before."""
         ids, uniform = np.empty(count, np.int32), self._rng.random(count)
         draw_ids(uniform, self._distances, self._shares, self._enable_padding, self._ring, self._state, ids)
         return ids

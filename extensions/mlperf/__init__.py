@@ -40,13 +40,13 @@ class MLPerfConfig:
 
 
 def is_wanted(config: "AppConfig") -> bool:
-    """Return whether a run writes the log."""
+    """Return whether a run writes the log: by mlperf.enabled or, if that is null, by its recipe."""
     enabled = keys_of_extension(config, MLPerfConfig).enabled
     return config.published.recipe in BENCHMARKS if enabled is None else enabled
 
 
 def fill_defaults(config: "AppConfig") -> MLPerfConfig:
-    """Return the keys with null values replaced."""
+    """Return the run's keys `mlperf`, with the recipe's or the general values in place of null."""
     keys, benchmark = keys_of_extension(config, MLPerfConfig), BENCHMARKS.get(config.published.recipe or "")
     is_closed = benchmark is not None and config.data.scale.value != "tiny"
     return replace(

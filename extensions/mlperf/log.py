@@ -94,7 +94,7 @@ def process_start() -> float:
 
 
 def start(setting: Setting) -> "MLPerf":
-    """Begin or continue the log."""
+    """Return the tracker that begins a run's log, or continues the log of a resumed run."""
     return MLPerf(setting.file, setting.config, setting.rows, setting.world_size, setting.from_step)
 
 
@@ -169,7 +169,7 @@ class MLPerf:
         self._handler.close()
 
     def _metadata_at(self, step: int) -> Json:
-        """Return a line's metadata. With blocks, epochs are counted in samples of train, as in the reference."""
+        """Return a line's epochs, step and samples so far; with blocks, epochs count samples as the reference does."""
         samples = samples_of(self._config.train, self._rows["train"], step)
         epochs = samples / max(1, self._rows["train"]) if self._by_block else step / self._steps_per_epoch
         return {self._keys.EPOCH_NUM: epochs, "step": step, "samples_count": samples}
@@ -222,7 +222,7 @@ class MLPerf:
 
 
 def values_of_dlrm(keys: Any, config: AppConfig) -> Json:
-    """Return the values that are logged about DLRM."""
+    """Return what a run of DLRM logs by the log's keys: optimizer, learning rate and schedule."""
     optimizer, schedule = config.optimizer, config.schedule
     values: Json = {
         keys.OPT_NAME: optimizer.name.value,

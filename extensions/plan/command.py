@@ -67,6 +67,7 @@ class RankCost(OpenDocument, kw_only=True):
 
     @property
     def total_bytes(self) -> int:
+        """Return the bytes on the device and on the host together."""
         return self.device_bytes + self.host_bytes
 
     def add(self, device_bytes: int, host_bytes: int, lookup_ms: Number, communication_ms: Number) -> None:
@@ -480,7 +481,7 @@ def _what_if(
 
 
 def _resolve_topology(topology_config: TopologyConfig) -> TopologyConfig:
-    """Return the topology with all figures, and with its numbers of nodes and devices."""
+    """Return the topology with its figures resolved; by default one node, with this machine's GPUs or one device."""
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     count = topology_config.devices_per_node or gpus or 1
     resolved = planner.resolve(topology_config, lambda: planner.probe("cuda" if gpus else "cpu"), count)

@@ -233,7 +233,7 @@ def is_recipe_key(key: str) -> bool:
 
 
 def _key_name(argument: str) -> str:
-    """Return the key of an argument such as +key=value or group@place=name."""
+    """Return the key of an argument such as +key=value, or the group of group@place=name."""
     return argument.lstrip("+~").partition("=")[0].partition("@")[0]
 
 
@@ -520,7 +520,7 @@ def _figure_sentences(
 
 
 def _interval_text(measured: SeedFigure) -> str:
-    """Return the interval of a mean in words."""
+    """Return the 95% interval of a metric's mean over the seeds, in words."""
     return f"95% interval {figure(measured.low, DIGITS)} to {figure(measured.high, DIGITS)}"
 
 

@@ -197,6 +197,7 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, layout: SequenceLayout, candidates_only: bool) -> Tensor:
+        """Return the outputs [T, H, V], or those of the candidates alone; save q, k and v for the backward."""
         # The kernels compute addresses from rows, heads and widths alone, without strides.
         q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
         out = torch.empty(len(q), *v.shape[1:], dtype=v.dtype, device=v.device)
@@ -208,6 +209,7 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+        """Return the gradients of q, k and v, and None for the arguments that are no tensors."""
         q, k, v = ctx.saved_tensors
         inputs = (q, k, v, grad_outputs[0].contiguous())
         grad_q, grad_k, grad_v = (torch.empty_like(tensor) for tensor in (q, k, v))

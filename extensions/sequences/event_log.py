@@ -112,15 +112,15 @@ class Sequences(Pipelineable):
     divisor: float
 
     def to(self, device: torch.device, non_blocking: bool = False) -> "Sequences":
-        """Copy to a device."""
+        """Return a copy whose tensors are on a device; the lists stay on the host."""
         return self._map_tensors(lambda part: part.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> "Sequences":
-        """Copy to page-locked memory."""
+        """Return a copy in page-locked memory, which `to` with non_blocking needs."""
         return self._map_tensors(Tensor.pin_memory)
 
     def record_stream(self, stream: torch.Stream) -> None:
-        """Tell the allocator that `stream` uses these tensors."""
+        """Tell the allocator that `stream` uses these tensors, so that it does not reuse their memory too early."""
         for part in (self.times, self.actions, self.candidate_times):
             part.record_stream(stream)
 
@@ -163,7 +163,7 @@ class Anchors:
         return positions
 
     def users_of(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the index of each event's user."""
+        """Return the index of the user of each event at `positions`, which count over all users' events."""
         return np.searchsorted(self._events.offsets, positions, "right") - 1
 
 
@@ -483,7 +483,7 @@ class Candidates(NamedTuple):
     flags: NDArray[np.uint8]
 
     def take(self, order: NDArray[np.int64]) -> "Candidates":
-        """Return the candidates numbered `order`, in that order."""
+        """Return the candidates with the numbers `order` [n], in that order."""
         return Candidates(self.items[order], self.times[order], self.flags[order])
 
 
@@ -690,6 +690,7 @@ class EventSplit:
     """
 
     def __init__(self, log: EventLog, windows: range, rank: int, world_size: int) -> None:
+        """rank, world_size: number of this process, and number of all that share the split's samples."""
         self.log, self.windows = log, windows
         self.dense_names: list[str] = []
         self._rank, self._world_size = rank, world_size

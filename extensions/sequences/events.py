@@ -155,7 +155,7 @@ class EventSchema(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
         return tuple(dict.fromkeys([self.user, self.item, self.time, *tested, *([self.flag] if self.flag else [])]))
 
     def bit(self, action: str) -> int:
-        """Return an action's bit in flags."""
+        """Return the mask of an action's bit in the flags of events."""
         return 1 << list(self.actions).index(action)
 
     @property
@@ -170,7 +170,7 @@ class EventSchema(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
 
     @property
     def tables(self) -> tuple[str, ...]:
-        """Return all tables."""
+        """Return the names of all tables, in the order of the manifest's `num_embeddings`."""
         return (*self.context_tables, *self.sequence_tables)
 
     def fault(self) -> str | None:
@@ -194,7 +194,7 @@ class EventSchema(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
         return None
 
     def to_manifest(self) -> Json:
-        """Convert to plain values as JSON returns them."""
+        """Convert to plain values, as JSON returns them, for the manifest's `raw_schema`."""
         plain: Json = to_json(self)
         return plain
 

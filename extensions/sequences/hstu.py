@@ -131,7 +131,7 @@ class _Bucket:
     histories: Tensor
 
     def seen_mask(self, start: int, stop: int, num_keys: int) -> Tensor:
-        """Return [b, stop - start, num_keys]: whether these queries see these keys."""
+        """Return a mask [b, stop - start, num_keys]: which of the first num_keys keys the queries start..stop see."""
         device = self.positions.device
         query = self.first_query + torch.arange(start, stop, device=device)  # [b, stop - start]
         key = torch.arange(num_keys, device=device)
@@ -324,7 +324,7 @@ class EventArch(TableArch):
         return rows_of_tables
 
     def table_ids(self, ids: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        """Return the ids that index the tables, unchanged."""
+        """Return `ids` as they are, since they index the tables; special tables of DLRM divide theirs."""
         return ids
 
     @property
@@ -373,6 +373,7 @@ class ActionEncoder(nn.Module):
     is_set: Tensor
 
     def __init__(self, num_actions: int, dim: int) -> None:
+        """num_actions: kinds of actions, a bit each. dim: width of the row of one kind."""
         super().__init__()
         self.rows = nn.Parameter(torch.empty(num_actions, dim).normal_(std=0.1))
         self.candidate = nn.Parameter(torch.empty(1, num_actions * dim).normal_(std=0.1))
@@ -465,7 +466,7 @@ class HSTU(nn.Module):
             _initialise_linear(after_attention, nn.init.xavier_uniform_)
 
     def begin_step(self, seed: int, step: int, rank: int, rows: int, num_valid: int | None = None) -> None:
-        """Seed the dropout of a step with its own numbers, whatever the process's rows."""
+        """Seed a step's dropout by seed, step and rank alone, whatever the number of rows and the steps before."""
         if self._config.input_dropout or self._config.linear_dropout:
             # Each process draws for its own rows, so its rank belongs to the key.
             key = np.random.SeedSequence([seed, step, rank])
@@ -551,11 +552,12 @@ class Head(nn.Module):
     """Combines user and item vectors to a logit per task."""
 
     def __init__(self, dim: int, hidden: int, num_tasks: int) -> None:
+        """dim: width of both vectors. hidden: width of the layer between. num_tasks: logits of a candidate."""
         super().__init__()
         self.layers = nn.Sequential(nn.Linear(dim, hidden), SwishNorm(hidden), nn.Linear(hidden, num_tasks))
 
     def forward(self, user: Tensor, item: Tensor) -> Tensor:
-        """Map two [M, G] to [M, tasks]."""
+        """Map the user and the item vector of each candidate, [M, dim] each, to logits [M, tasks]."""
         logits: Tensor = self.layers(user * item)
         return logits
 

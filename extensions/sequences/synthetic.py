@@ -47,6 +47,7 @@ class World:
     """
 
     def __init__(self, config: SyntheticEventsConfig) -> None:
+        """Draw the properties; the seed and the number of items decide them."""
         rng = np.random.default_rng([config.seed, 0])
         self.artist = rng.integers(0, ARTISTS, config.items)
         self.artist[:ARTISTS] = np.arange(ARTISTS)  # each artist has an item

@@ -49,6 +49,7 @@ class MLflow:
     def curves(self, curves: Curves) -> None: ...
 
     def close(self, summary: Summary | None) -> None:
+        """End the remote run: FINISHED if training completed or reached its target, else FAILED."""
         is_complete = summary is not None and summary.status in ("completed", "target_reached")
         self._client.set_terminated(self._id, status="FINISHED" if is_complete else "FAILED")
 
@@ -74,6 +75,7 @@ class WeightsAndBiases:
     def curves(self, curves: Curves) -> None: ...
 
     def close(self, summary: Summary | None) -> None:
+        """End the remote run: exit code 0 if training completed or reached its target, else 1."""
         is_complete = summary is not None and summary.status in ("completed", "target_reached")
         self._run.finish(exit_code=0 if is_complete else 1)
 

@@ -305,7 +305,7 @@ class Outcome:
         return -score if is_negated else score
 
     def sentences(self) -> list[str]:
-        """Return the verdict."""
+        """Return the verdict in sentences: whether to take the settings of the best trial, and by which figures."""
         if not self.finalists:
             return [f"{plural(len(self.tried), 'trial')} so far."]
         if len(self.finalists) == 1:
