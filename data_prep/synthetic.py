@@ -97,7 +97,9 @@ def _auc(rows: NDArray[np.float64], positives: NDArray[np.float64]) -> float:
 
 def _logloss(rows: NDArray[np.float64], positives: NDArray[np.float64], probability: NDArray[np.float64]) -> float:
     """Return the logloss, in nats per row, of predictions [n] for `rows` rows each, of which `positives` clicked."""
-    entropy = -(positives * np.log(probability) + (rows - positives) * np.log1p(-probability))
+    # NumPy's logarithms of float64 differ in the last bit between processors with AVX-512 and without; these do not.
+    exact = probability.astype(np.longdouble)
+    entropy = -(positives * np.log(exact) + (rows - positives) * np.log1p(-exact))
     return float(entropy.sum() / rows.sum())
 
 
