@@ -31,12 +31,11 @@ class Change(NamedTuple):
 
     @property
     def is_test(self) -> bool:
-        """Whether the file is of the tests."""
         return self.path.startswith("tests/")
 
     @property
     def tests(self) -> list[str]:
-        """The tests that the patch adds, as pytest names them."""
+        """What the patch adds, as pytest names it."""
         names = [re.match(r"def (test_\w+)\(", line) for line in self.added_lines if self.is_test]
         return [f"{self.path}::{match[1]}" for match in names if match]
 
