@@ -57,12 +57,8 @@ os._exit(status)
 
 
 @functools.cache
-def fast_python(python_path: str = str(ROOT)) -> Path:
-    """The program, in what looks like this environment; its server ends with this process.
-
-    Args:
-        python_path: the server's PYTHONPATH.
-    """
+def fast_python(**variables: str) -> Path:
+    """The program, in what looks like this environment; its server has these variables, and ends with this process."""
     temporary = tempfile.TemporaryDirectory(prefix="python")  # its path is short, as a socket's address must be
     folder = Path(temporary.name)
     program, address = folder / "bin/python", folder / "server"
@@ -77,7 +73,7 @@ def fast_python(python_path: str = str(ROOT)) -> Path:
     server = subprocess.Popen(
         [sys.executable, "-m", "tests.fast_python", str(address)],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": python_path},
+        env={**os.environ, "PYTHONPATH": str(ROOT), **variables},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )

@@ -14,7 +14,6 @@ import json
 import os
 import random
 import re
-import shlex
 import signal
 import subprocess
 import sys
@@ -31,28 +30,14 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 PACKAGES = ("app", "data_prep", "common", "extensions")
 # Of a fault: a test failed; none did; no test executes the statement; today's code does not have the statement.
 OUTCOMES = ("caught", "survived", "untested", "gone")
+WORKERS = 2
 LIMIT_SECONDS = 45
 FAILED = (1, 2, 3)  # exit statuses of pytest: tests failed, or it could not load or run them
 MAX_TESTS = 60  # of a fault: as many begin in that time
-SWAPS: dict[type[ast.AST], type[ast.AST]] = {
-    ast.Lt: ast.LtE,
-    ast.LtE: ast.Lt,
-    ast.Gt: ast.GtE,
-    ast.GtE: ast.Gt,
-    ast.Eq: ast.NotEq,
-    ast.NotEq: ast.Eq,
-    ast.Is: ast.IsNot,
-    ast.IsNot: ast.Is,
-    ast.In: ast.NotIn,
-    ast.NotIn: ast.In,
-    ast.Add: ast.Sub,
-    ast.Sub: ast.Add,
-    ast.Mult: ast.Add,
-    ast.FloorDiv: ast.Div,
-    ast.Mod: ast.FloorDiv,
-    ast.And: ast.Or,
-    ast.Or: ast.And,
-}
+PAIRS: list[tuple[type[ast.AST], type[ast.AST]]] = [(ast.Lt, ast.LtE), (ast.Gt, ast.GtE), (ast.Eq, ast.NotEq)]
+PAIRS += [(ast.Is, ast.IsNot), (ast.In, ast.NotIn), (ast.Add, ast.Sub), (ast.And, ast.Or)]
+SWAPS = {**dict(PAIRS), **{other: one for one, other in PAIRS}}
+SWAPS |= {ast.Mult: ast.Add, ast.FloorDiv: ast.Div, ast.Mod: ast.FloorDiv}
 _times = count(1_000_000_000)  # of changed files: Python and Numba take a file of the same time for the same
 PROBE = """
 import hashlib, os
@@ -149,13 +134,7 @@ def changes(node: ast.stmt, source: str) -> list[tuple[str, str]]:
 def draw(seed: int, number: int) -> list[Fault]:
     """Faults at statements drawn evenly over the lines of the product."""
     rng = random.Random(seed)
-    places: list[tuple[str, str, ast.stmt]] = []
-    for package in PACKAGES:
-        for path in sorted((REPOSITORY / package).rglob("*.py")):
-            if path.parent.name == "benchmarks":  # of an extension
-                continue
-            source = path.read_text()
-            places += [(str(path.relative_to(REPOSITORY)), source, node) for node in statements(source)]
+    places = [(path, source, node) for path, source in sources().items() for node in statements(source)]
     faults: dict[tuple[str, int], Fault] = {}
     while len(faults) < number:
         path_name, source, node = rng.choice(places)
@@ -166,22 +145,26 @@ def draw(seed: int, number: int) -> list[Fault]:
     return list(faults.values())
 
 
+def sources() -> dict[str, str]:
+    """The modules of the product but an extension's benchmarks, by their paths."""
+    paths = [path for package in PACKAGES for path in sorted((REPOSITORY / package).rglob("*.py"))]
+    return {str(path.relative_to(REPOSITORY)): path.read_text() for path in paths if path.parent.name != "benchmarks"}
+
+
 def clone(directory: str) -> Path:
     """A clone of the checkout's last commit."""
     subprocess.run(["git", "clone", "--quiet", "--shared", str(REPOSITORY), directory], check=True)
     return Path(directory)
 
 
-def write(path: Path, source: str) -> None:
-    """Write a module with a time that no other version of it has."""
-    path.write_text(source, encoding="utf-8")
-    moment = next(_times)
-    os.utime(path, (moment, moment))
-
-
 def write_module(root: Path, name: str, source: str) -> None:
-    """Write a module of a clone. Kernels that contain one of its kernels are cached by their own files: remove them."""
-    write(root / name, source)
+    """Write a module of a clone, with a time that no other version of it has.
+
+    Kernels that contain one of its kernels are cached by their own files: these are removed.
+    """
+    (root / name).write_text(source, encoding="utf-8")
+    moment = next(_times)
+    os.utime(root / name, (moment, moment))
     if is_compiled(source) or name == "common/jit.py":
         for cached in root.rglob("*.nb[ci]"):
             cached.unlink()
@@ -198,15 +181,11 @@ def follow(faults: Sequence[Fault]) -> None:
 
     Where there is none, the fault's outcome is "gone".
     """
-    sources = {
-        str(path.relative_to(REPOSITORY)): path.read_text()
-        for package in PACKAGES
-        for path in sorted((REPOSITORY / package).rglob("*.py"))
-    }
+    modules = sources()
     for fault in faults:
-        if fault.path in sources and locate(sources[fault.path], fault):
+        if fault.path in modules and locate(modules[fault.path], fault):
             continue
-        paths = [path for path, source in sources.items() if fault.before in source and locate(source, fault)]
+        paths = [path for path, source in modules.items() if fault.before in source and locate(source, fault)]
         namesakes = [path for path in paths if Path(path).name == Path(fault.path).name]
         if namesakes or len(paths) == 1:
             fault.path = (namesakes or paths)[0]
@@ -227,9 +206,7 @@ def replace_part(source: str, node: ast.stmt, text: str) -> str:
     return (content[:start] + text.encode() + content[end:]).decode()
 
 
-def run_tests(
-    root: Path, arguments: Sequence[str], seconds: float | None = None, **environment: str
-) -> tuple[int, str]:
+def run_tests(root: Path, *arguments: str, seconds: float | None = None, **environment: str) -> tuple[int, str]:
     """Run pytest in a clone; its status, -1 after `seconds`, and what it printed."""
     process = subprocess.Popen(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments],
@@ -248,7 +225,7 @@ def run_tests(
         return -1, process.communicate()[0]
 
 
-def trace(faults: Sequence[Fault], tests: Sequence[str]) -> None:
+def trace(faults: Sequence[Fault]) -> None:
     """Find the tests that execute each fault's statement."""
     with tempfile.TemporaryDirectory() as directory, tempfile.TemporaryDirectory() as hits:
         root = clone(f"{directory}/clone")
@@ -258,12 +235,18 @@ def trace(faults: Sequence[Fault], tests: Sequence[str]) -> None:
             by_path.setdefault(fault.path, []).append(number)
         for path, numbers in by_path.items():
             source = (root / path).read_text()
+            if is_compiled(source):
+                continue
             lines = source.splitlines(keepends=True)
             nodes = {number: locate(source, faults[number])[0] for number in numbers}
             for number, node in sorted(nodes.items(), key=lambda pair: -pair[1].lineno):
-                _insert_probe(lines, node, number, source)
-            write(root / path, "".join(lines))
-        status, printed = run_tests(root, tests, PLANTED_HITS=hits, PYTHONPATH=str(root))
+                call, line = f'__import__("planted_probe").hit({number})', node.lineno - 1
+                if isinstance(node, ast.If) and lines[line].lstrip().startswith("elif"):
+                    lines[line] = lines[line].replace("elif ", f"elif {call} or ", 1)
+                else:
+                    lines.insert(line, f"{' ' * node.col_offset}{call}\n")
+            write_module(root, path, "".join(lines))
+        status, printed = run_tests(root, "-m", "not slow", "-n", "4", PLANTED_HITS=hits, PYTHONPATH=str(root))
         print(f"traced with status {status}: {printed.splitlines()[-1]}", file=sys.stderr)
         for path in map(str, sorted(Path(hits).iterdir())):
             fault = faults[int(Path(path).name.partition("-")[0])]
@@ -281,18 +264,6 @@ def is_compiled(source: str) -> bool:
     return "from common.jit import" in source
 
 
-def _insert_probe(lines: list[str], node: ast.stmt, number: int, source: str) -> None:
-    """Put a call of the probe before a statement."""
-    call = f'__import__("planted_probe").hit({number})'
-    if is_compiled(source):
-        return
-    text = lines[node.lineno - 1]
-    if isinstance(node, ast.If) and text.lstrip().startswith("elif"):
-        lines[node.lineno - 1] = text.replace("elif ", f"elif {call} or ", 1)
-    else:
-        lines.insert(node.lineno - 1, f"{' ' * node.col_offset}{call}\n")
-
-
 def _nearness(path: str, test: str) -> int:
     """How many folders a module and the test's file have in common, and one more if their names are alike."""
     module, file = Path(path), Path(test.partition("::")[0])
@@ -307,17 +278,14 @@ def plant(fault: Fault, root: Path) -> bool:
     write_module(root, fault.path, replace_part(source, locate(source, fault)[0], fault.after))
     try:
         module = fault.path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-        imported = subprocess.run(
-            [sys.executable, "-c", f"import {module}"], cwd=root, capture_output=True, check=False
-        )
-        if imported.returncode:
+        command = [sys.executable, "-c", f"import {module}"]
+        if subprocess.run(command, cwd=root, capture_output=True, check=False).returncode:
             return False
         if not fault.tests:
             fault.outcome = "untested"
             return True
-        status, printed = run_tests(
-            root, ["-x", "-n", "0", "-rfE", "-m", "not slow", *fault.tests[:MAX_TESTS]], LIMIT_SECONDS
-        )
+        options = ["-x", "-n", "0", "-rfE", "-m", "not slow"]
+        status, printed = run_tests(root, *options, *fault.tests[:MAX_TESTS], seconds=LIMIT_SECONDS)
         failure = re.search(r"^(?:FAILED|ERROR) (tests/.*?)(?: - |$)", printed, re.MULTILINE)
         fault.outcome = "caught" if status in FAILED else "survived"
         fault.caught_by = failure[1] if failure else ""
@@ -332,29 +300,24 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--faults", type=int, default=100)
-    parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--again", nargs="+", help="earlier results, whose faults are planted again")
-    parser.add_argument("--tests", default="-m 'not slow' -n 4", help="arguments of pytest for the trace")
     arguments = parser.parse_args()
     if arguments.again is not None:
-        documents = [json.loads(Path(name).read_text(encoding="utf-8")) for name in arguments.again]
         faults = [
             Fault(entry["path"], entry["line"], entry["before"], entry["after"], previous=entry["outcome"])
-            for document in documents
-            for entry in document["results"]["faults"]
+            for name in arguments.again
+            for entry in json.loads(Path(name).read_text(encoding="utf-8"))["results"]["faults"]
         ]
         follow(faults)
     else:
         faults = draw(arguments.seed, arguments.faults + arguments.faults // 4)
     planted = [fault for fault in faults if fault.outcome == "gone"]
     faults = [fault for fault in faults if fault.outcome != "gone"]
-    trace(faults, shlex.split(arguments.tests))
-    with tempfile.TemporaryDirectory() as directory, ThreadPoolExecutor(arguments.workers) as pool:
-        roots = [clone(f"{directory}/{number}") for number in range(arguments.workers)]
-        for worker_faults in pool.map(
-            lambda number: _plant_all(faults[number :: arguments.workers], roots[number]), range(arguments.workers)
-        ):
-            planted += worker_faults
+    trace(faults)
+    with tempfile.TemporaryDirectory() as directory, ThreadPoolExecutor(WORKERS) as pool:
+        roots = [clone(f"{directory}/{number}") for number in range(WORKERS)]
+        parts = [faults[number::WORKERS] for number in range(WORKERS)]
+        planted += [fault for part in pool.map(_plant_all, parts, roots) for fault in part]
     planted = planted[: arguments.faults] if arguments.again is None else planted
     counts = {name: sum(fault.outcome == name for fault in planted) for name in OUTCOMES}
     entries = [asdict(fault) | {"tests": len(fault.tests)} for fault in planted]
@@ -370,9 +333,8 @@ def _plant_all(faults: Sequence[Fault], root: Path) -> list[Fault]:
     for fault in faults:
         if plant(fault, root):
             planted.append(fault)
-            print(
-                f"{fault.outcome}: {fault.path}:{fault.line}: {fault.before[:60]!r} -> {fault.after[:60]!r}", flush=True
-            )
+            change = f"{fault.before[:60]!r} -> {fault.after[:60]!r}"
+            print(f"{fault.outcome}: {fault.path}:{fault.line}: {change}", flush=True)
     return planted
 
 

@@ -68,24 +68,20 @@ class Project:
         (self.requirements / "installer.lock").write_text("uv==0.0.0 --hash=sha256:" + "0" * 64)
         (self.requirements / "torch.in").write_text("torch==2.13.0\n")
         self._make_base()
-        self.write_lock("data_prep", write_wheel(self.wheels, "numpy", "2.4.6", module("numpy", "2.4.6")))
-        self.write_lock(
-            "train",
-            write_wheel(self.wheels, "torchrec", "1.8.0", module("torchrec", "1.8.0"), ["fbgemm-gpu"]),
-            write_wheel(self.wheels, "fbgemm_gpu_cpu", "1.8.0", module("fbgemm_gpu", "1.8.0")),
-            write_wheel(self.wheels, "numpy", "2.4.6", module("numpy", "2.4.6")),
-            write_wheel(self.wheels, "extra", "1.0", module("extra", "1.0"), ["numpy"]),
-        )
-        self.write_lock(
-            "dev",
-            write_wheel(self.wheels, "searcher", "1.0", module("searcher", "1.0"), ["extra", "helper"]),
-            write_wheel(self.wheels, "helper", "1.0", module("helper", "1.0")),
-            write_wheel(self.wheels, "checker", "1.0", module("checker", "1.0")),
-        )
+        fbgemm_gpu = write_wheel(self.wheels, "fbgemm_gpu_cpu", "1.8.0", module("fbgemm_gpu", "1.8.0"))
+        numpy, torchrec = self.add_wheel("numpy", "2.4.6"), self.add_wheel("torchrec", "1.8.0", "fbgemm-gpu")
+        searcher, helper = self.add_wheel("searcher", "1.0", "extra", "helper"), self.add_wheel("helper", "1.0")
+        self.write_lock("data_prep", numpy)
+        self.write_lock("train", torchrec, fbgemm_gpu, numpy, self.add_wheel("extra", "1.0", "numpy"))
+        self.write_lock("dev", searcher, helper, self.add_wheel("checker", "1.0"))
         write_wheel(self.wheels, "torch", "2.13.0", TORCH_INIT | CPU_TORCH)
         # What an unguarded pip would fetch: a later numpy, and the CUDA build that torchrec names.
-        write_wheel(self.wheels, "numpy", "2.9.9", module("numpy", "2.9.9"))
-        write_wheel(self.wheels, "fbgemm_gpu", "1.9.0", module("fbgemm_gpu", "1.9.0"))
+        self.add_wheel("numpy", "2.9.9")
+        self.add_wheel("fbgemm_gpu", "1.9.0")
+
+    def add_wheel(self, name: str, version: str, *requires: str) -> Path:
+        """A wheel of one module to the folder that is the index."""
+        return write_wheel(self.wheels, name, version, module(name, version), requires)
 
     def _make_base(self) -> None:
         # Not sys.executable: in a container that one has the real GPU stack.
@@ -107,21 +103,17 @@ class Project:
             lines.append(f"{name}=={version} --hash=sha256:{sha256}\n")
         (self.requirements / f"{group}.lock").write_text("".join(lines))
 
-    def add_to_base(self, name: str, version: str, files: dict[str, str]) -> None:
-        wheel = write_wheel(self.wheels.parent, name, version, files)
+    def add_to_base(self, name: str, version: str, files: dict[str, str] | None = None) -> None:
+        """A package, of one module unless it has other files."""
+        wheel = write_wheel(self.wheels.parent, name, version, module(name, version) if files is None else files)
         with zipfile.ZipFile(wheel) as archive:
             archive.extractall(self.packages_of(self.python.parents[1]))
-
-    def replace_in_base(self, name: str, old: str, new: str) -> None:
-        packages = self.packages_of(self.python.parents[1])
-        (packages / f"{name}-{old}.dist-info").rename(packages.parent / "replaced")
-        self.add_to_base(name, new, module(name, new))
 
     def add_gpu_stack_to_base(self) -> None:
         self.add_to_base("torch", "2.10.0+rocm7.1", TORCH_INIT | GPU_TORCH)
         self.add_to_base("fbgemm_gpu_nightly_rocm", "2026.6.18", module("fbgemm_gpu", "2026.6.18"))
-        self.add_to_base("torchrec", "1.4.0", module("torchrec", "1.4.0"))
-        self.add_to_base("numpy", "2.2.6", module("numpy", "2.2.6"))
+        self.add_to_base("torchrec", "1.4.0")
+        self.add_to_base("numpy", "2.2.6")
         self.add_to_base("hydra_core", "1.3.7", module("hydra", "1.3.7"))
         self.add_to_base("python_debian", "0.1.43ubuntu1", {})
 

@@ -31,12 +31,11 @@ class Change(NamedTuple):
 
     @property
     def is_test(self) -> bool:
-        """Whether the file is of the tests."""
         return self.path.startswith("tests/")
 
     @property
     def tests(self) -> list[str]:
-        """The tests that the patch adds, as pytest names them."""
+        """What the patch adds, as pytest names it."""
         names = [re.match(r"def (test_\w+)\(", line) for line in self.added_lines if self.is_test]
         return [f"{self.path}::{match[1]}" for match in names if match]
 
@@ -107,15 +106,3 @@ def run_tests(directory: Path, tests: list[str]) -> "subprocess.CompletedProcess
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
     environment["PYTHONPATH"] = str(directory)
     return subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, check=False)
-
-
-def test_what_is_more_than_a_file_and_a_row_is_named() -> None:
-    lines = "".join(f"+line {number}\n" for number in range(MAX_LINES_ELSEWHERE + 1))
-    new = "".join(f"--- /dev/null\n+++ b/app/{name}.py\n@@ -0,0 +1 @@\n+x = 1\n" for name in "ab")
-    patch = f"{new}--- a/app/c.py\n+++ b/app/c.py\n@@ -1,2 +1,4 @@\n-old\n context\n{lines}"
-    assert size_problems(changes_of(patch)) == [
-        "2 new files: app/a.py, app/b.py",
-        f"{MAX_LINES_ELSEWHERE + 1} lines in other files",
-        "app/c.py: lines taken away",
-        "no test",
-    ]

@@ -54,9 +54,7 @@ def size_problems(root: Path) -> list[str]:
             problems.append(f"{relative}:{lines}: {lines} lines, more than {MAX_FILE_LINES}: divide the file")
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                lines = (
-                    (node.end_lineno or node.lineno) - node.body[0].lineno + 1
-                )  # its body's: parameters take one each
+                lines = (node.end_lineno or 0) - node.body[0].lineno + 1  # its body's: parameters take one each
                 if lines > MAX_FUNCTION_LINES:
                     reason = f"{node.name} has {lines} lines, more than {MAX_FUNCTION_LINES}: divide the function"
                     problems.append(f"{relative}:{node.lineno}: {reason}")
@@ -89,11 +87,7 @@ def test_imports_keep_the_contracts() -> None:
 # A file, what is appended to it, what import-linter says of that.
 PLANTED = [
     ("app/model/dlrm.py", "import app.training.loop", "app.model.dlrm -> app.training.loop"),
-    (
-        "app/checkpoint/saver.py",
-        "from app.record import documents as reading",
-        "app.checkpoint.saver -> app.record.documents",
-    ),
+    ("app/checkpoint/saver.py", "from app.record import documents", "app.checkpoint.saver -> app.record.documents"),
     ("app/runtime/platform.py", "def f():\n    from app import train", "app.runtime.platform -> app.train"),
     ("app/data/split.py", "from data_prep.stages import write as gather", "app.data.split -> data_prep.stages"),
     ("data_prep/parsing/criteo.py", "import torch", "data_prep.parsing.criteo -> torch"),
@@ -130,10 +124,7 @@ def imports_by_module() -> dict[str, set[str]]:
     imported: dict[str, set[str]] = {name: set() for name in modules}
     for name, path in modules.items():
         tree = ast.parse(path.read_text())
-        of_types = [
-            node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
-        ]
-        tree.body = [node for node in tree.body if node not in of_types]
+        tree.body = [node for node in tree.body if not ast.unparse(node).startswith("if TYPE_CHECKING:")]
         for node in ast.walk(tree):
             if isinstance(node, ast.Import):
                 imported[name] |= {each.name for each in node.names} & modules.keys()
@@ -160,10 +151,8 @@ def test_an_extension_is_imported_by_nothing_but_itself() -> None:
 def command_modules(package: str) -> set[str]:
     """The modules at the top of a package that are commands, those of extensions too, which may have been deleted."""
     runs_a_row = re.compile(r'^ +run(?:_of_extension\(|\(COMMANDS\[)"', re.MULTILINE)
-    return {path.stem for path in (ROOT / package).glob("*.py") if runs_a_row.search(path.read_text())} | {
-        "__init__",
-        "__main__",
-    }
+    commands = {path.stem for path in (ROOT / package).glob("*.py") if runs_a_row.search(path.read_text())}
+    return commands | {"__init__", "__main__"}
 
 
 @pytest.mark.parametrize("package", ["app", "data_prep"])
@@ -230,6 +219,23 @@ def test_a_page_names_what_is_there(page: Path) -> None:
         file = ROOT / path
         is_here = file.exists() or ("NAME" in file.name and file.parent.is_dir())
         assert is_here or is_of_missing_extension(path), f"{page}: {path}"
+
+
+def test_the_index_names_every_page_and_readme_the_index() -> None:
+    pages = {path.name for path in (ROOT / "docs").glob("*.md")} - {"index.md"}
+    assert set(re.findall(r"\]\(([\w/.-]+\.md)", (ROOT / "docs/index.md").read_text())) == pages
+    assert "](docs/index.md" in (ROOT / "README.md").read_text()
+
+
+def test_tests_that_hold_promises_are_there() -> None:
+    text = (ROOT / "docs/reproducibility.md").read_text()
+    names = re.findall(r"`([\w/]*\btest_\w+\.py)(?:::(\w+))?`", text)
+    assert len(names) > 20
+    for path, name in names:
+        file = ROOT / ("" if path.startswith("tests/") else "tests/app") / path
+        if not is_of_missing_extension(path):
+            assert file.exists(), path
+            assert not name or f"def {name}(" in file.read_text(), f"{path}::{name}"
 
 
 def test_only_tables_of_constants_keep_a_form_of_their_own() -> None:

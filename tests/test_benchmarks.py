@@ -145,9 +145,8 @@ def test_peers_learn_and_those_that_are_not_there_are_named(tmp_path: Path) -> N
     """With DLRM=DIR, a clone of facebookresearch/dlrm, its two programs too."""
     out, clone = tmp_path / "out.json", os.environ.get("DLRM")
     command = [str(fast_python()), "-m", "benchmarks.peers", "--quick", "--out", str(out)]
-    process = subprocess.run(
-        [*command, "--dlrm", clone] if clone else command, cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    command += ["--dlrm", clone] if clone else []
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert process.returncode == 0, process.stdout + process.stderr
     results = json.loads(out.read_bytes())["results"]
     assert {"clickwork", "clickwork_bf16", "torchrec_dlrm"} <= set(results["programs"])
@@ -166,14 +165,8 @@ def test_peers_learn_and_those_that_are_not_there_are_named(tmp_path: Path) -> N
 def test_windows_during_a_write_are_kept_apart() -> None:
     """Windows of 10 steps of 10 samples, 1 s each; a checkpoint of step 20 is whole in the fourth."""
     train = [
-        {
-            "event": "train",
-            "step": 10 * k,
-            "samples": 100 * k,
-            "steps": 10,
-            "seconds": float(k),
-            "samples_per_second": 100.0 + k,
-        }
+        {"event": "train", "step": 10 * k, "samples": 100 * k, "steps": 10, "seconds": float(k)}
+        | {"samples_per_second": 100.0 + k}
         for k in range(1, 7)
     ]
     saved = {"event": "checkpoint", "step": 20, "seconds": 3.5, "stall_seconds": 0.5, "write_seconds": 0.5}
@@ -192,11 +185,10 @@ def test_a_start_is_too_slow_above_its_limit() -> None:
 
 
 def test_a_default_run_is_too_slow_below_its_bounds() -> None:
-    def result(on: float, writing: float | None, rounds: int = 7) -> dict[str, Any]:
-        return {"rounds": [{"on": on, "off": 100.0, "bare": 100.0, "writing": writing}] * rounds}
+    def is_slow(on: float, writing: float | None, rounds: int = 7) -> bool:
+        return default_run.is_slow({"rounds": [{"on": on, "off": 100.0, "bare": 100.0, "writing": writing}] * rounds})
 
-    assert not default_run.is_slow(result(97.5, None))
-    assert not default_run.is_slow(result(97.5, 86.0))
-    assert default_run.is_slow(result(96.5, None))
-    assert default_run.is_slow(result(98.0, 84.0))
-    assert not default_run.is_slow(result(50.0, None, rounds=4))
+    assert not is_slow(97.5, 86.0)
+    assert is_slow(96.5, None)
+    assert is_slow(98.0, 84.0)
+    assert not is_slow(50.0, None, rounds=4)

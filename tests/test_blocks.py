@@ -50,34 +50,15 @@ def test_a_mark_is_the_line_above_a_block_of_commands() -> None:
         assert all(block.is_commands for block in marked), page.name
 
 
-def test_blocks_are_recognised() -> None:
-    page = "# A\n```\nmake train\n```\n\n```\nauc 0.75012\n```\n<!-- file: a.yaml -->\n```yaml\na: 1\n```\n## B\n"
-    page += "<!-- not run in tests: GPU -->\n```bash\nNPROC=2 nvidia-smi\n```\n"
-    commands, output, file, marked = blocks_of(page)
-    assert [block.is_commands for block in (commands, output, file, marked)] == [True, False, False, True]
-    assert [block.is_output for block in (commands, output, file, marked)] == [False, True, False, False]
-    assert (file.file, file.text, marked.reason) == ("a.yaml", "a: 1", "GPU")
-    assert [block.section for block in (commands, output, file, marked)] == [1, 1, 1, 13]
-    with pytest.raises(ValueError, match="line 1: a block that does not end"):
-        blocks_of("```\nmake")
-
-
 @pytest.mark.parametrize(
     ("page_text", "printed", "agrees"),
     [
-        ("a: 14,286 rows, auc 0.75528", "b\na: 14,286 rows, auc 0.76000\nc", True),
+        ("cat_0  14,286 rows, auc 0.75528", "b\ncat_0 14,286 rows,\nauc 0.76000\nc", True),
         ("a: 14,286 rows, auc 0.75528", "a: 14,286 rows, auc 0.74928", False),
-        ("a: 14,286 rows", "a: 14,285 rows", False),
-        ("a: 14,286 rows", "a: 114,286 rows", False),
         ("286 rows", "14,286 rows", False),
-        ("cat_0  38.2 GiB  row_wise", "cat_0 38.2 GiB row_wise", True),
-        ("cat_0  38.2 GiB  row_wise", "cat_1 38.2 GiB row_wise", False),
         ("cat_0  38.2 GiB  row_wise", "cat_0 38.2 GiB table_wise", False),
         ("parse: 20 rows, 1,000 rows/s, 4.1 MB, 0.2 s", "parse: 20 rows, 7 rows/s, 4.1 MB, 11 s", True),
-        ("parse: 20 rows, 1,000 rows/s, 4.1 MB, 0.2 s", "parse: 20 rows, 7 rows/s, 4.2 MB, 11 s", False),
-        ("step p50 28.79 ms, p95 32 ms, input wait 1%", "step p50 9 ms, p95 10 ms, input wait 0.5%", True),
-        ("the rate is\n0.152 off", "the rate\nis 0.152 off", True),
-        ("step 180/334 auc 0.1\n…\nset-up: ready\n\n$ make", "", True),
+        ("step p50 28.79 ms\nstep 180/334 auc 0.1\n…\nset-up: ready\n\n$ make", "step p50 9 ms", True),
     ],
 )
 def test_what_is_shown_is_compared(page_text: str, printed: str, agrees: bool) -> None:

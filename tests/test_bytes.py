@@ -8,7 +8,6 @@ from tests.bytes_cases import (
     DATASETS,
     RUNS,
     dataset_row,
-    directory_digest,
     machine,
     prepare_inputs,
     present,
@@ -62,16 +61,6 @@ def test_a_dataset_keeps_its_bytes(name: str, inputs: Path, tmp_path: Path) -> N
 def test_two_workers_write_the_same_bytes(name: str, inputs: Path, tmp_path: Path) -> None:
     row = dataset_row(name, inputs, tmp_path, workers=2)
     assert row["digest"] == read_record()["datasets"][name]["digest"], RECORD_AGAIN.format(name)
-
-
-def test_a_digest_sees_every_byte_and_name(tmp_path: Path) -> None:
-    digests: set[str] = set()
-    for name, content in (("a", b"xy"), ("a", b"xz"), ("b", b"xy")):
-        root = tmp_path / str(len(digests))
-        root.mkdir()
-        (root / name).write_bytes(content)
-        digests.add(directory_digest(root))
-    assert len(digests) == 3
 
 
 @pytest.mark.slow("processes")

@@ -33,10 +33,6 @@ def project(tmp_path: Path) -> Project:
     return project
 
 
-def variables(text: str) -> list[tuple[str, str]]:
-    return VARIABLE.findall(text)
-
-
 def test_the_dockerfiles_differ_in_their_defaults_alone() -> None:
     cuda, rocm = (text.splitlines() for text in DOCKERFILES.values())
     assert len(cuda) == len(rocm)
@@ -47,7 +43,7 @@ def test_the_dockerfiles_differ_in_their_defaults_alone() -> None:
 
 def test_bases_are_the_same_everywhere_and_pinned_by_digest() -> None:
     """But ROCm's, of which only the tag could be read."""
-    defaults = dict(variables(COMPOSE_TEXT))
+    defaults = dict(VARIABLE.findall(COMPOSE_TEXT))
     arguments = {name: dict(re.findall(r"(?m)^ARG (\w+)=(\S+)$", text)) for name, text in DOCKERFILES.items()}
     assert arguments["cuda"]["BASE_IMAGE"] == defaults["CUDA_BASE_IMAGE"]
     assert arguments["rocm"]["BASE_IMAGE"] == defaults["ROCM_BASE_IMAGE"]
@@ -62,7 +58,7 @@ def test_bases_are_the_same_everywhere_and_pinned_by_digest() -> None:
 
 def test_env_example_names_every_variable_with_its_default() -> None:
     listed = dict(re.findall(r"(?m)^#?(\w+)=(.*)$", (ROOT / ".env.example").read_text()))
-    defaults = dict(variables(COMPOSE_TEXT))
+    defaults = dict(VARIABLE.findall(COMPOSE_TEXT))
     assert listed.keys() == {*defaults, "COMPOSE_PROFILES"}
     assert listed["COMPOSE_PROFILES"] == "cpu"
     for name, default in defaults.items():
@@ -70,7 +66,7 @@ def test_env_example_names_every_variable_with_its_default() -> None:
             assert listed[name].strip('"') == default, name
     assert all(f"\n#{name}=" in (ROOT / ".env.example").read_text() for name in FROM_COMPOSE)
     # One default wherever a variable is used.
-    assert len(set(variables(COMPOSE_TEXT))) == len(defaults)
+    assert len(set(VARIABLE.findall(COMPOSE_TEXT))) == len(defaults)
 
 
 def test_services_and_when_they_start() -> None:
@@ -136,21 +132,10 @@ def test_images_get_no_more_than_they_need() -> None:
     assert allowed == copied == {*packages, "requirements", "pyproject.toml"}
 
 
-def test_the_locks_are_parts_of_each_other() -> None:
-    pins = {}
-    for name in ("dev", "train", "data_prep"):
-        text = (ROOT / "requirements" / f"{name}.lock").read_text()
-        pins[name] = set(re.findall(r"(?m)^([\w.-]+==[\w.]+)", text))
-    assert pins["data_prep"] < pins["train"]
-    assert not {pin.split("==")[0] for pin in pins["train"]} & {pin.split("==")[0] for pin in pins["dev"]}
-    assert not {pin for pin in pins["train"] if pin.startswith(("pytest", "mypy==", "ruff"))}
-    assert not {pin for pin in pins["data_prep"] if pin.startswith(("torchrec", "fbgemm", "tensordict"))}
-
-
 @pytest.mark.slow("container")
 def test_a_base_without_what_belongs_to_its_torch_gets_it_and_nothing_is_replaced(project: Project) -> None:
     project.add_to_base("torch", "2.12.1+cu130", TORCH_INIT | CUDA_TORCH)
-    project.add_to_base("numpy", "2.2.6", module("numpy", "2.2.6"))
+    project.add_to_base("numpy", "2.2.6")
     for release in ("1.7.0", "1.8.0"):
         no_driver = "raise OSError('libnvidia-ml.so.1: cannot open shared object file: No such file or directory')"
         write_wheel(project.wheels, "fbgemm_gpu", release, {"fbgemm_gpu/__init__.py": no_driver})
@@ -171,9 +156,8 @@ def test_a_base_as_primus_v26_8_is_used_as_it_is(project: Project) -> None:
     """With the versions that are said to be in rocm/primus:v26.8; the real image was not tried."""
     torch = {"torch/version.py": "__version__ = '2.14.0+rocm10.1'\ncuda = None\nhip = '10.1.0'\n"}
     project.add_to_base("torch", "2.14.0+rocm10.1", TORCH_INIT | torch)
-    versions = {"fbgemm_gpu": "2026.10.8", "torchrec": "1.9.0", "numpy": "2.5.3"}
-    for name, version in versions.items():
-        project.add_to_base(name, version, module(name, version))
+    for name, version in (("fbgemm_gpu", "2026.10.8"), ("torchrec", "1.9.0"), ("numpy", "2.5.3")):
+        project.add_to_base(name, version)
     output = project.set_up(options=["--device", "rocm"])
     assert "installing the releases made for this torch" not in output
     assert "numpy 2.5.3, torch 2.14.0+rocm10.1, fbgemm_gpu 2026.10.8, torchrec 1.9.0" in output
@@ -185,7 +169,7 @@ def test_a_base_as_pytorch_2_14_gets_the_fbgemm_and_torchrec_of_it(project: Proj
     project.add_to_base("torch", "2.14.0+cu130", TORCH_INIT | torch)
     for release in ("1.8.0", "1.9.0"):
         for name in ("fbgemm_gpu", "torchrec"):
-            write_wheel(project.wheels, name, release, module(name, release))
+            project.add_wheel(name, release)
     output = project.set_up(options=["--device", "cuda"])
     assert "installing the releases made for this torch: fbgemm-gpu==1.9.*, torchrec==1.9.*" in output
     assert "fbgemm_gpu 1.9.0, torchrec 1.9.0" in output

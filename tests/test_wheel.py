@@ -24,23 +24,6 @@ def run(command: list[str | Path], cwd: Path) -> "subprocess.CompletedProcess[st
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
 
 
-def copy_compiled_kernels(checkout: Path, installed: Path) -> None:
-    """Copy what Numba has compiled of a package, which it finds by the times of the sources."""
-    for path in checkout.rglob("__pycache__/*.nb[ci]"):
-        to = installed / path.relative_to(checkout)
-        to.parent.mkdir(exist_ok=True)
-        shutil.copy2(path, to)
-    for path in checkout.rglob("*.py"):
-        if (to := installed / path.relative_to(checkout)).exists():
-            shutil.copystat(path, to)
-
-
-@pytest.fixture(scope="module")
-def command(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The installed `clickwork`."""
-    return made_once(tmp_path_factory, "wheel", install) / "environment/bin/clickwork"
-
-
 def install(directory: Path) -> None:
     """Build the wheel from a copy of the sources, and install it in directory/environment."""
     for arguments in (["init"], ["-c", "user.name=x", "-c", "user.email=x", "commit", "--allow-empty", "-m", "x"]):
@@ -62,8 +45,20 @@ def install(directory: Path) -> None:
     python = environment / "bin/python"
     installed = run([sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", wheel], directory)
     assert installed.returncode == 0, installed.stderr
-    for package in PACKAGES:
-        copy_compiled_kernels(ROOT / package, packages / package)
+    for package in PACKAGES:  # what Numba has compiled, which it finds by the times of the sources
+        for path in (ROOT / package).rglob("__pycache__/*.nb[ci]"):
+            to = packages / path.relative_to(ROOT)
+            to.parent.mkdir(exist_ok=True)
+            shutil.copy2(path, to)
+        for path in (ROOT / package).rglob("*.py"):
+            if (to := packages / path.relative_to(ROOT)).exists():
+                shutil.copystat(path, to)
+
+
+@pytest.fixture(scope="module")
+def command(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The installed `clickwork`."""
+    return made_once(tmp_path_factory, "wheel", install) / "environment/bin/clickwork"
 
 
 @pytest.mark.slow("tool")

@@ -1,28 +1,23 @@
 """Fixtures of the pretended device."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.app.datasets import write_dataset, write_ragged_dataset
 from tests.once import made_once
-from tests.pretend_cuda import build
-from tests.pretend_cuda.machine import Machine
-from tests.pretend_cuda.runs import train
+from tests.pretend_cuda import device
+from tests.pretend_cuda.runs import command, train
 
 ROWS = {"train": 1_000, "val": 200, "test": 20}
 
 
 @pytest.fixture(scope="session")
-def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+def machine(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Two pretended GPUs."""
-    if reason := build.why_not():
+    if reason := device.why_not():
         pytest.skip(reason)
-    made_once(tmp_path_factory, "pretend_cuda_library", lambda directory: build.library())
-    machine = Machine()
-    yield machine
-    machine.close()
+    made_once(tmp_path_factory, "pretend_cuda_library", lambda directory: device.library())
 
 
 @pytest.fixture(scope="session")
@@ -38,24 +33,14 @@ def ragged(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def runs(machine: Machine, dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with what the quick tests look at, made by one of the processes that run tests.
-
-    refusals, and runs: cpu, cuda, adagrad (with counts of its steps).
-    """
+def runs(machine: None, dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the quick tests look at: refusals, and runs: cpu, cuda, adagrad (with counts of its steps)."""
 
     def make(directory: Path) -> None:
-        process = machine.run("tests.pretend_cuda.refusals", cwd=directory / "refusals")
-        assert process.returncode == 0, process.stderr
-        train(machine, directory / "cpu", dataset, "cpu")
-        train(machine, directory / "cuda", dataset, "cuda")
-        train(
-            machine,
-            directory / "adagrad",
-            dataset,
-            "cuda",
-            "optimizer=adagrad",
-            environment={"PRETEND_CUDA_COUNTS": str(directory / "counts")},
-        )
+        command("tests.pretend_cuda.programs", directory / "refusals", "refusals")
+        train(directory / "cpu", dataset, "cpu")
+        train(directory / "cuda", dataset, "cuda")
+        counts = {"PRETEND_CUDA_COUNTS": str(directory / "counts")}
+        train(directory / "adagrad", dataset, "cuda", "optimizer=adagrad", environment=counts)
 
     return made_once(tmp_path_factory, "pretend_cuda_runs", make)

@@ -3,25 +3,71 @@
 The library (device.cpp) must be loaded before torch is imported, which looks for CUDA once; the rest is put in place
 when torch and FBGEMM have been imported. `install_on_import` sees to both.
 
-Environment: PRETEND_CUDA_DEVICES (1), PRETEND_CUDA_MEMORY (bytes, 80 GiB), PRETEND_CUDA_COUNTS (see `counting`).
+Environment: PRETEND_CUDA_DEVICES (1), PRETEND_CUDA_MEMORY (bytes, 80 GiB). Nothing here imports torch at its top.
 """
 
 import ctypes
+import hashlib
 import importlib.abc
 import importlib.metadata
 import os
+import shutil
+import subprocess
 import sys
+import tempfile
 import types
 import uuid
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
 from typing import Any
 
-from tests.pretend_cuda import build
-
+SOURCE = Path(__file__).with_name("device.cpp")
+OPTIONS = ("-std=c++20", "-O1", "-shared", "-fPIC")
 NUM_DEVICES = int(os.environ.get("PRETEND_CUDA_DEVICES", "1"))
-PYTHON_PATH = f"{build.SOURCE.parent / 'site'}{os.pathsep}{build.SOURCE.parents[2]}"  # of processes to be put on it
+PYTHON_PATH = f"{SOURCE.parent / 'site'}{os.pathsep}{SOURCE.parents[2]}"  # of processes to be put on it
 SYNC_DEBUG_MODES = {"default": 0, "warn": 1, "error": 2}
+
+
+def why_not() -> str:
+    """Why the device cannot be used here; empty if it can."""
+    if shutil.which("g++") is None:
+        return "no g++ to compile the pretended CUDA device with"
+    if not importlib.metadata.version("torch").endswith("+cpu"):
+        return "the pretended CUDA device needs the CPU build of torch"
+    return ""
+
+
+def torch_directory() -> Path:
+    spec = PathFinder.find_spec("torch")
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent
+
+
+def library() -> Path:
+    """device.cpp compiled for this torch, in the user's cache directory; RuntimeError if that is not possible.
+
+    It is compiled if need be, which takes some 20 s.
+    """
+    content = SOURCE.read_bytes() + " ".join([importlib.metadata.version("torch"), *OPTIONS]).encode()
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "clickwork"
+    path = cache / f"pretend_cuda_{hashlib.sha256(content).hexdigest()[:16]}.so"
+    if path.exists():
+        return path
+    if shutil.which("g++") is None:
+        raise RuntimeError(why_not())
+    cache.mkdir(parents=True, exist_ok=True)
+    torch = torch_directory()
+    with tempfile.TemporaryDirectory(dir=cache) as directory:
+        output = Path(directory) / path.name
+        command = ["g++", *OPTIONS, f"-I{torch}/include", f"-L{torch}/lib", str(SOURCE), "-o", str(output)]
+        command += ["-ltorch_cpu", "-lc10"]
+        process = subprocess.run(command, check=False, capture_output=True, text=True)
+        if process.returncode:
+            raise RuntimeError(f"g++ cannot compile {SOURCE.name}:\n{process.stderr}")
+        os.replace(output, path)  # whole or not at all: other processes may compile it, too
+    return path
 
 
 def memory_bytes() -> int:
@@ -45,7 +91,6 @@ class _Finder(importlib.abc.MetaPathFinder):
         after = {
             "torch": _after_torch,
             "fbgemm_gpu": _cover,
-            "torchrec": _after_torchrec,
             "app.metrics.timing": _shrink_ceilings,
         }.get(name)
         if after is None:
@@ -70,21 +115,14 @@ def _call_after(loader: Any, after: Callable[[], object]) -> None:
 
 def _load_library() -> None:
     for name in ("libc10.so", "libtorch_cpu.so"):
-        ctypes.CDLL(str(build.torch_directory() / "lib" / name))
-    ctypes.CDLL(str(build.library()))
+        ctypes.CDLL(str(torch_directory() / "lib" / name))
+    ctypes.CDLL(str(library()))
 
 
 def _cover() -> None:
     import torch
 
     torch.ops.pretend_cuda.cover()
-
-
-def _after_torchrec() -> None:
-    if "PRETEND_CUDA_COUNTS" in os.environ:
-        from tests.pretend_cuda import counting
-
-        counting.count_steps(os.environ["PRETEND_CUDA_COUNTS"])
 
 
 def _shrink_ceilings() -> None:

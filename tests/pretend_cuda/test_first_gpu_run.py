@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.slow("tool"), pytest.mark.usefixtures("machine")]
 
 
 def main(out: Path, minutes: int, monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr(sys, "executable", str(fast_python(device.PYTHON_PATH)))
+    monkeypatch.setattr(sys, "executable", str(fast_python(PYTHONPATH=device.PYTHON_PATH)))
     stages = ["--stages", *reversed(SHARES)]  # none relies on one that is before it by default
     monkeypatch.setattr(sys, "argv", ["", "--out", str(out), "--minutes", str(minutes), "--pretend", *stages])
     return first_gpu_run.main()

@@ -30,7 +30,6 @@ from tests.extensions.export.test_directories import row_keys, score_files
 from tests.pretend_cuda.conftest import dataset as dataset
 from tests.pretend_cuda.conftest import machine as machine
 from tests.pretend_cuda.conftest import runs as runs
-from tests.pretend_cuda.machine import Machine
 from tests.pretend_cuda.runs import command
 
 # HSTU, of an extension, is refused in tests/extensions/together.
@@ -125,6 +124,6 @@ def test_no_secret_is_in_the_file_and_the_run_s_environment_is_set(
 
 
 @pytest.mark.slow("processes")
-def test_a_run_of_a_gpu(machine: Machine, runs: Path, tmp_path: Path) -> None:
-    command(machine, "export", tmp_path, f"run={runs}/cuda/run", f"out={tmp_path}/served")
+def test_a_run_of_a_gpu(runs: Path, tmp_path: Path) -> None:
+    command("export", tmp_path, f"run={runs}/cuda/run", f"out={tmp_path}/served")
     assert (tmp_path / "served/score.py").exists()
