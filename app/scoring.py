@@ -309,14 +309,15 @@ def probabilities(logits: NDArray[np.float64]) -> NDArray[np.float64]:
 def to_table(ranking: Ranking) -> str:
     """Return aligned columns for a terminal."""
     # The third column is a probability, or a predicted number.
-    rows = [("rank", "candidate", _columns(ranking)[2], "out of vocabulary")]
+    rows = [("rank", "candidate", _header(ranking)[2], "out of vocabulary")]
     rows += [(str(entry[0]), entry[1], f"{entry[2]:.6f}", " ".join(entry.out_of_vocabulary)) for entry in ranking]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     return "\n".join(lines) + "\n"
 
 
-def _columns(ranking: Ranking) -> tuple[str, ...]:
+def _header(ranking: Ranking) -> tuple[str, ...]:
+    """Return the names of a ranking's fields; those of clicks, if there is no candidate that tells the kind."""
     return ranking[0]._fields if ranking else Ranked._fields
 
 
@@ -329,7 +330,7 @@ def to_csv(ranking: Ranking) -> str:
     """Return one line per candidate; spaces join the unknown features."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(_columns(ranking))
+    writer.writerow(_header(ranking))
     for candidate in ranking:
         writer.writerow([*candidate[:-1], " ".join(candidate.out_of_vocabulary)])
     return text.getvalue()

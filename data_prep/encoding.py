@@ -109,7 +109,7 @@ class NewRows(NamedTuple):
         return to_texts(self.columns[column], self._locator_of(column))
 
     def truths(self, column: str) -> NDArray[np.bool_]:
-        """Return a column of 0 and 1 as booleans; an empty field is False. Raise UserError for another value."""
+        """Return 0, 1 and words such as true as booleans [rows], an empty field as False. Raise UserError else."""
         return truths_of(plain(self.columns[column]), self._locator_of(column), 0.0)
 
     def _locator_of(self, column: str) -> Locator:

@@ -127,11 +127,12 @@ def _components(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return shares of negatives below each positive [positives] and of positives above each negative [negatives]."""
     positives, negatives = scores[labels], scores[~labels]
-    below, above = (
+    # The mean of the places left and right of equal scores counts a tie half.
+    negatives_below, positives_below = (
         (np.searchsorted(ordered, values, "left") + np.searchsorted(ordered, values, "right")) / (2 * len(ordered))
         for ordered, values in ((np.sort(negatives), positives), (np.sort(positives), negatives))
     )
-    return below, 1 - above
+    return negatives_below, 1 - positives_below
 
 
 def speed_ratio(first: Values, second: Values) -> Ratio:

@@ -400,6 +400,7 @@ class Manifest:
     @property
     def has_given_splits(self) -> bool:
         """Return whether the user gave files for each split, so that no method divides the rows."""
+        # Null: files were given. Generated and imported rows, and events, have no such key.
         return self.encoding.get("split", "") is None
 
     @property

@@ -18,7 +18,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from msgspec import Struct
@@ -41,7 +41,6 @@ from app.report.charts import ComparisonRow
 from app.report.page import ReportTable, halves, write_report
 from app.report.read import RunFiles, figure, read_run, signed
 from app.report.statistics import delong
-from app.training.predictor import Evaluation, Predictor, task_of
 from common.cli import EXIT_DONE
 from common.compose import quote_literally
 from common.documents import convert, encode, plain_object, read_document
@@ -51,6 +50,9 @@ from data_prep.dataset.format import Manifest, load_rows_manifest, sampled_row_n
 from data_prep.dataset.kinds import ROWS
 from data_prep.dataset.options import LabelKind
 from extensions.baselines.fit import FOLDER, SAMPLE_ROWS, Baseline, Baselines, BaselinesConfig, fit_baselines, load_rows
+
+if TYPE_CHECKING:
+    from app.training.predictor import Evaluation, Predictor
 
 BASELINE_NAMES = {
     BASE_RATE: "the base rate",
@@ -401,11 +403,13 @@ def main(config: BaselinesConfig) -> int:
     return EXIT_DONE
 
 
-def score_writer(predictor: Predictor, evaluation: Evaluation) -> Callable[[Path, int], None] | None:
+def score_writer(predictor: "Predictor", evaluation: "Evaluation") -> Callable[[Path, int], None] | None:
     """Return a function of a run's directory and a step, which writes the scores of the rows to compare baselines on.
 
     It has at most SAMPLE_ROWS rows of the split. None on ranks other than 0, and without baselines.
     """
+    from app.training.predictor import task_of  # imports torch, which the command does without
+
     config, manifest, split = predictor.config, predictor.manifest, str(evaluation.figures.split)
     is_wanted = config.baselines is not False and obstacle(config) is None and task_of(manifest).has_clicks
     is_wanted = is_wanted and not manifest.weight  # `compare` would not use them

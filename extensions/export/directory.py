@@ -280,7 +280,7 @@ def largest_difference(
         with torch.no_grad():
             expected = (model(dense, bags) + correction).numpy()
         differences.append(float(np.abs(logits - expected).max()))
-    return max(differences)
+    return float(np.max(differences))  # NaN, if any logit is
 
 
 def feeds_of(dense: Tensor, bags: KeyedJaggedTensor, multi_hot: Collection[str]) -> dict[str, NDArray[Any]]:

@@ -275,10 +275,11 @@ def _parse_times(texts: Sequence[str], form: str | None) -> NDArray[np.float64] 
 
 
 def _distinct_texts(values: Any) -> tuple[list[str], NDArray[np.int64], NDArray[np.bool_], bool]:
-    """Return a column's distinct values as the texts that a file would have for them; "" for an empty field.
+    """Return the distinct texts of a column after `plain` and `without_nan`, without lists; "" for an empty field.
 
-    Then the place [rows] of each row's text; whether a text [texts] stands for an object, not a value; and whether a
-    typed value is a number that is not whole. Times are in ISO 8601.
+    Typed values are as `text_of` has them (True and 1.0 are "1"), times in ISO 8601. Then the code [rows] of each row's
+    text; which texts [texts] stand for an object, not a value; and whether a typed number is not whole, which data_prep
+    refuses as an id.
     """
     column, has_fractions = distinct(values), False
     if is_text(values):

@@ -57,6 +57,7 @@ def require_equal(
         dense, bags = random_batch(manifest.num_embeddings, multi_hot, 2, 9)
         assert largest_difference(served, 0.5, path, [(dense, bags)], multi_hot) <= 1e-5
         assert largest_difference(served, 0.6, path, [(dense, bags)], multi_hot) == pytest.approx(0.1, abs=1e-5)
+        assert np.isnan(largest_difference(served, 0.5, path, [(dense, bags), (dense * np.nan, bags)], multi_hot))
         logits, probabilities = InferenceSession(path).run(None, feeds_of(dense, bags, multi_hot))
         np.testing.assert_allclose(logits, served(dense, bags).numpy() + 0.5, rtol=0, atol=1e-5)
         np.testing.assert_allclose(probabilities, 1 / (1 + np.exp(-logits)), rtol=0, atol=1e-6)
