@@ -1,7 +1,6 @@
 """The fenced blocks of README.md and docs: which are commands and are run, and what of their output is shown."""
 
 import re
-from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -90,11 +89,6 @@ def blocks_of(text: str) -> list[Block]:
     if start is not None:
         raise ValueError(f"line {start}: a block that does not end")
     return blocks
-
-
-def not_run() -> Counter[str]:
-    """How many blocks of all pages are not run, by reason."""
-    return Counter(block.reason for page in PAGES for block in blocks_of(page.read_text()) if block.reason)
 
 
 def differences(page_text: str, printed: str) -> list[str]:

@@ -228,7 +228,14 @@ def prepare_inputs(directory: Path) -> None:
         (directory / f"days/day_{day}").write_bytes(lines)
         (directory / f"gz/day_{day}.gz").write_bytes(gzip.compress(lines, mtime=0))
     table = table_columns(1500)
-    _write_text(directory, table)
+    # As CSV with quoted fields, and without a header, separated by tabs.
+    texts = {**table, "genres": ["|".join(genres) for genres in table["genres"]]}
+    rows_of_texts = [
+        ["" if value is None else str(value) for value in row] for row in zip(*texts.values(), strict=True)
+    ]
+    with open(directory / "table.csv", "w", encoding="utf-8", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows([texts, *rows_of_texts])
+    (directory / "table.tsv").write_text("".join("\t".join(row[:6]) + "\n" for row in rows_of_texts), encoding="utf-8")
     for name, columns in (("table", table), ("more", table_columns(400, seed=4))):
         pyarrow.parquet.write_table(pyarrow.table(columns), directory / f"{name}.parquet", row_group_size=400)
     for name, schema in SCHEMAS.items():
@@ -281,16 +288,6 @@ def table_columns(rows: int, seed: int = 3) -> dict[str, list[Any]]:
         "genres": several(GENRES, 4),
         "tags": [", ".join(tags) for tags in several(tuple(f'tag "{i}"' for i in range(40)), 3)],
     }
-
-
-def _write_text(directory: Path, table: dict[str, list[Any]]) -> None:
-    """The table as CSV with quoted fields, and without a header, separated by tabs."""
-    columns = {**table, "genres": ["|".join(genres) for genres in table["genres"]]}
-    texts = [["" if value is None else str(value) for value in column] for column in columns.values()]
-    with open(directory / "table.csv", "w", encoding="utf-8", newline="") as file:
-        csv.writer(file, lineterminator="\n").writerows([columns, *zip(*texts, strict=True)])
-    bare = ["\t".join(row[:6]) for row in zip(*texts, strict=True)]
-    (directory / "table.tsv").write_bytes(("\n".join(bare) + "\n").encode())
 
 
 def dataset_row(name: str, inputs: Path, directory: Path, workers: int = 1) -> dict[str, Any]:

@@ -11,7 +11,6 @@ from hypothesis.internal.conjecture import providers
 from hypothesis.internal.constants_ast import Constants
 
 from data_prep.stages.parse import compile_kernels
-from tests.blocks import PAGES, not_run
 from tests.forks import start_server
 
 # Without bytecode each of the processes that run tests compiles all tests anew, which takes 7 s.
@@ -63,14 +62,6 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         reporter.write_line(f"not to be skipped here: {reason}", red=True)
     if unexpected and exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print how many commands of the documentation no test runs."""
-    if not PAGES:  # a copy of the code alone
-        return
-    reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(not_run().items()))
-    terminalreporter.write_line(f"blocks of README.md and docs that are not run: {reasons}")
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

@@ -123,13 +123,6 @@ def dlrm_logits(
 ) -> Tensor:
     """Logits [B]; bags[f][b] holds the ids of sample b for feature f, summed over."""
     pooled = [pool(of_feature, [table], "plain", "sum") for table, of_feature in zip(tables, bags, strict=True)]
-    return logits_of(dense, pooled, dense_arch, over_arch, kind, itself)
-
-
-def logits_of(
-    dense: Tensor, pooled: list[Tensor], dense_arch: Layers, over_arch: Layers, kind: str = "dot", itself: bool = False
-) -> Tensor:
-    """Logits [B] from the F features' vectors [B, D]."""
     hidden = perceptron(dense, dense_arch, last_relu=True)
     return perceptron(interact(hidden, pooled, kind, itself), over_arch, last_relu=False).squeeze(1)
 

@@ -44,38 +44,6 @@ def broken_contracts(root: Path) -> list[str]:
     return process.stdout.partition("Broken contracts")[2].splitlines() or [process.stdout + process.stderr]
 
 
-def size_problems(root: Path) -> list[str]:
-    """Every file and function that asks to be divided, as `file:line: reason`."""
-    problems = []
-    for path in python_files(root, (*PACKAGES, "requirements")):
-        relative, text = path.relative_to(root), path.read_text()
-        lines = len(text.splitlines())
-        if lines > MAX_FILE_LINES:
-            problems.append(f"{relative}:{lines}: {lines} lines, more than {MAX_FILE_LINES}: divide the file")
-        for node in ast.walk(ast.parse(text)):
-            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                lines = (node.end_lineno or 0) - node.body[0].lineno + 1  # its body's: parameters take one each
-                if lines > MAX_FUNCTION_LINES:
-                    reason = f"{node.name} has {lines} lines, more than {MAX_FUNCTION_LINES}: divide the function"
-                    problems.append(f"{relative}:{node.lineno}: {reason}")
-    return problems
-
-
-def leak_problems(root: Path, files: list[Path]) -> list[str]:
-    """Every trace of one machine or registry in the files, as `file:line: reason`."""
-    problems = []
-    for path in files:
-        try:
-            lines = path.read_text().splitlines()
-        except UnicodeDecodeError:
-            continue  # binary
-        for number, line in enumerate(lines, start=1):
-            for leak, pattern in LEAKS.items():
-                if match := pattern.search(line):
-                    problems.append(f"{path.relative_to(root)}:{number}: {leak}: {match.group()!r}")
-    return problems
-
-
 def python_files(root: Path, directories: tuple[str, ...]) -> list[Path]:
     return sorted(path for directory in directories for path in (root / directory).rglob("*.py"))
 
@@ -178,7 +146,17 @@ def test_commands_are_imported_by_nothing(package: str) -> None:
 
 @pytest.mark.medium
 def test_files_and_functions_stay_small() -> None:
-    assert not size_problems(ROOT), "\n" + "\n".join(size_problems(ROOT))
+    problems = []
+    for path in python_files(ROOT, (*PACKAGES, "requirements")):
+        lines = len(path.read_text().splitlines())
+        if lines > MAX_FILE_LINES:
+            problems.append(f"{path}:{lines}: more lines than {MAX_FILE_LINES}: divide the file")
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                lines = (node.end_lineno or 0) - node.body[0].lineno + 1  # its body's: parameters take one each
+                if lines > MAX_FUNCTION_LINES:
+                    problems.append(f"{path}:{node.lineno}: {node.name} has {lines} lines: divide the function")
+    assert not problems, "\n".join(problems)
 
 
 @pytest.mark.medium
@@ -188,8 +166,15 @@ def test_no_machine_and_no_registry_in_tracked_files() -> None:
     listing = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if listing.returncode:
         pytest.skip(f"not a git checkout, so no list of tracked files: {listing.stderr.strip()}")
-    files = [ROOT / name for name in listing.stdout.split("\0") if name]
-    problems = leak_problems(ROOT, [path for path in files if path.is_file()])
+    problems = []
+    for path in [ROOT / name for name in listing.stdout.split("\0") if (ROOT / name).is_file()]:
+        try:
+            lines = path.read_text().splitlines()
+        except UnicodeDecodeError:
+            continue  # binary
+        for number, line in enumerate(lines, start=1):
+            leaks = {leak: match[0] for leak, pattern in LEAKS.items() if (match := pattern.search(line))}
+            problems += [f"{path.relative_to(ROOT)}:{number}: {leak}: {text!r}" for leak, text in leaks.items()]
     assert not problems, "\n" + "\n".join(problems)
 
 
@@ -248,26 +233,14 @@ def test_only_tables_of_constants_keep_a_form_of_their_own() -> None:
 @pytest.mark.medium
 def test_a_slow_test_has_a_reason() -> None:
     """One of the listed ones, unless it has quick cases, too: then the marks are among its parameters."""
-    bare = [
-        f"{path}:{decorator.lineno}"
-        for path in (ROOT / "tests").rglob("*.py")
-        for node in ast.parse(path.read_text()).body
-        for decorator in [*getattr(node, "decorator_list", ()), *_marks_of_module(node)]
-        if ast.unparse(decorator) == "pytest.mark.slow"
-        or (ast.unparse(decorator).startswith("pytest.mark.slow(") and not _is_known_reason(decorator))
-    ]
-    assert bare == []
-
-
-def _marks_of_module(node: ast.stmt) -> list[ast.expr]:
-    """Return the marks that `pytestmark = ...` gives to all tests of a module."""
-    if not isinstance(node, ast.Assign) or ast.unparse(node.targets[0]) != "pytestmark":
-        return []
-    return node.value.elts if isinstance(node.value, ast.List) else [node.value]
-
-
-def _is_known_reason(mark: ast.expr) -> bool:
-    return isinstance(mark, ast.Call) and ast.literal_eval(mark.args[0]) in SLOW_REASONS
+    known = {f"pytest.mark.slow({reason!r})" for reason in SLOW_REASONS}
+    for path in (ROOT / "tests").rglob("*.py"):
+        for node in ast.parse(path.read_text()).body:
+            marks: list[ast.expr] = [*getattr(node, "decorator_list", ())]
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark":
+                marks = node.value.elts if isinstance(node.value, ast.List) else [node.value]
+            reasons = {text for mark in marks if (text := ast.unparse(mark)).startswith("pytest.mark.slow")}
+            assert reasons <= known, f"{path}:{node.lineno}"
 
 
 def test_lint_looks_at_our_modules_and_at_no_script_beside_them(tmp_path: Path) -> None:

@@ -7,12 +7,13 @@ import shutil
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.blocks import PAGES, REASONS, ROOT, Block, blocks_of, differences, not_run
+from tests.blocks import PAGES, REASONS, ROOT, Block, blocks_of, differences
 from tests.data_prep.oracle import make_rows
 from tests.fast_python import fast_python
 from tests.once import made_once
@@ -25,15 +26,8 @@ PUBLISHED = "published"  # the repository that README clones
 ABSENT_FROM_COPY = (".git", ".venv", ".venv-oldest", ".venv-newest", "data", "runs", "shared")
 
 
-def pages_with_commands() -> list[Path]:
-    """The pages of which at least one block is run."""
-    return [
-        page for page in PAGES if any(block.is_commands and not block.reason for block in blocks_of(page.read_text()))
-    ]
-
-
 def test_no_more_blocks_than_before_are_left_out() -> None:
-    counts = not_run()
+    counts = Counter(block.reason for page in PAGES for block in blocks_of(page.read_text()) if block.reason)
     assert set(counts) <= set(REASONS), f"a mark's reason is one of {', '.join(REASONS)}"
     for reason in REASONS:
         most = MOST_NOT_RUN[reason]
@@ -68,7 +62,8 @@ def test_what_is_shown_is_compared(page_text: str, printed: str, agrees: bool) -
 IN_CI = ("README", "data")  # the pages that a beginner opens first; the others run before a release
 PAGE_CASES = [
     pytest.param(page, marks=pytest.mark.slow("processes" if page.stem in IN_CI else "examples"), id=page.stem)
-    for page in pages_with_commands()
+    for page in PAGES
+    if any(block.is_commands and not block.reason for block in blocks_of(page.read_text()))
 ]
 
 

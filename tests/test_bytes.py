@@ -4,16 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.bytes_cases import (
-    DATASETS,
-    RUNS,
-    dataset_row,
-    machine,
-    prepare_inputs,
-    present,
-    read_record,
-    training_row,
-)
+from tests.bytes_cases import DATASETS, RUNS, dataset_row, machine, prepare_inputs, present, read_record, training_row
 from tests.once import made_once
 
 # On another kind of CPU, or with another torch: of the first losses, relative. Rounding grows from step to step (of

@@ -1,7 +1,6 @@
 """The set-up with stand-ins: tiny wheels, and a Python that has what a container's would; no network."""
 
 import http.server
-import importlib
 import os
 import re
 import resource
@@ -13,8 +12,6 @@ import venv
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tests.setup_project import GPU_TORCH, ROOT, TORCH_INIT, Project, module, write_wheel
 
@@ -89,22 +86,6 @@ def cpu_seconds() -> float:
     """Of the processes that this one started and that have ended: others' work does not count."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
-
-
-def test_hypothesis_draws_the_same_whatever_was_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn: list[int] = []
-
-    @settings(settings.get_profile("clickwork"))
-    @given(st.integers())
-    def draw(number: int) -> None:
-        drawn.append(number)
-
-    draw()
-    (tmp_path / "module_with_constants.py").write_text(f"{list(range(10**6, 10**6 + 1000))}\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    importlib.import_module("module_with_constants")
-    draw()
-    assert drawn[:100] == drawn[100:]
 
 
 @pytest.mark.slow("tool")

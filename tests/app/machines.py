@@ -24,12 +24,7 @@ class Launcher:
     """A launcher under way in `cwd`; what it and its processes say goes to the directory `out`, which it makes."""
 
     def __init__(
-        self,
-        *arguments: str,
-        cwd: Path,
-        out: Path,
-        python: str = "",
-        prepare: Callable[[], None] | None = None,
+        self, *arguments: str, cwd: Path, out: Path, python: str = "", prepare: Callable[[], None] | None = None
     ) -> None:
         """python: another than the fast one, whose start takes 7 s."""
         out.mkdir()

@@ -88,11 +88,7 @@ class _Finder(importlib.abc.MetaPathFinder):
     """Does something before or after the import of a few modules."""
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: Any = None) -> ModuleSpec | None:
-        after = {
-            "torch": _after_torch,
-            "fbgemm_gpu": _cover,
-            "app.metrics.timing": _shrink_ceilings,
-        }.get(name)
+        after = {"torch": _after_torch, "fbgemm_gpu": _cover, "app.metrics.timing": _shrink_ceilings}.get(name)
         if after is None:
             return None
         if name == "torch":

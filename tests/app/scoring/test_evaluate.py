@@ -346,10 +346,7 @@ def random_samples(samples: int) -> tuple[torch.Tensor, KeyedJaggedTensor]:
 @pytest.mark.parametrize("precision", list(TablePrecision))
 @pytest.mark.parametrize(
     "tables",
-    [
-        TablesConfig(),
-        TablesConfig(pooling=Pooling.mean, storage=Storage.fp16, shared={"both": ["user", "item"]}),
-    ],
+    [TablesConfig(), TablesConfig(pooling=Pooling.mean, storage=Storage.fp16, shared={"both": ["user", "item"]})],
     ids=["plain", "shared"],
 )
 def test_logits_are_those_of_rounded_tables(ragged: Manifest, precision: TablePrecision, tables: TablesConfig) -> None:

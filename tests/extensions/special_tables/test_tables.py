@@ -16,15 +16,7 @@ from extensions.special_tables import QROperation, RowWeights, TableKind
 from extensions.special_tables.arch import SpecialEmbedding, SpecialSparseArch, alpha_rule, storable_width
 from tests import reference
 from tests.app.conftest import SMALL, Command, Refusal
-from tests.app.model.test_tables import (
-    DIM,
-    FEATURES,
-    as_kjt,
-    draw_bags,
-    draw_values,
-    make_checked,
-    weight_of,
-)
+from tests.app.model.test_tables import DIM, FEATURES, as_kjt, draw_bags, draw_values, make_checked, weight_of
 from tests.app.run_files import losses, summary
 from tests.error_lines import refused
 
