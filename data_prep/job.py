@@ -540,7 +540,7 @@ def counts_bytes(data: DataConfig) -> int:
 
 
 def window_rows(data: DataConfig) -> int:
-    """Return the number of positions held in memory at once while rows are shuffled."""
+    """Return the rows of one window of a shuffle: their places in the new order, uint32, are in memory, two at once."""
     return parse_size(data.memory_budget, "data.memory_budget") // WINDOWS_PER_BUDGET // np.dtype(np.uint32).itemsize
 
 

@@ -74,7 +74,7 @@ def seeds_needed(mean: float, *deviations: float) -> int | None:
         return None
     if variance == 0:
         return 2
-    # Growth of the degrees of freedom with the seeds.
+    # Welch and Satterthwaite: degrees of freedom per seed beyond the first.
     growth = variance**2 / sum(deviation**4 for deviation in deviations)
 
     def power(seeds: int) -> float:
@@ -90,7 +90,7 @@ def seeds_needed(mean: float, *deviations: float) -> int | None:
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if power(middle) >= POWER else (middle, high)
-    return high
+    return high if high <= MOST_SEEDS else None
 
 
 def delong(labels: NDArray[np.bool_], first: NDArray[np.floating], second: NDArray[np.floating]) -> MeanDifference:

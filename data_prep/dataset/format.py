@@ -627,7 +627,9 @@ def shard_path(root: Path, split: str, name: str, kind: str) -> Path:
     return root / split / f"{name}.{kind}.npy"
 
 
-UNSEEN = "unseen_in_train"  # key of a manifest's `extra`: share of held-out values by feature; None: not counted
+# Key of a manifest's `extra`: by feature, the share of val's and test's values, each as often as it occurs, that no row
+# of train has, less train's own share without an id if the vocabulary is of train; None: not counted.
+UNSEEN = "unseen_in_train"
 NAMED_SHARE = 0.2  # a larger share is reported
 SHOWN_COLUMNS = 4
 
@@ -647,9 +649,10 @@ def unseen_sentence(manifest: Manifest) -> str | None:
     if manifest.encoding.get("split") in [method.value for method in SplitMethod if method.algorithm.reads == "values"]:
         column = manifest.encoding["split_column"]
         remedy = f"the score is of new values, as data.split puts all rows of a value of {column} into one split"
-    elif any("split" in source for source in manifest.sources):
+    elif any("split" in source for source in manifest.sources):  # of some splits at least, unlike `has_given_splits`
         remedy = "the score is of new values, as the files of the splits are given"
     elif manifest.encoding.get("split") in [method.value for method in SplitMethod if method.algorithm.is_random]:
+        # A random split puts a value that occurs often into train, too.
         remedy = "most of them occur once, so no split helps; leave such a column out of data.schema"
     else:
         remedy = (

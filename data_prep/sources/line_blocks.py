@@ -32,6 +32,7 @@ class PlainReader:
         """offset: first byte to read. block_bytes: most bytes of a block, without the room around it."""
         self._file: BinaryIO = open(source.path, "rb", buffering=0)  # noqa: SIM115
         self._file.seek(offset)
+        # Of an anonymous mapping, the room before a block takes no memory until the begin of a line is put there.
         self._block = mmap.mmap(-1, ROOM_BEFORE + block_bytes + ROOM_BEHIND)
         self._view = memoryview(self._block)[ROOM_BEFORE : ROOM_BEFORE + block_bytes]
 

@@ -242,7 +242,11 @@ class Scorer:
         return Bags(ids, np.arange(len(ids) + 1) if offsets is None else offsets)
 
     def _transform_dense(self, dense: Any) -> Any:
-        """Return numbers [B, N] as the dense features float32 that the dataset has."""
+        """Return numbers [B, N] as the dense features float32 that the dataset has.
+
+        It repeats `transform_dense` of data_prep/lookup.py, which this directory lacks, bit for bit. `dense_range` has
+        the lowest and highest numbers [N] of train for torchrec and minmax; new rows below the lowest count as it.
+        """
         kind, bounds = self._rules["dense_transform"], self._rules["dense_range"]
         # A column with a transform of its own may overflow here, and is transformed below.
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
@@ -260,7 +264,7 @@ class Scorer:
                 shifted = np.maximum(dense, lowest).astype(np.int64) - (lowest - 2)
                 shifted = shifted.astype(np.int32) if self._rules["wraps_integers"] else shifted
                 values = np.log(shifted.astype(np.float32))
-            else:  # minmax
+            else:  # minmax: the operations of scikit-learn's MinMaxScaler, in the same order
                 low, high = np.array(bounds["low"]), np.array(bounds["high"])
                 span = (high - low).astype(np.float64)
                 scale = 1.0 / np.where(span < np.finfo(np.float64).tiny, 1.0, span)
