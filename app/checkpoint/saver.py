@@ -92,6 +92,7 @@ class SafeReader(FileSystemReader):
             with open(path, "rb") as file, FakeTensorMode():  # loads where the values are, not the values
                 values = torch.load(self._slice_file(file, stored), map_location="cpu", weights_only=True)
             start = stored.offset + values.untyped_storage()._checkpoint_offset
+            # Copy-on-write, as torch warns of arrays that must not be written; the file does not change.
             content = torch.from_numpy(np.memmap(path, np.uint8, "c", start, (values.nbytes,)))
             yield tuple(chunk.offsets), content.view(entry.properties.dtype).view(chunk.sizes)
 

@@ -212,6 +212,7 @@ class AppConfig:
         over = self.model.kind.over if self.eval.group_by is None else GROUPS  # the unit that metrics can be over
         setting = f"train.monitor={shown(monitor)}"
         weights = {monitor: 1.0} if isinstance(monitor, str) else monitor
+        # A value of another form counts as a metric without a name, which the first check refuses.
         for name, weight in weights.items() if isinstance(weights, dict) and weights else [("", 0.0)]:
             is_number = isinstance(weight, int | float) and not isinstance(weight, bool)
             if name not in RANKED or not is_number or not math.isfinite(weight) or not weight:

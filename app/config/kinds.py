@@ -37,7 +37,7 @@ CALIBRATION, BASE_RATE, STANDARD_ERROR = "calibration", "base_rate", "auc_standa
 ALL_ROWS, KEPT_ROWS = "calibration_of_all_rows", "calibration_of_kept_rows"
 RMSE, MAE, LABEL_DEVIATION = "rmse", "mae", "label_deviation"
 HR, NDCG = "hr_at_10", "ndcg_at_10"
-NUMBERS = "number"
+NUMBERS = "number"  # Metric.task of labels that are numbers
 # Units that a metric is averaged over: users in a log of events, groups of eval.group_by.
 USERS, GROUPS = "users", "groups"
 SAMPLED = "sampled rows"  # rows of a dataset with data.sampling.negative_drop_rate
@@ -344,6 +344,7 @@ class OptimizerName(Enum):
         return OptimizerName[self.algorithm.plain] if self.algorithm.plain else self
 
 
+# Keys of the schedules that warm up and decay; the first is that of the warm-up, which schedule=warmup has alone.
 DECAY = ("warmup_steps", "decay_start_step", "decay_steps")
 
 

@@ -251,10 +251,11 @@ def histogram_metrics(
     if num_negative and num_positive:
         negatives, positives = counts.astype(np.float64)
         # Pairs that share a bin count half, like ties, so the error is at most half of their share.
-        pairs, area = num_positive * num_negative, np.cumsum(negatives) - negatives / 2
-        auc, error = float(positives @ area / pairs), float(positives @ negatives / 2 / pairs)
-        above, below = area / num_negative, 1 - (np.cumsum(positives) - positives / 2) / num_positive
-        squares = float(positives @ (above - auc) ** 2), float(negatives @ (below - auc) ** 2)
+        pairs, num_below = num_positive * num_negative, np.cumsum(negatives) - negatives / 2
+        auc, error = float(positives @ num_below / pairs), float(positives @ negatives / 2 / pairs)
+        # As in `_sums_of_squares`, by bins: the share of negatives below each bin, and of positives above it.
+        below, above = num_below / num_negative, 1 - (np.cumsum(positives) - positives / 2) / num_positive
+        squares = float(positives @ (below - auc) ** 2), float(negatives @ (above - auc) ** 2)
         if counts.dtype == np.int64:
             standard_error = _standard_error(*squares, num_positive, num_negative)
     return {

@@ -42,7 +42,10 @@ class ComparisonRow:
 
 
 def baseline(base_rate: float | None) -> dict[str, float | None]:
-    """Return the metrics of the constant predictor, which predicts the base rate (the majority class)."""
+    """Return AUC, NE, logloss and accuracy of the constant predictor, which predicts the base rate.
+
+    Its class is the majority's. All are None if the base rate is unknown, or only one class occurs.
+    """
     if base_rate is None or not 0 < base_rate < 1:
         return dict.fromkeys(COMPARED)
     entropy = -base_rate * math.log(base_rate) - (1 - base_rate) * math.log(1 - base_rate)
@@ -50,9 +53,10 @@ def baseline(base_rate: float | None) -> dict[str, float | None]:
 
 
 def truth(run: RunFiles) -> tuple[dict[str, float | None], str]:
-    """Return the metrics of a synthetic dataset's ground-truth model and the rows that they cover; empty without one.
+    """Return AUC, NE, logloss and accuracy of a synthetic dataset's ground-truth model, and the rows that they cover.
 
-    They are for the labels drawn for the evaluated split, if the dataset knows its splits; in expectation otherwise.
+    Both are empty without such a model. The figures are for the labels drawn for the evaluated split, if the dataset
+    knows its splits; in expectation otherwise.
     """
     bayes: dict[str, Any] = run.manifest.dataset.bayes or {}
     if not bayes:
@@ -221,7 +225,8 @@ def thin_line(x: Sequence[float], y: Sequence[float], max_points: int = MAX_POIN
 class Series:
     """One line; color: its number in the palette of report.css.
 
-    kind: line, points, dots (not joined), bars or reference (dashed).
+    kind: line, points (joined), dots (not joined), bars, area, edge (invisible, an end of `Chart.band`) or reference
+    (dashed).
     """
 
     name: str

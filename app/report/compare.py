@@ -287,8 +287,9 @@ def compare_scores(first: RunGroup, second: RunGroup) -> ScoreComparison | None:
     shared_seeds = sorted(seeds[0].keys() & seeds[1].keys())
     pairs = [(seeds[0][seed], seeds[1][seed]) for seed in shared_seeds] or [(first.finished[0], second.finished[0])]
     kept = [tuple(kept_splits(run.directory) for run in pair) for pair in pairs]
-    place = next((place for place, (of_first, of_second) in enumerate(kept) if {*of_first} & {*of_second}), 0)
-    runs, splits = pairs[place], kept[place]
+    # The first pair with a split that both kept; if there is none, the first pair shows what is missing.
+    number = next((number for number, (of_first, of_second) in enumerate(kept) if {*of_first} & {*of_second}), 0)
+    runs, splits = pairs[number], kept[number]
     if not any(splits):
         return None
     split = next((name for name in splits[0] if name in splits[1]), "")
@@ -336,6 +337,7 @@ def same_rows(first: RunFiles, second: RunFiles) -> bool:
         return [run.evaluation.split, drawn, *(values.get(key) for values, keys in groups for key in keys)]
 
     datasets = first.manifest.dataset, second.manifest.dataset
+    # Another encoding changes a dataset's digest, but not `labels`, the digests of each split's rows.
     labels = [dataset.labels.get(str(first.evaluation.split)) for dataset in datasets]
     is_same_data = datasets[0].digest == datasets[1].digest or labels[0] == labels[1] is not None
     return selection(first) == selection(second) and is_same_data

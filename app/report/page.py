@@ -133,6 +133,7 @@ def trained_tables(run: RunFiles) -> ReportTable:
         ]
         for name, table in sorted(trained.items(), key=lambda item: (item[1].rows_touched or 0) / item[1].rows)
     ]
+    # 524,288 rows are MAX_BLOCKS blocks of INIT_BLOCK_ROWS, which app.training.session.TableMeter samples.
     note = (
         "A table has the name of its feature, or of those that share it. Rows touched differ from their initial values "
         "after training; of a table of more than 524,288 rows a sample of blocks of rows is looked at. Norms are "
@@ -143,7 +144,10 @@ def trained_tables(run: RunFiles) -> ReportTable:
 
 
 def rank_loads(run: RunFiles) -> ReportTable:
-    """Return number and bytes of the tables on each rank; of a sharded table each rank counts an equal part."""
+    """Return number and bytes of the tables on each rank.
+
+    A data-parallel table counts whole on each rank. Of a sharded one each of its ranks counts an equal part.
+    """
     plan, tables = run.manifest.plan, run.manifest.tables
     load, counts = [0.0] * run.world_size, [0] * run.world_size
     for name, table in tables.items():
@@ -280,7 +284,7 @@ COLORS = {"input wait": 5, "forward": 0, "backward": 1, "optimizer": 2, "exchang
 
 @dataclass
 class StepPart:
-    """A part of a mean step, with its place in the palette of report.css."""
+    """A part of a mean step; share: of the whole step. color: its number in the palette of report.css."""
 
     name: str
     milliseconds: float
@@ -330,7 +334,7 @@ ASSETS = Path(__file__).parent / "assets"
 REPORT = "report.html"
 NO_BREAK = "\u00a0"  # space at which a line does not end
 LONG_WORD = re.compile(r"(\S{25,})")  # may be broken; shorter words never are
-PART = re.compile(r"[^/._-]{0,11}[/._-]+|[^/._-]{1,12}")
+PART = re.compile(r"[^/._-]{0,11}[/._-]+|[^/._-]{1,12}")  # of a long word: up to separators, or 12 characters
 
 
 def run_page(run: RunFiles) -> str:

@@ -248,7 +248,10 @@ class TreeSum:
 
 
 def nodes_of(first: int, stop: int) -> list[tuple[int, int]]:
-    """Return level and number of each node in the tree sum of a process with micro-batches [first, stop)."""
+    """Return level and number of each node in the tree sum of a process with micro-batches [first, stop).
+
+    Each process computes these of all others, so that only the nodes' values are sent.
+    """
     tree = TreeSum()
     for number in range(first, stop):
         tree.add(Node(0, number, []))
@@ -258,7 +261,7 @@ def nodes_of(first: int, stop: int) -> list[tuple[int, int]]:
 class MicroBatch(NamedTuple):
     """The graph of a micro-batch: logits [M], the vectors that they are computed from, and its number of valid rows.
 
-    statistics: [2, C] of each batch norm.
+    statistics: [2, C] of each batch norm: mean and unbiased variance of the valid rows.
     """
 
     logits: Tensor
@@ -520,7 +523,7 @@ class Predictor:
         return windows or {name: split.rows for name, split in self.manifest.splits.items()}
 
     def on_device(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        """Return the batches on this process's device."""
+        """Return the batches on this process's device; a GPU gets each while the one before is computed."""
         device = self.runtime.device
         return batches if device.type == "cpu" else copied_ahead(batches, device)
 
@@ -664,6 +667,7 @@ class Predictor:
     def _join_in_row_order(self, values: NDArray[ScalarT], rows: int) -> NDArray[ScalarT]:
         """Return all processes' values of a split on rank 0, in the order of its rows; empty elsewhere."""
         joined = self.runtime.to_rank_0(values)
+        # Samples of a log of events have no order on disk, so they stay in the order of the processes.
         if not len(joined) or self.runtime.world_size == 1 or self.manifest.kind.windows:
             return joined
         # Metrics are sums of floats, whose bits depend on the order: rows return to the order on disk.
