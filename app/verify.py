@@ -97,23 +97,23 @@ class BitwiseDifference(NamedTuple):
 def bitwise_difference(
     recorded: NDArray[np.generic], replayed: NDArray[np.generic], floor: float
 ) -> BitwiseDifference | None:
-    """Return where arrays differ; None if all bits are equal.
+    """Return where arrays differ and by how much, relative to at least `floor`; None if all bits are equal.
 
-    A NaN equals the same NaN and is infinitely far from everything else.
+    A NaN equals the same NaN and is infinitely far from everything else, as are arrays of different shapes.
     """
     if recorded.shape != replayed.shape:
         return BitwiseDifference((0,) * recorded.ndim, float("inf"))
     # Bits are compared as integers: as floats, NaN differs from itself and -0 equals 0.
-    width = f"u{recorded.dtype.itemsize}"
-    bits = np.flatnonzero(np.ascontiguousarray(recorded).view(width) != np.ascontiguousarray(replayed).view(width))
-    if not len(bits):
+    kind = f"u{recorded.dtype.itemsize}"
+    places = np.flatnonzero(np.ascontiguousarray(recorded).view(kind) != np.ascontiguousarray(replayed).view(kind))
+    if not len(places):
         return None
     # Differences are computed in float64, so that they are not rounded by the type that they measure.
-    before, now = recorded.ravel()[bits].astype(np.float64), replayed.ravel()[bits].astype(np.float64)
+    before, now = recorded.ravel()[places].astype(np.float64), replayed.ravel()[places].astype(np.float64)
     with np.errstate(invalid="ignore"):
         relative = np.abs(before - now) / np.maximum(floor, np.abs(before))
     largest = float("inf") if np.isnan(relative).any() else float(relative.max())
-    first = tuple(int(index) for index in np.unravel_index(bits[0], recorded.shape))
+    first = tuple(int(index) for index in np.unravel_index(places[0], recorded.shape))
     return BitwiseDifference(first, largest)
 
 
@@ -669,6 +669,7 @@ def _replay(
         return EXIT_DONE
 
     split = evaluator.kept_split(trained.eval, manifest)
+    # As `evaluator.has_few_rows` decides in the run, which also warns.
     most_rows = min(trained.eval.keep_scores, trained.eval.exact_rows)
     keeps = split is not None and replay_session.predictor.split(split).rows <= most_rows
     state, stop = run.state, early_stop(run.state, own_length)

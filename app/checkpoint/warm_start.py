@@ -101,7 +101,7 @@ def describe_rows(
     root: Path,
     manifest: Manifest,
 ) -> Iterator[str]:
-    """Yield a line for each translated table: rows taken, new and dropped, and the share of train's cells taken."""
+    """Yield a line for each translated table: rows taken, new and dropped; share of train's ids with a taken row."""
     if not rows:
         yield "warm start: rows are those of the same ids, since both datasets give a value the same one"
         return

@@ -208,6 +208,7 @@ class AppConfig:
         yield from sharding_faults(self.sharding, self.optimizer.name)
 
     def _monitor_faults(self) -> Iterator[str]:
+        """Yield messages of a train.monitor that evaluations lack, and of settings by which it decides nothing."""
         monitor, cuts_rate = self.train.monitor, self.schedule.name.schedule.by_metric
         over = self.model.kind.over if self.eval.group_by is None else GROUPS  # the unit that metrics can be over
         setting = f"train.monitor={shown(monitor)}"
@@ -245,6 +246,7 @@ class AppConfig:
             )
 
     def _batch_faults(self) -> Iterator[str]:
+        """Yield messages of settings that do not fit the batches, an epoch's last one, or micro-batches."""
         batch, micro_batch = self.train.global_batch_size, self.train.micro_batch
         layout = f"train.deterministic={LAYOUT}"
         if not self.train.drop_last:

@@ -50,7 +50,7 @@ class Metric:
     name: str  # its key in metrics.jsonl, summary.json and evaluate's JSON
     label: str  # its name for readers
     larger_is_better: bool | None = None  # None if neither larger nor smaller values are better
-    over: tuple[str, ...] = ()  # USERS, GROUPS or both, or SAMPLED, if only samples that have these have the metric
+    over: tuple[str, ...] = ()  # USERS, GROUPS or both, or SAMPLED, if evaluations without these lack the metric
     needs_scores: bool = False  # whether it needs all scores at once; above eval.exact_rows they are not kept
     logged: bool = False  # whether the log's line of an evaluation shows it
     in_summary: bool = False  # whether a run's last lines show it

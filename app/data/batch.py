@@ -76,11 +76,11 @@ class Batch(Pipelineable):
         dense_features: [B, N] float32.
         sparse_features: F keys, B bags each; values int32 [L], feature-major.
         labels: [B] float32, 0 or 1; [B, tasks] where several are learned, the dataset's label first.
-        num_valid: number of samples before the padding, which evaluations and an epoch's last batch can have.
+        num_valid: samples of this process before the padding, which evaluations and an epoch's last batch can have.
         inputs_of_model: inputs of an extension's model that replace dense_features.
         layout: layout of sparse_features, if several batches share it.
         share: weight of this rank's mean loss; 1 if all ranks have equally many samples.
-        num_global: samples of the global batch, with train.deterministic=layout.
+        num_global: samples of the global batch, without padding, for train.deterministic=layout; 0 in evaluations.
         weights: [B] float32, the sample weights as the dataset has them; None if it has none.
         packed: float32, one buffer that holds all tensors, in page-locked or a device's memory; None: each has its own.
     """

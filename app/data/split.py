@@ -211,7 +211,7 @@ def gather_rows(
 
 
 def find_split(root: Path, manifest: Manifest, name: str) -> SplitEntry:
-    """Return the manifest's entry of a split. Raises UserError if there is none, or the preparation left it no rows."""
+    """Return a split's entry. Raises UserError without one, or if given files or a held-out share left it no rows."""
     if name not in manifest.splits:
         raise UserError(f"{root}: no split {name!r}; it has {', '.join(manifest.splits)}")
     held_out = manifest.encoding.get("held_out")

@@ -162,7 +162,7 @@ class Parent(Struct, kw_only=True):
 
 
 class Throughput(OpenDocument, kw_only=True):
-    """Rates over the measured steps; None if there were none.
+    """Rates over the measured steps, of all processes unless per device; None if there were none.
 
     step_ms_p50, step_ms_p95: median and 95th percentile of a step's milliseconds. input_wait_fraction: share of their
     time that rank 0 spent waiting for batches. warmup_steps_excluded: number of first steps that are not measured.

@@ -52,6 +52,7 @@ def group_metrics(
     before: NDArray[np.int64] = np.cumsum(is_negative) - is_negative  # negatives, over all groups
     negatives = np.add.reduceat(is_negative, starts, dtype=np.int64) if len(starts) else starts
     is_ranked = ~is_negative & (np.repeat(negatives, counts) > 0)
+    # Of each ranked positive: the negatives of its group that are ahead of it.
     places: NDArray[np.int64] = (before - np.repeat(before[starts], counts))[is_ranked]
     is_hit = places < TOP
     has_places = len(places) > 0
@@ -97,8 +98,8 @@ def _differs(*columns: NDArray[np.generic]) -> NDArray[np.bool_]:
 
 MAX_SAMPLES = 1 << 22  # a larger split is sampled: every k-th of its samples
 THRESHOLDS = 200  # at quantiles of either label's scores
-SCORE_BINS = 50
-EQUAL_MASS_BINS = 20
+SCORE_BINS = 50  # bins of equal width in the histogram of probabilities
+EQUAL_MASS_BINS = 20  # bins of equally many samples in the reliability curve
 
 
 def click_curves(logits: NDArray[np.float32], labels: NDArray[np.float32], evaluation: EvaluationFigures) -> Curves:
@@ -185,7 +186,7 @@ def number_metrics(
     return metrics
 
 
-CALIBRATION_BINS = 15
+CALIBRATION_BINS = 15  # bins of equal width, over which the calibration error (ece) is taken
 # Sign, exponent and 13 bits of the fraction: scores that share a bin differ by 1/8,192 of their value at most.
 HISTOGRAM_BITS = 22
 OF_RANKS = (AUC, STANDARD_ERROR, "pr_auc")  # metrics that need a ranking, not only sums over samples

@@ -302,7 +302,7 @@ def throughput(
 ) -> Throughput:
     """Return the figures of summary.json from the seconds of every measured step; None if there were none.
 
-    devices: number that computed; a mean over time if it changed.
+    global_batch_size: samples of a step, of all processes; devices: number that computed. Both are means if they vary.
     `excluded` steps were warm-up, after the start and after each resumption; they are not among `step_seconds`.
     """
     if not len(step_seconds):

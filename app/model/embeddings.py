@@ -244,7 +244,7 @@ class SparseArch(TableArch):
     Attributes:
         feature_names: F names, in the order of the vectors that come out.
         bags: tables whose lookup pools the rows; None if there are none.
-        rows: the other tables, one collection per width. Plain tables are none of them.
+        rows: tables that are looked up id by id, as no plain one is; one collection per width.
     """
 
     def __init__(self, embeddings: Sequence[Embedding], feature_names: Sequence[str]) -> None:

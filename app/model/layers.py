@@ -98,6 +98,7 @@ class BatchNorm(nn.Module):
         self.weight, self.bias = nn.Parameter(torch.ones(num_channels)), nn.Parameter(torch.zeros(num_channels))
         self.register_buffer("running_mean", torch.zeros(num_channels))
         self.register_buffer("running_var", torch.ones(num_channels))
+        # If set, as `MicroBatches` does, a forward leaves the running statistics to `update`.
         self.of_micro_batch = False
         self.statistics = torch.empty(0)  # [2, C], of the last micro-batch: mean and unbiased variance
         self._num_valid: int | None = None

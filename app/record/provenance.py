@@ -142,6 +142,7 @@ def versions() -> dict[str, str | None]:
 
 
 def _describe_hardware() -> Hardware:
+    """Return the hardware of this process's machine; the driver is None without GPUs."""
     devices = []
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)

@@ -200,7 +200,7 @@ def not_comparable(run: RunFiles, published: dict[str, Any]) -> str | None:
     return f"The published figures are {others}, so this run is not held to them."
 
 
-MAX_POINTS = 2000
+MAX_POINTS = 2000  # points of a line; a longer line is thinned to its extremes
 MIB = 2**20
 OUTLIER = 3.0  # a value beyond this many times the others would flatten a chart
 
@@ -359,6 +359,7 @@ def course_charts(run: RunFiles) -> list[Chart]:
     device = _series_of(windows, "device_bytes", "device, tensors", 1, 1 / MIB)
     watts = _series_of(windows, "watts", "power", 1)
     timed = [(event.step, event.phase_seconds) for event in windows if event.phase_seconds]
+    # Color 3 is for references, as in compare.RUN_COLORS.
     phases = [
         _line([(step, seconds.get(name)) for step, seconds in timed], name, (0, 1, 2, 4, 5, 6, 7)[number % 7], 1e3)
         for number, name in enumerate(timed[-1][1] if timed else ())
@@ -415,7 +416,7 @@ def evaluation_charts(run: RunFiles) -> list[Chart]:
 
 
 def _calibration_series(curves: Curves) -> list[Series]:
-    """Return the share of clicks over the predicted probability, with its interval."""
+    """Return the share of clicks over the predicted probability, both ends of its interval, and perfect calibration."""
     bins = curves.reliability
     if not bins:
         return []

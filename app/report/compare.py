@@ -224,7 +224,10 @@ def window_times(run: RunFiles) -> np.ndarray[Any, np.dtype[np.float64]]:
 
 
 def compare_speed(first: RunGroup, second: RunGroup) -> SpeedComparison | None:
-    """Return the speed ratio over runs if both groups have two, else over stretches of one each; None without."""
+    """Return the speed ratio; None if a group has no run with a measured rate.
+
+    Its interval is over runs if both groups have two, else over stretches of steps within one run of each.
+    """
     rates = [[rate for run in group.runs if (rate := run.throughput.samples_per_second)] for group in (first, second)]
     if not all(rates):
         return None
@@ -494,6 +497,6 @@ class Comparison:
 
 
 def short(text: str) -> str:
-    """Cut a long hexadecimal digest short; leave other text whole."""
+    """Cut a hexadecimal digest of 40 letters or more (SHA-1, SHA-256) short; leave other text whole."""
     is_sum = len(text) >= 40 and all(letter in "0123456789abcdef" for letter in text)
     return f"{text[:18]}…" if is_sum else text

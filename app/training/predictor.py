@@ -388,8 +388,8 @@ class MicroBatches:
 class ReplicatedLookup:
     """Data-parallel tables, whose gradients are added in the order of the global batch.
 
-    Each process receives everybody's ids and the gradients of their vectors. torch's own backward of embeddings adds
-    them up per row, in an order that does not depend on threads.
+    Each process receives everybody's ids and the gradients of their vectors, and so computes the gradient of all. That
+    is by torch's own backward of embeddings, which adds them up per row in an order that does not depend on threads.
     """
 
     def __init__(self, kernel: BatchedDenseEmbeddingBag, runtime: Runtime) -> None:
@@ -399,7 +399,7 @@ class ReplicatedLookup:
         kernel.register_forward_hook(self._note_lookup)
 
     def _note_lookup(self, kernel: nn.Module, inputs: tuple[KeyedJaggedTensor], vectors: Tensor) -> None:
-        """Keep the ids of a forward in training, and later the gradient of its vectors; a forward hook of `kernel`."""
+        """Keep the ids of a forward in training; `_keep_gradient` will keep its vectors' gradient. A forward hook."""
         if vectors.requires_grad:
             self._features = inputs[0]
             vectors.register_hook(self._keep_gradient)
@@ -674,9 +674,9 @@ class Predictor:
         return joined[places_of_rows(rows, self.eval_batch_size(rows), self.runtime.world_size)]
 
     def _sum_of_sums(self, sums: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the sum of the processes' sums, on all of them."""
+        """Return the sum of the processes' sums, on all of them; with layout, rank 0's, which is of all rows."""
         by_rank = self.runtime.gather(sums)
-        # With train.deterministic=layout rank 0 has added all rows, in their order, and the others none.
+        # Rank 0 has added all rows in their order (`to_sum`), and the others none.
         return by_rank[0] if self.micro_batches is not None else np.sum(by_rank, axis=0)
 
     def _require_finite(self, scores: list[NDArray[np.float32]], rows: int, name: str) -> None:

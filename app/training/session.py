@@ -259,7 +259,7 @@ class Session:
         return total_norm(gradient for gradient in gradients if gradient is not None)
 
     def parameter_counts(self) -> dict[str, int]:
-        """Return the numbers of embedding and dense parameters of the whole model."""
+        """Return the numbers of parameters of the whole model, over all processes: embedding, dense and total."""
         embedding = sum(table.num_embeddings * table.embedding_dim for table in self.model.module.sparse_arch.tables)
         dense = sum(parameter.numel() for parameter in self.dense_parameters().values())
         return {"embedding": embedding, "dense": dense, "total": embedding + dense}

@@ -37,7 +37,7 @@ from common.errors import UserError
 from common.keys import shown
 from data_prep.dataset.format import Manifest
 
-ROUNDING = 1e-6  # steps; tolerance where a distance is multiplied by a number
+ROUNDING = 1e-6  # in steps: a product of floats this little below a whole step counts as that step
 AGREE_EVERY_STEPS = 10  # how often processes ask each other whether to stop; a single process checks at every step
 
 
