@@ -14,7 +14,7 @@ if sys.argv[0] == "-m":
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
-# Set this before oneDNN's first product.
+# Set this before oneDNN's first product, which would use tiles (AMX) that this processor announces and does not have.
 if announces_missing_tiles():
     os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 

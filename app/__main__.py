@@ -8,7 +8,7 @@ import sys
 from app.commands import COMMANDS
 from common import signals
 
-EXIT_BAD_INPUT = 2
+EXIT_BAD_INPUT = 2  # that of common.cli, which imports Hydra
 
 
 def main() -> None:

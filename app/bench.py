@@ -208,10 +208,10 @@ def lookup_cases(shape: Shape, device: torch.device) -> Iterator[Case]:
     values, offsets = bags.values().long(), bags.offsets().long()
     grad = torch.ones(shape.batch_size, len(shape.num_embeddings) * shape.embedding_dim, device=device)
     on_gpu, on_cpu = (EmbeddingLocation.DEVICE, ComputeDevice.CUDA), (EmbeddingLocation.HOST, ComputeDevice.CPU)
-    place = on_gpu if device.type == "cuda" else on_cpu
+    location = on_gpu if device.type == "cuda" else on_cpu
     for name in (name for name in OptimizerName if name.algorithm.fused_on_cpu):
         tables = SplitTableBatchedEmbeddingBagsCodegen(
-            [(rows, shape.embedding_dim, *place) for rows in shape.num_embeddings],
+            [(rows, shape.embedding_dim, *location) for rows in shape.num_embeddings],
             optimizer=EmbOptimType[str(name.algorithm.fbgemm)],
             learning_rate=0.01,
             pooling_mode=PoolingMode.SUM,

@@ -37,7 +37,7 @@ NEEDED = ("torch", "torchrec", "numpy", "hydra-core", "omegaconf", "numba", "tqd
 TORCH_MINOR_OVER_FBGEMM = 5  # fbgemm 1.X is built against torch 2.(X + 5)
 NEWEST_FBGEMM_MINOR = 9  # newest release so far; torch 2.15 has none
 REMAKE = "make environment (make clean first, if it was made by make)"
-PROBE_SECONDS = 180
+PROBE_SECONDS = 180  # for the imports and the lookups of `probe_stack`
 NVIDIA_DRIVER, NVIDIA_DEVICE, AMD_DEVICE = map(Path, ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/kfd"))
 MIN_DRIVERS = {"12": 525, "13": 580}  # NVIDIA's CUDA compatibility: first driver branch for each CUDA major release
 GIB = 1 << 30
@@ -202,7 +202,7 @@ def check_groups(paths: Iterable[Path]) -> Iterator[Check]:
 
 
 def _warn_if(name: str, reading: str, remedy: str | None) -> Check:
-    """Return a warning with its remedy, or that all is well if there is none."""
+    """Return a check that warns if there is a remedy, and is ok without one; reading: what was found."""
     return Check(name, Verdict.ok if remedy is None else Verdict.warn, reading, remedy)
 
 

@@ -43,8 +43,8 @@ from common.cli import EXIT_BAD_INPUT, EXIT_LOST, EXIT_STOPPED
 from common.errors import UserError
 
 SHUTDOWN_SECONDS = 300  # torchrun allows 30, which may be too few for a checkpoint
-STUCK_SECONDS = 30
-BLOCKED_SECONDS = 1.0
+STUCK_SECONDS = 30  # for which torchrun may leave the end of a process unnoticed
+BLOCKED_SECONDS = 1.0  # within which a signal's handler runs, unless torchrun blocks it
 RESUMES = "the same command resumes from the newest checkpoint, if there is one"
 LOOPBACK = "127.0.0.1"
 DEFAULT_ENDPOINT_PORT = 29400  # if --rdzv-endpoint has none
@@ -299,6 +299,7 @@ def _leave_if_stuck() -> None:
         children = _children()
         for pid, (state, code) in children.items():
             if state == "Z" and time.monotonic() - ended_at.setdefault(pid, time.monotonic()) > STUCK_SECONDS:
+                # As wait() tells it: an exit status in the upper byte, or the number of the signal that killed it.
                 status = code >> 8 or 128 + (code & 127)
                 print(
                     f"error: torchrun hangs, as when other machines are unreachable, and a process here has ended "

@@ -227,7 +227,8 @@ def plateau(base: float, config: ScheduleConfig, step: int, cuts: int) -> float:
 
 
 CLIPPED_DECAY = "clipped_decay"  # key of a group's decay that is added to gradients before they are clipped
-TABLE_PART, DENSE_PART = "sparse", "dense"  # names of the parts in the combined optimizer and in checkpoints
+# Names of the parts in the combined optimizer and in checkpoints; fused and replicated tables share one.
+TABLE_PART, DENSE_PART = "sparse", "dense"
 
 
 def make_optimizer(model: DistributedModelParallel, config: OptimizerConfig) -> CombinedOptimizer:

@@ -168,7 +168,9 @@ def make_whole_model(config: AppConfig, manifest: Manifest) -> DLRM:
 def load(
     checkpoint: Path, config: AppConfig, manifest: Manifest, precision: TablePrecision, device: torch.device
 ) -> DLRM:
-    """Return a checkpoint's model, ready to score and whole on each process; a collective call.
+    """Return a checkpoint's model, whole on each process, with tables in `precision`; a collective call.
+
+    `app.training.predictor.load` returns the sharded model, with tables as they were trained.
 
     Raises:
         UserError: the checkpoint does not fit, or is damaged.
@@ -239,6 +241,7 @@ ALL = "all"  # candidates=all: every item in a log of events
 class Scored(NamedTuple):
     """Candidates by name, their logits [n] and canonical order [n], and which values of `features` are unknown [n, F].
 
+    order: candidates by their content, whatever their order in the file, so that equal scores are ranked alike.
     about: further entries for the JSON.
     """
 
@@ -338,7 +341,7 @@ def to_csv(ranking: Ranking) -> str:
 
 log = logging.getLogger("clickwork")
 
-PIECE_ROWS = 256  # fixed, with padding: matrix products of one shape add up each row in the same order
+PIECE_ROWS = 256  # rows of a batch, padded: matrix products of one shape add up each row in the same order
 
 
 def parse(encoder: Encoder, rows: NewRows, id_column: str = "") -> ParsedRows:

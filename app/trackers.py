@@ -188,9 +188,9 @@ try:
 except ImportError:  # the tensorboard package is not installed
     AVAILABLE = False
 
-WRITERS = "tensorboard.summary.writer"
-LAST_GROUP = "various"
-SUMMARY_TAGS = ("eval/auc", "eval/ne", "eval/logloss", "train/samples_per_second")
+WRITERS = "tensorboard.summary.writer"  # the module of TensorBoard's own threads
+LAST_GROUP = "various"  # heading of figures other than of evaluations and training
+SUMMARY_TAGS = ("eval/auc", "eval/ne", "eval/logloss", "train/samples_per_second")  # beside the settings in HParams
 
 
 class TensorBoard:

@@ -97,23 +97,23 @@ class BitwiseDifference(NamedTuple):
 def bitwise_difference(
     recorded: NDArray[np.generic], replayed: NDArray[np.generic], floor: float
 ) -> BitwiseDifference | None:
-    """Return where arrays differ; None if all bits are equal.
+    """Return where arrays differ and by how much, relative to at least `floor`; None if all bits are equal.
 
-    A NaN equals the same NaN and is infinitely far from everything else.
+    A NaN equals the same NaN and is infinitely far from everything else, as are arrays of different shapes.
     """
     if recorded.shape != replayed.shape:
         return BitwiseDifference((0,) * recorded.ndim, float("inf"))
     # Bits are compared as integers: as floats, NaN differs from itself and -0 equals 0.
-    width = f"u{recorded.dtype.itemsize}"
-    bits = np.flatnonzero(np.ascontiguousarray(recorded).view(width) != np.ascontiguousarray(replayed).view(width))
-    if not len(bits):
+    kind = f"u{recorded.dtype.itemsize}"
+    places = np.flatnonzero(np.ascontiguousarray(recorded).view(kind) != np.ascontiguousarray(replayed).view(kind))
+    if not len(places):
         return None
     # Differences are computed in float64, so that they are not rounded by the type that they measure.
-    before, now = recorded.ravel()[bits].astype(np.float64), replayed.ravel()[bits].astype(np.float64)
+    before, now = recorded.ravel()[places].astype(np.float64), replayed.ravel()[places].astype(np.float64)
     with np.errstate(invalid="ignore"):
         relative = np.abs(before - now) / np.maximum(floor, np.abs(before))
     largest = float("inf") if np.isnan(relative).any() else float(relative.max())
-    first = tuple(int(index) for index in np.unravel_index(bits[0], recorded.shape))
+    first = tuple(int(index) for index in np.unravel_index(places[0], recorded.shape))
     return BitwiseDifference(first, largest)
 
 
@@ -200,7 +200,10 @@ class ReplayComparison(Checkpointer):
         return {_shorten_name(name): by_name[name] for name in names}
 
     def report(self, losses: BitwiseDifference | None) -> Json:
-        """Return entries for the JSON: losses, with steps from 1, and tensors of the first checkpoint that differs."""
+        """Return entries for the JSON: losses, with steps from 1, and tensors of the first checkpoint that differs.
+
+        largest_difference is over the losses and the tensors of all checkpoints; 0 if all bits are equal.
+        """
         sizes = [difference.largest for tensors in self.tensors.values() for difference in tensors.values()]
         differing = {step: tensors for step, tensors in self.tensors.items() if tensors}
         first = min(differing, default=None)
@@ -214,7 +217,10 @@ class ReplayComparison(Checkpointer):
 
 
 def _shorten_name(name: str) -> str:
-    """Return a tensor's name without its place, such as `t_a`, `dense_arch.0.weight` or `optimizer's t_a.momentum1`."""
+    """Return a tensor's name for people: `t_a`, `dense_arch.0.weight` or `optimizer's t_a.momentum1`.
+
+    A table goes by its own name, without the modules that hold it in a model.
+    """
     kind, _, name = name.partition(".")
     name_in_table = name.rpartition(TABLES)[2] if TABLES in name else ""
     if kind == "model":
@@ -558,8 +564,10 @@ def _difference(name: str, recorded: object, replayed: object, samples: float) -
     """
     if recorded == replayed or (recorded != recorded and replayed != replayed):  # both NaN
         return None
+    # A row counts as touched if it differs from its initial values, which rounding may decide for a few rows.
     if name == "rows_touched" and isinstance(recorded, int) and isinstance(replayed, int):
         return max(0, abs(recorded - replayed) - CHANGED_PLACES) / max(recorded, 1)
+    # Counts and texts are exact, so rounding cannot have changed them.
     if not isinstance(recorded, float) or not isinstance(replayed, float):
         return math.inf
     if math.isclose(recorded, replayed, rel_tol=ROUNDING, abs_tol=0.0):
@@ -661,6 +669,7 @@ def _replay(
         return EXIT_DONE
 
     split = evaluator.kept_split(trained.eval, manifest)
+    # As `evaluator.has_few_rows` decides in the run, which also warns.
     most_rows = min(trained.eval.keep_scores, trained.eval.exact_rows)
     keeps = split is not None and replay_session.predictor.split(split).rows <= most_rows
     state, stop = run.state, early_stop(run.state, own_length)
@@ -708,7 +717,10 @@ def _replay_config(
 
 
 def _add_comparison(record: Record, replay: Replay, report: dict[str, Any]) -> dict[str, Any]:
-    """Return the report on checkpoints with the comparison of the run's and the replay's records added."""
+    """Return the report on checkpoints with the comparison of the run's and the replay's records added.
+
+    In it, `evaluation` has the difference of each of AUC, logloss and RMSE that the run has; 0 if it is equal.
+    """
     differences, compared, same_digests, lacking = compare_records(record, replay)
     windows = [window for window in differences if window.where.startswith(METRICS) and window.figure == "loss"]
     # Without checkpoints the losses of single steps are not known, so those of the log's windows stand for them.

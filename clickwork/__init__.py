@@ -10,7 +10,7 @@ BESIDE = ("app", "common", "data_prep", "extensions")
 
 
 def _require_own_packages() -> None:
-    """Raise ImportError if Python imports a package of BESIDE, or has imported it, from elsewhere."""
+    """Raise ImportError if Python takes a package of BESIDE, whose names are common ones, from elsewhere."""
     root = Path(__file__).resolve().parents[1]
     for own in (root / name for name in BESIDE if (root / name).is_dir()):
         spec = importlib.util.find_spec(own.name)

@@ -99,5 +99,5 @@ class TorchBatches(IterableDataset[Item]):
 
     def _reader(self) -> SplitReader:
         """Open the split: in each process and iteration anew, as open files cannot be sent to another process."""
-        data, train, place = self._config.data, self._config.train, (self._rank, self._world_size)
-        return SplitReader(self._path, self._manifest, self._split, data, *place, train.drop_last, train.micro_batch)
+        data, train, process = self._config.data, self._config.train, (self._rank, self._world_size)
+        return SplitReader(self._path, self._manifest, self._split, data, *process, train.drop_last, train.micro_batch)

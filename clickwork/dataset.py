@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from data_prep.dataset.format import ShardArrays
     from data_prep.dataset.spelling import Bags
 
-BATCH_ROWS = 1 << 16
+BATCH_ROWS = 1 << 16  # default rows of a batch of `Dataset.batches`
 
 
 class SplitSize(NamedTuple):
@@ -179,7 +179,8 @@ class Dataset:
 
         from data_prep.dataset.spelling import join
 
-        labels, dense, sparse = (np.concatenate([part[place] for part in parts]) for place in range(3))
+        # The first three fields of a part are labels, dense and sparse.
+        labels, dense, sparse = (np.concatenate([part[field] for part in parts]) for field in range(3))
         # A single part is a view of mapped files, and the caller may keep it for longer.
         bags = (join(column_parts).copy() for column_parts in zip(*(part.bags for part in parts), strict=True))
         by_column = dict(zip(self.schema.ragged, bags, strict=False))

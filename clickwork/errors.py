@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 from common.errors import UserError
 
-BAD_INPUT = 2
+BAD_INPUT = 2  # EXIT_BAD_INPUT of common.cli, which imports Hydra
 
 
 class Error(Exception):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from app.training.checkpointer import TrainedRun
     from data_prep.encoding import NewRows
 
-PIECE_ROWS = 1 << 16  # parsed at once
+PIECE_ROWS = 1 << 16  # rows of a table that are parsed at once; app.scoring scores PIECE_ROWS of its own at once
 REMEDY = "give a pandas, polars or Arrow table, record batches, or dicts"
 
 

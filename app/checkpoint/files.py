@@ -258,7 +258,8 @@ def _damage_error(path: Path, reason: object) -> UserError:
 def choose(config: CheckpointConfig, checkpoints: Path) -> str | None:
     """Return the path of the checkpoint to start from, if any; skip damaged ones with a warning.
 
-    If torchrun restarted the job after a loss, start from the run's newest, whatever checkpoint.resume says.
+    If torchrun restarted the job after a loss, start from the run's newest, whatever checkpoint.resume says. Nothing is
+    removed here; raises UserError if checkpoints would have to be, without checkpoint.overwrite.
     """
     choice = config.resume
     restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") not in ("", "0")

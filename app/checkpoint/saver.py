@@ -92,6 +92,7 @@ class SafeReader(FileSystemReader):
             with open(path, "rb") as file, FakeTensorMode():  # loads where the values are, not the values
                 values = torch.load(self._slice_file(file, stored), map_location="cpu", weights_only=True)
             start = stored.offset + values.untyped_storage()._checkpoint_offset
+            # Copy-on-write, as torch warns of arrays that must not be written; the file does not change.
             content = torch.from_numpy(np.memmap(path, np.uint8, "c", start, (values.nbytes,)))
             yield tuple(chunk.offsets), content.view(entry.properties.dtype).view(chunk.sizes)
 
@@ -174,12 +175,12 @@ def local_tensors(tensors: Any, path: str = "") -> Iterator[LocalTensor]:
 
 
 def num_bytes(tensors: Any) -> int:
-    """Return the bytes that a staged copy takes on this process."""
+    """Return the bytes of this process's own tensors and shards, which a staged copy takes."""
     return sum(local.values.numel() * local.values.element_size() for local in local_tensors(tensors))
 
 
 def stored_bytes(tensors: Any) -> int:
-    """Return the bytes of these tensors in a checkpoint, which holds each of all processes' tensors once."""
+    """Return the bytes of whole tensors in a checkpoint, all processes' shards together; replicated ones count once."""
     if isinstance(tensors, dict):
         return sum(stored_bytes(value) for value in tensors.values())
     if isinstance(tensors, (list, tuple)):
@@ -398,6 +399,7 @@ class Saver:
         part = final.with_suffix(PART)
 
         def begin() -> None:
+            """Refuse tensors of this process that are not finite; on rank 0, make an empty directory."""
             if path := first_not_finite(tensors):
                 raise UserError(
                     f"step {step}: {path} is not finite; lower optimizer.lr (optimizer.sparse_lr, if it is set); not "

@@ -101,15 +101,15 @@ def describe_rows(
     root: Path,
     manifest: Manifest,
 ) -> Iterator[str]:
-    """Yield a line for each translated table: rows taken, new and dropped, and the share of train's cells taken."""
+    """Yield a line for each translated table: rows taken, new and dropped; share of train's ids with a taken row."""
     if not rows:
         yield "warm start: rows are those of the same ids, since both datasets give a value the same one"
         return
     single = [name for name in manifest.schema["sparse"] if name not in manifest.ragged]
     shards = [open_shard(root, "train", shard, manifest) for shard in manifest.splits["train"].shards]
     for embedding in embeddings:
-        feature, places = embedding.features[0], rows[embedding.tables[0].name]
-        taken = places != NEW
+        feature = embedding.features[0]
+        taken = rows[embedding.tables[0].name] != NEW
         if feature in single:
             columns = [shard.sparse[:, single.index(feature)] for shard in shards]
         else:
@@ -155,11 +155,11 @@ def load(
         else:
             equal[name] = tensor
     read_tensors(source.checkpoint, equal)
-    for name, places in translated.items():
+    for name, rows_before in translated.items():
         for offsets, values in reader.map_shards(name):
             for local in local_tensors(tensors):
                 if local.path == name:
-                    _take_rows(local, offsets, values, places)
+                    _take_rows(local, offsets, values, rows_before)
     set_tensors(model, optimizer, tensors)
 
 
@@ -177,16 +177,20 @@ def _take_rows(local: LocalTensor, offsets: tuple[int, ...], values: Tensor, row
         columns, stored_columns = (slice(first - start, end - start) for start in (local.offsets[1], offsets[1]))
     for begin in range(0, len(local.values), BLOCK_ROWS):
         block = local.values[begin : begin + BLOCK_ROWS]
-        places = rows[local.offsets[0] + begin :][: len(block)] - offsets[0]
-        taken = np.flatnonzero((places >= 0) & (places < len(values)))
-        read = values[torch.from_numpy(places[taken])]
+        # Counted within the stored shard, so that NEW and rows of other shards lie outside it.
+        stored_rows = rows[local.offsets[0] + begin :][: len(block)] - offsets[0]
+        taken = np.flatnonzero((stored_rows >= 0) & (stored_rows < len(values)))
+        read = values[torch.from_numpy(stored_rows[taken])]
         if values.dim() == 2:
             block, read = block[:, columns], read[:, stored_columns]
         block[torch.from_numpy(taken).to(block.device)] = read.to(block.device)
 
 
 def _whole_tensors(tensors: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the tensors of nested dicts, sharded ones undivided, each with its name in a checkpoint."""
+    """Yield the tensors of nested dicts, sharded ones undivided, each with its name in a checkpoint.
+
+    `local_tensors` yields this process's shards under the same names.
+    """
     if isinstance(tensors, dict):
         for key, value in tensors.items():
             yield from _whole_tensors(value, f"{path}.{key}" if path else str(key))

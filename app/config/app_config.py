@@ -208,10 +208,12 @@ class AppConfig:
         yield from sharding_faults(self.sharding, self.optimizer.name)
 
     def _monitor_faults(self) -> Iterator[str]:
+        """Yield messages of a train.monitor that evaluations lack, and of settings by which it decides nothing."""
         monitor, cuts_rate = self.train.monitor, self.schedule.name.schedule.by_metric
         over = self.model.kind.over if self.eval.group_by is None else GROUPS  # the unit that metrics can be over
         setting = f"train.monitor={shown(monitor)}"
         weights = {monitor: 1.0} if isinstance(monitor, str) else monitor
+        # A value of another form counts as a metric without a name, which the first check refuses.
         for name, weight in weights.items() if isinstance(weights, dict) and weights else [("", 0.0)]:
             is_number = isinstance(weight, int | float) and not isinstance(weight, bool)
             if name not in RANKED or not is_number or not math.isfinite(weight) or not weight:
@@ -244,6 +246,7 @@ class AppConfig:
             )
 
     def _batch_faults(self) -> Iterator[str]:
+        """Yield messages of settings that do not fit the batches, an epoch's last one, or micro-batches."""
         batch, micro_batch = self.train.global_batch_size, self.train.micro_batch
         layout = f"train.deterministic={LAYOUT}"
         if not self.train.drop_last:

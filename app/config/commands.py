@@ -10,7 +10,7 @@ from app.config.model import Numeric, require_dlrm
 from app.config.train import EvalConfig, Precision, RuntimeConfig
 from common.keys import MISSING, key, shown
 
-FAMILIES = ("embedding_bag", "interaction", "mlp", "collective", "step")
+FAMILIES = ("embedding_bag", "interaction", "mlp", "collective", "step")  # beginnings of the names of bench's cases
 RANKING_SUFFIXES = (".json", ".csv")
 
 
@@ -24,7 +24,7 @@ CHECKPOINT = "best, last, a step, or a path; null: the best where the run keeps 
 CORRECT_SAMPLING = (
     "probabilities that are rates of all rows, of a model of data.sampling.negative_drop_rate or loss.class_weights"
 )
-BITS = dict(zip(TablePrecision, (32, 16, 16, 8, 4), strict=True))
+BITS = dict(zip(TablePrecision, (32, 16, 16, 8, 4), strict=True))  # of a value of a table
 SCALE_AND_BIAS_BYTES = 4  # bytes of an integer row besides its values
 
 

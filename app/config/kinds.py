@@ -37,7 +37,7 @@ CALIBRATION, BASE_RATE, STANDARD_ERROR = "calibration", "base_rate", "auc_standa
 ALL_ROWS, KEPT_ROWS = "calibration_of_all_rows", "calibration_of_kept_rows"
 RMSE, MAE, LABEL_DEVIATION = "rmse", "mae", "label_deviation"
 HR, NDCG = "hr_at_10", "ndcg_at_10"
-NUMBERS = "number"
+NUMBERS = "number"  # Metric.task of labels that are numbers
 # Units that a metric is averaged over: users in a log of events, groups of eval.group_by.
 USERS, GROUPS = "users", "groups"
 SAMPLED = "sampled rows"  # rows of a dataset with data.sampling.negative_drop_rate
@@ -50,7 +50,7 @@ class Metric:
     name: str  # its key in metrics.jsonl, summary.json and evaluate's JSON
     label: str  # its name for readers
     larger_is_better: bool | None = None  # None if neither larger nor smaller values are better
-    over: tuple[str, ...] = ()  # USERS, GROUPS or both, or SAMPLED, if only samples that have these have the metric
+    over: tuple[str, ...] = ()  # USERS, GROUPS or both, or SAMPLED, if evaluations without these lack the metric
     needs_scores: bool = False  # whether it needs all scores at once; above eval.exact_rows they are not kept
     logged: bool = False  # whether the log's line of an evaluation shows it
     in_summary: bool = False  # whether a run's last lines show it
@@ -344,6 +344,7 @@ class OptimizerName(Enum):
         return OptimizerName[self.algorithm.plain] if self.algorithm.plain else self
 
 
+# Keys of the schedules that warm up and decay; the first is that of the warm-up, which schedule=warmup has alone.
 DECAY = ("warmup_steps", "decay_start_step", "decay_steps")
 
 

@@ -241,6 +241,7 @@ class ModelConfig:
         yield from table_faults(self.tables, dim)
 
     def _width_faults(self) -> Iterator[str]:
+        """Yield messages of layers whose last width does not fit what follows them: vectors of D, or the logit."""
         dim = self.embedding_dim
         stacks = {
             "dense_arch": self.dense_arch or None,
@@ -261,6 +262,7 @@ class ModelConfig:
                 yield f"{setting}: its last width must be a multiple of model.embedding_dim={dim}"
 
     def _dropout_faults(self) -> Iterator[str]:
+        """Yield messages of dropout rates that are not one for all hidden layers, nor one for each."""
         over = {"model.over_arch": self.over_arch[:-1], "model.deep_arch": self.deep_arch}
         for name, rates, stacks in (
             ("dropout", self.dropout, over),
@@ -269,8 +271,8 @@ class ModelConfig:
             setting = f"model.{name}={shown(rates)}"
             hidden = {name: len(widths) for name, widths in stacks.items() if widths}
             if any(rates) and not hidden:
-                place = next(iter(stacks))
-                yield f"{setting}: has no effect without a hidden layer; add one before the last of {place}"
+                first = next(iter(stacks))
+                yield f"{setting}: has no effect without a hidden layer; add one before the last of {first}"
             for stack, layers in hidden.items():
                 if len(rates) not in (0, 1, layers):
                     yield f"{setting}: {stack} has {layers} hidden layers; give one rate for all, or {layers}"

@@ -123,7 +123,9 @@ def refuse_columns(key: str, kind: str, optimizer: OptimizerName) -> None:
 
 
 def kernels_allowed(kernels: Any, types: list[str], auto: bool, key: str = "sharding.kernels") -> list[str]:
-    """Return the compute kernels that a configured value allows for tables of these types; `auto` filters them later.
+    """Return the compute kernels that a configured value allows for tables of these types.
+
+    auto: the types are all that fit, of which those without one of these kernels drop out later (`table_choices`).
 
     Raises:
         UserError: a kernel is unknown, or one of the types has none.
@@ -176,6 +178,7 @@ def sharding_faults(config: ShardingConfig, optimizer: OptimizerName) -> Iterato
         path = "sharding" if name is None else f"sharding.tables.{name}"
         # Limits hold for the values given here, and whether they have an effect depends on those in force.
         given = config if name is None else settings_given(config, name)
+        # The first of both values is the key, which `path` holds already.
         completed = config if name is None else settings_of_table(config, name, [])[1]
         check_keys(given, f"{path}.")
         types = types_allowed("table_wise" if completed.types is None else completed.types, optimizer, f"{path}.types")
@@ -232,6 +235,7 @@ class TopologyConfig:
     )
 
 
+# What is to be known of a device to plan for it: its architecture, then its figures.
 HARDWARE = (
     "architecture",
     "memory_gib",

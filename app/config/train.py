@@ -291,7 +291,10 @@ def with_batch_of_all(train: TrainConfig, world_size: int) -> TrainConfig:
 
 
 def with_evaluation_distance(train: TrainConfig, steps_per_epoch: int) -> TrainConfig:
-    """Return the configuration with the steps between evaluations, if they were left to the length of an epoch."""
+    """Return the configuration without eval_every_steps=0, which leaves the distance to the length of an epoch.
+
+    It becomes None beside eval_every_fraction, and else DEFAULT_EVAL_FRACTION of an epoch's steps, at least 1.
+    """
     if train.eval_every_steps != 0:
         return train
     if train.eval_every_fraction is not None:

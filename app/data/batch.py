@@ -28,11 +28,11 @@ BATCHES_AHEAD = 2
 
 @dataclass
 class Layout:
-    """Places of the bags of F keys, B bags each, in a batch's values; batches of the same layout share one.
+    """Positions of the bags of F keys, B bags each, in a batch's values [L]; batches of the same layout share one.
 
     Attributes:
-        lengths, offsets: [F * B] and [F * B + 1] int32.
-        offset_per_key: [F + 1] positions in the values.
+        lengths, offsets: [F * B] and [F * B + 1] int32, key by key: ids of each bag, and position of its first id.
+        offset_per_key: [F + 1], the position of each key's first id, then L.
     """
 
     keys: list[str]
@@ -76,11 +76,11 @@ class Batch(Pipelineable):
         dense_features: [B, N] float32.
         sparse_features: F keys, B bags each; values int32 [L], feature-major.
         labels: [B] float32, 0 or 1; [B, tasks] where several are learned, the dataset's label first.
-        num_valid: number of samples before the padding, which evaluations and an epoch's last batch can have.
+        num_valid: samples of this process before the padding, which evaluations and an epoch's last batch can have.
         inputs_of_model: inputs of an extension's model that replace dense_features.
         layout: layout of sparse_features, if several batches share it.
         share: weight of this rank's mean loss; 1 if all ranks have equally many samples.
-        num_global: samples of the global batch, with train.deterministic=layout.
+        num_global: samples of the global batch, without padding, for train.deterministic=layout; 0 in evaluations.
         weights: [B] float32, the sample weights as the dataset has them; None if it has none.
         packed: float32, one buffer that holds all tensors, in page-locked or a device's memory; None: each has its own.
     """
@@ -300,10 +300,10 @@ class BatchBuilder:
         if layout is None:
             # A padded feature of one id keeps id 0, so the layout is that of a whole batch. Longer bags are empty.
             is_valid = np.arange(self._stride) < num_valid
-            places = zip(self._columns, self._sizes, strict=True)
+            columns_and_sizes = zip(self._columns, self._sizes, strict=True)
             lengths = [
                 rows.bags[column].lengths if is_ragged else np.where(is_valid | (size == 1), size, 0)
-                for (is_ragged, column), size in places
+                for (is_ragged, column), size in columns_and_sizes
             ]
             layout = layout_of(self._features, lengths)
         sparse_features = layout.bags(torch.from_numpy(self._values(rows, num_valid, layout.offset_per_key)))
@@ -354,10 +354,10 @@ def with_room_checked(
     own, freest = node_of_gpu(gpu, pci), max(memory, key=lambda node: node.free_bytes)
     # If the GPU's node is unknown, the freest one counts, so that no run is refused by mistake.
     node = next((node for node in memory if node.number == own), freest)
-    processes = -(-processes // len(memory))
-    pinned = PINNED_BATCHES * ROUNDING * first.num_bytes * processes
+    per_node = -(-processes // len(memory))
+    pinned = PINNED_BATCHES * ROUNDING * first.num_bytes * per_node
     room = (
-        f"{pinned / GIB:.2f} GiB of batches are pinned for {processes} process(es) on NUMA node {node.number}, which "
+        f"{pinned / GIB:.2f} GiB of batches are pinned for {per_node} process(es) on NUMA node {node.number}, which "
         f"has {node.free_bytes / GIB:.2f} of {node.total_bytes / GIB:.2f} GiB free"
     )
     if pinned > node.free_bytes:

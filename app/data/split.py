@@ -41,7 +41,7 @@ from data_prep.dataset.spelling import Bags, join
 log = logging.getLogger("clickwork")
 
 TRAIN = "train"
-VERIFY_AUTO_BYTES = 4 << 30
+VERIFY_AUTO_BYTES = 4 << 30  # with data.verify=auto, larger files are not compared with their digests
 OPEN_SHARDS = 64  # open at once; a dataset may have more shards than a process may have open files
 LINE_VALUES, PREFETCHED_ROWS = 16, 12  # 4-byte values in a cache line; rows to prefetch ahead
 ANY = (1 << 32) - 1  # the largest bits of a label, where labels are numbers
@@ -211,7 +211,7 @@ def gather_rows(
 
 
 def find_split(root: Path, manifest: Manifest, name: str) -> SplitEntry:
-    """Return the manifest's entry of a split. Raises UserError if there is none, or the preparation left it no rows."""
+    """Return a split's entry. Raises UserError without one, or if given files or a held-out share left it no rows."""
     if name not in manifest.splits:
         raise UserError(f"{root}: no split {name!r}; it has {', '.join(manifest.splits)}")
     held_out = manifest.encoding.get("held_out")
@@ -289,7 +289,9 @@ def _must_verify(path: Path, policy: VerifyData, size: int) -> bool:
 
 
 READ_ROWS = 1 << 18  # rows read in one piece while users' items are collected
-DRAWS = 3  # makes this hash's use of seed and epoch differ from the others
+# Third word of the key of drawn negatives, which a hash takes. The streams of `Order`, of another generator, have 0 for
+# blocks, and 1 and more for windows.
+DRAWS = 3
 
 
 class DrawnNegatives:
@@ -416,7 +418,10 @@ class Window(NamedTuple):
 
 @dataclass
 class Order:
-    """The order of a split's rows in one epoch; without `shuffle`, the order on disk."""
+    """The order of a split's rows in one epoch, as windows; without `shuffle`, the order on disk.
+
+    rows: of the split, drawn negatives included. lanes: parts of the order with windows of their own.
+    """
 
     rows: int
     config: DataConfig
@@ -426,7 +431,10 @@ class Order:
     shuffle: bool = False
 
     def windows(self, lane: int, batch_rows: range, num_batches: int) -> Iterator[Window]:
-        """Yield the windows of the lane that gives these rows of each global batch."""
+        """Yield the windows of the lane that gives these rows of each global batch.
+
+        batch_rows: numbers of rows in a global batch. num_batches: whole global batches of the epoch.
+        """
         block_rows, window_blocks = self.config.shuffle_block_rows, self.config.shuffle_window_blocks
         starts = np.arange(0, self.rows, block_rows)
         if self.shuffle:

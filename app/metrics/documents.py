@@ -162,10 +162,10 @@ class Parent(Struct, kw_only=True):
 
 
 class Throughput(OpenDocument, kw_only=True):
-    """Rates over the measured steps; None if there were none.
+    """Rates over the measured steps, of all processes unless per device; None if there were none.
 
-    step_ms_p50, step_ms_p95: median and 95th percentile of a step's milliseconds. input_wait_fraction: share of time
-    spent waiting for batches. warmup_steps_excluded: number of first steps that are not measured.
+    step_ms_p50, step_ms_p95: median and 95th percentile of a step's milliseconds. input_wait_fraction: share of their
+    time that rank 0 spent waiting for batches. warmup_steps_excluded: number of first steps that are not measured.
     """
 
     samples_per_second: Number | None = None
@@ -179,7 +179,7 @@ class Throughput(OpenDocument, kw_only=True):
 
 
 class Power(OpenDocument, kw_only=True):
-    """Energy of the devices: mean power in W, energy in J, and the meter."""
+    """Energy of all devices together: mean power in W, energy in J, and the meter."""
 
     mean_watts: Number
     joules: Number
@@ -269,9 +269,9 @@ class TrainEvent(Event, kw_only=True):
 
     steps: their number. loss, logloss: means; None if all steps were skipped, or if not computed. accuracy: mean.
     lr: learning rate at `step`. gradient_norm: 2-norm of the dense parameters' gradients at `step`, before
-    clipping; None if that step was skipped. input_wait_fraction: share of the time that was spent waiting for
-    batches. phase_seconds: mean seconds of a step's parts. watts: mean power of the devices. measured: sums since
-    the event before. host_bytes, device_bytes: memory in use.
+    clipping; None if that step was skipped. input_wait_fraction: share of the window's time that rank 0 spent waiting
+    for batches. phase_seconds: mean seconds of a step's parts, on the slowest process. watts: mean power of all devices
+    together. measured: sums since the event before. host_bytes, device_bytes: memory that rank 0 uses.
     """
 
     epoch: int | None = None

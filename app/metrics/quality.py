@@ -52,6 +52,7 @@ def group_metrics(
     before: NDArray[np.int64] = np.cumsum(is_negative) - is_negative  # negatives, over all groups
     negatives = np.add.reduceat(is_negative, starts, dtype=np.int64) if len(starts) else starts
     is_ranked = ~is_negative & (np.repeat(negatives, counts) > 0)
+    # Of each ranked positive: the negatives of its group that are ahead of it.
     places: NDArray[np.int64] = (before - np.repeat(before[starts], counts))[is_ranked]
     is_hit = places < TOP
     has_places = len(places) > 0
@@ -97,8 +98,8 @@ def _differs(*columns: NDArray[np.generic]) -> NDArray[np.bool_]:
 
 MAX_SAMPLES = 1 << 22  # a larger split is sampled: every k-th of its samples
 THRESHOLDS = 200  # at quantiles of either label's scores
-SCORE_BINS = 50
-EQUAL_MASS_BINS = 20
+SCORE_BINS = 50  # bins of equal width in the histogram of probabilities
+EQUAL_MASS_BINS = 20  # bins of equally many samples in the reliability curve
 
 
 def click_curves(logits: NDArray[np.float32], labels: NDArray[np.float32], evaluation: EvaluationFigures) -> Curves:
@@ -185,7 +186,7 @@ def number_metrics(
     return metrics
 
 
-CALIBRATION_BINS = 15
+CALIBRATION_BINS = 15  # bins of equal width, over which the calibration error (ece) is taken
 # Sign, exponent and 13 bits of the fraction: scores that share a bin differ by 1/8,192 of their value at most.
 HISTOGRAM_BITS = 22
 OF_RANKS = (AUC, STANDARD_ERROR, "pr_auc")  # metrics that need a ranking, not only sums over samples
@@ -251,10 +252,11 @@ def histogram_metrics(
     if num_negative and num_positive:
         negatives, positives = counts.astype(np.float64)
         # Pairs that share a bin count half, like ties, so the error is at most half of their share.
-        pairs, area = num_positive * num_negative, np.cumsum(negatives) - negatives / 2
-        auc, error = float(positives @ area / pairs), float(positives @ negatives / 2 / pairs)
-        above, below = area / num_negative, 1 - (np.cumsum(positives) - positives / 2) / num_positive
-        squares = float(positives @ (above - auc) ** 2), float(negatives @ (below - auc) ** 2)
+        pairs, num_below = num_positive * num_negative, np.cumsum(negatives) - negatives / 2
+        auc, error = float(positives @ num_below / pairs), float(positives @ negatives / 2 / pairs)
+        # As in `_sums_of_squares`, by bins: the share of negatives below each bin, and of positives above it.
+        below, above = num_below / num_negative, 1 - (np.cumsum(positives) - positives / 2) / num_positive
+        squares = float(positives @ (below - auc) ** 2), float(negatives @ (above - auc) ** 2)
         if counts.dtype == np.int64:
             standard_error = _standard_error(*squares, num_positive, num_negative)
     return {

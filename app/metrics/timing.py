@@ -177,7 +177,7 @@ STEP_TIME_BINS = 60
 
 
 class StepTimes(NamedTuple):
-    """Seconds of steps [steps] float32, their total wait for input, and seconds by phase, summed over sampled steps."""
+    """Seconds of steps [steps] float32, of all their waits for input, and by phase, summed over `phase_steps` steps."""
 
     seconds: NDArray[np.float32]
     input_wait: float
@@ -302,7 +302,7 @@ def throughput(
 ) -> Throughput:
     """Return the figures of summary.json from the seconds of every measured step; None if there were none.
 
-    devices: number that computed; a mean over time if it changed.
+    global_batch_size: samples of a step, of all processes; devices: number that computed. Both are means if they vary.
     `excluded` steps were warm-up, after the start and after each resumption; they are not among `step_seconds`.
     """
     if not len(step_seconds):
@@ -322,11 +322,11 @@ def throughput(
 
 
 WARM_UP_RUNS = 3
-MIN_SAMPLES, MAX_SAMPLES = 5, 10_000
+MIN_SAMPLES, MAX_SAMPLES = 5, 10_000  # of a timing, each of one or more runs
 # Shorter work is timed several runs at a time: reading the clock takes time, and on a GPU each block ends with a wait.
 BLOCK_SECONDS = {"cpu": 0.002, "cuda": 0.05}
-STREAM_BYTES = {"cpu": 64 << 20, "cuda": 1 << 30}  # size of each array: well beyond the caches
-MATRIX_ROWS = {"cpu": 1536, "cuda": 8192}
+STREAM_BYTES = {"cpu": 64 << 20, "cuda": 1 << 30}  # size of each of the triad's arrays: well beyond the caches
+MATRIX_ROWS = {"cpu": 1536, "cuda": 8192}  # rows and columns of each matrix of the product
 
 
 class WorkTiming(NamedTuple):
@@ -394,6 +394,7 @@ def measure_ceilings(
     measure at once, so that each gets its part of what they share.
     """
     kind = device.type
+    # The triad takes three arrays, and the product three matrices.
     num_bytes = 3 * (STREAM_BYTES[kind] + MATRIX_ROWS[kind] ** 2 * dtype.itemsize)
     if kind == "cuda":
         # What torch can allocate: the driver's free memory, and torch's own that holds no tensor.

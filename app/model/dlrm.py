@@ -86,9 +86,10 @@ class DLRM(nn.Module):
             nn.init.constant_(biases[-1], config.initial_logit)
 
     def begin_step(self, seed: int, step: int, rank: int, rows: int, num_valid: int | None = None) -> None:
-        """Draw the dropout masks of a step in which each process has `rows` rows of the global batch.
+        """Draw the dropout masks of a step for part number `rank` of the global batch, of `rows` rows.
 
-        num_valid: rows of this process before its padding; None: all.
+        The part is a process's, or a micro-batch, whose number then stands for the rank. num_valid: its rows before
+        padding; None: all.
         """
         for number, dropout in enumerate(self._modules_of(Dropout)):
             dropout.draw(seed, step, number, rank * rows)
@@ -151,6 +152,7 @@ class DLRM(nn.Module):
         logits: Tensor = self.over_arch(self.interaction(dense, sparse, order)).squeeze(1).float()
         if self.linear is None:
             return logits
+        # With model.linear the first element of a feature's vector is also its weight in a logistic regression.
         weights = sparse[:, :, 0].float()
         # The sum's bits must not depend on which process has which table.
         weights = weights if order is None else weights.index_select(1, order[0])

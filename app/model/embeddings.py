@@ -150,7 +150,7 @@ def plain_embedding(
 
 
 def uniform_range(rows: int) -> TableInitRange:
-    """Return the initial range of a table with this number of rows, as in TorchRec."""
+    """Return the initial range of a table with this number of rows, as in TorchRec and in facebookresearch/dlrm."""
     return TableInitRange(-1 / math.sqrt(rows), 1 / math.sqrt(rows))
 
 
@@ -234,7 +234,7 @@ class TableArch(nn.Module):
 
     @property
     def settings_before_layers(self) -> Mapping[str, str]:
-        """Return settings of `model.tables` that put dense parameters behind a lookup, and what to give instead."""
+        """Return `model.tables` settings key=value by which dense parameters follow a lookup, with those to give."""
         return {}
 
 
@@ -244,7 +244,7 @@ class SparseArch(TableArch):
     Attributes:
         feature_names: F names, in the order of the vectors that come out.
         bags: tables whose lookup pools the rows; None if there are none.
-        rows: the other tables, one collection per width. Plain tables are none of them.
+        rows: tables that are looked up id by id, as no plain one is; one collection per width.
     """
 
     def __init__(self, embeddings: Sequence[Embedding], feature_names: Sequence[str]) -> None:
@@ -291,6 +291,7 @@ class SparseArch(TableArch):
 
     def _order_pooled(self, pooled: KeyedTensor) -> Vectors:
         """Return pooled vectors with their order: a sharded collection groups features by the rank that has them."""
+        # All features have vectors of one width, D, so the first one's tells it.
         values = pooled.values().view(-1, len(self.feature_names), pooled.length_per_key()[0])
         # The names of a sharded collection never change, and comparing them in each step would take the host's time.
         if not self._order_known:

@@ -44,11 +44,15 @@ class Dropout(nn.Module):
         """width: W; rate in [0, 1)."""
         super().__init__()
         self.rate = rate
+        # Two words of the step's key and the first row, overwritten in place: a recorded CUDA graph reads this memory.
         self.register_buffer("keys", torch.zeros(3, dtype=torch.int32), persistent=False)
         self.register_buffer("columns", hash_numbers(torch.arange(width, dtype=torch.int32)), persistent=False)
 
     def draw(self, seed: int, step: int, layer: int, first_row: int) -> None:
-        """Draw the masks of a step for rows of the global batch from `first_row` on."""
+        """Set the keys of a step's masks, for rows of the global batch from `first_row` on; `mask` computes the masks.
+
+        layer: number of this module among the model's Dropouts, which thereby have unlike masks.
+        """
         # SeedSequence mixes seed, step and layer, so that neighbouring steps have unlike masks.
         words = np.random.SeedSequence([seed, step, layer]).generate_state(2).view(np.int32)
         keys = torch.from_numpy(np.append(words, np.int32(first_row)))
@@ -94,6 +98,7 @@ class BatchNorm(nn.Module):
         self.weight, self.bias = nn.Parameter(torch.ones(num_channels)), nn.Parameter(torch.zeros(num_channels))
         self.register_buffer("running_mean", torch.zeros(num_channels))
         self.register_buffer("running_var", torch.ones(num_channels))
+        # If set, as `MicroBatches` does, a forward leaves the running statistics to `update`.
         self.of_micro_batch = False
         self.statistics = torch.empty(0)  # [2, C], of the last micro-batch: mean and unbiased variance
         self._num_valid: int | None = None
@@ -314,8 +319,8 @@ class _OneDNN(torch.autograd.Function):
 
 
 DCN_NUM_LAYERS = 3  # as MLPerf v2; app/config/model.py documents the defaults of the widths
-DCN_RANK_PART = 4
-PROJECTION_VECTORS = 16
+DCN_RANK_PART = 4  # the rank is a quarter of n
+PROJECTION_VECTORS = 16  # F1 and F2
 
 
 Order = tuple[Tensor, Tensor] | None
@@ -421,19 +426,19 @@ class DotInteraction(nn.Module):
 
 
 class CatInteraction(nn.Module):
-    """All F+1 vectors side by side."""
+    """All vectors side by side: F+1, or N+F if each of N dense features has its own."""
 
     def __init__(self, num_sparse: int, embedding_dim: int, num_numeric: int | None = None) -> None:
         super().__init__()
         self.num_outputs = _num_vectors(num_sparse, num_numeric) * embedding_dim
 
     def forward(self, dense: Tensor, sparse: Tensor, order: Order = None) -> Tensor:
-        """Map dense [B, D] and sparse [B, F, D] to [B, (F + 1) * D]."""
+        """Map dense [B, D] and sparse [B, F, D] to [B, (F + 1) * D], or dense [B, N, D] to [B, (N + F) * D]."""
         return join(dense, sparse, order).flatten(1)
 
 
 class SumInteraction(nn.Module):
-    """The sum of all vectors' elements."""
+    """The sum of all vectors' elements; with D = 1, the logit of a logistic regression."""
 
     num_outputs = 1
 

@@ -290,7 +290,10 @@ def _json(document: Struct) -> bytes:
 
 
 def _is_past(line: bytes, step: int, evaluated: bool) -> bool:
-    """Return whether an event lies before the step at which the run resumes; a line cut off by a kill does not."""
+    """Return whether a run that resumes at `step` keeps a line's event: later ones and half lines are dropped.
+
+    evaluated: keep evaluations of that very step, too.
+    """
     try:
         event = decode_event(line)
     except ValueError:

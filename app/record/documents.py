@@ -180,7 +180,10 @@ class Parameters(OpenDocument, kw_only=True):
 
 
 class TrainFigures(OpenDocument, kw_only=True):
-    """Means over the last steps; None if not computed. skipped_steps: of the whole run."""
+    """Means over the last train.log_every_steps steps, leaving out skipped ones; None if not computed.
+
+    logloss: None if the run trains by another loss. skipped_steps: of the whole run.
+    """
 
     loss: Number | None
     logloss: Number | None
@@ -188,7 +191,7 @@ class TrainFigures(OpenDocument, kw_only=True):
 
 
 class Memory(OpenDocument, kw_only=True):
-    """Peak bytes of a process."""
+    """Peak bytes of the process that used the most; of a failed run, of rank 0."""
 
     host_peak_bytes: int | None = None
     device_peak_bytes: int | None = None

@@ -76,10 +76,10 @@ def parameters_digest(parameters: Iterable[NDArray[np.float32]]) -> str:
 
 
 def code() -> Mapping[str, str | None]:
-    """Return the sources' digest, the checkout's commit and, where git is installed, a hash of the differences."""
+    """Return the fields of `Code`; dirty_diff_sha256 is None if the checkout equals its commit, or without git."""
     digest = {"sources_sha256": cli.sources_digest()}
     commit = _run_git("rev-parse", "HEAD")
-    # Without its own repository, the code may be installed somewhere inside another one.
+    # Without its own repository, the code may be inside another one; only at a root --show-prefix prints an empty line.
     if commit is None or _run_git("rev-parse", "--show-prefix") != b"\n":
         without_git = _commit_without_git() if shutil.which("git") is None else None
         git_sha = os.environ.get("CLICKWORK_GIT_SHA") or without_git
@@ -142,6 +142,7 @@ def versions() -> dict[str, str | None]:
 
 
 def _describe_hardware() -> Hardware:
+    """Return the hardware of this process's machine; the driver is None without GPUs."""
     devices = []
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)

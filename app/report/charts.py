@@ -42,7 +42,10 @@ class ComparisonRow:
 
 
 def baseline(base_rate: float | None) -> dict[str, float | None]:
-    """Return the metrics of the constant predictor, which predicts the base rate (the majority class)."""
+    """Return AUC, NE, logloss and accuracy of the constant predictor, which predicts the base rate.
+
+    Its class is the majority's. All are None if the base rate is unknown, or only one class occurs.
+    """
     if base_rate is None or not 0 < base_rate < 1:
         return dict.fromkeys(COMPARED)
     entropy = -base_rate * math.log(base_rate) - (1 - base_rate) * math.log(1 - base_rate)
@@ -50,9 +53,10 @@ def baseline(base_rate: float | None) -> dict[str, float | None]:
 
 
 def truth(run: RunFiles) -> tuple[dict[str, float | None], str]:
-    """Return the metrics of a synthetic dataset's ground-truth model and the rows that they cover; empty without one.
+    """Return AUC, NE, logloss and accuracy of a synthetic dataset's ground-truth model, and the rows that they cover.
 
-    They are for the labels drawn for the evaluated split, if the dataset knows its splits; in expectation otherwise.
+    Both are empty without such a model. The figures are for the labels drawn for the evaluated split, if the dataset
+    knows its splits; in expectation otherwise.
     """
     bayes: dict[str, Any] = run.manifest.dataset.bayes or {}
     if not bayes:
@@ -196,7 +200,7 @@ def not_comparable(run: RunFiles, published: dict[str, Any]) -> str | None:
     return f"The published figures are {others}, so this run is not held to them."
 
 
-MAX_POINTS = 2000
+MAX_POINTS = 2000  # points of a line; a longer line is thinned to its extremes
 MIB = 2**20
 OUTLIER = 3.0  # a value beyond this many times the others would flatten a chart
 
@@ -221,7 +225,8 @@ def thin_line(x: Sequence[float], y: Sequence[float], max_points: int = MAX_POIN
 class Series:
     """One line; color: its number in the palette of report.css.
 
-    kind: line, points, dots (not joined), bars or reference (dashed).
+    kind: line, points (joined), dots (not joined), bars, area, edge (invisible, an end of `Chart.band`) or reference
+    (dashed).
     """
 
     name: str
@@ -354,6 +359,7 @@ def course_charts(run: RunFiles) -> list[Chart]:
     device = _series_of(windows, "device_bytes", "device, tensors", 1, 1 / MIB)
     watts = _series_of(windows, "watts", "power", 1)
     timed = [(event.step, event.phase_seconds) for event in windows if event.phase_seconds]
+    # Color 3 is for references, as in compare.RUN_COLORS.
     phases = [
         _line([(step, seconds.get(name)) for step, seconds in timed], name, (0, 1, 2, 4, 5, 6, 7)[number % 7], 1e3)
         for number, name in enumerate(timed[-1][1] if timed else ())
@@ -410,7 +416,7 @@ def evaluation_charts(run: RunFiles) -> list[Chart]:
 
 
 def _calibration_series(curves: Curves) -> list[Series]:
-    """Return the share of clicks over the predicted probability, with its interval."""
+    """Return the share of clicks over the predicted probability, both ends of its interval, and perfect calibration."""
     bins = curves.reliability
     if not bins:
         return []

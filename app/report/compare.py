@@ -224,7 +224,10 @@ def window_times(run: RunFiles) -> np.ndarray[Any, np.dtype[np.float64]]:
 
 
 def compare_speed(first: RunGroup, second: RunGroup) -> SpeedComparison | None:
-    """Return the speed ratio over runs if both groups have two, else over stretches of one each; None without."""
+    """Return the speed ratio; None if a group has no run with a measured rate.
+
+    Its interval is over runs if both groups have two, else over stretches of steps within one run of each.
+    """
     rates = [[rate for run in group.runs if (rate := run.throughput.samples_per_second)] for group in (first, second)]
     if not all(rates):
         return None
@@ -287,8 +290,9 @@ def compare_scores(first: RunGroup, second: RunGroup) -> ScoreComparison | None:
     shared_seeds = sorted(seeds[0].keys() & seeds[1].keys())
     pairs = [(seeds[0][seed], seeds[1][seed]) for seed in shared_seeds] or [(first.finished[0], second.finished[0])]
     kept = [tuple(kept_splits(run.directory) for run in pair) for pair in pairs]
-    place = next((place for place, (of_first, of_second) in enumerate(kept) if {*of_first} & {*of_second}), 0)
-    runs, splits = pairs[place], kept[place]
+    # The first pair with a split that both kept; if there is none, the first pair shows what is missing.
+    number = next((number for number, (of_first, of_second) in enumerate(kept) if {*of_first} & {*of_second}), 0)
+    runs, splits = pairs[number], kept[number]
     if not any(splits):
         return None
     split = next((name for name in splits[0] if name in splits[1]), "")
@@ -336,6 +340,7 @@ def same_rows(first: RunFiles, second: RunFiles) -> bool:
         return [run.evaluation.split, drawn, *(values.get(key) for values, keys in groups for key in keys)]
 
     datasets = first.manifest.dataset, second.manifest.dataset
+    # Another encoding changes a dataset's digest, but not `labels`, the digests of each split's rows.
     labels = [dataset.labels.get(str(first.evaluation.split)) for dataset in datasets]
     is_same_data = datasets[0].digest == datasets[1].digest or labels[0] == labels[1] is not None
     return selection(first) == selection(second) and is_same_data
@@ -492,6 +497,6 @@ class Comparison:
 
 
 def short(text: str) -> str:
-    """Cut a long hexadecimal digest short; leave other text whole."""
+    """Cut a hexadecimal digest of 40 letters or more (SHA-1, SHA-256) short; leave other text whole."""
     is_sum = len(text) >= 40 and all(letter in "0123456789abcdef" for letter in text)
     return f"{text[:18]}…" if is_sum else text

@@ -83,7 +83,7 @@ class RunFiles:
 
     @property
     def is_of_hardware(self) -> bool:
-        """Whether machines may be compared by it, which a table of one's own is not trained for."""
+        """Whether the run's recipe serves to compare machines, as all do but own_table: its report misses power."""
         return bool(self.config["published"]["recipe"] != "own_table")
 
     @property
@@ -205,6 +205,7 @@ def duration(seconds: float | None) -> str:
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
 
 
+# Why power was not measured, by platform, to follow `not measured`.
 METERS = {
     "cpu": "as this machine has no RAPL counter that the run may read (/sys/class/powercap)",
     "cuda": "as NVML's energy counter cannot be read (it takes the nvidia-ml-py package)",

@@ -167,6 +167,7 @@ def _own_address(endpoint: str) -> str | None:
     family = socket.AF_INET6 if ":" in endpoint else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:
+            # A UDP socket's connect looks up the route and sends nothing, so any port would do.
             probe.connect((endpoint, 9))
         except OSError:
             return None
@@ -182,7 +183,7 @@ def patience(timeout_minutes: float) -> float:
 
 
 def wait_until(condition: Callable[[], bool], seconds: float | None = None) -> bool:
-    """Return whether a condition came true within some seconds; None: SHARED_SECONDS."""
+    """Return whether a condition came true within some seconds (None: SHARED_SECONDS); it is tried once at least."""
     until = time.monotonic() + (SHARED_SECONDS if seconds is None else seconds)
     while not (is_true := condition()) and time.monotonic() < until:
         time.sleep(0.2)

@@ -79,7 +79,7 @@ def count_empty_shards(lookup: nn.Module) -> None:
 
 
 def replace_narrow_lookups(lookup: nn.Module) -> None:
-    """Let torch look up data-parallel tables on a GPU whose width is not a multiple of 4.
+    """Let torch look up data-parallel tables on a GPU whose width is not a multiple of 4 (FBGEMM_MULTIPLE).
 
     FBGEMM's kernel for them loads four values at a time, and ends with "misaligned address" (1.6.0 on an H200, widths
     of 1, 2, 3, 6 and 10; no issue known: dense_embedding_codegen_lookup_function). Its CPU kernel reads any width.

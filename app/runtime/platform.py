@@ -46,12 +46,15 @@ JsonT = TypeVar("JsonT", bound="str | bool | None")
 
 ALL_MODES, STRICT_MODE = -1, 1 << 16  # MKL_CBWR_ALL, MKL_CBWR_STRICT of mkl_types.h
 PROBED_WIDTHS = ((13, 20, 64, 256, 367, 512, 1024), (1, 16, 64, 256, 512, 2048))  # inputs and outputs of layers
-PROBED_ROWS = 256
+PROBED_ROWS = 256  # rows of the inputs of `are_equal_on_threads`
 
 
 @dataclass(frozen=True)
 class Runtime:
-    """One process of the job. `device` computes; collectives of small values run on the CPU."""
+    """One process of the job. `device` computes; collectives of small values run on the CPU.
+
+    local_world_size: processes on this machine. num_threads: torch's in this one. store: exchanges without a time-out.
+    """
 
     platform: Platform
     device: torch.device
@@ -465,6 +468,7 @@ def restore(states: dict[str, NDArray[np.uint8]], device: torch.device) -> None:
     words, [gauss] = states["rng_python"][:-8].copy().view(np.uint32), states["rng_python"][-8:].copy().view(np.float64)
     random.setstate((3, tuple(map(int, words)), None if np.isnan(gauss) else float(gauss)))
     words, [cached] = states["rng_numpy"][:-8].copy().view(np.uint32), states["rng_numpy"][-8:].copy().view(np.float64)
+    # As `capture` has put them: the key's words, then the position and whether a second normal number is cached.
     state = ("MT19937", words[:-2], int(words[-2]), int(words[-1]), float(cached))
     np.random.set_state(state)  # noqa: NPY002
     if device.type == "cuda" and "rng_device" in states:
@@ -491,6 +495,7 @@ class FailureAdvice(NamedTuple):
     resumption: Callable[[], tuple[bool, str]]
 
 
+# Of commands that read a run and train none; `joined` recognises them by it.
 READING = FailureAdvice(
     "use more processes, and a smaller batch where the command has one", lambda: (False, "start the same command again")
 )
@@ -529,7 +534,8 @@ def reporting_failures(rank: int, timeout_minutes: float, advice: FailureAdvice)
 def joined(config: AppConfig, advice: FailureAdvice) -> Iterator[Runtime]:
     """Context with a process group: rank 0 logs, and a lost peer is reported in one line.
 
-    The configuration's environment is applied first: a run's commands compute as its training did.
+    The configuration's environment is applied first: a run's commands compute as its training did. A command that reads
+    a run (READING), unless a launcher has started it, leaves out variables of networks, which it does not use.
 
     Raises:
         UserError: as `app.runtime.platform.start`, or there is not enough memory.

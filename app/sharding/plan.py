@@ -178,7 +178,7 @@ def blocks(kind: str, table: TableSpec, world_size: int, local_world_size: int, 
 
 
 def load_plan(key: str, path: Path, kind: type[FileT]) -> tuple[Plan, FileT]:
-    """Return a plan from its file, which the configuration's `key` names, and the file's content."""
+    """Return a plan from its file, which the configuration's `key` names, and the content, an instance of `kind`."""
     try:
         content = path.read_bytes()
         # Check the format before the keys, since another format has other keys.
@@ -227,7 +227,7 @@ def read_plan(path: Path, tables: Sequence[TableSpec], world_size: int, local_wo
 
 
 def tables_in_order(arch: TableArch) -> list[TableSpec]:
-    """Return tables in the order of a plan: those whose lookup pools the rows, then the others by width."""
+    """Return tables in the order of plans and `SparseArch`'s collections: pooled tables, then the others by width."""
     return sorted(arch.tables, key=lambda table: (table.by_id, table.embedding_dim if table.by_id else 0))
 
 
@@ -318,7 +318,7 @@ def codecs(qcomm: QCommConfig) -> dict[str, QuantizedCommCodecs] | None:
 
 
 class _ReplicateAmongMany(DefaultDataParallelWrapper):
-    """Replicates only among several processes: DDP would copy the gradients of a single one to and fro."""
+    """Uses DDP only to average several processes' gradients: those of a single one it would copy to and fro."""
 
     def __init__(self, averages: bool) -> None:
         super().__init__()

@@ -84,13 +84,14 @@ def probe(device_type: str) -> Device:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         return Device("CPU", "cpu", memory / GIB)
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    # ROCm appends features to the architecture, as in gfx942:sramecc+:xnack-; topologies name it alone.
     hip = getattr(properties, "gcnArchName", "") if torch.version.hip else ""
     architecture = hip.split(":")[0] or f"sm_{properties.major}{properties.minor}"
     return Device(properties.name, architecture, properties.total_memory / GIB)
 
 
 def load_all() -> dict[str, TopologyConfig]:
-    """Return the topologies of conf/topology by name."""
+    """Return the topologies of conf/topology by name, except `auto`, which has no figures of its own."""
     files = sorted((CONFIG_DIR / "topology").glob("*.yaml"))
     return {path.stem: read(path) for path in files if path.stem != AUTO_TOPOLOGY}
 
@@ -143,7 +144,7 @@ def identify(device: Device, among: Mapping[str, TopologyConfig]) -> TopologyCon
     if not fit:
         raise UserError(f"topology=auto: {device} is not known; {_example(device)}")
     spelled = device.name.lower().replace(" ", "")
-    # Gb300 also contains b300: the longest name wins.
+    # Gb300 also contains b300: the longest name wins. If the device's name contains none, the first that fits does.
     best = max(fit, key=lambda entry: len(entry.name) * (entry.name in spelled))
     log.info("topology: %s identified as %s", device, best.name)
     if "pcie" in spelled:
@@ -162,6 +163,7 @@ def to_torchrec(topology: TopologyConfig, world_size: int, local_world_size: int
     constructor takes the same figures. TorchRec calls ROCm's devices "cuda", too.
     """
     cpu = topology.architecture == "cpu"
+    # The first of HARDWARE is the architecture, which is no figure.
     figures: dict[str, Any] = {key: getattr(topology, key) for key in HARDWARE[1:]}
     assert topology.link_efficiency is not None
     assert topology.reserve is not None
@@ -190,7 +192,10 @@ def _over(base: TopologyConfig, config: TopologyConfig) -> TopologyConfig:
 
 
 def _example(device: Device) -> str:
-    """Return the advice to describe a device, with a topology file to complete."""
+    """Return the advice to describe a device, with a topology file to complete.
+
+    Architecture and memory, the first two of HARDWARE, are filled in as probed; the bandwidths are left to the user.
+    """
     overrides = {"name": "mine", "architecture": device.architecture, "memory_gib": round(device.memory_gib)}
     text = ", ".join(f"{key}: {value}" for key, value in {**overrides, **dict.fromkeys(HARDWARE[2:], "...")}.items())
     return f"describe it in mine.yaml, in GiB and GB/s one way: {{{text}}}; then give topology.file=mine.yaml"
@@ -448,7 +453,7 @@ class _BestPlan:
         self.options = best_plan
 
 
-MAX_REPLICATED = 1 << 26  # parameters in tables that torch updates; 1 GiB with gradient and moments
+MAX_REPLICATED = 1 << 26  # parameters in tables that torch updates; 1 GiB with a gradient and two moments, all fp32
 
 
 def plan_for(config: AppConfig, runtime: Runtime, tables: TableArch, bag_sizes: Mapping[str, float]) -> Plan:
@@ -601,7 +606,10 @@ def workload(
 
 
 def bag_sizes(config: AppConfig, features: Features, means: Mapping[str, float]) -> dict[str, float]:
-    """Return ids per bag, by key of the model's ids: the expanded size, or the mean in the shards; otherwise 1."""
+    """Return ids per bag, by key of the model's ids: the expanded size, or the mean in the shards; otherwise 1.
+
+    means: mean bag size by feature of the dataset; empty without one, as for published table sizes.
+    """
     if (parts := config.model.parts) is not None:
         return parts.bag_sizes(config, features)
     names, bags = list(features.num_embeddings), config.data.multi_hot.bags()

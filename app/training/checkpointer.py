@@ -429,7 +429,9 @@ class Checkpointer:
         old_files = [path for checkpoint in files.whole_checkpoints(self._directory) for path in checkpoint.iterdir()]
         remaining, all_steps = length.total_steps - step, max(1, length.total_steps)
         evaluations = int(remaining // (length.distance or all_steps)) if self.config.keep_best else 0
-        number = self.config.keep + 1 + (evaluations > 1)  # an old one is removed when the new one is complete
+        # An old one is removed when the new one is complete. The best is one more, as it may be older than those kept;
+        # of a single evaluation, it is the newest.
+        number = self.config.keep + 1 + (evaluations > 1)
         # Without an interval in minutes the number of saves is known, and may be below the limit of keep.
         if self.config.every_minutes is None:
             number = min(number, 1 + (remaining - 1) // (self.config.every_steps or all_steps) + evaluations)
@@ -511,7 +513,7 @@ class StopCheck:
         self._max_seconds = None if train.max_minutes is None else train.max_minutes * 60
 
     def requested(self, step: int) -> bool:
-        """Return whether to stop after this step or evaluation batch; several processes agree at every tenth.
+        """Return whether to stop after this step or evaluation batch; several processes agree every AGREE_EVERY_STEPS.
 
         Raises UserError if a checkpoint could not be written.
         """

@@ -149,7 +149,7 @@ class Evaluator:
 
 
 def is_collapsed(evaluation: EvaluationFigures) -> bool:
-    """Return whether the model ranks no better than chance and knows no more than the base rate, within rounding."""
+    """Return whether the AUC is within 0.005 of chance, and the NE above 0.9999: hardly below that of the base rate."""
     auc, ne = evaluation.auc, evaluation.figure(NE)
     return auc is not None and ne is not None and abs(auc - 0.5) < 0.005 and ne > 0.9999
 

@@ -287,6 +287,7 @@ class TrainingRun:
     def status_if_done(self) -> str | None:
         """Return the status in the run's summary if it had reached the end that is configured now; else None."""
         before, state = read_summary(self._directory.path) if self.continues else None, self.state
+        # A summary or an evaluation of another step than the checkpoint's leaves something to train or to evaluate.
         if before is None or before.status not in DONE or not before.steps == state.step == state.evaluated_at:
             return None
         ends = target_reached(state, self.length) or early_stop(state, self.length) is not None

@@ -56,7 +56,10 @@ def meta_model(config: AppConfig) -> nn.Module:
 
 
 def parameter_counts(model: nn.Module) -> dict[str, int]:
-    """Return the numbers of parameters in tables and outside them; the model must not be sharded."""
+    """Return the numbers of parameters by embedding, dense and total, as `Session.parameter_counts` does.
+
+    The model must not be sharded.
+    """
     total = sum(parameter.numel() for parameter in model.parameters())
     [arch] = [part for part in model.modules() if isinstance(part, TableArch)]
     embedding = sum(table.num_embeddings * table.embedding_dim for table in arch.tables)

@@ -248,7 +248,10 @@ class TreeSum:
 
 
 def nodes_of(first: int, stop: int) -> list[tuple[int, int]]:
-    """Return level and number of each node in the tree sum of a process with micro-batches [first, stop)."""
+    """Return level and number of each node in the tree sum of a process with micro-batches [first, stop).
+
+    Each process computes these of all others, so that only the nodes' values are sent.
+    """
     tree = TreeSum()
     for number in range(first, stop):
         tree.add(Node(0, number, []))
@@ -258,7 +261,7 @@ def nodes_of(first: int, stop: int) -> list[tuple[int, int]]:
 class MicroBatch(NamedTuple):
     """The graph of a micro-batch: logits [M], the vectors that they are computed from, and its number of valid rows.
 
-    statistics: [2, C] of each batch norm.
+    statistics: [2, C] of each batch norm: mean and unbiased variance of the valid rows.
     """
 
     logits: Tensor
@@ -385,8 +388,8 @@ class MicroBatches:
 class ReplicatedLookup:
     """Data-parallel tables, whose gradients are added in the order of the global batch.
 
-    Each process receives everybody's ids and the gradients of their vectors. torch's own backward of embeddings adds
-    them up per row, in an order that does not depend on threads.
+    Each process receives everybody's ids and the gradients of their vectors, and so computes the gradient of all. That
+    is by torch's own backward of embeddings, which adds them up per row in an order that does not depend on threads.
     """
 
     def __init__(self, kernel: BatchedDenseEmbeddingBag, runtime: Runtime) -> None:
@@ -396,7 +399,7 @@ class ReplicatedLookup:
         kernel.register_forward_hook(self._note_lookup)
 
     def _note_lookup(self, kernel: nn.Module, inputs: tuple[KeyedJaggedTensor], vectors: Tensor) -> None:
-        """Keep the ids of a forward in training, and later the gradient of its vectors; a forward hook of `kernel`."""
+        """Keep the ids of a forward in training; `_keep_gradient` will keep its vectors' gradient. A forward hook."""
         if vectors.requires_grad:
             self._features = inputs[0]
             vectors.register_hook(self._keep_gradient)
@@ -520,7 +523,7 @@ class Predictor:
         return windows or {name: split.rows for name, split in self.manifest.splits.items()}
 
     def on_device(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        """Return the batches on this process's device."""
+        """Return the batches on this process's device; a GPU gets each while the one before is computed."""
         device = self.runtime.device
         return batches if device.type == "cpu" else copied_ahead(batches, device)
 
@@ -664,15 +667,16 @@ class Predictor:
     def _join_in_row_order(self, values: NDArray[ScalarT], rows: int) -> NDArray[ScalarT]:
         """Return all processes' values of a split on rank 0, in the order of its rows; empty elsewhere."""
         joined = self.runtime.to_rank_0(values)
+        # Samples of a log of events have no order on disk, so they stay in the order of the processes.
         if not len(joined) or self.runtime.world_size == 1 or self.manifest.kind.windows:
             return joined
         # Metrics are sums of floats, whose bits depend on the order: rows return to the order on disk.
         return joined[places_of_rows(rows, self.eval_batch_size(rows), self.runtime.world_size)]
 
     def _sum_of_sums(self, sums: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the sum of the processes' sums, on all of them."""
+        """Return the sum of the processes' sums, on all of them; with layout, rank 0's, which is of all rows."""
         by_rank = self.runtime.gather(sums)
-        # With train.deterministic=layout rank 0 has added all rows, in their order, and the others none.
+        # Rank 0 has added all rows in their order (`to_sum`), and the others none.
         return by_rank[0] if self.micro_batches is not None else np.sum(by_rank, axis=0)
 
     def _require_finite(self, scores: list[NDArray[np.float32]], rows: int, name: str) -> None:

@@ -99,7 +99,10 @@ def local_summary(
     is_logloss: bool,
     seconds: dict[str, float],
 ) -> Summary:
-    """Return the figures that one process knows without the others; samples: of all steps. seconds: spent, by kind."""
+    """Return the figures that one process knows without the others, as of a completed run; callers set the others.
+
+    samples: of all steps and processes. is_logloss: whether the loss is the logloss. seconds: spent, by kind.
+    """
     losses, step_seconds, measured = state.all_losses(), state.all_step_seconds(), state.measured
     # The last batch of an epoch may be smaller than the others, so this is the mean over all steps.
     batch_size = samples / max(state.step, 1)
@@ -188,7 +191,7 @@ def closing_lines(
 
 
 def _quality_rows(summary: Summary) -> Iterator[tuple[str, str]]:
-    """Yield the evaluation of the served model, if there was one; the last and the best too, if they differ from it."""
+    """Yield name and text: the served model's evaluation, if there was one; the last and the best if they differ."""
     evaluation, last, best = summary.eval, summary.last, summary.best
     if evaluation.figure(evaluation.main) is None and evaluation.figure(LOGLOSS) is None:
         return
@@ -204,7 +207,7 @@ def _quality_rows(summary: Summary) -> Iterator[tuple[str, str]]:
 
 
 def _cost_rows(summary: Summary, measured_before: int) -> Iterator[tuple[str, str]]:
-    """Yield throughput and step times, if any step was measured, then time, memory and power."""
+    """Yield name and text: throughput and step times, if any step was measured, then time, memory and power."""
     rates, seconds, memory = summary.throughput, summary.seconds, summary.memory or Memory()
     if rates.samples_per_second is not None:
         before = f", {measured_before:,} of them before the resumption" if measured_before else ""
@@ -286,7 +289,7 @@ class Recorder:
         self.energy.start()
 
     def seconds(self) -> dict[str, float]:
-        """Return the seconds spent so far, including those before a resumption."""
+        """Return the seconds spent so far, before a resumption too: total, and of it train, eval and checkpoint."""
         seconds_by_kind = {"total": time.perf_counter() - self._began, **self._timer.seconds}
         return {kind: value + self.seconds_before.get(kind, 0.0) for kind, value in seconds_by_kind.items()}
 
@@ -302,6 +305,7 @@ class Recorder:
         if task_of(self._session.manifest).has_clicks:
             accuracy = float(figures.accuracies.mean(dtype=np.float64))
         total = float(figures.seconds.sum(dtype=np.float64))
+        # A resumed window has losses of steps that were trained before, but times of this launch's steps alone.
         samples = self._session.predictor.samples
         rate = (samples(state.step) - samples(state.step - len(figures.seconds))) / total
         wait = figures.input_wait / total
@@ -331,7 +335,7 @@ class Recorder:
         self._progress.update(event, state.evaluation)
 
     def evaluation(self, kind: str, step: int, result: EvaluationFigures, seconds: float | None = None) -> None:
-        """Report the metrics of a split, and the seconds that they took; a collective call."""
+        """Report a split's metrics, and the seconds that they took; a collective call. kind: eval or eval_train."""
         self.measure_energy()
         event = EvaluationEvent(
             event=kind,

@@ -259,7 +259,7 @@ class Session:
         return total_norm(gradient for gradient in gradients if gradient is not None)
 
     def parameter_counts(self) -> dict[str, int]:
-        """Return the numbers of embedding and dense parameters of the whole model."""
+        """Return the numbers of parameters of the whole model, over all processes: embedding, dense and total."""
         embedding = sum(table.num_embeddings * table.embedding_dim for table in self.model.module.sparse_arch.tables)
         dense = sum(parameter.numel() for parameter in self.dense_parameters().values())
         return {"embedding": embedding, "dense": dense, "total": embedding + dense}
@@ -342,7 +342,7 @@ class FiniteChecks:
 
 
 class StepFigures(NamedTuple):
-    """Figures of consecutive steps, [steps] each."""
+    """Figures of consecutive steps; arrays have a value per step, times are in seconds."""
 
     lr: float  # rate of the last step
     losses: NDArray[np.float32]  # mean over the global batch
@@ -354,7 +354,7 @@ class StepFigures(NamedTuple):
 
 
 class StepWindow:
-    """The steps since the host last waited for the device, and those since the last report."""
+    """Figures of the steps since the last report: those of the newest are on the device until `synchronise`."""
 
     def __init__(self, session: Session, timer: StepTimer, length: RunLength, state: RunState) -> None:
         self.lr = 0.0
@@ -409,7 +409,7 @@ class StepWindow:
         """
         state, runtime = self._state, self._runtime
         seconds, wait, phase_steps, phases = self._timer.take()
-        # One copy from the device and one exchange bring the figures of all steps of the window.
+        # One copy from the device and one exchange bring the figures of all steps since the last call.
         values = runtime.mean(torch.stack(self._values).cpu().numpy())
         self._values.clear()
         checks, accuracies = values[:, :-1], values[:, -1]
@@ -487,6 +487,7 @@ class DataLoader:
     def __init__(self, session: Session, length: RunLength) -> None:
         self._session, self._length = session, length
         self._pipeline: SparseDistPipeline | None = None
+        # For the record: the pipeline in use, which `auto` leaves open. `_pipeline` is the object itself, if any.
         self.pipeline, self._is_checked = Pipeline.none, False
         device, world_size = session.runtime.device, session.runtime.world_size
         if uses_pipeline(length.train.pipeline, device, world_size):

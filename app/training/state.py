@@ -37,7 +37,7 @@ from common.errors import UserError
 from common.keys import shown
 from data_prep.dataset.format import Manifest
 
-ROUNDING = 1e-6  # steps; tolerance where a distance is multiplied by a number
+ROUNDING = 1e-6  # in steps: a product of floats this little below a whole step counts as that step
 AGREE_EVERY_STEPS = 10  # how often processes ask each other whether to stop; a single process checks at every step
 
 
@@ -48,8 +48,8 @@ class RunState:
     step: int = 0
     epoch: int = 0
     step_in_epoch: int = 0
-    losses: list[NDArray[np.float32]] = field(default_factory=list)  # mean over the global batch, each step
-    step_seconds: list[NDArray[np.float32]] = field(default_factory=list)  # seconds of the counted steps
+    losses: list[NDArray[np.float32]] = field(default_factory=list)  # each step's mean over the global batch, in parts
+    step_seconds: list[NDArray[np.float32]] = field(default_factory=list)  # of steps after each warm-up, in parts
     measured: Measured = field(default_factory=Measured)  # over all launches
     unreported: Measured = field(default_factory=Measured)  # the part of `measured` since the last event
     accuracies: NDArray[np.float32] = field(default_factory=lambda: np.empty(0, np.float32))  # one per unreported step
