@@ -204,7 +204,8 @@ class ChunkRecord:
         forms: spellings (`Form`) of each sparse column of a user's own table.
         longest: length of the longest bag of each multi-hot feature of a user's own table.
         positive_rows: rows with each positive label that a user's own table names.
-        values_per_row: mean number of values that share an id, of each hashed feature (Criteo's: in the first rows).
+        values_per_row: mean number of values that share a row of the table (an id), of each hashed feature; Criteo's in
+            the first block of all rows alone.
     """
 
     source: int

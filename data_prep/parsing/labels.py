@@ -69,7 +69,7 @@ def convert_rows(
         known = (*table.positive, *table.negative)
         is_other = [_place_of(value, known, table) < 0 for value in column.values]
         column.refuse(is_other, locator, f"is neither {table.positive[0]} nor {table.negative[0]}")
-    # The place of each row's value among the positive ones, and -1 for all others.
+    # The index of each row's value among the positive ones, and -1 for all others, which the counts leave out.
     places = np.array([_place_of(value, table.positive, table) for value in column.values], np.int64)[column.codes]
     counts = np.bincount(places + 1, minlength=1 + len(table.positive))[1:]
     return block._replace(labels=(places >= 0).astype(np.int32), positive_rows=tuple(counts.tolist()))
@@ -132,7 +132,7 @@ def is_by_value(rule: LabelRule, form: NumberForm) -> bool:
 
 
 def _place_of(value: Any, texts: Sequence[str], table: Table) -> int:
-    """Return the place of the text that a field is, or else of the first that it equals by value; -1 for none."""
+    """Return the index of the text that a field is, or else of the first that it equals by value; -1 for none."""
     # An exact text comes first, as two of the values may mean the same number.
     if (text := text_of(value)) in texts:
         return texts.index(text)

@@ -39,7 +39,7 @@ DAMAGE: tuple[Any, ...] = (DamageError, gzip.BadGzipFile, isal_zlib.error)
 RAW_DIRECTORY = "raw"  # directory in a dataset for raw files that were made or downloaded for it
 GZIP_MAGIC = b"\x1f\x8b"
 TAR_MAGIC, TAR_MAGIC_AT = b"ustar", 257
-GENERATED_ROW_BYTES = 4 * 40  # bytes of a row in a shard
+GENERATED_ROW_BYTES = 4 * 40  # bytes of a row in a shard: label, 13 numbers and 26 ids
 TEXT_ROW_BYTES = 244  # bytes of a row of Criteo's days, or of a generated one
 GZIP_RATIO = 3.5  # ratio of Criteo's days, if no sample can tell
 
@@ -138,7 +138,7 @@ def resolve_splits(files: Mapping[str, Any]) -> list[Source]:
     for source in sources:
         status = Path(source.path).stat()
         same_name = by_name.setdefault(without_packing(str(Path(source.path).resolve())), source)
-        # A hard link has a path of its own, and only its inode shows that the file is the same.
+        # rows.csv and rows.csv.gz have one name without packing. A hard link has another, and only its inode shows it.
         same_inode = by_inode.setdefault((status.st_dev, status.st_ino), source)
         twin = same_name if same_name is not source else same_inode
         if twin is not source:
