@@ -416,6 +416,7 @@ class Encoder:
         if not data:
             raise UserError(f"{name}: empty file; give at least one row")
         form = format_named(self._table.format)
+        # Parquet has no rows as lines, so rows in memory for such a dataset are delimited text.
         form = form if isinstance(form, LineFormat) else Text()
         layout, table = self.layout, self._table
         columns = list(dict.fromkeys((*table.targets, *table.inputs) if labelled else table.inputs))

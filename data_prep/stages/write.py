@@ -788,8 +788,8 @@ def expand_bags(
     return expanded
 
 
-SHARD_ROWS = 1 << 18
-DISK_MARGIN = 1.05
+SHARD_ROWS = 1 << 18  # rows of a shard that a generator makes
+DISK_MARGIN = 1.05  # required room over the bytes of the rows
 
 
 class Generator(Protocol):

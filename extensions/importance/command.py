@@ -45,7 +45,7 @@ OTHERS = "all other values"
 
 
 class Columns(NamedTuple):
-    """Places of a feature in rows: columns of `dense`, or one of `sparse`, or one of `bags`."""
+    """Where `RowArrays` has a feature: indices of columns of `dense`, or one of `sparse`, or one of `bags`."""
 
     name: str
     dense: tuple[int, ...] = ()
@@ -133,7 +133,8 @@ def importances(
     orders = [np.random.default_rng([config.seed, number]).permutation(size) for number in range(config.repeats)]
     features, missing = [], []
     for feature in columns_of(scorer.manifest):
-        if scorer.runtime.highest(float(time.monotonic() > deadline)):  # one decision of all processes
+        # All processes score together, so the first whose time is over decides for all.
+        if scorer.runtime.highest(float(time.monotonic() > deadline)):
             missing.append(feature.name)
             continue
         loss = spread(scored.losses(feature, orders))

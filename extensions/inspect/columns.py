@@ -386,7 +386,7 @@ def _find_layout(source: Source) -> tuple[str, bool]:
 
 CHUNK_BYTES = 8 << 20  # of a file, read at once
 SAMPLE_ROWS, SAMPLE_VALUES = 50_000, 2_000_000  # most rows and fields of the sample
-ROW_BYTES = 41
+ROW_BYTES = 41  # least memory of a row, as MIN_ROW_BYTES of data_prep/parsing/formats.py
 
 
 @dataclass

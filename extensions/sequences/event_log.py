@@ -81,7 +81,7 @@ class SequenceLayout:
     lengths: Sequence[int]
     num_candidates: Sequence[int]
     divisor: float
-    _products: dict[Any, Any] = field(default_factory=dict)
+    _products: dict[Any, Any] = field(default_factory=dict)  # results of `compute_once`
 
     def compute_once(self, key: Any, make: Callable[[], T]) -> T:
         """Return what `make` derives from the layout, computed for the first layer that asks with this key."""
@@ -596,8 +596,8 @@ class EventLog:
         # A position's attention depends on its own candidate alone, so candidates may share a history's positions.
         shares_history = all({*cross.of} <= {USER, HOUR} for cross in self.schema.crosses.values())
         positions, users = np.full(1, end), np.full(1, user)
-        longest = len(self._rule.masks) * self._rule.quota + self._other_positions
-        size = MOST_CANDIDATES if shares_history else max(1, min(MOST_CANDIDATES, PIECE_POSITIONS // longest))
+        most_positions = len(self._rule.masks) * self._rule.quota + self._other_positions  # of a sequence
+        size = MOST_CANDIDATES if shares_history else max(1, min(MOST_CANDIDATES, PIECE_POSITIONS // most_positions))
         copies, per_history = (1, size) if shares_history else (size, 1)
         histories = gather_histories(self.events, positions.repeat(copies), users.repeat(copies), self._rule)
         divisor = self._attention_divisor(histories.lengths, positions)
