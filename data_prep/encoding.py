@@ -578,7 +578,7 @@ class Encoder:
         return texts.values
 
     def encode(self, block: ParsedRows) -> EncodedBlock:
-        """Encode parsed rows as the dataset's are."""
+        """Return the arrays of parsed rows as a shard of the dataset would have them: same ids, transforms and bags."""
         integers = block.dense
         if self._transform is DenseTransform.torchrec and self._range is not None:
             integers = np.maximum(integers, self._range.low.min())  # the logarithm of smaller ones is undefined

@@ -544,7 +544,7 @@ class Progress:
         self._total = total_bytes
         self.counters = counters
         counters.reset()
-        self._first = counters.bytes
+        self._first = counters.bytes  # done before the stage
         self._end = threading.Event()
         self._start = time.monotonic()
         self._bar: Any = None

@@ -552,7 +552,10 @@ def _parent_bytes(data: DataConfig, job: Job) -> int:
 
 
 def _budget_here(data: DataConfig) -> int:
-    """Return the budget or the container's lower limit. It decides the processes, never the bytes."""
+    """Return the bytes that all processes may take: the budget, or the container's lower limit.
+
+    It decides how many processes run, never what they write.
+    """
     return min(parse_size(data.memory_budget, "data.memory_budget"), memory_limit() or sys.maxsize)
 
 

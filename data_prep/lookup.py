@@ -438,10 +438,10 @@ class VocabularyTexts:
 
     def __getitem__(self, number: int) -> str:
         """Return the text of an id. Raise IndexError for an id that no value has."""
-        place = number - self._first_id
-        if not 0 <= place < len(self):
+        index = number - self._first_id
+        if not 0 <= index < len(self):
             raise IndexError(number)
-        return bytes(self._content[self._offsets[place] : self._offsets[place + 1]]).decode()
+        return bytes(self._content[self._offsets[index] : self._offsets[index + 1]]).decode()
 
     def blocks(self, size: int) -> Iterator[Any]:
         """Yield the texts in order of their ids as Arrow arrays of at most `size`."""

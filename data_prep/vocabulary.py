@@ -489,8 +489,8 @@ def refuse_collisions(column: str, texts: Any, is_new: NDArray[np.bool_]) -> Non
     before, after = texts.take(pa.array(repeat_indices - 1)), texts.take(pa.array(repeat_indices))
     differ = pc.not_equal(before, after).to_numpy(zero_copy_only=False)
     if differ.any():
-        place = int(differ.argmax())
-        first, second = (pair_texts[place].as_py()[:SHOWN_CHARACTERS] for pair_texts in (before, after))
+        pair = int(differ.argmax())
+        first, second = (pair_texts[pair].as_py()[:SHOWN_CHARACTERS] for pair_texts in (before, after))
         raise UserError(
             f"data.raw: column {column}: {first!a} and {second!a} have the same value of 64 bits, so they would share "
             "an id; write one of them differently in the raw files"

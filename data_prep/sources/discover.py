@@ -468,15 +468,15 @@ def given_md5s(checksums: Any, sources: Sequence[Source]) -> list[str | None]:
         if not re.fullmatch("[0-9a-fA-F]{32}", str(md5)):
             raise UserError(f"data.checksums: {name}: {md5} is not an MD5 of 32 hexadecimal digits")
         path = own_path(str(name)).resolve()
-        places = [place for place, source in enumerate(sources) if Path(source.path).resolve() == path]
-        places = places or [place for place, source in enumerate(sources) if source.name == str(name)]
-        if len(places) != 1:
-            count = f"{len(places)} files" if places else "no file"
+        indices = [index for index, source in enumerate(sources) if Path(source.path).resolve() == path]
+        indices = indices or [index for index, source in enumerate(sources) if source.name == str(name)]
+        if len(indices) != 1:
+            count = f"{len(indices)} files" if indices else "no file"
             raise UserError(
                 f"data.checksums: {name}: {count} of data.train, data.val and data.test have that name; "
-                f"{'give the path of each' if places else 'correct it, or leave it out'}"
+                f"{'give the path of each' if indices else 'correct it, or leave it out'}"
             )
-        sums[places[0]] = str(md5).lower()
+        sums[indices[0]] = str(md5).lower()
     return sums
 
 

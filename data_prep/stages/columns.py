@@ -160,8 +160,8 @@ def column_blocks(
     ranges = [FileRange(path, offsets[0], offsets[-1] - offsets[0]) for _, _, offsets in blocks]
     for (first, after), (begin, _, offsets), content in zip(row_ranges, blocks, read_ranges(ranges), strict=True):
         rows = slice(first - begin, after - begin)
-        places = [offset - offsets[0] for offset in offsets]
-        columns = zip(dtypes, pairwise(places), strict=True)
+        bounds = [offset - offsets[0] for offset in offsets]
+        columns = zip(dtypes, pairwise(bounds), strict=True)
         yield after - first, [content[low:high].view(dtype)[rows] for dtype, (low, high) in columns]
 
 

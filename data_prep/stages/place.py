@@ -60,17 +60,17 @@ def inverse_permutation(
     directory.mkdir(parents=True)
     shuffle = _Shuffle(seed, dtype, check)
     if 0 < rows <= window_rows:
-        permutation, place = np.arange(rows, dtype=dtype), np.empty(rows, dtype)
+        permutation, new_places = np.arange(rows, dtype=dtype), np.empty(rows, dtype)
         for _ in shuffle.swap_places(permutation, 0):
             pass
         # An index of all rows would take as much memory as the permutation, so the inverse is made in parts.
         for start in range(0, rows, DRAWS):
             part = permutation[start : start + DRAWS]
-            place[part] = np.arange(start, start + len(part), dtype=dtype)
-        yield place
+            new_places[part] = np.arange(start, start + len(part), dtype=dtype)
+        yield new_places
         return
-    queue = _WindowQueue(directory / "swaps", 3, dtype, window_rows)
-    places = _WindowQueue(directory / "places", 2, dtype, window_rows)
+    queue = _WindowQueue(directory / "swaps", 3, dtype, window_rows)  # place there, place here, value from here
+    places = _WindowQueue(directory / "places", 2, dtype, window_rows)  # a value, and the place where it ends up
     windows = [(low, min(low + window_rows, rows)) for low in range(0, rows, window_rows)]
     # NumPy shuffles from the last place to the first, so a window receives swaps only from windows that are done.
     for low, end in reversed(windows):
@@ -88,11 +88,11 @@ def inverse_permutation(
         if low == 0:  # The first place is swapped with no earlier one.
             places.send(window[:1], np.zeros(1, dtype))
     for low, end in windows:
-        place = np.empty(end - low, dtype)
+        new_places = np.empty(end - low, dtype)
         for value, number in places.take(low):
             check()
-            place[value - dtype.type(low)] = number
-        yield place
+            new_places[value - dtype.type(low)] = number
+        yield new_places
 
 
 class _Shuffle:
@@ -366,14 +366,14 @@ def choose_by_label(rows: OpenRows) -> Callable[[], Iterator[Choices]]:
     totals = [[count - sum(held_out), *held_out] for count, held_out in zip(counts.tolist(), sizes, strict=True)]
 
     def chunks() -> Iterator[Choices]:
-        # Rows that the method does not divide take a draw, too, and stay at place 0, which nobody reads.
+        # Rows that the method does not divide take a draw, too, and keep choice 0, which nobody reads.
         rng, left = _split_generator(rows), np.array(totals)
         for labels, mask in zip(rows.arrays("labels.npy"), rows.masks(), strict=True):
-            places = np.zeros(len(labels), np.int64)
+            choices = np.zeros(len(labels), np.int64)
             drawn = np.zeros(int(mask.sum()), np.int64)
             draw_without_replacement(labels[mask], rng.random(len(labels))[mask], left, drawn)
-            places[mask] = drawn
-            yield places
+            choices[mask] = drawn
+            yield choices
 
     return chunks
 
@@ -415,11 +415,11 @@ def _first_times(rows: OpenRows) -> list[int]:
         latest.insert(0, max(earlier, default=0))
     starts: list[int] = []
     for number, limit in enumerate(latest):
-        place = count - sum(sizes[number:])
-        time = _time_at(parts, place, first, last)
+        rows_before = count - sum(sizes[number:])  # that this split would begin after, whatever the times
+        time = _time_at(parts, rows_before, first, last)
         following = next_time(time)
         # Of two equally near changes of time, the earlier one counts.
-        if place - count_before(time) > count_before(following) - place:
+        if rows_before - count_before(time) > count_before(following) - rows_before:
             time = following
         earliest = next_time(starts[-1] if starts else first)
         starts.append(min(max(time, earliest), limit))

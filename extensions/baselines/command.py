@@ -302,8 +302,8 @@ def find_or_fit(
     encoded = {name: base64.b64encode(numbers.astype("<i4").tobytes()).decode() for name, numbers in ranks.items()}
     scored = ScoredBaselines(baselines, encoded)
     if baselines.is_whole:  # otherwise another attempt may have enough time
-        place = root if os.access(root, os.W_OK) else directory
-        write_atomically(place / CACHE, encode(_Cache(manifest.digest, {**known, key: scored})).encode())
+        cache_directory = root if os.access(root, os.W_OK) else directory
+        write_atomically(cache_directory / CACHE, encode(_Cache(manifest.digest, {**known, key: scored})).encode())
     return scored
 
 

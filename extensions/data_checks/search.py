@@ -100,7 +100,8 @@ class _Rows:
     Attributes:
         count: number of rows.
         labels: labels of the rows, [count].
-        halves: two hashes of each row, [count] each; columns read so far are assigned to them in turn.
+        halves: two hashes of each row, [count] each; columns read so far are assigned to them in turn, so that
+            `_shared_shares` can shuffle one half against the other.
     """
 
     def __init__(self, job: Job, shards: Sequence[BuiltShard], share: float) -> None:

@@ -58,12 +58,12 @@ def columns_of(manifest: Manifest) -> list[Columns]:
     dense, entry = list(manifest.schema["dense"]), manifest.encoding.get("table")
     vectors = () if entry is None else msgspec.convert(entry, Table).vectors
     vector_of = {feature: vector.column for vector in vectors for feature in vector.features}
-    places: dict[str, list[int]] = {}
-    for place, name in enumerate(dense):
-        places.setdefault(vector_of.get(name, name), []).append(place)
+    dense_indices: dict[str, list[int]] = {}
+    for number, name in enumerate(dense):
+        dense_indices.setdefault(vector_of.get(name, name), []).append(number)
     single = single_id_features(manifest)
     return [
-        *(Columns(name, dense=tuple(columns)) for name, columns in places.items()),
+        *(Columns(name, dense=tuple(columns)) for name, columns in dense_indices.items()),
         *(
             Columns(name, bags=(manifest.ragged.index(name),))
             if name in manifest.ragged

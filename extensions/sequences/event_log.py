@@ -837,12 +837,12 @@ def score_items(config: RecommendConfig, trained: AppConfig, run: TrainedRun, ru
             return NONE_SCORED
     names = candidates.texts(schema.item)
     item_keys = np.array([text_key(text) for text in names], np.int64)
-    places = np.minimum(np.searchsorted(keys, item_keys), len(keys) - 1)
-    if (unknown := keys[places] != item_keys).any():
+    indices = np.minimum(np.searchsorted(keys, item_keys), len(keys) - 1)
+    if (unknown := keys[indices] != item_keys).any():
         row = int(unknown.argmax())
-        place = f"{candidates.name}: row {candidates.numbers[row]}"
-        raise UserError(f"{place}: {schema.item} {names[row]} is not in the log of {run.root}; leave it out")
-    items = ids[places].astype(np.int32)
+        location = f"{candidates.name}: row {candidates.numbers[row]}"
+        raise UserError(f"{location}: {schema.item} {names[row]} is not in the log of {run.root}; leave it out")
+    items = ids[indices].astype(np.int32)
     user, end, time = _find_history(config, event_log, candidates)
     is_flagged = np.zeros(len(items), np.bool_)
     if schema.flag in candidates.columns:
@@ -870,17 +870,17 @@ def _find_history(config: RecommendConfig, event_log: EventLog, candidates: NewR
     # Without the column no row gives a user, and the loop ends at once.
     for number, text in zip(candidates.numbers, given_users, strict=False):
         if config.user is not None and text not in ("", config.user):
-            place = f"{candidates.name}: row {number}, column {column}"
-            raise UserError(f"user={config.user}: {place} has {text}; leave the column or user=ID out")
+            location = f"{candidates.name}: row {number}, column {column}"
+            raise UserError(f"user={config.user}: {location} has {text}; leave the column or user=ID out")
     users = {config.user} if config.user is not None else set(given_users)
     if len(users) != 1:
         raise UserError(f"user: {len(users)} users are given in column {column}; give one, as in the log: user=ID")
     [user] = users
     assert user is not None
-    places = np.flatnonzero(arrays.users == text_key(user))
-    if not len(places):
+    indices = np.flatnonzero(arrays.users == text_key(user))
+    if not len(indices):
         raise UserError(f"user={user}: not in the log; give one of its users, as in its column {column}")
-    index = int(places[0])
+    index = int(indices[0])
     start, stop = arrays.offsets[index : index + 2].tolist()
     last_events = arrays.offsets[1:][np.diff(arrays.offsets) > 0] - 1
     time = int(arrays.times[last_events].max()) if config.time is None else config.time

@@ -440,7 +440,7 @@ def _run_stages(
 def _digest_sources(
     data: DataConfig, root: Path, job: EventJob, executor: Executor, sorted_chunks: list[tuple[SortTask, SortRecord]]
 ) -> list[dict[str, Any]]:
-    """Return the manifest's entries of the files; refuse files that changed or differ from the published ones."""
+    """Return the manifest's entries of the files; refuse files that changed, are alike, or are not as published."""
     digests = [digest for each in executor.map(DigestTask(source) for source in job.sources) if (digest := each.digest)]
     refuse_changed(job.sources)
     rows = [0] * len(job.sources)
