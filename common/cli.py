@@ -61,7 +61,7 @@ EXIT_LOST = 69
 # EX_TEMPFAIL: stopped by a signal, or other processes were lost, with a checkpoint; the same command resumes.
 EXIT_STOPPED = 75
 
-SECONDS_FOR_FIRST_ERROR = 10.0
+SECONDS_FOR_FIRST_ERROR = 10.0  # for local rank 0 to print the error that every rank raises, before one ends them all
 SECONDS: dict[str, float] = {}  # spent before the command's function is called, by section
 
 
@@ -180,7 +180,7 @@ def _run_to_status(work: Callable[[], int | None]) -> int:
     except SystemExit as error:  # the reason was printed elsewhere
         return error.code if isinstance(error.code, int) else EXIT_DONE
     except BrokenPipeError:
-        sys.stdout = None  # the reader, such as `head`, has ended
+        sys.stdout = None  # the reader, such as `head`, has ended, and a flush at the end would fail again
         return EXIT_DONE
     except UnicodeEncodeError as error:  # of a path: what is written names its encoding, or replaces characters
         _print_error(

@@ -255,7 +255,10 @@ def _convert_group(schema: Any, group: Any, prefix: str) -> Any:
 
 
 def _spell(value: Any, leaf: Any) -> Any:
-    """Return a value as msgspec needs it: numbers as text for a text key, words such as yes as booleans for a bool."""
+    """Return a value as msgspec needs it for a key whose single values have the type `leaf`.
+
+    A number becomes text for a text key, and a word such as yes a boolean for a key of true and false.
+    """
     if isinstance(value, list):
         return [_spell(item, leaf) for item in value]
     if isinstance(value, dict):
@@ -312,6 +315,7 @@ def _given_item(schema: type, override: Override) -> tuple[str, Any]:
     """Return an override's dotted key and value; a text key gets what was typed where Hydra reads a number: 007."""
     key, value, kinds = override.key_or_group, override.value(), _key_types(schema)
     typed = str(override.input_line).partition("=")[2].strip()
+    # A key inside a mapping of names has no type of its own, but that of the mapping's values.
     if _leaf(kinds.get(key, kinds.get(key.rpartition(".")[0]))) is not str:
         return key, value
     if isinstance(value, list) and any(isinstance(item, (bool, int, float)) for item in value):

@@ -15,7 +15,7 @@ from isal.isal_zlib import crc32
 
 from common.errors import UserError
 
-READ_BYTES = 1 << 18
+READ_BYTES = 1 << 18  # of a file, read at once for its checksum
 
 
 @dataclass

@@ -101,9 +101,10 @@ def match_64(typing_context: Any, buffer: types.Array, position: types.Integer, 
         block = builder.load(builder.bitcast(address, vector.as_pointer()))
         block.align = 1
         byte = context.cast(builder, arguments[2], signature.args[2], types.uint8)
+        # A vector of 64 copies of `byte`: it becomes element 0, which the shuffle puts everywhere.
         one = builder.insert_element(ir.Constant(vector, ir.Undefined), byte, ir.Constant(ir.IntType(32), 0))
-        places = ir.Constant(ir.VectorType(ir.IntType(32), 64), [0] * 64)
-        same = builder.icmp_unsigned("==", block, builder.shuffle_vector(one, one, places))
+        zeros = ir.Constant(ir.VectorType(ir.IntType(32), 64), [0] * 64)
+        same = builder.icmp_unsigned("==", block, builder.shuffle_vector(one, one, zeros))
         return builder.bitcast(same, ir.IntType(64))
 
     return types.uint64(buffer, position, byte), codegen

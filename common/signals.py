@@ -22,7 +22,7 @@ log = logging.getLogger("clickwork")
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
 ECHO_SECONDS = 0.2  # `timeout` sends a request twice, to the process and to its group
 ORPHAN_ECHO_SECONDS = 5.0  # The kernel reports a launcher's death for each of its threads, which end one after another.
-LAST_WORDS_SECONDS = 2.0
+LAST_WORDS_SECONDS = 2.0  # for the log to take the last line; then the process ends without it
 PR_SET_PDEATHSIG = 1
 
 _parents: list[int] = []  # parents whose end, reported by the kernel, ends this process
@@ -143,7 +143,7 @@ def _read_signals(reader: int) -> Iterator[int]:
     events = select.poll()
     events.register(reader, select.POLLIN)
     if "MAKELEVEL" in os.environ and os.isatty(2):
-        events.register(2, 0)
+        events.register(2, 0)  # poll reports a hang-up even where no event is asked for
     while True:
         for descriptor, _ in events.poll():
             if descriptor == reader:

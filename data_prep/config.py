@@ -64,8 +64,8 @@ UNIT_FACTORS |= {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 UNIT_FACTORS |= {"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
 
 MAX_CHUNK_BYTES = 128 * MEBIBYTE  # Criteo 1TB becomes about 8,000 shards
-CHUNKS_PER_BUDGET = 16
-ARRANGED_FRACTION, RAGGED_FRACTION = 2, 4
+CHUNKS_PER_BUDGET = 16  # that data.memory_budget has room for, at the least
+ARRANGED_FRACTION, RAGGED_FRACTION = 2, 4  # divisors of a chunk's bytes: of reordered rows, of multi-hot columns
 MIN_MEMORY_BUDGET = 512 * MEBIBYTE
 MIN_BUDGET_OF_SEVERAL = 768 * MEBIBYTE  # below this, a second process and the fork server do not fit
 MAX_TABLE_ROWS = 2**31 - 1  # ids are int32
@@ -767,7 +767,7 @@ def report_differences(rules: Rules) -> None:
 
 
 def largest_id(rules: Rules, num_values: int | None) -> int:
-    """Return a feature's largest possible id, before ids are rounded or wrapped as in TorchRec.
+    """Return a feature's largest possible id, before `torchrec_ids` rounds or wraps ids.
 
     Args:
         num_values: number of values in its vocabulary; None without one.

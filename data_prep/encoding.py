@@ -416,6 +416,7 @@ class Encoder:
         if not data:
             raise UserError(f"{name}: empty file; give at least one row")
         form = format_named(self._table.format)
+        # Parquet has no rows as lines, so rows in memory for such a dataset are delimited text.
         form = form if isinstance(form, LineFormat) else Text()
         layout, table = self.layout, self._table
         columns = list(dict.fromkeys((*table.targets, *table.inputs) if labelled else table.inputs))
@@ -577,7 +578,7 @@ class Encoder:
         return texts.values
 
     def encode(self, block: ParsedRows) -> EncodedBlock:
-        """Encode parsed rows as the dataset's are."""
+        """Return the arrays of parsed rows as a shard of the dataset would have them: same ids, transforms and bags."""
         integers = block.dense
         if self._transform is DenseTransform.torchrec and self._range is not None:
             integers = np.maximum(integers, self._range.low.min())  # the logarithm of smaller ones is undefined

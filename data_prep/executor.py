@@ -103,7 +103,7 @@ class Cache:
 
 
 class Worker:
-    """Services of a process for its tasks: counters of work done, and a cache that outlives a task."""
+    """Services of a process for its tasks: counters of work done, and a cache that the process's next tasks share."""
 
     def __init__(self, counters: Counters | Tally, cache: Cache) -> None:
         self.counters, self.cache = counters, cache
@@ -213,7 +213,7 @@ class Executor:
         self._local_worker = Worker(self.counters, Cache())
         self._is_remote = False
         self._peaks: dict[str, int] = {}  # peak memory by process, while it runs
-        self._peak = 0  # until the last release
+        self._peak = 0  # largest sum of peaks until the last release, whose processes are gone
         self._executor: FuturesExecutor | None = None
         # Messages for the errors by which processes are lost.
         self._losses: dict[type[BaseException], str] = {

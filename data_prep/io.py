@@ -58,6 +58,7 @@ class FileWriter:
         self.path = path
         self.bytes = 0
         self._start_checksum, self._checksum = checksum, checksum()
+        # Spilled: the file became longer than MAX_HELD_BYTES, so its first pieces are on disk, not yet in the checksum.
         self._is_buffered, self._is_spilled = is_buffered, False
         self._temporary = temporary_path(path)
         self._file: int | None = None
@@ -203,7 +204,7 @@ def _write_all(file: int, content: memoryview, offset: int) -> None:
 
 
 class FileRange(NamedTuple):
-    """A range of bytes of a file."""
+    """The `num_bytes` bytes of a file from byte `offset` on."""
 
     path: Path
     offset: int
@@ -260,7 +261,7 @@ def _read_all(file: int, path: Path, out: NDArray[np.uint8], offset: int, num_by
 
 
 BLOCK_BYTES = 2 << 20  # A few blocks fit the outer caches.
-BLOCKS = 4
+BLOCKS = 4  # of one reader, in memory at once
 
 
 class ReadAhead(io.RawIOBase):
@@ -274,15 +275,17 @@ class ReadAhead(io.RawIOBase):
     def __init__(self, fill: Callable[[memoryview], int], before: int = 0, after: int = 0) -> None:
         super().__init__()
         self._fill, self._before = fill, before
-        # Blocks travel in a circle between two queues, so memory is fixed and none is allocated while reading.
+        # Blocks travel in a circle between two queues, so memory is fixed and none is allocated while reading. An
+        # anonymous mapping gets a page of memory when it is first written, so unused padding takes none.
         self._free: SimpleQueue[mmap.mmap | None] = SimpleQueue()
         self._filled: SimpleQueue[tuple[mmap.mmap, int] | Exception] = SimpleQueue()
         for _ in range(BLOCKS):
-            self._free.put(mmap.mmap(-1, before + BLOCK_BYTES + after))  # unused padding takes no memory
+            self._free.put(mmap.mmap(-1, before + BLOCK_BYTES + after))
         self._block: mmap.mmap | None = None
         self._peeked: tuple[mmap.mmap, int] | Exception | None = None
         self._rest = memoryview(b"")
-        self._ended = self._ending = False
+        self._ended = False  # the reader got the end or an error
+        self._ending = False  # `close` asks the thread to stop
         self._thread = threading.Thread(target=self._fill_blocks, daemon=True)
         self._thread.start()
 
@@ -457,6 +460,7 @@ def take_mapped(rows: NDArray[Any], numbers: NDArray[np.integer]) -> NDArray[Any
         return rows_read
     distinct, inverse = np.unique(numbers, return_inverse=True)  # ascending, so that neighbours are mapped together
     rows_read = np.empty((len(distinct), rows.shape[1]), rows.dtype)
+    # Numbers of the FAULT_BYTES in which each row begins: one fault maps all of them.
     regions = distinct.astype(np.int64) * (rows.itemsize * rows.shape[1]) // FAULT_BYTES
     faults = np.cumsum(np.diff(regions, prepend=-1) > 0)  # faults up to each row, including it
     bounds = np.searchsorted(faults, np.arange(1, faults.max(initial=0) + 1, MAPPED_BYTES // FAULT_BYTES)).tolist()
@@ -540,7 +544,7 @@ class Progress:
         self._total = total_bytes
         self.counters = counters
         counters.reset()
-        self._first = counters.bytes
+        self._first = counters.bytes  # done before the stage
         self._end = threading.Event()
         self._start = time.monotonic()
         self._bar: Any = None

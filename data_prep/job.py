@@ -107,7 +107,7 @@ CHUNKS_DIRECTORY = "chunks"
 WORK_FORMAT = 8  # An unfinished job with another format is not resumed.
 SPLIT_KEYS = "split.npy"
 SHARD_SUFFIXES = ("labels.npy", "dense.npy", "sparse.npy", "weights.npy", "values.npy", "offsets.npy")
-MIN_BLOCK_ROWS, MAX_BLOCK_ROWS, BLOCK_VALUES = 1 << 8, 1 << 15, 1 << 21
+MIN_BLOCK_ROWS, MAX_BLOCK_ROWS, BLOCK_VALUES = 1 << 8, 1 << 15, 1 << 21  # see `Job.block_rows`
 VALUE_BYTES = 4  # categorical value or id
 SHUFFLED_ROW_BYTES = 64  # a 64 MiB chunk and a shard of 1,048,576 rows need about the same memory
 SHUFFLED_VALUE_BYTES = 7  # the same, for a value of a multi-hot column
@@ -121,7 +121,7 @@ class Job:
     sources: tuple[Source, ...]
     schema: Schema
     rules: Rules
-    chunk_bytes: int
+    chunk_bytes: int  # uncompressed bytes of raw rows in a chunk
     table: Table | None = None  # description of a user's own table; None: Criteo's rows
     bags: MultiHot | None = None  # tables that expand ids to bags
     known_sums: tuple[KnownSum | None, ...] = ()  # checksums of fetched sources
@@ -204,7 +204,8 @@ class ChunkRecord:
         forms: spellings (`Form`) of each sparse column of a user's own table.
         longest: length of the longest bag of each multi-hot feature of a user's own table.
         positive_rows: rows with each positive label that a user's own table names.
-        values_per_row: mean number of values that share an id, of each hashed feature (Criteo's: in the first rows).
+        values_per_row: mean number of values that share a row of the table (an id), of each hashed feature; Criteo's in
+            the first block of all rows alone.
     """
 
     source: int
@@ -508,7 +509,7 @@ COUNTS_PER_BUDGET = 16  # a feature's value counts take two, and so does merging
 WINDOWS_PER_BUDGET = 32  # two windows are in memory while rows are ordered
 SAMPLE_BYTES = MEBIBYTE
 SORT_BYTES_PER_VALUE = 28  # while the sorted table of 64-bit values is built
-DISK_MARGIN = 1.05
+DISK_MARGIN = 1.05  # required room over the bytes that are reckoned
 MAX_UNEVEN = 1.1  # load of the busiest worker over an even share; beyond this, reading twice costs less
 
 
@@ -551,7 +552,10 @@ def _parent_bytes(data: DataConfig, job: Job) -> int:
 
 
 def _budget_here(data: DataConfig) -> int:
-    """Return the budget or the container's lower limit. It decides the processes, never the bytes."""
+    """Return the bytes that all processes may take: the budget, or the container's lower limit.
+
+    It decides how many processes run, never what they write.
+    """
     return min(parse_size(data.memory_budget, "data.memory_budget"), memory_limit() or sys.maxsize)
 
 
@@ -601,7 +605,8 @@ def reads_whole(data: DataConfig, job: Job, workers: int) -> bool:
 def workers_to_encode(data: DataConfig, job: Job, workers: int, table_values: dict[str, int]) -> int:
     """Return the number of processes for encoding, which share the lookup tables.
 
-    table_values: number of values of each feature's vocabulary; too many texts to sort within the budget are refused.
+    table_values: number of values of each feature's vocabulary. Raise UserError for more values of a user's own column
+    than the budget has memory to sort, as `write_tables` does.
     """
     if job.table is not None and table_values:
         feature = max(table_values, key=table_values.__getitem__)

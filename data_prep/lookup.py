@@ -203,7 +203,10 @@ def map_tables(root: Path, features: tuple[str, ...], first_id: int, unknown_id:
 def _table_arrays(
     root: Path, features: tuple[str, ...], mode: Literal["r+", "c"]
 ) -> list[tuple[NDArray[np.uint64], NDArray[np.uint32] | None]]:
-    """Map each feature's lookup table: slots and None, or sorted values and their numbers; r+ makes a new file."""
+    """Map each feature's lookup table: slots and None for values of 32 bits, else sorted values and their numbers.
+
+    mode: r+ makes a new file, to write; c maps the file that is there, and writes nothing back.
+    """
     sizes: list[tuple[int, int | None]] = []  # of slots (uint64) and None, or of values (uint64) and numbers (uint32)
     for feature in features:
         values = open_array(vocabulary_path(root, feature))
@@ -264,8 +267,8 @@ def torchrec_ids(ids: NDArray[np.int32], rounds: bool, modulus: int | None) -> N
         ids %= np.int32(modulus)
 
 
-LOG1P_TABLE_SIZE = 1 << 16
-FOLDED_ROWS = 32
+LOG1P_TABLE_SIZE = 1 << 16  # integers from 0 whose logarithm is looked up
+FOLDED_ROWS = 32  # rows that a range of columns is taken over as one long row
 
 
 class DenseRange(NamedTuple):
@@ -346,7 +349,7 @@ def transform_into(
 ) -> None:
     """Write transformed integers to `result` [rows, N], which is contiguous; for transforms without range or fit.
 
-    The other arguments are as for `transform_rows`.
+    Beside `transform_rows`, this saves an array of all rows with the commonest transform, log1p of Criteo's integers.
     """
     if transform is DenseTransform.log1p and dense.dtype == np.int32:
         encode_dense(dense, result)
@@ -406,7 +409,7 @@ def transform_dense(
 
 
 TEXT_KINDS = ("texts", "offsets")
-CHECKED_VALUES = 1 << 18
+CHECKED_VALUES = 1 << 18  # values compared with their texts at once
 
 
 def text_path(root: Path, feature: str, kind: str) -> Path:
@@ -435,10 +438,10 @@ class VocabularyTexts:
 
     def __getitem__(self, number: int) -> str:
         """Return the text of an id. Raise IndexError for an id that no value has."""
-        place = number - self._first_id
-        if not 0 <= place < len(self):
+        index = number - self._first_id
+        if not 0 <= index < len(self):
             raise IndexError(number)
-        return bytes(self._content[self._offsets[place] : self._offsets[place + 1]]).decode()
+        return bytes(self._content[self._offsets[index] : self._offsets[index + 1]]).decode()
 
     def blocks(self, size: int) -> Iterator[Any]:
         """Yield the texts in order of their ids as Arrow arrays of at most `size`."""
@@ -464,8 +467,9 @@ def text_buffers(texts: Any) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
     texts = texts.cast(pa.large_string())
     if not len(texts):
         return np.zeros(1, np.int64), np.zeros(0, np.uint8)
-    _, places, data = texts.buffers()
-    offsets = np.frombuffer(places, np.int64)[texts.offset : texts.offset + len(texts) + 1]
+    _, offset_bytes, data = texts.buffers()
+    # An array that is a slice has its parent's whole buffers, so its texts begin at `texts.offset`, not at byte 0.
+    offsets = np.frombuffer(offset_bytes, np.int64)[texts.offset : texts.offset + len(texts) + 1]
     content = np.frombuffer(b"" if data is None else data, np.uint8)[offsets[0] : offsets[-1]]
     return offsets - offsets[0], content
 

@@ -120,8 +120,8 @@ def ncf_movielens_1m(ratings: Path, test_rating: Path, test_negative: Path) -> M
     users, films = (column.to_numpy().astype(np.int64) for column in table.columns)
     users -= 1
     # The published test pairs number films by their first appearance.
-    _, first, place = np.unique(films, return_index=True, return_inverse=True)
-    items = first.argsort().argsort()[place]
+    _, first, inverse = np.unique(films, return_index=True, return_inverse=True)
+    items = first.argsort().argsort()[inverse]
     test = np.loadtxt(test_rating, np.int64, delimiter="\t", usecols=(0, 1))
     negatives = [line.split("\t")[1:] for line in test_negative.read_text(encoding="utf-8").splitlines()]
     num_items = int(items.max()) + 1

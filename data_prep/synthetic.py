@@ -149,7 +149,7 @@ def criteo_columns(max_cardinality: int) -> Columns:
     return Columns(cardinality, np.array(ZIPF_EXPONENTS), missing, INTERACTING)
 
 
-FACTORS = 2
+FACTORS = 2  # length of the vector of a category of an interacting column
 # Frequent values have larger effects, since few rows would not suffice to learn effects of rare ones.
 CATEGORY_DECAY = FACTOR_DECAY = 0.4
 INTEGER_SHARE = 2 / 3  # deviation of an integer's effect over that of a category's most frequent value
@@ -232,8 +232,9 @@ def make_teacher(config: SyntheticConfig, columns: Columns, day: int) -> Teacher
 def _effects_of_day(
     config: SyntheticConfig, num_values: int, num_vectors: int, day: int
 ) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
-    """Return the standard normal numbers of a day's effects: of values, of factor vectors, and of integers' slopes.
+    """Return the standard normal numbers of a day's effects.
 
+    They are of values [num_values], of factor vectors [num_vectors, FACTORS] and of integers' slopes [N].
     They turn, by an angle of `drift` a day, from one set of random numbers to another.
     """
     angle = config.drift * day
@@ -350,9 +351,10 @@ def teacher_logits(
         logits[row] = logit + _interactions(teacher, ranks[row], category_present[row])
 
 
-BLOCK_ROWS = 1 << 14
-CALIBRATION_ROWS = 1 << 16
+BLOCK_ROWS = 1 << 14  # rows of one stream of random numbers
+CALIBRATION_ROWS = 1 << 16  # rows of the sample that sets the scale of effects
 CALIBRATION_BLOCK = 2**31 - 1  # no real block has these random numbers
+# Label and newline; a tab and 11 characters for each 32-bit integer; a tab and 8 digits for each category.
 MAX_ROW_BYTES = 2 + CRITEO_NUM_DENSE * 12 + CRITEO_NUM_SPARSE * 9
 GENERATOR_VERSION = 4
 FEW_VALUES = 128
@@ -761,6 +763,7 @@ class RandomRows:
             settings["version"] = ZIPF_VERSION
         self.encoding: dict[str, Any] = {"name": "random", "random": settings}
         self.rows = dict(zip(SPLITS, (config.rows, config.eval_rows, config.eval_rows), strict=True))
+        # Four bytes for each field, and eight for the offset of each bag.
         self.row_bytes = 4.0 * (1 + config.num_dense + sum(self._bag_sizes)) + 8.0 * sum(self._is_ragged)
 
     def shard(self, split: str, start: int, rows: int) -> ShardArrays:
@@ -787,7 +790,7 @@ class RandomRows:
         return Bags(draw_ids(rng, self._config, self._tables[feature], int(offsets[-1])), offsets)
 
     def extra(self) -> dict[str, Any]:
-        """Return no further figures."""
+        """Return no further figures: random labels know no model whose scores could be given."""
         return {}
 
 

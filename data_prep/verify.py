@@ -39,7 +39,7 @@ from data_prep.dataset.options import LabelKind
 from data_prep.dataset.spelling import Bags
 from data_prep.lookup import VOCABULARY_DIRECTORY, VocabularyTexts, text_path, verify_texts, vocabulary_path
 
-CHECKED_ROWS = 1 << 18
+CHECKED_ROWS = 1 << 18  # rows of a shard checked at once
 
 
 def verify_dataset(root: Path) -> Manifest:

@@ -29,7 +29,7 @@ from data_prep.lookup import EMPTY_SLOT, HASH_MULTIPLIER, insert, text_buffers
 
 PartT_co = TypeVar("PartT_co", covariant=True)
 FEW_CODES, MAX_CODES = 1 << 8, 1 << 16  # codes that fit one byte and two bytes
-FIRST_BITS = 12
+FIRST_BITS = 12  # of the number of a slot in the first hash table
 ROWS_PER_VALUE = 4  # on average; if values repeat less often, sorting is faster
 FREE_VALUES = 4096  # values seen before this is judged
 
@@ -128,7 +128,8 @@ def count_repeated(
     Args:
         values: [rows] uint32.
         distinct_values, counts, first, codes: outputs. The first three hold each distinct value, its count and its
-            first index; `codes` holds each row's index in `distinct_values`, modulo 2^16.
+            first index; `codes` holds each row's index in `distinct_values`, modulo 2^16: beyond MAX_CODES values
+            nobody reads it.
 
     Returns:
         The number of distinct values, or -1 if values repeat too rarely.
@@ -321,7 +322,7 @@ AnyRun: TypeAlias = Run | SpilledRun
 
 
 def spill_parts(runs: Iterator[Run], directory: Path) -> Sequence[AnyRun]:
-    """Return all parts: a single one in memory, several on disk in `directory`."""
+    """Return all parts of a merged run: a single one stays in memory, several go to disk in `directory`."""
     # A single part needs no disk, and only asking for the next one tells whether there are several.
     first = next(runs, None)
     if first is None:
@@ -330,7 +331,7 @@ def spill_parts(runs: Iterator[Run], directory: Path) -> Sequence[AnyRun]:
     if second is None:
         return [first]
     spilled = [SpilledRun(first, directory / "0"), SpilledRun(second, directory / "1")]
-    del first, second
+    del first, second  # so that a part on disk is not in memory, too, while the next one is merged
     spilled += [SpilledRun(part, directory / str(i)) for i, part in enumerate(runs, 2)]
     return spilled
 
@@ -451,7 +452,7 @@ def place_by_rank(
 
 
 BYTES_PER_ENTRY = 160  # an entry without its text: merging, copies, ranking
-COPIES_OF_TEXT = 4
+COPIES_OF_TEXT = 4  # in memory while texts are merged or sorted
 MAX_BUCKETS = 256  # files open at once
 ORDER_VALUES = 1 << 20  # ids read at once
 SHOWN_CHARACTERS = 40
@@ -488,8 +489,8 @@ def refuse_collisions(column: str, texts: Any, is_new: NDArray[np.bool_]) -> Non
     before, after = texts.take(pa.array(repeat_indices - 1)), texts.take(pa.array(repeat_indices))
     differ = pc.not_equal(before, after).to_numpy(zero_copy_only=False)
     if differ.any():
-        place = int(differ.argmax())
-        first, second = (pair_texts[place].as_py()[:SHOWN_CHARACTERS] for pair_texts in (before, after))
+        pair = int(differ.argmax())
+        first, second = (pair_texts[pair].as_py()[:SHOWN_CHARACTERS] for pair_texts in (before, after))
         raise UserError(
             f"data.raw: column {column}: {first!a} and {second!a} have the same value of 64 bits, so they would share "
             "an id; write one of them differently in the raw files"
@@ -668,9 +669,9 @@ def _sort_into_buckets(
 
 
 def _ids_by_part(numbered: NumberedValues, order: NDArray[np.uint32], path: Path) -> Iterator[NDArray[np.uint32]]:
-    """Yield for each part of `numbered` the id plus one of each value, or 0 for a value without an id: [n] uint32.
+    """Yield for each part of `numbered` the rank plus one of each value, or 0 for a value without one: [n] uint32.
 
-    path: temporary file of all ids.
+    A rank is an index of `order`, the id counted from 0. path: temporary file of all ranks.
     """
     if not numbered.sizes:
         return

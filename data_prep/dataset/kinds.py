@@ -122,7 +122,7 @@ def split_directories() -> list[str]:
 
 SHARED_IDS = "shared_ids"  # key of a manifest's `extra`: what data.max_ind_range merges, by one of these two figures
 VALUES_PER_ROW, UNKNOWN_SHARE = "values_per_row", "unknown_share"
-NAMED_SHARE, CROWDED = 0.2, 1.25  # a larger share of values without their own id, or more values a row, is reported
+NAMED_SHARE, CROWDED = 0.2, 1.25  # reported: a larger share of unknown values, more values a row of a table
 
 
 class DataCheck(NamedTuple):

@@ -29,12 +29,12 @@ from data_prep.io import HEADER_BYTES, ArrayWriter
 
 MLPERF_V2 = "mlperf_v2"
 MLPERF_SIZES = (3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1)
-PARETO_SHAPE = 0.25
+PARETO_SHAPE = 0.25  # as in the reference
 ID_BYTES = 4
 REPORTED_BYTES = 10**9  # Draws above this size print a line on stderr: they take seconds.
 BLOCK_VALUES = 1 << 20  # values drawn or expanded at once
 LANES = 16  # int32 values in a cache line
-PREFETCHED_ROWS = 12
+PREFETCHED_ROWS = 12  # rows ahead whose bags are fetched into the caches
 RECORD_NAME, SUMS_NAME, LOCK_NAME = "tables.json", "sums.json", "lock"
 REMEDY = "remove its directory: it is made again"
 TABLES_DIRECTORY = "multi_hot"  # directory in a dataset with the bags of all ids
@@ -224,7 +224,7 @@ def _copy_bags(table: NDArray[np.int32], size: int, ids: NDArray[np.int32], out:
     Args:
         table: [num_embeddings * size]. ids: [rows]. out: [rows * size].
     """
-    whole = -(-size // LANES) * LANES
+    whole = -(-size // LANES) * LANES  # values that copying a bag by whole vectors writes
     end = 0  # values of `out` that are written
     for row in range(len(ids)):
         # Bags lie at random places of a table beyond the caches, so a later row's lines are fetched ahead.

@@ -156,7 +156,7 @@ class SplitAlgorithm:
 
 
 def _hold_out_share(by_source: Sequence[int], share: float) -> int:
-    """Return the rows of val and test together, at least one each if rows suffice; by_source: rows of each file."""
+    """Return the rows of val and test together, at least one each of three rows or more; by_source: rows by file."""
     # In float64, a product that should be a whole number may lie slightly below it.
     rows = int(sum(by_source) * share + 1e-9)
     return max(rows, 2) if share and sum(by_source) > 2 else rows

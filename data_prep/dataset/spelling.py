@@ -304,7 +304,7 @@ def from_text(text: str) -> Form:
 
 
 HASHED = np.uint64(1 << 63)  # set in values of texts that are no whole numbers
-HASHED_AT_ONCE = 1 << 14
+HASHED_AT_ONCE = 1 << 14  # texts that are Python objects at a time
 MAX_DIGITS = 19  # every whole number below 2^63 has at most as many
 
 
@@ -339,7 +339,10 @@ def remainders(values: NDArray[Any], modulus: int) -> NDArray[np.int32]:
 
 
 def text_key(text: str) -> int:
-    """Return the key of a user or item: a whole number below 2^63 itself, or a negative hash of any other text."""
+    """Return the key of a user or item: a whole number below 2^63 itself, or a negative hash of any other text.
+
+    It has the bits of the text's value by `text_values`, as a signed number.
+    """
     if text.isascii() and text.isdecimal() and (text == "0" or text[0] != "0") and len(text) < 20:
         number = int(text)
         if number < 1 << 63:

@@ -27,7 +27,7 @@ RULE_PATTERN = rf"\s*({_OPERATOR})\s*(\S(?:.*\S)?)\s*"
 # A column and a rule in one text, such as "rating >= 4"; the name cannot end in a blank or a part of an operator.
 COLUMN_AND_RULE = re.compile(rf"(.*?[^\s=<>!])\s*((?:{_OPERATOR})\s*\S.*)")
 QUOTES = "\"'"
-NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"  # a number as Python writes it
+NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"  # in a rule; in a field, blanks may stand around it (spelling.py)
 
 
 class LabelRule(NamedTuple):
@@ -62,7 +62,8 @@ def parse_rule(rule: str) -> LabelRule:
     return LabelRule(name, value, False)
 
 
-RULE = re.compile(rf"\s*({'|'.join(COMPARISONS)})\s*({NUMBER})\s*")  # rule for events of a log, see `meets_rule`
+# A rule on a number, for events of a log; any other text is a value there.
+RULE = re.compile(rf"\s*({'|'.join(COMPARISONS)})\s*({NUMBER})\s*")
 
 FORMATS = {  # module and class of each file format, by name; a file has the first format that accepts it
     "parquet": ("data_prep.parsing.readers", "Parquet"),
@@ -125,7 +126,7 @@ class Table(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
         negative: with `positive`, the only other values; (): any.
         quoting, escape, charset: dialect of text files.
         vectors: columns of several of the `dense` features each.
-        transforms: dense features with a transform of their own; see data_prep/dataset/spelling.py.
+        transforms: dense features with a transform of their own, and its name (data_prep/dataset/transforms.py).
         time: column with the time of each row; no feature unless `parts` name it.
         weight: column with the sample weight of each row; no feature.
     """

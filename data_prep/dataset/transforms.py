@@ -72,8 +72,8 @@ def _quantile_ranks(numbers: NDArray[np.float64], quantiles: NDArray[np.float64]
     ranks = (first + (counts - 1) / 2) / (len(quantiles) - 1)
     # Train has no ranks beyond its ends.
     numbers = np.clip(numbers, values[0], values[-1])
-    place = np.searchsorted(values, numbers, "right") - 1
+    lower = np.searchsorted(values, numbers, "right") - 1  # index of the quantile at or below each number
     # A share of the gap, unlike the slope of np.interp, is finite for two values that differ by less than 1e-310.
-    share = (numbers - values[place]) / np.diff(values, append=np.inf)[place]
-    result: NDArray[np.float64] = ranks[place] + share * np.diff(ranks, append=1)[place]
+    share = (numbers - values[lower]) / np.diff(values, append=np.inf)[lower]
+    result: NDArray[np.float64] = ranks[lower] + share * np.diff(ranks, append=1)[lower]
     return result

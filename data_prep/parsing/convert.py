@@ -474,7 +474,7 @@ def _divide_bags(values: Any, separator: str, keeps_empty: bool) -> tuple[Any, N
 
 
 def _divide_value(value: Any, separator: str, keeps_empty: bool) -> list[Any]:
-    """Return the values of one bag; the arguments are as in `_divide_bags`."""
+    """Return the values of one field of a mixed column, none for null; the arguments are as in `_divide_bags`."""
     if value is None:
         return []
     if isinstance(value, str):

@@ -192,7 +192,7 @@ def parse_rows(
     return rows, position
 
 
-BATCH_BYTES = 1 << 15
+BATCH_BYTES = 1 << 15  # bytes of rows parsed at once
 SCAN_BYTES = 64  # bytes scanned at once; as many must be readable after the last row
 MAX_DIGITS = 8
 U1, U63 = np.uint64(1), np.uint64(63)
@@ -385,6 +385,7 @@ def parse_batch(
     num_dense, num_sparse = dense.shape[1], sparse.shape[1]
     columns = num_dense + num_sparse + np.int64(labelled)
     count, rows = find_separators(buffer, start, end, separators)
+    # `load_fields` reads a separator for each field, and looks back at the one before the last.
     if rows == 0 or rows * columns > count or columns < 2:
         return 0, start
     shape = (num_dense, num_sparse)
@@ -472,7 +473,7 @@ def empty_block(rows: int, schema: Schema = CRITEO) -> Block:
 
 
 def max_rows(num_bytes: int, schema: Schema = CRITEO, labelled: bool = True) -> int:
-    """Return the largest number of rows in `num_bytes`: rows with all fields empty but the label."""
+    """Return an upper bound of the rows in `num_bytes`, for an allocation: rows with all fields empty but the label."""
     # A label, a tab before each other column, and a newline; without the label, two bytes fewer.
     shortest = len(schema.columns) + 1 if labelled else len(schema.columns) - 1
     return num_bytes // shortest + 1
@@ -579,7 +580,7 @@ def _is_text(line: bytes) -> bool:
 
 
 def _describe_fault(field: bytes, column: str, schema: Schema) -> str | None:
-    """Describe the fault of one field; None if it has none."""
+    """Describe the fault of one field by the rules of the kernels; None if it has none."""
     if column == schema.label:
         return None if field in (b"0", b"1") else "is not a label (0 or 1)"
     if not field:

@@ -152,7 +152,7 @@ class LineFormat(Format):
 
     def _parse(self, text: bytes, columns: Sequence[str], layout: FileLayout, source: Source, offset: int) -> RawRows:
         """Parse whole lines, which begin at the byte `offset` of a source's text."""
-        # All lines but the first are parsed alike, so one other number serves until an error needs the right one.
+        # Line 1 alone is special (names, a byte-order mark), so 2 stands for any other until an error needs its number.
         count_before, first = partial(self.lines_before, source, layout, offset), 2 if offset else 1
         try:
             fields, numbers = self.fields(text, columns, layout, source.path, first)

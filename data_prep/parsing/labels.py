@@ -69,10 +69,10 @@ def convert_rows(
         known = (*table.positive, *table.negative)
         is_other = [_place_of(value, known, table) < 0 for value in column.values]
         column.refuse(is_other, locator, f"is neither {table.positive[0]} nor {table.negative[0]}")
-    # The place of each row's value among the positive ones, and -1 for all others.
-    places = np.array([_place_of(value, table.positive, table) for value in column.values], np.int64)[column.codes]
-    counts = np.bincount(places + 1, minlength=1 + len(table.positive))[1:]
-    return block._replace(labels=(places >= 0).astype(np.int32), positive_rows=tuple(counts.tolist()))
+    # The index of each row's value among the positive ones, and -1 for all others, which the counts leave out.
+    indices = np.array([_place_of(value, table.positive, table) for value in column.values], np.int64)[column.codes]
+    counts = np.bincount(indices + 1, minlength=1 + len(table.positive))[1:]
+    return block._replace(labels=(indices >= 0).astype(np.int32), positive_rows=tuple(counts.tolist()))
 
 
 def _column_of(batch: RawRows, name: str, table: Table) -> Any:
@@ -132,7 +132,7 @@ def is_by_value(rule: LabelRule, form: NumberForm) -> bool:
 
 
 def _place_of(value: Any, texts: Sequence[str], table: Table) -> int:
-    """Return the place of the text that a field is, or else of the first that it equals by value; -1 for none."""
+    """Return the index of the text that a field is, or else of the first that it equals by value; -1 for none."""
     # An exact text comes first, as two of the values may mean the same number.
     if (text := text_of(value)) in texts:
         return texts.index(text)
@@ -241,8 +241,8 @@ def add_known_pair(path: Path, sources: Sequence[Source], table: Table) -> Table
 def _counts_by_batch(table: Table, sources: Sequence[Source]) -> Iterator[Counter[Any]]:
     """Yield the counts of the label column's values in each batch of the first COUNTED_ROWS rows or a little more."""
     form, layout, size = format_named(table.format), table_layout(table)[1], table_size(table)
-    places = ((source, place) for source in sources for place in form.chunks(source, size, CHUNK_BYTES))
-    batches = (batch for source, place in places for batch, _ in form.batches(source, place, [table.label], layout))
+    pairs = ((source, chunk) for source in sources for chunk in form.chunks(source, size, CHUNK_BYTES))
+    batches = (batch for source, chunk in pairs for batch, _ in form.batches(source, chunk, [table.label], layout))
     rows = 0
     for batch in batches:
         column = distinct(_column_of(batch, table.label, table))

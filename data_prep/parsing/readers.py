@@ -42,7 +42,7 @@ from data_prep.sources.discover import Source
 from data_prep.sources.line_blocks import LineBlocks, describe_bare_returns
 
 csv.field_size_limit(BLOCK_BYTES)  # limits a line, too
-SENTINEL = "end"  # value of all fields in a line that is appended to a block
+SENTINEL = "end"  # value of all fields in a line that is appended to a block, to find a quote left open before it
 
 
 class Text(LineFormat):
@@ -331,8 +331,7 @@ def gather_column(objects: Mapping[int, Mapping[str, Any]], column: str) -> Any:
     values = [item.get(column) for item in objects.values()]
     kinds = {type(value) for value in values} - {type(None)}
     if len(kinds) == 1 and (kind := ARROW_TYPES.get(kinds.pop())):
-        # Arrow holds integers of 64 bits only.
-        with suppress(OverflowError):  # integers beyond 64 bits stay Python objects
+        with suppress(OverflowError):  # Arrow holds integers of 64 bits only; larger ones stay Python objects.
             return pa.array(values, kind)
     return values
 
@@ -437,7 +436,7 @@ class _GroupReader:
         values_per_row = sum(_list_values(group, lists) for group in group_metadata) / max(1, self.rows)
         row_bytes = FIELD_BYTES * max(1, len(columns)) + LIST_VALUE_BYTES * values_per_row
         max_rows = max(1, min(BATCH_ROWS, int(BATCH_BYTES / row_bytes)))
-        # Batches end where these groups' chunks end.
+        # A chunk is divided into equal batches of at most max_rows, so that no batch has rows of two chunks.
         batch_rows = -(-chunk.rows // -(-chunk.rows // max_rows))
         # pyarrow reads lists of dictionary entries only group by group.
         types = [file.schema_arrow.field(name).type for name in columns]
@@ -538,7 +537,7 @@ def _column_kind(data_type: Any) -> str:
 
 
 class _WithoutPandas(MetaPathFinder):
-    """Import hook that refuses pandas, since its import may take longer than reading the file."""
+    """Import hook that refuses pandas, for the one call below that would import it."""
 
     def find_spec(self, fullname: str, path: object, target: object = None) -> None:
         """Raise ImportError for pandas."""
@@ -546,10 +545,10 @@ class _WithoutPandas(MetaPathFinder):
             raise ImportError("pandas is left out")
 
 
-# The first conversion of a list makes pyarrow look for pandas.
+# The first conversion of a list makes pyarrow import pandas, which takes longer than reading a file of 10 MB.
 _finder = _WithoutPandas()
 sys.meta_path.insert(0, _finder)
 try:
-    pa.array([])  # would import pandas, which takes longer than reading a file of 10 MB
+    pa.array([])
 finally:
     sys.meta_path.remove(_finder)

@@ -34,7 +34,7 @@ from data_prep.parsing.formats import NUMBER_LIST, Column, FileLayout, Format, f
 from data_prep.sources.discover import Source, copy_command
 
 TRANSFORMS = get_args(Transform)
-MAX_VECTOR = 1 << 14
+MAX_VECTOR = 1 << 14  # numbers of a vector, each of which is a dense feature
 
 
 class Names(NamedTuple):

@@ -39,7 +39,7 @@ DAMAGE: tuple[Any, ...] = (DamageError, gzip.BadGzipFile, isal_zlib.error)
 RAW_DIRECTORY = "raw"  # directory in a dataset for raw files that were made or downloaded for it
 GZIP_MAGIC = b"\x1f\x8b"
 TAR_MAGIC, TAR_MAGIC_AT = b"ustar", 257
-GENERATED_ROW_BYTES = 4 * 40  # bytes of a row in a shard
+GENERATED_ROW_BYTES = 4 * 40  # bytes of a row in a shard: label, 13 numbers and 26 ids
 TEXT_ROW_BYTES = 244  # bytes of a row of Criteo's days, or of a generated one
 GZIP_RATIO = 3.5  # ratio of Criteo's days, if no sample can tell
 
@@ -138,7 +138,7 @@ def resolve_splits(files: Mapping[str, Any]) -> list[Source]:
     for source in sources:
         status = Path(source.path).stat()
         same_name = by_name.setdefault(without_packing(str(Path(source.path).resolve())), source)
-        # A hard link has a path of its own, and only its inode shows that the file is the same.
+        # rows.csv and rows.csv.gz have one name without packing. A hard link has another, and only its inode shows it.
         same_inode = by_inode.setdefault((status.st_dev, status.st_ino), source)
         twin = same_name if same_name is not source else same_inode
         if twin is not source:
@@ -468,15 +468,15 @@ def given_md5s(checksums: Any, sources: Sequence[Source]) -> list[str | None]:
         if not re.fullmatch("[0-9a-fA-F]{32}", str(md5)):
             raise UserError(f"data.checksums: {name}: {md5} is not an MD5 of 32 hexadecimal digits")
         path = own_path(str(name)).resolve()
-        places = [place for place, source in enumerate(sources) if Path(source.path).resolve() == path]
-        places = places or [place for place, source in enumerate(sources) if source.name == str(name)]
-        if len(places) != 1:
-            count = f"{len(places)} files" if places else "no file"
+        indices = [index for index, source in enumerate(sources) if Path(source.path).resolve() == path]
+        indices = indices or [index for index, source in enumerate(sources) if source.name == str(name)]
+        if len(indices) != 1:
+            count = f"{len(indices)} files" if indices else "no file"
             raise UserError(
                 f"data.checksums: {name}: {count} of data.train, data.val and data.test have that name; "
-                f"{'give the path of each' if places else 'correct it, or leave it out'}"
+                f"{'give the path of each' if indices else 'correct it, or leave it out'}"
             )
-        sums[places[0]] = str(md5).lower()
+        sums[indices[0]] = str(md5).lower()
     return sums
 
 

@@ -109,7 +109,7 @@ def sources_of_generated(data: DataConfig, root: Path, manifest: Manifest, setti
     return recorded_sources(root, manifest)
 
 
-BLOCK_BYTES = 1 << 20
+BLOCK_BYTES = 1 << 20  # read at once, of a reply or of an archive
 
 TaskT = TypeVar("TaskT")
 ResultT = TypeVar("ResultT")

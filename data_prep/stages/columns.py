@@ -47,7 +47,10 @@ def transpose(rows: NDArray[np.uint32], columns: NDArray[np.uint32]) -> None:
 
 
 class ValueBuffer:
-    """Values of a chunk during parsing, in memory, or in a temporary file if they are too many."""
+    """Values of a chunk during parsing, in memory, or in a temporary file if they are too many.
+
+    The file is never closed, so it gets no name: a buffered `FileWriter` serves as memory that may go to disk.
+    """
 
     def __init__(self, path: Path, num_columns: int) -> None:
         """path: temporary file for values that are too many for memory. num_columns: columns of each row."""
@@ -135,9 +138,9 @@ def _column_dtypes(record: ChunkRecord) -> list[np.dtype[Any]]:
 
 
 def _block_of(job: Job, record: ChunkRecord, row: int) -> tuple[int, int, list[int]]:
-    """Return the block of a row: its first row, the row after its last, and where in the file each feature begins.
+    """Return the block of a row: its first row, the row after its last, and the offset in the file of each feature.
 
-    The last of these places is where the block ends.
+    The last of these offsets, [features + 1], is where the block ends.
     """
     dtypes, number = _column_dtypes(record), row // job.block_rows
     begin, end = number * job.block_rows, min((number + 1) * job.block_rows, record.rows)
@@ -157,8 +160,8 @@ def column_blocks(
     ranges = [FileRange(path, offsets[0], offsets[-1] - offsets[0]) for _, _, offsets in blocks]
     for (first, after), (begin, _, offsets), content in zip(row_ranges, blocks, read_ranges(ranges), strict=True):
         rows = slice(first - begin, after - begin)
-        places = [offset - offsets[0] for offset in offsets]
-        columns = zip(dtypes, pairwise(places), strict=True)
+        bounds = [offset - offsets[0] for offset in offsets]
+        columns = zip(dtypes, pairwise(bounds), strict=True)
         yield after - first, [content[low:high].view(dtype)[rows] for dtype, (low, high) in columns]
 
 
@@ -245,13 +248,14 @@ class CategoryBuffer:
 
         if len(self._read_texts) == 1:  # The texts of a single block are distinct already.
             texts = self._read_texts.pop()
-            places = np.arange(len(texts), dtype=np.int32)
+            indices = np.arange(len(texts), dtype=np.int32)
         else:
-            # Each block has codes of its own dictionary. Its texts find their places in a dictionary of all blocks.
+            # Each block has codes of its own dictionary. `indices` has, block after block, the index of each text of it
+            # in a dictionary of all blocks.
             encoded = pa.chunked_array(self._read_texts, pa.string()).dictionary_encode()
             self._read_texts.clear()
             texts = encoded.chunk(0).dictionary if encoded.num_chunks else pa.array([], pa.string())
-            places = np.concatenate([np.zeros(0, np.int32), *(chunk.indices.to_numpy() for chunk in encoded.chunks)])
+            indices = np.concatenate([np.zeros(0, np.int32), *(chunk.indices.to_numpy() for chunk in encoded.chunks)])
         values = text_values(texts)
         order = np.argsort(values)
         values = values[order]
@@ -269,7 +273,7 @@ class CategoryBuffer:
         begin = entry = 0
         for block, block_counts, block_first in self._blocks:
             # A block's entries are ranked once, and its rows take their ranks by code.
-            numbers = rank[places[entry : entry + len(block_counts)]]
+            numbers = rank[indices[entry : entry + len(block_counts)]]
             np.add.at(counts, numbers, block_counts)
             np.minimum.at(first, numbers, block_first)
             codes[begin : begin + len(block)] = numbers.astype(codes.dtype)[block]
@@ -318,6 +322,7 @@ class TableCategories:
     def _finish_features(self, record: ChunkRecord, are_keys: bool) -> Iterator[tuple[str, Categories]]:
         """Yield each feature's values; note the range of those with single values. are_keys: see `CategoryBuffer`."""
         for feature in self._job.schema.sparse:
+            # Taken out, so that the feature's blocks are freed before the next one makes its dictionary.
             categories = self._buffers.pop(feature).finish(are_keys)
             if self._rows and feature not in self._lengths:
                 record.sparse_low.append(int(categories.values[0]))
@@ -325,7 +330,7 @@ class TableCategories:
             yield feature, categories
 
     def _write_coded(self, record: ChunkRecord) -> None:
-        """Write the dictionaries and codes of all features, from which ids are made when vocabularies are fitted."""
+        """Write `dictionaries`, `texts`, and the codes of all features; ids follow when vocabularies are fitted."""
         job, chunk = self._job, self._chunk
         columns: list[NDArray[np.unsignedinteger]] = []
         bags: list[NDArray[np.unsignedinteger]] = []
@@ -448,6 +453,7 @@ class StoredDictionary:
         lengths, sizes = self.record.distinct[: self.number], self.record.text_bytes[: self.number]
         path, before, number = self.job.chunk_path(source, chunk, DICTIONARIES), sum(lengths), stop - start
         values = np.fromfile(path, np.uint64, number, offset=ENTRY_BYTES * before + KEY_BYTES * start)
+        # In `dictionaries` a feature's counts and first rows follow its values; a file of counts has these two alone.
         if self.counts == DICTIONARIES:
             begin = ENTRY_BYTES * before + KEY_BYTES * self.entries
         else:

@@ -183,7 +183,7 @@ def _unknown_share(job: Job, shards: Sequence[BuiltShard], features: Sequence[st
     return np.asarray(unknown / np.maximum(values, 1), np.float64)
 
 
-SORTED_DIFFERENCE = 0.5  # between the label rates of two splits
+SORTED_DIFFERENCE = 0.5  # between the label rates of two splits; above it, rows may be sorted by label
 MIN_ROWS = 100  # a smaller split's label rate says nothing
 SHOWN_COLUMNS = 8
 ONE_CLASS = (0.0, 1.0)  # label rates
@@ -366,8 +366,9 @@ def constant_columns(
             # NumPy would compare integers beyond 2^63 as float64.
             columns = zip(names, zip(*low, strict=True), zip(*high, strict=True), strict=True)
             yield from (name for name, lows, highs in columns if min(lows) == max(highs))
+    # With a threshold, a vocabulary lacks rare values, so it does not tell.
     if job.rules.frequency_threshold <= 1:
         for name, vocabulary in vocabularies.items():
-            # Bags of one value may differ in their lengths, so a multi-hot column with a value is not constant.
+            # At most one value for a single-value column, none for a multi-hot one, whose bags may differ in length.
             if name not in ranged and vocabulary.values <= (name in job.schema.single):
                 yield name

@@ -51,7 +51,10 @@ ENTRY_BYTES = 12  # Criteo's rows: value, count and first row, all uint32
 
 @dataclass(frozen=True)
 class ChunkCounts:
-    """Value counts of a chunk: the suffix of their file, and the chunk's first row in the dataset."""
+    """Value counts of a chunk: the suffix of their file, and the chunk's first row in the dataset.
+
+    record: of the task that wrote this file; its `distinct` tells how many values each feature has there.
+    """
 
     record: ChunkRecord
     suffix: str
@@ -79,7 +82,8 @@ def write_counts(
         rows: rows of the chunk to count, ascending.
 
     Returns:
-        Each feature's number of distinct values, the file's size and checksum, and each feature's coding or None.
+        Each feature's number of distinct values, the file's size and checksum, and each feature's coding or None, whose
+        codes are of the counted rows alone.
     """
     in_order = job.rules.order is VocabularyOrder.first_appearance
     distinct: list[int] = []
@@ -165,6 +169,7 @@ class CountTask(LoggedTask[ChunkRecord]):
         rows = rows_below(job, record, self.begin, self.limit)
         counted = ChunkRecord(record.source, record.chunk, len(rows), 0, {}, text_bytes=record.text_bytes)
         if job.table is not None:
+            # The codes of the parsed dictionary are counted, so a value that no counted row has stays, with count 0.
             counted.distinct = record.distinct
             counted.files[FITTED_COUNTS] = write_code_counts(job, record, FITTED_COUNTS, rows)
         else:
@@ -321,7 +326,8 @@ LIMB = 18  # bits of a third of a mantissa
 class DenseRecord:
     """Statistics of a chunk's train rows, by fitted column; sums and squares are exact integers as hexadecimal text.
 
-    sums are in units of 2^-UNIT_EXPONENT, squares in units of its square.
+    sums are in units of 2^-UNIT_EXPONENT, squares in units of its square. low and high have an entry of each fitted
+    column, sums and squares of those with `standard` alone. rows: number of train rows in the chunk.
     """
 
     rows: int

@@ -76,7 +76,8 @@ class DigestTask:
         """Read the whole file; return its digest, without chunks."""
         path = Path(self.source.path)
         digest = digest_file(path, partial(hashlib.md5, usedforsecurity=False)) if self.is_md5 else digest_file(path)
-        worker.count(self.source.bytes if self.is_md5 else 0)  # raises Stopped if the job was stopped
+        # The stage of a SHA-256 counts the same bytes as they are parsed. Counting none still raises Stopped.
+        worker.count(self.source.bytes if self.is_md5 else 0)
         return Reading([], digest)
 
 
@@ -148,7 +149,7 @@ def reading_tasks(job: Job, whole: bool, forms: tuple[Form, ...] | None = None) 
 
 
 def _blocks_per_chunk(job: Job, generator: RowGenerator) -> int:
-    """Return the number of generated blocks whose text would be about as long as a chunk."""
+    """Return the generated blocks of a chunk: as many as have a chunk's bytes as text, which is never made."""
     return max(1, job.chunk_bytes // (generator.block_rows * TEXT_ROW_BYTES))
 
 

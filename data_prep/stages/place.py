@@ -60,17 +60,17 @@ def inverse_permutation(
     directory.mkdir(parents=True)
     shuffle = _Shuffle(seed, dtype, check)
     if 0 < rows <= window_rows:
-        permutation, place = np.arange(rows, dtype=dtype), np.empty(rows, dtype)
+        permutation, new_places = np.arange(rows, dtype=dtype), np.empty(rows, dtype)
         for _ in shuffle.swap_places(permutation, 0):
             pass
         # An index of all rows would take as much memory as the permutation, so the inverse is made in parts.
         for start in range(0, rows, DRAWS):
             part = permutation[start : start + DRAWS]
-            place[part] = np.arange(start, start + len(part), dtype=dtype)
-        yield place
+            new_places[part] = np.arange(start, start + len(part), dtype=dtype)
+        yield new_places
         return
-    queue = _WindowQueue(directory / "swaps", 3, dtype, window_rows)
-    places = _WindowQueue(directory / "places", 2, dtype, window_rows)
+    queue = _WindowQueue(directory / "swaps", 3, dtype, window_rows)  # place there, place here, value from here
+    places = _WindowQueue(directory / "places", 2, dtype, window_rows)  # a value, and the place where it ends up
     windows = [(low, min(low + window_rows, rows)) for low in range(0, rows, window_rows)]
     # NumPy shuffles from the last place to the first, so a window receives swaps only from windows that are done.
     for low, end in reversed(windows):
@@ -88,11 +88,11 @@ def inverse_permutation(
         if low == 0:  # The first place is swapped with no earlier one.
             places.send(window[:1], np.zeros(1, dtype))
     for low, end in windows:
-        place = np.empty(end - low, dtype)
+        new_places = np.empty(end - low, dtype)
         for value, number in places.take(low):
             check()
-            place[value - dtype.type(low)] = number
-        yield place
+            new_places[value - dtype.type(low)] = number
+        yield new_places
 
 
 class _Shuffle:
@@ -141,6 +141,7 @@ class _WindowQueue:
         order = np.argsort(window, kind="stable")  # NumPy sorts 16-bit numbers by radix, which is faster
         rows = np.stack([column[order] for column in columns], axis=1)
         ends = np.cumsum(np.bincount(window)).tolist() if len(window) else []
+        # A window's rows begin where those before end; no window begins at the last end.
         for number, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
             if start < end:
                 with open(self._path(number), "ab") as file:
@@ -264,12 +265,12 @@ class OpenRows:
             yield np.array(open_array(path)[:, 0]) if path.exists() else np.zeros(record.rows, np.int64)
 
     def bounds(self) -> list[float]:
-        """Return the numbers in [0, 1) from which on a row with such a draw is in each held-out split."""
+        """Return the least draw in [0, 1) of each held-out split; a row with a draw below them all is in train."""
         share, parts = self.job.rules.held_out, self.num_held_out
         return [1 - share * (parts - part) / parts for part in range(parts)]
 
     def held_out(self, rows: int) -> list[int]:
-        """Return how many of some rows each held-out split gets; the first gets the larger half."""
+        """Return how many of `rows` rows each held-out split gets, [num_held_out]; the first gets a row left over."""
         algorithm = self.job.rules.split and self.job.rules.split.algorithm
         assert algorithm is not None
         assert algorithm.held_out is not None
@@ -281,21 +282,21 @@ def split_numbers(job: Job, records: list[ChunkRecord]) -> Callable[[], Iterator
     """Return a function that yields each chunk's split numbers, as in SPLITS, or LEFT_OUT."""
     assert job.rules.split is not None
     rows = OpenRows(job, records)
-    places = load(job.rules.split.algorithm.chooses)(rows)
+    choose = load(job.rules.split.algorithm.chooses)(rows)
     numbers = np.array([SPLITS.index(split) for split in (SPLITS[0], *held_out_splits(job))])
 
     def chunks() -> Iterator[Choices]:
         # The method numbers the splits that it fills; files of val and test keep theirs.
-        for record, is_kept, place in zip(records, kept_masks(job, records), places(), strict=True):
+        for record, is_kept, choice in zip(records, kept_masks(job, records), choose(), strict=True):
             given = job.sources[record.source].split
-            choice = numbers[place] if given in (None, "train") else np.full(record.rows, SPLITS.index(given))
-            yield np.where(is_kept, choice, LEFT_OUT)
+            splits = numbers[choice] if given in (None, "train") else np.full(record.rows, SPLITS.index(given))
+            yield np.where(is_kept, splits, LEFT_OUT)
 
     return chunks
 
 
 def choose_by_chance(rows: OpenRows) -> Callable[[], Iterator[Choices]]:
-    """Return a function that chooses splits by a draw for each row."""
+    """Return a function that chooses splits by a draw for each row, so their sizes only come near the shares."""
 
     def chunks() -> Iterator[Choices]:
         # One stream of draws in the order of the rows does not depend on the chunks.
@@ -307,7 +308,10 @@ def choose_by_chance(rows: OpenRows) -> Callable[[], Iterator[Choices]]:
 
 
 def _split_generator(rows: OpenRows) -> np.random.Generator:
-    """Return the generator of random numbers that decides splits; `kept_masks` draws from another."""
+    """Return a new generator of the numbers that decide splits.
+
+    The constant keeps them apart from those of `kept_masks`, whose seed may be the same.
+    """
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence([rows.job.rules.split_seed, 0x5B117])))
 
 
@@ -331,11 +335,13 @@ def choose_by_group(rows: OpenRows) -> Callable[[], Iterator[Choices]]:
 def draw_without_replacement(
     labels: NDArray[Any], draws: NDArray[np.float64], left: NDArray[np.int64], places: NDArray[np.int64]
 ) -> None:
-    """Draw the place of each row from the rows that are left for its label, and count them down.
+    """Draw each row's split from the rows that are left for its label, and count them down.
+
+    A place is the number of a split: 0 is train, 1 and 2 are those that the method fills.
 
     Args:
         labels: 0 or 1, [rows]. draws: random numbers in [0, 1), [rows].
-        left: number of rows of each label and place, [2, places]; changed here.
+        left: number of rows still to draw of each label and place, [2, places]; changed here.
         places: output [rows].
     """
     # Drawing from what is left hits the planned sizes exactly; independent draws would only come near them.
@@ -356,17 +362,18 @@ def choose_by_label(rows: OpenRows) -> Callable[[], Iterator[Choices]]:
     for labels, mask in zip(rows.arrays("labels.npy"), rows.masks(), strict=True):
         counts += np.bincount(labels[mask], minlength=2)
     sizes = [rows.held_out(count) for count in counts.tolist()]
+    # By label, the rows that train and each held-out split get.
     totals = [[count - sum(held_out), *held_out] for count, held_out in zip(counts.tolist(), sizes, strict=True)]
 
     def chunks() -> Iterator[Choices]:
-        # Rows that the method does not divide take a draw, too, and stay at place 0, which nobody reads.
+        # Rows that the method does not divide take a draw, too, and keep choice 0, which nobody reads.
         rng, left = _split_generator(rows), np.array(totals)
         for labels, mask in zip(rows.arrays("labels.npy"), rows.masks(), strict=True):
-            places = np.zeros(len(labels), np.int64)
+            choices = np.zeros(len(labels), np.int64)
             drawn = np.zeros(int(mask.sum()), np.int64)
             draw_without_replacement(labels[mask], rng.random(len(labels))[mask], left, drawn)
-            places[mask] = drawn
-            yield places
+            choices[mask] = drawn
+            yield choices
 
     return chunks
 
@@ -408,11 +415,11 @@ def _first_times(rows: OpenRows) -> list[int]:
         latest.insert(0, max(earlier, default=0))
     starts: list[int] = []
     for number, limit in enumerate(latest):
-        place = count - sum(sizes[number:])
-        time = _time_at(parts, place, first, last)
+        rows_before = count - sum(sizes[number:])  # that this split would begin after, whatever the times
+        time = _time_at(parts, rows_before, first, last)
         following = next_time(time)
         # Of two equally near changes of time, the earlier one counts.
-        if place - count_before(time) > count_before(following) - place:
+        if rows_before - count_before(time) > count_before(following) - rows_before:
             time = following
         earliest = next_time(starts[-1] if starts else first)
         starts.append(min(max(time, earliest), limit))
@@ -428,8 +435,9 @@ def _first_times(rows: OpenRows) -> list[int]:
 
 
 def _time_at(parts: Callable[[], Iterator[NDArray[np.int64]]], place: int, low: int, high: int) -> int:
-    """Return the time at a place among the sorted times low..high, by histograms of ever smaller ranges."""
-    # Each pass narrows the range 65,536 times, so any 64-bit times take at most four passes, and none is sorted.
+    """Return the time that would be at index `place` if all times of `parts`, from low to high, were sorted."""
+    # Each pass counts the times in BINS parts of the range, and goes on in one of them. It narrows the range 65,536
+    # times, so any 64-bit times take at most four passes, and none is sorted.
     while low < high:
         width = (high - low) // BINS + 1
         counts = np.zeros(BINS, np.int64)
@@ -506,7 +514,7 @@ def order_rows(job: Job, records: list[ChunkRecord], window_rows: int, check: Ca
 
     Args:
         records: all chunks, in row order.
-        window_rows: rows of a shuffle held in memory at once.
+        window_rows: rows of a window of the shuffle, two arrays of which are in memory at once.
         check: called now and then; an exception from it ends the work.
     """
     rules = job.rules
@@ -611,7 +619,11 @@ def _number_by_choice(choice: NDArray[np.signedinteger], following: NDArray[np.i
 def _permute(
     numbers: Iterator[Positions], places: Iterator[NDArray[Any]], rows: int, shift: int
 ) -> Iterator[Positions]:
-    """Replace ascending numbers below `rows` by their permuted ones, shifted by `shift` modulo `rows`."""
+    """Replace the n-th number of `numbers` in 0..rows - 1 by the n-th of `places`, plus `shift` modulo `rows`.
+
+    Other numbers stay: of rows that are left out, and of val and test where train alone is permuted.
+    """
+    # Parts of `numbers` are chunks, parts of `places` windows, so the rest of a window waits for the next chunk.
     rest = np.zeros(0, np.int64)
     for part in numbers:
         in_part = (part >= 0) & (part < rows)

@@ -2,7 +2,8 @@
 
 Encodings that depend on no other rows run block by block during parsing: `encode_hash`. The others wait until the
 vocabularies are fitted; then `EncodeTask` writes the chunks. If rows are reordered, scatter and gather take rows from
-`encoded_blocks` instead, which saves writing and reading all of them once more.
+`encoded_blocks` instead, which saves writing and reading all of them once more. A position is a row's index in the new
+order, in which train's rows come first, then val's, then test's (data_prep/stages/place.py).
 
 Memory is bounded for any number of rows, and any number of processes can share the work. Rows travel packed: a
 feature's ids take no more bytes than its largest id needs.
@@ -195,6 +196,7 @@ def _blocks_of_kind(
         dtype = job.dtypes[kind] if is_stored else job.raw_dense_dtype
         blocks = row_blocks(start, stop, job.block_rows)
         for (begin, _), rows in zip(blocks, read_rows([(path, *each) for each in blocks], width, dtype), strict=True):
+            # The one encoding that rounds ids is also the one whose integers wrap around.
             transforms = job.rules.dense, chunk.column_transforms, chunk.dense_range, job.rules.rounds_ids
             yield begin, rows if is_stored else transform_rows(rows, *transforms)
         return
@@ -233,10 +235,10 @@ def count_equal(rows: NDArray[np.int32], value: int, counts: NDArray[np.int64]) 
             counts[column] += rows[row, column] == value
 
 
-MOVED_SUFFIX = "moved.npy"
+MOVED_SUFFIX = "moved.npy"  # packed rows [n, row_bytes] of a scattered chunk, in the order of their positions
 ENCODED_BAGS = "values.npy", "offsets.npy"  # files of multi-hot columns
 MOVED_BAGS = "moved-values.npy", "moved-offsets.npy"
-POSITIONS_SUFFIX = "positions.npy"
+POSITIONS_SUFFIX = "positions.npy"  # the position [n] of each of them
 # The order from large to small types aligns each field without padding between them.
 ID_TYPES: tuple[np.dtype[Any], ...] = (np.dtype(np.int32), np.dtype(np.uint16), np.dtype(np.uint8))
 ALIGNMENT = 4
@@ -320,6 +322,7 @@ class RowLayout:
     def id_columns(self) -> tuple[NDArray[np.int64], ...]:
         """Return the sparse columns whose ids have each of ID_TYPES."""
         fits = [np.array([np.iinfo(kind).max >= largest for largest in self.largest_ids], bool) for kind in ID_TYPES]
+        # Types go from large to small, so the number of those that an id fits tells the smallest.
         smallest = np.sum(fits, axis=0) - 1
         return tuple(np.flatnonzero(smallest == number) for number in range(len(ID_TYPES)))
 
@@ -421,7 +424,7 @@ class ScatterTask(LoggedTask[ChunkRecord]):
 
 @dataclass(frozen=True)
 class KeptChunk:
-    """A chunk whose rows keep their order and begin at `position`. Gathering encodes them."""
+    """A chunk whose row i has the position `position` + i. Gathering encodes its rows, so it needs no `ScatterTask`."""
 
     chunk: EncodeTask
     position: int
@@ -448,7 +451,10 @@ class ShardRecord:
 
 
 class MovedChunk(NamedTuple):
-    """Rows of a scattered chunk for a shard, from row `begin` on; `indices` [n] in the shard ascend."""
+    """The n rows that a shard takes of a scattered chunk (source, chunk), from packed row `begin` on.
+
+    indices: [n], ascending: each one's row in the shard.
+    """
 
     chunk: tuple[int, int]
     begin: int
@@ -782,8 +788,8 @@ def expand_bags(
     return expanded
 
 
-SHARD_ROWS = 1 << 18
-DISK_MARGIN = 1.05
+SHARD_ROWS = 1 << 18  # rows of a shard that a generator makes
+DISK_MARGIN = 1.05  # required room over the bytes of the rows
 
 
 class Generator(Protocol):
@@ -856,6 +862,7 @@ def figures(data: DataConfig, job: Job, records: list[ChunkRecord], rows: dict[s
         if record.source != source:
             source, begin_in_source = record.source, 0
         labels = open_array(job.chunk_path(record.source, record.chunk, "labels.npy"))[:, 0]
+        # Rows made while they are parsed leave their probabilities with the chunk; raw files have them in a file a day.
         if job.sources[record.source].generator is not None:
             probability = open_array(job.chunk_path(record.source, record.chunk, TRUTH_SUFFIX))[:, 0]
         else:
@@ -869,7 +876,7 @@ def figures(data: DataConfig, job: Job, records: list[ChunkRecord], rows: dict[s
         # Dropping a share of the negatives multiplies the odds of a click by 1 / (1 - share).
         drawn = probability.astype(np.float64)
         kept = drawn / (drawn + (1 - drawn) * (1 - job.rules.negative_drop_rate))
-        # A probability of 0 or 1 would make the logloss infinite.
+        # A step is 1 / PROBABILITY_STEPS. A probability of 0 or 1 would make the logloss infinite.
         steps = np.clip(np.rint(kept * PROBABILITY_STEPS), 1, PROBABILITY_STEPS - 1).astype(np.int64)
         split_of = np.searchsorted(bounds, positions, side="right")
         for number, split in enumerate(SPLITS):

@@ -156,7 +156,7 @@ def _sample_clause(figures: Baselines) -> str:
 log = logging.getLogger("clickwork")
 
 POSITIVES_ALONE = "baselines learn from rows of the split, which are positives alone"  # with data.negatives
-DEFAULT_ROWS, DEFAULT_SECONDS = 200_000, 30
+DEFAULT_ROWS, DEFAULT_SECONDS = 200_000, 30  # of each split, and for all baselines, unless baselines=true
 REPOSITORY = Path(__file__).parents[2]
 
 
@@ -283,6 +283,7 @@ def find_or_fit(
     rows = None if config.rows is None or config.rows >= largest else config.rows
     key = " ".join([split, f"rows={rows}", f"version={VERSION}", *versions])
     known: dict[str, ScoredBaselines] = {}
+    # The dataset's cache comes second, so it counts where both exist.
     for path in (directory / CACHE, root / CACHE):
         # A damaged cache, or one of another dataset, is written again.
         with contextlib.suppress(FileNotFoundError, UserError):
@@ -301,8 +302,8 @@ def find_or_fit(
     encoded = {name: base64.b64encode(numbers.astype("<i4").tobytes()).decode() for name, numbers in ranks.items()}
     scored = ScoredBaselines(baselines, encoded)
     if baselines.is_whole:  # otherwise another attempt may have enough time
-        place = root if os.access(root, os.W_OK) else directory
-        write_atomically(place / CACHE, encode(_Cache(manifest.digest, {**known, key: scored})).encode())
+        cache_directory = root if os.access(root, os.W_OK) else directory
+        write_atomically(cache_directory / CACHE, encode(_Cache(manifest.digest, {**known, key: scored})).encode())
     return scored
 
 
@@ -341,15 +342,15 @@ def compare(scored: ScoredBaselines, manifest: Manifest, directory: Path, step: 
 def _find_scores(
     directory: Path, manifest: Manifest, split: str, step: int | None, numbers: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], Scores]:
-    """Return the kept scores of the served model, and the places in them of the rows with these numbers.
+    """Return the indices, in the kept scores of the served model, of the rows with these numbers, and the scores.
 
     Raises:
         UserError: there are none; the remedy makes them.
     """
     shard_rows = [shard.rows for shard in manifest.splits[split].shards]
-    for place, limit in ((directory / FOLDER, SAMPLE_ROWS), (directory, None)):
+    for folder, limit in ((directory / FOLDER, SAMPLE_ROWS), (directory, None)):
         try:
-            kept = read_scores(place, split)
+            kept = read_scores(folder, split)
         except (FileNotFoundError, UserError):  # damaged scores count as missing
             continue
         if (kept.about.dataset, kept.about.step) == (manifest.digest, step):
@@ -406,7 +407,8 @@ def main(config: BaselinesConfig) -> int:
 def score_writer(predictor: "Predictor", evaluation: "Evaluation") -> Callable[[Path, int], None] | None:
     """Return a function of a run's directory and a step, which writes the scores of the rows to compare baselines on.
 
-    It has at most SAMPLE_ROWS rows of the split. None on ranks other than 0, and without baselines.
+    It has at most SAMPLE_ROWS rows of the split. None on ranks other than 0, without baselines, and for a split of more
+    than eval.exact_rows rows, whose logits an evaluation does not keep.
     """
     from app.training.predictor import task_of  # imports torch, which the command does without
 

@@ -137,7 +137,8 @@ def load_rows(root: Path, manifest: Manifest, name: str, limit: int | None) -> R
     return joined
 
 
-FOLDS, PRIOR_ROWS = 5, 10.0  # rows at the base rate that smooth each rate
+FOLDS = 5  # parts of train; a row's rate comes from the other four
+PRIOR_ROWS = 10.0  # rows at the base rate that smooth each rate
 DENSE_BINS = 32  # a number is counted by its quantile in train
 
 
@@ -157,7 +158,7 @@ def folds_of(rows: int) -> NDArray[np.int64]:
 def label_rates(
     train: Bags, labels: NDArray[np.bool_], others: Bags, weights: NDArray[np.float64] | None = None
 ) -> Rates:
-    """Return rates by id; a bag has the mean of its ids' rates, an empty bag the base rate.
+    """Return the label rate of each row by its ids: a bag has the mean of its ids' rates, an empty bag the base rate.
 
     weights: of train's rows, with mean 1; None: all 1.
     """
@@ -178,7 +179,7 @@ def label_rates(
 
 
 def _bag_means(values: NDArray[np.float64], bags: Bags, empty: float) -> NDArray[np.float64]:
-    """Return the mean of each bag, [n], of values [ids]; `empty` for an empty bag."""
+    """Return the mean of each bag, [n], of a value for each of its ids, [ids of all bags]; `empty` for an empty bag."""
     lengths = bags.lengths
     if (lengths == 1).all():
         return values
@@ -302,8 +303,8 @@ def all_rates(train: Rows, others: Rows) -> list[Rates]:
     for values, other_values in zip(train.dense.T, others.dense.T, strict=True):
         # A number is counted by its quantile in train, as if that were its id.
         edges = np.unique(np.quantile(values, np.arange(1, DENSE_BINS) / DENSE_BINS, method="lower"))
-        places = (np.searchsorted(edges, each) for each in (values, other_values))
-        numbers.append(tuple(Bags(ids, np.arange(len(ids) + 1)) for ids in places))
+        bins = (np.searchsorted(edges, each) for each in (values, other_values))
+        numbers.append(tuple(Bags(ids, np.arange(len(ids) + 1)) for ids in bins))
     return [label_rates(bags, train.labels, other_bags, train.weights) for bags, other_bags in [*numbers, *columns]]
 
 

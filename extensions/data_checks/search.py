@@ -79,13 +79,14 @@ def misleading_sentences(recorded: object) -> list[str]:
     return [f"{sentence}{sampled}" for sentence in sentences]
 
 
-MAX_ROWS, MAX_VALUES = 1_000_000, 20_000_000
+MAX_ROWS, MAX_VALUES = 1_000_000, 20_000_000  # read of all splits together
 ROW_BYTES = 464  # maximum memory per row, if each row has its own id
 COLUMNS = 16  # columns read at once
 BLOCK_ROWS, BLOCK_VALUES = 1 << 12, 1 << 20  # maximum size of blocks that are read and sampled
 BLOCK_IDS = 1 << 18  # ids of bags hashed at once
 IDS_PER_ROW = 16  # up to this, marking finds the ids that occur; above it, sorting does
-FOLDS, PRIOR_ROWS = 2, 10.0  # folds of the rates; rows at the base rate that smooth each rate
+FOLDS = 2  # of train; a row's rate comes from the other one
+PRIOR_ROWS = 10.0  # rows at the base rate that smooth each rate
 MIN_LABELS = 50  # per class, for a meaningful AUC
 AUC_LEVELS = 1 << 16  # levels of the rates' square roots, which resolve low rates; equal within a level
 SHARED_ERRORS = 4.0  # standard errors of the number of equal rows in a sample, above what chance gives
@@ -99,7 +100,8 @@ class _Rows:
     Attributes:
         count: number of rows.
         labels: labels of the rows, [count].
-        halves: two hashes of each row, [count] each; columns read so far are assigned to them in turn.
+        halves: two hashes of each row, [count] each; columns read so far are assigned to them in turn, so that
+            `_shared_shares` can shuffle one half against the other.
     """
 
     def __init__(self, job: Job, shards: Sequence[BuiltShard], share: float) -> None:
@@ -162,7 +164,7 @@ class _Rows:
 
 
 def hashes_of_rows(bags: Bags, rows: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """Return the hash of each row's bag; memory holds fewer than BLOCK_IDS ids and one bag at once."""
+    """Return the hash [rows] of each row's bag; memory holds at most BLOCK_IDS ids and those of one bag at once."""
     blocks = (np.cumsum(bags.offsets[rows + 1] - bags.offsets[rows]) - 1) // BLOCK_IDS
     bounds = [0, *(np.flatnonzero(blocks[1:] != blocks[:-1]) + 1), len(rows)]
     return np.concatenate([bag_hashes(bags.take(rows[start:stop])) for start, stop in pairwise(bounds)])
@@ -272,8 +274,8 @@ def _share_in(values: NDArray[np.uint64], ordered: NDArray[np.uint64]) -> float:
 def leak_auc(values: NDArray[Any], is_positive: NDArray[np.bool_], is_dense: bool) -> float | None:
     """Return the AUC of a column's smoothed out-of-fold label rates by value, or with is_dense by quantile.
 
-    Returns:
-        None with fewer than MIN_LABELS rows of a class.
+    The rates are those of `label_rates` of extensions/baselines, here of single values without weights. None with fewer
+    than MIN_LABELS rows of a class.
     """
     all_rows, all_positives = len(is_positive), int(is_positive.sum())
     if min(all_positives, all_rows - all_positives) < MIN_LABELS:
@@ -292,8 +294,8 @@ def leak_auc(values: NDArray[Any], is_positive: NDArray[np.bool_], is_dense: boo
         else:
             occurs = np.zeros(limit, np.bool_)
             occurs[ids] = True
-            places = np.cumsum(occurs, dtype=np.int32) - 1
-            codes, size = places[ids], int(places[-1]) + 1
+            code_of = np.cumsum(occurs, dtype=np.int32) - 1
+            codes, size = code_of[ids], int(code_of[-1]) + 1
     folds = (splitmix64(np.arange(all_rows, dtype=np.uint64)) % np.uint64(FOLDS)).astype(np.int64)
     cells = codes * FOLDS + folds
     rows = np.bincount(cells, minlength=size * FOLDS).reshape(size, FOLDS)

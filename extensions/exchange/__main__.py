@@ -83,7 +83,7 @@ class InterchangeConfig:
     exchange: ExchangeConfig = field(default_factory=ExchangeConfig)
 
 
-BLOCK_ROWS = 1 << 16
+BLOCK_ROWS = 1 << 16  # rows exported at once
 KINDS = ("labels", "dense", "sparse")
 
 
@@ -252,9 +252,9 @@ def open_rows(path: Path, width: int, kind: str, same_rows_as: tuple[Path, int] 
     return array
 
 
-SHARD_ROWS = 1 << 18
+SHARD_ROWS = 1 << 18  # rows of an imported shard
 IMPORTED = Path("imported")  # in the directory of the job's work
-RECORD_COLUMNS = 40
+RECORD_COLUMNS = 40  # numbers of a row in a .bin file: label, 13 integers, 26 ids
 
 
 class _Builder:
@@ -277,7 +277,7 @@ class _Builder:
         """Write one shard of labels, numbers and ids [rows, columns]; refuse values that no shard may hold.
 
         Args:
-            paths: file of the labels, of the numbers and of the ids. first: number of the arrays' first row there.
+            paths: file of the labels, of the numbers and of the ids. first: rows before the arrays' there.
         """
         labels, dense, ids = arrays
         checks = (
@@ -313,7 +313,7 @@ class _Builder:
 
 
 def import_npy(source: Path, root: Path) -> Manifest:
-    """Import day_N_{dense,sparse,labels}.npy; halve the last day into val and test as TorchRec's reader does."""
+    """Import day_N_{dense,sparse,labels}.npy; the last of several days is val and test, as in TorchRec's reader."""
     matches = [re.fullmatch(r"day_(\d+)_(\w+)\.npy", path.name) for path in source.glob("day_*")]
     days = {int(match[1]): match[1] for match in matches if match and match[2] in KINDS}
     if not days:

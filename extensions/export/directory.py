@@ -126,9 +126,9 @@ def _raw_rules(root: Path, manifest: Manifest) -> Json:
         "table": None,
         "spellings": encoding.get("spellings", {}),
         "dense_transform": transform.value,
-        "dense_range": ranges[-1] if ranges else None,
+        "dense_range": ranges[-1] if ranges else None,  # the last file's, as `Encoder` takes for new rows
         "transforms": [],
-        "wraps_integers": encoding["rounds_ids"],
+        "wraps_integers": encoding["rounds_ids"],  # the encoding torchrec does both
         "unknown_id": encoding["unknown_id"],
         "max_ind_range": encoding["max_ind_range"],
         "wraps": encoding["wraps"],
@@ -256,7 +256,7 @@ def random_batch(
     draw = torch.Generator().manual_seed(samples)
     dense = torch.randn(samples, num_dense, generator=draw)
     lengths = torch.randint(4, (len(num_embeddings), samples), generator=draw)
-    lengths[:, 0] = 2  # at least some ids
+    lengths[:, 0] = 2  # so that no multi-hot feature is without any id
     lengths[[name not in multi_hot for name in num_embeddings]] = 1
     ids = [
         torch.randint(rows, (int(count),), generator=draw)

@@ -42,8 +42,8 @@ HERE = Path(__file__).resolve().parent
 DELIMITERS = {".csv": ",", ".tsv": "\t", ".txt": "\t"}
 JSON_LINES = (".jsonl", ".ndjson")
 PACKED = (".gz", ".bz2", ".zst")
-READ_ROWS = 1 << 16
-SCORED_ROWS = 4096
+READ_ROWS = 1 << 16  # rows of a file in memory at once
+SCORED_ROWS = 4096  # rows encoded, and given to the model, at once at most
 PADDED_IDS = 1 << 20  # ids of a feature's bags, padded to the longest, that are looked up at once
 INT32 = 1 << 31
 HEX_DIGITS = frozenset("0123456789abcdefABCDEF")
@@ -113,7 +113,7 @@ class Scorer:
         return np.concatenate(parts)
 
     def _required_columns(self, table: Any, name: str) -> dict[str, Any]:
-        """Return the columns that the model reads. Raises UserError for a missing one."""
+        """Return the columns that the model reads. Raises UserError for a missing one or for unequal lengths."""
         columns = _columns_by_name(table, name, self.columns)
         if missing := [column for column in self.columns if column not in columns]:
             raise UserError(f"{name}: no column {missing[0]}; the model reads {', '.join(self.columns)}")
@@ -129,6 +129,7 @@ class Scorer:
             UserError: an id is negative or beyond its table.
         """
         rows = len(next(iter(inputs.values())))
+        # A bag takes as much memory as the longest one of its column, so long bags leave room for fewer rows at once.
         widest = max((array.shape[1] for name, array in inputs.items() if name.startswith("ids_")), default=1)
         step = max(1, min(SCORED_ROWS, PADDED_IDS // widest))
         parts = [np.zeros(0, np.float32)]
@@ -165,7 +166,10 @@ class Scorer:
         return inputs
 
     def _encode_table(self, batch: RawRows) -> tuple[Any, dict[str, Bags]]:
-        """Encode rows of the dataset's own columns; return transformed numbers [B, N], and bags by sparse column."""
+        """Encode rows of the dataset's own columns; return dense features [B, N], and bags of ids by sparse column.
+
+        As in `Encoder.encode` of data_prep/encoding.py, whose imports a directory of its own does without.
+        """
         block = convert(batch, self._table, self._table.limits, self._forms)
         bags = {}
         for name, column in zip(self._table.sparse, block.categories, strict=True):
@@ -174,7 +178,10 @@ class Scorer:
         return self._transform_dense(block.dense), bags
 
     def _encode_criteo(self, batch: RawRows) -> tuple[Any, dict[str, Bags]]:
-        """Encode rows of Criteo's integers and hexadecimal categories; return as `_encode_table` does."""
+        """Encode rows of Criteo's integers and hexadecimal categories; return as `_encode_table` does.
+
+        A field is read as in data_prep/parsing/criteo.py: an empty one is 0.
+        """
         dense = np.zeros((batch.rows, len(self._rules["dense"])))
         for place, name in enumerate(self._rules["dense"]):
             column = distinct_texts(batch.columns[name], batch.locator_of(name))
@@ -195,6 +202,7 @@ class Scorer:
         """Take numbers and ids as they are, for a dataset not made from raw rows; return as `_encode_table` does."""
         dense = np.zeros((batch.rows, len(self._rules["dense"])))
         for place, name in enumerate(self._rules["dense"]):
+            # A missing number is 0; one beyond 3.4e38 would be infinite as the model's float32.
             dense[:, place] = numbers_of(batch.columns[name], NUMBERS, batch.locator_of(name), 0.0, 3.4e38)
         bags = {}
         for name in self._rules["sparse"]:
@@ -220,7 +228,11 @@ class Scorer:
         return dense, bags
 
     def _look_up_ids(self, name: str, values: Any) -> Any:
-        """Return the ids [n] int64 of a column's values [n], uint32 or uint64: by its vocabulary, or by modulo."""
+        """Return the ids [n] int64 of a column's values [n], uint32 or uint64: by its vocabulary, or by modulo.
+
+        These are the ids of `SortedTable` and `encode_hash` of data_prep/lookup.py, which needs Numba; the last line is
+        its `torchrec_ids`.
+        """
         modulus = self._rules["max_ind_range"]
         if name not in self._vocabularies:
             return (values % values.dtype.type(modulus)).astype(np.int64)
@@ -232,9 +244,9 @@ class Scorer:
         return ids % modulus if self._rules["wraps"] and modulus else ids
 
     def _bags_of(self, name: str, ids: NDArray[np.int64], offsets: NDArray[np.int64] | None) -> Bags:
-        """Return a column's bags from its ids [n].
+        """Return a column's bags from its ids [n]: row r has the ids offsets[r] to offsets[r + 1], None: id r alone.
 
-        offsets [rows + 1]; None: one id a row. In an expanded column each id stands for a bag of fixed size, [n, size].
+        In an expanded column (data.multi_hot of the dataset) each id is replaced by its bag of fixed size.
         """
         if name in self._bags_of_ids:
             members = self._bags_of_ids[name][ids]
@@ -295,7 +307,10 @@ def _read_manifest(directory: Path) -> Any:
 
 
 def _require_sizes(directory: Path, files: Mapping[str, Any]) -> None:
-    """Raise UserError for a file that is missing or of another size; files: `files` of manifest.json."""
+    """Raise UserError for a file that is missing or of another size; files: `files` of manifest.json.
+
+    Each start asks for sizes, which reads no file; `verify` compares the contents.
+    """
     for name, digest in files.items():
         path = directory / name
         if not path.is_file() or path.stat().st_size != digest["bytes"]:
@@ -351,7 +366,7 @@ def _columns_of_dicts(rows: Collection[Mapping[str, Any]]) -> dict[str, list[Any
 
 
 def _parse_integer(text: str) -> int | None:
-    """Return a field of Criteo as an integer of 32 bits, 0 for an empty field; None for any other text."""
+    """Return a field of Criteo as an integer of 32 bits, 0 for an empty one; None for a text or number that is none."""
     digits = text.removeprefix("-")
     if not text:
         return 0
@@ -391,7 +406,7 @@ def read_rows(path: Path, scorer: Scorer) -> Iterator[tuple[Any, Sequence[int]]]
 
 
 def _read_json_lines(text: io.TextIOWrapper, path: Path) -> Iterator[tuple[Any, Sequence[int]]]:
-    """Yield all objects at once, as a column may be missing in many of them."""
+    """Yield the columns of all objects, and the line of each, at once: any object may be the first with a column."""
     objects = {}
     for number, line in enumerate(text, start=1):
         if line.strip():
@@ -413,7 +428,11 @@ def _refuse_constant(text: str) -> None:
 def _read_delimited(
     text: io.TextIOWrapper, path: Path, delimiter: str, scorer: Scorer
 ) -> Iterator[tuple[Any, Sequence[int]]]:
-    """Yield delimited text, whose first row has names, or else the columns in the dataset's order."""
+    """Yield columns of at most READ_ROWS rows, and the number of the line that each row ends in.
+
+    The first row has names, or else columns have the order of the dataset's raw rows, with or without the label:
+    as `_read_text` of data_prep/encoding.py.
+    """
     rules = scorer._rules
     first = text.readline()
     dialect = Dialect(**rules["dialect"])

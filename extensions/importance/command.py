@@ -45,7 +45,7 @@ OTHERS = "all other values"
 
 
 class Columns(NamedTuple):
-    """Places of a feature in rows: columns of `dense`, or one of `sparse`, or one of `bags`."""
+    """Where `RowArrays` has a feature: indices of columns of `dense`, or one of `sparse`, or one of `bags`."""
 
     name: str
     dense: tuple[int, ...] = ()
@@ -58,12 +58,12 @@ def columns_of(manifest: Manifest) -> list[Columns]:
     dense, entry = list(manifest.schema["dense"]), manifest.encoding.get("table")
     vectors = () if entry is None else msgspec.convert(entry, Table).vectors
     vector_of = {feature: vector.column for vector in vectors for feature in vector.features}
-    places: dict[str, list[int]] = {}
-    for place, name in enumerate(dense):
-        places.setdefault(vector_of.get(name, name), []).append(place)
+    dense_indices: dict[str, list[int]] = {}
+    for number, name in enumerate(dense):
+        dense_indices.setdefault(vector_of.get(name, name), []).append(number)
     single = single_id_features(manifest)
     return [
-        *(Columns(name, dense=tuple(columns)) for name, columns in places.items()),
+        *(Columns(name, dense=tuple(columns)) for name, columns in dense_indices.items()),
         *(
             Columns(name, bags=(manifest.ragged.index(name),))
             if name in manifest.ragged
@@ -133,7 +133,8 @@ def importances(
     orders = [np.random.default_rng([config.seed, number]).permutation(size) for number in range(config.repeats)]
     features, missing = [], []
     for feature in columns_of(scorer.manifest):
-        if scorer.runtime.highest(float(time.monotonic() > deadline)):  # one decision of all processes
+        # All processes score together, so the first whose time is over decides for all.
+        if scorer.runtime.highest(float(time.monotonic() > deadline)):
             missing.append(feature.name)
             continue
         loss = spread(scored.losses(feature, orders))

@@ -76,8 +76,10 @@ class ColumnFigures:
 
     Attributes:
         name, kind: as the file says.
-        rows, missing: rows, and those with an empty field. lists: rows with a list. others: rows with something else.
-        numbers, integers, truths, marks: rows whose text is a number, a whole one, true or false, or means no value.
+        rows, missing: rows, and those with an empty field or list. lists: rows with a list, and empty ones beside them.
+        others: rows, and members of lists, that hold something else.
+        numbers, integers, truths: rows whose text is a number, a whole one, true or false.
+        marks: rows of each text that means no value, such as NA; it counts as filled.
         low, high: range of the numbers. examples: first texts.
         is_finite: whether all numbers are. has_fractions: whether a typed value is a number that is not whole.
         has_nan: whether a typed value is NaN, which data_prep does not take for an empty field.
@@ -142,7 +144,7 @@ class ColumnFigures:
         return [texts[code] for code in codes.tolist()]
 
     def _add_lists(self, rows: list[Any]) -> list[list[str]]:
-        """Count rows of which some hold lists, and return their texts: of a row without a list, none."""
+        """Count rows of which some hold lists, and return each row's members as texts; none for another value."""
         bags = [value if isinstance(value, list) else [] if value is None else None for value in rows]
         self.others += sum(bag is None for bag in bags)
         self.rows += len(rows)
@@ -372,6 +374,7 @@ def _find_layout(source: Source) -> tuple[str, bool]:
         widths[delimiter] = (len(set(counts)) == 1, max(counts, default=0))
     # Of equally good delimiters the first counts, which is the comma.
     order = [",", *(delimiter for delimiter in DELIMITERS if delimiter != ",")]
+    # One that divides the lines at all comes first, then one that gives equal widths, then the one of most columns.
     delimiter = max(order, key=lambda candidate: (widths[candidate][1] > 1, *widths[candidate]))
     first, *rows = csv.reader(lines, delimiter=delimiter)
     # Two columns may lack a name: the index that pandas writes, and an empty one if a delimiter ends each line.
@@ -381,16 +384,17 @@ def _find_layout(source: Source) -> tuple[str, bool]:
     return delimiter, names != [] and all(names) and not any(re.fullmatch(NUMBER, name) for name in names)
 
 
-CHUNK_BYTES = 8 << 20
+CHUNK_BYTES = 8 << 20  # of a file, read at once
 SAMPLE_ROWS, SAMPLE_VALUES = 50_000, 2_000_000  # most rows and fields of the sample
-ROW_BYTES = 41
+ROW_BYTES = 41  # least memory of a row, as MIN_ROW_BYTES of data_prep/parsing/formats.py
 
 
 @dataclass
 class Sample:
     """Some of the rows, chosen by a hash of their number: all rows of a small table, in their order.
 
-    numbers: row numbers from 0. columns: the texts of each column, or lists of texts.
+    limit: most rows. share: rows whose hash is below this share of all hashes are kept. numbers: row numbers from 0.
+    columns: the texts of each column, or lists of texts.
     """
 
     limit: int
@@ -433,7 +437,7 @@ class TableProfile:
     sample: Sample
 
     def scope(self) -> str:
-        """Return a phrase on the rows that the figures are of, and on those of the sample if it lacks some."""
+        """Return a phrase for a heading: the number of all rows, and of the sample's rows if they are fewer."""
         sampled = len(self.sample.numbers)
         more = "" if sampled == self.rows else f"; rates and distributions of {sampled:,} of them, drawn by a hash"
         return f"all {self.rows:,} rows{more}"

@@ -42,7 +42,8 @@ def auc_of_column(texts: Sequence[str], numbers: NDArray[np.float64] | None, lab
         return None
     rates, aucs = _rates_of_other_half(_text_codes(texts) if numbers is None else _quantiles(numbers), labels), []
     for half in _halves(len(labels)):
-        # A positive row wins against each negative one with a lower rate; equal rates count half.
+        # As `_auc` of data_prep/synthetic.py: a positive row wins against each negative one with a lower rate; equal
+        # rates count half.
         values, codes = np.unique(rates[half], return_inverse=True)
         positives = np.bincount(codes, labels[half], len(values))
         negatives = np.bincount(codes, ~labels[half], len(values))
@@ -59,13 +60,13 @@ def _halves(rows: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
 
 
 def _text_codes(texts: Sequence[str]) -> NDArray[np.int64]:
-    """Return each text's place among the different ones."""
+    """Return a code of each text [texts]: its number among the different texts, in order of appearance."""
     code_of = {text: code for code, text in enumerate(dict.fromkeys(texts))}
     return np.array([code_of[text] for text in texts], np.int64)
 
 
 def _quantiles(numbers: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return each number's place among BINS quantiles, or fewer if some are equal."""
+    """Return a code [numbers] of each number: which of BINS ranges between quantiles it is in, or of fewer."""
     return np.searchsorted(np.unique(np.quantile(numbers, np.arange(1, BINS) / BINS)), numbers, side="left")
 
 
@@ -74,7 +75,8 @@ def _rates_of_other_half(
 ) -> NDArray[np.float64]:
     """Return the mean label of each row's code in the other half, smoothed by PRIOR_ROWS rows of its prior.
 
-    Rates of the same half would reveal each row's own label.
+    Rates of the same half would reveal each row's own label. `label_rates` of extensions/baselines does this by folds,
+    for bags and weights; an extension imports no other.
 
     Args:
         priors: [rows]; None: the other half's mean label.
@@ -575,7 +577,7 @@ def _losses(rates: NDArray[np.float64], labels: NDArray[np.float64], is_click: b
 
 
 def _errors_between(one: NDArray[np.float64], other: NDArray[np.float64]) -> float:
-    """Return how many standard errors of the mean difference some losses lie above others of the same rows."""
+    """Return by how many standard errors the mean of losses `one` is above that of `other`, [rows] each, row by row."""
     differences = one - other
     return float(differences.mean() / (differences.std() / math.sqrt(len(differences)) or 1.0))
 
@@ -626,7 +628,7 @@ def _can_name_table(name: str) -> bool:
 
 
 def _value_count_text(figures: ColumnFigures) -> str:
-    """Return the number of a column's different values for a comment, such as "about 70,000"."""
+    """Return the number of a column's different values for a comment, with "about" if it is estimated."""
     return f"{'' if figures.distinct.is_exact else 'about '}{len(figures.distinct):,}"
 
 
@@ -743,7 +745,7 @@ def _require_category(proposal: Proposal) -> None:
 
 
 def _is_group(proposal: Proposal, name: str) -> bool:
-    """Return whether rows of one value of a column belong together, by its name and values."""
+    """Return whether rows of one value of a column belong together, by its name (userid, too) and its values."""
     figures, use = proposal.profile.columns[name], proposal.uses[name]
     return (
         use.place == "sparse"

@@ -96,7 +96,10 @@ def draw_ids(
     state: NDArray[np.int64],
     ids: NDArray[np.int32],
 ) -> None:
-    """Draw ids by uniform numbers; state: the place of the oldest id in the ring, and the number of new ids so far."""
+    """Draw `ids` [n] by uniform numbers [n]; distances, shares: the file's, with cumulative probabilities.
+
+    ring: all ids by their last use; state: the index of the oldest there, and how many ids were drawn as new.
+    """
     size: Int = len(ring)
     for index in range(len(ids)):
         share = uniform[index]
@@ -155,7 +158,7 @@ class TraceRows:
 
     def shard(self, split: str, start: int, rows: int) -> ShardArrays:
         """Return the next `rows` rows of a split: ids follow those of the last call; `start` seeds all other draws."""
-        key = [self._config.seed, 1 + SPLITS.index(split), start]
+        key = [self._config.seed, 1 + SPLITS.index(split), start]  # 0 in place of a split is in the keys of traces
         # Each table has a generator of its own, so the number of threads does not change its draws.
         with ThreadPoolExecutor(self._threads) as executor:
             sparse = np.stack(list(executor.map(lambda trace: trace.draw(rows), self._traces)), axis=1)

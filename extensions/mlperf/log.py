@@ -120,7 +120,8 @@ class MLPerf:
         starts, stops = (constants.BLOCK_START, constants.EPOCH_START), (constants.BLOCK_STOP, constants.EPOCH_STOP)
         parts = [entry.key for entry in entries if entry.key in (*starts, *stops)]
         self._epoch, self._is_open = parts.count(constants.EPOCH_STOP), bool(parts) and parts[-1] in starts
-        self._part_from = (from_step, int(time.time() * 1000))  # where a block or an epoch would start
+        # Step, and milliseconds since 1970, at which a block or an epoch would start.
+        self._part_from = (from_step, int(time.time() * 1000))
         write_atomically(path, "".join(kept_lines).encode())
         self._handler = logging.FileHandler(path, encoding="utf-8")
         self._handler.setFormatter(RedactingFormatter("%(message)s", is_terminal=False))

@@ -56,7 +56,7 @@ class ForecastTable(PlannedTable, kw_only=True):
 
 
 class RankCost(OpenDocument, kw_only=True):
-    """Memory of one process for its tables or a part of one, in bytes, and its time per step, in milliseconds."""
+    """Cost of one shard, or of all shards of a process: memory in bytes, and time per step in milliseconds."""
 
     rank: int
     device_bytes: int = 0
@@ -196,6 +196,7 @@ def forecast_plan(
     # The reserve is taken off a CPU's topology already.
     storage, is_cpu = workload.topology.devices[0].storage, workload.topology.compute_device == "cpu"
     room = int(storage.ddr if is_cpu else storage.hbm * (1 - workload.reserve))
+    # Tables of a CPU have all bytes on the host, and only there the host's memory is the limit.
     on_host = all(rank.device_bytes == 0 for rank in ranks)
     headroom = room - max(rank.host_bytes if on_host else rank.device_bytes for rank in ranks)
     # All processes wait for the slowest.

@@ -164,7 +164,7 @@ NOT_BEGUN = "not begun"
 
 
 class Seed(NamedTuple):
-    """One run of a reproduction: its seed, and its directory."""
+    """One run of a reproduction: its seed, its run.name, and its directory."""
 
     number: int
     name: str
@@ -438,7 +438,7 @@ def is_target(config: ReproduceConfig, split: str, metric: str) -> bool:
 
 
 def _count_misses(runs: Sequence[FinishedRun]) -> int:
-    """Return the number of finished runs that did not reach the target of training."""
+    """Return how many of these finished runs did not reach train.target_auc."""
     return sum(finished.run.status != "target_reached" for finished in runs)
 
 

@@ -81,7 +81,7 @@ class SequenceLayout:
     lengths: Sequence[int]
     num_candidates: Sequence[int]
     divisor: float
-    _products: dict[Any, Any] = field(default_factory=dict)
+    _products: dict[Any, Any] = field(default_factory=dict)  # results of `compute_once`
 
     def compute_once(self, key: Any, make: Callable[[], T]) -> T:
         """Return what `make` derives from the layout, computed for the first layer that asks with this key."""
@@ -596,8 +596,8 @@ class EventLog:
         # A position's attention depends on its own candidate alone, so candidates may share a history's positions.
         shares_history = all({*cross.of} <= {USER, HOUR} for cross in self.schema.crosses.values())
         positions, users = np.full(1, end), np.full(1, user)
-        longest = len(self._rule.masks) * self._rule.quota + self._other_positions
-        size = MOST_CANDIDATES if shares_history else max(1, min(MOST_CANDIDATES, PIECE_POSITIONS // longest))
+        most_positions = len(self._rule.masks) * self._rule.quota + self._other_positions  # of a sequence
+        size = MOST_CANDIDATES if shares_history else max(1, min(MOST_CANDIDATES, PIECE_POSITIONS // most_positions))
         copies, per_history = (1, size) if shares_history else (size, 1)
         histories = gather_histories(self.events, positions.repeat(copies), users.repeat(copies), self._rule)
         divisor = self._attention_divisor(histories.lengths, positions)
@@ -837,12 +837,12 @@ def score_items(config: RecommendConfig, trained: AppConfig, run: TrainedRun, ru
             return NONE_SCORED
     names = candidates.texts(schema.item)
     item_keys = np.array([text_key(text) for text in names], np.int64)
-    places = np.minimum(np.searchsorted(keys, item_keys), len(keys) - 1)
-    if (unknown := keys[places] != item_keys).any():
+    indices = np.minimum(np.searchsorted(keys, item_keys), len(keys) - 1)
+    if (unknown := keys[indices] != item_keys).any():
         row = int(unknown.argmax())
-        place = f"{candidates.name}: row {candidates.numbers[row]}"
-        raise UserError(f"{place}: {schema.item} {names[row]} is not in the log of {run.root}; leave it out")
-    items = ids[places].astype(np.int32)
+        location = f"{candidates.name}: row {candidates.numbers[row]}"
+        raise UserError(f"{location}: {schema.item} {names[row]} is not in the log of {run.root}; leave it out")
+    items = ids[indices].astype(np.int32)
     user, end, time = _find_history(config, event_log, candidates)
     is_flagged = np.zeros(len(items), np.bool_)
     if schema.flag in candidates.columns:
@@ -870,17 +870,17 @@ def _find_history(config: RecommendConfig, event_log: EventLog, candidates: NewR
     # Without the column no row gives a user, and the loop ends at once.
     for number, text in zip(candidates.numbers, given_users, strict=False):
         if config.user is not None and text not in ("", config.user):
-            place = f"{candidates.name}: row {number}, column {column}"
-            raise UserError(f"user={config.user}: {place} has {text}; leave the column or user=ID out")
+            location = f"{candidates.name}: row {number}, column {column}"
+            raise UserError(f"user={config.user}: {location} has {text}; leave the column or user=ID out")
     users = {config.user} if config.user is not None else set(given_users)
     if len(users) != 1:
         raise UserError(f"user: {len(users)} users are given in column {column}; give one, as in the log: user=ID")
     [user] = users
     assert user is not None
-    places = np.flatnonzero(arrays.users == text_key(user))
-    if not len(places):
+    indices = np.flatnonzero(arrays.users == text_key(user))
+    if not len(indices):
         raise UserError(f"user={user}: not in the log; give one of its users, as in its column {column}")
-    index = int(places[0])
+    index = int(indices[0])
     start, stop = arrays.offsets[index : index + 2].tolist()
     last_events = arrays.offsets[1:][np.diff(arrays.offsets) > 0] - 1
     time = int(arrays.times[last_events].max()) if config.time is None else config.time

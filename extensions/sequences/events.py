@@ -373,7 +373,7 @@ def manifest_fault(document: Document) -> str | None:
 
 WHOLE = r"^(0|[1-9][0-9]{0,17})$"  # texts whose number `text_key` keeps
 TIME_LIMIT = 1 << 32  # seconds; times are stored as uint32, until 2106
-EVENT_BYTES = 48  # share of a chunk's budget per event
+EVENT_BYTES = 48  # bytes that an event counts for in a sorted run, and at least in a chunk of Parquet
 
 
 class EventBlock(NamedTuple):

@@ -4,13 +4,13 @@ The output at position i is, per head, the sum over positions j that i sees of s
 without softmax. A position sees itself and earlier ones. Candidates, at a sequence's end, see the history and
 themselves.
 
-Shapes: B sequences, T positions of all sequences, H heads; A and V widths of a head's queries and values.
+Shapes in attention: B sequences, T positions of all of them, H heads; A and V widths of a head's queries and values.
 
 A sequence has C context vectors, the history's L events from the oldest on, and K candidates. Each position becomes a
 vector of width `dim`, and layers of attention mix them. The candidates' last vectors then meet their items' vectors.
 
-Shapes: B samples, T positions of all sequences, E events of all histories, M candidates of all samples, D
-embedding_dim, G = `dim`.
+Shapes in the model: B sequences as above, one for each sample that is trained on, E events of all histories, M
+candidates of all sequences, D embedding_dim, G = `dim`.
 """
 
 import logging
@@ -608,7 +608,7 @@ def loss_factor(config: AppConfig) -> float:
 
 
 def bag_sizes(config: AppConfig, features: Features) -> dict[str, float]:
-    """Return the ids per bag of each key, with histories of maximum length."""
+    """Return the ids per bag of each key, for a forecast that takes every history to be as long as possible."""
     keys, settings = EventKeys.from_features(features), keys_of_extension(config, SequencesConfig)
     room = settings.hstu.max_seq_len - len(keys.context) - 1
     length = float(min(settings.history_length, settings.max_history or settings.history_length, room))

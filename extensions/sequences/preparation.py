@@ -84,8 +84,8 @@ RUN_BYTES, PIECE_BYTES = 20, 9  # disk space of an event during preparation, in 
 class SortRecord:
     """Runs of a chunk: files N.{users,starts,items,times,flags}.npy, and N.distinct.npy with its sorted items.
 
-    unsorted: events of a run after a later one of their user. last_time: latest time of its events in microseconds, -1
-    without any.
+    rows: events of all its runs. unsorted: events of a run after a later one of their user. last_time: latest time of
+    its events in microseconds, -1 without any. largest_user, largest_item: keys.
     """
 
     rows: int = 0
@@ -176,13 +176,13 @@ class MergeRecord:
 
 @dataclass(frozen=True)
 class MergeTask(LoggedTask[MergeRecord]):
-    """Takes the users with keys from `first` to `last` from the runs.
+    """Merges the events of the users with keys from `first` to `last`, both included, out of all runs.
 
     Attributes:
         runs: paths of the sorted runs, without their endings, in the order of the input.
         events: number of events of these users. begin, end: period to keep, in microseconds; `end` is excluded.
         items: path of the items' keys; key i has the id i + 1. None: an item's key is its id.
-        table_rows: larger ids become 0.
+        table_rows: rows of the items' table; an id from there on becomes 0.
     """
 
     work: Path
@@ -440,7 +440,7 @@ def _run_stages(
 def _digest_sources(
     data: DataConfig, root: Path, job: EventJob, executor: Executor, sorted_chunks: list[tuple[SortTask, SortRecord]]
 ) -> list[dict[str, Any]]:
-    """Return the manifest's entries of the files; refuse files that changed or differ from the published ones."""
+    """Return the manifest's entries of the files; refuse files that changed, are alike, or are not as published."""
     digests = [digest for each in executor.map(DigestTask(source) for source in job.sources) if (digest := each.digest)]
     refuse_changed(job.sources)
     rows = [0] * len(job.sources)
@@ -485,6 +485,7 @@ def _fit_ids(
         masks.append(has_attribute)
         vocabulary[name] = asdict(write_array(job.work / f"{name}.npy", ids)) | {"values": rows[name]}
     rows |= {name: cross.rows for name, cross in schema.crosses.items()}
+    # With renumbering, the users' table has no rows yet: the merge may leave out users, and its caller then sets them.
     return {name: rows.get(name, 1) for name in schema.tables}, vocabulary, masks
 
 

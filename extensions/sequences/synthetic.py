@@ -31,10 +31,11 @@ from data_prep.synthetic import PROBABILITY_STEPS, bayes_scores
 from extensions.sequences.keys import SyntheticEventsConfig
 
 VERSION = 2  # changes when the events of a configuration change
-BLOCK_USERS = 256
+BLOCK_USERS = 256  # users of one stream of random numbers
 DAY, TICK = 86_400, 5  # times are multiples of a tick, as in Yambda
 ARTISTS, ALBUMS_PER_ARTIST = 8, 8
 BIAS, SATIETY, DECAY, HOUR, QUALITY = 0.3, 0.8, 0.8, 0.7, 0.5
+# QUALITY: standard deviation of q. CHANGE: probability that the current artist changes with a listen.
 LIKES, CHANGE = 0.1, 0.05
 MIN_HISTORY = 20  # as in extensions/sequences/conf_data/events/synthetic.yaml
 RECORD, LOG, TABLE = "synthetic_events.json", "events.parquet", "items.parquet"
@@ -138,18 +139,18 @@ def user_events(
     offsets, shared = np.append(0, np.cumsum(counts)), (world.by_artist, world.starts, world.quality, world.peak)
     _simulate(offsets, times, draws, config.stay, *shared, items, probability, labels)
     liked = np.flatnonzero(labels & (draws[:, 4] < LIKES))
-    # A like follows its listen at once, at the same time.
-    place = np.argsort(np.concatenate([np.arange(listens) * 2, liked * 2 + 1]), kind="stable")
+    # A like follows its listen at once, at the same time; `entry` [rows]: an index among all listens, then all likes.
+    entry = np.argsort(np.concatenate([np.arange(listens) * 2, liked * 2 + 1]), kind="stable")
     played = np.where(labels, 50 + (draws[:, 4] * 51).astype(np.int64), (draws[:, 4] * 50).astype(np.int64))
     columns = {
-        "user": np.concatenate([user, user[liked]])[place].astype(np.int32),
-        "time": np.concatenate([times, times[liked]])[place].astype(np.uint32),
-        "item": np.concatenate([items, items[liked]])[place].astype(np.int32),
-        "event": np.array(["listen", "like"])[(place >= listens).astype(np.int64)],
-        "played": pa.array(np.append(played, np.zeros(len(liked)))[place].astype(np.int16), mask=place >= listens),
+        "user": np.concatenate([user, user[liked]])[entry].astype(np.int32),
+        "time": np.concatenate([times, times[liked]])[entry].astype(np.uint32),
+        "item": np.concatenate([items, items[liked]])[entry].astype(np.int32),
+        "event": np.array(["listen", "like"])[(entry >= listens).astype(np.int64)],
+        "played": pa.array(np.append(played, np.zeros(len(liked)))[entry].astype(np.int16), mask=entry >= listens),
     }
-    ranks = np.empty(len(place), np.int64)
-    ranks[place] = np.arange(len(place))
+    ranks = np.empty(len(entry), np.int64)
+    ranks[entry] = np.arange(len(entry))
     # The rank of a user's first listen, which is the user's first event, makes ranks numbers of earlier events.
     earlier_events = ranks[:listens] - np.repeat(ranks[:listens][offsets[:-1]], counts)
     is_sample = earlier_events >= MIN_HISTORY

@@ -246,8 +246,8 @@ def _watch_process(process: subprocess.Popen[bytes], run: TuneRun, monitor: Moni
 
 
 SIGNIFICANCE = 0.05  # of the paired test, divided by the number of finalists (Bonferroni)
-WANTED_DIFFERENCE = 0.001  # the difference whose number of seeds is named
-DIGITS = 5
+WANTED_DIFFERENCE = 0.001  # of the metric; the verdict names the seeds that would detect it
+DIGITS = 5  # decimals of a metric
 
 
 @dataclass
@@ -285,7 +285,7 @@ class Outcome:
 
     @property
     def place_to_take(self) -> int:
-        """Return the place of the finalist to take; 0 if none is better by more than chance."""
+        """Return the index in `finalists` of the one to take; 0, the configuration as it is, if none is better."""
         # The best of many trials leads by chance, too, so only a significant gain is taken.
         better = [
             (difference.mean, place)
@@ -296,7 +296,7 @@ class Outcome:
 
     @property
     def label(self) -> str:
-        """Return what trials are judged by: the label of a metric, or the weights of several metrics as typed."""
+        """Return what trials are judged by: the label of train.monitor's metric, or its weights of metrics as typed."""
         return METRIC_ROWS[self.monitor].label if isinstance(self.monitor, str) else shown(self.monitor)
 
     def value(self, score: float) -> float:
