@@ -102,7 +102,7 @@ def whole_checkpoints(directory: Path) -> list[Path]:
 
 
 def prune(directory: Path, keep: int) -> None:
-    """Remove the complete checkpoints of a run but the `keep` newest and the best."""
+    """Remove the complete checkpoints of a run but the `keep` (at least 1) newest and the one that `best` names."""
     best = pointed_to(directory, BEST)
     for old in whole_checkpoints(directory)[:-keep]:
         if old != best:

@@ -272,7 +272,7 @@ def validate_new_name(name: str) -> None:
 
 
 def keys_by_evaluations(train: TrainConfig, cuts_rate: bool) -> list[str]:
-    """Return the keys, with values, that let evaluations decide; cuts_rate: whether the schedule uses them."""
+    """Return the settings by which evaluations stop the run or cut its rate; cuts_rate: whether the schedule does."""
     patience = train.early_stop_patience
     stops = [] if patience is None else [f"train.early_stop_patience={patience}"]
     return stops + ["schedule=plateau"] * cuts_rate

@@ -103,7 +103,7 @@ class Batch(Pipelineable):
 
     @property
     def num_bytes(self) -> int:
-        """Return the bytes of all tensors."""
+        """Return the bytes of all tensors, those of an extension's inputs too, without padding of a buffer."""
 
         def of_part(part: object) -> int:
             if isinstance(part, Tensor):

@@ -244,7 +244,7 @@ class StepTimer:
 
     @contextmanager
     def apart(self, kind: str) -> Iterator[None]:
-        """Count the time inside as `kind` (eval or checkpoint), not as training; call after `take`."""
+        """Count the time inside as `kind` (eval or checkpoint); call after `take`, as it forgets the steps before."""
         began = time.perf_counter()
         # Before the first step no time is that of training.
         if self._marks:

@@ -111,7 +111,7 @@ class DLRM(nn.Module):
         }
 
     def feature_weights(self) -> list[nn.Parameter]:
-        """Return per-feature dense parameters, regularised like tables: vectors, and a regression's bias."""
+        """Return the parameters that decay like tables, by sparse_weight_decay: dense features' vectors, and `Bias`."""
         parts = (self.dense_arch, self.over_arch)
         return [
             parameter for part in parts if isinstance(part, (NumericVectors, Bias)) for parameter in part.parameters()

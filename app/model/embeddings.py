@@ -234,7 +234,7 @@ class TableArch(nn.Module):
 
     @property
     def settings_before_layers(self) -> Mapping[str, str]:
-        """Return `model.tables` settings key=value by which dense parameters follow a lookup, with those to give."""
+        """Return, by key=value of `model.tables` that puts dense parameters behind a lookup, the value to give."""
         return {}
 
 

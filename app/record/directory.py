@@ -419,7 +419,7 @@ def evaluation_of_test(directory: Path) -> list[str]:
 
 
 def score_test_split(directory: Path, launcher: Sequence[str] = ()) -> int:
-    """Write test.json of a finished run that was evaluated on another split; return the exit status."""
+    """Write test.json of a finished run, unless it is newer than the summary or not needed; return the exit status."""
     config, rows = read_config(directory), read_manifest(directory).dataset.rows
     is_built = config["train"].get("max_steps") == 0  # and not trained
     if is_built or not rows.get(TEST) or config["eval"]["split"] == TEST or figures_of_test(directory) is not None:

@@ -57,8 +57,8 @@ class Device(OpenDocument, kw_only=True):
 class Hardware(OpenDocument, kw_only=True):
     """The machine of rank 0.
 
-    cores: those that the process may use. cpu_quota, memory_limit_bytes: of its container, if it is in one. driver:
-    of the GPUs.
+    machine: its processor's architecture. cpu_instructions: those that torch uses. cores: those that the process may
+    use. cpu_quota, memory_limit_bytes: of its container, if it is in one. driver: of the GPUs.
     """
 
     machine: str
@@ -104,9 +104,9 @@ class Dataset(OpenDocument, kw_only=True):
     """The dataset of a run; path and digest are None for a run that was built from published table sizes.
 
     digest: SHA-256 of its manifest. published_tables: name of these sizes. rows: by split. labels: digest of the
-    rows of each split, equal under any encoding. label_rate: share of labels 1. sources: names of the first raw
-    files. source_md5: MD5 of given files. bayes: the best possible figures on generated rows. unseen, misleading,
-    sampling: sentences about the data.
+    rows of each split, equal under any encoding. label_rate: share of labels 1 in all splits. sources: names of the
+    first raw files. source_md5: MD5 of given files. bayes: the best possible figures on generated rows. unseen,
+    misleading, sampling: sentences about the data.
     """
 
     path: str | None
@@ -125,7 +125,7 @@ class Dataset(OpenDocument, kw_only=True):
 
 
 class TableSize(OpenDocument, kw_only=True):
-    """Size of a whole table, its weights in bytes, and the ids looked up in it.
+    """Size of a whole table, its weights in bytes, and the mean number of ids that a sample looks up in it.
 
     features: number of features that share it. by_id: whether processes exchange rows, not sums of rows.
     """

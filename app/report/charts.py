@@ -283,7 +283,7 @@ class Chart:
         self.note = f"{self.note} {subject} beyond the axis, {place}.".strip()
 
     def measured(self) -> bool:
-        """Return whether there is anything but references to draw."""
+        """Return whether a line other than a reference has points."""
         return any(series.x for series in self.series if series.kind != "reference")
 
     def describe(self) -> str:

@@ -83,7 +83,7 @@ class RunFiles:
 
     @property
     def is_of_hardware(self) -> bool:
-        """Whether the run's recipe serves to compare machines, as all do but own_table: its report misses power."""
+        """Whether its recipe compares machines, as all but own_table do; its page then tells why power is missing."""
         return bool(self.config["published"]["recipe"] != "own_table")
 
     @property

@@ -317,7 +317,10 @@ class TrainedRun(NamedTuple):
         return {"checkpoint": self.path.name, "step": self.state.step, "best": self.best, "last": self.last}
 
     def correction(self, corrected: bool) -> float:
-        """Return the logit offset that corrects for sampling and class weights, and log it; 0 without correction."""
+        """Return the logit offset for sampling and class weights, and log it; 0 if not `corrected`.
+
+        Raises UserError if there is nothing to correct, or nothing to correct by.
+        """
         kept, sentence = kept_share(self.manifest), sampling_sentence(self.manifest, self.class_weights)
         if not corrected:
             if sentence is not None:
@@ -465,7 +468,7 @@ class Checkpointer:
         self.report_finished()
 
     def keep_best(self, state: RunState) -> None:
-        """Keep the state as the best so far: save it, or mark its checkpoint."""
+        """With checkpoint.keep_best, keep the state as the best so far: save it, or mark its checkpoint."""
         if not self.config.keep_best:
             return
         if self.saved_step != state.step:

@@ -55,7 +55,7 @@ def kept_split(config: EvalConfig, manifest: Manifest) -> str | None:
 
 
 def has_few_rows(limit: int, split: str, rows: int, exact_rows: int) -> bool:
-    """Return whether a split has few enough scores to keep; log a warning if not."""
+    """Return whether a split has at most `limit` and `exact_rows` rows, so that its scores are kept; warn if not."""
     if rows > limit:
         text = "keep_scores=%d: %s has %s rows, so no scores are kept; give keep_scores=%d"
         log.warning(text, limit, split, f"{rows:,}", rows)
@@ -122,7 +122,10 @@ class Evaluator:
         return structs.replace(result, step=step)
 
     def keep(self, step: int, is_best: bool) -> None:
-        """Let extensions write what they keep of the newest evaluation, if the run serves this model so far."""
+        """Let extensions write what they keep of the newest evaluation, if the run would serve this model by now.
+
+        That is the best so far or, without checkpoint.keep_best, the newest.
+        """
         if is_best or not self._session.config.checkpoint.keep_best:
             for write in filter(None, self._writers):
                 write(self._recorder.directory.path, step)

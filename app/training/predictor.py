@@ -491,7 +491,7 @@ class Predictor:
             )
 
     def split(self, name: str) -> Split:
-        """Return a split of the dataset, which is opened once per process."""
+        """Return a split of the dataset as this process reads it; a later call returns the same object."""
         if name not in self._splits:
             self._splits[name] = self._dataset.split(name, self.runtime.rank, self.runtime.world_size)
         return self._splits[name]

@@ -359,7 +359,7 @@ class StepWindow:
     def __init__(self, session: Session, timer: StepTimer, length: RunLength, state: RunState) -> None:
         self.lr = 0.0
         self.gradient_norm: Tensor | None = None  # norm at the last reported step
-        self.first_counted_step = state.step + length.train.warmup_steps_excluded
+        self.first_counted_step = state.step + length.train.warmup_steps_excluded  # steps after this one count
         self._checks, self._runtime = FiniteChecks(session.dense_parameters()), session.runtime
         self._timer, self._length, self._state = timer, length, state
         self._micro_batches = session.predictor.micro_batches
@@ -513,7 +513,7 @@ class DataLoader:
         return self._pipeline.run(source, self._steps_to_evaluations(epoch * self._length.steps_per_epoch + first))
 
     def forward_done(self) -> None:
-        """Tell the pipeline that the model has computed the logits of the last batch."""
+        """Let the pipeline, if there is one, go on: the model has computed the logits of the last batch."""
         if self._pipeline is not None:
             self._pipeline.forward_done()
 
@@ -601,14 +601,14 @@ class SparseDistPipeline(TrainPipelineSparseDist[_StagedBatch, None]):
             assert len(self._pipelined_modules) == len(self._model.lookups), "TorchRec left a lookup out"
             while self.batches:
                 self._wait_for_batch()
-                # The ids of the next batch are exchanged while the caller computes this one.
+                # The numbers of the next batch's ids are exchanged while the caller computes this one's logits.
                 if len(self.batches) > 1:
                     self.start_sparse_data_dist(self.batches[1], self.contexts[1])
                 self.enqueue_batch(piece)
                 yield self.batches[0].batch
 
     def forward_done(self) -> None:
-        """Send the next batch's ids, before this one's backward."""
+        """Send the next batch's ids, whose numbers all ranks know by now, before this one's backward."""
         if len(self.batches) > 1:
             self.wait_sparse_data_dist(self.contexts[1])
         self.dequeue_batch()
