@@ -74,7 +74,7 @@ class FileWriter:
         self.abandon()
 
     def append(self, array: NDArray[Any]) -> None:
-        """Append the bytes of an array."""
+        """Append the bytes of an array, copied to pieces of PIECE_BYTES; a full piece is written in the background."""
         rest = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         while len(rest):
             out = self._free_part()[: len(rest)]

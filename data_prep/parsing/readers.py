@@ -67,7 +67,7 @@ class Text(LineFormat):
     def fields(
         self, text: bytes, columns: Sequence[str], layout: FileLayout, name: str, row: int
     ) -> tuple[dict[str, Any], Sequence[int]]:
-        """Parse lines as `LineFormat.fields` describes."""
+        """Parse lines as `LineFormat.fields` describes: fast by pyarrow, or by csv where the two may differ."""
         if layout.header and row == 1:
             row, text = 2, text.partition(b"\n")[2]
         places, width = [layout.names.index(column) for column in columns], len(layout.names)
@@ -520,7 +520,7 @@ def _list_values(group: Any, lists: Collection[str]) -> int:
 
 
 def _column_kind(data_type: Any) -> str:
-    """Return the kind of a column for `Column`."""
+    """Return the kind of an Arrow type for `Column`; the type's own name for one that no rule reads."""
     types = pa.types
     if types.is_dictionary(data_type):
         data_type = data_type.value_type

@@ -65,7 +65,7 @@ class ValueBuffer:
         self._block_rows.append(len(rows))
 
     def column(self, number: int) -> NDArray[np.uint32]:
-        """Return a copy of a column's values [rows]."""
+        """Return a copy of a column's values [rows], from all blocks: counting may overwrite it."""
         column = np.empty(sum(self._block_rows), np.uint32)
         row = position = 0
         for rows in self._block_rows:
@@ -448,7 +448,7 @@ class StoredDictionary:
         return values
 
     def part(self, start: int, stop: int) -> Entries:
-        """Read the entries start..stop."""
+        """Read the entries start..stop of the feature, with their texts; first rows count from 0 in the chunk."""
         source, chunk = self.record.source, self.record.chunk
         lengths, sizes = self.record.distinct[: self.number], self.record.text_bytes[: self.number]
         path, before, number = self.job.chunk_path(source, chunk, DICTIONARIES), sum(lengths), stop - start

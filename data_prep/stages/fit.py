@@ -116,7 +116,7 @@ class StoredRun:
         return np.fromfile(self._range.path, np.uint32, self.entries, offset=self._range.offset)
 
     def part(self, start: int, stop: int) -> Run:
-        """Read the entries start..stop."""
+        """Read the entries start..stop of the run; first rows count from 0 in the chunk."""
         columns: list[NDArray[Any]] = []
         with open(self._range.path, "rb", buffering=0) as file:
             # Three arrays of one run stand one after another, so a part of the run is three ranges of the file.

@@ -174,7 +174,7 @@ def encoded_blocks(
     """Yield rows start..stop of a chunk in blocks: the first row, and an array of each of `row_kinds`.
 
     Rows are read from disk if they are encoded there, and otherwise encoded now. The counts of unknown values that this
-    gives are dropped: `GatherTask` counts the unknown ids of its shard.
+    gives are dropped, as they are of a chunk: `GatherTask` counts the unknown ids of its shard.
     """
     kinds, unknown = chunk.job.row_kinds, np.zeros(len(chunk.features), np.int64)
     for blocks in zip(*(_blocks_of_kind(chunk, worker, kind, start, stop, unknown) for kind in kinds), strict=True):

@@ -158,6 +158,7 @@ class _Rows:
     def _add_hashes(self, values: NDArray[np.unsignedinteger], begin: int) -> None:
         """Add values [rows, columns], each mixed with its column's number, to the hashes of their columns' halves."""
         mixed = splitmix64(values ^ self._salts[self._number : self._number + values.shape[1]])
+        # Column c is in half c % 2, wherever the columns that are read together begin.
         for half in range(2):
             columns = slice((half - self._number) % 2, values.shape[1], 2)
             self.halves[half][begin : begin + len(values)] += mixed[:, columns].sum(axis=1, dtype=np.uint64)

@@ -329,7 +329,7 @@ class Files(NamedTuple):
 
 
 def read_layout(sources: Sequence[Source]) -> Files:
-    """Return the layout that all files share."""
+    """Return the files with the layout and columns that all share, found in the first. Raise UserError for others."""
     forms = {form.name: form for form in map(format_of, sources)}
     if len(forms) > 1:
         raise UserError(f"data.raw: {' and '.join(sorted(forms))} files together; give files of one kind")
@@ -444,7 +444,7 @@ class TableProfile:
 
 
 def read_profile(files: Files) -> TableProfile:
-    """Read all rows of the files once."""
+    """Return the figures of all rows of the files, and a sample of the rows; the files are read once."""
     names = [column.name for column in files.columns]
     figures = {column.name: ColumnFigures(column.name, column.kind) for column in files.columns}
     sample = Sample(min(SAMPLE_ROWS, max(1000, SAMPLE_VALUES // len(names))))

@@ -300,7 +300,7 @@ def what_if_lines(cases: Sequence[WhatIf]) -> list[str]:
 
 
 def diff_lines(before: ForecastFile, after: ForecastFile, name: str) -> list[str]:
-    """Return the differences between two plans' files."""
+    """Return lines `what: before -> after` of tables, settings and figures that differ; name: of the plan `before`."""
     plans, changes = (before, after), []
     for table in dict.fromkeys([*before.tables, *after.tables]):
         placements = []
