@@ -90,7 +90,7 @@ def encode(document: object, indent: int | None = None) -> str:
 
 
 def plain(document: object) -> object:
-    """Convert a document to dictionaries, lists and values."""
+    """Convert a document, or a list or dictionary with documents in it, to values that json.dumps takes."""
     if isinstance(document, Struct):
         return plain_object(document)
     if isinstance(document, dict):

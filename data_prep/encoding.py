@@ -224,7 +224,7 @@ def _read_parquet(path: Path, required_columns: Collection[str] | None) -> NewRo
 
 
 def _read_json(path: Path, content: bytes) -> dict[int, Any]:
-    """Return the objects of a document by their number from 1."""
+    """Return the objects of a JSON file by their number from 1: its list, or candidates joined with their user."""
     try:
         document = msgspec.json.decode(content.removeprefix(BYTE_ORDER_MARK))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

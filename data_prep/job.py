@@ -252,7 +252,7 @@ def save_record(stem: Path, stage: str, record: Record) -> None:
 
 
 def load_record(stem: Path, stage: str, record_type: type[RecordT]) -> RecordT | None:
-    """Return the record of a stage if its files match it, else None."""
+    """Return the logged record of a stage if all its files have the recorded checksums, else None."""
     try:
         record = decode(path_of(stem, f"{stage}.json").read_bytes(), record_type)
     except (FileNotFoundError, ValueError):

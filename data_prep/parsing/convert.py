@@ -157,7 +157,7 @@ class Distinct(NamedTuple):
 
 
 def distinct(values: Any) -> Distinct:
-    """Return a column's distinct values, in order of their first rows."""
+    """Return a column's distinct values, in order of their first rows; True, 1 and 1.0 stay different."""
     if not isinstance(values, list):
         if not pa.types.is_nested(values.type):
             encoded = values.dictionary_encode(null_encoding="encode")
@@ -364,7 +364,7 @@ def _whole_numbers(values: Any) -> Any:
 
 
 def without_nan(values: Any) -> Any:
-    """Replace NaN, which pandas writes for a missing number, by null."""
+    """Return a column of floats with null for NaN, which pandas writes for a missing number; others as they are."""
     if isinstance(values, list) or not pa.types.is_floating(values.type):
         return values
     return pc.if_else(pc.is_nan(values), None, values)

@@ -56,7 +56,7 @@ class Text(LineFormat):
         return True
 
     def columns(self, source: Source, layout: FileLayout) -> list[Column]:
-        """Return the names in the first line, or column_0 and so on."""
+        """Return a column of kind any for each field of the first line: its text or, without a header, its number."""
         with LineBlocks(source) as lines:
             for block in lines.read_until(1):
                 text = bytes(block.buffer[block.start : block.end])
@@ -268,7 +268,7 @@ class JsonLines(LineFormat):
         return suffix_of(source.name) in (".jsonl", ".ndjson")
 
     def columns(self, source: Source, layout: FileLayout) -> list[Column]:
-        """Return the members of the first objects, of kind any or list."""
+        """Return the members of the objects in the first MiB; one that is a list in any of them is of kind list."""
         kinds: dict[str, str] = {}
         with LineBlocks(source) as lines:
             for block in lines.read_until(1 << 20):

@@ -478,7 +478,7 @@ def _quantiles(columns: Sequence[NDArray[np.float64]], low: float, high: float) 
 
 
 def _number_to_key(numbers: NDArray[np.float64]) -> Any:
-    """Return a uint64 for each number, which ascends with the numbers."""
+    """Return a uint64 for each number; the order of these keys is that of the numbers, so both can be bisected."""
     bits = numbers.view(np.uint64)
     # Negative numbers have all bits inverted, and others their sign bit, so keys ascend as numbers do.
     return np.where(bits >> np.uint64(63), ~bits, bits | np.uint64(1 << 63))

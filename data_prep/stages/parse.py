@@ -154,7 +154,7 @@ def _blocks_per_chunk(job: Job, generator: RowGenerator) -> int:
 
 
 def _parse_chunk(task: ParseTask, chunk: int, worker: Worker) -> ChunkRecord:
-    """Parse and write one chunk unless that is done already."""
+    """Return the record of one chunk: the logged one if its files still match it, else that of parsing it now."""
     job, index, place = task.job, task.source, task.place
     source = job.sources[index]
     record = load_record(job.chunk_stem(index, chunk), PARSED, ChunkRecord)

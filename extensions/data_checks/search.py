@@ -123,7 +123,7 @@ class _Rows:
         self._salts = splitmix64(np.arange(len(job.schema.columns), dtype=np.uint64))
 
     def _blocks(self, kind: str) -> Iterator[NDArray[Any]]:
-        """Yield the rows [rows, width] of one kind of file in blocks."""
+        """Yield the rows to read, [rows, width], of one kind of a shard's arrays, shard by shard in blocks."""
         if self._parts:
             array = open_array(self._parts[0][0][kind])
             blocks = [(paths[kind], *block) for paths, blocks in self._parts for block in blocks]

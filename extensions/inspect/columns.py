@@ -418,7 +418,7 @@ class Sample:
             self.columns = {name: [values[index] for index in kept] for name, values in self.columns.items()}
 
     def _is_kept(self, numbers: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return a mask of the row numbers that a sample of this share has."""
+        """Return a mask of the row numbers whose hash is below `share` of all hashes, as all are with 1."""
         if self.share == 1:
             return np.ones(len(numbers), np.bool_)
         return splitmix64(numbers.astype(np.uint64)) < np.uint64(int(self.share * 2**64))

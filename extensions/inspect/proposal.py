@@ -207,7 +207,7 @@ def find_label(profile: TableProfile, label_key: str | None) -> Label:
 
 
 def _find_label_column(profile: TableProfile, label_key: str | None) -> tuple[str, str | None]:
-    """Return the label's column and its rule, if it is given with one."""
+    """Return the label's column, as given or by LABEL_NAMES, and the rule that was given with it, else None."""
     names = list(profile.columns)
     if label_key is None:
         by_lower = {name.lower(): name for name in reversed(names)}

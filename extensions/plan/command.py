@@ -518,7 +518,7 @@ def _make_tables(config: PlanAppConfig) -> tuple[TableArch, dict[str, float]]:
 
 
 def _sizes_remedy(kind: ModelKind) -> str:
-    """Return what a user can give for the sizes of a model's tables."""
+    """Return what a user can give for the sizes of a model's tables, as the end of an error."""
     if kind.parts is None:
         return "data.path=DATASET, recipe=mlperf_v2, or rows of each table, such as plan.num_embeddings=[1000,7]"
     names = [row.name for row in rows_of_extensions(PublishedTables) if row.kind is kind.learns_from]
