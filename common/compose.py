@@ -94,6 +94,7 @@ def _iterate_leaves(
             raise UserError(f"{line}: a file takes no other file; type both")
         names = [str(inner.value) for inner, _ in node.value] if isinstance(node, yaml.MappingNode) else []
         has_dots = get_origin(kinds.get(name)) is dict and any("." in inner for inner in names)
+        # A mapping is one value, not a group, for a key of any type and where its names have dots.
         if names and kinds.get(name) is not Any and not has_dots:
             yield from _iterate_leaves(option, f"{name}.", node, kinds)
         else:
@@ -149,7 +150,7 @@ def quote_literally(text: str) -> str:
 
 
 def _format_node(node: yaml.Node) -> str:
-    """Format a node's value in Hydra's grammar."""
+    """Format a node's value in Hydra's grammar, so that Hydra reads what YAML means by it."""
     if isinstance(node, yaml.SequenceNode):
         return f"[{','.join(map(_format_node, node.value))}]"
     if isinstance(node, yaml.MappingNode):

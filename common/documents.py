@@ -90,7 +90,7 @@ def encode(document: object, indent: int | None = None) -> str:
 
 
 def plain(document: object) -> object:
-    """Convert a document to dictionaries, lists and values."""
+    """Convert a document, or a list or dictionary with documents in it, to values that json.dumps takes."""
     if isinstance(document, Struct):
         return plain_object(document)
     if isinstance(document, dict):
@@ -101,7 +101,7 @@ def plain(document: object) -> object:
 
 
 def plain_object(document: Struct) -> Json:
-    """Convert a document to a dictionary of plain values."""
+    """Convert a document to a dictionary of plain values; fields that are not set are left out, `rest` is joined."""
     values = {name: getattr(document, name) for name in document.__struct_fields__}
     if isinstance(document, OpenDocument):
         values |= values.pop(REST)

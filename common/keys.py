@@ -183,6 +183,7 @@ def _refuse_without_others(config: Any, prefix: str, setting: str, only_with: Ma
     """
     for other, value in ({only_with: ()} if isinstance(only_with, str) else only_with).items():
         allowed, present = value if isinstance(value, tuple) else (value,), attrgetter(other)(config)
+        # Without allowed values, any but null, false and 0 will do.
         if present in allowed if allowed else present:
             continue
         group = prefix.rstrip(".") if other == "name" else f"{prefix}{other}"

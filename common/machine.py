@@ -20,7 +20,7 @@ MEMORY_FILES = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "mem
 
 
 def usable_cpus() -> int:
-    """Return how many whole CPUs this process may keep busy: its affinity, or fewer by its container's quota."""
+    """Return how many whole CPUs this process may keep busy: its affinity, or fewer by its quota, at least one."""
     return max(1, min(affinity(), int(cpu_quota() or affinity())))
 
 

@@ -488,7 +488,7 @@ def split_file_faults(data: DataConfig) -> Iterator[str]:
 
 
 def unused_group_faults(data: DataConfig) -> Iterator[str]:
-    """Yield messages of keys of other sources than the configured one."""
+    """Yield messages of given keys in groups of sources other than data.source, which nothing would read."""
     for name, value in given_values(data).items():
         group = name.partition(".")[0]
         if group in GROUPS and group != data.source_kind.group:
@@ -852,7 +852,7 @@ def recorded_keys(manifest: Manifest) -> dict[str, Any]:
 
 
 def keys_in_force(manifest: Manifest) -> dict[str, Any]:
-    """Return the recorded settings that reproduce the dataset."""
+    """Return the recorded settings that reproduce the dataset as given keys: none that its encoding refuses."""
     recorded = recorded_keys(manifest)
     name = recorded.get("encoding")
     if name not in [encoding.value for encoding in Encoding]:  # imported or generated rows, or events

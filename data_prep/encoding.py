@@ -155,7 +155,7 @@ def read_new_rows(path: Path, shape: Shape) -> NewRows:
 
 
 def _read_content(path: Path) -> bytes:
-    """Read a file, decompressed if needed."""
+    """Return a file's bytes, decompressed if needed. Raise UserError for damage."""
     packing = packing_of(path)
     with open(path, "rb") if packing is None else packing.open(path) as file:
         try:
@@ -224,7 +224,7 @@ def _read_parquet(path: Path, required_columns: Collection[str] | None) -> NewRo
 
 
 def _read_json(path: Path, content: bytes) -> dict[int, Any]:
-    """Return the objects of a document by their number from 1."""
+    """Return the objects of a JSON file by their number from 1: its list, or candidates joined with their user."""
     try:
         document = msgspec.json.decode(content.removeprefix(BYTE_ORDER_MARK))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -487,7 +487,7 @@ class Encoder:
         return convert_rows(batch, self._table, labelled, dense_limits(self._transform, self._table), self._forms)
 
     def unknown(self, block: ParsedRows) -> NDArray[np.bool_]:
-        """Return a mask [rows, F] of fields with a value without an id of its own; all False with `hash`."""
+        """Return a mask [rows, F] of fields with a value that has no id of its own, any of a bag; False with `hash`."""
         unknown = np.zeros((len(block.labels), len(self.features)), np.bool_)
         for index, feature in enumerate(self.features if self._tables else ()):
             ids, _ = self._encode_feature(block, feature, unknown_id=-1)

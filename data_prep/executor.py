@@ -283,7 +283,7 @@ class Executor:
         return max(self._peak, sum(self._peaks.values()))
 
     def _start(self) -> FuturesExecutor:
-        """Start the processes, at the first task that needs them."""
+        """Start the processes; called at the first task, as a stage without any needs none."""
         start_fork_server()
         context = multiprocessing.get_context(START_METHOD)
         return ProcessPoolExecutor(self.workers, context, _start_worker, (self.counters,))

@@ -74,7 +74,7 @@ class FileWriter:
         self.abandon()
 
     def append(self, array: NDArray[Any]) -> None:
-        """Append the bytes of an array."""
+        """Append the bytes of an array, copied to pieces of PIECE_BYTES; a full piece is written in the background."""
         rest = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         while len(rest):
             out = self._free_part()[: len(rest)]
@@ -138,7 +138,7 @@ class FileWriter:
             self._temporary.unlink(missing_ok=True)
 
     def _free_part(self) -> NDArray[np.uint8]:
-        """Return the unfilled rest of the last piece, or a new piece."""
+        """Return the unfilled bytes of the last piece or, where it is full, all bytes of a new piece."""
         if self.bytes == self._begin + PIECE_BYTES * len(self._pieces):
             if not self._is_buffered:
                 self._send_all()
@@ -185,7 +185,7 @@ def write_past_cache(file: int, content: memoryview, offset: int) -> None:
 
 
 def set_direct(file: int, is_direct: bool) -> bool:
-    """Turn direct I/O on or off; return whether it is possible."""
+    """Turn direct I/O (O_DIRECT) of an open file on or off; return whether it is possible."""
     flags = fcntl.fcntl(file, fcntl.F_GETFL) & ~DIRECT
     try:
         fcntl.fcntl(file, fcntl.F_SETFL, flags | DIRECT if is_direct else flags)

@@ -252,7 +252,7 @@ def save_record(stem: Path, stage: str, record: Record) -> None:
 
 
 def load_record(stem: Path, stage: str, record_type: type[RecordT]) -> RecordT | None:
-    """Return the record of a stage if its files match it, else None."""
+    """Return the logged record of a stage if all its files have the recorded checksums, else None."""
     try:
         record = decode(path_of(stem, f"{stage}.json").read_bytes(), record_type)
     except (FileNotFoundError, ValueError):
@@ -290,7 +290,7 @@ class LoggedTask(ABC, Generic[RecordT]):
         """Do the work: write the files, and return the record that `run` logs."""
 
     def run(self, worker: Worker) -> RecordT:
-        """Run the task unless the log says that it is done."""
+        """Return the task's record: the logged one if its files still match it, else that of running the task now."""
         record: RecordT | None = load_record(self.stem, self.stage, self.record_type)
         if record is not None:
             worker.count(*self.size)

@@ -161,7 +161,7 @@ def _make_dataset(data: DataConfig, root: Path, job: Job, parameters: dict[str, 
 
 
 def run_stages(data: DataConfig, job: Job) -> finish.Result:
-    """Run everything except the moves of files to the dataset."""
+    """Run all stages, which leave their files in `job.work`; return what they found, for figures and manifest."""
     workers = jobs.num_workers(data, job, len(parse_tasks(job)))
     with open_executor(data.scheduler, workers) as executor:
         # Raw files to chunks of columns; equal files and labels of one class are refused as soon as they are known.

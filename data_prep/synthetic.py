@@ -821,15 +821,14 @@ def _zipf_ids(rng: np.random.Generator, exponent: float, table_rows: int, count:
         return (1.0 + y * power) ** (1.0 / power)
 
     first, last = area(1.5) - 1.0, area(table_rows + 0.5)
-    acceptance_bound = 2.0 - inverse_area(
-        area(2.5) - 2.0**-exponent
-    )  # x this close below k or closer is always accepted
+    # A number x this close below k, or closer, is always accepted.
+    acceptance_bound = 2.0 - inverse_area(area(2.5) - 2.0**-exponent)
     ids, remaining = np.empty(count, np.int32), np.arange(count)
     while len(remaining):
-        under = last + rng.random(len(remaining)) * (first - last)
-        x = inverse_area(under)
+        drawn_area = last + rng.random(len(remaining)) * (first - last)
+        x = inverse_area(drawn_area)
         k = np.clip(np.rint(x), 1, table_rows)
-        is_accepted = (k - x <= acceptance_bound) | (under >= area(k + 0.5) - k**-exponent)
+        is_accepted = (k - x <= acceptance_bound) | (drawn_area >= area(k + 0.5) - k**-exponent)
         ids[remaining[is_accepted]] = k[is_accepted].astype(np.int64) - 1
         remaining = remaining[~is_accepted]
     return ids

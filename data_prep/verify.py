@@ -88,7 +88,7 @@ def _refuse_unnamed_files(root: Path, manifest: Manifest, vocabulary: dict[str, 
 
 
 def _check_shard(root: Path, split: str, shard: Shard, manifest: Manifest) -> int:
-    """Check one shard, and return the number of its positive labels."""
+    """Refuse a shard with a wrong checksum, shape or value; return the number of its labels 1."""
     # Checksums come first, so that a changed file is named as such, not by some value in it.
     verify_shard(root, split, shard)
     features = [name for name in manifest.schema["sparse"] if name not in manifest.ragged]

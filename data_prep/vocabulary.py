@@ -564,7 +564,7 @@ class NumberedValues:
         directory.mkdir(parents=True, exist_ok=True)
 
     def runs(self, parts: Iterator[Entries]) -> Iterator[Run]:
-        """Store parts; yield each with numbers in place of the values."""
+        """Store the parts of a merged dictionary; yield each as a run, with numbers over all parts as its values."""
         # Numbers keep the order of values, so ties break alike, and ranking needs no second form for 64 bits.
         number = 0
         for part in parts:

@@ -171,7 +171,7 @@ class _Extra(Struct):
 class Document(JsonObject):
     """manifest.json of a dataset: these keys, beside `format` and `format_version`.
 
-    schema: columns of the shards. encoding: how rows were encoded, as _RawEncoding, _OtherEncoding or an extension's.
+    schema: columns of the shards. encoding: how rows were encoded, as RawEncoding, OtherEncoding or an extension's.
     num_embeddings: ids of each sparse feature. splits: shards by split. sources: raw files. label_rate: share of
     labels 1; None if labels are numbers. tool_version: of the program that wrote it. extra: figures that no reader
     needs.

@@ -74,7 +74,7 @@ class MultiHot:
         return cls(tuple(sizes), distribution or Distribution.uniform, seed or 0)
 
     def check(self, num_features: int) -> None:
-        """Raise UserError unless there is one size per feature."""
+        """Raise UserError unless `sizes` has one entry for each of `num_features` features."""
         if len(self.sizes) != num_features:
             raise UserError(
                 f"multi-hot sizes: {len(self.sizes)} given for {num_features} features; give one per feature"

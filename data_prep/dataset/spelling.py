@@ -80,7 +80,7 @@ def offsets_of(lengths: NDArray[np.integer]) -> NDArray[np.int64]:
 
 
 def join(parts: Sequence[Bags]) -> Bags:
-    """Concatenate bags of one feature, in the order of `parts`."""
+    """Return the bags of one feature in several parts, one part after another; a single part is returned as it is."""
     if len(parts) == 1:
         return parts[0]
     values = np.concatenate([part.ids for part in parts])
@@ -201,7 +201,7 @@ def form_of(text: str) -> Form:
 
 
 def forms_of_texts(texts: Any) -> Form:
-    """Return the spellings in an Arrow array of distinct texts."""
+    """Return the spellings (`form_of`) that occur in an Arrow array of distinct texts, joined to one Form."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

@@ -28,7 +28,7 @@ class ColumnTransform(NamedTuple):
 
 
 def largest_input(name: str) -> float:
-    """Return the largest absolute value that a transform takes."""
+    """Return the largest absolute value of a number whose transform by `transform_column` is finite."""
     if name == "raw":
         return LARGEST_FLOAT32
     return LARGEST / 2 if name in FITS else LARGEST  # differences of two values must be finite, too

@@ -117,7 +117,7 @@ def plain(values: Any) -> Any:
 
 
 def _plain_type(kind: Any) -> Any:
-    """Return the Arrow type that `plain` casts a type to."""
+    """Return the Arrow type that `plain` casts a type to: of a dictionary its values', of any kind of list `list`."""
     if pa.types.is_dictionary(kind):
         return _plain_type(kind.value_type)
     if is_list_type(kind):
@@ -157,7 +157,7 @@ class Distinct(NamedTuple):
 
 
 def distinct(values: Any) -> Distinct:
-    """Return a column's distinct values, in order of their first rows."""
+    """Return a column's distinct values, in order of their first rows; True, 1 and 1.0 stay different."""
     if not isinstance(values, list):
         if not pa.types.is_nested(values.type):
             encoded = values.dictionary_encode(null_encoding="encode")
@@ -364,7 +364,7 @@ def _whole_numbers(values: Any) -> Any:
 
 
 def without_nan(values: Any) -> Any:
-    """Replace NaN, which pandas writes for a missing number, by null."""
+    """Return a column of floats with null for NaN, which pandas writes for a missing number; others as they are."""
     if isinstance(values, list) or not pa.types.is_floating(values.type):
         return values
     return pc.if_else(pc.is_nan(values), None, values)
@@ -406,6 +406,7 @@ def _convert_texts(values: Any, locator: Locator, dataset_form: Form | None) -> 
         encoded = values.fill_null("").dictionary_encode()
         form = forms_of_texts(encoded.dictionary)
     elif not isinstance(values, list) and pa.types.is_integer(values.type) and has_plain_integers(dataset_form):
+        # Such a column spells integers as Arrow's cast does, so no list of Python values is needed.
         encoded = values.cast(pa.string()).fill_null("").dictionary_encode()
         return TextColumn(encoded, forms_of_texts(encoded.dictionary) & ~Form.TEXT)
     else:

@@ -121,7 +121,7 @@ class LineFormat(Format):
     batch_bytes = 8 << 20
 
     def chunks(self, source: Source, size: Size, chunk_bytes: int) -> list[Chunk]:
-        """Divide the file at fixed bytes; a compressed file is one chunk."""
+        """Divide the file at multiples of `chunk_bytes`; a line belongs to the chunk in which it begins."""
         if source.compressed:
             # The length of its text is known only once it is inflated.
             return [Chunk(0, 1 << 62)]

@@ -56,7 +56,7 @@ class Text(LineFormat):
         return True
 
     def columns(self, source: Source, layout: FileLayout) -> list[Column]:
-        """Return the names in the first line, or column_0 and so on."""
+        """Return a column of kind any for each field of the first line: its text or, without a header, its number."""
         with LineBlocks(source) as lines:
             for block in lines.read_until(1):
                 text = bytes(block.buffer[block.start : block.end])
@@ -67,7 +67,7 @@ class Text(LineFormat):
     def fields(
         self, text: bytes, columns: Sequence[str], layout: FileLayout, name: str, row: int
     ) -> tuple[dict[str, Any], Sequence[int]]:
-        """Parse lines as `LineFormat.fields` describes."""
+        """Parse lines as `LineFormat.fields` describes: fast by pyarrow, or by csv where the two may differ."""
         if layout.header and row == 1:
             row, text = 2, text.partition(b"\n")[2]
         places, width = [layout.names.index(column) for column in columns], len(layout.names)
@@ -268,7 +268,7 @@ class JsonLines(LineFormat):
         return suffix_of(source.name) in (".jsonl", ".ndjson")
 
     def columns(self, source: Source, layout: FileLayout) -> list[Column]:
-        """Return the members of the first objects, of kind any or list."""
+        """Return the members of the objects in the first MiB; one that is a list in any of them is of kind list."""
         kinds: dict[str, str] = {}
         with LineBlocks(source) as lines:
             for block in lines.read_until(1 << 20):
@@ -520,7 +520,7 @@ def _list_values(group: Any, lists: Collection[str]) -> int:
 
 
 def _column_kind(data_type: Any) -> str:
-    """Return the kind of a column for `Column`."""
+    """Return the kind of an Arrow type for `Column`; the type's own name for one that no rule reads."""
     types = pa.types
     if types.is_dictionary(data_type):
         data_type = data_type.value_type

@@ -65,7 +65,7 @@ class ValueBuffer:
         self._block_rows.append(len(rows))
 
     def column(self, number: int) -> NDArray[np.uint32]:
-        """Return a copy of a column's values [rows]."""
+        """Return a copy of a column's values [rows], from all blocks: counting may overwrite it."""
         column = np.empty(sum(self._block_rows), np.uint32)
         row = position = 0
         for rows in self._block_rows:
@@ -357,7 +357,7 @@ class TableCategories:
         record.files["columns"] = write_blocks(job, chunk, columns, np.zeros(0, np.uint32))
 
     def _write_hashed(self, record: ChunkRecord) -> None:
-        """Write the ids of all features, which are hashes of their values."""
+        """Write the ids of all features: their values modulo the rows of a table, as the encoding `hash` has them."""
         modulus = self._job.rules.max_ind_range
         assert modulus is not None
         columns: list[tuple[NDArray[Any], NDArray[np.int32]]] = []
@@ -382,7 +382,7 @@ class TableCategories:
             record.files["sparse.npy"] = writer.close()
 
     def _write_array(self, record: ChunkRecord, suffix: str, dtype: Any, parts: Sequence[NDArray[Any]]) -> None:
-        """Write arrays one after another to one of the chunk's files."""
+        """Write arrays [n] one after another to the chunk's file of this suffix, and add its digest to the record."""
         path = self._job.chunk_path(*self._chunk, suffix)
         with ArrayWriter(path, dtype, None, sum(map(len, parts)), self._job.checksum(suffix)) as writer:
             for part in parts:
@@ -448,7 +448,7 @@ class StoredDictionary:
         return values
 
     def part(self, start: int, stop: int) -> Entries:
-        """Read the entries start..stop."""
+        """Read the entries start..stop of the feature, with their texts; first rows count from 0 in the chunk."""
         source, chunk = self.record.source, self.record.chunk
         lengths, sizes = self.record.distinct[: self.number], self.record.text_bytes[: self.number]
         path, before, number = self.job.chunk_path(source, chunk, DICTIONARIES), sum(lengths), stop - start

@@ -116,7 +116,7 @@ class StoredRun:
         return np.fromfile(self._range.path, np.uint32, self.entries, offset=self._range.offset)
 
     def part(self, start: int, stop: int) -> Run:
-        """Read the entries start..stop."""
+        """Read the entries start..stop of the run; first rows count from 0 in the chunk."""
         columns: list[NDArray[Any]] = []
         with open(self._range.path, "rb", buffering=0) as file:
             # Three arrays of one run stand one after another, so a part of the run is three ranges of the file.
@@ -478,7 +478,7 @@ def _quantiles(columns: Sequence[NDArray[np.float64]], low: float, high: float) 
 
 
 def _number_to_key(numbers: NDArray[np.float64]) -> Any:
-    """Return a uint64 for each number, which ascends with the numbers."""
+    """Return a uint64 for each number; the order of these keys is that of the numbers, so both can be bisected."""
     bits = numbers.view(np.uint64)
     # Negative numbers have all bits inverted, and others their sign bit, so keys ascend as numbers do.
     return np.where(bits >> np.uint64(63), ~bits, bits | np.uint64(1 << 63))

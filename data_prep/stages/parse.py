@@ -83,7 +83,7 @@ class DigestTask:
 
 @dataclass(frozen=True)
 class ParseTask:
-    """Parses one chunk of a source, or all of the source if `chunk` is None.
+    """Parses one chunk of a source, or all chunks if `chunk` is None; source, chunk: numbers in the job, in the source.
 
     place: the chunk's place in the file; None for generated rows and whole sources.
     forms: spellings of train's values in each sparse column, for files given for val and test.
@@ -96,7 +96,7 @@ class ParseTask:
     forms: tuple[Form, ...] | None = None
 
     def run(self, worker: Worker) -> Reading:
-        """Parse and write the chunks that are not done yet."""
+        """Return the chunks' records, and a whole source's digest; chunks that are not done yet are parsed now."""
         if self.chunk is not None:
             return Reading([_parse_chunk(self, self.chunk, worker)])
         stream = SourceStream(self.job.sources[self.source])
@@ -154,7 +154,7 @@ def _blocks_per_chunk(job: Job, generator: RowGenerator) -> int:
 
 
 def _parse_chunk(task: ParseTask, chunk: int, worker: Worker) -> ChunkRecord:
-    """Parse and write one chunk unless that is done already."""
+    """Return the record of one chunk: the logged one if its files still match it, else that of parsing it now."""
     job, index, place = task.job, task.source, task.place
     source = job.sources[index]
     record = load_record(job.chunk_stem(index, chunk), PARSED, ChunkRecord)
@@ -387,7 +387,7 @@ class ChunkWriter:
 
 
 def refuse_changed(sources: Sequence[Source]) -> None:
-    """Refuse files that changed while they were read."""
+    """Refuse files with another size or other times than when they were found: they changed while they were read."""
     for source in sources:
         now = Path(source.path).stat()
         # A program may set a file's time of writing, but not the time of its last change.

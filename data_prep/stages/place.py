@@ -253,7 +253,7 @@ class OpenRows:
         return len(held_out_splits(self.job))
 
     def masks(self) -> Iterator[NDArray[np.bool_]]:
-        """Yield each chunk's mask of the rows that the method divides."""
+        """Yield each chunk's mask [rows] of the rows that the method divides; others are dropped, or of val or test."""
         for record, is_kept in zip(self.records, kept_masks(self.job, self.records), strict=True):
             is_open = self.job.sources[record.source].split in (None, "train")
             yield is_kept if is_open else np.zeros(record.rows, np.bool_)

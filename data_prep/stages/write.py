@@ -174,7 +174,7 @@ def encoded_blocks(
     """Yield rows start..stop of a chunk in blocks: the first row, and an array of each of `row_kinds`.
 
     Rows are read from disk if they are encoded there, and otherwise encoded now. The counts of unknown values that this
-    gives are dropped: `GatherTask` counts the unknown ids of its shard.
+    gives are dropped, as they are of a chunk: `GatherTask` counts the unknown ids of its shard.
     """
     kinds, unknown = chunk.job.row_kinds, np.zeros(len(chunk.features), np.int64)
     for blocks in zip(*(_blocks_of_kind(chunk, worker, kind, start, stop, unknown) for kind in kinds), strict=True):
@@ -320,7 +320,7 @@ class RowLayout:
 
     @cached_property
     def id_columns(self) -> tuple[NDArray[np.int64], ...]:
-        """Return the sparse columns whose ids have each of ID_TYPES."""
+        """Return, for each of ID_TYPES, the indices of the sparse columns whose ids have that type when packed."""
         fits = [np.array([np.iinfo(kind).max >= largest for largest in self.largest_ids], bool) for kind in ID_TYPES]
         # Types go from large to small, so the number of those that an id fits tells the smallest.
         smallest = np.sum(fits, axis=0) - 1

@@ -263,7 +263,7 @@ def _fit_and_send(writer: Any, train: Rows, others: Rows, names: Sequence[str]) 
 
 
 def _fit_each(train: Rows, others: Rows, names: Sequence[str]) -> Iterator[Fitted]:
-    """Yield each baseline, in the order of BASELINES_BY_COST."""
+    """Yield each baseline once it is fitted, cheapest first (BASELINES_BY_COST), as time may end between two."""
     began = time.perf_counter()
     constant = np.full(len(others.labels), np.average(train.labels, weights=train.weights))
     yield Fitted("base_rate", score(constant, others, len(train.labels), began), constant)
@@ -297,7 +297,7 @@ def score(preds: Preds, others: Rows, rows: int, began: float) -> Baseline:
 
 
 def all_rates(train: Rows, others: Rows) -> list[Rates]:
-    """Return the rates of each dense, then each sparse feature."""
+    """Return the label rates of each dense feature, by its quantiles in train, then of each sparse one, by its ids."""
     columns = list(zip(train.bags, others.bags, strict=True))
     numbers = []
     for values, other_values in zip(train.dense.T, others.dense.T, strict=True):

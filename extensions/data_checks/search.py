@@ -123,7 +123,7 @@ class _Rows:
         self._salts = splitmix64(np.arange(len(job.schema.columns), dtype=np.uint64))
 
     def _blocks(self, kind: str) -> Iterator[NDArray[Any]]:
-        """Yield the rows [rows, width] of one kind of file in blocks."""
+        """Yield the rows to read, [rows, width], of one kind of a shard's arrays, shard by shard in blocks."""
         if self._parts:
             array = open_array(self._parts[0][0][kind])
             blocks = [(paths[kind], *block) for paths, blocks in self._parts for block in blocks]
@@ -158,6 +158,7 @@ class _Rows:
     def _add_hashes(self, values: NDArray[np.unsignedinteger], begin: int) -> None:
         """Add values [rows, columns], each mixed with its column's number, to the hashes of their columns' halves."""
         mixed = splitmix64(values ^ self._salts[self._number : self._number + values.shape[1]])
+        # Column c is in half c % 2, wherever the columns that are read together begin.
         for half in range(2):
             columns = slice((half - self._number) % 2, values.shape[1], 2)
             self.halves[half][begin : begin + len(values)] += mixed[:, columns].sum(axis=1, dtype=np.uint64)

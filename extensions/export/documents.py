@@ -39,7 +39,7 @@ class ExportConfig:
 
 
 def validate_export(config: ExportConfig) -> None:
-    """Raise UserError for invalid values."""
+    """Raise UserError for an `out` that exists or cannot be made, and for tables that ONNX Runtime cannot look up."""
     if Path(config.out).exists():
         raise UserError(f"out={config.out}: exists; choose another name, or remove it (rm -r {config.out})")
     require_place("out", config.out)

@@ -258,7 +258,7 @@ class ModelGraph:
         return self.add_node("Div", sums, self.add_node("Unsqueeze", count, self._add_integers(2)))
 
     def look_up_rows(self, table: TableSpec, ids: str) -> str:
-        """Return the rows [B, M, d] float32 of a table at ids [B, M]."""
+        """Return the name of the rows [B, M, d] float32 of a table at ids [B, M]; packed rows are unpacked there."""
         is_new = table.name not in self._packed
         if self._precision is TablePrecision.fp32:
             if is_new:

@@ -329,7 +329,7 @@ class Files(NamedTuple):
 
 
 def read_layout(sources: Sequence[Source]) -> Files:
-    """Return the layout that all files share."""
+    """Return the files with the layout and columns that all share, found in the first. Raise UserError for others."""
     forms = {form.name: form for form in map(format_of, sources)}
     if len(forms) > 1:
         raise UserError(f"data.raw: {' and '.join(sorted(forms))} files together; give files of one kind")
@@ -418,7 +418,7 @@ class Sample:
             self.columns = {name: [values[index] for index in kept] for name, values in self.columns.items()}
 
     def _is_kept(self, numbers: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return a mask of the row numbers that a sample of this share has."""
+        """Return a mask of the row numbers whose hash is below `share` of all hashes, as all are with 1."""
         if self.share == 1:
             return np.ones(len(numbers), np.bool_)
         return splitmix64(numbers.astype(np.uint64)) < np.uint64(int(self.share * 2**64))
@@ -444,7 +444,7 @@ class TableProfile:
 
 
 def read_profile(files: Files) -> TableProfile:
-    """Read all rows of the files once."""
+    """Return the figures of all rows of the files, and a sample of the rows; the files are read once."""
     names = [column.name for column in files.columns]
     figures = {column.name: ColumnFigures(column.name, column.kind) for column in files.columns}
     sample = Sample(min(SAMPLE_ROWS, max(1000, SAMPLE_VALUES // len(names))))

@@ -145,7 +145,7 @@ def _frequent_values(proposal: Proposal, name: str, labels: NDArray[np.float64],
 
 
 def _histogram(name: str, numbers: NDArray[np.float64]) -> Chart:
-    """Return a histogram of a column; values beyond the outer percentiles are in the outer bars."""
+    """Return a histogram of a column; its lowest and its highest 0.5 % of values are in the outer bars."""
     finite = numbers[np.isfinite(numbers)]
     chart = Chart(f"distribution_{name}", name, name, "rows", steps=False, from_zero=True, absent="as it has no value")
     if len(finite):

@@ -207,7 +207,7 @@ def find_label(profile: TableProfile, label_key: str | None) -> Label:
 
 
 def _find_label_column(profile: TableProfile, label_key: str | None) -> tuple[str, str | None]:
-    """Return the label's column and its rule, if it is given with one."""
+    """Return the label's column, as given or by LABEL_NAMES, and the rule that was given with it, else None."""
     names = list(profile.columns)
     if label_key is None:
         by_lower = {name.lower(): name for name in reversed(names)}
@@ -336,7 +336,7 @@ def schema_text(proposal: Proposal) -> str:
 
 
 def flow(value: Any) -> str:
-    """Return a value in YAML's flow style, in one line."""
+    """Return a value in YAML's flow style, in one line that can be shown on a terminal."""
     # It is dumped as a list of one, whose brackets are cut off: YAML ends a text that stands alone by a line of dots.
     for allow_unicode in (True, False):  # Without it characters that would end or blank the line are escaped.
         text: str = yaml.safe_dump([value], default_flow_style=True, width=float("inf"), allow_unicode=allow_unicode)
@@ -604,7 +604,7 @@ def _use_of_number(profile: TableProfile, figures: ColumnFigures, more: str) -> 
 
 
 def _reason_to_leave_out(figures: ColumnFigures) -> str | None:
-    """Return why a column cannot be used; None if it can."""
+    """Return why a column cannot be used in any way, for a comment of the schema; None if it can."""
     if not figures.filled:
         return "constant: empty in every row"
     if not figures.name:

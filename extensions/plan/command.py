@@ -300,7 +300,7 @@ def what_if_lines(cases: Sequence[WhatIf]) -> list[str]:
 
 
 def diff_lines(before: ForecastFile, after: ForecastFile, name: str) -> list[str]:
-    """Return the differences between two plans' files."""
+    """Return lines `what: before -> after` of tables, settings and figures that differ; name: of the plan `before`."""
     plans, changes = (before, after), []
     for table in dict.fromkeys([*before.tables, *after.tables]):
         placements = []
@@ -518,7 +518,7 @@ def _make_tables(config: PlanAppConfig) -> tuple[TableArch, dict[str, float]]:
 
 
 def _sizes_remedy(kind: ModelKind) -> str:
-    """Return what a user can give for the sizes of a model's tables."""
+    """Return what a user can give for the sizes of a model's tables, as the end of an error."""
     if kind.parts is None:
         return "data.path=DATASET, recipe=mlperf_v2, or rows of each table, such as plan.num_embeddings=[1000,7]"
     names = [row.name for row in rows_of_extensions(PublishedTables) if row.kind is kind.learns_from]

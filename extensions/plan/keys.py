@@ -37,7 +37,7 @@ class PlanAppConfig(AppConfig):
 
 
 def validate_plan(config: PlanAppConfig) -> None:
-    """Raise UserError for invalid values."""
+    """Raise UserError for invalid values, those of a run included, and for sizes that are no numbers."""
     validate(config)
     plan = config.plan
     rows = plan.num_embeddings.values() if isinstance(plan.num_embeddings, dict) else plan.num_embeddings

@@ -61,7 +61,7 @@ class ReproduceConfig(AppConfig):
 
 
 def validate_reproduce(config: ReproduceConfig) -> None:
-    """Raise UserError for invalid values."""
+    """Raise UserError for invalid values of a run, and for an `out` whose last part cannot begin the runs' names."""
     validate_new_run(config)
     try:
         validate_new_name(f"{Path(config.out).resolve().name}_seed_{config.seeds}")

@@ -195,8 +195,8 @@ class EventSchema(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
 
     def to_manifest(self) -> Json:
         """Convert to plain values, as JSON returns them, for the manifest's `raw_schema`."""
-        plain: Json = to_json(self)
-        return plain
+        entry: Json = to_json(self)
+        return entry
 
     @classmethod
     def from_manifest(cls, entry: Json) -> "EventSchema":
@@ -213,7 +213,7 @@ def schema_of_yambda() -> Json:
 
 
 def load_event_schema(path: Path) -> EventSchema:
-    """Read a schema from its YAML file."""
+    """Read a schema from its YAML file. Raise UserError for an unknown, a missing or a contradictory key."""
     try:
         document: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
@@ -249,13 +249,13 @@ def _parse_condition(path: Path, key: str, condition: Any) -> dict[str, Any]:
     """
     if not isinstance(condition, dict):
         raise UserError(f'{path}: key {key}: give columns and what they hold, e.g. {{event: like, rating: ">= 4"}}')
-    plain: dict[str, Any] = {}
+    parsed: dict[str, Any] = {}
     for column, value in condition.items():
         # `others` names values alone, never a rule.
         is_rule = key != "others" and isinstance(value, str) and RULE.fullmatch(value)
         values = value if isinstance(value, list) else [value]
-        plain[str(column)] = value.strip() if is_rule else [str(text) for text in values]
-    return plain
+        parsed[str(column)] = value.strip() if is_rule else [str(text) for text in values]
+    return parsed
 
 
 EVENT_DTYPES = {"users": np.int64, "offsets": np.int64, "items": np.int32, "times": np.uint32, "flags": np.uint8}
@@ -512,7 +512,7 @@ def _whole_keys(values: Any) -> NDArray[np.int64] | None:
 
 
 def _parse_times(batch: RawRows, schema: EventSchema) -> NDArray[np.int64]:
-    """Return microseconds since 1970, rounded down."""
+    """Return the times [events] in microseconds since 1970, rounded down; refuse none, an earlier and a future one."""
     values, locator = batch.columns[schema.time], batch.locator_of(schema.time)
     refuse_row(_is_empty(values), locator, lambda _: "no time")
     entry = f"time: {{column: {schema.time}"

@@ -484,7 +484,7 @@ class HSTU(nn.Module):
         return {}
 
     def forward(self, sequences: Sequences, ids: KeyedJaggedTensor) -> Tensor:
-        """Compute a batch's logits [M, tasks] float32."""
+        """Return a batch's logits [M, tasks] float32, a row for each candidate; ids: of the keys of `EventKeys`."""
         rows = {key: jagged.values() for key, jagged in self.sparse_arch(ids).items()}
         sizes = zip(sequences.history_lengths, sequences.num_candidates, strict=True)
         lengths = [len(self._keys.context) + history + candidates for history, candidates in sizes]

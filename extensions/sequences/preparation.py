@@ -125,7 +125,7 @@ class SortTask(LoggedTask[SortRecord]):
         return self.chunk.bytes_of(self.file), 0
 
     def do(self, worker: Worker) -> SortRecord:
-        """Write the runs; memory holds the events of one run and one batch."""
+        """Write the runs, of whole batches where these fit; memory holds the events of one run and one batch."""
         record, held = SortRecord(), list[EventBlock]()
         for batch, num_bytes in event_batches(self.file, self.chunk, self.schema.columns, self.schema.delimiter):
             block = parse_events(batch, self.schema)

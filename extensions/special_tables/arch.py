@@ -187,7 +187,7 @@ class SpecialSparseArch(SparseArch):
     def _assemble(
         self, pooled: dict[str, Tensor], rows: dict[str, JaggedTensor], sparse_features: KeyedJaggedTensor
     ) -> Tensor:
-        """Return vectors [B, F, D] from the lookups' results."""
+        """Return vectors [B, F, D] from the lookups' results by feature: `pooled` [B, d], `rows` [ids, d]."""
         vectors = {}
         for one in self.embeddings:
             for feature in one.features:

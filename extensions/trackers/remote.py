@@ -40,7 +40,7 @@ class MLflow:
         id_file.write_text(self._id, encoding="utf-8")
 
     def event(self, event: AnyEvent) -> None:
-        """Send an event, unless it was sent before an interruption."""
+        """Send an event, unless its step is one that an interrupted process of this run has sent."""
         if event.step > self._last_step:
             stamp, step = time.time_ns() // 1_000_000, event.step
             metrics = [self._entities.Metric(tag, value, stamp, step) for tag, value in figures(event).items()]

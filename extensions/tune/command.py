@@ -138,7 +138,7 @@ class TuneConfig(AppConfig):
 
 
 def validate_tune(config: TuneConfig) -> None:
-    """Raise UserError for invalid values."""
+    """Raise UserError for invalid values of a run, and for a search of nothing, of a fixed key, or judged on test."""
     validate_new_run(config)
     if not config.search:
         raise UserError("search: no key is searched; give for instance search.optimizer.lr=[1e-3,1e-1]")
