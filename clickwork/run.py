@@ -131,6 +131,8 @@ class Comparison:
 
     Attributes:
         sentences: the verdict: speed, and the tests of the AUCs over seeds and row by row.
+
+    `directory`, which the page names at its end, is where the runs lie.
     """
 
     def __init__(self, comparison: "ReportComparison", directory: Path) -> None:

@@ -135,7 +135,10 @@ def remove(checkpoint: Path) -> None:
 
 
 def resumption(directory: Path) -> tuple[bool, str]:
-    """Return whether a run's checkpoint directory has a complete one, and what the same command would then do."""
+    """Return whether a run's checkpoint directory has a complete one, and what the same command would then do.
+
+    Its digests are not compared here: a damaged one is passed over when the run resumes.
+    """
     if complete := whole_checkpoints(directory):
         return True, f"the same command resumes from {complete[-1]}"
     return False, "there is no checkpoint, so the same command starts over"

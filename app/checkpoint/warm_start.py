@@ -131,7 +131,7 @@ def load(
     """Overwrite tables, dense parameters and, if given, the optimizer's state in place; a collective call.
 
     rows: as from `translate_rows`. skipped: names of dense parameters, or their beginnings, that keep their initial
-    values, as does a table that the other run lacks.
+    values, as does a table, or a table's state in the optimizer, that the other run lacks.
     """
     reader = SafeReader(source.checkpoint)
     metadata: dict[str, Any] = {**reader.read_metadata().state_dict_metadata}

@@ -113,7 +113,10 @@ class ScoredRows:
         return self._scorer.evaluate(self.split, rows=EvaluatedRows(rows, self._scorer)).figures
 
     def losses(self, feature: Columns, orders: Sequence[NDArray[np.int64]]) -> list[float]:
-        """Return by how much the main metric worsens with each permutation [rows] of a feature's values."""
+        """Return by how much the main metric worsens with each permutation [rows] of a feature's values.
+
+        A permutation leaves the labels as they are, so the metric is defined as it is for the sample.
+        """
         metric = METRICS[self.figures.main]
         sign = 1 if metric.larger_is_better else -1
         values = (self.evaluate(permute_feature(self.rows, feature, order)).figure(metric.name) for order in orders)
