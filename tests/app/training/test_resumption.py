@@ -36,10 +36,15 @@ from tests.app.run_files import BY_AUC, contents, events, summary
 from tests.app.training.test_number_labels import make_ratings
 from tests.covering import Case, covering_cases, stable_choice
 from tests.error_lines import refused
-from tests.extensions.special_tables.test_tables import KINDS
 from tests.once import made_once
 
 STEPS = 18
+# user and item have one id a row, genres two, tags none to many
+KINDS = ["+model.tables.overrides.user.kind=qr", "+model.tables.overrides.user.qr_operation=concat"]
+KINDS += ["+model.tables.overrides.tags.kind=qr", "+model.tables.overrides.tags.pooling=mean"]
+KINDS += ["+model.tables.overrides.item.kind=mixed_dimension", "model.tables.alpha=0.6"]
+KINDS += ["+model.tables.overrides.item.storage=fp16", "+model.tables.overrides.genres.row_weights=learned"]
+KINDS += ["train.global_batch_size=32"]
 BASE = [f"train.max_steps={STEPS}", "train.epochs=50", "train.eval_every_steps=3", "checkpoint.every_steps=4"]
 BASE += ["record.tensorboard=false"]
 NEGATIVES = ["data.negatives.per_positive=3", "data.negatives.user=user", "data.negatives.item=item"]

@@ -18,6 +18,7 @@ from tests import reference
 from tests.app.conftest import SMALL, Command, Refusal
 from tests.app.model.test_tables import DIM, FEATURES, as_kjt, draw_bags, draw_values, make_checked, weight_of
 from tests.app.run_files import losses, summary
+from tests.app.training.test_resumption import KINDS
 from tests.error_lines import refused
 
 QR, MIXED = TableKind.qr, TableKind.mixed_dimension
@@ -205,14 +206,6 @@ def _oracle_vectors(module: SpecialSparseArch, bags: dict[str, list[Tensor]]) ->
             vector = reference.pool(bags[feature], matrices, kind, pooling, weights)
             vectors[feature] = vector if projection is None else vector @ projection.T
     return vectors
-
-
-# user and item have one id a row, genres two, tags none to many
-KINDS = ["+model.tables.overrides.user.kind=qr", "+model.tables.overrides.user.qr_operation=concat"]
-KINDS += ["+model.tables.overrides.tags.kind=qr", "+model.tables.overrides.tags.pooling=mean"]
-KINDS += ["+model.tables.overrides.item.kind=mixed_dimension", "model.tables.alpha=0.6"]
-KINDS += ["+model.tables.overrides.item.storage=fp16", "+model.tables.overrides.genres.row_weights=learned"]
-KINDS += ["train.global_batch_size=32"]
 
 
 @pytest.mark.slow("processes")
