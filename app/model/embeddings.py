@@ -112,11 +112,11 @@ def make_embeddings(
     owners = _owners(config.tables, num_embeddings)
     names = list(dict.fromkeys(owners.values()))
     rows = {name: max(num_embeddings[f] for f in owners if owners[f] == name) for name in names}
+    make = next((forms.embedding for forms in rows_of_extensions(TableForms)), plain_embedding)
     embeddings = []
     for name in names:
         features = tuple(feature for feature in num_embeddings if owners[feature] == name)
         is_multi_hot = multi_hot is None or not set(multi_hot).isdisjoint(features)
-        make = next((forms.embedding for forms in rows_of_extensions(TableForms)), plain_embedding)
         embeddings.append(make(config, name, features, rows, is_multi_hot))
     specs = [table for embedding in embeddings for table in embedding.tables]
     # Parameters go by the names of tables, and ids by their keys.

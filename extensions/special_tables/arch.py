@@ -68,17 +68,19 @@ def embedding(
             f"model.tables.overrides.{name}.row_weights_path=null: fixed weights come from a file; without one they "
             "are all 1, which is row_weights=null"
         )
-    width = settings.dim or config.embedding_dim
-    if kind is TableKind.mixed_dimension and settings.dim is None:
+    width = config.embedding_dim
+    if kind is TableKind.mixed_dimension and settings.dim is not None:
+        width = settings.dim
+    elif kind is TableKind.mixed_dimension:
         alpha = DEFAULT_ALPHA if tables.alpha is None else tables.alpha
         rule_widths = alpha_rule(list(rows.values()), config.embedding_dim, alpha, tables.power_of_2 is not False)
         width = storable_width(rule_widths[list(rows).index(name)], config.embedding_dim)
     operation = (settings.qr_operation or QROperation.mult) if kind is TableKind.qr else None
     collisions = (settings.qr_collisions or DEFAULT_COLLISIONS) if kind is TableKind.qr else 1
     # The rows and the width of each table, by its name.
-    shapes = {f"t_{name}": (height, width if kind is TableKind.mixed_dimension else config.embedding_dim)}
+    shapes = {f"t_{name}": (height, width)}
     if operation is not None:
-        dim = config.embedding_dim // 2 if operation is QROperation.concat else config.embedding_dim
+        dim = width // 2 if operation is QROperation.concat else width
         shapes = {f"t_{name}_q": (-(-height // collisions), dim), f"t_{name}{REMAINDER}": (collisions, dim)}
     specs = []
     for number, (table, (table_rows, dim)) in enumerate(shapes.items()):
@@ -106,7 +108,7 @@ def embedding(
         rows=height,
         tables=tuple(specs),
         files=() if override.row_weights_path is None else (override.row_weights_path,),
-        width=width if kind is TableKind.mixed_dimension else config.embedding_dim,
+        width=width,
         operation=operation,
         collisions=collisions,
         row_weights=settings.row_weights,
