@@ -180,8 +180,9 @@ class SpecialSparseArch(SparseArch):
         settings = {}
         if len(self.projections):
             settings["kind=mixed_dimension"] = "plain (or qr)"
-        if len(self.row_weights):
-            settings["row_weights=learned"] = "null"
+        for one in self.embeddings:
+            if isinstance(one, SpecialEmbedding) and one.row_weights is not None:
+                settings[f"row_weights={one.row_weights.value}"] = "null"
         if len(self.rows):
             settings["qr_operation=mult"] = "add (or concat)"
         return settings
