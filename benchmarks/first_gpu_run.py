@@ -46,12 +46,12 @@ FIRST_TRACED, LAST_TRACED = 30, 34
 FIRST_LOSS = 1e-4  # by which a GPU's loss at step 10 may differ from the CPU's; later ones drift apart
 # Of the time: about the seconds that each takes on an H100 or H200 with 16 processors.
 SHARES = {
-    "doctor": 15,
+    "doctor": 25,
     "quickstart": 55,
     "graphs": 130,
     "peers": 85,
     "steps": 220,
-    "tests": 190,
+    "tests": 230,
     "hstu": 50,
     "trace": 15,
     "kill": 50,
@@ -285,7 +285,7 @@ class FirstRun:
         figures["auc"], figures["throughput"] = summary["eval"]["auc"], summary["throughput"]
 
     def _graphs(self, figures: dict[str, Any]) -> None:
-        """The quickstart with CUDA graphs, its default, and by plain steps, in turn, with equal digests; whole steps."""
+        """The quickstart with CUDA graphs, the default, and by plain steps, in turn: equal digests; whole steps."""
         self._train_whole()
         rounds = 1 if self._pretend else 3
         settings = {"step": "runtime.compile=step", "none": "runtime.compile=none", "dense": "runtime.compile=dense"}
