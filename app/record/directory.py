@@ -14,8 +14,10 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -41,6 +43,7 @@ from app.metrics.documents import (
 from app.record.documents import (
     CONFIG,
     CURVES,
+    DONE,
     FORMAT_NAME,
     LOCK,
     LOG,
@@ -51,6 +54,7 @@ from app.record.documents import (
     STEP_TIMES,
     SUMMARY,
     TEST,
+    UNFINISHED,
     RunManifest,
     Summary,
     is_run,
@@ -58,13 +62,14 @@ from app.record.documents import (
     read_curves,
     read_events,
     read_manifest,
+    read_outcome,
 )
 from common import signals
 from common.cli import EXIT_DONE, EXIT_STOPPED
 from common.command import RedactingFormatter, redact
 from common.compose import quote_literally
 from common.documents import encode, plain_object, read_document
-from common.errors import UserError
+from common.errors import UserError, last_line
 from common.extensions import FilesBesideRun, rows_of_extensions
 from common.files import write_atomically
 from common.signals import Interrupted
@@ -369,71 +374,121 @@ class ProgressDisplay:
 
 
 SECONDS_TO_LEAVE = 300  # patience with the process of a killed command
+SECONDS_BETWEEN_LOOKS = 0.5  # of `watch` at a running process
 TEST_FIGURES = "test.json"  # metrics of the test split in a run's directory
+NOT_BEGUN = "not begun"
+ENDED_BY_WATCH = -1  # in place of an exit status
 
 
-def start_module(
-    words: Sequence[str], stdout: int | None = None, stderr: IO[bytes] | None = None
-) -> "subprocess.Popen[bytes]":
-    """Start `python -m WORDS`, which ends with this process; a terminal's signals reach it only through this one."""
-    return subprocess.Popen(
+@dataclass(frozen=True)
+class ChildRun:
+    """A run that another command makes in a process of its own. Its directory alone tells how far it has come.
+
+    Attributes:
+        directory: of the run.
+        overrides: app.train's, but run.dir.
+        launcher: words before app.train, which start several processes.
+    """
+
+    directory: Path
+    overrides: Sequence[str]
+    launcher: Sequence[str] = ()
+
+    @property
+    def status(self) -> str:
+        """Return the status in its summary; `unfinished` without one, `not begun` without a manifest."""
+        outcome = read_outcome(self.directory)
+        if outcome is not None:
+            return outcome.status
+        return UNFINISHED if is_run(self.directory) else NOT_BEGUN
+
+    @property
+    def words(self) -> list[str]:
+        """Return what stands behind `python -m` to train it."""
+        return [*self.launcher, "app.train", *self.overrides, f"run.dir={quote_literally(str(self.directory))}"]
+
+    @property
+    def test_words(self) -> list[str]:
+        """Return what stands behind `python -m` to write test.json, once the run is finished."""
+        out = quote_literally(str(self.directory / TEST_FIGURES))
+        return ["app.evaluate", f"run={quote_literally(str(self.directory))}", f"split={TEST}", f"out={out}"]
+
+    def ensure(self, watch: Callable[[], bool] | None = None, keep_back: bool = False) -> int:
+        """Train it unless it is done, go on with it if it was stopped; return the exit status.
+
+        Args:
+            watch: is called every half second; once it returns True, the run is ended, and the status is
+                ENDED_BY_WATCH.
+            keep_back: show none of its output but the last line of a run that fails.
+
+        Raises:
+            Interrupted: a signal came, after which the run could not save.
+            UserError: another process trains the run.
+        """
+        if self.status in DONE:
+            return EXIT_DONE
+        # The process of a killed command may still be saving this run, and holds its lock until it ends.
+        if self.directory.is_dir():
+            try:
+                with FileLock(self.directory / LOCK, timeout=SECONDS_TO_LEAVE):
+                    pass
+            except Timeout as error:
+                raise UserError(f"{self.directory}: another process is training there; wait for its end") from error
+        if not keep_back:
+            return _run_module(self.words, watch)
+        with tempfile.TemporaryFile() as log:
+            status = _run_module(self.words, watch, subprocess.DEVNULL, log)
+            if status not in (EXIT_DONE, EXIT_STOPPED, ENDED_BY_WATCH):
+                log.seek(0)
+                print(last_line(log.read().decode(errors="replace"), ""), file=sys.stderr)
+            return status
+
+    def ensure_test_figures(self) -> int:
+        """Write test.json of the finished run, unless it is newer than the summary or not needed; return the status."""
+        config, rows = read_config(self.directory), read_manifest(self.directory).dataset.rows
+        is_built = config["train"].get("max_steps") == 0  # and not trained
+        if is_built or not rows.get(TEST) or config["eval"]["split"] == TEST or self.test_figures() is not None:
+            return EXIT_DONE
+        return _run_module([*self.launcher, *self.test_words], stdout=subprocess.DEVNULL)
+
+    def test_figures(self) -> EvaluationFigures | None:
+        """Return the figures of its test split, if measured after its summary was written."""
+        path = self.directory / TEST_FIGURES
+        try:
+            # The run may have been trained on since its test split was scored.
+            if path.stat().st_mtime_ns < (self.directory / SUMMARY).stat().st_mtime_ns:
+                return None
+            return read_document(path, EvaluationFigures, "remove it, and it is measured again")
+        except FileNotFoundError:
+            return None
+
+
+def _run_module(
+    words: Sequence[str],
+    watch: Callable[[], bool] | None = None,
+    stdout: int | None = None,
+    stderr: IO[bytes] | None = None,
+) -> int:
+    """Run `python -m WORDS` and pass on a signal to stop; return the exit status, a shell's if a signal killed it."""
+    process = subprocess.Popen(
         [sys.executable, "-m", *words],
         stdout=stdout,
         stderr=stderr,
-        start_new_session=True,
+        start_new_session=True,  # so that a terminal's signals reach it through this process only
         preexec_fn=signals.end_with_parent,  # noqa: PLW1509  # this process has no threads
     )
-
-
-def wait_for_orphan(directory: Path) -> None:
-    """Wait until the process of a killed command, which is still saving, has left the run."""
-    if directory.is_dir():
-        # A run holds this lock until its process ends, so it is enough to get it once.
+    is_ended = False
+    while True:
         try:
-            with FileLock(directory / LOCK, timeout=SECONDS_TO_LEAVE):
-                pass
-        except Timeout as error:
-            raise UserError(f"{directory}: another process is training there; wait for its end") from error
-
-
-def run_module(words: Sequence[str], stdout: int | None = None) -> int:
-    """Run `python -m WORDS`, pass on a signal to stop, and return the exit status.
-
-    A process killed by a signal has a shell's status. Raise Interrupted for a signal after which nothing was saved.
-    """
-    process = start_module(words, stdout)
-    try:
-        status = process.wait()
-    except Interrupted as error:
-        process.send_signal(error.signal)
-        if process.wait() == EXIT_STOPPED:
-            return EXIT_STOPPED
-        raise
-    return status if status >= 0 else 128 - status
-
-
-def evaluation_of_test(directory: Path) -> list[str]:
-    """Return the words after `python -m` that write test.json of a finished run."""
-    out = quote_literally(str(directory / TEST_FIGURES))
-    return ["app.evaluate", f"run={quote_literally(str(directory))}", f"split={TEST}", f"out={out}"]
-
-
-def score_test_split(directory: Path, launcher: Sequence[str] = ()) -> int:
-    """Write test.json of a finished run, unless it is newer than the summary or not needed; return the exit status."""
-    config, rows = read_config(directory), read_manifest(directory).dataset.rows
-    is_built = config["train"].get("max_steps") == 0  # and not trained
-    if is_built or not rows.get(TEST) or config["eval"]["split"] == TEST or figures_of_test(directory) is not None:
-        return EXIT_DONE
-    return run_module([*launcher, *evaluation_of_test(directory)], stdout=subprocess.DEVNULL)
-
-
-def figures_of_test(directory: Path) -> EvaluationFigures | None:
-    """Return the figures of a run's test split, if measured after its summary was written."""
-    path = directory / TEST_FIGURES
-    try:
-        # The run may have been trained on since its test split was scored.
-        if path.stat().st_mtime_ns < (directory / SUMMARY).stat().st_mtime_ns:
-            return None
-        return read_document(path, EvaluationFigures, "remove it, and it is measured again")
-    except FileNotFoundError:
-        return None
+            status = process.wait(None if watch is None or is_ended else SECONDS_BETWEEN_LOOKS)
+        except subprocess.TimeoutExpired:
+            if watch is not None and watch():
+                is_ended = True
+                process.terminate()
+        except Interrupted as error:
+            process.send_signal(error.signal)
+            if process.wait() == EXIT_STOPPED:
+                return EXIT_STOPPED
+            raise
+        else:
+            return ENDED_BY_WATCH if is_ended else status if status >= 0 else 128 - status

@@ -36,6 +36,7 @@ from common.files import write_atomically
 FORMAT_NAME = "clickwork-run"
 SUMMARY_VERSION = 3
 DONE = ("completed", "target_reached")  # statuses of a run that reached its end
+UNFINISHED = "unfinished"  # there is no summary: the run is going on, or was killed
 
 
 class Code(OpenDocument, kw_only=True):

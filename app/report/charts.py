@@ -23,7 +23,8 @@ from app.config.kinds import (
 )
 from app.metrics.documents import Curves, EvaluationEvent, TrainEvent
 from app.metrics.quality import shortcomings
-from app.report.read import METERS, UNFINISHED, RunFiles, count, figure, plural, signed
+from app.record.documents import UNFINISHED
+from app.report.read import METERS, RunFiles, count, figure, plural, signed
 from common.documents import Json
 
 SAME_ROWS = 0.01  # largest relative difference in training rows for data to count as those of the publication

@@ -19,6 +19,7 @@ from app.metrics.documents import (
 )
 from app.record.documents import (
     MANIFEST,
+    UNFINISHED,
     Memory,
     RunManifest,
     Summary,
@@ -33,8 +34,6 @@ from app.record.documents import (
 from common.command import redact
 from common.documents import convert, plain_object
 from common.errors import UserError
-
-UNFINISHED = "unfinished"  # there is no summary: the run is going on, or was killed
 
 
 @dataclass

@@ -24,14 +24,13 @@ from app.config.data import DataScale
 from app.config.kinds import ACCURACY, AUC, HR, LOGLOSS, MAE, METRICS, NDCG, NE, PUBLISHED, RMSE
 from app.config.train import validate_new_name
 from app.metrics.documents import EvaluationFigures
-from app.record.directory import figures_of_test, run_module, score_test_split, wait_for_orphan
-from app.record.documents import DONE, MANIFEST, TEST, is_run, read_outcome
+from app.record.directory import NOT_BEGUN, ChildRun
+from app.record.documents import DONE, MANIFEST, TEST
 from app.report.charts import not_comparable
 from app.report.compare import BESIDE, MADE_BY, differences, flat_facts, short
 from app.report.page import ReportTable, render, write_page
 from app.report.read import (
     NOT_MEASURED,
-    UNFINISHED,
     RunFiles,
     count,
     devices,
@@ -44,7 +43,7 @@ from app.report.read import (
 from app.report.statistics import spread
 from common.cli import EXIT_BAD_INPUT, EXIT_DONE, EXIT_STOPPED
 from common.command import redact_arguments
-from common.compose import add_file_keys, compose_config, quote_literally, read_overrides
+from common.compose import add_file_keys, compose_config, read_overrides
 from common.documents import Json, Number, OpenDocument, encode, read_document
 from common.errors import UserError
 from common.files import digest_file, write_atomically
@@ -160,34 +159,26 @@ BESIDE_RECIPE = (
     *("data.generator_settings", "runtime.platform", "runtime.num_threads", "runtime.timeout_minutes", "train.log"),
     *("train.print", "train.warmup_steps_excluded", "train.max_minutes", "eval.keep_scores"),
 )
-NOT_BEGUN = "not begun"
 
 
-class Seed(NamedTuple):
-    """One run of a reproduction: its seed, its run.name, and its directory."""
+@dataclass(frozen=True)
+class Seed(ChildRun):
+    """One run of a reproduction, and its seed."""
 
-    number: int
-    name: str
-    directory: Path
-
-    @property
-    def status(self) -> str:
-        """Return the status in its summary; `unfinished` without one, `not begun` without a manifest."""
-        outcome = read_outcome(self.directory)
-        if outcome is not None:
-            return outcome.status
-        return UNFINISHED if is_run(self.directory) else NOT_BEGUN
-
-    @property
-    def overrides(self) -> list[str]:
-        """Return the keys that make the recipe this run."""
-        return [f"train.seed={self.number}", f"run.name={self.name}", f"run.dir={quote_literally(str(self.directory))}"]
+    number: int = 0
 
 
-def seeds_of(out: Path, count: int) -> list[Seed]:
-    """Return the runs with seeds 1 to `count` in `out`, named after it."""
+def seeds_of(out: Path, count: int, arguments: Sequence[str] = (), processes: int | None = None) -> list[Seed]:
+    """Return the runs with seeds 1 to `count` in `out`, named after it.
+
+    arguments: app.train's. processes: of each run; None: one without a launcher.
+    """
     name = out.resolve().name
-    return [Seed(seed, f"{name}_seed_{seed}", out / f"seed_{seed}") for seed in range(1, count + 1)]
+    launcher = ["app.launch", "--nproc-per-node", str(processes), "-m"] if processes else []
+    overrides = {
+        seed: [*arguments, f"train.seed={seed}", f"run.name={name}_seed_{seed}"] for seed in range(1, count + 1)
+    }
+    return [Seed(out / f"seed_{seed}", words, launcher, seed) for seed, words in overrides.items()]
 
 
 def training_arguments(arguments: Sequence[str]) -> list[str]:
@@ -237,26 +228,16 @@ def _key_name(argument: str) -> str:
     return argument.lstrip("+~").partition("=")[0].partition("@")[0]
 
 
-def run_seeds(seeds: Sequence[Seed], arguments: Sequence[str], processes: int | None) -> dict[int, int]:
+def run_seeds(seeds: Sequence[Seed]) -> dict[int, int]:
     """Train unfinished runs, and score each run's test split; return the exit status of each failed seed.
 
-    Stops at EXIT_STOPPED, and if the first run does not begin. processes: of each run; None: one without a launcher.
-
-    Raises:
-        Interrupted: a signal came, and the run could not save.
+    Stops at EXIT_STOPPED, and if the first run does not begin. Raise Interrupted for a signal after which a run could
+    not save.
     """
     failed: dict[int, int] = {}
-    launcher = ["app.launch", "--nproc-per-node", str(processes), "-m"] if processes else []
     for seed in seeds:
         print(f"seed {seed.number} of {len(seeds)}: {seed.directory}", flush=True)
-        status = EXIT_DONE
-        if seed.status not in DONE:
-            # The process of a killed command may still be saving this run.
-            wait_for_orphan(seed.directory)
-            status = run_module([*launcher, "app.train", *arguments, *seed.overrides])
-        if not status:
-            status = score_test_split(seed.directory, launcher)
-        if status:
+        if status := seed.ensure() or seed.ensure_test_figures():
             failed[seed.number] = status
         # If none has begun, the cause that stopped the first stops all.
         if status == EXIT_STOPPED or (status and all(other.status == NOT_BEGUN for other in seeds)):
@@ -282,7 +263,7 @@ def finished_runs(seeds: Sequence[Seed]) -> list[FinishedRun]:
         if seed.status in DONE:
             run = read_run(seed.directory)
             splits = {str(run.evaluation.split): run.evaluation} if run.is_evaluated else {}
-            if (tested := figures_of_test(seed.directory)) is not None:
+            if (tested := seed.test_figures()) is not None:
                 splits[TEST] = tested
             runs.append(FinishedRun(seed.number, run, splits))
     return runs
@@ -611,13 +592,13 @@ def main(config: ReproduceConfig) -> int:
         if sorted(former) != sorted(redact_arguments(arguments)):
             words = " ".join(former) or "no further keys"
             raise UserError(f"out={out}: its runs were made with {words}; type these, or give another out")
-    seeds = seeds_of(out, config.seeds)
+    seeds = seeds_of(out, config.seeds, arguments, config.processes)
     out.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(out / LOCK, blocking=False):
             # Written before the runs, so that a resuming command can compare its arguments.
             _write_document(config, arguments, seeds, {}, out)
-            failed = run_seeds(seeds, arguments, config.processes)
+            failed = run_seeds(seeds)
             # After a refused first run nothing is left, so that the corrected command is not refused for its keys.
             if EXIT_BAD_INPUT in failed.values() and all(seed.status == NOT_BEGUN for seed in seeds):
                 for name in (DOCUMENT, PAGE):

@@ -17,9 +17,7 @@ import json
 import logging
 import re
 import shlex
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -32,18 +30,17 @@ from app.config.app_config import CONFIG_DIR, AppConfig, validate_new_run
 from app.config.kinds import METRICS as METRIC_ROWS
 from app.config.train import Monitor
 from app.metrics.documents import EvaluationFigures, monitored_value, score
-from app.record.directory import evaluation_of_test, figures_of_test, score_test_split, start_module, wait_for_orphan
-from app.record.documents import DONE, METRICS, read_evaluations, read_outcome
+from app.record.directory import ENDED_BY_WATCH, ChildRun
+from app.record.documents import METRICS, read_evaluations
 from app.report.page import ReportTable, render, write_page
 from app.report.read import figure, plural, read_run
 from app.report.statistics import MeanDifference, paired, seeds_needed, spread
 from common.cli import EXIT_BAD_INPUT, EXIT_DONE, EXIT_STOPPED
 from common.command import redact_arguments
-from common.compose import add_file_keys, compose_config, format_override, quote_literally
-from common.errors import UserError, last_line
+from common.compose import add_file_keys, compose_config, format_override
+from common.errors import UserError
 from common.files import write_atomically
 from common.keys import key, shown
-from common.signals import Interrupted
 
 if TYPE_CHECKING:
     from optuna.study import Study
@@ -150,12 +147,7 @@ def validate_tune(config: TuneConfig) -> None:
         raise UserError("eval.split=test: trials are judged on val, and test is scored once; leave eval.split out")
 
 
-SECONDS_BETWEEN_LOOKS = 0.5  # at the evaluations of a running trial
 QUIET = ["baselines=false", "record.tensorboard=false"]  # unless the command line has them
-
-STOPPED_BY_WATCH = -1  # in place of an exit status
-
-Watch = Callable[[int, float], bool]  # takes a step and the score there; returns whether to stop
 
 
 class SearchStopped(Exception):
@@ -170,79 +162,45 @@ class TuneRun(NamedTuple):
     settings: list[str]
     directory: Path
 
-    @property
-    def is_done(self) -> bool:
-        """Return whether it has ended and need not be trained again."""
-        outcome = read_outcome(self.directory)
-        return outcome is not None and outcome.status in DONE
-
-    @property
-    def overrides(self) -> list[str]:
-        """Return the overrides that make the search's configuration this run."""
+    def child(self, arguments: Sequence[str]) -> ChildRun:
+        """Return the run of the search's configuration with these settings; arguments: app.train's."""
         name = f"{self.directory.resolve().parent.name}_{self.directory.name}"
-        directory = quote_literally(str(self.directory))
-        return [*self.settings, f"train.seed={self.seed}", f"run.name={name}", f"run.dir={directory}"]
-
-    def figures(self) -> EvaluationFigures:
-        """Return the evaluation of the model that it serves."""
-        return read_run(self.directory).evaluation
+        overrides = [*QUIET, *arguments, *self.settings, f"train.seed={self.seed}", f"run.name={name}"]
+        return ChildRun(self.directory, overrides)
 
     def score(self, monitor: Monitor) -> float:
         """Return the served model's score on val, higher if better. Raise UserError for an undefined train.monitor."""
-        value = monitored_value(self.figures(), monitor)
+        value = monitored_value(read_run(self.directory).evaluation, monitor)
         if value is None:
             raise UserError(f"{self.directory}: {shown(monitor)} of val is undefined; val needs rows of both labels")
         return score(value, monitor)
 
 
-def train(run: TuneRun, arguments: Sequence[str], monitor: Monitor, watch: Watch = lambda step, score: False) -> int:
-    """Train a run unless it is done, and return the exit status; STOPPED_BY_WATCH if `watch` stopped it.
+def train(
+    run: TuneRun, arguments: Sequence[str], monitor: Monitor, watch: Callable[[int, float], bool] | None = None
+) -> int:
+    """Train a run unless it is done, and return the exit status; ENDED_BY_WATCH if `watch` ended it.
 
-    arguments: app.train's. watch is called once for each evaluation, in order. The run's log.txt has its log; here a
-    run that fails prints its last line.
-
-    Raises:
-        SearchStopped: a signal came, and the run has saved.
-        Interrupted: a signal came, and the run has not saved.
-        UserError: another process trains the run.
+    arguments: app.train's. watch takes a step and the score there, once for each evaluation, in order; it returns
+    whether to end the run. Raise SearchStopped after a signal, once the run has saved.
     """
-    if run.is_done:
-        return EXIT_DONE
-    # The process of a search that was killed may still train this run.
-    wait_for_orphan(run.directory)
-    # A trial's output would hide the search's own lines, so it is kept back unless the run fails.
-    with tempfile.TemporaryFile() as log:
-        words = ["app.train", *QUIET, *arguments, *run.overrides]
-        status = _watch_process(start_module(words, subprocess.DEVNULL, log), run, monitor, watch)
-        if status not in (EXIT_DONE, EXIT_STOPPED, STOPPED_BY_WATCH):
-            log.seek(0)
-            print(last_line(log.read().decode(errors="replace"), ""), file=sys.stderr)
-        return status
+    num_seen = 0
 
-
-def _watch_process(process: subprocess.Popen[bytes], run: TuneRun, monitor: Monitor, watch: Watch) -> int:
-    """Wait for a run's process, and show its evaluations to `watch`; return as `train` does, and raise likewise."""
-    num_seen, is_stopped = 0, False
-    while True:
-        try:
-            status = process.wait(SECONDS_BETWEEN_LOOKS)
-        except subprocess.TimeoutExpired:
-            pass
-        except Interrupted as error:
-            process.send_signal(error.signal)
-            if process.wait() == EXIT_STOPPED:
-                raise SearchStopped from error
-            raise
-        else:
-            return STOPPED_BY_WATCH if is_stopped else status
-        # A trial is a run like any other, whose own file tells its evaluations.
+    def look() -> bool:
+        """Show new evaluations to `watch`: a trial is a run like any other, whose own file tells them."""
+        nonlocal num_seen
         evaluations = read_evaluations(run.directory) if (run.directory / METRICS).exists() else []
-        for evaluation in evaluations[num_seen:]:
-            value = monitored_value(evaluation.figures(), monitor)
-            if not is_stopped and value is not None and watch(evaluation.step or 0, score(value, monitor)):
-                is_stopped = True
-                process.terminate()
-        num_seen = len(evaluations)
+        new, num_seen = evaluations[num_seen:], len(evaluations)
+        values = [(evaluation.step or 0, monitored_value(evaluation.figures(), monitor)) for evaluation in new]
+        return watch is not None and any(
+            watch(step, score(value, monitor)) for step, value in values if value is not None
+        )
+
+    # A trial's output would hide the search's own lines.
+    status = run.child(arguments).ensure(look if watch else None, keep_back=True)
+    if status == EXIT_STOPPED:
+        raise SearchStopped
+    return status
 
 
 SIGNIFICANCE = 0.05  # of the paired test, divided by the number of finalists (Bonferroni)
@@ -475,7 +433,7 @@ def _search_and_compare(config: TuneConfig, arguments: Sequence[str], space: Spa
     progress.begin(f"{base.directory}: the configuration as it is")
     status = train(base, arguments, monitor)
     if status:
-        return status if status in (EXIT_BAD_INPUT, EXIT_STOPPED) else EXIT_FAILED
+        return status if status == EXIT_BAD_INPUT else EXIT_FAILED
     tried = [TriedTrial(base, "completed", base.score(monitor))]
     _write_results(config, Outcome(tried, [], monitor))
     for number in range(1, config.trials):
@@ -490,10 +448,11 @@ def _search_and_compare(config: TuneConfig, arguments: Sequence[str], space: Spa
     # 0, the base itself.
     for finalist in {0: finalists[0], outcome.place_to_take: finalists[outcome.place_to_take]}.values():
         for run in finalist.runs:
-            if score_test_split(run.directory):
-                words = " ".join(evaluation_of_test(run.directory))
+            child = run.child(arguments)
+            if child.ensure_test_figures():
+                words = " ".join(child.test_words)
                 raise UserError(f"{run.directory}: its test split was not scored; python -m {words}")
-            finalist.tested.append(figures_of_test(run.directory))
+            finalist.tested.append(child.test_figures())
     _write_results(config, outcome)
     for sentence in outcome.sentences():
         print(sentence)
@@ -547,7 +506,7 @@ def _run_trial(
     status = train(run, arguments, config.train.monitor, watch)
     score = run.score(config.train.monitor) if status == EXIT_DONE else None
     state = TrialState.COMPLETE if score is not None else TrialState.FAIL
-    if status == STOPPED_BY_WATCH:
+    if status == ENDED_BY_WATCH:
         state = TrialState.PRUNED
     study.tell(trial, score, state=state)
     return TriedTrial(run, state.name.lower().replace("complete", "completed"), score)

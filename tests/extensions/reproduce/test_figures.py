@@ -12,7 +12,6 @@ import pytest
 from scipy import stats
 
 from app.config.app_config import CONFIG_DIR
-from app.record.directory import figures_of_test
 from app.report.read import read_run
 from common.compose import compose_config
 from common.errors import UserError
@@ -306,14 +305,14 @@ def test_what_leaves_the_recipe_as_it_is_is_not_named(arguments: list[str]) -> N
 
 def test_figures_of_an_earlier_run_do_not_count(tmp_path: Path) -> None:
     (seed,) = write_seeds(tmp_path, 1)
-    assert figures_of_test(seed.directory) is not None
+    assert seed.test_figures() is not None
     later = time.time() + 10
     os.utime(seed.directory / "summary.json", (later, later))
-    assert figures_of_test(seed.directory) is None
+    assert seed.test_figures() is None
     os.utime(seed.directory / "summary.json", (1, 1))
     write_test(seed.directory, 0.75)
     assert (seed.directory / "test.json").read_text()
-    figures = figures_of_test(seed.directory)
+    figures = seed.test_figures()
     assert figures is not None
     assert figures.auc == 0.75
 
@@ -321,7 +320,7 @@ def test_figures_of_an_earlier_run_do_not_count(tmp_path: Path) -> None:
 @pytest.mark.parametrize("out", [" a", "runs/'a'", 'runs/"a"', "runs/it's", "runs/a\\"])
 def test_a_run_is_where_its_path_says_whatever_is_in_it(out: str) -> None:
     [seed] = seeds_of(Path(out), 1)
-    override = next(each for each in seed.overrides if each.startswith("run.dir="))
+    override = next(each for each in seed.words if each.startswith("run.dir="))
     assert conftest.composed(override).run.dir == f"{out}/seed_1"
 
 

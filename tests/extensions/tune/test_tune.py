@@ -16,9 +16,9 @@ from scipy import stats
 
 from app.config.app_config import CONFIG_DIR
 from app.metrics.documents import EvaluationFigures
+from app.record.directory import ENDED_BY_WATCH
 from common.compose import compose_config
 from extensions.tune.command import (
-    STOPPED_BY_WATCH,
     Finalist,
     Outcome,
     Range,
@@ -224,7 +224,7 @@ def test_a_trial_that_is_watched_stops_after_the_evaluation(
         return step >= 40
 
     run = TuneRun(1, 3, ["optimizer.lr=0.05"], tmp_path / "tune/trial_1")
-    assert train(run, words, "logloss", watch) == STOPPED_BY_WATCH
+    assert train(run, words, "logloss", watch) == ENDED_BY_WATCH
     assert [step for step, _ in seen[:2]] == [20, 40]
     assert all(score < 0 for _, score in seen)
     assert summary(run.directory)["status"] == "interrupted"
