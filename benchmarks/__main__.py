@@ -28,7 +28,7 @@ QUICK = {
     "ideas": ["--rounds=1", "--batch=128"],
     "input_path": ["--rows=100000", "--rounds=1", "--processes", "1", "2"],
     "invariance": ["--cases", "quickstart", "--micro-batches", "128", "--rounds=1", "--steps=40"],
-    "own_table": ["--tables", "few", "--seeds", "1", "--", "train.max_steps=20"],
+    "own_table": ["--seeds", "1", "--", "train.max_steps=20"],
     "own_tables": ["--rows=20000", "--rounds=1"],
     "peers": ["--quick"],
     "planted_truth": ["--rows=20000", "--models=lr"],

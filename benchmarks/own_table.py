@@ -1,13 +1,12 @@
-"""A default model beside simpler ones on users' own tables: ten drawn ones (own_table_shapes.py), and tables of others.
+"""A default model beside simpler ones on users' own tables.
 
-    python -m benchmarks.own_table [--tables NAME …] [--csv FILE.csv …] [--seeds 1 2 3 4 5]
-        [--out FILE] [-- KEY …]
+    python -m benchmarks.own_table [FILE.csv …] [--seeds 1 2 3 4 5] [--out FILE] [-- KEY …]
 
---csv: tables that are no part of this project, with a column `label` of 0 and 1. Their model takes the proposed schema
-(data.schema=auto); *renamed*, that of columns named c0, c1, …; *by hand*, FILE.yaml beside it. Each seed shuffles their
-rows; val and test have a fifth of them each.
+The tables have a column `label` of 0 and 1; without any, one of 20,000 users and items is drawn. The model takes the
+proposed schema (data.schema=auto); *renamed*, that of columns named c0, c1, …; *by hand*, FILE.yaml beside it, if there
+is one. Each seed shuffles the rows; val and test have a fifth of them each.
 
-Each table is drawn, prepared and trained with `app.train data.path=…` and the given keys, once a seed. AUC is of test:
+Each table is prepared and trained with `app.train data.path=…` and the given keys, once a seed. AUC is of test:
 of the model that is served (the best on val), of the logistic regression of `app.baselines`, fitted on train, and of
 boosted trees on its inputs, whose number and leaves are those with the highest AUC on val. Means over the seeds, with
 the 95 % interval of the mean.
@@ -18,24 +17,20 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
-from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.metrics import roc_auc_score
 
-from benchmarks.own_table_shapes import SHAPES, write_table
 from benchmarks.precision import interval
 from benchmarks.result_file import write_result
 from data_prep.dataset.format import load_rows_manifest
 from extensions.baselines.command import find_or_fit
 from extensions.baselines.fit import BaselinesConfig, all_rates, load_rows, tree_inputs
 
-Writer: TypeAlias = Callable[[int, Path], dict[str, list[str]]]  # of a seed and a directory, to keys of data_prep
 MARGINS = {"hand": 0.003, "lr": 0.002, "trees": 0.004}  # by which the model's AUC may fall short of others
 LEAVES = (4, 8, 16, 31)
 QUIET = ["baselines=false", "record.tensorboard=false"]
@@ -44,21 +39,33 @@ QUIET = ["baselines=false", "record.tensorboard=false"]
 def main() -> None:
     """Measure and print, one seed of all tables after another; what is measured is written at once."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tables", nargs="*", choices=SHAPES, default=[*SHAPES])
+    parser.add_argument("words", nargs="*", metavar="FILE.csv or KEY", help="tables, and keys of app.train")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
-    parser.add_argument("--csv", nargs="*", default=[])
     parser.add_argument("--out", type=Path)
-    parser.add_argument("keys", nargs="*", help="of app.train")
     arguments = parser.parse_args()
-    tables: dict[str, Writer] = {name: partial(write_table, SHAPES[name]) for name in arguments.tables}
-    tables |= {Path(path).stem: partial(write_csv, Path(path)) for path in arguments.csv}
-    results: dict[str, list[dict[str, Any]]] = {name: [] for name in tables}
-    for seed in arguments.seeds:
-        for name, write in tables.items():
-            results[name].append(measure(write, seed, arguments.keys))
-            print(name, seed, json.dumps(results[name][-1]), file=sys.stderr, flush=True)
-            write_result(arguments, results)
+    tables = [Path(word) for word in arguments.words if word.endswith(".csv")]
+    keys = [word for word in arguments.words if "=" in word]
+    with tempfile.TemporaryDirectory() as directory:
+        tables = tables or [draw_table(Path(directory) / "drawn.csv")]
+        results: dict[str, list[dict[str, Any]]] = {table.stem: [] for table in tables}
+        for seed in arguments.seeds:
+            for table in tables:
+                results[table.stem].append(measure(table, seed, keys))
+                print(table.stem, seed, json.dumps(results[table.stem][-1]), file=sys.stderr, flush=True)
+                write_result(arguments, results)
     print(markdown(results))
+
+
+def draw_table(path: Path) -> Path:
+    """Write a table whose clicks follow from users' and items' own rates and from their tastes; return its path."""
+    draw = np.random.default_rng(0)
+    users, items = draw.integers(500, size=20_000), draw.integers(300, size=20_000)
+    rates, tastes = (draw.normal(size=500), draw.normal(size=300)), draw.normal(size=(2, 500, 4))
+    logits = rates[0][users] + rates[1][items] + (tastes[0][users] * tastes[1][items]).sum(1) / 2
+    clicks = draw.random(len(users)) < 1 / (1 + np.exp(-logits))
+    lines = [f"{click:d},u{user},i{item}" for click, user, item in zip(clicks, users, items, strict=True)]
+    path.write_text("\n".join(["label,user,item", *lines, ""]), encoding="utf-8")
+    return path
 
 
 def write_csv(path: Path, seed: int, directory: Path) -> dict[str, list[str]]:
@@ -70,15 +77,16 @@ def write_csv(path: Path, seed: int, directory: Path) -> dict[str, list[str]]:
         (directory / f"{file}.csv").write_text("\n".join([line, *(rows[row] for row in order), ""]), encoding="utf-8")
     raw, split = f"data.raw={directory}/rows.csv", "data.split.held_out=0.4"
     auto = [split, "data.schema=auto", "data.label=label"]
-    by_hand = [raw, split, f"data.schema={path.with_suffix('.yaml')}"]
-    return {"model": [raw, *auto], "renamed": [f"data.raw={directory}/renamed.csv", *auto], "hand": by_hand}
+    ways = {"model": [raw, *auto], "renamed": [f"data.raw={directory}/renamed.csv", *auto]}
+    by_hand = path.with_suffix(".yaml")
+    return ways | ({"hand": [raw, split, f"data.schema={by_hand}"]} if by_hand.exists() else {})
 
 
-def measure(write: Writer, seed: int, keys: list[str]) -> dict[str, Any]:
-    """Return test AUCs of one draw of a table; ways to read it with the same inputs are trained once."""
+def measure(table: Path, seed: int, keys: list[str]) -> dict[str, Any]:
+    """Return test AUCs of one order of a table's rows; ways to read it with the same inputs are trained once."""
     trained: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as work:
-        for name, prepared in write(seed, Path(work)).items():
+        for name, prepared in write_csv(table, seed, Path(work)).items():
             root = Path(work) / name / "data"
             _run_module("data_prep", *prepared, f"data.path={root}")
             inputs = load_rows_manifest(root)
