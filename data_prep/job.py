@@ -89,7 +89,6 @@ from data_prep.parsing.table_yaml import drop_empty_files, load_table, schema_pa
 from data_prep.sources.discover import (
     GZIP_RATIO,
     RAW_DIRECTORY,
-    KnownSum,
     Source,
     own_path,
     resolve_sources,
@@ -124,7 +123,7 @@ class Job:
     chunk_bytes: int  # uncompressed bytes of raw rows in a chunk
     table: Table | None = None  # description of a user's own table; None: Criteo's rows
     bags: MultiHot | None = None  # tables that expand ids to bags
-    known_sums: tuple[KnownSum | None, ...] = ()  # checksums of fetched sources
+    known_sums: tuple[str | None, ...] = ()  # SHA-256 of fetched sources
     keeps_texts: bool = False  # whether the dataset holds the texts of vocabulary values of a user's own table
     chunks_per_shard: int = 1  # more than one only if rows keep their order
     split_column: "SplitColumn | None" = None  # column of a user's own table that decides the split of each row

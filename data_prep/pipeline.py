@@ -33,7 +33,7 @@ from data_prep.executor import Executor, open_executor, peak_memory, start_fork_
 from data_prep.job import Job, keep_or_discard_work
 from data_prep.lookup import column_transforms, write_tables
 from data_prep.sources.discover import given_md5s, missing_days, refuse_other_md5
-from data_prep.sources.download import SOURCE_MD5, note_read_sums, note_times, source_sums
+from data_prep.sources.download import SOURCE_MD5, note_times, source_sums
 from data_prep.stages import finish
 from data_prep.stages.fit import (
     dense_ranges,
@@ -100,7 +100,7 @@ def prepare_rows(data: DataConfig, root: Path) -> Manifest:
 
         # Before a job starts or resumes: the directory must be free for it, and the disk large enough.
         jobs.refuse_foreign_files(root, work, [Path(source.path) for source in sources])
-        expected_sums = source_sums(data, root, sources) if data.remote.name else ()
+        expected_sums = source_sums(data, sources) if data.remote.name else ()
         chunk_bytes, per_shard = jobs.divide_shard(parameters["chunk_bytes"], table is not None)
         keeps_texts = data.keep_texts is not False
         column = jobs.split_column(rules, table, sources)
@@ -125,8 +125,6 @@ def _make_dataset(data: DataConfig, root: Path, job: Job, parameters: dict[str, 
         compile_kernels()
     begin = time.monotonic()
     result = run_stages(data, job)
-    if data.remote.name:
-        note_read_sums(data, root, job.sources, result.digests)
 
     # Figures that the manifest keeps beside its shards: of the source, of extensions' checks, and of the job.
     figures = data.source_kind.figures

@@ -1,7 +1,7 @@
 """Files of a job: where they are, how they are inflated, and their checksums.
 
-sums.json, beside the files, holds {name: {"bytes": …, "sha256": …}}. Files that the user gives for each split also have
-MD5s, as published files of splits do.
+Downloads have the SHA-256 that data.remote.sha256 gives, files that the user gives for each split the MD5 of
+data.checksums, as published files of splits do.
 """
 
 import bz2
@@ -9,26 +9,23 @@ import contextlib
 import glob
 import gzip
 import io
-import json
 import lzma
 import os
 import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import unquote
 
 import numpy as np
-from filelock import FileLock
 from isal import igzip, isal_zlib
 from numpy.typing import NDArray
 
-from common.documents import decode
 from common.errors import UserError
-from common.files import FileDigest, write_atomically
+from common.files import FileDigest
 
 
 class DamageError(Exception):
@@ -237,7 +234,10 @@ def is_tar(path: Path) -> bool:
 
 
 class Streams(io.RawIOBase):
-    """One or more compressed streams; unlike bz2.open and lzma.open, this refuses other bytes after one."""
+    """One or more compressed streams; unlike bz2.open and lzma.open, this refuses other bytes after one.
+
+    To those a stream whose beginning is damaged is such bytes: its rows would be missing without a word.
+    """
 
     def __init__(self, file: Any, make: Callable[[], Any]) -> None:
         """file: a path or an open file. make: constructor of the decompressor of one stream."""
@@ -399,22 +399,7 @@ def _inspect(path: Path, key: str) -> Source:
     )
 
 
-SUMS_NAME = "sums.json"
 PUBLISHED = "data.remote.sha256"
-
-
-@dataclass(frozen=True)
-class KnownSum:
-    """The SHA-256 that a file must have, the key or file that gives it, and the file's size if known."""
-
-    sha256: str
-    given_by: str
-    bytes: int | None = None
-
-    @property
-    def remedy(self) -> str:
-        """Remedy for a file that differs."""
-        return f"delete it to have it fetched again, or, if it is right, take its name out of {self.given_by}"
 
 
 def published_sums(sums: Any) -> dict[str, str]:
@@ -435,28 +420,13 @@ def published_sums(sums: Any) -> dict[str, str]:
     return {str(name): str(sha256).lower() for name, sha256 in (sums or {}).items()}
 
 
-def known_sum(directory: Path, name: str, published: Any) -> KnownSum | None:
-    """Return the checksum of a file in `directory`, as published or else as recorded; None without one."""
-    sums = published_sums(published)
-    if name in sums:
-        return KnownSum(sums[name], PUBLISHED)
-    digest = _read_digests(directory).get(name)
-    return None if digest is None else KnownSum(digest.sha256, str(directory / SUMS_NAME), digest.bytes)
-
-
-def refuse_other_sum(path: Path, expected: KnownSum | None, digest: FileDigest) -> None:
-    """Raise UserError for a file whose checksum is not the expected one; None: any."""
-    if expected is not None and digest.sha256 != expected.sha256:
+def refuse_other_sum(path: Path, expected: str | None, digest: FileDigest) -> None:
+    """Raise UserError for a file whose SHA-256 is not the expected one; None: any."""
+    if expected is not None and digest.sha256 != expected:
         raise UserError(
-            f"{path}: sha256 {digest.sha256} where {expected.given_by} has {expected.sha256}; {expected.remedy}"
+            f"{path}: sha256 {digest.sha256} where {PUBLISHED} has {expected}; delete it to have it fetched again, or, "
+            f"if it is right, take its name out of {PUBLISHED}"
         )
-
-
-def refuse_other_size(path: Path, expected: KnownSum | None) -> None:
-    """Raise UserError for a file, not read yet, whose size is not that of the expected one; None: any."""
-    if expected is not None and expected.bytes is not None and path.stat().st_size != expected.bytes:
-        size = f"{path.stat().st_size:,} bytes where {expected.given_by} has {expected.bytes:,}"
-        raise UserError(f"{path}: {size}; {expected.remedy}")
 
 
 def given_md5s(checksums: Any, sources: Sequence[Source]) -> list[str | None]:
@@ -488,26 +458,3 @@ def refuse_other_md5(sources: Sequence[Source], expected_md5s: Sequence[str | No
                 f"{source.path}: MD5 {md5} where data.checksums has {expected}; get the right file, or, if it is "
                 "right, correct data.checksums"
             )
-
-
-def note_sums(directory: Path, digests: Mapping[str, FileDigest]) -> None:
-    """Record the checksums of files that have been read whole and compared with the known ones."""
-    if not digests:
-        return
-    with FileLock(directory / f".{SUMS_NAME}.lock"):  # a separate file, since some versions of filelock empty theirs
-        # Jobs that share a directory of downloads add to its sums, so the file is read again under the lock.
-        recorded_digests = _read_digests(directory)
-        if recorded_digests != (all_digests := {**recorded_digests, **digests}):
-            entries = {name: asdict(digest) for name, digest in all_digests.items()}
-            write_atomically(directory / SUMS_NAME, (json.dumps(entries, indent=1, sort_keys=True) + "\n").encode())
-
-
-def _read_digests(directory: Path) -> dict[str, FileDigest]:
-    """Return the digests that sums.json in `directory` records; none without it."""
-    path = directory / SUMS_NAME
-    try:
-        return decode(path.read_bytes() or "{}", dict[str, FileDigest])
-    except FileNotFoundError:
-        return {}
-    except ValueError as error:
-        raise UserError(f"{path}: not as it was written ({error}); correct or delete it") from error

@@ -4,7 +4,6 @@ While NAME is downloaded, NAME.part holds its bytes, the downloading process hol
 records the origin of the bytes. The file gets its name once its size and its checksum, if one is known, are right.
 """
 
-import hashlib
 import io
 import json
 import os
@@ -36,16 +35,12 @@ from data_prep.sources.discover import (
     PUBLISHED,
     RAW_DIRECTORY,
     TEXT_ROW_BYTES,
-    KnownSum,
     Source,
     is_gzip,
     is_tar,
-    known_sum,
-    note_sums,
     open_gzip,
     own_path,
     published_sums,
-    refuse_other_size,
     refuse_other_sum,
     resolve_sources,
     without_packing,
@@ -120,14 +115,13 @@ class RemoteFile:
     """A file's name and its mirrors.
 
     Attributes:
-        sha256: the checksum that it must have, if known; given_by: the key or file that gives it.
+        sha256: the checksum that it must have, if known.
         otherwise: what a user can do if no mirror has the file.
     """
 
     name: str
     urls: tuple[str, ...]
     sha256: str | None = None
-    given_by: str = PUBLISHED
     otherwise: str = "get the file yourself and name it in data.raw and leave out data.source"
 
 
@@ -385,7 +379,7 @@ class _Download:
                     sha256 = digest_file(self.part.partial).sha256
                     if sha256 != self.file.sha256:
                         self._discard()
-                        return f"sha256 {sha256} where {self.file.given_by} has {self.file.sha256}"
+                        return f"sha256 {sha256} where {PUBLISHED} has {self.file.sha256}"
                 elif not is_confirmed:
                     return "it reports no length, so it may be incomplete; give data.remote.sha256"
                 self.part.finish()
@@ -510,7 +504,8 @@ def remote_files(data: DataConfig, directory: Path) -> list[RemoteFile]:
             raise UserError(f"data.remote.mirrors: {redact(mirror)}: the same file for every day; write {{day}} in it")
     # A checksum of a file that is not fetched would silently be compared with nothing.
     pattern = "|".join(map(re.escape, [remote.name, *(remote.also or {})])).replace(re.escape("{day}"), r"\d+")
-    for name in published_sums(remote.sha256):
+    sums = published_sums(remote.sha256)
+    for name in sums:
         if not re.fullmatch(pattern, name) and name != remote.member:
             raise UserError(f"{PUBLISHED}: {name}: no such file is fetched; their name is {remote.name}")
 
@@ -525,12 +520,7 @@ def remote_files(data: DataConfig, directory: Path) -> list[RemoteFile]:
         entries.append((name, urls, remedy))
     for name, urls in (remote.also or {}).items():
         entries.append((name, urls, f"put it at {directory / name} yourself"))
-    files = []
-    for name, urls, remedy in entries:
-        expected = known_sum(directory, name, remote.sha256)
-        sha256, given_by = (None, PUBLISHED) if expected is None else (expected.sha256, expected.given_by)
-        files.append(RemoteFile(name, tuple(urls), sha256, given_by, remedy))
-    return files
+    return [RemoteFile(name, tuple(urls), sums.get(name), remedy) for name, urls, remedy in entries]
 
 
 def raw_directory(data: DataConfig, root: Path) -> Path:
@@ -549,7 +539,7 @@ def find_or_download(data: DataConfig, root: Path, dataset_bytes: Callable[[floa
     remote, directory, manifest = data.remote, raw_directory(data, root), finished_manifest(data, root)
     files = remote_files(data, directory)
     if data.raw is not None:
-        return _find_own_files(data, root, directory, manifest)
+        return _find_own_files(data, directory, manifest)
     paths = [directory / name for name in ([file.name for file in files] if remote.member is None else [remote.member])]
     if manifest is not None:
         return _sources_of_finished(manifest, paths)
@@ -562,23 +552,16 @@ def find_or_download(data: DataConfig, root: Path, dataset_bytes: Callable[[floa
 
     # A member that was unpacked, or put there by the user, serves without its archive.
     if remote.member is None or not paths[0].exists():
-        for file in files:
-            if (directory / file.name).exists():
-                refuse_other_size(directory / file.name, known_sum(directory, file.name, remote.sha256))
         fetched = download_all(files, directory, remote, needs)
         if remote.member is not None:
-            _unpack_archive(data, fetched[0], directory)
-    for path in paths:
-        refuse_other_size(path, known_sum(directory, path.name, remote.sha256))
+            unpack_member(fetched[0], remote.member, directory, files[0].sha256)
     return resolve_sources(list(map(str, paths)))
 
 
-def _find_own_files(data: DataConfig, root: Path, directory: Path, manifest: Manifest | None) -> list[Source]:
-    """Return the files that data.raw gives: out of an archive, or instead of it.
+def _find_own_files(data: DataConfig, directory: Path, manifest: Manifest | None) -> list[Source]:
+    """Return the files that data.raw gives: out of an archive, which is unpacked to `directory`, or instead of it.
 
-    Args:
-        directory: of downloads, to which an archive is unpacked.
-        manifest: of the finished dataset at `root`, if there is one.
+    manifest: of the finished dataset, if there is one.
     """
     member = data.remote.member
     if member is None:
@@ -594,15 +577,8 @@ def _find_own_files(data: DataConfig, root: Path, directory: Path, manifest: Man
         )
     if manifest is not None and is_of_archive:
         return _sources_of_finished(manifest, [path])
-    if manifest is not None and not path.exists():
-        # A command that finds its dataset done, or another one, writes nothing.
-        sha256 = hashlib.sha256()
-        _copy_member(archive, member, sha256.update)
-        if sha256.hexdigest() not in [entry["sha256"] for entry in manifest.sources]:
-            raise other_dataset_error(root, "made from other raw files")
-        return recorded_sources(root, manifest)
     if not path.exists():
-        _unpack_archive(data, archive, directory)
+        unpack_member(archive, member, directory, published_sums(data.remote.sha256).get(archive.name))
     return resolve_sources(str(path))
 
 
@@ -619,26 +595,10 @@ def _sources_of_finished(manifest: Manifest, paths: Sequence[Path]) -> list[Sour
     return sources
 
 
-def source_sums(data: DataConfig, root: Path, sources: Sequence[Source]) -> tuple[KnownSum | None, ...]:
-    """Return each file's known checksum; None if none is published or recorded for it."""
-    return tuple(_expected_sum(data, raw_directory(data, root), Path(source.path)) for source in sources)
-
-
-def _expected_sum(data: DataConfig, directory: Path, path: Path) -> KnownSum | None:
-    """Return the checksum published for a file of that name, or the one recorded for a file in `directory`."""
-    expected = known_sum(directory, path.name, data.remote.sha256)
-    is_kept = path.absolute().parent == directory.absolute()
-    return expected if is_kept or (expected is not None and expected.given_by == PUBLISHED) else None
-
-
-def note_read_sums(data: DataConfig, root: Path, sources: Sequence[Source], digests: Sequence[FileDigest]) -> None:
-    """Record the checksums of files that were read whole without fault and are in the directory of downloads."""
-    directory = raw_directory(data, root).absolute()
-    pairs = zip(sources, digests, strict=True)
-    # Nobody publishes checksums of these files, so those of the first faultless reading are kept.
-    note_sums(
-        directory, {source.name: digest for source, digest in pairs if Path(source.path).absolute().parent == directory}
-    )
+def source_sums(data: DataConfig, sources: Sequence[Source]) -> tuple[str | None, ...]:
+    """Return the SHA-256 published for each file; None if none is."""
+    sums = published_sums(data.remote.sha256)
+    return tuple(sums.get(source.name) for source in sources)
 
 
 def archive_origin(archive: Path) -> Origin:
@@ -647,15 +607,7 @@ def archive_origin(archive: Path) -> Origin:
     return Origin(str(archive.resolve()), last_modified=str(status.st_mtime_ns), total=status.st_size)
 
 
-def _unpack_archive(data: DataConfig, archive: Path, directory: Path) -> None:
-    """Unpack the archive's member to `directory`; record the checksum of an archive in that directory."""
-    assert data.remote.member is not None
-    digest = unpack_member(archive, data.remote.member, directory, _expected_sum(data, directory, archive))
-    if archive.parent == directory:
-        note_sums(directory, {archive.name: digest})
-
-
-def unpack_member(archive: Path, name: str, directory: Path, expected: KnownSum | None = None) -> FileDigest:
+def unpack_member(archive: Path, name: str, directory: Path, expected: str | None = None) -> FileDigest:
     """Copy the only plain file `name` of a tar archive, in whatever folder, to directory/name; write nothing else.
 
     Args:
@@ -682,7 +634,7 @@ def _copy_member(
     name: str,
     write: Callable[[bytes], None],
     target: Path | None = None,
-    expected: KnownSum | None = None,
+    expected: str | None = None,
 ) -> FileDigest:
     """Pass the content of the only plain file with that name to `write`; return the archive's digest.
 

@@ -51,7 +51,7 @@ from data_prep.parsing.dates import SECOND
 from data_prep.parsing.formats import Chunk
 from data_prep.parsing.table_yaml import schema_path
 from data_prep.sources.discover import Source, refuse_other_sum, resolve_sources
-from data_prep.sources.download import find_or_download, note_read_sums, note_times, raw_directory, source_sums
+from data_prep.sources.download import find_or_download, note_times, source_sums
 from data_prep.stages.parse import DigestTask, refuse_changed, refuse_same, refuse_same_rows
 from extensions.sequences.events import (
     ANCHOR_BIT,
@@ -450,10 +450,8 @@ def _digest_sources(
         raise UserError(f"{job.logs[0].path}: no events in it; get it again, or leave it out of data.raw")
     refuse_same(job.logs, [digest.sha256 for digest in digests[: len(job.logs)]])
     if data.remote.name:
-        for source, expected, digest in zip(job.sources, source_sums(data, root, job.sources), digests, strict=True):
+        for source, expected, digest in zip(job.sources, source_sums(data, job.sources), digests, strict=True):
             refuse_other_sum(Path(source.path), expected, digest)
-        raw_directory(data, root).mkdir(parents=True, exist_ok=True)
-        note_read_sums(data, root, job.sources, digests)
     refuse_same_rows(job.logs, ((task.source, record.rows, record.files) for task, record in sorted_chunks))
     entries = zip(job.sources, digests, rows, strict=True)
     return [{"name": source.name, **asdict(digest), "rows": count} for source, digest, count in entries]
