@@ -126,7 +126,7 @@ download_wheels() {
   local download=(python3 -m pip --disable-pip-version-check download --quiet --no-deps --dest "$wheels.part")
   "${download[@]}" --require-hashes -r requirements/train.lock -r requirements/installer.lock
   # The group onnx of the training image: of dev.lock the packages that train.lock lacks.
-  "${download[@]}" -r <(grep -E '^(flatbuffers|ml-dtypes|onnx|onnxruntime)==' requirements/dev.lock | tr -d '\\')
+  "${download[@]}" -r <(grep -E '^(flatbuffers|ml-dtypes|onnx|onnx-ir|onnxruntime|onnxscript)==' requirements/dev.lock | tr -d '\\')
   # setuptools and wheel: a package that comes as source is built with them.
   "${download[@]}" -r requirements/torch.in wheel
   mv "$wheels.part" "$wheels"

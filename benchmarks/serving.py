@@ -33,7 +33,7 @@ from app.model.dlrm import DLRM
 from app.model.embeddings import make_sparse_arch
 from benchmarks.peers.rows import DENSE_ARCH, DIM, NUM_DENSE, NUM_SPARSE, OVER_ARCH
 from benchmarks.result_file import write_result
-from extensions.export.graph import ModelGraph
+from extensions.export.graph import ServedModel
 
 CPU = torch.device("cpu")
 Model = Callable[[torch.Tensor, torch.Tensor], object]
@@ -85,12 +85,12 @@ def exported_models(rows: int) -> dict[str, Model]:
             collection.to_empty(device=CPU)
         for parameter in model.parameters():
             torch.nn.init.normal_(parameter.data, std=0.1)
-        graph = ModelGraph(model.eval(), NUM_DENSE, num_embeddings, [], precision)
+        graph = ServedModel(model.eval(), NUM_DENSE, num_embeddings, [], precision)
         runs[f"onnx_{precision.value}"] = _onnx_model(graph)
     return runs
 
 
-def _onnx_model(graph: ModelGraph) -> Model:
+def _onnx_model(graph: ServedModel) -> Model:
     """Return ONNX Runtime's function of dense features and ids, on one thread."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1

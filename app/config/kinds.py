@@ -147,8 +147,8 @@ class TableForms(NamedTuple):
     embedding: Callable[..., Embedding]
     # Returns the lookup of embeddings of which some are not plain; takes what SparseArch does, and `initial`.
     arch: Callable[[Sequence[Embedding], Sequence[str], int, bool], SparseArch]
-    # Adds a feature's vectors to an exported graph: takes the graph, the lookup, the embedding, its ids and their mask.
-    add_to_graph: Callable[[Any, Any, Any, str, str | None], str]
+    # Returns a feature's vectors [B, 1, D] in an exported model: takes that, the lookup, the embedding, ids and mask.
+    served_vectors: Callable[..., Any]
 
 
 class ModelParts(NamedTuple):

@@ -25,7 +25,7 @@ from extensions.export.documents import ExportConfig
 
 log = logging.getLogger("clickwork")
 
-ONNX_PACKAGES = ("onnx", "onnxruntime")
+ONNX_PACKAGES = ("onnxruntime", "onnxscript")
 
 
 def main(config: ExportConfig) -> int:
@@ -63,7 +63,7 @@ def _write_directory(config: ExportConfig, trained: AppConfig, runtime: Runtime)
         "sparse_features": run.manifest.num_embeddings,
         "tolerance": config.tolerance,
     }
-    from extensions.export.directory import export_directory  # imports onnx
+    from extensions.export.directory import export_directory  # imports ONNX Runtime
 
     exported = export_directory(config, trained, run, correction, about)
     run.log_chosen_checkpoint()

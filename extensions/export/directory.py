@@ -51,7 +51,7 @@ from data_prep.dataset.table_spec import Table
 from data_prep.io import open_array
 from data_prep.lookup import VocabularyTexts, column_transforms, dense_limits, vocabulary_path
 from extensions.export.documents import ExportConfig, ExportedDirectory
-from extensions.export.graph import DENSE, IDS, LOGITS, PREDICTIONS, PROBABILITIES, ModelGraph, bag_input
+from extensions.export.graph import DENSE, IDS, LOGITS, PREDICTIONS, PROBABILITIES, ServedModel, bag_input
 
 ENCODER = "encoder"
 MODULES = (
@@ -198,13 +198,13 @@ def export_directory(
     model = scoring.load(run.path, trained, manifest, TablePrecision.fp32, torch.device("cpu"))
     num_dense, num_embeddings = len(manifest.schema["dense"]), manifest.num_embeddings
     has_clicks = task_of(manifest).has_clicks
-    graph = ModelGraph(model, num_dense, num_embeddings, multi_hot, config.tables, correction, has_clicks)
+    served = ServedModel(model, num_dense, num_embeddings, multi_hot, config.tables, correction, has_clicks)
     with _rename_when_whole(Path(config.out)) as root:
         path = root / MODEL
-        graph.save(path)
-        served = scoring.convert_tables(model, config.tables, torch.device("cpu"))
+        served.save(path)
+        converted = scoring.convert_tables(model, config.tables, torch.device("cpu"))
         batches = [random_batch(num_embeddings, multi_hot, num_dense, samples) for samples in (1, 2, 257)]
-        difference = largest_difference(served, correction, path, batches, multi_hot)
+        difference = largest_difference(converted, correction, path, batches, multi_hot)
         # Written so, the comparison refuses NaN, too.
         if not difference <= config.tolerance:
             raise UserError(
@@ -215,8 +215,8 @@ def export_directory(
         exported = ExportedDirectory(
             **about,
             imports=PACKAGES,
-            inputs={name: MEANINGS.get(name, BAG) for name in graph.inputs},
-            outputs={name: MEANINGS[name] for name in graph.outputs},
+            inputs={name: MEANINGS.get(name, BAG) for name in served.inputs},
+            outputs={name: MEANINGS[name] for name in served.outputs},
             model=MODEL,
             files={str(file.relative_to(root)): digest_file(file) for file in _files_below(root)},
             rest={**run.about_sampling(config.correct_sampling), "largest_difference": difference},
@@ -274,7 +274,7 @@ def largest_difference(
     """
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     differences = []
-    # The first output has the logits, or the predicted numbers: see `ModelGraph.outputs`.
+    # The first output has the logits, or the predicted numbers: see `ServedModel.outputs`.
     for dense, bags in batches:
         [logits] = session.run([session.get_outputs()[0].name], feeds_of(dense, bags, multi_hot))
         with torch.no_grad():

@@ -26,7 +26,7 @@ class ExportConfig:
     run: str = key(MISSING, "the run's directory", example="runs/quickstart")
     out: str = key(
         MISSING,
-        "a new directory with model.onnx, the encoder and score.py, which scores raw rows (needs onnx and onnxruntime)",
+        "a new directory with model.onnx, the encoder and score.py, for raw rows (needs onnxruntime and onnxscript)",
         example="exports/quickstart",
     )
     tables: TablePrecision = key(TablePrecision.fp32, "fp32, fp16 or int8")

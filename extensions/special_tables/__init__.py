@@ -112,6 +112,6 @@ def register(core: Core) -> None:
         KeyGroup("TableOverride", "", OverrideKeys),
         KeyGroup("TablesConfig", "", CommonKeys),
         TableForms(
-            faults, later(f"{arch}:embedding"), later(f"{arch}:SpecialSparseArch"), later(f"{arch}:add_to_graph")
+            faults, later(f"{arch}:embedding"), later(f"{arch}:SpecialSparseArch"), later(f"{arch}:served_vectors")
         ),
     )

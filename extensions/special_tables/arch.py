@@ -224,7 +224,7 @@ def _combine(operation: QROperation | None, first: Tensor, second: Tensor | None
     if operation is QROperation.add:
         return first + second
     if operation is QROperation.concat:
-        return torch.cat([first, second], dim=1)
+        return torch.cat([first, second], dim=-1)
     return first * second
 
 
@@ -288,34 +288,27 @@ class QuotientsAndRemainders(nn.Module):
         )
 
 
-def add_to_graph(graph: Any, arch: SpecialSparseArch, one: SpecialEmbedding, ids: str, mask: str | None) -> str:
-    """Return a feature's vectors [B, 1, D] of the bags `ids` [B, M] in an extensions.export.graph.Graph.
+def served_vectors(
+    served: Any, arch: SpecialSparseArch, one: SpecialEmbedding, ids: Tensor, mask: Tensor | None
+) -> Tensor:
+    """Return a feature's vectors [B, 1, D] of the bags `ids` [B, M] in an extensions.export.graph.ServedModel.
 
     mask [B, M]: 1 where there is an id; None: there is one everywhere.
     """
-    mean = one.tables[0].mean
+    mean, second = one.tables[0].mean, None
     if one.operation is None:
-        vectors = graph.look_up_rows(one.tables[0], ids)
+        vectors = served.look_up(one.tables[0], ids)
     else:
-        divisor = graph.add_scalar(one.collisions, np.int64)
-        quotients = graph.add_node("Div", ids, divisor)
-        remainders = graph.add_node("Sub", ids, graph.add_node("Mul", quotients, divisor))
-        parts = [
-            graph.look_up_rows(table, part) for table, part in zip(one.tables, (quotients, remainders), strict=True)
-        ]
-        if one.operation is QROperation.pooled_mult:
-            parts = [graph.pool_bags(part, mask, mean) for part in parts]
-        if one.operation is QROperation.concat:
-            vectors = graph.add_node("Concat", *parts, axis=2)
-        else:
-            vectors = graph.add_node("Add" if one.operation is QROperation.add else "Mul", *parts)
+        # ONNX rounds quotients of integers toward 0, which is down, as no id is negative.
+        quotients = torch.div(ids, one.collisions, rounding_mode="trunc")
+        vectors = served.look_up(one.tables[0], quotients)
+        second = served.look_up(one.tables[1], ids - quotients * one.collisions)
+    if one.operation is QROperation.pooled_mult:
+        vectors, second = served.pool_bags(vectors, mask, mean), served.pool_bags(second, mask, mean)
+    vectors = _combine(one.operation, vectors, second)
     if one.row_weights is not None:
-        weights = arch.row_weights[one.key].weight
-        assert isinstance(weights, Tensor)
-        vectors = graph.add_node("Mul", vectors, graph.add_node("Gather", graph.add_constant(weights.detach()), ids))
+        vectors = vectors * arch.row_weights[one.key](ids)
     if one.operation is not QROperation.pooled_mult:
-        vectors = graph.pool_bags(vectors, mask, mean)
-    if one.key in arch.projections:
-        weight = arch.projections[one.key].get_parameter("weight").detach().t()
-        vectors = graph.add_node("MatMul", vectors, graph.add_constant(weight))
-    return str(vectors)
+        vectors = served.pool_bags(vectors, mask, mean)
+    projected: Tensor = arch.projections[one.key](vectors) if one.key in arch.projections else vectors
+    return projected

@@ -460,7 +460,7 @@ def test_what_cannot_be_a_directory_is_said(overrides: list[str], words: str, re
 
 @pytest.mark.medium
 def test_missing_packages_are_named_with_their_line(generated: Model, tmp_path: Path) -> None:
-    words = f"needs onnx and onnxruntime; install with: {sys.executable} -m pip install onnx onnxruntime"
+    words = f"needs onnxruntime and onnxscript; install with: {sys.executable} -m pip install onnxruntime onnxscript"
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(command, "find_spec", lambda name: None)
         with pytest.raises(UserError, match=words):

@@ -16,10 +16,11 @@ from app.config.commands import TablePrecision
 from app.config.model import Interaction, ModelConfig, Numeric, Pooling, TablesConfig
 from data_prep.dataset.format import Manifest
 from extensions.export.directory import feeds_of, largest_difference, random_batch
-from extensions.export.graph import INLINE_BYTES, ModelGraph
+from extensions.export.graph import INLINE_BYTES, ServedModel
 from tests.app.datasets import RAGGED
 from tests.app.scoring.test_evaluate import ragged as ragged
 
+pytestmark = pytest.mark.medium  # an export takes three seconds
 CPU = torch.device("cpu")
 TABLES = [*(TablesConfig(pooling=pooling) for pooling in Pooling), TablesConfig(shared={"words": ["tags", "genres"]})]
 MODELS = [
@@ -48,22 +49,16 @@ def model_of(manifest: Manifest, tables: TablesConfig, **settings: Any) -> Any:
 def require_equal(
     manifest: Manifest, model: Any, path: Path, precision: TablePrecision, inline_bytes: int = INLINE_BYTES
 ) -> None:
-    """The graph's logits are the model's, with bags of any number of ids, and with one id each."""
-    originals = {name: value.clone() for name, value in model.state_dict().items()}
-    for multi_hot in ((), RAGGED):
-        graph = ModelGraph(model, 2, manifest.num_embeddings, multi_hot, precision, correction=0.5)
-        graph.save(path, inline_bytes)
-        served = scoring.convert_tables(model, precision, CPU)
-        dense, bags = random_batch(manifest.num_embeddings, multi_hot, 2, 9)
-        assert largest_difference(served, 0.5, path, [(dense, bags)], multi_hot) <= 1e-5
-        assert largest_difference(served, 0.6, path, [(dense, bags)], multi_hot) == pytest.approx(0.1, abs=1e-5)
-        assert np.isnan(largest_difference(served, 0.5, path, [(dense, bags), (dense * np.nan, bags)], multi_hot))
-        logits, probabilities = InferenceSession(path).run(None, feeds_of(dense, bags, multi_hot))
-        np.testing.assert_allclose(logits, served(dense, bags).numpy() + 0.5, rtol=0, atol=1e-5)
-        np.testing.assert_allclose(probabilities, 1 / (1 + np.exp(-logits)), rtol=0, atol=1e-6)
-        if precision is not TablePrecision.fp32:
-            break  # the tables are packed now
-        model.load_state_dict(originals)
+    """The exported logits are the model's, of features with one id and with bags of any number of ids."""
+    ServedModel(model, 2, manifest.num_embeddings, RAGGED, precision, correction=0.5).save(path, inline_bytes)
+    served = scoring.convert_tables(model, precision, CPU)
+    dense, bags = random_batch(manifest.num_embeddings, RAGGED, 2, 9)
+    assert largest_difference(served, 0.5, path, [(dense, bags)], RAGGED) <= 1e-5
+    assert largest_difference(served, 0.6, path, [(dense, bags)], RAGGED) == pytest.approx(0.1, abs=1e-5)
+    assert np.isnan(largest_difference(served, 0.5, path, [(dense, bags), (dense * np.nan, bags)], RAGGED))
+    logits, probabilities = InferenceSession(path).run(None, feeds_of(dense, bags, RAGGED))
+    np.testing.assert_allclose(logits, served(dense, bags).numpy() + 0.5, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(probabilities, 1 / (1 + np.exp(-logits)), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("settings", MODELS)
@@ -84,10 +79,7 @@ def test_large_tables_lie_in_a_file_beside_the_model(ragged: Manifest, tmp_path:
     require_equal(ragged, model, tmp_path / "m.onnx", TablePrecision.fp32, inline_bytes=0)
     assert {path.name for path in tmp_path.iterdir()} == {"m.onnx", "m.onnx.data"}
     entries = onnx.load(tmp_path / "m.onnx", load_external_data=False).graph.initializer
-    outside = [entry for entry in entries if entry.data_location == onnx.TensorProto.EXTERNAL]
-    assert outside
-    for entry in outside:
-        assert int({each.key: each.value for each in entry.external_data}["offset"]) % 4096 == 0
+    assert any(entry.data_location == onnx.TensorProto.EXTERNAL for entry in entries)
 
 
 @pytest.mark.slow("examples")
@@ -97,7 +89,7 @@ def test_a_table_of_more_than_two_gigabytes(tmp_path: Path, ragged: Manifest) ->
     rows = {first: (1 << 31) // (8 * 4) + 1, **{name: ragged.num_embeddings[name] for name in others}}
     manifest = replace(ragged, num_embeddings=rows)
     model = model_of(manifest, TablesConfig())
-    graph = ModelGraph(model, 2, rows, (), TablePrecision.fp32)
+    graph = ServedModel(model, 2, rows, (), TablePrecision.fp32)
     assert graph.num_bytes > 1 << 31
     files = graph.save(tmp_path / "m.onnx")
     assert [file.name for file in files] == ["m.onnx", "m.onnx.data"]

@@ -32,8 +32,11 @@ SERVED: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("precision", [TablePrecision.fp32, TablePrecision.fp16, TablePrecision.int8])
-@pytest.mark.parametrize("keys", EXPORTED)
+PRECISIONS = [TablePrecision.fp32, TablePrecision.fp16, TablePrecision.int8] * len(EXPORTED)
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize(("keys", "precision"), list(zip(EXPORTED, PRECISIONS, strict=False)))
 def test_the_graph_scores_as_the_model(
     ragged: Manifest, tmp_path: Path, keys: dict[str, Any], precision: TablePrecision
 ) -> None:
