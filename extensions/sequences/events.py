@@ -15,22 +15,8 @@ A user's events are ordered by time in microseconds, which these files do not ke
 of the input.
 
 data_prep/parsing/convert.py converts the values, as for tables.
-
-    clickwork import-events prepared.source=DIRECTORY prepared.out=events.parquet
-    python -m data_prep data.raw=events.parquet data.schema=yambda_prepared data.path=data/yambda_5b
-
-The directory is the reference's cache (mlcommons/training, recommendation_v4, `_FlatEventStore.save_mmap`): one NumPy
-array a column, all events of train by user and time, and `_READY`, its last file. Order and values stay.
 """
 
-if __name__ == "__main__":  # before the imports below, which may take seconds
-    from app.commands import COMMANDS
-    from common.cli import run
-
-    run(COMMANDS["import-events"])
-
-
-import json
 import time
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
@@ -41,12 +27,10 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 import yaml
 from msgspec import Meta, Struct
 from numpy.typing import NDArray
 
-from common.cli import EXIT_DONE
 from common.documents import Json, convert
 from common.errors import UserError
 from data_prep.dataset.format import (
@@ -85,7 +69,6 @@ from data_prep.parsing.formats import Chunk, Column, FileLayout, Size, format_of
 from data_prep.parsing.labels import meets_rule
 from data_prep.parsing.table_yaml import schema_path
 from data_prep.sources.discover import Source
-from extensions.sequences.keys import ImportConfig
 
 EVENTS = "events"  # the encoding's name, and the only split on disk
 MAX_ACTIONS = 6
@@ -554,61 +537,3 @@ def _is_empty(values: Any) -> NDArray[np.bool_]:
         is_empty = pc.or_(is_empty, pc.equal(values, "").fill_null(True))
     mask: NDArray[np.bool_] = is_empty.to_numpy(zero_copy_only=False)
     return mask
-
-
-EVENT_TYPES = pa.array(["listen", "like", "dislike", "unlike", "undislike"])  # by the numbers of flat_event_types
-# Column of the published log, its type, and the array that has its values.
-COLUMNS = {
-    "uid": (pa.uint32(), "flat_uid"),
-    "timestamp": (pa.uint32(), "flat_timestamps"),
-    "item_id": (pa.uint32(), "flat_item_ids"),
-    "is_organic": (pa.uint8(), "flat_is_organic"),
-    "played_ratio_pct": (pa.float32(), "flat_played_ratio"),
-    "event_type": (pa.dictionary(pa.int32(), pa.string()), "flat_event_types"),
-}
-READY, META = "_READY", "store_meta.json"
-BATCH_ROWS = 1 << 20
-
-
-def main(config: ImportConfig) -> int:
-    """Convert as configured, and return an exit status."""
-    source, out = Path(config.prepared.source), Path(config.prepared.out)
-    if not (source / READY).exists():
-        raise UserError(f"{source}: no {READY}, the last file of MLPerf's prepared events; complete the download")
-    try:
-        rows = int(json.loads((source / META).read_bytes())["total_events"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{source / META}: no count of events ({error}); download it again") from error
-    files = {name: source / f"{array}.npy" for name, (_, array) in COLUMNS.items()}
-    arrays: dict[str, NDArray[Any]] = {}
-    for name, path in files.items():
-        try:
-            arrays[name] = np.load(path, mmap_mode="r", allow_pickle=False)
-        except (OSError, ValueError) as error:
-            raise UserError(f"{path}: not a NumPy array ({error}); download it again") from error
-        if (shape := arrays[name].shape) != (rows,):
-            raise UserError(f"{path}: shape {shape}, but {META} counts {rows:,} events; download it again")
-    # Only a whole file gets its name.
-    part = out.with_name(f".{out.name}.part")
-    schema = pa.schema([(name, kind) for name, (kind, _) in COLUMNS.items()])
-    try:
-        with pq.ParquetWriter(part, schema) as writer:
-            for start in range(0, rows, BATCH_ROWS):
-                columns = []
-                for name, array in arrays.items():
-                    values = np.ascontiguousarray(array[start : start + BATCH_ROWS])
-                    try:
-                        if name == "event_type":
-                            column = pa.DictionaryArray.from_arrays(pa.array(values, pa.int32()), EVENT_TYPES)
-                        else:
-                            column = pa.array(values, schema.field(name).type)
-                    except (pa.ArrowInvalid, IndexError, OverflowError) as error:
-                        message = f"{files[name]}: rows from {start:,} on: {error}; download it again"
-                        raise UserError(message) from error
-                    columns.append(column)
-                writer.write_table(pa.Table.from_arrays(columns, schema=schema))
-        part.replace(out)
-    finally:
-        part.unlink(missing_ok=True)
-    print(f"{out}: {rows:,} events; artist_item_mapping.parquet and album_item_mapping.parquet belong beside it")
-    return EXIT_DONE

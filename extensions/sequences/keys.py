@@ -9,7 +9,7 @@ from typing import Any
 
 from common.errors import UserError
 from common.extensions import keys_of_extension
-from common.keys import MISSING, key, keys_of, shown
+from common.keys import key, keys_of, shown
 
 
 class Attention(Enum):
@@ -142,21 +142,6 @@ class SyntheticEventsConfig:
         0.3, "probability that a listen is of the user's current artist; otherwise of any", within="[0, 1)"
     )
     seed: int = key(0, "decides every byte", at_least=0)
-
-
-@dataclass(frozen=True)
-class ImportKeys:
-    """MLPerf's prepared events, and the file to write."""
-
-    source: str = key(MISSING, "directory of the prepared events", example="yambda_cache")
-    out: str = key(MISSING, "Parquet file to write", example="events.parquet")
-
-
-@dataclass(frozen=True)
-class ImportConfig:
-    """Configuration of `clickwork import-events`."""
-
-    prepared: ImportKeys = field(default_factory=ImportKeys)
 
 
 def triton_problem(device_type: str) -> str | None:
