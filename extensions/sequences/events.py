@@ -45,7 +45,7 @@ from data_prep.dataset.format import (
 )
 from data_prep.dataset.kinds import kind_of
 from data_prep.dataset.options import MAX_NUM_EMBEDDINGS, Feature, TableRows, to_json
-from data_prep.dataset.spelling import CORRECT, RawRows, compared_text, text_key, whole_number
+from data_prep.dataset.spelling import CORRECT, RawRows, compared_text, text_values, whole_number
 from data_prep.dataset.table_spec import RULE, parse_rule
 from data_prep.io import open_array
 from data_prep.parsing.convert import (
@@ -59,7 +59,6 @@ from data_prep.parsing.convert import (
     plain,
     refuse_rounded,
     refuse_row,
-    significand_bits,
     times_of,
     truths_of,
     without_nan,
@@ -315,20 +314,9 @@ def _open_array(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
 
 
 def verify_events(root: Path, manifest: Manifest) -> None:
-    """Compare the arrays with their checksums, and check that items are in their table and users' times ascend."""
-    [shard] = manifest.splits[EVENTS].shards
-    verify_shard(root, EVENTS, shard)
-    arrays, limit, block = open_events(root, manifest), manifest.num_embeddings["item"], 1 << 22
-    for start in range(0, shard.rows, block):
-        items = np.asarray(arrays.items[start : start + block])
-        times = np.asarray(arrays.times[start : start + block + 1]).astype(np.int64)
-        # Times may only fall where the events of the next user begin.
-        places = np.searchsorted(arrays.offsets, np.arange(start + 1, start + len(times)))
-        is_first = arrays.offsets[places] == np.arange(start + 1, start + len(times))
-        for kind, is_bad in (("items", (items < 0) | (items >= limit)), ("times", (np.diff(times) < 0) & ~is_first)):
-            if is_bad.any():
-                path, event = shard_path(root, EVENTS, shard.name, kind), start + int(is_bad.argmax())
-                raise UserError(f"{path}: event {event}: out of order or range; preprocess again")
+    """Compare the arrays with their checksums, and check that they fit each other."""
+    verify_shard(root, EVENTS, manifest.splits[EVENTS].shards[0])
+    open_events(root, manifest)
 
 
 class EventEncoding(JsonObject):
@@ -354,7 +342,6 @@ def manifest_fault(document: Document) -> str | None:
     return None
 
 
-WHOLE = r"^(0|[1-9][0-9]{0,17})$"  # texts whose number `text_key` keeps
 TIME_LIMIT = 1 << 32  # seconds; times are stored as uint32, until 2106
 EVENT_BYTES = 48  # bytes that an event counts for in a sorted run, and at least in a chunk of Parquet
 
@@ -452,46 +439,29 @@ def parse_events(batch: RawRows, schema: EventSchema) -> EventBlock:
 
 
 def keys_of(batch: RawRows, column: str, allows_text: bool = True) -> NDArray[np.int64]:
-    """Return a column's keys of users, items or attributes (see `text_key`).
+    """Return a column's keys [rows] of users, items or attributes (see `text_key`).
 
     Args:
         allows_text: whether any text may be an id; otherwise ids are numbers up to MAX_ID, and their own keys.
     """
     values, locator = batch.columns[column], batch.locator_of(column)
     refuse_row(_is_empty(values), locator, lambda _: "no value")
-    # Most ids are whole numbers, which need no text.
-    if (keys := _whole_keys(values)) is None:
+    if is_text(values) or (not isinstance(values, list) and pa.types.is_integer(values.type)):
+        column = values.cast(pa.string()).dictionary_encode()
+        codes, texts = column.indices.to_numpy(), column.dictionary
+    else:
         refuse_rounded(values, locator)
         ids = distinct(values)
         is_fraction = [isinstance(value, float | Decimal) and whole_number(value) is None for value in ids.values]
         ids.refuse(is_fraction, locator, "is not an id: text or an integer")
-        codes, texts = distinct_texts(values, locator)
-        keys = np.array([text_key(text) for text in texts], np.int64)[codes]
+        distinct_ids = distinct_texts(values, locator)
+        codes, texts = distinct_ids.codes, pa.array(distinct_ids.values, pa.string())
+    keys = text_values(texts).view(np.int64)[codes]
     if not allows_text:
         remedy = "set `renumber: true` in the schema, or correct this row"
         is_bad = (keys < 0) | (keys > MAX_ID)
         refuse_row(is_bad, locator, lambda index: f"{values[index]} is not an id from 0 to {MAX_ID}", remedy)
     return keys
-
-
-def _whole_keys(values: Any) -> NDArray[np.int64] | None:
-    """Return a column without empty fields as keys int64, if all its values are keys themselves; otherwise None.
-
-    A key itself is a whole number below 2^63 as a type or text holds it exactly: not 007, nor a rounded float.
-    """
-    if isinstance(values, list):
-        return None
-    if is_text(values):
-        if not pc.all(pc.match_substring_regex(values, WHOLE), min_count=0).as_py():
-            return None
-    elif not (pa.types.is_integer(values.type) or pa.types.is_floating(values.type)):
-        return None
-    try:
-        keys: NDArray[np.int64] = values.cast(pa.int64()).to_numpy()
-    except pa.ArrowInvalid:  # fractions, or numbers beyond 63 bits
-        return None
-    limit = 1 << significand_bits(values.type) if pa.types.is_floating(values.type) else None
-    return None if (keys < 0).any() or (limit is not None and (keys >= limit).any()) else keys
 
 
 def _parse_times(batch: RawRows, schema: EventSchema) -> NDArray[np.int64]:
