@@ -6,8 +6,7 @@ a window are ordered by user, then time, as on disk. All this is a pure function
 window_seconds; nothing is stored.
 
 An anchor's history is made of the `scan_events` previous events of its user: the last `quota` of each kind, merged by
-time, and cut to the last `max_history`. A kind is a mask of action bits. If the next anchor is a later event of the
-same user, the history is extended instead of gathered again.
+time, and cut to the last `max_history`. A kind is a mask of action bits.
 
 Global batch k has samples [k * G, (k + 1) * G) of the consecutive windows, for any number of processes; process r takes
 its r-th equal part. So a place in the order is one integer. A batch's `sparse_features` have the keys of
@@ -252,10 +251,7 @@ class HistoryRule(NamedTuple):
 def gather_histories(
     events: EventArrays, anchors: NDArray[np.int64], users: NDArray[np.int64], rule: HistoryRule
 ) -> Histories:
-    """Return the histories of anchors [B], positions among all events; `users` [B] has the index of each one's user.
-
-    This is fastest if the anchors of a user follow each other in time.
-    """
+    """Return the histories of anchors [B], positions among all events; `users` [B] has the index of each one's user."""
     count, longest = len(anchors), min(rule.max_history, rule.quota * len(rule.masks), rule.scan_events)
     earlier_events = (anchors - events.offsets[users]).sum() if count else 0
     # An upper bound for all histories together lets one allocation serve them.
@@ -285,54 +281,27 @@ def _write_histories(
     rule: HistoryRule,
     histories: Histories,
 ) -> Int:
-    """Write the histories; return the number of their events, or -1 - e for an event e with an unknown item.
-
-    `history` holds the current anchor's events, oldest first; kind k has those from `lows[k]` on, `counts[k]` in total.
-    """
-    kinds, widths = len(rule.masks), len(events.attributes)
+    """Write the histories; return the number of their events, or -1 - e for an event e with an unknown item."""
     any_mask = np.uint8(0)
     for mask in rule.masks:
         any_mask |= mask
+    history, counts = np.empty(rule.quota * len(rule.masks), np.int64), np.zeros(len(rule.masks), np.int64)
     total: Int = 0
-    room = rule.quota * kinds + 1
-    # Twice the room lets events be added for a while before older ones have to be dropped.
-    history, history_ids = np.empty(2 * room, np.int64), np.empty((1 + widths, 2 * room), np.int32)
-    counts, lows = np.zeros(kinds, np.int64), np.zeros(kinds, np.int64)
-    size: Int = 0
-    user: Int = np.int64(-1)
-    after: Int = np.int64(-1)  # the current history ends before this event
     for sample in range(len(anchors)):
-        anchor = anchors[sample]
-        bound = max(events.offsets[users[sample]], anchor - rule.scan_events)
-        # A history of the same user is extended: at 200 events this makes 254,000 samples/s, and gathering anew 36,700.
-        if users[sample] != user or anchor < after or bound >= after:
-            user = users[sample]
-            size = _search_backwards(anchor, bound, events.flags, rule, history, counts, lows)
-            for i in range(size):
-                if not _write_item_ids(events.items[history[i]], events.attributes, history_ids[:, i]):
-                    return -1 - history[i]
-            after = anchor
-        for event in range(after, anchor):
-            bits = events.flags[event] & any_mask
-            if bits:
-                if size == len(history):
-                    size = _drop_old_events(history, history_ids, size, bound, events.flags, rule, counts, lows)
-                if not _write_item_ids(events.items[event], events.attributes, history_ids[:, size]):
-                    return -1 - event
-                history[size] = event
-                size += 1
-                for k in range(kinds):
-                    counts[k] += (bits & rule.masks[k]) != 0
-        after = anchor
-        size = _drop_old_events(history, history_ids, size, bound, events.flags, rule, counts, lows)
-        first = max(0, size - rule.max_history)
-        length = size - first
-        for a in range(1 + widths):
-            histories.ids[a, total : total + length] = history_ids[a, first:size]
+        bound = max(events.offsets[users[sample]], anchors[sample] - rule.scan_events)
+        size = _search_backwards(anchors[sample], bound, events.flags, rule, history, counts)
+        length = min(size, rule.max_history)
         for i in range(length):
-            event = history[first + i]
-            histories.times[total + i] = events.times[event]
-            histories.actions[total + i] = events.flags[event] & any_mask
+            event, place = history[length - 1 - i], total + i
+            item = events.items[event]
+            # Without the check a damaged file would make the kernel read beyond the attributes.
+            if not 0 <= item < events.attributes.shape[1]:
+                return -1 - event
+            histories.ids[0, place] = item
+            for a in range(len(events.attributes)):
+                histories.ids[1 + a, place] = events.attributes[a, item]
+            histories.times[place] = events.times[event]
+            histories.actions[place] = events.flags[event] & any_mask
         histories.lengths[sample] = length
         total += length
     return total
@@ -343,31 +312,14 @@ def longest_history(
     events: EventArrays, anchors: NDArray[np.int64], users: NDArray[np.int64], rule: HistoryRule
 ) -> Int:
     """Return the number of events in the longest history of anchors [B]; skip those that cannot have a longer one."""
-    kinds = len(rule.masks)
-    history = np.empty(2 * (rule.quota * kinds + 1), np.int64)
-    counts, lows = np.zeros(kinds, np.int64), np.zeros(kinds, np.int64)
+    history, counts = np.empty(rule.quota * len(rule.masks), np.int64), np.zeros(len(rule.masks), np.int64)
     longest: Int = 0
     for sample in range(len(anchors)):
-        anchor = anchors[sample]
-        bound = max(events.offsets[users[sample]], anchor - rule.scan_events)
-        if min(anchor - bound, rule.quota * kinds, rule.max_history) > longest:
-            size = _search_backwards(anchor, bound, events.flags, rule, history, counts, lows)
+        bound = max(events.offsets[users[sample]], anchors[sample] - rule.scan_events)
+        if min(anchors[sample] - bound, len(history), rule.max_history) > longest:
+            size = _search_backwards(anchors[sample], bound, events.flags, rule, history, counts)
             longest = max(longest, min(size, rule.max_history))
     return longest
-
-
-@jit
-def _write_item_ids(item: int, attributes: NDArray[np.int32], ids: NDArray[np.int32]) -> bool:
-    """Write an item and its attributes to `ids` [1 + A]; return whether the item is in its table.
-
-    attributes: [A, items]. Without the check a damaged file would make the kernel read beyond them.
-    """
-    if not 0 <= item < attributes.shape[1]:
-        return False
-    ids[0] = item
-    for a in range(len(attributes)):
-        ids[1 + a] = attributes[a, item]
-    return True
 
 
 @jit
@@ -378,15 +330,13 @@ def _search_backwards(
     rule: HistoryRule,
     history: NDArray[np.int64],
     counts: NDArray[np.int64],
-    lows: NDArray[np.int64],
 ) -> Int:
     """Gather a history from the anchor back to event `bound`; return the number of its events.
 
-    `history` gets the events, oldest first; `counts` [kinds] the events of each kind; `lows` [kinds] the first event
-    that counts for each kind, `bound` where the kind has less than its quota.
+    `history` gets the events, newest first; `counts` [kinds] the events of each kind.
     """
-    counts[:], lows[:] = 0, bound
-    open_kinds, first, event = len(rule.masks), len(history), anchor
+    counts[:] = 0
+    open_kinds, size, event = len(rule.masks), 0, anchor
     # Going backwards, the search can end once each kind has its quota.
     while event > bound and open_kinds:
         event -= 1
@@ -395,57 +345,11 @@ def _search_backwards(
             if flags[event] & rule.masks[k] and counts[k] < rule.quota:
                 is_taken = True
                 counts[k] += 1
-                if counts[k] == rule.quota:
-                    lows[k] = event
-                    open_kinds -= 1
+                open_kinds -= counts[k] == rule.quota
         if is_taken:
-            first -= 1
-            history[first] = event
-    for i in range(first, len(history)):
-        history[i - first] = history[i]
-    return len(history) - first
-
-
-@jit
-def _drop_old_events(
-    history: NDArray[np.int64],
-    history_ids: NDArray[np.int32],
-    size: Int,
-    bound: Int,
-    flags: NDArray[np.uint8],
-    rule: HistoryRule,
-    counts: NDArray[np.int64],
-    lows: NDArray[np.int64],
-) -> Int:
-    """Drop events beyond a kind's quota, oldest first, and those before event `bound`; return the number left.
-
-    Args:
-        history, history_ids: the first `size` events, oldest first, and their ids [1 + A]; changed in place.
-        counts, lows: as from `_search_backwards`. An event stays while one of its kinds still counts it.
-    """
-    has_surplus = size > 0 and history[0] < bound
-    for k in range(len(rule.masks)):
-        has_surplus |= counts[k] > rule.quota
-    if not has_surplus:
-        return size
-    new_size = 0
-    for i in range(size):
-        event = history[i]
-        stays = False
-        for k in range(len(rule.masks)):
-            if flags[event] & rule.masks[k] and event >= lows[k]:
-                if event < bound or counts[k] > rule.quota:
-                    counts[k] -= 1
-                    lows[k] = event + 1
-                else:
-                    stays = True
-        if stays:
-            if new_size < i:
-                history[new_size] = event
-                for a in range(len(history_ids)):
-                    history_ids[a, new_size] = history_ids[a, i]
-            new_size += 1
-    return new_size
+            history[size] = event
+            size += 1
+    return size
 
 
 @jit
