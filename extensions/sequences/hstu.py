@@ -41,16 +41,6 @@ LENGTHS_ALIKE = 1.25  # length of a bucket's longest sequence over its shortest;
 FEW_POSITIONS = 64  # up to as many positions more do not justify another bucket
 
 
-def attend_padded(q: Tensor, k: Tensor, v: Tensor, layout: SequenceLayout, candidates_only: bool) -> Tensor:
-    """Attend over sequences padded to the longest, like the definition; memory is B * H * longest^2."""
-    (bucket,) = _make_buckets(layout, candidates_only, q.device, alike=math.inf)
-    keys, values = _select_rows(k, bucket.positions), _select_rows(v, bucket.positions)  # [B, n, H, width]
-    scores = torch.einsum("bihd,bjhd->bhij", _select_rows(q, bucket.query_rows), keys) / math.sqrt(q.shape[2])
-    mask = bucket.seen_mask(0, bucket.query_rows.shape[1], bucket.positions.shape[1])
-    weights = torch.nn.functional.silu(scores) * mask.unsqueeze(1) / layout.divisor
-    return _select_rows(torch.einsum("bhij,bjhd->bihd", weights, values).flatten(0, 1), bucket.query_slots)
-
-
 def attend_bucketed(q: Tensor, k: Tensor, v: Tensor, layout: SequenceLayout, candidates_only: bool) -> Tensor:
     """Attend over sequences of similar length, a few queries at a time, in bounded memory for any lengths."""
     out: Tensor = _Bucketed.apply(q, k, v, layout, candidates_only)
@@ -106,7 +96,7 @@ def attend(
 
     candidates_only: queries and result have only the candidates, sequence by sequence.
     """
-    strategies = {Attention.auto: attend_by_best, Attention.padded: attend_padded, Attention.triton: attend_by_triton}
+    strategies = {Attention.auto: attend_by_best, Attention.triton: attend_by_triton}
     return strategies.get(strategy, attend_bucketed)(q, k, v, layout, candidates_only)
 
 
@@ -143,20 +133,14 @@ class _Bucket:
         return earlier | (query.unsqueeze(2) == key)
 
 
-def _make_buckets(
-    layout: SequenceLayout, candidates_only: bool, device: torch.device, alike: float = LENGTHS_ALIKE
-) -> Iterator[_Bucket]:
-    """Yield buckets of sequences by length; the longest has `alike` times the shortest's or FEW_POSITIONS more.
-
-    With an infinite `alike` one bucket has all sequences, in their order.
-    """
+def _make_buckets(layout: SequenceLayout, candidates_only: bool, device: torch.device) -> Iterator[_Bucket]:
+    """Yield buckets by length: the longest sequence has LENGTHS_ALIKE times the shortest's or FEW_POSITIONS more."""
     lengths, candidates = torch.tensor(layout.lengths), torch.tensor(layout.num_candidates)
     queries = candidates if candidates_only else lengths
     starts, query_starts = (counts.cumsum(0) - counts for counts in (lengths, queries))
-    order = lengths.argsort(stable=True) if alike < math.inf else torch.arange(len(lengths))
-    shortest, edges = 0, [0]
+    order, shortest, edges = lengths.argsort(stable=True), 0, [0]
     for place, length in enumerate(lengths[order].tolist()):
-        if place and length > max(alike * shortest, shortest + FEW_POSITIONS):
+        if place and length > max(LENGTHS_ALIKE * shortest, shortest + FEW_POSITIONS):
             edges.append(place)
         if place == edges[-1]:
             shortest = length

@@ -15,13 +15,11 @@ from common.keys import key, keys_of, shown
 class Attention(Enum):
     """Strategies of attention, all with the same results.
 
-    padded: pads all sequences to the longest, with memory by its square; bucketed: groups by length and in chunks, with
-    bounded memory; triton: kernels for GPUs, without padding. auto: triton on CUDA where it is installed and agrees
-    with bucketed on the first batch, else bucketed.
+    bucketed: groups by length and in chunks, with bounded memory; triton: kernels for GPUs, without padding. auto:
+    triton on CUDA where it is installed and agrees with bucketed on the first batch, else bucketed.
     """
 
     auto = "auto"
-    padded = "padded"
     bucketed = "bucketed"
     triton = "triton"
 

@@ -1,4 +1,4 @@
-"""Triton's kernels of attention: against the padded one where blocks end, and compiled for GPUs that are not here."""
+"""Triton's kernels of attention: against the bucketed one where blocks end, and compiled for GPUs that are not here."""
 
 import json
 import os
@@ -38,12 +38,12 @@ def computed(strategy: Attention, tensors: list[Tensor], layout: SequenceLayout,
 
 @pytest.mark.parametrize("candidates_only", [False, True])
 @pytest.mark.parametrize(("candidates", "divisor"), [("one", 65.0), ("several", 4096.0)])
-def test_it_equals_padded_where_blocks_end(candidates: str, divisor: float, candidates_only: bool) -> None:
+def test_it_equals_bucketed_where_blocks_end(candidates: str, divisor: float, candidates_only: bool) -> None:
     counts = [min(length, 1 if candidates == "one" else 1 + number * 9) for number, length in enumerate(LENGTHS)]
     layout = SequenceLayout(LENGTHS, counts, divisor)
     tensors = inputs(layout, candidates_only, torch.float32)
     actual, expected = (
-        computed(kind, tensors, layout, candidates_only) for kind in (Attention.triton, Attention.padded)
+        computed(kind, tensors, layout, candidates_only) for kind in (Attention.triton, Attention.bucketed)
     )
     for output, reference in zip(actual, expected, strict=True):
         assert reference.abs().max() > 1e-4
@@ -59,7 +59,7 @@ def test_it_rounds_no_more_than_its_inputs(dtype: torch.dtype) -> None:
     layout = SequenceLayout([65, 70, 1], [1, 3, 1], 70.0)
     tensors = inputs(layout, False, dtype)
     actual = computed(Attention.triton, tensors, layout, False)
-    expected = computed(Attention.padded, [tensor.float() for tensor in tensors], layout, False)
+    expected = computed(Attention.bucketed, [tensor.float() for tensor in tensors], layout, False)
     for output, reference in zip(actual, expected, strict=True):
         assert output.dtype is dtype
         error = (output.float() - reference).norm() / reference.norm()

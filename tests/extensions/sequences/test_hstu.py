@@ -49,7 +49,7 @@ INTERPRETED = [
     pytest.mark.skipif(ASKED and MISSING, reason="Triton is not installed: pip install -r requirements/triton.in"),
     pytest.mark.slow("tool"),
 ]
-ATTENTIONS = [Attention.padded, Attention.bucketed, pytest.param(Attention.triton, marks=INTERPRETED)]
+ATTENTIONS = [Attention.bucketed, pytest.param(Attention.triton, marks=INTERPRETED)]
 GOLDEN = np.load(Path(__file__).parents[2] / "golden/reference/hstu_tiny.npz")
 CONTEXT = ["uid", "user_x_artist", "user_x_album", "user_x_hour", "item_x_hour", "artist_x_hour", "user_x_is_organic"]
 CONTEXT += ["user_x_artist_x_hour"]
@@ -214,7 +214,6 @@ MLPERF = HSTUConfig(
 @pytest.mark.parametrize(
     ("attention", "warmup_steps", "steps"),
     [
-        (Attention.padded, 0, 10),
         (Attention.bucketed, 0, 10),
         (Attention.bucketed, 4, 10),
         pytest.param(Attention.triton, 0, 3, marks=INTERPRETED),  # a step takes four seconds
@@ -321,7 +320,7 @@ def test_auto_takes_kernels_only_where_they_agree_on_the_first_batch(
         calls.append(fault)
         if fault == "an error":
             raise RuntimeError("out of shared memory")
-        return attend(Attention.padded, q, k, v, layout, candidates_only) * (2 if fault else 1)
+        return attend(Attention.bucketed, q, k, v, layout, candidates_only) * (2 if fault else 1)
 
     monkeypatch.setattr(hstu, "prefers_triton", lambda device: True)
     monkeypatch.setattr(hstu, "attend_by_triton", kernels)
@@ -330,7 +329,7 @@ def test_auto_takes_kernels_only_where_they_agree_on_the_first_batch(
     layout = SequenceLayout([30, 7], [1, 1], 30.0)
     q, k, v = (torch.randn(37, 2, 8) for _ in range(3))
     for _ in range(2):
-        torch.testing.assert_close(attend(Attention.auto, q, k, v, layout), attend(Attention.padded, q, k, v, layout))
+        torch.testing.assert_close(attend(Attention.auto, q, k, v, layout), attend(Attention.bucketed, q, k, v, layout))
     assert len(calls) == (1 if fault else 3)
     reasons = {"an error": "fail here (out of shared memory)", "another result": "differ by"}
     assert (reasons[fault] in caplog.text) if fault else not caplog.text
@@ -338,15 +337,16 @@ def test_auto_takes_kernels_only_where_they_agree_on_the_first_batch(
 
 def test_chunks_and_buckets_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
-    layout = SequenceLayout([300, 7, 0, 280, 50, 51, 0], [1, 1, 0, 1, 1, 1, 0], 300.0)
-    q, k, v = (torch.randn(sum(layout.lengths), 2, 8, requires_grad=True) for _ in range(3))
-    expected = attend(Attention.padded, q, k, v, layout)
-    expected_grads = torch.autograd.grad(expected.square().sum(), (q, k, v))
-    monkeypatch.setattr("extensions.sequences.hstu.CHUNK_BYTES", 1 << 14)
-    out = attend(Attention.bucketed, q, k, v, layout)
-    torch.testing.assert_close(out, expected, atol=1e-6, rtol=1e-5)
-    for grad, expected_grad in zip(torch.autograd.grad(out.square().sum(), (q, k, v)), expected_grads, strict=True):
-        torch.testing.assert_close(grad, expected_grad, atol=1e-6, rtol=1e-4)
+    lengths, candidates = [300, 7, 0, 280, 50, 51, 0], [1, 1, 0, 1, 1, 1, 0]
+    q, k, v = (torch.randn(sum(lengths), 2, 8, requires_grad=True) for _ in range(3))
+    results = []
+    for few_positions, chunk_bytes in ((1000, 1 << 40), (hstu.FEW_POSITIONS, 1 << 14)):
+        monkeypatch.setattr(hstu, "FEW_POSITIONS", few_positions)
+        monkeypatch.setattr(hstu, "CHUNK_BYTES", chunk_bytes)
+        out = attend(Attention.bucketed, q, k, v, SequenceLayout(lengths, candidates, 300.0))
+        results.append([out, *torch.autograd.grad(out.square().sum(), (q, k, v))])
+    for whole, actual in zip(*results, strict=True):
+        torch.testing.assert_close(actual, whole, atol=1e-6, rtol=1e-4)
 
 
 @pytest.mark.gpu
@@ -354,7 +354,7 @@ def test_chunks_and_buckets_change_nothing(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.skipif(PRETENDED, reason="no GPU, only a pretended one: Triton does not compile for it")
 @pytest.mark.parametrize("candidates_only", [False, True])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 8e-3)])
-def test_attention_by_triton_equals_the_padded_one(dtype: torch.dtype, tolerance: float, candidates_only: bool) -> None:
+def test_attention_by_triton_equals_bucketed(dtype: torch.dtype, tolerance: float, candidates_only: bool) -> None:
     torch.set_float32_matmul_precision("highest")
     layout = SequenceLayout([0, 1, 33, 64, 65, 700], [0, 1, 3, 1, 40, 5], 700.0)
     rows = sum(layout.num_candidates) if candidates_only else sum(layout.lengths)
@@ -362,7 +362,7 @@ def test_attention_by_triton_equals_the_padded_one(dtype: torch.dtype, tolerance
     sizes = (rows, sum(layout.lengths), sum(layout.lengths), rows)
     *tensors, grad = (torch.randn(size, 4, 128, device="cuda", dtype=dtype) for size in sizes)
     results: list[list[torch.Tensor]] = []
-    for kind, compute_dtype in ((Attention.triton, dtype), (Attention.padded, torch.float32)):
+    for kind, compute_dtype in ((Attention.triton, dtype), (Attention.bucketed, torch.float32)):
         q, k, v = (tensor.to(compute_dtype, copy=True).requires_grad_() for tensor in tensors)
         out = attend(kind, q, k, v, layout, candidates_only)
         results.append([out, *torch.autograd.grad(out, (q, k, v), grad.to(compute_dtype))])
