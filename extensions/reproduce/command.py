@@ -27,7 +27,7 @@ from app.metrics.documents import EvaluationFigures
 from app.record.directory import figures_of_test, run_module, score_test_split, wait_for_orphan
 from app.record.documents import DONE, MANIFEST, TEST, is_run, read_outcome
 from app.report.charts import not_comparable
-from app.report.compare import BESIDE, MADE_BY, differences, flat_facts, short
+from app.report.compare import BESIDE, MADE_BY, differences, flat_facts
 from app.report.page import ReportTable, render, write_page
 from app.report.read import (
     NOT_MEASURED,
@@ -530,10 +530,8 @@ def _differing_keys(runs: Sequence[FinishedRun]) -> list[str]:
     return [key for key in differing if not key.startswith(BESIDE)]
 
 
-def reproduction_page(
-    config: ReproduceConfig, document: Reproduction, runs: Sequence[FinishedRun], directory: Path
-) -> str:
-    """Return the HTML of a reproduction with files in `directory`; `runs` are its finished runs."""
+def reproduction_page(config: ReproduceConfig, document: Reproduction, directory: Path) -> str:
+    """Return the HTML of a reproduction with files in `directory`."""
 
     def text(value: float | None) -> str:
         return "–" if value is None else figure(value, DIGITS)
@@ -571,8 +569,6 @@ def reproduction_page(
         "Machine here": document.machine,
         "Versions and code": ", ".join([*versions, commit]),
     }
-    differing = differences([finished.run for finished in runs])[0] if runs else {}
-    differing.pop("train.seed", None)
     note = (
         "Of the model that each run serves, over the finished seeds; the interval by Student's t. Inside: the "
         "published figure lies in the interval, widened by the tolerance at both ends; or, where it is the target "
@@ -589,11 +585,6 @@ def reproduction_page(
         figures=ReportTable(headings, figures, {1, 2, 3, 4, 5}, note),
         seeds=ReportTable(columns, seeds, set(range(2, len(columns) - 1)), own_reports),
         source=ReportTable(["", ""], [[name, str(value or "not said")] for name, value in source.items()], set()),
-        differing=ReportTable(
-            ["Key", *(f"seed {finished.seed}" for finished in runs)],
-            [[key, *map(short, row)] for key, row in differing.items()],
-            set(),
-        ),
         command=document.command,
     )
 
@@ -644,7 +635,7 @@ def _write_document(
     with refusing_other_versions(f"[{','.join(str(seed.directory) for seed in seeds if seed.status in DONE)}]"):
         runs = finished_runs(seeds)
         document = summarise(config, arguments, seeds, runs, failed)
-        page = reproduction_page(config, document, runs, out)
+        page = reproduction_page(config, document, out)
     write_atomically(out / DOCUMENT, (encode(document, indent=1) + "\n").encode())
     write_page(out / PAGE, page)
     return document
