@@ -447,8 +447,8 @@ def keys_of(batch: RawRows, column: str, allows_text: bool = True) -> NDArray[np
     values, locator = batch.columns[column], batch.locator_of(column)
     refuse_row(_is_empty(values), locator, lambda _: "no value")
     if is_text(values) or (not isinstance(values, list) and pa.types.is_integer(values.type)):
-        column = values.cast(pa.string()).dictionary_encode()
-        codes, texts = column.indices.to_numpy(), column.dictionary
+        encoded: Any = values.cast(pa.string()).dictionary_encode()
+        codes, texts = encoded.indices.to_numpy(), encoded.dictionary
     else:
         refuse_rounded(values, locator)
         ids = distinct(values)

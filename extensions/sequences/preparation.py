@@ -159,11 +159,10 @@ class SortTask(LoggedTask[SortRecord]):
 class MergeRecord:
     """Events of some users: files {users,offsets,items,times,flags}.npy, with offsets from 0.
 
-    rows: events that are kept. longest: the most events of a user. counts: figures for the manifest's `extra`.
+    rows: events that are kept. counts: figures for the manifest's `extra`.
     """
 
     rows: int
-    longest: int
     counts: dict[str, int]
     files: dict[str, FileDigest] = field(default_factory=dict)
 
@@ -234,7 +233,7 @@ class MergeTask(LoggedTask[MergeRecord]):
             "positives": int((flags[is_candidate] & self.schema.bit(self.schema.label) != 0).sum()),
             "short_users": int((counts <= self.schema.min_history).sum()),  # no event has a long enough history
         }
-        record = MergeRecord(len(users), int(counts.max(initial=0)), figures)
+        record = MergeRecord(len(users), figures)
         # Microseconds decided the order; windows, ages and hours are counted in seconds.
         arrays: list[NDArray[Any]] = [keys, offsets, ids, times // SECOND, flags]
         for (kind, dtype), array in zip(EVENT_DTYPES.items(), arrays, strict=True):
@@ -400,7 +399,6 @@ def _run_stages(
         num_embeddings[USER] = figures["users"] + 1
     figures |= {
         "without_attribute": dict(zip(schema.attributes, missing, strict=True)),
-        "longest_history": max(record.longest for record in merged),
         "workers": workers,
         "seconds": round(time.monotonic() - begin, 3),
         "stage_seconds": executor.seconds,
