@@ -40,7 +40,6 @@ from app.training.checkpointer import TrainedRun
 from common.errors import OwnError, UserError
 from common.extensions import keys_of_extension
 from common.jit import Int, jit
-from common.keys import shown
 from data_prep.dataset.format import Manifest, shard_path
 from data_prep.dataset.spelling import offsets_of, text_key
 from data_prep.encoding import NewRows, Shape, read_new_rows
@@ -686,21 +685,15 @@ def refuse_one_class(config: AppConfig, root: Path, split: Split) -> None:
     assert isinstance(split, EventSplit)
     if config.data.allow_degenerate:
         return
-    names = tasks(config)
-    label, rows, positives = split.log.schema.label, split.rows, split.positives
-    for action in (label, *names):
+    rows, positives = split.rows, split.positives
+    for action in (split.log.schema.label, *tasks(config)):
         if positives[action] in (0, rows):
-            key = f"data.path={root}" if action == label else f"sequences.tasks={shown(names)}"
-            share = "none" if not positives[action] else "each"
+            share = "each" if positives[action] else "none"
             counts = ", ".join(f"{name} ({count:,})" for name, count in positives.items())
-            remedy = (
-                "correct the log's schema, or sequences.min_history and .eval_window"
-                if action == label
-                else f"leave {action} out, or correct `anchors` in the log's schema"
-            )
             raise UserError(
-                f"{key}: {share} of the {rows:,} samples to train on is {action}, so nothing can be learned of it; "
-                f"samples of each action: {counts}; {remedy}, or set data.allow_degenerate=true"
+                f"data.path={root}: {share} of the {rows:,} samples to train on is {action}, so nothing can be learned "
+                f"of it; samples of each action: {counts}; leave it out of sequences.tasks, correct the log's schema, "
+                "sequences.min_history or .eval_window, or set data.allow_degenerate=true"
             )
 
 
