@@ -71,13 +71,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class SequenceLayout:
-    """Places of B sequences, one behind another, among T positions, and the candidates at the end of each.
+    """Places of B sequences, one behind another, among T positions; the last position of each is its candidate.
 
-    lengths, num_candidates: [B] on the host; a length includes the candidates. divisor: N of the attention.
+    lengths: [B] on the host. divisor: N of the attention.
     """
 
     lengths: Sequence[int]
-    num_candidates: Sequence[int]
     divisor: float
     _products: dict[Any, Any] = field(default_factory=dict)  # results of `compute_once`
 
@@ -91,14 +90,14 @@ class SequenceLayout:
 
 @dataclass
 class Sequences(Pipelineable):
-    """Contents of a batch of B histories besides ids: E events of all histories, M candidates of all samples.
+    """Contents of a batch of B samples besides ids: E events of all histories, and a candidate of each.
 
     Attributes:
         times: [E] int64 seconds of the histories' events, sample by sample, oldest first.
         actions: [E] uint8, a bit for each action of the dataset's schema.
-        candidate_times: [M] int64 seconds, of the history's last event or of the candidate itself
+        candidate_times: [B] int64 seconds, of the history's last event or of the candidate itself
             (sequences.candidate_time).
-        history_lengths, num_candidates: [B] on the host.
+        history_lengths: [B] on the host.
         divisor: N of the attention (extensions.sequences.keys.AttentionScale), on the host.
     """
 
@@ -106,7 +105,6 @@ class Sequences(Pipelineable):
     actions: Tensor
     candidate_times: Tensor
     history_lengths: list[int]
-    num_candidates: list[int]
     divisor: float
 
     def to(self, device: torch.device, non_blocking: bool = False) -> "Sequences":
@@ -376,7 +374,7 @@ MOST_CANDIDATES, PIECE_POSITIONS = 256, 1 << 16
 
 
 class Candidates(NamedTuple):
-    """Events to score: [M] ids of items, times in seconds, and flags.
+    """Events to score: [n] ids of items, times in seconds, and flags.
 
     To rank, only FLAG_BIT of the flags matters; of samples the bits of actions are the labels.
     """
@@ -486,28 +484,22 @@ class EventLog:
             raise wrong_item_error(int(positions[outside.argmax()]))
         times = np.asarray(events.times[positions]).astype(np.int64)
         divisor = self._attention_divisor(histories.lengths, global_positions)
-        return self._make_batch(
-            histories, users, Candidates(items, times, flags), divisor, missing=size - len(positions)
-        )
+        return self._make_batch(histories, users, Candidates(items, times, flags), divisor, size - len(positions))
 
     def candidates(self, user: int, end: int, candidate_set: Candidates) -> Iterator[Batch]:
         """Yield batches of candidates for the history of a user, by index, before event `end`.
 
-        Each candidate is scored as if it were alone: a batch has a fixed number of candidates, with padding. If each
-        cross is of user and hour alone, all candidates have the same context, and share one sequence.
+        Each candidate is scored as if it were alone: a batch has a fixed number of candidates, with padding.
         """
-        # A position's attention depends on its own candidate alone, so candidates may share a history's positions.
-        shares_history = all({*cross.of} <= {USER, HOUR} for cross in self.schema.crosses.values())
-        positions, users = np.full(1, end), np.full(1, user)
         most_positions = len(self._rule.masks) * self._rule.quota + self._other_positions  # of a sequence
-        size = MOST_CANDIDATES if shares_history else max(1, min(MOST_CANDIDATES, PIECE_POSITIONS // most_positions))
-        copies, per_history = (1, size) if shares_history else (size, 1)
-        histories = gather_histories(self.events, positions.repeat(copies), users.repeat(copies), self._rule)
+        size = max(1, min(MOST_CANDIDATES, PIECE_POSITIONS // most_positions))
+        positions, users = np.full(size, end), np.full(size, user)
+        histories = gather_histories(self.events, positions, users, self._rule)
         divisor = self._attention_divisor(histories.lengths, positions)
         for start in range(0, len(candidate_set.items), size):
             # Padding repeats a candidate: equal shapes add in one order, so a score does not depend on the number.
             piece = candidate_set.take(np.minimum(np.arange(start, start + size), len(candidate_set.items) - 1))
-            batch = self._make_batch(histories, users.repeat(size), piece, divisor, per_history=per_history)
+            batch = self._make_batch(histories, users, piece, divisor)
             yield replace(batch, num_valid=min(size, len(candidate_set.items) - start))
 
     def _make_batch(
@@ -517,14 +509,11 @@ class EventLog:
         candidate_set: Candidates,
         divisor: float,
         missing: int = 0,
-        per_history: int = 1,
     ) -> Batch:
-        """Join B histories, their candidates, and `missing` samples of padding to a batch.
+        """Join B histories, a candidate for each, and `missing` samples of padding to a batch.
 
         Args:
-            users: [M] index of each candidate's user.
-            candidate_set: M candidates, `per_history` for each history in turn.
-            divisor: N of the attention. missing: 0 unless per_history is 1.
+            users: [B] index of each one's user. divisor: N of the attention.
         """
         events, schema, size = self.events, self.schema, len(histories.lengths) + missing
         items, times, flags = candidate_set
@@ -539,9 +528,8 @@ class EventLog:
             contexts.append(np.empty(len(items), np.int32))
             hash_rows(np.stack([columns[name].astype(np.int64) for name in cross.of]), cross.rows, contexts[-1])
         single, per_sample = np.ones(size, np.int32), np.pad(histories.lengths, (0, missing))
-        # Candidates of one history share its context, so the first candidate's context serves all of them.
         id_columns = [
-            *(np.pad(ids[::per_history], (0, missing)) for ids in contexts),
+            *(np.pad(ids, (0, missing)) for ids in contexts),
             *histories.ids,
             *(np.pad(ids, (0, missing)) for ids in candidates),
         ]
@@ -549,18 +537,16 @@ class EventLog:
         lengths = [
             *([single] * len(contexts)),
             *([per_sample] * len(histories.ids)),
-            *([single * per_history] * len(candidates)),
+            *([single] * len(candidates)),
         ]
         reference_times = times.copy()
         # MLPerf counts ages from the history's last event; without a history only the candidate has a time.
         if self.config.candidate_time is CandidateTime.history:
             has_history, ends = histories.lengths > 0, offsets_of(histories.lengths)
-            newest = histories.times[ends[1:][has_history] - 1]
-            reference_times[has_history.repeat(per_history)] = newest.repeat(per_history)
+            reference_times[has_history] = histories.times[ends[1:][has_history] - 1]
         sequences = Sequences(
             *map(torch.from_numpy, (histories.times, histories.actions, np.pad(reference_times, (0, missing)))),
             per_sample.tolist(),
-            [per_history] * size,
             divisor,
         )
         targets = [np.pad((flags & bit != 0).astype(np.float32), (0, missing)) for bit in self._label_bits]
