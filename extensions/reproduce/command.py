@@ -44,7 +44,7 @@ from app.report.read import (
 from app.report.statistics import spread
 from common.cli import EXIT_BAD_INPUT, EXIT_DONE, EXIT_STOPPED
 from common.command import redact_arguments
-from common.compose import add_file_keys, compose_config, quote_literally, read_overrides
+from common.compose import add_file_keys, compose_config, quote_literally
 from common.documents import Json, Number, OpenDocument, encode, read_document
 from common.errors import UserError
 from common.files import digest_file, write_atomically
@@ -192,21 +192,12 @@ def seeds_of(out: Path, count: int) -> list[Seed]:
 
 def training_arguments(arguments: Sequence[str]) -> list[str]:
     """Return the arguments for app.train, with each config=FILE replaced by its keys, as the file may change."""
-    train_arguments = []
-    for argument in arguments:
-        key = _key_name(argument)
-        if key in REFUSED:
+    kept = [argument for argument in arguments if _key_name(argument) not in OWN_KEYS]
+    expanded = add_file_keys(AppConfig, CONFIG_DIR, kept)
+    for argument in expanded:
+        if (key := _key_name(argument)) in REFUSED:
             raise UserError(f"{argument}: not of a reproduction: {REFUSED[key]}")
-        if key == "config":
-            # The shell leaves quotes that stand inside an argument.
-            path = Path(argument.partition("=")[2].strip("\"'"))
-            keys = [_key_name(override) for override in read_overrides(argument, path)]
-            if others := [key for key in keys if key in REFUSED or key in OWN_KEYS]:
-                why = REFUSED.get(others[0], f"type {others[0]}=… instead")
-                raise UserError(f"{argument}: has {others[0]}, which is not taken from a file: {why}")
-        if key not in OWN_KEYS:
-            train_arguments.append(argument)
-    return add_file_keys(AppConfig, CONFIG_DIR, train_arguments)
+    return expanded
 
 
 def changed_keys(arguments: Sequence[str]) -> list[str]:
