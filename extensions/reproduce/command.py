@@ -27,7 +27,7 @@ from app.metrics.documents import EvaluationFigures
 from app.record.directory import NOT_BEGUN, ChildRun
 from app.record.documents import DONE, MANIFEST, TEST
 from app.report.charts import not_comparable
-from app.report.compare import BESIDE, MADE_BY, differences, flat_facts, short
+from app.report.compare import BESIDE, MADE_BY, differences, flat_facts
 from app.report.page import ReportTable, render, write_page
 from app.report.read import (
     NOT_MEASURED,
@@ -43,7 +43,7 @@ from app.report.read import (
 from app.report.statistics import spread
 from common.cli import EXIT_BAD_INPUT, EXIT_DONE, EXIT_STOPPED
 from common.command import redact_arguments
-from common.compose import add_file_keys, compose_config, read_overrides
+from common.compose import add_file_keys, compose_config
 from common.documents import Json, Number, OpenDocument, encode, read_document
 from common.errors import UserError
 from common.files import digest_file, write_atomically
@@ -183,21 +183,12 @@ def seeds_of(out: Path, count: int, arguments: Sequence[str] = (), processes: in
 
 def training_arguments(arguments: Sequence[str]) -> list[str]:
     """Return the arguments for app.train, with each config=FILE replaced by its keys, as the file may change."""
-    train_arguments = []
-    for argument in arguments:
-        key = _key_name(argument)
-        if key in REFUSED:
+    kept = [argument for argument in arguments if _key_name(argument) not in OWN_KEYS]
+    expanded = add_file_keys(AppConfig, CONFIG_DIR, kept)
+    for argument in expanded:
+        if (key := _key_name(argument)) in REFUSED:
             raise UserError(f"{argument}: not of a reproduction: {REFUSED[key]}")
-        if key == "config":
-            # The shell leaves quotes that stand inside an argument.
-            path = Path(argument.partition("=")[2].strip("\"'"))
-            keys = [_key_name(override) for override in read_overrides(argument, path)]
-            if others := [key for key in keys if key in REFUSED or key in OWN_KEYS]:
-                why = REFUSED.get(others[0], f"type {others[0]}=… instead")
-                raise UserError(f"{argument}: has {others[0]}, which is not taken from a file: {why}")
-        if key not in OWN_KEYS:
-            train_arguments.append(argument)
-    return add_file_keys(AppConfig, CONFIG_DIR, train_arguments)
+    return expanded
 
 
 def changed_keys(arguments: Sequence[str]) -> list[str]:
@@ -511,10 +502,8 @@ def _differing_keys(runs: Sequence[FinishedRun]) -> list[str]:
     return [key for key in differing if not key.startswith(BESIDE)]
 
 
-def reproduction_page(
-    config: ReproduceConfig, document: Reproduction, runs: Sequence[FinishedRun], directory: Path
-) -> str:
-    """Return the HTML of a reproduction with files in `directory`; `runs` are its finished runs."""
+def reproduction_page(config: ReproduceConfig, document: Reproduction, directory: Path) -> str:
+    """Return the HTML of a reproduction with files in `directory`."""
 
     def text(value: float | None) -> str:
         return "–" if value is None else figure(value, DIGITS)
@@ -552,8 +541,6 @@ def reproduction_page(
         "Machine here": document.machine,
         "Versions and code": ", ".join([*versions, commit]),
     }
-    differing = differences([finished.run for finished in runs])[0] if runs else {}
-    differing.pop("train.seed", None)
     note = (
         "Of the model that each run serves, over the finished seeds; the interval by Student's t. Inside: the "
         "published figure lies in the interval, widened by the tolerance at both ends; or, where it is the target "
@@ -570,11 +557,6 @@ def reproduction_page(
         figures=ReportTable(headings, figures, {1, 2, 3, 4, 5}, note),
         seeds=ReportTable(columns, seeds, set(range(2, len(columns) - 1)), own_reports),
         source=ReportTable(["", ""], [[name, str(value or "not said")] for name, value in source.items()], set()),
-        differing=ReportTable(
-            ["Key", *(f"seed {finished.seed}" for finished in runs)],
-            [[key, *map(short, row)] for key, row in differing.items()],
-            set(),
-        ),
         command=document.command,
     )
 
@@ -625,7 +607,7 @@ def _write_document(
     with refusing_other_versions(f"[{','.join(str(seed.directory) for seed in seeds if seed.status in DONE)}]"):
         runs = finished_runs(seeds)
         document = summarise(config, arguments, seeds, runs, failed)
-        page = reproduction_page(config, document, runs, out)
+        page = reproduction_page(config, document, out)
     write_atomically(out / DOCUMENT, (encode(document, indent=1) + "\n").encode())
     write_page(out / PAGE, page)
     return document

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from app.config.kinds import ModelKind, ModelParts, PublishedTables
-from common.command import Command, later
+from common.command import later
 from common.extensions import Core, KeyGroup, ReadyMadeValues
 from data_prep.dataset.kinds import DatasetKind, KindParts, NamedSource, SourceKind
 from extensions.sequences.keys import SequencesConfig, SyntheticEventsConfig, refuse_without_model
@@ -83,15 +83,6 @@ def register(core: Core) -> None:
             over="users",
             eval_split="val",
             commands="train, evaluate, recommend, plan and verify know HSTU",
-        ),
-        Command(
-            name="import-events",
-            module="extensions.sequences.events",
-            function="extensions.sequences.events:main",
-            summary="MLPerf's prepared events of DLRMv4 to Parquet",
-            schema="extensions.sequences.keys:ImportConfig",
-            config="schema",
-            config_dir=Path(__file__).parent,
         ),
     )
 

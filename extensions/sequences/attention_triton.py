@@ -9,7 +9,7 @@ run one per block of keys and head. No two programs write to one place, so resul
 import math
 import os
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
@@ -31,17 +31,16 @@ def attend_triton(q: Tensor, k: Tensor, v: Tensor, layout: SequenceLayout, candi
 
 
 @triton.jit
-def _load_bounds(key_starts, query_starts, histories, candidates_only: constexpr):
+def _load_bounds(key_starts, query_starts, candidates_only: constexpr):
     """Return a program's sequence: the first row and the row past the last of its keys, the same of its queries.
 
-    Then the length of its history, and the number of its first query in the sequence.
+    Then the number of its first query in the sequence, of which a candidate is the last position.
     """
     sequence = tl.program_id(0)
     first_key, past_keys = tl.load(key_starts + sequence), tl.load(key_starts + sequence + 1)
     first_query, past_queries = tl.load(query_starts + sequence), tl.load(query_starts + sequence + 1)
-    history = tl.load(histories + sequence)
-    offset = history if candidates_only else history * 0
-    return first_key, past_keys, first_query, past_queries, history, offset
+    offset = past_keys - first_key - 1 if candidates_only else first_key * 0
+    return first_key, past_keys, first_query, past_queries, offset
 
 
 @triton.jit
@@ -67,15 +66,14 @@ def _dot(a, b, precision: constexpr):
 
 
 @triton.jit
-def _weights_and_slopes(q, k, query, key, history, scale, precision: constexpr):
+def _weights_and_slopes(q, k, query, key, scale, precision: constexpr):
     """Return the attention of queries to keys by their numbers in the sequence, and silu's slope; 0 for unseen keys.
 
     Values beyond a sequence's end are loaded as 0 and add nothing, since silu(0) is 0.
     """
     scores = _dot(q, tl.trans(k), precision) * scale
     sigmoid = tl.sigmoid(scores)
-    earlier = tl.minimum(query, history)[:, None] > key[None, :]
-    mask = earlier | (query[:, None] == key[None, :])
+    mask = query[:, None] >= key[None, :]
     return tl.where(mask, scores * sigmoid, 0.0), tl.where(mask, sigmoid * (1 + scores * (1 - sigmoid)), 0.0)
 
 
@@ -88,7 +86,6 @@ def _outputs_or_query_gradients(
     out_at,
     key_starts,
     query_starts,
-    histories,
     scale,
     factor,
     backward: constexpr,
@@ -104,9 +101,7 @@ def _outputs_or_query_gradients(
     """Store the outputs of a block of queries of one head, or with `backward` the gradients of these queries."""
     # q_at, k_at: [rows, heads, width]; v_at, grad_at (of the outputs): [rows, heads, value_width]; out_at: as v_at, or
     # with `backward` as q_at.
-    first_key, past_keys, first_query, past_queries, history, offset = _load_bounds(
-        key_starts, query_starts, histories, candidates_only
-    )
+    first_key, past_keys, first_query, past_queries, offset = _load_bounds(key_starts, query_starts, candidates_only)
     start = tl.program_id(2) * block
     # The grid covers the longest sequence, so programs of shorter ones may have nothing to do.
     if first_query + start >= past_queries:
@@ -128,7 +123,7 @@ def _outputs_or_query_gradients(
         k = tl.load(k_at + key_places, mask=key_mask, other=0.0)
         key_places, key_mask = _head_offsets(first_key + key, past_keys, heads, value_width, value_columns)
         v = tl.load(v_at + key_places, mask=key_mask, other=0.0)
-        weights, slope = _weights_and_slopes(q, k, query, key, history, scale, precision)
+        weights, slope = _weights_and_slopes(q, k, query, key, scale, precision)
         if backward:
             slope *= _dot(grad, tl.trans(v), precision)
             total += _dot(slope.to(k.dtype), k, precision)
@@ -150,7 +145,6 @@ def _key_and_value_gradients(
     grad_v_at,
     key_starts,
     query_starts,
-    histories,
     scale,
     factor,
     candidates_only: constexpr,
@@ -164,9 +158,7 @@ def _key_and_value_gradients(
 ):
     """Store the gradients of a block of keys and values of one head, summed over the queries that see them."""
     # q_at, k_at: [rows, heads, width]; v_at, grad_at (of the outputs): [rows, heads, value_width].
-    first_key, past_keys, first_query, past_queries, history, offset = _load_bounds(
-        key_starts, query_starts, histories, candidates_only
-    )
+    first_key, past_keys, first_query, past_queries, offset = _load_bounds(key_starts, query_starts, candidates_only)
     start = tl.program_id(2) * block
     if first_key + start >= past_keys:
         return
@@ -184,7 +176,7 @@ def _key_and_value_gradients(
         q = tl.load(q_at + query_places, mask=query_mask, other=0.0)
         query_places, query_mask = _head_offsets(first_query + query, past_queries, heads, value_width, value_columns)
         grad = tl.load(grad_at + query_places, mask=query_mask, other=0.0)
-        weights, slope = _weights_and_slopes(q, k, query + offset, key, history, scale, precision)
+        weights, slope = _weights_and_slopes(q, k, query + offset, key, scale, precision)
         grad_v += _dot(tl.trans(weights).to(grad.dtype), grad, precision)
         slope *= _dot(grad, tl.trans(v), precision)
         grad_k += _dot(tl.trans(slope).to(q.dtype), q, precision)
@@ -203,8 +195,8 @@ class _Attention(torch.autograd.Function):
         out = torch.empty(len(q), *v.shape[1:], dtype=v.dtype, device=v.device)
         ctx.layout, ctx.candidates_only = layout, candidates_only
         ctx.save_for_backward(q, k, v)
-        launch = _launch(ctx, q, v)
-        _outputs_or_query_gradients[launch.queries](q, k, v, out, out, *launch.bounds, backward=False, **launch.options)
+        grid, _, bounds, options = _launch(ctx, q, v)
+        _outputs_or_query_gradients[grid](q, k, v, out, out, *bounds, backward=False, **options)
         return out
 
     @staticmethod
@@ -213,32 +205,27 @@ class _Attention(torch.autograd.Function):
         q, k, v = ctx.saved_tensors
         inputs = (q, k, v, grad_outputs[0].contiguous())
         grad_q, grad_k, grad_v = (torch.empty_like(tensor) for tensor in (q, k, v))
-        launch = _launch(ctx, q, v)
-        _outputs_or_query_gradients[launch.queries](*inputs, grad_q, *launch.bounds, backward=True, **launch.options)
-        _key_and_value_gradients[launch.keys](*inputs, grad_k, grad_v, *launch.bounds, **launch.options)
+        query_grid, key_grid, bounds, options = _launch(ctx, q, v)
+        _outputs_or_query_gradients[query_grid](*inputs, grad_q, *bounds, backward=True, **options)
+        _key_and_value_gradients[key_grid](*inputs, grad_k, grad_v, *bounds, **options)
         return grad_q, grad_k, grad_v, None, None
 
 
-class _Launch(NamedTuple):
-    """Grids of the programs for queries and keys, and the arguments that all kernels get after their tensors."""
+def _launch(ctx: Any, q: Tensor, v: Tensor) -> tuple[tuple[int, ...], tuple[int, ...], tuple[Any, ...], dict[str, Any]]:
+    """Return how the kernels run on queries [T, H, A] and values [T, H, V]; ctx has `layout` and `candidates_only`.
 
-    queries: tuple[int, ...]
-    keys: tuple[int, ...]
-    bounds: tuple[Any, ...]
-    options: dict[str, Any]
-
-
-def _launch(ctx: Any, q: Tensor, v: Tensor) -> _Launch:
-    """Return how the kernels run on queries [T, H, A] and values [T, H, V]; ctx has `layout` and `candidates_only`."""
+    Grids of the programs for queries and for keys, and the arguments that all kernels get after their tensors.
+    """
     layout, block = ctx.layout, BLOCK_BYTES // q.element_size()
-    queries = layout.num_candidates if ctx.candidates_only else layout.lengths
-    histories = [length - count for length, count in zip(layout.lengths, layout.num_candidates, strict=True)]
+    queries = [1] * len(layout.lengths) if ctx.candidates_only else layout.lengths
     key_starts, query_starts = ([0, *accumulate(counts)] for counts in (layout.lengths, queries))
     bounds = layout.compute_once(
         ("bounds", ctx.candidates_only),
-        lambda: [torch.tensor(values, device=q.device) for values in (key_starts, query_starts, histories)],
+        lambda: [torch.tensor(values, device=q.device) for values in (key_starts, query_starts)],
     )
-    grids = [(len(counts), q.shape[1], triton.cdiv(max(counts), block)) for counts in (queries, layout.lengths)]
+    query_grid, key_grid = (
+        (len(counts), q.shape[1], triton.cdiv(max(counts), block)) for counts in (queries, layout.lengths)
+    )
     # Products of float32 follow torch's setting, but are never in TF32 on AMD, where not all GPUs have it.
     may_round = not torch.version.hip and torch.get_float32_matmul_precision() != "highest"
     options = {
@@ -253,7 +240,7 @@ def _launch(ctx: Any, q: Tensor, v: Tensor) -> _Launch:
         "num_warps": 4 if q.element_size() == 2 else 8,
         "num_stages": 2,
     }
-    return _Launch(grids[0], grids[1], (*bounds, 1 / math.sqrt(q.shape[2]), 1 / layout.divisor), options)
+    return query_grid, key_grid, (*bounds, 1 / math.sqrt(q.shape[2]), 1 / layout.divisor), options
 
 
 def _padded_width(values: Tensor) -> int:

@@ -6,8 +6,7 @@ a window are ordered by user, then time, as on disk. All this is a pure function
 window_seconds; nothing is stored.
 
 An anchor's history is made of the `scan_events` previous events of its user: the last `quota` of each kind, merged by
-time, and cut to the last `max_history`. A kind is a mask of action bits. If the next anchor is a later event of the
-same user, the history is extended instead of gathered again.
+time, and cut to the last `max_history`. A kind is a mask of action bits.
 
 Global batch k has samples [k * G, (k + 1) * G) of the consecutive windows, for any number of processes; process r takes
 its r-th equal part. So a place in the order is one integer. A batch's `sparse_features` have the keys of
@@ -41,7 +40,6 @@ from app.training.checkpointer import TrainedRun
 from common.errors import OwnError, UserError
 from common.extensions import keys_of_extension
 from common.jit import Int, jit
-from common.keys import shown
 from data_prep.dataset.format import Manifest, shard_path
 from data_prep.dataset.spelling import offsets_of, text_key
 from data_prep.encoding import NewRows, Shape, read_new_rows
@@ -73,13 +71,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class SequenceLayout:
-    """Places of B sequences, one behind another, among T positions, and the candidates at the end of each.
+    """Places of B sequences, one behind another, among T positions; the last position of each is its candidate.
 
-    lengths, num_candidates: [B] on the host; a length includes the candidates. divisor: N of the attention.
+    lengths: [B] on the host. divisor: N of the attention.
     """
 
     lengths: Sequence[int]
-    num_candidates: Sequence[int]
     divisor: float
     _products: dict[Any, Any] = field(default_factory=dict)  # results of `compute_once`
 
@@ -93,14 +90,14 @@ class SequenceLayout:
 
 @dataclass
 class Sequences(Pipelineable):
-    """Contents of a batch of B histories besides ids: E events of all histories, M candidates of all samples.
+    """Contents of a batch of B samples besides ids: E events of all histories, and a candidate of each.
 
     Attributes:
         times: [E] int64 seconds of the histories' events, sample by sample, oldest first.
         actions: [E] uint8, a bit for each action of the dataset's schema.
-        candidate_times: [M] int64 seconds, of the history's last event or of the candidate itself
+        candidate_times: [B] int64 seconds, of the history's last event or of the candidate itself
             (sequences.candidate_time).
-        history_lengths, num_candidates: [B] on the host.
+        history_lengths: [B] on the host.
         divisor: N of the attention (extensions.sequences.keys.AttentionScale), on the host.
     """
 
@@ -108,7 +105,6 @@ class Sequences(Pipelineable):
     actions: Tensor
     candidate_times: Tensor
     history_lengths: list[int]
-    num_candidates: list[int]
     divisor: float
 
     def to(self, device: torch.device, non_blocking: bool = False) -> "Sequences":
@@ -252,10 +248,7 @@ class HistoryRule(NamedTuple):
 def gather_histories(
     events: EventArrays, anchors: NDArray[np.int64], users: NDArray[np.int64], rule: HistoryRule
 ) -> Histories:
-    """Return the histories of anchors [B], positions among all events; `users` [B] has the index of each one's user.
-
-    This is fastest if the anchors of a user follow each other in time.
-    """
+    """Return the histories of anchors [B], positions among all events; `users` [B] has the index of each one's user."""
     count, longest = len(anchors), min(rule.max_history, rule.quota * len(rule.masks), rule.scan_events)
     earlier_events = (anchors - events.offsets[users]).sum() if count else 0
     # An upper bound for all histories together lets one allocation serve them.
@@ -285,54 +278,27 @@ def _write_histories(
     rule: HistoryRule,
     histories: Histories,
 ) -> Int:
-    """Write the histories; return the number of their events, or -1 - e for an event e with an unknown item.
-
-    `history` holds the current anchor's events, oldest first; kind k has those from `lows[k]` on, `counts[k]` in total.
-    """
-    kinds, widths = len(rule.masks), len(events.attributes)
+    """Write the histories; return the number of their events, or -1 - e for an event e with an unknown item."""
     any_mask = np.uint8(0)
     for mask in rule.masks:
         any_mask |= mask
+    history, counts = np.empty(rule.quota * len(rule.masks), np.int64), np.zeros(len(rule.masks), np.int64)
     total: Int = 0
-    room = rule.quota * kinds + 1
-    # Twice the room lets events be added for a while before older ones have to be dropped.
-    history, history_ids = np.empty(2 * room, np.int64), np.empty((1 + widths, 2 * room), np.int32)
-    counts, lows = np.zeros(kinds, np.int64), np.zeros(kinds, np.int64)
-    size: Int = 0
-    user: Int = np.int64(-1)
-    after: Int = np.int64(-1)  # the current history ends before this event
     for sample in range(len(anchors)):
-        anchor = anchors[sample]
-        bound = max(events.offsets[users[sample]], anchor - rule.scan_events)
-        # A history of the same user is extended: at 200 events this makes 254,000 samples/s, and gathering anew 36,700.
-        if users[sample] != user or anchor < after or bound >= after:
-            user = users[sample]
-            size = _search_backwards(anchor, bound, events.flags, rule, history, counts, lows)
-            for i in range(size):
-                if not _write_item_ids(events.items[history[i]], events.attributes, history_ids[:, i]):
-                    return -1 - history[i]
-            after = anchor
-        for event in range(after, anchor):
-            bits = events.flags[event] & any_mask
-            if bits:
-                if size == len(history):
-                    size = _drop_old_events(history, history_ids, size, bound, events.flags, rule, counts, lows)
-                if not _write_item_ids(events.items[event], events.attributes, history_ids[:, size]):
-                    return -1 - event
-                history[size] = event
-                size += 1
-                for k in range(kinds):
-                    counts[k] += (bits & rule.masks[k]) != 0
-        after = anchor
-        size = _drop_old_events(history, history_ids, size, bound, events.flags, rule, counts, lows)
-        first = max(0, size - rule.max_history)
-        length = size - first
-        for a in range(1 + widths):
-            histories.ids[a, total : total + length] = history_ids[a, first:size]
+        bound = max(events.offsets[users[sample]], anchors[sample] - rule.scan_events)
+        size = _search_backwards(anchors[sample], bound, events.flags, rule, history, counts)
+        length = min(size, rule.max_history)
         for i in range(length):
-            event = history[first + i]
-            histories.times[total + i] = events.times[event]
-            histories.actions[total + i] = events.flags[event] & any_mask
+            event, place = history[length - 1 - i], total + i
+            item = events.items[event]
+            # Without the check a damaged file would make the kernel read beyond the attributes.
+            if not 0 <= item < events.attributes.shape[1]:
+                return -1 - event
+            histories.ids[0, place] = item
+            for a in range(len(events.attributes)):
+                histories.ids[1 + a, place] = events.attributes[a, item]
+            histories.times[place] = events.times[event]
+            histories.actions[place] = events.flags[event] & any_mask
         histories.lengths[sample] = length
         total += length
     return total
@@ -343,31 +309,14 @@ def longest_history(
     events: EventArrays, anchors: NDArray[np.int64], users: NDArray[np.int64], rule: HistoryRule
 ) -> Int:
     """Return the number of events in the longest history of anchors [B]; skip those that cannot have a longer one."""
-    kinds = len(rule.masks)
-    history = np.empty(2 * (rule.quota * kinds + 1), np.int64)
-    counts, lows = np.zeros(kinds, np.int64), np.zeros(kinds, np.int64)
+    history, counts = np.empty(rule.quota * len(rule.masks), np.int64), np.zeros(len(rule.masks), np.int64)
     longest: Int = 0
     for sample in range(len(anchors)):
-        anchor = anchors[sample]
-        bound = max(events.offsets[users[sample]], anchor - rule.scan_events)
-        if min(anchor - bound, rule.quota * kinds, rule.max_history) > longest:
-            size = _search_backwards(anchor, bound, events.flags, rule, history, counts, lows)
+        bound = max(events.offsets[users[sample]], anchors[sample] - rule.scan_events)
+        if min(anchors[sample] - bound, len(history), rule.max_history) > longest:
+            size = _search_backwards(anchors[sample], bound, events.flags, rule, history, counts)
             longest = max(longest, min(size, rule.max_history))
     return longest
-
-
-@jit
-def _write_item_ids(item: int, attributes: NDArray[np.int32], ids: NDArray[np.int32]) -> bool:
-    """Write an item and its attributes to `ids` [1 + A]; return whether the item is in its table.
-
-    attributes: [A, items]. Without the check a damaged file would make the kernel read beyond them.
-    """
-    if not 0 <= item < attributes.shape[1]:
-        return False
-    ids[0] = item
-    for a in range(len(attributes)):
-        ids[1 + a] = attributes[a, item]
-    return True
 
 
 @jit
@@ -378,15 +327,13 @@ def _search_backwards(
     rule: HistoryRule,
     history: NDArray[np.int64],
     counts: NDArray[np.int64],
-    lows: NDArray[np.int64],
 ) -> Int:
     """Gather a history from the anchor back to event `bound`; return the number of its events.
 
-    `history` gets the events, oldest first; `counts` [kinds] the events of each kind; `lows` [kinds] the first event
-    that counts for each kind, `bound` where the kind has less than its quota.
+    `history` gets the events, newest first; `counts` [kinds] the events of each kind.
     """
-    counts[:], lows[:] = 0, bound
-    open_kinds, first, event = len(rule.masks), len(history), anchor
+    counts[:] = 0
+    open_kinds, size, event = len(rule.masks), 0, anchor
     # Going backwards, the search can end once each kind has its quota.
     while event > bound and open_kinds:
         event -= 1
@@ -395,57 +342,11 @@ def _search_backwards(
             if flags[event] & rule.masks[k] and counts[k] < rule.quota:
                 is_taken = True
                 counts[k] += 1
-                if counts[k] == rule.quota:
-                    lows[k] = event
-                    open_kinds -= 1
+                open_kinds -= counts[k] == rule.quota
         if is_taken:
-            first -= 1
-            history[first] = event
-    for i in range(first, len(history)):
-        history[i - first] = history[i]
-    return len(history) - first
-
-
-@jit
-def _drop_old_events(
-    history: NDArray[np.int64],
-    history_ids: NDArray[np.int32],
-    size: Int,
-    bound: Int,
-    flags: NDArray[np.uint8],
-    rule: HistoryRule,
-    counts: NDArray[np.int64],
-    lows: NDArray[np.int64],
-) -> Int:
-    """Drop events beyond a kind's quota, oldest first, and those before event `bound`; return the number left.
-
-    Args:
-        history, history_ids: the first `size` events, oldest first, and their ids [1 + A]; changed in place.
-        counts, lows: as from `_search_backwards`. An event stays while one of its kinds still counts it.
-    """
-    has_surplus = size > 0 and history[0] < bound
-    for k in range(len(rule.masks)):
-        has_surplus |= counts[k] > rule.quota
-    if not has_surplus:
-        return size
-    new_size = 0
-    for i in range(size):
-        event = history[i]
-        stays = False
-        for k in range(len(rule.masks)):
-            if flags[event] & rule.masks[k] and event >= lows[k]:
-                if event < bound or counts[k] > rule.quota:
-                    counts[k] -= 1
-                    lows[k] = event + 1
-                else:
-                    stays = True
-        if stays:
-            if new_size < i:
-                history[new_size] = event
-                for a in range(len(history_ids)):
-                    history_ids[a, new_size] = history_ids[a, i]
-            new_size += 1
-    return new_size
+            history[size] = event
+            size += 1
+    return size
 
 
 @jit
@@ -473,7 +374,7 @@ MOST_CANDIDATES, PIECE_POSITIONS = 256, 1 << 16
 
 
 class Candidates(NamedTuple):
-    """Events to score: [M] ids of items, times in seconds, and flags.
+    """Events to score: [n] ids of items, times in seconds, and flags.
 
     To rank, only FLAG_BIT of the flags matters; of samples the bits of actions are the labels.
     """
@@ -583,28 +484,22 @@ class EventLog:
             raise wrong_item_error(int(positions[outside.argmax()]))
         times = np.asarray(events.times[positions]).astype(np.int64)
         divisor = self._attention_divisor(histories.lengths, global_positions)
-        return self._make_batch(
-            histories, users, Candidates(items, times, flags), divisor, missing=size - len(positions)
-        )
+        return self._make_batch(histories, users, Candidates(items, times, flags), divisor, size - len(positions))
 
     def candidates(self, user: int, end: int, candidate_set: Candidates) -> Iterator[Batch]:
         """Yield batches of candidates for the history of a user, by index, before event `end`.
 
-        Each candidate is scored as if it were alone: a batch has a fixed number of candidates, with padding. If each
-        cross is of user and hour alone, all candidates have the same context, and share one sequence.
+        Each candidate is scored as if it were alone: a batch has a fixed number of candidates, with padding.
         """
-        # A position's attention depends on its own candidate alone, so candidates may share a history's positions.
-        shares_history = all({*cross.of} <= {USER, HOUR} for cross in self.schema.crosses.values())
-        positions, users = np.full(1, end), np.full(1, user)
         most_positions = len(self._rule.masks) * self._rule.quota + self._other_positions  # of a sequence
-        size = MOST_CANDIDATES if shares_history else max(1, min(MOST_CANDIDATES, PIECE_POSITIONS // most_positions))
-        copies, per_history = (1, size) if shares_history else (size, 1)
-        histories = gather_histories(self.events, positions.repeat(copies), users.repeat(copies), self._rule)
+        size = max(1, min(MOST_CANDIDATES, PIECE_POSITIONS // most_positions))
+        positions, users = np.full(size, end), np.full(size, user)
+        histories = gather_histories(self.events, positions, users, self._rule)
         divisor = self._attention_divisor(histories.lengths, positions)
         for start in range(0, len(candidate_set.items), size):
             # Padding repeats a candidate: equal shapes add in one order, so a score does not depend on the number.
             piece = candidate_set.take(np.minimum(np.arange(start, start + size), len(candidate_set.items) - 1))
-            batch = self._make_batch(histories, users.repeat(size), piece, divisor, per_history=per_history)
+            batch = self._make_batch(histories, users, piece, divisor)
             yield replace(batch, num_valid=min(size, len(candidate_set.items) - start))
 
     def _make_batch(
@@ -614,14 +509,11 @@ class EventLog:
         candidate_set: Candidates,
         divisor: float,
         missing: int = 0,
-        per_history: int = 1,
     ) -> Batch:
-        """Join B histories, their candidates, and `missing` samples of padding to a batch.
+        """Join B histories, a candidate for each, and `missing` samples of padding to a batch.
 
         Args:
-            users: [M] index of each candidate's user.
-            candidate_set: M candidates, `per_history` for each history in turn.
-            divisor: N of the attention. missing: 0 unless per_history is 1.
+            users: [B] index of each one's user. divisor: N of the attention.
         """
         events, schema, size = self.events, self.schema, len(histories.lengths) + missing
         items, times, flags = candidate_set
@@ -636,9 +528,8 @@ class EventLog:
             contexts.append(np.empty(len(items), np.int32))
             hash_rows(np.stack([columns[name].astype(np.int64) for name in cross.of]), cross.rows, contexts[-1])
         single, per_sample = np.ones(size, np.int32), np.pad(histories.lengths, (0, missing))
-        # Candidates of one history share its context, so the first candidate's context serves all of them.
         id_columns = [
-            *(np.pad(ids[::per_history], (0, missing)) for ids in contexts),
+            *(np.pad(ids, (0, missing)) for ids in contexts),
             *histories.ids,
             *(np.pad(ids, (0, missing)) for ids in candidates),
         ]
@@ -646,18 +537,16 @@ class EventLog:
         lengths = [
             *([single] * len(contexts)),
             *([per_sample] * len(histories.ids)),
-            *([single * per_history] * len(candidates)),
+            *([single] * len(candidates)),
         ]
         reference_times = times.copy()
         # MLPerf counts ages from the history's last event; without a history only the candidate has a time.
         if self.config.candidate_time is CandidateTime.history:
             has_history, ends = histories.lengths > 0, offsets_of(histories.lengths)
-            newest = histories.times[ends[1:][has_history] - 1]
-            reference_times[has_history.repeat(per_history)] = newest.repeat(per_history)
+            reference_times[has_history] = histories.times[ends[1:][has_history] - 1]
         sequences = Sequences(
             *map(torch.from_numpy, (histories.times, histories.actions, np.pad(reference_times, (0, missing)))),
             per_sample.tolist(),
-            [per_history] * size,
             divisor,
         )
         targets = [np.pad((flags & bit != 0).astype(np.float32), (0, missing)) for bit in self._label_bits]
@@ -782,21 +671,15 @@ def refuse_one_class(config: AppConfig, root: Path, split: Split) -> None:
     assert isinstance(split, EventSplit)
     if config.data.allow_degenerate:
         return
-    names = tasks(config)
-    label, rows, positives = split.log.schema.label, split.rows, split.positives
-    for action in (label, *names):
+    rows, positives = split.rows, split.positives
+    for action in (split.log.schema.label, *tasks(config)):
         if positives[action] in (0, rows):
-            key = f"data.path={root}" if action == label else f"sequences.tasks={shown(names)}"
-            share = "none" if not positives[action] else "each"
+            share = "each" if positives[action] else "none"
             counts = ", ".join(f"{name} ({count:,})" for name, count in positives.items())
-            remedy = (
-                "correct the log's schema, or sequences.min_history and .eval_window"
-                if action == label
-                else f"leave {action} out, or correct `anchors` in the log's schema"
-            )
             raise UserError(
-                f"{key}: {share} of the {rows:,} samples to train on is {action}, so nothing can be learned of it; "
-                f"samples of each action: {counts}; {remedy}, or set data.allow_degenerate=true"
+                f"data.path={root}: {share} of the {rows:,} samples to train on is {action}, so nothing can be learned "
+                f"of it; samples of each action: {counts}; leave it out of sequences.tasks, correct the log's schema, "
+                "sequences.min_history or .eval_window, or set data.allow_degenerate=true"
             )
 
 

@@ -15,22 +15,8 @@ A user's events are ordered by time in microseconds, which these files do not ke
 of the input.
 
 data_prep/parsing/convert.py converts the values, as for tables.
-
-    clickwork import-events prepared.source=DIRECTORY prepared.out=events.parquet
-    python -m data_prep data.raw=events.parquet data.schema=yambda_prepared data.path=data/yambda_5b
-
-The directory is the reference's cache (mlcommons/training, recommendation_v4, `_FlatEventStore.save_mmap`): one NumPy
-array a column, all events of train by user and time, and `_READY`, its last file. Order and values stay.
 """
 
-if __name__ == "__main__":  # before the imports below, which may take seconds
-    from app.commands import COMMANDS
-    from common.cli import run
-
-    run(COMMANDS["import-events"])
-
-
-import json
 import time
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
@@ -41,12 +27,10 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 import yaml
 from msgspec import Meta, Struct
 from numpy.typing import NDArray
 
-from common.cli import EXIT_DONE
 from common.documents import Json, convert
 from common.errors import UserError
 from data_prep.dataset.format import (
@@ -61,7 +45,7 @@ from data_prep.dataset.format import (
 )
 from data_prep.dataset.kinds import kind_of
 from data_prep.dataset.options import MAX_NUM_EMBEDDINGS, Feature, TableRows, to_json
-from data_prep.dataset.spelling import CORRECT, RawRows, compared_text, text_key, whole_number
+from data_prep.dataset.spelling import CORRECT, RawRows, compared_text, text_values, whole_number
 from data_prep.dataset.table_spec import RULE, parse_rule
 from data_prep.io import open_array
 from data_prep.parsing.convert import (
@@ -75,7 +59,6 @@ from data_prep.parsing.convert import (
     plain,
     refuse_rounded,
     refuse_row,
-    significand_bits,
     times_of,
     truths_of,
     without_nan,
@@ -85,7 +68,6 @@ from data_prep.parsing.formats import Chunk, Column, FileLayout, Size, format_of
 from data_prep.parsing.labels import meets_rule
 from data_prep.parsing.table_yaml import schema_path
 from data_prep.sources.discover import Source
-from extensions.sequences.keys import ImportConfig
 
 EVENTS = "events"  # the encoding's name, and the only split on disk
 MAX_ACTIONS = 6
@@ -332,20 +314,9 @@ def _open_array(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
 
 
 def verify_events(root: Path, manifest: Manifest) -> None:
-    """Compare the arrays with their checksums, and check that items are in their table and users' times ascend."""
-    [shard] = manifest.splits[EVENTS].shards
-    verify_shard(root, EVENTS, shard)
-    arrays, limit, block = open_events(root, manifest), manifest.num_embeddings["item"], 1 << 22
-    for start in range(0, shard.rows, block):
-        items = np.asarray(arrays.items[start : start + block])
-        times = np.asarray(arrays.times[start : start + block + 1]).astype(np.int64)
-        # Times may only fall where the events of the next user begin.
-        places = np.searchsorted(arrays.offsets, np.arange(start + 1, start + len(times)))
-        is_first = arrays.offsets[places] == np.arange(start + 1, start + len(times))
-        for kind, is_bad in (("items", (items < 0) | (items >= limit)), ("times", (np.diff(times) < 0) & ~is_first)):
-            if is_bad.any():
-                path, event = shard_path(root, EVENTS, shard.name, kind), start + int(is_bad.argmax())
-                raise UserError(f"{path}: event {event}: out of order or range; preprocess again")
+    """Compare the arrays with their checksums, and check that they fit each other."""
+    verify_shard(root, EVENTS, manifest.splits[EVENTS].shards[0])
+    open_events(root, manifest)
 
 
 class EventEncoding(JsonObject):
@@ -371,7 +342,6 @@ def manifest_fault(document: Document) -> str | None:
     return None
 
 
-WHOLE = r"^(0|[1-9][0-9]{0,17})$"  # texts whose number `text_key` keeps
 TIME_LIMIT = 1 << 32  # seconds; times are stored as uint32, until 2106
 EVENT_BYTES = 48  # bytes that an event counts for in a sorted run, and at least in a chunk of Parquet
 
@@ -469,46 +439,29 @@ def parse_events(batch: RawRows, schema: EventSchema) -> EventBlock:
 
 
 def keys_of(batch: RawRows, column: str, allows_text: bool = True) -> NDArray[np.int64]:
-    """Return a column's keys of users, items or attributes (see `text_key`).
+    """Return a column's keys [rows] of users, items or attributes (see `text_key`).
 
     Args:
         allows_text: whether any text may be an id; otherwise ids are numbers up to MAX_ID, and their own keys.
     """
     values, locator = batch.columns[column], batch.locator_of(column)
     refuse_row(_is_empty(values), locator, lambda _: "no value")
-    # Most ids are whole numbers, which need no text.
-    if (keys := _whole_keys(values)) is None:
+    if is_text(values) or (not isinstance(values, list) and pa.types.is_integer(values.type)):
+        encoded: Any = values.cast(pa.string()).dictionary_encode()
+        codes, texts = encoded.indices.to_numpy(), encoded.dictionary
+    else:
         refuse_rounded(values, locator)
         ids = distinct(values)
         is_fraction = [isinstance(value, float | Decimal) and whole_number(value) is None for value in ids.values]
         ids.refuse(is_fraction, locator, "is not an id: text or an integer")
-        codes, texts = distinct_texts(values, locator)
-        keys = np.array([text_key(text) for text in texts], np.int64)[codes]
+        distinct_ids = distinct_texts(values, locator)
+        codes, texts = distinct_ids.codes, pa.array(distinct_ids.values, pa.string())
+    keys = text_values(texts).view(np.int64)[codes]
     if not allows_text:
         remedy = "set `renumber: true` in the schema, or correct this row"
         is_bad = (keys < 0) | (keys > MAX_ID)
         refuse_row(is_bad, locator, lambda index: f"{values[index]} is not an id from 0 to {MAX_ID}", remedy)
     return keys
-
-
-def _whole_keys(values: Any) -> NDArray[np.int64] | None:
-    """Return a column without empty fields as keys int64, if all its values are keys themselves; otherwise None.
-
-    A key itself is a whole number below 2^63 as a type or text holds it exactly: not 007, nor a rounded float.
-    """
-    if isinstance(values, list):
-        return None
-    if is_text(values):
-        if not pc.all(pc.match_substring_regex(values, WHOLE), min_count=0).as_py():
-            return None
-    elif not (pa.types.is_integer(values.type) or pa.types.is_floating(values.type)):
-        return None
-    try:
-        keys: NDArray[np.int64] = values.cast(pa.int64()).to_numpy()
-    except pa.ArrowInvalid:  # fractions, or numbers beyond 63 bits
-        return None
-    limit = 1 << significand_bits(values.type) if pa.types.is_floating(values.type) else None
-    return None if (keys < 0).any() or (limit is not None and (keys >= limit).any()) else keys
 
 
 def _parse_times(batch: RawRows, schema: EventSchema) -> NDArray[np.int64]:
@@ -554,61 +507,3 @@ def _is_empty(values: Any) -> NDArray[np.bool_]:
         is_empty = pc.or_(is_empty, pc.equal(values, "").fill_null(True))
     mask: NDArray[np.bool_] = is_empty.to_numpy(zero_copy_only=False)
     return mask
-
-
-EVENT_TYPES = pa.array(["listen", "like", "dislike", "unlike", "undislike"])  # by the numbers of flat_event_types
-# Column of the published log, its type, and the array that has its values.
-COLUMNS = {
-    "uid": (pa.uint32(), "flat_uid"),
-    "timestamp": (pa.uint32(), "flat_timestamps"),
-    "item_id": (pa.uint32(), "flat_item_ids"),
-    "is_organic": (pa.uint8(), "flat_is_organic"),
-    "played_ratio_pct": (pa.float32(), "flat_played_ratio"),
-    "event_type": (pa.dictionary(pa.int32(), pa.string()), "flat_event_types"),
-}
-READY, META = "_READY", "store_meta.json"
-BATCH_ROWS = 1 << 20
-
-
-def main(config: ImportConfig) -> int:
-    """Convert as configured, and return an exit status."""
-    source, out = Path(config.prepared.source), Path(config.prepared.out)
-    if not (source / READY).exists():
-        raise UserError(f"{source}: no {READY}, the last file of MLPerf's prepared events; complete the download")
-    try:
-        rows = int(json.loads((source / META).read_bytes())["total_events"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{source / META}: no count of events ({error}); download it again") from error
-    files = {name: source / f"{array}.npy" for name, (_, array) in COLUMNS.items()}
-    arrays: dict[str, NDArray[Any]] = {}
-    for name, path in files.items():
-        try:
-            arrays[name] = np.load(path, mmap_mode="r", allow_pickle=False)
-        except (OSError, ValueError) as error:
-            raise UserError(f"{path}: not a NumPy array ({error}); download it again") from error
-        if (shape := arrays[name].shape) != (rows,):
-            raise UserError(f"{path}: shape {shape}, but {META} counts {rows:,} events; download it again")
-    # Only a whole file gets its name.
-    part = out.with_name(f".{out.name}.part")
-    schema = pa.schema([(name, kind) for name, (kind, _) in COLUMNS.items()])
-    try:
-        with pq.ParquetWriter(part, schema) as writer:
-            for start in range(0, rows, BATCH_ROWS):
-                columns = []
-                for name, array in arrays.items():
-                    values = np.ascontiguousarray(array[start : start + BATCH_ROWS])
-                    try:
-                        if name == "event_type":
-                            column = pa.DictionaryArray.from_arrays(pa.array(values, pa.int32()), EVENT_TYPES)
-                        else:
-                            column = pa.array(values, schema.field(name).type)
-                    except (pa.ArrowInvalid, IndexError, OverflowError) as error:
-                        message = f"{files[name]}: rows from {start:,} on: {error}; download it again"
-                        raise UserError(message) from error
-                    columns.append(column)
-                writer.write_table(pa.Table.from_arrays(columns, schema=schema))
-        part.replace(out)
-    finally:
-        part.unlink(missing_ok=True)
-    print(f"{out}: {rows:,} events; artist_item_mapping.parquet and album_item_mapping.parquet belong beside it")
-    return EXIT_DONE

@@ -1,16 +1,14 @@
 """HSTU (Zhai et al. 2024, arXiv:2402.17152) as in MLPerf's DLRMv4, and its attention.
 
 The output at position i is, per head, the sum over positions j that i sees of silu(q_i . k_j / sqrt(width)) / N * v_j,
-without softmax. A position sees itself and earlier ones. Candidates, at a sequence's end, see the history and
-themselves.
+without softmax. A position sees itself and earlier ones.
 
 Shapes in attention: B sequences, T positions of all of them, H heads; A and V widths of a head's queries and values.
 
-A sequence has C context vectors, the history's L events from the oldest on, and K candidates. Each position becomes a
+A sequence has C context vectors, the history's L events from the oldest on, and a candidate. Each position becomes a
 vector of width `dim`, and layers of attention mix them. The candidates' last vectors then meet their items' vectors.
 
-Shapes in the model: B sequences as above, one for each sample that is trained on, E events of all histories, M
-candidates of all sequences, D embedding_dim, G = `dim`.
+Shapes in the model: B sequences as above, one for each sample, E events of all histories, D embedding_dim, G = `dim`.
 """
 
 import logging
@@ -39,16 +37,6 @@ log = logging.getLogger("clickwork")
 CHUNK_BYTES = 4 << 20  # scores held at a time: small enough for the cache, since they are read several times
 LENGTHS_ALIKE = 1.25  # length of a bucket's longest sequence over its shortest; limits the computation on padding
 FEW_POSITIONS = 64  # up to as many positions more do not justify another bucket
-
-
-def attend_padded(q: Tensor, k: Tensor, v: Tensor, layout: SequenceLayout, candidates_only: bool) -> Tensor:
-    """Attend over sequences padded to the longest, like the definition; memory is B * H * longest^2."""
-    (bucket,) = _make_buckets(layout, candidates_only, q.device, alike=math.inf)
-    keys, values = _select_rows(k, bucket.positions), _select_rows(v, bucket.positions)  # [B, n, H, width]
-    scores = torch.einsum("bihd,bjhd->bhij", _select_rows(q, bucket.query_rows), keys) / math.sqrt(q.shape[2])
-    mask = bucket.seen_mask(0, bucket.query_rows.shape[1], bucket.positions.shape[1])
-    weights = torch.nn.functional.silu(scores) * mask.unsqueeze(1) / layout.divisor
-    return _select_rows(torch.einsum("bhij,bjhd->bihd", weights, values).flatten(0, 1), bucket.query_slots)
 
 
 def attend_bucketed(q: Tensor, k: Tensor, v: Tensor, layout: SequenceLayout, candidates_only: bool) -> Tensor:
@@ -104,80 +92,46 @@ def attend(
 ) -> Tensor:
     """Attend from queries [T, H, A] to keys [T, H, A] and values [T, H, V]; return [T, H, V].
 
-    candidates_only: queries and result have only the candidates, sequence by sequence.
+    candidates_only: queries [B, H, A] and result [B, H, V] are the candidates' alone.
     """
-    strategies = {Attention.auto: attend_by_best, Attention.padded: attend_padded, Attention.triton: attend_by_triton}
+    strategies = {Attention.auto: attend_by_best, Attention.triton: attend_by_triton}
     return strategies.get(strategy, attend_bucketed)(q, k, v, layout, candidates_only)
 
 
 @dataclass(frozen=True)
 class _Bucket:
-    """A bucket of b sequences, padded to n positions and m queries.
+    """A bucket of b sequences, padded to n positions and m queries: all positions, or the candidate alone.
 
-    one_candidate: whether each sequence has exactly one.
     positions: [b, n] places of the keys among T; 0 for padding, which no query sees.
-    query_rows: [b, m] rows of the queries among the given ones; 0 for padding. first_query: [b, 1] place of the first
-        query in its sequence.
+    query_rows: [b, m] rows of the queries among the given ones; 0 for padding.
     query_slots, key_slots: flat places in [b, m] and [b, n] without padding, sequence by sequence.
-    histories: [b, 1] number of positions before the candidates.
+    last: [b, 1] place of the candidate in its sequence.
     """
 
-    one_candidate: bool
     positions: Tensor
     query_rows: Tensor
-    first_query: Tensor
     query_slots: Tensor
     key_slots: Tensor
-    histories: Tensor
-
-    def seen_mask(self, start: int, stop: int, num_keys: int) -> Tensor:
-        """Return a mask [b, stop - start, num_keys]: which of the first num_keys keys the queries start..stop see."""
-        device = self.positions.device
-        query = self.first_query + torch.arange(start, stop, device=device)  # [b, stop - start]
-        key = torch.arange(num_keys, device=device)
-        if self.one_candidate:  # the last position, which sees all earlier ones
-            return query.unsqueeze(2) >= key
-        histories = self.histories.unsqueeze(2)
-        # Each candidate counts as the position right after the history, so candidates do not see each other.
-        earlier = torch.minimum(query.unsqueeze(2), histories) > torch.minimum(key, histories)
-        return earlier | (query.unsqueeze(2) == key)
+    last: Tensor
 
 
-def _make_buckets(
-    layout: SequenceLayout, candidates_only: bool, device: torch.device, alike: float = LENGTHS_ALIKE
-) -> Iterator[_Bucket]:
-    """Yield buckets of sequences by length; the longest has `alike` times the shortest's or FEW_POSITIONS more.
-
-    With an infinite `alike` one bucket has all sequences, in their order.
-    """
-    lengths, candidates = torch.tensor(layout.lengths), torch.tensor(layout.num_candidates)
-    queries = candidates if candidates_only else lengths
-    starts, query_starts = (counts.cumsum(0) - counts for counts in (lengths, queries))
-    order = lengths.argsort(stable=True) if alike < math.inf else torch.arange(len(lengths))
-    shortest, edges = 0, [0]
+def _make_buckets(layout: SequenceLayout, candidates_only: bool, device: torch.device) -> Iterator[_Bucket]:
+    """Yield buckets by length: the longest sequence has LENGTHS_ALIKE times the shortest's or FEW_POSITIONS more."""
+    lengths = torch.tensor(layout.lengths)
+    starts = lengths.cumsum(0) - lengths
+    order, shortest, edges = lengths.argsort(stable=True), 0, [0]
     for place, length in enumerate(lengths[order].tolist()):
-        if place and length > max(alike * shortest, shortest + FEW_POSITIONS):
+        if place and length > max(LENGTHS_ALIKE * shortest, shortest + FEW_POSITIONS):
             edges.append(place)
         if place == edges[-1]:
             shortest = length
     for begin, end in pairwise([*edges, len(order)]):
         group = order[begin:end]
-        histories = (lengths - candidates)[group].unsqueeze(1)
-        positions, key_slots = _pad_sequences(starts[group], lengths[group])
-        query_rows, query_slots = _pad_sequences(query_starts[group], queries[group])
-        first_query = histories if candidates_only else torch.zeros_like(histories)
-        parts = (positions, query_rows, first_query, query_slots, key_slots, histories)
-        yield _Bucket(bool((candidates[group] == 1).all()), *(part.to(device) for part in parts))
-
-
-def _pad_sequences(starts: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the rows [b, longest] of sequences that begin at rows `starts` [b], 0 for padding.
-
-    Then the flat places in [b, longest] that are no padding.
-    """
-    place = torch.arange(int(lengths.max()))
-    is_real = place < lengths.unsqueeze(1)
-    return (starts.unsqueeze(1) + place) * is_real, is_real.flatten().nonzero().squeeze(1)
+        places, stop = torch.arange(int(lengths[group].max())), lengths[group].unsqueeze(1)
+        is_real = places < stop
+        positions, key_slots = (starts[group].unsqueeze(1) + places) * is_real, is_real.flatten().nonzero().squeeze(1)
+        rows, slots = (group.unsqueeze(1), torch.arange(len(group))) if candidates_only else (positions, key_slots)
+        yield _Bucket(*(part.to(device) for part in (positions, rows, slots, key_slots, stop - 1)))
 
 
 class _Bucketed(torch.autograd.Function):
@@ -200,7 +154,7 @@ class _Bucketed(torch.autograd.Function):
                 scores = _scaled_product(queries[:, start:stop], keys[:, :num_keys].mT, 1 / math.sqrt(q.shape[2]))
                 # The backward computes scores again, so these may be overwritten.
                 weights = torch.nn.functional.silu(scores, inplace=True)
-                _zero_unseen(weights, bucket, start, stop, num_keys)
+                _zero_unseen(weights, bucket, start)
                 result[:, start:stop] = _scaled_product(weights, values[:, :num_keys], 1 / layout.divisor)
             _scatter_rows(out, bucket.query_rows, bucket.query_slots, result)
         return out
@@ -224,7 +178,7 @@ class _Bucketed(torch.autograd.Function):
                 part, seen_keys = slice(start, stop), slice(num_keys)
                 scores = _scaled_product(queries[:, part], keys[:, seen_keys].mT, score_factor)
                 sigmoid = scores.sigmoid()
-                _zero_unseen(sigmoid, bucket, start, stop, num_keys)
+                _zero_unseen(sigmoid, bucket, start)
                 weights = scores.mul_(sigmoid)
                 bucket_v[:, seen_keys].baddbmm_(weights.mT, grad[:, part], alpha=weight_factor)
                 # silu's derivative: sigmoid * (1 + scores * (1 - sigmoid)) = sigmoid + weights * (1 - sigmoid)
@@ -273,13 +227,13 @@ def _query_chunks(bucket: _Bucket, heads: int) -> Iterator[tuple[int, int, int]]
         yield start, stop, n if m < n else stop
 
 
-def _zero_unseen(values: Tensor, bucket: _Bucket, start: int, stop: int, num_keys: int) -> None:
-    """Set the values of keys that queries do not see to 0, in place."""
-    # With one candidate at the end, a query sees exactly the keys up to its own place.
-    if bucket.one_candidate and bucket.query_rows.shape[1] == bucket.positions.shape[1]:
+def _zero_unseen(values: Tensor, bucket: _Bucket, start: int) -> None:
+    """Set the values of keys that the queries from `start` on do not see to 0, in place."""
+    if bucket.query_rows.shape[1] == bucket.positions.shape[1]:
         values[..., start:].tril_()
-    else:
-        values.unflatten(0, (len(bucket.positions), -1)).mul_(bucket.seen_mask(start, stop, num_keys).unsqueeze(1))
+    else:  # candidates see all keys of their sequences
+        is_seen = bucket.last >= torch.arange(values.shape[2], device=values.device)
+        values.unflatten(0, (len(bucket.positions), -1)).mul_(is_seen[:, None, None])
 
 
 def _scatter_rows(flat: Tensor, rows: Tensor, slots: Tensor, padded: Tensor) -> None:
@@ -407,7 +361,7 @@ class HSTULayer(nn.Module):
             nn.init.xavier_uniform_(weight)
 
     def forward(self, x: Tensor, layout: SequenceLayout, candidates: Tensor | None = None) -> Tensor:
-        """Map [T, G] to [T, G]; with `candidates` [M], places among T, compute only theirs, [M, G]."""
+        """Map [T, G] to [T, G]; with `candidates` [B], places among T, compute only theirs, [B, G]."""
         config, normed = self._config, self.input_norm(x)
         if candidates is None:
             u, v, q, k = torch.addmm(self.bias, normed, self.projection).split(self._widths, dim=1)
@@ -484,11 +438,10 @@ class HSTU(nn.Module):
         return {}
 
     def forward(self, sequences: Sequences, ids: KeyedJaggedTensor) -> Tensor:
-        """Return a batch's logits [M, tasks] float32, a row for each candidate; ids: of the keys of `EventKeys`."""
+        """Return a batch's logits [B, tasks] float32, a row for each candidate; ids: of the keys of `EventKeys`."""
         rows = {key: jagged.values() for key, jagged in self.sparse_arch(ids).items()}
-        sizes = zip(sequences.history_lengths, sequences.num_candidates, strict=True)
-        lengths = [len(self._keys.context) + history + candidates for history, candidates in sizes]
-        layout = SequenceLayout(lengths, sequences.num_candidates, sequences.divisor)
+        lengths = [len(self._keys.context) + length + 1 for length in sequences.history_lengths]
+        layout = SequenceLayout(lengths, sequences.divisor)
         x, candidates = self._position_vectors(rows, sequences, layout)
         x = nn.functional.dropout(x, self._config.input_dropout, self.training)
         for layer in self.layers[:-1]:
@@ -507,17 +460,15 @@ class HSTU(nn.Module):
     def _position_vectors(
         self, rows: Mapping[str, Tensor], sequences: Sequences, layout: SequenceLayout
     ) -> tuple[Tensor, Tensor]:
-        """Return vectors [T, G] of all positions, and the places [M] of candidates among them.
+        """Return vectors [T, G] of all positions, and the places [B] of candidates among them.
 
         A position's vector is the sum of its content, of a vector for its number (see `_arrange_positions`) and of one
-        for its age, the square root of the minutes before its sample's last candidate. Candidates have an action's row
-        of their own, as their action is to be predicted.
+        for its age, the square root of the minutes before its sample's candidate. Candidates have an action's row of
+        their own, as their action is to be predicted.
 
-        rows: [B, D] of a context key, [E, D] of a history's, [M, D] of a candidate's.
+        rows: [B, D] of a context key or a candidate's, [E, D] of a history's.
         """
         device, num_context = self.positions.device, len(self._keys.context)
-        histories = torch.tensor(sequences.history_lengths)
-        num_candidates = torch.tensor(sequences.num_candidates)
         context = torch.stack([rows[key] for key in self._keys.context], dim=1)  # [B, C, D]
         context = torch.einsum("bcd,cdg->bcg", context, self.context_weight) + self.context_bias
         events = [
@@ -530,11 +481,9 @@ class HSTU(nn.Module):
         action_rows = self.actions.row_numbers(sequences.actions, len(sequences.candidate_times))
         x = x + nn.functional.embedding(action_rows, self.action(self.actions()))
 
-        order, candidates, distance = (
-            part.to(device) for part in _arrange_positions(num_context, histories, num_candidates)
-        )
-        last = num_candidates.cumsum(0) - 1  # each sample's last candidate
-        newest = sequences.candidate_times[last.to(device)].repeat_interleave(
+        arranged = _arrange_positions(num_context, torch.tensor(sequences.history_lengths))
+        order, candidates, distance = (part.to(device) for part in arranged)
+        newest = sequences.candidate_times.repeat_interleave(
             torch.tensor(layout.lengths, device=device), output_size=sum(layout.lengths)
         )
         # Context has no time; with 0 it has the greatest age.
@@ -557,34 +506,30 @@ class Head(nn.Module):
         self.layers = nn.Sequential(nn.Linear(dim, hidden), SwishNorm(hidden), nn.Linear(hidden, num_tasks))
 
     def forward(self, user: Tensor, item: Tensor) -> Tensor:
-        """Map the user and the item vector of each candidate, [M, dim] each, to logits [M, tasks]."""
+        """Map the user and the item vector of each candidate, [B, dim] each, to logits [B, tasks]."""
         logits: Tensor = self.layers(user * item)
         return logits
 
 
-def _arrange_positions(num_context: int, histories: Tensor, candidates: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _arrange_positions(num_context: int, histories: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Arrange [context of all; histories of all; candidates of all] to B sequences, on the host.
 
     Args:
-        num_context: C. histories, candidates: [B] numbers of events and of candidates.
+        num_context: C. histories: [B] numbers of events.
 
-    Returns the row [T] of each position; the places [M] of candidates; and each position's number [T]. Context counts
+    Returns the row [T] of each position; the places [B] of candidates; and each position's number [T]. Context counts
     from 0, then numbers count backwards: candidates have C, the newest event C + 1, the one before it C + 2.
     """
-    samples, lengths = len(histories), histories + candidates + num_context
-    starts = lengths.cumsum(0) - lengths
+    samples, lengths = len(histories), histories + num_context + 1
+    candidates = lengths.cumsum(0) - 1
     # Lengths are on the host, so indices are computed there and a GPU need not be waited for.
     sample = torch.arange(samples).repeat_interleave(lengths)
-    place = torch.arange(int(lengths.sum())) - starts[sample]
-    history = histories[sample]
-    is_context, is_candidate = place < num_context, place >= num_context + history
+    place = torch.arange(int(lengths.sum())) - (lengths.cumsum(0) - lengths)[sample]
     in_history = (histories.cumsum(0) - histories)[sample] + place - num_context
-    in_candidates = (candidates.cumsum(0) - candidates)[sample] + place - num_context - history
-    num_histories = int(histories.sum())
-    order = torch.where(is_context, sample * num_context + place, samples * num_context + in_history)
-    order = torch.where(is_candidate, samples * num_context + num_histories + in_candidates, order)
-    distance = torch.where(is_context, place, (2 * num_context + history - place).clamp(min=num_context))
-    return order, is_candidate.nonzero().squeeze(1), distance
+    order = torch.where(place < num_context, sample * num_context + place, samples * num_context + in_history)
+    order[candidates] = samples * num_context + int(histories.sum()) + torch.arange(samples)
+    distance = torch.where(place < num_context, place, 2 * num_context + histories[sample] - place)
+    return order, candidates, distance
 
 
 def _initialise_linear(part: nn.Module | None, draw: Callable[[Tensor], Tensor]) -> None:

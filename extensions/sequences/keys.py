@@ -9,19 +9,17 @@ from typing import Any
 
 from common.errors import UserError
 from common.extensions import keys_of_extension
-from common.keys import MISSING, key, keys_of, shown
+from common.keys import key, keys_of, shown
 
 
 class Attention(Enum):
     """Strategies of attention, all with the same results.
 
-    padded: pads all sequences to the longest, with memory by its square; bucketed: groups by length and in chunks, with
-    bounded memory; triton: kernels for GPUs, without padding. auto: triton on CUDA where it is installed and agrees
-    with bucketed on the first batch, else bucketed.
+    bucketed: groups by length and in chunks, with bounded memory; triton: kernels for GPUs, without padding. auto:
+    triton on CUDA where it is installed and agrees with bucketed on the first batch, else bucketed.
     """
 
     auto = "auto"
-    padded = "padded"
     bucketed = "bucketed"
     triton = "triton"
 
@@ -142,21 +140,6 @@ class SyntheticEventsConfig:
         0.3, "probability that a listen is of the user's current artist; otherwise of any", within="[0, 1)"
     )
     seed: int = key(0, "decides every byte", at_least=0)
-
-
-@dataclass(frozen=True)
-class ImportKeys:
-    """MLPerf's prepared events, and the file to write."""
-
-    source: str = key(MISSING, "directory of the prepared events", example="yambda_cache")
-    out: str = key(MISSING, "Parquet file to write", example="events.parquet")
-
-
-@dataclass(frozen=True)
-class ImportConfig:
-    """Configuration of `clickwork import-events`."""
-
-    prepared: ImportKeys = field(default_factory=ImportKeys)
 
 
 def triton_problem(device_type: str) -> str | None:

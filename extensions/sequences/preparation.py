@@ -7,7 +7,6 @@ users of a task.
 
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -31,7 +30,7 @@ from data_prep.config import (
     unused_key_faults,
 )
 from data_prep.dataset.format import Manifest, Shard, Split, shard_path
-from data_prep.dataset.spelling import RawRows, offsets_of, text_of
+from data_prep.dataset.spelling import offsets_of
 from data_prep.executor import Executor, Worker, open_executor, start_fork_server
 from data_prep.io import ArrayWriter, open_array, write_array
 from data_prep.job import (
@@ -46,7 +45,7 @@ from data_prep.job import (
     publish,
     refuse_foreign_files,
 )
-from data_prep.parsing.convert import distinct, excerpt, to_list
+from data_prep.parsing.convert import excerpt, to_list
 from data_prep.parsing.dates import SECOND
 from data_prep.parsing.formats import Chunk
 from data_prep.parsing.table_yaml import schema_path
@@ -76,7 +75,6 @@ from extensions.sequences.events import (
 USED_BY_EVENTS = USED_BY_GENERATORS | {"raw", "schema", "scheduler", "memory_budget", "chunk_bytes", "allow_degenerate"}
 MIN_EVENTS = 1 << 20  # events of one user that fit any memory budget
 SORT_BYTES = 128  # memory of an event while its run is sorted or merged
-SHOWN_VALUES = 8  # values of a column in an error
 RUN_BYTES, PIECE_BYTES = 20, 9  # disk space of an event during preparation, in a run (keys, items) and sorted
 
 
@@ -84,13 +82,12 @@ RUN_BYTES, PIECE_BYTES = 20, 9  # disk space of an event during preparation, in 
 class SortRecord:
     """Runs of a chunk: files N.{users,starts,items,times,flags}.npy, and N.distinct.npy with its sorted items.
 
-    rows: events of all its runs. unsorted: events of a run after a later one of their user. last_time: latest time of
-    its events in microseconds, -1 without any. largest_user, largest_item: keys.
+    rows: events of all its runs. last_time: latest time of its events in microseconds, -1 without any. largest_user,
+    largest_item: keys.
     """
 
     rows: int = 0
     runs: int = 0
-    unsorted: int = 0
     last_time: int = -1
     largest_user: int = 0
     largest_item: int = 0
@@ -145,9 +142,7 @@ class SortTask(LoggedTask[SortRecord]):
         columns = EventBlock(*(np.concatenate(column) for column in zip(*blocks, strict=True)))
         # The sort is stable, so events of one user and time keep the order of the input.
         order = np.lexsort((columns.times, columns.users))
-        users, starts, numbers = np.unique(columns.users[order], return_index=True, return_inverse=True)
-        # From a user's latest event back, places in the input fall, unless an event stood after a later one.
-        places = (numbers * len(order) + order)[::-1]
+        users, starts = np.unique(columns.users[order], return_index=True)
         arrays = {"users": users, "starts": np.append(starts, len(order)), "distinct": np.unique(columns.items)}
         arrays |= {kind: getattr(columns, kind)[order] for kind in ("items", "times", "flags")}
         for kind, array in arrays.items():
@@ -155,7 +150,6 @@ class SortTask(LoggedTask[SortRecord]):
             record.files[suffix] = write_array(Path(f"{self.stem}.{suffix}"), array, Crc32)
         record.rows += len(order)
         record.runs += 1
-        record.unsorted += int((places > np.minimum.accumulate(places)).sum())
         record.last_time = max(record.last_time, int(columns.times.max()))
         record.largest_user = max(record.largest_user, int(users[-1]))
         record.largest_item = max(record.largest_item, int(arrays["distinct"][-1]))
@@ -165,11 +159,10 @@ class SortTask(LoggedTask[SortRecord]):
 class MergeRecord:
     """Events of some users: files {users,offsets,items,times,flags}.npy, with offsets from 0.
 
-    rows: events that are kept. longest: the most events of a user. counts: figures for the manifest's `extra`.
+    rows: events that are kept. counts: figures for the manifest's `extra`.
     """
 
     rows: int
-    longest: int
     counts: dict[str, int]
     files: dict[str, FileDigest] = field(default_factory=dict)
 
@@ -231,23 +224,16 @@ class MergeTask(LoggedTask[MergeRecord]):
         offsets = offsets_of(counts)
         ranks = np.arange(len(users)) - np.repeat(offsets[:-1], counts)
         is_candidate = flags & ANCHOR_BIT != 0
-        # Equal events have one user and time, as few have, so only such events are sorted by all columns.
-        is_same, is_tied = (np.diff(users) == 0) & (np.diff(times) == 0), np.zeros(len(users), np.bool_)
-        is_tied[1:] |= is_same
-        is_tied[:-1] |= is_same
-        tied = np.stack([column[is_tied] for column in (users, times, ids, flags)])
-        tied = tied[:, np.lexsort(tied)]
         figures = {
             "users": len(keys),
             "dropped": dropped,  # events outside the period to keep
-            "repeated": int((np.diff(tied) == 0).all(axis=0).sum()),  # equal to another event
             "out_of_table": int(outside.sum()),  # ids beyond their table, which become 0
             "candidates": int(is_candidate.sum()),  # events that can be samples
             "anchors": int((is_candidate & (ranks >= self.schema.min_history)).sum()),  # with a long enough history
             "positives": int((flags[is_candidate] & self.schema.bit(self.schema.label) != 0).sum()),
             "short_users": int((counts <= self.schema.min_history).sum()),  # no event has a long enough history
         }
-        record = MergeRecord(len(users), int(counts.max(initial=0)), figures)
+        record = MergeRecord(len(users), figures)
         # Microseconds decided the order; windows, ages and hours are counted in seconds.
         arrays: list[NDArray[Any]] = [keys, offsets, ids, times // SECOND, flags]
         for (kind, dtype), array in zip(EVENT_DTYPES.items(), arrays, strict=True):
@@ -413,8 +399,6 @@ def _run_stages(
         num_embeddings[USER] = figures["users"] + 1
     figures |= {
         "without_attribute": dict(zip(schema.attributes, missing, strict=True)),
-        "unsorted": sum(record.unsorted for record in records),
-        "longest_history": max(record.longest for record in merged),
         "workers": workers,
         "seconds": round(time.monotonic() - begin, 3),
         "stage_seconds": executor.seconds,
@@ -499,38 +483,27 @@ def _load_attribute(
     schema, attribute = job.schema, job.schema.attributes[name]
     values, has_attribute = np.zeros(num_items, np.int64), np.zeros(num_items, np.bool_)
 
-    def read() -> Iterator[tuple[RawRows, NDArray[np.int64], NDArray[np.int64]]]:
-        """Yield the attribute's file in batches, with the keys of items and of the attribute's values, [rows] each."""
-        for chunk in plan_event_chunks(job.tables[name], job.chunk_bytes):
-            columns = (attribute.item, attribute.column)
-            for batch, _ in event_batches(job.tables[name], chunk, columns, schema.delimiter):
-                keys, block_values = (keys_of(batch, column, schema.renumber) for column in columns)
-                yield batch, keys, block_values
-
-    for _, keys, block_values in read():
-        ids, is_in_table = keys, keys < num_items
-        if items is not None:
-            # The table may have items that the log lacks.
-            places = np.searchsorted(items, keys)
-            is_in_table = (places < len(items)) & (items[np.minimum(places, len(items) - 1)] == keys)
-            ids = places + 1
-        ids, new_values = ids[is_in_table], block_values[is_in_table]
-        is_other = has_attribute[ids] & (values[ids] != new_values)
-        values[ids], has_attribute[ids] = new_values, True
-        is_other |= values[ids] != new_values  # two rows of this batch
-        if is_other.any():
-            # A second pass finds the rows to name: for each value of this item, the first.
-            key, rows_of = int(keys[is_in_table][is_other.argmax()]), dict[int, tuple[RawRows, int]]()
-            for batch, batch_keys, batch_values in read():
-                for row in np.flatnonzero(batch_keys == key).tolist():
-                    rows_of.setdefault(int(batch_values[row]), (batch, row))
-            (first_batch, first_row), (batch, row) = list(rows_of.values())[:2]
-            first_value = excerpt(to_list(first_batch.columns[attribute.column])[first_row])
-            item, value = (excerpt(to_list(batch.columns[name])[row]) for name in (attribute.item, attribute.column))
-            raise UserError(
-                f"{batch.locator_of(attribute.column)(row)}: {attribute.item} {item} has {value}, but {first_value} in "
-                f"{first_batch.locator(first_row)}; keep one of these rows"
-            )
+    columns = (attribute.item, attribute.column)
+    for chunk in plan_event_chunks(job.tables[name], job.chunk_bytes):
+        for batch, _ in event_batches(job.tables[name], chunk, columns, schema.delimiter):
+            keys, new_values = (keys_of(batch, column, schema.renumber) for column in columns)
+            ids, is_in_table = keys, keys < num_items
+            if items is not None:
+                # The table may have items that the log lacks.
+                places = np.searchsorted(items, keys)
+                is_in_table = (places < len(items)) & (items[np.minimum(places, len(items) - 1)] == keys)
+                ids = places + 1
+            ids, new_values, rows = ids[is_in_table], new_values[is_in_table], np.flatnonzero(is_in_table)
+            is_other = has_attribute[ids] & (values[ids] != new_values)
+            values[ids], has_attribute[ids] = new_values, True
+            is_other |= values[ids] != new_values  # two rows of this batch
+            if is_other.any():
+                row = int(rows[is_other.argmax()])
+                item, value = (excerpt(to_list(batch.columns[column])[row]) for column in columns)
+                raise UserError(
+                    f"{batch.locator_of(attribute.column)(row)}: {attribute.item} {item} has {value}, and another "
+                    "value in another row; keep one of these rows"
+                )
     if items is None:
         # Without renumbering a value is its id, and 0 where the schema's `rows` make the table too small.
         size = schema.rows.get(name, int(values.max(initial=0)) + 1)
@@ -593,24 +566,10 @@ def _refuse_useless(job: EventJob, events: int, figures: dict[str, int], allows_
         raise UserError(f"{path}: none of {events:,} events meets `anchors`; correct it in data.schema")
     if allows_one_class or positives not in (0, candidates):
         return
-    counts: dict[str, Counter[str]] = {column: Counter() for column in schema.actions[schema.label]}
-    for source in job.logs:
-        for chunk in plan_event_chunks(source, job.chunk_bytes):
-            for batch, _ in event_batches(source, chunk, schema.columns, schema.delimiter):
-                is_sample = parse_events(batch, schema).flags & ANCHOR_BIT != 0
-                for column, counter in counts.items():
-                    codes, values = distinct(batch.columns[column])
-                    counter.update(text_of(values[code]) for code in codes[is_sample].tolist())
-    values_text = "; ".join(
-        f"their values of {column}: "
-        + ", ".join(f"{excerpt(value)} ({count:,})" for value, count in counter.most_common(SHOWN_VALUES))
-        for column, counter in counts.items()
-    )
     share = "each" if positives else "none"
     raise UserError(
         f"{path}: {share} of the {candidates:,} events that meet `anchors` is {schema.label}, the label, so nothing "
-        f"can be learned; {values_text}; correct `actions`, `label` or `anchors` in data.schema, or set "
-        "data.allow_degenerate=true"
+        "can be learned; correct `actions`, `label` or `anchors` in data.schema, or set data.allow_degenerate=true"
     )
 
 
@@ -653,8 +612,6 @@ def _summary_lines(manifest: Manifest, schema: EventSchema) -> Iterator[str]:
     )
     notes = {
         "users have too short histories for a sample": figures["short_users"],
-        "events equal another of their user and time; they are kept": figures["repeated"],
-        "events stood after a later one of their user; they are sorted now": figures["unsorted"],
         "events are outside the times that the schema keeps; they are left out": figures["dropped"],
         "events have ids beyond their table (`rows`); they are 0 now": figures["out_of_table"],
     }

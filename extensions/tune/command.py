@@ -13,12 +13,12 @@ Exit status: 0 done; 1 no trial came to an end; 2 bad input or configuration; 75
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import re
 import shlex
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -148,6 +148,8 @@ def validate_tune(config: TuneConfig) -> None:
 
 
 QUIET = ["baselines=false", "record.tensorboard=false"]  # unless the command line has them
+
+Begin = Callable[[str], None]  # takes what to print as a run begins
 
 
 class SearchStopped(Exception):
@@ -429,20 +431,25 @@ def _search_and_compare(config: TuneConfig, arguments: Sequence[str], space: Spa
     out, monitor, seed = Path(config.out), config.train.monitor, config.train.seed
     # Optuna does not draw trial 0: it is what all others are compared with.
     base = TuneRun(0, seed, [], out / "trial_0")
-    progress = Progress(config.trials + (1 + config.finalists) * config.seeds)
-    progress.begin(f"{base.directory}: the configuration as it is")
+    total, numbers = config.trials + (1 + config.finalists) * config.seeds, itertools.count(1)
+
+    def begin(words: str) -> None:
+        """Print the line of the next run."""
+        print(f"{next(numbers)} of {total}: {words}", flush=True)
+
+    begin(f"{base.directory}: {AS_IT_IS}")
     status = train(base, arguments, monitor)
     if status:
         return status if status == EXIT_BAD_INPUT else EXIT_FAILED
     tried = [TriedTrial(base, "completed", base.score(monitor))]
     _write_results(config, Outcome(tried, [], monitor))
     for number in range(1, config.trials):
-        tried.append(_run_trial(number, study, space, arguments, config, progress))
+        tried.append(_run_trial(number, study, space, arguments, config, begin))
         _write_results(config, Outcome(tried, [], monitor))
     ended = [trial for trial in tried[1:] if trial.status == "completed" and trial.score is not None]
     best = sorted(ended, key=lambda trial: -(trial.score or 0.0))
     candidates = [tried[0], *best[: config.finalists]]
-    finalists = [_train_finalist(trial.run, arguments, config, progress) for trial in candidates]
+    finalists = [_train_finalist(trial.run, arguments, config, begin) for trial in candidates]
     outcome = Outcome(tried, finalists, monitor)
     # Test is scored once, after the choice: a choice by test would make its figures too good. The place to take may be
     # 0, the base itself.
@@ -460,22 +467,8 @@ def _search_and_compare(config: TuneConfig, arguments: Sequence[str], space: Spa
     return EXIT_DONE if best else EXIT_FAILED
 
 
-class Progress:
-    """Prints a line as each run begins: its number, and the time that all others may still take."""
-
-    def __init__(self, total: int) -> None:
-        self._total, self._begun, self._start = total, 0, time.monotonic()
-
-    def begin(self, words: str) -> None:
-        """Print the line of the next run."""
-        seconds = (time.monotonic() - self._start) / max(1, self._begun) * (self._total - self._begun)
-        about = f", about {seconds:.0f} s to go" if self._begun else ""
-        self._begun += 1
-        print(f"{self._begun} of {self._total}{about}: {words}", flush=True)
-
-
 def _run_trial(
-    number: int, study: Study, space: Space, arguments: Sequence[str], config: TuneConfig, progress: Progress
+    number: int, study: Study, space: Space, arguments: Sequence[str], config: TuneConfig, begin: Begin
 ) -> TriedTrial:
     """Run a trial whose settings Optuna draws, or continue it; return the result of one that has ended."""
     from optuna.samplers import TPESampler
@@ -491,7 +484,7 @@ def _run_trial(
     if not state.is_finished():
         draw_settings(trial, space)
     run = TuneRun(number, config.train.seed, overrides_of(trial.params), Path(config.out) / f"trial_{number}")
-    progress.begin(f"{run.directory}: {' '.join(run.settings)}")
+    begin(f"{run.directory}: {' '.join(run.settings)}")
     if state.is_finished():
         return TriedTrial(run, state.name.lower().replace("complete", "completed"), study.trials[number - 1].value)
     reported = study.trials[number - 1].intermediate_values  # scores by step from before a kill
@@ -512,12 +505,12 @@ def _run_trial(
     return TriedTrial(run, state.name.lower().replace("complete", "completed"), score)
 
 
-def _train_finalist(run: TuneRun, arguments: Sequence[str], config: TuneConfig, progress: Progress) -> Finalist:
+def _train_finalist(run: TuneRun, arguments: Sequence[str], config: TuneConfig, begin: Begin) -> Finalist:
     """Train a finalist's settings at other seeds than the one that the trials were chosen by."""
     runs = []
     for seed in range(config.train.seed + 1, config.train.seed + 1 + config.seeds):
         seed_run = run._replace(seed=seed, directory=run.directory.with_name(f"{run.directory.name}_seed_{seed}"))
-        progress.begin(f"{seed_run.directory}: seed {seed} of {' '.join(run.settings) or AS_IT_IS}")
+        begin(f"{seed_run.directory}: seed {seed} of {' '.join(run.settings) or AS_IT_IS}")
         if status := train(seed_run, arguments, config.train.monitor):
             raise UserError(
                 f"{seed_run.directory}: ended with exit status {status}; the same command goes on from there"

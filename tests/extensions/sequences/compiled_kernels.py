@@ -27,14 +27,15 @@ DTYPES = {"bf16": torch.bfloat16}
 def options(dtype: torch.dtype) -> dict[str, Any]:
     """Return the launch arguments of the kernels for MLPerf's heads."""
     heads = torch.empty(8, 4, 128, dtype=dtype)
-    context: Any = type("Context", (), {"layout": SequenceLayout([8], [1], 8.0), "candidates_only": False})
-    return attention_triton._launch(context, heads, heads).options
+    context: Any = type("Context", (), {"layout": SequenceLayout([8], 8.0), "candidates_only": False})
+    *_, launch_options = attention_triton._launch(context, heads, heads)
+    return launch_options
 
 
 def compiled(kernel: Any, constexprs: dict[str, Any], dtype: str, target: GPUTarget) -> Any:
     """The kernel as it is launched with tensors of this type."""
     launched = {key: constexprs[key] for key in ("num_warps", "num_stages")}
-    types = {"scale": "fp32", "factor": "fp32", **dict.fromkeys(("key_starts", "query_starts", "histories"), "*i64")}
+    types = {"scale": "fp32", "factor": "fp32", **dict.fromkeys(("key_starts", "query_starts"), "*i64")}
     signature = {name: "constexpr" if name in constexprs else types.get(name, f"*{dtype}") for name in kernel.arg_names}
     places = {name: (number,) for number, name in enumerate(kernel.arg_names)}
     constants = {places[name]: value for name, value in constexprs.items() if name in places}

@@ -6,7 +6,6 @@ from them; that they count from 1 on is what the test checks.
 
 import operator
 import re
-from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,19 +104,10 @@ def counts_of(log: Log) -> dict[str, Any]:
     """Return the counts of the manifest for a log that was read in one piece."""
     events, raw_items = events_of(log), [row[log.schema["item"]] for row in log.rows]
     users, least = by_user(events), log.get("min_history", 1)
-    latest: dict[str, int] = {}
-    unsorted = 0
-    for row, time in zip(log.rows, log.times, strict=True):
-        user = row[log.schema["user"]]
-        unsorted += time < latest.get(user, 0)
-        latest[user] = max(time, latest.get(user, 0))
-    alike = Counter((e.user, e.time, e.item, tuple(e.actions), e.is_anchor, e.flag) for e in events)
     return {
         "users": len(users),
         "anchors": sum(len(samples_of(user, least)) for user in users.values()),
         "short_users": sum(len(user) <= least for user in users.values()),
-        "repeated": len(events) - len(alike),
-        "unsorted": unsorted,
         "out_of_table": sum(event.item != raw_items[event.row] for event in events),
         "dropped": len(log.rows) - len(events),
         "without_attribute": {

@@ -1,4 +1,4 @@
-"""Triton's kernels of attention: against the padded one where blocks end, and compiled for GPUs that are not here."""
+"""Triton's kernels of attention: against the bucketed one where blocks end, and compiled for GPUs that are not here."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from tests.app.conftest import REPOSITORY
 from tests.extensions.sequences.test_hstu import INTERPRETED
 
 pytestmark = INTERPRETED
-LENGTHS = [0, 1, 16, 31, 32, 33, 65]
+LENGTHS = [1, 2, 16, 31, 32, 33, 65]
 LOCAL_MEMORY = {"sm_90": 227, "gfx942": 64}  # KiB of a program
 
 
@@ -24,7 +24,7 @@ def inputs(layout: SequenceLayout, candidates_only: bool, dtype: torch.dtype) ->
     """q, k, v and the gradient of the result; widths that are no power of two."""
     torch.manual_seed(0)
     total = sum(layout.lengths)
-    queries = sum(layout.num_candidates) if candidates_only else total
+    queries = len(layout.lengths) if candidates_only else total
     shapes = (queries, 12), (total, 12), (total, 20), (queries, 20)
     return [torch.randn(rows, 2, width, dtype=dtype) for rows, width in shapes]
 
@@ -37,18 +37,17 @@ def computed(strategy: Attention, tensors: list[Tensor], layout: SequenceLayout,
 
 
 @pytest.mark.parametrize("candidates_only", [False, True])
-@pytest.mark.parametrize(("candidates", "divisor"), [("one", 65.0), ("several", 4096.0)])
-def test_it_equals_padded_where_blocks_end(candidates: str, divisor: float, candidates_only: bool) -> None:
-    counts = [min(length, 1 if candidates == "one" else 1 + number * 9) for number, length in enumerate(LENGTHS)]
-    layout = SequenceLayout(LENGTHS, counts, divisor)
+@pytest.mark.parametrize("divisor", [65.0, 4096.0])
+def test_it_equals_bucketed_where_blocks_end(divisor: float, candidates_only: bool) -> None:
+    layout = SequenceLayout(LENGTHS, divisor)
     tensors = inputs(layout, candidates_only, torch.float32)
     actual, expected = (
-        computed(kind, tensors, layout, candidates_only) for kind in (Attention.triton, Attention.padded)
+        computed(kind, tensors, layout, candidates_only) for kind in (Attention.triton, Attention.bucketed)
     )
     for output, reference in zip(actual, expected, strict=True):
         assert reference.abs().max() > 1e-4
         torch.testing.assert_close(output, reference, atol=2e-6 * float(reference.abs().max()), rtol=1e-5)
-    if candidates == "one" and candidates_only:  # the quickest case
+    if candidates_only:  # the quicker case
         repeat = computed(Attention.triton, tensors, layout, candidates_only)
         assert all(torch.equal(output, same) for output, same in zip(actual, repeat, strict=True))
 
@@ -56,10 +55,10 @@ def test_it_equals_padded_where_blocks_end(candidates: str, divisor: float, cand
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_it_rounds_no_more_than_its_inputs(dtype: torch.dtype) -> None:
     """Sums are float32: what differs is the rounding of weights and results."""
-    layout = SequenceLayout([65, 70, 1], [1, 3, 1], 70.0)
+    layout = SequenceLayout([65, 70, 1], 70.0)
     tensors = inputs(layout, False, dtype)
     actual = computed(Attention.triton, tensors, layout, False)
-    expected = computed(Attention.padded, [tensor.float() for tensor in tensors], layout, False)
+    expected = computed(Attention.bucketed, [tensor.float() for tensor in tensors], layout, False)
     for output, reference in zip(actual, expected, strict=True):
         assert output.dtype is dtype
         error = (output.float() - reference).norm() / reference.norm()

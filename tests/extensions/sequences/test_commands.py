@@ -169,13 +169,13 @@ def write_own_log(directory: Path, crosses: str) -> list[str]:
 
 
 @pytest.mark.slow("processes")
-@pytest.mark.parametrize("kind", ["one sequence", "sequences", "flag"])
+@pytest.mark.parametrize("kind", ["own log", "generated", "flag"])
 def test_items_are_ranked_as_evaluation_scores_each_alone(
     kind: str, run_app: Command, trained: Path, tmp_path: Path, runtime: Runtime
 ) -> None:
-    """One sequence for all candidates, or one each where a cross depends on them; whatever their order and number."""
+    """Whatever their order and number, with crosses of the item, of user and hour alone, and of the flag."""
     directory = trained
-    if kind != "sequences":
+    if kind != "generated":
         data_keys = write_own_log(tmp_path, OF_FLAG if kind == "flag" else "")
         run_app("train", *TINY, *data_keys, "train.max_steps=3", "run.name=own")
         directory = tmp_path / "runs/own"
@@ -195,7 +195,7 @@ def test_items_are_ranked_as_evaluation_scores_each_alone(
     for i in indices:
         promoted = int(events.flags[positions[i]] & 128 > 0)
         candidates = [names[int(keys[events.items[positions[i]] - 1])], *(names[int(key)] for key in keys[:3])]
-        column = "what" if kind != "sequences" else "item"
+        column = "what" if kind != "generated" else "item"
         texts = itertools.cycle((("0", "no", "False", ""), ("1", "1.0", "true", "YES"))[promoted])
         (tmp_path / "c.csv").write_text(
             f"{column},promoted\n" + "".join(f"{name},{next(texts)}\n" for name in candidates)
@@ -212,7 +212,7 @@ def test_items_are_ranked_as_evaluation_scores_each_alone(
         run_app("recommend", *arguments)
         [only] = json.loads((tmp_path / "out.json").read_bytes())["ranking"]
         assert only["logit"] == logits[candidates[1]]
-    if kind == "one sequence":
+    if kind == "own log":
         refusal = run_app("recommend", f"run={directory}", "user=user 1", "candidates=all", status=2)
         assert "keeps no names of its items, which are texts; give a file" in error_line(refusal.stderr)
 

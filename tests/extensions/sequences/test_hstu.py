@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torchrec import EmbeddingCollection, KeyedJaggedTensor
@@ -49,7 +49,7 @@ INTERPRETED = [
     pytest.mark.skipif(ASKED and MISSING, reason="Triton is not installed: pip install -r requirements/triton.in"),
     pytest.mark.slow("tool"),
 ]
-ATTENTIONS = [Attention.padded, Attention.bucketed, pytest.param(Attention.triton, marks=INTERPRETED)]
+ATTENTIONS = [Attention.bucketed, pytest.param(Attention.triton, marks=INTERPRETED)]
 GOLDEN = np.load(Path(__file__).parents[2] / "golden/reference/hstu_tiny.npz")
 CONTEXT = ["uid", "user_x_artist", "user_x_album", "user_x_hour", "item_x_hour", "artist_x_hour", "user_x_is_organic"]
 CONTEXT += ["user_x_artist_x_hour"]
@@ -148,32 +148,32 @@ def set_parameters(module: nn.Module, kind: str, num_tasks: int = 1) -> None:
 
 
 def reference_batches(kind: str = "") -> Iterator[GoldenBatch]:
-    """The batches of `kind` ("" or "multi_")."""
+    """The batches of `kind` ("" or "multi_"); a sample with several candidates becomes a sequence for each."""
     lengths, candidates = GOLDEN[f"{kind}hist_len"], GOLDEN[f"{kind}cand_len"]
     event_ends, candidate_ends = lengths.sum(axis=1).cumsum(), candidates.sum(axis=1).cumsum()
     for step in range(len(lengths)):
-        events = slice(event_ends[step] - lengths[step].sum(), event_ends[step])
+        samples = np.repeat(np.arange(lengths.shape[1]), candidates[step])
+        ends = event_ends[step] - lengths[step].sum() + lengths[step].cumsum()
+        events = np.concatenate([np.arange(ends[sample] - lengths[step][sample], ends[sample]) for sample in samples])
         candidate_rows = slice(candidate_ends[step] - candidates[step].sum(), candidate_ends[step])
         kinds = ("item", "artist", "album")
         values = [
-            *GOLDEN[f"{kind}ctx_ids"][step].T,
+            *GOLDEN[f"{kind}ctx_ids"][step][samples].T,
             *(GOLDEN[f"{kind}hist_{name}"][events] for name in kinds),
             *(GOLDEN[f"{kind}cand_{name}"][candidate_rows] for name in kinds),
         ]
-        counts = [np.ones(lengths.shape[1], np.int64)] * len(CONTEXT)
-        counts += [lengths[step]] * 3 + [candidates[step]] * 3
+        single, counts = np.ones(len(samples), np.int64), lengths[step][samples]
         ids = KeyedJaggedTensor(
             keys=[*CONTEXT, *HISTORY, *CANDIDATE],
             values=torch.from_numpy(np.concatenate(values)),
-            lengths=torch.from_numpy(np.concatenate(counts)),
+            lengths=torch.from_numpy(np.concatenate([single] * len(CONTEXT) + [counts] * 3 + [single] * 3)),
         )
         times, actions, candidate_times = (
             torch.from_numpy(GOLDEN[f"{kind}{name}"][rows])
             for name, rows in (("hist_time", events), ("hist_action", events), ("cand_time", candidate_rows))
         )
         divisor = float(len(CONTEXT) + lengths[step].max() + candidates[step].max())
-        counts_of = [each[step].tolist() for each in (lengths, candidates)]
-        sequences = Sequences(times, actions, candidate_times, *counts_of, divisor)
+        sequences = Sequences(times, actions, candidate_times, counts.tolist(), divisor)
         targets = [torch.from_numpy(GOLDEN[f"{kind}cand_{name}"][candidate_rows]) for name in ("action", "watch")]
         yield GoldenBatch(sequences, ids, *targets)
 
@@ -214,7 +214,6 @@ MLPERF = HSTUConfig(
 @pytest.mark.parametrize(
     ("attention", "warmup_steps", "steps"),
     [
-        (Attention.padded, 0, 10),
         (Attention.bucketed, 0, 10),
         (Attention.bucketed, 4, 10),
         pytest.param(Attention.triton, 0, 3, marks=INTERPRETED),  # a step takes four seconds
@@ -274,10 +273,9 @@ def by_definition(q: Tensor, k: Tensor, v: Tensor, layout: SequenceLayout) -> Te
     """Position by position, in double precision."""
     out, start = torch.zeros(len(q), *v.shape[1:], dtype=torch.float64), 0
     q, k, v = q.double(), k.double(), v.double()
-    for length, candidates in zip(layout.lengths, layout.num_candidates, strict=True):
-        history = length - candidates
+    for length in layout.lengths:
         for i in range(length):
-            for j in [*range(min(i, history)), i]:
+            for j in range(i + 1):
                 score = (q[start + i] * k[start + j]).sum(1) / math.sqrt(q.shape[2])
                 out[start + i] += (score * score.sigmoid() / layout.divisor).unsqueeze(1) * v[start + j]
         start += length
@@ -287,20 +285,14 @@ def by_definition(q: Tensor, k: Tensor, v: Tensor, layout: SequenceLayout) -> Te
 @pytest.mark.medium
 @pytest.mark.parametrize("attention", ATTENTIONS)
 @settings(max_examples=10 if ASKED else 25, deadline=None)  # interpreted, one takes three seconds
-@given(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 3)), min_size=1, max_size=6), st.booleans(), st.booleans())
-def test_attention_is_the_definition(
-    attention: Attention, sizes: list[tuple[int, int]], is_single: bool, candidates_only: bool
-) -> None:
-    """Values and gradients, for sequences of any lengths, empty ones too, with one candidate, several or none."""
-    counts = [1 if is_single else candidates for _, candidates in sizes]
-    assume(any(counts))
-    layout = SequenceLayout([history + count for (history, _), count in zip(sizes, counts, strict=True)], counts, 7.0)
+@given(st.lists(st.integers(1, 14), min_size=1, max_size=6), st.booleans())
+def test_attention_is_the_definition(attention: Attention, lengths: list[int], candidates_only: bool) -> None:
+    """Values and gradients, for sequences of any lengths."""
+    layout = SequenceLayout(lengths, 7.0)
     torch.manual_seed(0)
-    total = sum(layout.lengths)
+    total = sum(lengths)
     q, k, v = (torch.randn(total, 2, width, requires_grad=True) for width in (3, 3, 5))
-    ends = np.cumsum(layout.lengths)
-    places = np.concatenate([np.arange(end - count, end) for end, count in zip(ends, counts, strict=True)])
-    rows = torch.from_numpy(places) if candidates_only else torch.arange(total)
+    rows = torch.tensor(lengths).cumsum(0) - 1 if candidates_only else torch.arange(total)
     expected = by_definition(q, k, v, layout)[rows]
     weights = torch.randn(expected.shape)
     expected_grads = torch.autograd.grad((expected * weights).sum(), (q, k, v))
@@ -321,16 +313,16 @@ def test_auto_takes_kernels_only_where_they_agree_on_the_first_batch(
         calls.append(fault)
         if fault == "an error":
             raise RuntimeError("out of shared memory")
-        return attend(Attention.padded, q, k, v, layout, candidates_only) * (2 if fault else 1)
+        return attend(Attention.bucketed, q, k, v, layout, candidates_only) * (2 if fault else 1)
 
     monkeypatch.setattr(hstu, "prefers_triton", lambda device: True)
     monkeypatch.setattr(hstu, "attend_by_triton", kernels)
     monkeypatch.setattr(hstu, "_AGREES", {})
     monkeypatch.setattr(logging.getLogger("clickwork"), "propagate", True)
-    layout = SequenceLayout([30, 7], [1, 1], 30.0)
+    layout = SequenceLayout([30, 7], 30.0)
     q, k, v = (torch.randn(37, 2, 8) for _ in range(3))
     for _ in range(2):
-        torch.testing.assert_close(attend(Attention.auto, q, k, v, layout), attend(Attention.padded, q, k, v, layout))
+        torch.testing.assert_close(attend(Attention.auto, q, k, v, layout), attend(Attention.bucketed, q, k, v, layout))
     assert len(calls) == (1 if fault else 3)
     reasons = {"an error": "fail here (out of shared memory)", "another result": "differ by"}
     assert (reasons[fault] in caplog.text) if fault else not caplog.text
@@ -338,15 +330,16 @@ def test_auto_takes_kernels_only_where_they_agree_on_the_first_batch(
 
 def test_chunks_and_buckets_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
-    layout = SequenceLayout([300, 7, 0, 280, 50, 51, 0], [1, 1, 0, 1, 1, 1, 0], 300.0)
-    q, k, v = (torch.randn(sum(layout.lengths), 2, 8, requires_grad=True) for _ in range(3))
-    expected = attend(Attention.padded, q, k, v, layout)
-    expected_grads = torch.autograd.grad(expected.square().sum(), (q, k, v))
-    monkeypatch.setattr("extensions.sequences.hstu.CHUNK_BYTES", 1 << 14)
-    out = attend(Attention.bucketed, q, k, v, layout)
-    torch.testing.assert_close(out, expected, atol=1e-6, rtol=1e-5)
-    for grad, expected_grad in zip(torch.autograd.grad(out.square().sum(), (q, k, v)), expected_grads, strict=True):
-        torch.testing.assert_close(grad, expected_grad, atol=1e-6, rtol=1e-4)
+    lengths = [300, 7, 1, 280, 50, 51, 1]
+    q, k, v = (torch.randn(sum(lengths), 2, 8, requires_grad=True) for _ in range(3))
+    results = []
+    for few_positions, chunk_bytes in ((1000, 1 << 40), (hstu.FEW_POSITIONS, 1 << 14)):
+        monkeypatch.setattr(hstu, "FEW_POSITIONS", few_positions)
+        monkeypatch.setattr(hstu, "CHUNK_BYTES", chunk_bytes)
+        out = attend(Attention.bucketed, q, k, v, SequenceLayout(lengths, 300.0))
+        results.append([out, *torch.autograd.grad(out.square().sum(), (q, k, v))])
+    for whole, actual in zip(*results, strict=True):
+        torch.testing.assert_close(actual, whole, atol=1e-6, rtol=1e-4)
 
 
 @pytest.mark.gpu
@@ -354,15 +347,15 @@ def test_chunks_and_buckets_change_nothing(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.skipif(PRETENDED, reason="no GPU, only a pretended one: Triton does not compile for it")
 @pytest.mark.parametrize("candidates_only", [False, True])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 8e-3)])
-def test_attention_by_triton_equals_the_padded_one(dtype: torch.dtype, tolerance: float, candidates_only: bool) -> None:
+def test_attention_by_triton_equals_bucketed(dtype: torch.dtype, tolerance: float, candidates_only: bool) -> None:
     torch.set_float32_matmul_precision("highest")
-    layout = SequenceLayout([0, 1, 33, 64, 65, 700], [0, 1, 3, 1, 40, 5], 700.0)
-    rows = sum(layout.num_candidates) if candidates_only else sum(layout.lengths)
+    layout = SequenceLayout([1, 2, 33, 64, 65, 700], 700.0)
+    rows = len(layout.lengths) if candidates_only else sum(layout.lengths)
     torch.manual_seed(0)
     sizes = (rows, sum(layout.lengths), sum(layout.lengths), rows)
     *tensors, grad = (torch.randn(size, 4, 128, device="cuda", dtype=dtype) for size in sizes)
     results: list[list[torch.Tensor]] = []
-    for kind, compute_dtype in ((Attention.triton, dtype), (Attention.padded, torch.float32)):
+    for kind, compute_dtype in ((Attention.triton, dtype), (Attention.bucketed, torch.float32)):
         q, k, v = (tensor.to(compute_dtype, copy=True).requires_grad_() for tensor in tensors)
         out = attend(kind, q, k, v, layout, candidates_only)
         results.append([out, *torch.autograd.grad(out, (q, k, v), grad.to(compute_dtype))])
