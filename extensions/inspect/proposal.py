@@ -121,12 +121,6 @@ class Label:
         """Return the share of positive rows in the sample; None: the labels are numbers."""
         return float(self.values.mean()) if self.is_click else None
 
-    def entry(self) -> Any:
-        """Return the value of the schema's key label."""
-        if not self.is_click:
-            return {"column": self.column, "kind": self.kind.value}
-        return self.column if self.rule is None else {"column": self.column, "rule": self.rule}
-
 
 def find_label(profile: TableProfile, label_key: str | None) -> Label:
     """Return the label.
@@ -141,12 +135,11 @@ def find_label(profile: TableProfile, label_key: str | None) -> Label:
     # A rule such as `== none` may name such a word as a value.
     marks = [mark for mark in figures.marks if mark not in (rule or "")]
     if absent := figures.missing + sum(figures.marks[mark] for mark in marks):
-        places = [number for number, text in zip(profile.sample.numbers, texts, strict=True) if text in ("", *marks)]
-        first = f", such as row {places[0] + 1} of the table" if places else ""
-        words = f" ({', '.join(marks)} stand for a missing value)" if marks else ""
+        numbers = [number for number, text in zip(profile.sample.numbers, texts, strict=True) if text in ("", *marks)]
+        first = f", such as row {numbers[0] + 1} of the table" if numbers else ""
         raise UserError(
-            f"{path}, column {column}: {absent:,} of {figures.rows:,} rows have no label{first}{words}; remove these "
-            "rows, or name another column in data.label"
+            f"{path}, column {column}: {absent:,} of {figures.rows:,} rows have no label but "
+            f"{' or '.join(map(repr, ['', *marks]))}{first}; remove these rows, or name another column in data.label"
         )
     kind, reason = LabelKind.click, "as data.label says"
     if rule is None:
@@ -250,13 +243,13 @@ def schema_text(proposal: Proposal) -> str:
         lines.append("header: false")
     if proposal.missing:
         add(f"missing: {flow(proposal.missing)}", "no value, in every column")
-    text, reason = entry_text(label.column, label.entry()), label.reason
+    keys = {"rule": label.rule} if label.rule is not None else {} if label.is_click else {"kind": label.kind.value}
+    text = entry_text(label.column, {"column": label.column, **keys} if keys else label.column)
     # COLUMN RULE in one text is the shorter form, where the name is a plain word.
     if label.rule is not None and has_names and label.column.isidentifier():
         text = flow(f"{label.column} {label.rule}")
-    if label.rate is not None:
-        reason = f"{label.rate:.2%} of the rows are positive; {reason}"
-    add(f"label: {text}", reason)
+    rate = "" if label.rate is None else f"{label.rate:.2%} of the rows are positive; "
+    add(f"label: {text}", f"{rate}{label.reason}")
     if proposal.time is not None:
         column, time_format = proposal.time
         entry = column if time_format is None else {"column": column, "format": time_format}
