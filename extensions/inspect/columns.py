@@ -198,23 +198,33 @@ SAMPLE_ROWS, SAMPLE_VALUES = 50_000, 2_000_000  # most rows and fields of the sa
 class Sample:
     """The rows whose numbers have the smallest hashes, in their order: all rows of a small table.
 
-    limit: most rows. numbers: row numbers from 0. columns: the texts of each column, or lists of texts.
+    limit: most rows, after `shrink`. numbers: row numbers from 0. columns: the texts of each column, or lists of texts.
+    largest: rows with larger hashes are left out.
     """
 
     limit: int
     columns: dict[str, list[Any]]
     numbers: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    largest: int = 2**64 - 1
 
     def add(self, begin: int, columns: dict[str, list[Any]], rows: int) -> None:
         """Add a batch of rows, the first of which has the number `begin`."""
-        self.numbers = np.concatenate([self.numbers, np.arange(begin, begin + rows)])
+        numbers = np.arange(begin, begin + rows)
+        kept = np.flatnonzero(splitmix64(numbers.astype(np.uint64)) <= np.uint64(self.largest))
+        self.numbers = np.concatenate([self.numbers, numbers[kept]])
         for name, values in columns.items():
-            self.columns[name] += values
+            self.columns[name] += [values[index] for index in kept.tolist()]
+        # Rows are dropped many at a time, as each time takes a pass over the sample.
+        if len(self.numbers) > 2 * self.limit:
+            self.shrink()
+
+    def shrink(self) -> None:
+        """Drop the rows of the largest hashes beyond the limit."""
         if len(self.numbers) > self.limit:
             hashes = splitmix64(self.numbers.astype(np.uint64))
-            kept = np.sort(np.argpartition(hashes, self.limit)[: self.limit]).tolist()
-            self.numbers = self.numbers[kept]
-            self.columns = {name: [values[index] for index in kept] for name, values in self.columns.items()}
+            kept = np.sort(np.argpartition(hashes, self.limit)[: self.limit])
+            self.largest, self.numbers = int(hashes[kept].max()), self.numbers[kept]
+            self.columns = {name: [values[index] for index in kept.tolist()] for name, values in self.columns.items()}
 
 
 @dataclass
@@ -268,6 +278,7 @@ def read_profile(sources: Sequence[Source]) -> TableProfile:
             for batch, _ in form.batches(source, chunk, list(kinds), layout):
                 sample.add(rows, {name: figures[name].add(batch.columns[name]) for name in kinds}, batch.rows)
                 rows += batch.rows
+    sample.shrink()
     if not rows:
         raise UserError(f"{sources[0].path}: no rows in it; get it again, or leave it out of {sources[0].key}")
     return TableProfile(tuple(sources), form, layout, rows, figures, sample)

@@ -408,30 +408,28 @@ def parse_events(batch: RawRows, schema: EventSchema) -> EventBlock:
     users, items = (keys_of(batch, column, schema.renumber) for column in (schema.user, schema.item))
     times = _parse_times(batch, schema)
     conditions: list[Mapping[str, Values | str]] = [*schema.actions.values(), schema.anchors]
-    # Columns of text by the values that they may have, and columns of rules as numbers, NaN where empty. A column may
-    # be both: `event: buy` and `event: "> 3"` each test it in their own way.
+    # The texts that a column may have are those of all conditions, so these are checked before any condition is.
     known: dict[str, set[str]] = {}
-    numbers: dict[str, NDArray[np.float64]] = {}
     for condition in [schema.others, *conditions]:
         for column, value in condition.items():
             if not isinstance(value, str):
                 known.setdefault(column, set()).update(value)
-            elif column not in numbers:
-                values = batch.columns[column]
-                parsed = numbers_of(values, NUMBERS, batch.locator_of(column), 0.0, np.inf)
-                numbers[column] = np.where(_is_empty(values), np.nan, parsed)
     texts = {column: _action_texts(batch, column, allowed_texts) for column, allowed_texts in known.items()}
+
+    def meets(column: str, value: Values | str) -> NDArray[np.bool_]:
+        """Return a mask [rows] of the fields that have one of some texts, or that meet a rule on numbers."""
+        if not isinstance(value, str):
+            expected = set(map(compared_text, value))
+            return np.array([text in expected for text in texts[column].values], np.bool_)[texts[column].codes]
+        values = batch.columns[column]
+        numbers = numbers_of(values, NUMBERS, batch.locator_of(column), 0.0, np.inf)
+        return meets_rule(values, numbers, parse_rule(value), NUMBERS) & ~_is_empty(values)
+
     flags = np.zeros(len(users), np.uint8)
     for bit, condition in enumerate(conditions):
         is_met = np.ones(batch.rows, np.bool_)  # an event must meet all of a condition, and all events meet {}
         for column, value in condition.items():
-            if isinstance(value, str):
-                is_met &= meets_rule(batch.columns[column], numbers[column], parse_rule(value), NUMBERS)
-                is_met &= ~np.isnan(numbers[column])
-            else:
-                expected = set(map(compared_text, value))
-                codes = [code for code, text in enumerate(texts[column].values) if text in expected]
-                is_met &= np.isin(texts[column].codes, codes)
+            is_met &= meets(column, value)
         flags[is_met] |= np.uint8(1 << bit if bit < len(schema.actions) else ANCHOR_BIT)
     if schema.flag is not None:
         flags[truths_of(batch.columns[schema.flag], batch.locator_of(schema.flag), np.nan)] |= np.uint8(FLAG_BIT)

@@ -338,11 +338,6 @@ class ActionEncoder(nn.Module):
         """Return [2**num_actions + 1, num_actions * dim] by action bits; the last row is for candidates."""
         return torch.cat([(self.is_set.unsqueeze(2) * self.rows).flatten(1), self.candidate])
 
-    def row_numbers(self, actions: Tensor, num_candidates: int) -> Tensor:
-        """Return the rows [E + num_candidates] for events with these actions [E], then for candidates."""
-        candidate = len(self.is_set)
-        return nn.functional.pad(actions.long() & (candidate - 1), (0, num_candidates), value=candidate)
-
 
 class HSTULayer(nn.Module):
     """A layer: pointwise projection, attention without softmax, gating, and the sum with the input."""
@@ -478,7 +473,9 @@ class HSTU(nn.Module):
         x = self.content(events[0])
         if self.attributes is not None:
             x = x + self.attributes(torch.cat(events[1:], dim=1))
-        action_rows = self.actions.row_numbers(sequences.actions, len(sequences.candidate_times))
+        # Bits beyond the actions, of anchors and flags, do not count; the last row is for candidates.
+        last_row, samples = len(self.actions.is_set), len(sequences.candidate_times)
+        action_rows = nn.functional.pad(sequences.actions.long() & (last_row - 1), (0, samples), value=last_row)
         x = x + nn.functional.embedding(action_rows, self.action(self.actions()))
 
         arranged = _arrange_positions(num_context, torch.tensor(sequences.history_lengths))

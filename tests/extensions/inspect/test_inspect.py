@@ -325,7 +325,11 @@ REFUSALS: list[tuple[Any, str | None, str]] = [
     ),
     ({"label": ["a"] * 60, **FEW}, None, "has the values a .60., of which none is known to be positive"),
     ("label,a\n", None, "no rows in it"),
-    ({"label": [0, 1, None] * 20, "user": list("abc") * 20}, None, "20 of 60 rows have no label, such as row 3 of"),
+    (
+        {"label": [0, 1, None] * 20, "user": list("abc") * 20},
+        None,
+        "20 of 60 rows have no label but '', such as row 3 of",
+    ),
     ("label,a,a\n1,2,3\n", None, "row 1: two columns a; rename"),
     ({"label": [0, 1]}, None, "no column can be a category"),
     ("label,a\n0,x\n1,y,z\n0,x\n", None, r"rows\.csv: row 3: 3 columns, but a row has 2"),
