@@ -155,12 +155,6 @@ def test_nan_is_missing_in_every_form(predictor: clickwork.Predictor) -> None:
         assert predictor.predict(FORMS[form](rows), logits=True).tolist() == expected, form
 
 
-def test_a_label_that_is_nan_is_refused(trained: Trained) -> None:
-    table = pl.DataFrame(trained.rows[:3]).with_columns(stars=pl.Series([4.0, float("nan"), 1.0]))
-    with pytest.raises(clickwork.Error, match="table: row 2, column stars: no value"):
-        clickwork.Run(trained.run).evaluate(table, platform="cpu")
-
-
 @pytest.mark.medium
 def test_rows_of_criteos_format(runtime: Runtime, tmp_path: Path) -> None:
     text = oracle.make_rows(400, seed=4)
@@ -220,17 +214,6 @@ def test_numbers_are_predicted_where_labels_are_numbers(runtime: Runtime, tmp_pa
     assert numbers.tolist() == [candidate["prediction"] for candidate in truth]
     assert numbers.tolist() == predictor.predict(trained.rows[:20], logits=True).tolist()
     assert predictor.rank(None, trained.rows[:20])[0]._asdict()["prediction"] == numbers.max()
-
-
-@pytest.mark.medium
-def test_probabilities_are_corrected_for_sampling(runtime: Runtime, tmp_path: Path) -> None:
-    trained = train_on_table(runtime, tmp_path, prepared=["data.sampling.negative_drop_rate=0.75"])
-    rows = [{name: row[name] for name in INPUTS} for row in trained.rows[:20]]
-    truth = recommended(runtime, trained, rows, tmp_path, "correct_sampling=true")
-    predictor = clickwork.load(trained.run, platform="cpu", correct_sampling=True)
-    expected = np.array([each["probability"] for each in truth], np.float32)
-    assert predictor.predict(rows).tolist() == expected.tolist()
-    assert (clickwork.load(trained.run, platform="cpu").predict(rows) > expected).all()
 
 
 def test_the_callers_torch_stays_as_it_was(trained: Trained) -> None:

@@ -32,7 +32,7 @@ from data_prep import job as memory_budget
 from data_prep.config import chunk_size, resolve_rules
 from data_prep.dataset.options import CRITEO
 from data_prep.dataset.table_spec import Table
-from data_prep.io import HEADER_BYTES, ArrayWriter, FileRange, FileWriter, open_array, read_ranges, read_rows
+from data_prep.io import HEADER_BYTES, ArrayWriter, FileRange, FileWriter, open_array, read_ranges
 from data_prep.job import Job
 from data_prep.sources.discover import resolve_sources
 from data_prep.verify import verify_dataset
@@ -341,13 +341,3 @@ def test_two_files_at_once_are_as_numpy_reads_and_hashlib_sums_them(
         assert path.stat().st_size == digests[i].bytes == HEADER_BYTES + array.nbytes
         assert digests[i].sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
     assert sorted(path.name for path in directory.iterdir()) == ["0.npy", "1.npy"]
-
-
-@pytest.mark.parametrize("width", [0, 3])
-def test_rows_of_an_array(tmp_path: Path, width: int) -> None:
-    array = np.arange(1000 * width, dtype=np.int32).reshape(1000, width)
-    np.save(tmp_path / "array.npy", array)
-    blocks = [(0, 10), (10, 10), (990, 1000), (0, 1000)]
-    places = [(tmp_path / "array.npy", *block) for block in blocks]
-    for (start, stop), rows in zip(blocks, read_rows(places, width, np.int32), strict=True):
-        np.testing.assert_array_equal(rows, array[start:stop])

@@ -2,9 +2,7 @@
 
 import json
 import re
-import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,7 @@ from numpy.typing import NDArray
 
 from app.data.split import SplitShards
 from common.errors import UserError
-from common.files import digest_file, write_atomically
+from common.files import digest_file
 from data_prep.dataset.format import (
     BLOCK_ROWS,
     load_manifest,
@@ -22,7 +20,6 @@ from data_prep.dataset.format import (
     rows_of_blocks,
     sampled_blocks,
     sampled_row_numbers,
-    save_manifest,
     shard_path,
     verify_shard,
 )
@@ -36,14 +33,6 @@ from tests.error_lines import error_line, refused
 from tests.forks import run_module
 
 F = len(NUM_EMBEDDINGS)
-
-
-def test_a_manifest_survives_its_file_and_saving_again_changes_no_byte(tmp_path: Path) -> None:
-    manifest = write_dataset(tmp_path)
-    assert load_manifest(tmp_path) == manifest
-    before = (tmp_path / "manifest.json").read_bytes()
-    save_manifest(tmp_path, manifest)
-    assert (tmp_path / "manifest.json").read_bytes() == before
 
 
 def test_its_digest_follows_the_data_alone(tmp_path: Path) -> None:
@@ -96,14 +85,6 @@ def test_a_shard_cut_changed_or_gone_is_named(kind: str, tmp_path: Path) -> None
     refused(rf"{kind}\.npy: file not readable", verify_shard, tmp_path, "train", shard)
 
 
-def test_a_shard_of_another_shape_is_named(tmp_path: Path) -> None:
-    manifest = write_dataset(tmp_path, {"train": 100})
-    (shard,) = manifest.splits["train"].shards
-    other = replace(manifest, schema={**manifest.schema, "dense": list("abcdef")})
-    message = r"dense\.npy: float32 \(100, 5\), but the manifest says float32 \(100, 6\)"
-    refused(message, open_shard, tmp_path, "train", shard, other)
-
-
 DENSE = np.zeros((10, NUM_DENSE), np.float32)
 
 
@@ -132,15 +113,6 @@ def test_a_shard_that_is_no_such_array_is_named(array: Any, cut: int, message: s
     path.write_bytes(path.read_bytes()[: max(0, path.stat().st_size - cut)])
     shard.files["dense"] = digest_file(path)
     refused(rf"dense\.npy: {message}", open_shard, tmp_path, "train", shard, manifest)
-
-
-def test_an_atomic_write_replaces_all_and_leaves_nothing_beside(tmp_path: Path) -> None:
-    path = tmp_path / "new/file"
-    write_atomically(path, b"one")
-    write_atomically(path, b"two")
-    assert path.read_bytes() == b"two"
-    assert [entry.name for entry in path.parent.iterdir()] == ["file"]
-    assert digest_file(path).bytes == 3
 
 
 # Values of the right kind, which nothing else in the dataset repeats; and `extra`, which nobody reads.
@@ -301,16 +273,6 @@ def change_bytes(keys: list[str], root: Path, encodes: bool = True) -> None:
 def test_a_file_that_does_not_belong(dataset: Path, name: str) -> None:
     (dataset / name).write_bytes(b"")
     refused(f"{name}: does not belong to the dataset", verify_dataset, dataset)
-
-
-def test_a_directory_in_place_of_a_file(dataset: Path) -> None:
-    for name in ("vocab/cat_9.npy", "val/00000.dense.npy"):
-        for damage in ((dataset / name).unlink, (dataset / name).mkdir):
-            damage()
-            refused(f"{name}: file not readable", verify_dataset, dataset)
-    shutil.rmtree(dataset / "val")
-    (dataset / "val").touch()
-    refused("val: directory not readable", verify_dataset, dataset)
 
 
 RANGES: list[Any] = [("labels", (3, 0), 2, "label"), ("dense", (3, 5), np.nan, "int_5")]

@@ -14,7 +14,6 @@ from sklearn.preprocessing import MinMaxScaler
 
 from data_prep import job
 from data_prep.dataset.format import load_manifest
-from data_prep.encoding import Encoder
 from data_prep.verify import verify_dataset
 from tests.data_prep import oracle, tables
 from tests.data_prep.conftest import SPLITS, Capture, load_split, prepare, write_rows
@@ -161,19 +160,6 @@ def test_a_missing_split_is_held_out_of_train(tmp_path: Path, method: str, missi
     refused("holds another dataset", make, tmp_path, content, *files, *keys, "data.split.held_out=0.2")
 
 
-def test_the_schema_alone_decides_the_default(tmp_path: Path) -> None:
-    make(tmp_path, table())
-    assert load_manifest(tmp_path / "out").encoding["split"] == "random"
-    assert "split_column" not in load_manifest(tmp_path / "out").encoding
-    (tmp_path / "schema.yaml").write_text(SCHEMA + "time: ts\n")
-    by_time = make(tmp_path, table(), out="by_time")
-    assert load_manifest(tmp_path / "by_time").encoding["table"]["time"] == {"column": "ts"}
-    assert make(tmp_path, table(), "data.split.method=auto", out="by_time") == by_time
-    assert make(tmp_path, table(), "data.split.column=ts", out="by_time") == by_time
-    for key in ("method=random", "method=group data.split.column=user", "column=item"):
-        refused(r"holds another dataset \(split", make, tmp_path, table(), *f"data.split.{key}".split(), out="by_time")
-
-
 def changed(column: str, *values: Any, first: int = 0) -> dict[str, list[Any]]:
     """A small table with other values in a column from a row on."""
     content = table(rows=40)
@@ -303,19 +289,6 @@ def test_the_manifest_names_each_file_with_split_and_sums(tmp_path: Path) -> Non
     assert manifest.extra["source_md5"] == [md5s[f"{split}.csv"] for split in SPLITS]
     assert manifest.encoding["split"] is None
     assert manifest.encoding["spellings"]["item"] != ""
-
-
-def test_spellings_are_of_train_alone(tmp_path: Path) -> None:
-    rows: dict[str, list[Any]] = {"label": [0, 1] * 10, "price": [1.0] * 20, "user": ["u"] * 20}
-    write(tmp_path / "train.csv", {**rows, "item": [0, 1, 2, 3, 4] * 4})
-    write(tmp_path / "val.csv", {**rows, "item": [0, 1, 2, "3.0", 4] * 4})
-    (tmp_path / "schema.yaml").write_text(tables.SCHEMA)
-    train, val, _, *rest = keys_of(tmp_path)
-    prepare(train, val, *rest)
-    encoder = Encoder.load(tmp_path / "out")
-    encoded = encoder.encode(encoder.parse_columns({"price": [1.0], "user": ["u"], "item": [3]}, "request"))
-    assert encoded.sparse[0, 1] > 0
-    assert load_split(tmp_path / "out", "val")[2][3, 1] == 0  # "3.0" is no value of train's
 
 
 def test_without_val_and_test_there_is_nothing_to_evaluate_on(tmp_path: Path, capsys: Capture) -> None:

@@ -180,14 +180,6 @@ def test_more_rows_than_a_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     np.testing.assert_array_equal(by_numpy_s_generator(1000, 7, wide=2**32), np.random.RandomState(7).permutation(1000))
 
 
-@pytest.mark.parametrize("calls", [0, 1, 20, 45])
-def test_it_ends_when_it_is_told_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: int) -> None:
-    monkeypatch.setattr(permutation, "DRAWS", 50)
-    allowance = [None] * calls
-    with pytest.raises(IndexError):
-        list(inverse_permutation(1000, 3, tmp_path / "files", 300, allowance.pop))
-
-
 LIMIT = float(np.finfo(np.float64).max) / 2
 NUMBERS = st.one_of(
     st.floats(-LIMIT, LIMIT),
@@ -219,14 +211,6 @@ def test_mean_and_deviation(values: NDArray[np.float64], cut: int) -> None:
     assert deviation == pytest.approx(expected, rel=3e-16, abs=0)
 
 
-@given(COLUMNS, st.lists(st.integers(0, 40), max_size=3))
-def test_quantiles_are_values_of_rows(values: NDArray[np.float64], cuts: list[int]) -> None:
-    parts = [np.sort(part) for part in np.split(values, sorted(min(cut, len(values)) for cut in cuts)) if len(part)]
-    quantiles = fit_dense._quantiles(parts, values.min(), values.max())
-    places = np.arange(FITS["quantile"]) / (FITS["quantile"] - 1)
-    assert quantiles == np.quantile(values, places, method="lower").tolist()
-
-
 def fit_of(values: NDArray[np.float64], name: str) -> list[float]:
     if name == "standard":
         return fit_dense._mean_and_deviation([(len(values), *exact_sums(values))])
@@ -250,15 +234,6 @@ def test_every_fitted_transform_is_finite_and_keeps_the_order(name: str, fitted:
 @given(COLUMNS)
 def test_every_other_transform_is_finite(name: str, values: Any) -> None:
     assert np.isfinite(transform_column(values, name)).all()
-
-
-def test_quantiles_of_tiny_numbers_are_those_in_another_unit() -> None:
-    tiny = np.random.default_rng(3).normal(0, 1e-310, 5000)
-    scaled = tiny * 2.0**100  # exact
-    places = np.arange(257) / 256
-    fit, scaled_fit = (np.quantile(values, places, method="lower") for values in (tiny, scaled))
-    expected = np.interp(scaled, scaled_fit, places)
-    assert np.abs(transform_column(tiny, "quantile", fit.tolist()) - expected).max() < 1e-7
 
 
 HASHED = ("data.encoding=hash", "data.max_ind_range=50")
@@ -301,17 +276,6 @@ def test_every_id_becomes_its_bag(tmp_path: Path, distribution: str, more: tuple
             bags = np.concatenate([shard.bags[place].ids for shard in shards]).reshape(-1, MLPERF_SIZES[feature])
             np.testing.assert_array_equal(bags, tables[feature][ids[:, feature]])
             assert all((shard.bags[place].lengths == MLPERF_SIZES[feature]).all() for shard in shards)
-
-
-@pytest.mark.medium
-def test_another_choice_is_another_dataset(tmp_path: Path) -> None:
-    sizes = "data.multi_hot.sizes=mlperf_v2"
-    make(tmp_path, "out", *HASHED, sizes)
-    make(tmp_path, "out", *HASHED)  # what is not given is not compared
-    message = r"multi_hot\.seed is 0 there, 1 here"
-    refused(message, make, tmp_path, "out", *HASHED, sizes, "data.multi_hot.seed=1")
-    others, message = f"data.multi_hot.sizes={[2] * 26}", r"multi_hot\.sizes is \[.*\] there, \[.*\] here"
-    refused(message, make, tmp_path, "out", *HASHED, others.replace(" ", ""))
 
 
 def test_room_for_the_tables_is_asked_for_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

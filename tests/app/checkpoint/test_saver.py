@@ -20,7 +20,6 @@ from app.checkpoint import files
 from app.checkpoint import saver as model_state
 from app.checkpoint.saver import METADATA, SafeReader, Saver, local_tensors, stage, tensors_of
 from app.config.train import CheckpointConfig
-from app.runtime import platform
 from app.runtime.platform import Runtime
 from app.training import checkpointer, session
 from app.training.state import RunState
@@ -136,17 +135,6 @@ def test_finite_values_whose_sum_is_not_are_finite() -> None:
     assert model_state.first_not_finite({"a": {"b": large}, "c": [torch.tensor([1.0, float("-inf")])]}) == "c[0]"
 
 
-def test_generators_go_on_where_they_were() -> None:
-    def draw() -> list[float]:
-        return [random.random(), random.gauss(0, 1), *np.random.normal(size=3), *torch.randn(3).tolist()]  # noqa: NPY002
-
-    draw()  # leaves a second Gaussian waiting in Python's and in NumPy's
-    states = platform.capture(torch.device("cpu"))
-    expected = draw()
-    platform.restore(states, torch.device("cpu"))
-    assert draw() == expected
-
-
 COMMON = ["train.global_batch_size=48", "train.epochs=2"]  # 1, 2 and 3 processes have equal parts of 48 rows
 
 
@@ -253,21 +241,6 @@ def test_a_checkpoint_of_another_version_is_refused_and_kept(newest: Path) -> No
     with pytest.raises(UserError, match="format 2, and this version reads 3; use the version that wrote it"):
         files.choose(CheckpointConfig(), newest.parent)
     assert newest.exists()
-
-
-@pytest.mark.medium
-@pytest.mark.parametrize("key", ["format", "files", "measured", "monitored"])
-def test_a_state_without_a_key_is_damaged(key: str, newest: Path) -> None:
-    state = json.loads((newest / "state.json").read_bytes())
-    rewrite_state(newest, {name: value for name, value in state.items() if name != key})
-    refused(rf"state\.json: damaged \(key '{key}' is missing\); remove the checkpoint to", files.verify, newest)
-
-
-@pytest.mark.medium
-@pytest.mark.parametrize("pointer", [files.LATEST, files.BEST])
-def test_a_pointer_that_is_no_text_points_to_nothing(pointer: str, newest: Path) -> None:
-    (newest.parent / pointer).write_bytes(b"step_\xb00000020")
-    assert files.pointed_to(newest.parent, pointer) is None
 
 
 @pytest.fixture

@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from app.config.app_config import validate_new_run
@@ -18,7 +16,6 @@ from app.data.split import SplitReader, verify_splits
 from app.sharding.planner import multi_hot_features
 from common.errors import UserError
 from data_prep.dataset.format import (
-    MANIFEST_NAME,
     Manifest,
     ShardArrays,
     Split,
@@ -28,7 +25,6 @@ from data_prep.dataset.format import (
     write_shard,
 )
 from data_prep.dataset.multi_hot import Distribution
-from data_prep.dataset.spelling import Bags, join, pack, unpack
 from tests.app.conftest import SMALL, Command, Refusal, composed
 from tests.app.datasets import NUM_EMBEDDINGS, RAGGED_EMBEDDINGS, ragged_rows, write_dataset, write_ragged_dataset
 from tests.data_prep import oracle
@@ -112,17 +108,6 @@ def test_what_data_prep_would_not_write_is_named(
         list(SplitReader(tmp_path, manifest, "train", CONFIG, 0, 1).train_batches(10, 0, 0, 0))
 
 
-def test_a_manifest_says_which_features_are_multi_hot(tmp_path: Path) -> None:
-    manifest = write_ragged_dataset(tmp_path, {"train": 10})
-    assert load_manifest(tmp_path).ragged == ["tags", "genres"]
-    manifest.schema["ragged"] = ["genres", "tags"]
-    (tmp_path / MANIFEST_NAME).unlink()
-    save_manifest(tmp_path, manifest)
-    refused(r"schema\.ragged", load_manifest, tmp_path)
-    write_dataset(tmp_path / "one_hot", {"train": 10})
-    assert "ragged" not in (tmp_path / "one_hot" / MANIFEST_NAME).read_text()
-
-
 @pytest.fixture
 def expanded(tmp_path: Path) -> tuple[Path, DataConfig, Path]:
     """A dataset whose ids are expanded, its configuration, and the bags of cat_0, a table of 50 rows."""
@@ -204,35 +189,6 @@ def test_bags_on_disk_train_as_bags_made_while_reading(run_app: Command, tmp_pat
         run_app("train", *SMALL, f"data.path={name}", f"run.name={name}", "train.max_steps=5", *more)
         digests.append(json.loads((tmp_path / f"runs/{name}/summary.json").read_bytes())["digest"])
     assert digests[0] == digests[1]
-
-
-LISTS = st.lists(st.lists(st.integers(0, 99), max_size=4), max_size=12)
-
-
-def bags_of(rows: list[list[int]]) -> Bags:
-    return Bags(
-        np.array([value for row in rows for value in row], np.int32), np.cumsum([0] + [len(row) for row in rows])
-    )
-
-
-def rows_of(bags: Bags) -> list[list[int]]:
-    ends = zip(bags.offsets[:-1], bags.offsets[1:], strict=True)
-    return [bags.values[start:stop].tolist() for start, stop in ends]
-
-
-@given(rows=LISTS, more=LISTS, fixed=st.booleans(), data=st.data())
-def test_bags_do_as_lists_do(rows: list[list[int]], more: list[list[int]], fixed: bool, data: st.DataObject) -> None:
-    rows = [row + [7] * (4 - len(row)) for row in rows] if fixed else rows
-    start = data.draw(st.integers(0, len(rows)))
-    stop = data.draw(st.integers(start, len(rows)))
-    order = data.draw(st.lists(st.integers(0, max(0, stop - start - 1)), max_size=20 if stop > start else 0))
-    part = bags_of(rows).part(start, stop)
-    assert rows_of(part) == rows[start:stop]
-    assert rows_of(part.take(np.array(order, np.int64))) == [rows[start:stop][i] for i in order]
-    assert rows_of(join([part, bags_of(more)])) == rows[start:stop] + more
-    other = [[len(row)] for row in rows[start:stop]]
-    values, offsets = pack([part, bags_of(other)])
-    assert [rows_of(bags) for bags in unpack(values, offsets, 2)] == [rows[start:stop], other]
 
 
 USERS, ITEMS, POSITIVES, DRAWN = 9, 13, 250, 3
@@ -398,8 +354,3 @@ def test_columns_that_cannot_be_drawn_are_refused(
     write_ragged_dataset(tmp_path / "data", {"train": 200, "val": 60, "test": 60})
     keys = [*MODEL, "model.dense_arch=[4]", "data.path=data", f"data.negatives.item={item}", "run.name=x"]
     assert fault in refused_command("train", *keys)
-
-
-def test_columns_beside_user_and_item_are_named(root: Path, caplog: pytest.LogCaptureFixture) -> None:
-    SplitReader(root, load_manifest(root), "train", DRAWING, 0, 1)
-    assert "data.negatives: drawn rows have their positive's values of row" in caplog.text

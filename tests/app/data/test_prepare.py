@@ -162,16 +162,6 @@ def test_a_recorded_configuration_goes_with_its_dataset(rows: Path, random_ids: 
     refused(r"data\.random\.\w+=.*: has no effect on the dataset at", agreed, rows, f"config={recorded_file}")
 
 
-@pytest.mark.medium
-def test_what_is_recorded_makes_the_same_dataset(rows: Path, tmp_path: Path) -> None:
-    config = changed(agreed(rows), {"raw": str(rows.parent / "day_0"), "path": str(tmp_path / "again")})
-    job = prepare._job(config)
-    assert job is not None
-    preprocess(job.data)
-    after, before = load_manifest(tmp_path / "again"), load_manifest(rows)
-    assert (after.encoding, after.splits) == (before.encoding, before.splits)
-
-
 FAST, SLOW = ["dlrm_kaggle"], ["amd_blog", "torchrec", "torchrec_fixed", "hash", "vocabulary"]
 
 
@@ -286,14 +276,6 @@ def dataset_without_test(tmp_path_factory: pytest.TempPathFactory) -> Path:
         prepare_data(*overrides)
 
     return made_once(tmp_path_factory, "given_splits", make) / "out"
-
-
-def test_files_need_a_path_and_no_source() -> None:
-    for overrides, message in (
-        (["data.train=a"], "data.path: not given; name the directory"),
-        (["data.train=a", "data.source=random", "data.path=b"], "data.source=random: has no effect with data.train=a"),
-    ):
-        refused(re.escape(message), prepare._job, composed(*overrides).data)
 
 
 def test_what_a_run_records_makes_the_same_dataset(dataset_without_test: Path, tmp_path: Path) -> None:

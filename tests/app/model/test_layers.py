@@ -2,93 +2,31 @@
 
 import copy
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from sklearn.metrics import mean_squared_error
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from torchrec.models import dlrm
 
-from app.config.kinds import TASKS
 from app.config.model import DenseInit, Interaction, ModelConfig
 from app.config.train import LARGE_BATCH, LossConfig, LossName, RuntimeConfig
 from app.model.dlrm import DLRM, make_loss
-from app.model.embeddings import Vectors, make_sparse_arch
-from app.model.layers import BatchNorm, DotInteraction, Dropout, Layer, join, mlp
+from app.model.embeddings import make_sparse_arch
+from app.model.layers import BatchNorm, Layer, mlp
 from app.runtime import platform
 from app.runtime.environment import leave
 from tests import reference
-from tests.app.conftest import SMALL, Command, composed
+from tests.app.conftest import SMALL, Command
 from tests.app.group import start_group
-from tests.app.loops import GivenVectors
-from tests.oracles import field_models
 
 FEATURES = {"cat_0": 11, "cat_1": 5, "cat_2": 40}
 DIM, NUM_DENSE, BATCH = 8, 6, 9
-
-
-@pytest.mark.parametrize("itself", [False, True])
-def test_dot_interaction_under_autocast_is_near_that_without(itself: bool) -> None:
-    """bf16 has 8 bits: 0.4 % of a value. All vectors are in bf16, as they are on a GPU."""
-    torch.manual_seed(0)
-    dense, sparse = torch.randn(BATCH, DIM).bfloat16().float(), torch.randn(BATCH, 3, DIM)
-    weights = torch.randn(BATCH, DotInteraction(3, DIM, itself).num_outputs)
-    results = []
-    for enabled in (False, True):
-        inputs = [dense.clone().requires_grad_(), sparse.clone().requires_grad_()]
-        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
-            vectors = [vector.bfloat16() for vector in inputs] if enabled else inputs
-            outputs = DotInteraction(3, DIM, itself)(*vectors)
-        assert outputs.dtype is (torch.bfloat16 if enabled else torch.float32)
-        results.append([outputs.float(), *torch.autograd.grad((outputs.float() * weights).sum(), inputs)])
-    for approximation, exact in zip(results[1], results[0], strict=True):
-        assert approximation.dtype is torch.float32
-        assert (approximation - exact).abs().max() < 0.02 * exact.abs().max()
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_vectors_in_the_ranks_order_are_joined_as_those_in_the_features(dtype: torch.dtype) -> None:
-    torch.manual_seed(0)
-    dense = torch.randn(BATCH, DIM, dtype=dtype, requires_grad=True)
-    sparse = torch.randn(BATCH, 3, DIM, requires_grad=True)
-    order = torch.tensor([2, 0, 1])
-    vectors, expected = join(dense, sparse, (order, order.argsort())), join(dense, sparse[:, order], None)
-    assert vectors.dtype is expected.dtype
-    assert torch.equal(vectors, expected)
-    weights = torch.randn_like(vectors)
-    for gradient, expected_gradient in zip(
-        torch.autograd.grad(vectors, [dense, sparse], weights),
-        torch.autograd.grad(expected, [dense, sparse], weights),
-        strict=True,
-    ):
-        assert torch.equal(gradient, expected_gradient)
-
-
-def test_dense_arch_does_not_wait_for_vectors_of_other_processes() -> None:
-    model, computed = _model(Interaction.dot, itself=False), []
-    model.dense_arch.register_forward_hook(lambda *_: computed.append(True))
-    lookup = model.sparse_arch.forward
-
-    def slow(features: KeyedJaggedTensor) -> Callable[[], Vectors]:
-        awaitable = lookup(features)
-
-        def wait() -> Vectors:
-            assert computed
-            return awaitable()
-
-        assert not computed
-        return wait
-
-    model.sparse_arch.forward = slow
-    assert model(torch.randn(BATCH, NUM_DENSE), _ids()).shape == (BATCH,)
 
 
 DCN = {"dcn_num_layers": 2, "dcn_low_rank_dim": 6}
@@ -304,36 +242,6 @@ def test_a_step_can_be_undone() -> None:
     assert torch.equal(batch_norm.running_var, before[1])
 
 
-@pytest.mark.parametrize("rows", [2, 3])
-def test_it_is_of_float32_under_autocast(rows: int) -> None:
-    batch_norm, _ = both()
-    with torch.autocast("cpu", torch.bfloat16):
-        assert batch_norm(torch.randn(rows, CHANNELS).bfloat16()).dtype is torch.float32
-
-
-WIDTH = 200
-
-
-@pytest.mark.parametrize("rate", [0.0, 0.1, 0.5, 0.999])
-def test_masks_are_those_of_the_hash(rate: float) -> None:
-    dropout = Dropout(WIDTH, rate)
-    dropout.draw(3, 7, 1, 100)
-    assert np.array_equal(dropout.mask(9).numpy(), field_models.mask(3, 7, 1, 100, 9, WIDTH, rate))
-
-
-def test_values_are_scaled_in_training_and_untouched_in_evaluation() -> None:
-    dropout, inputs = Dropout(WIDTH, 0.25), torch.randn(8, WIDTH, requires_grad=True)
-    dropout.draw(0, 0, 0, 0)
-    mask = dropout.mask(8)
-    outputs = dropout(inputs)
-    torch.testing.assert_close(outputs, torch.where(mask, inputs / 0.75, 0.0))
-    outputs.sum().backward()
-    assert inputs.grad is not None
-    torch.testing.assert_close(inputs.grad, mask / 0.75)
-    assert dropout.eval()(inputs) is inputs
-    assert not dropout.state_dict()
-
-
 WIDTHS = [24, 16, 1]
 
 
@@ -371,52 +279,6 @@ def test_values_and_gradients_are_torchs(final_relu: bool) -> None:
         torch.testing.assert_close(gradient, other, rtol=1e-5, atol=1e-6 * float(other.abs().max()))
 
 
-def test_its_operations_are_counted() -> None:
-    layers, inputs = mlp(37, WIDTHS, False), torch.randn(LARGE_BATCH, 37, requires_grad=True)
-    with FlopCounterMode(display=False) as counter:
-        layers(inputs).sum().backward()
-    with FlopCounterMode(display=False) as expected:
-        plain(layers)(inputs).sum().backward()
-    assert counter.get_total_flops() == expected.get_total_flops() > 0
-
-
-def test_elsewhere_it_is_torchs_to_the_bit() -> None:
-    torch.manual_seed(0)
-    layers, inputs = mlp(37, WIDTHS, False), torch.randn(LARGE_BATCH, 37)
-    torch_layers = plain(layers)
-    few = layers(inputs[:-1])
-    assert not is_by_onednn(few)
-    assert torch.equal(few, torch_layers(inputs[:-1]))
-    with torch.no_grad():
-        assert torch.equal(layers(inputs), torch_layers(inputs))
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.equal(layers(inputs), torch_layers(inputs))
-
-
-@pytest.mark.parametrize("interaction", ["dot", "dcn"])
-def test_ten_steps_have_the_losses_of_torchs(interaction: str) -> None:
-    overrides = ["model.embedding_dim=8", "model.dense_arch=[32,8]", "model.over_arch=[48,1]", "data.path=none"]
-    config = composed(*overrides, f"model.interaction={interaction}")
-
-    def losses(parts: int) -> Tensor:
-        torch.manual_seed(0)
-        model = DLRM(config.model, 5, 3, GivenVectors())
-        optimizer = torch.optim.Adagrad(model.parameters(), lr=0.02)
-        step_losses = []
-        for _ in range(10):
-            dense, sparse, labels = torch.randn(LARGE_BATCH, 5), torch.randn(LARGE_BATCH, 3, 8), torch.rand(LARGE_BATCH)
-            batches = zip(dense.chunk(parts), sparse.chunk(parts), strict=True)
-            logits = torch.cat([model(*batch) for batch in batches])
-            loss = nn.functional.binary_cross_entropy_with_logits(logits, (labels < 0.25).float())
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            step_losses.append(loss.detach())
-        return torch.stack(step_losses)
-
-    torch.testing.assert_close(losses(1), losses(2), rtol=1e-6, atol=0)
-
-
 def test_what_stands_between_layers_is_not_skipped_in_large_batches() -> None:
     layers = mlp(37, WIDTHS, False)
     with_dropout = nn.Sequential(layers[0], nn.Dropout(1.0), layers[1])
@@ -445,29 +307,6 @@ def test_loss_and_gradient_equal_the_oracle(
     beyond = torch.sigmoid(logits.detach()) - 0.5
     assert torch.equal(gradient == 0, beyond.abs() > 0.5 - threshold)
     assert not threshold or 0 < int((gradient == 0).sum()) < 64
-
-
-def test_the_loss_of_numbers_is_scikit_learns_and_has_no_sigmoid() -> None:
-    rng = np.random.default_rng(0)
-    preds, labels = rng.normal(3, 2, (2, 50))
-    loss = make_loss(LossConfig(LossName.mse), 0.5, TASKS["number"])
-    value = loss(torch.from_numpy(preds), torch.from_numpy(labels))
-    assert value.item() == pytest.approx(mean_squared_error(labels, preds) / 2, rel=1e-12)
-
-
-@pytest.mark.parametrize("name", LossName)
-def test_over_all_rows_the_loss_is_the_mean_by_weight(name: LossName) -> None:
-    rng = np.random.default_rng(0)
-    logits, labels, weights = rng.normal(size=60), rng.integers(0, 2, 60).astype(float), rng.random(60) * 9
-    class_weights = [0.7, 3.0] if name is LossName.weighted_bce else None
-    loss = make_loss(LossConfig(name, class_weights), 1.0, TASKS["click"], weights.mean())
-    batches = zip(*(torch.from_numpy(each).split(20) for each in (logits, labels, weights)), strict=True)
-    value = np.mean([loss(*batch).item() for batch in batches])
-    preds = 1 / (1 + np.exp(-logits))
-    of_class = np.where(labels > 0, 3.0, 0.7) if class_weights else 1
-    each = of_class * -np.log(np.where(labels > 0, preds, 1 - preds))
-    each = (preds - labels) ** 2 if name is LossName.mse else each
-    assert value == pytest.approx(np.average(each, weights=weights), rel=1e-7)
 
 
 def test_a_hopeless_sample_keeps_its_loss_and_its_gradient() -> None:

@@ -237,17 +237,3 @@ def test_it_prints_within_the_paper(driver: webdriver.Chrome, report: Path) -> N
     driver.execute_script("dispatchEvent(new Event('beforeprint'))")
     assert driver.execute_script("return document.documentElement.scrollWidth") <= 794
     driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
-
-
-def test_several_side_by_side(driver: webdriver.Chrome, tmp_path: Path) -> None:
-    runs = [read_run(write_run(tmp_path / f"r{lr}", f"optimizer.lr={lr}", seed=n)) for n, lr in enumerate((0.01, 0.02))]
-    page = tmp_path / "compare.html"
-    page.write_text(Comparison(runs).page(tmp_path))
-    load(driver, page)
-    assert requests(driver) == [page.resolve().as_uri()]
-    assert driver.get_log("browser") == []
-    pixels = picture(driver.find_element(By.CSS_SELECTOR, "#logloss canvas"))
-    assert min(near(pixels, css(driver, name)) for name in ("--c0", "--c1")) > 25
-    marked = driver.find_element(By.CSS_SELECTOR, ".differing td")
-    plain = driver.find_element(By.CSS_SELECTOR, "#main table td")
-    assert marked.value_of_css_property("background-color") != plain.value_of_css_property("background-color")

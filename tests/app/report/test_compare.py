@@ -22,7 +22,7 @@ from app.report import compare
 from app.report.__main__ import main
 from app.report.page import run_page
 from app.report.read import RunFiles, read_run
-from app.report.statistics import MeanDifference, batch_means, delong, paired, seeds_needed, speed_ratio, spread, welch
+from app.report.statistics import MeanDifference, delong, paired, seeds_needed, speed_ratio, spread, welch
 from app.training.recorder import rows_digest
 from common.compose import compose_config
 from tests.app.report.runs import write_run
@@ -68,12 +68,6 @@ def test_groups_differ_in_more_than_the_seed(sweep: list[RunFiles]) -> None:
     assert set(differing) == {"optimizer.lr", "train.seed"}
     assert differing["optimizer.lr"] == ["0.01"] * 4 + ["0.02"] * 4
     assert same["versions.torch"]
-
-
-def test_another_version_or_commit_is_another_group(tmp_path: Path) -> None:
-    runs = [read_run(write_run(tmp_path / name, manifest={"versions": {"torch": name}})) for name in ("2.12", "2.13")]
-    assert len(compare.group_runs(runs)) == 2
-    assert compare.differences(runs)[0]["versions.torch"] == ["2.12", "2.13"]
 
 
 def test_speed_and_auc_of_two_groups(sweep: list[RunFiles]) -> None:
@@ -126,14 +120,6 @@ def test_other_validation_rows_are_not_comparable(labels: str | None, sweep: lis
     ((kind, sentence),) = [entry for entry in comparison.sentences() if "AUC" in entry[1]]
     assert (kind, "not comparable" in sentence) == ("bad", True)
     assert "different data (digests dddddddddddd and eeeeeeeeeeee), 4,000 rows of val of data/x" in sentence
-
-
-def test_the_same_rows_in_another_encoding_are_comparable(sweep: list[RunFiles], tmp_path: Path) -> None:
-    runs = [
-        read_run(write_run(tmp_path / digest, f"data.encoding={digest}", digest=digest, labels_digest="l"))
-        for digest in ("hash", "torchrec")
-    ]
-    difference_of(*compare.group_runs(runs))
 
 
 @pytest.mark.medium
@@ -329,11 +315,6 @@ def test_scores_of_other_rows_are_not_compared(tmp_path: Path, planted: str, wor
     assert row_by_row.endswith("eeeeeeeeeeee)." if planted == "another dataset" else f"{remedy}.")
 
 
-def test_keeping_scores_is_no_other_configuration(tmp_path: Path) -> None:
-    runs = [read_run(write_run(tmp_path / f"{rows}", f"eval.keep_scores={rows}", seed=rows)) for rows in (0, 1)]
-    assert len(compare.group_runs(runs)) == 1
-
-
 def test_each_comparison_has_a_file_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("a", "b", "c"):
@@ -351,34 +332,6 @@ def test_each_comparison_has_a_file_of_its_own(tmp_path: Path, monkeypatch: pyte
 
 
 values = st.lists(st.floats(0.6, 0.9).map(lambda x: round(x, 6)), min_size=2, max_size=8)
-
-
-@pytest.mark.filterwarnings("ignore:Precision loss occurred")  # SciPy's, of values that hardly differ
-@given(values, values)
-def test_welch_is_scipys(first: list[float], second: list[float]) -> None:
-    difference = welch(first, second)
-    if np.ptp(first) == np.ptp(second) == 0:
-        assert difference.p == (1.0 if first[0] == second[0] else 0.0)
-        return
-    scipy_test = stats.ttest_ind(second, first, equal_var=False)
-    interval = scipy_test.confidence_interval(0.95)
-    assert difference.p == pytest.approx(scipy_test.pvalue, rel=1e-5, abs=1e-9)
-    assert (difference.low, difference.high) == pytest.approx((interval.low, interval.high), rel=1e-4, abs=1e-9)
-
-
-def test_one_value_on_a_side_has_no_test() -> None:
-    difference = welch([0.7], [0.71, 0.72])
-    assert difference.mean == pytest.approx(0.015)
-    assert difference[1:] == (None, None, None)
-    assert speed_ratio([2.0], [1.0, 1.0]) == (2.0, None, None)
-
-
-def test_batch_means_keep_the_total_and_are_few() -> None:
-    seconds, samples = np.arange(1.0, 101), np.full(100, 10.0)
-    means = batch_means(seconds, samples)
-    assert len(means) == 20
-    assert means.mean() == pytest.approx(seconds.sum() / samples.sum())
-    assert len(batch_means(seconds[:3], samples[:3])) == 1
 
 
 @pytest.mark.parametrize("size", [2, 3, 10, 1_000, 100_000])
@@ -453,9 +406,3 @@ def test_as_many_seeds_as_the_power_takes(mean: float, deviations: tuple[float, 
     assert seeds is not None
     assert power(seeds) >= 0.8 - 1e-4
     assert seeds == 2 or power(seeds - 1) < 0.8
-
-
-def test_no_number_of_seeds_shows_no_difference() -> None:
-    assert seeds_needed(0.0, 1.0) is None
-    assert seeds_needed(1e-6, 1.0) is None
-    assert seeds_needed(0.1, 0.0) == 2

@@ -400,22 +400,11 @@ def test_ids_a_bag_are_the_means_of_the_shards(runtime: Runtime, ragged: Path) -
     means = {name: float(np.mean([len(row[name]) for row in rows])) for name in RAGGED_EMBEDDINGS}
     assert means["tags"] > 2 == means["genres"]
     this = built(runtime, ragged, "optimizer=sgd", "model.embedding_dim=16")
-    config, manifest = this.config, load_manifest(ragged)
-    planned = planner.bag_sizes_of(config, ragged, manifest)
+    planned = planner.bag_sizes_of(this.config, ragged, load_manifest(ragged))
     assert planned == pytest.approx(means)
     tables = describe_tables(this.model.module.sparse_arch, planned)
     described = {name: table.ids_per_sample for name, table in tables.items()}
     assert described == pytest.approx({f"t_{name}": mean for name, mean in means.items()})
-    # A mean of one id a bag would be all that is known without them.
-    multi_hot = planner.multi_hot_features(config.data.multi_hot, manifest)
-    arch = make_sparse_arch(config.model, manifest.num_embeddings, multi_hot)
-    storage = planned_storage(config, resolved("cpu", 1), arch, this.plan, planned)
-    batch = config.train.global_batch_size
-    for name, ids in means.items():
-        (part,) = storage[f"t_{name}"]
-        vectors = batch * min(1.0, ids) * 16 * 4
-        table_bytes = RAGGED_EMBEDDINGS[name] * 16 * 4
-        assert part.hbm + part.ddr == pytest.approx(table_bytes + vectors + batch * ids * 8, abs=2)
 
 
 def test_empty_bags_alone_can_be_planned(tmp_path: Path, runtime: Runtime) -> None:

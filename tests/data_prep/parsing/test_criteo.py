@@ -121,12 +121,6 @@ def test_a_bad_row_is_counted_from_the_file_s_start(tmp_path: Path, packed: bool
     assert not (tmp_path / "out/manifest.json").exists()
 
 
-def test_room_for_the_shortest_rows() -> None:
-    shortest = b"0" + b"\t" * 39 + b"\n"
-    assert len(parse_bytes(shortest * 500, "text").labels) == 500
-    assert max_rows(len(shortest) * 500) >= 500
-
-
 @pytest.mark.medium
 @settings(max_examples=200, deadline=None)
 @given(

@@ -123,23 +123,10 @@ def test_a_file_without_a_length_is_not_taken_unseen(mirror: Mirror, tmp_path: P
     assert download_all([RemoteFile("train.txt", (url,), SUM)], tmp_path, PATIENCE)[0].read_bytes() == CONTENT
 
 
-def test_what_is_there_is_not_fetched(mirror: Mirror, tmp_path: Path) -> None:
-    (tmp_path / "day_0.gz").write_bytes(b"as the user put it there")
-    assert fetch(mirror, tmp_path, "good").read_bytes() == b"as the user put it there"
-    assert mirror.requests == []
-
-
 def test_two_jobs_do_not_fetch_one_file(mirror: Mirror, tmp_path: Path) -> None:
     with PartialFile(tmp_path / "day_0.gz"):
         refused(r"day_0\.gz: another job is downloading it", fetch, mirror, tmp_path, "good")
     assert fetch(mirror, tmp_path, "good").read_bytes() == CONTENT
-
-
-def test_a_dead_mirror_says_how_to_go_on(mirror: Mirror, tmp_path: Path) -> None:
-    mirror.shutdown()
-    mirror.server_close()
-    refused(r"download failed from every mirror .* name it in data\.raw", fetch, mirror, tmp_path, "good")
-    assert not (tmp_path / "day_0.gz").exists()
 
 
 def test_every_mirror_s_fault_is_told(mirror: Mirror, tmp_path: Path) -> None:
@@ -154,11 +141,6 @@ def test_a_page_costs_nothing_that_is_at_hand(mirror: Mirror, tmp_path: Path) ->
     assert (tmp_path / "day_0.gz.part").read_bytes() == CONTENT[: len(CONTENT) // 2]
     assert fetch(mirror, tmp_path, "dropping", "good").read_bytes() == CONTENT
     assert mirror.requests[2] == ("dropping/day_0.gz", f"bytes={len(CONTENT) // 2}-")
-
-
-def test_a_mirror_that_is_no_url_is_left(mirror: Mirror, tmp_path: Path) -> None:
-    file = RemoteFile("day_0.gz", ("mirror.local/day_0.gz", mirror.url("good/day_0.gz")))
-    assert download_all([file], tmp_path, PATIENCE)[0].read_bytes() == CONTENT
 
 
 def test_a_file_that_cannot_be_had_ends_the_fetching_of_others(mirror: Mirror, tmp_path: Path) -> None:

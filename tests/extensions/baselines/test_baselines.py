@@ -31,7 +31,6 @@ from tests.app.conftest import SMALL, Command, Refusal, composed
 from tests.app.data.test_bags import splitmix64
 from tests.app.datasets import write_dataset
 from tests.app.report.runs import write_run
-from tests.app.test_commands import HEAVY, modules_of
 from tests.app.training.test_number_labels import make_ratings
 from tests.app.training.test_number_labels import train as train_on_ratings
 from tests.data_prep.conftest import load_split
@@ -292,14 +291,6 @@ def test_a_split_of_one_class_is_one_line(run_app: Command, refused_command: Ref
 
 
 @pytest.mark.medium
-def test_the_command_needs_no_torch(tmp_path: Path) -> None:
-    status, modules = modules_of(["app.baselines", "run=nothing"], tmp_path)
-    assert status == 2
-    assert "extensions.baselines.fit" not in modules  # nor scikit-learn, before there is something to fit
-    assert not modules & HEAVY
-
-
-@pytest.mark.medium
 def test_runs_of_no_directory_and_of_numbers_are_refused(
     run_app: Command, refused_command: Refusal, tmp_path: Path
 ) -> None:
@@ -360,18 +351,6 @@ def test_where_the_dataset_cannot_be_written_the_run_keeps_them(
     (tmp_path / command.CACHE).write_text("damaged")
     second = command.find_or_fit(root, manifest, "val", tmp_path, config)
     assert second.ranks == first.ranks
-
-
-@pytest.mark.medium
-def test_baselines_of_another_version_are_computed_again(
-    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    root = copy_uncached(dataset, tmp_path / "data")
-    manifest, config = load_manifest(root), BaselinesConfig(run="x")
-    for version in (command.VERSION, command.VERSION + 1, command.VERSION):
-        monkeypatch.setattr(command, "VERSION", version)
-        command.find_or_fit(root, manifest, "val", tmp_path, config)
-    assert len(json.loads((root / command.CACHE).read_text())["baselines"]) == 2
 
 
 def test_every_key_has_its_limits_and_a_meaning() -> None:

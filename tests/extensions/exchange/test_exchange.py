@@ -63,13 +63,6 @@ def test_npy_files_are_torchrec_s_byte_for_byte(tmp_path: Path, criteo: ModuleTy
     refused("imported", Encoder.load, tmp_path / "back")
 
 
-def test_npy_of_a_single_file(tmp_path: Path) -> None:
-    root = make(tmp_path, rows=(80,))
-    assert len(export_npy(root, load_manifest(root), tmp_path)) == 6
-    import_npy(tmp_path, tmp_path / "back")
-    assert_same(tmp_path / "back", root)
-
-
 def bin_records(directory: Path) -> list[NDArray[Any]]:
     return [np.fromfile(directory / f"terabyte_processed_{split}.bin", np.int32).reshape(-1, 40) for split in SPLITS]
 
@@ -260,17 +253,6 @@ def test_days_that_are_not_what_they_should_be(tmp_path: Path, damage: Callable[
     damage(tmp_path / "days")
     refused(message, import_npy, tmp_path / "days", tmp_path / "back")
     assert not (tmp_path / "back").exists()
-
-
-def test_order_and_size_of_numbers_do_not_matter(tmp_path: Path) -> None:
-    write_days(tmp_path / "days")
-    for kind, edit in (("labels", np.uint8), ("dense", np.asfortranarray), ("sparse", np.int64)):
-        change(0, kind, edit)(tmp_path / "days")
-    import_npy(tmp_path / "days", tmp_path / "back")
-    verify_dataset(tmp_path / "back")
-    for actual, kind in zip(load_split(tmp_path / "back", "train"), ("labels", "dense", "sparse"), strict=True):
-        expected = np.load(tmp_path / "days" / f"day_0_{kind}.npy")
-        np.testing.assert_array_equal(actual.reshape(expected.shape), expected)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
 import pytest
 import yaml
 from selenium import webdriver
@@ -229,25 +228,6 @@ def test_rows_sorted_by_label_and_rare_labels(tmp_path: Path) -> None:
     assert "Rows are sorted" not in " ".join(order_sentences(proposed(tmp_path, content)))
 
 
-def test_rounded_ids_and_times_of_float32_prepare_as_quantities(tmp_path: Path) -> None:
-    numbers = {"user_id": 2**24 + np.arange(ROWS) % 90, "time": 16 * 10**8 + 600 * (37 * np.arange(ROWS) % ROWS)}
-    columns = {name: pa.array(values.astype(np.float32)) for name, values in numbers.items()}
-    proposal = proposed(tmp_path, {"label": BITS, "cat": list("abca") * 100, **columns}, name="rows.parquet")
-    assert (places(proposal)["user_id"], places(proposal)["time"], proposal.time) == ("dense", "dense", None)
-    assert prepare(*paths(tmp_path, proposal.text, "rows.parquet")).rows == ROWS
-
-
-@pytest.mark.parametrize("mark", ["\u0085", "\u2028", "\u00a0", "\t"])
-def test_blanks_in_numbers_and_wide_numbers_prepare(tmp_path: Path, mark: str) -> None:
-    price = [mark if row % 9 == 0 else row % 13 / 8 for row in range(ROWS)]
-    wide = [(-1) ** (row % 3) * 1e308 / (1 + row % 5) for row in range(ROWS)]
-    proposal = proposed(tmp_path, {"label": BITS, "cat": list("abca") * 100, "price": price, "wide": wide})
-    document = yaml.safe_load(proposal.text)
-    assert document["missing"] == [mark]
-    assert document["dense"][-1] == {"column": "wide", "transform": "signed_log1p"}
-    assert prepare(*paths(tmp_path, proposal.text)).rows == ROWS
-
-
 def test_a_part_of_a_time_that_misleads_newer_rows_is_left_out(tmp_path: Path) -> None:
     shown = pd.Series(pd.date_range("2024-01-01", periods=4_000, freq="10min"))
     is_early_in_week, is_new = shown.dt.dayofweek < 3, shown.index >= 2_000
@@ -350,12 +330,6 @@ REFUSALS: list[tuple[Any, str | None, str]] = [
 @pytest.mark.parametrize(("content", "label", "message"), REFUSALS)
 def test_refusals(tmp_path: Path, content: Any, label: str | None, message: str) -> None:
     refused(message, proposed, tmp_path, content, label)
-
-
-def test_the_line_to_type_works(tmp_path: Path) -> None:
-    content = {"income": [">50K", "<=50K"] * 30, **FEW}
-    label = refused("data.label='", proposed, tmp_path, content, "income").partition("data.label='")[2].rstrip("'")
-    assert proposed(tmp_path, content, label).label.rule == "== >50K"
 
 
 @pytest.mark.parametrize(

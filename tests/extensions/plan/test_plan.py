@@ -98,18 +98,6 @@ def test_where_it_does_not_fit_it_shows_what_would(run_app: Command) -> None:
     assert "GiB" in four
 
 
-@pytest.mark.medium
-def test_the_optimizers_state_is_counted(run_app: Command, tmp_path: Path) -> None:
-    small = ["plan.num_embeddings=[100000,300000]", "sharding=table_wise", "topology=a100_80"]
-    small += ["topology.devices_per_node=2"]
-    sgd = planned(run_app, tmp_path, *small, "optimizer=sgd")
-    adagrad = planned(run_app, tmp_path, *small, "optimizer=adagrad")
-    assert [table["type"] for table in sgd["tables"].values()] == ["table_wise"] * 2
-    for without, state in zip(sgd["ranks"], adagrad["ranks"], strict=True):
-        rows = 300_000 if without["rank"] == 0 else 100_000
-        assert state["device_bytes"] - without["device_bytes"] == rows * 16 * 4
-
-
 @pytest.mark.slow("processes")
 def test_two_plans_side_by_side(run_app: Command, tmp_path: Path) -> None:
     overrides = ["plan.num_embeddings=[100000,300]", "sharding=table_wise", "topology=h100"]
@@ -161,32 +149,6 @@ def test_a_plan_for_something_else_is_refused(run_app: Command, dataset: Path, t
         assert message in error_line(process.stderr)
     (tmp_path / "plan.json").write_text("{}")
     assert "not a plan of" in run_app("train", *config, status=2).stderr
-
-
-@pytest.mark.medium
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        "recipe=kgcn_lastfm topology=a100_40 plan.batch_sizes=[256,512]",
-        pytest.param(
-            "recipe=amd_2026 topology=h200 topology.nodes=4 topology.devices_per_node=8 sharding=grid_shard",
-            marks=pytest.mark.slow,
-        ),
-    ],
-)
-def test_a_plan_fits_the_terminal_and_reasons_are_a_key(overrides: str, run_app: Command, tmp_path: Path) -> None:
-    check_width(overrides, run_app, tmp_path)
-
-
-def check_width(overrides: str, run_app: Command, tmp_path: Path) -> None:
-    """Compares the lines of a plan with 120 columns, with and without the reasons that plan.reasons adds."""
-    arguments = [*overrides.split(), f"plan.out={tmp_path / 'plan.json'}"]
-    short, long = run_app("plan", *arguments), run_app("plan", *arguments, "plan.reasons=true")
-    assert max(map(len, [*short.stdout.splitlines(), *long.stdout.splitlines()])) <= 120
-    words = " ".join(long.stdout.split())
-    for name, table in json.loads((tmp_path / "plan.json").read_bytes())["tables"].items():
-        assert f"{name} {table['reason']}" in words
-        assert f"{name} {table['reason']}" not in " ".join(short.stdout.split())
 
 
 @pytest.mark.slow("examples")

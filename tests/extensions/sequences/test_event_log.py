@@ -241,20 +241,6 @@ def test_the_best_score_is_known_and_order_matters(generated: Path) -> None:
     assert 0.75 < bayes["auc"] < 0.95
 
 
-def test_every_item_is_there_and_likes_follow_their_listens(generated: Path) -> None:
-    _, events = opened(generated)
-    likes = np.flatnonzero(events.flags & 2)
-    assert len(likes) > 1000
-    assert (events.flags[likes - 1] & 1).all()
-    assert (events.items[likes] == events.items[likes - 1]).all()
-    assert (events.times[likes] == events.times[likes - 1]).all()
-    hours = [
-        np.bincount(events.times[low:high] // 3600 % 24, minlength=24)
-        for low, high in itertools.pairwise(events.offsets)
-    ]
-    assert np.mean([each.max() / each.sum() for each in hours]) > 1.8 / 24  # users have hours of their own
-
-
 def test_seeds_decide_the_bytes(generated: Path, tmp_path: Path) -> None:
     for name, seed in (("same", 0), ("other", 1)):
         prepare(*GENERATED, f"data.path={tmp_path}/{name}", f"data.synthetic_events.seed={seed}")
@@ -280,17 +266,6 @@ def test_aucs_equal_torchrec(seed: int) -> None:
     assert figures["gauc"] == pytest.approx(expected["gauc"].item(), abs=1e-6)
     assert figures["gauc_users"] == expected["num_samples"].item() < 59
     assert user_metrics(logits, labels, users)["auc_torchrec"] == compute_auc(1, [preds.sigmoid()], [truth], [weights])
-
-
-def test_ties_and_samples_of_one_label() -> None:
-    logits, labels = np.zeros(4, np.float32), np.array([1, 1, 0, 0], np.float32)
-    figures = user_metrics(logits, labels, np.zeros(4, np.int64))
-    assert figures == {"gauc": None, "gauc_users": 0, "auc_torchrec": 1.0}
-    logits = np.array([0, 0, 0, 1], np.float32)
-    assert user_metrics(logits, labels, np.zeros(4, np.int64))["gauc"] == 0.25
-    for label in (0, 1):
-        figures = user_metrics(np.arange(3, dtype=np.float32), np.full(3, label, np.float32), np.arange(3))
-        assert figures == {"gauc": None, "gauc_users": 0, "auc_torchrec": None}
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ import pytest
 from scipy import stats
 
 from app.config.app_config import CONFIG_DIR
-from app.metrics.documents import EvaluationFigures
 from common.compose import compose_config
 from extensions.tune.command import (
     STOPPED_BY_WATCH,
@@ -130,24 +129,6 @@ def test_a_metric_that_is_better_if_smaller_is_shown_as_it_is() -> None:
     assert "logloss of val 0.40500 instead of 0.50500" in found.sentences()[0]
     assert found.document()["trials"][1]["value"] == 0.40
     assert found.document()["finalists"][1]["values"]["1"] == 0.40
-
-
-def test_test_is_named_where_both_were_scored() -> None:
-    found = outcome([0.75, 0.752, 0.751], [0.76, 0.7622, 0.7611])
-    found.finalists[0].tested = [EvaluationFigures(auc=0.74)] * 3
-    assert len(found.sentences()) == 1
-    found.finalists[1].tested = [EvaluationFigures(auc=0.75)] * 3
-    assert found.sentences()[1] == "AUC of test, scored once: 0.75000 instead of 0.74000."
-    found.finalists[1].tested = [None] * 3
-    assert len(found.sentences()) == 1
-
-
-@pytest.mark.parametrize("trials", [1, 3])
-def test_a_search_without_finalists_says_how_far_it_is(trials: int) -> None:
-    found = outcome(*[[0.75]] * trials)
-    found.finalists.clear()
-    assert found.sentences() == [f"{trials} {'trial' if trials == 1 else 'trials'} so far."]
-    assert found.document()["take"] is None
 
 
 SEARCH = ["search.optimizer.lr=[1e-3,1.0]", "search.model.interaction=[dot,cat]", "finalists=1", "seeds=2"]
