@@ -5,13 +5,12 @@ import json
 import os
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from benchmarks import default_run, first_gpu_run, startup
+from benchmarks import first_gpu_run
 from benchmarks.__main__ import QUICK, describe
 from benchmarks.check import ALPHA, became_slower, print_table
 from benchmarks.peers import facebookresearch, rows
@@ -160,35 +159,3 @@ def test_peers_learn_and_those_that_are_not_there_are_named(tmp_path: Path) -> N
         assert "has no fuxictr; see benchmarks/peers/README.md" in process.stderr
     if not clone:
         assert "dlrm_s_pytorch: needs --dlrm DIR" in process.stderr
-
-
-def test_windows_during_a_write_are_kept_apart() -> None:
-    """Windows of 10 steps of 10 samples, 1 s each; a checkpoint of step 20 is whole in the fourth."""
-    train = [
-        {"event": "train", "step": 10 * k, "samples": 100 * k, "steps": 10, "seconds": float(k)}
-        | {"samples_per_second": 100.0 + k}
-        for k in range(1, 7)
-    ]
-    saved = {"event": "checkpoint", "step": 20, "seconds": 3.5, "stall_seconds": 0.5, "write_seconds": 0.5}
-    events: list[dict[str, Any]] = [*train, saved]
-    assert default_run.window_rates(events, 20) == ([105.0, 106.0], [103.0, 104.0])
-    assert default_run.window_rates(train, 20) == ([103.0, 104.0, 105.0, 106.0], [])
-
-
-def test_a_start_is_too_slow_above_its_limit() -> None:
-    def seconds(report: float, rounds: int) -> dict[str, list[float]]:
-        return {**{name: [limit] * rounds for name, limit in startup.LIMITS.items()}, "report": [report] * rounds}
-
-    assert startup.slow_cases(seconds(1.2, 5)) == []
-    assert startup.slow_cases(seconds(1.3, 5)) == ["report"]
-    assert startup.slow_cases(seconds(1.3, 4)) == []
-
-
-def test_a_default_run_is_too_slow_below_its_bounds() -> None:
-    def is_slow(on: float, writing: float | None, rounds: int = 7) -> bool:
-        return default_run.is_slow({"rounds": [{"on": on, "off": 100.0, "bare": 100.0, "writing": writing}] * rounds})
-
-    assert not is_slow(97.5, 86.0)
-    assert is_slow(96.5, None)
-    assert is_slow(98.0, 84.0)
-    assert not is_slow(50.0, None, rounds=4)

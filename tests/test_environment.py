@@ -154,18 +154,6 @@ def test_a_file_that_is_not_the_locked_one_is_refused_until_it_is(project: Proje
 
 
 @pytest.mark.slow("tool")
-def test_changed_lock_makes_the_environment_again(project: Project) -> None:
-    project.set_up()
-    lock = project.requirements / "train.lock"
-    lock.write_text(lock.read_text() + "# changed\n")
-    # From the environment's own Python, as after `source .venv/bin/activate`.
-    output = project.set_up(python=project.environment / "bin" / "python")
-    assert "built from other requirements" in output
-    assert str(project.python) in output
-    assert project.versions() == CPU_VERSIONS
-
-
-@pytest.mark.slow("tool")
 def test_two_at_once_build_once(project: Project) -> None:
     outputs = sorted(process.communicate(timeout=600)[1] for process in [project.start(), project.start()])
     assert "another set-up is running" in outputs[0]

@@ -1,12 +1,10 @@
 """The limits of every key, held by a table of numbers just inside and just outside; what a declaration says."""
 
-import dataclasses
 import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import ClassVar
 
 import pytest
 
@@ -179,25 +177,6 @@ def test_a_directory_is_no_output_file(out: str, message: str) -> None:
     refused(message, check_keys, BundleConfig("run", out))
 
 
-@dataclass(frozen=True)
-class Log:
-    decides_bits: ClassVar[bool] = False
-
-    file: str = key("log.txt", "where to")
-    digits: int = key(3, "of a value that a computation reads again", decides_bits=True)
-
-
-@dataclass(frozen=True)
-class Job:
-    log: Log = field(default_factory=Log)
-    metal: Metal = key(Metal.gold, "of the ring")
-    threads: int = key(1, "at work", decides_bits=False)
-
-
-def test_keys_that_decide_bits_are_all_but_those_declared_otherwise() -> None:
-    assert values_that_decide_bits(Job()) == {"log.digits": 3, "metal": "gold"}
-
-
 def test_keys_of_training_that_decide_no_bits() -> None:
     """A new key decides unless it is declared otherwise, and named here or in a group of which none decides."""
     deciding = values_that_decide_bits(AppConfig())
@@ -209,9 +188,3 @@ def test_keys_of_training_that_decide_no_bits() -> None:
     train += ["log_every_steps", "print_windows", "warmup_steps_excluded", "on_nan", "pipeline", "deterministic"]
     expected = {"baselines", "tiny", *(f"runtime.{name}" for name in runtime), *(f"train.{name}" for name in train)}
     assert {name for name in names if not any(f"{key}.".startswith(f"{name}.") for key in deciding)} == expected
-
-
-def test_defaults_that_are_lists_are_not_shared() -> None:
-    Ring().stones.append(4)
-    assert Ring().stones == [3]
-    assert next(each.default for each in dataclasses.fields(Ring)) == "???"

@@ -4,8 +4,6 @@ import functools
 import hashlib
 import http.server
 import random
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -281,14 +279,6 @@ def test_another_file_or_split_is_refused(small: published.PublishedSet, raw: Pa
         file.write("2\t100\t1\n")
     message = r"user_artists.dat: sha256 .* where the published file has .*; delete it"
     refused(message, published.write_splits, small, raw, tmp_path / "other")
-
-
-@pytest.mark.medium
-def test_a_set_without_a_mirror_or_a_name_is_one_line(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "data_prep.published", f"out={tmp_path}/out"]
-    process = subprocess.run([*command, "name=kgcn"], capture_output=True, text=True, check=False)
-    message = f"error: configuration: name=kgcn: not one of {', '.join(published.SETS)}; give one of these\n"
-    assert (process.returncode, process.stderr) == (2, message)
 
 
 def test_movielens_is_shuffled_as_numpy_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

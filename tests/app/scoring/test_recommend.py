@@ -128,17 +128,6 @@ def test_what_cannot_be_read_is_named(tmp_path: Path, name: str, text: str, word
     assert words in str(error.value)
 
 
-def test_text_without_names_is_not_read_by_another_delimiter_than_the_dataset_s(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text('1;"x,y\n')
-    refused(r"a\.csv: row 1: ends inside quotes", read_new_rows, tmp_path / "a.csv", Shape(RAW, ";", "label"))
-
-
-def test_text_that_is_not_utf_8_and_files_that_are_not_there(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_bytes(b"age,city\n1,\xff\n")
-    refused(r"a\.csv: row 2: not UTF-8", read, tmp_path / "a.csv")
-    refused(r"b\.csv: No such file", read, tmp_path / "b.csv")
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -157,14 +146,6 @@ def test_rows_as_people_write_them(tmp_path: Path, text: str) -> None:
     (tmp_path / "a.csv").write_bytes(text.encode())
     new_rows = read(tmp_path / "a.csv")
     assert texts(new_rows, "age", "city") == [["1", "2"], ["x", "y"]]
-
-
-def test_columns_wanted_and_not(tmp_path: Path) -> None:
-    path = tmp_path / "a.csv"
-    path.write_text("age,title,id\n1,x,7\n")
-    new_rows = read(path)
-    refused("no column city", ignored_columns, new_rows, ["age", "city"], spare=["id"])
-    assert ignored_columns(new_rows, ["age"], spare=["id"]) == ["title"]
 
 
 @pytest.mark.parametrize("mark", ["", "\ufeff"], ids=["plain", "byte order mark"])
@@ -201,15 +182,6 @@ def test_columns_that_are_not_read_may_be_anything(tmp_path: Path) -> None:
         texts(read(tmp_path / "b.jsonl"), "age")
     for name in ("a.parquet", "a.csv"):
         refused("a column is named twice, seen; rename one", read, tmp_path / name, ["age", "seen"])
-
-
-def test_the_user_is_one_row_and_candidates_go_before(tmp_path: Path) -> None:
-    (tmp_path / "ads.csv").write_text("city,id\nx,1\ny,2\n")
-    (tmp_path / "user.csv").write_text("age,city\n30,z\n")
-    ads, user = (read(tmp_path / name) for name in ("ads.csv", "user.csv"))
-    joined = fill_from_user(ads, user)
-    assert texts(joined, "age", "city", "id") == [["30", "30"], ["x", "y"], ["1", "2"]]
-    refused("2 rows; the user is one row", fill_from_user, ads, ads)
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0)])

@@ -15,12 +15,10 @@ from app.config.data import DataConfig
 from app.data.split import SplitReader
 from common.errors import UserError
 from data_prep.dataset.format import load_manifest, shard_path
-from tests.app.conftest import Command, Job, Refusal, Train, forked, mounted_disk, remount
+from tests.app.conftest import Command, Job, Refusal, forked, mounted_disk, remount
 from tests.app.datasets import NUM_DENSE, write_dataset
 from tests.app.run_files import events, losses, summary, wait_for
 from tests.error_lines import error_line, refused
-
-OVERWRITE = ["checkpoint.resume=never", "checkpoint.overwrite=true"]
 
 
 @pytest.mark.medium
@@ -63,12 +61,6 @@ def test_a_start_over_a_killed_run_keeps_its_log(job: Job) -> None:
         assert tuple((run / name).read_bytes() for name in backups) == before
     job.train("train.max_steps=3")
     assert len(losses(run)) == 3
-
-
-def test_a_start_over_keeps_the_log_of_the_run_before(train: Train, logged: pytest.LogCaptureFixture) -> None:
-    train("train.max_steps=2")
-    train("train.max_steps=2", *OVERWRITE)
-    assert "runs/x: starts over from step 0; the run before; what it logged is in log.txt.1" in logged.text
 
 
 @pytest.mark.slow("processes")
