@@ -175,19 +175,6 @@ def shuffle_histories(seed: int) -> None:
     setattr(event_log, "gather_histories", shuffled)  # noqa: B010  # where the extension is, its type is another
 
 
-def count_threads() -> None:
-    """Append to .threads, before each step, its number and how many threads the process has besides Python's."""
-    begin_step = session.Session.begin_step
-
-    def counted(self: session.Session, step: int) -> float:
-        number = len(os.listdir("/proc/self/task")) - threading.active_count()
-        with open(".threads", "a", encoding="utf-8") as file:
-            file.write(f"{step} {number}\n")
-        return begin_step(self, step)
-
-    session.Session.begin_step = counted  # type: ignore[method-assign]
-
-
 def in_evaluation(*_: Any) -> bool:
     return not torch.is_grad_enabled()
 
@@ -224,7 +211,6 @@ FAULTS: dict[str, Callable[[int], None]] = {
     "losses not finite": lambda n: spoil_losses(n, 20),
     "table not finite": spoil_table,
     "histories shuffled": shuffle_histories,
-    "threads counted": lambda _: count_threads(),
 }
 
 

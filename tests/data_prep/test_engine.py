@@ -1,7 +1,5 @@
 """Tasks on a Dask cluster, the memory budget, and files written past the page cache: the same bytes anyhow."""
 
-import errno
-import functools
 import gzip
 import hashlib
 import multiprocessing
@@ -14,7 +12,7 @@ import sysconfig
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,20 +22,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.cli import _run_to_status
-from common.errors import UserError
 from data_prep import executor
 from data_prep import io as arrays
 from data_prep import job as memory_budget
 from data_prep.config import chunk_size, resolve_rules
 from data_prep.dataset.options import CRITEO
 from data_prep.dataset.table_spec import Table
-from data_prep.io import HEADER_BYTES, ArrayWriter, FileRange, FileWriter, open_array, read_ranges
+from data_prep.io import HEADER_BYTES, ArrayWriter, FileWriter, open_array
 from data_prep.job import Job
 from data_prep.sources.discover import resolve_sources
 from data_prep.verify import verify_dataset
 from tests.data_prep import oracle
-from tests.data_prep.conftest import Capture, config, prepare, sums, write_rows
+from tests.data_prep.conftest import config, prepare, sums, write_rows
 from tests.data_prep.tables import paths
 from tests.error_lines import refused
 
@@ -81,28 +77,6 @@ def test_a_bad_row_is_named(tmp_path: Path, scheduler: str) -> None:
     message = rf"on {socket.gethostname()}: .*row 71, column label"
     refused(message, prepare, *keys, f"data.scheduler={scheduler}")
     assert not (tmp_path / "out" / "manifest.json").exists()
-
-
-@dataclass
-class Failing:
-    error: Exception
-
-    def run(self, worker: executor.Worker) -> None:
-        raise self.error
-
-
-ERRORS = [
-    (FileNotFoundError(errno.ENOENT, "No such file", "/raw/day_0"), "on HOST: /raw/day_0: No such file"),
-    (OSError(errno.ENOSPC, "No space left on device"), "on HOST: an output file: No space left on device"),
-    (UserError("/raw/day_0: changed since"), "on HOST: /raw/day_0: changed since"),
-]
-
-
-@pytest.mark.parametrize(("error", "message"), ERRORS)
-def test_an_error_names_the_workers_host(error: Exception, message: str, capsys: Capture) -> None:
-    run: Any = functools.partial(executor._run_on_cluster, Failing(error))
-    assert _run_to_status(run) == 2
-    assert capsys.readouterr().err == f"error: {message.replace('HOST', socket.gethostname())}\n"
 
 
 CLUSTER_ELSEWHERE = """
@@ -227,43 +201,12 @@ def test_units_keep_no_files_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 PIECE, MAX_HELD = 4096, 3 * 4096
-SIZES = st.sampled_from([0, 1, 100, PIECE - 1, PIECE, PIECE + 1, MAX_HELD, MAX_HELD + 5])
 
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arrays, "PIECE_BYTES", PIECE)
     monkeypatch.setattr(arrays, "MAX_HELD_BYTES", MAX_HELD)
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    st.lists(st.tuples(st.sampled_from(["append", "extend", "read"]), SIZES), max_size=12),
-    st.sampled_from(["streamed", "held", "held, with a header"]),
-)
-def test_a_file_holds_what_was_added(tmp_path_factory: pytest.TempPathFactory, steps: list[Any], way: str) -> None:
-    path = tmp_path_factory.mktemp("files") / "00000-00000.raw"
-    rng, expected = np.random.default_rng(len(steps)), bytearray()
-    file = FileWriter(path, is_buffered=way != "streamed")
-    for how, size in steps:
-        content = rng.integers(0, 256, size).astype(np.uint8)
-        if how == "read" and way != "streamed":
-            start = len(expected) // 3
-            buffer = np.zeros(min(size, len(expected) - start), np.uint8)
-            file.read_into(start, buffer)
-            assert buffer.tobytes() == expected[start : start + len(buffer)]
-        elif how == "append":
-            file.append(content)
-            expected += content.tobytes()
-        elif how == "extend":
-            file.extend((size,), np.uint8, partial(np.copyto, src=content))
-            expected += content.tobytes()
-    first = b"header" if way == "held, with a header" and len(expected) > 10 else b""
-    expected[: len(first)] = first
-    digest = file.close(first)
-    assert path.read_bytes() == expected
-    assert (digest.bytes, digest.sha256) == (len(expected), hashlib.sha256(expected).hexdigest())
-    assert [entry.name for entry in path.parent.iterdir()] == [path.name]
 
 
 @pytest.mark.parametrize("is_buffered", [False, True])
@@ -287,24 +230,6 @@ def test_a_failing_write_leaves_no_file(tmp_path: Path, monkeypatch: pytest.Monk
         write()
     assert not list(tmp_path.iterdir())
     assert set(os.listdir("/proc/self/fd")) == before
-
-
-def test_ranges_of_any_size_at_any_offset(tmp_path: Path) -> None:
-    content = np.random.default_rng(0).integers(0, 256, 300_000).astype(np.uint8)
-    path = tmp_path / "file"
-    path.write_bytes(content.tobytes())
-    ranges = [(0, 4096), (5, 100_000), (4096, 0), (299_999, 1), (1, 299_999), (8191, 2), (0, 300_000)]
-    for read in (iter, list):
-        blocks = read(read_ranges([FileRange(path, *each) for each in ranges]))
-        for (offset, size), block in zip(ranges, blocks, strict=True):
-            np.testing.assert_array_equal(block, content[offset : offset + size])
-
-
-def test_a_file_that_became_shorter_is_named(tmp_path: Path) -> None:
-    (tmp_path / "short").write_bytes(bytes(100))
-    with pytest.raises(OSError, match="shorter than it was") as caught:
-        list(read_ranges([FileRange(tmp_path / "short", 50, 100)]))
-    assert (caught.value.errno, caught.value.filename) == (errno.EIO, str(tmp_path / "short"))
 
 
 @settings(max_examples=30, deadline=None)

@@ -19,7 +19,6 @@ from data_prep.dataset.format import (
     open_shard,
     rows_of_blocks,
     sampled_blocks,
-    sampled_row_numbers,
     shard_path,
     verify_shard,
 )
@@ -33,14 +32,6 @@ from tests.error_lines import error_line, refused
 from tests.forks import run_module
 
 F = len(NUM_EMBEDDINGS)
-
-
-def test_its_digest_follows_the_data_alone(tmp_path: Path) -> None:
-    manifest = write_dataset(tmp_path / "a")
-    same = write_dataset(tmp_path / "b")
-    same.extra["peak"], same.tool_version = 5, "other"
-    assert same.digest == manifest.digest
-    assert write_dataset(tmp_path / "c", seed=1).digest != manifest.digest
 
 
 @pytest.mark.parametrize(
@@ -194,16 +185,6 @@ def test_the_sample_is_a_function_of_a_row_s_number() -> None:
     rows = [row for block in blocks for row in range(block * 256, block * 256 + 256) if row < 100_000]
     assert sorted(first.tolist()) == rows
     assert sampled_rows(1_000, 1.0, 0).tolist() == list(range(1_000))
-
-
-def test_numbers_of_a_sample_are_those_of_its_shards() -> None:
-    shard_rows = [700, 0, 2_000, 513]
-    by_shard = [sampled_rows(rows, 1_000 / sum(shard_rows), number) for number, rows in enumerate(shard_rows)]
-    starts = (0, 700, 700, 2_700)
-    rows = [start + row for start, part in zip(starts, by_shard, strict=True) for row in part.tolist()]
-    assert sampled_row_numbers(shard_rows, 1_000).tolist() == rows[:1_000]
-    assert sampled_row_numbers(shard_rows, None).tolist() == list(range(3_213))
-    assert sampled_row_numbers(shard_rows, 3_213).tolist() == list(range(3_213))
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from data_prep import verify
 from data_prep.config import CONFIG_DIRECTORY, PrepConfig
 from tests.changed import changed
 from tests.data_prep import oracle
-from tests.data_prep.conftest import Capture, prepare, write_rows
+from tests.data_prep.conftest import prepare, write_rows
 from tests.data_prep.mirror import make_archive
 from tests.error_lines import refused
 from tests.once import made_once
@@ -188,17 +188,6 @@ def test_a_source_is_not_taken_by_verify_in_place_of_a_path(state: Path) -> None
     before, words = files(state), [DAYS, f"data.path={state}/days"]
     refused("no dataset here", verify.main, compose_config(PrepConfig, CONFIG_DIRECTORY, words))
     assert files(state) == before
-
-
-def test_an_archive_is_found_done_though_its_files_are_gone(tmp_path: Path, state: Path, capsys: Capture) -> None:
-    keys = [*KAGGLE.split(), f"data.raw={state}/one.tar.gz", f"data.path={tmp_path}/out"]
-    prepare(*keys)
-    for path in (tmp_path / "out/raw").iterdir():
-        path.unlink()
-    before = files(tmp_path)
-    prepare(*keys)
-    assert "already done (70 rows)" in capsys.readouterr().err
-    assert files(tmp_path) == before
 
 
 def test_a_full_disk_leaves_another_job_s_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,24 +94,6 @@ def test_groups_have_the_shares_that_are_asked_for_and_the_same_in_every_form(tm
     assert [len(results[0][split]) / 6000 for split in SPLITS] == pytest.approx([0.6, 0.2, 0.2], abs=0.03)
 
 
-SEEDS = [
-    ("data.split.method=random data.split.held_out=0.3", "split", [0.7, 0.15, 0.15]),
-    ("data.sampling.negative_drop_rate=0.875", "sampling", [0.5625 * 6 / 7, 0.5625 / 14, 0.5625 / 14]),
-]
-
-
-@pytest.mark.medium
-@pytest.mark.parametrize(("overrides", "seed", "shares"), SEEDS)
-def test_chance_follows_the_seed_and_no_chunks(tmp_path: Path, overrides: str, seed: str, shares: list[float]) -> None:
-    raw, _ = write_rows(tmp_path, 1500, seed=11)
-    results = []
-    for name, more in (("a", ["data.chunk_bytes=20000"]), ("b", []), ("c", [f"data.{seed}.seed=8"])):
-        prepare(raw, f"data.path={tmp_path / name}", *overrides.split(), *more)
-        results.append([load_split(tmp_path / name, split)[1].tolist() for split in SPLITS])
-    assert results[0] == results[1] != results[2]
-    assert [len(rows) / 1500 for rows in results[0]] == pytest.approx(shares, abs=0.04)
-
-
 METHODS = {
     "time": ["data.split.method=time", "data.split.column=ts"],
     "group": ["data.split.method=group", "data.split.column=user"],
@@ -209,17 +191,6 @@ def test_numbers_as_labels_and_criteo_s_rows_are_refused(tmp_path: Path) -> None
     message = r"stratified: needs labels of 0 and 1, and label has numbers .* use random"
     refused(message, make, tmp_path, TABLE, *METHODS["stratified"])
     refused(r"method=group: needs data\.schema", prepare, *write_rows(tmp_path), *METHODS["group"])
-
-
-def test_the_key_that_a_warning_names_works(tmp_path: Path, capsys: Capture) -> None:
-    content = table()
-    schema = "label: label\ndense: [row, {column: ts, part: hour, format: epoch}]\nsparse: [user]\n"
-    (tmp_path / "schema.yaml").write_text(schema)
-    make(tmp_path, content)
-    [line] = [line for line in capsys.readouterr().err.splitlines() if "split at random although ts is a time" in line]
-    keys = line.partition("; give ")[2].partition(", or say by ")[0].split()
-    assert make(tmp_path, content, *keys) == expected_by_time(np.array(content["ts"]), range(ROWS), 1 / 7)
-    assert "split at random" not in capsys.readouterr().err
 
 
 GIVEN_ROWS = {"train": 120, "val": 40, "test": 50}

@@ -1,8 +1,6 @@
 """What stages store, order and fit: codes, columns, packed rows, shuffles in windows, dense columns, multi-hot."""
 
-import math
 import shutil
-import statistics
 import subprocess
 import sys
 from fractions import Fraction
@@ -11,7 +9,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -26,7 +23,6 @@ from data_prep.job import ChunkRecord
 from data_prep.stages import fit as fit_dense
 from data_prep.stages import place as permutation
 from data_prep.stages.columns import (
-    CategoryBuffer,
     ValueBuffer,
     column_blocks,
     read_column,
@@ -38,35 +34,9 @@ from data_prep.stages.place import inverse_permutation
 from data_prep.stages.write import RowLayout
 from data_prep.verify import verify_dataset
 from data_prep.vocabulary import count_values
-from tests.data_prep import oracle
 from tests.data_prep.conftest import SPLITS, load_split, prepare, write_rows
 from tests.error_lines import refused
 from tests.reference import multi_hot_tables
-
-
-def encoded(texts: list[str]) -> Any:
-    return pa.array(texts, pa.string()).dictionary_encode()
-
-
-@pytest.mark.parametrize(("distinct", "dtype"), [(3, np.uint8), (256, np.uint8), (257, np.uint16), (70_000, np.uint32)])
-def test_codes_are_as_narrow_as_they_can_be(distinct: int, dtype: Any) -> None:
-    rng = np.random.default_rng(distinct)
-    numbers = np.concatenate([rng.permutation(distinct), rng.integers(0, distinct, 500)])
-    texts = [f"é{number}" if number % 3 else str(number) for number in numbers.tolist()]
-    buffer = CategoryBuffer("user")
-    for start, stop in ((0, 200), (200, 200), (200, len(texts))):
-        buffer.append(encoded(texts[start:stop]), np.arange(start, stop))
-    coded = buffer.finish(are_keys=True)
-    value_of = {text: oracle.text_value(text) for text in texts}
-    assert coded.codes.dtype == dtype
-    assert coded.values[coded.codes].tolist() == [value_of[text] for text in texts]
-    assert coded.values.tolist() == sorted(value_of.values())
-    assert [value_of[text] for text in coded.texts.to_pylist()] == coded.values.tolist()
-    values = np.array([value_of[text] for text in texts], np.uint64)
-    _, first, counts = np.unique(values, return_index=True, return_counts=True)
-    assert coded.counts.tolist() == counts.tolist()
-    assert coded.first.tolist() == first.tolist()
-
 
 NUM_ROWS = 9000
 DISTINCT = (1, 256, 257, 2000, 10**9)  # of a column: codes of one byte up to 256, of two, no codes
@@ -141,19 +111,6 @@ def test_packed_rows_come_back_at_other_indices(num_dense: int, largest: tuple[i
         np.testing.assert_array_equal(outputs[kind][back[places[~left_out]]], array[~left_out])
 
 
-@pytest.mark.slow("examples")
-@pytest.mark.parametrize("rows", [1, 2, 3, 100, 5000])
-@pytest.mark.parametrize("window_rows", [1, 2, 64, 4999, 5000, 10_000])
-def test_any_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int, window_rows: int) -> None:
-    monkeypatch.setattr(permutation, "DRAWS", 50)
-    rows = min(rows, 1000 * window_rows)
-    parts = list(inverse_permutation(rows, 3, tmp_path / "files", window_rows))
-    assert [len(part) for part in parts[:-1]] == [window_rows] * (len(parts) - 1)
-    assert all(part.dtype == np.uint32 for part in parts)
-    np.testing.assert_array_equal(np.concatenate(parts), np.argsort(np.random.RandomState(3).permutation(rows)))
-    assert not list((tmp_path / "files").iterdir())
-
-
 def by_numpy_s_generator(rows: int, seed: int, wide: int) -> NDArray[np.int64]:
     """The shuffle as NumPy's legacy code does it, places from `wide` on drawn by its next_uint64."""
     bits = np.random.MT19937()
@@ -201,16 +158,6 @@ def test_sums_are_exact(values: NDArray[np.float64]) -> None:
     assert Fraction(square, 1 << 2 * UNIT_EXPONENT) == sum(Fraction(value) ** 2 for value in values.tolist())
 
 
-@given(COLUMNS, st.integers(0, 40))
-def test_mean_and_deviation(values: NDArray[np.float64], cut: int) -> None:
-    parts = [part for part in (values[:cut], values[cut:]) if len(part)]
-    mean, deviation = fit_dense._mean_and_deviation([(len(part), *exact_sums(part)) for part in parts])
-    assert mean == float(statistics.mean(map(Fraction, values.tolist())))
-    variance = statistics.pvariance(list(map(Fraction, values.tolist())))
-    expected = float(math.isqrt(int(variance * (1 << 2400))) / Fraction(1 << 1200))
-    assert deviation == pytest.approx(expected, rel=3e-16, abs=0)
-
-
 def fit_of(values: NDArray[np.float64], name: str) -> list[float]:
     if name == "standard":
         return fit_dense._mean_and_deviation([(len(values), *exact_sums(values))])
@@ -228,12 +175,6 @@ def test_every_fitted_transform_is_finite_and_keeps_the_order(name: str, fitted:
     assert np.isfinite(result).all()
     assert (np.diff(result) >= 0).all()
     assert name != "quantile" or ((result >= 0) & (result <= 1)).all()
-
-
-@pytest.mark.parametrize("name", ["raw", "log1p", "signed_log1p"])
-@given(COLUMNS)
-def test_every_other_transform_is_finite(name: str, values: Any) -> None:
-    assert np.isfinite(transform_column(values, name)).all()
 
 
 HASHED = ("data.encoding=hash", "data.max_ind_range=50")
@@ -276,16 +217,6 @@ def test_every_id_becomes_its_bag(tmp_path: Path, distribution: str, more: tuple
             bags = np.concatenate([shard.bags[place].ids for shard in shards]).reshape(-1, MLPERF_SIZES[feature])
             np.testing.assert_array_equal(bags, tables[feature][ids[:, feature]])
             assert all((shard.bags[place].lengths == MLPERF_SIZES[feature]).all() for shard in shards)
-
-
-def test_room_for_the_tables_is_asked_for_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=5 * 10**8))
-    overrides = ["data.encoding=hash", "data.multi_hot.sizes=mlperf_v2"]
-    rows = 1_000_000  # of each table: 4 * (214 - 12) MB
-    message = r"812\.0 MB of it for multi-hot tables, 500\.0 MB free.* another data\.path"
-    refused(message, make, tmp_path, "out", *overrides, f"data.max_ind_range={rows}")
-    assert not (tmp_path / "out").exists()
-    make(tmp_path, "out", *overrides, "data.max_ind_range=50")
 
 
 def test_room_for_the_tables_where_their_sizes_are_known_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

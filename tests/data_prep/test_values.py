@@ -1,7 +1,5 @@
 """Values of columns: transforms, texts by id, those that train lacks, and warnings where nothing can be learned."""
 
-import hashlib
-import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -91,17 +89,6 @@ def test_texts_may_be_left_out(tmp_path: Path, names: list[list[str]]) -> None:
     refused(r"^data\.keep_texts: has no effect with data\.encoding=hash", make_named, tmp_path, *hashed, name="hash")
 
 
-def test_changed_texts_are_found(tmp_path: Path, names: list[list[str]]) -> None:
-    root = make_named(tmp_path)
-    path = root / "vocab/user.texts.npy"
-    path.write_bytes(path.read_bytes().replace(b"user-1", b"user-X", 1))
-    manifest = json.loads((root / "manifest.json").read_bytes())
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    manifest["encoding"]["vocabulary"]["user"]["texts"]["texts"]["sha256"] = digest
-    (root / "manifest.json").write_text(json.dumps(manifest))
-    refused(r"user\.texts\.npy: are not the texts of the values in user\.npy", verify_dataset, root)
-
-
 @pytest.mark.parametrize("chunk_bytes", [1 << 20, 1500])  # all in one chunk, or in several that are merged
 def test_two_texts_of_one_value_end_the_job(
     tmp_path: Path, names: list[list[str]], monkeypatch: pytest.MonkeyPatch, chunk_bytes: int
@@ -175,22 +162,6 @@ def test_values_that_share_an_id_are_named(tmp_path: Path, capsys: Capture) -> N
     ]
 
 
-@pytest.mark.parametrize("encoding", ["hash", "torchrec"])
-def test_values_of_criteo_that_share_an_id_are_counted(tmp_path: Path, encoding: str) -> None:
-    (tmp_path / "rows.tsv").write_bytes(oracle.make_rows(500, seed=1, values=60))
-    keys = [f"data.raw={tmp_path}/rows.tsv", f"data.path={tmp_path}/out", "data.split.method=fraction"]
-    manifest = prepare(*keys, f"data.encoding={encoding}", "data.max_ind_range=20", "data.frequency_threshold=1")
-    frame = pd.read_csv(tmp_path / "rows.tsv", sep="\t", header=None, dtype=str, keep_default_na=False).iloc[:, 14:]
-    for (_, column), mean in zip(frame.items(), manifest.extra["shared_ids"]["values_per_row"].values(), strict=True):
-        values = np.unique([int(text or "0", 16) for text in column])
-        assert mean == len(values) / (len(np.unique(values % 20)) if encoding == "hash" else 20)
-
-
-def test_rare_values_do_not_count_as_unseen(tmp_path: Path) -> None:
-    manifest, _ = ratings(tmp_path, "data.frequency_threshold=12")
-    assert manifest.extra["unseen_in_train"] == {"userId": 0.0, "movieId": 0.0}
-
-
 ALL_USES = "label: label\ndense: [price]\nsparse: [user, item, {column: tags, separator: '|'}]\n"
 Rows = Sequence[tuple[int | str, ...]]
 HASHED = ("data.encoding=hash", "data.max_ind_range=50")
@@ -237,25 +208,6 @@ def test_each_kind(capsys: Capture, tmp_path: Path, overrides: tuple[str, ...]) 
     assert len(lines) == 3
     assert lines[0].startswith("test has no rows")
     assert lines[1].startswith("every label is 0")
-
-
-@pytest.mark.medium
-def test_columns_without_values_in_lists_and_in_criteo_s_rows(capsys: Capture, tmp_path: Path) -> None:
-    rows = [(label, price, user, item, "") for label, price, user, item, _ in good(300)]
-    (line,) = warned(capsys, tmp_path, rows)
-    assert "in every row of tags:" in line
-    days = oracle.make_rows(200, seed=3).decode().splitlines()
-    (tmp_path / "day_0").write_text("".join("\t".join([*day.split("\t")[:-1], ""]) + "\n" for day in days))
-    prepare(f"data.raw={tmp_path}/day_0", f"data.path={tmp_path}/criteo")
-    assert "in every row of cat_25:" in capsys.readouterr().err
-
-
-@pytest.mark.medium
-def test_constant_columns_are_found_whatever_the_stages(capsys: Capture, tmp_path: Path) -> None:
-    rows = [(label, 7, user, "same", tags) for label, _, user, _, tags in good(300)]
-    for more in (["data.dense_transform=minmax"], ["data.split.method=random"], ["data.chunk_bytes=500"]):
-        (line,) = warned(capsys, tmp_path, rows, *more, "data.overwrite=true")
-        assert "in every row of price, item:" in line
 
 
 def test_a_separator_that_divides_nothing_is_named(capsys: Capture, tmp_path: Path) -> None:

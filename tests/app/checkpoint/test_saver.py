@@ -266,13 +266,6 @@ def test_each_name_has_its_checkpoint(run: Path, choice: str | None, step: int) 
 
 
 @pytest.mark.medium
-def test_a_path_is_one_too_wherever_it_lies(run: Path, tmp_path: Path) -> None:
-    elsewhere = tmp_path / "kept"
-    shutil.copytree(run / "checkpoints" / files.checkpoint_name(60), elsewhere)
-    assert files.find_checkpoint(run, str(elsewhere)) == str(elsewhere)
-
-
-@pytest.mark.medium
 def test_without_a_best_it_is_the_last(run: Path) -> None:
     files.point_to_best(run / "checkpoints", None)
     assert Path(files.find_checkpoint(run, None)).name == files.checkpoint_name(60)
@@ -292,14 +285,6 @@ def test_a_damaged_best_is_skipped_and_refused_by_name(run: Path, logged: pytest
 @pytest.mark.parametrize("choice", ["7", "600"])
 def test_a_step_without_one_is_refused_with_those_there_are(run: Path, choice: str) -> None:
     refused(rf"^checkpoint={choice}: .* has no checkpoint of this step; .*48, 60$", files.find_checkpoint, run, choice)
-
-
-@pytest.mark.medium
-def test_a_command_s_json_says_which_it_took(run: Path, run_app: Command) -> None:
-    for overrides, step in (([], 48), (["checkpoint=60"], 60)):
-        process = run_app("evaluate", f"run={run}", "split=val", *overrides)
-        about = json.loads(process.stdout)
-        assert (about["step"], about["best"], about["last"]) == (step, step == 48, step == 60)
 
 
 class _Command:

@@ -118,20 +118,6 @@ def test_a_key_without_effect_is_refused(rows: Path, key: str) -> None:
         agreed(rows, **{key.replace(".", "__"): REFUSED[key]})
 
 
-def test_a_key_given_as_by_default_is_compared_too(rows: Path, random_ids: Path) -> None:
-    usual = preparation.RandomConfig()
-    with pytest.raises(UserError, match=r"data\.random\.rows=200000: the dataset at .* was made with 40; give another"):
-        agreed(random_ids, random__rows=usual.rows)
-    refused(r"data\.random\.rows=200000: has no effect on the dataset at", agreed, rows, random__rows=usual.rows)
-    agreed(random_ids, random__num_dense=usual.num_dense)
-    agreed(rows, memory_budget=preparation.DataConfig().memory_budget)  # decides no rows
-
-
-def test_nothing_given_records_what_was_in_force(rows: Path) -> None:
-    config = agreed(rows)
-    assert {key: recorded(config, key) for key in COMPARED} == {key: value for key, (value, _) in COMPARED.items()}
-
-
 def test_a_recipe_s_own_keys_count_as_given(rows: Path) -> None:
     with pytest.raises(UserError, match=r"data\.vocabulary_order=first_appearance: the dataset at .* with value"):
         agreed(rows, "recipe=deepspark_3day")
@@ -189,10 +175,6 @@ def test_bags_that_are_in_the_shards_are_not_made_again(tmp_path: Path) -> None:
     config = agreed(tmp_path / "out", multi_hot__sizes="mlperf_v2")
     message = r"data\.multi_hot\.sizes: .* multi-hot columns of its own; leave it out"
     refused(message, batch_builders, tmp_path / "out", load_manifest(tmp_path / "out"), config)
-
-
-def test_resources_may_change(rows: Path) -> None:
-    prepare_data(f"data.raw={rows.parent}/day_0", f"data.path={rows}", "data.memory_budget=3GiB")
 
 
 @pytest.mark.medium
@@ -293,12 +275,6 @@ def test_what_a_run_records_makes_the_same_dataset(dataset_without_test: Path, t
     assert job is not None
     preprocess(changed(job.data, {"workers": 1}))
     assert load_manifest(tmp_path / "again").digest == manifest.digest
-
-
-def test_a_method_is_refused_on_such_a_dataset(dataset_without_test: Path) -> None:
-    data = composed(f"data.path={dataset_without_test}", "data.split.method=random").data
-    message = "data.split.method=random: the dataset .* was made with files given for each split; .*split.method=null"
-    refused(message, prepare.require_agreement, data, load_manifest(dataset_without_test))
 
 
 def test_a_split_without_files_is_not_evaluated(dataset_without_test: Path) -> None:

@@ -78,11 +78,6 @@ def test_histograms_of_weights_bound_the_auc() -> None:
     assert [binned[name] for name in names] == pytest.approx([exact[name] for name in names], rel=1e-9)
 
 
-def test_without_any_weight_nothing_is_defined() -> None:
-    logits, labels = _case(0, 20, None)
-    assert set(quality.click_metrics(logits, labels, weights=np.zeros(20, np.float32)).values()) == {None}
-
-
 def test_calibration_error_equals_torchmetrics() -> None:
     logits, labels = _case(3, 5_000, None)
     preds = torch.sigmoid(torch.from_numpy(logits))
@@ -123,17 +118,6 @@ def test_the_standard_error_is_of_all_rows_however_many(size: int) -> None:
     assert binned["auc_standard_error"] == pytest.approx(error, rel=1e-3)
     curves = quality.click_curves(logits, labels, convert({"samples": size, **figures}, EvaluationFigures))
     assert (curves.of, curves.auc_standard_error) == (size, figures["auc_standard_error"])
-
-
-def test_blocks_of_rows_give_the_bits_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    logits, labels = _case(1, 3_000, None)
-    whole = quality.click_metrics(logits, labels)
-    counts = quality.score_counts(logits, labels)
-    monkeypatch.setattr(quality, "BLOCK_ROWS", 700)
-    parts = quality.click_metrics(logits, labels)
-    assert {key for key in whole if parts[key] != whole[key]} <= {"ece"}
-    assert parts["ece"] == pytest.approx(whole["ece"], rel=1e-12)
-    np.testing.assert_array_equal(quality.score_counts(logits, labels), counts)
 
 
 def scores(n: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

@@ -2,8 +2,6 @@
 
 import copy
 import json
-from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -63,41 +61,6 @@ def test_equals_torchrec_to_the_bit_forward_and_backward(interaction: Interactio
         assert parameter.grad is not None
         assert torch.count_nonzero(parameter.grad), name
         assert torch.equal(parameter.grad, other.grad), name
-
-
-@pytest.mark.parametrize("bf16", [False, True])
-@pytest.mark.parametrize("interaction", Interaction)
-def test_what_a_graph_records_is_a_plain_step_without_the_parameters_themselves(
-    interaction: Interaction, bf16: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model, dense, ids = _model(interaction, itself=False), torch.randn(BATCH, NUM_DENSE), _ids()
-    cast_to_bf16 = partial(torch.autocast, "cpu", torch.bfloat16, bf16)
-
-    def gradients() -> list[Tensor]:
-        with cast_to_bf16():
-            logits = model(dense, ids)
-        return [logits, *torch.autograd.grad(logits.square().sum(), list(model.parameters()))]
-
-    def record(functions: Any, examples: Any) -> Any:
-        for function, example in zip(functions, examples, strict=True):
-            leaves = {id(leaf) for leaf in _leaves(function(*example).grad_fn)}
-            assert leaves == {id(tensor) for tensor in example if tensor.requires_grad} - parameters
-        assert {id(parameter) for parameter in model.parameters()} == parameters
-        return functions
-
-    plain, parameters = gradients(), {id(parameter) for parameter in model.parameters()}
-    monkeypatch.setattr(torch.cuda, "make_graphed_callables", record)
-    model.capture_dense_layers(dense, ids, cast_to_bf16)
-    for output, expected in zip(gradients(), plain, strict=True):
-        assert torch.equal(output, expected)
-
-
-def _leaves(node: Any) -> Iterator[Tensor]:
-    """The leaves of an autograd graph."""
-    if hasattr(node, "variable"):
-        yield node.variable
-    for before, _ in () if node is None else node.next_functions:
-        yield from _leaves(before)
 
 
 def test_linear_layers_begin_as_facebookresearch_draws_them() -> None:

@@ -93,26 +93,6 @@ def test_mkl_in_another_mode_is_refused(command: list[str], mode: str | None, tm
     assert f"MKL_CBWR={mode or 'AUTO,STRICT'}: is not in force or not strict" in refusal.stderr
 
 
-@pytest.mark.slow("processes")
-@pytest.mark.parametrize("every", ["10", "null"])
-def test_no_thread_is_added(run_app: Command, small: list[str], tmp_path: Path, every: str) -> None:
-    """By checkpoints, evaluations or a resumption.
-
-    Layers are large enough for the copy of a checkpoint to be computed by several threads.
-    """
-    common = [*small, "model.over_arch=[512,256,1]", "runtime.num_threads=2"]
-    common += ["checkpoint.every_steps=8", f"train.eval_every_steps={every}"]
-    for limit in ("train.max_steps=24", "train.max_steps=31"):
-        run_app("train", *common, limit, fault="threads counted:0")
-    steps = [tuple(map(int, line.split())) for line in (tmp_path / ".threads").read_text().splitlines()]
-    launches = [steps[:24], steps[24:]]
-    assert [len(launch) for launch in launches] == [24, 31 - 24]
-    for launch in launches:
-        baseline = launch[3][1]  # the reader's thread and training's OpenMP threads have been started
-        assert {number for _, number in launch[3:]} == {baseline}, launch
-    assert (tmp_path / "runs/quickstart/checkpoints/best").exists()
-
-
 @pytest.mark.parametrize(
     ("name", "version"), [("torchrec", "1.3.0"), ("torchrec", "1.10.0"), ("torchrec", "unknown"), ("torch", "2.15.0")]
 )

@@ -19,9 +19,9 @@ from data_prep.dataset.table_spec import COMPARISONS
 from data_prep.encoding import Encoder, read_new_rows
 from data_prep.parsing import labels as label_values
 from data_prep.parsing.readers import read_exact, read_fast
-from tests.data_prep.conftest import Capture, prepare, seeds
+from tests.data_prep.conftest import Capture, seeds
 from tests.data_prep.parsing.test_refusals import EUROPEAN, NUMBERED
-from tests.data_prep.tables import ALLOW, HASHED, SCHEMA, ids, make, paths, refused_table, table
+from tests.data_prep.tables import ALLOW, HASHED, SCHEMA, ids, make, refused_table, table
 from tests.error_lines import refused
 
 
@@ -31,14 +31,6 @@ def test_blank_lines_at_the_end_are_no_rows(tmp_path: Path, blank: str, more: tu
     labels, dense, _ = make(tmp_path, table() + blank, SCHEMA, *HASHED, *more)
     assert labels.tolist() == [i % 2 for i in range(40)]
     assert dense[:, 0].tolist() == [i / 4 for i in range(40)]
-
-
-@pytest.mark.parametrize("blank", ["", "\n" * 60])
-def test_a_chunk_without_rows_of_lists(tmp_path: Path, blank: str) -> None:
-    text = f"label,{'tags':_<50}\n{blank}" + "1,a|b\n0,\n" * 20
-    schema = f"label: label\nsparse: [{{column: {'tags':_<50}, separator: '|'}}]\n"
-    make(tmp_path, text, schema, *HASHED, "data.chunk_bytes=50")
-    assert load_manifest(tmp_path / "out").rows == 40
 
 
 NUMBERS = [
@@ -92,17 +84,6 @@ def test_labels_of_one_class_are_refused_with_their_values(tmp_path: Path) -> No
     refused_table(tmp_path, text, schema % ".", message)
     assert make(tmp_path, text, schema % ".", *HASHED, ALLOW)[0].tolist() == [0] * 7
     assert make(tmp_path, text, schema % "", *HASHED, ALLOW, "data.overwrite=true")[0].tolist() == [0] * 5 + [1] * 2
-
-
-def test_columns_of_parquet_by_position_and_a_file_cut_off(tmp_path: Path) -> None:
-    columns = {"user": [f"u{i}" for i in range(40)], "rating": list(range(40)), "genres": [["a"]] * 40}
-    make(tmp_path, columns, "label: {column: 1, rule: '>= 4'}\nsparse: [0, 2]\n", name="rows.parquet")
-    manifest = load_manifest(tmp_path / "out")
-    assert (manifest.schema["label"], manifest.schema["sparse"]) == ("rating", ["user", "genres"])
-    assert (manifest.encoding["table"]["rule"], manifest.encoding["table"]["names"]) == (">= 4", list(columns))
-    path = tmp_path / "rows.parquet"
-    path.write_bytes(path.read_bytes()[:-20])
-    refused("not readable as Parquet", prepare, *paths(tmp_path, SCHEMA, "rows.parquet", "other"))
 
 
 SECONDS = [1_709_251_198, 946_703_167, -86_399]  # 2024-02-29T23:59:58, 2000-01-01T05:06:07, 1969-12-31T00:00:01
@@ -203,14 +184,6 @@ def test_the_null_mark_of_mysql_is_not_the_letter_n(tmp_path: Path) -> None:
     assert arrays[2].T.tolist() == [ids(["", "N", "aN", "", ",N", "N"] * 4), ids([""] * 24)]
     message = r"rows\.csv: row 2, column price: '.*N' is not a number"
     refused(message, make, tmp_path / "out", content, SCHEMA + ESCAPE)
-
-
-def test_new_rows_with_the_mark_of_utf_8_are_refused(tmp_path: Path) -> None:
-    make(tmp_path, text(["é"] * 9).encode("cp1252"), SCHEMA + "charset: cp1252\n")
-    encoder, path = Encoder.load(tmp_path / "out"), tmp_path / "new.csv"
-    path.write_text("\ufeffuser,item,price\né,i,1\n", encoding="utf-8")
-    message = r"new\.csv: row 1: begins with the byte-order mark of UTF-8"
-    refused(message, read_new_rows, path, encoder.shape(encoder.input_columns))
 
 
 POSITIVE = 'label: {column: l, positive: ["yes", "1"]}\nsparse: [user]\n'

@@ -16,12 +16,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from data_prep.dataset.format import load_manifest, open_shard
-from data_prep.dataset.table_spec import Table
 from data_prep.encoding import Encoder, Shape, read_new_rows
 from data_prep.lookup import VocabularyTexts
 from data_prep.parsing import readers
 from data_prep.parsing.convert import to_column, to_list
-from data_prep.parsing.formats import Chunk, FileLayout, Size, table_size
+from data_prep.parsing.formats import Chunk, FileLayout, Size
 from data_prep.parsing.readers import Parquet
 from data_prep.sources.discover import Source, resolve_sources
 from tests.data_prep.conftest import SPLITS, Capture, load_split, prepare, sums
@@ -82,15 +81,6 @@ def test_text_in_a_column_of_json_s_lists_is_one_value(tmp_path: Path) -> None:
     make(tmp_path, columns, "label: label\nsparse: [tags]", "data.encoding=vocabulary", name="rows.jsonl")
     names = VocabularyTexts(tmp_path / "out", "tags")
     assert sorted(names[number] for number in range(1, len(names) + 1)) == ["a b", "c", "rock|pop"]
-
-
-@pytest.mark.medium
-def test_a_member_that_some_objects_and_files_lack(tmp_path: Path) -> None:
-    rows = {"label": [0, 1] * 20, "user": [f"u{row}" for row in range(40)]}
-    write(tmp_path / "more.jsonl", {"label": [1] * 20, "user": ["x"] * 20, "tags": [["a", "b"]] * 20})
-    raw = f"data.raw=[{tmp_path}/rows.jsonl,{tmp_path}/more.jsonl]"
-    make(tmp_path, rows, "label: label\nsparse: [user, tags]", raw, "data.split.method=random", name="rows.jsonl")
-    assert len(VocabularyTexts(tmp_path / "out", "tags")) == 2
 
 
 NESTED = [
@@ -175,14 +165,6 @@ def test_chunks_are_the_rows_in_any_order(source: Source, order: Callable[[list[
         assert rows == expected[begins[number] : begins[number] + chunks[number].rows.rows]
         group, first = next((g, f) for g, f in ((2, 1550), (1, 1500), (0, 0)) if f <= begins[number])
         assert f"row group {group}, row {begins[number] - first + 1} of it" in places[0]
-
-
-def test_a_chunk_of_rows_that_take_no_room_in_the_file_is_not_larger_in_memory(tmp_path: Path) -> None:
-    columns = {"click": np.zeros(100_000, np.int8), "a": np.zeros(100_000, np.int32)}
-    (source,) = resolve_sources(str(write(tmp_path / "t.parquet", columns)))
-    table = Table(",", True, "click", (), ("a",), None, ("click", "a"), format="parquet")
-    rows = [chunk.rows.rows for chunk in Parquet().chunks(source, table_size(table), 41_000)]
-    assert (sum(rows), max(rows) <= 1000) == (100_000, True)
 
 
 PART_ROWS = 30
@@ -343,22 +325,6 @@ def test_vectors_are_numbers(tmp_path: Path, name: str, cells: Cells, separator:
     ):
         block = encoder.parse_columns(vector_columns(typed), "new")
         np.testing.assert_array_equal(encoder.encode(block).dense, expected_vectors())
-
-
-def test_a_vector_is_kept_as_it_is_or_has_a_transform(tmp_path: Path) -> None:
-    usual = make(
-        tmp_path, vector_columns(lists_of_vectors()), VECTOR_SCHEMA % "", "data.encoding=vocabulary", name="rows.jsonl"
-    )[1]
-    assert np.array_equal(usual[:, 1:4], expected_vectors()[:, 1:4])
-    np.testing.assert_allclose(usual[:, 0], np.log1p(expected_vectors()[:, 0]), rtol=1e-6)
-    keys = ("data.encoding=vocabulary", "data.overwrite=true")
-    scaled = make(
-        tmp_path, vector_columns(lists_of_vectors()), VECTOR_SCHEMA % ", transform: standard", *keys, name="rows.jsonl"
-    )[1]
-    train = load_manifest(tmp_path / "out").splits["train"].rows
-    vectors = expected_vectors()[:, 1:4].astype(np.float64)
-    scale = (vectors - vectors[:train].mean(axis=0)) / vectors[:train].std(axis=0)
-    np.testing.assert_allclose(scaled[:, 1:4], scale, rtol=1e-5, atol=1e-6)
 
 
 FAULTS: list[tuple[str, Any, str, str]] = [

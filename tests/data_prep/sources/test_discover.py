@@ -19,13 +19,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.files import FileDigest
-from data_prep.config import resolve_rules
-from data_prep.dataset.table_spec import Table
 from data_prep.encoding import Shape, read_new_rows
-from data_prep.job import Job, reads_whole
-from data_prep.sources.discover import Source, resolve_sources
+from data_prep.sources.discover import resolve_sources
 from data_prep.sources.line_blocks import ROOM_BEFORE, LineBlocks, SourceStream
-from tests.data_prep.conftest import config, load_rows, prepare
+from tests.data_prep.conftest import load_rows, prepare
 from tests.data_prep.tables import paths
 from tests.error_lines import refused
 
@@ -55,12 +52,6 @@ def test_other_compressions_are_known_by_their_first_bytes(tmp_path: Path, kind:
         quoted = f"'{tmp_path / name}'" if " " in name else str(tmp_path / name)
         message = f"{kind}, which is not read; convert it: {command.format(quoted)}"
         refused(re.escape(message), resolve_sources, str(tmp_path))
-
-
-@pytest.mark.parametrize("start", [b"BZh", b"BZhello", b"PK,rows", b"7z"])
-def test_text_that_begins_like_them_is_text(tmp_path: Path, start: bytes) -> None:
-    (tmp_path / "rows.csv").write_bytes(start + b",x\n1,2\n")
-    assert names(str(tmp_path)) == ["rows.csv"]
 
 
 def names(raw: list[str] | str) -> list[str]:
@@ -107,15 +98,6 @@ def test_a_stream_is_read_once_and_summed_on_the_way(tmp_path: Path, packed: boo
     stream.close()
 
 
-@pytest.mark.parametrize(("budget", "whole"), [("512MiB", False), ("64GiB", True)])
-def test_a_table_is_read_in_chunks_where_two_at_once_do_not_fit(tmp_path: Path, budget: str, whole: bool) -> None:
-    table = Table(",", True, "label", (), ("user",), None, ("label", "user"))
-    data = config(f"data.path={tmp_path}", f"data.memory_budget={budget}")
-    source = Source("rows", "rows.csv", 1 << 30, 0, False)
-    job = Job(tmp_path, (source,), table.schema, resolve_rules(data, 1), 4 << 20, table)
-    assert reads_whole(data, job, 1) == whole
-
-
 @pytest.mark.parametrize("raw", [None, "", [], [1], 3, {"a": 1}])
 def test_what_is_not_a_source(raw: Any, tmp_path: Path) -> None:
     refused(r"data\.raw=", resolve_sources, raw)
@@ -144,15 +126,6 @@ def test_what_would_be_left_out_or_count_twice_is_refused(days: Path, pattern: s
 def test_a_longer_name_is_not_the_whole_of_an_unfinished_one(days: Path) -> None:
     (days / "day_1").rename(days / "day_1.part")  # day_10 is there
     refused(r"day_1\.part: a download that has not ended", names, str(days))
-
-
-def test_what_lies_beside_the_days_of_a_directory_does_not_matter(days: Path) -> None:
-    (days / "notes.bak").write_bytes(b"x\n")
-    (days / "other").symlink_to(days / "nowhere")
-    (days / "day_2.gz.part").write_bytes(b"x\n")  # day_2 is there
-    (days / "day_2").rename(days / "day_2.gz")
-    (days / "day_2.gz").write_bytes(gzip.compress(b"x\n"))
-    assert names(str(days)) == ["day_1", "day_2.gz", "day_10"]
 
 
 def chunks_of(path: Path, chunk_bytes: int, block_bytes: int) -> list[bytes]:

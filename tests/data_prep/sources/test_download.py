@@ -81,14 +81,6 @@ def test_a_file_that_has_changed_is_fetched_anew(mirror: Mirror, tmp_path: Path,
     assert fetch(mirror, tmp_path, manner, "good").read_bytes() == OTHER
 
 
-def test_another_mirror_begins_anew(mirror: Mirror, tmp_path: Path) -> None:
-    mirror.content["other.gz"] = OTHER + b"longer"
-    urls = (mirror.url("dropping/other.gz"), mirror.url("good/day_0.gz"))
-    [path] = download_all([RemoteFile("day_0.gz", urls, SUM)], tmp_path, RemoteConfig(tries=1))
-    assert path.read_bytes() == CONTENT
-    assert mirror.requests[1] == ("good/day_0.gz", None)
-
-
 @pytest.mark.medium
 def test_a_mirror_that_falls_silent_is_left(mirror: Mirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     open_url = download.open_url
@@ -134,20 +126,6 @@ def test_every_mirror_s_fault_is_told(mirror: Mirror, tmp_path: Path) -> None:
     faults = rf"\({missing}: HTTP Error 404: Not Found; {page}: not gzip, though its name says so\)"
     message = rf"day_0\.gz: download failed from every mirror {faults}; try again later, or get the file yourself"
     refused(message, fetch, mirror, tmp_path, "missing", "page")
-
-
-def test_a_page_costs_nothing_that_is_at_hand(mirror: Mirror, tmp_path: Path) -> None:
-    refused("download failed", fetch, mirror, tmp_path, "dropping", "page", patience=RemoteConfig(tries=1))
-    assert (tmp_path / "day_0.gz.part").read_bytes() == CONTENT[: len(CONTENT) // 2]
-    assert fetch(mirror, tmp_path, "dropping", "good").read_bytes() == CONTENT
-    assert mirror.requests[2] == ("dropping/day_0.gz", f"bytes={len(CONTENT) // 2}-")
-
-
-def test_a_file_that_cannot_be_had_ends_the_fetching_of_others(mirror: Mirror, tmp_path: Path) -> None:
-    manners = {"day_0.gz": "dripping", "day_1.gz": "missing"}
-    files = [RemoteFile(name, (mirror.url(f"{manner}/{name}"),)) for name, manner in manners.items()]
-    refused(r"day_1\.gz: download failed from every mirror", download_all, files, tmp_path, PATIENCE)
-    assert not (tmp_path / "day_0.gz").exists()
 
 
 def test_no_room_for_all_files_together(mirror: Mirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,15 +265,6 @@ def test_a_killed_job_goes_on_where_it_stopped(mirror: Mirror, tmp_path: Path, h
     mirror.over.set()
     assert preprocess(days(mirror, tmp_path / "out", *keys, manner="dripping")).rows == 400
     assert mirror.requests == [("dripping/day_0.gz", None), ("dripping/day_0.gz", f"bytes={have}-")]
-
-
-def test_a_file_cut_short_is_not_noted(mirror: Mirror, tmp_path: Path) -> None:
-    content = gzip.compress(oracle.make_rows(40, 0))
-    mirror.content["day_0.gz"] = content[:-100]
-    refused("truncated gzip", preprocess, days(mirror, tmp_path / "out", "data.days=[0]"))
-    (tmp_path / "out" / "raw" / "day_0.gz").unlink()
-    mirror.content["day_0.gz"] = content
-    assert preprocess(days(mirror, tmp_path / "out", "data.days=[0]")).rows == 40
 
 
 def test_room_for_the_dataset_is_asked_first(mirror: Mirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
