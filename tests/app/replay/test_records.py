@@ -126,16 +126,6 @@ def test_bits_are_promised_up_to_where_the_threads_changed(run: Path, verified: 
     assert summary(run)["steps"] == 14
 
 
-def test_a_resumption_that_no_launch_began_with_is_found(run: Path, verified: Verified) -> None:
-    lines = (run / "metrics.jsonl").read_text().splitlines()
-    resumption = next(line for line in map(json.loads, lines) if line["event"] == "resume")
-    forged = json.dumps({**resumption, "step": 1})
-    (run / "metrics.jsonl").write_text("\n".join([forged, *lines]) + "\n")
-    status, report = verified()
-    assert status == 1
-    assert "summary.json, events" in {difference["where"] for difference in report["figures"]}
-
-
 A, B = "a" * 40, "b" * 40
 Code = tuple[str | None, str | None, str]  # the commit, the digest of changes, the digest of modules
 

@@ -1,7 +1,6 @@
 """Several runs side by side: what is the same, what is significant, what agrees; the statistics, against SciPy."""
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ from app.metrics.documents import TrainEvent
 from app.record.documents import write_scores
 from app.report import compare
 from app.report.__main__ import main
-from app.report.page import run_page
 from app.report.read import RunFiles, read_run
 from app.report.statistics import MeanDifference, delong, paired, seeds_needed, speed_ratio, spread, welch
 from app.training.recorder import rows_digest
@@ -146,18 +144,6 @@ def test_rows_are_told_apart_by_more_than_their_labels(tmp_path: Path) -> None:
     assert len(different - {own}) == 3
 
 
-def test_drawn_negatives_are_rows_of_train(tmp_path: Path) -> None:
-    keys = ("data.negatives.user=user", "data.negatives.item=item")
-    first, second = (
-        read_run(write_run(tmp_path / str(count), f"data.negatives.per_positive={count}", *keys)) for count in (1, 4)
-    )
-    assert compare.same_rows(first, second)
-    for run in (first, second):
-        assert run.summary is not None
-        run.summary.eval.split = "train"
-    assert not compare.same_rows(first, second)
-
-
 def test_one_seed_each_gets_an_interval_within_runs_and_no_test(sweep: list[RunFiles]) -> None:
     sentences = said_of(sweep[0], sweep[4])
     assert "stretches within one run each" in sentences[0]
@@ -202,19 +188,6 @@ def test_a_window_with_an_epochs_last_batch_has_its_own_samples(tmp_path: Path) 
     whole = 10 * run.global_batch_size
     assert samples.tolist() == [whole - 1000 * (event.step == 50) for event in train]
     np.testing.assert_allclose(seconds, samples / [event.samples_per_second for event in train])
-
-
-def test_runs_that_were_built_without_data_are_shown(tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        directory = write_run(tmp_path / name)
-        manifest = json.loads((directory / "manifest.json").read_bytes())
-        manifest["dataset"] = {"path": None, "digest": None, "published_tables": "mlperf_v2"}
-        (directory / "manifest.json").write_text(json.dumps(manifest))
-        (directory / "metrics.jsonl").unlink()
-        assert "built from the table sizes of mlperf_v2, without data" in run_page(read_run(directory))
-    runs = [read_run(tmp_path / name) for name in ("a", "b")]
-    assert compare.facts(runs[0])["dataset digest"] == "mlperf_v2"
-    compare.Comparison(runs).page(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -324,11 +297,6 @@ def test_each_comparison_has_a_file_of_its_own(tmp_path: Path, monkeypatch: pyte
     main(compose_config(ReportConfig, CONFIG_DIR, ["runs=[runs/b,runs/c]", "out=given.html"], name="report"))
     assert {path.name for path in (tmp_path / "runs").glob("*.html")} == {"compare-a-b.html", "compare-a-c.html"}
     assert (tmp_path / "given.html").exists()
-    many = [Path(f"runs/a_long_name_{number}") for number in range(40)]
-    elsewhere = [Path("x/seed_0"), Path("y/seed_0")], [Path("x/seed_0"), Path("z/seed_0")]
-    names = [compare.page_name(directories) for directories in (many, many[:39], *elsewhere)]
-    assert len(set(names)) == 4
-    assert max(map(len, names)) <= 90
 
 
 values = st.lists(st.floats(0.6, 0.9).map(lambda x: round(x, 6)), min_size=2, max_size=8)

@@ -16,7 +16,6 @@ from common.errors import UserError
 from data_prep.dataset import format as dataset_format
 from data_prep.dataset.format import Manifest, load_manifest, open_shard
 from data_prep.dataset.kinds import misleading_sentences
-from data_prep.dataset.spelling import Bags
 from extensions.data_checks import search
 from tests.app.conftest import SMALL, Command
 from tests.app.data.test_bags import splitmix64
@@ -198,27 +197,6 @@ def test_beyond_the_limit_a_sample_finds_the_same(tmp_path: Path, monkeypatch: p
     sentences = misleading_sentences(some.extra)
     assert len(sentences) == len(misleading_sentences(whole.extra)) == 2
     assert all(f"by a sample of {figures['rows']:,} of 12,000 rows" in sentence for sentence in sentences)
-
-
-@pytest.mark.medium
-@pytest.mark.parametrize(("copied", "is_measured"), [(1, False), (20, False), (200, True)])
-def test_a_few_equal_rows_of_a_sample_are_no_share(
-    copied: int, is_measured: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows = table(0, rows=2_000)
-    monkeypatch.setattr(search, "MAX_ROWS", 1_000)
-    monkeypatch.setattr(search, "BLOCK_ROWS", 1)
-    manifest = prepared(tmp_path, pd.concat([rows[:-copied], rows[:copied]]), FRACTION)
-    assert (manifest.extra["misleading"]["shared_rows"] is not None) == is_measured
-    assert len(misleading_sentences(manifest.extra)) == is_measured
-
-
-def test_a_bag_s_hash_is_of_its_ids_in_order() -> None:
-    bags = Bags(np.array([9, 1, 2, 1, 2, 2, 1, 0, 1, 1]), np.array([1, 3, 5, 7, 7, 8, 9, 10]))
-    hashes = search.bag_hashes(bags).tolist()
-    values = [tuple(bags.values[a:b]) for a, b in zip(bags.offsets[:-1], bags.offsets[1:], strict=True)]
-    for one, first in zip(hashes, values, strict=True):
-        assert [other == one for other in hashes] == [second == first for second in values]
 
 
 @pytest.mark.medium

@@ -1,12 +1,11 @@
 """Proposed schemas: uses of columns, the label, the order of rows, refusals; drawn tables; the command and its page."""
 
 import datetime
-import io
 import json
 import random
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
-from selenium import webdriver
 from sklearn.metrics import roc_auc_score
 
-import clickwork
 from common.errors import UserError
 from data_prep.dataset.format import load_manifest, splitmix64
 from data_prep.sources.discover import Source, resolve_sources
@@ -27,7 +24,6 @@ from extensions.inspect import columns as profile_module
 from extensions.inspect.columns import MAX_EXACT, DistinctValues
 from extensions.inspect.command import inspection_page
 from extensions.inspect.proposal import Proposal, auc_of_column, order_sentences, propose_schema
-from tests.browser import browser, missing
 from tests.data_prep.conftest import prepare, seeds
 from tests.data_prep.tables import paths, write
 from tests.error_lines import refused
@@ -205,19 +201,6 @@ def test_codes_are_known_by_how_they_are_written(tmp_path: Path) -> None:
     assert prepare(*paths(tmp_path, proposal.text)).rows == ROWS
 
 
-def test_the_way_to_divide_a_text_into_words_is_named_and_works(tmp_path: Path) -> None:
-    rng = np.random.default_rng(2)
-    words = ["red", "shoe", "blue", "bag", "cheap", "phone"]
-    table = {
-        "query": [" ".join(rng.permutation(words)[:4]) for _ in range(ROWS)],
-        "label": rng.integers(0, 2, ROWS).tolist(),
-    }
-    reason = proposed(tmp_path, table).uses["query"].reason
-    (entry,) = re.findall(r"; of words: (\{.*\}) in sparse takes each as a value", reason)
-    prepare(*paths(tmp_path, f"label: label\nsparse: [{entry}]\n"))
-    assert set(clickwork.Dataset(tmp_path / "out").values("query")) >= set(words)
-
-
 def test_rows_sorted_by_label_and_rare_labels(tmp_path: Path) -> None:
     content = {"y": [0] * 394 + [1] * 6, "a": ["x", "y", "x", "z"] * 100}
     text = " ".join(order_sentences(proposed(tmp_path, content)))
@@ -226,16 +209,6 @@ def test_rows_sorted_by_label_and_rare_labels(tmp_path: Path) -> None:
     assert "data.split.method=stratified gives each split the same share" in text
     content["y"] = [0, 0, 1, 0, 1, 0, 0, 1] * 50
     assert "Rows are sorted" not in " ".join(order_sentences(proposed(tmp_path, content)))
-
-
-def test_a_part_of_a_time_that_misleads_newer_rows_is_left_out(tmp_path: Path) -> None:
-    shown = pd.Series(pd.date_range("2024-01-01", periods=4_000, freq="10min"))
-    is_early_in_week, is_new = shown.dt.dayofweek < 3, shown.index >= 2_000
-    rates = 0.3 + 0.2 * (shown.dt.hour < 12) + 0.2 * (is_early_in_week != is_new)
-    labels = (np.random.default_rng(5).random(4_000) < rates).astype(int).tolist()
-    content = {"label": labels, "cat": list("abca") * 1_000, "shown_at": shown.astype(str).tolist()}
-    document = yaml.safe_load(proposed(tmp_path, content).text)
-    assert document["sparse"] == ["cat", {"column": "shown_at", "part": "hour"}]
 
 
 @pytest.mark.parametrize("name", ["rows.csv", "rows.parquet"])
@@ -248,25 +221,6 @@ def test_days_as_numbers_are_times(tmp_path: Path, name: str) -> None:
     assert manifest.encoding["split"] == "time"
     weekdays = Counter(day.weekday() for day in days[: manifest.splits["train"].rows])
     assert manifest.num_embeddings["x_weekday"] == 1 + len(weekdays)
-
-
-@pytest.mark.medium
-def test_columns_without_a_name_are_left_out(tmp_path: Path) -> None:
-    rows = pd.DataFrame(
-        {"cat": list("abca") * 100, "price": np.arange(400) % 7 / 8, "label": ["xy"[bit] for bit in BITS]}
-    )
-    text = rows.to_csv()
-    texts = [text, text.replace("\n", ",\n"), rows.to_csv(index=False).replace("\n", ",\n")]
-    texts += [rows.set_index(np.array([f"u{row}" for row in range(400)])).to_csv()]
-    expected = pd.read_csv(io.StringIO(text), index_col=0)
-    for text in texts:
-        proposal = proposed(tmp_path, text, "label == x")
-        assert proposal.profile.rows == len(expected)
-        used = {name: place for name, place in places(proposal).items() if name}
-        assert used == {"cat": "sparse", "price": "dense", "label": "label"}
-        manifest = prepare(*paths(tmp_path, proposal.text), "data.overwrite=true")
-        assert (manifest.rows, manifest.label_rate) == (len(expected), (expected.label == "x").mean())
-    assert "'': no name, as of an index that pandas writes" in proposal.text
 
 
 LABELS: dict[str, tuple[list[Any], str | None, Any]] = {
@@ -570,27 +524,3 @@ def test_figures_of_the_page_are_pandas_s(tmp_path: Path) -> None:
     [price] = charts["distribution_price"]["series"]
     assert sum(price["y"]) == len(frame)
     assert sum(charts["distribution_age"]["series"][0]["y"]) == (frame.age != "NA").sum()
-
-
-@pytest.fixture(scope="module")
-def driver() -> Iterator[webdriver.Chrome]:
-    with browser() as chrome:
-        yield chrome
-
-
-@pytest.mark.slow("tool")
-@pytest.mark.skipif(missing() is not None, reason=f"{missing()}: pages are not looked at in a browser")
-@pytest.mark.parametrize("content", [ads, ratings])
-def test_the_page_draws_all_charts_and_loads_nothing(driver: webdriver.Chrome, tmp_path: Path, content: Any) -> None:
-    proposal = propose_schema(resolve_sources(str(write(tmp_path / "rows.csv", content()))))
-    path = tmp_path / "page.html"
-    path.write_text(inspection_page(proposal, tmp_path))
-    driver.get(path.as_uri())
-    drawn = driver.execute_script("return document.querySelectorAll('.chart canvas').length")
-    assert drawn == len(charts_of(path.read_text())) > 0
-    assert not driver.get_log("browser")
-    messages = [json.loads(entry["message"])["message"] for entry in driver.get_log("performance")]
-    urls = [each["params"]["request"]["url"] for each in messages if each["method"] == "Network.requestWillBeSent"]
-    assert [url for url in urls if not url.startswith("data:")] == [path.as_uri()]
-    width = driver.execute_script("return document.documentElement.scrollWidth - document.documentElement.clientWidth")
-    assert width == 0

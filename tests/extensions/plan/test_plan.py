@@ -62,18 +62,6 @@ def test_mlperf_on_hardware_that_is_not_here(run_app: Command, tmp_path: Path) -
     assert cases["h100", 8]["forecast"]["step_ms"] > cases["mi300x", 8]["forecast"]["step_ms"]
 
 
-@pytest.mark.slow("processes")
-def test_several_gpus_are_balanced_by_the_planner_unless_told_otherwise(run_app: Command, tmp_path: Path) -> None:
-    """By TorchRec's estimate, equal bytes are not equal work: its figures for AMD's recipe on eight MI300X."""
-    overrides = ["recipe=amd_2026", "topology=mi300x", "topology.devices_per_node=8"]
-    by_default = planned(run_app, tmp_path, *overrides, "sharding=default")["forecast"]
-    by_size = planned(run_app, tmp_path, *overrides, "sharding=table_wise")["forecast"]
-    assert by_default["imbalance"] < 1.3 < 3 < by_size["imbalance"]
-    assert by_default["step_ms"] < by_size["step_ms"] / 3
-    single = planned(run_app, tmp_path, *overrides[:2], "optimizer=rowwise_adagrad", "sharding=default")
-    assert {table["type"] for table in single["tables"].values()} == {"table_wise"}
-
-
 @pytest.mark.medium
 def test_host_memory_behind_a_cache_where_a_device_is_too_small(run_app: Command, tmp_path: Path) -> None:
     overrides = [*MLPERF, "topology=h100", "optimizer=rowwise_adagrad", "sharding.cache_load_factor=0.1"]
@@ -109,11 +97,7 @@ def test_two_plans_side_by_side(run_app: Command, tmp_path: Path) -> None:
     other = run_app("plan", *keys)
     assert "t_cat_0: table_wise/fused on 0 -> row_wise/fused on all" in other.stderr
     assert json.loads(other.stdout)["tables"]["t_cat_0"]["type"] == "row_wise"
-    content = json.loads((tmp_path / "plan.json").read_bytes())
-    (tmp_path / "plan.json").write_text(json.dumps({key: content[key] for key in content if key != "forecast"}))
-    without = run_app("plan", *overrides, f"plan.against={tmp_path / 'plan.json'}", f"plan.out={tmp_path}/other.json")
-    assert "step_ms: none -> " in without.stdout
-    (tmp_path / "plan.json").write_text(json.dumps(content | {"tables": []}))
+    (tmp_path / "plan.json").write_text('{"tables": []}')
     damaged = run_app("plan", *overrides, f"plan.against={tmp_path / 'plan.json'}", status=2)
     assert "not a plan of" in error_line(damaged.stderr)
 

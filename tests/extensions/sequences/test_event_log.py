@@ -26,7 +26,7 @@ from extensions.sequences.event_log import EventLog, EventSplit, user_metrics
 from extensions.sequences.keys import AnchorOrder, HistoryKind, SequencesConfig, SyntheticEventsConfig, WindowRest
 from extensions.sequences.synthetic import World, click_probability, next_satiety
 from tests.app.report.runs import write_run
-from tests.data_prep.conftest import prepare, sums
+from tests.data_prep.conftest import prepare
 from tests.error_lines import refused
 from tests.extensions.sequences.event_logs import opened, reference, write_reference_log
 
@@ -152,21 +152,6 @@ def test_rests_of_windows_are_carried_or_dropped(root: Path) -> None:
     assert dropped == whole[:60] + whole[counts[0] : counts[0] + 60]
 
 
-def test_padding_is_of_ids_0_and_empty_histories(root: Path) -> None:
-    split = reader(root, split="val")
-    last = list(split.eval_batches(40))[-1]
-    assert last.inputs_of_model is not None
-    padding = slice(last.num_valid, None)
-    assert last.num_valid == split.rows % 40
-    assert len(last.labels) == 40
-    assert sum(last.inputs_of_model.history_lengths[padding]) == 0
-    assert len(last.inputs_of_model.times) == sum(last.inputs_of_model.history_lengths)
-    for key, jagged in last.sparse_features.to_dict().items():
-        lengths = jagged.lengths()[padding]
-        assert (lengths == (0 if key in ("item", "artist", "album") else 1)).all()
-        assert all((each == 0).all() for each in jagged.to_dense()[last.num_valid :])
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -239,13 +224,6 @@ def test_the_best_score_is_known_and_order_matters(generated: Path) -> None:
     shuffled, _ = replay(generated, shuffle=True)
     assert roc_auc_score(labels, shuffled) < bayes["sampled_auc"] - 0.1
     assert 0.75 < bayes["auc"] < 0.95
-
-
-def test_seeds_decide_the_bytes(generated: Path, tmp_path: Path) -> None:
-    for name, seed in (("same", 0), ("other", 1)):
-        prepare(*GENERATED, f"data.path={tmp_path}/{name}", f"data.synthetic_events.seed={seed}")
-    assert sums(tmp_path / "same") == sums(generated)
-    assert sums(tmp_path / "other") != sums(generated)
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -138,12 +138,6 @@ def test_the_dataset_is_that_of_the_published_log(cache: Path, tmp_path: Path) -
         assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "other" / file).read_bytes(), file
 
 
-def test_the_ready_made_schema_differs_in_the_period_alone() -> None:
-    log, prepared = (yaml.safe_load(schema_path(name).read_text()) for name in ("yambda", "yambda_prepared"))
-    assert {key for key in log if log[key] != prepared.get(key)} == {"drop_last_seconds", "keep_seconds"}
-    assert prepared.items() <= log.items()
-
-
 def test_what_is_incomplete_or_damaged_is_refused(cache: Path, tmp_path: Path) -> None:
     items = (cache / "flat_item_ids.npy").read_bytes()
 
