@@ -244,11 +244,6 @@ def test_a_package_of_the_user_that_hides_ours_is_named(tmp_path: Path, name: st
     )
 
 
-def test_a_folder_without_modules_hides_nothing(tmp_path: Path) -> None:
-    (tmp_path / "data_prep").mkdir()
-    assert python("import clickwork", tmp_path).stderr == ""
-
-
 def parameters_of(function: Callable[..., Any]) -> str:
     """The parameters without their types."""
     signature, empty = inspect.signature(function), inspect.Parameter.empty

@@ -295,14 +295,10 @@ IN_TWO = "val=val.csv test=other.csv"
 # Keys beside data.train=train.csv, of files in this directory; what the one line has.
 GIVEN_REFUSED: list[tuple[str, str]] = [
     ("val=train.csv", r"train\.csv: its rows are in .*, so data\.train and data\.val share them"),
-    ("val=t*.csv", r"so data\.train and data\.val share them"),
     ("val=link", r"link: its rows are in .*train\.csv too"),
-    ("val=hard", r"hard: its rows are in .*train\.csv too"),
     ("test=more/../train.csv", r"data\.train and data\.test share"),
-    ("test=train.csv.gz", r"train\.csv\.gz: its rows are in .*train\.csv too"),
     ("val=copy.csv", rf"copy\.csv: the same bytes as .*train\.csv, .*{EACH}"),
     ("val=packed.csv.gz", rf"packed\.csv\.gz: the same rows as .*train\.csv, .*{EACH}"),
-    ("test=packed.csv.gz encoding=hash max_ind_range=9", r"packed\.csv\.gz: the same rows as .*train\.csv"),
     ("val=windows.csv", r"windows\.csv: the same rows as "),
     ("train=[train.csv,train.csv]", r"name each day once in data\.train"),
     ("raw=val.csv", r"data\.raw: not together with data\.train; name all files in"),
@@ -311,17 +307,13 @@ GIVEN_REFUSED: list[tuple[str, str]] = [
     ("split.method=random", r"method=random: has no effect with data\.train; name these files in data\.raw, or give"),
     ("val=val.csv split.method=last_day", r"last_day: holds no rows out of data\.train; give one of random, time"),
     ("val=val.csv encoding=torchrec schema=null", r"data\.encoding=torchrec: TorchRec's layout of"),
-    ("val=val.csv encoding=torchrec_fixed schema=null", r"data\.encoding=torchrec_fixed: TorchRec's"),
     ("val=val.csv dense_transform=torchrec schema=null", r"data\.dense_transform=torchrec: shifts each"),
     ("source=criteo_1tb schema=null", r"data\.train: has no effect with data\.source=criteo_1tb"),
-    ("source=random schema=null", r"data\.train: has no effect with data\.source=random"),
     ("val=none.csv", r"none\.csv: no such file; check data\.val"),
-    ("test=none*", r"data\.test=.*none\*: no file matches"),
     ("train=empty.csv val=val.csv", r"empty\.csv: empty file; .* out of data\.train"),
     ("val=header.csv", r"header\.csv: no rows in it; .* leave it out of data\.val"),
     ("val=other.csv", r"other\.csv: row 1: no column item, which .*schema"),
     ("train=train.parquet val=other.parquet", r"other\.parquet: no column item, which .*schema"),
-    ("train=train.jsonl val=other.jsonl", r"other\.jsonl: no column item, which .*schema"),
     ("train=train.jsonl val=lists.jsonl", r"lists\.jsonl, column item: list, but any in .*train\.jsonl"),
     ("train=train.parquet val=typed.parquet", r"typed\.parquet, column user: integer, but text in .*train\.parquet"),
     ("val=train.parquet", r"parquet and text files together in data\.train and data\.val"),
@@ -346,13 +338,12 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (directory / name).mkdir()
         write(directory / name / "x.csv", columns(30, len(name)))
     (directory / "link").symlink_to("train.csv")
-    os.link(directory / "train.csv", directory / "hard")
     train = (directory / "train.csv").read_bytes()
     head, row = "label,price,user,item\n", {"label": [0], "price": [1.0], "user": ["a"]}
-    contents: dict[str, Any] = dict.fromkeys(("train.csv.gz", "packed.csv.gz"), gzip.compress(train))
+    contents: dict[str, Any] = {"packed.csv.gz": gzip.compress(train)}
     contents |= {"copy.csv": train, "windows.csv": train.replace(b"\n", b"\r\n"), "empty.csv": b"", "header.csv": head}
     contents |= {"bad.csv": f"{head}0,1,a,2\n1,many,a,2\n", "negative.csv": f"{head}0,1,a,2\n0,2,a,2\n"}
-    contents |= {"other.csv": "label,price,user,thing\n0,1,a,2\n", "other.jsonl": row, "other.parquet": row}
+    contents |= {"other.csv": "label,price,user,thing\n0,1,a,2\n", "other.parquet": row}
     contents |= {"lists.jsonl": row | {"item": [[1]]}, "typed.parquet": row | {"user": [1], "item": [2]}}
     for name, content in contents.items():
         write(directory / name, content)

@@ -24,7 +24,6 @@ from app.record.documents import read_config
 from app.report.charts import sentences
 from app.report.read import read_run
 from app.runtime.platform import Runtime
-from app.training.evaluator import is_collapsed
 from app.training.session import FiniteChecks, TableMeter
 from app.training.state import RunLength, RunState, early_stop, next_monitored, run_length
 from common.errors import UserError
@@ -134,17 +133,6 @@ def test_by_default_an_epochs_length_decides(
     assert train_here(runtime, *keys, *paths, "record.tensorboard=false", override) == "completed"
     assert read_config(run)["train"]["eval_every_steps"] == recorded
     assert [event["step"] for event in events(run, "eval")] == expected
-
-
-@pytest.mark.parametrize(
-    ("auc", "ne", "collapsed"),
-    [
-        *((0.5, 1.0, True), (0.503, 1.2, True), (0.497, 1.0, True)),
-        *((0.52, 1.0, False), (0.501, 0.99, False), (None, None, False)),
-    ],
-)
-def test_collapse_is_chance_and_no_knowledge(auc: float | None, ne: float | None, collapsed: bool) -> None:
-    assert is_collapsed(EvaluationFigures(auc=auc, rest={"ne": ne})) == collapsed
 
 
 LAST, RUN = 60, Path("runs/x")
