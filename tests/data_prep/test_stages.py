@@ -1,8 +1,6 @@
 """What stages store, order and fit: codes, columns, packed rows, shuffles in windows, dense columns, multi-hot."""
 
 import shutil
-import subprocess
-import sys
 from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +16,6 @@ from common.files import Crc32
 from data_prep.dataset.format import load_manifest, open_shard
 from data_prep.dataset.multi_hot import MLPERF_SIZES, MultiHot, MultiHotTables, table_path
 from data_prep.dataset.transforms import FITS, transform_column
-from data_prep.io import MAPPED_BYTES
 from data_prep.job import ChunkRecord
 from data_prep.stages import fit as fit_dense
 from data_prep.stages import place as permutation
@@ -236,34 +233,6 @@ def test_room_for_the_tables_where_their_sizes_are_known_late(tmp_path: Path, mo
     np.testing.assert_array_equal(MultiHotTables.open(tmp_path, [100, 100], bags).tables[0], first)
 
 
-RESIDENT = """
-import sys
-import numpy as np
-from data_prep.io import take_mapped
-
-def peak():
-    return next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith("VmHWM"))
-
-rows = np.load(sys.argv[1], mmap_mode="r")
-ids = np.random.default_rng(0).integers(0, len(rows), 3000).astype(np.int32)
-before = peak()
-found = take_mapped(rows, ids)
-print(peak() - before)
-assert (found == ids[:, None] * np.int32(100) + np.arange(100, dtype=np.int32)).all()
-assert take_mapped(rows, ids[:0]).shape == (0, 100)
-"""
-
-
-@pytest.mark.medium
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="resident memory is read from /proc")
-def test_a_large_table_is_not_held_in_memory(tmp_path: Path) -> None:
-    path = tmp_path / "table.npy"
-    np.save(path, np.arange(40_000_000, dtype=np.int32).reshape(-1, 100))
-    process = subprocess.run([sys.executable, "-c", RESIDENT, path], check=False, capture_output=True, text=True)
-    assert process.returncode == 0, process.stderr
-    assert int(process.stdout) < MAPPED_BYTES + (16 << 20) < path.stat().st_size / 3
-
-
 @pytest.mark.medium
 @given(st.data())
 def test_bags_are_the_rows_of_their_table(data: st.DataObject) -> None:
@@ -279,15 +248,3 @@ def test_bags_are_the_rows_of_their_table(data: st.DataObject) -> None:
     for beyond in (-1, rows, 2**31 - 1):
         with pytest.raises(IndexError, match="an id is not in its multi-hot table"):
             tables.expand(1, np.array([*ids, beyond], np.int32))
-
-
-def test_multi_hot_tables_do_not_depend_on_the_block_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from data_prep.dataset import multi_hot
-
-    rows, bags = [50, 7, 400], MultiHot((3, 1, 5), seed=7)
-    whole = MultiHotTables.open(tmp_path / "a", rows, bags)
-    monkeypatch.setattr(multi_hot, "BLOCK_VALUES", 64)
-    parts = MultiHotTables.open(tmp_path / "b", rows, bags)
-    for one, other in zip(whole.tables, parts.tables, strict=True):
-        np.testing.assert_array_equal(one, other)
-    refused("2 given for 3 features", MultiHotTables.open, tmp_path / "c", rows, MultiHot((1, 2)))

@@ -117,18 +117,6 @@ def test_what_is_not_finite_is_not_saved(runtime: Runtime, dataset: Path, tmp_pa
     saver.close()
 
 
-def test_without_room_for_a_copy_training_waits(
-    this: session.Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr("app.checkpoint.saver.host_bytes_available", lambda: 1)
-    saver = Saver(tmp_path, keep=2, asynchronous=True, local_world_size=1)
-    save(saver, this, 1)
-    assert [one.step for one in saver.finished()] == [1]  # without waiting
-    save(saver, this, 2)
-    assert caplog.text.count("not enough host memory for a copy") == 1
-    saver.close()
-
-
 def test_finite_values_whose_sum_is_not_are_finite() -> None:
     large = torch.full((4,), 3e38)
     assert model_state.first_not_finite({"a": {"b": large}, "c": [torch.arange(3)]}) is None
@@ -279,12 +267,6 @@ def test_a_damaged_best_is_skipped_and_refused_by_name(run: Path, logged: pytest
     assert "skipped the best" in logged.text
     for choice in ("best", "48"):
         refused("damaged", files.find_checkpoint, run, choice)
-
-
-@pytest.mark.medium
-@pytest.mark.parametrize("choice", ["7", "600"])
-def test_a_step_without_one_is_refused_with_those_there_are(run: Path, choice: str) -> None:
-    refused(rf"^checkpoint={choice}: .* has no checkpoint of this step; .*48, 60$", files.find_checkpoint, run, choice)
 
 
 class _Command:

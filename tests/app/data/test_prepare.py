@@ -1,7 +1,6 @@
 """Keys of preparation: what data_prep gets of them, and what they do beside a dataset that is there."""
 
 import csv
-import pickle
 import random
 import re
 from pathlib import Path
@@ -177,22 +176,6 @@ def test_bags_that_are_in_the_shards_are_not_made_again(tmp_path: Path) -> None:
     refused(message, batch_builders, tmp_path / "out", load_manifest(tmp_path / "out"), config)
 
 
-@pytest.mark.medium
-@pytest.mark.parametrize(
-    "path", ["h\\'i\\j{k}", *(pytest.param(path, marks=pytest.mark.slow) for path in ("a b/c,d[1]=e'f", 'g"ü*.gz\\'))]
-)
-def test_a_path_of_any_characters_reaches_data_prep(path: str, tmp_path: Path) -> None:
-    overrides = ["data.source=random", "data.random.rows=40", "data.random.eval_rows=4", "data.random.tables=[3,7]"]
-    config = composed(*overrides, "data.random.num_dense=2")
-    data = changed(config.data, {"path": str(tmp_path / path)})
-    prepare.prepare(data)
-    assert load_manifest(tmp_path / path).rows == 48
-    data = changed(data, {"source": None, "raw": [f"{tmp_path}/{path}/raw", "x"]})
-    job = prepare._job(data)
-    assert job is not None
-    assert pickle.loads(pickle.dumps(job)).data.raw == data.raw
-
-
 RECIPE = "recipe=deepspark_3day data.raw=[a] data.path=out"
 OF_RECIPE = "data.encoding=vocabulary data.vocabulary_order=first_appearance data.dense_transform=log_float32"
 OF_SPLITS = "data.train=[a,b] data.val=c data.test=d* data.checksums={a:x,c:y} data.schema=s.yaml data.path=out"
@@ -217,20 +200,15 @@ def test_data_prep_gets_what_its_own_command_line_would(typed: str) -> None:
 
 
 @pytest.mark.slow("processes")
-@pytest.mark.parametrize("fault", ["other rows", "not a directory"])
-def test_what_is_refused_of_a_dataset_that_is_there_ends_all_processes(fault: str, tmp_path: Path) -> None:
+def test_what_is_refused_of_a_dataset_that_is_there_ends_all_processes(tmp_path: Path) -> None:
     rows = ["data.source=random", f"data.path={tmp_path / 'rows'}", "data.random.tables=[3,7]"]
     small = [*SMALL, *rows, "data.random.eval_rows=64", "run.name=a", "train.max_steps=1", "baselines=false"]
     preparation = ended(forked("train", *small, "data.random.rows=640", cwd=tmp_path, processes=2), tmp_path)
     assert preparation.returncode == 0, preparation.stderr
-    count, words = 700, "random.rows"
-    if fault == "not a directory":
-        (tmp_path / "rows/.work").write_text("")
-        count, words = 640, "rows/.work: File exists"
-    process = ended(forked("train", *small, f"data.random.rows={count}", cwd=tmp_path, processes=2), tmp_path)
+    process = ended(forked("train", *small, "data.random.rows=700", cwd=tmp_path, processes=2), tmp_path)
     assert process.returncode == 2, process.stderr
     assert process.stderr.count("error: ") == 1
-    assert words in error_line(process.stderr)
+    assert "random.rows" in error_line(process.stderr)
 
 
 ROWS = {"train": 300, "val": 80}

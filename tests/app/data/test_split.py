@@ -1,6 +1,5 @@
 """The order of rows and their way to a device: a function of seed, epoch and global batch; nothing lost or twice."""
 
-import logging
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -91,17 +90,6 @@ def batch() -> Batch:
 def machine(tmp_path: Path, free_kib: list[int], gpu_node: int) -> tuple[Path, Path]:
     nodes = write_nodes(tmp_path / "nodes", {number: (1 << 20, kib, 0) for number, kib in enumerate(free_kib)})
     return nodes, write_gpu(tmp_path / "pci", "0000:c1:00.0", gpu_node)
-
-
-@pytest.mark.parametrize("count", [2, 4, 8])
-def test_processes_are_counted_on_their_own_node(tmp_path: Path, caplog: pytest.LogCaptureFixture, count: int) -> None:
-    caplog.set_level(logging.INFO, "clickwork")
-    enough = int(PINNED_KIB * 8 / count) + 1
-    nodes, pci = machine(tmp_path, [1] * (count - 1) + [enough], count - 1)
-    batches = [batch(), batch()]
-    assert list(with_room_checked(iter(batches), "0000:c1:00.0", 8, 3 << 30, nodes, pci)) == batches
-    assert f"are pinned for {8 // count} process(es) on NUMA node {count - 1}, which has" in caplog.text
-    assert "3.00 GiB of shards are read through the page cache" in caplog.text
 
 
 def test_too_little_on_the_gpus_node_is_refused_before_the_first_batch(tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ from app.config.app_config import AppConfig
 from app.config.commands import EvaluateConfig, RecommendConfig, TablePrecision
 from app.config.model import ModelConfig, Pooling, Storage, TablesConfig
 from app.config.train import Precision, RuntimeConfig
-from app.data.split import SplitReader
 from app.model.dlrm import DLRM
 from app.record.documents import read_scores
 from app.runtime.platform import Runtime
@@ -34,7 +33,6 @@ from tests.changed import changed
 from tests.clickwork.conftest import SCHEMA, Trained, make_rows, train_on_table, write_csv
 from tests.error_lines import refused
 from tests.oracles.ranks import ranked
-from tests.reference import bce
 
 
 @pytest.mark.slow("processes")
@@ -54,26 +52,6 @@ def test_processes_and_histograms_agree(run_app: Command, small: list[str], tmp_
     assert abs(binned["auc"] - both["auc"]) <= binned["auc_error"] + 1e-12
     assert binned["logloss"] == pytest.approx(both["logloss"], rel=1e-12)
     assert "auc_method" not in both
-
-
-@pytest.mark.slow("processes")
-def test_tables_are_scored_in_fp32(run_app: Command, dataset: Path, tmp_path: Path) -> None:
-    overrides = [*SMALL, f"data.path={dataset}", "run.name=x", "train.max_steps=20", "runtime.precision=bf16"]
-    run_app("train", *overrides, "eval.global_batch_size=100")
-    trained = composed(*overrides)
-    manifest, checkpoint = load_manifest(dataset), next((tmp_path / "runs/x/checkpoints").glob("step_*"))
-    model = scoring.load(checkpoint, trained, manifest, TablePrecision.fp32, torch.device("cpu")).double()
-    (batch,) = SplitReader(dataset, manifest, "val", trained.data, 0, 1).eval_batches(501)
-    labels = batch.labels.double()
-    with torch.no_grad():
-        truth = bce(model(batch.dense_features.double(), batch.sparse_features), labels).item()
-    figures = {}
-    for tables in ("null", "fp32"):
-        process = run_app("evaluate", "run=runs/x", "split=val", f"tables={tables}", "runtime.platform=cpu")
-        figures[tables] = json.loads(process.stdout)
-    assert figures["fp32"]["logloss"] == pytest.approx(truth, rel=1e-6)
-    assert abs(figures["null"]["logloss"] - truth) > 1e-6  # as it was trained
-    assert figures["null"]["global_batch_size"] == 100  # the run's own
 
 
 def test_a_precision_beside_tables_is_refused() -> None:

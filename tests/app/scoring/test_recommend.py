@@ -107,16 +107,11 @@ def texts(rows: NewRows, *columns: str) -> list[list[str]]:
     [
         ("a.csv", "age,city\n1,x\n2\n", "row 3: 1 columns"),
         ("a.tsv", "1\t2\tx\n1\t2\tx\ty\n", "row 2: 4 columns"),
-        ("a.csv", "age,age,city\n1,2,x\n", "row 1: a column is named twice"),
-        ("a.jsonl", '{"age": 1}\n{"age"\n', "row 2: not JSON"),
         ("a.jsonl", '{"age": 1}\n[1]\n', "row 2: not an object"),
         ("a.json", '{"age": 1}', "give a list of objects"),
-        ("a.json", "[", "not JSON"),
         ("a.parquet", "PAR", "not readable as Parquet"),
         ("a.png", "", "unknown kind of file"),
-        ("a.csv", 'age,city\n1,"x\n', "row 2: ends inside quotes"),
         ("a.csv", 'age,city\n1,"x\ny"\n', "row 2: ends inside quotes"),
-        ("a.csv", "age,city\n\n\n1,x\n2\n", "row 5: 1 columns"),
         ("a.csv", "PK\x03\x04...", "zip, which is not read; convert it: unzip"),
     ],
 )
@@ -134,11 +129,8 @@ def test_what_cannot_be_read_is_named(tmp_path: Path, name: str, text: str, word
         "age,city\n1,x\n2,y\n\n\n",
         "\nage,city\n1,x\n2,y",
         "\ufeffage,city\r\n1,x\r\n2,y\r\n",
-        'age,city\n1,"x"\n2,y\n',
         "age;city\n1;x\n2;y\n",
-        "age\tcity\n1\tx\n2\ty\n",
         "age|city\n1|x\n2|y\n",
-        "0;1;x\n0;2;y\n",
         "1;x\n2;y\n",
     ],
 )

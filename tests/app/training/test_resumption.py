@@ -19,7 +19,7 @@ from msgspec import structs
 from torch import Tensor
 
 from app.checkpoint import files
-from app.checkpoint.files import BEST, checkpoint_name, pointed_to
+from app.checkpoint.files import checkpoint_name
 from app.config.kinds import OptimizerName
 from app.metrics.documents import EvaluationFigures
 from app.runtime.platform import Runtime
@@ -380,12 +380,6 @@ def test_a_random_walk(
 
 
 RUN = Path("runs/x")
-
-
-def best_of(run: Path) -> int | None:
-    """The step that the pointer names."""
-    path = pointed_to(run / "checkpoints", BEST)
-    return None if path is None else int(path.name.removeprefix("step_"))
 
 
 def set_aucs(monkeypatch: pytest.MonkeyPatch, *aucs: float) -> None:

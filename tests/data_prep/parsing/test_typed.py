@@ -1,6 +1,5 @@
 """Values with types, of Parquet, JSON lines and memory: as the same rows in text, or refused by row and column."""
 
-import re
 from collections.abc import Callable
 from datetime import date, datetime
 from decimal import Decimal
@@ -55,18 +54,6 @@ def test_missing_values_of_every_library_are_null(values: Any, expected: list[An
     assert to_list(column) == expected
 
 
-SINGLE: dict[str, Any] = {"str": "Bern", "bytes": b"a", "int": 3, "ndarray": np.array(3), "NoneType": None}
-SEVERAL: dict[str, Any] = {"dict": {"a": 1}, "set": {1, 2}, "DataFrame": pd.DataFrame({"a": [1]})}
-SEVERAL["Table"] = pa.table({"a": [1]})
-
-
-@pytest.mark.parametrize("kind", [*SINGLE, *SEVERAL])
-def test_what_is_no_column_is_refused(kind: str) -> None:
-    remedy = f"[{SINGLE[kind]!r}] for one value" if kind in SINGLE else "a list"
-    line = f"x: {kind}, not a list or an array; give {remedy}"
-    assert refused(re.escape(line), to_column, (SINGLE | SEVERAL)[kind], "x") == line
-
-
 def test_decimals_are_the_numbers_of_their_text(tmp_path: Path) -> None:
     """Arrow casts decimal 2.3 to the double above the one that 2.3 is."""
     texts = [f"{number / 10:.1f}" for number in range(40)]
@@ -97,21 +84,6 @@ def test_nested_candidates_are_refused_by_column(tmp_path: Path, values: Any) ->
     parse = Encoder.load(tmp_path / "out").parse_columns
     refused(r"row 1, column user: .* is not a category", parse, {"price": [1.0, 2.0], "user": values}, "new")
     refused(r"row 1, column price: .* is not a number", parse, {"price": values, "user": ["a", "b"]}, "new")
-
-
-def test_integers_of_any_length(tmp_path: Path) -> None:
-    columns = {"label": [0, 1] * 20, "price": list(range(40)), "user": ["u"] * 40}
-    make(tmp_path, columns, "label: label\ndense: [price]\nsparse: [user]\n", name="rows.jsonl")
-    encoder = Encoder.load(tmp_path / "out")
-    block = encoder.parse_columns({"price": [2**70], "user": ["u"]}, "new")
-    assert encoder.encode(block).dense[0, 0] == 2**70
-    columns = {"price": [10**400], "user": ["u"]}
-    refused(r"row 1, column price: 1000.* is not a number", encoder.parse_columns, columns, "new")
-
-
-def test_json_too_deep_is_named(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text('{"a": 1}\n{"a": ' + "[" * 100_000 + "\n")
-    refused("row 2: not JSON", read_new_rows, tmp_path / "a.jsonl", Shape(("a",), ",", "label"))
 
 
 @pytest.mark.parametrize("value", ["NaN", "[1, Infinity]", "-Infinity"])
@@ -329,10 +301,8 @@ def test_vectors_are_numbers(tmp_path: Path, name: str, cells: Cells, separator:
 
 FAULTS: list[tuple[str, Any, str, str]] = [
     ("rows.csv", "1 2", ', separator: " "', r"rows\.csv: row 8, column e: 2 numbers, but e is a vector of 3; correct"),
-    ("rows.csv", "1 2 x", ', separator: " "', r"rows\.csv: row 8, column e: 'x' is not a number"),
     ("rows.csv", "1 2 1e39", ', separator: " "', r"row 8, column e: '1e39' is beyond 3.4e\+38, .*: signed_log1p"),
     ("rows.jsonl", [1.0, 2.0], "", r"rows\.jsonl: row 7, column e: 2 numbers, but e is a vector of 3"),
-    ("rows.parquet", [1.0, 2.0], "", r"row group 0, row 7 of it, column e: 2 numbers, but e is a vector of 3"),
     ("rows.parquet", [1.0, float("nan"), 2.0], "", r"row group 0, row 7 of it, column e: nan is not a number"),
 ]
 
@@ -356,11 +326,10 @@ VECTOR_SCHEMAS: list[tuple[str, Cells, str, str]] = [
         "column e: holds lists in .*; leave the sep",
     ),
     ("rows.parquet", [0.5] * NUM_VECTORS, VECTOR_SCHEMA % "", r"rows\.parquet, column e: number, not lists of numbers"),
-    ("rows.csv", texts_of_vectors(" "), VECTOR_SCHEMA % ', separator: ""', GIVE),
     ("rows.csv", texts_of_vectors(" "), VECTOR_SCHEMA % ", part: hour", GIVE),
     *(
         ("rows.jsonl", lists_of_vectors(), (VECTOR_SCHEMA % "").replace("3", size), f"{GIVE}, of at most 16384 numbers")
-        for size in ("0", "-1", "x", "1.5", "100000", "true")
+        for size in ("0", "1.5", "100000")
     ),
     ("rows.jsonl", lists_of_vectors(), (VECTOR_SCHEMA % "").replace("age", "e_1"), "column e_1 is named twice; a col"),
     *(
