@@ -8,12 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
-from benchmarks import first_gpu_run
 from benchmarks.__main__ import QUICK, describe
 from benchmarks.check import ALPHA, became_slower, print_table
-from benchmarks.peers import facebookresearch, rows
+from benchmarks.peers import rows
 from benchmarks.peers.curve import Point, reach
 from data_prep.dataset.format import load_manifest, open_shard
 from tests.fast_python import fast_python
@@ -63,36 +61,6 @@ def test_the_time_to_an_auc_is_linear_between_evaluations_and_none_if_it_is_not_
     assert reach(points, 0.71) is None
 
 
-# As the two programs print them, with the second in which each line came and ended.
-PRINTED: dict[facebookresearch.Program, list[tuple[float, float, str]]] = {
-    facebookresearch.DLRM_S: [
-        (0, 0, "Reading pre-processed data=none.npz"),
-        (1, 1, ':::MLLOG {"event_type": "INTERVAL_START", "key": "epoch_start", "value": null}'),
-        (4, 4, "Finished training it 20/40 of epoch 0, -1.00 ms/it, loss 0.5"),
-        (5, 5, "recall 0.1, precision 0.2, f1 0.1, ap 0.3, auc 0.6500, best auc 0.6500, accuracy 75 %, best 0 %"),
-        (7, 7, "Finished training it 40/40 of epoch 0, -1.00 ms/it, loss 0.4"),
-        (9, 9, "recall 0.1, precision 0.2, f1 0.1, ap 0.3, auc 0.7000, best auc 0.7000, accuracy 75 %, best 0 %"),
-    ],
-    facebookresearch.DLRM_MAIN: [
-        (1, 1.5, "Epoch 0:   0%|          | 0/40 [00:00<?, ?it/s]"),
-        (3, 4, "Epoch 0:  50%|#####     | 20/40 [00:03<00:03,  6.6it/s]Total number of iterations: 20"),
-        (4, 5, "Evaluating val set: 100%|###| 4/4 [00:01<00:00,  4.0it/s]AUROC over val set: 0.65."),
-        (7, 7, "Total number of iterations: 40"),
-        (8, 9, "AUROC over val set: 0.7."),
-        (9, 10, "AUROC over val set: 0.7."),
-        (10, 11, "AUROC over test set: 0.8."),
-    ],
-}
-
-
-@pytest.mark.parametrize("program", PRINTED, ids=lambda program: program.file)
-def test_the_programs_of_facebookresearch_are_timed_without_their_evaluations(
-    program: facebookresearch.Program,
-) -> None:
-    lines = [facebookresearch.Line(*line) for line in PRINTED[program]]
-    assert facebookresearch.read_points(program, lines, 10) == [Point(200, 3.0, 0.65), Point(400, 5.0, 0.7)]
-
-
 def test_every_program_is_given_the_same_rows(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
 
@@ -125,18 +93,6 @@ def test_every_program_is_given_the_same_rows(tmp_path: Path) -> None:
             np.testing.assert_array_equal(
                 np.log(dlrm_s_array.astype(np.float32) + 1) if kind == "dense" else dlrm_s_array, repeated
             )
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_first_run_on_a_gpu_needs_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("sys.argv", ["first_gpu_run", "--out", str(tmp_path / "gpu")])
-    with pytest.raises(SystemExit) as ended:
-        first_gpu_run.main()
-    assert ended.value.code == 2
-    assert "torch sees no GPU here" in capsys.readouterr().err
-    assert not (tmp_path / "gpu").exists()
 
 
 @pytest.mark.slow("tool")

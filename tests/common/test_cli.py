@@ -96,28 +96,6 @@ def test_a_locale_of_another_charset(language: str, charset: str, tmp_path: Path
     assert "cannot name this file; set LC_ALL=C.UTF-8" in refusal.stderr.decode(charset)
 
 
-SCRIPT = """
-import ctypes, sys
-from common.signals import discard_native_stdout
-
-c = ctypes.CDLL(None)
-c.puts(b"native before")
-print("before")
-with discard_native_stdout():
-    c.puts(b"native meanwhile")
-    print("python meanwhile", file=sys.stderr)
-c.puts(b"native after")
-print("after")
-"""
-
-
-def test_native_output_is_dropped_only_meanwhile() -> None:
-    """Into a pipe: there C keeps its output until its buffer is full, or it is told not to."""
-    process = subprocess.run([sys.executable, "-c", SCRIPT], cwd=REPOSITORY, capture_output=True, text=True, check=True)
-    assert sorted(process.stdout.splitlines()) == ["after", "before", "native after", "native before"]
-    assert process.stderr == "python meanwhile\n"
-
-
 LAUNCHER = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', sys.argv[1]]).wait()"
 PROCESS = """
 import os, time

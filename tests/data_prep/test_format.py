@@ -8,17 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from app.data.split import SplitShards
 from common.errors import UserError
 from common.files import digest_file
 from data_prep.dataset.format import (
-    BLOCK_ROWS,
     load_manifest,
     open_shard,
-    rows_of_blocks,
-    sampled_blocks,
     shard_path,
     verify_shard,
 )
@@ -27,7 +23,7 @@ from data_prep.verify import verify_dataset
 from tests.app.datasets import NUM_DENSE, NUM_EMBEDDINGS, write_dataset, write_ragged_dataset
 from tests.damage import damaged
 from tests.data_prep.conftest import REPOSITORY, prepare, write_rows
-from tests.data_prep.tables import make, paths, write
+from tests.data_prep.tables import paths, write
 from tests.error_lines import error_line, refused
 from tests.forks import run_module
 
@@ -173,20 +169,6 @@ def test_any_key_deleted_added_or_of_another_value(with_all: Path, step: int) ->
     assert num_refusals > 700 // step
 
 
-def sampled_rows(rows: int, share: float, number: int) -> NDArray[np.int64]:
-    return rows_of_blocks(sampled_blocks(rows, share, number, BLOCK_ROWS))
-
-
-def test_the_sample_is_a_function_of_a_row_s_number() -> None:
-    first, second = (sampled_rows(100_000, 0.3, 7) for _ in range(2))
-    np.testing.assert_array_equal(first, second)
-    assert 0.2 < len(first) / 100_000 < 0.4
-    blocks = sorted({int(row) // 256 for row in first})
-    rows = [row for block in blocks for row in range(block * 256, block * 256 + 256) if row < 100_000]
-    assert sorted(first.tolist()) == rows
-    assert sampled_rows(1_000, 1.0, 0).tolist() == list(range(1_000))
-
-
 @pytest.fixture
 def dataset(tmp_path: Path) -> Path:
     prepare(*write_rows(tmp_path, 100, seed=4), "data.chunk_bytes=10000")
@@ -264,13 +246,6 @@ RANGES += [("sparse", (3, 7), -1, "cat_7"), ("sparse", (3, 7), 10**6, "cat_7")]
 def test_values_out_of_range(dataset: Path, kind: str, index: tuple[int, int], value: float, column: str) -> None:
     change_array(dataset, 0, kind, index, value)
     refused(rf"train/00000\.{kind}\.npy: row 4, column {column}: value out of range", verify_dataset, dataset)
-
-
-def test_a_number_as_a_label_that_is_not_finite(tmp_path: Path) -> None:
-    columns = {"rating": [row / 8 for row in range(70)], "user": [f"u{row % 9}" for row in range(70)]}
-    make(tmp_path, columns, "label: {column: rating, kind: number}\nsparse: [user]\n")
-    change_array(tmp_path / "out", 0, "labels", (3, 0), np.nan)
-    refused(r"labels\.npy: row 4, column rating: value out of range", verify_dataset, tmp_path / "out")
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from app.config.app_config import validate_new_run
 from app.config.data import DataConfig, MultiHotConfig, NegativesConfig, VerifyData
 from app.data.batch import Batch
 from app.data.split import SplitReader, verify_splits
-from app.sharding.planner import multi_hot_features
 from common.errors import UserError
 from data_prep.dataset.format import (
     Manifest,
@@ -70,20 +69,6 @@ def test_every_bag_stays_with_its_row(ragged: Path, world_size: int) -> None:
             row_numbers += rows.tolist()
     assert len(row_numbers) == len(set(row_numbers)) == 400 // 24 * 24
     assert row_numbers != sorted(row_numbers)
-
-
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_evaluation_pads_with_empty_bags(ragged: Path, world_size: int) -> None:
-    manifest, truth = load_manifest(ragged), ragged_rows("val", ROWS["val"])
-    row_numbers: list[int] = []
-    for rank in range(world_size):
-        for batch in SplitReader(ragged, manifest, "val", CONFIG, rank, world_size).eval_batches(48):
-            bags = samples(batch)
-            assert len(bags) == 48 // world_size
-            assert bags[: batch.num_valid] == [truth[row] for row in numbers(batch, ROWS["val"])]
-            assert all(row["tags"] == row["genres"] == [] for row in bags[batch.num_valid :])
-            row_numbers += numbers(batch, ROWS["val"]).tolist()
-    assert sorted(row_numbers) == list(range(ROWS["val"]))
 
 
 @pytest.mark.parametrize(
@@ -165,16 +150,6 @@ def test_ids_are_expanded_while_they_are_read(
             for row, bag in enumerate(samples(one))
         ]
         assert samples(many) == expected
-
-
-def test_multi_hot_choices_that_cannot_be(dataset: Path, ragged: Path, tmp_path: Path) -> None:
-    def split(root: Path, *choices: Any) -> None:
-        SplitReader(root, load_manifest(root), "val", DataConfig(multi_hot=MultiHotConfig(*choices)), 0, 1)
-
-    refused(r"2 given for 4 features", split, dataset, [1, 2])
-    refused(r"2 given for 4 features", multi_hot_features, MultiHotConfig([1, 2]), load_manifest(dataset))
-    refused("each at least 1", split, dataset, [1, 2, 0, 3])
-    refused("has multi-hot columns of its own", split, ragged, [1, 2, 2, 3])
 
 
 @pytest.mark.slow("processes")
@@ -279,11 +254,6 @@ def test_an_epoch_has_the_rows_of_plain_loops(root: Path, seed: int, epoch: int)
     assert sorted(rows, key=repr) == sorted(plain_rows(draw_pairs(), seed, epoch), key=repr)
     assert rows != sorted(rows)
     assert all(item == 5 for _, user, item, label in rows if (user, label) == (8, 0))
-
-
-def test_without_shuffling_rows_are_followed_by_their_negatives(root: Path) -> None:
-    rows = [row for batch in read(root, 4, 2, shuffle=False) for row in batch]
-    assert rows == plain_rows(draw_pairs(), 4, 2)
 
 
 def test_what_is_drawn_depends_on_seed_and_epoch_alone(root: Path) -> None:

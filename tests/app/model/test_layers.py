@@ -7,21 +7,17 @@ from typing import Any, cast
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from torchrec.models import dlrm
 
 from app.config.model import DenseInit, Interaction, ModelConfig
-from app.config.train import LARGE_BATCH, LossConfig, LossName, RuntimeConfig
+from app.config.train import LARGE_BATCH, LossConfig, LossName
 from app.model.dlrm import DLRM, make_loss
 from app.model.embeddings import make_sparse_arch
 from app.model.layers import BatchNorm, Layer, mlp
-from app.runtime import platform
-from app.runtime.environment import leave
 from tests import reference
 from tests.app.conftest import SMALL, Command
-from tests.app.group import start_group
 
 FEATURES = {"cat_0": 11, "cat_1": 5, "cat_2": 40}
 DIM, NUM_DENSE, BATCH = 8, 6, 9
@@ -134,63 +130,6 @@ def both() -> tuple[BatchNorm, nn.BatchNorm1d]:
 def batches() -> list[Tensor]:
     draw = torch.Generator().manual_seed(1)
     return [torch.randn(ROWS, CHANNELS, generator=draw) * 3 + 50 for _ in range(3)]
-
-
-def trained(norm: nn.Module, inputs: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    inputs = inputs.clone().requires_grad_()
-    outputs = norm(inputs)
-    (outputs * weights).sum().backward()
-    assert inputs.grad is not None
-    return outputs.detach(), inputs.grad
-
-
-def test_of_one_process_it_is_torchs_to_the_bit() -> None:
-    batch_norm, reference = both()
-    for inputs in batches():
-        weights = torch.randn_like(inputs)
-        for value, other in zip(trained(batch_norm, inputs, weights), trained(reference, inputs, weights), strict=True):
-            assert torch.equal(value, other)
-    assert torch.equal(batch_norm.running_mean, reference.get_buffer("running_mean"))
-    assert torch.equal(batch_norm.running_var, reference.get_buffer("running_var"))
-    assert torch.equal(batch_norm.eval()(inputs), reference.eval()(inputs))
-
-
-def _of_this_process(out: str) -> None:
-    """Uneven parts of each batch, padded to equal size; one process has none of the valid samples of the last."""
-    rank, batch_norm = platform.start(RuntimeConfig(num_threads=1), seed=0, deterministic=True).rank, both()[0]
-    results = []
-    for number, inputs in enumerate(batches()):
-        parts = inputs.split([10, 14] if number < 2 else [24, 0])
-        num_valid = len(parts[rank])
-        batch_norm.begin_step(num_valid)
-        padded = torch.cat([parts[rank], torch.zeros(24 - len(parts[rank]), CHANNELS)])
-        outputs, gradient = trained(batch_norm, padded, torch.ones(24, CHANNELS) * (rank + 1))
-        results.append([outputs[:num_valid].tolist(), gradient[:num_valid].tolist()])
-    state = [batch_norm.running_mean.tolist(), batch_norm.running_var.tolist(), batch_norm.weight.grad.tolist()]  # type: ignore[union-attr]
-    Path(f"{out}.{rank}").write_text(json.dumps([results, state]), encoding="utf-8")
-    dist.barrier()
-    leave(0)
-
-
-def test_several_processes_have_the_statistics_of_all_samples(tmp_path: Path) -> None:
-    out = tmp_path / "rank"
-    log = tmp_path / "log"
-    assert start_group(_of_this_process, (str(out),), 2, 2, log) == [0, 0], log.read_text()
-    ranks = [json.loads(Path(f"{out}.{rank}").read_text(encoding="utf-8")) for rank in (0, 1)]
-    _, reference = both()
-    for number, inputs in enumerate(batches()):
-        size = 10 if number < 2 else 24
-        weights = torch.ones(ROWS, CHANNELS)
-        weights[size:] = 2
-        expected = trained(reference, inputs, weights)
-        for part, whole in enumerate(expected):
-            actual = torch.cat([torch.tensor(rank[0][number][part]).view(-1, CHANNELS) for rank in ranks])
-            torch.testing.assert_close(actual, whole, rtol=1e-4, atol=2e-5)
-    for rank in ranks:
-        torch.testing.assert_close(torch.tensor(rank[1][0]), reference.running_mean)
-        torch.testing.assert_close(torch.tensor(rank[1][1]), reference.running_var)
-    summed = torch.tensor([rank[1][2] for rank in ranks]).sum(0)  # DistributedDataParallel averages
-    torch.testing.assert_close(summed, reference.weight.grad, rtol=1e-4, atol=1e-4)
 
 
 def test_a_step_can_be_undone() -> None:

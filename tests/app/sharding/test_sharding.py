@@ -183,13 +183,6 @@ def test_units_are_those_of_torchrec() -> None:
     assert (theirs.world_size, theirs.local_world_size, theirs.compute_device) == (16, 8, "cuda")
 
 
-def test_a_cpus_memory_is_shared_by_its_processes() -> None:
-    resolved = planner.resolve(TopologyConfig(), lambda: DEVICES["cpu"], 4)
-    theirs = planner.to_torchrec(resolved, 4, 4)
-    assert theirs.compute_device == "cpu"
-    assert theirs.devices[0].storage.ddr == pytest.approx(DEVICES["cpu"].memory_gib * 2**30 / 4 * 0.85, rel=1e-3)
-
-
 ROWS = 64  # of a batch
 STORAGES = {Storage.fp32: SparseType.FP32, Storage.fp16: SparseType.FP16}
 FAST = [(OptimizerName.adagrad, Storage.fp16), (OptimizerName.adam, Storage.fp32)]

@@ -11,11 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import yaml
 from torch import distributed as dist
 
 from app.config.app_config import CONFIG_DIR, AppConfig
-from app.config.train import MICRO_BATCH, Pipeline, Platform
+from app.config.train import Pipeline, Platform
 from app.runtime.platform import Runtime, are_equal_on_threads
 from app.training import session
 from app.training.session import uses_pipeline
@@ -111,15 +110,6 @@ def test_bits_do_not_depend_on_the_layout(
     one, other = (bits(tmp_path / "runs" / name) for name in ("one", "several"))
     assert one["digest"] == other["digest"]
     assert case["course"] != "whole" or one == other
-
-
-@pytest.mark.slow("processes")
-def test_the_size_of_micro_batches_is_recorded(run_app: Command, small: list[str], tmp_path: Path) -> None:
-    overrides = [*small, LAYOUT, "run.name=x"]
-    run_app("train", *overrides, "train.max_steps=2")
-    assert yaml.safe_load((tmp_path / "runs/x/config.yaml").read_text())["train"]["micro_batch_size"] == MICRO_BATCH
-    refusal = run_app("train", *overrides, "train.max_steps=4", "train.micro_batch_size=64", status=2)
-    assert "train.micro_batch_size" in refusal.stderr
 
 
 @pytest.mark.parametrize(
