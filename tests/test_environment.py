@@ -254,18 +254,6 @@ def test_make_targets_are_thin_lines(words: list[str], line: str) -> None:
     assert make("-n", *words).stdout.splitlines()[-1].strip() == f".venv/bin/python {line}"
 
 
-@pytest.mark.medium
-def test_the_command_runs_in_a_directory_with_modules_of_the_same_names(tmp_path: Path) -> None:
-    (tmp_path / "app.py").write_text("raise SystemExit('not this one')")
-    command = tmp_path / "a b" / "clickwork"
-    command.parent.mkdir()
-    code = "import sys, pathlib, install; install.write_command(*map(pathlib.Path, sys.argv[1:]))"
-    subprocess.run([sys.executable, "-c", code, command, sys.executable], cwd=ROOT / "requirements", check=True)
-    process = subprocess.run([command, "train", "--help"], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert (process.returncode, process.stderr) == (0, "")
-    assert "train.max_steps" in process.stdout
-
-
 def test_the_python_interface_is_importable_in_any_directory(tmp_path: Path) -> None:
     environment = tmp_path / "a b"
     venv.create(environment, with_pip=False)

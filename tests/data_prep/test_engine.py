@@ -1,40 +1,30 @@
 """Tasks on a Dask cluster, the memory budget, and files written past the page cache: the same bytes anyhow."""
 
 import gzip
-import hashlib
 import multiprocessing
 import os
-import resource
 import socket
 import subprocess
 import sys
 import sysconfig
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from data_prep import executor
 from data_prep import io as arrays
 from data_prep import job as memory_budget
 from data_prep.config import chunk_size, resolve_rules
-from data_prep.dataset.options import CRITEO
 from data_prep.dataset.table_spec import Table
-from data_prep.io import HEADER_BYTES, ArrayWriter, FileWriter, open_array
+from data_prep.io import FileWriter
 from data_prep.job import Job
-from data_prep.sources.discover import resolve_sources
 from data_prep.verify import verify_dataset
 from tests.data_prep import oracle
 from tests.data_prep.conftest import config, prepare, sums, write_rows
-from tests.data_prep.tables import paths
 from tests.error_lines import refused
 
 NEEDED = "Dask is not installed: pip install distributed"
@@ -141,29 +131,6 @@ def test_a_worker_that_died_while_counting_blocks_nobody() -> None:
     assert not thread.is_alive()
 
 
-@pytest.mark.parametrize("encoding", ["vocabulary", "hash", "torchrec_fixed"])
-@pytest.mark.parametrize("budget", [512, 1024, 2048, 16384, 600])
-def test_processes_fit_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encoding: str, budget: int) -> None:
-    """Processes together keep to the key, or to the limit of a container; benchmarks measure what they do use."""
-    write_rows(tmp_path, 10)
-    is_limit = budget == 600
-    keys = [f"data.path={tmp_path}", f"data.encoding={encoding}"]
-    keys += ["data.memory_budget=2GiB", "data.chunk_bytes=32MiB"] if is_limit else [f"data.memory_budget={budget}MiB"]
-    data = config(*keys)
-    if is_limit:
-        monkeypatch.setattr(memory_budget, "memory_limit", lambda: budget << 20)
-    sources = tuple(resolve_sources(str(tmp_path / "rows.tsv")))
-    job = Job(tmp_path, sources, CRITEO, resolve_rules(data, 1), chunk_size(data))
-    data = replace(data, workers=16)
-    room = (budget << 20) - memory_budget.PARENT_BYTES
-    workers = memory_budget.num_workers(data, job, num_tasks=100)
-    to_fit = memory_budget.worker_bytes(data, job, "fit") if encoding != "hash" else 0
-    assert workers == 1 or workers * max(memory_budget.worker_bytes(data, job, "parse"), to_fit) <= room
-    workers = memory_budget.workers_to_encode(data, job, workers, {})
-    assert workers == 1 or workers * memory_budget.WORKER_BYTES <= room
-    assert is_limit or 2 * 4 * memory_budget.window_rows(data) <= (budget << 20) // 16
-
-
 def test_a_column_of_texts_that_cannot_be_sorted_in_the_budget_is_refused(tmp_path: Path) -> None:
     write_rows(tmp_path, 10)
     data = config(f"data.path={tmp_path}", "data.memory_budget=512MiB")
@@ -171,33 +138,6 @@ def test_a_column_of_texts_that_cannot_be_sorted_in_the_budget_is_refused(tmp_pa
     job = Job(tmp_path, (), table.schema, resolve_rules(data, 1), chunk_size(data), table)
     message = "data.memory_budget: too small for the 26,000,000 values of column big; raise it"
     refused(message, memory_budget.workers_to_encode, data, job, 1, {"big": 26_000_000, "small": 2})
-
-
-@contextmanager
-def few_files() -> Iterator[None]:
-    """No more files may be open at a time than a few beyond those that are."""
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/dev/fd")) + 16, limits[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-
-
-@pytest.mark.medium
-@pytest.mark.parametrize("is_table", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_units_keep_no_files_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_table: bool) -> None:
-    overrides = [*write_rows(tmp_path, 200, seed=3)[:1], "data.split.method=random"]
-    if is_table:
-        rows = [f"{i % 2},{i % 7}|{i % 11}|{i}" for i in range(500)]
-        (tmp_path / "rows").write_text("\n".join(["y,tags", *rows, ""]))
-        overrides += paths(tmp_path, "label: y\nsparse: [{column: tags, separator: '|'}]\n", "rows")
-        overrides.append("data.chunk_bytes=300")
-    else:
-        overrides += ["data.vocabulary_order=first_appearance", "data.chunk_bytes=1500"]
-    prepare(*overrides, f"data.path={tmp_path}/usual")
-    monkeypatch.setattr(memory_budget, "PART_BYTES", 1 << 12)  # so that runs are not read at once
-    with few_files():
-        prepare(*overrides, f"data.path={tmp_path}/few")
-    assert sums(tmp_path / "few") == sums(tmp_path / "usual")
 
 
 PIECE, MAX_HELD = 4096, 3 * 4096
@@ -230,39 +170,3 @@ def test_a_failing_write_leaves_no_file(tmp_path: Path, monkeypatch: pytest.Monk
         write()
     assert not list(tmp_path.iterdir())
     assert set(os.listdir("/proc/self/fd")) == before
-
-
-@settings(max_examples=30, deadline=None)
-@given(
-    st.lists(st.sampled_from([0, 1, 7, 1000, 5000]), max_size=6),
-    st.sampled_from([None, 0, 1, 3, 26]),
-    st.sampled_from([np.int32, np.float32, np.uint8]),
-    st.booleans(),
-)
-def test_two_files_at_once_are_as_numpy_reads_and_hashlib_sums_them(
-    tmp_path_factory: pytest.TempPathFactory, steps: list[int], width: int | None, dtype: Any, has_row_count: bool
-) -> None:
-    directory = tmp_path_factory.mktemp("arrays")
-    rng = np.random.default_rng(sum(steps))
-    shape = (sum(steps),) if width is None else (sum(steps), width)
-    arrays = [rng.integers(0, 200, shape).astype(dtype) for _ in range(2)]
-    rows = sum(steps) if has_row_count else None
-    writers = [ArrayWriter(directory / f"{i}.npy", dtype, width, rows) for i in range(2)]
-    begin = 0
-    for number, step in enumerate(steps):
-        for writer, array in zip(writers, arrays, strict=True):
-            part = array[begin : begin + step]
-            if number % 2:
-                writer.extend(step, partial(np.copyto, src=part[:, None] if width is None else part))
-            else:
-                writer.append(part)
-        begin += step
-    digests = [writer.close() for writer in writers]
-    for i, array in enumerate(arrays):
-        path = directory / f"{i}.npy"
-        actual = open_array(path) if array.size else np.load(path)
-        assert (actual.dtype, actual.shape) == (dtype, shape)
-        np.testing.assert_array_equal(actual, array)
-        assert path.stat().st_size == digests[i].bytes == HEADER_BYTES + array.nbytes
-        assert digests[i].sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
-    assert sorted(path.name for path in directory.iterdir()) == ["0.npy", "1.npy"]

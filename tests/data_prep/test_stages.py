@@ -12,75 +12,18 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from common.files import Crc32
 from data_prep.dataset.format import load_manifest, open_shard
 from data_prep.dataset.multi_hot import MLPERF_SIZES, MultiHot, MultiHotTables, table_path
 from data_prep.dataset.transforms import FITS, transform_column
-from data_prep.job import ChunkRecord
 from data_prep.stages import fit as fit_dense
 from data_prep.stages import place as permutation
-from data_prep.stages.columns import (
-    ValueBuffer,
-    column_blocks,
-    read_column,
-    read_dictionary,
-    write_columns,
-)
 from data_prep.stages.fit import UNIT_EXPONENT, exact_sums
 from data_prep.stages.place import inverse_permutation
 from data_prep.stages.write import RowLayout
 from data_prep.verify import verify_dataset
-from data_prep.vocabulary import count_values
 from tests.data_prep.conftest import SPLITS, load_split, prepare, write_rows
 from tests.error_lines import refused
 from tests.reference import multi_hot_tables
-
-NUM_ROWS = 9000
-DISTINCT = (1, 256, 257, 2000, 10**9)  # of a column: codes of one byte up to 256, of two, no codes
-
-
-def write(tmp_path: Path, values: np.ndarray, coded: bool) -> tuple[Any, ChunkRecord]:
-    files: Any = {"chunk_path": lambda *chunk: tmp_path / chunk[2], "checksum": lambda suffix: Crc32}
-    schema = SimpleNamespace(single=[f"cat_{i}" for i in range(values.shape[1])])
-    job: Any = SimpleNamespace(**files, schema=schema, table=None, block_rows=1024)
-    buffer = ValueBuffer(tmp_path / "values", values.shape[1])
-    for block in np.split(values, [3, 3, 5000]):
-        buffer.append(block)
-    record = ChunkRecord(0, 0, len(values), 0, {})
-    codings = [count_values(buffer.column(i)).coding if coded else None for i in range(values.shape[1])]
-    record.dictionaries, record.files["columns"] = write_columns(job, (0, 0), buffer, codings)
-    return job, record
-
-
-@pytest.mark.parametrize("coded", [True, False])
-def test_any_rows_of_a_unit_are_read_as_they_were(tmp_path: Path, coded: bool) -> None:
-    rng = np.random.default_rng(0)
-    values = np.stack([rng.integers(0, distinct, NUM_ROWS) for distinct in DISTINCT], axis=1).astype(np.uint32)
-    values *= np.uint32(2_654_435_761)  # odd, so that different values stay different, and use all 32 bits
-    job, record = write(tmp_path, values, coded)
-    assert record.dictionaries == ([len(np.unique(values[:, i])) for i in range(4)] + [0] if coded else [0] * 5)
-    dictionaries = [read_dictionary(job, record, feature) for feature in job.schema.single]
-    for start, stop in (
-        (0, NUM_ROWS),
-        (0, 1),
-        (1023, 1025),
-        (1024, 2048),
-        (4000, 8999),
-        (8999, NUM_ROWS),
-        (5, 5),
-        (9, 5),
-    ):
-        blocks = [
-            [column.copy() if d is None else d[column] for column, d in zip(block, dictionaries, strict=True)]
-            for _, block in column_blocks(job, record, start, stop)
-        ]
-        assert sum(number for number, _ in column_blocks(job, record, start, stop)) == max(0, stop - start)
-        for i in range(len(DISTINCT) if blocks else 0):
-            np.testing.assert_array_equal(np.concatenate([block[i] for block in blocks]), values[start:stop, i])
-    for i in range(len(DISTINCT)):
-        np.testing.assert_array_equal(read_column(job, record, i), values[:, i])
-    per_row = record.files["columns"].bytes / NUM_ROWS
-    assert (per_row < 13) if coded else (20 <= per_row < 20.1)  # 1 + 1 + 2 + 2 + 4 bytes and dictionaries
 
 
 @pytest.mark.medium

@@ -1,8 +1,6 @@
 """Values and their ids: spellings, encoded values, dictionaries counted, merged, capped and ranked, and look-ups."""
 
-import itertools
 import math
-import random
 from collections import Counter
 from itertools import pairwise
 from typing import Any
@@ -14,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_prep.dataset.options import VocabularyOrder
-from data_prep.dataset.spelling import Form, form_of, forms_of_texts, text_key, text_values
+from data_prep.dataset.spelling import text_key, text_values
 from data_prep.lookup import build_table, encode_dense
 from data_prep.parsing.criteo import MISSING_INTEGER
 from data_prep.vocabulary import (
@@ -172,35 +170,3 @@ def test_dense_is_the_double_precision_logarithm_rounded_once(values: list[int])
     assert dense.dtype == np.float32
     assert dense[:, 0].tolist() == [np.float32(math.log1p(max(value, 0))) for value in values]
     assert encode_dense(np.array([[MISSING_INTEGER]])).item() == 0.0
-
-
-SPELLED_INTEGERS = [
-    "0",
-    "1",
-    "2",
-    "17",
-    "-1",
-    "-20",
-    "-0",
-    "007",
-    "00",
-    "+3",
-    "3.0",
-    "-3.0",
-    "3.00",
-    "99999999999999999999",
-]
-OTHERS = ["", "0.5", ".5", "0.50", "1e3", "True", "true", "TRUE", "False", "x", "3 ", " 3", "3x", "--5", "1_0", "٣"]
-SPELLINGS = SPELLED_INTEGERS + OTHERS
-
-
-@pytest.mark.medium
-def test_forms_of_all_texts_are_those_of_each() -> None:
-    rng = random.Random(0)
-    draws = [*itertools.combinations(SPELLINGS, 1), *itertools.combinations(SPELLINGS, 2)]
-    draws += [tuple(rng.sample(SPELLINGS, rng.randint(3, len(SPELLINGS)))) for _ in range(300)]
-    for texts in [(), *draws]:
-        expected = Form(0)
-        for text in texts:
-            expected |= form_of(text)
-        assert forms_of_texts(pa.array(texts, pa.string())) == expected, texts
