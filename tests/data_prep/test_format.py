@@ -23,7 +23,7 @@ from data_prep.verify import verify_dataset
 from tests.app.datasets import NUM_DENSE, NUM_EMBEDDINGS, write_dataset, write_ragged_dataset
 from tests.damage import damaged
 from tests.data_prep.conftest import REPOSITORY, prepare, write_rows
-from tests.data_prep.tables import paths, write
+from tests.data_prep.tables import make, paths, write
 from tests.error_lines import error_line, refused
 from tests.forks import run_module
 
@@ -246,6 +246,13 @@ RANGES += [("sparse", (3, 7), -1, "cat_7"), ("sparse", (3, 7), 10**6, "cat_7")]
 def test_values_out_of_range(dataset: Path, kind: str, index: tuple[int, int], value: float, column: str) -> None:
     change_array(dataset, 0, kind, index, value)
     refused(rf"train/00000\.{kind}\.npy: row 4, column {column}: value out of range", verify_dataset, dataset)
+
+
+def test_a_number_as_a_label_that_is_not_finite(tmp_path: Path) -> None:
+    columns = {"rating": [row / 8 for row in range(70)], "user": [f"u{row % 9}" for row in range(70)]}
+    make(tmp_path, columns, "label: {column: rating, kind: number}\nsparse: [user]\n")
+    change_array(tmp_path / "out", 0, "labels", (3, 0), np.nan)
+    refused(r"labels\.npy: row 4, column rating: value out of range", verify_dataset, tmp_path / "out")
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """Values of columns: transforms, texts by id, those that train lacks, and warnings where nothing can be learned."""
 
+import hashlib
+import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -87,6 +89,17 @@ def test_texts_may_be_left_out(tmp_path: Path, names: list[list[str]]) -> None:
     refused("keep_texts is False there, True here", make_named, tmp_path, "data.keep_texts=true", name="without")
     hashed = ["data.keep_texts=false", "data.encoding=hash", "data.max_ind_range=9"]
     refused(r"^data\.keep_texts: has no effect with data\.encoding=hash", make_named, tmp_path, *hashed, name="hash")
+
+
+def test_changed_texts_are_found(tmp_path: Path, names: list[list[str]]) -> None:
+    root = make_named(tmp_path)
+    path = root / "vocab/user.texts.npy"
+    path.write_bytes(path.read_bytes().replace(b"user-1", b"user-X", 1))
+    manifest = json.loads((root / "manifest.json").read_bytes())
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    manifest["encoding"]["vocabulary"]["user"]["texts"]["texts"]["sha256"] = digest
+    (root / "manifest.json").write_text(json.dumps(manifest))
+    refused(r"user\.texts\.npy: are not the texts of the values in user\.npy", verify_dataset, root)
 
 
 @pytest.mark.parametrize("chunk_bytes", [1 << 20, 1500])  # all in one chunk, or in several that are merged
