@@ -63,6 +63,16 @@ def test_a_run_and_its_directory(run_app: Command, small: list[str], tmp_path: P
     assert json.loads(scored.stdout)["auc"] == figures["eval"]["auc"]
 
 
+@pytest.mark.slow("processes")
+def test_same_seed_same_bits_and_another_seed_others(run_app: Command, small: list[str], tmp_path: Path) -> None:
+    for name, seed in (("a", 7), ("b", 7), ("c", 8)):
+        run_app("train", *small, f"run.name={name}", f"train.seed={seed}", "train.max_steps=40")
+    a, b, c = (summary(tmp_path / "runs" / name)["digest"] for name in "abc")
+    assert a == b
+    assert a["parameters"] != c["parameters"]
+    assert a["losses"] != c["losses"]
+
+
 @pytest.mark.medium
 @pytest.mark.parametrize("further", [[], ["checkpoint.every_steps=null", "train.eval_every_steps=null"]])
 def test_zero_steps_builds_the_run(further: list[str], run_app: Command, small: list[str], tmp_path: Path) -> None:
