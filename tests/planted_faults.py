@@ -1,18 +1,15 @@
-"""Faults planted one at a time, and whether the tests catch them: `python -m tests.planted_faults FILE`.
+"""Plant faults one at a time, and see whether the tests catch them: python -m tests.planted_faults OUT --again FILE ...
 
-`draw` changes an operator, a bound, a constant or the order of two arguments, or removes a statement, at statements
-drawn evenly over all lines of app, data_prep, common and extensions. `trace` runs tests once, with a probe at each of
-these statements, to learn which tests execute it, in any process. `plant` runs those tests for each fault, nearest
-first, for LIMIT_SECONDS at most. With `--again FILE ...` the faults of earlier results are planted into today's code,
-wherever it is now, and those that were caught then and are not caught now are printed at the end.
+The faults of earlier results, each a change of one statement, are planted into today's code, wherever it is now.
+`trace` runs tests once, with a probe at each of these statements, to learn which tests execute it, in any process.
+`plant` runs those tests for each fault, nearest first, for LIMIT_SECONDS at most. Faults that were caught then and are
+not caught now are printed at the end.
 """
 
 import argparse
 import ast
-import copy
 import json
 import os
-import random
 import re
 import signal
 import subprocess
@@ -34,10 +31,6 @@ WORKERS = 2
 LIMIT_SECONDS = 45
 FAILED = (1, 2, 3)  # exit statuses of pytest: tests failed, or it could not load or run them
 MAX_TESTS = 60  # of a fault: as many begin in that time
-PAIRS: list[tuple[type[ast.AST], type[ast.AST]]] = [(ast.Lt, ast.LtE), (ast.Gt, ast.GtE), (ast.Eq, ast.NotEq)]
-PAIRS += [(ast.Is, ast.IsNot), (ast.In, ast.NotIn), (ast.Add, ast.Sub), (ast.And, ast.Or)]
-SWAPS = {**dict(PAIRS), **{other: one for one, other in PAIRS}}
-SWAPS |= {ast.Mult: ast.Add, ast.FloorDiv: ast.Div, ast.Mod: ast.FloorDiv}
 _times = count(1_000_000_000)  # of changed files: Python and Numba take a file of the same time for the same
 PROBE = """
 import hashlib, os
@@ -72,34 +65,6 @@ class Fault:
     previous: str = ""
 
 
-class _Change(ast.NodeTransformer):
-    """Applies the change at place `target` of a statement, counting the places in their order."""
-
-    def __init__(self, target: int) -> None:
-        self.target, self.place = target, -1
-
-    def _is_target(self) -> bool:
-        self.place += 1
-        return self.place == self.target
-
-    def visit(self, node: ast.AST) -> ast.AST:
-        """Change a node, or else the nodes in it."""
-        for name in ("op", "ops"):
-            operators = getattr(node, name, None)
-            several = operators if isinstance(operators, list) else [operators]
-            for number, operator in enumerate(several):
-                if type(operator) in SWAPS and self._is_target():
-                    several[number] = SWAPS[type(operator)]()
-                    setattr(node, name, several if isinstance(operators, list) else several[0])
-        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not) and self._is_target():
-            return node.operand
-        if isinstance(node, ast.Constant) and isinstance(node.value, int | float) and self._is_target():
-            return ast.Constant(not node.value if isinstance(node.value, bool) else node.value + 1)
-        if isinstance(node, ast.Call) and len(node.args) > 1 and self._is_target():
-            node.args[:2] = node.args[1::-1]
-        return self.generic_visit(node)
-
-
 def statements(source: str) -> list[ast.stmt]:
     """The statements of functions that can be changed by themselves: simple ones, and the conditions of others."""
     functions = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef)]
@@ -116,33 +81,6 @@ def statements(source: str) -> list[ast.stmt]:
 def changed_part(node: ast.stmt) -> ast.AST:
     """The part of a statement that is changed: all of it, or its condition."""
     return node.test if isinstance(node, ast.If | ast.While) else node
-
-
-def changes(node: ast.stmt, source: str) -> list[tuple[str, str]]:
-    """The source of a statement's part before and after each possible change."""
-    before = ast.get_source_segment(source, changed_part(node)) or ""
-    results = [(before, "pass")] if isinstance(node, ast.Expr | ast.AugAssign) else []
-    for target in count():
-        change = _Change(target)
-        part = ast.unparse(ast.fix_missing_locations(change.visit(copy.deepcopy(changed_part(node)))))
-        if change.place < target:
-            return results
-        results.append((before, f"({part})" if isinstance(node, ast.If | ast.While) else part))
-    raise AssertionError
-
-
-def draw(seed: int, number: int) -> list[Fault]:
-    """Faults at statements drawn evenly over the lines of the product."""
-    rng = random.Random(seed)
-    places = [(path, source, node) for path, source in sources().items() for node in statements(source)]
-    faults: dict[tuple[str, int], Fault] = {}
-    while len(faults) < number:
-        path_name, source, node = rng.choice(places)
-        if possible := changes(node, source):
-            before, after = rng.choice(possible)
-            if before != after:
-                faults.setdefault((path_name, node.lineno), Fault(path_name, node.lineno, before, after))
-    return list(faults.values())
 
 
 def sources() -> dict[str, str]:
@@ -295,22 +233,17 @@ def plant(fault: Fault, root: Path) -> bool:
 
 
 def main() -> None:
-    """Draw, trace and plant; print each outcome, and write all of them."""
+    """Trace and plant; print each outcome, and write all of them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--faults", type=int, default=100)
-    parser.add_argument("--again", nargs="+", help="earlier results, whose faults are planted again")
+    parser.add_argument("--again", nargs="+", required=True, help="earlier results, whose faults are planted again")
     arguments = parser.parse_args()
-    if arguments.again is not None:
-        faults = [
-            Fault(entry["path"], entry["line"], entry["before"], entry["after"], previous=entry["outcome"])
-            for name in arguments.again
-            for entry in json.loads(Path(name).read_text(encoding="utf-8"))["results"]["faults"]
-        ]
-        follow(faults)
-    else:
-        faults = draw(arguments.seed, arguments.faults + arguments.faults // 4)
+    faults = [
+        Fault(entry["path"], entry["line"], entry["before"], entry["after"], previous=entry["outcome"])
+        for name in arguments.again
+        for entry in json.loads(Path(name).read_text(encoding="utf-8"))["results"]["faults"]
+    ]
+    follow(faults)
     planted = [fault for fault in faults if fault.outcome == "gone"]
     faults = [fault for fault in faults if fault.outcome != "gone"]
     trace(faults)
@@ -318,7 +251,6 @@ def main() -> None:
         roots = [clone(f"{directory}/{number}") for number in range(WORKERS)]
         parts = [faults[number::WORKERS] for number in range(WORKERS)]
         planted += [fault for part in pool.map(_plant_all, parts, roots) for fault in part]
-    planted = planted[: arguments.faults] if arguments.again is None else planted
     counts = {name: sum(fault.outcome == name for fault in planted) for name in OUTCOMES}
     entries = [asdict(fault) | {"tests": len(fault.tests)} for fault in planted]
     write_result(arguments, {"counts": counts, "faults": entries})

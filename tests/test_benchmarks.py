@@ -5,16 +5,13 @@ import json
 import os
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-from benchmarks import default_run, first_gpu_run, startup
 from benchmarks.__main__ import QUICK, describe
 from benchmarks.check import ALPHA, became_slower, print_table
-from benchmarks.peers import facebookresearch, rows
+from benchmarks.peers import rows
 from benchmarks.peers.curve import Point, reach
 from data_prep.dataset.format import load_manifest, open_shard
 from tests.fast_python import fast_python
@@ -64,36 +61,6 @@ def test_the_time_to_an_auc_is_linear_between_evaluations_and_none_if_it_is_not_
     assert reach(points, 0.71) is None
 
 
-# As the two programs print them, with the second in which each line came and ended.
-PRINTED: dict[facebookresearch.Program, list[tuple[float, float, str]]] = {
-    facebookresearch.DLRM_S: [
-        (0, 0, "Reading pre-processed data=none.npz"),
-        (1, 1, ':::MLLOG {"event_type": "INTERVAL_START", "key": "epoch_start", "value": null}'),
-        (4, 4, "Finished training it 20/40 of epoch 0, -1.00 ms/it, loss 0.5"),
-        (5, 5, "recall 0.1, precision 0.2, f1 0.1, ap 0.3, auc 0.6500, best auc 0.6500, accuracy 75 %, best 0 %"),
-        (7, 7, "Finished training it 40/40 of epoch 0, -1.00 ms/it, loss 0.4"),
-        (9, 9, "recall 0.1, precision 0.2, f1 0.1, ap 0.3, auc 0.7000, best auc 0.7000, accuracy 75 %, best 0 %"),
-    ],
-    facebookresearch.DLRM_MAIN: [
-        (1, 1.5, "Epoch 0:   0%|          | 0/40 [00:00<?, ?it/s]"),
-        (3, 4, "Epoch 0:  50%|#####     | 20/40 [00:03<00:03,  6.6it/s]Total number of iterations: 20"),
-        (4, 5, "Evaluating val set: 100%|###| 4/4 [00:01<00:00,  4.0it/s]AUROC over val set: 0.65."),
-        (7, 7, "Total number of iterations: 40"),
-        (8, 9, "AUROC over val set: 0.7."),
-        (9, 10, "AUROC over val set: 0.7."),
-        (10, 11, "AUROC over test set: 0.8."),
-    ],
-}
-
-
-@pytest.mark.parametrize("program", PRINTED, ids=lambda program: program.file)
-def test_the_programs_of_facebookresearch_are_timed_without_their_evaluations(
-    program: facebookresearch.Program,
-) -> None:
-    lines = [facebookresearch.Line(*line) for line in PRINTED[program]]
-    assert facebookresearch.read_points(program, lines, 10) == [Point(200, 3.0, 0.65), Point(400, 5.0, 0.7)]
-
-
 def test_every_program_is_given_the_same_rows(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
 
@@ -128,18 +95,6 @@ def test_every_program_is_given_the_same_rows(tmp_path: Path) -> None:
             )
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_first_run_on_a_gpu_needs_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("sys.argv", ["first_gpu_run", "--out", str(tmp_path / "gpu")])
-    with pytest.raises(SystemExit) as ended:
-        first_gpu_run.main()
-    assert ended.value.code == 2
-    assert "torch sees no GPU here" in capsys.readouterr().err
-    assert not (tmp_path / "gpu").exists()
-
-
 @pytest.mark.slow("tool")
 def test_peers_learn_and_those_that_are_not_there_are_named(tmp_path: Path) -> None:
     """With DLRM=DIR, a clone of facebookresearch/dlrm, its two programs too."""
@@ -160,35 +115,3 @@ def test_peers_learn_and_those_that_are_not_there_are_named(tmp_path: Path) -> N
         assert "has no fuxictr; see benchmarks/peers/README.md" in process.stderr
     if not clone:
         assert "dlrm_s_pytorch: needs --dlrm DIR" in process.stderr
-
-
-def test_windows_during_a_write_are_kept_apart() -> None:
-    """Windows of 10 steps of 10 samples, 1 s each; a checkpoint of step 20 is whole in the fourth."""
-    train = [
-        {"event": "train", "step": 10 * k, "samples": 100 * k, "steps": 10, "seconds": float(k)}
-        | {"samples_per_second": 100.0 + k}
-        for k in range(1, 7)
-    ]
-    saved = {"event": "checkpoint", "step": 20, "seconds": 3.5, "stall_seconds": 0.5, "write_seconds": 0.5}
-    events: list[dict[str, Any]] = [*train, saved]
-    assert default_run.window_rates(events, 20) == ([105.0, 106.0], [103.0, 104.0])
-    assert default_run.window_rates(train, 20) == ([103.0, 104.0, 105.0, 106.0], [])
-
-
-def test_a_start_is_too_slow_above_its_limit() -> None:
-    def seconds(report: float, rounds: int) -> dict[str, list[float]]:
-        return {**{name: [limit] * rounds for name, limit in startup.LIMITS.items()}, "report": [report] * rounds}
-
-    assert startup.slow_cases(seconds(1.2, 5)) == []
-    assert startup.slow_cases(seconds(1.3, 5)) == ["report"]
-    assert startup.slow_cases(seconds(1.3, 4)) == []
-
-
-def test_a_default_run_is_too_slow_below_its_bounds() -> None:
-    def is_slow(on: float, writing: float | None, rounds: int = 7) -> bool:
-        return default_run.is_slow({"rounds": [{"on": on, "off": 100.0, "bare": 100.0, "writing": writing}] * rounds})
-
-    assert not is_slow(97.5, 86.0)
-    assert is_slow(96.5, None)
-    assert is_slow(98.0, 84.0)
-    assert not is_slow(50.0, None, rounds=4)

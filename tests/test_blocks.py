@@ -44,21 +44,6 @@ def test_a_mark_is_the_line_above_a_block_of_commands() -> None:
         assert all(block.is_commands for block in marked), page.name
 
 
-@pytest.mark.parametrize(
-    ("page_text", "printed", "agrees"),
-    [
-        ("cat_0  14,286 rows, auc 0.75528", "b\ncat_0 14,286 rows,\nauc 0.76000\nc", True),
-        ("a: 14,286 rows, auc 0.75528", "a: 14,286 rows, auc 0.74928", False),
-        ("286 rows", "14,286 rows", False),
-        ("cat_0  38.2 GiB  row_wise", "cat_0 38.2 GiB table_wise", False),
-        ("parse: 20 rows, 1,000 rows/s, 4.1 MB, 0.2 s", "parse: 20 rows, 7 rows/s, 4.1 MB, 11 s", True),
-        ("step p50 28.79 ms\nstep 180/334 auc 0.1\n…\nset-up: ready\n\n$ make", "step p50 9 ms", True),
-    ],
-)
-def test_what_is_shown_is_compared(page_text: str, printed: str, agrees: bool) -> None:
-    assert differences(page_text, printed) == ([] if agrees else [page_text])
-
-
 IN_CI = ("README", "data")  # the pages that a beginner opens first; the others run before a release
 PAGE_CASES = [
     pytest.param(page, marks=pytest.mark.slow("processes" if page.stem in IN_CI else "examples"), id=page.stem)

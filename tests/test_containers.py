@@ -69,17 +69,6 @@ def test_env_example_names_every_variable_with_its_default() -> None:
     assert len(set(VARIABLE.findall(COMPOSE_TEXT))) == len(defaults)
 
 
-def test_services_and_when_they_start() -> None:
-    profiles = {name: service.get("profiles", ["always"]) for name, service in COMPOSE["services"].items()}
-    once = [f"{name}{suffix}" for name in ("evaluate", "clickwork") for suffix in ("", "-cuda", "-rocm")]
-    assert profiles == {
-        **{name: ["always"] for name in ("folders", "tensorboard")},
-        **{name: ["once"] for name in once},
-        **{name: ["", "cpu"] for name in ("train", "data_prep")},
-        **{f"{name}-{profile}": [profile] for name in ("train", "data_prep", "gpu") for profile in ("cuda", "rocm")},
-    }
-
-
 @pytest.mark.parametrize("service", sorted(set(COMPOSE["services"]) - {"folders", "tensorboard"}))
 def test_services_start_entry_points_that_exist(service: str) -> None:
     entry = COMPOSE["services"][service]["entrypoint"]
@@ -149,30 +138,6 @@ def test_a_base_without_what_belongs_to_its_torch_gets_it_and_nothing_is_replace
     packages = {path.split("/")[0] for path in project.snapshot(project.environment)}
     assert {"fbgemm_gpu-1.7.0.dist-info", "torchrec-1.7.0.dist-info"} < packages
     assert not packages & {"numpy", "torch"}
-
-
-@pytest.mark.slow("container")
-def test_a_base_as_primus_v26_8_is_used_as_it_is(project: Project) -> None:
-    """With the versions that are said to be in rocm/primus:v26.8; the real image was not tried."""
-    torch = {"torch/version.py": "__version__ = '2.14.0+rocm10.1'\ncuda = None\nhip = '10.1.0'\n"}
-    project.add_to_base("torch", "2.14.0+rocm10.1", TORCH_INIT | torch)
-    for name, version in (("fbgemm_gpu", "2026.10.8"), ("torchrec", "1.9.0"), ("numpy", "2.5.3")):
-        project.add_to_base(name, version)
-    output = project.set_up(options=["--device", "rocm"])
-    assert "installing the releases made for this torch" not in output
-    assert "numpy 2.5.3, torch 2.14.0+rocm10.1, fbgemm_gpu 2026.10.8, torchrec 1.9.0" in output
-
-
-@pytest.mark.slow("container")
-def test_a_base_as_pytorch_2_14_gets_the_fbgemm_and_torchrec_of_it(project: Project) -> None:
-    torch = {"torch/version.py": "__version__ = '2.14.0+cu130'\ncuda = '13.0'\nhip = None\n"}
-    project.add_to_base("torch", "2.14.0+cu130", TORCH_INIT | torch)
-    for release in ("1.8.0", "1.9.0"):
-        for name in ("fbgemm_gpu", "torchrec"):
-            project.add_wheel(name, release)
-    output = project.set_up(options=["--device", "cuda"])
-    assert "installing the releases made for this torch: fbgemm-gpu==1.9.*, torchrec==1.9.*" in output
-    assert "fbgemm_gpu 1.9.0, torchrec 1.9.0" in output
 
 
 @pytest.mark.parametrize(

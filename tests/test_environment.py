@@ -154,18 +154,6 @@ def test_a_file_that_is_not_the_locked_one_is_refused_until_it_is(project: Proje
 
 
 @pytest.mark.slow("tool")
-def test_changed_lock_makes_the_environment_again(project: Project) -> None:
-    project.set_up()
-    lock = project.requirements / "train.lock"
-    lock.write_text(lock.read_text() + "# changed\n")
-    # From the environment's own Python, as after `source .venv/bin/activate`.
-    output = project.set_up(python=project.environment / "bin" / "python")
-    assert "built from other requirements" in output
-    assert str(project.python) in output
-    assert project.versions() == CPU_VERSIONS
-
-
-@pytest.mark.slow("tool")
 def test_two_at_once_build_once(project: Project) -> None:
     outputs = sorted(process.communicate(timeout=600)[1] for process in [project.start(), project.start()])
     assert "another set-up is running" in outputs[0]
@@ -254,12 +242,6 @@ def make(*arguments: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(["make", *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
 
 
-def test_make_alone_lists_the_targets() -> None:
-    listed = [line.split()[0] for line in make().stdout.splitlines() if line.startswith("  ")]
-    targets = re.findall(r"(?m)^([a-z-]+):", (ROOT / "Makefile").read_text())
-    assert listed == [name for name in targets if name != "help"]
-
-
 @pytest.mark.parametrize(
     ("words", "line"),
     [
@@ -270,22 +252,6 @@ def test_make_alone_lists_the_targets() -> None:
 )
 def test_make_targets_are_thin_lines(words: list[str], line: str) -> None:
     assert make("-n", *words).stdout.splitlines()[-1].strip() == f".venv/bin/python {line}"
-
-
-def test_make_evaluate_needs_a_run() -> None:
-    assert "make evaluate RUN=" in make("-n", "evaluate").stderr
-
-
-@pytest.mark.medium
-def test_the_command_runs_in_a_directory_with_modules_of_the_same_names(tmp_path: Path) -> None:
-    (tmp_path / "app.py").write_text("raise SystemExit('not this one')")
-    command = tmp_path / "a b" / "clickwork"
-    command.parent.mkdir()
-    code = "import sys, pathlib, install; install.write_command(*map(pathlib.Path, sys.argv[1:]))"
-    subprocess.run([sys.executable, "-c", code, command, sys.executable], cwd=ROOT / "requirements", check=True)
-    process = subprocess.run([command, "train", "--help"], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert (process.returncode, process.stderr) == (0, "")
-    assert "train.max_steps" in process.stdout
 
 
 def test_the_python_interface_is_importable_in_any_directory(tmp_path: Path) -> None:

@@ -90,12 +90,3 @@ def test_it_has_every_file_of_the_packages(command: Path) -> None:
     ]
     assert Path("extensions/sequences/conf_data/sources/synthetic_events.yaml") in files
     assert not [str(path) for path in files if not (installed / path).is_file()]
-
-
-@pytest.mark.slow("tool")
-def test_an_unknown_command_is_one_line(command: Path, tmp_path: Path) -> None:
-    process = run([command, "trian"], tmp_path)
-    assert process.returncode == 2
-    assert process.stderr.startswith("error: trian: no such command; one of train, ")
-    assert len(process.stderr.splitlines()) == 1
-    assert "train, evaluate" in run([command, "--help"], tmp_path).stdout

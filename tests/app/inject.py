@@ -3,12 +3,10 @@
 The N-th time the moment comes, the process is killed as by kill -9, or whatever else the fault says.
 """
 
-import contextlib
 import os
 import resource
 import shutil
 import signal
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,8 +18,7 @@ import torch.distributed.checkpoint as dcp
 from app import bench
 from app.checkpoint import files
 from app.data import split
-from app.record import directory
-from app.training import checkpointer, loop, predictor, session
+from app.training import checkpointer, predictor, session
 
 
 def at_call(
@@ -74,27 +71,6 @@ def stop_at(step: int) -> None:
 def limit_file_size(size: int) -> None:
     """No file may become larger: writing on fails as on a full disk."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
-
-
-def fill_disk(number: int) -> None:
-    """The `number`-th checkpoint fills its disk, and training meets that before the checkpoint's own thread does."""
-    train, training_failed = loop.TrainingLoop.run, threading.Event()
-
-    def noticed(self: loop.TrainingLoop) -> str:
-        try:
-            return train(self)
-        except Exception:
-            training_failed.set()
-            raise
-
-    def fill(*_: Any, checkpoint_id: Path, **__: Any) -> None:
-        with open(checkpoint_id / "all_the_rest", "wb", buffering=0) as file, contextlib.suppress(OSError):
-            while True:
-                file.write(bytes(4096))
-        assert training_failed.wait(100)
-
-    loop.TrainingLoop.run = noticed  # type: ignore[method-assign]
-    at_call(dcp, "save", number, fill)
 
 
 def take_disk(*_: Any, checkpoint_id: Path, **__: Any) -> None:
@@ -175,19 +151,6 @@ def shuffle_histories(seed: int) -> None:
     setattr(event_log, "gather_histories", shuffled)  # noqa: B010  # where the extension is, its type is another
 
 
-def count_threads() -> None:
-    """Append to .threads, before each step, its number and how many threads the process has besides Python's."""
-    begin_step = session.Session.begin_step
-
-    def counted(self: session.Session, step: int) -> float:
-        number = len(os.listdir("/proc/self/task")) - threading.active_count()
-        with open(".threads", "a", encoding="utf-8") as file:
-            file.write(f"{step} {number}\n")
-        return begin_step(self, step)
-
-    session.Session.begin_step = counted  # type: ignore[method-assign]
-
-
 def in_evaluation(*_: Any) -> bool:
     return not torch.is_grad_enabled()
 
@@ -215,16 +178,13 @@ FAULTS: dict[str, Callable[[int], None]] = {
     "signal in the sums": lambda n: at_call(split, "verify_shard", n, terminate),
     "disk full": limit_file_size,
     "disk taken": lambda n: at_call(dcp, "save", n, take_disk),
-    "disk filled": fill_disk,
     "no memory": limit_memory,
     "no memory for a measurement": lambda n: at_call(bench, "time_work", n, refuse_memory),
-    "another user": lambda uid: at_call(directory.RunDirectory, "open", 1, lambda *_: os.seteuid(uid)),
     "loss not finite": lambda n: spoil_loss(n, lambda loss: loss * float("nan")),
     "gradients not finite": lambda n: spoil_loss(n, infinite_gradient),
     "losses not finite": lambda n: spoil_losses(n, 20),
     "table not finite": spoil_table,
     "histories shuffled": shuffle_histories,
-    "threads counted": lambda _: count_threads(),
 }
 
 

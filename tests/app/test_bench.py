@@ -7,10 +7,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from msgspec import structs
 
 from app import bench
 from app.bench import comparison, shape_of
@@ -19,7 +17,7 @@ from app.config.commands import BenchConfig
 from app.config.kinds import OptimizerName
 from app.config.model import Interaction, ModelConfig
 from app.metrics import timing
-from app.metrics.timing import WorkTiming, time_work
+from app.metrics.timing import time_work
 from app.record.provenance import describe_run
 from common.compose import compose_config
 from common.documents import plain_object
@@ -103,15 +101,6 @@ def test_what_is_not_comparable(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow("processes")
-def test_a_choice_of_operators(run_app: Command, tmp_path: Path) -> None:
-    run_app("bench", *TINY, "operators=[mlp/over_arch,embedding_bag/tbe_sgd]", "out=bench.json")
-    names = [result["name"] for result in json.loads((tmp_path / "bench.json").read_bytes())["results"]]
-    assert names == ["embedding_bag/tbe_sgd_sum_forward", "embedding_bag/tbe_sgd_sum_train", "mlp/over_arch_train"]
-    compared = run_app("bench", "compare=[bench.json,bench.json]").stdout
-    assert [line.split()[-2] for line in compared.splitlines() if line.startswith("| mlp")] == ["1.00"]
-
-
-@pytest.mark.slow("processes")
 def test_a_case_without_memory_costs_no_other(run_app: Command, tmp_path: Path) -> None:
     keys = [*TINY, "operators=[mlp/over_arch,step/inference]", "out=bench.json"]
     process = run_app("bench", *keys, fault="no memory for a measurement:1")
@@ -166,18 +155,6 @@ def test_flops_are_those_of_the_formulas() -> None:
     assert cases["mlp/dense_arch_train"].bytes == 3 * 4 * (weights + batch * (5 + 4))
 
 
-def test_random_input_is_of_the_shape_and_seeded() -> None:
-    batch = bench.random_batch(SHAPE, 1, CPU)
-    lengths = batch.sparse_features.lengths().view(3, 8)
-    assert [row.unique().tolist() for row in lengths] == [[1], [3], [2]]
-    for feature, rows in zip(SHAPE.features, SHAPE.num_embeddings, strict=True):
-        ids = batch.sparse_features[feature].values()
-        assert 0 <= ids.min() <= ids.max() < rows
-    repeat = bench.random_batch(SHAPE, 1, CPU)
-    assert torch.equal(batch.dense_features, repeat.dense_features)
-    assert torch.equal(batch.sparse_features.values(), repeat.sparse_features.values())
-
-
 def test_timing_of_a_known_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: now[0]))
@@ -187,19 +164,3 @@ def test_timing_of_a_known_wait(monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert time_work(lambda: take(2**-7), CPU, seconds=0.1) == (2**-7, 2**-7, 2**-7, 13, 1)
     assert time_work(lambda: take(2**-20), CPU, seconds=0.01) == (2**-20, 2**-20, 2**-20, 5, 2098)  # 2 ms at a time
-
-
-def test_shares_are_of_the_limits() -> None:
-    limits = timing.Ceilings(1e9, 2e9, "float32")
-    better = timing.higher(limits, structs.replace(limits, bytes_per_second=1e15))
-    assert (better.bytes_per_second, better.flops_per_second) == (1e15, 2e9)
-    case = bench.Case("mlp/x", lambda: None, 10, 500, 4000)
-    figures = bench.result(case, WorkTiming(1e-6, 1e-6, 2e-6, 5, 1), limits)
-    shares = (figures.samples_per_second, figures.share_of_bandwidth, figures.share_of_matrix_rate)
-    assert shares == pytest.approx((1e7, 0.5, 2.0))
-
-
-def test_ids_are_long_tailed() -> None:
-    shape = bench.Shape(4000, 1, (1000,), 4, (1,))
-    ids = bench.random_batch(shape, 0, CPU).sparse_features.values().numpy()
-    assert np.mean(ids < 100) == pytest.approx(0.1**0.25, abs=0.03)

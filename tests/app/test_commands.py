@@ -1,6 +1,5 @@
 """The registry of commands: what it says is so, everything reads it, and nothing heavy is imported before its turn."""
 
-import dataclasses
 import importlib.util
 import os
 import re
@@ -18,8 +17,7 @@ import pytest
 from app.commands import COMMANDS
 from app.config.kinds import METRICS, TASKS, model_kinds
 from app.config.train import LossName
-from common.command import REMEDIES, Command, load
-from common.extensions import directories_of_values
+from common.command import REMEDIES, load
 from data_prep.dataset.kinds import dataset_kinds
 from data_prep.dataset.options import DataSource, LabelKind
 from tests.app.conftest import REPOSITORY
@@ -28,18 +26,6 @@ from tests.error_lines import error_line
 HEAVY = {"torch", "torchrec", "fbgemm_gpu", "tensordict"}
 SLOW = pytest.mark.slow("processes")
 WITH_KEYS = [name for name, command in COMMANDS.items() if command.schema is not None]
-
-
-@pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
-def test_what_a_row_names_is_there(command: Command) -> None:
-    main = load(command.function)
-    assert callable(load(command.leave))
-    assert command.description() == (sys.modules[main.__module__].__doc__ or "").strip()
-    if command.schema is not None:
-        assert dataclasses.is_dataclass(load(command.schema))
-        directories = directories_of_values(command.config_dir)
-        assert not command.has_groups or any((each / f"{command.config}.yaml").is_file() for each in directories)
-        assert command.check is None or callable(load(command.check))
 
 
 def test_what_rows_of_kinds_name_is_there() -> None:

@@ -11,7 +11,7 @@ import pytest
 from app import doctor
 from app.config.commands import DoctorConfig
 from app.doctor import Verdict
-from tests.app.conftest import REPOSITORY, Command
+from tests.app.conftest import REPOSITORY
 from tests.app.datasets import write_dataset
 
 FEW = {"train": 40, "val": 5, "test": 5}
@@ -134,15 +134,3 @@ def test_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (two.verdict, "val/00000.dense.npy: missing" in two.found) == (Verdict.fail, True)
     (tmp_path / "data/one/manifest.json").write_text('{"format": "clickwork-dataset"}')
     assert doctor.check_dataset(tmp_path / "data/one").verdict is Verdict.fail
-
-
-@pytest.mark.slow("processes")
-def test_a_broken_dataset_fails_the_doctor_and_json_says_so(tmp_path: Path, run_app: Command) -> None:
-    write_dataset(tmp_path / "data", rows=FEW)
-    (tmp_path / "data" / "val" / "00000.dense.npy").write_bytes(b"")
-    process = run_app("doctor", "data.path=data", "json=true", "out=doctor.json", status=1)
-    document = json.loads(process.stdout)
-    assert document == json.loads((tmp_path / "doctor.json").read_bytes())
-    (bad,) = [check for check in document["checks"] if check["verdict"] == "fail"]
-    assert (document["fail"], "00000.dense.npy: missing, or not of" in bad["found"]) == (1, True)
-    assert {"name", "verdict", "found", "remedy"} == set(bad)

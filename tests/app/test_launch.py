@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from app.launch import Job, _status_after_signal, first_failure
+from app.launch import first_failure
 from tests.app import machines
 from tests.app.conftest import REPOSITORY, SMALL
 from tests.app.group import train_group
@@ -78,11 +78,6 @@ def test_a_number_that_is_none_is_one_line(option: str, value: str, message: str
 )
 def test_the_cause_is_reported_not_its_effects(failures: dict[int, tuple[int, int]], cause: tuple[int, int]) -> None:
     assert first_failure(failures) == cause
-
-
-def test_a_signal_after_the_processes_have_saved_changes_no_status() -> None:
-    assert _status_after_signal(signal.SIGTERM, Job("a:1", "2", statuses={75})) == 75
-    assert _status_after_signal(signal.SIGTERM, Job("a:1", "2")) == 128 + signal.SIGTERM
 
 
 @pytest.mark.slow("processes")

@@ -9,20 +9,13 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-from unittest.mock import Mock
 
-import numpy as np
 import pytest
 
 from app.checkpoint.files import whole_checkpoints
-from app.config.train import TrainConfig
-from app.training.checkpointer import StopCheck
-from common.errors import UserError
 from tests.app.at_moment import REACHED
 from tests.app.conftest import REPOSITORY, SMALL, Command, Job, app_environment
 from tests.app.run_files import events, summary
-from tests.error_lines import refused
 from tests.fast_python import fast_python
 from tests.terminal import COLUMNS, CTRL_BACKSLASH, CTRL_C, Terminal
 from tests.waits import wait_until
@@ -248,48 +241,3 @@ def test_a_signal_before_the_first_step_leaves_nothing(job: Job) -> None:
     stopped = job.train(fault="signal in the sums:2", status=128 + signal.SIGTERM)
     assert stopped.stderr.endswith("SIGTERM: stopped before the first step; nothing was trained yet\n")
     assert not job.run.parent.exists()
-
-
-class _Peers:
-    """A process of several, of which the others' reasons are given."""
-
-    world_size = 3
-
-    def __init__(self, *other_reasons: tuple[bool, int, bool]) -> None:
-        self._others = [np.array(one, np.int64) for one in other_reasons]
-
-    def gather(self, values: Any) -> list[Any]:
-        return [values, *self._others]
-
-
-class _Request:
-    """The called part of common.signals.StopRequest, without a handler of signals."""
-
-    signal: int | None = None
-
-    def note(self, number: int) -> None:
-        self.signal = number
-
-
-def check(peers: Any, request: Any = None, minutes: float | None = None) -> StopCheck:
-    """With a checkpointer that has not failed here, whose wait raises on all processes, as Saver's does."""
-    checkpointer = Mock(**{"failed.return_value": False, "wait.side_effect": UserError("could not be written")})
-    return StopCheck(request, checkpointer, TrainConfig(max_minutes=minutes), peers, 0.0)
-
-
-NONE = (False, 0, False)
-
-
-def test_another_process_s_signal_and_time_limit_stop_this_one_at_a_tenth_step() -> None:
-    request = _Request()
-    for other_reasons in ([(False, 2, True), (False, 15, False)], [(False, 0, True), NONE]):
-        stop = check(_Peers(*other_reasons), request=request)
-        assert not stop.requested(9)
-        assert stop.requested(10)
-    assert request.signal == 15
-    assert not check(_Peers(NONE, NONE)).requested(10)
-    assert check(_Peers(NONE, NONE), minutes=1e-9).requested(10)
-
-
-def test_a_checkpoint_that_another_process_could_not_write_ends_this_one_whatever_else_came() -> None:
-    refused("could not be written", check(_Peers((False, 15, True), (True, 0, False))).requested, 10)

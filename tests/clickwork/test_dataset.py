@@ -8,7 +8,6 @@ import numpy as np
 import pandas as pd
 import polars as pl
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
@@ -18,10 +17,9 @@ import clickwork
 from app.data.batch import Batch
 from app.runtime.platform import Runtime
 from app.training import session
-from tests.app.datasets import RAGGED, write_ragged_dataset
 from tests.clickwork.conftest import ROWS, Trained, train_on_table
 from tests.data_prep import oracle
-from tests.data_prep.conftest import load_split, prepare
+from tests.data_prep.conftest import prepare
 from tests.data_prep.tables import HASHED, make
 
 TRAIN_ROWS = 772
@@ -76,18 +74,6 @@ def test_batches_are_the_rows_in_order(trained: Trained, dataset: clickwork.Data
     assert joined[1].dtype == np.float32
     ages = np.array([row["age"] or 0 for row in rows])
     assert joined[1][:, 0] == pytest.approx(np.log1p(ages), rel=1e-6)
-
-
-def test_batches_of_several_shards(tmp_path: Path) -> None:
-    write_ragged_dataset(tmp_path, {"train": 200, "val": 30, "test": 0}, shard_rows=70)
-    dataset = clickwork.Dataset(tmp_path)
-    labels, dense, sparse = load_split(tmp_path, "train")
-    batches = list(dataset.batches("train", 64))
-    assert [len(batch.labels) for batch in batches] == [64, 64, 64, 8]
-    for place, truth in enumerate((labels, dense, sparse)):
-        assert np.array_equal(np.concatenate([batch[place] for batch in batches]), truth)
-    assert all(list(batch.bags) == RAGGED and batch.bags["tags"].offsets[0] == 0 for batch in batches)
-    assert list(dataset.batches("test")) == []
 
 
 def test_values_and_ids_are_each_others_inverse(trained: Trained, with_texts: clickwork.Dataset) -> None:
@@ -183,18 +169,6 @@ def test_ids_of_a_multi_valued_column_take_single_values(visits: clickwork.Datas
         visits.ids("tags", ["sport", "sport|news"])
     words = "row 2, column tags: 'sport|news' holds '|', which joins values; give each value by itself"
     assert str(error.value) == f"values of tags: {words}"
-
-
-def test_ids_of_lists(tmp_path: Path) -> None:
-    for name, members in (("plain", ["a", "b"]), ("joined", ["a|b", "c"])):
-        table = pa.table({"click": [0, 1] * 20, "tags": [members, members[:1]] * 20})
-        pq.write_table(table, tmp_path / f"{name}.parquet")
-        (tmp_path / "schema.yaml").write_text("label: click\nsparse: [tags]\n")
-        keys = [f"data.raw={tmp_path}/{name}.parquet", f"data.schema={tmp_path}/schema.yaml"]
-        prepare(*keys, f"data.path={tmp_path}/{name}", "data.split.method=fraction")
-    assert clickwork.Dataset(tmp_path / "joined").ids("tags", ["a|b", "c"]).tolist() == [1, 2]
-    with pytest.raises(clickwork.Error, match=r"row 1, column tags: 'a\|b' holds '\|', which joins values"):
-        clickwork.Dataset(tmp_path / "plain").ids("tags", ["a|b"])
 
 
 def equal(item: Any, batch: Batch) -> bool:

@@ -2,8 +2,7 @@
 
 import json
 import random
-import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from app.runtime.platform import Runtime
 from data_prep.dataset.options import CRITEO
 from tests.app.conftest import SMALL
 from tests.app.in_process import command_here, train_here
-from tests.clickwork.conftest import ROWS, SCHEMA, Trained, make_rows, train_on_table
+from tests.clickwork.conftest import ROWS, Trained, make_rows
 from tests.data_prep import oracle
 from tests.data_prep.conftest import prepare
 
@@ -100,11 +99,6 @@ def test_scores_are_those_of_recommend(
     assert probabilities.tolist() == expected.tolist()
 
 
-def test_one_dict_is_one_row(trained: Trained, predictor: clickwork.Predictor) -> None:
-    every = predictor.predict(trained.rows[:5], logits=True)
-    assert [predictor.predict(row, logits=True).tolist() for row in trained.rows[:5]] == [[each] for each in every]
-
-
 def test_logits_are_those_of_evaluate(runtime: Runtime, trained: Trained, predictor: clickwork.Predictor) -> None:
     command_here(runtime, "evaluate", f"run={trained.run}", "split=test", f"keep_scores={ROWS}")
     truth = read_scores(trained.run, "test").logits
@@ -119,22 +113,6 @@ def test_threads_get_the_scores_of_one(trained: Trained, predictor: clickwork.Pr
     with ThreadPoolExecutor(4) as pool:
         scored = list(pool.map(lambda table: predictor.predict(table, logits=True), tables))
     assert [logits.tolist() for logits in scored] == [logits.tolist() for logits in expected]
-
-
-def test_a_reader_is_not_read_ahead(trained: Trained, predictor: clickwork.Predictor) -> None:
-    """When a batch is asked for, the one before the last is gone: at most one waits for the next."""
-    made: list[weakref.ref[pa.RecordBatch]] = []
-
-    def batches() -> Iterator[pa.RecordBatch]:
-        for start in range(0, ROWS, 100):
-            assert [batch() for batch in made[:-1]] == [None] * len(made[:-1])
-            batch = pa.RecordBatch.from_pylist(trained.rows[start : start + 100])
-            made.append(weakref.ref(batch))
-            yield batch
-            del batch
-
-    assert len(predictor.predict(batches())) == ROWS
-    assert len(made) == 9
 
 
 ROWS_WITH_MISSING: list[dict[str, Any]] = [
@@ -153,12 +131,6 @@ def test_nan_is_missing_in_every_form(predictor: clickwork.Predictor) -> None:
     assert expected[1] == predictor.predict(rows[1], logits=True).tolist()[0]
     for form in set(FORMS) - {"numpy values"}:
         assert predictor.predict(FORMS[form](rows), logits=True).tolist() == expected, form
-
-
-def test_a_label_that_is_nan_is_refused(trained: Trained) -> None:
-    table = pl.DataFrame(trained.rows[:3]).with_columns(stars=pl.Series([4.0, float("nan"), 1.0]))
-    with pytest.raises(clickwork.Error, match="table: row 2, column stars: no value"):
-        clickwork.Run(trained.run).evaluate(table, platform="cpu")
 
 
 @pytest.mark.medium
@@ -208,29 +180,6 @@ def test_unknown_values_are_counted(predictor: clickwork.Predictor, caplog: pyte
         predictor.predict(rows)
         predictor.predict(make_rows(30, 0))
     assert [record.getMessage() for record in caplog.records] == ["out of vocabulary, of 30 rows: user 10, genres 1"]
-
-
-@pytest.mark.medium
-def test_numbers_are_predicted_where_labels_are_numbers(runtime: Runtime, tmp_path: Path) -> None:
-    schema = SCHEMA.replace('{column: stars, rule: ">= 4"}', "{column: stars, kind: number}")
-    trained = train_on_table(runtime, tmp_path, "loss=mse", "train.monitor=rmse", schema=schema)
-    predictor = clickwork.load(trained.run, platform="cpu")
-    truth = recommended(runtime, trained, [{name: row[name] for name in INPUTS} for row in trained.rows[:20]], tmp_path)
-    numbers = predictor.predict(trained.rows[:20])
-    assert numbers.tolist() == [candidate["prediction"] for candidate in truth]
-    assert numbers.tolist() == predictor.predict(trained.rows[:20], logits=True).tolist()
-    assert predictor.rank(None, trained.rows[:20])[0]._asdict()["prediction"] == numbers.max()
-
-
-@pytest.mark.medium
-def test_probabilities_are_corrected_for_sampling(runtime: Runtime, tmp_path: Path) -> None:
-    trained = train_on_table(runtime, tmp_path, prepared=["data.sampling.negative_drop_rate=0.75"])
-    rows = [{name: row[name] for name in INPUTS} for row in trained.rows[:20]]
-    truth = recommended(runtime, trained, rows, tmp_path, "correct_sampling=true")
-    predictor = clickwork.load(trained.run, platform="cpu", correct_sampling=True)
-    expected = np.array([each["probability"] for each in truth], np.float32)
-    assert predictor.predict(rows).tolist() == expected.tolist()
-    assert (clickwork.load(trained.run, platform="cpu").predict(rows) > expected).all()
 
 
 def test_the_callers_torch_stays_as_it_was(trained: Trained) -> None:

@@ -58,19 +58,6 @@ def test_a_dataset_and_a_run_are_made(
     assert printed.err == ""
 
 
-@pytest.mark.slow("processes")
-def test_the_words_of_a_commands_error_are_those_of_the_exception(here: Path) -> None:
-    with pytest.raises(clickwork.Error) as error:
-        clickwork.prepare(raw="none.csv", schema="schema.yaml", path="data")
-    command = [sys.executable, "-m", "data_prep", "data.raw=none.csv", "data.schema=schema.yaml", "data.path=data"]
-    (here / "app.py").unlink()
-    process = subprocess.run(
-        command, cwd=here, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False
-    )
-    assert f"error: {error.value}\n" == process.stderr
-    assert error.value.status == process.returncode == 2
-
-
 def test_keys_that_do_not_compose_are_refused_before_a_process_starts(here: Path) -> None:
     with pytest.raises(clickwork.Error, match=r"data\.rwa"):
         clickwork.prepare(rwa="clicks.csv")
@@ -230,16 +217,6 @@ def test_what_a_run_refuses(trained: Trained, run: clickwork.Run, tmp_path: Path
             call()
 
 
-def test_a_run_in_the_making_has_no_summary(trained: Trained, tmp_path: Path) -> None:
-    for name in ("config.yaml", "manifest.json", "metrics.jsonl"):
-        (tmp_path / name).write_bytes((trained.run / name).read_bytes())
-    run = clickwork.Run(tmp_path)
-    assert run.summary is None
-    assert run.curves is None
-    assert "unfinished" in repr(run)
-    assert run._repr_html_().startswith("<code>")
-
-
 HEAVY = ("torch", "numpy", "pyarrow", "hydra", "msgspec", "numba", "jinja2")
 
 
@@ -265,11 +242,6 @@ def test_a_package_of_the_user_that_hides_ours_is_named(tmp_path: Path, name: st
     assert process.stderr.splitlines()[-1] == (
         f"ImportError: clickwork: {place} stands before {ROOT / name}; rename it, or start Python in another directory"
     )
-
-
-def test_a_folder_without_modules_hides_nothing(tmp_path: Path) -> None:
-    (tmp_path / "data_prep").mkdir()
-    assert python("import clickwork", tmp_path).stderr == ""
 
 
 def parameters_of(function: Callable[..., Any]) -> str:

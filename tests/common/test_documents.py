@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from common.documents import Number, OpenDocument, convert, decode, encode, plain, read_document
+from common.documents import Number, OpenDocument, decode, encode, plain, read_document
 from tests.error_lines import refused
 
 
@@ -56,17 +56,3 @@ def test_what_is_wrong_is_named(text: str, reason: str, tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text(text)
     message = rf"^{tmp_path}/x\.json: damaged \(.*\); make it again$"
     refused(message, read_document, tmp_path / "x.json", Outer, "make it again")
-
-
-def test_a_file_that_is_not_there_is_none_of_its_faults(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        read_document(tmp_path / "x.json", Outer, "make it again")
-    refused("not readable", read_document, tmp_path, Outer, "make it again")
-
-
-def test_a_text_is_no_figure() -> None:
-    document = convert({"size": 1, "text": "x", "flag": True, "nothing": None}, Inner)
-    assert [document.figure(name) for name in ("size", "nothing", "other")] == [1, None, None]
-    for name in ("text", "flag"):
-        with pytest.raises(ValueError, match="not a number"):
-            document.figure(name)

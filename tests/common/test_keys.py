@@ -1,12 +1,6 @@
 """The limits of every key, held by a table of numbers just inside and just outside; what a declaration says."""
 
-import dataclasses
 import math
-import re
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from enum import Enum
-from typing import ClassVar
 
 import pytest
 
@@ -21,7 +15,7 @@ from app.config.commands import (
     ReportConfig,
     VerifyConfig,
 )
-from common.keys import MISSING, check, check_keys, key, keys_of, values_that_decide_bits
+from common.keys import check_keys, keys_of, values_that_decide_bits
 from data_prep.config import PrepConfig
 from tests import key_limits as limits
 from tests.changed import changed
@@ -109,57 +103,6 @@ def test_every_key_has_its_limits_and_a_meaning(schema: type) -> None:
     limits.check_limits(schema, OF_COMMANDS[schema])
 
 
-class Metal(Enum):
-    iron = "iron"
-    gold = "gold"
-
-
-@dataclass
-class Ring:
-    """A group."""
-
-    name: Metal = key(MISSING, "of what it is made")
-    stones: list[int] = key([3], "how many, in each row")
-    carat: int = key(0, "of gold, in 24 parts", within="[0, 24]", only_with={"name": Metal.gold})
-    engraved: bool = key(False, "with a text")
-    text: str | None = key(None, "the text", only_with="engraved")
-    depth: float = key(0.1, "of the text, in millimetres", above=0, below=1)
-    polished: bool = key(True, "by hand", only_with={"name": (Metal.iron, Metal.gold), "engraved": False})
-
-    def faults(self) -> Iterator[str]:
-        if self.carat == 24 and self.engraved:
-            yield "ring.carat=24: too soft for a text"
-
-
-@dataclass
-class Box:
-    """All."""
-
-    ring: Ring = field(default_factory=Ring)
-
-
-@pytest.mark.parametrize(
-    ("ring", "message"),
-    [
-        (Ring(Metal.gold, carat=18, engraved=True, text="x"), None),
-        (Ring(Metal.iron, carat=0), None),
-        (Ring(Metal.iron, carat=18), "carat=18: has no effect with ring=iron; leave it out, or use ring=gold"),
-        (Ring(Metal.gold, carat=25), "carat=25: must be in [0, 24]"),
-        (Ring(Metal.gold, text="x"), "text=x: has no effect without ring.engraved; leave it out"),
-        (Ring(Metal.gold, depth=1.0), "depth=1.0: must be above 0 and below 1"),
-        (Ring(Metal.gold, polished=False), None),
-        (Ring(engraved=True, polished=False), "polished=false: has no effect with ring=(must be given); leave it out"),
-        (Ring(Metal.gold, engraved=True, polished=False), "polished=false: has no effect with ring.engraved=true"),
-        (Ring(Metal.gold, carat=24, engraved=True), "carat=24: too soft for a text"),
-    ],
-)
-def test_what_a_declaration_refuses(ring: Ring, message: str | None) -> None:
-    if message is None:
-        check(Box(ring))
-    else:
-        refused(f"^ring.{re.escape(message)}", check, Box(ring))
-
-
 @pytest.mark.parametrize("name", ["run.name", "run.dir", "checkpoint.resume"])
 @pytest.mark.parametrize("value", ["", " ", "a\0b"])
 def test_names_are_not_empty(name: str, value: str) -> None:
@@ -179,25 +122,6 @@ def test_a_directory_is_no_output_file(out: str, message: str) -> None:
     refused(message, check_keys, BundleConfig("run", out))
 
 
-@dataclass(frozen=True)
-class Log:
-    decides_bits: ClassVar[bool] = False
-
-    file: str = key("log.txt", "where to")
-    digits: int = key(3, "of a value that a computation reads again", decides_bits=True)
-
-
-@dataclass(frozen=True)
-class Job:
-    log: Log = field(default_factory=Log)
-    metal: Metal = key(Metal.gold, "of the ring")
-    threads: int = key(1, "at work", decides_bits=False)
-
-
-def test_keys_that_decide_bits_are_all_but_those_declared_otherwise() -> None:
-    assert values_that_decide_bits(Job()) == {"log.digits": 3, "metal": "gold"}
-
-
 def test_keys_of_training_that_decide_no_bits() -> None:
     """A new key decides unless it is declared otherwise, and named here or in a group of which none decides."""
     deciding = values_that_decide_bits(AppConfig())
@@ -209,9 +133,3 @@ def test_keys_of_training_that_decide_no_bits() -> None:
     train += ["log_every_steps", "print_windows", "warmup_steps_excluded", "on_nan", "pipeline", "deterministic"]
     expected = {"baselines", "tiny", *(f"runtime.{name}" for name in runtime), *(f"train.{name}" for name in train)}
     assert {name for name in names if not any(f"{key}.".startswith(f"{name}.") for key in deciding)} == expected
-
-
-def test_defaults_that_are_lists_are_not_shared() -> None:
-    Ring().stones.append(4)
-    assert Ring().stones == [3]
-    assert next(each.default for each in dataclasses.fields(Ring)) == "???"

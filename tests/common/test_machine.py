@@ -89,47 +89,6 @@ def test_a_container_too_small_for_the_libraries_is_refused(tmp_path: Path) -> N
     refused("may use 250 MiB of memory", machine.require_memory, "training")
 
 
-# Five times 200 MB in blocks of 40 MB, written to and freed: page faults once the first round has been through.
-BLOCKS = """
-import resource
-import sys
-
-import numpy as np
-
-from common.machine import keep_freed_memory
-
-
-def blocks():
-    return [np.ones(40_000_000, np.uint8) for _ in range(5)] and None
-
-
-def faults():
-    blocks()
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    for _ in range(5):
-        blocks()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-
-
-given_back = faults()
-if not keep_freed_memory():
-    sys.exit("not glibc")
-print(given_back, faults())
-"""
-
-
-@pytest.mark.medium
-def test_large_blocks_are_used_again() -> None:
-    """A page of 4 KiB (or a huge one) is faulted in each time it is fresh; kept memory has its pages."""
-    process = subprocess.run([sys.executable, "-c", BLOCKS], capture_output=True, text=True, check=False)
-    if process.stderr.strip() == "not glibc":
-        pytest.skip("only glibc's allocator is set to keep memory")
-    assert process.returncode == 0, process.stderr
-    fresh_faults, reused_faults = map(int, process.stdout.split())
-    assert fresh_faults > 1000  # of 244,000 pages, 500 where they are huge
-    assert reused_faults < fresh_faults / 5
-
-
 MEMINFO = """Node {number} MemTotal:       {total} kB
 Node {number} MemFree:        {free} kB
 Node {number} MemUsed:          999 kB
@@ -177,11 +136,6 @@ def test_the_node_of_a_gpu(tmp_path: Path, node: int, expected: int | None) -> N
     assert node_of_gpu("0000:c2:00.0", tmp_path) is None
 
 
-CPUID = """
-#include <cpuid.h>
-#include <stdio.h>
-int main() { unsigned a, b, c, d; __cpuid_count(0x1d, 1, a, b, c, d); printf("%u", a & 0xffff); }
-"""
 PRODUCTS = """
 import app, torch
 from app.config.train import LARGE_BATCH
@@ -191,12 +145,6 @@ for precision in (torch.float32, torch.bfloat16):
         with torch.autocast("cpu", torch.bfloat16, enabled=precision is torch.bfloat16):
             mlp(inputs, [outputs], True)(torch.ones(rows, inputs)).sum().backward()
 """
-
-
-def test_bytes_of_tiles_are_those_that_gcc_reads(tmp_path: Path) -> None:
-    (tmp_path / "cpuid.c").write_text(CPUID)
-    subprocess.run(["gcc", "cpuid.c", "-o", "cpuid"], cwd=tmp_path, check=True)
-    assert str(_bytes_of_tiles()) == subprocess.check_output([tmp_path / "cpuid"], text=True)
 
 
 @pytest.mark.slow("tool")
@@ -255,13 +203,3 @@ def test_the_commit_is_pips_or_the_images(
     install(tmp_path / "site", "fbgemm-gpu-of-a-test", version, json.dumps(origin) if origin else None)
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     assert machine.installed_commit(["absent-package", "fbgemm-gpu-of-a-test"], manifest) == commit
-
-
-def test_no_record_is_no_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    install(tmp_path / "site", "fbgemm-gpu-of-a-test", "2026.10.8")
-    monkeypatch.syspath_prepend(str(tmp_path / "site"))
-    for text in (None, "ARG FBGEMM_COMMIT\n"):
-        if text is not None:
-            (tmp_path / "Dockerfile").write_text(text)
-        for name in ("fbgemm-gpu-of-a-test", "absent-package"):
-            assert machine.installed_commit([name], tmp_path / "Dockerfile") is None

@@ -1,44 +1,30 @@
 """Tasks on a Dask cluster, the memory budget, and files written past the page cache: the same bytes anyhow."""
 
-import errno
-import functools
 import gzip
-import hashlib
 import multiprocessing
 import os
-import resource
 import socket
 import subprocess
 import sys
 import sysconfig
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from common.cli import _run_to_status
-from common.errors import UserError
 from data_prep import executor
 from data_prep import io as arrays
 from data_prep import job as memory_budget
 from data_prep.config import chunk_size, resolve_rules
-from data_prep.dataset.options import CRITEO
 from data_prep.dataset.table_spec import Table
-from data_prep.io import HEADER_BYTES, ArrayWriter, FileRange, FileWriter, open_array, read_ranges, read_rows
+from data_prep.io import FileWriter
 from data_prep.job import Job
-from data_prep.sources.discover import resolve_sources
 from data_prep.verify import verify_dataset
 from tests.data_prep import oracle
-from tests.data_prep.conftest import Capture, config, prepare, sums, write_rows
-from tests.data_prep.tables import paths
+from tests.data_prep.conftest import config, prepare, sums, write_rows
 from tests.error_lines import refused
 
 NEEDED = "Dask is not installed: pip install distributed"
@@ -81,28 +67,6 @@ def test_a_bad_row_is_named(tmp_path: Path, scheduler: str) -> None:
     message = rf"on {socket.gethostname()}: .*row 71, column label"
     refused(message, prepare, *keys, f"data.scheduler={scheduler}")
     assert not (tmp_path / "out" / "manifest.json").exists()
-
-
-@dataclass
-class Failing:
-    error: Exception
-
-    def run(self, worker: executor.Worker) -> None:
-        raise self.error
-
-
-ERRORS = [
-    (FileNotFoundError(errno.ENOENT, "No such file", "/raw/day_0"), "on HOST: /raw/day_0: No such file"),
-    (OSError(errno.ENOSPC, "No space left on device"), "on HOST: an output file: No space left on device"),
-    (UserError("/raw/day_0: changed since"), "on HOST: /raw/day_0: changed since"),
-]
-
-
-@pytest.mark.parametrize(("error", "message"), ERRORS)
-def test_an_error_names_the_workers_host(error: Exception, message: str, capsys: Capture) -> None:
-    run: Any = functools.partial(executor._run_on_cluster, Failing(error))
-    assert _run_to_status(run) == 2
-    assert capsys.readouterr().err == f"error: {message.replace('HOST', socket.gethostname())}\n"
 
 
 CLUSTER_ELSEWHERE = """
@@ -167,29 +131,6 @@ def test_a_worker_that_died_while_counting_blocks_nobody() -> None:
     assert not thread.is_alive()
 
 
-@pytest.mark.parametrize("encoding", ["vocabulary", "hash", "torchrec_fixed"])
-@pytest.mark.parametrize("budget", [512, 1024, 2048, 16384, 600])
-def test_processes_fit_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encoding: str, budget: int) -> None:
-    """Processes together keep to the key, or to the limit of a container; benchmarks measure what they do use."""
-    write_rows(tmp_path, 10)
-    is_limit = budget == 600
-    keys = [f"data.path={tmp_path}", f"data.encoding={encoding}"]
-    keys += ["data.memory_budget=2GiB", "data.chunk_bytes=32MiB"] if is_limit else [f"data.memory_budget={budget}MiB"]
-    data = config(*keys)
-    if is_limit:
-        monkeypatch.setattr(memory_budget, "memory_limit", lambda: budget << 20)
-    sources = tuple(resolve_sources(str(tmp_path / "rows.tsv")))
-    job = Job(tmp_path, sources, CRITEO, resolve_rules(data, 1), chunk_size(data))
-    data = replace(data, workers=16)
-    room = (budget << 20) - memory_budget.PARENT_BYTES
-    workers = memory_budget.num_workers(data, job, num_tasks=100)
-    to_fit = memory_budget.worker_bytes(data, job, "fit") if encoding != "hash" else 0
-    assert workers == 1 or workers * max(memory_budget.worker_bytes(data, job, "parse"), to_fit) <= room
-    workers = memory_budget.workers_to_encode(data, job, workers, {})
-    assert workers == 1 or workers * memory_budget.WORKER_BYTES <= room
-    assert is_limit or 2 * 4 * memory_budget.window_rows(data) <= (budget << 20) // 16
-
-
 def test_a_column_of_texts_that_cannot_be_sorted_in_the_budget_is_refused(tmp_path: Path) -> None:
     write_rows(tmp_path, 10)
     data = config(f"data.path={tmp_path}", "data.memory_budget=512MiB")
@@ -199,71 +140,13 @@ def test_a_column_of_texts_that_cannot_be_sorted_in_the_budget_is_refused(tmp_pa
     refused(message, memory_budget.workers_to_encode, data, job, 1, {"big": 26_000_000, "small": 2})
 
 
-@contextmanager
-def few_files() -> Iterator[None]:
-    """No more files may be open at a time than a few beyond those that are."""
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/dev/fd")) + 16, limits[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-
-
-@pytest.mark.medium
-@pytest.mark.parametrize("is_table", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_units_keep_no_files_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_table: bool) -> None:
-    overrides = [*write_rows(tmp_path, 200, seed=3)[:1], "data.split.method=random"]
-    if is_table:
-        rows = [f"{i % 2},{i % 7}|{i % 11}|{i}" for i in range(500)]
-        (tmp_path / "rows").write_text("\n".join(["y,tags", *rows, ""]))
-        overrides += paths(tmp_path, "label: y\nsparse: [{column: tags, separator: '|'}]\n", "rows")
-        overrides.append("data.chunk_bytes=300")
-    else:
-        overrides += ["data.vocabulary_order=first_appearance", "data.chunk_bytes=1500"]
-    prepare(*overrides, f"data.path={tmp_path}/usual")
-    monkeypatch.setattr(memory_budget, "PART_BYTES", 1 << 12)  # so that runs are not read at once
-    with few_files():
-        prepare(*overrides, f"data.path={tmp_path}/few")
-    assert sums(tmp_path / "few") == sums(tmp_path / "usual")
-
-
 PIECE, MAX_HELD = 4096, 3 * 4096
-SIZES = st.sampled_from([0, 1, 100, PIECE - 1, PIECE, PIECE + 1, MAX_HELD, MAX_HELD + 5])
 
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arrays, "PIECE_BYTES", PIECE)
     monkeypatch.setattr(arrays, "MAX_HELD_BYTES", MAX_HELD)
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    st.lists(st.tuples(st.sampled_from(["append", "extend", "read"]), SIZES), max_size=12),
-    st.sampled_from(["streamed", "held", "held, with a header"]),
-)
-def test_a_file_holds_what_was_added(tmp_path_factory: pytest.TempPathFactory, steps: list[Any], way: str) -> None:
-    path = tmp_path_factory.mktemp("files") / "00000-00000.raw"
-    rng, expected = np.random.default_rng(len(steps)), bytearray()
-    file = FileWriter(path, is_buffered=way != "streamed")
-    for how, size in steps:
-        content = rng.integers(0, 256, size).astype(np.uint8)
-        if how == "read" and way != "streamed":
-            start = len(expected) // 3
-            buffer = np.zeros(min(size, len(expected) - start), np.uint8)
-            file.read_into(start, buffer)
-            assert buffer.tobytes() == expected[start : start + len(buffer)]
-        elif how == "append":
-            file.append(content)
-            expected += content.tobytes()
-        elif how == "extend":
-            file.extend((size,), np.uint8, partial(np.copyto, src=content))
-            expected += content.tobytes()
-    first = b"header" if way == "held, with a header" and len(expected) > 10 else b""
-    expected[: len(first)] = first
-    digest = file.close(first)
-    assert path.read_bytes() == expected
-    assert (digest.bytes, digest.sha256) == (len(expected), hashlib.sha256(expected).hexdigest())
-    assert [entry.name for entry in path.parent.iterdir()] == [path.name]
 
 
 @pytest.mark.parametrize("is_buffered", [False, True])
@@ -287,67 +170,3 @@ def test_a_failing_write_leaves_no_file(tmp_path: Path, monkeypatch: pytest.Monk
         write()
     assert not list(tmp_path.iterdir())
     assert set(os.listdir("/proc/self/fd")) == before
-
-
-def test_ranges_of_any_size_at_any_offset(tmp_path: Path) -> None:
-    content = np.random.default_rng(0).integers(0, 256, 300_000).astype(np.uint8)
-    path = tmp_path / "file"
-    path.write_bytes(content.tobytes())
-    ranges = [(0, 4096), (5, 100_000), (4096, 0), (299_999, 1), (1, 299_999), (8191, 2), (0, 300_000)]
-    for read in (iter, list):
-        blocks = read(read_ranges([FileRange(path, *each) for each in ranges]))
-        for (offset, size), block in zip(ranges, blocks, strict=True):
-            np.testing.assert_array_equal(block, content[offset : offset + size])
-
-
-def test_a_file_that_became_shorter_is_named(tmp_path: Path) -> None:
-    (tmp_path / "short").write_bytes(bytes(100))
-    with pytest.raises(OSError, match="shorter than it was") as caught:
-        list(read_ranges([FileRange(tmp_path / "short", 50, 100)]))
-    assert (caught.value.errno, caught.value.filename) == (errno.EIO, str(tmp_path / "short"))
-
-
-@settings(max_examples=30, deadline=None)
-@given(
-    st.lists(st.sampled_from([0, 1, 7, 1000, 5000]), max_size=6),
-    st.sampled_from([None, 0, 1, 3, 26]),
-    st.sampled_from([np.int32, np.float32, np.uint8]),
-    st.booleans(),
-)
-def test_two_files_at_once_are_as_numpy_reads_and_hashlib_sums_them(
-    tmp_path_factory: pytest.TempPathFactory, steps: list[int], width: int | None, dtype: Any, has_row_count: bool
-) -> None:
-    directory = tmp_path_factory.mktemp("arrays")
-    rng = np.random.default_rng(sum(steps))
-    shape = (sum(steps),) if width is None else (sum(steps), width)
-    arrays = [rng.integers(0, 200, shape).astype(dtype) for _ in range(2)]
-    rows = sum(steps) if has_row_count else None
-    writers = [ArrayWriter(directory / f"{i}.npy", dtype, width, rows) for i in range(2)]
-    begin = 0
-    for number, step in enumerate(steps):
-        for writer, array in zip(writers, arrays, strict=True):
-            part = array[begin : begin + step]
-            if number % 2:
-                writer.extend(step, partial(np.copyto, src=part[:, None] if width is None else part))
-            else:
-                writer.append(part)
-        begin += step
-    digests = [writer.close() for writer in writers]
-    for i, array in enumerate(arrays):
-        path = directory / f"{i}.npy"
-        actual = open_array(path) if array.size else np.load(path)
-        assert (actual.dtype, actual.shape) == (dtype, shape)
-        np.testing.assert_array_equal(actual, array)
-        assert path.stat().st_size == digests[i].bytes == HEADER_BYTES + array.nbytes
-        assert digests[i].sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
-    assert sorted(path.name for path in directory.iterdir()) == ["0.npy", "1.npy"]
-
-
-@pytest.mark.parametrize("width", [0, 3])
-def test_rows_of_an_array(tmp_path: Path, width: int) -> None:
-    array = np.arange(1000 * width, dtype=np.int32).reshape(1000, width)
-    np.save(tmp_path / "array.npy", array)
-    blocks = [(0, 10), (10, 10), (990, 1000), (0, 1000)]
-    places = [(tmp_path / "array.npy", *block) for block in blocks]
-    for (start, stop), rows in zip(blocks, read_rows(places, width, np.int32), strict=True):
-        np.testing.assert_array_equal(rows, array[start:stop])

@@ -2,27 +2,19 @@
 
 import json
 import re
-import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from app.data.split import SplitShards
 from common.errors import UserError
-from common.files import digest_file, write_atomically
+from common.files import digest_file
 from data_prep.dataset.format import (
-    BLOCK_ROWS,
     load_manifest,
     open_shard,
-    rows_of_blocks,
-    sampled_blocks,
-    sampled_row_numbers,
-    save_manifest,
     shard_path,
     verify_shard,
 )
@@ -36,22 +28,6 @@ from tests.error_lines import error_line, refused
 from tests.forks import run_module
 
 F = len(NUM_EMBEDDINGS)
-
-
-def test_a_manifest_survives_its_file_and_saving_again_changes_no_byte(tmp_path: Path) -> None:
-    manifest = write_dataset(tmp_path)
-    assert load_manifest(tmp_path) == manifest
-    before = (tmp_path / "manifest.json").read_bytes()
-    save_manifest(tmp_path, manifest)
-    assert (tmp_path / "manifest.json").read_bytes() == before
-
-
-def test_its_digest_follows_the_data_alone(tmp_path: Path) -> None:
-    manifest = write_dataset(tmp_path / "a")
-    same = write_dataset(tmp_path / "b")
-    same.extra["peak"], same.tool_version = 5, "other"
-    assert same.digest == manifest.digest
-    assert write_dataset(tmp_path / "c", seed=1).digest != manifest.digest
 
 
 @pytest.mark.parametrize(
@@ -96,14 +72,6 @@ def test_a_shard_cut_changed_or_gone_is_named(kind: str, tmp_path: Path) -> None
     refused(rf"{kind}\.npy: file not readable", verify_shard, tmp_path, "train", shard)
 
 
-def test_a_shard_of_another_shape_is_named(tmp_path: Path) -> None:
-    manifest = write_dataset(tmp_path, {"train": 100})
-    (shard,) = manifest.splits["train"].shards
-    other = replace(manifest, schema={**manifest.schema, "dense": list("abcdef")})
-    message = r"dense\.npy: float32 \(100, 5\), but the manifest says float32 \(100, 6\)"
-    refused(message, open_shard, tmp_path, "train", shard, other)
-
-
 DENSE = np.zeros((10, NUM_DENSE), np.float32)
 
 
@@ -132,15 +100,6 @@ def test_a_shard_that_is_no_such_array_is_named(array: Any, cut: int, message: s
     path.write_bytes(path.read_bytes()[: max(0, path.stat().st_size - cut)])
     shard.files["dense"] = digest_file(path)
     refused(rf"dense\.npy: {message}", open_shard, tmp_path, "train", shard, manifest)
-
-
-def test_an_atomic_write_replaces_all_and_leaves_nothing_beside(tmp_path: Path) -> None:
-    path = tmp_path / "new/file"
-    write_atomically(path, b"one")
-    write_atomically(path, b"two")
-    assert path.read_bytes() == b"two"
-    assert [entry.name for entry in path.parent.iterdir()] == ["file"]
-    assert digest_file(path).bytes == 3
 
 
 # Values of the right kind, which nothing else in the dataset repeats; and `extra`, which nobody reads.
@@ -210,30 +169,6 @@ def test_any_key_deleted_added_or_of_another_value(with_all: Path, step: int) ->
     assert num_refusals > 700 // step
 
 
-def sampled_rows(rows: int, share: float, number: int) -> NDArray[np.int64]:
-    return rows_of_blocks(sampled_blocks(rows, share, number, BLOCK_ROWS))
-
-
-def test_the_sample_is_a_function_of_a_row_s_number() -> None:
-    first, second = (sampled_rows(100_000, 0.3, 7) for _ in range(2))
-    np.testing.assert_array_equal(first, second)
-    assert 0.2 < len(first) / 100_000 < 0.4
-    blocks = sorted({int(row) // 256 for row in first})
-    rows = [row for block in blocks for row in range(block * 256, block * 256 + 256) if row < 100_000]
-    assert sorted(first.tolist()) == rows
-    assert sampled_rows(1_000, 1.0, 0).tolist() == list(range(1_000))
-
-
-def test_numbers_of_a_sample_are_those_of_its_shards() -> None:
-    shard_rows = [700, 0, 2_000, 513]
-    by_shard = [sampled_rows(rows, 1_000 / sum(shard_rows), number) for number, rows in enumerate(shard_rows)]
-    starts = (0, 700, 700, 2_700)
-    rows = [start + row for start, part in zip(starts, by_shard, strict=True) for row in part.tolist()]
-    assert sampled_row_numbers(shard_rows, 1_000).tolist() == rows[:1_000]
-    assert sampled_row_numbers(shard_rows, None).tolist() == list(range(3_213))
-    assert sampled_row_numbers(shard_rows, 3_213).tolist() == list(range(3_213))
-
-
 @pytest.fixture
 def dataset(tmp_path: Path) -> Path:
     prepare(*write_rows(tmp_path, 100, seed=4), "data.chunk_bytes=10000")
@@ -301,16 +236,6 @@ def change_bytes(keys: list[str], root: Path, encodes: bool = True) -> None:
 def test_a_file_that_does_not_belong(dataset: Path, name: str) -> None:
     (dataset / name).write_bytes(b"")
     refused(f"{name}: does not belong to the dataset", verify_dataset, dataset)
-
-
-def test_a_directory_in_place_of_a_file(dataset: Path) -> None:
-    for name in ("vocab/cat_9.npy", "val/00000.dense.npy"):
-        for damage in ((dataset / name).unlink, (dataset / name).mkdir):
-            damage()
-            refused(f"{name}: file not readable", verify_dataset, dataset)
-    shutil.rmtree(dataset / "val")
-    (dataset / "val").touch()
-    refused("val: directory not readable", verify_dataset, dataset)
 
 
 RANGES: list[Any] = [("labels", (3, 0), 2, "label"), ("dense", (3, 5), np.nan, "int_5")]

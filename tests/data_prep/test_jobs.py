@@ -5,7 +5,6 @@ import functools
 import gzip
 import hashlib
 import importlib
-import json
 import os
 import random
 import shutil
@@ -22,11 +21,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from data_prep import __main__ as main_module
 from data_prep import job, pipeline
 from data_prep import job as job_module
 from data_prep import job as workspace
-from data_prep.config import DataConfig, PrepConfig
+from data_prep.config import DataConfig
 from data_prep.dataset.format import load_manifest
 from data_prep.executor import Executor
 from data_prep.pipeline import preprocess
@@ -109,16 +107,6 @@ def test_another_job_at_work_is_respected(tmp_path: Path) -> None:
     with open(tmp_path / "out/.work/lock", "w", encoding="utf-8") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         refused("another job is writing here", prepare, *write_rows(tmp_path))
-
-
-def test_the_manifest_names_what_decides_the_bytes(tmp_path: Path) -> None:
-    prepare(*write_rows(tmp_path), "data.frequency_threshold=2")
-    document = json.loads((tmp_path / "out" / "manifest.json").read_text())
-    expected = {"name": "vocabulary", "frequency_threshold": 2, "split": "fraction", "held_out": 1 / 7}
-    assert expected.items() <= document["encoding"].items()
-    assert document["encoding"]["vocabulary"]["cat_0"]["values"] == document["num_embeddings"]["cat_0"] - 1
-    assert document["sources"][0]["name"] == "rows.tsv"
-    assert str(tmp_path) not in json.dumps(document)
 
 
 @pytest.mark.parametrize("link", [shutil.copy, os.link])
@@ -331,20 +319,6 @@ def test_a_file_of_equal_size_and_time_is_another(tmp_path: Path, monkeypatch: p
     manifest = preprocess(job)
     assert manifest.sources[0]["sha256"] == hashlib.sha256(other).hexdigest()
     assert load_rows(tmp_path / "out")[0].tolist() == oracle.parse(other)[0].tolist()
-
-
-@pytest.mark.medium
-def test_a_dataset_that_is_there_starts_no_processes(
-    days: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
-    data = keys_of(tmp_path, days)
-    preprocess(data)
-    started: list[str] = []
-    monkeypatch.setattr(main_module, "start_fork_server", lambda has_schema: started.append("early"))
-    monkeypatch.setattr(main_module, "may_use_processes", lambda data: True)
-    assert main_module.main(PrepConfig(data=data)) == 0
-    assert "already done" in capsys.readouterr().err
-    assert started == []
 
 
 class Kind(NamedTuple):

@@ -4,8 +4,6 @@ import functools
 import hashlib
 import http.server
 import random
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -29,7 +27,7 @@ from data_prep.dataset.options import Encoding
 from data_prep.encoding import Encoder
 from data_prep.parsing.criteo import parse_bytes
 from data_prep.verify import verify_dataset
-from tests.data_prep.conftest import REFERENCE, SPLITS, load_split, prepare, write_rows
+from tests.data_prep.conftest import REFERENCE, SPLITS, load_split, prepare
 from tests.error_lines import refused
 
 ROWS = REFERENCE / "rows.tsv"
@@ -184,26 +182,6 @@ def test_ids_above_2_to_the_24_are_rounded(tmp_path: Path, criteo: ModuleType, m
     assert_same_bytes(tmp_path / "torchrec_fixed", expected)
 
 
-@pytest.mark.medium
-@pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")  # it maps files read-only
-@pytest.mark.parametrize("mmap_mode", [False, True])
-def test_torchrec_reads_our_shards(tmp_path: Path, criteo: ModuleType, mmap_mode: bool) -> None:
-    root = tmp_path / "out"
-    manifest = prepare(*write_rows(tmp_path, 300, seed=6), "data.chunk_bytes=30000")
-    shards = [f"{root}/train/{shard.name}" for shard in manifest.splits["train"].shards]
-    assert len(shards) > 1
-    paths = {f"{kind}_paths": [f"{shard}.{kind}.npy" for shard in shards] for kind in ("dense", "sparse", "labels")}
-    hashes = [2**31 - 1] * 26  # TorchRec 1.4 cannot do without; no id is as large
-    options = {"batch_size": 32, "rank": 0, "world_size": 1, "mmap_mode": mmap_mode, "hashes": hashes}
-    batches = list(criteo.InMemoryBinaryCriteoIterDataPipe(stage="train", **paths, **options))
-    labels, dense, sparse = load_split(root, "train")
-    np.testing.assert_array_equal(np.concatenate([b.labels.numpy() for b in batches]), labels)
-    np.testing.assert_array_equal(np.concatenate([b.dense_features.numpy() for b in batches]), dense)
-    ids = [b.sparse_features.values().numpy().reshape(26, -1).T for b in batches]
-    np.testing.assert_array_equal(np.concatenate(ids), sparse)
-    assert batches[0].sparse_features.keys() == manifest.schema["sparse"]
-
-
 # Of the files below by src/preprocess.py and src/data_loader.py of hwwang55/KGCN at 2363ca2, as label,user,item.
 KGCN = {
     "train": "a05133ec8c11fc6701dfff8a18332903c765310e96fa12c0053b558cb277f3b3",
@@ -281,14 +259,6 @@ def test_another_file_or_split_is_refused(small: published.PublishedSet, raw: Pa
         file.write("2\t100\t1\n")
     message = r"user_artists.dat: sha256 .* where the published file has .*; delete it"
     refused(message, published.write_splits, small, raw, tmp_path / "other")
-
-
-@pytest.mark.medium
-def test_a_set_without_a_mirror_or_a_name_is_one_line(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "data_prep.published", f"out={tmp_path}/out"]
-    process = subprocess.run([*command, "name=kgcn"], capture_output=True, text=True, check=False)
-    message = f"error: configuration: name=kgcn: not one of {', '.join(published.SETS)}; give one of these\n"
-    assert (process.returncode, process.stderr) == (2, message)
 
 
 def test_movielens_is_shuffled_as_numpy_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

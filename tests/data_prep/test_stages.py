@@ -1,119 +1,29 @@
 """What stages store, order and fit: codes, columns, packed rows, shuffles in windows, dense columns, multi-hot."""
 
-import math
 import shutil
-import statistics
-import subprocess
-import sys
 from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from common.files import Crc32
 from data_prep.dataset.format import load_manifest, open_shard
 from data_prep.dataset.multi_hot import MLPERF_SIZES, MultiHot, MultiHotTables, table_path
 from data_prep.dataset.transforms import FITS, transform_column
-from data_prep.io import MAPPED_BYTES
-from data_prep.job import ChunkRecord
 from data_prep.stages import fit as fit_dense
 from data_prep.stages import place as permutation
-from data_prep.stages.columns import (
-    CategoryBuffer,
-    ValueBuffer,
-    column_blocks,
-    read_column,
-    read_dictionary,
-    write_columns,
-)
 from data_prep.stages.fit import UNIT_EXPONENT, exact_sums
 from data_prep.stages.place import inverse_permutation
 from data_prep.stages.write import RowLayout
 from data_prep.verify import verify_dataset
-from data_prep.vocabulary import count_values
-from tests.data_prep import oracle
 from tests.data_prep.conftest import SPLITS, load_split, prepare, write_rows
 from tests.error_lines import refused
 from tests.reference import multi_hot_tables
-
-
-def encoded(texts: list[str]) -> Any:
-    return pa.array(texts, pa.string()).dictionary_encode()
-
-
-@pytest.mark.parametrize(("distinct", "dtype"), [(3, np.uint8), (256, np.uint8), (257, np.uint16), (70_000, np.uint32)])
-def test_codes_are_as_narrow_as_they_can_be(distinct: int, dtype: Any) -> None:
-    rng = np.random.default_rng(distinct)
-    numbers = np.concatenate([rng.permutation(distinct), rng.integers(0, distinct, 500)])
-    texts = [f"é{number}" if number % 3 else str(number) for number in numbers.tolist()]
-    buffer = CategoryBuffer("user")
-    for start, stop in ((0, 200), (200, 200), (200, len(texts))):
-        buffer.append(encoded(texts[start:stop]), np.arange(start, stop))
-    coded = buffer.finish(are_keys=True)
-    value_of = {text: oracle.text_value(text) for text in texts}
-    assert coded.codes.dtype == dtype
-    assert coded.values[coded.codes].tolist() == [value_of[text] for text in texts]
-    assert coded.values.tolist() == sorted(value_of.values())
-    assert [value_of[text] for text in coded.texts.to_pylist()] == coded.values.tolist()
-    values = np.array([value_of[text] for text in texts], np.uint64)
-    _, first, counts = np.unique(values, return_index=True, return_counts=True)
-    assert coded.counts.tolist() == counts.tolist()
-    assert coded.first.tolist() == first.tolist()
-
-
-NUM_ROWS = 9000
-DISTINCT = (1, 256, 257, 2000, 10**9)  # of a column: codes of one byte up to 256, of two, no codes
-
-
-def write(tmp_path: Path, values: np.ndarray, coded: bool) -> tuple[Any, ChunkRecord]:
-    files: Any = {"chunk_path": lambda *chunk: tmp_path / chunk[2], "checksum": lambda suffix: Crc32}
-    schema = SimpleNamespace(single=[f"cat_{i}" for i in range(values.shape[1])])
-    job: Any = SimpleNamespace(**files, schema=schema, table=None, block_rows=1024)
-    buffer = ValueBuffer(tmp_path / "values", values.shape[1])
-    for block in np.split(values, [3, 3, 5000]):
-        buffer.append(block)
-    record = ChunkRecord(0, 0, len(values), 0, {})
-    codings = [count_values(buffer.column(i)).coding if coded else None for i in range(values.shape[1])]
-    record.dictionaries, record.files["columns"] = write_columns(job, (0, 0), buffer, codings)
-    return job, record
-
-
-@pytest.mark.parametrize("coded", [True, False])
-def test_any_rows_of_a_unit_are_read_as_they_were(tmp_path: Path, coded: bool) -> None:
-    rng = np.random.default_rng(0)
-    values = np.stack([rng.integers(0, distinct, NUM_ROWS) for distinct in DISTINCT], axis=1).astype(np.uint32)
-    values *= np.uint32(2_654_435_761)  # odd, so that different values stay different, and use all 32 bits
-    job, record = write(tmp_path, values, coded)
-    assert record.dictionaries == ([len(np.unique(values[:, i])) for i in range(4)] + [0] if coded else [0] * 5)
-    dictionaries = [read_dictionary(job, record, feature) for feature in job.schema.single]
-    for start, stop in (
-        (0, NUM_ROWS),
-        (0, 1),
-        (1023, 1025),
-        (1024, 2048),
-        (4000, 8999),
-        (8999, NUM_ROWS),
-        (5, 5),
-        (9, 5),
-    ):
-        blocks = [
-            [column.copy() if d is None else d[column] for column, d in zip(block, dictionaries, strict=True)]
-            for _, block in column_blocks(job, record, start, stop)
-        ]
-        assert sum(number for number, _ in column_blocks(job, record, start, stop)) == max(0, stop - start)
-        for i in range(len(DISTINCT) if blocks else 0):
-            np.testing.assert_array_equal(np.concatenate([block[i] for block in blocks]), values[start:stop, i])
-    for i in range(len(DISTINCT)):
-        np.testing.assert_array_equal(read_column(job, record, i), values[:, i])
-    per_row = record.files["columns"].bytes / NUM_ROWS
-    assert (per_row < 13) if coded else (20 <= per_row < 20.1)  # 1 + 1 + 2 + 2 + 4 bytes and dictionaries
 
 
 @pytest.mark.medium
@@ -139,19 +49,6 @@ def test_packed_rows_come_back_at_other_indices(num_dense: int, largest: tuple[i
     layout.unpack(records, back, outputs)
     for kind, array in arrays.items():
         np.testing.assert_array_equal(outputs[kind][back[places[~left_out]]], array[~left_out])
-
-
-@pytest.mark.slow("examples")
-@pytest.mark.parametrize("rows", [1, 2, 3, 100, 5000])
-@pytest.mark.parametrize("window_rows", [1, 2, 64, 4999, 5000, 10_000])
-def test_any_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int, window_rows: int) -> None:
-    monkeypatch.setattr(permutation, "DRAWS", 50)
-    rows = min(rows, 1000 * window_rows)
-    parts = list(inverse_permutation(rows, 3, tmp_path / "files", window_rows))
-    assert [len(part) for part in parts[:-1]] == [window_rows] * (len(parts) - 1)
-    assert all(part.dtype == np.uint32 for part in parts)
-    np.testing.assert_array_equal(np.concatenate(parts), np.argsort(np.random.RandomState(3).permutation(rows)))
-    assert not list((tmp_path / "files").iterdir())
 
 
 def by_numpy_s_generator(rows: int, seed: int, wide: int) -> NDArray[np.int64]:
@@ -180,14 +77,6 @@ def test_more_rows_than_a_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     np.testing.assert_array_equal(by_numpy_s_generator(1000, 7, wide=2**32), np.random.RandomState(7).permutation(1000))
 
 
-@pytest.mark.parametrize("calls", [0, 1, 20, 45])
-def test_it_ends_when_it_is_told_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: int) -> None:
-    monkeypatch.setattr(permutation, "DRAWS", 50)
-    allowance = [None] * calls
-    with pytest.raises(IndexError):
-        list(inverse_permutation(1000, 3, tmp_path / "files", 300, allowance.pop))
-
-
 LIMIT = float(np.finfo(np.float64).max) / 2
 NUMBERS = st.one_of(
     st.floats(-LIMIT, LIMIT),
@@ -209,24 +98,6 @@ def test_sums_are_exact(values: NDArray[np.float64]) -> None:
     assert Fraction(square, 1 << 2 * UNIT_EXPONENT) == sum(Fraction(value) ** 2 for value in values.tolist())
 
 
-@given(COLUMNS, st.integers(0, 40))
-def test_mean_and_deviation(values: NDArray[np.float64], cut: int) -> None:
-    parts = [part for part in (values[:cut], values[cut:]) if len(part)]
-    mean, deviation = fit_dense._mean_and_deviation([(len(part), *exact_sums(part)) for part in parts])
-    assert mean == float(statistics.mean(map(Fraction, values.tolist())))
-    variance = statistics.pvariance(list(map(Fraction, values.tolist())))
-    expected = float(math.isqrt(int(variance * (1 << 2400))) / Fraction(1 << 1200))
-    assert deviation == pytest.approx(expected, rel=3e-16, abs=0)
-
-
-@given(COLUMNS, st.lists(st.integers(0, 40), max_size=3))
-def test_quantiles_are_values_of_rows(values: NDArray[np.float64], cuts: list[int]) -> None:
-    parts = [np.sort(part) for part in np.split(values, sorted(min(cut, len(values)) for cut in cuts)) if len(part)]
-    quantiles = fit_dense._quantiles(parts, values.min(), values.max())
-    places = np.arange(FITS["quantile"]) / (FITS["quantile"] - 1)
-    assert quantiles == np.quantile(values, places, method="lower").tolist()
-
-
 def fit_of(values: NDArray[np.float64], name: str) -> list[float]:
     if name == "standard":
         return fit_dense._mean_and_deviation([(len(values), *exact_sums(values))])
@@ -244,21 +115,6 @@ def test_every_fitted_transform_is_finite_and_keeps_the_order(name: str, fitted:
     assert np.isfinite(result).all()
     assert (np.diff(result) >= 0).all()
     assert name != "quantile" or ((result >= 0) & (result <= 1)).all()
-
-
-@pytest.mark.parametrize("name", ["raw", "log1p", "signed_log1p"])
-@given(COLUMNS)
-def test_every_other_transform_is_finite(name: str, values: Any) -> None:
-    assert np.isfinite(transform_column(values, name)).all()
-
-
-def test_quantiles_of_tiny_numbers_are_those_in_another_unit() -> None:
-    tiny = np.random.default_rng(3).normal(0, 1e-310, 5000)
-    scaled = tiny * 2.0**100  # exact
-    places = np.arange(257) / 256
-    fit, scaled_fit = (np.quantile(values, places, method="lower") for values in (tiny, scaled))
-    expected = np.interp(scaled, scaled_fit, places)
-    assert np.abs(transform_column(tiny, "quantile", fit.tolist()) - expected).max() < 1e-7
 
 
 HASHED = ("data.encoding=hash", "data.max_ind_range=50")
@@ -303,27 +159,6 @@ def test_every_id_becomes_its_bag(tmp_path: Path, distribution: str, more: tuple
             assert all((shard.bags[place].lengths == MLPERF_SIZES[feature]).all() for shard in shards)
 
 
-@pytest.mark.medium
-def test_another_choice_is_another_dataset(tmp_path: Path) -> None:
-    sizes = "data.multi_hot.sizes=mlperf_v2"
-    make(tmp_path, "out", *HASHED, sizes)
-    make(tmp_path, "out", *HASHED)  # what is not given is not compared
-    message = r"multi_hot\.seed is 0 there, 1 here"
-    refused(message, make, tmp_path, "out", *HASHED, sizes, "data.multi_hot.seed=1")
-    others, message = f"data.multi_hot.sizes={[2] * 26}", r"multi_hot\.sizes is \[.*\] there, \[.*\] here"
-    refused(message, make, tmp_path, "out", *HASHED, others.replace(" ", ""))
-
-
-def test_room_for_the_tables_is_asked_for_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=5 * 10**8))
-    overrides = ["data.encoding=hash", "data.multi_hot.sizes=mlperf_v2"]
-    rows = 1_000_000  # of each table: 4 * (214 - 12) MB
-    message = r"812\.0 MB of it for multi-hot tables, 500\.0 MB free.* another data\.path"
-    refused(message, make, tmp_path, "out", *overrides, f"data.max_ind_range={rows}")
-    assert not (tmp_path / "out").exists()
-    make(tmp_path, "out", *overrides, "data.max_ind_range=50")
-
-
 def test_room_for_the_tables_where_their_sizes_are_known_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bags = MultiHot((2, 1))
     first = MultiHotTables.open(tmp_path, [100, 100], bags).tables[0]
@@ -341,34 +176,6 @@ def test_room_for_the_tables_where_their_sizes_are_known_late(tmp_path: Path, mo
     np.testing.assert_array_equal(MultiHotTables.open(tmp_path, [100, 100], bags).tables[0], first)
 
 
-RESIDENT = """
-import sys
-import numpy as np
-from data_prep.io import take_mapped
-
-def peak():
-    return next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith("VmHWM"))
-
-rows = np.load(sys.argv[1], mmap_mode="r")
-ids = np.random.default_rng(0).integers(0, len(rows), 3000).astype(np.int32)
-before = peak()
-found = take_mapped(rows, ids)
-print(peak() - before)
-assert (found == ids[:, None] * np.int32(100) + np.arange(100, dtype=np.int32)).all()
-assert take_mapped(rows, ids[:0]).shape == (0, 100)
-"""
-
-
-@pytest.mark.medium
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="resident memory is read from /proc")
-def test_a_large_table_is_not_held_in_memory(tmp_path: Path) -> None:
-    path = tmp_path / "table.npy"
-    np.save(path, np.arange(40_000_000, dtype=np.int32).reshape(-1, 100))
-    process = subprocess.run([sys.executable, "-c", RESIDENT, path], check=False, capture_output=True, text=True)
-    assert process.returncode == 0, process.stderr
-    assert int(process.stdout) < MAPPED_BYTES + (16 << 20) < path.stat().st_size / 3
-
-
 @pytest.mark.medium
 @given(st.data())
 def test_bags_are_the_rows_of_their_table(data: st.DataObject) -> None:
@@ -384,15 +191,3 @@ def test_bags_are_the_rows_of_their_table(data: st.DataObject) -> None:
     for beyond in (-1, rows, 2**31 - 1):
         with pytest.raises(IndexError, match="an id is not in its multi-hot table"):
             tables.expand(1, np.array([*ids, beyond], np.int32))
-
-
-def test_multi_hot_tables_do_not_depend_on_the_block_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from data_prep.dataset import multi_hot
-
-    rows, bags = [50, 7, 400], MultiHot((3, 1, 5), seed=7)
-    whole = MultiHotTables.open(tmp_path / "a", rows, bags)
-    monkeypatch.setattr(multi_hot, "BLOCK_VALUES", 64)
-    parts = MultiHotTables.open(tmp_path / "b", rows, bags)
-    for one, other in zip(whole.tables, parts.tables, strict=True):
-        np.testing.assert_array_equal(one, other)
-    refused("2 given for 3 features", MultiHotTables.open, tmp_path / "c", rows, MultiHot((1, 2)))

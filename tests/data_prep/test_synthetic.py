@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from data_prep import synthetic as rows_module
 from data_prep import synthetic as teacher_module
 from data_prep.config import IdDistribution, RandomConfig, SyntheticConfig
 from data_prep.dataset.format import load_manifest, open_shard
@@ -27,7 +26,6 @@ from data_prep.synthetic import (
     draw_ids,
     draw_rows,
     generate_days,
-    make_teacher,
 )
 from data_prep.verify import verify_dataset
 from tests.data_prep.conftest import REFERENCE, SPLITS, load_split, prepare, run, sums
@@ -72,17 +70,6 @@ def test_logits_follow_from_the_columns(teacher: Teacher) -> None:
     np.testing.assert_allclose(rows.logits, expected, rtol=1e-5, atol=1e-5)
     assert np.abs(pairs).max() > 0.1
     assert np.abs(triples).max() > 0.1
-
-
-def test_ranks_follow_zipf() -> None:
-    uniform = np.random.default_rng(0).random((200_000, 1), np.float32)
-    ranks = np.empty(uniform.shape, np.int32)
-    teacher_module.category_ranks(uniform, np.array([1000]), np.array([1.2]), ranks)
-    assert ranks.min() == 0
-    assert ranks.max() == 999
-    counts = np.bincount(ranks[:, 0], minlength=1000) / len(ranks)
-    bounds = np.arange(1, 1002.0) ** -0.2
-    np.testing.assert_allclose(counts[:20], ((bounds[:-1] - bounds[1:]) / (1 - bounds[-1]))[:20], rtol=0.05)
 
 
 @pytest.mark.slow("examples")
@@ -173,16 +160,6 @@ def test_foreign_days_are_not_overwritten(tmp_path: Path) -> None:
     refused("not a directory", generate_days, SMALL, tmp_path / "out", str(tmp_path / "day_0.tsv"))
 
 
-def test_effects_that_are_all_the_same_are_left_out() -> None:
-    config = SyntheticConfig(max_cardinality=3)
-    columns = criteo_columns(3)._replace(missing=np.zeros(26, np.float32))
-    teacher = make_teacher(config, columns, 0)
-    sample = draw_rows(teacher, 0, 0, rows_module.CALIBRATION_BLOCK, 1 << 12)
-    logits = rows_module.logits_of(rows_module.calibrate(teacher, config, sample), sample)
-    assert 0.5 < logits.std() < 2
-    assert (1 / (1 + np.exp(-logits))).mean() == pytest.approx(config.click_rate, abs=1e-3)
-
-
 @pytest.mark.slow("examples")
 def test_an_interrupted_generation_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = SyntheticConfig(rows=3_000, days=3)
@@ -267,14 +244,6 @@ def test_ids_follow_pareto_s_law(tmp_path: Path) -> None:
     p = (starts**-0.25 - (starts + 1) ** -0.25).sum(axis=0)
     p += (starts[-1, -1] + 1) ** -0.25 / 1000  # what lies beyond is spread evenly
     assert (np.abs(counts - p)[:50] < 3.5 * np.sqrt(p / rows)[:50]).all()
-
-
-def test_named_tables_can_be_cut(tmp_path: Path) -> None:
-    overrides = ["data.random.rows=10", "data.random.eval_rows=0", "data.random.max_rows_per_table=1000"]
-    manifest = prepare("data.source=random", *overrides, "data.random.bag_sizes=mlperf_v2", f"data.path={tmp_path}/out")
-    assert len(manifest.num_embeddings) == 26
-    assert max(manifest.num_embeddings.values()) == 1000
-    assert sum(len(values) for values, _ in bags_of(tmp_path / "out", "train")) == 2140
 
 
 @pytest.mark.parametrize(("exponent", "rows"), [(0.5, 7), (1.05, 1000), (3.0, 1), (2.0, 2), (1.05, 2**31 - 1)])

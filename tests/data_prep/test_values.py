@@ -20,7 +20,7 @@ from data_prep.dataset.spelling import text_hash
 from data_prep.lookup import VocabularyTexts
 from data_prep.verify import main, verify_dataset
 from tests.data_prep import oracle
-from tests.data_prep.conftest import Capture, load_split, prepare, sums
+from tests.data_prep.conftest import Capture, prepare, sums
 from tests.data_prep.tables import ALLOW, paths, write
 from tests.error_lines import refused
 
@@ -57,13 +57,6 @@ def make_named(directory: Path, *overrides: str, name: str = "out") -> Path:
     keys = paths(directory, schema, out=name)
     prepare(*keys, "data.split.method=fraction", "data.chunk_bytes=1500", *overrides)
     return directory / name
-
-
-def test_numbers_that_no_id_has(tmp_path: Path, names: list[list[str]]) -> None:
-    texts = VocabularyTexts(make_named(tmp_path), "user")
-    for number in (0, len(texts) + 1):
-        with pytest.raises(IndexError):
-            texts[number]
 
 
 @pytest.mark.medium
@@ -162,17 +155,6 @@ def test_a_column_of_new_values_is_named(tmp_path: Path, overrides: tuple[str, .
     assert max(manifest.extra["unseen_in_train"].values()) < 0.05
 
 
-@pytest.mark.medium
-def test_a_column_whose_values_occur_once_is_named_whatever_the_split(tmp_path: Path) -> None:
-    manifest, _ = ratings(tmp_path, users=400, each=1)
-    sentence = unseen_sentence(manifest)
-    assert sentence is not None
-    assert "userId (100%)" in sentence
-    assert "no split helps" in sentence
-    manifest, _ = ratings(tmp_path, FRACTION, "data.overwrite=true", users=400, each=1)
-    assert "leave a column whose values occur once out of data.schema" in str(unseen_sentence(manifest))
-
-
 def test_values_that_share_an_id_are_named(tmp_path: Path, capsys: Capture) -> None:
     manifest, rows = ratings(tmp_path, FRACTION, "data.max_ind_range=20")
     frame = pd.DataFrame(rows, columns=["userId", "movieId", "rating"])
@@ -191,35 +173,6 @@ def test_values_that_share_an_id_are_named(tmp_path: Path, capsys: Capture) -> N
     assert misleading_sentences(manifest.extra) == [
         "values share the rows of their table, on average userId (3.0); raise data.max_ind_range"
     ]
-
-
-@pytest.mark.parametrize("encoding", ["hash", "torchrec"])
-def test_values_of_criteo_that_share_an_id_are_counted(tmp_path: Path, encoding: str) -> None:
-    (tmp_path / "rows.tsv").write_bytes(oracle.make_rows(500, seed=1, values=60))
-    keys = [f"data.raw={tmp_path}/rows.tsv", f"data.path={tmp_path}/out", "data.split.method=fraction"]
-    manifest = prepare(*keys, f"data.encoding={encoding}", "data.max_ind_range=20", "data.frequency_threshold=1")
-    frame = pd.read_csv(tmp_path / "rows.tsv", sep="\t", header=None, dtype=str, keep_default_na=False).iloc[:, 14:]
-    for (_, column), mean in zip(frame.items(), manifest.extra["shared_ids"]["values_per_row"].values(), strict=True):
-        values = np.unique([int(text or "0", 16) for text in column])
-        assert mean == len(values) / (len(np.unique(values % 20)) if encoding == "hash" else 20)
-
-
-def test_rare_values_do_not_count_as_unseen(tmp_path: Path) -> None:
-    manifest, _ = ratings(tmp_path, "data.frequency_threshold=12")
-    assert manifest.extra["unseen_in_train"] == {"userId": 0.0, "movieId": 0.0}
-
-
-def test_unknown_values_are_not_counted_where_the_cap_gives_others_their_id(tmp_path: Path) -> None:
-    """Ids are taken modulo the cap, so that id 1 is of rare values and of others too."""
-    for day in range(2):
-        (tmp_path / f"day_{day}").write_bytes(oracle.make_rows(80, seed=day))
-    raw = [f"data.raw={tmp_path}/day_?", "data.encoding=torchrec", "data.frequency_threshold=3"]
-    capped = prepare(*raw, f"data.path={tmp_path}/capped", "data.max_ind_range=20")
-    assert (load_split(tmp_path / "capped", "train")[2] == 1).any()
-    assert capped.extra["out_of_vocabulary"] is None
-    whole = prepare(*raw, f"data.path={tmp_path}/whole")
-    counts = (load_split(tmp_path / "whole", "train")[2] == 1).sum(axis=0)
-    assert [*whole.extra["out_of_vocabulary"]["train"].values()] == counts.tolist()
 
 
 ALL_USES = "label: label\ndense: [price]\nsparse: [user, item, {column: tags, separator: '|'}]\n"
@@ -268,33 +221,6 @@ def test_each_kind(capsys: Capture, tmp_path: Path, overrides: tuple[str, ...]) 
     assert len(lines) == 3
     assert lines[0].startswith("test has no rows")
     assert lines[1].startswith("every label is 0")
-
-
-@pytest.mark.medium
-def test_columns_without_values_in_lists_and_in_criteo_s_rows(capsys: Capture, tmp_path: Path) -> None:
-    rows = [(label, price, user, item, "") for label, price, user, item, _ in good(300)]
-    (line,) = warned(capsys, tmp_path, rows)
-    assert "in every row of tags:" in line
-    days = oracle.make_rows(200, seed=3).decode().splitlines()
-    (tmp_path / "day_0").write_text("".join("\t".join([*day.split("\t")[:-1], ""]) + "\n" for day in days))
-    prepare(f"data.raw={tmp_path}/day_0", f"data.path={tmp_path}/criteo")
-    assert "in every row of cat_25:" in capsys.readouterr().err
-
-
-@pytest.mark.medium
-def test_constant_columns_are_found_whatever_the_stages(capsys: Capture, tmp_path: Path) -> None:
-    rows = [(label, 7, user, "same", tags) for label, _, user, _, tags in good(300)]
-    for more in (["data.dense_transform=minmax"], ["data.split.method=random"], ["data.chunk_bytes=500"]):
-        (line,) = warned(capsys, tmp_path, rows, *more, "data.overwrite=true")
-        assert "in every row of price, item:" in line
-
-
-@pytest.mark.medium
-def test_integers_around_2_to_the_63_are_not_one_value(capsys: Capture, tmp_path: Path) -> None:
-    rows = [(label, price, 2**63 - 20 + i, item, tags) for i, (label, price, _, item, tags) in enumerate(good(40))]
-    for more in ([], HASHED, ["data.chunk_bytes=500"]):
-        lines = warned(capsys, tmp_path, rows, *more, "data.overwrite=true")
-        assert not [line for line in lines if "the same value, or none" in line], lines
 
 
 def test_a_separator_that_divides_nothing_is_named(capsys: Capture, tmp_path: Path) -> None:

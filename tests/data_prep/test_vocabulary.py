@@ -1,8 +1,6 @@
 """Values and their ids: spellings, encoded values, dictionaries counted, merged, capped and ranked, and look-ups."""
 
-import itertools
 import math
-import random
 from collections import Counter
 from itertools import pairwise
 from typing import Any
@@ -14,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_prep.dataset.options import VocabularyOrder
-from data_prep.dataset.spelling import Form, are_digits, form_of, forms_of_texts, text_key, text_values
+from data_prep.dataset.spelling import text_key, text_values
 from data_prep.lookup import build_table, encode_dense
 from data_prep.parsing.criteo import MISSING_INTEGER
 from data_prep.vocabulary import (
@@ -69,28 +67,6 @@ def test_counted_merged_capped_and_ordered(
     number = rank_values(parts, path, order)
     assert np.load(path).tolist() == expected
     assert number == len(expected)
-
-
-@pytest.mark.parametrize("distinct", [1, 5_000, 12_000, 40_000, 10**9])
-def test_columns_that_repeat_and_others_are_counted_alike(distinct: int) -> None:
-    rng = np.random.default_rng(distinct)
-    column = rng.integers(0, distinct, 60_000).astype(np.uint32)
-    column[:20_000] = rng.permutation(column[:20_000] % 3000)  # that it repeats at first proves nothing
-    column *= np.uint32(2_654_435_761)  # odd, so that different values stay different, and use all 32 bits
-    values, first, counts = np.unique(column, return_index=True, return_counts=True)
-    rows = np.arange(7, 7 + len(column))
-    run, coding = count_values(column.copy(), rows)
-    unordered = count_values(column.copy()).run
-    assert (coding is None) == (distinct > 20_000)
-    if coding is not None:
-        np.testing.assert_array_equal(coding.dictionary[coding.codes], column)
-        assert coding.codes.dtype == (np.uint8 if distinct <= 256 else np.uint16)
-    np.testing.assert_array_equal(run.values, values)
-    np.testing.assert_array_equal(run.counts, counts)
-    np.testing.assert_array_equal(run.first, first + 7)
-    np.testing.assert_array_equal(unordered.values, values)
-    np.testing.assert_array_equal(unordered.counts, counts)
-    assert not unordered.first.any()
 
 
 @pytest.mark.medium
@@ -194,40 +170,3 @@ def test_dense_is_the_double_precision_logarithm_rounded_once(values: list[int])
     assert dense.dtype == np.float32
     assert dense[:, 0].tolist() == [np.float32(math.log1p(max(value, 0))) for value in values]
     assert encode_dense(np.array([[MISSING_INTEGER]])).item() == 0.0
-
-
-SPELLED_INTEGERS = [
-    "0",
-    "1",
-    "2",
-    "17",
-    "-1",
-    "-20",
-    "-0",
-    "007",
-    "00",
-    "+3",
-    "3.0",
-    "-3.0",
-    "3.00",
-    "99999999999999999999",
-]
-OTHERS = ["", "0.5", ".5", "0.50", "1e3", "True", "true", "TRUE", "False", "x", "3 ", " 3", "3x", "--5", "1_0", "٣"]
-SPELLINGS = SPELLED_INTEGERS + OTHERS
-
-
-@pytest.mark.medium
-def test_forms_of_all_texts_are_those_of_each() -> None:
-    rng = random.Random(0)
-    draws = [*itertools.combinations(SPELLINGS, 1), *itertools.combinations(SPELLINGS, 2)]
-    draws += [tuple(rng.sample(SPELLINGS, rng.randint(3, len(SPELLINGS)))) for _ in range(300)]
-    for texts in [(), *draws]:
-        expected = Form(0)
-        for text in texts:
-            expected |= form_of(text)
-        assert forms_of_texts(pa.array(texts, pa.string())) == expected, texts
-
-
-def test_digits_are_whole_numbers_without_more_zeros() -> None:
-    expected = [text.isascii() and text.isdecimal() and str(int(text)) == text for text in SPELLINGS]
-    assert are_digits(pa.array(SPELLINGS, pa.string())).to_pylist() == expected

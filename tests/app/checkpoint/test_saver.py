@@ -20,7 +20,6 @@ from app.checkpoint import files
 from app.checkpoint import saver as model_state
 from app.checkpoint.saver import METADATA, SafeReader, Saver, local_tensors, stage, tensors_of
 from app.config.train import CheckpointConfig
-from app.runtime import platform
 from app.runtime.platform import Runtime
 from app.training import checkpointer, session
 from app.training.state import RunState
@@ -118,33 +117,10 @@ def test_what_is_not_finite_is_not_saved(runtime: Runtime, dataset: Path, tmp_pa
     saver.close()
 
 
-def test_without_room_for_a_copy_training_waits(
-    this: session.Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr("app.checkpoint.saver.host_bytes_available", lambda: 1)
-    saver = Saver(tmp_path, keep=2, asynchronous=True, local_world_size=1)
-    save(saver, this, 1)
-    assert [one.step for one in saver.finished()] == [1]  # without waiting
-    save(saver, this, 2)
-    assert caplog.text.count("not enough host memory for a copy") == 1
-    saver.close()
-
-
 def test_finite_values_whose_sum_is_not_are_finite() -> None:
     large = torch.full((4,), 3e38)
     assert model_state.first_not_finite({"a": {"b": large}, "c": [torch.arange(3)]}) is None
     assert model_state.first_not_finite({"a": {"b": large}, "c": [torch.tensor([1.0, float("-inf")])]}) == "c[0]"
-
-
-def test_generators_go_on_where_they_were() -> None:
-    def draw() -> list[float]:
-        return [random.random(), random.gauss(0, 1), *np.random.normal(size=3), *torch.randn(3).tolist()]  # noqa: NPY002
-
-    draw()  # leaves a second Gaussian waiting in Python's and in NumPy's
-    states = platform.capture(torch.device("cpu"))
-    expected = draw()
-    platform.restore(states, torch.device("cpu"))
-    assert draw() == expected
 
 
 COMMON = ["train.global_batch_size=48", "train.epochs=2"]  # 1, 2 and 3 processes have equal parts of 48 rows
@@ -255,21 +231,6 @@ def test_a_checkpoint_of_another_version_is_refused_and_kept(newest: Path) -> No
     assert newest.exists()
 
 
-@pytest.mark.medium
-@pytest.mark.parametrize("key", ["format", "files", "measured", "monitored"])
-def test_a_state_without_a_key_is_damaged(key: str, newest: Path) -> None:
-    state = json.loads((newest / "state.json").read_bytes())
-    rewrite_state(newest, {name: value for name, value in state.items() if name != key})
-    refused(rf"state\.json: damaged \(key '{key}' is missing\); remove the checkpoint to", files.verify, newest)
-
-
-@pytest.mark.medium
-@pytest.mark.parametrize("pointer", [files.LATEST, files.BEST])
-def test_a_pointer_that_is_no_text_points_to_nothing(pointer: str, newest: Path) -> None:
-    (newest.parent / pointer).write_bytes(b"step_\xb00000020")
-    assert files.pointed_to(newest.parent, pointer) is None
-
-
 @pytest.fixture
 def run(uninterrupted: Path, tmp_path: Path) -> Path:
     """A run of two checkpoints, of steps 48 and 60, of which the first is the best."""
@@ -293,13 +254,6 @@ def test_each_name_has_its_checkpoint(run: Path, choice: str | None, step: int) 
 
 
 @pytest.mark.medium
-def test_a_path_is_one_too_wherever_it_lies(run: Path, tmp_path: Path) -> None:
-    elsewhere = tmp_path / "kept"
-    shutil.copytree(run / "checkpoints" / files.checkpoint_name(60), elsewhere)
-    assert files.find_checkpoint(run, str(elsewhere)) == str(elsewhere)
-
-
-@pytest.mark.medium
 def test_without_a_best_it_is_the_last(run: Path) -> None:
     files.point_to_best(run / "checkpoints", None)
     assert Path(files.find_checkpoint(run, None)).name == files.checkpoint_name(60)
@@ -313,20 +267,6 @@ def test_a_damaged_best_is_skipped_and_refused_by_name(run: Path, logged: pytest
     assert "skipped the best" in logged.text
     for choice in ("best", "48"):
         refused("damaged", files.find_checkpoint, run, choice)
-
-
-@pytest.mark.medium
-@pytest.mark.parametrize("choice", ["7", "600"])
-def test_a_step_without_one_is_refused_with_those_there_are(run: Path, choice: str) -> None:
-    refused(rf"^checkpoint={choice}: .* has no checkpoint of this step; .*48, 60$", files.find_checkpoint, run, choice)
-
-
-@pytest.mark.medium
-def test_a_command_s_json_says_which_it_took(run: Path, run_app: Command) -> None:
-    for overrides, step in (([], 48), (["checkpoint=60"], 60)):
-        process = run_app("evaluate", f"run={run}", "split=val", *overrides)
-        about = json.loads(process.stdout)
-        assert (about["step"], about["best"], about["last"]) == (step, step == 48, step == 60)
 
 
 class _Command:

@@ -5,21 +5,14 @@ import re
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pytest
 import torch
 import yaml
-from hypothesis import given
-from hypothesis import strategies as st
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
-from app.checkpoint.warm_start import NEW, Source, translate_rows
-from app.config.model import ModelConfig
-from app.model.embeddings import make_embeddings
 from app.runtime.platform import Runtime
-from data_prep.dataset.format import Manifest
 from tests.app.conftest import SMALL, Command
 from tests.app.in_process import command_here, train_here, train_until
 from tests.app.run_files import events
@@ -206,34 +199,6 @@ def test_the_layout_changes_no_bits(new_day: Path, run_app: Command, tmp_path: P
             keys += [f"data.path={new_day}/data_1", "sharding.types=row_wise"]
             run_app("train", *base, *keys, processes=processes)
     assert len({digest(tmp_path / f"runs/y{name}") for name in ("11", "12", "13", "21", "22", "23")}) == 1
-
-
-FEATURES = ("a", "b")
-VALUES = st.lists(st.integers(0, 30), unique=True, max_size=20)
-
-
-@given(before=st.tuples(VALUES, VALUES), now=st.tuples(VALUES, VALUES))
-def test_rows_are_those_of_the_same_values(
-    before: tuple[list[int], list[int]], now: tuple[list[int], list[int]], tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    roots = [tmp_path_factory.mktemp("root") for _ in range(2)]
-    manifests = []
-    for root, values in zip(roots, (before, now), strict=True):
-        (root / "vocab").mkdir()
-        for feature, column in zip(FEATURES, values, strict=True):
-            np.save(root / "vocab" / f"{feature}.npy", np.array(column, np.uint32))
-        sizes = {feature: len(column) + 1 for feature, column in zip(FEATURES, values, strict=True)}
-        schema = {"label": "y", "dense": [], "sparse": list(FEATURES)}
-        encoding = {"name": "vocabulary", "first_id": 1, "unknown_id": 0, "vocabulary": values}
-        manifests.append(Manifest(schema, encoding, sizes, {}, [], 0, 0.0, "test"))
-    there, here = manifests
-    embeddings = make_embeddings(ModelConfig(embedding_dim=4), here.num_embeddings)
-    rows = translate_rows(embeddings, Source(roots[0], roots[0], there), roots[1], here)
-    for embedding, old, new in zip(embeddings, before, now, strict=True):
-        places = {value: number + 1 for number, value in enumerate(old)}
-        expected = [0, *(places.get(value, NEW) for value in new)]
-        translated = rows.get(embedding.tables[0].name)  # absent: the same dataset
-        assert (list(range(len(expected))) if translated is None else translated.tolist()) == expected
 
 
 @pytest.mark.medium

@@ -173,11 +173,6 @@ def test_without_data_a_run_is_built_and_counted(run_app: Command, tmp_path: Pat
     assert sum(table["bytes"] for table in manifest["tables"].values()) == 204_184_588 * 128 * 2
 
 
-def test_a_recipe_without_tiny_values_refuses_the_scale(tmp_path: Path) -> None:
-    (tmp_path / "own.yaml").write_text("run: {name: own}\n")
-    refused("has no tiny form", composed, "data.scale=tiny", f"recipe={tmp_path}/own.yaml")
-
-
 # By the source of a recipe's tiny form.
 FEWER = {DataSource.random: "data.random.rows=3000", DataSource.synthetic: "data.synthetic.rows=3000"}
 

@@ -7,18 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from app.config.app_config import validate_new_run
 from app.config.data import DataConfig, MultiHotConfig, NegativesConfig, VerifyData
 from app.data.batch import Batch
 from app.data.split import SplitReader, verify_splits
-from app.sharding.planner import multi_hot_features
 from common.errors import UserError
 from data_prep.dataset.format import (
-    MANIFEST_NAME,
     Manifest,
     ShardArrays,
     Split,
@@ -28,7 +24,6 @@ from data_prep.dataset.format import (
     write_shard,
 )
 from data_prep.dataset.multi_hot import Distribution
-from data_prep.dataset.spelling import Bags, join, pack, unpack
 from tests.app.conftest import SMALL, Command, Refusal, composed
 from tests.app.datasets import NUM_EMBEDDINGS, RAGGED_EMBEDDINGS, ragged_rows, write_dataset, write_ragged_dataset
 from tests.data_prep import oracle
@@ -76,20 +71,6 @@ def test_every_bag_stays_with_its_row(ragged: Path, world_size: int) -> None:
     assert row_numbers != sorted(row_numbers)
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_evaluation_pads_with_empty_bags(ragged: Path, world_size: int) -> None:
-    manifest, truth = load_manifest(ragged), ragged_rows("val", ROWS["val"])
-    row_numbers: list[int] = []
-    for rank in range(world_size):
-        for batch in SplitReader(ragged, manifest, "val", CONFIG, rank, world_size).eval_batches(48):
-            bags = samples(batch)
-            assert len(bags) == 48 // world_size
-            assert bags[: batch.num_valid] == [truth[row] for row in numbers(batch, ROWS["val"])]
-            assert all(row["tags"] == row["genres"] == [] for row in bags[batch.num_valid :])
-            row_numbers += numbers(batch, ROWS["val"]).tolist()
-    assert sorted(row_numbers) == list(range(ROWS["val"]))
-
-
 @pytest.mark.parametrize(
     ("kind", "place", "value", "message"),
     [
@@ -110,17 +91,6 @@ def test_what_data_prep_would_not_write_is_named(
     array.flush()
     with pytest.raises(UserError, match=message):
         list(SplitReader(tmp_path, manifest, "train", CONFIG, 0, 1).train_batches(10, 0, 0, 0))
-
-
-def test_a_manifest_says_which_features_are_multi_hot(tmp_path: Path) -> None:
-    manifest = write_ragged_dataset(tmp_path, {"train": 10})
-    assert load_manifest(tmp_path).ragged == ["tags", "genres"]
-    manifest.schema["ragged"] = ["genres", "tags"]
-    (tmp_path / MANIFEST_NAME).unlink()
-    save_manifest(tmp_path, manifest)
-    refused(r"schema\.ragged", load_manifest, tmp_path)
-    write_dataset(tmp_path / "one_hot", {"train": 10})
-    assert "ragged" not in (tmp_path / "one_hot" / MANIFEST_NAME).read_text()
 
 
 @pytest.fixture
@@ -182,16 +152,6 @@ def test_ids_are_expanded_while_they_are_read(
         assert samples(many) == expected
 
 
-def test_multi_hot_choices_that_cannot_be(dataset: Path, ragged: Path, tmp_path: Path) -> None:
-    def split(root: Path, *choices: Any) -> None:
-        SplitReader(root, load_manifest(root), "val", DataConfig(multi_hot=MultiHotConfig(*choices)), 0, 1)
-
-    refused(r"2 given for 4 features", split, dataset, [1, 2])
-    refused(r"2 given for 4 features", multi_hot_features, MultiHotConfig([1, 2]), load_manifest(dataset))
-    refused("each at least 1", split, dataset, [1, 2, 0, 3])
-    refused("has multi-hot columns of its own", split, ragged, [1, 2, 2, 3])
-
-
 @pytest.mark.slow("processes")
 def test_bags_on_disk_train_as_bags_made_while_reading(run_app: Command, tmp_path: Path) -> None:
     (tmp_path / "day.tsv").write_bytes(oracle.make_rows(600, seed=0))
@@ -204,35 +164,6 @@ def test_bags_on_disk_train_as_bags_made_while_reading(run_app: Command, tmp_pat
         run_app("train", *SMALL, f"data.path={name}", f"run.name={name}", "train.max_steps=5", *more)
         digests.append(json.loads((tmp_path / f"runs/{name}/summary.json").read_bytes())["digest"])
     assert digests[0] == digests[1]
-
-
-LISTS = st.lists(st.lists(st.integers(0, 99), max_size=4), max_size=12)
-
-
-def bags_of(rows: list[list[int]]) -> Bags:
-    return Bags(
-        np.array([value for row in rows for value in row], np.int32), np.cumsum([0] + [len(row) for row in rows])
-    )
-
-
-def rows_of(bags: Bags) -> list[list[int]]:
-    ends = zip(bags.offsets[:-1], bags.offsets[1:], strict=True)
-    return [bags.values[start:stop].tolist() for start, stop in ends]
-
-
-@given(rows=LISTS, more=LISTS, fixed=st.booleans(), data=st.data())
-def test_bags_do_as_lists_do(rows: list[list[int]], more: list[list[int]], fixed: bool, data: st.DataObject) -> None:
-    rows = [row + [7] * (4 - len(row)) for row in rows] if fixed else rows
-    start = data.draw(st.integers(0, len(rows)))
-    stop = data.draw(st.integers(start, len(rows)))
-    order = data.draw(st.lists(st.integers(0, max(0, stop - start - 1)), max_size=20 if stop > start else 0))
-    part = bags_of(rows).part(start, stop)
-    assert rows_of(part) == rows[start:stop]
-    assert rows_of(part.take(np.array(order, np.int64))) == [rows[start:stop][i] for i in order]
-    assert rows_of(join([part, bags_of(more)])) == rows[start:stop] + more
-    other = [[len(row)] for row in rows[start:stop]]
-    values, offsets = pack([part, bags_of(other)])
-    assert [rows_of(bags) for bags in unpack(values, offsets, 2)] == [rows[start:stop], other]
 
 
 USERS, ITEMS, POSITIVES, DRAWN = 9, 13, 250, 3
@@ -325,11 +256,6 @@ def test_an_epoch_has_the_rows_of_plain_loops(root: Path, seed: int, epoch: int)
     assert all(item == 5 for _, user, item, label in rows if (user, label) == (8, 0))
 
 
-def test_without_shuffling_rows_are_followed_by_their_negatives(root: Path) -> None:
-    rows = [row for batch in read(root, 4, 2, shuffle=False) for row in batch]
-    assert rows == plain_rows(draw_pairs(), 4, 2)
-
-
 def test_what_is_drawn_depends_on_seed_and_epoch_alone(root: Path) -> None:
     batches = read(root, 3, 1)
     assert read(root, 3, 1) == batches
@@ -398,8 +324,3 @@ def test_columns_that_cannot_be_drawn_are_refused(
     write_ragged_dataset(tmp_path / "data", {"train": 200, "val": 60, "test": 60})
     keys = [*MODEL, "model.dense_arch=[4]", "data.path=data", f"data.negatives.item={item}", "run.name=x"]
     assert fault in refused_command("train", *keys)
-
-
-def test_columns_beside_user_and_item_are_named(root: Path, caplog: pytest.LogCaptureFixture) -> None:
-    SplitReader(root, load_manifest(root), "train", DRAWING, 0, 1)
-    assert "data.negatives: drawn rows have their positive's values of row" in caplog.text

@@ -1,6 +1,5 @@
 """The order of rows and their way to a device: a function of seed, epoch and global batch; nothing lost or twice."""
 
-import logging
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,9 +9,9 @@ import pytest
 import torch
 from torchrec import KeyedJaggedTensor
 
-from app.config.data import DataConfig, VerifyData
+from app.config.data import DataConfig
 from app.data.batch import Batch, BatchBuilder, RowArrays, with_room_checked
-from app.data.split import SplitReader, verify_splits
+from app.data.split import SplitReader
 from app.runtime.platform import Runtime
 from common.errors import OwnError, UserError
 from data_prep.dataset.format import load_manifest, shard_path
@@ -58,22 +57,6 @@ def test_epochs_seeds_and_lanes_differ_and_repeat(dataset: Path) -> None:
     assert abs(np.corrcoef(position, np.arange(2_000))[0, 1]) < 0.5
 
 
-def test_a_changed_byte_is_named(tmp_path: Path) -> None:
-    manifest = write_dataset(tmp_path, {"train": 100, "val": 50})
-    verify_splits(tmp_path, manifest, ["train", "val"], DataConfig())
-    path = shard_path(tmp_path, "val", "00000", "sparse")
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
-    refused(r"val/00000\.sparse\.npy", verify_splits, tmp_path, manifest, ["train", "val"], DataConfig())
-    verify_splits(tmp_path, manifest, ["train", "val"], DataConfig(verify=VerifyData.never))
-
-
-def test_a_split_that_is_not_there_is_named(dataset: Path) -> None:
-    message = "no split 'tst'; it has train, val, test"
-    refused(message, SplitReader, dataset, load_manifest(dataset), "tst", CONFIG, 0, 1)
-
-
 def test_rows_of_the_same_features_have_the_same_number() -> None:
     sparse = np.array([[1], [1], [1], [1], [2], [1], [1], [1], [1]], np.int32)
     dense = np.array([[0.5, 1]] * 8 + [[1, 0.5]], np.float32)
@@ -109,36 +92,12 @@ def machine(tmp_path: Path, free_kib: list[int], gpu_node: int) -> tuple[Path, P
     return nodes, write_gpu(tmp_path / "pci", "0000:c1:00.0", gpu_node)
 
 
-def test_a_batch_knows_its_bytes() -> None:
-    assert batch().num_bytes == BYTES
-
-
-@pytest.mark.parametrize("count", [2, 4, 8])
-def test_processes_are_counted_on_their_own_node(tmp_path: Path, caplog: pytest.LogCaptureFixture, count: int) -> None:
-    caplog.set_level(logging.INFO, "clickwork")
-    enough = int(PINNED_KIB * 8 / count) + 1
-    nodes, pci = machine(tmp_path, [1] * (count - 1) + [enough], count - 1)
-    batches = [batch(), batch()]
-    assert list(with_room_checked(iter(batches), "0000:c1:00.0", 8, 3 << 30, nodes, pci)) == batches
-    assert f"are pinned for {8 // count} process(es) on NUMA node {count - 1}, which has" in caplog.text
-    assert "3.00 GiB of shards are read through the page cache" in caplog.text
-
-
 def test_too_little_on_the_gpus_node_is_refused_before_the_first_batch(tmp_path: Path) -> None:
     nodes, pci = machine(tmp_path, [1 << 20, int(PINNED_KIB) - 1], 1)
     with pytest.raises(UserError, match=r"on NUMA node 1, which has .* free: give a smaller train.global_batch_size"):
         with_room_checked(iter([batch()]), "0000:c1:00.0", 1, 0, nodes, pci)
     # Another GPU, whose node is not known: the freest.
     assert len(list(with_room_checked(iter([batch()]), "0000:01:00.0", 1, 0, nodes, pci))) == 1
-
-
-def test_without_nodes_or_batches_nothing_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "clickwork")
-    nodes, pci = machine(tmp_path, [1], 0)
-    none: Iterator[Batch] = iter(())
-    assert list(with_room_checked(none, "0000:c1:00.0", 1, 0, nodes, pci)) == []
-    assert len(list(with_room_checked(iter([batch()]), "0000:c1:00.0", 1, 0, tmp_path / "none", pci))) == 1
-    assert not caplog.records
 
 
 SOURCE = ["data.source=synthetic", "data.synthetic.rows=3000"]

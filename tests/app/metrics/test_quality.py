@@ -1,7 +1,6 @@
 """Metrics of clicks, of numbers and of groups of rows, and curves, against scikit-learn and plain loops."""
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -79,21 +78,6 @@ def test_histograms_of_weights_bound_the_auc() -> None:
     assert [binned[name] for name in names] == pytest.approx([exact[name] for name in names], rel=1e-9)
 
 
-@given(seed=st.integers(0, 10_000))
-def test_a_weight_counts_as_so_many_rows(seed: int) -> None:
-    logits, labels = _case(seed, 50, 1)
-    weights = np.random.default_rng(seed).integers(0, 4, 50)
-    weights[:2] = 1
-    repeated = quality.click_metrics(np.repeat(logits, weights), np.repeat(labels, weights))
-    figures = quality.click_metrics(logits, labels, weights=weights.astype(np.float32))
-    assert {**figures, "auc_standard_error": 0} == pytest.approx({**repeated, "auc_standard_error": 0}, abs=1e-12)
-
-
-def test_without_any_weight_nothing_is_defined() -> None:
-    logits, labels = _case(0, 20, None)
-    assert set(quality.click_metrics(logits, labels, weights=np.zeros(20, np.float32)).values()) == {None}
-
-
 def test_calibration_error_equals_torchmetrics() -> None:
     logits, labels = _case(3, 5_000, None)
     preds = torch.sigmoid(torch.from_numpy(logits))
@@ -136,17 +120,6 @@ def test_the_standard_error_is_of_all_rows_however_many(size: int) -> None:
     assert (curves.of, curves.auc_standard_error) == (size, figures["auc_standard_error"])
 
 
-def test_blocks_of_rows_give_the_bits_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    logits, labels = _case(1, 3_000, None)
-    whole = quality.click_metrics(logits, labels)
-    counts = quality.score_counts(logits, labels)
-    monkeypatch.setattr(quality, "BLOCK_ROWS", 700)
-    parts = quality.click_metrics(logits, labels)
-    assert {key for key in whole if parts[key] != whole[key]} <= {"ece"}
-    assert parts["ece"] == pytest.approx(whole["ece"], rel=1e-12)
-    np.testing.assert_array_equal(quality.score_counts(logits, labels), counts)
-
-
 def scores(n: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(seed)
     labels = (rng.random(n) < 0.25).astype(np.float32)
@@ -186,14 +159,6 @@ def test_reliability_is_scikit_learns_by_quantiles() -> None:
     assert [entry["samples"] for entry in bins] == [200] * 20
     np.testing.assert_allclose([entry["preds"] for entry in bins], mean, atol=2e-3)
     np.testing.assert_allclose([entry["labels"] for entry in bins], share, atol=6e-3)
-
-
-def test_score_counts_are_whole() -> None:
-    logits, labels = scores(1000)
-    counts = plain_curves(logits, labels)["scores"]
-    assert sum(counts["positive"]) == labels.sum()
-    assert sum(counts["positive"]) + sum(counts["negative"]) == 1000
-    assert len(counts["edges"]) == len(counts["positive"]) + 1
 
 
 @pytest.mark.parametrize("labels", [[0, 0, 0], [1, 1], []])
@@ -278,24 +243,6 @@ def test_ranks_are_those_of_plain_loops(seed: int) -> None:
     assert (values["hr_at_10"], values["ndcg_at_10"]) == pytest.approx(expected, abs=1e-12)
     assert 0 < expected[1] < expected[0] < 1
     assert values["gauc"] == quality.grouped_auc(logits, labels, groups)["gauc"]
-
-
-def test_a_constant_model_hits_nothing() -> None:
-    labels = np.zeros(40, np.float32)
-    labels[[0, 20]] = 1
-    values = quality.group_metrics(np.zeros(40, np.float32), labels, np.repeat([0, 1], 20), np.arange(40))
-    assert (values["hr_at_10"], values["ndcg_at_10"], values["gauc"]) == (0.0, 0.0, None)
-
-
-def test_a_negative_that_is_the_positive_itself_does_not_count() -> None:
-    logits = np.array([3, 3, *range(4, 13)], np.float32)  # nine above it, and its own row again
-    labels = np.eye(1, 11, dtype=np.float32)[0]
-    rows = np.array([7, 7, *range(20, 29)])
-    values = quality.group_metrics(logits, labels, np.zeros(11, np.int32), rows)
-    assert values["hr_at_10"] == 1.0
-    assert values["ndcg_at_10"] == pytest.approx(math.log(2) / math.log(11))
-    rows[1] = 8
-    assert quality.group_metrics(logits, labels, np.zeros(11, np.int32), rows)["hr_at_10"] == 0.0
 
 
 @pytest.mark.parametrize("label", [0, 1])

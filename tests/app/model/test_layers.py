@@ -2,93 +2,25 @@
 
 import copy
 import json
-from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
-from sklearn.metrics import mean_squared_error
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from torchrec.models import dlrm
 
-from app.config.kinds import TASKS
 from app.config.model import DenseInit, Interaction, ModelConfig
-from app.config.train import LARGE_BATCH, LossConfig, LossName, RuntimeConfig
+from app.config.train import LARGE_BATCH, LossConfig, LossName
 from app.model.dlrm import DLRM, make_loss
-from app.model.embeddings import Vectors, make_sparse_arch
-from app.model.layers import BatchNorm, DotInteraction, Dropout, Layer, join, mlp
-from app.runtime import platform
-from app.runtime.environment import leave
+from app.model.embeddings import make_sparse_arch
+from app.model.layers import BatchNorm, Layer, mlp
 from tests import reference
-from tests.app.conftest import SMALL, Command, composed
-from tests.app.group import start_group
-from tests.app.loops import GivenVectors
-from tests.oracles import field_models
+from tests.app.conftest import SMALL, Command
 
 FEATURES = {"cat_0": 11, "cat_1": 5, "cat_2": 40}
 DIM, NUM_DENSE, BATCH = 8, 6, 9
-
-
-@pytest.mark.parametrize("itself", [False, True])
-def test_dot_interaction_under_autocast_is_near_that_without(itself: bool) -> None:
-    """bf16 has 8 bits: 0.4 % of a value. All vectors are in bf16, as they are on a GPU."""
-    torch.manual_seed(0)
-    dense, sparse = torch.randn(BATCH, DIM).bfloat16().float(), torch.randn(BATCH, 3, DIM)
-    weights = torch.randn(BATCH, DotInteraction(3, DIM, itself).num_outputs)
-    results = []
-    for enabled in (False, True):
-        inputs = [dense.clone().requires_grad_(), sparse.clone().requires_grad_()]
-        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
-            vectors = [vector.bfloat16() for vector in inputs] if enabled else inputs
-            outputs = DotInteraction(3, DIM, itself)(*vectors)
-        assert outputs.dtype is (torch.bfloat16 if enabled else torch.float32)
-        results.append([outputs.float(), *torch.autograd.grad((outputs.float() * weights).sum(), inputs)])
-    for approximation, exact in zip(results[1], results[0], strict=True):
-        assert approximation.dtype is torch.float32
-        assert (approximation - exact).abs().max() < 0.02 * exact.abs().max()
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_vectors_in_the_ranks_order_are_joined_as_those_in_the_features(dtype: torch.dtype) -> None:
-    torch.manual_seed(0)
-    dense = torch.randn(BATCH, DIM, dtype=dtype, requires_grad=True)
-    sparse = torch.randn(BATCH, 3, DIM, requires_grad=True)
-    order = torch.tensor([2, 0, 1])
-    vectors, expected = join(dense, sparse, (order, order.argsort())), join(dense, sparse[:, order], None)
-    assert vectors.dtype is expected.dtype
-    assert torch.equal(vectors, expected)
-    weights = torch.randn_like(vectors)
-    for gradient, expected_gradient in zip(
-        torch.autograd.grad(vectors, [dense, sparse], weights),
-        torch.autograd.grad(expected, [dense, sparse], weights),
-        strict=True,
-    ):
-        assert torch.equal(gradient, expected_gradient)
-
-
-def test_dense_arch_does_not_wait_for_vectors_of_other_processes() -> None:
-    model, computed = _model(Interaction.dot, itself=False), []
-    model.dense_arch.register_forward_hook(lambda *_: computed.append(True))
-    lookup = model.sparse_arch.forward
-
-    def slow(features: KeyedJaggedTensor) -> Callable[[], Vectors]:
-        awaitable = lookup(features)
-
-        def wait() -> Vectors:
-            assert computed
-            return awaitable()
-
-        assert not computed
-        return wait
-
-    model.sparse_arch.forward = slow
-    assert model(torch.randn(BATCH, NUM_DENSE), _ids()).shape == (BATCH,)
 
 
 DCN = {"dcn_num_layers": 2, "dcn_low_rank_dim": 6}
@@ -125,41 +57,6 @@ def test_equals_torchrec_to_the_bit_forward_and_backward(interaction: Interactio
         assert parameter.grad is not None
         assert torch.count_nonzero(parameter.grad), name
         assert torch.equal(parameter.grad, other.grad), name
-
-
-@pytest.mark.parametrize("bf16", [False, True])
-@pytest.mark.parametrize("interaction", Interaction)
-def test_what_a_graph_records_is_a_plain_step_without_the_parameters_themselves(
-    interaction: Interaction, bf16: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model, dense, ids = _model(interaction, itself=False), torch.randn(BATCH, NUM_DENSE), _ids()
-    cast_to_bf16 = partial(torch.autocast, "cpu", torch.bfloat16, bf16)
-
-    def gradients() -> list[Tensor]:
-        with cast_to_bf16():
-            logits = model(dense, ids)
-        return [logits, *torch.autograd.grad(logits.square().sum(), list(model.parameters()))]
-
-    def record(functions: Any, examples: Any) -> Any:
-        for function, example in zip(functions, examples, strict=True):
-            leaves = {id(leaf) for leaf in _leaves(function(*example).grad_fn)}
-            assert leaves == {id(tensor) for tensor in example if tensor.requires_grad} - parameters
-        assert {id(parameter) for parameter in model.parameters()} == parameters
-        return functions
-
-    plain, parameters = gradients(), {id(parameter) for parameter in model.parameters()}
-    monkeypatch.setattr(torch.cuda, "make_graphed_callables", record)
-    model.capture_dense_layers(dense, ids, cast_to_bf16)
-    for output, expected in zip(gradients(), plain, strict=True):
-        assert torch.equal(output, expected)
-
-
-def _leaves(node: Any) -> Iterator[Tensor]:
-    """The leaves of an autograd graph."""
-    if hasattr(node, "variable"):
-        yield node.variable
-    for before, _ in () if node is None else node.next_functions:
-        yield from _leaves(before)
 
 
 def test_linear_layers_begin_as_facebookresearch_draws_them() -> None:
@@ -235,63 +132,6 @@ def batches() -> list[Tensor]:
     return [torch.randn(ROWS, CHANNELS, generator=draw) * 3 + 50 for _ in range(3)]
 
 
-def trained(norm: nn.Module, inputs: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    inputs = inputs.clone().requires_grad_()
-    outputs = norm(inputs)
-    (outputs * weights).sum().backward()
-    assert inputs.grad is not None
-    return outputs.detach(), inputs.grad
-
-
-def test_of_one_process_it_is_torchs_to_the_bit() -> None:
-    batch_norm, reference = both()
-    for inputs in batches():
-        weights = torch.randn_like(inputs)
-        for value, other in zip(trained(batch_norm, inputs, weights), trained(reference, inputs, weights), strict=True):
-            assert torch.equal(value, other)
-    assert torch.equal(batch_norm.running_mean, reference.get_buffer("running_mean"))
-    assert torch.equal(batch_norm.running_var, reference.get_buffer("running_var"))
-    assert torch.equal(batch_norm.eval()(inputs), reference.eval()(inputs))
-
-
-def _of_this_process(out: str) -> None:
-    """Uneven parts of each batch, padded to equal size; one process has none of the valid samples of the last."""
-    rank, batch_norm = platform.start(RuntimeConfig(num_threads=1), seed=0, deterministic=True).rank, both()[0]
-    results = []
-    for number, inputs in enumerate(batches()):
-        parts = inputs.split([10, 14] if number < 2 else [24, 0])
-        num_valid = len(parts[rank])
-        batch_norm.begin_step(num_valid)
-        padded = torch.cat([parts[rank], torch.zeros(24 - len(parts[rank]), CHANNELS)])
-        outputs, gradient = trained(batch_norm, padded, torch.ones(24, CHANNELS) * (rank + 1))
-        results.append([outputs[:num_valid].tolist(), gradient[:num_valid].tolist()])
-    state = [batch_norm.running_mean.tolist(), batch_norm.running_var.tolist(), batch_norm.weight.grad.tolist()]  # type: ignore[union-attr]
-    Path(f"{out}.{rank}").write_text(json.dumps([results, state]), encoding="utf-8")
-    dist.barrier()
-    leave(0)
-
-
-def test_several_processes_have_the_statistics_of_all_samples(tmp_path: Path) -> None:
-    out = tmp_path / "rank"
-    log = tmp_path / "log"
-    assert start_group(_of_this_process, (str(out),), 2, 2, log) == [0, 0], log.read_text()
-    ranks = [json.loads(Path(f"{out}.{rank}").read_text(encoding="utf-8")) for rank in (0, 1)]
-    _, reference = both()
-    for number, inputs in enumerate(batches()):
-        size = 10 if number < 2 else 24
-        weights = torch.ones(ROWS, CHANNELS)
-        weights[size:] = 2
-        expected = trained(reference, inputs, weights)
-        for part, whole in enumerate(expected):
-            actual = torch.cat([torch.tensor(rank[0][number][part]).view(-1, CHANNELS) for rank in ranks])
-            torch.testing.assert_close(actual, whole, rtol=1e-4, atol=2e-5)
-    for rank in ranks:
-        torch.testing.assert_close(torch.tensor(rank[1][0]), reference.running_mean)
-        torch.testing.assert_close(torch.tensor(rank[1][1]), reference.running_var)
-    summed = torch.tensor([rank[1][2] for rank in ranks]).sum(0)  # DistributedDataParallel averages
-    torch.testing.assert_close(summed, reference.weight.grad, rtol=1e-4, atol=1e-4)
-
-
 def test_a_step_can_be_undone() -> None:
     batch_norm, _ = both()
     batch_norm(batches()[0])
@@ -302,36 +142,6 @@ def test_a_step_can_be_undone() -> None:
     batch_norm.undo_step()
     assert torch.equal(batch_norm.running_mean, before[0])
     assert torch.equal(batch_norm.running_var, before[1])
-
-
-@pytest.mark.parametrize("rows", [2, 3])
-def test_it_is_of_float32_under_autocast(rows: int) -> None:
-    batch_norm, _ = both()
-    with torch.autocast("cpu", torch.bfloat16):
-        assert batch_norm(torch.randn(rows, CHANNELS).bfloat16()).dtype is torch.float32
-
-
-WIDTH = 200
-
-
-@pytest.mark.parametrize("rate", [0.0, 0.1, 0.5, 0.999])
-def test_masks_are_those_of_the_hash(rate: float) -> None:
-    dropout = Dropout(WIDTH, rate)
-    dropout.draw(3, 7, 1, 100)
-    assert np.array_equal(dropout.mask(9).numpy(), field_models.mask(3, 7, 1, 100, 9, WIDTH, rate))
-
-
-def test_values_are_scaled_in_training_and_untouched_in_evaluation() -> None:
-    dropout, inputs = Dropout(WIDTH, 0.25), torch.randn(8, WIDTH, requires_grad=True)
-    dropout.draw(0, 0, 0, 0)
-    mask = dropout.mask(8)
-    outputs = dropout(inputs)
-    torch.testing.assert_close(outputs, torch.where(mask, inputs / 0.75, 0.0))
-    outputs.sum().backward()
-    assert inputs.grad is not None
-    torch.testing.assert_close(inputs.grad, mask / 0.75)
-    assert dropout.eval()(inputs) is inputs
-    assert not dropout.state_dict()
 
 
 WIDTHS = [24, 16, 1]
@@ -371,52 +181,6 @@ def test_values_and_gradients_are_torchs(final_relu: bool) -> None:
         torch.testing.assert_close(gradient, other, rtol=1e-5, atol=1e-6 * float(other.abs().max()))
 
 
-def test_its_operations_are_counted() -> None:
-    layers, inputs = mlp(37, WIDTHS, False), torch.randn(LARGE_BATCH, 37, requires_grad=True)
-    with FlopCounterMode(display=False) as counter:
-        layers(inputs).sum().backward()
-    with FlopCounterMode(display=False) as expected:
-        plain(layers)(inputs).sum().backward()
-    assert counter.get_total_flops() == expected.get_total_flops() > 0
-
-
-def test_elsewhere_it_is_torchs_to_the_bit() -> None:
-    torch.manual_seed(0)
-    layers, inputs = mlp(37, WIDTHS, False), torch.randn(LARGE_BATCH, 37)
-    torch_layers = plain(layers)
-    few = layers(inputs[:-1])
-    assert not is_by_onednn(few)
-    assert torch.equal(few, torch_layers(inputs[:-1]))
-    with torch.no_grad():
-        assert torch.equal(layers(inputs), torch_layers(inputs))
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.equal(layers(inputs), torch_layers(inputs))
-
-
-@pytest.mark.parametrize("interaction", ["dot", "dcn"])
-def test_ten_steps_have_the_losses_of_torchs(interaction: str) -> None:
-    overrides = ["model.embedding_dim=8", "model.dense_arch=[32,8]", "model.over_arch=[48,1]", "data.path=none"]
-    config = composed(*overrides, f"model.interaction={interaction}")
-
-    def losses(parts: int) -> Tensor:
-        torch.manual_seed(0)
-        model = DLRM(config.model, 5, 3, GivenVectors())
-        optimizer = torch.optim.Adagrad(model.parameters(), lr=0.02)
-        step_losses = []
-        for _ in range(10):
-            dense, sparse, labels = torch.randn(LARGE_BATCH, 5), torch.randn(LARGE_BATCH, 3, 8), torch.rand(LARGE_BATCH)
-            batches = zip(dense.chunk(parts), sparse.chunk(parts), strict=True)
-            logits = torch.cat([model(*batch) for batch in batches])
-            loss = nn.functional.binary_cross_entropy_with_logits(logits, (labels < 0.25).float())
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            step_losses.append(loss.detach())
-        return torch.stack(step_losses)
-
-    torch.testing.assert_close(losses(1), losses(2), rtol=1e-6, atol=0)
-
-
 def test_what_stands_between_layers_is_not_skipped_in_large_batches() -> None:
     layers = mlp(37, WIDTHS, False)
     with_dropout = nn.Sequential(layers[0], nn.Dropout(1.0), layers[1])
@@ -445,29 +209,6 @@ def test_loss_and_gradient_equal_the_oracle(
     beyond = torch.sigmoid(logits.detach()) - 0.5
     assert torch.equal(gradient == 0, beyond.abs() > 0.5 - threshold)
     assert not threshold or 0 < int((gradient == 0).sum()) < 64
-
-
-def test_the_loss_of_numbers_is_scikit_learns_and_has_no_sigmoid() -> None:
-    rng = np.random.default_rng(0)
-    preds, labels = rng.normal(3, 2, (2, 50))
-    loss = make_loss(LossConfig(LossName.mse), 0.5, TASKS["number"])
-    value = loss(torch.from_numpy(preds), torch.from_numpy(labels))
-    assert value.item() == pytest.approx(mean_squared_error(labels, preds) / 2, rel=1e-12)
-
-
-@pytest.mark.parametrize("name", LossName)
-def test_over_all_rows_the_loss_is_the_mean_by_weight(name: LossName) -> None:
-    rng = np.random.default_rng(0)
-    logits, labels, weights = rng.normal(size=60), rng.integers(0, 2, 60).astype(float), rng.random(60) * 9
-    class_weights = [0.7, 3.0] if name is LossName.weighted_bce else None
-    loss = make_loss(LossConfig(name, class_weights), 1.0, TASKS["click"], weights.mean())
-    batches = zip(*(torch.from_numpy(each).split(20) for each in (logits, labels, weights)), strict=True)
-    value = np.mean([loss(*batch).item() for batch in batches])
-    preds = 1 / (1 + np.exp(-logits))
-    of_class = np.where(labels > 0, 3.0, 0.7) if class_weights else 1
-    each = of_class * -np.log(np.where(labels > 0, preds, 1 - preds))
-    each = (preds - labels) ** 2 if name is LossName.mse else each
-    assert value == pytest.approx(np.average(each, weights=weights), rel=1e-7)
 
 
 def test_a_hopeless_sample_keeps_its_loss_and_its_gradient() -> None:

@@ -121,32 +121,14 @@ def test_what_fbgemm_lacks_on_cpu_is_said_or_refused(
         built(runtime, dataset, *ANY, "optimizer=adam")
 
 
-def test_dense_parameters_may_have_another_algorithm(runtime: Runtime, dataset: Path) -> None:
-    """Row-wise Adagrad for tables, Adam for the rest: Adam's first step moves every weight by lr."""
-    keys = ["optimizer=rowwise_adagrad", "optimizer.lr=0.001", "optimizer.sparse_lr=0.05", "optimizer.eps=1e-12"]
-    adam = ["optimizer.dense=adam", "optimizer.beta1=0.9", "optimizer.beta2=0.999"]
-    this = built(runtime, dataset, *ANY, *keys, *adam)
-    before = [parameter.detach().clone() for parameter in _dense(this)]
-    _train(this, 0, 1, rates=(0.001, 0.05))
-    moved = torch.cat([(new - old).abs().flatten() for new, old in zip(_dense(this), before, strict=True)])
-    torch.testing.assert_close(moved[moved > 0].detach(), torch.full_like(moved[moved > 0], 0.001), rtol=1e-3, atol=0)
-
-
-def _train(this: Session, first: int, last: int, rates: tuple[float, float] = (0.01, 0.01)) -> None:
-    """Steps [first, last) at the configured rate, or at these of dense parameters and tables."""
-    if this.config.optimizer.name is OptimizerName.sgd:
-        rates = (0.1, 0.1)
+def _train(this: Session, first: int, last: int) -> None:
+    """Steps [first, last)."""
     batches = this.predictor.split("train").train_batches(128, seed=5, epoch=0, first=first)
     for _, batch in zip(range(first, last), batches, strict=False):
-        set_learning_rate(this.optimizer, *rates)
+        set_learning_rate(this.optimizer, 0.01, 0.01)
         this.optimizer.zero_grad()
         torch.nn.functional.binary_cross_entropy_with_logits(this.forward(batch), batch.labels).backward()
         this.optimizer.step()
-
-
-def _dense(this: Session) -> list[torch.nn.Parameter]:
-    model = this.model.module
-    return [*model.dense_arch.parameters(), *model.over_arch.parameters()]
 
 
 LR, EPS, DECAY = 0.1, 1e-4, 0.5

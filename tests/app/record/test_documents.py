@@ -15,15 +15,13 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from app.checkpoint.files import read_state
 from app.metrics.documents import decode_event
-from app.record import directory, documents, provenance
-from app.record.directory import RunDirectory
+from app.record import documents, provenance
 from app.sharding.documents import PlanFile
 from app.sharding.plan import load_plan
-from app.trackers import TensorBoard, flat_settings
+from app.trackers import TensorBoard
 from common.documents import plain, plain_object
 from common.errors import UserError
-from common.keys import to_plain
-from tests.app.conftest import Command, composed
+from tests.app.conftest import Command
 from tests.app.run_files import events, rewrite_state
 from tests.error_lines import refused
 
@@ -152,48 +150,8 @@ def test_a_line_that_is_no_event_is_named_unless_a_kill_cut_it_off(line: str, re
     refused(r"metrics.jsonl: line 1 is not an event .*; delete the line", documents.read_events, run)
 
 
-def test_the_golden_run_is_read_whole() -> None:
-    for name, read in (
-        ("manifest", documents.read_manifest),
-        ("summary", documents.read_summary),
-        ("curves", documents.read_curves),
-    ):
-        assert plain(read(GOLDEN)) == json.loads((GOLDEN / f"{name}.json").read_bytes())
-    lines = (GOLDEN / "metrics.jsonl").read_text().splitlines()
-    assert [plain(event) for event in documents.read_events(GOLDEN)] == [json.loads(line) for line in lines]
-
-
-def test_a_run_that_did_not_begin_leaves_no_directory(tmp_path: Path) -> None:
-    record = RunDirectory(tmp_path / "runs/a", rank=0)
-    record.open()
-    record.release()
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_full_disk_is_told(logged: pytest.LogCaptureFixture) -> None:
-    for error, reason in ((OSError(28, "No space left on device"), "No space left on device"), (OSError("odd"), "odd")):
-        with directory.ignoring_full_disk():
-            raise error
-        assert logged.messages[-1] == f"the last figures were not written: {reason}"
-
-
 LOGITS = np.array([0.5, -1.0, 2.0], np.float32)
 LABELS = np.array([1.0, 0.0, 1.0], np.float32)
-
-
-def test_scores_are_read_as_they_were_written(tmp_path: Path) -> None:
-    assert documents.kept_splits(tmp_path) == []
-    for split in ("val", "test", "late"):
-        documents.write_scores(tmp_path, split, 7, "d" * 64, LOGITS, LABELS)
-    assert documents.kept_splits(tmp_path) == ["test", "late", "val"]
-    scores = documents.read_scores(tmp_path, "test")
-    assert (scores.about.rows, scores.about.step, scores.about.dataset) == (3, 7, "d" * 64)
-    assert scores.logits.tolist() == LOGITS.tolist()
-    assert scores.labels.tolist() == [True, False, True]
-    assert np.load(tmp_path / "scores/test.logits.npy").dtype == np.float32
-    assert np.load(tmp_path / "scores/test.labels.npy").dtype == np.bool_
-    with pytest.raises(FileNotFoundError):
-        documents.read_scores(tmp_path, "train")
 
 
 @pytest.mark.parametrize("name", ["logits", "labels"])
@@ -228,7 +186,7 @@ def commit(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_whatever_lies_in_a_checkout_is_no_hindrance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Untracked files of the packages count, by name and content, others do not; a link to a directory, one that leads
-    nowhere, another checkout, and a file that is gone by the time it is read."""
+    nowhere, and another checkout."""
 
     def code() -> dict[str, str | None]:
         code_version = provenance.describe_run().code
@@ -249,22 +207,12 @@ def test_whatever_lies_in_a_checkout_is_no_hindrance(tmp_path: Path, monkeypatch
     (tmp_path / "clickwork/new.py").unlink()
     app = tmp_path / "app"
     app.mkdir()
-    (app / "new.txt").write_bytes(b"x" * 3_000_000)
-    assert code()["dirty_diff_sha256"] == hashlib.sha256(b"app/new.txt" + b"x" * 3_000_000).hexdigest()
-    (app / "new.txt").unlink()
     (app / "data").symlink_to("/usr")
     (app / "nowhere").symlink_to("gone")
     (app / "other").mkdir()
     git(app / "other", "init", "--quiet")
     names = b"app/data/usr" + b"app/nowheregone" + b"app/other/"
     assert code()["dirty_diff_sha256"] == hashlib.sha256(names).hexdigest()
-    listed = provenance._run_git
-
-    def listed_with_one_gone(*arguments: str) -> bytes | None:
-        return b"app/swap\0" if arguments[0] == "ls-files" else listed(*arguments)
-
-    monkeypatch.setattr(provenance, "_run_git", listed_with_one_gone)
-    assert code()["dirty_diff_sha256"] == hashlib.sha256(b"app/swap").hexdigest()
 
 
 @pytest.mark.parametrize("form", ["branch", "packed", "detached"])
@@ -330,9 +278,3 @@ def test_tensorboard_has_every_number_of_every_event_and_begins_with_evaluations
     assert {tag: value for tag, value in scalars.items() if value} == pytest.approx(expected)
     assert not any(scalars[tag] for tag in scalars.keys() - expected.keys())  # sums of what was not measured are 0
     assert min(scalars).startswith("eval/")
-
-
-def test_hyper_parameters_are_flat_and_of_simple_types() -> None:
-    flat = flat_settings(to_plain(composed("optimizer.lr=0.5")), 2)
-    assert (flat["optimizer.lr"], flat["world_size"]) == (0.5, 2)
-    assert all(isinstance(value, (str, int, float, bool)) for value in flat.values())

@@ -11,9 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from selenium import webdriver
-from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
-from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import WebDriverWait
 
@@ -109,15 +107,6 @@ def test_the_theme_follows_the_system_and_the_switch(driver: webdriver.Chrome, r
     assert appearances["light"][1] > 200 > 80 > appearances["dark"][1]
 
 
-def test_the_keyboard_reads_a_chart(driver: webdriver.Chrome, report: Path) -> None:
-    load(driver, report)
-    chart = driver.find_element(By.CSS_SELECTOR, "[data-chart=logloss]")
-    assert "Arrow keys" in (chart.get_attribute("aria-label") or "")
-    chart.send_keys(Keys.ARROW_LEFT)
-    result = driver.find_element(By.CSS_SELECTOR, "[data-reading=logloss]").get_attribute("textContent") or ""
-    assert result.startswith("step 300: train 0.4")
-
-
 BROKEN = r"""
 const broken = [];
 const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
@@ -146,27 +135,6 @@ def test_no_word_is_broken(width: int, driver: webdriver.Chrome, every_page: lis
             assert driver.execute_script(BROKEN) == [], (page, dark)
             assert driver.execute_script("return document.documentElement.scrollWidth") <= width, (page, dark)
             assert driver.get_log("browser") == []
-
-
-def legend(driver: webdriver.Chrome, chart: str) -> dict[str, str]:
-    """The values that a chart's legend shows, by name."""
-    rows = driver.find_elements(By.CSS_SELECTOR, f"#{chart} .u-series")
-    cells = [[row.find_element(By.TAG_NAME, tag).text for tag in ("th", "td")] for row in rows if row.is_displayed()]
-    return {row[0]: row[1] for row in cells}
-
-
-def test_the_idle_legend_has_the_last_values(driver: webdriver.Chrome, report: Path) -> None:
-    load(driver, report)
-    last = read_run(report.parent).windows[-1]
-    idle = legend(driver, "logloss")
-    assert idle["step"] == str(last.step)
-    assert float(idle["train"]) == pytest.approx(last.logloss, rel=1e-4)
-    assert legend(driver, "roc") == {"model": "", "chance": ""}
-    over = driver.find_element(By.CSS_SELECTOR, "#logloss .u-over")
-    ActionChains(driver).move_to_element_with_offset(over, -over.size["width"] // 4, 0).perform()
-    assert legend(driver, "logloss")["train"] != idle["train"]
-    ActionChains(driver).move_to_element(driver.find_element(By.TAG_NAME, "h1")).perform()
-    assert legend(driver, "logloss") == idle
 
 
 def value_of(text: str) -> float:
@@ -237,17 +205,3 @@ def test_it_prints_within_the_paper(driver: webdriver.Chrome, report: Path) -> N
     driver.execute_script("dispatchEvent(new Event('beforeprint'))")
     assert driver.execute_script("return document.documentElement.scrollWidth") <= 794
     driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
-
-
-def test_several_side_by_side(driver: webdriver.Chrome, tmp_path: Path) -> None:
-    runs = [read_run(write_run(tmp_path / f"r{lr}", f"optimizer.lr={lr}", seed=n)) for n, lr in enumerate((0.01, 0.02))]
-    page = tmp_path / "compare.html"
-    page.write_text(Comparison(runs).page(tmp_path))
-    load(driver, page)
-    assert requests(driver) == [page.resolve().as_uri()]
-    assert driver.get_log("browser") == []
-    pixels = picture(driver.find_element(By.CSS_SELECTOR, "#logloss canvas"))
-    assert min(near(pixels, css(driver, name)) for name in ("--c0", "--c1")) > 25
-    marked = driver.find_element(By.CSS_SELECTOR, ".differing td")
-    plain = driver.find_element(By.CSS_SELECTOR, "#main table td")
-    assert marked.value_of_css_property("background-color") != plain.value_of_css_property("background-color")

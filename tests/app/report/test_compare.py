@@ -1,7 +1,6 @@
 """Several runs side by side: what is the same, what is significant, what agrees; the statistics, against SciPy."""
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,9 +19,8 @@ from app.metrics.documents import TrainEvent
 from app.record.documents import write_scores
 from app.report import compare
 from app.report.__main__ import main
-from app.report.page import run_page
 from app.report.read import RunFiles, read_run
-from app.report.statistics import MeanDifference, batch_means, delong, paired, seeds_needed, speed_ratio, spread, welch
+from app.report.statistics import MeanDifference, delong, paired, seeds_needed, speed_ratio, spread, welch
 from app.training.recorder import rows_digest
 from common.compose import compose_config
 from tests.app.report.runs import write_run
@@ -68,12 +66,6 @@ def test_groups_differ_in_more_than_the_seed(sweep: list[RunFiles]) -> None:
     assert set(differing) == {"optimizer.lr", "train.seed"}
     assert differing["optimizer.lr"] == ["0.01"] * 4 + ["0.02"] * 4
     assert same["versions.torch"]
-
-
-def test_another_version_or_commit_is_another_group(tmp_path: Path) -> None:
-    runs = [read_run(write_run(tmp_path / name, manifest={"versions": {"torch": name}})) for name in ("2.12", "2.13")]
-    assert len(compare.group_runs(runs)) == 2
-    assert compare.differences(runs)[0]["versions.torch"] == ["2.12", "2.13"]
 
 
 def test_speed_and_auc_of_two_groups(sweep: list[RunFiles]) -> None:
@@ -128,14 +120,6 @@ def test_other_validation_rows_are_not_comparable(labels: str | None, sweep: lis
     assert "different data (digests dddddddddddd and eeeeeeeeeeee), 4,000 rows of val of data/x" in sentence
 
 
-def test_the_same_rows_in_another_encoding_are_comparable(sweep: list[RunFiles], tmp_path: Path) -> None:
-    runs = [
-        read_run(write_run(tmp_path / digest, f"data.encoding={digest}", digest=digest, labels_digest="l"))
-        for digest in ("hash", "torchrec")
-    ]
-    difference_of(*compare.group_runs(runs))
-
-
 @pytest.mark.medium
 def test_rows_are_told_apart_by_more_than_their_labels(tmp_path: Path) -> None:
 
@@ -158,18 +142,6 @@ def test_rows_are_told_apart_by_more_than_their_labels(tmp_path: Path) -> None:
         digest("rows.csv", rows, schema, *stratified, "data.split.seed=1"),
     }
     assert len(different - {own}) == 3
-
-
-def test_drawn_negatives_are_rows_of_train(tmp_path: Path) -> None:
-    keys = ("data.negatives.user=user", "data.negatives.item=item")
-    first, second = (
-        read_run(write_run(tmp_path / str(count), f"data.negatives.per_positive={count}", *keys)) for count in (1, 4)
-    )
-    assert compare.same_rows(first, second)
-    for run in (first, second):
-        assert run.summary is not None
-        run.summary.eval.split = "train"
-    assert not compare.same_rows(first, second)
 
 
 def test_one_seed_each_gets_an_interval_within_runs_and_no_test(sweep: list[RunFiles]) -> None:
@@ -216,19 +188,6 @@ def test_a_window_with_an_epochs_last_batch_has_its_own_samples(tmp_path: Path) 
     whole = 10 * run.global_batch_size
     assert samples.tolist() == [whole - 1000 * (event.step == 50) for event in train]
     np.testing.assert_allclose(seconds, samples / [event.samples_per_second for event in train])
-
-
-def test_runs_that_were_built_without_data_are_shown(tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        directory = write_run(tmp_path / name)
-        manifest = json.loads((directory / "manifest.json").read_bytes())
-        manifest["dataset"] = {"path": None, "digest": None, "published_tables": "mlperf_v2"}
-        (directory / "manifest.json").write_text(json.dumps(manifest))
-        (directory / "metrics.jsonl").unlink()
-        assert "built from the table sizes of mlperf_v2, without data" in run_page(read_run(directory))
-    runs = [read_run(tmp_path / name) for name in ("a", "b")]
-    assert compare.facts(runs[0])["dataset digest"] == "mlperf_v2"
-    compare.Comparison(runs).page(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -329,11 +288,6 @@ def test_scores_of_other_rows_are_not_compared(tmp_path: Path, planted: str, wor
     assert row_by_row.endswith("eeeeeeeeeeee)." if planted == "another dataset" else f"{remedy}.")
 
 
-def test_keeping_scores_is_no_other_configuration(tmp_path: Path) -> None:
-    runs = [read_run(write_run(tmp_path / f"{rows}", f"eval.keep_scores={rows}", seed=rows)) for rows in (0, 1)]
-    assert len(compare.group_runs(runs)) == 1
-
-
 def test_each_comparison_has_a_file_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("a", "b", "c"):
@@ -343,42 +297,9 @@ def test_each_comparison_has_a_file_of_its_own(tmp_path: Path, monkeypatch: pyte
     main(compose_config(ReportConfig, CONFIG_DIR, ["runs=[runs/b,runs/c]", "out=given.html"], name="report"))
     assert {path.name for path in (tmp_path / "runs").glob("*.html")} == {"compare-a-b.html", "compare-a-c.html"}
     assert (tmp_path / "given.html").exists()
-    many = [Path(f"runs/a_long_name_{number}") for number in range(40)]
-    elsewhere = [Path("x/seed_0"), Path("y/seed_0")], [Path("x/seed_0"), Path("z/seed_0")]
-    names = [compare.page_name(directories) for directories in (many, many[:39], *elsewhere)]
-    assert len(set(names)) == 4
-    assert max(map(len, names)) <= 90
 
 
 values = st.lists(st.floats(0.6, 0.9).map(lambda x: round(x, 6)), min_size=2, max_size=8)
-
-
-@pytest.mark.filterwarnings("ignore:Precision loss occurred")  # SciPy's, of values that hardly differ
-@given(values, values)
-def test_welch_is_scipys(first: list[float], second: list[float]) -> None:
-    difference = welch(first, second)
-    if np.ptp(first) == np.ptp(second) == 0:
-        assert difference.p == (1.0 if first[0] == second[0] else 0.0)
-        return
-    scipy_test = stats.ttest_ind(second, first, equal_var=False)
-    interval = scipy_test.confidence_interval(0.95)
-    assert difference.p == pytest.approx(scipy_test.pvalue, rel=1e-5, abs=1e-9)
-    assert (difference.low, difference.high) == pytest.approx((interval.low, interval.high), rel=1e-4, abs=1e-9)
-
-
-def test_one_value_on_a_side_has_no_test() -> None:
-    difference = welch([0.7], [0.71, 0.72])
-    assert difference.mean == pytest.approx(0.015)
-    assert difference[1:] == (None, None, None)
-    assert speed_ratio([2.0], [1.0, 1.0]) == (2.0, None, None)
-
-
-def test_batch_means_keep_the_total_and_are_few() -> None:
-    seconds, samples = np.arange(1.0, 101), np.full(100, 10.0)
-    means = batch_means(seconds, samples)
-    assert len(means) == 20
-    assert means.mean() == pytest.approx(seconds.sum() / samples.sum())
-    assert len(batch_means(seconds[:3], samples[:3])) == 1
 
 
 @pytest.mark.parametrize("size", [2, 3, 10, 1_000, 100_000])
@@ -453,9 +374,3 @@ def test_as_many_seeds_as_the_power_takes(mean: float, deviations: tuple[float, 
     assert seeds is not None
     assert power(seeds) >= 0.8 - 1e-4
     assert seeds == 2 or power(seeds - 1) < 0.8
-
-
-def test_no_number_of_seeds_shows_no_difference() -> None:
-    assert seeds_needed(0.0, 1.0) is None
-    assert seeds_needed(1e-6, 1.0) is None
-    assert seeds_needed(0.1, 0.0) == 2

@@ -19,12 +19,12 @@ from sklearn.dummy import DummyClassifier
 from sklearn.metrics import accuracy_score, log_loss, roc_auc_score
 
 from app.metrics.documents import EvaluationFigures
-from app.record.documents import Summary, TableSize
+from app.record.documents import TableSize
 from app.report import charts
-from app.report.page import figures, rank_loads, step_parts, traffic, write_report
+from app.report.page import step_parts, traffic, write_report
 from app.report.read import RunFiles, read_run
 from app.sharding.documents import PlannedTable
-from common.documents import convert, plain_object
+from common.documents import convert
 from tests.app.conftest import SMALL, Command, composed
 from tests.app.report.runs import PLANNED, write_run
 from tests.browser import DRAWN_BY, PICTURES, drawing_digest
@@ -42,7 +42,6 @@ class Page(html.parser.HTMLParser):
         super().__init__()
         self.references: list[str] = []
         self.text = ""
-        self.ids: list[str] = []
         self._inside = ""
         self.feed(text)
         match = re.search(r'<script type="application/json" id="charts">(.*?)</script>', text, re.DOTALL)
@@ -53,7 +52,6 @@ class Page(html.parser.HTMLParser):
         self._inside = tag
         values = dict(attrs)
         self.references += [str(values[key]) for key in ("src", "href", "action", "data", "srcset") if key in values]
-        self.ids += [str(values["id"])] if "id" in values else []
 
     def handle_data(self, data: str) -> None:
         if self._inside not in ("script", "style"):
@@ -92,16 +90,6 @@ def test_the_report_of_a_real_run(run_app: Command, dataset: Path, tmp_path: Pat
     assert all(f"t_cat_{i}" in page.text for i in range(3))
     assert "make verify RUN=" in page.text
     assert "not measured" in page.text  # power
-
-
-@pytest.mark.slow("processes")
-def test_an_interrupted_and_a_failed_run_have_their_reports(run_app: Command, dataset: Path, tmp_path: Path) -> None:
-    run_app("train", *SMALL, f"data.path={dataset}", "run.name=cut", "train.max_minutes=0.00001", status=75)
-    assert "Interrupted after" in (tmp_path / "runs/cut/report.html").read_text()
-    run_app("train", *SMALL, f"data.path={dataset}", "run.name=burst", "optimizer=sgd", "optimizer.lr=1e30", status=2)
-    page = (tmp_path / "runs/burst/report.html").read_text()
-    assert "Failed after" in page
-    assert "first non-finite value" in page
 
 
 @pytest.mark.slow("examples")
@@ -150,25 +138,6 @@ def test_the_served_the_last_and_the_best_evaluation_have_their_tiles(tmp_path: 
     assert any(tile.startswith("Normalised entropy 0.8765") for tile in shown), shown
     best = {"step": last["step"], "auc": last["auc"], "monitor": None, "value": None}
     assert len([tile for tile in tiles(directory, eval=last, best=best) if "AUC" in tile]) == 1
-
-
-def test_a_first_loss_does_not_flatten_the_chart(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run")
-    set_logloss(run, 0, 300.0)
-    chart = Page(write_report(run).read_text()).charts["logloss"]
-    assert chart["series"][0]["y"][0] == 300.0
-    ordinates = [y for series in chart["series"] for y in series["y"] if y != 300.0]
-    assert chart["limits"] == pytest.approx([min(ordinates), max(ordinates)], rel=1e-4)
-    assert "One value is beyond the axis, the largest 300 at step 10 (train)." in chart["note"]
-
-
-def test_ids_are_unique_and_every_chart_is_told_in_words(tmp_path: Path) -> None:
-    text = write_report(write_run(tmp_path / "run")).read_text()
-    page = Page(text)
-    assert len(page.ids) == len(set(page.ids))
-    result = re.findall(r'role="group" aria-roledescription="chart" aria-label="([^"]+)"', text)
-    assert len(result) == len(CHARTS) - 1  # power was not measured
-    assert all("minimum" in words for words in result)
 
 
 def test_the_pictures_in_the_docs_are_of_todays_report() -> None:
@@ -225,15 +194,6 @@ def test_one_value_far_out_does_not_flatten_a_chart(lines: list[list[float]], ou
     assert f"{outlier:.4g} at step {place}" in chart.note
 
 
-@pytest.mark.parametrize(
-    "values", [[970.0], [0.1, 970.0], [0.7, 0.6, 0.55, 0.5, 0.5, 0.5], [970.0, 960.0, 955.0, 950.0]]
-)
-def test_short_lines_and_usual_courses_are_drawn_whole(values: list[float]) -> None:
-    chart = charts.Chart("x", "X", "step", "y", [charts.Series("line", [*range(len(values))], [*values])])
-    chart.cut_outliers()
-    assert (chart.limits, chart.note) == (None, "")
-
-
 def test_the_parts_of_a_step_add_up_to_it(tmp_path: Path) -> None:
     run = read_run(write_run(tmp_path / "run", step_ms=20.0))
     parts = {part.name: part for part in step_parts(run)}
@@ -251,13 +211,6 @@ def test_the_parts_of_a_step_add_up_to_it(tmp_path: Path) -> None:
     assert sum(part.milliseconds for part in exchanged.values()) == pytest.approx(whole)
     run.summary.phase_seconds = {"forward": None, "backward": None, "optimizer": None, "communication": None}
     assert step_parts(run) == []
-
-
-def test_what_was_not_measured_says_why(tmp_path: Path) -> None:
-    run = read_run(write_run(tmp_path / "run"))
-    (power,) = [chart for chart in charts.course_charts(run) if chart.key == "power"]
-    assert not power.measured()
-    assert "RAPL" in power.absent
 
 
 ROWS, DIM, BATCH = 8, 16, 32
@@ -299,24 +252,6 @@ def test_what_processes_exchange_is_counted(
     bytes_read, bytes_written, exchanged = traffic(run, convert(table, TableSize), convert(plan, PlannedTable))
     assert exchanged == sent(kind, ids, by_id, widths)
     assert (bytes_read, bytes_written) == (2 * BATCH * ids * DIM * 4, BATCH * ids * DIM * 4)
-
-
-@pytest.mark.parametrize("kind", list(SHARDS))
-def test_weights_of_a_rank_are_those_of_its_shards(tmp_path: Path, kind: str) -> None:
-    run = read_run(write_run(tmp_path / "a", world_size=2))
-    table: dict[str, Any] = {"features": 1, "ids_per_sample": 1.0, "num_embeddings": ROWS, "embedding_dim": DIM}
-    table |= {"bytes": ROWS * DIM * 4, "by_id": False}
-    plan = {**PLANNED, "type": kind, "shards": SHARDS[kind], "ranks": [shard[0] for shard in SHARDS[kind]]}
-    run.manifest.tables, run.manifest.plan = {"t": convert(table, TableSize)}, {"t": convert(plan, PlannedTable)}
-    expected = [[height * columns * 4 for rank, *_, height, columns in SHARDS[kind] if rank == own] for own in range(2)]
-    assert [row[1:3] for row in rank_loads(run).rows] == [[str(len(each)), f"{sum(each)} B"] for each in expected]
-
-
-def test_the_training_loss_says_of_how_many_steps_it_is(tmp_path: Path) -> None:
-    run = read_run(write_run(tmp_path / "a", "train.log_every_steps=20"))
-    assert run.summary is not None
-    run.summary = convert({**plain_object(run.summary), "covers": {"train": {"steps": 7}}}, Summary)
-    assert "Train logloss, last 7 steps" in dict(figures(run).rows)
 
 
 PUBLISHED = ["published.source=A table", "published.auc=0.76", "published.tolerance=0.02", "published.train_rows=10000"]
@@ -414,13 +349,6 @@ def test_a_killed_run_is_read_as_far_as_it_came(tmp_path: Path) -> None:
     refused(r"metrics.jsonl: line 3 is not an event", read_run, directory)
 
 
-def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
-    refused("not a run's directory", read_run, tmp_path)
-    directory = write_run(tmp_path / "run")
-    (directory / "manifest.json").write_text(json.dumps({"format": "clickwork-run"}))
-    refused("another version", read_run, directory)
-
-
 REMEDIES = ("train.early_stop_patience", "model.dropout", "optimizer.weight_decay", "optimizer.sparse_weight_decay")
 
 
@@ -450,14 +378,6 @@ def test_overfitting_is_told(tmp_path: Path) -> None:
     assert not any("Overfitted" in text for _, text in charts.sentences(level))
 
 
-@pytest.mark.parametrize("key", ["test_auc", "test_logloss"])
-def test_figures_of_the_test_split_alone_are_for_the_rows_they_were_measured_on(tmp_path: Path, key: str) -> None:
-    run = read_run(write_run(tmp_path / "run"))
-    assert "here 10,000" in str(charts.not_comparable(run, {key: 0.7, "train_rows": 33_003_326}))
-    assert charts.not_comparable(run, {key: 0.7, "train_rows": 10_000}) is None
-    assert "other files" in str(charts.not_comparable(run, {key: 0.7, "train_rows": 10_000, "md5": ["0" * 32]}))
-
-
 @pytest.mark.parametrize("key", ["lr", "name", None])
 def test_a_run_of_another_version_is_one_line(key: str | None, tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
@@ -465,13 +385,3 @@ def test_a_run_of_another_version_is_one_line(key: str | None, tmp_path: Path) -
     config["optimizer"] = None if key is None else {k: v for k, v in config["optimizer"].items() if k != key}
     (run / "config.yaml").write_text(yaml.safe_dump(config))
     refused(f"runs={run}: its files are damaged or of another version", write_report, run)
-
-
-def test_held_out_values_that_train_does_not_have_are_named(tmp_path: Path) -> None:
-    run = read_run(write_run(tmp_path / "run"))
-    assert not [text for _, text in charts.sentences(run) if "not in train" in text]
-    run.manifest.dataset.unseen = "of the values of val and test these shares are not in train: user (97%); x"
-    assert said(run, "user (97%)") == ("bad", f"Of{run.manifest.dataset.unseen[2:]}.")
-    run.manifest.dataset.misleading = ["one column alone predicts the label", "the label rate jumps"]
-    assert said(run, "One column alone predicts the label.")[0] == "bad"
-    assert said(run, "The label rate jumps.")[0] == "bad"

@@ -11,17 +11,13 @@ from pathlib import Path
 
 import pytest
 import torch
-import torchrec
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import DenseTableBatchedEmbeddingBagsCodegen, PoolingMode
-from torch import nn
-from torchrec.distributed import dist_data
 
 from app.config.app_config import CONFIG_DIR
-from app.config.train import EnvironmentConfig, Platform, Precision, RuntimeConfig
+from app.config.train import EnvironmentConfig, Platform, Precision
 from app.runtime import environment, library_patches, platform
 from app.runtime.platform import (
     READING,
-    background_thread,
     check_precision,
     reporting_failures,
     require_strict_products,
@@ -31,18 +27,6 @@ from common.errors import LostPeerError, UserError
 from tests.app.conftest import REPOSITORY, SMALL, Command, composed, ended, forked
 from tests.app.machines import ADDRESSES, ip, two_machines
 from tests.error_lines import refused
-
-WARNING = "runtime.precision=bf16: this processor does not support products in bf16"
-
-
-@pytest.mark.parametrize("fast", [False, True])
-def test_slow_bf16_is_warned_of(fast: bool, monkeypatch: pytest.MonkeyPatch, logged: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: fast)
-    for kind, precision in [(Platform.cuda, Precision.bf16), (Platform.cpu, Precision.fp32)]:
-        check_precision(precision, kind)
-    assert not logged.text
-    check_precision(Precision.bf16, Platform.cpu)
-    assert (WARNING in logged.text) == (not fast)
 
 
 def test_tf32_is_of_gpus() -> None:
@@ -109,51 +93,6 @@ def test_mkl_in_another_mode_is_refused(command: list[str], mode: str | None, tm
     assert f"MKL_CBWR={mode or 'AUTO,STRICT'}: is not in force or not strict" in refusal.stderr
 
 
-ALONE = """
-import os, torch
-from app.runtime.platform import background_thread
-torch.set_num_threads(2)
-values, threads = torch.empty(10_000_000), [len(os.listdir("/proc/self/task"))]
-with background_thread("test") as pool:
-    for work in (values.sum, values.isfinite, values.clone):
-        pool.submit(work).result()
-        threads.append(len(os.listdir("/proc/self/task")))
-print(*(after - threads[0] for after in threads), torch.get_num_threads())
-"""
-
-
-@pytest.mark.slow("processes")
-def test_a_thread_computes_alone_and_leaves_others_their_number() -> None:
-    """In a process that has not computed: the number of a new thread is then that of the last call."""
-    *thread_counts, number = map(int, subprocess.check_output([sys.executable, "-c", ALONE], text=True).split())
-    assert (thread_counts, number) == ([0, 1, 1, 1], 2)
-
-
-def test_errors_reach_the_caller() -> None:
-    with background_thread("test") as pool, pytest.raises(ZeroDivisionError):
-        pool.submit(lambda: 1 / 0).result()
-
-
-@pytest.mark.slow("processes")
-@pytest.mark.parametrize("every", ["10", "null"])
-def test_no_thread_is_added(run_app: Command, small: list[str], tmp_path: Path, every: str) -> None:
-    """By checkpoints, evaluations or a resumption.
-
-    Layers are large enough for the copy of a checkpoint to be computed by several threads.
-    """
-    common = [*small, "model.over_arch=[512,256,1]", "runtime.num_threads=2"]
-    common += ["checkpoint.every_steps=8", f"train.eval_every_steps={every}"]
-    for limit in ("train.max_steps=24", "train.max_steps=31"):
-        run_app("train", *common, limit, fault="threads counted:0")
-    steps = [tuple(map(int, line.split())) for line in (tmp_path / ".threads").read_text().splitlines()]
-    launches = [steps[:24], steps[24:]]
-    assert [len(launch) for launch in launches] == [24, 31 - 24]
-    for launch in launches:
-        baseline = launch[3][1]  # the reader's thread and training's OpenMP threads have been started
-        assert {number for _, number in launch[3:]} == {baseline}, launch
-    assert (tmp_path / "runs/quickstart/checkpoints/best").exists()
-
-
 @pytest.mark.parametrize(
     ("name", "version"), [("torchrec", "1.3.0"), ("torchrec", "1.10.0"), ("torchrec", "unknown"), ("torch", "2.15.0")]
 )
@@ -168,18 +107,6 @@ def test_releases_that_were_not_tried_are_refused(name: str, version: str) -> No
 )
 def test_others_and_images_own_builds_are_taken(name: str, version: str) -> None:
     library_patches.require_tried(name, version)
-
-
-def test_a_command_refuses_before_it_changes_or_joins_anything(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torchrec, "__version__", "1.10.1")
-    before = dist_data._get_recat
-    refused(r"^torchrec 1\.10\.1: ", platform.start, RuntimeConfig(num_threads=1), seed=0, deterministic=True)
-    assert dist_data._get_recat is before
-
-
-def test_a_process_alone_permutes_nothing_and_several_as_before(runtime: platform.Runtime) -> None:
-    assert dist_data._get_recat(3, 1) is None
-    assert torch.equal(dist_data._get_recat(2, 4, 1), torch.tensor([0, 2, 4, 6, 1, 3, 5, 7]))  # of its docstring
 
 
 @pytest.mark.parametrize("pooling", [PoolingMode.SUM, PoolingMode.MEAN])
@@ -201,12 +128,6 @@ def test_narrow_rows_are_pooled_as_by_fbgemm(width: int, pooling: PoolingMode) -
         results.append((vectors, gradient))
     for ours, theirs in zip(*results, strict=True):
         torch.testing.assert_close(ours, theirs)
-
-
-def test_lookups_on_a_cpu_stay_fbgemms() -> None:
-    tables = DenseTableBatchedEmbeddingBagsCodegen([(3, 6)], use_cpu=True)
-    library_patches.replace_narrow_lookups(nn.ModuleList([tables]))
-    assert "forward" not in vars(tables)
 
 
 PROFILES = sorted(path.stem for path in (CONFIG_DIR / "environment").glob("*.yaml"))

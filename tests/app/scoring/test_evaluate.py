@@ -4,36 +4,28 @@ import hashlib
 import json
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from sklearn.metrics import accuracy_score, average_precision_score, log_loss, roc_auc_score, root_mean_squared_error
-from torch.nn.functional import binary_cross_entropy_with_logits
+from sklearn.metrics import accuracy_score, average_precision_score, log_loss, roc_auc_score
 from torchrec import KeyedJaggedTensor
 
-from app import optimizer as optimizer_build
 from app import recommend, scoring
-from app.checkpoint.files import whole_checkpoints
-from app.checkpoint.saver import Saver
 from app.config.app_config import AppConfig
-from app.config.commands import BITS, EvaluateConfig, RecommendConfig, TablePrecision
+from app.config.commands import EvaluateConfig, RecommendConfig, TablePrecision
 from app.config.model import ModelConfig, Pooling, Storage, TablesConfig
 from app.config.train import Precision, RuntimeConfig
-from app.data.split import SplitReader
 from app.model.dlrm import DLRM
 from app.record.documents import read_scores
 from app.runtime.platform import Runtime
 from app.scoring import packed_rows
-from app.training import checkpointer, predictor
 from app.training.predictor import Predictor, places_of_rows
-from app.training.state import RunState
 from common.errors import UserError
 from common.keys import check, to_plain
 from data_prep.dataset.format import Manifest, load_manifest, open_shard
-from tests.app.conftest import SMALL, Command, Refusal, built, composed
+from tests.app.conftest import SMALL, Command, Refusal, composed
 from tests.app.datasets import RAGGED, RAGGED_EMBEDDINGS, write_dataset, write_ragged_dataset
 from tests.app.in_process import command_here
 from tests.app.run_files import summary
@@ -41,7 +33,6 @@ from tests.changed import changed
 from tests.clickwork.conftest import SCHEMA, Trained, make_rows, train_on_table, write_csv
 from tests.error_lines import refused
 from tests.oracles.ranks import ranked
-from tests.reference import bce
 
 
 @pytest.mark.slow("processes")
@@ -61,26 +52,6 @@ def test_processes_and_histograms_agree(run_app: Command, small: list[str], tmp_
     assert abs(binned["auc"] - both["auc"]) <= binned["auc_error"] + 1e-12
     assert binned["logloss"] == pytest.approx(both["logloss"], rel=1e-12)
     assert "auc_method" not in both
-
-
-@pytest.mark.slow("processes")
-def test_tables_are_scored_in_fp32(run_app: Command, dataset: Path, tmp_path: Path) -> None:
-    overrides = [*SMALL, f"data.path={dataset}", "run.name=x", "train.max_steps=20", "runtime.precision=bf16"]
-    run_app("train", *overrides, "eval.global_batch_size=100")
-    trained = composed(*overrides)
-    manifest, checkpoint = load_manifest(dataset), next((tmp_path / "runs/x/checkpoints").glob("step_*"))
-    model = scoring.load(checkpoint, trained, manifest, TablePrecision.fp32, torch.device("cpu")).double()
-    (batch,) = SplitReader(dataset, manifest, "val", trained.data, 0, 1).eval_batches(501)
-    labels = batch.labels.double()
-    with torch.no_grad():
-        truth = bce(model(batch.dense_features.double(), batch.sparse_features), labels).item()
-    figures = {}
-    for tables in ("null", "fp32"):
-        process = run_app("evaluate", "run=runs/x", "split=val", f"tables={tables}", "runtime.platform=cpu")
-        figures[tables] = json.loads(process.stdout)
-    assert figures["fp32"]["logloss"] == pytest.approx(truth, rel=1e-6)
-    assert abs(figures["null"]["logloss"] - truth) > 1e-6  # as it was trained
-    assert figures["null"]["global_batch_size"] == 100  # the run's own
 
 
 def test_a_precision_beside_tables_is_refused() -> None:
@@ -194,37 +165,12 @@ def test_unknown_values_are_shares_of_rows(runtime: Runtime, trained: Trained, t
 
 
 @pytest.mark.medium
-def test_differences_are_to_the_runs_own_split(runtime: Runtime, trained: Trained, tmp_path: Path) -> None:
-    write_csv(tmp_path / "new.csv", make_rows(100, seed=1))
-    for split, overrides in (("test", []), ("val", ["split=val"])):
-        figures = evaluated(runtime, trained.run, f"data.raw={tmp_path}/new.csv", *overrides)
-        own = evaluated(runtime, trained.run, f"split={split}")
-        assert figures["own"].items() <= own.items() | {"step": figures["own"].get("step")}.items()
-        assert figures["own"]["split"] == split
-        assert {"auc", "logloss", "ne", "accuracy", "calibration"} <= figures["difference"].keys()
-        for name, difference in figures["difference"].items():
-            assert difference == figures[name] - own[name], name
-
-
-@pytest.mark.medium
 def test_the_rows_of_a_split_are_evaluated_as_it_is(runtime: Runtime, trained: Trained, tmp_path: Path) -> None:
     own = evaluated(runtime, trained.run, "split=test")
     write_csv(tmp_path / "test.csv", trained.rows[-own["samples"] :])
     for tables in ("null", "int8"):
         figures = evaluated(runtime, trained.run, f"data.raw={tmp_path}/test.csv", f"tables={tables}")
         assert {name: value for name, value in figures["difference"].items() if value} == {}
-
-
-@pytest.mark.medium
-def test_labels_that_are_numbers(runtime: Runtime, tmp_path: Path) -> None:
-    schema = SCHEMA.replace('{column: stars, rule: ">= 4"}', "{column: stars, kind: number}")
-    trained = train_on_table(runtime, tmp_path, "loss=mse", "train.monitor=rmse", schema=schema)
-    rows = make_rows(100, seed=1)
-    write_csv(tmp_path / "new.csv", rows)
-    figures = evaluated(runtime, trained.run, f"data.raw={tmp_path}/new.csv")
-    predictions = recommended(runtime, trained.run, tmp_path / "new.csv", "prediction")
-    assert figures["rmse"] == pytest.approx(root_mean_squared_error([r["stars"] for r in rows], predictions), abs=1e-6)
-    assert figures["difference"]["rmse"] == figures["rmse"] - figures["own"]["rmse"]
 
 
 @pytest.mark.medium
@@ -294,7 +240,6 @@ def test_several_processes_evaluate_new_rows_together(
 
 
 CPU = torch.device("cpu")
-PACKED = [TablePrecision.fp16, TablePrecision.int8, TablePrecision.int4]
 
 
 def rounded(weight: NDArray[np.float32], precision: TablePrecision) -> NDArray[np.float32]:
@@ -375,37 +320,6 @@ def test_values_beyond_fp16_are_refused(precision: TablePrecision, values: list[
     weight = torch.tensor([[1.0, 2.0, 3.0, 4.0], [*values, 0.0, 0.0]])
     refused(f"tables={precision.value}: a table has values up to .* use tables=fp32", packed_rows, weight, precision)
     packed_rows(weight * (65_519 / 65_520), precision)
-
-
-@pytest.mark.parametrize("precision", PACKED)
-def test_packed_rows_have_the_bytes_that_are_counted(precision: TablePrecision) -> None:
-    values, scales = packed_rows(torch.randn(5, 12), precision)
-    assert values.shape[1] + (0 if scales is None else scales.shape[1]) == 12 * BITS[precision] // 8 + 4 * (
-        precision in (TablePrecision.int8, TablePrecision.int4)
-    )
-
-
-@pytest.mark.parametrize("optimizer", ["rowwise_adagrad", "adagrad"])
-def test_a_predictor_scores_as_its_session_and_has_no_optimizer(
-    optimizer: str, runtime: Runtime, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    this = built(runtime, dataset, f"optimizer={optimizer}")
-    for batch in this.predictor.split("train").train_batches(64, 0, 0, 8):
-        binary_cross_entropy_with_logits(this.forward(batch), batch.labels).backward()
-        this.optimizer.step()
-    saver = Saver(tmp_path, keep=1, asynchronous=False, local_world_size=1)
-    saver.save(1, this.model, this.optimizer, checkpointer.checkpoint_state(this, RunState(step=1), {}), best=False)
-    expected = this.predictor.score(this.predictor.split("val").eval_batches(64)).logits
-    assert this.model.fused_optimizer.state_dict()["state"]
-
-    for owner, name in ((torch.optim.Optimizer, "__init__"), (optimizer_build, "make_optimizer")):
-        monkeypatch.setattr(owner, name, Mock(side_effect=AssertionError("an optimizer was made")))
-    (checkpoint,) = whole_checkpoints(tmp_path)
-    loaded = predictor.load(checkpoint, this.config, runtime, dataset, load_manifest(dataset))
-    scores = loaded.score(loaded.split("val").eval_batches(64)).logits
-    np.testing.assert_array_equal(scores, expected)
-    states = loaded.model.fused_optimizer.state_dict()["state"].values()  # of FBGEMM's views: SGD's have no tensors
-    assert not [value for state in states for value in state.values()]
 
 
 MODEL = ["model.dense_arch=[8]", "model.over_arch=[8,1]", "model.embedding_dim=8", "train.global_batch_size=100"]

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.metrics.quality import all_rows_sums, click_metrics, of_all_rows
 from app.record.documents import read_scores
 from app.report.page import run_page
 from app.report.read import read_run
@@ -59,16 +58,6 @@ def evaluated(runtime: Runtime, capsys: pytest.CaptureFixture[str], *overrides: 
     assert command_here(runtime, "evaluate", *overrides) == 0
     result: dict[str, Any] = json.loads(capsys.readouterr().out)
     return result
-
-
-def test_metrics_of_all_rows_are_scikit_learns() -> None:
-    rng = np.random.default_rng(0)
-    labels = (rng.random(3000) < 0.2).astype(np.float32)
-    logits = (rng.normal(size=3000) + labels - 1).astype(np.float32)
-    figures = click_metrics(logits, labels, 1 / KEPT)
-    actual = of_all_rows(figures, all_rows_sums(logits, labels, kept=KEPT), corrected=True)
-    for name, value in metrics_of_all_rows(logits, labels, KEPT).items():
-        assert actual[name] == pytest.approx(value, rel=1e-5), name
 
 
 @pytest.mark.medium

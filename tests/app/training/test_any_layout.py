@@ -11,20 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import yaml
 from torch import distributed as dist
 
 from app.config.app_config import CONFIG_DIR, AppConfig
-from app.config.data import DataConfig
-from app.config.train import MICRO_BATCH, Pipeline, Platform
-from app.data.split import SplitReader
-from app.optimizer import clip, total_norm
+from app.config.train import Pipeline, Platform
 from app.runtime.platform import Runtime, are_equal_on_threads
 from app.training import session
-from app.training.predictor import Node, TreeSum
 from app.training.session import uses_pipeline
 from common.compose import compose_config
-from data_prep.dataset.format import load_manifest
 from tests.app.conftest import SMALL, Command, Refusal
 from tests.app.datasets import write_dataset
 from tests.app.group import run_whole
@@ -116,80 +110,6 @@ def test_bits_do_not_depend_on_the_layout(
     one, other = (bits(tmp_path / "runs" / name) for name in ("one", "several"))
     assert one["digest"] == other["digest"]
     assert case["course"] != "whole" or one == other
-
-
-@pytest.mark.slow("processes")
-def test_the_size_of_micro_batches_is_recorded(run_app: Command, small: list[str], tmp_path: Path) -> None:
-    overrides = [*small, LAYOUT, "run.name=x"]
-    run_app("train", *overrides, "train.max_steps=2")
-    assert yaml.safe_load((tmp_path / "runs/x/config.yaml").read_text())["train"]["micro_batch_size"] == MICRO_BATCH
-    refusal = run_app("train", *overrides, "train.max_steps=4", "train.micro_batch_size=64", status=2)
-    assert "train.micro_batch_size" in refusal.stderr
-
-
-@pytest.mark.parametrize("count", [1, 2, 3, 7, 8, 13])
-def test_a_tree_sum_has_the_same_bits_whoever_adds_which_part(count: int) -> None:
-    rng = np.random.default_rng(count)
-    values = (rng.standard_normal((count, 50)) * 10.0 ** rng.integers(-4, 4, (count, 1))).astype(np.float32)
-
-    def expected(start: int, level: int) -> Any:
-        if start >= count:
-            return None
-        if level == 0:
-            return values[start]
-        left, right = expected(start, level - 1), expected(start + (1 << (level - 1)), level - 1)
-        return left if right is None else left + right
-
-    total = expected(0, 4)
-    for _ in range(20):
-        cuts = sorted(rng.integers(0, count + 1, 3).tolist())
-        tree = TreeSum()
-        for start, stop in zip([0, *cuts], [*cuts, count], strict=True):
-            part = TreeSum()
-            for number in range(start, stop):
-                part.add(Node(0, number, [torch.from_numpy(values[number].copy())]))
-            for node in part.nodes:
-                tree.add(node)
-        np.testing.assert_array_equal(tree.total()[0].numpy(), total)
-
-
-@pytest.mark.parametrize(("rows", "batch", "processes"), [(700, 96, 3), (700, 100, 4), (64, 64, 1), (301, 100, 2)])
-def test_processes_take_whole_micro_batches(tmp_path: Path, rows: int, batch: int, processes: int) -> None:
-    write_dataset(tmp_path, {"train": rows, "val": 10, "test": 10}, shard_rows=128)
-    manifest, config = load_manifest(tmp_path), DataConfig(shuffle_block_rows=16)
-
-    def batches(rank: int, world_size: int, micro_batch: int | None) -> list[Any]:
-        split = SplitReader(tmp_path, manifest, "train", config, rank, world_size, False, micro_batch)
-        return list(split.train_batches(batch, seed=1, epoch=2, first=0))
-
-    one = batches(0, 1, None)
-    parts = [batches(rank, processes, 16) for rank in range(processes)]
-    for number, whole in enumerate(one):
-        dense = torch.cat([part[number].dense_features[: part[number].num_valid] for part in parts])
-        torch.testing.assert_close(dense, whole.dense_features[: whole.num_valid], rtol=0, atol=0)
-        (size,) = {len(part[number].labels) for part in parts}
-        assert size % 16 == 0
-        assert {part[number].num_global for part in parts} == {len(dense)}
-    assert len(one) == -(-rows // batch)
-
-
-def test_norms_are_torch_s_and_of_any_number_of_threads() -> None:
-    generator = torch.Generator().manual_seed(0)
-    gradients = [torch.randn(size, generator=generator) for size in [(300, 401), (70_001,), (1,), (3, 5)]]
-    norms = []
-    for threads in (1, 2, 3):
-        torch.set_num_threads(threads)
-        norms.append(total_norm(gradients))
-    torch.set_num_threads(1)
-    assert len({float(norm) for norm in norms}) == 1
-    expected = np.sqrt(sum(np.square(each.numpy().astype(np.float64)).sum() for each in gradients))
-    assert float(norms[0]) == pytest.approx(expected, rel=1e-6)
-    clipped = [each.clone() for each in gradients]
-    clip(clipped, 2.0)
-    for each, before in zip(clipped, gradients, strict=True):
-        torch.testing.assert_close(each, before * (2.0 / expected), rtol=1e-5, atol=0)
-    clip(clipped, 3.0)
-    assert float(total_norm(clipped)) == pytest.approx(2.0, rel=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,6 @@ from typing import Any
 
 import pytest
 
-from app.metrics.documents import TrainEvent
-from app.record.directory import ProgressDisplay
 from app.record.documents import Summary
 from app.training import recorder
 from common.documents import convert
@@ -45,21 +43,6 @@ def closing_lines(document: dict[str, Any], encoding: str | None = None, must_be
 def closing_text(encoding: str | None = None, must_beat_rate: bool = False, **changes: Any) -> str:
     """Return the last lines about a run whose summary differs in these parts."""
     return "\n".join(closing_lines({**SUMMARY, **changes}, encoding, must_beat_rate))
-
-
-def test_what_was_measured_is_told_and_nothing_else() -> None:
-    def rows_of(**changes: Any) -> dict[str, str]:
-        lines = closing_lines({**SUMMARY, **changes})
-        return dict(re.split(r"\s{2,}", line.strip(), maxsplit=1) for line in lines[1:])
-
-    rows = rows_of()
-    assert list(rows) == ["evaluation", "throughput", "step", "time", "peak memory"]
-    assert "20 of them before the resumption" in rows["throughput"]
-    assert sum(float(number) for number in re.findall(r"([0-9.]+) s", rows["time"])) == pytest.approx(3.0)
-    assert "forward 1.00 ms" in rows["step"]
-    assert "communication" not in rows["step"]
-    nothing = rows_of(status="interrupted", eval={"auc": None, "logloss": None}, throughput={})
-    assert list(nothing) == ["to resume", "time", "peak memory"]
 
 
 def test_a_run_that_overfits_or_learns_nothing_is_told() -> None:
@@ -116,39 +99,3 @@ def test_on_a_terminal(small: list[str], tmp_path: Path, no_colour: bool) -> Non
     log = (tmp_path / "runs/a/log.txt").read_text()
     assert "completed" in log
     assert "\x1b" not in log
-
-
-WINDOW = TrainEvent(
-    event="train", step=10, epoch=0, loss=0.5, accuracy=0.8, samples_per_second=1e3, input_wait_fraction=0.0
-)
-
-
-class Terminal(io.StringIO):
-    """In place of a terminal."""
-
-    def isatty(self) -> bool:
-        return True
-
-    def fileno(self) -> int:
-        raise OSError
-
-
-@pytest.mark.parametrize("may_end_early", [True, False])
-def test_lines_and_the_bar_say_at_most(
-    may_end_early: bool, monkeypatch: pytest.MonkeyPatch, logged: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr("sys.stderr", io.StringIO())
-    display = ProgressDisplay(100, visible=True, all_windows=True, may_end_early=may_end_early)
-    display.start(0)
-    display.update(WINDOW, None)
-    assert ("at most 00:00 to go" in logged.text) is may_end_early
-    assert "loss 0.5000 accuracy 80.00% 1,000 samples/s" in logged.text
-    terminal = Terminal()
-    monkeypatch.setattr("sys.stderr", terminal)
-    bar = ProgressDisplay(100, visible=True, may_end_early=may_end_early)
-    bar.start(0)
-    bar.update(WINDOW, None)
-    bar.close()
-    output = terminal.getvalue()
-    assert ("step 10 of at most 100" in output) is may_end_early
-    assert ("%|" not in output) is may_end_early

@@ -15,12 +15,10 @@ from app.config.data import DataConfig
 from app.data.split import SplitReader
 from common.errors import UserError
 from data_prep.dataset.format import load_manifest, shard_path
-from tests.app.conftest import Command, Job, Refusal, Train, forked, mounted_disk, remount
+from tests.app.conftest import Command, Job, Refusal, forked, mounted_disk, remount
 from tests.app.datasets import NUM_DENSE, write_dataset
-from tests.app.run_files import events, losses, summary, wait_for
-from tests.error_lines import error_line, refused
-
-OVERWRITE = ["checkpoint.resume=never", "checkpoint.overwrite=true"]
+from tests.app.run_files import events, losses, wait_for
+from tests.error_lines import refused
 
 
 @pytest.mark.medium
@@ -65,12 +63,6 @@ def test_a_start_over_a_killed_run_keeps_its_log(job: Job) -> None:
     assert len(losses(run)) == 3
 
 
-def test_a_start_over_keeps_the_log_of_the_run_before(train: Train, logged: pytest.LogCaptureFixture) -> None:
-    train("train.max_steps=2")
-    train("train.max_steps=2", *OVERWRITE)
-    assert "runs/x: starts over from step 0; the run before; what it logged is in log.txt.1" in logged.text
-
-
 @pytest.mark.slow("processes")
 def test_a_damaged_checkpoint_is_passed_over(job: Job, refused_command: Refusal) -> None:
     shutil.copytree(job.whole, job.run)
@@ -95,16 +87,6 @@ def test_two_runs_do_not_share_a_directory(run_app: Command, small: list[str], t
         forks[0].kill()
         forks[0].join()
     assert "another process is training there" in second.stderr
-
-
-@pytest.mark.slow("processes")
-def test_bf16_trains(run_app: Command, small: list[str], tmp_path: Path) -> None:
-    figures = []
-    for precision in ("fp32", "bf16"):
-        run_app("train", *small, f"run.name={precision}", "train.max_steps=31", f"runtime.precision={precision}")
-        figures.append(summary(tmp_path / "runs" / precision)["eval"]["logloss"])
-    assert figures[0] != figures[1]
-    assert figures[0] == pytest.approx(figures[1], rel=0.02)
 
 
 def test_half_of_a_launchers_environment_is_refused(run_app: Command, small: list[str]) -> None:
@@ -159,28 +141,11 @@ def test_a_full_disk_in_mid_checkpoint(asynchronous: bool, job: Job, small_disk:
     job.assert_undisturbed()
 
 
-@pytest.mark.slow("processes")
-def test_training_meets_a_disk_that_a_save_fills(job: Job, small_disk: Path) -> None:
-    """What training writes fails before the checkpoint behind its back does, which then leaves room to say so."""
-    keys = [f"run.dir={small_disk}/run", "record.tensorboard=false"]
-    assert "No space left on device" in job.train(*keys, fault="disk filled:1", status=2).stderr
-    assert not list((small_disk / "run/checkpoints").glob("*.part"))
-    assert summary(small_disk / "run")["status"] == "failed"
-
-
 def test_a_read_only_directory_is_said(overrides: list[str], refused_command: Refusal, small_disk: Path) -> None:
     remount(small_disk, "ro")
     directory = f"run.dir={small_disk}/run"
     refusal = refused_command("train", *overrides, directory, "run.name=x")
     assert f"{directory}: not writable (Read-only file system)" in refusal
-
-
-def test_a_directory_of_roots_is_said(job: Job) -> None:
-    if os.getuid():
-        pytest.skip("not root: no other user to become, so a directory of root's was not tried")
-    job.run.parent.mkdir(mode=0o755)
-    process = job.train(fault="another user:65534", status=2)
-    assert "run.dir=runs/x: not writable (Permission denied)" in error_line(process.stderr)
 
 
 @pytest.mark.slow("processes")

@@ -16,9 +16,7 @@ from torch import nn
 from app.config.kinds import ScheduleName
 from app.config.model import Interaction, ModelConfig, Storage
 from app.config.train import ScheduleConfig, TrainConfig
-from app.data.batch import Batch
 from app.metrics.documents import EvaluationFigures, Monitored, monitored_value
-from app.model import embeddings
 from app.model.dlrm import DLRM
 from app.model.embeddings import TableInitRange, TableSpec, initial_rows
 from app.optimizer import learning_rate
@@ -26,66 +24,14 @@ from app.record.documents import read_config
 from app.report.charts import sentences
 from app.report.read import read_run
 from app.runtime.platform import Runtime
-from app.training import session as table_figures
-from app.training.evaluator import is_collapsed
-from app.training.recorder import throughput_spread
-from app.training.session import MAX_BLOCKS, FiniteChecks, Session, TableMeter
+from app.training.session import FiniteChecks, TableMeter
 from app.training.state import RunLength, RunState, early_stop, next_monitored, run_length
 from common.errors import UserError
-from tests.app import loops
 from tests.app.conftest import SMALL, Command, Job, Train
 from tests.app.datasets import write_dataset
 from tests.app.in_process import NOTHING_TO_DO, command_here, train_here
 from tests.app.loops import GivenVectors
 from tests.app.run_files import events, summary
-
-
-class OneLayer:
-    """In place of a session: one linear layer, its learning rate other at each step."""
-
-    def __init__(self, runtime: Runtime) -> None:
-        self.runtime = runtime
-        self.model = nn.Linear(3, 1)
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.5)
-        self.computed: list[tuple[np.ndarray, np.ndarray]] = []
-
-    def begin_step(self, step: int) -> float:
-        return 0.5 + step
-
-    def forward(self, batch: Batch) -> torch.Tensor:
-        logits = self.model(batch.dense_features).squeeze(1)
-        self.computed.append((logits.detach().double().numpy(), batch.labels.numpy()))
-        return logits
-
-    def loss_of(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
-        return nn.functional.binary_cross_entropy_with_logits(logits, batch.labels)
-
-    def gradient_norm(self) -> torch.Tensor:
-        return torch.nn.utils.get_total_norm([each.grad for each in self.model.parameters() if each.grad is not None])
-
-    def dense_parameters(self) -> dict[str, torch.nn.Parameter]:
-        return dict(self.model.named_parameters())
-
-    def backward(self, loss: torch.Tensor) -> None:
-        loss.backward()
-
-    predictor = SimpleNamespace(micro_batches=None)
-
-
-def test_losses_and_accuracies_of_each_step(runtime: Runtime) -> None:
-    torch.manual_seed(0)
-    session = OneLayer(runtime)
-    batches = (Batch(torch.randn(32, 3), None, torch.randint(2, (32,)).float(), 32) for _ in range(7))
-    config = TrainConfig(global_batch_size=32, log_every_steps=3, warmup_steps_excluded=0)
-    _, reported = loops.train(session, batches, 7, config)
-    assert [len(steps.losses) for steps in reported] == [3, 3, 1]
-    assert [steps.lr for steps in reported] == [2.5, 5.5, 6.5]
-    losses = [np.mean(np.log1p(np.exp(z)) - y * z) for z, y in session.computed]
-    accuracies = [np.mean((z > 0) == (y == 1)) for z, y in session.computed]
-    np.testing.assert_allclose(np.concatenate([steps.losses for steps in reported]), losses, rtol=1e-6)
-    np.testing.assert_allclose(np.concatenate([steps.accuracies for steps in reported]), accuracies, rtol=1e-6)
-    assert all(0 <= steps.input_wait <= steps.seconds.sum() for steps in reported)
-
 
 BATCH, DIM, NUM_SPARSE = 7, 4, 3
 
@@ -132,18 +78,6 @@ def test_figures_are_those_of_the_whole_table(storage: Storage, counts: bool) ->
     assert figures.largest_norm == pytest.approx(norms.max(), rel=1e-6)
 
 
-def test_of_a_large_table_blocks_all_over_it_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (embeddings, table_figures):
-        monkeypatch.setattr(module, "INIT_BLOCK_ROWS", 10)
-    spec = table(4003)
-    values = initial_rows(1, spec, 0, 4003)
-    values[::2] += 1
-    meter = TableMeter([spec], 1, True)
-    list(meter.watch([("t_a", values[start : start + 37]) for start in range(0, 4003, 37)]))
-    figures = meter.figures()["t_a"]
-    assert (figures.rows, figures.rows_touched) == (10 * MAX_BLOCKS, 5 * MAX_BLOCKS)
-
-
 def test_an_epoch_touches_the_ids_of_its_rows(train: Train, dataset: Path) -> None:
     train("train.drop_last=false")
     ids = np.concatenate([np.load(path) for path in sorted((dataset / "train").glob("*.sparse.npy"))])
@@ -152,23 +86,6 @@ def test_an_epoch_touches_the_ids_of_its_rows(train: Train, dataset: Path) -> No
     assert {name: figures[name]["rows_touched"] for name in figures} == expected
     train("run.name=b", "optimizer.sparse_weight_decay=0.1", "train.max_steps=2")
     assert {entry["rows_touched"] for entry in summary(Path("runs/b"))["tables"].values()} == {None}
-
-
-def test_the_gradients_norm_is_that_of_a_step_of_sgd(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
-    before: list[torch.Tensor] = []
-    begin = Session.begin_step
-
-    def begun(self: Session, step: int) -> float:
-        values = [each.detach().double().flatten() for each in self.dense_parameters().values()]
-        before.append(torch.cat(values).clone())
-        return begin(self, step)
-
-    monkeypatch.setattr(Session, "begin_step", begun)
-    train("optimizer=sgd", "optimizer.lr=0.5", "train.log_every_steps=2", "train.max_steps=7")
-    norms = {event["step"]: event["gradient_norm"] for event in events(Path("runs/x"), "train")}
-    assert list(norms) == [2, 4, 6, 7]
-    for step in (2, 4, 6):
-        assert norms[step] == pytest.approx(float((before[step - 1] - before[step]).norm()) / 0.5, rel=1e-3)
 
 
 def evaluations(length: RunLength) -> list[int]:
@@ -216,26 +133,6 @@ def test_by_default_an_epochs_length_decides(
     assert train_here(runtime, *keys, *paths, "record.tensorboard=false", override) == "completed"
     assert read_config(run)["train"]["eval_every_steps"] == recorded
     assert [event["step"] for event in events(run, "eval")] == expected
-
-
-@pytest.mark.parametrize(
-    ("auc", "ne", "collapsed"),
-    [
-        *((0.5, 1.0, True), (0.503, 1.2, True), (0.497, 1.0, True)),
-        *((0.52, 1.0, False), (0.501, 0.99, False), (None, None, False)),
-    ],
-)
-def test_collapse_is_chance_and_no_knowledge(auc: float | None, ne: float | None, collapsed: bool) -> None:
-    assert is_collapsed(EvaluationFigures(auc=auc, rest={"ne": ne})) == collapsed
-
-
-@pytest.mark.parametrize(
-    ("seconds", "rates"), [([1, 3, 4, 4], [0.5, 0.25]), ([1, 1, 1, 1, 9], [1, 1]), ([1, 1, 1], [])]
-)
-def test_the_spread_of_throughput_is_that_of_whole_windows(seconds: list[float], rates: list[float]) -> None:
-    state: Any = SimpleNamespace(all_step_seconds=lambda: np.array(seconds))
-    expected = pytest.approx(np.std(rates) / np.mean(rates)) if rates else None
-    assert throughput_spread(state, window=2) == expected
 
 
 LAST, RUN = 60, Path("runs/x")

@@ -1,7 +1,6 @@
 """Steps of drawn models, of the field's models and of an epoch's last batch, against naive programs."""
 
 import itertools
-import json
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,15 +22,13 @@ from app.optimizer import learning_rate
 from app.runtime.platform import Runtime
 from app.training import session
 from app.training.state import run_length
-from common.documents import Json
 from data_prep.dataset.format import load_manifest, shard_path
 from extensions.special_tables import QROperation, TableKind
 from extensions.special_tables.arch import SpecialEmbedding
 from tests.app import loops
-from tests.app.conftest import SMALL, Command, built
+from tests.app.conftest import SMALL, built
 from tests.app.datasets import NUM_EMBEDDINGS, RAGGED, RAGGED_EMBEDDINGS, write_dataset
 from tests.app.group import run_whole
-from tests.app.in_process import train_here
 from tests.app.run_files import events, losses, summary
 from tests.covering import stable_choice
 from tests.once import made_once
@@ -281,30 +278,6 @@ def ids_of(batch: Any) -> Tensor:
     return batch.sparse_features.values().view(len(batch.sparse_features.keys()), -1).T.long()
 
 
-REGULARISED = ["optimizer=adam", "optimizer.eps=1e-4", "optimizer.max_grad_norm=1", "optimizer.clip_tables=true"]
-REGULARISED += ["optimizer.weight_decay=0.001", "optimizer.sparse_weight_decay=0.01", "model.batch_norm=true"]
-REGULARISED += ["model.dropout=0.3", "model.dense_dropout=[0.1]", "model.embedding_dim=10", "model.dense_arch=[12,10]"]
-REGULARISED += ["model.over_arch=[16,8,1]"]
-BRIEF = ["train.max_steps=14", "train.eval_every_steps=5", "record.tensorboard=false", "train.log_every_steps=1"]
-
-
-@pytest.fixture
-def base(dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    monkeypatch.chdir(tmp_path)
-    return [*SMALL, *REGULARISED, *BRIEF, f"data.path={dataset}"]
-
-
-@pytest.mark.slow("processes")
-def test_verify_and_evaluate_serve_the_statistics(base: list[str], runtime: Runtime, run_app: Command) -> None:
-    assert train_here(runtime, *base, "run.name=run") == "completed"
-    run = summary(Path("runs/run"))
-    run_app("verify", "run=runs/run")
-    for precision in ("fp32", "int8"):
-        evaluated = run_app("evaluate", "run=runs/run", "split=val", f"tables={precision}")
-        figures: Json = json.loads(evaluated.stdout)
-        assert figures["auc"] == pytest.approx(run["eval"]["auc"], abs=1e-6 if precision == "fp32" else 0.01)
-
-
 BATCH, BLOCK, WINDOW = 64, 40, 2
 ROWS = {"odd": 4 * BATCH + 45, "one": 2 * BATCH + 1, "none": 2 * BATCH, "few": 13, "almost": 3 * BATCH + 63}
 EPOCHS = 2
@@ -380,21 +353,6 @@ def test_lanes_lose_no_row(lanes: int, roots: dict[str, Path]) -> None:
 def test_the_rest_of_an_epoch(first: int, roots: dict[str, Path]) -> None:
     for lanes in (1, 8):
         assert read_batches(roots["odd"], lanes=lanes, first=first) == read_batches(roots["odd"], lanes=lanes)[first:]
-
-
-def test_padding_repeats_a_row_of_the_batch(roots: dict[str, Path]) -> None:
-    """Of sharded tables parts are equal; a row of a table that the batch does not have is never touched."""
-    for name in ("odd", "one"):
-        parts = []
-        for rank in range(2):
-            split = SplitReader(roots[name], load_manifest(roots[name]), "train", CONFIG, rank, 2, drop_last=False)
-            parts.append(list(split.train_batches(BATCH, 3, 1, 0))[-1])
-        remainder = ROWS[name] % BATCH
-        assert [len(part.labels) for part in parts] == [-(-remainder // 2)] * 2
-        assert sum(part.num_valid for part in parts) == remainder
-        assert sum(part.share for part in parts) == pytest.approx(2)
-        last = np.rint(parts[1].dense_features[:, 0].numpy() * ROWS[name]).astype(int)
-        assert set(last[parts[1].num_valid :]) == {plain_batches(ROWS[name], 3, 1)[-1][-1]}
 
 
 def arrays_of(root: Path) -> list[NDArray[np.generic]]:

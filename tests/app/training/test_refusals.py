@@ -48,10 +48,8 @@ QUICK = {
     f"train run.name=new {MANY}": NO_SPACE,
     f"train run.name=x {MANY} checkpoint.overwrite=true {BACK}": NO_SPACE,
     "train run.name=x train.global_batch_size=5000": "^train.global_batch_size=5000: no whole batch",
-    f"train run.name=x train.global_batch_size=5000 {OVER}": "^train.global_batch_size=5000: no whole batch",
     "train run.name=new eval.split=tomorrow": "^data: no split 'tomorrow'; it has train, val, test",
     "train run.name=new checkpoint.resume=/no/checkpoint": NO_CHECKPOINT,
-    "train run.name=new data.source=synthetic data.path=new checkpoint.resume=/no/checkpoint": NO_CHECKPOINT,
     "train run.name=new data.path=/no/such/place": "^/no/such/place: no dataset here; give data.path=",
     "train run.name=new data.max_ind_range=9": "^data.max_ind_range=9: the dataset at data.path=",
     "train run.name=x run.dir=data": FOREIGN,
@@ -61,15 +59,9 @@ QUICK = {
 }
 SLOW = {
     "train run.name=x eval.split=test": "^eval.split=test: runs/x evaluates val.*app.evaluate run=runs/x",
-    "train run.name=x data.path=other": OTHER_DATA,
     "train run.name=x checkpoint.resume=never": f"would remove step_00000003, step_00000005 {KEPT}",
     f"train run.name=x {BACK}": f"would remove step_00000005 {KEPT}",
-    f"train run.name=x {MANY}": NO_SPACE,
-    f"train run.name=x {MANY} {OVER}": NO_SPACE,
     "train run.name=x run.dir=data data.source=synthetic data.path=new": FOREIGN,
-    "train run.name=new train.log_every_steps=0": "^train.log_every_steps=0: must be at least 1",
-    "train run.name=new sharding.types=column_wise optimizer=rowwise_adagrad": "would look at each shard's columns",
-    "evaluate run=runs/x data.path=other out=x.json": OTHER_DATA,
     "evaluate run=runs/x split=tomorrow out=x.json": "^data: no split 'tomorrow'; it has train",
     "recommend run=runs/x candidates=none.csv out=x.json": "^data: imported or generated",
 }

@@ -19,7 +19,7 @@ from msgspec import structs
 from torch import Tensor
 
 from app.checkpoint import files
-from app.checkpoint.files import BEST, checkpoint_name, pointed_to
+from app.checkpoint.files import checkpoint_name
 from app.config.kinds import OptimizerName
 from app.metrics.documents import EvaluationFigures
 from app.runtime.platform import Runtime
@@ -382,12 +382,6 @@ def test_a_random_walk(
 RUN = Path("runs/x")
 
 
-def best_of(run: Path) -> int | None:
-    """The step that the pointer names."""
-    path = pointed_to(run / "checkpoints", BEST)
-    return None if path is None else int(path.name.removeprefix("step_"))
-
-
 def set_aucs(monkeypatch: pytest.MonkeyPatch, *aucs: float) -> None:
     """Let evaluations have these AUCs, in turn."""
     measured, queue = Predictor.evaluate, iter(aucs)
@@ -415,20 +409,6 @@ def test_the_summary_is_of_the_served_model(train: Train, runtime: Runtime, monk
         command_here(runtime, "evaluate", "run=runs/x", "split=val", "out=x.json", *overrides)
         scored = json.loads(Path("x.json").read_bytes())
         assert (scored["step"], scored["logloss"]) == (step, pytest.approx(recorded[step]["logloss"], rel=1e-12))
-
-
-@pytest.mark.slow("examples")
-def test_without_a_best_the_summary_s_evaluation_is_the_last(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
-    several = ["train.eval_every_steps=3"]
-    set_aucs(monkeypatch, 0.7, 0.6, 0.5, 0.4)
-    train(*several, "train.max_steps=6")
-    assert best_of(RUN) == summary(RUN)["eval"]["step"] == 3
-    train(*several, "checkpoint.keep_best=false", "train.max_steps=9")
-    figures = summary(RUN)
-    assert best_of(RUN) is None
-    assert figures["eval"] == figures["last"]
-    assert figures["eval"]["step"] == 9
-    assert figures["best"] == {"step": 3, "auc": 0.7, **BY_AUC}
 
 
 @pytest.mark.medium
@@ -482,25 +462,3 @@ def test_a_new_run_does_not_end_at_rate_0(remedy: str, train: Train) -> None:
     assert remedy in refused(r"give schedule\.decay_steps=6, or train.max_steps=7", train, *cosine)
     assert not RUN.exists()
     train(*cosine, remedy)
-
-
-@pytest.mark.medium
-def test_a_part_of_a_run_resumes_to_the_end_of_its_decay(train: Train) -> None:
-    train(*COSINE, "train.max_steps=7", status="interrupted", fault="stop:5")
-    refused(r"from the beginning, or train.max_steps=7", train, *COSINE, "train.max_steps=9")
-    train(*COSINE, "train.max_steps=7")
-
-
-@pytest.mark.medium
-@pytest.mark.parametrize(
-    "schedule",
-    [
-        ["schedule=cosine", "schedule.decay_steps=4", "schedule.end_factor=0.1"],
-        ["schedule=warmup_poly", "schedule.warmup_steps=2", "schedule.decay_start_step=3", "schedule.decay_steps=2"],
-        ["schedule=warmup", "schedule.warmup_steps=2"],
-    ],
-)
-def test_schedules_that_keep_a_rate_train_on(schedule: list[str], train: Train) -> None:
-    for steps in (5, 8):
-        train(*schedule, f"train.max_steps={steps}")
-    assert all(event["lr"] > 0 for event in events(RUN, "train")[1:])

@@ -4,17 +4,15 @@ import gzip
 import re
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from data_prep.config import RULES, chunk_size, parse_size, report_differences, resolve_rules
-from data_prep.dataset.options import Encoding
+from data_prep.config import parse_size, report_differences, resolve_rules
 from data_prep.encoding import Encoder
 from tests.data_prep import oracle
-from tests.data_prep.conftest import REPOSITORY, Capture, config, load_rows, prepare, write_rows
+from tests.data_prep.conftest import Capture, config, load_rows, prepare, write_rows
 from tests.error_lines import refused
 
 SIZES = {"1048576": 1 << 20, "2GiB": 2 << 30, "1.5 MiB": 3 << 19, "500MB": 5 * 10**8, "64k": 1 << 16, "7b": 7}
@@ -30,14 +28,6 @@ def test_what_is_not_a_size(text: str) -> None:
     refused("key=", parse_size, text, "key")
 
 
-def test_the_chunk_follows_from_the_configuration_alone() -> None:
-    assert chunk_size(config()) == 128 << 20
-    assert chunk_size(config("data.workers=64")) == 128 << 20
-    assert chunk_size(config("data.memory_budget=512MiB")) == 32 << 20
-    assert chunk_size(config("data.memory_budget=64GiB")) == 128 << 20
-    assert chunk_size(config("data.chunk_bytes=1000")) == 1000
-
-
 TORCHREC = "output will differ from TorchRec's because of data.dense_transform=raw"
 AMD = "output will differ from AMD's because of data.dense_transform=log1p, data.max_categories=9"
 DIFFERENCES = [
@@ -49,10 +39,6 @@ DIFFERENCES = [
     ("data.encoding=amd_blog data.dense_transform=log1p data.max_categories=9", AMD),
     ("data.encoding=vocabulary data.dense_transform=raw", None),
 ]
-
-
-def test_amd_leaves_out_columns_of_more_than_10_000_values() -> None:
-    assert RULES[Encoding.amd_blog].max_categories == 10_000
 
 
 @pytest.mark.parametrize(("keys", "message"), DIFFERENCES)
@@ -108,32 +94,6 @@ def test_each_remedy(inputs: Path, monkeypatch: pytest.MonkeyPatch, bad: str, me
     if good is not None:
         prepare(*good.format(*match.groups()).split(), "data.path=out")
         assert (inputs / "out/manifest.json").exists()
-
-
-NAMES = ["数据 1.csv", "a(1).csv", "a=1,b.csv", "x,y.csv", "it's.csv", 'a"b.csv', "a#b!.csv", "[a].csv", "{a}.csv"]
-NAMES += ["a&b;c.csv", "back\\slash(1).csv", "day[0].csv", "é.csv", "<b>.csv", "glob(x)"]
-
-
-@pytest.mark.slow("processes")
-@pytest.mark.parametrize("name", NAMES)
-def test_paths_that_need_quotes(inputs: Path, name: str) -> None:
-    directory = inputs / f"dir {name}"
-    directory.mkdir()
-    (inputs / "own.csv").rename(directory / name)
-    (inputs / "own.yaml").rename(directory / f"{name}.yaml")
-    paths = {"raw": directory / name, "schema": directory / f"{name}.yaml", "path": directory / "out"}
-    arguments = []
-    for key, path in paths.items():
-        line = refused("not readable without quotes; write ", config, f"data.{key}={path}")
-        arguments.append(line.partition("; write ")[2])
-    if name == NAMES[0]:
-        shell = f"{shlex.quote(sys.executable)} -m data_prep {' '.join(arguments)}"
-        process = subprocess.run(shell, shell=True, cwd=REPOSITORY, capture_output=True, text=True, check=False)
-        assert process.returncode == 0, process.stderr
-        assert (directory / "out/manifest.json").exists()
-    words = subprocess.check_output(f"printf '%s\\0' {' '.join(arguments)}", shell=True, text=True)
-    data = config(*words.split("\0")[:-1])
-    assert {key: getattr(data, key) for key in paths} == {key: str(path) for key, path in paths.items()}
 
 
 def test_lists_of_such_paths() -> None:

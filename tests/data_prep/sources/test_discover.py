@@ -7,7 +7,6 @@ import io
 import json
 import lzma
 import re
-import threading
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -20,15 +19,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.files import FileDigest
-from data_prep.config import resolve_rules
-from data_prep.dataset.options import CRITEO
-from data_prep.dataset.table_spec import Table
 from data_prep.encoding import Shape, read_new_rows
-from data_prep.io import BLOCK_BYTES
-from data_prep.job import Job, reads_whole
-from data_prep.sources.discover import Source, missing_days, resolve_sources
+from data_prep.sources.discover import resolve_sources
 from data_prep.sources.line_blocks import ROOM_BEFORE, LineBlocks, SourceStream
-from tests.data_prep.conftest import config, load_rows, prepare
+from tests.data_prep.conftest import load_rows, prepare
 from tests.data_prep.tables import paths
 from tests.error_lines import refused
 
@@ -58,12 +52,6 @@ def test_other_compressions_are_known_by_their_first_bytes(tmp_path: Path, kind:
         quoted = f"'{tmp_path / name}'" if " " in name else str(tmp_path / name)
         message = f"{kind}, which is not read; convert it: {command.format(quoted)}"
         refused(re.escape(message), resolve_sources, str(tmp_path))
-
-
-@pytest.mark.parametrize("start", [b"BZh", b"BZhello", b"PK,rows", b"7z"])
-def test_text_that_begins_like_them_is_text(tmp_path: Path, start: bytes) -> None:
-    (tmp_path / "rows.csv").write_bytes(start + b",x\n1,2\n")
-    assert names(str(tmp_path)) == ["rows.csv"]
 
 
 def names(raw: list[str] | str) -> list[str]:
@@ -110,40 +98,6 @@ def test_a_stream_is_read_once_and_summed_on_the_way(tmp_path: Path, packed: boo
     stream.close()
 
 
-def test_a_stream_ends_before_its_end_when_closed(tmp_path: Path) -> None:
-    (tmp_path / "day_0").write_bytes(bytes(20_000_000))
-    threads = threading.active_count()
-    stream = SourceStream(resolve_sources(str(tmp_path / "day_0"))[0])
-    assert stream.next_block()[1] == BLOCK_BYTES
-    stream.close()
-    assert stream.consumed() < 20_000_000
-    assert threading.active_count() == threads
-
-
-CASES: list[tuple[list[int], int, list[str], bool]]
-CASES = [([1000], 1, [], True), ([1000], 2, [], False), ([1000] * 24, 8, [], True), ([1000] * 24, 16, [], False)]
-CASES += [([900, 1000, 1100, 1000], 2, [], True), ([5000, 10], 2, [], False)]
-CASES += [([1000] * 4, 4, ["data.memory_budget=1GiB"], False)]
-CASES += [([1000], 1, ["data.workers=null", "data.scheduler=tcp://nowhere:1"], False)]
-
-
-@pytest.mark.parametrize(("sizes", "workers", "overrides", "whole"), CASES)
-def test_sources_read_whole(tmp_path: Path, sizes: list[int], workers: int, overrides: list[str], whole: bool) -> None:
-    sources = tuple(Source(f"day_{i}", f"day_{i}", size, 0, False) for i, size in enumerate(sizes))
-    data = config(f"data.path={tmp_path}", "data.memory_budget=64GiB", *overrides)
-    job = Job(tmp_path, sources, CRITEO, resolve_rules(data, len(sources)), 128 << 20)
-    assert reads_whole(data, job, workers) == whole
-
-
-@pytest.mark.parametrize(("budget", "whole"), [("512MiB", False), ("64GiB", True)])
-def test_a_table_is_read_in_chunks_where_two_at_once_do_not_fit(tmp_path: Path, budget: str, whole: bool) -> None:
-    table = Table(",", True, "label", (), ("user",), None, ("label", "user"))
-    data = config(f"data.path={tmp_path}", f"data.memory_budget={budget}")
-    source = Source("rows", "rows.csv", 1 << 30, 0, False)
-    job = Job(tmp_path, (source,), table.schema, resolve_rules(data, 1), 4 << 20, table)
-    assert reads_whole(data, job, 1) == whole
-
-
 @pytest.mark.parametrize("raw", [None, "", [], [1], 3, {"a": 1}])
 def test_what_is_not_a_source(raw: Any, tmp_path: Path) -> None:
     refused(r"data\.raw=", resolve_sources, raw)
@@ -172,21 +126,6 @@ def test_what_would_be_left_out_or_count_twice_is_refused(days: Path, pattern: s
 def test_a_longer_name_is_not_the_whole_of_an_unfinished_one(days: Path) -> None:
     (days / "day_1").rename(days / "day_1.part")  # day_10 is there
     refused(r"day_1\.part: a download that has not ended", names, str(days))
-
-
-def test_what_lies_beside_the_days_of_a_directory_does_not_matter(days: Path) -> None:
-    (days / "notes.bak").write_bytes(b"x\n")
-    (days / "other").symlink_to(days / "nowhere")
-    (days / "day_2.gz.part").write_bytes(b"x\n")  # day_2 is there
-    (days / "day_2").rename(days / "day_2.gz")
-    (days / "day_2.gz").write_bytes(gzip.compress(b"x\n"))
-    assert names(str(days)) == ["day_1", "day_2.gz", "day_10"]
-
-
-def test_days_between_others_are_missed() -> None:
-    sources = [Source(name, name, 1, 0, False) for name in ("day_1.gz", "day_2", "day_5.tsv", "notes", "day_5x")]
-    assert missing_days(sources) == ["day_3", "day_4"]
-    assert missing_days(sources[3:4]) == []
 
 
 def chunks_of(path: Path, chunk_bytes: int, block_bytes: int) -> list[bytes]:
@@ -236,28 +175,12 @@ def test_a_line_belongs_to_the_chunk_it_starts_in(
     assert chunks_of(directory / "packed.gz", chunk_bytes, block_bytes) == expected
 
 
-@pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("text", [b"one\ntwo\n", b"one\ntwo"])
-def test_the_last_block_says_that_it_is(tmp_path: Path, text: bytes, packed: bool) -> None:
-    path = tmp_path / "day_0"
-    path.write_bytes(gzip.compress(text) if packed else text)
-    with LineBlocks(resolve_sources(str(path))[0]) as lines:
-        assert [block.is_last for block in lines.read_until(100)][-1]
-
-
 @pytest.mark.parametrize("before", [b"", b"0123456789\n"])
 def test_a_long_line_is_refused_wherever_it_begins(tmp_path: Path, before: bytes) -> None:
     path = tmp_path / "day_0"
     path.write_bytes(before + b"x" * (3 << 20) + b"\n")
     with LineBlocks(resolve_sources(str(path))[0]) as lines:
         refused("longer than", list, lines.read_until(4 << 20))
-
-
-def test_a_line_longer_than_a_block(tmp_path: Path) -> None:
-    path = tmp_path / "day_0"
-    path.write_bytes(b"x" * 100)
-    with LineBlocks(resolve_sources(str(path))[0], block_bytes=64) as lines:
-        refused("a line at byte 0 is longer than 64 bytes", list, lines.read_until(1000))
 
 
 LINES = [{"label": row % 2, "user": f"u{row % 7}", "price": row / 4} for row in range(3_000)]

@@ -80,14 +80,6 @@ def test_a_file_that_has_changed_is_fetched_anew(mirror: Mirror, tmp_path: Path,
     assert fetch(mirror, tmp_path, manner, "good").read_bytes() == OTHER
 
 
-def test_another_mirror_begins_anew(mirror: Mirror, tmp_path: Path) -> None:
-    mirror.content["other.gz"] = OTHER + b"longer"
-    urls = (mirror.url("dropping/other.gz"), mirror.url("good/day_0.gz"))
-    [path] = download_all([RemoteFile("day_0.gz", urls, SUM)], tmp_path, RemoteConfig(tries=1))
-    assert path.read_bytes() == CONTENT
-    assert mirror.requests[1] == ("good/day_0.gz", None)
-
-
 @pytest.mark.medium
 def test_a_mirror_that_falls_silent_is_left(mirror: Mirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     open_url = download.open_url
@@ -122,23 +114,10 @@ def test_a_file_without_a_length_is_not_taken_unseen(mirror: Mirror, tmp_path: P
     assert download_all([RemoteFile("train.txt", (url,), SUM)], tmp_path, PATIENCE)[0].read_bytes() == CONTENT
 
 
-def test_what_is_there_is_not_fetched(mirror: Mirror, tmp_path: Path) -> None:
-    (tmp_path / "day_0.gz").write_bytes(b"as the user put it there")
-    assert fetch(mirror, tmp_path, "good").read_bytes() == b"as the user put it there"
-    assert mirror.requests == []
-
-
 def test_two_jobs_do_not_fetch_one_file(mirror: Mirror, tmp_path: Path) -> None:
     with PartialFile(tmp_path / "day_0.gz"):
         refused(r"day_0\.gz: another job is downloading it", fetch, mirror, tmp_path, "good")
     assert fetch(mirror, tmp_path, "good").read_bytes() == CONTENT
-
-
-def test_a_dead_mirror_says_how_to_go_on(mirror: Mirror, tmp_path: Path) -> None:
-    mirror.shutdown()
-    mirror.server_close()
-    refused(r"download failed from every mirror .* name it in data\.raw", fetch, mirror, tmp_path, "good")
-    assert not (tmp_path / "day_0.gz").exists()
 
 
 def test_every_mirror_s_fault_is_told(mirror: Mirror, tmp_path: Path) -> None:
@@ -146,25 +125,6 @@ def test_every_mirror_s_fault_is_told(mirror: Mirror, tmp_path: Path) -> None:
     faults = rf"\({missing}: HTTP Error 404: Not Found; {page}: not gzip, though its name says so\)"
     message = rf"day_0\.gz: download failed from every mirror {faults}; try again later, or get the file yourself"
     refused(message, fetch, mirror, tmp_path, "missing", "page")
-
-
-def test_a_page_costs_nothing_that_is_at_hand(mirror: Mirror, tmp_path: Path) -> None:
-    refused("download failed", fetch, mirror, tmp_path, "dropping", "page", patience=RemoteConfig(tries=1))
-    assert (tmp_path / "day_0.gz.part").read_bytes() == CONTENT[: len(CONTENT) // 2]
-    assert fetch(mirror, tmp_path, "dropping", "good").read_bytes() == CONTENT
-    assert mirror.requests[2] == ("dropping/day_0.gz", f"bytes={len(CONTENT) // 2}-")
-
-
-def test_a_mirror_that_is_no_url_is_left(mirror: Mirror, tmp_path: Path) -> None:
-    file = RemoteFile("day_0.gz", ("mirror.local/day_0.gz", mirror.url("good/day_0.gz")))
-    assert download_all([file], tmp_path, PATIENCE)[0].read_bytes() == CONTENT
-
-
-def test_a_file_that_cannot_be_had_ends_the_fetching_of_others(mirror: Mirror, tmp_path: Path) -> None:
-    manners = {"day_0.gz": "dripping", "day_1.gz": "missing"}
-    files = [RemoteFile(name, (mirror.url(f"{manner}/{name}"),)) for name, manner in manners.items()]
-    refused(r"day_1\.gz: download failed from every mirror", download_all, files, tmp_path, PATIENCE)
-    assert not (tmp_path / "day_0.gz").exists()
 
 
 def test_no_room_for_all_files_together(mirror: Mirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -174,26 +174,3 @@ def test_the_verdict_says_whether_the_model_earns_its_keep(
     assert any("on the same 4,000 rows" in row.remark for row in rows) == (interval is not None)
     summary.baselines["split"] = "test"  # of other rows than the evaluation's
     assert baselines_sentence(run) is None
-
-
-def test_a_baseline_with_too_few_rows_of_a_label_is_not_tested(tmp_path: Path) -> None:
-    run, summary, _ = run_and_auc(tmp_path / "run")
-    figures = figures_of(0.7, NARROW, lr=0.6)
-    assert figures.lr is not None
-    figures.lr.difference_interval = None
-    summary.baselines = plain_object(figures)
-    assert "by 0.1000 AUC; too few rows of a label for a test" in said_of(run)[1]
-
-
-@pytest.mark.parametrize(("ne", "is_said"), [(0.1, True), (2.0, False)])
-def test_worse_probabilities_than_a_baseline_s_are_said(ne: float, is_said: bool, tmp_path: Path) -> None:
-    run, summary, auc = run_and_auc(tmp_path / "run")
-    figures = figures_of(auc, NARROW, columns=0.5, lr=0.6)
-    assert figures.lr is not None
-    figures.lr.ne = ne
-    assert figures.columns is not None
-    figures.columns.ne = 2.0
-    summary.baselines = plain_object(figures)
-    kind, text = said_of(run)
-    assert kind == "good"
-    assert ("against 0.1000 of logistic regression: train.monitor=ne keeps" in text) == is_said

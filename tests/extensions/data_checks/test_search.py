@@ -1,7 +1,6 @@
 """Data that mislead: planted faults are named, sound tables are not, and figures are those of plain loops."""
 
 import json
-import tracemalloc
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +16,6 @@ from common.errors import UserError
 from data_prep.dataset import format as dataset_format
 from data_prep.dataset.format import Manifest, load_manifest, open_shard
 from data_prep.dataset.kinds import misleading_sentences
-from data_prep.dataset.spelling import Bags
 from extensions.data_checks import search
 from tests.app.conftest import SMALL, Command
 from tests.app.data.test_bags import splitmix64
@@ -199,74 +197,6 @@ def test_beyond_the_limit_a_sample_finds_the_same(tmp_path: Path, monkeypatch: p
     sentences = misleading_sentences(some.extra)
     assert len(sentences) == len(misleading_sentences(whole.extra)) == 2
     assert all(f"by a sample of {figures['rows']:,} of 12,000 rows" in sentence for sentence in sentences)
-
-
-@pytest.mark.medium
-def test_chance_names_no_rows_of_a_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tenth of the rows of few values are in train by chance, give or take a twentieth of these in a sample."""
-    monkeypatch.setattr(search, "BLOCK_ROWS", 10)
-    monkeypatch.setattr(search, "MAX_ROWS", 2_000)
-    for seed in range(3):
-        rng = np.random.default_rng(seed)
-        rows = pd.DataFrame(rng.integers(0, 9, (8_000, 5))).add_prefix("c").assign(label=rng.integers(0, 2, 8_000))
-        schema = "label: label\nsparse: [c0, c1, c2, c3, c4]\n"
-        (tmp_path / str(seed)).mkdir()
-        manifest = prepared(tmp_path / str(seed), rows, schema=schema)
-        assert manifest.extra["misleading"]["rows"] < 2_500
-        assert misleading_sentences(manifest.extra) == []
-
-
-@pytest.mark.medium
-@pytest.mark.parametrize(("copied", "is_measured"), [(1, False), (20, False), (200, True)])
-def test_a_few_equal_rows_of_a_sample_are_no_share(
-    copied: int, is_measured: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows = table(0, rows=2_000)
-    monkeypatch.setattr(search, "MAX_ROWS", 1_000)
-    monkeypatch.setattr(search, "BLOCK_ROWS", 1)
-    manifest = prepared(tmp_path, pd.concat([rows[:-copied], rows[:copied]]), FRACTION)
-    assert (manifest.extra["misleading"]["shared_rows"] is not None) == is_measured
-    assert len(misleading_sentences(manifest.extra)) == is_measured
-
-
-@pytest.mark.parametrize("without", ["train", "held out", "both"])
-def test_where_no_row_is_sampled_nothing_is_measured(
-    without: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def some_blocks(rows: int, share: float, number: int, block_rows: int) -> list[tuple[int, int]]:
-        is_train = rows > 500  # by the shards' sizes
-        return [] if without in ("both", "train" if is_train else "held out") else [(0, rows)]
-
-    monkeypatch.setattr(search, "sampled_blocks", some_blocks)
-    manifest = prepared(tmp_path, leaking(overlapping(table(0, rows=2_000))), FRACTION)
-    figures = manifest.extra["misleading"]
-    assert figures["shared_rows"] is figures["shared_by_chance"] is None
-    assert (figures["columns"]["shop"]["auc"] is None) == (without != "held out")
-
-
-def test_a_bag_s_hash_is_of_its_ids_in_order() -> None:
-    bags = Bags(np.array([9, 1, 2, 1, 2, 2, 1, 0, 1, 1]), np.array([1, 3, 5, 7, 7, 8, 9, 10]))
-    hashes = search.bag_hashes(bags).tolist()
-    values = [tuple(bags.values[a:b]) for a, b in zip(bags.offsets[:-1], bags.offsets[1:], strict=True)]
-    for one, first in zip(hashes, values, strict=True):
-        assert [other == one for other in hashes] == [second == first for second in values]
-
-
-def test_long_bags_are_hashed_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    rng = np.random.default_rng(0)
-    rows = rng.permutation(20_000)
-    lengths = rng.integers(0, 150, len(rows))
-    bags = Bags(rng.integers(0, 1_000, lengths.sum()), np.append(0, np.cumsum(lengths)))
-    expected = search.bag_hashes(bags.take(rows))
-    tracemalloc.start()
-    hashes = search.hashes_of_rows(bags, rows)
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    np.testing.assert_array_equal(hashes, expected)
-    assert peak < 16 * bags.values.size
-    monkeypatch.setattr(search, "BLOCK_IDS", 1)
-    np.testing.assert_array_equal(search.hashes_of_rows(bags, rows[:500]), expected[:500])
-    assert not len(search.hashes_of_rows(bags, rows[:0]))
 
 
 @pytest.mark.medium

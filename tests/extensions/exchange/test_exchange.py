@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from common.compose import compose_config
 from common.errors import UserError
 from data_prep.config import CONFIG_DIRECTORY
-from data_prep.dataset.format import SPLITS, load_manifest, shard_path
+from data_prep.dataset.format import SPLITS, load_manifest
 from data_prep.encoding import Encoder
 from data_prep.job import lock_work
 from data_prep.verify import verify_dataset
@@ -61,13 +61,6 @@ def test_npy_files_are_torchrec_s_byte_for_byte(tmp_path: Path, criteo: ModuleTy
     assert_same(tmp_path / "back", root)
     verify_dataset(tmp_path / "back")
     refused("imported", Encoder.load, tmp_path / "back")
-
-
-def test_npy_of_a_single_file(tmp_path: Path) -> None:
-    root = make(tmp_path, rows=(80,))
-    assert len(export_npy(root, load_manifest(root), tmp_path)) == 6
-    import_npy(tmp_path, tmp_path / "back")
-    assert_same(tmp_path / "back", root)
 
 
 def bin_records(directory: Path) -> list[NDArray[Any]]:
@@ -122,25 +115,6 @@ def test_an_import_waits_for_no_other_job(tmp_path: Path) -> None:
         import_npy(tmp_path / "days", tmp_path / "back")
     import_npy(tmp_path / "days", tmp_path / "back")
     assert not (tmp_path / "back" / ".work").exists()
-
-
-@pytest.mark.medium
-def test_a_file_cut_off_by_an_error_is_not_there(tmp_path: Path) -> None:
-    root = make(tmp_path, "data.dense_transform=raw", "data.max_ind_range=30")
-    manifest = load_manifest(root)
-    shard = manifest.splits["val"].shards[0]
-    dense = np.load(shard_path(root, "val", shard.name, "dense"), mmap_mode="r+")
-    dense[0, 0] = -(2.0**24)  # which 2^24 + 1 would have become as well
-    dense.flush()
-    (tmp_path / "bin").mkdir()
-    refused("split val has an integer of 2\\^24 or more", export_bin, root, manifest, tmp_path / "bin")
-    assert not [path for path in (tmp_path / "bin").iterdir() if "val" in path.name]
-
-
-def test_bin_files_cut_short(tmp_path: Path) -> None:
-    for split in SPLITS:
-        (tmp_path / f"terabyte_processed_{split}.bin").write_bytes(bytes(161))
-    refused("161 bytes are not whole records of 160", import_bin, tmp_path, tmp_path / "back", None)
 
 
 @pytest.mark.parametrize(
@@ -260,17 +234,6 @@ def test_days_that_are_not_what_they_should_be(tmp_path: Path, damage: Callable[
     damage(tmp_path / "days")
     refused(message, import_npy, tmp_path / "days", tmp_path / "back")
     assert not (tmp_path / "back").exists()
-
-
-def test_order_and_size_of_numbers_do_not_matter(tmp_path: Path) -> None:
-    write_days(tmp_path / "days")
-    for kind, edit in (("labels", np.uint8), ("dense", np.asfortranarray), ("sparse", np.int64)):
-        change(0, kind, edit)(tmp_path / "days")
-    import_npy(tmp_path / "days", tmp_path / "back")
-    verify_dataset(tmp_path / "back")
-    for actual, kind in zip(load_split(tmp_path / "back", "train"), ("labels", "dense", "sparse"), strict=True):
-        expected = np.load(tmp_path / "days" / f"day_0_{kind}.npy")
-        np.testing.assert_array_equal(actual.reshape(expected.shape), expected)
 
 
 @pytest.mark.parametrize(

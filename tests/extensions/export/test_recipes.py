@@ -22,7 +22,6 @@ from tests.app.config.test_recipes import FEWER, PUBLISHED
 from tests.app.conftest import SMALL, Command, composed, ended, forked
 from tests.app.in_process import command_here, train_here
 from tests.app.scoring.test_same_row import Model
-from tests.app.scoring.test_sampling import CORRECTED
 from tests.app.scoring.test_sampling import place as place
 from tests.app.test_secrets import ARGUMENTS, ENVIRONMENT, planted
 from tests.error_lines import refused
@@ -98,17 +97,6 @@ def test_scores_that_depend_on_other_rows_are_not_exported(tmp_path: Path) -> No
     (tmp_path / "config.yaml").write_text(json.dumps(to_plain(config)))
     with pytest.raises(UserError, match=r"mixes_samples=true: export has no meaning"):
         main(ExportConfig(run=str(tmp_path), out=f"{tmp_path}/served"))
-
-
-@pytest.mark.medium
-def test_a_correction_of_data_that_need_none_is_refused(runtime: Runtime, dataset: Path, tmp_path: Path) -> None:
-    run = [*SMALL, f"data.path={dataset}", "run.name=z", f"run.dir={tmp_path}/z", "train.max_steps=2"]
-    assert train_here(runtime, *run, "record.tensorboard=false") == "completed"
-    with pytest.raises(
-        UserError, match=r"correct_sampling=true: .* kept every row with label 0, and the run has no loss"
-    ):
-        command_here(runtime, "export", f"run={tmp_path}/z", f"out={tmp_path}/served", CORRECTED)
-    assert not (tmp_path / "served").exists()
 
 
 @pytest.mark.slow("processes")

@@ -11,13 +11,11 @@ from scipy import stats
 from sklearn.metrics import log_loss, roc_auc_score
 
 from app.checkpoint.files import find_checkpoint
-from app.data.batch import RowArrays
 from app.runtime.platform import Runtime
 from app.sharding.plan import table_blocks, table_weights
 from app.training import predictor
 from data_prep.dataset.format import Manifest, load_manifest, open_shard, sampled_row_numbers
-from data_prep.dataset.spelling import Bags, offsets_of
-from extensions.importance.command import Columns, columns_of, permute_feature
+from extensions.importance.command import Columns, columns_of
 from tests.app.conftest import composed
 from tests.app.in_process import command_here, train_here
 from tests.data_prep.conftest import prepare
@@ -173,17 +171,6 @@ def test_a_bound_of_rows_or_time_is_named(
 def test_what_cannot_be_measured_is_refused(runtime: Runtime, run: Path, keys: list[str], fault: str) -> None:
     refused(fault, command_here, runtime, "importance", f"run={run}", *keys)
     assert not (run / "importance.json").exists()
-
-
-def test_a_vector_is_permuted_as_one() -> None:
-    bags = Bags(np.arange(6, dtype=np.int32), offsets_of(np.ones(6, np.int64)))
-    dense = np.arange(18.0, dtype=np.float32).reshape(6, 3)
-    rows = RowArrays(np.zeros(6, np.float32), dense, np.arange(6, dtype=np.int32)[:, None], (bags,))
-    order = np.array([5, 3, 0, 4, 2, 1])
-    vector = permute_feature(rows, Columns("vector", dense=(0, 2)), order)
-    np.testing.assert_array_equal(vector.dense[:, [0, 2]], dense[order][:, [0, 2]])
-    np.testing.assert_array_equal(vector.dense[:, 1], dense[:, 1])
-    assert (vector.sparse.tolist(), vector.bags) == (rows.sparse.tolist(), rows.bags)
 
 
 def test_a_vector_is_one_feature(data: Path) -> None:

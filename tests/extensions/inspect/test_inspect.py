@@ -1,22 +1,19 @@
 """Proposed schemas: uses of columns, the label, the order of rows, refusals; drawn tables; the command and its page."""
 
 import datetime
-import io
 import json
 import random
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
 import pytest
 import yaml
-from selenium import webdriver
 from sklearn.metrics import roc_auc_score
 
 from common.errors import UserError
@@ -27,7 +24,6 @@ from extensions.inspect import columns as profile_module
 from extensions.inspect.columns import MAX_EXACT, DistinctValues
 from extensions.inspect.command import inspection_page
 from extensions.inspect.proposal import Proposal, auc_of_column, order_sentences, propose_schema
-from tests.browser import browser, missing
 from tests.data_prep.conftest import prepare, seeds
 from tests.data_prep.tables import paths, write
 from tests.error_lines import refused
@@ -214,22 +210,6 @@ def test_rows_sorted_by_label(tmp_path: Path) -> None:
     assert "Rows are sorted" not in " ".join(order_sentences(proposed(tmp_path, content)))
 
 
-def test_rounded_ids_and_times_of_float32_prepare_as_quantities(tmp_path: Path) -> None:
-    numbers = {"user_id": 2**24 + np.arange(ROWS) % 90, "time": 16 * 10**8 + 600 * (37 * np.arange(ROWS) % ROWS)}
-    columns = {name: pa.array(values.astype(np.float32)) for name, values in numbers.items()}
-    proposal = proposed(tmp_path, {"label": BITS, "cat": list("abca") * 100, **columns}, name="rows.parquet")
-    assert (places(proposal)["user_id"], places(proposal)["time"], proposal.time) == ("dense", "dense", None)
-    assert prepare(*paths(tmp_path, proposal.text, "rows.parquet")).rows == ROWS
-
-
-@pytest.mark.parametrize("mark", ["\u0085", "\u2028", "\u00a0", "\t"])
-def test_blanks_in_numbers_prepare(tmp_path: Path, mark: str) -> None:
-    price = [mark if row % 9 == 0 else row % 13 / 8 for row in range(ROWS)]
-    proposal = proposed(tmp_path, {"label": BITS, "cat": list("abca") * 100, "price": price})
-    assert yaml.safe_load(proposal.text)["missing"] == [mark]
-    assert prepare(*paths(tmp_path, proposal.text)).rows == ROWS
-
-
 @pytest.mark.parametrize("name", ["rows.csv", "rows.parquet"])
 def test_days_as_numbers_are_times(tmp_path: Path, name: str) -> None:
     days = pd.date_range("2019-01-01", periods=ROWS, freq="3D")
@@ -240,25 +220,6 @@ def test_days_as_numbers_are_times(tmp_path: Path, name: str) -> None:
     assert manifest.encoding["split"] == "time"
     weekdays = Counter(day.weekday() for day in days[: manifest.splits["train"].rows])
     assert manifest.num_embeddings["x_weekday"] == 1 + len(weekdays)
-
-
-@pytest.mark.medium
-def test_columns_without_a_name_are_left_out(tmp_path: Path) -> None:
-    rows = pd.DataFrame(
-        {"cat": list("abca") * 100, "price": np.arange(400) % 7 / 8, "label": ["xy"[bit] for bit in BITS]}
-    )
-    text = rows.to_csv()
-    texts = [text, text.replace("\n", ",\n"), rows.to_csv(index=False).replace("\n", ",\n")]
-    texts += [rows.set_index(np.array([f"u{row}" for row in range(400)])).to_csv()]
-    expected = pd.read_csv(io.StringIO(text), index_col=0)
-    for text in texts:
-        proposal = proposed(tmp_path, text, "label == x")
-        assert proposal.profile.rows == len(expected)
-        used = {name: place for name, place in places(proposal).items() if name}
-        assert used == {"cat": "sparse", "price": "dense", "label": "label"}
-        manifest = prepare(*paths(tmp_path, proposal.text), "data.overwrite=true")
-        assert (manifest.rows, manifest.label_rate) == (len(expected), (expected.label == "x").mean())
-    assert "'': no name, as of an index that pandas writes" in proposal.text
 
 
 LABELS: dict[str, tuple[list[Any], str | None, Any]] = {
@@ -340,12 +301,6 @@ REFUSALS: list[tuple[Any, str | None, str]] = [
 @pytest.mark.parametrize(("content", "label", "message"), REFUSALS)
 def test_refusals(tmp_path: Path, content: Any, label: str | None, message: str) -> None:
     refused(message, proposed, tmp_path, content, label)
-
-
-def test_the_line_to_type_works(tmp_path: Path) -> None:
-    content = {"income": [">50K", "<=50K"] * 30, **FEW}
-    label = refused("data.label='", proposed, tmp_path, content, "income").partition("data.label='")[2].rstrip("'")
-    assert proposed(tmp_path, content, label).label.rule == "== >50K"
 
 
 @pytest.mark.parametrize(
@@ -586,30 +541,6 @@ def test_figures_of_the_page_are_pandas_s(tmp_path: Path) -> None:
     [price] = charts["distribution_price"]["series"]
     assert sum(price["y"]) == len(frame)
     assert sum(charts["distribution_age"]["series"][0]["y"]) == (frame.age != "NA").sum()
-
-
-@pytest.fixture(scope="module")
-def driver() -> Iterator[webdriver.Chrome]:
-    with browser() as chrome:
-        yield chrome
-
-
-@pytest.mark.slow("tool")
-@pytest.mark.skipif(missing() is not None, reason=f"{missing()}: pages are not looked at in a browser")
-@pytest.mark.parametrize("content", [ads, ratings])
-def test_the_page_draws_all_charts_and_loads_nothing(driver: webdriver.Chrome, tmp_path: Path, content: Any) -> None:
-    proposal = propose_schema(resolve_sources(str(write(tmp_path / "rows.csv", content()))))
-    path = tmp_path / "page.html"
-    path.write_text(inspection_page(proposal, tmp_path))
-    driver.get(path.as_uri())
-    drawn = driver.execute_script("return document.querySelectorAll('.chart canvas').length")
-    assert drawn == len(charts_of(path.read_text())) > 0
-    assert not driver.get_log("browser")
-    messages = [json.loads(entry["message"])["message"] for entry in driver.get_log("performance")]
-    urls = [each["params"]["request"]["url"] for each in messages if each["method"] == "Network.requestWillBeSent"]
-    assert [url for url in urls if not url.startswith("data:")] == [path.as_uri()]
-    width = driver.execute_script("return document.documentElement.scrollWidth - document.documentElement.clientWidth")
-    assert width == 0
 
 
 def test_a_part_of_a_time_that_misleads_newer_rows_is_left_out(tmp_path: Path) -> None:

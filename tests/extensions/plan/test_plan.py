@@ -62,18 +62,6 @@ def test_mlperf_on_hardware_that_is_not_here(run_app: Command, tmp_path: Path) -
     assert cases["h100", 8]["forecast"]["step_ms"] > cases["mi300x", 8]["forecast"]["step_ms"]
 
 
-@pytest.mark.slow("processes")
-def test_several_gpus_are_balanced_by_the_planner_unless_told_otherwise(run_app: Command, tmp_path: Path) -> None:
-    """By TorchRec's estimate, equal bytes are not equal work: its figures for AMD's recipe on eight MI300X."""
-    overrides = ["recipe=amd_2026", "topology=mi300x", "topology.devices_per_node=8"]
-    by_default = planned(run_app, tmp_path, *overrides, "sharding=default")["forecast"]
-    by_size = planned(run_app, tmp_path, *overrides, "sharding=table_wise")["forecast"]
-    assert by_default["imbalance"] < 1.3 < 3 < by_size["imbalance"]
-    assert by_default["step_ms"] < by_size["step_ms"] / 3
-    single = planned(run_app, tmp_path, *overrides[:2], "optimizer=rowwise_adagrad", "sharding=default")
-    assert {table["type"] for table in single["tables"].values()} == {"table_wise"}
-
-
 @pytest.mark.medium
 def test_host_memory_behind_a_cache_where_a_device_is_too_small(run_app: Command, tmp_path: Path) -> None:
     overrides = [*MLPERF, "topology=h100", "optimizer=rowwise_adagrad", "sharding.cache_load_factor=0.1"]
@@ -98,18 +86,6 @@ def test_where_it_does_not_fit_it_shows_what_would(run_app: Command) -> None:
     assert "GiB" in four
 
 
-@pytest.mark.medium
-def test_the_optimizers_state_is_counted(run_app: Command, tmp_path: Path) -> None:
-    small = ["plan.num_embeddings=[100000,300000]", "sharding=table_wise", "topology=a100_80"]
-    small += ["topology.devices_per_node=2"]
-    sgd = planned(run_app, tmp_path, *small, "optimizer=sgd")
-    adagrad = planned(run_app, tmp_path, *small, "optimizer=adagrad")
-    assert [table["type"] for table in sgd["tables"].values()] == ["table_wise"] * 2
-    for without, state in zip(sgd["ranks"], adagrad["ranks"], strict=True):
-        rows = 300_000 if without["rank"] == 0 else 100_000
-        assert state["device_bytes"] - without["device_bytes"] == rows * 16 * 4
-
-
 @pytest.mark.slow("processes")
 def test_two_plans_side_by_side(run_app: Command, tmp_path: Path) -> None:
     overrides = ["plan.num_embeddings=[100000,300]", "sharding=table_wise", "topology=h100"]
@@ -121,11 +97,7 @@ def test_two_plans_side_by_side(run_app: Command, tmp_path: Path) -> None:
     other = run_app("plan", *keys)
     assert "t_cat_0: table_wise/fused on 0 -> row_wise/fused on all" in other.stderr
     assert json.loads(other.stdout)["tables"]["t_cat_0"]["type"] == "row_wise"
-    content = json.loads((tmp_path / "plan.json").read_bytes())
-    (tmp_path / "plan.json").write_text(json.dumps({key: content[key] for key in content if key != "forecast"}))
-    without = run_app("plan", *overrides, f"plan.against={tmp_path / 'plan.json'}", f"plan.out={tmp_path}/other.json")
-    assert "step_ms: none -> " in without.stdout
-    (tmp_path / "plan.json").write_text(json.dumps(content | {"tables": []}))
+    (tmp_path / "plan.json").write_text('{"tables": []}')
     damaged = run_app("plan", *overrides, f"plan.against={tmp_path / 'plan.json'}", status=2)
     assert "not a plan of" in error_line(damaged.stderr)
 
@@ -161,32 +133,6 @@ def test_a_plan_for_something_else_is_refused(run_app: Command, dataset: Path, t
         assert message in error_line(process.stderr)
     (tmp_path / "plan.json").write_text("{}")
     assert "not a plan of" in run_app("train", *config, status=2).stderr
-
-
-@pytest.mark.medium
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        "recipe=kgcn_lastfm topology=a100_40 plan.batch_sizes=[256,512]",
-        pytest.param(
-            "recipe=amd_2026 topology=h200 topology.nodes=4 topology.devices_per_node=8 sharding=grid_shard",
-            marks=pytest.mark.slow,
-        ),
-    ],
-)
-def test_a_plan_fits_the_terminal_and_reasons_are_a_key(overrides: str, run_app: Command, tmp_path: Path) -> None:
-    check_width(overrides, run_app, tmp_path)
-
-
-def check_width(overrides: str, run_app: Command, tmp_path: Path) -> None:
-    """Compares the lines of a plan with 120 columns, with and without the reasons that plan.reasons adds."""
-    arguments = [*overrides.split(), f"plan.out={tmp_path / 'plan.json'}"]
-    short, long = run_app("plan", *arguments), run_app("plan", *arguments, "plan.reasons=true")
-    assert max(map(len, [*short.stdout.splitlines(), *long.stdout.splitlines()])) <= 120
-    words = " ".join(long.stdout.split())
-    for name, table in json.loads((tmp_path / "plan.json").read_bytes())["tables"].items():
-        assert f"{name} {table['reason']}" in words
-        assert f"{name} {table['reason']}" not in " ".join(short.stdout.split())
 
 
 @pytest.mark.slow("examples")

@@ -57,18 +57,6 @@ def test_a_run_is_scored_again_as_it_was(run_app: Command, log: Path, tmp_path: 
 
 
 @pytest.mark.slow("processes")
-def test_evaluations_of_a_window_cut_the_rate_and_end_the_run(run_app: Command, log: Path, tmp_path: Path) -> None:
-    """Where no gain counts: the first evaluation is the best, each later one cuts, the third of these ends the run."""
-    overrides = [*TINY, *DROPOUT, f"data.path={log}", "train.max_steps=40", "train.eval_every_steps=3"]
-    overrides += ["schedule=plateau", "schedule.factor=0.5", "schedule.threshold=1", "train.early_stop_patience=3"]
-    run_app("train", *overrides, "run.name=whole")
-    lines = map(json.loads, (tmp_path / "runs/whole/metrics.jsonl").read_text().splitlines())
-    rates = [line["lr"] for line in lines if line["event"] == "train"]
-    assert rates == [0.001] * 6 + [0.0005] * 3 + [0.00025] * 3
-    assert summary(tmp_path / "runs/whole")["steps"] == 12
-
-
-@pytest.mark.slow("processes")
 @pytest.mark.parametrize("sharding", ["table_wise", "row_wise"])
 def test_two_processes_learn_what_one_does(sharding: str, run_app: Command, log: Path, tmp_path: Path) -> None:
     overrides = [*TINY, f"data.path={log}", "train.max_steps=10"]
@@ -353,19 +341,6 @@ def test_the_recipe_has_the_parameters_of_its_source() -> None:
     tiny = composed("recipe=mlperf_v4", "data.scale=tiny")
     validate(tiny)
     assert vars(tiny.model) == vars(config.model)
-
-
-@pytest.mark.slow("processes")
-def test_the_recipe_trains_tiny(run_app: Command, tmp_path: Path) -> None:
-    """Stopped and resumed; generated events have no such crosses as Yambda's."""
-    overrides = ["recipe=mlperf_v4", "data.scale=tiny", "train.log_every_steps=1", "eval.global_batch_size=512"]
-    overrides += ["run.name=tiny", "data.synthetic_events.users=50", "train.target_auc=null"]
-    for steps in (2, 4):
-        process = run_app("train", *overrides, "runtime.num_threads=2", f"train.max_steps={steps}")
-    assert "resume: from runs/tiny/checkpoints/step_00000002, step 2" in process.stderr
-    summary = json.loads((tmp_path / "runs/tiny/summary.json").read_bytes())
-    assert (summary["status"], summary["steps"]) == ("completed", 4)
-    assert len(json.loads((tmp_path / "runs/tiny/manifest.json").read_bytes())["tables"]) == 7
 
 
 @pytest.mark.parametrize(("batch", "every", "blocks"), [(8192, 280, 25), (16_384, 140, 31), (32_768, 70, 41)])

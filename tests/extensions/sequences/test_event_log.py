@@ -26,7 +26,7 @@ from extensions.sequences.event_log import EventLog, EventSplit, user_metrics
 from extensions.sequences.keys import AnchorOrder, HistoryKind, SequencesConfig, SyntheticEventsConfig, WindowRest
 from extensions.sequences.synthetic import World, click_probability, next_satiety
 from tests.app.report.runs import write_run
-from tests.data_prep.conftest import prepare, sums
+from tests.data_prep.conftest import prepare
 from tests.error_lines import refused
 from tests.extensions.sequences.event_logs import opened, reference, write_reference_log
 
@@ -152,21 +152,6 @@ def test_rests_of_windows_are_carried_or_dropped(root: Path) -> None:
     assert dropped == whole[:60] + whole[counts[0] : counts[0] + 60]
 
 
-def test_padding_is_of_ids_0_and_empty_histories(root: Path) -> None:
-    split = reader(root, split="val")
-    last = list(split.eval_batches(40))[-1]
-    assert last.inputs_of_model is not None
-    padding = slice(last.num_valid, None)
-    assert last.num_valid == split.rows % 40
-    assert len(last.labels) == 40
-    assert sum(last.inputs_of_model.history_lengths[padding]) == 0
-    assert len(last.inputs_of_model.times) == sum(last.inputs_of_model.history_lengths)
-    for key, jagged in last.sparse_features.to_dict().items():
-        lengths = jagged.lengths()[padding]
-        assert (lengths == (0 if key in ("item", "artist", "album") else 1)).all()
-        assert all((each == 0).all() for each in jagged.to_dense()[last.num_valid :])
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -241,27 +226,6 @@ def test_the_best_score_is_known_and_order_matters(generated: Path) -> None:
     assert 0.75 < bayes["auc"] < 0.95
 
 
-def test_every_item_is_there_and_likes_follow_their_listens(generated: Path) -> None:
-    _, events = opened(generated)
-    likes = np.flatnonzero(events.flags & 2)
-    assert len(likes) > 1000
-    assert (events.flags[likes - 1] & 1).all()
-    assert (events.items[likes] == events.items[likes - 1]).all()
-    assert (events.times[likes] == events.times[likes - 1]).all()
-    hours = [
-        np.bincount(events.times[low:high] // 3600 % 24, minlength=24)
-        for low, high in itertools.pairwise(events.offsets)
-    ]
-    assert np.mean([each.max() / each.sum() for each in hours]) > 1.8 / 24  # users have hours of their own
-
-
-def test_seeds_decide_the_bytes(generated: Path, tmp_path: Path) -> None:
-    for name, seed in (("same", 0), ("other", 1)):
-        prepare(*GENERATED, f"data.path={tmp_path}/{name}", f"data.synthetic_events.seed={seed}")
-    assert sums(tmp_path / "same") == sums(generated)
-    assert sums(tmp_path / "other") != sums(generated)
-
-
 @pytest.mark.parametrize("seed", range(5))
 def test_aucs_equal_torchrec(seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -280,17 +244,6 @@ def test_aucs_equal_torchrec(seed: int) -> None:
     assert figures["gauc"] == pytest.approx(expected["gauc"].item(), abs=1e-6)
     assert figures["gauc_users"] == expected["num_samples"].item() < 59
     assert user_metrics(logits, labels, users)["auc_torchrec"] == compute_auc(1, [preds.sigmoid()], [truth], [weights])
-
-
-def test_ties_and_samples_of_one_label() -> None:
-    logits, labels = np.zeros(4, np.float32), np.array([1, 1, 0, 0], np.float32)
-    figures = user_metrics(logits, labels, np.zeros(4, np.int64))
-    assert figures == {"gauc": None, "gauc_users": 0, "auc_torchrec": 1.0}
-    logits = np.array([0, 0, 0, 1], np.float32)
-    assert user_metrics(logits, labels, np.zeros(4, np.int64))["gauc"] == 0.25
-    for label in (0, 1):
-        figures = user_metrics(np.arange(3, dtype=np.float32), np.full(3, label, np.float32), np.arange(3))
-        assert figures == {"gauc": None, "gauc_users": 0, "auc_torchrec": None}
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Keys, logs and choices that are refused, each in one line with its place and a remedy that works."""
 
-import gzip
 import json
 import re
 from collections.abc import Sequence
@@ -12,7 +11,6 @@ import pytest
 
 import clickwork
 from app.config.app_config import AppConfig, validate_new_run
-from common.errors import UserError
 from common.keys import check, to_plain
 from data_prep.dataset.format import load_manifest
 from data_prep.dataset.options import DataSource
@@ -23,11 +21,9 @@ from tests.app.data.test_prepare import agreed
 from tests.changed import changed
 from tests.data_prep.conftest import prepare
 from tests.data_prep.tables import ALLOW, Content, write
-from tests.data_prep.test_refusals import ANOTHER, FOREIGN, files, set_up
 from tests.error_lines import refused
 from tests.extensions.sequences.event_logs import opened
 from tests.key_limits import BELOW_1, DROPOUT, ONE, POSITIVE, ZERO, Limits, check_limits
-from tests.once import made_once
 
 SIZES = ["dim", "num_layers", "num_heads", "attention_dim", "hidden_dim", "preprocessor_dim", "item_dim", "action_dim"]
 SIZES += ["num_positions", "num_time_buckets"]
@@ -189,13 +185,6 @@ def test_rows_of_an_attribute_that_contradict_each_other_are_refused(tmp_path: P
     prepared(tmp_path, [path], schema)
 
 
-def test_a_packed_copy_of_a_log_is_refused(tmp_path: Path) -> None:
-    log = write(tmp_path / "a.csv", columns_of([START + 60 * minute for minute in range(20)]))
-    (tmp_path / "b.csv.gz").write_bytes(gzip.compress(log.read_bytes()))
-    with pytest.raises(UserError, match=r"b.csv.gz: the same rows as .*a.csv, so its rows would count twice"):
-        prepared(tmp_path, [log, tmp_path / "b.csv.gz"])
-
-
 @pytest.mark.parametrize("key", ["data.encoding=hash", "data.frequency_threshold=3", "data.split.seed=1"])
 def test_keys_of_rows_are_refused(tmp_path: Path, key: str) -> None:
     log = write(tmp_path / "log.csv", columns_of([START, START + 1]))
@@ -219,38 +208,6 @@ GENERATED = "data.source=synthetic_events data.synthetic_events.users=20 data.sy
 def test_what_only_dlrm_can_do_is_refused(overrides: list[str], message: str) -> None:
     config = composed("model=hstu", "data.path=none", *overrides, "run.name=x")
     refused(f"^{re.escape(message)}", validate_new_run, config)
-
-
-@pytest.fixture(scope="session")
-def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make the files of tests/data_prep/test_refusals.py and the dataset `events`."""
-
-    def make(directory: Path) -> None:
-        set_up(directory)
-        prepare(*GENERATED.split(), f"data.path={directory}/events")
-
-    return made_once(tmp_path_factory, "refusals_of_events", make)
-
-
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        ("data.source=synthetic_events data.raw=x.csv", "data.raw: has no effect with data.source=synthetic_events"),
-        ("data.source=synthetic_events data.synthetic.rows=5", "rows=5: has no effect without data.source=synthetic;"),
-        ("data.source=synthetic_events data.synthetic_events.days=1", "data.synthetic_events.days=1: must be"),
-        (f"data.path=foreign {GENERATED}", FOREIGN),
-        (f"data.path=out {GENERATED}", ANOTHER),
-        (f"data.path=events {GENERATED} data.synthetic_events.seed=4", r"synthetic_events\.seed is 0 there, 4 here"),
-    ],
-)
-def test_a_refusal_leaves_files_as_they_were(
-    state: Path, monkeypatch: pytest.MonkeyPatch, keys: str, message: str
-) -> None:
-    monkeypatch.chdir(state)
-    usual = [] if "data.path=" in keys else ["data.path=new"]
-    before = files(state)
-    refused(message, prepare, *usual, *keys.split())
-    assert files(state) == before
 
 
 def test_files_of_splits_are_refused(tmp_path: Path) -> None:

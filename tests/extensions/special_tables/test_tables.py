@@ -63,10 +63,6 @@ def test_widths_follow_the_alpha_rule(base: int, alpha: float, power_of_2: bool)
     assert [storable_width(dim, base) for dim in (1, 4, 5, base)] == [4, 4, 8, base]
 
 
-def test_a_width_never_exceeds_the_vectors() -> None:
-    assert max(alpha_rule([3, 4, 5], 24, 0.0, power_of_2=True)) == 24  # the nearest power of 2 is 32
-
-
 CASES = {
     "plain": override(),
     "mult": override(kind=QR),
@@ -102,22 +98,6 @@ def test_vectors_and_gradients_equal_the_oracle(case: str, neighbour: str, multi
     )
 
 
-def test_shared_tables_take_the_gradients_of_all_their_features() -> None:
-    overrides = {"s": override(kind=QR, qr_operation=QROperation.add), "w": CASES["weighted"]}
-    module = make(TablesConfig(shared={"s": ["c", "d"], "w": ["a", "e"]}, overrides=overrides))
-    sizes = {table.name: table.num_embeddings for table in module.tables}
-    assert sizes == {"t_w": 50, "t_b": 30, "t_s_q": 6, "t_s_r": 4}
-    draw_values(module)
-    batch = draw_bags(seed=2)
-    outputs, vectors = module(as_kjt(batch))().values, _oracle_vectors(module, batch)
-    expected = torch.stack([vectors[feature] for feature in FEATURES], dim=1)
-    torch.testing.assert_close(outputs, expected)
-    torch.testing.assert_close(
-        torch.autograd.grad(outputs.square().sum(), list(module.parameters())),
-        torch.autograd.grad(expected.square().sum(), list(module.parameters())),
-    )
-
-
 def test_fixed_row_weights_come_from_their_file_and_stay(tmp_path: Path) -> None:
     weights = np.random.default_rng(0).random(FEATURES["b"])
     np.save(tmp_path / "b.npy", weights)
@@ -136,23 +116,6 @@ def test_fixed_row_weights_come_from_their_file_and_stay(tmp_path: Path) -> None
     draw_values(loaded)
     loaded.load_state_dict(module.state_dict())
     torch.testing.assert_close(loaded(as_kjt(batch))().values[:, 1], expected)
-
-
-def test_a_feature_may_be_called_as_a_method_is() -> None:
-    tables = tables_of(kind=MIXED, dim=8, row_weights=RowWeights.learned, min_rows=0)
-    module = make_sparse_arch(ModelConfig(embedding_dim=DIM, tables=tables), {"keys": 9, "type": 9})
-    assert isinstance(module, SpecialSparseArch)
-    assert len(module.projections) == len(module.row_weights) == 2
-
-
-def test_tables_and_their_sizes_follow_the_formulas() -> None:
-    tables = tables_of(kind=QR, min_rows=20, qr_collisions=8, alpha=1.0, overrides={"b": override(kind=MIXED)})
-    embeddings = make_embeddings(ModelConfig(embedding_dim=DIM, tables=tables), FEATURES)
-    shapes = {table.name: (table.num_embeddings, table.embedding_dim) for one in embeddings for table in one.tables}
-    width = storable_width(reference.mixed_dimension(list(FEATURES.values()), DIM, 1.0, True)[1], DIM)
-    assert width == 4
-    expected = {"t_a_q": (7, DIM), "t_a_r": (8, DIM), "t_b": (30, width), "t_c_q": (3, DIM), "t_c_r": (8, DIM)}
-    assert shapes == expected | {"t_d": (10, DIM), "t_e": (12, DIM)}
 
 
 def test_facebookresearch_draws_quotients_and_remainders_between_its_bounds() -> None:

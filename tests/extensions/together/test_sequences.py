@@ -20,7 +20,7 @@ from extensions.mlperf import log as mlperf
 from extensions.mlperf.log import MLPerf
 from tests.app.conftest import Command, Refusal, composed
 from tests.app.run_files import LEAST, losses
-from tests.extensions.mlperf.test_log import check_benchmark, require_compliant, tracker
+from tests.extensions.mlperf.test_log import check_benchmark, require_compliant
 from tests.extensions.plan.test_plan import planned
 from tests.extensions.sequences.test_commands import TINY, YAMBDA, length_of
 from tests.extensions.sequences.test_commands import log as log
@@ -164,31 +164,3 @@ def test_the_log_has_the_values_that_the_rules_of_dlrmv4_name(tmp_path: Path) ->
 
 def rules_of(path: Path) -> list[dict[str, Any]]:
     return [rule for rule in yaml.safe_load(path.read_text(encoding="utf-8")) if "KEY" in rule]
-
-
-@pytest.mark.parametrize(
-    ("forward", "backward", "lowest"),
-    [("fp32", "fp32", "fp32"), ("fp16", "fp32", "fp16"), ("fp32", "bf16", "bfloat16"), ("fp16", "bf16", "bfloat16")],
-)
-def test_the_lowest_precision_between_processes_is_that_of_qcomm(
-    forward: str, backward: str, lowest: str, tmp_path: Path
-) -> None:
-    overrides = [f"sharding.qcomm.forward={forward}", f"sharding.qcomm.backward={backward}", "recipe=mlperf_v4"]
-    tracker(tmp_path / "log", 0, *overrides).close(None)
-    entries = [json.loads(line.partition(":::MLLOG ")[2]) for line in (tmp_path / "log").read_text().splitlines()]
-    assert [entry["value"] for entry in entries if entry["key"] == "lowest_numerical_precision_in_comm"] == [lowest]
-
-
-@pytest.mark.slow("processes")
-def test_blocks_and_losses_are_in_mlperf_s_log(run_app: Command, log: Path, tmp_path: Path) -> None:
-    arguments = [*TINY, f"data.path={log}", "train.max_steps=8", "train.log_every_steps=2", "run.name=x"]
-    arguments += ["train.eval_every_steps=4", "mlperf.enabled=true", "mlperf.benchmark=dlrmv4"]
-    run_app("train", *arguments)
-    lines = (tmp_path / "runs/x/mllog.txt").read_text().splitlines()
-    entries = [json.loads(line.removeprefix(":::MLLOG ")) for line in lines]
-    keys = [entry["key"] for entry in entries]
-    block = ["block_start", "train_loss", "train_loss", "block_stop", "eval_start", "eval_accuracy", "eval_stop"]
-    assert keys[keys.index("run_start") + 1 :] == [*block, *block, "run_stop"]
-    assert [entry["value"] for entry in entries if entry["key"] == "train_loss"] == losses(tmp_path / "runs/x")
-    samples = [entry["metadata"]["samples_count"] for entry in entries if entry["key"] in ("block_start", "block_stop")]
-    assert samples == [0, 128, 128, 256]

@@ -1,7 +1,6 @@
 """python -m app.tune: what is searched, the verdict against SciPy's paired test, a search that goes on after a stop."""
 
 import json
-import math
 import re
 import shutil
 import signal
@@ -15,7 +14,6 @@ import pytest
 from scipy import stats
 
 from app.config.app_config import CONFIG_DIR
-from app.metrics.documents import EvaluationFigures
 from app.record.directory import ENDED_BY_WATCH
 from common.compose import compose_config
 from extensions.tune.command import (
@@ -25,8 +23,6 @@ from extensions.tune.command import (
     TriedTrial,
     TuneConfig,
     TuneRun,
-    draw_settings,
-    overrides_of,
     space_of,
     train,
     validate_tune,
@@ -56,22 +52,6 @@ def test_two_numbers_with_a_fraction_are_a_range_and_all_else_are_choices() -> N
         "optimizer.max_grad_norm": ("null", "1.0"),
     }
     assert (Range(1e-3, 1e-1).is_log, Range(0.0, 0.5).is_log, Range(0.1, 0.5).is_log) == (True, False, False)
-
-
-def test_draws_lie_in_the_space_and_are_log_uniform_in_a_wide_range() -> None:
-    space = space_of({"optimizer": {"lr": [1e-4, 1e-1]}, "model": {"interaction": ["dot", "dcn"]}})
-    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
-    drawn: list[dict[str, Any]] = []
-    for _ in range(300):
-        trial = study.ask()
-        draw_settings(trial, space)
-        drawn.append(dict(override.split("=") for override in overrides_of(trial.params)))
-        study.tell(trial, 0.0)
-    exponents = [math.log10(float(each["optimizer.lr"])) for each in drawn]
-    assert -4 <= min(exponents) < -3.9
-    assert -1.1 < max(exponents) <= -1
-    assert sum(exponents) / 300 == pytest.approx(-2.5, abs=0.15)
-    assert {each["model.interaction"] for each in drawn} == {"dot", "dcn"}
 
 
 @pytest.mark.parametrize(
@@ -130,24 +110,6 @@ def test_a_metric_that_is_better_if_smaller_is_shown_as_it_is() -> None:
     assert "logloss of val 0.40500 instead of 0.50500" in found.sentences()[0]
     assert found.document()["trials"][1]["value"] == 0.40
     assert found.document()["finalists"][1]["values"]["1"] == 0.40
-
-
-def test_test_is_named_where_both_were_scored() -> None:
-    found = outcome([0.75, 0.752, 0.751], [0.76, 0.7622, 0.7611])
-    found.finalists[0].tested = [EvaluationFigures(auc=0.74)] * 3
-    assert len(found.sentences()) == 1
-    found.finalists[1].tested = [EvaluationFigures(auc=0.75)] * 3
-    assert found.sentences()[1] == "AUC of test, scored once: 0.75000 instead of 0.74000."
-    found.finalists[1].tested = [None] * 3
-    assert len(found.sentences()) == 1
-
-
-@pytest.mark.parametrize("trials", [1, 3])
-def test_a_search_without_finalists_says_how_far_it_is(trials: int) -> None:
-    found = outcome(*[[0.75]] * trials)
-    found.finalists.clear()
-    assert found.sentences() == [f"{trials} {'trial' if trials == 1 else 'trials'} so far."]
-    assert found.document()["take"] is None
 
 
 SEARCH = ["search.optimizer.lr=[1e-3,1.0]", "search.model.interaction=[dot,cat]", "finalists=1", "seeds=2"]
