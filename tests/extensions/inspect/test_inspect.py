@@ -289,7 +289,7 @@ REFUSALS: list[tuple[Any, str | None, str]] = [
     (
         {"label": [0, 1, None] * 20, "user": list("abc") * 20},
         None,
-        "20 of 60 rows have no label but '', such as row 3 of",
+        "20 of 60 rows have no label, such as row 3 of",
     ),
     ("label,a,a\n1,2,3\n", None, "row 1: two columns a; rename"),
     ({"label": [0, 1]}, None, "no column can be a category"),
