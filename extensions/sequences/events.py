@@ -444,17 +444,24 @@ def keys_of(batch: RawRows, column: str, allows_text: bool = True) -> NDArray[np
     """
     values, locator = batch.columns[column], batch.locator_of(column)
     refuse_row(_is_empty(values), locator, lambda _: "no value")
-    if is_text(values) or (not isinstance(values, list) and pa.types.is_integer(values.type)):
-        encoded: Any = values.cast(pa.string()).dictionary_encode()
-        codes, texts = encoded.indices.to_numpy(), encoded.dictionary
+    is_whole = not isinstance(values, list) and pa.types.is_integer(values.type)
+    low, high = pc.min_max(values).as_py().values() if is_whole else (None, None)
+    if is_whole and (low or 0) >= 0 and (high or 0) < 1 << 63:
+        keys = values.cast(
+            pa.int64()
+        ).to_numpy()  # as `text_values` of their texts, at twice the speed of all preparation
     else:
-        refuse_rounded(values, locator)
-        ids = distinct(values)
-        is_fraction = [isinstance(value, float | Decimal) and whole_number(value) is None for value in ids.values]
-        ids.refuse(is_fraction, locator, "is not an id: text or an integer")
-        distinct_ids = distinct_texts(values, locator)
-        codes, texts = distinct_ids.codes, pa.array(distinct_ids.values, pa.string())
-    keys = text_values(texts).view(np.int64)[codes]
+        if is_whole or is_text(values):
+            encoded: Any = values.cast(pa.string()).dictionary_encode()
+            codes, texts = encoded.indices.to_numpy(), encoded.dictionary
+        else:
+            refuse_rounded(values, locator)
+            ids = distinct(values)
+            is_fraction = [isinstance(value, float | Decimal) and whole_number(value) is None for value in ids.values]
+            ids.refuse(is_fraction, locator, "is not an id: text or an integer")
+            distinct_ids = distinct_texts(values, locator)
+            codes, texts = distinct_ids.codes, pa.array(distinct_ids.values, pa.string())
+        keys = text_values(texts).view(np.int64)[codes]
     if not allows_text:
         remedy = "set `renumber: true` in the schema, or correct this row"
         is_bad = (keys < 0) | (keys > MAX_ID)
