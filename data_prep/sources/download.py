@@ -610,18 +610,14 @@ def archive_origin(archive: Path) -> Origin:
 def unpack_member(archive: Path, name: str, directory: Path, expected: str | None = None) -> FileDigest:
     """Copy the only plain file `name` of a tar archive, in whatever folder, to directory/name; write nothing else.
 
-    Args:
-        expected: the checksum that the archive must have.
-
-    Returns:
-        size and checksum of the archive.
+    expected: the SHA-256 that the archive must have; None: any. Return the archive's size and checksum.
     """
     directory.mkdir(parents=True, exist_ok=True)
     with PartialFile(directory / name) as part:
         part.clear()
         origin = archive_origin(archive)
         try:
-            digest = _copy_member(archive, name, part.append, part.partial, expected)
+            digest = _copy_member(archive, name, part, expected)
         except BaseException:
             part.clear()  # a member is never resumed
             raise
@@ -629,19 +625,8 @@ def unpack_member(archive: Path, name: str, directory: Path, expected: str | Non
     return digest
 
 
-def _copy_member(
-    archive: Path,
-    name: str,
-    write: Callable[[bytes], None],
-    target: Path | None = None,
-    expected: str | None = None,
-) -> FileDigest:
-    """Pass the content of the only plain file with that name to `write`; return the archive's digest.
-
-    Args:
-        target: the file that `write` appends to, for which the disk must have room.
-        expected: the checksum that the archive must have.
-    """
+def _copy_member(archive: Path, name: str, part: PartialFile, expected: str | None) -> FileDigest:
+    """Append the content of the only plain file with that name to `part`; the rest as of `unpack_member`."""
     is_found, tally = False, Tally(0)
     try:
         with SummedFile(archive) as summed, Progress("unpack", archive.stat().st_size, tally):
@@ -655,10 +640,9 @@ def _copy_member(
                         raise UserError(f"{archive}: has two files {name}; unpack the right one, name it in data.raw")
                     source = members.extractfile(member)
                     assert source is not None
-                    if target is not None:
-                        require_room([Need(target, member.size, f"to unpack {archive.name}")])
+                    require_room([Need(part.partial, member.size, f"to unpack {archive.name}")])
                     while block := source.read(BLOCK_BYTES):
-                        write(block)
+                        part.append(block)
                         tally.bytes = summed.position
                     is_found = True
             # The checksum of gzip stands at the end, beyond the member.
