@@ -63,8 +63,8 @@ class ServedModel(nn.Module):
         super().__init__()
         self._num_dense, self._num_embeddings, self._correction = num_dense, dict(num_embeddings), correction
         self._single = [feature for feature in num_embeddings if feature not in multi_hot]
-        self._bags = [feature for feature in num_embeddings if feature in multi_hot]
-        self.inputs = [*([DENSE] if num_dense else []), *([IDS] if self._single else []), *map(bag_input, self._bags)]
+        bags = [bag_input(feature) for feature in num_embeddings if feature in multi_hot]
+        self.inputs = [*([DENSE] if num_dense else []), *([IDS] if self._single else []), *bags]
         self.outputs = [LOGITS, PROBABILITIES] if has_clicks else [PREDICTIONS]
         self.register_buffer("limits", torch.tensor([num_embeddings[name] for name in self._single]))
         # The values of each table [n, d] or, packed, their integers with each row's scale and bias [n, 2].
@@ -79,10 +79,10 @@ class ServedModel(nn.Module):
                 self.register_buffer(name, values)
                 self.register_buffer(f"{name}_pairs", None if pairs is None else pairs.contiguous().view(torch.float16))
         # The rest of the model: of its lookup, what is not a collection of tables.
-        self._arch = copy.copy(model.sparse_arch)
-        self._arch._modules = {name: part for name, part in self._arch._modules.items() if name not in ("bags", "rows")}
+        arch = copy.copy(model.sparse_arch)
+        arch._modules = {name: part for name, part in arch._modules.items() if name not in ("bags", "rows")}
         self._layers = copy.copy(model)
-        self._layers._modules = {**model._modules, "sparse_arch": self._arch}
+        self._layers._modules = {**model._modules, "sparse_arch": arch}
 
     @property
     def num_bytes(self) -> int:
@@ -94,10 +94,11 @@ class ServedModel(nn.Module):
         by_name = dict(zip(self.inputs, inputs, strict=True))
         if IDS in by_name:
             by_name[IDS] = _refuse_wrong(by_name[IDS], 0, self.limits)
-        assert isinstance(self._arch, SparseArch)
-        owners = {feature: embedding for embedding in self._arch.embeddings for feature in embedding.features}
+        arch = self._layers.sparse_arch
+        assert isinstance(arch, SparseArch)
+        owners = {feature: embedding for embedding in arch.embeddings for feature in embedding.features}
         vectors = []
-        for feature in self._arch.feature_names:
+        for feature in arch.feature_names:
             embedding, mask = owners[feature], None
             if feature in self._single:
                 place = self._single.index(feature)
@@ -112,7 +113,7 @@ class ServedModel(nn.Module):
                 vectors.append(self.pool_bags(self.look_up(table, ids), mask, table.mean))
             else:
                 [forms] = rows_of_extensions(TableForms)
-                vectors.append(forms.served_vectors(self, self._arch, embedding, ids, mask))
+                vectors.append(forms.served_vectors(self, arch, embedding, ids, mask))
         sparse = torch.cat(vectors, dim=1)
         dense = by_name[DENSE] if DENSE in by_name else sparse.new_zeros(sparse.shape[0], 0)
         logits = self._layers.logits_of_vectors(dense, sparse, None)
@@ -128,7 +129,8 @@ class ServedModel(nn.Module):
         scale, bias = F.embedding(ids, pairs).float().split(1, dim=2)
         return rows * scale + bias
 
-    def pool_bags(self, vectors: Tensor, mask: Tensor | None, mean: bool) -> Tensor:
+    @staticmethod
+    def pool_bags(vectors: Tensor, mask: Tensor | None, mean: bool) -> Tensor:
         """Return the sums or means [B, 1, d] of a bag's vectors [B, M, d].
 
         mask [B, M]: 1 where there is an id; None: there is one everywhere.
@@ -141,11 +143,11 @@ class ServedModel(nn.Module):
 
     def save(self, path: Path, inline_bytes: int = INLINE_BYTES) -> list[Path]:
         """Write the model as ONNX, tensors to a file beside it if they have more than `inline_bytes`; return files."""
-        dtypes = {DENSE: torch.float32}
         widths = {DENSE: self._num_dense, IDS: len(self._single)}
         # Two samples with bags of three ids stand for any number: torch.export would take 1 for a constant.
         example = tuple(
-            torch.zeros(2, widths.get(name, 3), dtype=dtypes.get(name, torch.int64)) for name in self.inputs
+            torch.zeros(2, widths.get(name, 3), dtype=torch.float32 if name == DENSE else torch.int64)
+            for name in self.inputs
         )
         samples = torch.export.Dim("samples")
         shapes = tuple(
@@ -183,7 +185,7 @@ def _refuse_wrong(ids: Tensor, lowest: int, rows: Tensor | int) -> Tensor:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Context without the notes and warnings of torch.onnx, which nobody but its authors can act on."""
+    """Context without the notes and warnings of torch.onnx, which a user cannot act on."""
     loggers = {
         name: logging.getLogger(name) for name in ("torch.onnx", "torch.fx", "torch.export", "onnxscript", "onnx_ir")
     }
