@@ -382,7 +382,7 @@ ENDED_BY_WATCH = -1  # in place of an exit status
 
 @dataclass(frozen=True)
 class ChildRun:
-    """A run that another command makes in a process of its own. Its directory alone tells how far it has come.
+    """A run that another command makes in a process of its own. Its directory alone records its progress.
 
     Attributes:
         directory: of the run.
@@ -404,22 +404,22 @@ class ChildRun:
 
     @property
     def words(self) -> list[str]:
-        """Return what stands behind `python -m` to train it."""
+        """Return the arguments of `python -m` that train it."""
         return [*self.launcher, "app.train", *self.overrides, f"run.dir={quote_literally(str(self.directory))}"]
 
     @property
     def test_words(self) -> list[str]:
-        """Return what stands behind `python -m` to write test.json, once the run is finished."""
+        """Return the arguments of `python -m` that write test.json of the finished run."""
         out = quote_literally(str(self.directory / TEST_FIGURES))
         return ["app.evaluate", f"run={quote_literally(str(self.directory))}", f"split={TEST}", f"out={out}"]
 
-    def ensure(self, watch: Callable[[], bool] | None = None, keep_back: bool = False) -> int:
-        """Train it unless it is done, go on with it if it was stopped; return the exit status.
+    def ensure(self, watch: Callable[[], bool] | None = None, is_quiet: bool = False) -> int:
+        """Train the run unless it is done, or resume it if it was stopped; return the exit status.
 
         Args:
             watch: is called every half second; once it returns True, the run is ended, and the status is
                 ENDED_BY_WATCH.
-            keep_back: show none of its output but the last line of a run that fails.
+            is_quiet: print none of its output but the last line of a run that fails.
 
         Raises:
             Interrupted: a signal came, after which the run could not save.
@@ -434,7 +434,7 @@ class ChildRun:
                     pass
             except Timeout as error:
                 raise UserError(f"{self.directory}: another process is training there; wait for its end") from error
-        if not keep_back:
+        if not is_quiet:
             return _run_module(self.words, watch)
         with tempfile.TemporaryFile() as log:
             status = _run_module(self.words, watch, subprocess.DEVNULL, log)

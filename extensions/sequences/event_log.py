@@ -71,7 +71,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class SequenceLayout:
-    """Places of B sequences, one behind another, among T positions; the last position of each is its candidate.
+    """Places of B sequences, one after another, among T positions; the last position of each is its candidate.
 
     lengths: [B] on the host. divisor: N of the attention.
     """

@@ -189,7 +189,7 @@ def train(
     num_seen = 0
 
     def look() -> bool:
-        """Show new evaluations to `watch`: a trial is a run like any other, whose own file tells them."""
+        """Pass new evaluations to `watch`, from the log that a trial has as any run."""
         nonlocal num_seen
         evaluations = read_evaluations(run.directory) if (run.directory / METRICS).exists() else []
         new, num_seen = evaluations[num_seen:], len(evaluations)
@@ -199,7 +199,7 @@ def train(
         )
 
     # A trial's output would hide the search's own lines.
-    status = run.child(arguments).ensure(look if watch else None, keep_back=True)
+    status = run.child(arguments).ensure(look if watch else None, is_quiet=True)
     if status == EXIT_STOPPED:
         raise SearchStopped
     return status
