@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -244,18 +245,20 @@ def _run(name: str, overrides: Sequence[str]) -> Any:
         start_new_session=True,  # so that an interrupt reaches it once, through this process
     )
     assert process.stdout is not None
-    shown, line = [], None
-    while line != "":
-        try:
-            line = process.stdout.readline()
-        except KeyboardInterrupt:
-            # The command saves a checkpoint before it ends, and the lines until then are shown, too.
-            process.send_signal(signal.SIGINT)
-            continue
-        sys.stdout.write(line)
-        sys.stdout.flush()
-        shown.append(line)
-    status = process.wait()
+    # The command saves a checkpoint before it ends, and the lines until then are shown, too. A handler, since an
+    # exception could be raised in the middle of a line. Python sets handlers in the main thread alone.
+    is_main = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGINT, lambda number, _: process.send_signal(number)) if is_main else None
+    try:
+        shown = []
+        for line in process.stdout:
+            sys.stdout.write(line)
+            sys.stdout.flush()
+            shown.append(line)
+        status = process.wait()
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGINT, before)
     if status:
         errors = [line.removeprefix(ERROR) for line in shown if line.startswith(ERROR)]
         if status == BAD_INPUT and errors:

@@ -96,7 +96,10 @@ def test_a_run_is_usable_from_any_directory(trained: Trained, tmp_path: Path, mo
 def test_a_run_ends_with_its_caller_and_with_a_checkpoint(here: Path, number: signal.Signals) -> None:
     """The stop button of a notebook sends one signal to the process that called; a restart kills it."""
     (here / "app.py").unlink()
-    code = f"""import clickwork
+    # A slow stream, as a notebook's, so that the signal comes in the middle of a line.
+    code = f"""import sys, time, clickwork
+flush = sys.stdout.flush
+sys.stdout.flush = lambda: (flush(), time.sleep(0.05))
 clickwork.prepare(raw="clicks.csv", schema="schema.yaml", path="data")
 try:
     clickwork.train({[*TRAIN, "data.path=data", "run.name=ads", "train.max_steps=1000000"]!r})
