@@ -69,17 +69,6 @@ def figures(event: AnyEvent) -> dict[str, float]:
     return dict(flatten(event.event, plain))
 
 
-def flat_settings(config: Mapping[str, Mapping[str, object]], world_size: int) -> dict[str, str | int | float | bool]:
-    """Return a run's settings by `group.key`, of the groups that affect learning and speed, without null ones."""
-    groups = ("model", "loss", "optimizer", "schedule", "sharding", "train", "runtime")
-    flat: dict[str, str | int | float | bool] = {"world_size": world_size}
-    for group in groups:
-        for key, value in config[group].items():
-            if value is not None:
-                flat[f"{group}.{key}"] = value if isinstance(value, (str, int, float, bool)) else str(value)
-    return flat
-
-
 log = logging.getLogger("clickwork")
 
 
@@ -122,7 +111,12 @@ class Trackers:
 
         directory: the run's. plain: the configuration as dicts. rows: number per split of the dataset.
         """
-        settings = flat_settings(plain, world_size)
+        groups = ("model", "loss", "optimizer", "schedule", "sharding", "train", "runtime")
+        settings: dict[str, str | int | float | bool] = {"world_size": world_size}
+        for group in groups:
+            for key, value in plain[group].items():
+                if value is not None:
+                    settings[f"{group}.{key}"] = value if isinstance(value, (str, int, float, bool)) else str(value)
         for kind in configured_trackers(config):
             file = directory / kind.file
             tracker = kind.start(Setting(directory, file, config, settings, rows, world_size, from_step))

@@ -22,7 +22,6 @@ from common.extensions import add_key_groups, directories_of_values
 from common.keys import MISSING, check_keys, flat_values, key, refuse, shown
 from data_prep.dataset.format import RANGE_TRANSFORMS, SPLITS, Manifest
 from data_prep.dataset.kinds import SourceKind
-from data_prep.dataset.multi_hot import MLPERF_SIZES, MLPERF_V2, Distribution, MultiHot
 from data_prep.dataset.options import (
     FILES,
     GENERATORS,
@@ -147,25 +146,6 @@ class RemoteConfig:
 
 
 @dataclass(frozen=True)
-class MultiHotConfig:
-    """Expansion of ids to bags, as in MLPerf v2's data (see data_prep/dataset/multi_hot.py)."""
-
-    sizes: Any = key(
-        None,
-        "expand ids to bags: a list with the ids per bag of each feature, or mlperf_v2; data_prep writes the bags "
-        "to shards, app makes them while it reads shards with one id per bag; null: one id per bag",
-    )
-    distribution: Distribution | None = key(
-        None, "distribution of a bag's further ids; null: uniform", only_with="sizes"
-    )
-    seed: int | None = key(None, "seed of their draws; null: 0, as in the reference", within=SEEDS, only_with="sizes")
-
-    def bags(self) -> MultiHot | None:
-        """Return the settings of bags in place of ids; None without sizes. Raise UserError for invalid values."""
-        return MultiHot.from_settings("data.multi_hot", self.sizes, self.distribution, self.seed)
-
-
-@dataclass(frozen=True)
 class SyntheticConfig:
     """Criteo-like rows whose labels come from a known model (see data_prep/synthetic.py)."""
 
@@ -284,7 +264,6 @@ class DataConfig:
     )
     split: SplitConfig = field(default_factory=SplitConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
-    multi_hot: MultiHotConfig = field(default_factory=MultiHotConfig)
     scheduler: str | None = key(
         None,
         "address of a Dask scheduler; its workers do the work and must see the same files; null: processes of "
@@ -440,7 +419,6 @@ def _job_faults(data: DataConfig) -> Iterator[str]:
     yield from split_file_faults(data)
     if data.max_ind_range is None and data.encoding is Encoding.hash:
         yield "data.encoding=hash: needs data.max_ind_range, the rows per table, e.g. 1000000"
-    data.multi_hot.bags()  # called for its errors alone
     if data.synthetic.rows < data.synthetic.days:
         yield f"data.synthetic.rows={data.synthetic.rows}: must be at least {data.synthetic.days}"
     if data.days is not None:
@@ -799,9 +777,6 @@ ENCODING_NAMES = {
     "split.column": "split_column",
     "chunk_bytes": "chunk_bytes",
     "keep_texts": "keep_texts",
-    "multi_hot.sizes": "multi_hot.sizes",
-    "multi_hot.distribution": "multi_hot.distribution",
-    "multi_hot.seed": "multi_hot.seed",
 }
 
 
@@ -828,9 +803,6 @@ def first_difference(settings: Mapping[str, Any], manifest: Manifest) -> tuple[s
             is_own = table is not None or any("split" in source for source in manifest.sources)
             method = SplitMethod[value].resolve(len(manifest.sources), is_own, "time" in (table or {}))
             expected = method.value
-        elif name == "multi_hot.sizes":
-            sizes = list(MLPERF_SIZES if value == MLPERF_V2 else value)
-            expected = sizes if max(sizes) > 1 else None  # bags of one id are no bags
         if recorded_value is None and manifest.has_given_splits and name.startswith("split."):
             recorded_value = "files given for each split"
         if expected != recorded_value:
@@ -841,8 +813,7 @@ def first_difference(settings: Mapping[str, Any], manifest: Manifest) -> tuple[s
 def recorded_keys(manifest: Manifest) -> dict[str, Any]:
     """Return the keys that decided a dataset's rows, with the values in force, including resolved ones."""
     encoding = manifest.encoding
-    flat = dict(encoding) | {f"multi_hot.{key}": value for key, value in (encoding.get("multi_hot") or {}).items()}
-    recorded = {key: flat[name] for key, name in ENCODING_NAMES.items() if flat.get(name) is not None}
+    recorded = {key: encoding[name] for key, name in ENCODING_NAMES.items() if encoding.get(name) is not None}
     if manifest.has_given_splits:
         recorded = {key: value for key, value in recorded.items() if not key.startswith("split.")}
     for group in GENERATORS:

@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from common.errors import UserError
 from common.files import FileDigest
 from data_prep.dataset.format import Manifest, load_rows_manifest, verify_file
-from data_prep.dataset.multi_hot import TABLES_DIRECTORY, MultiHot, MultiHotTables
 from data_prep.dataset.options import DenseTransform, Schema
 from data_prep.dataset.spelling import (
     LIST_SEPARATOR,
@@ -360,11 +359,9 @@ class Encoder:
     integers by their file's minimum; new rows use the last file's.
     """
 
-    def __init__(self, manifest: Manifest, tables: list[ValueTable], bags: MultiHotTables | None = None) -> None:
-        """`bags`: tables that expand ids in the dataset; None if it has none."""
+    def __init__(self, manifest: Manifest, tables: list[ValueTable]) -> None:
         self.schema = msgspec.convert(manifest.encoding["raw_schema"], Schema)
         self.features: tuple[str, ...] = tuple(manifest.schema["sparse"])
-        self._bags = bags
         self._max_ind_range: int | None = manifest.encoding["max_ind_range"]
         self._wraps: bool = manifest.encoding["wraps"]
         self._tables = dict(zip(self.features, tables, strict=False))  # empty with `hash`, which has no vocabularies
@@ -390,18 +387,14 @@ class Encoder:
         encoding = manifest.encoding
         if encoding.get("raw_schema") is None:
             raise UserError(f"{root}: imported or generated, not made from raw rows; new rows cannot be encoded for it")
-        bags = None
-        if "multi_hot" in encoding:
-            multi_hot = msgspec.convert(encoding["multi_hot"], MultiHot)
-            bags = MultiHotTables.open(root / TABLES_DIRECTORY, list(manifest.num_embeddings.values()), multi_hot)
         if encoding["order"] is None:
-            return cls(manifest, [], bags)
+            return cls(manifest, [])
         tables = []
         for feature in manifest.schema["sparse"]:
             entry, path = encoding["vocabulary"][feature], vocabulary_path(root, feature)
             verify_file(path, FileDigest(entry["bytes"], entry["sha256"]))
             tables.append(build_table(np.load(path), encoding["first_id"], encoding["unknown_id"]))
-        return cls(manifest, tables, bags)
+        return cls(manifest, tables)
 
     def parse(self, data: bytes, name: str, labelled: bool = True) -> ParsedRows:
         """Parse rows of a raw file in memory; a user's table includes its header, if it has one.
@@ -595,7 +588,5 @@ class Encoder:
                 single.append(encoded.values)
         ids = np.stack(single, axis=1) if single else np.zeros((len(block.labels), 0), np.int32)
         torchrec_ids(ids, rounds=False, modulus=self._max_ind_range if self._wraps and self._tables else None)
-        if self._bags is not None:
-            ids, bags = self._bags.expand_rows(ids)
         weights = block.weights if isinstance(block, TableBlock) else None
         return EncodedBlock(block.labels, dense, ids, unknown, tuple(bags), weights)

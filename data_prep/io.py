@@ -17,7 +17,6 @@ import tokenize
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import pairwise
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
@@ -347,8 +346,6 @@ class ReadAhead(io.RawIOBase):
 HEADER_BYTES = 128
 # Errors besides ValueError that NumPy raises for a damaged header.
 HEADER_ERRORS = (EOFError, SyntaxError, TypeError, OverflowError, MemoryError, RecursionError, tokenize.TokenError)
-MAPPED_BYTES = 32 << 20
-FAULT_BYTES = 2 << 20  # Linux maps at most as much of a cached file when one byte is accessed.
 
 
 class ArrayWriter:
@@ -449,32 +446,6 @@ def read_rows(blocks: Sequence[tuple[Path, int, int]], width: int, dtype: DTypeL
     ranges = (rows_range(*block, width, dtype) for block in blocks)
     for (_, start, stop), content in zip(blocks, read_ranges(ranges), strict=True):
         yield content.view(dtype).reshape(stop - start, width)
-
-
-def take_mapped(rows: NDArray[Any], numbers: NDArray[np.integer]) -> NDArray[Any]:
-    """Return rows[numbers] of a mapped .npy file [R, width]; about MAPPED_BYTES are resident at most, none after."""
-    # A small table stays within the bound, so its rows need no sorting.
-    if rows.nbytes <= MAPPED_BYTES:
-        rows_read = np.take(rows, numbers, axis=0)
-        unload_array(rows)
-        return rows_read
-    distinct, inverse = np.unique(numbers, return_inverse=True)  # ascending, so that neighbours are mapped together
-    rows_read = np.empty((len(distinct), rows.shape[1]), rows.dtype)
-    # Numbers of the FAULT_BYTES in which each row begins: one fault maps all of them.
-    regions = distinct.astype(np.int64) * (rows.itemsize * rows.shape[1]) // FAULT_BYTES
-    faults = np.cumsum(np.diff(regions, prepend=-1) > 0)  # faults up to each row, including it
-    bounds = np.searchsorted(faults, np.arange(1, faults.max(initial=0) + 1, MAPPED_BYTES // FAULT_BYTES)).tolist()
-    for start, stop in pairwise([*bounds, len(distinct)]):
-        rows_read[start:stop] = np.take(rows, distinct[start:stop], axis=0)
-        unload_array(rows)
-    return rows_read[inverse]
-
-
-def unload_array(rows: NDArray[Any]) -> None:
-    """Drop a mapped .npy file from resident memory; the page cache or the disk serves later accesses."""
-    mapping = rows.base
-    assert isinstance(mapping, mmap.mmap)
-    unload(mapping)
 
 
 def prefetch(rows: NDArray[Any], start: int, stop: int) -> None:

@@ -45,7 +45,6 @@ from common.files import (
     FileDigest,
     Need,
     digest_file,
-    format_bytes,
     is_unchanged,
     require_room,
     sync,
@@ -61,7 +60,6 @@ from data_prep.config import (
     chunk_size,
     first_difference,
     given_values,
-    num_embeddings,
     parse_size,
     raw_row_faults,
     resolve_rules,
@@ -77,7 +75,7 @@ from data_prep.dataset.format import (
     save_manifest,
 )
 from data_prep.dataset.kinds import ROWS, DatasetKind, SchemaProposer, kind_of_schema, split_directories
-from data_prep.dataset.multi_hot import TABLES_DIRECTORY, MultiHot
+from data_prep.dataset.multi_hot import TABLES_DIRECTORY
 from data_prep.dataset.options import CRITEO, LabelKind, Schema, to_json
 from data_prep.dataset.table_spec import Table
 from data_prep.dataset.transforms import FITS
@@ -122,7 +120,6 @@ class Job:
     rules: Rules
     chunk_bytes: int  # uncompressed bytes of raw rows in a chunk
     table: Table | None = None  # description of a user's own table; None: Criteo's rows
-    bags: MultiHot | None = None  # tables that expand ids to bags
     known_sums: tuple[str | None, ...] = ()  # SHA-256 of fetched sources
     keeps_texts: bool = False  # whether the dataset holds the texts of vocabulary values of a user's own table
     chunks_per_shard: int = 1  # more than one only if rows keep their order
@@ -620,22 +617,18 @@ def workers_to_encode(data: DataConfig, job: Job, workers: int, table_values: di
 def check_disk(path: Path, job: Job) -> None:
     """Refuse to start if the output and intermediate files will not fit on the disk."""
     rows = sum(_estimate_rows(job, source) for source in job.sources)
-    tables = _multi_hot_bytes(job.schema, job.rules, job.bags)
     # Files written before the job was stopped.
     existing_bytes = sum(file.stat().st_size for file in job.work.rglob("*") if file.is_file())
-    required_bytes = dataset_bytes(rows, job.schema, job.rules, job.bags) - existing_bytes
+    required_bytes = dataset_bytes(rows, job.schema, job.rules) - existing_bytes
     if job.table is not None and job.rules.order is not None:  # all texts once more, at most
         required_bytes += int(sum(source.bytes * (GZIP_RATIO if source.compressed else 1) for source in job.sources))
     if job.table is not None and job.needs_statistics:  # numbers before their transform, and those sorted for quantiles
         num_sorted = sum(name == "quantile" for _, name in job.table.transforms)
         required_bytes += int(rows * job.raw_dense_dtype.itemsize * (len(job.schema.dense) + num_sorted))
-    share = f", {format_bytes(tables)} of it for multi-hot tables" if tables else ""
-    require_room(
-        [Need(path, required_bytes, f"for the dataset{share}", about=True)], "free some, or choose another data.path"
-    )
+    require_room([Need(path, required_bytes, "for the dataset", about=True)], "free some, or choose another data.path")
 
 
-def dataset_bytes(rows: float, schema: Schema, rules: Rules, bags: MultiHot | None) -> int:
+def dataset_bytes(rows: float, schema: Schema, rules: Rules) -> int:
     """Return the maximum disk space needed to make a dataset with that many rows."""
     # Counted in columns of 4 bytes a row: a shard's; values before they are encoded; packed rows and positions.
     columns = len(schema.columns)
@@ -645,16 +638,7 @@ def dataset_bytes(rows: float, schema: Schema, rules: Rules, bags: MultiHot | No
         columns += 2 * len(schema.columns) + 6
     if rules.split_column is not None:
         columns += 2
-    if bags is not None:
-        columns += sum(bags.sizes) + 2 * len(bags.sizes)
-    return int(rows * VALUE_BYTES * columns * DISK_MARGIN) + _multi_hot_bytes(schema, rules, bags)
-
-
-def _multi_hot_bytes(schema: Schema, rules: Rules, bags: MultiHot | None) -> int:
-    """Return the bytes of all bags if table sizes are known before the rows; else 0, and they are checked later."""
-    if bags is None or rules.order is not None:
-        return 0
-    return bags.table_bytes([num_embeddings(rules, None)] * len(schema.sparse))
+    return int(rows * VALUE_BYTES * columns * DISK_MARGIN)
 
 
 def _estimate_rows(job: Job, source: Source) -> float:
@@ -683,7 +667,7 @@ def refuse_early(data: DataConfig, root: Path) -> None:
     refuse(raw_row_faults(data))
     # Called for its errors alone. Rows of another source may have a schema, which has to be read first.
     if data.source_kind.makes is not None:
-        choose_bags(data, resolve_rules(data, max(data.synthetic.days, len(data.days or []))), CRITEO)
+        resolve_rules(data, max(data.synthetic.days, len(data.days or [])))
     for key in ("raw", *SPLITS):
         value = getattr(data, key)
         entries = value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
@@ -753,8 +737,7 @@ def find_sources(data: DataConfig, root: Path, work: Path) -> list[Source]:
 def fetch_days(data: DataConfig, root: Path, work: Path) -> list[Source]:
     """Return Criteo's raw files where they are, or download them from mirrors."""
     rules = resolve_rules(data, len(data.days or [0]))
-    required_bytes = partial(dataset_bytes, schema=CRITEO, rules=rules, bags=choose_bags(data, rules, CRITEO))
-    return find_or_download(data, root, required_bytes)
+    return find_or_download(data, root, partial(dataset_bytes, schema=CRITEO, rules=rules))
 
 
 def require_droppable(data: DataConfig, schema: Schema) -> None:
@@ -770,19 +753,6 @@ def require_droppable(data: DataConfig, schema: Schema) -> None:
             f"data.sampling.negative_drop_rate={rate}: corrects figures for rows that it drops, which is not defined "
             f"for the sample weights of {data.schema} (weight: {schema.weight}); leave one of them out"
         )
-
-
-def choose_bags(data: DataConfig, rules: Rules, schema: Schema) -> MultiHot | None:
-    """Return the bags that ids are expanded to, None if each is its id. Raise UserError if they do not fit."""
-    bags = data.multi_hot.bags()
-    if bags is None or max(bags.sizes) == 1:
-        return None
-    if rules.max_categories is not None:
-        raise UserError(f"data.multi_hot: not with data.encoding={rules.encoding.value}, which drops columns")
-    if schema.ragged:
-        raise UserError(f"data.multi_hot: column {schema.ragged[0]} holds any number of values already; leave it out")
-    bags.check(len(schema.sparse))
-    return bags
 
 
 def split_column(rules: Rules, table: Table | None, sources: Sequence[Source]) -> "SplitColumn | None":
@@ -808,9 +778,7 @@ def divide_shard(shard_bytes: int, is_own: bool) -> tuple[int, int]:
     return -(-shard_bytes // count), count
 
 
-def encoding_parameters(
-    data: DataConfig, rules: Rules, table: Table | None = None, bags: MultiHot | None = None
-) -> dict[str, Any]:
+def encoding_parameters(data: DataConfig, rules: Rules, table: Table | None = None) -> dict[str, Any]:
     """Return the manifest's `encoding`: the parameters that, with the rows, decide the shards' bytes."""
     # A dataset that has no such setting has no key for it. Hashing keeps no values, so also no texts.
     return {
@@ -818,5 +786,4 @@ def encoding_parameters(
         "chunk_bytes": chunk_size(data, rules.is_arranged, table is not None and bool(table.schema.ragged)),
         "table": None if table is None else to_json(table),
         **({} if table is None or rules.order is None else {"keep_texts": data.keep_texts is not False}),
-        **({} if bags is None else {"multi_hot": to_json(bags)}),
     }

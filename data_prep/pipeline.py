@@ -48,7 +48,6 @@ from data_prep.stages.write import (
     EncodeTask,
     cut_to_shards,
     encode_chunks,
-    expand_bags,
     moves_to_dataset,
     row_layout,
     shuffle_to_shards,
@@ -86,8 +85,7 @@ def prepare_rows(data: DataConfig, root: Path) -> Manifest:
         rules = resolve_rules(data, len(sources), table)
         schema = CRITEO if table is None else table.schema
         jobs.require_droppable(data, schema)
-        bags = jobs.choose_bags(data, rules, schema)
-        parameters = jobs.encoding_parameters(data, rules, table, bags)
+        parameters = jobs.encoding_parameters(data, rules, table)
 
         # A finished dataset of the same files and parameters is returned as it is; any other is refused.
         md5s = given_md5s(data.checksums, sources)
@@ -104,7 +102,7 @@ def prepare_rows(data: DataConfig, root: Path) -> Manifest:
         chunk_bytes, per_shard = jobs.divide_shard(parameters["chunk_bytes"], table is not None)
         keeps_texts = data.keep_texts is not False
         column = jobs.split_column(rules, table, sources)
-        job = Job(work, sources, schema, rules, chunk_bytes, table, bags, expected_sums, keeps_texts, per_shard, column)
+        job = Job(work, sources, schema, rules, chunk_bytes, table, expected_sums, keeps_texts, per_shard, column)
         jobs.check_disk(root, job)
         keep_or_discard_work(work, parameters, sources)
         manifest = _make_dataset(data, root, job, parameters)
@@ -190,9 +188,6 @@ def run_stages(data: DataConfig, job: Job) -> finish.Result:
         # Chunks to shards: rows that are reordered travel to theirs; otherwise chunks are cut where a split ends.
         make_shards = shuffle_to_shards if job.rules.is_arranged else cut_to_shards
         result.built = make_shards(job, chunks, result.rows, row_layout(job, result.num_values), executor)
-        if job.bags is not None:
-            executor.release()
-            result.built = expand_bags(job, result.built, result.num_values, executor)
         result.peak_bytes, result.seconds = executor.peak_bytes, executor.seconds
     return result
 

@@ -102,17 +102,11 @@ DATASETS: dict[str, list[str]] = {
     ),
     "vocabulary_days": _dataset(_DAYS),
     "vocabulary_gzip_days": _dataset(_GZIP),
-    "vocabulary_multi_hot": _dataset(f"{_DAYS} data.multi_hot.sizes=mlperf_v2"),
     "hash": _dataset(f"{_ROWS} data.encoding=hash data.max_ind_range=1000"),
     "hash_days": _dataset(f"{_DAYS} data.encoding=hash data.max_ind_range=1000"),
     "hash_crlf": _dataset("data.raw=inputs/crlf.tsv data.encoding=hash data.max_ind_range=1000"),
-    "hash_multi_hot": _dataset(
-        f"{_ROWS} data.encoding=hash data.max_ind_range=100 data.multi_hot.sizes=mlperf_v2 "
-        "data.multi_hot.distribution=pareto data.multi_hot.seed=5"
-    ),
     "torchrec": _dataset(f"{_DAYS} data.encoding=torchrec"),
     "torchrec_capped": _dataset(f"{_DAYS} data.encoding=torchrec data.frequency_threshold=3 data.max_ind_range=60"),
-    "torchrec_multi_hot": _dataset(f"{_DAYS} data.encoding=torchrec data.multi_hot.sizes=mlperf_v2"),
     "torchrec_gzip_days": _dataset(f"{_GZIP} data.encoding=torchrec"),
     "torchrec_fixed": _dataset(f"{_DAYS} data.encoding=torchrec_fixed"),
     "dlrm_kaggle": _dataset(f"{_ROWS} data.encoding=dlrm_kaggle"),

@@ -11,12 +11,12 @@ from tests.once import made_once
 # mlperf_v2 on an Intel CPU 2e-6 in the fourth and 9e-3 in the seventh), so later ones say nothing.
 TOLERANCE, COMPARED_LOSSES = 1e-5, 4
 # One of each kind of rows, encoding, split and command; the others vary them.
-FAST = {"vocabulary", "vocabulary_gzip_days", "hash_multi_hot", "torchrec_multi_hot", "torchrec_fixed", "dlrm_kaggle"}
+FAST = {"vocabulary", "vocabulary_gzip_days", "hash", "torchrec_capped", "torchrec_fixed", "dlrm_kaggle"}
 FAST |= {"dense_minmax", "sampled", "given_parquet", "csv_shuffled", "parquet", "random_zipf", "trace"}
 # These work in several units or tasks, so two processes share the work.
 SHARED_BY_TWO = (
     "vocabulary_days",
-    "torchrec_multi_hot",
+    "torchrec_capped",
     "csv_shuffled",
     "parquet",
     "sampled_hash",

@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 from app.config.model import published_tables
 from common.keys import key
 from data_prep import config as preparation
-from data_prep.config import implied_values, split_file_faults, unused_group_faults
+from data_prep.config import SEEDS, implied_values, split_file_faults, unused_group_faults
+from data_prep.dataset.multi_hot import Distribution, MultiHot
 from data_prep.dataset.options import DataSource
 
 FILES = ("raw", "train", "val", "test", "checksums")  # data_prep's keys for files of the user's own
@@ -27,14 +28,27 @@ class DataScale(Enum):
 
 
 @dataclass(frozen=True)
-class MultiHotConfig(preparation.MultiHotConfig):
+class MultiHotConfig:
     """Expansion of ids to bags while they are read, as in MLPerf v2's multi-hot data (docs/data.md)."""
 
     decides_bits: ClassVar[bool] = True
 
+    sizes: Any = key(
+        None,
+        "expand ids to bags as they are read: a list with the ids per bag of each feature, or mlperf_v2; null: one id "
+        "per bag",
+    )
+    distribution: Distribution | None = key(
+        None, "distribution of a bag's further ids; null: uniform", only_with="sizes"
+    )
+    seed: int | None = key(None, "seed of their draws; null: 0, as in the reference", within=SEEDS, only_with="sizes")
     directory: str | None = key(
         None, "directory of the bags of all ids; null: <data.path>/multi_hot", only_with="sizes", decides_bits=False
     )
+
+    def bags(self) -> MultiHot | None:
+        """Return the settings of bags in place of ids; None without sizes. Raise UserError for invalid values."""
+        return MultiHot.from_settings("data.multi_hot", self.sizes, self.distribution, self.seed)
 
 
 @dataclass(frozen=True)
@@ -136,8 +150,8 @@ def implied_data(composed: Any, given: Sequence[str]) -> dict[str, Any]:
 
 
 def preprocessing(data: DataConfig) -> preparation.DataConfig:
-    """Return the configuration with which data_prep makes the dataset: one id per bag, as reading makes the bags."""
+    """Return the configuration with which data_prep makes the dataset."""
     values = {field.name: getattr(data, field.name) for field in fields(preparation.DataConfig)}
     if data.negatives.per_positive is not None and not data.source_kind.generator:
         values["allow_degenerate"] = True  # the rows may be positives only
-    return preparation.DataConfig(**(values | {"multi_hot": preparation.MultiHotConfig()}))
+    return preparation.DataConfig(**values)

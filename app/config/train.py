@@ -419,11 +419,6 @@ class OptimizerConfig:
         return self.lr if self.sparse_lr is None else self.sparse_lr
 
     @property
-    def needs_whole_tables(self) -> bool:
-        """Whether each update concerns whole tables, as no fused update does."""
-        return self.clip_tables or self.sparse_weight_decay > 0
-
-    @property
     def dense_name(self) -> OptimizerName:
         """Algorithm for dense parameters."""
         return self.dense or self.name.plain
@@ -458,7 +453,7 @@ class OptimizerConfig:
         if self.fused_weight_decay_mode not in modes:
             usable = " or ".join(mode.value for mode in modes)
             yield f"{setting}: with {self.name.value} give optimizer.fused_weight_decay_mode={usable}"
-        if self.needs_whole_tables:
+        if self.clip_tables or self.sparse_weight_decay > 0:
             yield f"{setting}: FBGEMM updates no table with optimizer.sparse_weight_decay or clip_tables; leave it out"
 
 

@@ -107,7 +107,7 @@ def require_agreement(config: DataConfig, manifest: Manifest) -> None:
 
 def keep_recorded_settings(config: DataConfig, manifest: Manifest) -> DataConfig:
     """Return the configuration with all settings that the dataset was made with, resolved ones too."""
-    recorded = {key: value for key, value in keys_in_force(manifest).items() if not key.startswith("multi_hot.")}
+    recorded = keys_in_force(manifest)
     generator_keys = [key for key in recorded if key.partition(".")[0] in GENERATORS]
     return convert(DataConfig, to_plain(config), *map(nest, recorded.items()), {"generator_settings": generator_keys})
 

@@ -43,6 +43,14 @@ def describe_run(variables: Collection[str] = ()) -> Provenance:
         for name, value in sorted(os.environ.items())
         if name in ENVIRONMENT_NAMES or name in variables or name.startswith(ENVIRONMENT_PREFIXES)
     }
+    devices = []
+    for index in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(index)
+        # AMD names a GPU by its architecture, NVIDIA by its compute capability.
+        architecture = properties.gcnArchName if torch.version.hip else f"sm_{properties.major}{properties.minor}"
+        devices.append(Device(name=properties.name, memory_bytes=properties.total_memory, architecture=architecture))
+    names = [line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
+    drivers = [*_lines("/proc/driver/nvidia/version")[:1], *_lines("/sys/module/amdgpu/version")[:1]]
     return Provenance(
         code=convert(dict(code()), Code),
         # Docker Compose sets unknown variables to the empty string.
@@ -54,7 +62,18 @@ def describe_run(variables: Collection[str] = ()) -> Provenance:
             "cuda": torch.version.cuda,
             "hip": torch.version.hip,
         },
-        hardware=_describe_hardware(),
+        hardware=Hardware(
+            machine=platform.machine(),
+            system=f"{platform.system()} {platform.release()}",
+            cpu=names[0] if names else platform.processor(),
+            cpu_instructions=torch.backends.cpu.get_cpu_capability(),
+            cores=affinity(),
+            cpu_quota=cpu_quota(),
+            memory_bytes=memory_of_machine(),
+            memory_limit_bytes=memory_limit(),
+            devices=devices,
+            driver=drivers[0].strip() if devices and drivers else None,
+        ),
         # Passwords in addresses must not reach the files of a run.
         environment=redact(environment),
         argv=[Path(sys.argv[0]).name, *redact_arguments(sys.argv[1:])],
@@ -139,30 +158,6 @@ def versions() -> dict[str, str | None]:
             releases[package] = None
     releases[FBGEMM_COMMIT] = machine.installed_commit()
     return releases
-
-
-def _describe_hardware() -> Hardware:
-    """Return the hardware of this process's machine; the driver is None without GPUs."""
-    devices = []
-    for index in range(torch.cuda.device_count()):
-        properties = torch.cuda.get_device_properties(index)
-        # AMD names a GPU by its architecture, NVIDIA by its compute capability.
-        architecture = properties.gcnArchName if torch.version.hip else f"sm_{properties.major}{properties.minor}"
-        devices.append(Device(name=properties.name, memory_bytes=properties.total_memory, architecture=architecture))
-    names = [line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
-    drivers = [*_lines("/proc/driver/nvidia/version")[:1], *_lines("/sys/module/amdgpu/version")[:1]]
-    return Hardware(
-        machine=platform.machine(),
-        system=f"{platform.system()} {platform.release()}",
-        cpu=names[0] if names else platform.processor(),
-        cpu_instructions=torch.backends.cpu.get_cpu_capability(),
-        cores=affinity(),
-        cpu_quota=cpu_quota(),
-        memory_bytes=memory_of_machine(),
-        memory_limit_bytes=memory_limit(),
-        devices=devices,
-        driver=drivers[0].strip() if devices and drivers else None,
-    )
 
 
 def _lines(path: str) -> list[str]:

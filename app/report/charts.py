@@ -404,7 +404,13 @@ def evaluation_charts(run: RunFiles) -> list[Chart]:
     roc = Chart("roc", "ROC", "false positive rate", "true positive rate", [], caption, steps=False)
     precision = Chart("pr", "Precision over recall", "recall", "precision", [], caption, steps=False)
     if curves is not None:
-        calibration.series, scores.series = _calibration_series(curves), _score_series(curves)
+        edges, series = np.array(curves.scores.edges), []
+        for samples, name, color in ((curves.scores.negative, "no click", 0), (curves.scores.positive, "click", 1)):
+            # Clicks are few, so their counts would lie flat below those of the other label.
+            counts = np.array(samples, np.float64)
+            density = counts / max(counts.sum(), 1) / np.diff(edges)
+            series.append(Series(name, ((edges[:-1] + edges[1:]) / 2).tolist(), density.tolist(), "area", color))
+        calibration.series, scores.series = _calibration_series(curves), series
         # Both curves are absent if only one label occurs.
         if curves.roc is not None:
             roc.series.append(Series("model", [*curves.roc.fpr], [*curves.roc.tpr], "line", 0))
@@ -430,17 +436,6 @@ def _calibration_series(curves: Curves) -> list[Series]:
         Series("95% below", x, list(low), "edge", 0),
         Series("perfect", [0, end], [0, end], "reference", 3),
     ]
-
-
-def _score_series(curves: Curves) -> list[Series]:
-    """Return the densities of predicted probabilities of either label."""
-    edges, series = np.array(curves.scores.edges), []
-    for samples, name, color in ((curves.scores.negative, "no click", 0), (curves.scores.positive, "click", 1)):
-        # Clicks are few, so their counts would lie flat below those of the other label.
-        counts = np.array(samples, np.float64)
-        density = counts / max(counts.sum(), 1) / np.diff(edges)
-        series.append(Series(name, ((edges[:-1] + edges[1:]) / 2).tolist(), density.tolist(), "area", color))
-    return series
 
 
 def _step_time_chart(run: RunFiles) -> Chart:

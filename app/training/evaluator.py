@@ -8,7 +8,6 @@ from msgspec import structs
 
 from app.checkpoint import files
 from app.checkpoint.saver import load_tensors
-from app.config.app_config import AppConfig
 from app.config.kinds import ACCURACY, AUC, BASE_RATE, LOGLOSS, METRICS, NE, AfterTraining
 from app.config.train import EvalConfig, keys_by_evaluations
 from app.metrics.documents import EvaluationFigures, monitored_value
@@ -116,7 +115,22 @@ class Evaluator:
         self._recorder.trackers.curves(curves)
         self._recorder.evaluation("eval", step, result, self._timer.seconds["eval"] - seconds_before)
         if self._session.runtime.rank == 0:
-            log_evaluation(step, result, self._session.config)
+            config = self._session.config
+            values = [(key, result.figure(key)) for key, metric in METRICS.items() if metric.logged]
+            figures = " ".join(f"{key} {value:.5f}" for key, value in values if value is not None)
+            if (error := result.figure("auc_error")) is not None:
+                figures += f" (AUC from a histogram, within {error:.1e})"
+            log.info("eval: step %d %s (%s samples) %s", step, result.split, f"{result.samples:,}", figures)
+            if result.figure(result.main) is None:
+                reason = "has only one class" if result.samples else "has no rows"
+                deciding = keys_by_evaluations(config.train, config.schedule.name.schedule.by_metric)
+                idle = deciding if monitored_value(result, config.train.monitor) is None else []
+                effect = f", so {' and '.join(idle)} cannot act" if idle else ""
+                log.warning("eval: split %s %s; AUC is undefined%s", result.split, reason, effect)
+            auc, ne = result.auc, result.figure(NE)
+            if auc is not None and ne is not None and abs(auc - 0.5) < 0.005 and ne > 0.9999:
+                text = f"AUC {result.auc:.4f}, NE {result.figure(NE):.4f}"
+                log.warning("eval: close to a constant predictor (%s): check optimizer.lr and the data", text)
         if self._config.train_split or with_train:
             self._compare_with_train(step, result)
         return structs.replace(result, step=step)
@@ -149,27 +163,3 @@ class Evaluator:
                     f"avg loss = {figures.figure(LOGLOSS):.6f}, AUC = {auc}; "
                     f"always guessing the majority class: accuracy = {max(base_rate, 1 - base_rate):.2%}"
                 )
-
-
-def is_collapsed(evaluation: EvaluationFigures) -> bool:
-    """Return whether the AUC is within 0.005 of chance, and the NE above 0.9999: hardly below that of the base rate."""
-    auc, ne = evaluation.auc, evaluation.figure(NE)
-    return auc is not None and ne is not None and abs(auc - 0.5) < 0.005 and ne > 0.9999
-
-
-def log_evaluation(step: int, result: EvaluationFigures, config: AppConfig) -> None:
-    """Log an evaluation on one line, with warnings if it is undefined or collapsed."""
-    values = [(key, result.figure(key)) for key, metric in METRICS.items() if metric.logged]
-    figures = " ".join(f"{key} {value:.5f}" for key, value in values if value is not None)
-    if (error := result.figure("auc_error")) is not None:
-        figures += f" (AUC from a histogram, within {error:.1e})"
-    log.info("eval: step %d %s (%s samples) %s", step, result.split, f"{result.samples:,}", figures)
-    if result.figure(result.main) is None:
-        reason = "has only one class" if result.samples else "has no rows"
-        deciding = keys_by_evaluations(config.train, config.schedule.name.schedule.by_metric)
-        idle = deciding if monitored_value(result, config.train.monitor) is None else []
-        effect = f", so {' and '.join(idle)} cannot act" if idle else ""
-        log.warning("eval: split %s %s; AUC is undefined%s", result.split, reason, effect)
-    if is_collapsed(result):
-        text = f"AUC {result.auc:.4f}, NE {result.figure(NE):.4f}"
-        log.warning("eval: close to a constant predictor (%s): check optimizer.lr and the data", text)

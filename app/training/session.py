@@ -182,7 +182,14 @@ class Session:
         elif self.compiled is Compile.step:
             require_graphs(self.config.runtime, self.runtime.device.type)  # of `step` alone
             try:
-                self._record_graphs(batch_size)
+                device, features = self.runtime.device, list(self.manifest.num_embeddings)
+                dense_features = torch.zeros(batch_size, len(self.manifest.schema.get("dense", [])), device=device)
+                # Pooled vectors have one size, whatever the bags, so one id per bag stands for all batches.
+                one_id_each = layout_of(features, [np.ones(batch_size, np.int64)] * len(features))
+                ids = torch.zeros(len(features) * batch_size, dtype=torch.int32, device=device)
+                # A replayed graph would always read the weights that autocast cast and cached while it was recorded.
+                autocast = partial(self.predictor.autocast, cached=False)
+                self.model.module.capture_dense_layers(dense_features, one_id_each.bags(ids), autocast)
             except RuntimeError as error:
                 if setting is not Compile.auto:
                     raise
@@ -206,17 +213,6 @@ class Session:
             f"a step would copy {format_bytes(vector_bytes)} to its graph": vector_bytes > GRAPH_BYTES,
         }
         return next((obstacle for obstacle, is_here in obstacles.items() if is_here), "")
-
-    def _record_graphs(self, batch_size: int) -> None:
-        """Record the dense layers as CUDA graphs, by an example batch of zeros."""
-        device, features = self.runtime.device, list(self.manifest.num_embeddings)
-        dense_features = torch.zeros(batch_size, len(self.manifest.schema.get("dense", [])), device=device)
-        # Pooled vectors have one size, whatever the bags, so an example of one id per bag stands for all batches.
-        one_id_each = layout_of(features, [np.ones(batch_size, np.int64)] * len(features))
-        ids = torch.zeros(len(features) * batch_size, dtype=torch.int32, device=device)
-        # A replayed graph would always read the weights that autocast cast and cached while it was recorded.
-        autocast = partial(self.predictor.autocast, cached=False)
-        self.model.module.capture_dense_layers(dense_features, one_id_each.bags(ids), autocast)
 
     def begin_step(self, step: int) -> float:
         """Set the learning rates of a step; return the dense parameters' rate."""

@@ -30,7 +30,6 @@ from common.documents import UNKNOWN, VERSION, Json, convert, decode
 from common.errors import UserError
 from common.files import FileDigest, digest_file, write_atomically
 from data_prep.dataset.kinds import ROWS, DatasetKind, kind_of, misleading_sentences
-from data_prep.dataset.multi_hot import Distribution
 from data_prep.dataset.options import (
     CRITEO,
     GENERATORS,
@@ -106,14 +105,6 @@ class _Range(JsonObject):
     high: list[float]
 
 
-class _MultiHot(JsonObject):
-    """The bags to which ids were expanded. sizes: ids in a bag of each feature."""
-
-    sizes: list[TableRows]
-    distribution: Distribution
-    seed: Count
-
-
 class _RawEncoding(JsonObject):
     """Encoding of rows from raw files: `data_prep.config.Rules`, and what `data_prep.pipeline` adds.
 
@@ -145,7 +136,6 @@ class _RawEncoding(JsonObject):
     table: Table | None
     raw_schema: Schema
     dense_range: list[_Range]
-    multi_hot: _MultiHot | UnsetType = UNSET
     vocabulary: dict[Feature, VocabularyFiles] | UnsetType = UNSET
     spellings: dict[Feature, str] | UnsetType = UNSET
     keep_texts: bool | UnsetType = UNSET
@@ -249,13 +239,9 @@ def _check_encoding(document: Document, encoding: _RawEncoding) -> Iterator[tupl
     for name, entry in vocabulary.items():
         key = f"'encoding.vocabulary.{name}'"
         yield set(entry.texts or {}) != texts, f"keys 'encoding.keep_texts' and {key} do not agree on 'texts'"
-    # An encoding may drop sparse columns, and it may make multi-hot features of columns with one value.
+    # An encoding may drop sparse columns.
     sparse = tuple(name for name in raw.sparse if name in schema.sparse)
-    is_other = replace(raw, sparse=sparse, ragged=()) != replace(schema, ragged=())
-    is_other |= encoding.multi_hot is UNSET and raw.ragged != schema.ragged
-    yield is_other, "keys 'encoding.raw_schema' and 'schema' name different columns"
-    is_other = encoding.multi_hot is not UNSET and len(encoding.multi_hot.sizes) != len(raw.sparse)
-    yield is_other, "key 'encoding.multi_hot.sizes' is not of the features of 'encoding.raw_schema'"
+    yield replace(raw, sparse=sparse) != schema, "keys 'encoding.raw_schema' and 'schema' name different columns"
     transform, ranges = encoding.dense_transform, encoding.dense_range
     yield transform in RANGE_TRANSFORMS and not ranges, f"key 'encoding.dense_range': {transform.value} needs one"
     for number, (low, high) in enumerate((bounds.low, bounds.high) for bounds in ranges):

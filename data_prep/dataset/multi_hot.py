@@ -1,15 +1,14 @@
 """Expansion of one id per feature to a bag of ids, as in MLPerf v2's synthetic multi-hot data.
 
 Each id has a fixed bag: the id itself, then ids drawn once. The draws repeat those of the reference
-(facebookresearch/dlrm's torchrec_dlrm/multi_hot.py): one stream of NumPy's legacy generator over all tables in turn. So
-rows have the same bags whether they are expanded during reading or beforehand on disk.
+(facebookresearch/dlrm's torchrec_dlrm/multi_hot.py): one stream of NumPy's legacy generator over all tables in turn.
 """
 
 import hashlib
 import json
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from enum import Enum
 from pathlib import Path
@@ -24,7 +23,6 @@ from common.errors import UserError
 from common.files import FileDigest, digest_file, format_bytes, sync, write_atomically
 from common.jit import copy_16, jit, prefetch
 from data_prep.dataset.options import to_json
-from data_prep.dataset.spelling import Bags
 from data_prep.io import HEADER_BYTES, ArrayWriter
 
 MLPERF_V2 = "mlperf_v2"
@@ -107,7 +105,6 @@ class MultiHotTables:
         num_embeddings: Sequence[int],
         bags: MultiHot,
         key: str = "data.path",
-        count: Callable[[int], object] | None = None,
     ) -> "MultiHotTables":
         """Open the tables in a subdirectory of `parent`; draw them first if they are missing.
 
@@ -115,7 +112,6 @@ class MultiHotTables:
 
         Args:
             key: configuration key of `parent`, named in errors.
-            count: called with the bytes drawn since its last call; None: a large draw prints a line on stderr.
         """
         bags.check(len(num_embeddings))
         directory, content = _locate_tables(parent, num_embeddings, bags)
@@ -137,7 +133,7 @@ class MultiHotTables:
                     # Whoever waited for the lock may find the tables drawn, so they are looked for a second time.
                     if not are_complete():
                         record.unlink(missing_ok=True)
-                        _draw_tables(directory, num_embeddings, bags, key, count)
+                        _draw_tables(directory, num_embeddings, bags, key)
                         write_atomically(record, content)
             except OSError as error:
                 raise UserError(
@@ -145,16 +141,6 @@ class MultiHotTables:
                     f"free some space, or choose another {key}"
                 ) from error
         return cls([None if path is None else np.load(path, mmap_mode="r") for path in paths])
-
-    def expand_rows(self, ids: NDArray[np.int32]) -> tuple[NDArray[np.int32], list[Bags]]:
-        """Convert the ids [rows, F] to a shard's form: the columns of size 1, and the bags of the other features."""
-        single = [feature for feature, size in enumerate(self.sizes) if size == 1]
-        bags = [
-            Bags(self.expand(feature, ids[:, feature]).reshape(-1), np.arange(len(ids) + 1, dtype=np.int64) * size)
-            for feature, size in enumerate(self.sizes)
-            if size > 1
-        ]
-        return ids[:, single], bags
 
     def expand(self, feature: int, ids: NDArray[np.int32], out: NDArray[np.int32] | None = None) -> NDArray[np.int32]:
         """Return the bags [rows, size] int32 of one feature's ids [rows], in `out` [rows * size] if given.
@@ -250,15 +236,7 @@ def table_path(directory: Path, feature: int) -> Path:
     return directory / f"{feature}.npy"
 
 
-def table_files(work: Path) -> list[str]:
-    """Return the paths of the table files and their records, relative to the directory of a job's work."""
-    files = sorted(path for pattern in ("*.npy", "*.json") for path in (work / TABLES_DIRECTORY).glob(f"*/{pattern}"))
-    return [str(path.relative_to(work)) for path in files]
-
-
-def _draw_tables(
-    directory: Path, num_embeddings: Sequence[int], bags: MultiHot, key: str, count: Callable[[int], object] | None
-) -> None:
+def _draw_tables(directory: Path, num_embeddings: Sequence[int], bags: MultiHot, key: str) -> None:
     """Draw the bags of all ids, table by table, in blocks; the arguments are those of `MultiHotTables.open`."""
     # Tables without a record are those of a killed process.
     for leftover in (*directory.glob("*.npy"), *directory.glob("*.npy.*")):
@@ -269,7 +247,7 @@ def _draw_tables(
             f"{directory}: the multi-hot tables need {format_bytes(table_bytes)}, {format_bytes(free)} are free; free "
             f"some, or choose another {key}"
         )
-    if count is None and table_bytes > REPORTED_BYTES:
+    if table_bytes > REPORTED_BYTES:
         print(f"{directory}: drawing {format_bytes(table_bytes)} of multi-hot tables, once", file=sys.stderr)
     sums = {}
     rng = np.random.RandomState(bags.seed)  # the reference's generator
@@ -283,8 +261,6 @@ def _draw_tables(
             stop = min(start + step, rows)
             other_ids = _draw_ids(rng, bags.distribution, rows, (stop - start, size - 1))
             writer.append(np.concatenate((np.arange(start, stop)[:, None], other_ids), axis=1, dtype=np.int32))
-            if count is not None:
-                count(ID_BYTES * (stop - start) * size)
         sums[writer.path.name] = asdict(writer.close())
         sync(writer.path)
     write_atomically(directory / SUMS_NAME, (json.dumps(sums) + "\n").encode())

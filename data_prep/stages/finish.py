@@ -56,9 +56,6 @@ def describe_dataset(job: Job, result: Result, parameters: dict[str, Any], extra
         parameters: entries of `encoding` that were settled before the rows were read. extra: see `Manifest`.
     """
     schema = replace(job.schema, sparse=tuple(result.num_values))
-    if job.bags is not None:
-        multi_hot = (name for name, size in zip(schema.sparse, job.bags.sizes, strict=True) if size > 1)
-        schema = replace(schema, ragged=tuple(multi_hot))
     ranges = [{"low": bounds.low.tolist(), "high": bounds.high.tolist()} for bounds in result.ranges]
     encoding = parameters | {"raw_schema": to_json(job.schema), "dense_range": ranges}
     if result.vocabularies:
@@ -110,11 +107,11 @@ def unseen_shares(job: Job, built: Sequence[BuiltShard], features: Sequence[str]
     values without an id in train is subtracted.
 
     Returns:
-        None if the shares are unknown: no held-out rows, bags in place of ids, or too many rows to compare.
+        None if the shares are unknown: no held-out rows, or too many rows to compare.
     """
     train = [shard for shard in built if shard.split == "train"]
     held_out = [shard for shard in built if shard.split != "train"]
-    if job.bags is not None or not held_out:
+    if not held_out:
         return None
     if job.rules.fitted_on_train and job.rules.order is not None:
         train_share, held_out_share = (_unknown_share(job, shards, features) for shards in (train, held_out))
@@ -156,7 +153,7 @@ def shared_ids(
         return {}
     if rules.order is not None and rules.wraps:  # the ids of a vocabulary, modulo the limit
         return {VALUES_PER_ROW: {name: max(1, (n or 0) / rules.max_ind_range) for name, n in num_values.items()}}
-    if rules.shares_unknown_id or (job.bags is not None and rules.order is not None):
+    if rules.shares_unknown_id:
         return {}
     if rules.order is None:
         # Hashed values are counted by chunk, Criteo's in the first rows alone; the largest count stands. Without a

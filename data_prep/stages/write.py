@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from common.documents import Json
 from common.files import FileDigest, Need, require_room
 from common.jit import jit
-from data_prep.config import DataConfig, largest_id, num_embeddings
+from data_prep.config import DataConfig, largest_id
 from data_prep.dataset.format import (
     ROW_KINDS,
     SPLITS,
@@ -42,7 +42,6 @@ from data_prep.dataset.format import (
     shard_path,
     write_shard,
 )
-from data_prep.dataset.multi_hot import BLOCK_VALUES, ID_BYTES, TABLES_DIRECTORY, MultiHotTables, table_files
 from data_prep.dataset.options import Schema
 from data_prep.dataset.spelling import BAG_KINDS, Bags, join, pack
 from data_prep.dataset.transforms import ColumnTransform
@@ -53,8 +52,6 @@ from data_prep.io import (
     read_ranges,
     read_rows,
     rows_range,
-    take_mapped,
-    unload_array,
     write_array,
 )
 from data_prep.job import (
@@ -702,90 +699,8 @@ def moves_to_dataset(job: Job, manifest: Manifest, built: list[BuiltShard]) -> l
     for feature, entry in manifest.encoding.get("vocabulary", {}).items():
         paths += [vocabulary_path(job.work, feature)]
         paths += [text_path(job.work, feature, kind) for kind in entry.get("texts", ())]
-    names = [*(str(path.relative_to(job.work)) for path in paths), *table_files(job.work)]
+    names = [str(path.relative_to(job.work)) for path in paths]
     return moves + [(name, name) for name in names]
-
-
-EXPANDED_KINDS = ("sparse", "values", "offsets")
-
-
-@dataclass(frozen=True)
-class ExpandTask(LoggedTask[ShardRecord]):
-    """Writes the bags of a shard in the directory of the job's work; num_embeddings: table rows of its features.
-
-    Tables and ids may exceed the memory budget; only a small part of them is resident at any time.
-    """
-
-    stage: ClassVar[str] = "expanded"
-    record_type: ClassVar[type[ShardRecord]] = ShardRecord
-
-    job: Job
-    built: BuiltShard
-    num_embeddings: tuple[int, ...]
-
-    @property
-    def stem(self) -> Path:
-        """Return the stem of the shard's files with bags, apart from the shard before its expansion."""
-        return self.job.work / "expanded" / f"{self.built.split}-{self.built.shard.name}"
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """Return the bytes of the shard's bags, and its rows."""
-        assert self.job.bags is not None
-        return ID_BYTES * self.built.shard.rows * sum(self.job.bags.sizes), self.built.shard.rows
-
-    def do(self, worker: Worker) -> ShardRecord:
-        """Write the bags of the shard's ids, and the ids of features with bags of one."""
-        assert self.job.bags is not None
-        tables = MultiHotTables.open(self.job.work / TABLES_DIRECTORY, self.num_embeddings, self.job.bags)
-        source = next(source for source, target in self.built.moves if target.endswith(".sparse.npy"))
-        ids: NDArray[np.int32] = open_array(self.job.work / source)
-        rows, paths = len(ids), {kind: path_of(self.stem, f"{kind}.npy") for kind in EXPANDED_KINDS}
-        single = [feature for feature, size in enumerate(tables.sizes) if size == 1]
-        sparse = ArrayWriter(paths["sparse"], np.int32, len(single), rows)
-        # Mapped ids and tables count as resident memory until they are released, so this is done block by block.
-        step = BLOCK_VALUES // ids.shape[1]
-        for start in range(0, rows, step):
-            sparse.append(ids[start : start + step][:, single])
-            unload_array(ids)
-        multi_hot = [(feature, table) for feature, table in enumerate(tables.tables) if table is not None]
-        values = ArrayWriter(paths["values"], np.int32, None, rows * sum(table.shape[1] for _, table in multi_hot))
-        offsets = ArrayWriter(paths["offsets"], np.int64, None, rows * len(multi_hot) + 1)
-        offsets.append(np.zeros(1, np.int64))
-        # Bags are stored feature by feature, since a batch needs them so; rows first would be transposed in each batch.
-        for feature, table in multi_hot:
-            size = table.shape[1]
-            step = max(1, BLOCK_VALUES // size)
-            for start in range(0, rows, step):
-                bags = take_mapped(table, np.array(ids[start : start + step, feature]))
-                unload_array(ids)
-                last = values.rows
-                values.append(bags.reshape(-1))
-                offsets.append(last + size * np.arange(1, len(bags) + 1, dtype=np.int64))
-        worker.count(*self.size)
-        writers = zip(EXPANDED_KINDS, (sparse, values, offsets), strict=True)
-        return ShardRecord({f"{kind}.npy": writer.close() for kind, writer in writers})
-
-
-def expand_bags(
-    job: Job, built: list[BuiltShard], num_values: Mapping[str, int | None], executor: Executor
-) -> list[BuiltShard]:
-    """Return the shards with bags in place of ids; tables that are drawn first give each id's bag."""
-    assert job.bags is not None
-    sizes = tuple(num_embeddings(job.rules, count) for count in num_values.values())
-    tasks = [ExpandTask(job, shard, sizes) for shard in built]
-    with executor.stage("multi-hot tables", job.bags.table_bytes(sizes)):
-        # The draws of all tables are one stream, so this process makes them, and the workers map the files.
-        count = executor.counters.add
-        MultiHotTables.open(job.work / TABLES_DIRECTORY, sizes, job.bags, count=lambda num_bytes: count(num_bytes, 0))
-    expanded = []
-    with executor.stage("multi-hot", sum(task.size[0] for task in tasks)):
-        for task, shard, record in zip(tasks, built, executor.map(tasks), strict=True):
-            files = shard.shard.files | {kind: record.files[f"{kind}.npy"] for kind in EXPANDED_KINDS}
-            moves = [move for move in shard.moves if not move[1].endswith(".sparse.npy")]
-            moves += plan_moves(job.work, task.stem, shard.split, shard.shard.name, EXPANDED_KINDS)
-            expanded.append(replace(shard, shard=replace(shard.shard, files=files), moves=moves))
-    return expanded
 
 
 SHARD_ROWS = 1 << 18  # rows of a shard that a generator makes

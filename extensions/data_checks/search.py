@@ -236,8 +236,6 @@ def sample_shares(rows: int, other_rows: int, limit: int) -> tuple[float, float]
 def _read_columns(job: Job, rows: _Rows, features: Sequence[str]) -> Iterator[tuple[str, NDArray[Any], bool]]:
     """Yield each column's name, its values, and whether they are numbers; bags come last."""
     ragged = [name for name in features if name in job.schema.ragged]
-    if job.bags is not None:
-        ragged = [name for name, size in zip(features, job.bags.sizes, strict=True) if size > 1]
     single = [name for name in features if name not in ragged]
     for kind, names in (("dense", job.schema.dense), ("sparse", single)):
         columns = zip(names, rows.columns(kind, len(names)), strict=True)

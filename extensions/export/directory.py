@@ -44,7 +44,7 @@ from common.documents import Json, encode
 from common.errors import UserError
 from common.files import FileDigest, digest_file, sync, write_atomically
 from data_prep.dataset.format import Manifest, verify_file
-from data_prep.dataset.multi_hot import TABLES_DIRECTORY, MultiHot, MultiHotTables
+from data_prep.dataset.multi_hot import MultiHotTables
 from data_prep.dataset.options import DenseTransform, Schema
 from data_prep.dataset.spelling import STANDARD
 from data_prep.dataset.table_spec import Table
@@ -77,12 +77,10 @@ def write_encoder(directory: Path, root: Path, manifest: Manifest, config: AppCo
         (directory / f"{name.rpartition('.')[2]}.py").write_text(copy, encoding="utf-8")
     encoding, features = manifest.encoding, list(manifest.num_embeddings)
     is_raw = encoding.get("raw_schema") is not None
-    # Ids may be expanded to bags while the dataset is read, or may have been while it was made.
+    # Ids may be expanded to bags while the dataset is read.
     expanded, sizes = None, list(manifest.num_embeddings.values())
     if (bags := config.data.multi_hot.bags()) is not None:
         expanded = MultiHotTables.open(bags_directory(root, config.data), sizes, bags)
-    elif "multi_hot" in encoding and is_raw:
-        expanded = MultiHotTables.open(root / TABLES_DIRECTORY, sizes, msgspec.convert(encoding["multi_hot"], MultiHot))
     bagged = [] if expanded is None else [name for name, size in zip(features, expanded.sizes, strict=True) if size > 1]
     vocabularies = features if is_raw and encoding["order"] is not None else []
     for number, name in enumerate(features):

@@ -85,11 +85,6 @@ def additions(run: RunFiles) -> Additions:
         return Additions([], [], [])
     scope = f"{measured.rows:,} of {measured.of_rows:,} rows of {measured.split}, the model of step {measured.step:,}"
     slices = (_slice_table(column, values, scope) for column, values in measured.slices.items())
-    return Additions([], [], [_feature_table(measured, scope), *slices])
-
-
-def _feature_table(measured: Importance, scope: str) -> FoldedTable:
-    """Return the table of all features, those without figures last."""
     label, rows = METRICS[measured.metric].label, []
     for feature in measured.features:
         half = None if feature.low is None or feature.high is None else (feature.high - feature.low) / 2
@@ -104,7 +99,11 @@ def _feature_table(measured: Importance, scope: str) -> FoldedTable:
         "split's values without an id of their own. Norm: the mean 2-norm of the rows of the feature's table."
     )
     table = ReportTable(["Feature", f"{label} lost", "±", "Unknown", "Norm"], rows, {1, 2, 3, 4}, note)
-    return FoldedTable(f"What mattered: {label} lost without each feature ({scope})", "What mattered", [table])
+    return Additions(
+        [],
+        [],
+        [FoldedTable(f"What mattered: {label} lost without each feature ({scope})", "What mattered", [table]), *slices],
+    )
 
 
 def _slice_table(column: str, values: list[Json], scope: str) -> FoldedTable:

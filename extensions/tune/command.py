@@ -44,7 +44,6 @@ from common.keys import key, shown
 
 if TYPE_CHECKING:
     from optuna.study import Study
-    from optuna.trial import Trial
 
 
 class Range(NamedTuple):
@@ -90,15 +89,6 @@ def space_of(search: dict[str, Any], prefix: str = "") -> Space:
                 )
             space[name] = Range(float(numbers[0]), float(numbers[1]))
     return space
-
-
-def draw_settings(trial: Trial, space: Space) -> None:
-    """Let a trial draw a value of each setting, which is then in `trial.params`."""
-    for name, values in space.items():
-        if isinstance(values, Range):
-            trial.suggest_float(name, values.low, values.high, log=values.is_log)
-        else:
-            trial.suggest_categorical(name, values)
 
 
 def overrides_of(parameters: dict[str, Any]) -> list[str]:
@@ -482,7 +472,11 @@ def _run_trial(
     trial = study.ask() if len(known) < number else Trial(study, known[number - 1]._trial_id)
     state = study.trials[number - 1].state
     if not state.is_finished():
-        draw_settings(trial, space)
+        for name, values in space.items():
+            if isinstance(values, Range):
+                trial.suggest_float(name, values.low, values.high, log=values.is_log)
+            else:
+                trial.suggest_categorical(name, values)
     run = TuneRun(number, config.train.seed, overrides_of(trial.params), Path(config.out) / f"trial_{number}")
     begin(f"{run.directory}: {' '.join(run.settings)}")
     if state.is_finished():

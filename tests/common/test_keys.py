@@ -30,7 +30,7 @@ OF_PREPARATION: dict[str, Limits] = {
                      "data.random.eval_rows", "data.random.num_dense", "data.random.seed"), ZERO),
     **dict.fromkeys(("data.sampling.negative_drop_rate", "data.random.click_rate"), SHARE),
     "data.split.held_out": limits.BELOW_1,
-    **dict.fromkeys(("data.split.seed", "data.sampling.seed", "data.multi_hot.seed"), limits.SEED),
+    **dict.fromkeys(("data.split.seed", "data.sampling.seed"), limits.SEED),
     "data.max_ind_range": ([0, 2**31], [1, 2**31 - 1], "in [1, 2147483647]"),
     "data.remote.pause": ([-1.0, limits.INF, math.nan], [0.0, 9.0], "in [0, inf)"),
     "data.remote.timeout": POSITIVE,
@@ -75,6 +75,7 @@ OF_RUNS: dict[str, Limits] = {
     "runtime.num_threads": ([0, 4097], [1, 4096], "at least 1 and at most 4096"),
     "runtime.timeout_minutes": ([0.0, 100_000.1], [0.1, 1e5], "above 0 and at most 100000"),
     "schedule.factor": limits.INSIDE,
+    "data.multi_hot.seed": limits.SEED,
 }  # fmt: skip
 OF_COMMANDS: dict[type, dict[str, Limits]] = {
     AppConfig: OF_RUNS,

@@ -203,17 +203,14 @@ def test_a_whole_dataset(dataset: Path) -> None:
     assert error_line(process.stderr).startswith(f"error: {dataset}/val/00000.dense.npy")
 
 
-HASHED = ["data.encoding=hash", "data.max_ind_range=50", "data.multi_hot.sizes=mlperf_v2"]
-
-
 @pytest.mark.medium
-@pytest.mark.parametrize("kind", ["vocabulary", "multi-hot", "texts and bags"])
+@pytest.mark.parametrize("kind", ["vocabulary", "texts and bags"])
 def test_one_changed_byte_of_any_file(tmp_path: Path, kind: str) -> None:
     if kind == "texts and bags":
         write(tmp_path / "rows.csv", {"label": [0, 1] * 40, "user": [*"abcd"] * 20, "tags": ["x|y", "z"] * 40})
         keys = paths(tmp_path, "label: label\nsparse: [user, {column: tags, separator: '|'}]\n")
     else:
-        keys = [*write_rows(tmp_path, 60, seed=4), *(HASHED if kind == "multi-hot" else [])]
+        keys = write_rows(tmp_path, 60, seed=4)
     change_bytes(keys, tmp_path / "out")
 
 

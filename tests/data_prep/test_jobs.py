@@ -359,18 +359,17 @@ def write_tables(directory: Path) -> None:
 IN_CHUNKS = "data.chunk_bytes=9000"
 OF_DAYS = f"data.raw={{0}}/day_? {IN_CHUNKS}"
 SHUFFLED = "data.encoding=torchrec_fixed data.max_ind_range=99"
-MULTI_HOT = "data.multi_hot.sizes=mlperf_v2"
 FETCHED = "data.source=criteo_1tb data.days=[0,1] data.raw=null"
 TABLE = "data.raw={0}/train.csv data.schema={0}/schema.yaml data.chunk_bytes=2000"
 GIVEN = "data.train={0}/train.csv data.test={0}/test.csv data.schema={0}/schema.yaml data.chunk_bytes=2000"
 BY_USER = "data.split.method=group data.split.column=user data.split.held_out=0.5"
 KINDS = {
     "vocabulary": Kind(write_days, OF_DAYS, workers=1),
-    "shuffled and multi-hot": Kind(write_days, f"data.raw={{0}}/day_0 {IN_CHUNKS} {SHUFFLED} {MULTI_HOT}", workers=1),
+    "shuffled": Kind(write_days, f"data.raw={{0}}/day_0 {IN_CHUNKS} {SHUFFLED}", workers=1),
     "ranges and other orders": Kind(write_days, f"{OF_DAYS} data.encoding=dlrm_kaggle", workers=3),
     "scikit-learn's split": Kind(write_days, f"{OF_DAYS} data.encoding=amd_blog"),
     "file by file": Kind(
-        write_days, f"data.raw={{0}}/day_? data.encoding=hash data.max_ind_range=40 {MULTI_HOT} data.chunk_bytes=50000"
+        write_days, "data.raw={0}/day_? data.encoding=hash data.max_ind_range=40 data.chunk_bytes=50000"
     ),
     "packed": Kind(write_days, OF_DAYS, "data.raw={0}/day_?.gz"),
     "fetched": Kind(write_days, OF_DAYS, FETCHED),

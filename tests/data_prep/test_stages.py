@@ -12,18 +12,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from data_prep.dataset.format import load_manifest, open_shard
-from data_prep.dataset.multi_hot import MLPERF_SIZES, MultiHot, MultiHotTables, table_path
+from data_prep.dataset.multi_hot import MultiHot, MultiHotTables, table_path
 from data_prep.dataset.transforms import FITS, transform_column
 from data_prep.stages import fit as fit_dense
 from data_prep.stages import place as permutation
 from data_prep.stages.fit import UNIT_EXPONENT, exact_sums
 from data_prep.stages.place import inverse_permutation
 from data_prep.stages.write import RowLayout
-from data_prep.verify import verify_dataset
-from tests.data_prep.conftest import SPLITS, load_split, prepare, write_rows
 from tests.error_lines import refused
-from tests.reference import multi_hot_tables
 
 
 @pytest.mark.medium
@@ -115,48 +111,6 @@ def test_every_fitted_transform_is_finite_and_keeps_the_order(name: str, fitted:
     assert np.isfinite(result).all()
     assert (np.diff(result) >= 0).all()
     assert name != "quantile" or ((result >= 0) & (result <= 1)).all()
-
-
-HASHED = ("data.encoding=hash", "data.max_ind_range=50")
-
-
-def make(directory: Path, name: str, *overrides: str) -> Path:
-    raw, _ = write_rows(directory, 300, seed=4)
-    prepare(raw, f"data.path={directory}/{name}", "data.chunk_bytes=20000", *overrides)
-    return directory / name
-
-
-DRAWS = [
-    ("uniform", HASHED),
-    ("pareto", ("data.split.method=random", "data.max_ind_range=40", "data.multi_hot.seed=5")),
-    ("uniform", ("data.encoding=torchrec", "data.max_ind_range=60")),
-]
-
-
-@pytest.mark.slow("examples")
-@pytest.mark.parametrize(("distribution", "more"), DRAWS)
-def test_every_id_becomes_its_bag(tmp_path: Path, distribution: str, more: tuple[str, ...]) -> None:
-    one_hot = make(tmp_path, "one_hot", *[key for key in more if "seed" not in key])
-    expansion = ["data.multi_hot.sizes=mlperf_v2", f"data.multi_hot.distribution={distribution}"]
-    root = make(tmp_path, "multi_hot", *more, *expansion)
-    manifest = verify_dataset(root)
-    assert manifest.num_embeddings == load_manifest(one_hot).num_embeddings
-    assert manifest.ragged == [f"cat_{i}" for i, size in enumerate(MLPERF_SIZES) if size > 1]
-    assert manifest.encoding["multi_hot"]["sizes"] == list(MLPERF_SIZES)
-    seed = 5 if any("seed" in key for key in more) else 0
-    tables = multi_hot_tables(list(manifest.num_embeddings.values()), MLPERF_SIZES, distribution, seed)
-    for split in SPLITS:
-        labels, dense, ids = load_split(one_hot, split)
-        shards = [open_shard(root, split, shard, manifest) for shard in manifest.splits[split].shards]
-        np.testing.assert_array_equal(np.concatenate([shard.labels[:, 0] for shard in shards]), labels)
-        np.testing.assert_array_equal(np.concatenate([shard.dense for shard in shards]), dense)
-        single = [i for i, size in enumerate(MLPERF_SIZES) if size == 1]
-        np.testing.assert_array_equal(np.concatenate([shard.sparse for shard in shards]), ids[:, single])
-        for place, name in enumerate(manifest.ragged):
-            feature = int(name.removeprefix("cat_"))
-            bags = np.concatenate([shard.bags[place].ids for shard in shards]).reshape(-1, MLPERF_SIZES[feature])
-            np.testing.assert_array_equal(bags, tables[feature][ids[:, feature]])
-            assert all((shard.bags[place].lengths == MLPERF_SIZES[feature]).all() for shard in shards)
 
 
 def test_room_for_the_tables_where_their_sizes_are_known_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

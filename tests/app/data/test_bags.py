@@ -1,6 +1,5 @@
 """Bags of any size from shards to batches, ids expanded to bags, and negatives drawn anew in each epoch."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,10 +23,8 @@ from data_prep.dataset.format import (
     write_shard,
 )
 from data_prep.dataset.multi_hot import Distribution
-from tests.app.conftest import SMALL, Command, Refusal, composed
+from tests.app.conftest import Refusal, composed
 from tests.app.datasets import NUM_EMBEDDINGS, RAGGED_EMBEDDINGS, ragged_rows, write_dataset, write_ragged_dataset
-from tests.data_prep import oracle
-from tests.data_prep.conftest import prepare
 from tests.error_lines import refused
 from tests.once import made_once
 from tests.reference import multi_hot_tables
@@ -150,20 +147,6 @@ def test_ids_are_expanded_while_they_are_read(
             for row, bag in enumerate(samples(one))
         ]
         assert samples(many) == expected
-
-
-@pytest.mark.slow("processes")
-def test_bags_on_disk_train_as_bags_made_while_reading(run_app: Command, tmp_path: Path) -> None:
-    (tmp_path / "day.tsv").write_bytes(oracle.make_rows(600, seed=0))
-    expansion = ["data.multi_hot.sizes=mlperf_v2", "data.multi_hot.distribution=pareto", "data.multi_hot.seed=3"]
-    common = [f"data.raw={tmp_path}/day.tsv", "data.encoding=hash", "data.max_ind_range=40"]
-    for name, more in (("one_hot", []), ("multi_hot", expansion)):
-        prepare(*common, *more, f"data.path={tmp_path}/{name}")
-    digests = []
-    for name, more in (("one_hot", expansion), ("multi_hot", [])):
-        run_app("train", *SMALL, f"data.path={name}", f"run.name={name}", "train.max_steps=5", *more)
-        digests.append(json.loads((tmp_path / f"runs/{name}/summary.json").read_bytes())["digest"])
-    assert digests[0] == digests[1]
 
 
 USERS, ITEMS, POSITIVES, DRAWN = 9, 13, 250, 3

@@ -10,9 +10,9 @@ import pytest
 import yaml
 
 from app.config.app_config import validate
-from app.config.data import DataConfig, MultiHotConfig
+from app.config.data import DataConfig
 from app.data import prepare
-from app.data.split import batch_builders, find_split
+from app.data.split import find_split
 from common.compose import compose_config, convert
 from common.errors import UserError
 from common.keys import check, flat_values, keys_of, refuse, to_plain
@@ -44,7 +44,6 @@ REFUSED |= {"remote.also": {"x": ["y"]}, "remote.directory": "x", "remote.tries"
 REFUSED |= {"remote.timeout": 9.5}
 OF_ITS_OWN = {"source", "raw", "train", "val", "test", "checksums", "path"}  # they make, or name, another dataset
 OF_BOTH = {"allow_degenerate"}  # they have an effect on preparation and on training
-OF_READING = {"multi_hot.sizes", "multi_hot.distribution", "multi_hot.seed"}  # app makes bags while it reads
 OF_THE_COMMAND = {"generator_settings"}
 
 
@@ -97,7 +96,7 @@ def recorded(config: DataConfig, key: str) -> Any:
 def test_no_key_is_in_none_of_the_classes() -> None:
     everything = {key for key, *_ in keys_of(preparation.DataConfig)}
     of_generators = {key for key in everything if key.partition(".")[0] in GENERATED}
-    assert everything == {*COMPARED, *REFUSED, *of_generators, *OF_ITS_OWN, *OF_BOTH, *OF_READING, *OF_THE_COMMAND}
+    assert everything == {*COMPARED, *REFUSED, *of_generators, *OF_ITS_OWN, *OF_BOTH, *OF_THE_COMMAND}
 
 
 @pytest.mark.parametrize("key", COMPARED)
@@ -160,20 +159,6 @@ def test_recorded_keys_are_taken_again(encoding: str, tmp_path: Path) -> None:
     job = prepare._job(config)
     assert job is not None
     preprocess(job.data)  # it is done already
-
-
-@pytest.mark.medium
-def test_bags_that_are_in_the_shards_are_not_made_again(tmp_path: Path) -> None:
-    (tmp_path / "day_0").write_bytes(oracle.make_rows(60, seed=0))
-    keys_of_job = [f"data.raw={tmp_path}/day_0", f"data.path={tmp_path}/out", "data.multi_hot.sizes=mlperf_v2"]
-    prepare_data(*keys_of_job)
-    assert agreed(tmp_path / "out").multi_hot == MultiHotConfig()
-    job = prepare._job(composed(*keys_of_job).data)
-    assert job is not None
-    assert job.data.multi_hot.bags() is None  # a run makes the bags while it reads
-    config = agreed(tmp_path / "out", multi_hot__sizes="mlperf_v2")
-    message = r"data\.multi_hot\.sizes: .* multi-hot columns of its own; leave it out"
-    refused(message, batch_builders, tmp_path / "out", load_manifest(tmp_path / "out"), config)
 
 
 RECIPE = "recipe=deepspark_3day data.raw=[a] data.path=out"
