@@ -4,7 +4,6 @@
 
   drawn    rows, click probabilities and labels
   text     the same, as Criteo's TSV
-  parsed   the same, as the parser would give them: what goes to shards with data.synthetic.direct=true
 
 Blocks are of 16,384 rows; medians of --runs rounds in turn, which differ by what else the processor's caches hold.
 """
@@ -21,14 +20,12 @@ from data_prep.synthetic import (
     Teacher,
     calibrated_teacher,
     label_rows,
-    rows_to_block,
     rows_to_text,
 )
 
 WAYS: dict[str, Callable[[Teacher, LabelledRows], object]] = {
     "drawn": lambda teacher, rows: rows,
     "text": rows_to_text,
-    "parsed": rows_to_block,
 }
 
 

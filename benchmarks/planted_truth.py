@@ -73,7 +73,7 @@ def measure(arguments: argparse.Namespace, work: Path) -> list[dict[str, Any]]:
     results = []
     for rows in arguments.rows:
         root = work / f"data-{rows}"
-        keys = [f"data.synthetic.{item}" for item in (f"rows={rows}", "direct=true", *arguments.synthetic)]
+        keys = [f"data.synthetic.{item}" for item in (f"rows={rows}", *arguments.synthetic)]
         run("data_prep", "data.source=synthetic", f"data.path={root}", *keys)
         manifest = load_manifest(root)
         truth = manifest.extra["bayes"]["splits"]["test"]

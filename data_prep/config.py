@@ -171,7 +171,6 @@ class SyntheticConfig:
         "apart correlate by cos(drift * d)",
         within=f"[0, {math.pi / 2}]",
     )
-    direct: bool = key(False, "write rows straight to shards: the same rows, but no raw files")
 
 
 @dataclass(frozen=True)

@@ -643,8 +643,6 @@ def dataset_bytes(rows: float, schema: Schema, rules: Rules) -> int:
 
 def _estimate_rows(job: Job, source: Source) -> float:
     """Return the rows of a source, from its metadata or estimated from the length of its first lines."""
-    if source.generator is not None:
-        return float(source.generator.rows)
     if job.table is not None and (rows := format_named(job.table.format).num_rows(source)) is not None:
         return float(rows)
     with LineBlocks(source, block_bytes=SAMPLE_BYTES) as lines:

@@ -20,7 +20,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from enum import Enum
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,7 +37,6 @@ from data_prep.dataset.multi_hot import MLPERF_SIZES, MLPERF_V2
 from data_prep.dataset.options import CRITEO_NUM_DENSE, CRITEO_NUM_SPARSE, Schema
 from data_prep.dataset.spelling import Bags, offsets_of
 from data_prep.io import ArrayWriter
-from data_prep.parsing.criteo import Block
 from data_prep.sources.discover import RAW_DIRECTORY, Source, resolve_sources
 from data_prep.sources.download import finished_manifest, sources_of_generated
 
@@ -506,15 +504,6 @@ def rows_to_text(teacher: Teacher, rows: LabelledRows) -> bytes:
     return text[:length].tobytes()
 
 
-def rows_to_block(teacher: Teacher, rows: LabelledRows) -> Block:
-    """Return the rows as parsed from their text: missing fields are 0."""
-    features = rows.features
-    dense = np.where(features.integer_present, features.integers, np.int32(0))
-    sparse = np.empty(features.ranks.shape, np.uint32)
-    category_values(features.ranks, features.category_present, teacher.salt, sparse)
-    return Block(rows.labels, dense, sparse)
-
-
 @jit
 def category_value(rank: np.int32, salt: np.uint32) -> np.uint32:
     """Return the 32-bit value of a category's rank in a column, distinct for each (MurmurHash3's finaliser)."""
@@ -522,17 +511,6 @@ def category_value(rank: np.int32, salt: np.uint32) -> np.uint32:
     value = np.uint32((value ^ (value >> np.uint32(16))) * np.uint32(0x85EBCA6B))
     value = np.uint32((value ^ (value >> np.uint32(13))) * np.uint32(0xC2B2AE35))
     return value ^ (value >> np.uint32(16))
-
-
-@jit
-def category_values(
-    ranks: NDArray[np.int32], present: NDArray[np.bool_], salt: NDArray[np.uint32], values: NDArray[np.uint32]
-) -> None:
-    """Write each category's value in the raw files [rows, F], 0 for a missing one; ranks, present: [rows, F]."""
-    for row in range(ranks.shape[0]):
-        for column in range(ranks.shape[1]):
-            value = category_value(ranks[row, column], salt[column])
-            values[row, column] = value if present[row, column] else np.uint32(0)
 
 
 @jit
@@ -595,11 +573,10 @@ def write_rows(
 
 
 RECORD_NAME = "synthetic.json"
-DESCRIPTIONS = "generated"
 
 
 def synthetic_sources(data: DataConfig, root: Path, work: Path) -> list[Source]:
-    """Return the days of `data.synthetic`: raw files, written unless they exist, or their descriptions.
+    """Return the days of `data.synthetic`: raw files, written unless they exist.
 
     If `root` holds a finished dataset, nothing outside `work` is written.
     """
@@ -607,26 +584,11 @@ def synthetic_sources(data: DataConfig, root: Path, work: Path) -> list[Source]:
     manifest = finished_manifest(data, root)
     if manifest is not None:
         return sources_of_generated(data, root, manifest, row_settings(config))
-    if config.direct:
-        # Write a small file for each day that determines its rows, in place of the raw file.
-        sources = []
-        for day in range(config.days):
-            path = directory / f"day_{day}.json"
-            content = json.dumps({"version": generator_version(config), "day": day, **asdict(config)}).encode()
-            if not path.exists() or path.read_bytes() != content:
-                write_atomically(path, content)
-            [source] = resolve_sources(str(path))
-            sources.append(replace(source, generator=DescribedDay(str(path), day_rows(config, day))))
-        return sources
     return resolve_sources(generate_days(config, root, str(directory)))
 
 
 def days_directory(data: DataConfig, root: Path) -> Path:
-    """Return the directory of the days or of their descriptions; refuse a data.raw that names no directory."""
-    if data.synthetic.direct:
-        if data.raw is not None:
-            raise UserError(f"data.raw={data.raw}: has no effect with data.synthetic.direct; no raw files are written")
-        return root / DESCRIPTIONS
+    """Return the directory of the days; refuse a data.raw that names no directory."""
     if data.raw is not None and not isinstance(data.raw, str):
         raise UserError(
             f"data.raw={data.raw}: with data.source=synthetic, give the directory to write the days to, or nothing"
@@ -637,30 +599,6 @@ def days_directory(data: DataConfig, root: Path) -> Path:
 def row_settings(config: SyntheticConfig) -> Json:
     """Return the settings that decide the rows, for the manifest's `extra`."""
     return {"version": generator_version(config), **asdict(config)}
-
-
-@lru_cache(maxsize=1)
-def _parse_description(content: bytes) -> tuple[SyntheticConfig, int, Teacher]:
-    """Parse a day's description. The last result is cached, since a process handles a day's chunks in turn."""
-    config, day = decode(content, SyntheticConfig), int(decode(content, dict[str, Any])["day"])
-    return config, day, calibrated_teacher(config, day)
-
-
-@dataclass(frozen=True)
-class DescribedDay:
-    """A RowGenerator (see data_prep.sources.discover) for the day that the file at `path` describes."""
-
-    path: str
-    rows: int
-    block_rows: int = BLOCK_ROWS
-
-    def blocks(self, first: int, stop: int) -> Iterator[tuple[Block, NDArray[np.float32]]]:
-        """Yield blocks `first` to `stop` - 1: parsed rows, and their click probabilities [rows] float32."""
-        config, day, teacher = _parse_description(Path(self.path).read_bytes())
-        sizes = block_sizes(day_rows(config, day))
-        for block in range(first, min(stop, len(sizes))):
-            rows = label_rows(teacher, config.seed, day, block, sizes[block])
-            yield rows_to_block(teacher, rows), rows.probability
 
 
 def generate_days(config: SyntheticConfig, root: Path, raw: str | None = None) -> list[str]:

@@ -144,10 +144,6 @@ DATASETS: dict[str, list[str]] = {
     "synthetic_days": _dataset(
         "data.source=synthetic data.synthetic.rows=1500 data.synthetic.days=3 data.synthetic.seed=4"
     ),
-    "synthetic_direct": _dataset(
-        "data.source=synthetic data.synthetic.rows=1500 data.synthetic.days=3 data.synthetic.seed=4 "
-        "data.synthetic.direct=true data.encoding=hash data.max_ind_range=1000"
-    ),
     "random": _dataset(_RANDOM),
     "random_zipf": _dataset(f"{_RANDOM} data.random.distribution=zipf data.random.bag_sizes=5 data.random.seed=8"),
     "random_pareto": _dataset(

@@ -51,7 +51,6 @@ def make_rows(work: Path, rows: int, max_cardinality: int) -> float:
         "data_prep",
         "data.source=synthetic",
         f"data.path={source}",
-        "data.synthetic.direct=true",
         "data.synthetic.drift=0",
         f"data.synthetic.rows={total}",
         f"data.split.held_out={HELD_OUT}",

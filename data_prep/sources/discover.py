@@ -13,16 +13,14 @@ import lzma
 import os
 import re
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 from urllib.parse import unquote
 
-import numpy as np
 from isal import igzip, isal_zlib
-from numpy.typing import NDArray
 
 from common.errors import UserError
 from common.files import FileDigest
@@ -36,24 +34,8 @@ DAMAGE: tuple[Any, ...] = (DamageError, gzip.BadGzipFile, isal_zlib.error)
 RAW_DIRECTORY = "raw"  # directory in a dataset for raw files that were made or downloaded for it
 GZIP_MAGIC = b"\x1f\x8b"
 TAR_MAGIC, TAR_MAGIC_AT = b"ustar", 257
-GENERATED_ROW_BYTES = 4 * 40  # bytes of a row in a shard: label, 13 numbers and 26 ids
 TEXT_ROW_BYTES = 244  # bytes of a row of Criteo's days, or of a generated one
 GZIP_RATIO = 3.5  # ratio of Criteo's days, if no sample can tell
-
-
-class RowGenerator(Protocol):
-    """Makes the rows of a source block by block, in any process."""
-
-    @property
-    def rows(self) -> int:
-        """Return the number of rows."""
-
-    @property
-    def block_rows(self) -> int:
-        """Return the rows of every block except the last."""
-
-    def blocks(self, first: int, stop: int) -> Iterator[tuple[Any, NDArray[np.float32]]]:
-        """Yield blocks first to stop - 1 as parsed (`data_prep.parsing.criteo.Block`), and probabilities [rows]."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +43,7 @@ class Source:
     """One raw file as it was found: `name` is its file name, `path` its location, `bytes` its size on disk.
 
     mtime_ns, ctime_ns: when it was written, and when last changed; 0: not recorded.
-    generator: generates the rows of a file that only describes a day. split: split that the file was given for, if any.
+    split: split that the file was given for, if any.
     partitions: names and values of its folders `NAME=VALUE`, outermost first; a null has the value None.
     """
 
@@ -70,7 +52,6 @@ class Source:
     bytes: int
     mtime_ns: int
     compressed: bool
-    generator: RowGenerator | None = None
     ctime_ns: int = 0
     split: str | None = None
     partitions: tuple[tuple[str, str | None], ...] = ()
@@ -79,11 +60,6 @@ class Source:
     def key(self) -> str:
         """Configuration key that gives the file, for errors: data.raw, data.train and so on."""
         return f"data.{self.split or 'raw'}"
-
-    @property
-    def work_bytes(self) -> int:
-        """Bytes to read or to generate, the total of the parsing's progress."""
-        return self.bytes if self.generator is None else self.generator.rows * GENERATED_ROW_BYTES
 
 
 def resolve_sources(raw: Any, split: str | None = None) -> list[Source]:

@@ -11,7 +11,7 @@ from operator import or_
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import DTypeLike
 
 from common.errors import UserError
 from common.files import FileDigest, digest_file
@@ -33,15 +33,7 @@ from data_prep.lookup import (
 )
 from data_prep.parsing.criteo import Block, diagnose_row, empty_block, max_rows, parse_bytes, parse_lines
 from data_prep.parsing.formats import Chunk, FileLayout, LineFormat, format_named, table_layout, table_size
-from data_prep.sources.discover import (
-    GENERATED_ROW_BYTES,
-    TEXT_ROW_BYTES,
-    RowGenerator,
-    Source,
-    given_md5s,
-    refuse_other_md5,
-    refuse_other_sum,
-)
+from data_prep.sources.discover import Source, given_md5s, refuse_other_md5, refuse_other_sum
 from data_prep.sources.line_blocks import LineBlocks, SourceStream, count_lines_before
 from data_prep.stages.columns import TableCategories, ValueBuffer, write_columns
 from data_prep.stages.fit import PARSED_COUNTS, write_counts
@@ -51,7 +43,6 @@ PARSED = "parsed"
 MANY_ROWS = 50  # files with as many rows are not alike by chance
 HELD_OUT_SPLITS = ("val", "test")  # splits of files given for each split
 MISSING_AS_ZERO = np.int32(0)
-TRUTH_SUFFIX = "truth.npy"  # click probabilities [rows, 1] float32 of generated rows
 
 
 @dataclass
@@ -85,7 +76,7 @@ class DigestTask:
 class ParseTask:
     """Parses one chunk of a source, or all chunks if `chunk` is None; source, chunk: numbers in the job, in the source.
 
-    place: the chunk's place in the file; None for generated rows and whole sources.
+    place: the chunk's place in the file; None for whole sources.
     forms: spellings of train's values in each sparse column, for files given for val and test.
     """
 
@@ -113,16 +104,12 @@ def parse_tasks(job: Job, whole: bool = False) -> list[ParseTask]:
     tasks = []
     has_lines = job.table is None or isinstance(format_named(job.table.format), LineFormat)
     for index, source in enumerate(job.sources):
-        is_text = source.generator is None and has_lines
         # A compressed file can only be read from its start, so it is one task.
-        if source.compressed or (whole and is_text):
+        if source.compressed or (whole and has_lines):
             tasks.append(ParseTask(job, index, None))
             continue
-        places: Sequence[Chunk | None]
-        if source.generator is not None:
-            rows = source.generator.block_rows * _blocks_per_chunk(job, source.generator)
-            places = [None] * -(-source.generator.rows // rows)
-        elif job.table is not None:
+        places: Sequence[Chunk]
+        if job.table is not None:
             places = format_named(job.table.format).chunks(source, table_size(job.table), job.chunk_bytes)
         else:
             places = [Chunk(start, start + job.chunk_bytes) for start in range(0, source.bytes, job.chunk_bytes)]
@@ -148,27 +135,11 @@ def reading_tasks(job: Job, whole: bool, forms: tuple[Form, ...] | None = None) 
     return tasks
 
 
-def _blocks_per_chunk(job: Job, generator: RowGenerator) -> int:
-    """Return the generated blocks of a chunk: as many as have a chunk's bytes as text, which is never made."""
-    return max(1, job.chunk_bytes // (generator.block_rows * TEXT_ROW_BYTES))
-
-
 def _parse_chunk(task: ParseTask, chunk: int, worker: Worker) -> ChunkRecord:
     """Return the record of one chunk: the logged one if its files still match it, else that of parsing it now."""
     job, index, place = task.job, task.source, task.place
     source = job.sources[index]
     record = load_record(job.chunk_stem(index, chunk), PARSED, ChunkRecord)
-    if source.generator is not None:
-        if record is not None:
-            worker.count(record.rows * GENERATED_ROW_BYTES, record.rows)
-            return record
-        # Generated rows equal those that parsing their text would give.
-        blocks = _blocks_per_chunk(job, source.generator)
-        with ChunkWriter(job, index, chunk) as files:
-            for block, truth in source.generator.blocks(chunk * blocks, (chunk + 1) * blocks):
-                files.append(block, truth)
-                worker.count(len(block.labels) * GENERATED_ROW_BYTES, len(block.labels))
-            return files.finish()
     assert place is not None
     if record is not None:
         worker.count(place.bytes_of(source), record.rows)
@@ -272,8 +243,6 @@ class ChunkWriter:
             "labels.npy": (job.dtypes["labels"], 1),
             "integers.npy" if self._is_raw else "dense.npy": (dense_dtype, len(schema.dense)),
         }
-        if job.sources[source].generator is not None:
-            forms[TRUTH_SUFFIX] = np.float32, 1
         if schema.weight:
             forms[f"{WEIGHTS}.npy"] = np.float32, 1
         if job.split_column is not None and job.sources[source].split not in HELD_OUT_SPLITS:
@@ -316,11 +285,9 @@ class ChunkWriter:
         if self._values is not None:
             self._values.abandon()
 
-    def append(self, block: Block | TableBlock, truth: NDArray[np.float32] | None = None) -> None:
-        """Write the rows of a block, with their click probabilities if they are generated."""
+    def append(self, block: Block | TableBlock) -> None:
+        """Write the rows of a block."""
         rules, rows, files = self._job.rules, len(block.labels), self._files
-        if truth is not None:
-            files[TRUTH_SUFFIX].append(truth)
         self._positives += int(np.count_nonzero(block.labels == 1))
         files["labels.npy"].append(block.labels)
         if self._is_raw:
@@ -451,7 +418,7 @@ def parse_sources(job: Job, executor: Executor, whole: bool) -> tuple[list[Chunk
     records: list[ChunkRecord] = []
     digests: list[FileDigest] = []
     forms: list[Form] = []
-    with executor.stage("parse", sum(source.work_bytes for source in job.sources)):
+    with executor.stage("parse", sum(source.bytes for source in job.sources)):
         # The spellings of val's and test's files follow train's, so train is read first.
         for is_held_out in (False, True):
             for reading in executor.map(reading_tasks(job, whole, tuple(forms) if is_held_out else None)):

@@ -79,7 +79,6 @@ from data_prep.lookup import (
     vocabulary_path,
 )
 from data_prep.stages.columns import chunk_bags, column_blocks, read_dictionary, row_blocks
-from data_prep.stages.parse import TRUTH_SUFFIX
 from data_prep.stages.place import LEFT_OUT, Positions, chunk_positions, kept_position
 from data_prep.synthetic import PROBABILITY_STEPS, bayes_scores, row_settings, truth_path
 
@@ -777,12 +776,8 @@ def figures(data: DataConfig, job: Job, records: list[ChunkRecord], rows: dict[s
         if record.source != source:
             source, begin_in_source = record.source, 0
         labels = open_array(job.chunk_path(record.source, record.chunk, "labels.npy"))[:, 0]
-        # Rows made while they are parsed leave their probabilities with the chunk; raw files have them in a file a day.
-        if job.sources[record.source].generator is not None:
-            probability = open_array(job.chunk_path(record.source, record.chunk, TRUTH_SUFFIX))[:, 0]
-        else:
-            day = open_array(truth_path(Path(job.sources[record.source].path)))
-            probability = day[begin_in_source : begin_in_source + record.rows, 0]
+        day = open_array(truth_path(Path(job.sources[record.source].path)))
+        probability = day[begin_in_source : begin_in_source + record.rows, 0]
         positions: NDArray[np.signedinteger] = np.arange(begin, begin + record.rows)
         if job.rules.is_arranged:
             positions = chunk_positions(job, begin, record.rows)  # -1: left out

@@ -32,7 +32,7 @@ def files(root: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Days, files that are none, archives, and datasets `out` of days, `generated` and `direct`."""
+    """Days, files that are none, archives, and datasets `out` of days and `generated`."""
     return made_once(tmp_path_factory, "of_refusals", set_up)
 
 
@@ -71,7 +71,7 @@ BAD_GZIP: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "not_gzip": (lambda content: b"plain text", "not a gzip file"),
     "nothing_inside": (lambda content: gzip.compress(b""), "no rows"),
 }
-MADE = {"out": "data.raw=days", "generated": f"{SYNTHETIC}", "direct": f"{SYNTHETIC} data.synthetic.direct=true"}
+MADE = {"out": "data.raw=days", "generated": SYNTHETIC}
 RANDOM = "data.source=random data.random.rows=3000 data.random.eval_rows=500 data.random.tables=[50,7,1,100000]"
 DAYS = "data.source=criteo_1tb"
 NO_EFFECT = "has no effect|does not leave it open"
@@ -138,7 +138,6 @@ PREPARATION: list[tuple[str, str]] = [
     ("data.path=out data.dense_transform=raw", "dense_transform is log1p there"),
     ("data.path=out data.raw=foreign/thesis.txt data.overwrite=true", "row 1"),
     (f"data.path=generated {SYNTHETIC} data.synthetic.rows=400", r"synthetic\.rows is 300 there, 400 here"),
-    (f"data.path=direct {SYNTHETIC} data.synthetic.direct=true data.synthetic.days=2", "days is 1 there"),
 ]
 
 

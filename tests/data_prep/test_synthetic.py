@@ -28,7 +28,7 @@ from data_prep.synthetic import (
     generate_days,
 )
 from data_prep.verify import verify_dataset
-from tests.data_prep.conftest import REFERENCE, SPLITS, load_split, prepare, run, sums
+from tests.data_prep.conftest import REFERENCE, SPLITS, prepare, sums
 from tests.error_lines import refused
 
 SMALL = SyntheticConfig(rows=40_001, days=2, seed=7, max_cardinality=500)
@@ -117,29 +117,6 @@ def test_drift_turns_the_effects() -> None:
         for name in ("main", "factors"):
             first, later = (getattr(teacher, name).ravel() for teacher in teachers)
             assert np.corrcoef(first, later)[0, 1] == pytest.approx(expected, abs=0.15)
-
-
-@pytest.mark.slow("examples")
-@pytest.mark.parametrize("encoding", ["hash", "torchrec_fixed"])
-def test_direct_gives_the_rows_that_text_gives(tmp_path: Path, encoding: str) -> None:
-    """Split by split the same rows and the same truth, though cut into other shards; whatever makes them."""
-    hashed, drawn = ["data.max_ind_range=1000"], ["data.sampling.negative_drop_rate=0.5"]
-    overrides = [f"data.encoding={encoding}", *(hashed if encoding == "hash" else drawn)]
-    overrides += ["data.source=synthetic", "data.synthetic.rows=50000", "data.synthetic.days=2"]
-    overrides += ["data.chunk_bytes=4000000", "data.synthetic.max_cardinality=300"]
-    text = prepare(f"data.path={tmp_path}/text", *overrides)
-    directly = ["data.synthetic.direct=true", *overrides]
-    direct = prepare(f"data.path={tmp_path}/direct", *directly)
-    assert run(f"data.path={tmp_path}/two", "data.workers=2", *directly).returncode == 0
-    assert sums(tmp_path / "two") == sums(tmp_path / "direct")
-    assert not (tmp_path / "direct" / "raw").exists()
-    assert direct.num_embeddings == text.num_embeddings
-    assert direct.extra["bayes"] == text.extra["bayes"]
-    for split in SPLITS:
-        of_direct, of_text = (load_split(tmp_path / name, split) for name in ("direct", "text"))
-        for direct_array, text_array in zip(of_direct, of_text, strict=True):
-            np.testing.assert_array_equal(direct_array, text_array)
-    assert prepare(f"data.path={tmp_path}/direct", *directly) == direct
 
 
 @pytest.mark.slow("examples")

@@ -41,8 +41,13 @@ def tiny_run(recipe: str, directory: Path) -> list[str]:
     source = composed(f"recipe={recipe}", "data.scale=tiny").data.source
     assert source is not None
     run = [f"recipe={recipe}", "data.scale=tiny", FEWER[source], "train.max_steps=4", "train.target_auc=null"]
-    run += [f"data.source={source.name}"] + ["data.synthetic.direct=false"] * (source is DataSource.synthetic)
-    run += [f"data.path={directory}/data", f"run.dir={directory}/run", "runtime.num_threads=2"]
+    run += [
+        f"data.source={source.name}",
+        f"data.path={directory}/data",
+        f"run.dir={directory}/run",
+        "runtime.num_threads=2",
+    ]
+    run += ["runtime.num_threads=2"]
     return [*run, "eval.global_batch_size=512", "record.tensorboard=false", "baselines=false", "runtime.precision=fp32"]
 
 
