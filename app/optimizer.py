@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
-from fbgemm_gpu.split_table_batched_embeddings_ops_training import WeightDecayMode
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torchrec.distributed import DistributedModelParallel
@@ -312,9 +311,6 @@ def fused_params(config: OptimizerConfig) -> dict[str, Any]:
         value = getattr(config, key)
         if value is not None:
             params[key] = value
-    if config.fused_weight_decay is not None and config.fused_weight_decay_mode is not None:
-        params["weight_decay"] = config.fused_weight_decay
-        params["weight_decay_mode"] = WeightDecayMode[config.fused_weight_decay_mode.value.upper()]
     return params
 
 

@@ -5,7 +5,7 @@ Rows are in the order of the log, of a run's last lines and of the report.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -216,15 +216,6 @@ FIRST, SECOND = {"exp_avg": "momentum1"}, {"exp_avg_sq": "exp_avg_sq"}
 SUM = {"sum": "momentum1"}
 
 
-class FusedDecay(Enum):
-    """FBGEMM's WeightDecayMode. l2: add decay to a row's gradient; decouple: multiply the row by 1 - rate * decay."""
-
-    l2, decouple = "l2", "decouple"
-
-
-DECOUPLED = (FusedDecay.decouple,)  # FBGEMM's Adam and LAMB know no other mode, whatever is set
-
-
 @dataclass(frozen=True)
 class Algorithm:
     """Properties of an optimizer."""
@@ -242,8 +233,6 @@ class Algorithm:
     row_state: Mapping[str, str] = field(default_factory=dict)  # the same for state with a value per row of a table
     needs_whole_rows: bool = False  # whether a shard with only some columns of a row would change the algorithm
     has_weight_decay: bool = True  # whether torch's class adds L2 to gradients by `weight_decay`
-    # Modes of weight decay that FBGEMM can apply with it, to the rows of a batch.
-    fused_decay: Collection[FusedDecay] = ()
     # Whether torch's class updates all rows at every step; FBGEMM updates only those in the batch.
     moves_all_rows: bool = False
 
@@ -274,7 +263,6 @@ class OptimizerName(Enum):
             plain="adagrad",
             row_state=SUM,
             needs_whole_rows=True,
-            fused_decay=(FusedDecay.l2, FusedDecay.decouple),
         ),
     )
     adam = (
@@ -285,7 +273,6 @@ class OptimizerName(Enum):
             settings=EPS_AND_BETAS,
             arguments={"fused": True},
             state={**FIRST, **SECOND},
-            fused_decay=DECOUPLED,
             moves_all_rows=True,
         ),
     )
@@ -301,7 +288,6 @@ class OptimizerName(Enum):
             row_state=SECOND,
             needs_whole_rows=True,
             has_weight_decay=False,
-            fused_decay=DECOUPLED,
         ),
     )
     lamb = (
@@ -315,7 +301,6 @@ class OptimizerName(Enum):
             state={**FIRST, **SECOND},
             needs_whole_rows=True,
             has_weight_decay=False,
-            fused_decay=DECOUPLED,
         ),
     )
     rowwise_lamb = (
@@ -330,7 +315,6 @@ class OptimizerName(Enum):
             row_state=SECOND,
             needs_whole_rows=True,
             has_weight_decay=False,
-            fused_decay=DECOUPLED,
         ),
     )
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, ClassVar, TypeAlias
 
-from app.config.kinds import AUC, FusedDecay, OptimizerName, ScheduleName, with_key
+from app.config.kinds import AUC, OptimizerName, ScheduleName, with_key
 from common.errors import UserError
 from common.keys import MISSING, key, shown
 
@@ -404,15 +404,6 @@ class OptimizerConfig:
         at_least=0,
     )
 
-    fused_weight_decay: float | None = key(
-        None, "weight decay of the rows in each batch, by FBGEMM where it updates tables", above=0
-    )
-    fused_weight_decay_mode: FusedDecay | None = key(
-        None,
-        "l2: add the decay to the gradient; decouple: apply it apart from the gradient",
-        only_with="fused_weight_decay",
-    )
-
     @property
     def table_lr(self) -> float:
         """Base learning rate of tables."""
@@ -442,19 +433,6 @@ class OptimizerConfig:
                     optimizer.value for optimizer in OptimizerName if optimizer.algorithm.has_weight_decay
                 )
                 yield f"optimizer.{name}={getattr(self, name)}: {kind.value} has none; use one of {usable}"
-        if self.fused_weight_decay is not None:
-            yield from self._fused_decay_faults()
-
-    def _fused_decay_faults(self) -> Iterator[str]:
-        setting, modes = f"optimizer.fused_weight_decay={self.fused_weight_decay}", self.name.algorithm.fused_decay
-        if not modes:
-            usable = ", ".join(kind.value for kind in OptimizerName if kind.algorithm.fused_decay)
-            yield f"{setting}: FBGEMM's {self.name.value} has none; use one of {usable}"
-        if self.fused_weight_decay_mode not in modes:
-            usable = " or ".join(mode.value for mode in modes)
-            yield f"{setting}: with {self.name.value} give optimizer.fused_weight_decay_mode={usable}"
-        if self.clip_tables or self.sparse_weight_decay > 0:
-            yield f"{setting}: FBGEMM updates no table with optimizer.sparse_weight_decay or clip_tables; leave it out"
 
 
 @dataclass(frozen=True)

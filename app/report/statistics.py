@@ -6,13 +6,11 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import nctdtr, ndtr, ndtri, stdtr, stdtrit
+from scipy.special import ndtr, ndtri, stdtr, stdtrit
 
 Values = Sequence[float] | NDArray[np.float64]
 
 UPPER = 0.975  # share of a distribution below the upper end of a 95% interval
-POWER = 0.8  # probability of finding a difference that exists
-MOST_SEEDS = 10_000  # beyond this, a number of seeds is no plan
 
 
 class MeanDifference(NamedTuple):
@@ -61,36 +59,6 @@ def spread(values: Values) -> Spread:
     sample = np.asarray(values, np.float64)
     mean, low, high, _ = _test_mean(float(sample.mean()), sample)
     return Spread(mean, None if len(sample) < 2 else float(sample.std(ddof=1)), low, high)
-
-
-def seeds_needed(mean: float, *deviations: float) -> int | None:
-    """Return how many seeds a t-test at 5% needs to find a difference of means with a probability of 0.8.
-
-    deviations: either one, of the differences of pairs, or two samples', for Welch's test with as many seeds each.
-    None: more than 10,000 seeds, or there is no difference.
-    """
-    variance = sum(deviation**2 for deviation in deviations)
-    if mean == 0:
-        return None
-    if variance == 0:
-        return 2
-    # Welch and Satterthwaite: degrees of freedom per seed beyond the first.
-    growth = variance**2 / sum(deviation**4 for deviation in deviations)
-
-    def power(seeds: int) -> float:
-        df, noncentrality = growth * (seeds - 1), abs(mean) / math.sqrt(variance / seeds)
-        return float(1 - nctdtr(df, noncentrality, stdtrit(df, UPPER)))  # the other tail is never the larger one
-
-    # More seeds always give more power, so doubling and then bisection find the smallest number.
-    low, high = 1, 2
-    while power(high) < POWER:
-        low, high = high, 2 * high
-        if low > MOST_SEEDS:
-            return None
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if power(middle) >= POWER else (middle, high)
-    return high if high <= MOST_SEEDS else None
 
 
 def delong(labels: NDArray[np.bool_], first: NDArray[np.floating], second: NDArray[np.floating]) -> MeanDifference:

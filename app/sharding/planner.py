@@ -21,7 +21,6 @@ from torchrec.distributed.types import CacheParams, ModuleSharder
 from app.config.app_config import CONFIG_DIR, AppConfig
 from app.config.data import MultiHotConfig
 from app.config.kinds import OptimizerName
-from app.config.model import Storage as StorageType
 from app.config.sharding import (
     AUTO_SHARDING,
     AUTO_TOPOLOGY,
@@ -479,8 +478,6 @@ def plan_for(config: AppConfig, runtime: Runtime, tables: TableArch, bag_sizes: 
 def decide(config: AppConfig, device: torch.device, tables: TableArch, bag_sizes: Mapping[str, float]) -> Plan:
     """Return the plan for `topology.nodes` machines of `topology.devices_per_node` devices; needs none of them."""
     plan, parts = _choose_plan(config, device, tables, bag_sizes), tables_in_order(tables)
-    if config.optimizer.fused_weight_decay is not None:
-        _refuse_ignored_decay(config.optimizer, plan, parts, device)
     # Neither FBGEMM's kernel for GPUs nor pool_rows can read narrow tables of several widths.
     widths = {table.embedding_dim for table in parts if plan.tables[table.name].type == "data_parallel"}
     if device.type != "cpu" and len(widths) > 1 and any(width % FBGEMM_MULTIPLE for width in widths):
@@ -489,34 +486,6 @@ def decide(config: AppConfig, device: torch.device, tables: TableArch, bag_sizes
             f"GPU can look up if all are equal or multiples of {FBGEMM_MULTIPLE}; give a multiple of {FBGEMM_MULTIPLE}"
         )
     return plan
-
-
-def _refuse_ignored_decay(
-    optimizer: OptimizerConfig, plan: Plan, tables: Sequence[TableSpec], device: torch.device
-) -> None:
-    """Raise UserError for a table to which FBGEMM would silently not apply its weight decay.
-
-    FBGEMM's CPU kernel has a fast path for fp32 tables of one feature with pooled bags, and passes a decay of 0 to it:
-    codegen/training/backward/embedding_backward_split_cpu_template.cpp of 1.8.0.
-    """
-    prefix, name = f"optimizer.fused_weight_decay={optimizer.fused_weight_decay}: ", optimizer.name
-    instead = ", or optimizer.sparse_weight_decay" if name.algorithm.has_weight_decay else ""
-    if not has_fused(name, device):
-        raise UserError(
-            f"{prefix}FBGEMM has no {name.value} on {device.type}; use optimizer=rowwise_adagrad{instead}, or leave it "
-            "out"
-        )
-    for table in tables:
-        if plan.tables[table.name].type == "data_parallel":
-            raise UserError(
-                f"{prefix}table {table.name} is data_parallel, so that torch updates it; use another sharding.types"
-                f"{instead}"
-            )
-        if device.type == "cpu" and table.storage is StorageType.fp32 and len(table.keys) == 1 and not table.by_id:
-            raise UserError(
-                f"{prefix}on CPU FBGEMM ignores it for fp32 tables of one feature, such as {table.name}; use "
-                f"model.tables.storage=fp16{instead}"
-            )
 
 
 def _choose_plan(config: AppConfig, device: torch.device, tables: TableArch, bag_sizes: Mapping[str, float]) -> Plan:

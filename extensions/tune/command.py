@@ -34,7 +34,7 @@ from app.record.directory import ENDED_BY_WATCH, ChildRun
 from app.record.documents import METRICS, read_evaluations
 from app.report.page import ReportTable, render, write_page
 from app.report.read import figure, plural, read_run
-from app.report.statistics import MeanDifference, paired, seeds_needed, spread
+from app.report.statistics import MeanDifference, paired, spread
 from common.cli import EXIT_BAD_INPUT, EXIT_DONE, EXIT_STOPPED
 from common.command import redact_arguments
 from common.compose import add_file_keys, compose_config, format_override
@@ -196,7 +196,6 @@ def train(
 
 
 SIGNIFICANCE = 0.05  # of the paired test, divided by the number of finalists (Bonferroni)
-WANTED_DIFFERENCE = 0.001  # of the metric; the verdict names the seeds that would detect it
 DIGITS = 5  # decimals of a metric
 
 
@@ -275,14 +274,7 @@ class Outcome:
         if self.place_to_take:
             sentences = [f"Take trial {best.trial}, {' '.join(best.settings)}: {compared}."]
         else:
-            gains = [score - base_score for base_score, score in zip(base.scores, best.scores, strict=True)]
-            needed = seeds_needed(WANTED_DIFFERENCE, spread(gains).std or 0.0)
-            more = (
-                f"{needed} seeds would detect a difference of {WANTED_DIFFERENCE}"
-                if needed
-                else f"a difference of {WANTED_DIFFERENCE} needs over 10,000 seeds"
-            )
-            sentences = [f"No difference: trial {best.trial}, {' '.join(best.settings)}: {compared}; {more}."]
+            sentences = [f"No difference: trial {best.trial}, {' '.join(best.settings)}: {compared}."]
         tested = [[figures.main_value for figures in finalist.tested if figures] for finalist in (best, base)]
         if all(values and None not in values for values in tested):
             main = METRIC_ROWS[next(figures.main for figures in base.tested if figures)].label

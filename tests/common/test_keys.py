@@ -55,7 +55,7 @@ OF_RUNS: dict[str, Limits] = {
                      "schedule.decay_start_step", "schedule.decay_steps", "schedule.patience", "schedule.threshold",
                      "schedule.min_lr"), ZERO),
     **dict.fromkeys(("train.max_minutes", "checkpoint.every_minutes", "optimizer.lr", "optimizer.sparse_lr",
-                     "optimizer.eps", "optimizer.max_grad_norm", "model.linear", "optimizer.fused_weight_decay",
+                     "optimizer.eps", "optimizer.max_grad_norm", "model.linear",
                      "published.logloss", "published.test_logloss", "published.samples_per_second", "published.rmse",
                      "topology.memory_gib", "topology.memory_gb_per_s", "topology.host_memory_gib",
                      "topology.host_memory_gb_per_s", "topology.host_link_gb_per_s", "topology.intra_host_gb_per_s",

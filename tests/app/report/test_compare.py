@@ -20,7 +20,7 @@ from app.record.documents import write_scores
 from app.report import compare
 from app.report.__main__ import main
 from app.report.read import RunFiles, read_run
-from app.report.statistics import MeanDifference, delong, paired, seeds_needed, speed_ratio, spread, welch
+from app.report.statistics import MeanDifference, delong, paired, speed_ratio, spread, welch
 from app.training.recorder import rows_digest
 from common.compose import compose_config
 from tests.app.report.runs import write_run
@@ -358,19 +358,3 @@ def test_delongs_test_of_equal_and_of_too_few_rows() -> None:
     assert tuple(difference) == (0.5, None, None, None)
     with pytest.raises(ValueError, match="one label"):
         delong(np.ones(4, bool), scores, scores)
-
-
-@pytest.mark.parametrize("deviations", [(1.0,), (1.0, 1.0), (0.5, 2.0)])
-@pytest.mark.parametrize("mean", [-3.0, 2.0, 0.7, 0.1])
-def test_as_many_seeds_as_the_power_takes(mean: float, deviations: tuple[float, ...]) -> None:
-    parts = np.square(deviations)
-
-    def power(seeds: int) -> float:
-        df = (seeds - 1) * parts.sum() ** 2 / np.square(parts).sum()
-        shift, limit = abs(mean) / np.sqrt(parts.sum() / seeds), stats.t.ppf(0.975, df)
-        return float(stats.nct.sf(limit, df, shift) + stats.nct.cdf(-limit, df, shift))
-
-    seeds = seeds_needed(mean, *deviations)
-    assert seeds is not None
-    assert power(seeds) >= 0.8 - 1e-4
-    assert seeds == 2 or power(seeds - 1) < 0.8
