@@ -217,8 +217,7 @@ def _choose_addresses(options: Any) -> None:
 
     The user's own --local-addr, GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME stay.
 
-    Raises:
-        UserError: the host does not resolve, or there is no route to it.
+    Raises UserError: the host does not resolve, or there is no route to it.
     """
     if options.max_restarts:
         # A surviving first machine would keep the port of the round before, and all would wait for each other

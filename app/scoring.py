@@ -172,8 +172,7 @@ def load(
 
     `app.training.predictor.load` returns the sharded model, with tables as they were trained.
 
-    Raises:
-        UserError: the checkpoint does not fit, or is damaged.
+    Raises UserError: the checkpoint does not fit, or is damaged.
     """
     model = make_whole_model(config, manifest)
     read_tensors(checkpoint, {"model": model.state_dict()})

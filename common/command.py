@@ -156,8 +156,7 @@ def index_by_name(*commands: Command) -> dict[str, Command]:
 def load(name: str | Callable[..., Any]) -> Any:
     """Import the object named "module:object"; return a function as it is.
 
-    Raises:
-        UserError: its module needs a package that is not installed.
+    Raises UserError: its module needs a package that is not installed.
     """
     if not isinstance(name, str):
         return name

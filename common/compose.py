@@ -55,9 +55,8 @@ PLAIN_NULLS = ("", "~", "null", "Null", "NULL")
 def read_overrides(option: str, path: Path, kinds: Mapping[str, Any] | None = None) -> list[str]:
     """Return `key=value` for each key of a YAML file, in order.
 
-    Args:
-        option: the user's name of the file, for errors.
-        kinds: types of keys: a mapping of a key of any type is one value, and so is a dotted name in a key's mapping.
+    option: the user's name of the file, for errors. kinds: types of keys: a mapping of a key of any type is one value,
+    and so is a dotted name in a key's mapping.
     """
     try:
         # Nodes keep the line and the characters of each value; loading would turn 007 into 7.
@@ -120,8 +119,7 @@ def given_keys(overrides: Sequence[str]) -> Iterator[str]:
 def parse_override(text: str) -> Override:
     """Parse KEY=VALUE by Hydra's grammar. Cached, because a configuration is composed in several rounds.
 
-    Raises:
-        HydraException: the text does not follow the grammar.
+    Raises HydraException: the text does not follow the grammar.
     """
     return OverridesParser.create().parse_override(text)
 
@@ -221,8 +219,7 @@ class ConversionError(ValueError):
 def convert(schema: type[ConfigT], *levels: Any) -> ConfigT:
     """Make an instance of the dataclass `schema` from nested plain values; later ones take precedence.
 
-    Raises:
-        ConversionError: an unknown key or a value of the wrong type.
+    Raises ConversionError: an unknown key or a value of the wrong type.
     """
     return _convert_group(schema, functools.reduce(merge, levels), "")
 

@@ -33,8 +33,7 @@ class OpenDocument(Struct, kw_only=True):
     def figure(self, name: str) -> float | None:
         """Return the number of a field or a further key; None if it is missing or null.
 
-        Raises:
-            ValueError: it is not a number.
+        Raises ValueError: it is not a number.
         """
         value = getattr(self, name, UNSET)
         value = self.rest.get(name) if value is UNSET else value
@@ -46,9 +45,8 @@ class OpenDocument(Struct, kw_only=True):
 def read_document(path: Path, kind: type[T], remedy: str) -> T:
     """Read a document from its file.
 
-    Raises:
-        FileNotFoundError: there is no file.
-        UserError: it cannot be read, is not JSON, or a key is invalid; names the file, key and remedy.
+    Raises FileNotFoundError: there is no file. Raises UserError: it cannot be read, is not JSON, or a key is invalid;
+    names the file, key and remedy.
     """
     try:
         return decode(path.read_bytes(), kind)
@@ -73,8 +71,7 @@ def format_of(path: Path) -> str | None:
 def decode(content: bytes | str, kind: type[T]) -> T:
     """Parse a document from JSON; NaN and infinities are read as Python writes them.
 
-    Raises:
-        ValueError: not JSON, or a key that is missing, unknown or of a wrong value; names the key.
+    Raises ValueError: not JSON, or a key that is missing, unknown or of a wrong value; names the key.
     """
     # The parser of msgspec refuses NaN and infinities, which figures may be.
     try:
@@ -114,8 +111,7 @@ def convert(value: object, kind: type[T], prefix: str = "") -> T:
 
     prefix: dotted key of the value in errors.
 
-    Raises:
-        ValueError: names the first key that is missing, unknown or of a wrong value.
+    Raises ValueError: names the first key that is missing, unknown or of a wrong value.
     """
     try:
         document = msgspec.convert(value, kind)

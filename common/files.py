@@ -95,8 +95,7 @@ def sync(path: Path) -> None:
 class SummedFile(io.RawIOBase):
     """A file read from front to back, with a checksum.
 
-    Attributes:
-        position: bytes read so far.
+    position: bytes read so far.
     """
 
     def __init__(self, path: Path) -> None:

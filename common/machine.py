@@ -53,8 +53,7 @@ def memory_limit() -> int | None:
 def require_memory(work: str) -> None:
     """Refuse a container whose memory the libraries alone would take, since the kernel would kill it without a message.
 
-    Raises:
-        UserError: names the limit, and how to raise it.
+    Raises UserError: names the limit, and how to raise it.
     """
     limit = memory_limit()
     if limit is not None and limit < MIN_MEMORY_BYTES:

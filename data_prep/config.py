@@ -44,8 +44,7 @@ CONFIG_DIRECTORY = Path(__file__).parent / "conf"
 def implied_values(data: Any, source: DataSource | None, given: Sequence[str]) -> dict[str, Any]:
     """Return, by dotted key, the values that a source implies, and `data.generator_settings`: given keys of generators.
 
-    Args:
-        data: the composed values of `data`. given: dotted keys from the command line and from files.
+    data: the composed values of `data`. given: dotted keys from the command line and from files.
     """
     keys = [key.removeprefix("data.") for key in given if key.startswith(tuple(f"data.{name}." for name in GENERATORS))]
     values = {"generator_settings": list(dict.fromkeys(keys))} if keys else {}
@@ -656,9 +655,7 @@ REPEATED_PROGRAMS = {
 def resolve_rules(data: DataConfig, num_sources: int, table: Table | None = None) -> Rules:
     """Return the rules of an encoding with the user's settings, which are refused where they have no effect.
 
-    Args:
-        num_sources: number of raw files.
-        table: description of the user's own table; None: Criteo's rows.
+    num_sources: number of raw files. table: description of the user's own table; None: Criteo's rows.
     """
     encoding, split, is_own = data.encoding or Encoding.vocabulary, data.split, data.schema is not None
     # A user's own table may hold any numbers, negative ones, too.
@@ -746,8 +743,7 @@ def report_differences(rules: Rules) -> None:
 def largest_id(rules: Rules, num_values: int | None) -> int:
     """Return a feature's largest possible id, before `torchrec_ids` rounds or wraps ids.
 
-    Args:
-        num_values: number of values in its vocabulary; None without one.
+    num_values: number of values in its vocabulary; None without one.
     """
     if num_values is None:
         assert rules.max_ind_range is not None

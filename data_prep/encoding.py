@@ -380,8 +380,7 @@ class Encoder:
     def load(cls, root: Path) -> "Encoder":
         """Load the encoder of the dataset at `root`.
 
-        Raises:
-            UserError: no dataset, an imported or generated one, or a missing or changed vocabulary.
+        Raises UserError: no dataset, an imported or generated one, or a missing or changed vocabulary.
         """
         manifest = load_rows_manifest(root)
         encoding = manifest.encoding
@@ -527,9 +526,8 @@ class Encoder:
     def ids_of(self, feature: str, values: Any) -> NDArray[np.int32]:
         """Return the ids [n] of single values of a sparse feature, -1 for a value without an id.
 
-        Args:
-            values: an Arrow array or a list of Python values, as raw rows have them: of a feature that is a part of a
-                date, the date; of a multi-hot one, one of a list's values.
+        values: an Arrow array or a list of Python values, as raw rows have them: of a feature that is a part of a date,
+        the date; of a multi-hot one, one of a list's values.
         """
         name = f"values of {feature}"
         if self._table is None:

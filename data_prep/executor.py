@@ -123,8 +123,7 @@ class WorkerTask(Protocol[ResultT_co]):
 def start_fork_server(has_schema: bool = False) -> None:
     """Start the fork server unless it runs. It imports what workers need in the background.
 
-    Args:
-        has_schema: whether workers read files of a user's own, which takes pyarrow.
+    has_schema: whether workers read files of a user's own, which takes pyarrow.
     """
     multiprocessing.set_forkserver_preload([PRELOADED, *([READERS] if has_schema else [])])
     # A terminal signals its whole group, but only this process decides when the server ends.

@@ -266,9 +266,8 @@ BLOCKS = 4  # of one reader, in memory at once
 class ReadAhead(io.RawIOBase):
     """Reader of the blocks that `fill` produces, as blocks or as a stream.
 
-    Args:
-        fill: fills part of the given memory and returns the number of bytes, 0 at the end; runs in one thread only.
-        before, after: bytes of padding around each block.
+    fill: fills part of the given memory and returns the number of bytes, 0 at the end; runs in one thread only. before,
+    after: bytes of padding around each block.
     """
 
     def __init__(self, fill: Callable[[memoryview], int], before: int = 0, after: int = 0) -> None:
@@ -423,9 +422,8 @@ def npy_header(dtype: np.dtype[Any], rows: int, width: int | None) -> bytes:
 def open_array(path: Path) -> NDArray[Any]:
     """Memory-map a .npy file, read-only.
 
-    Raises:
-        OSError: missing or unreadable file.
-        ValueError: not a complete .npy file of plain values; .npz files and Python objects are refused, too.
+    Raises OSError: missing or unreadable file. Raises ValueError: not a complete .npy file of plain values; .npz files
+    and Python objects are refused, too.
     """
     # Unlike np.load, this opens neither archives nor pickled objects, which could run code.
     try:

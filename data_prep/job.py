@@ -309,9 +309,8 @@ def lock_work(root: Path) -> Iterator[Path]:
 
     A finished dataset in a read-only directory needs no lock: it is only read or refused.
 
-    Raises:
-        UserError: another process holds the lock.
-        OSError: the directory is not writable, and there is no dataset.
+    Raises UserError: another process holds the lock. Raises OSError: the directory is not writable, and there is no
+    dataset.
     """
     existed = root.exists()
     work = root / WORK_DIRECTORY
@@ -405,9 +404,7 @@ def find_finished(
 
     Compares only those keys that the user gave.
 
-    Args:
-        parameters: further entries that the manifest's `encoding` must have.
-        schema: required `raw_schema`.
+    parameters: further entries that the manifest's `encoding` must have. schema: required `raw_schema`.
     """
     if not (root / MANIFEST_NAME).exists():
         return None
@@ -456,8 +453,7 @@ def _describe_difference(
 def publish(work: Path, root: Path, manifest: Manifest, moves: list[tuple[str, str]]) -> Manifest:
     """Replace the dataset at `root` by the files of `work`. After a kill, the next job there completes this.
 
-    Args:
-        moves: each file's path below `work`, and its path below `root`.
+    moves: each file's path below `work`, and its path below `root`.
     """
     (work / CLEARING_NAME).touch()
     (root / MANIFEST_NAME).unlink(missing_ok=True)  # first, since a dataset without a manifest is no dataset
@@ -767,8 +763,7 @@ def split_column(rules: Rules, table: Table | None, sources: Sequence[Source]) -
 def divide_shard(shard_bytes: int, is_own: bool) -> tuple[int, int]:
     """Return the bytes of raw rows per chunk and the chunks per shard; a user's own table gets small chunks.
 
-    Args:
-        shard_bytes: the manifest's `chunk_bytes`; is_own: whether rows come from a user's own table.
+    shard_bytes: the manifest's `chunk_bytes`; is_own: whether rows come from a user's own table.
     """
     chunk = max(MIN_OWN_CHUNK_BYTES, min(shard_bytes // 4, MAX_OWN_CHUNK_BYTES)) if is_own else shard_bytes
     count = -(-shard_bytes // chunk)

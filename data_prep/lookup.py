@@ -257,9 +257,8 @@ def encode_hash(
 def torchrec_ids(ids: NDArray[np.int32], rounds: bool, modulus: int | None) -> None:
     """Repeat TorchRec's changes to contiguous ids, in place.
 
-    Args:
-        rounds: round to float32, as TorchRec's shuffle of the train split does.
-        modulus: wrap ids at this number of rows, as TorchRec's reader does; None: do not.
+    rounds: round to float32, as TorchRec's shuffle of the train split does. modulus: wrap ids at this number of rows,
+    as TorchRec's reader does; None: do not.
     """
     if rounds:
         ids[:] = ids.astype(np.float32)
@@ -495,8 +494,7 @@ def vocabulary_values(root: Path, manifest: Manifest, feature: str, ids: Sequenc
     Criteo's values are eight hexadecimal digits. A user's own whole numbers are their text; other texts need the file
     that data.keep_texts leaves.
 
-    Raises:
-        UserError: several values share an id, or a text is not kept.
+    Raises UserError: several values share an id, or a text is not kept.
     """
     encoding = manifest.encoding
     if encoding.get("raw_schema") is None or encoding.get("order") is None or encoding["wraps"]:

@@ -68,9 +68,8 @@ def kgcn_lastfm(listened: Path, artists: Path) -> Mapping[str, Rows]:
 
     Follows src/preprocess.py and src/data_loader.py of hwwang55/KGCN at 2363ca2, both with numpy.random.seed(555).
 
-    Args:
-        listened: lines `user artist weight` with a header, tab-separated.
-        artists: lines `artist entity`; the line number is the item's number.
+    listened: lines `user artist weight` with a header, tab-separated. artists: lines `artist entity`; the line number
+    is the item's number.
     """
     items = {
         line.split("\t")[0]: number for number, line in enumerate(artists.read_text(encoding="utf-8").splitlines())
@@ -142,9 +141,8 @@ def tfrs_movielens_100k(ratings: Path, users: Path) -> Mapping[str, Rows]:
     The tutorial shuffles the order of TensorFlow Datasets by TensorFlow's generator. This function shuffles RecBole's
     order of the ratings by NumPy's.
 
-    Args:
-        ratings: lines `user item rating timestamp` with a header, tab-separated.
-        users: lines `user age gender occupation zip_code` with a header, tab-separated.
+    ratings: lines `user item rating timestamp` with a header, tab-separated. users: lines `user age gender occupation
+    zip_code` with a header, tab-separated.
     """
     user_fields = {}
     for line in users.read_text(encoding="utf-8").splitlines()[1:]:

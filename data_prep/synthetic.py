@@ -65,9 +65,8 @@ class BayesScores:
 def bayes_scores(histogram: NDArray[np.int64], positives: NDArray[np.int64] | None = None) -> BayesScores:
     """Compute the scores from counts of rows.
 
-    Args:
-        histogram: [PROBABILITY_STEPS], number of rows with click probability i / PROBABILITY_STEPS.
-        positives: number of these rows with label 1, if labels were drawn.
+    histogram: [PROBABILITY_STEPS], number of rows with click probability i / PROBABILITY_STEPS. positives: number of
+    these rows with label 1, if labels were drawn.
     """
     steps = np.flatnonzero(histogram)
     rows = histogram[steps].astype(np.float64)
@@ -332,9 +331,8 @@ def teacher_logits(
 ) -> None:
     """Write each row's logit [rows]. A missing category has no effect; a missing integer counts as 0.
 
-    Args:
-        integers, integer_present: [rows, N], and whether each is there.
-        ranks, category_present: ranks [rows, F] of categories by frequency, from 0, and whether each is there.
+    integers, integer_present: [rows, N], and whether each is there. ranks, category_present: ranks [rows, F] of
+    categories by frequency, from 0, and whether each is there.
     """
     for row in range(len(logits)):
         logit = teacher.intercept[0]
@@ -604,11 +602,8 @@ def row_settings(config: SyntheticConfig) -> Json:
 def generate_days(config: SyntheticConfig, root: Path, raw: str | None = None) -> list[str]:
     """Write the raw days of `config` unless they exist.
 
-    Args:
-        root: the dataset's directory; days go to its raw/ unless `raw` names a directory.
-
-    Returns:
-        The days' paths. truth_N.npy beside day_N.tsv has its click probabilities: [rows, 1] float32.
+    root: the dataset's directory; days go to its raw/ unless `raw` names a directory. Returns the days' paths.
+    truth_N.npy beside day_N.tsv has its click probabilities: [rows, 1] float32.
     """
     directory = Path(raw) if raw else root / RAW_DIRECTORY
     if directory.exists() and not directory.is_dir():

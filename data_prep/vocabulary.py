@@ -125,14 +125,9 @@ def count_repeated(
 ) -> int:
     """Count the distinct values of a column in order of appearance.
 
-    Args:
-        values: [rows] uint32.
-        distinct_values, counts, first, codes: outputs. The first three hold each distinct value, its count and its
-            first index; `codes` holds each row's index in `distinct_values`, modulo 2^16: beyond MAX_CODES values
-            nobody reads it.
-
-    Returns:
-        The number of distinct values, or -1 if values repeat too rarely.
+    values: [rows] uint32. distinct_values, counts, first, codes: outputs. The first three hold each distinct value, its
+    count and its first index; `codes` holds each row's index in `distinct_values`, modulo 2^16: beyond MAX_CODES values
+    nobody reads it. Returns the number of distinct values, or -1 if values repeat too rarely.
     """
     # A small table fits the nearest cache; it grows only if the values need it.
     bits = FIRST_BITS
@@ -253,14 +248,13 @@ def sum_equal(
 ) -> Int:
     """Sum the counts and take the earliest row of each value, without branches.
 
+    Returns the number of values in the outputs.
+
     Args:
         keys: [n] uint64, ascending: value << 32 | entry.
         counts, first: [n] int64, one per entry.
         threshold: values with a lower total count are left out.
         out_values, out_counts, out_first: outputs.
-
-    Returns:
-        The number of values in the outputs.
     """
     number, total, earliest, last = np.int64(0), np.int64(0), np.int64(0), np.uint32(0)
     for i in range(len(keys)):
@@ -362,13 +356,12 @@ def most_frequent(parts: Sequence[AnyRun], limit: int) -> Iterator[Run]:
 def rank_values(parts: Sequence[AnyRun], path: Path, order: VocabularyOrder) -> int:
     """Write a column's vocabulary: its values in the order of their ids.
 
+    Returns n, the number of values with an id of their own.
+
     Args:
         parts: the merged run in consecutive ranges of values.
         path: .npy file to write, [n] uint32.
         order: by descending count, by first row, or by value.
-
-    Returns:
-        n, the number of values with an id of their own.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     size = sum(len(part.values) for part in parts)
@@ -478,9 +471,7 @@ class Dictionary(Mergeable[Entries], Protocol):
 def refuse_collisions(column: str, texts: Any, is_new: NDArray[np.bool_]) -> None:
     """Refuse two texts with the same value.
 
-    Args:
-        texts: in the order of their values.
-        is_new: whether each value differs from the one before.
+    texts: in the order of their values. is_new: whether each value differs from the one before.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -595,14 +586,13 @@ def write_ranked(
 ) -> list[FileDigest]:
     """Write the values, and texts, in the order of their ids.
 
+    Returns the digests of `paths`.
+
     Args:
         order: file with the number of each id's value, from `rank_values`.
         paths: files to write: values and, if texts are kept, texts and their offsets.
         directory: directory for temporary files.
         part_bytes: memory to use.
-
-    Returns:
-        The digests of `paths`.
     """
     numbers = open_array(order)
     buckets, text_bytes = _sort_into_buckets(numbered, numbers, directory, part_bytes)
@@ -633,12 +623,8 @@ def _sort_into_buckets(
 ) -> tuple[list[Path], int]:
     """Sort the values into files by consecutive ids, small enough to sort in memory.
 
-    Args:
-        order: number of each id's value, [ids].
-        part_bytes: memory to sort a file.
-
-    Returns:
-        The files' paths, with columns `value`, `text` if texts are kept, and `id`; and the bytes of all texts.
+    order: number of each id's value, [ids]. part_bytes: memory to sort a file. Returns the files' paths, with columns
+    `value`, `text` if texts are kept, and `id`; and the bytes of all texts.
     """
     import pyarrow as pa
     import pyarrow.compute as pc

@@ -149,8 +149,7 @@ def newest_undamaged(directory: Path) -> tuple[Path | None, list[str]]:
 
     `latest` is for people only: a kill may come between the renaming of a checkpoint and the update of `latest`.
 
-    Raises:
-        OtherFormatError: another version wrote one of them. A run that skipped it would start over and remove it.
+    Raises OtherFormatError: another version wrote one of them. A run that skipped it would start over and remove it.
     """
     skipped: list[str] = []
     for checkpoint in reversed(whole_checkpoints(directory)):
@@ -174,8 +173,7 @@ def damage_of(checkpoint: Path) -> str | None:
 def verify(checkpoint: Path) -> None:
     """Compare a checkpoint's files with the sizes and digests recorded when it was written.
 
-    Raises:
-        UserError: there is no checkpoint here, or a file is missing or differs; the message names it.
+    Raises UserError: there is no checkpoint here, or a file is missing or differs; the message names it.
     """
     for name, expected in read_state(checkpoint).files.items():
         path = checkpoint / name
@@ -226,9 +224,8 @@ def checksum_line(state: bytes) -> bytes:
 def read_state(checkpoint: Path) -> SavedState:
     """Read state.json and compare it with its checksum.
 
-    Raises:
-        OtherFormatError: another version wrote it.
-        UserError: there is no checkpoint here, or the file is damaged.
+    Raises OtherFormatError: another version wrote it. Raises UserError: there is no checkpoint here, or the file is
+    damaged.
     """
     path = checkpoint / STATE
     try:

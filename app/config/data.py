@@ -132,9 +132,7 @@ def own_files(data: DataConfig) -> str | None:
 def implied_data(composed: Any, given: Sequence[str]) -> dict[str, Any]:
     """Return the source and path of a composed configuration that names no dataset, and its source's ready-made values.
 
-    Args:
-        composed: the configuration.
-        given: dotted keys of the command line and of files.
+    composed: the configuration. given: dotted keys of the command line and of files.
     """
     data = composed.data
     has_files = own_files(data) is not None

@@ -127,8 +127,7 @@ def kernels_allowed(kernels: Any, types: list[str], auto: bool, key: str = "shar
 
     auto: the types are all that fit, of which those without one of these kernels drop out later (`table_choices`).
 
-    Raises:
-        UserError: a kernel is unknown, or one of the types has none.
+    Raises UserError: a kernel is unknown, or one of the types has none.
     """
     if kernels is None:
         return ["dense", "fused"]

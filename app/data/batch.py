@@ -30,9 +30,8 @@ BATCHES_AHEAD = 2
 class Layout:
     """Positions of the bags of F keys, B bags each, in a batch's values [L]; batches of the same layout share one.
 
-    Attributes:
-        lengths, offsets: [F * B] and [F * B + 1] int32, key by key: ids of each bag, and position of its first id.
-        offset_per_key: [F + 1], the position of each key's first id, then L.
+    lengths, offsets: [F * B] and [F * B + 1] int32, key by key: ids of each bag, and position of its first id.
+    offset_per_key: [F + 1], the position of each key's first id, then L.
     """
 
     keys: list[str]

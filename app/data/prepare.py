@@ -36,12 +36,10 @@ def prepare(config: DataConfig) -> bool:
     another; this process makes that check itself. A new dataset is made by a child process. A signal that interrupts
     this process is passed on to the child, which stops resumably before this process ends.
 
-    Raises:
-        UserError: a key has no effect on the existing dataset; the dataset was made from other files or parameters; or
-            there is nothing to make one from.
-        SystemExit: data_prep found bad input and reported it on stderr; with its status.
-        Interrupted: a signal stopped it; data_prep has said so on stderr if it was making a dataset.
-        RuntimeError: data_prep failed otherwise.
+    Raises UserError: a key has no effect on the existing dataset; the dataset was made from other files or parameters;
+    or there is nothing to make one from. Raises SystemExit: data_prep found bad input and reported it on stderr; with
+    its status. Raises Interrupted: a signal stopped it; data_prep has said so on stderr if it was making a dataset.
+    Raises RuntimeError: data_prep failed otherwise.
     """
     job = _job(config)
     if job is None:

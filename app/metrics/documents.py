@@ -316,8 +316,7 @@ AnyEvent: TypeAlias = TrainEvent | EvaluationEvent | OtherEvent
 def decode_event(line: bytes) -> AnyEvent:
     """Return the event of a line of metrics.jsonl.
 
-    Raises:
-        ValueError: the line is no event; names the key.
+    Raises ValueError: the line is no event; names the key.
     """
     document = decode(line, object)
     kind = document.get("event") if isinstance(document, dict) else None

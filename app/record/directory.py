@@ -416,14 +416,9 @@ class ChildRun:
     def ensure(self, watch: Callable[[], bool] | None = None, is_quiet: bool = False) -> int:
         """Train the run unless it is done, or resume it if it was stopped; return the exit status.
 
-        Args:
-            watch: is called every half second; once it returns True, the run is ended, and the status is
-                ENDED_BY_WATCH.
-            is_quiet: print none of its output but the last line of a run that fails.
-
-        Raises:
-            Interrupted: a signal came, after which the run could not save.
-            UserError: another process trains the run.
+        watch: is called every half second; once it returns True, the run is ended, and the status is ENDED_BY_WATCH.
+        is_quiet: print none of its output but the last line of a run that fails. Raises Interrupted: a signal came,
+        after which the run could not save. Raises UserError: another process trains the run.
         """
         if self.status in DONE:
             return EXIT_DONE

@@ -423,9 +423,7 @@ def kept_splits(directory: Path) -> list[str]:
 def read_scores(directory: Path, split: str) -> Scores:
     """Return a run's scores of a split.
 
-    Raises:
-        FileNotFoundError: there are none.
-        UserError: the scores are damaged.
+    Raises FileNotFoundError: there are none. Raises UserError: the scores are damaged.
     """
     path = directory / SCORES / f"{split}.json"
     about = read_document(path, ScoresFile, f"remove it, and keep the scores of {split} again")

@@ -68,8 +68,7 @@ def delong(labels: NDArray[np.bool_], first: NDArray[np.floating], second: NDArr
     it; for each negative, the share of positives above it; ties count half. As `welch` if the variance is 0; the
     interval and p are None with fewer than two rows of a label.
 
-    Raises:
-        ValueError: only one label occurs.
+    Raises ValueError: only one label occurs.
     """
     if labels.all() or not labels.any():
         raise ValueError("all rows have one label")

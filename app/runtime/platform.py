@@ -131,9 +131,8 @@ class Runtime:
     def on_rank_0(self, action: Callable[[], JsonT]) -> JsonT:
         """Run `action` on rank 0, however long it takes, and return its result (a string, bool or None) on all ranks.
 
-        Raises:
-            UserError, SystemExit, Interrupted: on rank 0, what the action raised.
-            SystemExit: on the other ranks in that case, without a message.
+        Raises UserError, SystemExit, Interrupted: on rank 0, what the action raised. Raises SystemExit: on the other
+        ranks in that case, without a message.
         """
         # Calls are numbered alike in all processes, so a number identifies one exchange.
         key = f"on_rank_0/{next(self.calls)}"
@@ -338,9 +337,8 @@ def _store_of_this_start(store: dist.Store, rank: int, world_size: int, timeout:
     torchrun restarts a job with the store of the lost processes, which holds their addresses; gloo would try to reach
     them. So rank 0 draws a name, and answers each process's request for it until all have confirmed.
 
-    Raises:
-        RuntimeError: not all processes joined within the timeout.
-        UserError: a process of another machine refused its settings.
+    Raises RuntimeError: not all processes joined within the timeout. Raises UserError: a process of another machine
+    refused its settings.
     """
     meeting, until = dist.PrefixStore("meeting", store), time.monotonic() + timeout.total_seconds()
     name = uuid.uuid4().hex
@@ -507,9 +505,8 @@ NO_MEMORY = ("not enough memory", "Cannot allocate memory", "can't allocate memo
 def reporting_failures(rank: int, timeout_minutes: float, advice: FailureAdvice) -> Iterator[None]:
     """Report failures from outside this program in one line: lack of memory, or the loss of another process.
 
-    Raises:
-        OwnError: there was not enough memory.
-        LostPeerError: a collective operation failed because of another process or the way to it.
+    Raises OwnError: there was not enough memory. Raises LostPeerError: a collective operation failed because of another
+    process or the way to it.
     """
     try:
         yield
@@ -537,9 +534,8 @@ def joined(config: AppConfig, advice: FailureAdvice) -> Iterator[Runtime]:
     The configuration's environment is applied first: a run's commands compute as its training did. A command that reads
     a run (READING), unless a launcher has started it, leaves out variables of networks, which it does not use.
 
-    Raises:
-        UserError: as `app.runtime.platform.start`, or there is not enough memory.
-        LostPeerError: another process is gone.
+    Raises UserError: as `app.runtime.platform.start`, or there is not enough memory. Raises LostPeerError: another
+    process is gone.
     """
     settings = environment.apply(config.environment, with_networks=advice is not READING or is_launched())
     runtime = start(config.runtime, config.train.seed, config.train.deterministic)

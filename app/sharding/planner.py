@@ -112,8 +112,7 @@ def resolve(config: TopologyConfig, find: Callable[[], Device], devices_per_node
 
     `find` probes the device; it is not called if the configuration is complete.
 
-    Raises:
-        UserError: the device is not known, or a figure is missing.
+    Raises UserError: the device is not known, or a figure is missing.
     """
     if config.file is not None:
         config = _over(read(Path(config.file)), config)

@@ -94,8 +94,7 @@ class Evaluator:
 
         with_train: evaluate the training split, too, without eval.train_split.
 
-        Raises:
-            EvaluationInterrupted: the run was asked to stop.
+        Raises EvaluationInterrupted: the run was asked to stop.
         """
         seconds_before = self._timer.seconds["eval"]
         with self._timer.apart("eval"):

@@ -71,8 +71,7 @@ def write(config: AppConfig, runtime: Runtime, record: RunDirectory, began: floa
 
     began: time.perf_counter() when the command began.
 
-    Raises:
-        UserError: the tables do not fit these processes as configured, or the directory has a trained run.
+    Raises UserError: the tables do not fit these processes as configured, or the directory has a trained run.
     """
     runtime.on_rank_0(record.open)
     if whole_checkpoints(record.checkpoints):

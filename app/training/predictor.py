@@ -546,8 +546,7 @@ class Predictor:
     def score(self, batches: Iterator[Batch], interrupted: Interrupted = lambda batches_done: False) -> Scores:
         """Return the scores of these batches' valid samples, on the CPU.
 
-        Raises:
-            EvaluationInterrupted: `interrupted`, called with the number of batches done, returned true.
+        Raises EvaluationInterrupted: `interrupted`, called with the number of batches done, returned true.
         """
         was_training = self.model.training
         self.model.eval()
@@ -692,8 +691,7 @@ class Predictor:
 def load(checkpoint: Path, config: AppConfig, runtime: Runtime, root: Path, manifest: Manifest) -> Predictor:
     """Return a checkpoint's model, sharded as configured, without an optimizer or its state; a collective call.
 
-    Raises:
-        UserError: the checkpoint or the dataset does not fit the configuration.
+    Raises UserError: the checkpoint or the dataset does not fit the configuration.
     """
     # FBGEMM's lookup on CPUs needs an optimizer, and this one keeps no state.
     without_state = {"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": 0.0, "stochastic_rounding": False}

@@ -99,8 +99,7 @@ GRAPH_BYTES = 1 << 28  # vectors of a batch beyond which plain steps are faster:
 class Session:
     """Everything training needs on this process: the sharded model, its loss and its optimizer.
 
-    Attributes:
-        predictor: the model and its dataset, without what training adds.
+    predictor: the model and its dataset, without what training adds.
     """
 
     predictor: Predictor

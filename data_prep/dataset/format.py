@@ -453,8 +453,7 @@ def load_rows_manifest(root: Path) -> Manifest:
 def load_manifest(root: Path) -> Manifest:
     """Read a dataset's manifest.
 
-    Raises:
-        UserError: missing file, another format or version, or an invalid key.
+    Raises UserError: missing file, another format or version, or an invalid key.
     """
     path = root / MANIFEST_NAME
     try:
@@ -666,8 +665,7 @@ def odds_factor(kept: float, class_weights: Sequence[float] | None) -> float:
 def logit_correction(kept: float, class_weights: Sequence[float] | None = None) -> float:
     """Return what to add to predicted logits so that they give rates over all rows: the logarithm of `odds_factor`.
 
-    Raises:
-        ValueError: no row with label 0 was kept.
+    Raises ValueError: no row with label 0 was kept.
     """
     return math.log(odds_factor(kept, class_weights))
 
@@ -708,9 +706,8 @@ def splitmix64(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
 def sampled_blocks(rows: int, share: float, number: int, block_rows: int) -> list[tuple[int, int]]:
     """Return [start, stop) of the sampled blocks of a shard of `rows` rows.
 
-    Args:
-        share: probability of each block; a hash of shard and block numbers decides.
-        number: the shard's number in its split.
+    share: probability of each block; a hash of shard and block numbers decides. number: the shard's number in its
+    split.
     """
     starts = np.arange(0, rows, block_rows)
     if share < 1:

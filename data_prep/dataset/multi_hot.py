@@ -59,9 +59,7 @@ class MultiHot:
     ) -> "MultiHot | None":
         """Build from the settings under `key`; None if no sizes are given. Raise UserError for invalid settings.
 
-        Args:
-            sizes: ids per bag of each feature, or the name mlperf_v2.
-            distribution: None: uniform. seed: None: 0.
+        sizes: ids per bag of each feature, or the name mlperf_v2. distribution: None: uniform. seed: None: 0.
         """
         if sizes is None:
             return None
@@ -110,8 +108,7 @@ class MultiHotTables:
 
         Drawing takes constant memory. A file lock lets one process draw while others wait.
 
-        Args:
-            key: configuration key of `parent`, named in errors.
+        key: configuration key of `parent`, named in errors.
         """
         bags.check(len(num_embeddings))
         directory, content = _locate_tables(parent, num_embeddings, bags)
@@ -145,8 +142,7 @@ class MultiHotTables:
     def expand(self, feature: int, ids: NDArray[np.int32], out: NDArray[np.int32] | None = None) -> NDArray[np.int32]:
         """Return the bags [rows, size] int32 of one feature's ids [rows], in `out` [rows * size] if given.
 
-        Raises:
-            IndexError: an id is outside the table.
+        Raises IndexError: an id is outside the table.
         """
         table = self.tables[feature]
         if table is None:
@@ -169,8 +165,7 @@ class MultiHotTables:
 def verify_tables(parent: Path, num_embeddings: Sequence[int], bags: MultiHot) -> bool:
     """Compare the tables in a subdirectory of `parent` with their recorded checksums; return False if there are none.
 
-    Raises:
-        UserError: as `verify_sums` does.
+    Raises UserError: as `verify_sums` does.
     """
     directory, content = _locate_tables(parent, num_embeddings, bags)
     record, sums = directory / RECORD_NAME, directory / SUMS_NAME
@@ -207,8 +202,7 @@ def _copy_bags(table: NDArray[np.int32], size: int, ids: NDArray[np.int32], out:
 
     Copies whole vectors: the next bag overwrites the values copied beyond a bag's end.
 
-    Args:
-        table: [num_embeddings * size]. ids: [rows]. out: [rows * size].
+    table: [num_embeddings * size]. ids: [rows]. out: [rows * size].
     """
     whole = -(-size // LANES) * LANES  # values that copying a bag by whole vectors writes
     end = 0  # values of `out` that are written

@@ -200,9 +200,8 @@ class SplitMethod(Enum):
     def resolve(self, num_sources: int, is_own: bool, has_time: bool = False) -> "SplitMethod":
         """Replace `auto` by the method it stands for. Raise UserError for too few raw files.
 
-        Args:
-            num_sources: number of raw files.
-            is_own: whether rows are of the user's own table. has_time: whether its schema names a time column.
+        num_sources: number of raw files. is_own: whether rows are of the user's own table. has_time: whether its schema
+        names a time column.
         """
         if self is SplitMethod.auto and is_own:
             # A table may be sorted by any of its columns.

@@ -46,8 +46,7 @@ class LabelRule(NamedTuple):
 def parse_rule(rule: str) -> LabelRule:
     """Parse an operator and a value.
 
-    Raises:
-        ValueError: invalid rule; the message says what to write.
+    Raises ValueError: invalid rule; the message says what to write.
     """
     match = re.fullmatch(RULE_PATTERN, rule)
     if match is None:

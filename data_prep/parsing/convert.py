@@ -63,14 +63,13 @@ def convert(
 ) -> TableBlock:
     """Convert a batch of rows without their labels, which become 0: `labels.convert_rows` reads those.
 
+    Raises UserError: an invalid value (file, row, column, remedy).
+
     Args:
         batch: its columns include `table.inputs`.
         limits: largest absolute value of each dense feature; None: any.
         forms: spellings of each sparse column in the dataset, for rows that its vocabularies are not made from (new
             rows, and files given for val or test); None: a typed value gets the spelling of `form_of_typed`.
-
-    Raises:
-        UserError: an invalid value (file, row, column, remedy).
     """
     columns = {name: without_marks(plain(values), table.missing) for name, values in batch.columns.items()}
     parts = {}  # the numbers [rows] of each feature that is a part of dates, and a mask of the rows that have one
@@ -376,9 +375,8 @@ def without_nan(values: Any) -> Any:
 def _convert_categories(values: Any, separator: str | None, locator: Locator, dataset_form: Form | None) -> TextColumn:
     """Convert a column to one category a row or, with a separator, to bags, in which null is no value.
 
-    Args:
-        separator: divides text; "": the column has lists; None: single values.
-        dataset_form: spellings of the column in the dataset, for new rows; None: these rows are the dataset's.
+    separator: divides text; "": the column has lists; None: single values. dataset_form: spellings of the column in the
+    dataset, for new rows; None: these rows are the dataset's.
     """
     if separator is None:
         return _convert_texts(values, locator, dataset_form)
@@ -453,9 +451,8 @@ def without_marks(values: Any, marks: Sequence[str]) -> Any:
 def _divide_bags(values: Any, separator: str, keeps_empty: bool) -> tuple[Any, NDArray[np.int64]]:
     """Return the values of all bags, one bag after another, and where each begins and the last ends: [rows + 1] int64.
 
-    Args:
-        separator: divides text; "": text is one value.
-        keeps_empty: whether an empty text in a list is a value; in divided text it never is.
+    separator: divides text; "": text is one value. keeps_empty: whether an empty text in a list is a value; in divided
+    text it never is.
     """
     is_divided = is_text(values) and separator != ""
     if isinstance(values, list) or not (is_divided or pa.types.is_list(values.type)):
@@ -490,9 +487,8 @@ MISSING = ("NAType", "NaTType")  # types of pandas' missing values, which need n
 def to_column(values: Any, name: str) -> Any:
     """Return values as an Arrow array or a list of Python values; null or None for a missing one.
 
-    Args:
-        values: a list or another iterable, or an array or series of NumPy, Arrow, pandas or polars.
-        name: the values' name in errors.
+    values: a list or another iterable, or an array or series of NumPy, Arrow, pandas or polars. name: the values' name
+    in errors.
     """
     if isinstance(values, pa.ChunkedArray):
         values = values.combine_chunks()

@@ -176,8 +176,7 @@ def parse_rows(
 
     The other arguments are as in `parse_lines`.
 
-    Returns:
-        (rows parsed, position after them); stops at the first row that is invalid or goes beyond `end`.
+    Returns (rows parsed, position after them); stops at the first row that is invalid or goes beyond `end`.
     """
     position = start
     rows = 0
@@ -249,6 +248,8 @@ def load_fields(
 ) -> int:
     """Load every field of a batch.
 
+    Returns number of values written to `long`; -1 if anything is unusual.
+
     Args:
         start, rows: position of the first row in `buffer`, and the number of rows.
         separators: positions of tabs and newlines in the batch. row: index of its first row in `labels`.
@@ -256,9 +257,6 @@ def load_fields(
         words, shifts: outputs [rows * (N + F)], all integers first: a field's first eight characters, and `_shift_of`
             its length, with the bit NEGATIVE for a minus.
         long: output: index and value of each integer with more than eight digits.
-
-    Returns:
-        Number of values written to `long`; -1 if anything is unusual.
     """
     num_dense, num_sparse = shape
     # Faults are collected, and tested once at the end: a branch for each field would hold up the loads.
@@ -434,14 +432,13 @@ def parse_lines(
 ) -> tuple[int, int]:
     """Parse the whole lines in buffer[start:end]. They end with a newline; PADDING bytes follow them.
 
+    Returns (rows parsed, position of the first row not parsed); the position is `end` if all rows are valid.
+
     Args:
         buffer: uint8; start, end: positions of the first row and after the last one.
         labelled: whether rows begin with the label; otherwise labels become 0.
         missing: int32 value of an empty integer.
         labels, dense, sparse: outputs as in `Block`, with room for all rows.
-
-    Returns:
-        (rows parsed, position of the first row not parsed); the position is `end` if all rows are valid.
     """
     # Separators, words, shifts and long integers as `load_fields` takes them, for the most fields of a batch. All
     # batches share these buffers, which therefore stay in the cache.

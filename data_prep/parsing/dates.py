@@ -117,8 +117,7 @@ def is_plausible(numbers: Any, form: str, is_implied: bool = False) -> Any:
 
     Times lie between 1900 and 2100. A number before 1973 (10^8 seconds) must not be a later one in another unit.
 
-    Args:
-        is_implied: whether the schema gives no format; then eight digits, which may be a date, are not a time.
+    is_implied: whether the schema gives no format; then eight digits, which may be a date, are not a time.
     """
     # Milliseconds read as seconds lie in the future and seconds read as milliseconds in January 1970, so a number that
     # is certain in another unit is refused.
@@ -147,9 +146,8 @@ def count_microseconds(numbers: NDArray[np.int64], form: str) -> NDArray[np.int6
 def read_time(text: str, form: str | None, takes_numbers: bool = False) -> int | None:
     """Convert a time in UTC to microseconds since 1970, rounded down; None if the text is no time.
 
-    Args:
-        form: a name of EPOCHS or a pattern of strptime; None: ISO 8601.
-        takes_numbers: whether numbers without a format are seconds.
+    form: a name of EPOCHS or a pattern of strptime; None: ISO 8601. takes_numbers: whether numbers without a format are
+    seconds.
     """
     if form in EPOCHS or (form is None and takes_numbers and re.fullmatch(NUMBER, text)):
         epoch = form or EPOCH
@@ -175,9 +173,8 @@ def read_time(text: str, form: str | None, takes_numbers: bool = False) -> int |
 def time_fault(text: str, form: str | None, takes_numbers: bool, entry: str) -> str:
     """Describe a text that `read_time` refuses, with a remedy: another format, if the digits look like one.
 
-    Args:
-        form, takes_numbers: as for `read_time`.
-        entry: the schema's entry, such as "time: {column: NAME", which a remedy ends with a format.
+    form, takes_numbers: as for `read_time`. entry: the schema's entry, such as "time: {column: NAME", which a remedy
+    ends with a format.
     """
 
     def with_format(other: str) -> str:

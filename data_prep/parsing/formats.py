@@ -168,8 +168,7 @@ class LineFormat(Format):
     ) -> tuple[Mapping[str, Any], Sequence[int]]:
         """Parse whole lines that begin at line `row` of a file: the columns, and the number of each row's line.
 
-        Raises:
-            UserError: an invalid row (file, row, remedy).
+        Raises UserError: an invalid row (file, row, remedy).
         """
 
     def lines_before(self, source: Source, layout: FileLayout, offset: int) -> int:

@@ -204,8 +204,7 @@ def add_known_pair(path: Path, sources: Sequence[Source], table: Table) -> Table
     Labels that need no pair are left alone: 0 and 1, truth words, numbers, and those with a rule or positive values.
     More than two values, or one, are left to the reader of rows, which names the row.
 
-    Args:
-        path: the schema, for errors.
+    path: the schema, for errors.
     """
     if table.label_kind is LabelKind.number or table.rule is not None or table.positive:
         return table

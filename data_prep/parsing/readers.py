@@ -125,8 +125,7 @@ def read_exact(
 ) -> tuple[list[list[str]], Sequence[int]]:
     """Parse whole lines with csv: the fields of each row and the number of its line. Blank lines are no rows.
 
-    Args:
-        block: whole lines; name: name of the source in errors; row: number of the first line.
+    block: whole lines; name: name of the source in errors; row: number of the first line.
     """
     lines = decode_text(block, name, row, dialect).removesuffix("\n").split("\n")
     reader = dialect.reader((f"{line}\n" for line in lines), delimiter)
@@ -424,8 +423,7 @@ class Parquet(Format):
 class _GroupReader:
     """Reader of some row groups for one chunk after another, since pyarrow cannot begin inside a group.
 
-    Attributes:
-        rows: rows of the groups; position: rows read so far.
+    rows: rows of the groups; position: rows read so far.
     """
 
     def __init__(self, source: Source, chunk: RowRange, columns: Sequence[str], lists: Collection[str]) -> None:
@@ -472,9 +470,7 @@ def close_reader() -> None:
 def _locate(path: str, metadata: Any, first: int, index: int) -> str:
     """Return the place of a row for an error: file, row group and row.
 
-    Args:
-        metadata: the file's. first: number of the batch's first row in the file, from 0.
-        index: of the row in the batch.
+    metadata: the file's. first: number of the batch's first row in the file, from 0. index: of the row in the batch.
     """
     row, group = first + index, 0
     for group in range(metadata.num_row_groups):

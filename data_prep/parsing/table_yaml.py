@@ -172,8 +172,7 @@ def schema_path(name: str) -> Path:
 def load_table(path: Path, sources: tuple[Source, ...], text: str | None = None) -> Table:
     """Read a table's YAML file and check it against the files' columns.
 
-    Args:
-        text: the YAML, of which `path` is only a name in errors; None: read the file.
+    text: the YAML, of which `path` is only a name in errors; None: read the file.
     """
     document = _read_yaml(path, text)
     forms = {form.name: form for form in map(format_of, sources)}

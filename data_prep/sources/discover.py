@@ -65,13 +65,10 @@ class Source:
 def resolve_sources(raw: Any, split: str | None = None) -> list[Source]:
     """Return raw files in the order of their days.
 
-    Args:
-        raw: a path, a glob, a directory or a list of these. A directory means its files named day_*, or else all its
-            files, in natural order, and the files in folders NAME=VALUE, as Spark and Hive write them.
-        split: the split that they are given for; None: they come from `data.raw`.
-
-    Raises:
-        UserError: nothing is given, a path is missing or unreadable, a glob matches nothing, or a file is empty.
+    raw: a path, a glob, a directory or a list of these. A directory means its files named day_*, or else all its files,
+    in natural order, and the files in folders NAME=VALUE, as Spark and Hive write them. split: the split that they are
+    given for; None: they come from `data.raw`. Raises UserError: nothing is given, a path is missing or unreadable, a
+    glob matches nothing, or a file is empty.
     """
     key = f"data.{split or 'raw'}"
     entries = [raw] if isinstance(raw, (str, Path)) else raw
@@ -99,11 +96,8 @@ def resolve_sources(raw: Any, split: str | None = None) -> list[Source]:
 def resolve_splits(files: Mapping[str, Any]) -> list[Source]:
     """Return the files given for each split, in the order of the splits.
 
-    Args:
-        files: maps each split to its files (a path, glob, directory or list), or to None if it has none.
-
-    Raises:
-        UserError: as `resolve_sources`, or a file is given for two splits, which would then share its rows.
+    files: maps each split to its files (a path, glob, directory or list), or to None if it has none. Raises UserError:
+    as `resolve_sources`, or a file is given for two splits, which would then share its rows.
     """
     sources = [source for split, raw in files.items() if raw is not None for source in resolve_sources(raw, split)]
     by_name: dict[str, Source] = {}
@@ -228,9 +222,7 @@ class Streams(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         """Fill a buffer with what follows: at least one byte, except at the end.
 
-        Raises:
-            EOFError: the file ends within a stream.
-            DamageError: the following bytes are not a stream.
+        Raises EOFError: the file ends within a stream. Raises DamageError: the following bytes are not a stream.
         """
         while True:
             packed = b""

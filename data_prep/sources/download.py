@@ -93,8 +93,7 @@ def other_dataset_error(root: Path, difference: str) -> UserError:
 def sources_of_generated(data: DataConfig, root: Path, manifest: Manifest, settings: Json) -> list[Source]:
     """Return the sources of generated rows that the manifest at `root` records.
 
-    Args:
-        settings: of this command; another value in the manifest is refused.
+    settings: of this command; another value in the manifest is refused.
     """
     group = data.source_kind.group
     recorded = manifest.extra.get(group) or {}
@@ -114,9 +113,7 @@ ResultT = TypeVar("ResultT")
 class RemoteFile:
     """A file's name and its mirrors.
 
-    Attributes:
-        sha256: the checksum that it must have, if known.
-        otherwise: what a user can do if no mirror has the file.
+    sha256: the checksum that it must have, if known. otherwise: what a user can do if no mirror has the file.
     """
 
     name: str
@@ -231,9 +228,8 @@ def download_all(
 ) -> list[Path]:
     """Download the files that are missing in `directory`; return the paths of all files, in their order.
 
-    Args:
-        remote: tries, pauses and time limit for each mirror.
-        needs: returns further needs of disk space, given the size of all files together.
+    remote: tries, pauses and time limit for each mirror. needs: returns further needs of disk space, given the size of
+    all files together.
     """
     directory.mkdir(parents=True, exist_ok=True)
     remote = remote or RemoteConfig()
@@ -405,12 +401,9 @@ class _Download:
     def _fetch(self, url: str) -> bool:
         """Download the missing bytes (everything, if the partial file cannot be resumed).
 
-        Returns:
-            whether the server confirmed that these are all bytes.
-
-        Raises:
-            EOFError: it broke off, or the bytes so far had to be discarded: worth another try.
-            RuntimeError: another file failed, or the job was interrupted.
+        Returns whether the server confirmed that these are all bytes. Raises EOFError: it broke off, or the bytes so
+        far had to be discarded: worth another try. Raises RuntimeError: another file failed, or the job was
+        interrupted.
         """
         if self.stop.is_set():
             raise RuntimeError("stopped")
@@ -454,11 +447,8 @@ class _Download:
 
         A reply that begins anew replaces the partial file: its origin is noted, and its first bytes are written.
 
-        Args:
-            resumed: origin of the partial file if the rest of it was requested.
-
-        Returns:
-            bytes of the whole file; None if unknown.
+        resumed: origin of the partial file if the rest of it was requested. Returns bytes of the whole file; None if
+        unknown.
         """
         length = response.headers.get("Content-Length", "")
         total = int(length) if length.isdigit() else None
@@ -533,8 +523,7 @@ def find_or_download(data: DataConfig, root: Path, dataset_bytes: Callable[[floa
 
     If there is a finished dataset at `root`, its manifest describes files that no longer exist, as they are not needed.
 
-    Args:
-        dataset_bytes: returns the disk space for this number of rows until the dataset is made.
+    dataset_bytes: returns the disk space for this number of rows until the dataset is made.
     """
     remote, directory, manifest = data.remote, raw_directory(data, root), finished_manifest(data, root)
     files = remote_files(data, directory)

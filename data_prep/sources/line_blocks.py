@@ -134,9 +134,8 @@ class LineBlocks:
     A line belongs to the range of offsets in which it starts. So plain and compressed files, and any number of readers,
     give the same lines for the same range.
 
-    Args:
-        block_bytes: size of a block, and the largest length of a line.
-        reader: source of the bytes, if already open; it is closed with this object.
+    block_bytes: size of a block, and the largest length of a line. reader: source of the bytes, if already open; it is
+    closed with this object.
     """
 
     def __init__(

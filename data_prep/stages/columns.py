@@ -100,12 +100,8 @@ def write_columns(
 ) -> tuple[list[int], FileDigest]:
     """Write a chunk's `columns` and release the values.
 
-    Args:
-        chunk: source index and chunk number.
-        codings: one per feature; None: write the feature's values.
-
-    Returns:
-        The number of values of each dictionary (0 without one), and the file's size and checksum.
+    chunk: source index and chunk number. codings: one per feature; None: write the feature's values. Returns the number
+    of values of each dictionary (0 without one), and the file's size and checksum.
     """
     columns = [values.column(i) if coding is None else coding.codes for i, coding in enumerate(codings)]
     values.abandon()
@@ -241,8 +237,7 @@ class CategoryBuffer:
     def finish(self, are_keys: bool) -> Categories:
         """Return all values with their dictionary. Call this once.
 
-        Args:
-            are_keys: whether values identify texts, so that no two texts may share one.
+        are_keys: whether values identify texts, so that no two texts may share one.
         """
         import pyarrow as pa
 
@@ -395,8 +390,7 @@ def write_code_counts(job: Job, record: ChunkRecord, suffix: str, rows: NDArray[
 
     The first row of a code without rows is 0.
 
-    Args:
-        suffix: of the file to write. rows: numbers of these rows in the chunk, ascending.
+    suffix: of the file to write. rows: numbers of these rows in the chunk, ascending.
     """
     bags = iter(chunk_bags(job, record.source, record.chunk) if job.schema.ragged else ())
     with FileWriter(job.chunk_path(record.source, record.chunk, suffix), job.checksum(suffix)) as file:

@@ -52,8 +52,7 @@ class Result:
 def describe_dataset(job: Job, result: Result, parameters: dict[str, Any], extra: dict[str, Any]) -> Manifest:
     """Build the manifest.
 
-    Args:
-        parameters: entries of `encoding` that were settled before the rows were read. extra: see `Manifest`.
+    parameters: entries of `encoding` that were settled before the rows were read. extra: see `Manifest`.
     """
     schema = replace(job.schema, sparse=tuple(result.num_values))
     ranges = [{"low": bounds.low.tolist(), "high": bounds.high.tolist()} for bounds in result.ranges]
@@ -106,8 +105,7 @@ def unseen_shares(job: Job, built: Sequence[BuiltShard], features: Sequence[str]
     With a vocabulary fitted on train, such values have no id. Rare and capped values have none either, so the share of
     values without an id in train is subtracted.
 
-    Returns:
-        None if the shares are unknown: no held-out rows, or too many rows to compare.
+    Returns None if the shares are unknown: no held-out rows, or too many rows to compare.
     """
     train = [shard for shard in built if shard.split == "train"]
     held_out = [shard for shard in built if shard.split != "train"]
@@ -189,9 +187,7 @@ ONE_CLASS = (0.0, 1.0)  # label rates
 def refuse_labels(job: Job, records: Sequence[ChunkRecord], is_allowed: bool) -> None:
     """Refuse a positive label of a user's own table that no row has, and rows that all have the same label.
 
-    Args:
-        records: chunks that may be in train.
-        is_allowed: whether all labels may be the same (data.allow_degenerate).
+    records: chunks that may be in train. is_allowed: whether all labels may be the same (data.allow_degenerate).
     """
     if job.table is None:
         return
@@ -220,9 +216,7 @@ def refuse_labels(job: Job, records: Sequence[ChunkRecord], is_allowed: bool) ->
 def refuse_empty_splits(job: Job, rows: dict[str, int], is_allowed: bool) -> None:
     """Refuse a dataset without a row to train on, or without rows of a split that a column or the labels decide.
 
-    Args:
-        rows: each split's number of rows.
-        is_allowed: whether val and test may be empty (data.allow_degenerate).
+    rows: each split's number of rows. is_allowed: whether val and test may be empty (data.allow_degenerate).
     """
     total, method = sum(rows.values()), job.rules.split
     if not total:

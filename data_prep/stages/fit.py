@@ -76,14 +76,13 @@ def write_counts(
 ) -> tuple[list[int], FileDigest, list[Coding | None]]:
     """Count the values of a Criteo chunk, feature by feature; first rows count from 0 in the chunk.
 
+    Returns each feature's number of distinct values, the file's size and checksum, and each feature's coding or None,
+    whose codes are of the counted rows alone.
+
     Args:
         chunk: source index and chunk number.
         read_column: returns a feature's values by its number; they are overwritten.
         rows: rows of the chunk to count, ascending.
-
-    Returns:
-        Each feature's number of distinct values, the file's size and checksum, and each feature's coding or None, whose
-        codes are of the counted rows alone.
     """
     in_order = job.rules.order is VocabularyOrder.first_appearance
     distinct: list[int] = []
@@ -267,9 +266,7 @@ def fit_vocabularies(
 
     Return each feature's record, by name.
 
-    Args:
-        records: all chunks, in row order.
-        max_bytes: see `FitTask`.
+    records: all chunks, in row order. max_bytes: see `FitTask`.
     """
     begins = [0, *accumulate(record.rows for record in records)]  # and the end of all rows, which begins no chunk
     tasks = [CountTask(job, record, begin, limit) for record, begin in zip(records, begins, strict=False)]

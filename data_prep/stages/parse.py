@@ -98,8 +98,7 @@ class ParseTask:
 def parse_tasks(job: Job, whole: bool = False) -> list[ParseTask]:
     """Return tasks that cover all sources, in row order.
 
-    Args:
-        whole: read each text source once, as one task, for both rows and checksum.
+    whole: read each text source once, as one task, for both rows and checksum.
     """
     tasks = []
     has_lines = job.table is None or isinstance(format_named(job.table.format), LineFormat)
@@ -120,8 +119,7 @@ def parse_tasks(job: Job, whole: bool = False) -> list[ParseTask]:
 def reading_tasks(job: Job, whole: bool, forms: tuple[Form, ...] | None = None) -> list[ParseTask | DigestTask]:
     """Plan the reading of sources, whole or in chunks; a chunked source gets another task for its checksum.
 
-    Args:
-        forms: spellings of train's values, to read the files given for val and test; None: to read all other files.
+    forms: spellings of train's values, to read the files given for val and test; None: to read all other files.
     """
     tasks: list[ParseTask | DigestTask] = []
     for task in parse_tasks(job, whole):
@@ -383,8 +381,7 @@ def refuse_same_rows(sources: Sequence[Source], chunks: Iterable[tuple[int, int,
 
     A few rows may be alike by chance, so files with few rows are compared only if a file is compressed.
 
-    Args:
-        chunks: each chunk's source index, number of rows, and files.
+    chunks: each chunk's source index, number of rows, and files.
     """
     contents: list[list[Hashable]] = [[] for _ in sources]
     rows = [0] * len(sources)
@@ -409,11 +406,8 @@ def compare_md5s(job: Job, checksums: object, executor: Executor) -> list[str]:
 def parse_sources(job: Job, executor: Executor, whole: bool) -> tuple[list[ChunkRecord], list[FileDigest], list[Form]]:
     """Parse all sources to chunks; refuse files that changed, are empty, are alike, or have other checksums than known.
 
-    Args:
-        whole: read each text file once, as one task, for rows and checksum.
-
-    Returns:
-        All chunks in row order, the sources' digests, and the spellings of a user's own sparse columns.
+    whole: read each text file once, as one task, for rows and checksum. Returns all chunks in row order, the sources'
+    digests, and the spellings of a user's own sparse columns.
     """
     records: list[ChunkRecord] = []
     digests: list[FileDigest] = []

@@ -47,13 +47,12 @@ def inverse_permutation(
     The inverse gives the new place of row v, as the file of positions needs.
     np.random.shuffle moves the rows of a two-dimensional array to the same places, since both draw the same swaps.
 
+    Returns consecutive parts of window_rows each (the last may be shorter), uint32, or uint64 beyond 2^32 rows.
+
     Args:
         directory: for temporary files of up to 20 bytes a row (40 beyond 2^32 rows); empty at the end.
         window_rows: rows held in memory, twice.
         check: called now and then; an exception from it ends the work.
-
-    Returns:
-        Consecutive parts of window_rows each (the last may be shorter), uint32, or uint64 beyond 2^32 rows.
     """
     dtype = np.dtype(np.uint32 if rows <= WIDE else np.uint64)
     shutil.rmtree(directory, ignore_errors=True)
@@ -167,12 +166,8 @@ def swap_rows(
 ) -> tuple[int, int, int]:
     """Continue a shuffle at place `last`, down to `stop` or until no draws are left.
 
-    Args:
-        window: values of the places from `low` on.
-        swaps: output: places before the window, the place that each is swapped with, and the value there.
-
-    Returns:
-        (the last place that is not done, draws used, number of swaps written).
+    window: values of the places from `low` on. swaps: output: places before the window, the place that each is swapped
+    with, and the value there. Returns (the last place that is not done, draws used, number of swaps written).
     """
     num_swaps = num_draws = 0
     # As in NumPy, a draw is masked to the bits of the last place, and a larger one is lost.

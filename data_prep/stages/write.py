@@ -764,9 +764,7 @@ def figures(data: DataConfig, job: Job, records: list[ChunkRecord], rows: dict[s
 
     `bayes` has the fields of `BayesScores` over all rows, and under `splits` those of each split.
 
-    Args:
-        records: all chunks in row order; their labels and truth must still be on disk.
-        rows: number of rows of each split.
+    records: all chunks in row order; their labels and truth must still be on disk. rows: number of rows of each split.
     """
     histograms = {split: np.zeros((2, PROBABILITY_STEPS), np.int64) for split in SPLITS if rows[split]}
     bounds = np.cumsum([rows[split] for split in SPLITS])

@@ -312,9 +312,8 @@ def compare(scored: ScoredBaselines, manifest: Manifest, directory: Path, step: 
 
     The model's scores are those that training kept, or else those of the whole split (keep_scores of evaluate).
 
-    Args:
-        step: step of the model that the run serves.
-        rows: maximum rows of the split that baselines were scored on; None: all.
+    step: step of the model that the run serves. rows: maximum rows of the split that baselines were scored on; None:
+    all.
     """
     figures = scored.figures
     split = figures.split
@@ -344,8 +343,7 @@ def _find_scores(
 ) -> tuple[NDArray[np.int64], Scores]:
     """Return the indices, in the kept scores of the served model, of the rows with these numbers, and the scores.
 
-    Raises:
-        UserError: there are none; the remedy makes them.
+    Raises UserError: there are none; the remedy makes them.
     """
     shard_rows = [shard.rows for shard in manifest.splits[split].shards]
     for folder, limit in ((directory / FOLDER, SAMPLE_ROWS), (directory, None)):

@@ -30,8 +30,7 @@ SHOWN_COLUMNS = 4
 class ColumnFigures(Struct, kw_only=True):
     """Figures of one column.
 
-    Attributes:
-        auc: AUC of the column's smoothed out-of-fold label rates in train; None with few labels of a class.
+    auc: AUC of the column's smoothed out-of-fold label rates in train; None with few labels of a class.
     """
 
     auc: float | None = None

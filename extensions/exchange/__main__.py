@@ -236,8 +236,7 @@ INTEGERS, FLOAT32 = "integers", "float32"
 def open_rows(path: Path, width: int, kind: str, same_rows_as: tuple[Path, int] | None = None) -> NDArray[Any]:
     """Map a .npy file [rows, width] of `kind`: INTEGERS (of any size) or FLOAT32.
 
-    Args:
-        same_rows_as: another file of the day, and its rows; None: any number of rows is right.
+    same_rows_as: another file of the day, and its rows; None: any number of rows is right.
     """
     try:
         array = open_array(path)
@@ -276,8 +275,7 @@ class _Builder:
     def add(self, split: str, arrays: Sequence[NDArray[Any]], paths: Sequence[Path], first: int) -> None:
         """Write one shard of labels, numbers and ids [rows, columns]; refuse values that no shard may hold.
 
-        Args:
-            paths: file of the labels, of the numbers and of the ids. first: rows before the arrays' there.
+        paths: file of the labels, of the numbers and of the ids. first: rows before the arrays' there.
         """
         labels, dense, ids = arrays
         checks = (

@@ -38,9 +38,8 @@ def bag_input(feature: str) -> str:
 class ServedModel(nn.Module):
     """The model with tables as they are served.
 
-    Attributes:
-        inputs: names, in the order of `forward`: of the dense features, of single ids, of each feature's bags.
-        outputs: LOGITS and PROBABILITIES, or PREDICTIONS where labels are numbers.
+    inputs: names, in the order of `forward`: of the dense features, of single ids, of each feature's bags. outputs:
+    LOGITS and PROBABILITIES, or PREDICTIONS where labels are numbers.
     """
 
     limits: Tensor

@@ -52,16 +52,13 @@ HEX_DIGITS = frozenset("0123456789abcdefABCDEF")
 class Scorer:
     """The model and the encoder in a directory.
 
-    Attributes:
-        columns: that rows must have.
-        output: what a score is: probabilities or predictions.
+    columns: that rows must have. output: what a score is: probabilities or predictions.
     """
 
     def __init__(self, directory: Path = HERE, threads: int = 0) -> None:
         """threads: of ONNX Runtime; 0: one for each core.
 
-        Raises:
-            UserError: the directory is not whole.
+        Raises UserError: the directory is not whole.
         """
         self._manifest = _read_manifest(directory)
         _require_sizes(directory, self._manifest["files"])
@@ -97,8 +94,7 @@ class Scorer:
 
         name: of the rows in errors; numbers: of each row, by default from 1.
 
-        Raises:
-            UserError: a column is missing, or a value is invalid (row, column).
+        Raises UserError: a column is missing, or a value is invalid (row, column).
         """
         if isinstance(table, Sized) and not len(table):
             return np.zeros(0, np.float32)
@@ -125,8 +121,7 @@ class Scorer:
     def run(self, inputs: Mapping[str, Any], output: str | None = None) -> Any:
         """Return an output of the model, by default the scores [rows] float32, from its inputs as `encode` gives them.
 
-        Raises:
-            UserError: an id is negative or beyond its table.
+        Raises UserError: an id is negative or beyond its table.
         """
         rows = len(next(iter(inputs.values())))
         # A bag takes as much memory as the longest one of its column, so long bags leave room for fewer rows at once.
@@ -378,8 +373,7 @@ def _parse_integer(text: str) -> int | None:
 def read_rows(path: Path, scorer: Scorer) -> Iterator[tuple[Any, Sequence[int]]]:
     """Yield the rows of a file in parts: their columns, and the number of each row.
 
-    Raises:
-        UserError: the file cannot be read, or has no such form.
+    Raises UserError: the file cannot be read, or has no such form.
     """
     suffixes = [suffix.lower() for suffix in path.suffixes]
     suffix = next((suffix for suffix in reversed(suffixes) if suffix not in PACKED), "")

@@ -91,8 +91,7 @@ def permute_feature(rows: RowArrays, feature: Columns, order: NDArray[np.int64])
 class ScoredRows:
     """A sample of a split's rows, and a model's metrics on them, unchanged or changed; all processes call together.
 
-    Attributes:
-        rows: the sample. of_rows: number of the split's rows. figures: metrics on the unchanged sample.
+    rows: the sample. of_rows: number of the split's rows. figures: metrics on the unchanged sample.
     """
 
     def __init__(self, scorer: Predictor, split: str, limit: int) -> None:

@@ -36,9 +36,8 @@ BINS = 32  # quantiles of a number
 def auc_of_column(texts: Sequence[str], numbers: NDArray[np.float64] | None, labels: NDArray[np.bool_]) -> float | None:
     """Return the AUC of a column's label rates, of each half of the rows by those of the other; None for few labels.
 
-    Args:
-        texts: the column's fields [rows], whose label rates are by text. numbers: the same [rows] as numbers, whose
-            label rates are by quantile; None: no numbers. labels: whether each row is positive, [rows].
+    texts: the column's fields [rows], whose label rates are by text. numbers: the same [rows] as numbers, whose label
+    rates are by quantile; None: no numbers. labels: whether each row is positive, [rows].
     """
     if min(labels.sum(), (~labels).sum()) < MIN_LABELS:
         return None
@@ -77,8 +76,7 @@ def _rates_of_other_half(
     Rates of the same half would reveal each row's own label. `label_rates` of extensions/baselines does this by folds,
     for bags and weights; an extension imports no other.
 
-    Args:
-        priors: [rows]; None: the other half's mean label.
+    priors: [rows]; None: the other half's mean label.
     """
     rates = np.empty(len(labels))
     for fitted in _halves(len(labels)):
@@ -90,8 +88,7 @@ def _rates_of_other_half(
 def _smoothed_rates(codes: NDArray[np.int64], labels: NDArray[Any], fitted: Any, scored: Any, prior: Any) -> Any:
     """Return the mean label of each scored row's code among the fitted rows, smoothed by PRIOR_ROWS rows of the prior.
 
-    Args:
-        fitted, scored: masks or positions of rows. prior: a number, or one for each scored row.
+    fitted, scored: masks or positions of rows. prior: a number, or one for each scored row.
     """
     size, others = int(codes.max()) + 1, codes[scored]
     sums, rows = np.bincount(codes[fitted], labels[fitted], size), np.bincount(codes[fitted], minlength=size)
@@ -140,8 +137,7 @@ class Label:
 def find_label(profile: TableProfile, label_key: str | None) -> Label:
     """Return the label.
 
-    Args:
-        label_key: column, or rule such as "rating >= 4"; None: a column named as one of LABEL_NAMES.
+    label_key: column, or rule such as "rating >= 4"; None: a column named as one of LABEL_NAMES.
     """
     column, rule = _find_label_column(profile, label_key)
     figures, texts, path = profile.columns[column], profile.sample.columns[column], profile.sources[0].path
@@ -377,10 +373,8 @@ class Use:
 class Proposal:
     """A proposed schema.
 
-    Attributes:
-        uses: of each column. time: the time column and its format; None: there is none. groups: columns whose rows
-            belong together. missing: texts that mean no value.
-        text: the schema as YAML with comments.
+    uses: of each column. time: the time column and its format; None: there is none. groups: columns whose rows belong
+    together. missing: texts that mean no value. text: the schema as YAML with comments.
     """
 
     profile: TableProfile

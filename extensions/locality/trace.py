@@ -49,8 +49,7 @@ FORM = "three lines of numbers between commas: ids, ascending stack distances, t
 class Trace:
     """Accesses to one table, whose ids are 0 to n - 1 in the order of their first use in the file.
 
-    Attributes:
-        num_embeddings: n.
+    num_embeddings: n.
     """
 
     def __init__(self, path: Path, key: list[int], enable_padding: bool) -> None:

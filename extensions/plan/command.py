@@ -170,9 +170,8 @@ def forecast_plan(
 ) -> ForecastFile:
     """Return a plan's file with its costs, and the reason for each table's sharding.
 
-    Args:
-        choices: shardings that the planner could choose from, by table; empty for a plan of a file.
-        possible: shardings that the reasons compare with, also those that the configuration rules out.
+    choices: shardings that the planner could choose from, by table; empty for a plan of a file. possible: shardings
+    that the reasons compare with, also those that the configuration rules out.
     """
     parts = estimate_tables(model, plan, workload)
     options_of = sharding_options(model, possible, workload)
@@ -217,8 +216,7 @@ def _slowest_part(shards: Sequence[RankCost]) -> RankCost:
 def _reason_text(planned: TablePlan, cost: RankCost, possible: Sequence[ShardingOption], world_size: int) -> str:
     """Return the reason for the planner's choice, with the figures that it compared: each type's fastest kernel.
 
-    Args:
-        cost: of the slowest part as planned.
+    cost: of the slowest part as planned.
     """
     ms, bytes_text = cost.total_ms, size(cost.total_bytes)
     by_type: dict[str, RankCost] = {}

@@ -512,8 +512,7 @@ class EventLog:
     ) -> Batch:
         """Join B histories, a candidate for each, and `missing` samples of padding to a batch.
 
-        Args:
-            users: [B] index of each one's user. divisor: N of the attention.
+        users: [B] index of each one's user. divisor: N of the attention.
         """
         events, schema, size = self.events, self.schema, len(histories.lengths) + missing
         items, times, flags = candidate_set
@@ -621,9 +620,8 @@ class EventSplit:
     ) -> Iterator[Batch]:
         """Yield this process's parts of the global batches with these numbers.
 
-        Args:
-            starts: [windows + 1] place of each window's first sample in the order, and the end.
-            key: seed and epoch that shuffle a window, or None.
+        starts: [windows + 1] place of each window's first sample in the order, and the end. key: seed and epoch that
+        shuffle a window, or None.
         """
 
         def make(number: int) -> Batch:

@@ -439,8 +439,7 @@ def parse_events(batch: RawRows, schema: EventSchema) -> EventBlock:
 def keys_of(batch: RawRows, column: str, allows_text: bool = True) -> NDArray[np.int64]:
     """Return a column's keys [rows] of users, items or attributes (see `text_key`).
 
-    Args:
-        allows_text: whether any text may be an id; otherwise ids are numbers up to MAX_ID, and their own keys.
+    allows_text: whether any text may be an id; otherwise ids are numbers up to MAX_ID, and their own keys.
     """
     values, locator = batch.columns[column], batch.locator_of(column)
     refuse_row(_is_empty(values), locator, lambda _: "no value")

@@ -378,8 +378,7 @@ class HSTULayer(nn.Module):
 class HSTU(nn.Module):
     """The model. An event has the ids of an item and its attributes, and so has a candidate, in shared tables.
 
-    Attributes:
-        sparse_arch: the tables.
+    sparse_arch: the tables.
     """
 
     def __init__(

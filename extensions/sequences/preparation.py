@@ -266,9 +266,8 @@ def count_keys(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return all keys of users or items, ascending, and for each the sum of its counts in the parts.
 
-    Args:
-        parts: distinct keys, ascending, and the count of each. limit: the most keys that fit the memory budget.
-        entities: "users" or "items", for the error above the limit.
+    parts: distinct keys, ascending, and the count of each. limit: the most keys that fit the memory budget. entities:
+    "users" or "items", for the error above the limit.
     """
     keys, counts = np.zeros(0, np.int64), np.zeros(0, np.int64)
     for part_keys, part_counts in parts:
@@ -446,9 +445,8 @@ def _fit_ids(
 ) -> tuple[dict[str, int], dict[str, dict[str, Any]], list[NDArray[np.bool_]]]:
     """Write the items' keys, if renumbered, and each item's attributes.
 
-    Returns:
-        Rows of each table (of users only without renumbering), the manifest's entries of the written files by name, and
-        for each attribute a mask [items] of the items in its table.
+    Returns rows of each table (of users only without renumbering), the manifest's entries of the written files by name,
+    and for each attribute a mask [items] of the items in its table.
     """
     schema, vocabulary = job.schema, dict[str, dict[str, Any]]()
     keys: NDArray[np.int64] | None = None
@@ -476,9 +474,8 @@ def _load_attribute(
 ) -> tuple[NDArray[np.int32], NDArray[np.bool_], int]:
     """Return an attribute's ids [num_items] by item id, a mask of the items that have it, and the rows of its table.
 
-    Args:
-        items: keys of the items with ids from 1 on, ascending; None: an item's key is its id.
-        num_items: rows of the items' table.
+    items: keys of the items with ids from 1 on, ascending; None: an item's key is its id. num_items: rows of the items'
+    table.
     """
     schema, attribute = job.schema, job.schema.attributes[name]
     values, has_attribute = np.zeros(num_items, np.int64), np.zeros(num_items, np.bool_)
@@ -524,9 +521,8 @@ def _plan_merge(
 ) -> list[MergeTask]:
     """Return tasks for consecutive users, with at most `events` if there are several.
 
-    Args:
-        users, counts: all keys, ascending, and the number of events of each. runs: paths of the sorted runs, without
-            their endings. last_time: time of the log's last event in microseconds. table_rows: of the items' table.
+    users, counts: all keys, ascending, and the number of events of each. runs: paths of the sorted runs, without their
+    endings. last_time: time of the log's last event in microseconds. table_rows: of the items' table.
     """
     if (most := int(counts.max())) > max(events, MIN_EVENTS):
         raise UserError(
@@ -553,8 +549,7 @@ def _plan_merge(
 def _refuse_useless(job: EventJob, events: int, figures: dict[str, int], allows_one_class: bool) -> None:
     """Refuse a log from which nothing can be learned.
 
-    Args:
-        events: number of events that are kept. figures: sums of `MergeRecord.counts`.
+    events: number of events that are kept. figures: sums of `MergeRecord.counts`.
     """
     path, schema = job.logs[0].path, job.schema
     if not events:
@@ -578,8 +573,7 @@ def _join(
 ) -> tuple[Shard, list[int]]:
     """Write the merged events one after another; return the shard, and how many events lack each attribute.
 
-    Args:
-        events, users: numbers over all tasks. masks: for each attribute [items], whether an item has it.
+    events, users: numbers over all tasks. masks: for each attribute [items], whether an item has it.
     """
     rows = {"users": users, "offsets": users + 1, "items": events, "times": events, "flags": events}
     writers = {

@@ -67,8 +67,7 @@ def log_settings(config: SyntheticEventsConfig) -> Json:
 def make_log(config: SyntheticEventsConfig, root: Path) -> tuple[Path, Json]:
     """Write the log and its items' table below `root` as Parquet unless they exist.
 
-    Returns:
-        The log's path, and the best scores that any model can have on the last day (`BayesScores`).
+    Returns the log's path, and the best scores that any model can have on the last day (`BayesScores`).
     """
     directory, settings = root / RAW_DIRECTORY, log_settings(config)
     log, table, record = (directory / name for name in (LOG, TABLE, RECORD))
@@ -173,9 +172,8 @@ def _simulate(
 ) -> None:
     """Draw `items`, `probability` and `labels` of all users' listens, [listens] each, in time order.
 
-    Args:
-        offsets: [users + 1]. times: [listens] seconds. draws: [listens, 5] uniform numbers, whose last is not used
-            here. stay: probability of the user's current artist. by_artist, starts, quality, peak: as of `World`.
+    offsets: [users + 1]. times: [listens] seconds. draws: [listens, 5] uniform numbers, whose last is not used here.
+    stay: probability of the user's current artist. by_artist, starts, quality, peak: as of `World`.
     """
     satiety = np.empty(ARTISTS)
     for user in range(len(offsets) - 1):

@@ -61,8 +61,7 @@ class CommonKeys:
 def faults(levels: Mapping[str, Any], resolved: Mapping[str, Any], embedding_dim: int) -> Iterator[str]:
     """Yield messages of settings that cannot work or would do nothing.
 
-    Args:
-        levels: given settings of model.tables and of each override, by path. resolved: those in force for these tables.
+    levels: given settings of model.tables and of each override, by path. resolved: those in force for these tables.
     """
     for path, level in levels.items():
         # A setting for all tables has a use if only one table, with its override, uses it.
