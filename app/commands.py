@@ -50,18 +50,8 @@ COMMANDS = {
             config="config",
             has_groups=True,
         ),
-        _row(
-            "evaluate",
-            "metrics of a run's checkpoint on a split, as JSON",
-            f"{_CONFIG}:EvaluateConfig",
-            _CHECK,
-        ),
-        _row(
-            "recommend",
-            "rank candidates by a run's model",
-            f"{_CONFIG}:RecommendConfig",
-            _CHECK,
-        ),
+        _row("evaluate", "metrics of a run's checkpoint on a split, as JSON", f"{_CONFIG}:EvaluateConfig", _CHECK),
+        _row("recommend", "rank candidates by a run's model", f"{_CONFIG}:RecommendConfig", _CHECK),
         _row(
             "bench",
             "lookups, products, exchanges and steps against this machine's measured limits",
@@ -75,11 +65,7 @@ COMMANDS = {
             f"{_CONFIG}:VerifyConfig",
             _CHECK,
         ),
-        _row(
-            "bundle",
-            "a run's record as one file, for verify on another machine",
-            f"{_CONFIG}:BundleConfig",
-        ),
+        _row("bundle", "a run's record as one file, for verify on another machine", f"{_CONFIG}:BundleConfig"),
         _row(
             "report",
             "the HTML report of a run, finished or not; several runs side by side",

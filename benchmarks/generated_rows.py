@@ -14,19 +14,9 @@ import time
 from collections.abc import Callable
 
 from data_prep.config import SyntheticConfig
-from data_prep.synthetic import (
-    BLOCK_ROWS,
-    LabelledRows,
-    Teacher,
-    calibrated_teacher,
-    label_rows,
-    rows_to_text,
-)
+from data_prep.synthetic import BLOCK_ROWS, LabelledRows, Teacher, calibrated_teacher, label_rows, rows_to_text
 
-WAYS: dict[str, Callable[[Teacher, LabelledRows], object]] = {
-    "drawn": lambda teacher, rows: rows,
-    "text": rows_to_text,
-}
+WAYS: dict[str, Callable[[Teacher, LabelledRows], object]] = {"drawn": lambda teacher, rows: rows, "text": rows_to_text}
 
 
 def main() -> None:

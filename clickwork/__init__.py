@@ -28,12 +28,6 @@ _require_own_packages()
 from clickwork.dataset import Dataset  # noqa: E402
 from clickwork.errors import Error  # noqa: E402
 from clickwork.predictor import Predictor, load  # noqa: E402
-from clickwork.run import (  # noqa: E402
-    Comparison,
-    Run,
-    compare,
-    prepare,
-    train,
-)
+from clickwork.run import Comparison, Run, compare, prepare, train  # noqa: E402
 
 __all__ = ["Comparison", "Dataset", "Error", "Predictor", "Run", "compare", "load", "prepare", "train"]

@@ -35,13 +35,7 @@ from data_prep.lookup import column_transforms, write_tables
 from data_prep.sources.discover import given_md5s, missing_days, refuse_other_md5
 from data_prep.sources.download import SOURCE_MD5, note_times, source_sums
 from data_prep.stages import finish
-from data_prep.stages.fit import (
-    dense_ranges,
-    fit_dense,
-    fit_vocabularies,
-    fitted_records,
-    kept_values,
-)
+from data_prep.stages.fit import dense_ranges, fit_dense, fit_vocabularies, fitted_records, kept_values
 from data_prep.stages.parse import compare_md5s, compile_kernels, parse_sources, parse_tasks
 from data_prep.stages.place import order_in_background, rows_by_source, split_sizes
 from data_prep.stages.write import (

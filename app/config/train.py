@@ -75,10 +75,7 @@ class TrainConfig:
         is_common=True,
     )
     max_steps: int | None = key(
-        None,
-        "stop after this number of steps; 0 builds the run and ends",
-        at_least=0,
-        is_common=True,
+        None, "stop after this number of steps; 0 builds the run and ends", at_least=0, is_common=True
     )
     max_samples: int | None = key(None, "stop before the step that would exceed this number of samples", at_least=0)
     max_minutes: float | None = key(None, "minutes after which the run saves and stops, to be resumed", above=0)
@@ -100,9 +97,7 @@ class TrainConfig:
         within="(0, 1]",
     )
     eval_grid: EvalGrid = key(
-        EvalGrid.down,
-        "how eval_every_fraction is rounded to steps",
-        only_with="eval_every_fraction",
+        EvalGrid.down, "how eval_every_fraction is rounded to steps", only_with="eval_every_fraction"
     )
     target_auc: float | None = key(None, "stop once an evaluation reaches this AUC", within="(0, 1]", is_common=True)
     target_accuracy: float | None = key(None, "stop once an evaluation reaches this accuracy", within="(0, 1]")
@@ -123,8 +118,7 @@ class TrainConfig:
     warmup_steps_excluded: int = key(10, "first steps of this process left out of throughput figures", at_least=0)
     on_nan: OnNan = key(OnNan.stop, "response to a loss that is not finite; skip waits for the device at each step")
     pipeline: Pipeline = key(
-        Pipeline.auto,
-        "order of work on batches; auto: sparse_dist if several processes have a GPU each",
+        Pipeline.auto, "order of work on batches; auto: sparse_dist if several processes have a GPU each"
     )
     deterministic: Any = key(
         False,
@@ -501,9 +495,7 @@ class RuntimeConfig:
     decides_bits: ClassVar[bool] = False
 
     platform: Platform = key(
-        Platform.auto,
-        "devices to compute on; auto: the GPUs that torch was built for, if it sees any",
-        is_common=True,
+        Platform.auto, "devices to compute on; auto: the GPUs that torch was built for, if it sees any", is_common=True
     )
     num_threads: int | None = key(
         None,

@@ -294,11 +294,7 @@ def step_time_histogram(step_seconds: NDArray[np.float32]) -> StepTimeHistogram:
 
 
 def throughput(
-    step_seconds: NDArray[np.float32],
-    input_wait: float,
-    global_batch_size: float,
-    devices: float,
-    excluded: int,
+    step_seconds: NDArray[np.float32], input_wait: float, global_batch_size: float, devices: float, excluded: int
 ) -> Throughput:
     """Return the figures of summary.json from the seconds of every measured step; None if there were none.
 

@@ -33,14 +33,7 @@ from torchrec.distributed.types import (
 )
 
 from app.config.model import Storage
-from app.config.sharding import (
-    COLUMN_TYPES,
-    KERNELS,
-    SHARDING_TYPES,
-    CommPrecision,
-    QCommConfig,
-    kernels_of,
-)
+from app.config.sharding import COLUMN_TYPES, KERNELS, SHARDING_TYPES, CommPrecision, QCommConfig, kernels_of
 from app.model.embeddings import TableArch, TableSpec, table_of
 from app.runtime.library_patches import count_empty_shards, replace_narrow_lookups
 from app.sharding.documents import FORMAT, PlanFile, PlanFormat, PlannedTable

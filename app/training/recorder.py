@@ -15,14 +15,7 @@ from numpy.typing import NDArray
 from app.config.kinds import AUC, LOGLOSS, METRICS, NE, OF_ROWS
 from app.config.train import TrainConfig
 from app.metrics import quality
-from app.metrics.documents import (
-    AnyEvent,
-    EvaluationEvent,
-    EvaluationFigures,
-    Measured,
-    Power,
-    TrainEvent,
-)
+from app.metrics.documents import AnyEvent, EvaluationEvent, EvaluationFigures, Measured, Power, TrainEvent
 from app.metrics.timing import PHASES, EnergyMeter, StepTimer, memory_in_use, throughput
 from app.model.embeddings import TableArch
 from app.record import provenance

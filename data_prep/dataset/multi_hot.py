@@ -98,11 +98,7 @@ class MultiHotTables:
 
     @classmethod
     def open(
-        cls,
-        parent: Path,
-        num_embeddings: Sequence[int],
-        bags: MultiHot,
-        key: str = "data.path",
+        cls, parent: Path, num_embeddings: Sequence[int], bags: MultiHot, key: str = "data.path"
     ) -> "MultiHotTables":
         """Open the tables in a subdirectory of `parent`; draw them first if they are missing.
 

@@ -134,10 +134,7 @@ def unseen_shares(job: Job, built: Sequence[BuiltShard], features: Sequence[str]
 
 
 def shared_ids(
-    job: Job,
-    built: Sequence[BuiltShard],
-    records: Sequence[ChunkRecord],
-    num_values: Mapping[str, int | None],
+    job: Job, built: Sequence[BuiltShard], records: Sequence[ChunkRecord], num_values: Mapping[str, int | None]
 ) -> dict[str, dict[str, float]]:
     """Return what `data.max_ind_range` merges, by figure and feature; {} without a limit, or where it is not known.
 

@@ -445,10 +445,7 @@ def _time_at(parts: Callable[[], Iterator[NDArray[np.int64]]], place: int, low: 
     return low
 
 
-POSITION_DTYPES: dict[str, np.dtype[Any]] = {
-    "positions.i32": np.dtype(np.int32),
-    "positions.i64": np.dtype(np.int64),
-}
+POSITION_DTYPES: dict[str, np.dtype[Any]] = {"positions.i32": np.dtype(np.int32), "positions.i64": np.dtype(np.int64)}
 PERMUTATION = "permutation"
 Positions: TypeAlias = NDArray[np.signedinteger]
 

@@ -46,14 +46,7 @@ from data_prep.dataset.options import Schema
 from data_prep.dataset.spelling import BAG_KINDS, Bags, join, pack
 from data_prep.dataset.transforms import ColumnTransform
 from data_prep.executor import Executor, Worker
-from data_prep.io import (
-    ArrayWriter,
-    open_array,
-    read_ranges,
-    read_rows,
-    rows_range,
-    write_array,
-)
+from data_prep.io import ArrayWriter, open_array, read_ranges, read_rows, rows_range, write_array
 from data_prep.job import (
     SHARD_SUFFIXES,
     SHUFFLED_ROW_BYTES,

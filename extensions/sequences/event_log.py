@@ -272,11 +272,7 @@ def wrong_item_error(event: int) -> OwnError:
 
 @jit
 def _write_histories(
-    events: EventArrays,
-    anchors: NDArray[np.int64],
-    users: NDArray[np.int64],
-    rule: HistoryRule,
-    histories: Histories,
+    events: EventArrays, anchors: NDArray[np.int64], users: NDArray[np.int64], rule: HistoryRule, histories: Histories
 ) -> Int:
     """Write the histories; return the number of their events, or -1 - e for an event e with an unknown item."""
     any_mask = np.uint8(0)
@@ -533,11 +529,7 @@ class EventLog:
             *(np.pad(ids, (0, missing)) for ids in candidates),
         ]
         ids = torch.from_numpy(np.concatenate(id_columns, dtype=np.int32, casting="same_kind"))
-        lengths = [
-            *([single] * len(contexts)),
-            *([per_sample] * len(histories.ids)),
-            *([single] * len(candidates)),
-        ]
+        lengths = [*([single] * len(contexts)), *([per_sample] * len(histories.ids)), *([single] * len(candidates))]
         reference_times = times.copy()
         # MLPerf counts ages from the history's last event; without a history only the candidate has a time.
         if self.config.candidate_time is CandidateTime.history:
