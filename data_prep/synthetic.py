@@ -393,11 +393,7 @@ def generator_version(config: SyntheticConfig) -> int:
 def calibrated_teacher(config: SyntheticConfig, day: int) -> Teacher:
     """Return a day's teacher, calibrated on a sample: effects to their deviations, intercept to the click rate."""
     teacher = make_teacher(config, criteo_columns(config.max_cardinality), day)
-    return calibrate(teacher, config, draw_rows(teacher, config.seed, day, CALIBRATION_BLOCK, CALIBRATION_ROWS))
-
-
-def calibrate(teacher: Teacher, config: SyntheticConfig, sample: Rows) -> Teacher:
-    """Return a drawn teacher scaled by its logits on a sample of rows: the deviations and click rate of `config`."""
+    sample = draw_rows(teacher, config.seed, day, CALIBRATION_BLOCK, CALIBRATION_ROWS)
     # Each kind of effect is scaled to its own deviation over the rows, so that models rank as they do in practice.
     without_triples = teacher._replace(triple_forms=np.zeros_like(teacher.triple_forms))
     single = logits_of(without_triples._replace(pair_forms=np.zeros_like(teacher.pair_forms)), sample)
@@ -450,7 +446,10 @@ def block_sizes(rows: int) -> list[int]:
 def draw_rows(teacher: Teacher, seed: int, day: int, block: int, rows: int) -> Rows:
     """Draw rows and their logits, which depend on the teacher and (seed, day, block) alone."""
     rng = seeded_generator([seed, day, block])
-    integers, integer_present = draw_integers(teacher, rng, rows)
+    integers = np.empty((rows, CRITEO_NUM_DENSE), np.int32)
+    normal = rng.standard_normal(integers.shape, np.float32)
+    integers_from_normal(normal, teacher.log_mean, teacher.log_deviation, teacher.shift, integers)
+    integer_present = rng.random(integers.shape, np.float32) >= teacher.integer_missing
     ranks = np.empty((rows, len(teacher.cardinality)), np.int32)
     logits = np.empty(rows)
     category_ranks(rng.random(ranks.shape, np.float32), teacher.cardinality, teacher.exponent, ranks)
@@ -466,32 +465,15 @@ def logits_of(teacher: Teacher, rows: Rows) -> NDArray[np.float64]:
     return logits
 
 
-def draw_integers(teacher: Teacher, rng: np.random.Generator, rows: int) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
-    """Draw integers [rows, N], and a mask of those that are not missing."""
-    integers = np.empty((rows, CRITEO_NUM_DENSE), np.int32)
-    normal = rng.standard_normal(integers.shape, np.float32)
-    integers_from_normal(normal, teacher.log_mean, teacher.log_deviation, teacher.shift, integers)
-    return integers, rng.random(integers.shape, np.float32) >= teacher.integer_missing
-
-
-def draw_labels(logits: NDArray[np.float64], key: list[int]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    """Return click probabilities [rows] in steps of 1 / PROBABILITY_STEPS, and labels [rows], 0 or 1, drawn from them.
-
-    key: numbers that the draw depends on, beside the probabilities.
-    """
+def label_rows(teacher: Teacher, seed: int, day: int, block: int, rows: int) -> LabelledRows:
+    """Return one block of a day: rows, and labels drawn from their click probabilities."""
+    features = draw_rows(teacher, seed, day, block, rows)
     # Probabilities of a fixed number of steps make histograms, and so the best possible scores, exact.
-    steps = np.rint(PROBABILITY_STEPS / (1 + np.exp(-logits))).astype(np.int64)
+    steps = np.rint(PROBABILITY_STEPS / (1 + np.exp(-features.logits))).astype(np.int64)
     steps = np.clip(steps, 1, PROBABILITY_STEPS - 1)
     # A generator of its own draws the labels, so other draws of columns do not change them.
-    uniform = seeded_generator([*key, PROBABILITY_BITS]).integers(0, PROBABILITY_STEPS, len(logits))
-    return steps, (uniform < steps).astype(np.int32)
-
-
-def label_rows(teacher: Teacher, seed: int, day: int, block: int, rows: int) -> LabelledRows:
-    """Return one block of a day: rows, and labels drawn from their probabilities."""
-    features = draw_rows(teacher, seed, day, block, rows)
-    steps, labels = draw_labels(features.logits, [seed, day, block])
-    return LabelledRows(features, labels, (steps / PROBABILITY_STEPS).astype(np.float32))
+    uniform = seeded_generator([seed, day, block, PROBABILITY_BITS]).integers(0, PROBABILITY_STEPS, rows)
+    return LabelledRows(features, (uniform < steps).astype(np.int32), (steps / PROBABILITY_STEPS).astype(np.float32))
 
 
 def rows_to_text(teacher: Teacher, rows: LabelledRows) -> bytes:
@@ -721,10 +703,6 @@ class RandomRows:
             lengths = rng.integers(1, self._bag_sizes[feature] + 1, rows)
         offsets = offsets_of(lengths)
         return Bags(draw_ids(rng, self._config, self._tables[feature], int(offsets[-1])), offsets)
-
-    def extra(self) -> dict[str, Any]:
-        """Return no further figures: random labels know no model whose scores could be given."""
-        return {}
 
 
 def draw_ids(rng: np.random.Generator, config: RandomConfig, table_rows: int, count: int) -> NDArray[np.int32]:

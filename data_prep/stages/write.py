@@ -716,10 +716,6 @@ class Generator(Protocol):
         """Return rows start to start + rows of a split. Calls come in order: train, val, then test."""
         ...
 
-    def extra(self) -> Json:
-        """Return figures for the manifest, after all rows are made."""
-        ...
-
 
 def write_generated(data: DataConfig, root: Path, generator: Generator) -> Manifest:
     """Write the dataset of generated rows to `root`, or return it if it is already done."""
@@ -743,8 +739,7 @@ def write_generated(data: DataConfig, root: Path, generator: Generator) -> Manif
                 targets = (str(shard_path(Path(), split, shard.name, kind)) for kind in shard.files)
                 moves += [(f"{scratch.name}/{target}", target) for target in targets]
         encoding = {**generator.encoding, "raw_schema": None, "dense_transform": None}
-        extra = generator.extra()
-        manifest = build_manifest(generator.schema, encoding, generator.num_embeddings, shards, extra=extra)
+        manifest = build_manifest(generator.schema, encoding, generator.num_embeddings, shards)
         manifest.extra["seconds"] = round(time.monotonic() - begin, 3)
         manifest = publish(work, root, manifest, moves)
     rate = manifest.rows / max(manifest.extra["seconds"], 1e-9)

@@ -19,12 +19,7 @@ class TraceConfig:
     rows: int = key(200_000, "rows of the train split", at_least=1)
     eval_rows: int = key(20_000, "rows of val and of test each, which follow train's", at_least=0)
     enable_padding: bool = key(False, "once all ids of a file were used, draw no more of them as new")
-    click_rate: float = key(
-        0.25,
-        "approximate share of positive labels, from a ground-truth model as with data.source=synthetic",
-        within="(0, 1)",
-    )
-    difficulty: float = key(1.0, "as for data.synthetic", within="[0.1, inf)")
+    click_rate: float = key(0.25, "share of positive labels", within="[0, 1]")
     seed: int = key(0, "decides every byte", at_least=0)
 
 

@@ -1,4 +1,4 @@
-"""`data.source=trace`: ids by the stack distances of a trace, with labels from a ground-truth model.
+"""`data.source=trace`: ids by the stack distances of a trace; numbers and labels by chance.
 
 The stack distance of an access is the place of its id among all ids by their last use, from 1 for the last one; 0
 stands for an id that was not used yet (Mattson et al. 1970). A cache of the C most recently used rows hits the accesses
@@ -21,25 +21,9 @@ from common.documents import Json
 from common.errors import UserError
 from common.files import digest_file
 from common.jit import Int, jit
-from data_prep.config import SyntheticConfig
 from data_prep.dataset.format import SPLITS, ShardArrays
 from data_prep.dataset.options import CRITEO, Schema
-from data_prep.lookup import encode_dense
-from data_prep.synthetic import (
-    CALIBRATION_BLOCK,
-    CALIBRATION_ROWS,
-    PROBABILITY_STEPS,
-    Columns,
-    Rows,
-    bayes_scores,
-    calibrate,
-    draw_integers,
-    draw_labels,
-    draw_rows,
-    logits_of,
-    make_teacher,
-    seeded_generator,
-)
+from data_prep.synthetic import seeded_generator
 from extensions.locality import TraceConfig
 
 SUFFIX = ".log"
@@ -146,14 +130,6 @@ class TraceRows:
         self.encoding: Json = {"name": "trace", "trace": settings}
         self.rows = dict(zip(SPLITS, (config.rows, config.eval_rows, config.eval_rows), strict=True))
         self.row_bytes = 4.0 * (1 + len(CRITEO.dense) + len(paths))
-        self._counts = {split: np.zeros((2, PROBABILITY_STEPS), np.int64) for split in SPLITS}
-        # Single effects alone, calibrated on rows with uniform ids: in the long run all ids are equally likely.
-        synthetic = SyntheticConfig(seed=config.seed, click_rate=config.click_rate, difficulty=config.difficulty)
-        zero = np.zeros(len(paths))
-        columns = Columns(np.array(list(self.num_embeddings.values()), np.int64), zero, zero.astype(np.float32), ())
-        teacher = make_teacher(synthetic, columns, 0)
-        sample = draw_rows(teacher, config.seed, 0, CALIBRATION_BLOCK, CALIBRATION_ROWS)
-        self._teacher = calibrate(teacher, synthetic, sample)
 
     def shard(self, split: str, start: int, rows: int) -> ShardArrays:
         """Return the next `rows` rows of a split: ids follow those of the last call; `start` seeds all other draws."""
@@ -161,21 +137,6 @@ class TraceRows:
         # Each table has a generator of its own, so the number of threads does not change its draws.
         with ThreadPoolExecutor(self._threads) as executor:
             sparse = np.stack(list(executor.map(lambda trace: trace.draw(rows), self._traces)), axis=1)
-        integers, present = draw_integers(self._teacher, seeded_generator(key), rows)
-        filled = np.ones(sparse.shape, np.bool_)
-        logits = logits_of(self._teacher, Rows(integers, present, sparse, filled, np.zeros(0)))
-        steps, labels = draw_labels(logits, key)
-        for label in (0, 1):
-            self._counts[split][label] += np.bincount(steps[labels == label], minlength=PROBABILITY_STEPS)
-        dense = encode_dense(np.where(present, integers, np.int32(0)))
-        return ShardArrays(labels[:, None], dense, sparse)
-
-    def extra(self) -> Json:
-        """Return the best possible scores, as data.source=synthetic does."""
-        total = np.sum(list(self._counts.values()), axis=0)
-        splits = {
-            split: asdict(bayes_scores(counts.sum(axis=0), counts[1]))
-            for split, counts in self._counts.items()
-            if counts.any()
-        }
-        return {"bayes": {**asdict(bayes_scores(total.sum(axis=0), total[1])), "splits": splits}}
+        rng = seeded_generator(key)
+        labels = (rng.random((rows, 1)) < self._config.click_rate).astype(np.int32)
+        return ShardArrays(labels, rng.random((rows, len(CRITEO.dense)), np.float32), sparse)

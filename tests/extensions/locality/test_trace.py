@@ -12,7 +12,7 @@ from extensions.locality import TraceConfig
 from extensions.locality.trace import Trace
 from tests.data_prep.conftest import load_split, prepare, sums
 from tests.error_lines import refused
-from tests.key_limits import DIFFICULTY, INSIDE, ONE, ZERO, check_limits
+from tests.key_limits import ONE, SHARE, ZERO, check_limits
 
 
 def write_trace(path: Path, ids: int, distances: list[int], shares: list[float]) -> Path:
@@ -52,7 +52,7 @@ def test_ids_are_those_of_plain_lists(seed: int, tmp_path: Path) -> None:
 
 @pytest.mark.medium
 def test_a_dataset_by_traces(tmp_path: Path) -> None:
-    """Labels can be learned as well as the manifest says; the seed decides every byte, whatever the workers."""
+    """The seed decides every byte, whatever the workers."""
     write_trace(tmp_path / "traces/near.log", 500, [0, 1, 4, 100], [0.1, 0.5, 0.9, 1.0])
     write_trace(tmp_path / "traces/three.log", 3, [0, 1, 3], [0.2, 0.6, 1.0])
     keys = ["data.source=trace", f"data.trace.directory={tmp_path}/traces", "data.trace.rows=30000"]
@@ -62,8 +62,8 @@ def test_a_dataset_by_traces(tmp_path: Path) -> None:
     assert [manifest.splits[split].rows for split in ("train", "val", "test")] == [30_000, 50, 50]
     labels, dense, sparse = load_split(tmp_path / "made", "train")
     assert np.mean(sparse[1:, 0] == sparse[:-1, 0]) == pytest.approx(0.4, abs=0.02)  # the share of distance 1
-    assert abs(np.corrcoef(labels, dense.T)[0, 1:]).max() > 0.05
-    assert manifest.extra["bayes"]["sampled_auc"] == pytest.approx(manifest.extra["bayes"]["auc"], abs=0.015)
+    assert labels.mean() == pytest.approx(0.25, abs=0.01)
+    assert abs(np.corrcoef(labels, dense.T)[0, 1:]).max() < 0.03
     prepare(*keys, "data.trace.eval_rows=50", f"data.path={tmp_path}/again", "data.workers=3")
     assert sums(tmp_path / "again") == sums(tmp_path / "made")
     assert load_manifest(tmp_path / "again") == prepare(*keys, "data.trace.eval_rows=50", f"data.path={tmp_path}/again")
@@ -90,5 +90,5 @@ def test_other_files_are_refused(content: str | None, message: str, tmp_path: Pa
 
 
 def test_every_key_has_its_limits_and_a_meaning() -> None:
-    limits = {"rows": ONE, "eval_rows": ZERO, "seed": ZERO, "click_rate": INSIDE, "difficulty": DIFFICULTY}
+    limits = {"rows": ONE, "eval_rows": ZERO, "seed": ZERO, "click_rate": SHARE}
     check_limits(TraceConfig, limits)
