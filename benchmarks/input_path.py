@@ -2,7 +2,7 @@
 
     python -m benchmarks.input_path [--rows 4000000] [--processes 1 2 4 8] [--at-once 1] [--rounds 3] [--out FILE]
 
-  reading    shuffled batches of one id a feature (13 dense, 26 sparse features), with one lane and with eight
+  reading    shuffled batches of one id a feature (13 dense, 26 sparse features)
   multi_hot  rows in memory to batches of MLPerf v2's bags (214 ids a row), tables of at most --max-rows rows
 
 CPU time of all a process's threads: on a busy machine it varies less than seconds do. The dataset is random, and in the
@@ -31,7 +31,6 @@ from data_prep.dataset.format import Manifest, ShardArrays, Split, load_manifest
 from data_prep.dataset.multi_hot import MLPERF_SIZES, MultiHotTables
 
 NUM_DENSE, NUM_SPARSE, NUM_EMBEDDINGS, SHARDS = 13, 26, 1 << 20, 4
-LANES = (1, 8)
 MLPERF_ROWS = (
     *(40_000_000, 39_060, 17_295, 7_424, 20_265, 3, 7_122, 1_543, 63, 40_000_000, 3_067_956, 405_282, 10, 2_209),
     *(11_938, 155, 4, 976, 14, 40_000_000, 40_000_000, 40_000_000, 590_152, 12_973, 108, 36),
@@ -48,7 +47,7 @@ def main() -> None:
     parser.add_argument("--max-rows", type=int, default=200_000, help="of a multi-hot table")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path, help="write the results as JSON")
-    parser.add_argument("--read", nargs=4, help=argparse.SUPPRESS)  # one process: dataset, lanes, rank, world size
+    parser.add_argument("--read", nargs=3, help=argparse.SUPPRESS)  # one process: dataset, rank, world size
     arguments = parser.parse_args()
     keep_freed_memory()  # as training does
     if arguments.read is not None:
@@ -59,10 +58,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         write_rows(Path(directory), arguments.rows)
         for _ in range(arguments.rounds):
-            for lanes in LANES:
-                for world_size in arguments.processes:
-                    name = f"reading, lanes={lanes}, {world_size} processes"
-                    measurements.setdefault(name, []).append(read_all(directory, arguments, lanes, world_size))
+            for world_size in arguments.processes:
+                name = f"reading, {world_size} processes"
+                measurements.setdefault(name, []).append(read_all(directory, arguments, world_size))
             measurements.setdefault("multi_hot", []).append(expand(arguments.batch_size, arguments.max_rows))
     for name, times in measurements.items():
         median = statistics.median(times)
@@ -98,12 +96,12 @@ def write_rows(root: Path, rows: int) -> None:
     )
 
 
-def read_all(directory: str, arguments: argparse.Namespace, lanes: int, world_size: int) -> float:
+def read_all(directory: str, arguments: argparse.Namespace, world_size: int) -> float:
     """CPU nanoseconds a row of processes that read an epoch together."""
     command = [sys.executable, "-m", "benchmarks.input_path", "--batch-size", str(arguments.batch_size), "--read"]
 
     def measure(rank: int) -> dict[str, float]:
-        numbers = (str(number) for number in (lanes, rank, world_size))
+        numbers = (str(number) for number in (rank, world_size))
         process = subprocess.run([*command, directory, *numbers], stdout=subprocess.PIPE, check=True)
         return json.loads(process.stdout)
 
@@ -112,10 +110,9 @@ def read_all(directory: str, arguments: argparse.Namespace, lanes: int, world_si
     return sum(one["seconds"] for one in measured) / sum(one["rows"] for one in measured) * 1e9
 
 
-def read(root: Path, batch_size: int, lanes: int, rank: int, world_size: int) -> dict[str, float]:
+def read(root: Path, batch_size: int, rank: int, world_size: int) -> dict[str, float]:
     """CPU seconds and rows of one process's second epoch, after one that compiles the kernels and fills caches."""
-    config = DataConfig(shuffle_lanes=lanes)
-    split = SplitReader(root, load_manifest(root), "train", config, rank, world_size)
+    split = SplitReader(root, load_manifest(root), "train", DataConfig(), rank, world_size)
     for epoch in range(2):
         began = time.process_time()
         rows = sum(len(batch.labels) for batch in split.train_batches(batch_size, seed=0, epoch=epoch, first=0))

@@ -106,13 +106,6 @@ class DataConfig(preparation.DataConfig):
         at_least=1,
         decides_bits=True,
     )
-    shuffle_lanes: int = key(
-        1,
-        "number of independent lanes of windows; about one per process",
-        at_least=1,
-        only_with="shuffle",
-        decides_bits=True,
-    )
 
     def faults(self) -> Iterator[str]:
         yield from split_file_faults(self)

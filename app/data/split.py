@@ -10,8 +10,6 @@ the r-th equal part of it, and reads no other rows. The rows left over at the en
 (train.drop_last=false) they form its last batch: process r takes the r-th part of them, with all parts as long as the
 first, rounded up.
 
-With several lanes, the order of blocks is cut into that many equal parts, each with its own windows, and each lane
-gives its equal part of every global batch. A process then permutes the windows of its own lanes only.
 """
 
 import logging
@@ -19,7 +17,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -404,7 +401,7 @@ class Splits(Protocol):
 
 
 class Window(NamedTuple):
-    """Consecutive rows of a lane: the number of the first row, the rows' ranges [start, stop) on disk, and a seed."""
+    """Consecutive rows: the number of the first one, their ranges [start, stop) on disk, and a seed."""
 
     first: int
     ranges: list[tuple[int, int]]
@@ -420,41 +417,26 @@ class Window(NamedTuple):
 class Order:
     """The order of a split's rows in one epoch, as windows; without `shuffle`, the order on disk.
 
-    rows: of the split, drawn negatives included. lanes: parts of the order with windows of their own.
+    rows: of the split, drawn negatives included.
     """
 
     rows: int
     config: DataConfig
-    lanes: int = 1
     seed: int = 0
     epoch: int = 0
     shuffle: bool = False
 
-    def windows(self, lane: int, batch_rows: range, num_batches: int) -> Iterator[Window]:
-        """Yield the windows of the lane that gives these rows of each global batch.
-
-        batch_rows: numbers of rows in a global batch. num_batches: whole global batches of the epoch.
-        """
+    def windows(self) -> Iterator[Window]:
+        """Yield the windows."""
         block_rows, window_blocks = self.config.shuffle_block_rows, self.config.shuffle_window_blocks
         starts = np.arange(0, self.rows, block_rows)
         if self.shuffle:
             # The stream of blocks ends with 0, those of windows with 1 and more, so that no two are equal.
             np.random.default_rng([self.seed, self.epoch, 0]).shuffle(starts)
-        stops = np.minimum(starts + block_rows, self.rows)
-        ends = np.cumsum(stops - starts)  # end of each block, in this order
-        # A lane has the same part of the order as of each batch: [low, high).
-        low, high = batch_rows.start * num_batches, batch_rows.stop * num_batches
-        if lane == self.lanes - 1:
-            high = self.rows  # the last lane has the rows left over
-        first_block, last_block = np.searchsorted(ends, [low, high - 1], side="right")
-        first = low
-        for number, block in enumerate(range(first_block, last_block + 1, window_blocks)):
-            ranges = []
-            for index in range(block, min(block + window_blocks, last_block + 1)):
-                begin = ends[index] - (stops[index] - starts[index])
-                skipped, beyond = max(low - begin, 0), max(ends[index] - high, 0)
-                ranges.append((int(starts[index] + skipped), int(stops[index] - beyond)))
-            window = Window(int(first - low), ranges, 1 + number * self.lanes + lane)
+        stops, first = np.minimum(starts + block_rows, self.rows), 0
+        for number, block in enumerate(range(0, len(starts), window_blocks)):
+            blocks = slice(block, block + window_blocks)
+            window = Window(first, [*zip(starts[blocks].tolist(), stops[blocks].tolist(), strict=True)], 1 + number)
             yield window
             first += window.size
 
@@ -496,7 +478,7 @@ class SplitReader:
     def train_batches(self, global_batch_size: int, seed: int, epoch: int, first: int) -> Iterator[Batch]:
         """Yield this process's parts of the epoch's global batches from number `first` on."""
         config = self._config
-        order = Order(self.rows, config, config.shuffle_lanes, seed, epoch, config.shuffle)
+        order = Order(self.rows, config, seed, epoch, config.shuffle)
         num_whole = self.rows // global_batch_size
         _, _, valid = self._part(global_batch_size)
         for batch in self._batches(global_batch_size, range(first, num_whole), order):
@@ -513,19 +495,17 @@ class SplitReader:
         return self._batches(global_batch_size, batches, Order(self.rows, self._config))
 
     def _last_batch(self, global_batch_size: int, order: Order) -> Batch:
-        """Return this process's part of the rows that fill no whole batch; they come last in the last lane.
+        """Return this process's part of the rows that fill no whole batch; they come last.
 
         Parts are equally long, as sharded tables require. Copies of the batch's last row fill a part that is too short.
         They touch only table rows that the batch touches anyway, and have no share in the loss.
         """
         num_whole, remainder = divmod(self.rows, global_batch_size)
-        (_, local, valid), lane = self._part(remainder), order.lanes - 1
-        lane_rows = range(lane * global_batch_size // order.lanes, global_batch_size)  # of a whole global batch
-        begin = self._rank * local
-        local_rows = np.minimum(np.arange(begin, begin + local), remainder - 1) + num_whole * len(lane_rows)
-        parts = []
-        for window in order.windows(lane, lane_rows, num_whole):
-            rows = local_rows[(local_rows >= window.first) & (local_rows < window.first + window.size)] - window.first
+        _, local, valid = self._part(remainder)
+        begin, parts = self._rank * local, []
+        numbers = np.minimum(np.arange(begin, begin + local), remainder - 1) + num_whole * global_batch_size
+        for window in order.windows():
+            rows = numbers[(numbers >= window.first) & (numbers < window.first + window.size)] - window.first
             if len(rows):
                 parts.append(self._load(order, window, rows))
         batch = self._make_builder(local).batch(join_rows(parts))
@@ -545,31 +525,22 @@ class SplitReader:
         local_rows, local, _ = self._part(global_batch_size)
         builder = self._make_builder(local)
         copies = np.minimum(np.arange(local), len(local_rows) - 1)  # repeats the last row if there are too few
-        cuts = [lane * global_batch_size // order.lanes for lane in range(order.lanes + 1)]
         with background_thread("read") as pool:
-            parts = []
-            for lane, share in enumerate(map(range, cuts, cuts[1:])):
-                # A process reads and permutes only the lanes in which its rows lie.
-                if local_share := range(max(share.start, local_rows.start), min(share.stop, local_rows.stop)):
-                    windows = order.windows(lane, share, self.rows // global_batch_size)
-                    rows = self._read(pool, order, windows, share, local_share, batches)
-                    parts.append(self._cut(rows, len(local_share), len(batches)))
-            for part in zip(*parts, strict=True):
-                rows_of_batch = join_rows(list(chain.from_iterable(part)))
+            rows = self._read(pool, order, global_batch_size, local_rows, batches)
+            for parts in self._cut(rows, len(local_rows), len(batches)):
+                rows_of_batch = join_rows(parts)
                 yield builder.batch(rows_of_batch.take(copies) if len(local_rows) < local else rows_of_batch)
 
-    def _read(
-        self, pool: Executor, order: Order, windows: Iterator[Window], share: range, part: range, batches: range
-    ) -> Iterator[RowArrays]:
-        """Yield this process's rows of a lane, window by window and in order; the next is read while one is in use.
+    def _read(self, pool: Executor, order: Order, size: int, part: range, batches: range) -> Iterator[RowArrays]:
+        """Yield this process's rows, window by window and in order; the next is read while one is in use.
 
-        share, part: the rows of a global batch that the lane gives, and the rows among them that this process takes.
+        size: rows of a global batch. part: the rows among them that this process takes.
         """
         previous = None
-        for window in windows:
-            end, size = window.first + window.size, len(share)
+        for window in order.windows():
+            end = window.first + window.size
             numbers = np.arange(max(batches.start, window.first // size), min(batches.stop, -(-end // size)))
-            rows = (numbers[:, None] * size + np.arange(part.start, part.stop) - share.start).reshape(-1) - window.first
+            rows = (numbers[:, None] * size + np.arange(part.start, part.stop)).reshape(-1) - window.first
             rows = rows[(rows >= 0) & (rows < window.size)]
             if len(rows):
                 pending = pool.submit(self._load, order, window, rows)

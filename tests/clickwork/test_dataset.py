@@ -193,7 +193,7 @@ def read(runtime: Runtime, tmp_path_factory: pytest.TempPathFactory) -> tuple[Tr
             read.append(batch)
             yield batch
 
-    keys = ["train.max_steps=null", "train.epochs=2", "train.seed=7", "data.shuffle_lanes=2", "train.drop_last=false"]
+    keys = ["train.max_steps=null", "train.epochs=2", "train.seed=7", "train.drop_last=false"]
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(session.DataLoader, "batches", recorded)
         trained = train_on_table(runtime, tmp_path_factory.mktemp("read"), *keys)

@@ -46,7 +46,7 @@ OF_RUNS: dict[str, Limits] = {
     "train.micro_batch_size": ([0, 1024], [1, 1023], "at least 1 and below 1024"),
     **dict.fromkeys(("train.local_batch_size", "train.epochs", "train.log_every_steps", "train.early_stop_patience",
                      "eval.global_batch_size", "checkpoint.every_steps", "checkpoint.keep", "data.shuffle_block_rows",
-                     "data.shuffle_window_blocks", "data.shuffle_lanes", "data.negatives.per_positive",
+                     "data.shuffle_window_blocks", "data.negatives.per_positive",
                      "model.dcn_num_layers", "model.dcn_low_rank_dim", "model.embedding_dim", "published.train_rows",
                      "published.num_devices", "published.parameters", "topology.nodes",
                      "topology.devices_per_node"), ONE),

@@ -12,12 +12,7 @@ import pytest
 from app.data.split import SplitShards
 from common.errors import UserError
 from common.files import digest_file
-from data_prep.dataset.format import (
-    load_manifest,
-    open_shard,
-    shard_path,
-    verify_shard,
-)
+from data_prep.dataset.format import load_manifest, open_shard, shard_path, verify_shard
 from data_prep.encoding import Encoder
 from data_prep.verify import verify_dataset
 from tests.app.datasets import NUM_DENSE, NUM_EMBEDDINGS, write_dataset, write_ragged_dataset

@@ -1,7 +1,6 @@
 """Steps of drawn models, of the field's models and of an epoch's last batch, against naive programs."""
 
 import itertools
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -315,10 +314,9 @@ def plain_batches(rows: int, seed: int, epoch: int) -> list[list[int]]:
     return [order[start : start + BATCH] for start in range(0, rows, BATCH)]
 
 
-def read_batches(root: Path, rank: int = 0, processes: int = 1, lanes: int = 1, first: int = 0) -> list[list[int]]:
+def read_batches(root: Path, rank: int = 0, processes: int = 1, first: int = 0) -> list[list[int]]:
     """The rows of each of an epoch's batches, known from dense feature 0, without what is padded."""
-    config = replace(CONFIG, shuffle_lanes=lanes)
-    split = SplitReader(root, load_manifest(root), "train", config, rank, processes, drop_last=False)
+    split = SplitReader(root, load_manifest(root), "train", CONFIG, rank, processes, drop_last=False)
     batches = []
     for batch in split.train_batches(BATCH, 3, 1, first):
         numbers = np.rint(batch.dense_features[:, 0].numpy() * split.rows).astype(int).tolist()
@@ -336,23 +334,9 @@ def test_batches_are_numpys(name: str, processes: int, roots: dict[str, Path]) -
     assert together == plain_batches(ROWS[name], 3, 1)
 
 
-@pytest.mark.parametrize("lanes", [3, 8])
-def test_lanes_lose_no_row(lanes: int, roots: dict[str, Path]) -> None:
-    for name, rows in ROWS.items():
-        alone = read_batches(roots[name], lanes=lanes)
-        parts = [read_batches(roots[name], rank, 2, lanes) for rank in range(2)]
-        assert [first + second for first, second in zip(*parts, strict=True)] == alone
-        assert [len(batch) for batch in alone] == [len(batch) for batch in plain_batches(rows, 3, 1)]
-        assert sorted(itertools.chain(*alone)) == list(range(rows))
-        data = replace(CONFIG, shuffle_lanes=lanes)
-        whole = SplitReader(roots[name], load_manifest(roots[name]), "train", data, 0, 1)
-        assert len(list(whole.train_batches(BATCH, 3, 1, 0))) == rows // BATCH  # as ever
-
-
 @pytest.mark.parametrize("first", range(7))
 def test_the_rest_of_an_epoch(first: int, roots: dict[str, Path]) -> None:
-    for lanes in (1, 8):
-        assert read_batches(roots["odd"], lanes=lanes, first=first) == read_batches(roots["odd"], lanes=lanes)[first:]
+    assert read_batches(roots["odd"], first=first) == read_batches(roots["odd"])[first:]
 
 
 def arrays_of(root: Path) -> list[NDArray[np.generic]]:
