@@ -1,9 +1,8 @@
 """python -m app.evaluate run=runs/NAME: metrics of a run's checkpoint on a split, as JSON on stdout.
 
-With tables=fp16|bf16|int8|int4 they are those of the model as it would be served: its tables in that precision,
-unsharded, the whole model on each process. With data.raw=FILE they are those of labelled new rows, with the share of
-values that the dataset does not contain, by column, and the differences to the split. With keep_scores=ROWS the scores
-of a split of at most that number of rows are kept in the run, for a comparison row by row.
+With data.raw=FILE they are those of labelled new rows, with the share of values that the dataset does not contain, by
+column, and the differences to the split. With keep_scores=ROWS the scores of a split of at most that number of rows are
+kept in the run, for a comparison row by row.
 """
 
 if __name__ == "__main__":  # before the imports below, which may take seconds
@@ -17,11 +16,9 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from app import scoring
 from app.config.app_config import AppConfig, validate
 from app.config.commands import EvaluateConfig
 from app.config.model import require_dlrm
-from app.config.train import Precision
 from app.data.split import verify_splits
 from app.runtime import platform
 from app.runtime.platform import Runtime
@@ -46,10 +43,6 @@ def main(config: EvaluateConfig) -> int:
     )
     # The run's configuration, with the settings of this command.
     effective = replace(trained, eval=evaluation)
-    if config.tables is not None:
-        require_dlrm(trained.model, f"tables={config.tables.value}")
-        # All arithmetic is exact, except the rounding of tables.
-        effective = replace(effective, runtime=replace(trained.runtime, precision=Precision.fp32))
     validate(effective)
     split = config.split or effective.model.kind.eval_split
     with platform.joined(effective, platform.READING) as runtime:
@@ -65,7 +58,6 @@ def main(config: EvaluateConfig) -> int:
         result = {
             "run": str(directory),
             **run.about,
-            "tables": config.tables.value if config.tables else None,
             "global_batch_size": batch_size,
             **run.about_sampling(config.correct_sampling),
             **({"raw": config.data.raw} if config.data.raw else {}),
@@ -91,11 +83,7 @@ def _measure(run: TrainedRun, effective: AppConfig, runtime: Runtime, config: Ev
         rows = LabelledRows.read(run.root, Path(config.data.raw))
     else:
         runtime.on_rank_0(lambda: verify_splits(run.root, run.manifest, [split], effective.data))
-    if config.tables is None:
-        scorer = predictor.load(run.path, effective, runtime, run.root, run.manifest)
-    else:
-        model = scoring.load(run.path, effective, run.manifest, config.tables, runtime.device)
-        scorer = predictor.Predictor(effective, runtime, run.root, run.manifest, model)
+    scorer = predictor.load(run.path, effective, runtime, run.root, run.manifest)
     if rows is not None:
         return rows.compare(scorer, split, config.correct_sampling, run.state.step)
     evaluation, limits = scorer.evaluate(split, corrected=config.correct_sampling), effective.eval

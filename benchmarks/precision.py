@@ -3,10 +3,9 @@
     python -m benchmarks.precision [--seeds 5] [--rows 200000] [--steps N] [--settings fp32 tables_fp16 ...]
                                    [--out FILE.json] [--report FILE.html]
 
-Each setting trains the same runs (`app.train`, the quickstart's synthetic day), one for each seed, settings in turn;
-`tables_int8` and `tables_int4` evaluate the fp32 runs with their tables quantized row by row. AUC and NE are given as
-means with 95% confidence intervals (Student's t over seeds), and as paired differences from fp32, seed by seed. What a
-platform does not have (TF32 and bf16 tables on CPU) is named, not left out in silence.
+Each setting trains the same runs (`app.train`, the quickstart's synthetic day), one for each seed, settings in turn.
+AUC and NE are given as means with 95% confidence intervals (Student's t over seeds), and as paired differences from
+fp32, seed by seed. What a platform does not have (TF32 and bf16 tables on CPU) is named, not left out in silence.
 """
 
 import argparse
@@ -27,10 +26,9 @@ BASE = "fp32"
 
 
 class Setting(NamedTuple):
-    """Overrides of the training, and the precision in which the fp32 run's tables are evaluated instead."""
+    """Overrides of the training."""
 
     train: tuple[str, ...] = ()
-    tables: str | None = None
 
 
 SETTINGS = {
@@ -40,8 +38,6 @@ SETTINGS = {
     "tables_fp16": Setting(("model.tables.storage=fp16",)),
     "tables_bf16": Setting(("model.tables.storage=bf16",)),
     "tables_fp16_dense_bf16": Setting(("model.tables.storage=fp16", "runtime.precision=bf16")),
-    "tables_int8": Setting(tables="int8"),
-    "tables_int4": Setting(tables="int4"),
 }
 
 
@@ -82,15 +78,8 @@ class Unavailable(Exception):
 
 
 def figures_of(directory: Path, name: str, seed: int, arguments: argparse.Namespace) -> dict[str, float]:
-    """Train one run, or evaluate the fp32 run of this seed in another precision."""
+    """Train one run."""
     setting = SETTINGS[name]
-    if setting.tables is not None:
-        output = call(["app.evaluate", f"run=runs/{BASE}_{seed}", f"tables={setting.tables}", "split=test"], directory)
-        result = json.loads(output)
-        bits = {"int8": 8, "int4": 4}[setting.tables]
-        base = json.loads((directory / f"runs/{BASE}_{seed}/manifest.json").read_bytes())["tables"].values()
-        size = sum(t["num_embeddings"] * (t["embedding_dim"] * bits / 8 + 4) for t in base)  # scale and bias: 4 bytes
-        return {"auc": result["auc"], "ne": result["ne"], "table_mib": size / 2**20}
     steps = [f"train.max_steps={arguments.steps}"] if arguments.steps else []
     call(
         [

@@ -2,30 +2,21 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any
 
 from app.config.app_config import AppConfig
 from app.config.model import Numeric, require_dlrm
-from app.config.train import EvalConfig, Precision, RuntimeConfig
+from app.config.train import EvalConfig, RuntimeConfig
 from common.keys import MISSING, key, shown
 
 FAMILIES = ("embedding_bag", "interaction", "mlp", "collective", "step")  # beginnings of the names of bench's cases
 RANKING_SUFFIXES = (".json", ".csv")
 
 
-class TablePrecision(Enum):
-    """Precision of tables; int8 and int4 have a scale and a bias in fp16 per row. Arithmetic is always fp32."""
-
-    fp32, fp16, bf16, int8, int4 = "fp32", "fp16", "bf16", "int8", "int4"
-
-
 CHECKPOINT = "best, last, a step, or a path; null: the best where the run keeps one, else the last"
 CORRECT_SAMPLING = (
     "probabilities that are rates of all rows, of a model of data.sampling.negative_drop_rate or loss.class_weights"
 )
-BITS = dict(zip(TablePrecision, (32, 16, 16, 8, 4), strict=True))  # of a value of a table
-SCALE_AND_BIAS_BYTES = 4  # bytes of an integer row besides its values
 
 
 @dataclass(frozen=True)
@@ -146,7 +137,6 @@ class EvaluateConfig:
         "null: test; of a dataset of events val, its evaluated window; with data.raw, the split to compare with",
         example="val",
     )
-    tables: TablePrecision | None = key(None, "score with tables in another precision; null: as they were trained")
     checkpoint: str | None = key(None, CHECKPOINT, example="last")
     data: EvaluatedDataConfig = field(default_factory=EvaluatedDataConfig)
     out: str | None = key(None, "also write the metrics to this JSON file", is_file=True, example="metrics.json")
@@ -159,16 +149,9 @@ class EvaluateConfig:
         None,
         "keep the scores of a split of at most this number of rows in the run; null: keep none",
         at_least=0,
-        only_with={"tables": None, "data.raw": None},
+        only_with={"data.raw": None},
     )
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)  # threads, precision: the run's unless given
-
-    def faults(self) -> Iterator[str]:
-        if self.tables is not None and self.runtime.precision not in (None, Precision.fp32):
-            yield (
-                f"runtime.precision={self.runtime.precision.value}: has no effect with tables={self.tables.value}, "
-                "which computes in fp32; leave one of them out"
-            )
 
 
 @dataclass(frozen=True)

@@ -32,9 +32,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torchrec import KeyedJaggedTensor
 
-from app import scoring
 from app.config.app_config import AppConfig
-from app.config.commands import TablePrecision
 from app.data.split import bags_directory
 from app.model.dlrm import DLRM
 from app.sharding import planner
@@ -51,7 +49,17 @@ from data_prep.dataset.table_spec import Table
 from data_prep.io import open_array
 from data_prep.lookup import VocabularyTexts, column_transforms, dense_limits, vocabulary_path
 from extensions.export.documents import ExportConfig, ExportedDirectory
-from extensions.export.graph import DENSE, IDS, LOGITS, PREDICTIONS, PROBABILITIES, ServedModel, bag_input
+from extensions.export.graph import (
+    DENSE,
+    IDS,
+    LOGITS,
+    PREDICTIONS,
+    PROBABILITIES,
+    ServedModel,
+    bag_input,
+    load_model,
+    round_tables,
+)
 
 ENCODER = "encoder"
 MODULES = (
@@ -193,16 +201,16 @@ def export_directory(
     """Write the directory; about: its provenance. Return its manifest."""
     manifest = run.manifest
     multi_hot = planner.multi_hot_features(trained.data.multi_hot, manifest)
-    model = scoring.load(run.path, trained, manifest, TablePrecision.fp32, torch.device("cpu"))
+    model = load_model(run.path, trained, manifest)
     num_dense, num_embeddings = len(manifest.schema["dense"]), manifest.num_embeddings
     has_clicks = task_of(manifest).has_clicks
     served = ServedModel(model, num_dense, num_embeddings, multi_hot, config.tables, correction, has_clicks)
     with _rename_when_whole(Path(config.out)) as root:
         path = root / MODEL
         served.save(path)
-        converted = scoring.convert_tables(model, config.tables, torch.device("cpu"))
+        round_tables(model, config.tables)
         batches = [random_batch(num_embeddings, multi_hot, num_dense, samples) for samples in (1, 2, 257)]
-        difference = largest_difference(converted, correction, path, batches, multi_hot)
+        difference = largest_difference(model, correction, path, batches, multi_hot)
         # Written so, the comparison refuses NaN, too.
         if not difference <= config.tolerance:
             raise UserError(

@@ -1,15 +1,22 @@
 """Description of an export: manifest.json of its directory. Needs no torch."""
 
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 
-from app.config.commands import CHECKPOINT, CORRECT_SAMPLING, DatasetConfig, TablePrecision
+from app.config.commands import CHECKPOINT, CORRECT_SAMPLING, DatasetConfig
 from app.config.train import RuntimeConfig
 from app.record.documents import Provenance
 from common.documents import Number
 from common.errors import UserError
 from common.files import FileDigest
 from common.keys import MISSING, key, require_place
+
+
+class TablePrecision(Enum):
+    """Precision of tables; int8 has a scale and a bias in fp16 per row. Arithmetic is always fp32."""
+
+    fp32, fp16, int8 = "fp32", "fp16", "int8"
 
 
 @dataclass(frozen=True)
@@ -29,7 +36,7 @@ class ExportConfig:
         "a new directory with model.onnx, the encoder and score.py, for raw rows (needs onnxruntime and onnxscript)",
         example="exports/quickstart",
     )
-    tables: TablePrecision = key(TablePrecision.fp32, "fp32, fp16 or int8")
+    tables: TablePrecision = key(TablePrecision.fp32, "precision of tables")
     checkpoint: str | None = key(None, CHECKPOINT, example="last")
     export: DirectoryConfig = field(default_factory=DirectoryConfig)
     data: DatasetConfig = field(default_factory=DatasetConfig)
@@ -39,14 +46,10 @@ class ExportConfig:
 
 
 def validate_export(config: ExportConfig) -> None:
-    """Raise UserError for an `out` that exists or cannot be made, and for tables that ONNX Runtime cannot look up."""
+    """Raise UserError for an `out` that exists or cannot be made."""
     if Path(config.out).exists():
         raise UserError(f"out={config.out}: exists; choose another name, or remove it (rm -r {config.out})")
     require_place("out", config.out)
-    if config.tables in (TablePrecision.bf16, TablePrecision.int4):
-        raise UserError(
-            f"tables={config.tables.value}: ONNX Runtime looks up in no such tables; use fp32, fp16 or int8"
-        )
 
 
 class ExportedDirectory(Provenance, kw_only=True):

@@ -16,13 +16,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from app.config.commands import TablePrecision
+from app.checkpoint.saver import read_tensors
+from app.config.app_config import AppConfig
 from app.config.kinds import TableForms
 from app.model.dlrm import DLRM
-from app.model.embeddings import Embedding, SparseArch, TableSpec, table_of
-from app.scoring import packed_rows
+from app.model.embeddings import Embedding, SparseArch, TableSpec, make_sparse_arch, table_of
+from app.sharding import planner
+from common.errors import UserError
 from common.extensions import rows_of_extensions
 from common.files import sync
+from data_prep.dataset.format import Manifest
+from extensions.export.documents import TablePrecision
 
 DENSE, IDS, LOGITS, PROBABILITIES, PREDICTIONS = "dense_features", "ids", "logits", "probabilities", "predictions"
 OPSET, IR_VERSION = 18, 8  # read by ONNX Runtime from 1.14 (2023) on
@@ -33,6 +37,57 @@ OUTSIDE = 1 << 62  # in place of a wrong id: Gather refuses it
 def bag_input(feature: str) -> str:
     """Return the name of the input of a feature whose bags may have any number of ids."""
     return f"{IDS}_{feature}"
+
+
+def make_whole_model(config: AppConfig, manifest: Manifest) -> DLRM:
+    """Return the model that the configuration names, whole and on the CPU; its tables' values are not set."""
+    multi_hot = planner.multi_hot_features(config.data.multi_hot, manifest)
+    sparse_arch = make_sparse_arch(config.model, manifest.num_embeddings, multi_hot, initial=False)
+    model = DLRM(config.model, len(manifest.schema["dense"]), len(manifest.num_embeddings), sparse_arch)
+    # Tables are declared without memory, which a whole model needs here.
+    for collection in sparse_arch.collections:
+        collection.to_empty(device=torch.device("cpu"))
+    return model
+
+
+def load_model(checkpoint: Path, config: AppConfig, manifest: Manifest) -> DLRM:
+    """Return a checkpoint's model, whole, with tables in fp32. Raise UserError for a checkpoint that does not fit."""
+    model = make_whole_model(config, manifest)
+    read_tensors(checkpoint, {"model": model.state_dict()})
+    round_tables(model, TablePrecision.fp32)
+    return model.eval().requires_grad_(False)
+
+
+def packed_rows(weight: Tensor, precision: TablePrecision) -> tuple[Tensor, Tensor | None]:
+    """Pack rows [n, d] into fp16 values or, for int8, uint8 values [n, d] with fp16 scale and bias [n, 2].
+
+    For a row x, FBGEMM keeps bias = fp16(min x), scale = fp16((max x - bias) / 255), or 1 if that is 0, and the
+    integers round((x - bias) / scale) within [0, 255].
+    """
+    weight = weight.detach().float().contiguous()
+    bias, high = weight.amin(dim=1).half(), weight.amax(dim=1)
+    kept = weight.half() if precision is TablePrecision.fp16 else torch.cat([bias, ((high - bias) / 255).half()])
+    if not kept.isfinite().all():
+        raise UserError(
+            f"tables={precision.value}: a table has values up to {weight.abs().max().item():.4g}, and fp16 ends at "
+            "65,504, which they, or of integers their rows' minimum and range, are kept in; use tables=fp32"
+        )
+    if precision is TablePrecision.fp16:
+        return kept, None
+    fused = torch.ops.fbgemm.FloatOrHalfToFusedNBitRowwiseQuantizedSBHalf(weight, 8)
+    return fused[:, :-4], fused[:, -4:].contiguous().view(torch.float16)
+
+
+def round_tables(model: DLRM, precision: TablePrecision) -> None:
+    """Round a model's tables to the values that a precision keeps, in fp32."""
+    for name, parameter in model.sparse_arch.named_parameters():
+        if table_of(f".{name}") is not None:
+            is_kept = precision is TablePrecision.fp32
+            values, pairs = (parameter.detach(), None) if is_kept else packed_rows(parameter, precision)
+            parameter.data = values.float()
+            if pairs is not None:
+                scale, bias = pairs.float().split(1, dim=1)
+                parameter.data = values.float() * scale + bias
 
 
 class ServedModel(nn.Module):
@@ -74,9 +129,8 @@ class ServedModel(nn.Module):
                 values, pairs = parameter.detach(), None
                 if precision is not TablePrecision.fp32:
                     values, pairs = packed_rows(parameter, precision)
-                    values = values if pairs is not None else values.contiguous().view(torch.float16)
                 self.register_buffer(name, values)
-                self.register_buffer(f"{name}_pairs", None if pairs is None else pairs.contiguous().view(torch.float16))
+                self.register_buffer(f"{name}_pairs", pairs)
         # The rest of the model: of its lookup, what is not a collection of tables.
         arch = copy.copy(model.sparse_arch)
         arch._modules = {name: part for name, part in arch._modules.items() if name not in ("bags", "rows")}

@@ -340,17 +340,6 @@ def test_auto_takes_graphs_where_all_batches_have_one_shape(
 
 
 @pytest.mark.slow("processes")
-def test_evaluate_with_tables_as_served(runs: Path, tmp_path: Path) -> None:
-    """FBGEMM's inference operator looks up in tables on the device as on the host."""
-    results = {}
-    for platform in ("cpu", "cuda"):
-        words = [f"run={runs}/cuda/run", "tables=int4", "split=val", f"runtime.platform={platform}"]
-        command("evaluate", tmp_path, *words, f"out={tmp_path}/{platform}.json")
-        results[platform] = json.loads((tmp_path / f"{platform}.json").read_text())
-    assert results["cuda"] == results["cpu"]
-
-
-@pytest.mark.slow("processes")
 def test_recommend(tmp_path: Path) -> None:
     """Candidates are ranked by the same logits as on the CPU."""
     (tmp_path / "raw.tsv").write_bytes(oracle.make_rows(400, seed=4))

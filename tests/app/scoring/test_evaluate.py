@@ -1,4 +1,4 @@
-"""Metrics of a split and of labelled new rows, against scikit-learn; kept scores; tables in other precisions."""
+"""Metrics of a split and of labelled new rows, against scikit-learn; kept scores."""
 
 import hashlib
 import json
@@ -8,25 +8,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 from sklearn.metrics import accuracy_score, average_precision_score, log_loss, roc_auc_score
-from torchrec import KeyedJaggedTensor
 
-from app import recommend, scoring
+from app import recommend
 from app.config.app_config import AppConfig
-from app.config.commands import EvaluateConfig, RecommendConfig, TablePrecision
-from app.config.model import ModelConfig, Pooling, Storage, TablesConfig
-from app.config.train import Precision, RuntimeConfig
-from app.model.dlrm import DLRM
+from app.config.commands import RecommendConfig
 from app.record.documents import read_scores
 from app.runtime.platform import Runtime
-from app.scoring import packed_rows
 from app.training.predictor import Predictor, places_of_rows
 from common.errors import UserError
-from common.keys import check, to_plain
-from data_prep.dataset.format import Manifest, load_manifest, open_shard
+from common.keys import to_plain
+from data_prep.dataset.format import load_manifest, open_shard
 from tests.app.conftest import SMALL, Command, Refusal, composed
-from tests.app.datasets import RAGGED, RAGGED_EMBEDDINGS, write_dataset, write_ragged_dataset
+from tests.app.datasets import write_dataset
 from tests.app.in_process import command_here
 from tests.app.run_files import summary
 from tests.changed import changed
@@ -52,11 +46,6 @@ def test_processes_and_histograms_agree(run_app: Command, small: list[str], tmp_
     assert abs(binned["auc"] - both["auc"]) <= binned["auc_error"] + 1e-12
     assert binned["logloss"] == pytest.approx(both["logloss"], rel=1e-12)
     assert "auc_method" not in both
-
-
-def test_a_precision_beside_tables_is_refused() -> None:
-    config = EvaluateConfig(run="r", tables=TablePrecision.int8, runtime=RuntimeConfig(precision=Precision.bf16))
-    refused(r"runtime\.precision=bf16: has no effect with tables=int8", check, config)
 
 
 class _Scores(torch.nn.Module):
@@ -104,9 +93,8 @@ def test_row_weights_come_from_the_checkpoint_and_are_recorded(run_app: Command,
     recorded = json.loads((tmp_path / "runs/x/manifest.json").read_bytes())["files"]
     assert recorded == {str(weights): hashlib.sha256(weights.read_bytes()).hexdigest()}
     weights.rename(backup)
-    for tables in ("null", "fp32"):
-        process = run_app("evaluate", "run=runs/x", "split=val", f"tables={tables}", "runtime.platform=cpu")
-        assert json.loads(process.stdout)["logloss"] == pytest.approx(trained["logloss"], rel=1e-6)
+    process = run_app("evaluate", "run=runs/x", "split=val", "runtime.platform=cpu")
+    assert json.loads(process.stdout)["logloss"] == pytest.approx(trained["logloss"], rel=1e-6)
     np.save(weights, np.load(backup) * 2)
     process = run_app("verify", "run=runs/x", "runtime.platform=cpu", status=1)
     assert f"since then: files {weights}: " in process.stderr
@@ -168,9 +156,8 @@ def test_unknown_values_are_shares_of_rows(runtime: Runtime, trained: Trained, t
 def test_the_rows_of_a_split_are_evaluated_as_it_is(runtime: Runtime, trained: Trained, tmp_path: Path) -> None:
     own = evaluated(runtime, trained.run, "split=test")
     write_csv(tmp_path / "test.csv", trained.rows[-own["samples"] :])
-    for tables in ("null", "int8"):
-        figures = evaluated(runtime, trained.run, f"data.raw={tmp_path}/test.csv", f"tables={tables}")
-        assert {name: value for name, value in figures["difference"].items() if value} == {}
+    figures = evaluated(runtime, trained.run, f"data.raw={tmp_path}/test.csv")
+    assert {name: value for name, value in figures["difference"].items() if value} == {}
 
 
 @pytest.mark.medium
@@ -237,89 +224,6 @@ def test_several_processes_evaluate_new_rows_together(
     assert together["unknown"] == alone["unknown"]
     for name in alone["difference"]:
         assert together[name] == pytest.approx(alone[name], abs=1e-6)
-
-
-CPU = torch.device("cpu")
-
-
-def rounded(weight: NDArray[np.float32], precision: TablePrecision) -> NDArray[np.float32]:
-    """A table's values as they come back from a precision: the oracle."""
-    if precision is TablePrecision.fp32:
-        return weight
-    if precision is TablePrecision.fp16:
-        return weight.astype(np.float16).astype(np.float32)
-    if precision is TablePrecision.bf16:  # round to nearest even at the 16th bit
-        bits = weight.view(np.uint32)
-        return ((bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)).view(np.float32)
-    most = {TablePrecision.int8: 255, TablePrecision.int4: 15}[precision]
-    low, high = weight.min(axis=1, keepdims=True), weight.max(axis=1, keepdims=True)
-    bias = low.astype(np.float16).astype(np.float32)
-    scale = ((high - bias) / np.float32(most)).astype(np.float16).astype(np.float32)
-    scale[scale == 0] = 1
-    steps = np.clip(np.rint((weight - bias) * (np.float32(1) / scale)), 0, most).astype(np.float32)
-    return steps * scale + bias
-
-
-@pytest.fixture(scope="module")
-def ragged(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
-    return write_ragged_dataset(tmp_path_factory.mktemp("ragged"), {"train": 10})
-
-
-def random_model(manifest: Manifest, tables: TablesConfig) -> DLRM:
-    """A model of random weights, the same ones every time; some rows constant, some of large values."""
-    config = AppConfig(model=ModelConfig(embedding_dim=8, dense_arch=[8], over_arch=[8, 1], tables=tables))
-    torch.manual_seed(0)
-    model = scoring.make_whole_model(config, manifest)
-    for name, parameter in model.named_parameters():
-        if "sparse_arch" in name:
-            torch.nn.init.normal_(parameter.data)
-            parameter.data[0] = 0.25
-            parameter.data[1] *= 100
-    return model
-
-
-def random_samples(samples: int) -> tuple[torch.Tensor, KeyedJaggedTensor]:
-    """Two dense features of each sample, and a bag of one to three ids of each ragged feature, of others one id."""
-    draw = np.random.default_rng(samples)
-    lengths = [draw.integers(1, 4 if name in RAGGED else 2, samples) for name in RAGGED_EMBEDDINGS]
-    ids = [draw.integers(0, rows, each.sum()) for rows, each in zip(RAGGED_EMBEDDINGS.values(), lengths, strict=True)]
-    values, counts = (torch.from_numpy(np.concatenate(parts)).int() for parts in (ids, lengths))
-    dense = torch.from_numpy(draw.standard_normal((samples, 2), np.float32))
-    return dense, KeyedJaggedTensor(list(RAGGED_EMBEDDINGS), values, lengths=counts)
-
-
-@pytest.mark.parametrize("precision", list(TablePrecision))
-@pytest.mark.parametrize(
-    "tables",
-    [TablesConfig(), TablesConfig(pooling=Pooling.mean, storage=Storage.fp16, shared={"both": ["user", "item"]})],
-    ids=["plain", "shared"],
-)
-def test_logits_are_those_of_rounded_tables(ragged: Manifest, precision: TablePrecision, tables: TablesConfig) -> None:
-    dense, bags = random_samples(9)
-    truth = random_model(ragged, tables)
-    for name, parameter in truth.named_parameters():
-        if ".bags." in name or ".rows." in name:
-            parameter.data = torch.from_numpy(rounded(parameter.data.float().numpy(), precision))
-    served = scoring.convert_tables(random_model(ragged, tables), precision, CPU)
-    with torch.no_grad():
-        expected, logits = truth(dense, bags), served(dense, bags)
-    np.testing.assert_allclose(logits, expected, rtol=1e-5, atol=1e-5 * expected.abs().max().item())
-
-
-@pytest.mark.parametrize(
-    ("precision", "values"),
-    [
-        (TablePrecision.fp16, [65_520.0, 0.0]),
-        (TablePrecision.int8, [-65_520.0, 0.0]),
-        (TablePrecision.int8, [0.0, 255 * 65_520.0]),
-        (TablePrecision.int4, [0.0, 15 * 65_520.0]),
-    ],
-)
-def test_values_beyond_fp16_are_refused(precision: TablePrecision, values: list[float]) -> None:
-    """65,519 is the last that is rounded to fp16's largest number, 65,504."""
-    weight = torch.tensor([[1.0, 2.0, 3.0, 4.0], [*values, 0.0, 0.0]])
-    refused(f"tables={precision.value}: a table has values up to .* use tables=fp32", packed_rows, weight, precision)
-    packed_rows(weight * (65_519 / 65_520), precision)
 
 
 MODEL = ["model.dense_arch=[8]", "model.over_arch=[8,1]", "model.embedding_dim=8", "train.global_batch_size=100"]

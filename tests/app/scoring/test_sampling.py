@@ -61,7 +61,7 @@ def evaluated(runtime: Runtime, capsys: pytest.CaptureFixture[str], *overrides: 
 
 
 @pytest.mark.medium
-@pytest.mark.parametrize("further", [[], ["exact_rows=10"], ["tables=fp32"]])
+@pytest.mark.parametrize("further", [[], ["exact_rows=10"]])
 def test_evaluate_measures_all_rows(further: list[str], runtime: Runtime, capsys: pytest.CaptureFixture[str]) -> None:
     evaluated(runtime, capsys, RUN, "split=test", "keep_scores=100000")
     scores = read_scores(Path("runs/x"), "test")

@@ -132,7 +132,7 @@ def test_a_run_is_evaluated_ranked_verified_and_compared(run_app: Command, ratin
 
     results = [
         json.loads(run_app("evaluate", "run=runs/long1", "split=val", *more, processes=processes).stdout)
-        for more, processes in (((), 1), ((), 2), (("tables=fp32",), 1), (("exact_rows=0",), 1))
+        for more, processes in (((), 1), ((), 2), (("exact_rows=0",), 1))
     ]
     for result in results:
         assert result["rmse"] == pytest.approx(figures["eval"]["rmse"], rel=1e-6)

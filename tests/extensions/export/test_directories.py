@@ -17,7 +17,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from onnxruntime import InferenceSession
 
 from app.data.split import SplitReader
 from app.runtime.platform import Runtime
@@ -201,22 +200,6 @@ def test_probabilities_are_corrected_as_recommend_s(criteo: Model, tmp_path: Pat
     (tmp_path / "names.txt").write_text(f"{header}\n{text}".replace(",", "\t"))
     for result in score_files(tmp_path / "served", root / "new.tsv", *sorted(tmp_path.glob("*.*"))):
         np.testing.assert_allclose(result["scores"], [expected[row] for row in sorted(expected)], rtol=0, atol=1e-6)
-
-
-@pytest.mark.medium
-@pytest.mark.parametrize("tables", ["int8", "fp16"])
-def test_tables_of_fewer_bits_are_those_of_evaluate(criteo: Model, tables: str, tmp_path: Path) -> None:
-    root = criteo.directory
-    expected = criteo.evaluate("test", f"tables={tables}")
-    command_here(criteo.runtime, "export", f"run={root}/run", f"out={tmp_path}/served", f"tables={tables}")
-    manifest = load_manifest(root / "data")
-    run_config = composed(f"data.path={root}/data")
-    rows = manifest.splits["test"].rows
-    batch = next(SplitReader(root / "data", manifest, "test", run_config.data, 0, 1).eval_batches(rows))
-    ids = batch.sparse_features.values().view(26, rows).T.long().numpy()
-    session = InferenceSession(tmp_path / "served/model.onnx")
-    [actual] = session.run(["logits"], {"dense_features": batch.dense_features.numpy(), "ids": ids})
-    np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5)
 
 
 @pytest.mark.medium
@@ -435,8 +418,6 @@ def test_texts_are_left_out_and_values_still_encode(runtime: Runtime, tmp_path: 
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (["out=new", "tables=int4"], "tables=int4: ONNX Runtime looks up in no such tables; use fp32, fp16 or int8"),
-        (["out=new", "tables=bf16"], "use fp32, fp16 or int8"),
         (["out=new", "tables=int2"], "int2"),
         (["out=new", "tolerance=-1"], "at least 0"),
         (["out=/dev/null/new"], "out=/dev/null/new: /dev/null is a file; choose another directory"),

@@ -8,20 +8,19 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from numpy.typing import NDArray
 from onnxruntime import InferenceSession
 
-from app import scoring
 from app.config.app_config import AppConfig
-from app.config.commands import TablePrecision
 from app.config.model import Interaction, ModelConfig, Numeric, Pooling, TablesConfig
 from data_prep.dataset.format import Manifest
 from extensions.export.directory import feeds_of, largest_difference, random_batch
-from extensions.export.graph import INLINE_BYTES, ServedModel
-from tests.app.datasets import RAGGED
-from tests.app.scoring.test_evaluate import ragged as ragged
+from extensions.export.documents import TablePrecision
+from extensions.export.graph import INLINE_BYTES, ServedModel, make_whole_model, packed_rows, round_tables
+from tests.app.datasets import RAGGED, write_ragged_dataset
+from tests.error_lines import refused
 
 pytestmark = pytest.mark.medium  # an export takes three seconds
-CPU = torch.device("cpu")
 TABLES = [*(TablesConfig(pooling=pooling) for pooling in Pooling), TablesConfig(shared={"words": ["tags", "genres"]})]
 MODELS = [
     *({"interaction": interaction} for interaction in Interaction),
@@ -32,12 +31,28 @@ MODELS = [
 ]
 
 
+@pytest.fixture(scope="module")
+def ragged(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
+    return write_ragged_dataset(tmp_path_factory.mktemp("ragged"), {"train": 10})
+
+
+def rounded(weight: NDArray[np.float32], precision: TablePrecision) -> NDArray[np.float32]:
+    """A table's values as they come back from a precision: the oracle."""
+    if precision is not TablePrecision.int8:
+        return weight.astype(np.float16 if precision is TablePrecision.fp16 else np.float32).astype(np.float32)
+    low, high = weight.min(axis=1, keepdims=True), weight.max(axis=1, keepdims=True)
+    bias = low.astype(np.float16).astype(np.float32)
+    scale = ((high - bias) / np.float32(255)).astype(np.float16).astype(np.float32)
+    scale[scale == 0] = 1
+    return np.clip(np.rint((weight - bias) * (np.float32(1) / scale)), 0, 255).astype(np.float32) * scale + bias
+
+
 def model_of(manifest: Manifest, tables: TablesConfig, **settings: Any) -> Any:
     """A model of random weights, with statistics of batch norm as after training."""
     over = [] if settings.get("interaction") is Interaction.sum else [4, 1]
     keys: dict[str, Any] = {"embedding_dim": 8, "dense_arch": [8], "over_arch": over, "tables": tables, **settings}
     torch.manual_seed(0)
-    model = scoring.make_whole_model(AppConfig(model=ModelConfig(**keys)), manifest)
+    model = make_whole_model(AppConfig(model=ModelConfig(**keys)), manifest)
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter.data, std=0.3)
     for name, buffer in model.named_buffers():
@@ -51,7 +66,12 @@ def require_equal(
 ) -> None:
     """The exported logits are the model's, of features with one id and with bags of any number of ids."""
     ServedModel(model, 2, manifest.num_embeddings, RAGGED, precision, correction=0.5).save(path, inline_bytes)
-    served = scoring.convert_tables(model, precision, CPU)
+    tables = {name: each for name, each in model.named_parameters() if ".bags." in name or ".rows." in name}
+    expected = {name: rounded(each.detach().float().numpy(), precision) for name, each in tables.items()}
+    round_tables(model, precision)
+    for name, each in tables.items():
+        np.testing.assert_array_equal(each.detach(), expected[name])
+    served = model.requires_grad_(False)
     dense, bags = random_batch(manifest.num_embeddings, RAGGED, 2, 9)
     assert largest_difference(served, 0.5, path, [(dense, bags)], RAGGED) <= 1e-5
     assert largest_difference(served, 0.6, path, [(dense, bags)], RAGGED) == pytest.approx(0.1, abs=1e-5)
@@ -66,12 +86,27 @@ def test_every_interaction(ragged: Manifest, tmp_path: Path, settings: dict[str,
     require_equal(ragged, model_of(ragged, TablesConfig(), **settings), tmp_path / "m.onnx", TablePrecision.fp32)
 
 
-@pytest.mark.parametrize("precision", [TablePrecision.fp32, TablePrecision.fp16, TablePrecision.int8])
+@pytest.mark.parametrize("precision", list(TablePrecision))
 @pytest.mark.parametrize("tables", TABLES)
 def test_tables_of_every_precision(
     ragged: Manifest, tmp_path: Path, tables: TablesConfig, precision: TablePrecision
 ) -> None:
     require_equal(ragged, model_of(ragged, tables), tmp_path / "m.onnx", precision)
+
+
+@pytest.mark.parametrize(
+    ("precision", "values"),
+    [
+        (TablePrecision.fp16, [65_520.0, 0.0]),
+        (TablePrecision.int8, [-65_520.0, 0.0]),
+        (TablePrecision.int8, [0.0, 255 * 65_520.0]),
+    ],
+)
+def test_values_beyond_fp16_are_refused(precision: TablePrecision, values: list[float]) -> None:
+    """65,519 is the last that is rounded to fp16's largest number, 65,504."""
+    weight = torch.tensor([[1.0, 2.0, 3.0, 4.0], [*values, 0.0, 0.0]])
+    refused(f"tables={precision.value}: a table has values up to .* use tables=fp32", packed_rows, weight, precision)
+    packed_rows(weight * (65_519 / 65_520), precision)
 
 
 def test_large_tables_lie_in_a_file_beside_the_model(ragged: Manifest, tmp_path: Path) -> None:
@@ -96,5 +131,5 @@ def test_a_table_of_more_than_two_gigabytes(tmp_path: Path, ragged: Manifest) ->
     dense, bags = random_batch(rows, (), 2, 3)
     bags.values()[:3] = torch.tensor([0, rows[first] - 1, rows[first] - 2])
     [logits] = InferenceSession(tmp_path / "m.onnx").run(["logits"], feeds_of(dense, bags, ()))
-    served = scoring.convert_tables(model, TablePrecision.fp32, CPU)
+    served = model.requires_grad_(False)
     np.testing.assert_allclose(logits, served(dense, bags).numpy(), rtol=0, atol=1e-5)

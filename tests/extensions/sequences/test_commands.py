@@ -84,7 +84,6 @@ def test_two_processes_learn_what_one_does(sharding: str, run_app: Command, log:
         ("train", ["sequences.hstu.dim=8"], "sequences.hstu.dim=8: has no effect without model=hstu; leave it out"),
         ("train", [*TINY, "data.path={log}", "eval.split=test"], "has train and val"),
         ("train", [*TINY, "data.path={log}", "sequences.hstu.max_seq_len=5"], "leaves no room for a history"),
-        ("evaluate", ["run={trained}", "tables=int8"], "is for DLRM alone so far"),
         ("bench", ["model=hstu"], "model=hstu: bench is for DLRM alone so far"),
     ],
 )
