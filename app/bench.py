@@ -34,7 +34,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from app.config.commands import BenchConfig
 from app.config.kinds import Algorithm, OptimizerName
 from app.config.model import ModelConfig, published_tables
-from app.config.train import Precision, require_graphs, with_batch_of_all
+from app.config.train import Precision, require_graphs
 from app.data.batch import Batch, layout_of
 from app.metrics.timing import Ceilings, WorkTiming, higher, measure_ceilings, time_work
 from app.model.dlrm import DLRM
@@ -165,7 +165,7 @@ def _measure(config: BenchConfig, shape: Shape, runtime: Runtime) -> None:
 
 def shape_of(config: BenchConfig, world_size: int) -> Shape:
     """Return the sizes at which to measure. Refuse lists of different lengths, and a batch that cannot be shared."""
-    shape, train = config.shape, with_batch_of_all(config.train, world_size)
+    shape, train = config.shape, config.train
     if shape.batch_size is None and train.global_batch_size % world_size:
         batch = f"train.global_batch_size={train.global_batch_size}"
         raise UserError(f"{batch}: not divisible by the {world_size} processes")

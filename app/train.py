@@ -25,7 +25,7 @@ from pathlib import Path
 from app.checkpoint import files
 from app.config.app_config import AppConfig
 from app.config.kinds import AfterTraining
-from app.config.train import require_graphs, with_batch_of_all, with_evaluation_distance
+from app.config.train import require_graphs, with_evaluation_distance
 from app.data import prepare
 from app.data.split import TRAIN, verify_splits
 from app.record import provenance
@@ -221,7 +221,7 @@ def main(config: AppConfig) -> int:
             record = RunDirectory(Path(config.run.dir), runtime.rank)
             try:
                 if only_built:
-                    status = meta_build.write(_with_global_batch(config, runtime), runtime, record, began)
+                    status = meta_build.write(config, runtime, record, began)
                 else:
                     status = _train(config, runtime, record, began, seconds)
             finally:
@@ -314,7 +314,8 @@ def _set_up(
     # Model, optimizer and loss, by a configuration that the processes, the dataset and the machine complete.
     data = replace(prepare.keep_recorded_settings(config.data, manifest), path=str(root))
     used = replace(config.runtime, num_threads=runtime.num_threads)
-    completed = replace(_with_global_batch(config, runtime), data=data, runtime=used)
+    train = replace(config.train, micro_batch_size=config.train.micro_batch)
+    completed = replace(config, data=data, runtime=used, train=train)
     trained = session.build(completed, runtime, root, manifest)
 
     # Evaluation: its distance in steps may be left to the length of an epoch. This completes the configuration: the
@@ -349,9 +350,3 @@ def _set_up(
         best = run.state.best.step if run.state.best and config.checkpoint.keep_best else None
         runtime.on_rank_0(lambda: files.remove_later(record.checkpoints, Path(start), best))
     return run
-
-
-def _with_global_batch(config: AppConfig, runtime: Runtime) -> AppConfig:
-    """Return the configuration with the global batch of all processes, and its micro-batch."""
-    train = with_batch_of_all(config.train, runtime.world_size)
-    return replace(config, train=replace(train, micro_batch_size=train.micro_batch))

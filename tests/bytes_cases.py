@@ -185,7 +185,7 @@ RUNS: dict[str, str] = {
         "train.max_steps=24 train.eval_every_steps=10 train.log_every_steps=1 record.tensorboard=false "
         "runtime.platform=cpu runtime.num_threads=1 run.dir=run"
     ),
-    "amd_2026": f"recipe=amd_2026 {_TINY} train.local_batch_size=32",
+    "amd_2026": f"recipe=amd_2026 {_TINY} train.global_batch_size=32",
     "amd_blog_2024": f"recipe=amd_blog_2024 {_TINY} train.global_batch_size=64",
     "amd_blog_2024_fixed": f"recipe=amd_blog_2024_fixed {_TINY} train.global_batch_size=64",
     "deepspark_3day": f"recipe=deepspark_3day {_TINY}",

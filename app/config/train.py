@@ -61,13 +61,8 @@ class TrainConfig:
     decides_bits: ClassVar[bool] = False
 
     global_batch_size: int = key(
-        0,
-        "samples per step over all processes; 0: local_batch_size times the number of processes",
-        at_least=0,
-        is_common=True,
-        decides_bits=True,
+        2048, "samples per step over all processes", at_least=1, is_common=True, decides_bits=True
     )
-    local_batch_size: int | None = key(None, "samples per step of each process", at_least=1)
     epochs: int | None = key(
         None,
         "passes over the training split; null: one, or as many as max_steps or max_samples need",
@@ -114,7 +109,6 @@ class TrainConfig:
         is_common=True,
     )
     log_every_steps: int = key(50, "steps in one window: a line of metrics.jsonl", at_least=1)
-    print_windows: bool = key(False, "print a line for each window on the terminal too")
     warmup_steps_excluded: int = key(10, "first steps of this process left out of throughput figures", at_least=0)
     on_nan: OnNan = key(OnNan.stop, "response to a loss that is not finite; skip waits for the device at each step")
     pipeline: Pipeline = key(
@@ -151,14 +145,7 @@ class TrainConfig:
         return -(-self.global_batch_size // (self.micro_batch or 1))
 
     def faults(self) -> Iterator[str]:
-        batch, local, share = self.global_batch_size, self.local_batch_size, self.eval_every_fraction
-        if local is not None and batch:
-            yield (
-                f"train.global_batch_size={batch}: has no effect with train.local_batch_size={local}; set "
-                "train.local_batch_size=null or train.global_batch_size=0"
-            )
-        if local is None and not batch:
-            yield "train.global_batch_size=0: must be at least 1, or give train.local_batch_size"
+        batch, share = self.global_batch_size, self.eval_every_fraction
         if self.eval_every_steps and share is not None:
             yield (
                 f"train.eval_every_steps={self.eval_every_steps}: has no effect with "
@@ -275,13 +262,6 @@ def keys_by_evaluations(train: TrainConfig, cuts_rate: bool) -> list[str]:
 def metrics_of(monitor: Monitor) -> list[str]:
     """Return the metrics that train.monitor names."""
     return [monitor] if isinstance(monitor, str) else list(monitor)
-
-
-def with_batch_of_all(train: TrainConfig, world_size: int) -> TrainConfig:
-    """Return the configuration with the global batch size, if the local one was given."""
-    if train.local_batch_size is None:
-        return train
-    return replace(train, global_batch_size=train.local_batch_size * world_size, local_batch_size=None)
 
 
 def with_evaluation_distance(train: TrainConfig, steps_per_epoch: int) -> TrainConfig:

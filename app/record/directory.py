@@ -10,7 +10,6 @@ import datetime
 import io
 import itertools
 import logging
-import os
 import shutil
 import subprocess
 import sys
@@ -313,12 +312,9 @@ BAR = "{desc}{percentage:3.0f}%|{bar}| step {n_fmt}/{total_fmt} [{elapsed}<{rema
 class ProgressDisplay:
     """Shows steps done, loss, global samples/s and the time left."""
 
-    def __init__(self, total_steps: int, visible: bool, all_windows: bool = False, may_end_early: bool = False) -> None:
-        """all_windows: print a line for each window of steps (train.print_windows).
-
-        may_end_early: whether the run may end before its last step; the display then says "at most".
-        """
-        self._all_windows, self._at_most = all_windows, "at most " * may_end_early
+    def __init__(self, total_steps: int, visible: bool, may_end_early: bool = False) -> None:
+        """may_end_early: whether the run may end before its last step; the display then says "at most"."""
+        self._at_most = "at most " * may_end_early
         self._bar: Any = None
         self._next_line = self._began = time.monotonic()
         self._visible, self._total, self._first = visible, total_steps, 0
@@ -333,20 +329,8 @@ class ProgressDisplay:
                 form = BAR.replace("{percentage:3.0f}%", "").replace("/{total_fmt}", " of at most {total_fmt}")
             self._bar = tqdm(total=self._total, initial=step, dynamic_ncols=True, mininterval=0.2, bar_format=form)
 
-            def size(stream: Any) -> tuple[int, int]:
-                try:
-                    columns, lines = os.get_terminal_size(stream.fileno())
-                except OSError:  # the terminal was closed
-                    columns, lines = shutil.get_terminal_size()
-                return columns - len("^C") - 1, lines  # a terminal's own ^C would break a bar of full width
-
-            self._bar.dynamic_ncols = size
-
     def update(self, event: TrainEvent, evaluation: EvaluationFigures | None) -> None:
-        """Show the state after a window's event: loss and accuracy, global rate, share of time waiting for input.
-
-        evaluation: the last one.
-        """
+        """Show a window's loss, accuracy, global rate and share of time waiting for input, and the last evaluation."""
         if not self._visible:
             return
         loss, accuracy = event.figure("loss"), event.figure(ACCURACY)
@@ -360,7 +344,7 @@ class ProgressDisplay:
             self._bar.set_postfix_str(text, refresh=False)
             self._bar.update(event.step - self._bar.n)
         now = time.monotonic()
-        if self._all_windows or (self._bar is None and now >= self._next_line):
+        if self._bar is None and now >= self._next_line:
             self._next_line = now + QUIET_SECONDS
             # Steps of earlier launches took none of the time since this one began, so they do not count.
             eta = (now - self._began) / max(1, event.step - self._first) * (self._total - event.step)

@@ -233,13 +233,8 @@ class Recorder:
         self.energy = EnergyMeter(session.runtime.device)
         self.seconds_before: dict[str, float] = {}  # seconds before a resumption, by kind
         self._session, self._timer, self._began, self._state = session, timer, began, RunState()
-        train = session.config.train
-        self._progress = ProgressDisplay(
-            length.total_steps,
-            session.runtime.rank == 0,
-            train.print_windows,
-            may_end_early=train.early_stop_patience is not None,
-        )
+        may_end_early = session.config.train.early_stop_patience is not None
+        self._progress = ProgressDisplay(length.total_steps, session.runtime.rank == 0, may_end_early)
 
     def begin(self, state: RunState, continues: bool, pipeline: str) -> None:
         """Write the run's configuration and manifest, and open its trackers; a collective call.

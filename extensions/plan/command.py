@@ -22,7 +22,6 @@ from torchrec.distributed.planner.types import ShardingOption
 from app.config.app_config import AppConfig
 from app.config.kinds import ModelKind, PublishedTables, require_dataset
 from app.config.sharding import AUTO_SHARDING, TopologyConfig
-from app.config.train import with_batch_of_all
 from app.model.dlrm import make_tables
 from app.model.embeddings import Features, TableArch
 from app.report.read import size
@@ -385,8 +384,6 @@ def main(config: PlanAppConfig) -> int:
     platform.quieten_third_parties()
     tables, bag_sizes = _make_tables(config)
     resolved = _resolve_topology(config.topology)
-    world_size = (resolved.nodes or 1) * (resolved.devices_per_node or 1)
-    config = replace(config, train=with_batch_of_all(config.train, world_size))
     what_if = _what_if(config, resolved, tables, bag_sizes)
     try:
         plan = structs.replace(_make_plan_file(config, resolved, tables, bag_sizes), what_if=what_if)

@@ -11,15 +11,12 @@ import pytest
 import torch
 
 from app import bench
-from app.bench import comparison, shape_of
-from app.config.app_config import CONFIG_DIR
-from app.config.commands import BenchConfig
+from app.bench import comparison
 from app.config.kinds import OptimizerName
 from app.config.model import Interaction, ModelConfig
 from app.metrics import timing
 from app.metrics.timing import time_work
 from app.record.provenance import describe_run
-from common.compose import compose_config
 from common.documents import plain_object
 from tests.app.conftest import Command, Refusal
 from tests.error_lines import refused
@@ -107,11 +104,6 @@ def test_a_case_without_memory_costs_no_other(run_app: Command, tmp_path: Path) 
     assert "interaction/mlp ends early: out of memory; give a smaller shape.batch_size" in process.stderr
     names = [result["name"] for result in json.loads((tmp_path / "bench.json").read_bytes())["results"]]
     assert names == ["step/inference"]
-
-
-def test_a_recipe_may_give_the_batch_of_each_process() -> None:
-    config = compose_config(BenchConfig, CONFIG_DIR, ["recipe=amd_2026"], "bench")
-    assert shape_of(config, 8).batch_size == shape_of(config, 1).batch_size == 32768
 
 
 @pytest.mark.parametrize(

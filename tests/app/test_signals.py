@@ -17,7 +17,7 @@ from tests.app.at_moment import REACHED
 from tests.app.conftest import REPOSITORY, SMALL, Command, Job, app_environment
 from tests.app.run_files import events, summary
 from tests.fast_python import fast_python
-from tests.terminal import COLUMNS, CTRL_BACKSLASH, CTRL_C, Terminal
+from tests.terminal import CTRL_BACKSLASH, CTRL_C, Terminal
 from tests.waits import wait_until
 
 TORCHRUN = ["torch.distributed.run", "--standalone"]  # at a free port
@@ -87,9 +87,6 @@ def test_a_run_on_a_terminal_is_stopped_and_saved(processes: int, name: str, dat
     else:
         terminal.press({"SIGINT": CTRL_C, "SIGQUIT": CTRL_BACKSLASH}[name])
     assert_stopped_whole(terminal, tmp_path / "runs/x", name)
-    if name == "SIGINT":
-        bar = next(line for line in terminal.lines if "| step " in line)
-        assert len(bar) <= COLUMNS - len("^C"), "the terminal's own ^C would break the line"
 
 
 @pytest.mark.slow("processes")

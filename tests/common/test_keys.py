@@ -44,7 +44,7 @@ OF_PREPARATION: dict[str, Limits] = {
 OF_RUNS: dict[str, Limits] = {
     **OF_PREPARATION,
     "train.micro_batch_size": ([0, 1024], [1, 1023], "at least 1 and below 1024"),
-    **dict.fromkeys(("train.local_batch_size", "train.epochs", "train.log_every_steps", "train.early_stop_patience",
+    **dict.fromkeys(("train.epochs", "train.log_every_steps", "train.early_stop_patience",
                      "eval.global_batch_size", "checkpoint.every_steps", "checkpoint.keep", "data.shuffle_block_rows",
                      "data.shuffle_window_blocks", "data.negatives.per_positive",
                      "model.dcn_num_layers", "model.dcn_low_rank_dim", "model.embedding_dim", "published.train_rows",
@@ -129,8 +129,8 @@ def test_keys_of_training_that_decide_no_bits() -> None:
     groups = ("baselines", "loss", "model", "optimizer", "runtime", "schedule", "tiny", "train", "data.negatives")
     names = {name for name, *_ in keys_of(AppConfig) if name.startswith(groups)}
     runtime = ("platform", "num_threads", "compile", "timeout_minutes", "profile_steps", "different_releases")
-    train = ["local_batch_size", "epochs", "max_steps", "max_samples", "max_minutes", "eval_every_steps"]
+    train = ["epochs", "max_steps", "max_samples", "max_minutes", "eval_every_steps"]
     train += ["eval_every_fraction", "eval_grid", "early_stop_patience", "target_auc", "target_accuracy"]
-    train += ["log_every_steps", "print_windows", "warmup_steps_excluded", "on_nan", "pipeline", "deterministic"]
+    train += ["log_every_steps", "warmup_steps_excluded", "on_nan", "pipeline", "deterministic"]
     expected = {"baselines", "tiny", *(f"runtime.{name}" for name in runtime), *(f"train.{name}" for name in train)}
     assert {name for name in names if not any(f"{key}.".startswith(f"{name}.") for key in deciding)} == expected

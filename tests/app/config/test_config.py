@@ -187,7 +187,6 @@ REMEDIES = {
         r"set one of them to (null)",
         f"{TENTH} train.eval_every_steps={{0}}",
     ),
-    "both batches": ("train.local_batch_size=8", r"batch_size=null or (\S+)$", "train.local_batch_size=8 {0}"),
 }
 
 
