@@ -35,6 +35,7 @@ QUICK = {
     "precision": ["--seeds=1", "--rows=5000", "--steps=20", "--settings=fp32"],
     "preprocess": ["--rows=200000", "--runs=1"],
     "quality": ["--rows=3000", "--cases", "published", "--seeds", "1"],
+    "row_codec": ["--rows=2000"],
     "serving": ["--rows=1000", "--seconds=0.2"],
     "spinning": ["--rounds=1", "--steps=20", "--counts=1000", "--situations=idle", "--processes=1"],
     "startup": ["--rounds=1"],
