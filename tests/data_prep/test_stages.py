@@ -1,9 +1,7 @@
 """What stages store, order and fit: codes, columns, packed rows, shuffles in windows, dense columns, multi-hot."""
 
-import shutil
 from fractions import Fraction
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from data_prep.dataset.format import load_manifest, open_shard
-from data_prep.dataset.multi_hot import MLPERF_SIZES, MultiHot, MultiHotTables, table_path
+from data_prep.dataset.multi_hot import MLPERF_SIZES, MultiHotTables
 from data_prep.dataset.transforms import FITS, transform_column
 from data_prep.stages import fit as fit_dense
 from data_prep.stages import place as permutation
@@ -22,7 +20,6 @@ from data_prep.stages.place import inverse_permutation
 from data_prep.stages.write import RowLayout
 from data_prep.verify import verify_dataset
 from tests.data_prep.conftest import SPLITS, load_split, prepare, write_rows
-from tests.error_lines import refused
 from tests.reference import multi_hot_tables
 
 
@@ -157,23 +154,6 @@ def test_every_id_becomes_its_bag(tmp_path: Path, distribution: str, more: tuple
             bags = np.concatenate([shard.bags[place].ids for shard in shards]).reshape(-1, MLPERF_SIZES[feature])
             np.testing.assert_array_equal(bags, tables[feature][ids[:, feature]])
             assert all((shard.bags[place].lengths == MLPERF_SIZES[feature]).all() for shard in shards)
-
-
-def test_room_for_the_tables_where_their_sizes_are_known_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bags = MultiHot((2, 1))
-    first = MultiHotTables.open(tmp_path, [100, 100], bags).tables[0]
-    (directory,) = tmp_path.iterdir()
-    (directory / "tables.json").unlink()
-    partial_file = table_path(directory, 0).with_name("0.npy.machine-1-2.part")  # as of a process killed while it drew
-    partial_file.touch()
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=799))
-    message = r"multi-hot tables need 800 B, 799 B are free; .* choose another data\.multi_hot\.directory"
-    refused(message, MultiHotTables.open, tmp_path, [100, 100], bags, "data.multi_hot.directory")
-    assert not partial_file.exists()
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=800))
-    np.testing.assert_array_equal(MultiHotTables.open(tmp_path, [100, 100], bags).tables[0], first)
-    table_path(directory, 0).write_bytes(b"cut short")
-    np.testing.assert_array_equal(MultiHotTables.open(tmp_path, [100, 100], bags).tables[0], first)
 
 
 @pytest.mark.medium
