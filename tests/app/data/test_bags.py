@@ -1,6 +1,5 @@
 """Bags of any size from shards to batches, ids expanded to bags, and negatives drawn anew in each epoch."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,20 +13,10 @@ from app.config.data import DataConfig, MultiHotConfig, NegativesConfig, VerifyD
 from app.data.batch import Batch
 from app.data.split import SplitReader, verify_splits
 from common.errors import UserError
-from data_prep.dataset.format import (
-    Manifest,
-    ShardArrays,
-    Split,
-    load_manifest,
-    save_manifest,
-    shard_path,
-    write_shard,
-)
+from data_prep.dataset.format import Manifest, ShardArrays, Split, load_manifest, save_manifest, shard_path, write_shard
 from data_prep.dataset.multi_hot import Distribution
-from tests.app.conftest import SMALL, Command, Refusal, composed
+from tests.app.conftest import composed
 from tests.app.datasets import NUM_EMBEDDINGS, RAGGED_EMBEDDINGS, ragged_rows, write_dataset, write_ragged_dataset
-from tests.data_prep import oracle
-from tests.data_prep.conftest import prepare
 from tests.error_lines import refused
 from tests.once import made_once
 from tests.reference import multi_hot_tables
@@ -121,15 +110,6 @@ def test_altered_bags_are_named(expanded: tuple[Path, DataConfig, Path], verify:
     verify_splits(root, load_manifest(root), ["train"], config)  # not there: they are drawn when opened
 
 
-@pytest.mark.parametrize("value", [50, 1_000_000, -1])
-def test_ids_beyond_their_table_are_not_read_from_bags(expanded: tuple[Path, DataConfig, Path], value: int) -> None:
-    root, config, path = expanded
-    for row in range(50):
-        set_bag(path, 3 * row + 2, value)
-    with pytest.raises(UserError, match=rf"{path}: a bag holds an id beyond its table of 50 rows"):
-        list(SplitReader(root, load_manifest(root), "train", config, 0, 1).train_batches(8, 0, 0, 0))
-
-
 @pytest.mark.parametrize(("distribution", "seed"), [("uniform", None), ("pareto", 3)])
 def test_ids_are_expanded_while_they_are_read(
     dataset: Path, tmp_path: Path, distribution: str, seed: int | None
@@ -150,20 +130,6 @@ def test_ids_are_expanded_while_they_are_read(
             for row, bag in enumerate(samples(one))
         ]
         assert samples(many) == expected
-
-
-@pytest.mark.slow("processes")
-def test_bags_on_disk_train_as_bags_made_while_reading(run_app: Command, tmp_path: Path) -> None:
-    (tmp_path / "day.tsv").write_bytes(oracle.make_rows(600, seed=0))
-    expansion = ["data.multi_hot.sizes=mlperf_v2", "data.multi_hot.distribution=pareto", "data.multi_hot.seed=3"]
-    common = [f"data.raw={tmp_path}/day.tsv", "data.encoding=hash", "data.max_ind_range=40"]
-    for name, more in (("one_hot", []), ("multi_hot", expansion)):
-        prepare(*common, *more, f"data.path={tmp_path}/{name}")
-    digests = []
-    for name, more in (("one_hot", expansion), ("multi_hot", [])):
-        run_app("train", *SMALL, f"data.path={name}", f"run.name={name}", "train.max_steps=5", *more)
-        digests.append(json.loads((tmp_path / f"runs/{name}/summary.json").read_bytes())["digest"])
-    assert digests[0] == digests[1]
 
 
 USERS, ITEMS, POSITIVES, DRAWN = 9, 13, 250, 3
@@ -308,19 +274,3 @@ def test_keys_that_cannot_work_are_refused(overrides: list[str], fault: str) -> 
     with pytest.raises(UserError) as error:
         validate_new_run(composed(*MODEL, *overrides, "run.name=x"))
     assert str(error.value).startswith(fault)
-
-
-@pytest.mark.parametrize(
-    ("item", "fault"),
-    [
-        ("itm", "error: data.negatives.item=itm: is not a categorical column of data; give one of user, item"),
-        ("tags", "error: data.negatives.item=tags: has bags of ids; give one of user, item"),
-        ("item", "error: data.negatives.per_positive=3: row 1 of the train split has label 0"),
-    ],
-)
-def test_columns_that_cannot_be_drawn_are_refused(
-    refused_command: Refusal, tmp_path: Path, item: str, fault: str
-) -> None:
-    write_ragged_dataset(tmp_path / "data", {"train": 200, "val": 60, "test": 60})
-    keys = [*MODEL, "model.dense_arch=[4]", "data.path=data", f"data.negatives.item={item}", "run.name=x"]
-    assert fault in refused_command("train", *keys)

@@ -1,6 +1,5 @@
 """Metrics of a split and of labelled new rows, against scikit-learn; kept scores; tables in other precisions."""
 
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -12,25 +11,22 @@ from numpy.typing import NDArray
 from sklearn.metrics import accuracy_score, average_precision_score, log_loss, roc_auc_score
 from torchrec import KeyedJaggedTensor
 
-from app import recommend, scoring
+from app import scoring
 from app.config.app_config import AppConfig
-from app.config.commands import EvaluateConfig, RecommendConfig, TablePrecision
+from app.config.commands import TablePrecision
 from app.config.model import ModelConfig, Pooling, Storage, TablesConfig
-from app.config.train import Precision, RuntimeConfig
 from app.model.dlrm import DLRM
 from app.record.documents import read_scores
 from app.runtime.platform import Runtime
 from app.scoring import packed_rows
 from app.training.predictor import Predictor, places_of_rows
-from common.errors import UserError
-from common.keys import check, to_plain
 from data_prep.dataset.format import Manifest, load_manifest, open_shard
-from tests.app.conftest import SMALL, Command, Refusal, composed
+from tests.app.conftest import SMALL, Command, Refusal
 from tests.app.datasets import RAGGED, RAGGED_EMBEDDINGS, write_dataset, write_ragged_dataset
 from tests.app.in_process import command_here
 from tests.app.run_files import summary
 from tests.changed import changed
-from tests.clickwork.conftest import SCHEMA, Trained, make_rows, train_on_table, write_csv
+from tests.clickwork.conftest import Trained, make_rows, train_on_table, write_csv
 from tests.error_lines import refused
 from tests.oracles.ranks import ranked
 
@@ -52,11 +48,6 @@ def test_processes_and_histograms_agree(run_app: Command, small: list[str], tmp_
     assert abs(binned["auc"] - both["auc"]) <= binned["auc_error"] + 1e-12
     assert binned["logloss"] == pytest.approx(both["logloss"], rel=1e-12)
     assert "auc_method" not in both
-
-
-def test_a_precision_beside_tables_is_refused() -> None:
-    config = EvaluateConfig(run="r", tables=TablePrecision.int8, runtime=RuntimeConfig(precision=Precision.bf16))
-    refused(r"runtime\.precision=bf16: has no effect with tables=int8", check, config)
 
 
 class _Scores(torch.nn.Module):
@@ -81,38 +72,6 @@ def test_logits_that_are_not_finite_end_it(runtime: Runtime, dataset: Path, valu
     # dense_0 of row r is r / 501: those from 496 on are above 0.99.
     refused(r"split val: 5 of 501 logits are not finite", scored.evaluate, "val")
     assert Predictor(config, runtime, dataset, manifest, _Scores(value, 2)).evaluate("val").figures.auc is not None
-
-
-def test_scores_that_depend_on_other_rows_are_not_served_and_metrics_say_so(
-    runtime: Runtime, dataset: Path, tmp_path: Path, logged: pytest.LogCaptureFixture
-) -> None:
-    config = composed(*SMALL, "model.interaction=scalar_pairs", "model.mixes_samples=true", "run.name=x")
-    (tmp_path / "config.yaml").write_text(json.dumps(to_plain(config)))
-    with pytest.raises(UserError, match=r"mixes_samples=true: recommend has no meaning"):
-        recommend.main(RecommendConfig(run=str(tmp_path), candidates="c.csv"))
-    Predictor(config, runtime, dataset, load_manifest(dataset), _Scores(0, 2))
-    assert "every metric depends on eval.global_batch_size (16384) and on the number of processes (1)" in logged.text
-
-
-@pytest.mark.slow("processes")
-def test_row_weights_come_from_the_checkpoint_and_are_recorded(run_app: Command, dataset: Path, tmp_path: Path) -> None:
-    weights, backup = tmp_path / "w.npy", tmp_path / "kept.npy"
-    np.save(weights, np.random.default_rng(0).random(50).astype(np.float32))
-    override = f"+model.tables.overrides.cat_0={{row_weights: fixed, row_weights_path: {weights}}}"
-    run_app("train", *SMALL, override, f"data.path={dataset}", "run.name=x", "train.max_steps=4", "eval.split=val")
-    trained = json.loads((tmp_path / "runs/x/summary.json").read_bytes())["eval"]
-    recorded = json.loads((tmp_path / "runs/x/manifest.json").read_bytes())["files"]
-    assert recorded == {str(weights): hashlib.sha256(weights.read_bytes()).hexdigest()}
-    weights.rename(backup)
-    for tables in ("null", "fp32"):
-        process = run_app("evaluate", "run=runs/x", "split=val", f"tables={tables}", "runtime.platform=cpu")
-        assert json.loads(process.stdout)["logloss"] == pytest.approx(trained["logloss"], rel=1e-6)
-    np.save(weights, np.load(backup) * 2)
-    process = run_app("verify", "run=runs/x", "runtime.platform=cpu", status=1)
-    assert f"since then: files {weights}: " in process.stderr
-    backup.rename(weights)
-    process = run_app("verify", "run=runs/x", "runtime.platform=cpu")
-    assert "since then: files" not in process.stderr
 
 
 TRAIN_ROWS = 772  # of the 900
@@ -171,57 +130,6 @@ def test_the_rows_of_a_split_are_evaluated_as_it_is(runtime: Runtime, trained: T
     for tables in ("null", "int8"):
         figures = evaluated(runtime, trained.run, f"data.raw={tmp_path}/test.csv", f"tables={tables}")
         assert {name: value for name, value in figures["difference"].items() if value} == {}
-
-
-@pytest.mark.medium
-def test_new_rows_are_all_rows_beside_a_sampled_dataset(runtime: Runtime, tmp_path: Path) -> None:
-    trained = train_on_table(runtime, tmp_path, prepared=["data.sampling.negative_drop_rate=0.75"])
-    rows = make_rows(200, seed=1)
-    write_csv(tmp_path / "new.csv", rows)
-    labels = np.array([row["stars"] >= 4 for row in rows])
-    logits = recommended(runtime, trained.run, tmp_path / "new.csv", "logit")
-    for overrides, shift in ([], 0.0), (["correct_sampling=true"], np.log(0.25)):
-        figures = evaluated(runtime, trained.run, f"data.raw={tmp_path}/new.csv", *overrides)
-        probabilities = 1 / (1 + np.exp(-(logits + shift)))
-        assert figures["logloss"] == pytest.approx(log_loss(labels, probabilities), abs=1e-6)
-        assert figures["calibration"] == pytest.approx(probabilities.sum() / labels.sum(), abs=1e-5)
-        assert "calibration_of_all_rows" not in figures
-
-
-@pytest.mark.medium
-def test_weights_that_are_all_0_are_refused(runtime: Runtime, tmp_path: Path) -> None:
-    schema = SCHEMA.replace("dense: [age, price]", "dense: [age]\nweight: price")
-    trained = train_on_table(runtime, tmp_path, schema=schema)
-    write_csv(tmp_path / "new.csv", [{**row, "price": 0} for row in make_rows(5, seed=1)])
-    message = r"new\.csv: column price: all weights are 0; give a row with a weight above 0"
-    refused(message, evaluated, runtime, trained.run, f"data.raw={tmp_path}/new.csv")
-
-
-@pytest.mark.parametrize(
-    ("change", "keys", "message"),
-    [
-        ({"stars": "many"}, [], "row 3, column stars: 'many'"),
-        ({"stars": ""}, [], "row 3, column stars: no value"),
-        ({"age": "old"}, [], "row 3, column age: 'old' is not a number"),
-        ({}, ["split=tset"], "no split 'tset'"),
-        ({}, ["keep_scores=5"], "keep_scores=5: has no effect with data.raw="),
-    ],
-)
-def test_what_cannot_be_evaluated(
-    runtime: Runtime, trained: Trained, tmp_path: Path, change: dict[str, Any], keys: list[str], message: str
-) -> None:
-    rows = make_rows(5, seed=1)
-    rows[1] |= change
-    write_csv(tmp_path / "new.csv", rows)
-    refused(message, evaluated, runtime, trained.run, f"data.raw={tmp_path}/new.csv", *keys)
-
-
-def test_files_that_cannot_be_evaluated(runtime: Runtime, trained: Trained, tmp_path: Path) -> None:
-    rows = [{name: value for name, value in row.items() if name != "stars"} for row in make_rows(5, seed=1)]
-    write_csv(tmp_path / "new.csv", rows)
-    with pytest.raises(UserError, match="no column stars, which holds the labels; add it, or use"):
-        evaluated(runtime, trained.run, f"data.raw={tmp_path}/new.csv")
-    refused("No such file", evaluated, runtime, trained.run, f"data.raw={tmp_path}/none.csv")
 
 
 @pytest.mark.slow("processes")
@@ -307,13 +215,7 @@ def test_logits_are_those_of_rounded_tables(ragged: Manifest, precision: TablePr
 
 
 @pytest.mark.parametrize(
-    ("precision", "values"),
-    [
-        (TablePrecision.fp16, [65_520.0, 0.0]),
-        (TablePrecision.int8, [-65_520.0, 0.0]),
-        (TablePrecision.int8, [0.0, 255 * 65_520.0]),
-        (TablePrecision.int4, [0.0, 15 * 65_520.0]),
-    ],
+    ("precision", "values"), [(TablePrecision.int8, [-65_520.0, 0.0]), (TablePrecision.int8, [0.0, 255 * 65_520.0])]
 )
 def test_values_beyond_fp16_are_refused(precision: TablePrecision, values: list[float]) -> None:
     """65,519 is the last that is rounded to fp16's largest number, 65,504."""
