@@ -1,4 +1,4 @@
-"""Tasks on a Dask cluster, the memory budget, and files written past the page cache: the same bytes anyhow."""
+"""Tasks on a Dask cluster give the same bytes; a write that fails leaves no file."""
 
 import gzip
 import os

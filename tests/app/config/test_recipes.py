@@ -28,7 +28,15 @@ RECIPES = sorted(path.stem for path in (CONFIG_DIR / "recipe").glob("*.yaml"))
 OWN = ("own_table", "quickstart")  # published by nobody
 PUBLISHED = [name for name in RECIPES if name not in OWN]
 RESUMED = ("bars_criteo_x1", "meta_kaggle_2019")
-OF_A_KIND = ("amd_blog_2024_fixed", "deepspark_3day", "mlperf_v1")  # with others, and trained by tests/test_bytes.py
+# Of a kind with others, and trained by tests/test_bytes.py or where they are exported.
+OF_A_KIND = (
+    "amd_blog_2024_fixed",
+    "deepspark_3day",
+    "mlperf_v1",
+    "amd_2026",
+    "bars_avazu_x1",
+    "bars_movielenslatest_x1",
+)
 TRAINED = [name for name in PUBLISHED if name not in OF_A_KIND]
 QUARTERS = ["train.eval_every_steps=null", "train.eval_every_fraction=0.25"]
 

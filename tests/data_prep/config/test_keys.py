@@ -1,4 +1,4 @@
-"""Keys of data_prep: sizes, what is not as published any more, and remedies that are typed and work."""
+"""Keys of data_prep: sizes, and remedies that are typed and work; new rows wrap as those of the dataset."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Baselines against plain loops and scikit-learn's own pipelines; in a run, beside it, and where they cannot be."""
+"""Baselines against plain loops and scikit-learn's own pipelines; in a run, and beside it."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Exports of the tiny form of every recipe: logits as evaluate's; which runs are exported, and from where."""
+"""Exports of the tiny form of every recipe: logits as evaluate's."""
 
 from pathlib import Path
 from typing import Any
@@ -17,14 +17,9 @@ from tests.app.config.test_recipes import FEWER, PUBLISHED
 from tests.app.conftest import composed
 from tests.app.in_process import command_here, train_here
 from tests.app.scoring.test_same_row import Model
-from tests.app.scoring.test_sampling import place as place
 from tests.error_lines import refused
 from tests.extensions.export.test_directories import row_keys, score_files
-from tests.pretend_cuda.conftest import dataset as dataset
-from tests.pretend_cuda.conftest import machine as machine
-from tests.pretend_cuda.conftest import runs as runs
 
-# HSTU, of an extension, is refused in tests/extensions/together.
 REFUSED = {"amd_blog_2024": "mixes_samples=true: export has no meaning"}
 ALWAYS = ("amd_blog_2024", "meta_kaggle_2019", "mlperf_v2")  # an export of 26 features takes ten seconds
 RECIPES = [pytest.param(name, marks=() if name in ALWAYS else pytest.mark.slow("examples")) for name in PUBLISHED]

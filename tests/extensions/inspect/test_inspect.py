@@ -1,4 +1,4 @@
-"""Proposed schemas: uses of columns, the label, the order of rows, refusals; drawn tables; the command and its page."""
+"""Proposed schemas: uses of columns, the label, refusals; drawn tables; `data.schema=auto`."""
 
 import datetime
 import random

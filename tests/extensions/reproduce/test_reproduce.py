@@ -1,4 +1,4 @@
-"""python -m app.reproduce: page and document, refusals, and what is left of it after kill -9, a stop, a failed seed."""
+"""python -m app.reproduce: page and document, refusals, and what is left of it after kill -9 and a stop."""
 
 import json
 import signal

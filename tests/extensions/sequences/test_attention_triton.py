@@ -1,4 +1,4 @@
-"""Triton's kernels of attention: against the bucketed one where blocks end, and compiled for GPUs that are not here."""
+"""Triton's kernels of attention, interpreted, against the bucketed one where blocks end."""
 
 import pytest
 import torch

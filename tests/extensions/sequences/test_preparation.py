@@ -1,4 +1,4 @@
-"""Logs of events to datasets: Yambda by name, kills and changed bytes."""
+"""Logs of events to datasets: Yambda by name, and kills."""
 
 import random
 import shutil

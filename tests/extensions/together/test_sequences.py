@@ -1,4 +1,4 @@
-"""The extension sequences beside the commands of plan and export, and in MLPerf's log."""
+"""The extension sequences in the log of MLPerf."""
 
 import time
 from pathlib import Path
@@ -14,8 +14,6 @@ from tests.app.conftest import composed
 from tests.app.run_files import LEAST
 from tests.extensions.mlperf.test_log import check_benchmark, require_compliant
 from tests.extensions.sequences.test_commands import YAMBDA, length_of
-from tests.extensions.sequences.test_commands import log as log
-from tests.extensions.sequences.test_commands import trained as trained
 
 
 def test_the_recipe_of_dlrmv4_is_logged_as_its_benchmark() -> None:
