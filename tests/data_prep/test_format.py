@@ -17,10 +17,9 @@ from data_prep.encoding import Encoder
 from data_prep.verify import verify_dataset
 from tests.app.datasets import NUM_DENSE, write_dataset, write_ragged_dataset
 from tests.damage import damaged
-from tests.data_prep.conftest import REPOSITORY, prepare, write_rows
+from tests.data_prep.conftest import prepare, write_rows
 from tests.data_prep.tables import paths, write
-from tests.error_lines import error_line, refused
-from tests.forks import run_module
+from tests.error_lines import refused
 
 
 @pytest.mark.parametrize("kind", ["labels", "dense", "sparse"])
@@ -152,16 +151,6 @@ def change_array(root: Path, number: int, kind: str, index: Any, value: float) -
     digest = digest_file(path)
     files = {kind: {"bytes": digest.bytes, "sha256": digest.sha256}}
     change(root, lambda document: document["splits"]["train"]["shards"][number]["files"].update(files))
-
-
-def test_a_whole_dataset(dataset: Path) -> None:
-    process = run_module("data_prep.verify", f"data.path={dataset}", cwd=REPOSITORY)
-    assert process.returncode == 0, process.stderr
-    assert "100 rows" in process.stdout
-    (dataset / "val" / "00000.dense.npy").unlink()
-    process = run_module("data_prep.verify", f"data.path={dataset}", cwd=REPOSITORY)
-    assert process.returncode == 2
-    assert error_line(process.stderr).startswith(f"error: {dataset}/val/00000.dense.npy")
 
 
 HASHED = ["data.encoding=hash", "data.max_ind_range=50", "data.multi_hot.sizes=mlperf_v2"]
