@@ -31,9 +31,9 @@ def scheduler() -> Iterator[Any]:
         yield cluster.scheduler_address
 
 
-@pytest.mark.slow("examples")
+@pytest.mark.medium
 @pytest.mark.filterwarnings("ignore")  # of a library that is not ours
-@pytest.mark.parametrize("encoding", ["vocabulary", "torchrec"])
+@pytest.mark.parametrize("encoding", ["vocabulary", pytest.param("torchrec", marks=pytest.mark.slow)])
 def test_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheduler: str, encoding: str) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "day_0").write_bytes(oracle.make_rows(500, 0))

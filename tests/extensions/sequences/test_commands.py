@@ -164,6 +164,22 @@ def test_items_are_ranked_as_evaluation_scores_each_alone(
         assert "keeps no names of its items, which are texts; give a file" in error_line(refusal.stderr)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["user=99999"], "user=99999: not in the log; give one of its users, as in its column user"),
+        (["user=7", "time=5"], "user=7: 0 events before time=5, and samples of the run have at least 20"),
+        (["user=7", "candidates=x.csv"], "x.csv: row 3: item 4711 is not in the log of"),
+    ],
+)
+def test_what_cannot_be_ranked_is_refused(
+    arguments: list[str], message: str, refused_command: Refusal, trained: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "x.csv").write_text("item\n1\n4711\n")
+    candidates = [] if "candidates=x.csv" in arguments else ["candidates=all"]
+    assert message in refused_command("recommend", f"run={trained}", *candidates, *arguments)
+
+
 @pytest.mark.slow("processes")
 def test_several_tasks_are_learned(run_app: Command, log: Path, tmp_path: Path, runtime: Runtime) -> None:
     """Their losses are added, each has its AUC, the same on two processes; other tasks are no resumption."""
