@@ -5,9 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
-import polars as pl
-import pyarrow as pa
 import pytest
 import torch
 import yaml
@@ -18,7 +15,6 @@ from app.data.batch import Batch
 from app.runtime.platform import Runtime
 from app.training import session
 from tests.clickwork.conftest import ROWS, Trained, train_on_table
-from tests.data_prep import oracle
 from tests.data_prep.conftest import prepare
 from tests.data_prep.tables import HASHED, make
 
@@ -88,87 +84,11 @@ def test_values_and_ids_are_each_others_inverse(trained: Trained, with_texts: cl
     assert with_texts.values("user", [-1, 0, 10_000]) == [None, None, None]
 
 
-def test_values_without_texts(tmp_path: Path, trained: Trained) -> None:
-    dataset = prepared(tmp_path, trained, "data.keep_texts=false")
-    assert dataset.values("item", dataset.ids("item", [7, 12])) == ["7", "12"]
-    with pytest.raises(
-        clickwork.Error, match=r"the texts of user are not kept; prepare it again with data\.keep_texts"
-    ):
-        dataset.values("user")
-
-
-def test_criteos_values_are_hexadecimal(tmp_path: Path) -> None:
-    text = oracle.make_rows(300, seed=4)
-    (tmp_path / "raw.tsv").write_bytes(text)
-    prepare(f"data.raw={tmp_path}/raw.tsv", f"data.path={tmp_path}/data", "data.frequency_threshold=1")
-    dataset = clickwork.Dataset(tmp_path / "data")
-    rows = dataset.splits["train"].rows
-    values = [line.split("\t")[14] for line in text.decode().splitlines()[:rows]]
-    ids = dataset.ids("cat_0", values)
-    [batch] = dataset.batches("train")
-    assert np.array_equal(np.maximum(ids, 0), batch.sparse[:, 0])
-    known = [(value, number) for value, number in zip(values, ids, strict=True) if value and number > 0]
-    assert len(known) > 100
-    assert dataset.values("cat_0", [number for _, number in known]) == [value for value, _ in known]
-
-
 def test_ids_that_are_hashes_have_no_values(tmp_path: Path, trained: Trained) -> None:
     dataset = prepared(tmp_path, trained, "data.encoding=hash", "data.max_ind_range=100")
     assert dataset.ids("item", [7, 123]).tolist() == [7, 23]
     with pytest.raises(clickwork.Error, match="an id of item has no value of its own; prepare it with data"):
         dataset.values("item", [7])
-
-
-@pytest.fixture(scope="module")
-def visits(tmp_path_factory: pytest.TempPathFactory) -> clickwork.Dataset:
-    """Rows with dates, in ISO 8601 and in seconds, towns, of which some are empty, and divided text."""
-    directory = tmp_path_factory.mktemp("visits")
-    lines = ["click,when,day,town,tags"]
-    for row in range(96):
-        when = f"2025-05-{row % 28 + 1:02d} {row % 24:02d}:45:00"
-        town, tags = ("Bern", "Genf", "")[row % 3], ("sport", "sport|news", "")[row % 3]
-        lines.append(f"{row // 7 % 2},{when},{1_700_000_000 + 86_400 * row},{town},{tags}")
-    (directory / "raw.csv").write_text("\n".join([*lines, ""]))
-    (directory / "schema.yaml").write_text(
-        "label: click\nsparse:\n  - {column: when, part: hour}\n  - {column: day, part: weekday, format: epoch}\n"
-        '  - town\n  - {column: tags, separator: "|"}\n'
-    )
-    keys = [f"data.raw={directory}/raw.csv", f"data.schema={directory}/schema.yaml", f"data.path={directory}/data"]
-    prepare(*keys, "data.split.method=fraction")
-    return clickwork.Dataset(directory / "data")
-
-
-def test_ids_of_a_part_take_the_raw_dates(visits: clickwork.Dataset) -> None:
-    text = "2025-05-08 06:45:00"
-    stamp = pd.Timestamp(text)
-    of_hour = {hour: number for number, hour in enumerate(visits.values("when_hour"))}
-    dates = [text, stamp, stamp.to_pydatetime(), np.datetime64(text), "2025-05-08T08:45:00+02:00", None]
-    assert visits.ids("when_hour", dates).tolist() == [of_hour["6"]] * 5 + [-1]
-    expected = [of_hour["6"], -1]
-    series = pd.Series([stamp, None])
-    for values in (series, series.to_numpy(), pl.Series([stamp, None]), pa.array([stamp, None])):
-        assert visits.ids("when_hour", values).tolist() == expected
-    of_weekday = {day: number for number, day in enumerate(visits.values("day_weekday"))}
-    assert visits.ids("day_weekday", [1_700_000_000, "1700000000"]).tolist() == [of_weekday["1"]] * 2  # a Tuesday
-
-
-@pytest.mark.parametrize("value", ["6", 6])
-def test_a_part_in_place_of_its_date_is_refused(visits: clickwork.Dataset, value: Any) -> None:
-    with pytest.raises(clickwork.Error) as error:
-        visits.ids("when_hour", [value])
-    message = str(error.value)
-    assert message.startswith("values of when_hour: row 1, column when: '6' is not an ISO 8601 date or time; ")
-    assert message.endswith("ids of when_hour take times of when; dataset.values('when_hour') lists the hours")
-
-
-def test_ids_of_a_multi_valued_column_take_single_values(visits: clickwork.Dataset) -> None:
-    sport, news = visits.ids("tags", ["sport", "news"]).tolist()
-    assert sorted([sport, news]) == [1, 2]
-    assert visits.ids("tags", ["", None, float("nan"), "sport"]).tolist() == [-1, -1, -1, sport]
-    with pytest.raises(clickwork.Error) as error:
-        visits.ids("tags", ["sport", "sport|news"])
-    words = "row 2, column tags: 'sport|news' holds '|', which joins values; give each value by itself"
-    assert str(error.value) == f"values of tags: {words}"
 
 
 def equal(item: Any, batch: Batch) -> bool:
@@ -260,19 +180,12 @@ def test_what_a_dataset_refuses(tmp_path: Path, dataset: clickwork.Dataset) -> N
 
     for call, message in (
         (lambda: clickwork.Dataset(tmp_path), "no dataset here"),
-        (lambda: dataset.batches("tset"), "no split 'tset'; it has train, val, test"),
         (lambda: first_batch(0), "batch_size=0: must be at least 1"),
-        (lambda: dataset.torch("tset"), "no split 'tset'; it has train, val, test"),
-        (lambda: dataset.torch("test", 50, rank=2, world_size=2), "rank must be below world_size"),
         (dataset.torch, "batch_size: give it, or run=RUN"),
-        (lambda: dataset.torch("test", 0), "batch_size=0: must be at least 1"),
         (lambda: dataset.torch("test", run=tmp_path), "not a run's directory"),
         (lambda: dataset.ids("age", [1]), "no sparse column 'age'; it has user, item, genres"),
-        (lambda: dataset.values("stars"), "no sparse column 'stars'"),
-        (lambda: dataset.ids("user", [{}]), "values of user: row 1, column user: "),
         (lambda: dataset.ids("user", "u12"), r"values of user: str, not a list or an array; give \['u12'\] for one"),
         (lambda: dataset.values("item", ["a"]), "ids of item: not whole numbers; give a list or an array of them"),  # type: ignore[list-item]
-        (lambda: dataset.values("item", [1.5]), "ids of item: not whole numbers"),  # type: ignore[list-item]
     ):
         with pytest.raises(clickwork.Error, match=message):
             call()

@@ -1,14 +1,12 @@
 """`clickwork.prepare`, `train`, `Run` and `compare`: the commands, and what files and reports hold; the import."""
 
 import html
-import inspect
 import json
 import re
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -148,27 +146,10 @@ def test_properties_are_the_files_of_the_run(trained: Trained, run: clickwork.Ru
     assert repr(run).endswith(f"/run': completed, step 9, val auc {summary['eval']['auc']:.5f})")
 
 
-def test_metrics_are_the_events(trained: Trained, run: clickwork.Run) -> None:
-    events = [json.loads(line) for line in (trained.run / "metrics.jsonl").read_text().splitlines()]
-    table = run.metrics
-    assert table.num_rows == len(events)
-    for name in ("event", "step", "logloss", "auc", "samples_per_second"):
-        assert table[name].to_pylist() == [event.get(name) for event in events], name
-    assert set(table.column_names) >= {name for event in events for name in event}
-
-
 def shown(page: str) -> str:
     match = re.search(r'srcdoc="([^"]*)"', page)
     assert match is not None
     return html.unescape(match[1])
-
-
-def test_a_notebook_shows_the_report(runtime: Runtime, trained: Trained, run: clickwork.Run, tmp_path: Path) -> None:
-    command_here(runtime, "report", f"runs=[{trained.run}]", f"out={tmp_path}/page.html")
-    page = run._repr_html_()
-    assert WRITTEN.sub("", shown(page)) == WRITTEN.sub("", (tmp_path / "page.html").read_text())
-    assert 'data-chart="auc"' in shown(page)
-    assert html.unescape(page).startswith(f"<code>{run!r}</code><iframe ")
 
 
 @pytest.mark.medium
@@ -202,24 +183,6 @@ def test_runs_are_compared_as_by_the_report(
     assert WRITTEN.sub("", shown(comparison._repr_html_())) == WRITTEN.sub("", (tmp_path / "page.html").read_text())
 
 
-@pytest.mark.medium
-def test_what_a_run_refuses(trained: Trained, run: clickwork.Run, tmp_path: Path) -> None:
-    row = make_rows(1, 0)[0]
-    bare = {name: value for name, value in row.items() if name != "stars"}
-    cases: list[tuple[Any, str]] = [
-        (lambda: clickwork.Run(tmp_path), "not a run's directory"),
-        (lambda: clickwork.compare([trained.run]), "give two runs or more"),
-        (lambda: clickwork.compare([trained.run, run]), "names a run twice"),
-        (lambda: run.evaluate({**row, "stars": "many"}, platform="cpu"), "table: row 1, column stars: 'many'"),
-        (lambda: run.evaluate([row], split="tset", platform="cpu"), "no split 'tset'"),
-        (lambda: run.evaluate([], platform="cpu"), "table: no rows"),
-        (lambda: run.evaluate([bare], platform="cpu"), "table: no column stars, which holds the labels"),
-    ]
-    for call, message in cases:
-        with pytest.raises(clickwork.Error, match=message):
-            call()
-
-
 HEAVY = ("torch", "numpy", "pyarrow", "hydra", "msgspec", "numba", "jinja2")
 
 
@@ -234,42 +197,3 @@ def test_the_import_takes_no_library(tmp_path: Path) -> None:
     code = f"import sys, clickwork; print([name for name in {HEAVY} if name in sys.modules])"
     process = python(code, tmp_path)
     assert (process.stdout, process.stderr) == ("[]\n", "")
-
-
-@pytest.mark.parametrize(("name", "file"), [("app", "app/__init__.py"), ("common", "common.py")])
-def test_a_package_of_the_user_that_hides_ours_is_named(tmp_path: Path, name: str, file: str) -> None:
-    (tmp_path / file).parent.mkdir(exist_ok=True)
-    (tmp_path / file).touch()
-    process = python("import clickwork", tmp_path)
-    place = tmp_path / name if file.endswith("__init__.py") else tmp_path / file
-    assert process.stderr.splitlines()[-1] == (
-        f"ImportError: clickwork: {place} stands before {ROOT / name}; rename it, or start Python in another directory"
-    )
-
-
-def parameters_of(function: Callable[..., Any]) -> str:
-    """The parameters without their types."""
-    signature, empty = inspect.signature(function), inspect.Parameter.empty
-    parameters = [each.replace(annotation=empty) for name, each in signature.parameters.items() if name != "self"]
-    return str(signature.replace(parameters=parameters, return_annotation=empty))
-
-
-def interface() -> dict[str, str]:
-    """Every public name with its parameters."""
-    shown = {}
-    for name in clickwork.__all__:
-        member = getattr(clickwork, name)
-        shown[name] = parameters_of(member)
-        for attribute, value in vars(member).items() if inspect.isclass(member) else ():
-            if not attribute.startswith("_") or attribute == "_repr_html_":
-                shown[f"{name}.{attribute}"] = parameters_of(value) if callable(value) else ""
-    return shown
-
-
-def test_the_page_names_them_all() -> None:
-    page = (ROOT / "docs/python.md").read_text().replace('"', "'")
-    for name, parameters in interface().items():
-        kind, _, attribute = name.partition(".")
-        if attribute != "_repr_html_" and name not in ("Comparison", "Predictor"):
-            shown = f"{kind.lower()}.{attribute}" if attribute else kind
-            assert f"`{shown}{parameters}`" in page, name

@@ -15,12 +15,10 @@ import numpy as np
 CONTENT = gzip.compress(np.random.default_rng(0).bytes(1 << 20), 1, mtime=0)
 OTHER = gzip.compress(np.random.default_rng(1).bytes(1 << 20), 1, mtime=0)
 
-NO_RANGES = ("stubborn", "lying", "endless", "cut", "chunked", "torn")
+NO_RANGES = ("stubborn", "lying", "cut", "torn")
 NO_VALIDATOR = ("nameless", *NO_RANGES)
 ONCE = ("stubborn", "astray", "cut", "torn")  # the first reply breaks off
 ALWAYS = ("dropping", "stalling", "weak", "dated", "nameless", "careless", "mute")  # every reply does
-NO_LENGTH = ("endless", "cut")
-CHUNKED = ("chunked", "torn")
 LOGIN = "Basic " + base64.b64encode(b"user:MIRRORPW/1").decode()
 
 
@@ -81,7 +79,7 @@ class Handler(BaseHTTPRequestHandler):
             self.send(manner, content, self.start(manner, content), times, is_head)
 
     def send(self, manner: Any, content: Any, start: Any, times: Any, is_head: Any) -> None:
-        content = {"wrong": content[:-1] + b"?", "page": b"<html>Please log in</html>"}.get(manner, content)
+        content = content[:-1] + b"?" if manner == "wrong" else content
         start += manner == "astray" and start > 0
         self.send_response(206 if start else 200)
         for header, value in self.validators(manner, content).items():
@@ -113,11 +111,11 @@ class Handler(BaseHTTPRequestHandler):
 
     def send_body(self, manner: str, body: bytes, is_head: bool, is_broken: bool) -> None:
         payload = body[: (len(body) + 1) // 2] if is_broken else body
-        if manner in CHUNKED:
+        if manner == "torn":
             self.send_header("Transfer-Encoding", "chunked")
             payload = b"%x\r\n%b\r\n" % (len(body), payload) + (b"" if is_broken else b"0\r\n\r\n")
-        elif manner not in NO_LENGTH:
-            self.send_header("Content-Length", str(len(body) + (1000 if manner in ("boasting", "lying") else 0)))
+        elif manner != "cut":
+            self.send_header("Content-Length", str(len(body) + (1000 if manner == "lying" else 0)))
         self.end_headers()
         if is_head:
             return
@@ -128,7 +126,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.flush()
         if manner == "stalling":
             self.server.over.wait(60)
-        if is_broken or manner in ("boasting", "lying", *NO_LENGTH):
+        if is_broken or manner in ("lying", "cut"):
             self.close_connection = True
 
 

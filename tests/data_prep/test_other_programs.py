@@ -28,7 +28,6 @@ from data_prep.encoding import Encoder
 from data_prep.parsing.criteo import parse_bytes
 from data_prep.verify import verify_dataset
 from tests.data_prep.conftest import REFERENCE, SPLITS, load_split, prepare
-from tests.error_lines import refused
 
 ROWS = REFERENCE / "rows.tsv"
 
@@ -248,17 +247,6 @@ def test_pairs_of_the_test_file_leave_train_and_items_are_numbered_as_they_appea
     candidates = {user: [held_out[user], *negatives[user]] for user in held_out}
     expected = [(int(not i), user, int(item)) for user, row in candidates.items() for i, item in enumerate(row)]
     assert splits["test"] == expected
-
-
-def test_another_file_or_split_is_refused(small: published.PublishedSet, raw: Path, tmp_path: Path) -> None:
-    other = replace(small, splits={**KGCN, "train": "0" * 64})
-    message = r"train.csv: other rows than those of the published split"
-    refused(message, published.write_splits, other, raw, tmp_path / "out")
-    assert not list((tmp_path / "out").iterdir())
-    with open(raw / "user_artists.dat", "a", encoding="utf-8") as file:
-        file.write("2\t100\t1\n")
-    message = r"user_artists.dat: sha256 .* where the published file has .*; delete it"
-    refused(message, published.write_splits, small, raw, tmp_path / "other")
 
 
 def test_movielens_is_shuffled_as_numpy_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

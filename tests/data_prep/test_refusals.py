@@ -2,19 +2,12 @@
 
 import gzip
 import hashlib
-import re
 from collections.abc import Callable
-from enum import Enum
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from common.compose import compose_config
-from common.keys import keys_of
-from data_prep import verify
-from data_prep.config import CONFIG_DIRECTORY, PrepConfig
-from tests.changed import changed
 from tests.data_prep import oracle
 from tests.data_prep.conftest import prepare, write_rows
 from tests.data_prep.mirror import make_archive
@@ -42,12 +35,9 @@ def set_up(directory: Path) -> None:
         **dict.fromkeys(("days/day_0", "mixed/rows.tsv", "raw_inside/train/day_0"), day),
         "days/day_1": oracle.make_rows(60, seed=1),
         "empty": b"",
-        "header": b"label\t" + b"\t".join([b"x"] * 39) + b"\n" + day,
-        "rows.csv": b"user,item,label\n1,2,3\n",
         "rows.png": b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR\x00\x00",
         "rows.parquet": b"PAR1\x15\x04\x15\x10\n\x00\xff" * 9,
         "binary.gz": gzip.compress(b"\x00\x01\x02\n" * 9, mtime=0),
-        "returns": (b"1" + b"\t" * 39 + b"\r") * 3,
         "foreign/thesis.txt": b"years of work",
         "mixed/sales.csv": b"keep",
         "other/val/notes.txt": b"keep",
@@ -81,18 +71,9 @@ ANOTHER = "holds another dataset"
 PREPARATION: list[tuple[str, str]] = [
     # Keys and choices.
     *((f"data.{key}", NO_EFFECT) for key in ("split.seed=3", "split.held_out=0.5", "sampling.seed=3", "days=[1]")),
-    ("data.split.method=fraction data.split.seed=3", NO_EFFECT),
     ("data.encoding=dlrm_kaggle data.split.held_out=0.5", NO_EFFECT),
     ("data.synthetic.rows=10", NO_EFFECT),
-    ("data.remote.tries=2", NO_EFFECT),
-    ("data.encoding=amd_blog data.frequency_threshold=3", "data.frequency_threshold"),
     ("data.encoding=amd_blog data.split.method=random", "data.split.method"),
-    ("data.encoding=torchrec data.vocabulary_order=value", "data.vocabulary_order"),
-    ("data.encoding=hash data.max_ind_range=9 data.frequency_threshold=2", NO_EFFECT),
-    ("data.encoding=hash", "data.max_ind_range"),
-    ("data.rwa=x", "rwa"),
-    ("data.workers=many", "data.workers.*many"),
-    ("data.split.method=last_day data.raw=days/day_0", "last_day"),
     *(
         (f"data.{key}", f"data.{key.split('=')[0]}")
         for key in ("memory_budget=1MiB", "memory_budget=lots", "path=null")
@@ -100,42 +81,26 @@ PREPARATION: list[tuple[str, str]] = [
     # Raw files.
     ("data.raw=null", "data.raw=None"),
     ("data.raw=absent.tsv", "absent.tsv: no such file"),
-    ("data.raw=*.tsv", "no file matches"),
     ("data.raw=empty", "empty: empty file"),
     ("data.raw=days/day_0 data.path=days/day_0/out", "day_0"),
     ("data.raw=days data.path=days/.", r"is data\.path too"),
     ("data.raw=raw_inside/train/day_0 data.path=raw_inside", "lies where data.path="),
     ("data.raw=[days/day_0,days/../days/day_0]", "name each day once"),
-    ("data.raw=header", "header: row 1: names of columns"),
-    ("data.raw=rows.csv", "rows.csv: row 1: separated by commas, not tabs"),
     *((f"data.raw={name}", f"{name}: row 1: not text") for name in ("rows.png", "rows.parquet", "binary.gz")),
-    ("data.raw=returns", "returns: row 1: lines end in carriage returns alone"),
     *((f"data.raw={name}.gz", f"{name}.gz: .*{message}") for name, (_, message) in BAD_GZIP.items()),
     # Published days and archives: nothing is fetched for them.
-    (f"{DAYS} data.split.method=last_day data.days=[0]", "needs at least two raw files"),
-    (f"{DAYS} data.schema=x.yaml", "these rows are Criteo's"),
-    (f"{DAYS} data.raw=x", "leave out data.source"),
     (f"{DAYS} data.days=[0,0]", r"data\.days=\[0, 0\]: give different days, from 0 to 23"),
-    (f"{DAYS} data.days=[24]", r"data\.days=\[24\]: .* from 0 to 23"),
-    (f"{DAYS} data.days=null", "data.days"),
-    ("data.source=criteo_kaggle data.days=[0]", "data.days"),
     (f"{DAYS} data.remote.sha256={{day_0.gz:abc}}", "abc is not a SHA-256"),
-    (f"{DAYS} data.remote.sha256=sums", "sums: not a file as sha256sum writes it"),
     (f"{DAYS} data.remote.sha256={{day_0:{'a' * 64}}}", "day_0: no such file is fetched"),
     (f"{DAYS} data.remote.mirrors=['http://x/rows.gz']", r"http://x/rows\.gz: the same file for every day"),
     (f"{KAGGLE} data.raw=two.tar.gz", r"two\.tar\.gz: has two files train\.txt; unpack the right one"),
     # Generated rows.
-    (f"{RANDOM} data.synthetic.rows=5", "data.synthetic.rows=5: has no effect without data.source=synthetic; leave"),
-    (f"{RANDOM} data.random.tables=nothing", "mlperf_v2 or criteo_kaggle"),
     (f"{RANDOM} data.random.bag_sizes=[1,2]", "2 given for 4 features"),
-    (f"{RANDOM} data.random.exponent=2", "has no effect with data.random.distribution=uniform"),
-    (f"{RANDOM} data.max_ind_range=10", "has no effect with data.source=random"),
     # What is at data.path.
     ("data.path=other", FOREIGN),
     ("data.path=mixed", FOREIGN),
     (f"data.path=foreign {SYNTHETIC}", FOREIGN),
     (f"data.path=out {SYNTHETIC}", ANOTHER),
-    ("data.path=out data.dense_transform=raw", "dense_transform is log1p there"),
     ("data.path=out data.raw=foreign/thesis.txt data.overwrite=true", "row 1"),
     (f"data.path=generated {SYNTHETIC} data.synthetic.rows=400", r"synthetic\.rows is 300 there, 400 here"),
 ]
@@ -152,12 +117,6 @@ def test_files_are_as_they_were(state: Path, monkeypatch: pytest.MonkeyPatch, ke
     assert files(state) == before
 
 
-def test_a_source_is_not_taken_by_verify_in_place_of_a_path(state: Path) -> None:
-    before, words = files(state), [DAYS, f"data.path={state}/days"]
-    refused("no dataset here", verify.main, compose_config(PrepConfig, CONFIG_DIRECTORY, words))
-    assert files(state) == before
-
-
 def test_a_full_disk_leaves_another_job_s_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     raw, _ = write_rows(tmp_path)
     work = tmp_path / "new/.work"
@@ -170,13 +129,3 @@ def test_a_full_disk_leaves_another_job_s_work(tmp_path: Path, monkeypatch: pyte
         refused(r"about \d.* .B needed for the dataset, 1\.0 kB free", prepare, raw, f"data.path={tmp_path / name}")
     assert {name for name in files(tmp_path) if not name.endswith("lock")} == set(before)
     assert not (tmp_path / "none").exists()
-
-
-def test_a_key_that_verify_does_not_read_is_refused(tmp_path: Path) -> None:
-    for key, owner, field, _ in keys_of(PrepConfig):
-        if key in ("data.path", "data.source"):  # which implies data.path
-            continue
-        usual = getattr(owner(), field)
-        another = "another" if usual is None or isinstance(usual, (str, Enum)) else [usual]
-        prep_config = changed(PrepConfig(), {"data.path": str(tmp_path / "none"), key: another})
-        refused(f"^{re.escape(key)}: has no effect on this command", verify.main, prep_config)

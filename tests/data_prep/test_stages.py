@@ -1,9 +1,7 @@
 """What stages store, order and fit: codes, columns, packed rows, shuffles in windows, dense columns, multi-hot."""
 
-import shutil
 from fractions import Fraction
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,14 +10,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from data_prep.dataset.multi_hot import MultiHot, MultiHotTables, table_path
+from data_prep.dataset.multi_hot import MultiHotTables
 from data_prep.dataset.transforms import FITS, transform_column
 from data_prep.stages import fit as fit_dense
 from data_prep.stages import place as permutation
 from data_prep.stages.fit import UNIT_EXPONENT, exact_sums
 from data_prep.stages.place import inverse_permutation
 from data_prep.stages.write import RowLayout
-from tests.error_lines import refused
 
 
 @pytest.mark.medium
@@ -111,23 +108,6 @@ def test_every_fitted_transform_is_finite_and_keeps_the_order(name: str, fitted:
     assert np.isfinite(result).all()
     assert (np.diff(result) >= 0).all()
     assert name != "quantile" or ((result >= 0) & (result <= 1)).all()
-
-
-def test_room_for_the_tables_where_their_sizes_are_known_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bags = MultiHot((2, 1))
-    first = MultiHotTables.open(tmp_path, [100, 100], bags).tables[0]
-    (directory,) = tmp_path.iterdir()
-    (directory / "tables.json").unlink()
-    partial_file = table_path(directory, 0).with_name("0.npy.machine-1-2.part")  # as of a process killed while it drew
-    partial_file.touch()
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=799))
-    message = r"multi-hot tables need 800 B, 799 B are free; .* choose another data\.multi_hot\.directory"
-    refused(message, MultiHotTables.open, tmp_path, [100, 100], bags, "data.multi_hot.directory")
-    assert not partial_file.exists()
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=800))
-    np.testing.assert_array_equal(MultiHotTables.open(tmp_path, [100, 100], bags).tables[0], first)
-    table_path(directory, 0).write_bytes(b"cut short")
-    np.testing.assert_array_equal(MultiHotTables.open(tmp_path, [100, 100], bags).tables[0], first)
 
 
 @pytest.mark.medium

@@ -20,12 +20,10 @@ from data_prep.synthetic import (
     KAGGLE_CARDINALITIES,
     Teacher,
     calibrated_teacher,
-    criteo_columns,
     day_rows,
     day_text,
     draw_ids,
     draw_rows,
-    generate_days,
 )
 from data_prep.verify import verify_dataset
 from tests.data_prep.conftest import REFERENCE, SPLITS, prepare, sums
@@ -100,16 +98,6 @@ def chance_to_share(values: NDArray[np.int32]) -> float:
     return float((counts * (counts - 1)).sum() / (counts.sum() * (counts.sum() - 1)))
 
 
-def test_cardinalities_are_criteos_or_scaled_down() -> None:
-    assert criteo_columns(10_131_227).cardinality.tolist() == list(KAGGLE_CARDINALITIES)
-    scaled = criteo_columns(1000).cardinality
-    assert scaled.max() == 1000
-    assert scaled[8] == 1  # three values: the square root of 3 in 10 million
-    assert (scaled <= KAGGLE_CARDINALITIES).all()
-    order = np.argsort(KAGGLE_CARDINALITIES, kind="stable")
-    assert (np.diff(scaled[order]) >= 0).all()
-
-
 @pytest.mark.medium
 def test_drift_turns_the_effects() -> None:
     for drift, expected in ((0.0, 1.0), (0.1, np.cos(0.3)), (np.pi / 6, 0.0)):
@@ -117,44 +105,6 @@ def test_drift_turns_the_effects() -> None:
         for name in ("main", "factors"):
             first, later = (getattr(teacher, name).ravel() for teacher in teachers)
             assert np.corrcoef(first, later)[0, 1] == pytest.approx(expected, abs=0.15)
-
-
-@pytest.mark.slow("examples")
-def test_days_are_written_where_raw_says_and_kept(tmp_path: Path) -> None:
-    paths = generate_days(SMALL, tmp_path / "out", str(tmp_path / "days"))
-    assert paths == [f"{tmp_path}/days/day_0.tsv", f"{tmp_path}/days/day_1.tsv"]
-    before = (tmp_path / "days" / "day_1.tsv").stat().st_mtime_ns
-    assert generate_days(SMALL, tmp_path / "out", str(tmp_path / "days")) == paths
-    assert (tmp_path / "days" / "day_1.tsv").stat().st_mtime_ns == before
-    assert json.loads((tmp_path / "days" / "synthetic.json").read_text())["config"]["seed"] == 7
-    assert prepare(f"data.raw={tmp_path}/days", f"data.path={tmp_path}/out").rows == SMALL.rows
-
-
-def test_foreign_days_are_not_overwritten(tmp_path: Path) -> None:
-    (tmp_path / "day_0.tsv").write_text("mine\n")
-    refused("were not generated", generate_days, SMALL, tmp_path / "out", str(tmp_path))
-    assert (tmp_path / "day_0.tsv").read_text() == "mine\n"
-    refused("not a directory", generate_days, SMALL, tmp_path / "out", str(tmp_path / "day_0.tsv"))
-
-
-@pytest.mark.slow("examples")
-def test_an_interrupted_generation_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = SyntheticConfig(rows=3_000, days=3)
-    whole = generate_days(settings, tmp_path / "whole", None)
-    replace, calls = Path.replace, []
-
-    def interrupted(self: Path, target: Path) -> Path:
-        calls.append(target)
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-        return replace(self, target)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "replace", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            generate_days(settings, tmp_path / "cut", None)
-    days = generate_days(settings, tmp_path / "cut", None)
-    assert [Path(day).read_bytes() for day in days] == [Path(day).read_bytes() for day in whole]
 
 
 RANDOM = ["data.source=random", "data.random.rows=3000", "data.random.eval_rows=500"]
@@ -196,20 +146,6 @@ def test_splits_and_seeds_differ_and_a_seed_decides_every_byte(tmp_path: Path) -
     assert not set(before.values()) & set(sums(root).values())
     prepare(*RANDOM, f"data.path={tmp_path}/again", "data.workers=3")
     assert sums(tmp_path / "again") == before
-
-
-@pytest.mark.parametrize(("vary", "means"), [("false", [3, 1, 2, 20]), ("true", [2, 1, 1.5, 10.5])])
-def test_bags_of_fixed_and_of_any_size(tmp_path: Path, vary: str, means: list[float]) -> None:
-    overrides = ["data.random.bag_sizes=[3,1,2,20]", f"data.random.bags_vary={vary}"]
-    manifest = prepare(*RANDOM, *overrides, f"data.path={tmp_path}")
-    verify_dataset(tmp_path)
-    assert manifest.ragged == (["cat_0", "cat_2", "cat_3"] if vary == "false" else [f"cat_{i}" for i in range(4)])
-    for (_, lengths), mean, size in zip(bags_of(tmp_path, "train"), means, (3, 1, 2, 20), strict=True):
-        if lengths is None:
-            assert (vary, size) == ("false", 1)
-            continue
-        assert lengths.mean() == pytest.approx(mean, rel=0.05)
-        assert (lengths.min(), lengths.max()) == ((1, size) if vary == "true" else (size, size))
 
 
 def test_ids_follow_pareto_s_law(tmp_path: Path) -> None:

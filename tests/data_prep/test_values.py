@@ -1,7 +1,5 @@
 """Values of columns: transforms, texts by id, those that train lacks, and warnings where nothing can be learned."""
 
-import hashlib
-import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,20 +21,6 @@ from tests.data_prep import oracle
 from tests.data_prep.conftest import Capture, prepare, sums
 from tests.data_prep.tables import ALLOW, paths, write
 from tests.error_lines import refused
-
-
-def test_lost_numbers_are_counted_and_another_transform_is_another_dataset(tmp_path: Path, capsys: Capture) -> None:
-    columns = {"label": [0, 1] * 20, "a": [-1.5, 2.0, -3.0, 0.5] * 10, "b": [1.0, -2.0, 3.0, 4.0] * 10}
-    write(tmp_path / "rows.csv", {**columns, "user": list("uvwx") * 10})
-    schema = "label: label\ndense: [{column: a, transform: %s}, b]\nsparse: [user]\n"
-    prepare(*paths(tmp_path, schema % "log1p"))
-    line = "negative numbers are 0 by log1p: 20 of a; transform: signed_log1p for them keeps them\n"
-    assert line in capsys.readouterr().err
-    refused("holds another dataset", prepare, *paths(tmp_path, schema % "standard"))
-    prepare(*paths(tmp_path, schema % "raw", out="other"), "data.dense_transform=log1p")
-    line = "negative numbers are 0 by log1p: 10 of b; data.dense_transform=signed_log1p keeps them\n"
-    assert line in capsys.readouterr().err
-
 
 NAMES = ["", "Été", 'a "b"', "7", "007", *(f"user-{i}" for i in range(30))]
 TAGS = ["x", "y", "東京", "7"]
@@ -89,17 +73,6 @@ def test_texts_may_be_left_out(tmp_path: Path, names: list[list[str]]) -> None:
     refused("keep_texts is False there, True here", make_named, tmp_path, "data.keep_texts=true", name="without")
     hashed = ["data.keep_texts=false", "data.encoding=hash", "data.max_ind_range=9"]
     refused(r"^data\.keep_texts: has no effect with data\.encoding=hash", make_named, tmp_path, *hashed, name="hash")
-
-
-def test_changed_texts_are_found(tmp_path: Path, names: list[list[str]]) -> None:
-    root = make_named(tmp_path)
-    path = root / "vocab/user.texts.npy"
-    path.write_bytes(path.read_bytes().replace(b"user-1", b"user-X", 1))
-    manifest = json.loads((root / "manifest.json").read_bytes())
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    manifest["encoding"]["vocabulary"]["user"]["texts"]["texts"]["sha256"] = digest
-    (root / "manifest.json").write_text(json.dumps(manifest))
-    refused(r"user\.texts\.npy: are not the texts of the values in user\.npy", verify_dataset, root)
 
 
 @pytest.mark.parametrize("chunk_bytes", [1 << 20, 1500])  # all in one chunk, or in several that are merged
@@ -221,39 +194,3 @@ def test_each_kind(capsys: Capture, tmp_path: Path, overrides: tuple[str, ...]) 
     assert len(lines) == 3
     assert lines[0].startswith("test has no rows")
     assert lines[1].startswith("every label is 0")
-
-
-def test_a_separator_that_divides_nothing_is_named(capsys: Capture, tmp_path: Path) -> None:
-    schema = ALL_USES.replace("'|'", "', '")
-    (line,) = warned(capsys, tmp_path, good(300), schema=schema)
-    assert line == "the separator occurs in no field of tags (', '): check it in data.schema"
-    assert warned(capsys, tmp_path, good(300), *HASHED, "data.overwrite=true", schema=schema) == [line]
-
-
-@pytest.mark.medium
-def test_a_threshold_above_all_counts_is_refused(capsys: Capture, tmp_path: Path) -> None:
-    message = r"data.frequency_threshold=5000: no value of any column occurs 5000 times in train.*data.allow_degenerate"
-    refused(message, warned, capsys, tmp_path, good(300), "data.frequency_threshold=5000")
-    lines = warned(capsys, tmp_path, good(300), "data.frequency_threshold=5000", ALLOW)
-    assert "no value of user, item, tags occurs 5000 times in train, so all of them are unknown" in lines[0]
-    (line,) = warned(capsys, tmp_path, good(300), "data.frequency_threshold=60", "data.overwrite=true")
-    assert line == "data.frequency_threshold=60: no value of user occurs 60 times in train, so all of them are unknown"
-
-
-HOURS = "dense: [price, {column: at, part: hour}]"
-REQUESTS = [
-    ("", HOURS, True),
-    ("data.split.method=auto", "dense: [{column: at, part: hour}, {column: at, part: day}]", True),
-    ("data.split.method=random", HOURS, False),
-    ("data.split.method=fraction", HOURS, False),
-    ("", "dense: [price]", False),
-]
-
-
-@pytest.mark.parametrize(("keys", "schema", "is_named"), REQUESTS)
-def test_times_and_random_splits(keys: str, schema: str, is_named: bool, tmp_path: Path, capsys: Capture) -> None:
-    rows = [f"{i // 5 % 2},{i},u{i % 7},2026-01-{1 + i // 24:02d} {i % 24:02d}:00:00\n" for i in range(240)]
-    (tmp_path / "rows.csv").write_text("".join(["label,price,user,at\n", *rows]))
-    prepare(*paths(tmp_path, f"label: label\nsparse: [user]\n{schema}\n"), *keys.split())
-    lines = [line for line in capsys.readouterr().err.splitlines() if "split at random" in line]
-    assert [line.partition("although ")[2].partition(",")[0] for line in lines] == ["at is a time"] * is_named

@@ -14,15 +14,13 @@ from app.config.app_config import CONFIG_DIR, AppConfig, validate_new_run
 from app.config.commands import BenchConfig, EvaluateConfig
 from app.config.kinds import OptimizerName
 from app.data import prepare
-from app.record.documents import read_config
 from app.training import meta_build
 from common.compose import compose_config
 from common.errors import UserError
-from common.keys import describe, keys_of, to_plain
-from tests.app.conftest import REPOSITORY, composed
+from common.keys import to_plain
+from tests.app.conftest import composed
 from tests.changed import changed
 from tests.error_lines import refused
-from tests.forks import run_module
 
 LAYOUT, OF_64 = "train.deterministic=layout", "train.global_batch_size=64 train.drop_last=false"
 NO_EVALUATIONS = "train.eval_every_steps=null"
@@ -36,80 +34,45 @@ ADD_EVALUATIONS = "has no effect without evaluations while training; add train.e
     [
         ("train.foo=1", "'train.foo'.* 'foo' not in 'TrainConfig'"),
         ("train.max_steps=many", "train.max_steps=many: must be a whole number"),
-        ("train.max_steps", "train.max_steps: give it as key=value"),
         ("train.epochs=???", "train.epochs has no value; add train.epochs=..."),
-        ("environment.variables={1:a}", "environment.variables={1:a}: must be a mapping of names"),
-        ("~train.epochs", "~train.epochs: no key can be removed; leave it out, or give train.epochs=null"),
         ("optimizer=lion", "optimizer=lion: not one of adagrad, adam, lamb, rowwise_adagrad, rowwise_adagrad_adam, "),
-        ("recipe=nothing", "recipe=nothing: not one of amd_2026, .*; give one of these"),
-        ("model.dropout=true", "model.dropout=true: must be a number or a list of numbers: .*, as 0.2, or one a layer"),
         ("train.global_batch_size=0", "train.global_batch_size=0: must be at least 1"),
         ("model.interaction=dott", "not one of dot, .*; did you mean model.interaction=dot?"),
         ("optimizer.lr=0.001,0.01", "takes one value; start a run for each: for value in 0.001 0.01; do python -m app"),
         ("loss.class_weights=[1,2]", "has no effect with loss=bce"),
         ("model.dense_arch=[8]", "its last width must be model.embedding_dim=16"),
-        ("model.over_arch=[8,2]", "its last width must be 1"),
         ("sharding.types=diagonal", "sharding.types=diagonal: must be one of data_parallel, table_wise, row_wise"),
         ("sharding.kernels=dense", "dense is no other type's; table_wise"),
-        ("sharding.cache_load_factor=0.1", "has no effect without the kernel fused_uvm_caching"),
-        ("+sharding.tables.cat_0.tpyes=row_wise", "must be keys of types, kernels"),
         ("checkpoint.overwrite=true", "checkpoint.overwrite=true: has no effect with checkpoint.resume=auto"),
-        ("model.interaction=cat model.interaction_itself=true", "no effect with model.interaction=cat"),
         ("loss=weighted_bce loss.class_weights=[1,0]", "must be the weights of label 0 and of label 1"),
-        ("model.dcn_num_layers=2", "model.dcn_num_layers=2: has no effect with model.interaction=dot"),
         ("model.interaction=projection model.projection_branch1=[8,24]", "must be a multiple of .*=16"),
         ("optimizer=rowwise_adagrad sharding=column_wise", "another algorithm"),
-        ("optimizer=sgd optimizer.beta1=0.9", "optimizer.beta1=0.9: has no effect with sgd"),
         ("optimizer.dense=rowwise_adam", "only tables have rows; use adam"),
         ("train.max_samples=9 train.max_steps=5", "train.max_samples=9: not one batch of train.global_batch_size=512"),
-        ("data.published_tables=mine", "must be one of dac_sample, criteo_kaggle"),
         ("model.mixes_samples=true", "with model.interaction=dot; leave it out, or use model.interaction=scalar_pairs"),
-        ("schedule=warmup schedule.decay_steps=5", "has no effect with schedule=warmup"),
-        ("schedule=cosine", "schedule.decay_steps=0: schedule=cosine needs"),
         ("optimizer=rowwise_adagrad +sharding.tables.cat_1.types=grid", "sharding.tables.cat_1.types=grid_shard"),
         ("schedule=warmup_poly schedule.decay_start_step=5", "may not start before the warm-up ends"),
         ("model.dropout=1", r"model\.dropout=\[1\.0\]: must be a list of numbers in \[0, 1\)"),
         ("model.dropout=[0.1,0.2,0.3]", r"model\.over_arch has 2 hidden layers; give one rate for all, or 2"),
-        ("model.dropout=0.1 model.over_arch=[1]", "model.dropout=.*: has no effect without a hidden layer"),
-        ("model.dense_arch=[] model.interaction=projection", "needs its vector; give widths that end with"),
         ("model.numeric=vectors", r"has no effect with model\.numeric=vectors; give model\.dense_arch=\[\]"),
-        ("model.interaction=sum", r"has no effect with model\.interaction=sum.*give model\.over_arch=\[\]"),
-        ("model.deep_arch=[8]", r"model\.deep_arch=\[8\]: has no effect with model\.interaction=dot"),
-        ("model.interaction=dcn model.dcn_full_rank=true model.dcn_low_rank_dim=4", "no effect with model.dcn_full"),
         ("model.batch_norm=true train.global_batch_size=1", "needs at least two rows in a batch"),
         ("optimizer.clip_tables=true", r"has no effect without optimizer\.max_grad_norm"),
-        ("optimizer=lamb optimizer.weight_decay=0.1", "lamb has none; use one of sgd, adagrad"),
-        ("schedule.threshold=0.01", "has no effect without schedule=plateau or train.early_stop_patience"),
         ("recipe=bars_frappe_x1 model=dlrm_dcn", "published with model=dlrm, dcnv2, crossnetv2, dnn or lr"),
         (f"{MIXED_PAIRS} train.drop_last=false", "drop_last=false has no meaning"),
         (
             "runtime.compile=step train.drop_last=false",
             "drop_last=false: not with .*=step, .*give runtime.compile=none",
         ),
-        ("runtime.profile_steps=[5,2]", r"runtime.profile_steps=\[5, 2\]"),
-        ("+environment.variables={a-b:x}", "not a name of an environment variable"),
         ("train.deterministic=maybe", "must be true, false or layout"),
-        ("train.micro_batch_size=64", "has no effect without train.deterministic=layout"),
         (f"{LAYOUT} model.batch_norm=true train.micro_batch_size=7 {OF_64}", "leaves a micro-batch of one row"),
         (f"{LAYOUT} runtime.precision=bf16", "give runtime.precision=fp32"),
-        (f"{LAYOUT} runtime.compile=dense", "give runtime.compile=none"),
-        (f"{LAYOUT} sharding.qcomm.forward=fp16", "sharding.qcomm: not with train.deterministic=layout"),
         (f"{NO_EVALUATIONS} train.early_stop_patience=2", f"^train.early_stop_patience=2: {ADD_EVALUATIONS}"),
-        (f"{NO_EVALUATIONS} schedule=plateau", f"^schedule=plateau: {ADD_EVALUATIONS}"),
         (
             "train.monitor=gauc",
             "^train.monitor=gauc: gauc is over groups of rows; give eval.group_by=COLUMN, or use auc",
         ),
-        (
-            "train.monitor=auc_torchrec eval.group_by=user",
-            "^train.monitor=auc_torchrec: .* logs of events have; use auc",
-        ),
-        ("train.monitor=acu", "^train.monitor=acu: must be one of auc, gauc"),
         ("train.monitor=ne checkpoint.keep_best=false", "^train.monitor=ne: has no effect with checkpoint.keep_best"),
-        ("schedule.factor=0.5", "^schedule.factor=0.5: has no effect with schedule=constant"),
         ("data.val=b", "^data.val: needs data.train"),
-        ("data.train=a", "^eval.split=val: data.val is not given; give it, or eval.split=train"),
-        ("data.zzzzzzzz=1", "Key 'zzzzzzzz' not in 'DataConfig'; --help all lists the keys"),
         ("data.split=3", "data.split is a group of keys; give one of them, such as data.split.method"),
     ],
 )
@@ -117,20 +80,6 @@ def test_is_refused(overrides: str, message: str) -> None:
     with pytest.raises(UserError, match=message) as caught:
         validate_new_run(composed("data.path=none", "run.name=x", *overrides.split()))
     assert "\n" not in str(caught.value)
-
-
-def test_help_has_the_common_keys_and_help_all_every_key() -> None:
-    process = run_module("app.train", "--help", cwd=REPOSITORY)
-    assert process.returncode == 0
-    assert "python -m app.train" in process.stdout
-    assert "train.global_batch_size=512" in process.stdout
-    pages = [list(describe(composed(), {}, whole)) for whole in (False, True)]
-    listed, every = ({line.split("=")[0].strip() for line in page if "=" in line[:46]} for page in pages)
-    assert 15 < len(listed) < 40
-    assert listed < every
-    assert every >= {key for key, *_ in keys_of(AppConfig)}
-    assert f"--help all lists all {len(list(keys_of(AppConfig)))} keys." in pages[0][-1]
-    assert not [line for line in pages[1] if len(line) > 120 and "  # " in line]
 
 
 def test_names_and_paths_are_taken_as_they_are_typed() -> None:
@@ -160,23 +109,16 @@ OF_RANDOM, FEW, TENTH = "data.random.rows=9", "data.synthetic.rows=400", "train.
 REMEDIES = {
     "learning rate": ("optimizer.learning_rate=0.1", r"did you mean (optimizer\.lr)\?", "{0}=0.1"),
     "steps": ("--steps=5", r"have no dashes; did you mean (train\.max_steps)\?", "{0}=5"),
-    "dashes and a space": ("--train.epochs 2", r"keys have no dashes; write (\S+)$", "{0}"),
     "dashes and spaces": ("--run.dir 'my runs/a'", r"keys have no dashes; write '(.*)'$", "{0}"),
     "a ready-made value": ("optimizer=Adam", r"; did you mean (optimizer=adam)\?$", "{0}"),
-    "a recipe": ("recipe=quikstart", r"; did you mean (recipe=quickstart)\?$", "{0}"),
     "data_prep's": ("data.split.metod=random", r"did you mean (data\.split\.method)\?", "{0}=random"),
     "sources": ("data=synthetic", r"data is a group of keys; give (data\.source=synthetic)$", "{0}"),
-    "own": ("data=custom", r"give one of them, such as (data\.source)$", "{0}=synthetic"),
     "another generator": (
         f"data.source=synthetic {OF_RANDOM}",
         r"no effect without (data\.source=\w+); lea",
         f"{{0}} {OF_RANDOM}",
     ),
-    "rows without a source": (f"data.path=HERE {FEW}", r"or (data\.source=synthetic)\)", f"data.path=new {{0}} {FEW}"),
-    "no dataset": ("data.path=new", r"or (data\.source=synthetic) or", "data.path=new {0}"),
-    "source and raw": ("data.source=random data.raw=a data.path=b", r"leave one of them out", "data.raw=a data.path=b"),
     "no path": ("data.raw=a", r"(data\.path): not given", "data.raw=a {0}=b"),
-    "no file of val": (TWO, r"or (eval\.split=test)$", f"{TWO} {{0}}"),
     "a method": (f"{TWO} {RANDOM}", r"give (data\.split\.method=null)$", f"{TWO} {RANDOM} {{0}}"),
     "no file of val, held out": (TWO, r"(data\.split\.held_out=0\.1) to hold it out", f"{TWO} {{0}}"),
     "name": ("run.name=a/b", r"such as (a1), and give the directory in (run\.dir)", "run.name={0} {1}=runs/a/b"),
@@ -207,23 +149,6 @@ def test_each_remedy_works(case: str, tmp_path: Path, dataset: Path, monkeypatch
     match = re.search(message, str(error.value))
     assert match, error.value
     checked([override.format(*match.groups()) for override in good.split()])
-
-
-def test_a_run_by_its_place_alone_or_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "runs/a").mkdir(parents=True)
-    (tmp_path / "runs/a/config.yaml").write_text("run: {name: a}\n")
-    refused(r"runs/a: give it as run=runs/a$", compose_config, EvaluateConfig, CONFIG_DIR, ["runs/a"], "evaluate")
-    assert read_config(Path("runs/a")) == {"run": {"name": "a"}}
-    (tmp_path / "runs/half").mkdir()
-    (tmp_path / "runs/half/config.yaml").write_text("run: {")
-    for run, message in (
-        ("a", r"^run=a: .*; did you mean runs/a\?$"),
-        ("b", r"^run=b: .*; give one, such as runs/quickstart$"),
-        ("runs/quickstart", r"; python -m app.train makes it$"),
-        ("runs/half", r"; give one, such as runs/quickstart$"),
-    ):
-        refused(message, read_config, Path(run))
 
 
 NAMES = ["a/b", "..", ".", ".a", "../../evil", "a\nb", "a\x1b[31m", "a$b", "a;b", "a b ", " a", "-a", "a`b", "<script>"]
@@ -370,19 +295,12 @@ def test_a_recipe_in_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("trian: {epochs: 1}", "'trian'.*did you mean train.epochs?"),
-        pytest.param("train.epohcs: 1", "epohcs.*did you mean train.epochs?", marks=SLOW),
         ("train: {epochs: abc}", "train.epochs=abc: must be a whole number"),
-        pytest.param("optimizer.name: foo", "optimizer.name.*foo.* one of .?sgd, ", marks=SLOW),
-        ("- a", "not a mapping; write one `key: value` a line"),
         ("train: {epochs: 1}\ntrain.epochs: 2", "line 2: train.epochs is given twice"),
         ("x: [", "not readable as YAML: .*line 1"),
         ("run.name: x\ntrain: {max_steps: -3}", "train.max_steps=-3: must be at least 0"),
         pytest.param("a: &x [*x]", "a value contains itself, by an alias", marks=SLOW),
         pytest.param("train: {? [a] : 3}", "line 1: a list or a mapping is no key", marks=SLOW),
-        pytest.param("+train.epochs: 1", r"line 1: '\+train.epochs' is no key", marks=SLOW),
-        pytest.param("5: 3", "line 1: '5' is no key", marks=SLOW),
-        pytest.param("config: b.yaml", "line 1: a file takes no other file; type both", marks=SLOW),
         (None, "No such file or directory; give a YAML file of keys"),
     ],
 )

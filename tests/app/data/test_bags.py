@@ -15,7 +15,7 @@ from app.data.split import SplitReader, verify_splits
 from common.errors import UserError
 from data_prep.dataset.format import Manifest, ShardArrays, Split, load_manifest, save_manifest, shard_path, write_shard
 from data_prep.dataset.multi_hot import Distribution
-from tests.app.conftest import Refusal, composed
+from tests.app.conftest import composed
 from tests.app.datasets import NUM_EMBEDDINGS, RAGGED_EMBEDDINGS, ragged_rows, write_dataset, write_ragged_dataset
 from tests.error_lines import refused
 from tests.once import made_once
@@ -108,15 +108,6 @@ def test_altered_bags_are_named(expanded: tuple[Path, DataConfig, Path], verify:
     verify_splits(root, load_manifest(root), ["train"], DataConfig())  # which reads no bags
     path.with_name("tables.json").unlink()
     verify_splits(root, load_manifest(root), ["train"], config)  # not there: they are drawn when opened
-
-
-@pytest.mark.parametrize("value", [50, 1_000_000, -1])
-def test_ids_beyond_their_table_are_not_read_from_bags(expanded: tuple[Path, DataConfig, Path], value: int) -> None:
-    root, config, path = expanded
-    for row in range(50):
-        set_bag(path, 3 * row + 2, value)
-    with pytest.raises(UserError, match=rf"{path}: a bag holds an id beyond its table of 50 rows"):
-        list(SplitReader(root, load_manifest(root), "train", config, 0, 1).train_batches(8, 0, 0, 0))
 
 
 @pytest.mark.parametrize(("distribution", "seed"), [("uniform", None), ("pareto", 3)])
@@ -283,19 +274,3 @@ def test_keys_that_cannot_work_are_refused(overrides: list[str], fault: str) -> 
     with pytest.raises(UserError) as error:
         validate_new_run(composed(*MODEL, *overrides, "run.name=x"))
     assert str(error.value).startswith(fault)
-
-
-@pytest.mark.parametrize(
-    ("item", "fault"),
-    [
-        ("itm", "error: data.negatives.item=itm: is not a categorical column of data; give one of user, item"),
-        ("tags", "error: data.negatives.item=tags: has bags of ids; give one of user, item"),
-        ("item", "error: data.negatives.per_positive=3: row 1 of the train split has label 0"),
-    ],
-)
-def test_columns_that_cannot_be_drawn_are_refused(
-    refused_command: Refusal, tmp_path: Path, item: str, fault: str
-) -> None:
-    write_ragged_dataset(tmp_path / "data", {"train": 200, "val": 60, "test": 60})
-    keys = [*MODEL, "model.dense_arch=[4]", "data.path=data", f"data.negatives.item={item}", "run.name=x"]
-    assert fault in refused_command("train", *keys)

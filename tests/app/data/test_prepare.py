@@ -21,11 +21,11 @@ from data_prep.config import CONFIG_DIRECTORY, PrepConfig, SplitConfig
 from data_prep.dataset.format import load_manifest
 from data_prep.dataset.options import GENERATORS, DenseTransform
 from data_prep.pipeline import preprocess
-from tests.app.conftest import SMALL, composed, ended, forked
+from tests.app.conftest import composed
 from tests.changed import changed
 from tests.data_prep import oracle
 from tests.data_prep.conftest import prepare as prepare_data
-from tests.error_lines import error_line, refused
+from tests.error_lines import refused
 from tests.once import made_once
 
 # Keys that decide the rows of the dataset `rows`: as it was made, and another value.
@@ -146,21 +146,6 @@ def test_a_recorded_configuration_goes_with_its_dataset(rows: Path, random_ids: 
     refused(r"data\.random\.\w+=.*: has no effect on the dataset at", agreed, rows, f"config={recorded_file}")
 
 
-FAST, SLOW = ["dlrm_kaggle"], ["amd_blog", "torchrec", "torchrec_fixed", "hash", "vocabulary"]
-
-
-@pytest.mark.parametrize("encoding", [*FAST, *(pytest.param(each, marks=pytest.mark.slow) for each in SLOW)])
-def test_recorded_keys_are_taken_again(encoding: str, tmp_path: Path) -> None:
-    (tmp_path / "day_0").write_bytes(oracle.make_rows(60, seed=0))
-    raw = [f"data.raw={tmp_path}/day_0", f"data.path={tmp_path}/out", f"data.encoding={encoding}"]
-    raw += ["data.max_ind_range=20"] if encoding == "hash" else []
-    prepare_data(*raw)
-    config = changed(agreed(tmp_path / "out"), {"raw": str(tmp_path / "day_0")})
-    job = prepare._job(config)
-    assert job is not None
-    preprocess(job.data)  # it is done already
-
-
 RECIPE = "recipe=deepspark_3day data.raw=[a] data.path=out"
 OF_RECIPE = "data.encoding=vocabulary data.vocabulary_order=first_appearance data.dense_transform=log_float32"
 OF_SPLITS = "data.train=[a,b] data.val=c data.test=d* data.checksums={a:x,c:y} data.schema=s.yaml data.path=out"
@@ -182,18 +167,6 @@ def test_data_prep_gets_what_its_own_command_line_would(typed: str) -> None:
     validate(config)
     expected = compose_config(PrepConfig, CONFIG_DIRECTORY, (TYPED[typed] or typed).split())
     assert prepare._job(config.data) == expected
-
-
-@pytest.mark.slow("processes")
-def test_what_is_refused_of_a_dataset_that_is_there_ends_all_processes(tmp_path: Path) -> None:
-    rows = ["data.source=random", f"data.path={tmp_path / 'rows'}", "data.random.tables=[3,7]"]
-    small = [*SMALL, *rows, "data.random.eval_rows=64", "run.name=a", "train.max_steps=1", "baselines=false"]
-    preparation = ended(forked("train", *small, "data.random.rows=640", cwd=tmp_path, processes=2), tmp_path)
-    assert preparation.returncode == 0, preparation.stderr
-    process = ended(forked("train", *small, "data.random.rows=700", cwd=tmp_path, processes=2), tmp_path)
-    assert process.returncode == 2, process.stderr
-    assert process.stderr.count("error: ") == 1
-    assert "random.rows" in error_line(process.stderr)
 
 
 ROWS = {"train": 300, "val": 80}
@@ -245,16 +218,3 @@ def test_a_split_without_files_is_not_evaluated(dataset_without_test: Path) -> N
     assert find_split(dataset_without_test, manifest, "val").rows == ROWS["val"]
     with pytest.raises(UserError, match=r"made without data\.test, .* split=val for python -m app\.evaluate"):
         find_split(dataset_without_test, manifest, "test")
-
-
-def test_a_split_that_chance_left_empty_is_not_evaluated(tmp_path: Path) -> None:
-    (tmp_path / "rows.csv").write_text("label,user\n" + "1,a\n0,b\n" * 3)
-    (tmp_path / "schema.yaml").write_text("label: label\nsparse: [user]\n")
-    keys = [f"data.raw={tmp_path}/rows.csv", f"data.schema={tmp_path}/schema.yaml"]
-    for share in ("0.001", "0"):
-        root = tmp_path / share
-        manifest = prepare_data(*keys, f"data.path={root}", f"data.split.held_out={share}")
-        assert manifest.splits["val"].rows == 0
-    assert not find_split(root, manifest, "val").rows  # no row was to be held out
-    message = r"val has no rows, as data\.split\.method=random left none of 6 .*eval\.split=train"
-    refused(message, find_split, tmp_path / "0.001", load_manifest(tmp_path / "0.001"), "val")

@@ -1,6 +1,5 @@
 """The order of rows and their way to a device: a function of seed, epoch and global batch; nothing lost or twice."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -11,15 +10,11 @@ from torchrec import KeyedJaggedTensor
 from app.config.data import DataConfig
 from app.data.batch import Batch, BatchBuilder, RowArrays, with_room_checked
 from app.data.split import SplitReader
-from app.runtime.platform import Runtime
 from common.errors import OwnError, UserError
 from data_prep.dataset.format import load_manifest, shard_path
 from data_prep.dataset.spelling import Bags
-from tests.app.conftest import SMALL, mounted_disk, remount
 from tests.app.datasets import write_dataset
-from tests.app.in_process import command_here, train_here
 from tests.common.test_machine import write_gpu, write_nodes
-from tests.error_lines import refused
 
 CONFIG = DataConfig(shuffle_block_rows=97, shuffle_window_blocks=3)
 
@@ -95,29 +90,3 @@ def test_too_little_on_the_gpus_node_is_refused_before_the_first_batch(tmp_path:
         with_room_checked(iter([batch()]), "0000:c1:00.0", 1, 0, nodes, pci)
     # Another GPU, whose node is not known: the freest.
     assert len(list(with_room_checked(iter([batch()]), "0000:01:00.0", 1, 0, nodes, pci))) == 1
-
-
-SOURCE = ["data.source=synthetic", "data.synthetic.rows=3000"]
-
-
-@pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Path]:
-    with mounted_disk(tmp_path, "64m") as disk:
-        yield disk
-
-
-@pytest.mark.medium
-def test_a_dataset_on_a_read_only_disk_is_used(
-    disk: Path, runtime: Runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    base = [*SMALL, *SOURCE, f"data.path={disk}/data", "record.tensorboard=false", "train.max_steps=3"]
-    assert train_here(runtime, *base, "run.name=before") == "completed"
-    remount(disk, "ro")
-    assert train_here(runtime, *base, "run.name=after") == "completed"
-    assert command_here(runtime, "evaluate", "run=runs/after", "split=val") == 0
-    assert command_here(runtime, "verify", "run=runs/after") == 0
-    other = [each.replace("rows=", "rows=1") for each in base]
-    refused(r"data: (another dataset is there|.*rows is)", train_here, runtime, *other, "run.name=other")
-    with pytest.raises(SystemExit):  # data_prep, in a process of its own, says why
-        train_here(runtime, *base, f"data.path={disk}/new", "run.name=new")

@@ -20,7 +20,6 @@ from common.documents import convert, encode, plain_object
 from common.keys import to_plain
 from tests.app.run_files import LEAST, LEAST_MANIFEST
 
-DEVICE = {"memory_bytes": 1 << 36, "architecture": "gfx942"}
 MANIFEST = {"format": "clickwork-run", **LEAST_MANIFEST, **plain_object(describe_run())}
 
 

@@ -13,13 +13,9 @@ from PIL import Image
 from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
-from selenium.webdriver.support.ui import WebDriverWait
 
-from app.report.compare import Comparison
 from app.report.page import write_report
-from app.report.read import read_run
 from tests.app.report.runs import write_run
-from tests.app.report.test_page import set_logloss
 from tests.browser import browser, emulate, missing
 
 pytestmark = [
@@ -92,51 +88,6 @@ def test_charts_are_drawn_in_their_colours(driver: webdriver.Chrome, report: Pat
         assert near(picture(canvas), color) > 25, name
 
 
-def test_the_theme_follows_the_system_and_the_switch(driver: webdriver.Chrome, report: Path) -> None:
-    load(driver, report, dark=True)
-    button, body = driver.find_element(By.ID, "theme"), driver.find_element(By.TAG_NAME, "body")
-    canvas = driver.find_element(By.CSS_SELECTOR, "#logloss .chart")
-    appearances = {}
-    for expected in ("system", "light", "dark"):
-        assert button.text == f"Theme: {expected}"
-        canvas = driver.find_element(By.CSS_SELECTOR, "#logloss .chart")
-        appearances[expected] = (body.value_of_css_property("background-color"), picture(canvas).mean())
-        assert near(picture(canvas), css(driver, "--c0")) > 25
-        button.click()
-    assert appearances["system"] == appearances["dark"]
-    assert appearances["light"][1] > 200 > 80 > appearances["dark"][1]
-
-
-BROKEN = r"""
-const broken = [];
-const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
-while (walker.nextNode()) {
-  const node = walker.currentNode, parent = node.parentElement;
-  if (!parent.checkVisibility() || parent.closest(".unseen, .skip, script, style, pre")) continue;
-  for (const word of node.textContent.matchAll(/[\p{L}\p{N}_.,]+/gu)) {
-    if (word[0].length > 24) continue;
-    const range = document.createRange();
-    range.setStart(node, word.index);
-    range.setEnd(node, word.index + word[0].length);
-    const tops = new Set([...range.getClientRects()].map((box) => Math.round(box.top)));
-    if (tops.size > 1) broken.push(word[0]);
-  }
-}
-return broken;"""
-
-
-@pytest.mark.parametrize("width", [390, 768, 1280, 1920])
-def test_no_word_is_broken(width: int, driver: webdriver.Chrome, every_page: list[Path]) -> None:
-    for page in every_page:
-        load(driver, page, width=width)
-        driver.execute_script("document.querySelectorAll('details').forEach((each) => { each.open = true })")
-        for dark in (False, True):
-            emulate(driver, width, 900, dark)
-            assert driver.execute_script(BROKEN) == [], (page, dark)
-            assert driver.execute_script("return document.documentElement.scrollWidth") <= width, (page, dark)
-            assert driver.get_log("browser") == []
-
-
 def value_of(text: str) -> float:
     """The number that a label of an axis stands for."""
     units = {"T": 1e12, "G": 1e9, "M": 1e6, "k": 1e3}
@@ -174,34 +125,3 @@ def test_ticks_label_any_range(
         assert len(values) >= (2 if high > low else 1)
         assert all(low <= value <= high for value in values)
         assert [value_of(text) for text in texts] == pytest.approx(values, rel=1e-3 if high == low else 1e-12)
-
-
-@pytest.fixture(scope="module")
-def every_page(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Reports of a usual run, one of one window, one that failed with a NaN; comparisons of two and of twelve."""
-    root = tmp_path_factory.mktemp("every")
-    usual = write_run(root / "quickstart", steps=300)
-    brief = write_run(root / "brief", steps=10)
-    failed = write_run(root / "failed", status="failed")
-    set_logloss(failed, 1, None)
-    set_logloss(usual, 0, 970.0)
-    many = [write_run(root / f"quickstart{number}", f"optimizer.lr={0.01 * number}") for number in range(1, 11)]
-    pages = [write_report(run) for run in (usual, brief, failed)]
-    for name, runs in (("two", [usual, many[0]]), ("twelve", [usual, failed, *many])):
-        pages.append(root / f"{name}.html")
-        pages[-1].write_text(Comparison([read_run(run) for run in runs]).page(root))
-    return pages
-
-
-def test_it_prints_within_the_paper(driver: webdriver.Chrome, report: Path) -> None:
-    load(driver, report, dark=True)
-    printed = driver.execute_cdp_cmd("Page.printToPDF", {"printBackground": True})
-    assert len(printed["data"]) > 50_000
-    assert driver.get_log("browser") == []
-    as_before = "return document.documentElement.dataset.theme === undefined"
-    WebDriverWait(driver, 60).until(lambda _: driver.execute_script(as_before))  # the event comes after the print
-    emulate(driver, 794, 1123)  # A4
-    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
-    driver.execute_script("dispatchEvent(new Event('beforeprint'))")
-    assert driver.execute_script("return document.documentElement.scrollWidth") <= 794
-    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})

@@ -13,20 +13,15 @@ from msgspec import structs
 from numpy.typing import NDArray
 from scipy import stats
 
-from app.config.app_config import CONFIG_DIR
-from app.config.commands import ReportConfig
 from app.metrics.documents import TrainEvent
 from app.record.documents import write_scores
 from app.report import compare
-from app.report.__main__ import main
 from app.report.read import RunFiles, read_run
 from app.report.statistics import MeanDifference, delong, paired, speed_ratio, spread, welch
 from app.training.recorder import rows_digest
-from common.compose import compose_config
 from tests.app.report.runs import write_run
 from tests.app.run_files import LEAST_MANIFEST
 from tests.data_prep.conftest import prepare
-from tests.error_lines import refused
 from tests.oracles.statistics import delong_of_two, t_test
 
 Values = NDArray[np.float32]
@@ -144,13 +139,6 @@ def test_rows_are_told_apart_by_more_than_their_labels(tmp_path: Path) -> None:
     assert len(different - {own}) == 3
 
 
-def test_one_seed_each_gets_an_interval_within_runs_and_no_test(sweep: list[RunFiles]) -> None:
-    sentences = said_of(sweep[0], sweep[4])
-    assert "stretches within one run each" in sentences[0]
-    assert "95% interval" in sentences[0]
-    assert "a test over seeds takes two of either" in sentences[1]
-
-
 def set_events(run: RunFiles, events: list[TrainEvent]) -> RunFiles:
     """The run with other events of training."""
     return dataclasses.replace(run, events=[*events, *run.evaluations])
@@ -188,21 +176,6 @@ def test_a_window_with_an_epochs_last_batch_has_its_own_samples(tmp_path: Path) 
     whole = 10 * run.global_batch_size
     assert samples.tolist() == [whole - 1000 * (event.step == 50) for event in train]
     np.testing.assert_allclose(seconds, samples / [event.samples_per_second for event in train])
-
-
-@pytest.mark.parametrize(
-    ("runs", "message"),
-    [
-        ("[]", "give at least one run"),
-        ("[a,a]", "names a run twice"),
-        ("[nothing]", "run=nothing: not a run's directory"),
-    ],
-)
-def test_the_command_refuses_what_it_cannot_show(
-    runs: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    refused(message, main, compose_config(ReportConfig, CONFIG_DIR, [f"runs={runs}"], name="report"))
 
 
 def keep(run: RunFiles, logits: Values, labels: Values, step: int = 100, dataset: str = "d" * 64) -> None:
@@ -243,20 +216,6 @@ def test_two_models_are_compared_row_by_row(tmp_path: Path) -> None:
     assert "DeLong's paired test" in statement
 
 
-@pytest.mark.parametrize("better", [0, 1])
-def test_the_pair_that_kept_scores_is_tested_and_named(tmp_path: Path, better: int) -> None:
-    first, second, labels, logits = scored(tmp_path, seed=1)
-    other_runs = [
-        read_run(write_run(tmp_path / f"{first.name}{seed}", "optimizer.lr=0.01", seed=seed)) for seed in (1, 2)
-    ]
-    for run, scores in zip((other_runs[0], second), logits if better else reversed(logits), strict=True):
-        keep(run, scores, labels)
-    comparison = scores_of(first, *other_runs, second)
-    assert (comparison.first.name, comparison.second.name) == ("a1", "b")
-    (row_by_row,) = [text for text in said_of(first, *other_runs, second) if text.startswith("Row by row")]
-    assert f"b against a1 on the same 800 rows of test: {'+' if better else '−'}0.0" in row_by_row
-
-
 @pytest.mark.parametrize(
     ("planted", "words"),
     [
@@ -286,17 +245,6 @@ def test_scores_of_other_rows_are_not_compared(tmp_path: Path, planted: str, wor
     ]
     remedy = f"; keep the scores by {' and '.join(remedies)}"
     assert row_by_row.endswith("eeeeeeeeeeee)." if planted == "another dataset" else f"{remedy}.")
-
-
-def test_each_comparison_has_a_file_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name in ("a", "b", "c"):
-        write_run(tmp_path / "runs" / name)
-    for runs in ("[runs/a,runs/b]", "[runs/a,runs/c]"):
-        main(compose_config(ReportConfig, CONFIG_DIR, [f"runs={runs}"], name="report"))
-    main(compose_config(ReportConfig, CONFIG_DIR, ["runs=[runs/b,runs/c]", "out=given.html"], name="report"))
-    assert {path.name for path in (tmp_path / "runs").glob("*.html")} == {"compare-a-b.html", "compare-a-c.html"}
-    assert (tmp_path / "given.html").exists()
 
 
 values = st.lists(st.floats(0.6, 0.9).map(lambda x: round(x, 6)), min_size=2, max_size=8)

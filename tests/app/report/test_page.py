@@ -4,14 +4,11 @@ import html.parser
 import json
 import re
 import time
-from dataclasses import replace
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
@@ -25,14 +22,13 @@ from app.report.page import step_parts, traffic, write_report
 from app.report.read import RunFiles, read_run
 from app.sharding.documents import PlannedTable
 from common.documents import convert
-from tests.app.conftest import SMALL, Command, composed
+from tests.app.conftest import SMALL, Command
 from tests.app.report.runs import PLANNED, write_run
 from tests.browser import DRAWN_BY, PICTURES, drawing_digest
 from tests.error_lines import refused
 
 CHARTS = ["logloss", "accuracy", "auc", "ne", "gradient_norm", "calibration", "scores", "roc", "pr", "lr", "throughput"]
 CHARTS += ["step_times", "phases", "input_wait", "memory", "power"]
-MOST_BYTES = 2_000_000
 
 
 class Page(html.parser.HTMLParser):
@@ -92,17 +88,6 @@ def test_the_report_of_a_real_run(run_app: Command, dataset: Path, tmp_path: Pat
     assert "not measured" in page.text  # power
 
 
-@pytest.mark.slow("examples")
-def test_200_000_steps_stay_small_and_keep_their_peak(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "long", steps=200_000, every=1)
-    set_logloss(run, 123_456, 9.0)
-    page = write_report(run)
-    assert page.stat().st_size < MOST_BYTES
-    (train,) = [series for series in Page(page.read_text()).charts["logloss"]["series"] if series["name"] == "train"]
-    assert len(train["x"]) <= charts.MAX_POINTS
-    assert train["y"][train["x"].index(123_457)] == 9.0
-
-
 def set_logloss(run: Path, window: int, logloss: float | None) -> None:
     """Give a window another logloss; None: NaN was skipped."""
     lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
@@ -116,28 +101,6 @@ def test_whatever_a_run_is_called_stays_text(tmp_path: Path) -> None:
     text = write_report(run).read_text()
     assert evil not in text
     assert evil in Page(text).text
-
-
-def tiles(directory: Path, **changes: Any) -> list[str]:
-    """Name, value and note of the tiles of a run's report, whose summary has other parts."""
-    summary = json.loads((directory / "summary.json").read_bytes())
-    (directory / "summary.json").write_text(json.dumps({**summary, **changes}))
-    page = re.sub(r"\s+", " ", write_report(directory).read_text())
-    parts = r'<p class="what">([^<]*)</p>\s*<p class="value">([^<]*)</p>(?:\s*<p class="note">([^<]*)</p>)?'
-    return [" ".join(tile).strip() for tile in re.findall(parts, page)]
-
-
-def test_the_served_the_last_and_the_best_evaluation_have_their_tiles(tmp_path: Path) -> None:
-    directory = write_run(tmp_path / "run", best={"step": 60, "auc": 0.8125})
-    last = json.loads((directory / "summary.json").read_bytes())["eval"]
-    assert "Best AUC 0.8125 at step 60" in tiles(directory)
-    served = {**last, "step": 60, "auc": 0.8125, "ne": 0.8765, "auc_standard_error": 0.0123}
-    shown = tiles(directory, eval=served)
-    assert f"Last AUC {last['auc']:.4f} at step {last['step']}" in shown
-    assert any(tile.startswith("AUC 0.8125 val, step 60, ± 0.0123") for tile in shown), shown
-    assert any(tile.startswith("Normalised entropy 0.8765") for tile in shown), shown
-    best = {"step": last["step"], "auc": last["auc"], "monitor": None, "value": None}
-    assert len([tile for tile in tiles(directory, eval=last, best=best) if "AUC" in tile]) == 1
 
 
 def test_the_pictures_in_the_docs_are_of_todays_report() -> None:
@@ -329,14 +292,6 @@ def test_the_gap_to_the_ground_truth_model_is_on_the_labels_of_the_split(tmp_pat
     assert "below its 0.8500" in said(run, "ground-truth model")[1]
 
 
-@pytest.mark.parametrize("status", ["interrupted", "failed"])
-def test_a_run_that_did_not_end_well_says_so_first(status: str, tmp_path: Path) -> None:
-    run = read_run(write_run(tmp_path / "run", status=status))
-    kind, text = charts.sentences(run)[0]
-    assert kind == "bad"
-    assert text.lower().startswith(status)
-
-
 def test_a_killed_run_is_read_as_far_as_it_came(tmp_path: Path) -> None:
     directory = write_run(tmp_path / "run")
     (directory / "summary.json").unlink()
@@ -347,41 +302,3 @@ def test_a_killed_run_is_read_as_far_as_it_came(tmp_path: Path) -> None:
     assert said(run, "No summary")[0] == "bad"
     (directory / "metrics.jsonl").write_text("".join(text[:2]) + "nonsense\n" + "".join(text[3:]))
     refused(r"metrics.jsonl: line 3 is not an event", read_run, directory)
-
-
-REMEDIES = ("train.early_stop_patience", "model.dropout", "optimizer.weight_decay", "optimizer.sparse_weight_decay")
-
-
-def over_run(directory: Path, best_auc: float, evaluations: int = 4, *overrides: str) -> RunFiles:
-    """A run of that many evaluations whose best was at step 60."""
-    run = read_run(write_run(directory, *overrides, best={"step": 60, "auc": best_auc}))
-    others = [event for event in run.events if event not in run.evaluations]
-    return replace(run, events=[*others, *run.evaluations[-1:] * evaluations])
-
-
-def test_overfitting_is_told(tmp_path: Path) -> None:
-    auc = read_run(write_run(tmp_path / "last")).evaluation.auc or 0
-    assert not any("Overfitted" in text for _, text in charts.sentences(over_run(tmp_path / "few", auc + 0.066, 3)))
-    over = over_run(tmp_path / "over", auc + 0.066)
-    kind, text = said(over, "Overfitted")
-    assert kind == "bad"
-    assert f"{auc + 0.066:.5f} at step 60" in text
-    assert "checkpoint=best" in text
-    for key in REMEDIES:
-        assert key in text
-        attrgetter(key)(composed("run.name=x"))  # it is one
-    run = over_run(tmp_path / "kept", auc + 0.066, 4, "checkpoint.keep_best=false")
-    assert "checkpoint.keep_best=true" in said(run, "Overfitted")[1]
-    level = over_run(tmp_path / "level", auc + 0.001)
-    over.last_evaluation.rest["auc_standard_error"] = 0.04  # few rows: 0.066 is less than two of it
-    assert not any("Overfitted" in text for _, text in charts.sentences(over))
-    assert not any("Overfitted" in text for _, text in charts.sentences(level))
-
-
-@pytest.mark.parametrize("key", ["lr", "name", None])
-def test_a_run_of_another_version_is_one_line(key: str | None, tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run")
-    config = yaml.safe_load((run / "config.yaml").read_text())
-    config["optimizer"] = None if key is None else {k: v for k, v in config["optimizer"].items() if k != key}
-    (run / "config.yaml").write_text(yaml.safe_dump(config))
-    refused(f"runs={run}: its files are damaged or of another version", write_report, run)

@@ -1,6 +1,5 @@
 """Metrics of a split and of labelled new rows, against scikit-learn; kept scores."""
 
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -10,21 +9,17 @@ import pytest
 import torch
 from sklearn.metrics import accuracy_score, average_precision_score, log_loss, roc_auc_score
 
-from app import recommend
 from app.config.app_config import AppConfig
-from app.config.commands import RecommendConfig
 from app.record.documents import read_scores
 from app.runtime.platform import Runtime
 from app.training.predictor import Predictor, places_of_rows
-from common.errors import UserError
-from common.keys import to_plain
 from data_prep.dataset.format import load_manifest, open_shard
-from tests.app.conftest import SMALL, Command, Refusal, composed
+from tests.app.conftest import SMALL, Command, Refusal
 from tests.app.datasets import write_dataset
 from tests.app.in_process import command_here
 from tests.app.run_files import summary
 from tests.changed import changed
-from tests.clickwork.conftest import SCHEMA, Trained, make_rows, train_on_table, write_csv
+from tests.clickwork.conftest import Trained, make_rows, train_on_table, write_csv
 from tests.error_lines import refused
 from tests.oracles.ranks import ranked
 
@@ -70,37 +65,6 @@ def test_logits_that_are_not_finite_end_it(runtime: Runtime, dataset: Path, valu
     # dense_0 of row r is r / 501: those from 496 on are above 0.99.
     refused(r"split val: 5 of 501 logits are not finite", scored.evaluate, "val")
     assert Predictor(config, runtime, dataset, manifest, _Scores(value, 2)).evaluate("val").figures.auc is not None
-
-
-def test_scores_that_depend_on_other_rows_are_not_served_and_metrics_say_so(
-    runtime: Runtime, dataset: Path, tmp_path: Path, logged: pytest.LogCaptureFixture
-) -> None:
-    config = composed(*SMALL, "model.interaction=scalar_pairs", "model.mixes_samples=true", "run.name=x")
-    (tmp_path / "config.yaml").write_text(json.dumps(to_plain(config)))
-    with pytest.raises(UserError, match=r"mixes_samples=true: recommend has no meaning"):
-        recommend.main(RecommendConfig(run=str(tmp_path), candidates="c.csv"))
-    Predictor(config, runtime, dataset, load_manifest(dataset), _Scores(0, 2))
-    assert "every metric depends on eval.global_batch_size (16384) and on the number of processes (1)" in logged.text
-
-
-@pytest.mark.slow("processes")
-def test_row_weights_come_from_the_checkpoint_and_are_recorded(run_app: Command, dataset: Path, tmp_path: Path) -> None:
-    weights, backup = tmp_path / "w.npy", tmp_path / "kept.npy"
-    np.save(weights, np.random.default_rng(0).random(50).astype(np.float32))
-    override = f"+model.tables.overrides.cat_0={{row_weights: fixed, row_weights_path: {weights}}}"
-    run_app("train", *SMALL, override, f"data.path={dataset}", "run.name=x", "train.max_steps=4", "eval.split=val")
-    trained = json.loads((tmp_path / "runs/x/summary.json").read_bytes())["eval"]
-    recorded = json.loads((tmp_path / "runs/x/manifest.json").read_bytes())["files"]
-    assert recorded == {str(weights): hashlib.sha256(weights.read_bytes()).hexdigest()}
-    weights.rename(backup)
-    process = run_app("evaluate", "run=runs/x", "split=val", "runtime.platform=cpu")
-    assert json.loads(process.stdout)["logloss"] == pytest.approx(trained["logloss"], rel=1e-6)
-    np.save(weights, np.load(backup) * 2)
-    process = run_app("verify", "run=runs/x", "runtime.platform=cpu", status=1)
-    assert f"since then: files {weights}: " in process.stderr
-    backup.rename(weights)
-    process = run_app("verify", "run=runs/x", "runtime.platform=cpu")
-    assert "since then: files" not in process.stderr
 
 
 TRAIN_ROWS = 772  # of the 900
@@ -158,57 +122,6 @@ def test_the_rows_of_a_split_are_evaluated_as_it_is(runtime: Runtime, trained: T
     write_csv(tmp_path / "test.csv", trained.rows[-own["samples"] :])
     figures = evaluated(runtime, trained.run, f"data.raw={tmp_path}/test.csv")
     assert {name: value for name, value in figures["difference"].items() if value} == {}
-
-
-@pytest.mark.medium
-def test_new_rows_are_all_rows_beside_a_sampled_dataset(runtime: Runtime, tmp_path: Path) -> None:
-    trained = train_on_table(runtime, tmp_path, prepared=["data.sampling.negative_drop_rate=0.75"])
-    rows = make_rows(200, seed=1)
-    write_csv(tmp_path / "new.csv", rows)
-    labels = np.array([row["stars"] >= 4 for row in rows])
-    logits = recommended(runtime, trained.run, tmp_path / "new.csv", "logit")
-    for overrides, shift in ([], 0.0), (["correct_sampling=true"], np.log(0.25)):
-        figures = evaluated(runtime, trained.run, f"data.raw={tmp_path}/new.csv", *overrides)
-        probabilities = 1 / (1 + np.exp(-(logits + shift)))
-        assert figures["logloss"] == pytest.approx(log_loss(labels, probabilities), abs=1e-6)
-        assert figures["calibration"] == pytest.approx(probabilities.sum() / labels.sum(), abs=1e-5)
-        assert "calibration_of_all_rows" not in figures
-
-
-@pytest.mark.medium
-def test_weights_that_are_all_0_are_refused(runtime: Runtime, tmp_path: Path) -> None:
-    schema = SCHEMA.replace("dense: [age, price]", "dense: [age]\nweight: price")
-    trained = train_on_table(runtime, tmp_path, schema=schema)
-    write_csv(tmp_path / "new.csv", [{**row, "price": 0} for row in make_rows(5, seed=1)])
-    message = r"new\.csv: column price: all weights are 0; give a row with a weight above 0"
-    refused(message, evaluated, runtime, trained.run, f"data.raw={tmp_path}/new.csv")
-
-
-@pytest.mark.parametrize(
-    ("change", "keys", "message"),
-    [
-        ({"stars": "many"}, [], "row 3, column stars: 'many'"),
-        ({"stars": ""}, [], "row 3, column stars: no value"),
-        ({"age": "old"}, [], "row 3, column age: 'old' is not a number"),
-        ({}, ["split=tset"], "no split 'tset'"),
-        ({}, ["keep_scores=5"], "keep_scores=5: has no effect with data.raw="),
-    ],
-)
-def test_what_cannot_be_evaluated(
-    runtime: Runtime, trained: Trained, tmp_path: Path, change: dict[str, Any], keys: list[str], message: str
-) -> None:
-    rows = make_rows(5, seed=1)
-    rows[1] |= change
-    write_csv(tmp_path / "new.csv", rows)
-    refused(message, evaluated, runtime, trained.run, f"data.raw={tmp_path}/new.csv", *keys)
-
-
-def test_files_that_cannot_be_evaluated(runtime: Runtime, trained: Trained, tmp_path: Path) -> None:
-    rows = [{name: value for name, value in row.items() if name != "stars"} for row in make_rows(5, seed=1)]
-    write_csv(tmp_path / "new.csv", rows)
-    with pytest.raises(UserError, match="no column stars, which holds the labels; add it, or use"):
-        evaluated(runtime, trained.run, f"data.raw={tmp_path}/new.csv")
-    refused("No such file", evaluated, runtime, trained.run, f"data.raw={tmp_path}/none.csv")
 
 
 @pytest.mark.slow("processes")

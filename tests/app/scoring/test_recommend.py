@@ -15,7 +15,7 @@ from sklearn.metrics import log_loss
 from app.scoring import fill_from_user, ignored_columns
 from common.errors import UserError
 from data_prep.encoding import NewRows, Shape, read_new_rows
-from tests.app.conftest import SMALL, Command, Refusal
+from tests.app.conftest import SMALL, Command
 from tests.app.run_files import summary
 from tests.data_prep import oracle
 from tests.data_prep.conftest import prepare
@@ -70,27 +70,6 @@ def test_values_out_of_vocabulary_are_told(run: dict[str, Any], run_app: Command
     assert {row["candidate"]: row["out_of_vocabulary"] for row in rows} == {"1": "", "2": "cat_2 cat_7"}
 
 
-@pytest.mark.parametrize("name", ["c.tsv", "c.jsonl"])
-def test_no_candidates_have_an_empty_ranking(run: dict[str, Any], run_app: Command, tmp_path: Path, name: str) -> None:
-    (tmp_path / name).write_text("")
-    assert len(run_app("recommend", "run=runs/r", f"candidates={name}", "out=out.csv").stdout.splitlines()) == 1
-    assert len((tmp_path / "out.csv").read_text().splitlines()) == 1
-
-
-def test_bad_candidates_are_named(run: dict[str, Any], refused_command: Refusal, tmp_path: Path) -> None:
-    good = (tmp_path / "raw.tsv").read_text().splitlines()[:3]
-    fields = good[1].split("\t")
-    fields[3] = "many"
-    (tmp_path / "bad.tsv").write_text("\n".join([good[0], "\t".join(fields), good[2]]) + "\n")
-    for overrides, words in {
-        ("candidates=bad.tsv",): ("bad.tsv", "row 2", "int_2", "many"),
-        ("candidates=bad.tsv", "out=x.png"): ("out=x.png", ".json or .csv"),
-        ("candidates=bad.tsv", "top_k=0"): ("top_k=0", "at least 1"),
-    }.items():
-        line = refused_command("recommend", "run=runs/r", *overrides)
-        assert all(word in line for word in words), line
-
-
 RAW = ("label", "age", "city")
 
 
@@ -107,12 +86,8 @@ def texts(rows: NewRows, *columns: str) -> list[list[str]]:
     [
         ("a.csv", "age,city\n1,x\n2\n", "row 3: 1 columns"),
         ("a.tsv", "1\t2\tx\n1\t2\tx\ty\n", "row 2: 4 columns"),
-        ("a.jsonl", '{"age": 1}\n[1]\n', "row 2: not an object"),
-        ("a.json", '{"age": 1}', "give a list of objects"),
         ("a.parquet", "PAR", "not readable as Parquet"),
-        ("a.png", "", "unknown kind of file"),
         ("a.csv", 'age,city\n1,"x\ny"\n', "row 2: ends inside quotes"),
-        ("a.csv", "PK\x03\x04...", "zip, which is not read; convert it: unzip"),
     ],
 )
 def test_what_cannot_be_read_is_named(tmp_path: Path, name: str, text: str, words: str) -> None:

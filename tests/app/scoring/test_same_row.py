@@ -19,7 +19,6 @@ from common.errors import UserError
 from data_prep.dataset.format import load_manifest
 from tests.app.in_process import command_here, train_here
 from tests.data_prep.conftest import prepare, seeds
-from tests.error_lines import refused
 from tests.oracles import own_tables
 
 FAST, ALL, ROWS = 4, 12, 60
@@ -214,26 +213,3 @@ def test_drawn_tables(seed: int, runtime: Runtime, tmp_path: Path) -> None:
     assert not faults
     for logits in texts[1:]:
         np.testing.assert_array_equal(logits, texts[0])
-
-
-@pytest.mark.medium
-@pytest.mark.parametrize(
-    ("texts", "value"),
-    [
-        (["3", "3.0", "x"], 3),
-        pytest.param(["3", "3.0", "x"], 3.0, marks=pytest.mark.slow),
-        pytest.param(["True", "true", "x"], True, marks=pytest.mark.slow),
-        pytest.param(["x", "y"], 3, marks=pytest.mark.slow),
-        (["x", "y"], 0.5),
-        pytest.param(["x", "y"], True, marks=pytest.mark.slow),
-    ],
-)
-def test_typed_values_of_several_spellings_or_none_are_refused(
-    runtime: Runtime, tmp_path: Path, texts: list[str], value: Any
-) -> None:
-    lines = [f"{row % 2},{texts[row % len(texts)]}\n" for row in range(40)]
-    (tmp_path / "rows.csv").write_text("".join(["label,kind\n", *lines]))
-    (tmp_path / "new.jsonl").write_text('{"kind": "x"}\n' + json.dumps({"kind": value}) + "\n")
-    keys = ["data.encoding=hash", "data.max_ind_range=1000"]
-    model = trained(runtime, tmp_path, "rows.csv", "label: label\nsparse: [kind]\n", *keys)
-    refused(r"new\.jsonl: row 2, column kind: ", model.recommend, "new.jsonl")

@@ -11,8 +11,6 @@ from app.record.documents import read_scores
 from app.report.page import run_page
 from app.report.read import read_run
 from app.runtime.platform import Runtime
-from common.errors import UserError
-from data_prep.dataset.format import load_manifest
 from tests.app.conftest import SMALL
 from tests.app.in_process import command_here, train_here
 from tests.data_prep.conftest import prepare
@@ -107,18 +105,6 @@ def test_ranking_gives_corrected_probabilities(
     assert mean == pytest.approx(np.mean([row[0] == "1" for row in raw]), rel=0.25)  # new rows are of all rows
 
 
-def test_log_and_report_say_so(runtime: Runtime, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    run = [*SMALL, "data.path=data", "run.name=y", f"run.dir={tmp_path}/y", "train.max_steps=2"]
-    assert train_here(runtime, *run, "record.tensorboard=false") == "completed"
-    sentence = "0.75 of the rows with label 0 were left out of all splits"
-    assert any(sentence in record.message for record in caplog.records)
-    page = run_page(read_run(tmp_path / "y"))
-    assert sentence in page
-    assert "Calibration of all rows, with corrected probabilities" in page
-    figures = json.loads((tmp_path / "y/summary.json").read_text())["eval"]
-    assert figures["calibration_of_all_rows"] is not None
-
-
 @pytest.mark.medium
 def test_weights_of_classes_are_corrected_in_the_same_way(
     runtime: Runtime, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, tmp_path: Path
@@ -149,16 +135,3 @@ def test_weights_of_classes_are_corrected_in_the_same_way(
         assert command_here(runtime, "recommend", f"run={tmp_path}/w", *out, *overrides) == 0
         shown.append([each["logit"] for each in json.loads((tmp_path / "r.json").read_text())["ranking"]])
     np.testing.assert_allclose(shown[1], np.array(shown[0]) - np.log(5 / KEPT), rtol=0, atol=1e-12)
-
-
-@pytest.mark.medium
-def test_what_needs_no_correction_is_refused(runtime: Runtime, dataset: Path, tmp_path: Path) -> None:
-    run = [*SMALL, f"data.path={dataset}", "run.name=z", f"run.dir={tmp_path}/z", "train.max_steps=2"]
-    assert train_here(runtime, *run, "record.tensorboard=false") == "completed"
-    assert "calibration_of_all_rows" not in (tmp_path / "z/summary.json").read_text()
-    for command in (["evaluate"], ["recommend", "candidates=c.tsv"]):
-        with pytest.raises(
-            UserError, match=r"correct_sampling=true: .* kept every row with label 0, and the run has no loss"
-        ):
-            command_here(runtime, command[0], f"run={tmp_path}/z", CORRECTED, *command[1:])
-    assert load_manifest(dataset).encoding == {"name": "test"}

@@ -91,13 +91,6 @@ def test_bad_rows_are_named(bad: bytes, message: str) -> None:
     assert line.startswith("day_0.tsv: row 3")
 
 
-@pytest.mark.parametrize("columns", [1, 2, 13, 14, 20, 39])
-def test_a_file_cut_in_mid_row(columns: int) -> None:
-    cut = b"\t".join(row().split(b"\t")[:columns])
-    message = f"row 2: {columns} columns, but a row has 40; the file is cut off"
-    refused(message, parse_bytes, row() + b"\n" + cut, "day_0.tsv")
-
-
 @pytest.mark.medium
 @pytest.mark.parametrize(("packed", "workers"), [(True, 2), (False, 2), (False, 1)])
 def test_a_bad_row_is_counted_from_the_file_s_start(tmp_path: Path, packed: bool, workers: int) -> None:

@@ -17,21 +17,11 @@ from data_prep.dataset.format import load_manifest
 from data_prep.dataset.spelling import charset_named
 from data_prep.dataset.table_spec import COMPARISONS
 from data_prep.encoding import Encoder, read_new_rows
-from data_prep.parsing import labels as label_values
 from data_prep.parsing.readers import read_exact, read_fast
 from tests.data_prep.conftest import Capture, seeds
-from tests.data_prep.parsing.test_refusals import EUROPEAN, NUMBERED
-from tests.data_prep.tables import ALLOW, HASHED, SCHEMA, ids, make, refused_table, table
+from tests.data_prep.parsing.test_refusals import EUROPEAN
+from tests.data_prep.tables import HASHED, SCHEMA, ids, make
 from tests.error_lines import refused
-
-
-@pytest.mark.parametrize("blank", ["\n", "\r\n", "\n\n\n", "\n\r\n\n"])
-@pytest.mark.parametrize("more", [(), ("data.chunk_bytes=40",)], ids=["one chunk", "chunks"])
-def test_blank_lines_at_the_end_are_no_rows(tmp_path: Path, blank: str, more: tuple[str, ...]) -> None:
-    labels, dense, _ = make(tmp_path, table() + blank, SCHEMA, *HASHED, *more)
-    assert labels.tolist() == [i % 2 for i in range(40)]
-    assert dense[:, 0].tolist() == [i / 4 for i in range(40)]
-
 
 NUMBERS = [
     (SCHEMA, ",", {"1e3": 1000, " 2 ": 2, "+.5": 0.5, "3.": 3, "-0": 0, "": 0, "5e-324": 0}),
@@ -50,40 +40,6 @@ def test_numbers(tmp_path: Path, schema: str, delimiter: str, numbers: dict[str,
     new = delimiter.join(("user", "item", "price")) + "".join(f"\nu{delimiter}i{delimiter}{text}" for text in numbers)
     block = encoder.parse(f"{new}\n".encode(), "new", labelled=False)
     assert encoder.encode(block).dense[:, 0].tolist() == list(numbers.values())
-
-
-POSITIONS: list[tuple[str, str, dict[str, int]]] = [
-    (NUMBERED, 'label: label\nsparse: ["0", 1]\n', {"z{}": 5, "y{}": 3}),  # a number in quotes is a name
-    (NUMBERED, 'label: 3 >= 1\nsparse: ["0"]\n', {"z{}": 5}),
-    # pandas names the columns of an array so
-    ("0,1\n" + "".join(f"{i % 2},z{i % 5}\n" for i in range(40)), "label: 0\nsparse: [1]\n", {"z{}": 5}),
-]
-
-
-@pytest.mark.parametrize(("content", "schema", "columns"), POSITIONS)
-def test_positions_and_numbers_as_names(tmp_path: Path, content: str, schema: str, columns: dict[str, int]) -> None:
-    labels, _, sparse = make(tmp_path, content, schema)
-    assert labels.tolist() == [i % 2 for i in range(40)]
-    assert sparse.T.tolist() == [ids([name.format(i % size) for i in range(40)]) for name, size in columns.items()]
-
-
-def test_a_rule_s_number_is_written_as_the_file_s_are(tmp_path: Path) -> None:
-    text = 'l,user\n"1.000",a\n"999,5",b\n"1,5",c\n"2.000,25",d\n'
-    schema = 'label: l >= 1.000\nsparse: [user]\ndecimal: ","\nthousands: "."'
-    assert make(tmp_path, text, schema, *HASHED, ALLOW)[0].tolist() == [1, 0, 0, 1]
-
-
-def test_labels_of_one_class_are_refused_with_their_values(tmp_path: Path) -> None:
-    text = "l,user\n" + "- 50000,a\n" * 5 + "50000+,b\n" * 2
-    message = (
-        r"rows.csv, column l: every label is 0 by the rule == 50000\+\., so no model can learn from them; values of 7 "
-        r"rows are '- 50000' \(5\), '50000\+' \(2\); correct the column or its rule in data.schema, or give "
-        r"data.allow_degenerate=true"
-    )
-    schema = "label: l == 50000+%s\nsparse: [user]\n"
-    refused_table(tmp_path, text, schema % ".", message)
-    assert make(tmp_path, text, schema % ".", *HASHED, ALLOW)[0].tolist() == [0] * 7
-    assert make(tmp_path, text, schema % "", *HASHED, ALLOW, "data.overwrite=true")[0].tolist() == [0] * 5 + [1] * 2
 
 
 SECONDS = [1_709_251_198, 946_703_167, -86_399]  # 2024-02-29T23:59:58, 2000-01-01T05:06:07, 1969-12-31T00:00:01
@@ -176,16 +132,6 @@ def test_dialects(tmp_path: Path, rows: str, keys: str, of_pandas: Any, more: tu
     require_new_rows(tmp_path / "rows.csv", arrays)
 
 
-def test_the_null_mark_of_mysql_is_not_the_letter_n(tmp_path: Path) -> None:
-    fields = ["\\N", "N", "a\\N", "\\\\N", "\\,\\N", '"\\N"']
-    content = "label,price,user,item\n" + "".join(f"{i % 2},\\N,{field},\\N\n" for i, field in enumerate(fields * 4))
-    arrays = make(tmp_path, content, f'{SCHEMA}{ESCAPE}missing: ["\\\\N"]\n')
-    assert arrays[1][:, 0].tolist() == [0.0] * 24
-    assert arrays[2].T.tolist() == [ids(["", "N", "aN", "", ",N", "N"] * 4), ids([""] * 24)]
-    message = r"rows\.csv: row 2, column price: '.*N' is not a number"
-    refused(message, make, tmp_path / "out", content, SCHEMA + ESCAPE)
-
-
 POSITIVE = 'label: {column: l, positive: ["yes", "1"]}\nsparse: [user]\n'
 PLAIN = "label: l\nsparse: [user]\n"
 
@@ -226,20 +172,6 @@ def test_integers_beyond_float64_are_compared_exactly(tmp_path: Path, name: str)
         assert make(tmp_path, labelled(values), schema, *more, name=name)[0].tolist() == expected, label
 
 
-def test_a_positive_value_may_be_a_mark_of_missing_ones(tmp_path: Path) -> None:
-    schema = POSITIVE.replace('"1"', '"NA"')
-    assert make(tmp_path, labelled(["yes", "NA", "no"] * 4), schema)[0].tolist() == [1, 1, 0] * 4
-
-
-def test_a_positive_value_that_no_row_has_is_refused(tmp_path: Path) -> None:
-    message = (
-        r'rows\.csv, column l: no row has the label "1" of positive; values of 9 rows are \'no\' \(6\), '
-        r"'yes' \(3\); correct positive in data\.schema, or leave the value out"
-    )
-    refused_table(tmp_path, labelled(["yes", "no", "no"] * 3), POSITIVE, message, "data.allow_degenerate=true")
-    assert make(tmp_path, labelled(["yes", "no", "no"] * 3), POSITIVE.replace(', "1"', ""))[0].tolist() == [1, 0, 0] * 3
-
-
 PAIRS: list[tuple[Any, Any]] = [("y", "n"), ("T", "F"), ("Click", "No_Click"), ("clicked", "not_clicked")]
 PAIRS += [("POSITIVE", "negative"), ("pos", " neg"), (1, -1), ("+1", "-1")]
 
@@ -254,32 +186,6 @@ def test_known_pairs_need_no_rule(tmp_path: Path, capsys: Capture, one: Any, zer
     assert (table["positive"], table["negative"]) == ([str(one)], [str(zero)])
     message = f"new: row 1, column l: 'x' is neither {one} nor {zero}".replace("+", r"\+")
     refused(message, Encoder.load(tmp_path / "out").parse_columns, labelled(["x"]), "new", labelled=True)
-
-
-def test_a_third_value_and_a_missing_one_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(label_values, "CHUNK_BYTES", 30)  # the pair is known before the third value is read
-    for label, fault in (("other", r"'other' is neither click nor no_click"), ("", "no value")):
-        labels = ["click", "no_click"] * 3 + ["click", label]
-        refused_table(tmp_path, labelled(labels), PLAIN, rf"rows\.csv: row 9, column l: {fault}")
-
-
-@pytest.mark.parametrize(
-    ("name", "labels", "shown", "entry"),
-    [
-        ("rows.csv", ["2", "1", "1"], r"'2' \(3 rows\) and '1' \(6 rows\)", "2"),
-        ("rows.parquet", [2, 1, 1], r"2 \(3 rows\) and 1 \(6 rows\)", "2"),
-        ("rows.csv", ["click", "neg", "neg"], r"'click' \(3 rows\) and 'neg' \(6 rows\)", "click"),
-        ("rows.csv", ["-1", "0", "0"], r"'-1' \(3 rows\) and '0' \(6 rows\)", "-1"),
-    ],
-)
-def test_another_pair_has_its_remedy(tmp_path: Path, name: str, labels: list[Any], shown: str, entry: str) -> None:
-    line = rf'label: \{{column: l, positive: \["{entry}"\]\}}'
-    message = rf"{name}, column l: labels are {shown}, and nothing says which is 1; write in .*schema\.yaml {line}, or"
-    line = refused_table(tmp_path, labelled(labels * 3), PLAIN, message, name=name)
-    assert not (tmp_path / "out").exists() or not any((tmp_path / "out").iterdir())
-    remedy = line.partition("schema.yaml ")[2].partition(", or")[0]
-    expected = [int(str(label) == entry) for label in labels * 3]
-    assert make(tmp_path, labelled(labels * 3), f"{remedy}\nsparse: [user]\n", name=name)[0].tolist() == expected
 
 
 DELIMITERS = (*",;|\t", *",;|\t :'\\#e0\x01", "§", "€")
@@ -380,13 +286,3 @@ def test_drawn_blocks_of_which_some_columns_are_read(seed: int) -> None:
             assert [column.to_pylist() for column in batch.columns] == expected, about
             fast += 1
     assert fast > BLOCKS // 20
-
-
-LONG = b"x" * (csv.field_size_limit() + 1)
-NOT_READ = [b'a,"x\ny"\rz,w\n']  # a lone carriage return makes up for a quoted line break
-NOT_READ += [b"a,b\nc," + LONG + b"\n", LONG + b",a\n"]
-
-
-@pytest.mark.parametrize("block", NOT_READ, ids=lambda block: repr(block[:20]))
-def test_what_pyarrow_does_not_read(block: bytes) -> None:
-    assert read_all(block, ",") is None

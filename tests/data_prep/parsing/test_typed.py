@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from data_prep.dataset.format import load_manifest, open_shard
-from data_prep.encoding import Encoder, Shape, read_new_rows
+from data_prep.encoding import Encoder, read_new_rows
 from data_prep.lookup import VocabularyTexts
 from data_prep.parsing import readers
 from data_prep.parsing.convert import to_column, to_list
@@ -23,8 +23,7 @@ from data_prep.parsing.formats import Chunk, FileLayout, Size
 from data_prep.parsing.readers import Parquet
 from data_prep.sources.discover import Source, resolve_sources
 from tests.data_prep.conftest import SPLITS, Capture, load_split, prepare, sums
-from tests.data_prep.tables import HASHED, make, paths, refused_table, table, write
-from tests.error_lines import refused
+from tests.data_prep.tables import HASHED, make, paths, write
 
 NAN = float("nan")
 TIME = datetime(2025, 5, 8, 6, 45)
@@ -52,45 +51,6 @@ def test_missing_values_of_every_library_are_null(values: Any, expected: list[An
     column = to_column(values, "x")
     assert isinstance(column, list | pa.Array)
     assert to_list(column) == expected
-
-
-def test_decimals_are_the_numbers_of_their_text(tmp_path: Path) -> None:
-    """Arrow casts decimal 2.3 to the double above the one that 2.3 is."""
-    texts = [f"{number / 10:.1f}" for number in range(40)]
-    decimals = pa.array([Decimal(text) for text in texts], pa.decimal128(5, 1))
-    columns = {"score": decimals, "user": texts}
-    labels = make(tmp_path, columns, "label: score > 2.3\nsparse: [user]", name="t.parquet")[0]
-    assert labels.tolist() == [int(float(text) > 2.3) for text in texts]
-
-
-def test_text_in_a_column_of_json_s_lists_is_one_value(tmp_path: Path) -> None:
-    columns = {"label": [0, 1] * 30, "tags": [["a b", "c"], "rock|pop", "rock|pop"] * 20}
-    make(tmp_path, columns, "label: label\nsparse: [tags]", "data.encoding=vocabulary", name="rows.jsonl")
-    names = VocabularyTexts(tmp_path / "out", "tags")
-    assert sorted(names[number] for number in range(1, len(names) + 1)) == ["a b", "c", "rock|pop"]
-
-
-NESTED = [
-    pa.array([["a"], ["b"]]),
-    pa.array([{"a": 1}, {"a": 2}]),
-    pa.array([[["a"]], [["b"]]]),
-    pa.array([["a"], ["b"]], pa.list_(pa.dictionary(pa.int8(), pa.string()))),
-]
-
-
-@pytest.mark.parametrize("values", NESTED, ids=["list", "struct", "list of lists", "list of categories"])
-def test_nested_candidates_are_refused_by_column(tmp_path: Path, values: Any) -> None:
-    make(tmp_path, table(), "label: label\ndense: [price]\nsparse: [user]\n")
-    parse = Encoder.load(tmp_path / "out").parse_columns
-    refused(r"row 1, column user: .* is not a category", parse, {"price": [1.0, 2.0], "user": values}, "new")
-    refused(r"row 1, column price: .* is not a number", parse, {"price": values, "user": ["a", "b"]}, "new")
-
-
-@pytest.mark.parametrize("value", ["NaN", "[1, Infinity]", "-Infinity"])
-def test_numbers_that_json_does_not_have_are_named_by_column(value: str, tmp_path: Path) -> None:
-    (tmp_path / "new.json").write_text(f'[{{"user": "a"}}, {{"user": {value}}}]')
-    message = r"new.json: column user: -?(NaN|Infinity), which JSON does not have"
-    refused(message, read_new_rows, tmp_path / "new.json", Shape(("label", "user"), ",", "label"))
 
 
 ROWS = 1700
@@ -201,14 +161,6 @@ def test_types_that_differ_by_gaps_are_one(tmp_path: Path) -> None:
     assert names_of(tmp_path / "out", "item", ids[:, 1]) == ["", "", "a", "b", "b", ""]
 
 
-def test_types_that_do_not_go_together_are_refused_with_a_remedy(tmp_path: Path) -> None:
-    (tmp_path / "raw").mkdir()
-    for number, users in enumerate((["a", "b"], [1, 2])):
-        write(tmp_path / f"raw/part-{number}.parquet", {"label": [0, 1], "user": users})
-    message = r"part-1.parquet, column user: integer, but text in .*; write both files with"
-    refused(message, prepare, *paths(tmp_path, "label: label\nsparse: [user]\n", "raw"))
-
-
 TEXTS = [["a", "b"], ["b", "c"], ["a", "a"], ["d", "b"]] * 10
 FLAT_TEXTS = [text for texts in TEXTS for text in texts]
 PAIRS = pa.array(range(0, 81, 2), pa.int32())
@@ -299,56 +251,6 @@ def test_vectors_are_numbers(tmp_path: Path, name: str, cells: Cells, separator:
         np.testing.assert_array_equal(encoder.encode(block).dense, expected_vectors())
 
 
-FAULTS: list[tuple[str, Any, str, str]] = [
-    ("rows.csv", "1 2", ', separator: " "', r"rows\.csv: row 8, column e: 2 numbers, but e is a vector of 3; correct"),
-    ("rows.csv", "1 2 1e39", ', separator: " "', r"row 8, column e: '1e39' is beyond 3.4e\+38, .*: signed_log1p"),
-    ("rows.jsonl", [1.0, 2.0], "", r"rows\.jsonl: row 7, column e: 2 numbers, but e is a vector of 3"),
-    ("rows.parquet", [1.0, float("nan"), 2.0], "", r"row group 0, row 7 of it, column e: nan is not a number"),
-]
-
-
-@pytest.mark.parametrize(("name", "cell", "separator", "message"), FAULTS)
-def test_a_bad_vector_is_refused_by_row(tmp_path: Path, name: str, cell: Any, separator: str, message: str) -> None:
-    cells = texts_of_vectors(" ") if name == "rows.csv" else lists_of_vectors()
-    cells[6] = cell
-    for more in ((), ("data.chunk_bytes=300",)):
-        refused_table(tmp_path, vector_columns(cells), VECTOR_SCHEMA % separator, message, *more, name=name)
-
-
-GIVE = "give a vector as {column: NAME, vector: 64}"
-NO_SEPARATOR = "column e: text; give the separator of its numbers, e.g. {column: e, vector: 3, sep"
-VECTOR_SCHEMAS: list[tuple[str, Cells, str, str]] = [
-    ("rows.csv", texts_of_vectors(" "), VECTOR_SCHEMA % "", NO_SEPARATOR),
-    (
-        "rows.jsonl",
-        lists_of_vectors(),
-        VECTOR_SCHEMA % ', separator: " "',
-        "column e: holds lists in .*; leave the sep",
-    ),
-    ("rows.parquet", [0.5] * NUM_VECTORS, VECTOR_SCHEMA % "", r"rows\.parquet, column e: number, not lists of numbers"),
-    ("rows.csv", texts_of_vectors(" "), VECTOR_SCHEMA % ", part: hour", GIVE),
-    *(
-        ("rows.jsonl", lists_of_vectors(), (VECTOR_SCHEMA % "").replace("3", size), f"{GIVE}, of at most 16384 numbers")
-        for size in ("0", "1.5", "100000")
-    ),
-    ("rows.jsonl", lists_of_vectors(), (VECTOR_SCHEMA % "").replace("age", "e_1"), "column e_1 is named twice; a col"),
-    *(
-        (
-            "rows.parquet",
-            lists_of_vectors(),
-            schema,
-            r"column e: list of numbers.*write {column: e, vector: 64} in dense",
-        )
-        for schema in ("label: label\ndense: [e]\nsparse: [user]\n", "label: label\nsparse: [e]\n")
-    ),
-]
-
-
-@pytest.mark.parametrize(("name", "cells", "schema", "message"), VECTOR_SCHEMAS)
-def test_refused_schemas(tmp_path: Path, name: str, cells: Cells, schema: str, message: str) -> None:
-    refused_table(tmp_path, vector_columns(cells), schema, message, name=name)
-
-
 WEIGHTED = "label: label\ndense: [price]\nsparse: [user, {column: tags, separator: '|'}]\nweight: weight\n"
 WITHOUT_BAGS = WEIGHTED.replace("{column: tags, separator: '|'}", "tags")
 NUMBERS = WITHOUT_BAGS.replace("label: label", "label: {column: price, kind: number}").replace(
@@ -394,16 +296,3 @@ def test_rows_keep_their_weights_and_workers_change_no_byte(tmp_path: Path, sche
     expected = np.sort(np.array(weighted_columns()["weight"], np.float32))
     np.testing.assert_array_equal(np.sort(np.concatenate(list(weights.values()))[:, 0]), expected)
     assert manifest.encoding["mean_weight"] == pytest.approx(weights["train"].mean(dtype=np.float64), rel=1e-14)
-
-
-@pytest.mark.parametrize(
-    ("schema", "keys", "fault"),
-    [
-        (WEIGHTED, [], "column weight: every weight of train is 0, so its rows count for nothing; correct the column"),
-        (WEIGHTED.replace("price", "weight"), [], "column weight is named twice; a column has one use"),
-        (WEIGHTED.replace("weight: weight", "weight: absent"), [], "row 1: no column absent"),
-        (WEIGHTED, ["data.sampling.negative_drop_rate=0.5"], "not defined for the sample weights"),
-    ],
-)
-def test_a_weight_that_cannot_be_used_is_refused(tmp_path: Path, schema: str, keys: list[str], fault: str) -> None:
-    refused_table(tmp_path, {**weighted_columns(), "weight": [0] * NUM_WEIGHTS}, schema, fault, *keys)

@@ -65,22 +65,6 @@ def days(tmp_path: Path) -> Path:
     return tmp_path
 
 
-NAMES = [
-    ("{0}", ["day_1", "day_2", "day_10"]),  # a directory means its days in natural order
-    ("{0}/day_*", ["day_1", "day_2", "day_10"]),
-    (["{0}/day_10", "{0}/day_?"], ["day_10", "day_1", "day_2"]),
-    ("{0}/more", ["a.tsv", "b.tsv"]),  # without days it means all its files
-]
-
-
-@pytest.mark.parametrize(("raw", "expected"), NAMES)
-def test_names_of_sources(days: Path, raw: str | list[str], expected: list[str]) -> None:
-    (days / "more").mkdir()
-    for name in ("b.tsv", "a.tsv"):
-        (days / "more" / name).write_bytes(b"x\n")
-    assert names(raw.format(days) if isinstance(raw, str) else [each.format(days) for each in raw]) == expected
-
-
 @pytest.mark.parametrize("packed", [False, True])
 def test_a_stream_is_read_once_and_summed_on_the_way(tmp_path: Path, packed: bool) -> None:
     content = np.random.default_rng(0).integers(0, 64, 5_000_001).astype(np.uint8).tobytes()
@@ -96,12 +80,6 @@ def test_a_stream_is_read_once_and_summed_on_the_way(tmp_path: Path, packed: boo
     assert stream.consumed() == len(stored)
     assert stream.digest() == FileDigest(len(stored), hashlib.sha256(stored).hexdigest())
     stream.close()
-
-
-@pytest.mark.parametrize("raw", [None, "", [], [1], 3, {"a": 1}])
-def test_what_is_not_a_source(raw: Any, tmp_path: Path) -> None:
-    refused(r"data\.raw=", resolve_sources, raw)
-    refused("no files in this directory", resolve_sources, str(tmp_path))
 
 
 LEFT_OUT = {
@@ -121,11 +99,6 @@ def test_what_would_be_left_out_or_count_twice_is_refused(days: Path, pattern: s
         (days / name).write_bytes(b"x\n")
     refused(f"{re.escape(name)}: {message}", names, f"{days}{pattern}")
     assert names([str(days / "day_1"), str(days / "day_2")]) == ["day_1", "day_2"]  # the remedy
-
-
-def test_a_longer_name_is_not_the_whole_of_an_unfinished_one(days: Path) -> None:
-    (days / "day_1").rename(days / "day_1.part")  # day_10 is there
-    refused(r"day_1\.part: a download that has not ended", names, str(days))
 
 
 def chunks_of(path: Path, chunk_bytes: int, block_bytes: int) -> list[bytes]:
@@ -243,7 +216,3 @@ def test_what_is_not_whole_is_refused(tmp_path: Path, form: str) -> None:
         refused(words, make, tmp_path, f"{case}.csv{suffix}", content)
         assert not (tmp_path / f"{case}.csv{suffix}.out/manifest.json").exists()
         refused("damaged, or cut off", read_new_rows, tmp_path / f"{case}.csv{suffix}", SHAPE)
-
-
-def test_a_plain_file_with_their_ending_is_refused(tmp_path: Path) -> None:
-    refused(r"not a zstd file, though named \.zst", make, tmp_path, "rows.csv.zst", TEXTS["csv"])

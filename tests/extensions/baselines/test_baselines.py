@@ -1,6 +1,5 @@
-"""Baselines against plain loops and scikit-learn's own pipelines; in a run, beside it, and where they cannot be."""
+"""Baselines against plain loops and scikit-learn's own pipelines; in a run, and beside it."""
 
-import importlib.util
 import json
 import re
 from collections import defaultdict
@@ -15,32 +14,18 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss, roc_auc_score
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
-from app.config.kinds import DLRM, model_kinds
-from app.report.charts import sentences
 from app.report.read import read_run
-from common.errors import UserError
 from data_prep.dataset.format import load_manifest
-from data_prep.dataset.kinds import ROWS
 from data_prep.dataset.spelling import Bags
-from extensions.baselines import command
 from extensions.baselines.command import baselines_sentence
 from extensions.baselines.fit import Baseline, BaselinesConfig, Rows, fit_baselines, label_rates, load_rows
-from tests.app.conftest import SMALL, Command, Refusal, composed
+from tests.app.conftest import SMALL, Command, Refusal
 from tests.app.data.test_bags import splitmix64
 from tests.app.datasets import write_dataset
-from tests.app.report.runs import write_run
-from tests.app.training.test_number_labels import make_ratings
-from tests.app.training.test_number_labels import train as train_on_ratings
 from tests.data_prep.conftest import load_split
 from tests.key_limits import BLOCKS, POSITIVE, check_limits
 
 Loops = tuple[list[float], list[float]]
-
-
-def run_of(directory: Path, dataset: Path, path: Path | str) -> Path:
-    """A run that says that it was trained on a dataset, which it has at `path`."""
-    digest = load_manifest(dataset).digest
-    return write_run(directory, manifest={"dataset": {"path": str(path), "digest": digest}})
 
 
 def rates_by_loops(
@@ -155,20 +140,6 @@ def test_figures_are_those_of_scikit_learn_s_own_pipelines(dataset: Path) -> Non
     check(figures.lr, model.predict_proba(columns)[:, 1], 1e-3, 1e-3)
 
 
-@pytest.mark.slow("examples")
-def test_without_time_what_is_not_done_is_null(dataset: Path, caplog: pytest.LogCaptureFixture) -> None:
-    manifest = load_manifest(dataset)
-    train, val = (load_rows(dataset, manifest, split, None) for split in ("train", "val"))
-    names = [*manifest.schema["dense"], *manifest.schema["sparse"]]
-    figures, preds = fit_baselines(train, val, names, 0.001)
-    assert figures.trees is None
-    assert "trees" not in preds
-    assert isinstance(figures.missing, dict)
-    assert figures.missing["trees"] == "not fitted within 0.001 s"
-    assert not figures.is_whole
-    assert "stopped after 0.001 s; give more seconds" in caplog.text
-
-
 @pytest.mark.slow("processes")
 def test_the_command_completes_a_run(run_app: Command, refused_command: Refusal, tmp_path: Path) -> None:
     write_dataset(tmp_path / "data")
@@ -206,104 +177,6 @@ def test_the_command_completes_a_run(run_app: Command, refused_command: Refusal,
     # On another dataset they would mislead.
     write_dataset(tmp_path / "other", seed=1)
     assert "another dataset than the run's" in refused_command("baselines", "run=runs/y", "data.path=other")
-
-
-@pytest.mark.slow("examples")
-def test_a_summary_that_is_newer_is_not_overwritten(
-    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = run_of(tmp_path / "run", dataset, dataset)
-    newer = {**json.loads((run / "summary.json").read_text()), "steps": 200}
-    computed = command.find_or_fit
-
-    def computed_while_the_run_is_resumed(*arguments: Any) -> command.ScoredBaselines:
-        baselines = computed(*arguments)
-        (run / "summary.json").write_text(json.dumps(newer))
-        return baselines
-
-    monkeypatch.setattr(command, "find_or_fit", computed_while_the_run_is_resumed)
-    with pytest.raises(UserError, match="was trained further while its baselines were computed"):
-        command.main(BaselinesConfig(run=str(run), seconds=0.001))
-    assert json.loads((run / "summary.json").read_text()) == newer
-
-
-@pytest.mark.slow("processes")
-def test_after_training_nothing_else_of_the_run_differs(run_app: Command, tmp_path: Path) -> None:
-    write_dataset(tmp_path / "data")
-    settings = [*SMALL, "data.path=data", "train.max_steps=30", "train.deterministic=true", "train.eval_every_steps=6"]
-    settings += ["optimizer.lr=0.3", "eval.global_batch_size=64"]
-    process = run_app("train", *settings, "run.name=with", "baselines=null", processes=2)
-    run_app("train", *settings, "run.name=without", processes=2)
-    both = {name: json.loads((tmp_path / f"runs/{name}/summary.json").read_text()) for name in ("with", "without")}
-    assert both["with"]["digest"] == both["without"]["digest"]
-    assert both["without"]["baselines"] is None
-    served = both["with"]["eval"]["auc"]
-    for name in ("base_rate", "columns", "lr", "trees"):
-        figures = both["with"]["baselines"][name]
-        assert figures["difference"] == pytest.approx(served - figures["auc"], abs=1e-12)
-    assert both["with"]["baselines"]["compared_rows"] == 501
-    assert not (tmp_path / "runs/without/.baselines").exists()
-    assert process.stderr.count("baselines: ") == 2  # that they are fitted, and what came of them
-    assert "Boosted trees" in (tmp_path / "runs/with/report.html").read_text()
-
-
-@pytest.mark.slow("processes")
-def test_a_split_of_one_class_is_one_line(run_app: Command, refused_command: Refusal, tmp_path: Path) -> None:
-    write_dataset(tmp_path / "data")
-    manifest = load_manifest(tmp_path / "data")
-    for shard in manifest.splits["val"].shards:
-        path = tmp_path / f"data/val/{shard.name}.labels.npy"
-        np.save(path, np.zeros((shard.rows, 1), np.int32))
-    settings = [*SMALL, "data.path=data", "data.verify=never", "train.max_steps=3", "run.name=x"]
-    process = run_app("train", *settings, "baselines=null")
-    _, line = [line for line in process.stderr.splitlines() if line.startswith("baselines: ")]
-    assert "every label of val is 0" in line
-    assert "every label of val is 0" in refused_command("baselines", "run=runs/x")
-
-
-@pytest.mark.medium
-def test_runs_of_no_directory_and_of_numbers_are_refused(
-    run_app: Command, refused_command: Refusal, tmp_path: Path
-) -> None:
-    assert "run=nothing: not a run's directory" in refused_command("baselines", "run=nothing")
-    make_ratings(tmp_path)
-    train_on_ratings(run_app, tmp_path / "data", "x", "train.max_steps=2")
-    assert "baselines are of clicks" in refused_command("baselines", "run=runs/x")
-    assert json.loads((tmp_path / "runs/x/summary.json").read_text())["baselines"] is None
-
-
-@pytest.mark.medium
-def test_models_that_learn_from_other_than_rows_of_the_split_have_no_baselines() -> None:
-    message = r"^baselines=true: baselines learn from rows of the split, which are positives"
-    with pytest.raises(UserError, match=message):
-        command.require_possible(composed("data.negatives.per_positive=3", "baselines=true"))
-    for kind in model_kinds().values():
-        config = composed(*([] if kind is DLRM else [f"model={kind.name}"]), "baselines=true")
-        reason = command.obstacle(config) or ""
-        assert (f"this model learns from {kind.learns_from.name}; give" in reason) == (kind.learns_from is not ROWS)
-
-
-@pytest.mark.medium
-def test_without_the_library_true_is_refused_and_the_default_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    words = "pip install scikit-learn"
-    with pytest.raises(UserError, match=words):
-        command.require_possible(composed("baselines=true"))
-    for setting in ("null", "false"):
-        command.require_possible(composed(f"baselines={setting}"))
-    run = write_run(tmp_path / "run")
-    caplog.set_level("INFO")
-    command.add_baselines(composed(f"run.dir={run}"))
-    (record,) = caplog.records
-    assert words in record.message
-    reason = json.loads((run / "summary.json").read_text())["no_baselines"]
-    assert words in reason
-    assert ("plain", f"Compared with no baselines: {reason}.") in sentences(read_run(run))
-    assert words in (run / "report.html").read_text()
-    command.add_baselines(composed(f"run.dir={run}", "baselines=false"))
-    assert len(caplog.records) == 1
 
 
 def test_every_key_has_its_limits_and_a_meaning() -> None:

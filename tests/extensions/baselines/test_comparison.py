@@ -2,7 +2,6 @@
 
 import base64
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -83,33 +82,6 @@ def test_the_difference_is_that_of_the_rows_that_both_scored(
     assert scored.figures.lr.difference == pytest.approx(mean, abs=1e-12)
     ends = [mean - 1.959964 * error, mean + 1.959964 * error]
     assert scored.figures.lr.difference_interval == pytest.approx(ends, abs=1e-7)
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({}, ""),
-        ({"step": STEP + 1}, "the run kept no scores of val by its model of step 7; python -m app.evaluate run="),
-        ({"dataset": "d" * 64}, "keep_scores=3000 keeps them"),
-        ({"damaged": True}, "keeps them"),
-        ({"labels": 0}, "the 3,000 rows that both scored have one label"),
-    ],
-)
-def test_what_cannot_be_compared_says_why(
-    several_shards: Manifest, tmp_path: Path, changes: dict[str, Any], words: str
-) -> None:
-    labels, logits, preds = drawn(2)
-    settings = {"step": STEP, "dataset": several_shards.digest, **changes}
-    label_values = labels.astype(np.float32) * settings.get("labels", 1)
-    place = tmp_path / FOLDER
-    path = write_scores(place, "val", settings["step"], settings["dataset"], logits, label_values)
-    if settings.get("damaged"):
-        path.write_text("{")
-    scored = scored_of(preds)
-    command.compare(scored, several_shards, tmp_path, STEP, None)
-    assert scored.figures.lr is not None
-    assert (scored.figures.lr.difference is None) == bool(words)
-    assert words in (scored.figures.not_compared or "")
 
 
 def figures_of(auc: float, interval: tuple[float, float] | None = None, **aucs: float) -> Baselines:

@@ -1,6 +1,5 @@
 """Data that mislead: planted faults are named, sound tables are not, and figures are those of plain loops."""
 
-import json
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +16,6 @@ from data_prep.dataset import format as dataset_format
 from data_prep.dataset.format import Manifest, load_manifest, open_shard
 from data_prep.dataset.kinds import misleading_sentences
 from extensions.data_checks import search
-from tests.app.conftest import SMALL, Command
 from tests.app.data.test_bags import splitmix64
 from tests.data_prep.conftest import prepare, seeds, sums
 from tests.data_prep.tables import paths
@@ -117,13 +115,6 @@ def test_copied_rows_are_named_whatever_the_columns(
     assert len(misleading_sentences(manifest.extra)) == (copied > 0)
 
 
-@pytest.mark.parametrize("sparse", ["[user, item]", "[item, age]"])
-def test_rows_of_few_values_meet_again_by_chance(sparse: str, tmp_path: Path) -> None:
-    manifest = prepared(tmp_path, table(1, rows=30_000), schema=f"label: label\nsparse: {sparse}\n")
-    assert manifest.extra["misleading"]["shared_rows"] > 0.3
-    assert misleading_sentences(manifest.extra) == []
-
-
 def out_of_fold_rates(ids: NDArray[Any], labels: NDArray[Any]) -> list[float]:
     """A row's rate is of the other fold's rows of its id, with ten rows at the base rate."""
     folds = [splitmix64(row) % 2 for row in range(len(ids))]
@@ -212,33 +203,3 @@ def test_the_label_under_another_name_is_refused(column: str, words: tuple[Any, 
     assert not (tmp_path / "out/manifest.json").exists()
     entry = {"price": "price, ", "shop": "shop, ", "tags": ', {column: tags, separator: "|"}'}[column]
     assert prepared(tmp_path, rows, schema=schema.replace(entry, "")).schema["dense"]  # the remedy
-
-
-def test_one_class_is_no_crash(tmp_path: Path) -> None:
-    for label in (0, 1):
-        rows = table(0, rows=800).assign(label=label)
-        manifest = prepared(tmp_path, rows, "data.allow_degenerate=true", "data.overwrite=true")
-        assert misleading_sentences(manifest.extra) == misleading_sentences({}) == []
-        assert {one["auc"] for one in manifest.extra["misleading"]["columns"].values()} == {None}
-
-
-@pytest.mark.medium
-def test_ratings_have_no_label_rates_but_shared_rows(tmp_path: Path) -> None:
-    rows = table(0).assign(label=lambda rows: rows.price)
-    schema = SCHEMA.replace("label: label", "label: {column: label, kind: number}").replace("price, ", "")
-    figures = prepared(tmp_path, doubled(rows), schema=schema).extra["misleading"]
-    assert {one["auc"] for one in figures["columns"].values()} == {None}
-    assert figures["shared_rows"] > 0.1
-
-
-@pytest.mark.slow("processes")
-def test_a_leak_is_named_once_in_training_and_in_the_report(run_app: Command, tmp_path: Path) -> None:
-    """By data_prep where the run makes the dataset, by training where it was made before."""
-    leaking(table(0)).to_csv(tmp_path / "rows.csv", index=False)
-    data = paths(tmp_path, SCHEMA)
-    for name in ("first", "second"):
-        process = run_app("train", "model=dlrm", *SMALL, *data, "train.max_steps=3", f"run.name={name}")
-        manifest = json.loads((tmp_path / f"runs/{name}/manifest.json").read_text())
-        (sentence,) = manifest["dataset"]["misleading"]
-        assert process.stderr.count(sentence) == 1
-        assert f"{sentence[0].upper()}{sentence[1:]}." in (tmp_path / f"runs/{name}/report.html").read_text()

@@ -1,6 +1,5 @@
 """To and from the files of other programs; those that are not what they should be are refused by name and place."""
 
-import pickle
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -15,10 +14,9 @@ from common.errors import UserError
 from data_prep.config import CONFIG_DIRECTORY
 from data_prep.dataset.format import SPLITS, load_manifest
 from data_prep.encoding import Encoder
-from data_prep.job import lock_work
 from data_prep.verify import verify_dataset
-from extensions.exchange.__main__ import InterchangeConfig, export_bin, export_npy, import_bin, import_npy, main
-from tests.data_prep import oracle, tables
+from extensions.exchange.__main__ import InterchangeConfig, export_bin, import_bin, import_npy, main
+from tests.data_prep import oracle
 from tests.data_prep.conftest import load_split, prepare
 from tests.data_prep.test_other_programs import awkward_day, run_torchrec
 from tests.data_prep.test_refusals import files, set_up
@@ -106,47 +104,6 @@ def test_bin_both_ways(tmp_path: Path, encoding: str) -> None:
         export_bin(tmp_path / "back", load_manifest(tmp_path / "back"), tmp_path / "bin")
 
 
-@pytest.mark.medium
-def test_an_import_waits_for_no_other_job(tmp_path: Path) -> None:
-    root = make(tmp_path)
-    (tmp_path / "days").mkdir()
-    export_npy(root, load_manifest(root), tmp_path / "days")
-    with lock_work(tmp_path / "back"), pytest.raises(UserError, match="another job is writing here"):
-        import_npy(tmp_path / "days", tmp_path / "back")
-    import_npy(tmp_path / "days", tmp_path / "back")
-    assert not (tmp_path / "back" / ".work").exists()
-
-
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        ("data.path=out", "exchange.to"),
-        ("data.path=out exchange.source=foreign", "no day_N_labels.npy|already"),
-        ("data.path=none exchange.to=new", "no dataset here"),
-        ("data.path=out exchange.to=new exchange.format=bin", "integers are transformed"),
-        ("data.path=imported exchange.source=days data.dense_transform=raw", r"^data\.dense_transform: has no eff"),
-        ("data.path=imported exchange.source=days data.dense_transform=raw exchange.format=bin", "no such file"),
-        ("data.path=imported exchange.source=days data.workers=2", r"data\.workers|'workers' not in"),
-    ],
-)
-def test_a_refusal_leaves_files_as_they_were(
-    state: Path, monkeypatch: pytest.MonkeyPatch, keys: str, message: str
-) -> None:
-    monkeypatch.chdir(state)
-    before = {name: digest for name, digest in files(state).items() if not name.endswith("lock")}
-    refused(message, exchange, *keys.split())
-    assert {name: digest for name, digest in files(state).items() if not name.endswith("lock")} == before
-
-
-def test_rows_with_sample_weights_are_refused(tmp_path: Path) -> None:
-    lines = "".join(f"{row % 2},u{row},{row}\n" for row in range(40))
-    schema = "label: label\nsparse: [user]\nweight: weight\n"
-    tables.make(tmp_path, "label,user,weight\n" + lines, schema, *tables.HASHED)
-    with pytest.raises(UserError, match=r"its rows have sample weights \(weight\), which these files cannot hold"):
-        exchange(f"data.path={tmp_path}/out", f"exchange.to={tmp_path}/new")
-    assert not (tmp_path / "new").exists()
-
-
 @pytest.mark.parametrize("form", ["bin", "npy"])
 def test_an_export_that_fails_midway_leaves_the_older_one(tmp_path: Path, state: Path, form: str) -> None:
     keys = ["data.dense_transform=integers", "data.max_ind_range=9", f"data.path={tmp_path}/out"]
@@ -203,28 +160,16 @@ def write(name: Any, content: Any) -> Any:
     return lambda directory: (directory / name).write_bytes(content((directory / name).read_bytes()))
 
 
-def make_directory(directory: Path) -> None:
-    (directory / "day_0_dense.npy").unlink()
-    (directory / "day_0_dense.npy").mkdir()
-
-
 DAMAGE = {
-    "directory": (make_directory, r"day_0_dense\.npy: not readable as a NumPy file"),
-    "nothing": (lambda d: [path.unlink() for path in d.iterdir()], r"no day_N_labels\.npy"),
-    "empty": (write("day_0_labels.npy", lambda _: b""), r"day_0_labels\.npy: not readable as a NumPy file"),
     "nonsense": (write("day_1_sparse.npy", lambda _: b"nonsense"), r"day_1_sparse\.npy: not readable as a NumPy file"),
-    "pickle": (write("day_0_labels.npy", lambda _: pickle.dumps([1])), r"day_0_labels\.npy: not readable as a NumPy"),
-    "scalar": (change(0, "labels", lambda _: np.int32(1)), r"day_0_labels\.npy: an array \(\), not \(rows, 1\)"),
     "columns": (change(1, "sparse", lambda a: a[:, 1:]), r"day_1_sparse\.npy: an array \(30, 25\), not \(rows, 26\)"),
     "fewer dense rows": (
         change(0, "dense", lambda a: a[:3]),
         r"day_0_dense\.npy: 3 rows, but day_0_labels\.npy has 40",
     ),
-    "float labels": (change(0, "labels", np.float32), r"day_0_labels\.npy: float32, not integers"),
     "label": (put(0, "labels", (7, 0), 2), r"day_0_labels\.npy: row 8, column label: 2: a label is neither 0 nor 1"),
     "nan": (put(0, "dense", (9, 4), np.nan), r"day_0_dense\.npy: row 10, column int_4: nan: not a finite number"),
     "negative id": (put(0, "sparse", (5, 25), -3), r"day_0_sparse\.npy: row 6, column cat_25: -3: an id is negative"),
-    "large id": (put(1, "sparse", (29, 0), 1 << 31), r"day_1_sparse\.npy: row 30, column cat_0: 2147483648: an id is"),
 }
 
 
@@ -234,43 +179,3 @@ def test_days_that_are_not_what_they_should_be(tmp_path: Path, damage: Callable[
     damage(tmp_path / "days")
     refused(message, import_npy, tmp_path / "days", tmp_path / "back")
     assert not (tmp_path / "back").exists()
-
-
-@pytest.mark.parametrize(
-    ("column", "value", "message"),
-    [(0, -1, "column label: -1: a label is neither 0 nor 1"), (39, -7, "column cat_25: -7: an id is negative")],
-)
-def test_records_that_are_not_what_they_should_be(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, column: int, value: int, message: str
-) -> None:
-    monkeypatch.setattr("extensions.exchange.__main__.SHARD_ROWS", 4)
-    for split in SPLITS:
-        records = np.ones((10, 40), np.int32)
-        if split == "val":
-            records[6, column] = value
-        records.tofile(tmp_path / f"terabyte_processed_{split}.bin")
-    refused(rf"terabyte_processed_val\.bin: row 7, {message}", import_bin, tmp_path, tmp_path / "back", None)
-
-
-@pytest.mark.parametrize(
-    ("gone", "message"),
-    [
-        (["day_2_labels.npy"], "day_2_labels.npy: no such file beside other files of day 2"),
-        (["day_1_labels.npy", "day_1_dense.npy", "day_1_sparse.npy"], "day_1_labels.npy: no such file between other"),
-        (["day_0_sparse.npy"], "day_0_sparse.npy: no such file beside other files of day 0"),
-    ],
-)
-def test_a_day_that_is_not_whole_is_missed(tmp_path: Path, gone: list[str], message: str) -> None:
-    days = tmp_path / "days"
-    days.mkdir()
-    for day in range(3):
-        np.save(days / f"day_{day}_labels.npy", np.arange(30, dtype=np.int32)[:, None] % 2)
-        np.save(days / f"day_{day}_dense.npy", np.full((30, 13), day, np.float32))
-        np.save(days / f"day_{day}_sparse.npy", np.full((30, 26), day, np.int32))
-    for name in gone:
-        (days / name).rename(tmp_path / name)
-    refused(message, import_npy, days, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-    for name in gone:
-        (tmp_path / name).rename(days / name)
-    assert import_npy(days, tmp_path / "out").rows == 90

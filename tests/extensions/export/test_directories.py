@@ -8,32 +8,23 @@ import random
 import shutil
 import subprocess
 import sys
-import venv
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
-from app.data.split import SplitReader
 from app.runtime.platform import Runtime
-from common.errors import UserError
 from data_prep.dataset.format import load_manifest
-from extensions.export import command
 from extensions.export import directory as directory_module
 from extensions.export.documents import ExportConfig
-from tests.app.conftest import Refusal, composed
 from tests.app.in_process import command_here, train_here
 from tests.app.scoring.test_same_row import TRAIN, Model, drawn_model, trained
 from tests.app.scoring.test_sampling import CORRECTED
-from tests.app.training.test_number_labels import MODEL, make_ratings
 from tests.common.test_keys import OF_RUNTIME
 from tests.data_prep.conftest import prepare, seeds
 from tests.key_limits import TOLERANCE, check_limits
-from tests.once import made_once
 from tests.oracles.own_tables import objects_of, write_lines, write_raw
 
 REFUSED_MODULES = (
@@ -203,23 +194,6 @@ def test_probabilities_are_corrected_as_recommend_s(criteo: Model, tmp_path: Pat
 
 
 @pytest.mark.medium
-def test_predicted_numbers(runtime: Runtime, tmp_path: Path) -> None:
-    make_ratings(tmp_path)
-    keys = [*MODEL, "model.over_arch=[16,1]", "train.global_batch_size=100", "eval.split=val", "train.max_steps=4"]
-    run = [f"data.path={tmp_path}/data", f"run.dir={tmp_path}/run"]
-    assert train_here(runtime, *keys, *run) == "completed"
-    command_here(runtime, "export", f"run={tmp_path}/run", f"out={tmp_path}/served")
-    (tmp_path / "new.csv").write_text("\n".join((tmp_path / "ratings.csv").read_text().splitlines()[:30]))
-    program = [sys.executable, str(tmp_path / "served/score.py"), str(tmp_path / "new.csv")]
-    lines = subprocess.run(program, capture_output=True, text=True, check=True).stdout.splitlines()
-    arguments = [f"candidates={tmp_path}/new.csv", f"out={tmp_path}/r.json", "top_k=null", "id_column=none"]
-    command_here(runtime, "recommend", f"run={tmp_path}/run", *arguments)
-    ranking = {int(e["candidate"]): e["prediction"] for e in json.loads((tmp_path / "r.json").read_text())["ranking"]}
-    assert lines[0] == "prediction"
-    np.testing.assert_allclose([float(line) for line in lines[1:]], [ranking[n] for n in sorted(ranking)], atol=1e-5)
-
-
-@pytest.mark.medium
 def test_a_table_s_dialect_transforms_and_vectors(runtime: Runtime, tmp_path: Path) -> None:
     draw = random.Random(5)
     lines = ["label,größe,alter,e,wort"]
@@ -260,23 +234,6 @@ def generated(runtime: Runtime, tmp_path_factory: pytest.TempPathFactory) -> Mod
     assert train_here(runtime, *run, *paths) == "completed"
     command_here(runtime, "export", f"run={root}/run", f"out={root}/served")
     return Model(runtime, root)
-
-
-def rows_of_ids(model: Model) -> dict[str, list[Any]]:
-    root = model.directory / "data"
-    manifest = load_manifest(root)
-    data = composed(f"data.path={root}").data
-    batch = next(SplitReader(root, manifest, "val", data, 0, 1).eval_batches(40))
-    bags = {name: batch.sparse_features[name].to_dense() for name in manifest.num_embeddings}
-    dense = {name: batch.dense_features[:, place].tolist() for place, name in enumerate(manifest.schema["dense"])}
-    return dense | {name: [ids.tolist() for ids in each] for name, each in bags.items()}
-
-
-@pytest.mark.medium
-def test_rows_of_generated_ids(generated: Model, tmp_path: Path) -> None:
-    pq.write_table(pa.table(rows_of_ids(generated)), tmp_path / "rows.parquet")
-    [result] = score_files(generated.directory / "served", tmp_path / "rows.parquet")
-    np.testing.assert_allclose(result["logits"], generated.evaluate("val"), rtol=0, atol=1e-5)
 
 
 IN_A_PROGRAM = """
@@ -328,13 +285,8 @@ def test_rows_in_memory(generated: Model) -> None:
 REFUSED_ROWS = [
     ('{"int_0": NaN, "int_1": 2, "cat_0": [8], "cat_1": 1}', "row 1: not JSON (NaN, which JSON does not have)"),
     ('{"int_0": 1, "int_1": 2, "cat_0": [8, 9], "cat_1": 1}', "row 1, column cat_0: 9 is no id from 0 to 8"),
-    ('{"int_0": 1, "int_1": 2, "cat_0": [-1], "cat_1": 1}', "row 1, column cat_0: -1 is no id from 0 to 8"),
     ('{"int_0": 1, "int_1": 2, "cat_0": [1], "cat_1": 5}', "row 1, column cat_1: 5 is no id from 0 to 4"),
-    ('{"int_0": 1, "int_1": 2, "cat_0": [1], "cat_1": true}', "row 1, column cat_1: True is no id"),
-    ('{"int_0": 1, "int_1": 2, "cat_0": [1], "cat_1": [1, 2]}', "column cat_1: 2 ids in 1 rows; give one each"),
     ('{"int_0": "x", "int_1": 2, "cat_0": [1], "cat_1": 1}', "row 1, column int_0: 'x' is not a number"),
-    ('{"int_0": 1, "int_1": 2, "cat_0": [1]}', "no column cat_1; the model reads int_0, int_1, cat_0, cat_1"),
-    ('{"int_0": 1,', "row 1: not JSON"),
     ("3", "row 1: not an object of columns"),
 ]
 
@@ -372,13 +324,6 @@ def test_the_manifest_holds_every_file_s_digest(generated: Model, tmp_path: Path
 
 
 @pytest.mark.medium
-def test_a_directory_that_exists_is_refused(generated: Model) -> None:
-    arguments = [f"run={generated.directory}/run", f"out={generated.directory}/served"]
-    with pytest.raises(UserError, match=r"served: exists; choose another name, or remove it \(rm -r .*\)"):
-        command_here(generated.runtime, "export", *arguments)
-
-
-@pytest.mark.medium
 @pytest.mark.parametrize("name", ["write_encoder", "largest_difference", "write_atomically"])
 def test_an_interrupted_export_is_no_directory(
     generated: Model, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -397,74 +342,6 @@ def test_an_interrupted_export_is_no_directory(
     (tmp_path / ".new.part/model.onnx").touch()  # as a killed one leaves
     command_here(generated.runtime, *arguments)
     assert [path.name for path in tmp_path.iterdir()] == ["new"]
-
-
-@pytest.mark.medium
-def test_texts_are_left_out_and_values_still_encode(runtime: Runtime, tmp_path: Path) -> None:
-    (tmp_path / "rows.csv").write_text("label,word\n" + "".join(f"{n % 2},{'ab'[n % 2]}word\n" for n in range(40)))
-    schema = "label: label\nsparse: [word]\n"
-    keys = ["model.dense_arch=[]", "model.interaction=cat"]
-    model = trained(runtime, tmp_path, "rows.csv", schema, "data.keep_texts=true", model_keys=keys)
-    for name, texts in (("with", "true"), ("without", "false")):
-        arguments = [f"out={tmp_path}/{name}", f"export.texts={texts}"]
-        command_here(runtime, "export", f"run={tmp_path}/run", *arguments)
-        content = b"".join(path.read_bytes() for path in (tmp_path / name).rglob("*.arrow"))
-        assert (b"aword" in content) == (texts == "true")
-        [result] = score_files(tmp_path / name, tmp_path / "rows.csv")
-        np.testing.assert_allclose(result["logits"][:32], model.evaluate("train")[:32], rtol=0, atol=1e-5)
-
-
-@pytest.mark.medium
-@pytest.mark.parametrize(
-    ("overrides", "words"),
-    [
-        (["out=new", "tables=int2"], "int2"),
-        (["out=new", "tolerance=-1"], "at least 0"),
-        (["out=/dev/null/new"], "out=/dev/null/new: /dev/null is a file; choose another directory"),
-    ],
-)
-def test_what_cannot_be_a_directory_is_said(overrides: list[str], words: str, refused_command: Refusal) -> None:
-    assert words in refused_command("export", "run=runs/none", *overrides)
-
-
-@pytest.mark.medium
-def test_missing_packages_are_named_with_their_line(generated: Model, tmp_path: Path) -> None:
-    words = f"needs onnxruntime and onnxscript; install with: {sys.executable} -m pip install onnxruntime onnxscript"
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(command, "find_spec", lambda name: None)
-        with pytest.raises(UserError, match=words):
-            command_here(generated.runtime, "export", f"run={generated.directory}/run", f"out={tmp_path}/new")
-
-
-REQUIREMENTS = Path(__file__).parents[3] / "requirements"
-
-
-def python_of(factory: pytest.TempPathFactory, name: str) -> Path:
-    """The Python of an environment that holds the packages of requirements/NAME.in alone."""
-
-    def make(directory: Path) -> None:
-        venv.create(directory, with_pip=False, symlinks=True)
-        pip = [sys.executable, "-m", "pip", "--python", str(directory / "bin/python"), "install", "--quiet"]
-        subprocess.run([*pip, "--disable-pip-version-check", "-r", str(REQUIREMENTS / f"{name}.in")], check=True)
-
-    return made_once(factory, f"environment-{name}", make) / "bin/python"
-
-
-@pytest.mark.slow("tool")
-def test_score_py_needs_three_packages(criteo: Model, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    python, root = python_of(tmp_path_factory, "score"), criteo.directory
-    listing = subprocess.run([python, "-c", "import torch"], capture_output=True, text=True, check=False)
-    assert "No module named 'torch'" in listing.stderr
-    command_here(criteo.runtime, "export", f"run={root}/run", f"out={tmp_path}/served")
-    shutil.move(tmp_path / "served", tmp_path / "moved")
-    [result] = score_files(tmp_path / "moved", root / "new.tsv", python=(str(python), "-I"))
-    expected = criteo.recommend("new.tsv")
-    np.testing.assert_allclose(result["logits"], expected, rtol=0, atol=1e-5)
-    command: list[str | Path] = [python, tmp_path / "moved/score.py", root / "new.tsv", "--verify"]
-    process = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
-    name, *lines = process.stdout.splitlines()
-    assert (name, len(lines)) == ("probability", len(expected))
-    np.testing.assert_allclose([float(line) for line in lines], 1 / (1 + np.exp(-expected)), rtol=0, atol=1e-6)
 
 
 def test_every_key_has_its_limits_and_a_meaning() -> None:

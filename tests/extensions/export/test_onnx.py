@@ -1,6 +1,5 @@
 """model.onnx against the model itself: interactions, tables, precisions, large tables."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -115,21 +114,3 @@ def test_large_tables_lie_in_a_file_beside_the_model(ragged: Manifest, tmp_path:
     assert {path.name for path in tmp_path.iterdir()} == {"m.onnx", "m.onnx.data"}
     entries = onnx.load(tmp_path / "m.onnx", load_external_data=False).graph.initializer
     assert any(entry.data_location == onnx.TensorProto.EXTERNAL for entry in entries)
-
-
-@pytest.mark.slow("examples")
-def test_a_table_of_more_than_two_gigabytes(tmp_path: Path, ragged: Manifest) -> None:
-    """Protobuf ends at 2 GiB: the table is outside, and ids at its end are looked up."""
-    first, *others = ragged.num_embeddings
-    rows = {first: (1 << 31) // (8 * 4) + 1, **{name: ragged.num_embeddings[name] for name in others}}
-    manifest = replace(ragged, num_embeddings=rows)
-    model = model_of(manifest, TablesConfig())
-    graph = ServedModel(model, 2, rows, (), TablePrecision.fp32)
-    assert graph.num_bytes > 1 << 31
-    files = graph.save(tmp_path / "m.onnx")
-    assert [file.name for file in files] == ["m.onnx", "m.onnx.data"]
-    dense, bags = random_batch(rows, (), 2, 3)
-    bags.values()[:3] = torch.tensor([0, rows[first] - 1, rows[first] - 2])
-    [logits] = InferenceSession(tmp_path / "m.onnx").run(["logits"], feeds_of(dense, bags, ()))
-    served = model.requires_grad_(False)
-    np.testing.assert_allclose(logits, served(dense, bags).numpy(), rtol=0, atol=1e-5)

@@ -1,6 +1,5 @@
-"""Exports of the tiny form of every recipe: logits as evaluate's; which runs are exported, and from where."""
+"""Exports of the tiny form of every recipe: logits as evaluate's."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,27 +10,16 @@ import pytest
 
 from app.data.split import SplitReader
 from app.runtime.platform import Runtime
-from common.errors import UserError
-from common.keys import to_plain
 from data_prep.dataset.format import load_manifest
 from data_prep.dataset.options import DataSource
 from data_prep.synthetic import days_directory
-from extensions.export.command import main
-from extensions.export.documents import ExportConfig
 from tests.app.config.test_recipes import FEWER, PUBLISHED
-from tests.app.conftest import SMALL, Command, composed, ended, forked
+from tests.app.conftest import composed
 from tests.app.in_process import command_here, train_here
 from tests.app.scoring.test_same_row import Model
-from tests.app.scoring.test_sampling import place as place
-from tests.app.test_secrets import ARGUMENTS, ENVIRONMENT, planted
 from tests.error_lines import refused
 from tests.extensions.export.test_directories import row_keys, score_files
-from tests.pretend_cuda.conftest import dataset as dataset
-from tests.pretend_cuda.conftest import machine as machine
-from tests.pretend_cuda.conftest import runs as runs
-from tests.pretend_cuda.runs import command
 
-# HSTU, of an extension, is refused in tests/extensions/together.
 REFUSED = {"amd_blog_2024": "mixes_samples=true: export has no meaning"}
 ALWAYS = ("amd_blog_2024", "meta_kaggle_2019", "mlperf_v2")  # an export of 26 features takes ten seconds
 RECIPES = [pytest.param(name, marks=() if name in ALWAYS else pytest.mark.slow("examples")) for name in PUBLISHED]
@@ -96,29 +84,3 @@ def require_parity(recipe: str, logits: Any, expected: Any) -> None:
     np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-5)
     largest = np.abs(np.asarray(logits) - np.asarray(expected)).max()
     print(f"| `{recipe}` | {len(expected):,} | {largest:.1e} |")
-
-
-def test_scores_that_depend_on_other_rows_are_not_exported(tmp_path: Path) -> None:
-    mixed = ["model.interaction=scalar_pairs", "model.mixes_samples=true"]
-    config = composed(*SMALL, *mixed, "run.name=x")
-    (tmp_path / "config.yaml").write_text(json.dumps(to_plain(config)))
-    with pytest.raises(UserError, match=r"mixes_samples=true: export has no meaning"):
-        main(ExportConfig(run=str(tmp_path), out=f"{tmp_path}/served"))
-
-
-@pytest.mark.slow("processes")
-def test_no_secret_is_in_the_file_and_the_run_s_environment_is_set(
-    run_app: Command, dataset: Path, tmp_path: Path
-) -> None:
-    overrides = [*SMALL, f"data.path={dataset}", "run.name=one", "train.max_steps=10", *ARGUMENTS]
-    overrides.append("+environment.variables.A_VARIABLE=7")
-    process = ended(forked("train", *overrides, cwd=tmp_path, environment=ENVIRONMENT), tmp_path)
-    assert process.returncode == 0, process.stderr
-    assert "A_VARIABLE=7" in run_app("export", "run=runs/one", "out=served").stderr
-    assert planted(tmp_path) == []
-
-
-@pytest.mark.slow("processes")
-def test_a_run_of_a_gpu(runs: Path, tmp_path: Path) -> None:
-    command("export", tmp_path, f"run={runs}/cuda/run", f"out={tmp_path}/served")
-    assert (tmp_path / "served/score.py").exists()

@@ -15,11 +15,9 @@ from app.runtime.platform import Runtime
 from app.sharding.plan import table_blocks, table_weights
 from app.training import predictor
 from data_prep.dataset.format import Manifest, load_manifest, open_shard, sampled_row_numbers
-from extensions.importance.command import Columns, columns_of
 from tests.app.conftest import composed
 from tests.app.in_process import command_here, train_here
 from tests.data_prep.conftest import prepare
-from tests.error_lines import refused
 from tests.once import made_once
 
 ROWS = 1_500
@@ -158,29 +156,3 @@ def test_a_bound_of_rows_or_time_is_named(
     assert figures["rows"] == len(sampled_row_numbers(shards, 300)) <= 300 < figures["of_rows"]
     assert (figures["features"], figures["missing"]) == ([], ["user", "tags", "item"])
     assert (run / "report.html").read_text().count("no time left") == 3
-
-
-@pytest.mark.parametrize(
-    ("keys", "fault"),
-    [
-        (["slices=[tags]"], "slices=tags: has bags of ids; give one of user, item"),
-        (["slices=[price]"], "slices=price: is not a categorical column of .*; give one of user, item"),
-        (["split=other"], "no split 'other'; it has train, val, test"),
-    ],
-)
-def test_what_cannot_be_measured_is_refused(runtime: Runtime, run: Path, keys: list[str], fault: str) -> None:
-    refused(fault, command_here, runtime, "importance", f"run={run}", *keys)
-    assert not (run / "importance.json").exists()
-
-
-def test_a_vector_is_one_feature(data: Path) -> None:
-    manifest = load_manifest(data)
-    manifest.schema["dense"] = ["price", "v_0", "v_1"]
-    manifest.encoding["table"]["vectors"] = [{"column": "v", "size": 2}]
-    assert columns_of(manifest) == [
-        Columns("price", dense=(0,)),
-        Columns("v", dense=(1, 2)),
-        Columns("user", sparse=(0,)),
-        Columns("tags", bags=(0,)),
-        Columns("item", sparse=(1,)),
-    ]

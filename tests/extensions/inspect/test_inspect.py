@@ -1,9 +1,7 @@
-"""Proposed schemas: uses of columns, the label, the order of rows, refusals; drawn tables; the command and its page."""
+"""Proposed schemas: uses of columns, the label, refusals; drawn tables; `data.schema=auto`."""
 
 import datetime
-import json
 import random
-import re
 from collections import Counter
 from collections.abc import Callable
 from decimal import Decimal
@@ -20,14 +18,12 @@ from common.errors import UserError
 from data_prep.dataset.format import load_manifest, splitmix64
 from data_prep.sources.discover import Source, resolve_sources
 from data_prep.verify import verify_dataset
-from extensions.inspect import columns as profile_module
 from extensions.inspect.columns import MAX_EXACT, DistinctValues
 from extensions.inspect.command import inspection_page
 from extensions.inspect.proposal import Proposal, auc_of_column, order_sentences, propose_schema
 from tests.data_prep.conftest import prepare, seeds
 from tests.data_prep.tables import paths, write
 from tests.error_lines import refused
-from tests.forks import run_module
 
 ROWS = 400
 BITS = np.random.default_rng(7).integers(0, 2, ROWS).tolist()
@@ -69,10 +65,6 @@ def proposed(directory: Path, content: Any, label: str | None = None, name: str 
     return propose_schema(resolve_sources(str(write(directory / name, content))), label)
 
 
-def places(proposal: Proposal) -> dict[str, str]:
-    return {name: use.place for name, use in proposal.uses.items()}
-
-
 @pytest.mark.parametrize("name", ["rows.csv", "rows.parquet", "rows.jsonl"])
 def test_ratings(tmp_path: Path, name: str) -> None:
     content = ratings()
@@ -91,19 +83,6 @@ def test_ratings(tmp_path: Path, name: str) -> None:
     assert text.startswith("Rows are grouped by userId (all rows of a value follow each other).")
     assert "data.split.method=time (the default here)" in text
     assert "data.split.method=group data.split.column=userId keeps all rows of a value" in text
-
-
-def test_numbers_with_a_long_tail_become_logarithms(tmp_path: Path) -> None:
-    rng = np.random.default_rng(2)
-    tails = {"income": rng.lognormal(8, 1, 400), "visits": rng.poisson(0.1, 400) * 50.5, "gains": rng.pareto(1, 400)}
-    others = {
-        "year": rng.integers(1980, 2025, 400),
-        "kelvin": rng.normal(300, 5, 400),
-        "balance": rng.normal(0, 9, 400),
-    }
-    rows = {"label": [0, 1] * 200, "kind": rng.choice(list("abcd"), 400), **tails, **others}
-    schema = yaml.safe_load(proposed(tmp_path, rows, name="rows.parquet").text)
-    assert schema["dense"] == [*tails, *({"column": name, "transform": "standard"} for name in others)]
 
 
 def test_advertisements(tmp_path: Path) -> None:
@@ -191,25 +170,6 @@ def test_whole_numbers_are_categories_by_their_rates(tmp_path: Path, label: str)
     assert uses["serial"].reason.endswith(f"{6000 / len(set(columns['serial'])):.1f} rows a value")
 
 
-def test_codes_are_known_by_how_they_are_written(tmp_path: Path) -> None:
-    numbers = np.random.default_rng(5).integers(0, 150, ROWS)
-    rows = {"label": BITS, "padded": [f"{number:04d}" for number in numbers], "plain": numbers}
-    rows |= {"long": 17 * 10**17 + numbers, "marked_id": ["NA" if number < 9 else number for number in numbers]}
-    proposal = proposed(tmp_path, pd.DataFrame(rows).to_csv(index=False))
-    expected = {"padded": "sparse", "plain": "dense", "long": "sparse", "marked_id": "sparse"}
-    assert places(proposal) == {"label": "label", **expected}
-    assert prepare(*paths(tmp_path, proposal.text)).rows == ROWS
-
-
-def test_rows_sorted_by_label(tmp_path: Path) -> None:
-    content = {"y": [0] * 394 + [1] * 6, "a": ["x", "y", "x", "z"] * 100}
-    text = " ".join(order_sentences(proposed(tmp_path, content)))
-    assert "Rows are sorted by label (y)." in text
-    assert "which have other labels than train: do not use it" in text
-    content["y"] = [0, 0, 1, 0, 1, 0, 0, 1] * 50
-    assert "Rows are sorted" not in " ".join(order_sentences(proposed(tmp_path, content)))
-
-
 @pytest.mark.parametrize("name", ["rows.csv", "rows.parquet"])
 def test_days_as_numbers_are_times(tmp_path: Path, name: str) -> None:
     days = pd.date_range("2019-01-01", periods=ROWS, freq="3D")
@@ -246,23 +206,13 @@ def test_labels(tmp_path: Path, case: str) -> None:
     assert prepare(*paths(tmp_path, proposal.text)).label_rate == proposal.label.rate
 
 
-def test_numbers_to_predict(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    content = {"y": rng.normal(0, 1, ROWS).tolist(), "user": [f"u{row % 7}" for row in range(ROWS)]}
-    proposal = proposed(tmp_path, content)
-    assert yaml.safe_load(proposal.text)["label"] == {"column": "y", "kind": "number"}
-    assert "loss=mse train.monitor=rmse" in proposal.text
-
-
 FEW = {"user": ["a", "b"] * 30}
-RATED = [row / 7 for row in range(60)]
 KNOWN = (
     r"column label: has the values <=50K \(40\), >50K \(20\), of which none is known .*: data\.label='label == >50K'"
 )
 # The table, the label that is given, what the line says.
 REFUSALS: list[tuple[Any, str | None, str]] = [
     ({"a": [0, 1] * 30, **FEW}, None, r"rows\.csv: no column is named label, click, .* or rating.*data\.label=COLUMN"),
-    ({"a": [0, 1] * 30, **FEW}, "b", r"data\.label=b: no such column; the table has a, user"),
     ({"label": [">50K", "<=50K", "<=50K"] * 20, "user": list("abc") * 20}, None, KNOWN),
     *(
         ({"rating": numbers * 30, **FEW}, None, rf"of which none is known .*: data\.label='rating == {max(numbers):g}'")
@@ -273,52 +223,14 @@ REFUSALS: list[tuple[Any, str | None, str]] = [
         "label == 1",
         "20 of 60 rows have no label, such as row 3 of the table .NA stands",
     ),
-    (
-        {"label": [1, 0, "x"] * 20, **FEW},
-        "label >= 1",
-        "row 3 of the table, column label: 'x' is not a number",
-    ),
-    ({"label": [0, 1] * 30, "a": RATED, "b": RATED[::-1]}, None, "no column can be a category, of which a model needs"),
-    (
-        {"label": list("abc") * 20, "a": list("abc") * 20},
-        None,
-        "say which one is: data.label='label == c'",
-    ),
+    ({"label": [1, 0, "x"] * 20, **FEW}, "label >= 1", "row 3 of the table, column label: 'x' is not a number"),
     ({"label": ["a"] * 60, **FEW}, None, "has the values a .60., of which none is known to be positive"),
-    ("label,a\n", None, "no rows in it"),
-    (
-        {"label": [0, 1, None] * 20, "user": list("abc") * 20},
-        None,
-        "20 of 60 rows have no label, such as row 3 of",
-    ),
-    ("label,a,a\n1,2,3\n", None, "row 1: two columns a; rename"),
-    ({"label": [0, 1]}, None, "no column can be a category"),
-    ("label,a\n0,x\n1,y,z\n0,x\n", None, r"rows\.csv: row 3: 3 columns, but a row has 2"),
-    ({"label": [0, 1] * 30, **FEW}, "label == =4", r"data\.label=label == =4: "),
 ]
 
 
 @pytest.mark.parametrize(("content", "label", "message"), REFUSALS)
 def test_refusals(tmp_path: Path, content: Any, label: str | None, message: str) -> None:
     refused(message, proposed, tmp_path, content, label)
-
-
-@pytest.mark.parametrize(
-    ("text", "layout"),
-    [
-        ("label;user\n0;a,b\n1;c\n", (";", True)),
-        ("label\tuser\n0\ta\n1\tb\n", ("\t", True)),
-        ("1|a|2\n0|b|3\n", ("|", False)),
-        ("1,a\n0,b\n", (",", False)),
-        ('label,user\n0,"a;b"\n1,"c;d"\n', (",", True)),
-    ],
-)
-def test_layouts(tmp_path: Path, text: str, layout: tuple[str, bool]) -> None:
-    proposal = proposed(tmp_path, text, None if layout[1] else "column_0")
-    document = yaml.safe_load(proposal.text)
-    assert (document.get("delimiter", ","), document.get("header", True)) == layout
-    if not layout[1]:
-        assert document["label"] == 0
 
 
 def test_auto_trains_on_the_proposal_as_if_it_were_given(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -339,31 +251,6 @@ def test_auto_trains_on_the_proposal_as_if_it_were_given(tmp_path: Path, capsys:
     refused(r"the label is rating >= .* there, movieId here", prepare, *auto, "data.label=movieId")
     given_keys = [raw, f"data.schema={tmp_path}/schema.yaml", f"data.path={tmp_path}/b"]
     refused(r"data\.label=x: has no effect without data\.schema=auto", prepare, *given_keys, "data.label=x")
-
-
-def test_a_label_that_auto_does_not_know_is_named(tmp_path: Path) -> None:
-    write(tmp_path / "rows.csv", {"a": [0, 1] * 200, "user": [f"u{row % 7}" for row in range(ROWS)]})
-    keys = [f"data.raw={tmp_path}/rows.csv", "data.schema=auto", f"data.path={tmp_path}/out"]
-    refused(r"give data\.label=COLUMN", prepare, *keys)
-    assert not (tmp_path / "out").exists()
-    assert prepare(*keys, "data.label=a").encoding["table"]["label"] == "a"
-    files = [
-        f"data.train={tmp_path}/rows.csv",
-        f"data.test={write(tmp_path / 'test.csv', {'a': [0, 1], 'user': ['x', 'y']})}",
-    ]
-    manifest = prepare(*files, "data.schema=auto", "data.label=a", f"data.path={tmp_path}/given")
-    assert [split.rows for split in manifest.splits.values()] == [ROWS, 0, 2]
-
-
-def test_a_sample_of_a_large_table_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profile_module, "SAMPLE_ROWS", 100)
-    whole = proposed(tmp_path, ads())
-    numbers = whole.profile.sample.numbers
-    assert 25 <= len(numbers) <= 100
-    assert f"all 400 rows; rates and distributions of {len(numbers)} of them" in whole.text
-    sites = np.array(ads()["site"])
-    assert whole.profile.sample.columns["site"] == sites[numbers].tolist()
-    assert len(whole.profile.columns["site"].distinct) == len(set(sites))
 
 
 @pytest.mark.medium
@@ -503,51 +390,3 @@ def test_any_bytes_are_refused_in_one_line_or_read(tmp_path: Path, seed: int) ->
         return
     proposal = proposal_or_none(sources)
     assert proposal is None or proposal.text
-
-
-def test_the_schema_goes_to_stdout(tmp_path: Path) -> None:
-    write(tmp_path / "ads.csv", ads())
-    process = run_module("data_prep.inspect", "data.raw=ads.csv", "out=pages", cwd=tmp_path)
-    assert process.returncode == 0, process.stderr
-    assert yaml.safe_load(process.stdout)["label"] == "clicked"
-    assert process.stderr.splitlines()[0] == "Rows are in order of shown_at."
-    assert process.stderr.splitlines()[-1].startswith("pages/ads.html: ")
-    assert (tmp_path / "pages/ads.html").read_text().startswith("<!doctype html>")
-    refused = run_module("data_prep.inspect", "data.raw=ads.csv", "data.label=version", cwd=tmp_path)
-    assert (refused.returncode, refused.stdout) == (2, "")
-    assert len(refused.stderr.splitlines()) == 1
-
-
-def charts_of(page: str) -> dict[str, Any]:
-    match = re.search(r'<script type="application/json" id="charts">(.*?)</script>', page, re.DOTALL)
-    assert match
-    charts: dict[str, Any] = json.loads(match[1])
-    return charts
-
-
-def test_figures_of_the_page_are_pandas_s(tmp_path: Path) -> None:
-    frame = pd.DataFrame(ads())
-    page = inspection_page(propose_schema(resolve_sources(str(write(tmp_path / "ads.csv", ads())))), tmp_path)
-    labels = frame.clicked == "yes"
-    for site, rows in frame.groupby("site"):
-        if len(rows) >= frame.site.value_counts().iloc[4]:
-            cells = (f"{len(rows):,}", f"{len(rows) / len(frame):.1%}", f"{labels[rows.index].mean():.1%}")
-            row = re.search(rf'<th scope="row">{site}</th>(.*?)</tr>', page, re.DOTALL)
-            assert row
-            assert tuple(re.findall(r">([^<>]+)</td>", row[1])) == cells
-    charts = charts_of(page)
-    [rate] = charts["label_rows"]["series"]
-    assert rate["y"] == pytest.approx([part.mean() for part in np.array_split(labels.to_numpy(), 50)])
-    [price] = charts["distribution_price"]["series"]
-    assert sum(price["y"]) == len(frame)
-    assert sum(charts["distribution_age"]["series"][0]["y"]) == (frame.age != "NA").sum()
-
-
-def test_a_part_of_a_time_that_misleads_newer_rows_is_left_out(tmp_path: Path) -> None:
-    shown = pd.Series(pd.date_range("2024-01-01", periods=4_000, freq="10min"))
-    is_early_in_week, is_new = shown.dt.day_of_week < 3, shown.index >= 2_000
-    rates = 0.3 + 0.2 * (shown.dt.hour < 12) + 0.2 * (is_early_in_week != is_new)
-    labels = (np.random.default_rng(5).random(4_000) < rates).astype(int).tolist()
-    content = {"label": labels, "cat": list("abca") * 1_000, "shown_at": shown.astype(str).tolist()}
-    document = yaml.safe_load(proposed(tmp_path, content).text)
-    assert document["sparse"] == ["cat", {"column": "shown_at", "part": "hour"}]

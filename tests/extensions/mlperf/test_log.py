@@ -11,16 +11,12 @@ import pytest
 
 from app.metrics.documents import EvaluationEvent, TrainEvent
 from app.record.documents import Summary
-from app.runtime.platform import Runtime
 from common.documents import convert
 from extensions.mlperf import MLPerfDivision, fill_defaults, is_wanted
 from extensions.mlperf.log import MLPerf
 from tests.app.config.test_recipes import QUARTERS
-from tests.app.conftest import SMALL, Command, Refusal, composed
-from tests.app.in_process import train_here
+from tests.app.conftest import SMALL, Command, composed
 from tests.app.run_files import LEAST
-from tests.app.test_secrets import SECRET, planted
-from tests.app.training.test_number_labels import MODEL, make_ratings
 
 ROWS = {"train": 1_000, "val": 100, "test": 100}
 
@@ -71,13 +67,6 @@ def test_no_epoch_starts_that_is_not_trained(status: str, tmp_path: Path) -> Non
     assert epochs(tmp_path / "log") == TWO_EPOCHS
 
 
-def test_a_run_that_ended_within_an_epoch_is_trained_further(tmp_path: Path) -> None:
-    launch(tmp_path / "log", 0, "completed", ("train", 5), ("eval", 5))
-    assert epochs(tmp_path / "log") == [("start", 1, 0), ("stop", 1, 5)]
-    launch(tmp_path / "log", 5, "completed", ("train", 10), ("train", 20), ("eval", 20))
-    assert [end[:2] for end in epochs(tmp_path / "log")] == [end[:2] for end in TWO_EPOCHS]
-
-
 def test_a_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
     first = tracker(tmp_path / "log", 0)
     send(first, ("train", 5), ("train", 10), ("eval", 10), ("train", 15))
@@ -104,30 +93,6 @@ def check_benchmark(recipe: str, benchmark: str | None) -> None:
         assert keys.benchmark == (benchmark or "dlrm_dcnv2")
         assert keys.division is (division if benchmark else MLPerfDivision.open)
     assert not is_wanted(composed(f"recipe={recipe}", "mlperf.enabled=false"))
-
-
-def test_labels_that_are_numbers_have_no_log(refused_command: Refusal, tmp_path: Path) -> None:
-    make_ratings(tmp_path)
-    keys = [*MODEL, f"data.path={tmp_path}/data", "model.over_arch=[4,1]", "run.name=x", "mlperf.enabled=true"]
-    line = refused_command("train", *keys)
-    assert line.startswith("error: mlperf.enabled=true: not of the labels of ")
-    assert line.endswith("give mlperf.enabled=false")
-
-
-def test_no_secret_is_in_the_log(runtime: Runtime, dataset: Path, tmp_path: Path) -> None:
-    keys = [*SMALL, f"data.path={dataset}", "run.name=x", f"run.dir={tmp_path}/run", "train.max_steps=2"]
-    keys += [f"mlperf.organization=postgresql://{SECRET}@host/x", "mlperf.enabled=true", "record.tensorboard=false"]
-    assert train_here(runtime, *keys) == "completed"
-    assert "postgresql://***@host/x" in (tmp_path / "run/mllog.txt").read_text()
-    assert planted(tmp_path) == []
-
-
-@pytest.mark.slow("processes")
-@pytest.mark.parametrize(("recipe", "ruleset"), [("mlperf_v1", "1.0.0"), ("mlperf_v2", "6.0.0")])
-def test_the_tiny_form_of_a_recipe_is_compliant(run_app: Command, tmp_path: Path, recipe: str, ruleset: str) -> None:
-    overrides = [f"recipe={recipe}", "data.scale=tiny", "run.name=tiny", "train.max_steps=4", "train.target_auc=null"]
-    run_app("train", *overrides, "runtime.num_threads=2", "eval.global_batch_size=512", "data.synthetic.rows=3000")
-    require_compliant(tmp_path / "runs/tiny/mllog.txt", ruleset)
 
 
 @pytest.mark.medium

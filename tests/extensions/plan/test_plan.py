@@ -62,46 +62,6 @@ def test_mlperf_on_hardware_that_is_not_here(run_app: Command, tmp_path: Path) -
     assert cases["h100", 8]["forecast"]["step_ms"] > cases["mi300x", 8]["forecast"]["step_ms"]
 
 
-@pytest.mark.medium
-def test_host_memory_behind_a_cache_where_a_device_is_too_small(run_app: Command, tmp_path: Path) -> None:
-    overrides = [*MLPERF, "topology=h100", "optimizer=rowwise_adagrad", "sharding.cache_load_factor=0.1"]
-    overrides += ["sharding.kernels=[fused,dense,fused_uvm_caching]"]
-    plan = planned(run_app, tmp_path, *overrides)
-    cached = [table for table in plan["tables"].values() if table["kernel"] == "fused_uvm_caching"]
-    assert cached
-    assert {table["cache_load_factor"] for table in cached} == {0.1}
-    assert plan["ranks"][0]["host_bytes"] > 2**30
-    assert plan["forecast"]["fits"]
-
-
-@pytest.mark.medium
-def test_where_it_does_not_fit_it_shows_what_would(run_app: Command) -> None:
-    process = run_app("plan", *MLPERF, "topology=h100", "plan.devices=[1,4]", status=2)
-    assert process.stderr.startswith("error: topology: no plan fits: 26 tables of 97.4 GiB")
-    alone, rest, four, *_ = process.stdout.splitlines()[2:]
-    assert rest.lstrip().startswith("devices of 80.0 GiB")
-    assert alone.split()[:2] == ["h100", "1"]
-    assert "no plan fits" in alone
-    assert four.split()[:2] == ["h100", "4"]
-    assert "GiB" in four
-
-
-@pytest.mark.slow("processes")
-def test_two_plans_side_by_side(run_app: Command, tmp_path: Path) -> None:
-    overrides = ["plan.num_embeddings=[100000,300]", "sharding=table_wise", "topology=h100"]
-    overrides += ["topology.devices_per_node=4"]
-    planned(run_app, tmp_path, *overrides)
-    same = run_app("plan", *overrides, f"plan.against={tmp_path / 'plan.json'}")
-    assert same.stdout.rstrip().endswith(f"against {tmp_path / 'plan.json'}:\n  the same")
-    keys = [*overrides[:1], *overrides[2:], "sharding=row_wise", f"plan.against={tmp_path / 'plan.json'}", "plan.out=-"]
-    other = run_app("plan", *keys)
-    assert "t_cat_0: table_wise/fused on 0 -> row_wise/fused on all" in other.stderr
-    assert json.loads(other.stdout)["tables"]["t_cat_0"]["type"] == "row_wise"
-    (tmp_path / "plan.json").write_text('{"tables": []}')
-    damaged = run_app("plan", *overrides, f"plan.against={tmp_path / 'plan.json'}", status=2)
-    assert "not a plan of" in error_line(damaged.stderr)
-
-
 @pytest.mark.slow("processes")
 def test_a_run_trains_by_a_plan(run_app: Command, dataset: Path, tmp_path: Path) -> None:
     config = [*SMALL, f"data.path={dataset}", "run.name=x", "train.max_steps=20"]

@@ -19,7 +19,6 @@ from app.runtime.platform import Runtime
 from app.training import checkpointer, meta_build, session
 from app.training.state import RunLength
 from data_prep.dataset.spelling import text_key
-from data_prep.encoding import NewRows
 from extensions.sequences.event_log import EventSplit
 from tests.app.conftest import Command, Refusal, composed, ended, forked
 from tests.app.in_process import train_here
@@ -27,7 +26,6 @@ from tests.app.run_files import events, losses, summary
 from tests.app.training.test_resumption import BASE, FACTORS, disturb, spoil
 from tests.data_prep.conftest import prepare
 from tests.error_lines import error_line, refused
-from tests.extensions.sequences.test_hstu import INTERPRETED
 from tests.once import made_once
 
 ADAM = ["optimizer=rowwise_adagrad", "optimizer.dense=adam", "optimizer.lr=0.001", "optimizer.beta1=0.95"]
@@ -44,16 +42,6 @@ DROPOUT = ["sequences.hstu.input_dropout=0.2", "sequences.hstu.linear_dropout=0.
 def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     overrides = ["data.source=synthetic_events", "data.synthetic_events.users=60", "data.synthetic_events.items=100"]
     return made_once(tmp_path_factory, "log", lambda root: prepare(*overrides, f"data.path={root}/out")) / "out"
-
-
-@pytest.mark.slow("processes")
-def test_a_run_is_scored_again_as_it_was(run_app: Command, log: Path, tmp_path: Path) -> None:
-    overrides = [*TINY, *DROPOUT, f"data.path={log}", "train.max_steps=12", "run.name=x"]
-    run_app("train", *overrides)
-    scored = run_app("evaluate", "run=runs/x", "global_batch_size=64")
-    assert json.loads(scored.stdout)["auc"] == summary(tmp_path / "runs/x")["eval"]["auc"]
-    other = run_app("train", *overrides, "train.max_steps=16", "sequences.history_length=9", status=2)
-    assert "sequences.history_length=9: the run at" in other.stderr
 
 
 @pytest.mark.slow("processes")
@@ -75,15 +63,11 @@ def test_two_processes_learn_what_one_does(sharding: str, run_app: Command, log:
 @pytest.mark.parametrize(
     ("command", "arguments", "message"),
     [
-        ("train", ["model=hstu"], "data.source=synthetic: makes rows, and model=hstu learns from events"),
         ("train", ["data.source=synthetic_events"], "makes events, and DLRM learns from rows; give model=hstu"),
         ("train", ["data.path={log}"], "holds events, not rows; give model=hstu"),
         ("train", [*TINY, "data.path={dataset}"], "not events; give a dataset of events"),
         ("train", ["model=hstu", "data.path={log}", "model.dense_arch=[8]"], "model.dense_arch: is DLRM's"),
-        ("train", ["model=hstu", "data.path={log}", "sequences.hstu.num_heads=0"], "num_heads=0: must be at least 1"),
-        ("train", ["sequences.hstu.dim=8"], "sequences.hstu.dim=8: has no effect without model=hstu; leave it out"),
         ("train", [*TINY, "data.path={log}", "eval.split=test"], "has train and val"),
-        ("train", [*TINY, "data.path={log}", "sequences.hstu.max_seq_len=5"], "leaves no room for a history"),
         ("bench", ["model=hstu"], "model=hstu: bench is for DLRM alone so far"),
     ],
 )
@@ -92,31 +76,6 @@ def test_what_does_not_go_together_is_refused(
 ) -> None:
     paths = {"log": log, "dataset": dataset, "trained": trained}
     assert message in refused_command(command, *(each.format(**paths) for each in arguments))
-
-
-@pytest.mark.medium
-def test_triton_without_a_gpu_is_refused(log: Path, tmp_path: Path) -> None:
-    overrides = [*TINY, f"data.path={log}", "sequences.hstu.attention=triton"]
-    process = ended(forked("train", *overrides, cwd=tmp_path, environment={"TRITON_INTERPRET": "0"}), tmp_path)
-    assert process.returncode == 2, process.stderr
-    message = "error: sequences.hstu.attention=triton: needs a GPU; use bucketed, or set"
-    assert error_line(process.stderr).startswith(message)
-
-
-@pytest.mark.parametrize("attention", [pytest.param("triton", marks=INTERPRETED)])
-def test_a_run_by_triton_learns_what_others_do_and_is_evaluated_without_it(attention: str, tmp_path: Path) -> None:
-    interpreted = {"TRITON_INTERPRET": "1"}
-    prepare("data.source=synthetic_events", "data.synthetic_events.users=12", f"data.path={tmp_path}/log")
-    for name in (attention, "bucketed"):
-        overrides = [*TINY, "data.path=log", "train.max_steps=1", "train.global_batch_size=4", f"run.name={name}"]
-        overrides += [f"sequences.hstu.attention={name}", "sequences.history_length=4"]
-        process = ended(forked("train", *overrides, cwd=tmp_path, environment=interpreted), tmp_path)
-        assert process.returncode == 0, process.stderr
-    actual, expected = (losses(tmp_path / "runs" / name) for name in (attention, "bucketed"))
-    np.testing.assert_allclose(actual, expected, rtol=1e-5)
-    evaluate = ["run=runs/triton", "global_batch_size=64"]
-    scored = ended(forked("evaluate", *evaluate, cwd=tmp_path, environment={"TRITON_INTERPRET": "0"}), tmp_path)
-    assert json.loads(scored.stdout)["auc"] == pytest.approx(summary(tmp_path / "runs/triton")["eval"]["auc"], abs=1e-4)
 
 
 @pytest.fixture(scope="module")
@@ -204,33 +163,19 @@ def test_items_are_ranked_as_evaluation_scores_each_alone(
         assert "keeps no names of its items, which are texts; give a file" in error_line(refusal.stderr)
 
 
-@pytest.mark.slow("processes")
-def test_all_items_of_the_log_are_ranked(run_app: Command, trained: Path, tmp_path: Path) -> None:
-    run_app("recommend", f"run={trained}", "user=7", "candidates=all", "top_k=null", "out=all.csv")
-    rows = list(csv.DictReader((tmp_path / "all.csv").read_text().splitlines()))
-    root = Path(json.loads((trained / "manifest.json").read_bytes())["dataset"]["path"])
-    assert sorted(int(row["candidate"]) for row in rows) == np.load(root / "vocab/item.npy").tolist()
-    run_app("recommend", f"run={trained}", "user=7", "candidates=all", "top_k=3", "out=two.csv", processes=2)
-    first = list(csv.DictReader((tmp_path / "two.csv").read_text().splitlines()))
-    assert [row["candidate"] for row in first] == [row["candidate"] for row in rows[:3]]
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["user=99999"], "user=99999: not in the log; give one of its users, as in its column user"),
         (["user=7", "time=5"], "user=7: 0 events before time=5, and samples of the run have at least 20"),
-        ([], "user: 0 users are given in column user; give one, as in the log: user=ID"),
         (["user=7", "candidates=x.csv"], "x.csv: row 3: item 4711 is not in the log of"),
-        (["user=7", "candidates=y.csv"], "user=7: y.csv: row 3, column user has 8; leave the column or user=ID out"),
     ],
 )
 def test_what_cannot_be_ranked_is_refused(
     arguments: list[str], message: str, refused_command: Refusal, trained: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "x.csv").write_text("item\n1\n4711\n")
-    (tmp_path / "y.csv").write_text("user,item\n7,1\n8,1\n")
-    candidates = [] if any("candidates=" in argument for argument in arguments) else ["candidates=all"]
+    candidates = [] if "candidates=x.csv" in arguments else ["candidates=all"]
     assert message in refused_command("recommend", f"run={trained}", *candidates, *arguments)
 
 
@@ -267,29 +212,6 @@ def test_several_tasks_are_learned(run_app: Command, log: Path, tmp_path: Path, 
     assert "sequences.tasks=[skip]: the run at" in refusal.stderr
     refusal = run_app("train", *overrides, "run.name=3", "sequences.tasks=[listen_plus]", status=2)
     assert "must be actions of the log other than its label listen_plus" in error_line(refusal.stderr)
-
-
-@pytest.mark.slow("examples")
-def test_it_learns_from_the_order_of_events(tmp_path: Path) -> None:
-    """The same model of shuffled histories knows less; none knows more than the model behind the labels."""
-    overrides = ["model=hstu", "data.source=synthetic_events", f"data.path={tmp_path}/log"]
-    overrides += ["data.synthetic_events.users=800", "data.synthetic_events.stay=0.9"]
-    overrides += ["sequences.history=last_n", "sequences.history_length=12", "sequences.hstu.num_layers=1"]
-    overrides += ["train.global_batch_size=128", "train.max_steps=500", "train.eval_every_steps=null"]
-    overrides += ["runtime.num_threads=1", "runtime.platform=cpu"]
-    aucs = {}
-    for name, fault in (("ordered", ""), ("shuffled", "histories shuffled:0")):
-        process = ended(forked("train", *overrides, f"run.name={name}", cwd=tmp_path, fault=fault), tmp_path)
-        assert process.returncode == 0, process.stderr
-        aucs[name] = summary(tmp_path / "runs" / name)["eval"]["auc"]
-    best = json.loads((tmp_path / "log/manifest.json").read_bytes())["extra"]["bayes"]["sampled_auc"]
-    assert 0.68 < aucs["ordered"] < best + 0.01, aucs
-    assert aucs["shuffled"] + 0.03 < aucs["ordered"], aucs
-
-
-def test_flags_of_candidates_are_0_or_1() -> None:
-    new_rows = NewRows("c.csv", {"promoted": ["1", "0", "maybe"]}, range(1, 4))
-    refused(r"c\.csv: row 3, column promoted: 'maybe' is not 0 or 1", new_rows.truths, "promoted")
 
 
 @pytest.mark.medium

@@ -3,7 +3,6 @@
 import dataclasses
 import itertools
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +16,12 @@ from torchrec.metrics.gauc import compute_window_auc, get_auc_states
 
 from app.config.train import TrainConfig
 from app.data.batch import Batch
-from app.report.compare import compare_auc, group_runs
-from app.report.read import read_run
 from app.training.state import run_length
-from common.errors import UserError
 from data_prep.dataset.format import load_manifest
 from extensions.sequences.event_log import EventLog, EventSplit, user_metrics
 from extensions.sequences.keys import AnchorOrder, HistoryKind, SequencesConfig, SyntheticEventsConfig, WindowRest
 from extensions.sequences.synthetic import World, click_probability, next_satiety
-from tests.app.report.runs import write_run
 from tests.data_prep.conftest import prepare
-from tests.error_lines import refused
 from tests.extensions.sequences.event_logs import opened, reference, write_reference_log
 
 HISTORY, _, SCAN, WINDOW_SECONDS, MAX_SEQ_LEN = reference()["params"].tolist()
@@ -128,18 +122,6 @@ def test_order_begins_anywhere(root: Path) -> None:
         assert samples(list(split.train_batches(10, 3, 0, first))) == samples(whole[first:])
 
 
-@pytest.mark.medium
-def test_shuffled_windows_hold_the_same_samples_in_another_order(root: Path) -> None:
-    by_user = samples(list(reader(root).train_batches(1, 0, 0, 0)))
-    split = reader(root, order=AnchorOrder.shuffled)
-    orders = [samples(list(split.train_batches(1, *key, 0))) for key in ((1, 0), (2, 0), (1, 1))]
-    first = int(split.log.anchors.counts[0])
-    for shuffled in orders:
-        assert sorted(shuffled[:first]) == sorted(by_user[:first])
-        assert sorted(shuffled) == sorted(by_user)
-    assert len({tuple(shuffled) for shuffled in (by_user, *orders)}) == 4
-
-
 def test_rests_of_windows_are_carried_or_dropped(root: Path) -> None:
     counts = reader(root).log.anchors.counts[:-1]
     assert reader(root).num_batches(50) == counts.sum() // 50 == 3
@@ -150,30 +132,6 @@ def test_rests_of_windows_are_carried_or_dropped(root: Path) -> None:
     dropped = samples(list(reader(root, rest=WindowRest.drop).train_batches(60, 0, 0, 0)))
     whole = samples(list(reader(root).train_batches(1, 0, 0, 0)))
     assert dropped == whole[:60] + whole[counts[0] : counts[0] + 60]
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"min_history": 1000}, r"sequences\.min_history=1000: .* set sequences\.min_history=\d+"),
-        ({"eval_window": 9}, r"sequences\.eval_window=9: no samples in this window.* choose one of \[1, 2\]"),
-        ({"window_seconds": 10**6}, r"eval_window=0: .* set a smaller sequences\.window_seconds"),
-    ],
-)
-def test_nothing_to_train_on_or_to_evaluate(root: Path, changes: dict[str, Any], message: str) -> None:
-    refused(message, reader, root, **changes)
-
-
-def test_damage_is_named_while_training(root: Path, tmp_path: Path) -> None:
-    copy = shutil.copytree(root, tmp_path / "copy")
-    split = reader(copy, split="val")
-    path = copy / "events/00000.items.npy"
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-400] + np.full(100, 7_000, np.int32).tobytes())
-    with pytest.raises(UserError, match=r"items\.npy: changed while the run was reading it"):
-        list(split.eval_batches(8))
-    with pytest.raises(UserError, match=r"items\.npy: event \d+: the item is not in its table; preprocess again"):
-        list(reader(copy, split="val").eval_batches(8))
 
 
 GENERATED = ["data.source=synthetic_events", "data.synthetic_events.users=300", "data.synthetic_events.items=500"]
@@ -244,14 +202,3 @@ def test_aucs_equal_torchrec(seed: int) -> None:
     assert figures["gauc"] == pytest.approx(expected["gauc"].item(), abs=1e-6)
     assert figures["gauc_users"] == expected["num_samples"].item() < 59
     assert user_metrics(logits, labels, users)["auc_torchrec"] == compute_auc(1, [preds.sigmoid()], [truth], [weights])
-
-
-@pytest.mark.parametrize(
-    ("key", "comparable"),
-    [("eval_window=3", False), ("min_history=9", False), ("window_seconds=60", False), ("history_length=9", True)],
-)
-def test_other_samples_of_the_same_events_are_not_comparable(key: str, comparable: bool, tmp_path: Path) -> None:
-    runs = [read_run(write_run(tmp_path / "a")), read_run(write_run(tmp_path / "b", f"sequences.{key}"))]
-    auc = compare_auc(*group_runs(runs))
-    assert auc is not None
-    assert (auc.difference is not None) == comparable

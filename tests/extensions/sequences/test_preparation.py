@@ -1,4 +1,4 @@
-"""Logs of events to datasets: Yambda by name, kills and changed bytes."""
+"""Logs of events to datasets: Yambda by name, and kills."""
 
 import random
 import shutil
@@ -13,7 +13,6 @@ from extensions.sequences.events import load_event_schema
 from tests.data_prep.conftest import config, prepare
 from tests.data_prep.mirror import Mirror
 from tests.data_prep.tables import paths, write
-from tests.data_prep.test_format import change_bytes
 from tests.data_prep.test_jobs import Kind, kill_again_and_again
 from tests.extensions.sequences.event_logs import opened, reference, write_reference_log
 
@@ -62,10 +61,6 @@ def test_yambda_s_schema_is_mlperf_s(name: str) -> None:
     assert sum(rows[table] for table in schema.tables) == 293_051_712
     assert (schema.min_history, schema.window_seconds, schema.drop_last_seconds) == (4086, 86400, 86400 + 1800)
     assert f"flat/{name.removeprefix('yambda_')}/" in data.remote.mirrors[0]
-
-
-def test_one_changed_byte_of_any_file(tmp_path: Path) -> None:
-    change_bytes(write_reference_log(tmp_path), tmp_path / "out", encodes=False)
 
 
 def write_events(directory: Path) -> None:

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from app.config.model import ModelConfig, Pooling, TableInit, TableOverride, TablesConfig
-from app.model.embeddings import initial_rows, make_embeddings, make_sparse_arch
+from app.config.model import ModelConfig, Pooling, TableOverride, TablesConfig
+from app.model.embeddings import make_sparse_arch
 from common.errors import UserError
 from extensions.special_tables import CommonKeys, FormKeys, QROperation, RowWeights, TableKind
 from extensions.special_tables.arch import SpecialEmbedding, SpecialSparseArch, alpha_rule, storable_width
 from tests import reference
-from tests.app.conftest import SMALL, Command, Refusal
+from tests.app.conftest import SMALL, Command
 from tests.app.model.test_tables import DIM, FEATURES, as_kjt, draw_bags, draw_values, make_checked, weight_of
 from tests.app.run_files import losses, summary
 from tests.app.training.test_resumption import KINDS
@@ -118,31 +118,17 @@ def test_fixed_row_weights_come_from_their_file_and_stay(tmp_path: Path) -> None
     torch.testing.assert_close(loaded(as_kjt(batch))().values[:, 1], expected)
 
 
-def test_facebookresearch_draws_quotients_and_remainders_between_its_bounds() -> None:
-    tables = tables_of(kind=QR, min_rows=0, init=TableInit.facebookresearch)
-    (one,) = make_embeddings(ModelConfig(embedding_dim=16, tables=tables), {"a": 10_000})
-    for table in one.tables:
-        values = initial_rows(0, table, 0, table.num_embeddings)
-        assert values.min() >= np.float32(0.01)
-        assert 0.9 < values.max() <= 1
-
-
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
         ({"qr_collisions": 4}, "model.tables.qr_collisions=4: has no effect without kind=qr"),
         ({"dim": 8}, "model.tables.dim=8: has no effect without kind=mixed_dimension"),
-        ({"kind": MIXED, "dim": 8, "alpha": 0.1}, "model.tables.alpha=0.1: has no effect"),
-        ({"min_rows": 8}, "model.tables.min_rows=8: has no effect"),
         ({"overrides": {"a": {"row_weights_path": "w.npy"}}}, "has no effect without row_weights"),
-        ({"kind": QR, "qr_collisions": 1}, "model.tables.qr_collisions=1: must be at least 2"),
-        ({"kind": MIXED, "dim": 20}, "model.tables.dim=20: must be a multiple of 4"),
         ({"kind": QR, "overrides": {"a": {"dim": 8}}}, "model.tables.overrides.a.dim=8: has no effect"),
         (
             {"kind": QR, "qr_operation": QROperation.pooled_mult, "row_weights": RowWeights.learned},
             "use qr_operation=mult",
         ),
-        ({"row_weights": RowWeights.fixed}, "which is row_weights=null"),
         ({"row_weights": RowWeights.learned, "pooling": Pooling.mean}, "not with pooling=mean; use pooling=sum"),
     ],
 )
@@ -153,12 +139,6 @@ def test_is_refused(keys: dict[str, Any], message: str) -> None:
 def test_every_key_has_its_limits_and_a_meaning() -> None:
     check_limits(FormKeys, {"qr_collisions": ([1], [2], "at least 2")})
     check_limits(CommonKeys, {"min_rows": ZERO, "alpha": ZERO})
-
-
-def test_a_name_that_would_stand_for_two_tables_is_refused() -> None:
-    tables = TablesConfig(overrides={"a": override(kind=QR)})
-    with pytest.raises(UserError, match="t_a_r would have two meanings"):
-        make_embeddings(ModelConfig(embedding_dim=DIM, tables=tables), {"a": 50, "a_r": 50})
 
 
 def _oracle_vectors(module: SpecialSparseArch, bags: dict[str, list[Tensor]]) -> dict[str, Tensor]:
@@ -191,20 +171,3 @@ def test_two_processes_with_three_sharding_types_train_as_one(run_app: Command, 
     np.testing.assert_allclose(losses(pair), losses(alone), rtol=2e-5)
     result = run_app("evaluate", "run=runs/pair", "split=val", "runtime.num_threads=1")
     assert json.loads(result.stdout)["logloss"] == pytest.approx(summary(pair)["eval"]["logloss"], abs=1e-6)
-
-
-QR_TAGS = "+model.tables.overrides.tags.kind=qr"
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (f"{QR_TAGS} sharding=data_parallel", "t_tags_q is looked up id by id"),
-        (f"{QR_TAGS} optimizer=adam", "by id, such as t_tags_q; use optimizer=sgd or adagrad or rowwise_adagrad"),
-        ("model.tables.kind=round", "plain, qr, mixed_dimension"),
-    ],
-)
-def test_what_cannot_be_is_said_in_one_line(
-    overrides: str, message: str, refused_command: Refusal, ragged: Path
-) -> None:
-    assert message in refused_command("train", *SMALL, f"data.path={ragged}", "run.name=no", *overrides.split())

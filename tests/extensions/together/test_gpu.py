@@ -50,8 +50,7 @@ def test_the_scores_of_new_rows_are_the_cpus(directory: Path) -> None:
 
 def test_an_evaluation_is_the_cpus(directory: Path) -> None:
     on_gpu, on_cpu = (
-        output_of("evaluate", "run=run", f"runtime.platform={platform}", cwd=directory)
-        for platform in ("cuda", "cpu")
+        output_of("evaluate", "run=run", f"runtime.platform={platform}", cwd=directory) for platform in ("cuda", "cpu")
     )
     assert on_gpu["auc"] == pytest.approx(on_cpu["auc"], abs=1e-5)
     assert on_gpu["logloss"] == pytest.approx(on_cpu["logloss"], rel=1e-5)

@@ -1,6 +1,5 @@
 """Views of a run in other tools, read back as those tools read them."""
 
-import importlib.util
 from pathlib import Path
 
 import pytest
@@ -21,18 +20,6 @@ def test_a_secret_in_an_address_is_not_in_an_error(
     override: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     check_error(override, tmp_path, monkeypatch, capsys)
-
-
-@pytest.mark.parametrize("key", ["mlflow", "wandb"])
-def test_a_client_that_is_not_here_is_said_at_once(key: str, run_app: Command, tmp_path: Path) -> None:
-    if importlib.util.find_spec(key) is not None:
-        pytest.skip(f"the {key} package is here")
-    process = run_app("train", *SMALL, "data.path=nowhere", "run.name=x", f"trackers.{key}=somewhere", status=2)
-    assert (
-        process.stderr == f"error: trackers.{key}=somewhere: the {key} package is not installed; "
-        "install it, or leave this out\n"
-    )
-    assert not (tmp_path / "runs").exists()
 
 
 def test_mlflow_goes_on_in_the_same_run(run_app: Command, dataset: Path, tmp_path: Path) -> None:
