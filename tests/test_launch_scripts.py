@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from torch.distributed.run import parse_args
 
 from tests.waits import wait_until
 
@@ -87,15 +86,3 @@ def test_what_slurm_queues_again(slurm: dict[str, str], tmp_path: Path, status: 
         ["bash", str(ROOT / "launch/slurm.sh")], cwd=tmp_path, env={**slurm, "SLURM_RESTART_COUNT": "3"}, check=False
     )
     assert (tmp_path / "requeued").exists() == (status == 138)  # what is killed each time would be killed for ever
-
-
-def test_the_launchers_options_are_torchruns(slurm: dict[str, str]) -> None:
-    """As the scripts give them; parsed by torchrun itself."""
-    script = (ROOT / "launch/slurm.sh").read_text()
-    words = (
-        "--nnodes 2 --nproc-per-node 8 --max-restarts 3 --rdzv-backend c10d --rdzv-endpoint a1:20042 --rdzv-id 10042"
-    )
-    options = [*words.split(), "--rdzv-conf", "is_host=1"]
-    assert all(option in script for option in options if option.startswith("--"))
-    parsed = parse_args([*options, "-m", "app.train"])
-    assert (parsed.nnodes, parsed.max_restarts, parsed.training_script) == ("2", 3, "app.train")

@@ -57,12 +57,6 @@ def signal_in_step(name: str) -> Callable[[int], None]:
     return lambda n: at_call(session.Session, "begin_step", n, lambda *_: os.kill(os.getpid(), number))
 
 
-def terminate_like_timeout(*_: Any, **__: Any) -> None:
-    """GNU timeout sends its signal to the process and to the group, which is one request."""
-    terminate()
-    terminate()
-
-
 def stop_at(step: int) -> None:
     """As if a signal had come during that step."""
     vars(checkpointer)["StopCheck"].requested = lambda _, now: now == step
@@ -170,8 +164,7 @@ FAULTS: dict[str, Callable[[int], None]] = {
     "in the beginning": lambda n: at_call(os, "replace", n, kill_job, lambda a, b: "/runs/" in f"/{b}"),
     "kill": lambda n: at_call(session.Session, "begin_step", 1, kill_job, lambda _, step: step == n),
     "stop": stop_at,
-    **{f"{name} in the step": signal_in_step(name) for name in ("SIGINT", "SIGTERM", "SIGUSR1")},
-    "an echoed signal": lambda n: at_call(session.Session, "begin_step", n, terminate_like_timeout),
+    **{f"{name} in the step": signal_in_step(name) for name in ("SIGTERM", "SIGUSR1")},
     "signal in the evaluation": lambda n: at_call(predictor.Predictor, "forward", n, terminate, in_evaluation),
     "process 1 has no memory": lambda n: at_call(predictor.Predictor, "forward", n, refuse_memory, in_process_1),
     "process 1 is lost": lambda n: at_call(predictor.Predictor, "forward", n, kill, in_process_1),

@@ -16,12 +16,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import DenseTableBat
 from app.config.app_config import CONFIG_DIR
 from app.config.train import EnvironmentConfig, Platform, Precision
 from app.runtime import environment, library_patches, platform
-from app.runtime.platform import (
-    READING,
-    check_precision,
-    reporting_failures,
-    require_strict_products,
-)
+from app.runtime.platform import READING, check_precision, reporting_failures, require_strict_products
 from common.cli import EXIT_LOST
 from common.errors import LostPeerError, UserError
 from tests.app.conftest import REPOSITORY, SMALL, Command, composed, ended, forked
