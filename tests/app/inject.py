@@ -166,7 +166,6 @@ FAULTS: dict[str, Callable[[int], None]] = {
     "stop": stop_at,
     **{f"{name} in the step": signal_in_step(name) for name in ("SIGTERM", "SIGUSR1")},
     "signal in the evaluation": lambda n: at_call(predictor.Predictor, "forward", n, terminate, in_evaluation),
-    "process 1 has no memory": lambda n: at_call(predictor.Predictor, "forward", n, refuse_memory, in_process_1),
     "process 1 is lost": lambda n: at_call(predictor.Predictor, "forward", n, kill, in_process_1),
     "signal in the sums": lambda n: at_call(split, "verify_shard", n, terminate),
     "disk full": limit_file_size,

@@ -25,8 +25,6 @@ from tests.app.conftest import Command
 from tests.app.run_files import events, rewrite_state
 from tests.error_lines import refused
 
-GOLDEN = Path(__file__).parents[2] / "golden/run"
-
 
 class Kind(NamedTuple):
     """A document: its file in a run, its reader, a key that it needs, and one of a type that can be wrong."""
