@@ -15,7 +15,6 @@ import numpy as np
 import torch
 import torch.distributed.checkpoint as dcp
 
-from app import bench
 from app.checkpoint import files
 from app.data import split
 from app.training import checkpointer, predictor, session
@@ -62,11 +61,6 @@ def stop_at(step: int) -> None:
     vars(checkpointer)["StopCheck"].requested = lambda _, now: now == step
 
 
-def limit_file_size(size: int) -> None:
-    """No file may become larger: writing on fails as on a full disk."""
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
-
-
 def take_disk(*_: Any, checkpoint_id: Path, **__: Any) -> None:
     """Somebody else's file leaves less of the disk than a checkpoint takes, but some for the last figures."""
     disk = checkpoint_id.parents[2]
@@ -82,10 +76,6 @@ def limit_memory(step: int) -> None:
         torch.empty(1 << 34)
 
     at_call(session.Session, "begin_step", step, act)
-
-
-def refuse_memory(*_: Any, **__: Any) -> None:
-    raise torch.OutOfMemoryError("CUDA out of memory")
 
 
 def spoil_loss(number: int, spoil: Callable[[torch.Tensor], torch.Tensor]) -> None:
@@ -168,10 +158,8 @@ FAULTS: dict[str, Callable[[int], None]] = {
     "signal in the evaluation": lambda n: at_call(predictor.Predictor, "forward", n, terminate, in_evaluation),
     "process 1 is lost": lambda n: at_call(predictor.Predictor, "forward", n, kill, in_process_1),
     "signal in the sums": lambda n: at_call(split, "verify_shard", n, terminate),
-    "disk full": limit_file_size,
     "disk taken": lambda n: at_call(dcp, "save", n, take_disk),
     "no memory": limit_memory,
-    "no memory for a measurement": lambda n: at_call(bench, "time_work", n, refuse_memory),
     "loss not finite": lambda n: spoil_loss(n, lambda loss: loss * float("nan")),
     "gradients not finite": lambda n: spoil_loss(n, infinite_gradient),
     "losses not finite": lambda n: spoil_losses(n, 20),

@@ -2,12 +2,10 @@
 
 import csv
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from tests.app.conftest import REPOSITORY, SMALL, Command, app_environment, ended, forked
@@ -82,28 +80,6 @@ def test_zero_steps_builds_the_run(further: list[str], run_app: Command, small: 
     assert figures["parameters"]["embedding"] == sum(NUM_EMBEDDINGS.values()) * 16
     assert set(figures["eval"].values()) == {None}
     assert figures["train"]["logloss"] is figures["throughput"]["samples_per_second"] is None
-
-
-@pytest.mark.slow("processes")
-def test_raw_rows_are_preprocessed_once(run_app: Command, tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    numbers = np.hstack([rng.integers(2, size=(400, 1)), rng.integers(0, 9, (400, 13))]).astype(str)
-    ids = np.vectorize("{:08x}".format)(rng.integers(1, 20, (400, 26)))
-    np.savetxt(tmp_path / "rows.tsv", np.hstack([numbers, ids]), "%s", "\t")
-    overrides = [*SMALL, "data.raw=rows.tsv", "data.path=shards", "run.name=raw", "data.max_ind_range=11"]
-    run_app("train", *overrides, "train.max_steps=12")
-    figures = summary(tmp_path / "runs/raw")
-    assert figures["steps"] == 12
-    assert figures["parameters"]["embedding"] == 26 * 11 * 16
-    mtime = (tmp_path / "shards/manifest.json").stat().st_mtime_ns
-    run_app("train", *overrides, "train.max_steps=14")
-    assert summary(tmp_path / "runs/raw")["steps"] == 14
-    assert (tmp_path / "shards/manifest.json").stat().st_mtime_ns == mtime
-
-    (tmp_path / "rows.tsv").write_text("1\t2\n")
-    bad = run_app("train", *SMALL, "data.raw=rows.tsv", "data.path=others", "run.name=bad", status=2)
-    assert re.search("rows.tsv[:,] row 1", error_line(bad.stderr))
-    assert not (tmp_path / "others/manifest.json").exists()
 
 
 def test_a_global_batch_that_does_not_divide(small: list[str], tmp_path: Path) -> None:

@@ -8,18 +8,15 @@ from app.config import model, sharding
 from app.config.app_config import AppConfig
 from app.config.commands import (
     BenchConfig,
-    BundleConfig,
     DoctorConfig,
     EvaluateConfig,
     RecommendConfig,
     ReportConfig,
     VerifyConfig,
 )
-from common.keys import check_keys, keys_of, values_that_decide_bits
+from common.keys import keys_of, values_that_decide_bits
 from data_prep.config import PrepConfig
 from tests import key_limits as limits
-from tests.changed import changed
-from tests.error_lines import refused
 from tests.key_limits import ONE, POSITIVE, SHARE, ZERO, Limits
 
 # key: numbers that are refused, numbers that are taken, what the message says that they must be
@@ -101,25 +98,6 @@ for _schema in (EvaluateConfig, RecommendConfig, VerifyConfig):
 @pytest.mark.parametrize("schema", OF_COMMANDS, ids=lambda schema: schema.__name__)
 def test_every_key_has_its_limits_and_a_meaning(schema: type) -> None:
     limits.check_limits(schema, OF_COMMANDS[schema])
-
-
-@pytest.mark.parametrize("name", ["run.name", "run.dir", "checkpoint.resume"])
-@pytest.mark.parametrize("value", ["", " ", "a\0b"])
-def test_names_are_not_empty(name: str, value: str) -> None:
-    message = rf"^{name}=.*: must be a name, not empty and without null characters"
-    refused(message, check_keys, changed(AppConfig(), {name: value}))
-
-
-@pytest.mark.parametrize(
-    ("out", "message"),
-    [
-        *((out, "is a directory; give a file in it") for out in ("", ".", "/", "..")),
-        ("/dev/null/a/b", "out=/dev/null/a/b: /dev/null is a file; choose another directory"),
-    ],
-)
-def test_a_directory_is_no_output_file(out: str, message: str) -> None:
-    check_keys(BundleConfig("run", "none/of/these.json"))
-    refused(message, check_keys, BundleConfig("run", out))
 
 
 def test_keys_of_training_that_decide_no_bits() -> None:

@@ -1,8 +1,6 @@
 """The machine: limits of control groups, memory and NUMA nodes, the processor, FBGEMM's commit."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +8,6 @@ import pytest
 
 from common import machine
 from common.machine import Node, _bytes_of_tiles, announces_missing_tiles, memory_nodes, node_of_gpu
-from tests.error_lines import refused
 
 GIB = 1 << 30
 V2 = "0::/a/b\n"
@@ -47,20 +44,15 @@ def quota_v1(directory: str, quota: int) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("groups", "files", "quota", "limit"),
     [
-        ("", {}, None, None),
         (V2, {}, None, None),
         (V2, {"cpu.max": "max 100000", **memory("max")}, None, None),
         (V2, {"cpu.max": "50000 100000", **memory(GIB)}, 0.5, GIB),
         (V2, {"a/b/cpu.max": "150000 100000", "a/cpu.max": "100000 100000"}, 1.0, None),
         (V2, {"a/b/cpu.max": "300000 50000"}, 6.0, None),
-        (V2, {"a/b/cpu.max": "900000 100000"}, None, None),
-        (V2, {"x/cpu.max": "50000 100000"}, None, None),
         ("0::/../..\n", {"cpu.max": "50000 100000"}, 0.5, None),
         (V1, quota_v1(".", -1), None, None),
-        (V1, quota_v1("a/b", 25000), 0.25, None),
         (V1, quota_v1(".", 50000), 0.5, None),
         (V1, memory_v1("a", GIB) | memory_v1("a/b", 3 * GIB), None, GIB),
-        (V1, memory_v1(".", GIB), None, GIB),
         (V1, memory_v1(".", 1 << 62), None, None),
     ],
 )
@@ -78,15 +70,6 @@ def test_memory_is_available_below_the_limit(groups: str, files: dict[str, str],
     assert 1 << 20 < machine.host_bytes_available() <= machine.memory_of_machine()
     write_groups(tmp_path, groups, files)
     assert machine.host_bytes_available() == 600_000
-
-
-@pytest.mark.usefixtures("own_groups")
-def test_a_container_too_small_for_the_libraries_is_refused(tmp_path: Path) -> None:
-    for limit in (512 << 20, 1 << 62):
-        write_groups(tmp_path, "0::/\n", memory(limit))
-        machine.require_memory("training")
-    write_groups(tmp_path, "0::/\n", memory(250 << 20))
-    refused("may use 250 MiB of memory", machine.require_memory, "training")
 
 
 MEMINFO = """Node {number} MemTotal:       {total} kB
@@ -114,9 +97,8 @@ def write_gpu(directory: Path, address: str, node: int) -> Path:
     return directory
 
 
-@pytest.mark.parametrize("count", [2, 4, 8])
-def test_nodes_in_the_order_of_their_numbers(tmp_path: Path, count: int) -> None:
-    numbers = [number * 3 for number in range(count)]  # 10 and more: the order of names is another
+def test_nodes_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    numbers = [number * 3 for number in range(8)]  # 10 and more: the order of names is another
     write_nodes(tmp_path, {number: (1000 + number, 200 + number, 30) for number in reversed(numbers)})
     expected = [Node(number, (1000 + number) << 10, (230 + number) << 10) for number in numbers]
     assert memory_nodes(tmp_path) == expected
@@ -134,24 +116,6 @@ def test_the_node_of_a_gpu(tmp_path: Path, node: int, expected: int | None) -> N
     write_gpu(tmp_path, "0000:c1:00.0", node)
     assert node_of_gpu("0000:C1:00.0", tmp_path) == expected
     assert node_of_gpu("0000:c2:00.0", tmp_path) is None
-
-
-PRODUCTS = """
-import app, torch
-from app.config.train import LARGE_BATCH
-from app.model.layers import mlp
-for precision in (torch.float32, torch.bfloat16):
-    for rows, inputs, outputs in ((64, 16, 32), (LARGE_BATCH, 5, 48), (LARGE_BATCH, 512, 256)):
-        with torch.autocast("cpu", torch.bfloat16, enabled=precision is torch.bfloat16):
-            mlp(inputs, [outputs], True)(torch.ones(rows, inputs)).sum().backward()
-"""
-
-
-@pytest.mark.slow("tool")
-def test_products_run_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In fp32 and bf16; without `app` they fail or die of SIGILL on a machine that announces missing tiles."""
-    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
-    subprocess.run([sys.executable, "-c", PRODUCTS], check=True)
 
 
 @pytest.mark.parametrize("flags", ["fpu avx512f amx_bf16 amx_tiles", ""])

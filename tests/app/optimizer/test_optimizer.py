@@ -185,11 +185,8 @@ def test_rows_of_the_batch_decay_as_documented(runtime: Runtime, dataset: Path, 
     ("overrides", "message"),
     [
         ([], "on CPU FBGEMM ignores it for fp32 tables of one feature, such as t_"),
-        (["sharding.types=data_parallel"], "is data_parallel, so that torch updates it"),
         (["model.tables.storage=fp16", "optimizer.name=sgd", "optimizer.eps=null"], "sgd has none; use one of"),
         (ADAM, "FBGEMM has no adam on cpu; use optimizer=rowwise_adagrad, or optimizer.sparse_weight_decay, or leave"),
-        (["optimizer.fused_weight_decay_mode=null"], "give optimizer.fused_weight_decay_mode=l2 or decouple"),
-        (["optimizer.sparse_weight_decay=0.1"], "FBGEMM updates no table with optimizer.sparse_weight_decay"),
         (["optimizer.fused_weight_decay=null"], "has no effect without optimizer.fused_weight_decay"),
     ],
 )

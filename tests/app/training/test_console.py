@@ -1,14 +1,5 @@
 """What a terminal shows in the end and on the way."""
 
-import fcntl
-import io
-import os
-import pty
-import re
-import select
-import struct
-import termios
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +7,6 @@ import pytest
 from app.record.documents import Summary
 from app.training import recorder
 from common.documents import convert
-from tests.app.conftest import Command, forked
 from tests.app.run_files import BY_AUC, LEAST
 
 OF_STEPS = {"step_ms_p50": 3.2, "step_ms_p95": 4.0, "input_wait_fraction": 0.02, "steps_measured": 290}
@@ -64,38 +54,3 @@ def test_a_run_that_overfits_or_learns_nothing_is_told() -> None:
 def test_a_model_no_better_than_the_base_rate_is_told(ne: float, has_rates: bool, said: bool) -> None:
     text = closing_text(must_beat_rate=has_rates, eval={**SUMMARY["eval"], "ne": ne})
     assert (f"no better than the base rate, the same probability for each row: NE {ne:.5f}" in text) == said
-
-
-@pytest.mark.slow("processes")
-def test_a_warm_up_longer_than_the_run_is_told(small: list[str], run_app: Command) -> None:
-    short = [*small, "train.max_steps=20", "schedule=warmup_poly"]
-    process = run_app("train", *short, "schedule.warmup_steps=1000", "run.name=long")
-    assert "schedule.warmup_steps=1000: longer than the run's 20 steps" in process.stderr
-    remedy = re.search(r"set (schedule\.warmup_steps=\d+), or (schedule=constant)", process.stderr)
-    assert remedy is not None
-    assert "longer than the run" not in run_app("train", *short, remedy[1], "run.name=short").stderr
-
-
-@pytest.mark.medium
-@pytest.mark.parametrize("no_colour", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_on_a_terminal(small: list[str], tmp_path: Path, no_colour: bool) -> None:
-    controller, terminal = pty.openpty()
-    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 160, 0, 0))
-    keys = [*small, "run.name=a", "train.max_steps=20"]
-    environment = {"TERM": "xterm", "NO_COLOR": "1" if no_colour else ""}
-    forks = forked("train", *keys, cwd=tmp_path, stderr=os.ttyname(terminal), environment=environment)
-    output = io.BytesIO()
-    while forks[0].exitcode is None or select.select([controller], [], [], 0)[0]:
-        if select.select([controller], [], [], 0.05)[0]:
-            output.write(os.read(controller, 4096))
-    os.close(terminal)
-    os.close(controller)
-    text = output.getvalue().decode()
-    assert forks[0].exitcode == 0, text
-    assert "100%|" in text
-    assert "step 20/20" in text
-    assert "input wait" in text
-    assert ("\x1b[32mcompleted" in text) is not no_colour
-    log = (tmp_path / "runs/a/log.txt").read_text()
-    assert "completed" in log
-    assert "\x1b" not in log

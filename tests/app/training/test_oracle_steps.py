@@ -158,7 +158,7 @@ def test_every_part_is_drawn() -> None:
     assert {each.value for each in set(Interaction) - exclusions} == set(INTERACTIONS) - set(VARIANTS)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("name", BY_STEP)
 def test_schedules_are_the_schedulers(name: ScheduleName, seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -237,12 +237,7 @@ LINEAR = ("lr", "crossnetv2")  # have no layers to normalise or to drop values o
 FIELD_CASES += [
     pytest.param(shape, settings, marks=pytest.mark.slow)
     for shape in SHAPES
-    for settings in (
-        EVERYTHING,
-        EVERYTHING_IN_PARTS,
-        EVERYTHING._replace(batch_norm=False),
-        Settings(l2=0.1, max_norm=0.1),
-    )
+    for settings in (EVERYTHING, EVERYTHING_IN_PARTS, Settings(l2=0.1, max_norm=0.1))
     if (shape in LINEAR) == (settings.dropout == 0) and (shape, settings) not in FIELD_CASES
 ]
 
@@ -349,12 +344,6 @@ def test_lanes_lose_no_row(lanes: int, roots: dict[str, Path]) -> None:
         assert len(list(whole.train_batches(BATCH, 3, 1, 0))) == rows // BATCH  # as ever
 
 
-@pytest.mark.parametrize("first", range(7))
-def test_the_rest_of_an_epoch(first: int, roots: dict[str, Path]) -> None:
-    for lanes in (1, 8):
-        assert read_batches(roots["odd"], lanes=lanes, first=first) == read_batches(roots["odd"], lanes=lanes)[first:]
-
-
 def arrays_of(root: Path) -> list[NDArray[np.generic]]:
     """Labels, dense and sparse features of the train split."""
     shards = load_manifest(root).splits["train"].shards
@@ -392,7 +381,7 @@ def model(optimizer: str) -> list[str]:
 @pytest.mark.slow("processes")
 @pytest.mark.parametrize(
     ("name", "optimizer", "processes"),
-    [("odd", "adam", 1), ("one", "adam", 2), ("few", "rowwise_adagrad", 2), ("none", "adam", 1), ("odd", "sgd", 4)],
+    [("one", "adam", 2), ("few", "rowwise_adagrad", 2), ("odd", "sgd", 4)],
 )
 def test_losses_are_the_plain_models(
     name: str, optimizer: str, processes: int, runtime: Runtime, roots: dict[str, Path], tmp_path: Path
@@ -406,30 +395,6 @@ def test_losses_are_the_plain_models(
     assert [event["step"] for event in events(tmp_path / "run", "eval")] == [epoch_steps, 2 * epoch_steps]
     figures = summary(tmp_path / "run")
     assert (figures["steps"], figures["samples"]) == (2 * epoch_steps, 2 * ROWS[name])
-
-
-@pytest.mark.medium
-@pytest.mark.parametrize(
-    ("name", "processes"),
-    [("almost", 2), *(pytest.param(*case, marks=pytest.mark.slow) for case in [("few", 2), ("odd", 4)])],
-)
-def test_batch_norm_is_of_real_rows(
-    name: str, processes: int, runtime: Runtime, roots: dict[str, Path], tmp_path: Path
-) -> None:
-    """Also where padding makes the last batch as large as the others: 63 rows on two processes, 32 each."""
-    settings = Settings(batch_norm=True)
-    overrides = [*SMALL, *LAST, *SHAPES["dlrm"], *settings.overrides(), "optimizer=adam", "optimizer.lr=0.01"]
-    overrides += [f"optimizer.eps={EPS}", "model.embedding_dim=10", "model.dense_init=xavier_normal"]
-    overrides += ["run.name=x", f"run.dir={tmp_path}/run", f"data.path={roots[name]}"]
-    this = built(runtime, roots[name], *overrides)
-    oracle = naive("dlrm", settings, this)
-    labels, dense, sparse = (torch.from_numpy(array) for array in arrays_of(roots[name]))
-    expected: list[float] = []
-    for epoch in range(EPOCHS):
-        for batch in plain_batches(ROWS[name], this.config.train.seed, epoch):
-            expected.append(oracle.step(dense[batch], sparse[batch].long(), labels[batch, 0], len(expected)))
-    run_whole([overrides], processes, tmp_path / "results.json")
-    np.testing.assert_allclose(losses(tmp_path / "run"), expected, rtol=2e-5)
 
 
 @pytest.mark.parametrize("drop_last", [True, False])

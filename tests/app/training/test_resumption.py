@@ -24,14 +24,13 @@ from app.config.kinds import OptimizerName
 from app.metrics.documents import EvaluationFigures
 from app.runtime.platform import Runtime
 from app.training import session
-from app.training.checkpointer import Checkpointer
 from app.training.evaluator import Evaluator
 from app.training.predictor import Evaluation, Predictor
 from app.training.session import Session
 from tests.app.conftest import SMALL, Train, ended, forked
 from tests.app.data.test_bags import draw_pairs, write_positives
 from tests.app.datasets import write_dataset, write_ragged_dataset
-from tests.app.in_process import NOTHING_TO_DO, Killed, command_here, train_here, train_until
+from tests.app.in_process import NOTHING_TO_DO, command_here, train_here, train_until
 from tests.app.run_files import BY_AUC, contents, events, summary
 from tests.app.training.test_number_labels import make_ratings
 from tests.covering import Case, covering_cases, stable_choice
@@ -423,23 +422,6 @@ def test_a_target_ends_a_run_and_a_higher_one_goes_on(train: Train, logged: pyte
     assert (summary(RUN)["status"], summary(RUN)["steps"]) == ("completed", 40)
 
 
-@pytest.mark.slow("examples")
-def test_an_evaluation_of_both_splits_stands_once_after_a_kill(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
-    both = ["eval.train_split=true", "train.eval_every_steps=4", "train.max_steps=6", "checkpoint.every_steps=4"]
-
-    def killed(*_: object) -> None:
-        raise Killed
-
-    for module, name in ((Checkpointer, "keep_best"), (Evaluator, "_compare_with_train")):
-        with monkeypatch.context() as patched:
-            patched.setattr(module, name, killed)
-            with pytest.raises(Killed):
-                train(*both)
-    train(*both)
-    for kind in ("eval", "eval_train"):
-        assert [event["step"] for event in events(RUN, kind)] == [4, 6]
-
-
 COSINE = ["schedule=cosine", "schedule.warmup_steps=2", "schedule.decay_start_step=3", "schedule.decay_steps=4"]
 
 
@@ -454,11 +436,3 @@ def test_a_longer_run_does_not_train_at_rate_0(train: Train) -> None:
     rates = {event["step"]: event["lr"] for event in events(Path("runs/y"), "train")}
     assert list(rates) == list(range(1, 11))
     assert min(rates.values()) > 0
-
-
-@pytest.mark.parametrize("remedy", ["schedule.decay_steps=6", "train.max_steps=7"])
-def test_a_new_run_does_not_end_at_rate_0(remedy: str, train: Train) -> None:
-    cosine = [*COSINE, "train.max_steps=9"]
-    assert remedy in refused(r"give schedule\.decay_steps=6, or train.max_steps=7", train, *cosine)
-    assert not RUN.exists()
-    train(*cosine, remedy)

@@ -21,7 +21,7 @@ import numpy as np
 HERE = Path(__file__).parent
 ROWS = HERE / "rows.tsv"
 DAYS = (400, 400, 199)  # rows
-HASH_SIZE, BATCH = 1000, 128
+BATCH = 128
 KAGGLE_SEED = 123  # dlrm_s_pytorch.py's --numpy-rand-seed
 
 
