@@ -96,17 +96,3 @@ def test_a_base_that_does_not_fit_is_refused_in_a_sentence(
         version = torch["torch/version.py"].split("'")[1]
         project.add_to_base("torch", version, TORCH_INIT | torch)
     assert sentence in project.set_up(status=2, options=["--device", device])
-
-
-@pytest.mark.slow("container")
-def test_other_releases_go_over_the_locked_ones(project: Project) -> None:
-    torchrec, torch = "1.4.0", "2.10.0"
-    (project.requirements / "oldest.in").write_text(f"torchrec=={torchrec}  # a reason\ntorch=={torch}\n")
-    write_wheel(project.wheels, "torchrec", torchrec, module("torchrec", torchrec), ["fbgemm-gpu"])
-    other = TORCH_INIT | {"torch/version.py": f"__version__ = '{torch}+cu128'\n"}
-    write_wheel(project.wheels, "torch", torch, other)
-    project.set_up(options=["--device", "oldest"])
-    versions = project.versions()
-    assert versions["torchrec"] == torchrec
-    assert versions["torch"].startswith(torch)
-    assert versions["fbgemm_gpu"] == "1.8.0"

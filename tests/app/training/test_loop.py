@@ -20,7 +20,6 @@ from app.metrics.documents import EvaluationFigures, Monitored, monitored_value
 from app.model.dlrm import DLRM
 from app.model.embeddings import TableInitRange, TableSpec, initial_rows
 from app.optimizer import learning_rate
-from app.record.documents import read_config
 from app.report.charts import sentences
 from app.report.read import read_run
 from app.runtime.platform import Runtime
@@ -96,26 +95,6 @@ def test_a_share_of_an_epoch_evaluates_as_often_as_it_says(steps: int, share: st
     assert evaluations(run_length(train, split, 1)) == sorted(expected | {epochs * steps})
     if steps >= 20 and share == "0.05":
         assert len(expected) == 20 * epochs
-
-
-@pytest.mark.medium
-@pytest.mark.parametrize(
-    ("override", "recorded", "expected"),
-    [
-        ("train.epochs=1", 9, [9, 18, 27, 31]),  # the default: of the epoch's 31 steps 0.3
-        ("train.eval_every_steps=null", None, [31]),
-        ("train.eval_every_fraction=0.5", None, [15, 31]),
-    ],
-)
-def test_by_default_an_epochs_length_decides(
-    runtime: Runtime, dataset: Path, tmp_path: Path, override: str, recorded: int | None, expected: list[int]
-) -> None:
-    run = tmp_path / "x"
-    paths = [f"data.path={dataset}", "run.name=x", f"run.dir={run}"]
-    keys = [key for key in SMALL if not key.startswith("train.eval_every_steps=")]
-    assert train_here(runtime, *keys, *paths, "record.tensorboard=false", override) == "completed"
-    assert read_config(run)["train"]["eval_every_steps"] == recorded
-    assert [event["step"] for event in events(run, "eval")] == expected
 
 
 LAST, RUN = 60, Path("runs/x")

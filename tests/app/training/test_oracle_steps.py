@@ -15,10 +15,9 @@ from torch import Tensor
 from app.config.data import DataConfig
 from app.config.kinds import OptimizerName, ScheduleName
 from app.config.model import Interaction
-from app.config.train import ScheduleConfig, TrainConfig, samples_of, steps_within
+from app.config.train import TrainConfig, samples_of, steps_within
 from app.data.split import SplitReader
 from app.model.embeddings import Embedding
-from app.optimizer import learning_rate
 from app.runtime.platform import Runtime
 from app.training import session
 from app.training.state import run_length
@@ -156,25 +155,6 @@ def test_every_part_is_drawn() -> None:
         assert word in text
     exclusions = {Interaction.sum}  # SHAPES, below
     assert {each.value for each in set(Interaction) - exclusions} == set(INTERACTIONS) - set(VARIANTS)
-
-
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("name", BY_STEP)
-def test_schedules_are_the_schedulers(name: ScheduleName, seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    base, warmup = float(rng.uniform(1e-3, 9)), int(rng.integers(1, 30))
-    start, decay, end = warmup + int(rng.integers(0, 9)), int(rng.integers(1, 40)), float(rng.uniform(0, 1))
-    keys: dict[str, Any] = {"warmup_steps": warmup, "decay_start_step": start, "decay_steps": decay}
-    if name is ScheduleName.constant:
-        keys = {}
-    elif name is ScheduleName.warmup:
-        keys = {"warmup_steps": warmup}
-    elif name is ScheduleName.cosine:
-        keys["end_factor"] = end
-    config = ScheduleConfig(name, **keys)
-    actual = [learning_rate(base, config, step) for step in range(120)]
-    lengths = (config.warmup_steps, config.decay_start_step, config.decay_steps, config.end_factor)
-    assert actual == pytest.approx(rates(name.value, base, 120, *lengths), rel=1e-12)
 
 
 FIELD_BATCH, FIELD_STEPS, SEED = 48, 10, 5
