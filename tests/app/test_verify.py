@@ -138,8 +138,7 @@ GENERATED = ["data.source=synthetic", "data.synthetic.rows=1500", "data.path=dat
 @pytest.fixture
 def run(run_app: Command, tmp_path: Path) -> Path:
     """A run with kept scores, on rows that are generated."""
-    layout = ["train.deterministic=layout", "train.micro_batch_size=16"]
-    run_app("train", *SMALL, *GENERATED, *layout, "run.name=x", "eval.keep_scores=500", processes=2)
+    run_app("train", *SMALL, *GENERATED, "run.name=x", "eval.keep_scores=500")
     return tmp_path / "runs/x"
 
 
