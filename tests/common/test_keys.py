@@ -13,9 +13,12 @@ from common.command import load
 from common.keys import check_keys, declaration, keys_of, values_that_decide_bits
 from tests.changed import changed
 from tests.error_lines import refused
+from tests.key_limits import Limits
 
 SCHEMAS = {load(command.schema) for command in COMMANDS.values() if command.schema}
 SCHEMAS |= {model.TableOverride, sharding.TableShardingConfig}
+OF_RUNS: dict[str, Limits] = {}  # numbers of keys that extensions' tests add theirs to
+OF_RUNTIME = OF_RUNS
 INTERVAL = re.compile(r"in ([\[(])(\S+), (\S+)([])])")
 
 
