@@ -89,6 +89,12 @@ def write_nodes(directory: Path, sizes: dict[int, tuple[int, int, int]]) -> Path
     return directory
 
 
+def write_gpu(directory: Path, address: str, node: int) -> Path:
+    (directory / address).mkdir(parents=True)
+    (directory / address / "numa_node").write_text(f"{node}\n")
+    return directory
+
+
 def test_nodes_in_the_order_of_their_numbers(tmp_path: Path) -> None:
     numbers = [number * 3 for number in range(8)]  # 10 and more: the order of names is another
     write_nodes(tmp_path, {number: (1000 + number, 200 + number, 30) for number in reversed(numbers)})
@@ -99,7 +105,6 @@ def test_nodes_in_the_order_of_their_numbers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("node", "expected"), [(3, 3), (-1, None)])
 def test_the_node_of_a_gpu(tmp_path: Path, node: int, expected: int | None) -> None:
-    (tmp_path / "0000:c1:00.0").mkdir()
-    (tmp_path / "0000:c1:00.0/numa_node").write_text(f"{node}\n")
+    write_gpu(tmp_path, "0000:c1:00.0", node)
     assert node_of_gpu("0000:C1:00.0", tmp_path) == expected
     assert node_of_gpu("0000:c2:00.0", tmp_path) is None
