@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed.checkpoint as dcp
 
@@ -119,22 +118,6 @@ def spoil_table(step: int) -> None:
     at_call(session.Session, "begin_step", step, act)
 
 
-def shuffle_histories(seed: int) -> None:
-    """Ids and actions of each history in a random order, between times as they are."""
-    from extensions.sequences import event_log  # where the extension is
-
-    rng = np.random.default_rng(seed)
-    gather_histories = event_log.gather_histories
-
-    def shuffled(*arguments: Any) -> event_log.Histories:
-        batch_histories = gather_histories(*arguments)
-        owner = np.repeat(np.arange(len(batch_histories.lengths)), batch_histories.lengths)
-        order = np.lexsort((rng.random(len(owner)), owner))
-        return batch_histories._replace(ids=batch_histories.ids[:, order], actions=batch_histories.actions[order])
-
-    setattr(event_log, "gather_histories", shuffled)  # noqa: B010  # where the extension is, its type is another
-
-
 def in_evaluation(*_: Any) -> bool:
     return not torch.is_grad_enabled()
 
@@ -164,7 +147,6 @@ FAULTS: dict[str, Callable[[int], None]] = {
     "gradients not finite": lambda n: spoil_loss(n, infinite_gradient),
     "losses not finite": lambda n: spoil_losses(n, 20),
     "table not finite": spoil_table,
-    "histories shuffled": shuffle_histories,
 }
 
 

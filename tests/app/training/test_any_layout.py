@@ -20,7 +20,7 @@ from app.training import session
 from common.compose import compose_config
 from tests.app.conftest import SMALL, Command
 from tests.app.datasets import write_dataset
-from tests.app.group import run_whole
+from tests.app.group import run_group
 from tests.app.in_process import train_here
 from tests.app.run_files import events, losses, summary
 from tests.covering import Case, covering_cases
@@ -126,7 +126,7 @@ def test_bits_are_the_same(dataset: Path, ragged: Path, tmp_path: Path) -> None:
         name, root = f"{layout}_{pipeline}", ragged if "bags" in layout else dataset
         keys = [f"data.path={root}", f"run.name={name}", f"run.dir={tmp_path}/{name}", f"train.max_steps={STEPS}"]
         cases.append([*SMALL, *keys, "train.eval_every_steps=15", f"train.pipeline={pipeline}", *LAYOUTS[layout]])
-    results = run_whole(cases, 2, tmp_path / "results.json")
+    results = run_group(cases, 2, tmp_path / "results.json")
     for layout, plain, piped in zip(LAYOUTS, results[::2], results[1::2], strict=True):
         assert plain["steps"] == STEPS
         assert all(plain[key] == piped[key] for key in ("steps", "digest", "eval")), layout

@@ -27,7 +27,7 @@ from extensions.special_tables.arch import SpecialEmbedding
 from tests.app import loops
 from tests.app.conftest import SMALL, built
 from tests.app.datasets import NUM_EMBEDDINGS, RAGGED, RAGGED_EMBEDDINGS, write_dataset
-from tests.app.group import run_whole
+from tests.app.group import run_group
 from tests.app.run_files import events, losses, summary
 from tests.covering import stable_choice
 from tests.once import made_once
@@ -368,7 +368,7 @@ def test_losses_are_the_plain_models(
 ) -> None:
     overrides = [*model(optimizer), "sharding.types=row_wise"]
     run = [*overrides, "run.name=x", f"run.dir={tmp_path}/run", f"data.path={roots[name]}"]
-    run_whole([run], processes, tmp_path / "results.json")
+    run_group([run], processes, tmp_path / "results.json")
     expected = plain_losses(roots[name], runtime, overrides)
     np.testing.assert_allclose(losses(tmp_path / "run"), expected, rtol=3e-5)
     epoch_steps = -(-ROWS[name] // BATCH)
