@@ -16,7 +16,6 @@ COMPOSE_TEXT = DIGEST.sub(r"\1${CLICKWORK_BASE_DIGEST:-}", COMPOSE_FILE)
 VARIABLE = re.compile(r"\$\{(\w+):-((?:[^{}]|\$\{[^{}]*\})*)\}")
 FROM_COMPOSE = ("CLICKWORK_PROJECT", "CLICKWORK_IMAGE")  # left to docker-compose.yml, as their defaults name others
 CUDA_TORCH = {"torch/version.py": "__version__ = '2.12.1+cu130'\ncuda = '13.0'\nhip = None\n"}
-ROCM_TORCH = {"torch/version.py": "__version__ = '2.10.0+rocm7.1'\ncuda = None\nhip = '7.1.25424-abc'\n"}
 
 
 @pytest.fixture
@@ -79,20 +78,3 @@ def test_a_base_without_what_belongs_to_its_torch_gets_it_and_nothing_is_replace
     packages = {path.split("/")[0] for path in project.snapshot(project.environment)}
     assert {"fbgemm_gpu-1.7.0.dist-info", "torchrec-1.7.0.dist-info"} < packages
     assert not packages & {"numpy", "torch"}
-
-
-@pytest.mark.parametrize(
-    ("torch", "device", "sentence"),
-    [
-        (CUDA_TORCH, "rocm", "no torch for rocm in this Python"),
-        (ROCM_TORCH, "rocm", "pip found no fbgemm-gpu==1.5.0+rocm7.1 or no torchrec==1.5.*"),
-        ({"torch/version.py": "__version__ = '2.9.1'\ncuda = '12.8'\n"}, "cuda", "torch 2.9.1 is too old"),
-    ],
-)
-def test_a_base_that_does_not_fit_is_refused_in_a_sentence(
-    project: Project, torch: dict[str, str] | None, device: str, sentence: str
-) -> None:
-    if torch:
-        version = torch["torch/version.py"].split("'")[1]
-        project.add_to_base("torch", version, TORCH_INIT | torch)
-    assert sentence in project.set_up(status=2, options=["--device", device])

@@ -67,17 +67,6 @@ def test_a_driver_older_than_cuda_needs(
     assert verdict is Verdict.ok or "580 or later" in (check.remedy or "")
 
 
-def test_what_is_too_small_or_not_allowed(tmp_path: Path) -> None:
-    assert doctor.check_memory(minimum=1).verdict is Verdict.ok
-    assert doctor.check_memory(minimum=1 << 60).verdict is Verdict.warn
-    assert doctor.check_shared_memory(minimum=1).verdict is Verdict.ok
-    assert "--shm-size" in (doctor.check_shared_memory(minimum=1 << 60).remedy or "")
-    assert doctor.check_shared_memory(Path("/absent")).verdict is Verdict.warn
-    assert doctor.check_disk("disk", tmp_path / "not" / "yet").verdict in (Verdict.ok, Verdict.warn)
-    (tmp_path / "file").touch()
-    assert doctor.check_disk("disk", tmp_path / "file" / "below").verdict is Verdict.fail
-
-
 def test_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("one", "tiny/two"):
         write_dataset(tmp_path / "data" / name, rows=FEW)

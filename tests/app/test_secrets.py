@@ -21,15 +21,8 @@ from tests.error_lines import error_line
 from tests.forks import run_module
 
 SECRET = "hunter2"
-ENVIRONMENT = {
-    "TORCH_TOKEN": SECRET,
-    "CUDA_PASSWORD": SECRET,
-    "CLICKWORK_SECRET": SECRET,
-    "NCCL_DEBUG_TOKEN": SECRET,
-    "GLOO_PROXY": f"http://user:{SECRET}@host",
-    "WANDB_API_KEY": SECRET,
-    "HTTPS_PROXY": f"http://user:{SECRET}@host",
-}
+ENVIRONMENT = dict.fromkeys(("TORCH_TOKEN", "CUDA_PASSWORD", "CLICKWORK_SECRET", "NCCL_DEBUG_TOKEN"), SECRET)
+ENVIRONMENT |= dict.fromkeys(("GLOO_PROXY", "HTTPS_PROXY"), f"http://user:{SECRET}@host")
 ARGUMENTS = [f"published.hardware=http://user:{SECRET}@host/x", f"+environment.variables.TORCH_API_KEY={SECRET}"]
 ARGUMENTS += [f"+environment.variables.GPU_URL='http://user:{SECRET}@host'", "checkpoint.every_steps=5"]
 

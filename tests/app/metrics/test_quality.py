@@ -176,18 +176,14 @@ def expected_errors(preds: Any, labels: Any, weights: Any = None) -> dict[str, f
     }
 
 
-def test_with_weights_they_are_scikit_learns() -> None:
-    rng = np.random.default_rng(0)
-    preds, labels, weights = (rng.gamma(1, 2, 300).astype(np.float32) for _ in range(3))
-    expected, figures = expected_errors(preds, labels, weights), quality.number_metrics(preds, labels, weights=weights)
-    assert {name: figures[name] for name in expected} == pytest.approx(expected, rel=1e-6)
-
-
 @pytest.mark.parametrize("offset", [0.0, 1e6])
 def test_they_are_scikit_learns_of_a_whole_and_of_its_parts(offset: float) -> None:
     rng = np.random.default_rng(0)
     labels = (offset + rng.normal(size=3_000)).astype(np.float32)
     preds = (labels + rng.normal(size=3_000)).astype(np.float32)
+    weights = rng.gamma(1, 2, 3_000).astype(np.float32)
+    weighted, figures = expected_errors(preds, labels, weights), quality.number_metrics(preds, labels, weights=weights)
+    assert {name: figures[name] for name in weighted} == pytest.approx(weighted, rel=1e-6)
     expected, whole = expected_errors(preds, labels), quality.number_metrics(preds, labels)
     assert {name: whole[name] for name in expected} == pytest.approx(expected, rel=1e-12)
     assert all(whole[name] is None for name in OF_ROWS)

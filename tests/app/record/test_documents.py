@@ -157,14 +157,6 @@ def git(cwd: Path, *arguments: str) -> str:
     return subprocess.run(command, cwd=cwd, check=True, capture_output=True, text=True).stdout.strip()
 
 
-def commit(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The first commit of a checkout that the program is to be in."""
-    monkeypatch.setattr(provenance, "REPOSITORY", checkout)
-    git(checkout, "init", "--quiet")
-    git(checkout, "commit", "--quiet", "--allow-empty", "--message", "first")
-    return git(checkout, "rev-parse", "HEAD")
-
-
 def test_whatever_lies_in_a_checkout_is_no_hindrance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Untracked files of the packages count, by name and content, others do not; a link to a directory, one that leads
     nowhere, and another checkout."""
@@ -174,7 +166,10 @@ def test_whatever_lies_in_a_checkout_is_no_hindrance(tmp_path: Path, monkeypatch
         assert code_version
         return {"git_sha": code_version.git_sha or None, "dirty_diff_sha256": code_version.dirty_diff_sha256 or None}
 
-    clean_commit = commit(tmp_path, monkeypatch)
+    monkeypatch.setattr(provenance, "REPOSITORY", tmp_path)
+    git(tmp_path, "init", "--quiet")
+    git(tmp_path, "commit", "--quiet", "--allow-empty", "--message", "first")
+    clean_commit = git(tmp_path, "rev-parse", "HEAD")
     clean = code()
     assert clean == {"git_sha": clean_commit, "dirty_diff_sha256": None}
     for name in ("ads.tsv", "mine.py"):
@@ -190,17 +185,6 @@ def test_whatever_lies_in_a_checkout_is_no_hindrance(tmp_path: Path, monkeypatch
     (app / "the.py").write_bytes(b"x")
     names = b"app/data/usr" + b"app/nowheregone" + b"app/other/" + b"app/the.pyx"
     assert code()["dirty_diff_sha256"] == hashlib.sha256(names).hexdigest()
-
-
-@pytest.mark.parametrize("form", ["branch", "packed", "detached"])
-def test_the_commit_is_read_without_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
-    expected = commit(tmp_path, monkeypatch)
-    if form == "packed":
-        git(tmp_path, "pack-refs", "--all")
-    if form == "detached":
-        git(tmp_path, "checkout", "--quiet", "--detach")
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert provenance.code()["git_sha"] == expected
 
 
 def board(run: Path) -> EventAccumulator:

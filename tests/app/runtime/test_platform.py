@@ -14,7 +14,7 @@ import torch
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import DenseTableBatchedEmbeddingBagsCodegen, PoolingMode
 
 from app.config.app_config import CONFIG_DIR
-from app.config.train import EnvironmentConfig, Platform, Precision
+from app.config.train import Platform, Precision
 from app.runtime import environment, library_patches, platform
 from app.runtime.platform import READING, check_precision, reporting_failures, require_strict_products
 from common.cli import EXIT_LOST
@@ -112,18 +112,6 @@ def test_what_the_user_has_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "environment: amd_node sets HSA_NO_SCRATCH_RECLAIM=1" in lines
     for variable in profile.variables:
         os.environ.pop(variable, None)  # what apply set, which monkeypatch would put back
-
-
-def test_a_profile_comes_before_the_launchers_own_choice(monkeypatch: pytest.MonkeyPatch) -> None:
-    profile = EnvironmentConfig("mine", {"GLOO_SOCKET_IFNAME": "ib0", "OMP_PROC_BIND": "true"})
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0")
-    monkeypatch.setenv("OMP_PROC_BIND", "true")
-    assert environment.apply(profile, with_networks=False) == []  # one process that reads a run of a cluster
-    environment.apply(profile)
-    assert os.environ["GLOO_SOCKET_IFNAME"] == "eth0"
-    monkeypatch.setenv(environment.SET_BY_LAUNCHER, "GLOO_SOCKET_IFNAME NCCL_SOCKET_IFNAME")
-    environment.apply(profile)
-    assert os.environ["GLOO_SOCKET_IFNAME"] == "ib0"
 
 
 @pytest.mark.medium

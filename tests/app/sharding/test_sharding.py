@@ -13,7 +13,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocati
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import ComputeDevice, SplitTableBatchedEmbeddingBagsCodegen
 from torchrec.distributed.planner.types import Storage as PlannedStorage
 
-from app.config.app_config import CONFIG_DIR, AppConfig
+from app.config.app_config import AppConfig
 from app.config.kinds import OptimizerName
 from app.config.model import Storage, published_tables
 from app.config.sharding import COLUMN_TYPES, SHARDING_TYPES, CommPrecision, QCommConfig, TopologyConfig
@@ -154,19 +154,6 @@ def test_an_unknown_device_is_described_as_the_error_says(tmp_path: Path) -> Non
     ):
         path.write_text(text)
         refused(message, planner.resolve, TopologyConfig(file=str(path)), lambda: strange, 4)
-
-
-@pytest.mark.parametrize("key", ["reserve", "memory_gib"])
-def test_what_is_given_comes_before_the_file_also_where_it_is_the_default(key: str, tmp_path: Path) -> None:
-    path = tmp_path / "mine.yaml"
-    path.write_text((CONFIG_DIR / "topology/h100.yaml").read_text() + "reserve: 0.5\nlink_efficiency: 0.4\n")
-    override = {"reserve": 0.15, "memory_gib": 80}[key]
-    config = composed(f"topology.file={path}", f"topology.{key}={override}", "run.name=x").topology
-    hardware = planner.resolve(config, lambda: DEVICES["cpu"], 8)
-    expected = {"reserve": 0.5, "link_efficiency": 0.4, "memory_gib": 80, key: override}
-    assert {name: getattr(hardware, name) for name in expected} == expected
-    path.write_text(path.read_text().replace("0.5", "1.5"))
-    refused(r"topology\.reserve=", planner.resolve, TopologyConfig(file=str(path)), lambda: DEVICES["cpu"], 8)
 
 
 def test_units_are_those_of_torchrec() -> None:

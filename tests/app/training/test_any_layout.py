@@ -3,21 +3,15 @@
 import functools
 import itertools
 import json
-from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import distributed as dist
 
-from app.config.app_config import CONFIG_DIR, AppConfig
-from app.config.train import Platform
 from app.runtime.platform import Runtime, are_equal_on_threads
 from app.training import session
-from common.compose import compose_config
 from tests.app.conftest import SMALL, Command
 from tests.app.datasets import write_dataset
 from tests.app.group import run_group
@@ -143,24 +137,6 @@ def test_a_stop_loses_no_batch(run_app: Command, small: list[str], tmp_path: Pat
     run_app("train", *piped, processes=2)
     assert losses(run) == losses(tmp_path / "runs/plain")
     assert summary(run)["digest"] == summary(tmp_path / "runs/plain")["digest"]
-
-
-@pytest.mark.parametrize(
-    ("overrides", "place", "reason"),
-    [
-        ("", {}, ""),
-        ("", {"device": torch.device("cpu"), "platform": Platform.cpu}, "the device is a CPU"),
-        ("", {"world_size": 2}, "2 processes"),
-        ("train.drop_last=false", {}, "train.drop_last=false"),
-        ("model.embedding_dim=512", {}, "would copy"),  # 8,192 samples, 26 vectors, 4 bytes: 416 MiB
-    ],
-)
-def test_auto_gives_graphs_up_for_a_reason(overrides: str, place: dict[str, Any], reason: str) -> None:
-    config = compose_config(AppConfig, CONFIG_DIR, ["data.path=none", *overrides.split()])
-    runtime = replace(Runtime(Platform.cuda, torch.device("cuda", 0), 0, 1, 1, 1, dist.HashStore()), **place)
-    predictor = SimpleNamespace(config=config, runtime=runtime, manifest=SimpleNamespace(num_embeddings=range(26)))
-    obstacle = session.Session(predictor, *[None] * 4)._obstacle_to_graphs(8_192)  # type: ignore[arg-type]
-    assert reason in obstacle if reason else obstacle == ""
 
 
 def test_a_step_that_cannot_be_recorded_is_a_plain_one(
