@@ -132,7 +132,7 @@ class Project:
         # Of our own Python's settings none may leak into the stand-ins.
         prefixes = ("PIP_", "PYTHON", "VIRTUAL_ENV", "UV_")
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(prefixes)}
-        command = [self.python, self.requirements / "install.py", self.environment, *options]
+        command: list[str | Path] = [self.python, self.requirements / "install.py", self.environment, *options]
         process = subprocess.run(command, env=inherited | settings, capture_output=True, text=True, check=False)
         assert process.returncode == status, process.stderr
         assert process.stdout == ""

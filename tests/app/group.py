@@ -93,7 +93,9 @@ def train_runs(cases: Sequence[Sequence[str]], out: str) -> None:
         for name, values in this.parameters():
             sums[name] += float(values.astype("float64").sum())
         if runtime.rank == 0:
-            figures = {**plain_object(read_summary(record.path)), "losses": losses(record.path), "sums": sums}
+            written = read_summary(record.path)
+            assert written is not None
+            figures = {**plain_object(written), "losses": losses(record.path), "sums": sums}
             figures |= {"plan": plain_object(this.plan.to_document()), "initial_digest": initial_digest}
             results.append(figures)
         record.release()

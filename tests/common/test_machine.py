@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from common import machine
-from common.machine import Node, memory_nodes, node_of_gpu
+from common.machine import Node, memory_nodes
 
 GIB = 1 << 30
 V2 = "0::/a/b\n"
@@ -101,10 +101,3 @@ def test_nodes_in_the_order_of_their_numbers(tmp_path: Path) -> None:
     write_nodes(tmp_path, {100: (0, 0, 0)})
     expected = [Node(number, (1000 + number) << 10, (230 + number) << 10) for number in numbers]
     assert memory_nodes(tmp_path) == expected
-
-
-@pytest.mark.parametrize(("node", "expected"), [(3, 3), (-1, None)])
-def test_the_node_of_a_gpu(tmp_path: Path, node: int, expected: int | None) -> None:
-    write_gpu(tmp_path, "0000:c1:00.0", node)
-    assert node_of_gpu("0000:C1:00.0", tmp_path) == expected
-    assert node_of_gpu("0000:c2:00.0", tmp_path) is None

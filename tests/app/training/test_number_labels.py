@@ -139,11 +139,6 @@ def test_what_is_of_clicks_is_refused_with_what_to_give(
     assert line.startswith("error: eval.group_by=user: not of rows with sample weights, which ")
 
 
-def test_rmse_of_clicks_is_refused(refused_command: Refusal, dataset: Path) -> None:
-    line = refused_command("train", f"data.path={dataset}", "run.name=x", "train.max_steps=1", "train.monitor=rmse")
-    assert line.endswith("which are clicks, 0 or 1 (column label); give train.monitor=auc")
-
-
 def test_a_train_split_of_one_class_is_refused(tmp_path: Path) -> None:
     lines = oracle.make_rows(60, seed=1).decode().splitlines(keepends=True)
     (tmp_path / "day_0").write_text("".join(f"{int(row >= 52)}{line[1:]}" for row, line in enumerate(lines)))
