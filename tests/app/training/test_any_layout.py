@@ -162,7 +162,7 @@ def test_a_step_that_cannot_be_recorded_is_a_plain_one(
 @pytest.mark.slow("tool")
 def test_compiled_losses_are_eager(run_app: Command, small: list[str], tmp_path: Path) -> None:
     for name in ("none", "dense"):
-        keys = [*small, f"run.name={name}", "model.interaction=dcn", "train.max_steps=10"]
+        keys = [*small, f"run.name={name}", "train.max_steps=10"]
         run_app("train", *keys, f"runtime.compile={name}")
     eager, compiled = losses(tmp_path / "runs/none"), losses(tmp_path / "runs/dense")
     assert len(eager) == 10

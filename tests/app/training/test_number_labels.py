@@ -110,7 +110,7 @@ def test_steps_and_errors_are_numpys(run_app: Command, ratings: Path, runtime: R
 
 @pytest.mark.slow("processes")
 def test_a_run_is_evaluated_ranked_and_verified(run_app: Command, ratings: Path, tmp_path: Path) -> None:
-    run_app("train", *MODEL, *USUAL, f"data.path={ratings}", "run.name=x", "train.max_steps=24")
+    run_app("train", *MODEL, *USUAL, f"data.path={ratings}", "run.name=x", "train.max_steps=60", "train.epochs=20")
     figures = summary(tmp_path / "runs/x")["eval"]
     assert figures["rmse"] < figures["label_deviation"] / 2
     for more, processes in (([], 2), (["tables=fp32"], 1), (["exact_rows=0"], 1)):
