@@ -216,7 +216,7 @@ def test_new_rows_are_weighted(runtime: Runtime, clicks: Path, runs: Path, capsy
     preds = {int(each["candidate"]): each["probability"] for each in ranking}
     logits = np.array([np.log(preds[row] / (1 - preds[row])) for row in range(1, 101)])
     columns = np.array([line.split(",") for line in lines[-100:]], float)
-    capsys.readouterr()
+    assert f"{ranking[0]['probability']:.6f}" in capsys.readouterr().out
     command_here(runtime, "evaluate", "run=runs/x", "data.raw=new.csv")
     figures = json.loads(capsys.readouterr().out)
     expected = expected_figures(columns[:, 2], logits, columns[:, 3])
