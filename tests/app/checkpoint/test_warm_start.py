@@ -143,6 +143,8 @@ def test_metrics_steps_and_the_schedule_begin_anew(new_day: Path, runtime: Runti
     assert [event["step"] for event in events(run, "eval_train")] == [0]
     assert command_here(runtime, "report", f'runs=["{anew}","{run}"]', f"out={tmp_path}/compared.html") == 0
     assert f"step 6 of {tmp_path}/x" in (tmp_path / "compared.html").read_text().replace("<wbr>", "")
+    (cpu,) = {json.loads((path / "manifest.json").read_text())["hardware"]["cpu"] for path in (run, anew)}
+    assert f"cpu ({cpu})" in (tmp_path / "compared.html").read_text().replace("<wbr>", "")
     last = events(tmp_path / "x", "eval")[-1]
     parent = json.loads((run / "manifest.json").read_text())["parent"]["evaluation"]
     assert (parent["step"], parent["auc"]) == (last["step"], last["auc"]) == (6, last["auc"])
