@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 OF_EXTENSION = re.compile(r"^<!-- extension: (\w+) -->$", re.MULTILINE)  # a page that needs the folder of that name
-REASONS = ("GPU", "Docker", "network", "over five minutes")  # why a block is not run; network: other machines, too
 PROGRAMS = "apptainer|bash|cd|clickwork|dask|docker|enroot|eval|git|head|kubectl|make|pip|printf|python|sbatch|sed"
 PROGRAMS += "|srun|taskset|tensorboard"
 COMMAND = re.compile(rf"(?:[A-Z_]+=\S+ )*(?:\.venv/bin/)?(?:{PROGRAMS}) ")

@@ -2,7 +2,8 @@
 
     python -m tests.bytes_cases [NAME ...]    # from the top of the repository
 
-records all cases again, or those named. Do so only where output is meant to change, and say why in the commit.
+records all cases again, or those named. Do so only where output is meant to change, and say why in the commit. A new
+case is a row of commands there, without a digest.
 
 A case is known by its command lines and by what they leave on disk, so that it outlives any change to the code behind
 them. Commands run in an empty directory with a link `inputs` to the raw rows and a link
@@ -60,18 +61,6 @@ sparse: [user, {column: genres, separator: "|"}, item]
 """,
 }
 
-_ROWS = "data.raw=inputs/rows.tsv data.chunk_bytes=60000"
-_DAYS = "data.raw=inputs/days data.chunk_bytes=40000"
-_GZIP = "data.raw=inputs/gz data.chunk_bytes=40000"
-_CSV = "data.raw=inputs/table.csv data.schema=inputs/csv.yaml data.chunk_bytes=30000"
-_BARE = "data.raw=inputs/table.tsv data.schema=inputs/bare.yaml data.chunk_bytes=30000"
-_PARQUET = "data.raw=inputs/table.parquet data.schema=inputs/parquet.yaml data.chunk_bytes=30000"
-_GIVEN_DAYS = "data.train=[inputs/days/day_0,inputs/days/day_1] data.val=inputs/crlf.tsv data.test=inputs/gz/day_2.gz"
-_GIVEN = "data.train=inputs/table.parquet data.val=inputs/more.parquet data.schema=inputs/parquet.yaml"
-_RANDOM = "data.source=random data.random.rows=900 data.random.eval_rows=150 data.random.max_rows_per_table=300"
-_MADE = f"data_prep {_DAYS} data.path=made"
-
-
 OF_EXTENSIONS = {
     "trace": "locality",
     **dict.fromkeys(("export_npy", "export_bin", "import_npy"), "exchange"),
@@ -86,120 +75,15 @@ def present(cases: dict[str, Case]) -> dict[str, Case]:
     return {name: case for name, case in cases.items() if name not in OF_EXTENSIONS or folders[name].is_dir()}
 
 
-def _dataset(overrides: str) -> list[str]:
-    return [f"data_prep {overrides} data.path=out"]
+def read_record() -> dict[str, Any]:
+    """The contents of tests/bytes.json."""
+    return json.loads(RECORD.read_bytes())
 
 
-# The commands that make `out`.
-DATASETS: dict[str, list[str]] = {
-    "vocabulary": _dataset(_ROWS),
-    "vocabulary_frequency_threshold": _dataset(f"{_ROWS} data.frequency_threshold=4"),
-    "vocabulary_max_ind_range": _dataset(f"{_ROWS} data.max_ind_range=50"),
-    "vocabulary_first_appearance": _dataset(f"{_ROWS} data.vocabulary_order=first_appearance"),
-    "vocabulary_value_order": _dataset(f"{_ROWS} data.vocabulary_order=value"),
-    "vocabulary_several_passes": _dataset(
-        "data.raw=inputs/distinct.tsv data.memory_budget=512MiB data.chunk_bytes=32MiB data.split.method=random"
-    ),
-    "vocabulary_days": _dataset(_DAYS),
-    "vocabulary_gzip_days": _dataset(_GZIP),
-    "hash": _dataset(f"{_ROWS} data.encoding=hash data.max_ind_range=1000"),
-    "hash_days": _dataset(f"{_DAYS} data.encoding=hash data.max_ind_range=1000"),
-    "hash_crlf": _dataset("data.raw=inputs/crlf.tsv data.encoding=hash data.max_ind_range=1000"),
-    "torchrec": _dataset(f"{_DAYS} data.encoding=torchrec"),
-    "torchrec_capped": _dataset(f"{_DAYS} data.encoding=torchrec data.frequency_threshold=3 data.max_ind_range=60"),
-    "torchrec_gzip_days": _dataset(f"{_GZIP} data.encoding=torchrec"),
-    "torchrec_fixed": _dataset(f"{_DAYS} data.encoding=torchrec_fixed"),
-    "dlrm_kaggle": _dataset(f"{_ROWS} data.encoding=dlrm_kaggle"),
-    "amd_blog": _dataset(f"{_ROWS} data.encoding=amd_blog data.max_categories=200"),
-    "dense_raw": _dataset(f"{_ROWS} data.dense_transform=raw"),
-    "dense_integers": _dataset(f"{_ROWS} data.dense_transform=integers"),
-    "dense_minmax": _dataset(f"{_ROWS} data.dense_transform=minmax"),
-    "dense_log_float32": _dataset(f"{_ROWS} data.dense_transform=log_float32"),
-    "dense_torchrec": _dataset(f"{_ROWS} data.dense_transform=torchrec"),
-    "split_random": _dataset(f"{_ROWS} data.split.method=random data.split.seed=3 data.split.held_out=0.3"),
-    "split_scikit_learn": _dataset(f"{_DAYS} data.split.method=scikit_learn data.split.seed=3"),
-    "split_fraction": _dataset(f"{_DAYS} data.split.method=fraction data.split.held_out=0.25"),
-    "sampled": _dataset(f"{_DAYS} data.sampling.negative_drop_rate=0.6 data.sampling.seed=2"),
-    "sampled_hash": _dataset(
-        f"{_GZIP} data.encoding=hash data.max_ind_range=1000 data.sampling.negative_drop_rate=0.6"
-    ),
-    "csv": _dataset(_CSV),
-    "csv_hash": _dataset(f"{_CSV} data.encoding=hash data.max_ind_range=100"),
-    "csv_shuffled": _dataset(f"{_CSV} data.split.method=random data.frequency_threshold=3 data.dense_transform=raw"),
-    "csv_sampled": _dataset(f"{_CSV} data.sampling.negative_drop_rate=0.5 data.dense_transform=minmax"),
-    "csv_numbers": _dataset(
-        "data.raw=inputs/table.csv data.schema=inputs/numbers.yaml data.chunk_bytes=30000 data.split.method=random"
-    ),
-    "tsv_without_header": _dataset(_BARE),
-    "parquet": _dataset(_PARQUET),
-    "parquet_hash": _dataset(f"{_PARQUET} data.encoding=hash data.max_ind_range=100"),
-    "parquet_shuffled": _dataset(f"{_PARQUET} data.split.method=random data.vocabulary_order=first_appearance"),
-    "given_criteo": _dataset(f"{_GIVEN_DAYS} data.chunk_bytes=40000"),
-    "given_criteo_sampled": _dataset(
-        f"{_GIVEN_DAYS} data.chunk_bytes=40000 data.dense_transform=minmax data.sampling.negative_drop_rate=0.6"
-    ),
-    "given_dlrm_kaggle": _dataset(f"{_GIVEN_DAYS} data.chunk_bytes=40000 data.encoding=dlrm_kaggle"),
-    "given_parquet": _dataset(f"{_GIVEN} data.chunk_bytes=30000 data.frequency_threshold=3"),
-    "synthetic": _dataset("data.source=synthetic data.synthetic.rows=1500 data.synthetic.max_cardinality=2000"),
-    "synthetic_days": _dataset(
-        "data.source=synthetic data.synthetic.rows=1500 data.synthetic.days=3 data.synthetic.seed=4"
-    ),
-    "random": _dataset(_RANDOM),
-    "random_zipf": _dataset(f"{_RANDOM} data.random.distribution=zipf data.random.bag_sizes=5 data.random.seed=8"),
-    "random_pareto": _dataset(
-        f"{_RANDOM} data.random.distribution=pareto data.random.bag_sizes=mlperf_v2 data.random.bags_vary=true"
-    ),
-    "trace": _dataset(
-        "data.source=trace data.trace.directory=inputs/trace data.trace.rows=900 data.trace.eval_rows=100"
-    ),
-    "events": _dataset(
-        "data.source=synthetic_events data.synthetic_events.users=40 data.synthetic_events.seed=3 "
-        "data.chunk_bytes=20000"
-    ),
-    "export_npy": [
-        f"{_MADE} data.encoding=torchrec",
-        "extensions.exchange data.path=made exchange.to=out exchange.format=npy",
-    ],
-    "export_bin": [
-        f"{_MADE} data.dense_transform=integers",
-        "extensions.exchange data.path=made exchange.to=out exchange.format=bin",
-    ],
-    "import_npy": [
-        f"{_MADE} data.encoding=torchrec_fixed",
-        "extensions.exchange data.path=made exchange.to=days exchange.format=npy",
-        "extensions.exchange data.path=out exchange.source=days exchange.format=npy",
-    ],
-}
-DATASETS = present(DATASETS)
-
-_TINY = (
-    "data.scale=tiny train.max_steps=20 train.log_every_steps=1 train.target_auc=null train.eval_every_fraction=null "
-    "train.eval_every_steps=null eval.global_batch_size=512 checkpoint.every_steps=null record.tensorboard=false "
-    "runtime.platform=cpu runtime.num_threads=1 run.dir=run"
-)
-# The overrides of `python -m app.train`, on one thread. Batches and rows are smaller than a recipe's tiny form has
-# them where that form takes long.
-RUNS: dict[str, str] = {
-    "golden": (
-        "data.path=golden run.name=golden model.dense_arch=[32,16] model.over_arch=[32,1] train.global_batch_size=64 "
-        "train.max_steps=24 train.eval_every_steps=10 train.log_every_steps=1 record.tensorboard=false "
-        "runtime.platform=cpu runtime.num_threads=1 run.dir=run"
-    ),
-    "amd_2026": f"recipe=amd_2026 {_TINY} train.global_batch_size=32",
-    "amd_blog_2024": f"recipe=amd_blog_2024 {_TINY} train.global_batch_size=64",
-    "amd_blog_2024_fixed": f"recipe=amd_blog_2024_fixed {_TINY} train.global_batch_size=64",
-    "deepspark_3day": f"recipe=deepspark_3day {_TINY}",
-    "meta_kaggle_2019": f"recipe=meta_kaggle_2019 {_TINY} data.synthetic.rows=10000",
-    "mlperf_v1": f"recipe=mlperf_v1 {_TINY} train.global_batch_size=64 data.synthetic.rows=9000",
-    "mlperf_v2": f"recipe=mlperf_v2 {_TINY} train.global_batch_size=32 data.synthetic.rows=3000",
-    "mlperf_v4": (
-        f"recipe=mlperf_v4 {_TINY} data.synthetic_events.users=50 data.synthetic_events.stay=0.7 "
-        "sequences.hstu.position_bound=null train.max_steps=6"
-    ),
-    "ncf_movielens_1m": f"recipe=ncf_movielens_1m {_TINY} train.global_batch_size=256",
-    "quickstart": f"recipe=quickstart {_TINY}",
-}
-RUNS = present(RUNS)
+# The commands that make `out`; the overrides of `python -m app.train`, on one thread. Batches and rows are smaller than
+# a recipe's tiny form has them where that form takes long.
+DATASETS: dict[str, list[str]] = present({name: row["commands"] for name, row in read_record()["datasets"].items()})
+RUNS: dict[str, str] = present({name: row["overrides"] for name, row in read_record()["runs"].items()})
 
 
 def prepare_inputs(directory: Path) -> None:
@@ -342,11 +226,6 @@ def machine() -> dict[str, str]:
         widest = next((flag for flag in ("avx512f", "avx2") if flag in facts.get("flags", "").split()), "")
         cpu = f"{facts.get('model name', cpu)} {facts.get('cpu family')}/{facts.get('model')} {widest}".strip()
     return {"cpu": cpu, "torch": version("torch")}
-
-
-def read_record() -> dict[str, Any]:
-    """The contents of tests/bytes.json."""
-    return json.loads(RECORD.read_bytes())
 
 
 def write_record(record: dict[str, Any]) -> None:

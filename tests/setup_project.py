@@ -9,7 +9,6 @@ import sys
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pip
 import pytest
@@ -117,51 +116,28 @@ class Project:
         self.add_to_base("hydra_core", "1.3.7", module("hydra", "1.3.7"))
         self.add_to_base("python_debian", "0.1.43ubuntu1", {})
 
-    def start(
-        self,
-        python: Path | None = None,
-        options: Sequence[str] = (),
-        links: str = "",
-        config: str = "",
-        uv: bool = False,
-    ) -> "subprocess.Popen[str]":
-        """Start it; with `config` its lines are pip's only settings, without `uv` there is none to be had."""
-        settings = {
-            "PATH": "/usr/bin:/bin",
-            "NO_PROXY": "127.0.0.1",
-            "PYTHONDONTWRITEBYTECODE": "1",
-            "UV_CACHE_DIR": str(self.wheels.parent / "uv-cache"),
-        }
+    def set_up(self, status: int = 0, options: Sequence[str] = (), uv: bool = False) -> str:
+        """Run it, check its exit status and that stdout stays empty, and return what it says.
+
+        Without `uv` there is none to be had.
+        """
+        settings = {"PATH": "/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1", "PIP_CONFIG_FILE": os.devnull}
+        settings |= {"UV_CACHE_DIR": str(self.wheels.parent / "uv-cache")}
+        settings |= {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(self.wheels)}
         if uv:
             found = shutil.which("uv") or shutil.which("uv", path=f"{sys.prefix}/uv/bin")
             if found is None:
                 pytest.skip("uv is neither on the PATH nor in this environment")
             settings["PATH"] = f"{Path(found).parent}:{settings['PATH']}"
-        if config:
-            settings |= {"HOME": str(self.wheels.parent), "XDG_CONFIG_HOME": "", "XDG_CONFIG_DIRS": "/nonexistent"}
-            (self.wheels.parent / ".pip").mkdir(exist_ok=True)
-            (self.wheels.parent / ".pip" / "pip.conf").write_text(f"[global]\n{config}\n", encoding="utf-8")
-        else:
-            settings |= {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": f"{self.wheels} {links}", "PIP_CONFIG_FILE": os.devnull}
         # Of our own Python's settings none may leak into the stand-ins.
         prefixes = ("PIP_", "PYTHON", "VIRTUAL_ENV", "UV_")
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(prefixes)}
-        return subprocess.Popen(
-            [python or self.python, self.requirements / "install.py", self.environment, *options],
-            env=inherited | settings,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    def set_up(self, python: Path | None = None, status: int = 0, **arguments: Any) -> str:
-        """Run it, check its exit status and that stdout stays empty, and return what it says."""
-        process = self.start(python, **arguments)
-        stdout, stderr = process.communicate(timeout=600)
-        assert process.returncode == status, stderr
-        assert stdout == ""
-        assert "Traceback" not in stderr
-        return stderr
+        command: list[str | Path] = [self.python, self.requirements / "install.py", self.environment, *options]
+        process = subprocess.run(command, env=inherited | settings, capture_output=True, text=True, check=False)
+        assert process.returncode == status, process.stderr
+        assert process.stdout == ""
+        assert "Traceback" not in process.stderr
+        return process.stderr
 
     def versions(self) -> dict[str, str]:
         """Return what the environment's Python imports."""

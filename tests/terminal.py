@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-CTRL_C, CTRL_BACKSLASH = b"\x03", b"\x1c"
+CTRL_C = b"\x03"
 PATIENCE_SECONDS = 240
 COLUMNS = 120
 

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from app import train
 from app.checkpoint import files
 from app.commands import COMMANDS
 from app.data import split
@@ -39,10 +38,8 @@ def kill_twice(step: int) -> None:
 MOMENTS: dict[str, Callable[[int], None]] = {
     "killed twice": kill_twice,
     "in the digests": lambda n: inject.at_call(split, "verify_shard", n, pause),
-    "in the step": lambda n: inject.at_call(session.Session, "begin_step", n, pause),
     "in the evaluation": lambda n: inject.at_call(predictor.Predictor, "forward", n, pause, inject.in_evaluation),
     "in the save": lambda n: inject.at_call(files, "publish", n, pause),
-    "in the report": lambda n: inject.at_call(train, "write_report", n, pause),
 }
 
 if __name__ == "__main__":

@@ -9,12 +9,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from app.commands import COMMANDS
 from app.config.app_config import CONFIG_DIR, AppConfig, validate
-from app.optimizer import set_learning_rate
 from app.record.directory import RunDirectory
 from app.record.documents import read_summary
 from app.runtime import platform
@@ -24,32 +22,23 @@ from app.training import session
 from app.training.loop import TrainingRun
 from common.cli import run
 from common.compose import compose_config
-from common.documents import plain, plain_object
+from common.documents import plain_object
 from data_prep.dataset.format import load_manifest
 from tests.app.conftest import launched_environment
+from tests.app.run_files import losses
 
 TIMEOUT_SECONDS = 900
 
 
 def run_group(cases: Sequence[Sequence[str]], world_size: int, out: Path, local_world_size: int = 0) -> list[Any]:
-    """Train each case (a list of overrides) on `world_size` processes, `local_world_size` of them on a machine.
+    """Train a whole run of each case (a list of overrides) on `world_size` processes, `local_world_size` on a machine.
 
-    Returns for each case its losses, the plan, the sums over each parameter's values and the digest of the initial
+    Returns for each case its summary, losses, plan, the sums over each parameter's values and the digest of the initial
     parameters, as rank 0 saw them.
     """
-    return _results(_cases, cases, world_size, out, local_world_size or world_size)
-
-
-def run_whole(cases: Sequence[Sequence[str]], world_size: int, out: Path) -> list[Any]:
-    """The summary of a whole run of each case (a list of overrides, with run.dir) on `world_size` processes."""
-    return _results(train_runs, cases, world_size, out, world_size)
-
-
-def _results(
-    target: Callable[..., None], cases: Sequence[Sequence[str]], world_size: int, out: Path, local_world_size: int
-) -> list[Any]:
-    log, arguments = out.with_suffix(".log"), ([list(case) for case in cases], str(out))
-    assert start_group(target, arguments, world_size, local_world_size, log) == [0] * world_size, log.read_text()
+    named = [[f"run.dir={out.with_suffix('')}/{number}", *case] for number, case in enumerate(cases)]
+    log, sizes = out.with_suffix(".log"), (world_size, local_world_size or world_size)
+    assert start_group(train_runs, (named, str(out)), *sizes, log) == [0] * world_size, log.read_text()
     return json.loads(out.read_text(encoding="utf-8"))
 
 
@@ -87,61 +76,30 @@ def _train(overrides: list[str], cwd: str) -> None:
     run(COMMANDS["train"])
 
 
-def _cases(cases: list[list[str]], out: str) -> None:
-    config = compose_config(AppConfig, CONFIG_DIR, cases[0])
-    runtime = platform.start(config.runtime, seed=0, deterministic=True)
-    results = [_trained(case, runtime) for case in cases]
-    if runtime.rank == 0:
-        Path(out).write_text(json.dumps(results), encoding="utf-8")
-    dist.barrier()
-    leave(0)
-
-
 def train_runs(cases: Sequence[Sequence[str]], out: str) -> None:
-    """Train a whole run of each case, one after the other, as one process of a job, and write their summaries."""
+    """Train a run of each case, one after the other, as one process of a job, and write what `run_group` returns."""
     configs = [compose_config(AppConfig, CONFIG_DIR, case) for case in cases]
     runtime = platform.start(configs[0].runtime, seed=0, deterministic=True)
-    summaries = []
+    plan.BLOCK_BYTES = 1 << 10  # so that these small tables travel in several blocks
+    results = []
     for config in configs:
         root, record = Path(config.data.path or ""), RunDirectory(Path(config.run.dir), runtime.rank)
         validate(config)
         runtime.on_rank_0(record.open)
-        TrainingRun(session.build(config, runtime, root, load_manifest(root)), record, 0.0).train()
-        summaries.append(read_summary(record.path) if runtime.rank == 0 else None)
+        this = session.build(config, runtime, root, load_manifest(root))
+        initial_digest = this.parameters_digest()
+        TrainingRun(this, record, 0.0).train()
+        sums: dict[str, float] = defaultdict(float)
+        for name, values in this.parameters():
+            sums[name] += float(values.astype("float64").sum())
+        if runtime.rank == 0:
+            written = read_summary(record.path)
+            assert written is not None
+            figures = {**plain_object(written), "losses": losses(record.path), "sums": sums}
+            figures |= {"plan": plain_object(this.plan.to_document()), "initial_digest": initial_digest}
+            results.append(figures)
         record.release()
     if runtime.rank == 0:
-        Path(out).write_text(json.dumps(plain(summaries)), encoding="utf-8")
+        Path(out).write_text(json.dumps(results), encoding="utf-8")
     dist.barrier()
     leave(0)
-
-
-def _trained(overrides: list[str], runtime: platform.Runtime) -> dict[str, Any]:
-    config = compose_config(AppConfig, CONFIG_DIR, overrides)
-    validate(config)
-    root = Path(config.data.path or "")
-    this = session.build(config, runtime, root, load_manifest(root))
-    plan.BLOCK_BYTES = 1 << 10  # so that these small tables travel in several blocks
-    initial_digest = this.parameters_digest()
-    losses: list[float] = []
-    epoch = 0
-    while len(losses) < (config.train.max_steps or 0):
-        for batch in this.predictor.split("train").train_batches(config.train.global_batch_size, 0, epoch, 0):
-            set_learning_rate(this.optimizer, config.optimizer.lr)
-            this.optimizer.zero_grad()
-            loss = torch.nn.functional.binary_cross_entropy_with_logits(this.forward(batch), batch.labels)
-            loss.backward()
-            this.optimizer.step()
-            losses.append(loss.item())
-            if len(losses) == config.train.max_steps:
-                break
-        epoch += 1
-    means = runtime.mean(torch.tensor(losses).numpy())
-    sums: dict[str, float] = defaultdict(float)
-    for name, values in this.parameters():
-        sums[name] += float(values.astype("float64").sum())
-    return {
-        "losses": means.tolist(),
-        "plan": plain_object(this.plan.to_document()),
-        "sums": sums,
-        "initial_digest": initial_digest,
-    }

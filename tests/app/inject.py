@@ -11,11 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed.checkpoint as dcp
 
-from app import bench
 from app.checkpoint import files
 from app.data import split
 from app.training import checkpointer, predictor, session
@@ -57,20 +55,9 @@ def signal_in_step(name: str) -> Callable[[int], None]:
     return lambda n: at_call(session.Session, "begin_step", n, lambda *_: os.kill(os.getpid(), number))
 
 
-def terminate_like_timeout(*_: Any, **__: Any) -> None:
-    """GNU timeout sends its signal to the process and to the group, which is one request."""
-    terminate()
-    terminate()
-
-
 def stop_at(step: int) -> None:
     """As if a signal had come during that step."""
     vars(checkpointer)["StopCheck"].requested = lambda _, now: now == step
-
-
-def limit_file_size(size: int) -> None:
-    """No file may become larger: writing on fails as on a full disk."""
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 
 
 def take_disk(*_: Any, checkpoint_id: Path, **__: Any) -> None:
@@ -88,10 +75,6 @@ def limit_memory(step: int) -> None:
         torch.empty(1 << 34)
 
     at_call(session.Session, "begin_step", step, act)
-
-
-def refuse_memory(*_: Any, **__: Any) -> None:
-    raise torch.OutOfMemoryError("CUDA out of memory")
 
 
 def spoil_loss(number: int, spoil: Callable[[torch.Tensor], torch.Tensor]) -> None:
@@ -135,22 +118,6 @@ def spoil_table(step: int) -> None:
     at_call(session.Session, "begin_step", step, act)
 
 
-def shuffle_histories(seed: int) -> None:
-    """Ids and actions of each history in a random order, between times as they are."""
-    from extensions.sequences import event_log  # where the extension is
-
-    rng = np.random.default_rng(seed)
-    gather_histories = event_log.gather_histories
-
-    def shuffled(*arguments: Any) -> event_log.Histories:
-        batch_histories = gather_histories(*arguments)
-        owner = np.repeat(np.arange(len(batch_histories.lengths)), batch_histories.lengths)
-        order = np.lexsort((rng.random(len(owner)), owner))
-        return batch_histories._replace(ids=batch_histories.ids[:, order], actions=batch_histories.actions[order])
-
-    setattr(event_log, "gather_histories", shuffled)  # noqa: B010  # where the extension is, its type is another
-
-
 def in_evaluation(*_: Any) -> bool:
     return not torch.is_grad_enabled()
 
@@ -170,21 +137,16 @@ FAULTS: dict[str, Callable[[int], None]] = {
     "in the beginning": lambda n: at_call(os, "replace", n, kill_job, lambda a, b: "/runs/" in f"/{b}"),
     "kill": lambda n: at_call(session.Session, "begin_step", 1, kill_job, lambda _, step: step == n),
     "stop": stop_at,
-    **{f"{name} in the step": signal_in_step(name) for name in ("SIGINT", "SIGTERM", "SIGUSR1")},
-    "an echoed signal": lambda n: at_call(session.Session, "begin_step", n, terminate_like_timeout),
+    **{f"{name} in the step": signal_in_step(name) for name in ("SIGTERM", "SIGUSR1")},
     "signal in the evaluation": lambda n: at_call(predictor.Predictor, "forward", n, terminate, in_evaluation),
-    "process 1 has no memory": lambda n: at_call(predictor.Predictor, "forward", n, refuse_memory, in_process_1),
     "process 1 is lost": lambda n: at_call(predictor.Predictor, "forward", n, kill, in_process_1),
     "signal in the sums": lambda n: at_call(split, "verify_shard", n, terminate),
-    "disk full": limit_file_size,
     "disk taken": lambda n: at_call(dcp, "save", n, take_disk),
     "no memory": limit_memory,
-    "no memory for a measurement": lambda n: at_call(bench, "time_work", n, refuse_memory),
     "loss not finite": lambda n: spoil_loss(n, lambda loss: loss * float("nan")),
     "gradients not finite": lambda n: spoil_loss(n, infinite_gradient),
     "losses not finite": lambda n: spoil_losses(n, 20),
     "table not finite": spoil_table,
-    "histories shuffled": shuffle_histories,
 }
 
 

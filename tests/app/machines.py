@@ -41,7 +41,7 @@ class Launcher:
 
 
 ADDRESSES = ("10.213.71.1", "10.213.71.2")
-CLONE_NEWNET, CLONE_NEWNS, CLONE_NEWUTS = 0x40000000, 0x00020000, 0x04000000  # <sched.h>
+CLONE_NEWNET = 0x40000000  # <sched.h>
 DISTURBED = [*SMALL, "run.name=mine", "train.max_steps=300", "checkpoint.every_steps=50", "sharding.types=row_wise"]
 DISTURBED += ["train.eval_every_steps=null", "baselines=false"]
 

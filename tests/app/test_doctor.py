@@ -1,8 +1,5 @@
 """`make doctor`: packages, GPUs as probes of other machines saw them, limits, disks and datasets."""
 
-import json
-import os
-import re
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +8,6 @@ import pytest
 from app import doctor
 from app.config.commands import DoctorConfig
 from app.doctor import Verdict
-from tests.app.conftest import REPOSITORY
 from tests.app.datasets import write_dataset
 
 FEW = {"train": 40, "val": 5, "test": 5}
@@ -25,11 +21,8 @@ NO_KERNEL = {**H200, "fault": "RuntimeError: no kernel image is available"}
     [
         ("2.13.0+cpu", "1.8.0", "1.8.0", "ok", ""),
         ("2.10.0", "1.5.0", "1.4.0", "ok", ""),  # rocm/primus v26.1
-        ("2.14.0+rocm10.1", "2026.10.8", "1.9.0", "ok", ""),  # v26.8: built from source, on that date
         ("2.13.0", "1.7.0", "1.7.0", "fail", "'torch==2.13.*' 'fbgemm-gpu-cpu==1.8.*' 'torchrec==1.8.*'"),
-        ("2.15.0", "1.9.0", "1.9.2", "fail", "'torch==2.14.*' 'fbgemm-gpu-cpu==1.9.*' 'torchrec==1.9.*'"),
         ("2.13.0", "1.8.0", "1.5.0", "warn", "pip install --no-deps 'torchrec==1.8.*'"),
-        ("2.10.0a0+git123.dev4", "1.5.0", "1.4.0", "warn", "not releases"),
     ],
 )
 def test_releases_that_belong_together(torch: str, fbgemm: str, torchrec: str, verdict: str, remedy: str) -> None:
@@ -43,33 +36,11 @@ def test_releases_that_belong_together(torch: str, fbgemm: str, torchrec: str, v
     assert (doubled.name, doubled.verdict) == ("fbgemm", Verdict.fail)
 
 
-@pytest.mark.parametrize(("value", "fault"), [("0.5", ""), ("0.25", "RuntimeError: bags of 1 and 2 rows of 0.5")])
-def test_a_wrong_lookup_is_found(value: str, fault: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """PYTHONOPTIMIZE drops assertions."""
-    source = (REPOSITORY / "app/runtime/stack_probe.py").read_text().replace("fill_(0.5)", f"fill_({value})")
-    exec(compile(source, "probe", "exec", optimize=2), {"__name__": "__main__"})
-    cpu_fault = json.loads(capsys.readouterr().out)["cpu_fault"]
-    assert cpu_fault.startswith(fault) if fault else cpu_fault is None
-
-
-@pytest.mark.parametrize(
-    ("code", "message"),
-    [("raise ImportError('no libcudart')", "ImportError: no libcudart"), ("os.abort()", "ended by SIGABRT")],
-)
-def test_a_broken_stack_fails(code: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "torch.py").write_text(f"import os\n{code}\n")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
-    check, probe = doctor.probe_stack()
-    assert (check.verdict, check.found, probe) == (Verdict.fail, message, None)
-
-
 @pytest.mark.parametrize(
     ("present", "probe", "verdict", "words"),
     [
-        ("", {"cuda": None, "devices": []}, "ok", "CPU build"),
         ("NVIDIA_DEVICE", {"cuda": None, "devices": []}, "warn", "torch is the CPU build"),
         ("AMD_DEVICE", {"cuda": None, "hip": "7.1", "devices": []}, "fail", "sees no GPU of AMD here"),
-        ("", {"devices": []}, "warn", "shows no GPU"),
         ("NVIDIA_DEVICE", {"devices": [H200]}, "ok", "NVIDIA H200, sm_90, 150 GiB, CUDA 13.0"),
         ("NVIDIA_DEVICE", {"devices": [NO_KERNEL]}, "fail", "no kernel image is available"),
     ],
@@ -83,42 +54,17 @@ def test_gpus(
     assert (check.verdict.name, words in check.found) == (verdict, True)
 
 
-@pytest.mark.parametrize(
-    ("version", "cuda", "verdict"),
-    [
-        ("580.65.06", "13.0", Verdict.ok),
-        ("575.57.08", "13.0", Verdict.fail),
-        ("470.256.02", "12.8", Verdict.fail),
-        ("575.57.08", None, Verdict.ok),  # torch for the CPU
-    ],
-)
+@pytest.mark.parametrize(("version", "verdict"), [("580.65.06", Verdict.ok), ("575.57.08", Verdict.fail)])
 def test_a_driver_older_than_cuda_needs(
-    version: str, cuda: str | None, verdict: Verdict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    version: str, verdict: Verdict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """FBGEMM's wheel for CUDA 13 wants libcudart 13, which wants driver 580; torch then sees no GPU at all."""
     driver = tmp_path / "version"
     driver.write_text(f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {version}  Sun Jul 27 07:19:38 UTC 2025\n")
     monkeypatch.setattr(doctor, "NVIDIA_DRIVER", driver)
-    *_, check = doctor.check_devices({**CUDA, "cuda": cuda, "devices": []})
+    *_, check = doctor.check_devices({**CUDA, "devices": []})
     assert check.verdict is verdict
-    assert verdict is Verdict.ok or re.search(r"(580|525) or later", check.remedy or "")
-
-
-def test_a_device_that_may_not_be_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)  # root may open everything
-    (check,) = doctor.check_groups([tmp_path, Path("/")])
-    assert f"--group-add {tmp_path.stat().st_gid}" in (check.remedy or "")
-
-
-def test_what_is_too_small_or_not_allowed(tmp_path: Path) -> None:
-    assert doctor.check_memory(minimum=1).verdict is Verdict.ok
-    assert doctor.check_memory(minimum=1 << 60).verdict is Verdict.warn
-    assert doctor.check_shared_memory(minimum=1).verdict is Verdict.ok
-    assert "--shm-size" in (doctor.check_shared_memory(minimum=1 << 60).remedy or "")
-    assert doctor.check_shared_memory(Path("/absent")).verdict is Verdict.warn
-    assert doctor.check_disk("disk", tmp_path / "not" / "yet").verdict in (Verdict.ok, Verdict.warn)
-    (tmp_path / "file").touch()
-    assert doctor.check_disk("disk", tmp_path / "file" / "below").verdict is Verdict.fail
+    assert verdict is Verdict.ok or "580 or later" in (check.remedy or "")
 
 
 def test_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,33 +1,26 @@
 """`python -m app.launch`, on one machine and on two: its exit status and last words are those of the processes."""
 
-import contextlib
-import ctypes
 import functools
 import importlib
-import os
 import re
 import signal
-import socket
-import subprocess
 import sys
-import tempfile
 import time
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from app.launch import first_failure
 from tests.app import machines
-from tests.app.conftest import REPOSITORY, SMALL
+from tests.app.conftest import SMALL
 from tests.app.group import train_group
 from tests.app.machines import ADDRESSES, DISTURBED, Launcher, enter, ip, kill, undisturbed
 from tests.app.machines import hosts as hosts
 from tests.app.run_files import losses, summary
-from tests.waits import wait_until
 
 NO_NODES = "min_nodes must be > 0 and <= max_nodes, got min_nodes=0, max_nodes=0"
+GIVE = "give numbers of at least 1"
 
 
 def launched(tmp_path: Path, *words: str, python: str = "") -> Launcher:
@@ -36,44 +29,25 @@ def launched(tmp_path: Path, *words: str, python: str = "") -> Launcher:
 
 @pytest.mark.medium
 @pytest.mark.parametrize(
-    ("argument", "status", "message"),
+    ("words", "message"),
     [
-        ("data.path=", 2, "error: data.path: not given; name the directory of the dataset\n"),
-        pytest.param("--help", 0, "", marks=pytest.mark.slow),
+        ("--nproc-per-node 2 -m data_prep data.path=", "data.path: not given; name the directory of the dataset"),
+        ("--nproc-per-node 0 -m data_prep", f"--nproc-per-node 0 --nnodes 1:1: at least one process is needed; {GIVE}"),
+        ("--nnodes 0 -m data_prep", f"--nproc-per-node 1 --nnodes 0: {NO_NODES}; {GIVE}"),
     ],
 )
-def test_status_and_words_are_those_of_the_processes(argument: str, status: int, message: str, tmp_path: Path) -> None:
-    with socket.socket() as other:
-        with contextlib.suppress(OSError):  # another has it indeed
-            other.bind(("", 29500))
-            other.listen()
-        launcher = launched(tmp_path, "--nproc-per-node", "2", "-m", "data_prep", argument, python=sys.executable)
-        assert launcher.end() == (status, message)
-
-
-@pytest.mark.parametrize(
-    ("option", "value", "message"),
-    [
-        ("--nproc-per-node", "abc", "--nproc-per-node abc --nnodes 1:1: Unsupported nproc_per_node value: abc"),
-        ("--nproc-per-node", "0", "--nproc-per-node 0 --nnodes 1:1: at least one process is needed"),
-        ("--nnodes", "0", f"--nproc-per-node 1 --nnodes 0: {NO_NODES}"),
-    ],
-)
-def test_a_number_that_is_none_is_one_line(option: str, value: str, message: str, tmp_path: Path) -> None:
-    launcher = launched(tmp_path, option, value, "-m", "data_prep", python=sys.executable)
-    assert launcher.end() == (2, f"error: {message}; give numbers of at least 1\n")
+def test_status_and_words_are_those_of_the_processes(words: str, message: str, tmp_path: Path) -> None:
+    assert launched(tmp_path, *words.split(), python=sys.executable).end() == (2, f"error: {message}\n")
 
 
 @pytest.mark.parametrize(
     ("failures", "cause"),
     [
-        ({1: (100, -9), 0: (100, 75)}, (1, -9)),
         ({0: (100, 75), 1: (100, -9)}, (1, -9)),  # both had ended when torchrun looked
         ({0: (100, 75), 1: (101, -9)}, (1, -9)),
         ({0: (100, 75), 1: (100, -15)}, (0, 75)),  # process 1 was ended by torchrun
         ({0: (100, 75), 1: (400, -9)}, (0, 75)),  # it did not
         ({0: (100, 2), 1: (100, 2)}, (0, 2)),
-        ({1: (100, 1), 0: (101, 75)}, (1, 1)),
     ],
 )
 def test_the_cause_is_reported_not_its_effects(failures: dict[int, tuple[int, int]], cause: tuple[int, int]) -> None:
@@ -106,20 +80,6 @@ def test_a_killed_process_is_started_again_or_told(
     assert losses(run) == losses(tmp_path / "whole/runs/x")
 
 
-@pytest.mark.slow("processes")
-def test_a_signal_comes_once_to_processes_while_torchrun_waits(tmp_path: Path) -> None:
-    """A second time it would end them at once, without their checkpoint."""
-    command = [sys.executable, "-m", "tests.app.blocked_launcher"]
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True) as launcher:
-        assert launcher.stdout is not None
-        assert launcher.stdout.readline() == "under way\n"
-        time.sleep(0.5)  # until the next watch has begun
-        launcher.send_signal(signal.SIGTERM)
-        assert launcher.stdout.read() == "saved\n"
-        assert launcher.wait(60) == 75
-
-
 TIMEOUT_SECONDS = 12  # of an exchange: others' work on this machine must not cost so much
 LOST_AFTER = "keep_alive_interval=1,keep_alive_max_attempt=5"  # seconds, in torchrun's words
 TWO = "--nnodes 2 --nproc-per-node 1"
@@ -127,25 +87,16 @@ DOCUMENTED = f"{TWO} --rdzv-backend c10d --rdzv-id job --rdzv-endpoint {ADDRESSE
 STATIC = [f"{TWO} --master-addr {ADDRESSES[0]} --master-port 29500 --node-rank {number}".split() for number in (0, 1)]
 
 
-def start_one(
-    host: str,
-    out: Path,
-    overrides: list[str],
-    *options: str,
-    base: list[str] = DOCUMENTED,
-    prepare: Callable[[str], None] = enter,
-) -> Launcher:
+def start_one(host: str, out: Path, overrides: list[str], *options: str, base: list[str] = DOCUMENTED) -> Launcher:
     """app.launch on one of the machines, with one process."""
     arguments = [*base, *options, "-m", "app.train", *overrides]
-    return Launcher(*arguments, cwd=out.parent, out=out, prepare=functools.partial(prepare, host))
+    return Launcher(*arguments, cwd=out.parent, out=out, prepare=functools.partial(enter_impatiently, host))
 
 
-def start(
-    hosts: list[str], out: Path, overrides: list[str], *options: str, prepare: Callable[[str], None]
-) -> list[Launcher]:
+def start(hosts: list[str], out: Path, overrides: list[str], *options: str) -> list[Launcher]:
     """app.launch on both machines; the first is where they meet."""
     outs = (out.with_name(f"{out.name}_{number}") for number in range(2))
-    return [start_one(host, own, overrides, *options, prepare=prepare) for host, own in zip(hosts, outs, strict=True)]
+    return [start_one(host, own, overrides, *options) for host, own in zip(hosts, outs, strict=True)]
 
 
 def enter_impatiently(host: str) -> None:
@@ -159,7 +110,7 @@ def enter_impatiently(host: str) -> None:
 def test_a_cut_cable_ends_both_machines(hosts: list[str], dataset: Path, tmp_path: Path) -> None:
     overrides = [*brief(dataset), "train.epochs=6000", "train.max_steps=null", "checkpoint.every_steps=20"]
     overrides.append(f"runtime.timeout_minutes={TIMEOUT_SECONDS / 60}")
-    launchers = start(hosts, tmp_path / "cut", overrides, prepare=enter_impatiently)
+    launchers = start(hosts, tmp_path / "cut", overrides)
     try:
         machines.wait_for_checkpoint(tmp_path / "runs/x", launchers)
         ip("-n", hosts[1], "link", "set", hosts[1], "down")
@@ -171,19 +122,6 @@ def test_a_cut_cable_ends_both_machines(hosts: list[str], dataset: Path, tmp_pat
     assert all(re.search("timed out|timeout", words) for words in (reason, its_reason)), results  # no end hears more
     assert [status for status, _ in results] == [75, 75], results
     assert summary(tmp_path / "runs/x")["status"] == "failed"
-
-
-def enter_by_name(host: str) -> None:
-    """The first machine's own name means loopback there, as Debian installs it; the second's does not resolve."""
-    enter(host)
-    libc = ctypes.CDLL(None, use_errno=True)
-    assert libc.unshare(machines.CLONE_NEWNS | machines.CLONE_NEWUTS) == 0
-    subprocess.run(["mount", "--make-rprivate", "/"], check=True)
-    name = {"a": "first", "b": "nowhere"}[host[-1]]
-    socket.sethostname(name)
-    with tempfile.NamedTemporaryFile("w", encoding="utf-8", suffix=".hosts", delete=False) as file:
-        file.write(f"127.0.0.1 localhost\n{'127.0.1.1' if name == 'first' else ADDRESSES[0]} first\n")
-    subprocess.run(["mount", "--bind", file.name, "/etc/hosts"], check=True)
 
 
 def brief(dataset: Path) -> list[str]:
@@ -200,31 +138,18 @@ def ended(launchers: list[Launcher]) -> list[tuple[int, str]]:
 
 
 @pytest.mark.slow("container")
-def test_machines_meet_by_a_name_that_is_loopback_on_one(hosts: list[str], dataset: Path, tmp_path: Path) -> None:
-    options = ["--rdzv-endpoint", "first:29400"]
-    results = ended(start(hosts, tmp_path / "out", brief(dataset), *options, prepare=enter_by_name))
-    assert [status for status, _ in results] == [0, 0], results
-    for (_, err), address, host in zip(results, ADDRESSES, hosts, strict=True):
-        assert f"launch: {address} on {host}, meeting at first:29400" in err
-    assert summary(tmp_path / "runs/x")["status"] == "completed"
-
-
-@pytest.mark.slow("container")
-@pytest.mark.parametrize("number", [0, 1])
-def test_a_refusal_on_one_machine_ends_both(hosts: list[str], dataset: Path, tmp_path: Path, number: int) -> None:
+def test_a_refusal_on_one_machine_ends_both(hosts: list[str], dataset: Path, tmp_path: Path) -> None:
+    overrides = [[*brief(dataset), *["train.epocs=1"] * one] for one in range(2)]
     options = ["--max-restarts", "3"]
-    overrides = [[*brief(dataset), *["train.epocs=1"] * (one == number)] for one in range(2)]
     results = ended([start_one(hosts[one], tmp_path / str(one), overrides[one], *options) for one in range(2)])
     assert [status for status, _ in results] == [2, 2], results
-    assert results[number][1].count("did you mean train.epochs?") == 1
-    assert results[1 - number][1].count("refused its settings or its input") == 1
+    assert results[1][1].count("did you mean train.epochs?") == 1
+    assert results[0][1].count("refused its settings or its input") == 1
     assert not (tmp_path / "runs").exists()
 
 
 NEVER_CAME = {
     (False, 0): ("join_timeout=5", f"29400: 1 of 2 machines came ({ADDRESSES[0]}) after "),
-    (False, 1): ("read_timeout=2", "29400: no answer after "),
-    (True, 0): ("timeout=3", "29500: only this one of 2 machines came after "),
     (True, 1): ("timeout=3", "29500: no answer after "),
 }
 
@@ -244,25 +169,13 @@ def test_a_machine_that_never_comes_is_named(
 
 
 @pytest.mark.slow("container")
-@pytest.mark.parametrize("number", [0, 1])
-def test_a_signal_ends_a_pod_that_waits(hosts: list[str], dataset: Path, tmp_path: Path, number: int) -> None:
-    launcher = start_one(hosts[number], tmp_path / "out", brief(dataset), base=STATIC[number])  # waits for 15 minutes
-    log = tmp_path / "out/stderr"
-    wait_until(lambda: log.exists() and "meeting at" in log.read_text(), lambda: launcher.process.exitcode is None)
-    time.sleep(2)  # until torch waits
-    os.kill(launcher.process.pid or 0, signal.SIGTERM)
-    ((status, err),) = ended([launcher])  # within eight minutes
-    assert (status, err.splitlines()[1:]) == (128 + signal.SIGTERM, ["SIGTERM: stopped before it began"])
-
-
-@pytest.mark.slow("container")
 def test_a_lost_machine_comes_back(
     hosts: list[str], dataset: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """One before, one after the other counts it as lost: the job heals, to the bits of one undisturbed."""
     overrides, run = [*DISTURBED, f"data.path={dataset}"], tmp_path / "runs/mine"
     options = ["--max-restarts", "3", "--rdzv-conf", LOST_AFTER]
-    launchers = start(hosts, tmp_path / "first", overrides, *options, prepare=enter_impatiently)
+    launchers = start(hosts, tmp_path / "first", overrides, *options)
     try:
         for number, seconds, checkpoints in ((1, 1.5, 1), (0, 9.0, 3)):
             machines.wait_for_checkpoint(run, launchers, checkpoints)
@@ -276,21 +189,17 @@ def test_a_lost_machine_comes_back(
 
 
 @pytest.mark.slow("container")
-@pytest.mark.parametrize("number", [0, 1])
-def test_a_machine_that_is_lost_for_good_leaves_75(
-    hosts: list[str], dataset: Path, tmp_path: Path, number: int
-) -> None:
+def test_a_machine_that_is_lost_for_good_leaves_75(hosts: list[str], dataset: Path, tmp_path: Path) -> None:
     """A checkpoint is there: not 69, which nothing queues again."""
     # The time-outs are long enough for a launcher that other tests delay.
     options = ["--max-restarts", "1", "--rdzv-conf", f"join_timeout=20,read_timeout=10,{LOST_AFTER}"]
     overrides = [*DISTURBED, f"data.path={dataset}"]
-    launchers = start(hosts, tmp_path / "only", overrides, *options, prepare=enter_impatiently)
+    launchers = start(hosts, tmp_path / "only", overrides, *options)
     try:
         machines.wait_for_checkpoint(tmp_path / "runs/mine", launchers)
-        kill(launchers[number].process.pid or 0)
+        kill(launchers[0].process.pid or 0)
     finally:
-        results = ended(launchers)
-    status, err = results[1 - number]
+        _, (status, err) = ended(launchers)
     assert status == 75, err
     assert re.search(rf"^error: {ADDRESSES[0]}:29400: .* after \d+ s; .*the same command resumes", err, re.M), err
     assert "Traceback" not in err

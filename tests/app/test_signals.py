@@ -4,7 +4,6 @@ import contextlib
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -14,13 +13,12 @@ import pytest
 
 from app.checkpoint.files import whole_checkpoints
 from tests.app.at_moment import REACHED
-from tests.app.conftest import REPOSITORY, SMALL, Command, Job, app_environment
+from tests.app.conftest import SMALL, Command, Job, app_environment
 from tests.app.run_files import events, summary
 from tests.fast_python import fast_python
-from tests.terminal import CTRL_BACKSLASH, CTRL_C, Terminal
+from tests.terminal import CTRL_C, Terminal
 from tests.waits import wait_until
 
-TORCHRUN = ["torch.distributed.run", "--standalone"]  # at a free port
 STEP = r"step [1-9]\d*/"  # the progress bar has been drawn
 NEVER_SHOWN = r"Traceback|death signal|closing signal|\[W|W\d{4} |\^"
 
@@ -78,32 +76,19 @@ def training(processes: int, overrides: list[str], *more: str) -> list[str]:
 
 
 @pytest.mark.slow("processes")
-@pytest.mark.parametrize(("processes", "name"), [(1, "SIGQUIT"), (2, "SIGINT"), (2, "SIGHUP")])
-def test_a_run_on_a_terminal_is_stopped_and_saved(processes: int, name: str, dataset: Path, tmp_path: Path) -> None:
-    terminal = on_terminal([*launched(processes), *endless(dataset)], tmp_path)
+@pytest.mark.parametrize("name", ["SIGINT", "SIGHUP"])
+def test_a_run_on_a_terminal_is_stopped_and_saved(name: str, dataset: Path, tmp_path: Path) -> None:
+    terminal = on_terminal([*launched(2), *endless(dataset)], tmp_path)
     terminal.wait_for(STEP)
     if name == "SIGHUP":
         terminal.close()
     else:
-        terminal.press({"SIGINT": CTRL_C, "SIGQUIT": CTRL_BACKSLASH}[name])
+        terminal.press(CTRL_C)
     assert_stopped_whole(terminal, tmp_path / "runs/x", name)
 
 
 @pytest.mark.slow("processes")
-def test_a_closed_terminal_reaches_what_make_started(dataset: Path, tmp_path: Path) -> None:
-    """The kernel tells the leader of the session, and a make that leads it tells nobody."""
-    command = " ".join([*launched(2), *endless(dataset), f"run.dir={tmp_path}/runs/x"]).replace("$", "$$")
-    (tmp_path / "Makefile").write_text(f"train:\n\t@{command}\n")
-    terminal = on_terminal(["make"], tmp_path)
-    terminal.wait_for(STEP)
-    terminal.close()
-    assert_stopped_whole(terminal, tmp_path / "runs/x", "SIGHUP", 128 + signal.SIGHUP)
-
-
-@pytest.mark.slow("processes")
-@pytest.mark.parametrize(
-    ("processes", "moment", "steps"), [(1, "in the save:1", 10), (2, "in the step:1", 0), (2, "in the evaluation:2", 0)]
-)
+@pytest.mark.parametrize(("processes", "moment", "steps"), [(1, "in the save:1", 10), (2, "in the evaluation:2", 0)])
 def test_a_key_at_any_time_saves(processes: int, moment: str, steps: int, overrides: list[str], tmp_path: Path) -> None:
     terminal = at_moment(moment, training(processes, overrides, "train.max_steps=9000"), tmp_path)
     terminal.press(CTRL_C)
@@ -111,17 +96,6 @@ def test_a_key_at_any_time_saves(processes: int, moment: str, steps: int, overri
     (tmp_path / "go").touch()
     assert_stopped_whole(terminal, tmp_path / "runs/x", "SIGINT")
     assert summary(tmp_path / "runs/x")["steps"] > steps
-
-
-@pytest.mark.slow("processes")
-def test_a_key_in_the_report_leaves_a_completed_run(overrides: list[str], tmp_path: Path) -> None:
-    terminal = at_moment("in the report:1", training(2, overrides, "baselines=false"), tmp_path)
-    terminal.press(CTRL_C)
-    terminal.wait_for("SIGINT: training has ended, the report is being written; signal again to stop immediately")
-    (tmp_path / "go").touch()
-    assert terminal.end() == 0, terminal.text
-    assert summary(tmp_path / "runs/x")["status"] == "completed"
-    assert (tmp_path / "runs/x/report.html").exists()
 
 
 @pytest.mark.slow("processes")
@@ -139,10 +113,9 @@ def test_a_second_key_ends_all_at_once_and_says_what_is_lost(overrides: list[str
 
 
 @pytest.mark.slow("processes")
-@pytest.mark.parametrize("launcher", [["app.launch"], TORCHRUN], ids=" ".join)
-def test_processes_end_with_their_launcher(launcher: list[str], dataset: Path, tmp_path: Path) -> None:
+def test_processes_end_with_their_launcher(dataset: Path, tmp_path: Path) -> None:
     """kill -9 leaves it no time to tell them; the kernel does, and they save."""
-    command = [sys.executable, "-m", *launcher, "--nproc-per-node", "2", "-m", *endless(dataset)]
+    command = [sys.executable, "-m", "app.launch", "--nproc-per-node", "2", "-m", *endless(dataset)]
     command += [f"run.dir={tmp_path}/runs/x"]
     terminal = on_terminal(command, tmp_path)
     terminal.wait_for(STEP)
@@ -166,19 +139,17 @@ def test_what_is_left_of_a_lost_process_is_told_as_it_is(dataset: Path, run_app:
 
 
 @pytest.mark.slow("processes")
-@pytest.mark.parametrize("name", [signal.SIGINT, signal.SIGTERM])
-def test_who_saves_nothing_ends_with_one_line(name: signal.Signals, uninterrupted: Path, tmp_path: Path) -> None:
+def test_who_saves_nothing_ends_with_one_line(uninterrupted: Path, tmp_path: Path) -> None:
     command = [*python(), "tests.app.at_moment", "evaluate", f"run={uninterrupted}"]
     terminal = at_moment("in the digests:1", command, tmp_path)
-    terminal.process.send_signal(name)
-    assert terminal.end() == 128 + name, terminal.text
-    assert terminal.lines[-2:] == [f"{name.name}: stopped before the end", ""]
+    terminal.process.send_signal(signal.SIGTERM)
+    assert terminal.end() == 128 + signal.SIGTERM, terminal.text
+    assert terminal.lines[-2:] == ["SIGTERM: stopped before the end", ""]
     assert terminal.text.count("\n") == 3  # the moment's two, and this
 
 
-@pytest.mark.parametrize("module", ["app.train", pytest.param("app.launch", marks=pytest.mark.slow)])
-def test_a_key_while_modules_are_imported(module: str, tmp_path: Path) -> None:
-    terminal = on_terminal([sys.executable, "-m", module, "run.name=x"], tmp_path)
+def test_a_key_while_modules_are_imported(tmp_path: Path) -> None:
+    terminal = on_terminal([sys.executable, "-m", "app.train", "run.name=x"], tmp_path)
     pid, hang_up = terminal.process.pid, 1 << (signal.SIGHUP - 1)
 
     def handles_signals() -> bool:
@@ -191,23 +162,9 @@ def test_a_key_while_modules_are_imported(module: str, tmp_path: Path) -> None:
     assert re.fullmatch(r"SIGINT: (stopped before it began|stopped .*)\n?", "\n".join(terminal.lines)), terminal.text
 
 
-@pytest.mark.parametrize("processes", ["abc", "0", "2x", "1.5"])
-def test_a_number_of_processes_that_is_none(processes: str) -> None:
-    command = ["make", "--dry-run", "train", f"NPROC={processes}"]
-    process = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
-    assert process.returncode == 2
-    assert re.fullmatch(
-        rf"launch/variables.mk:\d+: \*\*\* NPROC={processes}: not a number of processes; .*\n", process.stderr
-    )
-
-
-FURTHER = [("SIGTERM", 2, 40), ("SIGINT", 1, 31), ("SIGUSR1", 1, 31)]
-
-
 @pytest.mark.medium
 @pytest.mark.parametrize(
-    ("name", "processes", "most"),
-    [("SIGTERM", 1, 31), *(pytest.param(*case, marks=pytest.mark.slow) for case in FURTHER)],
+    ("name", "processes", "most"), [("SIGTERM", 1, 31), pytest.param("SIGUSR1", 2, 40, marks=pytest.mark.slow)]
 )
 def test_the_step_is_finished_and_no_more_are_begun(name: str, processes: int, most: int, job: Job) -> None:
     stopped = job.train(processes=processes, fault=f"{name} in the step:31", status=75)
@@ -215,12 +172,6 @@ def test_the_step_is_finished_and_no_more_are_begun(name: str, processes: int, m
     assert "the same command resumes" in stopped.stderr
     assert (job.summary()["status"], job.summary()["steps"]) == ("interrupted", most)
     assert job.last_checkpoint() == f"step_{most:08d}"
-
-
-@pytest.mark.slow("examples")
-def test_an_echo_of_a_signal_is_no_second_one(job: Job) -> None:
-    job.train(fault="an echoed signal:31", status=75)
-    assert job.last_checkpoint() == "step_00000031"
 
 
 @pytest.mark.slow("processes")

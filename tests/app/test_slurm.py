@@ -4,8 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from tests.app.conftest import REPOSITORY
 from tests.app.machines import ADDRESSES, DISTURBED, ip, kill, lose, num_checkpoints, pids_in, undisturbed
 from tests.app.machines import hosts as hosts
 from tests.app.run_files import summary
+from tests.waits import wait_until
 
 NAMES = ("first", "second")
 # Machines of eight GPUs and 128 CPUs, as the script asks for, that are not there; no accounting, no authentication. A
@@ -74,6 +74,9 @@ class Slurm:
         words = self.run("scontrol", "--oneliner", "show", "job", number).split()
         return dict(word.split("=", 1) for word in words if "=" in word)
 
+    def is_alive(self) -> bool:
+        return all(daemon.poll() is None for daemon in self.daemons)
+
     def release(self, number: str) -> bool:
         """Release a job that is held since slurmd failed to start it, as on a machine with too much work; False."""
         if self.job(number)["Reason"] == "launch_failed_requeued_held":
@@ -101,22 +104,13 @@ def slurm(hosts: list[str], tmp_path: Path) -> Iterator[Slurm]:
         pytest.skip(f"Slurm is not installed ({', '.join(missing)}): apt-get install slurm-wlm iproute2")
     cluster = Slurm(hosts, tmp_path / "slurm")
     try:
-        wait_until(lambda: cluster.run("sinfo", "--noheader", "--format=%T %D") == "idle 2", cluster)
+        wait_until(lambda: cluster.run("sinfo", "--noheader", "--format=%T %D") == "idle 2", cluster.is_alive)
         yield cluster
     finally:
         for host in hosts:  # of a job too
             lose(host)
         for daemon in cluster.daemons:
             daemon.wait()
-
-
-def wait_until(is_so: Callable[[], bool], cluster: Slurm) -> None:
-    deadline = time.monotonic() + 240
-    while not is_so():
-        logs = "\n".join(path.read_text() for path in cluster.folder.glob("*.log"))
-        assert all(daemon.poll() is None for daemon in cluster.daemons), logs
-        assert time.monotonic() < deadline, logs
-        time.sleep(0.2)
 
 
 @pytest.mark.slow("container")
@@ -129,7 +123,7 @@ def test_a_job_of_two_machines_survives_a_loss_and_its_time_limit(
     options = ["--parsable", "--time=1", "--signal=USR1@50"]
     typed = [str(REPOSITORY / "launch/slurm.sh"), *DISTURBED, f"data.path={dataset}"]
     number = slurm.run("sbatch", *options, *typed, cwd=tmp_path, WAIT="3")
-    wait_until(lambda: num_checkpoints(run) > 0 or slurm.release(number), slurm)
+    wait_until(lambda: num_checkpoints(run) > 0 or slurm.release(number), slurm.is_alive)
     command = b"\0-m\0app.launch\0"  # srun's shell that starts it has them in one
     (launcher,) = [pid for pid in pids_in(hosts[1]) if command in Path(f"/proc/{pid}/cmdline").read_bytes()]
     kill(launcher)
@@ -137,10 +131,10 @@ def test_a_job_of_two_machines_survives_a_loss_and_its_time_limit(
     def is_interrupted() -> bool:
         return (run / "summary.json").exists() and summary(run)["status"] == "interrupted"
 
-    wait_until(lambda: is_interrupted() or slurm.release(number), slurm)
+    wait_until(lambda: is_interrupted() or slurm.release(number), slurm.is_alive)
     for host in hosts:
         ip(*f"netns exec {host} tc qdisc del dev {host} root".split())
-    wait_until(lambda: slurm.job(number)["JobState"] == "COMPLETED" or slurm.release(number), slurm)
+    wait_until(lambda: slurm.job(number)["JobState"] == "COMPLETED" or slurm.release(number), slurm.is_alive)
     log = (tmp_path / f"slurm-{number}.log").read_text()
     assert int(slurm.job(number)["Restarts"]) >= 2, log
     for words in ("task 1: Killed", "SIGUSR1: stopping", "Exited with exit code 75", "resume: from"):

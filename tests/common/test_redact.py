@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.config.app_config import AppConfig
-from common.command import RedactingFormatter, is_secret, redact, redact_arguments, redact_message, split_login
+from common.command import RedactingFormatter, is_secret, redact, redact_arguments
 from common.keys import keys_of
 from data_prep.config import DataConfig
 
@@ -56,22 +56,6 @@ NO_SECRETS += ["give it as key=value"]
 @pytest.mark.parametrize("text", NO_SECRETS)
 def test_what_is_no_secret_stays(text: str) -> None:
     assert redact(text) == text
-
-
-def test_parameters_of_urls() -> None:
-    url = "https://h/f.gz?token=abc&x=1&X-Amz-Signature=def#z"
-    assert redact(url) == "https://h/f.gz?token=***&x=1&X-Amz-Signature=***"
-
-
-def test_a_message_about_an_argument() -> None:
-    arguments = ["environment.variables.MY_TOKEN=a b,c(d", "x=1"]
-    message = redact_message("""MY_TOKEN=a b,c(d: write 'environment.variables.MY_TOKEN="a b,c(d"'""", arguments)
-    assert "b,c" not in message
-
-
-def test_split_login() -> None:
-    assert split_login("http://u%40x:p%2Fw@host:80/a?b=c") == ("http://host:80/a?b=c", "Basic dUB4OnAvdw==")
-    assert split_login("http://host/a@b") == ("http://host/a@b", None)
 
 
 def test_a_log_line() -> None:

@@ -1,7 +1,7 @@
 """python -m tests.pretend_cuda -m MODULE [ARGUMENT ...], or SCRIPT [ARGUMENT ...]: run it on a pretended CUDA device.
 
 So do the Python processes that it starts. Environment, besides the device's: PRETEND_CUDA_COUNTS, a file (see
-`count_steps`), and FAULT (see tests.app.inject).
+`count_steps`).
 """
 
 import json
@@ -20,14 +20,8 @@ def main(arguments: list[str]) -> None:
         sys.exit(__doc__)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [device.PYTHON_PATH, os.environ.get("PYTHONPATH")]))
     device.install_on_import()
-    rank = os.environ.get("RANK", "0")
     if "PRETEND_CUDA_COUNTS" in os.environ:
-        count_steps(Path(f"{os.environ['PRETEND_CUDA_COUNTS']}.{rank}"))
-    if fault := os.environ.get("FAULT"):
-        from tests.app import inject
-
-        Path(f".pid.{rank}").write_text(str(os.getpid()), encoding="utf-8")
-        inject.install(fault)
+        count_steps(Path(f"{os.environ['PRETEND_CUDA_COUNTS']}.{os.environ.get('RANK', '0')}"))
     if arguments[0] == "-m":
         sys.argv = arguments[1:]
         runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)

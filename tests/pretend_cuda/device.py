@@ -25,6 +25,17 @@ from typing import Any
 SOURCE = Path(__file__).with_name("device.cpp")
 OPTIONS = ("-std=c++20", "-O1", "-shared", "-fPIC")
 NUM_DEVICES = int(os.environ.get("PRETEND_CUDA_DEVICES", "1"))
+GPU: dict[str, Any] = {
+    "name": "Pretended GPU",
+    "gcnArchName": "Pretended",
+    "major": 9,
+    "minor": 0,
+    "warp_size": 32,
+    "is_integrated": 0,
+}
+GPU |= {"multi_processor_count": 132, "max_threads_per_multi_processor": 2048, "regs_per_multiprocessor": 65536}
+GPU |= {"L2_cache_size": 50 << 20, "shared_memory_per_block": 49152, "clock_rate": 1_980_000}
+GPU |= {"memory_clock_rate": 2_619_000, "memory_bus_width": 5120}
 PYTHON_PATH = f"{SOURCE.parent / 'site'}{os.pathsep}{SOURCE.parents[2]}"  # of processes to be put on it
 SYNC_DEBUG_MODES = {"default": 0, "warn": 1, "error": 2}
 
@@ -179,23 +190,7 @@ def _cuda_functions(torch: Any) -> dict[str, Any]:
 
     def properties(device: Any = None) -> types.SimpleNamespace:
         return types.SimpleNamespace(
-            name="Pretended GPU",
-            total_memory=memory_bytes(),
-            multi_processor_count=132,
-            major=9,
-            minor=0,
-            warp_size=32,
-            gcnArchName="Pretended",  # CUDA builds of torch 2.11 give the name
-            is_integrated=0,
-            uuid=uuid.UUID(int=index_of(device) + 1),
-            L2_cache_size=50 << 20,
-            max_threads_per_multi_processor=2048,
-            regs_per_multiprocessor=65536,
-            shared_memory_per_block=49152,
-            clock_rate=1_980_000,
-            memory_clock_rate=2_619_000,
-            memory_bus_width=5120,
-            pci_bus_id=1,
+            **GPU, total_memory=memory_bytes(), uuid=uuid.UUID(int=index_of(device) + 1), pci_bus_id=1
         )
 
     def get_rng_state(device: Any = "cuda") -> Any:
@@ -216,12 +211,9 @@ def _cuda_functions(torch: Any) -> dict[str, Any]:
         ops.set_sync_debug_mode(SYNC_DEBUG_MODES[mode] if isinstance(mode, str) else mode)
 
     return {
-        "is_available": lambda: True,
-        "is_initialized": lambda: True,
-        "init": lambda: None,
-        "_lazy_init": lambda: None,
+        **dict.fromkeys(("is_available", "is_initialized", "_is_compiled", "is_tf32_supported"), lambda: True),
+        **dict.fromkeys(("init", "_lazy_init", "empty_cache", "ipc_collect"), lambda: None),
         "_lazy_call": lambda function, **_: function(),
-        "_is_compiled": lambda: True,
         "_is_in_bad_fork": lambda: False,
         "device_count": lambda: NUM_DEVICES,
         "current_device": ops.current,
@@ -233,16 +225,11 @@ def _cuda_functions(torch: Any) -> dict[str, Any]:
         "get_device_capability": lambda device=None: (9, 0),
         "get_arch_list": lambda: ["sm_80", "sm_90"],
         "is_bf16_supported": lambda *_, **__: True,
-        "is_tf32_supported": lambda: True,
         "synchronize": lambda device=None: ops.wait("synchronize"),
         "set_sync_debug_mode": set_sync_debug_mode,
         "get_sync_debug_mode": ops.sync_debug_mode,
-        "empty_cache": lambda: None,
-        "ipc_collect": lambda: None,
-        "memory_allocated": lambda device=None: ops.memory()[0],
-        "memory_reserved": lambda device=None: ops.memory()[0],
-        "max_memory_allocated": lambda device=None: ops.memory()[1],
-        "max_memory_reserved": lambda device=None: ops.memory()[1],
+        **dict.fromkeys(("memory_allocated", "memory_reserved"), lambda device=None: ops.memory()[0]),
+        **dict.fromkeys(("max_memory_allocated", "max_memory_reserved"), lambda device=None: ops.memory()[1]),
         "reset_peak_memory_stats": lambda device=None: ops.reset_peak(),
         "mem_get_info": lambda device=None: (memory_bytes() - ops.memory()[0], memory_bytes()),
         "memory_stats": lambda device=None: {"allocated_bytes.all.current": ops.memory()[0], "num_alloc_retries": 0},

@@ -3,6 +3,7 @@
 import json
 import signal
 import subprocess
+import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,9 +19,8 @@ DEVICES = {"PYTHONPATH": device.PYTHON_PATH, "PRETEND_CUDA_DEVICES": "2"}
 LIMIT_SECONDS = 600  # a slow, busy machine takes a minute for what takes seconds elsewhere
 # SGD: torch's other optimizers are fused on a CPU and go by lists of tensors on a GPU, which rounds differently.
 TINY = ["model.dense_arch=[32,16]", "model.over_arch=[32,1]", "train.global_batch_size=64", "train.log_every_steps=5"]
-TINY += ["train.eval_every_steps=100"]
-TINY += ["train.max_steps=14", "runtime.num_threads=1", "optimizer=sgd", "optimizer.lr=0.1"]
-TINY += ["sharding.types=table_wise", "baselines=false", "runtime.compile=none"]
+TINY += ["train.eval_every_steps=100", "train.max_steps=14", "runtime.num_threads=1", "optimizer=sgd"]
+TINY += ["optimizer.lr=0.1", "sharding.types=table_wise", "baselines=false", "runtime.compile=none"]
 
 
 def run(
@@ -31,8 +31,6 @@ def run(
     It writes `.stdout` and `.stderr` in cwd. The status is the lowest that is not 0: of those ended by a signal first.
     """
     cwd.mkdir(parents=True, exist_ok=True)
-    for path in cwd.glob(".pid.*"):
-        path.unlink()
     command_line = [str(fast_python(**DEVICES)), "-m", "tests.pretend_cuda", "-m", module, *arguments]
     variables = {**app_environment(), **DEVICES, **environment}
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -41,11 +39,12 @@ def run(
     try:
         with streams[0].open("wb") as out, streams[1].open("wb") as err:
             for rank in range(processes):
-                launched = launched_environment(rank, processes, processes, store.port) if processes > 1 else {}
-                process = subprocess.Popen(
-                    command_line, cwd=cwd, env=variables | launched, stdin=subprocess.DEVNULL, stdout=out, stderr=err
+                env = variables | (
+                    launched_environment(rank, processes, processes, store.port) if processes > 1 else {}
                 )
-                running.append(process)
+                running.append(
+                    subprocess.Popen(command_line, cwd=cwd, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=err)
+                )
         statuses = sorted(process.wait(LIMIT_SECONDS) for process in running)
     finally:
         for process in running:
@@ -54,19 +53,17 @@ def run(
     return subprocess.CompletedProcess(command_line, status, *(path.read_text() for path in streams))
 
 
-def command(
-    name: str, directory: Path, *arguments: str, processes: int = 1, environment: Mapping[str, str] = {}
-) -> str:
-    """What `python -m app.name` (or a module of tests) prints on stdout; it must succeed.
+def command(name: str, directory: Path, *arguments: str, **how: Any) -> str:
+    """What `python -m app.name` (or a module of tests) prints on stdout; it must succeed; `how` is for `run`.
 
     Of some hundred programs one ends in a segmentation fault within libtorch, where the pretended device's tensors are
     freed: it is started again, once, with a warning.
     """
     module = name if "." in name else f"app.{name}"
-    process = run(module, *arguments, cwd=directory, processes=processes, environment=environment)
+    process = run(module, *arguments, cwd=directory, **how)
     if process.returncode == -signal.SIGSEGV:
         warnings.warn(f"{module}: a segmentation fault of the pretended device", stacklevel=2)
-        process = run(module, *arguments, cwd=directory, processes=processes, environment=environment)
+        process = run(module, *arguments, cwd=directory, **how)
     assert process.returncode == 0, process.stderr
     return process.stdout
 
@@ -84,7 +81,7 @@ def train_several(
     directory.mkdir()
     runs = [[*of_run(directory / str(n), data, platform), *case] for n, case in enumerate(cases.values())]
     (directory / "cases").write_text(json.dumps(runs))
-    command("tests.pretend_cuda.programs", directory, "several", "cases", "out", **how)
+    command("tests.pretend_cuda.runs", directory, "cases", "out", **how)
     return dict(zip(cases, json.loads((directory / "out").read_text()), strict=True))
 
 
@@ -106,12 +103,7 @@ def summary(directory: Path) -> dict[str, Any]:
     return json.loads((directory / "run/summary.json").read_text())
 
 
-def losses(directory: Path) -> list[float]:
-    """Mean losses of the lines that training logged."""
-    events = map(json.loads, (directory / "run/metrics.jsonl").read_text().splitlines())
-    return [event["loss"] for event in events if event["event"] == "train"]
+if __name__ == "__main__":
+    from tests.app.group import train_runs
 
-
-def read_steps(path: Path) -> list[dict[str, dict[str, int]]]:
-    """The counts of one process's steps."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    train_runs(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")), sys.argv[2])

@@ -5,18 +5,8 @@ from typing import Any
 
 import torch
 
-NAMES = (
-    "Event",
-    "Stream",
-    "StreamContext",
-    "stream",
-    "default_stream",
-    "current_stream",
-    "set_stream",
-    "CUDAGraph",
-    "graph_pool_handle",
-    "is_current_stream_capturing",
-)
+NAMES = ["Event", "Stream", "StreamContext", "stream", "default_stream", "current_stream", "set_stream", "CUDAGraph"]
+NAMES += ["graph_pool_handle", "is_current_stream_capturing"]
 ops = torch.ops.pretend_cuda
 
 

@@ -7,7 +7,6 @@ import random
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from torch.distributed.checkpoint import metadata as dcp
 
 from app.checkpoint import files
 from app.checkpoint import saver as model_state
-from app.checkpoint.saver import METADATA, SafeReader, Saver, local_tensors, stage, tensors_of
+from app.checkpoint.saver import METADATA, Saver, local_tensors, stage, tensors_of
 from app.config.train import CheckpointConfig
 from app.runtime.platform import Runtime
 from app.training import checkpointer, session
@@ -63,16 +62,6 @@ def test_it_holds_what_was_there_when_the_save_began(asynchronous: bool, this: s
     model_state.read_tensors(tmp_path / "step_00000003", checkpoint_tensors)
     assert all(np.array_equal(a, b) for a, b in zip(before, values(checkpoint_tensors), strict=True))
     assert not any(np.array_equal(a, b) for a, b in zip(values(checkpoint_tensors), values(tensors(this)), strict=True))
-    saver.close()
-
-
-def test_metadata_hold_no_path(this: session.Session, tmp_path: Path) -> None:
-    """Python 3.13 pickles paths by another name than those before, and other machines have other directories."""
-    saver = Saver(tmp_path, keep=1, asynchronous=False, local_world_size=1)
-    save(saver, this, 1)
-    metadata = (tmp_path / "step_00000001" / METADATA).read_bytes()
-    assert b"pathlib" not in metadata
-    assert tmp_path.name.encode() not in metadata
     saver.close()
 
 
@@ -146,7 +135,6 @@ def whole(algorithm: str, dataset: Path, tmp_path_factory: pytest.TempPathFactor
     ("algorithm", "first", "second"),
     [
         ("rowwise_adagrad", (2, "row_wise"), (1, "table_wise")),
-        ("rowwise_adagrad", (3, "data_parallel"), (2, "table_row_wise")),
         ("adagrad", (2, "column_wise"), (3, "data_parallel")),
         ("sgd", (2, "table_column_wise"), (2, "grid_shard")),
     ],
@@ -172,9 +160,7 @@ def checkpoints(runtime: Runtime, dataset: Path, tmp_path_factory: pytest.TempPa
     this, root = built(runtime, dataset), tmp_path_factory.mktemp("checkpoints")
     saver = Saver(root, keep=2, asynchronous=False, local_world_size=1)
     for step in (10, 20):
-        saver.save(
-            step, this.model, this.optimizer, checkpointer.checkpoint_state(this, RunState(step=step), {}), best=False
-        )
+        save(saver, this, step)
     saver.close()
     return root
 
@@ -208,16 +194,7 @@ def test_a_flipped_bit_is_damage(name: str, newest: Path) -> None:
             assert path.name == "step_00000010"
             assert newest.name in reason
     files.verify(newest)
-
-
-@pytest.mark.medium
-@pytest.mark.parametrize("name", ["state.json", "state.json.sha256", "arrays.npz", ".metadata", "__0_0.distcp"])
-@pytest.mark.parametrize("length", [-1, 0, None])
-def test_a_file_that_is_cut_short_or_gone_is_damage(name: str, length: int | None, newest: Path) -> None:
-    content = (newest / name).read_bytes()
     (newest / name).unlink()
-    if length is not None:
-        (newest / name).write_bytes(content[:length])
     refused(newest.name, files.verify, newest)
     assert files.newest_undamaged(newest.parent)[0] == newest.with_name("step_00000010")
 
@@ -231,42 +208,20 @@ def test_a_checkpoint_of_another_version_is_refused_and_kept(newest: Path) -> No
     assert newest.exists()
 
 
-@pytest.fixture
-def run(uninterrupted: Path, tmp_path: Path) -> Path:
-    """A run of two checkpoints, of steps 48 and 60, of which the first is the best."""
-    copy = tmp_path / "runs/x"
-    shutil.copytree(uninterrupted, copy)
-    checkpoints = copy / "checkpoints"
-    assert {path.name for path in files.whole_checkpoints(checkpoints)} >= {
-        files.checkpoint_name(48),
-        files.checkpoint_name(60),
-    }
-    files.point_to_best(checkpoints, files.checkpoint_name(48))
-    return copy
-
-
 @pytest.mark.medium
-@pytest.mark.parametrize(
-    ("choice", "step"), [(None, 48), ("best", 48), ("last", 60), ("latest", 60), ("60", 60), ("48", 48)]
-)
-def test_each_name_has_its_checkpoint(run: Path, choice: str | None, step: int) -> None:
-    assert files.find_checkpoint(run, choice) == str(run / "checkpoints" / files.checkpoint_name(step))
-
-
-@pytest.mark.medium
-def test_without_a_best_it_is_the_last(run: Path) -> None:
-    files.point_to_best(run / "checkpoints", None)
-    assert Path(files.find_checkpoint(run, None)).name == files.checkpoint_name(60)
-    refused(r"^checkpoint=best: .*keeps none .* use checkpoint=last", files.find_checkpoint, run, "best")
-
-
-@pytest.mark.medium
-def test_a_damaged_best_is_skipped_and_refused_by_name(run: Path, logged: pytest.LogCaptureFixture) -> None:
+def test_each_name_has_its_checkpoint(uninterrupted: Path, tmp_path: Path) -> None:
+    """Of two checkpoints, of steps 48 and 60, of which the first is the best."""
+    run = Path(shutil.copytree(uninterrupted, tmp_path / "x"))
+    files.point_to_best(run / "checkpoints", files.checkpoint_name(48))
+    names = {None: 48, "best": 48, "last": 60, "latest": 60, "60": 60, "48": 48}
+    for choice, step in names.items():
+        assert files.find_checkpoint(run, choice) == str(run / "checkpoints" / files.checkpoint_name(step))
     (run / "checkpoints/step_00000048/state.json").write_bytes(b"{")
     assert Path(files.find_checkpoint(run, None)).name == files.checkpoint_name(60)
-    assert "skipped the best" in logged.text
     for choice in ("best", "48"):
         refused("damaged", files.find_checkpoint, run, choice)
+    files.point_to_best(run / "checkpoints", None)
+    refused(r"^checkpoint=best: .*keeps none .* use checkpoint=last", files.find_checkpoint, run, "best")
 
 
 class _Command:
@@ -277,19 +232,6 @@ class _Command:
 
     def __reduce__(self) -> tuple[Callable[[str], int], tuple[str]]:
         return os.system, (self.command,)
-
-
-class _Attribute:
-    """What unpickles as getattr(owner, name): how Python 3.11.0 to 3.11.3 write an enum's member."""
-
-    def __init__(self, owner: Any, name: str) -> None:
-        self.owner, self.name = owner, name
-
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, str]]:
-        return getattr, (self.owner, self.name)
-
-
-METHOD = _Attribute(dcp.Metadata, "__init__")
 
 
 def _call_a_tensor_bytes(metadata: Any, command: str) -> Any:
@@ -304,7 +246,6 @@ def _call_a_tensor_bytes(metadata: Any, command: str) -> Any:
     [
         (lambda metadata, command: replace(metadata, planner_data=_Command(command)), "it contains posix.system"),
         (lambda metadata, command: _Command(command), "it contains posix.system"),
-        (lambda metadata, command: replace(metadata, planner_data=METHOD), "it contains __init__ of"),
         (_call_a_tensor_bytes, "is not a tensor"),
         (lambda metadata, command: {}, "not a checkpoint's metadata"),
     ],
@@ -319,23 +260,6 @@ def test_what_is_no_tensor_is_not_loaded(
     state = json.loads((checkpoint / "state.json").read_bytes())
     state["files"][METADATA] = asdict(digest_file(checkpoint / METADATA))
     rewrite_state(checkpoint, state)
-
     for command in (["evaluate", "run=runs/run"], ["train", *small, "run.name=run"]):
         assert message in run_app(*command, status=2).stderr
     assert not (tmp_path / "ran").exists()
-
-
-class _OlderPickler(pickle.Pickler):
-    def reducer_override(self, instance: object) -> Any:
-        return (getattr, (type(instance), instance.name)) if isinstance(instance, Enum) else NotImplemented
-
-
-def test_an_enums_member_may_be_written_as_an_attribute(tmp_path: Path) -> None:
-    properties = dcp.TensorProperties(memory_format=torch.channels_last)
-    entry = dcp.TensorStorageMetadata(properties, torch.Size([2]), [])
-    with open(tmp_path / METADATA, "wb") as file:
-        _OlderPickler(file).dump(dcp.Metadata(state_dict_metadata={"x": entry}))
-    assert b"getattr" in (tmp_path / METADATA).read_bytes()
-    tensor_metadata = SafeReader(tmp_path).read_metadata().state_dict_metadata["x"]
-    assert isinstance(tensor_metadata, dcp.TensorStorageMetadata)
-    assert tensor_metadata.properties.memory_format is torch.channels_last

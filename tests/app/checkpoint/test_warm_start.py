@@ -39,11 +39,8 @@ def digest(run: Path) -> str:
     return str(json.loads((run / "summary.json").read_text())["digest"]["parameters"])
 
 
-OPTIMIZERS = ["sgd", "adagrad", pytest.param("rowwise_adagrad", marks=pytest.mark.slow("further cases")), "adam"]
-
-
 @pytest.mark.medium
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "adam"])
 def test_two_days_trained_in_turn_have_the_bits_of_both_at_once(
     optimizer: str, days: tuple[Path, Path, Path], runtime: Runtime, tmp_path: Path
 ) -> None:
@@ -79,11 +76,6 @@ def test_it_is_killed_resumed_replayed_and_names_its_parent(
     parent = json.loads((tmp_path / "runs/y/manifest.json").read_text())["parent"]
     assert (parent["run"], parent["step"], parent["updates"]) == (f"{tmp_path}/x", 10, 10)
     assert command_here(runtime, "verify", f"run={tmp_path}/runs/y") == 0
-    assert json.loads(capsys.readouterr().out)["verdict"] == "identical"
-    bundle = f"{tmp_path}/y.bundle"
-    assert command_here(runtime, "bundle", f"run={tmp_path}/runs/y", f"out={bundle}") == 0
-    capsys.readouterr()
-    assert command_here(runtime, "verify", f"bundle={bundle}") == 0
     assert json.loads(capsys.readouterr().out)["verdict"] == "identical"
     shutil.rmtree(tmp_path / "x/checkpoints")
     refused("which is not there; restore it", command_here, runtime, "verify", f"run={tmp_path}/runs/y")
@@ -139,10 +131,7 @@ def test_rows_and_their_state_follow_their_values_into_another_dataset(
 
 
 @pytest.mark.medium
-def test_metrics_steps_and_the_schedule_begin_anew(
-    new_day: Path, runtime: Runtime, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO", "clickwork")
+def test_metrics_steps_and_the_schedule_begin_anew(new_day: Path, runtime: Runtime, tmp_path: Path) -> None:
     keys = [*BASE, "optimizer=adagrad", "schedule=warmup", "train.max_steps=6", "train.eval_every_steps=2"]
     start: tuple[list[str], ...] = [], [], [f"checkpoint.warm_start_from={tmp_path}/x", "eval.before_training=true"]
     for name, number, more in zip(("x", "anew", "y"), (0, 1, 1), start, strict=True):
@@ -152,11 +141,10 @@ def test_metrics_steps_and_the_schedule_begin_anew(
     assert rates == expected
     assert [event["step"] for event in events(run, "eval")] == [0, 2, 4, 6]
     assert [event["step"] for event in events(run, "eval_train")] == [0]
-    assert re.search(r"warm start: cat_1: \d+ rows taken, \d+ new, \d+ dropped; \d+\.\d% of train's cells", caplog.text)
-    assert command_here(runtime, "report", f'runs=["{run}"]') == 0
-    assert "AUC before training, train" in (run / "report.html").read_text()
     assert command_here(runtime, "report", f'runs=["{anew}","{run}"]', f"out={tmp_path}/compared.html") == 0
     assert f"step 6 of {tmp_path}/x" in (tmp_path / "compared.html").read_text().replace("<wbr>", "")
+    (cpu,) = {json.loads((path / "manifest.json").read_text())["hardware"]["cpu"] for path in (run, anew)}
+    assert f"cpu ({cpu})" in (tmp_path / "compared.html").read_text().replace("<wbr>", "")
     last = events(tmp_path / "x", "eval")[-1]
     parent = json.loads((run / "manifest.json").read_text())["parent"]["evaluation"]
     assert (parent["step"], parent["auc"]) == (last["step"], last["auc"]) == (6, last["auc"])
@@ -194,11 +182,11 @@ def test_the_layout_changes_no_bits(new_day: Path, run_app: Command, tmp_path: P
     for first, kind in ((1, "table_wise"), (2, "column_wise")):
         keys = [f"data.path={new_day}/data_0", f"sharding.types={kind}", f"run.name=x{first}"]
         run_app("train", *base, *keys, processes=first)
-        for processes in (1, 2, 3):
+        for processes in (1, 2):
             keys = [f"run.name=y{first}{processes}", f"checkpoint.warm_start_from=runs/x{first}"]
             keys += [f"data.path={new_day}/data_1", "sharding.types=row_wise"]
             run_app("train", *base, *keys, processes=processes)
-    assert len({digest(tmp_path / f"runs/y{name}") for name in ("11", "12", "13", "21", "22", "23")}) == 1
+    assert len({digest(tmp_path / f"runs/y{name}") for name in ("11", "12", "21", "22")}) == 1
 
 
 @pytest.mark.medium

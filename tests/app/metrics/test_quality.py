@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -19,7 +18,6 @@ from sklearn.metrics import (
     roc_auc_score,
     roc_curve,
 )
-from torchmetrics.functional.classification import binary_calibration_error
 
 from app.config.kinds import OF_ROWS
 from app.metrics import quality
@@ -76,13 +74,6 @@ def test_histograms_of_weights_bound_the_auc() -> None:
     assert (binned["auc_standard_error"], binned["pr_auc"]) == (None, None)
     names = ("logloss", "ne", "accuracy", "ece", "calibration", "base_rate")
     assert [binned[name] for name in names] == pytest.approx([exact[name] for name in names], rel=1e-9)
-
-
-def test_calibration_error_equals_torchmetrics() -> None:
-    logits, labels = _case(3, 5_000, None)
-    preds = torch.sigmoid(torch.from_numpy(logits))
-    expected = binary_calibration_error(preds, torch.from_numpy(labels).int(), n_bins=quality.CALIBRATION_BINS)
-    assert quality.click_metrics(logits, labels)["ece"] == pytest.approx(float(expected), abs=1e-6)
 
 
 def test_what_is_not_defined_is_none() -> None:
@@ -185,18 +176,14 @@ def expected_errors(preds: Any, labels: Any, weights: Any = None) -> dict[str, f
     }
 
 
-def test_with_weights_they_are_scikit_learns() -> None:
-    rng = np.random.default_rng(0)
-    preds, labels, weights = (rng.gamma(1, 2, 300).astype(np.float32) for _ in range(3))
-    expected, figures = expected_errors(preds, labels, weights), quality.number_metrics(preds, labels, weights=weights)
-    assert {name: figures[name] for name in expected} == pytest.approx(expected, rel=1e-6)
-
-
 @pytest.mark.parametrize("offset", [0.0, 1e6])
 def test_they_are_scikit_learns_of_a_whole_and_of_its_parts(offset: float) -> None:
     rng = np.random.default_rng(0)
     labels = (offset + rng.normal(size=3_000)).astype(np.float32)
     preds = (labels + rng.normal(size=3_000)).astype(np.float32)
+    weights = rng.gamma(1, 2, 3_000).astype(np.float32)
+    weighted, figures = expected_errors(preds, labels, weights), quality.number_metrics(preds, labels, weights=weights)
+    assert {name: figures[name] for name in weighted} == pytest.approx(weighted, rel=1e-6)
     expected, whole = expected_errors(preds, labels), quality.number_metrics(preds, labels)
     assert {name: whole[name] for name in expected} == pytest.approx(expected, rel=1e-12)
     assert all(whole[name] is None for name in OF_ROWS)
@@ -219,15 +206,10 @@ def test_they_are_scikit_learns_of_a_whole_and_of_its_parts(offset: float) -> No
         assert {name: of_part[name] for name in expected} == pytest.approx(expected, rel=1e-12)
 
 
-def test_without_samples_they_are_none() -> None:
-    nothing = np.zeros(0, np.float32)
-    assert set(quality.number_metrics(nothing, nothing).values()) == {None}
-
-
 GOLDEN = Path(__file__).parents[2] / "golden"
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_ranks_are_those_of_plain_loops(seed: int) -> None:
     rng = np.random.default_rng(seed)
     lengths = rng.integers(1, 40, 50)
@@ -245,12 +227,10 @@ def test_ranks_are_those_of_plain_loops(seed: int) -> None:
     assert values["gauc"] == quality.grouped_auc(logits, labels, groups)["gauc"]
 
 
-@pytest.mark.parametrize("label", [0, 1])
 @pytest.mark.parametrize("size", [0, 3])
-def test_groups_of_one_label_have_no_ranks(label: int, size: int) -> None:
-    values = quality.group_metrics(
-        np.arange(size, dtype=np.float32), np.full(size, label, np.float32), *[np.arange(size)] * 2
-    )
+def test_groups_of_one_label_have_no_ranks(size: int) -> None:
+    scores, places = np.arange(size, dtype=np.float32), np.arange(size)
+    values = quality.group_metrics(scores, np.ones(size, np.float32), places, places)
     assert values == {"gauc": None, "gauc_users": 0, "hr_at_10": None, "ndcg_at_10": None}
 
 

@@ -16,7 +16,7 @@ from app.training import session
 from common.keys import refuse
 from data_prep.dataset.format import Manifest
 from tests import reference
-from tests.app.conftest import SMALL, Refusal, composed
+from tests.app.conftest import composed
 from tests.error_lines import refused
 
 FEATURES = {"a": 50, "b": 30, "c": 23, "d": 10, "e": 12}
@@ -92,11 +92,8 @@ def test_half_precision_tables_are_trained_as_fp16(runtime: Runtime) -> None:
     [
         (TablesConfig(init_std=0.1), "has no effect without init=normal"),
         (TablesConfig(overrides={"z": TableOverride()}), "no sparse feature z; it has a, b, c, d, e"),
-        (TablesConfig(shared={"s": ["a", "z"]}), "model.tables.shared.s: the dataset has no sparse feature z"),
-        (TablesConfig(shared={"s": ["a"]}), "at least two features"),
         (TablesConfig(shared={"a": ["b", "c"]}), "a feature has this name"),
         (TablesConfig(shared={"s": ["a", "b"], "t": ["b", "c"]}), "model.tables.shared.t: b is in s already"),
-        (TablesConfig(shared={"s": ["a", "b"]}, overrides={"a": TableOverride()}), "give model.tables.overrides.s"),
         (TablesConfig(storage=Storage.bf16), "FBGEMM trains no bf16 tables"),
     ],
 )
@@ -141,16 +138,3 @@ def draw_values(module: SparseArch) -> None:
 def weight_of(module: torch.nn.Module, table: str) -> Tensor:
     (weight,) = (parameter for name, parameter in module.named_parameters() if table_of(name) == table)
     return weight
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        ("model.tables.storage=fp16 sharding=data_parallel", "t_user is not stored as fp32"),
-        ("+model.tables.overrides.tags.pooing=mean", "pooing"),
-    ],
-)
-def test_what_cannot_be_is_said_in_one_line(
-    overrides: str, message: str, refused_command: Refusal, ragged: Path
-) -> None:
-    assert message in refused_command("train", *SMALL, f"data.path={ragged}", "run.name=no", *overrides.split())

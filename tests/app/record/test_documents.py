@@ -18,14 +18,11 @@ from app.metrics.documents import decode_event
 from app.record import documents, provenance
 from app.sharding.documents import PlanFile
 from app.sharding.plan import load_plan
-from app.trackers import TensorBoard
 from common.documents import plain, plain_object
 from common.errors import UserError
 from tests.app.conftest import Command
 from tests.app.run_files import events, rewrite_state
 from tests.error_lines import refused
-
-GOLDEN = Path(__file__).parents[2] / "golden/run"
 
 
 class Kind(NamedTuple):
@@ -134,10 +131,8 @@ def test_events_are_read_as_they_are_written(run: Path) -> None:
     ("line", "reason"),
     [
         ('{"event": "train"}', "key 'step' is missing"),
-        ('{"event": "train", "step": "x"}', "key 'step' is \"x\": expected `int`"),
         ('{"event": "eval", "step": 1, "measured": {"phases": {"forward": "y"}}}', "measured.phases.forward' is \"y"),
         ('{"event": "train", "st', "Unterminated string"),
-        ("[1]", "expected `object`"),
     ],
 )
 def test_a_line_that_is_no_event_is_named_unless_a_kill_cut_it_off(line: str, reason: str, run: Path) -> None:
@@ -150,38 +145,16 @@ def test_a_line_that_is_no_event_is_named_unless_a_kill_cut_it_off(line: str, re
     refused(r"metrics.jsonl: line 1 is not an event .*; delete the line", documents.read_events, run)
 
 
-LOGITS = np.array([0.5, -1.0, 2.0], np.float32)
-LABELS = np.array([1.0, 0.0, 1.0], np.float32)
-
-
-@pytest.mark.parametrize("name", ["logits", "labels"])
-@pytest.mark.parametrize("is_there", [True, False])
-def test_an_array_of_another_writing_is_no_part_of_it(tmp_path: Path, name: str, is_there: bool) -> None:
-    documents.write_scores(tmp_path, "test", 7, "d", LOGITS, LABELS)
-    path = tmp_path / f"scores/test.{name}.npy"
-    np.save(path, np.load(path)[:-1])
-    if not is_there:
-        path.unlink()
-    refused(rf"test\.{name}\.npy: damaged .*keep_scores=3", documents.read_scores, tmp_path, "test")
-
-
-def test_a_damaged_file_is_named(tmp_path: Path) -> None:
-    path = documents.write_scores(tmp_path, "test", 7, "d", LOGITS, LABELS)
-    path.write_text(json.dumps({**json.loads(path.read_bytes()), "rows": "x"}))
-    refused(r"test\.json: damaged \(key 'rows' is \"x\"", documents.read_scores, tmp_path, "test")
+def test_an_array_of_another_writing_is_no_part_of_it(tmp_path: Path) -> None:
+    logits, labels = np.array([0.5, -1.0, 2.0], np.float32), np.array([1.0, 0.0, 1.0], np.float32)
+    documents.write_scores(tmp_path, "test", 7, "d", logits, labels)
+    np.save(tmp_path / "scores/test.labels.npy", labels[:-1])
+    refused(r"test\.labels\.npy: damaged .*keep_scores=3", documents.read_scores, tmp_path, "test")
 
 
 def git(cwd: Path, *arguments: str) -> str:
     command = ["git", "-c", "user.name=x", "-c", "user.email=x@y", *arguments]
     return subprocess.run(command, cwd=cwd, check=True, capture_output=True, text=True).stdout.strip()
-
-
-def commit(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The first commit of a checkout that the program is to be in."""
-    monkeypatch.setattr(provenance, "REPOSITORY", checkout)
-    git(checkout, "init", "--quiet")
-    git(checkout, "commit", "--quiet", "--allow-empty", "--message", "first")
-    return git(checkout, "rev-parse", "HEAD")
 
 
 def test_whatever_lies_in_a_checkout_is_no_hindrance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,37 +166,25 @@ def test_whatever_lies_in_a_checkout_is_no_hindrance(tmp_path: Path, monkeypatch
         assert code_version
         return {"git_sha": code_version.git_sha or None, "dirty_diff_sha256": code_version.dirty_diff_sha256 or None}
 
-    clean_commit = commit(tmp_path, monkeypatch)
+    monkeypatch.setattr(provenance, "REPOSITORY", tmp_path)
+    git(tmp_path, "init", "--quiet")
+    git(tmp_path, "commit", "--quiet", "--allow-empty", "--message", "first")
+    clean_commit = git(tmp_path, "rev-parse", "HEAD")
     clean = code()
     assert clean == {"git_sha": clean_commit, "dirty_diff_sha256": None}
-    for name in ("ads.tsv", "ratings.yaml", "mine.py", "exports/served/score.py"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    for name in ("ads.tsv", "mine.py"):
         (tmp_path / name).write_text("x")
     (tmp_path / "logs").symlink_to("/usr")
     assert code() == clean
-    (tmp_path / "clickwork").mkdir()
-    (tmp_path / "clickwork/new.py").write_bytes(b"x")
-    assert code()["dirty_diff_sha256"] == hashlib.sha256(b"clickwork/new.pyx").hexdigest()
-    (tmp_path / "clickwork/new.py").unlink()
     app = tmp_path / "app"
     app.mkdir()
     (app / "data").symlink_to("/usr")
     (app / "nowhere").symlink_to("gone")
     (app / "other").mkdir()
     git(app / "other", "init", "--quiet")
-    names = b"app/data/usr" + b"app/nowheregone" + b"app/other/"
+    (app / "the.py").write_bytes(b"x")
+    names = b"app/data/usr" + b"app/nowheregone" + b"app/other/" + b"app/the.pyx"
     assert code()["dirty_diff_sha256"] == hashlib.sha256(names).hexdigest()
-
-
-@pytest.mark.parametrize("form", ["branch", "packed", "detached"])
-def test_the_commit_is_read_without_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
-    expected = commit(tmp_path, monkeypatch)
-    if form == "packed":
-        git(tmp_path, "pack-refs", "--all")
-    if form == "detached":
-        git(tmp_path, "checkout", "--quiet", "--detach")
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert provenance.code()["git_sha"] == expected
 
 
 def board(run: Path) -> EventAccumulator:
@@ -255,26 +216,3 @@ def test_tensorboard_shows_a_killed_and_resumed_run_once(run_app: Command, small
     assert_board_shows(run)
     run_app("train", *overrides, "train.max_steps=25", "checkpoint.resume=never", "checkpoint.overwrite=true")
     assert_board_shows(run)
-
-
-def test_tensorboard_has_every_number_of_every_event_and_begins_with_evaluations(tmp_path: Path) -> None:
-    lines = [
-        b'{"event": "checkpoint", "step": 5, "samples": 50, "seconds": 0.5, "stall_seconds": 0.25, "path": "x"}',
-        b'{"event": "train", "step": 10, "samples": 99, "loss": 0.7, "lr": 0.1, "device_bytes": 8, '
-        b'"phase_seconds": {"forward": 0.25, "backward": 0.5, "optimizer": 0.125}, "watts": null, '
-        b'"measured": {"steps": 4, "joules": 2}}',
-        b'{"event": "eval", "step": 10, "samples": 99, "auc": 0.75, "ne": 0.5, "eval_samples": 7, "split": "val"}',
-    ]
-    tracker = TensorBoard(tmp_path / "tensorboard", {"lr": 0.1}, 0)
-    for line in lines:
-        tracker.event(decode_event(line))
-    tracker.close(None)
-    accumulator = board(tmp_path)
-    scalars = {tag: accumulator.Scalars(tag)[0].value for tag in accumulator.Tags()["scalars"]}
-    expected = {"eval/auc": 0.75, "eval/ne": 0.5, "eval/eval_samples": 7, "train/loss": 0.7, "train/lr": 0.1}
-    expected |= {"train/phase_seconds/forward": 0.25, "train/phase_seconds/backward": 0.5, "train/device_bytes": 8}
-    expected |= {"train/phase_seconds/optimizer": 0.125, "various/checkpoint/stall_seconds": 0.25}
-    expected |= {"various/train/measured/steps": 4, "various/train/measured/joules": 2}
-    assert {tag: value for tag, value in scalars.items() if value} == pytest.approx(expected)
-    assert not any(scalars[tag] for tag in scalars.keys() - expected.keys())  # sums of what was not measured are 0
-    assert min(scalars).startswith("eval/")

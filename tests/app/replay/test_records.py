@@ -64,29 +64,9 @@ def rewritten(path: Path, change: Callable[[Any], Any]) -> None:
     path.write_text("".join(json.dumps(change(line)) + "\n" for line in lines), encoding="utf-8")
 
 
-def spoil_loss(run: Path) -> None:
-    """Give step 8's window another loss."""
-
-    def change(event: Any) -> Any:
-        return {**event, "loss": 1.001 * event["loss"]} if (event["event"], event["step"]) == ("train", 8) else event
-
-    rewritten(run / "metrics.jsonl", change)
-
-
-@pytest.mark.slow("processes")
-def test_without_checkpoints_the_same_is_compared(run: Path, verified: Verified) -> None:
-    shutil.rmtree(run / "checkpoints")
-    report = verified()[1]
-    assert (report["verdict"], report["same_digests"]) == ("identical", {"parameters": True, "losses": True})
-    spoil_loss(run)
-    status, report = verified()
-    assert (status, report["losses"]["first_step"]) == (1, 8)
-
-
-@pytest.mark.parametrize("version", [1, 99])
-def test_a_summary_of_another_version_is_refused(version: int, runtime: Runtime, run: Path) -> None:
-    rewritten(run / "summary.json", lambda old: {**old, "version": version})
-    message = rf"summary\.json is of version {version}, and this one reads 3"
+def test_a_summary_of_another_version_is_refused(runtime: Runtime, run: Path) -> None:
+    rewritten(run / "summary.json", lambda old: {**old, "version": 99})
+    message = r"summary\.json is of version 99, and this one reads 3"
     refused(message, command_here, runtime, "verify", f"run={run}")
 
 
@@ -134,10 +114,7 @@ Code = tuple[str | None, str | None, str]  # the commit, the digest of changes, 
     ("then", "now", "differing"),
     [
         ((A, None, "1"), (A, None, "1"), []),
-        ((None, None, "1"), (A, None, "1"), ["git_sha"]),
         ((None, None, "1"), (A, "9", "1"), ["dirty_diff_sha256", "git_sha"]),
-        ((None, None, "1"), (A, None, "2"), ["git_sha", "sources_sha256"]),
-        ((A, None, "1"), (None, None, "2"), ["git_sha", "sources_sha256"]),
         ((A, None, "1"), (B, None, "1"), ["git_sha"]),
         ((A, None, "1"), (A, "9", "2"), ["dirty_diff_sha256", "sources_sha256"]),
     ],
@@ -254,14 +231,3 @@ def test_nothing_is_listed_that_is_compared(replayed: Replayed, tmp_path: Path) 
         for name in names:
             noticed[alteration.file, name] = noticed.get((alteration.file, name), True) and is_noticed
     assert [place for place, always in noticed.items() if always] == []
-
-
-@pytest.mark.medium
-def test_verify_prints_what_is_not_compared_and_ends_with_the_verdict(
-    replayed: Replayed, runtime: Runtime, logged: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert command_here(runtime, "verify", f"run={replayed[0]}") == 0
-    report = json.loads(capsys.readouterr().out)
-    assert report["not_compared"] == {file: list(names) for file, names in NOT_COMPARED.items()}
-    assert any("not_compared in the JSON" in message for message in logged.messages)
-    assert ": identical (" in logged.messages[-1]

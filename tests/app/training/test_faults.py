@@ -17,7 +17,7 @@ from common.errors import UserError
 from data_prep.dataset.format import load_manifest, shard_path
 from tests.app.conftest import Command, Job, Refusal, forked, mounted_disk, remount
 from tests.app.datasets import NUM_DENSE, write_dataset
-from tests.app.run_files import events, losses, wait_for
+from tests.app.run_files import events, wait_for
 from tests.error_lines import refused
 
 
@@ -36,31 +36,6 @@ def test_a_kill_changes_nothing(fault: str, mode: str, job: Job) -> None:
         return [e["auc"] for e in events(run, "eval")], sorted(os.listdir(saved)), (saved / "best").read_text()
 
     assert left(job.run) == left(job.whole)
-
-
-@pytest.mark.medium
-def test_a_limit_on_the_size_of_files_is_named(job: Job) -> None:
-    limited = job.train(fault="disk full:40000", status=2)
-    assert limited.stderr.splitlines()[-1].endswith(
-        "step_00000012.part: the checkpoint was not written: a file may have 40.0 kB at most here; "
-        "raise that limit (ulimit -f)"
-    )
-
-
-@pytest.mark.slow("processes")
-def test_a_start_over_a_killed_run_keeps_its_log(job: Job) -> None:
-    run = job.run
-    for number in (1, 3):
-        job.train(fault="in the step:6", status=-signal.SIGKILL)
-        before = (run / "log.txt").read_bytes(), (run / "metrics.jsonl").read_bytes()
-        process = job.train(fault="in the step:3", status=-signal.SIGKILL)
-        backups = [f"log.txt.{number}", f"metrics.jsonl.{number}"]
-        message = "starts over from step 0; the part before was killed; what it logged is in " + " and ".join(backups)
-        assert f"runs/x: {message}" in process.stderr
-        assert f"runs/x: {message}" in (run / "log.txt").read_text()
-        assert tuple((run / name).read_bytes() for name in backups) == before
-    job.train("train.max_steps=3")
-    assert len(losses(run)) == 3
 
 
 @pytest.mark.slow("processes")
@@ -89,18 +64,11 @@ def test_two_runs_do_not_share_a_directory(run_app: Command, small: list[str], t
     assert "another process is training there" in second.stderr
 
 
-def test_half_of_a_launchers_environment_is_refused(run_app: Command, small: list[str]) -> None:
-    keys = [*small, "run.name=x"]
-    assert "WORLD_SIZE is set but not RANK" in run_app("train", *keys, environment={"WORLD_SIZE": "2"}, status=2).stderr
-
-
 @pytest.mark.parametrize(
     ("kind", "column", "value", "message"),
     [
         ("dense", 3, np.nan, "row 41, int_3: is not a finite number"),
-        ("dense", 0, np.inf, "row 41, int_0: is not a finite number"),
         ("labels", 0, 7, "row 41, label: is not 0 or 1"),
-        ("labels", 0, -1, "row 41, label: is not 0 or 1"),
         ("sparse", 1, -1, "row 41, cat_1, a table of 7 rows: the id is not in it"),
         ("sparse", 2, 300, "row 41, cat_2, a table of 300 rows: the id is not in it"),
     ],
@@ -125,10 +93,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.slow("processes")
-@pytest.mark.parametrize("asynchronous", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_a_full_disk_in_mid_checkpoint(asynchronous: bool, job: Job, small_disk: Path) -> None:
+def test_a_full_disk_in_mid_checkpoint(job: Job, small_disk: Path) -> None:
     job = job._replace(run=small_disk / "run")
-    keys = [f"run.dir={job.run}", f"checkpoint.asynchronous={asynchronous}", "record.tensorboard=false"]
+    keys = [f"run.dir={job.run}", "record.tensorboard=false"]
     full = job.train(*keys, fault="disk taken:3", status=2)
     assert "the checkpoint was not written" in full.stderr
     assert "No space left on device" in full.stderr
@@ -141,13 +108,6 @@ def test_a_full_disk_in_mid_checkpoint(asynchronous: bool, job: Job, small_disk:
     job.assert_undisturbed()
 
 
-def test_a_read_only_directory_is_said(overrides: list[str], refused_command: Refusal, small_disk: Path) -> None:
-    remount(small_disk, "ro")
-    directory = f"run.dir={small_disk}/run"
-    refusal = refused_command("train", *overrides, directory, "run.name=x")
-    assert f"{directory}: not writable (Read-only file system)" in refusal
-
-
 @pytest.mark.slow("processes")
 def test_want_of_memory_is_told(job: Job) -> None:
     failed = job.train(fault="no memory:41", status=2)
@@ -157,7 +117,7 @@ def test_want_of_memory_is_told(job: Job) -> None:
     job.assert_undisturbed()
 
 
-@pytest.mark.parametrize("change", ["a value", "cut short", "replaced", "removed"])
+@pytest.mark.parametrize("change", ["a value", "cut short", "replaced"])
 def test_a_shard_that_changes_is_found(change: str, tmp_path: Path) -> None:
     """Before the next window that reads it is trained on; windows are 100 rows, and one more is read ahead."""
     write_dataset(tmp_path, {"train": 1000}, shard_rows=500)
@@ -173,9 +133,7 @@ def test_a_shard_that_changes_is_found(change: str, tmp_path: Path) -> None:
             file.write(np.float32(3).tobytes())
     elif change == "cut short":
         os.truncate(path, len(content) - 4096)
-    elif change == "replaced":
+    else:
         path.with_suffix(".new").write_bytes(content)
         path.with_suffix(".new").rename(path)
-    else:
-        path.unlink()
     refused(r"00001.dense.npy: changed while the run was reading it", list, batches)

@@ -136,7 +136,6 @@ def test_twenty_steps_equal_the_reference(case: str, runtime: Runtime) -> None:
     golden = np.load(GOLDEN / f"dlrm_small_{case}.npz")
     order = columns_of(case)
     losses, parameters = train_case(case, runtime)
-
     np.testing.assert_allclose(losses, golden["losses"], rtol=LOSS_TOLERANCE)
     exact = _exact_parameters(case, golden, order)
     excused = 0

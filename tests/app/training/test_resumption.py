@@ -24,18 +24,16 @@ from app.config.kinds import OptimizerName
 from app.metrics.documents import EvaluationFigures
 from app.runtime.platform import Runtime
 from app.training import session
-from app.training.checkpointer import Checkpointer
 from app.training.evaluator import Evaluator
 from app.training.predictor import Evaluation, Predictor
 from app.training.session import Session
 from tests.app.conftest import SMALL, Train, ended, forked
 from tests.app.data.test_bags import draw_pairs, write_positives
 from tests.app.datasets import write_dataset, write_ragged_dataset
-from tests.app.in_process import NOTHING_TO_DO, Killed, command_here, train_here, train_until
+from tests.app.in_process import NOTHING_TO_DO, command_here, train_here, train_until
 from tests.app.run_files import BY_AUC, contents, events, summary
 from tests.app.training.test_number_labels import make_ratings
 from tests.covering import Case, covering_cases, stable_choice
-from tests.error_lines import refused
 from tests.once import made_once
 
 STEPS = 18
@@ -409,56 +407,3 @@ def test_the_summary_is_of_the_served_model(train: Train, runtime: Runtime, monk
         command_here(runtime, "evaluate", "run=runs/x", "split=val", "out=x.json", *overrides)
         scored = json.loads(Path("x.json").read_bytes())
         assert (scored["step"], scored["logloss"]) == (step, pytest.approx(recorded[step]["logloss"], rel=1e-12))
-
-
-@pytest.mark.medium
-def test_a_target_ends_a_run_and_a_higher_one_goes_on(train: Train, logged: pytest.LogCaptureFixture) -> None:
-    several = ["train.max_steps=40", "train.eval_every_steps=10"]
-    train(*several, "train.target_auc=0.6", status="target_reached")
-    assert summary(RUN)["eval"]["auc"] >= 0.6
-    assert summary(RUN)["steps"] in (10, 20, 30)
-    train(*several, "train.target_auc=0.6", status=NOTHING_TO_DO)
-    assert "target_reached already" in logged.text
-    train(*several, "train.target_auc=0.999")
-    assert (summary(RUN)["status"], summary(RUN)["steps"]) == ("completed", 40)
-
-
-@pytest.mark.slow("examples")
-def test_an_evaluation_of_both_splits_stands_once_after_a_kill(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
-    both = ["eval.train_split=true", "train.eval_every_steps=4", "train.max_steps=6", "checkpoint.every_steps=4"]
-
-    def killed(*_: object) -> None:
-        raise Killed
-
-    for module, name in ((Checkpointer, "keep_best"), (Evaluator, "_compare_with_train")):
-        with monkeypatch.context() as patched:
-            patched.setattr(module, name, killed)
-            with pytest.raises(Killed):
-                train(*both)
-    train(*both)
-    for kind in ("eval", "eval_train"):
-        assert [event["step"] for event in events(RUN, kind)] == [4, 6]
-
-
-COSINE = ["schedule=cosine", "schedule.warmup_steps=2", "schedule.decay_start_step=3", "schedule.decay_steps=4"]
-
-
-@pytest.mark.medium
-def test_a_longer_run_does_not_train_at_rate_0(train: Train) -> None:
-    train(*COSINE, "train.max_steps=7")
-    before = contents(Path("runs"))
-    for longer in ("train.max_steps=10", "train.max_samples=640"):
-        refused(r"is 0 after step 7, .*; give another run.name and schedule.decay_steps=7", train, *COSINE, longer)
-    assert contents(Path("runs")) == before
-    train(*COSINE, "train.max_steps=10", "run.name=y", "schedule.decay_steps=7")
-    rates = {event["step"]: event["lr"] for event in events(Path("runs/y"), "train")}
-    assert list(rates) == list(range(1, 11))
-    assert min(rates.values()) > 0
-
-
-@pytest.mark.parametrize("remedy", ["schedule.decay_steps=6", "train.max_steps=7"])
-def test_a_new_run_does_not_end_at_rate_0(remedy: str, train: Train) -> None:
-    cosine = [*COSINE, "train.max_steps=9"]
-    assert remedy in refused(r"give schedule\.decay_steps=6, or train.max_steps=7", train, *cosine)
-    assert not RUN.exists()
-    train(*cosine, remedy)

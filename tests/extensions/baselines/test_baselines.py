@@ -18,12 +18,11 @@ from app.report.read import read_run
 from data_prep.dataset.format import load_manifest
 from data_prep.dataset.spelling import Bags
 from extensions.baselines.command import baselines_sentence
-from extensions.baselines.fit import Baseline, BaselinesConfig, Rows, fit_baselines, label_rates, load_rows
+from extensions.baselines.fit import Baseline, Rows, fit_baselines, label_rates, load_rows
 from tests.app.conftest import SMALL, Command, Refusal
 from tests.app.data.test_bags import splitmix64
 from tests.app.datasets import write_dataset
 from tests.data_prep.conftest import load_split
-from tests.key_limits import BLOCKS, POSITIVE, check_limits
 
 Loops = tuple[list[float], list[float]]
 
@@ -177,7 +176,3 @@ def test_the_command_completes_a_run(run_app: Command, refused_command: Refusal,
     # On another dataset they would mislead.
     write_dataset(tmp_path / "other", seed=1)
     assert "another dataset than the run's" in refused_command("baselines", "run=runs/y", "data.path=other")
-
-
-def test_every_key_has_its_limits_and_a_meaning() -> None:
-    check_limits(BaselinesConfig, {"rows": BLOCKS, "seconds": POSITIVE})

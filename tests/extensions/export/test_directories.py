@@ -18,13 +18,10 @@ import pytest
 from app.runtime.platform import Runtime
 from data_prep.dataset.format import load_manifest
 from extensions.export import directory as directory_module
-from extensions.export.documents import ExportConfig
 from tests.app.in_process import command_here, train_here
 from tests.app.scoring.test_same_row import TRAIN, Model, drawn_model, trained
 from tests.app.scoring.test_sampling import CORRECTED
-from tests.common.test_keys import OF_RUNTIME
 from tests.data_prep.conftest import prepare, seeds
-from tests.key_limits import TOLERANCE, check_limits
 from tests.oracles.own_tables import objects_of, write_lines, write_raw
 
 REFUSED_MODULES = (
@@ -342,7 +339,3 @@ def test_an_interrupted_export_is_no_directory(
     (tmp_path / ".new.part/model.onnx").touch()  # as a killed one leaves
     command_here(generated.runtime, *arguments)
     assert [path.name for path in tmp_path.iterdir()] == ["new"]
-
-
-def test_every_key_has_its_limits_and_a_meaning() -> None:
-    check_limits(ExportConfig, {**OF_RUNTIME, "tolerance": TOLERANCE})

@@ -8,11 +8,9 @@ import pytest
 from data_prep.dataset.format import load_manifest
 from data_prep.synthetic import seeded_generator
 from data_prep.verify import verify_dataset
-from extensions.locality import TraceConfig
 from extensions.locality.trace import Trace
 from tests.data_prep.conftest import load_split, prepare, sums
 from tests.error_lines import refused
-from tests.key_limits import ONE, SHARE, ZERO, check_limits
 
 
 def write_trace(path: Path, ids: int, distances: list[int], shares: list[float]) -> Path:
@@ -85,8 +83,3 @@ def test_other_files_are_refused(content: str | None, message: str, tmp_path: Pa
     keys = ["data.source=trace", f"data.trace.directory={tmp_path}", f"data.path={tmp_path}/new"]
     refused(message, prepare, *keys)
     assert not (tmp_path / "new").exists()
-
-
-def test_every_key_has_its_limits_and_a_meaning() -> None:
-    limits = {"rows": ONE, "eval_rows": ZERO, "seed": ZERO, "click_rate": SHARE}
-    check_limits(TraceConfig, limits)

@@ -17,9 +17,7 @@ from tests.app.conftest import SMALL, Command
 from tests.app.datasets import NUM_EMBEDDINGS
 from tests.app.group import run_group
 from tests.app.test_secrets import FUZZ, MORE_KEYS, check, override
-from tests.common.test_keys import OF_RUNS
 from tests.error_lines import error_line
-from tests.key_limits import LIST, check_limits
 
 # MLPerf v2: 97.4 GiB of tables of dimension 128, 214 ids a sample.
 ROWS = list(PUBLISHED_TABLES["mlperf_v2"].values())
@@ -101,7 +99,3 @@ def test_a_plan_for_something_else_is_refused(run_app: Command, dataset: Path, t
 def test_any_line_ends_in_a_plan_or_one_error(arguments: list[str]) -> None:
     with tempfile.TemporaryDirectory() as name:
         check("plan", ["recipe=mlperf_v2", "runtime.platform=cpu", *arguments], Path(name))
-
-
-def test_every_key_has_its_limits_and_a_meaning() -> None:
-    check_limits(PlanAppConfig, {**OF_RUNS, **dict.fromkeys(("plan.batch_sizes", "plan.devices"), LIST)})

@@ -24,9 +24,7 @@ from extensions.reproduce.command import (
     training_arguments,
 )
 from tests.app.report.runs import write_run
-from tests.common.test_keys import OF_RUNS
 from tests.error_lines import refused
-from tests.key_limits import ONE, check_limits
 
 
 def composed(*overrides: str) -> ReproduceConfig:
@@ -183,7 +181,3 @@ def test_every_key_that_changes_a_recipe_is_named(arguments: list[str], key: str
 )
 def test_what_leaves_the_recipe_as_it_is_is_not_named(arguments: list[str]) -> None:
     assert changed_keys(arguments) == []
-
-
-def test_every_key_has_its_limits_and_a_meaning() -> None:
-    check_limits(ReproduceConfig, {**OF_RUNS, "seeds": ONE, "processes": ONE})

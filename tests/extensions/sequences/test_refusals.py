@@ -10,38 +10,11 @@ import pytest
 from app.config.app_config import AppConfig
 from data_prep.dataset.format import load_manifest
 from extensions.sequences.event_log import EventSplit, open_log, refuse_one_class
-from extensions.sequences.keys import SequencesConfig, SyntheticEventsConfig
 from tests.app.conftest import composed
 from tests.data_prep.conftest import prepare
 from tests.data_prep.tables import ALLOW, Content, write
 from tests.error_lines import refused
 from tests.extensions.sequences.event_logs import opened
-from tests.key_limits import BELOW_1, DROPOUT, ONE, POSITIVE, ZERO, Limits, check_limits
-
-SIZES = ["dim", "num_layers", "num_heads", "attention_dim", "hidden_dim", "preprocessor_dim", "item_dim", "action_dim"]
-SIZES += ["num_positions", "num_time_buckets"]
-LIMITS: dict[str, Limits] = {
-    **dict.fromkeys(("window_seconds", "eval_window", "history_length", "scan_events", "max_history"), ONE),
-    "min_history": ZERO,
-    **{f"hstu.{name}": ONE for name in SIZES},
-    **dict.fromkeys(("hstu.input_dropout", "hstu.linear_dropout"), DROPOUT),
-    **dict.fromkeys(("hstu.position_bound", "hstu.loss_weight"), POSITIVE),
-    "hstu.max_seq_len": ([1], [2], "at least 2"),
-}
-LIMITS_OF_GENERATOR: dict[str, Limits] = {
-    "users": ONE,
-    "seed": ZERO,
-    "stay": BELOW_1,
-    "days": ([1, 40_001], [2, 40_000], "in [2, 40000]"),
-    "events_per_day": ([0.0, 10_000.1], [0.1, 10_000.0], "in (0, 10000]"),
-    "items": ([99], [100], "at least 100"),
-}
-
-
-def test_each_limit_is_where_the_table_says() -> None:
-    check_limits(SequencesConfig, LIMITS)
-    check_limits(SyntheticEventsConfig, LIMITS_OF_GENERATOR)
-
 
 START = 1_700_000_000
 SCHEMA = "user: user\nitem: item\ntime: time\nactions: {bought: {event: buy}, seen: {event: view}}\nlabel: bought\n"

@@ -12,7 +12,7 @@ from torch import Tensor
 from app.config.model import ModelConfig, Pooling, TableOverride, TablesConfig
 from app.model.embeddings import make_sparse_arch
 from common.errors import UserError
-from extensions.special_tables import CommonKeys, FormKeys, QROperation, RowWeights, TableKind
+from extensions.special_tables import QROperation, RowWeights, TableKind
 from extensions.special_tables.arch import SpecialEmbedding, SpecialSparseArch, alpha_rule, storable_width
 from tests import reference
 from tests.app.conftest import SMALL, Command
@@ -20,7 +20,6 @@ from tests.app.model.test_tables import DIM, FEATURES, as_kjt, draw_bags, draw_v
 from tests.app.run_files import losses, summary
 from tests.app.training.test_resumption import KINDS
 from tests.error_lines import refused
-from tests.key_limits import ZERO, check_limits
 
 QR, MIXED = TableKind.qr, TableKind.mixed_dimension
 
@@ -134,11 +133,6 @@ def test_fixed_row_weights_come_from_their_file_and_stay(tmp_path: Path) -> None
 )
 def test_is_refused(keys: dict[str, Any], message: str) -> None:
     refused(message, make_checked, tables_of(**keys))
-
-
-def test_every_key_has_its_limits_and_a_meaning() -> None:
-    check_limits(FormKeys, {"qr_collisions": ([1], [2], "at least 2")})
-    check_limits(CommonKeys, {"min_rows": ZERO, "alpha": ZERO})
 
 
 def _oracle_vectors(module: SpecialSparseArch, bags: dict[str, list[Tensor]]) -> dict[str, Tensor]:
