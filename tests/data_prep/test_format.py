@@ -1,8 +1,9 @@
 """The contract on disk: what is written is read back; what is not whole or not ours is refused by name and key."""
 
+import copy
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,45 @@ from data_prep.dataset.format import load_manifest, open_shard, shard_path, veri
 from data_prep.encoding import Encoder
 from data_prep.verify import verify_dataset
 from tests.app.datasets import NUM_DENSE, write_dataset, write_ragged_dataset
-from tests.damage import damaged
 from tests.data_prep.conftest import prepare, write_rows
 from tests.data_prep.tables import paths, write
 from tests.error_lines import refused
+
+OTHER_VALUES: tuple[Any, ...] = (None, [], {}, "x", -1)
+
+
+def damaged(document: Any) -> Iterator[tuple[str, str, Any]]:
+    """The dotted name of a key, what became of it ("deleted", "added", or its value's repr), and the document then."""
+    for place in [(), *_places(document)]:
+        if isinstance(_at(document, place), dict):
+            yield from _changed(document, (*place, "surprise"), "added", 1)
+        if place:
+            yield from _changed(document, place, "deleted", None)
+            for value in OTHER_VALUES:
+                yield from _changed(document, place, repr(value), value)
+
+
+def _changed(document: Any, place: tuple[Any, ...], change: str, value: Any) -> Iterator[tuple[str, str, Any]]:
+    variant = copy.deepcopy(document)
+    parent = _at(variant, place[:-1])
+    if change == "deleted":
+        del parent[place[-1]]
+    else:
+        parent[place[-1]] = value
+    if variant != document:
+        yield ".".join(map(str, place)), change, variant
+
+
+def _at(value: Any, place: tuple[Any, ...]) -> Any:
+    for key in place:
+        value = value[key]
+    return value
+
+
+def _places(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    for key in value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
+        yield (*place, key)
+        yield from _places(value[key], (*place, key))
 
 
 @pytest.mark.parametrize("kind", ["labels", "dense", "sparse"])
