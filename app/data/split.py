@@ -9,7 +9,6 @@ few blocks. Global batch k is rows [k * G, (k + 1) * G) of that order, whatever 
 the r-th equal part of it, and reads no other rows. The rows left over at the end of an epoch are dropped, or
 (train.drop_last=false) they form its last batch: process r takes the r-th part of them, with all parts as long as the
 first, rounded up.
-
 """
 
 import logging
