@@ -19,7 +19,6 @@ from extensions.export.graph import INLINE_BYTES, ServedModel, make_whole_model,
 from tests.app.datasets import RAGGED, write_ragged_dataset
 from tests.error_lines import refused
 
-pytestmark = pytest.mark.medium  # an export takes three seconds
 TABLES = [*(TablesConfig(pooling=pooling) for pooling in Pooling), TablesConfig(shared={"words": ["tags", "genres"]})]
 MODELS = [
     *({"interaction": interaction} for interaction in Interaction),
@@ -80,11 +79,13 @@ def require_equal(
     np.testing.assert_allclose(probabilities, 1 / (1 + np.exp(-logits)), rtol=0, atol=1e-6)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("settings", MODELS)
 def test_every_interaction(ragged: Manifest, tmp_path: Path, settings: dict[str, Any]) -> None:
     require_equal(ragged, model_of(ragged, TablesConfig(), **settings), tmp_path / "m.onnx", TablePrecision.fp32)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("precision", list(TablePrecision))
 @pytest.mark.parametrize("tables", TABLES)
 def test_tables_of_every_precision(
@@ -108,6 +109,7 @@ def test_values_beyond_fp16_are_refused(precision: TablePrecision, values: list[
     packed_rows(weight * (65_519 / 65_520), precision)
 
 
+@pytest.mark.medium
 def test_large_tables_lie_in_a_file_beside_the_model(ragged: Manifest, tmp_path: Path) -> None:
     model = model_of(ragged, TablesConfig(), dense_arch=[512, 8])
     require_equal(ragged, model, tmp_path / "m.onnx", TablePrecision.fp32, inline_bytes=0)

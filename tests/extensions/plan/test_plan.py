@@ -30,6 +30,12 @@ def planned(run_app: Command, tmp_path: Path, *overrides: str) -> dict[str, Any]
     return json.loads((tmp_path / "plan.json").read_bytes())
 
 
+def test_one_device_has_every_row(run_app: Command, tmp_path: Path) -> None:
+    keys = ["plan.num_embeddings=[50,7]", "model.embedding_dim=16", "topology=cpu", "topology.devices_per_node=1"]
+    tables = planned(run_app, tmp_path, *keys)["tables"]
+    assert [table["shards"] for table in tables.values()] == [[[0, 0, 0, 50, 16]], [[0, 0, 0, 7, 16]]]
+
+
 @pytest.mark.slow("processes")
 def test_mlperf_on_hardware_that_is_not_here(run_app: Command, tmp_path: Path) -> None:
     overrides = [*MLPERF, "topology=mi300x", "topology.devices_per_node=8", "optimizer=rowwise_adagrad"]
