@@ -39,7 +39,7 @@ def test_every_case_is_there() -> None:
 
 @pytest.mark.medium
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in FAST else (pytest.mark.slow,)) for name in DATASETS]
+    "name", [pytest.param(name, marks=() if name in FAST else (pytest.mark.slow("bytes"),)) for name in DATASETS]
 )
 def test_a_dataset_keeps_its_bytes(name: str, inputs: Path, tmp_path: Path) -> None:
     row = dataset_row(name, inputs, tmp_path)

@@ -78,7 +78,9 @@ def bits(run: Path) -> dict[str, Any]:
 
 
 @pytest.mark.slow("processes")
-@pytest.mark.parametrize("number", range(len(CASES)))
+@pytest.mark.parametrize(
+    "number", [pytest.param(number, marks=[pytest.mark.slow] * (number % 2)) for number in range(len(CASES))]
+)
 def test_bits_do_not_depend_on_the_layout(
     run_app: Command, ragged: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, number: int
 ) -> None:

@@ -113,7 +113,7 @@ def test_a_run_is_evaluated_ranked_and_verified(run_app: Command, ratings: Path,
     run_app("train", *MODEL, *USUAL, f"data.path={ratings}", "run.name=x", "train.max_steps=60", "train.epochs=20")
     figures = summary(tmp_path / "runs/x")["eval"]
     assert figures["rmse"] < figures["label_deviation"] / 2
-    for more, processes in (([], 2), (["tables=fp32"], 1), (["exact_rows=0"], 1)):
+    for more, processes in (([], 2), (["exact_rows=0"], 1)):
         result = json.loads(run_app("evaluate", "run=runs/x", "split=val", *more, processes=processes).stdout)
         assert result["rmse"] == pytest.approx(figures["rmse"], rel=1e-6)
     (tmp_path / "new.csv").write_text("user,item\n3,4\n3,5\n3,unknown\n")
