@@ -59,12 +59,14 @@ def load_model(checkpoint: Path, config: AppConfig, manifest: Manifest) -> DLRM:
 
 
 def packed_rows(weight: Tensor, precision: TablePrecision) -> tuple[Tensor, Tensor | None]:
-    """Pack rows [n, d] into fp16 values or, for int8, uint8 values [n, d] with fp16 scale and bias [n, 2].
+    """Pack rows [n, d] into fp32 or fp16 values or, for int8, uint8 values [n, d] with fp16 scale and bias [n, 2].
 
     For a row x, FBGEMM keeps bias = fp16(min x), scale = fp16((max x - bias) / 255), or 1 if that is 0, and the
     integers round((x - bias) / scale) within [0, 255].
     """
     weight = weight.detach().float().contiguous()
+    if precision is TablePrecision.fp32:
+        return weight, None
     bias, high = weight.amin(dim=1).half(), weight.amax(dim=1)
     kept = weight.half() if precision is TablePrecision.fp16 else torch.cat([bias, ((high - bias) / 255).half()])
     if not kept.isfinite().all():
@@ -82,8 +84,7 @@ def round_tables(model: DLRM, precision: TablePrecision) -> None:
     """Round a model's tables to the values that a precision keeps, in fp32."""
     for name, parameter in model.sparse_arch.named_parameters():
         if table_of(f".{name}") is not None:
-            is_kept = precision is TablePrecision.fp32
-            values, pairs = (parameter.detach(), None) if is_kept else packed_rows(parameter, precision)
+            values, pairs = packed_rows(parameter, precision)
             parameter.data = values.float()
             if pairs is not None:
                 scale, bias = pairs.float().split(1, dim=1)
@@ -126,9 +127,7 @@ class ServedModel(nn.Module):
         for key, parameter in model.sparse_arch.named_parameters():
             if (table := table_of(f".{key}")) is not None:
                 self._names[table] = name = f"table_{len(self._names)}"
-                values, pairs = parameter.detach(), None
-                if precision is not TablePrecision.fp32:
-                    values, pairs = packed_rows(parameter, precision)
+                values, pairs = packed_rows(parameter, precision)
                 self.register_buffer(name, values)
                 self.register_buffer(f"{name}_pairs", pairs)
         # The rest of the model: of its lookup, what is not a collection of tables.
