@@ -213,6 +213,7 @@ def main(config: AppConfig) -> int:
     checkpoints = Path(config.run.dir) / files.CHECKPOINTS
     advice = FailureAdvice(LESS_MEMORY, lambda: files.resumption(checkpoints))
     only_built = meta_build.is_wanted(config)
+    config = replace(config, train=replace(config.train, micro_batch_size=config.train.micro_batch))
     # A run that is only built computes nothing, so this machine need not have its precision.
     arithmetic = replace(config.runtime, precision=None) if only_built else config.runtime
     try:
@@ -314,8 +315,7 @@ def _set_up(
     # Model, optimizer and loss, by a configuration that the processes, the dataset and the machine complete.
     data = replace(prepare.keep_recorded_settings(config.data, manifest), path=str(root))
     used = replace(config.runtime, num_threads=runtime.num_threads)
-    train = replace(config.train, micro_batch_size=config.train.micro_batch)
-    completed = replace(config, data=data, runtime=used, train=train)
+    completed = replace(config, data=data, runtime=used)
     trained = session.build(completed, runtime, root, manifest)
 
     # Evaluation: its distance in steps may be left to the length of an epoch. This completes the configuration: the
