@@ -55,14 +55,14 @@ def main() -> int:
         }
     plain = of_pandas(table)
     num_values = sum(len(values) for values in plain.values())
-    differing = {}
+    counts = {}
     for way, found in ways.items():
-        differing[f"{way}, pandas"] = differences(found, plain, units=1)
+        counts[f"{way}, pandas"] = differences(found, plain, units=1)
         if way != "shards":
-            differing[f"{way}, shards"] = differences(found, ways["shards"], units=0)
-    print(f"{num_values:,} values; those that differ, by pair of ways: {differing}")
-    write_result(arguments, {"values": num_values, "differing": differing})
-    return int(any(differing.values()))
+            counts[f"{way}, shards"] = differences(found, ways["shards"], units=0)
+    print(f"{num_values:,} values; those that differ, by pair of ways: {counts}")
+    write_result(arguments, {"values": num_values, "differing": counts})
+    return int(any(counts.values()))
 
 
 def draw(rows: int) -> pd.DataFrame:
@@ -158,7 +158,7 @@ def value_of(text: str) -> int:
 def differences(found: Values, expected: Values, units: int) -> dict[str, int]:
     """Return the number of values that differ by feature; floats may differ by `units` in the last place."""
     assert found.keys() == expected.keys(), (sorted(found), sorted(expected))
-    differing = {}
+    counts = {}
     for name, values in found.items():
         other = expected[name]
         assert values.shape == other.shape, (name, values.shape, other.shape)
@@ -167,8 +167,8 @@ def differences(found: Values, expected: Values, units: int) -> dict[str, int]:
         else:
             beyond = values.astype(np.int64) != other
         if beyond.any():
-            differing[name] = int(beyond.sum())
-    return differing
+            counts[name] = int(beyond.sum())
+    return counts
 
 
 if __name__ == "__main__":

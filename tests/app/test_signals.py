@@ -58,7 +58,7 @@ class Terminal:
                 continue
             try:
                 text = os.read(self._keys, 1 << 16)
-            except OSError:  # nobody has it open any more
+            except OSError:  # no process has it open
                 break
             with self._more:
                 self._text += text
@@ -72,7 +72,7 @@ class Terminal:
 
     @property
     def lines(self) -> list[str]:
-        """What a person sees: each line after its last return to the margin or erasure, without colours."""
+        """Return what a person sees: each line after its last return to the margin or erasure, without colours."""
         text = re.sub(r"\x1b\[\d*m", "", self.text)
         return [re.split(r"\r|\x1b\[K|\x1b\[A", line)[-1].rstrip() for line in text.split("\n")]
 
