@@ -19,7 +19,8 @@ from app.data.split import batch_builders, verify_splits
 from app.training.predictor import Predictor
 from common.documents import Json, plain_object
 from common.errors import UserError
-from data_prep.encoding import EncodedBlock, Encoder, NewRows, ParsedRows, read_new_rows
+from data_prep.codec.rows import ParsedRows
+from data_prep.encoding import EncodedBlock, Encoder, NewRows, read_new_rows
 
 
 def fill_from_user(candidates: NewRows, user: NewRows) -> NewRows:
@@ -162,7 +163,7 @@ PIECE_ROWS = 256  # rows of a batch, padded: matrix products of one shape add up
 def parse(encoder: Encoder, rows: NewRows, id_column: str = "") -> ParsedRows:
     """Parse the columns that the model reads; log the columns it ignores, except ids and labels."""
     columns = encoder.input_columns
-    if ignored := ignored_columns(rows, columns, spare=(id_column, encoder.schema.label)):
+    if ignored := ignored_columns(rows, columns, spare=(id_column, encoder.target_columns[0])):
         names = ", ".join(name or "a column without a name" for name in ignored)
         log.info("%s: the model does not read %s", rows.name, names)
     return encoder.parse_columns(rows.columns, rows.name, rows.numbers)

@@ -20,7 +20,7 @@ import pandas as pd
 
 from benchmarks.result_file import write_result
 from data_prep.dataset.format import load_manifest, open_shard
-from data_prep.encoding import Encoder
+from data_prep.encoding import Encoder, read_new_rows
 
 MODULUS = 100_000
 SCHEMA = """\
@@ -50,7 +50,7 @@ def main() -> int:
         run("app.export", f"run={root}/run", f"out={root}/export")
         ways = {
             "shards": of_shards(root / "data"),
-            "memory": of_memory(root / "data", (root / "rows.csv").read_bytes()),
+            "memory": of_memory(root / "data", root / "rows.csv"),
             "export": of_export(root / "export", root / "rows.csv"),
         }
     plain = of_pandas(table)
@@ -105,10 +105,10 @@ def of_shards(root: Path) -> Values:
     return {name: np.concatenate(part) for name, part in parts.items()}
 
 
-def of_memory(root: Path, text: bytes) -> Values:
+def of_memory(root: Path, path: Path) -> Values:
     """Return what app.recommend and app.evaluate make of new rows."""
     encoder = Encoder.load(root)
-    block = encoder.encode(encoder.parse(text, "rows"))
+    block = encoder.encode(encoder.parse_columns(read_new_rows(path, encoder.shape()).columns, "rows"))
     manifest, bags, single = load_manifest(root), iter(block.bags), iter(block.sparse.T)
     values = dict(zip(manifest.schema["dense"], block.dense.T, strict=True))
     return values | {name: next(bags).ids if name in manifest.ragged else next(single) for name in encoder.features}

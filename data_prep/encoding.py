@@ -6,10 +6,10 @@ Each field becomes a 64-bit number: microseconds since 1970, or the value of its
 import re
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from common.errors import UserError
 from common.files import FileDigest
+from data_prep.codec.rows import ParsedRows, RowCodec
 from data_prep.dataset.format import Manifest, load_rows_manifest, verify_file
 from data_prep.dataset.options import DenseTransform, Schema
 from data_prep.dataset.spelling import (
@@ -32,25 +33,12 @@ from data_prep.dataset.spelling import (
     Form,
     Locator,
     RawRows,
-    TableBlock,
-    from_text,
     numbered_rows,
     offsets_of,
-    remainders,
     text_values,
 )
 from data_prep.dataset.table_spec import Table
-from data_prep.lookup import (
-    NO_ID,
-    DenseRange,
-    ValueTable,
-    build_table,
-    column_transforms,
-    dense_limits,
-    torchrec_ids,
-    transform_rows,
-    vocabulary_path,
-)
+from data_prep.lookup import NO_ID, column_transforms, dense_limits, vocabulary_path
 from data_prep.parsing.convert import (
     EMPTY,
     convert,
@@ -66,19 +54,17 @@ from data_prep.parsing.convert import (
     without_marks,
     without_nan,
 )
-from data_prep.parsing.criteo import Block, parse_bytes
 from data_prep.parsing.formats import (
     BYTE_ORDER_MARK,
     Chunk,
     FileLayout,
     LineFormat,
-    format_named,
     format_of,
     suffix_of,
     table_layout,
     table_size,
 )
-from data_prep.parsing.labels import convert_rows
+from data_prep.parsing.labels import read_targets
 from data_prep.parsing.readers import Text, gather_column, read_names, read_objects, refuse_constants
 from data_prep.sources.discover import DAMAGE, Source, packing_of, resolve_sources
 
@@ -333,48 +319,98 @@ def find_split_column(name: str, is_time: bool, table: Table, sources: Sequence[
     return SplitColumn(name, is_time, form_of_times, example)
 
 
-ParsedRows: TypeAlias = Block | TableBlock  # rows of Criteo's format, or of a user's own table
-
-
 class EncodedBlock(NamedTuple):
-    """labels [rows] int32, dense [rows, N] float32, sparse [rows, F] int32 ids, out_of_vocabulary [F] int64.
+    """labels [rows] int32, dense [rows, N] float32, sparse [rows, F] int32 ids.
 
-    out_of_vocabulary counts each feature's values without an id of their own (always 0 with `hash`). If features are
-    multi-hot, `sparse` has only the columns of the other features, and `bags` has one entry per multi-hot feature.
-    weights: sample weights [rows] float32 of labelled rows, if the dataset has them.
+    If features are multi-hot, `sparse` has only the columns of the other features, and `bags` has one entry per
+    multi-hot feature. weights: sample weights [rows] float32 of labelled rows, if the dataset has them.
     """
 
     labels: NDArray[np.int32]
     dense: NDArray[np.float32]
     sparse: NDArray[np.int32]
-    out_of_vocabulary: NDArray[np.int64]
     bags: tuple[Bags, ...] = ()
     weights: NDArray[np.float32] | None = None
+
+
+def rules_of(manifest: Manifest) -> dict[str, Any]:
+    """Return the rules by which rows become a dataset's features: see data_prep/codec/rows.py."""
+    encoding, label = manifest.encoding, manifest.schema["label"]
+    dense, features = manifest.schema["dense"], list(manifest.num_embeddings)
+    columns = list(dict.fromkeys([*dense, *features]))
+    # Rows of a dataset that was generated or imported hold ids.
+    rules: dict[str, Any] = {
+        "kind": "ids",
+        "label": label,
+        "columns": columns,
+        "names": [label, *columns],
+        "delimiter": ",",
+    }
+    rules |= {"dialect": STANDARD._asdict(), "dense": dense, "sparse": features, "vocabularies": [], "table": None}
+    rules |= {"spellings": encoding.get("spellings", {})}
+    if encoding.get("raw_schema") is None:
+        return rules
+    transform, ranges = DenseTransform(encoding["dense_transform"]), encoding["dense_range"]
+    rules |= {
+        "kind": "criteo",
+        "names": list(msgspec.convert(encoding["raw_schema"], Schema).columns),
+        "delimiter": "\t",
+        "dense_transform": transform.value,
+        # The encoding torchrec shifts integers by the lowest of their file; new rows count to the last one.
+        "dense_range": ranges[-1] if ranges else None,
+        "transforms": [],
+        "wraps_integers": encoding["rounds_ids"],  # the encoding torchrec does both
+        "vocabularies": features if encoding["order"] is not None else [],
+        "unknown_id": encoding["unknown_id"],
+        "max_ind_range": encoding["max_ind_range"],
+        "wraps": encoding["wraps"],
+    }
+    if (entry := encoding.get("table")) is None:
+        return rules
+    table = msgspec.convert(entry, Table)
+    # What the conversion reads of a table; the encoding may have left features out.
+    kept = [part for part in table.parts if part.feature in (*table.dense, *features)]
+    read: dict[str, Any] = {"sparse": features}
+    for name, parts in (("parts", kept), ("vectors", table.vectors)):
+        read[name] = [{key: getattr(part, key) for key in part.__struct_fields__} for part in parts]
+    read["limits"] = dense_limits(transform, table)
+    for name in ("dense", "transforms", "separators", "decimal", "thousands", "missing"):
+        read[name] = getattr(table, name)
+    return rules | {
+        "kind": "table",
+        "columns": list(dict.fromkeys(map(table.columns_of_features.__getitem__, columns))),
+        "names": list(table.names),
+        "delimiter": table.delimiter,
+        "dialect": table.dialect._asdict(),
+        "table": read,
+        "transforms": column_transforms(table, encoding.get("dense_fits", {})),
+    }
+
+
+def load_vocabulary(root: Path, manifest: Manifest, feature: str) -> tuple[NDArray[Any], NDArray[np.int32]]:
+    """Return a feature's values [n] in ascending order and the id [n] of each. Raises UserError if the file changed."""
+    entry, path = manifest.encoding["vocabulary"][feature], vocabulary_path(root, feature)
+    verify_file(path, FileDigest(entry["bytes"], entry["sha256"]))
+    values = np.load(path)
+    order = np.argsort(values)
+    return values[order], (order + manifest.encoding["first_id"]).astype(np.int32)
 
 
 class Encoder:
     """Parser and encoder for new rows, with a dataset's own settings and vocabularies.
 
-    `schema` has the columns of raw rows, `features` the sparse features of encoded ones. The encoding torchrec shifts
-    integers by their file's minimum; new rows use the last file's.
+    `features` has the sparse features, `input_columns` the columns that new rows must have, `target_columns` those that
+    labelled rows have besides: the label, and the weight if there is one.
     """
 
-    def __init__(self, manifest: Manifest, tables: list[ValueTable]) -> None:
-        self.schema = msgspec.convert(manifest.encoding["raw_schema"], Schema)
-        self.features: tuple[str, ...] = tuple(manifest.schema["sparse"])
-        self._max_ind_range: int | None = manifest.encoding["max_ind_range"]
-        self._wraps: bool = manifest.encoding["wraps"]
-        self._tables = dict(zip(self.features, tables, strict=False))  # empty with `hash`, which has no vocabularies
+    def __init__(self, manifest: Manifest, vocabularies: Mapping[str, tuple[NDArray[Any], NDArray[np.int32]]]) -> None:
+        rules = rules_of(manifest)
+        self._codec, self._rules = RowCodec(rules, vocabularies), rules
+        self.features, self.input_columns = tuple(rules["sparse"]), tuple(rules["columns"])
+        self._ragged = frozenset(manifest.ragged)
         entry = manifest.encoding.get("table")
         self._table = None if entry is None else msgspec.convert(entry, Table)
-        self._forms = {name: from_text(text) for name, text in manifest.encoding.get("spellings", {}).items()}
-        self._transform = DenseTransform(manifest.encoding["dense_transform"])
-        self._column_transforms = column_transforms(self._table, manifest.encoding.get("dense_fits", {}))
-        self._wraps_integers: bool = manifest.encoding["rounds_ids"]  # integers in the shards do so, too
-        self._range = None
-        if manifest.encoding["dense_range"]:
-            last = manifest.encoding["dense_range"][-1]
-            self._range = DenseRange(np.array(last["low"]), np.array(last["high"]))
+        self.target_columns = (rules["label"],) if self._table is None else self._table.targets
 
     @classmethod
     def load(cls, root: Path) -> "Encoder":
@@ -383,69 +419,16 @@ class Encoder:
         Raises UserError: no dataset, an imported or generated one, or a missing or changed vocabulary.
         """
         manifest = load_rows_manifest(root)
-        encoding = manifest.encoding
-        if encoding.get("raw_schema") is None:
+        if manifest.encoding.get("raw_schema") is None:
             raise UserError(f"{root}: imported or generated, not made from raw rows; new rows cannot be encoded for it")
-        if encoding["order"] is None:
-            return cls(manifest, [])
-        tables = []
-        for feature in manifest.schema["sparse"]:
-            entry, path = encoding["vocabulary"][feature], vocabulary_path(root, feature)
-            verify_file(path, FileDigest(entry["bytes"], entry["sha256"]))
-            tables.append(build_table(np.load(path), encoding["first_id"], encoding["unknown_id"]))
-        return cls(manifest, tables)
-
-    def parse(self, data: bytes, name: str, labelled: bool = True) -> ParsedRows:
-        """Parse rows of a raw file in memory; a user's table includes its header, if it has one.
-
-        Args:
-            data: whole rows.
-            name: name of the rows in errors.
-            labelled: False for rows without the label column, which get label 0.
-        """
-        if self._table is None:
-            return parse_bytes(data, name, self.schema, labelled, missing=np.int32(0))
-        if not data:
-            raise UserError(f"{name}: empty file; give at least one row")
-        form = format_named(self._table.format)
-        # Parquet has no rows as lines, so rows in memory for such a dataset are delimited text.
-        form = form if isinstance(form, LineFormat) else Text()
-        layout, table = self.layout, self._table
-        columns = list(dict.fromkeys((*table.targets, *table.inputs) if labelled else table.inputs))
-        if isinstance(form, Text):
-            fields = read_names(data.partition(b"\n")[0] + b"\n", layout.delimiter, name, layout.dialect)
-            if layout.header:
-                layout = layout._replace(names=fields)
-            elif not labelled and len(fields) == len(table.names) - 1:
-                # Rows without a header have no names, so only their width tells whether the label is among them.
-                layout = layout._replace(names=tuple(column for column in table.names if column != table.label))
-            for column in columns if layout.header else ():
-                if column not in fields:
-                    raise UserError(f"{name}: row 1: no column {column}; the first row must name the columns")
-        by_column, numbers = form.fields(data, columns, layout, name, 1)
-        return self._convert(RawRows(by_column, len(numbers), numbered_rows(name, numbers)), labelled)
-
-    @property
-    def layout(self) -> FileLayout:
-        """Return the layout of a raw file: its columns in order, its delimiter, and whether row 1 names the columns."""
-        if self._table is None:
-            return FileLayout(self.schema.columns, "\t", header=False)
-        return table_layout(self._table)[1]
+        names = () if manifest.encoding["order"] is None else manifest.schema["sparse"]
+        return cls(manifest, {name: load_vocabulary(root, manifest, name) for name in names})
 
     def shape(self, required_columns: Collection[str] | None = None) -> Shape:
         """Return the shape of files with new rows, of which only the `required_columns` are read; None: all."""
-        layout = self.layout
-        return Shape(layout.names, layout.delimiter, self.schema.label, required_columns, layout.dialect)
-
-    @property
-    def input_columns(self) -> tuple[str, ...]:
-        """Return the columns that new rows must have: those that features are read from."""
-        return (*self.schema.dense, *self.schema.sparse) if self._table is None else self._table.inputs
-
-    @property
-    def target_columns(self) -> tuple[str, ...]:
-        """Return the further columns that labelled rows must have: the label, and the weight if there is one."""
-        return (self.schema.label,) if self._table is None else self._table.targets
+        rules = self._rules
+        dialect = Dialect(**rules["dialect"])
+        return Shape(tuple(rules["names"]), rules["delimiter"], rules["label"], required_columns, dialect)
 
     def parse_columns(
         self, columns: Mapping[str, Any], name: str, numbers: Sequence[int] | None = None, labelled: bool = False
@@ -459,69 +442,27 @@ class Encoder:
             labelled: whether to read labels; otherwise they are 0.
         """
         rows = len(next(iter(columns.values())))
-        numbers = range(1, rows + 1) if numbers is None else numbers
-        batch = RawRows(columns, rows, numbered_rows(name, numbers))
+        batch = RawRows(columns, rows, numbered_rows(name, range(1, rows + 1) if numbers is None else numbers))
+        parsed = self._codec.parse(batch)
+        if not labelled:
+            return parsed
         if self._table is not None:
-            return self._convert(batch, labelled)
-        names = (self.schema.label, *self.input_columns) if labelled else self.input_columns
-        texts = [to_texts(columns[column], batch.locator_of(column)) for column in names]
-        for column, values in zip(names, texts, strict=True):
-            for number, text in zip(numbers, values, strict=True):
-                if any(character in text for character in "\t\r\n"):
-                    raise UserError(f"{name}: row {number}, column {column}: a tab or a line break in it; remove it")
-        # One parser reads all of Criteo's rows, so values in memory take the form of its text.
-        lines = "".join("\t".join(fields) + "\n" for fields in zip(*texts, strict=True))
-        return parse_bytes(lines.encode(), name, self.schema, labelled, numbers[0], np.int32(0))
+            labels, _, weights = read_targets(batch, self._table)
+            return parsed._replace(labels=labels, weights=weights)
+        [label] = self.target_columns
+        column = distinct_texts(columns[label], batch.locator_of(label))
+        column.refuse([text not in ("0", "1") for text in column.values], batch.locator_of(label), "is not 0 or 1")
+        return parsed._replace(labels=np.array([text == "1" for text in column.values], np.int32)[column.codes])
 
-    def _convert(self, batch: RawRows, labelled: bool) -> TableBlock:
-        """Convert columns of a user's table, by the limits of its transforms and the dataset's spellings."""
-        assert self._table is not None
-        return convert_rows(batch, self._table, labelled, dense_limits(self._transform, self._table), self._forms)
-
-    def unknown(self, block: ParsedRows) -> NDArray[np.bool_]:
+    def unknown(self, rows: ParsedRows) -> NDArray[np.bool_]:
         """Return a mask [rows, F] of fields with a value that has no id of its own, any of a bag; False with `hash`."""
-        unknown = np.zeros((len(block.labels), len(self.features)), np.bool_)
-        for index, feature in enumerate(self.features if self._tables else ()):
-            ids, _ = self._encode_feature(block, feature, unknown_id=-1)
+        unknown = np.zeros((len(rows.labels), len(self.features)), np.bool_)
+        for index, feature in enumerate(self.features):
+            bags, missing = self._codec.bags(rows, feature)
             # How many unknown ids precede each bag; the number grows within a bag that has any.
-            counts = offsets_of((ids.ids < 0).astype(np.int64))[ids.offsets]
+            counts = offsets_of(missing.astype(np.int64))[bags.offsets]
             unknown[:, index] = np.diff(counts) > 0
         return unknown
-
-    def _encode_feature(self, block: ParsedRows, feature: str, unknown_id: int | None = None) -> tuple[Bags, int]:
-        """Return a feature's ids as bags (of one id each if it is not multi-hot), and the number of unknown values.
-
-        unknown_id: id for unknown values; None: the dataset's.
-        """
-        offsets = np.arange(len(block.labels) + 1)
-        if isinstance(block, Block):
-            values: NDArray[Any] = np.ascontiguousarray(block.sparse[:, self.schema.single.index(feature)])
-            codes = None
-        else:
-            column = block.categories[self.schema.sparse.index(feature)]
-            offsets = offsets if column.offsets is None else column.offsets
-            values, codes = text_values(column.values.dictionary), column.values.indices.to_numpy()
-        ids, missing = self._look_up(feature, values, unknown_id)
-        if codes is not None:
-            ids, missing = ids[codes], missing[codes]
-        return Bags(ids, offsets), int(np.count_nonzero(missing))
-
-    def _look_up(
-        self, feature: str, values: NDArray[Any], unknown_id: int | None
-    ) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
-        """Return the ids of a feature's values [n], and a mask of those without an id.
-
-        unknown_id: id for unknown values; None: the dataset's.
-        """
-        if not self._tables:
-            assert self._max_ind_range is not None
-            return remainders(values, self._max_ind_range), np.zeros(len(values), np.bool_)
-        ids = np.empty(len(values), np.int32)
-        # The table's own id for unknown values may be an id that known values have, too.
-        replace(self._tables[feature], unknown_id=NO_ID).look_up(values, ids)
-        missing = ids == NO_ID
-        ids[missing] = self._tables[feature].unknown_id if unknown_id is None else unknown_id
-        return ids, missing
 
     def ids_of(self, feature: str, values: Any) -> NDArray[np.int32]:
         """Return the ids [n] of single values of a sparse feature, -1 for a value without an id.
@@ -532,18 +473,13 @@ class Encoder:
         name = f"values of {feature}"
         if self._table is None:
             columns: dict[str, list[Any]] = {column: [""] * len(values) for column in self.input_columns}
-            block = self.parse_columns({**columns, feature: values}, name)
-            assert isinstance(block, Block)
-            ids, _ = self._look_up(feature, np.ascontiguousarray(block.sparse[:, self.features.index(feature)]), NO_ID)
+            distinct_values, codes, _ = self.parse_columns({**columns, feature: values}, name).values[feature]
         else:
             texts = self._texts_of(feature, values, name)
-            ids, _ = self._look_up(feature, text_values(texts.dictionary), NO_ID)
-            ids = ids[texts.indices.to_numpy()]
-        # Wrapping would turn -1 into an id, so only the ids of known values pass.
-        known = ids[ids >= 0]
-        torchrec_ids(known, rounds=False, modulus=self._max_ind_range if self._wraps and self._tables else None)
-        ids[ids >= 0] = known
-        return ids
+            distinct_values, codes = text_values(texts.dictionary), texts.indices.to_numpy()
+        ids, missing = self._codec.ids(feature, distinct_values)
+        ids[missing] = NO_ID
+        return ids[codes]
 
     def _texts_of(self, feature: str, values: Any, name: str) -> Any:
         """Return single values of a feature of a user's table as texts, an Arrow dictionary array; see `ids_of`."""
@@ -553,14 +489,14 @@ class Encoder:
         batch = RawRows({column: values}, len(values), numbered_rows(name, range(1, len(values) + 1)))
         separator = dict(self._table.separators).get(feature)
         # A text that joins several values is none of them; a list's own values may hold any character.
-        if separator or (separator is not None and not self._forms[feature] & Form.UNJOINABLE):
+        if separator or (separator is not None and not self._codec.forms[feature] & Form.UNJOINABLE):
             mark, distinct_values = separator or LIST_SEPARATOR, distinct(plain(values))
             is_joined = [isinstance(value, str) and mark in value for value in distinct_values.values]
             fault = f"holds {mark!r}, which joins values"
             distinct_values.refuse(is_joined, batch.locator_of(column), fault, "give each value by itself")
         table = structs.replace(self._table, dense=(), vectors=(), sparse=(feature,), separators=(), parts=parts)
         try:
-            [texts] = convert(batch, table, forms=self._forms).categories
+            [texts] = convert(batch, table, forms=self._codec.forms).categories
         except UserError as error:
             if not parts:
                 raise
@@ -568,23 +504,10 @@ class Encoder:
             raise UserError(f"{error}; {remedy}") from None
         return texts.values
 
-    def encode(self, block: ParsedRows) -> EncodedBlock:
+    def encode(self, rows: ParsedRows) -> EncodedBlock:
         """Return the arrays of parsed rows as a shard of the dataset would have them: same ids, transforms and bags."""
-        integers = block.dense
-        if self._transform is DenseTransform.torchrec and self._range is not None:
-            integers = np.maximum(integers, self._range.low.min())  # the logarithm of smaller ones is undefined
-        dense = transform_rows(integers, self._transform, self._column_transforms, self._range, self._wraps_integers)
-        dense = dense.astype(np.float32, copy=False)  # the dtype that shard readers give, too
-        unknown = np.zeros(len(self.features), np.int64)
-        single: list[NDArray[np.int32]] = []
-        bags: list[Bags] = []
-        for index, feature in enumerate(self.features):
-            encoded, unknown[index] = self._encode_feature(block, feature)
-            if feature in self.schema.ragged:
-                bags.append(encoded)
-            else:
-                single.append(encoded.values)
-        ids = np.stack(single, axis=1) if single else np.zeros((len(block.labels), 0), np.int32)
-        torchrec_ids(ids, rounds=False, modulus=self._max_ind_range if self._wraps and self._tables else None)
-        weights = block.weights if isinstance(block, TableBlock) else None
-        return EncodedBlock(block.labels, dense, ids, unknown, tuple(bags), weights)
+        bags = {feature: self._codec.bags(rows, feature)[0] for feature in self.features}
+        single = [bag.ids for feature, bag in bags.items() if feature not in self._ragged]
+        ids = np.stack(single, axis=1) if single else np.zeros((len(rows.labels), 0), np.int32)
+        ragged = tuple(bag for feature, bag in bags.items() if feature in self._ragged)
+        return EncodedBlock(rows.labels, self._codec.dense(rows), ids, ragged, rows.weights)

@@ -29,7 +29,7 @@ from data_prep.dataset.format import REMEDY, Manifest, verify_file
 from data_prep.dataset.options import DenseTransform
 from data_prep.dataset.spelling import HASHED, text_values
 from data_prep.dataset.table_spec import Table
-from data_prep.dataset.transforms import ColumnTransform, largest_input, transform_columns
+from data_prep.dataset.transforms import ColumnTransform, largest_input, transform_columns, transform_numbers
 from data_prep.io import open_array
 
 VOCABULARY_DIRECTORY = "vocab"
@@ -385,26 +385,12 @@ def transform_dense(
         dense_range: range of the rows' source for `torchrec`, of all rows for `minmax`.
         wraps: with `torchrec`, differences beyond int32 wrap around as in TorchRec.
     """
-    if transform is DenseTransform.log1p:
-        return encode_dense(dense) if dense.dtype == np.int32 else np.log1p(np.maximum(dense, 0)).astype(np.float32)
-    if transform is DenseTransform.signed_log1p:
-        return np.copysign(np.log1p(np.abs(dense.astype(np.float64))), dense).astype(np.float32)
-    if transform is DenseTransform.log_float32:
-        return np.log(np.maximum(dense, 0).astype(np.float32) + np.float32(1))
+    if transform is DenseTransform.log1p and dense.dtype == np.int32:
+        return encode_dense(dense)
     if transform in (DenseTransform.raw, DenseTransform.integers):
         return dense.astype(transform.dtype)
-    assert dense_range is not None
-    if transform is DenseTransform.torchrec:
-        shifted = dense.astype(np.int64) - (dense_range.low.min() - 2)
-        # TorchRec subtracts in int32, whose overflow then gives NaN.
-        if wraps:
-            shifted = shifted.astype(np.int32)
-        with np.errstate(invalid="ignore", divide="ignore"):
-            return np.log(shifted.astype(np.float32))
-    # These are the operations of scikit-learn's MinMaxScaler, in the same order.
-    span = (dense_range.high - dense_range.low).astype(np.float64)
-    scale = 1.0 / np.where(span < np.finfo(np.float64).tiny, 1.0, span)  # 1 / a smaller span would be infinite
-    return (dense * scale + (0.0 - dense_range.low * scale)).astype(np.float32)
+    low, high = (np.zeros(0), np.zeros(0)) if dense_range is None else dense_range
+    return transform_numbers(dense, transform.value, low, high, wraps)
 
 
 TEXT_KINDS = ("texts", "offsets")

@@ -27,6 +27,33 @@ class ColumnTransform(NamedTuple):
     fit: Sequence[float] = ()
 
 
+def transform_numbers(
+    dense: NDArray[Any], name: str, low: NDArray[Any], high: NDArray[Any], wraps: bool = False
+) -> NDArray[Any]:
+    """Transform numbers [rows, N] of all dense columns by data.dense_transform; return float32, of `raw` float64.
+
+    low, high: lowest and highest numbers [N] of train, for torchrec and minmax. wraps: with torchrec, differences
+    beyond int32 wrap around, as TorchRec's do.
+    """
+    if name == "log1p":
+        return np.log1p(np.maximum(dense, 0)).astype(np.float32)
+    if name == "signed_log1p":
+        return np.copysign(np.log1p(np.abs(dense.astype(np.float64))), dense).astype(np.float32)
+    if name == "log_float32":
+        return np.log(np.maximum(dense, 0).astype(np.float32) + np.float32(1))
+    if name == "torchrec":
+        shifted = dense.astype(np.int64) - (low.min() - 2)
+        # TorchRec subtracts in int32, whose overflow then gives NaN.
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return np.log((shifted.astype(np.int32) if wraps else shifted).astype(np.float32))
+    if name == "minmax":
+        # These are the operations of scikit-learn's MinMaxScaler, in the same order.
+        span = (high - low).astype(np.float64)
+        scale = 1.0 / np.where(span < np.finfo(np.float64).tiny, 1.0, span)  # 1 / a smaller span would be infinite
+        return (dense * scale + (0.0 - low * scale)).astype(np.float32)
+    return dense  # raw, integers
+
+
 def largest_input(name: str) -> float:
     """Return the largest absolute value of a number whose transform by `transform_column` is finite."""
     if name == "raw":

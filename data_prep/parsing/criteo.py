@@ -109,8 +109,6 @@ def parse_row(
     buffer: NDArray[np.uint8],
     position: Int,
     row: Int,
-    labelled: bool,
-    missing: np.int32,
     labels: NDArray[np.int32],
     dense: NDArray[np.int32],
     sparse: NDArray[np.uint32],
@@ -119,15 +117,14 @@ def parse_row(
 
     The other arguments are as in `parse_lines`.
     """
-    if labelled:
-        label = np.int64(buffer[position]) - ZERO
-        if label < 0 or label > 1 or buffer[position + 1] != TAB:
-            return -1
-        labels[row] = label
-        position += 2
+    label = np.int64(buffer[position]) - ZERO
+    if label < 0 or label > 1 or buffer[position + 1] != TAB:
+        return -1
+    labels[row] = label
+    position += 2
     for column in range(dense.shape[1]):
         if buffer[position] == TAB:
-            dense[row, column] = missing
+            dense[row, column] = 0
             position += 1
             continue
         value, position = parse_integer(buffer, position)
@@ -165,8 +162,6 @@ def parse_rows(
     start: Int,
     stop: Int,
     end: Int,
-    labelled: bool,
-    missing: np.int32,
     row: Int,
     labels: NDArray[np.int32],
     dense: NDArray[np.int32],
@@ -181,9 +176,7 @@ def parse_rows(
     position = start
     rows = 0
     while position < stop:
-        if not labelled:
-            labels[row + rows] = 0
-        after = parse_row(buffer, position, row + rows, labelled, missing, labels, dense, sparse)
+        after = parse_row(buffer, position, row + rows, labels, dense, sparse)
         if after < 0 or after > end:
             break
         position = after
@@ -237,7 +230,6 @@ def load_fields(
     buffer: NDArray[np.uint8],
     start: Int,
     rows: Int,
-    labelled: bool,
     separators: NDArray[np.int64],
     row: Int,
     labels: NDArray[np.int32],
@@ -264,15 +256,12 @@ def load_fields(
     index, category = 0, rows * num_dense
     separator, begin = 0, start
     for r in range(rows):
-        if labelled:
-            label = np.int64(buffer[begin]) - ZERO
-            # 0 or 1, and one character long.
-            unusual |= np.int64((label & ~1) != 0) | (separators[separator] - begin - 1)
-            labels[row + r] = label
-            begin = separators[separator] + 1
-            separator += 1
-        else:
-            labels[row + r] = 0
+        label = np.int64(buffer[begin]) - ZERO
+        # 0 or 1, and one character long.
+        unusual |= np.int64((label & ~1) != 0) | (separators[separator] - begin - 1)
+        labels[row + r] = label
+        begin = separators[separator] + 1
+        separator += 1
         for _ in range(num_dense):
             end = separators[separator]
             separator += 1
@@ -311,16 +300,11 @@ def load_fields(
 
 @jit
 def convert_integers(
-    words: NDArray[np.uint64],
-    shifts: NDArray[np.uint64],
-    missing: np.int32,
-    results: NDArray[np.int32],
-    first: Int,
-    count: int,
+    words: NDArray[np.uint64], shifts: NDArray[np.uint64], results: NDArray[np.int32], first: Int, count: int
 ) -> np.uint64:
     """Write the integers of words[:count] to `results` from index `first` on.
 
-    Return nonzero if a character is no digit. words, shifts: of `load_fields`. missing: result for an empty field.
+    Return nonzero if a character is no digit. words, shifts: of `load_fields`. An empty field is 0.
     """
     invalid = U0
     for i in range(count):
@@ -329,8 +313,7 @@ def convert_integers(
         word = (words[i] << shift) << shift
         invalid |= digit_mask(word | ((ZEROS >> (HALF - shift)) >> (HALF - shift)))
         value = np.int64(decimal_value(word))
-        value = -value if shifts[i] > U63 else value
-        results[first + i] = np.int32(missing) if shift == NO_DIGITS else np.int32(value)
+        results[first + i] = np.int32(-value if shifts[i] > U63 else value)
     return invalid
 
 
@@ -361,8 +344,6 @@ def parse_batch(
     buffer: NDArray[np.uint8],
     start: Int,
     end: Int,
-    labelled: bool,
-    missing: np.int32,
     row: Int,
     labels: NDArray[np.int32],
     dense: NDArray[np.int32],
@@ -372,7 +353,7 @@ def parse_batch(
     """Parse the whole rows in buffer[start:end] into the arrays, from index `row` on.
 
     Args:
-        labelled, missing, labels, dense, sparse: as in `parse_lines`.
+        labels, dense, sparse: as in `parse_lines`.
         start, end: at most BATCH_BYTES apart, for which `buffers` have room.
         buffers: separators, words, shifts and long integers, outputs of `find_separators` and `load_fields`.
 
@@ -381,22 +362,22 @@ def parse_batch(
     """
     separators, words, shifts, long = buffers
     num_dense, num_sparse = dense.shape[1], sparse.shape[1]
-    columns = num_dense + num_sparse + np.int64(labelled)
+    columns = num_dense + num_sparse + 1
     count, rows = find_separators(buffer, start, end, separators)
     # `load_fields` reads a separator for each field, and looks back at the one before the last.
     if rows == 0 or rows * columns > count or columns < 2:
         return 0, start
     shape = (num_dense, num_sparse)
-    num_long = load_fields(buffer, start, rows, labelled, separators, row, labels, shape, words, shifts, long)
+    num_long = load_fields(buffer, start, rows, separators, row, labels, shape, words, shifts, long)
     if num_long < 0:
         return 0, start
     integers, categories = dense.reshape(-1), sparse.reshape(-1)
     num_integers = rows * num_dense
-    invalid = convert_integers(words, shifts, missing, integers, row * num_dense, num_integers)
+    invalid = convert_integers(words, shifts, integers, row * num_dense, num_integers)
     invalid |= convert_categories(words, shifts, num_integers, categories, row * num_sparse, rows * num_sparse)
     if invalid != U0:
         return 0, start
-    # Integers of more than eight digits do not fit a word, so the kernel above left them missing; `long` has the place
+    # Integers of more than eight digits do not fit a word, so the kernel above left them 0; `long` has the place
     # and the value of each.
     for i in range(0, num_long, 2):
         integers[row * num_dense + long[i]] = long[i + 1]
@@ -404,14 +385,13 @@ def parse_batch(
 
 
 PADDING = SCAN_BYTES  # readable bytes after the last row
-MISSING_INTEGER = np.int32(-(2**31))
 
 
 class Block(NamedTuple):
     """Parsed Criteo rows; data_prep/dataset/spelling.py has those of a user's own table.
 
-    labels [rows] int32; dense [rows, N] int32, MISSING_INTEGER for an empty field; sparse [rows, F] uint32, 0 for an
-    empty field (TorchRec also treats it as a value).
+    labels [rows] int32; dense [rows, N] int32; sparse [rows, F] uint32. An empty field is 0, also in TorchRec, which
+    treats it as a value.
     """
 
     labels: NDArray[np.int32]
@@ -424,8 +404,6 @@ def parse_lines(
     buffer: NDArray[np.uint8],
     start: Int,
     end: Int,
-    labelled: bool,
-    missing: np.int32,
     labels: NDArray[np.int32],
     dense: NDArray[np.int32],
     sparse: NDArray[np.uint32],
@@ -436,8 +414,6 @@ def parse_lines(
 
     Args:
         buffer: uint8; start, end: positions of the first row and after the last one.
-        labelled: whether rows begin with the label; otherwise labels become 0.
-        missing: int32 value of an empty integer.
         labels, dense, sparse: outputs as in `Block`, with room for all rows.
     """
     # Separators, words, shifts and long integers as `load_fields` takes them, for the most fields of a batch. All
@@ -449,10 +425,10 @@ def parse_lines(
     row = np.int64(0)  # A plain 0 is a type of its own, for which all below would be compiled again.
     while position < end:
         batch_end = min(position + BATCH_BYTES, end)
-        rows, after = parse_batch(buffer, position, batch_end, labelled, missing, row, labels, dense, sparse, buffers)
+        rows, after = parse_batch(buffer, position, batch_end, row, labels, dense, sparse, buffers)
         # A batch without a whole row, or with an unusual one, is parsed row by row, which finds the first invalid row.
         if rows == 0:
-            rows, after = parse_rows(buffer, position, batch_end, end, labelled, missing, row, labels, dense, sparse)
+            rows, after = parse_rows(buffer, position, batch_end, end, row, labels, dense, sparse)
         if rows == 0:
             break
         row += rows
@@ -469,32 +445,14 @@ def empty_block(rows: int, schema: Schema = CRITEO) -> Block:
     )
 
 
-def max_rows(num_bytes: int, schema: Schema = CRITEO, labelled: bool = True) -> int:
+def max_rows(num_bytes: int, schema: Schema = CRITEO) -> int:
     """Return an upper bound of the rows in `num_bytes`, for an allocation: rows with all fields empty but the label."""
-    # A label, a tab before each other column, and a newline; without the label, two bytes fewer.
-    shortest = len(schema.columns) + 1 if labelled else len(schema.columns) - 1
-    return num_bytes // shortest + 1
+    # A label, a tab before each other column, and a newline.
+    return num_bytes // (len(schema.columns) + 1) + 1
 
 
-def parse_bytes(
-    data: bytes,
-    name: str,
-    schema: Schema = CRITEO,
-    labelled: bool = True,
-    first_row: int = 1,
-    missing: np.int32 = MISSING_INTEGER,
-) -> Block:
-    """Parse rows in memory, for instance candidates to score.
-
-    Args:
-        data: whole rows; the last may lack its newline.
-        name: name of the source in errors.
-        labelled: False for rows without the label column, which get label 0.
-        first_row: number of the first row in errors.
-        missing: value of an empty integer.
-    """
-    if not data:
-        raise UserError(f"{name}: empty file; give at least one row")
+def parse_bytes(data: bytes, name: str, schema: Schema = CRITEO) -> Block:
+    """Parse whole rows in memory, of which the last may lack its newline; `name`: of the source in errors."""
     # The kernel loads whole words, also past the last row.
     buffer = np.zeros(len(data) + 1 + PADDING, np.uint8)
     buffer[: len(data)] = np.frombuffer(data, np.uint8)
@@ -502,16 +460,16 @@ def parse_bytes(
     if data[-1] != NEWLINE:
         buffer[end] = NEWLINE
         end += 1
-    block = empty_block(max_rows(end, schema, labelled), schema)
-    rows, position = parse_lines(buffer, 0, end, labelled, missing, *block)
+    block = empty_block(max_rows(end, schema), schema)
+    rows, position = parse_lines(buffer, 0, end, *block)
     if position != end:
         line = bytes(buffer[position:end]).split(b"\n", 1)[0]
         is_last = position + len(line) + 1 >= end
-        raise UserError(diagnose_row(line, name, first_row + rows, schema, labelled, is_last))
+        raise UserError(diagnose_row(line, name, 1 + rows, schema, is_last))
     return Block(block.labels[:rows], block.dense[:rows], block.sparse[:rows])
 
 
-def diagnose_row(line: bytes, name: str, row: int, schema: Schema, labelled: bool, is_last: bool) -> str:
+def diagnose_row(line: bytes, name: str, row: int, schema: Schema, is_last: bool) -> str:
     """Return a line for the user: file, row, column, what is wrong, and the remedy.
 
     Args:
@@ -520,7 +478,7 @@ def diagnose_row(line: bytes, name: str, row: int, schema: Schema, labelled: boo
         is_last: whether it is the file's last row, which may be cut off.
     """
     location = f"{name}: row {row}"
-    columns = schema.columns if labelled else schema.columns[1:]
+    columns = schema.columns
     if line.endswith(b"\r"):
         line = line[:-1]
     if not line:

@@ -40,16 +40,17 @@ SHOWN_TEXTS = 5
 
 
 def convert_rows(
-    batch: RawRows,
-    table: Table,
-    labelled: bool = True,
-    limits: Sequence[float] | None = None,
-    forms: Mapping[str, Form] | None = None,
+    batch: RawRows, table: Table, limits: Sequence[float] | None = None, forms: Mapping[str, Form] | None = None
 ) -> TableBlock:
-    """Convert a batch of rows as `convert` does, with their labels and weights if `labelled`."""
-    if not labelled:
-        return convert(batch, table, limits, forms)
+    """Convert a batch of rows as `convert` does, with their labels and weights."""
     block = convert(batch, table, limits, forms)
+    labels, positive_rows, weights = read_targets(batch, table)
+    return block._replace(labels=labels, positive_rows=positive_rows, weights=weights)
+
+
+def read_targets(batch: RawRows, table: Table) -> tuple[NDArray[Any], tuple[int, ...], NDArray[np.float32] | None]:
+    """Return labels [rows], the rows with each of the table's `positive` labels, and sample weights [rows] or None."""
+    weights = None
     if table.weight:
         locator = batch.locator_of(table.weight)
         numbers = numbers_of(_column_of(batch, table.weight, table), table, locator, np.nan, np.inf)
@@ -59,10 +60,9 @@ def convert_rows(
         is_bad = (numbers < 0) | np.isinf(weights)
         fault = "is not a weight, from 0 to 3.4e38, the largest float32"
         refuse_row(is_bad, locator, lambda row: f"{numbers[row]:g} {fault}", "correct the row, or leave it out")
-        block = block._replace(weights=weights)
     values, locator = _column_of(batch, table.label, table), batch.locator_of(table.label)
     if not table.positive:
-        return block._replace(labels=_read_labels(values, table, locator))
+        return _read_labels(values, table, locator), (), weights
     column = distinct(values)
     _refuse_missing(column, table.positive, locator)
     if table.negative:
@@ -72,7 +72,7 @@ def convert_rows(
     # The index of each row's value among the positive ones, and -1 for all others, which the counts leave out.
     indices = np.array([_place_of(value, table.positive, table) for value in column.values], np.int64)[column.codes]
     counts = np.bincount(indices + 1, minlength=1 + len(table.positive))[1:]
-    return block._replace(labels=(indices >= 0).astype(np.int32), positive_rows=tuple(counts.tolist()))
+    return (indices >= 0).astype(np.int32), tuple(counts.tolist()), weights
 
 
 def _column_of(batch: RawRows, name: str, table: Table) -> Any:

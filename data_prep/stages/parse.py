@@ -42,7 +42,6 @@ from data_prep.vocabulary import Coding
 PARSED = "parsed"
 MANY_ROWS = 50  # files with as many rows are not alike by chance
 HELD_OUT_SPLITS = ("val", "test")  # splits of files given for each split
-MISSING_AS_ZERO = np.int32(0)
 
 
 @dataclass
@@ -192,13 +191,13 @@ def _parse_lines(task: ParseTask, chunk: int, lines: LineBlocks, worker: Worker)
     buffer = empty_block(max_rows(BLOCK_BYTES, job.schema) + 1, job.schema)
     with ChunkWriter(job, task.source, chunk).abandoned_if_failed() as files:
         for block in lines.read_until(stop):
-            rows, position = parse_lines(block.buffer, block.start, block.end, True, MISSING_AS_ZERO, *buffer)
+            rows, position = parse_lines(block.buffer, block.start, block.end, *buffer)
             if position != block.end:
                 line = bytes(block.buffer[position : block.end]).split(b"\n", 1)[0]
                 is_last = block.is_last and position + len(line) + 1 >= block.end
                 # Lines before the block are counted only for this error, as a task begins in the middle of a file.
                 row = count_lines_before(source, block.offset + position - block.start) + 1
-                raise UserError(diagnose_row(line, source.path, row, job.schema, True, is_last))
+                raise UserError(diagnose_row(line, source.path, row, job.schema, is_last))
             files.append(Block(buffer.labels[:rows], buffer.dense[:rows], buffer.sparse[:rows]))
             worker.count(lines.advance(), rows)
     return files

@@ -23,7 +23,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import onnxruntime
 import pyarrow as pa
@@ -38,16 +37,13 @@ from app.model.dlrm import DLRM
 from app.sharding import planner
 from app.training.checkpointer import TrainedRun
 from app.training.predictor import task_of
-from common.documents import Json, encode
+from common.documents import encode
 from common.errors import UserError
-from common.files import FileDigest, digest_file, sync, write_atomically
-from data_prep.dataset.format import Manifest, verify_file
+from common.files import digest_file, sync, write_atomically
+from data_prep.dataset.format import Manifest
 from data_prep.dataset.multi_hot import MultiHotTables
-from data_prep.dataset.options import DenseTransform, Schema
-from data_prep.dataset.spelling import STANDARD
-from data_prep.dataset.table_spec import Table
-from data_prep.io import open_array
-from data_prep.lookup import VocabularyTexts, column_transforms, dense_limits, vocabulary_path
+from data_prep.encoding import load_vocabulary, rules_of
+from data_prep.lookup import VocabularyTexts
 from extensions.export.documents import ExportConfig, ExportedDirectory
 from extensions.export.graph import (
     DENSE,
@@ -64,6 +60,7 @@ from extensions.export.graph import (
 ENCODER = "encoder"
 MODULES = (
     "common.errors",
+    "data_prep.codec.rows",
     "data_prep.dataset.spelling",
     "data_prep.dataset.transforms",
     "data_prep.parsing.convert",
@@ -83,82 +80,26 @@ def write_encoder(directory: Path, root: Path, manifest: Manifest, config: AppCo
         source = Path(str(import_module(name).__file__)).read_text(encoding="utf-8")
         copy = _IMPORT.sub(r"\1from .\2 import ", source)
         (directory / f"{name.rpartition('.')[2]}.py").write_text(copy, encoding="utf-8")
-    encoding, features = manifest.encoding, list(manifest.num_embeddings)
-    is_raw = encoding.get("raw_schema") is not None
+    rules, features = rules_of(manifest), list(manifest.num_embeddings)
     # Ids may be expanded to bags while the dataset is read.
     expanded, sizes = None, list(manifest.num_embeddings.values())
     if (bags := config.data.multi_hot.bags()) is not None:
         expanded = MultiHotTables.open(bags_directory(root, config.data), sizes, bags)
     bagged = [] if expanded is None else [name for name, size in zip(features, expanded.sizes, strict=True) if size > 1]
-    vocabularies = features if is_raw and encoding["order"] is not None else []
     for number, name in enumerate(features):
         if expanded is not None and name in bagged:
             # The bag of each id, [rows, size] int32.
             table = np.asarray(expanded.tables[number])
             array = pa.FixedSizeListArray.from_arrays(pa.array(table.reshape(-1)), table.shape[1])
             _write_arrow(directory / f"{name}.bags.arrow", pa.table({"bag": array}))
-        if name in vocabularies:
+        if name in rules["vocabularies"]:
             _write_vocabulary(directory / f"{name}.arrow", root, name, manifest, keeps_texts)
-    if is_raw:
-        rules = _raw_rules(root, manifest)
-    else:
-        # Rows of a dataset that was generated or imported hold ids.
-        columns, label = [*manifest.schema["dense"], *features], manifest.schema["label"]
-        rules = {"kind": "ids", "label": label, "columns": columns, "names": [label, *columns]}
-        rules |= {"table": None, "spellings": {}, "delimiter": ",", "dialect": STANDARD._asdict()}
     rules |= {
-        "dense": manifest.schema["dense"],
-        "sparse": features,
         "num_embeddings": manifest.num_embeddings,
         "bags": [name for name in features if name in bagged or name in manifest.ragged],
         "expanded": bagged,
-        "vocabularies": vocabularies,
     }
     write_atomically(directory / "rules.json", encode(rules, indent=1).encode())
-
-
-def _raw_rules(root: Path, manifest: Manifest) -> Json:
-    """Return the rules that make features of raw rows."""
-    encoding, schema = manifest.encoding, msgspec.convert(manifest.encoding["raw_schema"], Schema)
-    transform, ranges = DenseTransform(encoding["dense_transform"]), encoding["dense_range"]
-    used = [*schema.dense, *manifest.num_embeddings]
-    rules = {
-        "kind": "criteo",
-        "label": schema.label,
-        "columns": list(dict.fromkeys(used)),
-        "names": list(schema.columns),
-        "delimiter": "\t",
-        "dialect": STANDARD._asdict(),
-        "table": None,
-        "spellings": encoding.get("spellings", {}),
-        "dense_transform": transform.value,
-        "dense_range": ranges[-1] if ranges else None,  # the last file's, as `Encoder` takes for new rows
-        "transforms": [],
-        "wraps_integers": encoding["rounds_ids"],  # the encoding torchrec does both
-        "unknown_id": encoding["unknown_id"],
-        "max_ind_range": encoding["max_ind_range"],
-        "wraps": encoding["wraps"],
-    }
-    if (entry := encoding.get("table")) is None:
-        return rules
-    table, features = msgspec.convert(entry, Table), list(manifest.num_embeddings)
-    # What the conversion reads of a table; the encoding may have left features out.
-    kept = [part for part in table.parts if part.feature in (*table.dense, *features)]
-    read: Json = {"sparse": features}
-    for name, structs in (("parts", kept), ("vectors", table.vectors)):
-        read[name] = [{key: getattr(each, key) for key in each.__struct_fields__} for each in structs]
-    read["limits"] = dense_limits(transform, table)
-    for name in ("dense", "transforms", "separators", "decimal", "thousands", "missing"):
-        read[name] = getattr(table, name)
-    return rules | {
-        "kind": "table",
-        "columns": list(dict.fromkeys(map(table.columns_of_features.__getitem__, used))),
-        "names": list(table.names),
-        "delimiter": table.delimiter,
-        "dialect": table.dialect._asdict(),
-        "table": read,
-        "transforms": column_transforms(table, encoding.get("dense_fits", {})),
-    }
 
 
 def _write_vocabulary(path: Path, root: Path, name: str, manifest: Manifest, keeps_texts: bool) -> None:
@@ -166,14 +107,12 @@ def _write_vocabulary(path: Path, root: Path, name: str, manifest: Manifest, kee
 
     The exported score.py finds a value by bisection.
     """
-    entry, source = manifest.encoding["vocabulary"][name], vocabulary_path(root, name)
-    verify_file(source, FileDigest(entry["bytes"], entry["sha256"]))
-    values = np.array(open_array(source))
-    order = np.argsort(values)
-    columns = {"value": values[order], "id": (order + manifest.encoding["first_id"]).astype(np.int32)}
-    if keeps_texts and entry.get("texts"):
+    values, ids = load_vocabulary(root, manifest, name)
+    columns: dict[str, Any] = {"value": values, "id": ids}
+    if keeps_texts and manifest.encoding["vocabulary"][name].get("texts"):
         blocks = [block.cast(pa.large_string()) for block in VocabularyTexts(root, name).blocks(1 << 20)]
-        columns["text"] = pa.concat_arrays(blocks).take(pa.array(order)) if blocks else pa.array([], pa.large_string())
+        order = pa.array(ids - manifest.encoding["first_id"])
+        columns["text"] = pa.concat_arrays(blocks).take(order) if blocks else pa.array([], pa.large_string())
     _write_arrow(path, pa.table(columns))
 
 

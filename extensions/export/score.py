@@ -24,19 +24,17 @@ from collections.abc import Collection, Iterator, Mapping, Sequence, Sized
 from functools import cache
 from itertools import chain
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import onnxruntime
 import pyarrow as pa
 import pyarrow.parquet as pq
-from encoder.convert import convert, distinct_texts, excerpt, numbers_of, to_column, to_list
+from encoder.convert import excerpt, numbers_of, to_column, to_list
 from encoder.dates import NUMBERS
 from encoder.errors import UserError
-from encoder.spelling import UTF_8, Bags, Dialect, RawRows, from_text, numbered_rows, text_values
-from encoder.transforms import transform_columns
-from numpy.typing import NDArray
+from encoder.rows import RowCodec
+from encoder.spelling import UTF_8, Bags, Dialect, RawRows, numbered_rows
 
 HERE = Path(__file__).resolve().parent
 DELIMITERS = {".csv": ",", ".tsv": "\t", ".txt": "\t"}
@@ -45,8 +43,6 @@ PACKED = (".gz", ".bz2", ".zst")
 READ_ROWS = 1 << 16  # rows of a file in memory at once
 SCORED_ROWS = 4096  # rows encoded, and given to the model, at once at most
 PADDED_IDS = 1 << 20  # ids of a feature's bags, padded to the longest, that are looked up at once
-INT32 = 1 << 31
-HEX_DIGITS = frozenset("0123456789abcdefABCDEF")
 
 
 class Scorer:
@@ -65,22 +61,16 @@ class Scorer:
         self._rules = json.loads((directory / "encoder" / "rules.json").read_text(encoding="utf-8"))
         self.columns: list[str] = self._rules["columns"]
         self._single = [name for name in self._rules["sparse"] if name not in self._rules["bags"]]
-        # By column: its values [n] in ascending order, and the id [n] of each.
-        self._vocabularies: dict[str, tuple[Any, Any]] = {}
+        vocabularies = {}
         for name in self._rules["vocabularies"]:
             entries = _map_arrow(directory / "encoder" / f"{name}.arrow")
-            self._vocabularies[name] = entries.column("value").to_numpy(), entries.column("id").to_numpy()
+            vocabularies[name] = entries.column("value").to_numpy(), entries.column("id").to_numpy()
+        self._codec = RowCodec(self._rules, vocabularies)
         # By column: the bag of each id, [rows, size].
         self._bags_of_ids: dict[str, Any] = {}
         for name in self._rules["expanded"]:
             [bags] = _map_arrow(directory / "encoder" / f"{name}.bags.arrow").column("bag").chunks
             self._bags_of_ids[name] = bags.values.to_numpy().reshape(len(bags), -1)
-        self._table: Any = None
-        if table := self._rules["table"]:
-            # `convert` reads keys as attributes.
-            parts = {name: [SimpleNamespace(**entry) for entry in table[name]] for name in ("parts", "vectors")}
-            self._table = SimpleNamespace(**{**table, **parts}, label_kind=SimpleNamespace(dtype=np.float32))
-        self._forms = {name: from_text(text) for name, text in self._rules["spellings"].items()}
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
         model = directory / self._manifest["model"]
@@ -148,8 +138,16 @@ class Scorer:
         columns = self._required_columns(table, name)
         rows = len(next(iter(columns.values())))
         batch = RawRows(columns, rows, numbered_rows(name, range(1, rows + 1) if numbers is None else numbers))
-        encoders = {"table": self._encode_table, "criteo": self._encode_criteo, "ids": self._encode_ids}
-        dense, bags = encoders[self._rules["kind"]](batch)
+        if self._rules["kind"] == "ids":
+            dense, bags = self._read_ids(batch)
+        else:
+            parsed = self._codec.parse(batch)
+            dense = self._codec.dense(parsed)
+            bags = {name: self._codec.bags(parsed, name)[0] for name in self._codec.features}
+        # In an expanded column (data.multi_hot of the dataset) each id is replaced by its bag of fixed size.
+        for name, bag_of_id in self._bags_of_ids.items():
+            members = bag_of_id[bags[name].ids]
+            bags[name] = Bags(members.reshape(-1), np.arange(len(members) + 1) * members.shape[1])
         inputs = {"dense_features": dense.astype(np.float32)} if "dense_features" in self._inputs else {}
         if self._single:
             inputs["ids"] = np.stack([bags[name].ids for name in self._single], axis=1).astype(np.int64)
@@ -160,41 +158,8 @@ class Scorer:
             inputs[f"ids_{name}"] = matrix
         return inputs
 
-    def _encode_table(self, batch: RawRows) -> tuple[Any, dict[str, Bags]]:
-        """Encode rows of the dataset's own columns; return dense features [B, N], and bags of ids by sparse column.
-
-        As in `Encoder.encode` of data_prep/encoding.py, whose imports a directory of its own does without.
-        """
-        block = convert(batch, self._table, self._table.limits, self._forms)
-        bags = {}
-        for name, column in zip(self._table.sparse, block.categories, strict=True):
-            ids = self._look_up_ids(name, text_values(column.values.dictionary))[column.values.indices.to_numpy()]
-            bags[name] = self._bags_of(name, ids, column.offsets)
-        return self._transform_dense(block.dense), bags
-
-    def _encode_criteo(self, batch: RawRows) -> tuple[Any, dict[str, Bags]]:
-        """Encode rows of Criteo's integers and hexadecimal categories; return as `_encode_table` does.
-
-        A field is read as in data_prep/parsing/criteo.py: an empty one is 0.
-        """
-        dense = np.zeros((batch.rows, len(self._rules["dense"])))
-        for place, name in enumerate(self._rules["dense"]):
-            column = distinct_texts(batch.columns[name], batch.locator_of(name))
-            numbers = [_parse_integer(text) for text in column.values]
-            is_bad = [number is None for number in numbers]
-            column.refuse(is_bad, batch.locator_of(name), "is not an integer of 32 bits")
-            dense[:, place] = np.array(numbers, np.float64)[column.codes]
-        bags = {}
-        for name in self._rules["sparse"]:
-            column = distinct_texts(batch.columns[name], batch.locator_of(name))
-            is_bad = [not set(text) <= HEX_DIGITS or len(text) > 8 for text in column.values]
-            column.refuse(is_bad, batch.locator_of(name), "is not a category of at most 8 hexadecimal digits")
-            values = np.array([int(text or "0", 16) for text in column.values], np.uint32)
-            bags[name] = self._bags_of(name, self._look_up_ids(name, values)[column.codes], None)
-        return self._transform_dense(dense), bags
-
-    def _encode_ids(self, batch: RawRows) -> tuple[Any, dict[str, Bags]]:
-        """Take numbers and ids as they are, for a dataset not made from raw rows; return as `_encode_table` does."""
+    def _read_ids(self, batch: RawRows) -> tuple[Any, dict[str, Bags]]:
+        """Return dense features [B, N] and bags of ids by feature, as rows of a dataset without raw rows hold them."""
         dense = np.zeros((batch.rows, len(self._rules["dense"])))
         for place, name in enumerate(self._rules["dense"]):
             # A missing number is 0; one beyond 3.4e38 would be infinite as the model's float32.
@@ -218,67 +183,9 @@ class Scorer:
                 raise UserError(
                     f"{batch.locator(0)}, column {name}: {len(members)} ids in {batch.rows} rows; give one each"
                 )
-            offsets = np.cumsum([0, *map(len, fields)]) if is_bag else None
-            bags[name] = self._bags_of(name, np.array(ids, np.int64), offsets)
+            offsets = np.cumsum([0, *map(len, fields)]) if is_bag else np.arange(len(ids) + 1)
+            bags[name] = Bags(np.array(ids, np.int64), offsets)
         return dense, bags
-
-    def _look_up_ids(self, name: str, values: Any) -> Any:
-        """Return the ids [n] int64 of a column's values [n], uint32 or uint64: by its vocabulary, or by modulo.
-
-        These are the ids of `SortedTable` and `encode_hash` of data_prep/lookup.py, which needs Numba; the last line is
-        its `torchrec_ids`.
-        """
-        modulus = self._rules["max_ind_range"]
-        if name not in self._vocabularies:
-            return (values % values.dtype.type(modulus)).astype(np.int64)
-        known, known_ids = self._vocabularies[name]
-        ids = np.full(len(values), self._rules["unknown_id"], np.int64)
-        if len(known):
-            places = np.minimum(np.searchsorted(known, values), len(known) - 1)
-            ids = np.where(known[places] == values, known_ids[places], ids)
-        return ids % modulus if self._rules["wraps"] and modulus else ids
-
-    def _bags_of(self, name: str, ids: NDArray[np.int64], offsets: NDArray[np.int64] | None) -> Bags:
-        """Return a column's bags from its ids [n]: row r has the ids offsets[r] to offsets[r + 1], None: id r alone.
-
-        In an expanded column (data.multi_hot of the dataset) each id is replaced by its bag of fixed size.
-        """
-        if name in self._bags_of_ids:
-            members = self._bags_of_ids[name][ids]
-            return Bags(members.reshape(-1), np.arange(len(ids) + 1) * members.shape[1])
-        return Bags(ids, np.arange(len(ids) + 1) if offsets is None else offsets)
-
-    def _transform_dense(self, dense: Any) -> Any:
-        """Return numbers [B, N] as the dense features float32 that the dataset has.
-
-        It repeats `transform_dense` of data_prep/lookup.py, which this directory lacks, bit for bit. `dense_range` has
-        the lowest and highest numbers [N] of train for torchrec and minmax; new rows below the lowest count as it.
-        """
-        kind, bounds = self._rules["dense_transform"], self._rules["dense_range"]
-        # A column with a transform of its own may overflow here, and is transformed below.
-        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-            if kind == "log1p":
-                values = np.log1p(np.maximum(dense, 0))
-            elif kind == "signed_log1p":
-                values = np.copysign(np.log1p(np.abs(dense)), dense)
-            elif kind == "log_float32":
-                values = np.log(np.maximum(dense, 0).astype(np.float32) + np.float32(1))
-            elif kind in ("raw", "integers"):
-                values = dense
-            elif kind == "torchrec":
-                # TorchRec shifts all columns by the lowest number of train, in integers that may wrap around.
-                lowest = int(np.min(bounds["low"]))
-                shifted = np.maximum(dense, lowest).astype(np.int64) - (lowest - 2)
-                shifted = shifted.astype(np.int32) if self._rules["wraps_integers"] else shifted
-                values = np.log(shifted.astype(np.float32))
-            else:  # minmax: the operations of scikit-learn's MinMaxScaler, in the same order
-                low, high = np.array(bounds["low"]), np.array(bounds["high"])
-                span = (high - low).astype(np.float64)
-                scale = 1.0 / np.where(span < np.finfo(np.float64).tiny, 1.0, span)
-                values = dense * scale + (0.0 - low * scale)
-            result = np.array(values, np.float32)
-        transform_columns(dense, self._rules["transforms"], result)
-        return result
 
 
 # The scorer of this directory, opened once.
@@ -358,16 +265,6 @@ def _columns_of_dicts(rows: Collection[Mapping[str, Any]]) -> dict[str, list[Any
     """Return rows by column, None for a column that a row lacks."""
     names = dict.fromkeys(name for row in rows for name in row)
     return {name: [row.get(name) for row in rows] for name in names}
-
-
-def _parse_integer(text: str) -> int | None:
-    """Return a field of Criteo as an integer of 32 bits, 0 for an empty one; None for a text or number that is none."""
-    digits = text.removeprefix("-")
-    if not text:
-        return 0
-    if not (digits.isascii() and digits.isdecimal()):
-        return None
-    return int(text) if -INT32 <= int(text) < INT32 else None
 
 
 def read_rows(path: Path, scorer: Scorer) -> Iterator[tuple[Any, Sequence[int]]]:

@@ -24,7 +24,7 @@ from data_prep import published
 from data_prep.config import RULES
 from data_prep.dataset.format import load_manifest
 from data_prep.dataset.options import Encoding
-from data_prep.encoding import Encoder
+from data_prep.encoding import Encoder, read_new_rows
 from data_prep.parsing.criteo import parse_bytes
 from data_prep.verify import verify_dataset
 from tests.data_prep.conftest import REFERENCE, SPLITS, load_split, prepare
@@ -41,8 +41,8 @@ def test_dlrm_kaggle(tmp_path: Path) -> None:
     verify_dataset(root)
     prepare(*overrides, f"data.path={raw}", "data.dense_transform=integers")
     encoder = Encoder.load(root)
-    block = parse_bytes(ROWS.read_bytes(), "rows", missing=np.int32(0))
-    encoded = encoder.encode(encoder.parse(ROWS.read_bytes(), "rows"))
+    block = parse_bytes(ROWS.read_bytes(), "rows")
+    encoded = encoder.encode(encoder.parse_columns(read_new_rows(ROWS, encoder.shape()).columns, "rows"))
     arrays: dict[str, Any] = {
         "X_int": np.maximum(block.dense, 0),  # negatives are 0 there
         "X_cat_raw_int32": block.sparse.view(np.int32),

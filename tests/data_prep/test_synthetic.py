@@ -15,7 +15,6 @@ from data_prep.config import IdDistribution, RandomConfig, SyntheticConfig
 from data_prep.dataset.format import load_manifest, open_shard
 from data_prep.encoding import Encoder
 from data_prep.lookup import encode_dense
-from data_prep.parsing.criteo import MISSING_INTEGER
 from data_prep.synthetic import (
     KAGGLE_CARDINALITIES,
     Teacher,
@@ -50,7 +49,7 @@ def test_the_same_bytes_for_any_number_of_threads(teacher: Teacher) -> None:
 
 def test_logits_follow_from_the_columns(teacher: Teacher) -> None:
     rows = draw_rows(teacher, 3, 1, 2, 200)
-    log = encode_dense(np.where(rows.integer_present, rows.integers, MISSING_INTEGER)).astype(np.float64)
+    log = encode_dense(np.where(rows.integer_present, rows.integers, 0).astype(np.int32)).astype(np.float64)
     score = np.clip((log - teacher.log_mean) / teacher.log_deviation, -2.5, 2.5)
     index = teacher.first + rows.ranks
     present = rows.category_present

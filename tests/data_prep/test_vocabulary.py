@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from data_prep.dataset.options import VocabularyOrder
 from data_prep.dataset.spelling import text_key, text_values
 from data_prep.lookup import build_table, encode_dense
-from data_prep.parsing.criteo import MISSING_INTEGER
 from data_prep.vocabulary import (
     Entries,
     NumberedValues,
@@ -169,4 +168,3 @@ def test_dense_is_the_double_precision_logarithm_rounded_once(values: list[int])
     dense = encode_dense(np.array(values, np.int32)[:, None])
     assert dense.dtype == np.float32
     assert dense[:, 0].tolist() == [np.float32(math.log1p(max(value, 0))) for value in values]
-    assert encode_dense(np.array([[MISSING_INTEGER]])).item() == 0.0

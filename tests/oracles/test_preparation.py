@@ -17,7 +17,7 @@ import pytest
 from sklearn.model_selection import train_test_split
 
 from data_prep.dataset.format import load_manifest, open_shard
-from data_prep.encoding import Encoder
+from data_prep.encoding import Encoder, read_new_rows
 from data_prep.verify import verify_dataset
 from tests.data_prep.conftest import prepare, seeds
 from tests.oracles.own_tables import value_of
@@ -344,8 +344,9 @@ def check_encoder(directory: Path, job: Job, transformed: np.ndarray, columns: d
     assert "ts" not in encoder.input_columns
     contents = [path.read_bytes() for path in sorted(directory.glob("rows_*" if job.is_own else "day_*"))]
     header = contents[0][: contents[0].index(b"\n") + 1] if job.is_own else b""
-    text = header + b"".join(content.removeprefix(header) for content in contents)
-    encoded = encoder.encode(encoder.parse(text, "new"))
+    (directory / "new.tsv").write_bytes(header + b"".join(content.removeprefix(header) for content in contents))
+    new = read_new_rows(directory / "new.tsv", encoder.shape())
+    encoded = encoder.encode(encoder.parse_columns(new.columns, new.name, new.numbers, labelled=True))
     assert encoded.labels.tolist() == job.labels
     if job.encoding != "torchrec_fixed":
         np.testing.assert_allclose(encoded.dense, transformed.reshape(encoded.dense.shape), rtol=3e-6, atol=3e-6)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from data_prep.config import parse_size
-from data_prep.encoding import Encoder
+from data_prep.encoding import Encoder, read_new_rows
 from tests.data_prep import oracle
 from tests.data_prep.conftest import load_rows, prepare
 from tests.error_lines import refused
@@ -76,5 +76,6 @@ def test_new_rows_wrap_and_miss_as_the_dataset_s_do(tmp_path: Path) -> None:
         keys = [f"data.raw={tmp_path}/rows.tsv", f"data.path={tmp_path / encoding}"]
         prepare(*keys, f"data.encoding={encoding}", more)
         encoder = Encoder.load(tmp_path / encoding)
-        dense, new = load_rows(tmp_path / encoding)[1], encoder.encode(encoder.parse(text, "new")).dense
+        columns = read_new_rows(tmp_path / "rows.tsv", encoder.shape()).columns
+        dense, new = load_rows(tmp_path / encoding)[1], encoder.encode(encoder.parse_columns(columns, "new")).dense
         np.testing.assert_array_equal(np.sort(dense, axis=0), np.sort(new, axis=0))

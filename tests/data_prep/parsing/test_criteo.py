@@ -6,15 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep.parsing.criteo import (
-    MISSING_INTEGER,
-    PADDING,
-    empty_block,
-    max_rows,
-    parse_bytes,
-    parse_lines,
-    parse_rows,
-)
+from data_prep.parsing.criteo import PADDING, empty_block, max_rows, parse_bytes, parse_lines, parse_rows
 from tests.data_prep import oracle
 from tests.data_prep.conftest import run
 from tests.error_lines import error_line, refused
@@ -47,8 +39,7 @@ def test_round_trip(
     text = end.join(lines) + (end if last_newline else "")
     block = parse_bytes(text.encode(), "text")
     assert block.labels.tolist() == [label for label, _, _ in rows]
-    expected = [[int(MISSING_INTEGER) if v is None else v for v in integers] for _, integers, _ in rows]
-    assert block.dense.tolist() == expected
+    assert block.dense.tolist() == [[v or 0 for v in integers] for _, integers, _ in rows]
     assert block.sparse.tolist() == [[v or 0 for v in categories] for _, _, categories in rows]
 
 
@@ -59,14 +50,6 @@ EDGES |= {"123456789": 123456789, "-1234567": -1234567}
 @pytest.mark.parametrize("text", EDGES)
 def test_integers_at_the_edge(text: str) -> None:
     assert parse_bytes(row(integers=(text,) * 13), "text").dense[0].tolist() == [EDGES[text]] * 13
-
-
-def test_rows_without_label() -> None:
-    unlabelled = b"\t".join(row().split(b"\t")[1:])
-    block = parse_bytes(unlabelled + b"\n" + unlabelled, "candidates", labelled=False)
-    assert block.labels.tolist() == [0, 0]
-    np.testing.assert_array_equal(block.sparse, np.full((2, 26), 0x68FD1E64, np.uint32))
-    refused("candidates: row 1: 40 columns, but a row has 39", parse_bytes, row() + b"\n", "candidates", labelled=False)
 
 
 @pytest.mark.parametrize(
@@ -111,12 +94,9 @@ def test_a_bad_row_is_counted_from_the_file_s_start(tmp_path: Path, packed: bool
 @given(
     st.integers(0, 10_000),
     st.integers(0, 3).flatmap(lambda n: st.lists(st.tuples(st.floats(0, 1), st.binary(max_size=2)), max_size=n)),
-    st.booleans(),
 )
-def test_a_batch_is_parsed_as_rows_one_by_one(seed: int, changes: list[tuple[float, bytes]], labelled: bool) -> None:
+def test_a_batch_is_parsed_as_rows_one_by_one(seed: int, changes: list[tuple[float, bytes]]) -> None:
     text = bytearray(oracle.make_rows(12, seed=seed))
-    if not labelled:
-        text = bytearray(b"\n".join(line.partition(b"\t")[2] for line in bytes(text).split(b"\n")))
     for share, replacement in changes:
         place = int(share * (len(text) - 1))
         text[place : place + 1] = replacement
@@ -124,9 +104,8 @@ def test_a_batch_is_parsed_as_rows_one_by_one(seed: int, changes: list[tuple[flo
     buffer = np.zeros(len(text) + PADDING, np.uint8)
     buffer[: len(text)] = np.frombuffer(bytes(text), np.uint8)
     actual, expected = (empty_block(max_rows(len(text))) for _ in range(2))
-    end, missing = len(text), MISSING_INTEGER
-    rows, position = parse_lines(buffer, 0, end, labelled, missing, actual.labels, actual.dense, actual.sparse)
-    arrays = (expected.labels, expected.dense, expected.sparse)
-    assert (rows, position) == parse_rows(buffer, 0, end, end, labelled, missing, 0, *arrays)
+    end = len(text)
+    rows, position = parse_lines(buffer, 0, end, *actual)
+    assert (rows, position) == parse_rows(buffer, 0, end, end, 0, *expected)
     for one, other in zip(actual[:3], expected[:3], strict=True):
         np.testing.assert_array_equal(one[:rows], other[:rows])
