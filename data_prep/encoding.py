@@ -3,9 +3,9 @@
 Each field becomes a 64-bit number: microseconds since 1970, or the value of its text (data_prep/dataset/spelling.py).
 """
 
+import io
 import re
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
@@ -21,13 +21,13 @@ from numpy.typing import NDArray
 from common.errors import UserError
 from common.files import FileDigest
 from data_prep.codec.rows import ParsedRows, RowCodec
+from data_prep.codec.text import BYTE_ORDER_MARK, Shape, read_delimited, require_distinct
 from data_prep.dataset.format import Manifest, load_rows_manifest, verify_file
 from data_prep.dataset.options import DenseTransform, Schema
 from data_prep.dataset.spelling import (
     LIST_SEPARATOR,
     NUMBER,
     STANDARD,
-    UTF_8,
     Bags,
     Dialect,
     Form,
@@ -54,22 +54,12 @@ from data_prep.parsing.convert import (
     without_marks,
     without_nan,
 )
-from data_prep.parsing.formats import (
-    BYTE_ORDER_MARK,
-    Chunk,
-    FileLayout,
-    LineFormat,
-    format_of,
-    suffix_of,
-    table_layout,
-    table_size,
-)
+from data_prep.parsing.formats import Chunk, LineFormat, format_of, suffix_of, table_layout, table_size
 from data_prep.parsing.labels import read_targets
-from data_prep.parsing.readers import Text, gather_column, read_names, read_objects, refuse_constants
+from data_prep.parsing.readers import gather_column, read_objects, refuse_constants
 from data_prep.sources.discover import DAMAGE, Source, packing_of, resolve_sources
 
 DELIMITERS = {".csv": ",", ".tsv": "\t", ".txt": "\t"}
-OTHER_DELIMITERS = (",", "\t", ";", "|")  # tried if the suffix's own gives no known column
 SUFFIXES = (*DELIMITERS, ".parquet", ".jsonl", ".ndjson", ".json")
 
 
@@ -103,20 +93,6 @@ class NewRows(NamedTuple):
         return batch.locator_of(column)
 
 
-class Shape(NamedTuple):
-    """Expected form of new rows.
-
-    names: all columns of a raw file, in order; delimiter: of its text; label: name of that column; required_columns:
-    columns whose values are read and must be valid; None: all. dialect: of text.
-    """
-
-    names: tuple[str, ...]
-    delimiter: str
-    label: str
-    required_columns: Collection[str] | None = None
-    dialect: Dialect = STANDARD
-
-
 def read_new_rows(path: Path, shape: Shape) -> NewRows:
     """Read a file by its suffix.
 
@@ -129,7 +105,7 @@ def read_new_rows(path: Path, shape: Shape) -> NewRows:
         raise UserError(f"{path}: unknown kind of file; give one whose name ends in {', '.join(SUFFIXES)}")
     try:
         if suffix in DELIMITERS:
-            return _read_text(path, _read_content(path).replace(b"\r\n", b"\n"), DELIMITERS[suffix], shape)
+            return _read_text(path, DELIMITERS[suffix], shape)
         if suffix == ".parquet":
             return _read_parquet(path, shape.required_columns)
         content = _read_content(path)
@@ -149,35 +125,13 @@ def _read_content(path: Path) -> bytes:
             raise UserError(f"{path}: damaged, or cut off ({error}); get it again") from error
 
 
-def _read_text(path: Path, content: bytes, suffix_delimiter: str, shape: Shape) -> NewRows:
+def _read_text(path: Path, delimiter: str, shape: Shape) -> NewRows:
     """Read text columns, by the names in the first row or, if no name is known, by position."""
-    mark = BYTE_ORDER_MARK if shape.dialect.charset == UTF_8 else b""  # decoding refuses it in another charset
-    text = content.removeprefix(mark).lstrip(b"\n")
-    row, first = 1 + content.count(b"\n") - text.count(b"\n"), text.partition(b"\n")[0]
-    # The first row by each delimiter; the one that gives a known name, or else as many columns as a row has, is right.
-    heads: dict[str, tuple[str, ...]] = {}
-    for delimiter in dict.fromkeys((shape.delimiter, suffix_delimiter, *OTHER_DELIMITERS)):
-        with suppress(UserError):  # raised for instance for a quote that another delimiter closes
-            heads[delimiter] = read_names(first, delimiter, str(path), shape.dialect)
-    delimiter = next((each for each, head in heads.items() if not set(shape.names).isdisjoint(head)), "")
-    if delimiter:
-        names, text, row = heads[delimiter], text.partition(b"\n")[2], row + 1
-        require_distinct(f"{path}: row 1", names, shape.required_columns)
-    else:
-        by_width = {len(names): names for names in (tuple(n for n in shape.names if n != shape.label), shape.names)}
-        fitting = (each for each, head in heads.items() if len(head) in by_width)
-        delimiter = next(fitting, suffix_delimiter) if shape.delimiter in heads else shape.delimiter
-        names = by_width.get(len(heads.get(delimiter, ())), shape.names)
-    layout = FileLayout(names, delimiter, header=False, dialect=shape.dialect)
-    columns, numbers = Text().fields(text, names, layout, str(path), row)
+    lines = io.BytesIO(_read_content(path))
+    parts = list(read_delimited(lines, str(path), delimiter, shape))
+    numbers = [number for _, part in parts for number in part]
+    columns = {name: pa.concat_arrays([part[name] for part, _ in parts]) for name in (parts[0][0] if parts else ())}
     return NewRows(str(path), columns, numbers)
-
-
-def require_distinct(location: str, names: Sequence[str], required_columns: Collection[str] | None) -> None:
-    """Raise UserError for a name that two columns have, if it is required; required_columns None: for any."""
-    for name in names:
-        if names.count(name) > 1 and (required_columns is None or name in required_columns):
-            raise UserError(f"{location}: a column is named twice, {name}; rename one")
 
 
 def _read_parquet(path: Path, required_columns: Collection[str] | None) -> NewRows:

@@ -59,7 +59,6 @@ class Chunk(NamedTuple):
         return min(self.stop, source.bytes) - self.start
 
 
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 MIN_ROW_BYTES = 41  # shortest row of text; data_prep/job.py relies on it
 
 

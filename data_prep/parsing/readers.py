@@ -24,24 +24,13 @@ import pyarrow.parquet as pq
 from pyarrow import csv as arrow_csv
 
 from common.errors import UserError
+from data_prep.codec.text import BYTE_ORDER_MARK, decode_text, read_exact
 from data_prep.dataset.spelling import CORRECT, STANDARD, UTF_8, Dialect, RawRows
-from data_prep.io import BLOCK_BYTES
 from data_prep.parsing.convert import is_list_type
-from data_prep.parsing.formats import (
-    BYTE_ORDER_MARK,
-    NUMBER_LIST,
-    Chunk,
-    Column,
-    FileLayout,
-    Format,
-    LineFormat,
-    Size,
-    suffix_of,
-)
+from data_prep.parsing.formats import NUMBER_LIST, Chunk, Column, FileLayout, Format, LineFormat, Size, suffix_of
 from data_prep.sources.discover import Source
 from data_prep.sources.line_blocks import LineBlocks, describe_bare_returns
 
-csv.field_size_limit(BLOCK_BYTES)  # limits a line, too
 SENTINEL = "end"  # value of all fields in a line that is appended to a block, to find a quote left open before it
 
 
@@ -76,8 +65,8 @@ class Text(LineFormat):
         fast = None if dialect.escape else read_fast(block, layout.delimiter, places, width, dialect.quoting)
         if fast is not None:
             return dict(zip(columns, fast.columns, strict=True)), range(row, row + fast.num_rows)
-        rows, numbers = read_exact(text, layout.delimiter, name, row, dialect)
-        for fields, number in zip(rows, numbers, strict=True):
+        rows = exact_rows(text, layout.delimiter, name, row, dialect)
+        for number, fields in rows:
             if len(fields) != width:
                 column = layout.names[min(len(fields), width - 1)]
                 fault, remedy = f"{len(fields)} columns, but a row has {width} (see column {column})", CORRECT
@@ -85,8 +74,8 @@ class Text(LineFormat):
                     fault = "ends in a delimiter, unlike row 1"
                     remedy = f"if every row does, end row 1 in one, too, else {CORRECT}"
                 raise UserError(f"{name}: row {number}: {fault}; {remedy}")
-        arrays = (pa.array([fields[place] for fields in rows], pa.string()) for place in places)
-        return dict(zip(columns, arrays, strict=True)), numbers
+        arrays = (pa.array([fields[place] for _, fields in rows], pa.string()) for place in places)
+        return dict(zip(columns, arrays, strict=True)), [number for number, _ in rows]
 
     def lines_before(self, source: Source, layout: FileLayout, offset: int) -> int:
         """Count lines as `LineFormat.lines_before` describes. Raise UserError for an open quote before the offset."""
@@ -94,88 +83,31 @@ class Text(LineFormat):
         with LineBlocks(source) as before:
             for block in before.read_until(offset):
                 text = bytes(block.buffer[block.start : block.end])
-                read_exact(text, layout.delimiter, source.path, row, layout.dialect)
+                exact_rows(text, layout.delimiter, source.path, row, layout.dialect)
                 row += text.count(b"\n")
         return row - 1
 
 
 def read_names(header: bytes, delimiter: str, name: str, dialect: Dialect = STANDARD) -> tuple[str, ...]:
     """Return the fields in a file's first line. Raise UserError for an invalid line."""
-    rows, _ = read_exact(header, delimiter, name, 1, dialect)
-    return tuple(rows[0]) if rows else ()
+    return next((tuple(fields) for _, fields in exact_rows(header, delimiter, name, 1, dialect)), ())
 
 
-def decode_text(text: bytes, name: str, row: int, dialect: Dialect = STANDARD) -> str:
-    """Decode text by its charset; `row` is the number of the first line. Raise UserError for invalid text."""
-    if row == 1 and dialect.charset != UTF_8 and text.startswith(BYTE_ORDER_MARK):
-        fault = f"begins with the byte-order mark of UTF-8, not of charset {dialect.charset}"
-        raise UserError(f"{name}: row 1: {fault}; leave the charset out of the schema, or convert the file to it")
-    try:
-        return text.decode(dialect.encoding if row == 1 else dialect.charset)
-    except UnicodeDecodeError as error:
-        row += text.count(b"\n", 0, error.start)
-        fault = "not UTF-8 text; convert the file, name its charset in the schema of a table (charset: windows-1252)"
-        if dialect.charset != UTF_8:
-            fault = f"not text in the charset {dialect.charset}; name another one in the schema, convert the file"
-        raise UserError(f"{name}: row {row}: {fault}, or remove the row") from error
-
-
-def read_exact(
+def exact_rows(
     block: bytes, delimiter: str, name: str, row: int, dialect: Dialect = STANDARD
-) -> tuple[list[list[str]], Sequence[int]]:
-    """Parse whole lines with csv: the fields of each row and the number of its line. Blank lines are no rows.
-
-    block: whole lines; name: name of the source in errors; row: number of the first line.
-    """
+) -> list[tuple[int, list[str]]]:
+    """Parse whole lines as `read_exact` does; row: number of the first line."""
     lines = decode_text(block, name, row, dialect).removesuffix("\n").split("\n")
-    reader = dialect.reader((f"{line}\n" for line in lines), delimiter)
-    # Python's csv takes a backslash literally, so a quote escaped by one ends the field in the middle of it.
-    has_plain_backslash = dialect.quoting == "csv" and "\\" not in (delimiter, dialect.escape)
-    rows: list[list[str]] = []
-    numbers: list[int] = []
-    before = 0
-    fault = None
-    try:
-        for fields in reader:
-            # Chunks begin at offsets, where nothing tells an open quote, so no row may take more than one line.
-            if reader.line_num > before + 1 or (fields and fields[-1].endswith("\n")):
-                break
-            if has_plain_backslash and '\\"' in lines[before] and _goes_on_after_quote(lines[before], delimiter):
-                fault = (
-                    r'\" in quotes, where a backslash escapes nothing; write a quote inside a field as "", or '
-                    r'escape: "\\" in the schema'
-                )
-                break
-            before += 1
-            if fields:
-                rows.append(fields)
-                numbers.append(row + before - 1)
-        else:
-            return rows, numbers
-    except csv.Error as error:
-        if reader.line_num <= before + 1:
-            fault = (
-                f"{describe_bare_returns(name)}" if "new-line" in str(error) else f"{error}; correct or remove this row"
-            )
-    place = "after an escape" if lines[before].removesuffix("\r").endswith(dialect.escape or "\n") else "inside quotes"
-    fault = fault or f"ends {place}; a row is one line: close the quotes, or remove the line break"
-    raise UserError(f"{name}: row {row + before}: {fault}")
-
-
-def _goes_on_after_quote(line: str, delimiter: str) -> bool:
-    """Return whether strict csv refuses a line, as where text follows a closing quote."""
-    try:
-        return not list(csv.reader([line], delimiter=delimiter, strict=True))
-    except csv.Error:
-        return True
+    returns = describe_bare_returns(name)
+    return list(read_exact((f"{line}\n" for line in lines), delimiter, name, row, dialect, returns))
 
 
 def read_fast(
     block: bytes, delimiter: str, places: Sequence[int], width: int, quoting: str = STANDARD.quoting
 ) -> pa.RecordBatch | None:
-    """Parse whole lines with pyarrow; None if `read_exact` must parse the block.
+    """Parse whole lines with pyarrow; None if `exact_rows` must parse the block.
 
-    The columns are named by position ("0", "1", …) and have the same fields as `read_exact` gives. A missing field is
+    The columns are named by position ("0", "1", …) and have the same fields as `exact_rows` gives. A missing field is
     "".
 
     Args:
@@ -220,7 +152,7 @@ def _is_plain(block: bytes, delimiter: str, has_quotes: bool) -> bool:
         and not block.startswith((b"\n", b"\r\n", BYTE_ORDER_MARK))
         and b"\0" not in block  # Python 3.10's csv refuses it
         and (b"\r" not in block or block.count(b"\r") == block.count(b"\r\n"))
-        and (delimiter == "\\" or not has_quotes or b'\\"' not in block)  # read_exact refuses it as an escape
+        and (delimiter == "\\" or not has_quotes or b'\\"' not in block)  # `read_exact` refuses it as an escape
     )
 
 

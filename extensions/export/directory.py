@@ -61,6 +61,7 @@ ENCODER = "encoder"
 MODULES = (
     "common.errors",
     "data_prep.codec.rows",
+    "data_prep.codec.text",
     "data_prep.dataset.spelling",
     "data_prep.dataset.transforms",
     "data_prep.parsing.convert",

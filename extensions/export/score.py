@@ -14,15 +14,12 @@ pyarrow). None, NaN, and NA and NaT of pandas are missing values: empty fields.
 """
 
 import argparse
-import codecs
-import csv
 import hashlib
 import io
 import json
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence, Sized
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Sized
 from functools import cache
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +31,8 @@ from encoder.convert import excerpt, numbers_of, to_column, to_list
 from encoder.dates import NUMBERS
 from encoder.errors import UserError
 from encoder.rows import RowCodec
-from encoder.spelling import UTF_8, Bags, Dialect, RawRows, numbered_rows
+from encoder.spelling import Bags, Dialect, RawRows, numbered_rows
+from encoder.text import Shape, decode_text, read_delimited
 
 HERE = Path(__file__).resolve().parent
 DELIMITERS = {".csv": ",", ".tsv": "\t", ".txt": "\t"}
@@ -66,6 +64,8 @@ class Scorer:
             entries = _map_arrow(directory / "encoder" / f"{name}.arrow")
             vocabularies[name] = entries.column("value").to_numpy(), entries.column("id").to_numpy()
         self._codec = RowCodec(self._rules, vocabularies)
+        names, dialect = tuple(self._rules["names"]), Dialect(**self._rules["dialect"])
+        self.shape = Shape(names, self._rules["delimiter"], self._rules["label"], self.columns, dialect)
         # By column: the bag of each id, [rows, size].
         self._bags_of_ids: dict[str, Any] = {}
         for name in self._rules["expanded"]:
@@ -282,27 +282,27 @@ def read_rows(path: Path, scorer: Scorer) -> Iterator[tuple[Any, Sequence[int]]]
                     yield pa.Table.from_batches([batch]), range(first, first + len(batch))
                     first += len(batch)
         elif suffix in JSON_LINES or suffix in DELIMITERS:
-            dialect = Dialect() if suffix in JSON_LINES else Dialect(**scorer._rules["dialect"])
-            text = io.TextIOWrapper(pa.input_stream(str(path)), encoding=dialect.encoding, newline="")
+            lines = io.BufferedReader(pa.input_stream(str(path)))
             yield from (
-                _read_json_lines(text, path)
+                _read_json_lines(lines, path)
                 if suffix in JSON_LINES
-                else _read_delimited(text, path, DELIMITERS[suffix], scorer)
+                else read_delimited(lines, str(path), DELIMITERS[suffix], scorer.shape)
             )
         else:
             kinds = ", ".join((*DELIMITERS, *JSON_LINES, ".parquet"))
             raise UserError(f"{path}: unknown kind of file; give one whose name ends in {kinds}")
-    except (OSError, UnicodeDecodeError, csv.Error, pa.ArrowException) as error:
+    except (OSError, pa.ArrowException) as error:
         raise UserError(f"{path}: not readable ({str(error).splitlines()[0]})") from error
 
 
-def _read_json_lines(text: io.TextIOWrapper, path: Path) -> Iterator[tuple[Any, Sequence[int]]]:
+def _read_json_lines(lines: Iterable[bytes], path: Path) -> Iterator[tuple[Any, Sequence[int]]]:
     """Yield the columns of all objects, and the line of each, at once: any object may be the first with a column."""
     objects = {}
-    for number, line in enumerate(text, start=1):
-        if line.strip():
+    for number, line in enumerate(lines, start=1):
+        text = decode_text(line, str(path), number)
+        if text.strip():
             try:
-                objects[number] = json.loads(line, parse_constant=_refuse_constant)
+                objects[number] = json.loads(text, parse_constant=_refuse_constant)
             except ValueError as error:
                 raise UserError(f"{path}: row {number}: not JSON ({error}); give one object a line") from None
             if not isinstance(objects[number], dict):
@@ -314,59 +314,6 @@ def _read_json_lines(text: io.TextIOWrapper, path: Path) -> Iterator[tuple[Any, 
 def _refuse_constant(text: str) -> None:
     """Raise ValueError for NaN or Infinity, which Python's json would accept."""
     raise ValueError(f"{text}, which JSON does not have")
-
-
-def _read_delimited(
-    text: io.TextIOWrapper, path: Path, delimiter: str, scorer: Scorer
-) -> Iterator[tuple[Any, Sequence[int]]]:
-    """Yield columns of at most READ_ROWS rows, and the number of the line that each row ends in.
-
-    The first row has names, or else columns have the order of the dataset's raw rows, with or without the label:
-    as `_read_text` of data_prep/encoding.py.
-    """
-    rules = scorer._rules
-    first = text.readline()
-    dialect = Dialect(**rules["dialect"])
-    if dialect.charset != UTF_8 and first.encode(dialect.charset).startswith(codecs.BOM_UTF8):
-        raise UserError(f"{path}: row 1: begins with the byte-order mark of UTF-8, not of charset {dialect.charset}")
-    # The file's ending suggests a delimiter, the dataset has one: that which divides the first row well is taken.
-    heads: dict[str, list[str]] = {
-        candidate: next(dialect.reader([first], candidate), []) for candidate in (rules["delimiter"], delimiter)
-    }
-    lines: Iterator[str]
-    names = next((head for head in heads.values() if not set(scorer.columns).isdisjoint(head)), None)
-    delimiter = next((candidate for candidate, head in heads.items() if head == names), rules["delimiter"])
-    if names is None:
-        unlabelled = [name for name in rules["names"] if name != rules["label"]]
-        by_width = {len(columns): columns for columns in (unlabelled, rules["names"])}
-        delimiter = next((candidate for candidate, head in heads.items() if len(head) in by_width), rules["delimiter"])
-        names = by_width.get(len(heads[delimiter]), rules["names"])
-        lines, rows_before = chain([first], text), 0
-    else:
-        lines, rows_before = iter(text), 1
-        if twice := [name for name in scorer.columns if names.count(name) > 1]:
-            raise UserError(f"{path}: row 1: a column is named twice, {twice[0]}; rename one")
-    rows: list[list[str]] = []
-    numbers: list[int] = []
-    reader = dialect.reader(lines, delimiter, strict=True)
-    for row in reader:
-        number = rows_before + reader.line_num
-        if not row:
-            continue
-        if len(row) != len(names):
-            raise UserError(f"{path}: row {number}: {len(row)} columns, but a row has {len(names)}; correct it")
-        rows.append(row)
-        numbers.append(number)
-        if len(rows) == READ_ROWS:
-            yield _columns_of_fields(names, rows), numbers
-            rows, numbers = [], []
-    if rows:
-        yield _columns_of_fields(names, rows), numbers
-
-
-def _columns_of_fields(names: Sequence[str], rows: list[list[str]]) -> dict[str, Any]:
-    """Return rows of fields as columns of text by name."""
-    return {name: pa.array(values) for name, values in zip(names, zip(*rows, strict=True), strict=True)}
 
 
 # ---- the command line

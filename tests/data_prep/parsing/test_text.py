@@ -17,7 +17,7 @@ from data_prep.dataset.format import load_manifest
 from data_prep.dataset.spelling import charset_named
 from data_prep.dataset.table_spec import COMPARISONS
 from data_prep.encoding import Encoder, read_new_rows
-from data_prep.parsing.readers import read_exact, read_fast
+from data_prep.parsing.readers import exact_rows, read_fast
 from tests.data_prep.conftest import Capture, seeds
 from tests.data_prep.parsing.test_refusals import EUROPEAN
 from tests.data_prep.tables import HASHED, SCHEMA, ids, make
@@ -225,10 +225,10 @@ def rows_of(batch: pa.RecordBatch) -> list[list[str]]:
     return [list(row) for row in zip(*(column.to_pylist() for column in batch.columns), strict=True)]
 
 
-def exact_rows(block: bytes, delimiter: str, row: int) -> list[list[str]] | None:
+def rows_by_csv(block: bytes, delimiter: str, row: int) -> list[list[str]] | None:
     """The rows by csv; None where it refuses."""
     try:
-        return read_exact(block, delimiter, "rows.csv", row)[0]
+        return [fields for _, fields in exact_rows(block, delimiter, "rows.csv", row)]
     except UserError:
         return None
 
@@ -246,7 +246,7 @@ def read_all(block: bytes, delimiter: str) -> pa.RecordBatch | None:
 def read(block: bytes, delimiter: str, row: int) -> list[list[str]] | None:
     """The rows by pyarrow where it reads the block, else by csv."""
     batch = read_all(block, delimiter)
-    return exact_rows(block, delimiter, row) if batch is None else rows_of(batch)
+    return rows_by_csv(block, delimiter, row) if batch is None else rows_of(batch)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -257,7 +257,7 @@ def test_drawn_blocks(seed: int) -> None:
         delimiter, row = draw.choice(DELIMITERS), draw.randint(1, 2)
         block = drawn_block(draw, delimiter)
         about = f"seed {seed}, block {number}: {block!r} by {delimiter!r}"
-        exact = exact_rows(block, delimiter, row)
+        exact = rows_by_csv(block, delimiter, row)
         if (batch := read_all(block, delimiter)) is not None:
             assert rows_of(batch) == exact, about
             fast += 1
@@ -279,7 +279,7 @@ def test_drawn_blocks_of_which_some_columns_are_read(seed: int) -> None:
         batch = read_fast(block, delimiter, places, width)
         if batch is not None:
             about = f"seed {seed}, block {number}: {block!r} by {delimiter!r}, columns {places} of {width}"
-            exact = exact_rows(block, delimiter, 2)
+            exact = rows_by_csv(block, delimiter, 2)
             assert exact is not None, about
             assert all(len(fields) == width for fields in exact), about
             expected = [[row[place] for row in exact] for place in places]
