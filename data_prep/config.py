@@ -135,7 +135,7 @@ class RemoteConfig:
     days: int | None = key(None, "number of available days, counted from 0; null: unknown")
     rows: int | None = key(None, "total rows, to estimate disk space; null: estimated from file sizes")
     mirrors: list[str] = key([], "URLs, tried in turn until one gives the whole file; {day} as in name")
-    sha256: Any = key(None, "published checksums, also of the member: {NAME: SUM, …}, or a file as sha256sum writes it")
+    sha256: Any = key(None, "published checksums, also of the member: {NAME: SUM, …}")
     member: str | None = key(None, "file to extract if the download is a tar archive")
     also: Any = key(None, "further files to download, {NAME: [URL, …], …}; for a log of events its items' attributes")
     directory: str | None = key(None, "directory of the files; null: `<data.path>/raw`")
@@ -210,7 +210,7 @@ class DataConfig:
     )
     raw: Any = key(
         None,
-        "path, glob, directory of day files, or a list of these, plain or compressed (.gz, .bz2, .xz, .zst); in the "
+        "path, glob, directory of day files, or a list of these, plain or compressed (.gz, .bz2, .zst); in the "
         "order of the days",
         is_common=True,
     )

@@ -32,7 +32,7 @@ from data_prep.dataset.options import CRITEO, to_json
 from data_prep.executor import Executor, open_executor, peak_memory, start_fork_server
 from data_prep.job import Job, keep_or_discard_work
 from data_prep.lookup import column_transforms, write_tables
-from data_prep.sources.discover import given_md5s, missing_days, refuse_other_md5
+from data_prep.sources.discover import GIVEN, given_md5s, missing_days
 from data_prep.sources.download import SOURCE_MD5, note_times, source_sums
 from data_prep.stages import finish
 from data_prep.stages.fit import dense_ranges, fit_dense, fit_vocabularies, fitted_records, kept_values
@@ -86,7 +86,7 @@ def prepare_rows(data: DataConfig, root: Path) -> Manifest:
         finished = jobs.find_finished(root, {"table": parameters["table"]}, to_json(schema), sources, data)
         if finished is not None:
             if SOURCE_MD5 in finished.extra:
-                refuse_other_md5(sources, md5s, finished.extra[SOURCE_MD5])
+                GIVEN.refuse_other((source.path for source in sources), md5s, finished.extra[SOURCE_MD5])
             return finished
         report_differences(rules)
 

@@ -220,15 +220,7 @@ def main(config: PublishedDataConfig) -> int:
 
 def write_splits(published: PublishedSet, raw: Path, out: Path) -> list[Path]:
     """Download the files that `raw` lacks, and write out/SPLIT.csv for each split."""
-    remote = [
-        RemoteFile(
-            Path(path).name,
-            (published.url + path,),
-            sha256,
-            otherwise=f"get {published.url}{path} and put it into {raw}",
-        )
-        for path, sha256 in published.files.items()
-    ]
+    remote = [RemoteFile(Path(path).name, (published.url + path,), sha256) for path, sha256 in published.files.items()]
     paths = download_all(remote, raw)
     # A file that was there already may be another one, as downloads keep it.
     for path, expected in zip(paths, published.files.values(), strict=True):

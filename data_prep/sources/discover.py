@@ -4,16 +4,14 @@ Downloads have the SHA-256 that data.remote.sha256 gives, files that the user gi
 data.checksums, as published files of splits do.
 """
 
-import bz2
 import contextlib
 import glob
 import gzip
 import io
-import lzma
 import os
 import re
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -23,7 +21,6 @@ from urllib.parse import unquote
 from isal import igzip, isal_zlib
 
 from common.errors import UserError
-from common.files import FileDigest
 
 
 class DamageError(Exception):
@@ -33,7 +30,7 @@ class DamageError(Exception):
 DAMAGE: tuple[Any, ...] = (DamageError, gzip.BadGzipFile, isal_zlib.error)
 RAW_DIRECTORY = "raw"  # directory in a dataset for raw files that were made or downloaded for it
 GZIP_MAGIC = b"\x1f\x8b"
-TAR_MAGIC, TAR_MAGIC_AT = b"ustar", 257
+TAR_MAGIC_AT = 257
 TEXT_ROW_BYTES = 244  # bytes of a row of Criteo's days, or of a generated one
 GZIP_RATIO = 3.5  # ratio of Criteo's days, if no sample can tell
 
@@ -72,17 +69,10 @@ def resolve_sources(raw: Any, split: str | None = None) -> list[Source]:
     """
     key = f"data.{split or 'raw'}"
     entries = [raw] if isinstance(raw, (str, Path)) else raw
-    if isinstance(raw, (int, float)):
-        raise UserError(f"{key}={raw}: a number; if that is the name of a file, write '{key}=\"{raw}\"'")
     if not raw or not isinstance(entries, Sequence) or not all(isinstance(e, (str, Path)) for e in entries):
         raise UserError(f"{key}={raw}: give the raw file, a glob, a directory of day files, or a list of them")
     sources: list[Source] = []
-    path_of_rows: dict[str, Path] = {}
     for root, path in ((own_path(entry), path) for entry in map(str, entries) for path in _expand_entry(entry, key)):
-        # Without links and its packing's suffix, a path is equal for two files of the same rows.
-        twin = path_of_rows.setdefault(without_packing(str(path.resolve())), path)
-        if twin is not path:
-            raise UserError(f"{path}: its rows are in {twin} too; name each day once in {key}")
         # Names and values of the folders between a directory and a file in it; this undoes Hive's escapes.
         folders = path.relative_to(root).parts[:-1] if path.is_relative_to(root) else ()
         partitions = tuple(
@@ -90,6 +80,7 @@ def resolve_sources(raw: Any, split: str | None = None) -> list[Source]:
             for name, _, value in (folder.partition("=") for folder in folders)
         )
         sources.append(replace(_inspect(path, key), split=split, partitions=partitions))
+    _refuse_same_paths(sources)
     return sources
 
 
@@ -100,20 +91,30 @@ def resolve_splits(files: Mapping[str, Any]) -> list[Source]:
     as `resolve_sources`, or a file is given for two splits, which would then share its rows.
     """
     sources = [source for split, raw in files.items() if raw is not None for source in resolve_sources(raw, split)]
-    by_name: dict[str, Source] = {}
-    by_inode: dict[tuple[int, int], Source] = {}
-    for source in sources:
-        status = Path(source.path).stat()
-        same_name = by_name.setdefault(without_packing(str(Path(source.path).resolve())), source)
-        # rows.csv and rows.csv.gz have one name without packing. A hard link has another, and only its inode shows it.
-        same_inode = by_inode.setdefault((status.st_dev, status.st_ino), source)
-        twin = same_name if same_name is not source else same_inode
-        if twin is not source:
-            raise UserError(
-                f"{source.path}: its rows are in {twin.path} too, so {twin.key} and {source.key} share them; name each "
-                "file in one of them"
-            )
+    _refuse_same_paths(sources)
     return sources
+
+
+def _refuse_same_paths(sources: Sequence[Source]) -> None:
+    """Refuse two sources at one place, before their rows are read and compared."""
+    # Without links and its packing's suffix, a path is equal for two files of the same rows.
+    refuse_same(sources, [without_packing(str(Path(source.path).resolve())) for source in sources], "rows")
+
+
+def refuse_same(sources: Sequence[Source], marks: Sequence[Hashable], content: str = "bytes") -> None:
+    """Refuse files with equal marks: their rows would count twice, or be both trained on and held out.
+
+    marks: checksum or path of each file. content: what equal marks say is the same, for the error.
+    """
+    source_of: dict[Hashable, Source] = {}
+    for source, mark in zip(sources, marks, strict=True):
+        twin = source_of.setdefault(mark, source)
+        if twin is not source:
+            place = source.key if source.key == twin.key else f"{twin.key} or {source.key}"
+            raise UserError(
+                f"{source.path}: the same {content} as {twin.path}, so its rows would count twice; get the right file, "
+                f"or name each once in {place}"
+            )
 
 
 def own_path(text: str) -> Path:
@@ -137,19 +138,19 @@ def _expand_entry(entry: str, key: str) -> list[Path]:
         notes = (".", "_SUCCESS", "_metadata", "_common_metadata", "_committed_", "_started_")
         entries = [entry_path for entry_path in path.iterdir() if not entry_path.name.startswith(notes)]
         files = _sorted_files(entries)
-        days = [file for file in files if file.name.startswith("day_")] or files
+        files = [file for file in files if file.name.startswith("day_")] or files
         folders = sorted((folder for folder in entries if folder.is_dir() and "=" in folder.name), key=natural_key)
-        if folders:
-            return days + [file for folder in folders for file in _expand_entry(str(folder), key)]
-        if not days:
+        if not files and not folders:
             raise UserError(f"{path}: no files in this directory; point {key} at the raw day files")
-        return _refuse_leftovers(days, key)
+        _refuse_leftovers(files, key)
+        return files + [file for folder in folders for file in _expand_entry(str(folder), key)]
     # A file may have such characters in its own name.
     if not path.exists() and set("*?[") & set(entry):
         files = _sorted_files(Path(match) for match in glob.glob(str(path), recursive=True))
         if not files:
             raise UserError(f"{key}={entry}: no file matches; check the pattern")
-        return _refuse_leftovers(files, key)
+        _refuse_leftovers(files, key)
+        return files
     return [path]
 
 
@@ -158,24 +159,18 @@ def _sorted_files(paths: Iterable[Path]) -> list[Path]:
     return sorted((path for path in paths if path.is_file() or not path.exists()), key=natural_key)
 
 
-def _refuse_leftovers(files: Sequence[Path], key: str) -> list[Path]:
-    """Return the files of a directory or a pattern, without the parts of downloads that have ended.
-
-    Raise UserError for a broken link, a backup, and the part of a download that has not ended.
-    """
-    remedy = f"or name the files to read in {key}"
-    names = {file.name for file in files}
+def _refuse_leftovers(files: Sequence[Path], key: str) -> None:
+    """Raise UserError for a broken link, a backup or the part of a download among a directory's or a glob's files."""
     for file in files:
         if not file.exists():
-            raise UserError(f"{file}: a link to {os.readlink(file)}, which is not there; restore it, {remedy}")
-        # A part whose whole file stands beside it is a leftover, and only skipped.
-        whole = file.name.removesuffix(".part")
-        other_names = names - {file.name}
-        if file.suffix == ".part" and not any(name == whole or name.startswith(f"{whole}.") for name in other_names):
-            raise UserError(f"{file}: a download that has not ended; wait for it, remove it, {remedy}")
-        if file.suffix in (".bak", ".orig", ".old", ".save", ".swp", ".tmp") or file.name.endswith("~"):
-            raise UserError(f"{file}: a backup, by its name, whose rows would count too; remove it, {remedy}")
-    return [file for file in files if file.suffix != ".part"]
+            fault = f"a link to {os.readlink(file)}, which is not there; restore it"
+        elif file.suffix == ".part":
+            fault = "a download that has not ended; wait for it, remove it"
+        elif file.suffix in (".bak", ".orig", ".old", ".save", ".swp", ".tmp") or file.name.endswith("~"):
+            fault = "a backup, by its name, whose rows would count too; remove it"
+        else:
+            continue
+        raise UserError(f"{file}: {fault}, or name the files to read in {key}")
 
 
 def missing_days(sources: Sequence[Source]) -> list[str]:
@@ -185,73 +180,12 @@ def missing_days(sources: Sequence[Source]) -> list[str]:
     return [f"day_{day}" for day in range(min(numbers, default=0), max(numbers, default=0)) if day not in numbers]
 
 
-def is_gzip(path: Path) -> bool:
-    """Return whether a file's first bytes are gzip's."""
-    with open(path, "rb") as file:
-        return file.read(len(GZIP_MAGIC)) == GZIP_MAGIC
-
-
-def open_gzip(file: Any) -> Any:
-    """Open the content of a gzip file, given by path or open; reading it raises EOFError or DAMAGE."""
-    return igzip.open(file, "rb")
-
-
-def is_tar(path: Path) -> bool:
-    """Return whether a file is a tar archive (POSIX or GNU), compressed by gzip or not; looks at its first header."""
-    with contextlib.suppress(EOFError, *DAMAGE), open_gzip(path) if is_gzip(path) else open(path, "rb") as content:
-        return bool(content.read(TAR_MAGIC_AT + len(TAR_MAGIC))[TAR_MAGIC_AT:] == TAR_MAGIC)
-    return False
-
-
-class Streams(io.RawIOBase):
-    """One or more compressed streams; unlike bz2.open and lzma.open, this refuses other bytes after one.
-
-    To those a stream whose beginning is damaged is such bytes: its rows would be missing without a word.
-    """
-
-    def __init__(self, file: Any, make: Callable[[], Any]) -> None:
-        """file: a path or an open file. make: constructor of the decompressor of one stream."""
-        super().__init__()
-        self._file = open(file, "rb") if isinstance(file, str | Path) else file  # noqa: SIM115 -- close() closes it
-        self._make, self._stream = make, make()
-
-    def readable(self) -> bool:
-        """Return True: io.RawIOBase says False, and readers of files ask."""
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        """Fill a buffer with what follows: at least one byte, except at the end.
-
-        Raises EOFError: the file ends within a stream. Raises DamageError: the following bytes are not a stream.
-        """
-        while True:
-            packed = b""
-            if self._stream.eof:
-                # A file may consist of several streams, as parallel compressors write them.
-                packed = self._stream.unused_data or self._file.read(1 << 18)
-                if not packed:
-                    return 0
-                self._stream = self._make()
-            elif self._stream.needs_input:
-                packed = self._file.read(1 << 18)
-                if not packed:
-                    raise EOFError
-            try:
-                content = self._stream.decompress(packed, len(buffer))
-            except (OSError, lzma.LZMAError) as error:
-                raise DamageError(str(error)) from error
-            if content:
-                buffer[: len(content)] = content
-                return len(content)
-
-    def close(self) -> None:
-        """Close the file as well."""
-        self._file.close()
-        super().close()
-
-
 class ArrowStream(io.RawIOBase):
-    """A stream decompressed by one of pyarrow's codecs."""
+    """One or more compressed streams, as parallel compressors write them, decompressed by one of pyarrow's codecs.
+
+    Unlike bz2.open, this refuses other bytes after a stream. To that function a stream whose beginning is damaged is
+    such bytes: its rows would be missing without a word.
+    """
 
     def __init__(self, file: Any, codec: str) -> None:
         """file: a path or an open file. codec: pyarrow's name of the compression."""
@@ -267,7 +201,10 @@ class ArrowStream(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Fill a buffer with what follows; raises EOFError and DamageError as `Streams` does."""
+        """Fill a buffer with what follows.
+
+        Raises EOFError: the file ends within a stream. Raises DamageError: the following bytes are not a stream.
+        """
         try:
             return int(self._content.readinto(buffer))
         except OSError as error:
@@ -293,21 +230,19 @@ class Packing(NamedTuple):
 
 
 PACKINGS = (
-    Packing(re.compile(GZIP_MAGIC), "gzip", "gzip -dc {}", ".gz", open_gzip),
+    Packing(re.compile(GZIP_MAGIC), "gzip", "gzip -dc {}", ".gz", partial(igzip.open, mode="rb")),
     Packing(re.compile(rb"\x28\xb5\x2f\xfd"), "zstd", "zstd -dc {}", ".zst", partial(ArrowStream, codec="zstd")),
+    # A text may begin with BZh, so the mark of a block or of the end has to follow.
     Packing(
-        # A text may begin with BZh, so the mark of a block or of the end has to follow.
         re.compile(rb"BZh[1-9](1AY&SY|\x17rE8P\x90)"),
         "bzip2",
         "bunzip2 -c {}",
         ".bz2",
-        partial(Streams, make=bz2.BZ2Decompressor),
+        partial(ArrowStream, codec="bz2"),
     ),
-    Packing(re.compile(rb"\xfd7zXZ\0"), "xz", "xz -dc {}", ".xz", partial(Streams, make=lzma.LZMADecompressor)),
+    Packing(re.compile(rb"\xfd7zXZ\0"), "xz", "xz -dc {} > NEW"),
     Packing(re.compile(rb"PK(\x03\x04|\x05\x06)"), "zip", "unzip {}"),
-    Packing(re.compile(rb"7z\xbc\xaf\x27\x1c"), "7-Zip", "7z x {}"),
     Packing(re.compile(rb"\x04\x22\x4d\x18"), "lz4", "lz4 -d {}"),
-    Packing(re.compile(rb"\x1f\x9d"), "compress", "gzip -dk {}"),
     Packing(re.compile(rb"\xff\xfe|\xfe\xff"), "UTF-16", "iconv -f UTF-16 -t UTF-8 {} > NEW"),
 )
 
@@ -357,72 +292,57 @@ def _inspect(path: Path, key: str) -> Source:
             f"{path}: not a {suffix_packing.name} file, though named {suffix_packing.suffix}; get it again, or "
             "rename it"
         )
-    if is_tar(path):
-        raise UserError(
-            f"{path}: a tar archive, not rows; unpack it, or, of Criteo's Kaggle competition, "
-            f"choose data.source=criteo_kaggle data.raw={path}"
-        )
+    with contextlib.suppress(EOFError, *DAMAGE), open(path, "rb") if packing is None else packing.open(path) as content:
+        if content.read(TAR_MAGIC_AT + 5)[TAR_MAGIC_AT:] == b"ustar":
+            raise UserError(f"{path}: a tar archive, not rows; unpack it")
     return Source(
         str(path), path.name, status.st_size, status.st_mtime_ns, packing is not None, ctime_ns=status.st_ctime_ns
     )
 
 
-PUBLISHED = "data.remote.sha256"
+class ChecksumKey(NamedTuple):
+    """A key that gives checksums of files, {NAME: SUM}: its name, and name and hexadecimal digits of the sums."""
+
+    key: str
+    name: str
+    digits: int
+
+    def sums(self, value: Any) -> dict[str, str]:
+        """Return the checksum of each name of the key's value. Raise UserError if it is none."""
+        if not isinstance(value or {}, Mapping):
+            raise UserError(f"{self.key}={value}: give {{NAME: SUM}}")
+        sums = {str(name): str(checksum).lower() for name, checksum in (value or {}).items()}
+        for name, checksum in sums.items():
+            if not re.fullmatch(f"[0-9a-f]{{{self.digits}}}", checksum):
+                raise UserError(
+                    f"{self.key}: {name}: {checksum} is not a {self.name} of {self.digits} hexadecimal digits"
+                )
+        return sums
+
+    def refuse_other(self, paths: Iterable[object], expected: Sequence[str | None], sums: Sequence[str]) -> None:
+        """Raise UserError for a file with another checksum than expected; None: any."""
+        for path, right, checksum in zip(paths, expected, sums, strict=True):
+            if right not in (None, checksum):
+                raise UserError(
+                    f"{path}: {self.name} {checksum} where {self.key} has {right}; get the right file (a deleted "
+                    f"download is fetched again), or, if it is right, correct {self.key}"
+                )
 
 
-def published_sums(sums: Any) -> dict[str, str]:
-    """Return checksums by file name, from a mapping or from a file in sha256sum's format."""
-    if isinstance(sums, str):
-        try:
-            text = own_path(sums).read_text(encoding="utf-8")
-            lines = [line.split(maxsplit=1) for line in text.splitlines() if line.strip()]
-            # sha256sum marks binary files by *, and writes the paths that it was given.
-            sums = {name.strip().removeprefix("*").removeprefix("./"): sha256 for sha256, name in lines}
-        except (OSError, ValueError) as error:
-            raise UserError(f"{PUBLISHED}={sums}: not a file as sha256sum writes it ({error})") from error
-    if not isinstance(sums or {}, Mapping):
-        raise UserError(f"{PUBLISHED}={sums}: give {{NAME: SUM}}, or a file as sha256sum writes it")
-    for name, sha256 in (sums or {}).items():
-        if not re.fullmatch("[0-9a-fA-F]{64}", str(sha256)):
-            raise UserError(f"{PUBLISHED}: {name}: {sha256} is not a SHA-256 of 64 hexadecimal digits")
-    return {str(name): str(sha256).lower() for name, sha256 in (sums or {}).items()}
-
-
-def refuse_other_sum(path: Path, expected: str | None, digest: FileDigest) -> None:
-    """Raise UserError for a file whose SHA-256 is not the expected one; None: any."""
-    if expected is not None and digest.sha256 != expected:
-        raise UserError(
-            f"{path}: sha256 {digest.sha256} where {PUBLISHED} has {expected}; delete it to have it fetched again, or, "
-            f"if it is right, take its name out of {PUBLISHED}"
-        )
+PUBLISHED = ChecksumKey("data.remote.sha256", "SHA-256", 64)
+GIVEN = ChecksumKey("data.checksums", "MD5", 32)
 
 
 def given_md5s(checksums: Any, sources: Sequence[Source]) -> list[str | None]:
     """Return the MD5 that data.checksums, a mapping of names or paths, gives each file; None if it gives none."""
-    if not isinstance(checksums or {}, Mapping):
-        raise UserError(f"data.checksums={checksums}: give {{NAME: MD5}}")
-    sums: list[str | None] = [None] * len(sources)
-    for name, md5 in (checksums or {}).items():
-        if not re.fullmatch("[0-9a-fA-F]{32}", str(md5)):
-            raise UserError(f"data.checksums: {name}: {md5} is not an MD5 of 32 hexadecimal digits")
-        path = own_path(str(name)).resolve()
-        indices = [index for index, source in enumerate(sources) if Path(source.path).resolve() == path]
-        indices = indices or [index for index, source in enumerate(sources) if source.name == str(name)]
+    md5s: list[str | None] = [None] * len(sources)
+    for name, md5 in GIVEN.sums(checksums).items():
+        indices = [index for index, source in enumerate(sources) if name in (source.name, source.path)]
         if len(indices) != 1:
             count = f"{len(indices)} files" if indices else "no file"
             raise UserError(
-                f"data.checksums: {name}: {count} of data.train, data.val and data.test have that name; "
+                f"{GIVEN.key}: {name}: {count} of data.train, data.val and data.test have that name; "
                 f"{'give the path of each' if indices else 'correct it, or leave it out'}"
             )
-        sums[indices[0]] = str(md5).lower()
-    return sums
-
-
-def refuse_other_md5(sources: Sequence[Source], expected_md5s: Sequence[str | None], md5s: Sequence[str]) -> None:
-    """Raise UserError for a file with another MD5 than expected; None: any."""
-    for source, expected, md5 in zip(sources, expected_md5s, md5s, strict=True):
-        if expected not in (None, md5):
-            raise UserError(
-                f"{source.path}: MD5 {md5} where data.checksums has {expected}; get the right file, or, if it is "
-                "right, correct data.checksums"
-            )
+        md5s[indices[0]] = md5
+    return md5s

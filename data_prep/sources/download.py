@@ -24,7 +24,7 @@ from filelock import FileLock, Timeout
 from common.command import redact, split_login
 from common.documents import Json, decode
 from common.errors import UserError
-from common.files import FileDigest, Need, SummedFile, digest_file, format_bytes, require_room, sync, write_atomically
+from common.files import Need, SummedFile, digest_file, format_bytes, require_room, sync, write_atomically
 from data_prep.config import DataConfig, RemoteConfig
 from data_prep.dataset.format import MANIFEST_NAME, Manifest, load_manifest
 from data_prep.io import Progress, Tally
@@ -36,12 +36,7 @@ from data_prep.sources.discover import (
     RAW_DIRECTORY,
     TEXT_ROW_BYTES,
     Source,
-    is_gzip,
-    is_tar,
-    open_gzip,
-    own_path,
-    published_sums,
-    refuse_other_sum,
+    packing_of,
     resolve_sources,
     without_packing,
 )
@@ -111,15 +106,11 @@ ResultT = TypeVar("ResultT")
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file's name and its mirrors.
-
-    sha256: the checksum that it must have, if known. otherwise: what a user can do if no mirror has the file.
-    """
+    """A file's name and its mirrors. sha256: the checksum that it must have, if known."""
 
     name: str
     urls: tuple[str, ...]
     sha256: str | None = None
-    otherwise: str = "get the file yourself and name it in data.raw and leave out data.source"
 
 
 @dataclass(frozen=True)
@@ -141,16 +132,13 @@ class Origin:
 
     def differs(self, other: "Origin") -> bool:
         """Return whether another reply of the same server is about another file."""
-        # A server must give the ETag in every reply to If-Range (RFC 9110, section 15.3.7), but not the time.
-        if other.etag is None and self.validator is not None and self.validator == self.etag:
-            return True
-        pairs: list[tuple[Any, Any]] = [(self.total, other.total), (self.etag, other.etag)]
-        pairs += [(self.last_modified, other.last_modified)]
+        marks = ("total", "etag", "last_modified")
+        pairs = ((getattr(self, mark), getattr(other, mark)) for mark in marks)
         return any(a != b for a, b in pairs if a is not None and b is not None)
 
 
 def find_origin(path: Path) -> Origin | None:
-    """Return the origin of the file `path` or of its partial download, as noted beside it; None without a note."""
+    """Return the origin of the partial download of the file `path`, as noted beside it; None without a note."""
     try:
         return decode(path.with_name(f".{path.name}.origin.json").read_bytes(), Origin)
     except (FileNotFoundError, ValueError):
@@ -209,14 +197,11 @@ class PartialFile:
         """Discard the bytes downloaded so far, so that the download begins again."""
         self._file.truncate(0)
 
-    def finish(self, origin: Origin | None = None) -> None:
-        """Sync the file and give it its name; keep `origin` beside it."""
+    def finish(self) -> None:
+        """Sync the file and give it its name."""
         os.fsync(self._file.fileno())
-        if origin is not None:  # first, so that no kill leaves a file of unknown origin
-            self.note(origin)
         self.partial.replace(self.path)
-        if origin is None:
-            self._note.unlink(missing_ok=True)
+        self._note.unlink(missing_ok=True)
         sync(self.path.parent)
 
 
@@ -351,8 +336,10 @@ class _Download:
             # Messages of libraries may repeat the URL with its login.
             faults.append(f"{redact(url)}: {redact(fault)}")
         text = "; ".join(faults) or "none is configured in data.remote.mirrors"
-        remedy = f"try again later, or {self.file.otherwise}"
-        raise UserError(f"{self.file.name}: download failed from every mirror ({text}); {remedy}")
+        raise UserError(
+            f"{self.file.name}: download failed from every mirror ({text}); try again later, or put it at "
+            f"{self.part.path} yourself"
+        )
 
     def _say(self, text: str) -> None:
         """Print a line on the file, without logins."""
@@ -375,7 +362,7 @@ class _Download:
                     sha256 = digest_file(self.part.partial).sha256
                     if sha256 != self.file.sha256:
                         self._discard()
-                        return f"sha256 {sha256} where {PUBLISHED} has {self.file.sha256}"
+                        return f"SHA-256 {sha256} where {PUBLISHED.key} has {self.file.sha256}"
                 elif not is_confirmed:
                     return "it reports no length, so it may be incomplete; give data.remote.sha256"
                 self.part.finish()
@@ -418,16 +405,7 @@ class _Download:
             have = self.part.size
             headers = {"Range": f"bytes={have}-", "If-Range": origin.validator}
         self._say(f"fetching {public_url}" + (f" from byte {have:,}" if have else ""))
-        try:
-            response = open_url(url, self.remote.timeout, headers)
-        except urllib.error.HTTPError as error:
-            # The server has fewer bytes than the partial file, so that is of another file.
-            if error.code != 416 or not have:
-                raise
-            error.close()
-            self._discard()
-            raise EOFError("the partial download does not belong to this file; starting anew") from error
-        with response:
+        with open_url(url, self.remote.timeout, headers) as response:
             total = self._begin(public_url, response, origin if have else None)
             if total is not None:
                 require_room([Need(self.part.partial, total - self.part.size, "to fetch")])
@@ -482,35 +460,27 @@ class _Download:
 def remote_files(data: DataConfig, directory: Path) -> list[RemoteFile]:
     """Return the files to download, in the order of the days, with their checksums if known."""
     remote = data.remote
+    if data.raw is not None:
+        raise UserError(f"data.raw: these files are fetched; put your own into {directory}, or leave out data.source")
     if not remote.name:
         raise UserError("data.remote.name: not given; choose data.source=criteo_1tb or data.source=criteo_kaggle")
-    has_days = "{day}" in remote.name
-    if has_days and data.days is None:
+    if "{day}" in remote.name and data.days is None:
         raise UserError("data.days=null: name the days to fetch")
-    if has_days and remote.member is not None:
-        raise UserError("data.remote.member: of a single archive, not of days; leave it out")
     for mirror in remote.mirrors if len(data.days or []) > 1 else []:
         if "{day}" not in mirror:
             raise UserError(f"data.remote.mirrors: {redact(mirror)}: the same file for every day; write {{day}} in it")
+    urls_of = {
+        remote.name.replace("{day}", str(day)): [mirror.replace("{day}", str(day)) for mirror in remote.mirrors]
+        for day in data.days or [0]
+    }
+    urls_of |= remote.also or {}
     # A checksum of a file that is not fetched would silently be compared with nothing.
-    pattern = "|".join(map(re.escape, [remote.name, *(remote.also or {})])).replace(re.escape("{day}"), r"\d+")
-    sums = published_sums(remote.sha256)
+    sums = PUBLISHED.sums(remote.sha256)
+    pattern = "|".join(map(re.escape, [remote.name, *urls_of])).replace(re.escape("{day}"), r"\d+")
     for name in sums:
         if not re.fullmatch(pattern, name) and name != remote.member:
-            raise UserError(f"{PUBLISHED}: {name}: no such file is fetched; their name is {remote.name}")
-
-    entries = []  # (name, URLs, remedy) of each file
-    for day in data.days if data.days is not None else [0]:
-        name = remote.name.replace("{day}", str(day))
-        urls = [mirror.replace("{day}", str(day)) for mirror in remote.mirrors]
-        remedy = f"put it at {directory / name} yourself, or name your file in data.raw and leave out data.source"
-        if remote.member is not None:
-            place = f"{directory}, or name it in data.raw"
-            remedy = f"get it yourself and put it, or {remote.member} out of it, into {place}"
-        entries.append((name, urls, remedy))
-    for name, urls in (remote.also or {}).items():
-        entries.append((name, urls, f"put it at {directory / name} yourself"))
-    return [RemoteFile(name, tuple(urls), sums.get(name), remedy) for name, urls, remedy in entries]
+            raise UserError(f"{PUBLISHED.key}: {name}: no such file is fetched; their name is {remote.name}")
+    return [RemoteFile(name, tuple(urls), sums.get(name)) for name, urls in urls_of.items()]
 
 
 def raw_directory(data: DataConfig, root: Path) -> Path:
@@ -527,11 +497,13 @@ def find_or_download(data: DataConfig, root: Path, dataset_bytes: Callable[[floa
     """
     remote, directory, manifest = data.remote, raw_directory(data, root), finished_manifest(data, root)
     files = remote_files(data, directory)
-    if data.raw is not None:
-        return _find_own_files(data, directory, manifest)
     paths = [directory / name for name in ([file.name for file in files] if remote.member is None else [remote.member])]
     if manifest is not None:
-        return _sources_of_finished(manifest, paths)
+        # A file that the manifest lacks makes the comparison with the dataset fail, which names the difference.
+        recorded = {source.name: source for source in recorded_sources(directory, manifest)}
+        gone = {path.name: Source(str(path), path.name, 0, 0, compressed=False) for path in paths} | recorded
+        found = (resolve_sources(str(path)) if path.exists() else [gone[path.name]] for path in paths)
+        return [source for sources in found for source in sources]
 
     def needs(size: int) -> list[Need]:
         """Return the disk space for unpacking and for the dataset after downloads of `size` bytes."""
@@ -547,101 +519,39 @@ def find_or_download(data: DataConfig, root: Path, dataset_bytes: Callable[[floa
     return resolve_sources(list(map(str, paths)))
 
 
-def _find_own_files(data: DataConfig, directory: Path, manifest: Manifest | None) -> list[Source]:
-    """Return the files that data.raw gives: out of an archive, which is unpacked to `directory`, or instead of it.
-
-    manifest: of the finished dataset, if there is one.
-    """
-    member = data.remote.member
-    if member is None:
-        raise UserError(f"data.raw: these files are fetched; put your own into {directory}, or leave out data.source")
-    archive = own_path(data.raw) if isinstance(data.raw, str) else None
-    if archive is None or not archive.is_file() or not is_tar(archive):
-        return resolve_sources(data.raw)
-    path = directory / member
-    is_of_archive = find_origin(path) == archive_origin(archive)
-    if path.exists() and not is_of_archive:
-        raise UserError(
-            f"{path}: is there already, and not from {archive} as it is now; delete it, or leave out data.raw"
-        )
-    if manifest is not None and is_of_archive:
-        return _sources_of_finished(manifest, [path])
-    if not path.exists():
-        unpack_member(archive, member, directory, published_sums(data.remote.sha256).get(archive.name))
-    return resolve_sources(str(path))
-
-
-def _sources_of_finished(manifest: Manifest, paths: Sequence[Path]) -> list[Source]:
-    """Return the files that exist, and the others as the finished dataset's manifest describes them."""
-    source_of_name = {source.name: source for source in recorded_sources(paths[0].parent, manifest)}
-    sources = []
-    for path in paths:
-        if path.exists():
-            sources += resolve_sources(str(path))
-        else:
-            # A file that the manifest lacks makes the comparison with the dataset fail, which names the difference.
-            sources.append(source_of_name.get(path.name) or Source(str(path), path.name, 0, 0, compressed=False))
-    return sources
-
-
 def source_sums(data: DataConfig, sources: Sequence[Source]) -> tuple[str | None, ...]:
     """Return the SHA-256 published for each file; None if none is."""
-    sums = published_sums(data.remote.sha256)
+    sums = PUBLISHED.sums(data.remote.sha256)
     return tuple(sums.get(source.name) for source in sources)
 
 
-def archive_origin(archive: Path) -> Origin:
-    """Return the origin to note beside a file unpacked from an archive: path, time and size, by which it is known."""
-    status = archive.stat()
-    return Origin(str(archive.resolve()), last_modified=str(status.st_mtime_ns), total=status.st_size)
+def unpack_member(archive: Path, name: str, directory: Path, expected: str | None = None) -> None:
+    """Copy the first plain file `name` of a tar archive, in whatever folder, to directory/name; write nothing else.
 
-
-def unpack_member(archive: Path, name: str, directory: Path, expected: str | None = None) -> FileDigest:
-    """Copy the only plain file `name` of a tar archive, in whatever folder, to directory/name; write nothing else.
-
-    expected: the SHA-256 that the archive must have; None: any. Return the archive's size and checksum.
+    expected: the SHA-256 that the archive must have; None: any.
     """
-    directory.mkdir(parents=True, exist_ok=True)
+    packing, tally = packing_of(archive), Tally(0)
     with PartialFile(directory / name) as part:
-        part.clear()
-        origin = archive_origin(archive)
+        part.clear()  # a member is never resumed
         try:
-            digest = _copy_member(archive, name, part, expected)
-        except BaseException:
-            part.clear()  # a member is never resumed
-            raise
-        part.finish(origin)
-    return digest
-
-
-def _copy_member(archive: Path, name: str, part: PartialFile, expected: str | None) -> FileDigest:
-    """Append the content of the only plain file with that name to `part`; the rest as of `unpack_member`."""
-    is_found, tally = False, Tally(0)
-    try:
-        with SummedFile(archive) as summed, Progress("unpack", archive.stat().st_size, tally):
-            content: Any = open_gzip(summed) if is_gzip(archive) else summed
-            with tarfile.open(fileobj=content, mode="r|") as members:
-                for member in members:
+            with SummedFile(archive) as summed, Progress("unpack", archive.stat().st_size, tally):
+                content: Any = summed if packing is None else packing.open(summed)
+                with tarfile.open(fileobj=content, mode="r|") as members:
                     # The member's own path is never used, so it cannot lead out of the directory.
-                    if not member.isfile() or Path(member.name).name != name:
-                        continue
-                    if is_found:
-                        raise UserError(f"{archive}: has two files {name}; unpack the right one, name it in data.raw")
+                    member = next((each for each in members if each.isfile() and Path(each.name).name == name), None)
+                    if member is None:
+                        raise UserError(f"{archive}: has no file {name}; get the archive or the file again")
                     source = members.extractfile(member)
                     assert source is not None
                     require_room([Need(part.partial, member.size, f"to unpack {archive.name}")])
                     while block := source.read(BLOCK_BYTES):
                         part.append(block)
                         tally.bytes = summed.position
-                    is_found = True
-            # The checksum of gzip stands at the end, beyond the member.
-            while content.read(BLOCK_BYTES):
-                tally.bytes = summed.position
-            digest = summed.digest()
-    except (tarfile.TarError, EOFError, *DAMAGE) as error:
-        raise UserError(f"{archive}: not readable as a tar archive ({error}); delete it and get it again") from error
-    refuse_other_sum(archive, expected, digest)
-    if not is_found:
-        remedy = "get it again, or name your own in data.raw and leave out data.source"
-        raise UserError(f"{archive}: has no file {name}; {remedy}")
-    return digest
+                # The checksum of gzip stands at the end, beyond the member.
+                while content.read(BLOCK_BYTES):
+                    tally.bytes = summed.position
+                PUBLISHED.refuse_other([archive], [expected], [summed.digest().sha256])
+        except (tarfile.TarError, EOFError, *DAMAGE) as error:
+            remedy = "delete it and get it again"
+            raise UserError(f"{archive}: not readable as a tar archive ({error}); {remedy}") from error
+        part.finish()

@@ -141,8 +141,6 @@ class LineBlocks:
     def __init__(
         self, source: Source, offset: int = 0, block_bytes: int = BLOCK_BYTES, reader: Reader | None = None
     ) -> None:
-        if block_bytes > ROOM_BEFORE:
-            raise ValueError(f"blocks of more than {ROOM_BEFORE} bytes")
         self._source = source
         self._bytes: mmap.mmap | bytes = b""
         self._longest = block_bytes

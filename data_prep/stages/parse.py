@@ -3,12 +3,13 @@
 import contextlib
 import fcntl
 import hashlib
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 from operator import or_
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -33,7 +34,7 @@ from data_prep.lookup import (
 )
 from data_prep.parsing.criteo import Block, diagnose_row, empty_block, max_rows, parse_bytes, parse_lines
 from data_prep.parsing.formats import Chunk, FileLayout, LineFormat, format_named, table_layout, table_size
-from data_prep.sources.discover import Source, given_md5s, refuse_other_md5, refuse_other_sum
+from data_prep.sources.discover import GIVEN, PUBLISHED, Source, given_md5s, refuse_same
 from data_prep.sources.line_blocks import LineBlocks, SourceStream, count_lines_before
 from data_prep.stages.columns import TableCategories, ValueBuffer, write_columns
 from data_prep.stages.fit import PARSED_COUNTS, write_counts
@@ -44,12 +45,8 @@ MANY_ROWS = 50  # files with as many rows are not alike by chance
 HELD_OUT_SPLITS = ("val", "test")  # splits of files given for each split
 
 
-@dataclass
-class Reading:
-    """Result of reading a source or a part of it: chunks, and the file's digest if all of it was read."""
-
-    records: list[ChunkRecord]
-    digest: FileDigest | None = None
+# Result of reading a source or a part of it: chunks, and the file's digest if all of it was read.
+Reading: TypeAlias = tuple[list[ChunkRecord], FileDigest | None]
 
 
 @dataclass(frozen=True)
@@ -68,7 +65,7 @@ class DigestTask:
         digest = digest_file(path, partial(hashlib.md5, usedforsecurity=False)) if self.is_md5 else digest_file(path)
         # The stage of a SHA-256 counts the same bytes as they are parsed. Counting none still raises Stopped.
         worker.count(self.source.bytes if self.is_md5 else 0)
-        return Reading([], digest)
+        return [], digest
 
 
 @dataclass(frozen=True)
@@ -88,10 +85,10 @@ class ParseTask:
     def run(self, worker: Worker) -> Reading:
         """Return the chunks' records, and a whole source's digest; chunks that are not done yet are parsed now."""
         if self.chunk is not None:
-            return Reading([_parse_chunk(self, self.chunk, worker)])
+            return [_parse_chunk(self, self.chunk, worker)], None
         stream = SourceStream(self.job.sources[self.source])
         with LineBlocks(self.job.sources[self.source], reader=stream) as lines:
-            return Reading(_parse_stream(self, lines, worker), stream.digest())
+            return _parse_stream(self, lines, worker), stream.digest()
 
 
 def parse_tasks(job: Job, whole: bool = False) -> list[ParseTask]:
@@ -143,9 +140,9 @@ def _parse_chunk(task: ParseTask, chunk: int, worker: Worker) -> ChunkRecord:
         return record
     if job.table is not None:
         batches = format_named(job.table.format).batches(source, place, *_columns_and_layout(job, job.table, source))
-        return _finish_files(_parse_batches(task, job.table, chunk, batches, worker))
+        return _parse_batches(task, job.table, chunk, batches, worker).finish()
     with LineBlocks(source, place.start) as lines:
-        return _finish_files(_parse_lines(task, chunk, lines, worker))
+        return _parse_lines(task, chunk, lines, worker).finish()
 
 
 def _parse_stream(task: ParseTask, lines: LineBlocks, worker: Worker) -> list[ChunkRecord]:
@@ -164,7 +161,7 @@ def _parse_stream(task: ParseTask, lines: LineBlocks, worker: Worker) -> list[Ch
                 if parsed is not None:
                     parsed.abandon()
                 raise
-            unfinished = [] if parsed is None else [finisher.submit(_finish_files, parsed)]
+            unfinished = [] if parsed is None else [finisher.submit(parsed.finish)]
             # The lines of a finished chunk are read again, as the next chunk begins where they end.
             if record is not None:
                 for _ in lines.read_until((chunk + 1) * job.chunk_bytes):
@@ -172,12 +169,6 @@ def _parse_stream(task: ParseTask, lines: LineBlocks, worker: Worker) -> list[Ch
                 worker.count(0, record.rows)
                 records.append(record)
         return records + [future.result() for future in unfinished]
-
-
-def _finish_files(files: "ChunkWriter") -> ChunkRecord:
-    """Finish a chunk's files, and close them in any case."""
-    with files:
-        return files.finish()
 
 
 def _parse_lines(task: ParseTask, chunk: int, lines: LineBlocks, worker: Worker) -> "ChunkWriter":
@@ -189,7 +180,7 @@ def _parse_lines(task: ParseTask, chunk: int, lines: LineBlocks, worker: Worker)
         batches = form.batches_of(source, lines, stop, *_columns_and_layout(job, job.table, source))
         return _parse_batches(task, job.table, chunk, batches, worker)
     buffer = empty_block(max_rows(BLOCK_BYTES, job.schema) + 1, job.schema)
-    with ChunkWriter(job, task.source, chunk).abandoned_if_failed() as files:
+    with ChunkWriter(job, task.source, chunk) as files:
         for block in lines.read_until(stop):
             rows, position = parse_lines(block.buffer, block.start, block.end, *buffer)
             if position != block.end:
@@ -219,7 +210,7 @@ def _parse_batches(
 
     forms = None if task.forms is None else dict(zip(table.sparse, task.forms, strict=True))
     limits = dense_limits(task.job.rules.dense, table)
-    with ChunkWriter(task.job, task.source, chunk).abandoned_if_failed() as files:
+    with ChunkWriter(task.job, task.source, chunk) as files:
         for batch, num_bytes in batches:
             files.append(convert_rows(batch, table, limits=limits, forms=forms))
             files.append_split_keys(batch)
@@ -228,7 +219,7 @@ def _parse_batches(
 
 
 class ChunkWriter:
-    """Writer of a chunk's files during parsing. Leaving the context closes unfinished files."""
+    """Writer of a chunk's files during parsing, which stay open after the context unless it fails, for `finish`."""
 
     def __init__(self, job: Job, source: int, chunk: int) -> None:
         self._job, self._source, self._chunk = job, source, chunk
@@ -263,17 +254,9 @@ class ChunkWriter:
     def __enter__(self) -> "ChunkWriter":
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.abandon()
-
-    @contextlib.contextmanager
-    def abandoned_if_failed(self) -> Iterator["ChunkWriter"]:
-        """Context that leaves the files open, for the caller to finish later, and abandons them if it fails."""
-        try:
-            yield self
-        except BaseException:
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is not None:
             self.abandon()
-            raise
 
     def abandon(self) -> None:
         """Close open files and release the rows."""
@@ -322,7 +305,13 @@ class ChunkWriter:
             self._files[SPLIT_KEYS].append(self._job.split_column.keys(batch, self._job.table)[:, None])
 
     def finish(self) -> ChunkRecord:
-        """Close the files, count the values for a vocabulary, and log the chunk."""
+        """Close the files in any case, count the values for a vocabulary, and log the chunk."""
+        try:
+            return self._finish()
+        finally:
+            self.abandon()
+
+    def _finish(self) -> ChunkRecord:
         job, chunk = self._job, (self._source, self._chunk)
         record = ChunkRecord(*chunk, self._files["labels.npy"].rows, self._positives, {})
         record.positive_rows = self._positive_rows.tolist()
@@ -359,22 +348,6 @@ def refuse_changed(sources: Sequence[Source]) -> None:
             raise UserError(f"{source.path}: changed while it was read; run the same command again")
 
 
-def refuse_same(sources: Sequence[Source], sums: Sequence[Hashable], content: str = "bytes") -> None:
-    """Refuse files with equal checksums: their rows would count twice, or be both trained on and held out.
-
-    content: what the checksums are of, for the error.
-    """
-    source_of: dict[Hashable, Source] = {}
-    for source, checksum in zip(sources, sums, strict=True):
-        twin = source_of.setdefault(checksum, source)
-        if twin is not source:
-            place = source.key if source.key == twin.key else f"{twin.key} or {source.key}"
-            raise UserError(
-                f"{source.path}: the same {content} as {twin.path}, so its rows would count twice; get the right file, "
-                f"or name each once in {place}"
-            )
-
-
 def refuse_same_rows(sources: Sequence[Source], chunks: Iterable[tuple[int, int, dict[str, FileDigest]]]) -> None:
     """Refuse files with the same rows in other bytes, such as a compressed copy, by checksums of parsed chunks.
 
@@ -396,8 +369,8 @@ def compare_md5s(job: Job, checksums: object, executor: Executor) -> list[str]:
     """Return the MD5 of each source; refuse sums other than the given ones (data.checksums), and equal files."""
     with executor.stage("checksum", sum(source.bytes for source in job.sources)):
         readings = executor.map(DigestTask(source, is_md5=True) for source in job.sources)
-        md5s = [reading.digest.sha256 for reading in readings if reading.digest is not None]
-    refuse_other_md5(job.sources, given_md5s(checksums, job.sources), md5s)
+        md5s = [digest.sha256 for _, digest in readings if digest is not None]
+    GIVEN.refuse_other((source.path for source in job.sources), given_md5s(checksums, job.sources), md5s)
     refuse_same(job.sources, md5s)
     return md5s
 
@@ -414,9 +387,9 @@ def parse_sources(job: Job, executor: Executor, whole: bool) -> tuple[list[Chunk
     with executor.stage("parse", sum(source.bytes for source in job.sources)):
         # The spellings of val's and test's files follow train's, so train is read first.
         for is_held_out in (False, True):
-            for reading in executor.map(reading_tasks(job, whole, tuple(forms) if is_held_out else None)):
-                records += reading.records
-                digests += [] if reading.digest is None else [reading.digest]
+            for part, digest in executor.map(reading_tasks(job, whole, tuple(forms) if is_held_out else None)):
+                records += part
+                digests += [] if digest is None else [digest]
             if not is_held_out:
                 forms_by_column = zip(*(record.forms for record in records), strict=True)
                 forms = [Form(reduce(or_, column)) for column in forms_by_column]
@@ -427,9 +400,10 @@ def parse_sources(job: Job, executor: Executor, whole: bool) -> tuple[list[Chunk
                 raise UserError(f"{source.path}: no rows in it; get it again, or leave it out of {source.key}")
         refuse_changed(job.sources)
         # Fetched files may differ from the known checksums, by mistake or by damage. Other files have none to compare.
-        for source, expected, digest in zip(job.sources, job.known_sums, digests, strict=bool(job.known_sums)):
-            refuse_other_sum(Path(source.path), expected, digest)
-        refuse_same(job.sources, [digest.sha256 for digest in digests])
+        sums = [digest.sha256 for digest in digests]
+        if job.known_sums:
+            PUBLISHED.refuse_other((source.path for source in job.sources), job.known_sums, sums)
+        refuse_same(job.sources, sums)
         refuse_same_rows(job.sources, ((record.source, record.rows, record.files) for record in records))
     return records, digests, forms
 

@@ -49,9 +49,9 @@ from data_prep.parsing.convert import excerpt, to_list
 from data_prep.parsing.dates import SECOND
 from data_prep.parsing.formats import Chunk
 from data_prep.parsing.table_yaml import schema_path
-from data_prep.sources.discover import Source, refuse_other_sum, resolve_sources
+from data_prep.sources.discover import PUBLISHED, Source, refuse_same, resolve_sources
 from data_prep.sources.download import find_or_download, note_times, source_sums
-from data_prep.stages.parse import DigestTask, refuse_changed, refuse_same, refuse_same_rows
+from data_prep.stages.parse import DigestTask, refuse_changed, refuse_same_rows
 from extensions.sequences.events import (
     ANCHOR_BIT,
     EVENT_BYTES,
@@ -424,17 +424,17 @@ def _digest_sources(
     data: DataConfig, root: Path, job: EventJob, executor: Executor, sorted_chunks: list[tuple[SortTask, SortRecord]]
 ) -> list[dict[str, Any]]:
     """Return the manifest's entries of the files; refuse files that changed, are alike, or are not as published."""
-    digests = [digest for each in executor.map(DigestTask(source) for source in job.sources) if (digest := each.digest)]
+    digests = [digest for _, digest in executor.map(DigestTask(source) for source in job.sources) if digest]
     refuse_changed(job.sources)
     rows = [0] * len(job.sources)
     for task, record in sorted_chunks:
         rows[task.source] += record.rows
     if not any(rows):
         raise UserError(f"{job.logs[0].path}: no events in it; get it again, or leave it out of data.raw")
-    refuse_same(job.logs, [digest.sha256 for digest in digests[: len(job.logs)]])
+    sums = [digest.sha256 for digest in digests]
+    refuse_same(job.logs, sums[: len(job.logs)])
     if data.remote.name:
-        for source, expected, digest in zip(job.sources, source_sums(data, job.sources), digests, strict=True):
-            refuse_other_sum(Path(source.path), expected, digest)
+        PUBLISHED.refuse_other((source.path for source in job.sources), source_sums(data, job.sources), sums)
     refuse_same_rows(job.logs, ((task.source, record.rows, record.files) for task, record in sorted_chunks))
     entries = zip(job.sources, digests, rows, strict=True)
     return [{"name": source.name, **asdict(digest), "rows": count} for source, digest, count in entries]

@@ -18,7 +18,7 @@ OTHER = gzip.compress(np.random.default_rng(1).bytes(1 << 20), 1, mtime=0)
 NO_RANGES = ("stubborn", "lying", "cut", "torn")
 NO_VALIDATOR = ("nameless", *NO_RANGES)
 ONCE = ("stubborn", "astray", "cut", "torn")  # the first reply breaks off
-ALWAYS = ("dropping", "stalling", "weak", "dated", "nameless", "careless", "mute")  # every reply does
+ALWAYS = ("dropping", "stalling", "weak", "dated", "nameless", "careless")  # every reply does
 LOGIN = "Basic " + base64.b64encode(b"user:MIRRORPW/1").decode()
 
 
@@ -83,8 +83,7 @@ class Handler(BaseHTTPRequestHandler):
         start += manner == "astray" and start > 0
         self.send_response(206 if start else 200)
         for header, value in self.validators(manner, content).items():
-            if manner != "mute" or not start:
-                self.send_header(header, value)
+            self.send_header(header, value)
         if start:
             self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
         self.send_body(manner, content[start:], is_head, manner in ALWAYS or (manner in ONCE and times == 1))
@@ -105,7 +104,7 @@ class Handler(BaseHTTPRequestHandler):
     def start(self, manner: Any, content: Any) -> Any:
         range_header, only_if = self.headers.get("Range"), self.headers.get("If-Range")
         is_stale = only_if is not None and only_if not in self.validators(manner, content).values()
-        if not range_header or manner in NO_RANGES or (is_stale and manner not in ("careless", "mute")):
+        if not range_header or manner in NO_RANGES or (is_stale and manner != "careless"):
             return 0
         return int(range_header.removeprefix("bytes=").rstrip("-"))
 

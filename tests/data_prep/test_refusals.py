@@ -10,12 +10,10 @@ import pytest
 
 from tests.data_prep import oracle
 from tests.data_prep.conftest import prepare, write_rows
-from tests.data_prep.mirror import make_archive
 from tests.error_lines import refused
 from tests.once import made_once
 
 SYNTHETIC = "data.source=synthetic data.synthetic.rows=300 data.synthetic.max_cardinality=50"
-KAGGLE = "data.source=criteo_kaggle data.encoding=hash data.max_ind_range=9"
 
 
 def files(root: Path) -> dict[str, str]:
@@ -46,7 +44,6 @@ def set_up(directory: Path) -> None:
     for name, content in contents.items():
         (directory / name).parent.mkdir(exist_ok=True, parents=True)
         (directory / name).write_bytes(content)
-    make_archive(directory / "two.tar.gz", [("a/train.txt", day), ("b/train.txt", day)])
     for name, keys in MADE.items():
         words = [key.replace("=days", f"={directory}/days") for key in keys.split()]
         prepare(*words, f"data.path={directory}/{name}")
@@ -85,15 +82,14 @@ PREPARATION: list[tuple[str, str]] = [
     ("data.raw=days/day_0 data.path=days/day_0/out", "day_0"),
     ("data.raw=days data.path=days/.", r"is data\.path too"),
     ("data.raw=raw_inside/train/day_0 data.path=raw_inside", "lies where data.path="),
-    ("data.raw=[days/day_0,days/../days/day_0]", "name each day once"),
+    ("data.raw=[days/day_0,days/../days/day_0]", r"name each once in data\.raw"),
     *((f"data.raw={name}", f"{name}: row 1: not text") for name in ("rows.png", "rows.parquet", "binary.gz")),
     *((f"data.raw={name}.gz", f"{name}.gz: .*{message}") for name, (_, message) in BAD_GZIP.items()),
-    # Published days and archives: nothing is fetched for them.
+    # Published days: nothing is fetched for them.
     (f"{DAYS} data.days=[0,0]", r"data\.days=\[0, 0\]: give different days, from 0 to 23"),
     (f"{DAYS} data.remote.sha256={{day_0.gz:abc}}", "abc is not a SHA-256"),
     (f"{DAYS} data.remote.sha256={{day_0:{'a' * 64}}}", "day_0: no such file is fetched"),
     (f"{DAYS} data.remote.mirrors=['http://x/rows.gz']", r"http://x/rows\.gz: the same file for every day"),
-    (f"{KAGGLE} data.raw=two.tar.gz", r"two\.tar\.gz: has two files train\.txt; unpack the right one"),
     # Generated rows.
     (f"{RANDOM} data.random.bag_sizes=[1,2]", "2 given for 4 features"),
     # What is at data.path.

@@ -206,7 +206,7 @@ EACH = r"name each once in data\.train or data\.val"
 IN_TWO = "val=val.csv test=other.csv"
 # Keys beside data.train=train.csv, of files in this directory; what the one line has.
 GIVEN_REFUSED: list[tuple[str, str]] = [
-    ("val=train.csv", r"train\.csv: its rows are in .*, so data\.train and data\.val share them"),
+    ("val=train.csv", rf"train\.csv: the same rows as .*train\.csv, .*{EACH}"),
     ("val=copy.csv", rf"copy\.csv: the same bytes as .*train\.csv, .*{EACH}"),
     ("val=packed.csv.gz", rf"packed\.csv\.gz: the same rows as .*train\.csv, .*{EACH}"),
     ("raw=val.csv", r"data\.raw: not together with data\.train; name all files in"),

@@ -33,7 +33,6 @@ REMEDIES: list[tuple[str, str, str | None]] = [
     ("data.rwa=day_0", r"did you mean (data\.raw)\?", "{0}=day_0"),
     ("--data.raw=day_0", r"have no dashes; write (\S+)$", "{0}"),
     (DAY + " data.held_out=0.2", r"did you mean (data\.split\.held_out)\?", DAY + " {0}=0.2"),
-    ("data.raw=7", r"""write '(data\.raw=\"7\")'""", None),
     (CUSTOM, r"name its columns in (data\.schema)=FILE", CUSTOM + " {0}=own.yaml"),
     ("data.source=synthetic " + OWN, r"name your own in data\.raw and leave out (data\.source)", OWN),
     (DAY + " data.encoding=hash", r"needs (data\.max_ind_range), .*e\.g\. (\d+)", DAY + " data.encoding=hash {0}={1}"),

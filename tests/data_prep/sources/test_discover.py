@@ -5,7 +5,6 @@ import gzip
 import hashlib
 import io
 import json
-import lzma
 import re
 import zipfile
 from collections.abc import Callable
@@ -37,9 +36,8 @@ def zipped(content: bytes) -> bytes:
 
 PACKED = {
     "zip": (zipped, "unzip {}"),
-    "7-Zip": (lambda content: b"7z\xbc\xaf\x27\x1c" + content, "7z x {}"),
+    "xz": (lambda content: b"\xfd7zXZ\0" + content, "xz -dc {} > NEW"),
     "lz4": (lambda content: b"\x04\x22\x4d\x18" + content, "lz4 -d {}"),
-    "compress": (lambda content: b"\x1f\x9d" + content, "gzip -dk {}"),
     "UTF-16": (lambda content: content.decode().encode("utf-16"), "iconv -f UTF-16 -t UTF-8 {} > NEW"),
 }
 
@@ -176,8 +174,6 @@ def by_zstd(content: bytes) -> bytes:
 FORMS: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
     "bzip2": (".bz2", bz2.compress),
     "bzip2 in two streams": (".bz2", in_two_streams(bz2.compress)),
-    "xz": (".xz", lzma.compress),
-    "xz in two streams": (".xz", in_two_streams(lzma.compress)),
     "zstd": (".zst", by_zstd),
     "zstd in two streams": (".zst", in_two_streams(by_zstd)),
 }
