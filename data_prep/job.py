@@ -84,7 +84,7 @@ from data_prep.io import MAX_HELD_BYTES
 from data_prep.lookup import VOCABULARY_DIRECTORY
 from data_prep.parsing.formats import format_named
 from data_prep.parsing.table_yaml import drop_empty_files, load_table, schema_path
-from data_prep.sources.discover import GZIP_RATIO, RAW_DIRECTORY, Source, own_path, resolve_sources, resolve_splits
+from data_prep.sources.discover import GZIP_RATIO, RAW_DIRECTORY, Source, resolve_sources, resolve_splits
 from data_prep.sources.download import find_or_download, finished_manifest, other_dataset_error, recorded_times
 from data_prep.sources.line_blocks import LineBlocks
 from data_prep.vocabulary import PART_BYTES
@@ -290,6 +290,19 @@ class LoggedTask(ABC, Generic[RecordT]):
         return record
 
 
+@dataclass(frozen=True)
+class ChunkTask(LoggedTask[RecordT]):
+    """A logged task of a parsed chunk, beside whose files its own lie. `record` describes the chunk."""
+
+    job: Job
+    record: ChunkRecord
+
+    @property
+    def stem(self) -> Path:
+        """Return the common prefix of the paths of the chunk's files."""
+        return self.job.chunk_stem(self.record.source, self.record.chunk)
+
+
 LOCK_NAME = "lock"
 PLAN_NAME = "finish.json"
 JOB_NAME = "job.json"
@@ -297,10 +310,11 @@ CLEARING_NAME = "clearing"  # marks that an older dataset is being removed, so t
 
 
 @contextmanager
-def lock_work(root: Path) -> Iterator[Path]:
-    """Hold <root>/.work for this process; remove it afterwards if nothing in it is worth keeping.
+def claim_work(root: Path) -> Iterator[Path]:
+    """Hold <root>/.work for this process, after completing the moves of a killed job.
 
-    A finished dataset in a read-only directory needs no lock: it is only read or refused.
+    The directory is removed afterwards if nothing in it is worth keeping. A finished dataset in a read-only directory
+    needs no lock: it is only read or refused.
 
     Raises UserError: another process holds the lock. Raises OSError: the directory is not writable, and there is no
     dataset.
@@ -322,6 +336,8 @@ def lock_work(root: Path) -> Iterator[Path]:
     except Timeout as error:
         raise UserError(f"{root}: another job is writing here; wait for it, or choose another data.path") from error
     try:
+        if (work / PLAN_NAME).exists():
+            _complete_moves(work, root)
         yield work
     finally:
         # Finished chunks and a plan of moves are what a later job resumes from. The directory goes while the lock is
@@ -331,16 +347,6 @@ def lock_work(root: Path) -> Iterator[Path]:
         lock.release()
         if not existed and root.exists() and not any(root.iterdir()):
             root.rmdir()
-
-
-@contextmanager
-def claim_work(root: Path) -> Iterator[Path]:
-    """Hold the lock of `lock_work`, after completing the moves of a killed job."""
-    with lock_work(root) as work:
-        if (work / PLAN_NAME).exists():
-            _complete_moves(work, root)
-    with lock_work(root) as work:  # again, since completing removed the directory with its lock
-        yield work
 
 
 def keep_or_discard_work(work: Path, parameters: dict[str, Any], sources: Sequence[Source]) -> None:
@@ -479,9 +485,9 @@ def _complete_moves(work: Path, root: Path) -> Manifest:
     for entry in work.iterdir():  # The plan goes last, so that a later job clears what a killed one left.
         if entry.is_dir():
             shutil.rmtree(entry)
-        elif entry.name != PLAN_NAME:
+        elif entry.name not in (PLAN_NAME, LOCK_NAME):
             entry.unlink()
-    shutil.rmtree(work)
+    (work / PLAN_NAME).unlink()
     return load_manifest(root)
 
 
@@ -648,18 +654,13 @@ def _estimate_rows(job: Job, source: Source) -> float:
 MIN_OWN_CHUNK_BYTES, MAX_OWN_CHUNK_BYTES = 1 << 20, 8 << 20
 
 
-def refuse_early(data: DataConfig, root: Path) -> None:
+def refuse_early(data: DataConfig) -> None:
     """Refuse incompatible settings before anything is downloaded or generated."""
     require_memory("preprocessing")
     refuse(raw_row_faults(data))
     # Called for its errors alone. Rows of another source may have a schema, which has to be read first.
     if data.source_kind.makes is not None:
         resolve_rules(data, max(data.synthetic.days, len(data.days or [])))
-    for key in ("raw", *SPLITS):
-        value = getattr(data, key)
-        entries = value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
-        if any(own_path(str(entry)).resolve() == root.resolve() for entry in entries if isinstance(entry, (str, Path))):
-            raise UserError(f"data.{key}={value}: is data.path too; give the dataset a directory of its own")
 
 
 def kind_to_make(data: DataConfig) -> DatasetKind:

@@ -71,7 +71,7 @@ def preprocess(data: DataConfig) -> Manifest:
 
 def prepare_rows(data: DataConfig, root: Path) -> Manifest:
     """Make a dataset of rows from raw files. Raise UserError as `preprocess` does."""
-    jobs.refuse_early(data, root)
+    jobs.refuse_early(data)
     with jobs.claim_work(root) as work:
         # The sources, their columns, and the parameters that with the rows decide the shards' bytes.
         sources = tuple(jobs.find_sources(data, root, work))

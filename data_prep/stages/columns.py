@@ -24,7 +24,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.files import FileDigest
-from common.jit import jit
 from common.machine import share_allocator_with_arrow
 from data_prep.dataset.spelling import Bags, Form, TableBlock, offsets_of, remainders, text_values, unpack
 from data_prep.io import ArrayWriter, FileRange, FileWriter, open_array, read_ranges
@@ -36,14 +35,6 @@ from data_prep.vocabulary import FEW_CODES, MAX_CODES, Coding, Entries, refuse_c
 ALIGNMENT = 8
 DICTIONARIES = "dictionaries"  # suffix of a chunk's file, for a user's own table
 ENTRY_BYTES = 16  # an entry of that file: value, count, first row
-
-
-@jit
-def transpose(rows: NDArray[np.uint32], columns: NDArray[np.uint32]) -> None:
-    """Write rows[i, c] to columns[c, i], row by row: caches hold a row's entries, but not a column's."""
-    for i in range(rows.shape[0]):
-        for c in range(rows.shape[1]):
-            columns[c, i] = rows[i, c]
 
 
 class ValueBuffer:
@@ -60,8 +51,7 @@ class ValueBuffer:
 
     def append(self, rows: NDArray[np.uint32]) -> None:
         """Add a block of rows [rows, F]; the file holds each block column by column."""
-        rows = np.ascontiguousarray(rows, np.uint32)
-        self._file.extend(rows.shape[::-1], np.uint32, lambda out: transpose(rows, out))
+        self._file.extend(rows.shape[::-1], np.uint32, lambda out: np.copyto(out, rows.T))
         self._block_rows.append(len(rows))
 
     def column(self, number: int) -> NDArray[np.uint32]:

@@ -28,7 +28,7 @@ from data_prep.dataset.options import DenseTransform, VocabularyOrder
 from data_prep.dataset.transforms import FITS
 from data_prep.executor import Executor, Worker
 from data_prep.io import FileRange, FileWriter, open_array, read_ranges, write_array
-from data_prep.job import VALUE_BYTES, ChunkRecord, Job, LoggedTask, path_of
+from data_prep.job import VALUE_BYTES, ChunkRecord, ChunkTask, Job, LoggedTask, path_of
 from data_prep.lookup import TEXT_KINDS, DenseRange, join_ranges, vocabulary_path
 from data_prep.stages.columns import DICTIONARIES, StoredDictionary, read_column, write_code_counts
 from data_prep.stages.place import rows_below
@@ -133,7 +133,7 @@ def load_runs(ranges: Sequence[FileRange], max_bytes: int) -> Sequence[Run | Sto
 
 
 @dataclass(frozen=True)
-class CountTask(LoggedTask[ChunkRecord]):
+class CountTask(ChunkTask[ChunkRecord]):
     """Counts the values of a chunk's rows at positions below `limit`; the chunk begins with row `begin`.
 
     The record holds the number of these rows and of the distinct values.
@@ -142,8 +142,6 @@ class CountTask(LoggedTask[ChunkRecord]):
     stage: ClassVar[str] = "counted"
     record_type: ClassVar[type[ChunkRecord]] = ChunkRecord
 
-    job: Job
-    record: ChunkRecord
     begin: int
     limit: int
 
@@ -151,11 +149,6 @@ class CountTask(LoggedTask[ChunkRecord]):
     def is_done(self) -> bool:
         """Return whether parsing counted the values, and all rows count."""
         return self.job.rules.counts_while_parsing and self.begin + self.record.rows <= self.limit
-
-    @property
-    def stem(self) -> Path:
-        """Return the stem of the chunk's files, beside which the counts lie."""
-        return self.job.chunk_stem(self.record.source, self.record.chunk)
 
     @property
     def size(self) -> tuple[int, int]:
@@ -336,22 +329,15 @@ class DenseRecord:
 
 
 @dataclass(frozen=True)
-class DenseTask(LoggedTask[DenseRecord]):
+class DenseTask(ChunkTask[DenseRecord]):
     """Computes the statistics of a chunk's rows at positions below `limit`; the chunk begins with row `begin`."""
 
     stage: ClassVar[str] = "dense"
     record_type: ClassVar[type[DenseRecord]] = DenseRecord
 
-    job: Job
-    record: ChunkRecord
     begin: int
     limit: int
     fitted: tuple[tuple[int, str], ...]  # the place and the transform of each column with a fit
-
-    @property
-    def stem(self) -> Path:
-        """Return the stem of the chunk's files, beside which the statistics lie."""
-        return self.job.chunk_stem(self.record.source, self.record.chunk)
 
     @property
     def size(self) -> tuple[int, int]:

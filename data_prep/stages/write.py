@@ -53,6 +53,7 @@ from data_prep.job import (
     SHUFFLED_VALUE_BYTES,
     VALUE_BYTES,
     ChunkRecord,
+    ChunkTask,
     Job,
     LoggedTask,
     claim_work,
@@ -79,7 +80,7 @@ VALUES_IN_MEMORY = 1 << 20  # values of bags in memory at once
 
 
 @dataclass(frozen=True)
-class EncodeTask(LoggedTask[ChunkRecord]):
+class EncodeTask(ChunkTask[ChunkRecord]):
     """Completes the encoding of a parsed chunk: ids, and integers that needed statistics.
 
     features: features to keep. digests: checksums of their vocabularies in `job.work`. dense_range: range of the
@@ -89,8 +90,6 @@ class EncodeTask(LoggedTask[ChunkRecord]):
     stage: ClassVar[str] = "encoded"
     record_type: ClassVar[type[ChunkRecord]] = ChunkRecord
 
-    job: Job
-    record: ChunkRecord
     features: tuple[str, ...]
     digests: tuple[str, ...]
     dense_range: DenseRange | None
@@ -100,11 +99,6 @@ class EncodeTask(LoggedTask[ChunkRecord]):
     def single(self) -> tuple[str, ...]:
         """Return the kept features with one value per row; multi-hot features have files of their own."""
         return tuple(feature for feature in self.features if feature not in self.job.schema.ragged)
-
-    @property
-    def stem(self) -> Path:
-        """Return the common prefix of the paths of the chunk's files."""
-        return self.job.chunk_stem(self.record.source, self.record.chunk)
 
     @property
     def size(self) -> tuple[int, int]:
@@ -214,14 +208,6 @@ def encode_chunks(job: Job, chunks: list[EncodeTask], executor: Executor) -> lis
     with executor.stage("encode", sum(chunk.record.encoded_bytes for chunk in chunks)):
         records = list(executor.map(chunks))
     return [replace(chunk, record=record) for chunk, record in zip(chunks, records, strict=True)]
-
-
-@jit
-def count_equal(rows: NDArray[np.int32], value: int, counts: NDArray[np.int64]) -> None:
-    """Add to counts[c] how often the value occurs in column c of `rows` [rows, columns]."""
-    for row in range(len(rows)):
-        for column in range(rows.shape[1]):
-            counts[column] += rows[row, column] == value
 
 
 MOVED_SUFFIX = "moved.npy"  # packed rows [n, row_bytes] of a scattered chunk, in the order of their positions
@@ -509,7 +495,7 @@ class GatherTask(LoggedTask[ShardRecord]):
                 torchrec_ids(window["sparse"], rounds=rules.rounds_ids and self.split == "train", modulus=modulus)
                 shard.positives += int(np.count_nonzero(window["labels"] == 1))
                 if is_reserved:
-                    count_equal(window["sparse"], rules.unknown_id, unknown)
+                    unknown += np.count_nonzero(window["sparse"] == rules.unknown_id, axis=0)
                 for kind, writer in writers.items():
                     writer.append(window[kind])
             shard.files |= {f"{kind}.npy": writer.close() for kind, writer in writers.items()}
@@ -601,18 +587,13 @@ class BuiltShard:
     unknown: list[int]
 
 
-def plan_moves(work: Path, stem: Path, split: str, name: str, kinds: Sequence[str]) -> list[tuple[str, str]]:
-    """Return the moves of a shard's arrays: their paths below `work`, and below the dataset."""
-    paths = [path_of(stem, f"{kind}.npy").relative_to(work) for kind in kinds]
-    targets = [shard_path(Path(), split, name, kind) for kind in kinds]
-    return [(str(path), str(target)) for path, target in zip(paths, targets, strict=True)]
-
-
 def built_shard(task: GatherTask, stem: Path, record: ShardRecord | ChunkRecord) -> BuiltShard:
     """Return a shard whose files have that stem, ready to move to the dataset."""
     job, kinds = task.job, task.job.kinds
     shard = Shard(task.name, task.stop - task.start, {kind: record.files[f"{kind}.npy"] for kind in kinds})
-    moves = plan_moves(job.work, stem, task.split, task.name, kinds)
+    paths = [path_of(stem, f"{kind}.npy").relative_to(job.work) for kind in kinds]
+    targets = [shard_path(Path(), task.split, task.name, kind) for kind in kinds]
+    moves = [(str(path), str(target)) for path, target in zip(paths, targets, strict=True)]
     return BuiltShard(task.split, shard, moves, record.positives, record.unknown)
 
 
