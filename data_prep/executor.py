@@ -22,7 +22,7 @@ from multiprocessing.connection import wait
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from common import signals
-from common.errors import DISK_FULL, UserError
+from common.errors import UserError
 from common.machine import give_back_freed_memory
 from data_prep.io import Progress, Tally
 
@@ -186,10 +186,6 @@ def _run_on_cluster(task: WorkerTask[Any]) -> TaskResult:
         value = task.run(Worker(counters, _worker.cache))
     except UserError as error:
         raise UserError(f"on {host}: {error}") from error
-    except OSError as error:
-        if error.filename is None and error.errno not in DISK_FULL:
-            raise
-        raise OSError(error.errno, error.strerror, f"on {host}: {error.filename or 'an output file'}") from error
     return TaskResult(value, f"{host}:{os.getpid()}", peak_memory(), counters.bytes, counters.rows)
 
 
@@ -214,11 +210,10 @@ class Executor:
         self._peaks: dict[str, int] = {}  # peak memory by process, while it runs
         self._peak = 0  # largest sum of peaks until the last release, whose processes are gone
         self._executor: FuturesExecutor | None = None
-        # Messages for the errors by which processes are lost.
-        self._losses: dict[type[BaseException], str] = {
-            BrokenProcessPool: "a worker process died, killed or out of memory; run the same command again to resume, "
-            "perhaps with a smaller data.workers"
-        }
+        # Errors by which processes are lost, and what to say of them.
+        self._losses: tuple[type[BaseException], ...] = (BrokenProcessPool,)
+        self._loss = "a worker process died, killed or out of memory; run the same command again to resume, perhaps "
+        self._loss += "with a smaller data.workers"
 
     def __enter__(self) -> "Executor":
         return self
@@ -254,8 +249,8 @@ class Executor:
                     yield self._collect(waiting.popleft())
             while waiting:
                 yield self._collect(waiting.popleft())
-        except tuple(self._losses) as error:
-            raise UserError(next(text for kind, text in self._losses.items() if isinstance(error, kind))) from error
+        except self._losses as error:
+            raise UserError(self._loss) from error
         finally:
             for future in waiting:
                 future.cancel()
@@ -336,12 +331,9 @@ class ClusterExecutor(Executor):
             ) from error
         super().__init__(sum(worker["nthreads"] for worker in workers.values()))
         self._is_remote = True
-        lost = f"data.scheduler={address}: the connection to it was lost; run the same command again to resume"
-        self._losses = {
-            KilledWorker: "a task killed several workers, perhaps for want of memory; run the same command again to "
-            "resume, with a smaller data.chunk_bytes or more memory per worker",
-            **dict.fromkeys((CancelledError, TaskCancelledError, CommClosedError), lost),
-        }
+        self._losses = (KilledWorker, CancelledError, TaskCancelledError, CommClosedError)
+        self._loss = f"data.scheduler={address}: workers, perhaps for want of memory, or the connection to it were "
+        self._loss += "lost; run the same command again to resume"
 
     def __exit__(self, kind: object, *exception: object) -> None:
         super().__exit__(kind, *exception)

@@ -18,15 +18,17 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from queue import SimpleQueue
 from types import TracebackType
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 from tqdm import tqdm
 
 from common.files import FileDigest, digest_file, format_bytes, temporary_path
+
+if TYPE_CHECKING:
+    from data_prep.executor import Counters
 
 PAGE_BYTES = 4096
 PIECE_BYTES = 4 << 20  # checksummed while the previous piece is written
@@ -266,59 +268,38 @@ BLOCKS = 4  # of one reader, in memory at once
 class ReadAhead(io.RawIOBase):
     """Reader of the blocks that `fill` produces, as blocks or as a stream.
 
-    fill: fills part of the given memory and returns the number of bytes, 0 at the end; runs in one thread only. before,
-    after: bytes of padding around each block.
+    fill: fills part of the given memory and returns the number of bytes, 0 at the end and after it; runs in one thread
+    only. before, after: bytes of padding around each block.
     """
 
     def __init__(self, fill: Callable[[memoryview], int], before: int = 0, after: int = 0) -> None:
         super().__init__()
         self._fill, self._before = fill, before
-        # Blocks travel in a circle between two queues, so memory is fixed and none is allocated while reading. An
-        # anonymous mapping gets a page of memory when it is first written, so unused padding takes none.
-        self._free: SimpleQueue[mmap.mmap | None] = SimpleQueue()
-        self._filled: SimpleQueue[tuple[mmap.mmap, int] | Exception] = SimpleQueue()
-        for _ in range(BLOCKS):
-            self._free.put(mmap.mmap(-1, before + BLOCK_BYTES + after))
         self._block: mmap.mmap | None = None
-        self._peeked: tuple[mmap.mmap, int] | Exception | None = None
         self._rest = memoryview(b"")
-        self._ended = False  # the reader got the end or an error
-        self._ending = False  # `close` asks the thread to stop
-        self._thread = threading.Thread(target=self._fill_blocks, daemon=True)
-        self._thread.start()
+        self._thread = ThreadPoolExecutor(1)
+        # Blocks travel in a circle, so memory is fixed and none is allocated while reading. An anonymous mapping gets a
+        # page of memory when it is first written, so unused padding takes none.
+        blocks = [mmap.mmap(-1, before + BLOCK_BYTES + after) for _ in range(BLOCKS)]
+        self._coming = deque(self._thread.submit(self._fill_block, block) for block in blocks)
 
-    def _fill_blocks(self) -> None:
-        """Fill free blocks until the end, an error, or `close`; runs in the background thread."""
-        while (block := self._free.get()) is not None and not self._ending:
-            try:
-                count = self._fill(memoryview(block)[self._before : self._before + BLOCK_BYTES])
-            except Exception as error:  # noqa: BLE001  # raised again in the caller's thread
-                self._filled.put(error)
-                return
-            self._filled.put((block, count))
-            if not count:
-                return
+    def _fill_block(self, block: mmap.mmap) -> tuple[mmap.mmap, int]:
+        """Fill a block; runs in the background thread."""
+        return block, self._fill(memoryview(block)[self._before : self._before + BLOCK_BYTES])
 
     def next_block(self) -> tuple[mmap.mmap, int]:
         """Return a buffer and the number of bytes after its padding, 0 at the end; valid until the next call.
 
-        Raise an error of `fill`; after that, and after the end, raise ValueError.
+        Raise an error of `fill`.
         """
-        if self._ended:
-            raise ValueError("read past the end")
         if self._block is not None:
-            self._free.put(self._block)
-        filled, self._peeked = self._peeked or self._filled.get(), None
-        self._ended = isinstance(filled, Exception) or not filled[1]
-        if isinstance(filled, Exception):
-            raise filled
-        self._block = filled[0]
-        return filled
+            self._coming.append(self._thread.submit(self._fill_block, self._block))
+        self._block, count = self._coming.popleft().result()
+        return self._block, count
 
     def at_end(self) -> bool:
         """Return whether `next_block` would return the empty block; the current block stays valid."""
-        self._peeked = self._peeked or self._filled.get()
-        return not isinstance(self._peeked, Exception) and not self._peeked[1]
+        return self._coming[0].exception() is None and not self._coming[0].result()[1]
 
     def readable(self) -> bool:
         """Return True: io.RawIOBase says False, and readers of files ask."""
@@ -326,7 +307,7 @@ class ReadAhead(io.RawIOBase):
 
     def readinto(self, view: Any) -> int:
         """Fill part of `view`; return 0 at the end. Raise an error of `fill`."""
-        if not self._rest and not self._ended:
+        if not self._rest:
             block, count = self.next_block()
             self._rest = memoryview(block)[self._before : self._before + count]
         count = min(len(view), len(self._rest))
@@ -336,9 +317,7 @@ class ReadAhead(io.RawIOBase):
 
     def close(self) -> None:
         """End the thread after its current read."""
-        self._ending = True
-        self._free.put(None)
-        self._thread.join()
+        self._thread.shutdown(cancel_futures=True)
         super().close()
 
 
@@ -465,24 +444,6 @@ LINE_SECONDS = 10.0
 NO_BYTES = "{desc}: {elapsed}{postfix}"
 
 
-class WorkCounter(Protocol):
-    """Bytes and rows done so far."""
-
-    @property
-    def bytes(self) -> int:
-        """Return the bytes done."""
-
-    @property
-    def rows(self) -> int:
-        """Return the rows done."""
-
-    def add(self, num_bytes: int, num_rows: int) -> None:
-        """Count work done."""
-
-    def reset(self) -> None:
-        """Set the counts to 0, or to what was done before the stage."""
-
-
 class Tally:
     """Counters for the threads of this process; `at_hand`: bytes done before, which do not count for the speed."""
 
@@ -508,7 +469,7 @@ class Progress:
     The body counts bytes of files on disk, and rows; other processes may do the counting. total_bytes: None if unknown.
     """
 
-    def __init__(self, stage: str, total_bytes: int | None, counters: WorkCounter) -> None:
+    def __init__(self, stage: str, total_bytes: int | None, counters: "Counters | Tally") -> None:
         self._stage = stage
         self._total = total_bytes
         self.counters = counters

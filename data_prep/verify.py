@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from common.cli import EXIT_DONE
 from common.errors import UserError
 from common.files import FileDigest
-from common.keys import flat_values
-from data_prep.config import PrepConfig
+from common.keys import refuse
+from data_prep.config import PrepConfig, unused_key_faults
 from data_prep.dataset.format import (
     MANIFEST_NAME,
     REMEDY,
@@ -147,16 +147,9 @@ def _check_rate(root: Path, key: str, rate: float | None, positives: int, rows: 
 
 def main(config: PrepConfig) -> int:
     """Verify the dataset at data.path, print what its columns hold, and return an exit status."""
-    # Refuse given keys other than data.path, and data.source, whose ready-made values include data.path.
-    read = {"data.path"}
-    # The source's YAML file sets these, so they may differ from their defaults.
-    if config.data.source is not None:
-        read |= {"data.source", "data.days", "data.schema", "data.remote"}
-    defaults = flat_values(PrepConfig())
-    for key, value in flat_values(config).items():
-        is_read = any(key == name or key.startswith(f"{name}.") for name in read)
-        if not is_read and value is not None and value != defaults[key]:
-            raise UserError(f"{key}: has no effect on this command; leave it out")
+    # The YAML file of data.source sets data.path, and others, which may so differ from their defaults.
+    of_source = {"source", "days", "schema", "remote"} if config.data.source is not None else set()
+    refuse(unused_key_faults(config.data, {"path", *of_source}, "on this command"))
     root = config.data.root
     manifest = verify_dataset(root)
     shards = sum(len(split.shards) for split in manifest.splits.values())
