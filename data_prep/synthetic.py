@@ -34,7 +34,7 @@ from common.machine import usable_cpus
 from data_prep.config import MAX_TABLE_ROWS, DataConfig, IdDistribution, RandomConfig, SyntheticConfig
 from data_prep.dataset.format import SPLITS, ShardArrays
 from data_prep.dataset.multi_hot import MLPERF_SIZES, MLPERF_V2
-from data_prep.dataset.options import CRITEO_NUM_DENSE, CRITEO_NUM_SPARSE, Schema
+from data_prep.dataset.options import CRITEO_NUM_DENSE, Schema
 from data_prep.dataset.spelling import Bags, offsets_of
 from data_prep.io import ArrayWriter
 from data_prep.sources.discover import RAW_DIRECTORY, Source, resolve_sources
@@ -126,26 +126,6 @@ INTEGER_SHIFT = (0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)  # the second column has
 INTERACTING = (0, 1, 4, 5, 7, 13, 16, 22)
 
 
-class Columns(NamedTuple):
-    """Categorical columns: number of values, exponent of the Zipf law, share missing, and which columns interact."""
-
-    cardinality: NDArray[np.int64]
-    exponent: NDArray[np.float64]
-    missing: NDArray[np.float32]
-    interacting: tuple[int, ...]
-
-
-def criteo_columns(max_cardinality: int) -> Columns:
-    """Return Criteo Kaggle's columns, shrunk so that the largest has `max_cardinality` values.
-
-    Columns shrink with the square root of their size, and none grows: 10,131,227 gives Kaggle's own.
-    """
-    kaggle = np.array(KAGGLE_CARDINALITIES, np.float64)
-    cardinality = np.minimum(kaggle, np.ceil(max_cardinality * np.sqrt(kaggle / kaggle.max()))).astype(np.int64)
-    missing = np.array(CATEGORY_MISSING, np.float32)
-    return Columns(cardinality, np.array(ZIPF_EXPONENTS), missing, INTERACTING)
-
-
 FACTORS = 2  # length of the vector of a category of an interacting column
 # Frequent values have larger effects, since few rows would not suffice to learn effects of rare ones.
 CATEGORY_DECAY = FACTOR_DECAY = 0.4
@@ -188,10 +168,12 @@ class Teacher(NamedTuple):
     intercept: NDArray[np.float64]
 
 
-def make_teacher(config: SyntheticConfig, columns: Columns, day: int) -> Teacher:
+def make_teacher(config: SyntheticConfig, day: int) -> Teacher:
     """Draw a day's teacher with effects in proportion, but not yet to scale (see synthetic.calibrated_teacher)."""
-    cardinality = columns.cardinality
-    interacting = np.array(columns.interacting, np.int64)
+    # Columns shrink with the square root of their size, and none grows: 10,131,227 gives Criteo Kaggle's own.
+    kaggle = np.array(KAGGLE_CARDINALITIES, np.float64)
+    largest = np.ceil(config.max_cardinality * np.sqrt(kaggle / kaggle.max()))
+    cardinality, interacting = np.minimum(kaggle, largest).astype(np.int64), np.array(INTERACTING, np.int64)
     first = np.concatenate(([0], np.cumsum(cardinality)))
     first_factor = np.concatenate(([0], np.cumsum(cardinality[interacting]))).astype(np.int64)
     main, factors, slope = _effects_of_day(config, int(first[-1]), int(first_factor[-1]), day)
@@ -208,9 +190,9 @@ def make_teacher(config: SyntheticConfig, columns: Columns, day: int) -> Teacher
     return Teacher(
         first=first[:-1],
         cardinality=cardinality,
-        exponent=columns.exponent,
+        exponent=np.array(ZIPF_EXPONENTS),
         salt=salt,
-        category_missing=columns.missing,
+        category_missing=np.array(CATEGORY_MISSING, np.float32),
         integer_missing=np.array(INTEGER_MISSING, np.float32),
         main=(main * decay).astype(np.float32),
         interacting=interacting,
@@ -350,11 +332,8 @@ def teacher_logits(
 BLOCK_ROWS = 1 << 14  # rows of one stream of random numbers
 CALIBRATION_ROWS = 1 << 16  # rows of the sample that sets the scale of effects
 CALIBRATION_BLOCK = 2**31 - 1  # no real block has these random numbers
-# Label and newline; a tab and 11 characters for each 32-bit integer; a tab and 8 digits for each category.
-MAX_ROW_BYTES = 2 + CRITEO_NUM_DENSE * 12 + CRITEO_NUM_SPARSE * 9
 GENERATOR_VERSION = 4
 FEW_VALUES = 128
-HEX_DIGITS = np.frombuffer(b"0123456789abcdef", np.uint8)
 MAX_INTERCEPT = 30.0  # initial bound
 MAX_LOGIT = 700.0  # the exponential of larger ones is infinite
 TINY = 1e-9  # below this standard deviation all logits are the same
@@ -382,17 +361,9 @@ class LabelledRows(NamedTuple):
     probability: NDArray[np.float32]
 
 
-def generator_version(config: SyntheticConfig) -> int:
-    """Return the version of a configuration's rows.
-
-    It is 5 up to FEW_VALUES values a column, for which version 4 cut the intercept off; other rows are still as in 4.
-    """
-    return GENERATOR_VERSION + (config.max_cardinality <= FEW_VALUES)
-
-
 def calibrated_teacher(config: SyntheticConfig, day: int) -> Teacher:
     """Return a day's teacher, calibrated on a sample: effects to their deviations, intercept to the click rate."""
-    teacher = make_teacher(config, criteo_columns(config.max_cardinality), day)
+    teacher = make_teacher(config, day)
     sample = draw_rows(teacher, config.seed, day, CALIBRATION_BLOCK, CALIBRATION_ROWS)
     # Each kind of effect is scaled to its own deviation over the rows, so that models rank as they do in practice.
     without_triples = teacher._replace(triple_forms=np.zeros_like(teacher.triple_forms))
@@ -438,11 +409,6 @@ def day_rows(config: SyntheticConfig, day: int) -> int:
     return config.rows // config.days + (day < config.rows % config.days)
 
 
-def block_sizes(rows: int) -> list[int]:
-    """Return the number of rows of each block of a day with that many rows."""
-    return [min(BLOCK_ROWS, rows - start) for start in range(0, rows, BLOCK_ROWS)]
-
-
 def draw_rows(teacher: Teacher, seed: int, day: int, block: int, rows: int) -> Rows:
     """Draw rows and their logits, which depend on the teacher and (seed, day, block) alone."""
     rng = seeded_generator([seed, day, block])
@@ -478,78 +444,25 @@ def label_rows(teacher: Teacher, seed: int, day: int, block: int, rows: int) -> 
 
 def rows_to_text(teacher: Teacher, rows: LabelledRows) -> bytes:
     """Format the rows as Criteo's TSV."""
-    drawn, text = rows.features, np.empty(len(rows.labels) * MAX_ROW_BYTES, np.uint8)
-    fields = drawn.integers, drawn.integer_present, drawn.ranks, drawn.category_present
-    length = write_rows(rows.labels, *fields, teacher.salt, HEX_DIGITS, text)
-    return text[:length].tobytes()
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    drawn = rows.features
+    digits = category_values(drawn.ranks, teacher.salt).astype(">u4").tobytes().hex().encode()
+    columns = [(rows.labels, np.ones(len(rows.labels), np.bool_))]
+    columns += zip(drawn.integers.T, drawn.integer_present.T, strict=True)
+    columns += zip(np.frombuffer(digits, "S8").reshape(drawn.ranks.shape).T, drawn.category_present.T, strict=True)
+    texts = [pa.array(values, mask=~is_present).cast(pa.string()) for values, is_present in columns]
+    lines = pc.binary_join_element_wise(*texts, "\t", null_handling="replace")
+    return ("\n".join(lines.to_pylist()) + "\n").encode()
 
 
-@jit
-def category_value(rank: np.int32, salt: np.uint32) -> np.uint32:
-    """Return the 32-bit value of a category's rank in a column, distinct for each (MurmurHash3's finaliser)."""
-    value = np.uint32(rank) ^ salt
-    value = np.uint32((value ^ (value >> np.uint32(16))) * np.uint32(0x85EBCA6B))
-    value = np.uint32((value ^ (value >> np.uint32(13))) * np.uint32(0xC2B2AE35))
-    return value ^ (value >> np.uint32(16))
-
-
-@jit
-def _write_integer(value: np.int32, text: NDArray[np.uint8], position: int) -> int:
-    """Write a decimal integer as ASCII at `position` of `text`; return the position after it."""
-    number = np.int64(value)
-    if number < 0:
-        text[position] = 45  # minus
-        position += 1
-        number = -number
-    length = 1
-    rest = number // 10
-    while rest > 0:
-        length += 1
-        rest //= 10
-    for digit in range(position + length - 1, position - 1, -1):
-        text[digit] = 48 + number % 10
-        number //= 10
-    return position + length
-
-
-@jit
-def write_rows(
-    labels: NDArray[np.int32],
-    integers: NDArray[np.int32],
-    integer_present: NDArray[np.bool_],
-    ranks: NDArray[np.int32],
-    category_present: NDArray[np.bool_],
-    salt: NDArray[np.uint32],
-    digits: NDArray[np.uint8],
-    text: NDArray[np.uint8],
-) -> int:
-    """Write rows as Criteo's TSV into `text`, which has room for MAX_ROW_BYTES a row; return the number of bytes.
-
-    Args:
-        labels: [rows]; the next four arrays are those of `Rows`.
-        salt: [F], as in `Teacher`.
-        digits: the bytes of the 16 hexadecimal digits.
-    """
-    position = 0
-    for row in range(len(labels)):
-        text[position] = 48 + labels[row]
-        position += 1
-        for column in range(integers.shape[1]):
-            text[position] = 9  # tab
-            position += 1
-            if integer_present[row, column]:
-                position = _write_integer(integers[row, column], text, position)
-        for column in range(ranks.shape[1]):
-            text[position] = 9
-            position += 1
-            if category_present[row, column]:
-                value = category_value(ranks[row, column], salt[column])
-                for digit in range(8):
-                    text[position + digit] = digits[(value >> np.uint32(28 - 4 * digit)) & np.uint32(15)]
-                position += 8
-        text[position] = 10  # newline
-        position += 1
-    return position
+def category_values(ranks: NDArray[np.int32], salt: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """Return the 32-bit value of each category's rank [rows, F], distinct in its column (MurmurHash3's finaliser)."""
+    values = ranks.astype(np.uint32) ^ salt
+    values = (values ^ (values >> np.uint32(16))) * np.uint32(0x85EBCA6B)
+    values = (values ^ (values >> np.uint32(13))) * np.uint32(0xC2B2AE35)
+    return values ^ (values >> np.uint32(16))
 
 
 RECORD_NAME = "synthetic.json"
@@ -564,7 +477,7 @@ def synthetic_sources(data: DataConfig, root: Path, work: Path) -> list[Source]:
     manifest = finished_manifest(data, root)
     if manifest is not None:
         return sources_of_generated(data, root, manifest, row_settings(config))
-    return resolve_sources(generate_days(config, root, str(directory)))
+    return resolve_sources(generate_days(config, directory))
 
 
 def days_directory(data: DataConfig, root: Path) -> Path:
@@ -578,20 +491,15 @@ def days_directory(data: DataConfig, root: Path) -> Path:
 
 def row_settings(config: SyntheticConfig) -> Json:
     """Return the settings that decide the rows, for the manifest's `extra`."""
-    return {"version": generator_version(config), **asdict(config)}
+    # Version 4 cut the intercept off where a column has few values, so such rows have version 5.
+    return {"version": GENERATOR_VERSION + (config.max_cardinality <= FEW_VALUES), **asdict(config)}
 
 
-def generate_days(config: SyntheticConfig, root: Path, raw: str | None = None) -> list[str]:
-    """Write the raw days of `config` unless they exist.
+def generate_days(config: SyntheticConfig, directory: Path) -> list[str]:
+    """Write the raw days of `config` to a directory unless they exist; return their paths.
 
-    root: the dataset's directory; days go to its raw/ unless `raw` names a directory. Returns the days' paths.
     truth_N.npy beside day_N.tsv has its click probabilities: [rows, 1] float32.
     """
-    directory = Path(raw) if raw else root / RAW_DIRECTORY
-    if directory.exists() and not directory.is_dir():
-        raise UserError(
-            f"{directory}: not a directory; with data.source=synthetic, data.raw is where the days are written"
-        )
     days = [directory / f"day_{day}.tsv" for day in range(config.days)]
     description, record = row_settings(config), directory / RECORD_NAME
     recorded = decode(record.read_bytes(), dict[str, Any]) if record.exists() else {}
@@ -630,16 +538,17 @@ def _file_sizes(days: list[Path]) -> list[int | None]:
 
 def day_text(config: SyntheticConfig, teacher: Teacher, day: int, threads: int) -> Iterator[tuple[bytes, LabelledRows]]:
     """Yield a day block by block, as Criteo's TSV and as rows; configuration, day and block alone decide the bytes."""
-    sizes = block_sizes(day_rows(config, day))
+    rows = day_rows(config, day)
+    num_blocks = -(-rows // BLOCK_ROWS)
 
     def make_block(block: int) -> tuple[bytes, LabelledRows]:
-        rows = label_rows(teacher, config.seed, day, block, sizes[block])
-        return rows_to_text(teacher, rows), rows
+        labelled = label_rows(teacher, config.seed, day, block, min(BLOCK_ROWS, rows - block * BLOCK_ROWS))
+        return rows_to_text(teacher, labelled), labelled
 
     # Blocks depend on nothing but their number, so threads may make them in any order; they are written in order.
     with ThreadPoolExecutor(threads) as executor:
-        for first in range(0, len(sizes), threads):
-            yield from executor.map(make_block, range(first, min(first + threads, len(sizes))))
+        for first in range(0, num_blocks, threads):
+            yield from executor.map(make_block, range(first, min(first + threads, num_blocks)))
 
 
 MLPERF_V2_TABLES = (
@@ -749,10 +658,10 @@ def bag_sizes(config: RandomConfig, num_features: int) -> list[int]:
     """Return the ids per bag of each feature; the maximum if bags vary. Raise UserError for invalid sizes."""
     sizes = MLPERF_SIZES if config.bag_sizes == MLPERF_V2 else config.bag_sizes
     sizes = [sizes] * num_features if isinstance(sizes, int) else sizes
-    if isinstance(sizes, str) or not all(isinstance(size, int) and size >= 1 for size in sizes):
+    is_valid = not isinstance(sizes, str) and all(isinstance(size, int) and size >= 1 for size in sizes)
+    if not is_valid or len(sizes) != num_features:
         raise UserError(
-            f"data.random.bag_sizes={sizes}: give ids per bag, one number or one per feature, or {MLPERF_V2}"
+            f"data.random.bag_sizes={sizes}: give ids per bag, one number or one for each of {num_features} features, "
+            f"or {MLPERF_V2}"
         )
-    if len(sizes) != num_features:
-        raise UserError(f"data.random.bag_sizes: {len(sizes)} given for {num_features} features; give one per feature")
     return list(sizes)

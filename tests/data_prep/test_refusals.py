@@ -91,7 +91,7 @@ PREPARATION: list[tuple[str, str]] = [
     (f"{DAYS} data.remote.sha256={{day_0:{'a' * 64}}}", "day_0: no such file is fetched"),
     (f"{DAYS} data.remote.mirrors=['http://x/rows.gz']", r"http://x/rows\.gz: the same file for every day"),
     # Generated rows.
-    (f"{RANDOM} data.random.bag_sizes=[1,2]", "2 given for 4 features"),
+    (f"{RANDOM} data.random.bag_sizes=[1,2]", "one for each of 4 features"),
     # What is at data.path.
     ("data.path=other", FOREIGN),
     ("data.path=mixed", FOREIGN),
