@@ -131,7 +131,7 @@ def pin() -> None:
 
 def convert(path: Path) -> float:
     """Seconds of this project's reading and converting, the schema and imports left out."""
-    from data_prep.parsing import convert as converter
+    from data_prep.codec import convert as converter
     from data_prep.parsing import formats, table_yaml
     from data_prep.sources.discover import resolve_sources
 

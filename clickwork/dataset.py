@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from clickwork.batches import TorchBatches
+    from data_prep.codec.spelling import Bags
     from data_prep.dataset.format import ShardArrays
-    from data_prep.dataset.spelling import Bags
 
 BATCH_ROWS = 1 << 16  # default rows of a batch of `Dataset.batches`
 
@@ -82,8 +82,8 @@ class Dataset:
         Raises:
             Error: there is no such column, or a value is invalid.
         """
+        from data_prep.codec.convert import to_column
         from data_prep.encoding import Encoder
-        from data_prep.parsing.convert import to_column
 
         self._require_column(column)
         return Encoder.load(self.path).ids_of(column, to_column(values, f"values of {column}"))
@@ -177,7 +177,7 @@ class Dataset:
         """Return consecutive parts of shards, whose labels and weights are columns [n, 1], as one batch."""
         import numpy as np
 
-        from data_prep.dataset.spelling import join
+        from data_prep.codec.spelling import join
 
         # The first three fields of a part are labels, dense and sparse.
         labels, dense, sparse = (np.concatenate([part[field] for part in parts]) for field in range(3))

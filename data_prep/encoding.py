@@ -1,6 +1,6 @@
 """New rows to the arrays of a dataset, by its manifest; the column that decides a split.
 
-Each field becomes a 64-bit number: microseconds since 1970, or the value of its text (data_prep/dataset/spelling.py).
+Each field becomes a 64-bit number: microseconds since 1970, or the value of its text (data_prep/codec/spelling.py).
 """
 
 import io
@@ -20,26 +20,7 @@ from numpy.typing import NDArray
 
 from common.errors import UserError
 from common.files import FileDigest
-from data_prep.codec.rows import ParsedRows, RowCodec
-from data_prep.codec.text import BYTE_ORDER_MARK, Shape, read_delimited, require_distinct
-from data_prep.dataset.format import Manifest, load_rows_manifest, verify_file
-from data_prep.dataset.options import DenseTransform, Schema
-from data_prep.dataset.spelling import (
-    LIST_SEPARATOR,
-    NUMBER,
-    STANDARD,
-    Bags,
-    Dialect,
-    Form,
-    Locator,
-    RawRows,
-    numbered_rows,
-    offsets_of,
-    text_values,
-)
-from data_prep.dataset.table_spec import Table
-from data_prep.lookup import NO_ID, column_transforms, dense_limits, vocabulary_path
-from data_prep.parsing.convert import (
+from data_prep.codec.convert import (
     EMPTY,
     convert,
     distinct,
@@ -54,6 +35,25 @@ from data_prep.parsing.convert import (
     without_marks,
     without_nan,
 )
+from data_prep.codec.rows import ParsedRows, RowCodec
+from data_prep.codec.spelling import (
+    LIST_SEPARATOR,
+    NUMBER,
+    STANDARD,
+    Bags,
+    Dialect,
+    Form,
+    Locator,
+    RawRows,
+    numbered_rows,
+    offsets_of,
+    text_values,
+)
+from data_prep.codec.text import BYTE_ORDER_MARK, Shape, read_delimited, require_distinct
+from data_prep.dataset.format import Manifest, load_rows_manifest, verify_file
+from data_prep.dataset.options import DenseTransform, Schema
+from data_prep.dataset.table_spec import Table
+from data_prep.lookup import NO_ID, column_transforms, dense_limits, vocabulary_path
 from data_prep.parsing.formats import Chunk, LineFormat, format_of, suffix_of, table_layout, table_size
 from data_prep.parsing.labels import read_targets
 from data_prep.parsing.readers import gather_column, read_objects, refuse_constants

@@ -53,6 +53,7 @@ from common.files import (
 )
 from common.keys import refuse
 from common.machine import memory_limit, require_memory, usable_cpus
+from data_prep.codec.transforms import FITS
 from data_prep.config import (
     AUTO_SCHEMA,
     DataConfig,
@@ -78,7 +79,6 @@ from data_prep.dataset.kinds import ROWS, DatasetKind, SchemaProposer, kind_of_s
 from data_prep.dataset.multi_hot import TABLES_DIRECTORY
 from data_prep.dataset.options import CRITEO, LabelKind, Schema, to_json
 from data_prep.dataset.table_spec import Table
-from data_prep.dataset.transforms import FITS
 from data_prep.executor import Worker
 from data_prep.io import MAX_HELD_BYTES
 from data_prep.lookup import VOCABULARY_DIRECTORY

@@ -31,11 +31,11 @@ from common.errors import UserError
 from common.files import write_atomically
 from common.jit import compile_notice, jit
 from common.machine import usable_cpus
+from data_prep.codec.spelling import Bags, offsets_of
 from data_prep.config import MAX_TABLE_ROWS, DataConfig, IdDistribution, RandomConfig, SyntheticConfig
 from data_prep.dataset.format import SPLITS, ShardArrays
 from data_prep.dataset.multi_hot import MLPERF_SIZES, MLPERF_V2
 from data_prep.dataset.options import CRITEO_NUM_DENSE, Schema
-from data_prep.dataset.spelling import Bags, offsets_of
 from data_prep.io import ArrayWriter
 from data_prep.sources.discover import RAW_DIRECTORY, Source, resolve_sources
 from data_prep.sources.download import finished_manifest, sources_of_generated

@@ -20,6 +20,7 @@ from common.cli import EXIT_DONE
 from common.errors import UserError
 from common.files import FileDigest
 from common.keys import refuse
+from data_prep.codec.spelling import Bags
 from data_prep.config import PrepConfig, unused_key_faults
 from data_prep.dataset.format import (
     MANIFEST_NAME,
@@ -36,7 +37,6 @@ from data_prep.dataset.format import (
 from data_prep.dataset.kinds import split_directories
 from data_prep.dataset.multi_hot import SUMS_NAME, TABLES_DIRECTORY, verify_sums
 from data_prep.dataset.options import LabelKind
-from data_prep.dataset.spelling import Bags
 from data_prep.lookup import VOCABULARY_DIRECTORY, VocabularyTexts, text_path, verify_texts, vocabulary_path
 
 CHECKED_ROWS = 1 << 18  # rows of a shard checked at once

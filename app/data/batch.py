@@ -18,9 +18,9 @@ from torchrec.streamable import Pipelineable
 from app.runtime.platform import background_thread
 from common.errors import UserError
 from common.machine import NODES, PCI_DEVICES, memory_nodes, node_of_gpu
+from data_prep.codec.spelling import Bags, join, offsets_of
 from data_prep.dataset.format import splitmix64
 from data_prep.dataset.multi_hot import MultiHotTables
-from data_prep.dataset.spelling import Bags, join, offsets_of
 
 # One batch waits for its copy to the device while the thread builds the next.
 BATCHES_AHEAD = 2

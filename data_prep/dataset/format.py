@@ -2,7 +2,7 @@
 
     <root>/manifest.json
     <root>/<split>/<shard>.{labels,dense,sparse}.npy
-    <root>/<split>/<shard>.{values,offsets}.npy         if features are multi-hot: see data_prep/dataset/spelling.py
+    <root>/<split>/<shard>.{values,offsets}.npy         if features are multi-hot: see data_prep/codec/spelling.py
     <root>/<split>/<shard>.weights.npy                  if the rows have sample weights
     <root>/vocab/
 
@@ -29,6 +29,8 @@ from numpy.typing import DTypeLike, NDArray
 from common.documents import UNKNOWN, VERSION, Json, convert, decode
 from common.errors import UserError
 from common.files import FileDigest, digest_file, write_atomically
+from data_prep.codec.spelling import BAG_KINDS, Bags, charset_named, from_text, pack, unpack
+from data_prep.codec.transforms import FITS
 from data_prep.dataset.kinds import ROWS, DatasetKind, kind_of, misleading_sentences
 from data_prep.dataset.options import (
     CRITEO,
@@ -43,9 +45,7 @@ from data_prep.dataset.options import (
     VocabularyOrder,
     to_json,
 )
-from data_prep.dataset.spelling import BAG_KINDS, Bags, charset_named, from_text, pack, unpack
 from data_prep.dataset.table_spec import FORMATS, Table
-from data_prep.dataset.transforms import FITS
 from data_prep.io import open_array, prefetch, write_array
 
 ROW_KINDS = ("labels", "dense", "sparse")  # arrays with one row per sample, which all datasets have

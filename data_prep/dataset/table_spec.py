@@ -1,6 +1,6 @@
 """A user's table: its label and rule, features, files, and what is known of its columns.
 
-A category is any text; its 64-bit value identifies it, see data_prep/dataset/spelling.py.
+A category is any text; its 64-bit value identifies it, see data_prep/codec/spelling.py.
 """
 
 import operator
@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from msgspec import Meta, Struct
 
+from data_prep.codec.spelling import UTF_8, Dialect
 from data_prep.dataset.options import Feature, LabelKind, Schema
-from data_prep.dataset.spelling import UTF_8, Dialect
 
 # The order matters: `>=` is tried before `>`.
 COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
@@ -75,7 +75,7 @@ Part = Literal["year", "month", "day", "weekday", "hour", "minute", "second", "d
 
 
 class DatePart(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A feature that is one part of a column's dates or times; see data_prep/parsing/dates.py.
+    """A feature that is one part of a column's dates or times; see data_prep/codec/dates.py.
 
     format: as for `datetime.strptime`, or a name of EPOCHS there; None: ISO 8601.
     """
@@ -125,7 +125,7 @@ class Table(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
         negative: with `positive`, the only other values; (): any.
         quoting, escape, charset: dialect of text files.
         vectors: columns of several of the `dense` features each.
-        transforms: dense features with a transform of their own, and its name (data_prep/dataset/transforms.py).
+        transforms: dense features with a transform of their own, and its name (data_prep/codec/transforms.py).
         time: column with the time of each row; no feature unless `parts` name it.
         weight: column with the sample weight of each row; no feature.
     """

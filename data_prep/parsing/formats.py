@@ -1,6 +1,6 @@
 """Formats of files with a user's rows; each format is a module and one row of FORMATS.
 
-A format yields `RawRows`: columns by name, and the places of their rows. data_prep/parsing/convert.py and
+A format yields `RawRows`: columns by name, and the places of their rows. data_prep/codec/convert.py and
 extensions/sequences/events.py convert these columns without knowing the format.
 """
 
@@ -12,7 +12,7 @@ from pathlib import PurePath
 from typing import Any, NamedTuple
 
 from common.errors import UserError
-from data_prep.dataset.spelling import STANDARD, Dialect, RawRows
+from data_prep.codec.spelling import STANDARD, Dialect, RawRows
 from data_prep.dataset.table_spec import FORMATS, Table
 from data_prep.sources.discover import Source, copy_command, without_packing
 from data_prep.sources.line_blocks import LineBlocks, count_lines_before

@@ -14,10 +14,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from common.errors import UserError
-from data_prep.dataset.options import LabelKind
-from data_prep.dataset.spelling import EXACT_INTEGERS, TRUTHS, Form, Locator, RawRows, TableBlock, text_of
-from data_prep.dataset.table_spec import COMPARISONS, LabelRule, Table, parse_rule
-from data_prep.parsing.convert import (
+from data_prep.codec.convert import (
     EMPTY,
     Distinct,
     convert,
@@ -28,7 +25,10 @@ from data_prep.parsing.convert import (
     refuse_row,
     without_marks,
 )
-from data_prep.parsing.dates import NumberForm, exact_number_of, number_of
+from data_prep.codec.dates import NumberForm, exact_number_of, number_of
+from data_prep.codec.spelling import EXACT_INTEGERS, TRUTHS, Form, Locator, RawRows, TableBlock, text_of
+from data_prep.dataset.options import LabelKind
+from data_prep.dataset.table_spec import COMPARISONS, LabelRule, Table, parse_rule
 from data_prep.parsing.formats import format_named, table_layout, table_size
 from data_prep.sources.discover import Source
 

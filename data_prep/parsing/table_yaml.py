@@ -15,8 +15,9 @@ from msgspec.structs import replace
 
 from common.errors import UserError
 from common.extensions import directories_of_values
+from data_prep.codec.dates import EPOCH, PARTS, fault_of_format, number_of
+from data_prep.codec.spelling import STANDARD, TRUTHS, Dialect, charset_named
 from data_prep.dataset.options import LabelKind
-from data_prep.dataset.spelling import STANDARD, TRUTHS, Dialect, charset_named
 from data_prep.dataset.table_spec import (
     COLUMN_AND_RULE,
     COMPARISONS,
@@ -29,7 +30,6 @@ from data_prep.dataset.table_spec import (
     Vector,
     parse_rule,
 )
-from data_prep.parsing.dates import EPOCH, PARTS, fault_of_format, number_of
 from data_prep.parsing.formats import NUMBER_LIST, Column, FileLayout, Format, format_of
 from data_prep.sources.discover import Source, copy_command
 

@@ -16,8 +16,8 @@ from numpy.typing import DTypeLike
 
 from common.errors import UserError
 from common.files import FileDigest, digest_file
+from data_prep.codec.spelling import Form, RawRows, TableBlock
 from data_prep.dataset.format import WEIGHTS
-from data_prep.dataset.spelling import Form, RawRows, TableBlock
 from data_prep.dataset.table_spec import Table
 from data_prep.executor import Executor, Worker
 from data_prep.io import BLOCK_BYTES, ArrayWriter

@@ -30,6 +30,8 @@ from numpy.typing import NDArray
 from common.documents import Json
 from common.files import FileDigest, Need, require_room
 from common.jit import jit
+from data_prep.codec.spelling import BAG_KINDS, Bags, join, pack
+from data_prep.codec.transforms import ColumnTransform
 from data_prep.config import DataConfig, largest_id
 from data_prep.dataset.format import (
     ROW_KINDS,
@@ -43,8 +45,6 @@ from data_prep.dataset.format import (
     write_shard,
 )
 from data_prep.dataset.options import Schema
-from data_prep.dataset.spelling import BAG_KINDS, Bags, join, pack
-from data_prep.dataset.transforms import ColumnTransform
 from data_prep.executor import Executor, Worker
 from data_prep.io import ArrayWriter, open_array, read_ranges, read_rows, rows_range, write_array
 from data_prep.job import (

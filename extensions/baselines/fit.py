@@ -23,8 +23,8 @@ from common import signals
 from common.documents import Number, OpenDocument
 from common.errors import UserError
 from common.keys import MISSING, key
+from data_prep.codec.spelling import Bags, join, offsets_of
 from data_prep.dataset.format import Manifest, open_shard, sample_split, splitmix64
-from data_prep.dataset.spelling import Bags, join, offsets_of
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from common.documents import Json, convert, plain_object
 from common.errors import UserError
+from data_prep.codec.spelling import Bags, unpack
 from data_prep.dataset.format import rows_of_blocks, sampled_blocks, splitmix64
 from data_prep.dataset.options import LabelKind
-from data_prep.dataset.spelling import Bags, unpack
 from data_prep.io import open_array, read_rows
 from data_prep.job import Job
 from data_prep.stages.write import BuiltShard

@@ -19,7 +19,6 @@ import re
 import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +36,11 @@ from app.model.dlrm import DLRM
 from app.sharding import planner
 from app.training.checkpointer import TrainedRun
 from app.training.predictor import task_of
+from common import errors
 from common.documents import encode
 from common.errors import UserError
 from common.files import digest_file, sync, write_atomically
+from data_prep import codec
 from data_prep.dataset.format import Manifest
 from data_prep.dataset.multi_hot import MultiHotTables
 from data_prep.encoding import load_vocabulary, rules_of
@@ -58,16 +59,7 @@ from extensions.export.graph import (
 )
 
 ENCODER = "encoder"
-MODULES = (
-    "common.errors",
-    "data_prep.codec.rows",
-    "data_prep.codec.text",
-    "data_prep.dataset.spelling",
-    "data_prep.dataset.transforms",
-    "data_prep.parsing.convert",
-    "data_prep.parsing.dates",
-)
-_IMPORT = re.compile(r"^( *)from (?:common|data_prep\.\w+)\.(\w+) import ", re.MULTILINE)
+_IMPORT = re.compile(r"^from (?:common|data_prep\.codec)\.(\w+) import ", re.MULTILINE)
 
 
 def write_encoder(directory: Path, root: Path, manifest: Manifest, config: AppConfig, keeps_texts: bool) -> None:
@@ -76,11 +68,10 @@ def write_encoder(directory: Path, root: Path, manifest: Manifest, config: AppCo
     keeps_texts: whether to write the texts of values, if the dataset has kept them. Ids do not need them.
     """
     directory.mkdir()
-    # Copies of the modules that read the dataset's rows read new rows alike, without the rest of this program.
-    for name in MODULES:
-        source = Path(str(import_module(name).__file__)).read_text(encoding="utf-8")
-        copy = _IMPORT.sub(r"\1from .\2 import ", source)
-        (directory / f"{name.rpartition('.')[2]}.py").write_text(copy, encoding="utf-8")
+    # A copy of the package that encodes the dataset's rows encodes new rows alike, without the rest of this program.
+    for path in (Path(str(errors.__file__)), *Path(codec.__path__[0]).glob("*.py")):
+        copy = _IMPORT.sub(r"from .\1 import ", path.read_text(encoding="utf-8"))
+        (directory / path.name).write_text(copy, encoding="utf-8")
     rules, features = rules_of(manifest), list(manifest.num_embeddings)
     # Ids may be expanded to bags while the dataset is read.
     expanded, sizes = None, list(manifest.num_embeddings.values())

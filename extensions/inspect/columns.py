@@ -15,11 +15,11 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from common.errors import UserError
+from data_prep.codec.convert import distinct, plain, refuse_rounded, to_list
+from data_prep.codec.dates import EPOCHS, read_time
+from data_prep.codec.spelling import NUMBER, TRUTHS, text_of, text_values, whole_number
 from data_prep.codec.text import decode_text
 from data_prep.dataset.format import splitmix64
-from data_prep.dataset.spelling import NUMBER, TRUTHS, text_of, text_values, whole_number
-from data_prep.parsing.convert import distinct, plain, refuse_rounded, to_list
-from data_prep.parsing.dates import EPOCHS, read_time
 from data_prep.parsing.formats import MIN_ROW_BYTES, FileLayout, Format, Size, format_of
 from data_prep.parsing.labels import NULL_MARKS
 from data_prep.parsing.table_yaml import DELIMITERS

@@ -14,7 +14,7 @@ ANCHOR_BIT for an event that can be a sample, and FLAG_BIT for the value of the 
 A user's events are ordered by time in microseconds, which these files do not keep. Events at one time are in the order
 of the input.
 
-data_prep/parsing/convert.py converts the values, as for tables.
+data_prep/codec/convert.py converts the values, as for tables.
 """
 
 import time
@@ -33,22 +33,7 @@ from numpy.typing import NDArray
 
 from common.documents import Json, convert
 from common.errors import UserError
-from data_prep.dataset.format import (
-    REMEDY,
-    Count,
-    Document,
-    JsonObject,
-    Manifest,
-    VocabularyFiles,
-    shard_path,
-    verify_shard,
-)
-from data_prep.dataset.kinds import kind_of
-from data_prep.dataset.options import MAX_NUM_EMBEDDINGS, Feature, TableRows, to_json
-from data_prep.dataset.spelling import CORRECT, RawRows, compared_text, text_values, whole_number
-from data_prep.dataset.table_spec import RULE, parse_rule
-from data_prep.io import open_array
-from data_prep.parsing.convert import (
+from data_prep.codec.convert import (
     EMPTY,
     Distinct,
     distinct,
@@ -63,7 +48,22 @@ from data_prep.parsing.convert import (
     truths_of,
     without_nan,
 )
-from data_prep.parsing.dates import NUMBERS, SECOND, fault_of_format
+from data_prep.codec.dates import NUMBERS, SECOND, fault_of_format
+from data_prep.codec.spelling import CORRECT, RawRows, compared_text, text_values, whole_number
+from data_prep.dataset.format import (
+    REMEDY,
+    Count,
+    Document,
+    JsonObject,
+    Manifest,
+    VocabularyFiles,
+    shard_path,
+    verify_shard,
+)
+from data_prep.dataset.kinds import kind_of
+from data_prep.dataset.options import MAX_NUM_EMBEDDINGS, Feature, TableRows, to_json
+from data_prep.dataset.table_spec import RULE, parse_rule
+from data_prep.io import open_array
 from data_prep.parsing.formats import Chunk, Column, FileLayout, Size, format_of
 from data_prep.parsing.labels import meets_rule
 from data_prep.parsing.table_yaml import schema_path
@@ -99,7 +99,7 @@ class EventSchema(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
 
     Attributes:
         user, item, time: columns. time_format: as for `datetime.strptime`, or a name of EPOCHS in
-            data_prep/parsing/dates.py; None: numbers are seconds, text is ISO 8601.
+            data_prep/codec/dates.py; None: numbers are seconds, text is ISO 8601.
         actions: at most MAX_ACTIONS, each with its condition, in the order of their bits.
         label: action that a model predicts. anchors: condition for events that can be samples; {}: all.
         others: further values allowed in a column of `actions`; any other value is refused.

@@ -21,6 +21,9 @@ from common.errors import UserError
 from common.files import Crc32, FileDigest, Need, require_room
 from common.keys import refuse, shown
 from common.machine import keep_freed_memory, usable_cpus
+from data_prep.codec.convert import excerpt, to_list
+from data_prep.codec.dates import SECOND
+from data_prep.codec.spelling import offsets_of
 from data_prep.config import (
     USED_BY_GENERATORS,
     DataConfig,
@@ -30,7 +33,6 @@ from data_prep.config import (
     unused_key_faults,
 )
 from data_prep.dataset.format import Manifest, Shard, Split, shard_path
-from data_prep.dataset.spelling import offsets_of
 from data_prep.executor import Executor, Worker, open_executor, start_fork_server
 from data_prep.io import ArrayWriter, open_array, write_array
 from data_prep.job import (
@@ -45,8 +47,6 @@ from data_prep.job import (
     publish,
     refuse_foreign_files,
 )
-from data_prep.parsing.convert import excerpt, to_list
-from data_prep.parsing.dates import SECOND
 from data_prep.parsing.formats import Chunk
 from data_prep.parsing.table_yaml import schema_path
 from data_prep.sources.discover import PUBLISHED, Source, refuse_same, resolve_sources

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import numpy as np
 
+from data_prep.codec.spelling import Bags
 from data_prep.dataset.format import Manifest, ShardArrays, Split, save_manifest, write_shard
-from data_prep.dataset.spelling import Bags
 
 NUM_EMBEDDINGS = {"cat_0": 50, "cat_1": 7, "cat_2": 300, "cat_3": 4}
 NUM_DENSE = 5

@@ -10,11 +10,11 @@ import pandas as pd
 import pytest
 from numpy.typing import NDArray
 
+from data_prep.codec import spelling
+from data_prep.codec.spelling import text_hash
 from data_prep.config import DataConfig, PrepConfig
-from data_prep.dataset import spelling
 from data_prep.dataset.format import Manifest, load_manifest, unseen_sentence
 from data_prep.dataset.kinds import misleading_sentences
-from data_prep.dataset.spelling import text_hash
 from data_prep.lookup import VocabularyTexts
 from data_prep.verify import main, verify_dataset
 from tests.data_prep import oracle

@@ -11,8 +11,8 @@ from app.config.data import DataConfig
 from app.data.batch import Batch, BatchBuilder, RowArrays, with_room_checked
 from app.data.split import SplitReader
 from common.errors import OwnError, UserError
+from data_prep.codec.spelling import Bags
 from data_prep.dataset.format import load_manifest, shard_path
-from data_prep.dataset.spelling import Bags
 from tests.app.datasets import write_dataset
 from tests.common.test_machine import write_gpu, write_nodes
 

@@ -14,11 +14,11 @@ import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 import pytest
 
+from data_prep.codec.convert import to_column, to_list
 from data_prep.dataset.format import load_manifest, open_shard
 from data_prep.encoding import Encoder, read_new_rows
 from data_prep.lookup import VocabularyTexts
 from data_prep.parsing import readers
-from data_prep.parsing.convert import to_column, to_list
 from data_prep.parsing.formats import Chunk, FileLayout, Size
 from data_prep.parsing.readers import Parquet
 from data_prep.sources.discover import Source, resolve_sources

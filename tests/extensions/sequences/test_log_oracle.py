@@ -16,8 +16,8 @@ import pytest
 import yaml
 
 from common.errors import UserError
+from data_prep.codec.spelling import text_key
 from data_prep.dataset.format import load_manifest
-from data_prep.dataset.spelling import text_key
 from data_prep.verify import verify_dataset
 from extensions.sequences.event_log import EventLog, EventSplit
 from extensions.sequences.events import ANCHOR_BIT, FLAG_BIT, known_items

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +20,20 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from common.errors import UserError
-from data_prep.dataset.spelling import (
+from data_prep.codec.dates import (
+    EPOCH,
+    EPOCHS,
+    NO_TIME,
+    NUMBERS,
+    NumberForm,
+    count_microseconds,
+    is_plausible,
+    number_of,
+    part_of,
+    read_time,
+    time_fault,
+)
+from data_prep.codec.spelling import (
     CORRECT,
     LIST_SEPARATOR,
     Form,
@@ -37,29 +50,13 @@ from data_prep.dataset.spelling import (
     spell,
     text_of,
 )
-from data_prep.parsing.dates import (
-    EPOCH,
-    EPOCHS,
-    NO_TIME,
-    NUMBERS,
-    NumberForm,
-    count_microseconds,
-    is_plausible,
-    number_of,
-    part_of,
-    read_time,
-    time_fault,
-)
-
-if TYPE_CHECKING:
-    from data_prep.dataset.table_spec import Table, Vector
 
 EMPTY = (None, "")  # missing values
 SHOWN = 40  # characters of a value in an error
 
 
 def convert(
-    batch: RawRows, table: Table, limits: Sequence[float] | None = None, forms: Mapping[str, Form] | None = None
+    batch: RawRows, table: Any, limits: Sequence[float] | None = None, forms: Mapping[str, Form] | None = None
 ) -> TableBlock:
     """Convert a batch of rows without their labels, which become 0: `labels.convert_rows` reads those.
 
@@ -67,6 +64,7 @@ def convert(
 
     Args:
         batch: its columns include `table.inputs`.
+        table: a `Table` of data_prep/dataset/table_spec.py, or what an export keeps of one.
         limits: largest absolute value of each dense feature; None: any.
         forms: spellings of each sparse column in the dataset, for rows that its vocabularies are not made from (new
             rows, and files given for val or test); None: a typed value gets the spelling of `form_of_typed`.
@@ -228,7 +226,7 @@ def refuse_row(bad: NDArray[np.bool_], locator: Locator, fault: Callable[[int], 
 # ---- numbers
 
 
-def _read_vectors(values: Any, vector: Vector, form: NumberForm, locator: Locator, limit: float) -> NDArray[np.float64]:
+def _read_vectors(values: Any, vector: Any, form: NumberForm, locator: Locator, limit: float) -> NDArray[np.float64]:
     """Convert lists, or text with a separator, to numbers [rows, size]; an empty field is all 0."""
     members, offsets = _divide_bags(values, vector.separator or LIST_SEPARATOR, keeps_empty=True)
     lengths = np.diff(offsets)
