@@ -71,7 +71,7 @@ from app.record.documents import (
 from app.replay import record_directory, require_dataset
 from app.runtime import platform
 from app.runtime.environment import INTERFACES, SET_BY_LAUNCHER
-from app.sharding.documents import FORMAT, PlanFile
+from app.sharding.documents import Plan
 from app.training import checkpointer, evaluator, session
 from app.training.checkpointer import Checkpointer
 from app.training.loop import TrainingRun, target_reached
@@ -711,7 +711,7 @@ def _replay_config(
         return config
     # A planner may choose another plan today.
     path = scratch / "plan.json"
-    plan = PlanFile(format=FORMAT, world_size=sizes[0], local_world_size=sizes[1], tables=recorded.plan)
+    plan = Plan(world_size=sizes[0], local_world_size=sizes[1], tables=recorded.plan)
     joined.on_rank_0(lambda: str(path.write_text(encode(plan), encoding="utf-8")))
     return replace(config, sharding=ShardingConfig(plan=str(path), qcomm=config.sharding.qcomm))
 

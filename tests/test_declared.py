@@ -10,7 +10,7 @@ from common.command import load
 from common.keys import declaration, keys_of
 from tests.declared import PACKAGES, ROOT, commands, documents
 
-DOCUMENTS = {"OpenDocument", "JsonObject", "Provenance", "Event", "PlanFile", "PlannedTable"}
+DOCUMENTS = {"OpenDocument", "JsonObject", "Provenance", "Event", "Plan", "PlannedTable"}
 
 
 @pytest.mark.medium

@@ -112,8 +112,8 @@ def traffic(run: RunFiles, table: TableSize, entry: PlannedTable | None) -> tupl
     written = ids * (table.bytes / table.num_embeddings)
     if entry is not None and entry.type == "data_parallel":
         return 2 * written, written, float(2 * (world_size - 1) * table.bytes)  # all-reduce in a ring
-    shards = entry.shards if entry else []  # each: rank, row, column, rows, columns
-    values = ids * dim if table.by_id else samples * table.features * (sum(shard[4] for shard in shards) or dim)
+    shards = entry.shards if entry else []
+    values = ids * dim if table.by_id else samples * table.features * (sum(shard.columns for shard in shards) or dim)
     qcomm = run.config["sharding"].get("qcomm") or {}
     width = sum(WIRE_BYTES[qcomm.get(way, "fp32")] for way in ("forward", "backward"))
     return 2 * written, written, float(values * width * (world_size - 1) / world_size)

@@ -1,8 +1,6 @@
 """A sharding plan, read from a file or from a model's tables, and its execution by TorchRec."""
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -36,8 +34,8 @@ from app.config.model import Storage
 from app.config.sharding import COLUMN_TYPES, KERNELS, SHARDING_TYPES, CommPrecision, QCommConfig, kernels_of
 from app.model.embeddings import TableArch, TableSpec, table_of
 from app.runtime.library_patches import count_empty_shards, replace_narrow_lookups
-from app.sharding.documents import FORMAT, PlanFile, PlanFormat, PlannedTable
-from common.documents import decode
+from app.sharding.documents import FORMAT, Plan, TableBlock
+from common.documents import Json, decode
 from common.errors import UserError
 from common.signals import discard_native_stdout
 
@@ -45,100 +43,31 @@ from common.signals import discard_native_stdout
 # tables on CPU.
 BY_ID_TYPES = ("table_wise", "row_wise", "column_wise")
 
-FileT = TypeVar("FileT", bound=PlanFile)
+PlanT = TypeVar("PlanT", bound=Plan)
 
 
-class TableBlock(NamedTuple):
-    """A part of a table: the process that holds it, its first row and column, and its size."""
-
-    rank: int
-    row: int
-    column: int
-    rows: int
-    columns: int
-
-
-@dataclass(frozen=True)
-class TablePlan:
-    """Shards of one table; a data-parallel table has a shard of full size on every process."""
-
-    type: str
-    kernel: str
-    shards: tuple[TableBlock, ...]
-    cache_load_factor: float | None = None
-
-    @property
-    def ranks(self) -> list[int]:
-        """Processes that hold a part of the table, in order."""
-        return sorted({shard.rank for shard in self.shards if shard.rows})
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Sharding of all tables over all processes."""
-
-    world_size: int
-    local_world_size: int
-    tables: dict[str, TablePlan]
-
-    def to_torchrec(self, device_type: str) -> EmbeddingModuleShardingPlan:
-        """Return the tables' sharding by name, in the form that DistributedModelParallel takes."""
-        plan = EmbeddingModuleShardingPlan()
-        for name, table in self.tables.items():
-            spec = [
-                ShardMetadata(
-                    shard_offsets=[shard.row, shard.column],
-                    shard_sizes=[shard.rows, shard.columns],
-                    placement=placement(device_type, shard.rank, self.local_world_size),
-                )
-                for shard in table.shards
-            ]
-            cache = None if table.cache_load_factor is None else CacheParams(load_factor=table.cache_load_factor)
-            # TorchRec takes no shards for a replicated table.
-            plan[name] = ParameterSharding(
-                sharding_type=table.type,
-                compute_kernel=table.kernel,
-                ranks=[shard.rank for shard in table.shards],
-                sharding_spec=None if table.type == "data_parallel" else EnumerableShardingSpec(spec),
-                cache_params=cache,
+def to_torchrec(plan: Plan, device_type: str) -> EmbeddingModuleShardingPlan:
+    """Return the tables' sharding by name, in the form that DistributedModelParallel takes."""
+    sharding = EmbeddingModuleShardingPlan()
+    for name, table in plan.tables.items():
+        spec = [
+            ShardMetadata(
+                shard_offsets=[shard.row, shard.column],
+                shard_sizes=[shard.rows, shard.columns],
+                placement=placement(device_type, shard.rank, plan.local_world_size),
             )
-        return plan
-
-    def describe_tables(self) -> dict[str, PlannedTable]:
-        """Return the tables in the form of a plan's file and a run's manifest."""
-        return {
-            name: PlannedTable(
-                type=table.type,
-                kernel=table.kernel,
-                shards=[(*shard,) for shard in table.shards],
-                cache_load_factor=table.cache_load_factor,
-                ranks=table.ranks,
-            )
-            for name, table in self.tables.items()
-        }
-
-    def to_document(self) -> PlanFile:
-        """Return the content of a plan's file."""
-        tables = self.describe_tables()
-        return PlanFile(
-            format=FORMAT, world_size=self.world_size, local_world_size=self.local_world_size, tables=tables
+            for shard in table.shards
+        ]
+        cache = None if table.cache_load_factor is None else CacheParams(load_factor=table.cache_load_factor)
+        # TorchRec takes no shards for a replicated table.
+        sharding[name] = ParameterSharding(
+            sharding_type=table.type,
+            compute_kernel=table.kernel,
+            ranks=[shard.rank for shard in table.shards],
+            sharding_spec=None if table.type == "data_parallel" else EnumerableShardingSpec(spec),
+            cache_params=cache,
         )
-
-    @staticmethod
-    def from_document(document: PlanFile) -> "Plan":
-        """Return the plan that a file holds."""
-        tables = {
-            name: TablePlan(
-                table.type, table.kernel, tuple(TableBlock(*shard) for shard in table.shards), table.cache_load_factor
-            )
-            for name, table in document.tables.items()
-        }
-        return Plan(document.world_size, document.local_world_size, tables)
-
-    def summary(self) -> str:
-        """Count tables by type, such as `table_wise` or `data_parallel 10, table_wise 16`."""
-        kinds = Counter(table.type for table in self.tables.values())
-        return next(iter(kinds)) if len(kinds) == 1 else ", ".join(f"{kind} {kinds[kind]}" for kind in sorted(kinds))
+    return sharding
 
 
 def shardable(key: str, kinds: Sequence[str], table: TableSpec) -> list[str]:
@@ -170,15 +99,14 @@ def blocks(kind: str, table: TableSpec, world_size: int, local_world_size: int, 
     ]
 
 
-def load_plan(key: str, path: Path, kind: type[FileT]) -> tuple[Plan, FileT]:
-    """Return a plan from its file, which the configuration's `key` names, and the content, an instance of `kind`."""
+def load_plan(key: str, path: Path, kind: type[PlanT]) -> PlanT:
+    """Return a plan, an instance of `kind`, from its file, which the configuration's `key` names."""
     try:
         content = path.read_bytes()
         # Check the format before the keys, since another format has other keys.
-        if (form := decode(content, PlanFormat).format) != FORMAT:
+        if (form := decode(content, Json).get("format")) != FORMAT:
             raise ValueError(f"of format {form}, not {FORMAT}")
-        document = decode(content, kind)
-        return Plan.from_document(document), document
+        return decode(content, kind)
     except OSError as error:
         raise UserError(f"{key}={path}: not readable ({error.strerror})") from error
     except ValueError as error:
@@ -188,7 +116,7 @@ def load_plan(key: str, path: Path, kind: type[FileT]) -> tuple[Plan, FileT]:
 def read_plan(path: Path, tables: Sequence[TableSpec], world_size: int, local_world_size: int) -> Plan:
     """Return a plan from its file; require the shards that TorchRec cuts from these tables for these processes."""
     key = f"sharding.plan={path}"
-    plan, _ = load_plan("sharding.plan", path, PlanFile)
+    plan = load_plan("sharding.plan", path, Plan)
     for unit, planned_number, number in (
         ("processes", plan.world_size, world_size),
         ("processes a machine", plan.local_world_size, local_world_size),
@@ -216,7 +144,8 @@ def read_plan(path: Path, tables: Sequence[TableSpec], world_size: int, local_wo
                 f"{key}: {table.name}: made for another table, of {rows} rows; here it has {table.num_embeddings} rows "
                 f"of {table.embedding_dim}; plan again"
             )
-    return Plan(world_size, local_world_size, {table.name: plan.tables[table.name] for table in tables})
+    planned = {table.name: plan.tables[table.name] for table in tables}
+    return Plan(world_size=world_size, local_world_size=local_world_size, tables=planned)
 
 
 def tables_in_order(arch: TableArch) -> list[TableSpec]:
@@ -273,7 +202,7 @@ def distribute(
     """
     # TorchRec keeps this setting for the whole process, so each model sets it anew.
     set_gradient_division(averages)
-    tables = plan.to_torchrec(device.type)
+    tables = to_torchrec(plan, device.type)
     parts: dict[str, EmbeddingModuleShardingPlan] = {}
     for path, module in model.named_modules():
         if isinstance(module, EmbeddingBagCollection | EmbeddingCollection):

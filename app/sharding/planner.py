@@ -41,18 +41,8 @@ from app.config.train import OptimizerConfig, TrainConfig
 from app.model.embeddings import FBGEMM_MULTIPLE, Features, TableArch, TableSpec
 from app.optimizer import has_fused
 from app.runtime.platform import Runtime
-from app.sharding.documents import PlanFile
-from app.sharding.plan import (
-    Plan,
-    TableBlock,
-    TablePlan,
-    blocks,
-    codecs,
-    make_sharders,
-    read_plan,
-    shardable,
-    tables_in_order,
-)
+from app.sharding.documents import Plan, PlannedTable, TableBlock
+from app.sharding.plan import blocks, codecs, make_sharders, read_plan, shardable, tables_in_order
 from common.compose import ConversionError, convert
 from common.documents import decode, encode
 from common.errors import UserError
@@ -256,7 +246,7 @@ def place_tables(
         )
     machines = [range(first, first + local_world_size) for first in range(0, world_size, local_world_size)]
     elements = [0] * world_size  # held by each process so far
-    placed: dict[str, TablePlan] = {}
+    placed: dict[str, PlannedTable] = {}
     # The largest come first, so that small tables can even out the loads.
     for table in sorted(tables, key=lambda table: -table.num_embeddings * table.embedding_dim):
         choice = choices[table.name]
@@ -276,9 +266,10 @@ def place_tables(
             ranks = sorted(sorted(ranks, key=elements.__getitem__)[: len(shards)])
         for shard, rank in zip(shards, ranks, strict=True):
             elements[rank] += shard.rows * shard.columns
-        on_ranks = tuple(shard._replace(rank=rank) for shard, rank in zip(shards, ranks, strict=True))
-        placed[table.name] = TablePlan(kind, kernel, on_ranks, choice.cache_load_factor)
-    return Plan(world_size, local_world_size, {table.name: placed[table.name] for table in tables})
+        on_ranks = [shard._replace(rank=rank) for shard, rank in zip(shards, ranks, strict=True)]
+        placed[table.name] = PlannedTable.of(kind, kernel, on_ranks, choice.cache_load_factor)
+    planned = {table.name: placed[table.name] for table in tables}
+    return Plan(world_size=world_size, local_world_size=local_world_size, tables=planned)
 
 
 def shard_columns(embedding_dim: int, max_shards: int, min_partition: int | None) -> int:
@@ -345,14 +336,14 @@ def search(model: TableArch, choices: Mapping[str, Choice], workload: Workload) 
     planned = {}
     for option in best.options:
         kind, kernel, choice = option.sharding_type, option.compute_kernel, choices[option.name]
-        shards = tuple(TableBlock(shard.rank, *shard.offset, *shard.size) for shard in option.shards)
+        shards = [TableBlock(shard.rank, *shard.offset, *shard.size) for shard in option.shards]
         # One shard is the whole table, so it gets the plainer name.
         if kind in ("column_wise", "table_column_wise") and len(shards) == 1 and "table_wise" in choice.types:
             kind = "table_wise"
         cached = option.cache_load_factor if kernel == "fused_uvm_caching" else None
-        planned[option.name] = TablePlan(kind, kernel, shards, cached)
+        planned[option.name] = PlannedTable.of(kind, kernel, shards, cached)
     order = {table.name: planned[table.name] for table in tables_in_order(model)}
-    return Plan(topology.world_size, topology.local_world_size, order)
+    return Plan(world_size=topology.world_size, local_world_size=topology.local_world_size, tables=order)
 
 
 def sharding_options(
@@ -466,9 +457,9 @@ def plan_for(config: AppConfig, runtime: Runtime, tables: TableArch, bag_sizes: 
             if getattr(hardware, key) not in (None, number):
                 raise UserError(f"topology.{key}={getattr(hardware, key)}: the run has {number}; leave it out")
         of_run = replace(config, topology=replace(hardware, nodes=nodes, devices_per_node=devices))
-        return encode(decide(of_run, runtime.device, tables, bag_sizes).to_document())
+        return encode(decide(of_run, runtime.device, tables, bag_sizes))
 
-    plan = Plan.from_document(decode(runtime.on_rank_0(decide_on_rank_0), PlanFile))
+    plan = decode(runtime.on_rank_0(decide_on_rank_0), Plan)
     if runtime.world_size == 1 and config.sharding.qcomm != type(config.sharding.qcomm)():
         log.warning("sharding.qcomm: has no effect with one process: nothing travels")
     return plan

@@ -93,7 +93,7 @@ def write(config: AppConfig, runtime: Runtime, record: RunDirectory, began: floa
         from_step=0,
         results_before=0,
         local_world_size=runtime.local_world_size,
-        plan=plan.describe_tables(),
+        plan={**plan.tables},
         tables=recorder.describe_tables(sparse_arch, bag_sizes),
     )
     plain = to_plain(config)

@@ -54,7 +54,8 @@ from app.model.embeddings import Features, TableArch, initial_rows, table_of
 from app.model.layers import BatchNorm
 from app.runtime.platform import Runtime, ScalarT
 from app.sharding import planner
-from app.sharding.plan import Plan, distribute, fill_tables
+from app.sharding.documents import Plan
+from app.sharding.plan import distribute, fill_tables
 from app.trackers import configured_trackers
 from common.documents import convert, decode, encode
 from common.errors import UserError

@@ -413,7 +413,7 @@ class Recorder:
             num_threads=runtime.num_threads,
             compile=session.compiled.value,
             local_world_size=runtime.local_world_size,
-            plan=session.plan.describe_tables(),
+            plan={**session.plan.tables},
             began=datetime.now(timezone.utc).isoformat(timespec="seconds"),
             pipeline=pipeline,
             tables=describe_tables(arch, planner.bag_sizes_of(session.config, session.root, manifest)),

@@ -29,7 +29,8 @@ from app.optimizer import fused_params, learning_rate, make_optimizer, set_learn
 from app.record import provenance
 from app.record.documents import TableFigures
 from app.runtime.platform import Runtime
-from app.sharding.plan import Plan, table_blocks, table_weights
+from app.sharding.documents import Plan
+from app.sharding.plan import table_blocks, table_weights
 from app.training.predictor import Predictor, sharded_model, task_of
 from app.training.state import RunLength, RunState
 from common.errors import UserError, last_line

@@ -28,8 +28,8 @@ from app.report.read import size
 from app.runtime import platform
 from app.runtime.platform import log_to_terminal
 from app.sharding import planner
-from app.sharding.documents import PlanFile, PlannedTable
-from app.sharding.plan import Plan, TablePlan, load_plan, tables_in_order
+from app.sharding.documents import Plan, PlannedTable
+from app.sharding.plan import load_plan, tables_in_order
 from app.sharding.planner import Choice, Workload, sharding_options, table_choices
 from app.training.meta_build import published_features
 from common.cli import EXIT_DONE
@@ -78,37 +78,14 @@ class RankCost(OpenDocument, kw_only=True):
         self.total_ms = self.lookup_ms + self.communication_ms
 
 
-class Forecast(OpenDocument, kw_only=True):
-    """Forecast for a whole plan.
+class ForecastFile(Plan, kw_only=True):
+    """A plan, what it is a plan for, and its forecast; another plan than the command's has the plan alone.
 
-    capacity_bytes: memory for tables on a device (on the host, for a CPU), without the reserve. headroom_bytes: the
-    rest of it on the fullest process, negative if the plan does not fit. step_ms: time of the slowest process.
-    imbalance: step_ms divided by the mean over processes.
+    forecast: whether the plan fits; memory for tables on a device (on the host, for a CPU), without the reserve
+    (`capacity_bytes`), and the rest of it on the fullest process, negative if the plan does not fit (`headroom_bytes`);
+    time of the slowest process (`step_ms`), and that divided by the mean over processes (`imbalance`). what_if: the
+    forecast for other hardware or another batch, with the slowest process and the types of sharding, or the problem.
     """
-
-    fits: bool
-    capacity_bytes: int
-    step_ms: Number
-    headroom_bytes: int
-    imbalance: Number
-
-
-class WhatIf(OpenDocument, kw_only=True):
-    """The forecast for other hardware or another batch, and the slowest process; without one the problem."""
-
-    topology: str
-    nodes: int | None
-    devices_per_node: int | None
-    world_size: int
-    global_batch_size: int
-    forecast: Forecast | None
-    problem: str | None = None
-    slowest: RankCost | None = None
-    types: str | None = None
-
-
-class ForecastFile(PlanFile, kw_only=True):
-    """A plan, what it is a plan for, and its forecast; another plan than the command's has the plan alone."""
 
     tables: Mapping[str, ForecastTable]
     nodes: int | None = None
@@ -117,9 +94,9 @@ class ForecastFile(PlanFile, kw_only=True):
     optimizer: str | None = None
     types: str | None = None
     ranks: list[RankCost] | None = None
-    forecast: Forecast | None = None
+    forecast: dict[str, Any] | None = None
     notes: list[str] | None = None
-    what_if: list[WhatIf] | None = None
+    what_if: list[dict[str, Any]] | None = None
 
 
 def estimate_tables(model: nn.Module, plan: Plan, workload: Workload) -> dict[str, list[RankCost]]:
@@ -175,7 +152,7 @@ def forecast_plan(
     parts = estimate_tables(model, plan, workload)
     options_of = sharding_options(model, possible, workload)
     ranks = [RankCost(rank=rank) for rank in range(plan.world_size)]
-    document = convert(plain_object(plan.to_document()), ForecastFile)
+    document = convert(plain_object(plan), ForecastFile)
     for table in tables_in_order(model):
         shards = parts[table.name]
         for shard in shards:
@@ -200,10 +177,8 @@ def forecast_plan(
     # All processes wait for the slowest.
     step_ms, mean = max(rank.total_ms for rank in ranks), sum(rank.total_ms for rank in ranks) / len(ranks)
     document.ranks = ranks
-    imbalance = step_ms / mean if mean else 1.0
-    document.forecast = Forecast(
-        fits=headroom >= 0, capacity_bytes=room, step_ms=step_ms, headroom_bytes=headroom, imbalance=imbalance
-    )
+    document.forecast = {"fits": headroom >= 0, "capacity_bytes": room, "step_ms": step_ms, "headroom_bytes": headroom}
+    document.forecast["imbalance"] = step_ms / mean if mean else 1.0
     return document
 
 
@@ -212,7 +187,7 @@ def _slowest_part(shards: Sequence[RankCost]) -> RankCost:
     return max(shards, key=lambda shard: (shard.total_ms, shard.total_bytes))
 
 
-def _reason_text(planned: TablePlan, cost: RankCost, possible: Sequence[ShardingOption], world_size: int) -> str:
+def _reason_text(planned: PlannedTable, cost: RankCost, possible: Sequence[ShardingOption], world_size: int) -> str:
     """Return the reason for the planner's choice, with the figures that it compared: each type's fastest kernel.
 
     cost: of the slowest part as planned.
@@ -268,30 +243,31 @@ def plan_lines(plan: ForecastFile, topology: str, reasons: bool = False) -> list
         rows.append([str(rank.rank), size(rank.device_bytes), size(rank.host_bytes), *cost])
     lines += ["", *_align(rows), ""]
     if forecast := plan.forecast:
-        verdict = "fits" if forecast.fits else "DOES NOT FIT"
+        verdict = "fits" if forecast["fits"] else "DOES NOT FIT"
         lines += _wrap(
-            f"forecast: {verdict}, headroom {size(forecast.headroom_bytes)} of "
-            f"{size(forecast.capacity_bytes)} a device for tables; slowest rank {forecast.step_ms:.3f} ms a step "
-            f"for tables alone, imbalance {forecast.imbalance:.2f}"
+            f"forecast: {verdict}, headroom {size(forecast['headroom_bytes'])} of "
+            f"{size(forecast['capacity_bytes'])} a device for tables; slowest rank {forecast['step_ms']:.3f} ms a step "
+            f"for tables alone, imbalance {forecast['imbalance']:.2f}"
         )
     return [*lines, *(line for note in plan.notes or [] for line in _wrap(f"note: {note}"))]
 
 
-def what_if_lines(cases: Sequence[WhatIf]) -> list[str]:
+def what_if_lines(cases: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return a table of other hardware and batches; the last lines explain its times and abbreviated types."""
     columns = ["topology", "devices", "global batch", "fullest", "headroom"]
     rows = [[*columns, "lookup ms", "comm. ms", "tables ms", "imbalance", "types"]]
     for case in cases:
-        start = [case.topology, str(case.world_size), f"{case.global_batch_size:,}"]
-        forecast, slowest = case.forecast, case.slowest
-        if forecast is None or not slowest:
-            rows.append([*start, case.problem or ""])
+        start = [case["topology"], str(case["world_size"]), f"{case['global_batch_size']:,}"]
+        forecast, slowest = case["forecast"], case["slowest"]
+        if forecast is None:
+            rows.append([*start, case["problem"]])
             continue
-        room = [size(forecast.capacity_bytes - forecast.headroom_bytes), size(forecast.headroom_bytes)]
-        cost = [f"{ms:.3f}" for ms in (slowest.lookup_ms, slowest.communication_ms, forecast.step_ms)]
-        short = re.sub(r"[a-z_]+", lambda name: ABBREVIATIONS[name[0]], case.types or "")
-        rows.append([*start, *room, *cost, f"{forecast.imbalance:.2f}", short])
-    types = set(re.findall(r"[a-z_]+", " ".join(case.types or "" for case in cases)))
+        headroom = forecast["headroom_bytes"]
+        cost = [f"{ms:.3f}" for ms in (slowest.lookup_ms, slowest.communication_ms, forecast["step_ms"])]
+        short = re.sub(r"[a-z_]+", lambda name: ABBREVIATIONS[name[0]], case["types"])
+        room = [size(forecast["capacity_bytes"] - headroom), size(headroom)]
+        rows.append([*start, *room, *cost, f"{forecast['imbalance']:.2f}", short])
+    types = set(re.findall(r"[a-z_]+", " ".join(case["types"] or "" for case in cases)))
     legend = ", ".join(f"{short}: {name}" for name, short in ABBREVIATIONS.items() if name in types)
     return ["what if:", *_align(rows), *_wrap(TIMES_NOTE), *_wrap(legend)]
 
@@ -310,7 +286,7 @@ def diff_lines(before: ForecastFile, after: ForecastFile, name: str) -> list[str
     changes += [(setting, *(str(getattr(plan, setting) or None) for plan in plans)) for setting in settings]
     figures = (("step_ms", "{:.3f} ms".format), ("imbalance", "{:.2f}".format), ("headroom_bytes", size))
     for key, format_figure in figures:
-        values = [plan.forecast.figure(key) if plan.forecast else None for plan in plans]
+        values = [plan.forecast.get(key) if plan.forecast else None for plan in plans]
         texts = ("none" if value is None else format_figure(value) for value in values)
         changes.append((key.removesuffix("_bytes"), *texts))
     lines = [line for what, was, now in changes if was != now for line in _wrap(f"  {what}: {was} -> {now}")]
@@ -396,7 +372,7 @@ def main(config: PlanAppConfig) -> int:
     if what_if:
         lines += ["", *what_if_lines(what_if)]
     if config.plan.against is not None:
-        _, before = load_plan("plan.against", Path(config.plan.against), ForecastFile)
+        before = load_plan("plan.against", Path(config.plan.against), ForecastFile)
         lines += ["", *diff_lines(before, plan, config.plan.against)]
     # The JSON has standard output to itself, so that a program can read it.
     print("\n".join(lines), file=sys.stderr if config.plan.out == "-" else sys.stdout)
@@ -436,12 +412,13 @@ def _make_plan_file(
 
 def _what_if(
     config: PlanAppConfig, resolved: TopologyConfig, tables: TableArch, bag_sizes: Mapping[str, float]
-) -> list[WhatIf]:
+) -> list[dict[str, Any]]:
     """Return forecasts for the configured hardware and batches; none unless configured."""
     settings = config.plan
     if not (settings.topologies or settings.batch_sizes or settings.devices):
         return []
-    known, topologies, cases = planner.load_all(), [resolved], []
+    known, topologies = planner.load_all(), [resolved]
+    cases: list[dict[str, Any]] = []
     for name in settings.topologies:
         is_file = name.endswith((".yaml", ".yml"))
         if not is_file and name not in known:
@@ -452,16 +429,9 @@ def _what_if(
     devices = settings.devices or [resolved.devices_per_node or 1]
     batches = settings.batch_sizes or [config.train.global_batch_size]
     for topology, count, batch in itertools.product(topologies, devices, batches):
-        world_size = (topology.nodes or 1) * count
-        case = WhatIf(
-            topology=topology.name,
-            nodes=topology.nodes,
-            devices_per_node=count,
-            world_size=world_size,
-            global_batch_size=batch,
-            forecast=None,
-        )
-        cases.append(case)
+        case: dict[str, Any] = {"topology": topology.name, "nodes": topology.nodes, "devices_per_node": count}
+        case |= {"world_size": (topology.nodes or 1) * count, "global_batch_size": batch}
+        cases.append(case | dict.fromkeys(("forecast", "problem", "slowest", "types")))
         # A plan's file is for one number of devices, so alternatives are planned anew.
         train, sharding = replace(config.train, global_batch_size=batch), replace(config.sharding, plan=None)
         other = replace(config, train=train, sharding=sharding)
@@ -469,10 +439,10 @@ def _what_if(
             plan = _make_plan_file(other, replace(topology, devices_per_node=count), tables, bag_sizes)
         except UserError as error:
             # The remedy after the semicolon would repeat in each line of the table.
-            case.problem = str(error).split(";")[0]
+            cases[-1]["problem"] = str(error).split(";")[0]
         else:
-            case.forecast, case.types = plan.forecast, plan.types
-            case.slowest = max(plan.ranks or [], key=lambda rank: rank.total_ms)
+            slowest = max(plan.ranks or [], key=lambda rank: rank.total_ms)
+            cases[-1] |= {"forecast": plan.forecast, "types": plan.types, "slowest": slowest}
     return cases
 
 

@@ -96,7 +96,7 @@ def train_runs(cases: Sequence[Sequence[str]], out: str) -> None:
             written = read_summary(record.path)
             assert written is not None
             figures = {**plain_object(written), "losses": losses(record.path), "sums": sums}
-            figures |= {"plan": plain_object(this.plan.to_document()), "initial_digest": initial_digest}
+            figures |= {"plan": plain_object(this.plan), "initial_digest": initial_digest}
             results.append(figures)
         record.release()
     if runtime.rank == 0:

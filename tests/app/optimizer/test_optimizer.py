@@ -79,7 +79,7 @@ def test_each_of_torchs_optimizers_trains_or_is_refused(name: str) -> None:
 def test_a_checkpoint_holds_all_of_it(algorithm: str, runtime: Runtime, dataset: Path, tmp_path: Path) -> None:
     whole, resumed = (built(runtime, dataset, *ANY, f"optimizer={algorithm}") for _ in range(2))
     expected = "table_wise" if algorithm == "rowwise_adagrad" else "data_parallel"
-    assert {entry.type for entry in whole.plan.describe_tables().values()} == {expected}
+    assert {entry.type for entry in whole.plan.tables.values()} == {expected}
     _train(whole, 0, 4)
     saver = Saver(tmp_path, keep=1, asynchronous=True, local_world_size=1)
     saver.save(4, whole.model, whole.optimizer, checkpointer.checkpoint_state(whole, RunState(step=4), {}), best=False)

@@ -16,7 +16,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from app.checkpoint.files import read_state
 from app.metrics.documents import decode_event
 from app.record import documents, provenance
-from app.sharding.documents import PlanFile
+from app.sharding.documents import Plan
 from app.sharding.plan import load_plan
 from common.documents import plain, plain_object
 from common.errors import UserError
@@ -35,7 +35,7 @@ class Kind(NamedTuple):
 
 
 def _plan(run: Path) -> Any:
-    return load_plan("sharding.plan", run / "plan.json", PlanFile)[1]
+    return load_plan("sharding.plan", run / "plan.json", Plan)
 
 
 KINDS = {

@@ -20,8 +20,8 @@ from app.config.sharding import COLUMN_TYPES, SHARDING_TYPES, CommPrecision, QCo
 from app.model.embeddings import TableArch, make_sparse_arch
 from app.runtime.platform import Runtime
 from app.sharding import planner
-from app.sharding.documents import PlanFile
-from app.sharding.plan import Plan, codecs
+from app.sharding.documents import Plan
+from app.sharding.plan import codecs
 from app.sharding.planner import Choice, Device, sharding_options
 from app.training import session
 from app.training.recorder import describe_tables
@@ -105,7 +105,7 @@ def test_more_processes_than_rows_train_as_one(ragged: Path, tmp_path: Path) -> 
     config += ["optimizer=adagrad", *(f"+model.tables.overrides.{name}={keys}" for name, keys in tables.items())]
     config += [*(f"+sharding.tables.{table}.types=row_wise" for table in in_rows)]
     (alone,), (three,) = (run_group([config], size, tmp_path / f"{size}.json") for size in (1, 3))
-    plan = Plan.from_document(convert(three["plan"], PlanFile))
+    plan = convert(three["plan"], Plan)
     for table in ("t_user_r", "t_tags_r"):
         assert [shard.rows for shard in plan.tables[table].shards] == [2, 2, 0]
     np.testing.assert_allclose(three["losses"], alone["losses"], rtol=1e-5)
