@@ -206,11 +206,11 @@ class TensorBoard:
             self._writer.add_scalar(tag if is_quality else f"{LAST_GROUP}/{tag}", value, event.step)
 
     def curves(self, curves: Curves) -> None:
-        edges = np.asarray(curves.scores.edges, np.float64)
+        edges = np.asarray(curves.scores["edges"], np.float64)
         # Only counts of scores are kept, so the sums are those of the middles of bins.
         centres = (edges[:-1] + edges[1:]) / 2
-        for samples, name in ((curves.scores.positive, "clicks"), (curves.scores.negative, "no clicks")):
-            counts = np.asarray(samples, np.float64)
+        for label, name in (("positive", "clicks"), ("negative", "no clicks")):
+            counts = np.asarray(curves.scores[label], np.float64)
             self._writer.add_histogram_raw(
                 f"eval/probabilities of {name}",
                 min=edges[0],

@@ -320,17 +320,17 @@ def _set_up(
 
     # Evaluation: its distance in steps may be left to the length of an epoch. This completes the configuration: the
     # run, which puts together loop, evaluations, checkpoints and record, works by it and records it.
-    steps_per_epoch = trained.predictor.split(TRAIN).num_batches(trained.config.train.global_batch_size)
+    steps_per_epoch = trained.split(TRAIN).num_batches(trained.config.train.global_batch_size)
     train = with_evaluation_distance(trained.config.train, steps_per_epoch)
-    trained.predictor.config = replace(trained.config, train=train)
+    trained.config = replace(trained.config, train=train)
     run = TrainingRun(trained, record, began)
 
     # Checks that had to wait: the windows of a log of events, and so its labels, are known only once it is open.
     if manifest.kind.windows:
-        rows = trained.predictor.split_rows()[config.eval.split]
+        rows = trained.split_rows()[config.eval.split]
         require_validation(config.train, config.schedule, config.eval, rows)
     if parts is not None:
-        parts.require_labels(config, root, trained.predictor.split(TRAIN))
+        parts.require_labels(config, root, trained.split(TRAIN))
 
     # Checkpoint: start from it, unless the run has ended already or would end badly.
     if start is not None:

@@ -34,7 +34,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from msgspec import UNSET, Struct
+from msgspec import UNSET
 from numpy.typing import NDArray
 
 from app.checkpoint import files
@@ -79,7 +79,7 @@ from app.training.recorder import Recorder, undefined_evaluation
 from app.training.session import Session
 from app.training.state import RunState, best_of, early_stop, run_length
 from common.cli import EXIT_DONE
-from common.documents import Json, decode, encode, plain_object
+from common.documents import Json, decode, encode, plain, plain_object
 from common.errors import UserError
 
 # Values near 0 may change by many times their size without meaning.
@@ -164,8 +164,8 @@ class ReplayComparison(Checkpointer):
             self.tensors[state.step] = self._compare(self._checkpoints[state.step])
         for split in [split for split, step in self._scored.items() if step == state.step]:
             with self._timer.apart("eval"):
-                predictor = self._session.predictor
-                evaluator.keep(predictor, predictor.evaluate(split), self._recorder.directory.path, state.step)
+                kept = self._session.evaluate(split)
+                evaluator.keep(self._session, kept, self._recorder.directory.path, state.step)
                 set_step(self._session.optimizer, state.updates)  # FBGEMM's optimizers counted the forward
 
     def keep_best(self, state: RunState) -> None:
@@ -282,9 +282,8 @@ def changes(launches: list[Launch], now: RunManifest, any_layout: bool = False) 
                 kinds = Counter(f"{table.type} on {len(table.ranks)}" for table in manifest.plan.values())
                 facts["sharding"] = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
             for part in ("code", "versions", "hardware", "environment", "files"):
-                values = getattr(manifest, part)
-                values = plain_object(values) if isinstance(values, Struct) else values
-                facts |= {f"{part} {key}": value for key, value in values.items() if key not in BY_LAUNCHER}
+                values = getattr(manifest, part).items()
+                facts |= {f"{part} {key}": value for key, value in values if key not in BY_LAUNCHER}
             conditions.append(facts)
         before, after = conditions
         for key in sorted(before.keys() | after.keys()):
@@ -431,8 +430,8 @@ def compare_records(record: Record, replay: Replay) -> tuple[list[Difference], i
     if recorded_summary is None or recorded_summary.status == "failed":
         lacking.append(f"{SUMMARY} ({'there is none' if recorded_summary is None else 'the run failed'})")
     elif summary is not None and recorded_summary.steps == replay.steps:
-        before, now = (_plain_part(content, "digest") for content in (recorded_summary, summary))
-        same_digests = {name: before.get(name) == now[name] for name in now}
+        digests = recorded_summary.digest or {}
+        same_digests = {name: digests.get(name) == digest for name, digest in (summary.digest or {}).items()}
     return [*differences, *_score_differences(record, replay)], compared, same_digests, lacking
 
 
@@ -479,10 +478,10 @@ def _record_pairs(record: Record, replay: Replay) -> Iterator[tuple[str, Json, J
     # Figures of a run that went further than the replay describe other steps.
     if summary.steps != replay.steps:
         return
-    tables = _plain_part(repeated_summary, "tables")
+    tables = repeated_summary.tables
     if config.checkpoint.resume not in ("auto", "never"):
         # A run that began with another run's tables does not know which rows it touched.
-        tables = {name: {**dict(figures), "rows_touched": None} for name, figures in tables.items()}  # type: ignore[call-overload]
+        tables = {name: {**figures, "rows_touched": None} for name, figures in tables.items()}
     # Evaluations are compared with the replay's of the same step. A best one is due once the newest launch evaluated.
     evaluations = (event for event in replay.record.events if isinstance(event, EvaluationEvent))
     figures = {event.step: event.figures() for event in evaluations if event.event == "eval"}
@@ -490,7 +489,7 @@ def _record_pairs(record: Record, replay: Replay) -> Iterator[tuple[str, Json, J
     served = best.step if config.checkpoint.keep_best and best else last
     steps = [step for step in evaluated if step > manifest.from_step] if best is None else [best.step]
     candidates = (best_of(figures[step], monitor) for step in steps if step in figures)
-    replayed: dict[str, Struct | None] = {
+    replayed = {
         "parameters": repeated_summary.parameters,
         "train": repeated_summary.train,
         "early_stop": replay.early_stop,
@@ -498,19 +497,11 @@ def _record_pairs(record: Record, replay: Replay) -> Iterator[tuple[str, Json, J
         "last": undefined_evaluation() if last is None else figures.get(last),
         "best": next((candidate for candidate in candidates if candidate is not None), None),
     }
-    samples = _sample_count(_plain_part(summary, "last"))
+    samples = _sample_count(plain_object(summary.last))
     for part, content in replayed.items():
-        now = plain_object(content) if content is not None else {}
-        yield f"{SUMMARY}, {part}", _plain_part(summary, part), now, samples
-    yield f"{SUMMARY}, tables", _plain_part(summary, "tables"), tables, math.inf
-
-
-def _plain_part(summary: Summary, name: str) -> Json:
-    """Return a part of a summary as plain values; empty if it is None."""
-    part = getattr(summary, name)
-    if isinstance(part, Struct):
-        return plain_object(part)
-    return {key: plain_object(value) for key, value in part.items()} if part else {}
+        before, now = (plain(either) or {} for either in (getattr(summary, part), content))
+        yield f"{SUMMARY}, {part}", before, now, samples
+    yield f"{SUMMARY}, tables", {**summary.tables}, {**tables}, math.inf
 
 
 def _score_differences(record: Record, replay: Replay) -> Iterator[Difference]:
@@ -646,7 +637,7 @@ def _replay(
     replayed = _replay_config(trained, record, steps, joined, scratch)
     replay_session = session.build(replayed, joined, root, manifest)
     # The end of the run is judged by its own length, since the replay's has no targets and no patience.
-    train_split = replay_session.predictor.split("train")
+    train_split = replay_session.split("train")
     own_length, length = (
         run_length(configured.train, train_split, joined.world_size) for configured in (trained, replayed)
     )
@@ -671,7 +662,7 @@ def _replay(
     split = evaluator.kept_split(trained.eval, manifest)
     # As `evaluator.has_few_rows` decides in the run, which also warns.
     most_rows = min(trained.eval.keep_scores, trained.eval.exact_rows)
-    keeps = split is not None and replay_session.predictor.split(split).rows <= most_rows
+    keeps = split is not None and replay_session.split(split).rows <= most_rows
     state, stop = run.state, early_stop(run.state, own_length)
     is_done = state.step >= own_length.total_steps or stop is not None
     status = "target_reached" if target_reached(state, own_length) else "completed" if is_done else "interrupted"

@@ -204,7 +204,7 @@ def run_bare(threads: str, overrides: list[str]) -> None:
 
     def batches() -> Iterator[Any]:
         for epoch in itertools.count():
-            yield from train_session.predictor.split("train").train_batches(size, config.train.seed, epoch, 0)
+            yield from train_session.split("train").train_batches(size, config.train.seed, epoch, 0)
 
     seconds = np.empty(steps)
     began = time.perf_counter()

@@ -122,9 +122,7 @@ def write_rows(root: Path, evaluated_rows: int = 0) -> Manifest:
 def stream(train_session: session.Session) -> Iterator[Batch]:
     """Epoch after epoch."""
     for epoch in itertools.count():
-        yield from train_session.predictor.split("train").train_batches(
-            train_session.config.train.global_batch_size, 0, epoch, 0
-        )
+        yield from train_session.split("train").train_batches(train_session.config.train.global_batch_size, 0, epoch, 0)
 
 
 class Batches:
@@ -155,7 +153,7 @@ class NotMeasured:
 def time_loop(train_session: session.Session, steps: int, batches: Iterator[Batch], checkpointer: Any = None) -> float:
     """Seconds a step of the real loop over the next of the batches."""
     config, nothing = train_session.config.train, NotMeasured()
-    length = RunLength(train_session.predictor.split("train").num_batches(config.global_batch_size), steps, config)
+    length = RunLength(train_session.split("train").num_batches(config.global_batch_size), steps, config)
     make: Any = TrainingLoop
     loop = make(
         session=train_session,
@@ -208,7 +206,7 @@ def compiled_steps(train_session: session.Session) -> dict[str, Step]:
         inner = sharded_step(train_session)
 
         def step(batch: Batch) -> None:
-            train_session.predictor.config = replace(config, runtime=replace(config.runtime, precision=precision))
+            train_session.config = replace(config, runtime=replace(config.runtime, precision=precision))
             model._compiled = program
             inner(batch)
 

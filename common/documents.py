@@ -22,6 +22,7 @@ REST = "rest"
 T = TypeVar("T")
 Json: TypeAlias = dict[str, object]  # an object with any keys and values
 Number: TypeAlias = int | float  # read as it is written: 1 stays 1
+Figures: TypeAlias = dict[str, Number | None]  # numbers by name; None was not measured
 
 
 class OpenDocument(Struct, kw_only=True):
@@ -86,7 +87,7 @@ def encode(document: object, indent: int | None = None) -> str:
     return json.dumps(plain(document), indent=indent)
 
 
-def plain(document: object) -> object:
+def plain(document: object) -> Any:
     """Convert a document, or a list or dictionary with documents in it, to values that json.dumps takes."""
     if isinstance(document, Struct):
         return plain_object(document)

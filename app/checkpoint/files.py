@@ -27,24 +27,15 @@ from common.files import FileDigest, digest_file, sync, write_atomically
 FORMAT: Final = 3
 
 
-class Layout(OpenDocument, kw_only=True):
-    """Settings that may differ after a resumption, at the price of different rounding."""
-
-    processes: int
-    threads: int
-    platform: str
-    sharding: str
-    compile: str
-
-
 class SavedState(OpenDocument, kw_only=True):
     """state.json of a checkpoint: a run's state after `step`.
 
     samples: trained so far. step_in_epoch: steps of `epoch` that are done. measured: sums since the run began.
     unreported: sums since the last event. skipped: steps without an update. evaluation: the newest. best: the best.
-    monitored: state of train.monitor. world_size: number of processes.
-    seconds: time spent, by kind. dataset: its directory. fingerprint: the settings that a resumption must not change,
-    by key. files: size and digest of every file except state.json and its checksum.
+    monitored: state of train.monitor. seconds: time spent, by kind. world_size: number of processes. layout: settings
+    that may differ after a resumption, at the price of different rounding. dataset: its directory. fingerprint: the
+    settings that a resumption must not change, by key. files: size and digest of every file except state.json and its
+    checksum.
     """
 
     format: Literal[3]
@@ -61,7 +52,7 @@ class SavedState(OpenDocument, kw_only=True):
     monitored: Monitored
     seconds: dict[str, Number]
     world_size: int
-    layout: Layout
+    layout: dict[str, int | str]
     dataset: str
     dataset_digest: str
     fingerprint: Json

@@ -419,20 +419,13 @@ class AfterTraining(NamedTuple):
     finish: Callable[[AppConfig], None]  # processes the run's directory on rank 0 after the process group is closed
 
 
-class FoldedTable(NamedTuple):
-    """A collapsed table in two halves; a click on `summary` opens it."""
-
-    summary: str
-    caption: str
-    halves: list[ReportTable]
-
-
 class Additions(NamedTuple):
     """Additions of an extension to the report of one run."""
 
     comparisons: list[ComparisonRow]  # rows for the table of comparisons
     sentences: list[tuple[str, str]]  # (kind, sentence) pairs for the verdict on a click model's quality
-    tables: list[FoldedTable]  # tables below the table of comparisons
+    # Folded tables below the table of comparisons: the line that a click opens, a caption, and the table in two halves.
+    tables: list[tuple[str, str, list[ReportTable]]]
 
 
 class ReportAddition(NamedTuple):

@@ -10,13 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import TypeAlias
 
-import numpy as np
 from msgspec import Struct
-from numpy.typing import NDArray
 
 from app.config.kinds import AUC, COMPARED, COMPARED_NUMBERS, METRICS, TASKS
 from app.config.train import Monitor
-from common.documents import Number, OpenDocument, convert, decode
+from common.documents import Figures, Number, OpenDocument, convert, decode
 
 
 @dataclass
@@ -54,15 +52,15 @@ class Measured:
         """Return the mean number of devices that computed at a time; 1 if nothing was measured."""
         return self.device_seconds / self.seconds if self.seconds else 1.0
 
-    def phase_means(self, names: Sequence[str]) -> dict[str, float | None]:
+    def phase_means(self, names: Sequence[str]) -> Figures:
         """Return the mean seconds of a step's phases; None if they were not measured."""
         return {name: self.phases.get(name, 0.0) / self.phase_steps if self.phase_steps else None for name in names}
 
-
-def of_steps(seconds: NDArray[np.float32], devices: int, input_wait: float) -> Measured:
-    """Return the sums of counted steps [steps], without phases and energy."""
-    total = float(seconds.sum(dtype=np.float64))
-    return Measured(len(seconds), total, total * devices, input_wait)
+    def power(self) -> Figures | None:
+        """Return the mean power in W and the energy in J; None if energy was not measured."""
+        if not self.energy_seconds:
+            return None
+        return {"mean_watts": self.joules / self.energy_seconds, "joules": self.joules}
 
 
 class Best(OpenDocument, kw_only=True):
@@ -161,73 +159,13 @@ class Parent(Struct, kw_only=True):
     evaluation: EvaluationFigures | None
 
 
-class Throughput(OpenDocument, kw_only=True):
-    """Rates over the measured steps, of all processes unless per device; None if there were none.
-
-    step_ms_p50, step_ms_p95: median and 95th percentile of a step's milliseconds. input_wait_fraction: share of their
-    time that rank 0 spent waiting for batches. warmup_steps_excluded: number of first steps that are not measured.
-    """
-
-    samples_per_second: Number | None = None
-    samples_per_second_per_device: Number | None = None
-    steps_per_second: Number | None = None
-    step_ms_p50: Number | None = None
-    step_ms_p95: Number | None = None
-    input_wait_fraction: Number | None = None
-    warmup_steps_excluded: int | None = None
-    steps_measured: int | None = None
-
-
-class Power(OpenDocument, kw_only=True):
-    """Energy of all devices together: mean power in W, energy in J, and the meter."""
-
-    mean_watts: Number
-    joules: Number
-    source: str
-
-    @classmethod
-    def of(cls, measured: Measured, source: str) -> "Power | None":
-        """Return the power of a run's sums; None if energy was not measured."""
-        if not measured.energy_seconds:
-            return None
-        return cls(mean_watts=measured.joules / measured.energy_seconds, joules=measured.joules, source=source)
-
-
-class Roc(Struct):
-    """Rates of false and true positives at each threshold."""
-
-    fpr: list[Number]
-    tpr: list[Number]
-
-
-class PrecisionRecall(Struct):
-    """Recall and precision at each threshold."""
-
-    recall: list[Number]
-    precision: list[Number]
-
-
-class ReliabilityBin(Struct):
-    """Mean probability, share of positives and number of samples of a bin."""
-
-    preds: Number
-    labels: Number
-    samples: int
-
-
-class ScoreCounts(Struct):
-    """Number of samples of either label in bins of predicted probabilities, [bins]; `edges` are [bins + 1]."""
-
-    edges: list[Number]
-    positive: list[int]
-    negative: list[int]
-
-
 class Curves(OpenDocument, kw_only=True):
     """curves.json: the shape of the evaluation after `step`, from `samples` of the `of` samples of a split.
 
-    roc: true over false positives. pr: precision over recall. reliability: label rate over mean probability, in bins.
-    scores: predicted probabilities by label.
+    roc: rates of false (`fpr`) and true positives (`tpr`) at each threshold. pr: `recall` and `precision` at each.
+    reliability: mean probability (`preds`), share of positives (`labels`) and number of `samples` of each bin. scores:
+    number of samples of either label (`positive`, `negative`), [bins], in bins of predicted probabilities, whose
+    `edges` are [bins + 1].
     """
 
     step: int = 0
@@ -235,10 +173,10 @@ class Curves(OpenDocument, kw_only=True):
     samples: int
     of: int
     auc_standard_error: Number | None = None
-    roc: Roc | None
-    pr: PrecisionRecall | None
-    reliability: list[ReliabilityBin]
-    scores: ScoreCounts
+    roc: dict[str, list[Number]] | None
+    pr: dict[str, list[Number]] | None
+    reliability: list[dict[str, Number]]
+    scores: dict[str, list[Number]]
 
 
 class StepTimeHistogram(Struct):
@@ -283,7 +221,7 @@ class TrainEvent(Event, kw_only=True):
     gradient_norm: Number | None = None
     samples_per_second: Number | None = None
     input_wait_fraction: Number | None = None
-    phase_seconds: dict[str, Number | None] | None = None
+    phase_seconds: Figures | None = None
     watts: Number | None = None
     measured: Measured | None = None
     host_bytes: int | None = None

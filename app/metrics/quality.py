@@ -19,7 +19,7 @@ from app.config.kinds import (
     RMSE,
     STANDARD_ERROR,
 )
-from app.metrics.documents import Best, Curves, EvaluationFigures, PrecisionRecall, ReliabilityBin, Roc, ScoreCounts
+from app.metrics.documents import Best, Curves, EvaluationFigures
 from common.command import load
 from common.jit import jit
 from data_prep.dataset.format import logit_correction
@@ -132,13 +132,18 @@ def click_curves(logits: NDArray[np.float32], labels: NDArray[np.float32], evalu
         auc_standard_error=evaluation.figure(STANDARD_ERROR),
         roc=thresholds[0],
         pr=thresholds[1],
-        reliability=[*map(ReliabilityBin, *means, map(len, bins))],
-        scores=ScoreCounts(_round_to_six_digits(edges), *counts),
+        reliability=[
+            {"preds": preds, "labels": labels, "samples": len(rows)}
+            for preds, labels, rows in zip(*means, bins, strict=True)
+        ],
+        scores={"edges": _round_to_six_digits(edges), "positive": counts[0], "negative": counts[1]},
     )
 
 
-def _threshold_curves(positives: NDArray[np.float32], negatives: NDArray[np.float32]) -> tuple[Roc, PrecisionRecall]:
-    """Return both curves from the ascending scores of either label; neither may be missing."""
+def _threshold_curves(
+    positives: NDArray[np.float32], negatives: NDArray[np.float32]
+) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """Return `roc` and `pr` of Curves from the ascending scores of either label; neither may be missing."""
     # Quantiles of either label put thresholds where the curves move, however few positives there are.
     steps = np.linspace(0, 1, THRESHOLDS)
     quantiles = [scores[((len(scores) - 1) * steps).astype(np.int64)] for scores in (positives, negatives)]
@@ -148,7 +153,7 @@ def _threshold_curves(positives: NDArray[np.float32], negatives: NDArray[np.floa
     false_rates, recall, precision = map(
         _round_to_six_digits, (false / len(negatives), true / len(positives), true / (true + false))
     )
-    return Roc([0.0, *false_rates], [0.0, *recall]), PrecisionRecall(recall, precision)
+    return {"fpr": [0.0, *false_rates], "tpr": [0.0, *recall]}, {"recall": recall, "precision": precision}
 
 
 def _round_to_six_digits(values: Iterable[float]) -> list[float]:

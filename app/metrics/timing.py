@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +16,8 @@ from msgspec import Struct
 from numpy.typing import NDArray
 from torch.profiler import ProfilerActivity, profile, tensorboard_trace_handler
 
-from app.metrics.documents import StepTimeHistogram, Throughput
+from app.metrics.documents import StepTimeHistogram
+from common.documents import Figures
 
 log = logging.getLogger("clickwork")
 
@@ -176,15 +177,6 @@ SAMPLED_EVERY = {"cpu": 1, "cuda": 16}  # phase marks cost nothing compared with
 STEP_TIME_BINS = 60
 
 
-class StepTimes(NamedTuple):
-    """Seconds of steps [steps] float32, of all their waits for input, and by phase, summed over `phase_steps` steps."""
-
-    seconds: NDArray[np.float32]
-    input_wait: float
-    phase_steps: int
-    phases: dict[str, float]
-
-
 class StepTimer:
     """Times steps on the device's own clock (CUDA events on GPUs, so that no step waits for the host).
 
@@ -224,8 +216,12 @@ class StepTimer:
         self._marks = [self._mark_time()]
         self._input_wait = 0.0
 
-    def take(self) -> StepTimes:
-        """Return the times of the steps since the last call; synchronises."""
+    def take(self) -> tuple[NDArray[np.float32], float, int, dict[str, float]]:
+        """Return the times of the steps since the last call; synchronises.
+
+        In order: seconds [steps], seconds of all their waits for input, the number of steps whose phases were timed,
+        and the seconds of these by phase.
+        """
         self._synchronise()
         seconds = np.array([self._between(a, b) for a, b in pairwise(self._marks)], dtype=np.float32)
         wait, self._input_wait = self._input_wait, 0.0
@@ -240,7 +236,7 @@ class StepTimer:
         for (_, before), (name, after) in pairwise(marks):
             if name:
                 totals[name] = totals.get(name, 0.0) + self._between(before, after)
-        return StepTimes(seconds, wait, *(sum(name == "" for name, _ in marks), totals))
+        return seconds, wait, sum(name == "" for name, _ in marks), totals
 
     @contextmanager
     def apart(self, kind: str) -> Iterator[None]:
@@ -295,26 +291,24 @@ def step_time_histogram(step_seconds: NDArray[np.float32]) -> StepTimeHistogram:
 
 def throughput(
     step_seconds: NDArray[np.float32], input_wait: float, global_batch_size: float, devices: float, excluded: int
-) -> Throughput:
+) -> Figures:
     """Return the figures of summary.json from the seconds of every measured step; None if there were none.
 
     global_batch_size: samples of a step, of all processes; devices: number that computed. Both are means if they vary.
     `excluded` steps were warm-up, after the start and after each resumption; they are not among `step_seconds`.
     """
-    if not len(step_seconds):
-        return Throughput(warmup_steps_excluded=excluded, steps_measured=0)
     total = float(step_seconds.astype(np.float64).sum())
-    rate = len(step_seconds) / total
-    return Throughput(
-        samples_per_second=rate * global_batch_size,
-        samples_per_second_per_device=rate * global_batch_size / devices,
-        steps_per_second=rate,
-        step_ms_p50=float(np.percentile(step_seconds, 50)) * 1e3,
-        step_ms_p95=float(np.percentile(step_seconds, 95)) * 1e3,
-        input_wait_fraction=input_wait / total,
-        warmup_steps_excluded=excluded,
-        steps_measured=len(step_seconds),
-    )
+    rate = len(step_seconds) / total if len(step_seconds) else None
+    return {
+        "samples_per_second": rate and rate * global_batch_size,
+        "samples_per_second_per_device": rate and rate * global_batch_size / devices,
+        "steps_per_second": rate,
+        "step_ms_p50": rate and float(np.percentile(step_seconds, 50)) * 1e3,
+        "step_ms_p95": rate and float(np.percentile(step_seconds, 95)) * 1e3,
+        "input_wait_fraction": rate and input_wait / total,
+        "warmup_steps_excluded": excluded,
+        "steps_measured": len(step_seconds),
+    }
 
 
 WARM_UP_RUNS = 3
@@ -325,24 +319,15 @@ STREAM_BYTES = {"cpu": 64 << 20, "cuda": 1 << 30}  # size of each of the triad's
 MATRIX_ROWS = {"cpu": 1536, "cuda": 8192}  # rows and columns of each matrix of the product
 
 
-class WorkTiming(NamedTuple):
-    """Seconds of one run: percentiles over `samples` samples of `runs_per_sample` runs each."""
-
-    median: float
-    p10: float
-    p90: float
-    samples: int
-    runs_per_sample: int
-
-
 def time_work(
     work: Callable[[], Any],
     device: torch.device,
     seconds: float,
     agree: Callable[[float], float] = lambda number: number,
-) -> WorkTiming:
+) -> tuple[float, float, float, int, int]:
     """Run `work` for about `seconds` and time it; on a GPU by CUDA events, so that no run waits for the host.
 
+    Return the median, 10th and 90th percentile of the seconds of one run, the number of samples, and the runs of each.
     agree: maps this process's number to the one that all processes take, since they must run `work` equally often.
     """
     # The first runs load kernels and allocate memory.
@@ -353,7 +338,7 @@ def time_work(
     count = max(min(math.ceil(seconds / (together * once)), MAX_SAMPLES), MIN_SAMPLES)
     samples = [_time_runs(work, device, together) / together for _ in range(count)]
     median, p10, p90 = (float(np.percentile(samples, q)) for q in (50, 10, 90))
-    return WorkTiming(median, p10, p90, len(samples), together)
+    return median, p10, p90, len(samples), together
 
 
 def _time_runs(work: Callable[[], Any], device: torch.device, runs: int) -> float:
@@ -405,8 +390,8 @@ def measure_ceilings(
     multiplied = time_work(lambda: torch.mm(left, right, out=product), device, seconds, agree)
     return Ceilings(
         # Nearly the fastest sample, as this is a ceiling.
-        bytes_per_second=3 * triad_sum.nbytes / triad.p10,
-        flops_per_second=2 * rows**3 / multiplied.p10,
+        bytes_per_second=3 * triad_sum.nbytes / triad[1],
+        flops_per_second=2 * rows**3 / multiplied[1],
         dtype=str(dtype).removeprefix("torch."),
     )
 

@@ -61,7 +61,7 @@ from app.record.documents import (
     read_curves,
     read_events,
     read_manifest,
-    read_outcome,
+    read_status,
 )
 from common import signals
 from common.cli import EXIT_DONE, EXIT_STOPPED
@@ -274,9 +274,9 @@ class RunDirectory:
         if not lines:
             writer.writerow(RESULTS_COLUMNS)
         stamp = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-        rate = rates.samples_per_second
+        rate = rates["samples_per_second"]
         of_all = [global_batch_size, rate, spread, run, world_size, global_batch_size, rate]
-        per_device = [global_batch_size // world_size, rates.samples_per_second_per_device]
+        per_device = [global_batch_size // world_size, rates["samples_per_second_per_device"]]
         made_by = [manifest.device(manifest.platform), precision.value if precision else "fp32"]
         made_by += [config.published.recipe or "", manifest.commit or ""]
         writer.writerow([stamp, num_nodes, *of_all, *per_device, summary.status, *made_by])
@@ -381,10 +381,7 @@ class ChildRun:
     @property
     def status(self) -> str:
         """Return the status in its summary; `unfinished` without one, `not begun` without a manifest."""
-        outcome = read_outcome(self.directory)
-        if outcome is not None:
-            return outcome.status
-        return UNFINISHED if is_run(self.directory) else NOT_BEGUN
+        return read_status(self.directory) or (UNFINISHED if is_run(self.directory) else NOT_BEGUN)
 
     @property
     def words(self) -> list[str]:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import yaml
-from msgspec import UNSET, Struct, UnsetType, field
+from msgspec import UNSET, UnsetType, field
 from numpy.typing import NDArray
 
 from app.metrics.documents import (
@@ -23,13 +23,11 @@ from app.metrics.documents import (
     EvaluationEvent,
     EvaluationFigures,
     Parent,
-    Power,
     StepTimeHistogram,
-    Throughput,
     decode_event,
 )
 from app.sharding.documents import PlannedTable
-from common.documents import Json, Number, OpenDocument, decode, encode, format_of, read_document
+from common.documents import Figures, Json, Number, OpenDocument, decode, encode, format_of, read_document
 from common.errors import UserError
 from common.files import write_atomically
 
@@ -39,66 +37,34 @@ DONE = ("completed", "target_reached")  # statuses of a run that reached its end
 UNFINISHED = "unfinished"  # there is no summary: the run is going on, or was killed
 
 
-class Code(OpenDocument, kw_only=True):
-    """git_sha: commit of the checkout. dirty_diff_sha256: of uncommitted changes. sources_sha256: of the modules."""
-
-    git_sha: str | None
-    dirty_diff_sha256: str | None
-    sources_sha256: str | None
-
-
-class Device(OpenDocument, kw_only=True):
-    """One GPU."""
-
-    name: str
-    memory_bytes: int
-    architecture: str
-
-
-class Hardware(OpenDocument, kw_only=True):
-    """The machine of rank 0.
-
-    machine: its processor's architecture. cpu_instructions: those that torch uses. cores: those that the process may
-    use. cpu_quota, memory_limit_bytes: of its container, if it is in one. driver: of the GPUs.
-    """
-
-    machine: str
-    system: str
-    cpu: str
-    cpu_instructions: str
-    cores: int
-    cpu_quota: Number | None
-    memory_bytes: int
-    memory_limit_bytes: int | None
-    devices: list[Device]
-    driver: str | None
-
-
 class Provenance(OpenDocument, kw_only=True):
     """Facts about a run by its machine and checkout, without secrets; only a run's manifest has `format`.
 
-    image, base_image: digests of the container's images. versions: of packages, by name. environment: variables that
-    affect a run. argv: the command line.
+    code: commit of the checkout (`git_sha`), and SHA-256 of uncommitted changes (`dirty_diff_sha256`) and of the
+    modules (`sources_sha256`). image, base_image: digests of the container's images. versions: of packages, by name.
+    hardware: rank 0's machine: its processor's architecture (`machine`), the instructions that torch uses, the cores
+    that the process may use, limits of its container (`cpu_quota`, `memory_limit_bytes`), its GPUs (`devices`) and
+    their driver. environment: variables that affect a run. argv: the command line.
     """
 
     format: str | UnsetType = UNSET
-    code: Code
+    code: dict[str, str | None]
     image: str | None
     base_image: str | None
     versions: dict[str, str | None]
-    hardware: Hardware
+    hardware: dict[str, Any]
     environment: dict[str, str]
     argv: list[str]
 
     def device(self, platform: str) -> str:
         """Return the name of rank 0's processor on platform cpu, else of its GPU."""
-        devices = [] if platform == "cpu" else self.hardware.devices
-        return devices[0].name if devices else self.hardware.cpu
+        devices = [] if platform == "cpu" else self.hardware["devices"]
+        return str(devices[0]["name"] if devices else self.hardware["cpu"])
 
     @property
     def commit(self) -> str | None:
         """Commit of the checkout, if it is known."""
-        return self.code.git_sha or None
+        return self.code.get("git_sha") or None
 
 
 class Dataset(OpenDocument, kw_only=True):
@@ -172,69 +138,23 @@ class RunManifest(Provenance, kw_only=True):
         return [*self.earlier, self]
 
 
-class Parameters(OpenDocument, kw_only=True):
-    """Numbers of parameters of the whole model."""
-
-    embedding: int
-    dense: int
-    total: int
-
-
-class TrainFigures(OpenDocument, kw_only=True):
-    """Means over the last train.log_every_steps steps, leaving out skipped ones; None if not computed.
-
-    logloss: None if the run trains by another loss. skipped_steps: of the whole run.
-    """
-
-    loss: Number | None
-    logloss: Number | None
-    skipped_steps: int
-
-
-class Memory(OpenDocument, kw_only=True):
-    """Peak bytes of the process that used the most; of a failed run, of rank 0."""
-
-    host_peak_bytes: int | None = None
-    device_peak_bytes: int | None = None
-
-
-class Digests(OpenDocument, kw_only=True):
-    """SHA-256 over the bytes of all parameters, and of the losses of all steps."""
-
-    parameters: str | None = None
-    losses: str | None = None
-
-
-class Covered(Struct, kw_only=True):
-    """The steps, seconds or launches that a group of figures covers."""
-
-    steps: int | UnsetType = UNSET
-    seconds: Number | UnsetType = UNSET
-    launches: str | UnsetType = UNSET
-
-
-class TableFigures(Struct, kw_only=True):
-    """A table after training: figures over `rows` of its rows (a sample of a large table); norms are rows' 2-norms.
-
-    rows_touched: rows that differ from their initial values; None if rows change without being looked up, or if the run
-    started from another run's checkpoint.
-    """
-
-    rows: int
-    rows_touched: int | None
-    mean_norm: Number
-    largest_norm: Number
-
-
 class Summary(OpenDocument, kw_only=True):
     """summary.json: a run's final figures; figures that were not measured are None.
 
-    status: completed, target_reached, interrupted or failed. error: why it failed. samples: number trained on. best:
-    the best evaluation. eval: evaluation of the served model, which is the best checkpoint's if the run keeps one.
-    last: the newest evaluation. baselines: figures that the extension of this name has computed. no_baselines: why
-    there are none, if they were wanted. covers: what groups of figures cover. events: number of each kind in
-    metrics.jsonl. phase_seconds: mean seconds of a step's parts. tables: by name. seconds: time spent, by kind.
-    digest: of the results.
+    status: completed, target_reached, interrupted or failed. error: why it failed. samples: number trained on.
+    parameters: numbers of the whole model (`embedding`, `dense`, `total`). train: means over the last
+    train.log_every_steps steps, leaving out skipped ones: `loss`, and `logloss` unless the run trains by another loss;
+    `skipped_steps` of the whole run. best: the best evaluation. eval: evaluation of the served model, which is the best
+    checkpoint's if the run keeps one. last: the newest evaluation. baselines: figures that the extension of this name
+    has computed. no_baselines: why there are none, if they were wanted. throughput: rates over the measured steps, of
+    all processes unless per device; median and 95th percentile of a step's milliseconds (`step_ms_p50`,
+    `step_ms_p95`); `input_wait_fraction`, the share of their time that rank 0 spent waiting for batches. covers: the
+    steps, seconds or launches that groups of figures cover. events: number of each kind in metrics.jsonl. memory: peak
+    bytes of the process that used the most; of a failed run, of rank 0. phase_seconds: mean seconds of a step's parts.
+    power: of all devices together, with the meter (`source`). tables: by name, figures over `rows` of a table's rows (a
+    sample of a large table): `rows_touched`, those that differ from their initial values, None if rows change without
+    being looked up or the run started from another run's checkpoint; norms are rows' 2-norms. seconds: time spent, by
+    kind. digest: SHA-256 over the bytes of all `parameters`, and of the `losses` of all steps.
     """
 
     status: str
@@ -243,23 +163,23 @@ class Summary(OpenDocument, kw_only=True):
     steps: int
     samples: int
     world_size: int
-    parameters: Parameters
-    train: TrainFigures
+    parameters: dict[str, int]
+    train: Figures
     best: Best | None
     early_stop: EarlyStop | None
     eval: EvaluationFigures
     last: EvaluationFigures
     baselines: Json | None = None
     no_baselines: str | None = None
-    throughput: Throughput
-    covers: dict[str, Covered]
+    throughput: Figures
+    covers: dict[str, dict[str, Number | str]]
     events: dict[str, int] = field(default_factory=dict)
-    memory: Memory | None = None
-    phase_seconds: dict[str, Number | None] | None = None
-    power: Power | None = None
-    tables: dict[str, TableFigures] = field(default_factory=dict)
+    memory: Figures | None = None
+    phase_seconds: Figures | None = None
+    power: dict[str, Number | str | None] | None = None
+    tables: dict[str, Figures] = field(default_factory=dict)
     seconds: dict[str, Number] = field(default_factory=dict)
-    digest: Digests | None = None
+    digest: dict[str, str | None] | None = None
 
 
 CONFIG, MANIFEST, METRICS, SUMMARY = "config.yaml", "manifest.json", "metrics.jsonl", "summary.json"
@@ -269,13 +189,6 @@ OTHER_VERSION = "if another version of the tool wrote it, use that; else train t
 RUNS = Path("runs")  # directory of runs, unless run.dir names another
 WITHOUT = "remove it, and the report does without"
 SAFE_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml, if PyYAML has it, takes a tenth of the time
-
-
-class Outcome(Struct):
-    """The status with which a run ended, and its number of steps."""
-
-    status: str
-    steps: int
 
 
 def read_config(directory: Path) -> dict[str, Any]:
@@ -350,11 +263,11 @@ def read_summary(directory: Path) -> Summary | None:
     return None
 
 
-def read_outcome(directory: Path) -> Outcome | None:
-    """Return how a run ended, from a summary of any version; None if there is none that can be read."""
+def read_status(directory: Path) -> str | None:
+    """Return the status with which a run ended, of any version; None if there is no summary that can be read."""
     try:
-        return decode((directory / SUMMARY).read_bytes(), Outcome)
-    except (OSError, ValueError):
+        return str(decode((directory / SUMMARY).read_bytes(), Json)["status"])
+    except (OSError, ValueError, KeyError):
         return None
 
 

@@ -9,17 +9,16 @@ import resource
 import shutil
 import subprocess
 import sys
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from app.record.documents import Code, Device, Hardware, Provenance
+from app.record.documents import Provenance
 from common import cli, machine
 from common.command import redact, redact_arguments
-from common.documents import convert
 from common.machine import affinity, cpu_quota, memory_limit, memory_of_machine
 
 PACKAGES = ("torch", "torchrec", "fbgemm-gpu", "fbgemm_gpu-cpu", "numpy", "hydra-core", "omegaconf", "torchmetrics")
@@ -48,11 +47,12 @@ def describe_run(variables: Collection[str] = ()) -> Provenance:
         properties = torch.cuda.get_device_properties(index)
         # AMD names a GPU by its architecture, NVIDIA by its compute capability.
         architecture = properties.gcnArchName if torch.version.hip else f"sm_{properties.major}{properties.minor}"
-        devices.append(Device(name=properties.name, memory_bytes=properties.total_memory, architecture=architecture))
+        memory = properties.total_memory
+        devices.append({"name": properties.name, "memory_bytes": memory, "architecture": architecture})
     names = [line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
     drivers = [*_lines("/proc/driver/nvidia/version")[:1], *_lines("/sys/module/amdgpu/version")[:1]]
     return Provenance(
-        code=convert(dict(code()), Code),
+        code=code(),
         # Docker Compose sets unknown variables to the empty string.
         image=os.environ.get("CLICKWORK_IMAGE_DIGEST") or None,
         base_image=os.environ.get("CLICKWORK_BASE_DIGEST") or None,
@@ -62,18 +62,18 @@ def describe_run(variables: Collection[str] = ()) -> Provenance:
             "cuda": torch.version.cuda,
             "hip": torch.version.hip,
         },
-        hardware=Hardware(
-            machine=platform.machine(),
-            system=f"{platform.system()} {platform.release()}",
-            cpu=names[0] if names else platform.processor(),
-            cpu_instructions=torch.backends.cpu.get_cpu_capability(),
-            cores=affinity(),
-            cpu_quota=cpu_quota(),
-            memory_bytes=memory_of_machine(),
-            memory_limit_bytes=memory_limit(),
-            devices=devices,
-            driver=drivers[0].strip() if devices and drivers else None,
-        ),
+        hardware={
+            "machine": platform.machine(),
+            "system": f"{platform.system()} {platform.release()}",
+            "cpu": names[0] if names else platform.processor(),
+            "cpu_instructions": torch.backends.cpu.get_cpu_capability(),
+            "cores": affinity(),
+            "cpu_quota": cpu_quota(),
+            "memory_bytes": memory_of_machine(),
+            "memory_limit_bytes": memory_limit(),
+            "devices": devices,
+            "driver": drivers[0].strip() if devices and drivers else None,
+        },
         # Passwords in addresses must not reach the files of a run.
         environment=redact(environment),
         argv=[Path(sys.argv[0]).name, *redact_arguments(sys.argv[1:])],
@@ -94,8 +94,8 @@ def parameters_digest(parameters: Iterable[NDArray[np.float32]]) -> str:
     return sha256.hexdigest()
 
 
-def code() -> Mapping[str, str | None]:
-    """Return the fields of `Code`; dirty_diff_sha256 is None if the checkout equals its commit, or without git."""
+def code() -> dict[str, str | None]:
+    """Return `code` of Provenance; dirty_diff_sha256 is None if the checkout equals its commit, or without git."""
     digest = {"sources_sha256": cli.sources_digest()}
     commit = _run_git("rev-parse", "HEAD")
     # Without its own repository, the code may be inside another one; only at a root --show-prefix prints an empty line.

@@ -80,7 +80,7 @@ def comparisons(run: RunFiles) -> list[ComparisonRow]:
     scope = f"{evaluation.split}, {count(evaluation.figure('samples'))} samples"
     accuracy = f"; AUC ± {error:.4f} (standard error, DeLong)" if error else ""
     remark = (scope if run.is_evaluated else "no evaluation") + accuracy
-    rows = [ComparisonRow("This run", figures, run.throughput.samples_per_second, remark)]
+    rows = [ComparisonRow("This run", figures, run.rate, remark)]
     if RMSE in figures:
         name, remark = "Mean", "the labels' mean predicted for each row: must be beaten"
         constant = {**dict.fromkeys(figures), RMSE: evaluation.figure(LABEL_DEVIATION)}
@@ -404,19 +404,19 @@ def evaluation_charts(run: RunFiles) -> list[Chart]:
     roc = Chart("roc", "ROC", "false positive rate", "true positive rate", [], caption, steps=False)
     precision = Chart("pr", "Precision over recall", "recall", "precision", [], caption, steps=False)
     if curves is not None:
-        edges, series = np.array(curves.scores.edges), []
-        for samples, name, color in ((curves.scores.negative, "no click", 0), (curves.scores.positive, "click", 1)):
+        edges, series = np.array(curves.scores["edges"]), []
+        for label, name, color in (("negative", "no click", 0), ("positive", "click", 1)):
             # Clicks are few, so their counts would lie flat below those of the other label.
-            counts = np.array(samples, np.float64)
+            counts = np.array(curves.scores[label], np.float64)
             density = counts / max(counts.sum(), 1) / np.diff(edges)
             series.append(Series(name, ((edges[:-1] + edges[1:]) / 2).tolist(), density.tolist(), "area", color))
         calibration.series, scores.series = _calibration_series(curves), series
         # Both curves are absent if only one label occurs.
         if curves.roc is not None:
-            roc.series.append(Series("model", [*curves.roc.fpr], [*curves.roc.tpr], "line", 0))
+            roc.series.append(Series("model", curves.roc["fpr"], curves.roc["tpr"], "line", 0))
             roc.series.append(Series("chance", [0, 1], [0, 1], "reference", 3))
         if curves.pr is not None:
-            precision.series.append(Series("model", [*curves.pr.recall], [*curves.pr.precision], "line", 0))
+            precision.series.append(Series("model", curves.pr["recall"], curves.pr["precision"], "line", 0))
             if (base_rate := run.evaluation.figure(BASE_RATE)) is not None:
                 precision.series.append(Series("base rate", [0, 1], [base_rate, base_rate], "reference", 3))
     return [calibration, scores, roc, precision]
@@ -427,8 +427,8 @@ def _calibration_series(curves: Curves) -> list[Series]:
     bins = curves.reliability
     if not bins:
         return []
-    x, shares = [entry.preds for entry in bins], [entry.labels for entry in bins]
-    low, high = zip(*(wilson(entry.labels, entry.samples) for entry in bins), strict=True)
+    x, shares = [entry["preds"] for entry in bins], [entry["labels"] for entry in bins]
+    low, high = zip(*(wilson(entry["labels"], entry["samples"]) for entry in bins), strict=True)
     end = max(*x, *shares)
     return [
         Series("observed", x, shares, "points", 0),
@@ -446,15 +446,15 @@ def _step_time_chart(run: RunFiles) -> Chart:
         # The axis is logarithmic, so the middle of a bin is the geometric mean of its edges.
         edges, counts = np.array(run.step_times.edges_ms), run.step_times.counts
         chart.series.append(Series("steps", np.sqrt(edges[:-1] * edges[1:]).tolist(), list(counts), "bars", 0))
-        for name, value, color in (("p50", run.throughput.step_ms_p50, 2), ("p95", run.throughput.step_ms_p95, 1)):
-            if value is not None:
+        for name, color in (("p50", 2), ("p95", 1)):
+            if (value := run.throughput[f"step_ms_{name}"]) is not None:
                 # In report.js a line has one value at each x, so the ends of an upright one lie side by side.
                 x = [value, value * 1.000001]
                 chart.series.append(Series(f"{name} {value:.2f} ms", x, [0, max(counts)], "reference", color))
     return chart
 
 
-def wilson(share: float, samples: int, z: float = 1.96) -> tuple[float, float]:
+def wilson(share: float, samples: float, z: float = 1.96) -> tuple[float, float]:
     """Return Wilson's 95% interval (Wilson 1927) of a share [0, 1] of samples; z: the normal quantile."""
     # Unlike the normal interval, Wilson's stays within 0 and 1 where clicks are few.
     centre = (share + z * z / (2 * samples)) / (1 + z * z / samples)

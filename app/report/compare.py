@@ -132,7 +132,7 @@ class SpeedComparison:
         interval = "no interval" if low is None else f"95% interval {figure(low, 3)} to {figure(high, 3)}"
         ranges = []
         for group in (self.second, self.first):
-            rates = [rate for run in group.runs if (rate := run.throughput.samples_per_second)]
+            rates = [rate for run in group.runs if (rate := run.rate)]
             ranges.append(" to ".join(dict.fromkeys(map(count, (min(rates), max(rates))))))
         return "plain", (
             f"Speed: {self.second.name} runs at {ratio:.3f} × {self.first.name} ({interval}), with "
@@ -228,7 +228,7 @@ def compare_speed(first: RunGroup, second: RunGroup) -> SpeedComparison | None:
 
     Its interval is over runs if both groups have two, else over stretches of steps within one run of each.
     """
-    rates = [[rate for run in group.runs if (rate := run.throughput.samples_per_second)] for group in (first, second)]
+    rates = [[rate for run in group.runs if (rate := run.rate)] for group in (first, second)]
     if not all(rates):
         return None
     if min(map(len, rates)) >= 2:
@@ -236,7 +236,7 @@ def compare_speed(first: RunGroup, second: RunGroup) -> SpeedComparison | None:
         measured = speed_ratio(*([1 / rate for rate in of_group] for of_group in rates))
         return SpeedComparison(first, second, measured, f"{len(rates[0])} and {len(rates[1])} runs")
     ratio = rates[1][0] / rates[0][0]  # the runs' own figures; windows give only the interval's width
-    timed_runs = [next(run for run in group.runs if run.throughput.samples_per_second) for group in (first, second)]
+    timed_runs = [next(run for run in group.runs if run.rate) for group in (first, second)]
     stretches = [batch_means(*window_times(run)) for run in timed_runs]
     if min(map(len, stretches)) < 2:
         return SpeedComparison(first, second, Ratio(ratio, None, None), "too few windows for an interval")
@@ -399,7 +399,7 @@ class Comparison:
             if values:
                 label = METRICS[base.runs[0].evaluation.main].label
                 text += f", {label} from {min(values):.4f} to {max(values):.4f}"
-            rates = [rate for run in base.runs if (rate := run.throughput.samples_per_second)]
+            rates = [rate for run in base.runs if (rate := run.rate)]
             if len(rates) > 1:
                 low, high = min(rates), max(rates)
                 text += f", global samples/s from {count(low)} to {count(high)} ({high / low:.2f} ×)"
@@ -411,13 +411,7 @@ class Comparison:
         """Return the status, seed, metrics and rate of each run."""
         metrics = tuple(dict.fromkeys(key for run in self.runs for key in run.evaluation.compared))
         rows = [
-            [
-                name,
-                run.status,
-                str(run.seed),
-                *(figure(run.evaluation.figure(key)) for key in metrics),
-                count(run.throughput.samples_per_second),
-            ]
+            [name, run.status, str(run.seed), *(figure(run.evaluation.figure(key)) for key in metrics), count(run.rate)]
             for run, name in zip(self.runs, self.names, strict=True)
         ]
         columns = ["Run", "Status", "Seed", *(METRICS[key].title for key in metrics), "Samples/s, global"]
@@ -434,13 +428,15 @@ class Comparison:
                 "Device": devices(run.manifest),
                 "Precision": precision(run.config),
                 "Global batch": count(run.global_batch_size),
-                "Samples/s, global": count(rates.samples_per_second),
-                "Samples/s per device": count(rates.samples_per_second_per_device),
-                "Step, p50": NOT_MEASURED if rates.step_ms_p50 is None else f"{figure(rates.step_ms_p50, 2)} ms",
-                "Step, p95": NOT_MEASURED if rates.step_ms_p95 is None else f"{figure(rates.step_ms_p95, 2)} ms",
+                "Samples/s, global": count(run.rate),
+                "Samples/s per device": count(rates["samples_per_second_per_device"]),
+                "Step, p50": NOT_MEASURED if rates["step_ms_p50"] is None else f"{figure(rates['step_ms_p50'], 2)} ms",
+                "Step, p95": NOT_MEASURED if rates["step_ms_p95"] is None else f"{figure(rates['step_ms_p95'], 2)} ms",
                 **{f"Mean step, {name}": milliseconds.get(name, NONE) for name in COLORS},
-                "Peak memory, host": size(memory.host_peak_bytes),
-                "Peak memory, device": NONE if memory.device_peak_bytes is None else size(memory.device_peak_bytes),
+                "Peak memory, host": size(memory["host_peak_bytes"]),
+                "Peak memory, device": NONE
+                if memory["device_peak_bytes"] is None
+                else size(memory["device_peak_bytes"]),
                 "Samples a second and watt": energy(run).partition(",")[0],
             }
             columns.append(column)

@@ -33,7 +33,7 @@ from app.report.read import (
     size,
 )
 from app.sharding.documents import PlannedTable
-from common.documents import plain_object
+from common.documents import Figures, plain_object
 from common.files import write_atomically
 
 WIRE_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}  # bytes of a value under sharding.qcomm
@@ -52,25 +52,22 @@ class ReportTable:
 def deepspark(run: RunFiles) -> ReportTable:
     """Return one run in the columns that DeepSpark's README reports."""
     config, rates, memory, published = run.config, run.throughput, run.memory, run.config["published"]
-    main, optimizer, rate = METRICS[run.evaluation.main], config["optimizer"], rates.samples_per_second
+    main, optimizer = METRICS[run.evaluation.main], config["optimizer"]
     goal = config["train"].get("target_auc") or published.get(main.name) or published.get("least_auc")
     criteria = f"{main.label} {goal}" if goal is not None else "none set" if run.is_evaluated else NOT_MEASURED
     sharding = ", ".join(sorted({entry.type for entry in run.manifest.plan.values()})) or "no tables"
-    power = run.summary.power if run.summary else None
-    watts = power.mean_watts if power else None
-    peak, kind = memory.device_peak_bytes, "device"
-    if not peak:
-        peak, kind = memory.host_peak_bytes, "host"
+    kind = "device" if memory["device_peak_bytes"] else "host"
+    peak = memory[f"{kind}_peak_bytes"]
     cells = {
         "GPUs": devices(run.manifest),
         "Criteria": criteria,
         "Configuration": f"global batch {run.global_batch_size:,}, {precision(config)}, {optimizer['name']} lr "
         f"{optimizer['lr']}, {sharding}",
         "Performance": NOT_MEASURED
-        if rate is None
-        else f"{rate:,.0f} samples/s global ({rates.samples_per_second_per_device:,.0f} per device)",
+        if run.rate is None
+        else f"{run.rate:,.0f} samples/s global ({rates['samples_per_second_per_device']:,.0f} per device)",
         "Accuracy": f"{main.label} {run.evaluation.main_value:.4f}" if run.evaluation.is_measured else NOT_MEASURED,
-        "Power": NOT_MEASURED if watts is None else f"{watts:,.0f} W",
+        "Power": NOT_MEASURED if run.watts is None else f"{run.watts:,.0f} W",
         "Scalability": "one world size",
         "Memory": NOT_MEASURED if peak is None else f"{size(peak)} × {run.world_size} ({kind} peak)",
         "Stability": f"{run.status} in {len(run.manifest.launches)} launch"
@@ -121,17 +118,22 @@ def traffic(run: RunFiles, table: TableSize, entry: PlannedTable | None) -> tupl
 
 def trained_tables(run: RunFiles) -> ReportTable:
     """Return figures of each trained table, the smallest touched share first; no rows for older runs."""
+
+    def share_touched(table: Figures) -> float | None:
+        touched, rows = table["rows_touched"], table["rows"] or 0
+        return None if touched is None else touched / rows
+
     trained = run.summary.tables if run.summary else {}
     rows = [
         [
             name,
-            count(table.rows),
-            count(table.rows_touched),
-            NOT_MEASURED if table.rows_touched is None else percent(table.rows_touched / table.rows),
-            f"{table.mean_norm:.3g}",
-            f"{table.largest_norm:.3g}",
+            count(table["rows"]),
+            count(table["rows_touched"]),
+            percent(share_touched(table)),
+            f"{table['mean_norm']:.3g}",
+            f"{table['largest_norm']:.3g}",
         ]
-        for name, table in sorted(trained.items(), key=lambda item: (item[1].rows_touched or 0) / item[1].rows)
+        for name, table in sorted(trained.items(), key=lambda item: share_touched(item[1]) or 0)
     ]
     note = (
         "A table has the name of its feature, or of those that share it. Rows touched differ from their initial values "
@@ -163,15 +165,14 @@ def about(run: RunFiles) -> list[tuple[str, str]]:
     manifest, dataset, model = run.manifest, run.manifest.dataset, run.config["model"]
     hardware = manifest.hardware
     began = manifest.launches[0].began
-    cores = f", {plural(hardware.cores, 'core')}" if hardware.cores else ""
-    if hardware.cpu_quota:
-        cores += f", of which the container may use {hardware.cpu_quota:g}"
+    cores = f", {plural(hardware['cores'], 'core')}" if hardware["cores"] else ""
+    if hardware["cpu_quota"]:
+        cores += f", of which the container may use {hardware['cpu_quota']:g}"
     rows = dataset.rows.get("train")
     data = dataset.path or f"none, table sizes of {dataset.published_tables}"
-    parameters = run.summary.parameters if run.summary else None
     name = model.get("name", "dlrm")
     kind = f"DLRM, interaction {model.get('interaction')}" if name == "dlrm" else str(name).upper()
-    size_of = f", {count(parameters.total)} parameters" if parameters is not None else ""
+    size_of = f", {count(run.summary.parameters['total'])} parameters" if run.summary else ""
     return [
         ("Date", began.replace("T", " ").replace("+00:00", " UTC")),
         ("Machine", devices(manifest) + cores),
@@ -185,30 +186,28 @@ def about(run: RunFiles) -> list[tuple[str, str]]:
 def figures(run: RunFiles) -> ReportTable:
     """Return rows of label and value: figures of the summary, the evaluations and the run that this one began with."""
     summary, rates, evaluation, memory = run.summary, run.throughput, run.evaluation, run.memory
-    seconds, parameters, logloss, train_steps, power = {}, None, None, 0, {}
-    if summary is not None:
-        seconds, parameters, logloss = summary.seconds, summary.parameters, summary.train.logloss
-        train_steps = summary.covers["train"].steps or 0
-        power = plain_object(summary.power) if summary.power else {}
-    total, in_tables = (count(getattr(parameters, key, None)) for key in ("total", "embedding"))
+    seconds, parameters = (summary.seconds, summary.parameters) if summary else ({}, {})
+    logloss, power = (summary.train.get("logloss"), summary.power or {}) if summary else (None, {})
+    train_steps = summary.covers["train"]["steps"] if summary else 0
+    total, in_tables = (count(parameters.get(key)) for key in ("total", "embedding"))
     best, last, main = run.best, run.last_evaluation, METRICS[evaluation.main]
     rows = [
         ["Samples trained on", count(summary.samples if summary else None)],
         ["Parameters", f"{total} ({in_tables} in tables)"],
-        ["Global samples/s", count(rates.samples_per_second)],
-        ["Samples/s per device", count(rates.samples_per_second_per_device)],
-        ["Step, p50 / p95", f"{figure(rates.step_ms_p50, 2)} / {figure(rates.step_ms_p95, 2)} ms"],
-        ["Waiting for input", percent(rates.input_wait_fraction)],
-        ["Warm-up steps left out of rates", count(rates.figure("warmup_steps_excluded"))],
+        ["Global samples/s", count(run.rate)],
+        ["Samples/s per device", count(rates["samples_per_second_per_device"])],
+        ["Step, p50 / p95", f"{figure(rates['step_ms_p50'], 2)} / {figure(rates['step_ms_p95'], 2)} ms"],
+        ["Waiting for input", percent(rates["input_wait_fraction"])],
+        ["Warm-up steps left out of rates", count(rates["warmup_steps_excluded"])],
     ]
     for metric in METRICS.values():
         is_optional = metric.over or metric.mean_of
         if metric.in_report and metric.task == main.task and (metric.name in evaluation.rest or not is_optional):
             rows.append([metric.in_report, figure(evaluation.figure(metric.name))])
     rows.append([f"Train logloss, last {train_steps} steps", figure(logloss)])
-    rows.append(["Peak memory of a process, host", size(memory.host_peak_bytes)])
-    if memory.device_peak_bytes:
-        rows.append(["Peak memory of a process, device", size(memory.device_peak_bytes)])
+    rows.append(["Peak memory of a process, host", size(memory["host_peak_bytes"])])
+    if memory["device_peak_bytes"]:
+        rows.append(["Peak memory of a process, device", size(memory["device_peak_bytes"])])
     rows += [
         ["Step of the model that is served", count(evaluation.figure("step"))],
         [f"Last {main.label}, and its step", f"{figure(last.main_value)}, {count(last.figure('step'))}"],
@@ -262,7 +261,7 @@ def replay_caveats(run: RunFiles) -> list[str]:
             "The code's commit is not recorded: the run was not made in a git checkout; verify compares the "
             "digest of its modules."
         )
-    if manifest.code and manifest.code.dirty_diff_sha256:
+    if manifest.code.get("dirty_diff_sha256"):
         caveats.append("The checkout had uncommitted changes (their hash is in the manifest) beside the commit.")
     if dataset.digest is None:
         return [*caveats, f"The run was built from the table sizes of {dataset.published_tables}, without data."]
@@ -294,7 +293,7 @@ def step_parts(run: RunFiles) -> list[StepPart]:
     Exchanges happen within forward and backward, so they are subtracted from both in proportion.
     """
     rates, phases = run.throughput, dict(run.summary.phase_seconds or {}) if run.summary else {}
-    steps, wait = rates.steps_per_second, rates.input_wait_fraction
+    steps, wait = rates["steps_per_second"], rates["input_wait_fraction"]
     forward, backward, optimizer = (phases.get(name) or 0.0 for name in ("forward", "backward", "optimizer"))
     if not steps or wait is None or not forward + backward:
         return []
@@ -318,8 +317,7 @@ def step_parts(run: RunFiles) -> list[StepPart]:
 
 def energy(run: RunFiles) -> str:
     """Return samples per second and watt, with the mean power; or why it was not measured."""
-    watts = run.summary.power.mean_watts if run.summary and run.summary.power else None
-    rate = run.throughput.samples_per_second
+    watts, rate = run.watts, run.rate
     if not watts or rate is None:
         reason = METERS.get(str(run.manifest.platform), "") if run.is_of_hardware else ""
         return f"{NOT_MEASURED}, {reason}" if reason and not watts else NOT_MEASURED
@@ -427,12 +425,12 @@ def tiles(run: RunFiles) -> list[tuple[str, str, str]]:
         tiles.append(("Accuracy", evaluation.figure(ACCURACY), f"majority {majority}"))
     shown = [(name, "–" if value is None else figure(value), remark) for name, value, remark in tiles]
     rate, per_device, p50, p95 = "–", NOT_MEASURED, "–", NOT_MEASURED
-    if rates.samples_per_second is not None:
-        rate = count(rates.samples_per_second)
-        per_device = f"samples/s global; {count(rates.samples_per_second_per_device)} a device × {run.world_size}"
-    if rates.step_ms_p50 is not None:
-        p50 = f"{figure(rates.step_ms_p50, 2)} ms"
-        p95 = f"95th percentile {figure(rates.step_ms_p95, 2)}{NO_BREAK}ms"
+    if run.rate is not None:
+        rate = count(run.rate)
+        per_device = f"samples/s global; {count(rates['samples_per_second_per_device'])} a device × {run.world_size}"
+    if rates["step_ms_p50"] is not None:
+        p50 = f"{figure(rates['step_ms_p50'], 2)} ms"
+        p95 = f"95th percentile {figure(rates['step_ms_p95'], 2)}{NO_BREAK}ms"
     return [*shown, ("Throughput", rate, per_device), ("Step, median", p50, p95)]
 
 

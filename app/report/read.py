@@ -1,5 +1,6 @@
 """A run's directory as the report reads it; files may be missing, since a run may have failed or still be running."""
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,13 +15,11 @@ from app.metrics.documents import (
     EvaluationEvent,
     EvaluationFigures,
     StepTimeHistogram,
-    Throughput,
     TrainEvent,
 )
 from app.record.documents import (
     MANIFEST,
     UNFINISHED,
-    Memory,
     RunManifest,
     Summary,
     is_run,
@@ -32,7 +31,7 @@ from app.record.documents import (
     read_summary,
 )
 from common.command import redact
-from common.documents import convert, plain_object
+from common.documents import Figures, convert, plain_object
 from common.errors import UserError
 
 
@@ -120,12 +119,24 @@ class RunFiles:
         return [event for event in self.events if isinstance(event, EvaluationEvent) and event.event == "eval"]
 
     @property
-    def memory(self) -> Memory:
-        return (self.summary.memory or Memory()) if self.summary else Memory()
+    def memory(self) -> Figures:
+        """Peak bytes by kind; None for each without a summary, as in `throughput`."""
+        return defaultdict(lambda: None, (self.summary and self.summary.memory) or {})
 
     @property
-    def throughput(self) -> Throughput:
-        return self.summary.throughput if self.summary else Throughput()
+    def throughput(self) -> Figures:
+        return defaultdict(lambda: None, self.summary.throughput if self.summary else {})
+
+    @property
+    def watts(self) -> float | None:
+        """Mean power of all devices together."""
+        power = self.summary.power if self.summary else None
+        return float(power["mean_watts"] or 0) if power else None
+
+    @property
+    def rate(self) -> float | None:
+        """Global samples a second."""
+        return self.throughput["samples_per_second"]
 
 
 @contextmanager
@@ -225,5 +236,5 @@ def precision(config: Mapping[str, Any]) -> str:
 def devices(manifest: RunManifest) -> str:
     """Return number, platform and names of a run's devices, such as `2 × cuda (NVIDIA H100)`."""
     hardware = manifest.hardware
-    names = sorted({device.name for device in hardware.devices}) or [hardware.cpu or "CPU"]
+    names = sorted({device["name"] for device in hardware["devices"]}) or [hardware["cpu"] or "CPU"]
     return f"{manifest.world_size} × {manifest.platform} ({', '.join(names)})"

@@ -19,7 +19,6 @@ from app.checkpoint.files import (
     FORMAT,
     LAST,
     CheckpointState,
-    Layout,
     SavedState,
     checkpoint_name,
     find_checkpoint,
@@ -73,7 +72,7 @@ def checkpoint_state(session: Session, state: RunState, seconds: dict[str, float
     values = SavedState(
         format=FORMAT,
         **{name: deepcopy(getattr(state, name)) for name in SAVED},
-        samples=session.predictor.samples(state.step),
+        samples=session.samples(state.step),
         seconds=seconds,
         world_size=runtime.world_size,
         layout=_describe_layout(session),
@@ -122,10 +121,10 @@ def restore(path: Path, session: Session) -> tuple[RunState, dict[str, float], s
     if values.world_size == session.runtime.world_size:
         rng_states = {name: states[session.runtime.rank] for name, states in arrays.items() if name.startswith("rng_")}
         platform.restore(rng_states, session.runtime.device)
-    before, layout = plain_object(values.layout), plain_object(_describe_layout(session))
+    before, layout = values.layout, _describe_layout(session)
     if changes := [f"{key} {before[key]} then, {layout[key]} now" for key in layout if before[key] != layout[key]]:
         # Micro-batches fix the order of all sums, so another layout keeps the bits. Another platform has other kernels.
-        has_same_bits = session.predictor.micro_batches is not None and before["platform"] == layout["platform"]
+        has_same_bits = session.micro_batches is not None and before["platform"] == layout["platform"]
         effect = "results agree with an uninterrupted run within rounding only, losses to 1e-5"
         line += f" ({'; '.join(changes)}: {'the same bits' if has_same_bits else effect})"
     return state, values.seconds, line
@@ -265,15 +264,15 @@ def require_dataset(trained: Path, path_then: str, digest_then: str, root: Path,
         )
 
 
-def _describe_layout(session: Session) -> Layout:
+def _describe_layout(session: Session) -> dict[str, int | str]:
     """Return the conditions that a resumption may change, though bits may then differ."""
-    return Layout(
-        processes=session.runtime.world_size,
-        threads=session.runtime.num_threads,
-        platform=session.runtime.platform.value,
-        sharding=session.plan.summary(),
-        compile=session.compiled.value,
-    )
+    return {
+        "processes": session.runtime.world_size,
+        "threads": session.runtime.num_threads,
+        "platform": session.runtime.platform.value,
+        "sharding": session.plan.summary(),
+        "compile": session.compiled.value,
+    }
 
 
 def fingerprint(config: AppConfig) -> Json:

@@ -35,14 +35,14 @@ def keep_scores_of_served(session: Session, directory: Path, step: int) -> None:
     split = kept_split(config.eval, session.manifest)
     if split is None:
         return
-    if not has_few_rows(config.eval.keep_scores, split, session.predictor.split(split).rows, config.eval.exact_rows):
+    if not has_few_rows(config.eval.keep_scores, split, session.split(split).rows, config.eval.exact_rows):
         return
     best = session.runtime.on_rank_0(lambda: str(files.pointed_to(directory / files.CHECKPOINTS, files.BEST) or ""))
     # The run serves its best checkpoint, while the session still has the parameters of the last step.
     if best and Path(best).name != files.checkpoint_name(step):
         load_tensors(Path(best), session.model, optimizer=None)
         step = files.read_state(Path(best)).step
-    keep(session.predictor, session.predictor.evaluate(split), directory, step)
+    keep(session, session.evaluate(split), directory, step)
 
 
 def kept_split(config: EvalConfig, manifest: Manifest) -> str | None:
@@ -98,10 +98,10 @@ class Evaluator:
         """
         seconds_before = self._timer.seconds["eval"]
         with self._timer.apart("eval"):
-            evaluation = self._session.predictor.evaluate(self._config.split, self._stop.requested)
+            evaluation = self._session.evaluate(self._config.split, self._stop.requested)
             result, logits, labels = evaluation
             self._writers = [
-                extension.keep(self._session.predictor, evaluation) for extension in rows_of_extensions(AfterTraining)
+                extension.keep(self._session, evaluation) for extension in rows_of_extensions(AfterTraining)
             ]
             # Curves count rows, so they would contradict the metrics of weighted rows.
             curves = None
@@ -146,7 +146,7 @@ class Evaluator:
     def _compare_with_train(self, step: int, result: EvaluationFigures) -> None:
         """Evaluate the training split too; log both as AMD's blog does, with the majority class for comparison."""
         with self._timer.apart("eval"):
-            on_train = self._session.predictor.evaluate("train", self._stop.requested).figures
+            on_train = self._session.evaluate("train", self._stop.requested).figures
             # FBGEMM's optimizers counted these forwards, too.
             set_step(self._session.optimizer, self._state.updates)
         self._recorder.evaluation("eval_train", step, on_train)

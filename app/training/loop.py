@@ -235,8 +235,8 @@ class TrainingRun:
         """
         self.session, self.config, self.runtime = session, session.config, session.runtime
         self.state = RunState()
-        _require_rows_for_batch_norm(self.config, session.predictor.split("train").rows)
-        self.length = length or run_length(self.config.train, session.predictor.split("train"), self.runtime.world_size)
+        _require_rows_for_batch_norm(self.config, session.split("train").rows)
+        self.length = length or run_length(self.config.train, session.split("train"), self.runtime.world_size)
         # Compile before any thread of ours copies to the GPU: recording a graph forbids such copies.
         session.compile(self.config.train.local_rows(self.runtime.world_size))
         self.timer = StepTimer(self.runtime.device)

@@ -533,14 +533,14 @@ class Predictor:
         bf16 = self.config.runtime.precision is Precision.bf16
         return torch.autocast(self.runtime.device.type, torch.bfloat16, bf16, cached)
 
-    def forward(self, batch: Batch, draw: Draw = lambda first_row, num_valid: None) -> Tensor:
-        """Return logits on the device: float32, shaped as the labels; dense layers use the configured precision.
+    def draw(self, first_row: int, num_valid: int) -> None:
+        """Draw what a micro-batch needs in training: nothing here."""
 
-        draw: begins a micro-batch in training.
-        """
+    def forward(self, batch: Batch) -> Tensor:
+        """Return logits on the device: float32, shaped as the labels; dense layers use the configured precision."""
         with self.autocast():
             if self.micro_batches is not None:
-                return self.micro_batches.forward(batch, draw)
+                return self.micro_batches.forward(batch, self.draw)
             logits: Tensor = self.model(*batch.inputs)
             return logits.flatten() if batch.labels.ndim == 1 else logits
 

@@ -10,36 +10,23 @@ from pathlib import Path
 import numpy as np
 import torch
 from msgspec import UNSET, structs
-from numpy.typing import NDArray
 
 from app.config.kinds import AUC, LOGLOSS, METRICS, NE, OF_ROWS
 from app.config.train import TrainConfig
 from app.metrics import quality
-from app.metrics.documents import AnyEvent, EvaluationEvent, EvaluationFigures, Measured, Power, TrainEvent
+from app.metrics.documents import AnyEvent, EvaluationEvent, EvaluationFigures, Measured, TrainEvent
 from app.metrics.timing import PHASES, EnergyMeter, StepTimer, memory_in_use, throughput
 from app.model.embeddings import TableArch
 from app.record import provenance
 from app.record.directory import ProgressDisplay, RunDirectory
-from app.record.documents import (
-    SUMMARY_VERSION,
-    Covered,
-    Dataset,
-    Digests,
-    Memory,
-    Parameters,
-    RunManifest,
-    Summary,
-    TableSize,
-    TrainFigures,
-)
+from app.record.documents import SUMMARY_VERSION, Dataset, RunManifest, Summary, TableSize
 from app.sharding import planner
 from app.trackers import FILES, Trackers
-from app.training.predictor import task_of
-from app.training.session import Session, StepFigures, TableMeter
+from app.training.session import Session, TableMeter, mean_loss
 from app.training.state import RunLength, RunState
 from common.cli import colour_text
 from common.command import redact
-from common.documents import Json, convert
+from common.documents import Json
 from common.extensions import absence
 from common.files import digest_file
 from common.keys import to_plain
@@ -108,23 +95,23 @@ def local_summary(
         steps=state.step,
         samples=samples,
         world_size=world_size,
-        parameters=convert(parameters, Parameters),
-        train=TrainFigures(loss=loss, logloss=loss if is_logloss else None, skipped_steps=state.skipped),
+        parameters=parameters,
+        train={"loss": loss, "logloss": loss if is_logloss else None, "skipped_steps": state.skipped},
         best=state.best,
         early_stop=None,  # the run decides it at its end
         eval=newest,
         last=newest,
         throughput=throughput(step_seconds, measured.input_wait, batch_size, measured.devices(), excluded),
         covers={
-            "train": Covered(steps=len(last)),
-            "throughput": Covered(steps=len(step_seconds)),
-            "phase_seconds": Covered(steps=measured.phase_steps),
-            "power": Covered(seconds=measured.energy_seconds),
-            "memory": Covered(launches="last"),
+            "train": {"steps": len(last)},
+            "throughput": {"steps": len(step_seconds)},
+            "phase_seconds": {"steps": measured.phase_steps},
+            "power": {"seconds": measured.energy_seconds},
+            "memory": {"launches": "last"},
         },
-        memory=Memory(host_peak_bytes=provenance.host_peak_bytes()),
+        memory={"host_peak_bytes": provenance.host_peak_bytes(), "device_peak_bytes": None},
         seconds={**seconds},
-        digest=Digests(),
+        digest={"parameters": None, "losses": None},
     )
 
 
@@ -132,12 +119,6 @@ def undefined_evaluation() -> EvaluationFigures:
     """Return an evaluation whose figures are all None."""
     undefined: Json = {name: None for name in OF_ROWS if name != AUC}
     return EvaluationFigures(auc=None, rest=undefined)
-
-
-def mean_loss(losses: NDArray[np.float32]) -> float | None:
-    """Return the mean of the finite losses (steps may have been skipped); None if there is none."""
-    finite = losses[np.isfinite(losses)]
-    return float(finite.mean(dtype=np.float64)) if len(finite) else None
 
 
 def throughput_spread(state: RunState, window: int) -> float | None:
@@ -201,25 +182,25 @@ def _quality_rows(summary: Summary) -> Iterator[tuple[str, str]]:
 
 def _cost_rows(summary: Summary, measured_before: int) -> Iterator[tuple[str, str]]:
     """Yield name and text: throughput and step times, if any step was measured, then time, memory and power."""
-    rates, seconds, memory = summary.throughput, summary.seconds, summary.memory or Memory()
-    if rates.samples_per_second is not None:
+    rates, seconds, memory = summary.throughput, summary.seconds, summary.memory or {}
+    if (rate := rates["samples_per_second"]) is not None:
         before = f", {measured_before:,} of them before the resumption" if measured_before else ""
-        per_device = f"{rates.samples_per_second_per_device:,.0f} per device"
-        steps = f"(over {rates.steps_measured:,} steps{before})"
-        yield "throughput", f"{rates.samples_per_second:,.0f} samples/s global, {per_device} {steps}"
-        times = f"p50 {rates.step_ms_p50:.2f} ms, p95 {rates.step_ms_p95:.2f} ms"
+        per_device = f"{rates['samples_per_second_per_device']:,.0f} per device"
+        steps = f"(over {rates['steps_measured']:,} steps{before})"
+        yield "throughput", f"{rate:,.0f} samples/s global, {per_device} {steps}"
+        times = f"p50 {rates['step_ms_p50']:.2f} ms, p95 {rates['step_ms_p95']:.2f} ms"
         phases = [f"{name} {mean * 1e3:.2f} ms" for name, mean in (summary.phase_seconds or {}).items() if mean]
         of_phases = f"; {', '.join(phases)}" if phases else ""
-        yield "step", f"{times}; waiting for input {rates.input_wait_fraction:.1%}{of_phases}"
+        yield "step", f"{times}; waiting for input {rates['input_wait_fraction']:.1%}{of_phases}"
     kinds = (("train", "training"), ("eval", "evaluation"), ("checkpoint", "checkpoints"))
     rest = max(0.0, seconds.get("total", 0.0) - sum(seconds[key] for key, _ in kinds))
     times = ", ".join(f"{label} {seconds[key]:.1f} s" for key, label in kinds)
     yield "time", f"{times}, start (imports, data, model) and end {rest:.1f} s"
-    peaks = (("host", memory.host_peak_bytes), ("device", memory.device_peak_bytes))
-    if peak_texts := [f"{label} {peak / 2**20:,.0f} MiB" for label, peak in peaks if peak]:
+    peaks = ((kind, memory.get(f"{kind}_peak_bytes")) for kind in ("host", "device"))
+    if peak_texts := [f"{kind} {peak / 2**20:,.0f} MiB" for kind, peak in peaks if peak]:
         yield "peak memory", ", ".join(peak_texts)
-    if summary.power and summary.power.mean_watts is not None:
-        yield "power", f"{summary.power.mean_watts:,.1f} W ({summary.power.source or 'mean'})"
+    if summary.power:
+        yield "power", f"{summary.power['mean_watts']:,.1f} W ({summary.power['source']})"
 
 
 class Recorder:
@@ -246,7 +227,7 @@ class Recorder:
         plain, manifest = redact(to_plain(session.config)), self._manifest(pipeline)
         evaluated = state.evaluation is not None and state.evaluation.step == state.step
         # The rows of train include drawn negatives.
-        rows = {**session.predictor.split_rows(), "train": session.predictor.split("train").rows}
+        rows = {**session.split_rows(), "train": session.split("train").rows}
 
         def open_trackers() -> None:
             world_size = session.runtime.world_size
@@ -283,42 +264,17 @@ class Recorder:
 
     def event(self, event: AnyEvent) -> None:
         """Append an event, with samples and seconds so far, to metrics.jsonl and show it in the trackers."""
-        event.samples, event.seconds = self._session.predictor.samples(event.step), self.seconds()["total"]
+        event.samples, event.seconds = self._session.samples(event.step), self.seconds()["total"]
         self.directory.event(event)
         self.trackers.event(event)
 
-    def steps(self, state: RunState, figures: StepFigures) -> None:
+    def steps(self, state: RunState, event: TrainEvent) -> None:
         """Report a window of steps; the state's step is the last of them."""
-        loss, accuracy = mean_loss(figures.losses), None
-        if task_of(self._session.manifest).has_clicks:
-            accuracy = float(figures.accuracies.mean(dtype=np.float64))
-        total = float(figures.seconds.sum(dtype=np.float64))
-        # A resumed window has losses of steps that were trained before, but times of this launch's steps alone.
-        samples = self._session.predictor.samples
-        rate = (samples(state.step) - samples(state.step - len(figures.seconds))) / total
-        wait = figures.input_wait / total
-        # Energy is counted before the event is made, so that it belongs to this window.
+        # Energy is counted before the event is completed, so that it belongs to this window.
         self.measure_energy()
-        measured = state.take_unreported()
-        host_bytes, device_bytes = memory_in_use(self._session.runtime.device)
-        event = TrainEvent(
-            event="train",
-            step=state.step,
-            epoch=state.epoch,
-            steps=len(figures.losses),
-            loss=loss,
-            accuracy=accuracy,
-            logloss=loss if self._session.is_logloss else None,
-            lr=figures.lr,
-            gradient_norm=figures.gradient_norm,
-            samples_per_second=rate,
-            input_wait_fraction=wait,
-            phase_seconds={**figures.phases},
-            watts=measured.joules / measured.energy_seconds if measured.energy_seconds else None,
-            measured=measured,
-            host_bytes=host_bytes,
-            device_bytes=device_bytes,
-        )
+        event.measured = measured = state.take_unreported()
+        event.watts = measured.joules / measured.energy_seconds if measured.energy_seconds else None
+        event.host_bytes, event.device_bytes = memory_in_use(self._session.runtime.device)
         self.event(event)
         self._progress.update(event, state.evaluation)
 
@@ -351,18 +307,19 @@ class Recorder:
         config, runtime = session.config, session.runtime
         summary.status = status
         device_peak = torch.cuda.max_memory_allocated() if runtime.device.type == "cuda" else None
-        summary.memory = Memory(
-            host_peak_bytes=int(runtime.highest(provenance.host_peak_bytes())),
-            device_peak_bytes=None if device_peak is None else int(runtime.highest(device_peak)),
-        )
+        summary.memory = {
+            "host_peak_bytes": int(runtime.highest(provenance.host_peak_bytes())),
+            "device_peak_bytes": None if device_peak is None else int(runtime.highest(device_peak)),
+        }
         exchanged = runtime.highest(communication_seconds or 0.0) or None
         summary.phase_seconds = {**state.measured.phase_means(PHASES), "communication": exchanged}
-        summary.power = Power.of(state.measured, self.energy.source)
+        if power := state.measured.power():
+            summary.power = {**power, "source": self.energy.source}
         # Where rows change only when a step looks them up, those that differ from the initial values were looked up.
         counts_touched = not config.optimizer.sparse_weight_decay and config.checkpoint.resume in ("auto", "never")
         meter = TableMeter(session.model.module.sparse_arch.tables, config.train.seed, counts_touched)
         losses = sha256(state.all_losses().tobytes()).hexdigest()
-        summary.digest = Digests(parameters=session.parameters_digest(meter), losses=losses)
+        summary.digest = {"parameters": session.parameters_digest(meter), "losses": losses}
         summary.tables = meter.figures()
         return summary
 
@@ -375,7 +332,7 @@ class Recorder:
     def _local_summary(self, served: EvaluationFigures | None) -> Summary:
         """Return `local_summary` of this process, with the served model's evaluation in place of the newest."""
         session, state = self._session, self._state
-        samples, counts = session.predictor.samples(state.step), session.parameter_counts()
+        samples, counts = session.samples(state.step), session.parameter_counts()
         world_size, train = session.runtime.world_size, session.config.train
         summary = local_summary(train, state, samples, counts, world_size, session.is_logloss, self.seconds())
         summary.no_baselines = None if session.config.baselines is False else absence("baselines")
@@ -391,7 +348,7 @@ class Recorder:
         dataset = Dataset(
             path=str(session.root),
             digest=manifest.digest,
-            rows=session.predictor.split_rows(),
+            rows=session.split_rows(),
             labels={name: rows_digest(manifest, name) for name in manifest.splits if not manifest.kind.windows},
             label_rate=manifest.label_rate,
             encoding=manifest.encoding.get("name"),

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,18 +20,18 @@ from app.config.app_config import AppConfig
 from app.config.model import Storage
 from app.config.train import Compile, OnNan, Pipeline, Platform, require_graphs
 from app.data.batch import Batch, gpu_address, layout_of, pinned_ahead, with_room_checked
-from app.metrics.documents import Measured, of_steps
+from app.metrics.documents import Measured, TrainEvent
 from app.metrics.timing import PHASES, StepTimer
 from app.model.dlrm import Loss, make_loss
 from app.model.embeddings import INIT_BLOCK_ROWS, TableSpec, initial_rows, table_of
 from app.optimizer import fused_params, learning_rate, make_optimizer, set_learning_rate, set_step, total_norm
 from app.record import provenance
-from app.record.documents import TableFigures
 from app.runtime.platform import Runtime
 from app.sharding.documents import Plan
 from app.sharding.plan import table_blocks, table_weights
 from app.training.predictor import Predictor, sharded_model, task_of
 from app.training.state import RunLength, RunState
+from common.documents import Figures
 from common.errors import UserError, last_line
 from common.files import format_bytes
 from data_prep.dataset.format import Manifest
@@ -79,15 +78,15 @@ class TableMeter:
                     initial = initial.astype(np.float16).astype(np.float32)
                 self._touched[table.name] += int((rows != initial).any(axis=1).sum())
 
-    def figures(self) -> dict[str, TableFigures]:
+    def figures(self) -> dict[str, Figures]:
         """Return figures by table name of those that passed by; of a large table only the sampled rows count."""
         return {
-            name: TableFigures(
-                rows=len(norms := np.concatenate(parts)),
-                rows_touched=self._touched[name] if self._counts_touched else None,
-                mean_norm=float(norms.mean(dtype=np.float64)),
-                largest_norm=float(norms.max()),
-            )
+            name: {
+                "rows": len(norms := np.concatenate(parts)),
+                "rows_touched": self._touched[name] if self._counts_touched else None,
+                "mean_norm": float(norms.mean(dtype=np.float64)),
+                "largest_norm": float(norms.max()),
+            }
             for name, parts in self._norms.items()
             if parts
         }
@@ -97,13 +96,9 @@ GRAPH_BYTES = 1 << 28  # vectors of a batch beyond which plain steps are faster:
 
 
 @dataclass
-class Session:
-    """Everything training needs on this process: the sharded model, its loss and its optimizer.
+class Session(Predictor):
+    """Everything training needs on this process: the sharded model, its loss and its optimizer."""
 
-    predictor: the model and its dataset, without what training adds.
-    """
-
-    predictor: Predictor
     plan: Plan
     optimizer: CombinedOptimizer
     loss: Loss  # maps a batch's logits and labels to its loss
@@ -113,35 +108,10 @@ class Session:
     compile_reason: str = field(default="", init=False)  # why `auto` became that
     cuts: int = field(default=0, init=False)  # cuts of the learning rate so far; evaluations decide them
 
-    @property
-    def config(self) -> AppConfig:
-        """Return the run's configuration."""
-        return self.predictor.config
-
-    @property
-    def runtime(self) -> Runtime:
-        """Return this process of the job."""
-        return self.predictor.runtime
-
-    @property
-    def root(self) -> Path:
-        """Return the dataset's directory."""
-        return self.predictor.root
-
-    @property
-    def manifest(self) -> Manifest:
-        """Return the dataset's manifest."""
-        return self.predictor.manifest
-
-    @property
-    def model(self) -> Any:
-        """Return the sharded model."""
-        return self.predictor.model
-
     def loss_of(self, logits: Tensor, batch: Batch) -> Tensor:
         """Return a batch's loss; averaged over ranks (micro-batches: summed), it is the global batch's mean loss."""
-        if self.predictor.micro_batches is not None:
-            return self.predictor.micro_batches.loss(self.loss, batch)
+        if self.micro_batches is not None:
+            return self.micro_batches.loss(self.loss, batch)
         if batch.share == 1:
             return self.loss(logits, *batch.targets())
         if not batch.num_valid:
@@ -151,8 +121,8 @@ class Session:
 
     def backward(self, loss: Tensor) -> None:
         """Compute the gradients of dense parameters and update FBGEMM's tables."""
-        if self.predictor.micro_batches is not None:
-            self.predictor.micro_batches.backward()
+        if self.micro_batches is not None:
+            self.micro_batches.backward()
         else:
             loss.backward()
 
@@ -188,7 +158,7 @@ class Session:
                 one_id_each = layout_of(features, [np.ones(batch_size, np.int64)] * len(features))
                 ids = torch.zeros(len(features) * batch_size, dtype=torch.int32, device=device)
                 # A replayed graph would always read the weights that autocast cast and cached while it was recorded.
-                autocast = partial(self.predictor.autocast, cached=False)
+                autocast = partial(self.autocast, cached=False)
                 self.model.module.capture_dense_layers(dense_features, one_id_each.bags(ids), autocast)
             except RuntimeError as error:
                 if setting is not Compile.auto:
@@ -223,18 +193,18 @@ class Session:
         return lr
 
     def forward(self, batch: Batch) -> Tensor:
-        """Return a batch's logits, as `Predictor.forward` does; in training, call `begin_step` first.
+        """Return a batch's logits, as of `Predictor`; in training, call `begin_step` first.
 
         In training, dropout is active and batch norm uses the batch's own rows.
         """
-        if self.model.training and self.predictor.micro_batches is None:
+        if self.model.training and self.micro_batches is None:
             rows, seed = len(batch.labels), self.config.train.seed
             # None says that no row is padding, so that one process can take torch's own batch norm, with its bits.
             num_valid = None if batch.num_valid == rows else batch.num_valid
             self.model.module.begin_step(seed, self._step, self.runtime.rank, rows, num_valid)
-        return self.predictor.forward(batch, self._draw)
+        return super().forward(batch)
 
-    def _draw(self, first_row: int, num_valid: int) -> None:
+    def draw(self, first_row: int, num_valid: int) -> None:
         """Draw the dropout masks of the micro-batch that begins at this row of the global batch."""
         size = self.config.train.micro_batch
         if self.model.training and size is not None:
@@ -298,7 +268,7 @@ def build(config: AppConfig, runtime: Runtime, root: Path, manifest: Manifest) -
     mean_weight = manifest.encoding.get("mean_weight", 1.0)
     factor = 1.0 if config.model.parts is None else config.model.parts.loss_factor(config)
     loss = make_loss(config.loss, factor, task_of(manifest), mean_weight)
-    return Session(Predictor(config, runtime, root, manifest, model), plan, optimizer, loss, factor)
+    return Session(config, runtime, root, manifest, model, plan, optimizer, loss, factor)
 
 
 log = logging.getLogger("clickwork")
@@ -337,16 +307,10 @@ class FiniteChecks:
         return torch.stack([loss.detach().float(), *gradients, *others])
 
 
-class StepFigures(NamedTuple):
-    """Figures of consecutive steps; arrays have a value per step, times are in seconds."""
-
-    lr: float  # rate of the last step
-    losses: NDArray[np.float32]  # mean over the global batch
-    accuracies: NDArray[np.float32]  # share of the global batch on the right side of probability 0.5
-    seconds: NDArray[np.float32]  # on this process; shorter if some steps ran before a resumption
-    input_wait: float  # sum over these steps, on this process
-    phases: dict[str, float]  # mean over the sampled steps, on the slowest process
-    gradient_norm: float | None  # 2-norm of the last step's dense gradients; None if it was skipped
+def mean_loss(losses: NDArray[np.float32]) -> float | None:
+    """Return the mean of the finite losses (steps may have been skipped); None if there is none."""
+    finite = losses[np.isfinite(losses)]
+    return float(finite.mean(dtype=np.float64)) if len(finite) else None
 
 
 class StepWindow:
@@ -356,9 +320,8 @@ class StepWindow:
         self.lr = 0.0
         self.gradient_norm: Tensor | None = None  # norm at the last reported step
         self.first_counted_step = state.step + length.train.warmup_steps_excluded  # steps after this one count
-        self._checks, self._runtime = FiniteChecks(session.dense_parameters()), session.runtime
+        self._checks, self._session = FiniteChecks(session.dense_parameters()), session
         self._timer, self._length, self._state = timer, length, state
-        self._micro_batches = session.predictor.micro_batches
         self._values: list[Tensor] = []  # per step: its finite checks and its accuracy
         self._of_micro_batches: list[Tensor] = []  # per step: losses and hits of this process, [2, micro-batches]
         self._rows: list[int] = []  # per step: rows of its global batch
@@ -375,9 +338,9 @@ class StepWindow:
         if labels.ndim > 1:  # accuracy is that of the dataset's label, which comes first
             logits, labels = logits[:, 0], labels[:, 0]
         hits = (logits.detach() > 0) == (labels > 0.5)
-        if self._micro_batches is not None:
+        if self._session.micro_batches is not None:
             hits[batch.num_valid :] = 0
-            losses = self._micro_batches.losses
+            losses = self._session.micro_batches.losses
             self._of_micro_batches.append(
                 torch.stack([losses, hits.view(len(losses), -1).sum(dim=1, dtype=torch.float32)])
             )
@@ -403,7 +366,7 @@ class StepWindow:
 
         Raises UserError at the first value that is not finite; a skipped step's loss may be such a value.
         """
-        state, runtime = self._state, self._runtime
+        state, runtime = self._state, self._session.runtime
         seconds, wait, phase_steps, phases = self._timer.take()
         # One copy from the device and one exchange bring the figures of all steps since the last call.
         values = runtime.mean(torch.stack(self._values).cpu().numpy())
@@ -431,7 +394,8 @@ class StepWindow:
         # The loop also synchronises at first_counted_step, so one call's steps are all warm-up or all counted.
         if state.step - len(losses) >= self.first_counted_step:
             state.step_seconds.append(seconds)
-            state.count(of_steps(seconds, runtime.world_size, wait))
+            total = float(seconds.sum(dtype=np.float64))
+            state.count(Measured(len(seconds), total, total * runtime.world_size, wait))
             state.count(timed)
         state.accuracies = np.concatenate([state.accuracies, accuracies])
         self._losses.append(losses)
@@ -445,28 +409,38 @@ class StepWindow:
         steps = [torch.nn.functional.pad(values, (0, count - values.shape[1])) for values in self._of_micro_batches]
         # Micro-batches come rank by rank in the order of the global batch, so the sum is the same on any layout.
         total = np.zeros((len(steps), 2))
-        for values_of_rank in self._runtime.gather(torch.stack(steps).cpu().numpy()):
+        for values_of_rank in self._session.runtime.gather(torch.stack(steps).cpu().numpy()):
             for number in range(count):
                 total += values_of_rank[:, :, number]
         rows = np.array(self._rows)
         self._of_micro_batches, self._rows = [], []
         return total[:, 0].astype(np.float32), (total[:, 1] / rows).astype(np.float32)
 
-    def take(self) -> StepFigures:
-        """Return the figures of the steps since the last call; call `synchronise` before it."""
-        figures = StepFigures(
-            self.lr,
-            np.concatenate(self._losses),
-            self._state.accuracies,
-            np.concatenate(self._seconds),
-            self._input_wait,
-            {name: seconds / self._phases.phase_steps for name, seconds in self._phases.phases.items()},
-            None if self.gradient_norm is None else float(self.gradient_norm),
+    def take(self) -> TrainEvent:
+        """Return the event of the steps since the last call; call `synchronise` before it."""
+        session, state, samples = self._session, self._state, self._session.samples
+        losses, seconds = np.concatenate(self._losses), np.concatenate(self._seconds)
+        loss, total = mean_loss(losses), float(seconds.sum(dtype=np.float64))
+        has_clicks = task_of(session.manifest).has_clicks
+        event = TrainEvent(
+            event="train",
+            step=state.step,
+            epoch=state.epoch,
+            steps=len(losses),
+            loss=loss,
+            accuracy=float(state.accuracies.mean(dtype=np.float64)) if has_clicks else None,
+            logloss=loss if session.is_logloss else None,
+            lr=self.lr,
+            gradient_norm=None if self.gradient_norm is None else float(self.gradient_norm),
+            # A resumed window has losses of steps that were trained before, but times of this launch's steps alone.
+            samples_per_second=(samples(state.step) - samples(state.step - len(seconds))) / total,
+            input_wait_fraction=self._input_wait / total,
+            phase_seconds={name: spent / self._phases.phase_steps for name, spent in self._phases.phases.items()},
         )
         self.gradient_norm = None
-        self._state.accuracies = np.empty(0, np.float32)
+        state.accuracies = np.empty(0, np.float32)
         self._losses, self._seconds, self._input_wait, self._phases = [], [], 0.0, Measured()
-        return figures
+        return event
 
     def _describe_step(self, step: int) -> str:
         """Return the place of a step, counted from 1, for a message."""
@@ -492,7 +466,7 @@ class DataLoader:
 
     def batches(self, epoch: int, first: int) -> Iterator[Batch]:
         """Return the rest of an epoch's batches, from its step `first` on."""
-        train, split = self._length.train, self._session.predictor.split("train")
+        train, split = self._length.train, self._session.split("train")
         source = split.train_batches(train.global_batch_size, train.seed, epoch, first)
         device = self._session.runtime.device
         # The first batch is needed for this check, as it shows how many bytes a batch takes.
@@ -503,7 +477,7 @@ class DataLoader:
             processes = self._session.runtime.local_world_size
             source = with_room_checked(source, gpu_address(device), processes, sum(file.bytes for file in files))
         if self._pipeline is None:
-            return self._session.predictor.on_device(source)
+            return self._session.on_device(source)
         # The pipeline copies to the device by itself, so batches only have to be in page-locked memory.
         source = source if device.type == "cpu" else pinned_ahead(source, device)
         return self._pipeline.run(source, self._steps_to_evaluations(epoch * self._length.steps_per_epoch + first))

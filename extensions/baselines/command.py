@@ -25,7 +25,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from app.config.app_config import AppConfig
-from app.config.kinds import AUC, BASE_RATE, COMPARED, NE, Additions, FoldedTable
+from app.config.kinds import AUC, BASE_RATE, COMPARED, NE, Additions
 from app.record.directory import ignoring_full_disk, save_summary
 from app.record.documents import (
     DONE,
@@ -70,8 +70,7 @@ def additions(run: RunFiles) -> Additions:
         aucs = convert(auc_of_each, dict[str, float], "baselines.columns.auc_of_each")
         rows = [[name, figure(auc)] for name, auc in sorted(aucs.items(), key=lambda item: -item[1])]
         summary = "AUC of each column alone, by its label rates in train (0.5 is chance)"
-        parts = halves(ReportTable(["Column", "AUC"], rows, {1}))
-        tables.append(FoldedTable(summary, "AUC of each column alone", parts))
+        tables.append((summary, "AUC of each column alone", halves(ReportTable(["Column", "AUC"], rows, {1}))))
     for name, baseline in _baselines_by_words(run, figures).items() if figures else ():
         assert figures is not None
         remark = f"a simpler model on the same splits{_sample_clause(figures)}"

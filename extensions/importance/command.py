@@ -32,7 +32,7 @@ from app.training import checkpointer, predictor
 from app.training.checkpointer import TrainedRun
 from app.training.predictor import Predictor, require_column
 from common.cli import EXIT_DONE
-from common.documents import Json, encode, plain_object
+from common.documents import Figures, Json, encode, plain_object
 from common.errors import UserError
 from common.files import write_atomically
 from data_prep.dataset.format import Manifest, mean_bag_sizes, sampled_row_numbers
@@ -123,7 +123,7 @@ class ScoredRows:
 
 
 def importances(
-    scored: ScoredRows, scorer: Predictor, config: ImportanceConfig, unknown: dict[str, float], norms: dict[str, float]
+    scored: ScoredRows, scorer: Predictor, config: ImportanceConfig, unknown: dict[str, float], norms: Figures
 ) -> tuple[list[Feature], list[str]]:
     """Return the importance of each feature, the largest first, and the features that time did not suffice for.
 
@@ -200,7 +200,7 @@ def _measure(config: ImportanceConfig, trained: AppConfig, run: TrainedRun, runt
     summary, arch = read_summary(Path(config.run)), scorer.model.module.sparse_arch
     measured = summary.tables if summary else {}
     tables = {arch.feature_of[key]: table.name for table in reversed(arch.tables) for key in table.keys}
-    norms = {feature: measured[name].mean_norm for feature, name in tables.items() if name in measured}
+    norms = {feature: measured[name]["mean_norm"] for feature, name in tables.items() if name in measured}
     features, missing = importances(scored, scorer, config, unknown, norms)
     return Importance(
         checkpoint=run.path.name,

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from app.config.commands import CHECKPOINT, DatasetConfig
-from app.config.kinds import METRICS, Additions, FoldedTable
+from app.config.kinds import METRICS, Additions
 from app.config.train import RuntimeConfig
 from app.metrics.documents import EvaluationFigures
 from app.report.page import ReportTable
@@ -99,15 +99,12 @@ def additions(run: RunFiles) -> Additions:
         "split's values without an id of their own. Norm: the mean 2-norm of the rows of the feature's table."
     )
     table = ReportTable(["Feature", f"{label} lost", "±", "Unknown", "Norm"], rows, {1, 2, 3, 4}, note)
-    return Additions(
-        [],
-        [],
-        [FoldedTable(f"What mattered: {label} lost without each feature ({scope})", "What mattered", [table]), *slices],
-    )
+    summary = f"What mattered: {label} lost without each feature ({scope})"
+    return Additions([], [], [(summary, "What mattered", [table]), *slices])
 
 
-def _slice_table(column: str, values: list[Json], scope: str) -> FoldedTable:
-    """Return the table of a column's slices; values: metrics of the rows of each value."""
+def _slice_table(column: str, values: list[Json], scope: str) -> tuple[str, str, list[ReportTable]]:
+    """Return the table of a column's slices, as in Additions; values: metrics of the rows of each value."""
     evaluated = [
         convert({key: entry for key, entry in value.items() if key != "value"}, EvaluationFigures) for value in values
     ]
@@ -124,4 +121,4 @@ def _slice_table(column: str, values: list[Json], scope: str) -> FoldedTable:
         rows.append([str(value["value"]), count(one.samples), *cells])
     columns = [column, "Rows", *(metric.title for metric in metrics)]
     table = ReportTable(columns, rows, {*range(1, len(columns))})
-    return FoldedTable(f"Metrics by value of {column} ({scope})", f"Metrics by {column}", [table])
+    return f"Metrics by value of {column} ({scope})", f"Metrics by {column}", [table]

@@ -299,7 +299,7 @@ def summarise(
         machine=devices(manifest) if manifest else None,
         versions=manifest.versions if manifest else {},
         commit=commits.pop() if len(commits) == 1 else None,
-        dirty=any(run.run.manifest.code and run.run.manifest.code.dirty_diff_sha256 for run in runs),
+        dirty=any(run.run.manifest.code.get("dirty_diff_sha256") for run in runs),
         seconds=sum(seconds) if seconds else None,
         # A sum over a part of the runs would be too low.
         joules=sum(joules) if joules and len(joules) == len(seconds) else None,
@@ -333,9 +333,9 @@ def _seed_record(seed: Seed, status: int | None) -> SeedRun:
         steps=summary.steps if summary else None,
         samples=summary.samples if summary else None,
         samples_to_target=summary.samples if summary and run.status == "target_reached" else None,
-        samples_per_second=run.throughput.samples_per_second,
+        samples_per_second=run.rate,
         seconds=summary.seconds.get("total") if summary else None,
-        joules=(power.joules or None) if power else None,
+        joules=float(power["joules"] or 0) or None if power else None,
     )
 
 

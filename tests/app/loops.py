@@ -8,11 +8,10 @@ from torch import Tensor, nn
 
 from app.config.train import TrainConfig
 from app.data.batch import Batch
-from app.metrics.documents import EvaluationFigures
+from app.metrics.documents import EvaluationFigures, TrainEvent
 from app.metrics.timing import StepTimer
 from app.model.embeddings import Vectors
 from app.training.loop import TrainingLoop
-from app.training.session import StepFigures
 from app.training.state import RunLength, RunState
 
 
@@ -20,7 +19,7 @@ class Nothing:
     """In place of what the loop calls besides a session: there are batches; nothing is due, nothing is done."""
 
     def __init__(self, batches: Iterable[Batch]) -> None:
-        self.reported: list[StepFigures] = []
+        self.reported: list[TrainEvent] = []
         self._batches = batches
 
     def batches(self, epoch: int, first: int) -> Iterator[Batch]:
@@ -29,8 +28,8 @@ class Nothing:
     def evaluate(self, step: int) -> EvaluationFigures:
         return EvaluationFigures(step=step, auc=None)
 
-    def steps(self, state: RunState, figures: StepFigures) -> None:
-        self.reported.append(figures)
+    def steps(self, state: RunState, event: TrainEvent) -> None:
+        self.reported.append(event)
 
     def __getattr__(self, name: str) -> Any:
         return lambda *_: None
@@ -46,9 +45,7 @@ def step(session: Any, batch: Batch, number: int) -> float:
     return float(loss.item())
 
 
-def train(
-    session: Any, batches: Iterable[Batch], steps: int, config: TrainConfig
-) -> tuple[RunState, list[StepFigures]]:
+def train(session: Any, batches: Iterable[Batch], steps: int, config: TrainConfig) -> tuple[RunState, list[TrainEvent]]:
     """Train to the end; the final state, and what was reported of the windows of steps."""
     nothing, state = Nothing(batches), RunState()
     loop: Any = TrainingLoop

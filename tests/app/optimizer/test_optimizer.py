@@ -116,7 +116,7 @@ def test_what_fbgemm_lacks_on_cpu_is_said_or_refused(
 
 def _train(this: Session, first: int, last: int) -> None:
     """Steps [first, last)."""
-    batches = this.predictor.split("train").train_batches(128, seed=5, epoch=0, first=first)
+    batches = this.split("train").train_batches(128, seed=5, epoch=0, first=first)
     for _, batch in zip(range(first, last), batches, strict=False):
         set_learning_rate(this.optimizer, 0.01, 0.01)
         this.optimizer.zero_grad()

@@ -164,7 +164,7 @@ def test_whatever_lies_in_a_checkout_is_no_hindrance(tmp_path: Path, monkeypatch
     def code() -> dict[str, str | None]:
         code_version = provenance.describe_run().code
         assert code_version
-        return {"git_sha": code_version.git_sha or None, "dirty_diff_sha256": code_version.dirty_diff_sha256 or None}
+        return {name: code_version[name] for name in ("git_sha", "dirty_diff_sha256")}
 
     monkeypatch.setattr(provenance, "REPOSITORY", tmp_path)
     git(tmp_path, "init", "--quiet")

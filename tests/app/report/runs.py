@@ -103,7 +103,7 @@ def write_run(
         "eval": {"step": steps, **evaluation},
         "last": {"step": steps, **evaluation},
         "covers": {"train": {"steps": min(steps, int(config["train"]["log_every_steps"]))}},
-        "throughput": plain_object(throughput(seconds, 0.1, batch, world_size, 0)),
+        "throughput": throughput(seconds, 0.1, batch, world_size, 0),
         "memory": {"host_peak_bytes": int(6e8), "device_peak_bytes": None},
         "phase_seconds": {name: share * step_ms / 1e3 for name, share in phases.items()},
         "tables": {"t_a": {"rows": 1000, "rows_touched": 250, "mean_norm": 0.125, "largest_norm": 0.5}},

@@ -161,12 +161,12 @@ def test_the_parts_of_a_step_add_up_to_it(tmp_path: Path) -> None:
     run = read_run(write_run(tmp_path / "run", step_ms=20.0))
     parts = {part.name: part for part in step_parts(run)}
     assert run.summary is not None
-    whole = 1e3 / (run.throughput.steps_per_second or 0)
+    whole = 1e3 / (run.throughput["steps_per_second"] or 0)
     assert sum(part.milliseconds for part in parts.values()) == pytest.approx(whole)
     assert sum(part.share for part in parts.values()) == pytest.approx(1)
     assert list(parts) == ["input wait", "forward", "backward", "optimizer", "host"]
     assert parts["forward"].milliseconds == pytest.approx(0.3 * 20)
-    assert parts["input wait"].milliseconds == pytest.approx(whole * (run.throughput.input_wait_fraction or 0))
+    assert parts["input wait"].milliseconds == pytest.approx(whole * (run.throughput["input_wait_fraction"] or 0))
     run.summary.phase_seconds = {**(run.summary.phase_seconds or {}), "communication": 0.004}
     exchanged = {part.name: part for part in step_parts(run)}
     assert exchanged["exchange"].milliseconds == pytest.approx(4)

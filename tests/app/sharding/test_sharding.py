@@ -195,7 +195,7 @@ def planned_storage(
 
 def live_bytes(this: session.Session) -> int:
     """Of tables, their optimizers' state, their gradients, pooled vectors and ids as FBGEMM has them (int64)."""
-    (batch,) = list(this.predictor.split("train").train_batches(ROWS, 0, 0, 0))[:1]
+    (batch,) = list(this.split("train").train_batches(ROWS, 0, 0, 0))[:1]
     this.optimizer.zero_grad()
     pooled = this.model.module.sparse_arch.bags(batch.sparse_features).values()
     pooled.sum().backward()

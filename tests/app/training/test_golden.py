@@ -50,7 +50,7 @@ def train_case(case: str, runtime: Runtime) -> tuple[NDArray[np.float32], dict[s
     config = composed(*model, *optimizer, *["optimizer.eps=1e-10"] * (algorithm != "sgd"))
     this = session.build(config, runtime, Path("golden"), manifest())
     _set_initial(this, golden, columns_of(case))
-    state, _ = loops.train(this, this.predictor.on_device(batches(golden)), STEPS, config.train)
+    state, _ = loops.train(this, this.on_device(batches(golden)), STEPS, config.train)
     return np.concatenate(state.losses), _final_parameters(this)
 
 

@@ -296,9 +296,7 @@ def train_beside_the_oracle(case: Drawn, interaction: str, runtime: Runtime, rag
     lr, table_lr = (rates(schedule.name.value, base, *lengths) for base in (optimizer.lr, optimizer.table_lr))
     settings = (optimizer.eps or 0.0, (optimizer.beta1 or 0.9, optimizer.beta2 or 0.999), optimizer.max_grad_norm)
     oracle = OracleDLRM(parameters, features, interaction, lr, table_lr, case.optimizer.value, *settings)
-    for step, batch in zip(
-        range(DRAWN_STEPS), this.predictor.split("train").train_batches(DRAWN_BATCH, 3, 0, 0), strict=False
-    ):
+    for step, batch in zip(range(DRAWN_STEPS), this.split("train").train_batches(DRAWN_BATCH, 3, 0, 0), strict=False):
         loss = loops.step(this, batch, step)
         bags = {name: jagged.to_dense() for name, jagged in batch.sparse_features.to_dict().items()}
         rows = slice(batch.num_valid)  # micro-batches are padded
@@ -392,9 +390,7 @@ def test_steps_are_those_of_the_naive_program(shape: str, settings: Settings, ru
     keys += ["model.dense_init=xavier_normal", f"train.global_batch_size={FIELD_BATCH}", f"train.seed={SEED}"]
     this = built(runtime, dataset, *keys, *SHAPES[shape], *settings.overrides())
     oracle = naive(shape, settings, this)
-    batches = list(
-        zip(range(FIELD_STEPS), this.predictor.split("train").train_batches(FIELD_BATCH, 3, 0, 0), strict=False)
-    )
+    batches = list(zip(range(FIELD_STEPS), this.split("train").train_batches(FIELD_BATCH, 3, 0, 0), strict=False))
     for step, batch in batches:
         loss = loops.step(this, batch, step)
         rows = slice(batch.num_valid)

@@ -129,9 +129,9 @@ def test_items_are_ranked_as_evaluation_scores_each_alone(
     run = checkpointer.open_checkpoint(directory, None, config.data.path, runtime)
     this = session.build(config, runtime, run.root, run.manifest)
     load_tensors(run.path, this.model, optimizer=None)
-    reader = this.predictor.split("val")
+    reader = this.split("val")
     assert isinstance(reader, EventSplit)
-    alone = this.predictor.score(reader.eval_batches(1)).logits
+    alone = this.score(reader.eval_batches(1)).logits
     positions, events = reader.log.anchors.window(reader.log.eval_window), reader.log.events
     names = {text_key(text): text for text in [f"{kind} {i}" for kind in ("user", "film") for i in range(30)]}
     names |= {number: str(number) for number in range(200)}
@@ -191,7 +191,7 @@ def test_several_tasks_are_learned(run_app: Command, log: Path, tmp_path: Path, 
     config = checkpointer.trained_config(one, RuntimeConfig(), None)
     run = checkpointer.open_checkpoint(one, None, config.data.path, runtime)
     this = session.build(config, runtime, run.root, run.manifest)
-    reader = this.predictor.split("train")
+    reader = this.split("train")
     assert isinstance(reader, EventSplit)
     batch = next(reader.train_batches(32, 0, 0, 0))
     flags = torch.from_numpy(reader.log.events.flags[reader.log.anchors.window(0)[:32]])
@@ -201,7 +201,7 @@ def test_several_tasks_are_learned(run_app: Command, log: Path, tmp_path: Path, 
     expected = torch.stack(parts).sum()
     assert losses(one)[0] == pytest.approx(float(expected.detach()), abs=1e-6)
     load_tensors(run.path, this.model, optimizer=None)
-    scores = this.predictor.score(this.predictor.split("val").eval_batches(64))
+    scores = this.score(this.split("val").eval_batches(64))
     figures = summary(one)["eval"]
     assert figures["auc"] == pytest.approx(roc_auc_score(scores.labels, scores.logits), abs=1e-9)
     logits, labels = scores.tasks[0]

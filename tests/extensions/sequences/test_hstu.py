@@ -506,7 +506,7 @@ def logits_of(samples: list[Any], parameters: Parameters) -> Tensor:
 
 def test_scores_are_those_of_the_raw_events(runtime: Runtime, root: Path) -> None:
     this, samples = build_session(runtime, root), raw_windows()[-1]
-    scores = this.predictor.score(this.predictor.split("val").eval_batches(16))
+    scores = this.score(this.split("val").eval_batches(16))
     assert scores.labels.tolist() == [sample[-1] for sample in samples]
     indices = range(0, len(samples), max(1, len(samples) // 8))
     with torch.no_grad():
@@ -523,7 +523,7 @@ def test_steps_are_those_of_the_raw_events(runtime: Runtime, root: Path) -> None
     dense = [value for value in parameters.values() if not any(value is table for table in tables)]
     of_tables = plain.Optimizer("rowwise_adagrad", tables, [], eps=1e-3)
     of_dense = plain.Optimizer("adam", [], dense, eps=1e-3, betas=(0.95, 0.999))
-    for step, batch in zip(range(4), this.predictor.split("train").train_batches(batch_size, 0, 0, 0), strict=False):
+    for step, batch in zip(range(4), this.split("train").train_batches(batch_size, 0, 0, 0), strict=False):
         this.begin_step(step)
         this.optimizer.zero_grad()
         loss = this.loss(this.forward(batch), batch.labels)
