@@ -32,7 +32,7 @@ from app.record import provenance
 from app.record.directory import RunDirectory
 from app.report.page import REPORT, write_report
 from app.runtime import environment, platform
-from app.runtime.platform import FailureAdvice, Runtime
+from app.runtime.platform import Runtime
 from app.trackers import require_clients
 from app.training import evaluator, meta_build, session
 from app.training.loop import TrainingRun
@@ -211,7 +211,7 @@ def main(config: AppConfig) -> int:
         step.require(config)
 
     checkpoints = Path(config.run.dir) / files.CHECKPOINTS
-    advice = FailureAdvice(LESS_MEMORY, lambda: files.resumption(checkpoints))
+    advice = LESS_MEMORY, lambda: files.resumption(checkpoints)
     only_built = meta_build.is_wanted(config)
     config = replace(config, train=replace(config.train, micro_batch_size=config.train.micro_batch))
     # A run that is only built computes nothing, so this machine need not have its precision.

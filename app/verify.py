@@ -38,7 +38,6 @@ from msgspec import UNSET
 from numpy.typing import NDArray
 
 from app.checkpoint import files
-from app.checkpoint.files import read
 from app.checkpoint.saver import local_tensors, read_tensors, stage, tensors_of
 from app.config.app_config import AppConfig, validate
 from app.config.commands import VerifyConfig
@@ -620,7 +619,7 @@ def _replay(
     paths = decode(
         joined.on_rank_0(lambda: encode([str(path) for path in files.undamaged_checkpoints(directory)])), list[str]
     )
-    checkpoints = {read(Path(path)).state.step: Path(path) for path in paths}
+    checkpoints = {files.read_state(Path(path)).step: Path(path) for path in paths}
     summary = record.summary
     is_known = summary is not None and not (checkpoints and summary.status == "failed")
     steps = max([*checkpoints, summary.steps if summary is not None and is_known else 0])
@@ -672,7 +671,7 @@ def _replay(
     assert isinstance(run.checkpointer, ReplayComparison)
     losses = None
     if checkpoints:
-        recorded = read(checkpoints[max(checkpoints)]).arrays["losses"]
+        recorded = files.read(checkpoints[max(checkpoints)])[1]["losses"]
         # The replay may go further than the newest checkpoint.
         losses = bitwise_difference(recorded, state.all_losses()[: len(recorded)], floor=0.0)
     report = {

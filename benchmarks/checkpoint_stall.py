@@ -70,7 +70,7 @@ def measure_once(
     checkpointer = OneCheckpoint(train_session, saver, None if kind == "none" else steps // 4)
     took = training_loop.time_loop(train_session, steps, batches, checkpointer) * steps
     saver.wait()
-    write_seconds = [one.seconds for one in saver.finished()]
+    write_seconds = [seconds for _, seconds in saver.finished()]
     saver.close()
     return {"loop": took, "stall": checkpointer.stall, "write": write_seconds[0] if write_seconds else 0.0}
 

@@ -10,9 +10,8 @@ import logging
 import os
 import shutil
 import zipfile
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 from msgspec.structs import replace
@@ -73,12 +72,8 @@ class OtherFormatError(UserError):
     """Another version wrote the checkpoint."""
 
 
-@dataclass
-class CheckpointState:
-    """A checkpoint's contents besides tensors: JSON values, and arrays by name."""
-
-    state: SavedState
-    arrays: dict[str, NDArray[Any]]
+# A checkpoint's contents besides tensors: JSON values, and arrays by name.
+CheckpointState: TypeAlias = tuple[SavedState, dict[str, NDArray[Any]]]
 
 
 def checkpoint_name(step: int) -> str:
@@ -180,7 +175,7 @@ def read(checkpoint: Path) -> CheckpointState:
     try:
         # A pickle could run code, and a checkpoint may come from somebody else.
         with np.load(checkpoint / ARRAYS, allow_pickle=False) as arrays:
-            return CheckpointState(read_state(checkpoint), dict(arrays))
+            return read_state(checkpoint), dict(arrays)
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise _damage_error(checkpoint / ARRAYS, error) from error
 
@@ -190,13 +185,14 @@ def publish(part: Path, final: Path, saved: CheckpointState, digests: dict[str, 
 
     digests: size and digest of the tensors' files by name; the others are added here.
     """
-    np.savez(part / ARRAYS, allow_pickle=False, **saved.arrays)
+    values, arrays = saved
+    np.savez(part / ARRAYS, allow_pickle=False, **arrays)
     # The tensors' files are synced and hashed by the processes that wrote them.
     for path in sorted(part.iterdir()):
         if path.name not in digests:
             sync(path)
             digests[path.name] = digest_file(path)
-    state = encode(replace(saved.state, files=digests), indent=1).encode()
+    state = encode(replace(values, files=digests), indent=1).encode()
     # The file state.json comes last, since it makes the directory count as a checkpoint.
     write_atomically(part / STATE_SUM, checksum_line(state))
     write_atomically(part / STATE, state)

@@ -15,7 +15,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 from itertools import chain
 from pathlib import Path
@@ -293,15 +293,6 @@ class _PathlessWriter(FileSystemWriter):
         return None if meta is None else replace(meta, checkpoint_id=None)
 
 
-@dataclass
-class WrittenCheckpoint:
-    """A complete checkpoint: its path and step, and the seconds that writing it took."""
-
-    path: Path
-    step: int
-    seconds: float
-
-
 class Saver:
     """Saves a model's and its optimizer's state under one directory, the same steps on every process.
 
@@ -317,8 +308,8 @@ class Saver:
         with discard_native_stdout():
             self._group = dist.new_group(backend="gloo")
         self._thread: ThreadPoolExecutor | None = None
-        self._pending: Future[WrittenCheckpoint] | None = None
-        self._checkpoints: list[WrittenCheckpoint] = []
+        self._pending: Future[tuple[int, float]] | None = None
+        self._checkpoints: list[tuple[int, float]] = []
         self._warned_of_memory = False
 
     def save(
@@ -356,8 +347,8 @@ class Saver:
         """Return whether `wait` would raise immediately."""
         return self._pending is not None and self._pending.done() and self._pending.exception() is not None
 
-    def finished(self) -> list[WrittenCheckpoint]:
-        """Return the checkpoints completed since the last call, without waiting for the one being written."""
+    def finished(self) -> list[tuple[int, float]]:
+        """Return step and seconds of writing of the checkpoints completed since the last call; do not wait for one."""
         if self._pending is not None and self._pending.done() and not self.failed():
             self.wait()
         checkpoints, self._checkpoints = self._checkpoints, []
@@ -393,8 +384,8 @@ class Saver:
 
         self._together(self._directory / files.BEST, mark, everywhere=False)
 
-    def _write(self, step: int, tensors: dict[str, Any], saved: CheckpointState, best: bool) -> WrittenCheckpoint:
-        """Write a whole checkpoint, or nothing; every process gets the same outcome."""
+    def _write(self, step: int, tensors: dict[str, Any], saved: CheckpointState, best: bool) -> tuple[int, float]:
+        """Write a whole checkpoint, or nothing, alike on every process; return its step and the seconds taken."""
         began, rank, final = time.perf_counter(), dist.get_rank(), self._directory / files.checkpoint_name(step)
         part = final.with_suffix(PART)
 
@@ -439,7 +430,7 @@ class Saver:
             if rank == 0:
                 shutil.rmtree(part, ignore_errors=True)  # the files so far may fill the disk
             raise
-        return WrittenCheckpoint(final, step, time.perf_counter() - began)
+        return step, time.perf_counter() - began
 
     def _together(self, path: Path, action: Callable[[], Any], everywhere: bool = True) -> list[Any]:
         """Call `action` on all processes, or on rank 0, and return its values; all raise UserError if one fails."""

@@ -241,7 +241,20 @@ class Algorithm:
         return dim * len(self.state) + len(self.row_state)
 
 
-_ROW_ADAM = "app.optimizer:RowAdam"
+def _by_rows(fbgemm: str, rowwise: bool, trust: bool, plain: str | None = None, layers: str | None = None) -> Algorithm:
+    """Return an algorithm of `app.optimizer.RowAdam`; rowwise, trust: as there."""
+    return Algorithm(
+        "app.optimizer:RowAdam",
+        fbgemm,
+        settings=EPS_AND_BETAS,
+        arguments={"rowwise": rowwise, "trust": trust},
+        layers=layers,
+        plain=plain,
+        state=FIRST if rowwise else {**FIRST, **SECOND},
+        row_state=SECOND if rowwise else {},
+        needs_whole_rows=True,
+        has_weight_decay=False,
+    )
 
 
 class OptimizerName(Enum):
@@ -276,47 +289,9 @@ class OptimizerName(Enum):
             moves_all_rows=True,
         ),
     )
-    rowwise_adam = (
-        "rowwise_adam",
-        Algorithm(
-            _ROW_ADAM,
-            "PARTIAL_ROWWISE_ADAM",
-            settings=EPS_AND_BETAS,
-            arguments={"rowwise": True, "trust": False},
-            plain="adam",
-            state=FIRST,
-            row_state=SECOND,
-            needs_whole_rows=True,
-            has_weight_decay=False,
-        ),
-    )
-    lamb = (
-        "lamb",
-        Algorithm(
-            _ROW_ADAM,
-            "LAMB",
-            settings=EPS_AND_BETAS,
-            arguments={"rowwise": False, "trust": True},
-            layers="app.optimizer:Lamb",
-            state={**FIRST, **SECOND},
-            needs_whole_rows=True,
-            has_weight_decay=False,
-        ),
-    )
-    rowwise_lamb = (
-        "rowwise_lamb",
-        Algorithm(
-            _ROW_ADAM,
-            "PARTIAL_ROWWISE_LAMB",
-            settings=EPS_AND_BETAS,
-            arguments={"rowwise": True, "trust": True},
-            plain="lamb",
-            state=FIRST,
-            row_state=SECOND,
-            needs_whole_rows=True,
-            has_weight_decay=False,
-        ),
-    )
+    rowwise_adam = "rowwise_adam", _by_rows("PARTIAL_ROWWISE_ADAM", True, False, plain="adam")
+    lamb = "lamb", _by_rows("LAMB", False, True, layers="app.optimizer:Lamb")
+    rowwise_lamb = "rowwise_lamb", _by_rows("PARTIAL_ROWWISE_LAMB", True, True, plain="lamb")
 
     _value_: str
     algorithm: Algorithm

@@ -19,7 +19,7 @@ from app.config.kinds import CLICK, Task
 from app.config.model import DenseInit, ModelConfig, Numeric
 from app.config.train import LossConfig, LossName
 from app.model.embeddings import Features, TableArch, make_sparse_arch
-from app.model.layers import BatchNorm, Dropout, HiddenLayers, Order, make_interaction, mlp
+from app.model.layers import BatchNorm, Dropout, Order, make_interaction, mlp
 from common.errors import UserError
 
 
@@ -73,9 +73,8 @@ class DLRM(nn.Module):
         self.sparse_arch = sparse_arch
         self.dense_arch = _make_dense_arch(config, num_dense)
         self.interaction = make_interaction(config, num_sparse, num_dense)
-        hidden = HiddenLayers(config.batch_norm, config.dropout)
         outputs, widths = self.interaction.num_outputs, config.over_arch
-        self.over_arch = mlp(outputs, widths, False, hidden) if widths else Bias()
+        self.over_arch = mlp(outputs, widths, False, config.batch_norm, config.dropout) if widths else Bias()
         self.linear = config.linear
         self._compiled: Programs | None = None  # programs of dense_arch and `_top`, for training
         for part in (self.dense_arch, self.interaction, self.over_arch):
@@ -286,8 +285,8 @@ class Bias(nn.Module):
 def _make_dense_arch(config: ModelConfig, num_dense: int) -> nn.Module:
     """Return the layers from dense features [B, N] to [B, D], or to a vector for each feature [B, N, D]."""
     if config.dense_arch:
-        hidden = HiddenLayers(config.batch_norm, config.dense_dropout)
-        return mlp(num_dense or 1, config.dense_arch, config.dense_final_relu, hidden)
+        dropout = config.dense_dropout
+        return mlp(num_dense or 1, config.dense_arch, config.dense_final_relu, config.batch_norm, dropout)
     if num_dense and config.numeric is not Numeric.vectors:
         raise UserError(
             f"model.dense_arch=[]: the dataset has {num_dense} dense features; give widths that end with "

@@ -16,7 +16,7 @@ is [B, N, D], and `num_numeric` is N instead of None.
 from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -202,34 +202,27 @@ class _GlobalBatchNorm(torch.autograd.Function):
 HAS_ONEDNN = hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
-class HiddenLayers(NamedTuple):
-    """Parts that follow a hidden layer's product: batch norm if `batch_norm`, a ReLU, then dropout.
-
-    dropout: one rate per hidden layer, or one for all; none means 0. This is FuxiCTR's MLP_Block.
-    """
-
-    batch_norm: bool = False
-    dropout: Sequence[float] = ()
-
-
-PLAIN = HiddenLayers()
-
-
 def mlp(
-    num_inputs: int, widths: Sequence[int], final_relu: bool, hidden: HiddenLayers = PLAIN, has_output: bool = True
+    num_inputs: int,
+    widths: Sequence[int],
+    final_relu: bool,
+    batch_norm: bool = False,
+    dropout: Sequence[float] = (),
+    has_output: bool = True,
 ) -> nn.Sequential:
     """Return layers of the given widths, which map [B, num_inputs] to [B, the last width].
 
     A ReLU follows each layer, but the last one only if final_relu. All layers but the last are hidden; without
-    has_output the last one is, too. Names are those of a torch.nn.Sequential with each ReLU as a module, so checkpoints
-    of both load.
+    has_output the last one is, too. A hidden layer's product is followed by batch norm if `batch_norm`, the ReLU, then
+    dropout of one rate per hidden layer, or of one for all; none means 0. This is FuxiCTR's MLP_Block. Names are those
+    of a torch.nn.Sequential with each ReLU as a module, so checkpoints of both load.
     """
     layers: dict[str, nn.Module] = {}
     num_hidden = len(widths) - 1 if has_output else len(widths)
-    rates = [*hidden.dropout] if len(hidden.dropout) > 1 else [*hidden.dropout, 0.0][:1] * num_hidden
+    rates = [*dropout] if len(dropout) > 1 else [*dropout, 0.0][:1] * num_hidden
     for number, (num_in, num_out) in enumerate(pairwise([num_inputs, *widths])):
         is_hidden, relu = number < num_hidden, final_relu or number < len(widths) - 1
-        has_norm = is_hidden and hidden.batch_norm
+        has_norm = is_hidden and batch_norm
         layers[str(2 * number)] = Layer(num_in, num_out, relu=relu and not has_norm)
         following: list[nn.Module] = [BatchNorm(num_out), nn.ReLU()] if has_norm else []
         if is_hidden and rates[number]:
@@ -472,9 +465,9 @@ class DCNInteraction(nn.Module):
     def __init__(self, num_inputs: int, config: ModelConfig) -> None:
         super().__init__()
         num_layers, widths = config.dcn_num_layers or DCN_NUM_LAYERS, config.deep_arch or []
-        hidden, deep = HiddenLayers(config.batch_norm, config.dropout), None
+        deep = None
         if widths:
-            deep = mlp(num_inputs, widths, True, hidden, has_output=False)
+            deep = mlp(num_inputs, widths, True, config.batch_norm, config.dropout, has_output=False)
         rank = config.dcn_low_rank_dim or num_inputs // DCN_RANK_PART
         self.crossnet: nn.Module = (
             CrossNet(num_inputs, num_layers) if config.dcn_full_rank else LowRankCrossNet(num_inputs, num_layers, rank)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 import numpy as np
 import torch
@@ -483,19 +483,13 @@ _LOST = re.compile(
 )
 
 
-class FailureAdvice(NamedTuple):
-    """Advice for a command that runs out of memory, and for one that loses a process.
-
-    resumption: returns whether a checkpoint exists to resume from, and, to end a line, what the same command would do.
-    """
-
-    less_memory: str
-    resumption: Callable[[], tuple[bool, str]]
-
-
+# What to do when memory runs out; and a function that returns whether a checkpoint exists to resume from and, to end a
+# line, what the same command would do.
+FailureAdvice: TypeAlias = tuple[str, Callable[[], tuple[bool, str]]]
 # Of commands that read a run and train none; `joined` recognises them by it.
-READING = FailureAdvice(
-    "use more processes, and a smaller batch where the command has one", lambda: (False, "start the same command again")
+READING: FailureAdvice = (
+    "use more processes, and a smaller batch where the command has one",
+    lambda: (False, "start the same command again"),
 )
 
 NO_MEMORY = ("not enough memory", "Cannot allocate memory", "can't allocate memory", "std::bad_alloc")
@@ -508,18 +502,19 @@ def reporting_failures(rank: int, timeout_minutes: float, advice: FailureAdvice)
     Raises OwnError: there was not enough memory. Raises LostPeerError: a collective operation failed because of another
     process or the way to it.
     """
+    less_memory, resumption = advice
     try:
         yield
     except (MemoryError, OSError, RuntimeError) as error:
         text = str(error)
         if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(sign in text for sign in NO_MEMORY):
-            reason, (_, remedy) = (text or "Python").splitlines()[0][:200], advice.resumption()
-            message = f"out of memory ({reason}, process {rank}): {advice.less_memory}; {remedy}"
+            reason, (_, remedy) = (text or "Python").splitlines()[0][:200], resumption()
+            message = f"out of memory ({reason}, process {rank}): {less_memory}; {remedy}"
             raise OwnError(message) from error
         match = _LOST.search(text) if isinstance(error, RuntimeError) else None
         if not match:
             raise
-        resumable, remedy = advice.resumption()
+        resumable, remedy = resumption()
         raise LostPeerError(
             f"process {rank}: another process is lost or unreachable ({match.group().lower()}; "
             f"runtime.timeout_minutes={timeout_minutes:g}), perhaps killed for lack of memory; {remedy}",

@@ -24,6 +24,7 @@ from app.checkpoint.files import (
     find_checkpoint,
     pointed_to,
     read,
+    read_state,
     whole_checkpoints,
 )
 from app.checkpoint.saver import Saver, load_tensors
@@ -41,7 +42,7 @@ from app.training.recorder import Recorder
 from app.training.session import Session
 from app.training.state import AGREE_EVERY_STEPS, RunLength, RunState, best_of, score_of
 from common.compose import ConversionError, convert
-from common.documents import Json, plain_object
+from common.documents import Json
 from common.errors import UserError
 from common.files import Need, digest_file, format_bytes, require_room
 from common.keys import shown, values_that_decide_bits
@@ -88,7 +89,7 @@ def checkpoint_state(session: Session, state: RunState, seconds: dict[str, float
         "accuracies": state.accuracies,
         **{name: np.stack(runtime.gather(states)) for name, states in platform.capture(runtime.device).items()},
     }
-    return CheckpointState(values, arrays)
+    return values, arrays
 
 
 def restore(path: Path, session: Session) -> tuple[RunState, dict[str, float], str]:
@@ -96,8 +97,7 @@ def restore(path: Path, session: Session) -> tuple[RunState, dict[str, float], s
 
     Return the state to train from, the seconds already spent by kind, and a line for the log.
     """
-    saved = read(path)
-    values, arrays = saved.state, saved.arrays
+    values, arrays = read(path)
     # Dataset and settings are compared before anything is loaded, since loading overwrites the model in place.
     require_dataset(path, values.dataset, values.dataset_digest, session.root, session.manifest)
     if (difference := _first_difference(values, fingerprint(session.config))) is not None:
@@ -137,7 +137,7 @@ def warm_start(session: Session, run: Path, choice: str) -> tuple[RunState, str]
     """
     config, runtime, key = session.config, session.runtime, f"checkpoint.warm_start_from={choice}"
     path = Path(runtime.on_rank_0(lambda: str(files.choose_start(choice))))
-    values, digest = read(path).state, digest_file(path / files.STATE).sha256
+    values, digest = read_state(path), digest_file(path / files.STATE).sha256
     summary = read_summary(path.parent.parent)
     is_last = summary is not None and summary.last.step == values.step  # evaluated after the checkpoint was saved
     takes_state = config.checkpoint.warm_start_optimizer
@@ -355,7 +355,7 @@ def open_checkpoint(run: Path, choice: str | None, dataset: str | None, runtime:
     choice: as of the key checkpoint. dataset: the dataset's path; None: where the run had it.
     """
     path = Path(runtime.on_rank_0(lambda: find_checkpoint(run, choice)))
-    state, config = read(path).state, convert(AppConfig, read_config(run))
+    state, config = read_state(path), convert(AppConfig, read_config(run))
     if (difference := _first_difference(state, fingerprint(config))) is not None:
         key, now, recorded = difference
         raise UserError(
@@ -479,10 +479,10 @@ class Checkpointer:
 
     def report_finished(self) -> None:
         """Report each checkpoint that was completed since the last call."""
-        for checkpoint in self._saver.finished():
-            values = {"write_seconds": checkpoint.seconds, "stall_seconds": self._stalls.pop(checkpoint.step)}
-            about: Json = {"path": checkpoint.path.name, **values}
-            self._recorder.event(OtherEvent(event="checkpoint", step=checkpoint.step, rest=about))
+        for step, seconds in self._saver.finished():
+            about: Json = {"path": checkpoint_name(step), "write_seconds": seconds}
+            about["stall_seconds"] = self._stalls.pop(step)
+            self._recorder.event(OtherEvent(event="checkpoint", step=step, rest=about))
 
     def failed(self) -> bool:
         """Return whether a checkpoint could not be written; `wait` raises the reason."""

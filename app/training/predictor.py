@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -211,12 +211,8 @@ def _remedies(values: Mapping[str, tuple[object, object]]) -> dict[str, str]:
 Draw = Callable[[int, int], None]
 
 
-class Node(NamedTuple):
-    """The sum of micro-batches [number * 2**level, (number + 1) * 2**level), with a tensor for each parameter."""
-
-    level: int
-    number: int
-    tensors: list[Tensor]
+# Level, number, and the sum of micro-batches [number * 2**level, (number + 1) * 2**level), a tensor for each parameter.
+Node: TypeAlias = tuple[int, int, list[Tensor]]
 
 
 class TreeSum:
@@ -228,21 +224,21 @@ class TreeSum:
     def __init__(self) -> None:
         self.nodes: list[Node] = []
 
-    def add(self, node: Node) -> None:
+    def add(self, level: int, number: int, tensors: list[Tensor]) -> None:
         """Add the next node; nodes come in the order of their micro-batches."""
         # Pairs are added as soon as they are complete, so that at most one node of each level takes memory.
-        while self.nodes and self.nodes[-1].level == node.level and node.number % 2:
-            left = self.nodes.pop()
-            if node.tensors:
-                torch._foreach_add_(left.tensors, node.tensors)
-            node = Node(node.level + 1, node.number // 2, left.tensors)
-        self.nodes.append(node)
+        while self.nodes and self.nodes[-1][0] == level and number % 2:
+            left = self.nodes.pop()[2]
+            if tensors:
+                torch._foreach_add_(left, tensors)
+            level, number, tensors = level + 1, number // 2, left
+        self.nodes.append((level, number, tensors))
 
     def total(self) -> list[Tensor]:
         """Return the sum, and leave the tree empty; micro-batches missing on the right of the tree add nothing."""
-        tensors = self.nodes.pop().tensors
+        tensors = self.nodes.pop()[2]
         while self.nodes:
-            left = self.nodes.pop().tensors
+            left = self.nodes.pop()[2]
             torch._foreach_add_(left, tensors)
             tensors = left
         return tensors
@@ -255,20 +251,8 @@ def nodes_of(first: int, stop: int) -> list[tuple[int, int]]:
     """
     tree = TreeSum()
     for number in range(first, stop):
-        tree.add(Node(0, number, []))
-    return [(node.level, node.number) for node in tree.nodes]
-
-
-class MicroBatch(NamedTuple):
-    """The graph of a micro-batch: logits [M], the vectors that they are computed from, and its number of valid rows.
-
-    statistics: [2, C] of each batch norm: mean and unbiased variance of the valid rows.
-    """
-
-    logits: Tensor
-    vectors: Tensor
-    num_valid: int
-    statistics: list[Tensor]
+        tree.add(0, number, [])
+    return [(level, number) for level, number, _ in tree.nodes]
 
 
 class MicroBatches:
@@ -291,7 +275,9 @@ class MicroBatches:
             for kernel in lookup._emb_modules
             if isinstance(kernel, BatchedDenseEmbeddingBag)
         ]
-        self._graphs: list[MicroBatch] = []
+        # Of each micro-batch: logits [M], the vectors that they are computed from, its number of valid rows, and [2, C]
+        # of each batch norm: mean and unbiased variance of these rows.
+        self._graphs: list[tuple[Tensor, Tensor, int, list[Tensor]]] = []
         self._losses: list[Tensor | None] = []  # parts of the loss, with their graphs; None for padding alone
         self._count = 0  # number of micro-batches in the global batch
         self._vectors: Tensor | None = None  # of this process's batch, with the graph of their lookup
@@ -309,22 +295,20 @@ class MicroBatches:
             # A leaf cuts the graph: the dense layers' backward runs per micro-batch, the tables' once for them all.
             leaf = vectors[rows].detach().requires_grad_(torch.is_grad_enabled())
             scores = self._dlrm.logits_of_vectors(batch.dense_features[rows], leaf, order)
-            self._graphs.append(MicroBatch(scores, leaf, num_valid, [norm.statistics for norm in self._norms]))
+            self._graphs.append((scores, leaf, num_valid, [norm.statistics for norm in self._norms]))
             logits.append(scores.detach())
         return torch.cat(logits)
 
     def loss(self, loss: Loss, batch: Batch) -> Tensor:
         """Return this process's part of the global batch's mean loss; `losses` holds each micro-batch's part."""
         parts: list[Tensor | None] = []
-        for number, graph in enumerate(self._graphs):
-            rows = slice(number * self._size, number * self._size + graph.num_valid)
-            share = graph.num_valid / batch.num_global
-            logits = graph.logits[: graph.num_valid]
+        for number, (logits, _, num_valid, statistics) in enumerate(self._graphs):
+            rows, share = slice(number * self._size, number * self._size + num_valid), num_valid / batch.num_global
             # A micro-batch of padding has no loss, since the mean over no rows is NaN.
-            parts.append(loss(logits, *batch.targets(rows)) * share if graph.num_valid else None)
+            parts.append(loss(logits[:num_valid], *batch.targets(rows)) * share if num_valid else None)
             # Weighted by their rows, statistics add up to the mean over the global batch, in the same tree.
-            if graph.statistics:
-                torch._foreach_mul_(graph.statistics, share)
+            if statistics:
+                torch._foreach_mul_(statistics, share)
         zero = torch.zeros((), device=batch.labels.device)
         self._losses, self._count = parts, -(-batch.num_global // self._size)
         self.losses = torch.stack([zero if part is None else part.detach() for part in parts])
@@ -334,16 +318,16 @@ class MicroBatches:
         """Set the gradients of dense parameters and replicated tables to the global batch's; update sharded tables."""
         tree, first_number = TreeSum(), self._runtime.rank * len(self._graphs)
         vector_gradients = []
-        for offset, (graph, part) in enumerate(zip(self._graphs, self._losses, strict=True)):
+        for offset, ((_, leaf, _, batch_statistics), part) in enumerate(zip(self._graphs, self._losses, strict=True)):
             if part is None:
                 # The backward of the lookup needs a gradient for every row, also for padding.
-                vector_gradients.append(torch.zeros_like(graph.vectors))
+                vector_gradients.append(torch.zeros_like(leaf))
                 continue
             leaf_gradient, *gradients = torch.autograd.grad(
-                part, [graph.vectors, *self.parameters], allow_unused=True, materialize_grads=True
+                part, [leaf, *self.parameters], allow_unused=True, materialize_grads=True
             )
             vector_gradients.append(leaf_gradient)
-            tree.add(Node(0, first_number + offset, [*gradients, *graph.statistics]))
+            tree.add(0, first_number + offset, [*gradients, *batch_statistics])
         vectors, self._graphs, self._vectors = self._vectors, [], None
         assert vectors is not None, "forward comes first"
         # One backward serves all micro-batches: FBGEMM then adds a row's gradients in the order of the global batch.
@@ -370,7 +354,7 @@ class MicroBatches:
         # The shapes come from the parameters, as a process with nothing but padding has no nodes.
         shapes = [parameter.shape for parameter in self.parameters] + [(2, len(norm.bias)) for norm in self._norms]
         sizes = [math.prod(shape) for shape in shapes]
-        rows = [torch.cat([tensor.flatten() for tensor in node.tensors]) for node in tree.nodes]
+        rows = [torch.cat([tensor.flatten() for tensor in tensors]) for _, _, tensors in tree.nodes]
         # All processes must send equal shapes: those with fewer nodes add rows of zeros, which nobody reads.
         local = torch.zeros(max(map(len, nodes_by_rank)), sum(sizes), device=self._runtime.device)
         if rows:
@@ -381,7 +365,7 @@ class MicroBatches:
         global_tree = TreeSum()
         for nodes, values in zip(nodes_by_rank, gathered, strict=True):
             for (level, number), row in zip(nodes, values, strict=False):
-                global_tree.add(Node(level, number, [row]))
+                global_tree.add(level, number, [row])
         (total,) = global_tree.total()
         return [part.view(shape) for part, shape in zip(total.split(sizes), shapes, strict=True)]
 

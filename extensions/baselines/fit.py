@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import numpy as np
 from msgspec import field as document_field
@@ -142,12 +142,8 @@ PRIOR_ROWS = 10.0  # rows at the base rate that smooth each rate
 DENSE_BINS = 32  # a number is counted by its quantile in train
 
 
-@dataclass
-class Rates:
-    """Smoothed label rates of a column, float64: out-of-fold for train's rows [train], overall for others [others]."""
-
-    train: NDArray[np.float64]
-    others: NDArray[np.float64]
+# Smoothed label rates of a column, float64: out-of-fold for train's rows [train], overall for others [others].
+Rates: TypeAlias = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 
 def folds_of(rows: int) -> NDArray[np.int64]:
@@ -175,7 +171,7 @@ def label_rates(
     other_rows, other_positives = (sums.sum(axis=1, keepdims=True) - sums for sums in (rows, positives))
     out_of_fold = (other_positives + PRIOR_ROWS * base) / (other_rows + PRIOR_ROWS)
     overall = (positives.sum(axis=1) + PRIOR_ROWS * base) / (rows.sum(axis=1) + PRIOR_ROWS)
-    return Rates(_bag_means(out_of_fold[ids, folds], train, base), _bag_means(overall[others.ids], others, base))
+    return _bag_means(out_of_fold[ids, folds], train, base), _bag_means(overall[others.ids], others, base)
 
 
 def _bag_means(values: NDArray[np.float64], bags: Bags, empty: float) -> NDArray[np.float64]:
@@ -197,12 +193,7 @@ STRENGTHS = [0.01, 0.1, 1.0]  # values for logistic regression's C, the inverse 
 BASELINES_BY_COST = ("base_rate", "columns", "trees", "lr")
 
 
-class Fitted(NamedTuple):
-    """A baseline, and its predictions [others] on the other rows."""
-
-    name: str
-    figures: Baseline
-    preds: Preds
+Fitted: TypeAlias = tuple[str, Baseline, Preds]  # a baseline by its name, and its predictions [others] of other rows
 
 
 def fit_baselines(
@@ -219,9 +210,9 @@ def fit_baselines(
     )
     preds = {}
     rows = (train, others, names)
-    for fitted in _fit_each(*rows) if seconds is None else _fit_in_time(seconds, *rows):
-        setattr(baselines, fitted.name, fitted.figures)
-        preds[fitted.name] = fitted.preds
+    for name, figures, predicted in _fit_each(*rows) if seconds is None else _fit_in_time(seconds, *rows):
+        setattr(baselines, name, figures)
+        preds[name] = predicted
     reasons = {
         name: f"not fitted within {seconds:g} s" if names else "no columns"
         for name in BASELINES_BY_COST
@@ -266,7 +257,7 @@ def _fit_each(train: Rows, others: Rows, names: Sequence[str]) -> Iterator[Fitte
     """Yield each baseline once it is fitted, cheapest first (BASELINES_BY_COST), as time may end between two."""
     began = time.perf_counter()
     constant = np.full(len(others.labels), np.average(train.labels, weights=train.weights))
-    yield Fitted("base_rate", score(constant, others, len(train.labels), began), constant)
+    yield "base_rate", score(constant, others, len(train.labels), began), constant
     rates = all_rates(train, others)
     if rates:
         yield _best_column(rates, train, others, names, began)
@@ -276,7 +267,7 @@ def _fit_each(train: Rows, others: Rows, names: Sequence[str]) -> Iterator[Fitte
         preds = fit(train, others, rates)
         figures = score(preds, others, len(train.labels), began)
         figures.rest = {"library": library}
-        yield Fitted(name, figures, preds)
+        yield name, figures, preds
 
 
 def score(preds: Preds, others: Rows, rows: int, began: float) -> Baseline:
@@ -313,15 +304,15 @@ def _best_column(rates: list[Rates], train: Rows, others: Rows, names: Sequence[
     from sklearn.metrics import roc_auc_score
 
     # Rates of other folds choose the column; rates of a row's own fold would favour columns of rare ids.
-    aucs = [roc_auc_score(train.labels, column.train, sample_weight=train.weights) for column in rates]
+    aucs = [roc_auc_score(train.labels, of_train, sample_weight=train.weights) for of_train, _ in rates]
     best = int(np.argmax(aucs))
-    figures = score(rates[best].others, others, len(train.labels), began)
+    figures = score(rates[best][1], others, len(train.labels), began)
     auc_of_each = {
-        name: float(roc_auc_score(others.labels, column.others, sample_weight=others.weights))
-        for name, column in zip(names, rates, strict=True)
+        name: float(roc_auc_score(others.labels, of_others, sample_weight=others.weights))
+        for name, (_, of_others) in zip(names, rates, strict=True)
     }
     figures.rest = {"column": names[best], "auc_of_each": auc_of_each}
-    return Fitted("columns", figures, rates[best].others)
+    return "columns", figures, rates[best][1]
 
 
 def tree_inputs(train: Rows, others: Rows, rates: list[Rates]) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -331,8 +322,8 @@ def tree_inputs(train: Rows, others: Rows, rates: list[Rates]) -> tuple[NDArray[
     """
     # Ids have no order that a tree could split, so trees get their rates.
     sparse_rates = rates[train.dense.shape[1] :]
-    columns = np.column_stack([train.dense, *(column.train for column in sparse_rates)])
-    return columns, np.column_stack([others.dense, *(column.others for column in sparse_rates)])
+    columns = np.column_stack([train.dense, *(of_train for of_train, _ in sparse_rates)])
+    return columns, np.column_stack([others.dense, *(of_others for _, of_others in sparse_rates)])
 
 
 def _fit_trees(train: Rows, others: Rows, rates: list[Rates]) -> Preds:

@@ -27,20 +27,13 @@ SHARED_SHARE = 0.01  # share of the held-out rows, beyond chance
 SHOWN_COLUMNS = 4
 
 
-class ColumnFigures(Struct, kw_only=True):
-    """Figures of one column.
-
-    auc: AUC of the column's smoothed out-of-fold label rates in train; None with few labels of a class.
-    """
-
-    auc: float | None = None
-
-
 class Misleading(Struct, kw_only=True):
     """Figures of a dataset's rows.
 
     Attributes:
         rows: rows that were read; of: rows of all splits.
+        columns: by name, the `auc` of a column's smoothed out-of-fold label rates in train; None with few labels of a
+            class.
         shared_rows: share of val's and test's rows that are in train with features and label. None without such rows,
             and for a sample in which chance may explain the number.
         shared_by_chance: expected share if rows with so few values are equal by chance.
@@ -48,7 +41,7 @@ class Misleading(Struct, kw_only=True):
 
     rows: int
     of: int
-    columns: dict[str, ColumnFigures]
+    columns: dict[str, dict[str, float | None]]
     shared_rows: float | None = None
     shared_by_chance: float | None = None
 
@@ -57,9 +50,7 @@ def misleading_sentences(recorded: object) -> list[str]:
     """Return a sentence for each kind of fault. Raise ValueError, which names the key, for damaged figures."""
     figures = convert(recorded, Misleading, "extra.misleading")
     sentences = []
-    aucs = {
-        name: column.auc for name, column in figures.columns.items() if column.auc is not None and column.auc > LEAK_AUC
-    }
+    aucs = {name: auc for name, column in figures.columns.items() if (auc := column.get("auc") or 0.0) > LEAK_AUC}
     if aucs:
         names = sorted(aucs, key=lambda name: -aucs[name])
         columns = ", ".join(f"{name} ({aucs[name]:.4f})" for name in names[:SHOWN_COLUMNS])
@@ -191,10 +182,10 @@ def find_misleading(job: Job, built: Sequence[BuiltShard], features: Sequence[st
     # Reading a column adds it to the hashes of whole rows, which the held-out rows need, too.
     has_rates = job.schema.label_kind is LabelKind.click
     columns = {
-        name: ColumnFigures(auc=leak_auc(values, train.labels > 0, is_dense) if has_rates else None)
+        name: {"auc": leak_auc(values, train.labels > 0, is_dense) if has_rates else None}
         for name, values, is_dense in _read_columns(job, train, features)
     }
-    copies = [name for name, column in columns.items() if column.auc == 1]
+    copies = [name for name, column in columns.items() if column["auc"] == 1]
     # Only a user's own schema can leave the column out.
     if copies and job.table is not None:
         raise UserError(

@@ -8,15 +8,13 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from msgspec import Struct
-
 from app.config.app_config import AppConfig
 from app.config.train import samples_of, steps_per_epoch
 from app.metrics.documents import AnyEvent, Curves, EvaluationEvent, TrainEvent
 from app.record.documents import Summary
 from app.trackers import Setting
 from common.command import RedactingFormatter
-from common.documents import Json, Number, decode
+from common.documents import Json, decode
 from common.files import write_atomically
 from extensions.mlperf import fill_defaults
 
@@ -114,11 +112,11 @@ class MLPerf:
         self._steps_per_epoch = max(1, steps_per_epoch(config.train, rows["train"]))
         kept_lines, entries = _lines_until(path, from_step, self._steps_per_epoch) if from_step else ([], [])
         # A resumed run knows only from the lines that are left which block or epoch is open.
-        steps = [entry.metadata.step for entry in entries if entry.key == constants.EVAL_ACCURACY]
+        steps = [step for key, step in entries if key == constants.EVAL_ACCURACY]
         self._evaluated = steps[-1] if steps else None
         self._by_block = config.model.name == "hstu"
         starts, stops = (constants.BLOCK_START, constants.EPOCH_START), (constants.BLOCK_STOP, constants.EPOCH_STOP)
-        parts = [entry.key for entry in entries if entry.key in (*starts, *stops)]
+        parts = [key for key, _ in entries if key in (*starts, *stops)]
         self._epoch, self._is_open = parts.count(constants.EPOCH_STOP), bool(parts) and parts[-1] in starts
         # Step, and milliseconds since 1970, at which a block or an epoch would start.
         self._part_from = (from_step, int(time.time() * 1000))
@@ -238,38 +236,24 @@ def values_of_dlrm(keys: Any, config: AppConfig) -> Json:
     return values
 
 
-class _Metadata(Struct):
-    """The part of a line's metadata that a resumption needs."""
-
-    step: int
-    epoch_num: Number = 0
-
-
-class _Entry(Struct):
-    """The part of a line that a resumption needs."""
-
-    key: str
-    metadata: _Metadata
-
-
-def _lines_until(path: Path, step: int, epoch_steps: int) -> tuple[list[str], list[_Entry]]:
-    """Return a log's lines up to a step, without an end of the run, and their entries.
+def _lines_until(path: Path, step: int, epoch_steps: int) -> tuple[list[str], list[tuple[str, int]]]:
+    """Return a log's lines up to a step, without an end of the run, and the key and step of each.
 
     A line cut off by a kill is left out.
     """
     if not path.exists():
         return [], []
-    lines, entries = [], []
+    lines, entries = [], list[tuple[str, int]]()
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True):
         try:
-            entry = decode(line.partition(PREFIX)[2], _Entry)
-        except ValueError:
+            entry = decode(line.partition(PREFIX)[2], dict[str, Any])
+            key, at, epochs = entry["key"], int(entry["metadata"]["step"]), entry["metadata"].get("epoch_num", 0)
+        except (ValueError, KeyError):
             continue
-        at, epochs = entry.metadata.step, entry.metadata.epoch_num
         # A run that ends within an epoch stops that epoch in the log. If it goes on, the epoch is still open.
-        is_partial = entry.key == "epoch_stop" and at < epochs * epoch_steps
-        is_kept = at <= step and entry.key != "run_stop" and not is_partial
+        is_partial = key == "epoch_stop" and at < epochs * epoch_steps
+        is_kept = at <= step and key != "run_stop" and not is_partial
         if is_kept and line.endswith("\n"):
             lines.append(line)
-            entries.append(entry)
+            entries.append((key, at))
     return lines, entries

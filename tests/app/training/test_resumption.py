@@ -218,7 +218,7 @@ class Walk:
         return files.whole_checkpoints(self.directory(name) / files.CHECKPOINTS)
 
     def losses_of(self, name: str) -> np.ndarray:
-        return files.read(self.saved(name)[-1]).arrays["losses"]
+        return files.read(self.saved(name)[-1])[1]["losses"]
 
     def saved_steps(self, name: str) -> list[int]:
         return [int(path.name.removeprefix("step_")) for path in self.saved(name)]

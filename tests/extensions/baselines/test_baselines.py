@@ -58,11 +58,11 @@ def test_rates_are_those_of_plain_loops(ragged: Path, weighted: bool) -> None:
     train, others = (load_rows(ragged, manifest, split, None) for split in ("train", "val"))
     weights = np.random.default_rng(0).random(len(train.labels)) if weighted else None
     for bags, other in zip(train.bags, others.bags, strict=True):
-        rates = label_rates(bags, train.labels, other, weights)
+        of_train, of_others = label_rates(bags, train.labels, other, weights)
         of_rows = None if weights is None else weights.tolist()
         expected = rates_by_loops(as_lists(bags), train.labels.astype(int).tolist(), as_lists(other), of_rows)
-        np.testing.assert_allclose(rates.train, expected[0])
-        np.testing.assert_allclose(rates.others, expected[1])
+        np.testing.assert_allclose(of_train, expected[0])
+        np.testing.assert_allclose(of_others, expected[1])
     assert any(not bag for bag in as_lists(train.bags[1]))
 
 
