@@ -138,17 +138,28 @@ def refuse(messages: Iterable[str]) -> None:
         raise UserError(message)
 
 
+def _walk(config: Any, prefix: str = "", outer_decides: bool = True) -> Iterator[tuple[str, Any, Key, Any, bool]]:
+    """Yield of every key its dotted name, its group, its declaration, its value, and whether it decides a run's bits.
+
+    outer_decides: default for groups that do not say whether their keys decide bits.
+    """
+    group_decides = getattr(config, "decides_bits", outer_decides)
+    for field in dataclasses.fields(config):
+        value, name = getattr(config, field.name), f"{prefix}{field.name}"
+        if dataclasses.is_dataclass(value):
+            yield from _walk(value, f"{name}.", group_decides)
+        else:
+            declared: Key = field.metadata.get(DECLARATION, Key())
+            decides = group_decides if declared.decides_bits is None else declared.decides_bits
+            yield name, config, declared, value, decides
+
+
 def check_keys(config: Any, prefix: str = "") -> None:
     """Refuse values outside their keys' limits, and keys without effect beside others of their group.
 
     config: an instance of a dataclass of keys. prefix: of its keys, such as "train.".
     """
-    for field in dataclasses.fields(config):
-        value, name = getattr(config, field.name), f"{prefix}{field.name}"
-        if dataclasses.is_dataclass(value):
-            check_keys(value, f"{name}.")
-            continue
-        declared: Key = field.metadata.get(DECLARATION, Key())
+    for name, group, declared, value, _ in _walk(config, prefix):
         # A default may lie outside the limits of what can be given.
         if value is None or value == declared.default:
             continue
@@ -165,7 +176,7 @@ def check_keys(config: Any, prefix: str = "") -> None:
             require_place(name, value)
         # Null, false and 0 turn a key off, unless its default is true.
         if declared.only_with and (value or declared.default is True):
-            _refuse_without_others(config, prefix, f"{name}={shown(value)}", declared.only_with)
+            _refuse_without_others(group, name[: name.rfind(".") + 1], f"{name}={shown(value)}", declared.only_with)
 
 
 def require_place(key: str, out: str) -> None:
@@ -210,31 +221,14 @@ def shown(value: Any) -> str:
     return str(value)
 
 
-def values_that_decide_bits(config: Any, prefix: str = "", outer_decides: bool = True) -> dict[str, Any]:
-    """Return the keys that decide a run's bits, by dotted name, with values from `to_plain`.
-
-    outer_decides: default for groups that do not say whether their keys decide bits.
-    """
-    values: dict[str, Any] = {}
-    group_decides = getattr(config, "decides_bits", outer_decides)
-    for field in dataclasses.fields(config):
-        value, name = getattr(config, field.name), f"{prefix}{field.name}"
-        if dataclasses.is_dataclass(value):
-            values |= values_that_decide_bits(value, f"{name}.", group_decides)
-            continue
-        decides = field.metadata.get(DECLARATION, Key()).decides_bits
-        if group_decides if decides is None else decides:
-            values[name] = to_plain(value)
-    return values
+def values_that_decide_bits(config: Any) -> dict[str, Any]:
+    """Return the keys that decide a run's bits, by dotted name, with values from `to_plain`."""
+    return {name: to_plain(value) for name, _, _, value, decides in _walk(config) if decides}
 
 
-def flat_values(config: Any, prefix: str = "") -> dict[str, Any]:
+def flat_values(config: Any) -> dict[str, Any]:
     """Return the values of all keys of a configuration by dotted name, from `to_plain`."""
-    values: dict[str, Any] = {}
-    for name, value in vars(config).items():
-        is_group = dataclasses.is_dataclass(value)
-        values |= flat_values(value, f"{prefix}{name}.") if is_group else {f"{prefix}{name}": to_plain(value)}
-    return values
+    return {name: to_plain(value) for name, _, _, value, _ in _walk(config)}
 
 
 def nest(item: tuple[str, Any]) -> dict[str, Any]:
