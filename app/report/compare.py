@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -117,87 +117,12 @@ def flat_facts(prefix: str, content: object) -> list[tuple[str, str]]:
     return [(prefix.rstrip("."), content if isinstance(content, str) else json.dumps(content))]
 
 
-@dataclass
-class SpeedComparison:
-    """Two groups' speed; `ratio`: of the second group to the first; `over`: what its interval is computed over."""
+class Compared(NamedTuple):
+    """A sentence about two groups or runs, its kind (bad or plain), and the figures that it tells, if there are any."""
 
-    first: RunGroup
-    second: RunGroup
-    ratio: Ratio
-    over: str
-
-    def describe(self) -> tuple[str, str]:
-        """Return a sentence on the ratio of speed, with its kind."""
-        ratio, low, high = self.ratio
-        interval = "no interval" if low is None else f"95% interval {figure(low, 3)} to {figure(high, 3)}"
-        ranges = []
-        for group in (self.second, self.first):
-            rates = [rate for run in group.runs if (rate := run.rate)]
-            ranges.append(" to ".join(dict.fromkeys(map(count, (min(rates), max(rates))))))
-        return "plain", (
-            f"Speed: {self.second.name} runs at {ratio:.3f} × {self.first.name} ({interval}), with "
-            f"{' and '.join(ranges)} global samples/s, over {self.over}."
-        )
-
-
-@dataclass
-class AucComparison:
-    """Two groups' AUC over seeds, or their RMSE if labels are numbers."""
-
-    first: RunGroup
-    second: RunGroup
-    difference: MeanDifference | None  # second group minus first; None: see `reason`
-    seeds: tuple[int, int]  # number of seeds of each group
-    test: str  # the test of the difference
-    reason: str = ""  # why there is no difference
-
-    def describe(self) -> tuple[str, str]:
-        """Return a sentence on the difference of the metric of the first run with an evaluation, with its kind."""
-        evaluations = [run.evaluation for group in (self.first, self.second) for run in group.runs]
-        measured = (evaluation.main for evaluation in evaluations if evaluation.main_value is not None)
-        metric, difference, (first, second) = METRICS[next(measured, evaluations[0].main)], self.difference, self.seeds
-        if difference is None:
-            reason = f"not comparable with {self.first.name}: {self.reason}"
-            return "bad", f"{metric.label}: {self.second.name} is {reason}."
-        text = f"{metric.label}: {self.second.name} is {signed(difference.mean, 5)} against {self.first.name}"
-        if difference.p is not None:
-            seeds = f"the {first} seeds of both" if self.test.startswith("paired") else f"{first} and {second} seeds"
-            return "plain", f"{text}, {_significance(difference, f'{self.test} over {seeds}')}."
-        text += f"; {first} and {second} seed(s), and a test over seeds takes two of either."
-        if metric.name == AUC:
-            errors = [group.runs[0].auc_standard_error for group in (self.first, self.second)]
-            sampling = " and ".join("?" if error is None else f"{error:.4f}" for error in errors)
-            text += f" Standard errors of the AUCs as estimates from their rows: {sampling}."
-        return "plain", text
-
-
-@dataclass
-class ScoreComparison:
-    """Two runs' AUC on the same rows of a split, from the scores that both kept."""
-
-    first: RunFiles
-    second: RunFiles
-    split: str
-    rows: int
-    difference: MeanDifference | None  # None: other rows, or models that the runs do not serve
-    reason: str = ""  # why there is no difference
-    at_fault: Sequence[RunFiles] = ()  # runs whose scores must be kept again, or for the first time
-
-    def describe(self) -> tuple[str, str]:
-        """Return a sentence on DeLong's test of the runs, with its kind."""
-        pair, difference = f"{self.second.name} against {self.first.name}", self.difference
-        if difference is None:
-            commands = []
-            for run in self.at_fault:
-                rows = run.manifest.dataset.rows.get(self.split) or self.rows
-                commands.append(f"python -m app.evaluate run={run.directory} split={self.split} keep_scores={rows}")
-            remedy = f"; keep the scores by {' and '.join(commands)}" if commands else ""
-            return "bad", f"Row by row: {pair} is not compared, as {self.reason}{remedy}."
-        text = f"Row by row: {pair} on the same {self.rows:,} rows of {self.split}: {signed(difference.mean, 5)} in AUC"
-        if difference.p is None:
-            return "plain", f"{text}; too few rows of a label for a test."
-        verdict = _significance(difference, "DeLong's paired test")
-        return "plain", f"{text}, {verdict}; of these two models, not of other seeds."
+    kind: str
+    text: str
+    figures: Any = None  # a MeanDifference, or a Ratio of speeds: of the second to the first
 
 
 def _significance(difference: MeanDifference, test: str) -> str:
@@ -223,10 +148,10 @@ def window_times(run: RunFiles) -> np.ndarray[Any, np.dtype[np.float64]]:
     return np.array(windows, np.float64).reshape(-1, 2).T
 
 
-def compare_speed(first: RunGroup, second: RunGroup) -> SpeedComparison | None:
-    """Return the speed ratio; None if a group has no run with a measured rate.
+def compare_speed(first: RunGroup, second: RunGroup) -> Compared | None:
+    """Compare two groups' speed; None if a group has no run with a measured rate.
 
-    Its interval is over runs if both groups have two, else over stretches of steps within one run of each.
+    The interval is over runs if both groups have two, else over stretches of steps within one run of each.
     """
     rates = [[rate for run in group.runs if (rate := run.rate)] for group in (first, second)]
     if not all(rates):
@@ -234,32 +159,42 @@ def compare_speed(first: RunGroup, second: RunGroup) -> SpeedComparison | None:
     if min(map(len, rates)) >= 2:
         # Means are of seconds per sample, since times add up and rates do not.
         measured = speed_ratio(*([1 / rate for rate in of_group] for of_group in rates))
-        return SpeedComparison(first, second, measured, f"{len(rates[0])} and {len(rates[1])} runs")
-    ratio = rates[1][0] / rates[0][0]  # the runs' own figures; windows give only the interval's width
-    timed_runs = [next(run for run in group.runs if run.rate) for group in (first, second)]
-    stretches = [batch_means(*window_times(run)) for run in timed_runs]
-    if min(map(len, stretches)) < 2:
-        return SpeedComparison(first, second, Ratio(ratio, None, None), "too few windows for an interval")
-    measured = speed_ratio(*stretches)
-    low, high = (None if end is None else end * (ratio / measured.ratio) for end in (measured.low, measured.high))
-    over = (
-        f"{len(stretches[0])} and {len(stretches[1])} stretches within one run each; from run to run it may vary more"
+        over = f"{len(rates[0])} and {len(rates[1])} runs"
+    else:
+        ratio = rates[1][0] / rates[0][0]  # the runs' own figures; windows give only the interval's width
+        measured, over = Ratio(ratio, None, None), "too few windows for an interval"
+        timed_runs = [next(run for run in group.runs if run.rate) for group in (first, second)]
+        stretches = [batch_means(*window_times(run)) for run in timed_runs]
+        if min(map(len, stretches)) >= 2:
+            of_windows, low, high = speed_ratio(*stretches)
+            ends = (None if end is None else end * (ratio / of_windows) for end in (low, high))
+            measured = Ratio(ratio, *ends)
+            over = f"{len(stretches[0])} and {len(stretches[1])} stretches within one run each; from run to run it may "
+            over += "vary more"
+    ratio, low, high = measured
+    interval = "no interval" if low is None else f"95% interval {figure(low, 3)} to {figure(high, 3)}"
+    ranges = [" to ".join(dict.fromkeys(map(count, (min(of_group), max(of_group))))) for of_group in reversed(rates)]
+    text = (
+        f"Speed: {second.name} runs at {ratio:.3f} × {first.name} ({interval}), with {' and '.join(ranges)} global "
+        f"samples/s, over {over}."
     )
-    return SpeedComparison(first, second, Ratio(ratio, low, high), over)
+    return Compared("plain", text, measured)
 
 
-def compare_auc(first: RunGroup, second: RunGroup) -> AucComparison | None:
-    """Test the AUC over two groups' seeds, paired if they share several; None if a group has no AUC.
+def compare_auc(first: RunGroup, second: RunGroup) -> Compared | None:
+    """Test the AUC, or the RMSE where labels are numbers, over two groups' seeds, paired if they share several.
 
-    There is no difference if the groups were evaluated on different rows, or if runs of a seed contradict each other.
+    None if a group has no such figure. There is no difference if the groups were evaluated on different rows, or if
+    runs of a seed contradict each other.
     """
-    # One AUC or RMSE per seed, since an identical run of the same seed is no new evidence.
+    # One figure per seed, since an identical run of the same seed is no new evidence.
     groups = (first.finished, second.finished)
     values = [{run.seed: auc for run in runs if (auc := run.evaluation.main_value) is not None} for runs in groups]
     if not all(values):
         return None
-    seeds = len(values[0]), len(values[1])
-    reasons = [*contradictions(first), *contradictions(second)]
+    # The metric is that of the first run with an evaluation.
+    mains = (run.evaluation.main for group in (first, second) for run in group.runs if run.evaluation.is_measured)
+    metric, reasons = METRICS[next(mains)], [*contradictions(first), *contradictions(second)]
     runs = groups[0][0], groups[1][0]
     if not same_rows(*runs):
         digests = [str(run.manifest.dataset.digest)[:12] for run in runs]
@@ -269,19 +204,29 @@ def compare_auc(first: RunGroup, second: RunGroup) -> AucComparison | None:
             for run in runs
         ]
         reasons = [f"they were evaluated on different data{differ}, {rows[0]} and {rows[1]}"]
+    lead = f"{metric.label}: {second.name} is"
     if reasons:
-        return AucComparison(first, second, None, seeds, "", "; ".join(reasons))
+        return Compared("bad", f"{lead} not comparable with {first.name}: {'; '.join(reasons)}.")
     # Two runs of one seed share initial values and the order of rows, so their difference varies less.
     shared_seeds = sorted(values[0].keys() & values[1].keys())
     if len(shared_seeds) > 1:
-        pairs = (np.array([entry[seed] for seed in shared_seeds]) for entry in values)
-        number = len(shared_seeds)
-        return AucComparison(first, second, paired(*pairs), (number, number), "paired t-test")
-    difference = welch(*(np.array(list(entry.values())) for entry in values))
-    return AucComparison(first, second, difference, seeds, "Welch's test")
+        difference = paired(*(np.array([entry[seed] for seed in shared_seeds]) for entry in values))
+        test = f"paired t-test over the {len(shared_seeds)} seeds of both"
+    else:
+        difference = welch(*(np.array(list(entry.values())) for entry in values))
+        test = f"Welch's test over {len(values[0])} and {len(values[1])} seeds"
+    text = f"{lead} {signed(difference.mean, 5)} against {first.name}"
+    if difference.p is not None:
+        return Compared("plain", f"{text}, {_significance(difference, test)}.", difference)
+    text += f"; {len(values[0])} and {len(values[1])} seed(s), and a test over seeds takes two of either."
+    if metric.name == AUC:
+        errors = [group.runs[0].auc_standard_error for group in (first, second)]
+        sampling = " and ".join("?" if error is None else f"{error:.4f}" for error in errors)
+        text += f" Standard errors of the AUCs as estimates from their rows: {sampling}."
+    return Compared("plain", text, difference)
 
 
-def compare_scores(first: RunGroup, second: RunGroup) -> ScoreComparison | None:
+def compare_scores(first: RunGroup, second: RunGroup) -> Compared | None:
     """Test two runs by DeLong on rows whose scores both kept, of the same seed if possible; None without scores."""
     if not (first.finished and second.finished):
         return None
@@ -295,20 +240,30 @@ def compare_scores(first: RunGroup, second: RunGroup) -> ScoreComparison | None:
     runs, splits = pairs[number], kept[number]
     if not any(splits):
         return None
-    split = next((name for name in splits[0] if name in splits[1]), "")
-    if not split:
-        first_split = (splits[0] or splits[1])[0]
-        lacking = runs[1] if splits[0] else runs[0]
-        reason = f"{lacking.name} has no scores of {first_split}"
-        return ScoreComparison(*runs, first_split, 0, None, reason, [lacking])
-    scores = [read_scores(run.directory, split) for run in runs]
-    reason, at_fault = _why_not_paired(runs, scores)
+    split = next((name for name in splits[0] if name in splits[1]), (splits[0] or splits[1])[0])
+    lacking = [run for run, of_run in zip(runs, splits, strict=True) if split not in of_run]
+    scores = [] if lacking else [read_scores(run.directory, split) for run in runs]
+    reason, at_fault = f"{lacking[0].name} has no scores of {split}" if lacking else "", lacking
+    if scores:
+        reason, at_fault = _why_not_paired(runs, scores)
+    lead = f"Row by row: {runs[1].name} against {runs[0].name}"
+    if reason:
+        commands = []
+        for run in at_fault:
+            rows = run.manifest.dataset.rows.get(split) or (len(scores[0].labels) if scores else 0)
+            commands.append(f"python -m app.evaluate run={run.directory} split={split} keep_scores={rows}")
+        remedy = f"; keep the scores by {' and '.join(commands)}" if commands else ""
+        return Compared("bad", f"{lead} is not compared, as {reason}{remedy}.")
     labels = scores[0].labels
-    difference = None if reason else delong(labels, scores[0].logits, scores[1].logits)
-    return ScoreComparison(*runs, split, len(labels), difference, reason, at_fault)
+    difference = delong(labels, scores[0].logits, scores[1].logits)
+    text = f"{lead} on the same {len(labels):,} rows of {split}: {signed(difference.mean, 5)} in AUC"
+    if difference.p is None:
+        return Compared("plain", f"{text}; too few rows of a label for a test.", difference)
+    verdict = _significance(difference, "DeLong's paired test")
+    return Compared("plain", f"{text}, {verdict}; of these two models, not of other seeds.", difference)
 
 
-def _why_not_paired(runs: tuple[RunFiles, RunFiles], scores: Sequence[Scores]) -> tuple[str, Sequence[RunFiles]]:
+def _why_not_paired(runs: tuple[RunFiles, RunFiles], scores: Sequence[Scores]) -> tuple[str, list[RunFiles]]:
     """Return why two runs' scores are not of the same rows and served models (empty: they are).
 
     Also return the runs whose scores may be kept again.
@@ -326,8 +281,8 @@ def _why_not_paired(runs: tuple[RunFiles, RunFiles], scores: Sequence[Scores]) -
         return f"the datasets are not the same (digests {digests})", with_other_dataset
     if not np.array_equal(first.labels, second.labels):
         rows = f"{len(first.labels):,} and {len(second.labels):,} rows"
-        return f"the labels are not the same ({rows}, or another order)", runs
-    return ("all rows have one label" if first.labels.all() or not first.labels.any() else ""), ()
+        return f"the labels are not the same ({rows}, or another order)", [*runs]
+    return ("all rows have one label" if first.labels.all() or not first.labels.any() else ""), []
 
 
 def same_rows(first: RunFiles, second: RunFiles) -> bool:
@@ -380,9 +335,11 @@ class Comparison:
         self.runs, self.groups = runs, group_runs(runs)
         labels = {id(run): group.label for group in self.groups for run in group.runs}
         self.names = [f"{labels[id(run)]}: {run.name}" for run in runs]
-        compared: list[SpeedComparison | AucComparison | ScoreComparison | None] = []
-        for compare in (compare_speed, compare_auc, compare_scores):
-            compared += [compare(self.groups[0], group) for group in self.groups[1:]]
+        compared = [
+            compare(self.groups[0], group)
+            for compare in (compare_speed, compare_auc, compare_scores)
+            for group in self.groups[1:]
+        ]
         self.compared = [comparison for comparison in compared if comparison is not None]
 
     def sentences(self) -> list[tuple[str, str]]:
@@ -405,7 +362,7 @@ class Comparison:
                 text += f", global samples/s from {count(low)} to {count(high)} ({high / low:.2f} ×)"
             sentences.append(("plain", f"{text}."))
             sentences += [("bad", f"Not reproduced: {reason}.") for reason in contradictions(base)]
-        return [*sentences, *(comparison.describe() for comparison in self.compared)]
+        return [*sentences, *((comparison.kind, comparison.text) for comparison in self.compared)]
 
     def overview(self) -> ReportTable:
         """Return the status, seed, metrics and rate of each run."""

@@ -38,12 +38,11 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> list[RunFiles]:
     ]
 
 
-def difference_of(first: compare.RunGroup, second: compare.RunGroup) -> tuple[compare.AucComparison, MeanDifference]:
-    """The comparison of two groups' AUCs, and the difference in it."""
+def difference_of(first: compare.RunGroup, second: compare.RunGroup) -> tuple[str, MeanDifference]:
+    """The sentence about two groups' AUCs, and the difference in it."""
     auc = compare.compare_auc(first, second)
     assert auc is not None
-    assert auc.difference is not None
-    return auc, auc.difference
+    return auc.text, auc.figures
 
 
 def aucs_of(entry: compare.RunGroup) -> list[float]:
@@ -67,13 +66,12 @@ def test_speed_and_auc_of_two_groups(sweep: list[RunFiles]) -> None:
     first, second = compare.group_runs(sweep)
     speed = compare.compare_speed(first, second)
     assert speed is not None
-    assert speed.over == "4 and 4 runs"
-    assert speed.ratio.ratio == pytest.approx(1.5, rel=0.01)
-    assert speed.ratio.low is not None
-    assert 1.45 < speed.ratio.low < speed.ratio.ratio
+    assert "over 4 and 4 runs" in speed.text
+    assert speed.figures.ratio == pytest.approx(1.5, rel=0.01)
+    assert 1.45 < speed.figures.low < speed.figures.ratio
     auc, difference = difference_of(first, second)
     aucs = [aucs_of(first), aucs_of(second)]
-    assert auc.test == "paired t-test"
+    assert "paired t-test over the 4 seeds of both" in auc
     assert difference.p == pytest.approx(stats.ttest_rel(*aucs).pvalue, rel=1e-5)
     assert difference.mean == pytest.approx(np.mean(aucs[1]) - np.mean(aucs[0]))
     statement = " ".join(said_of(*sweep))
@@ -89,7 +87,7 @@ def test_unfinished_runs_count_in_no_test(sweep: list[RunFiles], tmp_path: Path,
     first, second = compare.group_runs(runs)
     assert unfinished in second.runs
     auc, difference = difference_of(first, second)
-    assert auc.seeds == (3, 3)
+    assert "over the 3 seeds of both" in auc
     assert difference.p == pytest.approx(
         stats.ttest_rel(aucs_of(first)[1:], aucs_of(compare.group_runs(sweep)[1])[1:]).pvalue
     )
@@ -101,7 +99,7 @@ def test_unfinished_runs_count_in_no_test(sweep: list[RunFiles], tmp_path: Path,
 def test_other_seeds_are_not_paired(sweep: list[RunFiles]) -> None:
     first, second = compare.group_runs([*sweep[:2], *sweep[6:]])
     auc, difference = difference_of(first, second)
-    assert auc.test == "Welch's test"
+    assert "Welch's test over 2 and 2 seeds" in auc
     expected = stats.ttest_ind(aucs_of(first), aucs_of(second), equal_var=False)
     assert difference.p == pytest.approx(expected.pvalue, rel=1e-5)
 
@@ -164,9 +162,7 @@ def test_a_window_that_a_resumption_began_in_is_of_its_warm_up(tmp_path: Path) -
         *(compare.RunGroup(name, [run]) for name, run in (("A", whole), ("B", set_events(resumed, slow))))
     )
     assert speed is not None
-    assert speed.ratio.low is not None
-    assert speed.ratio.high is not None
-    assert 0.95 < speed.ratio.low < speed.ratio.high < 1.05
+    assert 0.95 < speed.figures.low < speed.figures.high < 1.05
 
 
 def test_a_window_with_an_epochs_last_batch_has_its_own_samples(tmp_path: Path) -> None:
@@ -195,7 +191,7 @@ def scored(tmp_path: Path, **of_second: Any) -> tuple[RunFiles, RunFiles, Values
     return runs[0], runs[1], labels, logits
 
 
-def scores_of(*runs: RunFiles) -> compare.ScoreComparison:
+def scores_of(*runs: RunFiles) -> compare.Compared:
     comparison = compare.compare_scores(*compare.group_runs(list(runs)))
     assert comparison is not None
     return comparison
@@ -206,11 +202,9 @@ def test_two_models_are_compared_row_by_row(tmp_path: Path) -> None:
     for run, scores in zip((first, second), logits, strict=True):
         keep(run, scores, labels)
     comparison = scores_of(first, second)
-    assert comparison.difference is not None
     mean, error = delong_of_two(labels == 1, *logits)
-    assert (comparison.split, comparison.rows, comparison.reason) == ("test", 800, "")
-    assert comparison.difference.mean == pytest.approx(mean)
-    assert comparison.difference.p == pytest.approx(2 * stats.norm.sf(abs(mean / error)))
+    assert comparison.figures.mean == pytest.approx(mean)
+    assert comparison.figures.p == pytest.approx(2 * stats.norm.sf(abs(mean / error)))
     statement = " ".join(said_of(first, second))
     assert "Row by row: b against a on the same 800 rows of test: +0.0" in statement
     assert "DeLong's paired test" in statement
@@ -236,7 +230,7 @@ def test_scores_of_other_rows_are_not_compared(tmp_path: Path, planted: str, wor
         keep(second, logits[1][:rows], of_second[:rows], 50 if planted == "another step" else 100, digest)
     for run in (first, second):
         run.manifest.dataset.rows = {"test": 800}
-    assert scores_of(first, second).difference is None
+    assert scores_of(first, second).figures is None
     (row_by_row,) = [text for text in said_of(first, second) if text.startswith("Row by row")]
     assert words in row_by_row
     remedies = [
