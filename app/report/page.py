@@ -49,33 +49,6 @@ class ReportTable:
     note: str = ""
 
 
-def deepspark(run: RunFiles) -> ReportTable:
-    """Return one run in the columns that DeepSpark's README reports."""
-    config, rates, memory, published = run.config, run.throughput, run.memory, run.config["published"]
-    main, optimizer = METRICS[run.evaluation.main], config["optimizer"]
-    goal = config["train"].get("target_auc") or published.get(main.name) or published.get("least_auc")
-    criteria = f"{main.label} {goal}" if goal is not None else "none set" if run.is_evaluated else NOT_MEASURED
-    sharding = ", ".join(sorted({entry.type for entry in run.manifest.plan.values()})) or "no tables"
-    kind = "device" if memory["device_peak_bytes"] else "host"
-    peak = memory[f"{kind}_peak_bytes"]
-    cells = {
-        "GPUs": devices(run.manifest),
-        "Criteria": criteria,
-        "Configuration": f"global batch {run.global_batch_size:,}, {precision(config)}, {optimizer['name']} lr "
-        f"{optimizer['lr']}, {sharding}",
-        "Performance": NOT_MEASURED
-        if run.rate is None
-        else f"{run.rate:,.0f} samples/s global ({rates['samples_per_second_per_device']:,.0f} per device)",
-        "Accuracy": f"{main.label} {run.evaluation.main_value:.4f}" if run.evaluation.is_measured else NOT_MEASURED,
-        "Power": NOT_MEASURED if run.watts is None else f"{run.watts:,.0f} W",
-        "Scalability": "one world size",
-        "Memory": NOT_MEASURED if peak is None else f"{size(peak)} × {run.world_size} ({kind} peak)",
-        "Stability": f"{run.status} in {len(run.manifest.launches)} launch"
-        f"{'' if len(run.manifest.launches) == 1 else 'es'}",
-    }
-    return ReportTable([*cells], [[*cells.values()]], set())
-
-
 def embedding_tables(run: RunFiles) -> ReportTable:
     """Return each table's size, sharding and computed traffic per step."""
     tables, rows = run.manifest.tables, []
@@ -160,29 +133,6 @@ def rank_loads(run: RunFiles) -> ReportTable:
     return ReportTable(["Rank", "Tables", "Weights", "Of the mean"], rows, {0, 1, 2, 3})
 
 
-def about(run: RunFiles) -> list[tuple[str, str]]:
-    """Return a run's date, machine, precision, batch, dataset and model."""
-    manifest, dataset, model = run.manifest, run.manifest.dataset, run.config["model"]
-    hardware = manifest.hardware
-    began = manifest.launches[0].began
-    cores = f", {plural(hardware['cores'], 'core')}" if hardware["cores"] else ""
-    if hardware["cpu_quota"]:
-        cores += f", of which the container may use {hardware['cpu_quota']:g}"
-    rows = dataset.rows.get("train")
-    data = dataset.path or f"none, table sizes of {dataset.published_tables}"
-    name = model.get("name", "dlrm")
-    kind = f"DLRM, interaction {model.get('interaction')}" if name == "dlrm" else str(name).upper()
-    size_of = f", {count(run.summary.parameters['total'])} parameters" if run.summary else ""
-    return [
-        ("Date", began.replace("T", " ").replace("+00:00", " UTC")),
-        ("Machine", devices(manifest) + cores),
-        ("Precision", precision(run.config)),
-        ("Global batch", f"{run.global_batch_size:,} samples"),
-        ("Dataset", data + (f", {count(rows)} rows of train" if rows is not None else "")),
-        ("Model", f"{kind}, embedding_dim {model.get('embedding_dim')}{size_of}"),
-    ]
-
-
 def figures(run: RunFiles) -> ReportTable:
     """Return rows of label and value: figures of the summary, the evaluations and the run that this one began with."""
     summary, rates, evaluation, memory = run.summary, run.throughput, run.evaluation, run.memory
@@ -251,26 +201,6 @@ def replay(run: RunFiles) -> list[str]:
         f"make train {processes}" + (f"ARGS={shlex.quote(arguments)}" if arguments else ""),
         f"make verify {processes}RUN={shlex.quote(str(run.directory))}",
     ]
-
-
-def replay_caveats(run: RunFiles) -> list[str]:
-    """Return sentences on what a replay needs: the code, the dataset, and the same machine for equal bits."""
-    manifest, dataset, caveats = run.manifest, run.manifest.dataset, []
-    if not manifest.commit:
-        caveats.append(
-            "The code's commit is not recorded: the run was not made in a git checkout; verify compares the "
-            "digest of its modules."
-        )
-    if manifest.code.get("dirty_diff_sha256"):
-        caveats.append("The checkout had uncommitted changes (their hash is in the manifest) beside the commit.")
-    if dataset.digest is None:
-        return [*caveats, f"The run was built from the table sizes of {dataset.published_tables}, without data."]
-    caveats.append(
-        f"The dataset must be the one with digest {dataset.digest[:12]}… ({dataset.path}); bits are equal on "
-        "the same kind of CPU with the same number of processes and threads, elsewhere results agree within a "
-        "tolerance."
-    )
-    return caveats
 
 
 EXCHANGE = "communication"  # key in summary.json's phase_seconds
@@ -344,7 +274,6 @@ def run_page(run: RunFiles) -> str:
         [chart for group in groups.values() for chart in group],
         title=run.name,
         run=run,
-        about=about(run),
         tiles=tiles(run),
         step=step_parts(run),
         energy=energy(run),
@@ -353,12 +282,10 @@ def run_page(run: RunFiles) -> str:
         folded=[table for addition in additions(run) for table in addition.tables],
         thinned=charts.thinned(run),
         figures=halves(figures(run)),
-        deepspark=deepspark(run),
         tables=embedding_tables(run),
         trained=trained_tables(run),
         ranks=rank_loads(run),
         replay=replay(run),
-        caveats=replay_caveats(run),
         manifest=json.dumps(plain_object(run.manifest), indent=1, ensure_ascii=False),
         config=yaml.safe_dump(run.config, sort_keys=False),
         **groups,
@@ -372,7 +299,11 @@ def render(template: Path, directory: Path, charts: list[Chart], **content: Any)
         loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters["breakable"] = breakable
-    environment.globals["asset"] = lambda name: Markup((ASSETS / name).read_text(encoding="utf-8"))  # our own files
+    environment.globals |= {
+        "asset": lambda name: Markup((ASSETS / name).read_text(encoding="utf-8")),  # our own files
+        "metrics": METRICS,
+        **{function.__name__: function for function in (count, devices, figure, plural, precision, size)},
+    }
     return environment.get_template(template.name).render(
         directory=str(directory),
         written=datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),

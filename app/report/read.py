@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jinja2 import UndefinedError
+
 from app.config.kinds import STANDARD_ERROR
 from app.metrics.documents import (
     AnyEvent,
@@ -144,7 +146,7 @@ def refusing_other_versions(runs: str) -> Iterator[None]:
     """Context that reports in one line what a run's files lack, or have in another form."""
     try:
         yield
-    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, UndefinedError) as error:
         raise UserError(f"runs={runs}: its files are damaged or of another version ({error!r})") from error
 
 
