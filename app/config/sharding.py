@@ -24,7 +24,6 @@ SHARDING_TYPES = (
 )
 COLUMN_TYPES = ("column_wise", "table_column_wise", "grid_shard")
 AUTO_SHARDING = "auto"
-_SHORT = {"grid": "grid_shard"}
 # TorchRec's EmbeddingComputeKernel. In this order: torch's optimizer on the whole gradient (data_parallel only);
 # FBGEMM's fused optimizer with the table in device memory; in host memory; in host memory behind a device cache.
 KERNELS = ("dense", "fused", "fused_uvm", "fused_uvm_caching")
@@ -99,7 +98,6 @@ def types_allowed(types: Any, optimizer: OptimizerName, key: str = "sharding.typ
     rule = f"{key}={types}: must be one of {', '.join(SHARDING_TYPES)}, a list of them, or {AUTO_SHARDING}"
     if not isinstance(names, list) or not names:
         raise UserError(rule)
-    names = [_SHORT.get(kind, kind) for kind in names]
     if names == [AUTO_SHARDING]:
         # torch may update a replicated table differently from FBGEMM: its Adam moves every row at every step.
         # A grid is only chosen on request, as in TorchRec's own planner.

@@ -50,7 +50,7 @@ ADD_EVALUATIONS = "has no effect without evaluations while training; add train.e
         ("optimizer.dense=rowwise_adam", "only tables have rows; use adam"),
         ("train.max_samples=9 train.max_steps=5", "train.max_samples=9: not one batch of train.global_batch_size=512"),
         ("model.mixes_samples=true", "with model.interaction=dot; leave it out, or use model.interaction=scalar_pairs"),
-        ("optimizer=rowwise_adagrad +sharding.tables.cat_1.types=grid", "sharding.tables.cat_1.types=grid_shard"),
+        ("optimizer=rowwise_adagrad +sharding.tables.cat_1.types=grid_shard", "sharding.tables.cat_1.types=grid_shard"),
         ("schedule=warmup_poly schedule.decay_start_step=5", "may not start before the warm-up ends"),
         ("model.dropout=1", r"model\.dropout=\[1\.0\]: must be a list of numbers in \[0, 1\)"),
         ("model.dropout=[0.1,0.2,0.3]", r"model\.over_arch has 2 hidden layers; give one rate for all, or 2"),
