@@ -92,12 +92,8 @@ class RunFiles:
 
     @property
     def auc_standard_error(self) -> float | None:
-        """DeLong's standard error of the evaluation's AUC; None if an older run has it for a part of the rows only."""
-        error = self.evaluation.figure(STANDARD_ERROR)
-        is_last = self.evaluation.step == self.last_evaluation.step  # whose curves are kept
-        if error is None and is_last and self.curves is not None and self.curves.samples == self.curves.of:
-            error = self.curves.auc_standard_error or None
-        return error
+        """DeLong's standard error of the evaluation's AUC."""
+        return self.evaluation.figure(STANDARD_ERROR)
 
     @property
     def world_size(self) -> int:
