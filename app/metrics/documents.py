@@ -6,7 +6,6 @@ so they cover exactly the run's own steps, even if some were trained again after
 A figure that does not apply, or was not measured, is None. Needs no torch.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import TypeAlias
 
@@ -52,15 +51,10 @@ class Measured:
         """Return the mean number of devices that computed at a time; 1 if nothing was measured."""
         return self.device_seconds / self.seconds if self.seconds else 1.0
 
-    def phase_means(self, names: Sequence[str]) -> Figures:
-        """Return the mean seconds of a step's phases; None if they were not measured."""
-        return {name: self.phases.get(name, 0.0) / self.phase_steps if self.phase_steps else None for name in names}
-
-    def power(self) -> Figures | None:
-        """Return the mean power in W and the energy in J; None if energy was not measured."""
-        if not self.energy_seconds:
-            return None
-        return {"mean_watts": self.joules / self.energy_seconds, "joules": self.joules}
+    @property
+    def watts(self) -> float | None:
+        """Mean power; None if energy was not measured."""
+        return self.joules / self.energy_seconds if self.energy_seconds else None
 
 
 class Best(OpenDocument, kw_only=True):

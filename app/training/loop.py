@@ -166,7 +166,15 @@ class TrainingLoop:
         if is_best:
             state.best = best
             self.checkpointer.keep_best(state)
-        return self._end_if_decided()
+        # The step of an evaluation need not be one that checkpoint.every_steps saves.
+        if target_reached(state, self.length):
+            self.checkpointer.save(state)
+            return "target_reached"
+        if (early := early_stop(state, self.length)) is not None:
+            self.checkpointer.save(state)
+            log.info("early stop: step %d: %s", state.step, early.reason)
+            return "completed"
+        return "completed" if state.step == self.length.total_steps else None
 
     def _update_monitor(self, value: float | None) -> None:
         """Update the monitor with an evaluation's value of train.monitor, which may cut the learning rate."""
@@ -187,19 +195,6 @@ class TrainingLoop:
                     rate,
                     lower,
                 )
-
-    def _end_if_decided(self) -> str | None:
-        """Save and return the status if the state's evaluation ends the run, or nothing is left to train."""
-        state = self.state
-        # The step of an evaluation need not be one that checkpoint.every_steps saves.
-        if target_reached(state, self.length):
-            self.checkpointer.save(state)
-            return "target_reached"
-        if (early := early_stop(state, self.length)) is not None:
-            self.checkpointer.save(state)
-            log.info("early stop: step %d: %s", state.step, early.reason)
-            return "completed"
-        return "completed" if state.step == self.length.total_steps else None
 
     def _evaluation_due(self) -> bool:
         """Return whether the state's step is due for an evaluation and has none yet."""

@@ -13,7 +13,7 @@ from torch import nn
 
 from app.checkpoint.files import whole_checkpoints
 from app.config.app_config import AppConfig
-from app.config.data import DataConfig, own_files
+from app.config.data import own_files
 from app.config.model import ModelConfig, published_tables
 from app.config.train import Compile
 from app.model.dlrm import make_model, make_tables
@@ -35,18 +35,15 @@ log = logging.getLogger("clickwork")
 
 def is_wanted(config: AppConfig) -> bool:
     """Return whether to build the run from published sizes: nothing is to be trained and there is no data."""
-    if config.train.max_steps != 0 or config.data.published_tables is None or _has_own_files(config.data):
-        return False
+    data = config.data
     # Published sizes stand in for a dataset, so one that exists goes first.
-    return not (config.data.root / MANIFEST_NAME).exists()
-
-
-def _has_own_files(data: DataConfig) -> bool:
-    """Return whether the user gave files. Files that a recipe expects do not count while none of them exists."""
+    if config.train.max_steps != 0 or data.published_tables is None or (data.root / MANIFEST_NAME).exists():
+        return False
+    # Files that a recipe expects do not count while none of them exists.
     splits = [files for files in (data.train, data.val, data.test) if files is not None]
     if data.raw is None and splits and all(isinstance(files, str) and not Path(files).exists() for files in splits):
-        return False
-    return own_files(data) is not None
+        return True
+    return own_files(data) is None
 
 
 def meta_model(config: AppConfig) -> nn.Module:

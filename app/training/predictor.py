@@ -244,17 +244,6 @@ class TreeSum:
         return tensors
 
 
-def nodes_of(first: int, stop: int) -> list[tuple[int, int]]:
-    """Return level and number of each node in the tree sum of a process with micro-batches [first, stop).
-
-    Each process computes these of all others, so that only the nodes' values are sent.
-    """
-    tree = TreeSum()
-    for number in range(first, stop):
-        tree.add(0, number, [])
-    return [(level, number) for level, number, _ in tree.nodes]
-
-
 class MicroBatches:
     """Training steps of a DLRM on this process's micro-batches of each global batch."""
 
@@ -350,7 +339,12 @@ class MicroBatches:
             return tree.total()
         per_process = len(self._losses)
         cuts = [min(rank * per_process, self._count) for rank in range(self._runtime.world_size + 1)]
-        nodes_by_rank = [nodes_of(first, stop) for first, stop in pairwise(cuts)]
+        # Each process computes the level and number of all others' nodes, so that only the nodes' values are sent.
+        trees = [TreeSum() for _ in range(self._runtime.world_size)]
+        for (first, stop), other in zip(pairwise(cuts), trees, strict=True):
+            for number in range(first, stop):
+                other.add(0, number, [])
+        nodes_by_rank = [other.nodes for other in trees]
         # The shapes come from the parameters, as a process with nothing but padding has no nodes.
         shapes = [parameter.shape for parameter in self.parameters] + [(2, len(norm.bias)) for norm in self._norms]
         sizes = [math.prod(shape) for shape in shapes]
@@ -364,7 +358,7 @@ class MicroBatches:
         dist.all_gather(gathered, local)
         global_tree = TreeSum()
         for nodes, values in zip(nodes_by_rank, gathered, strict=True):
-            for (level, number), row in zip(nodes, values, strict=False):
+            for (level, number, _), row in zip(nodes, values, strict=False):
                 global_tree.add(level, number, [row])
         (total,) = global_tree.total()
         return [part.view(shape) for part, shape in zip(total.split(sizes), shapes, strict=True)]

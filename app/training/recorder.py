@@ -273,7 +273,7 @@ class Recorder:
         # Energy is counted before the event is completed, so that it belongs to this window.
         self.measure_energy()
         event.measured = measured = state.take_unreported()
-        event.watts = measured.joules / measured.energy_seconds if measured.energy_seconds else None
+        event.watts = measured.watts
         event.host_bytes, event.device_bytes = memory_in_use(self._session.runtime.device)
         self.event(event)
         self._progress.update(event, state.evaluation)
@@ -312,9 +312,11 @@ class Recorder:
             "device_peak_bytes": None if device_peak is None else int(runtime.highest(device_peak)),
         }
         exchanged = runtime.highest(communication_seconds or 0.0) or None
-        summary.phase_seconds = {**state.measured.phase_means(PHASES), "communication": exchanged}
-        if power := state.measured.power():
-            summary.power = {**power, "source": self.energy.source}
+        measured, steps = state.measured, state.measured.phase_steps
+        means = {name: measured.phases.get(name, 0.0) / steps if steps else None for name in PHASES}
+        summary.phase_seconds = {**means, "communication": exchanged}
+        if measured.watts is not None:
+            summary.power = {"mean_watts": measured.watts, "joules": measured.joules, "source": self.energy.source}
         # Where rows change only when a step looks them up, those that differ from the initial values were looked up.
         counts_touched = not config.optimizer.sparse_weight_decay and config.checkpoint.resume in ("auto", "never")
         meter = TableMeter(session.model.module.sparse_arch.tables, config.train.seed, counts_touched)

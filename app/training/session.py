@@ -460,7 +460,9 @@ class DataLoader:
         # For the record: the pipeline in use, which `auto` leaves open. `_pipeline` is the object itself, if any.
         self.pipeline, self._is_checked = Pipeline.none, False
         device, world_size = session.runtime.device, session.runtime.world_size
-        if uses_pipeline(length.train.pipeline, device, world_size):
+        # On CPUs the pipeline shows no gain: a step takes from 0.76 to 1.38 times as long with it.
+        is_auto, has_gpus = length.train.pipeline is Pipeline.auto, device.type != "cpu" and world_size > 1
+        if has_gpus if is_auto else length.train.pipeline is Pipeline.sparse_dist:
             arch, self.pipeline = session.model.module.sparse_arch, Pipeline.sparse_dist
             self._pipeline = SparseDistPipeline(arch.collections, arch.table_ids, session.optimizer, device)
 
@@ -500,14 +502,6 @@ class DataLoader:
         while step < self._length.total_steps:
             step, before = self._length.next_evaluation(step), step
             yield step - before
-
-
-def uses_pipeline(setting: Pipeline, device: torch.device, world_size: int) -> bool:
-    """Return whether to use the pipeline: `auto` uses it where several processes have a GPU each."""
-    # On CPUs the pipeline shows no gain: a step takes from 0.76 to 1.38 times as long with it.
-    if setting is Pipeline.auto:
-        return device.type != "cpu" and world_size > 1
-    return setting is Pipeline.sparse_dist
 
 
 @dataclass
