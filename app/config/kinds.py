@@ -397,7 +397,7 @@ class AfterTraining(NamedTuple):
 class Additions(NamedTuple):
     """Additions of an extension to the report of one run."""
 
-    comparisons: list[ComparisonRow]  # rows for the table of comparisons
+    comparisons: Sequence[ComparisonRow]  # rows for the table of comparisons
     sentences: list[tuple[str, str]]  # (kind, sentence) pairs for the verdict on a click model's quality
     # Folded tables below the table of comparisons: the line that a click opens, a caption, and the table in two halves.
     tables: list[tuple[str, str, list[ReportTable]]]

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -25,21 +25,15 @@ from app.metrics.documents import Curves, EvaluationEvent, TrainEvent
 from app.metrics.quality import shortcomings
 from app.record.documents import UNFINISHED
 from app.report.read import METERS, RunFiles, count, figure, plural, signed
-from common.documents import Json
+from common.documents import Figures, Json
 
 SAME_ROWS = 0.01  # largest relative difference in training rows for data to count as those of the publication
 
 TESTED = tuple(f"test_{metric}" for metric in (AUC, LOGLOSS))  # keys of `published` for figures of the test split
 
 
-@dataclass
-class ComparisonRow:
-    """One row of the table of comparisons: figures of the evaluation's `compared` metrics, then global samples/s."""
-
-    name: str
-    figures: dict[str, float | None]
-    samples_per_second: float | None
-    remark: str
+# A row of the table of comparisons: name, figures of the evaluation's `compared` metrics, global samples/s, and remark.
+ComparisonRow: TypeAlias = tuple[str, Figures, float | None, str]
 
 
 def baseline(base_rate: float | None) -> dict[str, float | None]:
@@ -80,19 +74,19 @@ def comparisons(run: RunFiles) -> list[ComparisonRow]:
     scope = f"{evaluation.split}, {count(evaluation.figure('samples'))} samples"
     accuracy = f"; AUC ± {error:.4f} (standard error, DeLong)" if error else ""
     remark = (scope if run.is_evaluated else "no evaluation") + accuracy
-    rows = [ComparisonRow("This run", figures, run.rate, remark)]
+    rows: list[ComparisonRow] = [("This run", figures, run.rate, remark)]
     if RMSE in figures:
         name, remark = "Mean", "the labels' mean predicted for each row: must be beaten"
         constant = {**dict.fromkeys(figures), RMSE: evaluation.figure(LABEL_DEVIATION)}
     else:
         name, remark = "Majority class", "the base rate predicted for everybody: must be beaten"
         constant = baseline(evaluation.figure(BASE_RATE))
-    rows.append(ComparisonRow(name, constant, None, remark))
+    rows.append((name, constant, None, remark))
     rows += [row for addition in additions(run) for row in addition.comparisons]
     best_possible, rows_of_truth = truth(run)
     if best_possible:
         remark = f"the true probabilities of {rows_of_truth}: cannot be beaten but by chance"
-        rows.append(ComparisonRow("Ground-truth model", best_possible, None, remark))
+        rows.append(("Ground-truth model", best_possible, None, remark))
     published = run.config["published"]
     if published.get("source") or any(published.get(key) is not None for key in (*figures, "samples_per_second")):
         # Who published the figures, on which data and hardware, as far as the recipe says.
@@ -101,7 +95,7 @@ def comparisons(run: RunFiles) -> list[ComparisonRow]:
         if published.get("num_devices") and rate:
             origin.append(f"speed of {plural(published['num_devices'], 'device')}")
         remark = "; ".join(text for text in origin if text)
-        rows.append(ComparisonRow("Published", {key: published.get(key) for key in figures}, rate, remark))
+        rows.append(("Published", {key: published.get(key) for key in figures}, rate, remark))
     return rows
 
 

@@ -16,7 +16,7 @@ from app.record.documents import DONE, Scores, ancestors, kept_splits, read_scor
 from app.report.charts import Chart, Series, course_charts, evaluation_charts, quality_charts, thinned
 from app.report.page import ASSETS, COLORS, ReportTable, energy, render, step_parts
 from app.report.read import NOT_MEASURED, RunFiles, count, devices, figure, precision, signed, size
-from app.report.statistics import MeanDifference, Ratio, batch_means, delong, paired, speed_ratio, welch
+from app.report.statistics import MeanDifference, batch_means, delong, paired, speed_ratio, welch
 from common.documents import plain_object
 from common.extensions import KeyGroup, rows_of_extensions
 
@@ -122,7 +122,7 @@ class Compared(NamedTuple):
 
     kind: str
     text: str
-    figures: Any = None  # a MeanDifference, or a Ratio of speeds: of the second to the first
+    figures: Any = None  # a MeanDifference, or as from `speed_ratio`
 
 
 def _significance(difference: MeanDifference, test: str) -> str:
@@ -158,27 +158,26 @@ def compare_speed(first: RunGroup, second: RunGroup) -> Compared | None:
         return None
     if min(map(len, rates)) >= 2:
         # Means are of seconds per sample, since times add up and rates do not.
-        measured = speed_ratio(*([1 / rate for rate in of_group] for of_group in rates))
+        ratio, low, high = speed_ratio(*([1 / rate for rate in of_group] for of_group in rates))
         over = f"{len(rates[0])} and {len(rates[1])} runs"
     else:
         ratio = rates[1][0] / rates[0][0]  # the runs' own figures; windows give only the interval's width
-        measured, over = Ratio(ratio, None, None), "too few windows for an interval"
+        low = high = None
+        over = "too few windows for an interval"
         timed_runs = [next(run for run in group.runs if run.rate) for group in (first, second)]
         stretches = [batch_means(*window_times(run)) for run in timed_runs]
         if min(map(len, stretches)) >= 2:
-            of_windows, low, high = speed_ratio(*stretches)
-            ends = (None if end is None else end * (ratio / of_windows) for end in (low, high))
-            measured = Ratio(ratio, *ends)
+            of_windows, *ends = speed_ratio(*stretches)
+            low, high = (None if end is None else end * (ratio / of_windows) for end in ends)
             over = f"{len(stretches[0])} and {len(stretches[1])} stretches within one run each; from run to run it may "
             over += "vary more"
-    ratio, low, high = measured
     interval = "no interval" if low is None else f"95% interval {figure(low, 3)} to {figure(high, 3)}"
     ranges = [" to ".join(dict.fromkeys(map(count, (min(of_group), max(of_group))))) for of_group in reversed(rates)]
     text = (
         f"Speed: {second.name} runs at {ratio:.3f} × {first.name} ({interval}), with {' and '.join(ranges)} global "
         f"samples/s, over {over}."
     )
-    return Compared("plain", text, measured)
+    return Compared("plain", text, (ratio, low, high))
 
 
 def compare_auc(first: RunGroup, second: RunGroup) -> Compared | None:
@@ -380,7 +379,7 @@ class Comparison:
         columns = []
         for run in self.runs:
             rates, memory = run.throughput, run.memory
-            milliseconds = {part.name: f"{part.milliseconds:,.2f} ms" for part in step_parts(run)}
+            milliseconds = {name: f"{part[0]:,.2f} ms" for name, part in step_parts(run).items()}
             column = {
                 "Device": devices(run.manifest),
                 "Precision": precision(run.config),

@@ -207,26 +207,17 @@ EXCHANGE = "communication"  # key in summary.json's phase_seconds
 COLORS = {"input wait": 5, "forward": 0, "backward": 1, "optimizer": 2, "exchange": 4, "host": 3}
 
 
-@dataclass
-class StepPart:
-    """A part of a mean step, with its place in the palette of report.css."""
-
-    name: str
-    milliseconds: float
-    share: float
-    color: int
-
-
-def step_parts(run: RunFiles) -> list[StepPart]:
+def step_parts(run: RunFiles) -> dict[str, tuple[float, float, int]]:
     """Return the parts of a mean step in their order, which add up to it; none if they were not measured.
 
-    Exchanges happen within forward and backward, so they are subtracted from both in proportion.
+    Of each by name: milliseconds, share, and place in the palette of report.css. Exchanges happen within forward and
+    backward, so they are subtracted from both in proportion.
     """
     rates, phases = run.throughput, dict(run.summary.phase_seconds or {}) if run.summary else {}
     steps, wait = rates["steps_per_second"], rates["input_wait_fraction"]
     forward, backward, optimizer = (phases.get(name) or 0.0 for name in ("forward", "backward", "optimizer"))
     if not steps or wait is None or not forward + backward:
-        return []
+        return {}
     exchange = min(phases.get(EXCHANGE) or 0.0, forward + backward)
     computed = 1 - exchange / (forward + backward)
     seconds = {
@@ -238,11 +229,11 @@ def step_parts(run: RunFiles) -> list[StepPart]:
     }
     seconds["host"] = max(0.0, 1 / steps - sum(seconds.values()))
     whole = sum(seconds.values())
-    return [
-        StepPart(name, 1e3 * duration, duration / whole, COLORS[name])
+    return {
+        name: (1e3 * duration, duration / whole, COLORS[name])
         for name, duration in seconds.items()
         if duration or name != "exchange"
-    ]
+    }
 
 
 def energy(run: RunFiles) -> str:
@@ -368,9 +359,8 @@ def tiles(run: RunFiles) -> list[tuple[str, str, str]]:
 def against(run: RunFiles) -> ReportTable:
     """Return the run beside constant, simpler, ground-truth and published models."""
     keys, rows = run.evaluation.compared, []
-    for row in charts.comparisons(run):
-        values = ["–" if row.figures[key] is None else figure(row.figures[key]) for key in keys]
-        rate = "–" if row.samples_per_second is None else count(row.samples_per_second)
-        rows.append([row.name, *values, rate, row.remark])
+    for name, figures_of_row, rate, remark in charts.comparisons(run):
+        values = ["–" if figures_of_row[key] is None else figure(figures_of_row[key]) for key in keys]
+        rows.append([name, *values, "–" if rate is None else count(rate), remark])
     columns = ["", *(METRICS[key].title for key in keys), "Samples/s (global)", ""]
     return ReportTable(columns, rows, set(range(1, len(keys) + 2)))

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,21 +22,7 @@ class MeanDifference(NamedTuple):
     p: float | None
 
 
-class Spread(NamedTuple):
-    """A mean, the values' standard deviation, and the mean's 95% interval; all but the mean are None for one value."""
-
-    mean: float
-    std: float | None
-    low: float | None
-    high: float | None
-
-
-class Ratio(NamedTuple):
-    """Second over first, with its interval; None if undefined."""
-
-    ratio: float
-    low: float | None
-    high: float | None
+Ratio: TypeAlias = tuple[float, float | None, float | None]  # second over first, and the ends of its interval, or None
 
 
 def welch(first: Values, second: Values) -> MeanDifference:
@@ -54,11 +40,14 @@ def paired(first: Values, second: Values) -> MeanDifference:
     return _test_mean(float(differences.mean()), differences)
 
 
-def spread(values: Values) -> Spread:
-    """Return the mean of at least one value and its 95% interval by Student's t."""
+def spread(values: Values) -> tuple[float, float | None, float | None, float | None]:
+    """Return the mean of at least one value, their standard deviation, and the mean's 95% interval by Student's t.
+
+    All but the mean are None for one value.
+    """
     sample = np.asarray(values, np.float64)
     mean, low, high, _ = _test_mean(float(sample.mean()), sample)
-    return Spread(mean, None if len(sample) < 2 else float(sample.std(ddof=1)), low, high)
+    return mean, None if len(sample) < 2 else float(sample.std(ddof=1)), low, high
 
 
 def delong(labels: NDArray[np.bool_], first: NDArray[np.floating], second: NDArray[np.floating]) -> MeanDifference:
@@ -110,14 +99,14 @@ def speed_ratio(first: Values, second: Values) -> Ratio:
     a, b = np.asarray(first, np.float64), np.asarray(second, np.float64)
     ratio = float(a.mean() / b.mean())
     if min(len(a), len(b)) < 2:
-        return Ratio(ratio, None, None)
+        return ratio, None, None
     squared_errors = tuple(float(values.var(ddof=1) / len(values) / values.mean() ** 2) for values in (a, b))
     if sum(squared_errors) == 0:
-        return Ratio(ratio, ratio, ratio)
+        return ratio, ratio, ratio
     # The interval is that of the logarithm, so that its lower end stays above 0.
     df = _degrees_of_freedom(squared_errors, (len(a), len(b)))
     reach = float(stdtrit(df, UPPER)) * math.sqrt(sum(squared_errors))
-    return Ratio(ratio, ratio * math.exp(-reach), ratio * math.exp(reach))
+    return ratio, ratio * math.exp(-reach), ratio * math.exp(reach)
 
 
 def batch_means(

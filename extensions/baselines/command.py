@@ -37,13 +37,12 @@ from app.record.documents import (
     read_summary,
     write_scores,
 )
-from app.report.charts import ComparisonRow
 from app.report.page import ReportTable, halves, write_report
 from app.report.read import RunFiles, figure, read_run, signed
 from app.report.statistics import delong
 from common.cli import EXIT_DONE
 from common.compose import quote_literally
-from common.documents import convert, encode, plain_object, read_document
+from common.documents import Figures, convert, encode, plain_object, read_document
 from common.errors import UserError
 from common.files import write_atomically
 from data_prep.dataset.format import Manifest, load_rows_manifest, sampled_row_numbers
@@ -80,8 +79,8 @@ def additions(run: RunFiles) -> Additions:
                 f"; this run {signed(baseline.difference, 4)} ± {half:.4f} AUC on the same "
                 f"{figures.compared_rows:,} rows (95%)"
             )
-        values = {**dict.fromkeys(COMPARED), AUC: baseline.auc, NE: baseline.ne}
-        comparisons.append(ComparisonRow(f"{name[0].upper()}{name[1:]}", values, None, remark))
+        values: Figures = {**dict.fromkeys(COMPARED), AUC: baseline.auc, NE: baseline.ne}
+        comparisons.append((f"{name[0].upper()}{name[1:]}", values, None, remark))
     return Additions(comparisons, [] if sentence is None else [sentence], tables)
 
 

@@ -139,10 +139,9 @@ def importances(
         if scorer.runtime.highest(float(time.monotonic() > deadline)):
             missing.append(feature.name)
             continue
-        loss = spread(scored.losses(feature, orders))
-        name, low, high = feature.name, loss.low, loss.high
-        share, norm = unknown.get(name), norms.get(name)
-        features.append(Feature(name=name, loss=loss.mean, low=low, high=high, unknown=share, norm=norm))
+        loss, _, low, high = spread(scored.losses(feature, orders))
+        name, share, norm = feature.name, unknown.get(feature.name), norms.get(feature.name)
+        features.append(Feature(name=name, loss=loss, low=low, high=high, unknown=share, norm=norm))
     return sorted(features, key=lambda feature: -feature.loss), missing
 
 

@@ -265,7 +265,7 @@ class Outcome:
             range(1, len(self.finalists)), key=lambda place: self.differences[place - 1].mean
         )
         best, difference = self.finalists[place], self.differences[place - 1]
-        means = [figure(self.value(spread(finalist.scores).mean), DIGITS) for finalist in (best, base)]
+        means = [figure(self.value(spread(finalist.scores)[0]), DIGITS) for finalist in (best, base)]
         interval = sorted(self.value(end) for end in (difference.low or 0.0, difference.high or 0.0))
         compared = (
             f"{self.label} of val {means[0]} instead of {means[1]} (95% interval of the difference "
@@ -278,7 +278,7 @@ class Outcome:
         tested = [[figures.main_value for figures in finalist.tested if figures] for finalist in (best, base)]
         if all(values and None not in values for values in tested):
             main = METRIC_ROWS[next(figures.main for figures in base.tested if figures)].label
-            shown_means = [figure(spread([value or 0.0 for value in values]).mean, DIGITS) for values in tested]
+            shown_means = [figure(spread([value or 0.0 for value in values])[0], DIGITS) for values in tested]
             sentences.append(f"{main} of test, scored once: {shown_means[0]} instead of {shown_means[1]}.")
         return sentences
 

@@ -67,8 +67,8 @@ def test_speed_and_auc_of_two_groups(sweep: list[RunFiles]) -> None:
     speed = compare.compare_speed(first, second)
     assert speed is not None
     assert "over 4 and 4 runs" in speed.text
-    assert speed.figures.ratio == pytest.approx(1.5, rel=0.01)
-    assert 1.45 < speed.figures.low < speed.figures.ratio
+    assert speed.figures[0] == pytest.approx(1.5, rel=0.01)
+    assert 1.45 < speed.figures[1] < speed.figures[0]
     auc, difference = difference_of(first, second)
     aucs = [aucs_of(first), aucs_of(second)]
     assert "paired t-test over the 4 seeds of both" in auc
@@ -162,7 +162,7 @@ def test_a_window_that_a_resumption_began_in_is_of_its_warm_up(tmp_path: Path) -
         *(compare.RunGroup(name, [run]) for name, run in (("A", whole), ("B", set_events(resumed, slow))))
     )
     assert speed is not None
-    assert 0.95 < speed.figures.low < speed.figures.high < 1.05
+    assert 0.95 < speed.figures[1] < speed.figures[2] < 1.05
 
 
 def test_a_window_with_an_epochs_last_batch_has_its_own_samples(tmp_path: Path) -> None:

@@ -159,21 +159,21 @@ def test_one_value_far_out_does_not_flatten_a_chart(lines: list[list[float]], ou
 
 def test_the_parts_of_a_step_add_up_to_it(tmp_path: Path) -> None:
     run = read_run(write_run(tmp_path / "run", step_ms=20.0))
-    parts = {part.name: part for part in step_parts(run)}
+    parts = step_parts(run)
     assert run.summary is not None
     whole = 1e3 / (run.throughput["steps_per_second"] or 0)
-    assert sum(part.milliseconds for part in parts.values()) == pytest.approx(whole)
-    assert sum(part.share for part in parts.values()) == pytest.approx(1)
+    assert sum(part[0] for part in parts.values()) == pytest.approx(whole)
+    assert sum(part[1] for part in parts.values()) == pytest.approx(1)
     assert list(parts) == ["input wait", "forward", "backward", "optimizer", "host"]
-    assert parts["forward"].milliseconds == pytest.approx(0.3 * 20)
-    assert parts["input wait"].milliseconds == pytest.approx(whole * (run.throughput["input_wait_fraction"] or 0))
+    assert parts["forward"][0] == pytest.approx(0.3 * 20)
+    assert parts["input wait"][0] == pytest.approx(whole * (run.throughput["input_wait_fraction"] or 0))
     run.summary.phase_seconds = {**(run.summary.phase_seconds or {}), "communication": 0.004}
-    exchanged = {part.name: part for part in step_parts(run)}
-    assert exchanged["exchange"].milliseconds == pytest.approx(4)
-    assert exchanged["forward"].milliseconds == pytest.approx(0.3 * 20 - 4 * 3 / 8)
-    assert sum(part.milliseconds for part in exchanged.values()) == pytest.approx(whole)
+    exchanged = step_parts(run)
+    assert exchanged["exchange"][0] == pytest.approx(4)
+    assert exchanged["forward"][0] == pytest.approx(0.3 * 20 - 4 * 3 / 8)
+    assert sum(part[0] for part in exchanged.values()) == pytest.approx(whole)
     run.summary.phase_seconds = {"forward": None, "backward": None, "optimizer": None, "communication": None}
-    assert step_parts(run) == []
+    assert step_parts(run) == {}
 
 
 ROWS, DIM, BATCH = 8, 16, 32
@@ -269,9 +269,9 @@ def test_against_published_figures(
 ) -> None:
     run = read_run(write_run(tmp_path / "run", *PUBLISHED, *overrides, gain=gain))
     assert said(run, *words)[0] == kind
-    (published,) = [row for row in charts.comparisons(run) if row.name == "Published"]
-    assert published.figures["auc"] == 0.76
-    assert "A table" in published.remark
+    (published,) = [row for row in charts.comparisons(run) if row[0] == "Published"]
+    assert published[1]["auc"] == 0.76
+    assert "A table" in published[3]
 
 
 def test_the_gap_to_the_ground_truth_model_is_on_the_labels_of_the_split(tmp_path: Path) -> None:
@@ -282,11 +282,9 @@ def test_the_gap_to_the_ground_truth_model_is_on_the_labels_of_the_split(tmp_pat
     assert said(run, "ground-truth model")[1].startswith(
         f"Gap to the ground-truth model: AUC {0.8 - auc:.4f} below its 0.8000"
     )
-    (row,) = [row for row in charts.comparisons(run) if row.name == "Ground-truth model"]
-    assert row.figures["logloss"] == 0.41
-    assert row.figures["ne"] == pytest.approx(
-        0.41 / (charts.baseline(run.evaluation.figure("base_rate"))["logloss"] or 0)
-    )
+    (row,) = [row for row in charts.comparisons(run) if row[0] == "Ground-truth model"]
+    assert row[1]["logloss"] == 0.41
+    assert row[1]["ne"] == pytest.approx(0.41 / (charts.baseline(run.evaluation.figure("base_rate"))["logloss"] or 0))
     del bayes["splits"]
     run = read_run(write_run(tmp_path / "older", bayes=bayes))
     assert "below its 0.8500" in said(run, "ground-truth model")[1]

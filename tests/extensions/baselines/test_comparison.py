@@ -142,7 +142,7 @@ def test_the_verdict_says_whether_the_model_earns_its_keep(
     assert "trained on 200,000 of 900,000 rows; boosted trees: not fitted within 30 s" in against[1]
     assert against in sentences(run)
     rows = comparisons(run)
-    assert set(aucs.values()) - {0.5} <= {row.figures["auc"] for row in rows}
-    assert any("on the same 4,000 rows" in row.remark for row in rows) == (interval is not None)
+    assert set(aucs.values()) - {0.5} <= {row[1]["auc"] for row in rows}
+    assert any("on the same 4,000 rows" in row[3] for row in rows) == (interval is not None)
     summary.baselines["split"] = "test"  # of other rows than the evaluation's
     assert baselines_sentence(run) is None
