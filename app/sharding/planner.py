@@ -528,16 +528,40 @@ def choices(
 
     If torch must update the tables (`_whole_tables`, or FBGEMM lacks the optimizer), all are data_parallel.
     """
-    reason = _whole_tables(optimizer, parts)
+    reason, name = _whole_tables(optimizer, parts), optimizer.name
     if reason is not None and config.tables:
         raise UserError(f"sharding.tables: {reason}; leave it out, as all tables are data_parallel")
     if reason is not None and config.types not in (None, AUTO_SHARDING, "data_parallel"):
         raise UserError(f"sharding.types={shown(config.types)}: {reason}; give sharding.types=data_parallel")
     settings = with_default_types(config, world_size, device.type)
-    if reason is not None or not has_fused(optimizer.name, device):
-        is_news = reason is None or world_size > 1 or config.types is not None
-        settings = replicate_tables(settings, optimizer, reason, parts, device, is_news)
-    return table_choices(settings, optimizer.name, parts, device.type)
+    if reason is None and has_fused(name, device):
+        return table_choices(settings, name, parts, device.type)
+    cause, instead = reason, ""
+    if reason is None:
+        cause, instead = f"optimizer={name.value}: FBGEMM lacks it on {device.type}", "optimizer=rowwise_adagrad, "
+    if by_id := [table.name for table in parts if table.by_id]:
+        fused = " or ".join(each.value for each in OptimizerName if has_fused(each, device))
+        remedy = f"use optimizer={fused}" if reason is None else "leave that key out"
+        raise UserError(f"{cause}, and torch updates no table that is looked up id by id, such as {by_id[0]}; {remedy}")
+    parameters = sum(table.num_embeddings * table.embedding_dim for table in parts)
+    if parameters > MAX_REPLICATED:
+        raise UserError(
+            f"{cause}, and torch goes over whole tables at every step: {parameters:,} parameters in tables are more "
+            f"than {MAX_REPLICATED:,}; use {instead}smaller tables (data.max_ind_range)"
+        )
+    # Where the user has asked for data_parallel already, there is nothing to change or to log.
+    if settings.types != "data_parallel" or settings.tables:
+        # One process that no sharding was asked of holds all tables in any case.
+        if reason is None or world_size > 1 or config.types is not None:
+            description, mathematics = reason, ""
+            if reason is None:
+                rows_moved = "all rows at every step" if name.algorithm.moves_all_rows else "the rows of each batch"
+                description = f"FBGEMM has no {name.value} on {device.type}"
+                mathematics = f", with the same mathematics over {rows_moved}"
+            text = "sharding: %s: tables are data_parallel instead of %s and updated in torch%s"
+            log.info(text, description, settings.types, mathematics)
+        settings = replace(settings, types="data_parallel", kernels=None, tables={})
+    return table_choices(settings, name, parts, device.type)
 
 
 def workload(
@@ -604,42 +628,3 @@ def _whole_tables(optimizer: OptimizerConfig, tables: Sequence[TableSpec]) -> st
     if widths:
         return f"FBGEMM updates tables whose width is a multiple of {FBGEMM_MULTIPLE}, and there is one of {widths[0]}"
     return None
-
-
-def replicate_tables(
-    config: ShardingConfig,
-    optimizer: OptimizerConfig,
-    reason: str | None,
-    tables: Sequence[TableSpec],
-    device: torch.device,
-    is_news: bool,
-) -> ShardingConfig:
-    """Make all tables data-parallel, so that torch updates them: for `reason`, or as FBGEMM lacks the optimizer here.
-
-    This is logged if `is_news`: one process that no sharding was asked of holds all tables in any case.
-    """
-    name, parameters = optimizer.name, sum(table.num_embeddings * table.embedding_dim for table in tables)
-    cause, instead = reason, ""
-    if reason is None:
-        cause, instead = f"optimizer={name.value}: FBGEMM lacks it on {device.type}", "optimizer=rowwise_adagrad, "
-    if by_id := [table.name for table in tables if table.by_id]:
-        fused = " or ".join(each.value for each in OptimizerName if has_fused(each, device))
-        remedy = f"use optimizer={fused}" if reason is None else "leave that key out"
-        raise UserError(f"{cause}, and torch updates no table that is looked up id by id, such as {by_id[0]}; {remedy}")
-    if parameters > MAX_REPLICATED:
-        raise UserError(
-            f"{cause}, and torch goes over whole tables at every step: {parameters:,} parameters in tables are more "
-            f"than {MAX_REPLICATED:,}; use {instead}smaller tables (data.max_ind_range)"
-        )
-    # The user has asked for this already, so there is nothing to change or to log.
-    if config.types == "data_parallel" and not config.tables:
-        return config
-    if is_news:
-        description, mathematics = reason, ""
-        if reason is None:
-            rows_moved = "all rows at every step" if name.algorithm.moves_all_rows else "the rows of each batch"
-            description = f"FBGEMM has no {name.value} on {device.type}"
-            mathematics = f", with the same mathematics over {rows_moved}"
-        text = "sharding: %s: tables are data_parallel instead of %s and updated in torch%s"
-        log.info(text, description, config.types, mathematics)
-    return replace(config, types="data_parallel", kernels=None, tables={})
