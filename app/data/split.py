@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.config.data import DataConfig, NegativesConfig, VerifyData
-from app.config.train import TrainConfig, part_size
+from app.config.train import part_size
 from app.data.batch import Batch, BatchBuilder, RowArrays, join_rows
 from app.runtime.platform import background_thread
 from common.errors import OwnError, UserError
@@ -584,16 +584,3 @@ def batch_builders(root: Path, manifest: Manifest, config: DataConfig) -> Callab
             raise UserError(f"data.multi_hot.sizes: {root} has multi-hot columns of its own; leave it out")
         tables = MultiHotTables.open(bags_directory(root, config), rows, bags, "data.multi_hot.directory")
     return lambda size: BatchBuilder(list(manifest.num_embeddings), size, manifest.ragged, tables)
-
-
-class RowSplits:
-    """A dataset of rows as a run reads it."""
-
-    def __init__(self, root: Path, manifest: Manifest, data: DataConfig, train: TrainConfig) -> None:
-        """Keep the settings; nothing is opened yet."""
-        self._arguments = root, manifest, data, train
-
-    def split(self, name: str, rank: int, world_size: int) -> SplitReader:
-        """Return a split as process `rank` of `world_size` reads it. Raises UserError as `SplitReader` does."""
-        root, manifest, data, train = self._arguments
-        return SplitReader(root, manifest, name, data, rank, world_size, train.drop_last, train.micro_batch)

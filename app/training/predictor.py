@@ -36,7 +36,7 @@ from app.config.data import DataConfig
 from app.config.kinds import METRICS, TASKS, Task, require_dataset
 from app.config.train import LAYOUT, Precision, metrics_of, part_size, samples_of
 from app.data.batch import Batch, copied_ahead
-from app.data.split import TRAIN, EvaluatedSplit, RowSplits, Split, Splits
+from app.data.split import TRAIN, EvaluatedSplit, Split, SplitReader
 from app.metrics.documents import EvaluationFigures
 from app.metrics.quality import (
     MAX_SAMPLES,
@@ -472,15 +472,18 @@ class Predictor:
     def split(self, name: str) -> Split:
         """Return a split of the dataset as this process reads it; a later call returns the same object."""
         if name not in self._splits:
-            self._splits[name] = self._dataset.split(name, self.runtime.rank, self.runtime.world_size)
+            self._splits[name] = self._open_split(name, self.runtime.rank, self.runtime.world_size)
         return self._splits[name]
 
     @cached_property
-    def _dataset(self) -> Splits:
-        parts = self.config.model.parts
-        if parts is not None:
-            return parts.open_splits(self.root, self.manifest, self.config)
-        return RowSplits(self.root, self.manifest, self.config.data, self.config.train)
+    def _open_split(self) -> Callable[[str, int, int], Split]:
+        """Function of a split's name, of a rank and of the number of processes."""
+        root, manifest, data, train = self.root, self.manifest, self.config.data, self.config.train
+        if (parts := self.config.model.parts) is not None:
+            return parts.open_splits(root, manifest, self.config).split
+        return lambda name, rank, world_size: SplitReader(
+            root, manifest, name, data, rank, world_size, train.drop_last, train.micro_batch
+        )
 
     @cached_property
     def micro_batches(self) -> MicroBatches | None:
