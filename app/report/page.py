@@ -4,6 +4,7 @@ import datetime
 import json
 import re
 import shlex
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,7 @@ import jinja2
 import yaml
 from markupsafe import Markup
 
-from app.config.kinds import ACCURACY, BASE_RATE, LABEL_DEVIATION, LOGLOSS, MAE, METRICS, NE, RMSE, additions
-from app.metrics.documents import EvaluationEvent
+from app.config.kinds import METRICS, additions
 from app.record.documents import TableSize
 from app.report import charts
 from app.report.charts import Chart
@@ -133,58 +133,6 @@ def rank_loads(run: RunFiles) -> ReportTable:
     return ReportTable(["Rank", "Tables", "Weights", "Of the mean"], rows, {0, 1, 2, 3})
 
 
-def figures(run: RunFiles) -> ReportTable:
-    """Return rows of label and value: figures of the summary, the evaluations and the run that this one began with."""
-    summary, rates, evaluation, memory = run.summary, run.throughput, run.evaluation, run.memory
-    seconds, parameters = (summary.seconds, summary.parameters) if summary else ({}, {})
-    logloss, power = (summary.train.get("logloss"), summary.power or {}) if summary else (None, {})
-    train_steps = summary.covers["train"]["steps"] if summary else 0
-    total, in_tables = (count(parameters.get(key)) for key in ("total", "embedding"))
-    best, last, main = run.best, run.last_evaluation, METRICS[evaluation.main]
-    rows = [
-        ["Samples trained on", count(summary.samples if summary else None)],
-        ["Parameters", f"{total} ({in_tables} in tables)"],
-        ["Global samples/s", count(run.rate)],
-        ["Samples/s per device", count(rates["samples_per_second_per_device"])],
-        ["Step, p50 / p95", f"{figure(rates['step_ms_p50'], 2)} / {figure(rates['step_ms_p95'], 2)} ms"],
-        ["Waiting for input", percent(rates["input_wait_fraction"])],
-        ["Warm-up steps left out of rates", count(rates["warmup_steps_excluded"])],
-    ]
-    for metric in METRICS.values():
-        is_optional = metric.over or metric.mean_of
-        if metric.in_report and metric.task == main.task and (metric.name in evaluation.rest or not is_optional):
-            rows.append([metric.in_report, figure(evaluation.figure(metric.name))])
-    rows.append([f"Train logloss, last {train_steps} steps", figure(logloss)])
-    rows.append(["Peak memory of a process, host", size(memory["host_peak_bytes"])])
-    if memory["device_peak_bytes"]:
-        rows.append(["Peak memory of a process, device", size(memory["device_peak_bytes"])])
-    rows += [
-        ["Step of the model that is served", count(evaluation.figure("step"))],
-        [f"Last {main.label}, and its step", f"{figure(last.main_value)}, {count(last.figure('step'))}"],
-        [
-            f"Best {best.label if best else main.label}, and its step",
-            f"{figure(best.of_monitor if best else None)}, {count(best.step if best else None)}",
-        ],
-    ]
-    # Figures before the first step, and the last ones of the run whose parameters it began with.
-    if parent := run.manifest.parent:
-        rows.append(["Began with", f"step {parent.step} of {parent.run}"])
-        if parent.evaluation is not None:
-            rows.append([f"Last {METRICS[parent.evaluation.main].label} there", figure(parent.evaluation.main_value)])
-    for event in run.events:
-        if isinstance(event, EvaluationEvent) and event.step == 0:
-            before = event.figures()
-            label = f"{METRICS[before.main].label} before training, {before.split}"
-            rows.append([label, figure(before.main_value)])
-    rows += [[f"Time, {kind}", duration(seconds.get(kind))] for kind in ("total", "train", "eval", "checkpoint")]
-    rows += [
-        [f"Power {key.replace('_', ' ')}", str(value)]
-        for key, value in power.items()
-        if key != "mean_watts" and value is not None
-    ]
-    return ReportTable(["Figure", "Value"], rows, {1})
-
-
 def halves(table: ReportTable) -> list[ReportTable]:
     """Split a long table into two that stand side by side if there is space."""
     middle = -(-len(table.rows) // 2)
@@ -246,8 +194,10 @@ def energy(run: RunFiles) -> str:
 
 
 ASSETS = Path(__file__).parent / "assets"
+# What templates call.
+FORMATS: tuple[Callable[..., Any], ...] = (count, devices, duration, figure, percent, plural, precision, size)
+FORMATS += (charts.baseline,)
 REPORT = "report.html"
-NO_BREAK = "\u00a0"  # space at which a line does not end
 LONG_WORD = re.compile(r"(\S{25,})")  # may be broken; shorter words never are
 PART = re.compile(r"[^/._-]{0,11}[/._-]+|[^/._-]{1,12}")
 
@@ -265,14 +215,12 @@ def run_page(run: RunFiles) -> str:
         [chart for group in groups.values() for chart in group],
         title=run.name,
         run=run,
-        tiles=tiles(run),
         step=step_parts(run),
         energy=energy(run),
         sentences=charts.sentences(run),
         against=against(run),
         folded=[table for addition in additions(run) for table in addition.tables],
         thinned=charts.thinned(run),
-        figures=halves(figures(run)),
         tables=embedding_tables(run),
         trained=trained_tables(run),
         ranks=rank_loads(run),
@@ -293,7 +241,7 @@ def render(template: Path, directory: Path, charts: list[Chart], **content: Any)
     environment.globals |= {
         "asset": lambda name: Markup((ASSETS / name).read_text(encoding="utf-8")),  # our own files
         "metrics": METRICS,
-        **{function.__name__: function for function in (count, devices, figure, plural, precision, size)},
+        **{function.__name__: function for function in FORMATS},
     }
     return environment.get_template(template.name).render(
         directory=str(directory),
@@ -322,38 +270,6 @@ def write_page(path: Path, page: str) -> Path:
     """Write a page to disk; return the path."""
     write_atomically(path, page.encode())
     return path
-
-
-def tiles(run: RunFiles) -> list[tuple[str, str, str]]:
-    """Return the main figures as texts: name, value and remark of each."""
-    evaluation, rates, best, last = run.evaluation, run.throughput, run.best, run.last_evaluation
-    main, error, step = METRICS[evaluation.main].label, run.auc_standard_error, evaluation.figure("step")
-    remark = evaluation.split or "no evaluation"
-    remark += f", step {count(step)}" if step is not None else ""
-    remark += f", ±{NO_BREAK}{error:.4f}" if error else ""
-    tiles = [(main, evaluation.main_value, remark)]
-    # One evaluation may be served, the best and the last; each is shown once.
-    if best is not None and (best.step != evaluation.step or best.label != main):
-        tiles.append((f"Best {best.label}", best.of_monitor, f"at step {count(best.step)}"))
-    if last.is_measured and last.step != evaluation.step:
-        tiles.append((f"Last {main}", last.main_value, f"at step {count(last.figure('step'))}"))
-    if evaluation.main == RMSE:
-        tiles.append((METRICS[MAE].label, evaluation.figure(MAE), "mean absolute error"))
-        tiles.append(("Labels' deviation", evaluation.figure(LABEL_DEVIATION), f"the {main} of their mean"))
-    else:
-        majority = percent(charts.baseline(evaluation.figure(BASE_RATE))[ACCURACY])
-        tiles.append(("Normalised entropy", evaluation.figure(NE), "below 1 beats the base rate"))
-        tiles.append(("Logloss", evaluation.figure(LOGLOSS), "nats a sample"))
-        tiles.append(("Accuracy", evaluation.figure(ACCURACY), f"majority {majority}"))
-    shown = [(name, "–" if value is None else figure(value), remark) for name, value, remark in tiles]
-    rate, per_device, p50, p95 = "–", NOT_MEASURED, "–", NOT_MEASURED
-    if run.rate is not None:
-        rate = count(run.rate)
-        per_device = f"samples/s global; {count(rates['samples_per_second_per_device'])} a device × {run.world_size}"
-    if rates["step_ms_p50"] is not None:
-        p50 = f"{figure(rates['step_ms_p50'], 2)} ms"
-        p95 = f"95th percentile {figure(rates['step_ms_p95'], 2)}{NO_BREAK}ms"
-    return [*shown, ("Throughput", rate, per_device), ("Step, median", p50, p95)]
 
 
 def against(run: RunFiles) -> ReportTable:
