@@ -138,7 +138,8 @@ def require_shared(directory: Path, runtime: Runtime, timeout_minutes: float) ->
         except OSError:
             return False
 
-    seconds = environment.patience(timeout_minutes)
+    # Other processes wait meanwhile: for at most half their time-out.
+    seconds = min(environment.SHARED_SECONDS, 30 * timeout_minutes)
     by_host = _gather_by_host({"seen": environment.wait_until(is_there, seconds)}, runtime)
     # The exchange above is over, so no process looks for the file any more.
     if runtime.rank == 0:

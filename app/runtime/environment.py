@@ -177,11 +177,6 @@ def _own_address(endpoint: str) -> str | None:
 SHARED_SECONDS = 60.0  # NFS may cache names for this long
 
 
-def patience(timeout_minutes: float) -> float:
-    """Return the seconds to wait for a file while other processes wait for this one: at most half their time-out."""
-    return min(SHARED_SECONDS, 30 * timeout_minutes)
-
-
 def wait_until(condition: Callable[[], bool], seconds: float | None = None) -> bool:
     """Return whether a condition came true within some seconds (None: SHARED_SECONDS); it is tried once at least."""
     until = time.monotonic() + (SHARED_SECONDS if seconds is None else seconds)

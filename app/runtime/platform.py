@@ -182,7 +182,12 @@ def start(config: RuntimeConfig, seed: int, deterministic: bool | str) -> Runtim
     # Bad settings end this process before it meets the others, which then learn of its refusal.
     platform, device, num_threads = _set_up(config, seed, deterministic, launched, local_world_size)
     if deterministic == LAYOUT and platform is Platform.cpu:
-        num_threads = layout_threads(config.num_threads, num_threads)
+        # One thread where products depend on their number, unless it is given.
+        if config.num_threads is None and num_threads > 1 and not are_equal_on_threads(num_threads):
+            log.info("runtime.num_threads: 1 instead of %d, as this processor's products depend on it", num_threads)
+            num_threads = 1
+        torch.set_num_threads(num_threads)
+        require_strict_products(num_threads)
     timeout = datetime.timedelta(minutes=config.timeout_minutes)
     # A single process needs no port: its store lives in its own memory.
     store, rank, world_size = next(rendezvous("env://", timeout=timeout)) if launched else (dist.HashStore(), 0, 1)
@@ -245,16 +250,6 @@ def set_arithmetic(config: RuntimeConfig, platform: Platform, num_threads: int, 
     torch.set_num_threads(num_threads)
     torch.set_float32_matmul_precision("high" if config.precision is Precision.tf32 else "highest")
     torch.use_deterministic_algorithms(bool(deterministic) or platform is Platform.cpu)
-
-
-def layout_threads(given: int | None, num_threads: int) -> int:
-    """Return and set the threads for train.deterministic=layout: one where products depend on it, unless given."""
-    if given is None and num_threads > 1 and not are_equal_on_threads(num_threads):
-        log.info("runtime.num_threads: 1 instead of %d, as this processor's products depend on it", num_threads)
-        num_threads = 1
-    torch.set_num_threads(num_threads)
-    require_strict_products(num_threads)
-    return num_threads
 
 
 def require_strict_products(num_threads: int) -> None:
