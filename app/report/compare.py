@@ -14,8 +14,8 @@ import numpy as np
 from app.config.kinds import AUC, LOGLOSS, MAE, METRICS, NE, RMSE
 from app.record.documents import DONE, Scores, ancestors, kept_splits, read_scores
 from app.report.charts import Chart, Series, course_charts, evaluation_charts, quality_charts, thinned
-from app.report.page import ASSETS, COLORS, ReportTable, energy, render, step_parts
-from app.report.read import NOT_MEASURED, RunFiles, count, devices, figure, precision, signed, size
+from app.report.page import ASSETS, ReportTable, render
+from app.report.read import RunFiles, count, figure, signed
 from app.report.statistics import MeanDifference, batch_means, delong, paired, speed_ratio, welch
 from common.documents import plain_object
 from common.extensions import KeyGroup, rows_of_extensions
@@ -37,7 +37,6 @@ MEASURED = ("checkpoint.keep_best",)  # keys of BESIDE that decide which model i
 # Keys of the manifest that describe how the run was made.
 MADE_BY = ("code", "image", "versions", "hardware", "environment")
 SIGNIFICANT = 0.05
-NONE = "–"
 MAX_NAME = 80  # characters in a page's name
 RUN_COLORS = (0, 1, 2, 4, 5, 6, 7)  # 3 is for references
 
@@ -374,32 +373,6 @@ class Comparison:
         note = "One letter: one configuration, whose runs differ in nothing but their seed."
         return ReportTable(columns, rows, set(range(2, len(columns))), note)
 
-    def machines(self) -> ReportTable:
-        """Return a column per run of what it was trained on and how fast; rows that no run has are left out."""
-        columns = []
-        for run in self.runs:
-            rates, memory = run.throughput, run.memory
-            milliseconds = {name: f"{part[0]:,.2f} ms" for name, part in step_parts(run).items()}
-            column = {
-                "Device": devices(run.manifest),
-                "Precision": precision(run.config),
-                "Global batch": count(run.global_batch_size),
-                "Samples/s, global": count(run.rate),
-                "Samples/s per device": count(rates["samples_per_second_per_device"]),
-                "Step, p50": NOT_MEASURED if rates["step_ms_p50"] is None else f"{figure(rates['step_ms_p50'], 2)} ms",
-                "Step, p95": NOT_MEASURED if rates["step_ms_p95"] is None else f"{figure(rates['step_ms_p95'], 2)} ms",
-                **{f"Mean step, {name}": milliseconds.get(name, NONE) for name in COLORS},
-                "Peak memory, host": size(memory["host_peak_bytes"]),
-                "Peak memory, device": NONE
-                if memory["device_peak_bytes"] is None
-                else size(memory["device_peak_bytes"]),
-                "Samples a second and watt": energy(run).partition(",")[0],
-            }
-            columns.append(column)
-        rows = [[name, *(column[name] for column in columns)] for name in columns[0]]
-        measured = [row for row in rows if set(row[1:]) != {NONE}]
-        return ReportTable(["", *self.names], measured, set(range(1, len(self.names) + 1)))
-
     def charts(self) -> list[Chart]:
         """Return charts with a line per run, of the figures that at least one run has."""
         charts_by_run = [
@@ -438,7 +411,8 @@ class Comparison:
             title=f"{len(self.runs)} runs side by side",
             sentences=self.sentences(),
             overview=self.overview(),
-            machines=self.machines(),
+            runs=self.runs,
+            names=self.names,
             base=self.groups[0].name,
             compared=self.compared,
             differing=ReportTable(["Key", *self.names], rows, set()),

@@ -33,7 +33,7 @@ from app.report.read import (
     size,
 )
 from app.sharding.documents import PlannedTable
-from common.documents import Figures, plain_object
+from common.documents import plain_object
 from common.files import write_atomically
 
 WIRE_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}  # bytes of a value under sharding.qcomm
@@ -47,28 +47,6 @@ class ReportTable:
     rows: list[list[str]]
     numeric: set[int]
     note: str = ""
-
-
-def embedding_tables(run: RunFiles) -> ReportTable:
-    """Return each table's size, sharding and computed traffic per step."""
-    tables, rows = run.manifest.tables, []
-    whole = sum(table.bytes for table in tables.values())
-    for name, table in sorted(tables.items(), key=lambda item: -item[1].bytes):
-        entry = run.manifest.plan.get(name)
-        type_, kernel, ranks = (entry.type, entry.kernel, entry.ranks) if entry else ("?", "?", [])
-        of_shape = [count(table.num_embeddings), count(table.embedding_dim), size(table.bytes)]
-        of_plan = [type_, kernel, ", ".join(map(str, ranks)) or "all"]
-        rows.append([name, *of_shape, percent(table.bytes / whole), *of_plan, *map(size, traffic(run, table, entry))])
-    columns = ["Table", "Rows", "Dim", "Weights", "Share", "Sharding", "Kernel", "Ranks"]
-    columns += ["Read a step", "Written a step", "Exchanged a step"]
-    note = (
-        f"{plural(len(tables), 'table')}, {size(whole)} of weights. Traffic is computed from shapes, not measured: rows"
-        " looked up forward and, in the backward pass, read again and written, over all processes; exchanged between "
-        "them are pooled vectors, or rows where they are looked up id by id, and their gradients, as wide as "
-        "sharding.qcomm has them, and of data_parallel tables whole gradients. Repeated ids, caches and the ids' own "
-        "exchange are left out of account."
-    )
-    return ReportTable(columns, rows, {1, 2, 3, 4, 8, 9, 10}, note)
 
 
 def traffic(run: RunFiles, table: TableSize, entry: PlannedTable | None) -> tuple[float, float, float]:
@@ -87,34 +65,6 @@ def traffic(run: RunFiles, table: TableSize, entry: PlannedTable | None) -> tupl
     qcomm = run.config["sharding"].get("qcomm") or {}
     width = sum(WIRE_BYTES[qcomm.get(way, "fp32")] for way in ("forward", "backward"))
     return 2 * written, written, float(values * width * (world_size - 1) / world_size)
-
-
-def trained_tables(run: RunFiles) -> ReportTable:
-    """Return figures of each trained table, the smallest touched share first; no rows for older runs."""
-
-    def share_touched(table: Figures) -> float | None:
-        touched, rows = table["rows_touched"], table["rows"] or 0
-        return None if touched is None else touched / rows
-
-    trained = run.summary.tables if run.summary else {}
-    rows = [
-        [
-            name,
-            count(table["rows"]),
-            count(table["rows_touched"]),
-            percent(share_touched(table)),
-            f"{table['mean_norm']:.3g}",
-            f"{table['largest_norm']:.3g}",
-        ]
-        for name, table in sorted(trained.items(), key=lambda item: share_touched(item[1]) or 0)
-    ]
-    note = (
-        "A table has the name of its feature, or of those that share it. Rows touched differ from their initial values "
-        "after training; of a table of more than 524,288 rows a sample of blocks of rows is looked at. Norms are "
-        "2-norms of rows."
-    )
-    columns = ["Table", "Rows looked at", "Rows touched", "Share", "Mean norm", "Largest norm"]
-    return ReportTable(columns, rows, {1, 2, 3, 4, 5}, note)
 
 
 def rank_loads(run: RunFiles) -> ReportTable:
@@ -196,7 +146,7 @@ def energy(run: RunFiles) -> str:
 ASSETS = Path(__file__).parent / "assets"
 # What templates call.
 FORMATS: tuple[Callable[..., Any], ...] = (count, devices, duration, figure, percent, plural, precision, size)
-FORMATS += (charts.baseline,)
+FORMATS += (charts.baseline, energy, step_parts, traffic)
 REPORT = "report.html"
 LONG_WORD = re.compile(r"(\S{25,})")  # may be broken; shorter words never are
 PART = re.compile(r"[^/._-]{0,11}[/._-]+|[^/._-]{1,12}")
@@ -221,8 +171,6 @@ def run_page(run: RunFiles) -> str:
         against=against(run),
         folded=[table for addition in additions(run) for table in addition.tables],
         thinned=charts.thinned(run),
-        tables=embedding_tables(run),
-        trained=trained_tables(run),
         ranks=rank_loads(run),
         replay=replay(run),
         manifest=json.dumps(plain_object(run.manifest), indent=1, ensure_ascii=False),
@@ -241,6 +189,7 @@ def render(template: Path, directory: Path, charts: list[Chart], **content: Any)
     environment.globals |= {
         "asset": lambda name: Markup((ASSETS / name).read_text(encoding="utf-8")),  # our own files
         "metrics": METRICS,
+        "parts_of_step": COLORS,
         **{function.__name__: function for function in FORMATS},
     }
     return environment.get_template(template.name).render(
