@@ -42,7 +42,7 @@ from app.checkpoint.saver import local_tensors, read_tensors, stage, tensors_of
 from app.config.app_config import AppConfig, validate
 from app.config.commands import VerifyConfig
 from app.config.kinds import ALL_ROWS, AUC, BASE_RATE, CALIBRATION, LABEL_DEVIATION, LOGLOSS, MAE, NE, RMSE
-from app.config.sharding import ShardingConfig
+from app.config.sharding import Plan, ShardingConfig
 from app.config.train import Compile
 from app.data.split import verify_splits
 from app.metrics.documents import AnyEvent, Curves, EarlyStop, EvaluationEvent, TrainEvent
@@ -70,7 +70,6 @@ from app.record.documents import (
 from app.replay import record_directory, require_dataset
 from app.runtime import platform
 from app.runtime.environment import INTERFACES, SET_BY_LAUNCHER
-from app.sharding.documents import Plan
 from app.training import checkpointer, evaluator, session
 from app.training.checkpointer import Checkpointer
 from app.training.loop import TrainingRun, target_reached

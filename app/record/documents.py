@@ -15,6 +15,7 @@ import yaml
 from msgspec import UNSET, UnsetType, field
 from numpy.typing import NDArray
 
+from app.config.sharding import PlannedTable
 from app.metrics.documents import (
     AnyEvent,
     Best,
@@ -26,7 +27,6 @@ from app.metrics.documents import (
     StepTimeHistogram,
     decode_event,
 )
-from app.sharding.documents import PlannedTable
 from common.documents import Figures, Json, Number, OpenDocument, decode, encode, format_of, read_document
 from common.errors import UserError
 from common.files import write_atomically

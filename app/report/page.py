@@ -14,6 +14,7 @@ import yaml
 from markupsafe import Markup
 
 from app.config.kinds import METRICS, additions
+from app.config.sharding import PlannedTable
 from app.record.documents import TableSize
 from app.report import charts
 from app.report.charts import Chart
@@ -32,7 +33,6 @@ from app.report.read import (
     refusing_other_versions,
     size,
 )
-from app.sharding.documents import PlannedTable
 from common.documents import plain_object
 from common.files import write_atomically
 

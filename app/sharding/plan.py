@@ -31,10 +31,19 @@ from torchrec.distributed.types import (
 )
 
 from app.config.model import Storage
-from app.config.sharding import COLUMN_TYPES, KERNELS, SHARDING_TYPES, CommPrecision, QCommConfig, kernels_of
+from app.config.sharding import (
+    COLUMN_TYPES,
+    KERNELS,
+    PLAN_FORMAT,
+    SHARDING_TYPES,
+    CommPrecision,
+    Plan,
+    QCommConfig,
+    TableBlock,
+    kernels_of,
+)
 from app.model.embeddings import TableArch, TableSpec, table_of
 from app.runtime.library_patches import count_empty_shards, replace_narrow_lookups
-from app.sharding.documents import FORMAT, Plan, TableBlock
 from common.documents import Json, decode
 from common.errors import UserError
 from common.signals import discard_native_stdout
@@ -104,8 +113,8 @@ def load_plan(key: str, path: Path, kind: type[PlanT]) -> PlanT:
     try:
         content = path.read_bytes()
         # Check the format before the keys, since another format has other keys.
-        if (form := decode(content, Json).get("format")) != FORMAT:
-            raise ValueError(f"of format {form}, not {FORMAT}")
+        if (form := decode(content, Json).get("format")) != PLAN_FORMAT:
+            raise ValueError(f"of format {form}, not {PLAN_FORMAT}")
         return decode(content, kind)
     except OSError as error:
         raise UserError(f"{key}={path}: not readable ({error.strerror})") from error

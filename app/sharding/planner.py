@@ -27,8 +27,11 @@ from app.config.sharding import (
     HARDWARE,
     SHARDING_TYPES,
     UVM_KERNELS,
+    Plan,
+    PlannedTable,
     QCommConfig,
     ShardingConfig,
+    TableBlock,
     TopologyConfig,
     kernels_allowed,
     kernels_of,
@@ -41,7 +44,6 @@ from app.config.train import OptimizerConfig, TrainConfig
 from app.model.embeddings import FBGEMM_MULTIPLE, Features, TableArch, TableSpec
 from app.optimizer import has_fused
 from app.runtime.platform import Runtime
-from app.sharding.documents import Plan, PlannedTable, TableBlock
 from app.sharding.plan import blocks, codecs, make_sharders, read_plan, shardable, tables_in_order
 from common.compose import ConversionError, convert
 from common.documents import decode, encode

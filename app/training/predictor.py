@@ -34,6 +34,7 @@ from app.checkpoint.saver import load_tensors
 from app.config.app_config import AppConfig
 from app.config.data import DataConfig
 from app.config.kinds import METRICS, TASKS, Task, require_dataset
+from app.config.sharding import Plan
 from app.config.train import LAYOUT, Precision, metrics_of, part_size, samples_of
 from app.data.batch import Batch, copied_ahead
 from app.data.split import TRAIN, EvaluatedSplit, Split, SplitReader
@@ -54,7 +55,6 @@ from app.model.embeddings import Features, TableArch, initial_rows, table_of
 from app.model.layers import BatchNorm
 from app.runtime.platform import Runtime, ScalarT
 from app.sharding import planner
-from app.sharding.documents import Plan
 from app.sharding.plan import distribute, fill_tables
 from app.trackers import configured_trackers
 from common.documents import convert, decode, encode

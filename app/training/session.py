@@ -18,6 +18,7 @@ from torchrec.streamable import Pipelineable
 
 from app.config.app_config import AppConfig
 from app.config.model import Storage
+from app.config.sharding import Plan
 from app.config.train import Compile, OnNan, Pipeline, Platform, require_graphs
 from app.data.batch import Batch, gpu_address, layout_of, pinned_ahead, with_room_checked
 from app.metrics.documents import Measured, TrainEvent
@@ -27,7 +28,6 @@ from app.model.embeddings import INIT_BLOCK_ROWS, TableSpec, initial_rows, table
 from app.optimizer import fused_params, learning_rate, make_optimizer, set_learning_rate, set_step, total_norm
 from app.record import provenance
 from app.runtime.platform import Runtime
-from app.sharding.documents import Plan
 from app.sharding.plan import table_blocks, table_weights
 from app.training.predictor import Predictor, sharded_model, task_of
 from app.training.state import RunLength, RunState

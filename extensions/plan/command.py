@@ -21,14 +21,13 @@ from torchrec.distributed.planner.types import ShardingOption
 
 from app.config.app_config import AppConfig
 from app.config.kinds import ModelKind, PublishedTables, require_dataset
-from app.config.sharding import AUTO_SHARDING, TopologyConfig
+from app.config.sharding import AUTO_SHARDING, Plan, PlannedTable, TopologyConfig
 from app.model.dlrm import make_tables
 from app.model.embeddings import Features, TableArch
 from app.report.read import size
 from app.runtime import platform
 from app.runtime.platform import log_to_terminal
 from app.sharding import planner
-from app.sharding.documents import Plan, PlannedTable
 from app.sharding.plan import load_plan, tables_in_order
 from app.sharding.planner import Choice, Workload, sharding_options, table_choices
 from app.training.meta_build import published_features

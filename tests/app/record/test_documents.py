@@ -14,9 +14,9 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from app.checkpoint.files import read_state
+from app.config.sharding import Plan
 from app.metrics.documents import decode_event
 from app.record import documents, provenance
-from app.sharding.documents import Plan
 from app.sharding.plan import load_plan
 from common.documents import plain, plain_object
 from common.errors import UserError

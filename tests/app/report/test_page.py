@@ -15,12 +15,12 @@ from scipy import stats
 from sklearn.dummy import DummyClassifier
 from sklearn.metrics import accuracy_score, log_loss, roc_auc_score
 
+from app.config.sharding import PlannedTable
 from app.metrics.documents import EvaluationFigures
 from app.record.documents import TableSize
 from app.report import charts
 from app.report.page import step_parts, traffic, write_report
 from app.report.read import RunFiles, read_run
-from app.sharding.documents import PlannedTable
 from common.documents import convert
 from tests.app.conftest import SMALL, Command
 from tests.app.report.runs import PLANNED, write_run

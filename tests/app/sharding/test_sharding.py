@@ -16,11 +16,10 @@ from torchrec.distributed.planner.types import Storage as PlannedStorage
 from app.config.app_config import AppConfig
 from app.config.kinds import OptimizerName
 from app.config.model import Storage, published_tables
-from app.config.sharding import COLUMN_TYPES, SHARDING_TYPES, CommPrecision, QCommConfig, TopologyConfig
+from app.config.sharding import COLUMN_TYPES, SHARDING_TYPES, CommPrecision, Plan, QCommConfig, TopologyConfig
 from app.model.embeddings import TableArch, make_sparse_arch
 from app.runtime.platform import Runtime
 from app.sharding import planner
-from app.sharding.documents import Plan
 from app.sharding.plan import codecs
 from app.sharding.planner import Choice, Device, sharding_options
 from app.training import session
