@@ -36,7 +36,7 @@ from app.config.kinds import Algorithm, OptimizerName
 from app.config.model import ModelConfig, published_tables
 from app.config.train import Precision, require_graphs
 from app.data.batch import Batch, layout_of
-from app.metrics.timing import Ceilings, higher, measure_ceilings, time_work
+from app.metrics.timing import Ceilings, WorkTiming, higher, measure_ceilings, time_work
 from app.model.dlrm import DLRM
 from app.record.documents import Provenance
 from app.record.provenance import describe_run
@@ -122,7 +122,7 @@ def _measure(config: BenchConfig, shape: Shape, runtime: Runtime) -> None:
     ceilings = measure_ceilings(runtime.device, dtype, config.seconds, runtime.highest)
     if ceilings is None:
         raise UserError("runtime: too little free memory on the GPU to measure its limits; end what else uses it")
-    timed: list[tuple[Case, Sequence[float]]] = []  # with median, 10th and 90th percentile of the seconds
+    timed: list[tuple[Case, WorkTiming]] = []
     selected, device, model = tuple(config.chosen_operators), runtime.device, config.model
     families: dict[tuple[str, ...], Callable[[], Iterator[Case]]] = {
         ("embedding_bag",): lambda: lookup_cases(shape, device),
@@ -136,7 +136,7 @@ def _measure(config: BenchConfig, shape: Shape, runtime: Runtime) -> None:
             for case in make() if any(name.startswith(names) for name in selected) else ():
                 if case.name.startswith(selected):
                     timed.append((case, time_work(case.work, device, config.seconds, runtime.highest)))
-                    log.info("bench: %s %.3f ms", case.name, timed[-1][1][0] * 1e3)
+                    log.info("bench: %s %.3f ms", case.name, timed[-1][1].median * 1e3)
         except torch.OutOfMemoryError:
             if runtime.world_size > 1:
                 raise  # the other processes wait in this case's collectives
@@ -144,7 +144,7 @@ def _measure(config: BenchConfig, shape: Shape, runtime: Runtime) -> None:
     ceilings = higher(ceilings, measure_ceilings(runtime.device, dtype, config.seconds, runtime.highest))
     if runtime.rank > 0:
         return
-    results = [result(case, times, ceilings) for case, times in timed]
+    results = [result(case, timing, ceilings) for case, timing in timed]
     print(results_table(results, ceilings))
     if config.out is None:
         log.info("bench: out=FILE.json keeps these figures, 'compare=[FILE.json,OTHER.json]' compares machines")
@@ -342,17 +342,14 @@ class Document(Provenance, kw_only=True):
     results: list[Measured]
 
 
-def result(case: Case, times: Sequence[float], ceilings: Ceilings) -> Measured:
-    """Return a case's figures; a rate or share of 0, which has no meaning, becomes None.
-
-    times: seconds, as from `time_work`.
-    """
-    seconds = times[0]
+def result(case: Case, timing: WorkTiming, ceilings: Ceilings) -> Measured:
+    """Return a case's figures; a rate or share of 0, which has no meaning, becomes None."""
+    seconds = timing.median
     return Measured(
         name=case.name,
         median_ms=seconds * 1e3,
-        p10_ms=times[1] * 1e3,
-        p90_ms=times[2] * 1e3,
+        p10_ms=timing.p10 * 1e3,
+        p90_ms=timing.p90 * 1e3,
         samples_per_second=case.samples / seconds or None,
         bytes=case.bytes,
         flops=case.flops,

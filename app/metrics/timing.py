@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -319,15 +319,24 @@ STREAM_BYTES = {"cpu": 64 << 20, "cuda": 1 << 30}  # size of each of the triad's
 MATRIX_ROWS = {"cpu": 1536, "cuda": 8192}  # rows and columns of each matrix of the product
 
 
+class WorkTiming(NamedTuple):
+    """Seconds of one run: median, 10th and 90th percentile over `samples` samples of `runs_per_sample` runs each."""
+
+    median: float
+    p10: float
+    p90: float
+    samples: int
+    runs_per_sample: int
+
+
 def time_work(
     work: Callable[[], Any],
     device: torch.device,
     seconds: float,
     agree: Callable[[float], float] = lambda number: number,
-) -> tuple[float, float, float, int, int]:
+) -> WorkTiming:
     """Run `work` for about `seconds` and time it; on a GPU by CUDA events, so that no run waits for the host.
 
-    Return the median, 10th and 90th percentile of the seconds of one run, the number of samples, and the runs of each.
     agree: maps this process's number to the one that all processes take, since they must run `work` equally often.
     """
     # The first runs load kernels and allocate memory.
@@ -338,7 +347,7 @@ def time_work(
     count = max(min(math.ceil(seconds / (together * once)), MAX_SAMPLES), MIN_SAMPLES)
     samples = [_time_runs(work, device, together) / together for _ in range(count)]
     median, p10, p90 = (float(np.percentile(samples, q)) for q in (50, 10, 90))
-    return median, p10, p90, len(samples), together
+    return WorkTiming(median, p10, p90, len(samples), together)
 
 
 def _time_runs(work: Callable[[], Any], device: torch.device, runs: int) -> float:
@@ -390,8 +399,8 @@ def measure_ceilings(
     multiplied = time_work(lambda: torch.mm(left, right, out=product), device, seconds, agree)
     return Ceilings(
         # Nearly the fastest sample, as this is a ceiling.
-        bytes_per_second=3 * triad_sum.nbytes / triad[1],
-        flops_per_second=2 * rows**3 / multiplied[1],
+        bytes_per_second=3 * triad_sum.nbytes / triad.p10,
+        flops_per_second=2 * rows**3 / multiplied.p10,
         dtype=str(dtype).removeprefix("torch."),
     )
 
